@@ -1,0 +1,280 @@
+// The engine without I/O: bytes and `now` in, bytes and events out.
+//
+// It knows three kinds of connection. A *handshake* connection delivers one message at a time and then holds, so that
+// nothing behind the message is parsed before somebody decided what the connection is. The *control* connection to the
+// master carries messages for Python, and heartbeats and evidence that are handled here. A *lane* carries frames between
+// neighbours of the ring.
+//
+// Epochs: an op runs in the installed epoch. After seal() no Done leaves and no evidence counts, until settle() has
+// decided every op and install() begins the next epoch, in which retryable ops start again. A lane announces an epoch
+// with a mark; frames of older epochs are drained, and a lane is not read beyond the mark of an epoch that is not
+// installed here yet.
+//
+// Commit: an op is finished with success when Done of every member has been seen (evidence), or by a verdict.
+// core.cpp moves bytes and frames; core_ops.cpp decides about ops and epochs.
+#pragma once
+
+#include <sys/uio.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <unordered_map>
+#include <vector>
+
+#include "ringfold/frame.hpp"
+#include "ringfold/op.hpp"
+
+namespace ringfold {
+
+using OpPtr = std::shared_ptr<Op>;
+using Bytes = std::vector<std::byte>;
+
+struct Event {
+  enum class Kind { opened, accepted, message, closed, link_lost, mismatch, op_timeout, op_cancelled, silent, wake };
+  Kind kind = Kind::wake;
+  ConnId conn = 0;
+  PeerId peer = 0;
+  bool outgoing = false;
+  std::uint64_t tag = 0;
+  std::uint32_t sequence = 0;
+  std::uint64_t milliseconds = 0;
+  std::string text{};
+  Bytes body{};
+  Bytes other{};
+};
+
+// Bugs that a simulation must be able to find. None is ever set outside of it.
+struct Planted {
+  bool commit_missing_done = false;
+  bool no_restore = false;
+  bool accept_old_epoch = false;
+  bool apply_duplicate = false;
+  bool done_after_seal = false;
+};
+
+struct SealedOp {
+  std::uint64_t tag;
+  std::uint32_t sequence;
+  int state;  // 0 unfinished, 1 done, 2 committed
+  std::uint64_t registrations;
+  std::optional<Payloads> payloads;
+};
+
+struct Verdict {
+  std::uint64_t tag;
+  std::uint32_t sequence;
+  bool commit;
+  std::uint64_t registrations;
+  std::optional<Payloads> payloads;
+  bool final;
+  Bytes reason;
+};
+
+struct EpochSpec {
+  std::uint32_t epoch = 0;
+  std::uint32_t rank = 0;
+  std::uint32_t size = 0;
+  std::vector<PeerId> members;
+  bool evidence_by_master = false;
+  std::size_t small_bytes = 0;
+  std::size_t segment_bytes = 0;
+};
+
+struct LaneInfo {
+  ConnId conn;
+  bool outgoing;
+  PeerId peer;
+  std::uint32_t lane;
+};
+
+struct Stats {
+  std::uint64_t committed = 0, aborted = 0, restarted = 0;
+  std::uint64_t sent_bytes = 0, received_bytes = 0;
+  std::uint64_t duplicates = 0, drained = 0;
+};
+
+class Core {
+ public:
+  explicit Core(Planted planted = {}) : planted_(planted) {}
+  Core(const Core&) = delete;
+  Core& operator=(const Core&) = delete;
+
+  // Connections. The shell makes and loses them; the core says when one is to be closed (conns_to_close).
+  ConnId open(std::string remote, bool accepted);
+  void opened(ConnId conn);
+  void lost(Ns now, ConnId conn, std::string_view reason);
+  void send(ConnId conn, const void* body, std::size_t bytes);
+  void resume(Ns now, ConnId conn);
+  void make_control(Ns now, ConnId conn, Ns heartbeat, Ns dead_after);
+  void promote(Ns now, ConnId conn, bool outgoing, PeerId peer, std::uint32_t lane);
+  void close(ConnId conn);
+  std::vector<LaneInfo> lanes() const;
+  std::vector<ConnId> take_closing();
+
+  // Bytes. `receive_space` is empty while the connection must not be read. `gather` fills iovecs with what may be sent.
+  std::span<std::byte> receive_space(ConnId conn);
+  void received(Ns now, ConnId conn, std::size_t bytes);
+  std::size_t gather(ConnId conn, iovec* out, std::size_t most);
+  void sent(Ns now, ConnId conn, std::size_t bytes);
+  bool wants_write(ConnId conn) const;
+  std::vector<ConnId> conns_with_output() const;
+  std::vector<ConnId> take_dirty();
+  bool has_dirty() const { return !dirty_.empty(); }
+  void touch(ConnId conn);
+  void acknowledged(Ns now, ConnId conn, std::uint64_t unacknowledged);
+
+  // Epochs.
+  void set_registrations(std::uint64_t count) { registrations_ = count; }
+  std::vector<SealedOp> seal(std::uint32_t epoch);
+  void settle(Ns now, std::uint32_t epoch, const std::vector<Verdict>& verdicts, const Bytes& default_reason);
+  void install(Ns now, EpochSpec spec);
+  std::vector<std::pair<std::uint64_t, std::uint32_t>> progress() const;
+  void fail_all(OpStatus status, Bytes reason);
+
+  // Ops. Throws std::invalid_argument when the tag is in flight.
+  std::uint64_t submit(Ns now, OpSpec spec);
+  OpPtr find(std::uint64_t id) const;
+  bool cancel(std::uint64_t id);
+  void release(std::uint64_t id);
+  bool any_in_flight() const { return !running_.empty() || !waiting_.empty(); }
+  std::uint64_t finished_count() const { return finished_count_; }
+
+  void tick(Ns now);
+  Ns next_deadline() const;
+  std::optional<Event> next_event();
+  void push_event(Event event) { events_.push_back(std::move(event)); }
+  bool has_events() const { return !events_.empty(); }
+  const Stats& stats() const { return stats_; }
+
+ private:
+  enum class Role : std::uint8_t { handshake, control, lane };
+
+  // A frame on its way out: 64 bytes of lane header (or none), then bytes of its own or a segment of an op.
+  struct OutFrame {
+    FrameHeader header;
+    bool has_header = false;
+    Bytes owned;
+    OpPtr op;
+    Sendable item;
+    std::size_t sent = 0;
+    std::size_t total = 0;
+  };
+
+  struct Conn {
+    ConnId id = 0;
+    Role role = Role::handshake;
+    bool accepted = false;
+    bool held = false;
+    bool closing = false;
+    bool dirty = false;
+    Ns closing_since = 0;
+    std::string remote;
+    Bytes rx;
+    std::size_t rx_begin = 0, rx_end = 0;
+    std::deque<OutFrame> tx;
+    std::size_t tx_bytes = 0;
+    // Lanes:
+    bool outgoing = false;
+    PeerId peer = 0;
+    std::uint32_t lane = 0;
+    std::uint32_t mark_sent = 0;
+    std::uint32_t mark_seen = 0;
+    Ns last_received = 0;
+    Ns last_acknowledged = 0;
+    std::uint64_t sent_total = 0;
+    std::uint64_t acknowledged_total = 0;
+    std::uint64_t unacknowledged = 0;
+  };
+
+  struct Stashed {
+    FrameHeader header;
+    Bytes payload;
+  };
+
+  struct TagState {
+    std::uint32_t next = 0;
+    OpPtr running;
+    bool has_committed = false;
+    std::uint32_t committed = 0;
+    std::uint64_t committed_registrations = 0;
+    std::optional<Payloads> committed_payloads;
+    std::vector<Stashed> stash;
+    std::size_t stash_bytes = 0;
+  };
+
+  // core.cpp: bytes and frames
+  Conn* find_conn(ConnId id);
+  const Conn* find_conn(ConnId id) const;
+  void mark_dirty(Conn& conn);
+  void process(Ns now, Conn& conn);
+  bool process_control(Ns now, Conn& conn);
+  bool process_lane(Ns now, Conn& conn);
+  void compact(Conn& conn, std::size_t needed);
+  void violation(Ns now, Conn& conn, std::string reason);
+  void control_frame(Conn& conn, ControlFrame kind, const std::byte* body, std::size_t bytes);
+  void lane_frame(Conn& conn, FrameHeader header, Bytes payload);
+  void drop_lane(Conn& conn, std::string reason);
+  void pull(Conn& conn);
+  bool pullable() const;
+  OpPtr next_op_to_send() const;
+  Conn* lane_for_control(bool outgoing);
+  std::size_t frame_limit() const;
+  void beat(Ns now);
+  std::uint64_t out_stalled_ms(Ns now) const;
+  std::uint64_t in_starved_ms(Ns now) const;
+
+  // core_ops.cpp: ops, evidence, epochs
+  bool on_lane_frame(Ns now, Conn& conn, const FrameHeader& header, const std::byte* payload, std::string& why);
+  bool on_op_frame(Ns now, const OpPtr& op, const FrameHeader& header, const std::byte* payload, std::string& why);
+  bool on_data(const OpPtr& op, const FrameHeader& header, const std::byte* payload, std::string& why);
+  bool on_done(const OpPtr& op, const FrameHeader& header, const std::byte* payload, std::string& why);
+  bool on_evidence(const std::byte* body, std::size_t bytes, std::string& why);
+  void start(Ns now, const OpPtr& op);
+  void local_part_done(const OpPtr& op);
+  void send_done(const OpPtr& op, std::uint32_t origin, std::uint64_t registrations, const Bytes* payload);
+  void check_evidence(const OpPtr& op);
+  void commit(const OpPtr& op);
+  void finish(const OpPtr& op, OpStatus status, Bytes reason);
+  void detach(const OpPtr& op);
+  void undo(const OpPtr& op);
+  FrameHeader header_for(const OpPtr& op, LaneFrame kind) const;
+  PeerId next_peer() const { return spec_.members[(spec_.rank + 1) % spec_.size]; }
+  PeerId previous_peer() const { return spec_.members[(spec_.rank + spec_.size - 1) % spec_.size]; }
+
+  Planted planted_;
+  Stats stats_;
+  std::map<ConnId, Conn> conns_;
+  ConnId next_conn_ = 1;
+  std::vector<ConnId> dirty_;
+  std::vector<ConnId> closing_;
+  std::deque<Event> events_;
+
+  ConnId control_ = 0;
+  Ns heartbeat_ = 0, dead_after_ = 0, next_beat_ = 0, last_heard_ = 0, last_echoed_ = 0, last_tick_ = 0;
+  std::uint64_t beat_number_ = 0, heard_number_ = 0, echoed_number_ = 0;
+  bool silence_told_ = false;
+
+  EpochSpec spec_;  // of the installed epoch; epoch 0: none yet
+  bool sealed_ = true;
+  std::uint64_t registrations_ = 0;
+  std::unordered_map<std::uint64_t, TagState> tags_;
+  BackupPool pool_;
+  std::uint64_t next_op_ = 1;
+  std::unordered_map<std::uint64_t, OpPtr> ops_;
+  std::vector<OpPtr> running_;  // in the order they were called
+  std::vector<OpPtr> waiting_;
+  std::uint64_t finished_count_ = 0;
+  bool over_ = false;
+  OpStatus over_status_ = OpStatus::failed;
+  Bytes over_reason_;
+};
+
+}  // namespace ringfold

@@ -1,0 +1,129 @@
+// The epoll shell around a Core: sockets, one mutex, and one thread of its own.
+//
+// Who drives: a synchronous call drives from the calling thread (no hand-off, no wake-up). Otherwise the service thread
+// does. While a synchronous call drives, and for a moment after it, the service thread stays parked, so that a loop of
+// calls never pays for waking it. Python is never entered from here, and the GIL is never taken under the mutex.
+#pragma once
+
+#include <sys/epoll.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "ringfold/core.hpp"
+
+namespace ringfold {
+
+Ns monotonic_now();
+
+struct EngineSettings {
+  Ns spin = 100'000;
+  int socket_buffer = 0;  // 0: the kernel's own tuning
+};
+
+class Engine {
+ public:
+  explicit Engine(EngineSettings settings);
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  // Binds the data port: the first free one of `tries` ports from `first_port` on (0: any). Returns it; throws
+  // std::runtime_error.
+  std::uint16_t listen(const std::string& host, std::uint16_t first_port, int tries);
+  // Begins to connect to a literal address; "opened" or "closed" follows.
+  ConnId dial(const std::string& host, std::uint16_t port, Ns timeout);
+
+  // Runs `command(core, now)` under the mutex, then sends what it queued and wakes who must know.
+  template <typename Command>
+  auto with_core(Command command) {
+    Turn turn(*this);
+    return command(core_, monotonic_now());
+  }
+
+  // The same without the consequences: for looking, and for forgetting ops.
+  template <typename Look>
+  auto locked(Look look) {
+    std::unique_lock lock(mutex_);
+    return look(core_);
+  }
+
+  std::optional<Event> next_event(Ns timeout);
+  void wake();
+
+  // An op that the service thread will drive, and one that the caller is about to run().
+  std::uint64_t submit(OpSpec spec);
+  std::uint64_t submit_to_drive(OpSpec spec);
+  // Drives until the op is finished or `most` has passed; true when it is finished.
+  bool run(std::uint64_t op, Ns most);
+  // Waits without driving.
+  bool wait(std::uint64_t op, Ns most);
+
+  void shutdown();
+  // In a forked child: let go of every descriptor, so that the child does not keep a dead parent's connections open.
+  void forked_child();
+
+ private:
+  struct Socket {
+    int fd = -1;
+    ConnId conn = 0;
+    bool connecting = false;
+    bool reading = true;
+    bool blocked = false;  // the kernel takes no more: wait for EPOLLOUT
+    bool armed = false;    // EPOLLOUT is asked for
+    Ns deadline = 0;
+  };
+
+  // A command's turn with the core: fair against a driver that holds the mutex most of the time.
+  class Turn {
+   public:
+    explicit Turn(Engine& engine);
+    ~Turn();
+
+   private:
+    Engine& engine_;
+  };
+
+  void service();
+  bool poll_hot(Ns now);
+  void poll_all(std::unique_lock<std::mutex>& lock, int timeout_ms);
+  void on_ready(const epoll_event& event, Ns now);
+  bool read_some(Socket& socket, Ns now);
+  bool flush(Socket& socket, Ns now);
+  bool flush_dirty(Ns now);
+  void arm();
+  void settle_sockets();
+  void close_socket(ConnId conn);
+  void accept_all();
+  void finish_connect(Socket& socket, Ns now);
+  void watch(Socket& socket);
+  void adopt(int fd, ConnId conn, bool connecting, Ns deadline);
+  void refresh_hot();
+  void tick(Ns now);
+  void tell();
+  void give_way(std::unique_lock<std::mutex>& lock);
+
+  const EngineSettings settings_;
+  std::mutex mutex_;
+  std::condition_variable events_ready_, ops_ready_, service_wanted_;
+  Core core_;
+  int epoll_ = -1, wake_ = -1, listener_ = -1;
+  std::map<ConnId, Socket> sockets_;
+  std::vector<ConnId> hot_in_, hot_out_;  // lanes: tried directly while a call drives
+  std::atomic<int> turns_wanted_{0};
+  std::atomic<bool> driving_{false};
+  std::atomic<bool> in_epoll_{false};
+  bool wanted_ = false, stopping_ = false, forked_ = false;
+  int op_waiters_ = 0, event_waiters_ = 0;
+  std::uint64_t told_finished_ = 0;
+  Ns last_drive_ = 0, last_tick_ = 0, last_ack_check_ = 0;
+  std::thread thread_;
+};
+
+}  // namespace ringfold

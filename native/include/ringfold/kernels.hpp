@@ -1,0 +1,47 @@
+// Elementwise kernels of the data plane: what runs once per byte of a reduce.
+//
+// Every function picks the widest code the CPU can run, once per process. The levels give the same bits: each element is
+// computed by the same IEEE operations in the same order, and every NaN written is the one canonical quiet NaN of its type
+// (positive, no payload), because which payload survives an addition is up to the compiler's choice of operand order.
+//
+// Pointers need no alignment. `target` is exactly `a`, or overlaps nothing else.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace ringfold::kernels {
+
+// The numbers travel in the fingerprint of an op: append, never reorder.
+enum class DType : uint8_t { u8, i8, u16, i16, u32, i32, u64, i64, f16, bf16, f32, f64 };
+enum class ReduceOp : uint8_t { sum, avg, prod, min, max };
+
+inline constexpr size_t dtype_count = 12;
+inline constexpr size_t reduce_op_count = 5;
+
+size_t item_bytes(DType dtype);
+
+// target[i] = a[i] op b[i]. `avg` adds, the division comes once, in the last stage.
+// Integers wrap around. f16 and bf16 are computed in f32 and rounded to nearest even. min and max propagate NaN.
+void reduce(DType dtype, ReduceOp op, void* target, const void* a, const void* b, size_t count);
+
+// The ring's inner step in one pass over the cache: save `a` to `backup` (nullptr: do not), target = a op b, and when
+// divisor > 1, target = target / divisor. Returns the CRC-32C of the target's bytes, or 0 when it is not wanted.
+// A large backup is written past the cache.
+uint32_t reduce_step(DType dtype, ReduceOp op, void* target, const void* a, const void* b, size_t count, void* backup,
+                     uint32_t divisor, bool want_crc);
+
+// target[i] = target[i] / divisor: correctly rounded for floats, truncating for integers. 0 and 1 leave it as it is.
+void divide(DType dtype, void* target, uint32_t divisor, size_t count);
+
+// Save the target's old bytes to `backup` (nullptr: do not), then copy `source` over it. The backup goes past the cache, the
+// target stays in it: the next thing that happens to a circulated segment is that it is sent on. No two ranges overlap.
+void overwrite(void* target, const void* source, size_t bytes, void* backup);
+
+// "avx512", "avx2" or "generic".
+const char* cpu_level();
+
+// Choose another level, for tests and benchmarks; CRC-32C follows. False when the name is unknown or the CPU lacks it.
+bool set_cpu_level(const char* name);
+
+}  // namespace ringfold::kernels

@@ -1,0 +1,152 @@
+// One collective call: its memory, its progress through a plan, and how it is undone.
+//
+// The op's arrays are laid end to end into one virtual range of bytes (item sizes descending, so that a cut at a
+// multiple of eight never splits an element). In place, `source` and `target` are the same memory and every byte is
+// saved to `backup` when it is first overwritten, so that an abort can put it back at any time until the commit.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ringfold/frame.hpp"
+#include "ringfold/kernels.hpp"
+#include "ringfold/plan.hpp"
+#include "ringfold/pool.hpp"
+
+namespace ringfold {
+
+struct Span {
+  std::byte* source = nullptr;
+  std::byte* target = nullptr;
+  std::size_t bytes = 0;
+  kernels::DType dtype = kernels::DType::u8;
+  std::size_t at = 0;  // where it begins in the virtual range
+};
+
+struct OpSpec {
+  OpKind kind = OpKind::all_reduce;
+  kernels::ReduceOp reduce_op = kernels::ReduceOp::sum;
+  std::uint64_t tag = 0;
+  std::uint16_t root = 0;
+  bool retry = true;
+  bool in_place = true;
+  Ns timeout = 0;
+  std::vector<Span> spans;
+  std::byte* gathered = nullptr;  // all_gather: where everybody's bytes go; reduce_scatter: where this rank's chunk goes
+};
+
+enum class OpStatus : std::uint8_t { ok = 0, aborted = 1, too_few = 2, failed = 3, cancelled = 4 };
+
+enum class OpState : std::uint8_t {
+  waiting,   // for an epoch to run in
+  running,   // in the installed epoch, local part not finished
+  done,      // local part finished, evidence not complete
+  finished,  // `result` is final
+};
+
+struct OpResult {
+  OpStatus status = OpStatus::ok;
+  std::vector<std::byte> reason;
+  std::uint32_t epoch = 0;
+  std::uint32_t contributors = 0;
+  std::uint64_t registrations = 0;
+  std::uint64_t sent_bytes = 0;
+  std::uint64_t received_bytes = 0;
+};
+
+using Payloads = std::vector<std::vector<std::byte>>;  // by rank
+
+// A segment that may be sent now.
+struct Sendable {
+  std::uint16_t stage = 0;
+  std::uint32_t length = 0;
+  std::uint64_t offset = 0;
+  std::uint32_t crc = 0;
+  bool crc_known = false;
+};
+
+// A contiguous piece of memory inside a segment.
+struct Piece {
+  const std::byte* at;
+  std::size_t bytes;
+};
+
+class Op {
+ public:
+  Op(std::uint64_t id, OpSpec spec);
+
+  const std::uint64_t id;
+  const OpSpec spec;
+  const Descriptor descriptor;
+  const std::uint32_t fingerprint;
+  const std::size_t bytes;  // of the caller's arrays
+
+  OpState state = OpState::waiting;
+  OpResult result;
+  std::uint32_t epoch = 0;
+  std::uint32_t sequence = 0;
+  Ns started = 0;
+  Ns deadline = 0;
+  bool deadline_told = false;
+  bool small = false;
+  bool peer_ready = false;     // the next peer has called the op: no eager limit any more
+  bool mismatch_told = false;
+  std::size_t eager_sent = 0;
+
+  std::vector<bool> dones;     // by rank
+  std::uint32_t done_count = 0;
+  std::uint64_t registrations = 0;
+  Payloads payloads;           // small ops only
+
+  // Begins (again) in an epoch. Everything of an earlier attempt is forgotten.
+  void start(std::uint32_t rank, std::uint32_t size, std::size_t small_bytes, std::size_t segment_bytes,
+             BackupPool& pool);
+
+  const Plan& plan() const { return plan_; }
+  bool local_part_finished() const { return received_ == plan_.receive_segments; }
+
+  bool has_sendable() const { return !forwards_.empty() || !own_.empty(); }
+  const Sendable& next_sendable() const { return forwards_.empty() ? own_.front() : forwards_.front(); }
+  Sendable take_sendable();
+  void send_again(const Sendable& item) { own_.push_back(item); }
+  // The memory behind a sendable segment, in order.
+  void pieces(const Sendable& item, std::vector<Piece>& out) const;
+  std::uint32_t crc_of(const Sendable& item) const;
+
+  enum class Applied { yes, duplicate, invalid };
+  // Applies one received segment: reduces or overwrites, saves what was there, and queues it for the next hop.
+  Applied apply(std::uint16_t stage, std::uint64_t offset, const std::byte* payload, std::uint32_t length,
+                std::uint32_t crc, bool ignore_bitmap = false);
+
+  // A small op: what this rank contributes, and the result once every rank's payload is here.
+  std::vector<std::byte> own_payload() const;
+  bool payloads_fit() const;
+  void fold();
+
+  // Puts back every byte that was overwritten in place.
+  void restore();
+  // The last copy of a reduce_scatter, when the op is committed.
+  void deliver();
+  void let_go_of_memory(BackupPool& pool);
+
+ private:
+  std::byte* work(std::size_t at) const;
+  bool saves() const { return spec.in_place && spec.kind != OpKind::all_gather && spec.kind != OpKind::reduce_scatter; }
+  template <typename Visit>
+  void for_spans(std::size_t from, std::size_t to, Visit visit) const;
+
+  Plan plan_;
+  std::vector<std::uint64_t> bitmap_;
+  std::uint32_t received_ = 0;
+  std::deque<Sendable> own_;
+  std::deque<Sendable> forwards_;
+  BackupPool::Buffer backup_;  // in place: the saved bytes; reduce_scatter: the partial sums
+};
+
+Descriptor describe(const OpSpec& spec);
+
+}  // namespace ringfold

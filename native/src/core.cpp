@@ -1,0 +1,554 @@
+// Connections, bytes and frames. What a frame means for an op is decided in core_ops.cpp.
+#include "ringfold/core.hpp"
+
+#include <algorithm>
+#include <cassert>
+
+namespace ringfold {
+namespace {
+
+constexpr Ns millisecond = 1'000'000;
+constexpr Ns late_after = 200 * millisecond;      // a gap between ticks that means: the observer itself was late
+constexpr Ns flush_before_close = 1'000 * millisecond;
+constexpr Ns announce_after = 100 * millisecond;  // ops younger than this are nobody's business
+constexpr std::size_t first_read_bytes = 64 * 1024;
+constexpr std::size_t queue_ahead_bytes = 64 * 1024;
+constexpr std::size_t queue_ahead_frames = 16;
+constexpr std::size_t most_announced = 64;
+
+}  // namespace
+
+Core::Conn* Core::find_conn(ConnId id) {
+  const auto it = conns_.find(id);
+  return it == conns_.end() ? nullptr : &it->second;
+}
+
+const Core::Conn* Core::find_conn(ConnId id) const { return const_cast<Core*>(this)->find_conn(id); }
+
+void Core::mark_dirty(Conn& conn) {
+  if (conn.dirty) return;
+  conn.dirty = true;
+  dirty_.push_back(conn.id);
+}
+
+void Core::touch(ConnId id) {
+  if (Conn* conn = find_conn(id)) mark_dirty(*conn);
+}
+
+ConnId Core::open(std::string remote, bool accepted) {
+  Conn conn;
+  conn.id = next_conn_++;
+  conn.accepted = accepted;
+  conn.remote = std::move(remote);
+  if (accepted) {
+    Event event{.kind = Event::Kind::accepted, .conn = conn.id};
+    event.text = conn.remote;
+    push_event(std::move(event));
+  }
+  const ConnId id = conn.id;
+  conns_.emplace(id, std::move(conn));
+  return id;
+}
+
+void Core::opened(ConnId id) { push_event({.kind = Event::Kind::opened, .conn = id}); }
+
+void Core::lost(Ns, ConnId id, std::string_view reason) {
+  Conn* conn = find_conn(id);
+  if (conn == nullptr) return;
+  if (conn->role == Role::lane) {
+    drop_lane(*conn, std::string(reason));
+    return;
+  }
+  Event event{.kind = Event::Kind::closed, .conn = id};
+  event.text = reason;
+  if (control_ == id) control_ = 0;
+  if (!conn->closing) push_event(std::move(event));
+  conns_.erase(id);
+}
+
+// One broken lane ends the link: the neighbour's other lanes in that direction are closed with it, and it is told once.
+void Core::drop_lane(Conn& broken, std::string reason) {
+  Event event{.kind = Event::Kind::link_lost, .peer = broken.peer, .outgoing = broken.outgoing};
+  event.text = std::move(reason);
+  const PeerId peer = broken.peer;
+  const bool outgoing = broken.outgoing;
+  const bool told = broken.closing;
+  std::vector<ConnId> gone;
+  for (auto& [id, conn] : conns_) {
+    if (conn.role == Role::lane && conn.peer == peer && conn.outgoing == outgoing) gone.push_back(id);
+  }
+  for (const ConnId id : gone) {
+    conns_.erase(id);
+    closing_.push_back(id);
+  }
+  if (!told) push_event(std::move(event));
+}
+
+void Core::violation(Ns now, Conn& conn, std::string reason) {
+  const ConnId id = conn.id;
+  closing_.push_back(id);
+  lost(now, id, reason);
+}
+
+void Core::send(ConnId id, const void* body, std::size_t bytes) {
+  Conn* conn = find_conn(id);
+  if (conn == nullptr || conn->role == Role::lane) return;
+  control_frame(*conn, ControlFrame::message, static_cast<const std::byte*>(body), bytes);
+}
+
+void Core::control_frame(Conn& conn, ControlFrame kind, const std::byte* body, std::size_t bytes) {
+  OutFrame frame;
+  frame.owned.reserve(control_head_bytes + bytes);
+  put(frame.owned, static_cast<std::uint32_t>(bytes + 1));
+  put(frame.owned, kind);
+  frame.owned.insert(frame.owned.end(), body, body + bytes);
+  frame.total = frame.owned.size();
+  conn.tx_bytes += frame.total;
+  conn.tx.push_back(std::move(frame));
+  mark_dirty(conn);
+}
+
+void Core::lane_frame(Conn& conn, FrameHeader header, Bytes payload) {
+  OutFrame frame;
+  header.length = static_cast<std::uint32_t>(payload.size());
+  header.payload_crc = crc32c(payload.data(), payload.size());
+  header.header_crc = header.crc();
+  frame.header = header;
+  frame.has_header = true;
+  frame.owned = std::move(payload);
+  frame.total = sizeof header + frame.owned.size();
+  conn.tx_bytes += frame.total;
+  // Control goes before payload that has not begun.
+  auto at = conn.tx.end();
+  while (at != conn.tx.begin() && std::prev(at)->op && std::prev(at)->sent == 0) --at;
+  conn.tx.insert(at, std::move(frame));
+  mark_dirty(conn);
+}
+
+void Core::resume(Ns now, ConnId id) {
+  Conn* conn = find_conn(id);
+  if (conn == nullptr) return;
+  conn->held = false;
+  process(now, *conn);
+}
+
+void Core::make_control(Ns now, ConnId id, Ns heartbeat, Ns dead_after) {
+  Conn* conn = find_conn(id);
+  if (conn == nullptr) return;
+  conn->role = Role::control;
+  conn->held = false;
+  control_ = id;
+  heartbeat_ = heartbeat;
+  dead_after_ = dead_after;
+  last_heard_ = last_echoed_ = last_tick_ = next_beat_ = now;
+  beat_number_ = heard_number_ = echoed_number_ = 0;
+  silence_told_ = false;
+  process(now, *conn);
+}
+
+void Core::promote(Ns now, ConnId id, bool outgoing, PeerId peer, std::uint32_t lane) {
+  Conn* conn = find_conn(id);
+  if (conn == nullptr) return;
+  conn->role = Role::lane;
+  conn->held = false;
+  conn->outgoing = outgoing;
+  conn->peer = peer;
+  conn->lane = lane;
+  conn->last_received = conn->last_acknowledged = now;
+  process(now, *conn);
+}
+
+void Core::close(ConnId id) {
+  Conn* conn = find_conn(id);
+  if (conn == nullptr || conn->closing) return;
+  if (control_ == id) control_ = 0;
+  conn->closing = true;
+  if (conn->role == Role::lane || conn->tx.empty()) {
+    conns_.erase(id);
+    closing_.push_back(id);
+  } else {
+    mark_dirty(*conn);
+  }
+}
+
+std::vector<LaneInfo> Core::lanes() const {
+  std::vector<LaneInfo> out;
+  for (const auto& [id, conn] : conns_) {
+    if (conn.role == Role::lane) out.push_back({id, conn.outgoing, conn.peer, conn.lane});
+  }
+  return out;
+}
+
+std::vector<ConnId> Core::take_closing() { return std::exchange(closing_, {}); }
+
+std::vector<ConnId> Core::take_dirty() {
+  for (const ConnId id : dirty_) {
+    if (Conn* conn = find_conn(id)) conn->dirty = false;
+  }
+  return std::exchange(dirty_, {});
+}
+
+std::size_t Core::frame_limit() const {
+  return std::max({spec_.segment_bytes, spec_.small_bytes, sizeof(Descriptor)});
+}
+
+// Reading: the buffer holds at most one incomplete frame. Once its header is known, exactly its rest and the next header
+// are asked for, so that a stream of large segments is never moved about in memory.
+std::span<std::byte> Core::receive_space(ConnId id) {
+  Conn* conn = find_conn(id);
+  if (conn == nullptr || conn->held || conn->closing) return {};
+  const std::size_t have = conn->rx_end - conn->rx_begin;
+  std::size_t want = first_read_bytes;
+  if (conn->role == Role::lane) {
+    FrameHeader header;
+    if (have >= sizeof header) {
+      std::memcpy(&header, conn->rx.data() + conn->rx_begin, sizeof header);
+      want = sizeof header + header.length - have + sizeof header;
+    }
+  } else if (have >= control_head_bytes) {
+    std::uint32_t length = 0;
+    std::memcpy(&length, conn->rx.data() + conn->rx_begin, sizeof length);
+    want = std::min<std::size_t>(4 + length - have, 1 << 20);
+  } else {
+    want = 4096;
+  }
+  compact(*conn, want);
+  return {conn->rx.data() + conn->rx_end, std::min(want, conn->rx.size() - conn->rx_end)};
+}
+
+void Core::compact(Conn& conn, std::size_t needed) {
+  if (conn.rx_begin == conn.rx_end) conn.rx_begin = conn.rx_end = 0;
+  if (conn.rx.size() - conn.rx_end >= needed) return;
+  if (conn.rx_begin > 0) {
+    std::memmove(conn.rx.data(), conn.rx.data() + conn.rx_begin, conn.rx_end - conn.rx_begin);
+    conn.rx_end -= conn.rx_begin;
+    conn.rx_begin = 0;
+  }
+  if (conn.rx.size() - conn.rx_end < needed) conn.rx.resize(conn.rx_end + needed);
+}
+
+void Core::received(Ns now, ConnId id, std::size_t bytes) {
+  Conn* conn = find_conn(id);
+  if (conn == nullptr) return;
+  conn->rx_end += bytes;
+  conn->last_received = now;
+  stats_.received_bytes += bytes;
+  process(now, *conn);
+}
+
+void Core::process(Ns now, Conn& conn) {
+  const ConnId id = conn.id;
+  while (true) {
+    Conn* current = find_conn(id);  // a frame may have ended its own connection, or changed its role
+    if (current == nullptr || current->held || current->closing) return;
+    if (!(current->role == Role::lane ? process_lane(now, *current) : process_control(now, *current))) return;
+  }
+}
+
+// One frame of a handshake or control connection; false when there is none to process.
+bool Core::process_control(Ns now, Conn& conn) {
+  const std::size_t have = conn.rx_end - conn.rx_begin;
+  if (have < control_head_bytes) return false;
+  const std::byte* at = conn.rx.data() + conn.rx_begin;
+  std::uint32_t length = 0;
+  std::memcpy(&length, at, sizeof length);
+  const auto kind = static_cast<ControlFrame>(at[4]);
+  const std::size_t limit = conn.role == Role::control ? max_control_bytes : max_handshake_bytes;
+  if (length < 1 || length > limit) {
+    violation(now, conn, "a frame of " + std::to_string(length) + " bytes (limit " + std::to_string(limit) + ")");
+    return false;
+  }
+  if (kind != ControlFrame::message && (conn.role != Role::control || kind > ControlFrame::evidence)) {
+    violation(now, conn, "unexpected frame kind " + std::to_string(static_cast<int>(kind)));
+    return false;
+  }
+  if (have < 4 + std::size_t{length}) return false;
+  const std::byte* body = at + control_head_bytes;
+  const std::size_t bytes = length - 1;
+  conn.rx_begin += 4 + std::size_t{length};
+  if (conn.role == Role::control) last_heard_ = now;
+  switch (kind) {
+    case ControlFrame::message: {
+      Event event{.kind = Event::Kind::message, .conn = conn.id};
+      event.body.assign(body, body + bytes);
+      conn.held = conn.role == Role::handshake;
+      push_event(std::move(event));
+      return true;
+    }
+    case ControlFrame::heartbeat: {
+      Reader reader(body, bytes);
+      std::uint64_t number = 0, echo = 0;
+      if (!reader.get(number) || !reader.get(echo)) {
+        violation(now, conn, "a heartbeat of " + std::to_string(bytes) + " bytes");
+        return false;
+      }
+      heard_number_ = std::max(heard_number_, number);
+      if (echo > echoed_number_) {
+        echoed_number_ = echo;
+        last_echoed_ = now;
+      }
+      silence_told_ = false;
+      return true;
+    }
+    case ControlFrame::evidence: {
+      std::string why;
+      if (on_evidence(body, bytes, why)) return true;
+      violation(now, conn, std::move(why));
+      return false;
+    }
+    case ControlFrame::done:
+      break;
+  }
+  violation(now, conn, "a Done from the master");
+  return false;
+}
+
+bool Core::process_lane(Ns now, Conn& conn) {
+  const std::size_t have = conn.rx_end - conn.rx_begin;
+  FrameHeader header;
+  if (have < sizeof header) return false;
+  std::memcpy(&header, conn.rx.data() + conn.rx_begin, sizeof header);
+  if (header.magic != lane_magic || header.version != lane_version || header.header_crc != header.crc()) {
+    violation(now, conn, "not a lane frame (magic, version or header checksum)");
+    return false;
+  }
+  // A lane may carry frames of an epoch with larger segments than ours, up to its mark: those are drained below.
+  constexpr std::size_t largest_ever = std::size_t{64} << 20;
+  if (header.length > (header.epoch == spec_.epoch ? frame_limit() : largest_ever)) {
+    violation(now, conn, "a lane frame of " + std::to_string(header.length) + " bytes");
+    return false;
+  }
+  if (have < sizeof header + header.length) return false;
+  const std::byte* payload = conn.rx.data() + conn.rx_begin + sizeof header;
+  conn.rx_begin += sizeof header + header.length;
+  std::string why;
+  if (on_lane_frame(now, conn, header, payload, why)) return true;
+  violation(now, conn, std::move(why));
+  return false;
+}
+
+// Sending: frames that have begun, then control, then segments pulled from the oldest op that may send.
+OpPtr Core::next_op_to_send() const {
+  for (const OpPtr& op : running_) {
+    if (!op->has_sendable()) continue;
+    const bool may = op->peer_ready || op->eager_sent == 0 ||
+                     op->eager_sent + op->next_sendable().length <= spec_.segment_bytes;
+    if (may) return op;
+  }
+  return nullptr;
+}
+
+bool Core::pullable() const { return !sealed_ && next_op_to_send() != nullptr; }
+
+void Core::pull(Conn& conn) {
+  while (conn.tx_bytes < queue_ahead_bytes && conn.tx.size() < queue_ahead_frames) {
+    const OpPtr op = sealed_ ? nullptr : next_op_to_send();
+    if (op == nullptr) return;
+    OutFrame frame;
+    frame.op = op;
+    frame.item = op->take_sendable();
+    if (planted_.apply_duplicate && frame.item.offset % 3 == 1) op->send_again(frame.item);
+    op->eager_sent += frame.item.length;
+    frame.header = header_for(op, LaneFrame::data);
+    frame.header.stage = frame.item.stage;
+    frame.header.offset = frame.item.offset;
+    frame.header.length = frame.item.length;
+    frame.header.payload_crc = frame.item.crc_known ? frame.item.crc : op->crc_of(frame.item);
+    frame.header.header_crc = frame.header.crc();
+    frame.has_header = true;
+    frame.total = sizeof(FrameHeader) + frame.item.length;
+    conn.tx_bytes += frame.total;
+    op->result.sent_bytes += frame.item.length;
+    conn.tx.push_back(std::move(frame));
+  }
+}
+
+std::size_t Core::gather(ConnId id, iovec* out, std::size_t most) {
+  Conn* conn = find_conn(id);
+  if (conn == nullptr) return 0;
+  if (conn->role == Role::lane && conn->outgoing && conn->mark_sent == spec_.epoch) pull(*conn);
+  std::size_t count = 0;
+  std::vector<Piece> pieces;
+  const auto add = [&](const std::byte* at, std::size_t bytes, std::size_t& skip) {
+    if (skip >= bytes) {
+      skip -= bytes;
+      return;
+    }
+    if (count < most) out[count++] = {const_cast<std::byte*>(at) + skip, bytes - skip};
+    skip = 0;
+  };
+  for (OutFrame& frame : conn->tx) {
+    if (count + 2 > most) break;
+    std::size_t skip = frame.sent;
+    if (frame.has_header) add(reinterpret_cast<const std::byte*>(&frame.header), sizeof frame.header, skip);
+    if (frame.op) {
+      pieces.clear();
+      frame.op->pieces(frame.item, pieces);
+      for (const Piece& piece : pieces) add(piece.at, piece.bytes, skip);
+      if (count == most) break;  // perhaps not all pieces: nothing may follow
+    } else if (!frame.owned.empty()) {
+      add(frame.owned.data(), frame.owned.size(), skip);
+    }
+  }
+  return count;
+}
+
+void Core::sent(Ns now, ConnId id, std::size_t bytes) {
+  Conn* conn = find_conn(id);
+  if (conn == nullptr) return;
+  stats_.sent_bytes += bytes;
+  conn->tx_bytes -= bytes;
+  if (conn->unacknowledged == 0) conn->last_acknowledged = now;
+  conn->sent_total += bytes;
+  while (bytes > 0) {
+    OutFrame& frame = conn->tx.front();
+    const std::size_t step = std::min(bytes, frame.total - frame.sent);
+    frame.sent += step;
+    bytes -= step;
+    if (frame.sent == frame.total) conn->tx.pop_front();
+  }
+  if (conn->closing && conn->tx.empty()) {
+    conns_.erase(id);
+    closing_.push_back(id);
+  }
+}
+
+bool Core::wants_write(ConnId id) const {
+  const Conn* conn = find_conn(id);
+  if (conn == nullptr) return false;
+  if (!conn->tx.empty()) return true;
+  return conn->role == Role::lane && conn->outgoing && conn->mark_sent == spec_.epoch && pullable();
+}
+
+std::vector<ConnId> Core::conns_with_output() const {
+  std::vector<ConnId> out;
+  for (const auto& [id, conn] : conns_) {
+    if (wants_write(id)) out.push_back(id);
+  }
+  return out;
+}
+
+void Core::acknowledged(Ns now, ConnId id, std::uint64_t unacknowledged) {
+  Conn* conn = find_conn(id);
+  if (conn == nullptr) return;
+  const std::uint64_t total = conn->sent_total - std::min(unacknowledged, conn->sent_total);
+  if (total > conn->acknowledged_total) {
+    conn->acknowledged_total = total;
+    conn->last_acknowledged = now;
+  }
+  conn->unacknowledged = unacknowledged;
+}
+
+Core::Conn* Core::lane_for_control(bool outgoing) {
+  const PeerId peer = outgoing ? next_peer() : previous_peer();
+  Conn* best = nullptr;
+  for (auto& [id, conn] : conns_) {
+    if (conn.role != Role::lane || conn.outgoing != outgoing || conn.peer != peer) continue;
+    if (conn.mark_sent != spec_.epoch) continue;
+    if (best == nullptr || conn.tx_bytes < best->tx_bytes) best = &conn;
+  }
+  return best;
+}
+
+// Time: heartbeats, silence, deadlines. An observer that was itself late gives everybody the time it slept.
+void Core::tick(Ns now) {
+  if (last_tick_ != 0 && now - last_tick_ > late_after) {
+    const Ns gap = now - last_tick_;
+    last_heard_ += gap;
+    last_echoed_ += gap;
+    for (auto& [id, conn] : conns_) {
+      conn.last_received += gap;
+      conn.last_acknowledged += gap;
+    }
+    for (const OpPtr& op : running_) op->deadline += gap;
+    for (const OpPtr& op : waiting_) op->deadline += gap;
+  }
+  last_tick_ = now;
+  for (auto it = conns_.begin(); it != conns_.end();) {
+    Conn& conn = (it++)->second;
+    if (!conn.closing) continue;
+    if (conn.closing_since == 0) conn.closing_since = now;
+    if (now - conn.closing_since < flush_before_close) continue;
+    closing_.push_back(conn.id);
+    conns_.erase(conn.id);
+  }
+  if (control_ != 0) {
+    if (now >= next_beat_) {
+      beat(now);
+      next_beat_ = now + heartbeat_;
+    }
+    const Ns silent = now - std::min(last_heard_, last_echoed_);
+    if (silent > dead_after_ && !silence_told_) {
+      silence_told_ = true;
+      push_event({.kind = Event::Kind::silent,
+                  .conn = control_,
+                  .milliseconds = static_cast<std::uint64_t>(silent / millisecond)});
+    }
+  }
+  for (const auto* ops : {&running_, &waiting_}) {
+    for (const OpPtr& op : *ops) {
+      if (op->deadline_told || now < op->deadline) continue;
+      op->deadline_told = true;
+      push_event({.kind = Event::Kind::op_timeout,
+                  .tag = op->spec.tag,
+                  .sequence = op->sequence,
+                  .milliseconds = static_cast<std::uint64_t>((now - op->started) / millisecond)});
+    }
+  }
+}
+
+Ns Core::next_deadline() const { return control_ != 0 ? next_beat_ : 0; }
+
+void Core::beat(Ns now) {
+  Conn* conn = find_conn(control_);
+  if (conn == nullptr) return;
+  Bytes body;
+  put(body, ++beat_number_);
+  put(body, heard_number_);
+  put(body, spec_.epoch);
+  put(body, static_cast<std::uint32_t>(out_stalled_ms(now)));
+  put(body, static_cast<std::uint32_t>(in_starved_ms(now)));
+  put(body, stats_.committed);
+  std::vector<OpPtr> old;
+  for (const OpPtr& op : running_) {
+    if (now - op->started >= announce_after && old.size() < most_announced) old.push_back(op);
+  }
+  put(body, static_cast<std::uint16_t>(old.size()));
+  for (const OpPtr& op : old) {
+    put(body, op->spec.tag);
+    put(body, op->sequence);
+    put(body, static_cast<std::uint32_t>((now - op->started) / millisecond));
+    put(body, op->fingerprint);
+    put(body, static_cast<std::uint8_t>(op->state == OpState::done || op->small));
+  }
+  control_frame(*conn, ControlFrame::heartbeat, body.data(), body.size());
+}
+
+std::uint64_t Core::out_stalled_ms(Ns now) const {
+  if (running_.empty() || sealed_) return 0;
+  Ns worst = 0;
+  for (const auto& [id, conn] : conns_) {
+    if (conn.role != Role::lane || !conn.outgoing) continue;
+    if (conn.unacknowledged > 0 || !conn.tx.empty()) worst = std::max(worst, now - conn.last_acknowledged);
+  }
+  return static_cast<std::uint64_t>(std::max<Ns>(worst, 0) / millisecond);
+}
+
+std::uint64_t Core::in_starved_ms(Ns now) const {
+  if (running_.empty() || sealed_ || spec_.size < 2) return 0;
+  Ns since = 0;
+  for (const OpPtr& op : running_) since = since == 0 ? op->started : std::min(since, op->started);
+  for (const auto& [id, conn] : conns_) {
+    if (conn.role == Role::lane && !conn.outgoing) since = std::max(since, conn.last_received);
+  }
+  return static_cast<std::uint64_t>(std::max<Ns>(now - since, 0) / millisecond);
+}
+
+std::optional<Event> Core::next_event() {
+  if (events_.empty()) return std::nullopt;
+  Event event = std::move(events_.front());
+  events_.pop_front();
+  return event;
+}
+
+}  // namespace ringfold

@@ -1,0 +1,471 @@
+// What frames mean for ops; evidence, seals, verdicts and epochs.
+#include <algorithm>
+#include <cassert>
+#include <stdexcept>
+
+#include "ringfold/core.hpp"
+
+namespace ringfold {
+namespace {
+
+constexpr std::size_t most_tags = 4096;                            // per epoch: what a seal may have to list
+constexpr std::size_t most_stashed_bytes = std::size_t{8} << 20;   // per tag, for an op that is not called here yet
+
+Bytes bytes_of(const std::byte* at, std::size_t count) { return {at, at + count}; }
+
+Bytes raw(const Descriptor& descriptor) {
+  return bytes_of(reinterpret_cast<const std::byte*>(&descriptor), sizeof descriptor);
+}
+
+bool intact(const FrameHeader& header, const std::byte* payload) {
+  return crc32c(payload, header.length) == header.payload_crc;
+}
+
+void erase(std::vector<OpPtr>& ops, const OpPtr& op) {
+  ops.erase(std::remove(ops.begin(), ops.end(), op), ops.end());
+}
+
+}  // namespace
+
+FrameHeader Core::header_for(const OpPtr& op, LaneFrame kind) const {
+  FrameHeader header;
+  header.kind = kind;
+  header.epoch = spec_.epoch;
+  header.sequence = op->sequence;
+  header.tag = op->spec.tag;
+  header.fingerprint = op->fingerprint;
+  header.origin = spec_.rank;
+  return header;
+}
+
+// Frames. Each returns false with a reason when the neighbour breaks the protocol: its lane is then dropped.
+
+bool Core::on_lane_frame(Ns now, Conn& conn, const FrameHeader& header, const std::byte* payload, std::string& why) {
+  if (header.kind == LaneFrame::mark) {
+    if (header.epoch <= conn.mark_seen) {
+      why = "the mark of epoch " + std::to_string(header.epoch) + " after that of " + std::to_string(conn.mark_seen);
+      return false;
+    }
+    conn.mark_seen = header.epoch;
+    conn.held = header.epoch > spec_.epoch;
+    return true;
+  }
+  if (header.epoch != conn.mark_seen) {
+    why = "a frame of epoch " + std::to_string(header.epoch) + " after the mark of " + std::to_string(conn.mark_seen);
+    return false;
+  }
+  if ((header.epoch != spec_.epoch || sealed_) && !planted_.accept_old_epoch) {
+    ++stats_.drained;
+    return true;
+  }
+  const bool backwards = header.kind == LaneFrame::ready;
+  if (backwards != conn.outgoing || header.kind > LaneFrame::ready) {
+    why = "frame kind " + std::to_string(static_cast<int>(header.kind)) + " in the wrong direction";
+    return false;
+  }
+  if (!tags_.contains(header.tag) && tags_.size() >= most_tags) {
+    why = "more than " + std::to_string(most_tags) + " tags";
+    return false;
+  }
+  TagState& tag = tags_[header.tag];
+  if (tag.running && header.sequence == tag.running->sequence) {
+    return on_op_frame(now, OpPtr(tag.running), header, payload, why);
+  }
+  if (header.sequence < tag.next) {
+    ++stats_.drained;
+    return true;
+  }
+  if (header.sequence > tag.next || tag.stash_bytes + header.length > most_stashed_bytes) {
+    why = "op " + std::to_string(header.sequence) + " of tag " + std::to_string(header.tag) + " is too far ahead";
+    return false;
+  }
+  tag.stash.push_back({header, bytes_of(payload, header.length)});
+  tag.stash_bytes += header.length + sizeof header;
+  return true;
+}
+
+bool Core::on_op_frame(Ns, const OpPtr& op, const FrameHeader& header, const std::byte* payload, std::string& why) {
+  if (header.kind == LaneFrame::ready) {
+    op->peer_ready = true;
+    if (Conn* conn = lane_for_control(true)) mark_dirty(*conn);
+    return true;
+  }
+  if (header.kind == LaneFrame::open) {
+    if (header.length != sizeof(Descriptor) || !intact(header, payload)) {
+      why = "a broken descriptor";
+      return false;
+    }
+    if (header.fingerprint != op->fingerprint && !op->mismatch_told) {
+      op->mismatch_told = true;
+      Event event{.kind = Event::Kind::mismatch, .peer = previous_peer(), .tag = header.tag, .sequence = header.sequence};
+      event.body = raw(op->descriptor);
+      event.other = bytes_of(payload, header.length);
+      push_event(std::move(event));
+    }
+    return true;
+  }
+  if (header.fingerprint != op->fingerprint) return true;  // its descriptor tells, and the op ends by a verdict
+  return header.kind == LaneFrame::data ? on_data(op, header, payload, why) : on_done(op, header, payload, why);
+}
+
+bool Core::on_data(const OpPtr& op, const FrameHeader& header, const std::byte* payload, std::string& why) {
+  if (!intact(header, payload)) {
+    why = "a segment with a wrong checksum";
+    return false;
+  }
+  if (op->small) {
+    why = "a segment for an op that travels inside Done";
+    return false;
+  }
+  switch (op->apply(header.stage, header.offset, payload, header.length, header.payload_crc,
+                    planted_.apply_duplicate)) {
+    case Op::Applied::invalid:
+      why = "a segment that is in nobody's plan";
+      return false;
+    case Op::Applied::duplicate:
+      ++stats_.duplicates;
+      return true;
+    case Op::Applied::yes:
+      break;
+  }
+  op->result.received_bytes += header.length;
+  if (op->has_sendable()) {
+    for (auto& [id, conn] : conns_) {
+      if (conn.role == Role::lane && conn.outgoing) mark_dirty(conn);
+    }
+  }
+  if (op->state == OpState::running && op->local_part_finished()) local_part_done(op);
+  return true;
+}
+
+bool Core::on_done(const OpPtr& op, const FrameHeader& header, const std::byte* payload, std::string& why) {
+  if (header.origin >= spec_.size || header.origin == spec_.rank || !intact(header, payload)) {
+    why = "a broken Done";
+    return false;
+  }
+  if (op->dones[header.origin]) return true;
+  if (op->small) {
+    op->payloads[header.origin] = bytes_of(payload, header.length);
+    op->result.received_bytes += header.length;
+  }
+  op->dones[header.origin] = true;
+  ++op->done_count;
+  op->registrations = std::max(op->registrations, header.registrations);
+  if ((spec_.rank + 1) % spec_.size != header.origin) {
+    send_done(op, header.origin, header.registrations, op->small ? &op->payloads[header.origin] : nullptr);
+  }
+  check_evidence(op);
+  return true;
+}
+
+bool Core::on_evidence(const std::byte* body, std::size_t bytes, std::string& why) {
+  Reader reader(body, bytes);
+  std::uint32_t epoch = 0, sequence = 0, fingerprint = 0;
+  std::uint64_t tag = 0, registrations = 0;
+  std::uint16_t count = 0;
+  bool whole = reader.get(epoch) && reader.get(tag) && reader.get(sequence) && reader.get(fingerprint) &&
+               reader.get(registrations) && reader.get(count);
+  std::vector<std::uint32_t> lengths(count);
+  for (std::uint32_t& length : lengths) whole = whole && reader.get(length);
+  Payloads payloads;
+  for (const std::uint32_t length : lengths) {
+    const std::byte* at = reader.at();
+    whole = whole && reader.skip(length);
+    if (whole) payloads.push_back(bytes_of(at, length));
+  }
+  if (!whole) {
+    why = "broken evidence";
+    return false;
+  }
+  if (epoch != spec_.epoch || sealed_) return true;
+  const auto found = tags_.find(tag);
+  if (found == tags_.end() || !found->second.running || found->second.running->sequence != sequence) return true;
+  const OpPtr op = found->second.running;
+  if (count != spec_.size || fingerprint != op->fingerprint) return true;
+  if (op->small) op->payloads = std::move(payloads);
+  op->dones.assign(spec_.size, true);
+  op->done_count = spec_.size;
+  op->registrations = std::max(op->registrations, registrations);
+  check_evidence(op);
+  return true;
+}
+
+// The life of an op.
+
+std::uint64_t Core::submit(Ns now, OpSpec spec) {
+  for (const auto* ops : {&running_, &waiting_}) {
+    for (const OpPtr& op : *ops) {
+      if (op->spec.tag == spec.tag) throw std::invalid_argument("an op with this tag is in flight");
+    }
+  }
+  if (tags_.size() >= most_tags && !tags_.contains(spec.tag)) {
+    throw std::invalid_argument("more than 4096 different tags in one epoch: use a tag again once its op is done");
+  }
+  const std::uint64_t id = next_op_++;
+  const auto op = std::make_shared<Op>(id, std::move(spec));
+  op->started = now;
+  op->deadline = now + op->spec.timeout;
+  ops_.emplace(id, op);
+  if (over_) {
+    finish(op, over_status_, over_reason_);
+  } else if (sealed_) {
+    waiting_.push_back(op);
+  } else {
+    start(now, op);
+  }
+  return id;
+}
+
+void Core::start(Ns now, const OpPtr& op) {
+  if (spec_.size < 2) {
+    op->result.contributors = 1;
+    finish(op, OpStatus::too_few, {});
+    return;
+  }
+  TagState& tag = tags_[op->spec.tag];
+  op->sequence = tag.next++;
+  op->epoch = spec_.epoch;
+  op->started = now;
+  op->deadline = now + op->spec.timeout;
+  op->start(spec_.rank, spec_.size, spec_.small_bytes, spec_.segment_bytes, pool_);
+  tag.running = op;
+  running_.push_back(op);
+
+  const bool whole_through_master = op->small && spec_.evidence_by_master;
+  if (!whole_through_master) {
+    if (Conn* next = lane_for_control(true)) lane_frame(*next, header_for(op, LaneFrame::open), raw(op->descriptor));
+  }
+  if (!op->small && op->plan().receive_bytes > spec_.segment_bytes) {
+    if (Conn* previous = lane_for_control(false)) lane_frame(*previous, header_for(op, LaneFrame::ready), {});
+  }
+  if (op->small) op->payloads[spec_.rank] = op->own_payload();
+  if (op->small || op->local_part_finished()) local_part_done(op);
+  if (op->has_sendable()) {
+    for (auto& [id, conn] : conns_) {
+      if (conn.role == Role::lane && conn.outgoing) mark_dirty(conn);
+    }
+  }
+
+  std::vector<Stashed> stash = std::exchange(tag.stash, {});
+  tag.stash_bytes = 0;
+  for (const Stashed& frame : stash) {
+    if (op->state == OpState::finished) return;
+    std::string why;
+    if (on_op_frame(now, op, frame.header, frame.payload.data(), why)) continue;
+    if (Conn* conn = lane_for_control(false)) violation(now, *conn, std::move(why));
+    return;
+  }
+}
+
+void Core::local_part_done(const OpPtr& op) {
+  if (!op->small) op->state = OpState::done;
+  op->dones[spec_.rank] = true;
+  ++op->done_count;
+  op->registrations = std::max(op->registrations, registrations_);
+  send_done(op, spec_.rank, registrations_, op->small ? &op->payloads[spec_.rank] : nullptr);
+  check_evidence(op);
+}
+
+void Core::send_done(const OpPtr& op, std::uint32_t origin, std::uint64_t registrations, const Bytes* payload) {
+  if (op->small && payload != nullptr) op->result.sent_bytes += payload->size();
+  if (spec_.evidence_by_master) {
+    Conn* conn = find_conn(control_);
+    if (conn == nullptr) return;
+    Bytes body;
+    put(body, spec_.epoch);
+    put(body, op->spec.tag);
+    put(body, op->sequence);
+    put(body, origin);
+    put(body, op->descriptor);
+    put(body, registrations);
+    if (payload != nullptr) body.insert(body.end(), payload->begin(), payload->end());
+    control_frame(*conn, ControlFrame::done, body.data(), body.size());
+    return;
+  }
+  Conn* next = lane_for_control(true);
+  if (next == nullptr) return;
+  FrameHeader header = header_for(op, LaneFrame::done);
+  header.origin = origin;
+  header.registrations = registrations;
+  lane_frame(*next, header, payload != nullptr ? *payload : Bytes{});
+}
+
+void Core::check_evidence(const OpPtr& op) {
+  const std::uint32_t needed = planted_.commit_missing_done && !op->small ? spec_.size - 1 : spec_.size;
+  if (op->done_count < needed) return;
+  if (op->small ? op->payloads_fit() : op->state == OpState::done) commit(op);
+}
+
+void Core::commit(const OpPtr& op) {
+  TagState& tag = tags_[op->spec.tag];
+  detach(op);
+  if (op->small) op->fold();
+  op->deliver();
+  tag.has_committed = true;
+  tag.committed = op->sequence;
+  tag.committed_registrations = op->registrations;
+  tag.committed_payloads.reset();
+  if (op->small) tag.committed_payloads = std::move(op->payloads);
+  op->result.contributors = static_cast<std::uint32_t>(op->plan().size);
+  finish(op, OpStatus::ok, {});
+}
+
+void Core::finish(const OpPtr& op, OpStatus status, Bytes reason) {
+  op->state = OpState::finished;
+  op->result.status = status;
+  op->result.reason = std::move(reason);
+  op->result.epoch = op->epoch;
+  op->result.registrations = op->registrations;
+  op->let_go_of_memory(pool_);
+  erase(running_, op);
+  erase(waiting_, op);
+  const auto tag = tags_.find(op->spec.tag);
+  if (tag != tags_.end() && tag->second.running == op) tag->second.running = nullptr;
+  ++(status == OpStatus::ok ? stats_.committed : stats_.aborted);
+  ++finished_count_;
+}
+
+// The caller's memory is about to be changed or given back: lanes must not read from it any more. Frames that have not
+// begun are dropped; the rest of one that has begun is copied, so that the lane stays in step.
+void Core::detach(const OpPtr& op) {
+  std::vector<Piece> pieces;
+  for (auto& [id, conn] : conns_) {
+    for (auto frame = conn.tx.begin(); frame != conn.tx.end();) {
+      if (frame->op != op) {
+        ++frame;
+      } else if (frame->sent == 0) {
+        conn.tx_bytes -= frame->total;
+        frame = conn.tx.erase(frame);
+      } else {
+        pieces.clear();
+        op->pieces(frame->item, pieces);
+        for (const Piece& piece : pieces) frame->owned.insert(frame->owned.end(), piece.at, piece.at + piece.bytes);
+        frame->op = nullptr;
+        ++frame;
+      }
+    }
+  }
+}
+
+void Core::undo(const OpPtr& op) {
+  detach(op);
+  if (!planted_.no_restore) op->restore();
+}
+
+OpPtr Core::find(std::uint64_t id) const {
+  const auto it = ops_.find(id);
+  return it == ops_.end() ? nullptr : it->second;
+}
+
+// Only an op whose Done has not left can be given up: nobody can have committed it.
+bool Core::cancel(std::uint64_t id) {
+  const OpPtr op = find(id);
+  if (op == nullptr || op->state == OpState::finished) return true;
+  if (op->state == OpState::done || (op->state == OpState::running && op->small)) return false;
+  if (op->state == OpState::running) {
+    undo(op);
+    push_event({.kind = Event::Kind::op_cancelled, .tag = op->spec.tag, .sequence = op->sequence});
+  }
+  finish(op, OpStatus::cancelled, {});
+  return true;
+}
+
+void Core::release(std::uint64_t id) {
+  const OpPtr op = find(id);
+  if (op != nullptr && op->state == OpState::finished) ops_.erase(id);
+}
+
+// Epochs.
+
+std::vector<SealedOp> Core::seal(std::uint32_t epoch) {
+  std::vector<SealedOp> out;
+  if (epoch != spec_.epoch) return out;
+  if (!planted_.done_after_seal) sealed_ = true;
+  for (const auto& [number, tag] : tags_) {
+    if (tag.has_committed) {
+      out.push_back({number, tag.committed, 2, tag.committed_registrations, tag.committed_payloads});
+    }
+    if (tag.running) {
+      const bool done = tag.running->state == OpState::done;
+      out.push_back({number, tag.running->sequence, done ? 1 : 0, tag.running->registrations, std::nullopt});
+    }
+  }
+  std::sort(out.begin(), out.end(), [](const SealedOp& a, const SealedOp& b) {
+    return std::tie(a.tag, a.sequence) < std::tie(b.tag, b.sequence);
+  });
+  return out;
+}
+
+void Core::settle(Ns, std::uint32_t epoch, const std::vector<Verdict>& verdicts, const Bytes& default_reason) {
+  if (epoch != spec_.epoch) return;
+  sealed_ = true;
+  for (const OpPtr& op : std::vector<OpPtr>(running_)) {
+    const auto verdict = std::find_if(verdicts.begin(), verdicts.end(), [&](const Verdict& v) {
+      return v.tag == op->spec.tag && v.sequence == op->sequence;
+    });
+    const bool decided = verdict != verdicts.end();
+    if (decided && verdict->commit) {
+      op->registrations = verdict->registrations;
+      if (op->small && verdict->payloads) op->payloads = *verdict->payloads;
+      if (op->small ? op->payloads_fit() : op->state == OpState::done) {
+        commit(op);
+        continue;
+      }
+    }
+    undo(op);
+    if (op->spec.retry && !(decided && verdict->final)) {
+      op->state = OpState::waiting;
+      erase(running_, op);
+      waiting_.push_back(op);
+      ++stats_.restarted;
+    } else {
+      finish(op, OpStatus::aborted, decided ? verdict->reason : default_reason);
+    }
+  }
+  tags_.clear();
+  std::sort(waiting_.begin(), waiting_.end(), [](const OpPtr& a, const OpPtr& b) { return a->id < b->id; });
+}
+
+void Core::install(Ns now, EpochSpec spec) {
+  assert(running_.empty());
+  spec_ = std::move(spec);
+  spec_.segment_bytes = std::max<std::size_t>((spec_.segment_bytes + 63) / 64 * 64, 64);
+  sealed_ = false;
+  tags_.clear();
+  std::vector<ConnId> unheld;
+  for (auto& [id, conn] : conns_) {
+    if (conn.role != Role::lane) continue;
+    FrameHeader mark;
+    mark.epoch = spec_.epoch;
+    conn.mark_sent = spec_.epoch;
+    conn.last_received = conn.last_acknowledged = now;
+    lane_frame(conn, mark, {});
+    if (conn.held && conn.mark_seen <= spec_.epoch) unheld.push_back(id);
+  }
+  const std::vector<OpPtr> again = std::exchange(waiting_, {});
+  for (const OpPtr& op : again) start(now, op);
+  for (const ConnId id : unheld) resume(now, id);
+}
+
+std::vector<std::pair<std::uint64_t, std::uint32_t>> Core::progress() const {
+  std::vector<std::pair<std::uint64_t, std::uint32_t>> out;
+  for (const auto& [number, tag] : tags_) {
+    if (tag.has_committed) out.emplace_back(number, tag.committed + 1);
+  }
+  std::sort(out.begin(), out.end());
+  return out;
+}
+
+void Core::fail_all(OpStatus status, Bytes reason) {
+  over_ = true;
+  over_status_ = status;
+  over_reason_ = std::move(reason);
+  sealed_ = true;
+  for (const OpPtr& op : std::vector<OpPtr>(running_)) {
+    undo(op);
+    finish(op, status, over_reason_);
+  }
+  for (const OpPtr& op : std::vector<OpPtr>(waiting_)) finish(op, status, over_reason_);
+}
+
+}  // namespace ringfold

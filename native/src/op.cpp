@@ -1,0 +1,275 @@
+#include "ringfold/op.hpp"
+
+#include <algorithm>
+#include <cassert>
+
+namespace ringfold {
+namespace {
+
+using kernels::item_bytes;
+
+// Payloads of a small op are held by everybody; together they stay below this.
+constexpr std::size_t most_small_bytes = std::size_t{4} << 20;
+
+std::vector<Span> laid_out(std::vector<Span> spans) {
+  std::size_t at = 0;
+  for (Span& span : spans) {
+    span.at = at;
+    at += span.bytes;
+  }
+  return spans;
+}
+
+OpSpec with_layout(OpSpec spec) {
+  spec.spans = laid_out(std::move(spec.spans));
+  return spec;
+}
+
+std::size_t total_bytes(const OpSpec& spec) {
+  return spec.spans.empty() ? 0 : spec.spans.back().at + spec.spans.back().bytes;
+}
+
+}  // namespace
+
+Descriptor describe(const OpSpec& spec) {
+  Descriptor out;
+  out.kind = static_cast<std::uint8_t>(spec.kind);
+  out.reduce_op = static_cast<std::uint8_t>(spec.reduce_op);
+  out.retry = spec.retry;
+  out.root = spec.root;
+  out.arrays = static_cast<std::uint32_t>(spec.spans.size());
+  bool mixed = false;
+  for (const Span& span : spec.spans) {
+    mixed |= span.dtype != spec.spans.front().dtype;
+    const std::uint64_t facts[2] = {static_cast<std::uint64_t>(span.dtype), span.bytes};
+    out.layout = crc32c(facts, sizeof facts, out.layout);
+    out.count += span.bytes / item_bytes(span.dtype);
+    out.bytes += span.bytes;
+  }
+  if (!spec.spans.empty()) out.dtype = mixed ? 255 : static_cast<std::uint8_t>(spec.spans.front().dtype);
+  return out;
+}
+
+Op::Op(std::uint64_t id, OpSpec given)
+    : id(id),
+      spec(with_layout(std::move(given))),
+      descriptor(describe(spec)),
+      fingerprint(descriptor.fingerprint()),
+      bytes(total_bytes(spec)) {}
+
+void Op::start(std::uint32_t rank, std::uint32_t size, std::size_t small_bytes, std::size_t segment_bytes,
+               BackupPool& pool) {
+  small = bytes <= small_bytes && bytes * size <= most_small_bytes;
+  state = OpState::running;
+  peer_ready = mismatch_told = deadline_told = false;
+  eager_sent = 0;
+  dones.assign(size, false);
+  done_count = 0;
+  registrations = 0;
+  payloads.clear();
+  own_.clear();
+  forwards_.clear();
+  received_ = 0;
+  if (small) {
+    payloads.resize(size);
+    plan_ = Plan{};
+    plan_.rank = rank;
+    plan_.size = size;
+    return;
+  }
+  const bool gathers = spec.kind == OpKind::all_gather;
+  plan_ = make_plan(spec.kind, gathers ? bytes * size : bytes, rank, size, spec.root, segment_bytes);
+  bitmap_.assign((plan_.receive_segments + 63) / 64, 0);
+  if (saves() || spec.kind == OpKind::reduce_scatter) {
+    if (backup_.bytes() < bytes) backup_ = pool.take(bytes);
+  }
+  if (gathers) std::memcpy(spec.gathered + plan_.chunk_begin[rank], spec.spans.front().source, bytes);
+  if (plan_.first_chunk < 0) return;
+  const std::size_t begin = plan_.chunk_begin[plan_.first_chunk];
+  const std::size_t end = plan_.chunk_begin[plan_.first_chunk + 1];
+  for (std::size_t at = begin; at < end; at += plan_.segment_bytes) {
+    own_.push_back({0, static_cast<std::uint32_t>(std::min(plan_.segment_bytes, end - at)), at, 0, false});
+  }
+}
+
+Sendable Op::take_sendable() {
+  std::deque<Sendable>& queue = forwards_.empty() ? own_ : forwards_;
+  const Sendable item = queue.front();
+  queue.pop_front();
+  return item;
+}
+
+template <typename Visit>
+void Op::for_spans(std::size_t from, std::size_t to, Visit visit) const {
+  auto span = std::upper_bound(spec.spans.begin(), spec.spans.end(), from,
+                               [](std::size_t at, const Span& s) { return at < s.at + s.bytes; });
+  for (; span != spec.spans.end() && span->at < to; ++span) {
+    const std::size_t begin = std::max(from, span->at);
+    const std::size_t end = std::min(to, span->at + span->bytes);
+    if (begin < end) visit(*span, begin - span->at, begin, end - begin);
+  }
+}
+
+// Where the value at `at` of the virtual range lives while the op runs, if it does not live in the spans' targets.
+std::byte* Op::work(std::size_t at) const {
+  if (spec.kind == OpKind::all_gather) return spec.gathered + at;
+  if (spec.kind == OpKind::reduce_scatter) return backup_.at() + at;
+  return nullptr;
+}
+
+void Op::pieces(const Sendable& item, std::vector<Piece>& out) const {
+  const bool gathers = spec.kind == OpKind::all_gather;
+  if (gathers || (spec.kind == OpKind::reduce_scatter && item.stage > 0)) {
+    out.push_back({work(item.offset), item.length});
+    return;
+  }
+  for_spans(item.offset, item.offset + item.length,
+            [&](const Span& span, std::size_t inside, std::size_t, std::size_t count) {
+              out.push_back({(item.stage == 0 ? span.source : span.target) + inside, count});
+            });
+}
+
+std::uint32_t Op::crc_of(const Sendable& item) const {
+  std::vector<Piece> memory;
+  pieces(item, memory);
+  std::uint32_t crc = 0;
+  for (const Piece& piece : memory) crc = crc32c(piece.at, piece.bytes, crc);
+  return crc;
+}
+
+Op::Applied Op::apply(std::uint16_t stage, std::uint64_t offset, const std::byte* payload, std::uint32_t length,
+                      std::uint32_t crc, bool ignore_bitmap) {
+  if (stage >= plan_.receives.size() || plan_.receives[stage].chunk < 0) return Applied::invalid;
+  const Receive& receive = plan_.receives[stage];
+  const std::size_t begin = plan_.chunk_begin[receive.chunk];
+  const std::size_t end = plan_.chunk_begin[receive.chunk + 1];
+  if (offset < begin || offset >= end || (offset - begin) % plan_.segment_bytes != 0) return Applied::invalid;
+  if (length != std::min(plan_.segment_bytes, end - offset)) return Applied::invalid;
+  const std::size_t bit = receive.first_bit + (offset - begin) / plan_.segment_bytes;
+  std::uint64_t& word = bitmap_[bit / 64];
+  const std::uint64_t mask = std::uint64_t{1} << (bit % 64);
+  if ((word & mask) != 0) {
+    if (!ignore_bitmap) return Applied::duplicate;
+  } else {
+    word |= mask;
+    ++received_;
+  }
+
+  const bool passes_on = stage + 1u < plan_.stages;
+  const std::uint32_t divisor =
+      receive.last_reduce && spec.reduce_op == kernels::ReduceOp::avg ? plan_.size : 1;
+  const bool save = saves() && receive.first_touch;
+  std::uint32_t forward_crc = crc;
+  if (spec.kind == OpKind::all_gather) {
+    kernels::overwrite(work(offset), payload, length, nullptr);
+  } else {
+    std::size_t parts = 0;
+    std::uint32_t part_crc = 0;
+    for_spans(offset, offset + length, [&](const Span& span, std::size_t inside, std::size_t at, std::size_t count) {
+      std::byte* backup = save ? backup_.at() + at : nullptr;
+      std::byte* target = spec.kind == OpKind::reduce_scatter ? work(at) : span.target + inside;
+      const std::byte* incoming = payload + (at - offset);
+      if (receive.reduce) {
+        part_crc = kernels::reduce_step(span.dtype, spec.reduce_op, target, span.source + inside, incoming,
+                                        count / item_bytes(span.dtype), backup, divisor,
+                                        passes_on && count == length);
+      } else {
+        kernels::overwrite(target, incoming, count, backup);
+      }
+      ++parts;
+    });
+    if (receive.reduce && passes_on) {
+      forward_crc = parts == 1 ? part_crc : crc_of({static_cast<std::uint16_t>(stage + 1), length, offset, 0, false});
+    }
+  }
+  if (passes_on) {
+    forwards_.push_back({static_cast<std::uint16_t>(stage + 1), length, offset, forward_crc, true});
+  }
+  return Applied::yes;
+}
+
+std::vector<std::byte> Op::own_payload() const {
+  std::vector<std::byte> out;
+  if (spec.kind == OpKind::broadcast && plan_.rank != spec.root) return out;
+  out.reserve(bytes);
+  for (const Span& span : spec.spans) out.insert(out.end(), span.source, span.source + span.bytes);
+  return out;
+}
+
+bool Op::payloads_fit() const {
+  if (payloads.size() != plan_.size) return false;
+  for (std::uint32_t rank = 0; rank < plan_.size; ++rank) {
+    const bool silent = spec.kind == OpKind::broadcast && rank != spec.root;
+    if (payloads[rank].size() != (silent ? 0 : bytes)) return false;
+  }
+  return true;
+}
+
+void Op::fold() {
+  assert(payloads_fit());
+  const std::uint32_t n = plan_.size;
+  switch (spec.kind) {
+    case OpKind::barrier:
+      return;
+    case OpKind::broadcast:
+      for (const Span& span : spec.spans) {
+        if (span.bytes) std::memcpy(span.target, payloads[spec.root].data() + span.at, span.bytes);
+      }
+      return;
+    case OpKind::all_gather:
+      for (std::uint32_t rank = 0; rank < n; ++rank) {
+        if (bytes) std::memcpy(spec.gathered + rank * bytes, payloads[rank].data(), bytes);
+      }
+      return;
+    case OpKind::all_reduce:
+    case OpKind::reduce_scatter:
+      break;
+  }
+  const bool scatters = spec.kind == OpKind::reduce_scatter;
+  const std::size_t from = scatters ? bytes / n * plan_.rank : 0;
+  const std::size_t to = scatters ? from + bytes / n : bytes;
+  for_spans(from, to, [&](const Span& span, std::size_t inside, std::size_t at, std::size_t count) {
+    std::byte* target = scatters ? spec.gathered + (at - from) : span.target + inside;
+    const std::size_t items = count / item_bytes(span.dtype);
+    kernels::reduce(span.dtype, spec.reduce_op, target, payloads[0].data() + at, payloads[1].data() + at, items);
+    for (std::uint32_t rank = 2; rank < n; ++rank) {
+      kernels::reduce(span.dtype, spec.reduce_op, target, target, payloads[rank].data() + at, items);
+    }
+    if (spec.reduce_op == kernels::ReduceOp::avg) kernels::divide(span.dtype, target, n, items);
+  });
+}
+
+void Op::restore() {
+  if (small || !saves()) return;
+  for (const Receive& receive : plan_.receives) {
+    if (receive.chunk < 0 || !receive.first_touch) continue;
+    const std::size_t begin = plan_.chunk_begin[receive.chunk];
+    const std::size_t end = plan_.chunk_begin[receive.chunk + 1];
+    for (std::size_t at = begin; at < end; at += plan_.segment_bytes) {
+      const std::size_t bit = receive.first_bit + (at - begin) / plan_.segment_bytes;
+      if ((bitmap_[bit / 64] >> (bit % 64) & 1) == 0) continue;
+      for_spans(at, std::min(at + plan_.segment_bytes, end),
+                [&](const Span& span, std::size_t inside, std::size_t where, std::size_t count) {
+                  std::memcpy(span.target + inside, backup_.at() + where, count);
+                });
+    }
+  }
+  std::fill(bitmap_.begin(), bitmap_.end(), 0);
+  received_ = 0;
+}
+
+void Op::deliver() {
+  if (small || spec.kind != OpKind::reduce_scatter) return;
+  const std::size_t begin = plan_.chunk_begin[plan_.rank];
+  const std::size_t count = plan_.chunk_bytes(static_cast<std::int32_t>(plan_.rank));
+  if (count) std::memcpy(spec.gathered, backup_.at() + begin, count);
+}
+
+void Op::let_go_of_memory(BackupPool& pool) {
+  own_.clear();
+  forwards_.clear();
+  pool.give_back(std::move(backup_));
+  backup_ = {};
+}
+
+}  // namespace ringfold

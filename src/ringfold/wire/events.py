@@ -1,0 +1,129 @@
+"""What the rooms tell observers: typed events, for logs, `status`, metrics and traces."""
+
+from typing import Literal
+
+from msgspec import Struct
+
+from ringfold.wire.messages import Epoch, GroupId, PeerId
+
+Level = Literal["debug", "info", "warning", "error"]
+
+
+class Notice(Struct, frozen=True, tag_field="event"):
+    """The base of all events. `str()` is the log line."""
+
+    @property
+    def level(self) -> Level:
+        return "info"
+
+
+class ConnectionDropped(Notice, frozen=True, tag="connection_dropped"):
+    """Somebody on a port was turned away."""
+
+    remote: str
+    reason: str
+
+    @property
+    def level(self) -> Level:
+        return "warning"
+
+    def __str__(self) -> str:
+        return f"dropped {self.remote}: {self.reason}"
+
+
+class PeerRegistered(Notice, frozen=True, tag="peer_registered"):
+    peer: PeerId
+    name: str
+    group: GroupId
+    remote: str
+
+    def __str__(self) -> str:
+        return f"peer {self.peer} ({self.name}, {self.remote}) registered for group {self.group}"
+
+
+class PeerSuspected(Notice, frozen=True, tag="peer_suspected"):
+    peer: PeerId
+    silent_ms: int
+
+    @property
+    def level(self) -> Level:
+        return "warning"
+
+    def __str__(self) -> str:
+        return f"peer {self.peer} is suspected: silent for {self.silent_ms} ms"
+
+
+class PeerGone(Notice, frozen=True, tag="peer_gone"):
+    """A peer is out of the run: left, lost or evicted."""
+
+    peer: PeerId
+    name: str
+    how: Literal["left", "lost", "evicted"]
+    reason: str
+
+    @property
+    def level(self) -> Level:
+        return "info" if self.how == "left" else "warning"
+
+    def __str__(self) -> str:
+        return f"peer {self.peer} ({self.name}) {self.how}: {self.reason}"
+
+
+class EpochSealing(Notice, frozen=True, tag="epoch_sealing"):
+    group: GroupId
+    epoch: Epoch
+    reason: str
+
+    def __str__(self) -> str:
+        return f"group {self.group}: epoch {self.epoch} is sealed: {self.reason}"
+
+
+class EpochRecorded(Notice, frozen=True, tag="epoch_recorded"):
+    group: GroupId
+    epoch: Epoch
+    ring: list[PeerId]
+    committed: int
+    aborted: int
+
+    def __str__(self) -> str:
+        return (
+            f"group {self.group}: epoch {self.epoch} with ring {self.ring}; "
+            f"verdicts: {self.committed} committed, {self.aborted} aborted"
+        )
+
+
+class EpochInstalled(Notice, frozen=True, tag="epoch_installed"):
+    group: GroupId
+    epoch: Epoch
+    took_ms: int
+
+    def __str__(self) -> str:
+        return f"group {self.group}: epoch {self.epoch} installed after {self.took_ms} ms"
+
+
+class EdgeBad(Notice, frozen=True, tag="edge_bad"):
+    group: GroupId
+    source: PeerId
+    target: PeerId
+    reason: str
+
+    @property
+    def level(self) -> Level:
+        return "warning"
+
+    def __str__(self) -> str:
+        return f"group {self.group}: the edge {self.source} -> {self.target} is avoided: {self.reason}"
+
+
+class CallRefused(Notice, frozen=True, tag="call_refused"):
+    """Calls that can never meet, mismatched ops, deadlines: the program is at fault."""
+
+    peers: list[PeerId]
+    text: str
+
+    @property
+    def level(self) -> Level:
+        return "error"
+
+    def __str__(self) -> str:
+        return self.text

@@ -1,0 +1,212 @@
+"""How messages become bytes on a control connection, and the fixed frames that native code reads and writes itself.
+
+A frame is `u32 length | u8 kind | body`, little-endian; the length counts the kind and the body. MESSAGE bodies are
+msgpack of the types in `messages.py`. The other kinds have fixed layouts because a peer's engine handles them without
+Python: heartbeats must flow while the GIL is held, and evidence must not wait for it.
+"""
+
+import struct
+from collections.abc import Iterator
+from enum import IntEnum
+from typing import Any, TypeVar
+
+import msgspec
+
+from ringfold.errors import RemoteProtocolError
+from ringfold.wire.messages import FromMaster, Handshake, Message, ToMaster
+
+MAX_HANDSHAKE_BYTES = 16 * 1024
+"""The largest frame taken from somebody who has not proven a secret yet."""
+MAX_FRAME_BYTES = 64 * 1024 * 1024
+"""The largest frame of a proven control connection: a verdict may carry every payload of several small ops."""
+
+
+class FrameKind(IntEnum):
+    MESSAGE = 0
+    HEARTBEAT = 1
+    DONE = 2
+    EVIDENCE = 3
+
+
+_HEAD = struct.Struct("<IB")
+_BEAT = struct.Struct("<QQ")
+_REPORT = struct.Struct("<IIIQH")
+_ANNOUNCED = struct.Struct("<QIIIB")
+_DONE = struct.Struct("<IQII32sQ")
+_EVIDENCE = struct.Struct("<IQIIQH")
+
+DESCRIPTOR_BYTES = 32
+
+M = TypeVar("M", bound=Message)
+_encoder = msgspec.msgpack.Encoder()
+_to_master: msgspec.msgpack.Decoder[ToMaster] = msgspec.msgpack.Decoder(ToMaster)
+_from_master: msgspec.msgpack.Decoder[FromMaster] = msgspec.msgpack.Decoder(FromMaster)
+_handshake: msgspec.msgpack.Decoder[Handshake] = msgspec.msgpack.Decoder(Handshake)
+
+
+def encode(message: Message) -> bytes:
+    """The msgpack body of a message, without its frame (the peer's engine frames it)."""
+    return _encoder.encode(message)
+
+
+def frame(kind: FrameKind, body: bytes) -> bytes:
+    return _HEAD.pack(len(body) + 1, kind) + body
+
+
+def message_frame(message: Message) -> bytes:
+    return frame(FrameKind.MESSAGE, _encoder.encode(message))
+
+
+def decode_to_master(body: bytes) -> ToMaster:
+    return _decode(_to_master, body)
+
+
+def decode_from_master(body: bytes) -> FromMaster:
+    return _decode(_from_master, body)
+
+
+def decode_handshake(body: bytes) -> Handshake:
+    return _decode(_handshake, body)
+
+
+T = TypeVar("T")
+
+
+def _decode(decoder: "msgspec.msgpack.Decoder[T]", body: bytes) -> T:
+    try:
+        return decoder.decode(body)
+    except msgspec.MsgspecError as error:
+        raise RemoteProtocolError(f"not a message of this protocol: {error}") from error
+
+
+class FrameReader:
+    """Cuts a byte stream into frames. `limit` may be raised once the other side has proven its secret."""
+
+    def __init__(self, limit: int = MAX_HANDSHAKE_BYTES) -> None:
+        self.limit = limit
+        self._buffer = bytearray()
+
+    def feed(self, chunk: bytes) -> Iterator[tuple[FrameKind, bytes]]:
+        """Yield the frames that are complete now. A bad length or kind raises before any memory is spent on it."""
+        self._buffer += chunk
+        while len(self._buffer) >= _HEAD.size:
+            length, kind = _HEAD.unpack_from(self._buffer)
+            if not 1 <= length <= self.limit:
+                raise RemoteProtocolError(f"a frame of {length} bytes (limit {self.limit})")
+            if kind not in FrameKind._value2member_map_:
+                raise RemoteProtocolError(f"unknown frame kind {kind}")
+            if len(self._buffer) < 4 + length:
+                return
+            body = bytes(self._buffer[_HEAD.size : 4 + length])
+            del self._buffer[: 4 + length]
+            yield FrameKind(kind), body
+
+
+class Announced(msgspec.Struct, frozen=True):
+    """An op that has been in flight for a while, as a heartbeat tells it."""
+
+    tag: int
+    sequence: int
+    age_ms: int
+    fingerprint: int
+    done: bool
+
+
+class Heartbeat(msgspec.Struct, frozen=True):
+    """A peer's heartbeat: `echo` is the highest number heard from the master; the rest is what it is busy with.
+
+    `out_stalled_ms`: an op has bytes for the next peer and none were acknowledged for so long. `in_starved_ms`: an op
+    waits for the previous peer and nothing came for so long.
+    """
+
+    number: int
+    echo: int
+    epoch: int = 0
+    out_stalled_ms: int = 0
+    in_starved_ms: int = 0
+    committed: int = 0
+    ops: list[Announced] = []
+
+
+class Done(msgspec.Struct, frozen=True):
+    """A peer's local part of an op is finished (evidence by the master). A small op's payload travels inside."""
+
+    epoch: int
+    tag: int
+    sequence: int
+    rank: int
+    descriptor: bytes
+    registrations: int
+    payload: bytes
+
+
+class Evidence(msgspec.Struct, frozen=True):
+    """Done of every member has been seen; `payloads` by rank (empty ones for a large op)."""
+
+    epoch: int
+    tag: int
+    sequence: int
+    fingerprint: int
+    registrations: int
+    payloads: list[bytes]
+
+
+def master_beat(number: int, echo: int) -> bytes:
+    return frame(FrameKind.HEARTBEAT, _BEAT.pack(number, echo))
+
+
+def decode_master_beat(body: bytes) -> tuple[int, int]:
+    number, echo = _unpack(_BEAT, body, exact=True)
+    return number, echo
+
+
+def heartbeat_frame(beat: Heartbeat) -> bytes:
+    parts = [
+        _BEAT.pack(beat.number, beat.echo),
+        _REPORT.pack(beat.epoch, beat.out_stalled_ms, beat.in_starved_ms, beat.committed, len(beat.ops)),
+    ]
+    parts += [_ANNOUNCED.pack(op.tag, op.sequence, op.age_ms, op.fingerprint, op.done) for op in beat.ops]
+    return frame(FrameKind.HEARTBEAT, b"".join(parts))
+
+
+def decode_heartbeat(body: bytes) -> Heartbeat:
+    number, echo = _unpack(_BEAT, body)
+    epoch, out_ms, in_ms, committed, count = _unpack(_REPORT, body, _BEAT.size)
+    at = _BEAT.size + _REPORT.size
+    if len(body) != at + count * _ANNOUNCED.size:
+        raise RemoteProtocolError(f"a heartbeat of {len(body)} bytes that names {count} ops")
+    ops = [
+        Announced(tag, sequence, age_ms, fingerprint, bool(done))
+        for tag, sequence, age_ms, fingerprint, done in _ANNOUNCED.iter_unpack(body[at:])
+    ]
+    return Heartbeat(number, echo, epoch, out_ms, in_ms, committed, ops)
+
+
+def done_frame(done: Done) -> bytes:
+    head = _DONE.pack(done.epoch, done.tag, done.sequence, done.rank, done.descriptor, done.registrations)
+    return frame(FrameKind.DONE, head + done.payload)
+
+
+def decode_done(body: bytes) -> Done:
+    epoch, tag, sequence, rank, descriptor, registrations = _unpack(_DONE, body)
+    return Done(epoch, tag, sequence, rank, descriptor, registrations, body[_DONE.size :])
+
+
+def evidence_frame(evidence: Evidence) -> bytes:
+    payloads = evidence.payloads
+    head = _EVIDENCE.pack(
+        evidence.epoch,
+        evidence.tag,
+        evidence.sequence,
+        evidence.fingerprint,
+        evidence.registrations,
+        len(payloads),
+    )
+    lengths = struct.pack(f"<{len(payloads)}I", *map(len, payloads))
+    return frame(FrameKind.EVIDENCE, head + lengths + b"".join(payloads))
+
+
+def _unpack(layout: struct.Struct, body: bytes, at: int = 0, *, exact: bool = False) -> tuple[Any, ...]:
+    if len(body) < at + layout.size or (exact and len(body) != at + layout.size):
+        raise RemoteProtocolError(f"a fixed frame of {len(body)} bytes where {at + layout.size} are needed")
+    return layout.unpack_from(body, at)
