@@ -1,0 +1,345 @@
+// The engine core over in-memory lanes: every kind of op in rings of several sizes, aborts at every point, and lies.
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+#include <numeric>
+#include <random>
+
+#include "check.hpp"
+#include "ringfold/core.hpp"
+
+using namespace ringfold;
+
+namespace {
+
+constexpr Ns timeout = 300'000'000'000;
+
+struct Wire {
+  std::size_t a_core, b_core;
+  ConnId a, b;
+};
+
+// n cores in a ring, `lanes` connections per edge, bytes moved in random pieces.
+class Ring {
+ public:
+  Ring(std::uint32_t size, int lanes, std::size_t small, std::size_t segment, unsigned seed = 1, bool master = false)
+      : rng_(seed), small_(small), segment_(segment), master_(master) {
+    for (std::uint32_t i = 0; i < size; ++i) cores_.push_back(std::make_unique<Core>());
+    for (std::uint32_t i = 0; i < size && size > 1; ++i) {
+      const std::uint32_t next = (i + 1) % size;
+      for (int lane = 0; lane < lanes; ++lane) {
+        const ConnId out = core(i).open("next", false), in = core(next).open("previous", true);
+        core(i).promote(now, out, true, next, lane);
+        core(next).promote(now, in, false, i, lane);
+        wires_.push_back({i, next, out, in});
+      }
+    }
+  }
+
+  Core& core(std::size_t i) { return *cores_[i]; }
+  std::size_t size() const { return cores_.size(); }
+
+  void install(std::uint32_t epoch) {
+    for (std::size_t i = 0; i < size(); ++i) install_at(i, epoch);
+  }
+  void install_at(std::size_t i, std::uint32_t epoch) {
+    std::vector<PeerId> members(size());
+    std::iota(members.begin(), members.end(), PeerId{0});
+    core(i).install(now, {epoch, static_cast<std::uint32_t>(i), static_cast<std::uint32_t>(size()), members, master_,
+                          small_, segment_});
+  }
+
+  // Moves one random piece over one random wire; false when nothing wants to move.
+  bool move() {
+    std::shuffle(wires_.begin(), wires_.end(), rng_);
+    for (const Wire& wire : wires_) {
+      if (carry(wire.a_core, wire.a, wire.b_core, wire.b) || carry(wire.b_core, wire.b, wire.a_core, wire.a)) {
+        return true;
+      }
+    }
+    return false;
+  }
+  void run() {
+    while (move()) {
+    }
+  }
+
+  Ns now = 1;
+
+ private:
+  bool carry(std::size_t from, ConnId source, std::size_t to, ConnId target) {
+    const auto space = core(to).receive_space(target);
+    if (space.empty()) return false;
+    iovec pieces[8];
+    const std::size_t count = core(from).gather(source, pieces, 8);
+    if (count == 0) return false;
+    const std::size_t most = std::uniform_int_distribution<std::size_t>(1, 700)(rng_);
+    const std::size_t bytes = std::min({most, space.size(), pieces[0].iov_len});
+    std::memcpy(space.data(), pieces[0].iov_base, bytes);
+    core(from).sent(now, source, bytes);
+    core(to).received(now, target, bytes);
+    return true;
+  }
+
+  std::mt19937 rng_;
+  std::size_t small_, segment_;
+  bool master_;
+  std::vector<std::unique_ptr<Core>> cores_;
+  std::vector<Wire> wires_;
+};
+
+OpSpec call(std::vector<float>& values, OpKind kind = OpKind::all_reduce,
+            kernels::ReduceOp op = kernels::ReduceOp::sum, bool retry = true) {
+  OpSpec spec;
+  spec.kind = kind;
+  spec.reduce_op = op;
+  spec.retry = retry;
+  spec.timeout = timeout;
+  auto* at = reinterpret_cast<std::byte*>(values.data());
+  spec.spans.push_back({at, at, values.size() * sizeof(float), kernels::DType::f32, 0});
+  return spec;
+}
+
+std::vector<std::vector<float>> inputs(std::size_t ranks, std::size_t count) {
+  std::vector<std::vector<float>> out(ranks, std::vector<float>(count));
+  for (std::size_t r = 0; r < ranks; ++r) {
+    for (std::size_t i = 0; i < count; ++i) out[r][i] = static_cast<float>((r + 1) * 10 + i % 7);
+  }
+  return out;
+}
+
+float expected(std::size_t ranks, std::size_t i) {
+  float sum = 0;
+  for (std::size_t r = 0; r < ranks; ++r) sum += static_cast<float>((r + 1) * 10 + i % 7);
+  return sum;
+}
+
+bool ok(Core& core, std::uint64_t id) {
+  const OpPtr op = core.find(id);
+  return op->state == OpState::finished && op->result.status == OpStatus::ok;
+}
+
+void all_reduce_in_every_shape() {
+  for (const std::uint32_t ranks : {2u, 3u, 5u}) {
+    for (const int lanes : {1, 3}) {
+      for (const std::size_t count : {0ul, 1ul, 2ul, 17ul, 100ul, 1000ul, 5003ul}) {
+        for (const std::size_t small : {0ul, 256ul}) {
+          Ring ring(ranks, lanes, small, 256, static_cast<unsigned>(count + ranks));
+          ring.install(1);
+          auto data = inputs(ranks, count);
+          std::vector<std::uint64_t> ids;
+          for (std::size_t r = 0; r < ranks; ++r) {
+            ids.push_back(ring.core(r).submit(1, call(data[r])));
+            for (int i = 0; i < 5; ++i) ring.move();  // some call late: eager segments wait for them
+          }
+          ring.run();
+          for (std::size_t r = 0; r < ranks; ++r) {
+            CHECK(ok(ring.core(r), ids[r]));
+            CHECK(data[r] == data[0]);
+            for (std::size_t i = 0; i < count; ++i) CHECK(data[r][i] == expected(ranks, i));
+          }
+        }
+      }
+    }
+  }
+}
+
+void many_ops_in_a_row_and_many_tags() {
+  Ring ring(3, 2, 64, 128, 9);
+  ring.install(1);
+  for (int round = 0; round < 20; ++round) {
+    std::vector<std::vector<std::vector<float>>> data;
+    std::vector<std::vector<std::uint64_t>> ids(3);
+    for (int tag = 0; tag < 16; ++tag) data.push_back(inputs(3, tag * 23));
+    for (std::size_t r = 0; r < 3; ++r) {
+      for (int tag = 0; tag < 16; ++tag) {
+        OpSpec spec = call(data[tag][r]);
+        spec.tag = tag;
+        ids[r].push_back(ring.core(r).submit(1, spec));
+        ring.move();
+      }
+    }
+    ring.run();
+    for (std::size_t r = 0; r < 3; ++r) {
+      for (int tag = 0; tag < 16; ++tag) {
+        CHECK(ok(ring.core(r), ids[r][tag]));
+        CHECK(data[tag][r] == data[tag][0]);
+        ring.core(r).release(ids[r][tag]);
+      }
+    }
+  }
+  CHECK(ring.core(0).stats().committed == 320);
+}
+
+void other_kinds() {
+  for (const std::size_t small : {0ul, 4096ul}) {
+    Ring ring(4, 1, small, 128, 5);
+    ring.install(1);
+    auto data = inputs(4, 120);
+    const auto before = data;
+    std::vector<std::uint64_t> ids;
+    for (std::size_t r = 0; r < 4; ++r) {
+      OpSpec spec = call(data[r], OpKind::broadcast);
+      spec.root = 2;
+      ids.push_back(ring.core(r).submit(1, spec));
+    }
+    ring.run();
+    for (std::size_t r = 0; r < 4; ++r) CHECK(ok(ring.core(r), ids[r]) && data[r] == before[2]);
+
+    data = before;
+    ids.clear();
+    std::vector<std::vector<float>> gathered(4, std::vector<float>(480));
+    for (std::size_t r = 0; r < 4; ++r) {
+      OpSpec spec = call(data[r], OpKind::all_gather);
+      spec.in_place = false;
+      spec.gathered = reinterpret_cast<std::byte*>(gathered[r].data());
+      ids.push_back(ring.core(r).submit(1, spec));
+    }
+    ring.run();
+    for (std::size_t r = 0; r < 4; ++r) {
+      CHECK(ok(ring.core(r), ids[r]) && data[r] == before[r]);
+      for (std::size_t i = 0; i < 480; ++i) CHECK(gathered[r][i] == before[i / 120][i % 120]);
+    }
+
+    ids.clear();
+    std::vector<std::vector<float>> parts(4, std::vector<float>(30));
+    for (std::size_t r = 0; r < 4; ++r) {
+      OpSpec spec = call(data[r], OpKind::reduce_scatter);
+      spec.in_place = false;
+      spec.gathered = reinterpret_cast<std::byte*>(parts[r].data());
+      ids.push_back(ring.core(r).submit(1, spec));
+    }
+    ring.run();
+    for (std::size_t r = 0; r < 4; ++r) {
+      CHECK(ok(ring.core(r), ids[r]) && data[r] == before[r]);
+      for (std::size_t i = 0; i < 30; ++i) CHECK(parts[r][i] == expected(4, r * 30 + i));
+    }
+  }
+}
+
+// Stops a run after every possible number of moves, aborts it, and wants every byte back; then retries to the end.
+void abort_at_every_point() {
+  for (int moves = 0; moves < 400; moves += 3) {
+    Ring ring(3, 1, 0, 128, 77);
+    ring.install(1);
+    auto data = inputs(3, 300);
+    const auto before = data;
+    std::vector<std::uint64_t> ids;
+    for (std::size_t r = 0; r < 3; ++r) ids.push_back(ring.core(r).submit(1, call(data[r])));
+    for (int i = 0; i < moves; ++i) ring.move();
+    bool all_done = true, any_committed = false;
+    for (std::size_t r = 0; r < 3; ++r) {
+      for (const SealedOp& op : ring.core(r).seal(1)) {
+        all_done &= op.state > 0;
+        any_committed |= op.state == 2;
+      }
+    }
+    CHECK(!any_committed || all_done);
+    if (all_done) continue;
+    for (std::size_t r = 0; r < 3; ++r) {
+      ring.core(r).settle(1, 1, {}, {});
+      CHECK(data[r] == before[r]);
+    }
+    // Epochs are installed one after the other: those ahead must wait at the others' marks.
+    ring.install_at(1, 2);
+    for (int i = 0; i < 50; ++i) ring.move();
+    ring.install_at(0, 2);
+    for (int i = 0; i < 50; ++i) ring.move();
+    ring.install_at(2, 2);
+    ring.run();
+    for (std::size_t r = 0; r < 3; ++r) {
+      CHECK(ok(ring.core(r), ids[r]));
+      for (std::size_t i = 0; i < 300; ++i) CHECK(data[r][i] == expected(3, i));
+    }
+  }
+}
+
+void a_late_verdict_commits_what_everybody_finished() {
+  Ring ring(2, 1, 0, 128, 3);
+  ring.install(1);
+  auto data = inputs(2, 64);
+  const auto a = ring.core(0).submit(1, call(data[0])), b = ring.core(1).submit(1, call(data[1]));
+  while (ring.core(0).find(a)->state == OpState::running || ring.core(1).find(b)->state == OpState::running) {
+    ring.move();
+  }
+  for (std::size_t r = 0; r < 2; ++r) {
+    ring.core(r).seal(1);
+    ring.core(r).settle(1, 1, {{0, 0, true, 7, std::nullopt, false, {}}}, {});
+  }
+  CHECK(ok(ring.core(0), a) && ok(ring.core(1), b));
+  CHECK(data[0] == data[1] && data[0][5] == expected(2, 5));
+}
+
+void a_mismatch_is_told_and_applied_nowhere() {
+  Ring ring(2, 1, 0, 128, 3);
+  ring.install(1);
+  auto data = inputs(2, 200);
+  data[1].resize(100);
+  const auto before = data;
+  ring.core(0).submit(1, call(data[0]));
+  ring.core(1).submit(1, call(data[1]));
+  ring.run();
+  for (std::size_t r = 0; r < 2; ++r) {
+    int told = 0;
+    while (const auto event = ring.core(r).next_event()) told += event->kind == Event::Kind::mismatch;
+    CHECK(told == 1);
+    CHECK(data[r] == before[r]);
+  }
+}
+
+void alone_there_is_nobody_to_reduce_with() {
+  Ring ring(1, 1, 64, 128);
+  ring.install(1);
+  auto data = inputs(1, 8);
+  const auto id = ring.core(0).submit(1, call(data[0]));
+  CHECK(ring.core(0).find(id)->result.status == OpStatus::too_few);
+}
+
+void garbage_ends_a_connection_and_nothing_else() {
+  std::mt19937 rng(11);
+  for (int i = 0; i < 500; ++i) {
+    Core core;
+    const ConnId conn = core.open("somebody", true);
+    if (i % 2 == 0) core.promote(1, conn, false, 4, 0);
+    std::size_t fed = 0;
+    while (fed < 4096) {
+      const auto space = core.receive_space(conn);
+      if (space.empty()) break;
+      const std::size_t step = std::min<std::size_t>(space.size(), 64);
+      for (std::size_t k = 0; k < step; ++k) space[k] = static_cast<std::byte>(rng());
+      core.received(1, conn, step);
+      fed += step;
+    }
+    CHECK(fed < 4096 || i % 2 == 1);
+  }
+}
+
+void a_cancelled_op_gives_the_memory_back() {
+  Ring ring(2, 1, 0, 128, 3);
+  ring.install(1);
+  auto data = inputs(2, 400);
+  const auto before = data;
+  const auto id = ring.core(0).submit(1, call(data[0]));
+  ring.core(1).submit(1, call(data[1]));
+  for (int i = 0; i < 6; ++i) ring.move();
+  CHECK(ring.core(0).cancel(id));
+  CHECK(data[0] == before[0]);
+  CHECK(ring.core(0).find(id)->result.status == OpStatus::cancelled);
+  data[0].assign(400, -1);  // the caller may use its memory at once: lanes read from it no more
+  ring.run();
+}
+
+}  // namespace
+
+int main() {
+  all_reduce_in_every_shape();
+  many_ops_in_a_row_and_many_tags();
+  other_kinds();
+  abort_at_every_point();
+  a_late_verdict_commits_what_everybody_finished();
+  a_mismatch_is_told_and_applied_nowhere();
+  alone_there_is_nobody_to_reduce_with();
+  garbage_ends_a_connection_and_nothing_else();
+  a_cancelled_op_gives_the_memory_back();
+  return check::verdict("test_core");
+}
