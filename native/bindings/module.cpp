@@ -159,7 +159,7 @@ EpochSpec epoch_spec(std::uint32_t epoch, std::uint32_t rank, std::uint32_t size
 
 class PyEngine {
  public:
-  PyEngine(int spin_us, int socket_buffer) : engine_(EngineSettings{Ns{spin_us} * 1000, socket_buffer}) {}
+  PyEngine(int spin_us, int same_host_buffer) : engine_(EngineSettings{Ns{spin_us} * 1000, same_host_buffer}) {}
 
   Engine& engine() { return engine_; }
 
@@ -452,7 +452,7 @@ void bind_commands(nb::class_<Class>& cls, With with) {
 
 void bind_engine(nb::module_& m) {
   nb::class_<PyEngine> cls(m, "Engine", "Sockets, lanes and ops of one peer, with a thread of its own.");
-  cls.def(nb::init<int, int>(), "spin_us"_a = 100, "socket_buffer"_a = 0);
+  cls.def(nb::init<int, int>(), "spin_us"_a = 100, "same_host_buffer"_a = 1 << 20);
   bind_commands(cls, [](PyEngine& self, auto command) {
     nb::gil_scoped_release free;
     self.engine().with_core(command);

@@ -57,13 +57,27 @@ std::string readable(const sockaddr_storage& storage, socklen_t bytes) {
   return (v6 ? "[" : "") + std::string(host) + (v6 ? "]:" : ":") + port;
 }
 
-void prepare(int fd, int buffer) {
+bool same_host(int fd) {
+  sockaddr_storage here{}, there{};
+  socklen_t here_bytes = sizeof here, there_bytes = sizeof there;
+  if (::getsockname(fd, reinterpret_cast<sockaddr*>(&here), &here_bytes) != 0) return false;
+  if (::getpeername(fd, reinterpret_cast<sockaddr*>(&there), &there_bytes) != 0) return false;
+  if (here.ss_family != there.ss_family) return false;
+  if (here.ss_family == AF_INET) {
+    return reinterpret_cast<sockaddr_in&>(here).sin_addr.s_addr == reinterpret_cast<sockaddr_in&>(there).sin_addr.s_addr;
+  }
+  return std::memcmp(&reinterpret_cast<sockaddr_in6&>(here).sin6_addr, &reinterpret_cast<sockaddr_in6&>(there).sin6_addr,
+                     sizeof(in6_addr)) == 0;
+}
+
+// Between machines the kernel sizes the buffers best. On one host there is no distance to fill: what is in flight should
+// stay in the cache, so the buffers are small and fixed.
+void prepare(int fd, int same_host_buffer) {
   const int one = 1;
   ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-  if (buffer > 0) {
-    ::setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &buffer, sizeof buffer);
-    ::setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &buffer, sizeof buffer);
-  }
+  if (same_host_buffer <= 0 || !same_host(fd)) return;
+  ::setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &same_host_buffer, sizeof same_host_buffer);
+  ::setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &same_host_buffer, sizeof same_host_buffer);
 }
 
 }  // namespace
@@ -164,7 +178,6 @@ ConnId Engine::dial(const std::string& host, std::uint16_t port, Ns timeout) {
     core_.lost(now, conn, strerror(errno));
     return conn;
   }
-  prepare(fd, settings_.socket_buffer);
   const int rc = ::connect(fd, reinterpret_cast<const sockaddr*>(&address->storage), address->bytes);
   if (rc != 0 && errno != EINPROGRESS) {
     core_.lost(now, conn, strerror(errno));
@@ -346,7 +359,7 @@ void Engine::accept_all() {
     const int fd =
         ::accept4(listener_, reinterpret_cast<sockaddr*>(&remote), &bytes, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (fd < 0) return;
-    prepare(fd, settings_.socket_buffer);
+    prepare(fd, settings_.same_host_buffer);
     adopt(fd, core_.open(readable(remote, bytes), true), false, 0);
   }
 }
@@ -362,6 +375,7 @@ void Engine::finish_connect(Socket& socket, Ns now) {
     return;
   }
   socket.connecting = false;
+  prepare(socket.fd, settings_.same_host_buffer);
   core_.opened(socket.conn);
   watch(socket);
 }

@@ -24,7 +24,7 @@ Ns monotonic_now();
 
 struct EngineSettings {
   Ns spin = 100'000;
-  int socket_buffer = 0;  // 0: the kernel's own tuning
+  int same_host_buffer = 1 << 20;  // bytes; 0: the kernel's own tuning on one host too
 };
 
 class Engine {
