@@ -1,0 +1,368 @@
+"""The one mechanism that changes a group: seal, record, attach.
+
+Whatever the cause (a join, a leave, a death, a bad edge, a fault of the program), a group goes
+
+    idle --begin--> sealing --every live member sealed--> attaching --every live member attached--> idle
+                       ^                                      |
+                       +----- any cause, or a failed edge ----+
+
+* *sealing*: the members were told to seal the newest epoch. Causes pile up until the record is made. A member that dies
+  meanwhile is simply no survivor any more; a member that leaves is one until the record.
+* *record*: when all live members have sealed, everything is decided in one instant: the members, the ring, who dials
+  which edge, and the verdicts (`verdicts.py`). Members that left are told so and go.
+* *attaching*: the record is out. It counts as the newest epoch at once: if something goes wrong now, *that* epoch is
+  sealed next, and peers that have not installed it answer with no ops.
+
+Progress is not driven by events but by `advance`, which looks at what is true and moves on while it can. An event only
+changes a fact (a seal is in, a peer is gone) and cannot forget to trigger something.
+
+Nothing waits for ever: a member that neither seals nor attaches within its deadline is evicted, an edge that fails from
+both ends is avoided, and a member is evicted if no ring without bad edges exists or proposals fail too often.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from ringfold.errors import RemoteProtocolError
+from ringfold.master.events import Ns
+from ringfold.master.evidence import Collector
+from ringfold.master.liveness import MS
+from ringfold.master.run import Change, Group, LostLink, Peer, Run, Standing
+from ringfold.master.verdicts import Cause, broken_edge, joining, lost, summary
+from ringfold.master.words import names
+from ringfold.topology.ring import Edge, edges_of, ring_order
+from ringfold.wire.events import EdgeBad, EpochInstalled, EpochRecorded, EpochSealing
+from ringfold.wire.messages import (
+    Attached,
+    AttachFailed,
+    Evicted,
+    Installed,
+    Leave,
+    Left,
+    LinkLost,
+    PeerId,
+    Record,
+    Registrations,
+    Seal,
+    Sealed,
+    SealedOp,
+    Verdict,
+)
+from ringfold.wire.proof import derive
+
+Decide = Callable[[Mapping[PeerId, Sequence[SealedOp]], Sequence[Cause]], list[Verdict]]
+
+_U32, _U64 = 1 << 32, 1 << 64
+
+
+class Epochs:
+    """The epoch changes of all groups of a run."""
+
+    def __init__(self, run: Run, run_secret: bytes, fence: int, decide: Decide) -> None:
+        self._run = run
+        self._settings = run.settings
+        self._secret = run_secret
+        self._fence = fence
+        self._decide = decide
+
+    # Causes
+
+    def begin(self, now: Ns, group: Group, *causes: Cause) -> Change:
+        """End the group's newest epoch. If it is being sealed already, these are more causes."""
+        change = group.change
+        sealing = change is not None and change.phase == "sealing"
+        if change is None:
+            change = group.change = Change(since=now)
+        change.causes += causes
+        if not sealing:
+            self._seal(now, group, change)
+        return change
+
+    def admit(self, now: Ns, group: Group, newcomers: Iterable[Peer]) -> None:
+        """Let registered peers in with the next epoch of their group."""
+        ids = {peer.id for peer in newcomers}
+        self.begin(now, group, joining(ids)).admitted |= ids
+        for peer in ids:
+            self._run.peers[peer].standing = Standing.ADMITTED
+
+    def lose(self, now: Ns, peer: Peer, reason: str) -> None:
+        """The peer is gone without a word."""
+        self._run.remove(peer, "lost", reason, None)
+        self._without(now, peer, f"was lost: {reason}")
+
+    def evict(self, now: Ns, peer: Peer, reason: str) -> None:
+        """The run goes on without the peer, and tells it so."""
+        self._run.remove(peer, "evicted", reason, Evicted(reason))
+        self._without(now, peer, f"was evicted: {reason}")
+
+    def leave(self, now: Ns, peer: Peer, _: Leave) -> None:
+        """The peer asks to go. A member among others seals first: its word counts in the verdicts."""
+        group = self._run.groups[peer.group]
+        if peer.standing is not Standing.ACCEPTED or self._run.live(group) == [peer]:
+            self._run.remove(peer, "left", "it asked to", Left())
+            self._without(now, peer, "left")
+        elif not peer.leaving:
+            peer.leaving = True
+            self.begin(now, group, lost(peer.id, "leaves"))
+
+    def _without(self, now: Ns, peer: Peer, how: str) -> None:
+        group = self._run.groups[peer.group]
+        if peer.id in group.ring:
+            self.begin(now, group, lost(peer.id, how))
+
+    def link_lost(self, now: Ns, peer: Peer, message: LinkLost) -> None:
+        """A lane broke. In an installed epoch, wait a moment: a death may explain it better."""
+        if not self._run.is_current(peer, message.epoch):
+            return
+        group = self._run.groups[peer.group]
+        edge = (message.source, message.target)
+        if edge not in edges_of(group.ring) or peer.id not in edge:
+            raise RemoteProtocolError(f"it lost a link {edge[0]} -> {edge[1]} that it does not have")
+        if group.change is None:
+            group.lost_links.setdefault(edge, LostLink(now, message.reason))
+        elif group.change.phase == "attaching":
+            self._count_loss(now, group, *edge, message.reason)
+            self._proposal_failed(now, group, group.change, edge)
+            self.begin(now, group, broken_edge(*edge, message.reason))
+
+    def _count_loss(self, now: Ns, group: Group, source: PeerId, target: PeerId, reason: str) -> None:
+        if group.edges.lost(now, source, target):
+            self._run.tell(EdgeBad(group.id, source, target, f"lost again and again: {reason}"))
+
+    # Sealing
+
+    def _seal(self, now: Ns, group: Group, change: Change) -> None:
+        change.phase = "sealing"
+        change.deadline = now + self._settings.seal_ms * MS
+        change.seals.clear()
+        group.collector = None
+        group.lost_links.clear()
+        members = self._run.live(group)
+        if not members:
+            return
+        reason = summary(change.causes)
+        self._run.tell(EpochSealing(group.id, group.epoch, reason))
+        seal = Seal(group.epoch, reason)
+        for member in members:
+            self._run.send(member, seal)
+
+    def sealed(self, now: Ns, peer: Peer, message: Sealed) -> None:
+        if not self._run.is_current(peer, message.epoch):
+            return
+        group = self._run.groups[peer.group]
+        change = group.change
+        if change is None or change.phase != "sealing" or peer.id in change.seals:
+            raise RemoteProtocolError(f"it sealed epoch {message.epoch}, which nobody asked for")
+        seen = set()
+        for sealed in message.ops:
+            op = sealed.op
+            if op in seen or not (0 <= op.tag < _U64 and 0 <= op.sequence < _U32):
+                raise RemoteProtocolError(f"its seal names tag {op.tag} sequence {op.sequence} twice or out of range")
+            if not 0 <= sealed.registrations <= self._run.registrations:
+                raise RemoteProtocolError(f"its seal counts {sealed.registrations} registrations")
+            if sealed.payloads is not None and len(sealed.payloads) != len(group.ring):
+                raise RemoteProtocolError(
+                    f"its seal has {len(sealed.payloads)} payloads for a ring of {len(group.ring)}"
+                )
+            seen.add(op)
+        change.seals[peer.id] = message.ops
+
+    # Advancing
+
+    def advance(self, now: Ns) -> bool:
+        """Move every group on by one phase, if the facts allow it. False if nothing moved."""
+        moved = False
+        for _, group in sorted(self._run.groups.items()):
+            if group.change is not None and not self.missing(group):
+                self._next_phase(now, group, group.change)
+                moved = True
+        return moved
+
+    def _next_phase(self, now: Ns, group: Group, change: Change) -> None:
+        if change.phase == "sealing":
+            self._record(now, group, change)
+        elif any(change.answers.values()):
+            self._propose_again(now, group, change)
+        else:
+            self._install(now, group, change)
+
+    def missing(self, group: Group) -> list[PeerId]:
+        """Whom the group's change waits for."""
+        change = group.change
+        if change is None:
+            return []
+        answered: Mapping[PeerId, object] = change.seals if change.phase == "sealing" else change.answers
+        return [peer.id for peer in self._run.live(group) if peer.id not in answered]
+
+    # Recording
+
+    def _record(self, now: Ns, group: Group, change: Change) -> None:
+        """Decide the next epoch, in one instant, from the seals of all survivors."""
+        ring = self._plan(now, group, change)
+        verdicts = self._decide(change.seals, change.causes)
+        reason = summary(change.causes)
+        for leaver in [peer for peer in self._run.live(group) if peer.leaving]:
+            self._run.remove(leaver, "left", "it asked to", Left())
+        group.ring = ring
+        if not ring:
+            group.change = None
+            return
+        for newcomer in change.admitted:
+            self._run.peers[newcomer].standing = Standing.ACCEPTED
+        change.newcomers |= change.admitted
+        previous, group.epoch = group.epoch, group.epoch + 1
+        self._run.epochs += 1
+        group.dialers = [group.edges.dialer(*edge) for edge in edges_of(ring)]
+        group.evidence = self._settings.evidence_for(len(ring))
+        members = self._run.live(group)
+        if group.evidence == "master":
+            group.collector = Collector(group.epoch, ring, [member.conn for member in members])
+        record = Record(
+            group=group.id,
+            epoch=group.epoch,
+            fence=self._fence,
+            previous=previous,
+            reason=reason,
+            members=[member.member for member in members],
+            dialers=group.dialers,
+            newcomers=sorted(change.newcomers),
+            secret=derive(self._secret, "epoch", group.id, group.epoch),
+            evidence=group.evidence,
+            small_bytes=self._settings.small_bytes,
+            segment_bytes=self._settings.segment_bytes,
+            lanes=self._settings.lanes,
+            registrations=self._run.settled_registrations(),
+            pending=bool(self._run.registered()),
+            verdicts=verdicts,
+            world=self._run.world(),
+        )
+        for member in members:
+            self._run.send(member, record)
+            if member.id in change.admitted and record.pending:
+                self._run.send(member, Registrations(self._run.registrations))
+        commits = sum(verdict.commit for verdict in verdicts)
+        self._run.tell(EpochRecorded(group.id, group.epoch, ring, commits, len(verdicts) - commits))
+        change.phase = "attaching"
+        change.deadline = now + self._settings.attach_ms * MS
+        change.causes, change.answers = [], {}
+        change.seals.clear()
+        change.admitted.clear()
+
+    def _plan(self, now: Ns, group: Group, change: Change) -> list[PeerId]:
+        """The ring of the next epoch. Evicts members until there is one that uses no bad edge."""
+        while True:
+            staying = [peer.id for peer in self._run.live(group) if not peer.leaving]
+            candidates = staying + sorted(change.admitted)
+            bad = group.edges.bad()
+            ring = ring_order(candidates, bad)
+            if ring is not None:
+                return ring
+            worst = group.edges.worst(candidates, change.blame)
+            shown = ", ".join(f"{a} - {b}" for a, b in group.edges.bad_pairs() if {a, b} <= set(candidates))
+            self.evict(now, self._run.peers[worst], f"no ring without the bad edges {shown} exists")
+
+    # Attaching
+
+    def attached(self, now: Ns, peer: Peer, message: Attached) -> None:
+        self._answer(peer, AttachFailed(message.epoch, []))
+
+    def attach_failed(self, now: Ns, peer: Peer, message: AttachFailed) -> None:
+        if not message.edges:
+            raise RemoteProtocolError("it could not attach, but names no edge")
+        self._answer(peer, message)
+
+    def _answer(self, peer: Peer, message: AttachFailed) -> None:
+        if not self._run.is_current(peer, message.epoch):
+            return
+        group = self._run.groups[peer.group]
+        ring_edges = edges_of(group.ring)
+        for failure in message.edges:
+            edge = (failure.source, failure.target)
+            if edge not in ring_edges or peer.id not in edge:
+                raise RemoteProtocolError(f"it could not connect {edge[0]} -> {edge[1]}, which it does not have")
+        if group.change is not None and group.change.phase == "attaching":
+            group.change.answers[peer.id] = message.edges
+
+    def _install(self, now: Ns, group: Group, change: Change) -> None:
+        group.change = None
+        group.installed = now
+        installed = Installed(group.epoch, self._run.world())
+        for member in self._run.live(group):
+            self._run.send(member, installed)
+        self._run.tell(EpochInstalled(group.id, group.epoch, (now - change.since) // MS))
+
+    def _propose_again(self, now: Ns, group: Group, change: Change) -> None:
+        """Some edges could not be connected: dial them from the other end next time, or avoid them."""
+        dialers = dict(zip(edges_of(group.ring), group.dialers, strict=True))
+        reasons: dict[Edge, str] = {}
+        for peer, failures in sorted(change.answers.items()):
+            for failure in failures:
+                edge = (failure.source, failure.target)
+                # Both ends report it; the one that dialled knows more than the one that nobody came to.
+                if edge not in reasons or dialers[edge] == peer:
+                    reasons[edge] = failure.reason
+        for edge, reason in sorted(reasons.items()):
+            if group.edges.dial_failed(now, *edge, dialers[edge]):
+                self._run.tell(EdgeBad(group.id, *edge, f"neither end could connect it: {reason}"))
+        self._proposal_failed(now, group, change, *sorted(reasons))
+        said = {edge: f"dialled by peer {dialers[edge]}: {reason}" for edge, reason in sorted(reasons.items())}
+        self.begin(now, group, *(broken_edge(*edge, reason) for edge, reason in said.items()))
+
+    def _proposal_failed(self, now: Ns, group: Group, change: Change, *edges: Edge) -> None:
+        for edge in edges:
+            for end in edge:
+                change.blame[end] = change.blame.get(end, 0) + 1
+        change.failed_proposals += 1
+        if change.failed_proposals < self._settings.max_proposals:
+            return
+        members = [peer.id for peer in self._run.live(group)]
+        worst = group.edges.worst(members, change.blame)
+        change.failed_proposals = 0
+        reason = f"{self._settings.max_proposals} proposals in a row failed, most of them at its edges"
+        self.evict(now, self._run.peers[worst], reason)
+
+    # Time
+
+    def tick(self, now: Ns) -> None:
+        """Deadlines of changes, lost links that no death explained, edges over which nothing moves."""
+        for _, group in sorted(self._run.groups.items()):
+            group.edges.expire(now)
+            if group.change is None:
+                self._judge_lost_links(now, group)
+                self._judge_stalls(now, group)
+            elif now >= group.change.deadline:
+                self._evict_missing(now, group, group.change)
+
+    def _evict_missing(self, now: Ns, group: Group, change: Change) -> None:
+        sealing = change.phase == "sealing"
+        limit = f"seal_ms {self._settings.seal_ms}" if sealing else f"attach_ms {self._settings.attach_ms}"
+        reason = f"it did not {'seal' if sealing else 'attach'} epoch {group.epoch} in time ({limit})"
+        for peer in self.missing(group):
+            self.evict(now, self._run.peers[peer], reason)
+
+    def _judge_lost_links(self, now: Ns, group: Group) -> None:
+        grace = self._settings.link_grace_ms * MS
+        if not any(now - link.since >= grace for link in group.lost_links.values()):
+            return
+        links = sorted(group.lost_links.items())
+        for (source, target), link in links:
+            # A ring of two has both edges between the same ends: one broken cable is one loss.
+            if (target, source) not in group.lost_links or source < target:
+                self._count_loss(now, group, source, target, link.reason)
+        self.begin(now, group, *(broken_edge(*edge, link.reason) for edge, link in links))
+
+    def _judge_stalls(self, now: Ns, group: Group) -> None:
+        """An edge is bad if its sender cannot write and its receiver gets nothing, while both are alive and well."""
+        limit = self._settings.edge_stall_ms
+        for source, target in edges_of(group.ring):
+            sender, receiver = self._run.peers[source], self._run.peers[target]
+            if sender.suspected or receiver.suspected:
+                continue
+            if sender.beat.epoch != group.epoch or receiver.beat.epoch != group.epoch:
+                continue
+            if sender.beat.out_stalled_ms >= limit and receiver.beat.in_starved_ms >= limit:
+                stalled = min(sender.beat.out_stalled_ms, receiver.beat.in_starved_ms)
+                reason = f"nothing moved for {stalled} ms although {names((source, target))} are alive"
+                group.edges.mark_bad(now, source, target)
+                self._run.tell(EdgeBad(group.id, source, target, reason))
+                self.begin(now, group, broken_edge(source, target, reason))
+                return

@@ -1,0 +1,102 @@
+"""What the master machine is told, and what it wants done. The shell around it speaks nothing else.
+
+A connection is known by a number that the shell chooses and never uses again. After a `Close` effect the machine has
+forgotten the connection; whatever the shell still reports about it is ignored.
+"""
+
+from msgspec import Struct
+
+from ringfold.wire.events import Notice
+from ringfold.wire.frames import Done, Evidence, Heartbeat
+from ringfold.wire.messages import FromMaster, ToMaster
+
+Ns = int
+"""Integer nanoseconds."""
+Conn = int
+"""A control connection."""
+
+
+class Opened(Struct, frozen=True):
+    """Somebody connected. `nonce` is fresh randomness for its challenge."""
+
+    conn: Conn
+    remote: str
+    nonce: bytes
+
+
+class Received(Struct, frozen=True):
+    conn: Conn
+    message: ToMaster
+
+
+class Beat(Struct, frozen=True):
+    conn: Conn
+    heartbeat: Heartbeat
+
+
+class DoneSeen(Struct, frozen=True, gc=False):
+    conn: Conn
+    done: Done
+
+
+class Malformed(Struct, frozen=True):
+    """The connection sent what is not of this protocol."""
+
+    conn: Conn
+    reason: str
+
+
+class Closed(Struct, frozen=True):
+    """The connection is gone; the shell did not close it on the machine's behalf."""
+
+    conn: Conn
+    reason: str
+
+
+class Tick(Struct, frozen=True):
+    """Comes every 50 ms. All deadlines are judged here."""
+
+
+Event = Opened | Received | Beat | DoneSeen | Malformed | Closed | Tick
+
+
+class Send(Struct, frozen=True):
+    conn: Conn
+    message: FromMaster
+
+
+class SendBeat(Struct, frozen=True):
+    """The master's heartbeat; `echo` is the number of the peer's last one."""
+
+    conn: Conn
+    number: int
+    echo: int
+
+
+class SendEvidence(Struct, frozen=True, gc=False):
+    """The same evidence to every member: the shell encodes it once."""
+
+    conns: tuple[Conn, ...]
+    evidence: Evidence
+
+
+class Close(Struct, frozen=True):
+    """Send what is queued, then close."""
+
+    conn: Conn
+    reason: str
+
+
+class Trust(Struct, frozen=True):
+    """The other side has proven the token: frames up to the full size may be taken from it."""
+
+    conn: Conn
+
+
+class Tell(Struct, frozen=True):
+    """For observers."""
+
+    notice: Notice
+
+
+Effect = Send | SendBeat | SendEvidence | Close | Trust | Tell

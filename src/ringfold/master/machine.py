@@ -1,0 +1,373 @@
+"""The master of a run: a pure state machine, `step(now, event) -> effects`.
+
+The run it keeps has peers, and the peers are in groups. Each group has a numbered *epoch*: an agreement on its members
+and their order around the ring. Everything a master does comes down to three things:
+
+* It keeps the door (here): a connection proves the token, and becomes a peer or a watcher, or is dropped with a reason.
+* It changes epochs (`epochs.py`): whoever comes or goes, and whatever breaks, the group seals its epoch, and gets a new
+  one with a verdict for each op that was in doubt (`verdicts.py`). Ops themselves need no master; where evidence
+  travels through it, it counts Dones and nothing else (`evidence.py`).
+* It answers run-wide calls (`calls.py`), and refuses those that can never meet (`meeting.py`).
+
+It trusts nobody. A message that no honest peer could send raises RemoteProtocolError where it is noticed; `step` drops
+the connection that sent it, and a peer behind it is evicted. Messages that merely crossed with a newer decision are
+normal and are ignored. So no input raises; an AssertionError is a bug in here.
+
+The state lives in tables (`run.py`). After each event the machine settles: it moves everything on that the facts allow,
+so that what happens depends on what is true and not on the order in which it became true.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import assert_never
+
+from ringfold.errors import RemoteProtocolError
+from ringfold.master import verdicts
+from ringfold.master.calls import Calls
+from ringfold.master.epochs import Epochs
+from ringfold.master.events import (
+    Beat,
+    Closed,
+    Conn,
+    DoneSeen,
+    Effect,
+    Event,
+    Malformed,
+    Ns,
+    Opened,
+    Received,
+    Send,
+    SendBeat,
+    Tick,
+    Trust,
+)
+from ringfold.master.evidence import Mismatch
+from ringfold.master.liveness import MS, PatientClock, evict_reason, silent_ms, suspected
+from ringfold.master.meeting import absent_from
+from ringfold.master.run import Connection, Peer, Run, Standing
+from ringfold.master.settings import MasterSettings
+from ringfold.master.status import render_status, render_waiting
+from ringfold.master.verdicts import Cause
+from ringfold.master.words import named, names, seconds
+from ringfold.wire.descriptor import describe
+from ringfold.wire.events import CallRefused, ConnectionDropped, PeerRegistered, PeerSuspected
+from ringfold.wire.frames import DESCRIPTOR_BYTES, Heartbeat
+from ringfold.wire.messages import (
+    PROTOCOL_VERSION,
+    Attached,
+    AttachFailed,
+    Challenge,
+    Hello,
+    Leave,
+    LinkLost,
+    OpCancelled,
+    OpMismatch,
+    OpRef,
+    OpTimeout,
+    PeerId,
+    Reason,
+    Refused,
+    Registrations,
+    Sealed,
+    SealedOp,
+    Status,
+    StatusRequest,
+    ToMaster,
+    Verdict,
+    Vote,
+    VoteWithdrawn,
+    Waiting,
+    Welcome,
+)
+from ringfold.wire.proof import prove, proven
+
+OLDEST_VERSION = PROTOCOL_VERSION
+MIN_NONCE_BYTES = 16
+MAX_GROUP = (1 << 31) - 1
+
+
+class Master:
+    """One run. `run_secret` is fresh randomness; `token` may be empty (then everybody can prove it)."""
+
+    def __init__(
+        self, settings: MasterSettings, token: bytes, run_secret: bytes, fence: int = 1, started_ns: Ns = 0
+    ) -> None:
+        self.settings = settings
+        self.fence = fence
+        self._token = token
+        self._started_ns = started_ns
+        self._clock = PatientClock(started_ns)
+        self._run = Run(settings)
+        self._epochs = Epochs(self._run, run_secret, fence, lambda seals, causes: self._verdicts(seals, causes))
+        self._calls = Calls(self._run, self._epochs)
+        self._beat_number = 0
+        self._beat_ns = started_ns
+
+    def step(self, now_ns: Ns, event: Event) -> list[Effect]:
+        """Apply one event; return what the shell must now do, in order."""
+        out = self._run.out = []
+        now = self._clock.read(now_ns, tick=isinstance(event, Tick))
+        try:
+            if isinstance(event, DoneSeen):
+                # The hot path: a Done changes no table that the rest of the machine looks at.
+                self._done(now, event)
+                return out
+            self._apply(now_ns, now, event)
+        except RemoteProtocolError as error:
+            assert not isinstance(event, Tick)
+            self._drop(now, event.conn, str(error))
+        while self._epochs.advance(now) or self._calls.settle(now):
+            pass
+        self._check_invariants()
+        return out
+
+    def status(self, now_ns: Ns) -> Status:
+        """The whole run, for `ringfold status`."""
+        uptime_ms = (now_ns - self._started_ns) // MS
+        return render_status(self._run, self._epochs, self._clock.peek(now_ns), self.fence, uptime_ms)
+
+    def waiting(self, now_ns: Ns) -> list[Waiting]:
+        """All that is waited for: by whom, for whom, and since when."""
+        return render_waiting(self._run, self._epochs, self._clock.peek(now_ns))
+
+    def _verdicts(self, seals: Mapping[PeerId, Sequence[SealedOp]], causes: Sequence[Cause]) -> list[Verdict]:
+        """The verdict rule. A method, so that a simulation can plant a wrong one and must find it."""
+        return verdicts.decide(seals, causes)
+
+    def _apply(self, now_ns: Ns, now: Ns, event: Opened | Received | Beat | Malformed | Closed | Tick) -> None:
+        match event:
+            case Opened():
+                self._open(now, event)
+            case Received(conn, message):
+                connection = self._run.connections.get(conn)
+                if connection is None:
+                    return
+                if connection.peer is None:
+                    self._at_the_door(now_ns, now, connection, message)
+                else:
+                    connection.peer.heard = now
+                    self._from_peer(now, connection.peer, message)
+            case Beat(conn, heartbeat):
+                self._beat(now, conn, heartbeat)
+            case Malformed(conn, reason):
+                self._drop(now, conn, reason)
+            case Closed(conn, reason):
+                self._close(now, conn, reason)
+            case Tick():
+                self._tick(now_ns, now)
+            case _:
+                assert_never(event)
+
+    # The door
+
+    def _open(self, now: Ns, event: Opened) -> None:
+        run = self._run
+        connection = Connection(event.conn, event.remote, event.nonce, now)
+        run.connections[event.conn] = run.unproven[event.conn] = connection
+        run.out.append(Send(event.conn, Challenge(event.nonce, OLDEST_VERSION, PROTOCOL_VERSION)))
+        if len(run.unproven) > self.settings.max_unproven:
+            oldest = next(iter(run.unproven))
+            self._drop(now, oldest, f"more than {self.settings.max_unproven} connections have proven nothing yet")
+
+    def _at_the_door(self, now_ns: Ns, now: Ns, connection: Connection, message: ToMaster) -> None:
+        match message:
+            case Hello() if not connection.proven:
+                self._hello(now, connection, message)
+            case StatusRequest():
+                self._prove(connection, "status", message)
+                self._run.out.append(Send(connection.id, self.status(now_ns)))
+            case _:
+                raise RemoteProtocolError(f"{type(message).__name__} where Hello or StatusRequest is expected")
+
+    def _hello(self, now: Ns, connection: Connection, hello: Hello) -> None:
+        self._prove(connection, "hello", hello)
+        if not 0 <= hello.group <= MAX_GROUP:
+            raise RemoteProtocolError(f"group {hello.group} is out of range (0 to {MAX_GROUP})")
+        if not 1 <= hello.port <= 65_535 or not hello.addresses:
+            raise RemoteProtocolError(f"nobody can reach it at {hello.addresses} port {hello.port}")
+        if not (hello.name.isprintable() and hello.host.isprintable()):
+            raise RemoteProtocolError("its name or host is not printable")
+        peer = self._run.register(now, connection, hello)
+        proof = prove(self._token, "welcome", hello.nonce, connection.nonce)
+        self._run.send(peer, Welcome(peer.id, self.fence, proof, self.settings.liveness))
+        self._run.tell(PeerRegistered(peer.id, hello.name, hello.group, connection.remote))
+        heard = Registrations(self._run.registrations)
+        for other in self._run.accepted():
+            self._run.send(other, heard)
+
+    def _prove(self, connection: Connection, purpose: str, claim: Hello | StatusRequest) -> None:
+        """Check version and proof of a claim; from here on the connection is trusted with full-size frames."""
+        if not OLDEST_VERSION <= claim.version <= PROTOCOL_VERSION:
+            speaks = f"this master speaks {OLDEST_VERSION} to {PROTOCOL_VERSION}"
+            raise RemoteProtocolError(f"protocol version {claim.version} is not spoken here ({speaks})")
+        if len(claim.nonce) < MIN_NONCE_BYTES:
+            raise RemoteProtocolError(f"a nonce of {len(claim.nonce)} bytes is too short")
+        if not proven(self._token, claim.proof, purpose, connection.nonce, claim.nonce):
+            raise RemoteProtocolError("its token is not the token of this run")
+        if not connection.proven:
+            connection.proven = True
+            del self._run.unproven[connection.id]
+            self._run.out.append(Trust(connection.id))
+
+    def _drop(self, now: Ns, conn: Conn, reason: str) -> None:
+        """Turn somebody away who does not keep to the protocol. A peer among them is out of the run."""
+        connection = self._run.connections.get(conn)
+        if connection is None:
+            return
+        peer = connection.peer
+        if peer is None:
+            self._run.tell(ConnectionDropped(connection.remote, reason))
+            self._run.drop_connection(connection, Refused(reason), reason)
+        else:
+            self._run.tell(ConnectionDropped(f"peer {peer.id} at {connection.remote}", reason))
+            self._epochs.evict(now, peer, reason)
+
+    def _close(self, now: Ns, conn: Conn, reason: str) -> None:
+        connection = self._run.connections.get(conn)
+        if connection is None:
+            return
+        self._run.forget_connection(connection)
+        if connection.peer is not None:
+            self._epochs.lose(now, connection.peer, f"its connection closed{f' ({reason})' if reason else ''}")
+
+    # Peers
+
+    def _from_peer(self, now: Ns, peer: Peer, message: ToMaster) -> None:
+        match message:
+            case Vote():
+                self._calls.vote(now, peer, message)
+            case VoteWithdrawn():
+                self._calls.withdraw(now, peer, message)
+            case Sealed():
+                self._epochs.sealed(now, peer, message)
+            case Attached():
+                self._epochs.attached(now, peer, message)
+            case AttachFailed():
+                self._epochs.attach_failed(now, peer, message)
+            case LinkLost():
+                self._epochs.link_lost(now, peer, message)
+            case Leave():
+                self._epochs.leave(now, peer, message)
+            case OpMismatch() | OpTimeout() | OpCancelled():
+                self._op_failed(now, peer, message)
+            case Hello() | StatusRequest():
+                raise RemoteProtocolError(f"{type(message).__name__} from a peer that has joined")
+            case _:
+                assert_never(message)
+
+    def _op_failed(self, now: Ns, peer: Peer, message: OpMismatch | OpTimeout | OpCancelled) -> None:
+        """An op cannot end well: the epoch ends, and its verdict says why. Only a cancelled op is called again."""
+        if not self._run.is_current(peer, message.epoch):
+            return
+        group = self._run.groups[peer.group]
+        match message:
+            case OpMismatch(_, op, other, mine, theirs):
+                if other not in group.ring or not len(mine) == len(theirs) == DESCRIPTOR_BYTES:
+                    raise RemoteProtocolError(f"its mismatch with peer {other} makes no sense")
+                self._mismatch(now, peer, op, mine, other, theirs)
+            case OpTimeout(_, op, waited_ms):
+                waited_ms = max(0, waited_ms)
+                others = {each.id: self._run.announced(each) for each in self._run.live(group) if each is not peer}
+                missing = absent_from(op, others)
+                text = f"{named(op)} waited {seconds(waited_ms)} for {names(missing)}"
+                self._fault(now, peer, Reason("deadline", text, missing, waited_ms), op)
+            case OpCancelled(_, op):
+                reason = Reason("cancelled", f"peer {peer.id} gave up {named(op)}", [peer.id])
+                self._epochs.begin(now, group, Cause(reason))
+
+    def _mismatch(self, now: Ns, peer: Peer, op: OpRef, mine: bytes, other: PeerId, theirs: bytes) -> None:
+        sides = f"peer {peer.id} called {describe(mine)}, but peer {other} called {describe(theirs)}"
+        self._fault(now, peer, Reason("usage", f"{named(op)}: {sides}", sorted((peer.id, other))), op)
+
+    def _fault(self, now: Ns, peer: Peer, reason: Reason, op: OpRef) -> None:
+        """The program is at fault. Every member may notice and report it; the first report is as good as all."""
+        group = self._run.groups[peer.group]
+        if group.change is not None and any(cause.op == op for cause in group.change.causes):
+            return
+        self._epochs.begin(now, group, Cause(reason, op))
+        self._run.tell(CallRefused(reason.peers, reason.text))
+
+    def _done(self, now: Ns, event: DoneSeen) -> None:
+        """Count a Done; send evidence when it was the last one."""
+        connection = self._run.connections.get(event.conn)
+        if connection is None:
+            return
+        peer, done = connection.peer, event.done
+        if peer is None:
+            raise RemoteProtocolError("Done from somebody who has not joined")
+        peer.heard = now
+        if not self._run.is_current(peer, done.epoch):
+            return
+        group = self._run.groups[peer.group]
+        if group.collector is None:
+            if group.evidence == "ring":
+                raise RemoteProtocolError("Done to the master in an epoch whose evidence travels on the ring")
+            return  # it crossed with the seal
+        try:
+            evidence = group.collector.add(peer.id, done)
+        except Mismatch as mismatch:
+            op = OpRef(done.tag, done.sequence)
+            self._mismatch(now, peer, op, done.descriptor, mismatch.first, mismatch.first_descriptor)
+            return
+        if evidence is not None:
+            self._run.out.append(evidence)
+
+    # Liveness
+
+    def _beat(self, now: Ns, conn: Conn, beat: Heartbeat) -> None:
+        connection = self._run.connections.get(conn)
+        if connection is None:
+            return
+        peer = connection.peer
+        if peer is None:
+            raise RemoteProtocolError("a heartbeat from somebody who has not joined")
+        if beat.echo > self._beat_number:
+            raise RemoteProtocolError(f"it echoes heartbeat {beat.echo}, but the last one was {self._beat_number}")
+        if beat.echo > peer.beat.echo:
+            peer.echoed = now
+        peer.heard = peer.beat_at = now
+        peer.beat = beat
+
+    def _tick(self, now_ns: Ns, now: Ns) -> None:
+        """Every deadline of the master is judged here."""
+        limit = self.settings.handshake_ms
+        for connection in [each for each in self._run.unproven.values() if now - each.opened >= limit * MS]:
+            self._drop(now, connection.id, f"it proved nothing within {limit} ms")
+        self._send_beats(now_ns)
+        for peer in list(self._run.peers.values()):
+            self._judge(now, peer)
+        self._epochs.tick(now)
+        self._calls.tick(now)
+
+    def _send_beats(self, now_ns: Ns) -> None:
+        """By the real clock: after a gap, the peers must hear at once that the master is back."""
+        if now_ns - self._beat_ns < self.settings.liveness.heartbeat_ms * MS:
+            return
+        self._beat_ns = now_ns
+        self._beat_number += 1
+        for peer in self._run.peers.values():
+            self._run.out.append(SendBeat(peer.conn, self._beat_number, peer.beat.number))
+
+    def _judge(self, now: Ns, peer: Peer) -> None:
+        reason = evict_reason(now, peer.heard, peer.echoed, self.settings.liveness)
+        if reason is not None:
+            self._epochs.evict(now, peer, reason)
+            return
+        silence = silent_ms(now, peer.heard, peer.echoed)
+        was, peer.suspected = peer.suspected, suspected(silence, self.settings.liveness)
+        if peer.suspected and not was:
+            self._run.tell(PeerSuspected(peer.id, silence))
+
+    # What must always hold
+
+    def _check_invariants(self) -> None:
+        run = self._run
+        rings = {group.id: set(group.ring) for group in run.groups.values()}
+        assert len(run.unproven) <= self.settings.max_unproven
+        for peer in run.peers.values():
+            assert run.connections[peer.conn].peer is peer
+            assert (peer.standing is Standing.ACCEPTED) == (peer.id in rings[peer.group])
+        for group in run.groups.values():
+            if group.change is None:
+                assert all(peer in run.peers and not run.peers[peer].leaving for peer in group.ring)
+            else:
+                assert self._epochs.missing(group), "a change that waits for nobody must have moved on"

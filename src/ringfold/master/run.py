@@ -1,0 +1,268 @@
+"""The state of a run: its connections, its peers, its groups. Tables and small verbs; the decisions are elsewhere.
+
+A peer's standing only grows: registered (it waits), admitted (a vote let it in; its first epoch is being made),
+accepted (it is a member of its group's newest epoch). A peer that is gone is in no table; it may join anew, under a new
+id. Peer ids are the count of registrations, so the peers are in order of age wherever they are in order of id.
+
+Time in here is the master's own (see `liveness.py`).
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Literal
+
+from ringfold.errors import RemoteProtocolError
+from ringfold.master.edges import EdgeMemory
+from ringfold.master.events import Close, Conn, Effect, Ns, Send, Tell
+from ringfold.master.evidence import Collector
+from ringfold.master.liveness import MS
+from ringfold.master.settings import MasterSettings
+from ringfold.master.verdicts import Cause
+from ringfold.topology.ring import Edge
+from ringfold.wire.events import Notice, PeerGone
+from ringfold.wire.frames import Announced, Heartbeat
+from ringfold.wire.messages import (
+    EdgeFailure,
+    Epoch,
+    EvidenceBy,
+    FromMaster,
+    GroupId,
+    Hello,
+    Member,
+    PeerId,
+    SealedOp,
+    Tag,
+    VoteKind,
+    World,
+)
+
+
+@dataclass(slots=True)
+class Connection:
+    """A control connection. It is nobody's until it has proven the token; then it is a peer's, or a watcher's."""
+
+    id: Conn
+    remote: str
+    nonce: bytes
+    opened: Ns
+    proven: bool = False
+    peer: "Peer | None" = None
+
+
+class Standing(Enum):
+    REGISTERED = 1
+    ADMITTED = 2
+    ACCEPTED = 3
+
+
+@dataclass(slots=True)
+class Ballot:
+    """A run-wide call that a peer waits in. It counts only in the epoch in which it was cast."""
+
+    number: int
+    kind: VoteKind
+    epoch: Epoch
+    min_world: int
+    progress: dict[Tag, int]
+    asked: Ns
+    """When the call was first heard of; the peer casts it again after each epoch change."""
+    cast: Ns
+    """When it was cast in this epoch."""
+
+
+@dataclass(slots=True)
+class Peer:
+    """A process in the run, and what was last heard of it."""
+
+    id: PeerId
+    conn: Conn
+    remote: str
+    group: GroupId
+    member: Member
+    registered: Ns
+    heard: Ns
+    echoed: Ns
+    standing: Standing = Standing.REGISTERED
+    leaving: bool = False
+    ballot: Ballot | None = None
+    answered: int = -1
+    """The highest ballot that was answered; an older vote that was still on its way is void."""
+    suspected: bool = False
+    beat: Heartbeat = field(default_factory=lambda: Heartbeat(0, 0))
+    beat_at: Ns = 0
+
+    def answers(self, ballot: int) -> None:
+        """This ballot has been answered: it no longer waits, and cannot be cast again."""
+        self.answered = max(self.answered, ballot)
+        if self.ballot is not None and self.ballot.number <= self.answered:
+            self.ballot = None
+
+
+@dataclass(slots=True)
+class Change:
+    """A group on its way from one epoch to the next: sealing the old one, or attaching the new one."""
+
+    since: Ns
+    deadline: Ns = 0
+    phase: Literal["sealing", "attaching"] = "sealing"
+    causes: list[Cause] = field(default_factory=list)
+    """Why the epoch ends, until the next one is recorded."""
+    seals: dict[PeerId, list[SealedOp]] = field(default_factory=dict)
+    admitted: set[PeerId] = field(default_factory=set)
+    """To be members of the next record."""
+    newcomers: set[PeerId] = field(default_factory=set)
+    """Members of the record that no installed epoch has had."""
+    answers: dict[PeerId, list[EdgeFailure]] = field(default_factory=dict)
+    """Who has answered the record: no failures means attached."""
+    failed_proposals: int = 0
+    blame: dict[PeerId, int] = field(default_factory=dict)
+    """How often each member was an end of an edge that failed during this change."""
+
+
+@dataclass(slots=True)
+class LostLink:
+    since: Ns
+    reason: str
+
+
+@dataclass(slots=True)
+class Group:
+    """Peers that reduce with each other. A group stays known when it is empty, so that no epoch number comes twice."""
+
+    id: GroupId
+    edges: EdgeMemory
+    epoch: Epoch = 0
+    """The newest recorded epoch; 0 before the first."""
+    ring: list[PeerId] = field(default_factory=list)
+    """The members of that epoch, in ring order."""
+    dialers: list[PeerId] = field(default_factory=list)
+    evidence: EvidenceBy = "ring"
+    change: Change | None = None
+    collector: Collector | None = None
+    lost_links: dict[Edge, LostLink] = field(default_factory=dict)
+    """Links of the installed epoch that broke just now; a death may explain them."""
+    installed: Ns = 0
+
+
+@dataclass(slots=True)
+class Admission:
+    """An update vote that completed: its voters are answered when the epochs it caused are installed."""
+
+    since: Ns
+    ballots: dict[PeerId, int]
+    groups: set[GroupId]
+
+
+class Run:
+    """All tables, and the effects of the step in progress."""
+
+    def __init__(self, settings: MasterSettings) -> None:
+        self.settings = settings
+        self.connections: dict[Conn, Connection] = {}
+        self.unproven: dict[Conn, Connection] = {}
+        self.peers: dict[PeerId, Peer] = {}
+        self.groups: dict[GroupId, Group] = {}
+        self.admission: Admission | None = None
+        self.registrations = 0
+        self.epochs = 0
+        self.out: list[Effect] = []
+
+    # Looking
+
+    def group(self, group: GroupId) -> Group:
+        """The group with this number, made on first use."""
+        found = self.groups.get(group)
+        if found is None:
+            memory = EdgeMemory(self.settings.bad_edge_s * 1000 * MS)
+            found = self.groups[group] = Group(group, memory)
+        return found
+
+    def live(self, group: Group) -> list[Peer]:
+        """The members of the newest epoch that are still there, in ring order."""
+        return [self.peers[peer] for peer in group.ring if peer in self.peers]
+
+    def accepted(self) -> list[Peer]:
+        return [peer for peer in self.peers.values() if peer.standing is Standing.ACCEPTED]
+
+    def registered(self) -> list[Peer]:
+        return [peer for peer in self.peers.values() if peer.standing is Standing.REGISTERED]
+
+    def ballot(self, peer: Peer) -> Ballot | None:
+        """The peer's vote, if it counts now: cast in its group's epoch, while that epoch is installed."""
+        ballot = peer.ballot
+        if ballot is None or peer.leaving:
+            return None
+        group = self.groups[peer.group]
+        return ballot if group.change is None and ballot.epoch == group.epoch else None
+
+    def announced(self, peer: Peer) -> list[Announced]:
+        """The ops of its group's newest epoch that the peer's last heartbeat named."""
+        return peer.beat.ops if peer.beat.epoch == self.groups[peer.group].epoch else []
+
+    def world(self) -> World:
+        """The run-wide numbers. Peers that are admitted count, so that all records of one admission agree."""
+        sizes: dict[GroupId, int] = {}
+        for peer in self.peers.values():
+            if peer.standing is not Standing.REGISTERED:
+                sizes[peer.group] = sizes.get(peer.group, 0) + 1
+        return World(sum(sizes.values()), len(sizes), max(sizes.values(), default=0))
+
+    def settled_registrations(self) -> int:
+        """The count up to which everybody was admitted or is gone."""
+        return min((peer.id - 1 for peer in self.registered()), default=self.registrations)
+
+    def is_current(self, peer: Peer, epoch: Epoch) -> bool:
+        """Whether a peer's message is about its group's newest epoch; False if it crossed with a newer record."""
+        if peer.standing is not Standing.ACCEPTED:
+            raise RemoteProtocolError(f"it speaks of epoch {epoch} before it was accepted")
+        newest = self.groups[peer.group].epoch
+        if epoch > newest:
+            raise RemoteProtocolError(f"it speaks of epoch {epoch}, but the newest is {newest}")
+        return epoch == newest
+
+    # Doing
+
+    def send(self, peer: Peer, message: FromMaster) -> None:
+        self.out.append(Send(peer.conn, message))
+
+    def tell(self, notice: Notice) -> None:
+        self.out.append(Tell(notice))
+
+    def register(self, now: Ns, connection: Connection, hello: Hello) -> Peer:
+        """A new peer under a new id. Accepted peers hear of it by the count of registrations."""
+        self.registrations += 1
+        member = Member(self.registrations, hello.name, hello.host, hello.addresses, hello.port)
+        peer = Peer(member.peer, connection.id, connection.remote, hello.group, member, now, now, now)
+        self.peers[peer.id] = peer
+        connection.peer = peer
+        self.group(peer.group)
+        return peer
+
+    def drop_connection(self, connection: Connection, last_words: FromMaster | None, reason: str) -> None:
+        if last_words is not None:
+            self.out.append(Send(connection.id, last_words))
+        self.out.append(Close(connection.id, reason))
+        self.forget_connection(connection)
+
+    def forget_connection(self, connection: Connection) -> None:
+        del self.connections[connection.id]
+        self.unproven.pop(connection.id, None)
+
+    def remove(
+        self, peer: Peer, how: Literal["left", "lost", "evicted"], reason: str, last_words: FromMaster | None
+    ) -> None:
+        """Take a peer out of all tables. What this means for its epoch is for `epochs.py` to say."""
+        connection = self.connections.get(peer.conn)
+        if connection is not None:
+            self.drop_connection(connection, last_words, reason)
+        del self.peers[peer.id]
+        group = self.groups[peer.group]
+        group.edges.forget_peer(peer.id)
+        if group.change is not None:
+            for table in (group.change.seals, group.change.answers, group.change.blame):
+                table.pop(peer.id, None)
+            group.change.admitted.discard(peer.id)
+            group.change.newcomers.discard(peer.id)
+        if self.admission is not None:
+            self.admission.ballots.pop(peer.id, None)
+        self.tell(PeerGone(peer.id, peer.member.name, how, reason))

@@ -1,0 +1,50 @@
+"""The settings of a master: frozen, with the unit in the name, checked where they are made."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ringfold.errors import ConfigError
+from ringfold.wire.messages import EvidenceBy, Liveness
+
+RING_EVIDENCE_MEMBERS = 8
+"""With "auto", evidence travels on the ring up to this many members: n-1 hops are then faster than the master."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MasterSettings:
+    """How one master runs its run."""
+
+    evidence: Literal["auto", "ring", "master"] = "auto"
+    small_bytes: int = 16_384
+    segment_bytes: int = 262_144
+    lanes: int = 1
+    liveness: Liveness = field(default_factory=Liveness)
+    seal_ms: int = 30_000
+    attach_ms: int = 10_000
+    handshake_ms: int = 5_000
+    link_grace_ms: int = 30
+    edge_stall_ms: int = 2_000
+    bad_edge_s: int = 60
+    meet_ms: int = 500
+    max_proposals: int = 8
+    max_unproven: int = 256
+
+    def __post_init__(self) -> None:
+        if self.evidence not in ("auto", "ring", "master"):
+            raise ConfigError(f"evidence must be auto, ring or master, not {self.evidence!r}")
+        alive = self.liveness
+        if not 0 < alive.heartbeat_ms < alive.suspect_after_ms < alive.evict_after_ms:
+            raise ConfigError("need 0 < heartbeat_ms < suspect_after_ms < evict_after_ms")
+        positive = ("segment_bytes", "lanes", "seal_ms", "attach_ms", "handshake_ms", "edge_stall_ms", "bad_edge_s")
+        for name in (*positive, "max_proposals", "max_unproven"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name in ("small_bytes", "link_grace_ms", "meet_ms"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} must not be negative, but is {getattr(self, name)}")
+
+    def evidence_for(self, members: int) -> EvidenceBy:
+        """How evidence travels in an epoch of so many members."""
+        if self.evidence != "auto":
+            return self.evidence
+        return "ring" if members <= RING_EVIDENCE_MEMBERS else "master"

@@ -1,0 +1,117 @@
+"""Asking a master how its run stands, over a plain blocking socket: what `status` and `doctor` do.
+
+The connection begins like a peer's (a Challenge, and a proof of the token), so whoever cannot join cannot look either.
+"""
+
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+
+from ringfold.config import split_address
+from ringfold.errors import ConfigError, MasterUnreachable, RemoteProtocolError
+from ringfold.runtime.clock import monotonic_ns
+from ringfold.runtime.entropy import random_bytes
+from ringfold.wire.frames import MAX_FRAME_BYTES, FrameKind, FrameReader, decode_from_master, message_frame
+from ringfold.wire.messages import PROTOCOL_VERSION, Challenge, FromMaster, Refused, Status, StatusRequest
+from ringfold.wire.proof import NONCE_BYTES, prove
+
+
+class StatusConnection:
+    """A connection that can ask for the status any number of times. Each question has `timeout_s` to be answered."""
+
+    def __init__(self, address: str, token: bytes, timeout_s: float = 5.0) -> None:
+        self.address, self.timeout_s = address, timeout_s
+        self._token = token
+        self._deadline_ns = monotonic_ns() + int(timeout_s * 1e9)
+        self._reader = FrameReader()
+        self._frames: Iterator[tuple[FrameKind, bytes]] = iter(())
+        host, port = split_address(address)
+        try:
+            self._socket = socket.create_connection((host, port), timeout_s)
+        except OSError as error:
+            raise MasterUnreachable(address, error.strerror or str(error)) from None
+        try:
+            challenge = self._next()
+            if not isinstance(challenge, Challenge):
+                raise RemoteProtocolError(f"{address} did not begin with a challenge: is it a Ringfold master?")
+            if not challenge.oldest <= PROTOCOL_VERSION <= challenge.newest:
+                raise ConfigError(
+                    f"the master at {address} speaks protocol versions {challenge.oldest} to {challenge.newest}, "
+                    f"this is {PROTOCOL_VERSION}: install the same Ringfold on both sides"
+                )
+        except BaseException:
+            self._socket.close()
+            raise
+        self._challenge = challenge
+        # A status of many peers is larger than what a stranger may send in a handshake.
+        self._reader.limit = MAX_FRAME_BYTES
+
+    def ask(self) -> Status:
+        """The run as the master sees it now."""
+        self._deadline_ns = monotonic_ns() + int(self.timeout_s * 1e9)
+        nonce = random_bytes(NONCE_BYTES)
+        proof = prove(self._token, "status", self._challenge.nonce, nonce)
+        try:
+            self._socket.sendall(message_frame(StatusRequest(PROTOCOL_VERSION, nonce, proof)))
+        except OSError as error:
+            raise MasterUnreachable(self.address, error.strerror or str(error)) from None
+        answer = self._next()
+        if not isinstance(answer, Status):
+            raise RemoteProtocolError(f"the master at {self.address} answered {type(answer).__name__}, not Status")
+        return answer
+
+    def watch(self, every_s: float) -> Iterator[Status]:
+        """The status now, and again every so often, for as long as the caller goes on."""
+        while True:
+            yield self.ask()
+            time.sleep(every_s)
+
+    def _next(self) -> FromMaster:
+        """The next message before the deadline; a refusal is raised as the ConfigError that it nearly always is."""
+        while True:
+            for kind, body in self._frames:
+                if kind is not FrameKind.MESSAGE:
+                    raise RemoteProtocolError(f"{self.address} sent a {kind.name} frame to somebody who only looks")
+                message = decode_from_master(body)
+                if isinstance(message, Refused):
+                    raise ConfigError(f"the master at {self.address} refused: {message.reason}")
+                return message
+            self._frames = self._reader.feed(self._receive())
+
+    def _receive(self) -> bytes:
+        left_s = (self._deadline_ns - monotonic_ns()) / 1e9
+        try:
+            # A timeout of zero would mean "do not block", and fail in another way.
+            self._socket.settimeout(max(left_s, 1e-3))
+            chunk = self._socket.recv(65_536)
+        except TimeoutError:
+            raise MasterUnreachable(self.address, f"no answer within {self.timeout_s:g} s") from None
+        except OSError as error:
+            raise MasterUnreachable(self.address, error.strerror or str(error)) from None
+        if not chunk:
+            raise MasterUnreachable(self.address, "it closed the connection")
+        return chunk
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def __enter__(self) -> "StatusConnection":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def reach(addresses: Sequence[str], token: bytes, timeout_s: float = 5.0) -> StatusConnection:
+    """A connection to the first of a master's addresses that answers; the last one's error if none does."""
+    if not addresses:
+        raise ConfigError("no address of a master was given")
+    for address in addresses[:-1]:
+        try:
+            return StatusConnection(address, token, timeout_s)
+        except MasterUnreachable:
+            continue
+    return StatusConnection(addresses[-1], token, timeout_s)

@@ -1,0 +1,93 @@
+"""What an op is, in 32 bytes: two peers that call different things under one (tag, sequence) are told both.
+
+The layout is fixed and little-endian because the engine writes it and compares it:
+
+    u8 kind | u8 dtype (255 mixed) | u8 reduce op | u8 quantisation | u8 retry | u8 zero | u16 root |
+    u32 arrays | u32 CRC of the arrays' dtypes and counts | u64 elements | u64 bytes
+"""
+
+import struct
+from functools import lru_cache
+from typing import NamedTuple
+
+from ringfold.wire.frames import DESCRIPTOR_BYTES
+
+KINDS = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "barrier")
+REDUCE_OPS = ("sum", "avg", "prod", "min", "max")
+DTYPES = ("u8", "i8", "u16", "i16", "u32", "i32", "u64", "i64", "f16", "bf16", "f32", "f64")
+MIXED = 255
+
+_LAYOUT = struct.Struct("<BBBBBxHIIQQ")
+assert _LAYOUT.size == DESCRIPTOR_BYTES
+
+
+class Descriptor(NamedTuple):
+    """The fields of a descriptor, as numbers."""
+
+    kind: int
+    dtype: int = MIXED
+    reduce_op: int = 0
+    quantisation: int = 0
+    retry: int = 0
+    root: int = 0
+    arrays: int = 0
+    layout: int = 0
+    elements: int = 0
+    nbytes: int = 0
+
+    def pack(self) -> bytes:
+        return _LAYOUT.pack(*self)
+
+    @classmethod
+    def unpack(cls, packed: bytes) -> "Descriptor":
+        return cls(*_LAYOUT.unpack(packed))
+
+
+def describe(packed: bytes) -> str:
+    """A descriptor for people. Two that differ read differently; numbers without a name are shown as numbers."""
+    if len(packed) != DESCRIPTOR_BYTES:
+        return f"an op with a descriptor of {len(packed)} bytes"
+    op = Descriptor.unpack(packed)
+    kind = _name(KINDS, op.kind, "kind")
+    facts = []
+    if op.arrays or op.elements or op.nbytes or op.dtype != MIXED:
+        facts.append(f"{op.elements} x {'mixed' if op.dtype == MIXED else _name(DTYPES, op.dtype, 'dtype')}")
+        facts.append(f"{op.nbytes} bytes in {op.arrays} array{'' if op.arrays == 1 else 's'}")
+    if op.arrays > 1 or op.layout:
+        facts.append(f"layout {op.layout:08x}")
+    if kind in ("all_reduce", "reduce_scatter"):
+        facts.insert(0, f"op={_name(REDUCE_OPS, op.reduce_op, 'reduce op')}")
+    elif op.reduce_op:
+        facts.append(f"op={op.reduce_op}")
+    if kind == "broadcast" or op.root:
+        facts.append(f"root={op.root}")
+    if op.quantisation:
+        facts.append(f"quantisation {op.quantisation}")
+    facts.append("retry=True" if op.retry else "retry=False")
+    return f"{kind}({', '.join(facts)})"
+
+
+@lru_cache(maxsize=4096)
+def fingerprint(packed: bytes) -> int:
+    """CRC-32C of a descriptor. Cached: a training loop repeats the same few ops for days."""
+    crc = 0xFFFFFFFF
+    for byte in packed:
+        crc = _TABLE[(crc ^ byte) & 0xFF] ^ crc >> 8
+    return crc ^ 0xFFFFFFFF
+
+
+def _name(names: tuple[str, ...], number: int, what: str) -> str:
+    return names[number] if number < len(names) else f"{what} {number}"
+
+
+def _crc_table() -> tuple[int, ...]:
+    table = []
+    for byte in range(256):
+        crc = byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+        table.append(crc)
+    return tuple(table)
+
+
+_TABLE = _crc_table()
