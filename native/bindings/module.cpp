@@ -22,7 +22,7 @@ namespace {
 
 using Array = nb::ndarray<nb::device::cpu, nb::c_contig>;
 using RawVerdict = std::tuple<std::uint64_t, std::uint32_t, bool, std::uint64_t, std::optional<std::vector<nb::bytes>>,
-                              bool, nb::bytes>;
+                              int, nb::bytes>;
 
 constexpr Ns millisecond = 1'000'000;
 constexpr Ns signal_check_every = 100 * millisecond;

@@ -206,8 +206,13 @@ std::uint64_t Core::submit(Ns now, OpSpec spec) {
   op->started = now;
   op->deadline = now + op->spec.timeout;
   ops_.emplace(id, op);
+  const auto refusal = refused_.find(op->spec.tag);
   if (over_) {
     finish(op, over_status_, over_reason_);
+  } else if (refusal != refused_.end()) {
+    op->epoch = spec_.epoch;
+    finish(op, OpStatus::aborted, std::move(refusal->second));
+    refused_.erase(refusal);
   } else if (sealed_) {
     waiting_.push_back(op);
   } else {
@@ -420,6 +425,21 @@ void Core::settle(Ns, std::uint32_t epoch, const std::vector<Verdict>& verdicts,
       ++stats_.restarted;
     } else {
       finish(op, OpStatus::aborted, decided ? verdict->reason : default_reason);
+    }
+  }
+  // Who has not called a refused op yet must not take the others' next op for it.
+  for (const Verdict& verdict : verdicts) {
+    const auto tag = tags_.find(verdict.tag);
+    const std::uint32_t next = tag == tags_.end() ? 0 : tag->second.next;
+    if (verdict.commit || verdict.final < 2 || next > verdict.sequence) continue;
+    const auto late = std::find_if(waiting_.begin(), waiting_.end(),
+                                   [&](const OpPtr& op) { return op->spec.tag == verdict.tag; });
+    if (late == waiting_.end()) {
+      refused_[verdict.tag] = verdict.reason;
+    } else {
+      const OpPtr op = *late;
+      op->epoch = epoch;
+      finish(op, OpStatus::aborted, verdict.reason);
     }
   }
   tags_.clear();

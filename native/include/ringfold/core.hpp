@@ -74,7 +74,7 @@ struct Verdict {
   bool commit;
   std::uint64_t registrations;
   std::optional<Payloads> payloads;
-  bool final;
+  int final;  // 0: called again where it is retryable; 1: fails; 2: fails, and for who has not called it yet, too
   Bytes reason;
 };
 
@@ -266,6 +266,7 @@ class Core {
   bool sealed_ = true;
   std::uint64_t registrations_ = 0;
   std::unordered_map<std::uint64_t, TagState> tags_;
+  std::unordered_map<std::uint64_t, Bytes> refused_;  // by tag: why the next op fails, which the others have given up
   BackupPool pool_;
   std::uint64_t next_op_ = 1;
   std::unordered_map<std::uint64_t, OpPtr> ops_;

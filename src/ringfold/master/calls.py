@@ -84,11 +84,18 @@ class Calls:
         else:
             kind: VoteKind = peer.ballot.kind if peer.ballot is not None else "update"
             state = completion(self._run, kind)
-            missing = [late for late in state.missing if late != peer.id] if isinstance(state, Wait) else []
+            missing = self._absent(now, peer, kind, state) if isinstance(state, Wait) else []
             why = f"for {names(missing)}" if missing or isinstance(state, Ready) else f"because {state.why}"
             text = f"waited {seconds(waited)} in {CALL[kind]} {why}"
+            peer.gave_up[kind] = now
         self._fail(peer, message.ballot, Reason("deadline", text, missing, waited))
         self._run.tell(CallRefused([peer.id], f"peer {peer.id} {text}"))
+
+    def _absent(self, now: Ns, peer: Peer, kind: VoteKind, state: Wait) -> list[PeerId]:
+        """Whom a call waited for in vain. Those who waited with it and gave up a moment earlier are not to blame."""
+        since = now if peer.ballot is None else peer.ballot.asked
+        missing = [late for late in state.missing if late != peer.id]
+        return [late for late in missing if self._run.peers[late].gave_up.get(kind, -1) < since] or missing
 
     def settle(self, now: Ns) -> bool:
         """Answer a call that is complete, or admit whom the facts allow to be admitted. False if there is nothing."""

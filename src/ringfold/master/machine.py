@@ -276,7 +276,7 @@ class Master:
 
     def _mismatch(self, now: Ns, peer: Peer, op: OpRef, mine: bytes, other: PeerId, theirs: bytes) -> None:
         sides = f"peer {peer.id} called {describe(mine)}, but peer {other} called {describe(theirs)}"
-        self._fault(now, peer, Reason("usage", f"{named(op)}: {sides}", sorted((peer.id, other))), op)
+        self._fault(now, peer, Reason("mismatch", f"{named(op)}: {sides}", sorted((peer.id, other))), op)
 
     def _fault(self, now: Ns, peer: Peer, reason: Reason, op: OpRef) -> None:
         """The program is at fault. Every member may notice and report it; the first report is as good as all."""

@@ -87,6 +87,8 @@ class Peer:
     ballot: Ballot | None = None
     answered: int = -1
     """The highest ballot that was answered; an older vote that was still on its way is void."""
+    gave_up: dict[VoteKind, Ns] = field(default_factory=dict)
+    """When a call of this kind last ended here because its time was over."""
     suspected: bool = False
     beat: Heartbeat = field(default_factory=lambda: Heartbeat(0, 0))
     beat_at: Ns = 0

@@ -22,7 +22,7 @@ GroupId = int
 VoteKind = Literal["update", "pending"]
 EvidenceBy = Literal["ring", "master"]
 OpState = Literal["unfinished", "done", "committed"]
-ReasonKind = Literal["lost", "edge", "usage", "deadline", "evicted", "cancelled"]
+ReasonKind = Literal["lost", "edge", "usage", "mismatch", "deadline", "evicted", "cancelled"]
 
 
 class Message(Struct, frozen=True, forbid_unknown_fields=True, tag_field="type"):

@@ -1,0 +1,136 @@
+# Every target sets up .venv by itself. The machine needs python3 (3.11 or newer, with venv), a C++20 compiler and make;
+# CMake, Ninja and everything else come from pip into .venv.
+#
+# The package is installed in editable mode: Python sources are used where they are, and a change of a native source (or
+# of what describes the build) makes the next target build again, incrementally, in build/.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.ONESHELL:
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory --no-builtin-rules
+
+PYTHON ?= python3
+SEEDS ?= 1000
+SOAK_MINUTES ?= 30
+BENCH ?= allreduce --world 2,4 --sizes 4K,64K,1M,16M --against none
+
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet
+NATIVE := $(shell find native -type f \( -name '*.cpp' -o -name '*.hpp' -o -name '*.h' -o -name '*.inc' -o -name 'CMakeLists.txt' \) 2>/dev/null)
+STEP = @printf '\033[1m== %s\033[0m\n' "$(1)"
+
+.PHONY: help demo test check lint types tidy sim soak bench native-test native-check docs clean
+
+help:
+	@cat <<'TEXT'
+	make demo          train on four peers while some are killed, frozen and added (under a minute)
+	make test          all tests: native, unit, transcripts, simulation (200 seeds), real processes
+	make check         ruff, mypy --strict, and the tidy test
+	make sim           the simulation, SEEDS=1000
+	make soak          simulation seeds that were never seen, for SOAK_MINUTES=30
+	make bench         a short all-reduce benchmark; BENCH="recovery --peers 4" for another
+	make native-check  the native tests under ASan and UBSan
+	make docs          write the reference pages again
+	make clean         remove everything that was built
+	TEXT
+
+# The environment, in two steps so that a changed C++ file does not ask pip for the build tools again.
+
+.venv/.tools: | compiler
+	$(call STEP,setting up .venv)
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
+	  echo "error: $(PYTHON) is not Python 3.11 or newer. If you have one by another name: make PYTHON=python3.12" >&2
+	  exit 1
+	}
+	$(PYTHON) -m venv .venv || {
+	  echo "error: $(PYTHON) -m venv failed; on Debian and Ubuntu: apt install python3-venv" >&2
+	  exit 1
+	}
+	$(PIP) install 'scikit-build-core>=0.11,<2' 'nanobind>=2.9,<4' 'cmake>=3.22' ninja
+	touch $@
+
+.venv/.ready: .venv/.tools pyproject.toml CMakeLists.txt $(NATIVE)
+	$(call STEP,building Ringfold)
+	export PATH="$(CURDIR)/$(BIN):$$PATH"
+	mkdir -p build
+	$(PIP) install --no-build-isolation --editable '.[test,dev]' > build/install.log 2>&1 || {
+	  grep -nE 'error|Error|ERROR' build/install.log | head -n 40 >&2
+	  echo "error: the build failed; all of it is in build/install.log" >&2
+	  exit 1
+	}
+	touch $@
+
+.PHONY: compiler
+compiler:
+	@command -v "$${CXX:-c++}" > /dev/null || command -v g++ > /dev/null || command -v clang++ > /dev/null || {
+	  echo "error: no C++ compiler found. Install one with C++20 (on Debian and Ubuntu: apt install g++), or set CXX." >&2
+	  exit 1
+	}
+
+# What people run
+
+demo: .venv/.ready
+	@$(BIN)/ringfold demo --peers 4
+
+test: .venv/.ready native-test
+	$(call STEP,unit tests$(comma) transcripts$(comma) simulation$(comma) real processes)
+	$(BIN)/python -m pytest -q tests
+
+check: lint types tidy
+
+lint: .venv/.ready
+	$(call STEP,ruff)
+	$(BIN)/ruff check .
+
+types: .venv/.ready
+	$(call STEP,mypy --strict)
+	$(BIN)/mypy
+
+tidy: .venv/.ready
+	$(call STEP,tidy test)
+	$(BIN)/python -m pytest -q tests/unit/test_tidy.py
+
+sim: .venv/.ready
+	$(call STEP,simulation with $(SEEDS) seeds)
+	$(BIN)/python -m ringfold.testing --seeds $(SEEDS) --planted
+
+soak: .venv/.ready
+	$(call STEP,soak for $(SOAK_MINUTES) minutes)
+	while (( SECONDS < $(SOAK_MINUTES) * 60 )); do $(BIN)/python -m ringfold.testing --seeds $(SEEDS); done
+
+bench: .venv/.ready
+	@$(BIN)/ringfold bench $(BENCH)
+
+docs: .venv/.ready
+	$(call STEP,reference pages)
+	$(BIN)/python -m ringfold.cli.reference docs/reference
+
+# The native tests know no Python: plain CMake, once as shipped and once with the sanitizers
+
+native-test: .venv/.tools
+	$(call STEP,native tests)
+	$(call NATIVE_TESTS,build/native,-DRINGFOLD_SANITIZE=OFF)
+
+native-check: .venv/.tools
+	$(call STEP,native tests under ASan and UBSan)
+	export ASAN_OPTIONS=detect_leaks=1:strict_string_checks=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
+	$(call NATIVE_TESTS,build/sanitize,-DRINGFOLD_SANITIZE=ON)
+
+define NATIVE_TESTS
+export PATH="$(CURDIR)/$(BIN):$$PATH"
+mkdir -p $(1)
+{ cmake -S . -B $(1) -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DRINGFOLD_NATIVE_TESTS=ON $(2) \
+  && cmake --build $(1); } > $(1)/build.log 2>&1 || {
+  grep -nE 'error|Error|FAILED' $(1)/build.log | head -n 40 >&2
+  echo "error: the build failed; all of it is in $(1)/build.log" >&2
+  exit 1
+}
+ctest --test-dir $(1)/native --output-on-failure --no-tests=error --progress
+endef
+
+comma := ,
+
+clean:
+	@rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/ringfold/*.so
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,162 @@
+"""Ringfold: all-reduce over plain IP that survives. Peers come, go, freeze and die, and the run goes on.
+
+    import ringfold as rf
+
+    with rf.join("10.0.0.1:48148") as run:
+        for step in run.steps(rf.SharedState(model=weights), until=1000, min_world=2):
+            step.all_reduce(gradients(weights), op="avg")
+
+Importing this is cheap: what needs NumPy or the native core is loaded when it is first used.
+"""
+
+# The rooms, in the order of imports (each uses the ones above it, never the ones below or beside it):
+#
+#   errors, config   every exception, by what the caller does next; every setting, and who reads it
+#   wire             messages and frames, as bytes and as types
+#   runtime          sockets, clocks, randomness, threads, processes: the only Python code that touches them
+#   topology         ring order. Pure
+#   state            shared state: the arrays that are bit-identical on all peers
+#   dataplane        arrays as the engine takes them, and the handle on the native engine
+#   master           the state machine of a run, and the server around it
+#   peer             the communicator: what a training process holds
+#   cli, testing     the commands; the deterministic simulation, public
+#
+# `_native` is the compiled core: kernels, the engine without I/O, and the engine with sockets (see native/).
+
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ringfold.errors import (
+    CollectiveAborted,
+    ConfigError,
+    DeadlineExceeded,
+    EpochChanged,
+    Evicted,
+    MasterUnreachable,
+    PeerLost,
+    RemoteProtocolError,
+    RingfoldError,
+    StateError,
+    TooFewPeers,
+    UsageError,
+)
+
+if TYPE_CHECKING:
+    from ringfold.peer.communicator import Communicator
+    from ringfold.peer.handle import Handle
+    from ringfold.peer.joining import JoinRequest
+    from ringfold.peer.outcome import ReduceInfo
+    from ringfold.peer.settings import PeerTimings
+    from ringfold.peer.steps import Step
+    from ringfold.state.shared import SharedState
+
+__version__ = "0.1.0"
+__all__ = [
+    "CollectiveAborted",
+    "Communicator",
+    "ConfigError",
+    "DeadlineExceeded",
+    "EpochChanged",
+    "Evicted",
+    "Handle",
+    "MasterUnreachable",
+    "PeerLost",
+    "PeerTimings",
+    "ReduceInfo",
+    "RemoteProtocolError",
+    "RingfoldError",
+    "SharedState",
+    "StateError",
+    "Step",
+    "TooFewPeers",
+    "UsageError",
+    "join",
+]
+_LAZY = {
+    "Communicator": "ringfold.peer.communicator",
+    "Handle": "ringfold.peer.handle",
+    "PeerTimings": "ringfold.peer.settings",
+    "ReduceInfo": "ringfold.peer.outcome",
+    "SharedState": "ringfold.state.shared",
+    "Step": "ringfold.peer.steps",
+}
+
+
+def join(
+    address: str | Sequence[str] | None = None,
+    *,
+    group: int = 0,
+    token: str | bytes | None = None,
+    token_file: str | Path | None = None,
+    name: str | None = None,
+    host: str | None = None,
+    advertise: str | Sequence[str] | None = None,
+    port: int | None = None,
+    host_master: bool = False,
+    timeout_s: float | None = None,
+    op_timeout_s: float | None = None,
+    timings: "PeerTimings | None" = None,
+) -> "Communicator":
+    """Join the run of the master at `address`, and return once this process is a member of its group.
+
+    `address` is `host`, `host:port` or `[IPv6]:port`; several, separated by commas or in a list, are tried in turn,
+    again and again until `timeout_s`. The first peers of a run are members at once; a later one waits until all members
+    call `update_topology` (`steps` does). With `host_master` this process runs the master, too, at the first address.
+
+    `group` says with whom this peer reduces. `token` or `token_file` is the run's join token. `advertise` are the
+    addresses at which the other peers reach this one, if they are not those of its connection to the master; `port` is
+    the first data port to try. `name` and `host` are what `ringfold status` shows. What is left out comes from the
+    environment, the settings file, or a default (see `ringfold config`).
+    """
+    from ringfold.peer import joining
+    from ringfold.peer.settings import PeerTimings
+
+    request = joining.JoinRequest(
+        address=address,
+        group=group,
+        token=token,
+        token_file=token_file,
+        name=name,
+        host=host,
+        advertise=advertise,
+        port=port,
+        timeout_s=timeout_s,
+        op_timeout_s=op_timeout_s,
+        timings=timings or PeerTimings(),
+    )
+    return _join_own_master(request) if host_master else joining.join(request)
+
+
+def _join_own_master(request: "JoinRequest") -> "Communicator":
+    """Run a master inside this process, and join it. It ends when the communicator is closed."""
+    from dataclasses import replace
+
+    from ringfold.cli.master import master_settings
+    from ringfold.config import load
+    from ringfold.master.server import MasterThread
+    from ringfold.peer import joining
+
+    settings = load({"master": joining.listed(request.address), "token_file": request.token_file})
+    token = joining.token_of(request, settings)
+    listen = settings.listed("master")[:1]
+    master = MasterThread(master_settings(settings), listen, token, settings.switch("insecure"))
+    try:
+        return joining.join(replace(request, address=master.address), at_end=master.stop)
+    except BaseException:
+        master.stop()
+        raise
+
+
+def __getattr__(name: str) -> object:
+    """The public names that need NumPy, loaded at their first use."""
+    if name not in _LAZY:
+        raise AttributeError(f"module 'ringfold' has no attribute {name!r}")
+    value = getattr(import_module(_LAZY[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,91 @@
+"""The command line: one file per command. A command parses, calls a room, and renders; nothing else lives here.
+
+Read `output.py` for how commands speak, then any command. Only the files of commands that stand in the arguments are
+imported, and those import their rooms when they run: `ringfold --help` has no reason to load NumPy or the native core.
+"""
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Collection
+from typing import Annotated, NamedTuple
+
+import typer
+
+from ringfold.errors import RingfoldError
+
+
+class Command(NamedTuple):
+    """A command: what `--help` says of it, and the file that has it (a function, or an `app` of sub-commands)."""
+
+    name: str
+    summary: str
+    attribute: str
+
+    @property
+    def module(self) -> str:
+        return f"{__name__}.{self.name}"
+
+
+COMMANDS = (
+    Command("master", "Run the master: the process that peers join and that keeps their epochs.", "master"),
+    Command("status", "Show a run: members, epochs, rings, and what is waited for since when.", "status"),
+    Command("demo", "Train a small model on several peers while some are killed, frozen and added.", "demo"),
+    Command("doctor", "Check whether this machine has what a run needs, and say what to do.", "doctor"),
+    Command("config", "Show every setting, its value, and where the value comes from.", "config"),
+    # A group of sub-commands stands last, where typer puts it in any case.
+    Command("bench", "Measure all-reduce, recovery and joining, beside other libraries.", "app"),
+)
+
+
+def build(load: Collection[str] | None = None) -> typer.Typer:
+    """The command line with the named commands loaded (None: all); the others are there by their summary only."""
+    app = typer.Typer(
+        name="ringfold",
+        help="Keeps a distributed training run going over plain IP while machines come and go.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+    )
+    app.callback()(_root)
+    for command in COMMANDS:
+        spec = importlib.util.find_spec(command.module)
+        if spec is None or spec.origin is None:
+            continue
+        if load is not None and command.name not in load:
+            app.command(command.name, help=command.summary)(_not_loaded)
+            continue
+        entry = getattr(importlib.import_module(command.module), command.attribute)
+        if isinstance(entry, typer.Typer):
+            app.add_typer(entry, name=command.name, short_help=command.summary)
+        else:
+            app.command(command.name, short_help=command.summary)(entry)
+    return app
+
+
+def _root(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.", is_eager=True)] = False,
+) -> None:
+    if version:
+        from importlib import metadata
+
+        typer.echo(f"ringfold {metadata.version('ringfold')}")
+        raise typer.Exit
+
+
+def _not_loaded() -> None:
+    raise AssertionError("a command ran that does not stand in the arguments")
+
+
+def main() -> None:
+    """The `ringfold` command. Exit codes: 0 done, 1 it failed, 2 the call or a setting must be fixed."""
+    arguments = sys.argv[1:]
+    try:
+        build(arguments)()
+    except RingfoldError as error:
+        if "--debug" in arguments:
+            raise
+        from ringfold.cli.output import complain
+
+        sys.exit(complain(error))

@@ -1,0 +1,116 @@
+"""One peer of a benchmark about runs: `workers_run.py recovery|join|memory LINE NAME MASTER NUMBER...`.
+
+Each peer is a small training loop that reports instants of the machine-wide monotonic clock on its line. This file is
+run by path, without its package, to keep a peer's start short.
+"""
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+import ringfold as rf
+from ringfold.runtime.clock import monotonic_ns
+from ringfold.runtime.spawn import Line, LineClosed, Message
+
+STEP_S = 0.001
+
+
+def main(arguments: list[str]) -> None:
+    what, address, name, where, *numbers = arguments
+    line = Line.dial(address, name)
+    loops: dict[str, Callable[..., None]] = {"recovery": recovery, "join": join, "memory": memory}
+    try:
+        loops[what](line, where, *map(int, numbers))
+    except LineClosed:
+        os._exit(0)
+    except Exception as error:
+        line.send({"error": f"{type(error).__name__}: {error}"})
+        raise
+
+
+def recovery(line: Line, where: str, size: int, founders: int) -> None:
+    """Reduce for ever, let newcomers in, and report the instant of every commit whose number of peers is a new one."""
+    run = rf.join(where)
+    while run.group_size < founders:
+        run.update_topology(min_world=founders)
+    buffer = np.empty(size // 4, np.float32)
+    contributors = 0
+    while True:
+        buffer.fill(1)
+        info = run.all_reduce(buffer, op="sum")
+        at = monotonic_ns()
+        if not (buffer[0] == buffer[buffer.size // 2] == buffer[-1] == info.contributors):
+            raise AssertionError(f"{info.contributors} contributed ones, but the sum is {buffer[0]} to {buffer[-1]}")
+        if info.contributors != contributors:
+            contributors = info.contributors
+            line.send({"contributors": contributors, "at_ns": at})
+        if run.are_peers_pending():
+            run.update_topology()
+
+
+def join(line: Line, where: str, founders: int) -> None:
+    """Join when told to, then take steps of about a millisecond; vote in the step in which all hear of a new round.
+
+    The number of the round travels through an all-reduce, so that all members vote after the same op.
+    """
+    line.send({"armed": True})
+    heard = voted_for = _order(line)["round"]
+    run = rf.join(where)
+    joined = monotonic_ns()
+    while run.group_size < founders:
+        run.update_topology(min_world=founders)
+    line.send({"joined_ns": joined, "group_size": run.group_size})
+    ballot = np.zeros(1, np.int64)
+    while True:
+        if (order := line.receive(STEP_S)) is not None:
+            heard = order["round"]
+        ballot[0] = heard
+        run.all_reduce(ballot, op="max")
+        if ballot[0] > voted_for:
+            voted_for = int(ballot[0])
+            voted = monotonic_ns()
+            run.update_topology()
+            line.send({"voted_ns": voted, "returned_ns": monotonic_ns(), "group_size": run.group_size})
+
+
+def memory(line: Line, where: str, size: int, founders: int) -> None:
+    """Report how much an in-place all-reduce raises this process's peak of resident memory, first and second time."""
+    run = rf.join(where)
+    while run.group_size < founders:
+        run.update_topology(min_world=founders)
+    # Warmed up with a small buffer: an engine may keep an op's memory, which would then not count below.
+    run.all_reduce(np.ones(1 << 14, np.float32), op="sum")
+    buffer = np.ones(size // 4, np.float32)
+    extra = [_extra_peak(run, buffer) for _ in range(2)]
+    verified = bool((buffer == founders**2).all())
+    line.send({"extra_bytes": extra, "verified": verified})
+    _order(line)
+
+
+def _extra_peak(run: "rf.Communicator", buffer: npt.NDArray[np.float32]) -> int:
+    # Writing 5 resets the peak to what is resident now.
+    Path("/proc/self/clear_refs").write_text("5")
+    before = _status_bytes("VmHWM")
+    run.all_reduce(buffer, op="sum")
+    return _status_bytes("VmHWM") - before
+
+
+def _status_bytes(key: str) -> int:
+    for text in Path("/proc/self/status").read_text().splitlines():
+        if text.startswith(f"{key}:"):
+            return int(text.split()[1]) * 1024
+    raise LookupError(key)
+
+
+def _order(line: Line) -> Message:
+    order = line.receive()
+    assert order is not None
+    return order
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,141 @@
+"""What came out of the demo: the facts, the checks on them, and how both are shown."""
+
+import msgspec
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from ringfold.cli.output import COLOURS, duration, table
+
+TOLERANCE = 0.03
+"""How much worse the disturbed run's loss may be. Steps with fewer peers learn from fewer examples."""
+
+SKIPPED = {
+    "cut and shaped links": "they need network namespaces, which need root",
+}
+
+
+class Fault(msgspec.Struct):
+    """A peer that was taken out, and how long the others stood still."""
+
+    peer: str
+    signal: str
+    step: int
+    recovery_ms: float
+    """From just before the signal to the last survivor's next committed op."""
+    ring: int
+    inside: bool = False
+    """Whether it was inside an all-reduce, so that the survivors had to run the op again without it."""
+
+
+class Arrival(msgspec.Struct):
+    """A peer that came in the middle, and how long it took until it had reduced with the others."""
+
+    peer: str
+    how: str
+    step: int
+    took_ms: float
+
+
+class Check(msgspec.Struct, frozen=True):
+    """One promise: kept or not, and what was seen."""
+
+    promise: str
+    kept: bool
+    seen: str
+
+
+class Outcome(msgspec.Struct):
+    """Everything the peers reported, and the held-out loss of an undisturbed training beside it."""
+
+    founders: int
+    steps: int
+    seed: int
+    seconds: float = 0.0
+    epochs: int = 0
+    aborts: int = 0
+    """All-reduces that were aborted, and by all survivors run again."""
+    retries: int = 0
+    """The same, counted at each survivor."""
+    faults: list[Fault] = []
+    arrivals: list[Arrival] = []
+    evictions: list[str] = []
+    exit_codes: dict[str, int] = {}
+    digests: dict[str, str] = {}
+    held_out: dict[str, float] = {}
+    undisturbed: float = float("nan")
+    events: list[str] = []
+    sample: str = ""
+    """What the trained model writes."""
+
+
+def checks(outcome: Outcome) -> list[Check]:
+    """Every promise of the demo. All must be kept."""
+    kills = [fault for fault in outcome.faults if fault.signal == "SIGKILL"]
+    struck = [f"step {fault.step}, next op after {duration(fault.recovery_ms)}" for fault in kills if fault.inside]
+    evicted = [f"next op after {duration(fault.recovery_ms)}" for fault in outcome.faults if fault.signal == "SIGSTOP"]
+    came = [_arrival(arrival) for arrival in outcome.arrivals if arrival.how == "joined"]
+    again = [_arrival(arrival) for arrival in outcome.arrivals if arrival.how == "joined anew"]
+    failed = [f"{name}: exit code {code}" for name, code in outcome.exit_codes.items() if code != 0]
+    count, different = len(outcome.digests), sorted(set(outcome.digests.values()))
+    bits = ", ".join(f"{name} {digest[:16]}" for name, digest in outcome.digests.items())
+    excesses = [loss / outcome.undisturbed - 1 for loss in outcome.held_out.values()]
+    # NaN fails every comparison, so the question is "good enough?", not "too high?".
+    is_as_good = bool(excesses) and all(excess <= TOLERANCE for excess in excesses)
+    worst, excess = max(outcome.held_out.values(), default=float("nan")), max(excesses, default=float("nan"))
+    compared = f"{worst:.4f} against {outcome.undisturbed:.4f} ({excess:+.1%}, at most {TOLERANCE:+.0%})"
+    return [
+        Check("a peer killed inside an all-reduce stops nobody", bool(struck), _list(struck, f"{len(kills)} missed")),
+        Check("a frozen peer is evicted, the others go on", bool(evicted), _list(evicted, "nobody was frozen")),
+        Check("a new peer joins in the middle", bool(came), _list(came, "nobody came")),
+        Check("the evicted peer is told so and joins anew", bool(outcome.evictions and again), _list(again, "no")),
+        Check("all who live finish and leave cleanly", count >= 2 and not failed, _list(failed, f"{count} peers")),
+        Check("all hold the same bits of weights and momentum", count >= 2 and len(different) == 1,
+              f"{count} times {different[0][:16]}" if len(different) == 1 else bits),
+        Check("the held-out loss is as good as undisturbed", is_as_good, compared),
+    ]  # fmt: skip
+
+
+def as_json(outcome: Outcome, found: list[Check]) -> dict[str, object]:
+    """All facts and checks, for programs."""
+    return {**msgspec.structs.asdict(outcome), "checks": found, "skipped": SKIPPED}
+
+
+def as_text(outcome: Outcome, found: list[Check]) -> Group:
+    """All facts and checks, for people."""
+    sample = Text(f'The model continues "The import statement": {" ".join(outcome.sample.split())}', "italic dim")
+    return Group("", _summary(outcome), "", _check_table(found), "", sample)
+
+
+def _summary(outcome: Outcome) -> Table:
+    """What happened, in a few lines."""
+    rows = [
+        ("steps", f"{outcome.steps} in {duration(outcome.seconds * 1_000)}, in {outcome.epochs} epochs"),
+        ("aborts", f"{outcome.aborts} all-reduces, their buffers restored"),
+        ("retries", f"{outcome.retries}, counted at each survivor"),
+    ]
+    for fault in outcome.faults:
+        took = duration(fault.recovery_ms)
+        rows.append((f"recovery from {fault.signal}", f"{fault.peer}, step {fault.step}, next op after {took}"))
+    for arrival in outcome.arrivals:
+        rows.append((arrival.how, f"{arrival.peer}, {_arrival(arrival)}"))
+    rows += [("evictions", _list(outcome.evictions, "none"))]
+    rows += [("skipped", f"{what}: {why}") for what, why in SKIPPED.items()]
+    return table("What happened", ("what", "how much"), rows)
+
+
+def _check_table(found: list[Check]) -> Table:
+    """The checks, one line each."""
+    rows = [
+        (Text("ok" if check.kept else "FAILED", COLOURS["ok" if check.kept else "fail"]), check.promise, check.seen)
+        for check in found
+    ]
+    return table("What was promised", ("", "promise", "seen"), rows)
+
+
+def _arrival(arrival: Arrival) -> str:
+    return f"step {arrival.step}, in the ring after {duration(arrival.took_ms)}"
+
+
+def _list(found: list[str], otherwise: str) -> str:
+    return ", ".join(found) or otherwise

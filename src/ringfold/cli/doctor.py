@@ -1,0 +1,40 @@
+"""`ringfold doctor`: check the machine, and a master when one is named."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def doctor(
+    master: Annotated[str | None, typer.Option(help="Also ask the master at this address.")] = None,
+    token_file: Annotated[Path | None, typer.Option(help="File with the join token of the run.")] = None,
+    config: Annotated[Path | None, typer.Option(help="Settings file (TOML).")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Check whether this machine has what a run needs, and say what to do.
+
+    The exit code is 1 when a check failed. A warning means: it works, but slower or less precisely than it could.
+    """
+    from rich.text import Text
+
+    from ringfold import config as settings
+    from ringfold.cli.output import COLOURS, console, print_json, table
+    from ringfold.runtime import doctor as room
+    from ringfold.runtime.machine import look
+
+    resolved = settings.load({"master": [master] if master else None, "token_file": token_file, "config": config})
+    # A master that nobody named is not missing: the default address alone asks for nothing.
+    named = resolved.origin("master") != "default"
+    checks = room.examine(resolved.listed("master") if named else (), resolved.token())
+    failed = any(check.outcome == "fail" for check in checks)
+    if as_json:
+        print_json({"ok": not failed, "checks": checks, "machine": look()})
+    else:
+        rows = [
+            (Text(check.outcome, style=COLOURS[check.outcome]), check.name, check.found, check.advice)
+            for check in checks
+        ]
+        console.print(table("doctor", ["", "check", "found", "what to do"], rows))
+    if failed:
+        raise typer.Exit(1)

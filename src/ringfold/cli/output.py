@@ -1,0 +1,73 @@
+"""How commands speak: tables for people, one JSON object for programs, one line for an error."""
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ringfold.errors import (
+    ConfigError,
+    MasterUnreachable,
+    RemoteProtocolError,
+    RingfoldError,
+    UsageError,
+)
+
+console = Console(highlight=False)
+complaints = Console(stderr=True, highlight=False)
+
+COLOURS: Mapping[str, str] = {"ok": "green", "warn": "yellow", "fail": "bold red"}
+
+
+def print_json(value: object) -> None:
+    """One JSON object on standard output, fields in their own order, paths and structs included."""
+    encoded = msgspec.json.encode(value, enc_hook=str)
+    sys.stdout.write(msgspec.json.format(encoded, indent=2).decode() + "\n")
+    sys.stdout.flush()
+
+
+def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> Table:
+    """A table in the house look. Cells are plain text: what a peer named itself is never read as markup."""
+    made = Table(title=title, title_justify="left", title_style="bold", header_style="dim", box=None, pad_edge=False)
+    for column in columns:
+        made.add_column(column, overflow="fold")
+    for row in rows:
+        made.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row))
+    return made
+
+
+def duration(milliseconds: float) -> str:
+    """A duration as people say it: 350 ms, 4.2 s, 3 min 20 s, 2 h 5 min."""
+    seconds = milliseconds / 1000
+    if seconds < 1:
+        return f"{milliseconds:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(int(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def complain(error: RingfoldError) -> int:
+    """Say on standard error what went wrong and what to do; return the exit code (2: fix the call, 1: the rest)."""
+    line = Text("error: ", style="bold red").append(str(error), style="red")
+    complaints.print(line, soft_wrap=True)
+    if hint := _hint(error):
+        complaints.print(Text("hint: ", style="bold").append(hint), soft_wrap=True)
+    return 2 if isinstance(error, UsageError) else 1
+
+
+def _hint(error: RingfoldError) -> str:
+    match error:
+        case ConfigError():
+            return "`ringfold config` shows every setting and where its value comes from"
+        case MasterUnreachable():
+            return "is the master running there? start one with `ringfold master`, or look with `ringfold doctor`"
+        case RemoteProtocolError():
+            return "is that the port of a Ringfold master, of the same version?"
+        case _:
+            return ""

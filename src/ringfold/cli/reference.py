@@ -1,0 +1,198 @@
+"""Writes the reference pages from the code: `python -m ringfold.cli.reference docs/reference` (or `make docs`).
+
+What a page says of a setting, message, error or option is its own docstring or help, so the pages cannot drift; a test
+compares them with what this file would write.
+"""
+
+import inspect
+import sys
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+
+import msgspec
+import typer.main
+
+from ringfold import errors
+from ringfold.cli import build
+from ringfold.config import SETTINGS, Setting
+from ringfold.wire import events, frames, messages
+
+_NOTE = "<!-- Written by `make docs` from the code; do not edit. -->\n"
+
+
+def settings_page() -> str:
+    """Every setting, with its environment variable, default and range."""
+    rows = (
+        (f"`{setting.name}`", f"`{setting.env}`", _default(setting), _kind(setting), setting.help)
+        for setting in SETTINGS.values()
+    )
+    return _page(
+        "Settings",
+        "A value comes from the first of these that has it: an argument (of a command or of `rf.join`), an environment "
+        "variable, the settings file, the default. An empty environment variable counts as not set.",
+        "The settings file is TOML with the names below as keys. It is the one named by `--config` or "
+        "`RINGFOLD_CONFIG`, else `./ringfold.toml`, else `~/.config/ringfold.toml`. A relative path in it means: "
+        "beside the file. `ringfold config` shows every value and its origin.",
+        _table(("setting", "environment", "default", "kind", "meaning"), rows),
+    )
+
+
+def _default(setting: Setting) -> str:
+    value = setting.default
+    if value in (None, "", ()):
+        return "none"
+    if isinstance(value, tuple):
+        return "`" + ", ".join(value) + "`"
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+def _kind(setting: Setting) -> str:
+    return f"{setting.kind}: {setting.range}" if setting.range else setting.kind
+
+
+def errors_page() -> str:
+    """Every exception, as a tree in the order of the source."""
+    found = [kind for _, kind in _classes(errors) if issubclass(kind, Exception)]
+    parts = []
+    for kind in found:
+        base = kind.__mro__[1]
+        under = "" if base is Exception else f" A kind of `{base.__name__}`."
+        facts = list(inspect.signature(kind).parameters) if kind.__init__ is not Exception.__init__ else []
+        carries = f"\n\nCarries {', '.join(f'`{fact}`' for fact in facts)}." if facts else ""
+        parts.append(f"## {kind.__name__}\n\n{_doc(kind)}{under}{carries}")
+    module = inspect.getdoc(errors) or ""
+    first, _, tree = module.partition("\n\n")
+    tree, _, last = tree.rpartition("\n\n")
+    return _page("Errors", first, f"```text\n{inspect.cleandoc(tree)}\n```", last, *parts)
+
+
+def messages_page() -> str:
+    """Every message and fixed frame of the protocol, and every event."""
+    parts = [inspect.getdoc(messages) or "", f"The protocol version is {messages.PROTOCOL_VERSION}."]
+    for title, union in (
+        ("Peer to master", messages.ToMaster),
+        ("Master to peer", messages.FromMaster),
+        ("Lane handshake", messages.Handshake),
+    ):
+        names = ", ".join(f"`{kind.__name__}`" for kind in typing.get_args(union))
+        parts.append(f"**{title}:** {names}.")
+    parts.append("## Messages")
+    parts += [_struct(kind) for _, kind in _classes(messages) if _is_message(kind)]
+    parts.append("## Parts of messages")
+    parts += [_struct(kind) for _, kind in _classes(messages) if _is_struct(kind) and not _is_message(kind)]
+    parts += ["## Fixed frames", inspect.getdoc(frames) or ""]
+    parts += [_struct(kind) for _, kind in _classes(frames) if _is_struct(kind)]
+    parts += ["## Events", inspect.getdoc(events) or ""]
+    parts += [_struct(kind) for _, kind in _classes(events) if _is_struct(kind)]
+    return _page("Messages", *parts)
+
+
+def _is_struct(kind: type) -> bool:
+    return issubclass(kind, msgspec.Struct)
+
+
+def _is_message(kind: type) -> bool:
+    return issubclass(kind, messages.Message)
+
+
+def _struct(kind: type) -> str:
+    info = typing.get_type_hints(kind)
+    fields = [name for name in getattr(kind, "__struct_fields__", ()) if name in info]
+    rows = [(f"`{name}`", f"`{_type_name(info[name])}`") for name in fields]
+    parts = (f"### {kind.__name__}", _doc(kind), _table(("field", "type"), rows) if rows else "")
+    return "\n\n".join(part for part in parts if part)
+
+
+def _type_name(hint: object) -> str:
+    """A type as the source writes it, without the names of modules."""
+    text = hint.__name__ if isinstance(hint, type) and not typing.get_args(hint) else str(hint)
+    for prefix in ("ringfold.wire.messages.", "ringfold.wire.frames.", "typing."):
+        text = text.replace(prefix, "")
+    return text
+
+
+def cli_page() -> str:
+    """Every command with its arguments and options."""
+    root = typer.main.get_command(build())
+    return _page("Command line", *_command("ringfold", root))
+
+
+def _command(path: str, command: typing.Any) -> Iterator[str]:  # noqa: ANN401  (click's types move between versions)
+    """A command and, below it, its sub-commands. Only what every version of typer offers is read."""
+    doc = inspect.cleandoc(command.help or "")
+    yield f"{'#' * min(4, 1 + len(path.split()))} {path}"
+    if doc:
+        yield doc
+    rows = []
+    for parameter in command.params:
+        if parameter.name == "help":
+            continue
+        flags = [*parameter.opts, *parameter.secondary_opts]
+        shown = f"`{parameter.name.upper()}`" if parameter.param_type_name == "argument" else _code(flags)
+        rows.append((shown, _option_default(parameter), getattr(parameter, "help", None) or ""))
+    if rows:
+        yield _table(("option", "default", "meaning"), rows)
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from _command(f"{path} {name}", inner)
+
+
+def _option_default(parameter: typing.Any) -> str:  # noqa: ANN401
+    value = parameter.default
+    if parameter.required:
+        return "required"
+    if value is None or callable(value) or value in (False, (), [], "") or "Sentinel" in type(value).__name__:
+        return ""
+    return f"`{value}`"
+
+
+def _code(words: list[str]) -> str:
+    return ", ".join(f"`{word}`" for word in words)
+
+
+def _classes(module: ModuleType) -> Iterator[tuple[str, type]]:
+    """The classes that a module itself defines, in the order of its source."""
+    for name, thing in vars(module).items():
+        if isinstance(thing, type) and thing.__module__ == module.__name__:
+            yield name, thing
+
+
+def _doc(kind: type) -> str:
+    """The class's own docstring; an inherited one describes the base, not this class."""
+    return inspect.cleandoc(vars(kind).get("__doc__") or "")
+
+
+def _table(head: tuple[str, ...], rows: "typing.Iterable[tuple[str, ...]]") -> str:
+    def line(cells: tuple[str, ...]) -> str:
+        return "| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in cells) + " |"
+
+    return "\n".join([line(head), line(("---",) * len(head)), *map(line, rows)])
+
+
+def _page(title: str, *parts: str) -> str:
+    return "\n\n".join([_NOTE + f"\n# {title}", *(part for part in parts if part)]) + "\n"
+
+
+PAGES: Mapping[str, Callable[[], str]] = {
+    "settings.md": settings_page,
+    "cli.md": cli_page,
+    "errors.md": errors_page,
+    "messages.md": messages_page,
+}
+
+
+def write(directory: Path) -> list[Path]:
+    """Write every page into `directory`; return those that changed."""
+    changed = []
+    for name, make in PAGES.items():
+        path, text = directory / name, make()
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
+            changed.append(path)
+    return changed
+
+
+if __name__ == "__main__":
+    for path in write(Path(sys.argv[1])):
+        typer.echo(f"wrote {path}")

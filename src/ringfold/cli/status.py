@@ -1,0 +1,125 @@
+"""`ringfold status`: ask a master how its run stands, once or again and again."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    from ringfold.runtime.ask import StatusConnection
+    from ringfold.wire.messages import GroupStatus, PeerStatus, Status
+
+
+def status(
+    address: Annotated[str | None, typer.Argument(help="The master's address.", show_default=False)] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Keep showing it until Ctrl-C.")] = False,
+    every_ms: Annotated[int, typer.Option(help="How often --watch asks.", min=50)] = 500,
+    token_file: Annotated[Path | None, typer.Option(help="File with the join token of the run.")] = None,
+    config: Annotated[Path | None, typer.Option(help="Settings file (TOML).")] = None,
+) -> None:
+    """Show a run: members, epochs, rings, and what is waited for since when.
+
+    Without an address it asks the master of the settings (`master`, by default on this machine).
+    """
+    from ringfold import config as settings
+    from ringfold.cli.output import console, print_json
+    from ringfold.errors import UsageError
+    from ringfold.runtime import ask
+
+    if as_json and watch:
+        raise UsageError("--json prints one object; leave out --watch")
+    resolved = settings.load({"master": [address] if address else None, "token_file": token_file, "config": config})
+    with ask.reach(resolved.listed("master"), resolved.token()) as connection:
+        if as_json:
+            print_json(connection.ask())
+        elif watch:
+            _watch(connection, every_ms)
+        else:
+            console.print(render(connection.address, connection.ask()))
+
+
+def _watch(connection: "StatusConnection", every_ms: int) -> None:
+    """Redraw until Ctrl-C, which is the usual way out and no error."""
+    from rich.live import Live
+
+    from ringfold.cli.output import console
+
+    try:
+        with Live(console=console, auto_refresh=False) as live:
+            for seen in connection.watch(every_ms / 1000):
+                live.update(render(connection.address, seen), refresh=True)
+    except KeyboardInterrupt:
+        return
+
+
+def render(address: str, status: "Status") -> "Group":
+    """The whole status for a terminal."""
+    from rich.console import Group
+    from rich.text import Text
+
+    return Group(Text(), *_parts(address, status))
+
+
+def _parts(address: str, status: "Status") -> Iterator["Text | Table"]:
+    from rich.text import Text
+
+    from ringfold.cli.output import duration, table
+
+    world = status.world
+    yield Text(
+        f"{address}: {_count(world.peers, 'peer')} in {_count(world.groups, 'group')}, "
+        f"up {duration(status.uptime_ms)}, {_count(status.epochs, 'epoch')} so far, fence {status.fence}"
+    )
+    if status.peers:
+        columns = ["peer", "name", "group", "phase", "address", "heard", "ops", "busy with"]
+        yield Text()
+        yield table("members", columns, (_peer_row(peer) for peer in status.peers))
+    if status.groups:
+        yield Text()
+        columns = ["group", "epoch", "phase", "ring", "evidence", "avoided edges"]
+        yield table("groups", columns, (_group_row(group) for group in status.groups))
+    yield Text()
+    if status.waiting:
+        rows = (
+            (wait.what, _names(wait.waiting), _names(wait.missing), duration(wait.since_ms)) for wait in status.waiting
+        )
+        yield table("waited for", ["what", "who waits", "for whom", "since"], rows)
+    else:
+        yield Text("nothing is waited for", style="dim")
+
+
+def _peer_row(peer: "PeerStatus") -> list["str | Text"]:
+    from rich.text import Text
+
+    from ringfold.cli.output import duration
+
+    heard = Text(f"{duration(peer.silent_ms)} ago", style="yellow" if peer.suspected else "")
+    if peer.suspected:
+        heard.append(", suspected")
+    address = ", ".join(f"{f'[{host}]' if ':' in host else host}:{peer.port}" for host in peer.addresses)
+    name = f"{peer.name} ({peer.host})" if peer.host not in ("", peer.name) else peer.name
+    return [
+        str(peer.peer), name, str(peer.group), peer.phase, address, heard, str(peer.committed_ops), "; ".join(peer.ops),
+    ]  # fmt: skip
+
+
+def _group_row(group: "GroupStatus") -> list[str]:
+    # A ring of two or more is drawn closed: the last one sends to the first.
+    closed = [*group.ring, *group.ring[:1]] if len(group.ring) > 1 else group.ring
+    ring = " -> ".join(str(peer) for peer in closed)
+    avoided = ", ".join(f"{source} -> {target}" for source, target in group.bad_edges)
+    return [str(group.group), str(group.epoch), group.phase, ring, group.evidence, avoided]
+
+
+def _names(peers: list[int]) -> str:
+    return ", ".join(str(peer) for peer in peers)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

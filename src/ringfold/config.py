@@ -1,0 +1,377 @@
+"""Frozen settings, and the only reader of environment variables and TOML.
+
+A value comes from the first of these that has it: arguments, environment, TOML file, default. The file is the one that
+was named (`--config` or RINGFOLD_CONFIG), else `./ringfold.toml`, else `~/.config/ringfold.toml`. Nothing is merged
+between files: one look at one file explains a value, and `ringfold config` says which.
+
+`SETTINGS` is the registry: a setting that is not in it does not exist, and the reference page is generated from it.
+"""
+
+import difflib
+import ipaddress
+import logging
+import os
+import re
+import stat
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from ringfold.errors import ConfigError
+
+MASTER_PORT = 48148
+DATA_PORT = 48149
+
+Kind = Literal["text", "integer", "number", "switch", "file", "list"]
+Value = str | int | float | bool | Path | tuple[str, ...] | None
+
+_log = logging.getLogger(__name__)
+_TRUE = frozenset({"1", "true", "yes", "on"})
+_FALSE = frozenset({"0", "false", "no", "off"})
+_EXPECTED: Mapping[Kind, str] = {
+    "text": "text",
+    "integer": "a whole number",
+    "number": "a number",
+    "switch": "true or false",
+    "file": "a path",
+    "list": "a list of texts (in the environment: separated by commas)",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One setting: its name is its argument and TOML key, and names its environment variable."""
+
+    name: str
+    kind: Kind
+    default: Value
+    help: str
+    choices: tuple[str, ...] = ()
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def env(self) -> str:
+        return f"RINGFOLD_{self.name.upper()}"
+
+    def check(self, raw: object) -> Value:
+        """The typed value, or a ConfigError that says what is expected. None means: not set."""
+        if raw is None and self.default is None:
+            return None
+        value = _typed(self.kind, raw)
+        if value is None:
+            raise ConfigError(f"{self.name} must be {_EXPECTED[self.kind]}, not {raw!r}")
+        if self.choices and value not in self.choices:
+            raise ConfigError(f"{self.name} must be one of {', '.join(self.choices)}, not {raw!r}")
+        # NaN fails every comparison, so the question is "inside?", not "outside?".
+        if isinstance(value, int | float) and not isinstance(value, bool) and not self._inside(value):
+            raise ConfigError(f"{self.name} must be {self.range}, not {raw!r}")
+        return value
+
+    def _inside(self, value: float) -> bool:
+        low = float("-inf") if self.low is None else self.low
+        high = float("inf") if self.high is None else self.high
+        return low <= value <= high
+
+    @property
+    def range(self) -> str:
+        """What numbers or words are allowed, for people; empty when anything of the kind is."""
+        if self.choices:
+            return ", ".join(self.choices)
+        match self.low, self.high:
+            case None, None:
+                return ""
+            case low, None:
+                return f"at least {low:g}"
+            case None, high:
+                return f"at most {high:g}"
+            case low, high:
+                return f"from {low:.10g} to {high:.10g}"
+
+
+def _typed(kind: Kind, raw: object) -> Value:
+    """`raw` (typed from TOML or an argument, or text from the environment) as its kind; None when it is not one."""
+    match kind, raw:
+        case "switch", bool():
+            return raw
+        case "switch", str() if raw.lower() in _TRUE | _FALSE:
+            return raw.lower() in _TRUE
+        case (_, bool()):
+            return None
+        case "integer", int() | str():
+            return _integer(raw)
+        case "number", int() | float() | str():
+            return _number(raw)
+        case "text", str():
+            return raw
+        case "file", str() | Path() if str(raw):
+            return Path(raw).expanduser()
+        case "list", str():
+            return tuple(part.strip() for part in raw.split(",") if part.strip())
+        case "list", list() | tuple() if all(isinstance(part, str) for part in raw):
+            return tuple(raw)
+    return None
+
+
+def _integer(raw: int | str) -> int | None:
+    try:
+        return int(raw)
+    except ValueError:
+        return None
+
+
+def _number(raw: float | str) -> float | None:
+    try:
+        return float(raw)
+    except ValueError:
+        return None
+
+
+_SETTINGS = (
+    Setting(name="listen", kind="list", default=(f"127.0.0.1:{MASTER_PORT}",),
+            help="Addresses that the master listens on: host:port, [IPv6]:port, or a host name. Beyond loopback it "
+                 "wants `token_file` or `insecure`."),
+    Setting(name="master", kind="list", default=(f"127.0.0.1:{MASTER_PORT}",),
+            help="Where peers, `status` and `doctor` find the master; the first address that answers is used."),
+    Setting(name="token_file", kind="file", default=None,
+            help="File with the join token of the run. The token is proven, never sent, and never shown."),
+    Setting(name="insecure", kind="switch", default=False,
+            help="Listen beyond loopback without a token. Anybody who reaches the port can then join the run."),
+    Setting(name="heartbeat_ms", kind="integer", default=250, low=10, high=60_000,
+            help="How often master and peers tell each other that they live. Set at the master, told to all peers."),
+    Setting(name="suspect_after_ms", kind="integer", default=1_000, low=20, high=600_000,
+            help="Silence after which a peer is suspected. Set at the master."),
+    Setting(name="evict_after_ms", kind="integer", default=5_000, low=50, high=3_600_000,
+            help="Silence after which a peer is evicted and the run goes on without it. Set at the master."),
+    Setting(name="op_timeout_s", kind="number", default=300.0, low=0.001, high=86_400.0,
+            help="How long an op or a run-wide call may take before it raises an error that names who is missing."),
+    Setting(name="join_timeout_s", kind="number", default=60.0, low=0.001, high=86_400.0,
+            help="How long joining tries to reach the master and to be let in."),
+    Setting(name="data_port", kind="integer", default=DATA_PORT, low=1, high=65_535,
+            help="First data port that a peer tries; it takes the next free one above."),
+    Setting(name="lanes", kind="integer", default=1, low=1, high=64,
+            help="Connections per link. Long fat pipes want several. Set at the master."),
+    Setting(name="evidence", kind="text", default="auto", choices=("auto", "ring", "master"),
+            help="How peers learn that an op is done everywhere: around the ring, through the master, or by the "
+                 "size of the group (ring up to 8 members). Set at the master."),
+    Setting(name="small_bytes", kind="integer", default=16 * 1024, low=0, high=1024 * 1024,
+            help="Ops up to this size travel whole inside Done. Set at the master."),
+    Setting(name="segment_bytes", kind="integer", default=256 * 1024, low=4 * 1024, high=64 * 1024 * 1024,
+            help="The piece of a chunk that travels and is reduced at once. Set at the master."),
+    Setting(name="spin_us", kind="integer", default=50, low=0, high=1_000_000,
+            help="How long a waiting op polls its lanes before it sleeps in the kernel."),
+    Setting(name="name", kind="text", default="",
+            help="This peer's name in logs and `status`; empty: its host name and process id."),
+    Setting(name="advertise", kind="list", default=(),
+            help="Addresses at which other peers reach this one, one per path (for NAT); empty: those of its "
+                 "connection to the master."),
+    Setting(name="log_level", kind="text", default="info", choices=("debug", "info", "warning", "error"),
+            help="What commands log to standard error."),
+    Setting(name="log_json", kind="switch", default=False, help="Log JSON lines instead of text."),
+)  # fmt: skip
+SETTINGS: Mapping[str, Setting] = {setting.name: setting for setting in _SETTINGS}
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """Every setting's value and where it came from. The accessors are typed; asking for the wrong kind asserts."""
+
+    values: Mapping[str, Value]
+    origins: Mapping[str, str]
+    file: Path | None = None
+    warnings: tuple[str, ...] = field(default=())
+
+    def value(self, name: str) -> Value:
+        return self.values[name]
+
+    def origin(self, name: str) -> str:
+        """ "argument", "environment RINGFOLD_X", the TOML file's path with the line, or "default"."""
+        return self.origins[name]
+
+    def text(self, name: str) -> str:
+        value = self.values[name]
+        assert isinstance(value, str), name
+        return value
+
+    def integer(self, name: str) -> int:
+        value = self.values[name]
+        assert isinstance(value, int), name
+        return value
+
+    def number(self, name: str) -> float:
+        value = self.values[name]
+        assert isinstance(value, int | float), name
+        return float(value)
+
+    def switch(self, name: str) -> bool:
+        value = self.values[name]
+        assert isinstance(value, bool), name
+        return value
+
+    def listed(self, name: str) -> tuple[str, ...]:
+        value = self.values[name]
+        assert isinstance(value, tuple), name
+        return value
+
+    def token(self) -> bytes:
+        """The join token; empty when no token file is set."""
+        path = self.values["token_file"]
+        assert path is None or isinstance(path, Path)
+        return b"" if path is None else read_token(path)
+
+
+def load(
+    arguments: Mapping[str, object] | None = None,
+    *,
+    environment: Mapping[str, str] | None = None,
+    directory: Path | None = None,
+    home: Path | None = None,
+) -> Resolved:
+    """Resolve every setting. Arguments that are None count as not given; `config` names the TOML file.
+
+    The last three say where to look; left out, they are this process's environment, working directory and home.
+    """
+    given = {name: raw for name, raw in (arguments or {}).items() if raw is not None}
+    environment = os.environ if environment is None else environment
+    file = _file(given.pop("config", None) or environment.get("RINGFOLD_CONFIG"), directory, home)
+    _refuse_unknown(given, "argument")
+    lines = _read(file) if file else {}
+    values: dict[str, Value] = {}
+    origins: dict[str, str] = {}
+    for name, setting in SETTINGS.items():
+        if name in given:
+            raw, origin = given[name], "argument"
+        elif environment.get(setting.env):
+            raw, origin = environment[setting.env], f"environment {setting.env}"
+        elif name in lines:
+            raw, origin = lines[name].raw, f"{file}:{lines[name].line}"
+        else:
+            raw, origin = setting.default, "default"
+        try:
+            values[name] = setting.check(raw)
+        except ConfigError as error:
+            raise ConfigError(f"{origin}: {error}") from None
+        origins[name] = origin
+    _check_together(values)
+    return Resolved(values, origins, file, _strangers(environment))
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A TOML value, and the line that a message should point at (0 when the key was not found by itself)."""
+
+    raw: object
+    line: int
+
+
+def _file(named: object, directory: Path | None, home: Path | None) -> Path | None:
+    if named:
+        path = Path(str(named)).expanduser()
+        if not path.is_file():
+            raise ConfigError(f"there is no settings file {path}")
+        return path
+    candidates = [(directory or Path.cwd()) / "ringfold.toml"]
+    home = home or Path(os.path.expanduser("~"))
+    candidates.append(home / ".config" / "ringfold.toml")
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def _read(file: Path) -> dict[str, _Line]:
+    """The settings in a TOML file, each with its line. Any key that is not a setting is refused, with a suggestion."""
+    try:
+        text = file.read_text(encoding="utf-8")
+        tree = tomllib.loads(text)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {file}: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        place = re.search(r" \(at line (\d+), column (\d+)\)", str(error))
+        where = f"{file}:{place[1]}:{place[2]}" if place else str(file)
+        what = str(error).replace(place[0], "") if place else str(error)
+        raise ConfigError(f"{where}: not TOML: {what}") from None
+    found: dict[str, _Line] = {}
+    for key, raw in tree.items():
+        line = _line_of(text, key)
+        _refuse_unknown([key], f"setting in {file}:{line}:")
+        found[key] = _Line(_beside(file, raw) if SETTINGS[key].kind == "file" else raw, line)
+    return found
+
+
+def _beside(file: Path, raw: object) -> object:
+    """A relative path in a settings file means: beside that file, wherever the command was started."""
+    return file.absolute().parent / Path(raw).expanduser() if isinstance(raw, str) and raw else raw
+
+
+def _line_of(text: str, key: str) -> int:
+    pattern = re.compile(rf"""^\s*\[*["']?{re.escape(key)}["']?\s*[\].=]""")
+    return next((number for number, line in enumerate(text.splitlines(), 1) if pattern.match(line)), 0)
+
+
+def _refuse_unknown(names: Iterable[str], what: str) -> None:
+    for name in names:
+        if name not in SETTINGS:
+            raise ConfigError(f"unknown {what} {name!r}{_suggestion(name)}")
+
+
+def _suggestion(name: str) -> str:
+    near = difflib.get_close_matches(name.lower().replace("-", "_"), SETTINGS, n=1)
+    return f"; did you mean {near[0]!r}?" if near else "; see `ringfold config` for all settings"
+
+
+def _strangers(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Variables that look like settings and are none. Warned of, not refused: other tools may share the prefix."""
+    known = {setting.env for setting in SETTINGS.values()} | {"RINGFOLD_CONFIG"}
+    strange = sorted(key for key in environment if key.startswith("RINGFOLD_") and key not in known)
+    return tuple(
+        f"environment variable {key} is not a setting{_suggestion(key.removeprefix('RINGFOLD_'))}" for key in strange
+    )
+
+
+def _check_together(values: Mapping[str, Value]) -> None:
+    beat, suspect, evict = (values[name] for name in ("heartbeat_ms", "suspect_after_ms", "evict_after_ms"))
+    assert isinstance(beat, int)
+    assert isinstance(suspect, int)
+    assert isinstance(evict, int)
+    if not beat < suspect < evict:
+        raise ConfigError(
+            f"need heartbeat_ms < suspect_after_ms < evict_after_ms, but they are {beat}, {suspect} and {evict}"
+        )
+
+
+def read_token(path: Path) -> bytes:
+    """The token in `path`, without surrounding white space. A file that others may read is warned of."""
+    try:
+        token = path.read_bytes().strip()
+        mode = path.stat().st_mode
+    except OSError as error:
+        raise ConfigError(f"cannot read the token file {path}: {error.strerror or error}") from None
+    if not token:
+        raise ConfigError(f"the token file {path} is empty")
+    if mode & stat.S_IROTH:
+        _log.warning("everybody on this machine can read the token file %s: chmod 600 it", path)
+    return token
+
+
+def split_address(text: str, default_port: int = MASTER_PORT) -> tuple[str, int]:
+    """Host and port of `host`, `host:port`, an IPv4 or IPv6 literal, or `[IPv6]:port`."""
+    host, port = text.strip(), ""
+    if match := re.fullmatch(r"\[([^\]]+)\](?::(.*))?", host):
+        host, port = match[1], match[2] or ""
+    elif host.count(":") == 1:
+        host, port = host.split(":")
+    if not host or any(letter in host for letter in "[] \t/"):
+        raise ConfigError(f"{text!r} is not an address; write host:port, or [IPv6]:port")
+    if not port:
+        return host, default_port
+    if not port.isascii() or not port.isdigit() or not 0 <= int(port) <= 65_535:
+        raise ConfigError(f"{text!r} has no valid port (0 to 65535)")
+    return host, int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach `host`. A host name other than localhost counts as reachable by others."""
+    try:
+        return ipaddress.ip_address(host.split("%")[0]).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"

@@ -1,0 +1,39 @@
+"""The numbers that Python and the native engine share. They travel in an op's descriptor: append, never reorder."""
+
+from enum import IntEnum
+
+
+class OpKind(IntEnum):
+    ALL_REDUCE = 0
+    BROADCAST = 1
+    ALL_GATHER = 2
+    REDUCE_SCATTER = 3
+    BARRIER = 4
+
+
+class OpStatus(IntEnum):
+    """How an op ended."""
+
+    OK = 0
+    ABORTED = 1
+    TOO_FEW = 2
+    FAILED = 3
+    CANCELLED = 4
+
+
+REDUCE_OPS = {"sum": 0, "avg": 1, "prod": 2, "min": 3, "max": 4}
+DTYPES = {
+    "uint8": 0,
+    "int8": 1,
+    "uint16": 2,
+    "int16": 3,
+    "uint32": 4,
+    "int32": 5,
+    "uint64": 6,
+    "int64": 7,
+    "float16": 8,
+    "bfloat16": 9,
+    "float32": 10,
+    "float64": 11,
+}
+BFLOAT16 = DTYPES["bfloat16"]

@@ -1,0 +1,109 @@
+"""The handle on the native engine: its commands as types, so that the rooms above compile without it.
+
+`Commands` is what the sans-I/O core and the engine with sockets have in common; the simulation drives the first, a peer
+the second. Everything is cheap and never blocks, except where it says so.
+"""
+
+import importlib
+from collections.abc import Sequence
+from typing import Any, Protocol, cast
+
+from numpy import ndarray
+
+OpResult = tuple[int, bytes, int, int, int, int, int]
+"""status, reason, epoch, contributors, registrations, bytes sent, bytes received"""
+RawSealedOp = tuple[int, int, int, int, list[bytes] | None]
+"""tag, sequence, state (0 unfinished, 1 done, 2 committed), registrations, payloads by rank"""
+RawVerdict = tuple[int, int, bool, int, list[bytes] | None, int, bytes]
+"""tag, sequence, commit, registrations, payloads, final (2: also for who has not called the op yet), reason"""
+RawEvent = tuple[Any, ...]
+Array = ndarray[Any, Any]
+
+
+class Commands(Protocol):
+    """What the peer machine's effects become."""
+
+    def send(self, conn: int, body: bytes) -> None: ...
+    def resume(self, conn: int) -> None: ...
+    def make_control(self, conn: int, heartbeat_ms: int, dead_after_ms: int) -> None: ...
+    def promote(self, conn: int, outgoing: bool, peer: int, lane: int) -> None: ...
+    def close(self, conn: int, reason: str) -> None: ...
+    def lanes(self) -> list[tuple[int, bool, int, int]]:
+        """Every lane: connection, outgoing, peer, number."""
+
+    def set_registrations(self, count: int) -> None: ...
+    def seal(self, epoch: int) -> list[RawSealedOp]: ...
+    def settle(self, epoch: int, verdicts: list[RawVerdict], default_reason: bytes) -> None: ...
+    def install(
+        self,
+        epoch: int,
+        rank: int,
+        size: int,
+        members: list[int],
+        evidence_by_master: bool,
+        small_bytes: int,
+        segment_bytes: int,
+        base_registrations: int,
+    ) -> None: ...
+    def fail_all(self, status: int, reason: bytes) -> None: ...
+    def progress(self) -> list[tuple[int, int]]: ...
+
+
+class Engine(Commands, Protocol):
+    """The engine with sockets and a thread of its own."""
+
+    def listen(self, host: str, first_port: int, tries: int) -> int: ...
+    def dial(self, host: str, port: int, timeout_ms: int) -> int: ...
+    def next_event(self, timeout_s: float) -> RawEvent | None:
+        """Block without the GIL until something happened or the time is over."""
+
+    def wake(self) -> None: ...
+    def submit(
+        self,
+        kind: int,
+        reduce_op: int,
+        tag: int,
+        root: int,
+        source: Sequence[Array],
+        target: Sequence[Array] | None,
+        dtypes: Sequence[int],
+        retry: bool,
+        timeout_ns: int,
+    ) -> int: ...
+    def collective(
+        self,
+        kind: int,
+        reduce_op: int,
+        tag: int,
+        root: int,
+        source: Sequence[Array],
+        target: Sequence[Array] | None,
+        dtypes: Sequence[int],
+        retry: bool,
+        timeout_ns: int,
+    ) -> OpResult:
+        """Submit, and drive the engine from this thread until the op ended."""
+
+    def all_reduce(self, array: Array, dtype: int, reduce_op: int, tag: int, retry: bool, timeout_ns: int) -> OpResult:
+        """`collective` for one array in place: the short way of the hot path."""
+
+    def run_op(self, op: int) -> OpResult:
+        """Drive the engine from this thread until the op ended, and forget the op."""
+
+    def wait_op(self, op: int, timeout_s: float) -> bool:
+        """Block without the GIL until the op ended (True) or the time is over."""
+
+    def poll(self, op: int) -> OpResult | None: ...
+    def cancel(self, op: int) -> bool:
+        """Give an op up. False when it may be committed elsewhere already, so that its end must be waited for."""
+
+    def release(self, op: int) -> None: ...
+    def stats(self) -> dict[str, int]: ...
+    def shutdown(self) -> None: ...
+    def forked_child(self) -> None: ...
+
+
+def new_engine(spin_us: int) -> Engine:
+    """A fresh engine. It owns no socket yet."""
+    native = importlib.import_module("ringfold._native")
+    return cast(Engine, native.Engine(spin_us=spin_us))

@@ -1,0 +1,10 @@
+"""The communicator: what a training process holds.
+
+Read `machine.py` first: it owns every transition of a peer, from the first word with the master to the last. Its parts
+are `control.py` (reaching the master and proving the token), `lanes.py` (connecting the ring of an epoch) and
+`calls.py` (run-wide votes); `events.py` and `effects.py` are its words, `settings.py` its numbers. All these are pure.
+
+Then the shell: `carry.py` (effects -> engine commands), `session.py` (the engine, one thread, and who waits for what),
+`outcome.py` (how an op's end becomes a value or an exception). On top of it what users see: `handle.py`,
+`communicator.py`, `steps.py`, and `joining.py`, which makes a communicator from an address.
+"""

@@ -1,0 +1,81 @@
+"""Run-wide votes of this peer: cast in an epoch, cast again in the next one, withdrawn at their deadline. Pure.
+
+A vote counts in one epoch only. When the epoch changes while the program still waits, the vote is cast again as soon as
+the new one is installed everywhere; the program does not notice. The master knows a ballot that it has answered, so a
+vote that crosses its answer on the wire does no harm.
+"""
+
+from dataclasses import dataclass
+
+from ringfold.peer.events import CallVote
+from ringfold.peer.settings import MS
+from ringfold.wire.messages import Epoch, Reason, Vote, VoteWithdrawn
+
+
+@dataclass(slots=True)
+class _Call:
+    asked: CallVote
+    asked_in: Epoch
+    since_ns: int
+    cast_in: Epoch | None = None
+    answer_by_ns: int | None = None
+
+
+class Calls:
+    """The calls that wait for the master, by ballot."""
+
+    def __init__(self, answer_ms: int) -> None:
+        self._answer_ns = answer_ms * MS
+        self._waiting: dict[int, _Call] = {}
+
+    def __contains__(self, ballot: int) -> bool:
+        return ballot in self._waiting
+
+    def ask(self, now_ns: int, call: CallVote, engine_epoch: Epoch, steady_epoch: Epoch | None) -> list[Vote]:
+        assert call.ballot not in self._waiting
+        self._waiting[call.ballot] = _Call(call, engine_epoch, now_ns)
+        return [] if steady_epoch is None else self.cast(steady_epoch)
+
+    def cast(self, epoch: Epoch) -> list[Vote]:
+        """The votes to send, now that `epoch` is installed everywhere."""
+        votes = []
+        for ballot, call in sorted(self._waiting.items()):
+            if call.cast_in == epoch or call.answer_by_ns is not None:
+                continue
+            call.cast_in = epoch
+            # Ops cannot be in flight during a call, so in an epoch that is younger than the call there were none.
+            progress = list(call.asked.progress) if call.asked_in == epoch else []
+            votes.append(Vote(ballot, call.asked.kind, epoch, call.asked.min_world, progress))
+        return votes
+
+    def finish(self, ballot: int) -> bool:
+        """Forget the call. Whether the program still waited in it."""
+        return self._waiting.pop(ballot, None) is not None
+
+    def give_up(self, now_ns: int, ballot: int) -> VoteWithdrawn | None:
+        call = self._waiting.pop(ballot, None)
+        return None if call is None else VoteWithdrawn(ballot, (now_ns - call.since_ns) // MS)
+
+    def tick(self, now_ns: int) -> tuple[list[VoteWithdrawn], list[tuple[int, Reason]]]:
+        """What to withdraw, and the calls that fail because the master does not even answer that."""
+        withdrawn: list[VoteWithdrawn] = []
+        failed: list[tuple[int, Reason]] = []
+        for ballot, call in sorted(self._waiting.items()):
+            waited_ms = (now_ns - call.since_ns) // MS
+            if call.answer_by_ns is None:
+                if now_ns >= call.asked.deadline_ns:
+                    call.answer_by_ns = now_ns + self._answer_ns
+                    withdrawn.append(VoteWithdrawn(ballot, waited_ms))
+            elif now_ns >= call.answer_by_ns:
+                text = f"the call waited {waited_ms} ms, and the master did not say for whom"
+                failed.append((ballot, Reason("deadline", text, [], waited_ms)))
+        for ballot, _ in failed:
+            del self._waiting[ballot]
+        return withdrawn, failed
+
+    def next_deadline_ns(self) -> int | None:
+        times = [
+            call.asked.deadline_ns if call.answer_by_ns is None else call.answer_by_ns
+            for call in self._waiting.values()
+        ]
+        return min(times, default=None)

@@ -1,0 +1,132 @@
+"""Between the machine and the engine: an effect becomes a command, a report becomes an event.
+
+The peer's session and the simulation both use this file, so that what is simulated is what runs.
+"""
+
+from collections.abc import Callable
+from typing import assert_never
+
+import msgspec
+
+from ringfold.dataplane.codes import OpStatus
+from ringfold.dataplane.engine import Commands, RawEvent, RawSealedOp, RawVerdict
+from ringfold.peer.effects import (
+    CloseConn,
+    EngineEffect,
+    FailAll,
+    Install,
+    MakeControl,
+    Promote,
+    Resume,
+    SealEngine,
+    SendMessage,
+    SetRegistrations,
+    Settle,
+)
+from ringfold.peer.events import (
+    Accepted,
+    Closed,
+    EngineSealed,
+    Event,
+    LinkLost,
+    MessageReceived,
+    Mismatch,
+    OpCancelled,
+    Opened,
+    OpTimedOut,
+    Silent,
+)
+from ringfold.wire import frames
+from ringfold.wire.messages import OpRef, OpState, Reason, ReasonKind, SealedOp, Verdict
+
+_reasons = msgspec.msgpack.Decoder(Reason)
+_FINAL: dict[ReasonKind, int] = {"usage": 1, "deadline": 1, "mismatch": 2}
+"""Who was waited for in vain may call other ops next; who is late for a mismatch is about to call that very op."""
+_STATES: tuple[OpState, ...] = ("unfinished", "done", "committed")
+
+
+def command(engine: Commands, effect: EngineEffect) -> EngineSealed | None:
+    """Give the engine the command of `effect`; return the event that answers it, where there is one."""
+    match effect:
+        case SendMessage(conn, message):
+            engine.send(conn, frames.encode(message))
+        case Resume(conn):
+            engine.resume(conn)
+        case MakeControl(conn, heartbeat_ms, dead_after_ms):
+            engine.make_control(conn, heartbeat_ms, dead_after_ms)
+        case Promote(conn, outgoing, peer, lane):
+            engine.promote(conn, outgoing, peer, lane)
+        case CloseConn(conn, reason):
+            engine.close(conn, reason)
+        case SetRegistrations(count):
+            engine.set_registrations(count)
+        case SealEngine(epoch):
+            return EngineSealed(epoch, tuple(_sealed_op(raw) for raw in engine.seal(epoch)))
+        case Settle(epoch, verdicts, default_reason):
+            engine.settle(epoch, [_raw_verdict(verdict) for verdict in verdicts], encode_reason(default_reason))
+        case Install():
+            engine.install(
+                effect.epoch,
+                effect.rank,
+                len(effect.members),
+                list(effect.members),
+                effect.evidence_by_master,
+                effect.small_bytes,
+                effect.segment_bytes,
+                effect.base_registrations,
+            )
+        case FailAll(reason):
+            engine.fail_all(OpStatus.FAILED, encode_reason(reason))
+        case _:
+            assert_never(effect)
+    return None
+
+
+def event_of(engine: Commands, raw: RawEvent, nonce: Callable[[], bytes]) -> Event | None:
+    """The event that an engine's report is; None for a mere wake-up."""
+    match raw:
+        case ("opened", conn):
+            return Opened(conn, nonce())
+        case ("accepted", conn, remote):
+            return Accepted(conn, remote, nonce())
+        case ("message", conn, body):
+            return MessageReceived(conn, body)
+        case ("closed", conn, reason):
+            return Closed(conn, reason)
+        case ("link_lost", peer, outgoing, reason):
+            lanes = [lane for lane in engine.lanes() if lane[1:3] == (outgoing, peer)]
+            return LinkLost(peer, outgoing, reason, tuple(lane[0] for lane in lanes))
+        case ("mismatch", peer, tag, sequence, mine, theirs):
+            return Mismatch(peer, tag, sequence, mine, theirs)
+        case ("op_timeout", tag, sequence, waited_ms):
+            return OpTimedOut(tag, sequence, waited_ms)
+        case ("op_cancelled", tag, sequence):
+            return OpCancelled(tag, sequence)
+        case ("silent", conn, silent_ms):
+            return Silent(conn, silent_ms)
+        case ("wake",):
+            return None
+    raise AssertionError(f"the engine reports {raw!r}")
+
+
+def encode_reason(reason: Reason) -> bytes:
+    return msgspec.msgpack.encode(reason)
+
+
+def decode_reason(raw: bytes) -> Reason:
+    """A reason that this process gave the engine and gets back with an op's result."""
+    return _reasons.decode(raw) if raw else Reason("lost", "the op was aborted")
+
+
+def _sealed_op(raw: RawSealedOp) -> SealedOp:
+    tag, sequence, state, registrations, payloads = raw
+    return SealedOp(OpRef(tag, sequence), _STATES[state], registrations, payloads)
+
+
+def _raw_verdict(verdict: Verdict) -> RawVerdict:
+    reason = verdict.reason
+    # The program is at fault: trying the same again would fail the same way on everybody.
+    final = 0 if reason is None or verdict.commit else _FINAL.get(reason.kind, 0)
+    told = b"" if reason is None else encode_reason(reason)
+    op = verdict.op
+    return (op.tag, op.sequence, verdict.commit, verdict.registrations, verdict.payloads, final, told)

@@ -1,0 +1,327 @@
+"""The communicator: what a training process holds, from `join` to `leave`.
+
+`all_reduce` of one array is the hot path: a few checks, then the engine does everything from the calling thread. The
+rest of this file is about being right when the group changes under a call:
+
+* all_reduce, barrier and broadcast from rank 0 mean the same in any ring, so the engine itself restarts them.
+* all_gather, reduce_scatter and broadcast from another rank depend on the size or the order of the ring, so they are
+  bound to an epoch (see `ops.py`).
+* `are_peers_pending` answers from what all members share: the op that last returned, with the facts of its epoch, or
+  the last run-wide call. What this process happens to have heard since plays no part.
+"""
+
+import weakref
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from ringfold.dataplane.buffers import CODES, ArrayLike, Buffers, Spans, spans_of, view_of
+from ringfold.dataplane.codes import REDUCE_OPS, OpKind
+from ringfold.errors import UsageError
+from ringfold.peer.handle import Handle
+from ringfold.peer.ops import Ops, positive_ns, reduce_code, refusal
+from ringfold.peer.outcome import ReduceInfo
+from ringfold.peer.session import Session
+from ringfold.peer.steps import Step, steps
+from ringfold.state.shared import SharedState
+from ringfold.wire.messages import Record
+
+Array = npt.NDArray[Any]
+_ndarray = np.ndarray
+
+
+class Communicator:
+    """A process's membership in a run. Make one with `ringfold.join`; leave with `leave()` or at the end of `with`."""
+
+    def __init__(self, session: Session, op_timeout_s: float) -> None:
+        self._session = session
+        self._ops = Ops(session, op_timeout_s)
+        self._all_reduce = session.engine.all_reduce
+        admission = session.joined_with
+        assert admission is not None, "a communicator exists only after the join"
+        self._call_answer = (admission.pending, admission.world.groups)
+        self._close = weakref.finalize(self, session.close)
+
+    # Where this peer stands
+
+    @property
+    def _record(self) -> Record:
+        record = self._session.machine.record
+        assert record is not None, "a communicator exists only after the join"
+        return record
+
+    @property
+    def peer_id(self) -> int:
+        """This peer's number in the run. Numbers only grow: a lower one is a longer member."""
+        return self._session.machine.peer
+
+    @property
+    def epoch(self) -> int:
+        """The number of the group's newest epoch."""
+        return self._record.epoch
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The peer ids of the group, in ring order."""
+        return tuple(member.peer for member in self._record.members)
+
+    @property
+    def newcomers(self) -> tuple[int, ...]:
+        """Who was admitted with the newest epoch."""
+        return tuple(self._record.newcomers)
+
+    @property
+    def unsynced(self) -> frozenset[int]:
+        """The members that were admitted since this peer's `steps` last synced state (all of them, without `steps`)."""
+        return self._session.locked(lambda machine: frozenset(machine.unsynced)) & frozenset(self.members)
+
+    @property
+    def rank(self) -> int:
+        """This peer's place in the ring."""
+        return self.members.index(self.peer_id)
+
+    @property
+    def group_size(self) -> int:
+        return len(self._record.members)
+
+    @property
+    def world_size(self) -> int:
+        """The accepted peers of the run, over all groups."""
+        return self._session.machine.world.peers
+
+    @property
+    def groups(self) -> int:
+        """How many groups the run has."""
+        return self._session.machine.world.groups
+
+    @property
+    def largest_group(self) -> int:
+        """The size of the run's largest group."""
+        return self._session.machine.world.largest_group
+
+    @property
+    def spans_groups(self) -> bool:
+        """Whether the run has several groups, as all members of this one see it at this point of the program."""
+        last = self._ops.last
+        groups = self._call_answer[1] if last is None else self._session.machine.facts[last[2]].groups
+        return groups > 1
+
+    # Collectives
+
+    def all_reduce(
+        self,
+        buffers: Buffers,
+        *,
+        op: str = "sum",
+        tag: int = 0,
+        out: Buffers | None = None,
+        retry: bool = True,
+        dtype: str | None = None,
+        timeout_s: float | None = None,
+    ) -> ReduceInfo:
+        """Reduce `buffers` in place (or into `out`) over the group and return who contributed.
+
+        `buffers` is an array, or a list, tuple or dict of arrays, fused into one op. `op` is sum, avg, prod, min or
+        max. Every survivor ends with the same bytes. If the op is aborted, the buffers are exactly as passed in.
+        Unless `retry` is off, an abort is not seen: the op runs again with the survivors.
+        """
+        ops = self._ops
+        if type(buffers) is _ndarray and out is None and dtype is None:
+            code = CODES.get(buffers.dtype)
+            reduce_op = REDUCE_OPS.get(op)
+            free = tag not in ops.in_flight and not self._session.is_over
+            if code is not None and reduce_op is not None and free and buffers.flags.carray:
+                timeout_ns = ops.timeout_ns if timeout_s is None else positive_ns(timeout_s)
+                try:
+                    result = self._all_reduce(buffers, code, reduce_op, tag, retry, timeout_ns)
+                except (ValueError, TypeError) as error:
+                    raise refusal("all_reduce", tag, error) from None
+                return ops.returned("all_reduce", result)
+        source, target = _in_and_out(buffers, out, dtype)
+        number = reduce_code(op)
+        return ops.run("all_reduce", OpKind.ALL_REDUCE, number, tag, source, target, retry=retry, timeout_s=timeout_s)
+
+    def all_reduce_async(
+        self,
+        buffers: Buffers,
+        *,
+        op: str = "sum",
+        tag: int = 0,
+        out: Buffers | None = None,
+        retry: bool = True,
+        dtype: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Handle:
+        """Begin an `all_reduce` and return a handle on it. One op per tag may be in flight, and many tags.
+
+        Leave the buffers alone until the handle is done. Wait for every handle before `update_topology` and the like.
+        """
+        source, target = _in_and_out(buffers, out, dtype)
+        operation = f"all_reduce (tag {tag})"
+        return self._ops.begin(operation, reduce_code(op), tag, source, target, retry=retry, timeout_s=timeout_s)
+
+    def broadcast(
+        self,
+        buffers: Buffers,
+        *,
+        root: int = 0,
+        tag: int = 0,
+        retry: bool = True,
+        dtype: str | None = None,
+        timeout_s: float | None = None,
+    ) -> ReduceInfo:
+        """Give everybody the buffers of the member with rank `root` in the epoch in which the op commits."""
+        ops, source, kind = self._ops, spans_of(buffers, dtype), OpKind.BROADCAST
+        if root == 0:
+            return ops.run("broadcast", kind, 0, tag, source, retry=retry, timeout_s=timeout_s)
+
+        def submit(record: Record) -> int:
+            if not 0 <= root < len(record.members):
+                raise UsageError(f"broadcast: rank {root} does not exist, the group has {len(record.members)} members")
+            return ops.submit("broadcast", kind, 0, tag, root, source, None, timeout_s=timeout_s)
+
+        return ops.run_bound("broadcast", tag, submit, retry=retry)
+
+    def all_gather(
+        self,
+        array: ArrayLike,
+        *,
+        out: ArrayLike | None = None,
+        tag: int = 0,
+        retry: bool = True,
+        dtype: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Array:
+        """Everybody's `array`, stacked by rank: the result's first dimension is the group's size.
+
+        With `out` the size is fixed: when an abort leaves a group of another size, the error is raised, not retried.
+        """
+        ops = self._ops
+        view, code = view_of(array, dtype=dtype, writable=False)
+        result = _Result(array, view, code, out, dtype)
+
+        def submit(record: Record) -> int:
+            target = result.of_shape((len(record.members), *view.shape))
+            source = Spans([view], [code])
+            return ops.submit("all_gather", OpKind.ALL_GATHER, 0, tag, 0, source, target, timeout_s=timeout_s)
+
+        ops.run_bound("all_gather", tag, submit, retry=retry, fixed_size=out is not None)
+        return result.array
+
+    def reduce_scatter(
+        self,
+        array: ArrayLike,
+        *,
+        op: str = "sum",
+        out: ArrayLike | None = None,
+        tag: int = 0,
+        retry: bool = True,
+        dtype: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Array:
+        """This rank's chunk of the reduced array. The flattened array is cut into as many equal chunks as members."""
+        ops, reduce_op = self._ops, reduce_code(op)
+        view, code = view_of(array, dtype=dtype, writable=False)
+        result = _Result(array, view, code, out, dtype)
+
+        def submit(record: Record) -> int:
+            size, kind = len(record.members), OpKind.REDUCE_SCATTER
+            if view.size % size:
+                raise UsageError(f"reduce_scatter: {view.size} elements cannot be cut into {size} equal chunks")
+            target = result.of_shape((view.size // size,))
+            source = Spans([view], [code])
+            return ops.submit("reduce_scatter", kind, reduce_op, tag, 0, source, target, timeout_s=timeout_s)
+
+        ops.run_bound("reduce_scatter", tag, submit, retry=retry, fixed_size=out is not None)
+        return result.array
+
+    def barrier(self, *, tag: int = 0, timeout_s: float | None = None) -> ReduceInfo:
+        """Return when every member has called it."""
+        return self._ops.run("barrier", OpKind.BARRIER, 0, tag, Spans([], []), timeout_s=timeout_s)
+
+    # Run-wide calls
+
+    def update_topology(self, min_world: int = 0, timeout_s: float | None = None) -> None:
+        """Admit everybody who has registered. Returns when all accepted peers of the run have called it.
+
+        With `min_world` it also waits until the group has that many members. Newcomers have no state yet: sync it
+        before the next op (`steps` does).
+        """
+        self._ops.check_none_in_flight("update_topology")
+        outcome = self._session.vote("update", "update_topology", min_world, self._seconds(timeout_s))
+        self._ops.last, self._call_answer = None, (outcome.pending, outcome.groups)
+
+    def are_peers_pending(self) -> bool:
+        """Whether somebody waits to be admitted. The same answer on every peer at the same point of the program."""
+        self._session.check_usable("are_peers_pending")
+        self._ops.check_none_in_flight("are_peers_pending")
+        if self.group_size > 1 and not self.spans_groups:
+            last = self._ops.last
+            if last is None:
+                return self._call_answer[0]
+            epoch, registrations = last[2], last[4]
+            return registrations > self._session.machine.facts[epoch].registrations
+        return self._session.vote("pending", "are_peers_pending", 0, self._seconds(None)).pending
+
+    def steps(
+        self, state: SharedState | None = None, *, until: int | None = None, min_world: int = 1, wait_s: float = 600.0
+    ) -> Iterator[Step]:
+        """The training loop: yields numbered steps, and between them admits peers, syncs state and waits for peers.
+
+        A newcomer begins at the run's step with the run's `state`. While the group has fewer than `min_world` members,
+        the loop waits, up to `wait_s` seconds.
+        """
+        return steps(self, self._ops, state, until=until, min_world=min_world, wait_s=wait_s)
+
+    def leave(self) -> None:
+        """Leave the run. What others do goes on without this peer; a second call does nothing."""
+        self._close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.leave()
+
+    def __repr__(self) -> str:
+        state = "over" if self._session.is_over else f"epoch {self.epoch}, rank {self.rank} of {self.group_size}"
+        return f"<Communicator: peer {self.peer_id}, {state}>"
+
+    def _seconds(self, timeout_s: float | None) -> float:
+        seconds = self._ops.timeout_s if timeout_s is None else timeout_s
+        positive_ns(seconds)
+        return seconds
+
+
+class _Result:
+    """Where the result of an op goes whose size depends on the ring: the caller's `out`, or an array made for it."""
+
+    def __init__(self, source: ArrayLike, view: Array, code: int, out: ArrayLike | None, dtype: str | None) -> None:
+        self.array: Array = view
+        # bfloat16 arrays of a NumPy extension give results of their own dtype; other libraries' come as bits.
+        self._kind = source.dtype if isinstance(source, np.ndarray) else view.dtype
+        self._code, self._out, self._dtype = code, out, dtype
+
+    def of_shape(self, shape: tuple[int, ...]) -> Spans:
+        if self._out is None:
+            self.array = np.empty(shape, self._kind)
+            return Spans([view_of(self.array, dtype=self._dtype)[0]], [self._code])
+        view, code = view_of(self._out, "out=", self._dtype)
+        if code != self._code or view.size != int(np.prod(shape)):
+            raise UsageError(f"out= must have the array's dtype and the shape {shape}, not {view.dtype} {view.shape}")
+        self.array = self._out if isinstance(self._out, np.ndarray) else view
+        return Spans([view], [code])
+
+
+def _in_and_out(buffers: Buffers, out: Buffers | None, dtype: str | None) -> tuple[Spans, Spans | None]:
+    if out is None:
+        return spans_of(buffers, dtype), None
+    source, target = spans_of(buffers, dtype, writable=False), spans_of(out, dtype)
+    if source.layout != target.layout:
+        raise UsageError("out= must have as many arrays as the buffers, each with the same dtype and size")
+    return source, target

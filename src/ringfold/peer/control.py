@@ -1,0 +1,149 @@
+"""Reaching the master and proving the token: from an address to a control connection. Pure.
+
+The masters are tried in turn, and a round without success is followed by a pause that doubles, until the join's
+deadline. Only a `Refused` is final: a wrong token does not get better by asking again.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ringfold.errors import ConfigError, MasterUnreachable, RemoteProtocolError, RingfoldError
+from ringfold.peer.effects import CloseConn, Dial, Effect, MakeControl, Resume, SendMessage
+from ringfold.peer.settings import MS, Identity, PeerTimings
+from ringfold.wire import frames, messages
+from ringfold.wire.messages import PROTOCOL_VERSION, Challenge, Hello, Welcome
+from ringfold.wire.proof import NONCE_BYTES, prove, proven
+
+Stage = Literal["idle", "dialling", "challenge", "welcome", "proven"]
+
+
+@dataclass(slots=True)
+class Refusal:
+    """The master will not have this peer, or nobody can be reached any more."""
+
+    error: RingfoldError
+
+
+class Control:
+    """The control connection, and the way to it."""
+
+    def __init__(self, identity: Identity, timings: PeerTimings) -> None:
+        self.stage: Stage = "idle"
+        self.conn: int | None = None
+        self.masters: tuple[tuple[str, int], ...] = ()
+        self._identity, self._timings = identity, timings
+        self._at = 0
+        self._deadline_ns = 0
+        self._pause_ms = timings.master_retry_ms
+        self._next_ns: int | None = None  # the next try when idle, the end of the handshake otherwise
+        self._nonce = self._challenge = b""
+        self._last_reason = "it was not tried"
+
+    @property
+    def address(self) -> str:
+        host, port = self.masters[self._at]
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    def next_deadline_ns(self) -> int | None:
+        if self.stage == "proven" or not self.masters:
+            return None
+        return self._deadline_ns if self._next_ns is None else min(self._next_ns, self._deadline_ns)
+
+    def start(self, masters: tuple[tuple[str, int], ...], deadline_ns: int) -> list[Effect]:
+        assert self.stage == "idle"
+        assert masters
+        self.masters, self._deadline_ns, self._at = masters, deadline_ns, 0
+        return self._dial()
+
+    def dialled(self, conn: int) -> None:
+        self.conn = conn
+
+    def opened(self, now_ns: int, nonce: bytes) -> None:
+        self.stage, self._nonce = "challenge", nonce
+        self._next_ns = now_ns + self._timings.handshake_ms * MS
+
+    def failed(self, now_ns: int, reason: str) -> list[Effect]:
+        """This try came to nothing: the next master, after a pause when all were tried."""
+        self.stage, self.conn, self._last_reason = "idle", None, reason
+        if self._at + 1 < len(self.masters):
+            self._at += 1
+            return self._dial()
+        self._next_ns = now_ns + self._pause_ms * MS
+        self._pause_ms = min(2 * self._pause_ms, self._timings.master_retry_most_ms)
+        return []
+
+    def tick(self, now_ns: int) -> list[Effect] | Refusal:
+        if self.stage == "proven" or not self.masters:
+            return []
+        if now_ns >= self._deadline_ns:
+            return Refusal(MasterUnreachable(self.address, self._last_reason))
+        if self._next_ns is None or now_ns < self._next_ns:
+            return []
+        if self.stage == "idle":
+            self._at = 0
+            return self._dial()
+        assert self.conn is not None
+        reason = "it accepted the connection, but said nothing valid"
+        return [CloseConn(self.conn, reason), *self.failed(now_ns, reason)]
+
+    def message(self, now_ns: int, body: bytes) -> tuple[list[Effect], Welcome | Refusal | None]:
+        """One message of the handshake: what to do, and the outcome if this was the last one."""
+        assert self.conn is not None
+        try:
+            said = frames.decode_from_master(body)
+        except RemoteProtocolError as error:
+            reason = f"it does not speak this protocol ({error})"
+            return [CloseConn(self.conn, reason), *self.failed(now_ns, reason)], None
+        match said:
+            case Challenge() if self.stage == "challenge":
+                return self._answer(said)
+            case Welcome() if self.stage == "welcome":
+                return self._welcomed(said)
+            case messages.Refused(reason=reason):
+                return [], Refusal(ConfigError(f"the master at {self.address} refused this peer: {reason}"))
+            case _:
+                reason = f"it said {type(said).__name__} out of turn"
+                return [CloseConn(self.conn, reason), *self.failed(now_ns, reason)], None
+
+    def _dial(self) -> list[Effect]:
+        self.stage, self._next_ns = "dialling", None
+        host, port = self.masters[self._at]
+        return [Dial(CONTROL_KEY, host, port, self._timings.handshake_ms)]
+
+    def _answer(self, challenge: Challenge) -> tuple[list[Effect], Refusal | None]:
+        assert self.conn is not None
+        if not challenge.oldest <= PROTOCOL_VERSION <= challenge.newest:
+            spoken = f"{challenge.oldest} to {challenge.newest}"
+            return [], Refusal(
+                ConfigError(
+                    f"the master at {self.address} speaks protocol versions {spoken}, this peer {PROTOCOL_VERSION}; "
+                    "install matching versions"
+                )
+            )
+        me = self._identity
+        self.stage, self._challenge = "welcome", challenge.nonce
+        hello = Hello(
+            version=PROTOCOL_VERSION,
+            group=me.group,
+            host=me.host,
+            name=me.name,
+            addresses=list(me.addresses),
+            port=me.port,
+            nonce=self._nonce,
+            proof=prove(me.token, "hello", challenge.nonce, self._nonce),
+        )
+        assert len(self._nonce) == NONCE_BYTES
+        return [SendMessage(self.conn, hello), Resume(self.conn)], None
+
+    def _welcomed(self, welcome: Welcome) -> tuple[list[Effect], Welcome | Refusal]:
+        assert self.conn is not None
+        if not proven(self._identity.token, welcome.proof, "welcome", self._nonce, self._challenge):
+            return [], Refusal(ConfigError(f"the master at {self.address} does not know this run's token"))
+        self.stage, self._next_ns = "proven", None
+        liveness = welcome.liveness
+        dead_after_ms = self._timings.master_patience * liveness.evict_after_ms
+        return [MakeControl(self.conn, liveness.heartbeat_ms, dead_after_ms)], welcome
+
+
+CONTROL_KEY = 0
+"""The key of the dial to a master; lanes count from 1."""

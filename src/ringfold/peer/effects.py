@@ -1,0 +1,155 @@
+"""What a peer's machine wants done. An `EngineEffect` is a command of the engine; the shell does the rest."""
+
+from dataclasses import dataclass
+
+from ringfold.errors import RingfoldError
+from ringfold.wire.events import Notice
+from ringfold.wire.messages import Epoch, Message, PeerId, Reason, Record, Verdict, World
+
+# Commands of the engine
+
+
+@dataclass(frozen=True, slots=True)
+class SendMessage:
+    conn: int
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Deliver the next message of a connection that is still in its handshake."""
+
+    conn: int
+
+
+@dataclass(frozen=True, slots=True)
+class MakeControl:
+    """The connection is the control connection now: heartbeats flow, and silence is reported."""
+
+    conn: int
+    heartbeat_ms: int
+    dead_after_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Promote:
+    """The connection is a lane now, to or from a neighbour."""
+
+    conn: int
+    outgoing: bool
+    peer: PeerId
+    lane: int
+
+
+@dataclass(frozen=True, slots=True)
+class CloseConn:
+    conn: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SetRegistrations:
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class SealEngine:
+    """Seal the epoch; answered by `EngineSealed`."""
+
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """Decide every op of the sealed epoch. An op without a verdict is aborted for `default_reason`."""
+
+    epoch: Epoch
+    verdicts: tuple[Verdict, ...]
+    default_reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Install:
+    epoch: Epoch
+    rank: int
+    members: tuple[PeerId, ...]
+    evidence_by_master: bool
+    small_bytes: int
+    segment_bytes: int
+    base_registrations: int
+
+
+@dataclass(frozen=True, slots=True)
+class FailAll:
+    """The session is over: every op fails, now and later."""
+
+    reason: Reason
+
+
+# What the shell does itself
+
+
+@dataclass(frozen=True, slots=True)
+class Dial:
+    """Open a connection; answered at once by `Dialled` or `DialFailed` with the same key."""
+
+    key: int
+    host: str
+    port: int
+    timeout_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """The peer is a member of an installed epoch for the first time."""
+
+    record: Record
+
+
+@dataclass(frozen=True, slots=True)
+class CallSucceeded:
+    """How a run-wide call ended well. `pending` and `groups` are the same on all peers that go on from here: those that
+    were in the call, and those that it admitted.
+    """
+
+    pending: bool
+    groups: int
+    world: World
+
+
+@dataclass(frozen=True, slots=True)
+class CallFinished:
+    """A run-wide call is over: done, or failed for a reason."""
+
+    ballot: int
+    outcome: CallSucceeded | Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The session is over. Without an error the peer left as it wished."""
+
+    error: RingfoldError | None
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Something for observers."""
+
+    notice: Notice
+
+
+EngineEffect = (
+    SendMessage
+    | Resume
+    | MakeControl
+    | Promote
+    | CloseConn
+    | SetRegistrations
+    | SealEngine
+    | Settle
+    | Install
+    | FailAll
+)
+ShellEffect = Dial | Joined | CallFinished | Ended | Tell
+Effect = EngineEffect | ShellEffect

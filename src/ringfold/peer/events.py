@@ -1,0 +1,165 @@
+"""Everything that can happen to a peer: what the engine reports, and what the program calls.
+
+Randomness comes in from outside: a `nonce` is fresh random bytes that the shell puts into the event.
+"""
+
+from dataclasses import dataclass
+
+from ringfold.wire.messages import Epoch, PeerId, SealedOp, Sequence, Tag, VoteKind
+
+
+@dataclass(frozen=True, slots=True)
+class Dialled:
+    """The answer to `Dial`: the connection that will be reported opened or closed."""
+
+    key: int
+    conn: int
+
+
+@dataclass(frozen=True, slots=True)
+class DialFailed:
+    """The answer to `Dial` when no connection could even be tried."""
+
+    key: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A dialled connection is established."""
+
+    conn: int
+    nonce: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """Somebody connected to the data port."""
+
+    conn: int
+    remote: str
+    nonce: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class MessageReceived:
+    conn: int
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """A connection is gone: lost, refused, in breach of the protocol, or never established."""
+
+    conn: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LinkLost:
+    """A lane broke; all lanes of its link are closed. `still_there` are the link's connections at the engine by now:
+    a neighbour may have brought new ones since the report was written."""
+
+    peer: PeerId
+    outgoing: bool
+    reason: str
+    still_there: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """A neighbour called something else under the same (tag, sequence)."""
+
+    peer: PeerId
+    tag: Tag
+    sequence: Sequence
+    mine: bytes
+    theirs: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class OpTimedOut:
+    tag: Tag
+    sequence: Sequence
+    waited_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpCancelled:
+    """The program gave an op up before its local part was done."""
+
+    tag: Tag
+    sequence: Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Silent:
+    """The master's heartbeats stopped."""
+
+    conn: int
+    silent_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSealed:
+    """The answer to `SealEngine`: where the ops of the epoch stand."""
+
+    epoch: Epoch
+    ops: tuple[SealedOp, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed; `PeerMachine.next_deadline_ns` says when one is due."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallJoin:
+    """Reach one of `masters` (IP literal and port), and become a member of an epoch before the deadline."""
+
+    masters: tuple[tuple[str, int], ...]
+    deadline_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class CallVote:
+    """The program waits in a run-wide call. `progress` counts its ops per tag in the installed epoch."""
+
+    ballot: int
+    kind: VoteKind
+    min_world: int
+    deadline_ns: int
+    progress: tuple[tuple[Tag, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CallGivenUp:
+    """The program no longer waits in the call (Ctrl-C)."""
+
+    ballot: int
+
+
+@dataclass(frozen=True, slots=True)
+class CallLeave:
+    """The program wants to leave the run."""
+
+
+Event = (
+    Dialled
+    | DialFailed
+    | Opened
+    | Accepted
+    | MessageReceived
+    | Closed
+    | LinkLost
+    | Mismatch
+    | OpTimedOut
+    | OpCancelled
+    | Silent
+    | EngineSealed
+    | Tick
+    | CallJoin
+    | CallVote
+    | CallGivenUp
+    | CallLeave
+)

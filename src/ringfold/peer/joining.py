@@ -1,0 +1,136 @@
+"""From an address to a communicator: settings, names and ports, then the session."""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ringfold import config
+from ringfold.dataplane.engine import new_engine
+from ringfold.errors import ConfigError, MasterUnreachable
+from ringfold.peer.communicator import Communicator
+from ringfold.peer.ops import positive_ns
+from ringfold.peer.session import S, Session
+from ringfold.peer.settings import Identity, PeerTimings
+from ringfold.runtime import resolve
+from ringfold.runtime.clock import monotonic_ns
+
+PORT_TRIES = 512
+_WILDCARDS = ("0.0.0.0", "::", "*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinRequest:
+    """What the caller of `ringfold.join` wants; None means: as the settings say."""
+
+    address: str | Sequence[str] | None = None
+    group: int = 0
+    token: str | bytes | None = None
+    token_file: str | Path | None = None
+    name: str | None = None
+    host: str | None = None
+    advertise: str | Sequence[str] | None = None
+    port: int | None = None
+    timeout_s: float | None = None
+    op_timeout_s: float | None = None
+    timings: PeerTimings = field(default_factory=PeerTimings)
+
+
+def join(request: JoinRequest, at_end: Callable[[], None] | None = None) -> Communicator:
+    """Join the run, and return when this peer is a member of a group. `at_end` is called when all is closed again."""
+    settings = config.load(
+        {
+            "master": listed(request.address),
+            "token_file": request.token_file,
+            "name": request.name,
+            "advertise": listed(request.advertise),
+            "data_port": request.port,
+            "join_timeout_s": request.timeout_s,
+            "op_timeout_s": request.op_timeout_s,
+        }
+    )
+    if request.group < 0:
+        raise ConfigError(f"a group is a number from 0 on, not {request.group}")
+    token = token_of(request, settings)
+    deadline_ns = monotonic_ns() + positive_ns(settings.number("join_timeout_s"))
+    masters = _resolved(settings.listed("master"), deadline_ns)
+    advertised = tuple(_literal(host) for host in settings.listed("advertise"))
+    local = _local_address(masters[0])
+    host = request.host or resolve.host_name()
+    engine = new_engine(settings.integer("spin_us"))
+    try:
+        port = engine.listen(_bind_host(local, advertised), settings.integer("data_port"), PORT_TRIES)
+    except (RuntimeError, OSError) as error:
+        engine.shutdown()
+        raise ConfigError(f"no free data port from {settings.integer('data_port')} on: {error}") from error
+    identity = Identity(
+        group=request.group,
+        host=host,
+        name=settings.text("name") or f"{host}:{os.getpid()}",
+        addresses=advertised or (local,),
+        port=port,
+        token=token,
+    )
+    session = Session(engine, identity, request.timings)
+    try:
+        session.join(masters, deadline_ns)
+    except BaseException:
+        session.close()
+        raise
+    session.at_end = at_end
+    return Communicator(session, settings.number("op_timeout_s"))
+
+
+def listed(words: str | Sequence[str] | None) -> list[str] | None:
+    if words is None:
+        return None
+    return [part.strip() for part in words.split(",") if part.strip()] if isinstance(words, str) else list(words)
+
+
+def token_of(request: JoinRequest, settings: config.Resolved) -> bytes:
+    token = settings.token() if request.token is None else request.token
+    return token.encode() if isinstance(token, str) else token
+
+
+def _resolved(addresses: Sequence[str], deadline_ns: int) -> tuple[tuple[str, int], ...]:
+    """Every master as IP literal and port. A name that is not known yet is asked for again until the deadline."""
+    if not addresses:
+        raise ConfigError("the list of masters is empty; name at least one address")
+    pause_s = 0.05
+    while True:
+        found: list[tuple[str, int]] = []
+        reason: OSError | None = None
+        for host, port in map(config.split_address, addresses):
+            if host in _WILDCARDS:
+                raise ConfigError(f"{host} is no address to connect to; name the master's own")
+            try:
+                found += [(literal, port) for literal in resolve.literals(host, port)]
+            except OSError as error:
+                reason = error
+        if found:
+            return tuple(found)
+        if monotonic_ns() + int(pause_s * S) >= deadline_ns:
+            raise MasterUnreachable(", ".join(addresses), f"the name is not known ({reason})")
+        resolve.pause(pause_s)
+        pause_s = min(2 * pause_s, 1.0)
+
+
+def _literal(host: str) -> str:
+    try:
+        return resolve.literals(host, 0)[0]
+    except OSError as error:
+        raise ConfigError(f"advertise: {host!r} is no address of this machine ({error})") from error
+
+
+def _local_address(master: tuple[str, int]) -> str:
+    try:
+        return resolve.local_address_towards(*master)
+    except OSError as error:
+        raise MasterUnreachable(f"{master[0]}:{master[1]}", f"no route to it ({error})") from error
+
+
+def _bind_host(local: str, advertised: tuple[str, ...]) -> str:
+    """Listen where the others look: on the way to the master; everywhere, when the advertised addresses are others."""
+    if not advertised or advertised == (local,):
+        return local
+    return "::" if any(":" in address for address in advertised) else "0.0.0.0"

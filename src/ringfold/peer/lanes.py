@@ -1,0 +1,429 @@
+"""Connecting the ring of an epoch: which lanes this peer needs, dials, waits for, keeps and closes. Pure.
+
+In an epoch with n > 1 members a peer has two links: *outgoing* to the next member and *incoming* from the previous one,
+`lanes` connections each. A lane is named by (outgoing, neighbour, number); with two members both links lead to the same
+peer, so the direction belongs to the name. Which end dials an edge is the record's choice (NAT, firewalls).
+
+A record begins an attachment. Lanes of the last epoch that are still right are kept, but only by whole links: a link
+that lost a lane is connected anew, so that both ends agree what is there. The handshake of a lane:
+
+    dialler                                  acceptor
+       |  <---------------- Challenge(nonce)     |     a guest: unproven, few, and not for long
+       |  LaneHello(epoch, edge, proof) ------>  |     parked while its epoch is not known here yet
+       |  <---------------- LaneWelcome(proof)   |     a lane at the acceptor
+       |  a lane at the dialler                  |
+
+A neighbour that lost its end of a lane brings a new one, and the stale one is closed here. That is safe only until this
+peer has installed the epoch: afterwards frames may have gone down the stale lane, so the link is reported lost instead,
+and the next epoch connects it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ringfold.errors import RemoteProtocolError
+from ringfold.peer.effects import CloseConn, Dial, Effect, Promote, Resume, SendMessage, Tell
+from ringfold.peer.settings import MS, PeerTimings
+from ringfold.wire import frames
+from ringfold.wire.events import ConnectionDropped
+from ringfold.wire.messages import (
+    PROTOCOL_VERSION,
+    Challenge,
+    EdgeFailure,
+    LaneHello,
+    LaneWelcome,
+    Member,
+    PeerId,
+    Record,
+    Refused,
+)
+from ringfold.wire.proof import prove, proven
+
+Link = tuple[bool, PeerId]
+"""outgoing, neighbour"""
+LaneKey = tuple[bool, PeerId, int]
+"""outgoing, neighbour, number"""
+
+
+@dataclass(slots=True)
+class _Dialling:
+    """One lane that this peer dials: where it stands, and which address is next."""
+
+    lane: LaneKey
+    neighbour: Member
+    key: int
+    address: int
+    give_up_ns: int
+    stage: Literal["dialling", "challenge", "welcome", "pause", "failed"] = "dialling"
+    tries: int = 0
+    conn: int | None = None
+    retry_ns: int | None = None
+    nonce: bytes = b""
+    challenge: bytes = b""
+    reason: str = ""
+
+
+@dataclass(slots=True)
+class _Guest:
+    """A connection to the data port that has proven nothing yet."""
+
+    remote: str
+    nonce: bytes
+    until_ns: int
+    parked: LaneHello | None = None
+
+
+@dataclass(slots=True)
+class LostLink:
+    """A link of the installed epoch that has to be reported to the master."""
+
+    outgoing: bool
+    peer: PeerId
+    reason: str
+
+
+@dataclass(slots=True)
+class Turn:
+    """What a step of the lanes wants: effects, and links that are lost."""
+
+    effects: list[Effect] = field(default_factory=list)
+    lost: list[LostLink] = field(default_factory=list)
+
+
+class Lanes:
+    """All connections of a peer except the one to the master."""
+
+    def __init__(self, timings: PeerTimings) -> None:
+        self.me: PeerId = 0
+        self.record: Record | None = None
+        self.attaching = False
+        self._timings = timings
+        self._needed: dict[LaneKey, bool] = {}  # -> whether this peer dials it
+        self._there: dict[LaneKey, int] = {}
+        self._dials: dict[LaneKey, _Dialling] = {}
+        self._guests: dict[int, _Guest] = {}  # in order of arrival
+        self._attach_by_ns = 0
+        self._last_key = 0
+
+    # The life of an attachment
+
+    def begin(self, now_ns: int, record: Record) -> Turn:
+        """A new record: keep what is right, close what is not, dial what is missing, look at who was early."""
+        turn = Turn(self.stop("a new epoch was recorded"))
+        self.record, self.attaching = record, True
+        self._attach_by_ns = now_ns + self._timings.attach_ms * MS
+        self._needed = dict(_needed_lanes(record, self.me))
+        whole = {link for link in _links(self._needed) if self._is_whole(link)}
+        for lane, conn in sorted(self._there.items()):
+            if lane not in self._needed or lane[:2] not in whole:
+                turn.effects.append(CloseConn(conn, f"not a lane of epoch {record.epoch}"))
+                del self._there[lane]
+        for lane, is_mine in sorted(self._needed.items()):
+            if is_mine and lane not in self._there:
+                turn.effects += self._start_dial(now_ns, lane)
+        for conn, guest in list(self._guests.items()):
+            if guest.parked is not None:
+                self._judge(turn, conn, guest, guest.parked)
+        return turn
+
+    def stop(self, reason: str) -> list[Effect]:
+        """No attachment any more; lanes and guests stay."""
+        self.attaching = False
+        closing: list[Effect] = [CloseConn(dial.conn, reason) for dial in self._dials.values() if dial.conn is not None]
+        self._dials.clear()
+        return closing
+
+    def installed(self) -> None:
+        """The engine runs the epoch: from here on a lost link is the master's business."""
+        assert self.complete
+        self.attaching = False
+
+    def end(self, reason: str) -> list[Effect]:
+        """Close everything."""
+        effects = self.stop(reason)
+        effects += [CloseConn(conn, reason) for conn in (*self._there.values(), *self._guests)]
+        self._there.clear()
+        self._guests.clear()
+        return effects
+
+    @property
+    def complete(self) -> bool:
+        return self._needed.keys() <= self._there.keys()
+
+    def hopeless(self, now_ns: int) -> list[EdgeFailure]:
+        """All edges that cannot be had, once nothing else is left to wait for; empty until then."""
+        if not self.attaching or self.complete:
+            return []
+        missing = sorted(self._needed.keys() - self._there.keys())
+        over = now_ns >= self._attach_by_ns
+        if not over and not all(lane in self._dials and self._dials[lane].stage == "failed" for lane in missing):
+            return []
+        why: dict[Link, str] = {}
+        for lane in missing:
+            dial = self._dials.get(lane)
+            reason = "nobody brought the lane" if dial is None else dial.reason or "no answer"
+            why.setdefault(lane[:2], reason)
+        return [EdgeFailure(*self.ends(link), reason) for link, reason in why.items()]
+
+    def ends(self, link: Link) -> tuple[PeerId, PeerId]:
+        """Source and target of a link, in ring direction."""
+        outgoing, neighbour = link
+        return (self.me, neighbour) if outgoing else (neighbour, self.me)
+
+    def next_deadline_ns(self) -> int | None:
+        times = [guest.until_ns for guest in self._guests.values()]
+        times += [dial.retry_ns for dial in self._dials.values() if dial.retry_ns is not None]
+        if self.attaching:
+            times.append(self._attach_by_ns)
+        return min(times, default=None)
+
+    # What the engine reports
+
+    def dialled(self, key: int, conn: int) -> list[Effect]:
+        dial = self._by_key(key)
+        if dial is None:
+            return [CloseConn(conn, "no longer wanted")]
+        dial.conn = conn
+        return []
+
+    def dial_failed(self, now_ns: int, key: int, reason: str) -> list[Effect]:
+        dial = self._by_key(key)
+        return [] if dial is None else self._try_again(now_ns, dial, reason)
+
+    def opened(self, conn: int, nonce: bytes) -> None:
+        dial = self._by_conn(conn)
+        if dial is not None:
+            dial.stage, dial.nonce = "challenge", nonce
+
+    def accepted(self, now_ns: int, conn: int, remote: str, nonce: bytes) -> list[Effect]:
+        effects: list[Effect] = []
+        if len(self._guests) >= self._timings.unproven_most:
+            # Who has said nothing goes before who waits for its epoch.
+            oldest = min(self._guests, key=lambda guest: self._guests[guest].parked is not None)
+            effects += self._drop_guest(oldest, "too many connections that have proven nothing")
+        self._guests[conn] = _Guest(remote, nonce, now_ns + self._timings.handshake_ms * MS)
+        effects.append(SendMessage(conn, Challenge(nonce, PROTOCOL_VERSION, PROTOCOL_VERSION)))
+        return effects
+
+    def message(self, now_ns: int, conn: int, body: bytes) -> Turn:
+        turn = Turn()
+        dial, guest = self._by_conn(conn), self._guests.get(conn)
+        if dial is None and guest is None:
+            return turn
+        try:
+            said = frames.decode_handshake(body)
+        except RemoteProtocolError as error:
+            if guest is not None:
+                turn.effects += self._drop_guest(conn, str(error))
+            elif dial is not None:
+                turn.effects += [CloseConn(conn, str(error)), *self._try_again(now_ns, dial, str(error))]
+            return turn
+        if dial is not None:
+            turn.effects += self._dialler_hears(now_ns, conn, dial, said)
+        elif guest is not None:
+            if isinstance(said, LaneHello) and guest.parked is None:
+                self._judge(turn, conn, guest, said)
+            else:
+                turn.effects += self._drop_guest(conn, f"it said {type(said).__name__} out of turn")
+        return turn
+
+    def closed(self, now_ns: int, conn: int, reason: str) -> Turn:
+        turn = Turn()
+        if (guest := self._guests.pop(conn, None)) is not None:
+            turn.effects.append(Tell(ConnectionDropped(guest.remote, reason)))
+        elif (dial := self._by_conn(conn)) is not None:
+            turn.effects += self._try_again(now_ns, dial, reason)
+        elif (lane := next((lane for lane, there in self._there.items() if there == conn), None)) is not None:
+            del self._there[lane]
+            self._lose_link(now_ns, turn, lane[:2], reason)
+        return turn
+
+    def link_lost(self, now_ns: int, link: Link, still_there: tuple[int, ...], reason: str) -> Turn:
+        """The engine closed a link. What was connected since the engine wrote its report is not meant by it."""
+        turn = Turn()
+        gone = [lane for lane, conn in self._there.items() if lane[:2] == link and conn not in still_there]
+        for lane in gone:
+            del self._there[lane]
+        if gone:
+            self._lose_link(now_ns, turn, link, reason)
+        return turn
+
+    def tick(self, now_ns: int) -> list[Effect]:
+        effects: list[Effect] = []
+        for conn, guest in list(self._guests.items()):
+            if now_ns >= guest.until_ns:
+                waited = "its epoch did not come" if guest.parked else "no handshake in time"
+                effects += self._drop_guest(conn, waited)
+        for dial in list(self._dials.values()):
+            if dial.retry_ns is not None and now_ns >= dial.retry_ns:
+                effects += self._redial(dial)
+        return effects
+
+    # Dialling
+
+    def _start_dial(self, now_ns: int, lane: LaneKey) -> list[Effect]:
+        assert self.record is not None
+        neighbour = next(member for member in self.record.members if member.peer == lane[1])
+        if not neighbour.addresses:
+            dial = _Dialling(lane, neighbour, 0, 0, now_ns, "failed", reason="the neighbour has no address")
+            self._dials[lane] = dial
+            return []
+        # Lane i begins at address i: with one address per path, the lanes spread over the paths.
+        first = lane[2] % len(neighbour.addresses)
+        give_up_ns = min(now_ns + self._timings.connect_ms * MS, self._attach_by_ns)
+        self._dials[lane] = dial = _Dialling(lane, neighbour, 0, first, give_up_ns)
+        return self._redial(dial)
+
+    def _redial(self, dial: _Dialling) -> list[Effect]:
+        self._last_key += 1
+        dial.key, dial.stage, dial.conn, dial.retry_ns = self._last_key, "dialling", None, None
+        host = dial.neighbour.addresses[dial.address]
+        timeout_ms = max(1, self._timings.connect_ms // len(dial.neighbour.addresses))
+        return [Dial(dial.key, host, dial.neighbour.port, timeout_ms)]
+
+    def _try_again(self, now_ns: int, dial: _Dialling, reason: str) -> list[Effect]:
+        """The next address at once; after the last one a pause; at the end of the time no more."""
+        host = dial.neighbour.addresses[dial.address]
+        dial.reason, dial.conn, dial.retry_ns = f"{host}:{dial.neighbour.port}: {reason}", None, None
+        if now_ns >= dial.give_up_ns:
+            dial.stage = "failed"
+            return []
+        dial.tries += 1
+        dial.address = (dial.address + 1) % len(dial.neighbour.addresses)
+        if dial.tries % len(dial.neighbour.addresses):
+            return self._redial(dial)
+        dial.stage, dial.retry_ns = "pause", now_ns + self._timings.redial_ms * MS
+        return []
+
+    def _dialler_hears(
+        self, now_ns: int, conn: int, dial: _Dialling, said: Challenge | Refused | LaneHello | LaneWelcome
+    ) -> list[Effect]:
+        assert self.record is not None
+        match said:
+            case Challenge(nonce=challenge) if dial.stage == "challenge":
+                dial.stage, dial.challenge = "welcome", challenge
+                return [SendMessage(conn, self._hello(dial)), Resume(conn)]
+            case LaneWelcome(proof=proof) if dial.stage == "welcome":
+                if proven(self.record.secret, proof, "lane_welcome", dial.nonce, dial.challenge):
+                    del self._dials[dial.lane]
+                    self._there[dial.lane] = conn
+                    return [Promote(conn, *dial.lane)]
+                reason = "it does not know the epoch's secret"
+            case Refused(reason=words):
+                reason = f"refused: {words}"
+            case _:
+                reason = f"it said {type(said).__name__} out of turn"
+        return [CloseConn(conn, reason), *self._try_again(now_ns, dial, reason)]
+
+    def _hello(self, dial: _Dialling) -> LaneHello:
+        assert self.record is not None
+        source, target = self.ends(dial.lane[:2])
+        claim = (self.record.epoch, source, target, dial.lane[2])
+        proof = prove(self.record.secret, "lane", dial.challenge, dial.nonce, *_as_parts(claim))
+        return LaneHello(PROTOCOL_VERSION, *claim, dial.nonce, proof)
+
+    # Guests
+
+    def _judge(self, turn: Turn, conn: int, guest: _Guest, hello: LaneHello) -> None:
+        """Take the lane, park the guest, or send it away."""
+        record = self.record
+        if record is None or hello.epoch > record.epoch:
+            guest.parked = hello
+            return
+        lane = self._lane_of(hello)
+        if (fault := self._fault_of(guest, hello, lane)) is not None:
+            turn.effects += [SendMessage(conn, Refused(fault)), *self._drop_guest(conn, fault)]
+            return
+        stale = self._there.get(lane)
+        if not self.attaching:
+            # This peer is attached, the neighbour is not: what went down the old lane since is lost.
+            reason = f"peer {lane[1]} connects again, so it has lost the link"
+            turn.effects.append(SendMessage(conn, Refused(f"epoch {hello.epoch} is not being attached here any more")))
+            turn.effects += self._close_guest(conn, reason)
+            if stale is not None:
+                turn.effects += self._close_link(lane[:2], reason)
+                turn.lost.append(LostLink(*lane[:2], reason))
+            return
+        if stale is not None:
+            turn.effects.append(CloseConn(stale, "the neighbour brought a newer connection"))
+        del self._guests[conn]
+        self._there[lane] = conn
+        welcome = LaneWelcome(prove(record.secret, "lane_welcome", hello.nonce, guest.nonce))
+        turn.effects += [SendMessage(conn, welcome), Promote(conn, *lane)]
+
+    def _lane_of(self, hello: LaneHello) -> LaneKey:
+        outgoing = hello.source == self.me
+        return outgoing, hello.target if outgoing else hello.source, hello.lane
+
+    def _fault_of(self, guest: _Guest, hello: LaneHello, lane: LaneKey) -> str | None:
+        """Why this hello is wrong. Only who proves the secret learns more than that it does not."""
+        record = self.record
+        assert record is not None
+        if hello.version != PROTOCOL_VERSION:
+            return f"protocol version {hello.version}, but this peer speaks {PROTOCOL_VERSION}"
+        if hello.epoch < record.epoch:
+            return f"epoch {hello.epoch} is over"
+        claim = (hello.epoch, hello.source, hello.target, hello.lane)
+        if min(claim) < 0 or max(claim) >= 1 << 63:
+            return "numbers out of range"
+        if not proven(record.secret, hello.proof, "lane", guest.nonce, hello.nonce, *_as_parts(claim)):
+            return "it does not know the epoch's secret"
+        if self.me not in (hello.source, hello.target) or lane not in self._needed:
+            return f"{hello.source} -> {hello.target}, lane {hello.lane}, is not a lane of this peer"
+        if self._needed[lane]:
+            return f"lane {hello.lane} of {hello.source} -> {hello.target} is dialled by peer {self.me}"
+        return None
+
+    def _drop_guest(self, conn: int, reason: str) -> list[Effect]:
+        remote = self._guests[conn].remote
+        return [*self._close_guest(conn, reason), Tell(ConnectionDropped(remote, reason))]
+
+    def _close_guest(self, conn: int, reason: str) -> list[Effect]:
+        del self._guests[conn]
+        return [CloseConn(conn, reason)]
+
+    # Links
+
+    def _lose_link(self, now_ns: int, turn: Turn, link: Link, reason: str) -> None:
+        """A link broke. During an attachment it is dialled again, or waited for; afterwards it is reported."""
+        turn.effects += self._close_link(link, reason)
+        if not self.attaching:
+            turn.lost.append(LostLink(*link, reason))
+            return
+        for lane, is_mine in sorted(self._needed.items()):
+            if lane[:2] == link and is_mine and lane not in self._dials:
+                turn.effects += self._start_dial(now_ns, lane)
+
+    def _close_link(self, link: Link, reason: str) -> list[Effect]:
+        closing = sorted(lane for lane in self._there if lane[:2] == link)
+        return [CloseConn(self._there.pop(lane), reason) for lane in closing]
+
+    def _is_whole(self, link: Link) -> bool:
+        return all(lane in self._there for lane in self._needed if lane[:2] == link)
+
+    def _by_key(self, key: int) -> _Dialling | None:
+        return next((dial for dial in self._dials.values() if dial.key == key), None)
+
+    def _by_conn(self, conn: int) -> _Dialling | None:
+        return next((dial for dial in self._dials.values() if dial.conn == conn), None)
+
+
+def _needed_lanes(record: Record, me: PeerId) -> Iterator[tuple[LaneKey, bool]]:
+    """Each lane that `me` has in the ring of `record`, and whether it dials it."""
+    ring = [member.peer for member in record.members]
+    if len(ring) < 2:
+        return
+    rank = ring.index(me)
+    before, after = rank - 1, (rank + 1) % len(ring)
+    for number in range(record.lanes):
+        yield (True, ring[after], number), record.dialers[rank] == me
+        yield (False, ring[before], number), record.dialers[before] == me
+
+
+def _links(needed: dict[LaneKey, bool]) -> set[Link]:
+    return {lane[:2] for lane in needed}
+
+
+def _as_parts(claim: tuple[int, int, int, int]) -> tuple[bytes, ...]:
+    return tuple(number.to_bytes(8, "little") for number in claim)

@@ -1,0 +1,399 @@
+"""The peer's machine: every transition of a peer, from the first word with the master to the last. Pure.
+
+    joining ----> registered ----> attaching ----> installed ----> steady          (a member, epoch after epoch)
+     Hello/        waits to be       |  ^   lanes     | Attached     | Installed: every member is attached
+     Welcome       admitted          |  |   complete  v              v
+                                     |  +-- Record -- sealed <------ Seal          (any change of members or order)
+                                     +--------------> sealed
+
+Two epochs matter. `record.epoch` is the newest one the master recorded; `engine_epoch` is the one the engine runs. They
+differ between Record and Install. A Seal may name an epoch that this peer never installed (somebody else could not
+attach): the answer is then an empty list, and verdicts about that epoch are not for this peer, whose ops never ran in
+it.
+
+Verdicts come with the Record and settle the old epoch before anything is connected: the program learns of an abort as
+early as it can, and ops that are retried wait in the engine for the Install.
+
+Invariants: the engine's epoch never exceeds the record's; a vote is cast only in a steady epoch; after `Ended` nothing
+is sent.
+"""
+
+from dataclasses import dataclass
+from typing import assert_never
+
+from ringfold.errors import DeadlineExceeded, Evicted, MasterUnreachable, RemoteProtocolError, RingfoldError
+from ringfold.peer.calls import Calls
+from ringfold.peer.control import CONTROL_KEY, Control, Refusal
+from ringfold.peer.effects import (
+    CallFinished,
+    CallSucceeded,
+    CloseConn,
+    Effect,
+    Ended,
+    FailAll,
+    Install,
+    Joined,
+    SealEngine,
+    SendMessage,
+    SetRegistrations,
+    Settle,
+    Tell,
+)
+from ringfold.peer.events import (
+    Accepted,
+    CallGivenUp,
+    CallJoin,
+    CallLeave,
+    CallVote,
+    Closed,
+    DialFailed,
+    Dialled,
+    EngineSealed,
+    Event,
+    LinkLost,
+    MessageReceived,
+    Mismatch,
+    OpCancelled,
+    Opened,
+    OpTimedOut,
+    Silent,
+    Tick,
+)
+from ringfold.peer.lanes import Lanes, Turn
+from ringfold.peer.settings import MS, Identity, PeerTimings
+from ringfold.wire import frames, messages
+from ringfold.wire.events import ConnectionDropped
+from ringfold.wire.messages import Epoch, Message, OpRef, PeerId, Reason, Record, Verdict, Welcome, World
+
+REMEMBERED_EPOCHS = 1_024
+
+
+@dataclass(frozen=True, slots=True)
+class EpochFacts:
+    """What `are_peers_pending` needs to know of an epoch, the same on all its members."""
+
+    registrations: int
+    groups: int
+
+
+class PeerMachine:
+    """Everything a peer decides. `step` is the only way in; the attributes are for reading."""
+
+    def __init__(self, identity: Identity, timings: PeerTimings) -> None:
+        self.identity = identity
+        self.peer: PeerId = 0
+        self.record: Record | None = None
+        self.engine_epoch: Epoch = 0
+        self.world = World()
+        self.facts: dict[Epoch, EpochFacts] = {}
+        self.unsynced: set[PeerId] = set()
+        """Who was admitted since the program last synced state; the program clears it."""
+        self.ended = False
+        self._control = Control(identity, timings)
+        self._lanes = Lanes(timings)
+        self._calls = Calls(timings.answer_ms)
+        self._fence = 0
+        self._sealed = False
+        self._steady = False
+        self._joined = False
+        self._settled = True
+        self._admission: Record | None = None  # the last record with newcomers, until an update or the join reports it
+        self._join_since_ns = self._join_by_ns = 0
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the engine runs the newest record, so that an op submitted now belongs to it."""
+        return self.record is not None and self.engine_epoch == self.record.epoch and not self._sealed
+
+    def next_deadline_ns(self) -> int | None:
+        """When the next Tick is due."""
+        if self.ended:
+            return None
+        parts = (self._control.next_deadline_ns(), self._lanes.next_deadline_ns(), self._calls.next_deadline_ns())
+        times = [time for time in parts if time is not None]
+        if self._control.stage == "proven" and not self._joined:
+            times.append(self._join_by_ns)
+        return min(times, default=None)
+
+    def step(self, now_ns: int, event: Event) -> list[Effect]:
+        """Apply one event; return what the shell must now do, in order."""
+        if self.ended:
+            return self._after_the_end(event)
+        match event:
+            case MessageReceived():
+                effects = self._message(now_ns, event)
+            case Dialled() | DialFailed() | Opened() | Accepted() | Closed():
+                effects = self._connection(now_ns, event)
+            case LinkLost(peer, outgoing, reason, still_there):
+                effects = self._turn(self._lanes.link_lost(now_ns, (outgoing, peer), still_there, reason))
+            case Mismatch() | OpTimedOut() | OpCancelled():
+                effects = self._op_report(event)
+            case Silent(conn, silent_ms):
+                effects = self._silent(conn, silent_ms)
+            case EngineSealed(epoch, ops):
+                effects = self._say(messages.Sealed(epoch, list(ops)))
+            case Tick():
+                effects = self._tick(now_ns)
+            case CallJoin(masters, deadline_ns):
+                self._join_since_ns, self._join_by_ns = now_ns, deadline_ns
+                effects = self._control.start(masters, deadline_ns)
+            case CallVote():
+                steady = self.engine_epoch if self._steady else None
+                votes = self._calls.ask(now_ns, event, self.engine_epoch, steady)
+                effects = [effect for vote in votes for effect in self._say(vote)]
+            case CallGivenUp(ballot):
+                withdrawn = self._calls.give_up(now_ns, ballot)
+                effects = [] if withdrawn is None else self._say(withdrawn)
+            case CallLeave():
+                effects = self._say(messages.Leave()) if self._control.stage == "proven" else self._end(None, "left")
+            case _:
+                assert_never(event)
+        effects += self._attached(now_ns)
+        self._check_invariants()
+        return effects
+
+    # Connections
+
+    def _connection(self, now_ns: int, event: Dialled | DialFailed | Opened | Accepted | Closed) -> list[Effect]:
+        control, lanes = self._control, self._lanes
+        match event:
+            case Dialled(key, conn):
+                if key != CONTROL_KEY:
+                    return lanes.dialled(key, conn)
+                control.dialled(conn)
+                return []
+            case DialFailed(key, reason):
+                return control.failed(now_ns, reason) if key == CONTROL_KEY else lanes.dial_failed(now_ns, key, reason)
+            case Opened(conn, nonce):
+                if conn == control.conn:
+                    control.opened(now_ns, nonce)
+                else:
+                    lanes.opened(conn, nonce)
+                return []
+            case Accepted(conn, remote, nonce):
+                return lanes.accepted(now_ns, conn, remote, nonce)
+            case Closed(conn, reason):
+                if conn != control.conn:
+                    return self._turn(lanes.closed(now_ns, conn, reason))
+                if control.stage != "proven":
+                    return control.failed(now_ns, reason)
+                return self._lose_master(f"its connection closed ({reason})")
+
+    def _turn(self, turn: Turn) -> list[Effect]:
+        """A turn of the lanes. Links that broke are reported only in an epoch that runs: a seal outdates them."""
+        effects = turn.effects
+        if self.is_running:
+            for lost in turn.lost:
+                source, target = self._lanes.ends((lost.outgoing, lost.peer))
+                effects += self._say(messages.LinkLost(self.engine_epoch, source, target, lost.reason))
+        return effects
+
+    def _attached(self, now_ns: int) -> list[Effect]:
+        """Install the epoch when its lanes are complete, or report what cannot be had."""
+        lanes, record = self._lanes, self.record
+        if record is None or not lanes.attaching:
+            return []
+        if failing := lanes.hopeless(now_ns):
+            return [
+                *lanes.stop("the epoch cannot be attached"),
+                *self._say(messages.AttachFailed(record.epoch, failing)),
+            ]
+        if not lanes.complete:
+            return []
+        lanes.installed()
+        self.engine_epoch, self._settled = record.epoch, False
+        members = tuple(member.peer for member in record.members)
+        install = Install(
+            epoch=record.epoch,
+            rank=members.index(self.peer),
+            members=members,
+            evidence_by_master=record.evidence == "master",
+            small_bytes=record.small_bytes,
+            segment_bytes=record.segment_bytes,
+            base_registrations=record.registrations,
+        )
+        return [install, *self._say(messages.Attached(record.epoch))]
+
+    # What the master says
+
+    def _message(self, now_ns: int, event: MessageReceived) -> list[Effect]:
+        if event.conn != self._control.conn:
+            return self._turn(self._lanes.message(now_ns, event.conn, event.body))
+        if self._control.stage != "proven":
+            effects, outcome = self._control.message(now_ns, event.body)
+            match outcome:
+                case Welcome():
+                    self.peer = self._lanes.me = outcome.peer
+                    self._fence = outcome.fence
+                case Refusal(error):
+                    effects += self._end(error, "the master refused")
+            return effects
+        try:
+            said = frames.decode_from_master(event.body)
+        except RemoteProtocolError as error:
+            return self._lose_master(f"it does not keep to the protocol ({error})")
+        return self._master_says(now_ns, said)
+
+    def _master_says(self, now_ns: int, said: messages.FromMaster) -> list[Effect]:
+        match said:
+            case messages.Registrations(count=count):
+                return [SetRegistrations(count)]
+            case messages.Seal(epoch=epoch):
+                return self._seal(epoch)
+            case Record():
+                return self._recorded(now_ns, said)
+            case messages.Installed(epoch=epoch, world=world):
+                return self._installed(epoch, world)
+            case messages.CallDone():
+                return self._call_done(said)
+            case messages.CallFailed(ballot=ballot, reason=reason):
+                self._admission = None
+                return [CallFinished(ballot, reason)] if self._calls.finish(ballot) else []
+            case messages.Evicted(reason=reason):
+                return self._end(Evicted(reason), f"evicted: {reason}")
+            case messages.Left():
+                return self._end(None, "left")
+            case messages.Refused(reason=reason):
+                return self._lose_master(f"it refuses this peer ({reason})")
+            case messages.Challenge() | Welcome() | messages.Status():
+                return self._lose_master(f"it said {type(said).__name__} out of turn")
+            case _:
+                assert_never(said)
+
+    def _seal(self, epoch: Epoch) -> list[Effect]:
+        if self.record is not None and epoch == self.record.epoch:
+            self._sealed, self._steady = True, False
+        # SealEngine comes last: its answer goes to the master before anything else happens.
+        return [*self._lanes.stop("the epoch is sealed"), SealEngine(epoch)]
+
+    def _recorded(self, now_ns: int, record: Record) -> list[Effect]:
+        known = 0 if self.record is None else self.record.epoch
+        members = [member.peer for member in record.members]
+        if record.fence < self._fence or record.epoch <= known or self.peer not in members:
+            reason = f"a record of epoch {record.epoch} (fence {record.fence}) that is not for this peer"
+            return [Tell(ConnectionDropped(self._control.address, reason))]
+        settling: list[Effect] = []
+        if not self._settled and self.engine_epoch == record.previous:
+            settling.append(self._settle(record))
+        self._settled = True
+        self.record, self.world = record, record.world
+        self._sealed = self._steady = False
+        self.unsynced.update(record.newcomers)
+        self.facts[record.epoch] = EpochFacts(record.registrations, record.world.groups)
+        if record.newcomers:
+            self._admission = record
+        if len(self.facts) > REMEMBERED_EPOCHS:
+            del self.facts[min(self.facts)]
+        return settling + self._turn(self._lanes.begin(now_ns, record))
+
+    def _settle(self, record: Record) -> Settle:
+        assert self.record is not None
+        gone = sorted({member.peer for member in self.record.members} - {member.peer for member in record.members})
+        default = Reason("lost" if gone else "edge", record.reason, gone)
+        verdicts = tuple(_with_reason(verdict, default) for verdict in record.verdicts)
+        return Settle(record.previous, verdicts, default)
+
+    def _installed(self, epoch: Epoch, world: World) -> list[Effect]:
+        if not self.is_running or epoch != self.engine_epoch:
+            return []  # crossed a seal on the wire
+        assert self.record is not None
+        self._steady, self.world = True, world
+        effects: list[Effect] = []
+        if not self._joined:
+            self._joined = True
+            self._admission = None
+            effects.append(Joined(self.record))
+        return effects + [effect for vote in self._calls.cast(epoch) for effect in self._say(vote)]
+
+    def _call_done(self, done: messages.CallDone) -> list[Effect]:
+        """A call is complete. What it answers must be the same on every peer that was in it.
+
+        A newcomer has only the record to go by, so the record's `pending` is the answer of the call that admitted it.
+        Neither does it hear how many groups are left when the call is done: a group may have died out since its record.
+        All of an admission count as many as the record did, or more; to ask the run once too often does no harm.
+        """
+        if not self._calls.finish(done.ballot) or self.record is None:
+            return []
+        self.world = done.world
+        admission, self._admission = self._admission, None
+        pending, groups, groups_now = done.pending, done.world.groups, done.world.groups
+        if admission is not None:
+            pending, groups = admission.pending, max(groups, admission.world.groups)
+            groups_now = max(groups_now, self.record.world.groups)
+        self.facts[self.record.epoch] = EpochFacts(self.record.registrations, groups_now)
+        return [CallFinished(done.ballot, CallSucceeded(pending, groups, done.world))]
+
+    # Ops, time and the end
+
+    def _op_report(self, event: Mismatch | OpTimedOut | OpCancelled) -> list[Effect]:
+        """What the engine says of an op goes to the master, unless the epoch is sealed: its verdicts decide by then."""
+        if not self.is_running:
+            return []
+        op = OpRef(event.tag, event.sequence)
+        match event:
+            case Mismatch():
+                return self._say(messages.OpMismatch(self.engine_epoch, op, event.peer, event.mine, event.theirs))
+            case OpTimedOut():
+                return self._say(messages.OpTimeout(self.engine_epoch, op, event.waited_ms))
+            case OpCancelled():
+                return self._say(messages.OpCancelled(self.engine_epoch, op))
+
+    def _tick(self, now_ns: int) -> list[Effect]:
+        reaching = self._control.tick(now_ns)
+        if isinstance(reaching, Refusal):
+            return self._end(reaching.error, "the master is unreachable")
+        if self._control.stage == "proven" and not self._joined and now_ns >= self._join_by_ns:
+            return self._join_too_late(now_ns)
+        effects = reaching + self._lanes.tick(now_ns)
+        withdrawn, failed = self._calls.tick(now_ns)
+        for vote in withdrawn:
+            effects += self._say(vote)
+        return effects + [CallFinished(ballot, reason) for ballot, reason in failed]
+
+    def _join_too_late(self, now_ns: int) -> list[Effect]:
+        waited_ms = (now_ns - self._join_since_ns) // MS
+        text = (
+            f"registered as peer {self.peer}, but not admitted within {waited_ms} ms: "
+            "the peers of the run have not all called update_topology(), or could not be connected"
+        )
+        leaving = self._say(messages.Leave())
+        return leaving + self._end(DeadlineExceeded("join", (), waited_ms, text), "not admitted in time")
+
+    def _silent(self, conn: int, silent_ms: int) -> list[Effect]:
+        if conn != self._control.conn:
+            return []
+        return self._lose_master(f"it has been silent for {silent_ms} ms")
+
+    def _lose_master(self, reason: str) -> list[Effect]:
+        return self._end(MasterUnreachable(self._control.address, reason), reason)
+
+    def _end(self, error: RingfoldError | None, reason: str) -> list[Effect]:
+        assert not self.ended
+        self.ended, self._steady = True, False
+        effects = self._lanes.end(reason)
+        if self._control.conn is not None:
+            effects.append(CloseConn(self._control.conn, reason))
+        return [*effects, FailAll(Reason("evicted", reason)), Ended(error)]
+
+    def _after_the_end(self, event: Event) -> list[Effect]:
+        match event:
+            case Accepted(conn, _, _) | Dialled(_, conn):
+                return [CloseConn(conn, "this peer is out of the run")]
+            case _:
+                return []
+
+    def _say(self, message: Message) -> list[Effect]:
+        assert self._control.conn is not None
+        return [SendMessage(self._control.conn, message)]
+
+    def _check_invariants(self) -> None:
+        newest = 0 if self.record is None else self.record.epoch
+        assert self.engine_epoch <= newest
+        assert not self._steady or self.engine_epoch == newest
+        assert self.ended or not self._steady or self._control.stage == "proven"
+
+
+def _with_reason(verdict: Verdict, default: Reason) -> Verdict:
+    if verdict.commit or verdict.reason is not None:
+        return verdict
+    return Verdict(verdict.op, verdict.commit, verdict.registrations, verdict.payloads, default)

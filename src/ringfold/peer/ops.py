@@ -1,0 +1,171 @@
+"""Ops as a peer submits them: what is checked before the engine sees one, and what becomes of its result.
+
+An op that means the same in any ring is *run*: the engine restarts it by itself after an abort. One whose arguments
+depend on the ring (a size, a rank, a minimum of members) is *bound* to one epoch: it is submitted while that epoch
+cannot change, never restarted by the engine, and tried again here, with arguments made anew.
+"""
+
+from collections.abc import Callable
+
+from ringfold.dataplane.buffers import Spans
+from ringfold.dataplane.codes import REDUCE_OPS, OpKind
+from ringfold.dataplane.engine import OpResult
+from ringfold.errors import CollectiveAborted, RingfoldError, UsageError
+from ringfold.peer.handle import Handle
+from ringfold.peer.outcome import ReduceInfo, error_of_op
+from ringfold.peer.session import S, Session
+from ringfold.wire.messages import Record
+
+Submit = Callable[[Record], int]
+"""Submits a bound op, given the record of the epoch that runs; returns the engine's number for it."""
+
+
+class Ops:
+    """The ops of one session."""
+
+    def __init__(self, session: Session, timeout_s: float) -> None:
+        self.session, self.engine = session, session.engine
+        self.timeout_s = timeout_s
+        self.timeout_ns = positive_ns(timeout_s)
+        self.in_flight: dict[int, Handle] = {}
+        """Handles by tag, until the program has seen their end."""
+        self.last: OpResult | None = None
+        """The op that last returned, if no run-wide call came after it."""
+
+    def run(
+        self,
+        operation: str,
+        kind: OpKind,
+        reduce_op: int,
+        tag: int,
+        source: Spans,
+        target: Spans | None = None,
+        *,
+        retry: bool = True,
+        timeout_s: float | None = None,
+    ) -> ReduceInfo:
+        """An op that means the same in any ring, driven from this thread to its end."""
+        self.check_tag(operation, tag)
+        arrays = None if target is None else target.arrays
+        codes, timeout_ns = source.codes, self._timeout_ns(timeout_s)
+        try:
+            result = self.engine.collective(kind, reduce_op, tag, 0, source.arrays, arrays, codes, retry, timeout_ns)
+        except (ValueError, TypeError) as error:
+            raise refusal(operation, tag, error) from None
+        return self.returned(operation, result)
+
+    def begin(
+        self,
+        operation: str,
+        reduce_op: int,
+        tag: int,
+        source: Spans,
+        target: Spans | None,
+        *,
+        retry: bool,
+        timeout_s: float | None,
+    ) -> Handle:
+        """An all_reduce that the engine's own thread drives."""
+        self.check_tag(operation, tag)
+        number = self.submit(
+            operation, OpKind.ALL_REDUCE, reduce_op, tag, 0, source, target, retry=retry, timeout_s=timeout_s
+        )
+
+        def finished(result: OpResult) -> ReduceInfo | RingfoldError:
+            self.in_flight.pop(tag, None)
+            if result[0] != 0:
+                return self.error(operation, result)
+            self.last = result
+            return info_of(result)
+
+        handle = self.in_flight[tag] = Handle(self.engine, number, operation, (source, target), finished)
+        return handle
+
+    def run_bound(
+        self, operation: str, tag: int, submit: Submit, *, retry: bool = False, fixed_size: bool = False
+    ) -> ReduceInfo:
+        """An op that is bound to one epoch. With `retry` it is tried again in the next, unless its size is fixed."""
+        self.check_tag(operation, tag)
+        while True:
+            sizes: list[int] = []
+
+            def noted(record: Record, sizes: list[int] = sizes) -> int:
+                sizes.append(len(record.members))
+                return submit(record)
+
+            number = self.session.submit_in_epoch(operation, noted)
+            try:
+                return self.returned(operation, self.engine.run_op(number))
+            except CollectiveAborted:
+                record = self.session.machine.record
+                assert record is not None
+                if not retry or (fixed_size and [len(record.members)] != sizes):
+                    raise
+
+    def submit(
+        self,
+        operation: str,
+        kind: OpKind,
+        reduce_op: int,
+        tag: int,
+        root: int,
+        source: Spans,
+        target: Spans | None,
+        *,
+        retry: bool = False,
+        timeout_s: float | None = None,
+    ) -> int:
+        arrays = None if target is None else target.arrays
+        codes, timeout_ns = source.codes, self._timeout_ns(timeout_s)
+        try:
+            return self.engine.submit(kind, reduce_op, tag, root, source.arrays, arrays, codes, retry, timeout_ns)
+        except (ValueError, TypeError) as error:
+            raise refusal(operation, tag, error) from None
+
+    def returned(self, operation: str, result: OpResult) -> ReduceInfo:
+        if result[0] != 0:
+            raise self.error(operation, result)
+        self.last = result
+        return info_of(result)
+
+    def error(self, operation: str, result: OpResult) -> RingfoldError:
+        # The session fails its ops and learns why it is over in one step: the lock waits for the end of that step.
+        return error_of_op(result, operation, self.session.locked(lambda machine: self.session.error))
+
+    def check_tag(self, operation: str, tag: int) -> None:
+        self.session.check_usable(operation)
+        if tag in self.in_flight:
+            raise UsageError(f"{operation}: an op with tag {tag} is in flight; wait for it, or use another tag")
+
+    def check_none_in_flight(self, operation: str) -> None:
+        """Only collectives overlap. An op is in flight until the program has seen its end: on every peer alike."""
+        if self.in_flight:
+            tags = ", ".join(map(str, sorted(self.in_flight)))
+            raise UsageError(f"{operation}: ops are in flight (tag {tags}); wait() for their handles first")
+
+    def _timeout_ns(self, timeout_s: float | None) -> int:
+        return self.timeout_ns if timeout_s is None else positive_ns(timeout_s)
+
+
+def info_of(result: OpResult) -> ReduceInfo:
+    return ReduceInfo(result[3], result[2], result[5], result[6])
+
+
+def reduce_code(op: str) -> int:
+    number = REDUCE_OPS.get(op)
+    if number is None:
+        raise UsageError(f"unknown op {op!r}; there are {', '.join(REDUCE_OPS)}")
+    return number
+
+
+def positive_ns(seconds: float) -> int:
+    if not 0 < seconds <= 1e9:
+        raise UsageError(f"a timeout is a positive number of seconds, not {seconds!r}")
+    return int(seconds * S)
+
+
+def refusal(operation: str, tag: object, error: Exception) -> UsageError:
+    """What the engine says of arguments that it cannot take, with the usual suspect named."""
+    if not isinstance(tag, int) or not 0 <= tag < 1 << 64:
+        return UsageError(f"{operation}: a tag is an integer from 0 to 2**64 - 1, not {tag!r}")
+    return UsageError(f"{operation}: {error}")

@@ -1,0 +1,64 @@
+"""How an op or a call ends for the program: a value, or the exception that says what to do next. The one place."""
+
+from typing import NamedTuple
+
+from ringfold.dataplane.codes import OpStatus
+from ringfold.dataplane.engine import OpResult
+from ringfold.errors import (
+    CollectiveAborted,
+    DeadlineExceeded,
+    EpochChanged,
+    Evicted,
+    PeerLost,
+    RingfoldError,
+    TooFewPeers,
+    UsageError,
+)
+from ringfold.peer.carry import decode_reason
+from ringfold.wire.messages import Epoch, Reason
+
+
+class ReduceInfo(NamedTuple):
+    """What a committed op tells: how many peers contributed, in which epoch, and the bytes this peer moved for it."""
+
+    contributors: int
+    epoch: int
+    tx_bytes: int
+    rx_bytes: int
+
+
+def error_of_op(result: OpResult, operation: str, ended: RingfoldError | None) -> RingfoldError:
+    """The exception for an op that did not succeed. `ended` is why the session is over, if it is."""
+    status, reason, epoch, contributors = result[:4]
+    match OpStatus(status):
+        case OpStatus.ABORTED:
+            return error_of(decode_reason(reason), operation, epoch)
+        case OpStatus.TOO_FEW:
+            return TooFewPeers(contributors)
+        case OpStatus.FAILED:
+            return again(ended) if ended is not None else UsageError(f"{operation}: this peer has left the run")
+        case OpStatus.CANCELLED:
+            return CollectiveAborted(f"{operation} was given up here", epoch)
+        case OpStatus.OK:
+            raise AssertionError("a committed op is no error")
+
+
+def error_of(reason: Reason, operation: str, epoch: Epoch) -> RingfoldError:
+    """The exception that a reason of the master stands for."""
+    text = f"{operation}: {reason.text}"
+    match reason.kind:
+        case "lost":
+            return PeerLost(text, epoch, reason.peers)
+        case "edge" | "cancelled":
+            return EpochChanged(text, epoch, reason.peers)
+        case "usage" | "mismatch":
+            return UsageError(text, reason.peers)
+        case "deadline":
+            return DeadlineExceeded(operation, reason.peers, reason.waited_ms, text)
+        case "evicted":
+            return Evicted(reason.text)
+
+
+def again(error: RingfoldError) -> RingfoldError:
+    """The same error as a new object, so that threads that raise it do not share a traceback."""
+    return type(error)(*error.args)

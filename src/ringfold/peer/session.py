@@ -1,0 +1,247 @@
+"""The shell around a peer's machine: the engine, one thread, and everybody who waits.
+
+The thread blocks in the engine without the GIL, steps the machine, and carries effects out. A program's call (join,
+vote, leave) steps the machine from its own thread. One lock keeps steps apart; it is held while a step and its effects
+run, never while somebody waits for the network. So no epoch is sealed or installed while it is held, and an op that is
+submitted under it belongs to the epoch that was looked at (`submit_in_epoch`).
+
+Whatever ends the session, in the end there is no thread and no socket left. A forked child lets go of the parent's
+sockets at once, so that a data loader does not keep a dead trainer alive; its copy of the session is dead.
+"""
+
+import logging
+import os
+import weakref
+from collections.abc import Callable
+from typing import NoReturn, TypeVar
+
+from ringfold.dataplane.engine import Engine
+from ringfold.errors import RingfoldError, UsageError
+from ringfold.peer import carry
+from ringfold.peer.effects import (
+    CallFinished,
+    CallSucceeded,
+    Dial,
+    Effect,
+    Ended,
+    FailAll,
+    Joined,
+    Tell,
+)
+from ringfold.peer.events import CallGivenUp, CallJoin, CallLeave, CallVote, DialFailed, Dialled, Event, Tick
+from ringfold.peer.machine import PeerMachine
+from ringfold.peer.outcome import again, error_of
+from ringfold.peer.settings import Identity, PeerTimings
+from ringfold.runtime import threads
+from ringfold.runtime.clock import monotonic_ns
+from ringfold.runtime.entropy import random_bytes
+from ringfold.wire.messages import Reason, Record, VoteKind
+from ringfold.wire.proof import NONCE_BYTES
+
+_log = logging.getLogger("ringfold.peer")
+_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+_sessions: "weakref.WeakSet[Session]" = weakref.WeakSet()
+
+LEAVE_S = 2.0
+"""How long closing waits for the master's consent to leave."""
+LONGEST_SLEEP_S = 60.0
+S = 1_000_000_000
+
+T = TypeVar("T")
+
+
+class Session:
+    """A peer's stay in a run. Thread-safe."""
+
+    def __init__(self, engine: Engine, identity: Identity, timings: PeerTimings) -> None:
+        self.engine = engine
+        self.machine = PeerMachine(identity, timings)
+        self.error: RingfoldError | None = None
+        self.is_over = False
+        self.joined_with: Record | None = None
+        """The record that made this peer a member: what its communicator goes by until its first op."""
+        self.is_foreign = False
+        """This is a forked child's copy: nothing works here."""
+        self.at_end: Callable[[], None] | None = None
+        """Called once, in the session's thread, when everything is closed."""
+        self._changed = threads.Condition(threads.RLock())
+        self._joined = False
+        self._stopping = False
+        self._outcomes: dict[int, CallSucceeded | Reason] = {}
+        self._last_ballot = 0
+        self._calling = ""  # the run-wide call that somebody waits in
+        self._thread = threads.start("ringfold-peer", self._serve)
+        _sessions.add(self)
+
+    # What a program calls
+
+    def join(self, masters: tuple[tuple[str, int], ...], deadline_ns: int) -> None:
+        """Block until this peer is a member of an installed epoch; raises when that does not come about."""
+        with self._changed:
+            self._call(CallJoin(masters, deadline_ns))
+            while not self._joined and not self.is_over:
+                self._changed.wait()
+            if not self._joined:
+                self._raise_over("join")
+
+    def vote(self, kind: VoteKind, operation: str, min_world: int, timeout_s: float) -> CallSucceeded:
+        """Block in a run-wide call until it is complete, for everybody."""
+        with self._changed:
+            self.check_usable(operation)
+            if self._calling:
+                raise UsageError(f"{operation}: another thread of this process waits in {self._calling}")
+            self._calling = operation
+            self._last_ballot += 1
+            ballot = self._last_ballot
+            deadline_ns = monotonic_ns() + int(timeout_s * S)
+            progress = tuple(self.engine.progress())
+            self._call(CallVote(ballot, kind, min_world, deadline_ns, progress))
+            try:
+                while ballot not in self._outcomes and not self.is_over:
+                    self._changed.wait()
+            except BaseException:
+                self._call(CallGivenUp(ballot))
+                self._outcomes.pop(ballot, None)
+                raise
+            finally:
+                self._calling = ""
+            outcome = self._outcomes.pop(ballot, None)
+            if outcome is None:
+                self._raise_over(operation)
+            if isinstance(outcome, Reason):
+                raise error_of(outcome, operation, self.machine.engine_epoch)
+            return outcome
+
+    def submit_in_epoch(self, operation: str, submit: Callable[[Record], T]) -> T:
+        """Wait until the newest record runs, then call `submit` with it while it cannot change.
+
+        For ops whose arguments depend on the ring: a rank, a size. The attachment of an epoch is bounded, so this is.
+        """
+        with self._changed:
+            while not self.machine.is_running:
+                self.check_usable(operation)
+                self._changed.wait()
+            self.check_usable(operation)
+            assert self.machine.record is not None
+            return submit(self.machine.record)
+
+    def locked(self, look: Callable[[PeerMachine], T]) -> T:
+        """Look at the machine, or clear what the program has dealt with, between two steps."""
+        with self._changed:
+            return look(self.machine)
+
+    def check_usable(self, operation: str) -> None:
+        if self.is_foreign:
+            raise UsageError(f"{operation}: this communicator belongs to the process that forked this one; join anew")
+        if self.is_over:
+            self._raise_over(operation)
+
+    def close(self) -> None:
+        """Leave the run, and let go of the thread and all sockets. Safe to call twice, from anywhere, at any time."""
+        if self.is_foreign or self._stopping:
+            return
+        if threads.is_current(self._thread):
+            self._stopping = True  # garbage collection came by in our own thread: it ends itself
+            return
+        with self._changed:
+            if not self.is_over:
+                self._call(CallLeave())
+                self._changed.wait_for(lambda: self.is_over, LEAVE_S)
+            self._stopping = True
+        self.engine.wake()
+        self._thread.join(LEAVE_S)
+
+    def forked(self) -> None:
+        """In a forked child: no lock is touched, because a thread that no longer exists may hold it."""
+        self.is_foreign = self.is_over = True
+        self.engine.forked_child()
+
+    # The thread
+
+    def _serve(self) -> None:
+        try:
+            while not self._stopping:
+                raw = self.engine.next_event(self._sleep_s())
+                with self._changed:
+                    event = None if raw is None else carry.event_of(self.engine, raw, _nonce)
+                    if event is not None:
+                        self._step(event)
+                    due = self.machine.next_deadline_ns()
+                    if due is not None and due <= monotonic_ns():
+                        self._step(Tick())
+        except Exception as error:
+            _log.exception("the peer's thread failed; the session is over")
+            self.error = RingfoldError(f"the peer's thread failed: {error!r}")
+        finally:
+            self._let_go()
+
+    def _sleep_s(self) -> float:
+        due = self.machine.next_deadline_ns()
+        if due is None:
+            return LONGEST_SLEEP_S
+        return min(max(0.0, (due - monotonic_ns()) / S), LONGEST_SLEEP_S)
+
+    def _let_go(self) -> None:
+        with self._changed:
+            if not self.machine.ended and self.error is None:
+                self._step(CallLeave())  # said, but not waited for
+            self.is_over = True
+            carry.command(self.engine, FailAll(Reason("evicted", "this peer has left the run")))
+            self._changed.notify_all()
+        self.engine.shutdown()
+        if self.at_end is not None:
+            self.at_end()
+
+    # Effects
+
+    def _call(self, event: Event) -> None:
+        """A program's event: it may move the next deadline, so the thread looks again."""
+        self._step(event)
+        self.engine.wake()
+
+    def _step(self, event: Event) -> None:
+        now_ns = monotonic_ns()
+        for effect in self.machine.step(now_ns, event):
+            answer = self._carry_out(effect)
+            if answer is not None:
+                self._step(answer)
+        self._changed.notify_all()
+
+    def _carry_out(self, effect: Effect) -> Event | None:
+        """Do what the machine wants done; the answer, where an effect has one, is its next event."""
+        match effect:
+            case Dial(key, host, port, timeout_ms):
+                try:
+                    return Dialled(key, self.engine.dial(host, port, timeout_ms))
+                except (RuntimeError, OSError, ValueError) as error:
+                    return DialFailed(key, str(error))
+            case Joined(record):
+                self._joined, self.joined_with = True, record
+            case CallFinished(ballot, outcome):
+                self._outcomes[ballot] = outcome
+            case Ended(error):
+                self.is_over, self.error = True, error
+                if error is not None and self._joined:
+                    _log.warning("%s", error)
+            case Tell(notice):
+                _log.log(_LEVELS[notice.level], "%s", notice)
+            case _:
+                return carry.command(self.engine, effect)
+        return None
+
+    def _raise_over(self, operation: str) -> NoReturn:
+        if self.error is not None:
+            raise again(self.error)
+        raise UsageError(f"{operation}: this peer has left the run; join anew")
+
+
+def _nonce() -> bytes:
+    return random_bytes(NONCE_BYTES)
+
+
+def _in_forked_child() -> None:
+    for session in list(_sessions):
+        session.forked()
+
+
+os.register_at_fork(after_in_child=_in_forked_child)

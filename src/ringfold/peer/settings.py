@@ -1,0 +1,52 @@
+"""The numbers and names a peer is made with."""
+
+from dataclasses import dataclass
+
+from ringfold.errors import ConfigError
+
+MS = 1_000_000
+"""Nanoseconds in a millisecond."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerTimings:
+    """How long a peer waits for what, when it connects to others."""
+
+    handshake_ms: int = 5_000
+    """A connection that has proven nothing by then is closed."""
+    connect_ms: int = 2_000
+    """How long one lane is dialled, over all addresses of the neighbour."""
+    redial_ms: int = 20
+    """The pause after a refused connection."""
+    attach_ms: int = 4_000
+    """Lanes that are missing by then are reported to the master, which proposes another ring."""
+    master_retry_ms: int = 50
+    """The first pause between two tries to reach the master; it doubles up to `master_retry_most_ms`."""
+    master_retry_most_ms: int = 1_000
+    master_patience: int = 6
+    """For how many times `evict_after_ms` the master may be silent. A paused master evicts nobody, and ops need it not:
+    so peers do not give it up as soon as it would give up one of them."""
+    answer_ms: int = 1_000
+    """How long a call that ran out of time waits for the master to say who was missing."""
+    unproven_most: int = 64
+    """Inbound connections that have proven nothing; one more, and the oldest goes."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.redial_ms < self.connect_ms <= self.attach_ms:
+            raise ConfigError("need 0 < redial_ms < connect_ms <= attach_ms")
+        if not 0 < self.master_retry_ms <= self.master_retry_most_ms:
+            raise ConfigError("need 0 < master_retry_ms <= master_retry_most_ms")
+        if min(self.handshake_ms, self.answer_ms, self.unproven_most, self.master_patience) <= 0:
+            raise ConfigError("handshake_ms, answer_ms, unproven_most and master_patience must be positive")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """What this peer says of itself in Hello. `addresses` are IP literals, one per path."""
+
+    group: int
+    host: str
+    name: str
+    addresses: tuple[str, ...]
+    port: int
+    token: bytes = b""

@@ -1,0 +1,1 @@
+"""Shared state: the arrays that must be bit-identical on all peers. Read `shared.py`."""

@@ -1,0 +1,124 @@
+"""Faults drawn from a seed: what goes wrong, with whom, when, and for how long.
+
+A plan spares at least one peer, and everything that is not final ends by itself: cuts heal, the frozen wake, links
+get fast again, dials go through. So after a plan's end every program that still runs must come to its own end.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import TYPE_CHECKING, Literal, get_args
+
+from ringfold.testing.scheduler import MS
+
+if TYPE_CHECKING:
+    from ringfold.testing.simulation import Simulation
+
+FaultKind = Literal[
+    "crash",
+    "power_off",
+    "freeze_short",
+    "freeze_long",
+    "cut",
+    "cut_one_way",
+    "cut_from_master",
+    "reset",
+    "slow_link",
+    "dials_fail",
+    "dials_fail_one_way",
+    "master_pause",
+    "join",
+    "garbage",
+]
+KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
+FINAL: frozenset[FaultKind] = frozenset({"crash", "power_off", "freeze_long", "cut_from_master", "cut", "cut_one_way"})
+"""Faults that may cost the run a peer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing that goes wrong. `who` are places in the list of the cluster's first peers."""
+
+    kind: FaultKind
+    at_ms: float
+    for_ms: float
+    who: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.kind} of {self.who} at {self.at_ms:.1f} ms for {self.for_ms:.1f} ms"
+
+
+def draw(rng: Random, peers: int, horizon_ms: float, evict_after_ms: int, kinds: Sequence[FaultKind]) -> list[Fault]:
+    """A plan for so many peers, in order of time: spread over the horizon, or all at once."""
+    faults = []
+    losses = 0
+    storm = rng.random() < 0.5
+    begin_ms, span_ms = (rng.uniform(0, horizon_ms), rng.choice((2, 10, 40))) if storm else (0, horizon_ms)
+    for _ in range(rng.randint(1, 5)):
+        kind = rng.choice(kinds)
+        if kind in FINAL:
+            if losses >= peers - 1:
+                continue
+            losses += 1
+        who = tuple(rng.sample(range(peers), 2))
+        faults.append(Fault(kind, begin_ms + rng.uniform(0, span_ms), _length_ms(rng, kind, evict_after_ms), who))
+    return sorted(faults, key=lambda fault: fault.at_ms)
+
+
+def _length_ms(rng: Random, kind: FaultKind, evict_after_ms: int) -> float:
+    match kind:
+        case "freeze_long":
+            return rng.uniform(1.1, 2.0) * evict_after_ms
+        case "freeze_short":
+            return rng.uniform(1, 0.6 * evict_after_ms)
+        case "cut" | "cut_one_way" | "cut_from_master":
+            return rng.choice((rng.uniform(1, 100), rng.uniform(1.1, 2.0) * evict_after_ms))
+        case "master_pause":
+            return rng.uniform(50, 1.5 * evict_after_ms)
+        case _:
+            return rng.uniform(5, 300)
+
+
+def inject(sim: "Simulation", fault: Fault) -> None:
+    """Schedule a fault, and its end."""
+    sim.scheduler.at(int(fault.at_ms * MS), _begin, sim, fault)
+
+
+def _begin(sim: "Simulation", fault: Fault) -> None:
+    span_ms = fault.for_ms
+    one, two = (sim.originals[place % len(sim.originals)] for place in fault.who)
+    sim.note("fault", str(fault))
+    sim.injected[fault.kind] += 1
+    if fault.kind == "master_pause":
+        # A peer gives up a master that is silent for too long, and may do so a little before it is evicted itself.
+        sim.master_was_silent |= span_ms > 0.7 * sim.setup.settings.liveness.evict_after_ms
+    elif fault.kind not in ("join", "garbage"):
+        sim.touched |= {one.name, two.name}
+    match fault.kind:
+        case "crash":
+            sim.crash(one)
+        case "power_off":
+            sim.power_off(one)
+        case "freeze_short" | "freeze_long":
+            sim.freeze(one, for_ms=span_ms)
+        case "cut":
+            sim.partition(one, two, for_ms=span_ms)
+        case "cut_one_way":
+            sim.partition(one, two, for_ms=span_ms, one_way=True)
+        case "cut_from_master":
+            sim.partition(one, sim.master, for_ms=span_ms, one_way=sim.rng.random() < 0.5)
+        case "reset":
+            sim.network.reset_between(one.name, two.name)
+        case "slow_link":
+            sim.slow_link(one, two, for_ms=span_ms)
+        case "dials_fail":
+            sim.fail_dials(one, two, for_ms=span_ms)
+            sim.fail_dials(two, one, for_ms=span_ms)
+        case "dials_fail_one_way":
+            sim.fail_dials(one, two, for_ms=span_ms)
+        case "master_pause":
+            sim.freeze(sim.master, for_ms=span_ms)
+        case "join":
+            sim.join()
+        case "garbage":
+            sim.throw_garbage(one)

@@ -1,0 +1,188 @@
+"""The simulated master process: the production machine, and a shell that moves bytes over the simulated network.
+
+The shell does what `ringfold.master`'s server does with sockets: frames in, frames out, a tick every 50 ms. The peer's
+process is in `peers.py`.
+"""
+
+from typing import TYPE_CHECKING, assert_never
+
+from ringfold.errors import RemoteProtocolError
+from ringfold.master.events import (
+    Beat,
+    Close,
+    Closed,
+    DoneSeen,
+    Effect,
+    Event,
+    Malformed,
+    Opened,
+    Received,
+    Send,
+    SendBeat,
+    SendEvidence,
+    Tell,
+    Tick,
+    Trust,
+)
+from ringfold.master.machine import Master
+from ringfold.testing.network import End
+from ringfold.testing.scheduler import MS
+from ringfold.wire.events import EpochInstalled, EpochRecorded
+from ringfold.wire.frames import (
+    MAX_FRAME_BYTES,
+    FrameKind,
+    FrameReader,
+    decode_done,
+    decode_heartbeat,
+    decode_to_master,
+    evidence_frame,
+    master_beat,
+    message_frame,
+)
+from ringfold.wire.proof import NONCE_BYTES
+
+if TYPE_CHECKING:
+    from ringfold.testing.simulation import Simulation
+
+MASTER_PORT = 48148
+TICK_NS = 50 * MS
+
+
+class _Control:
+    """One connection at the master: what is being read, and what waits to be sent."""
+
+    __slots__ = ("closing", "end", "out", "reader")
+
+    def __init__(self, end: End) -> None:
+        self.end = end
+        self.reader = FrameReader()
+        self.out = bytearray()
+        self.closing = False
+
+
+class SimMaster:
+    """A process that runs the production master machine."""
+
+    def __init__(self, sim: "Simulation", machine: Master) -> None:
+        self.sim, self.machine = sim, machine
+        self.name = "master"
+        self.host = sim.network.add_host(self.name, self)
+        self.host.listening.add(MASTER_PORT)
+        self._conns: dict[int, _Control] = {}
+        self._ticking = True
+        sim.scheduler.after(TICK_NS, self._tick)
+
+    # What the network calls
+
+    def accepted(self, end: End) -> None:
+        self._conns[end.id] = _Control(end)
+        self._step(Opened(end.id, end.remote.name, self.sim.rng.randbytes(NONCE_BYTES)))
+
+    def opened(self, end: End) -> None:
+        raise AssertionError("the master dials nobody")
+
+    def received(self, end: End, chunk: bytes) -> None:
+        control = self._conns.get(end.id)
+        if control is None or control.closing:
+            return
+        try:
+            for kind, body in control.reader.feed(chunk):
+                self._step(_event(end.id, kind, body))
+                if control.closing:
+                    return
+        except RemoteProtocolError as error:
+            self._step(Malformed(end.id, str(error)))
+
+    def writable(self, end: End) -> None:
+        control = self._conns.get(end.id)
+        if control is not None:
+            self._flush(control)
+
+    def lost(self, end: End, reason: str) -> None:
+        control = self._conns.pop(end.id, None)
+        if control is not None and not control.closing:
+            self._step(Closed(end.id, reason))
+
+    def woken(self) -> None:
+        for control in list(self._conns.values()):
+            self._flush(control)
+        if not self._ticking:
+            self._ticking = True
+            self.sim.scheduler.after(self.sim.rng.randint(0, MS), self._tick)
+
+    # Inside
+
+    def _tick(self) -> None:
+        if self.host.frozen:
+            self._ticking = False
+            return
+        self._step(Tick())
+        self.sim.scheduler.after(TICK_NS, self._tick)
+
+    def _step(self, event: Event) -> None:
+        for effect in self.machine.step(self.sim.scheduler.now, event):
+            self._carry_out(effect)
+
+    def _carry_out(self, effect: Effect) -> None:
+        match effect:
+            case Send(conn, message):
+                if self.sim.verbose:
+                    self.sim.note(self.name, f"to {self._whom(conn)}: {message}")
+                self._send(conn, message_frame(message))
+            case SendBeat(conn, number, echo):
+                self._send(conn, master_beat(number, echo))
+            case SendEvidence(conns, evidence):
+                frame = evidence_frame(evidence)
+                for conn in conns:
+                    self._send(conn, frame)
+            case Close(conn, reason):
+                self.sim.note(self.name, f"closes {self._whom(conn)}: {reason}")
+                control = self._conns.get(conn)
+                if control is not None:
+                    control.closing = True
+                    self._flush(control)
+            case Trust(conn):
+                if conn in self._conns:
+                    self._conns[conn].reader.limit = MAX_FRAME_BYTES
+            case Tell(notice):
+                self.sim.note(self.name, str(notice))
+                if isinstance(notice, EpochRecorded):
+                    self.sim.epochs += 1
+                elif isinstance(notice, EpochInstalled):
+                    self.sim.installed += 1
+            case _:
+                assert_never(effect)
+
+    def _send(self, conn: int, frame: bytes) -> None:
+        control = self._conns.get(conn)
+        if control is not None and not control.closing:
+            control.out += frame
+            self._flush(control)
+
+    def _flush(self, control: _Control) -> None:
+        end = control.end
+        take = min(end.room, len(control.out))
+        if take:
+            self.sim.network.send(end, bytes(control.out[:take]))
+            del control.out[:take]
+        if control.out:
+            end.starved = True
+        elif control.closing:
+            self._conns.pop(end.id, None)
+            self.sim.network.close(end)
+
+    def _whom(self, conn: int) -> str:
+        control = self._conns.get(conn)
+        return f"{control.end.remote.name}#{conn}" if control else f"#{conn}"
+
+
+def _event(conn: int, kind: FrameKind, body: bytes) -> Event:
+    match kind:
+        case FrameKind.MESSAGE:
+            return Received(conn, decode_to_master(body))
+        case FrameKind.HEARTBEAT:
+            return Beat(conn, decode_heartbeat(body))
+        case FrameKind.DONE:
+            return DoneSeen(conn, decode_done(body))
+        case FrameKind.EVIDENCE:
+            raise RemoteProtocolError("evidence comes from the master only")

@@ -1,0 +1,368 @@
+"""The simulated peer process: the production machine and the production engine core, with virtual sockets under them.
+
+It does what the peer's session and the engine's epoll loop do together: bytes that arrive go into the core, what the
+core reports goes to the machine, the machine's effects become commands of the core (`ringfold.peer.carry`, the same
+code), and what the core wants to send goes into the network as its windows allow.
+
+A connection is known to the machine by the number of the network's end, because a dial has no connection in the core
+before it is established; `sockets.py` translates.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ringfold.dataplane.codes import DTYPES, REDUCE_OPS, OpStatus
+from ringfold.errors import RingfoldError, UsageError
+from ringfold.peer import carry
+from ringfold.peer.effects import (
+    CallFinished,
+    CallSucceeded,
+    Dial,
+    Effect,
+    Ended,
+    EngineEffect,
+    Install,
+    Joined,
+    SetRegistrations,
+    Settle,
+    Tell,
+)
+from ringfold.peer.events import CallJoin, CallLeave, CallVote, Closed, Dialled, Event, Tick
+from ringfold.peer.machine import PeerMachine
+from ringfold.peer.outcome import again, error_of, error_of_op
+from ringfold.peer.settings import Identity
+from ringfold.testing.core import new_core
+from ringfold.testing.network import End
+from ringfold.testing.nodes import MASTER_PORT
+from ringfold.testing.program import Collective, ProgramOf, Reduced
+from ringfold.testing.runner import Runner
+from ringfold.testing.scheduler import MS
+from ringfold.testing.sockets import Sockets
+from ringfold.wire.messages import Reason, Record, VoteKind
+from ringfold.wire.proof import NONCE_BYTES
+
+if TYPE_CHECKING:
+    from ringfold.testing.simulation import Simulation
+
+DATA_PORT = 48149
+TOKEN = b"simulated"
+TICK_NS = 20 * MS
+JOIN_NS = 600_000 * MS
+
+
+class SimPeer:
+    """A process that runs a program over the production peer machine and engine core."""
+
+    machine_type: type[PeerMachine] = PeerMachine
+
+    def __init__(self, sim: "Simulation", name: str, group: int, program: ProgramOf) -> None:
+        self.sim, self.name, self.group = sim, name, group
+        self.host = sim.network.add_host(name, self)
+        self.digest = ""
+        self.gone = False
+        self.busy = True
+        self.error: RingfoldError | None = None
+        identity = Identity(group=group, host=name, name=name, addresses=(name,), port=DATA_PORT, token=TOKEN)
+        self.machine = self.machine_type(identity, sim.setup.timings)
+        self.core = new_core(sim.setup.planted)
+        self._sockets = Sockets(self.core, sim.network)
+        self._program = program
+        self._runner: Runner | None = None
+        self._ballot = 0
+        self._ended: RingfoldError | None = None
+        self._last_op: Reduced | None = None
+        """The op that last returned, if no run-wide call came after it."""
+        self._call_answer = (False, 1)
+        self.heard_registrations = 0
+        self._asleep: list[Callable[[], None]] = []
+        """What came due while the process was frozen."""
+        self._paused: list[tuple[int, End, bytes]] = []
+        """Connections that must not be read now, with bytes that came too early."""
+
+    @property
+    def peer(self) -> int:
+        return self.machine.peer
+
+    @property
+    def world(self) -> int:
+        record = self.machine.record
+        return 0 if record is None else len(record.members)
+
+    @property
+    def doing(self) -> str:
+        return self._runner.doing if self._runner is not None else "joining"
+
+    # Life
+
+    def start(self) -> None:
+        if self.host.alive:
+            self.host.listening.add(DATA_PORT)
+            self.later(TICK_NS, self._tick)
+            self._react(CallJoin((("master", MASTER_PORT),), self.sim.scheduler.now + JOIN_NS))
+
+    def kill(self, silently: bool = False) -> None:
+        """End the process, or its host's power."""
+        if not self.host.alive:
+            return
+        self.sim.note(self.name, "loses its power" if silently else "is killed")
+        if silently:
+            self.sim.network.power_off(self.host)
+        else:
+            self.sim.network.kill(self.host)
+        self._over(gone=True)
+
+    def program_over(self, error: RingfoldError | None) -> None:
+        """The program has ended: with its peer out of the run as it wished, or not."""
+        self.error = error
+        self.sim.note(self.name, f"ends{f': {error}' if error else ''}")
+        self.host.listening.clear()
+        self._over(gone=error is not None)
+        if error is not None:
+            self.sim.was_cast_out(self)
+
+    def _over(self, *, gone: bool) -> None:
+        if self.busy:
+            self.busy = False
+            self.gone = gone
+            self.sim.busy -= 1
+            if self.peer in self.sim.history.peers:
+                self.sim.history.ended(self.peer, gone=gone)
+
+    def later(self, delay_ns: int, action: Callable[[], None]) -> None:
+        """Do something in this process's own time: not while it is frozen, and not after its end."""
+        self.sim.scheduler.after(delay_ns, self._due, action)
+
+    def _due(self, action: Callable[[], None]) -> None:
+        if self.host.frozen:
+            self._asleep.append(action)
+        elif self.host.alive:
+            action()
+
+    # What the network calls
+
+    def accepted(self, end: End) -> None:
+        self._sockets.add(end, accepted=True)
+        self._turn()
+
+    def opened(self, end: End) -> None:
+        self._sockets.add(end, accepted=False)
+        self._turn()
+
+    def received(self, end: End, chunk: bytes) -> None:
+        number = self._sockets.number(end)
+        if number is None:
+            return
+        if self.core.readable(number):
+            self.core.receive(self.sim.scheduler.now, number, chunk)
+            chunk = b""
+        if not self.core.readable(number):
+            # The core holds this connection: a handshake message is being judged, or its mark is of a later epoch.
+            end.paused = True
+            self._paused.append((number, end, chunk))
+        self._turn()
+
+    def writable(self, end: End) -> None:
+        self._turn()
+
+    def lost(self, end: End, reason: str) -> None:
+        number = self._sockets.number(end)
+        if number is None:
+            self._react(Closed(end.id, reason))
+        else:
+            self.core.lost(self.sim.scheduler.now, number, reason)
+            self._turn()
+
+    def woken(self) -> None:
+        overdue, self._asleep = self._asleep, []
+        for action in overdue:
+            self.sim.scheduler.after(self.sim.rng.randint(0, MS), self._due, action)
+
+    # What the program calls
+
+    def submit(self, request: Collective) -> int:
+        """Begin an op; the engine's number of it."""
+        self.core.set_now(self.sim.scheduler.now)
+        barrier = not request.array.size
+        op = self.core.submit(
+            request.kind,
+            REDUCE_OPS[request.op],
+            request.tag,
+            request.root,
+            [] if barrier else [request.array],
+            None,
+            [] if barrier else [DTYPES[request.array.dtype.name]],
+            request.retry,
+            request.timeout_ms * MS,
+        )
+        self.later(0, self._turn)
+        return op
+
+    def vote(self, kind: VoteKind, min_world: int, timeout_ms: int) -> int:
+        """Wait in a run-wide call; its ballot."""
+        if self.machine.ended:
+            raise again(self._ended) if self._ended is not None else UsageError("this peer has left the run")
+        self._ballot += 1
+        ballot, deadline = self._ballot, self.sim.scheduler.now + timeout_ms * MS
+        progress = tuple(self.core.progress())
+        self.later(0, lambda: self._react(CallVote(ballot, kind, min_world, deadline, progress)))
+        return ballot
+
+    def pending_here(self) -> bool | None:
+        """Whether somebody is pending, where this peer can tell by itself; None if the run must be asked."""
+        # The rule of `Communicator.are_peers_pending`.
+        last, (pending, groups) = self._last_op, self._call_answer
+        facts = None if last is None else self.machine.facts[last.epoch]
+        if self.world < 2 or (groups if facts is None else facts.groups) > 1:
+            return None
+        return pending if last is None or facts is None else last.registrations > facts.registrations
+
+    def op_returned(self, info: Reduced) -> None:
+        """The program goes on after an op that succeeded."""
+        self._last_op = info
+
+    def call_returned(self, kind: VoteKind, outcome: CallSucceeded) -> bool:
+        """The program goes on after a run-wide call, which answers whether somebody is pending."""
+        if kind == "update":
+            self._last_op, self._call_answer = None, (outcome.pending, outcome.groups)
+        else:
+            self.sim.history.answered(self.peer, outcome.pending)
+        return outcome.pending
+
+    def leave(self) -> bool:
+        """Ask to leave. True if the peer is out already."""
+        if self.machine.ended:
+            return True
+        self.later(0, lambda: self._react(CallLeave()))
+        return False
+
+    # Inside
+
+    def _tick(self) -> None:
+        now = self.sim.scheduler.now
+        for number, end in self._sockets.live():
+            self.core.acknowledged(now, number, end.outbound.in_flight)
+        self.core.tick(now)
+        deadline = self.machine.next_deadline_ns()
+        if deadline is not None and deadline <= now:
+            self._react(Tick())
+        else:
+            self._turn()
+        if self.busy or not self.machine.ended:
+            self.later(TICK_NS, self._tick)
+
+    def _react(self, event: Event) -> None:
+        """Tell the machine, and let everything come to rest."""
+        self.core.set_now(self.sim.scheduler.now)
+        self._step(event)
+        self._turn()
+
+    def _turn(self) -> None:
+        """Hand on what the core reports and wants sent, until it is quiet."""
+        core, sockets = self.core, self._sockets
+        core.set_now(self.sim.scheduler.now)
+        while (raw := core.next_event()) is not None:
+            event = carry.event_of(sockets, sockets.translate(raw), self._nonce)
+            if event is not None:
+                self._step(event)
+        self._transmit()
+        self._land()
+        if self._paused:
+            self._read_on()
+
+    def _transmit(self) -> None:
+        now, network, sockets = self.sim.scheduler.now, self.sim.network, self._sockets
+        for number in self.core.conns_with_output():
+            end = sockets.ends[number]
+            room = end.room
+            if room > 0:
+                network.send(end, self.core.transmit(now, number, room))
+                end.starved = end.room == 0
+            else:
+                end.starved = True
+        for number in self.core.conns_to_close():
+            network.close(sockets.ends[number])
+
+    def _land(self) -> None:
+        runner = self._runner
+        if runner is None:
+            return
+        for op in runner.flying:
+            result = self.core.poll(op)
+            if result is not None:
+                self.core.release(op)
+                runner.landed(op, self._outcome(result), result[2])
+
+    def _outcome(self, result: tuple[int, bytes, int, int, int, int, int]) -> Reduced | RingfoldError:
+        status, _, epoch, contributors, registrations = result[:5]
+        if status == OpStatus.OK:
+            return Reduced(epoch, contributors, registrations)
+        return error_of_op(result, "op", self._ended)
+
+    def _read_on(self) -> None:
+        waiting, self._paused = self._paused, []
+        for number, end, chunk in waiting:
+            if end.closed:
+                continue
+            if self.core.readable(number):
+                self.sim.network.read_on(end)
+                if chunk:
+                    self.received(end, chunk)
+            else:
+                self._paused.append((number, end, chunk))
+
+    def _step(self, event: Event) -> None:
+        for effect in self.machine.step(self.sim.scheduler.now, event):
+            self._carry_out(effect)
+
+    def _carry_out(self, effect: Effect) -> None:
+        match effect:
+            case Dial(key, host, port, timeout_ms):
+                end = self.sim.network.dial(self.host, host, port, timeout_ms * MS)
+                self._sockets.dialled(end)
+                self._step(Dialled(key, end.id))
+            case Joined(record):
+                self._begin(record)
+            case CallFinished(ballot, outcome):
+                self._call_over(ballot, outcome)
+            case Ended(error):
+                self._ended = error
+                if self._runner is None:
+                    self.program_over(error)
+                else:
+                    self._runner.session_over(error)
+            case Tell(notice):
+                self.sim.note(self.name, str(notice))
+            case _:
+                self._watch(effect)
+                answer = carry.command(self._sockets, effect)
+                if answer is not None:
+                    self._step(answer)
+
+    def _watch(self, effect: EngineEffect) -> None:
+        """Let the checkers know what this peer was told about epochs."""
+        match effect:
+            case SetRegistrations(count):
+                self.heard_registrations = count
+            case Settle(epoch):
+                self.sim.history.settled(self.peer, epoch)
+            case Install(epoch, _, members):
+                if self.peer not in self.sim.history.peers:
+                    self.sim.history.joined(self.peer, self.group)
+                self.sim.history.installed(self.peer, epoch, list(members))
+                self.sim.note(self.name, f"installs epoch {epoch} as peer {self.peer} of {list(members)}")
+
+    def _begin(self, record: Record) -> None:
+        self._call_answer = record.pending, record.world.groups
+        self._runner = Runner(self, self._program)
+        self._runner.start()
+
+    def _call_over(self, ballot: int, outcome: CallSucceeded | Reason) -> None:
+        if self._runner is None:
+            return
+        if isinstance(outcome, Reason):
+            self._runner.call_over(ballot, error_of(outcome, "call", self.machine.engine_epoch))
+        else:
+            self._runner.call_over(ballot, outcome)
+
+    def _nonce(self) -> bytes:
+        return self.sim.rng.randbytes(NONCE_BYTES)

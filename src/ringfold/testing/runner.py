@@ -1,0 +1,205 @@
+"""Runs a program on a simulated peer: carries out what it yields, and resumes it with what that returned.
+
+The thread that runs a program wakes up a moment after its call is over, so it is resumed after a drawn delay; in
+between the peer's other events may happen.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, assert_never
+
+from ringfold.errors import Evicted, MasterUnreachable, RingfoldError
+from ringfold.peer.effects import CallSucceeded
+from ringfold.testing.checks import Violation
+from ringfold.testing.program import (
+    ArePending,
+    Call,
+    Collective,
+    Leave,
+    ProgramOf,
+    Reduced,
+    Request,
+    Sleep,
+    UpdateTopology,
+    Wait,
+)
+from ringfold.testing.scheduler import MS
+from ringfold.wire.messages import VoteKind
+
+if TYPE_CHECKING:
+    from ringfold.testing.peers import SimPeer
+
+WAKE_UP_NS = 50_000
+"""The longest delay between the end of a call and the program's next step."""
+
+Outcome = object | RingfoldError
+
+
+class Runner:
+    """One program on one peer."""
+
+    def __init__(self, peer: "SimPeer", program: ProgramOf) -> None:
+        self._peer = peer
+        self._program = program(peer)
+        self._flying: dict[int, Call] = {}
+        self._landed: dict[int, tuple[Call, Outcome]] = {}
+        self._awaited_op: int | None = None
+        self._awaited_ballot: int | None = None
+        self._awaited_kind: VoteKind = "update"
+        self._leaving = False
+        self._wakes = 0
+        self.doing = "starting"
+        self.finished = False
+
+    def start(self) -> None:
+        self._resume_soon(None)
+
+    @property
+    def flying(self) -> list[int]:
+        """Ops that the engine has not finished."""
+        return list(self._flying)
+
+    def landed(self, op: int, outcome: Reduced | RingfoldError, epoch: int) -> None:
+        """The engine has finished an op. Its buffers are judged now; the program hears of it when it waits for it."""
+        call, history = self._flying.pop(op), self._peer.sim.history
+        if isinstance(outcome, Reduced):
+            history.succeeded(call, outcome.epoch, outcome.contributors)
+        else:
+            history.failed(call, type(outcome).__name__, epoch)
+        self._landed[op] = call, outcome
+        if self._awaited_op == op:
+            self._awaited_op = None
+            self._deliver(op)
+
+    def call_over(self, ballot: int, outcome: Outcome) -> None:
+        """A run-wide call is over."""
+        if self._awaited_ballot == ballot:
+            self._awaited_ballot = None
+            self._resume_soon(outcome)
+
+    def session_over(self, error: RingfoldError | None) -> None:
+        """The peer is out of the run. Ops in flight fail by themselves; everything else that waits ends here."""
+        waits = self._leaving or self._awaited_ballot is not None
+        self._awaited_ballot = None
+        if waits:
+            self._resume_soon(error)
+
+    # Inside
+
+    def _deliver(self, op: int) -> None:
+        call, outcome = self._landed.pop(op)
+        self._resume_soon(outcome, call)
+
+    def _resume_soon(self, outcome: Outcome, call: Call | None = None) -> None:
+        delay = self._peer.sim.rng.randint(0, WAKE_UP_NS)
+        self._later(delay, lambda: self._resume(outcome, call))
+
+    def _later(self, delay_ns: int, action: Callable[[], None]) -> None:
+        self._wakes += 1
+        wake = self._wakes
+
+        def run() -> None:
+            if wake == self._wakes and not self.finished:
+                action()
+
+        self._peer.later(delay_ns, run)
+
+    def _resume(self, outcome: Outcome, call: Call | None) -> None:
+        """Let the program run until it waits for something."""
+        if call is not None:
+            self._peer.sim.history.returned(call)
+        if isinstance(outcome, Reduced):
+            self._peer.op_returned(outcome)
+        elif isinstance(outcome, CallSucceeded):
+            outcome = self._peer.call_returned(self._awaited_kind, outcome)
+        while True:
+            try:
+                if isinstance(outcome, RingfoldError):
+                    request = self._program.throw(outcome)
+                else:
+                    request = self._program.send(outcome)
+            except StopIteration:
+                self._end()
+                return
+            except (Evicted, MasterUnreachable) as error:
+                self._give_up(error)
+                return
+            except RingfoldError as error:
+                raise Violation(f"{self._peer.name}'s program ended with {type(error).__name__}: {error}") from error
+            try:
+                waits, outcome = self._carry_out(request)
+            except RingfoldError as error:
+                waits, outcome = False, error
+            if waits:
+                return
+
+    def _carry_out(self, request: Request) -> tuple[bool, Outcome]:
+        """Begin what the program asks for: (True, _) if it waits, else what it goes on with."""
+        peer = self._peer
+        self.doing = _words(request)
+        match request:
+            case Collective():
+                call = peer.sim.history.called(peer.peer, request)
+                op = peer.submit(request)
+                self._flying[op] = call
+                if not request.wait:
+                    return False, op
+                return self._wait_for(op)
+            case Wait(handle):
+                return self._wait_for(handle)
+            case UpdateTopology(min_world, timeout_ms):
+                self._awaited_kind = "update"
+                self._awaited_ballot = peer.vote("update", min_world, timeout_ms)
+            case ArePending(timeout_ms):
+                answer = peer.pending_here()
+                if answer is not None:
+                    peer.sim.history.answered(peer.peer, answer)
+                    return False, answer
+                self._awaited_kind = "pending"
+                self._awaited_ballot = peer.vote("pending", 0, timeout_ms)
+            case Leave():
+                self._leaving = True
+                if peer.leave():
+                    return False, None
+            case Sleep(ms):
+                self._later(int(ms * MS), lambda: self._resume(None, None))
+            case _:
+                assert_never(request)
+        return True, None
+
+    def _wait_for(self, op: int) -> tuple[bool, Outcome]:
+        if op in self._landed:
+            self._deliver(op)
+        else:
+            self._awaited_op = op
+        return True, None
+
+    def _end(self) -> None:
+        if not self._leaving:
+            self._leaving = True
+            if not self._peer.leave():
+                return  # `session_over` resumes the program, which is at its end: this is called again
+        self.finished = True
+        self._peer.program_over(None)
+
+    def _give_up(self, error: RingfoldError) -> None:
+        self.finished = True
+        self._peer.program_over(error)
+
+
+def _words(request: Request) -> str:
+    match request:
+        case Collective(array, op, tag, retry, kind):
+            again = "" if retry else ", no retry"
+            return f"in {kind.name.lower()}({array.size} {array.dtype}, {op}, tag {tag}{again})"
+        case Wait(handle):
+            return f"waiting for op {handle}"
+        case UpdateTopology(min_world):
+            return f"in update_topology(min_world={min_world})"
+        case ArePending():
+            return "in are_peers_pending()"
+        case Leave():
+            return "leaving"
+        case Sleep(ms):
+            return f"at work for {ms} ms"
+        case _:
+            assert_never(request)

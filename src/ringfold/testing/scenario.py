@@ -1,0 +1,105 @@
+"""What one seed stands for: a cluster, a program, weather, settings and faults, all drawn from it."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from random import Random
+
+from ringfold.testing import faults
+from ringfold.testing.faults import KINDS, Fault, FaultKind
+from ringfold.testing.network import Weather
+from ringfold.testing.simulation import Setup, Simulation, quick_settings
+from ringfold.testing.workloads import Training, training
+
+LIMIT_MS = 60_000
+"""Virtual time by which everything must have come to its end; faults are over long before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a seed led to, when nothing was wrong with it."""
+
+    seed: int
+    committed: int
+    aborted: int
+    epochs: int
+    virtual_ms: float
+    digest: str
+    faults: Counter[str] = field(default_factory=Counter)
+
+    def __str__(self) -> str:
+        broken = ", ".join(f"{count} {kind}" for kind, count in sorted(self.faults.items())) or "nothing"
+        return (
+            f"{self.committed} ops committed, {self.aborted} calls aborted, {self.epochs} epochs, "
+            f"{self.virtual_ms:.0f} ms; faults: {broken}; trace {self.digest}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """Everything about a run that is decided before it begins."""
+
+    setup: Setup
+    peers: int
+    groups: int
+    training: Training
+    plan: tuple[Fault, ...]
+    rejoin: bool
+
+
+def draw(seed: int, base: Setup | None = None) -> Scenario:
+    """The scenario of a seed. `base` may bring other machines, or a planted bug."""
+    # A source of its own: the run's draws stay the same when a scenario has one more thing to draw.
+    rng = Random(f"scenario {seed}")
+    peers = rng.randint(2, 6)
+    groups = 2 if peers >= 4 and rng.random() < 0.2 else 1
+    settings = quick_settings(
+        evidence=rng.choice(("ring", "ring", "master")),
+        lanes=rng.choice((1, 1, 2, 3)),
+        small_bytes=rng.choice((0, 64, 64, 512)),
+        segment_bytes=rng.choice((128, 256, 1_024)),
+    )
+    weather = Weather(
+        latency_us=rng.choice(((20, 200), (20, 2_000), (500, 20_000))),
+        jitter_us=rng.choice(((0, 50), (0, 500), (0, 5_000))),
+        bytes_per_ms=rng.choice(((50, 1_000), (500, 20_000), (20_000, 1_000_000))),
+        window_bytes=rng.choice(((256, 1_024), (1_024, 65_536))),
+        split_chance=rng.choice((0.05, 0.3)),
+    )
+    steps = rng.choice((rng.randint(4, 12), rng.randint(12, 40)))
+    work = Training(
+        seed=seed,
+        steps=steps,
+        ops=rng.choice(((1, 1), (1, 2), (2, 4))),
+        largest=rng.choice((60, 400, 1_500)),
+        tags=rng.choice((1, 1, 2, 4)),
+        retry=rng.choice((1.0, 1.0, 0.5, 0.0)),
+        think_ms=rng.choice((0.0, 2.0, 10.0)),
+        leave_after=_leavers(rng, peers, steps),
+    )
+    kinds: list[FaultKind] = rng.sample(KINDS, rng.randint(1, 4))
+    plan = faults.draw(rng, peers, rng.choice((40, 150, 400)), settings.liveness.evict_after_ms, kinds)
+    setup = replace(base or Setup(), settings=settings, weather=weather)
+    return Scenario(setup, peers, groups, work, tuple(plan), rng.random() < 0.6)
+
+
+def _leavers(rng: Random, peers: int, steps: int) -> tuple[tuple[int, int], ...]:
+    if rng.random() < 0.7:
+        return ()
+    return tuple((peer, rng.randint(1, steps)) for peer in rng.sample(range(1, peers + 1), rng.randint(1, peers - 1)))
+
+
+def run_seed(seed: int, base: Setup | None = None, *, echo: Callable[[str], None] | None = None) -> Outcome:
+    """Run one seed to its end; a broken promise raises SimulationFailure."""
+    scenario = draw(seed, base)
+    sim = Simulation(seed, scenario.setup, echo=echo)
+    sim.rejoin = scenario.rejoin
+    sim.judges_evictions = True
+    cluster = sim.cluster(scenario.peers, groups=scenario.groups, program=training(scenario.training))
+    for fault in scenario.plan:
+        faults.inject(sim, fault)
+    sim.run_until(cluster.finished, limit_ms=LIMIT_MS)
+    history = sim.history
+    return Outcome(
+        seed, len(history.committed), history.aborted, sim.epochs, sim.now_ms, sim.scheduler.trace.digest, sim.injected
+    )

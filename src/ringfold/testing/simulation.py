@@ -1,0 +1,230 @@
+"""A whole run in one process: a master, peers with programs, a network between them, and somebody who breaks things.
+
+    sim = Simulation(seed=7)
+    cluster = sim.cluster(peers=5)
+    sim.crash(sim.rng.choice(cluster.peers), within_ms=2_000)
+    sim.run_until(cluster.finished, limit_ms=60_000)
+
+Everything that checkers find ends in a `SimulationFailure` that carries the seed.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+
+from ringfold.errors import MasterUnreachable
+from ringfold.master.machine import Master
+from ringfold.master.settings import MasterSettings
+from ringfold.peer.settings import PeerTimings
+from ringfold.testing.checks import History, Violation
+from ringfold.testing.network import Network, Weather
+from ringfold.testing.nodes import MASTER_PORT, SimMaster
+from ringfold.testing.peers import DATA_PORT, SimPeer
+from ringfold.testing.program import ProgramOf
+from ringfold.testing.scheduler import MS, Scheduler, SimulationFailure, Trace
+from ringfold.testing.strangers import Stranger
+from ringfold.testing.workloads import Training, training
+from ringfold.wire.messages import Liveness
+
+TOKEN = b"simulated"
+
+
+def quick_settings(**changes: object) -> MasterSettings:
+    """Settings for short runs: a few KiB are many segments, and silence is death after 300 ms."""
+    values: dict[str, object] = {
+        "small_bytes": 64,
+        "segment_bytes": 256,
+        "liveness": Liveness(heartbeat_ms=40, suspect_after_ms=120, evict_after_ms=300),
+        "attach_ms": 2_500,
+        "seal_ms": 3_000,
+        "edge_stall_ms": 400,
+    }
+    return MasterSettings(**(values | changes))  # type: ignore[arg-type]
+
+
+QUICK_TIMINGS = PeerTimings(connect_ms=400, attach_ms=1_000, handshake_ms=1_500)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """What a simulation is made of, besides its seed."""
+
+    settings: MasterSettings = field(default_factory=quick_settings)
+    timings: PeerTimings = QUICK_TIMINGS
+    weather: Weather = field(default_factory=Weather)
+    master: type[Master] = Master
+    peer: type[SimPeer] = SimPeer
+    planted: str = ""
+    """A bug for the engine, by name. See `planted.py`."""
+
+
+class Cluster:
+    """The peers that one call of `cluster` started, and those that came for them later."""
+
+    def __init__(self, sim: "Simulation", peers: list[SimPeer]) -> None:
+        self._sim, self.peers = sim, peers
+
+    @property
+    def alive(self) -> list[SimPeer]:
+        """Peers that were neither killed nor evicted nor cut off."""
+        return [peer for peer in self.peers if not peer.gone]
+
+    def finished(self) -> bool:
+        """Every program has come to its end, or its peer was killed."""
+        return self._sim.busy == 0
+
+
+class Simulation:
+    """One run, from one seed."""
+
+    def __init__(self, seed: int, setup: Setup | None = None, *, echo: Callable[[str], None] | None = None) -> None:
+        self.seed = seed
+        self.setup = setup or Setup()
+        self.verbose = echo is not None
+        self.scheduler = Scheduler(seed, Trace(echo=echo))
+        self.network = Network(self.scheduler, self.setup.weather)
+        self.history = History()
+        self.injected: Counter[str] = Counter()
+        self.epochs = self.installed = self.busy = 0
+        self.peers: list[SimPeer] = []
+        self.originals: list[SimPeer] = []
+        """The peers that faults are drawn for."""
+        machine = self.setup.master(self.setup.settings, token=TOKEN, run_secret=self.rng.randbytes(32), started_ns=0)
+        self.master = SimMaster(self, machine)
+        self.touched: set[str] = set()
+        """Peers that a fault was about: they may be cast out for it."""
+        self.master_was_silent = False
+        self.judges_evictions = False
+        self.rejoin = False
+        """Whether a peer that was cast out joins anew."""
+        self._program: ProgramOf | None = None
+
+    @property
+    def rng(self) -> Random:
+        return self.scheduler.rng
+
+    @property
+    def now_ms(self) -> float:
+        return self.scheduler.now / MS
+
+    def note(self, who: str, what: str) -> None:
+        """Add a line to the trace."""
+        self.scheduler.trace.note(self.scheduler.now, who, what)
+
+    # Who takes part
+
+    def cluster(
+        self, peers: int = 3, *, groups: int = 1, program: ProgramOf | None = None, within_ms: float = 20
+    ) -> Cluster:
+        """Start so many peers, at drawn instants, with a program (a training loop if none is given)."""
+        self._program = program or training(Training(seed=self.seed))
+        started = [
+            self.join(self._program, group=index % groups, at_ms=self.now_ms + self.rng.uniform(0, within_ms))
+            for index in range(peers)
+        ]
+        self.originals += started
+        return Cluster(self, started)
+
+    def join(self, program: ProgramOf | None = None, *, group: int = 0, at_ms: float | None = None) -> SimPeer:
+        """Start one more peer."""
+        chosen = program or self._program
+        assert chosen is not None, "say which program the peer runs"
+        peer = self.setup.peer(self, f"peer-{len(self.peers) + 1}", group, chosen)
+        self.peers.append(peer)
+        self.busy += 1
+        self.scheduler.at(self.scheduler.now if at_ms is None else int(at_ms * MS), peer.start)
+        return peer
+
+    def was_cast_out(self, peer: SimPeer) -> None:
+        """A peer's program ended because the run went on without it. Somebody may start it again."""
+        excused = peer.name in self.touched or (self.master_was_silent and isinstance(peer.error, MasterUnreachable))
+        if self.judges_evictions and not excused:
+            raise Violation(f"{peer.name} was cast out, and no fault was about it: {peer.error}")
+        if self.rejoin:
+            self.join(group=peer.group, at_ms=self.now_ms + self.rng.uniform(0, 100))
+
+    # What goes wrong
+
+    def crash(self, peer: SimPeer, *, within_ms: float = 0) -> None:
+        """Kill the peer's process, at a drawn instant."""
+        self._soon(within_ms, peer.kill)
+
+    def power_off(self, peer: SimPeer, *, within_ms: float = 0) -> None:
+        """Take the peer's host away without a word to anybody."""
+        self._soon(within_ms, peer.kill, True)
+
+    def freeze(self, node: SimPeer | SimMaster, *, for_ms: float, within_ms: float = 0) -> None:
+        """Stop a process (SIGSTOP), and let it go on later (SIGCONT)."""
+
+        def begin() -> None:
+            if node.host.alive and not node.host.frozen:
+                self.network.freeze(node.host)
+                self.scheduler.after(int(for_ms * MS), self.network.wake, node.host)
+
+        self._soon(within_ms, begin)
+
+    def partition(
+        self, one: SimPeer | SimMaster, two: SimPeer | SimMaster, *, for_ms: float, one_way: bool = False
+    ) -> None:
+        """Hold back everything between two hosts (or from `one` to `two` only), until it heals."""
+        directions = [(one.name, two.name)] if one_way else [(one.name, two.name), (two.name, one.name)]
+        for direction in directions:
+            self.network.block(*direction)
+            self.scheduler.after(int(for_ms * MS), self.network.unblock, *direction)
+
+    def slow_link(self, one: SimPeer, two: SimPeer, *, for_ms: float) -> None:
+        """A hundredth of the rate, and ten times the latency, from `one` to `two`."""
+        link = self.network.link(one.name, two.name)
+        rate, latency = link.bytes_per_ms, link.latency_ns
+        link.bytes_per_ms, link.latency_ns = max(rate // 100, 1), latency * 10
+
+        def heal() -> None:
+            link.bytes_per_ms, link.latency_ns = rate, latency
+
+        self.scheduler.after(int(for_ms * MS), heal)
+
+    def fail_dials(self, one: SimPeer, two: SimPeer, *, for_ms: float) -> None:
+        """Connections from `one` to `two` are refused or get no answer; what is connected stays."""
+        link = self.network.link(one.name, two.name)
+        if link.dials_refused or link.dials_dropped:
+            return
+        link.dials_dropped = self.rng.random() < 0.5
+        link.dials_refused = not link.dials_dropped
+
+        def heal() -> None:
+            link.dials_refused = link.dials_dropped = False
+
+        self.scheduler.after(int(for_ms * MS), heal)
+
+    def throw_garbage(self, peer: SimPeer) -> None:
+        """A stranger connects to the master and to a peer, and talks nonsense."""
+        stranger = Stranger(self.network)
+        stranger.bother(self.master.name, MASTER_PORT)
+        stranger.bother(peer.name, DATA_PORT)
+
+    # Running and judging
+
+    def run_until(self, condition: Callable[[], bool], limit_ms: float) -> None:
+        """Run until `condition` holds; that it does so within `limit_ms` of virtual time is itself a promise."""
+        try:
+            if not self.scheduler.run_until(condition, int(limit_ms * MS)):
+                raise Violation(f"not finished after {limit_ms:.0f} ms of virtual time: {self._unfinished()}")
+            if self.busy == 0:
+                self.history.check_end()
+        except SimulationFailure:
+            raise
+        except (AssertionError, Exception) as error:
+            text = str(error) if isinstance(error, Violation) else f"{type(error).__name__}: {error}"
+            raise SimulationFailure(self.seed, text, self.scheduler.trace.tail()) from error
+
+    def _unfinished(self) -> str:
+        waiting = [f"{peer.name} ({peer.doing})" for peer in self.peers if peer.busy]
+        return ", ".join(waiting) or "nobody is busy"
+
+    def _soon(self, within_ms: float, action: Callable[..., object], *arguments: object) -> None:
+        if within_ms <= 0:
+            action(*arguments)
+        else:
+            self.scheduler.after(int(self.rng.uniform(0, within_ms) * MS), action, *arguments)
+

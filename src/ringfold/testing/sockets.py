@@ -1,0 +1,100 @@
+"""The core's commands under the network's connection numbers.
+
+A real engine gives a dialled connection its number at once; the core learns of one when it is established. So the
+peer machine is given the number of the network's end, and this translates both ways.
+"""
+
+from collections.abc import Iterator
+
+from ringfold.dataplane.engine import RawEvent, RawSealedOp, RawVerdict
+from ringfold.testing.core import Core
+from ringfold.testing.network import End, Network
+
+_ABOUT_A_CONNECTION = frozenset({"opened", "accepted", "message", "closed", "silent"})
+
+
+class Sockets:
+    """All connections of one process. What is said about one that is gone is ignored, as an engine does."""
+
+    def __init__(self, core: Core, network: Network) -> None:
+        self._core, self._network = core, network
+        self.ends: dict[int, End] = {}
+        """By the core's number."""
+        self._numbers: dict[int, int] = {}
+        """From the network's number to the core's."""
+        self._dialling: dict[int, End] = {}
+
+    def dialled(self, end: End) -> None:
+        self._dialling[end.id] = end
+
+    def add(self, end: End, *, accepted: bool) -> None:
+        """A connection is established."""
+        self._dialling.pop(end.id, None)
+        number = self._core.open(end.remote.name, accepted)
+        self.ends[number] = end
+        self._numbers[end.id] = number
+
+    def number(self, end: End) -> int | None:
+        return self._numbers.get(end.id)
+
+    def live(self) -> Iterator[tuple[int, End]]:
+        return ((number, end) for number, end in self.ends.items() if not end.closed)
+
+    def translate(self, raw: RawEvent) -> RawEvent:
+        """A report of the core, with the network's number in it."""
+        return (raw[0], self.ends[raw[1]].id, *raw[2:]) if raw[0] in _ABOUT_A_CONNECTION else raw
+
+    # The commands of an engine
+
+    def send(self, conn: int, body: bytes) -> None:
+        if conn in self._numbers:
+            self._core.send(self._numbers[conn], body)
+
+    def resume(self, conn: int) -> None:
+        if conn in self._numbers:
+            self._core.resume(self._numbers[conn])
+
+    def make_control(self, conn: int, heartbeat_ms: int, dead_after_ms: int) -> None:
+        self._core.make_control(self._numbers[conn], heartbeat_ms, dead_after_ms)
+
+    def promote(self, conn: int, outgoing: bool, peer: int, lane: int) -> None:
+        self._core.promote(self._numbers[conn], outgoing, peer, lane)
+
+    def close(self, conn: int, reason: str) -> None:
+        if conn in self._numbers:
+            self._core.close(self._numbers[conn], reason)
+        elif conn in self._dialling:
+            self._network.close(self._dialling.pop(conn))
+
+    def lanes(self) -> list[tuple[int, bool, int, int]]:
+        return [(self.ends[number].id, *rest) for number, *rest in self._core.lanes()]
+
+    def set_registrations(self, count: int) -> None:
+        self._core.set_registrations(count)
+
+    def seal(self, epoch: int) -> list[RawSealedOp]:
+        return self._core.seal(epoch)
+
+    def settle(self, epoch: int, verdicts: list[RawVerdict], default_reason: bytes) -> None:
+        self._core.settle(epoch, verdicts, default_reason)
+
+    def install(
+        self,
+        epoch: int,
+        rank: int,
+        size: int,
+        members: list[int],
+        evidence_by_master: bool,
+        small_bytes: int,
+        segment_bytes: int,
+        base_registrations: int,
+    ) -> None:
+        self._core.install(
+            epoch, rank, size, members, evidence_by_master, small_bytes, segment_bytes, base_registrations
+        )
+
+    def fail_all(self, status: int, reason: bytes) -> None:
+        self._core.fail_all(status, reason)
+
+    def progress(self) -> list[tuple[int, int]]:
+        return self._core.progress()

@@ -1,0 +1,174 @@
+"""Programs that simulated peers run: a training loop, and what its steps consist of.
+
+Everybody in a group must make the same calls in the same order, so a step's ops are a function of (seed, group, step)
+and of nothing else. What a peer passes in is a function of (peer, step, position) in small whole numbers: exact in
+every dtype and in any order of summation, and different for every peer and step, so that a sum over the wrong members
+or of the wrong steps shows. The "model" is a number that only grows with every reduced gradient, so a newcomer that
+starts with zero gets it, together with the step, from one all-reduce with `max`.
+"""
+
+import zlib
+from collections.abc import Generator
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from ringfold.errors import CollectiveAborted, TooFewPeers
+from ringfold.testing.program import (
+    AllReduce,
+    ArePending,
+    Array,
+    Barrier,
+    Broadcast,
+    Collective,
+    Leave,
+    Program,
+    ProgramOf,
+    Request,
+    Self,
+    Sleep,
+    UpdateTopology,
+    Wait,
+)
+
+AGREE_TAG = 99
+"""The tag under which the members agree on the step, after somebody came in."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """How a training loop behaves. `leave_after` lets single peers (by name) leave early."""
+
+    seed: int
+    steps: int = 12
+    ops: tuple[int, int] = (1, 2)
+    """Calls in a row per step."""
+    largest: int = 1_500
+    """Elements of the largest buffer."""
+    tags: int = 1
+    """More than one: steps are also made of async ops under so many tags."""
+    retry: float = 1.0
+    """The share of steps that retry inside the call."""
+    think_ms: float = 3.0
+    patience: int = 40
+    """How often a peer that is alone looks for others before it gives up."""
+    leave_after: tuple[tuple[int, int], ...] = ()
+    """(peer id, steps it takes part in) for those that leave early."""
+
+
+def training(work: Training) -> ProgramOf:
+    """The loop that a user writes with the explicit calls."""
+
+    def program(me: Self) -> Program:
+        step = weights = taken = alone = 0
+        fresh = True
+        quota = dict(work.leave_after).get(me.peer, work.steps)
+        while step < work.steps and taken < quota:
+            try:
+                if (not fresh or me.world < 2) and (yield ArePending()):
+                    yield UpdateTopology()
+                    fresh = True
+                if me.world < 2:
+                    alone += 1
+                    if alone > work.patience:
+                        break
+                    yield Sleep(20)
+                    continue
+                if fresh:
+                    agreed = np.array([step, weights], np.int64)
+                    yield AllReduce(agreed, "max", AGREE_TAG)
+                    step, weights, fresh = int(agreed[0]), int(agreed[1]), False
+                weights += yield from _step(work, me, step)
+                step += 1
+                me.digest = f"{step}:{weights}"
+                taken += 1
+                if work.think_ms:
+                    yield Sleep(work.think_ms * (1 + (me.peer * 7 + step * 3) % 5) / 5)
+            except TooFewPeers:
+                continue
+        yield Leave()
+
+    return program
+
+
+def _step(work: Training, me: Self, step: int) -> Generator[Request, Any, int]:
+    """The ops of one step; returns what the model learned from them."""
+    draw = Random(f"{work.seed}/{me.group}/{step}")
+    retry = draw.random() < work.retry
+    if work.tags > 1 and draw.random() < 0.6:
+        return (yield from _overlapping(work, me, step, draw, retry))
+    learned = 0
+    for position in range(draw.randint(*work.ops)):
+        shape = draw.random()
+        if shape < 0.06:
+            yield from _insist(Barrier(retry=retry))
+            continue
+        size, dtype, op = _size(work, draw), _dtype(draw), _op(draw)
+        array = gradient(me.peer, step, position, size, dtype)
+        if shape < 0.14:
+            yield from _insist(Broadcast(array, retry=retry))
+        else:
+            yield from _insist(AllReduce(array, op, retry=retry))
+        learned += zlib.crc32(array)
+    return learned
+
+
+def _insist(call: Collective) -> Program:
+    """Call again what was aborted, as the error says.
+
+    The same call, not the whole step: a member that comes to it only after the abort knows nothing of the abort.
+    """
+    while True:
+        try:
+            yield call
+            return
+        except CollectiveAborted:
+            continue
+
+
+def _overlapping(work: Training, me: Self, step: int, draw: Random, retry: bool) -> Generator[Request, Any, int]:
+    """Several ops in flight at once, one per tag; every one is waited for, whatever became of the others."""
+    arrays = [gradient(me.peer, step, tag, _size(work, draw), _dtype(draw)) for tag in range(1, work.tags + 1)]
+    handles = []
+    for tag, array in enumerate(arrays, 1):
+        handles.append((yield AllReduce(array, tag=tag, retry=retry, wait=False)))
+    failure: TooFewPeers | None = None
+    for (tag, array), handle in zip(enumerate(arrays, 1), handles, strict=True):
+        try:
+            try:
+                yield Wait(handle)
+            except CollectiveAborted:
+                yield from _insist(AllReduce(array, tag=tag, retry=retry))
+        except TooFewPeers as error:
+            failure = error
+    if failure is not None:
+        raise failure
+    return sum(map(zlib.crc32, arrays))
+
+
+def gradient(peer: int, step: int, position: int, size: int, dtype: str) -> Array:
+    """What a peer passes in: small whole numbers that tell peers, steps and places apart."""
+    base = (peer * 31 + step * 7 + position * 3) % 97
+    return ((np.arange(size, dtype=np.int64) * 5 + base) % 23 + 1).astype(dtype)
+
+
+def _size(work: Training, draw: Random) -> int:
+    """Small ones, ones that need several segments, empty ones, and fewer elements than there are peers."""
+    kind = draw.random()
+    if kind < 0.06:
+        return 0
+    if kind < 0.15:
+        return draw.randint(1, 3)
+    if kind < 0.4:
+        return draw.randint(4, 40)
+    return draw.randint(41, max(work.largest, 42))
+
+
+def _dtype(draw: Random) -> str:
+    return draw.choice(("float32", "float32", "float32", "float64", "int64", "int32", "float16", "uint16"))
+
+
+def _op(draw: Random) -> str:
+    return draw.choice(("sum", "sum", "sum", "max", "min"))

@@ -1,0 +1,42 @@
+"""What every test may count on: no setting of the caller's shell leaks in, and a reason when root is needed."""
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# A shared runner may stall for a while; hypothesis would call that a failure of the code.
+settings.register_profile("ringfold", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("ringfold")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip, with the reason, what this machine does not let us do."""
+    reason = _no_namespaces()
+    if reason:
+        skip = pytest.mark.skip(reason=reason)
+        for item in items:
+            if "netns" in item.keywords:
+                item.add_marker(skip)
+
+
+def _no_namespaces() -> str:
+    """Why network namespaces cannot be made here; empty when they can."""
+    if os.geteuid() != 0:
+        return "needs root for network namespaces"
+    if not any((Path(folder) / "ip").exists() for folder in ("/usr/sbin", "/sbin", "/usr/bin", "/bin")):
+        return "needs ip of iproute2 for network namespaces"
+    # A container's root often lacks CAP_SYS_ADMIN (bit 21) or CAP_NET_ADMIN (bit 12).
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("CapEff:") and not (int(line.split()[1], 16) >> 21) & (int(line.split()[1], 16) >> 12) & 1:
+            return "needs CAP_SYS_ADMIN and CAP_NET_ADMIN for network namespaces"
+    return ""
+
+
+@pytest.fixture(autouse=True)
+def _clean_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A RINGFOLD_ variable in the caller's shell must not change what a test sees."""
+    for name in list(os.environ):
+        if name.startswith("RINGFOLD_"):
+            monkeypatch.delenv(name)

@@ -1,0 +1,19 @@
+"""What the tests with real processes share: a cluster that is gone when the test is."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+# Test files and the processes they start import `cluster` by its name.
+sys.path.insert(0, str(Path(__file__).parent))
+
+from cluster import Cluster
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    """A run without a master yet; whatever is started in it is killed at the end."""
+    with Cluster() as running:
+        yield running

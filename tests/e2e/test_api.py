@@ -1,0 +1,432 @@
+"""The communicator over real sockets: several peers in one process, one thread each."""
+
+import array
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import ringfold as rf
+from ringfold.master.server import MasterThread
+from ringfold.master.settings import MasterSettings
+
+T = TypeVar("T")
+DEADLINE_S = 30.0
+
+
+@pytest.fixture
+def master() -> Iterator[MasterThread]:
+    with MasterThread() as running:
+        yield running
+
+
+def together(master: MasterThread, peers: int, body: Callable[[rf.Communicator], T]) -> list[T]:
+    """Run `body` on `peers` peers of one group at the same time; their results by rank."""
+
+    def one() -> tuple[int, T]:
+        with rf.join(master.address, timeout_s=DEADLINE_S, op_timeout_s=DEADLINE_S) as run:
+            while run.group_size < peers:
+                run.update_topology(min_world=peers)
+            rank = run.rank
+            return rank, body(run)
+
+    with ThreadPoolExecutor(peers) as pool:
+        results = dict(future.result() for future in [pool.submit(one) for _ in range(peers)])
+    return [results[rank] for rank in sorted(results)]
+
+
+SIZES = [0, 1, 2, 7, 1_000, 5_000, 70_001]
+"""Empty, smaller than the world, odd, inside one small op, and beyond it."""
+
+
+@pytest.mark.parametrize("peers", [2, 3])
+@pytest.mark.parametrize("evidence", ["ring", "master"])
+def test_all_reduce_equals_numpy_and_is_the_same_everywhere(peers: int, evidence: str) -> None:
+    settings = MasterSettings(evidence=evidence)  # type: ignore[arg-type]
+
+    def body(run: rf.Communicator) -> list[bytes]:
+        results = []
+        for size in SIZES:
+            numbers = np.random.default_rng([size, run.rank]).standard_normal(size).astype(np.float32)
+            info = run.all_reduce(numbers)
+            assert info.contributors == peers
+            results.append(numbers.tobytes())
+        return results
+
+    with MasterThread(settings) as master:
+        everybody = together(master, peers, body)
+    for index, size in enumerate(SIZES):
+        assert len({results[index] for results in everybody}) == 1
+        parts = [np.random.default_rng([size, rank]).standard_normal(size).astype(np.float32) for rank in range(peers)]
+        expected = np.sum(parts, axis=0)
+        np.testing.assert_allclose(np.frombuffer(everybody[0][index], np.float32), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("op", "expected"), [("sum", 9), ("avg", 3), ("prod", 24), ("min", 2), ("max", 4)])
+def test_every_reduce_op(master: MasterThread, op: str, expected: int) -> None:
+    def body(run: rf.Communicator) -> list[int]:
+        numbers = np.full(3, run.rank + 2, np.int64)
+        run.all_reduce(numbers, op=op)
+        return [int(number) for number in numbers]
+
+    assert together(master, 3, body) == [[expected] * 3] * 3
+
+
+def test_lists_dicts_and_other_arrays_are_fused_and_changed_in_place(master: MasterThread) -> None:
+    def body(run: rf.Communicator) -> None:
+        ones = {
+            "a": np.ones(5, np.float64),
+            "b": array.array("h", [1] * 3),
+            "c": np.ones(4, ml_dtypes.bfloat16),
+            "d": bytearray(b"\x01" * 7),
+        }
+        run.all_reduce(ones)
+        for name, numbers in ones.items():
+            assert np.asarray(numbers).astype(np.float64).tolist() == [2.0] * len(numbers), name  # type: ignore[arg-type]
+
+    together(master, 2, body)
+
+
+def test_out_receives_the_result_and_the_source_is_kept(master: MasterThread) -> None:
+    def body(run: rf.Communicator) -> None:
+        for size in (10, 50_000):
+            source, out = np.ones(size, np.float32), np.zeros(size, np.float32)
+            source.flags.writeable = False
+            run.all_reduce(source, out=out)
+            assert (source == 1).all()
+            assert (out == 2).all()
+
+    together(master, 2, body)
+
+
+def test_bits_may_be_called_bfloat16(master: MasterThread) -> None:
+    def body(run: rf.Communicator) -> list[int]:
+        bits = np.full(2, 0x3F80, np.uint16)
+        run.all_reduce(bits, dtype="bfloat16")
+        return [int(bit) for bit in bits]
+
+    assert together(master, 2, body) == [[0x4000, 0x4000]] * 2
+
+
+def test_the_other_collectives(master: MasterThread) -> None:
+    def body(run: rf.Communicator) -> None:
+        rank, size = run.rank, run.group_size
+        for count in (3, 20_000):
+            for root in range(size):
+                numbers = np.full(count, rank, np.int32)
+                run.broadcast(numbers, root=root)
+                assert (numbers == root).all()
+            gathered = run.all_gather(np.full((2, count), rank, np.int16))
+            assert gathered.shape == (size, 2, count)
+            assert [int(block.max()) for block in gathered] == list(range(size))
+            source = np.arange(count * size, dtype=np.int64)
+            chunk = run.reduce_scatter(source)
+            assert chunk.tolist() == (size * source[rank * count : (rank + 1) * count]).tolist()
+            assert source[-1] == count * size - 1
+        out = np.zeros((size, 4), np.float32)
+        assert run.all_gather(np.full(4, rank, np.float32), out=out) is out
+        assert out[:, 0].tolist() == list(range(size))
+        assert run.barrier().contributors == size
+
+    together(master, 3, body)
+
+
+def test_many_tags_in_flight_and_handles_from_other_threads(master: MasterThread) -> None:
+    def body(run: rf.Communicator) -> None:
+        buffers = [np.full(1 + 4_000 * tag, tag, np.float32) for tag in range(20)]
+        handles = [run.all_reduce_async(buffer, tag=tag) for tag, buffer in enumerate(buffers)]
+        with ThreadPoolExecutor(4) as pool:
+            infos = list(pool.map(lambda handle: handle.wait(DEADLINE_S), reversed(handles)))
+        assert {info.contributors for info in infos} == {2}
+        assert all((buffer == 2 * tag).all() for tag, buffer in enumerate(buffers))
+        assert handles[3].wait() is handles[3].wait()
+        assert handles[3].done()
+
+    together(master, 2, body)
+
+
+def test_handles_can_be_awaited_without_blocking_the_loop(master: MasterThread) -> None:
+    async def main(run: rf.Communicator) -> None:
+        numbers = np.ones(10)
+        handle = run.all_reduce_async(numbers, tag=1)
+        if run.rank == 0:
+            await handle
+        else:
+            # The loop turns while the other side is waited for.
+            waiting, turns = asyncio.ensure_future(_of(handle)), 0
+            while not waiting.done():
+                await asyncio.sleep(0)
+                turns += 1
+            assert turns
+        assert (await handle).contributors == 2
+        assert (numbers == 2).all()
+
+    async def _of(handle: rf.Handle) -> rf.ReduceInfo:
+        return await handle
+
+    together(master, 2, lambda run: asyncio.run(main(run)))
+
+
+def test_a_wait_that_ends_early_leaves_the_op_running(master: MasterThread) -> None:
+    late = threading.Event()
+
+    def body(run: rf.Communicator) -> None:
+        if run.rank == 0:
+            handle = run.all_reduce_async(np.ones(3), tag=5)
+            with pytest.raises(rf.DeadlineExceeded, match="still runs"):
+                handle.wait(0.05)
+            assert not handle.done()
+            late.set()
+            assert handle.wait(DEADLINE_S).contributors == 2
+        else:
+            assert late.wait(DEADLINE_S)
+            run.all_reduce(np.ones(3), tag=5)
+
+    together(master, 2, body)
+
+
+def test_ops_in_flight_exclude_topology_calls_and_their_own_tag(master: MasterThread) -> None:
+    def body(run: rf.Communicator) -> None:
+        handle = run.all_reduce_async(np.ones(3), tag=2)
+        for call in (run.update_topology, run.are_peers_pending, lambda: run.all_reduce(np.ones(3), tag=2)):
+            with pytest.raises(rf.UsageError, match="in flight"):
+                call()
+        run.all_reduce(np.ones(3), tag=3)
+        handle.wait(DEADLINE_S)
+        assert not run.are_peers_pending()
+
+    together(master, 2, body)
+
+
+def test_mismatched_calls_name_both_peers_on_both(master: MasterThread) -> None:
+    def body(run: rf.Communicator) -> str:
+        with pytest.raises(rf.UsageError) as caught:
+            run.all_reduce(np.ones(3 + run.rank))
+        run.all_reduce(np.ones(3))  # the run goes on
+        return str(caught.value)
+
+    for text in together(master, 2, body):
+        assert "1" in text
+        assert "2" in text
+
+
+def test_calls_that_can_never_meet_are_reported_to_both_within_a_second(master: MasterThread) -> None:
+    def body(run: rf.Communicator) -> str:
+        calls = [run.update_topology, lambda: run.all_reduce(np.ones(100_000))]
+        with pytest.raises(rf.UsageError) as caught:
+            calls[run.rank]()
+        run.barrier()
+        return str(caught.value)
+
+    for text in together(master, 2, body):
+        assert "update" in text
+
+
+def test_a_peer_that_does_not_take_part_is_named_at_the_ops_deadline(master: MasterThread) -> None:
+    given_up = threading.Event()
+
+    def body(run: rf.Communicator) -> None:
+        if run.rank == 0:
+            numbers = np.arange(100_000.0)
+            with pytest.raises(rf.DeadlineExceeded) as caught:
+                run.all_reduce(numbers, timeout_s=0.3)
+            assert caught.value.peers == (run.members[1],)
+            assert (numbers == np.arange(100_000.0)).all()
+            given_up.set()
+        else:
+            assert given_up.wait(DEADLINE_S)
+        run.barrier()
+
+    together(master, 2, body)
+
+
+def test_a_vote_that_not_all_cast_names_who_is_missing(master: MasterThread) -> None:
+    given_up = threading.Event()
+
+    def body(run: rf.Communicator) -> None:
+        if run.rank == 0:
+            with pytest.raises(rf.DeadlineExceeded) as caught:
+                run.update_topology(timeout_s=0.3)
+            assert caught.value.peers == (run.members[1],)
+            given_up.set()
+        else:
+            assert given_up.wait(DEADLINE_S)
+        run.barrier()
+
+    together(master, 2, body)
+
+
+def test_a_lone_peer_gets_too_few_peers(master: MasterThread) -> None:
+    with rf.join(master.address) as run:
+        for call in (run.barrier, lambda: run.all_reduce(np.ones(2)), lambda: run.all_gather(np.ones(2))):
+            with pytest.raises(rf.TooFewPeers):
+                call()
+        assert not run.are_peers_pending()
+        assert (run.rank, run.group_size, run.world_size, run.groups, run.largest_group) == (0, 1, 1, 1, 1)
+
+
+def test_a_plain_loop_sees_a_newcomer_and_admits_it(master: MasterThread) -> None:
+    """All members see the newcomer at the same turn of the loop: otherwise one would vote and the other reduce."""
+    formed = threading.Event()
+
+    def third() -> int:
+        assert formed.wait(DEADLINE_S)
+        with rf.join(master.address, timeout_s=DEADLINE_S) as run:
+            run.all_reduce(np.ones(1))
+            return run.group_size
+
+    def body(run: rf.Communicator) -> int:
+        formed.set()
+        pending = False
+        while not pending:
+            run.all_reduce(np.ones(1))
+            pending = run.are_peers_pending()
+        run.update_topology()
+        run.all_reduce(np.ones(1))
+        return run.group_size
+
+    with ThreadPoolExecutor(1) as pool:
+        newcomer = pool.submit(third)
+        assert together(master, 2, body) == [3, 3]
+        assert newcomer.result(DEADLINE_S) == 3
+
+
+def test_who_leaves_does_not_disturb_the_others(master: MasterThread) -> None:
+    def body(run: rf.Communicator) -> int:
+        if run.rank == 1:
+            return 0
+        contributors = 3
+        while contributors == 3:
+            numbers = np.ones(40_000)
+            contributors = run.all_reduce(numbers, op="avg").contributors
+            assert (numbers == 1).all()
+        return contributors
+
+    assert together(master, 3, body) == [2, 0, 2]
+
+
+def test_without_retry_a_lost_peer_is_an_error_and_the_buffers_are_restored(master: MasterThread) -> None:
+    begun = threading.Barrier(3, timeout=DEADLINE_S)
+
+    def body(run: rf.Communicator) -> bool:
+        if run.rank == 2:
+            begun.wait()
+            return False
+        numbers, lost = np.arange(100_000.0), run.members[2]
+        handle = run.all_reduce_async(numbers, retry=False)
+        begun.wait()
+        with pytest.raises(rf.PeerLost) as caught:
+            handle.wait(DEADLINE_S)
+        assert caught.value.peers == (lost,)
+        assert (numbers == np.arange(100_000.0)).all()
+        return run.all_reduce(numbers).contributors == 2
+
+    assert together(master, 3, body) == [True, True, False]
+
+
+def test_groups_of_one_run_reduce_apart(master: MasterThread) -> None:
+    ready = threading.Barrier(3, timeout=DEADLINE_S)
+
+    def one(group: int, peers: int) -> float:
+        with rf.join(master.address, group=group, timeout_s=DEADLINE_S, op_timeout_s=DEADLINE_S) as run:
+            while run.group_size < peers or run.groups < 2:
+                run.update_topology(min_world=peers)
+            numbers = np.full(4, group + 1.0)
+            if peers > 1:
+                run.all_reduce(numbers)
+            assert not run.are_peers_pending()
+            assert (run.world_size, run.groups, run.largest_group) == (3, 2, 2)
+            ready.wait()
+            return float(numbers[0])
+
+    with ThreadPoolExecutor(3) as pool:
+        futures = [pool.submit(one, 0, 2), pool.submit(one, 0, 2), pool.submit(one, 1, 1)]
+        assert [future.result(DEADLINE_S) for future in futures] == [2.0, 2.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda run: run.all_reduce(np.ones(3), op="median"), "median"),
+        (lambda run: run.all_reduce(np.ones(3), tag=-1), "tag"),
+        (lambda run: run.all_reduce(np.ones(3), timeout_s=0), "timeout"),
+        (lambda run: run.all_reduce(np.ones(3), out=np.ones(4)), "out="),
+        (lambda run: run.all_reduce(np.ones((4, 4))[:, ::2]), "contiguous"),
+        (lambda run: run.broadcast(np.ones(3), root=9), "rank 9"),
+        (lambda run: run.all_gather(np.ones(3), out=np.ones(5)), "out="),
+        (lambda run: run.reduce_scatter(np.ones(3)), "equal chunks"),
+        (lambda run: run.steps(min_world=0), "min_world"),
+        (lambda run: run.steps(rf.SharedState(w=np.ones(2, bool))), "'w'"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_anything_happens(
+    master: MasterThread, call: Callable[[rf.Communicator], object], words: str
+) -> None:
+    def body(run: rf.Communicator) -> None:
+        with pytest.raises(rf.UsageError, match=words):
+            call(run)
+        run.barrier()
+
+    together(master, 2, body)
+
+
+def test_nothing_is_left_after_leaving(master: MasterThread) -> None:
+    before = threading.active_count()
+    run = rf.join(master.address)
+    assert threading.active_count() > before
+    run.leave()
+    run.leave()
+    assert threading.active_count() == before
+    for call in (lambda: run.all_reduce(np.ones(2)), run.update_topology, run.are_peers_pending, run.barrier):
+        with pytest.raises(rf.UsageError, match="left the run"):
+            call()
+
+
+def test_a_communicator_that_is_dropped_leaves_by_itself(master: MasterThread) -> None:
+    before = threading.active_count()
+    run = rf.join(master.address)
+    del run
+    assert threading.active_count() == before
+
+
+def test_the_join_token_is_needed_and_enough() -> None:
+    with MasterThread(token=b"secret") as master:
+        with pytest.raises(rf.ConfigError, match="refused"):
+            rf.join(master.address)
+        with pytest.raises(rf.ConfigError, match="refused"):
+            rf.join(master.address, token="wrong")
+        with rf.join(master.address, token="secret") as run:
+            assert run.group_size == 1
+
+
+def test_an_unreachable_master_is_an_error_that_names_it() -> None:
+    with pytest.raises(rf.MasterUnreachable, match=r"127\.0\.0\.1:1 .*refused"):
+        rf.join("127.0.0.1:1", timeout_s=0.2)
+
+
+def test_addresses_are_tried_in_turn(master: MasterThread) -> None:
+    with rf.join(f"127.0.0.1:1, {master.address}", timeout_s=DEADLINE_S) as run:
+        assert run.group_size == 1
+
+
+def test_a_process_may_host_the_master() -> None:
+    before = threading.active_count()
+    with rf.join("127.0.0.1:0", host_master=True) as run:
+        assert run.group_size == 1
+    assert threading.active_count() == before
+
+
+def test_losing_the_master_ends_the_session_with_its_reason(caplog: pytest.LogCaptureFixture) -> None:
+    with MasterThread() as master:
+        run = rf.join(master.address)
+    with caplog.at_level(logging.WARNING), pytest.raises(rf.MasterUnreachable):
+        run.update_topology(timeout_s=DEADLINE_S)
+    with pytest.raises(rf.MasterUnreachable):
+        run.all_reduce(np.ones(2))
+    run.leave()

@@ -1,0 +1,116 @@
+"""A program that many tests share: a loop of all-reduces that anybody may join, leave, die in or be frozen in."""
+
+import os
+import signal
+import threading
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from cluster import Cluster, Fact, Me, Peer
+
+Floats = "np.ndarray[tuple[int], np.dtype[np.float32]]"
+
+
+def gradients(peer: int, step: int, count: int) -> Floats:
+    """What a peer contributes: random, so that each order of summation has other bits; known, so that it can be checked."""
+    return np.random.default_rng((peer, step)).standard_normal(count, np.float32)
+
+
+def train(me: Me) -> None:
+    """Reduce until told to stop; after an eviction, join anew. Options, all optional:
+
+    `world`: how many peers to wait for. `floats`: how many an op has. `group`: as in `join`. `strike`: a signal that
+    this process sends itself in the middle of its first op as soon as the test says "strike".
+    """
+    from ringfold import Evicted
+
+    world = me.options.get("world", 1)
+    while True:
+        with me.join() as run:
+            while run.group_size < world:
+                run.update_topology(min_world=world)
+            me.say("joined", peer=run.peer_id, members=run.members, epoch=run.epoch)
+            try:
+                _loop(me, run)
+                return
+            except Evicted as error:
+                me.say("evicted", words=str(error))
+                world = 1
+
+
+def _loop(me: Me, run: Any) -> None:  # noqa: ANN401 - a communicator; Ringfold is imported by programs only
+    """Says each step: its number, the digest and sum of the result, and how many contributed.
+
+    All members agree on step and stop by an op of their own, so that a newcomer learns the step and all end together.
+    """
+    count = me.options.get("floats", 100_000)
+    step, stop = 0, False
+    while not stop:
+        while run.are_peers_pending():
+            run.update_topology()
+        word = me.hear()["tell"] if me.told() else ""
+        agreed = np.array([step, word == "stop"], np.int64)
+        run.all_reduce(agreed, op="max", tag=1)
+        step, stop = int(agreed[0]), bool(agreed[1])
+        result = gradients(run.peer_id, step, count)
+        if word == "strike":
+            _strike_inside(me, result)
+        try:
+            info = run.all_reduce(result)
+        except Exception:
+            me.say("intact", intact=bool((result == gradients(run.peer_id, step, count)).all()))
+            raise
+        digest, total = zlib.crc32(result.tobytes()), result.sum(dtype=np.float64)
+        me.say("step", number=step, digest=digest, total=total, contributors=info.contributors, epoch=info.epoch)
+        step += 1
+    me.say("end", step=step)
+
+
+def _strike_inside(me: Me, buffer: Floats) -> None:
+    """Let a thread send this process its signal once the op has begun to write into its buffer."""
+    before = buffer.copy()
+
+    def watch() -> None:
+        while (buffer[::1024] == before[::1024]).all():
+            pass
+        os.kill(os.getpid(), signal.Signals[me.options["strike"]])
+
+    me.say("striking")
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def start_training(cluster: Cluster, world: int, **options: Any) -> list[Peer]:  # noqa: ANN401 - as Cluster.start
+    """So many peers in one group, with a few steps behind them."""
+    peers = cluster.start(train, world, world=world, **options)
+    for peer in peers:
+        peer.expect("step", lambda fact: fact["number"] >= 3)
+    return peers
+
+
+def end_training(peers: Sequence[Peer]) -> None:
+    """Tell one to stop; all end with it, and all agreed on every step."""
+    peers[0].tell("stop")
+    for peer in peers:
+        peer.finish()
+    check_same_bits(peers)
+
+
+def check_same_bits(peers: Sequence[Peer]) -> None:
+    """Every step that several peers committed has the same digest and contributors with all of them."""
+    steps: dict[int, list[Fact]] = {}
+    for peer in peers:
+        for fact in peer.said("step"):
+            steps.setdefault(fact["number"], []).append(fact)
+    assert steps
+    for number, facts in steps.items():
+        outcomes = {(fact["digest"], fact["contributors"], fact["epoch"]) for fact in facts}
+        assert len(outcomes) == 1, f"step {number}: {facts}"
+
+
+def step_with(peer: Peer, contributors: int, after: float = 0.0, timeout_s: float = 30.0) -> Fact:
+    """The next step of a peer, said at or after a time, that so many contributed to."""
+    return peer.expect(
+        "step", lambda fact: fact["contributors"] == contributors and fact["at"] >= after, timeout_s=timeout_s
+    )

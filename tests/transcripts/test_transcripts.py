@@ -1,0 +1,384 @@
+"""Dialogues with the master machine, as text.
+
+Each `*.txt` here is one dialogue. A line at the margin is an event; the indented lines below it are the effects that
+the machine answered with. The test plays the events and compares. After a change of behaviour, run
+
+    RINGFOLD_REWRITE=1 pytest tests/transcripts
+
+and review the difference. The words of the dialogue:
+
+    settings evidence=master        for the master; first line only
+    join a b [group=1]              each opens a connection and says Hello; ids follow from the order of joining
+    open a                          opens a connection, says nothing
+    a garbage TEXT                  the connection sent what is not of this protocol
+    a closed                        the connection is gone
+    a vote KIND BALLOT epoch=1 [min=2] [progress=0:3]
+    a withdraw BALLOT MS
+    a sealed EPOCH [0/3=done:2 0/4=committed:2:x,y]     op=state:registrations:payloads
+    a attached EPOCH
+    a failed EPOCH 1->2 REASON
+    a lost EPOCH 1->2 REASON
+    a mismatch EPOCH 0/3 OTHER      calls all_reduce where the other calls barrier
+    a timeout EPOCH 0/3 MS
+    a cancelled EPOCH 0/3
+    a leave
+    a done EPOCH 0/3 rank=0 [payload=x] [kind=4]
+    a works EPOCH 0/3 [stalled=MS] [starved=MS]          what its next heartbeats tell; `a rests` ends it
+    freeze a / thaw a               stops and resumes its heartbeats
+    pause MS                        the master itself does not run
+    wait MS                         time passes: ticks, and heartbeats of everybody who is not frozen
+    waiting / status                what the master waits for; the phase of each peer and group
+
+Several peers may speak one after the other: `a,b attached 2`. Heartbeats of the master are not shown.
+"""
+
+import difflib
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ringfold.master.events import (
+    Beat,
+    Close,
+    Closed,
+    DoneSeen,
+    Effect,
+    Event,
+    Malformed,
+    Opened,
+    Received,
+    Send,
+    SendBeat,
+    SendEvidence,
+    Tell,
+    Tick,
+    Trust,
+)
+from ringfold.master.machine import Master
+from ringfold.master.settings import MasterSettings
+from ringfold.wire import messages as m
+from ringfold.wire.descriptor import Descriptor
+from ringfold.wire.frames import Announced, Done, Heartbeat
+from ringfold.wire.proof import NONCE_BYTES, prove
+
+MS = 1_000_000
+TOKEN = b"a token"
+HERE = Path(__file__).parent
+REWRITE = os.environ.get("RINGFOLD_REWRITE") == "1"
+
+
+class Actor:
+    """A peer in a dialogue: its connection, and what its heartbeats say."""
+
+    def __init__(self, conn: int) -> None:
+        self.conn = conn
+        self.nonce = conn.to_bytes(NONCE_BYTES, "little")
+        self.frozen = False
+        self.joined = False
+        self.beats = 0
+        self.echo = 0
+        self.report = Heartbeat(0, 0)
+        self.working_since = 0
+
+
+class Dialogue:
+    """Plays the lines of one transcript."""
+
+    def __init__(self) -> None:
+        self.settings = MasterSettings()
+        self.now = 0
+        self.actors: dict[str, Actor] = {}
+        self._master: Master | None = None
+        self.lines: list[str] = []
+
+    @property
+    def master(self) -> Master:
+        if self._master is None:
+            self._master = Master(self.settings, TOKEN, b"run secret", started_ns=0)
+        return self._master
+
+    def play(self, line: str) -> list[str]:
+        self.lines = []
+        head, *words = line.split()
+        named = dict(word.split("=", 1) for word in words if "=" in word and "/" not in word.split("=")[0])
+        plain = [word for word in words if not ("=" in word and "/" not in word.split("=")[0])]
+        if head in ("settings", "join", "open", "freeze", "thaw", "pause", "wait", "waiting", "status"):
+            getattr(self, f"do_{head}")(plain, named)
+        else:
+            for name in head.split(","):
+                getattr(self, f"say_{plain[0]}")(self.actors[name], plain[1:], named)
+        return self.lines
+
+    # The stage
+
+    def do_settings(self, _: list[str], named: dict[str, str]) -> None:
+        given = {key: int(value) if value.isdigit() else value for key, value in named.items()}
+        self.settings = replace(self.settings, **given)  # type: ignore[arg-type]
+
+    def do_open(self, names: list[str], _: dict[str, str]) -> None:
+        for name in names:
+            actor = self.actors[name] = Actor(len(self.actors) + 1)
+            self.step(Opened(actor.conn, f"host-{name}:9", actor.nonce))
+
+    def do_join(self, names: list[str], named: dict[str, str]) -> None:
+        for name in names:
+            if name not in self.actors:
+                self.do_open([name], {})
+            actor = self.actors[name]
+            actor.joined = True
+            token = named.get("token", TOKEN.decode()).encode()
+            proof = prove(token, "hello", actor.nonce, b"n" * NONCE_BYTES)
+            version, group = int(named.get("version", m.PROTOCOL_VERSION)), int(named.get("group", 0))
+            self.say(actor, m.Hello(version, group, f"host-{name}", name, ["10.0.0.1"], 9, b"n" * NONCE_BYTES, proof))
+
+    def do_freeze(self, names: list[str], _: dict[str, str]) -> None:
+        for name in names:
+            self.actors[name].frozen = True
+
+    def do_thaw(self, names: list[str], _: dict[str, str]) -> None:
+        for name in names:
+            self.actors[name].frozen = False
+
+    def do_pause(self, words: list[str], _: dict[str, str]) -> None:
+        self.now += int(words[0]) * MS
+
+    def do_wait(self, words: list[str], _: dict[str, str]) -> None:
+        end = self.now + int(words[0]) * MS
+        while self.now < end:
+            self.now = min(end, (self.now // (50 * MS) + 1) * 50 * MS)
+            if self.now % (250 * MS) == 0:
+                self.beat_all()
+            self.step(Tick(), stamp=True)
+
+    def do_waiting(self, _: list[str], __: dict[str, str]) -> None:
+        for wait in self.master.waiting(self.now):
+            self.lines.append(f"{wait.what} | {wait.waiting} for {wait.missing} since {wait.since_ms} ms")
+
+    def do_status(self, _: list[str], __: dict[str, str]) -> None:
+        status = self.master.status(self.now)
+        for peer in status.peers:
+            self.lines.append(
+                f"peer {peer.peer} {peer.phase}{' suspected' * peer.suspected} {'; '.join(peer.ops)}".rstrip()
+            )
+        for group in status.groups:
+            bad = f" bad {group.bad_edges}" if group.bad_edges else ""
+            self.lines.append(f"group {group.group} epoch {group.epoch} {group.phase} ring {group.ring}{bad}")
+
+    def beat_all(self) -> None:
+        for actor in self.actors.values():
+            if actor.joined and not actor.frozen:
+                actor.beats += 1
+                age_ms = (self.now - actor.working_since) // MS
+                ops = [Announced(op.tag, op.sequence, age_ms, op.fingerprint, op.done) for op in actor.report.ops]
+                report = actor.report
+                beat = Heartbeat(
+                    actor.beats, actor.echo, report.epoch, report.out_stalled_ms, report.in_starved_ms, 0, ops
+                )
+                self.step(Beat(actor.conn, beat), stamp=True)
+
+    # The lines of a peer
+
+    def say_garbage(self, actor: Actor, words: list[str], _: dict[str, str]) -> None:
+        self.step(Malformed(actor.conn, " ".join(words)))
+
+    def say_closed(self, actor: Actor, _: list[str], __: dict[str, str]) -> None:
+        actor.frozen = True
+        self.step(Closed(actor.conn, ""))
+
+    def say_vote(self, actor: Actor, words: list[str], named: dict[str, str]) -> None:
+        progress = [(int(tag), int(count)) for tag, count in [p.split(":") for p in named.get("progress", "").split()]]
+        kind: m.VoteKind = "update" if words[0] == "update" else "pending"
+        self.say(actor, m.Vote(int(words[1]), kind, int(named["epoch"]), int(named.get("min", 0)), progress))
+
+    def say_withdraw(self, actor: Actor, words: list[str], _: dict[str, str]) -> None:
+        self.say(actor, m.VoteWithdrawn(int(words[0]), int(words[1])))
+
+    def say_sealed(self, actor: Actor, words: list[str], _: dict[str, str]) -> None:
+        ops = []
+        for word in words[1:]:
+            op, what = word.split("=")
+            state, registrations, *payloads = what.split(":")
+            assert state in ("unfinished", "done", "committed")
+            whole = [each.encode() for each in payloads[0].split(",")] if payloads else None
+            ops.append(m.SealedOp(_op(op), state, int(registrations), whole))  # type: ignore[arg-type]
+        self.say(actor, m.Sealed(int(words[0]), ops))
+
+    def say_attached(self, actor: Actor, words: list[str], _: dict[str, str]) -> None:
+        self.say(actor, m.Attached(int(words[0])))
+
+    def say_failed(self, actor: Actor, words: list[str], _: dict[str, str]) -> None:
+        self.say(actor, m.AttachFailed(int(words[0]), [m.EdgeFailure(*_edge(words[1]), " ".join(words[2:]))]))
+
+    def say_lost(self, actor: Actor, words: list[str], _: dict[str, str]) -> None:
+        self.say(actor, m.LinkLost(int(words[0]), *_edge(words[1]), " ".join(words[2:])))
+
+    def say_mismatch(self, actor: Actor, words: list[str], _: dict[str, str]) -> None:
+        mine, theirs = Descriptor(0, 10, arrays=1, elements=8, nbytes=32).pack(), Descriptor(4).pack()
+        self.say(actor, m.OpMismatch(int(words[0]), _op(words[1]), int(words[2]), mine, theirs))
+
+    def say_timeout(self, actor: Actor, words: list[str], _: dict[str, str]) -> None:
+        self.say(actor, m.OpTimeout(int(words[0]), _op(words[1]), int(words[2])))
+
+    def say_cancelled(self, actor: Actor, words: list[str], _: dict[str, str]) -> None:
+        self.say(actor, m.OpCancelled(int(words[0]), _op(words[1])))
+
+    def say_leave(self, actor: Actor, _: list[str], __: dict[str, str]) -> None:
+        self.say(actor, m.Leave())
+
+    def say_done(self, actor: Actor, words: list[str], named: dict[str, str]) -> None:
+        op = _op(words[1])
+        descriptor = Descriptor(int(named.get("kind", 0)), 10, arrays=1, elements=1, nbytes=4).pack()
+        payload, count = named.get("payload", "").encode(), int(named.get("count", 0))
+        done = Done(int(words[0]), op.tag, op.sequence, int(named["rank"]), descriptor, count, payload)
+        self.step(DoneSeen(actor.conn, done))
+
+    def say_works(self, actor: Actor, words: list[str], named: dict[str, str]) -> None:
+        op = _op(words[1])
+        stalled, starved = int(named.get("stalled", 0)), int(named.get("starved", 0))
+        announced = Announced(op.tag, op.sequence, 0, 0, named.get("done") == "yes")
+        actor.report = Heartbeat(0, 0, int(words[0]), stalled, starved, 0, [announced])
+        actor.working_since = self.now
+
+    def say_rests(self, actor: Actor, _: list[str], __: dict[str, str]) -> None:
+        actor.report = Heartbeat(0, 0)
+
+    def say(self, actor: Actor, message: m.ToMaster) -> None:
+        self.step(Received(actor.conn, message))
+
+    # What the machine answers
+
+    def step(self, event: Event, *, stamp: bool = False) -> None:
+        before = f"{self.now // MS} ms: " if stamp else ""
+        said: m.FromMaster | None = None
+        for effect in self.master.step(self.now, event):
+            if isinstance(effect, SendBeat):
+                self.actor(effect.conn)[1].echo = effect.number
+            elif isinstance(effect, Send) and effect.message == said:
+                names, rest = self.lines[-1].split(" <- ", 1)
+                self.lines[-1] = f"{names} {self.actor(effect.conn)[0]} <- {rest}"
+            else:
+                said = effect.message if isinstance(effect, Send) else None
+                self.lines.append(before + self.shown(effect))
+
+    def actor(self, conn: int) -> tuple[str, Actor]:
+        return next((name, actor) for name, actor in self.actors.items() if actor.conn == conn)
+
+    def shown(self, effect: Effect) -> str:
+        match effect:
+            case Send(conn, message):
+                return f"{self.actor(conn)[0]} <- {_message(message)}"
+            case SendEvidence(conns, evidence):
+                names = " ".join(self.actor(conn)[0] for conn in conns)
+                payloads = " ".join(payload.decode() for payload in evidence.payloads)
+                op = f"{evidence.tag}/{evidence.sequence} registrations {evidence.registrations}"
+                return f"{names} <- evidence {evidence.epoch} op {op} [{payloads.strip()}]"
+            case Close(conn, _):
+                self.actor(conn)[1].joined = False
+                return f"{self.actor(conn)[0]} is closed"
+            case Trust(conn):
+                return f"{self.actor(conn)[0]} is trusted"
+            case Tell(notice):
+                return f"* {notice}"
+            case SendBeat():
+                raise AssertionError("heartbeats are not shown")
+
+
+def _op(text: str) -> m.OpRef:
+    tag, sequence = text.split("/")
+    return m.OpRef(int(tag), int(sequence))
+
+
+def _edge(text: str) -> tuple[int, int]:
+    source, target = text.split("->")
+    return int(source), int(target)
+
+
+def _message(message: m.FromMaster) -> str:
+    match message:
+        case m.Challenge():
+            return f"challenge, versions {message.oldest} to {message.newest}"
+        case m.Welcome():
+            return f"welcome peer {message.peer}"
+        case m.Record():
+            ring = [member.peer for member in message.members]
+            swapped = [f"{dialer}" for dialer, source in zip(message.dialers, ring, strict=False) if dialer != source]
+            facts = [f"record {message.epoch} ring {ring}", f"after {message.previous}: {message.reason}"]
+            facts += [
+                f"{name} {value}"
+                for name, value in (("newcomers", message.newcomers), ("dialled back by", swapped))
+                if value
+            ]
+            facts += [f"evidence by {message.evidence}", f"registrations {message.registrations}"]
+            facts += ["pending"] * message.pending
+            facts += [_verdict(verdict) for verdict in message.verdicts]
+            return " | ".join(facts)
+        case m.Installed():
+            return f"installed {message.epoch} {_world(message.world)}"
+        case m.CallDone():
+            return f"call {message.ballot} done, pending {message.pending} {_world(message.world)}"
+        case m.CallFailed():
+            return f"call {message.ballot} failed: {_reason(message.reason)}"
+        case m.Seal():
+            return f"seal {message.epoch}: {message.reason}"
+        case m.Registrations():
+            return f"registrations {message.count}"
+        case m.Refused() | m.Evicted():
+            return f"{type(message).__name__.lower()}: {message.reason}"
+        case m.Left():
+            return "left"
+        case m.Status():
+            return "status"
+
+
+def _verdict(verdict: m.Verdict) -> str:
+    op = f"{verdict.op.tag}/{verdict.op.sequence}"
+    if verdict.commit:
+        payloads = f" [{' '.join(each.decode() for each in verdict.payloads)}]" if verdict.payloads else ""
+        return f"{op} commits, registrations {verdict.registrations}{payloads}"
+    assert verdict.reason is not None
+    return f"{op} aborts, {_reason(verdict.reason)}"
+
+
+def _reason(reason: m.Reason) -> str:
+    return f"{reason.kind} {reason.peers} {reason.text!r}"
+
+
+def _world(world: m.World) -> str:
+    return f"(peers {world.peers}, groups {world.groups}, largest {world.largest_group})"
+
+
+def replay(text: str) -> str:
+    """The transcript with the answers that the machine gives now."""
+    dialogue = Dialogue()
+    lines: list[str] = []
+    for line in text.splitlines():
+        if line.startswith(" "):
+            continue
+        lines.append(line)
+        if line and not line.startswith("#"):
+            lines += [f"  {answer}" for answer in dialogue.play(line)]
+    return "\n".join(lines) + "\n"
+
+
+_TRANSCRIPTS = sorted(HERE.glob("*.txt"))
+
+
+@pytest.mark.parametrize("path", _TRANSCRIPTS, ids=[path.stem for path in _TRANSCRIPTS])
+def test_the_master_answers_as_written(path: Path) -> None:
+    written = path.read_text()
+    played = replay(written)
+    if REWRITE:
+        path.write_text(played)
+        return
+    difference = "\n".join(
+        difflib.unified_diff(written.splitlines(), played.splitlines(), "written", "played", lineterm="")
+    )
+    assert not difference, f"{path.name} differs (RINGFOLD_REWRITE=1 rewrites it):\n{difference}"
+
+
+def test_a_transcript_with_a_wrong_line_fails() -> None:
+    """The comparison itself must be able to fail."""
+    text = "join a\n  a <- welcome peer 7\n"
+    assert replay(text) != text

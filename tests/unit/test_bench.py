@@ -1,0 +1,290 @@
+"""The benchmarks: targets are judged rightly, figures leave as promised, and no process outlives a measurement."""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from ringfold.cli.bench import allreduce, app, report, targets
+from ringfold.cli.bench import workers_allreduce as workers
+from ringfold.errors import ConfigError
+from ringfold.runtime.spawn import ChildFailed, Crew
+
+WAIT_S = 20.0
+Row = dict[str, float | int | str | bool | None]
+
+
+@pytest.fixture
+def target_file(tmp_path: Path) -> Callable[[str], Path]:
+    def write(condition: str) -> Path:
+        path = tmp_path / "targets.toml"
+        path.write_text(f'[[target]]\nid = "a"\ntext = "as asked"\nbench = "b"\nfigure = "x"\n{condition}\n')
+        return path
+
+    return write
+
+
+def verdicts(path: Path, rows: list[Row], skipped: dict[str, str] | None = None) -> list[str]:
+    return [found.verdict for found in targets.check("b", rows, skipped or {}, path)]
+
+
+def test_the_worst_row_decides(target_file: Callable[[str], Path]) -> None:
+    path = target_file("at_least = 2.0")
+    assert verdicts(path, [{"x": 2.0}, {"x": 9.0}]) == ["hit"]
+    assert verdicts(path, [{"x": 9.0}, {"x": 1.9}]) == ["miss"]
+
+
+@pytest.mark.parametrize(
+    ("bound", "at_the_limit"), [("at_least", "hit"), ("above", "miss"), ("at_most", "hit"), ("below", "miss")]
+)
+def test_bounds_at_their_limit(target_file: Callable[[str], Path], bound: str, at_the_limit: str) -> None:
+    assert verdicts(target_file(f"{bound} = 3"), [{"x": 3.0}]) == [at_the_limit]
+
+
+@pytest.mark.parametrize(("bound", "good", "bad"), [("at_most", 2.9, 3.1), ("below", 2.9, 3.1), ("above", 3.1, 2.9)])
+def test_bounds_on_both_sides(target_file: Callable[[str], Path], bound: str, good: float, bad: float) -> None:
+    assert verdicts(target_file(f"{bound} = 3"), [{"x": good}]) == ["hit"]
+    assert verdicts(target_file(f"{bound} = 3"), [{"x": bad}]) == ["miss"]
+
+
+def test_a_target_speaks_about_its_rows_only(target_file: Callable[[str], Path]) -> None:
+    path = target_file("at_least = 2.0\nwhere = { world = 2, size = { max = 10 } }")
+    good: Row = {"world": 2, "size": 10, "x": 3.0}
+    assert verdicts(path, [good, {"world": 4, "size": 10, "x": 1.0}, {"world": 2, "size": 11, "x": 1.0}]) == ["hit"]
+    assert verdicts(path, [good, {"world": 2, "size": 1, "x": 1.0}]) == ["miss"]
+
+
+def test_a_skipped_library_is_a_miss_that_says_why(target_file: Callable[[str], Path]) -> None:
+    [found] = targets.check("b", [{"x": None}], {"gloo": "torch is not installed"}, target_file("at_least = 1"))
+    assert found.verdict == "miss"
+    assert "torch is not installed" in found.measured
+
+
+def test_what_was_not_asked_for_is_no_hit(target_file: Callable[[str], Path]) -> None:
+    assert targets.check("b", [{"y": 1.0}], {}, target_file("at_least = 1")) == []
+
+
+@pytest.mark.parametrize("condition", ["", "at_least = 1\nbelow = 2", "at_leest = 1"])
+def test_a_target_needs_exactly_one_bound(target_file: Callable[[str], Path], condition: str) -> None:
+    with pytest.raises(ConfigError):
+        targets.load(target_file(condition))
+
+
+def test_the_targets_of_this_project_are_about_figures_that_exist() -> None:
+    """A misspelt key would make a target "not asked" for ever."""
+    figures = {
+        "allreduce": {"gloo_over_ringfold", "mpi_over_ringfold", "world", "size_bytes"},
+        "recovery": {*report.spread([1]), "signal", "worst_beyond_eviction_us"},
+        "join": {*report.spread([1]), "mode", "newcomers"},
+        "memory": {"extra_over_buffer", "size_bytes"},
+        "master": {"ops_per_s", "connections"},
+    }
+    loaded = targets.load()
+    assert {target.bench for target in loaded} == figures.keys()
+    for target in loaded:
+        assert {target.figure, *target.where} <= figures[target.bench], target.id
+
+
+def finish(figures: list[report.Row], *, check: bool) -> None:
+    result = report.report("memory", {}, figures)
+    report.finish(result, [report.Column("x", "x")], as_json=True, against_targets=check)
+
+
+def test_json_is_one_object_with_machine_and_versions(capsys: pytest.CaptureFixture[str]) -> None:
+    finish([{"size_bytes": 1 << 28, "extra_over_buffer": 1.0}], check=True)
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["machine"]["cores"] == len(os.sched_getaffinity(0))
+    assert printed["versions"]["numpy"] == np.__version__
+    assert [check["verdict"] for check in printed["checks"]] == ["hit"]
+
+
+@pytest.mark.parametrize("row", [{"size_bytes": 1 << 28, "extra_over_buffer": 1.2}, {"size_bytes": 1}])
+def test_a_miss_and_nothing_to_check_exit_with_1(row: report.Row, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(typer.Exit) as raised:
+        finish([row], check=True)
+    assert raised.value.exit_code == 1
+    assert json.loads(capsys.readouterr().out)["figures"] == [row]
+
+
+def test_spread_is_in_microseconds() -> None:
+    figures = report.spread(list(range(1_000, 101_001, 1_000)))
+    assert (figures["median_us"], figures["p10_us"], figures["p90_us"]) == (51.0, 11.0, 91.0)
+    assert (figures["p99_us"], figures["worst_us"], figures["count"]) == (100.0, 101.0, 101)
+
+
+@pytest.mark.parametrize(("text", "size"), [("4K", 4096), ("1M", 1 << 20), ("2GiB", 2 << 30), ("17", 17)])
+def test_sizes_are_binary(text: str, size: int) -> None:
+    assert report.size_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "K", "-1", "1.5M", "4T"])
+def test_bad_sizes_are_refused(text: str) -> None:
+    with pytest.raises(typer.BadParameter):
+        report.size_bytes(text)
+
+
+@pytest.mark.parametrize(
+    ("op_ns", "size", "iterations"),
+    [(1_000_000, 4096, 1_000), (100, 4096, allreduce.MAX_ITERATIONS), (10**9, 4096, 20), (10**9, 1 << 28, 7)],
+)
+def test_rounds_are_long_enough_and_end(op_ns: int, size: int, iterations: int) -> None:
+    plan = allreduce.Plan([2], [size], [], "f32", min_time_s=1.0, rounds=3)
+    assert allreduce.iterations_for([op_ns] * 3, size, plan) == iterations
+
+
+ORDER = {"dtype": "f32", "size_bytes": 4000, "warm_up": 1, "iterations": 5, "digest": True}
+
+
+def test_a_round_times_every_op() -> None:
+    reply = workers.round_of(lambda buffer: lambda: None, 1, 0, ORDER)
+    assert reply["verified"]
+    assert len(reply["durations_ns"]) == 5
+    assert sum(reply["durations_ns"]) == reply["block_ns"]
+
+
+def test_a_round_notices_a_wrong_sum_at_one_place() -> None:
+    def wrong(buffer: workers.Array) -> None:
+        buffer *= 3
+        buffer[700] = 0
+
+    assert workers.round_of(lambda buffer: lambda: buffer.__imul__(3), 2, 0, ORDER)["verified"]
+    assert not workers.round_of(lambda buffer: lambda: wrong(buffer), 2, 0, ORDER)["verified"]
+
+
+def test_different_bits_have_different_digests() -> None:
+    buffer = np.zeros(1000, np.float32)
+    exact = workers.digest_of_op(lambda: None, buffer, 0)
+
+    def off_by_one_bit() -> None:
+        buffer[500] = np.nextafter(buffer[500], np.float32(1))
+
+    assert exact == workers.digest_of_op(lambda: None, buffer, 0)
+    assert exact != workers.digest_of_op(off_by_one_bit, buffer, 0)
+
+
+def gone(pid: int) -> bool:
+    """Wait until a process that is not our child has ended."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    with os.fdopen(handle, "rb"):
+        return bool(select.select([handle], [], [], WAIT_S)[0])
+
+
+def test_a_crew_takes_its_children_and_its_files_along() -> None:
+    with Crew() as crew:
+        crew.start("sleeper", ["sleep", "1000"])
+        pid, directory = crew.pid("sleeper"), crew.directory
+        os.kill(pid, 0)
+    assert gone(pid)
+    assert not directory.exists()
+
+
+def test_a_child_that_ends_early_is_named_with_its_last_words() -> None:
+    with Crew() as crew:
+        crew.start("speaker", ["sh", "-c", "echo no luck today; exit 3"])
+        with pytest.raises(ChildFailed, match=r"speaker: ended with status 3\nno luck today"):
+            crew.meet(["speaker"], WAIT_S)
+
+
+def test_a_child_that_reports_an_error_fails_the_wait() -> None:
+    code = "import sys; from ringfold.runtime.spawn import Line; l = Line.dial(sys.argv[1], 'w')"
+    code += "; l.send({'error': 'it broke'}); l.receive()"
+    with Crew() as crew:
+        crew.start("w", [sys.executable, "-c", code, crew.address])
+        crew.meet(["w"], WAIT_S)
+        with pytest.raises(ChildFailed, match="it broke"):
+            crew.gather(["w"], WAIT_S)
+
+
+PARENT = """
+import sys
+from ringfold.runtime.spawn import Crew
+stubborn = "import signal as s\\nfor n in s.SIGINT, s.SIGTERM: s.signal(n, s.SIG_IGN)\\nwhile True: s.pause()"
+with Crew() as crew:
+    crew.start("stubborn", [sys.executable, "-c", stubborn])
+    print(crew.pid("stubborn"), crew.directory, flush=True)
+    crew.receive(1000)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_no_child_outlives_its_parent(number: signal.Signals) -> None:
+    """Whatever ends the parent, and though the child ignores polite signals."""
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    with parent:
+        assert parent.stdout is not None
+        pid, directory = parent.stdout.readline().split()
+        parent.send_signal(number)
+        parent.wait(WAIT_S)
+    assert gone(int(pid))
+    if number is not signal.SIGKILL:
+        assert not Path(directory).exists()
+    else:
+        for path in Path(directory).iterdir():
+            path.unlink()
+        Path(directory).rmdir()
+
+
+def test_every_bench_can_print_json_and_check_itself() -> None:
+    assert {command.name for command in app.registered_commands} == {
+        "allreduce",
+        "recovery",
+        "join",
+        "memory",
+        "master",
+    }
+    for command in app.registered_commands:
+        # Rich folds the help to the terminal's width; a wide one keeps the options whole.
+        told = CliRunner().invoke(app, [str(command.name), "--help"], env={"COLUMNS": "200", "NO_COLOR": "1"})
+        assert "--json" in told.output
+        assert "--check" in told.output
+
+
+def test_unknown_libraries_and_dtypes_are_refused() -> None:
+    for arguments in (["--against", "nccl"], ["--dtype", "f8"]):
+        assert CliRunner().invoke(app, ["allreduce", *arguments]).exit_code == 2
+
+
+@pytest.mark.parametrize("library", ["gloo", "mpi"])
+def test_the_other_libraries_pass_the_same_verification(library: str) -> None:
+    if reason := allreduce.missing_libraries([library]).get(library):
+        pytest.skip(reason)
+    plan = allreduce.Plan([2], [4096], [library], "f32", min_time_s=0.01, rounds=1)
+    with Crew() as crew:
+        allreduce.start_team(crew, library, 2)
+        outcome = allreduce.play(crew, library, 2, 4096, plan, 20, digest=True)
+    assert outcome["verified"]
+    assert len(outcome["durations_ns"]) == 20
+
+
+REAL = {
+    "allreduce": ["--world", "2", "--sizes", "4K,1M", "--against", "none", "--min-time", "0.02", "--rounds", "1"],
+    "recovery": ["--peers", "3", "--size", "64K", "--kills", "2"],
+    "join": ["--peers", "2", "--repeats", "1"],
+    "memory": ["--size", "16M"],
+    "master": ["--connections", "8", "--min-time", "0.1"],
+}
+
+
+@pytest.mark.parametrize("bench", sorted(REAL))
+def test_a_short_run_of_each_bench_gives_figures(bench: str) -> None:
+    """Real processes; the figures of a run this short are only looked at for being there."""
+    pytest.importorskip("ringfold._native")
+    ended = CliRunner().invoke(app, [bench, *REAL[bench], "--json"])
+    assert ended.exit_code == 0, ended.output
+    printed = json.loads(ended.stdout)
+    assert printed["figures"]
+    assert printed["bench"] == bench

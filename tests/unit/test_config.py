@@ -1,0 +1,212 @@
+"""Arguments over environment over TOML over default, and messages that point at the fault."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ringfold import config
+from ringfold.config import SETTINGS, Resolved, is_loopback, read_token, split_address
+from ringfold.errors import ConfigError
+from ringfold.wire.messages import Liveness
+
+Load = Callable[..., Resolved]
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Load:
+    """`config.load` in a directory and home of its own."""
+    home = tmp_path / "home"
+    (home / ".config").mkdir(parents=True)
+
+    def call(arguments: dict[str, object] | None = None, env: dict[str, str] | None = None) -> Resolved:
+        return config.load(arguments, environment=env or {}, directory=tmp_path, home=home)
+
+    return call
+
+
+def test_without_anything_the_defaults_hold(load: Load) -> None:
+    resolved = load()
+    assert {name: resolved.value(name) for name in SETTINGS} == {name: s.default for name, s in SETTINGS.items()}
+    assert {resolved.origin(name) for name in SETTINGS} == {"default"}
+    assert resolved.file is None
+
+
+def test_the_nearest_source_wins(load: Load, tmp_path: Path) -> None:
+    (tmp_path / "ringfold.toml").write_text("lanes = 2\nspin_us = 7\nsmall_bytes = 1\n")
+    resolved = load({"lanes": 4}, {"RINGFOLD_LANES": "3", "RINGFOLD_SPIN_US": "8"})
+    found = {name: (resolved.integer(name), resolved.origin(name)) for name in ("lanes", "spin_us", "small_bytes")}
+    assert found == {
+        "lanes": (4, "argument"),
+        "spin_us": (8, "environment RINGFOLD_SPIN_US"),
+        "small_bytes": (1, f"{tmp_path / 'ringfold.toml'}:3"),
+    }
+
+
+def test_an_argument_of_none_and_an_empty_variable_count_as_not_given(load: Load) -> None:
+    assert load({"lanes": None}, {"RINGFOLD_LANES": ""}).origin("lanes") == "default"
+
+
+def test_every_setting_can_come_from_the_environment_and_from_toml(load: Load, tmp_path: Path) -> None:
+    """Each default, written out by hand, reads back as itself."""
+    words, lines = {}, []
+    for setting in SETTINGS.values():
+        match setting.default:
+            case None | "" | ():
+                text = "some/where"
+                lines.append(f'{setting.name} = "{text}"')
+            case tuple() as parts:
+                text = ",".join(parts)
+                lines.append(f"{setting.name} = {list(parts)!r}")
+            case bool() as switch:
+                text = str(switch)
+                lines.append(f"{setting.name} = {text.lower()}")
+            case value:
+                text = str(value)
+                lines.append(f"{setting.name} = {value!r}")
+        words[setting.env] = text
+    by_env = load(None, words)
+    (tmp_path / "ringfold.toml").write_text("\n".join(lines))
+    by_file = load()
+    for name, setting in SETTINGS.items():
+        assert by_env.origin(name) == f"environment {setting.env}"
+        assert by_file.origin(name).startswith(f"{tmp_path / 'ringfold.toml'}:")
+        if setting.default not in (None, "", ()):
+            assert by_env.value(name) == by_file.value(name) == setting.default
+
+
+def test_the_file_is_the_named_one_then_the_nearest(load: Load, tmp_path: Path) -> None:
+    named, other = tmp_path / "a.toml", tmp_path / "b.toml"
+    for number, path in enumerate(
+        (named, other, tmp_path / "ringfold.toml", tmp_path / "home" / ".config" / "ringfold.toml"), 1
+    ):
+        path.write_text(f"lanes = {number}\n")
+    assert load({"config": named}, {"RINGFOLD_CONFIG": str(other)}).integer("lanes") == 1
+    assert load(None, {"RINGFOLD_CONFIG": str(other)}).integer("lanes") == 2
+    assert load().integer("lanes") == 3
+    (tmp_path / "ringfold.toml").unlink()
+    assert load().integer("lanes") == 4
+
+
+def test_a_named_file_that_is_missing_is_an_error(load: Load, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no settings file"):
+        load({"config": tmp_path / "missing.toml"})
+
+
+def test_a_path_in_a_file_means_beside_that_file(load: Load, tmp_path: Path) -> None:
+    (tmp_path / "home" / ".config" / "ringfold.toml").write_text('token_file = "token"\n')
+    assert load().value("token_file") == tmp_path / "home" / ".config" / "token"
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("lanes = \n", r"ringfold\.toml:1:\d+: not TOML"),
+        ("\nlane = 2\n", r"ringfold\.toml:2.*'lane'; did you mean 'lanes'\?"),
+        ("xyzzy = 2\n", r"unknown setting.*'xyzzy'.*ringfold config"),
+        ("[master]\nport = 1\n", r"ringfold\.toml:1: master must be a list"),
+        ('lanes = "many"\n', r"ringfold\.toml:1: lanes must be a whole number, not 'many'"),
+        ("lanes = 1.5\n", r"lanes must be a whole number, not 1.5"),
+        ("lanes = true\n", r"lanes must be a whole number, not True"),
+        ("insecure = 1\n", r"insecure must be true or false, not 1"),
+        ("lanes = 0\n", r"lanes must be from 1 to 64, not 0"),
+        ("op_timeout_s = nan\n", r"op_timeout_s must be from"),
+        ('evidence = "gossip"\n', r"evidence must be one of auto, ring, master, not 'gossip'"),
+        ("name = 3\n", r"name must be text, not 3"),
+        ("listen = [1]\n", r"listen must be a list of texts"),
+        ("heartbeat_ms = 2000\n", r"need heartbeat_ms < suspect_after_ms < evict_after_ms.*2000, 1000 and 5000"),
+    ],
+)
+def test_a_broken_file_says_where_and_what(load: Load, tmp_path: Path, text: str, complaint: str) -> None:
+    (tmp_path / "ringfold.toml").write_text(text)
+    with pytest.raises(ConfigError, match=complaint):
+        load()
+
+
+def test_a_broken_variable_names_the_variable(load: Load) -> None:
+    with pytest.raises(ConfigError, match="environment RINGFOLD_LANES: lanes must be a whole number, not 'two'"):
+        load(None, {"RINGFOLD_LANES": "two"})
+
+
+def test_an_unknown_argument_is_refused(load: Load) -> None:
+    with pytest.raises(ConfigError, match="unknown argument 'lane'; did you mean 'lanes'"):
+        load({"lane": 2})
+
+
+def test_an_unknown_variable_is_a_warning(load: Load) -> None:
+    assert load(None, {"RINGFOLD_LANE": "2"}).warnings == (
+        "environment variable RINGFOLD_LANE is not a setting; did you mean 'lanes'?",
+    )
+
+
+@pytest.mark.parametrize(("word", "meaning"), [("1", True), ("Yes", True), ("on", True), ("0", False), ("OFF", False)])
+def test_switches_in_the_environment(load: Load, word: str, meaning: bool) -> None:
+    assert load(None, {"RINGFOLD_INSECURE": word}).switch("insecure") is meaning
+
+
+def test_liveness_defaults_are_those_of_the_protocol() -> None:
+    assert Liveness() == Liveness(*(SETTINGS[name].default for name in Liveness.__struct_fields__))
+
+
+# Tokens
+
+
+def test_a_token_is_read_without_its_newline(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_text("hush\n")
+    path.chmod(0o600)
+    assert read_token(path) == b"hush"
+
+
+def test_a_token_that_everybody_can_read_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "token"
+    path.write_text("hush")
+    path.chmod(0o644)
+    with caplog.at_level(logging.WARNING):
+        read_token(path)
+    assert "chmod 600" in caplog.text
+    assert "hush" not in caplog.text
+    caplog.clear()
+    path.chmod(0o600)
+    with caplog.at_level(logging.WARNING):
+        read_token(path)
+    assert caplog.text == ""
+
+
+def test_an_empty_or_missing_token_file_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot read the token file"):
+        read_token(tmp_path / "missing")
+    (tmp_path / "empty").write_text("\n")
+    with pytest.raises(ConfigError, match="is empty"):
+        read_token(tmp_path / "empty")
+
+
+# Addresses
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("10.0.0.1:5", ("10.0.0.1", 5)),
+        ("10.0.0.1", ("10.0.0.1", 48148)),
+        ("[::1]:5", ("::1", 5)),
+        ("[::1]", ("::1", 48148)),
+        ("::1", ("::1", 48148)),
+        ("fe80::1%eth0", ("fe80::1%eth0", 48148)),
+        ("head-node:0", ("head-node", 0)),
+    ],
+)
+def test_addresses(text: str, parts: tuple[str, int]) -> None:
+    assert split_address(text) == parts
+
+
+@pytest.mark.parametrize("text", ["", ":5", "host:x", "host:65536", "host:-1", "[::1", "http://host:1", "host:\u0665"])
+def test_what_is_no_address(text: str) -> None:
+    with pytest.raises(ConfigError):
+        split_address(text)
+
+
+def test_loopback_is_what_only_this_machine_reaches() -> None:
+    assert all(map(is_loopback, ("127.0.0.1", "127.9.9.9", "::1", "localhost", "LOCALHOST")))
+    assert not any(map(is_loopback, ("0.0.0.0", "::", "10.0.0.1", "localhost.example.org", "head")))

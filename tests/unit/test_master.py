@@ -1,0 +1,611 @@
+"""The master machine, rule by rule, and against peers that lie."""
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ringfold.master.events import (
+    Beat,
+    Close,
+    Closed,
+    DoneSeen,
+    Effect,
+    Event,
+    Malformed,
+    Opened,
+    Received,
+    Send,
+    SendBeat,
+    SendEvidence,
+    Tell,
+    Tick,
+    Trust,
+)
+from ringfold.master.machine import Master
+from ringfold.master.settings import MasterSettings
+from ringfold.wire import messages as m
+from ringfold.wire.descriptor import Descriptor
+from ringfold.wire.events import ConnectionDropped, Notice, PeerGone
+from ringfold.wire.frames import Announced, Done, Heartbeat
+from ringfold.wire.messages import FromMaster, ToMaster
+from ringfold.wire.proof import derive, prove, proven
+
+MS = 1_000_000
+TOKEN = b"a token"
+SECRET = b"run secret"
+NONCE = b"n" * 32
+
+
+class Stage:
+    """A master and its peers, named by their ids; connection and peer have the same number unless said otherwise."""
+
+    def __init__(self, **changed: object) -> None:
+        self.now = 0
+        self.master = Master(MasterSettings(**changed), TOKEN, SECRET, started_ns=0)  # type: ignore[arg-type]
+        self.effects: list[Effect] = []
+        self.beats: dict[int, int] = {}
+        self.frozen: set[int] = set()
+        self.conns: list[int] = []
+        self.last_beat = 0
+
+    def step(self, event: Event) -> list[Effect]:
+        effects = self.master.step(self.now, event)
+        self.effects += effects
+        for effect in effects:
+            if isinstance(effect, SendBeat):
+                self.last_beat = effect.number
+            if isinstance(effect, Close) and effect.conn in self.conns:
+                self.conns.remove(effect.conn)
+        return effects
+
+    def say(self, conn: int, message: ToMaster) -> list[FromMaster]:
+        """What the connection itself is answered."""
+        return [
+            each.message for each in self.step(Received(conn, message)) if isinstance(each, Send) and each.conn == conn
+        ]
+
+    def open(self, conn: int) -> None:
+        self.step(Opened(conn, f"host:{conn}", bytes([conn % 256]) * 32))
+
+    def join(self, conn: int, group: int = 0, token: bytes = TOKEN) -> list[FromMaster]:
+        self.open(conn)
+        self.conns.append(conn)
+        return self.say(conn, hello(conn, group, token))
+
+    def ring(self, size: int) -> None:
+        """Peers 1 to `size`, in one group, in epoch 2 (epoch 1 if there is one)."""
+        for conn in range(1, size + 1):
+            self.join(conn)
+        self.say(1, m.Attached(1))
+        if size > 1:
+            self.say(1, m.Vote(1, "update", 1))
+            self.seal_and_attach(1, [1], range(1, size + 1))
+
+    def seal_and_attach(self, epoch: int, sealing: "range | list[int]", attaching: "range | list[int]") -> None:
+        for conn in sealing:
+            self.say(conn, m.Sealed(epoch, []))
+        for conn in attaching:
+            self.say(conn, m.Attached(epoch + 1))
+
+    def wait(self, ms: int, **report: object) -> None:
+        end = self.now + ms * MS
+        while self.now < end:
+            self.now += 50 * MS
+            if self.now % (250 * MS) == 0:
+                for conn in [conn for conn in self.conns if conn not in self.frozen]:
+                    self.beats[conn] = self.beats.get(conn, 0) + 1
+                    self.step(Beat(conn, Heartbeat(self.beats[conn], self.last_beat, **report)))  # type: ignore[arg-type]
+            self.step(Tick())
+
+    def sent(self, conn: int, kind: type[FromMaster]) -> list[FromMaster]:
+        return [
+            e.message for e in self.effects if isinstance(e, Send) and e.conn == conn and isinstance(e.message, kind)
+        ]
+
+    def record(self, conn: int) -> m.Record:
+        record = self.sent(conn, m.Record)[-1]
+        assert isinstance(record, m.Record)
+        return record
+
+    def told(self, kind: type[Notice]) -> list[Notice]:
+        return [e.notice for e in self.effects if isinstance(e, Tell) and isinstance(e.notice, kind)]
+
+    def closed(self) -> list[int]:
+        return [e.conn for e in self.effects if isinstance(e, Close)]
+
+
+def hello(conn: int, group: int = 0, token: bytes = TOKEN, **changed: object) -> m.Hello:
+    proof = prove(token, "hello", bytes([conn % 256]) * 32, NONCE)
+    whole = m.Hello(m.PROTOCOL_VERSION, group, "host", f"p{conn}", ["10.0.0.1"], 9, NONCE, proof)
+    return msgspec.structs.replace(whole, **changed)
+
+
+# The door
+
+
+def test_both_sides_prove_the_token() -> None:
+    stage = Stage()
+    welcome = stage.join(1)[0]
+    assert isinstance(welcome, m.Welcome)
+    assert proven(TOKEN, welcome.proof, "welcome", NONCE, bytes([1]) * 32)
+    assert Trust(1) in stage.effects
+
+
+@pytest.mark.parametrize(
+    ("claim", "why"),
+    [
+        (hello(1, token=b"wrong"), "token"),
+        (hello(1, version=0), "version 0"),
+        (hello(1, group=-1), "group -1"),
+        (hello(1, group=2**40), "group"),
+        (hello(1, port=0), "port 0"),
+        (hello(1, addresses=[]), "reach"),
+        (hello(1, name="two\nlines"), "printable"),
+        (hello(1, nonce=b""), "nonce"),
+        (m.Leave(), "Leave where Hello"),
+        (m.StatusRequest(1, NONCE, b"wrong"), "token"),
+    ],
+)
+def test_a_wrong_claim_is_refused_with_its_reason(claim: ToMaster, why: str) -> None:
+    stage = Stage()
+    stage.open(1)
+    (refused,) = stage.say(1, claim)
+    assert isinstance(refused, m.Refused)
+    assert why in refused.reason
+    assert stage.closed() == [1]
+    assert [type(each) for each in stage.told(Notice)] == [ConnectionDropped]
+
+
+def test_heartbeats_and_done_of_strangers_are_refused() -> None:
+    for event in (Beat(1, Heartbeat(1, 0)), DoneSeen(1, Done(1, 0, 0, 0, b"d" * 32, 0, b"")), Malformed(1, "garbage")):
+        stage = Stage()
+        stage.open(1)
+        stage.step(event)
+        assert stage.closed() == [1]
+
+
+def test_the_oldest_unproven_connection_makes_room() -> None:
+    stage = Stage(max_unproven=3)
+    stage.ring(1)
+    for conn in range(10, 15):
+        stage.open(conn)
+    assert stage.closed() == [10, 11]
+
+
+def test_a_connection_that_proves_nothing_in_time_is_closed() -> None:
+    stage = Stage()
+    stage.open(7)
+    stage.wait(4950)
+    assert stage.closed() == []
+    stage.wait(50)
+    assert stage.closed() == [7]
+
+
+def test_a_watcher_may_ask_again_and_counts_as_proven() -> None:
+    stage = Stage()
+    stage.ring(2)
+    stage.open(9)
+    proof = prove(TOKEN, "status", bytes([9]) * 32, NONCE)
+    for _ in range(2):
+        (status,) = stage.say(9, m.StatusRequest(1, NONCE, proof))
+        assert isinstance(status, m.Status)
+        assert [peer.peer for peer in status.peers] == [1, 2]
+    stage.wait(6000)
+    assert 9 not in stage.closed()
+    assert isinstance(stage.say(9, m.Leave())[0], m.Refused)
+
+
+# Registration and admission
+
+
+def test_every_registration_is_counted_and_told_to_accepted_peers_only() -> None:
+    stage = Stage()
+    stage.ring(1)
+    stage.join(2)
+    stage.join(3)
+    assert stage.sent(1, m.Registrations) == [m.Registrations(2), m.Registrations(3)]
+    assert stage.sent(2, m.Registrations) == []
+
+
+def test_the_record_says_up_to_which_registration_everybody_is_in() -> None:
+    stage = Stage()
+    stage.ring(2)
+    stage.join(3)
+    stage.step(Closed(2, ""))
+    stage.say(1, m.Sealed(2, []))
+    assert (stage.record(1).registrations, stage.record(1).pending) == (2, True)
+    stage.say(1, m.Attached(3))
+    stage.say(1, m.Vote(2, "update", 3))
+    stage.join(4)
+    stage.seal_and_attach(3, [1], [1, 3])
+    assert (stage.record(3).registrations, stage.record(3).pending) == (3, True)
+    assert stage.sent(3, m.Registrations) == [m.Registrations(4)], "a newcomer must know what the others know"
+
+
+def test_when_all_members_are_gone_those_who_wait_are_accepted() -> None:
+    stage = Stage()
+    stage.ring(1)
+    stage.join(2)
+    stage.join(3, group=5)
+    stage.step(Closed(1, ""))
+    assert [member.peer for member in stage.record(2).members] == [2]
+    assert stage.record(2).epoch == 2, "no epoch number comes twice in a group"
+    assert stage.record(3).epoch == 1
+
+
+def test_a_newcomer_that_dies_during_its_admission_does_not_hold_it_up() -> None:
+    stage = Stage()
+    stage.ring(1)
+    stage.join(2)
+    stage.say(1, m.Vote(2, "update", 1))
+    stage.step(Closed(2, ""))
+    stage.seal_and_attach(1, [1], [1])
+    assert [type(each) for each in stage.sent(1, m.CallDone)] == [m.CallDone]
+    assert [member.peer for member in stage.record(1).members] == [1]
+
+
+def test_a_newcomer_may_leave_before_its_first_epoch() -> None:
+    stage = Stage()
+    stage.ring(1)
+    stage.join(2)
+    stage.say(1, m.Vote(2, "update", 1))
+    assert stage.say(2, m.Leave()) == [m.Left()]
+    stage.seal_and_attach(1, [1], [1])
+    assert stage.record(1).newcomers == []
+
+
+# Epoch changes
+
+
+def test_the_secret_of_each_epoch_is_its_own() -> None:
+    stage = Stage()
+    stage.ring(2)
+    assert stage.record(1).secret == derive(SECRET, "epoch", 0, 2)
+    assert stage.record(2).dialers == [1, 2]
+
+
+def test_a_group_of_one_has_nothing_to_dial() -> None:
+    stage = Stage()
+    stage.ring(1)
+    assert stage.record(1).dialers == []
+
+
+def test_the_survivors_keep_their_order_and_newcomers_follow_by_id() -> None:
+    stage = Stage()
+    stage.ring(4)
+    stage.join(5)
+    stage.step(Closed(2, ""))
+    stage.seal_and_attach(2, [1, 3, 4], [1, 3, 4])
+    for conn in (1, 3, 4):
+        stage.say(conn, m.Vote(5, "update", 3))
+    stage.seal_and_attach(3, [1, 3, 4], [1, 3, 4, 5])
+    assert [member.peer for member in stage.record(5).members] == [1, 3, 4, 5]
+    assert stage.record(1).newcomers == [5]
+
+
+def test_a_dead_peers_seal_does_not_count() -> None:
+    """Peer 2 alone had the small op's result, sealed it, and died: nobody can give it to the others."""
+    stage = Stage()
+    stage.ring(3)
+    op = m.OpRef(0, 0)
+    stage.step(Closed(3, ""))
+    stage.say(2, m.Sealed(2, [m.SealedOp(op, "committed", 3, [b"x"] * 3)]))
+    stage.step(Closed(2, ""))
+    stage.say(1, m.Sealed(2, [m.SealedOp(op, "unfinished", 3)]))
+    (verdict,) = stage.record(1).verdicts
+    assert not verdict.commit
+    assert verdict.reason is not None
+    assert verdict.reason.peers == [2, 3]
+
+
+def test_a_leaver_counts_as_a_survivor_for_the_verdict() -> None:
+    stage = Stage()
+    stage.ring(2)
+    op = m.OpRef(0, 0)
+    stage.say(2, m.Leave())
+    stage.say(1, m.Sealed(2, [m.SealedOp(op, "done", 2)]))
+    stage.say(2, m.Sealed(2, [m.SealedOp(op, "unfinished", 2)]))
+    assert [verdict.commit for verdict in stage.record(1).verdicts] == [False]
+    assert stage.sent(2, m.Left) == [m.Left()]
+
+
+def test_who_does_not_seal_in_time_is_evicted() -> None:
+    stage = Stage(seal_ms=2000)
+    stage.ring(3)
+    stage.step(Closed(3, ""))
+    stage.say(1, m.Sealed(2, []))
+    stage.wait(2000)
+    assert stage.sent(2, m.Evicted) == [m.Evicted("it did not seal epoch 2 in time (seal_ms 2000)")]
+    assert [member.peer for member in stage.record(1).members] == [1]
+
+
+def test_after_too_many_failed_proposals_the_worst_member_goes() -> None:
+    """Each time another edge of peer 3 fails, so that none becomes bad."""
+    stage = Stage(max_proposals=2)
+    stage.ring(4)
+    stage.step(Closed(4, ""))
+    for conn in (1, 2, 3):
+        stage.say(conn, m.Sealed(2, []))
+    for epoch, (conn, source, target) in ((3, (2, 2, 3)), (4, (1, 3, 1))):
+        for other in {1, 2, 3} - {conn}:
+            stage.say(other, m.Attached(epoch))
+        stage.say(conn, m.AttachFailed(epoch, [m.EdgeFailure(source, target, "refused")]))
+        for other in (1, 2, 3):
+            stage.say(other, m.Sealed(epoch, []))
+    assert stage.told(PeerGone)[-1].peer == 3  # type: ignore[attr-defined]
+
+
+def test_a_paused_master_evicts_nobody_when_it_wakes() -> None:
+    stage = Stage()
+    stage.ring(3)
+    stage.wait(1000)
+    stage.now += 60_000 * MS
+    stage.step(Tick())
+    stage.wait(1000)
+    assert stage.closed() == []
+    stage.frozen = {2}
+    stage.wait(5250)
+    assert stage.closed() == [2], "but it judges as usual afterwards"
+
+
+def test_a_peer_that_no_longer_hears_the_master_is_evicted() -> None:
+    stage = Stage()
+    stage.ring(2)
+    stage.wait(1000)
+    stuck = stage.last_beat
+    for _ in range(110):
+        stage.now += 50 * MS
+        for conn in (1, 2):
+            stage.beats[conn] += 1
+            if conn in stage.conns:
+                stage.step(Beat(conn, Heartbeat(stage.beats[conn], stage.last_beat if conn == 1 else stuck)))
+        stage.step(Tick())
+    assert stage.closed() == [2]
+
+
+def test_the_master_beats_to_registered_peers_too() -> None:
+    stage = Stage()
+    stage.ring(1)
+    stage.join(2)
+    stage.wait(500)
+    beats = [effect for effect in stage.effects if isinstance(effect, SendBeat) and effect.conn == 2]
+    assert [beat.number for beat in beats] == [1, 2]
+
+
+# Calls
+
+
+def test_an_epoch_change_voids_votes_and_the_next_cast_counts() -> None:
+    stage = Stage()
+    stage.ring(3)
+    stage.say(1, m.Vote(2, "update", 2))
+    stage.say(2, m.Vote(2, "update", 2))
+    stage.step(Closed(3, ""))
+    stage.seal_and_attach(2, [1, 2], [1, 2])
+    assert stage.sent(2, m.CallDone) == []
+    assert stage.say(2, m.Vote(2, "update", 2)) == [], "a vote of the old epoch is void"
+    stage.say(1, m.Vote(2, "update", 3))
+    assert [type(each) for each in stage.say(2, m.Vote(2, "update", 3))] == [m.CallDone]
+
+
+def test_voters_are_answered_after_a_death_during_their_admission() -> None:
+    stage = Stage()
+    stage.ring(2)
+    stage.join(3)
+    stage.say(1, m.Vote(2, "update", 2))
+    stage.say(2, m.Vote(2, "update", 2))
+    stage.seal_and_attach(2, [1, 2], [])
+    stage.step(Closed(2, ""))
+    stage.seal_and_attach(3, [1, 3], [1, 3])
+    assert len(stage.sent(1, m.CallDone)) == 2
+    assert stage.record(1).newcomers == [3], "no installed epoch has had it yet"
+
+
+def test_a_call_withdrawn_during_its_admission_fails_and_is_not_answered_again() -> None:
+    stage = Stage()
+    stage.ring(1)
+    stage.join(2)
+    stage.say(1, m.Vote(5, "update", 1))
+    (failed,) = stage.say(1, m.VoteWithdrawn(5, 3000))
+    assert isinstance(failed, m.CallFailed)
+    assert (failed.reason.kind, failed.reason.waited_ms) == ("deadline", 3000)
+    stage.seal_and_attach(1, [1], [1, 2])
+    assert stage.sent(1, m.CallDone) == []
+
+
+def test_pending_is_asked_of_the_whole_run() -> None:
+    stage = Stage()
+    stage.ring(1)
+    stage.join(2, group=1)
+    stage.say(1, m.Vote(2, "update", 1))
+    stage.say(2, m.Attached(1))
+    assert stage.say(1, m.Vote(3, "pending", 1)) == []
+    stage.join(3)
+    answers = stage.say(2, m.Vote(1, "pending", 1))
+    assert answers == [m.CallDone(1, True, m.World(2, 2, 1))]
+    assert stage.sent(1, m.CallDone)[-1] == m.CallDone(3, True, m.World(2, 2, 1))
+
+
+def test_a_peer_that_leaves_does_not_hold_up_a_vote() -> None:
+    stage = Stage()
+    stage.ring(2)
+    stage.say(1, m.Vote(2, "update", 2))
+    stage.say(2, m.Leave())
+    stage.seal_and_attach(2, [1, 2], [1])
+    assert [type(each) for each in stage.say(1, m.Vote(2, "update", 3))] == [m.CallDone]
+
+
+def test_status_shows_ops_by_what_all_members_announce() -> None:
+    stage = Stage()
+    stage.ring(2)
+    op = Announced(0, 3, 1200, 7, False)
+    stage.step(Beat(1, Heartbeat(1, 0, 2, committed=3, ops=[op])))
+    assert [peer.ops for peer in stage.master.status(0).peers] == [["tag 0 seq 3: VOTE_INITIATE (1.2 s)"], []]
+    (waiting,) = stage.master.waiting(0)
+    assert (waiting.waiting, waiting.missing, waiting.since_ms) == ([1], [2], 1200)
+    stage.step(Beat(2, Heartbeat(1, 0, 2, ops=[op])))
+    assert stage.master.status(0).peers[1].ops == ["tag 0 seq 3: PERFORM (1.2 s)"]
+    stage.step(Beat(2, Heartbeat(2, 0, 2, ops=[Announced(0, 3, 1300, 7, True)])))
+    assert [peer.ops[0][:22] for peer in stage.master.status(0).peers] == ["tag 0 seq 3: VOTE_COMP"] * 2
+    assert stage.master.status(0).peers[0].phase == "COLLECTIVE_COMMUNICATIONS_RUNNING"
+
+
+def test_a_planted_verdict_is_used() -> None:
+    """The seam that a simulation needs to show that it finds wrong verdicts."""
+
+    class CommitsAll(Master):
+        def _verdicts(self, seals, causes):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+            return [m.Verdict(m.OpRef(0, 9), commit=True)]
+
+    stage = Stage()
+    stage.master = CommitsAll(MasterSettings(), TOKEN, SECRET, started_ns=0)
+    stage.ring(2)
+    stage.step(Closed(2, ""))
+    stage.say(1, m.Sealed(2, []))
+    assert stage.record(1).verdicts == [m.Verdict(m.OpRef(0, 9), commit=True)]
+
+
+# Liars
+
+
+LIES: list[ToMaster] = [
+    hello(2),
+    m.StatusRequest(1, NONCE, b""),
+    m.Vote(1, "update", 3),
+    m.Sealed(2, []),
+    m.Sealed(7, []),
+    m.Attached(3),
+    m.AttachFailed(2, []),
+    m.AttachFailed(2, [m.EdgeFailure(1, 3, "not an edge")]),
+    m.LinkLost(2, 3, 1, "not its edge"),
+    m.OpMismatch(2, m.OpRef(0, 0), 9, bytes(32), bytes(32)),
+    m.OpMismatch(2, m.OpRef(0, 0), 1, b"", b""),
+    m.OpTimeout(9, m.OpRef(0, 0), 1),
+]
+
+
+@pytest.mark.parametrize("lie", LIES, ids=lambda lie: type(lie).__name__)
+def test_a_lie_costs_the_liar_its_place_and_the_others_nothing(lie: ToMaster) -> None:
+    stage = Stage()
+    stage.ring(3)
+    stage.say(2, lie)
+    assert stage.closed() == [2]
+    stage.seal_and_attach(2, [1, 3], [1, 3])
+    assert [member.peer for member in stage.record(1).members] == [1, 3]
+
+
+@pytest.mark.parametrize(
+    "seal",
+    [
+        [m.SealedOp(m.OpRef(-1, 0), "done", 0)],
+        [m.SealedOp(m.OpRef(0, 1 << 32), "done", 0)],
+        [m.SealedOp(m.OpRef(0, 0), "done", 0)] * 2,
+        [m.SealedOp(m.OpRef(0, 0), "done", 99)],
+        [m.SealedOp(m.OpRef(0, 0), "committed", 0, [b"x"])],
+    ],
+)
+def test_a_seal_that_makes_no_sense_is_a_lie(seal: list[m.SealedOp]) -> None:
+    stage = Stage()
+    stage.ring(3)
+    stage.step(Closed(3, ""))
+    stage.say(2, m.Sealed(2, seal))
+    assert stage.closed() == [2]
+
+
+small = st.integers(-1, 4)
+refs = st.builds(m.OpRef, small, small)
+edges = st.builds(m.EdgeFailure, small, small, st.just("refused"))
+ops = st.builds(
+    m.SealedOp, refs, st.sampled_from(["unfinished", "done", "committed"]), small, st.none() | st.just([b""] * 3)
+)
+descriptors = st.sampled_from([bytes(32), Descriptor(4).pack(), b"short"])
+spoken = st.one_of(
+    st.builds(m.Vote, small, st.sampled_from(["update", "pending"]), small, small, st.just([(0, 1)])),
+    st.builds(m.VoteWithdrawn, small, small),
+    st.builds(m.Sealed, small, st.lists(ops, max_size=2)),
+    st.builds(m.Attached, small),
+    st.builds(m.AttachFailed, small, st.lists(edges, max_size=2)),
+    st.builds(m.LinkLost, small, small, small, st.just("reset")),
+    st.builds(m.OpMismatch, small, refs, small, descriptors, descriptors),
+    st.builds(m.OpTimeout, small, refs, small),
+    st.builds(m.OpCancelled, small, refs),
+    st.just(m.Leave()),
+)
+unsigned = st.integers(0, 4)
+beats = st.builds(
+    Heartbeat,
+    unsigned,
+    unsigned,
+    unsigned,
+    st.sampled_from([0, 3000]),
+    st.sampled_from([0, 3000]),
+    unsigned,
+    st.lists(st.builds(Announced, unsigned, unsigned, st.sampled_from([0, 900]), unsigned, st.booleans()), max_size=2),
+)
+dones = st.builds(
+    Done, unsigned, unsigned, unsigned, unsigned, st.sampled_from([b"d" * 32, b"e" * 32]), unsigned, st.just(b"")
+)
+conns = st.integers(1, 6)
+events = st.one_of(
+    st.builds(Received, conns, spoken),
+    st.builds(Beat, conns, beats),
+    st.builds(DoneSeen, conns, dones),
+    st.builds(Malformed, conns, st.just("garbage")),
+    st.builds(Closed, conns, st.just("")),
+    st.just("answer"),
+    st.just("join"),
+    st.just("tick"),
+)
+
+
+@given(st.sampled_from(["ring", "master"]), st.lists(events, max_size=40))
+@settings(max_examples=300, deadline=None)
+def test_no_input_breaks_the_machine_and_honest_peers_end_up_in_an_epoch(
+    evidence: str, script: list[Event | str]
+) -> None:
+    """Anything in any order. Afterwards the peers that are left answer honestly, and every change comes to its end."""
+    stage = Stage(evidence=evidence)
+    stage.ring(3)
+    for number, event in enumerate(script, 100):
+        match event:
+            case "answer":
+                answer_honestly(stage)
+            case "join":
+                stage.join(number, group=number % 2)
+            case "tick":
+                stage.wait(300)
+            case _:
+                assert not isinstance(event, str)
+                stage.step(event)
+                if isinstance(event, Closed) and event.conn in stage.conns:
+                    stage.conns.remove(event.conn)
+    for _ in range(40):
+        answer_honestly(stage)
+    status = stage.master.status(stage.now)
+    assert all(group.phase == "idle" for group in status.groups)
+    assert len(status.peers) == len(stage.conns)
+    sent = [effect for effect in stage.effects if isinstance(effect, SendEvidence)]
+    assert evidence == "master" or not sent
+
+
+def answer_honestly(stage: Stage) -> None:
+    """Everybody answers the last Seal or Record that it got, as far as the master waits for it."""
+    waited_for = {peer for waiting in stage.master.waiting(stage.now) for peer in waiting.missing}
+    status = stage.master.status(stage.now)
+    peers = {peer.peer: peer for peer in status.peers}
+    groups = {group.group: group for group in status.groups}
+    for conn in list(stage.conns):
+        last = [e.message for e in stage.effects if isinstance(e, Send) and e.conn == conn]
+        welcome = next(message for message in last if isinstance(message, m.Welcome))
+        peer = peers.get(welcome.peer)
+        if peer is None or peer.peer not in waited_for or peer.group not in groups:
+            continue
+        group = groups[peer.group]
+        if group.phase == "sealing":
+            stage.step(Received(conn, m.Sealed(group.epoch, [])))
+        elif group.phase == "attaching":
+            stage.step(Received(conn, m.Attached(group.epoch)))
+        status = stage.master.status(stage.now)
+        groups = {each.group: each for each in status.groups}
+        waited_for = {each for waiting in stage.master.waiting(stage.now) for each in waiting.missing}

@@ -1,0 +1,796 @@
+"""The peer's machine, driven by hand: what it says, connects, installs and reports."""
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from ringfold.errors import ConfigError, DeadlineExceeded, Evicted, MasterUnreachable, RingfoldError
+from ringfold.peer.effects import (
+    CallFinished,
+    CallSucceeded,
+    CloseConn,
+    Dial,
+    Effect,
+    Ended,
+    FailAll,
+    Install,
+    Joined,
+    MakeControl,
+    Promote,
+    Resume,
+    SealEngine,
+    SendMessage,
+    SetRegistrations,
+    Settle,
+    Tell,
+)
+from ringfold.peer.events import (
+    Accepted,
+    CallGivenUp,
+    CallJoin,
+    CallLeave,
+    CallVote,
+    Closed,
+    DialFailed,
+    Dialled,
+    EngineSealed,
+    Event,
+    LinkLost,
+    MessageReceived,
+    Mismatch,
+    OpCancelled,
+    Opened,
+    OpTimedOut,
+    Silent,
+    Tick,
+)
+from ringfold.peer.machine import PeerMachine
+from ringfold.peer.settings import Identity, PeerTimings
+from ringfold.wire import frames, messages
+from ringfold.wire.events import ConnectionDropped
+from ringfold.wire.messages import (
+    Challenge,
+    Hello,
+    LaneHello,
+    LaneWelcome,
+    Liveness,
+    Member,
+    Message,
+    OpRef,
+    Reason,
+    Record,
+    SealedOp,
+    Verdict,
+    Welcome,
+    World,
+)
+from ringfold.wire.proof import prove, proven
+
+MS = 1_000_000
+TOKEN = b"a token"
+SECRET = b"the secret of the epoch"
+CONTROL = 1
+MASTER_NONCE, NONCE = b"m" * 32, b"p" * 32
+TIMINGS = PeerTimings()
+ME = 5
+
+
+class Peer:
+    """A machine with a clock and a supply of connection numbers; collects what it wants done."""
+
+    def __init__(self, timings: PeerTimings = TIMINGS) -> None:
+        identity = Identity(group=0, host="h", name="n", addresses=("10.0.0.5",), port=48149, token=TOKEN)
+        self.machine = PeerMachine(identity, timings)
+        self.now_ns = 0
+        self.last_conn = 0
+
+    def step(self, event: Event) -> list[Effect]:
+        """Apply an event. Dials are answered with a connection at once, as the shell does."""
+        effects = self.machine.step(self.now_ns, event)
+        for effect in effects:
+            if isinstance(effect, Dial):
+                self.last_conn += 1
+                effects = effects + self.machine.step(self.now_ns, Dialled(effect.key, self.last_conn))
+        return effects
+
+    def hears(self, conn: int, message: Message) -> list[Effect]:
+        return self.step(MessageReceived(conn, frames.encode(message)))
+
+    def later(self, ms: int) -> list[Effect]:
+        """Let time pass, tick by tick as the deadlines fall due."""
+        effects: list[Effect] = []
+        until = self.now_ns + ms * MS
+        while (due := self.machine.next_deadline_ns()) is not None and due <= until:
+            self.now_ns = max(self.now_ns, due)
+            effects += self.step(Tick())
+        self.now_ns = until
+        return effects + self.step(Tick())
+
+
+def joining(peer: Peer, masters: tuple[tuple[str, int], ...] = (("10.0.0.1", 48148),)) -> list[Effect]:
+    return peer.step(CallJoin(masters, peer.now_ns + 10_000 * MS))
+
+
+def registered(timings: PeerTimings = TIMINGS) -> Peer:
+    peer = Peer(timings)
+    joining(peer)
+    peer.step(Opened(CONTROL, NONCE))
+    peer.hears(CONTROL, Challenge(MASTER_NONCE, 1, 1))
+    peer.hears(CONTROL, Welcome(ME, 1, prove(TOKEN, "welcome", NONCE, MASTER_NONCE), Liveness()))
+    return peer
+
+
+def record(epoch: int, ring: list[int], **changes: object) -> Record:
+    members = [Member(peer, f"n{peer}", "h", [f"10.0.0.{peer}"], 48149) for peer in ring]
+    made = Record(
+        group=0,
+        epoch=epoch,
+        fence=1,
+        previous=epoch - 1,
+        reason="a test",
+        members=members,
+        dialers=list(ring) if len(ring) > 1 else [],
+        newcomers=[],
+        secret=SECRET,
+        evidence="ring",
+        small_bytes=16_384,
+        segment_bytes=262_144,
+        lanes=1,
+        registrations=3,
+        pending=False,
+        verdicts=[],
+        world=World(len(ring), 1, len(ring)),
+    )
+    return msgspec.structs.replace(made, **changes)
+
+
+def with_addresses(made: Record, index: int, addresses: list[str]) -> Record:
+    members = list(made.members)
+    members[index] = msgspec.structs.replace(members[index], addresses=addresses)
+    return msgspec.structs.replace(made, members=members)
+
+
+def lane_hello(
+    source: int, target: int, epoch: int, challenge: bytes, *, lane: int = 0, secret: bytes = SECRET
+) -> LaneHello:
+    nonce = b"l" * 32
+    parts = [number.to_bytes(8, "little") for number in (epoch, source, target, lane)]
+    return LaneHello(1, epoch, source, target, lane, nonce, prove(secret, "lane", challenge, nonce, *parts))
+
+
+def lane_welcome(dialler_nonce: bytes, challenge: bytes) -> LaneWelcome:
+    return LaneWelcome(prove(SECRET, "lane_welcome", dialler_nonce, challenge))
+
+
+def attach(peer: Peer, made: Record, guest: int = 100) -> list[Effect]:
+    """Bring a peer into an epoch of two or more members in which every source dials. Returns all effects."""
+    effects = peer.hears(CONTROL, made)
+    dialled = peer.last_conn
+    effects += peer.step(Opened(dialled, NONCE))
+    effects += peer.hears(dialled, Challenge(MASTER_NONCE, 1, 1))
+    effects += peer.hears(dialled, lane_welcome(NONCE, MASTER_NONCE))
+    ring = [member.peer for member in made.members]
+    before = ring[ring.index(ME) - 1]
+    effects += peer.step(Accepted(guest, "10.0.0.9:1", NONCE))
+    return effects + peer.hears(guest, lane_hello(before, ME, made.epoch, NONCE))
+
+
+def member(ring: list[int] | None = None, timings: PeerTimings = TIMINGS) -> Peer:
+    """A peer in the installed epoch 1 of a ring, by default [4, 5]."""
+    peer = registered(timings)
+    attach(peer, record(1, ring or [4, ME]))
+    peer.hears(CONTROL, messages.Installed(1, World(2, 1, 2)))
+    return peer
+
+
+def said(effects: list[Effect], conn: int = CONTROL) -> list[Message]:
+    return [effect.message for effect in effects if isinstance(effect, SendMessage) and effect.conn == conn]
+
+
+def only(effects: list[Effect], kind: type) -> list[Effect]:
+    return [effect for effect in effects if isinstance(effect, kind)]
+
+
+def end_of(effects: list[Effect]) -> RingfoldError | None:
+    ended = [effect for effect in effects if isinstance(effect, Ended)]
+    assert len(ended) == 1
+    return ended[0].error
+
+
+# Reaching the master
+
+
+def test_hello_proves_the_token_over_both_nonces() -> None:
+    peer = Peer()
+    assert joining(peer) == [Dial(0, "10.0.0.1", 48148, 5_000)]
+    peer.step(Opened(CONTROL, NONCE))
+    effects = peer.hears(CONTROL, Challenge(MASTER_NONCE, 1, 1))
+    [hello] = said(effects)
+    assert isinstance(hello, Hello)
+    assert proven(TOKEN, hello.proof, "hello", MASTER_NONCE, NONCE)
+    assert (hello.group, hello.port, hello.addresses) == (0, 48149, ["10.0.0.5"])
+    assert effects[-1] == Resume(CONTROL)
+
+
+def test_welcome_makes_the_control_connection() -> None:
+    peer = Peer()
+    joining(peer)
+    peer.step(Opened(CONTROL, NONCE))
+    peer.hears(CONTROL, Challenge(MASTER_NONCE, 1, 1))
+    proof = prove(TOKEN, "welcome", NONCE, MASTER_NONCE)
+    effects = peer.hears(CONTROL, Welcome(ME, 1, proof, Liveness(100, 400, 2_000)))
+    assert effects == [MakeControl(CONTROL, 100, 6 * 2_000)]
+    assert peer.machine.peer == ME
+
+
+def test_a_master_that_does_not_know_the_token_is_not_believed() -> None:
+    peer = Peer()
+    joining(peer)
+    peer.step(Opened(CONTROL, NONCE))
+    peer.hears(CONTROL, Challenge(MASTER_NONCE, 1, 1))
+    effects = peer.hears(CONTROL, Welcome(ME, 1, prove(b"other", "welcome", NONCE, MASTER_NONCE), Liveness()))
+    assert isinstance(end_of(effects), ConfigError)
+    assert not only(effects, MakeControl)
+
+
+def test_a_refusal_ends_the_join_with_its_reason() -> None:
+    peer = Peer()
+    joining(peer)
+    peer.step(Opened(CONTROL, NONCE))
+    peer.hears(CONTROL, Challenge(MASTER_NONCE, 1, 1))
+    error = end_of(peer.hears(CONTROL, messages.Refused("wrong token")))
+    assert isinstance(error, ConfigError)
+    assert "wrong token" in str(error)
+
+
+def test_a_master_of_another_version_is_refused() -> None:
+    peer = Peer()
+    joining(peer)
+    peer.step(Opened(CONTROL, NONCE))
+    effects = peer.hears(CONTROL, Challenge(MASTER_NONCE, 2, 3))
+    assert isinstance(end_of(effects), ConfigError)
+    assert not said(effects)
+
+
+def test_masters_are_tried_in_turn_and_again_after_a_pause() -> None:
+    peer = Peer()
+    joining(peer, (("10.0.0.1", 1), ("10.0.0.2", 2)))
+    assert only(peer.step(Closed(1, "refused")), Dial) == [Dial(0, "10.0.0.2", 2, 5_000)]
+    assert only(peer.step(Closed(2, "refused")), Dial) == []
+    assert only(peer.later(49), Dial) == []
+    assert only(peer.later(1), Dial) == [Dial(0, "10.0.0.1", 1, 5_000)]
+
+
+def test_an_unreachable_master_is_reported_at_the_deadline_with_the_last_reason() -> None:
+    peer = Peer()
+    joining(peer)
+    peer.step(Closed(1, "Connection refused"))
+    effects: list[Effect] = []
+    while not peer.machine.ended:
+        effects = peer.later(100)
+        if not peer.machine.ended and only(effects, Dial):
+            effects = peer.step(Closed(peer.last_conn, "Connection refused"))
+    error = end_of(effects)
+    assert isinstance(error, MasterUnreachable)
+    assert "Connection refused" in str(error)
+    assert peer.now_ns == 10_000 * MS
+
+
+def test_a_stranger_at_the_masters_port_is_left_for_another_try() -> None:
+    peer = Peer()
+    joining(peer)
+    peer.step(Opened(CONTROL, NONCE))
+    effects = peer.step(MessageReceived(CONTROL, b"HTTP/1.1 400"))
+    assert only(effects, CloseConn)
+    assert only(peer.later(50), Dial)
+
+
+def test_a_dial_that_cannot_be_tried_counts_as_failed() -> None:
+    peer = Peer()
+    peer.machine.step(0, CallJoin((("nonsense", 1), ("10.0.0.2", 2)), 10_000 * MS))
+    assert only(peer.step(DialFailed(0, "not an address")), Dial) == [Dial(0, "10.0.0.2", 2, 5_000)]
+
+
+def test_who_is_never_admitted_says_so_and_leaves() -> None:
+    peer = registered()
+    effects = peer.later(10_000)
+    assert said(effects) == [messages.Leave()]
+    error = end_of(effects)
+    assert isinstance(error, DeadlineExceeded)
+    assert error.operation == "join"
+
+
+# Connecting the ring
+
+
+def test_a_group_of_one_attaches_at_once() -> None:
+    peer = registered()
+    effects = peer.hears(CONTROL, record(1, [ME], newcomers=[ME]))
+    [install] = only(effects, Install)
+    assert isinstance(install, Install)
+    assert (install.epoch, install.rank, install.members) == (1, 0, (ME,))
+    assert said(effects) == [messages.Attached(1)]
+    effects = peer.hears(CONTROL, messages.Installed(1, World(1, 1, 1)))
+    assert len(only(effects, Joined)) == 1
+    assert peer.machine.unsynced == {ME}
+
+
+def test_a_peer_dials_its_edge_and_takes_the_other() -> None:
+    peer = registered()
+    effects = attach(peer, record(1, [4, ME, 6]))
+    assert only(effects, Dial) == [Dial(1, "10.0.0.6", 48149, 2_000)]
+    assert only(effects, Promote) == [Promote(2, True, 6, 0), Promote(100, False, 4, 0)]
+    assert effects[-2:] == [
+        Install(1, 1, (4, ME, 6), False, 16_384, 262_144, 3),
+        SendMessage(CONTROL, messages.Attached(1)),
+    ]
+
+
+def test_two_members_have_two_links_between_them() -> None:
+    effects = attach(registered(), record(1, [4, ME]))
+    assert only(effects, Promote) == [Promote(2, True, 4, 0), Promote(100, False, 4, 0)]
+
+
+def test_the_other_end_dials_when_the_record_says_so() -> None:
+    peer = registered()
+    effects = peer.hears(CONTROL, record(1, [4, ME], dialers=[ME, 4]))
+    assert only(effects, Dial) == [Dial(1, "10.0.0.4", 48149, 2_000)]
+    peer.step(Opened(2, NONCE))
+    [hello] = said(peer.hears(2, Challenge(MASTER_NONCE, 1, 1)), conn=2)
+    assert isinstance(hello, LaneHello)
+    assert (hello.source, hello.target) == (4, ME)
+    assert only(peer.hears(2, lane_welcome(NONCE, MASTER_NONCE)), Promote) == [Promote(2, False, 4, 0)]
+
+
+def test_lanes_begin_at_different_addresses() -> None:
+    peer = registered()
+    made = with_addresses(record(1, [4, ME], lanes=3), 0, ["10.0.0.4", "10.1.0.4"])
+    dials = only(peer.hears(CONTROL, made), Dial)
+    assert [(dial.host, dial.timeout_ms) for dial in dials if isinstance(dial, Dial)] == [
+        ("10.0.0.4", 1_000),
+        ("10.1.0.4", 1_000),
+        ("10.0.0.4", 1_000),
+    ]
+
+
+def test_a_refused_dial_goes_to_the_next_address_then_pauses() -> None:
+    peer = registered()
+    peer.hears(CONTROL, with_addresses(record(1, [4, ME]), 0, ["10.0.0.4", "10.1.0.4"]))
+    [again] = only(peer.step(Closed(2, "refused")), Dial)
+    assert isinstance(again, Dial)
+    assert again.host == "10.1.0.4"
+    assert only(peer.step(Closed(3, "refused")), Dial) == []
+    [third] = only(peer.later(20), Dial)
+    assert isinstance(third, Dial)
+    assert third.host == "10.0.0.4"
+
+
+def test_lanes_that_nobody_brings_are_reported_at_the_deadline_all_at_once() -> None:
+    peer = registered()
+    peer.hears(CONTROL, record(1, [4, ME, 6]))
+    assert said(peer.later(3_999)) == []
+    [failed] = said(peer.later(1))
+    assert isinstance(failed, messages.AttachFailed)
+    assert [(edge.source, edge.target) for edge in failed.edges] == [(4, ME), (ME, 6)]
+    assert said(peer.later(5_000)) == []
+
+
+def test_a_dialler_alone_in_trouble_reports_when_it_gives_up() -> None:
+    peer = registered()
+    peer.hears(CONTROL, record(1, [4, ME], dialers=[4, ME]))
+    peer.step(Accepted(100, "r", NONCE))
+    peer.hears(100, lane_hello(4, ME, 1, NONCE))
+    reports: list[Message] = []
+    while not reports and peer.now_ns < 10_000 * MS:
+        effects = peer.step(Closed(peer.last_conn, "refused")) + peer.later(20)
+        reports = said(effects)
+    [failed] = reports
+    assert isinstance(failed, messages.AttachFailed)
+    assert [(edge.source, edge.target) for edge in failed.edges] == [(ME, 4)]
+    assert "10.0.0.4:48149: refused" in failed.edges[0].reason
+    assert 2_000 * MS <= peer.now_ns < 2_200 * MS
+
+
+def test_a_lane_of_an_epoch_that_is_not_known_yet_is_parked() -> None:
+    peer = registered()
+    peer.step(Accepted(100, "r", NONCE))
+    assert peer.hears(100, lane_hello(4, ME, 1, NONCE)) == []
+    effects = peer.hears(CONTROL, record(1, [4, ME]))
+    assert only(effects, Promote) == [Promote(100, False, 4, 0)]
+    [welcome] = said(effects, conn=100)
+    assert isinstance(welcome, LaneWelcome)
+    assert proven(SECRET, welcome.proof, "lane_welcome", b"l" * 32, NONCE)
+
+
+def test_a_parked_lane_whose_record_never_comes_is_dropped() -> None:
+    peer = registered()
+    peer.step(Accepted(100, "r", NONCE))
+    peer.hears(100, lane_hello(4, ME, 1, NONCE))
+    effects = peer.later(5_000)
+    assert [effect.conn for effect in effects if isinstance(effect, CloseConn)] == [100]
+
+
+@pytest.mark.parametrize(
+    ("hello", "words"),
+    [
+        (lane_hello(4, ME, 1, NONCE, secret=b"guessed"), "secret"),
+        (lane_hello(4, ME, 1, b"an old challenge"), "secret"),
+        (lane_hello(6, ME, 1, NONCE), "not a lane"),
+        (lane_hello(4, ME, 1, NONCE, lane=7), "not a lane"),
+        (lane_hello(ME, 4, 1, NONCE), "is dialled by"),
+        (lane_hello(4, ME, 0, NONCE), "is over"),
+        (LaneHello(9, 1, 4, ME, 0, b"", b""), "version 9"),
+        (LaneHello(1, 1, -4, ME, 0, b"", b""), "out of range"),
+    ],
+)
+def test_a_wrong_lane_is_refused_and_told(hello: LaneHello, words: str) -> None:
+    peer = registered()
+    peer.hears(CONTROL, record(1, [4, ME]))
+    peer.step(Accepted(100, "1.2.3.4:5", NONCE))
+    effects = peer.hears(100, hello)
+    assert not only(effects, Promote)
+    [refused] = said(effects, conn=100)
+    assert isinstance(refused, messages.Refused)
+    assert words in refused.reason
+    assert [effect.conn for effect in effects if isinstance(effect, CloseConn)] == [100]
+    [told] = [effect.notice for effect in effects if isinstance(effect, Tell)]
+    assert isinstance(told, ConnectionDropped)
+    assert told.remote == "1.2.3.4:5"
+
+
+def test_garbage_on_the_data_port_is_dropped_and_told() -> None:
+    peer = registered()
+    peer.step(Accepted(100, "1.2.3.4:5", NONCE))
+    effects = peer.step(MessageReceived(100, b"\x00garbage"))
+    assert only(effects, CloseConn)
+    assert only(effects, Tell)
+
+
+def test_a_guest_that_says_nothing_is_closed_in_time() -> None:
+    peer = registered()
+    peer.step(Accepted(100, "r", NONCE))
+    assert only(peer.later(4_999), CloseConn) == []
+    assert len(only(peer.later(1), CloseConn)) == 1
+
+
+def test_guests_are_capped_and_the_oldest_silent_one_goes() -> None:
+    peer = registered()
+    for conn in range(100, 164):
+        peer.step(Accepted(conn, f"r{conn}", NONCE))
+    peer.hears(100, lane_hello(4, ME, 1, NONCE))
+    effects = peer.step(Accepted(200, "r200", NONCE))
+    assert [effect.conn for effect in effects if isinstance(effect, CloseConn)] == [101]
+
+
+def test_a_newer_connection_replaces_a_stale_lane_during_the_attachment() -> None:
+    peer = registered()
+    peer.hears(CONTROL, record(1, [4, ME]))
+    for conn in (100, 101):
+        peer.step(Accepted(conn, "r", NONCE))
+        effects = peer.hears(conn, lane_hello(4, ME, 1, NONCE))
+    closed = [effect.conn for effect in effects if isinstance(effect, CloseConn)]
+    assert closed == [100]
+    assert only(effects, Promote) == [Promote(101, False, 4, 0)]
+    assert effects.index(CloseConn(100, "the neighbour brought a newer connection")) < effects.index(
+        Promote(101, False, 4, 0)
+    )
+
+
+def test_after_the_installation_a_newer_connection_means_that_the_link_is_lost() -> None:
+    peer = member()
+    peer.step(Accepted(101, "r", NONCE))
+    effects = peer.hears(101, lane_hello(4, ME, 1, NONCE))
+    assert not only(effects, Promote)
+    assert {effect.conn for effect in effects if isinstance(effect, CloseConn)} == {100, 101}
+    [lost] = said(effects)
+    assert isinstance(lost, messages.LinkLost)
+    assert (lost.epoch, lost.source, lost.target) == (1, 4, ME)
+
+
+def test_lanes_that_are_still_right_are_kept() -> None:
+    peer = member([4, ME, 6])
+    peer.hears(CONTROL, messages.Seal(1, "7 joins"))
+    effects = peer.hears(CONTROL, record(2, [4, ME, 7]))
+    # 4 -> me stays; me -> 6 is closed, me -> 7 dialled.
+    assert [effect.conn for effect in effects if isinstance(effect, CloseConn)] == [2]
+    assert [effect.host for effect in effects if isinstance(effect, Dial)] == ["10.0.0.7"]
+
+
+def test_an_unchanged_ring_is_installed_without_dialling() -> None:
+    peer = member()
+    peer.hears(CONTROL, messages.Seal(1, "a bad edge"))
+    effects = peer.hears(CONTROL, record(2, [4, ME]))
+    assert not only(effects, Dial)
+    assert len(only(effects, Install)) == 1
+
+
+def test_a_link_that_lost_a_lane_is_connected_anew_as_a_whole() -> None:
+    peer = registered()
+    peer.hears(CONTROL, record(1, [4, ME], lanes=2))
+    for conn in (2, 3):
+        peer.step(Opened(conn, NONCE))
+        peer.hears(conn, Challenge(MASTER_NONCE, 1, 1))
+        peer.hears(conn, lane_welcome(NONCE, MASTER_NONCE))
+    for conn, lane in ((100, 0), (101, 1)):
+        peer.step(Accepted(conn, "r", NONCE))
+        effects = peer.hears(conn, lane_hello(4, ME, 1, NONCE, lane=lane))
+    assert only(effects, Install)
+    peer.hears(CONTROL, messages.Seal(1, "x"))
+    peer.step(Closed(2, "reset"))
+    effects = peer.hears(CONTROL, record(2, [4, ME], lanes=2))
+    assert len(only(effects, Dial)) == 2
+    assert not only(effects, Install)
+
+
+def test_a_lane_that_breaks_during_the_attachment_is_dialled_again() -> None:
+    peer = registered()
+    peer.hears(CONTROL, record(1, [4, ME]))
+    peer.step(Opened(2, NONCE))
+    peer.hears(2, Challenge(MASTER_NONCE, 1, 1))
+    peer.hears(2, lane_welcome(NONCE, MASTER_NONCE))
+    effects = peer.step(LinkLost(4, True, "reset"))
+    assert len(only(effects, Dial)) == 1
+    assert not said(effects)
+
+
+def test_a_lost_link_of_the_installed_epoch_is_reported() -> None:
+    effects = member().step(LinkLost(4, True, "reset"))
+    assert said(effects) == [messages.LinkLost(1, ME, 4, "reset")]
+
+
+def test_a_report_about_a_link_that_was_connected_anew_since_is_ignored() -> None:
+    peer = registered()
+    peer.hears(CONTROL, record(1, [4, ME]))
+    for conn in (100, 101):
+        peer.step(Accepted(conn, "r", NONCE))
+        peer.hears(conn, lane_hello(4, ME, 1, NONCE))
+    peer.step(LinkLost(4, False, "the old one broke", still_there=(101,)))
+    peer.step(Opened(2, NONCE))
+    peer.hears(2, Challenge(MASTER_NONCE, 1, 1))
+    assert only(peer.hears(2, lane_welcome(NONCE, MASTER_NONCE)), Install)
+
+
+def test_an_acceptor_without_the_secret_is_not_believed() -> None:
+    peer = registered()
+    peer.hears(CONTROL, record(1, [4, ME]))
+    peer.step(Opened(2, NONCE))
+    peer.hears(2, Challenge(MASTER_NONCE, 1, 1))
+    effects = peer.hears(2, LaneWelcome(b"x" * 32))
+    assert not only(effects, Promote)
+    assert only(effects, CloseConn)
+    assert only(peer.later(20), Dial)
+
+
+# Seals and records
+
+
+def test_a_seal_is_answered_with_what_the_engine_lists() -> None:
+    peer = member()
+    effects = peer.hears(CONTROL, messages.Seal(1, "x"))
+    assert effects == [SealEngine(1)]
+    ops = (SealedOp(OpRef(0, 3), "done", 2),)
+    assert said(peer.step(EngineSealed(1, ops))) == [messages.Sealed(1, list(ops))]
+
+
+def test_a_seal_during_the_attachment_stops_the_dialling() -> None:
+    peer = registered()
+    peer.hears(CONTROL, record(1, [4, ME]))
+    effects = peer.hears(CONTROL, messages.Seal(1, "x"))
+    assert [effect.conn for effect in effects if isinstance(effect, CloseConn)] == [2]
+    assert effects[-1] == SealEngine(1)
+    assert said(peer.later(5_000)) == []
+
+
+def test_verdicts_settle_the_old_epoch_before_anything_is_connected() -> None:
+    peer = member([4, ME, 6])
+    peer.hears(CONTROL, messages.Seal(1, "peer 6 died"))
+    commit = Verdict(OpRef(0, 1), True, registrations=7)
+    abort = Verdict(OpRef(1, 1), False)
+    usage = Verdict(OpRef(2, 1), False, reason=Reason("usage", "mismatch", [4]))
+    effects = peer.hears(CONTROL, record(2, [4, ME], reason="peer 6 died", verdicts=[commit, abort, usage]))
+    settle = effects[0]
+    assert isinstance(settle, Settle)
+    assert settle.epoch == 1
+    assert settle.default_reason == Reason("lost", "peer 6 died", [6])
+    assert settle.verdicts == (commit, Verdict(OpRef(1, 1), False, reason=settle.default_reason), usage)
+
+
+def test_with_all_members_alive_the_default_reason_is_the_edge() -> None:
+    peer = member()
+    peer.hears(CONTROL, messages.Seal(1, "x"))
+    settle = peer.hears(CONTROL, record(2, [4, ME]))[0]
+    assert isinstance(settle, Settle)
+    assert settle.default_reason.kind == "edge"
+
+
+def test_verdicts_about_an_epoch_that_was_never_installed_here_are_not_applied() -> None:
+    peer = member([4, ME, 6])
+    peer.hears(CONTROL, messages.Seal(1, "x"))
+    assert only(peer.hears(CONTROL, record(2, [4, ME, 7])), Settle)
+    peer.hears(CONTROL, messages.Seal(2, "7 cannot be had"))
+    effects = peer.hears(CONTROL, record(3, [4, ME], verdicts=[Verdict(OpRef(0, 0), True)]))
+    assert not only(effects, Settle)
+
+
+def test_a_record_of_a_deposed_master_or_of_the_past_is_ignored() -> None:
+    peer = member()
+    assert not only(peer.hears(CONTROL, record(2, [4, ME], fence=0)), Install)
+    assert not only(peer.hears(CONTROL, record(1, [4, ME])), Settle)
+    assert peer.machine.record is not None
+    assert peer.machine.record.epoch == 1
+
+
+def test_registrations_reach_the_engine() -> None:
+    assert registered().hears(CONTROL, messages.Registrations(9)) == [SetRegistrations(9)]
+
+
+def test_newcomers_of_repeated_proposals_add_up() -> None:
+    peer = member()
+    peer.machine.unsynced.clear()
+    peer.hears(CONTROL, messages.Seal(1, "x"))
+    peer.hears(CONTROL, record(2, [4, ME, 7], newcomers=[7]))
+    peer.hears(CONTROL, messages.Seal(2, "x"))
+    peer.hears(CONTROL, record(3, [4, 7, ME], newcomers=[]))
+    assert peer.machine.unsynced == {7}
+
+
+# Ops
+
+
+def test_what_the_engine_reports_of_ops_goes_to_the_master() -> None:
+    peer = member()
+    mine, theirs = b"a" * 32, b"b" * 32
+    assert said(peer.step(Mismatch(4, 0, 1, mine, theirs))) == [messages.OpMismatch(1, OpRef(0, 1), 4, mine, theirs)]
+    assert said(peer.step(OpTimedOut(0, 1, 300))) == [messages.OpTimeout(1, OpRef(0, 1), 300)]
+    assert said(peer.step(OpCancelled(0, 1))) == [messages.OpCancelled(1, OpRef(0, 1))]
+
+
+def test_reports_of_a_sealed_epoch_are_outdated() -> None:
+    peer = member()
+    peer.hears(CONTROL, messages.Seal(1, "x"))
+    assert peer.step(Mismatch(4, 0, 1, b"", b"")) == []
+    assert peer.step(OpTimedOut(0, 1, 300)) == []
+    assert said(peer.step(LinkLost(4, True, "reset"))) == []
+
+
+# Votes
+
+
+def vote(ballot: int = 1, timeout_ms: int = 1_000, progress: tuple[tuple[int, int], ...] = ()) -> CallVote:
+    return CallVote(ballot, "update", 2, timeout_ms * MS, progress)
+
+
+def test_a_vote_is_cast_in_the_steady_epoch_with_its_progress() -> None:
+    effects = member().step(vote(progress=((0, 4),)))
+    assert said(effects) == [messages.Vote(1, "update", 1, 2, [(0, 4)])]
+
+
+def test_a_vote_waits_for_the_end_of_an_epoch_change_and_is_cast_once() -> None:
+    peer = member()
+    peer.hears(CONTROL, messages.Seal(1, "x"))
+    assert said(peer.step(vote(progress=((0, 4),)))) == []
+    assert said(peer.hears(CONTROL, record(2, [4, ME]))) == [messages.Attached(2)]
+    assert said(peer.hears(CONTROL, messages.Installed(2, World()))) == [messages.Vote(1, "update", 2, 2, [])]
+    assert said(peer.hears(CONTROL, messages.Installed(2, World()))) == []
+
+
+def test_a_vote_is_cast_again_in_every_new_epoch_until_it_is_answered() -> None:
+    peer = member()
+    peer.step(vote())
+    for epoch in (2, 3):
+        peer.hears(CONTROL, messages.Seal(epoch - 1, "x"))
+        peer.hears(CONTROL, record(epoch, [4, ME]))
+        again = said(peer.hears(CONTROL, messages.Installed(epoch, World())))
+        assert again == [messages.Vote(1, "update", epoch, 2, [])]
+    world = World(3, 1, 3)
+    effects = peer.hears(CONTROL, messages.CallDone(1, True, world))
+    assert effects == [CallFinished(1, CallSucceeded(True, 1, world))]
+    peer.hears(CONTROL, messages.Seal(3, "x"))
+    peer.hears(CONTROL, record(4, [4, ME]))
+    assert said(peer.hears(CONTROL, messages.Installed(4, World()))) == []
+
+
+def test_an_installed_that_crossed_a_seal_casts_nothing() -> None:
+    peer = member()
+    peer.step(vote())
+    peer.hears(CONTROL, messages.Seal(1, "x"))
+    assert peer.hears(CONTROL, messages.Installed(1, World())) == []
+
+
+def test_the_call_that_admitted_newcomers_answers_with_their_record() -> None:
+    peer = member()
+    peer.step(vote())
+    peer.hears(CONTROL, messages.Seal(1, "x"))
+    # The newcomer connects in between 4 and this peer; the outgoing lane stays.
+    made = record(2, [4, 7, ME], newcomers=[7], pending=False, dialers=[4, 7, ME])
+    peer.hears(CONTROL, made)
+    peer.step(Accepted(101, "r", NONCE))
+    peer.hears(101, lane_hello(7, ME, 2, NONCE))
+    peer.hears(CONTROL, messages.Installed(2, World(3, 1, 3)))
+    done = peer.hears(CONTROL, messages.CallDone(1, True, World(3, 1, 3)))
+    assert done == [CallFinished(1, CallSucceeded(False, 1, World(3, 1, 3)))]
+    # The next call changed nothing, so its own answer counts.
+    peer.step(vote(2))
+    done = peer.hears(CONTROL, messages.CallDone(2, True, World(3, 1, 3)))
+    assert done == [CallFinished(2, CallSucceeded(True, 1, World(3, 1, 3)))]
+
+
+def test_at_its_deadline_a_call_asks_who_was_missing() -> None:
+    peer = member()
+    peer.step(vote())
+    assert said(peer.later(999)) == []
+    assert said(peer.later(1)) == [messages.VoteWithdrawn(1, 1_000)]
+    reason = Reason("deadline", "peer 4 has not voted", [4], 1_000)
+    assert peer.hears(CONTROL, messages.CallFailed(1, reason)) == [CallFinished(1, reason)]
+
+
+def test_a_call_fails_by_itself_when_the_master_does_not_say_who_was_missing() -> None:
+    peer = member()
+    peer.step(vote())
+    peer.later(1_000)
+    [finished] = only(peer.later(1_000), CallFinished)
+    assert isinstance(finished, CallFinished)
+    assert isinstance(finished.outcome, Reason)
+    assert finished.outcome.kind == "deadline"
+
+
+def test_a_call_that_is_given_up_is_withdrawn_and_its_answer_ignored() -> None:
+    peer = member()
+    peer.step(vote())
+    assert said(peer.step(CallGivenUp(1))) == [messages.VoteWithdrawn(1, 0)]
+    assert peer.hears(CONTROL, messages.CallDone(1, False, World())) == []
+
+
+# The end
+
+
+def test_leaving_answers_the_seal_and_ends_at_the_masters_word() -> None:
+    peer = member()
+    assert said(peer.step(CallLeave())) == [messages.Leave()]
+    assert peer.hears(CONTROL, messages.Seal(1, "peer 5 leaves")) == [SealEngine(1)]
+    peer.step(EngineSealed(1, ()))
+    effects = peer.hears(CONTROL, messages.Left())
+    assert end_of(effects) is None
+    assert only(effects, FailAll)
+    assert {effect.conn for effect in effects if isinstance(effect, CloseConn)} == {CONTROL, 2, 100}
+
+
+@pytest.mark.parametrize(
+    ("event", "kind", "words"),
+    [
+        (MessageReceived(CONTROL, frames.encode(messages.Evicted("silent"))), Evicted, "silent"),
+        (Closed(CONTROL, "reset"), MasterUnreachable, "reset"),
+        (Silent(CONTROL, 5_001), MasterUnreachable, "5001 ms"),
+        (MessageReceived(CONTROL, b"garbage"), MasterUnreachable, "protocol"),
+    ],
+)
+def test_whatever_ends_the_session_fails_every_op_and_closes_everything(
+    event: Event, kind: type[RingfoldError], words: str
+) -> None:
+    effects = member().step(event)
+    error = end_of(effects)
+    assert isinstance(error, kind)
+    assert words in str(error)
+    assert len(only(effects, FailAll)) == 1
+    assert {effect.conn for effect in effects if isinstance(effect, CloseConn)} >= {2, 100}
+
+
+def test_after_the_end_nothing_is_said_and_nobody_let_in() -> None:
+    peer = member()
+    peer.hears(CONTROL, messages.Evicted("x"))
+    assert peer.step(Accepted(300, "r", NONCE)) == [CloseConn(300, "this peer is out of the run")]
+    assert peer.hears(CONTROL, messages.Seal(1, "x")) == []
+    assert peer.machine.next_deadline_ns() is None
+
+
+def test_leaving_before_there_is_a_master_just_ends() -> None:
+    peer = Peer()
+    joining(peer)
+    assert end_of(peer.step(CallLeave())) is None
+
+
+@pytest.mark.parametrize("wrong", [{"redial_ms": 0}, {"connect_ms": 5_000}, {"unproven_most": 0}])
+def test_timings_that_make_no_sense_are_refused(wrong: dict[str, int]) -> None:
+    with pytest.raises(ConfigError):
+        replace(TIMINGS, **wrong)
