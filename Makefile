@@ -103,8 +103,9 @@ bench: .venv/.ready
 	@$(BIN)/ringfold bench $(BENCH)
 
 docs: .venv/.ready
-	$(call STEP,reference pages)
+	$(call STEP,reference pages and the native stub)
 	$(BIN)/python -m ringfold.cli.reference docs/reference
+	$(BIN)/python -m nanobind.stubgen -q -m ringfold._native -o src/ringfold/_native.pyi
 
 # The native tests know no Python: plain CMake, once as shipped and once with the sanitizers
 

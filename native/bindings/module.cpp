@@ -507,6 +507,13 @@ void bind_engine(nb::module_& m) {
       },
       "array"_a.noconvert(), "dtype"_a, "reduce_op"_a, "tag"_a, "retry"_a, "timeout_ns"_a,
       "The short way for one array in place.");
+  cls.def(
+      "tags_in_flight",
+      [](PyEngine& self) {
+        nb::gil_scoped_release free;
+        return self.engine().locked([](Core& core) { return core.tags_in_flight(); });
+      },
+      "The tags of all ops that have not ended.");
   cls.def("run_op", &PyEngine::run_op, "op"_a, "Drive from this thread until the op ended; its result, once.");
   cls.def("wait_op", &PyEngine::wait_op, "op"_a, "timeout_s"_a, "Block without the GIL until the op ended.");
   cls.def("poll", &PyEngine::poll, "op"_a, "The op's result, or None while it is in flight.");

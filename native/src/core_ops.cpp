@@ -362,6 +362,15 @@ OpPtr Core::find(std::uint64_t id) const {
   return it == ops_.end() ? nullptr : it->second;
 }
 
+std::vector<std::uint64_t> Core::tags_in_flight() const {
+  std::vector<std::uint64_t> out;
+  for (const auto* ops : {&running_, &waiting_}) {
+    for (const OpPtr& op : *ops) out.push_back(op->spec.tag);
+  }
+  std::sort(out.begin(), out.end());
+  return out;
+}
+
 // Only an op whose Done has not left can be given up: nobody can have committed it.
 bool Core::cancel(std::uint64_t id) {
   const OpPtr op = find(id);

@@ -278,8 +278,7 @@ def test_a_plain_loop_sees_a_newcomer_and_admits_it(master: MasterThread) -> Non
     def third() -> int:
         assert formed.wait(DEADLINE_S)
         with rf.join(master.address, timeout_s=DEADLINE_S) as run:
-            run.all_reduce(np.ones(1))
-            return run.group_size
+            return run.all_reduce(np.ones(1)).contributors
 
     def body(run: rf.Communicator) -> int:
         formed.set()
@@ -288,8 +287,7 @@ def test_a_plain_loop_sees_a_newcomer_and_admits_it(master: MasterThread) -> Non
             run.all_reduce(np.ones(1))
             pending = run.are_peers_pending()
         run.update_topology()
-        run.all_reduce(np.ones(1))
-        return run.group_size
+        return run.all_reduce(np.ones(1)).contributors
 
     with ThreadPoolExecutor(1) as pool:
         newcomer = pool.submit(third)

@@ -145,6 +145,7 @@ class Core {
   bool cancel(std::uint64_t id);
   void release(std::uint64_t id);
   bool any_in_flight() const { return !running_.empty() || !waiting_.empty(); }
+  std::vector<std::uint64_t> tags_in_flight() const;
   std::uint64_t finished_count() const { return finished_count_; }
 
   void tick(Ns now);

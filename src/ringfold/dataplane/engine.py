@@ -94,6 +94,9 @@ class Engine(Commands, Protocol):
         """Block without the GIL until the op ended (True) or the time is over."""
 
     def poll(self, op: int) -> OpResult | None: ...
+    def tags_in_flight(self) -> list[int]:
+        """The tags of all ops that have not ended, those that another thread drives among them."""
+
     def cancel(self, op: int) -> bool:
         """Give an op up. False when it may be committed elsewhere already, so that its end must be waited for."""
 

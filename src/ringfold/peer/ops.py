@@ -139,9 +139,10 @@ class Ops:
 
     def check_none_in_flight(self, operation: str) -> None:
         """Only collectives overlap. An op is in flight until the program has seen its end: on every peer alike."""
-        if self.in_flight:
-            tags = ", ".join(map(str, sorted(self.in_flight)))
-            raise UsageError(f"{operation}: ops are in flight (tag {tags}); wait() for their handles first")
+        tags = sorted({*self.in_flight, *self.engine.tags_in_flight()})
+        if tags:
+            listed = ", ".join(map(str, tags))
+            raise UsageError(f"{operation}: ops are in flight (tag {listed}); wait for them to end first")
 
     def _timeout_ns(self, timeout_s: float | None) -> int:
         return self.timeout_ns if timeout_s is None else positive_ns(timeout_s)

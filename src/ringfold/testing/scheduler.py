@@ -15,6 +15,10 @@ MS = 1_000_000
 """One millisecond in nanoseconds, the unit of every time in here."""
 
 
+MOST_ACTIONS = 300_000
+"""A drawn run has some thousands."""
+
+
 class SimulationFailure(AssertionError):
     """A promise was broken in a simulated run. The text says which, how to replay it, and what happened just before."""
 
@@ -114,9 +118,14 @@ class Scheduler:
         return False
 
     def run_until(self, condition: Callable[[], bool], limit_ns: int) -> bool:
-        """Run until `condition` holds (True), or until virtual time would pass `limit_ns` (False)."""
+        """Run until `condition` holds (True), or until virtual time would pass `limit_ns` (False).
+
+        A run in which far more happens than in any honest one goes round in circles: it fails.
+        """
         heap = self._heap
         while not condition():
+            if self.ran > MOST_ACTIONS:
+                raise AssertionError(f"{MOST_ACTIONS} actions by {self.now / MS:.0f} ms: it goes round in circles")
             while heap and heap[0][3].cancelled:
                 heapq.heappop(heap)
             if not heap or heap[0][0] > limit_ns:

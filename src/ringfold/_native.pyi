@@ -1,0 +1,188 @@
+"""
+Ringfold's native core: kernels, the sans-I/O engine core, and the engine with sockets.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated
+
+from numpy.typing import NDArray
+
+
+def cpu_level() -> str:
+    """Which kernels run here: avx512, avx2 or generic."""
+
+def set_cpu_level(level: str) -> bool:
+    """For tests: choose the kernels; False if the CPU cannot."""
+
+def crc32c(data: bytes, seed: int = 0) -> int:
+    """CRC-32C, chained from `seed`."""
+
+def reduce(dtype: int, reduce_op: int, target: Annotated[NDArray, dict(order='C', device='cpu')], a: Annotated[NDArray, dict(order='C', device='cpu')], b: Annotated[NDArray, dict(order='C', device='cpu')]) -> None:
+    """target = a op b, elementwise."""
+
+def divide(dtype: int, target: Annotated[NDArray, dict(order='C', device='cpu')], divisor: int) -> None:
+    """target /= divisor, elementwise."""
+
+class Core:
+    """The engine without I/O, for the simulation."""
+
+    def __init__(self, planted: str = '') -> None: ...
+
+    def send(self, conn: int, body: bytes) -> None:
+        """Queue a message."""
+
+    def resume(self, conn: int) -> None:
+        """Deliver the next message of a connection in its handshake."""
+
+    def make_control(self, conn: int, heartbeat_ms: int, dead_after_ms: int) -> None:
+        """The connection is the control connection: heartbeats flow."""
+
+    def promote(self, conn: int, outgoing: bool, peer: int, lane: int) -> None:
+        """The connection is a lane."""
+
+    def close(self, conn: int, reason: str = '') -> None:
+        """Send what is queued, then close."""
+
+    def lanes(self) -> list[tuple[int, bool, int, int]]:
+        """All lanes: (conn, outgoing, peer, lane)."""
+
+    def set_registrations(self, count: int) -> None:
+        """What every later Done repeats."""
+
+    def seal(self, epoch: int) -> list:
+        """Send no more Done, accept no more evidence; where every op stands."""
+
+    def settle(self, epoch: int, verdicts: Sequence[tuple[int, int, bool, int, Sequence[bytes] | None, int, bytes]], default_reason: bytes) -> None:
+        """Decide every op of the sealed epoch."""
+
+    def install(self, epoch: int, rank: int, size: int, members: Sequence[int], evidence_by_master: bool, small_bytes: int, segment_bytes: int, base_registrations: int = 0) -> None:
+        """Begin an epoch: mark the lanes, start the waiting ops."""
+
+    def progress(self) -> list[tuple[int, int]]:
+        """Committed ops per tag in the installed epoch."""
+
+    def fail_all(self, status: int, reason: bytes) -> None:
+        """Every op fails, now and later."""
+
+    def stats(self) -> dict:
+        """Counters since the start."""
+
+    def set_now(self, now: int) -> None: ...
+
+    def open(self, remote: str, accepted: bool) -> int: ...
+
+    def receive(self, now: int, conn: int, data: bytes) -> None: ...
+
+    def transmit(self, now: int, conn: int, limit: int) -> bytes: ...
+
+    def readable(self, conn: int) -> bool: ...
+
+    def lost(self, now: int, conn: int, reason: str) -> None: ...
+
+    def tick(self, now: int) -> None: ...
+
+    def acknowledged(self, now: int, conn: int, unacknowledged: int) -> None: ...
+
+    def next_deadline(self) -> int: ...
+
+    def next_event(self) -> object: ...
+
+    def conns_with_output(self) -> list[int]: ...
+
+    def conns_to_close(self) -> list[int]: ...
+
+    def submit(self, kind: int, reduce_op: int, tag: int, root: int, source: Sequence[Annotated[NDArray, dict(order='C', device='cpu')]], target: Sequence[Annotated[NDArray, dict(order='C', device='cpu')]] | None, dtypes: Sequence[int], retry: bool, timeout_ns: int) -> int: ...
+
+    def poll(self, op: int) -> object: ...
+
+    def cancel(self, op: int) -> bool: ...
+
+    def release(self, op: int) -> None: ...
+
+class Engine:
+    """Sockets, lanes and ops of one peer, with a thread of its own."""
+
+    def __init__(self, spin_us: int = 100, same_host_buffer: int = 1048576) -> None: ...
+
+    def send(self, conn: int, body: bytes) -> None:
+        """Queue a message."""
+
+    def resume(self, conn: int) -> None:
+        """Deliver the next message of a connection in its handshake."""
+
+    def make_control(self, conn: int, heartbeat_ms: int, dead_after_ms: int) -> None:
+        """The connection is the control connection: heartbeats flow."""
+
+    def promote(self, conn: int, outgoing: bool, peer: int, lane: int) -> None:
+        """The connection is a lane."""
+
+    def close(self, conn: int, reason: str = '') -> None:
+        """Send what is queued, then close."""
+
+    def lanes(self) -> list[tuple[int, bool, int, int]]:
+        """All lanes: (conn, outgoing, peer, lane)."""
+
+    def set_registrations(self, count: int) -> None:
+        """What every later Done repeats."""
+
+    def seal(self, epoch: int) -> list:
+        """Send no more Done, accept no more evidence; where every op stands."""
+
+    def settle(self, epoch: int, verdicts: Sequence[tuple[int, int, bool, int, Sequence[bytes] | None, int, bytes]], default_reason: bytes) -> None:
+        """Decide every op of the sealed epoch."""
+
+    def install(self, epoch: int, rank: int, size: int, members: Sequence[int], evidence_by_master: bool, small_bytes: int, segment_bytes: int, base_registrations: int = 0) -> None:
+        """Begin an epoch: mark the lanes, start the waiting ops."""
+
+    def progress(self) -> list[tuple[int, int]]:
+        """Committed ops per tag in the installed epoch."""
+
+    def fail_all(self, status: int, reason: bytes) -> None:
+        """Every op fails, now and later."""
+
+    def stats(self) -> dict:
+        """Counters since the start."""
+
+    def listen(self, host: str, first_port: int, tries: int) -> int:
+        """Bind the data port and return it."""
+
+    def dial(self, host: str, port: int, timeout_ms: int) -> int:
+        """Begin to connect to a literal address."""
+
+    def next_event(self, timeout_s: float) -> object:
+        """Block without the GIL until something happened or the time is over."""
+
+    def wake(self) -> None: ...
+
+    def submit(self, kind: int, reduce_op: int, tag: int, root: int, source: Sequence[Annotated[NDArray, dict(order='C', device='cpu')]], target: Sequence[Annotated[NDArray, dict(order='C', device='cpu')]] | None, dtypes: Sequence[int], retry: bool, timeout_ns: int) -> int:
+        """Begin an op that the engine's own thread drives; its id."""
+
+    def collective(self, kind: int, reduce_op: int, tag: int, root: int, source: Sequence[Annotated[NDArray, dict(order='C', device='cpu')]], target: Sequence[Annotated[NDArray, dict(order='C', device='cpu')]] | None, dtypes: Sequence[int], retry: bool, timeout_ns: int) -> tuple:
+        """
+        Begin an op, drive it from this thread to its end, and return its result.
+        """
+
+    def all_reduce(self, array: Annotated[NDArray, dict(order='C', device='cpu')], dtype: int, reduce_op: int, tag: int, retry: bool, timeout_ns: int) -> tuple:
+        """The short way for one array in place."""
+
+    def tags_in_flight(self) -> list[int]:
+        """The tags of all ops that have not ended."""
+
+    def run_op(self, op: int) -> tuple:
+        """Drive from this thread until the op ended; its result, once."""
+
+    def wait_op(self, op: int, timeout_s: float) -> bool:
+        """Block without the GIL until the op ended."""
+
+    def poll(self, op: int) -> object:
+        """The op's result, or None while it is in flight."""
+
+    def cancel(self, op: int) -> bool:
+        """Give an op up; False when it may be committed elsewhere already."""
+
+    def release(self, op: int) -> None:
+        """Forget an op, at the latest when it has ended."""
+
+    def shutdown(self) -> None: ...
+
+    def forked_child(self) -> None: ...
