@@ -126,7 +126,14 @@ void Engine::shutdown() {
   }
 }
 
+void Engine::before_fork() {
+  turns_wanted_.fetch_add(1);
+  mutex_.lock();
+  turns_wanted_.fetch_sub(1);
+}
+
 void Engine::forked_child() {
+  mutex_.unlock();
   forked_ = true;
   for (auto& [conn, socket] : sockets_) ::close(socket.fd);
   sockets_.clear();

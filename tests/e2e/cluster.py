@@ -294,6 +294,11 @@ class Cluster:
         self.close()
 
 
+def by_id(peers: Sequence[Peer]) -> dict[int, Peer]:
+    """The peers by their ids in the run, from what they said when they had joined. Processes start in any order."""
+    return {peer.expect("joined")["peer"]: peer for peer in peers}
+
+
 def until(look: Callable[[], object], what: str, timeout_s: float = PATIENCE_S) -> None:
     """Wait for something that only looking can tell, such as a number under /proc."""
     deadline = time.monotonic() + timeout_s

@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 import numpy as np
-from cluster import Cluster, Master, Me, Peer, until
+from cluster import Cluster, Master, Me, Peer, by_id, until
 from training import end_training, gradients, start_training, step_with, train
 
 
@@ -142,60 +142,50 @@ def leave_when_told(me: Me) -> None:
 
 def test_a_survivor_that_is_alone_gets_too_few_peers(cluster: Cluster) -> None:
     cluster.start_master()
-    peers = cluster.start(be_left_alone, 2)
-    for peer in peers:
-        peer.expect("joined")
-    peers[0].expect("reducing")
-    peers[1].kill()
-    alone = peers[0].expect("alone")
+    peers = by_id(cluster.start(be_left_alone, 2))
+    peers[1].expect("reducing")
+    peers[2].kill()
+    alone = peers[1].expect("alone")
     assert alone["error"] == "TooFewPeers"
     assert (alone["world"], alone["needed"]) == (1, 2)
     assert alone["intact"]
     # And somebody who comes later is met.
     late = cluster.start_one(be_left_alone)
-    for peer in (peers[0], late):
-        peer.tell()
-    assert peers[0].expect("reduced")["contributors"] == 2
-    assert late.expect("alone")["error"] == "TooFewPeers"
+    for peer in (peers[1], late):
+        assert peer.expect("reduced")["contributors"] == 2
+        peer.finish()
 
 
 def be_left_alone(me: Me) -> None:
+    """Peer 1 reduces with peer 2, which does not come; then with peer 3, which does."""
     with me.join() as run:
-        if run.group_size < 2:
+        while run.group_size < 2:
             run.update_topology(min_world=2)
-        me.say("joined")
+        me.say("joined", peer=run.peer_id)
         if run.peer_id == 2:
             me.hear()
-        buffer = gradients(0, 0, 50_000)
-        me.say("reducing")
-        if run.peer_id == 3:
-            run.all_reduce(np.ones(10))
-            me.hear()
-        with me.failing("alone") as facts:
-            try:
-                run.all_reduce(buffer)
-            finally:
-                facts["intact"] = bool((buffer == gradients(0, 0, 50_000)).all())
-        me.hear()
-        run.update_topology(min_world=2)
+        if run.peer_id == 1:
+            buffer = gradients(0, 0, 50_000)
+            me.say("reducing")
+            with me.failing("alone") as facts:
+                try:
+                    run.all_reduce(buffer)
+                finally:
+                    facts["intact"] = bool((buffer == gradients(0, 0, 50_000)).all())
+            run.update_topology(min_world=2)
         me.say("reduced", contributors=run.all_reduce(np.ones(10)).contributors)
 
 
 def test_without_retry_a_death_is_an_error_and_the_buffer_is_intact(cluster: Cluster) -> None:
     cluster.start_master()
-    peers = cluster.start(reduce_without_retry, 3)
-    ids = [peer.expect("joined")["peer"] for peer in peers]
-    for peer, peer_id in zip(peers, ids, strict=True):
-        if peer_id == 2:
-            continue
+    peers = by_id(cluster.start(reduce_without_retry, 3))
+    for peer in (peers[1], peers[3]):
         lost = peer.expect("lost")
         assert lost["error"] == "PeerLost"
         assert lost["peers"] == [2]
         assert lost["intact"]
-    for peer, peer_id in zip(peers, ids, strict=True):
-        if peer_id != 2:
-            assert peer.expect("reduced")["contributors"] == 2
-            peer.finish()
+        assert peer.expect("reduced")["contributors"] == 2
+        peer.finish()
 
 
 def reduce_without_retry(me: Me) -> None:

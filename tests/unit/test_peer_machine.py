@@ -794,3 +794,12 @@ def test_leaving_before_there_is_a_master_just_ends() -> None:
 def test_timings_that_make_no_sense_are_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(ConfigError):
         replace(TIMINGS, **wrong)
+
+
+def test_who_registered_and_went_away_again_is_not_pending_for_ever() -> None:
+    """An update that finds nobody to admit settles the registrations that everybody in it has heard of."""
+    peer = member()
+    peer.hears(CONTROL, messages.Registrations(9))
+    peer.step(CallVote(1, "update", 0, 10**12, ()))
+    peer.hears(CONTROL, messages.CallDone(1, False, World(2, 1, 2)))
+    assert peer.machine.facts[peer.machine.engine_epoch].registrations == 9

@@ -66,7 +66,10 @@ class Engine {
   bool wait(std::uint64_t op, Ns most);
 
   void shutdown();
-  // In a forked child: let go of every descriptor, so that the child does not keep a dead parent's connections open.
+  // Around a fork, so that the child's copy is whole. The parent goes on; the child lets go of every descriptor, so that
+  // it does not keep a dead parent's connections open.
+  void before_fork();
+  void forked_parent() { mutex_.unlock(); }
   void forked_child();
 
  private:

@@ -101,7 +101,7 @@ class Dial:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """The peer is a member of an installed epoch for the first time."""
+    """The peer is a member of an installed epoch for the first time. `record` is the one that admitted it."""
 
     record: Record
 

@@ -97,6 +97,7 @@ class PeerMachine:
         self._steady = False
         self._joined = False
         self._settled = True
+        self._heard = 0  # of registrations
         self._admission: Record | None = None  # the last record with newcomers, until an update or the join reports it
         self._join_since_ns = self._join_by_ns = 0
 
@@ -237,6 +238,7 @@ class PeerMachine:
     def _master_says(self, now_ns: int, said: messages.FromMaster) -> list[Effect]:
         match said:
             case messages.Registrations(count=count):
+                self._heard = count
                 return [SetRegistrations(count)]
             case messages.Seal(epoch=epoch):
                 return self._seal(epoch)
@@ -301,8 +303,9 @@ class PeerMachine:
         effects: list[Effect] = []
         if not self._joined:
             self._joined = True
-            self._admission = None
-            effects.append(Joined(self.record))
+            # The epoch may have changed again by now; those who voted go by the record with the newcomers, too.
+            admission, self._admission = self._admission, None
+            effects.append(Joined(admission or self.record))
         return effects + [effect for vote in self._calls.cast(epoch) for effect in self._say(vote)]
 
     def _call_done(self, done: messages.CallDone) -> list[Effect]:
@@ -320,7 +323,11 @@ class PeerMachine:
         if admission is not None:
             pending, groups = admission.pending, max(groups, admission.world.groups)
             groups_now = max(groups_now, self.record.world.groups)
-        self.facts[self.record.epoch] = EpochFacts(self.record.registrations, groups_now)
+        settled = self.record.registrations
+        if admission is None and not done.pending:
+            # Who registered since the record is gone again. Everybody in the call has heard the same count.
+            settled = max(settled, self._heard)
+        self.facts[self.record.epoch] = EpochFacts(settled, groups_now)
         return [CallFinished(done.ballot, CallSucceeded(pending, groups, done.world))]
 
     # Ops, time and the end

@@ -152,7 +152,7 @@ class Session:
         self._thread.join(LEAVE_S)
 
     def forked(self) -> None:
-        """In a forked child: no lock is touched, because a thread that no longer exists may hold it."""
+        """In a forked child: this session's lock is not touched, because a thread that no longer exists may hold it."""
         self.is_foreign = self.is_over = True
         self.engine.forked_child()
 
@@ -239,9 +239,25 @@ def _nonce() -> bytes:
     return random_bytes(NONCE_BYTES)
 
 
+_forking: "list[Session]" = []
+
+
+def _before_fork() -> None:
+    _forking[:] = _sessions
+    for session in _forking:
+        session.engine.before_fork()
+
+
+def _in_forking_parent() -> None:
+    for session in _forking:
+        session.engine.forked_parent()
+    _forking.clear()
+
+
 def _in_forked_child() -> None:
-    for session in list(_sessions):
+    for session in _forking:
         session.forked()
+    _forking.clear()
 
 
-os.register_at_fork(after_in_child=_in_forked_child)
+os.register_at_fork(before=_before_fork, after_in_parent=_in_forking_parent, after_in_child=_in_forked_child)

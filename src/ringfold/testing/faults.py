@@ -31,25 +31,33 @@ FaultKind = Literal[
     "garbage",
 ]
 KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
+COMMON: tuple[FaultKind, ...] = ("crash", "crash", "cut_from_master", "reset", "freeze_short")
+"""Drawn more often than the others: they meet ops in more interesting states."""
 FINAL: frozenset[FaultKind] = frozenset({"crash", "power_off", "freeze_long", "cut_from_master", "cut", "cut_one_way"})
 """Faults that may cost the run a peer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing that goes wrong. `who` are places in the list of the cluster's first peers."""
+    """One thing that goes wrong. `who` are places in the list of the cluster's first peers.
+
+    It begins at an instant, or so long after the first of `who` has made its call number `call`: that is how a fault
+    meets an op that is just half-way.
+    """
 
     kind: FaultKind
     at_ms: float
     for_ms: float
     who: tuple[int, ...]
+    call: int = 0
 
     def __str__(self) -> str:
-        return f"{self.kind} of {self.who} at {self.at_ms:.1f} ms for {self.for_ms:.1f} ms"
+        when = f"{self.at_ms:.1f} ms after call {self.call}" if self.call else f"at {self.at_ms:.1f} ms"
+        return f"{self.kind} of {self.who} {when} for {self.for_ms:.1f} ms"
 
 
 def draw(rng: Random, peers: int, horizon_ms: float, evict_after_ms: int, kinds: Sequence[FaultKind]) -> list[Fault]:
-    """A plan for so many peers, in order of time: spread over the horizon, or all at once."""
+    """A plan for so many peers: spread over the horizon, or all at once, or in the middle of ops."""
     faults = []
     losses = 0
     storm = rng.random() < 0.5
@@ -60,9 +68,12 @@ def draw(rng: Random, peers: int, horizon_ms: float, evict_after_ms: int, kinds:
             if losses >= peers - 1:
                 continue
             losses += 1
-        who = tuple(rng.sample(range(peers), 2))
-        faults.append(Fault(kind, begin_ms + rng.uniform(0, span_ms), _length_ms(rng, kind, evict_after_ms), who))
-    return sorted(faults, key=lambda fault: fault.at_ms)
+        who, length_ms = tuple(rng.sample(range(peers), 2)), _length_ms(rng, kind, evict_after_ms)
+        if rng.random() < 0.5:
+            faults.append(Fault(kind, rng.uniform(0, rng.choice((0.5, 5, 20))), length_ms, who, rng.randint(1, 25)))
+        else:
+            faults.append(Fault(kind, begin_ms + rng.uniform(0, span_ms), length_ms, who))
+    return faults
 
 
 def _length_ms(rng: Random, kind: FaultKind, evict_after_ms: int) -> float:
@@ -81,7 +92,11 @@ def _length_ms(rng: Random, kind: FaultKind, evict_after_ms: int) -> float:
 
 def inject(sim: "Simulation", fault: Fault) -> None:
     """Schedule a fault, and its end."""
-    sim.scheduler.at(int(fault.at_ms * MS), _begin, sim, fault)
+    if fault.call:
+        peer = sim.originals[fault.who[0] % len(sim.originals)]
+        peer.on_call(fault.call, lambda: sim.scheduler.after(int(fault.at_ms * MS), _begin, sim, fault))
+    else:
+        sim.scheduler.at(int(fault.at_ms * MS), _begin, sim, fault)
 
 
 def _begin(sim: "Simulation", fault: Fault) -> None:

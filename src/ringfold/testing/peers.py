@@ -69,6 +69,8 @@ class SimPeer:
         self._program = program
         self._runner: Runner | None = None
         self._ballot = 0
+        self._calls = 0
+        self._when_called: dict[int, list[Callable[[], object]]] = {}
         self._ended: RingfoldError | None = None
         self._last_op: Reduced | None = None
         """The op that last returned, if no run-wide call came after it."""
@@ -179,8 +181,15 @@ class SimPeer:
 
     # What the program calls
 
+    def on_call(self, number: int, action: Callable[[], object]) -> None:
+        """Do something when the program makes its op number so and so."""
+        self._when_called.setdefault(number, []).append(action)
+
     def submit(self, request: Collective) -> int:
         """Begin an op; the engine's number of it."""
+        self._calls += 1
+        for action in self._when_called.pop(self._calls, ()):
+            action()
         self.core.set_now(self.sim.scheduler.now)
         barrier = not request.array.size
         op = self.core.submit(

@@ -12,7 +12,7 @@ from ringfold.master.epochs import Epochs
 from ringfold.master.events import Ns
 from ringfold.master.liveness import PatientClock
 from ringfold.master.machine import Master
-from ringfold.master.run import Ballot, Group, Peer, Run
+from ringfold.master.run import Ballot, Group, Peer
 from ringfold.master.verdicts import Cause
 from ringfold.peer.effects import Settle
 from ringfold.peer.machine import PeerMachine
@@ -20,7 +20,7 @@ from ringfold.testing.peers import SimPeer
 from ringfold.testing.scenario import run_seed
 from ringfold.testing.scheduler import SimulationFailure
 from ringfold.testing.simulation import Setup
-from ringfold.wire.messages import Hello, PeerId, Record, SealedOp, Verdict
+from ringfold.wire.messages import Hello, PeerId, Record, SealedOp, Verdict, Vote
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,25 +78,22 @@ class RecordsBeforeTheLastSeal(Master):
         self._epochs.__class__ = _Hasty
 
 
-class _AnyEpoch(Run):
-    def ballot(self, peer: Peer) -> Ballot | None:
-        return None if peer.leaving else peer.ballot
-
-
 class _KeepsVotes(Calls):
-    def _answer(self, voters: dict[PeerId, int]) -> None:
-        kept = {peer: self._run.peers[peer].ballot for peer in voters}
-        super()._answer(voters)
-        for peer, ballot in kept.items():
-            self._run.peers[peer].ballot = ballot
+    def vote(self, now: Ns, peer: Peer, vote: Vote) -> None:
+        super().vote(now, peer, vote)
+        kept: dict[PeerId, Ballot] = self.__dict__.setdefault("kept", {})
+        for other in self._run.accepted():
+            if other.ballot is None and other.id in kept:
+                other.ballot = replace(kept[other.id], epoch=self._run.groups[other.group].epoch)
+        if peer.ballot is not None:
+            kept[peer.id] = peer.ballot
 
 
 class CountsOldVotes(Master):
-    """A vote counts again after its call was answered, in whatever epoch."""
+    """A vote of an old epoch counts again whenever somebody votes."""
 
     def __init__(self, *arguments: object, **named: object) -> None:
         super().__init__(*arguments, **named)  # type: ignore[arg-type]
-        self._run.__class__ = _AnyEpoch
         self._calls.__class__ = _KeepsVotes
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 
 from ringfold.testing import faults
-from ringfold.testing.faults import KINDS, Fault, FaultKind
+from ringfold.testing.faults import COMMON, KINDS, Fault, FaultKind
 from ringfold.testing.network import Weather
 from ringfold.testing.simulation import Setup, Simulation, quick_settings
 from ringfold.testing.workloads import Training, training
@@ -51,7 +51,7 @@ def draw(seed: int, base: Setup | None = None) -> Scenario:
     """The scenario of a seed. `base` may bring other machines, or a planted bug."""
     # A source of its own: the run's draws stay the same when a scenario has one more thing to draw.
     rng = Random(f"scenario {seed}")
-    peers = rng.randint(2, 6)
+    peers = rng.choice((2, 3, 3, 4, 4, 5, 6))
     groups = 2 if peers >= 4 and rng.random() < 0.2 else 1
     settings = quick_settings(
         evidence=rng.choice(("ring", "ring", "master")),
@@ -60,7 +60,7 @@ def draw(seed: int, base: Setup | None = None) -> Scenario:
         segment_bytes=rng.choice((128, 256, 1_024)),
     )
     weather = Weather(
-        latency_us=rng.choice(((20, 200), (20, 2_000), (500, 20_000))),
+        latency_us=rng.choice(((20, 200), (20, 2_000), (20, 20_000), (500, 20_000))),
         jitter_us=rng.choice(((0, 50), (0, 500), (0, 5_000))),
         bytes_per_ms=rng.choice(((50, 1_000), (500, 20_000), (20_000, 1_000_000))),
         window_bytes=rng.choice(((256, 1_024), (1_024, 65_536))),
@@ -75,10 +75,11 @@ def draw(seed: int, base: Setup | None = None) -> Scenario:
         tags=rng.choice((1, 1, 2, 4)),
         retry=rng.choice((1.0, 1.0, 0.5, 0.0)),
         think_ms=rng.choice((0.0, 2.0, 10.0)),
+        asks_again=rng.random() < 0.3,
         leave_after=_leavers(rng, peers, steps),
     )
-    kinds: list[FaultKind] = rng.sample(KINDS, rng.randint(1, 4))
-    plan = faults.draw(rng, peers, rng.choice((40, 150, 400)), settings.liveness.evict_after_ms, kinds)
+    kinds: list[FaultKind] = [*rng.sample(KINDS, rng.randint(1, 3)), rng.choice(COMMON)]
+    plan = faults.draw(rng, peers, rng.choice((60, 200, 500)), settings.liveness.evict_after_ms, kinds)
     setup = replace(base or Setup(), settings=settings, weather=weather)
     return Scenario(setup, peers, groups, work, tuple(plan), rng.random() < 0.6)
 

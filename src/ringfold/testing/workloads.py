@@ -54,6 +54,8 @@ class Training:
     think_ms: float = 3.0
     patience: int = 40
     """How often a peer that is alone looks for others before it gives up."""
+    asks_again: bool = False
+    """Whether an admission is followed by the question who else is pending, before the first op."""
     leave_after: tuple[tuple[int, int], ...] = ()
     """(peer id, steps it takes part in) for those that leave early."""
 
@@ -67,7 +69,7 @@ def training(work: Training) -> ProgramOf:
         quota = dict(work.leave_after).get(me.peer, work.steps)
         while step < work.steps and taken < quota:
             try:
-                if (not fresh or me.world < 2) and (yield ArePending()):
+                while (not fresh or me.world < 2 or work.asks_again) and (yield ArePending()):
                     yield UpdateTopology()
                     fresh = True
                 if me.world < 2:

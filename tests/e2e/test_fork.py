@@ -1,0 +1,169 @@
+"""Trainers fork data loaders. A child must not keep its dead parent alive, nor touch the parent's membership."""
+
+import gc
+import os
+import select
+import socket
+import subprocess
+import sys
+
+import numpy as np
+from cluster import Cluster, Me
+from training import end_training, start_training, step_with
+
+
+def outlive_the_parent() -> None:
+    """In a forked child: live until the test closes this process's standard input, then end."""
+    poll = select.poll()
+    poll.register(0, 0)  # hang-ups only: what the test tells is for the parent
+    poll.poll()
+    os._exit(0)
+
+
+def sockets() -> list[str]:
+    """What this process holds of the network."""
+    held = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{name}")
+        except OSError:
+            continue
+        if target.startswith(("socket:", "anon_inode:[eventpoll]", "anon_inode:[eventfd]")):
+            held.append(target)
+    return held
+
+
+def test_the_death_of_a_trainer_with_living_children_is_seen_at_once(cluster: Cluster) -> None:
+    """It would take 60 s to be evicted. A closed connection is death at once, and children hold none."""
+    cluster.start_master(heartbeat_ms=250, suspect_after_ms=1_000, evict_after_ms=60_000)
+    peers = start_training(cluster, 2)
+    forker = cluster.start_one(train_with_children, children=3)
+    children = forker.expect("forked")["children"]
+    for peer in peers:
+        step_with(peer, 3)
+    killed = forker.kill()
+    for peer in peers:
+        assert step_with(peer, 2, after=killed)["at"] - killed < 10
+    for child in children:
+        os.kill(child, 0)  # still there
+    end_training(peers)
+
+
+def train_with_children(me: Me) -> None:
+    from training import gradients
+
+    with me.join() as run:
+        children = []
+        for _ in range(me.options["children"]):
+            child = os.fork()
+            if child == 0:
+                outlive_the_parent()
+            children.append(child)
+        me.say("forked", children=children)
+        while True:
+            run.all_reduce(np.zeros(2, np.int64), op="max", tag=1)
+            run.all_reduce(gradients(run.peer_id, 0, 100_000))
+
+
+def test_children_forked_in_the_middle_of_ops_hold_nothing_and_end(cluster: Cluster) -> None:
+    """Whatever the engine's threads were doing at the fork: the child closes the sockets, and its objects can go."""
+    cluster.start_master()
+    peers = cluster.start(fork_in_the_middle, 2)
+    for peer in peers:
+        for fact in [peer.expect("child") for _ in range(8)]:
+            assert fact["status"] == 0
+        assert peer.expect("reduced")["right"]
+        peer.finish()
+
+
+def fork_in_the_middle(me: Me) -> None:
+    run = me.join()
+    while run.group_size < 2:
+        run.update_topology(min_world=2)
+    right = True
+    for number in range(8):
+        arrays = [np.full(200_000, float(run.rank + 1)) for _ in range(4)]
+        handles = [run.all_reduce_async(array, tag=tag) for tag, array in enumerate(arrays)]
+        child = os.fork()
+        if child == 0:
+            held = sockets()
+            del handles, run
+            gc.collect()
+            # A clean end, not os._exit: finalizers and destructors must not wait for threads that are not here.
+            sys.exit(f"holds {held}" if held else 0)
+        for handle in handles:
+            handle.wait(30)
+        right = right and all(bool((array == 3).all()) for array in arrays)
+        me.say("child", number=number, status=os.waitpid(child, 0)[1])
+    me.say("reduced", right=right)
+    run.leave()
+
+
+def test_a_child_cannot_use_the_parents_membership_but_may_join_itself(cluster: Cluster) -> None:
+    cluster.start_master()
+    parent = cluster.start_one(fork_a_peer)
+    refused = parent.expect("refused")
+    assert refused["error"] == "UsageError"
+    assert "forked" in refused["words"]
+    assert {parent.expect("reduced")["by"], parent.expect("reduced")["by"]} == {"parent", "child"}
+    parent.finish()
+
+
+def fork_a_peer(me: Me) -> None:
+    run = me.join()
+    child = os.fork()
+    if child == 0:
+        with me.failing("refused"):
+            run.all_reduce(np.ones(10))
+        run.leave()  # of the copy: nothing happens to the parent
+        who, run = "child", me.join(name="the child")
+    else:
+        who = "parent"
+        run.update_topology(min_world=2)
+    me.say("reduced", by=who, contributors=run.all_reduce(np.ones(100_000)).contributors)
+    run.leave()
+    if who == "parent":
+        assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_program_that_a_trainer_starts_inherits_no_socket(cluster: Cluster) -> None:
+    cluster.start_master()
+    peer = cluster.start_one(start_a_program)
+    assert peer.expect("held")["sockets"] == []
+    peer.finish()
+
+
+def start_a_program(me: Me) -> None:
+    with me.join():
+        code = "import test_fork; print(test_fork.sockets())"
+        ran = subprocess.run([sys.executable, "-c", code], close_fds=False, capture_output=True, text=True, check=True)
+        me.say("held", sockets=[name for name in ran.stdout.strip("[]\n").split(", ") if name])
+
+
+def test_the_death_of_a_hosted_master_is_seen_although_its_process_forked(cluster: Cluster) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    host = cluster.start_one(host_the_master, address=address)
+    guest = cluster.start_one(lose_the_master, address=address)
+    guest.expect("joined")
+    host.expect("forked")
+    killed = host.kill()
+    lost = guest.expect("lost")
+    assert lost["error"] == "MasterUnreachable"
+    assert lost["at"] - killed < 2.5, "heartbeats would need longer than a closed connection"
+
+
+def host_the_master(me: Me) -> None:
+    with me.join(host_master=True) as run:
+        run.update_topology(min_world=2)
+        if os.fork() == 0:
+            outlive_the_parent()
+        me.say("forked")
+        me.hear()
+
+
+def lose_the_master(me: Me) -> None:
+    with me.join() as run:
+        me.say("joined")
+        with me.failing("lost"):
+            run.barrier()

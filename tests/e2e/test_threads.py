@@ -1,0 +1,281 @@
+"""Which calls are legal from which thread: what docs/guides/threads.md says, on real peers."""
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from cluster import Cluster, Me, by_id
+
+WORLD = 2
+
+
+def _in_threads(bodies: list[Callable[[], None]]) -> None:
+    """Run every body in a thread of its own, wait for all, and raise the first failure."""
+    failures: list[BaseException] = []
+
+    def guarded(body: Callable[[], None]) -> None:
+        try:
+            body()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(body,)) for body in bodies]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+
+
+def _gather(me: Me) -> Any:  # noqa: ANN401 - a communicator
+    run = me.join(op_timeout_s=30.0)
+    while run.group_size < WORLD:
+        run.update_topology(min_world=WORLD)
+    return run
+
+
+def test_threads_with_tags_of_their_own_call_what_they_like(cluster: Cluster) -> None:
+    """Blocking and handled ops of many sizes, at the same time, in as many threads as tags."""
+    cluster.start_master()
+    peers = cluster.start(reduce_in_many_threads, WORLD)
+    for peer in peers:
+        peer.finish(60)
+
+
+def reduce_in_many_threads(me: Me) -> None:
+    with _gather(me) as run:
+
+        def work(tag: int) -> None:
+            for number in range(30):
+                array = np.full(1 + tag * 2_500, float(number + run.rank))
+                if tag % 2:
+                    info = run.all_reduce(array, tag=tag)
+                else:
+                    info = run.all_reduce_async(array, tag=tag).wait(30)
+                assert info.contributors == WORLD
+                assert (array == 2 * number + 1).all()
+
+        _in_threads([lambda tag=tag: work(tag) for tag in range(8)])  # type: ignore[misc]
+        run.barrier()
+
+
+def test_a_tag_carries_one_op_at_a_time(cluster: Cluster) -> None:
+    cluster.start_master()
+    peers = cluster.start(use_one_tag_twice, WORLD)
+    for peer in peers:
+        peer.expect("joined")
+    for peer in peers:
+        if peer.said("joined")[0]["rank"] == 0:
+            for how in ("blocking", "handled"):
+                refused = peer.expect("refused", how=how)
+                assert refused["error"] == "UsageError"
+                assert "tag" in refused["words"]
+    for peer in peers:
+        peer.tell()
+    for peer in peers:
+        assert peer.expect("reduced")["contributors"] == WORLD
+        peer.finish()
+
+
+def use_one_tag_twice(me: Me) -> None:
+    with _gather(me) as run:
+        me.say("joined", rank=run.rank)
+        if run.rank:
+            me.hear()
+            me.say("reduced", contributors=run.all_reduce(np.ones(50_000), tag=5).contributors)
+            return
+        started, infos = threading.Event(), []
+
+        def first() -> None:
+            started.set()
+            infos.append(run.all_reduce(np.ones(50_000), tag=5))
+
+        thread = threading.Thread(target=first)
+        thread.start()
+        started.wait()
+        _wait_in_flight(run, 5)
+        with me.failing("refused", how="blocking"):
+            run.all_reduce(np.ones(10), tag=5)
+        with me.failing("refused", how="handled"):
+            run.all_reduce_async(np.ones(10), tag=5)
+        thread.join()
+        me.say("reduced", contributors=infos[0].contributors)
+
+
+def _wait_in_flight(run: Any, tag: int) -> None:  # noqa: ANN401 - a communicator
+    """Until a thread that was just started is inside its op, by the error that says so."""
+    from ringfold import UsageError
+
+    while True:
+        try:
+            run.are_peers_pending()
+        except UsageError as error:
+            assert f"tag {tag}" in str(error)
+            return
+
+
+def test_run_wide_calls_and_ops_exclude_each_other(cluster: Cluster) -> None:
+    """An op of any thread, driven or handled, forbids them; so does another thread's run-wide call."""
+    cluster.start_master()
+    peers = cluster.start(call_run_wide_too_early, WORLD)
+    for peer in peers:
+        peer.expect("joined")
+    [caller] = [peer for peer in peers if peer.said("joined")[0]["rank"] == 0]
+    for how in ("blocking", "handled"):
+        for call in ("update_topology", "are_peers_pending"):
+            refused = caller.expect("refused", how=how, call=call)
+            assert refused["error"] == "UsageError"
+            assert "in flight (tag 3)" in refused["words"]
+        for peer in peers:
+            peer.tell()
+            if peer is not caller:
+                peer.expect("reduced")
+    assert "another thread" in caller.expect("refused", how="vote")["words"]
+    for peer in peers:
+        if peer is not caller:
+            peer.tell()
+    for peer in peers:
+        peer.finish()
+
+
+def call_run_wide_too_early(me: Me) -> None:
+    from ringfold import UsageError
+
+    with _gather(me) as run:
+        me.say("joined", rank=run.rank)
+        if run.rank:
+            for _ in range(2):
+                me.hear()
+                run.all_reduce(np.ones(50_000), tag=3)
+                me.say("reduced")
+            me.hear()
+            run.update_topology()
+            return
+
+        def refusals(how: str) -> None:
+            for call in (run.update_topology, run.are_peers_pending):
+                with me.failing("refused", how=how, call=call.__name__):
+                    call()
+
+        thread = threading.Thread(target=lambda: run.all_reduce(np.ones(50_000), tag=3))
+        thread.start()
+        _wait_in_flight(run, 3)
+        refusals("blocking")
+        thread.join()
+        me.hear()
+        handle = run.all_reduce_async(np.ones(50_000), tag=3)
+        refusals("handled")
+        handle.wait(30)
+        me.hear()
+        outcomes = []
+
+        def vote() -> None:
+            try:
+                run.update_topology()
+                outcomes.append("done")
+            except UsageError as error:
+                outcomes.append("refused")
+                me.say("refused", how="vote", words=str(error))
+
+        _in_threads([vote, vote])
+        assert sorted(outcomes) == ["done", "refused"]
+
+
+def test_everybody_who_waits_for_a_handle_gets_the_same_answer(cluster: Cluster) -> None:
+    cluster.start_master()
+    peers = by_id(cluster.start(wait_in_many_threads, WORLD))
+    peers[1].expect("waiting")
+    peers[2].kill()
+    answers = peers[1].expect("answers")["answers"]
+    assert len(answers) == 8
+    assert set(answers) == {"TooFewPeers"}
+    peers[1].finish()
+
+
+def wait_in_many_threads(me: Me) -> None:
+    with _gather(me) as run:
+        me.say("joined", peer=run.peer_id)
+        if run.peer_id == 2:
+            me.hear()
+        handle = run.all_reduce_async(np.ones(50_000))
+        answers = []
+
+        def wait() -> None:
+            try:
+                handle.wait()
+                answers.append("done")
+            except Exception as error:
+                answers.append(type(error).__name__)
+
+        me.say("waiting")
+        _in_threads([wait] * 8)
+        me.say("answers", answers=answers)
+
+
+def test_leaving_ends_the_ops_of_other_threads(cluster: Cluster) -> None:
+    cluster.start_master()
+    peers = cluster.start(leave_under_an_op, WORLD)
+    for peer in peers:
+        if peer.expect("joined")["rank"] == 0:
+            assert peer.expect("ended")["error"] == "UsageError"
+            assert "left" in peer.said("ended")[0]["words"]
+        else:
+            assert peer.expect("alone")["error"] == "TooFewPeers"
+        peer.finish()
+
+
+def leave_under_an_op(me: Me) -> None:
+    run = _gather(me)
+    me.say("joined", rank=run.rank)
+    if run.rank:
+        with me.failing("alone"):
+            run.all_reduce(np.ones(50_000), tag=8)
+        return
+
+    def reduce() -> None:
+        with me.failing("ended"):
+            run.all_reduce(np.ones(50_000), tag=9)
+
+    thread = threading.Thread(target=reduce)
+    thread.start()
+    _wait_in_flight(run, 9)
+    run.leave()
+    thread.join()
+
+
+def test_after_ctrl_c_the_op_can_be_called_again(cluster: Cluster) -> None:
+    """The interrupted peer gives its op up; the others' op is retried, and meets the second call."""
+    cluster.start_master()
+    peers = cluster.start(interrupt_an_op, WORLD)
+    for peer in peers:
+        peer.expect("joined")
+    [interrupted] = [peer for peer in peers if peer.said("joined")[0]["rank"] == 0]
+    assert interrupted.expect("interrupted")["intact"]
+    for peer in peers:
+        peer.tell()
+    for peer in peers:
+        assert peer.expect("reduced")["contributors"] == WORLD
+        peer.finish()
+
+
+def interrupt_an_op(me: Me) -> None:
+    with _gather(me) as run:
+        me.say("joined", rank=run.rank)
+        array = np.arange(50_000.0)
+        if run.rank == 0:
+
+            def interrupt() -> None:
+                _wait_in_flight(run, 0)
+                os.kill(os.getpid(), signal.SIGINT)
+
+            threading.Thread(target=interrupt).start()
+            try:
+                run.all_reduce(array)
+            except KeyboardInterrupt:
+                me.say("interrupted", intact=bool((array == np.arange(50_000.0)).all()))
+        me.hear()
+        me.say("reduced", contributors=run.all_reduce(array).contributors)
