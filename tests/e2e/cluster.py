@@ -144,7 +144,8 @@ class Child:
         """The last words and log lines, for the text of an error."""
         said = "\n".join(f"  said {fact}" for fact in self.out.all[-_TAIL:])
         logged = "\n".join(f"  log  {line}" for line in self.log.all[-_TAIL:])
-        return f"\n{self.name} ({'running' if self.is_running else f'ended with {self._process.returncode}'}):\n{said}\n{logged}"
+        state = "running" if self.is_running else f"ended with {self._process.returncode}"
+        return f"\n{self.name} ({state}):\n{said}\n{logged}"
 
     # What the kernel knows of it
 
@@ -179,6 +180,14 @@ class Master(Child):
     def expect_log(self, words: str, timeout_s: float = PATIENCE_S) -> str:
         """A log line that contains `words`, now or in time."""
         return _expect_log(self, words, timeout_s)
+
+    def events(self, name: str) -> list[Fact]:
+        """The events of this name that it has logged so far."""
+        return [line for line in list(self.log.all) if line.get("event") == name]
+
+    def expect_registered(self, count: int) -> None:
+        """Wait until so many peers have registered, ever."""
+        until(lambda: len(self.events("peer_registered")) >= count, f"{count} peers have registered")
 
 
 class Peer(Child):

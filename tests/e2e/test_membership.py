@@ -7,17 +7,8 @@ import time
 from typing import Any
 
 import numpy as np
-from cluster import Cluster, Master, Me, Peer, by_id, until
+from cluster import Cluster, Me, Peer, by_id
 from training import end_training, gradients, start_training, step_with, train
-
-
-def expect_registered(master: Master, count: int) -> None:
-    """Wait until so many peers have registered with the master."""
-
-    def registered() -> int:
-        return sum(line.get("event") == "peer_registered" for line in list(master.log.all))
-
-    until(lambda: registered() >= count, f"{count} peers have registered")
 
 
 def test_peers_join_a_running_loop_one_after_another(cluster: Cluster) -> None:
@@ -37,7 +28,7 @@ def test_eight_peers_are_admitted_by_one_vote(cluster: Cluster) -> None:
     for peer in peers:
         peer.expect("together", size=2)
     peers += cluster.start(admit_when_told, 8)
-    expect_registered(master, 10)
+    master.expect_registered(10)
     for peer in peers[:2]:
         peer.tell()
     facts = [peer.expect("together", size=10) for peer in peers]
@@ -108,7 +99,7 @@ def test_who_leaves_cleanly_is_not_lost(cluster: Cluster) -> None:
         assert peer.expect("reduced")["contributors"] == 2
         peer.finish()
     master.expect_log("left: it asked to")
-    assert not [line for line in master.log.all if line.get("how") in ("lost", "evicted")]
+    assert {event["how"] for event in master.events("peer_gone")} == {"left"}
 
 
 def test_who_leaves_during_an_op_of_the_others_does_not_fail_it(cluster: Cluster) -> None:

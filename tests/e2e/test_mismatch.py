@@ -1,4 +1,4 @@
-"""Programs at fault: calls that differ, and calls that can never meet. Both sides learn of it, and the run stays usable."""
+"""Programs at fault: calls that differ or can never meet. Both sides learn of it, and the run stays usable."""
 
 from collections.abc import Callable
 from typing import Any

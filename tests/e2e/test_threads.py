@@ -52,10 +52,7 @@ def reduce_in_many_threads(me: Me) -> None:
         def work(tag: int) -> None:
             for number in range(30):
                 array = np.full(1 + tag * 2_500, float(number + run.rank))
-                if tag % 2:
-                    info = run.all_reduce(array, tag=tag)
-                else:
-                    info = run.all_reduce_async(array, tag=tag).wait(30)
+                info = run.all_reduce(array, tag=tag) if tag % 2 else run.all_reduce_async(array, tag=tag).wait(30)
                 assert info.contributors == WORLD
                 assert (array == 2 * number + 1).all()
 
@@ -114,7 +111,8 @@ def _wait_in_flight(run: Any, tag: int) -> None:  # noqa: ANN401 - a communicato
         try:
             run.are_peers_pending()
         except UsageError as error:
-            assert f"tag {tag}" in str(error)
+            if f"tag {tag}" not in str(error):
+                raise
             return
 
 

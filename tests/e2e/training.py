@@ -14,7 +14,7 @@ Floats = "np.ndarray[tuple[int], np.dtype[np.float32]]"
 
 
 def gradients(peer: int, step: int, count: int) -> Floats:
-    """What a peer contributes: random, so that each order of summation has other bits; known, so that it can be checked."""
+    """What a peer contributes: random, so that each order of summation has other bits; seeded, so that all know it."""
     return np.random.default_rng((peer, step)).standard_normal(count, np.float32)
 
 

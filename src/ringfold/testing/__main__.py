@@ -11,7 +11,7 @@ from itertools import islice
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 from ringfold.testing.planted import BUGS, find
 from ringfold.testing.scenario import Outcome, run_seed
@@ -102,7 +102,7 @@ def show(total: Total, first: int, console: Console) -> None:
 
 def plant(first: int, most: int, jobs: int, console: Console) -> int:
     """Look for every planted bug; exit code 1 if one stays hidden for `most` seeds."""
-    table = Table("planted bug", "found by seed", "after", "as")
+    table = Table("planted bug", "found by seed", "after", Column("as", no_wrap=True, overflow="ellipsis"))
     hidden = 0
     with _progress(console) as progress, ProcessPoolExecutor(jobs) as pool:
         task = progress.add_task("planted bugs", total=len(BUGS))

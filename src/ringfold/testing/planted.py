@@ -46,15 +46,6 @@ class CommitsUnfinished(Master):
         return [Verdict(verdict.op, commit=True) if verdict.op in done else verdict for verdict in right]
 
 
-class AbortsWhatADeadPeerCommitted(Master):
-    """Commits only what somebody alive has committed: a peer that returned success and died is forgotten."""
-
-    def _verdicts(self, seals: Mapping[PeerId, Sequence[SealedOp]], causes: Sequence[Cause]) -> list[Verdict]:
-        committed = {sealed.op for ops in seals.values() for sealed in ops if sealed.state == "committed"}
-        right = super()._verdicts(seals, causes)
-        return [one if one.op in committed else Verdict(one.op, commit=False, reason=one.reason) for one in right]
-
-
 class ForgetsPayloads(Master):
     def _verdicts(self, seals: Mapping[PeerId, Sequence[SealedOp]], causes: Sequence[Cause]) -> list[Verdict]:
         right = super()._verdicts(seals, causes)

@@ -52,9 +52,7 @@ class Collective:
     """False: resumed at once with a handle for `Wait`, while the op goes on."""
 
 
-def AllReduce(
-    array: Array, op: str = "sum", tag: int = 0, *, retry: bool = True, wait: bool = True
-) -> Collective:
+def AllReduce(array: Array, op: str = "sum", tag: int = 0, *, retry: bool = True, wait: bool = True) -> Collective:
     return Collective(array, op, tag, retry, wait=wait)
 
 

@@ -227,4 +227,3 @@ class Simulation:
             action(*arguments)
         else:
             self.scheduler.after(int(self.rng.uniform(0, within_ms) * MS), action, *arguments)
-

@@ -67,7 +67,7 @@ class Sockets:
             self._network.close(self._dialling.pop(conn))
 
     def lanes(self) -> list[tuple[int, bool, int, int]]:
-        return [(self.ends[number].id, *rest) for number, *rest in self._core.lanes()]
+        return [(self.ends[conn].id, outgoing, peer, lane) for conn, outgoing, peer, lane in self._core.lanes()]
 
     def set_registrations(self, count: int) -> None:
         self._core.set_registrations(count)

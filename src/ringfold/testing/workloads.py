@@ -113,7 +113,7 @@ def _step(work: Training, me: Self, step: int) -> Generator[Request, Any, int]:
             yield from _insist(Broadcast(array, retry=retry))
         else:
             yield from _insist(AllReduce(array, op, retry=retry))
-        learned += zlib.crc32(array)
+        learned += zlib.crc32(array.tobytes())
     return learned
 
 
@@ -147,7 +147,7 @@ def _overlapping(work: Training, me: Self, step: int, draw: Random, retry: bool)
             failure = error
     if failure is not None:
         raise failure
-    return sum(map(zlib.crc32, arrays))
+    return sum(zlib.crc32(array.tobytes()) for array in arrays)
 
 
 def gradient(peer: int, step: int, position: int, size: int, dtype: str) -> Array:

@@ -1,0 +1,73 @@
+"""A deterministic simulation of Ringfold: whole runs in one process, on a simulated network and clock.
+
+The production master, the production peer machine and the production engine core are driven by a seed. What a seed
+does wrong it does wrong again, event by event; what it finds is printed with the command that replays it.
+
+    sim = Simulation(seed=7)
+    cluster = sim.cluster(peers=5)
+    sim.crash(sim.rng.choice(cluster.peers), within_ms=2_000)
+    sim.run_until(cluster.finished, limit_ms=60_000)
+
+Read `scheduler.py` (time and the trace) and `network.py` (what may happen to bytes) first, then `nodes.py` and
+`peers.py` (the two processes; `sockets.py` and `core.py` stand between a peer and its engine), `program.py` and
+`runner.py` (what users do on a peer), `checks.py` (the promises), `simulation.py` (all of it together). On top:
+`workloads.py`, `faults.py` and `scenario.py` draw a run from a seed, `planted.py` proves that bugs are found, and
+`python -m ringfold.testing` runs seeds by the thousand.
+"""
+
+from ringfold.testing.checks import Violation
+from ringfold.testing.network import Network, Weather
+from ringfold.testing.peers import SimPeer
+from ringfold.testing.program import (
+    AllReduce,
+    ArePending,
+    Barrier,
+    Broadcast,
+    Collective,
+    Leave,
+    Program,
+    ProgramOf,
+    Reduced,
+    Request,
+    Self,
+    Sleep,
+    UpdateTopology,
+    Wait,
+)
+from ringfold.testing.scenario import Outcome, Scenario, draw, run_seed
+from ringfold.testing.scheduler import Scheduler, SimulationFailure
+from ringfold.testing.simulation import Cluster, Setup, Simulation, quick_settings
+from ringfold.testing.workloads import Training, training
+
+__all__ = [
+    "AllReduce",
+    "ArePending",
+    "Barrier",
+    "Broadcast",
+    "Cluster",
+    "Collective",
+    "Leave",
+    "Network",
+    "Outcome",
+    "Program",
+    "ProgramOf",
+    "Reduced",
+    "Request",
+    "Scenario",
+    "Scheduler",
+    "Self",
+    "Setup",
+    "SimPeer",
+    "Simulation",
+    "SimulationFailure",
+    "Sleep",
+    "Training",
+    "UpdateTopology",
+    "Violation",
+    "Wait",
+    "Weather",
+    "draw",
+    "quick_settings",
+    "run_seed",
+    "training",
+]

@@ -1,0 +1,241 @@
+"""Garbage at the master's port and at a peer's data port, during a running loop.
+
+The run goes on in the same epoch, the log says who was dropped and why, and afterwards master and peer hold as many
+descriptors, and about as much memory, as before.
+"""
+
+import contextlib
+import random
+import resource
+import select
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from cluster import PATIENCE_S, Child, Cluster, Master, Peer, until
+from training import end_training, start_training, step_with
+
+from ringfold.runtime.ask import StatusConnection
+from ringfold.wire.frames import (
+    FrameKind,
+    FrameReader,
+    Heartbeat,
+    decode_handshake,
+    frame,
+    heartbeat_frame,
+    message_frame,
+)
+from ringfold.wire.messages import PROTOCOL_VERSION, Attached, Challenge, Hello, LaneHello, Message, StatusRequest
+from ringfold.wire.proof import prove
+
+TOKEN = b"the token of this run"
+WORLD = 3
+TIMES = 25
+"""How often each kind of garbage comes: a leak of one descriptor each is then far outside of what may differ."""
+IDLE = 500
+MEMORY_BYTES = 48 * 1024 * 1024
+"""How much a process may have grown: an allocator keeps something, but not a frame of 64 MiB."""
+NONCE = bytes(32)
+
+Say = Callable[[bytes], bytes]
+"""What a stranger sends, given the nonce of its challenge."""
+
+
+def _hello(nonce: bytes, *, version: int = PROTOCOL_VERSION, token: bytes = TOKEN, own_nonce: bytes = NONCE) -> Message:
+    proof = prove(token, "hello", nonce, own_nonce)
+    return Hello(version, 0, "a host", "a stranger", ["127.0.0.1"], 1, own_nonce, proof)
+
+
+def _raw(data: bytes) -> Say:
+    return lambda nonce: data
+
+
+def _said(message: Callable[[bytes], Message]) -> Say:
+    return lambda nonce: message_frame(message(nonce))
+
+
+ANYWHERE: dict[str, tuple[Say, str]] = {
+    "random bytes": (_raw(b"\xff" + random.Random(1).randbytes(4_096)), "a frame of"),
+    "an HTTP request": (_raw(b"GET / HTTP/1.1\r\nHost: ringfold\r\n\r\n"), "a frame of 542393671 bytes"),
+    "an oversized frame": (_raw(struct.pack("<IB", 1 << 30, 0) + bytes(1_000)), "a frame of 1073741824 bytes"),
+    "a frame above the handshake's limit": (_raw(struct.pack("<IB", 16_385, 0)), "a frame of 16385 bytes"),
+    "an empty frame": (_raw(struct.pack("<IB", 0, 0)), "a frame of 0 bytes"),
+    "an unknown kind of frame": (_raw(struct.pack("<IB", 9, 77) + bytes(8)), "frame kind 77"),
+    "wrong magic": (_raw(b"RFLX" + bytes(60)), "a frame of"),
+    "a lane frame before any handshake": (_raw(b"RFLD\x01\x01" + bytes(58)), "a frame of"),
+    "no msgpack": (_raw(frame(FrameKind.MESSAGE, b"\xc1\xc1\xc1")), "not a message of this protocol"),
+    "an unknown message": (_raw(frame(FrameKind.MESSAGE, b"\x81\xa4type\xa4oops")), "not a message of this protocol"),
+}
+AT_THE_MASTER: dict[str, tuple[Say, str]] = {
+    "a wrong token": (_said(lambda nonce: _hello(nonce, token=b"guessed")), "its token is not the token of this run"),
+    "a replayed proof": (_said(lambda nonce: _hello(NONCE)), "its token is not the token of this run"),
+    "a wrong version": (_said(lambda nonce: _hello(nonce, version=99)), "protocol version 99 is not spoken here"),
+    "a short nonce": (_said(lambda nonce: _hello(nonce, own_nonce=b"1")), "a nonce of 1 bytes is too short"),
+    "a question without the token": (_said(lambda nonce: StatusRequest(1, NONCE, NONCE)), "its token is not"),
+    "a message out of turn": (_said(lambda nonce: Attached(1)), "Attached where Hello or StatusRequest is expected"),
+    "a heartbeat of nobody": (_raw(heartbeat_frame(Heartbeat(1, 0))), "a heartbeat from somebody who has not joined"),
+    "a broken heartbeat": (_raw(frame(FrameKind.HEARTBEAT, b"123")), "a fixed frame of 3 bytes"),
+    "evidence": (_raw(frame(FrameKind.EVIDENCE, bytes(40))), "evidence is the master's to send"),
+}
+
+
+def _at_a_peer(epoch: int) -> dict[str, tuple[Say, str]]:
+    def lane(version: int = PROTOCOL_VERSION, epoch: int = epoch, source: int = 1) -> Say:
+        return _said(lambda nonce: LaneHello(version, epoch, source, 2, 0, NONCE, NONCE))
+
+    return {
+        "a lane without the secret": (lane(), "it does not know the epoch's secret"),
+        "a lane of an old epoch": (lane(epoch=epoch - 1), f"epoch {epoch - 1} is over"),
+        "a lane of a wrong version": (lane(version=99), "protocol version 99"),
+        "a lane with absurd numbers": (lane(source=-5), "numbers out of range"),
+        "a heartbeat": (_raw(heartbeat_frame(Heartbeat(1, 0))), "unexpected frame kind 1"),
+        "a challenge": (_said(lambda nonce: Challenge(NONCE, 1, 1)), "it said Challenge out of turn"),
+    }
+
+
+def test_garbage_at_the_ports_disturbs_nothing(cluster: Cluster, tmp_path: Path) -> None:
+    token_file = tmp_path / "token"
+    token_file.write_bytes(TOKEN)
+    token_file.chmod(0o600)
+    master = cluster.start_master(arguments=["--token-file", str(token_file)])
+    peers = start_training(cluster, WORLD, floats=20_000, join={"token": TOKEN.decode()})
+    victim = peers[0]
+    epoch, data_port = _epoch_and_port(master, victim)
+    before = step_with(peers[0], WORLD)
+    with _unchanged(master, victim):
+        _throw(master, int(master.address.rpartition(":")[2]), {**ANYWHERE, **AT_THE_MASTER})
+        _throw(victim, data_port, {**ANYWHERE, **_at_a_peer(epoch)})
+    after = step_with(peers[0], WORLD, after=time.monotonic())
+    assert after["number"] > before["number"]
+    assert after["epoch"] == before["epoch"], "nobody had to make a new epoch"
+    end_training(peers)
+
+
+def test_idle_connections_and_half_frames_exhaust_nothing(cluster: Cluster, tmp_path: Path) -> None:
+    """Many come and say nothing, or half of something. The oldest go at once, the others when their time is over."""
+    master = cluster.start_master()
+    peers = start_training(cluster, WORLD, floats=20_000)
+    victim = peers[0]
+    epoch, data_port = _epoch_and_port(master, victim)
+    before = step_with(peers[0], WORLD)
+    ports = [int(master.address.rpartition(":")[2]), data_port]
+    early = _said(lambda nonce: LaneHello(PROTOCOL_VERSION, epoch + 9, 1, 2, 0, NONCE, NONCE))
+    with _unchanged(master, victim), _many_descriptors():
+        strangers = [_connect(port) for port in ports for _ in range(IDLE)]
+        for port in ports:
+            half = _connect(port)
+            half.sendall(struct.pack("<IB", 1_000, 0) + b"\x81")
+            strangers.append(half)
+        strangers.append(_connect(data_port))
+        strangers[-1].sendall(early(NONCE))
+        during = step_with(peers[0], WORLD, after=time.monotonic())
+        assert during["number"] > before["number"]
+        _wait_dropped(strangers)
+    master.expect_log("more than 256 connections have proven nothing yet")
+    master.expect_log("it proved nothing within 5000 ms")
+    victim.expect_log("too many connections that have proven nothing")
+    victim.expect_log("no handshake in time")
+    victim.expect_log("its epoch did not come")
+    after = step_with(peers[0], WORLD, after=time.monotonic())
+    assert after["epoch"] == before["epoch"]
+    end_training(peers)
+
+
+def test_a_member_that_lies_goes_alone(cluster: Cluster) -> None:
+    """Somebody proves the token and then breaks the protocol: it is dropped, and the log says why."""
+    master = cluster.start_master()
+    peers = start_training(cluster, 2, floats=20_000)
+    with _connect(int(master.address.rpartition(":")[2])) as liar:
+        nonce = _challenge(liar)
+        liar.sendall(message_frame(_hello(nonce, token=b"")))
+        liar.sendall(frame(FrameKind.DONE, bytes(3)))
+        _wait_dropped([liar])
+    line = master.expect_log("a fixed frame of 3 bytes")
+    assert "peer 3 at 127.0.0.1" in line
+    step_with(peers[0], 2, after=time.monotonic())
+    end_training(peers)
+
+
+def _throw(target: Master | Peer, port: int, garbage: dict[str, tuple[Say, str]]) -> None:
+    """Throw each kind at the port many times, see every thrower dropped, and its address and reason in the log."""
+    for name, (say, reason) in garbage.items():
+        for _ in range(TIMES):
+            with _connect(port) as stranger:
+                own = f"{stranger.getsockname()[0]}:{stranger.getsockname()[1]}"
+                nonce = _challenge(stranger)
+                with contextlib.suppress(ConnectionError):
+                    stranger.sendall(say(nonce))
+                _wait_dropped([stranger])
+        line = target.expect_log(own)
+        assert reason in line, f"{name}: {line}"
+
+
+def _connect(port: int) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
+
+
+def _challenge(stranger: socket.socket) -> bytes:
+    """The nonce that every acceptor begins with."""
+    reader = FrameReader()
+    while True:
+        for _, body in reader.feed(stranger.recv(4_096)):
+            challenge = decode_handshake(body)
+            assert isinstance(challenge, Challenge)
+            return challenge.nonce
+
+
+def _wait_dropped(strangers: Sequence[socket.socket]) -> None:
+    """Until the other side has closed all of these connections."""
+    deadline = time.monotonic() + PATIENCE_S
+    poll = select.poll()
+    left = {stranger.fileno(): stranger for stranger in strangers}
+    for fd in left:
+        poll.register(fd, select.POLLIN)
+    while left:
+        ready = poll.poll(max(0.0, deadline - time.monotonic()) * 1_000)
+        assert ready, f"{len(left)} connections are still open"
+        for fd, _ in ready:
+            try:
+                gone = not left[fd].recv(65_536)
+            except ConnectionError:
+                gone = True
+            if gone:
+                poll.unregister(fd)
+                left.pop(fd).close()
+
+
+def _epoch_and_port(master: Master, peer: Peer) -> tuple[int, int]:
+    name = f"p{peer.name.rpartition(' ')[2]}"
+    token = TOKEN if "--token-file" in Path(f"/proc/{master.pid}/cmdline").read_bytes().decode() else b""
+    with StatusConnection(master.address, token) as connection:
+        status = connection.ask()
+    [port] = [each.port for each in status.peers if each.name == name]
+    return status.groups[0].epoch, port
+
+
+@contextlib.contextmanager
+def _unchanged(*children: Child) -> Iterator[None]:
+    """Afterwards the processes hold as many descriptors as before, and not much more memory."""
+    before = [(child.descriptors(), child.resident_bytes()) for child in children]
+    yield
+    for child, (descriptors, resident) in zip(children, before, strict=True):
+        until(lambda: child.descriptors() <= descriptors, f"{child.name} has closed everything")  # noqa: B023
+        grown = child.resident_bytes() - resident
+        assert grown < MEMORY_BYTES, f"{child.name} has grown by {grown} bytes"
+
+
+@contextlib.contextmanager
+def _many_descriptors() -> Iterator[None]:
+    """This test itself holds a connection for each stranger."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * IDLE + 200
+    if hard != resource.RLIM_INFINITY and hard < wanted:
+        pytest.skip(f"needs {wanted} descriptors, the limit is {hard}")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

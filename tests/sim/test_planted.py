@@ -1,0 +1,30 @@
+"""The simulation is itself tested: every planted bug is found, and the code without one is not accused."""
+
+import pytest
+
+from ringfold.testing.planted import BUGS, find
+from ringfold.testing.scenario import run_seed
+from ringfold.testing.scheduler import SimulationFailure
+
+MOST_SEEDS = 1_000
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_a_planted_bug_is_found(name: str) -> None:
+    failure = find(name, first=1, most=MOST_SEEDS)
+    assert failure is not None, f"{BUGS[name].text}: not found within {MOST_SEEDS} seeds"
+    assert f"--seed {failure.seed}" in str(failure)
+
+
+def test_a_planted_bug_is_found_again_by_its_seed() -> None:
+    failure = find("no_restore", first=1, most=MOST_SEEDS)
+    assert failure is not None
+    with pytest.raises(SimulationFailure) as again:
+        run_seed(failure.seed, BUGS["no_restore"].setup)
+    assert (again.value.text, again.value.tail) == (failure.text, failure.tail)
+
+
+def test_the_same_seed_without_the_bug_is_fine() -> None:
+    failure = find("commit_unfinished", first=1, most=MOST_SEEDS)
+    assert failure is not None
+    run_seed(failure.seed)
