@@ -27,7 +27,7 @@ help:
 	make demo          train on four peers while some are killed, frozen and added (under a minute)
 	make test          all tests: native, unit, transcripts, simulation (200 seeds), real processes
 	make check         ruff, mypy --strict, and the tidy test
-	make sim           the simulation, SEEDS=1000
+	make sim           the simulation, SEEDS=1000; SEED=N replays one
 	make soak          simulation seeds that were never seen, for SOAK_MINUTES=30
 	make bench         a short all-reduce benchmark; BENCH="recovery --peers 4" for another
 	make native-check  the native tests under ASan and UBSan
@@ -92,8 +92,8 @@ tidy: .venv/.ready
 	$(BIN)/python -m pytest -q tests/unit/test_tidy.py
 
 sim: .venv/.ready
-	$(call STEP,simulation with $(SEEDS) seeds)
-	$(BIN)/python -m ringfold.testing --seeds $(SEEDS) --planted
+	$(call STEP,simulation$(if $(SEED), of seed $(SEED), with $(SEEDS) seeds))
+	$(BIN)/python -m ringfold.testing $(if $(SEED),--seed $(SEED) --trace,--seeds $(SEEDS) --planted)
 
 soak: .venv/.ready
 	$(call STEP,soak for $(SOAK_MINUTES) minutes)

@@ -232,8 +232,12 @@ void Core::received(Ns now, ConnId id, std::size_t bytes) {
   if (conn == nullptr) return;
   conn->rx_end += bytes;
   conn->last_received = now;
+  conn->received_total += bytes;
   stats_.received_bytes += bytes;
   process(now, *conn);
+  // In the middle of a large frame, heartbeats and echoes wait behind it: its bytes are signs of life as well.
+  conn = find_conn(id);
+  if (conn != nullptr && id == control_ && conn->rx_begin < conn->rx_end) last_heard_ = last_echoed_ = now;
 }
 
 void Core::process(Ns now, Conn& conn) {
@@ -509,6 +513,7 @@ void Core::beat(Ns now) {
   put(body, static_cast<std::uint32_t>(out_stalled_ms(now)));
   put(body, static_cast<std::uint32_t>(in_starved_ms(now)));
   put(body, stats_.committed);
+  put(body, conn->received_total);
   std::vector<OpPtr> old;
   for (const OpPtr& op : running_) {
     if (now - op->started >= announce_after && old.size() < most_announced) old.push_back(op);

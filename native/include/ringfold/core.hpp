@@ -178,6 +178,7 @@ class Core {
     bool dirty = false;
     Ns closing_since = 0;
     std::string remote;
+    std::uint64_t received_total = 0;
     Bytes rx;
     std::size_t rx_begin = 0, rx_end = 0;
     std::deque<OutFrame> tx;

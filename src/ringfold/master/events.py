@@ -34,6 +34,12 @@ class Beat(Struct, frozen=True):
     heartbeat: Heartbeat
 
 
+class Piece(Struct, frozen=True):
+    """Bytes came, but no frame is whole yet: the connection is busy with a large one."""
+
+    conn: Conn
+
+
 class DoneSeen(Struct, frozen=True, gc=False):
     conn: Conn
     done: Done
@@ -57,7 +63,7 @@ class Tick(Struct, frozen=True):
     """Comes every 50 ms. All deadlines are judged here."""
 
 
-Event = Opened | Received | Beat | DoneSeen | Malformed | Closed | Tick
+Event = Opened | Received | Beat | Piece | DoneSeen | Malformed | Closed | Tick
 
 
 class Send(Struct, frozen=True):

@@ -34,6 +34,7 @@ from ringfold.master.events import (
     Malformed,
     Ns,
     Opened,
+    Piece,
     Received,
     Send,
     SendBeat,
@@ -133,7 +134,7 @@ class Master:
         """The verdict rule. A method, so that a simulation can plant a wrong one and must find it."""
         return verdicts.decide(seals, causes)
 
-    def _apply(self, now_ns: Ns, now: Ns, event: Opened | Received | Beat | Malformed | Closed | Tick) -> None:
+    def _apply(self, now_ns: Ns, now: Ns, event: Opened | Received | Beat | Piece | Malformed | Closed | Tick) -> None:
         match event:
             case Opened():
                 self._open(now, event)
@@ -148,6 +149,8 @@ class Master:
                     self._from_peer(now, connection.peer, message)
             case Beat(conn, heartbeat):
                 self._beat(now, conn, heartbeat)
+            case Piece(conn):
+                self._piece(now, conn)
             case Malformed(conn, reason):
                 self._drop(now, conn, reason)
             case Closed(conn, reason):
@@ -322,10 +325,16 @@ class Master:
             raise RemoteProtocolError("a heartbeat from somebody who has not joined")
         if beat.echo > self._beat_number:
             raise RemoteProtocolError(f"it echoes heartbeat {beat.echo}, but the last one was {self._beat_number}")
-        if beat.echo > peer.beat.echo:
+        if beat.echo > peer.beat.echo or beat.received > peer.beat.received:
             peer.echoed = now
         peer.heard = peer.beat_at = now
         peer.beat = beat
+
+    def _piece(self, now: Ns, conn: Conn) -> None:
+        """Heartbeats and echoes wait behind a large frame; its bytes are signs of life as well."""
+        connection = self._run.connections.get(conn)
+        if connection is not None and connection.peer is not None:
+            connection.peer.heard = connection.peer.echoed = now
 
     def _tick(self, now_ns: Ns, now: Ns) -> None:
         """Every deadline of the master is judged here."""

@@ -24,6 +24,7 @@ from ringfold.master.events import (
     Event,
     Malformed,
     Opened,
+    Piece,
     Received,
     Send,
     SendBeat,
@@ -258,6 +259,8 @@ class _Door(asyncio.Protocol):
                 self._server.step(self._event(kind, body))
                 if not self._server.is_open(self.conn):
                     return
+            if self.frames.is_inside:
+                self._server.step(Piece(self.conn))
         except RemoteProtocolError as error:
             self._server.step(Malformed(self.conn, str(error)))
 

@@ -102,7 +102,8 @@ def show(total: Total, first: int, console: Console) -> None:
 
 def plant(first: int, most: int, jobs: int, console: Console) -> int:
     """Look for every planted bug; exit code 1 if one stays hidden for `most` seeds."""
-    table = Table("planted bug", "found by seed", "after", Column("as", no_wrap=True, overflow="ellipsis"))
+    columns = (Column(name, no_wrap=True) for name in ("planted bug", "found by seed", "after"))
+    table = Table(*columns, Column("as", ratio=1, no_wrap=True, overflow="ellipsis"), expand=True)
     hidden = 0
     with _progress(console) as progress, ProcessPoolExecutor(jobs) as pool:
         task = progress.add_task("planted bugs", total=len(BUGS))

@@ -78,23 +78,15 @@ class Weather:
     window_bytes: tuple[int, int] = (1_024, 65_536)
     split_chance: float = 0.3
     """How often one write arrives in several pieces."""
-    decent: tuple[str, ...] = ("master",)
-    """Hosts whose links are never starved: heartbeats wait behind whatever else a control connection carries, and in a
-    tiny window a large message would take longer than a short eviction time.
-    """
 
-    def draw(self, rng: Random, source: str, target: str) -> "Link":
+    def draw(self, rng: Random) -> "Link":
         """One direction between two hosts."""
-        link = Link(
+        return Link(
             latency_ns=rng.randint(*self.latency_us) * 1_000,
             jitter_ns=rng.randint(*self.jitter_us) * 1_000,
             bytes_per_ms=rng.randint(*self.bytes_per_ms),
             window_bytes=rng.randint(*self.window_bytes),
         )
-        if source in self.decent or target in self.decent:
-            link.bytes_per_ms = max(link.bytes_per_ms, 2_000)
-            link.window_bytes = max(link.window_bytes, 65_536)
-        return link
 
 
 class _What(Enum):
@@ -230,7 +222,7 @@ class Network:
         """The conditions from one host to another, drawn when first asked for."""
         link = self._links.get((source, target))
         if link is None:
-            link = self._links[source, target] = self.weather.draw(self.scheduler.rng, source, target)
+            link = self._links[source, target] = self.weather.draw(self.scheduler.rng)
         return link
 
     def block(self, source: str, target: str) -> None:

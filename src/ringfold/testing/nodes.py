@@ -16,6 +16,7 @@ from ringfold.master.events import (
     Event,
     Malformed,
     Opened,
+    Piece,
     Received,
     Send,
     SendBeat,
@@ -90,6 +91,8 @@ class SimMaster:
                 self._step(_event(end.id, kind, body))
                 if control.closing:
                     return
+            if control.reader.is_inside:
+                self._step(Piece(end.id))
         except RemoteProtocolError as error:
             self._step(Malformed(end.id, str(error)))
 

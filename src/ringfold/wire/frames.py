@@ -30,7 +30,7 @@ class FrameKind(IntEnum):
 
 _HEAD = struct.Struct("<IB")
 _BEAT = struct.Struct("<QQ")
-_REPORT = struct.Struct("<IIIQH")
+_REPORT = struct.Struct("<IIIQQH")
 _ANNOUNCED = struct.Struct("<QIIIB")
 _DONE = struct.Struct("<IQII32sQ")
 _EVIDENCE = struct.Struct("<IQIIQH")
@@ -86,6 +86,11 @@ class FrameReader:
         self.limit = limit
         self._buffer = bytearray()
 
+    @property
+    def is_inside(self) -> bool:
+        """Whether a part of a frame has come, and not its end."""
+        return bool(self._buffer)
+
     def feed(self, chunk: bytes) -> Iterator[tuple[FrameKind, bytes]]:
         """Yield the frames that are complete now. A bad length or kind raises before any memory is spent on it."""
         self._buffer += chunk
@@ -116,7 +121,8 @@ class Heartbeat(msgspec.Struct, frozen=True):
     """A peer's heartbeat: `echo` is the highest number heard from the master; the rest is what it is busy with.
 
     `out_stalled_ms`: an op has bytes for the next peer and none were acknowledged for so long. `in_starved_ms`: an op
-    waits for the previous peer and nothing came for so long.
+    waits for the previous peer and nothing came for so long. `received` counts the bytes that came from the master: while
+    a large record is under way they show that the peer hears, although no echo can come before its end.
     """
 
     number: int
@@ -126,6 +132,7 @@ class Heartbeat(msgspec.Struct, frozen=True):
     in_starved_ms: int = 0
     committed: int = 0
     ops: list[Announced] = []
+    received: int = 0
 
 
 class Done(msgspec.Struct, frozen=True):
@@ -163,7 +170,7 @@ def decode_master_beat(body: bytes) -> tuple[int, int]:
 def heartbeat_frame(beat: Heartbeat) -> bytes:
     parts = [
         _BEAT.pack(beat.number, beat.echo),
-        _REPORT.pack(beat.epoch, beat.out_stalled_ms, beat.in_starved_ms, beat.committed, len(beat.ops)),
+        _REPORT.pack(beat.epoch, beat.out_stalled_ms, beat.in_starved_ms, beat.committed, beat.received, len(beat.ops)),
     ]
     parts += [_ANNOUNCED.pack(op.tag, op.sequence, op.age_ms, op.fingerprint, op.done) for op in beat.ops]
     return frame(FrameKind.HEARTBEAT, b"".join(parts))
@@ -171,7 +178,7 @@ def heartbeat_frame(beat: Heartbeat) -> bytes:
 
 def decode_heartbeat(body: bytes) -> Heartbeat:
     number, echo = _unpack(_BEAT, body)
-    epoch, out_ms, in_ms, committed, count = _unpack(_REPORT, body, _BEAT.size)
+    epoch, out_ms, in_ms, committed, received, count = _unpack(_REPORT, body, _BEAT.size)
     at = _BEAT.size + _REPORT.size
     if len(body) != at + count * _ANNOUNCED.size:
         raise RemoteProtocolError(f"a heartbeat of {len(body)} bytes that names {count} ops")
@@ -179,7 +186,7 @@ def decode_heartbeat(body: bytes) -> Heartbeat:
         Announced(tag, sequence, age_ms, fingerprint, bool(done))
         for tag, sequence, age_ms, fingerprint, done in _ANNOUNCED.iter_unpack(body[at:])
     ]
-    return Heartbeat(number, echo, epoch, out_ms, in_ms, committed, ops)
+    return Heartbeat(number, echo, epoch, out_ms, in_ms, committed, ops, received)
 
 
 def done_frame(done: Done) -> bytes:
