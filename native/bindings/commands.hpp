@@ -1,0 +1,104 @@
+// The commands that the core and the engine have in common. `with(self, command)` runs `command(core, now)`.
+#pragma once
+
+#include "convert.hpp"
+
+namespace ringfold {
+
+template <typename Class, typename With>
+void bind_commands(nb::class_<Class>& cls, With with) {
+  cls.def(
+      "send", [with](Class& self, ConnId conn, const nb::bytes& body) {
+        const char* at = body.c_str();
+        const std::size_t bytes = body.size();
+        with(self, [&](Core& core, Ns) { core.send(conn, at, bytes); });
+      },
+      "conn"_a, "body"_a, "Queue a message.");
+  cls.def(
+      "resume", [with](Class& self, ConnId conn) { with(self, [&](Core& core, Ns now) { core.resume(now, conn); }); },
+      "conn"_a, "Deliver the next message of a connection in its handshake.");
+  cls.def(
+      "make_control",
+      [with](Class& self, ConnId conn, int heartbeat_ms, int dead_after_ms) {
+        with(self, [&](Core& core, Ns now) {
+          core.make_control(now, conn, heartbeat_ms * millisecond, dead_after_ms * millisecond);
+        });
+      },
+      "conn"_a, "heartbeat_ms"_a, "dead_after_ms"_a, "The connection is the control connection: heartbeats flow.");
+  cls.def(
+      "promote",
+      [with](Class& self, ConnId conn, bool outgoing, PeerId peer, std::uint32_t lane) {
+        with(self, [&](Core& core, Ns now) { core.promote(now, conn, outgoing, peer, lane); });
+      },
+      "conn"_a, "outgoing"_a, "peer"_a, "lane"_a, "The connection is a lane.");
+  cls.def(
+      "close", [with](Class& self, ConnId conn, const std::string&) {
+        with(self, [&](Core& core, Ns) { core.close(conn); });
+      },
+      "conn"_a, "reason"_a = "", "Send what is queued, then close.");
+  cls.def(
+      "lanes",
+      [with](Class& self) {
+        std::vector<LaneInfo> found;
+        with(self, [&](Core& core, Ns) { found = core.lanes(); });
+        std::vector<std::tuple<ConnId, bool, PeerId, std::uint32_t>> out;
+        for (const LaneInfo& lane : found) out.emplace_back(lane.conn, lane.outgoing, lane.peer, lane.lane);
+        return out;
+      },
+      "All lanes: (conn, outgoing, peer, lane).");
+  cls.def(
+      "set_registrations",
+      [with](Class& self, std::uint64_t count) { with(self, [&](Core& core, Ns) { core.set_registrations(count); }); },
+      "count"_a, "What every later Done repeats.");
+  cls.def(
+      "seal",
+      [with](Class& self, std::uint32_t epoch) {
+        std::vector<SealedOp> ops;
+        with(self, [&](Core& core, Ns) { ops = core.seal(epoch); });
+        return to_python(ops);
+      },
+      "epoch"_a, "Send no more Done, accept no more evidence; where every op stands.");
+  cls.def(
+      "settle",
+      [with](Class& self, std::uint32_t epoch, const std::vector<RawVerdict>& verdicts, const nb::bytes& reason) {
+        const std::vector<Verdict> decided = from_python(verdicts);
+        const Bytes otherwise = from_python(reason);
+        with(self, [&](Core& core, Ns now) { core.settle(now, epoch, decided, otherwise); });
+      },
+      "epoch"_a, "verdicts"_a, "default_reason"_a, "Decide every op of the sealed epoch.");
+  cls.def(
+      "install",
+      [with](Class& self, std::uint32_t epoch, std::uint32_t rank, std::uint32_t size, std::vector<PeerId> members,
+             bool evidence_by_master, std::size_t small_bytes, std::size_t segment_bytes, std::uint64_t) {
+        EpochSpec spec =
+            epoch_spec(epoch, rank, size, std::move(members), evidence_by_master, small_bytes, segment_bytes);
+        with(self, [&](Core& core, Ns now) { core.install(now, std::move(spec)); });
+      },
+      "epoch"_a, "rank"_a, "size"_a, "members"_a, "evidence_by_master"_a, "small_bytes"_a, "segment_bytes"_a,
+      "base_registrations"_a = 0, "Begin an epoch: mark the lanes, start the waiting ops.");
+  cls.def(
+      "progress",
+      [with](Class& self) {
+        std::vector<std::pair<std::uint64_t, std::uint32_t>> out;
+        with(self, [&](Core& core, Ns) { out = core.progress(); });
+        return out;
+      },
+      "Committed ops per tag in the installed epoch.");
+  cls.def(
+      "fail_all",
+      [with](Class& self, int status, const nb::bytes& reason) {
+        Bytes why = from_python(reason);
+        with(self, [&](Core& core, Ns) { core.fail_all(static_cast<OpStatus>(status), std::move(why)); });
+      },
+      "status"_a, "reason"_a, "Every op fails, now and later.");
+  cls.def(
+      "stats",
+      [with](Class& self) {
+        Stats stats;
+        with(self, [&](Core& core, Ns) { stats = core.stats(); });
+        return to_python(stats);
+      },
+      "Counters since the start.");
+}
+
+}  // namespace ringfold

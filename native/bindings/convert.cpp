@@ -1,0 +1,128 @@
+#include "convert.hpp"
+
+namespace ringfold {
+
+Bytes from_python(const nb::bytes& bytes) {
+  const auto* at = reinterpret_cast<const std::byte*>(bytes.c_str());
+  return {at, at + bytes.size()};
+}
+
+nb::bytes to_python(const Bytes& bytes) { return nb::bytes(reinterpret_cast<const char*>(bytes.data()), bytes.size()); }
+
+nb::object to_python(const std::optional<Payloads>& payloads) {
+  if (!payloads) return nb::none();
+  nb::list out;
+  for (const Bytes& payload : *payloads) out.append(to_python(payload));
+  return out;
+}
+
+nb::tuple to_python(const Event& event) {
+  switch (event.kind) {
+    case Event::Kind::opened:
+      return nb::make_tuple("opened", event.conn);
+    case Event::Kind::accepted:
+      return nb::make_tuple("accepted", event.conn, event.text);
+    case Event::Kind::message:
+      return nb::make_tuple("message", event.conn, to_python(event.body));
+    case Event::Kind::closed:
+      return nb::make_tuple("closed", event.conn, event.text);
+    case Event::Kind::link_lost:
+      return nb::make_tuple("link_lost", event.peer, event.outgoing, event.text);
+    case Event::Kind::mismatch:
+      return nb::make_tuple("mismatch", event.peer, event.tag, event.sequence, to_python(event.body),
+                            to_python(event.other));
+    case Event::Kind::op_timeout:
+      return nb::make_tuple("op_timeout", event.tag, event.sequence, event.milliseconds);
+    case Event::Kind::op_cancelled:
+      return nb::make_tuple("op_cancelled", event.tag, event.sequence);
+    case Event::Kind::silent:
+      return nb::make_tuple("silent", event.conn, event.milliseconds);
+    case Event::Kind::wake:
+      break;
+  }
+  return nb::make_tuple("wake");
+}
+
+nb::tuple to_python(const OpResult& result) {
+  return nb::make_tuple(static_cast<int>(result.status), to_python(result.reason), result.epoch, result.contributors,
+                        result.registrations, result.sent_bytes, result.received_bytes);
+}
+
+nb::list to_python(const std::vector<SealedOp>& ops) {
+  nb::list out;
+  for (const SealedOp& op : ops) {
+    out.append(nb::make_tuple(op.tag, op.sequence, op.state, op.registrations, to_python(op.payloads)));
+  }
+  return out;
+}
+
+nb::dict to_python(const Stats& stats) {
+  nb::dict out;
+  out["committed"] = stats.committed;
+  out["aborted"] = stats.aborted;
+  out["restarted"] = stats.restarted;
+  out["sent_bytes"] = stats.sent_bytes;
+  out["received_bytes"] = stats.received_bytes;
+  out["duplicates"] = stats.duplicates;
+  out["drained"] = stats.drained;
+  return out;
+}
+
+std::vector<Verdict> from_python(const std::vector<RawVerdict>& raw) {
+  std::vector<Verdict> out;
+  for (const auto& [tag, sequence, commit, registrations, payloads, final, reason] : raw) {
+    Verdict verdict{tag, sequence, commit, registrations, std::nullopt, final, from_python(reason)};
+    if (payloads) {
+      verdict.payloads.emplace();
+      for (const nb::bytes& payload : *payloads) verdict.payloads->push_back(from_python(payload));
+    }
+    out.push_back(std::move(verdict));
+  }
+  return out;
+}
+
+Call make_call(int kind, int reduce_op, std::uint64_t tag, int root, const std::vector<Array>& source,
+               const std::optional<std::vector<Array>>& target, const std::vector<int>& dtypes, bool retry,
+               Ns timeout) {
+  if (kind < 0 || kind > 4 || reduce_op < 0 || reduce_op > 4) throw nb::value_error("unknown kind or reduce op");
+  if (dtypes.size() != source.size()) throw nb::value_error("one dtype per array");
+  Call call;
+  call.spec.kind = static_cast<OpKind>(kind);
+  call.spec.reduce_op = static_cast<kernels::ReduceOp>(reduce_op);
+  call.spec.tag = tag;
+  call.spec.root = static_cast<std::uint16_t>(root);
+  call.spec.retry = retry;
+  call.spec.timeout = timeout;
+  call.spec.in_place = !target.has_value();
+  const bool gathers = call.spec.kind == OpKind::all_gather || call.spec.kind == OpKind::reduce_scatter;
+  if (gathers && (!target || target->size() != 1 || source.size() != 1)) {
+    throw nb::value_error("all_gather and reduce_scatter take one array and one target");
+  }
+  if (target && !gathers && target->size() != source.size()) throw nb::value_error("one target per array");
+  for (std::size_t i = 0; i < source.size(); ++i) {
+    if (dtypes[i] < 0 || dtypes[i] > 11) throw nb::value_error("unknown dtype");
+    Span span;
+    span.dtype = static_cast<kernels::DType>(dtypes[i]);
+    span.bytes = source[i].nbytes();
+    span.source = static_cast<std::byte*>(const_cast<void*>(static_cast<const void*>(source[i].data())));
+    span.target = span.source;
+    if (span.bytes % kernels::item_bytes(span.dtype) != 0) throw nb::value_error("an array with a broken item");
+    if (target && !gathers) {
+      if ((*target)[i].nbytes() != span.bytes) throw nb::value_error("a target of another size");
+      span.target = static_cast<std::byte*>((*target)[i].data());
+    }
+    call.spec.spans.push_back(span);
+  }
+  if (gathers) call.spec.gathered = static_cast<std::byte*>(target->front().data());
+  call.arrays = source;
+  if (target) call.arrays.insert(call.arrays.end(), target->begin(), target->end());
+  return call;
+}
+
+EpochSpec epoch_spec(std::uint32_t epoch, std::uint32_t rank, std::uint32_t size, std::vector<PeerId> members,
+                     bool by_master, std::size_t small_bytes, std::size_t segment_bytes) {
+  if (members.size() != size || rank >= size) throw nb::value_error("rank, size and members do not agree");
+  return {epoch, rank, size, std::move(members), by_master, small_bytes, segment_bytes};
+}
+
+}  // namespace ringfold

@@ -1,0 +1,219 @@
+// The engine with sockets: commands release the GIL, and calls that drive look for Ctrl-C now and then.
+#include "ringfold/engine.hpp"
+
+#include <unordered_map>
+#include <unordered_set>
+
+#include "commands.hpp"
+
+namespace ringfold {
+namespace {
+
+constexpr Ns signal_check_every = 100 * millisecond;
+constexpr int patience_after_interrupt = 50;  // in signal checks: how long a Done op may still be decided
+
+class PyEngine {
+ public:
+  PyEngine(int spin_us, int same_host_buffer) : engine_(EngineSettings{Ns{spin_us} * 1000, same_host_buffer}) {}
+
+  Engine& engine() { return engine_; }
+
+  std::uint64_t submit(Call call) {
+    sweep();
+    std::uint64_t op = 0;
+    {
+      nb::gil_scoped_release free;
+      op = engine_.submit(std::move(call.spec));
+    }
+    kept_.emplace(op, std::move(call.arrays));
+    return op;
+  }
+
+  nb::tuple collective(Call call) {
+    std::uint64_t op = 0;
+    bool finished = false;
+    {
+      nb::gil_scoped_release free;
+      op = engine_.submit_to_drive(std::move(call.spec));
+      finished = engine_.run(op, signal_check_every);
+    }
+    if (finished) return take(op);
+    kept_.emplace(op, std::move(call.arrays));  // Ctrl-C may end the call before the op
+    return run_on(op);
+  }
+
+  nb::tuple run_op(std::uint64_t op) { return run_on(op); }
+
+  bool wait_op(std::uint64_t op, double timeout_s) {
+    nb::gil_scoped_release free;
+    return engine_.wait(op, static_cast<Ns>(timeout_s * 1e9));
+  }
+
+  nb::object poll(std::uint64_t op) {
+    OpPtr found;
+    bool finished = false;
+    {
+      nb::gil_scoped_release free;
+      engine_.with_core([&](Core& core, Ns) {
+        found = core.find(op);
+        finished = found != nullptr && found->state == OpState::finished;
+      });
+    }
+    if (found == nullptr) throw nb::key_error("no such op");
+    if (!finished) return nb::none();
+    kept_.erase(op);
+    return to_python(found->result);
+  }
+
+  bool cancel(std::uint64_t op) {
+    nb::gil_scoped_release free;
+    return engine_.with_core([&](Core& core, Ns) { return core.cancel(op); });
+  }
+
+  // Forgets an op. One in flight keeps its memory until it has ended.
+  void release(std::uint64_t op) {
+    abandoned_.insert(op);
+    sweep();
+  }
+
+ private:
+  nb::tuple run_on(std::uint64_t op) {
+    int interrupts = 0;
+    while (true) {
+      bool finished = false;
+      {
+        nb::gil_scoped_release free;
+        finished = engine_.run(op, signal_check_every);
+      }
+      if (finished && interrupts == 0) return take(op);
+      if (interrupts == 0 && PyErr_CheckSignals() == 0) continue;
+      // Ctrl-C. An op whose Done has left may be committed elsewhere: its fate is waited for, but not for ever.
+      ++interrupts;
+      if (finished || cancel(op) || interrupts > patience_after_interrupt) {
+        release(op);
+        throw nb::python_error();
+      }
+    }
+  }
+
+  nb::tuple take(std::uint64_t op) {
+    OpPtr found;
+    {
+      nb::gil_scoped_release free;
+      engine_.locked([&](Core& core) {
+        found = core.find(op);
+        core.release(op);
+      });
+    }
+    kept_.erase(op);
+    if (found == nullptr) throw nb::key_error("no such op");
+    return to_python(found->result);
+  }
+
+  void sweep() {
+    if (abandoned_.empty()) return;
+    const std::vector<std::uint64_t> unwanted(abandoned_.begin(), abandoned_.end());
+    std::vector<std::uint64_t> ended;
+    {
+      nb::gil_scoped_release free;
+      engine_.locked([&](Core& core) {
+        for (const std::uint64_t op : unwanted) {
+          const OpPtr found = core.find(op);
+          if (found != nullptr && found->state != OpState::finished) continue;
+          core.release(op);
+          ended.push_back(op);
+        }
+      });
+    }
+    for (const std::uint64_t op : ended) {
+      abandoned_.erase(op);
+      kept_.erase(op);
+    }
+  }
+
+  Engine engine_;
+  std::unordered_map<std::uint64_t, std::vector<Array>> kept_;
+  std::unordered_set<std::uint64_t> abandoned_;
+};
+
+}  // namespace
+
+void bind_engine(nb::module_& m) {
+  nb::class_<PyEngine> cls(m, "Engine", "Sockets, lanes and ops of one peer, with a thread of its own.");
+  cls.def(nb::init<int, int>(), "spin_us"_a = 100, "same_host_buffer"_a = 1 << 20);
+  bind_commands(cls, [](PyEngine& self, auto command) {
+    nb::gil_scoped_release free;
+    self.engine().with_core(command);
+  });
+  cls.def(
+      "listen",
+      [](PyEngine& self, const std::string& host, std::uint16_t first_port, int tries) {
+        return self.engine().listen(host, first_port, tries);
+      },
+      "host"_a, "first_port"_a, "tries"_a, "Bind the data port and return it.");
+  cls.def(
+      "dial",
+      [](PyEngine& self, const std::string& host, std::uint16_t port, int timeout_ms) {
+        nb::gil_scoped_release free;
+        return self.engine().dial(host, port, timeout_ms * millisecond);
+      },
+      "host"_a, "port"_a, "timeout_ms"_a, "Begin to connect to a literal address.");
+  cls.def(
+      "next_event",
+      [](PyEngine& self, double timeout_s) -> nb::object {
+        std::optional<Event> event;
+        {
+          nb::gil_scoped_release free;
+          event = self.engine().next_event(static_cast<Ns>(timeout_s * 1e9));
+        }
+        return event ? nb::object(to_python(*event)) : nb::none();
+      },
+      "timeout_s"_a, "Block without the GIL until something happened or the time is over.");
+  cls.def("wake", [](PyEngine& self) {
+    nb::gil_scoped_release free;
+    self.engine().with_core([](Core& core, Ns) { core.push_event({}); });
+  });
+  const auto submit = [](PyEngine& self, int kind, int reduce_op, std::uint64_t tag, int root,
+                       const std::vector<Array>& source, const std::optional<std::vector<Array>>& target,
+                       const std::vector<int>& dtypes, bool retry, Ns timeout_ns) {
+    return self.submit(make_call(kind, reduce_op, tag, root, source, target, dtypes, retry, timeout_ns));
+  };
+  cls.def("submit", submit, "kind"_a, "reduce_op"_a, "tag"_a, "root"_a, "source"_a, "target"_a.none(), "dtypes"_a,
+          "retry"_a, "timeout_ns"_a, "Begin an op that the engine's own thread drives; its id.");
+  cls.def(
+      "collective",
+      [](PyEngine& self, int kind, int reduce_op, std::uint64_t tag, int root, const std::vector<Array>& source,
+         const std::optional<std::vector<Array>>& target, const std::vector<int>& dtypes, bool retry, Ns timeout_ns) {
+        return self.collective(make_call(kind, reduce_op, tag, root, source, target, dtypes, retry, timeout_ns));
+      },
+      "kind"_a, "reduce_op"_a, "tag"_a, "root"_a, "source"_a, "target"_a.none(), "dtypes"_a, "retry"_a, "timeout_ns"_a,
+      "Begin an op, drive it from this thread to its end, and return its result.");
+  cls.def(
+      "all_reduce",
+      [](PyEngine& self, const Array& array, int dtype, int reduce_op, std::uint64_t tag, bool retry, Ns timeout_ns) {
+        return self.collective(make_call(0, reduce_op, tag, 0, {array}, std::nullopt, {dtype}, retry, timeout_ns));
+      },
+      "array"_a.noconvert(), "dtype"_a, "reduce_op"_a, "tag"_a, "retry"_a, "timeout_ns"_a,
+      "The short way for one array in place.");
+  cls.def(
+      "tags_in_flight",
+      [](PyEngine& self) {
+        nb::gil_scoped_release free;
+        return self.engine().locked([](Core& core) { return core.tags_in_flight(); });
+      },
+      "The tags of all ops that have not ended.");
+  cls.def("run_op", &PyEngine::run_op, "op"_a, "Drive from this thread until the op ended; its result, once.");
+  cls.def("wait_op", &PyEngine::wait_op, "op"_a, "timeout_s"_a, "Block without the GIL until the op ended.");
+  cls.def("poll", &PyEngine::poll, "op"_a, "The op's result, or None while it is in flight.");
+  cls.def("cancel", &PyEngine::cancel, "op"_a, "Give an op up; False when it may be committed elsewhere already.");
+  cls.def("release", &PyEngine::release, "op"_a, "Forget an op, at the latest when it has ended.");
+  cls.def("shutdown", [](PyEngine& self) {
+    nb::gil_scoped_release free;
+    self.engine().shutdown();
+  });
+  cls.def("before_fork", [](PyEngine& self) { self.engine().before_fork(); });
+  cls.def("forked_parent", [](PyEngine& self) { self.engine().forked_parent(); });
+  cls.def("forked_child", [](PyEngine& self) { self.engine().forked_child(); });
+}
+
+}  // namespace ringfold
