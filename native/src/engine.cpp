@@ -1,11 +1,7 @@
 #include "ringfold/engine.hpp"
 
-#include <arpa/inet.h>
-#include <fcntl.h>
 #include <linux/sockios.h>
-#include <netdb.h>
 #include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <sched.h>
 #include <sys/eventfd.h>
 #include <sys/ioctl.h>
@@ -19,6 +15,8 @@
 #include <ctime>
 #include <stdexcept>
 
+#include "net.hpp"
+
 namespace ringfold {
 namespace {
 
@@ -30,55 +28,6 @@ constexpr Ns parked_after_call = 2 * millisecond;
 constexpr std::size_t flush_bytes = 512 * 1024;  // then reading gets its turn
 constexpr std::uint64_t listener_key = ~std::uint64_t{0};
 constexpr std::uint64_t wake_key = ~std::uint64_t{1};
-
-struct Address {
-  sockaddr_storage storage{};
-  socklen_t bytes = 0;
-};
-
-std::optional<Address> literal(const std::string& host, std::uint16_t port) {
-  addrinfo hints{};
-  hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* found = nullptr;
-  if (::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found) != 0) return std::nullopt;
-  Address out;
-  std::memcpy(&out.storage, found->ai_addr, found->ai_addrlen);
-  out.bytes = found->ai_addrlen;
-  ::freeaddrinfo(found);
-  return out;
-}
-
-std::string readable(const sockaddr_storage& storage, socklen_t bytes) {
-  char host[NI_MAXHOST] = "?", port[NI_MAXSERV] = "?";
-  ::getnameinfo(reinterpret_cast<const sockaddr*>(&storage), bytes, host, sizeof host, port, sizeof port,
-                NI_NUMERICHOST | NI_NUMERICSERV);
-  const bool v6 = storage.ss_family == AF_INET6;
-  return (v6 ? "[" : "") + std::string(host) + (v6 ? "]:" : ":") + port;
-}
-
-bool same_host(int fd) {
-  sockaddr_storage here{}, there{};
-  socklen_t here_bytes = sizeof here, there_bytes = sizeof there;
-  if (::getsockname(fd, reinterpret_cast<sockaddr*>(&here), &here_bytes) != 0) return false;
-  if (::getpeername(fd, reinterpret_cast<sockaddr*>(&there), &there_bytes) != 0) return false;
-  if (here.ss_family != there.ss_family) return false;
-  if (here.ss_family == AF_INET) {
-    return reinterpret_cast<sockaddr_in&>(here).sin_addr.s_addr == reinterpret_cast<sockaddr_in&>(there).sin_addr.s_addr;
-  }
-  return std::memcmp(&reinterpret_cast<sockaddr_in6&>(here).sin6_addr, &reinterpret_cast<sockaddr_in6&>(there).sin6_addr,
-                     sizeof(in6_addr)) == 0;
-}
-
-// Between machines the kernel sizes the buffers best. On one host there is no distance to fill: what is in flight should
-// stay in the cache, so the buffers are small and fixed.
-void prepare(int fd, int same_host_buffer) {
-  const int one = 1;
-  ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-  if (same_host_buffer <= 0 || !same_host(fd)) return;
-  ::setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &same_host_buffer, sizeof same_host_buffer);
-  ::setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &same_host_buffer, sizeof same_host_buffer);
-}
 
 }  // namespace
 
@@ -147,7 +96,7 @@ std::uint16_t Engine::listen(const std::string& host, std::uint16_t first_port, 
   std::string why = "no port was tried";
   for (int i = 0; i < std::max(tries, 1); ++i) {
     const int wanted = first_port == 0 ? 0 : first_port + i;
-    const auto address = literal(host, static_cast<std::uint16_t>(wanted));
+    const auto address = net::literal(host, static_cast<std::uint16_t>(wanted));
     if (!address || wanted > 65535) throw std::runtime_error("cannot listen on " + host + ": not an address");
     const int fd = ::socket(address->storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0) throw std::runtime_error(std::string("cannot make a socket: ") + strerror(errno));
@@ -175,7 +124,7 @@ ConnId Engine::dial(const std::string& host, std::uint16_t port, Ns timeout) {
   Turn turn(*this);
   const Ns now = monotonic_now();
   const ConnId conn = core_.open(host + ":" + std::to_string(port), false);
-  const auto address = literal(host, port);
+  const auto address = net::literal(host, port);
   if (!address) {
     core_.lost(now, conn, "not an address: " + host);
     return conn;
@@ -362,8 +311,8 @@ void Engine::accept_all() {
     const int fd =
         ::accept4(listener_, reinterpret_cast<sockaddr*>(&remote), &bytes, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (fd < 0) return;
-    prepare(fd, settings_.same_host_buffer);
-    adopt(fd, core_.open(readable(remote, bytes), true), false, 0);
+    net::prepare(fd, settings_.same_host_buffer);
+    adopt(fd, core_.open(net::readable(remote, bytes), true), false, 0);
   }
 }
 
@@ -378,7 +327,7 @@ void Engine::finish_connect(Socket& socket, Ns now) {
     return;
   }
   socket.connecting = false;
-  prepare(socket.fd, settings_.same_host_buffer);
+  net::prepare(socket.fd, settings_.same_host_buffer);
   core_.opened(socket.conn);
   watch(socket);
 }

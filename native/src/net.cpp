@@ -1,0 +1,62 @@
+#include "net.hpp"
+
+#include <arpa/inet.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+
+#include <cstring>
+
+namespace ringfold::net {
+
+std::optional<Address> literal(const std::string& host, std::uint16_t port) {
+  addrinfo hints{};
+  hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  if (::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found) != 0) return std::nullopt;
+  Address out;
+  std::memcpy(&out.storage, found->ai_addr, found->ai_addrlen);
+  out.bytes = found->ai_addrlen;
+  ::freeaddrinfo(found);
+  return out;
+}
+
+std::string readable(const sockaddr_storage& storage, socklen_t bytes) {
+  char host[NI_MAXHOST] = "?", port[NI_MAXSERV] = "?";
+  ::getnameinfo(reinterpret_cast<const sockaddr*>(&storage), bytes, host, sizeof host, port, sizeof port,
+                NI_NUMERICHOST | NI_NUMERICSERV);
+  const bool v6 = storage.ss_family == AF_INET6;
+  std::string out = v6 ? "[" : "";
+  out.append(host).append(v6 ? "]:" : ":").append(port);
+  return out;
+}
+
+namespace {
+
+bool same_host(int fd) {
+  sockaddr_storage here{}, there{};
+  socklen_t here_bytes = sizeof here, there_bytes = sizeof there;
+  if (::getsockname(fd, reinterpret_cast<sockaddr*>(&here), &here_bytes) != 0) return false;
+  if (::getpeername(fd, reinterpret_cast<sockaddr*>(&there), &there_bytes) != 0) return false;
+  if (here.ss_family != there.ss_family) return false;
+  if (here.ss_family == AF_INET) {
+    return reinterpret_cast<sockaddr_in&>(here).sin_addr.s_addr == reinterpret_cast<sockaddr_in&>(there).sin_addr.s_addr;
+  }
+  return std::memcmp(&reinterpret_cast<sockaddr_in6&>(here).sin6_addr, &reinterpret_cast<sockaddr_in6&>(there).sin6_addr,
+                     sizeof(in6_addr)) == 0;
+}
+
+}  // namespace
+
+// Between machines the kernel sizes the buffers best. On one host there is no distance to fill: what is in flight should
+// stay in the cache, so the buffers are small and fixed.
+void prepare(int fd, int same_host_buffer) {
+  const int one = 1;
+  ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+  if (same_host_buffer <= 0 || !same_host(fd)) return;
+  ::setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &same_host_buffer, sizeof same_host_buffer);
+  ::setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &same_host_buffer, sizeof same_host_buffer);
+}
+
+}  // namespace ringfold::net
