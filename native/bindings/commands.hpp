@@ -69,13 +69,13 @@ void bind_commands(nb::class_<Class>& cls, With with) {
   cls.def(
       "install",
       [with](Class& self, std::uint32_t epoch, std::uint32_t rank, std::uint32_t size, std::vector<PeerId> members,
-             bool evidence_by_master, std::size_t small_bytes, std::size_t segment_bytes, std::uint64_t) {
+             bool evidence_by_master, std::size_t small_bytes, std::size_t segment_bytes, std::uint32_t peers_here) {
         EpochSpec spec =
-            epoch_spec(epoch, rank, size, std::move(members), evidence_by_master, small_bytes, segment_bytes);
+            epoch_spec(epoch, rank, size, std::move(members), evidence_by_master, small_bytes, segment_bytes, peers_here);
         with(self, [&](Core& core, Ns now) { core.install(now, std::move(spec)); });
       },
       "epoch"_a, "rank"_a, "size"_a, "members"_a, "evidence_by_master"_a, "small_bytes"_a, "segment_bytes"_a,
-      "base_registrations"_a = 0, "Begin an epoch: mark the lanes, start the waiting ops.");
+      "peers_here"_a = 1, "Begin an epoch: mark the lanes, start the waiting ops.");
   cls.def(
       "progress",
       [with](Class& self) {

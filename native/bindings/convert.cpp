@@ -120,9 +120,9 @@ Call make_call(int kind, int reduce_op, std::uint64_t tag, int root, const std::
 }
 
 EpochSpec epoch_spec(std::uint32_t epoch, std::uint32_t rank, std::uint32_t size, std::vector<PeerId> members,
-                     bool by_master, std::size_t small_bytes, std::size_t segment_bytes) {
+                     bool by_master, std::size_t small_bytes, std::size_t segment_bytes, std::uint32_t peers_here) {
   if (members.size() != size || rank >= size) throw nb::value_error("rank, size and members do not agree");
-  return {epoch, rank, size, std::move(members), by_master, small_bytes, segment_bytes};
+  return {epoch, rank, size, std::move(members), by_master, small_bytes, segment_bytes, peers_here};
 }
 
 }  // namespace ringfold

@@ -140,7 +140,7 @@ class PyEngine {
 
 void bind_engine(nb::module_& m) {
   nb::class_<PyEngine> cls(m, "Engine", "Sockets, lanes and ops of one peer, with a thread of its own.");
-  cls.def(nb::init<int, int>(), "spin_us"_a = 100, "same_host_buffer"_a = 1 << 20);
+  cls.def(nb::init<int, int>(), "spin_us"_a = 300, "same_host_buffer"_a = 1 << 20);
   bind_commands(cls, [](PyEngine& self, auto command) {
     nb::gil_scoped_release free;
     self.engine().with_core(command);

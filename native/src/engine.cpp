@@ -29,6 +29,20 @@ constexpr std::size_t flush_bytes = 512 * 1024;  // then reading gets its turn
 constexpr std::uint64_t listener_key = ~std::uint64_t{0};
 constexpr std::uint64_t wake_key = ~std::uint64_t{1};
 
+std::uint32_t usable_cores() {
+  cpu_set_t set;
+  if (::sched_getaffinity(0, sizeof set, &set) != 0) return 1;
+  return static_cast<std::uint32_t>(CPU_COUNT(&set));
+}
+
+void pause_cpu() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
 }  // namespace
 
 Ns monotonic_now() {
@@ -37,7 +51,7 @@ Ns monotonic_now() {
   return Ns{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
 }
 
-Engine::Engine(EngineSettings settings) : settings_(settings) {
+Engine::Engine(EngineSettings settings) : settings_(settings), cores_(usable_cores()) {
   epoll_ = ::epoll_create1(EPOLL_CLOEXEC);
   wake_ = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   if (epoll_ < 0 || wake_ < 0) throw std::runtime_error("no descriptors for an engine: " + std::string(strerror(errno)));
@@ -204,6 +218,18 @@ void Engine::give_way(std::unique_lock<std::mutex>& lock) {
   if (turns_wanted_.load() == 0) return;
   lock.unlock();
   for (int i = 0; i < 1000 && turns_wanted_.load() > 0; ++i) ::sched_yield();
+  lock.lock();
+}
+
+// Between two looks while spinning. With more peers here than cores, the one that is waited for needs this core. Otherwise
+// the core is kept: two peers that yield to each other on one core look busy enough for the kernel to leave them there.
+void Engine::wait_a_moment(std::unique_lock<std::mutex>& lock) {
+  if (core_.peers_here() <= cores_) {
+    pause_cpu();
+    return;
+  }
+  lock.unlock();
+  ::sched_yield();
   lock.lock();
 }
 
@@ -468,9 +494,7 @@ bool Engine::run(std::uint64_t id, Ns most) {
       if (round % 16 == 15) poll_all(lock, 0);
     } else if (now - idle_since < settings_.spin) {
       if (round % 4 == 3) poll_all(lock, 0);
-      lock.unlock();
-      ::sched_yield();
-      lock.lock();
+      wait_a_moment(lock);
     } else {
       poll_all(lock, core_.has_dirty() ? 0 : 10);
       idle_since = monotonic_now() - settings_.spin / 2;

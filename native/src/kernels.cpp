@@ -24,9 +24,6 @@ constexpr size_t slice_bytes = 2 * 1024;
 // overwrite() only copies; turning around less often is worth more than room in L1.
 constexpr size_t copy_block_bytes = 16 * 1024;
 
-// Below this the backup is likely read or overwritten again while it is still in cache.
-constexpr size_t stream_from_bytes = 32 * 1024;
-
 void cached_copy(void* target, const void* source, size_t bytes) { std::memcpy(target, source, bytes); }
 
 // Streaming stores are not ordered with the stores after them: another thread may restore from the backup.
@@ -64,25 +61,27 @@ void divide(DType dtype, void* target, uint32_t divisor, size_t count) {
     if (divisor > 1) active_level().kernels->divide[index(dtype)](target, divisor, count);
 }
 
-uint32_t reduce_step(DType dtype, ReduceOp op, void* target, const void* a, const void* b, size_t count, void* backup,
-                     uint32_t divisor, bool want_crc) {
+uint32_t reduce_step(DType dtype, ReduceOp op, void* target, const void* a, const void* b, size_t count, Backup backup,
+                     uint32_t divisor, bool want_crc, bool b_first) {
     const Level& level = active_level();
     const ReduceKernel reduce_block = level.kernels->reduce[index(dtype)][index(op)];
     const DivideKernel divide_block = level.kernels->divide[index(dtype)];
     const size_t item = item_bytes(dtype);
     const size_t bytes = count * item;
-    const bool stream = backup != nullptr && bytes >= stream_from_bytes;
+    const bool stream = backup.at != nullptr && backup.past_cache;
     const CopyKernel save = stream ? level.kernels->stream_copy : cached_copy;
     auto* t = static_cast<uint8_t*>(target);
     const auto* x = static_cast<const uint8_t*>(a);
     const auto* y = static_cast<const uint8_t*>(b);
-    auto* saved = static_cast<uint8_t*>(backup);
+    auto* saved = static_cast<uint8_t*>(backup.at);
 
     uint32_t state = ~0u;
     for (size_t at = 0; at < bytes; at += block_bytes) {
         const size_t size = std::min(block_bytes, bytes - at);
         if (saved != nullptr) save(saved + at, x + at, size);
-        reduce_block(t + at, x + at, y + at, size / item);
+        const uint8_t* first = b_first ? y : x;
+        const uint8_t* second = b_first ? x : y;
+        reduce_block(t + at, first + at, second + at, size / item);
         if (divisor > 1) divide_block(t + at, divisor, size / item);
         if (want_crc) {
             const size_t next_size = std::min(block_bytes, bytes - at - size);
@@ -93,17 +92,17 @@ uint32_t reduce_step(DType dtype, ReduceOp op, void* target, const void* a, cons
     return want_crc ? ~state : 0;
 }
 
-void overwrite(void* target, const void* source, size_t bytes, void* backup) {
+void overwrite(void* target, const void* source, size_t bytes, Backup backup) {
     if (bytes == 0) return;
-    if (backup == nullptr) {
+    if (backup.at == nullptr) {
         std::memcpy(target, source, bytes);
         return;
     }
-    const bool stream = bytes >= stream_from_bytes;
+    const bool stream = backup.past_cache;
     const CopyKernel save = stream ? active_level().kernels->stream_copy : cached_copy;
     auto* t = static_cast<uint8_t*>(target);
     const auto* s = static_cast<const uint8_t*>(source);
-    auto* saved = static_cast<uint8_t*>(backup);
+    auto* saved = static_cast<uint8_t*>(backup.at);
     for (size_t at = 0; at < bytes; at += copy_block_bytes) {
         const size_t size = std::min(copy_block_bytes, bytes - at);
         save(saved + at, t + at, size);

@@ -8,6 +8,8 @@ namespace {
 
 using kernels::item_bytes;
 
+// The backup of a larger op would only push segments out of the cache.
+constexpr std::size_t past_cache_bytes = std::size_t{4} << 20;
 // Payloads of a small op are held by everybody; together they stay below this.
 constexpr std::size_t most_small_bytes = std::size_t{4} << 20;
 
@@ -123,10 +125,20 @@ void Op::pieces(const Sendable& item, std::vector<Piece>& out) const {
     out.push_back({work(item.offset), item.length});
     return;
   }
+  if (plan_.exchange && saves() && received(item.stage, item.offset)) {
+    out.push_back({backup_.at() + item.offset, item.length});  // overwritten meanwhile: the original is in the backup
+    return;
+  }
   for_spans(item.offset, item.offset + item.length,
             [&](const Span& span, std::size_t inside, std::size_t, std::size_t count) {
               out.push_back({(item.stage == 0 ? span.source : span.target) + inside, count});
             });
+}
+
+bool Op::received(std::uint16_t stage, std::uint64_t offset) const {
+  const Receive& receive = plan_.receives[stage];
+  const std::size_t bit = receive.first_bit + (offset - plan_.chunk_begin[receive.chunk]) / plan_.segment_bytes;
+  return (bitmap_[bit / 64] >> (bit % 64) & 1) != 0;
 }
 
 std::uint32_t Op::crc_of(const Sendable& item) const {
@@ -161,18 +173,18 @@ Op::Applied Op::apply(std::uint16_t stage, std::uint64_t offset, const std::byte
   const bool save = saves() && receive.first_touch;
   std::uint32_t forward_crc = crc;
   if (spec.kind == OpKind::all_gather) {
-    kernels::overwrite(work(offset), payload, length, nullptr);
+    kernels::overwrite(work(offset), payload, length, {});
   } else {
     std::size_t parts = 0;
     std::uint32_t part_crc = 0;
     for_spans(offset, offset + length, [&](const Span& span, std::size_t inside, std::size_t at, std::size_t count) {
-      std::byte* backup = save ? backup_.at() + at : nullptr;
+      const kernels::Backup backup{save ? backup_.at() + at : nullptr, bytes >= past_cache_bytes};
       std::byte* target = spec.kind == OpKind::reduce_scatter ? work(at) : span.target + inside;
       const std::byte* incoming = payload + (at - offset);
       if (receive.reduce) {
         part_crc = kernels::reduce_step(span.dtype, spec.reduce_op, target, span.source + inside, incoming,
                                         count / item_bytes(span.dtype), backup, divisor,
-                                        passes_on && count == length);
+                                        passes_on && count == length, plan_.exchange && plan_.rank > 0);
       } else {
         kernels::overwrite(target, incoming, count, backup);
       }
@@ -246,8 +258,7 @@ void Op::restore() {
     const std::size_t begin = plan_.chunk_begin[receive.chunk];
     const std::size_t end = plan_.chunk_begin[receive.chunk + 1];
     for (std::size_t at = begin; at < end; at += plan_.segment_bytes) {
-      const std::size_t bit = receive.first_bit + (at - begin) / plan_.segment_bytes;
-      if ((bitmap_[bit / 64] >> (bit % 64) & 1) == 0) continue;
+      if (!received(static_cast<std::uint16_t>(&receive - plan_.receives.data()), at)) continue;
       for_spans(at, std::min(at + plan_.segment_bytes, end),
                 [&](const Span& span, std::size_t inside, std::size_t where, std::size_t count) {
                   std::memcpy(span.target + inside, backup_.at() + where, count);

@@ -21,10 +21,10 @@ std::vector<std::size_t> grained_chunks(std::size_t bytes, std::uint32_t count) 
   return begin;
 }
 
-// A chunk of few segments does not overlap receiving with sending: cut it finer, down to what a frame is worth.
+// A chunk of one segment does not overlap receiving with sending: cut it in two, down to what a frame is worth.
 std::size_t fitting_segment(std::size_t largest_chunk, std::size_t segment_bytes) {
-  const std::size_t quarter = (largest_chunk / 4 + chunk_grain - 1) / chunk_grain * chunk_grain;
-  return std::min(segment_bytes, std::max(quarter, std::min(smallest_segment, segment_bytes)));
+  const std::size_t half = (largest_chunk / 2 + chunk_grain - 1) / chunk_grain * chunk_grain;
+  return std::min(segment_bytes, std::max(half, std::min(smallest_segment, segment_bytes)));
 }
 
 std::uint32_t modulo(std::int64_t value, std::uint32_t size) {
@@ -46,6 +46,14 @@ Plan make_plan(OpKind kind, std::size_t bytes, std::uint32_t rank, std::uint32_t
   };
   switch (kind) {
     case OpKind::all_reduce:
+      if (size == 2) {
+        plan.chunk_begin = {0, bytes};
+        plan.first_chunk = 0;
+        plan.receives.push_back({0, true, true, true, 0});
+        plan.stages = 1;
+        plan.exchange = true;
+        break;
+      }
       plan.chunk_begin = grained_chunks(bytes, size);
       plan.first_chunk = static_cast<std::int32_t>(rank);
       for (std::uint32_t s = 0; s < hops; ++s) receive(r - s - 1, true, true, s + 1 == hops);

@@ -75,7 +75,7 @@ void from_memory() {
     const auto step = [&](bool save, bool crc, uint32_t divisor) {
         return gb_per_s(segment, segments, [&](size_t i) {
             uint8_t* p = t + i * segment;
-            sink = kernels::reduce_step(DType::f32, ReduceOp::sum, p, p, b.data(), count, save ? saved + i * segment : nullptr, divisor, crc);
+            sink = kernels::reduce_step(DType::f32, ReduceOp::sum, p, p, b.data(), count, kernels::Backup{save ? saved + i * segment : nullptr, true}, divisor, crc);
         });
     };
     std::printf("    memcpy, memory to memory            %6.1f\n", gb_per_s(segment, segments, [&](size_t i) { std::memcpy(saved + i * segment, t + i * segment, segment); }));
@@ -88,9 +88,9 @@ void from_memory() {
     std::printf("    reduce_step f32 backup crc          %6.1f\n", step(true, true, 0));
     std::printf("    reduce_step f32 backup crc divide   %6.1f\n", step(true, true, 2));
     std::printf("    reduce_step f32 out of place, crc   %6.1f\n", gb_per_s(segment, segments, [&](size_t i) {
-                    sink = kernels::reduce_step(DType::f32, ReduceOp::sum, o + i * segment, t + i * segment, b.data(), count, nullptr, 0, true); }));
-    std::printf("    overwrite                           %6.1f\n", gb_per_s(segment, segments, [&](size_t i) { kernels::overwrite(t + i * segment, b.data(), segment, nullptr); }));
-    std::printf("    overwrite backup                    %6.1f\n", gb_per_s(segment, segments, [&](size_t i) { kernels::overwrite(t + i * segment, b.data(), segment, saved + i * segment); }));
+                    sink = kernels::reduce_step(DType::f32, ReduceOp::sum, o + i * segment, t + i * segment, b.data(), count, {}, 0, true); }));
+    std::printf("    overwrite                           %6.1f\n", gb_per_s(segment, segments, [&](size_t i) { kernels::overwrite(t + i * segment, b.data(), segment, {}); }));
+    std::printf("    overwrite backup                    %6.1f\n", gb_per_s(segment, segments, [&](size_t i) { kernels::overwrite(t + i * segment, b.data(), segment, {saved + i * segment, true}); }));
 }
 
 }  // namespace

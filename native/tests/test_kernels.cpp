@@ -385,14 +385,14 @@ void a_step_saves_reduces_divides_and_sums_up() {
                 const uint32_t crc = crc_bit_by_bit(expected.data(), bytes);
                 on_every_level([&](const char* level) {
                     Placed x(a, random.next() % 64), y(b, random.next() % 64), backup(Bytes(bytes), random.next() % 64), out(Bytes(bytes), 5);
-                    const uint32_t apart = kernels::reduce_step(dtype, op, out.at(), x.at(), y.at(), count, nullptr, divisor, true);
+                    const uint32_t apart = kernels::reduce_step(dtype, op, out.at(), x.at(), y.at(), count, {}, divisor, true);
                     CHECK_SAYING(apart == crc && out.content() == expected && x.content() == a, "%s step %s of %zu bytes, apart", level, dtype_name, bytes);
-                    const uint32_t in_place = kernels::reduce_step(dtype, op, x.at(), x.at(), y.at(), count, backup.at(), divisor, true);
+                    const uint32_t in_place = kernels::reduce_step(dtype, op, x.at(), x.at(), y.at(), count, {backup.at(), count % 2 == 1}, divisor, true);
                     CHECK_SAYING(in_place == crc && x.content() == expected, "%s step %s of %zu bytes, in place", level, dtype_name, bytes);
                     CHECK_SAYING(backup.content() == a, "%s step %s of %zu bytes: backup", level, dtype_name, bytes);
                     CHECK(x.guards_intact() && out.guards_intact() && backup.guards_intact() && y.content() == b);
                     Placed again(a, 9);
-                    CHECK(kernels::reduce_step(dtype, op, again.at(), again.at(), y.at(), count, nullptr, divisor, false) == 0);
+                    CHECK(kernels::reduce_step(dtype, op, again.at(), again.at(), y.at(), count, {}, divisor, false) == 0);
                     CHECK_SAYING(again.content() == expected, "%s step %s of %zu bytes, no crc", level, dtype_name, bytes);
                 });
             }
@@ -406,11 +406,11 @@ void overwrite_keeps_the_old_bytes() {
         const Bytes old = random_elements(DType::u8, bytes, random), fresh = random_elements(DType::u8, bytes, random);
         on_every_level([&](const char* level) {
             Placed target(old, random.next() % 64), source(fresh, random.next() % 64), backup(Bytes(bytes), random.next() % 64);
-            kernels::overwrite(target.at(), source.at(), bytes, backup.at());
+            kernels::overwrite(target.at(), source.at(), bytes, {backup.at(), bytes % 2 == 1});
             CHECK_SAYING(target.content() == fresh && backup.content() == old, "%s overwrite of %zu", level, bytes);
             CHECK(target.guards_intact() && backup.guards_intact() && source.content() == fresh);
             Placed bare(old, 1);
-            kernels::overwrite(bare.at(), source.at(), bytes, nullptr);
+            kernels::overwrite(bare.at(), source.at(), bytes, {});
             CHECK_SAYING(bare.content() == fresh && bare.guards_intact(), "%s overwrite of %zu without backup", level, bytes);
         });
     }

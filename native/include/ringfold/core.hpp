@@ -86,6 +86,7 @@ struct EpochSpec {
   bool evidence_by_master = false;
   std::size_t small_bytes = 0;
   std::size_t segment_bytes = 0;
+  std::uint32_t peers_here = 1;  // members on this host
 };
 
 struct LaneInfo {
@@ -144,6 +145,7 @@ class Core {
   OpPtr find(std::uint64_t id) const;
   bool cancel(std::uint64_t id);
   void release(std::uint64_t id);
+  std::uint32_t peers_here() const { return spec_.peers_here; }
   bool any_in_flight() const { return !running_.empty() || !waiting_.empty(); }
   std::vector<std::uint64_t> tags_in_flight() const;
   std::uint64_t finished_count() const { return finished_count_; }

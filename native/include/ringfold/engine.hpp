@@ -23,7 +23,7 @@ namespace ringfold {
 Ns monotonic_now();
 
 struct EngineSettings {
-  Ns spin = 100'000;
+  Ns spin = 300'000;
   int same_host_buffer = 1 << 20;  // bytes; 0: the kernel's own tuning on one host too
 };
 
@@ -111,8 +111,10 @@ class Engine {
   void tick(Ns now);
   void tell();
   void give_way(std::unique_lock<std::mutex>& lock);
+  void wait_a_moment(std::unique_lock<std::mutex>& lock);
 
   const EngineSettings settings_;
+  const std::uint32_t cores_;
   std::mutex mutex_;
   std::condition_variable events_ready_, ops_ready_, service_wanted_;
   Core core_;

@@ -25,18 +25,24 @@ size_t item_bytes(DType dtype);
 // Integers wrap around. f16 and bf16 are computed in f32 and rounded to nearest even. min and max propagate NaN.
 void reduce(DType dtype, ReduceOp op, void* target, const void* a, const void* b, size_t count);
 
-// The ring's inner step in one pass over the cache: save `a` to `backup` (nullptr: do not), target = a op b, and when
-// divisor > 1, target = target / divisor. Returns the CRC-32C of the target's bytes, or 0 when it is not wanted.
-// A large backup is written past the cache.
-uint32_t reduce_step(DType dtype, ReduceOp op, void* target, const void* a, const void* b, size_t count, void* backup,
-                     uint32_t divisor, bool want_crc);
+// Where old bytes are saved before they are overwritten. A backup that is larger than the cache is written past it.
+struct Backup {
+    void* at = nullptr;  // nullptr: nothing is saved
+    bool past_cache = false;
+};
+
+// The ring's inner step in one pass over the cache: save `a`, target = a op b (or b op a: the order decides between zeros of
+// different sign), and when divisor > 1, target = target / divisor. Returns the CRC-32C of the target's bytes, or 0 when it
+// is not wanted. The target may be `a`.
+uint32_t reduce_step(DType dtype, ReduceOp op, void* target, const void* a, const void* b, size_t count, Backup backup,
+                     uint32_t divisor, bool want_crc, bool b_first = false);
 
 // target[i] = target[i] / divisor: correctly rounded for floats, truncating for integers. 0 and 1 leave it as it is.
 void divide(DType dtype, void* target, uint32_t divisor, size_t count);
 
-// Save the target's old bytes to `backup` (nullptr: do not), then copy `source` over it. The backup goes past the cache, the
-// target stays in it: the next thing that happens to a circulated segment is that it is sent on. No two ranges overlap.
-void overwrite(void* target, const void* source, size_t bytes, void* backup);
+// Save the target's old bytes, then copy `source` over it. The target stays in the cache: the next thing that happens to a
+// circulated segment is that it is sent on. No two ranges overlap.
+void overwrite(void* target, const void* source, size_t bytes, Backup backup);
 
 // "avx512", "avx2" or "generic".
 const char* cpu_level();

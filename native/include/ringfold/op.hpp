@@ -135,6 +135,7 @@ class Op {
 
  private:
   std::byte* work(std::size_t at) const;
+  bool received(std::uint16_t stage, std::uint64_t offset) const;
   bool saves() const { return spec.in_place && spec.kind != OpKind::all_gather && spec.kind != OpKind::reduce_scatter; }
   template <typename Visit>
   void for_spans(std::size_t from, std::size_t to, Visit visit) const;

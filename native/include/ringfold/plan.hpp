@@ -7,7 +7,8 @@
 // all_reduce, n ranks, B bytes: 2(n-1) stages, each rank sends and receives 2(n-1)/n B. At stage s < n-1 rank r receives
 // and reduces chunk r-s-1; rank r ends up owning chunk r+1, which then circulates unchanged for n-1 stages, so every
 // rank holds the owner's bits. reduce_scatter is the first half, shifted so that rank r owns chunk r; all_gather is the
-// second half; broadcast is a chain from the root with one chunk and n-1 hops.
+// second half; broadcast is a chain from the root with one chunk and n-1 hops. Two ranks exchange the whole buffer in one
+// stage and both reduce all of it: the same bytes, half the stages; in rank order, so that both compute the same bits.
 #pragma once
 
 #include <cstddef>
@@ -34,6 +35,7 @@ struct Plan {
   std::vector<Receive> receives;         // by stage
   std::int32_t first_chunk = -1;         // what this rank sends at stage 0 without having received anything
   std::uint32_t stages = 0;              // received at s is passed on at s + 1 iff s + 1 < stages
+  bool exchange = false;                 // what is sent and what is received are the same range
   std::uint32_t receive_segments = 0;
   std::size_t receive_bytes = 0;
 

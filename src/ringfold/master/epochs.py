@@ -227,7 +227,7 @@ class Epochs:
             newcomers=sorted(change.newcomers),
             secret=derive(self._secret, "epoch", group.id, group.epoch),
             evidence=group.evidence,
-            small_bytes=self._settings.small_bytes,
+            small_bytes=self._settings.small_bytes_for(len(ring)),
             segment_bytes=self._settings.segment_bytes,
             lanes=self._settings.lanes,
             registrations=self._run.settled_registrations(),

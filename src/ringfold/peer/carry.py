@@ -73,7 +73,7 @@ def command(engine: Commands, effect: EngineEffect) -> EngineSealed | None:
                 effect.evidence_by_master,
                 effect.small_bytes,
                 effect.segment_bytes,
-                effect.base_registrations,
+                effect.peers_here,
             )
         case FailAll(reason):
             engine.fail_all(OpStatus.FAILED, encode_reason(reason))

@@ -76,7 +76,8 @@ class Install:
     evidence_by_master: bool
     small_bytes: int
     segment_bytes: int
-    base_registrations: int
+    peers_here: int
+    """How many members run on this host: more than it has cores, and waiting must give way to them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -211,7 +211,7 @@ class PeerMachine:
             evidence_by_master=record.evidence == "master",
             small_bytes=record.small_bytes,
             segment_bytes=record.segment_bytes,
-            base_registrations=record.registrations,
+            peers_here=sum(member.host == self.identity.host for member in record.members),
         )
         return [install, *self._say(messages.Attached(record.epoch))]
 
