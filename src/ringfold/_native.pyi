@@ -55,7 +55,7 @@ class Core:
     def settle(self, epoch: int, verdicts: Sequence[tuple[int, int, bool, int, Sequence[bytes] | None, int, bytes]], default_reason: bytes) -> None:
         """Decide every op of the sealed epoch."""
 
-    def install(self, epoch: int, rank: int, size: int, members: Sequence[int], evidence_by_master: bool, small_bytes: int, segment_bytes: int, base_registrations: int = 0) -> None:
+    def install(self, epoch: int, rank: int, size: int, members: Sequence[int], evidence_by_master: bool, small_bytes: int, segment_bytes: int, peers_here: int = 1) -> None:
         """Begin an epoch: mark the lanes, start the waiting ops."""
 
     def progress(self) -> list[tuple[int, int]]:
@@ -102,7 +102,7 @@ class Core:
 class Engine:
     """Sockets, lanes and ops of one peer, with a thread of its own."""
 
-    def __init__(self, spin_us: int = 100, same_host_buffer: int = 1048576) -> None: ...
+    def __init__(self, spin_us: int = 300, same_host_buffer: int = 1048576) -> None: ...
 
     def send(self, conn: int, body: bytes) -> None:
         """Queue a message."""
@@ -131,7 +131,7 @@ class Engine:
     def settle(self, epoch: int, verdicts: Sequence[tuple[int, int, bool, int, Sequence[bytes] | None, int, bytes]], default_reason: bytes) -> None:
         """Decide every op of the sealed epoch."""
 
-    def install(self, epoch: int, rank: int, size: int, members: Sequence[int], evidence_by_master: bool, small_bytes: int, segment_bytes: int, base_registrations: int = 0) -> None:
+    def install(self, epoch: int, rank: int, size: int, members: Sequence[int], evidence_by_master: bool, small_bytes: int, segment_bytes: int, peers_here: int = 1) -> None:
         """Begin an epoch: mark the lanes, start the waiting ops."""
 
     def progress(self) -> list[tuple[int, int]]:

@@ -121,8 +121,8 @@ class Heartbeat(msgspec.Struct, frozen=True):
     """A peer's heartbeat: `echo` is the highest number heard from the master; the rest is what it is busy with.
 
     `out_stalled_ms`: an op has bytes for the next peer and none were acknowledged for so long. `in_starved_ms`: an op
-    waits for the previous peer and nothing came for so long. `received` counts the bytes that came from the master: while
-    a large record is under way they show that the peer hears, although no echo can come before its end.
+    waits for the previous peer and nothing came for so long. `received` counts the bytes that came from the master:
+    while a large record is under way they show that the peer hears, although no echo can come before its end.
     """
 
     number: int
