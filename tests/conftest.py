@@ -1,6 +1,8 @@
 """What every test may count on: no setting of the caller's shell leaks in, and a reason when root is needed."""
 
+import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -40,3 +42,13 @@ def _clean_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith("RINGFOLD_"):
             monkeypatch.delenv(name)
+
+
+@pytest.fixture(autouse=True)
+def _own_log() -> Iterator[None]:
+    """A command that is run inside the test process sets up logging for itself, not for the tests after it."""
+    logger = logging.getLogger("ringfold")
+    before = (logger.handlers[:], logger.level, logger.propagate)
+    yield
+    logger.handlers[:], level, logger.propagate = before
+    logger.setLevel(level)
