@@ -326,33 +326,39 @@ bool Core::process_lane(Ns now, Conn& conn) {
   const std::byte* payload = conn.rx.data() + conn.rx_begin + sizeof header;
   conn.rx_begin += sizeof header + header.length;
   std::string why;
-  if (on_lane_frame(now, conn, header, payload, why)) return true;
+  if (on_lane_frame(conn, header, payload, why)) return true;
   violation(now, conn, std::move(why));
   return false;
 }
 
 // Sending: frames that have begun, then control, then segments pulled from the oldest op that may send.
-OpPtr Core::next_op_to_send() const {
+OpPtr Core::next_op_to_send(bool to_next) const {
+  if (sealed_) return nullptr;
   for (const OpPtr& op : running_) {
-    if (!op->has_sendable()) continue;
-    const bool may = op->peer_ready || op->eager_sent == 0 ||
-                     op->eager_sent + op->next_sendable().length <= spec_.segment_bytes;
-    if (may) return op;
+    if (!op->has_sendable(to_next)) continue;
+    const std::size_t sent = op->eager_sent[to_next];
+    const bool eager = sent == 0 || sent + op->next_sendable(to_next).length <= spec_.segment_bytes;
+    if (op->peer_ready[to_next] || eager) return op;
   }
   return nullptr;
 }
 
-bool Core::pullable() const { return !sealed_ && next_op_to_send() != nullptr; }
+void Core::mark_dirty_for(const OpPtr& op) {
+  for (auto& [id, conn] : conns_) {
+    if (conn.role == Role::lane && op->has_sendable(conn.outgoing)) mark_dirty(conn);
+  }
+}
 
 void Core::pull(Conn& conn) {
   while (conn.tx_bytes < queue_ahead_bytes && conn.tx.size() < queue_ahead_frames) {
-    const OpPtr op = sealed_ ? nullptr : next_op_to_send();
+    const bool to_next = conn.outgoing;
+    const OpPtr op = next_op_to_send(to_next);
     if (op == nullptr) return;
     OutFrame frame;
     frame.op = op;
-    frame.item = op->take_sendable();
-    if (planted_.apply_duplicate && frame.item.offset % 3 == 1) op->send_again(frame.item);
-    op->eager_sent += frame.item.length;
+    frame.item = op->take_sendable(to_next);
+    if (planted_.apply_duplicate && frame.item.offset % 3 == 1) op->send_again(to_next, frame.item);
+    op->eager_sent[to_next] += frame.item.length;
     frame.header = header_for(op, LaneFrame::data);
     frame.header.stage = frame.item.stage;
     frame.header.offset = frame.item.offset;
@@ -370,7 +376,7 @@ void Core::pull(Conn& conn) {
 std::size_t Core::gather(ConnId id, iovec* out, std::size_t most) {
   Conn* conn = find_conn(id);
   if (conn == nullptr) return 0;
-  if (conn->role == Role::lane && conn->outgoing && conn->mark_sent == spec_.epoch) pull(*conn);
+  if (conn->role == Role::lane && conn->mark_sent == spec_.epoch) pull(*conn);
   std::size_t count = 0;
   std::vector<Piece> pieces;
   const auto add = [&](const std::byte* at, std::size_t bytes, std::size_t& skip) {
@@ -421,7 +427,7 @@ bool Core::wants_write(ConnId id) const {
   const Conn* conn = find_conn(id);
   if (conn == nullptr) return false;
   if (!conn->tx.empty()) return true;
-  return conn->role == Role::lane && conn->outgoing && conn->mark_sent == spec_.epoch && pullable();
+  return conn->role == Role::lane && conn->mark_sent == spec_.epoch && next_op_to_send(conn->outgoing) != nullptr;
 }
 
 std::vector<ConnId> Core::conns_with_output() const {
@@ -430,6 +436,11 @@ std::vector<ConnId> Core::conns_with_output() const {
     if (wants_write(id)) out.push_back(id);
   }
   return out;
+}
+
+bool Core::expects(ConnId id) const {
+  const Conn* conn = find_conn(id);
+  return conn != nullptr && (!conn->outgoing || spec_.size > 2);
 }
 
 void Core::acknowledged(Ns now, ConnId id, std::uint64_t unacknowledged) {

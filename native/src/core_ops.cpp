@@ -40,7 +40,7 @@ FrameHeader Core::header_for(const OpPtr& op, LaneFrame kind) const {
 
 // Frames. Each returns false with a reason when the neighbour breaks the protocol: its lane is then dropped.
 
-bool Core::on_lane_frame(Ns now, Conn& conn, const FrameHeader& header, const std::byte* payload, std::string& why) {
+bool Core::on_lane_frame(Conn& conn, const FrameHeader& header, const std::byte* payload, std::string& why) {
   if (header.kind == LaneFrame::mark) {
     if (header.epoch <= conn.mark_seen) {
       why = "the mark of epoch " + std::to_string(header.epoch) + " after that of " + std::to_string(conn.mark_seen);
@@ -58,9 +58,8 @@ bool Core::on_lane_frame(Ns now, Conn& conn, const FrameHeader& header, const st
     ++stats_.drained;
     return true;
   }
-  const bool backwards = header.kind == LaneFrame::ready;
-  if (backwards != conn.outgoing || header.kind > LaneFrame::ready) {
-    why = "frame kind " + std::to_string(static_cast<int>(header.kind)) + " in the wrong direction";
+  if (header.kind > LaneFrame::ready || (header.kind == LaneFrame::open && conn.outgoing)) {
+    why = "frame kind " + std::to_string(static_cast<int>(header.kind)) + " has no place here";
     return false;
   }
   if (!tags_.contains(header.tag) && tags_.size() >= most_tags) {
@@ -69,7 +68,7 @@ bool Core::on_lane_frame(Ns now, Conn& conn, const FrameHeader& header, const st
   }
   TagState& tag = tags_[header.tag];
   if (tag.running && header.sequence == tag.running->sequence) {
-    return on_op_frame(now, OpPtr(tag.running), header, payload, why);
+    return on_op_frame(OpPtr(tag.running), conn.outgoing, header, payload, why);
   }
   if (header.sequence < tag.next) {
     ++stats_.drained;
@@ -79,15 +78,16 @@ bool Core::on_lane_frame(Ns now, Conn& conn, const FrameHeader& header, const st
     why = "op " + std::to_string(header.sequence) + " of tag " + std::to_string(header.tag) + " is too far ahead";
     return false;
   }
-  tag.stash.push_back({header, bytes_of(payload, header.length)});
+  tag.stash.push_back({conn.outgoing, header, bytes_of(payload, header.length)});
   tag.stash_bytes += header.length + sizeof header;
   return true;
 }
 
-bool Core::on_op_frame(Ns, const OpPtr& op, const FrameHeader& header, const std::byte* payload, std::string& why) {
+bool Core::on_op_frame(const OpPtr& op, bool from_next, const FrameHeader& header, const std::byte* payload,
+                       std::string& why) {
   if (header.kind == LaneFrame::ready) {
-    op->peer_ready = true;
-    if (Conn* conn = lane_for_control(true)) mark_dirty(*conn);
+    op->peer_ready[from_next] = true;
+    mark_dirty_for(op);
     return true;
   }
   if (header.kind == LaneFrame::open) {
@@ -105,10 +105,12 @@ bool Core::on_op_frame(Ns, const OpPtr& op, const FrameHeader& header, const std
     return true;
   }
   if (header.fingerprint != op->fingerprint) return true;  // its descriptor tells, and the op ends by a verdict
-  return header.kind == LaneFrame::data ? on_data(op, header, payload, why) : on_done(op, header, payload, why);
+  return header.kind == LaneFrame::data ? on_data(op, from_next, header, payload, why)
+                                        : on_done(op, from_next, header, payload, why);
 }
 
-bool Core::on_data(const OpPtr& op, const FrameHeader& header, const std::byte* payload, std::string& why) {
+bool Core::on_data(const OpPtr& op, bool from_next, const FrameHeader& header, const std::byte* payload,
+                   std::string& why) {
   if (!intact(header, payload)) {
     why = "a segment with a wrong checksum";
     return false;
@@ -117,7 +119,7 @@ bool Core::on_data(const OpPtr& op, const FrameHeader& header, const std::byte* 
     why = "a segment for an op that travels inside Done";
     return false;
   }
-  switch (op->apply(header.stage, header.offset, payload, header.length, header.payload_crc,
+  switch (op->apply(from_next, header.stage, header.offset, payload, header.length, header.payload_crc,
                     planted_.apply_duplicate)) {
     case Op::Applied::invalid:
       why = "a segment that is in nobody's plan";
@@ -129,16 +131,14 @@ bool Core::on_data(const OpPtr& op, const FrameHeader& header, const std::byte* 
       break;
   }
   op->result.received_bytes += header.length;
-  if (op->has_sendable()) {
-    for (auto& [id, conn] : conns_) {
-      if (conn.role == Role::lane && conn.outgoing) mark_dirty(conn);
-    }
-  }
+  mark_dirty_for(op);
   if (op->state == OpState::running && op->local_part_finished()) local_part_done(op);
   return true;
 }
 
-bool Core::on_done(const OpPtr& op, const FrameHeader& header, const std::byte* payload, std::string& why) {
+// A Done goes both ways around the ring and stops half-way, where the one from the other side has been.
+bool Core::on_done(const OpPtr& op, bool from_next, const FrameHeader& header, const std::byte* payload,
+                   std::string& why) {
   if (header.origin >= spec_.size || header.origin == spec_.rank || !intact(header, payload)) {
     why = "a broken Done";
     return false;
@@ -151,9 +151,14 @@ bool Core::on_done(const OpPtr& op, const FrameHeader& header, const std::byte* 
   op->dones[header.origin] = true;
   ++op->done_count;
   op->registrations = std::max(op->registrations, header.registrations);
-  if ((spec_.rank + 1) % spec_.size != header.origin) {
-    send_done(op, header.origin, header.registrations, op->small ? &op->payloads[header.origin] : nullptr);
+  const std::uint32_t n = spec_.size;
+  const std::uint32_t travelled = from_next ? (header.origin + n - spec_.rank) % n : (spec_.rank + n - header.origin) % n;
+  const std::uint32_t reach = from_next ? (n - 1) / 2 : n / 2;
+  if (travelled > reach) {
+    why = "a Done that went too far";
+    return false;
   }
+  if (travelled < reach) send_done(op, !from_next, header.origin, header.registrations);
   check_evidence(op);
   return true;
 }
@@ -240,24 +245,22 @@ void Core::start(Ns now, const OpPtr& op) {
   if (!whole_through_master) {
     if (Conn* next = lane_for_control(true)) lane_frame(*next, header_for(op, LaneFrame::open), raw(op->descriptor));
   }
-  if (!op->small && op->plan().receive_bytes > spec_.segment_bytes) {
-    if (Conn* previous = lane_for_control(false)) lane_frame(*previous, header_for(op, LaneFrame::ready), {});
+  for (const bool from_next : {false, true}) {
+    const std::size_t expected = from_next ? op->plan().bytes_from_next : op->plan().bytes_from_previous;
+    if (op->small || expected <= spec_.segment_bytes) continue;  // it fits into what may be sent eagerly
+    if (Conn* conn = lane_for_control(from_next)) lane_frame(*conn, header_for(op, LaneFrame::ready), {});
   }
   if (op->small) op->payloads[spec_.rank] = op->own_payload();
   if (op->small || op->local_part_finished()) local_part_done(op);
-  if (op->has_sendable()) {
-    for (auto& [id, conn] : conns_) {
-      if (conn.role == Role::lane && conn.outgoing) mark_dirty(conn);
-    }
-  }
+  mark_dirty_for(op);
 
   std::vector<Stashed> stash = std::exchange(tag.stash, {});
   tag.stash_bytes = 0;
   for (const Stashed& frame : stash) {
     if (op->state == OpState::finished) return;
     std::string why;
-    if (on_op_frame(now, op, frame.header, frame.payload.data(), why)) continue;
-    if (Conn* conn = lane_for_control(false)) violation(now, *conn, std::move(why));
+    if (on_op_frame(op, frame.from_next, frame.header, frame.payload.data(), why)) continue;
+    if (Conn* conn = lane_for_control(frame.from_next)) violation(now, *conn, std::move(why));
     return;
   }
 }
@@ -267,32 +270,43 @@ void Core::local_part_done(const OpPtr& op) {
   op->dones[spec_.rank] = true;
   ++op->done_count;
   op->registrations = std::max(op->registrations, registrations_);
-  send_done(op, spec_.rank, registrations_, op->small ? &op->payloads[spec_.rank] : nullptr);
+  if (spec_.evidence_by_master) {
+    send_done_to_master(op);
+  } else {
+    send_done(op, true, spec_.rank, registrations_);
+    if (spec_.size > 2) send_done(op, false, spec_.rank, registrations_);
+  }
   check_evidence(op);
 }
 
-void Core::send_done(const OpPtr& op, std::uint32_t origin, std::uint64_t registrations, const Bytes* payload) {
-  if (op->small && payload != nullptr) op->result.sent_bytes += payload->size();
-  if (spec_.evidence_by_master) {
-    Conn* conn = find_conn(control_);
-    if (conn == nullptr) return;
-    Bytes body;
-    put(body, spec_.epoch);
-    put(body, op->spec.tag);
-    put(body, op->sequence);
-    put(body, origin);
-    put(body, op->descriptor);
-    put(body, registrations);
-    if (payload != nullptr) body.insert(body.end(), payload->begin(), payload->end());
-    control_frame(*conn, ControlFrame::done, body.data(), body.size());
-    return;
+void Core::send_done_to_master(const OpPtr& op) {
+  Conn* conn = find_conn(control_);
+  if (conn == nullptr) return;
+  Bytes body;
+  put(body, spec_.epoch);
+  put(body, op->spec.tag);
+  put(body, op->sequence);
+  put(body, spec_.rank);
+  put(body, op->descriptor);
+  put(body, registrations_);
+  if (op->small) {
+    const Bytes& payload = op->payloads[spec_.rank];
+    body.insert(body.end(), payload.begin(), payload.end());
+    op->result.sent_bytes += payload.size();
   }
-  Conn* next = lane_for_control(true);
-  if (next == nullptr) return;
+  control_frame(*conn, ControlFrame::done, body.data(), body.size());
+}
+
+void Core::send_done(const OpPtr& op, bool to_next, std::uint32_t origin, std::uint64_t registrations) {
+  Conn* conn = lane_for_control(to_next);
+  if (conn == nullptr) return;
   FrameHeader header = header_for(op, LaneFrame::done);
   header.origin = origin;
   header.registrations = registrations;
-  lane_frame(*next, header, payload != nullptr ? *payload : Bytes{});
+  Bytes payload;
+  if (op->small) payload = op->payloads[origin];
+  op->result.sent_bytes += payload.size();
+  lane_frame(*conn, header, std::move(payload));
 }
 
 void Core::check_evidence(const OpPtr& op) {

@@ -187,9 +187,8 @@ void Engine::close_socket(ConnId conn) {
 }
 
 void Engine::refresh_hot() {
-  hot_in_.clear();
-  hot_out_.clear();
-  for (const LaneInfo& lane : core_.lanes()) (lane.outgoing ? hot_out_ : hot_in_).push_back(lane.conn);
+  hot_.clear();
+  for (const LaneInfo& lane : core_.lanes()) hot_.push_back(lane.conn);
 }
 
 // Turns: whoever has a command announces itself, and a driver lets it in between two rounds of polling.
@@ -395,12 +394,10 @@ void Engine::on_ready(const epoll_event& event, Ns now) {
 // The lanes alone: what a driving call does most of the time.
 bool Engine::poll_hot(Ns now) {
   bool progressed = false;
-  for (std::size_t i = 0; i < hot_in_.size(); ++i) {
-    const auto it = sockets_.find(hot_in_[i]);
-    if (it != sockets_.end() && it->second.reading) progressed |= read_some(it->second, now);
-  }
-  for (std::size_t i = 0; i < hot_out_.size(); ++i) {
-    const auto it = sockets_.find(hot_out_[i]);
+  for (std::size_t i = 0; i < hot_.size(); ++i) {
+    auto it = sockets_.find(hot_[i]);
+    if (it != sockets_.end() && it->second.reading && core_.expects(hot_[i])) progressed |= read_some(it->second, now);
+    it = i < hot_.size() ? sockets_.find(hot_[i]) : sockets_.end();  // reading may have closed it
     if (it == sockets_.end() || !it->second.blocked) continue;
     it->second.blocked = false;
     progressed |= flush(it->second, now);

@@ -63,14 +63,18 @@ void Op::start(std::uint32_t rank, std::uint32_t size, std::size_t small_bytes, 
                BackupPool& pool) {
   small = bytes <= small_bytes && bytes * size <= most_small_bytes;
   state = OpState::running;
-  peer_ready = mismatch_told = deadline_told = false;
-  eager_sent = 0;
+  mismatch_told = deadline_told = false;
+  for (const bool to_next : {false, true}) {
+    peer_ready[to_next] = false;
+    eager_sent[to_next] = 0;
+    own_[to_next].clear();
+    forwards_[to_next].clear();
+  }
+  early_.clear();
   dones.assign(size, false);
   done_count = 0;
   registrations = 0;
   payloads.clear();
-  own_.clear();
-  forwards_.clear();
   received_ = 0;
   if (small) {
     payloads.resize(size);
@@ -86,16 +90,17 @@ void Op::start(std::uint32_t rank, std::uint32_t size, std::size_t small_bytes, 
     if (backup_.bytes() < bytes) backup_ = pool.take(bytes);
   }
   if (gathers) std::memcpy(spec.gathered + plan_.chunk_begin[rank], spec.spans.front().source, bytes);
-  if (plan_.first_chunk < 0) return;
-  const std::size_t begin = plan_.chunk_begin[plan_.first_chunk];
-  const std::size_t end = plan_.chunk_begin[plan_.first_chunk + 1];
-  for (std::size_t at = begin; at < end; at += plan_.segment_bytes) {
-    own_.push_back({0, static_cast<std::uint32_t>(std::min(plan_.segment_bytes, end - at)), at, 0, false});
+  for (const Origin& origin : plan_.origins) {
+    const std::size_t end = plan_.chunk_begin[origin.chunk + 1];
+    for (std::size_t at = plan_.chunk_begin[origin.chunk]; at < end; at += plan_.segment_bytes) {
+      const auto length = static_cast<std::uint32_t>(std::min(plan_.segment_bytes, end - at));
+      own_[origin.send.to_next].push_back({origin.send.stage, true, length, at, 0, false});
+    }
   }
 }
 
-Sendable Op::take_sendable() {
-  std::deque<Sendable>& queue = forwards_.empty() ? own_ : forwards_;
+Sendable Op::take_sendable(bool to_next) {
+  std::deque<Sendable>& queue = forwards_[to_next].empty() ? own_[to_next] : forwards_[to_next];
   const Sendable item = queue.front();
   queue.pop_front();
   return item;
@@ -121,17 +126,17 @@ std::byte* Op::work(std::size_t at) const {
 
 void Op::pieces(const Sendable& item, std::vector<Piece>& out) const {
   const bool gathers = spec.kind == OpKind::all_gather;
-  if (gathers || (spec.kind == OpKind::reduce_scatter && item.stage > 0)) {
+  if (gathers || (spec.kind == OpKind::reduce_scatter && !item.own)) {
     out.push_back({work(item.offset), item.length});
     return;
   }
-  if (plan_.exchange && saves() && received(item.stage, item.offset)) {
+  if (plan_.exchange && item.own && saves() && received(item.stage, item.offset)) {
     out.push_back({backup_.at() + item.offset, item.length});  // overwritten meanwhile: the original is in the backup
     return;
   }
   for_spans(item.offset, item.offset + item.length,
             [&](const Span& span, std::size_t inside, std::size_t, std::size_t count) {
-              out.push_back({(item.stage == 0 ? span.source : span.target) + inside, count});
+              out.push_back({(item.own ? span.source : span.target) + inside, count});
             });
 }
 
@@ -149,28 +154,54 @@ std::uint32_t Op::crc_of(const Sendable& item) const {
   return crc;
 }
 
-Op::Applied Op::apply(std::uint16_t stage, std::uint64_t offset, const std::byte* payload, std::uint32_t length,
-                      std::uint32_t crc, bool ignore_bitmap) {
+Op::Applied Op::apply(bool from_next, std::uint16_t stage, std::uint64_t offset, const std::byte* payload,
+                      std::uint32_t length, std::uint32_t crc, bool ignore_bitmap) {
   if (stage >= plan_.receives.size() || plan_.receives[stage].chunk < 0) return Applied::invalid;
   const Receive& receive = plan_.receives[stage];
   const std::size_t begin = plan_.chunk_begin[receive.chunk];
   const std::size_t end = plan_.chunk_begin[receive.chunk + 1];
+  if (receive.from_next != from_next) return Applied::invalid;
   if (offset < begin || offset >= end || (offset - begin) % plan_.segment_bytes != 0) return Applied::invalid;
   if (length != std::min(plan_.segment_bytes, end - offset)) return Applied::invalid;
-  const std::size_t bit = receive.first_bit + (offset - begin) / plan_.segment_bytes;
-  std::uint64_t& word = bitmap_[bit / 64];
-  const std::uint64_t mask = std::uint64_t{1} << (bit % 64);
-  if ((word & mask) != 0) {
-    if (!ignore_bitmap) return Applied::duplicate;
-  } else {
-    word |= mask;
+  const bool seen = received(stage, offset);
+  if (seen && !ignore_bitmap) return Applied::duplicate;
+  if (receive.after >= 0 && !received(static_cast<std::uint16_t>(receive.after), offset)) {
+    for (const Early& other : early_) {
+      if (other.stage == stage && other.offset == offset) return Applied::duplicate;
+    }
+    early_.push_back({stage, offset, crc, {payload, payload + length}});
+    return Applied::yes;
+  }
+  if (!seen) {
+    const std::size_t bit = receive.first_bit + (offset - begin) / plan_.segment_bytes;
+    bitmap_[bit / 64] |= std::uint64_t{1} << (bit % 64);
     ++received_;
   }
+  write(receive, offset, payload, length, crc);
+  apply_early(stage, offset);
+  return Applied::yes;
+}
 
-  const bool passes_on = stage + 1u < plan_.stages;
+void Op::apply_early(std::uint16_t after, std::uint64_t offset) {
+  for (std::size_t i = 0; i < early_.size(); ++i) {
+    const Receive& receive = plan_.receives[early_[i].stage];
+    if (receive.after != after || early_[i].offset != offset) continue;
+    const Early found = std::move(early_[i]);
+    early_.erase(early_.begin() + static_cast<std::ptrdiff_t>(i));
+    apply(receive.from_next, found.stage, offset, found.payload.data(),
+          static_cast<std::uint32_t>(found.payload.size()), found.crc);
+    return;
+  }
+}
+
+// Reduces or overwrites, saves what was there, and queues the result for the next hops.
+void Op::write(const Receive& receive, std::uint64_t offset, const std::byte* payload, std::uint32_t length,
+               std::uint32_t crc) {
+  const bool passes_on = receive.pass_count > 0;
   const std::uint32_t divisor =
       receive.last_reduce && spec.reduce_op == kernels::ReduceOp::avg ? plan_.size : 1;
   const bool save = saves() && receive.first_touch;
+  const bool incoming_first = plan_.exchange && plan_.rank > 0;
   std::uint32_t forward_crc = crc;
   if (spec.kind == OpKind::all_gather) {
     kernels::overwrite(work(offset), payload, length, {});
@@ -180,24 +211,25 @@ Op::Applied Op::apply(std::uint16_t stage, std::uint64_t offset, const std::byte
     for_spans(offset, offset + length, [&](const Span& span, std::size_t inside, std::size_t at, std::size_t count) {
       const kernels::Backup backup{save ? backup_.at() + at : nullptr, bytes >= past_cache_bytes};
       std::byte* target = spec.kind == OpKind::reduce_scatter ? work(at) : span.target + inside;
+      const std::byte* local = receive.after >= 0 ? target : span.source + inside;
       const std::byte* incoming = payload + (at - offset);
       if (receive.reduce) {
-        part_crc = kernels::reduce_step(span.dtype, spec.reduce_op, target, span.source + inside, incoming,
+        part_crc = kernels::reduce_step(span.dtype, spec.reduce_op, target, local, incoming,
                                         count / item_bytes(span.dtype), backup, divisor,
-                                        passes_on && count == length, plan_.exchange && plan_.rank > 0);
+                                        passes_on && count == length, incoming_first);
       } else {
         kernels::overwrite(target, incoming, count, backup);
       }
       ++parts;
     });
     if (receive.reduce && passes_on) {
-      forward_crc = parts == 1 ? part_crc : crc_of({static_cast<std::uint16_t>(stage + 1), length, offset, 0, false});
+      forward_crc = parts == 1 ? part_crc : crc_of({0, false, length, offset, 0, false});
     }
   }
-  if (passes_on) {
-    forwards_.push_back({static_cast<std::uint16_t>(stage + 1), length, offset, forward_crc, true});
+  for (std::uint8_t i = 0; i < receive.pass_count; ++i) {
+    const Send& send = receive.passes[i];
+    forwards_[send.to_next].push_back({send.stage, false, length, offset, forward_crc, true});
   }
-  return Applied::yes;
 }
 
 std::vector<std::byte> Op::own_payload() const {
@@ -277,8 +309,11 @@ void Op::deliver() {
 }
 
 void Op::let_go_of_memory(BackupPool& pool) {
-  own_.clear();
-  forwards_.clear();
+  for (const bool to_next : {false, true}) {
+    own_[to_next].clear();
+    forwards_[to_next].clear();
+  }
+  early_.clear();
   pool.give_back(std::move(backup_));
   backup_ = {};
 }

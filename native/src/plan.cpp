@@ -7,6 +7,7 @@ namespace {
 
 constexpr std::size_t chunk_grain = 64;    // no element is ever cut: item sizes divide it
 constexpr std::size_t smallest_segment = 32 * 1024;
+constexpr std::size_t largest_square = std::size_t{2} << 20;  // beyond, the ring keeps both directions busier
 
 std::vector<std::size_t> equal_chunks(std::size_t bytes, std::uint32_t count) {
   std::vector<std::size_t> begin(count + 1);
@@ -32,6 +33,114 @@ std::uint32_t modulo(std::int64_t value, std::uint32_t size) {
   return static_cast<std::uint32_t>(((value % n) + n) % n);
 }
 
+void pass(Receive& receive, std::uint32_t stage, bool to_next = true) {
+  receive.passes[receive.pass_count++] = {static_cast<std::uint16_t>(stage), to_next};
+}
+
+// `hops` stages in which chunks wander to the next rank, each passed on until the last of them.
+class RingStages {
+ public:
+  RingStages(Plan& plan, std::uint32_t stages) : plan_(plan), stages_(stages) {}
+
+  void receive(std::int64_t chunk, bool reduce, bool first_touch, bool last_reduce) {
+    Receive stage;
+    stage.chunk = static_cast<std::int32_t>(modulo(chunk, plan_.size));
+    stage.reduce = reduce;
+    stage.first_touch = first_touch;
+    stage.last_reduce = last_reduce;
+    const auto next = static_cast<std::uint32_t>(plan_.receives.size()) + 1;
+    if (next < stages_) pass(stage, next);
+    plan_.receives.push_back(stage);
+  }
+
+ private:
+  Plan& plan_;
+  std::uint32_t stages_;
+};
+
+void plan_exchange(Plan& plan, std::size_t bytes) {
+  plan.chunk_begin = {0, bytes};
+  plan.origins.push_back({0, {}});
+  Receive whole;
+  whole.chunk = 0;
+  whole.reduce = whole.first_touch = whole.last_reduce = true;
+  plan.receives.push_back(whole);
+  plan.exchange = true;
+}
+
+// Ring positions 0 1 2 3 are the corners 00 10 11 01 of a square: one neighbour differs in the first bit (the partner
+// across), the other in the second (the partner along). Chunk q(a, b) belongs to corner ab.
+void plan_square(Plan& plan, std::size_t bytes) {
+  plan.chunk_begin = grained_chunks(bytes, 4);
+  const bool even = plan.rank % 2 == 0;
+  const int a = plan.rank == 1 || plan.rank == 2, b = plan.rank >= 2;
+  const auto q = [](int first, int second) { return first * 2 + second; };
+  const bool across = even, along = !even;  // whether that partner is the next rank
+  plan.origins = {{q(!a, !b), {0, across}}, {q(!a, b), {1, across}}};
+  plan.receives.resize(6);
+  const auto receive = [&](int stage, int chunk, bool from_next, bool reduce, bool first_touch) -> Receive& {
+    Receive& out = plan.receives[static_cast<std::size_t>(stage)];
+    out.chunk = chunk;
+    out.from_next = from_next;
+    out.reduce = reduce;
+    out.first_touch = first_touch;
+    return out;
+  };
+  pass(receive(0, q(a, !b), across, true, true), 2, along);
+  receive(1, q(a, b), across, true, true);
+  Receive& owned = receive(2, q(a, b), along, true, false);
+  owned.after = 1;
+  owned.last_reduce = true;
+  pass(owned, 3, along);
+  pass(owned, 4, across);
+  pass(receive(3, q(a, !b), along, false, false), 5, across);
+  receive(4, q(!a, b), across, false, true);
+  receive(5, q(!a, !b), across, false, true);
+}
+
+void plan_ring(Plan& plan, std::size_t bytes) {
+  const std::uint32_t hops = plan.size - 1;
+  const std::int64_t r = plan.rank;
+  plan.chunk_begin = grained_chunks(bytes, plan.size);
+  plan.origins.push_back({static_cast<std::int32_t>(plan.rank), {}});
+  RingStages stages(plan, 2 * hops);
+  for (std::uint32_t s = 0; s < hops; ++s) stages.receive(r - s - 1, true, true, s + 1 == hops);
+  for (std::uint32_t t = 0; t < hops; ++t) stages.receive(r - t, false, t == 0, false);
+}
+
+void plan_reduce_scatter(Plan& plan, std::size_t bytes) {
+  const std::uint32_t hops = plan.size - 1;
+  const std::int64_t r = plan.rank;
+  plan.chunk_begin = equal_chunks(bytes, plan.size);
+  plan.origins.push_back({static_cast<std::int32_t>(modulo(r - 1, plan.size)), {}});
+  RingStages stages(plan, hops);
+  for (std::uint32_t s = 0; s < hops; ++s) stages.receive(r - s - 2, true, true, s + 1 == hops);
+}
+
+void plan_all_gather(Plan& plan, std::size_t bytes) {
+  const std::uint32_t hops = plan.size - 1;
+  const std::int64_t r = plan.rank;
+  plan.chunk_begin = equal_chunks(bytes, plan.size);
+  plan.origins.push_back({static_cast<std::int32_t>(plan.rank), {}});
+  RingStages stages(plan, hops);
+  for (std::uint32_t t = 0; t < hops; ++t) stages.receive(r - t - 1, false, true, false);
+}
+
+void plan_broadcast(Plan& plan, std::size_t bytes, std::uint32_t root) {
+  const std::uint32_t hops = plan.size - 1;
+  plan.chunk_begin = {0, bytes};
+  const std::uint32_t distance = modulo(std::int64_t{plan.rank} - root, plan.size);
+  plan.receives.resize(hops);
+  if (distance == 0) {
+    plan.origins.push_back({0, {}});
+    return;
+  }
+  Receive& whole = plan.receives[distance - 1];
+  whole.chunk = 0;
+  whole.first_touch = true;
+  if (distance < hops) pass(whole, distance);
+}
+
 }  // namespace
 
 Plan make_plan(OpKind kind, std::size_t bytes, std::uint32_t rank, std::uint32_t size, std::uint32_t root,
@@ -39,48 +148,21 @@ Plan make_plan(OpKind kind, std::size_t bytes, std::uint32_t rank, std::uint32_t
   Plan plan;
   plan.rank = rank;
   plan.size = size;
-  const std::int64_t r = rank;
-  const std::uint32_t hops = size - 1;
-  const auto receive = [&](std::int64_t chunk, bool reduce, bool first_touch, bool last_reduce) {
-    plan.receives.push_back({static_cast<std::int32_t>(modulo(chunk, size)), reduce, first_touch, last_reduce, 0});
-  };
   switch (kind) {
     case OpKind::all_reduce:
-      if (size == 2) {
-        plan.chunk_begin = {0, bytes};
-        plan.first_chunk = 0;
-        plan.receives.push_back({0, true, true, true, 0});
-        plan.stages = 1;
-        plan.exchange = true;
-        break;
-      }
-      plan.chunk_begin = grained_chunks(bytes, size);
-      plan.first_chunk = static_cast<std::int32_t>(rank);
-      for (std::uint32_t s = 0; s < hops; ++s) receive(r - s - 1, true, true, s + 1 == hops);
-      for (std::uint32_t t = 0; t < hops; ++t) receive(r - t, false, t == 0, false);
-      plan.stages = 2 * hops;
+      if (size == 2) plan_exchange(plan, bytes);
+      else if (size == 4 && bytes <= largest_square) plan_square(plan, bytes);
+      else plan_ring(plan, bytes);
       break;
     case OpKind::reduce_scatter:
-      plan.chunk_begin = equal_chunks(bytes, size);
-      plan.first_chunk = static_cast<std::int32_t>(modulo(r - 1, size));
-      for (std::uint32_t s = 0; s < hops; ++s) receive(r - s - 2, true, true, s + 1 == hops);
-      plan.stages = hops;
+      plan_reduce_scatter(plan, bytes);
       break;
     case OpKind::all_gather:
-      plan.chunk_begin = equal_chunks(bytes, size);
-      plan.first_chunk = static_cast<std::int32_t>(rank);
-      for (std::uint32_t t = 0; t < hops; ++t) receive(r - t - 1, false, true, false);
-      plan.stages = hops;
+      plan_all_gather(plan, bytes);
       break;
-    case OpKind::broadcast: {
-      plan.chunk_begin = {0, bytes};
-      const std::uint32_t distance = modulo(r - root, size);
-      if (distance == 0) plan.first_chunk = 0;
-      plan.receives.resize(hops);
-      if (distance > 0) plan.receives[distance - 1] = {0, false, true, false, 0};
-      plan.stages = hops;
+    case OpKind::broadcast:
+      plan_broadcast(plan, bytes, root);
       break;
-    }
     case OpKind::barrier:
       plan.chunk_begin = {0};
       break;
@@ -94,7 +176,7 @@ Plan make_plan(OpKind kind, std::size_t bytes, std::uint32_t rank, std::uint32_t
     if (stage.chunk < 0) continue;
     stage.first_bit = plan.receive_segments;
     plan.receive_segments += static_cast<std::uint32_t>(plan.segments(stage.chunk));
-    plan.receive_bytes += plan.chunk_bytes(stage.chunk);
+    (stage.from_next ? plan.bytes_from_next : plan.bytes_from_previous) += plan.chunk_bytes(stage.chunk);
   }
   return plan;
 }

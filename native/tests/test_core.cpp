@@ -120,7 +120,7 @@ bool ok(Core& core, std::uint64_t id) {
 }
 
 void all_reduce_in_every_shape() {
-  for (const std::uint32_t ranks : {2u, 3u, 5u}) {
+  for (const std::uint32_t ranks : {2u, 3u, 4u, 5u}) {
     for (const int lanes : {1, 3}) {
       for (const std::size_t count : {0ul, 1ul, 2ul, 17ul, 100ul, 1000ul, 5003ul}) {
         for (const std::size_t small : {0ul, 256ul}) {
@@ -218,17 +218,17 @@ void other_kinds() {
 }
 
 // Stops a run after every possible number of moves, aborts it, and wants every byte back; then retries to the end.
-void abort_at_every_point() {
+void abort_at_every_point(std::size_t ranks) {
   for (int moves = 0; moves < 400; moves += 3) {
-    Ring ring(3, 1, 0, 128, 77);
+    Ring ring(static_cast<std::uint32_t>(ranks), 1, 0, 128, 77);
     ring.install(1);
-    auto data = inputs(3, 300);
+    auto data = inputs(ranks, 300);
     const auto before = data;
     std::vector<std::uint64_t> ids;
-    for (std::size_t r = 0; r < 3; ++r) ids.push_back(ring.core(r).submit(1, call(data[r])));
+    for (std::size_t r = 0; r < ranks; ++r) ids.push_back(ring.core(r).submit(1, call(data[r])));
     for (int i = 0; i < moves; ++i) ring.move();
     bool all_done = true, any_committed = false;
-    for (std::size_t r = 0; r < 3; ++r) {
+    for (std::size_t r = 0; r < ranks; ++r) {
       for (const SealedOp& op : ring.core(r).seal(1)) {
         all_done &= op.state > 0;
         any_committed |= op.state == 2;
@@ -236,7 +236,7 @@ void abort_at_every_point() {
     }
     CHECK(!any_committed || all_done);
     if (all_done) continue;
-    for (std::size_t r = 0; r < 3; ++r) {
+    for (std::size_t r = 0; r < ranks; ++r) {
       ring.core(r).settle(1, 1, {}, {});
       CHECK(data[r] == before[r]);
     }
@@ -245,11 +245,11 @@ void abort_at_every_point() {
     for (int i = 0; i < 50; ++i) ring.move();
     ring.install_at(0, 2);
     for (int i = 0; i < 50; ++i) ring.move();
-    ring.install_at(2, 2);
+    for (std::size_t r = 2; r < ranks; ++r) ring.install_at(r, 2);
     ring.run();
-    for (std::size_t r = 0; r < 3; ++r) {
+    for (std::size_t r = 0; r < ranks; ++r) {
       CHECK(ok(ring.core(r), ids[r]));
-      for (std::size_t i = 0; i < 300; ++i) CHECK(data[r][i] == expected(3, i));
+      for (std::size_t i = 0; i < 300; ++i) CHECK(data[r][i] == expected(ranks, i));
     }
   }
 }
@@ -335,7 +335,7 @@ int main() {
   all_reduce_in_every_shape();
   many_ops_in_a_row_and_many_tags();
   other_kinds();
-  abort_at_every_point();
+  for (const std::size_t ranks : {2, 3, 4}) abort_at_every_point(ranks);
   a_late_verdict_commits_what_everybody_finished();
   a_mismatch_is_told_and_applied_nowhere();
   alone_there_is_nobody_to_reduce_with();

@@ -145,6 +145,8 @@ class Core {
   OpPtr find(std::uint64_t id) const;
   bool cancel(std::uint64_t id);
   void release(std::uint64_t id);
+  // Whether payload may come on a lane; between two peers one direction of each lane is nearly silent.
+  bool expects(ConnId conn) const;
   std::uint32_t peers_here() const { return spec_.peers_here; }
   bool any_in_flight() const { return !running_.empty() || !waiting_.empty(); }
   std::vector<std::uint64_t> tags_in_flight() const;
@@ -199,6 +201,7 @@ class Core {
   };
 
   struct Stashed {
+    bool from_next;
     FrameHeader header;
     Bytes payload;
   };
@@ -227,8 +230,8 @@ class Core {
   void lane_frame(Conn& conn, FrameHeader header, Bytes payload);
   void drop_lane(Conn& conn, std::string reason);
   void pull(Conn& conn);
-  bool pullable() const;
-  OpPtr next_op_to_send() const;
+  OpPtr next_op_to_send(bool to_next) const;
+  void mark_dirty_for(const OpPtr& op);
   Conn* lane_for_control(bool outgoing);
   std::size_t frame_limit() const;
   void beat(Ns now);
@@ -236,14 +239,16 @@ class Core {
   std::uint64_t in_starved_ms(Ns now) const;
 
   // core_ops.cpp: ops, evidence, epochs
-  bool on_lane_frame(Ns now, Conn& conn, const FrameHeader& header, const std::byte* payload, std::string& why);
-  bool on_op_frame(Ns now, const OpPtr& op, const FrameHeader& header, const std::byte* payload, std::string& why);
-  bool on_data(const OpPtr& op, const FrameHeader& header, const std::byte* payload, std::string& why);
-  bool on_done(const OpPtr& op, const FrameHeader& header, const std::byte* payload, std::string& why);
+  bool on_lane_frame(Conn& conn, const FrameHeader& header, const std::byte* payload, std::string& why);
+  bool on_op_frame(const OpPtr& op, bool from_next, const FrameHeader& header, const std::byte* payload,
+                   std::string& why);
+  bool on_data(const OpPtr& op, bool from_next, const FrameHeader& header, const std::byte* payload, std::string& why);
+  bool on_done(const OpPtr& op, bool from_next, const FrameHeader& header, const std::byte* payload, std::string& why);
   bool on_evidence(const std::byte* body, std::size_t bytes, std::string& why);
   void start(Ns now, const OpPtr& op);
   void local_part_done(const OpPtr& op);
-  void send_done(const OpPtr& op, std::uint32_t origin, std::uint64_t registrations, const Bytes* payload);
+  void send_done(const OpPtr& op, bool to_next, std::uint32_t origin, std::uint64_t registrations);
+  void send_done_to_master(const OpPtr& op);
   void check_evidence(const OpPtr& op);
   void commit(const OpPtr& op);
   void finish(const OpPtr& op, OpStatus status, Bytes reason);

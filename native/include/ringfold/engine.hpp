@@ -120,7 +120,7 @@ class Engine {
   Core core_;
   int epoll_ = -1, wake_ = -1, listener_ = -1;
   std::map<ConnId, Socket> sockets_;
-  std::vector<ConnId> hot_in_, hot_out_;  // lanes: tried directly while a call drives
+  std::vector<ConnId> hot_;  // the lanes: tried directly while a call drives
   std::atomic<int> turns_wanted_{0};
   std::atomic<bool> driving_{false};
   std::atomic<bool> in_epoll_{false};

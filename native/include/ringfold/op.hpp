@@ -63,6 +63,7 @@ using Payloads = std::vector<std::vector<std::byte>>;  // by rank
 // A segment that may be sent now.
 struct Sendable {
   std::uint16_t stage = 0;
+  bool own = false;  // the caller's bytes, not a value that was received
   std::uint32_t length = 0;
   std::uint64_t offset = 0;
   std::uint32_t crc = 0;
@@ -93,9 +94,10 @@ class Op {
   Ns deadline = 0;
   bool deadline_told = false;
   bool small = false;
-  bool peer_ready = false;     // the next peer has called the op: no eager limit any more
   bool mismatch_told = false;
-  std::size_t eager_sent = 0;
+  // By direction, [1] to the next peer and [0] to the previous one:
+  bool peer_ready[2] = {};  // it has called the op: no eager limit any more
+  std::size_t eager_sent[2] = {};
 
   std::vector<bool> dones;     // by rank
   std::uint32_t done_count = 0;
@@ -109,18 +111,20 @@ class Op {
   const Plan& plan() const { return plan_; }
   bool local_part_finished() const { return received_ == plan_.receive_segments; }
 
-  bool has_sendable() const { return !forwards_.empty() || !own_.empty(); }
-  const Sendable& next_sendable() const { return forwards_.empty() ? own_.front() : forwards_.front(); }
-  Sendable take_sendable();
-  void send_again(const Sendable& item) { own_.push_back(item); }
+  bool has_sendable(bool to_next) const { return !forwards_[to_next].empty() || !own_[to_next].empty(); }
+  const Sendable& next_sendable(bool to_next) const {
+    return forwards_[to_next].empty() ? own_[to_next].front() : forwards_[to_next].front();
+  }
+  Sendable take_sendable(bool to_next);
+  void send_again(bool to_next, const Sendable& item) { own_[to_next].push_back(item); }
   // The memory behind a sendable segment, in order.
   void pieces(const Sendable& item, std::vector<Piece>& out) const;
   std::uint32_t crc_of(const Sendable& item) const;
 
   enum class Applied { yes, duplicate, invalid };
   // Applies one received segment: reduces or overwrites, saves what was there, and queues it for the next hop.
-  Applied apply(std::uint16_t stage, std::uint64_t offset, const std::byte* payload, std::uint32_t length,
-                std::uint32_t crc, bool ignore_bitmap = false);
+  Applied apply(bool from_next, std::uint16_t stage, std::uint64_t offset, const std::byte* payload,
+                std::uint32_t length, std::uint32_t crc, bool ignore_bitmap = false);
 
   // A small op: what this rank contributes, and the result once every rank's payload is here.
   std::vector<std::byte> own_payload() const;
@@ -134,6 +138,17 @@ class Op {
   void let_go_of_memory(BackupPool& pool);
 
  private:
+  // A segment that came before the one it is to be reduced into.
+  struct Early {
+    std::uint16_t stage;
+    std::uint64_t offset;
+    std::uint32_t crc;
+    std::vector<std::byte> payload;
+  };
+
+  void write(const Receive& receive, std::uint64_t offset, const std::byte* payload, std::uint32_t length,
+             std::uint32_t crc);
+  void apply_early(std::uint16_t after, std::uint64_t offset);
   std::byte* work(std::size_t at) const;
   bool received(std::uint16_t stage, std::uint64_t offset) const;
   bool saves() const { return spec.in_place && spec.kind != OpKind::all_gather && spec.kind != OpKind::reduce_scatter; }
@@ -143,8 +158,9 @@ class Op {
   Plan plan_;
   std::vector<std::uint64_t> bitmap_;
   std::uint32_t received_ = 0;
-  std::deque<Sendable> own_;
-  std::deque<Sendable> forwards_;
+  std::deque<Sendable> own_[2];
+  std::deque<Sendable> forwards_[2];
+  std::vector<Early> early_;
   BackupPool::Buffer backup_;  // in place: the saved bytes; reduce_scatter: the partial sums
 };
 

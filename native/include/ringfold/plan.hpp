@@ -1,16 +1,23 @@
-// Who sends what when: the ring schedule of one op, seen from one rank.
+// Who sends what when: the schedule of one op on the ring, seen from one rank.
 //
-// Words: the op's buffer is one range of bytes, cut into chunks; a chunk travels as segments. A *stage* is one hop of a
-// chunk: what rank r receives at stage s it passes on at stage s + 1, if the schedule goes on. A receive either reduces
-// (target = source op incoming) or overwrites (target = incoming).
+// Words: the op's buffer is one range of bytes, cut into chunks; a chunk travels as segments. A *stage* names one hop of
+// one chunk; sender and receiver know it by the same number. What is received at a stage either is reduced (target = source
+// op incoming) or overwrites the target, and may then be passed on at later stages. Lanes carry payload both ways, so a
+// rank sends to the next and to the previous member.
 //
-// all_reduce, n ranks, B bytes: 2(n-1) stages, each rank sends and receives 2(n-1)/n B. At stage s < n-1 rank r receives
-// and reduces chunk r-s-1; rank r ends up owning chunk r+1, which then circulates unchanged for n-1 stages, so every
-// rank holds the owner's bits. reduce_scatter is the first half, shifted so that rank r owns chunk r; all_gather is the
-// second half; broadcast is a chain from the root with one chunk and n-1 hops. Two ranks exchange the whole buffer in one
-// stage and both reduce all of it: the same bytes, half the stages; in rank order, so that both compute the same bits.
+// all_reduce, n ranks, B bytes: every rank sends and receives 2(n-1)/n B.
+//   n = 2: the ranks exchange the whole buffer in one stage and both reduce all of it, in rank order, so that both compute
+//     the same bits.
+//   n = 4, up to 2 MiB: a ring of four is a square. Each rank exchanges halves with one neighbour, then quarters with the other, and
+//     the way back: 4 exchanges in a row instead of 6.
+//   otherwise: at stage s < n-1 rank r receives and reduces chunk r-s-1; it ends up owning chunk r+1, which then circulates
+//     unchanged for n-1 stages.
+// In each of them one rank computes the final value of a byte (or both compute it from the same operands in the same
+// order), so all hold the same bits. reduce_scatter is the first half of the ring, shifted so that rank r owns chunk r;
+// all_gather is the second half; broadcast is a chain from the root with one chunk and n-1 hops.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -19,12 +26,27 @@ namespace ringfold {
 
 enum class OpKind : std::uint8_t { all_reduce = 0, broadcast = 1, all_gather = 2, reduce_scatter = 3, barrier = 4 };
 
+struct Send {
+  std::uint16_t stage = 0;
+  bool to_next = true;
+};
+
 struct Receive {
   std::int32_t chunk = -1;   // -1: nothing arrives at this stage
   bool reduce = false;
   bool first_touch = false;  // the range has not been written by an earlier stage: its old bytes must be saved
   bool last_reduce = false;  // this rank becomes the owner of the final value
+  bool from_next = false;
+  std::int32_t after = -1;   // the stage whose value this one is reduced into: an earlier arrival waits for it
+  std::uint8_t pass_count = 0;
+  std::array<Send, 2> passes{};
   std::uint32_t first_bit = 0;
+};
+
+// What a rank sends without having received anything.
+struct Origin {
+  std::int32_t chunk = 0;
+  Send send;
 };
 
 struct Plan {
@@ -33,11 +55,11 @@ struct Plan {
   std::size_t segment_bytes = 1;
   std::vector<std::size_t> chunk_begin;  // one more than there are chunks
   std::vector<Receive> receives;         // by stage
-  std::int32_t first_chunk = -1;         // what this rank sends at stage 0 without having received anything
-  std::uint32_t stages = 0;              // received at s is passed on at s + 1 iff s + 1 < stages
+  std::vector<Origin> origins;
   bool exchange = false;                 // what is sent and what is received are the same range
   std::uint32_t receive_segments = 0;
-  std::size_t receive_bytes = 0;
+  std::size_t bytes_from_previous = 0;
+  std::size_t bytes_from_next = 0;
 
   std::size_t chunk_bytes(std::int32_t chunk) const { return chunk_begin[chunk + 1] - chunk_begin[chunk]; }
   std::size_t segments(std::int32_t chunk) const {
