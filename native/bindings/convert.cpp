@@ -12,7 +12,9 @@ nb::bytes to_python(const Bytes& bytes) { return nb::bytes(reinterpret_cast<cons
 nb::object to_python(const std::optional<Payloads>& payloads) {
   if (!payloads) return nb::none();
   nb::list out;
-  for (const Bytes& payload : *payloads) out.append(to_python(payload));
+  for (const Payload& payload : *payloads) {
+    out.append(nb::bytes(reinterpret_cast<const char*>(payload.data()), payload.size()));
+  }
   return out;
 }
 
@@ -74,7 +76,7 @@ std::vector<Verdict> from_python(const std::vector<RawVerdict>& raw) {
     Verdict verdict{tag, sequence, commit, registrations, std::nullopt, final, from_python(reason)};
     if (payloads) {
       verdict.payloads.emplace();
-      for (const nb::bytes& payload : *payloads) verdict.payloads->push_back(from_python(payload));
+      for (const nb::bytes& payload : *payloads) verdict.payloads->emplace_back(from_python(payload));
     }
     out.push_back(std::move(verdict));
   }

@@ -97,18 +97,20 @@ void Core::send(ConnId id, const void* body, std::size_t bytes) {
 }
 
 void Core::control_frame(Conn& conn, ControlFrame kind, const std::byte* body, std::size_t bytes) {
+  Bytes whole;
+  whole.reserve(control_head_bytes + bytes);
+  put(whole, static_cast<std::uint32_t>(bytes + 1));
+  put(whole, kind);
+  whole.insert(whole.end(), body, body + bytes);
   OutFrame frame;
-  frame.owned.reserve(control_head_bytes + bytes);
-  put(frame.owned, static_cast<std::uint32_t>(bytes + 1));
-  put(frame.owned, kind);
-  frame.owned.insert(frame.owned.end(), body, body + bytes);
+  frame.owned = std::move(whole);
   frame.total = frame.owned.size();
   conn.tx_bytes += frame.total;
   conn.tx.push_back(std::move(frame));
   mark_dirty(conn);
 }
 
-void Core::lane_frame(Conn& conn, FrameHeader header, Bytes payload) {
+void Core::lane_frame(Conn& conn, FrameHeader header, Payload payload) {
   OutFrame frame;
   header.length = static_cast<std::uint32_t>(payload.size());
   header.payload_crc = crc32c(payload.data(), payload.size());
@@ -396,7 +398,7 @@ std::size_t Core::gather(ConnId id, iovec* out, std::size_t most) {
       frame.op->pieces(frame.item, pieces);
       for (const Piece& piece : pieces) add(piece.at, piece.bytes, skip);
       if (count == most) break;  // perhaps not all pieces: nothing may follow
-    } else if (!frame.owned.empty()) {
+    } else if (frame.owned.size() > 0) {
       add(frame.owned.data(), frame.owned.size(), skip);
     }
   }

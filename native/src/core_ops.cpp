@@ -290,8 +290,8 @@ void Core::send_done_to_master(const OpPtr& op) {
   put(body, op->descriptor);
   put(body, registrations_);
   if (op->small) {
-    const Bytes& payload = op->payloads[spec_.rank];
-    body.insert(body.end(), payload.begin(), payload.end());
+    const Payload& payload = op->payloads[spec_.rank];
+    body.insert(body.end(), payload.data(), payload.data() + payload.size());
     op->result.sent_bytes += payload.size();
   }
   control_frame(*conn, ControlFrame::done, body.data(), body.size());
@@ -303,7 +303,7 @@ void Core::send_done(const OpPtr& op, bool to_next, std::uint32_t origin, std::u
   FrameHeader header = header_for(op, LaneFrame::done);
   header.origin = origin;
   header.registrations = registrations;
-  Bytes payload;
+  Payload payload;
   if (op->small) payload = op->payloads[origin];
   op->result.sent_bytes += payload.size();
   lane_frame(*conn, header, std::move(payload));
@@ -358,7 +358,9 @@ void Core::detach(const OpPtr& op) {
       } else {
         pieces.clear();
         op->pieces(frame->item, pieces);
-        for (const Piece& piece : pieces) frame->owned.insert(frame->owned.end(), piece.at, piece.at + piece.bytes);
+        Bytes copy;
+        for (const Piece& piece : pieces) copy.insert(copy.end(), piece.at, piece.at + piece.bytes);
+        frame->owned = std::move(copy);
         frame->op = nullptr;
         ++frame;
       }

@@ -92,23 +92,20 @@ uint32_t reduce_step(DType dtype, ReduceOp op, void* target, const void* a, cons
     return want_crc ? ~state : 0;
 }
 
-void overwrite(void* target, const void* source, size_t bytes, Backup backup) {
+void overwrite(void* target, const void* source, size_t bytes, Backup backup, bool past_cache) {
     if (bytes == 0) return;
-    if (backup.at == nullptr) {
-        std::memcpy(target, source, bytes);
-        return;
-    }
-    const bool stream = backup.past_cache;
-    const CopyKernel save = stream ? active_level().kernels->stream_copy : cached_copy;
+    const CopyKernel stream_copy = active_level().kernels->stream_copy;
+    const CopyKernel save = backup.past_cache ? stream_copy : cached_copy;
+    const CopyKernel write = past_cache ? stream_copy : cached_copy;
     auto* t = static_cast<uint8_t*>(target);
     const auto* s = static_cast<const uint8_t*>(source);
     auto* saved = static_cast<uint8_t*>(backup.at);
     for (size_t at = 0; at < bytes; at += copy_block_bytes) {
         const size_t size = std::min(copy_block_bytes, bytes - at);
-        save(saved + at, t + at, size);
-        std::memcpy(t + at, s + at, size);
+        if (saved != nullptr) save(saved + at, t + at, size);
+        write(t + at, s + at, size);
     }
-    if (stream) stream_fence();
+    if (past_cache || (saved != nullptr && backup.past_cache)) stream_fence();
 }
 
 }  // namespace ringfold::kernels

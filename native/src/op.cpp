@@ -204,7 +204,7 @@ void Op::write(const Receive& receive, std::uint64_t offset, const std::byte* pa
   const bool incoming_first = plan_.exchange && plan_.rank > 0;
   std::uint32_t forward_crc = crc;
   if (spec.kind == OpKind::all_gather) {
-    kernels::overwrite(work(offset), payload, length, {});
+    kernels::overwrite(work(offset), payload, length, {}, bytes >= past_cache_bytes && !passes_on);
   } else {
     std::size_t parts = 0;
     std::uint32_t part_crc = 0;
@@ -218,7 +218,7 @@ void Op::write(const Receive& receive, std::uint64_t offset, const std::byte* pa
                                         count / item_bytes(span.dtype), backup, divisor,
                                         passes_on && count == length, incoming_first);
       } else {
-        kernels::overwrite(target, incoming, count, backup);
+        kernels::overwrite(target, incoming, count, backup, bytes >= past_cache_bytes && !passes_on);
       }
       ++parts;
     });

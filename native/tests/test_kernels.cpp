@@ -410,7 +410,7 @@ void overwrite_keeps_the_old_bytes() {
             CHECK_SAYING(target.content() == fresh && backup.content() == old, "%s overwrite of %zu", level, bytes);
             CHECK(target.guards_intact() && backup.guards_intact() && source.content() == fresh);
             Placed bare(old, 1);
-            kernels::overwrite(bare.at(), source.at(), bytes, {});
+            kernels::overwrite(bare.at(), source.at(), bytes, {}, bytes % 2 == 1);
             CHECK_SAYING(bare.content() == fresh && bare.guards_intact(), "%s overwrite of %zu without backup", level, bytes);
         });
     }

@@ -166,7 +166,7 @@ class Core {
   struct OutFrame {
     FrameHeader header;
     bool has_header = false;
-    Bytes owned;
+    Payload owned;
     OpPtr op;
     Sendable item;
     std::size_t sent = 0;
@@ -227,7 +227,7 @@ class Core {
   void compact(Conn& conn, std::size_t needed);
   void violation(Ns now, Conn& conn, std::string reason);
   void control_frame(Conn& conn, ControlFrame kind, const std::byte* body, std::size_t bytes);
-  void lane_frame(Conn& conn, FrameHeader header, Bytes payload);
+  void lane_frame(Conn& conn, FrameHeader header, Payload payload);
   void drop_lane(Conn& conn, std::string reason);
   void pull(Conn& conn);
   OpPtr next_op_to_send(bool to_next) const;

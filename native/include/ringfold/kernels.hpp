@@ -40,9 +40,9 @@ uint32_t reduce_step(DType dtype, ReduceOp op, void* target, const void* a, cons
 // target[i] = target[i] / divisor: correctly rounded for floats, truncating for integers. 0 and 1 leave it as it is.
 void divide(DType dtype, void* target, uint32_t divisor, size_t count);
 
-// Save the target's old bytes, then copy `source` over it. The target stays in the cache: the next thing that happens to a
-// circulated segment is that it is sent on. No two ranges overlap.
-void overwrite(void* target, const void* source, size_t bytes, Backup backup);
+// Save the target's old bytes, then copy `source` over it: into the cache if it is sent on next, past it if it is large and
+// nobody looks at it soon. No two ranges overlap.
+void overwrite(void* target, const void* source, size_t bytes, Backup backup, bool past_cache = false);
 
 // "avx512", "avx2" or "generic".
 const char* cpu_level();

@@ -58,7 +58,20 @@ struct OpResult {
   std::uint64_t received_bytes = 0;
 };
 
-using Payloads = std::vector<std::vector<std::byte>>;  // by rank
+// Bytes that several holders share without copying them: a small op's payload is folded, forwarded and kept for a seal.
+class Payload {
+ public:
+  Payload() = default;
+  Payload(std::vector<std::byte> bytes)  // NOLINT: bytes become a payload wherever one is wanted
+      : bytes_(std::make_shared<const std::vector<std::byte>>(std::move(bytes))) {}
+  const std::byte* data() const { return bytes_ ? bytes_->data() : nullptr; }
+  std::size_t size() const { return bytes_ ? bytes_->size() : 0; }
+
+ private:
+  std::shared_ptr<const std::vector<std::byte>> bytes_;
+};
+
+using Payloads = std::vector<Payload>;  // by rank
 
 // A segment that may be sent now.
 struct Sendable {
