@@ -22,6 +22,7 @@ namespace {
 
 constexpr Ns millisecond = 1'000'000;
 constexpr Ns tick_every = 10 * millisecond;
+constexpr Ns listener_pause = 100 * millisecond;
 constexpr Ns ack_check_every = 100 * millisecond;
 constexpr Ns parked_for = 10 * millisecond;      // how often a parked service thread looks whether it is needed
 constexpr Ns parked_after_call = 2 * millisecond;
@@ -329,13 +330,23 @@ void Engine::arm() {
   }
 }
 
+// Out of descriptors: whoever waits in the backlog would make every look at the sockets return at once.
+void Engine::pause_listener() {
+  epoll_event event{0, {.u64 = listener_key}};
+  ::epoll_ctl(epoll_, EPOLL_CTL_MOD, listener_, &event);
+  listener_paused_until_ = monotonic_now() + listener_pause;
+}
+
 void Engine::accept_all() {
   while (true) {
     sockaddr_storage remote{};
     socklen_t bytes = sizeof remote;
     const int fd =
         ::accept4(listener_, reinterpret_cast<sockaddr*>(&remote), &bytes, SOCK_CLOEXEC | SOCK_NONBLOCK);
-    if (fd < 0) return;
+    if (fd < 0) {
+      if (errno == EMFILE || errno == ENFILE) pause_listener();
+      return;
+    }
     net::prepare(fd, settings_.same_host_buffer);
     adopt(fd, core_.open(net::readable(remote, bytes), true), false, 0);
   }
@@ -442,6 +453,11 @@ void Engine::tick(Ns now) {
       if (it == sockets_.end() || !lane.outgoing || ::ioctl(it->second.fd, SIOCOUTQ, &queued) != 0) continue;
       core_.acknowledged(now, lane.conn, static_cast<std::uint64_t>(queued));
     }
+  }
+  if (listener_paused_until_ != 0 && now >= listener_paused_until_) {
+    listener_paused_until_ = 0;
+    epoll_event event{EPOLLIN, {.u64 = listener_key}};
+    ::epoll_ctl(epoll_, EPOLL_CTL_MOD, listener_, &event);
   }
   core_.tick(now);
   std::vector<ConnId> late;

@@ -11,7 +11,8 @@
 // installed here yet.
 //
 // Commit: an op is finished with success when Done of every member has been seen (evidence), or by a verdict.
-// core.cpp moves bytes and frames; core_ops.cpp decides about ops and epochs.
+// core.cpp moves bytes and frames, core_ops.cpp decides what they mean for ops, core_epochs.cpp seals, settles and installs,
+// core_time.cpp beats and judges deadlines.
 #pragma once
 
 #include <sys/uio.h>
@@ -234,11 +235,13 @@ class Core {
   void mark_dirty_for(const OpPtr& op);
   Conn* lane_for_control(bool outgoing);
   std::size_t frame_limit() const;
+
+  // core_time.cpp
   void beat(Ns now);
   std::uint64_t out_stalled_ms(Ns now) const;
   std::uint64_t in_starved_ms(Ns now) const;
 
-  // core_ops.cpp: ops, evidence, epochs
+  // core_ops.cpp: ops and evidence
   bool on_lane_frame(Conn& conn, const FrameHeader& header, const std::byte* payload, std::string& why);
   bool on_op_frame(const OpPtr& op, bool from_next, const FrameHeader& header, const std::byte* payload,
                    std::string& why);

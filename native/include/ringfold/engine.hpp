@@ -104,6 +104,7 @@ class Engine {
   void settle_sockets();
   void close_socket(ConnId conn);
   void accept_all();
+  void pause_listener();
   void finish_connect(Socket& socket, Ns now);
   void watch(Socket& socket);
   void adopt(int fd, ConnId conn, bool connecting, Ns deadline);
@@ -127,7 +128,7 @@ class Engine {
   bool wanted_ = false, stopping_ = false, forked_ = false;
   int op_waiters_ = 0, event_waiters_ = 0;
   std::uint64_t told_finished_ = 0;
-  Ns last_drive_ = 0, last_tick_ = 0, last_ack_check_ = 0;
+  Ns last_drive_ = 0, last_tick_ = 0, last_ack_check_ = 0, listener_paused_until_ = 0;
   std::thread thread_;
 };
 

@@ -1,0 +1,115 @@
+// Epochs: sealing one, settling its ops by verdicts, and installing the next.
+#include <algorithm>
+#include <cassert>
+
+#include "ringfold/core.hpp"
+
+namespace ringfold {
+
+std::vector<SealedOp> Core::seal(std::uint32_t epoch) {
+  std::vector<SealedOp> out;
+  if (epoch != spec_.epoch) return out;
+  if (!planted_.done_after_seal) sealed_ = true;
+  for (const auto& [number, tag] : tags_) {
+    if (tag.has_committed) {
+      out.push_back({number, tag.committed, 2, tag.committed_registrations, tag.committed_payloads});
+    }
+    if (tag.running) {
+      const bool done = tag.running->state == OpState::done;
+      out.push_back({number, tag.running->sequence, done ? 1 : 0, tag.running->registrations, std::nullopt});
+    }
+  }
+  std::sort(out.begin(), out.end(), [](const SealedOp& a, const SealedOp& b) {
+    return std::tie(a.tag, a.sequence) < std::tie(b.tag, b.sequence);
+  });
+  return out;
+}
+
+void Core::settle(Ns, std::uint32_t epoch, const std::vector<Verdict>& verdicts, const Bytes& default_reason) {
+  if (epoch != spec_.epoch) return;
+  sealed_ = true;
+  for (const OpPtr& op : std::vector<OpPtr>(running_)) {
+    const auto verdict = std::find_if(verdicts.begin(), verdicts.end(), [&](const Verdict& v) {
+      return v.tag == op->spec.tag && v.sequence == op->sequence;
+    });
+    const bool decided = verdict != verdicts.end();
+    if (decided && verdict->commit) {
+      op->registrations = verdict->registrations;
+      if (op->small && verdict->payloads) op->payloads = *verdict->payloads;
+      if (op->small ? op->payloads_fit() : op->state == OpState::done) {
+        commit(op);
+        continue;
+      }
+    }
+    undo(op);
+    if (op->spec.retry && !(decided && verdict->final)) {
+      op->state = OpState::waiting;
+      std::erase(running_, op);
+      waiting_.push_back(op);
+      ++stats_.restarted;
+    } else {
+      finish(op, OpStatus::aborted, decided ? verdict->reason : default_reason);
+    }
+  }
+  // Who has not called a refused op yet must not take the others' next op for it.
+  for (const Verdict& verdict : verdicts) {
+    const auto tag = tags_.find(verdict.tag);
+    const std::uint32_t next = tag == tags_.end() ? 0 : tag->second.next;
+    if (verdict.commit || verdict.final < 2 || next > verdict.sequence) continue;
+    const auto late = std::find_if(waiting_.begin(), waiting_.end(),
+                                   [&](const OpPtr& op) { return op->spec.tag == verdict.tag; });
+    if (late == waiting_.end()) {
+      refused_[verdict.tag] = verdict.reason;
+    } else {
+      const OpPtr op = *late;
+      op->epoch = epoch;
+      finish(op, OpStatus::aborted, verdict.reason);
+    }
+  }
+  tags_.clear();
+  std::sort(waiting_.begin(), waiting_.end(), [](const OpPtr& a, const OpPtr& b) { return a->id < b->id; });
+}
+
+void Core::install(Ns now, EpochSpec spec) {
+  assert(running_.empty());
+  spec_ = std::move(spec);
+  spec_.segment_bytes = std::max<std::size_t>((spec_.segment_bytes + 63) / 64 * 64, 64);
+  sealed_ = false;
+  tags_.clear();
+  std::vector<ConnId> unheld;
+  for (auto& [id, conn] : conns_) {
+    if (conn.role != Role::lane) continue;
+    FrameHeader mark;
+    mark.epoch = spec_.epoch;
+    conn.mark_sent = spec_.epoch;
+    conn.last_received = conn.last_acknowledged = now;
+    lane_frame(conn, mark, {});
+    if (conn.held && conn.mark_seen <= spec_.epoch) unheld.push_back(id);
+  }
+  const std::vector<OpPtr> again = std::exchange(waiting_, {});
+  for (const OpPtr& op : again) start(now, op);
+  for (const ConnId id : unheld) resume(now, id);
+}
+
+std::vector<std::pair<std::uint64_t, std::uint32_t>> Core::progress() const {
+  std::vector<std::pair<std::uint64_t, std::uint32_t>> out;
+  for (const auto& [number, tag] : tags_) {
+    if (tag.has_committed) out.emplace_back(number, tag.committed + 1);
+  }
+  std::sort(out.begin(), out.end());
+  return out;
+}
+
+void Core::fail_all(OpStatus status, Bytes reason) {
+  over_ = true;
+  over_status_ = status;
+  over_reason_ = std::move(reason);
+  sealed_ = true;
+  for (const OpPtr& op : std::vector<OpPtr>(running_)) {
+    undo(op);
+    finish(op, status, over_reason_);
+  }
+  for (const OpPtr& op : std::vector<OpPtr>(waiting_)) finish(op, status, over_reason_);
+}
+
+}  // namespace ringfold

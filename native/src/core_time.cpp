@@ -1,0 +1,111 @@
+// Time: heartbeats, silence, deadlines. An observer that was itself late gives everybody the time it slept.
+#include <algorithm>
+
+#include "ringfold/core.hpp"
+
+namespace ringfold {
+namespace {
+
+constexpr Ns millisecond = 1'000'000;
+constexpr Ns late_after = 200 * millisecond;      // a gap between ticks that means: the observer itself was late
+constexpr Ns flush_before_close = 1'000 * millisecond;
+constexpr Ns announce_after = 100 * millisecond;  // ops younger than this are nobody's business
+constexpr std::size_t most_announced = 64;
+
+}  // namespace
+
+void Core::tick(Ns now) {
+  if (last_tick_ != 0 && now - last_tick_ > late_after) {
+    const Ns gap = now - last_tick_;
+    last_heard_ += gap;
+    last_echoed_ += gap;
+    for (auto& [id, conn] : conns_) {
+      conn.last_received += gap;
+      conn.last_acknowledged += gap;
+    }
+    for (const OpPtr& op : running_) op->deadline += gap;
+    for (const OpPtr& op : waiting_) op->deadline += gap;
+  }
+  last_tick_ = now;
+  for (auto it = conns_.begin(); it != conns_.end();) {
+    Conn& conn = (it++)->second;
+    if (!conn.closing) continue;
+    if (conn.closing_since == 0) conn.closing_since = now;
+    if (now - conn.closing_since < flush_before_close) continue;
+    closing_.push_back(conn.id);
+    conns_.erase(conn.id);
+  }
+  if (control_ != 0) {
+    if (now >= next_beat_) {
+      beat(now);
+      next_beat_ = now + heartbeat_;
+    }
+    const Ns silent = now - std::min(last_heard_, last_echoed_);
+    if (silent > dead_after_ && !silence_told_) {
+      silence_told_ = true;
+      push_event({.kind = Event::Kind::silent,
+                  .conn = control_,
+                  .milliseconds = static_cast<std::uint64_t>(silent / millisecond)});
+    }
+  }
+  for (const auto* ops : {&running_, &waiting_}) {
+    for (const OpPtr& op : *ops) {
+      if (op->deadline_told || now < op->deadline) continue;
+      op->deadline_told = true;
+      push_event({.kind = Event::Kind::op_timeout,
+                  .tag = op->spec.tag,
+                  .sequence = op->sequence,
+                  .milliseconds = static_cast<std::uint64_t>((now - op->started) / millisecond)});
+    }
+  }
+}
+
+Ns Core::next_deadline() const { return control_ != 0 ? next_beat_ : 0; }
+
+void Core::beat(Ns now) {
+  Conn* conn = find_conn(control_);
+  if (conn == nullptr) return;
+  Bytes body;
+  put(body, ++beat_number_);
+  put(body, heard_number_);
+  put(body, spec_.epoch);
+  put(body, static_cast<std::uint32_t>(out_stalled_ms(now)));
+  put(body, static_cast<std::uint32_t>(in_starved_ms(now)));
+  put(body, stats_.committed);
+  put(body, conn->received_total);
+  std::vector<OpPtr> old;
+  for (const OpPtr& op : running_) {
+    if (now - op->started >= announce_after && old.size() < most_announced) old.push_back(op);
+  }
+  put(body, static_cast<std::uint16_t>(old.size()));
+  for (const OpPtr& op : old) {
+    put(body, op->spec.tag);
+    put(body, op->sequence);
+    put(body, static_cast<std::uint32_t>((now - op->started) / millisecond));
+    put(body, op->fingerprint);
+    put(body, static_cast<std::uint8_t>(op->state == OpState::done || op->small));
+  }
+  control_frame(*conn, ControlFrame::heartbeat, body.data(), body.size());
+}
+
+std::uint64_t Core::out_stalled_ms(Ns now) const {
+  if (running_.empty() || sealed_) return 0;
+  Ns worst = 0;
+  for (const auto& [id, conn] : conns_) {
+    if (conn.role != Role::lane || !conn.outgoing) continue;
+    if (conn.unacknowledged > 0 || !conn.tx.empty()) worst = std::max(worst, now - conn.last_acknowledged);
+  }
+  return static_cast<std::uint64_t>(std::max<Ns>(worst, 0) / millisecond);
+}
+
+std::uint64_t Core::in_starved_ms(Ns now) const {
+  if (running_.empty() || sealed_ || spec_.size < 2) return 0;
+  Ns since = 0;
+  for (const OpPtr& op : running_) since = since == 0 ? op->started : std::min(since, op->started);
+  for (const auto& [id, conn] : conns_) {
+    if (conn.role == Role::lane && !conn.outgoing) since = std::max(since, conn.last_received);
+  }
+  return static_cast<std::uint64_t>(std::max<Ns>(now - since, 0) / millisecond);
+}
+
+}  // namespace ringfold
