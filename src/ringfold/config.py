@@ -157,7 +157,8 @@ _SETTINGS = (
             help="How peers learn that an op is done everywhere: around the ring, through the master, or by the "
                  "size of the group (ring up to 8 members). Set at the master."),
     Setting(name="small_bytes", kind="integer", default=16 * 1024, low=0, high=1024 * 1024,
-            help="Ops up to this size (up to 4 times it in groups of 2 to 4) travel whole inside Done. Set at the master."),
+            help="Ops up to this size (in groups of 2 to 4 up to 4 times it) travel whole inside Done. "
+                 "Set at the master."),
     Setting(name="segment_bytes", kind="integer", default=1024 * 1024, low=4 * 1024, high=64 * 1024 * 1024,
             help="The piece of a chunk that travels and is reduced at once. Set at the master."),
     Setting(name="spin_us", kind="integer", default=300, low=0, high=1_000_000,
