@@ -1,5 +1,7 @@
 #include "convert.hpp"
 
+#include <algorithm>
+
 namespace ringfold {
 
 Bytes from_python(const nb::bytes& bytes) {
@@ -83,6 +85,46 @@ std::vector<Verdict> from_python(const std::vector<RawVerdict>& raw) {
   return out;
 }
 
+namespace {
+
+using Range = std::pair<const std::byte*, const std::byte*>;
+
+std::vector<Range> sorted_ranges(std::vector<Range> ranges) {
+  std::erase_if(ranges, [](const Range& range) { return range.first == range.second; });
+  std::sort(ranges.begin(), ranges.end());
+  return ranges;
+}
+
+// Writing to memory that is still to be read would corrupt the op: `out` is the buffers themselves, or apart from them.
+void settle_aliases(OpSpec& spec, const std::vector<Array>& target) {
+  std::vector<Range> sources, written;
+  bool same = !target.empty() && spec.gathered == nullptr;
+  for (const Span& span : spec.spans) {
+    sources.emplace_back(span.source, span.source + span.bytes);
+    same &= span.target == span.source;
+    if (target.empty()) written.emplace_back(span.target, span.target + span.bytes);
+  }
+  for (const Array& array : target) {
+    const auto* at = static_cast<const std::byte*>(array.data());
+    written.emplace_back(at, at + array.nbytes());
+  }
+  written = sorted_ranges(std::move(written));
+  for (std::size_t i = 1; i < written.size(); ++i) {
+    if (written[i].first < written[i - 1].second) throw nb::value_error("the same memory is written twice");
+  }
+  if (same) spec.in_place = true;
+  if (spec.in_place) return;
+  for (const Range& source : sorted_ranges(std::move(sources))) {
+    const auto after = std::partition_point(written.begin(), written.end(),
+                                            [&](const Range& range) { return range.second <= source.first; });
+    if (after != written.end() && after->first < source.second) {
+      throw nb::value_error("out= overlaps the buffers: give the buffers themselves, or memory apart from them");
+    }
+  }
+}
+
+}  // namespace
+
 Call make_call(int kind, int reduce_op, std::uint64_t tag, int root, const std::vector<Array>& source,
                const std::optional<std::vector<Array>>& target, const std::vector<int>& dtypes, bool retry,
                Ns timeout) {
@@ -116,6 +158,7 @@ Call make_call(int kind, int reduce_op, std::uint64_t tag, int root, const std::
     call.spec.spans.push_back(span);
   }
   if (gathers) call.spec.gathered = static_cast<std::byte*>(target->front().data());
+  settle_aliases(call.spec, target ? *target : std::vector<Array>{});
   call.arrays = source;
   if (target) call.arrays.insert(call.arrays.end(), target->begin(), target->end());
   return call;

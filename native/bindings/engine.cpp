@@ -211,7 +211,10 @@ void bind_engine(nb::module_& m) {
     nb::gil_scoped_release free;
     self.engine().shutdown();
   });
-  cls.def("before_fork", [](PyEngine& self) { self.engine().before_fork(); });
+  cls.def("before_fork", [](PyEngine& self) {
+    nb::gil_scoped_release free;  // whoever holds the mutex may need the GIL to let go of it
+    self.engine().before_fork();
+  });
   cls.def("forked_parent", [](PyEngine& self) { self.engine().forked_parent(); });
   cls.def("forked_child", [](PyEngine& self) { self.engine().forked_child(); });
 }

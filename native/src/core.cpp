@@ -10,6 +10,7 @@ namespace {
 constexpr std::size_t first_read_bytes = 64 * 1024;
 constexpr std::size_t queue_ahead_bytes = 64 * 1024;
 constexpr std::size_t queue_ahead_frames = 16;
+constexpr std::size_t most_pieces = 32;
 
 }  // namespace
 
@@ -346,6 +347,18 @@ void Core::mark_dirty_for(const OpPtr& op) {
   }
 }
 
+// A segment of very many arrays is copied once, instead of being gathered anew for each write.
+void Core::own_many_pieces(OutFrame& frame) {
+  std::vector<Piece> pieces;
+  frame.op->pieces(frame.item, pieces);
+  if (pieces.size() <= most_pieces) return;
+  Bytes copy;
+  copy.reserve(frame.item.length);
+  for (const Piece& piece : pieces) copy.insert(copy.end(), piece.at, piece.at + piece.bytes);
+  frame.owned = std::move(copy);
+  frame.op = nullptr;
+}
+
 void Core::pull(Conn& conn) {
   while (conn.tx_bytes < queue_ahead_bytes && conn.tx.size() < queue_ahead_frames) {
     const bool to_next = conn.outgoing;
@@ -364,6 +377,7 @@ void Core::pull(Conn& conn) {
     frame.header.header_crc = frame.header.crc();
     frame.has_header = true;
     frame.total = sizeof(FrameHeader) + frame.item.length;
+    if (op->spec.spans.size() > most_pieces) own_many_pieces(frame);
     conn.tx_bytes += frame.total;
     op->result.sent_bytes += frame.item.length;
     conn.tx.push_back(std::move(frame));

@@ -1,6 +1,7 @@
 // Epochs: sealing one, settling its ops by verdicts, and installing the next.
 #include <algorithm>
 #include <cassert>
+#include <new>
 
 #include "ringfold/core.hpp"
 
@@ -67,6 +68,7 @@ void Core::settle(Ns, std::uint32_t epoch, const std::vector<Verdict>& verdicts,
     }
   }
   tags_.clear();
+  stashed_bytes_ = 0;
   std::sort(waiting_.begin(), waiting_.end(), [](const OpPtr& a, const OpPtr& b) { return a->id < b->id; });
 }
 
@@ -76,6 +78,7 @@ void Core::install(Ns now, EpochSpec spec) {
   spec_.segment_bytes = std::max<std::size_t>((spec_.segment_bytes + 63) / 64 * 64, 64);
   sealed_ = false;
   tags_.clear();
+  stashed_bytes_ = 0;
   std::vector<ConnId> unheld;
   for (auto& [id, conn] : conns_) {
     if (conn.role != Role::lane) continue;
@@ -87,7 +90,13 @@ void Core::install(Ns now, EpochSpec spec) {
     if (conn.held && conn.mark_seen <= spec_.epoch) unheld.push_back(id);
   }
   const std::vector<OpPtr> again = std::exchange(waiting_, {});
-  for (const OpPtr& op : again) start(now, op);
+  for (const OpPtr& op : again) {
+    try {
+      start(now, op);
+    } catch (const std::bad_alloc&) {
+      finish(op, OpStatus::failed, {});  // the others go on without it, and its caller is told
+    }
+  }
   for (const ConnId id : unheld) resume(now, id);
 }
 

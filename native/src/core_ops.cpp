@@ -8,8 +8,9 @@
 namespace ringfold {
 namespace {
 
+constexpr std::size_t most_control = 4096;                         // Open, Ready and the like, of one op
 constexpr std::size_t most_tags = 4096;                            // per epoch: what a seal may have to list
-constexpr std::size_t most_stashed_bytes = std::size_t{8} << 20;   // per tag, for an op that is not called here yet
+constexpr std::size_t most_stashed_bytes = std::size_t{64} << 20;  // for ops that are not called here yet
 
 Bytes bytes_of(const std::byte* at, std::size_t count) { return {at, at + count}; }
 
@@ -54,7 +55,8 @@ bool Core::on_lane_frame(Conn& conn, const FrameHeader& header, const std::byte*
     ++stats_.drained;
     return true;
   }
-  if (header.kind > LaneFrame::ready || (header.kind == LaneFrame::open && conn.outgoing)) {
+  const bool known = header.kind >= LaneFrame::mark && header.kind <= LaneFrame::ready;
+  if (!known || (header.kind == LaneFrame::open && conn.outgoing)) {
     why = "frame kind " + std::to_string(static_cast<int>(header.kind)) + " has no place here";
     return false;
   }
@@ -70,12 +72,21 @@ bool Core::on_lane_frame(Conn& conn, const FrameHeader& header, const std::byte*
     ++stats_.drained;
     return true;
   }
-  if (header.sequence > tag.next || tag.stash_bytes + header.length > most_stashed_bytes) {
+  // Two eager segments, from both sides, and the Dones of a small op are all that an honest neighbour sends before Ready.
+  const std::size_t most_of_tag = 2 * frame_limit() + spec_.size * (spec_.small_bytes + sizeof header) + most_control;
+  const std::size_t stashed = header.length + sizeof header;
+  if (header.sequence > tag.next || tag.stash_bytes + stashed > most_of_tag ||
+      stashed_bytes_ + stashed > most_stashed_bytes + most_of_tag) {
     why = "op " + std::to_string(header.sequence) + " of tag " + std::to_string(header.tag) + " is too far ahead";
     return false;
   }
+  if (!intact(header, payload)) {
+    why = "a frame with a wrong checksum";
+    return false;
+  }
   tag.stash.push_back({conn.outgoing, header, bytes_of(payload, header.length)});
-  tag.stash_bytes += header.length + sizeof header;
+  tag.stash_bytes += stashed;
+  stashed_bytes_ += stashed;
   return true;
 }
 
@@ -137,6 +148,11 @@ bool Core::on_done(const OpPtr& op, bool from_next, const FrameHeader& header, c
                    std::string& why) {
   if (header.origin >= spec_.size || header.origin == spec_.rank || !intact(header, payload)) {
     why = "a broken Done";
+    return false;
+  }
+  const bool silent = !op->small || (op->spec.kind == OpKind::broadcast && header.origin != op->spec.root);
+  if (header.length != (silent ? 0 : op->bytes)) {
+    why = "a Done with " + std::to_string(header.length) + " bytes";
     return false;
   }
   if (op->dones[header.origin]) return true;
@@ -217,7 +233,12 @@ std::uint64_t Core::submit(Ns now, OpSpec spec) {
   } else if (sealed_) {
     waiting_.push_back(op);
   } else {
-    start(now, op);
+    try {
+      start(now, op);
+    } catch (...) {
+      ops_.erase(id);
+      throw;
+    }
   }
   return id;
 }
@@ -228,12 +249,13 @@ void Core::start(Ns now, const OpPtr& op) {
     finish(op, OpStatus::too_few, {});
     return;
   }
+  // Memory first: if there is none, the tag's sequence has not moved.
+  op->start(spec_.rank, spec_.size, spec_.small_bytes, spec_.segment_bytes, pool_);
   TagState& tag = tags_[op->spec.tag];
   op->sequence = tag.next++;
   op->epoch = spec_.epoch;
   op->started = now;
   op->deadline = now + op->spec.timeout;
-  op->start(spec_.rank, spec_.size, spec_.small_bytes, spec_.segment_bytes, pool_);
   tag.running = op;
   running_.push_back(op);
 
@@ -251,7 +273,7 @@ void Core::start(Ns now, const OpPtr& op) {
   mark_dirty_for(op);
 
   std::vector<Stashed> stash = std::exchange(tag.stash, {});
-  tag.stash_bytes = 0;
+  stashed_bytes_ -= std::exchange(tag.stash_bytes, 0);
   for (const Stashed& frame : stash) {
     if (op->state == OpState::finished) return;
     std::string why;

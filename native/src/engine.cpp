@@ -22,6 +22,7 @@ namespace {
 
 constexpr Ns millisecond = 1'000'000;
 constexpr Ns tick_every = 10 * millisecond;
+constexpr Ns longest_way = millisecond / 5;      // for which a driver waits until others have had their turn
 constexpr Ns listener_pause = 100 * millisecond;
 constexpr Ns ack_check_every = 100 * millisecond;
 constexpr Ns parked_for = 10 * millisecond;      // how often a parked service thread looks whether it is needed
@@ -209,16 +210,26 @@ Engine::Turn::~Turn() {
   engine_.tell();
   engine_.wanted_ = true;
   engine_.service_wanted_.notify_one();
-  const bool nudge = engine_.in_epoll_.load() && engine_.driving_.load();
+  const bool nudge = engine_.in_epoll_.load() > 0 && (engine_.driving_.load() || engine_.has_unsent());
   engine_.mutex_.unlock();
-  if (nudge) engine_.wake();  // a driving call blocks in the kernel: its op may have been decided just now
+  if (nudge) engine_.wake();  // somebody sleeps in the kernel and does not know what was just decided or queued
 }
 
+// Whoever was told of an event or of its op's end gets the mutex, too; a moment is enough, or it is busy elsewhere.
 void Engine::give_way(std::unique_lock<std::mutex>& lock) {
-  if (turns_wanted_.load() == 0) return;
+  const auto wanted = [this] { return turns_wanted_.load() > 0 || told_.load(); };
+  if (!wanted()) return;
   lock.unlock();
-  for (int i = 0; i < 1000 && turns_wanted_.load() > 0; ++i) ::sched_yield();
+  const Ns until = monotonic_now() + longest_way;
+  while (wanted() && monotonic_now() < until) ::sched_yield();
   lock.lock();
+  told_.store(false);
+}
+
+// Whether something waits that a sleeper in epoll_wait would not be woken for.
+bool Engine::has_unsent() const {
+  if (core_.has_dirty()) return true;
+  return std::any_of(sockets_.begin(), sockets_.end(), [](const auto& each) { return each.second.blocked != each.second.armed; });
 }
 
 // Between two looks while spinning. With more peers here than cores, the one that is waited for needs this core. Otherwise
@@ -249,10 +260,16 @@ void Engine::settle_sockets() {
 }
 
 void Engine::tell() {
-  if (core_.has_events() && event_waiters_ > 0) events_ready_.notify_one();
+  if (core_.has_events() && event_waiters_ > 0) {
+    events_ready_.notify_one();
+    told_.store(true);
+  }
   if (core_.finished_count() != told_finished_) {
     told_finished_ = core_.finished_count();
-    if (op_waiters_ > 0) ops_ready_.notify_all();
+    if (op_waiters_ > 0) {
+      ops_ready_.notify_all();
+      told_.store(true);
+    }
   }
 }
 
@@ -261,6 +278,7 @@ std::optional<Event> Engine::next_event(Ns timeout) {
   ++event_waiters_;
   events_ready_.wait_for(lock, std::chrono::nanoseconds(timeout), [&] { return core_.has_events() || stopping_; });
   --event_waiters_;
+  told_.store(false);
   return core_.next_event();
 }
 
@@ -426,12 +444,12 @@ void Engine::poll_all(std::unique_lock<std::mutex>& lock, int timeout_ms) {
   if (timeout_ms == 0) {
     count = ::epoll_wait(epoll_, events, 64, 0);
   } else {
-    in_epoll_.store(true);
+    in_epoll_.fetch_add(1);
     const int fd = epoll_;
     lock.unlock();
     count = ::epoll_wait(fd, events, 64, timeout_ms);
     lock.lock();
-    in_epoll_.store(false);
+    in_epoll_.fetch_sub(1);
   }
   const Ns now = monotonic_now();
   for (int i = 0; i < count; ++i) on_ready(events[i], now);
@@ -481,7 +499,9 @@ std::uint64_t Engine::submit_to_drive(OpSpec spec) {
   turns_wanted_.fetch_add(1);
   std::unique_lock lock(mutex_);
   turns_wanted_.fetch_sub(1);
-  return core_.submit(monotonic_now(), std::move(spec));
+  const std::uint64_t id = core_.submit(monotonic_now(), std::move(spec));
+  if (driving_.load() && in_epoll_.load() > 0) wake();  // another thread drives, and sleeps
+  return id;
 }
 
 bool Engine::run(std::uint64_t id, Ns most) {
@@ -494,9 +514,10 @@ bool Engine::run(std::uint64_t id, Ns most) {
     ops_ready_.wait_for(lock, std::chrono::nanoseconds(most),
                         [&] { return op->state == OpState::finished || !driving_.load() || stopping_; });
     --op_waiters_;
+  told_.store(false);
     return op->state == OpState::finished;
   }
-  driving_.store(true);
+  const Driving drives(*this);
   flush_dirty(began);
   Ns idle_since = began;
   for (int round = 0; op->state != OpState::finished && !stopping_; ++round) {
@@ -514,11 +535,14 @@ bool Engine::run(std::uint64_t id, Ns most) {
     }
     give_way(lock);
   }
-  driving_.store(false);
-  last_drive_ = monotonic_now();
-  tell();
-  if (op_waiters_ > 0) ops_ready_.notify_all();
   return op->state == OpState::finished;
+}
+
+Engine::Driving::~Driving() {
+  engine_.driving_.store(false);
+  engine_.last_drive_ = monotonic_now();
+  engine_.tell();
+  if (engine_.op_waiters_ > 0) engine_.ops_ready_.notify_all();
 }
 
 bool Engine::wait(std::uint64_t id, Ns most) {
@@ -529,6 +553,7 @@ bool Engine::wait(std::uint64_t id, Ns most) {
   ops_ready_.wait_for(lock, std::chrono::nanoseconds(most),
                       [&] { return op->state == OpState::finished || stopping_; });
   --op_waiters_;
+  told_.store(false);
   return op->state == OpState::finished;
 }
 
@@ -546,15 +571,11 @@ void Engine::service() {
     arm();
     const int fd = epoll_;
     const int timeout = core_.has_dirty() ? 0 : 10;
-    in_epoll_.store(true);
+    in_epoll_.fetch_add(1);
     lock.unlock();
     const int count = ::epoll_wait(fd, events, 64, timeout);
-    if (driving_.load()) {  // a call took over meanwhile; it sees the same events
-      lock.lock();
-      continue;
-    }
-    lock.lock();
-    in_epoll_.store(false);
+    in_epoll_.fetch_sub(1);
+    lock.lock();  // if a call took over meanwhile, it sees the same events
     if (driving_.load() || stopping_) continue;
     const Ns then = monotonic_now();
     for (int i = 0; i < count; ++i) on_ready(events[i], then);

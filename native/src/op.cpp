@@ -10,8 +10,13 @@ using kernels::item_bytes;
 
 // The backup of a larger op would only push segments out of the cache.
 constexpr std::size_t past_cache_bytes = std::size_t{4} << 20;
-// Payloads of a small op are held by everybody; together they stay below this.
-constexpr std::size_t most_small_bytes = std::size_t{4} << 20;
+// The last committed small op of every tag is kept whole, for a seal to carry. All of them together must fit into a control
+// frame: a few tags may have large payloads, many tags smaller ones, and the rest goes the long way. Every peer decides this
+// from what it knows without asking: tag, bytes and members.
+std::size_t most_payloads(std::uint64_t tag) {
+  if (tag < 16) return std::size_t{1} << 20;
+  return tag < 256 ? std::size_t{128} << 10 : 0;
+}
 
 std::vector<Span> laid_out(std::vector<Span> spans) {
   std::size_t at = 0;
@@ -61,7 +66,7 @@ Op::Op(std::uint64_t id, OpSpec given)
 
 void Op::start(std::uint32_t rank, std::uint32_t size, std::size_t small_bytes, std::size_t segment_bytes,
                BackupPool& pool) {
-  small = bytes <= small_bytes && bytes * size <= most_small_bytes;
+  small = bytes <= small_bytes && bytes * size <= most_payloads(spec.tag);
   state = OpState::running;
   mismatch_told = deadline_told = false;
   for (const bool to_next : {false, true}) {

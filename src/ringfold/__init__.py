@@ -103,7 +103,8 @@ def join(
 
     `address` is `host`, `host:port` or `[IPv6]:port`; several, separated by commas or in a list, are tried in turn,
     again and again until `timeout_s`. The first peers of a run are members at once; a later one waits until all members
-    call `update_topology` (`steps` does). With `host_master` this process runs the master, too, at the first address.
+    call `update_topology` (`steps` does). With `host_master` this process runs the master, too, at the first address:
+    no other process is needed, but the run ends for everybody when this peer leaves.
 
     `group` says with whom this peer reduces. `token` or `token_file` is the run's join token. `advertise` are the
     addresses at which the other peers reach this one, if they are not those of its connection to the master; `port` is
@@ -130,7 +131,11 @@ def join(
 
 
 def _join_own_master(request: "JoinRequest") -> "Communicator":
-    """Run a master inside this process, and join it. It ends when the communicator is closed."""
+    """Run a master inside this process, and join it. It ends when the communicator is closed.
+
+    A master that listens on all addresses is joined at the one that other machines see, so that they can reach this
+    peer, too.
+    """
     from dataclasses import replace
 
     from ringfold.cli.master import master_settings
@@ -141,9 +146,12 @@ def _join_own_master(request: "JoinRequest") -> "Communicator":
     settings = load({"master": joining.listed(request.address), "token_file": request.token_file})
     token = joining.token_of(request, settings)
     listen = settings.listed("master")[:1]
-    master = MasterThread(master_settings(settings), listen, token, settings.switch("insecure"))
     try:
-        return joining.join(replace(request, address=master.address), at_end=master.stop)
+        master = MasterThread(master_settings(settings), listen, token, settings.switch("insecure"))
+    except OSError as error:
+        raise ConfigError(f"the master cannot listen on {', '.join(listen)}: {error}") from error
+    try:
+        return joining.join(replace(request, address=joining.reachable(master.address)), at_end=master.stop)
     except BaseException:
         master.stop()
         raise

@@ -146,7 +146,8 @@ _SETTINGS = (
     Setting(name="evict_after_ms", kind="integer", default=5_000, low=50, high=3_600_000,
             help="Silence after which a peer is evicted and the run goes on without it. Set at the master."),
     Setting(name="op_timeout_s", kind="number", default=300.0, low=0.001, high=86_400.0,
-            help="How long an op or a run-wide call may take before it raises an error that names who is missing."),
+            help="How long one attempt of an op, or a run-wide call, may take before it raises an error that names "
+                 "who is missing."),
     Setting(name="join_timeout_s", kind="number", default=60.0, low=0.001, high=86_400.0,
             help="How long joining tries to reach the master and to be let in."),
     Setting(name="data_port", kind="integer", default=DATA_PORT, low=1, high=65_535,

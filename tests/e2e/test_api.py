@@ -15,6 +15,7 @@ import pytest
 import ringfold as rf
 from ringfold.master.server import MasterThread
 from ringfold.master.settings import MasterSettings
+from ringfold.runtime.ask import reach
 
 T = TypeVar("T")
 DEADLINE_S = 30.0
@@ -45,7 +46,7 @@ SIZES = [0, 1, 2, 7, 1_000, 5_000, 70_001]
 """Empty, smaller than the world, odd, inside one small op, and beyond it."""
 
 
-@pytest.mark.parametrize("peers", [2, 3])
+@pytest.mark.parametrize("peers", [2, 3, 4, 5])
 @pytest.mark.parametrize("evidence", ["ring", "master"])
 def test_all_reduce_equals_numpy_and_is_the_same_everywhere(peers: int, evidence: str) -> None:
     settings = MasterSettings(evidence=evidence)  # type: ignore[arg-type]
@@ -428,3 +429,82 @@ def test_losing_the_master_ends_the_session_with_its_reason(caplog: pytest.LogCa
     with pytest.raises(rf.MasterUnreachable):
         run.all_reduce(np.ones(2))
     run.leave()
+
+
+def test_out_may_be_the_buffer_itself_and_nothing_that_overlaps_it(master: MasterThread) -> None:
+    def body(run: rf.Communicator) -> tuple[float, float]:
+        memory = np.full(300_000, run.rank + 1.0)
+        run.all_reduce(memory, out=memory)
+        with pytest.raises(rf.UsageError, match="overlaps"):
+            run.all_reduce(memory[:200], out=memory[100:300])
+        with pytest.raises(rf.UsageError, match="written twice"):
+            run.all_reduce([memory[:200], memory[100:300]])
+        return float(memory.min()), float(memory.max())
+
+    assert together(master, 2, body) == [(3.0, 3.0)] * 2
+
+
+def test_pending_is_the_same_whatever_the_order_of_waiting(master: MasterThread) -> None:
+    """Of two ops, only the second heard of the newcomer; both orders of waiting for them must give one answer."""
+    registered = threading.Event()
+
+    def body(run: rf.Communicator) -> bool:
+        first = run.all_reduce_async(np.ones(4), tag=1)
+        while not first.done():
+            pass
+        begun.wait()
+        if run.rank == 0:
+            registered.wait(DEADLINE_S)
+        second = run.all_reduce_async(np.ones(4), tag=2)
+        for handle in (second, first) if run.rank == 0 else (first, second):
+            handle.wait(DEADLINE_S)
+        pending = run.are_peers_pending()
+        if pending:
+            run.update_topology()
+        return pending
+
+    def newcomer() -> int:
+        begun.wait()
+        with rf.join(master.address, timeout_s=DEADLINE_S) as run:
+            return run.group_size
+
+    def watch() -> None:
+        with reach([master.address], b"") as connection:
+            while connection.ask().registrations < 3:
+                pass
+        registered.set()
+
+    begun = threading.Barrier(3, timeout=DEADLINE_S)
+    with ThreadPoolExecutor(2) as pool:
+        late, seen = pool.submit(newcomer), pool.submit(watch)
+        assert together(master, 2, body) == [True, True]
+        assert late.result(DEADLINE_S) == 3
+        seen.result(DEADLINE_S)
+
+
+def test_a_death_after_many_small_ops_under_many_tags_is_survived(master: MasterThread) -> None:
+    """A seal carries the last small result of every tag; together they must fit into what a connection takes."""
+
+    def body(run: rf.Communicator) -> int:
+        numbers = np.ones(8_000, np.float32)
+        for tag in range(1_000):
+            run.all_reduce(numbers, op="max", tag=tag)
+        run.barrier()
+        if run.rank == 2:
+            return 0
+        info = run.all_reduce(numbers, op="max")
+        while info.contributors == 3:
+            info = run.all_reduce(numbers, op="max")
+        return info.contributors
+
+    assert together(master, 3, body) == [2, 2, 0]
+
+
+def test_a_host_of_the_master_that_listens_everywhere_can_be_joined() -> None:
+    with rf.join("0.0.0.0:0", host_master=True, token="secret", timeout_s=DEADLINE_S) as run:
+        assert run.world_size == 1
+
+
+def test_a_port_that_is_taken_is_a_clear_error_of_the_hosting_peer(master: MasterThread) -> None:
+    with pytest.raises(rf.ConfigError, match="cannot listen"):
+        rf.join(master.address, host_master=True, timeout_s=DEADLINE_S)

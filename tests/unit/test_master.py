@@ -609,3 +609,20 @@ def answer_honestly(stage: Stage) -> None:
         status = stage.master.status(stage.now)
         groups = {each.group: each for each in status.groups}
         waited_for = {each for waiting in stage.master.waiting(stage.now) for each in waiting.missing}
+
+
+def test_who_was_only_slow_may_try_again_and_an_idle_watcher_goes() -> None:
+    """A refusal ends a join, so a connection that merely said nothing in time is closed without one."""
+    master = Master(MasterSettings(), b"", b"s" * 32)
+    master.step(0, Opened(1, "slow", b"n" * 32))
+    master.step(0, Opened(2, "watcher", b"n" * 32))
+    proof = prove(b"", "status", b"n" * 32, b"w" * 32)
+    master.step(0, Received(2, m.StatusRequest(m.PROTOCOL_VERSION, b"w" * 32, proof)))
+    gone: dict[int, list[Effect]] = {}
+    for ms in range(0, 125_000, 50):
+        for effect in master.step(ms * 1_000_000, Tick()):
+            if isinstance(effect, Send | Close):
+                gone.setdefault(ms, []).append(effect)
+    assert [type(effect) for effect in gone[5_000]] == [Close]
+    assert [type(effect) for effect in gone[120_000]] == [Close]
+    assert len(gone) == 2

@@ -231,6 +231,7 @@ class Core {
   void lane_frame(Conn& conn, FrameHeader header, Payload payload);
   void drop_lane(Conn& conn, std::string reason);
   void pull(Conn& conn);
+  static void own_many_pieces(OutFrame& frame);
   OpPtr next_op_to_send(bool to_next) const;
   void mark_dirty_for(const OpPtr& op);
   Conn* lane_for_control(bool outgoing);
@@ -278,6 +279,7 @@ class Core {
   bool sealed_ = true;
   std::uint64_t registrations_ = 0;
   std::unordered_map<std::uint64_t, TagState> tags_;
+  std::size_t stashed_bytes_ = 0;  // over all tags
   std::unordered_map<std::uint64_t, Bytes> refused_;  // by tag: why the next op fails, which the others have given up
   BackupPool pool_;
   std::uint64_t next_op_ = 1;

@@ -93,6 +93,16 @@ class Engine {
     Engine& engine_;
   };
 
+  // A call drives while this lives, however it ends. The mutex is held at both ends.
+  class Driving {
+   public:
+    explicit Driving(Engine& engine) : engine_(engine) { engine_.driving_.store(true); }
+    ~Driving();
+
+   private:
+    Engine& engine_;
+  };
+
   void service();
   bool poll_hot(Ns now);
   void poll_all(std::unique_lock<std::mutex>& lock, int timeout_ms);
@@ -112,6 +122,7 @@ class Engine {
   void tick(Ns now);
   void tell();
   void give_way(std::unique_lock<std::mutex>& lock);
+  bool has_unsent() const;
   void wait_a_moment(std::unique_lock<std::mutex>& lock);
 
   const EngineSettings settings_;
@@ -124,7 +135,8 @@ class Engine {
   std::vector<ConnId> hot_;  // the lanes: tried directly while a call drives
   std::atomic<int> turns_wanted_{0};
   std::atomic<bool> driving_{false};
-  std::atomic<bool> in_epoll_{false};
+  std::atomic<int> in_epoll_{0};
+  std::atomic<bool> told_{false};  // somebody was woken and has not had the mutex yet
   bool wanted_ = false, stopping_ = false, forked_ = false;
   int op_waiters_ = 0, event_waiters_ = 0;
   std::uint64_t told_finished_ = 0;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <new>
 #include <utility>
 #include <vector>
@@ -45,26 +46,33 @@ class BackupPool {
   Buffer take(std::size_t bytes) {
     if (bytes == 0) return {};
     const std::size_t rounded = (bytes + 4095) / 4096 * 4096;
+    ++taken_;
+    std::erase_if(free_, [&](const Free& each) { return taken_ - each.since > idle_takes; });
     auto best = free_.end();
     for (auto it = free_.begin(); it != free_.end(); ++it) {
-      const bool fits = it->bytes() >= rounded && it->bytes() <= 2 * rounded + (std::size_t{1} << 20);
-      if (fits && (best == free_.end() || it->bytes() < best->bytes())) best = it;
+      const std::size_t size = it->buffer.bytes();
+      const bool fits = size >= rounded && size <= 2 * rounded + (std::size_t{1} << 20);
+      if (fits && (best == free_.end() || size < best->buffer.bytes())) best = it;
     }
-    if (best == free_.end()) {
-      free_.clear();  // sizes changed: do not hoard what no longer fits
-      return Buffer(rounded);
-    }
-    Buffer found = std::move(*best);
+    if (best == free_.end()) return Buffer(rounded);
+    Buffer found = std::move(best->buffer);
     free_.erase(best);
     return found;
   }
 
   void give_back(Buffer buffer) {
-    if (buffer.at() != nullptr && free_.size() < 64) free_.push_back(std::move(buffer));
+    if (buffer.at() != nullptr && free_.size() < 64) free_.push_back({std::move(buffer), taken_});
   }
 
  private:
-  std::vector<Buffer> free_;
+  static constexpr std::uint64_t idle_takes = 64;  // what so many ops had no use for is not hoarded
+
+  struct Free {
+    Buffer buffer;
+    std::uint64_t since;
+  };
+  std::vector<Free> free_;
+  std::uint64_t taken_ = 0;
 };
 
 }  // namespace ringfold

@@ -23,10 +23,15 @@ def doctor(
     from ringfold.runtime import doctor as room
     from ringfold.runtime.machine import look
 
-    resolved = settings.load({"master": [master] if master else None, "token_file": token_file, "config": config})
+    resolved = settings.load({"master": master, "token_file": token_file, "config": config})
     # A master that nobody named is not missing: the default address alone asks for nothing.
     named = resolved.origin("master") != "default"
-    checks = room.examine(resolved.listed("master") if named else (), resolved.token())
+    checks = room.examine(
+        resolved.listed("master") if named else (),
+        resolved.token(),
+        master_port=settings.split_address(resolved.listed("listen")[0])[1],
+        data_port=resolved.integer("data_port"),
+    )
     failed = any(check.outcome == "fail" for check in checks)
     if as_json:
         print_json({"ok": not failed, "checks": checks, "machine": look()})

@@ -14,9 +14,15 @@ from types import ModuleType
 import msgspec
 import typer.main
 
+import ringfold
 from ringfold import errors
 from ringfold.cli import build
 from ringfold.config import SETTINGS, Setting
+from ringfold.peer.communicator import Communicator
+from ringfold.peer.handle import Handle
+from ringfold.peer.outcome import ReduceInfo
+from ringfold.peer.steps import Step
+from ringfold.state.shared import SharedState
 from ringfold.wire import events, frames, messages
 
 _NOTE = "<!-- Written by `make docs` from the code; do not edit. -->\n"
@@ -87,6 +93,41 @@ def messages_page() -> str:
     parts += ["## Events", inspect.getdoc(events) or ""]
     parts += [_struct(kind) for _, kind in _classes(events) if _is_struct(kind)]
     return _page("Messages", *parts)
+
+
+def api_page() -> str:
+    """What a program calls: `join`, and the public methods and properties of what it gives back."""
+    parts = [
+        "A buffer is a NumPy array, a torch CPU tensor, or anything with the buffer protocol or DLPack on the CPU; it "
+        "is used where it lies, so it must be contiguous and writable. `buffers` may be one, or a list, tuple or dict of "
+        "them, fused into one op (a dict in the order of its sorted keys). Types: u/int 8-64, f16, bf16, f32, f64. "
+        "bfloat16 comes as torch tensors, `ml_dtypes` arrays, or uint16 arrays with `dtype=\"bfloat16\"`.",
+        "Ringfold logs under `ringfold` (standard `logging`): warnings are shown by default, for more say "
+        '`logging.basicConfig(level="INFO")`.',
+        f"## ringfold.join\n\n```python\n{_signature('join', ringfold.join)}\n```\n\n{inspect.getdoc(ringfold.join)}",
+    ]
+    for kind in (Communicator, Step, Handle, ReduceInfo, SharedState):
+        parts.append(f"## {kind.__name__}\n\n{_doc(kind)}")
+        parts += _members(kind)
+    return _page("The Python API", *parts)
+
+
+def _members(kind: type) -> Iterator[str]:
+    for name, member in vars(kind).items():
+        if name.startswith("_"):
+            continue
+        if isinstance(member, property):
+            yield f"**`{name}`** {inspect.getdoc(member) or ''}".rstrip()
+        elif inspect.isfunction(member):
+            yield f"```python\n{_signature(name, member)}\n```\n\n{inspect.getdoc(member) or ''}".rstrip()
+
+
+def _signature(name: str, function: Callable[..., object]) -> str:
+    """The call as one writes it, a parameter a line when it is long."""
+    signature = inspect.signature(function)
+    parameters = [each for each in signature.parameters.values() if each.name != "self"]
+    shown = str(signature.replace(parameters=parameters)).replace("'", "")
+    return f"{name}{shown}" if len(shown) < 100 else f"{name}{shown}".replace(", ", ",\n    ")
 
 
 def _is_struct(kind: type) -> bool:
@@ -175,6 +216,7 @@ def _page(title: str, *parts: str) -> str:
 
 
 PAGES: Mapping[str, Callable[[], str]] = {
+    "api.md": api_page,
     "settings.md": settings_page,
     "cli.md": cli_page,
     "errors.md": errors_page,

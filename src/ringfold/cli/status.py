@@ -34,7 +34,7 @@ def status(
 
     if as_json and watch:
         raise UsageError("--json prints one object; leave out --watch")
-    resolved = settings.load({"master": [address] if address else None, "token_file": token_file, "config": config})
+    resolved = settings.load({"master": address, "token_file": token_file, "config": config})
     with ask.reach(resolved.listed("master"), resolved.token()) as connection:
         if as_json:
             print_json(connection.ask())

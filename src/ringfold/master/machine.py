@@ -169,7 +169,8 @@ class Master:
         run.out.append(Send(event.conn, Challenge(event.nonce, OLDEST_VERSION, PROTOCOL_VERSION)))
         if len(run.unproven) > self.settings.max_unproven:
             oldest = next(iter(run.unproven))
-            self._drop(now, oldest, f"more than {self.settings.max_unproven} connections have proven nothing yet")
+            reason = f"more than {self.settings.max_unproven} connections have proven nothing yet"
+            self._drop(now, oldest, reason, again=True)
 
     def _at_the_door(self, now_ns: Ns, now: Ns, connection: Connection, message: ToMaster) -> None:
         match message:
@@ -177,6 +178,7 @@ class Master:
                 self._hello(now, connection, message)
             case StatusRequest():
                 self._prove(connection, "status", message)
+                connection.opened = now
                 self._run.out.append(Send(connection.id, self.status(now_ns)))
             case _:
                 raise RemoteProtocolError(f"{type(message).__name__} where Hello or StatusRequest is expected")
@@ -211,15 +213,18 @@ class Master:
             del self._run.unproven[connection.id]
             self._run.out.append(Trust(connection.id))
 
-    def _drop(self, now: Ns, conn: Conn, reason: str) -> None:
-        """Turn somebody away who does not keep to the protocol. A peer among them is out of the run."""
+    def _drop(self, now: Ns, conn: Conn, reason: str, *, again: bool = False) -> None:
+        """Turn somebody away who does not keep to the protocol. A peer among them is out of the run.
+
+        Who may come `again` (it was only slow) is not told that it is refused: that would end its join.
+        """
         connection = self._run.connections.get(conn)
         if connection is None:
             return
         peer = connection.peer
         if peer is None:
             self._run.tell(ConnectionDropped(connection.remote, reason))
-            self._run.drop_connection(connection, Refused(reason), reason)
+            self._run.drop_connection(connection, None if again else Refused(reason), reason)
         else:
             self._run.tell(ConnectionDropped(f"peer {peer.id} at {connection.remote}", reason))
             self._epochs.evict(now, peer, reason)
@@ -340,7 +345,9 @@ class Master:
         """Every deadline of the master is judged here."""
         limit = self.settings.handshake_ms
         for connection in [each for each in self._run.unproven.values() if now - each.opened >= limit * MS]:
-            self._drop(now, connection.id, f"it proved nothing within {limit} ms")
+            self._drop(now, connection.id, f"it proved nothing within {limit} ms", again=True)
+        for watcher in [each for each in self._run.connections.values() if each.is_idle_watcher(now)]:
+            self._drop(now, watcher.id, "it has asked for nothing for a while", again=True)
         self._send_beats(now_ns)
         for peer in list(self._run.peers.values()):
             self._judge(now, peer)

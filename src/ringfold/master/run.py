@@ -36,6 +36,9 @@ from ringfold.wire.messages import (
     World,
 )
 
+WATCHER_IDLE_NS = 120 * 1_000_000_000
+"""Who looked at the status and asks no more keeps no connection for ever: its machine may have lost power."""
+
 
 @dataclass(slots=True)
 class Connection:
@@ -45,8 +48,12 @@ class Connection:
     remote: str
     nonce: bytes
     opened: Ns
+    """When it was opened, or a watcher last asked."""
     proven: bool = False
     peer: "Peer | None" = None
+
+    def is_idle_watcher(self, now: Ns) -> bool:
+        return self.proven and self.peer is None and now - self.opened >= WATCHER_IDLE_NS
 
 
 class Standing(Enum):

@@ -228,6 +228,10 @@ class MasterServer:
         if self._doors.pop(door.conn, None) is not None:
             self.step(Closed(door.conn, reason))
 
+    @property
+    def is_stopping(self) -> bool:
+        return self._stopping is not None and self._stopping.is_set()
+
     def is_open(self, conn: Conn) -> bool:
         return conn in self._doors
 
@@ -249,6 +253,9 @@ class _Door(asyncio.Protocol):
         rim.guard(self._fd)
         rim.no_delay(transport)
         transport.set_write_buffer_limits(high=MAX_QUEUED_BYTES)
+        if self._server.is_stopping:
+            transport.abort()  # it slipped in while the doors were being closed
+            return
         self.conn = self._server.opened(self, rim.remote_name(transport))
 
     def data_received(self, chunk: bytes) -> None:

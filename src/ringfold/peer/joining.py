@@ -55,7 +55,7 @@ def join(request: JoinRequest, at_end: Callable[[], None] | None = None) -> Comm
     deadline_ns = monotonic_ns() + positive_ns(settings.number("join_timeout_s"))
     masters = _resolved(settings.listed("master"), deadline_ns)
     advertised = tuple(_literal(host) for host in settings.listed("advertise"))
-    local = _local_address(masters[0])
+    local = _local_addresses(masters)
     host = request.host or resolve.host_name()
     engine = new_engine(settings.integer("spin_us"))
     try:
@@ -67,7 +67,7 @@ def join(request: JoinRequest, at_end: Callable[[], None] | None = None) -> Comm
         group=request.group,
         host=host,
         name=settings.text("name") or f"{host}:{os.getpid()}",
-        addresses=advertised or (local,),
+        addresses=advertised or local,
         port=port,
         token=token,
     )
@@ -79,6 +79,15 @@ def join(request: JoinRequest, at_end: Callable[[], None] | None = None) -> Comm
         raise
     session.at_end = at_end
     return Communicator(session, settings.number("op_timeout_s"))
+
+
+def reachable(address: str) -> str:
+    """`address` as others would write it: a wildcard becomes this machine's own address."""
+    host, port = config.split_address(address)
+    if host not in _WILDCARDS:
+        return address
+    own = resolve.own_address(v6=":" in host)
+    return f"[{own}]:{port}" if ":" in own else f"{own}:{port}"
 
 
 def listed(words: str | Sequence[str] | None) -> list[str] | None:
@@ -122,15 +131,28 @@ def _literal(host: str) -> str:
         raise ConfigError(f"advertise: {host!r} is no address of this machine ({error})") from error
 
 
-def _local_address(master: tuple[str, int]) -> str:
-    try:
-        return resolve.local_address_towards(*master)
-    except OSError as error:
-        raise MasterUnreachable(f"{master[0]}:{master[1]}", f"no route to it ({error})") from error
+def _local_addresses(masters: Sequence[tuple[str, int]]) -> tuple[str, ...]:
+    """This machine's addresses on the way to each master: any of them may be the one that answers.
+
+    Loopback is of use to others only if all masters are there.
+    """
+    found: dict[str, None] = {}
+    reason: OSError | None = None
+    for master in masters:
+        try:
+            found[resolve.local_address_towards(*master)] = None
+        except OSError as error:
+            reason = error
+    if not found:
+        shown = ", ".join(f"{host}:{port}" for host, port in masters)
+        raise MasterUnreachable(shown, f"no route to it ({reason})")
+    reachable = tuple(address for address in found if not config.is_loopback(address))
+    return reachable or tuple(found)
 
 
-def _bind_host(local: str, advertised: tuple[str, ...]) -> str:
-    """Listen where the others look: on the way to the master; everywhere, when the advertised addresses are others."""
-    if not advertised or advertised == (local,):
-        return local
-    return "::" if any(":" in address for address in advertised) else "0.0.0.0"
+def _bind_host(local: tuple[str, ...], advertised: tuple[str, ...]) -> str:
+    """Listen where the others look: on the way to the master; everywhere, when that is not one address."""
+    wanted = advertised or local
+    if wanted == local and len(local) == 1:
+        return local[0]
+    return "::" if any(":" in address for address in wanted) else "0.0.0.0"

@@ -14,6 +14,7 @@ from ringfold.errors import CollectiveAborted, RingfoldError, UsageError
 from ringfold.peer.handle import Handle
 from ringfold.peer.outcome import ReduceInfo, error_of_op
 from ringfold.peer.session import S, Session
+from ringfold.runtime import threads
 from ringfold.wire.messages import Record
 
 Submit = Callable[[Record], int]
@@ -30,7 +31,10 @@ class Ops:
         self.in_flight: dict[int, Handle] = {}
         """Handles by tag, until the program has seen their end."""
         self.last: OpResult | None = None
-        """The op that last returned, if no run-wide call came after it."""
+        """Of the ops that returned since the last run-wide call, the one that has heard of most registrations.
+
+        All peers have seen the same ops return at the same point of the program, but perhaps in another order."""
+        self._noting = threads.RLock()
 
     def run(
         self,
@@ -75,7 +79,7 @@ class Ops:
             self.in_flight.pop(tag, None)
             if result[0] != 0:
                 return self.error(operation, result)
-            self.last = result
+            self._note(result)
             return info_of(result)
 
         handle = self.in_flight[tag] = Handle(self.engine, number, operation, (source, target), finished)
@@ -125,8 +129,14 @@ class Ops:
     def returned(self, operation: str, result: OpResult) -> ReduceInfo:
         if result[0] != 0:
             raise self.error(operation, result)
-        self.last = result
+        self._note(result)
         return info_of(result)
+
+    def _note(self, result: OpResult) -> None:
+        with self._noting:
+            last = self.last
+            if last is None or (result[2], result[4]) > (last[2], last[4]):
+                self.last = result
 
     def error(self, operation: str, result: OpResult) -> RingfoldError:
         # The session fails its ops and learns why it is over in one step: the lock waits for the end of that step.

@@ -93,10 +93,10 @@ class Session:
             self._calling = operation
             self._last_ballot += 1
             ballot = self._last_ballot
-            deadline_ns = monotonic_ns() + int(timeout_s * S)
-            progress = tuple(self.engine.progress())
-            self._call(CallVote(ballot, kind, min_world, deadline_ns, progress))
             try:
+                deadline_ns = monotonic_ns() + int(timeout_s * S)
+                progress = tuple(self.engine.progress())
+                self._call(CallVote(ballot, kind, min_world, deadline_ns, progress))
                 while ballot not in self._outcomes and not self.is_over:
                     self._changed.wait()
             except BaseException:
@@ -239,25 +239,27 @@ def _nonce() -> bytes:
     return random_bytes(NONCE_BYTES)
 
 
-_forking: "list[Session]" = []
+_forking: "dict[int, list[Session]]" = {}
+"""By thread: several may fork at once, and each lets go of exactly what it holds."""
 
 
 def _before_fork() -> None:
-    _forking[:] = _sessions
-    for session in _forking:
+    sessions = sorted(_sessions, key=id)
+    for session in sessions:
         session.engine.before_fork()
+    _forking[threads.current()] = sessions
 
 
 def _in_forking_parent() -> None:
-    for session in _forking:
+    for session in _forking.pop(threads.current(), ()):
         session.engine.forked_parent()
-    _forking.clear()
 
 
 def _in_forked_child() -> None:
-    for session in _forking:
-        session.forked()
+    mine = _forking.pop(threads.current(), ())
     _forking.clear()
+    for session in mine:
+        session.forked()
 
 
 os.register_at_fork(before=_before_fork, after_in_parent=_in_forking_parent, after_in_child=_in_forked_child)

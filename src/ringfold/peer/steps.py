@@ -184,7 +184,8 @@ class Loop:
         run = self._run
         # With several groups the question costs as much as the vote, and those who wait for peers are in a vote.
         if not run.unsynced and (run.spans_groups or run.are_peers_pending()):
-            run.update_topology()
+            # Another group of the run may be waiting for peers, and this vote waits with it.
+            run.update_topology(timeout_s=max(self._wait_s, self._ops.timeout_s))
         return self._sync(number)
 
     def _gather(self, number: int) -> int:
@@ -192,7 +193,7 @@ class Loop:
         run, needed = self._run, self._min_world
         while run.group_size < needed:
             text = "step %d: %d of at least %d peers are there; waiting up to %g s for more"
-            _log.info(text, number, run.group_size, needed, self._wait_s)
+            _log.warning(text, number, run.group_size, needed, self._wait_s)
             run.update_topology(min_world=needed, timeout_s=self._wait_s)
             number = self._sync(number)
         return number

@@ -43,7 +43,9 @@ class Check(Struct, frozen=True):
     advice: str = ""
 
 
-def examine(master: Sequence[str] = (), token: bytes = b"") -> list[Check]:
+def examine(
+    master: Sequence[str] = (), token: bytes = b"", *, master_port: int = MASTER_PORT, data_port: int = DATA_PORT
+) -> list[Check]:
     """Every check, in reading order; with `master`, also whether one of its addresses answers and takes the token."""
     machine = look()
     checks = [
@@ -54,8 +56,8 @@ def examine(master: Sequence[str] = (), token: bytes = b"") -> list[Check]:
         check_shared_memory(),
         judge_open_files(soft_limit(resource.RLIMIT_NOFILE)),
         judge_locked_memory(soft_limit(resource.RLIMIT_MEMLOCK)),
-        check_port(MASTER_PORT, "master port"),
-        check_port(DATA_PORT, "data port"),
+        check_port(master_port, "master port"),
+        check_port(data_port, "data port"),
         judge_clock_source(read_text("/sys/devices/system/clocksource/clocksource0/current_clocksource")),
         check_clock_sync(),
         check_timestamps(),
@@ -145,7 +147,7 @@ def check_port(port: int, name: str) -> Check:
                 continue
             advice = (
                 "a master may be running here: `ringfold status`; or choose another port with --listen"
-                if port == MASTER_PORT
+                if name == "master port"
                 else "a peer may be running here; the next peer takes the next free port (data_port)"
             )
             return Check(name, "warn", f"{port}: {error.strerror}", advice)

@@ -19,3 +19,8 @@ def start(name: str, target: Callable[[], None]) -> Thread:
 
 def is_current(thread: Thread | None) -> bool:
     return thread is threading.current_thread()
+
+
+def current() -> int:
+    """The number of the calling thread; a forked child's only thread keeps that of the one that forked."""
+    return threading.get_ident()

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from ringfold.cli.bench.targets import Check, Value, check
+from ringfold.errors import ConfigError
 from ringfold.runtime import machine
 from ringfold.runtime.spawn import ChildFailed
 
@@ -62,12 +63,18 @@ def report(
 
 def finish(result: Report, columns: Sequence["Column"], *, as_json: bool, against_targets: bool) -> None:
     """Print the report (and the check, when asked for); raise `typer.Exit(1)` on a miss."""
+    unchecked: ConfigError | None = None
     if against_targets:
-        result.checks = check(result.bench, result.figures, result.skipped)
+        try:
+            result.checks = check(result.bench, result.figures, result.skipped)
+        except ConfigError as error:
+            unchecked = error  # what was measured is shown all the same
     if as_json:
         sys.stdout.write(msgspec.json.encode(result).decode() + "\n")
     else:
         render(result, columns, Console())
+    if unchecked is not None:
+        raise unchecked
     if result.checks is not None and (not result.checks or any(found.verdict == "miss" for found in result.checks)):
         raise typer.Exit(1)
 
