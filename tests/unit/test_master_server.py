@@ -210,7 +210,7 @@ def test_a_connection_that_says_nothing_is_closed_in_time() -> None:
     with a_master(handshake_ms=200) as (master, _):
         client = Client(master.address)
         client.expect(Challenge)
-        assert "200 ms" in client.refusal()
+        assert client.next() is None, "closed without a refusal: who was only slow may come again"
         client.close()
 
 

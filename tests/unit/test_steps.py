@@ -164,9 +164,10 @@ def test_a_run_continues_from_the_revision_of_its_state(master: MasterThread) ->
 def test_states_with_other_names_are_refused(master: MasterThread) -> None:
     def one(name: str) -> None:
         with rf.join(master.address, timeout_s=DEADLINE_S, op_timeout_s=DEADLINE_S) as run:
-            for _ in run.steps(rf.SharedState({name: np.zeros(2)}), until=1, min_world=2, wait_s=DEADLINE_S):
+            for _ in run.steps(rf.SharedState({name: np.zeros(2)}), until=1, min_world=2, wait_s=5):
                 run.barrier()
 
+    # The one that is refused leaves; the other may then be alone before its step begins, and waits for peers in vain.
     with ThreadPoolExecutor(2) as pool:
         errors = [future.exception(DEADLINE_S) for future in [pool.submit(one, name) for name in ("a", "b")]]
     assert any(isinstance(error, rf.StateError) for error in errors)
