@@ -73,6 +73,10 @@ class Engine {
   void forked_child();
 
  private:
+  // What epoll calls the two descriptors that are no connection.
+  static constexpr std::uint64_t listener_key = ~std::uint64_t{0};
+  static constexpr std::uint64_t wake_key = ~std::uint64_t{1};
+
   struct Socket {
     int fd = -1;
     ConnId conn = 0;
@@ -103,6 +107,7 @@ class Engine {
     Engine& engine_;
   };
 
+  // engine.cpp: who drives
   void service();
   bool poll_hot(Ns now);
   void poll_all(std::unique_lock<std::mutex>& lock, int timeout_ms);

@@ -1,0 +1,256 @@
+// The engine's sockets: listening, connecting, reading, writing, and what epoll says of them. All under the mutex.
+#include <linux/sockios.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <stdexcept>
+
+#include "net.hpp"
+#include "ringfold/engine.hpp"
+
+namespace ringfold {
+namespace {
+
+constexpr Ns listener_pause = 100'000'000;
+constexpr std::size_t flush_bytes = 512 * 1024;  // then reading gets its turn
+
+}  // namespace
+
+std::uint16_t Engine::listen(const std::string& host, std::uint16_t first_port, int tries) {
+  std::string why = "no port was tried";
+  for (int i = 0; i < std::max(tries, 1); ++i) {
+    const int wanted = first_port == 0 ? 0 : first_port + i;
+    const auto address = net::literal(host, static_cast<std::uint16_t>(wanted));
+    if (!address || wanted > 65535) throw std::runtime_error("cannot listen on " + host + ": not an address");
+    const int fd = ::socket(address->storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0) throw std::runtime_error(std::string("cannot make a socket: ") + strerror(errno));
+    const int one = 1;
+    ::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
+    if (::bind(fd, reinterpret_cast<const sockaddr*>(&address->storage), address->bytes) == 0 &&
+        ::listen(fd, 256) == 0) {
+      sockaddr_storage bound{};
+      socklen_t bytes = sizeof bound;
+      ::getsockname(fd, reinterpret_cast<sockaddr*>(&bound), &bytes);
+      std::unique_lock lock(mutex_);
+      listener_ = fd;
+      epoll_event event{EPOLLIN, {.u64 = listener_key}};
+      ::epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event);
+      return ntohs(bound.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(&bound)->sin6_port
+                                               : reinterpret_cast<sockaddr_in*>(&bound)->sin_port);
+    }
+    why = strerror(errno);
+    ::close(fd);
+  }
+  throw std::runtime_error("cannot listen on " + host + " from port " + std::to_string(first_port) + " on: " + why);
+}
+
+ConnId Engine::dial(const std::string& host, std::uint16_t port, Ns timeout) {
+  Turn turn(*this);
+  const Ns now = monotonic_now();
+  const ConnId conn = core_.open(host + ":" + std::to_string(port), false);
+  const auto address = net::literal(host, port);
+  if (!address) {
+    core_.lost(now, conn, "not an address: " + host);
+    return conn;
+  }
+  const int fd = ::socket(address->storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  if (fd < 0) {
+    core_.lost(now, conn, strerror(errno));
+    return conn;
+  }
+  const int rc = ::connect(fd, reinterpret_cast<const sockaddr*>(&address->storage), address->bytes);
+  if (rc != 0 && errno != EINPROGRESS) {
+    core_.lost(now, conn, strerror(errno));
+    ::close(fd);
+    return conn;
+  }
+  adopt(fd, conn, true, now + timeout);
+  return conn;
+}
+
+void Engine::adopt(int fd, ConnId conn, bool connecting, Ns deadline) {
+  Socket& socket = sockets_[conn];
+  socket.fd = fd;
+  socket.conn = conn;
+  socket.connecting = connecting;
+  socket.deadline = deadline;
+  epoll_event event{};
+  event.events = connecting ? EPOLLOUT : EPOLLIN;
+  event.data.u64 = conn;
+  ::epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event);
+}
+
+void Engine::watch(Socket& socket) {
+  epoll_event event{};
+  socket.armed = socket.blocked;
+  event.events = (socket.reading ? EPOLLIN : 0u) | (socket.blocked || socket.connecting ? EPOLLOUT : 0u);
+  event.data.u64 = socket.conn;
+  ::epoll_ctl(epoll_, EPOLL_CTL_MOD, socket.fd, &event);
+}
+
+void Engine::close_socket(ConnId conn) {
+  const auto it = sockets_.find(conn);
+  if (it == sockets_.end()) return;
+  ::close(it->second.fd);
+  sockets_.erase(it);
+  refresh_hot();
+}
+
+void Engine::refresh_hot() {
+  hot_.clear();
+  for (const LaneInfo& lane : core_.lanes()) hot_.push_back(lane.conn);
+}
+
+// After the core has changed: sockets that may be read again, and sockets that are to be closed.
+void Engine::settle_sockets() {
+  for (const ConnId conn : core_.take_closing()) close_socket(conn);
+  for (auto& [conn, socket] : sockets_) {
+    if (socket.reading || socket.connecting || core_.receive_space(conn).empty()) continue;
+    socket.reading = true;
+    watch(socket);
+  }
+}
+
+bool Engine::read_some(Socket& socket, Ns now) {
+  const ConnId conn = socket.conn;
+  const auto space = core_.receive_space(conn);
+  if (space.empty()) {
+    socket.reading = false;
+    watch(socket);
+    return false;
+  }
+  const ssize_t n = ::recv(socket.fd, space.data(), space.size(), MSG_DONTWAIT);
+  if (n > 0) {
+    core_.received(now, conn, static_cast<std::size_t>(n));
+    return true;
+  }
+  if (n < 0 && (errno == EAGAIN || errno == EINTR)) return false;
+  core_.lost(now, conn, n == 0 ? "closed by the other side" : strerror(errno));
+  close_socket(conn);
+  return true;
+}
+
+bool Engine::flush(Socket& socket, Ns now) {
+  if (socket.connecting || socket.blocked) return false;
+  const ConnId conn = socket.conn;
+  std::size_t total = 0;
+  while (total < flush_bytes) {
+    iovec pieces[64];
+    const std::size_t count = core_.gather(conn, pieces, 64);
+    if (count == 0) return total > 0;
+    msghdr message{};
+    message.msg_iov = pieces;
+    message.msg_iovlen = count;
+    std::size_t offered = 0;
+    for (std::size_t i = 0; i < count; ++i) offered += pieces[i].iov_len;
+    const ssize_t n = ::sendmsg(socket.fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (n < 0) {
+      if (errno == EINTR) continue;
+      // Also when the other side is gone: its last words, such as Evicted, may be unread. Reading finds the end then.
+      socket.blocked = true;
+      return total > 0;
+    }
+    core_.sent(now, conn, static_cast<std::size_t>(n));
+    total += static_cast<std::size_t>(n);
+    if (static_cast<std::size_t>(n) < offered) {
+      socket.blocked = true;
+      return true;
+    }
+  }
+  core_.touch(conn);  // there may be more
+  return true;
+}
+
+bool Engine::flush_dirty(Ns now) {
+  bool progressed = false;
+  for (const ConnId conn : core_.take_dirty()) {
+    const auto it = sockets_.find(conn);
+    if (it != sockets_.end()) progressed |= flush(it->second, now);
+  }
+  return progressed;
+}
+
+// Only before blocking is the kernel asked to tell when a full socket drains: while driving, trying is cheaper.
+void Engine::arm() {
+  for (auto& [conn, socket] : sockets_) {
+    if (socket.blocked != socket.armed) watch(socket);
+  }
+}
+
+// Out of descriptors: whoever waits in the backlog would make every look at the sockets return at once.
+void Engine::pause_listener() {
+  epoll_event event{0, {.u64 = listener_key}};
+  ::epoll_ctl(epoll_, EPOLL_CTL_MOD, listener_, &event);
+  listener_paused_until_ = monotonic_now() + listener_pause;
+}
+
+void Engine::accept_all() {
+  while (true) {
+    sockaddr_storage remote{};
+    socklen_t bytes = sizeof remote;
+    const int fd =
+        ::accept4(listener_, reinterpret_cast<sockaddr*>(&remote), &bytes, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    if (fd < 0) {
+      if (errno == EMFILE || errno == ENFILE) pause_listener();
+      return;
+    }
+    net::prepare(fd, settings_.same_host_buffer);
+    adopt(fd, core_.open(net::readable(remote, bytes), true), false, 0);
+  }
+}
+
+void Engine::finish_connect(Socket& socket, Ns now) {
+  int error = 0;
+  socklen_t bytes = sizeof error;
+  ::getsockopt(socket.fd, SOL_SOCKET, SO_ERROR, &error, &bytes);
+  if (error != 0) {
+    const ConnId conn = socket.conn;
+    core_.lost(now, conn, strerror(error));
+    close_socket(conn);
+    return;
+  }
+  socket.connecting = false;
+  net::prepare(socket.fd, settings_.same_host_buffer);
+  core_.opened(socket.conn);
+  watch(socket);
+}
+
+void Engine::on_ready(const epoll_event& event, Ns now) {
+  if (event.data.u64 == wake_key) {
+    std::uint64_t count = 0;
+    [[maybe_unused]] const auto n = ::read(wake_, &count, sizeof count);
+    return;
+  }
+  if (event.data.u64 == listener_key) {
+    accept_all();
+    return;
+  }
+  const auto conn = static_cast<ConnId>(event.data.u64);
+  auto it = sockets_.find(conn);
+  if (it == sockets_.end()) return;
+  if (it->second.connecting) {
+    finish_connect(it->second, now);
+    return;
+  }
+  if ((event.events & EPOLLOUT) != 0) {
+    it->second.blocked = false;
+    flush(it->second, now);
+    it = sockets_.find(conn);
+    if (it == sockets_.end()) return;
+    if (!it->second.blocked) watch(it->second);
+  }
+  if ((event.events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0) {
+    if (it->second.reading) {
+      read_some(it->second, now);
+    } else if ((event.events & (EPOLLHUP | EPOLLERR)) != 0) {
+      core_.lost(now, conn, "closed by the other side");
+      close_socket(conn);
+    }
+  }
+}
+
+}  // namespace ringfold
