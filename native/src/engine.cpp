@@ -140,8 +140,8 @@ bool Engine::has_unsent() const {
   return std::any_of(sockets_.begin(), sockets_.end(), [](const auto& each) { return each.second.blocked != each.second.armed; });
 }
 
-// Between two looks while spinning. With more peers here than cores, the one that is waited for needs this core. Otherwise
-// the core is kept: two peers that yield to each other on one core look busy enough for the kernel to leave them there.
+// Between two looks while spinning. With more peers here than cores, the one that is waited for needs this core; otherwise
+// there is nobody to give it to.
 void Engine::wait_a_moment(std::unique_lock<std::mutex>& lock) {
   if (core_.peers_here() <= cores_) {
     pause_cpu();

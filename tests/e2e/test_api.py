@@ -4,6 +4,7 @@ import array
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -25,6 +26,13 @@ DEADLINE_S = 30.0
 def master() -> Iterator[MasterThread]:
     with MasterThread() as running:
         yield running
+
+
+def soon(look: Callable[[], bool]) -> None:
+    """Look again and again until it is so."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not look():
+        assert time.monotonic() < deadline, "not in time"
 
 
 def together(master: MasterThread, peers: int, body: Callable[[rf.Communicator], T]) -> list[T]:
@@ -450,8 +458,7 @@ def test_pending_is_the_same_whatever_the_order_of_waiting(master: MasterThread)
 
     def body(run: rf.Communicator) -> bool:
         first = run.all_reduce_async(np.ones(4), tag=1)
-        while not first.done():
-            pass
+        soon(lambda: run._session.engine.stats()["committed"] == 1)  # done() would be a way of waiting for it
         begun.wait()
         if run.rank == 0:
             registered.wait(DEADLINE_S)
@@ -470,8 +477,7 @@ def test_pending_is_the_same_whatever_the_order_of_waiting(master: MasterThread)
 
     def watch() -> None:
         with reach([master.address], b"") as connection:
-            while connection.ask().registrations < 3:
-                pass
+            soon(lambda: connection.ask().registrations == 3)
         registered.set()
 
     begun = threading.Barrier(3, timeout=DEADLINE_S)
