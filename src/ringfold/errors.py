@@ -11,6 +11,10 @@
     MasterUnreachable    wait, or exit
     RemoteProtocolError  the other side was dropped; nothing to do
     StateError           the shared state needs a decision
+      RevisionViolation  count the revision up by one, and sync again
+      HashMismatch       the content was not what it should be; it says whose
+      StateLost          load that revision, or agree to a rollback
+    TopologyFailed       the ring is as it was; call again
 
 All carry their facts as attributes and survive pickling. Broken invariants assert instead.
 """
@@ -109,3 +113,50 @@ class RemoteProtocolError(RingfoldError):
 
 class StateError(RingfoldError):
     """The shared state needs a decision of the caller."""
+
+
+class RevisionViolation(StateError):
+    """A revision did not go up by exactly one since the last sync: `expected` says which one it had to be."""
+
+    def __init__(self, expected: int, got: int, text: str = "") -> None:
+        super().__init__(expected, got, text)
+        self.expected, self.got, self.text = expected, got, text
+
+    def __str__(self) -> str:
+        return self.text or f"the shared state has revision {self.got}, but revision {self.expected} is next"
+
+
+class HashMismatch(StateError):
+    """Content is not what its hash says; `peers` are those it came from. Empty: it was changed here."""
+
+    def __init__(self, text: str, peers: Sequence[int] = ()) -> None:
+        super().__init__(text, tuple(peers))
+        self.text, self.peers = text, tuple(peers)
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class StateLost(StateError):
+    """Nobody who is left has `revision`. Load exactly that one from a checkpoint, or agree to a rollback."""
+
+    def __init__(self, revision: int, text: str = "") -> None:
+        super().__init__(revision, text)
+        self.revision, self.text = revision, text
+
+    def __str__(self) -> str:
+        return self.text or (
+            f"revision {self.revision} of the shared state is lost: all peers that had it are gone. Load exactly this "
+            "revision from a checkpoint, or sync with rollback=True to go on from an older one"
+        )
+
+
+class TopologyFailed(RingfoldError):
+    """The links could not be measured; the ring is as it was. Call `optimize_topology` again."""
+
+    def __init__(self, text: str, peers: Sequence[int] = ()) -> None:
+        super().__init__(text, tuple(peers))
+        self.text, self.peers = text, tuple(peers)
+
+    def __str__(self) -> str:
+        return self.text

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringfold.errors import RemoteProtocolError
-from ringfold.wire import frames, messages
+from ringfold.wire import frames, messages, visiting
 from ringfold.wire.frames import (
     DESCRIPTOR_BYTES,
     MAX_FRAME_BYTES,
@@ -46,6 +46,8 @@ def strategy(hint: object) -> st.SearchStrategy[object]:
     match hint:
         case msgspec.inspect.IntType():
             return st.integers(-(2**63), 2**63 - 1)
+        case msgspec.inspect.FloatType():
+            return st.floats(allow_nan=False)
         case msgspec.inspect.StrType():
             return texts
         case msgspec.inspect.BytesType():
@@ -95,10 +97,11 @@ def test_a_handshake_message_survives_the_trip(message: messages.Message) -> Non
 
 def test_every_message_belongs_to_a_direction() -> None:
     """A message that no decoder takes could be sent and never understood."""
-    known = {kind for union in (messages.ToMaster, messages.FromMaster, messages.Handshake) for kind in get_args(union)}
+    unions = (messages.ToMaster, messages.FromMaster, messages.Handshake, visiting.OnVisit)
+    known = {kind for union in unions for kind in get_args(union)}
     defined = {
         thing
-        for thing in vars(messages).values()
+        for thing in (*vars(messages).values(), *vars(visiting).values())
         if isinstance(thing, type) and issubclass(thing, messages.Message) and thing is not messages.Message
     }
     assert defined == known
@@ -214,7 +217,7 @@ def test_a_masters_beat_survives_the_trip(number: int, echo: int) -> None:
 
 
 announced = st.builds(Announced, u64, u32, u32, u32, st.booleans())
-heartbeats = st.builds(Heartbeat, u64, u64, u32, u32, u32, u64, st.lists(announced, max_size=4))
+heartbeats = st.builds(Heartbeat, u64, u64, u32, u32, u32, u64, st.lists(announced, max_size=4), u64, u64)
 
 
 @given(heartbeats)
@@ -289,7 +292,7 @@ def test_the_layouts_are_what_native_code_was_written_for() -> None:
     """These sizes stand in C++ too; whoever changes one must change both and raise the protocol version."""
     assert {
         name: getattr(frames, name).size for name in ("_HEAD", "_BEAT", "_REPORT", "_ANNOUNCED", "_DONE", "_EVIDENCE")
-    } == {"_HEAD": 5, "_BEAT": 16, "_REPORT": 30, "_ANNOUNCED": 21, "_DONE": 60, "_EVIDENCE": 30}
+    } == {"_HEAD": 5, "_BEAT": 16, "_REPORT": 38, "_ANNOUNCED": 21, "_DONE": 60, "_EVIDENCE": 30}
 
 
 # Proofs

@@ -15,6 +15,7 @@ from ringfold.wire.frames import DESCRIPTOR_BYTES
 KINDS = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "barrier")
 REDUCE_OPS = ("sum", "avg", "prod", "min", "max")
 DTYPES = ("u8", "i8", "u16", "i16", "u32", "i32", "u64", "i64", "f16", "bf16", "f32", "f64")
+QUANTISATIONS = ("none", "minmax8", "minmax4", "zeroscale8", "zeroscale4")
 MIXED = 255
 
 _LAYOUT = struct.Struct("<BBBBBxHIIQQ")
@@ -62,7 +63,7 @@ def describe(packed: bytes) -> str:
     if kind == "broadcast" or op.root:
         facts.append(f"root={op.root}")
     if op.quantisation:
-        facts.append(f"quantisation {op.quantisation}")
+        facts.append(f"quantize={_name(QUANTISATIONS, op.quantisation, 'quantisation')}")
     facts.append("retry=True" if op.retry else "retry=False")
     return f"{kind}({', '.join(facts)})"
 

@@ -101,6 +101,84 @@ class EpochInstalled(Notice, frozen=True, tag="epoch_installed"):
         return f"group {self.group}: epoch {self.epoch} installed after {self.took_ms} ms"
 
 
+class SyncBegun(Notice, frozen=True, tag="sync_begun"):
+    group: GroupId
+    sync: int
+    revision: int
+    holders: list[PeerId]
+    receivers: list[PeerId]
+
+    @property
+    def level(self) -> Level:
+        return "info" if self.receivers else "debug"
+
+    def __str__(self) -> str:
+        return (
+            f"group {self.group}: sync {self.sync} of revision {self.revision}: "
+            f"{self.holders} have it, {self.receivers} fetch"
+        )
+
+
+class SyncEnded(Notice, frozen=True, tag="sync_ended"):
+    group: GroupId
+    sync: int
+    revision: int
+    took_ms: int
+
+    @property
+    def level(self) -> Level:
+        return "debug"
+
+    def __str__(self) -> str:
+        return f"group {self.group}: sync {self.sync} of revision {self.revision} took {self.took_ms} ms"
+
+
+class StateRolledBack(Notice, frozen=True, tag="state_rolled_back"):
+    """Every member agreed to go on from another revision than the last one, which is lost."""
+
+    group: GroupId
+    revision: int
+    lost: int
+
+    @property
+    def level(self) -> Level:
+        return "warning"
+
+    def __str__(self) -> str:
+        return f"group {self.group}: rolled back to revision {self.revision}, as agreed: revision {self.lost} is lost"
+
+
+class LinksMeasured(Notice, frozen=True, tag="links_measured"):
+    """The measurements of an `optimize_topology` are over. `failed` pairs have no figure."""
+
+    pairs: int
+    rounds: int
+    failed: list[tuple[PeerId, PeerId]]
+    took_ms: int
+
+    @property
+    def level(self) -> Level:
+        return "warning" if self.failed else "info"
+
+    def __str__(self) -> str:
+        without = f"; no figure for {', '.join(f'{a} - {b}' for a, b in self.failed)}" if self.failed else ""
+        return f"pairs measured: {self.pairs}, in rounds: {self.rounds}, after {self.took_ms} ms{without}"
+
+
+class RingChosen(Notice, frozen=True, tag="ring_chosen"):
+    """The ring that the measurements ask for, and why. `kept`: it is the present one."""
+
+    group: GroupId
+    ring: list[PeerId]
+    slowest_bytes_per_s: float
+    kept: bool
+    reason: str
+
+    def __str__(self) -> str:
+        pace = f"slowest link {self.slowest_bytes_per_s / 125_000:.4g} Mbit/s"
+        return f"group {self.group}: ring {self.ring}, {pace}; {self.reason}"
+
+
 class EdgeBad(Notice, frozen=True, tag="edge_bad"):
     group: GroupId
     source: PeerId

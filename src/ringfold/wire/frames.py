@@ -2,7 +2,8 @@
 
 A frame is `u32 length | u8 kind | body`, little-endian; the length counts the kind and the body. MESSAGE bodies are
 msgpack of the types in `messages.py`. The other kinds have fixed layouts because a peer's engine handles them without
-Python: heartbeats must flow while the GIL is held, and evidence must not wait for it.
+Python: heartbeats must flow while the GIL is held, and evidence must not wait for it. On a visit there are two more
+kinds, which only engines send and read: 4 (a block of shared state) and 5 (filler, to measure a link with).
 """
 
 import struct
@@ -14,11 +15,14 @@ import msgspec
 
 from ringfold.errors import RemoteProtocolError
 from ringfold.wire.messages import FromMaster, Handshake, Message, ToMaster
+from ringfold.wire.visiting import OnVisit
 
 MAX_HANDSHAKE_BYTES = 16 * 1024
 """The largest frame taken from somebody who has not proven a secret yet."""
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 """The largest frame of a proven control connection: a verdict may carry every payload of several small ops."""
+MAX_VISIT_BYTES = 16 * 1024 * 1024
+"""The largest message on a visit: the block hashes of a key of two terabytes fit."""
 
 
 class FrameKind(IntEnum):
@@ -30,7 +34,7 @@ class FrameKind(IntEnum):
 
 _HEAD = struct.Struct("<IB")
 _BEAT = struct.Struct("<QQ")
-_REPORT = struct.Struct("<IIIQQH")
+_REPORT = struct.Struct("<IIIQQQH")
 _ANNOUNCED = struct.Struct("<QIIIB")
 _DONE = struct.Struct("<IQII32sQ")
 _EVIDENCE = struct.Struct("<IQIIQH")
@@ -42,6 +46,7 @@ _encoder = msgspec.msgpack.Encoder()
 _to_master: msgspec.msgpack.Decoder[ToMaster] = msgspec.msgpack.Decoder(ToMaster)
 _from_master: msgspec.msgpack.Decoder[FromMaster] = msgspec.msgpack.Decoder(FromMaster)
 _handshake: msgspec.msgpack.Decoder[Handshake] = msgspec.msgpack.Decoder(Handshake)
+_on_visit: msgspec.msgpack.Decoder[OnVisit] = msgspec.msgpack.Decoder(OnVisit)
 
 
 def encode(message: Message) -> bytes:
@@ -67,6 +72,10 @@ def decode_from_master(body: bytes) -> FromMaster:
 
 def decode_handshake(body: bytes) -> Handshake:
     return _decode(_handshake, body)
+
+
+def decode_on_visit(body: bytes) -> OnVisit:
+    return _decode(_on_visit, body)
 
 
 T = TypeVar("T")
@@ -123,6 +132,8 @@ class Heartbeat(msgspec.Struct, frozen=True):
     `out_stalled_ms`: an op has bytes for the next peer and none were acknowledged for so long. `in_starved_ms`: an op
     waits for the previous peer and nothing came for so long. `received` counts the bytes that came from the master:
     while a large record is under way they show that the peer hears, although no echo can come before its end.
+    `out_rate` is the best rate, in bytes per second, at which an op's payload went to the next peer since the last
+    beat: only ops that sent 4 MiB or more there count, from their start to the end of their local part; 0 if none did.
     """
 
     number: int
@@ -133,6 +144,7 @@ class Heartbeat(msgspec.Struct, frozen=True):
     committed: int = 0
     ops: list[Announced] = []
     received: int = 0
+    out_rate: int = 0
 
 
 class Done(msgspec.Struct, frozen=True):
@@ -170,7 +182,15 @@ def decode_master_beat(body: bytes) -> tuple[int, int]:
 def heartbeat_frame(beat: Heartbeat) -> bytes:
     parts = [
         _BEAT.pack(beat.number, beat.echo),
-        _REPORT.pack(beat.epoch, beat.out_stalled_ms, beat.in_starved_ms, beat.committed, beat.received, len(beat.ops)),
+        _REPORT.pack(
+            beat.epoch,
+            beat.out_stalled_ms,
+            beat.in_starved_ms,
+            beat.committed,
+            beat.received,
+            beat.out_rate,
+            len(beat.ops),
+        ),
     ]
     parts += [_ANNOUNCED.pack(op.tag, op.sequence, op.age_ms, op.fingerprint, op.done) for op in beat.ops]
     return frame(FrameKind.HEARTBEAT, b"".join(parts))
@@ -178,7 +198,7 @@ def heartbeat_frame(beat: Heartbeat) -> bytes:
 
 def decode_heartbeat(body: bytes) -> Heartbeat:
     number, echo = _unpack(_BEAT, body)
-    epoch, out_ms, in_ms, committed, received, count = _unpack(_REPORT, body, _BEAT.size)
+    epoch, out_ms, in_ms, committed, received, out_rate, count = _unpack(_REPORT, body, _BEAT.size)
     at = _BEAT.size + _REPORT.size
     if len(body) != at + count * _ANNOUNCED.size:
         raise RemoteProtocolError(f"a heartbeat of {len(body)} bytes that names {count} ops")
@@ -186,7 +206,7 @@ def decode_heartbeat(body: bytes) -> Heartbeat:
         Announced(tag, sequence, age_ms, fingerprint, bool(done))
         for tag, sequence, age_ms, fingerprint, done in _ANNOUNCED.iter_unpack(body[at:])
     ]
-    return Heartbeat(number, echo, epoch, out_ms, in_ms, committed, ops, received)
+    return Heartbeat(number, echo, epoch, out_ms, in_ms, committed, ops, received, out_rate)
 
 
 def done_frame(done: Done) -> bytes:

@@ -1,8 +1,9 @@
 """Every message of the control connection and of a lane's handshake.
 
 A connection to a master, or to a peer's data port, begins with the acceptor's `Challenge`. The other side answers with
-what it is: `Hello` (a peer joins), `StatusRequest` (somebody looks), or `LaneHello` (a neighbour brings a lane). All
-three prove a secret over the challenge's nonce and never send it.
+what it is: `Hello` (a peer joins), `StatusRequest` (somebody looks), `LaneHello` (a neighbour brings a lane) or
+`VisitHello` (a member wants shared state, or measures the link). All of them prove a secret over the challenge's nonce
+and never send it.
 
 Peer ids are given by the master and only grow, so a lower id is a longer member. An epoch number belongs to a group.
 """
@@ -11,23 +12,23 @@ from typing import Literal
 
 from msgspec import Struct, field
 
-PROTOCOL_VERSION = 1
-
-PeerId = int
-Epoch = int
-Tag = int
-Sequence = int
-GroupId = int
-
-VoteKind = Literal["update", "pending"]
-EvidenceBy = Literal["ring", "master"]
-OpState = Literal["unfinished", "done", "committed"]
-ReasonKind = Literal["lost", "edge", "usage", "mismatch", "deadline", "evicted", "cancelled"]
-
-
-class Message(Struct, frozen=True, forbid_unknown_fields=True, tag_field="type"):
-    """The base of all messages. Unknown fields and types are refused."""
-
+from ringfold.wire.base import PROTOCOL_VERSION as PROTOCOL_VERSION
+from ringfold.wire.base import Epoch as Epoch
+from ringfold.wire.base import EvidenceBy as EvidenceBy
+from ringfold.wire.base import GroupId as GroupId
+from ringfold.wire.base import HashKind as HashKind
+from ringfold.wire.base import Message as Message
+from ringfold.wire.base import OpState as OpState
+from ringfold.wire.base import PeerId as PeerId
+from ringfold.wire.base import Purpose as Purpose
+from ringfold.wire.base import ReasonKind as ReasonKind
+from ringfold.wire.base import Sequence as Sequence
+from ringfold.wire.base import SyncStrategy as SyncStrategy
+from ringfold.wire.base import Tag as Tag
+from ringfold.wire.base import VoteKind as VoteKind
+from ringfold.wire.status import Status as Status
+from ringfold.wire.status import StatusRequest as StatusRequest
+from ringfold.wire.status import World as World
 
 # What both kinds of connection begin with
 
@@ -88,6 +89,24 @@ class LaneHello(Message, frozen=True, tag="lane_hello"):
     proof: bytes
 
 
+class VisitHello(Message, frozen=True, tag="visit_hello"):
+    """A member visits another one: for the blocks of sync `number`, or for measurement `number`."""
+
+    version: int
+    purpose: Purpose
+    number: int
+    source: PeerId
+    target: PeerId
+    nonce: bytes
+    proof: bytes
+
+
+class VisitWelcome(Message, frozen=True, tag="visit_welcome"):
+    """The visitor is let in. After this message the connection carries bulk frames: messages, blocks and filler."""
+
+    proof: bytes
+
+
 class LaneWelcome(Message, frozen=True, tag="lane_welcome"):
     """The lane is taken. After this message the connection carries lane frames only."""
 
@@ -111,6 +130,8 @@ class Reason(Struct, frozen=True):
     text: str
     peers: list[PeerId] = []
     waited_ms: int = 0
+    numbers: list[int] = []
+    """What the error's other attributes are made of: revisions, mostly."""
 
 
 class SealedOp(Struct, frozen=True):
@@ -132,17 +153,51 @@ class Verdict(Struct, frozen=True):
     reason: Reason | None = None
 
 
+# Shared state
+
+
+class KeyOffer(Struct, frozen=True, array_like=True, gc=False):
+    """One array of a manifest. `root` is the hash over its blocks' hashes; it plays no part where it `may_differ`."""
+
+    name: str
+    dtype: str
+    shape: list[int]
+    root: bytes
+    may_differ: bool = False
+
+
+class Offer(Struct, frozen=True):
+    """What a peer brings to a sync: its revision and its manifest, keys sorted by name.
+
+    A `torn` state is partly written and never votes. `stepped`: every revision since the last sync was counted by the
+    peer's step loop, so that the revision may have gone up by more than one. `rollback`: this peer agrees that the run
+    goes on from an older revision than the last one.
+    """
+
+    revision: int
+    strategy: SyncStrategy
+    hash: HashKind
+    keys: list[KeyOffer]
+    torn: bool = False
+    stepped: bool = False
+    rollback: bool = False
+
+
 # Peer -> master
 
 
 class Vote(Message, frozen=True, tag="vote"):
-    """The peer waits in a run-wide call, in this epoch. `progress` counts its committed ops per tag in the epoch."""
+    """The peer waits in a call of the run, or of its group, in this epoch.
+
+    `progress` counts its committed ops per tag in the epoch. A "sync" comes with what the peer has to offer.
+    """
 
     ballot: int
     kind: VoteKind
     epoch: Epoch
     min_world: int = 0
-    progress: list[tuple[Tag, int]] = []
+    progress: list[tuple[Tag, int]] = field(default_factory=list)
+    offer: Offer | None = None
 
 
 class VoteWithdrawn(Message, frozen=True, tag="vote_withdrawn"):
@@ -214,6 +269,30 @@ class OpCancelled(Message, frozen=True, tag="op_cancelled"):
     op: OpRef
 
 
+class SyncReport(Message, frozen=True, tag="sync_report"):
+    """How a sync goes here.
+
+    `complete`: every key is here and verified. `changed`: this peer's own state changed while it was sent. `stuck`:
+    nobody is left from whom the rest could be had. Two end nothing: `corrupt` (a block of one of `blame` was wrong, and
+    is fetched from others), and `progress` (blocks have come, now and then said).
+    """
+
+    sync: int
+    outcome: Literal["complete", "changed", "stuck", "corrupt", "progress"]
+    text: str = ""
+    blame: list[PeerId] = field(default_factory=list)
+
+
+class Measured(Message, frozen=True, tag="measured"):
+    """What came from `other` in a measurement: bytes a second, and the round trip. `failed` says why there is none."""
+
+    test: int
+    other: PeerId
+    bytes_per_s: float = 0.0
+    round_trip_us: int = 0
+    failed: str = ""
+
+
 class Leave(Message, frozen=True, tag="leave"):
     """The peer wants to leave; it answers the seal that follows, and goes when it is told `Left`."""
 
@@ -242,14 +321,6 @@ class Member(Struct, frozen=True):
     host: str
     addresses: list[str]
     port: int
-
-
-class World(Struct, frozen=True):
-    """The run-wide numbers behind a communicator's attributes."""
-
-    peers: int = 0
-    groups: int = 0
-    largest_group: int = 0
 
 
 class Record(Message, frozen=True, tag="record"):
@@ -300,6 +371,45 @@ class CallFailed(Message, frozen=True, tag="call_failed"):
     reason: Reason
 
 
+class SyncPlan(Message, frozen=True, tag="sync_plan"):
+    """A sync is decided: this revision wins, `holders` have it, and this peer fetches the keys (by index) of `fetch`.
+
+    `receivers` fetch too; what one of them has got, the others may have from it. Each fetched key comes with its root.
+    """
+
+    ballot: int
+    sync: int
+    revision: int
+    secret: bytes
+    holders: list[Member]
+    receivers: list[Member]
+    fetch: list[tuple[int, bytes]] = field(default_factory=list)
+
+
+class SyncGoesOn(Message, frozen=True, tag="sync_goes_on"):
+    """Somebody makes progress in the sync of this ballot: whoever waits for its end may wait as long again."""
+
+    ballot: int
+
+
+class SyncDone(Message, frozen=True, tag="sync_done"):
+    """Everybody who takes part in the sync has the winning state now."""
+
+    ballot: int
+    sync: int
+    revision: int
+
+
+class Measure(Message, frozen=True, tag="measure"):
+    """Measure the link to `other`, both ways at once; the one that `dials` visits the other. Answer `Measured`."""
+
+    test: int
+    other: Member
+    dials: bool
+    secret: bytes
+    most_ms: int
+
+
 class Evicted(Message, frozen=True, tag="evicted"):
     """The run goes on without this peer; it may join anew."""
 
@@ -308,66 +418,6 @@ class Evicted(Message, frozen=True, tag="evicted"):
 
 class Left(Message, frozen=True, tag="left"):
     """The peer is out of the run, as it asked; it may close."""
-
-
-# Status
-
-
-class StatusRequest(Message, frozen=True, tag="status_request"):
-    """Somebody wants to look. Proves the token like a peer."""
-
-    version: int
-    nonce: bytes
-    proof: bytes
-
-
-class PeerStatus(Struct, frozen=True):
-    """One peer, as `ringfold status` shows it. `phase` is one of the classic names."""
-
-    peer: PeerId
-    name: str
-    host: str
-    group: GroupId
-    phase: str
-    addresses: list[str]
-    port: int
-    silent_ms: int
-    suspected: bool
-    committed_ops: int
-    ops: list[str] = []
-
-
-class GroupStatus(Struct, frozen=True):
-    """One group: its epoch, its ring, and where an epoch change stands."""
-
-    group: GroupId
-    epoch: Epoch
-    phase: str
-    ring: list[PeerId]
-    evidence: EvidenceBy
-    bad_edges: list[tuple[PeerId, PeerId]] = []
-
-
-class Waiting(Struct, frozen=True):
-    """What is waited for, by whom, for whom, and since when."""
-
-    what: str
-    waiting: list[PeerId]
-    missing: list[PeerId]
-    since_ms: int
-
-
-class Status(Message, frozen=True, tag="status"):
-    """The whole run at one instant."""
-
-    fence: int
-    uptime_ms: int
-    registrations: int
-    epochs: int
-    world: World
-    peers: list[PeerStatus] = field(default_factory=list)
-    groups: list[GroupStatus] = field(default_factory=list)
-    waiting: list[Waiting] = field(default_factory=list)
 
 
 ToMaster = (
@@ -382,6 +432,8 @@ ToMaster = (
     | OpMismatch
     | OpTimeout
     | OpCancelled
+    | SyncReport
+    | Measured
     | Leave
 )
 FromMaster = (
@@ -394,8 +446,12 @@ FromMaster = (
     | Installed
     | CallDone
     | CallFailed
+    | SyncPlan
+    | SyncGoesOn
+    | SyncDone
+    | Measure
     | Evicted
     | Left
     | Status
 )
-Handshake = Challenge | Refused | LaneHello | LaneWelcome
+Handshake = Challenge | Refused | LaneHello | LaneWelcome | VisitHello | VisitWelcome

@@ -1,0 +1,39 @@
+"""What every message is made of: the base class, and the words that messages use for numbers and choices."""
+
+from typing import Literal
+
+from msgspec import Struct
+
+PROTOCOL_VERSION = 1
+
+PeerId = int
+Epoch = int
+Tag = int
+Sequence = int
+GroupId = int
+
+VoteKind = Literal["update", "pending", "sync", "optimize"]
+EvidenceBy = Literal["ring", "master"]
+OpState = Literal["unfinished", "done", "committed"]
+ReasonKind = Literal[
+    "lost",
+    "edge",
+    "usage",
+    "mismatch",
+    "deadline",
+    "evicted",
+    "cancelled",
+    "state",
+    "revision",
+    "hash",
+    "state_lost",
+    "topology",
+    "too_few",
+]
+SyncStrategy = Literal["enforce-popular", "receive-only", "send-only"]
+HashKind = Literal["rf64", "blake3"]
+Purpose = Literal["state", "measure"]
+
+
+class Message(Struct, frozen=True, forbid_unknown_fields=True, tag_field="type"):
+    """The base of all messages. Unknown fields and types are refused."""

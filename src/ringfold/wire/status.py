@@ -1,0 +1,86 @@
+"""The run as people see it: what `ringfold status` asks for and shows."""
+
+from typing import Literal
+
+from msgspec import Struct, field
+
+from ringfold.wire.base import Epoch, EvidenceBy, GroupId, Message, PeerId
+
+
+class World(Struct, frozen=True):
+    """The run-wide numbers behind a communicator's attributes."""
+
+    peers: int = 0
+    groups: int = 0
+    largest_group: int = 0
+
+
+class StatusRequest(Message, frozen=True, tag="status_request"):
+    """Somebody wants to look. Proves the token like a peer."""
+
+    version: int
+    nonce: bytes
+    proof: bytes
+
+
+class PeerStatus(Struct, frozen=True):
+    """One peer, as `ringfold status` shows it. `phase` is one of the classic names."""
+
+    peer: PeerId
+    name: str
+    host: str
+    group: GroupId
+    phase: str
+    addresses: list[str]
+    port: int
+    silent_ms: int
+    suspected: bool
+    committed_ops: int
+    ops: list[str] = []
+
+
+class GroupStatus(Struct, frozen=True):
+    """One group: its epoch, its ring, and where an epoch change stands."""
+
+    group: GroupId
+    epoch: Epoch
+    phase: str
+    ring: list[PeerId]
+    evidence: EvidenceBy
+    bad_edges: list[tuple[PeerId, PeerId]] = []
+
+
+class LinkStatus(Struct, frozen=True):
+    """What is known of one directed link. `by` says from where; without a delay it is a lower bound."""
+
+    source: PeerId
+    target: PeerId
+    bytes_per_s: float
+    delay_us: int | None
+    age_ms: int
+    by: Literal["measured", "collective"]
+
+
+class Waiting(Struct, frozen=True):
+    """What is waited for, by whom, for whom, and since when."""
+
+    what: str
+    waiting: list[PeerId]
+    missing: list[PeerId]
+    since_ms: int
+
+
+class Status(Message, frozen=True, tag="status"):
+    """The whole run at one instant."""
+
+    fence: int
+    uptime_ms: int
+    registrations: int
+    epochs: int
+    world: World
+    peers: list[PeerStatus] = field(default_factory=list)
+    groups: list[GroupStatus] = field(default_factory=list)
+    waiting: list[Waiting] = field(default_factory=list)
+    links: list[LinkStatus] = field(default_factory=list)
+    """The newest news first, and not more than a few thousand: `known_links` counts all."""
+    known_links: int = 0
