@@ -1,6 +1,7 @@
 // The commands that the core and the engine have in common. `with(self, command)` runs `command(core, now)`.
 #pragma once
 
+#include "bulk.hpp"
 #include "convert.hpp"
 
 namespace ringfold {
@@ -99,6 +100,7 @@ void bind_commands(nb::class_<Class>& cls, With with) {
         return to_python(stats);
       },
       "Counters since the start.");
+  bind_bulk_commands(cls, with);
 }
 
 }  // namespace ringfold

@@ -41,6 +41,10 @@ nb::tuple to_python(const Event& event) {
       return nb::make_tuple("op_cancelled", event.tag, event.sequence);
     case Event::Kind::silent:
       return nb::make_tuple("silent", event.conn, event.milliseconds);
+    case Event::Kind::blocks:
+      return nb::make_tuple("blocks", event.conn, event.batch, event.bad);
+    case Event::Kind::sample:
+      return nb::make_tuple("sample", event.conn, event.elapsed, event.bytes);
     case Event::Kind::wake:
       break;
   }
@@ -123,11 +127,24 @@ void settle_aliases(OpSpec& spec, const std::vector<Array>& target) {
   }
 }
 
+// Python says this in words before it asks; here it is the engine's own safety.
+quantize::Scheme checked_scheme(int quantisation, const OpSpec& spec) {
+  if (quantisation < 0 || quantisation >= static_cast<int>(quantize::scheme_count)) {
+    throw nb::value_error("unknown quantisation");
+  }
+  const auto scheme = static_cast<quantize::Scheme>(quantisation);
+  if (scheme == quantize::Scheme::none) return scheme;
+  bool fits = spec.kind == OpKind::all_reduce && quantize::supports(spec.reduce_op);
+  for (const Span& span : spec.spans) fits = fits && quantize::supports(span.dtype);
+  if (!fits) throw nb::value_error("only a sum, avg, min or max all_reduce of f16, bf16 or f32 can be quantised");
+  return scheme;
+}
+
 }  // namespace
 
 Call make_call(int kind, int reduce_op, std::uint64_t tag, int root, const std::vector<Array>& source,
                const std::optional<std::vector<Array>>& target, const std::vector<int>& dtypes, bool retry,
-               Ns timeout) {
+               Ns timeout, int quantisation) {
   if (kind < 0 || kind > 4 || reduce_op < 0 || reduce_op > 4) throw nb::value_error("unknown kind or reduce op");
   if (dtypes.size() != source.size()) throw nb::value_error("one dtype per array");
   Call call;
@@ -158,6 +175,7 @@ Call make_call(int kind, int reduce_op, std::uint64_t tag, int root, const std::
     call.spec.spans.push_back(span);
   }
   if (gathers) call.spec.gathered = static_cast<std::byte*>(target->front().data());
+  call.spec.scheme = checked_scheme(quantisation, call.spec);
   settle_aliases(call.spec, target ? *target : std::vector<Array>{});
   call.arrays = source;
   if (target) call.arrays.insert(call.arrays.end(), target->begin(), target->end());

@@ -56,6 +56,8 @@ class PyCore {
     return nb::bytes(out.data(), out.size());
   }
 
+  const std::shared_ptr<Returned>& returned() const { return returned_; }
+
   Ns now_ = 0;
   Core core_;
   std::unordered_map<std::uint64_t, std::vector<Array>> kept_;
@@ -77,6 +79,7 @@ class PyCore {
   void forget(ConnId conn) { unread_.erase(conn); }
 
  private:
+  const std::shared_ptr<Returned> returned_ = std::make_shared<Returned>();
   std::unordered_map<ConnId, Bytes> unread_;
 };
 
@@ -119,6 +122,7 @@ void bind_core(nb::module_& m) {
   cls.def("next_deadline", [](PyCore& self) { return self.core_.next_deadline(); });
   cls.def("next_event", [](PyCore& self) -> nb::object {
     const auto event = self.core_.next_event();
+    self.returned()->let_go();
     return event ? nb::object(to_python(*event)) : nb::none();
   });
   cls.def("conns_with_output", [](PyCore& self) { return self.core_.conns_with_output(); });
@@ -126,14 +130,15 @@ void bind_core(nb::module_& m) {
   cls.def(
       "submit",
       [](PyCore& self, int kind, int reduce_op, std::uint64_t tag, int root, const std::vector<Array>& source,
-         const std::optional<std::vector<Array>>& target, const std::vector<int>& dtypes, bool retry, Ns timeout_ns) {
-        Call call = make_call(kind, reduce_op, tag, root, source, target, dtypes, retry, timeout_ns);
+         const std::optional<std::vector<Array>>& target, const std::vector<int>& dtypes, bool retry, Ns timeout_ns,
+         int quantisation) {
+        Call call = make_call(kind, reduce_op, tag, root, source, target, dtypes, retry, timeout_ns, quantisation);
         const std::uint64_t op = self.core_.submit(self.now_, std::move(call.spec));
         self.kept_.emplace(op, std::move(call.arrays));
         return op;
       },
       "kind"_a, "reduce_op"_a, "tag"_a, "root"_a, "source"_a, "target"_a.none(), "dtypes"_a, "retry"_a,
-      "timeout_ns"_a);
+      "timeout_ns"_a, "quantisation"_a = 0);
   cls.def("poll", [](PyCore& self, std::uint64_t op) -> nb::object {
     const OpPtr found = self.core_.find(op);
     if (found == nullptr) throw nb::key_error("no such op");

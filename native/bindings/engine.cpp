@@ -17,6 +17,7 @@ class PyEngine {
   PyEngine(int spin_us, int same_host_buffer) : engine_(EngineSettings{Ns{spin_us} * 1000, same_host_buffer}) {}
 
   Engine& engine() { return engine_; }
+  const std::shared_ptr<Returned>& returned() const { return returned_; }
 
   std::uint64_t submit(Call call) {
     sweep();
@@ -131,6 +132,7 @@ class PyEngine {
     }
   }
 
+  const std::shared_ptr<Returned> returned_ = std::make_shared<Returned>();
   Engine engine_;
   std::unordered_map<std::uint64_t, std::vector<Array>> kept_;
   std::unordered_set<std::uint64_t> abandoned_;
@@ -166,6 +168,7 @@ void bind_engine(nb::module_& m) {
           nb::gil_scoped_release free;
           event = self.engine().next_event(static_cast<Ns>(timeout_s * 1e9));
         }
+        self.returned()->let_go();
         return event ? nb::object(to_python(*event)) : nb::none();
       },
       "timeout_s"_a, "Block without the GIL until something happened or the time is over.");
@@ -175,23 +178,25 @@ void bind_engine(nb::module_& m) {
   });
   const auto submit = [](PyEngine& self, int kind, int reduce_op, std::uint64_t tag, int root,
                        const std::vector<Array>& source, const std::optional<std::vector<Array>>& target,
-                       const std::vector<int>& dtypes, bool retry, Ns timeout_ns) {
-    return self.submit(make_call(kind, reduce_op, tag, root, source, target, dtypes, retry, timeout_ns));
+                       const std::vector<int>& dtypes, bool retry, Ns timeout_ns, int quantisation) {
+    return self.submit(make_call(kind, reduce_op, tag, root, source, target, dtypes, retry, timeout_ns, quantisation));
   };
   cls.def("submit", submit, "kind"_a, "reduce_op"_a, "tag"_a, "root"_a, "source"_a, "target"_a.none(), "dtypes"_a,
-          "retry"_a, "timeout_ns"_a, "Begin an op that the engine's own thread drives; its id.");
+          "retry"_a, "timeout_ns"_a, "quantisation"_a = 0, "Begin an op that the engine's own thread drives; its id.");
   cls.def(
       "collective",
       [](PyEngine& self, int kind, int reduce_op, std::uint64_t tag, int root, const std::vector<Array>& source,
-         const std::optional<std::vector<Array>>& target, const std::vector<int>& dtypes, bool retry, Ns timeout_ns) {
-        return self.collective(make_call(kind, reduce_op, tag, root, source, target, dtypes, retry, timeout_ns));
+         const std::optional<std::vector<Array>>& target, const std::vector<int>& dtypes, bool retry, Ns timeout_ns,
+         int quantisation) {
+        return self.collective(
+            make_call(kind, reduce_op, tag, root, source, target, dtypes, retry, timeout_ns, quantisation));
       },
       "kind"_a, "reduce_op"_a, "tag"_a, "root"_a, "source"_a, "target"_a.none(), "dtypes"_a, "retry"_a, "timeout_ns"_a,
-      "Begin an op, drive it from this thread to its end, and return its result.");
+      "quantisation"_a = 0, "Begin an op, drive it from this thread to its end, and return its result.");
   cls.def(
       "all_reduce",
       [](PyEngine& self, const Array& array, int dtype, int reduce_op, std::uint64_t tag, bool retry, Ns timeout_ns) {
-        return self.collective(make_call(0, reduce_op, tag, 0, {array}, std::nullopt, {dtype}, retry, timeout_ns));
+        return self.collective(make_call(0, reduce_op, tag, 0, {array}, std::nullopt, {dtype}, retry, timeout_ns, 0));
       },
       "array"_a.noconvert(), "dtype"_a, "reduce_op"_a, "tag"_a, "retry"_a, "timeout_ns"_a,
       "The short way for one array in place.");
@@ -208,8 +213,11 @@ void bind_engine(nb::module_& m) {
   cls.def("cancel", &PyEngine::cancel, "op"_a, "Give an op up; False when it may be committed elsewhere already.");
   cls.def("release", &PyEngine::release, "op"_a, "Forget an op, at the latest when it has ended.");
   cls.def("shutdown", [](PyEngine& self) {
-    nb::gil_scoped_release free;
-    self.engine().shutdown();
+    {
+      nb::gil_scoped_release free;
+      self.engine().shutdown();
+    }
+    self.returned()->let_go();
   });
   cls.def("before_fork", [](PyEngine& self) {
     nb::gil_scoped_release free;  // whoever holds the mutex may need the GIL to let go of it

@@ -2,9 +2,10 @@
 #include "convert.hpp"
 
 NB_MODULE(_native, m) {
-  m.doc() = "Ringfold's native core: kernels, the sans-I/O engine core, and the engine with sockets.";
+  m.doc() = "Ringfold's native core: kernels, the state hash, the sans-I/O engine core, and the engine with sockets.";
   nb::set_leak_warnings(false);
   ringfold::bind_kernels(m);
+  ringfold::bind_hash(m);
   ringfold::bind_core(m);
   ringfold::bind_engine(m);
 }

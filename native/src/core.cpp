@@ -1,4 +1,5 @@
-// Connections, bytes and frames. What a frame means for an op is decided in core_ops.cpp.
+// Connections, bytes and frames. What a frame means for an op is decided in core_ops.cpp, what it does to a bulk
+// connection in core_bulk.cpp.
 #include "ringfold/core.hpp"
 
 #include <algorithm>
@@ -101,9 +102,7 @@ void Core::control_frame(Conn& conn, ControlFrame kind, const std::byte* body, s
   OutFrame frame;
   frame.owned = std::move(whole);
   frame.total = frame.owned.size();
-  conn.tx_bytes += frame.total;
-  conn.tx.push_back(std::move(frame));
-  mark_dirty(conn);
+  queue(conn, std::move(frame));
 }
 
 void Core::lane_frame(Conn& conn, FrameHeader header, Payload payload) {
@@ -161,6 +160,7 @@ void Core::close(ConnId id) {
   if (conn == nullptr || conn->closing) return;
   if (control_ == id) control_ = 0;
   conn->closing = true;
+  if (conn->role == Role::bulk) drop_blocks(*conn);
   if (conn->role == Role::lane || conn->tx.empty()) {
     conns_.erase(id);
     closing_.push_back(id);
@@ -197,6 +197,10 @@ std::span<std::byte> Core::receive_space(ConnId id) {
   if (conn == nullptr || conn->held || conn->closing) return {};
   const std::size_t have = conn->rx_end - conn->rx_begin;
   std::size_t want = first_read_bytes;
+  if (conn->role == Role::bulk && conn->bulk.in_block) {
+    const Block& block = conn->bulk.batches.front().blocks[conn->bulk.batches.front().next];
+    return {block.at + conn->bulk.filled, block.bytes - conn->bulk.filled};
+  }
   if (conn->role == Role::lane) {
     FrameHeader header;
     if (have >= sizeof header) {
@@ -208,7 +212,7 @@ std::span<std::byte> Core::receive_space(ConnId id) {
     std::memcpy(&length, conn->rx.data() + conn->rx_begin, sizeof length);
     want = std::min<std::size_t>(4 + length - have, 1 << 20);
   } else {
-    want = 4096;
+    want = conn->role == Role::bulk ? bulk_read_bytes(*conn) : 4096;
   }
   compact(*conn, want);
   return {conn->rx.data() + conn->rx_end, std::min(want, conn->rx.size() - conn->rx_end)};
@@ -228,13 +232,15 @@ void Core::compact(Conn& conn, std::size_t needed) {
 void Core::received(Ns now, ConnId id, std::size_t bytes) {
   Conn* conn = find_conn(id);
   if (conn == nullptr) return;
-  conn->rx_end += bytes;
+  now_ = now;
+  (conn->bulk.in_block ? conn->bulk.filled : conn->rx_end) += bytes;
   conn->last_received = now;
   conn->received_total += bytes;
   stats_.received_bytes += bytes;
   process(now, *conn);
-  // In the middle of a large frame, heartbeats and echoes wait behind it: its bytes are signs of life as well.
   conn = find_conn(id);
+  if (conn != nullptr && conn->role == Role::bulk) take_sample(now, *conn);
+  // In the middle of a large frame, heartbeats and echoes wait behind it: its bytes are signs of life as well.
   if (conn != nullptr && id == control_ && conn->rx_begin < conn->rx_end) last_heard_ = last_echoed_ = now;
 }
 
@@ -243,7 +249,10 @@ void Core::process(Ns now, Conn& conn) {
   while (true) {
     Conn* current = find_conn(id);  // a frame may have ended its own connection, or changed its role
     if (current == nullptr || current->held || current->closing) return;
-    if (!(current->role == Role::lane ? process_lane(now, *current) : process_control(now, *current))) return;
+    const bool more = current->role == Role::lane   ? process_lane(now, *current)
+                      : current->role == Role::bulk ? process_bulk(now, *current)
+                                                    : process_control(now, *current);
+    if (!more) return;
   }
 }
 
@@ -299,6 +308,8 @@ bool Core::process_control(Ns now, Conn& conn) {
       return false;
     }
     case ControlFrame::done:
+    case ControlFrame::block:
+    case ControlFrame::filler:
       break;
   }
   violation(now, conn, "a Done from the master");
@@ -388,6 +399,7 @@ std::size_t Core::gather(ConnId id, iovec* out, std::size_t most) {
   Conn* conn = find_conn(id);
   if (conn == nullptr) return 0;
   if (conn->role == Role::lane && conn->mark_sent == spec_.epoch) pull(*conn);
+  if (conn->role == Role::bulk) pull_filler(*conn);
   std::size_t count = 0;
   std::vector<Piece> pieces;
   const auto add = [&](const std::byte* at, std::size_t bytes, std::size_t& skip) {
@@ -407,8 +419,9 @@ std::size_t Core::gather(ConnId id, iovec* out, std::size_t most) {
       frame.op->pieces(frame.item, pieces);
       for (const Piece& piece : pieces) add(piece.at, piece.bytes, skip);
       if (count == most) break;  // perhaps not all pieces: nothing may follow
-    } else if (frame.owned.size() > 0) {
-      add(frame.owned.data(), frame.owned.size(), skip);
+    } else {
+      if (frame.owned.size() > 0) add(frame.owned.data(), frame.owned.size(), skip);
+      if (!frame.borrowed.empty()) add(frame.borrowed.data(), frame.borrowed.size(), skip);
     }
   }
   return count;
@@ -426,7 +439,9 @@ void Core::sent(Ns now, ConnId id, std::size_t bytes) {
     const std::size_t step = std::min(bytes, frame.total - frame.sent);
     frame.sent += step;
     bytes -= step;
-    if (frame.sent == frame.total) conn->tx.pop_front();
+    if (frame.sent < frame.total) break;
+    if (!frame.filler) conn->bulk.queued_blocks -= frame.borrowed.size();
+    conn->tx.pop_front();
   }
   if (conn->closing && conn->tx.empty()) {
     conns_.erase(id);
@@ -437,7 +452,7 @@ void Core::sent(Ns now, ConnId id, std::size_t bytes) {
 bool Core::wants_write(ConnId id) const {
   const Conn* conn = find_conn(id);
   if (conn == nullptr) return false;
-  if (!conn->tx.empty()) return true;
+  if (!conn->tx.empty() || conn->bulk.fill) return true;
   return conn->role == Role::lane && conn->mark_sent == spec_.epoch && next_op_to_send(conn->outgoing) != nullptr;
 }
 

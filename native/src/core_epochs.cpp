@@ -77,6 +77,7 @@ void Core::install(Ns now, EpochSpec spec) {
   spec_ = std::move(spec);
   spec_.segment_bytes = std::max<std::size_t>((spec_.segment_bytes + 63) / 64 * 64, 64);
   sealed_ = false;
+  best_out_rate_ = 0;  // it was of a link that the next beat no longer speaks of
   tags_.clear();
   stashed_bytes_ = 0;
   std::vector<ConnId> unheld;

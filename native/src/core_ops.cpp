@@ -9,6 +9,7 @@ namespace ringfold {
 namespace {
 
 constexpr std::size_t most_control = 4096;                         // Open, Ready and the like, of one op
+constexpr std::size_t least_timed_bytes = std::size_t{4} << 20;     // of payload: less says little about a link
 constexpr std::size_t most_tags = 4096;                            // per epoch: what a seal may have to list
 constexpr std::size_t most_stashed_bytes = std::size_t{64} << 20;  // for ops that are not called here yet
 
@@ -256,6 +257,7 @@ void Core::start(Ns now, const OpPtr& op) {
   op->epoch = spec_.epoch;
   op->started = now;
   op->deadline = now + op->spec.timeout;
+  now_ = now;
   tag.running = op;
   running_.push_back(op);
 
@@ -285,6 +287,11 @@ void Core::start(Ns now, const OpPtr& op) {
 
 void Core::local_part_done(const OpPtr& op) {
   if (!op->small) op->state = OpState::done;
+  const std::uint64_t out_bytes = op->eager_sent[true];
+  if (out_bytes >= least_timed_bytes) {
+    const double seconds = static_cast<double>(std::max<Ns>(now_ - op->started, 1)) / 1e9;
+    best_out_rate_ = std::max(best_out_rate_, static_cast<std::uint64_t>(static_cast<double>(out_bytes) / seconds));
+  }
   op->dones[spec_.rank] = true;
   ++op->done_count;
   op->registrations = std::max(op->registrations, registrations_);

@@ -1,5 +1,6 @@
 // Time: heartbeats, silence, deadlines. An observer that was itself late gives everybody the time it slept.
 #include <algorithm>
+#include <utility>
 
 #include "ringfold/core.hpp"
 
@@ -48,6 +49,9 @@ void Core::tick(Ns now) {
                   .milliseconds = static_cast<std::uint64_t>(silent / millisecond)});
     }
   }
+  for (auto& [id, conn] : conns_) {
+    if (conn.role == Role::bulk) take_sample(now, conn);
+  }
   for (const auto* ops : {&running_, &waiting_}) {
     for (const OpPtr& op : *ops) {
       if (op->deadline_told || now < op->deadline) continue;
@@ -73,6 +77,7 @@ void Core::beat(Ns now) {
   put(body, static_cast<std::uint32_t>(in_starved_ms(now)));
   put(body, stats_.committed);
   put(body, conn->received_total);
+  put(body, std::exchange(best_out_rate_, 0));
   std::vector<OpPtr> old;
   for (const OpPtr& op : running_) {
     if (now - op->started >= announce_after && old.size() < most_announced) old.push_back(op);

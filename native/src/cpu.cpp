@@ -10,13 +10,16 @@ namespace ringfold {
 
 namespace {
 
-constexpr Level generic{"generic", &kernels::generic::table, crc::extend_portable};
+constexpr Level generic{"generic", &kernels::generic::table, &quantize::generic::table, crc::extend_portable,
+                        hash::absorb_generic};
 
 #if defined(__x86_64__)
 
-constexpr Level avx2{"avx2", &kernels::avx2::table, crc::extend_sse42};
-constexpr Level avx512{"avx512", &kernels::avx512::table, crc::extend_avx512};
-constexpr Level avx512_without_folding{"avx512", &kernels::avx512::table, crc::extend_sse42};
+constexpr Level avx2{"avx2", &kernels::avx2::table, &quantize::avx2::table, crc::extend_sse42, hash::absorb_avx2};
+constexpr Level avx512{"avx512", &kernels::avx512::table, &quantize::avx512::table, crc::extend_avx512,
+                       hash::absorb_avx512};
+constexpr Level avx512_without_folding{"avx512", &kernels::avx512::table, &quantize::avx512::table, crc::extend_sse42,
+                                       hash::absorb_avx512};
 
 // These builtins ask the operating system too: a CPU's vectors are no use when the kernel does not save them.
 bool has_avx2() {

@@ -1,10 +1,12 @@
-// Which code this CPU runs: one Level bundles the kernels and the CRC that belong together.
+// Which code this CPU runs: one Level bundles the kernels, the quantisers, the CRC and the hash that belong together.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
+#include "hash_lanes.hpp"
 #include "kernels_table.hpp"
+#include "quantize_table.hpp"
 
 namespace ringfold {
 
@@ -14,7 +16,9 @@ using CrcExtend = uint32_t (*)(uint32_t state, const uint8_t* bytes, size_t coun
 struct Level {
     const char* name;
     const kernels::Table* kernels;
+    const quantize::Table* quantize;
     CrcExtend crc;
+    hash::Absorb hash;
 };
 
 // The level in use; detected on the first call.

@@ -76,6 +76,7 @@ void Engine::shutdown() {
   wake();
   if (thread_.joinable()) thread_.join();
   std::unique_lock lock(mutex_);
+  core_.forget_blocks();
   for (auto& [conn, socket] : sockets_) ::close(socket.fd);
   sockets_.clear();
   for (int* fd : {&listener_, &wake_, &epoll_}) {

@@ -10,6 +10,8 @@ using kernels::item_bytes;
 
 // The backup of a larger op would only push segments out of the cache.
 constexpr std::size_t past_cache_bytes = std::size_t{4} << 20;
+// A quantised op is for slow links: smaller segments are on their way to the next hop sooner, and are encoded in cache.
+constexpr std::size_t quantised_segment_bytes = std::size_t{256} << 10;
 // The last committed small op of every tag is kept whole, for a seal to carry. All of them together must fit into a control
 // frame: a few tags may have large payloads, many tags smaller ones, and the rest goes the long way. Every peer decides this
 // from what it knows without asking: tag, bytes and members.
@@ -42,6 +44,7 @@ Descriptor describe(const OpSpec& spec) {
   Descriptor out;
   out.kind = static_cast<std::uint8_t>(spec.kind);
   out.reduce_op = static_cast<std::uint8_t>(spec.reduce_op);
+  out.quantisation = static_cast<std::uint8_t>(spec.scheme);
   out.retry = spec.retry;
   out.root = spec.root;
   out.arrays = static_cast<std::uint32_t>(spec.spans.size());
@@ -89,7 +92,8 @@ void Op::start(std::uint32_t rank, std::uint32_t size, std::size_t small_bytes, 
     return;
   }
   const bool gathers = spec.kind == OpKind::all_gather;
-  plan_ = make_plan(spec.kind, gathers ? bytes * size : bytes, rank, size, spec.root, segment_bytes);
+  if (quantised()) segment_bytes = std::min(segment_bytes, quantised_segment_bytes);
+  plan_ = make_plan(spec.kind, gathers ? bytes * size : bytes, rank, size, spec.root, segment_bytes, quantised());
   bitmap_.assign((plan_.receive_segments + 63) / 64, 0);
   if (saves() || spec.kind == OpKind::reduce_scatter) {
     if (backup_.bytes() < bytes) backup_ = pool.take(bytes);
@@ -98,16 +102,58 @@ void Op::start(std::uint32_t rank, std::uint32_t size, std::size_t small_bytes, 
   for (const Origin& origin : plan_.origins) {
     const std::size_t end = plan_.chunk_begin[origin.chunk + 1];
     for (std::size_t at = plan_.chunk_begin[origin.chunk]; at < end; at += plan_.segment_bytes) {
-      const auto length = static_cast<std::uint32_t>(std::min(plan_.segment_bytes, end - at));
+      const std::uint32_t length = wire_bytes(at, segment_end(origin.chunk, at));
       own_[origin.send.to_next].push_back({origin.send.stage, true, length, at, 0, false});
+    }
+  }
+  if (quantised()) count_wire_bytes();
+}
+
+std::size_t Op::segment_end(std::int32_t chunk, std::size_t offset) const {
+  return std::min(offset + plan_.segment_bytes, plan_.chunk_begin[static_cast<std::size_t>(chunk) + 1]);
+}
+
+std::uint32_t Op::wire_bytes(std::size_t from, std::size_t to) const {
+  if (!quantised()) return static_cast<std::uint32_t>(to - from);
+  std::size_t sum = 0;
+  for_spans(from, to, [&](const Span& span, std::size_t, std::size_t, std::size_t count) {
+    sum += quantize::encoded_bytes(spec.scheme, span.dtype, count / item_bytes(span.dtype));
+  });
+  return static_cast<std::uint32_t>(sum);
+}
+
+// What is to come counts as it travels: whether it all fits into what may be sent eagerly.
+void Op::count_wire_bytes() {
+  plan_.bytes_from_previous = plan_.bytes_from_next = 0;
+  for (const Receive& receive : plan_.receives) {
+    if (receive.chunk < 0) continue;
+    const std::size_t end = plan_.chunk_begin[receive.chunk + 1];
+    for (std::size_t at = plan_.chunk_begin[receive.chunk]; at < end; at += plan_.segment_bytes) {
+      (receive.from_next ? plan_.bytes_from_next : plan_.bytes_from_previous) +=
+          wire_bytes(at, segment_end(receive.chunk, at));
     }
   }
 }
 
+std::vector<std::byte> Op::encoded(std::size_t from, std::size_t to) const {
+  std::vector<std::byte> out(wire_bytes(from, to));
+  std::size_t at = 0;
+  for_spans(from, to, [&](const Span& span, std::size_t inside, std::size_t, std::size_t count) {
+    const std::size_t items = count / item_bytes(span.dtype);
+    quantize::encode(spec.scheme, span.dtype, out.data() + at, span.source + inside, items);
+    at += quantize::encoded_bytes(spec.scheme, span.dtype, items);
+  });
+  return out;
+}
+
 Sendable Op::take_sendable(bool to_next) {
   std::deque<Sendable>& queue = forwards_[to_next].empty() ? own_[to_next] : forwards_[to_next];
-  const Sendable item = queue.front();
+  Sendable item = std::move(queue.front());
   queue.pop_front();
+  if (quantised() && item.own) {
+    item.encoded = encoded(item.offset, segment_end(plan_.origins.front().chunk, item.offset));
+    item.own = false;
+  }
   return item;
 }
 
@@ -130,6 +176,10 @@ std::byte* Op::work(std::size_t at) const {
 }
 
 void Op::pieces(const Sendable& item, std::vector<Piece>& out) const {
+  if (item.encoded.size() > 0) {
+    out.push_back({item.encoded.data(), item.encoded.size()});
+    return;
+  }
   const bool gathers = spec.kind == OpKind::all_gather;
   if (gathers || (spec.kind == OpKind::reduce_scatter && !item.own)) {
     out.push_back({work(item.offset), item.length});
@@ -167,7 +217,7 @@ Op::Applied Op::apply(bool from_next, std::uint16_t stage, std::uint64_t offset,
   const std::size_t end = plan_.chunk_begin[receive.chunk + 1];
   if (receive.from_next != from_next) return Applied::invalid;
   if (offset < begin || offset >= end || (offset - begin) % plan_.segment_bytes != 0) return Applied::invalid;
-  if (length != std::min(plan_.segment_bytes, end - offset)) return Applied::invalid;
+  if (length != wire_bytes(offset, segment_end(receive.chunk, offset))) return Applied::invalid;
   const bool seen = received(stage, offset);
   if (seen && !ignore_bitmap) return Applied::duplicate;
   if (receive.after >= 0 && !received(static_cast<std::uint16_t>(receive.after), offset)) {
@@ -182,7 +232,8 @@ Op::Applied Op::apply(bool from_next, std::uint16_t stage, std::uint64_t offset,
     bitmap_[bit / 64] |= std::uint64_t{1} << (bit % 64);
     ++received_;
   }
-  write(receive, offset, payload, length, crc);
+  if (quantised()) write_quantised(receive, offset, payload, length, crc);
+  else write(receive, offset, payload, length, crc);
   apply_early(stage, offset);
   return Applied::yes;
 }
@@ -234,6 +285,39 @@ void Op::write(const Receive& receive, std::uint64_t offset, const std::byte* pa
   for (std::uint8_t i = 0; i < receive.pass_count; ++i) {
     const Send& send = receive.passes[i];
     forwards_[send.to_next].push_back({send.stage, false, length, offset, forward_crc, true});
+  }
+}
+
+// Reduces into the segment for the next hop, or passes the segment on as it came. Memory is written once the value is final.
+void Op::write_quantised(const Receive& receive, std::uint64_t offset, const std::byte* payload, std::uint32_t length,
+                         std::uint32_t crc) {
+  const std::uint32_t divisor = receive.last_reduce && spec.reduce_op == kernels::ReduceOp::avg ? plan_.size : 1;
+  std::vector<std::byte> forward(receive.pass_count > 0 || receive.reduce ? length : 0);
+  std::size_t wire_at = 0;
+  for_spans(offset, segment_end(receive.chunk, offset),
+            [&](const Span& span, std::size_t inside, std::size_t at, std::size_t count) {
+              const std::size_t items = count / item_bytes(span.dtype);
+              const kernels::Backup backup{saves() ? backup_.at() + at : nullptr, bytes >= past_cache_bytes};
+              const std::byte* incoming = payload + wire_at;
+              std::byte* target = span.target + inside;
+              if (receive.last_reduce) {
+                quantize::finish(spec.scheme, span.dtype, spec.reduce_op, forward.data() + wire_at, incoming,
+                                 span.source + inside, items, divisor, target, backup);
+              } else if (receive.reduce) {
+                quantize::reduce(spec.scheme, span.dtype, spec.reduce_op, forward.data() + wire_at, incoming,
+                                 span.source + inside, items);
+              } else {
+                quantize::decode(spec.scheme, span.dtype, target, incoming, items, backup);
+              }
+              wire_at += quantize::encoded_bytes(spec.scheme, span.dtype, items);
+            });
+  if (receive.pass_count == 0) return;
+  if (receive.reduce) crc = crc32c(forward.data(), length);
+  else std::memcpy(forward.data(), payload, length);
+  const Payload shared(std::move(forward));
+  for (std::uint8_t i = 0; i < receive.pass_count; ++i) {
+    const Send& send = receive.passes[i];
+    forwards_[send.to_next].push_back({send.stage, false, length, offset, crc, true, shared});
   }
 }
 
@@ -296,7 +380,7 @@ void Op::restore() {
     const std::size_t end = plan_.chunk_begin[receive.chunk + 1];
     for (std::size_t at = begin; at < end; at += plan_.segment_bytes) {
       if (!received(static_cast<std::uint16_t>(&receive - plan_.receives.data()), at)) continue;
-      for_spans(at, std::min(at + plan_.segment_bytes, end),
+      for_spans(at, segment_end(receive.chunk, at),
                 [&](const Span& span, std::size_t inside, std::size_t where, std::size_t count) {
                   std::memcpy(span.target + inside, backup_.at() + where, count);
                 });

@@ -98,14 +98,17 @@ void plan_square(Plan& plan, std::size_t bytes) {
   receive(5, q(!a, !b), across, false, true);
 }
 
-void plan_ring(Plan& plan, std::size_t bytes) {
+void plan_ring(Plan& plan, std::size_t bytes, bool quantised) {
   const std::uint32_t hops = plan.size - 1;
   const std::int64_t r = plan.rank;
   plan.chunk_begin = grained_chunks(bytes, plan.size);
   plan.origins.push_back({static_cast<std::int32_t>(plan.rank), {}});
   RingStages stages(plan, 2 * hops);
-  for (std::uint32_t s = 0; s < hops; ++s) stages.receive(r - s - 1, true, true, s + 1 == hops);
-  for (std::uint32_t t = 0; t < hops; ++t) stages.receive(r - t, false, t == 0, false);
+  for (std::uint32_t s = 0; s < hops; ++s) {
+    const bool last = s + 1 == hops;
+    stages.receive(r - s - 1, true, last || !quantised, last);
+  }
+  for (std::uint32_t t = 0; t < hops; ++t) stages.receive(r - t, false, t == 0 || quantised, false);
 }
 
 void plan_reduce_scatter(Plan& plan, std::size_t bytes) {
@@ -144,15 +147,15 @@ void plan_broadcast(Plan& plan, std::size_t bytes, std::uint32_t root) {
 }  // namespace
 
 Plan make_plan(OpKind kind, std::size_t bytes, std::uint32_t rank, std::uint32_t size, std::uint32_t root,
-               std::size_t segment_bytes) {
+               std::size_t segment_bytes, bool quantised) {
   Plan plan;
   plan.rank = rank;
   plan.size = size;
   switch (kind) {
     case OpKind::all_reduce:
-      if (size == 2) plan_exchange(plan, bytes);
-      else if (size == 4 && bytes <= largest_square) plan_square(plan, bytes);
-      else plan_ring(plan, bytes);
+      if (size == 2 && !quantised) plan_exchange(plan, bytes);
+      else if (size == 4 && bytes <= largest_square && !quantised) plan_square(plan, bytes);
+      else plan_ring(plan, bytes, quantised);
       break;
     case OpKind::reduce_scatter:
       plan_reduce_scatter(plan, bytes);

@@ -1,5 +1,6 @@
 // The engine core over in-memory lanes: every kind of op in rings of several sizes, aborts at every point, and lies.
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <memory>
 #include <numeric>
@@ -218,14 +219,19 @@ void other_kinds() {
 }
 
 // Stops a run after every possible number of moves, aborts it, and wants every byte back; then retries to the end.
-void abort_at_every_point(std::size_t ranks) {
+void abort_at_every_point(std::size_t ranks, quantize::Scheme scheme = quantize::Scheme::none) {
+  int unfinished = 0;
   for (int moves = 0; moves < 400; moves += 3) {
     Ring ring(static_cast<std::uint32_t>(ranks), 1, 0, 128, 77);
     ring.install(1);
     auto data = inputs(ranks, 300);
     const auto before = data;
     std::vector<std::uint64_t> ids;
-    for (std::size_t r = 0; r < ranks; ++r) ids.push_back(ring.core(r).submit(1, call(data[r])));
+    for (std::size_t r = 0; r < ranks; ++r) {
+      OpSpec spec = call(data[r]);
+      spec.scheme = scheme;
+      ids.push_back(ring.core(r).submit(1, spec));
+    }
     for (int i = 0; i < moves; ++i) ring.move();
     bool all_done = true, any_committed = false;
     for (std::size_t r = 0; r < ranks; ++r) {
@@ -236,6 +242,7 @@ void abort_at_every_point(std::size_t ranks) {
     }
     CHECK(!any_committed || all_done);
     if (all_done) continue;
+    for (const auto& values : data) unfinished += values != before[&values - data.data()];
     for (std::size_t r = 0; r < ranks; ++r) {
       ring.core(r).settle(1, 1, {}, {});
       CHECK(data[r] == before[r]);
@@ -249,8 +256,86 @@ void abort_at_every_point(std::size_t ranks) {
     ring.run();
     for (std::size_t r = 0; r < ranks; ++r) {
       CHECK(ok(ring.core(r), ids[r]));
-      for (std::size_t i = 0; i < 300; ++i) CHECK(data[r][i] == expected(ranks, i));
+      CHECK(data[r] == data[0]);
+      for (std::size_t i = 0; i < 300; ++i) {
+        CHECK(std::fabs(data[r][i] - expected(ranks, i)) <= (scheme == quantize::Scheme::none ? 0 : 0.1));
+      }
     }
+  }
+  CHECK(unfinished > 10);  // it was really caught in the middle
+}
+
+constexpr quantize::Scheme all_schemes[] = {quantize::Scheme::minmax8, quantize::Scheme::minmax4,
+                                            quantize::Scheme::zeroscale8, quantize::Scheme::zeroscale4};
+
+// Values of -1 to 1, so that every quantisation of a partial sum of `ranks` of them has a step of at most 2 ranks / top.
+std::vector<std::vector<float>> noise(std::size_t ranks, std::size_t count) {
+  std::mt19937 rng(static_cast<unsigned>(ranks * 1000 + count));
+  std::uniform_real_distribution<float> between(-1, 1);
+  std::vector<std::vector<float>> out(ranks, std::vector<float>(count));
+  for (auto& values : out) std::generate(values.begin(), values.end(), [&] { return between(rng); });
+  return out;
+}
+
+void a_quantised_op_is_near_the_sum_with_the_same_bits_everywhere() {
+  for (const quantize::Scheme scheme : all_schemes) {
+    const bool narrow = scheme == quantize::Scheme::minmax4 || scheme == quantize::Scheme::zeroscale4;
+    for (const std::uint32_t ranks : {2u, 3u, 4u, 5u}) {
+      for (const std::size_t count : {1ul, 17ul, 1000ul, 20011ul}) {
+        Ring ring(ranks, 2, 0, 8192, static_cast<unsigned>(count + ranks));
+        ring.install(1);
+        auto data = noise(ranks, count);
+        const auto before = data;
+        std::vector<std::uint64_t> ids;
+        for (std::size_t r = 0; r < ranks; ++r) {
+          OpSpec spec = call(data[r], OpKind::all_reduce, kernels::ReduceOp::avg);
+          spec.scheme = scheme;
+          ids.push_back(ring.core(r).submit(1, spec));
+          for (int i = 0; i < 5; ++i) ring.move();
+        }
+        ring.run();
+        const double step = 2.0 * ranks / (narrow ? 15 : 255), most = 0.5 * step + 1e-5;
+        for (std::size_t r = 0; r < ranks; ++r) {
+          CHECK(ok(ring.core(r), ids[r]));
+          CHECK(std::memcmp(data[r].data(), data[0].data(), count * 4) == 0);
+          const OpResult& result = ring.core(r).find(ids[r])->result;
+          if (count > 1000) CHECK(result.sent_bytes < count * 4 * 2 * (ranks - 1) / ranks / (narrow ? 7 : 3));
+          for (std::size_t i = 0; i < count; ++i) {
+            double sum = 0;
+            for (std::size_t k = 0; k < ranks; ++k) sum += before[k][i];
+            CHECK(std::fabs(data[r][i] - sum / ranks) <= most);
+          }
+        }
+      }
+    }
+  }
+}
+
+// Many small arrays of all three dtypes in one op: blocks and segments end at odd places.
+void a_quantised_op_of_many_arrays() {
+  for (const quantize::Scheme scheme : all_schemes) {
+    Ring ring(3, 1, 0, 640, 4);
+    ring.install(1);
+    const std::size_t counts[] = {700, 3, 1, 129, 2, 900, 5, 64, 33};
+    std::vector<std::vector<std::vector<std::byte>>> memory(3);
+    std::vector<std::uint64_t> ids;
+    for (std::size_t r = 0; r < 3; ++r) {
+      OpSpec spec;
+      spec.reduce_op = kernels::ReduceOp::max;
+      spec.scheme = scheme;
+      spec.timeout = timeout;
+      for (std::size_t i = 0; i < 9; ++i) {
+        const auto dtype = i < 4 ? kernels::DType::f32 : i % 2 ? kernels::DType::f16 : kernels::DType::bf16;
+        auto& bytes = memory[r].emplace_back(counts[i] * kernels::item_bytes(dtype));
+        for (std::size_t k = 0; k < bytes.size(); ++k) {
+          bytes[k] = static_cast<std::byte>((k % kernels::item_bytes(dtype) ? 0x30 : 0x41) + k % 7 + r);
+        }
+        spec.spans.push_back({bytes.data(), bytes.data(), bytes.size(), dtype, 0});
+      }
+      ids.push_back(ring.core(r).submit(1, spec));
+    }
+    ring.run();
+    for (std::size_t r = 0; r < 3; ++r) CHECK(ok(ring.core(r), ids[r]) && memory[r] == memory[0]);
   }
 }
 
@@ -268,6 +353,25 @@ void a_late_verdict_commits_what_everybody_finished() {
   }
   CHECK(ok(ring.core(0), a) && ok(ring.core(1), b));
   CHECK(data[0] == data[1] && data[0][5] == expected(2, 5));
+}
+
+void another_quantisation_is_a_mismatch() {
+  Ring ring(2, 1, 0, 128, 3);
+  ring.install(1);
+  auto data = noise(2, 200);
+  const auto before = data;
+  for (std::size_t r = 0; r < 2; ++r) {
+    OpSpec spec = call(data[r]);
+    spec.scheme = r == 0 ? quantize::Scheme::minmax8 : quantize::Scheme::zeroscale8;
+    ring.core(r).submit(1, spec);
+  }
+  ring.run();
+  for (std::size_t r = 0; r < 2; ++r) {
+    int told = 0;
+    while (const auto event = ring.core(r).next_event()) told += event->kind == Event::Kind::mismatch;
+    CHECK(told == 1);
+    CHECK(data[r] == before[r]);
+  }
 }
 
 void a_mismatch_is_told_and_applied_nowhere() {
@@ -336,8 +440,12 @@ int main() {
   many_ops_in_a_row_and_many_tags();
   other_kinds();
   for (const std::size_t ranks : {2, 3, 4}) abort_at_every_point(ranks);
+  for (const std::size_t ranks : {2, 3, 4}) abort_at_every_point(ranks, quantize::Scheme::minmax8);
+  a_quantised_op_is_near_the_sum_with_the_same_bits_everywhere();
+  a_quantised_op_of_many_arrays();
   a_late_verdict_commits_what_everybody_finished();
   a_mismatch_is_told_and_applied_nowhere();
+  another_quantisation_is_a_mismatch();
   alone_there_is_nobody_to_reduce_with();
   garbage_ends_a_connection_and_nothing_else();
   a_cancelled_op_gives_the_memory_back();

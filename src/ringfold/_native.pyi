@@ -1,10 +1,11 @@
 """
-Ringfold's native core: kernels, the sans-I/O engine core, and the engine with sockets.
+Ringfold's native core: kernels, the state hash, the sans-I/O engine core, and the engine with sockets.
 """
 
 from collections.abc import Sequence
 from typing import Annotated
 
+import numpy
 from numpy.typing import NDArray
 
 
@@ -22,6 +23,28 @@ def reduce(dtype: int, reduce_op: int, target: Annotated[NDArray, dict(order='C'
 
 def divide(dtype: int, target: Annotated[NDArray, dict(order='C', device='cpu')], divisor: int) -> None:
     """target /= divisor, elementwise."""
+
+def quantized_bytes(scheme: int, dtype: int, count: int) -> int:
+    """How many bytes `count` elements have on the wire."""
+
+def quantize(scheme: int, dtype: int, encoded: Annotated[NDArray, dict(order='C', device='cpu')], values: Annotated[NDArray, dict(order='C', device='cpu')]) -> None:
+    """Encode `values` as they travel."""
+
+def dequantize(scheme: int, dtype: int, values: Annotated[NDArray, dict(order='C', device='cpu')], encoded: Annotated[NDArray, dict(order='C', device='cpu')]) -> None:
+    """Decode what `quantize` made."""
+
+def hash_block(buffer: object) -> int:
+    """The rf64 hash of one block."""
+
+def hash_blocks(buffer: object, threads: int) -> bytes:
+    """
+    The rf64 hashes of all blocks, 8 little-endian bytes each; `threads` 0 means one per core.
+    """
+
+def hash_root(hashes: bytes, total_bytes: int) -> int:
+    """
+    The rf64 root of an array, from what `hash_blocks` gave for it and its size.
+    """
 
 class Core:
     """The engine without I/O, for the simulation."""
@@ -67,6 +90,25 @@ class Core:
     def stats(self) -> dict:
         """Counters since the start."""
 
+    def make_bulk(self, conn: int) -> None:
+        """The connection carries messages, blocks and filler from now on."""
+
+    def send_blocks(self, conn: int, blocks: Sequence[tuple[Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], int, int, int | None]]) -> list[int]:
+        """
+        Queue blocks, each (array, offset, length, expected hash or None). If some have another hash by now, nothing is queued and their indices are returned.
+        """
+
+    def expect_blocks(self, conn: int, batch: int, blocks: Sequence[tuple[Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], int, int, int | None]]) -> None:
+        """
+        These blocks come next, in this order, each (array, offset, length, expected hash or None); the event `blocks` tells when all are in, and which have another hash.
+        """
+
+    def fill(self, conn: int, on: bool) -> None:
+        """Send filler whenever nothing else is to be sent, or no more of it."""
+
+    def sample(self, conn: int, every_ns: int) -> None:
+        """Tell how much filler came, about every so often; 0: no more."""
+
     def set_now(self, now: int) -> None: ...
 
     def open(self, remote: str, accepted: bool) -> int: ...
@@ -91,7 +133,7 @@ class Core:
 
     def conns_to_close(self) -> list[int]: ...
 
-    def submit(self, kind: int, reduce_op: int, tag: int, root: int, source: Sequence[Annotated[NDArray, dict(order='C', device='cpu')]], target: Sequence[Annotated[NDArray, dict(order='C', device='cpu')]] | None, dtypes: Sequence[int], retry: bool, timeout_ns: int) -> int: ...
+    def submit(self, kind: int, reduce_op: int, tag: int, root: int, source: Sequence[Annotated[NDArray, dict(order='C', device='cpu')]], target: Sequence[Annotated[NDArray, dict(order='C', device='cpu')]] | None, dtypes: Sequence[int], retry: bool, timeout_ns: int, quantisation: int = 0) -> int: ...
 
     def poll(self, op: int) -> object: ...
 
@@ -143,6 +185,25 @@ class Engine:
     def stats(self) -> dict:
         """Counters since the start."""
 
+    def make_bulk(self, conn: int) -> None:
+        """The connection carries messages, blocks and filler from now on."""
+
+    def send_blocks(self, conn: int, blocks: Sequence[tuple[Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], int, int, int | None]]) -> list[int]:
+        """
+        Queue blocks, each (array, offset, length, expected hash or None). If some have another hash by now, nothing is queued and their indices are returned.
+        """
+
+    def expect_blocks(self, conn: int, batch: int, blocks: Sequence[tuple[Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], int, int, int | None]]) -> None:
+        """
+        These blocks come next, in this order, each (array, offset, length, expected hash or None); the event `blocks` tells when all are in, and which have another hash.
+        """
+
+    def fill(self, conn: int, on: bool) -> None:
+        """Send filler whenever nothing else is to be sent, or no more of it."""
+
+    def sample(self, conn: int, every_ns: int) -> None:
+        """Tell how much filler came, about every so often; 0: no more."""
+
     def listen(self, host: str, first_port: int, tries: int) -> int:
         """Bind the data port and return it."""
 
@@ -154,10 +215,10 @@ class Engine:
 
     def wake(self) -> None: ...
 
-    def submit(self, kind: int, reduce_op: int, tag: int, root: int, source: Sequence[Annotated[NDArray, dict(order='C', device='cpu')]], target: Sequence[Annotated[NDArray, dict(order='C', device='cpu')]] | None, dtypes: Sequence[int], retry: bool, timeout_ns: int) -> int:
+    def submit(self, kind: int, reduce_op: int, tag: int, root: int, source: Sequence[Annotated[NDArray, dict(order='C', device='cpu')]], target: Sequence[Annotated[NDArray, dict(order='C', device='cpu')]] | None, dtypes: Sequence[int], retry: bool, timeout_ns: int, quantisation: int = 0) -> int:
         """Begin an op that the engine's own thread drives; its id."""
 
-    def collective(self, kind: int, reduce_op: int, tag: int, root: int, source: Sequence[Annotated[NDArray, dict(order='C', device='cpu')]], target: Sequence[Annotated[NDArray, dict(order='C', device='cpu')]] | None, dtypes: Sequence[int], retry: bool, timeout_ns: int) -> tuple:
+    def collective(self, kind: int, reduce_op: int, tag: int, root: int, source: Sequence[Annotated[NDArray, dict(order='C', device='cpu')]], target: Sequence[Annotated[NDArray, dict(order='C', device='cpu')]] | None, dtypes: Sequence[int], retry: bool, timeout_ns: int, quantisation: int = 0) -> tuple:
         """
         Begin an op, drive it from this thread to its end, and return its result.
         """

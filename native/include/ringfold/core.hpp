@@ -1,9 +1,9 @@
 // The engine without I/O: bytes and `now` in, bytes and events out.
 //
-// It knows three kinds of connection. A *handshake* connection delivers one message at a time and then holds, so that
+// It knows four kinds of connection. A *handshake* connection delivers one message at a time and then holds, so that
 // nothing behind the message is parsed before somebody decided what the connection is. The *control* connection to the
 // master carries messages for Python, and heartbeats and evidence that are handled here. A *lane* carries frames between
-// neighbours of the ring.
+// neighbours of the ring. A *bulk* connection carries a visit: messages for Python, blocks of shared state, and filler.
 //
 // Epochs: an op runs in the installed epoch. After seal() no Done leaves and no evidence counts, until settle() has
 // decided every op and install() begins the next epoch, in which retryable ops start again. A lane announces an epoch
@@ -12,7 +12,7 @@
 //
 // Commit: an op is finished with success when Done of every member has been seen (evidence), or by a verdict.
 // core.cpp moves bytes and frames, core_ops.cpp decides what they mean for ops, core_epochs.cpp seals, settles and installs,
-// core_time.cpp beats and judges deadlines.
+// core_time.cpp beats and judges deadlines, core_bulk.cpp carries blocks and filler.
 #pragma once
 
 #include <sys/uio.h>
@@ -39,7 +39,7 @@ using OpPtr = std::shared_ptr<Op>;
 using Bytes = std::vector<std::byte>;
 
 struct Event {
-  enum class Kind { opened, accepted, message, closed, link_lost, mismatch, op_timeout, op_cancelled, silent, wake };
+  enum class Kind { opened, accepted, message, closed, link_lost, mismatch, op_timeout, op_cancelled, silent, blocks, sample, wake };
   Kind kind = Kind::wake;
   ConnId conn = 0;
   PeerId peer = 0;
@@ -47,6 +47,10 @@ struct Event {
   std::uint64_t tag = 0;
   std::uint32_t sequence = 0;
   std::uint64_t milliseconds = 0;
+  std::uint64_t batch = 0;           // blocks: the caller's number, and the indices of those with another hash
+  std::vector<std::uint32_t> bad{};
+  Ns elapsed = 0;                    // sample: since the first filler, and the bytes of it that came after that
+  std::uint64_t bytes = 0;
   std::string text{};
   Bytes body{};
   Bytes other{};
@@ -97,6 +101,19 @@ struct LaneInfo {
   std::uint32_t lane;
 };
 
+// One block of shared state: memory of the caller's, and the hash that its content should have.
+struct Block {
+  std::byte* at = nullptr;
+  std::size_t bytes = 0;
+  std::optional<std::uint64_t> hash{};
+};
+
+// Whatever keeps the memory behind blocks alive. It may be let go of by any thread, under the engine's mutex.
+using Keep = std::shared_ptr<void>;
+
+// The indices of the blocks whose present content does not have its expected hash.
+std::vector<std::uint32_t> differing(const std::vector<Block>& blocks);
+
 struct Stats {
   std::uint64_t committed = 0, aborted = 0, restarted = 0;
   std::uint64_t sent_bytes = 0, received_bytes = 0;
@@ -133,6 +150,18 @@ class Core {
   void touch(ConnId conn);
   void acknowledged(Ns now, ConnId conn, std::uint64_t unacknowledged);
 
+  // Bulk connections. What is said about a connection that is gone is ignored; std::invalid_argument where it is no bulk
+  // connection, and for blocks that nobody could send. The memory is read or written until the blocks are through, or the
+  // connection is closed or lost, and never after that.
+  void make_bulk(Ns now, ConnId conn);
+  void send_blocks(Ns now, ConnId conn, const std::vector<Block>& blocks, const Keep& keep);
+  void expect_blocks(ConnId conn, std::uint64_t batch, std::vector<Block> blocks, Keep keep);
+  void fill(ConnId conn, bool on);
+  void sample(Ns now, ConnId conn, Ns every);
+  bool is_bulk(ConnId conn) const;
+  std::vector<ConnId> take_filling();
+  void forget_blocks();
+
   // Epochs.
   void set_registrations(std::uint64_t count) { registrations_ = count; }
   std::vector<SealedOp> seal(std::uint32_t epoch);
@@ -161,17 +190,43 @@ class Core {
   const Stats& stats() const { return stats_; }
 
  private:
-  enum class Role : std::uint8_t { handshake, control, lane };
+  enum class Role : std::uint8_t { handshake, control, lane, bulk };
 
-  // A frame on its way out: 64 bytes of lane header (or none), then bytes of its own or a segment of an op.
+  // A frame on its way out: 64 bytes of lane header (or none), then a segment of an op, or bytes of its own and after them
+  // bytes that it borrows (a block of the caller's memory, or filler).
   struct OutFrame {
     FrameHeader header;
     bool has_header = false;
+    bool filler = false;
     Payload owned;
+    std::span<const std::byte> borrowed;
+    Keep keep;
     OpPtr op;
     Sendable item;
     std::size_t sent = 0;
     std::size_t total = 0;
+  };
+
+  struct Batch {
+    std::uint64_t number;
+    std::vector<Block> blocks;
+    Keep keep;
+    std::size_t next = 0;
+    std::vector<std::uint32_t> bad{};
+  };
+
+  // What a bulk connection is in the middle of. Inside a block or filler, nothing is left in the connection's `rx`.
+  struct Bulk {
+    std::deque<Batch> batches;      // expected, in this order
+    bool in_block = false;          // the head of the next block's frame has been read
+    std::size_t filled = 0;         // bytes of that block that are in its memory
+    std::size_t filler_left = 0;    // of the filler frame at hand
+    std::size_t queued_blocks = 0;  // bytes of blocks in `tx`
+    bool fill = false;
+    bool filler_seen = false;
+    Ns filler_since = 0;
+    std::uint64_t filler_bytes = 0;
+    Ns sample_every = 0, next_sample = 0;
   };
 
   struct Conn {
@@ -199,6 +254,7 @@ class Core {
     std::uint64_t sent_total = 0;
     std::uint64_t acknowledged_total = 0;
     std::uint64_t unacknowledged = 0;
+    Bulk bulk;
   };
 
   struct Stashed {
@@ -237,6 +293,19 @@ class Core {
   Conn* lane_for_control(bool outgoing);
   std::size_t frame_limit() const;
 
+  // core_bulk.cpp
+  Conn* find_bulk(ConnId id);
+  bool process_bulk(Ns now, Conn& conn);
+  bool bulk_head(Ns now, Conn& conn);
+  void block_is_in(Conn& conn);
+  void count_filler(Ns now, Conn& conn, std::size_t bytes);
+  void take_sample(Ns now, Conn& conn);
+  std::size_t bulk_read_bytes(const Conn& conn) const;
+  void queue(Conn& conn, OutFrame frame);
+  void pull_filler(Conn& conn);
+  void drop_filler(Conn& conn);
+  void drop_blocks(Conn& conn);
+
   // core_time.cpp
   void beat(Ns now);
   std::uint64_t out_stalled_ms(Ns now) const;
@@ -268,6 +337,7 @@ class Core {
   ConnId next_conn_ = 1;
   std::vector<ConnId> dirty_;
   std::vector<ConnId> closing_;
+  std::vector<ConnId> filling_;  // bulk connections that have been told to fill since the shell asked
   std::deque<Event> events_;
 
   ConnId control_ = 0;
@@ -278,6 +348,8 @@ class Core {
   EpochSpec spec_;  // of the installed epoch; epoch 0: none yet
   bool sealed_ = true;
   std::uint64_t registrations_ = 0;
+  Ns now_ = 0;                   // of the bytes or the command at hand
+  std::uint64_t best_out_rate_ = 0;  // of the ops that ended since the last beat, in bytes per second
   std::unordered_map<std::uint64_t, TagState> tags_;
   std::size_t stashed_bytes_ = 0;  // over all tags
   std::unordered_map<std::uint64_t, Bytes> refused_;  // by tag: why the next op fails, which the others have given up

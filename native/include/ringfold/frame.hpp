@@ -1,4 +1,4 @@
-// The bytes on a lane and on a control connection. All little-endian; Linux on x86-64 and aarch64 both are.
+// The bytes on a lane, on a control connection and on a bulk connection. All little-endian; Linux on x86-64 and aarch64 both are.
 #pragma once
 
 #include <cstddef>
@@ -65,11 +65,14 @@ struct Descriptor {
 };
 static_assert(sizeof(Descriptor) == 32 && std::is_trivially_copyable_v<Descriptor>);
 
-// Control connection: u32 length (of kind and body), u8 kind, body. See ringfold/wire/frames.py.
-enum class ControlFrame : std::uint8_t { message = 0, heartbeat = 1, done = 2, evidence = 3 };
+// Control and bulk connections: u32 length (of kind and body), u8 kind, body. See ringfold/wire/frames.py. Blocks and
+// filler have their place on bulk connections only, heartbeats, Done and evidence on control connections only.
+enum class ControlFrame : std::uint8_t { message = 0, heartbeat = 1, done = 2, evidence = 3, block = 4, filler = 5 };
 inline constexpr std::size_t control_head_bytes = 5;
 inline constexpr std::size_t max_handshake_bytes = 16 * 1024;
 inline constexpr std::size_t max_control_bytes = 64 * 1024 * 1024;
+inline constexpr std::size_t max_bulk_bytes = 16 * 1024 * 1024;  // a message or a block of a bulk connection
+inline constexpr std::size_t max_filler_bytes = 1024 * 1024;
 
 // Appends plain values to a byte buffer, and reads them back with a bound.
 template <typename Bytes, typename T>

@@ -3,6 +3,10 @@
 // The op's arrays are laid end to end into one virtual range of bytes (item sizes descending, so that a cut at a
 // multiple of eight never splits an element). In place, `source` and `target` are the same memory and every byte is
 // saved to `backup` when it is first overwritten, so that an abort can put it back at any time until the commit.
+//
+// A quantised op has the same plan and the same offsets, but its segments travel encoded and are therefore shorter. A segment's
+// encoding is that of its pieces, one after the other: blocks never reach into another array. Encoded segments belong to what
+// is queued for sending, not to the caller's memory.
 #pragma once
 
 #include <cstddef>
@@ -16,6 +20,7 @@
 #include "ringfold/kernels.hpp"
 #include "ringfold/plan.hpp"
 #include "ringfold/pool.hpp"
+#include "ringfold/quantize.hpp"
 
 namespace ringfold {
 
@@ -30,6 +35,7 @@ struct Span {
 struct OpSpec {
   OpKind kind = OpKind::all_reduce;
   kernels::ReduceOp reduce_op = kernels::ReduceOp::sum;
+  quantize::Scheme scheme = quantize::Scheme::none;
   std::uint64_t tag = 0;
   std::uint16_t root = 0;
   bool retry = true;
@@ -77,10 +83,11 @@ using Payloads = std::vector<Payload>;  // by rank
 struct Sendable {
   std::uint16_t stage = 0;
   bool own = false;  // the caller's bytes, not a value that was received
-  std::uint32_t length = 0;
+  std::uint32_t length = 0;  // as it travels
   std::uint64_t offset = 0;
   std::uint32_t crc = 0;
   bool crc_known = false;
+  Payload encoded{};  // quantised ops: the segment as it travels; own ones are encoded when they are taken
 };
 
 // A contiguous piece of memory inside a segment.
@@ -161,6 +168,14 @@ class Op {
 
   void write(const Receive& receive, std::uint64_t offset, const std::byte* payload, std::uint32_t length,
              std::uint32_t crc);
+  void write_quantised(const Receive& receive, std::uint64_t offset, const std::byte* payload, std::uint32_t length,
+                       std::uint32_t crc);
+  bool quantised() const { return spec.scheme != quantize::Scheme::none; }
+  // The part of the virtual range that the segment at `offset` of a chunk covers, and its length as it travels.
+  std::size_t segment_end(std::int32_t chunk, std::size_t offset) const;
+  std::uint32_t wire_bytes(std::size_t from, std::size_t to) const;
+  void count_wire_bytes();
+  std::vector<std::byte> encoded(std::size_t from, std::size_t to) const;
   void apply_early(std::uint16_t after, std::uint64_t offset);
   std::byte* work(std::size_t at) const;
   bool received(std::uint16_t stage, std::uint64_t offset) const;

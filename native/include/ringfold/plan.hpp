@@ -10,11 +10,14 @@
 //     the same bits.
 //   n = 4, up to 2 MiB: a ring of four is a square. Each rank exchanges halves with one neighbour, then quarters with the other, and
 //     the way back: 4 exchanges in a row instead of 6.
-//   otherwise: at stage s < n-1 rank r receives and reduces chunk r-s-1; it ends up owning chunk r+1, which then circulates
+//   otherwise, and always when quantised: at stage s < n-1 rank r receives and reduces chunk r-s-1; it ends up owning chunk r+1, which then circulates
 //     unchanged for n-1 stages.
 // In each of them one rank computes the final value of a byte (or both compute it from the same operands in the same
 // order), so all hold the same bits. reduce_scatter is the first half of the ring, shifted so that rank r owns chunk r;
 // all_gather is the second half; broadcast is a chain from the root with one chunk and n-1 hops.
+//
+// A quantised all_reduce writes a chunk to the target only once, when its final value is there: what is reduced before goes
+// straight into the segment for the next hop. So only the last reduce and the circulating chunks touch memory.
 #pragma once
 
 #include <array>
@@ -70,6 +73,6 @@ struct Plan {
 // `bytes` is the whole range: the input of an all_reduce, reduce_scatter or broadcast, the output of an all_gather.
 // Chunks of an all_gather or reduce_scatter are equal; those of an all_reduce are cut at multiples of 64 bytes.
 Plan make_plan(OpKind kind, std::size_t bytes, std::uint32_t rank, std::uint32_t size, std::uint32_t root,
-               std::size_t segment_bytes);
+               std::size_t segment_bytes, bool quantised = false);
 
 }  // namespace ringfold

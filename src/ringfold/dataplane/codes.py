@@ -22,6 +22,8 @@ class OpStatus(IntEnum):
 
 
 REDUCE_OPS = {"sum": 0, "avg": 1, "prod": 2, "min": 3, "max": 4}
+QUANTISATIONS = {"minmax8": 1, "minmax4": 2, "zeroscale8": 3, "zeroscale4": 4}
+"""How the segments of an all_reduce travel; 0 is as they are."""
 DTYPES = {
     "uint8": 0,
     "int8": 1,
@@ -37,3 +39,4 @@ DTYPES = {
     "float64": 11,
 }
 BFLOAT16 = DTYPES["bfloat16"]
+QUANTISABLE = frozenset(DTYPES[name] for name in ("float16", "bfloat16", "float32"))

@@ -18,6 +18,8 @@ RawVerdict = tuple[int, int, bool, int, list[bytes] | None, int, bytes]
 """tag, sequence, commit, registrations, payloads, final (2: also for who has not called the op yet), reason"""
 RawEvent = tuple[Any, ...]
 Array = ndarray[Any, Any]
+RawBlock = tuple[Array, int, int, int | None]
+"""memory (uint8, one dimension, contiguous), offset, length, and the rf64 hash that the content should have"""
 
 
 class Commands(Protocol):
@@ -48,6 +50,29 @@ class Commands(Protocol):
     def fail_all(self, status: int, reason: bytes) -> None: ...
     def progress(self) -> list[tuple[int, int]]: ...
 
+    # Bulk connections. What is said about one that is gone is ignored.
+
+    def make_bulk(self, conn: int) -> None:
+        """The handshake is over: the connection carries messages, blocks and filler from now on."""
+
+    def send_blocks(self, conn: int, blocks: Sequence[RawBlock]) -> list[int]:
+        """Queue blocks, straight from their memory. If some have another hash by now, none is sent, and the indices of
+        those are returned. The arrays are kept until the blocks are sent or the connection is gone; whoever changes
+        their content meanwhile sends the change."""
+
+    def expect_blocks(self, conn: int, batch: int, blocks: Sequence[RawBlock]) -> None:
+        """The next blocks on the connection are these, in this order, and go straight into their memory. The event
+        ("blocks", conn, batch, bad) comes when all are in: `bad` are the indices of those with another hash. Several
+        batches may be expected. When the connection is lost, what was expected is forgotten before ("closed", ...) is
+        told, and none of the memory is written any more."""
+
+    def fill(self, conn: int, on: bool) -> None:
+        """Send filler whenever there is nothing else to send; messages and blocks go before it."""
+
+    def sample(self, conn: int, every_ns: int) -> None:
+        """From the first filler that comes on, tell ("sample", conn, elapsed_ns, received) about every so often (0: no
+        more). `elapsed_ns` counts from that first filler, `received` the bytes that came after it."""
+
 
 class Engine(Commands, Protocol):
     """The engine with sockets and a thread of its own."""
@@ -69,6 +94,7 @@ class Engine(Commands, Protocol):
         dtypes: Sequence[int],
         retry: bool,
         timeout_ns: int,
+        quantisation: int = 0,
     ) -> int: ...
     def collective(
         self,
@@ -81,6 +107,7 @@ class Engine(Commands, Protocol):
         dtypes: Sequence[int],
         retry: bool,
         timeout_ns: int,
+        quantisation: int = 0,
     ) -> OpResult:
         """Submit, and drive the engine from this thread until the op ended."""
 

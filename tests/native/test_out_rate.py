@@ -1,0 +1,82 @@
+"""What a heartbeat says of the rate at which ops sent to the next peer: two cores and a clock that the test sets."""
+
+import numpy as np
+import pytest
+
+from ringfold.testing.core import Core, new_core
+from ringfold.wire.frames import FrameKind, FrameReader, Heartbeat, decode_heartbeat
+
+MS = 1_000_000
+MiB = 1 << 20
+START_NS = 1_000 * MS
+
+
+class Pair:
+    """A ring of two cores, each with a control connection that nobody answers on."""
+
+    def __init__(self) -> None:
+        self.now = START_NS
+        self.cores: list[Core] = [new_core(), new_core()]
+        self.masters = [core.open("master", False) for core in self.cores]
+        self.lanes: list[tuple[int, int, int, int]] = []
+        for core, master in zip(self.cores, self.masters, strict=True):
+            core.set_now(self.now)
+            core.make_control(master, 250, 60_000)
+        for rank in (0, 1):
+            out, into = self.cores[rank].open("next", False), self.cores[1 - rank].open("previous", True)
+            self.cores[rank].promote(out, True, 1 - rank, 0)
+            self.cores[1 - rank].promote(into, False, rank, 0)
+            self.lanes += [(rank, out, 1 - rank, into), (1 - rank, into, rank, out)]
+        for rank, core in enumerate(self.cores):
+            core.install(1, rank, 2, [0, 1], False, 1024, MiB, 1)
+
+    def all_reduce(self, size: int, took_ms: int) -> None:
+        """An op over `size` bytes; the clock moves once, before its first byte does."""
+        arrays = [np.ones(size // 4, np.float32) for _ in self.cores]
+        ops = []
+        for core, array in zip(self.cores, arrays, strict=True):
+            core.set_now(self.now)
+            ops.append(core.submit(0, 0, 0, 0, [array], None, [10], True, 10**12))
+        self.now += took_ms * MS
+        moved = True
+        while moved:
+            moved = False
+            for source, out, target, into in self.lanes:
+                if chunk := self.cores[source].transmit(self.now, out, 1 << 18):
+                    self.cores[target].receive(self.now, into, chunk)
+                    moved = True
+        for core, op in zip(self.cores, ops, strict=True):
+            result = core.poll(op)
+            assert result is not None
+            assert result[0] == 0
+            core.release(op)
+
+    def beat(self, rank: int = 0) -> Heartbeat:
+        """The next heartbeat to the master."""
+        core, master = self.cores[rank], self.masters[rank]
+        core.transmit(self.now, master, 1 << 20)
+        self.now += 300 * MS
+        core.tick(self.now)
+        *_, (kind, body) = FrameReader().feed(core.transmit(self.now, master, 1 << 20))
+        assert kind is FrameKind.HEARTBEAT
+        return decode_heartbeat(body)
+
+
+def test_an_op_of_some_size_tells_its_rate_once() -> None:
+    pair = Pair()
+    pair.all_reduce(8 * MiB, took_ms=100)
+    assert pair.beat().out_rate == pytest.approx(8 * MiB / 0.1, rel=0.15)
+    assert pair.beat().out_rate == 0
+
+
+def test_the_best_op_since_the_last_beat_counts() -> None:
+    pair = Pair()
+    for took_ms in (200, 50, 400):
+        pair.all_reduce(8 * MiB, took_ms)
+    assert pair.beat().out_rate == pytest.approx(8 * MiB / 0.05, rel=0.15)
+
+
+def test_a_small_op_says_nothing_of_a_rate() -> None:
+    pair = Pair()
+    pair.all_reduce(2 * MiB, took_ms=1)
+    assert pair.beat().out_rate == 0
