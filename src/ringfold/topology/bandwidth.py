@@ -1,0 +1,131 @@
+"""What is known about the links between peers.
+
+A *link's figure* is how many bytes a second one peer can send to another while the other sends back, as both do in a
+ring. Each direction has its own figure. There are two sources, and they differ in what they prove:
+
+* a *measurement* filled the link for a while. It is the truth of that moment, and replaces what was known;
+* a *collective* ran at the pace of the ring's slowest link. A link in it can do at least that: the figure is a lower
+  bound. So it raises an entry, or confirms one that it comes close to, and never lowers any.
+
+A lower bound alone is no knowledge of a link: its entry has no delay, and the pair is still to be measured. An entry
+ages. It is fresh for as long as the caller says; then its pair is measured again.
+
+Entries are kept in the order of their last news, so the oldest goes first when the store is full.
+"""
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from ringfold.errors import UsageError
+from ringfold.topology.ring import Edge
+
+Ns = int
+Source = Literal["measured", "collective"]
+
+CONFIRMS = 0.9
+"""A collective's figure confirms an entry from this share of it upwards: the rest is what an op's own work costs."""
+MOST_ENTRIES = 65_536
+"""All directed links of 256 peers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What is known about one directed link. `delay_us` is half a round trip; None: it was never measured."""
+
+    bytes_per_s: float
+    delay_us: int | None
+    at_ns: Ns
+    source: Source
+
+
+class BandwidthStore:
+    """A matrix of directed links, bounded. Peer ids never come back, so nothing here outlives its peer by mistake."""
+
+    def __init__(self, most: int = MOST_ENTRIES) -> None:
+        if most < 1:
+            raise UsageError(f"a bandwidth store needs room for at least one entry, not {most}")
+        self._most = most
+        self._entries: dict[Edge, Entry] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def measured(self, edge: Edge, bytes_per_s: float, round_trip_us: int, now: Ns) -> None:
+        """A measurement ended: its figure replaces what was known about this direction."""
+        _check(edge, bytes_per_s)
+        if round_trip_us < 0:
+            raise UsageError(f"link {_name(edge)}: a round trip of {round_trip_us} us")
+        self._put(edge, Entry(bytes_per_s, round_trip_us // 2, now, "measured"))
+
+    def observed(self, edge: Edge, bytes_per_s: float, now: Ns) -> None:
+        """A collective moved this many bytes a second over the link: at least that is possible.
+
+        Give figures of ops that were long enough to fill the link; a small one shows how fast a socket buffer fills.
+        """
+        _check(edge, bytes_per_s)
+        known = self._entries.get(edge)
+        if known is None:
+            self._put(edge, Entry(bytes_per_s, None, now, "collective"))
+        elif bytes_per_s > known.bytes_per_s:
+            self._put(edge, replace(known, bytes_per_s=bytes_per_s, at_ns=now, source="collective"))
+        elif bytes_per_s >= CONFIRMS * known.bytes_per_s:
+            self._put(edge, replace(known, at_ns=now))
+
+    def restore(self, edge: Edge, entry: Entry) -> None:
+        """Put back an entry that `entries` gave, from the oldest to the newest."""
+        _check(edge, entry.bytes_per_s)
+        self._put(edge, entry)
+
+    def get(self, source: int, target: int) -> Entry | None:
+        return self._entries.get((source, target))
+
+    def entries(self) -> Iterator[tuple[Edge, Entry]]:
+        """Everything known, the oldest news first."""
+        return iter(self._entries.items())
+
+    def known(self, members: Iterable[int]) -> dict[Edge, Entry]:
+        """What is known about the links between these members, whatever its age, in the order of the edges."""
+        inside = sorted(set(members))
+        edges = ((source, target) for source in inside for target in inside if source != target)
+        return {edge: entry for edge in edges if (entry := self._entries.get(edge)) is not None}
+
+    def missing(self, members: Iterable[int], now: Ns, stale_ns: Ns) -> list[tuple[int, int]]:
+        """The pairs (lower id first, sorted) that must be measured: a direction is unknown, a lower bound, or stale.
+
+        A measurement covers both directions, so a pair comes once. An entry from the future counts as stale: its time
+        was taken by another clock.
+        """
+        inside = sorted(set(members))
+        return [
+            (a, b)
+            for place, a in enumerate(inside)
+            for b in inside[place + 1 :]
+            if not (self._is_fresh((a, b), now, stale_ns) and self._is_fresh((b, a), now, stale_ns))
+        ]
+
+    def forget_peer(self, peer: int) -> None:
+        """The peer is gone for good, and with it every figure of its links."""
+        self._entries = {edge: entry for edge, entry in self._entries.items() if peer not in edge}
+
+    def _is_fresh(self, edge: Edge, now: Ns, stale_ns: Ns) -> bool:
+        entry = self._entries.get(edge)
+        return entry is not None and entry.delay_us is not None and 0 <= now - entry.at_ns < stale_ns
+
+    def _put(self, edge: Edge, entry: Entry) -> None:
+        self._entries.pop(edge, None)
+        if len(self._entries) >= self._most:
+            del self._entries[next(iter(self._entries))]
+        self._entries[edge] = entry
+
+
+def _check(edge: Edge, bytes_per_s: float) -> None:
+    if edge[0] == edge[1]:
+        raise UsageError(f"peer {edge[0]} has no link to itself")
+    if not (math.isfinite(bytes_per_s) and bytes_per_s > 0):
+        raise UsageError(f"link {_name(edge)}: {bytes_per_s} bytes a second is no rate")
+
+
+def _name(edge: Edge) -> str:
+    return f"{edge[0]}->{edge[1]}"

@@ -1,0 +1,271 @@
+"""The ring that the measurements ask for.
+
+What is wanted, in this order:
+
+1. the *slowest* link as fast as possible: every byte of an all-reduce crosses every link of the ring, so the ring runs
+   at the pace of that one (docs/adr/0013);
+2. the largest sum of rates: the other links have room to spare;
+3. the smallest sum of delays;
+4. as many links of the present ring as possible, because every changed one costs a connection.
+
+Up to EXACT_MEMBERS the answer is proven best in all four (`exact.py`). Beyond, the slowest link is searched from the
+bound downwards (`covers.py`): at the bound itself a ring is nearly always found, and then that part is proven too. The
+rest is local search (`exchange.py`). All of it follows from the arguments alone: steps are counted, nothing is timed.
+
+Rates are compared in whole bytes a second, so that equal sums are equal.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ringfold.errors import UsageError
+from ringfold.topology import covers, exact
+from ringfold.topology.exchange import Exchange
+from ringfold.topology.ring import Edge, edges_of, ring_order
+
+Matrix = npt.NDArray[np.float64]
+Figure = Callable[[int, int], float]
+"""What is known about the link from the first member to the second."""
+
+EXACT_MEMBERS = 16
+BUDGET = 8_000
+"""Steps; one is a row of exchanges, or as long as that, CHANGES changes of a cover. 64 members take half a second."""
+CHANGES = 16
+ATTEMPTS = 16
+"""The search for the slowest link may take half the budget; one attempt takes this part of it."""
+_LARGEST = 2.0**48
+"""Whole numbers up to here stay exact when a ring's worth of them is added."""
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """A ring, and what it is worth. No ring has a faster slowest link than `bound`.
+
+    `exact`: proven best in everything that is wanted. `kept`: it is the ring that was passed as `start`. `slowest` and
+    `total` are bytes a second, `delay` is what the delays were given in.
+    """
+
+    ring: tuple[int, ...]
+    slowest: float
+    total: float
+    delay: float
+    bound: float
+    exact: bool
+    kept: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class NoRing:
+    """Every ring would need a forbidden edge (`proven`), or none without was found."""
+
+    proven: bool
+    reason: str
+
+
+def known_or(table: Mapping[Edge, float], unknown: float) -> Figure:
+    """A figure for every link: the one in the table, else `unknown`."""
+    return lambda source, target: table.get((source, target), unknown)
+
+
+def worth(ring: Sequence[int], rate: Figure, delay: Figure) -> tuple[float, float, float]:
+    """What a ring is worth: of two rings over the same members, the one with the greater worth is wanted."""
+    links = edges_of(ring)
+    rates = [float(round(rate(*link))) for link in links]
+    return min(rates, default=0.0), sum(rates), -sum(float(round(delay(*link))) for link in links)
+
+
+def bottleneck_bound(members: Sequence[int], rate: Figure, forbidden: Set[Edge] = frozenset()) -> float:
+    """No ring over the members has a faster slowest link; -inf if all need a forbidden edge. Needs two members."""
+    return covers.bound(_matrix(sorted(members), rate, forbidden))
+
+
+def best_ring(
+    members: Sequence[int],
+    rate: Figure,
+    delay: Figure,
+    *,
+    budget: int = BUDGET,
+    seed: int = 0,
+    start: Sequence[int] | None = None,
+    forbidden: Set[Edge] = frozenset(),
+    margin: float = 0.0,
+) -> Solution | NoRing:
+    """The best ring without forbidden edges; equal arguments give equal answers, in whatever order the members come.
+
+    `start` is the present ring. It is kept unless the new one is better by more than `margin` (a share, as 0.05), in
+    the slowest link, or no slower there and better in the sum, or no worse in both and better in the delay. It may have
+    other members: what fits of it still counts. The ring begins where `start` does, else at the lowest id.
+    """
+    places = sorted(members)
+    if len(set(places)) != len(places):
+        raise UsageError(f"a ring visits everybody once; members: {places}")
+    if margin < 0 or budget < 1:
+        raise UsageError(f"need margin >= 0 and budget >= 1, not {margin} and {budget}")
+    task = _Task(places, rate, delay, tuple(start or ()), forbidden)
+    if len(places) < 3:
+        return task.only_ring()
+    found, bound, reason = task.exactly() if len(places) <= EXACT_MEMBERS else task.by_search(seed, budget)
+    if found is None:
+        return NoRing(bound == -math.inf, reason)
+    return task.keep_or_change(found, bound, reason, margin)
+
+
+class _Task:
+    """One question. Inside, members are places 0..n-1 in the order of their ids."""
+
+    def __init__(
+        self, members: list[int], rate: Figure, delay: Figure, start: tuple[int, ...], forbidden: Set[Edge]
+    ) -> None:
+        self._members, self._rate_of, self._delay_of = members, rate, delay
+        self._start, self._forbidden = start, forbidden
+        self._rate = _matrix(members, rate, forbidden)
+        self._cost = self._costs(delay)
+
+    def only_ring(self) -> Solution | NoRing:
+        ring = self._turned(self._members)
+        if any(edge in self._forbidden for edge in edges_of(ring)):
+            return NoRing(True, "two members have one ring, and it needs a forbidden edge")
+        return self._solution(ring, self._worth(ring)[0], True, ring == self._start, "there is no other ring")
+
+    def exactly(self) -> tuple[tuple[int, ...] | None, float, str]:
+        slowest = exact.widest(self._rate)
+        if slowest == -math.inf:
+            return None, slowest, "every ring needs a forbidden edge"
+        allowed = np.where(self._rate >= slowest, self._rate, -np.inf)
+        return self._named(exact.richest(allowed, self._cost)), slowest, "proven best"
+
+    def by_search(self, seed: int, budget: int) -> tuple[tuple[int, ...] | None, float, str]:
+        draw = covers.Draw(seed)
+        bound = covers.bound(self._rate)
+        if bound == -math.inf:
+            return None, bound, "every ring needs a forbidden edge"
+        ring, left = self._fast_ring(bound, draw, budget)
+        if ring is None:
+            return None, bound, f"no ring without a forbidden edge was found in {budget} steps"
+        ring = Exchange(self._rate, self._cost, self._rate >= self._slowest(ring), draw, left).improve(ring)
+        slowest = self._slowest(ring)
+        how = "proven best" if slowest >= bound else f"{slowest / bound:.1%} of the bound"
+        return self._named(ring), bound, f"slowest link {how}, the rest by search"
+
+    def _fast_ring(self, bound: float, draw: covers.Draw, budget: int) -> tuple[list[int] | None, int]:
+        """A ring whose slowest link is as fast as the search finds, and the steps that are left.
+
+        The bound is tried first, then the middle between the last level that failed and the best ring so far.
+        """
+        levels = np.unique(self._rate[np.isfinite(self._rate)])
+        levels = levels[levels <= bound][::-1]
+        left = budget * CHANGES
+        half, attempt = left // 2, left // 2 // ATTEMPTS
+        best = self._present()
+        if best is None:
+            best, used = covers.ring_within(covers.rows_of(self._rate >= levels[-1]), [], draw, half)
+            best, left = best or self._last_resort(), left - used
+        if best is None:
+            return None, 0
+        fails = -1
+        while fails + 1 < (fits := int(np.searchsorted(-levels, -self._slowest(best)))) and left > half:
+            level = (fails + fits) // 2 if fails >= 0 else 0
+            rows = covers.rows_of(self._rate >= levels[level])
+            ring, used = covers.ring_within(rows, self._hint(best), draw, attempt)
+            best, left = ring or best, left - used
+            if ring is None:
+                fails = level
+        return best, left // CHANGES
+
+    def _last_resort(self) -> list[int] | None:
+        ring = ring_order(self._members, self._forbidden)
+        return ring and [self._members.index(member) for member in ring]
+
+    def _present(self) -> list[int] | None:
+        """The present ring in places, if it is one of these members and has no forbidden edge."""
+        if sorted(self._start) != self._members or self._worth(self._start)[0] == -math.inf:
+            return None
+        return [self._members.index(member) for member in self._start]
+
+    def _hint(self, ring: list[int]) -> list[int]:
+        successor = [-1] * len(self._members)
+        for source, target in edges_of(ring):
+            successor[source] = target
+        return successor
+
+    def _slowest(self, ring: list[int]) -> float:
+        return float(self._rate[ring, np.roll(ring, -1)].min())
+
+    def keep_or_change(self, found: tuple[int, ...], bound: float, reason: str, margin: float) -> Solution:
+        proven = len(self._members) <= EXACT_MEMBERS
+        if self._present() is None:
+            return self._solution(found, bound, proven, False, reason)
+        gain = self._clearly_better(self._worth(found), self._worth(self._start), margin)
+        if gain:
+            return self._solution(found, bound, proven, False, f"{gain}; {reason}")
+        best = proven and self._worth(found) == self._worth(self._start)
+        within = f" by more than {margin:.0%}" if margin else ""
+        return self._solution(self._start, bound, best, True, f"kept: no ring that was found is better{within}")
+
+    @staticmethod
+    def _clearly_better(new: tuple[float, ...], old: tuple[float, ...], margin: float) -> str:
+        """In what the new ring is better by more than the margin; empty: in nothing."""
+        if new[0] > old[0] * (1 + margin):
+            return f"the slowest link goes from {old[0]:.3g} to {new[0]:.3g} B/s"
+        if new[0] >= old[0] and new[1] > old[1] * (1 + margin):
+            return f"the slowest link stays, the sum goes from {old[1]:.3g} to {new[1]:.3g} B/s"
+        if new[0] >= old[0] and new[1] >= old[1] and new[2] < old[2] * (1 - margin):
+            return f"rates stay, the sum of delays goes from {old[2]:.3g} to {new[2]:.3g}"
+        return ""
+
+    def _worth(self, ring: Sequence[int]) -> tuple[float, float, float]:
+        """Slowest, sum and delay, in the whole numbers that rings are compared by."""
+        edges = edges_of(ring)
+        if not edges or any(edge in self._forbidden for edge in edges):
+            return (-math.inf if edges else 0.0), 0.0, 0.0
+        rates = [float(round(self._rate_of(*edge))) for edge in edges]
+        return min(rates), sum(rates), sum(float(round(self._delay_of(*edge))) for edge in edges)
+
+    def _solution(self, ring: tuple[int, ...], bound: float, exact: bool, kept: bool, reason: str) -> Solution:
+        slowest, total, delay = self._worth(ring)
+        return Solution(self._turned(ring), slowest, total, delay, bound, exact, kept, reason)
+
+    def _named(self, places: Sequence[int]) -> tuple[int, ...]:
+        return tuple(self._members[place] for place in places)
+
+    def _turned(self, ring: Sequence[int]) -> tuple[int, ...]:
+        """From the member on with which the present ring begins."""
+        if not ring:
+            return ()
+        first = self._start[0] if self._start and self._start[0] in self._members else min(ring)
+        place = ring.index(first)
+        return (*ring[place:], *ring[:place])
+
+    def _costs(self, delay: Figure) -> Matrix:
+        """Delays, and as the last digit whether the link is new."""
+        present = set(edges_of(self._start))
+        size = len(self._members)
+        costs = np.zeros((size, size))
+        for (i, source), (j, target) in _links(self._members):
+            figure = round(_checked("delay", source, target, delay(source, target)))
+            costs[i, j] = figure * (size + 1) + ((source, target) not in present)
+        return costs
+
+
+def _matrix(members: list[int], rate: Figure, forbidden: Set[Edge]) -> Matrix:
+    rates = np.full((len(members), len(members)), -np.inf)
+    for (i, source), (j, target) in _links(members):
+        figure = _checked("rate", source, target, rate(source, target))
+        if (source, target) not in forbidden:
+            rates[i, j] = round(figure)
+    return rates
+
+
+def _links(members: list[int]) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    return [(a, b) for a in enumerate(members) for b in enumerate(members) if a != b]
+
+
+def _checked(what: str, source: int, target: int, figure: float) -> float:
+    if not 0 <= figure <= _LARGEST:
+        raise UsageError(f"link {source}->{target}: a {what} of {figure}")
+    return figure

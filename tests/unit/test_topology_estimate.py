@@ -1,0 +1,204 @@
+"""A rate from arrivals: right although the start is wrong, and honest when it does not know."""
+
+import math
+from dataclasses import dataclass
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ringfold.errors import UsageError
+from ringfold.topology.estimate import MS, Estimate, RateEstimate
+
+KIB = 1024
+MBIT = 1e6 / 8
+
+
+@dataclass(frozen=True)
+class Link:
+    """A sender in slow start before a token bucket, and a receiver that gets lumps; in steps of a millisecond."""
+
+    rate: float
+    burst: int = 1500
+    line: float = 6.25e9
+    lump: int = 1
+    round_trip_ms: int = 1
+    noise: float = 0.0
+    seed: int = 0
+
+    def arrivals(self, length_ms: int) -> list[float]:
+        """What has arrived after each millisecond."""
+        random = Random(self.seed)
+        tokens, total, window, pace = float(self.burst), 0.0, 14_480.0, 1.0
+        totals = [0.0]
+        for ms in range(length_ms):
+            if ms % 20 == 0:
+                pace = 1 + self.noise * random.uniform(-1, 1)
+            tokens = min(self.burst, tokens) + self.rate * pace / 1e3
+            sent = min(self.line / 1e3, window / self.round_trip_ms, tokens)
+            tokens, total = tokens - sent, total + sent
+            window = min(1e12, window * 2 ** (1 / self.round_trip_ms))
+            totals.append(total)
+        offset = random.uniform(0, self.lump)
+        return [max(0.0, math.floor((total + offset) / self.lump) * self.lump) for total in totals]
+
+
+def measure(link: Link, estimate: RateEstimate | None = None, every_ms: int = 25) -> tuple[Estimate, int]:
+    """The estimate, and after how many milliseconds it came."""
+    estimate = estimate or RateEstimate(round_trip_ns=link.round_trip_ms * MS)
+    random = Random(link.seed)
+    totals = link.arrivals(2_000)
+    estimate.sample(0, 0)
+    ms = 0
+    while True:
+        ms += every_ms + random.choice((0, 0, 0, 1, 4))
+        found = estimate.sample(ms * MS, int(totals[ms]))
+        if found:
+            return found, ms
+
+
+LINKS = st.builds(
+    Link,
+    rate=st.floats(math.log10(10 * MBIT), math.log10(50_000 * MBIT)).map(lambda power: 10**power),
+    burst=st.sampled_from([1500, 32 * KIB, 256 * KIB, 1024 * KIB]),
+    line=st.sampled_from([1.25e8, 1.25e9, 6.25e9]),
+    lump=st.sampled_from([1, 1448, 64 * KIB]),
+    round_trip_ms=st.sampled_from([1, 5, 20]),
+    noise=st.sampled_from([0.0, 0.05, 0.1]),
+    seed=st.integers(0, 1_000_000),
+)
+
+
+@given(LINKS)
+@settings(max_examples=400, deadline=None)
+def test_the_rate_is_within_a_tenth_of_the_truth(link: Link) -> None:
+    truth = min(link.rate, link.line)
+    found, ms = measure(link)
+    assert abs(found.bytes_per_s / truth - 1) <= 0.1, (found, ms)
+    assert ms < (1_080 if truth > 15 * MBIT else 1_430)
+
+
+@pytest.mark.parametrize("burst", [256 * KIB, 1024 * KIB])
+def test_a_shapers_burst_is_forgotten(burst: int) -> None:
+    found, ms = measure(Link(200 * MBIT, burst=burst, lump=64 * KIB))
+    assert found.settled
+    assert found.bytes_per_s == pytest.approx(200 * MBIT, rel=0.05)
+    assert ms <= 500
+
+
+def test_a_fast_link_settles_early() -> None:
+    found, ms = measure(Link(50_000 * MBIT, lump=64 * KIB))
+    assert found.settled
+    assert ms <= 300
+
+
+def test_a_slow_link_with_large_lumps_has_more_time_and_is_right() -> None:
+    found, ms = measure(Link(10 * MBIT, lump=64 * KIB))
+    assert 700 < ms < 1_430
+    assert found.bytes_per_s == pytest.approx(10 * MBIT, rel=0.1)
+
+
+def test_one_lump_a_sample_is_no_proof() -> None:
+    """Lumps of 64 KiB every 28 ms, seen every 25 ms: some stretches look like a perfect line of 25 ms a lump."""
+    rate = 64 * KIB / 0.028
+    for seed in range(40):
+        found, _ = measure(Link(rate, lump=64 * KIB, seed=seed))
+        assert found.bytes_per_s == pytest.approx(rate, rel=0.1)
+
+
+def test_a_link_that_still_gets_faster_is_not_settled() -> None:
+    """Slow start over a long way: a second is ten round trips, and the end is not in sight."""
+    found, ms = measure(Link(6.25e9, round_trip_ms=100))
+    assert not found.settled
+    assert ms >= 700
+    assert "steady" in found.reason
+
+
+def test_a_link_that_gets_faster_little_by_little_is_not_settled() -> None:
+    """From 100 to 200 MB/s in 800 ms: nearly straight at any moment, but every window is faster than the last."""
+    estimate = RateEstimate()
+    for ms in range(0, 800, 25):
+        assert estimate.sample(ms * MS, int(1e5 * ms * (1 + 0.5 * ms / 800))) is None
+
+
+def test_a_few_pulses_are_no_steady_rate() -> None:
+    """1 MB every 50 ms: the windows agree, but a stretch of a few pulses may hold one too many."""
+    estimate = RateEstimate()
+    for ms in range(0, 401, 25):
+        assert estimate.sample(ms * MS, ms // 50 * 1_000_000) is None
+
+
+def test_the_deadline_can_be_chosen() -> None:
+    found, ms = measure(Link(125 * MBIT * 8, round_trip_ms=80), RateEstimate(deadline_ns=1_500 * MS))
+    assert found.settled
+    assert 800 < ms < 1_500
+    assert found.bytes_per_s == pytest.approx(1000 * MBIT, rel=0.1)
+
+
+def test_silence_is_never_a_steady_rate() -> None:
+    estimate = RateEstimate()
+    found = [estimate.sample(ms * MS, 0) for ms in range(0, 701, 25)]
+    assert found[:-1] == [None] * 28
+    assert found[-1] == Estimate(0.0, False, "nothing arrived")
+
+
+def test_a_late_first_byte_does_not_count_as_slowness() -> None:
+    estimate = RateEstimate()
+    found = None
+    for ms in range(0, 801, 25):
+        found = estimate.sample(ms * MS, max(0, ms - 300) * 25_000)
+        if found:
+            break
+    assert found is not None
+    assert found.settled
+    assert found.bytes_per_s == pytest.approx(25e6, rel=0.01)
+
+
+def test_what_is_known_can_be_asked_before_the_end() -> None:
+    estimate = RateEstimate()
+    assert estimate.best().bytes_per_s == 0
+    for ms in range(0, 101, 25):
+        assert estimate.sample(ms * MS, ms * 1_000) is None
+    assert estimate.best().bytes_per_s == pytest.approx(1e6)
+    assert not estimate.best().settled
+
+
+def test_samples_that_go_back_are_refused() -> None:
+    estimate = RateEstimate()
+    estimate.sample(10, 100)
+    with pytest.raises(UsageError, match="go back"):
+        estimate.sample(9, 100)
+    with pytest.raises(UsageError, match="go back"):
+        estimate.sample(11, 99)
+
+
+def test_a_deadline_lies_ahead() -> None:
+    with pytest.raises(UsageError, match="0 ns"):
+        RateEstimate(deadline_ns=0)
+
+
+def test_a_pace_below_an_earlier_one_is_not_believed() -> None:
+    """TCP that lost many packets goes on at half the pace, evenly; the link has shown what it can do."""
+    estimate = RateEstimate()
+    found = None
+    for ms in range(0, 1_500, 25):
+        total = 10_000 * min(ms, 300) + 5_000 * max(0, ms - 300)
+        found = estimate.sample(ms * MS, total)
+        if found:
+            break
+    assert found is not None
+    assert found.bytes_per_s == pytest.approx(1e7, rel=0.03)
+
+
+def test_a_link_that_rises_until_the_deadline_has_more_time() -> None:
+    """Steps of 15 % every 150 ms, the last one after 900 ms."""
+    estimate, total = RateEstimate(), 0.0
+    for ms in range(25, 2_000, 25):
+        total += 25_000 * 20 * 1.15 ** min((ms - 25) // 150, 5)
+        found = estimate.sample(ms * MS, int(total))
+        if found:
+            break
+    assert found is not None
+    assert ms > 800
+    assert found.bytes_per_s == pytest.approx(20e6 * 1.15**5, rel=0.05)
