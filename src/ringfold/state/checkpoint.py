@@ -1,0 +1,409 @@
+"""Shared state on disk: one file per checkpoint, complete or not there at all, and checked when it is read.
+
+The file. Its name is `state-REVISION-DIGEST.ringfold`: the revision with twelve digits or more, and 16 hex digits of
+the content's digest. Inside, little-endian:
+
+    8 bytes    "RINGFOLD"
+    u32, u32   the version of the format (1), and zero
+    u64        the length of the manifest
+    16 bytes   BLAKE2b of the manifest
+    ...        the manifest: JSON, see `Manifest`; hashes in base64
+    ...        zeros up to a multiple of 64; from here on the manifest's offsets count
+    ...        the arrays' bytes, each at its offset, which is a multiple of 64
+
+Saving. Everything goes into a file with a name of its own (`.state-...saving`), block by block through one buffer: what
+is hashed is what is written. Then the file is synced, renamed, and its directory is synced. A reader sees the whole
+file or none, and a crash leaves the older ones alone.
+
+Sharing a directory. Peers of one host save the same content, so the name is the same, too: whoever comes second finds
+the file there and has nothing to do, and if two write at once, the second rename puts the same bytes in place. A writer
+holds a lock on its unfinished file. So a leftover is one that can be locked: its writer is dead, and it is removed.
+
+Loading. The whole file is checked before the first byte of the state is touched; then it is read again, checked again,
+and written into the arrays. A damaged file leaves the state as it was. Only a disk that fails between the two readings
+leaves it torn.
+"""
+
+import errno
+import fcntl
+import logging
+import os
+import re
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from hashlib import blake2b
+from io import FileIO
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from ringfold.errors import StateError, UsageError
+from ringfold.runtime.entropy import random_bytes
+from ringfold.state import hashing
+from ringfold.state.hashing import BLOCK_BYTES
+from ringfold.state.manifest import Snapshot, digest_of
+from ringfold.state.memory import Bytes, Memory, block_count, memory_of
+from ringfold.state.shared import SharedState, set_torn
+from ringfold.wire.messages import HashKind
+
+_log = logging.getLogger(__name__)
+
+MAGIC = b"RINGFOLD"
+VERSION = 1
+_HEAD = struct.Struct("<8sIIQ16s")
+_NAME = re.compile(r"state-(\d{12,19})-([0-9a-f]{16})\.ringfold")
+_UNFINISHED = re.compile(r"\.state-\d{12,19}-[0-9a-f]{16}\.saving")
+_ALIGNMENT = 64
+_CHUNK_BYTES = 8 * BLOCK_BYTES
+_MOST_MANIFEST_BYTES = 1 << 30
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """One array of a checkpoint: what it is, where its bytes begin in the file, and their hashes."""
+
+    name: str
+    dtype: str
+    shape: list[int]
+    may_differ: bool
+    offset: int
+    nbytes: int
+    root: bytes
+    hashes: bytes
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """What a checkpoint holds."""
+
+    revision: int
+    hash: HashKind
+    keys: list[Entry]
+
+
+class _Damaged(StateError):
+    """A checkpoint is not what it says it is, or the disk does not give it back: another one may do."""
+
+
+class Checkpoints:
+    """The checkpoints of a shared state in one directory, of which the newest `keep` revisions stay.
+
+    Several peers may share the directory as long as no array is marked `MayDiffer`: they save the same content. Peers
+    whose content differs need a directory each. A directory belongs to one run.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], keep: int = 3) -> None:
+        if keep < 1:
+            raise UsageError(f"keep says how many checkpoints stay; {keep} is not enough")
+        self.directory = Path(directory)
+        self.keep = keep
+
+    def save(self, state: SharedState) -> Path:
+        """Write the state as it is now, and return the file. Afterwards it survives a crash of the machine.
+
+        The arrays must not change meanwhile. If saving fails, `StateError` says why, and the older checkpoints are all
+        still there.
+        """
+        if state.torn:
+            raise StateError("the shared state is torn, so it is not saved: sync first, or load a checkpoint")
+        snapshot = Snapshot.take(state, private=True)
+        manifest = _laid_out(snapshot)
+        path = self.directory / _file_name(snapshot)
+        with _told(f"the checkpoint {path} cannot be written"):
+            self.directory.mkdir(parents=True, exist_ok=True)
+            self._remove_leftovers()
+            if not _is_there(path, manifest):
+                self._write(path, manifest, snapshot.memories)
+            _sync_directory(self.directory)
+            self._prune(path)
+        return path
+
+    def load_newest(self, state: SharedState) -> int | None:
+        """Load the newest checkpoint that is whole, and return its revision; None if there is none at all.
+
+        A damaged one is named in a warning, and the next older one is tried. If all are damaged, `StateError` says so:
+        to begin anew in spite of them is for the caller to decide.
+        """
+        found = self.paths()
+        was_torn = state.torn
+        for path in found:
+            try:
+                return _load(path, state)
+            except _Damaged as error:
+                if state.torn and not was_torn:
+                    raise
+                _log.warning("skipped a checkpoint: %s", error)
+        if found:
+            raise StateError(f"all {len(found)} checkpoints in {self.directory} are damaged (see the warnings)")
+        return None
+
+    def load(self, state: SharedState, revision: int) -> int:
+        """Load exactly this revision, and return it. `StateError` if it is not there, or damaged."""
+        found = self.paths()
+        was_torn = state.torn
+        damage: StateError | None = None
+        for path in (path for path in found if _revision_of(path) == revision):
+            try:
+                return _load(path, state)
+            except _Damaged as error:
+                if state.torn and not was_torn:
+                    raise
+                damage = error
+        if damage is not None:
+            raise damage
+        there = ", ".join(str(each) for each in self.revisions()) or "none"
+        raise StateError(f"there is no checkpoint of revision {revision} in {self.directory}; there is: {there}")
+
+    def revisions(self) -> list[int]:
+        """The revisions of which there is a checkpoint, newest first."""
+        return sorted({_revision_of(path) for path in self.paths()}, reverse=True)
+
+    def paths(self) -> list[Path]:
+        """The files, newest revision first; of one revision, the file that was saved last."""
+        with _told(f"the checkpoints in {self.directory} cannot be listed"):
+            if not self.directory.exists():
+                return []
+            found = [path for path in self.directory.iterdir() if _NAME.fullmatch(path.name)]
+            dated = []
+            for path in found:
+                with suppress(FileNotFoundError):  # another peer pruned it
+                    dated.append((_revision_of(path), path.stat().st_mtime_ns, path.name, path))
+            return [path for *_, path in sorted(dated, reverse=True)]
+
+    def discard_after(self, revision: int) -> list[Path]:
+        """Remove the checkpoints that are newer than `revision`: those of a history that was rolled back."""
+        gone = [path for path in self.paths() if _revision_of(path) > revision]
+        with _told(f"the checkpoints in {self.directory} cannot be removed"):
+            for path in gone:
+                path.unlink(missing_ok=True)
+        return gone
+
+    def _prune(self, saved: Path) -> None:
+        """Keep the newest revisions, and whatever was saved just now. A file that cannot be removed harms nobody."""
+        kept = self.revisions()[: self.keep]
+        for path in self.paths():
+            if _revision_of(path) not in kept and path != saved:
+                try:
+                    path.unlink(missing_ok=True)
+                except OSError as error:
+                    _log.warning("an old checkpoint cannot be removed: %s", error)
+
+    def _remove_leftovers(self) -> None:
+        """Remove what crashed saves left behind: our own unfinished files that nobody has locked."""
+        for path in [each for each in self.directory.iterdir() if _UNFINISHED.fullmatch(each.name)]:
+            with suppress(OSError), open(path, "rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink(missing_ok=True)
+
+    def _write(self, path: Path, manifest: Manifest, memories: list[Memory]) -> None:
+        revision = _revision_of(path)
+        unfinished, file = _create(lambda: self.directory / f".state-{revision:012}-{random_bytes(8).hex()}.saving")
+        try:
+            with file:
+                _write_all(file, manifest, memories)
+                file.flush()
+                os.fsync(file.fileno())
+                unfinished.rename(path)
+        except BaseException:
+            unfinished.unlink(missing_ok=True)
+            raise
+
+
+# Writing
+
+
+def _create(new_name: Callable[[], Path]) -> tuple[Path, FileIO]:
+    """A new file that is locked. Whoever removes leftovers may get in between: then try another one."""
+    while True:
+        path = new_name()
+        file = open(path, "xb", buffering=0)  # noqa: SIM115  # the caller closes it
+        with suppress(OSError):  # a file system without locks: then nobody can take it for a leftover either
+            fcntl.flock(file, fcntl.LOCK_EX)
+        if path.exists():
+            return path, file
+        file.close()
+
+
+def _laid_out(snapshot: Snapshot) -> Manifest:
+    """Where everything goes. The offsets are part of the manifest whose length they depend on, so they count from the
+    begin of the arrays; `_begin_of` says where that is.
+    """
+    entries = []
+    offset = 0
+    for key, memory, hashes in zip(snapshot.keys, snapshot.memories, snapshot.hashes, strict=True):
+        entries.append(
+            Entry(key.name, key.dtype, key.shape, key.may_differ, offset, memory.nbytes, key.root, hashes)
+        )
+        offset = _aligned(offset + memory.nbytes)
+    return Manifest(snapshot.revision, snapshot.hash, entries)
+
+
+def _write_all(file: FileIO, manifest: Manifest, memories: list[Memory]) -> None:
+    encoded = msgspec.json.encode(manifest)
+    _write_bytes(file, _HEAD.pack(MAGIC, VERSION, 0, len(encoded), blake2b(encoded, digest_size=16).digest()))
+    _write_bytes(file, encoded)
+    begin = _begin_of(encoded)
+    buffer = np.empty(_CHUNK_BYTES, np.uint8)
+    for entry, memory in zip(manifest.keys, memories, strict=True):
+        file.seek(begin + entry.offset)
+        for first in range(0, entry.nbytes, _CHUNK_BYTES):
+            chunk = buffer[: min(_CHUNK_BYTES, entry.nbytes - first)]
+            chunk[:] = memory.read(first, first + chunk.size)
+            if not _has_hashes(chunk, entry, first, manifest.hash):
+                raise StateError(f"{entry.name!r} was changed while it was saved; nothing was saved")
+            _write_bytes(file, chunk)
+    file.truncate(_size_of(manifest, begin))
+
+
+def _write_bytes(file: FileIO, content: bytes | Bytes) -> None:
+    """All of it: an unbuffered file may take less at a time."""
+    view = memoryview(content) if isinstance(content, bytes) else content.data
+    while view:
+        view = view[file.write(view) :]
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some file systems have no such thing
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _is_there(path: Path, manifest: Manifest) -> bool:
+    """Whether this very content was saved before: by this peer, or by another one that shares the directory."""
+    try:
+        with open(path, "rb", buffering=0) as file:
+            found, begin = _manifest_in(path, file)
+            return found == manifest and os.fstat(file.fileno()).st_size == _size_of(manifest, begin)
+    except (OSError, _Damaged):
+        return False
+
+
+# Reading
+
+
+def _load(path: Path, state: SharedState) -> int:
+    with _told(f"the checkpoint {path} cannot be read"), open(path, "rb", buffering=0) as file:
+        manifest, begin = _manifest_in(path, file)
+        memories = {name: memory_of(array, name) for name, array in state.arrays.items()}
+        _check_fit(path, manifest, memories)
+        hashing.check_available(manifest.hash)
+        for entry, first, chunk in _chunks(path, file, manifest, begin):
+            _check_chunk(path, manifest, entry, first, chunk)
+        set_torn(state, True)
+        for entry, first, chunk in _chunks(path, file, manifest, begin):
+            _check_chunk(path, manifest, entry, first, chunk)
+            memories[entry.name].write(first, chunk)
+    state.revision = manifest.revision
+    set_torn(state, False)
+    return manifest.revision
+
+
+def _manifest_in(path: Path, file: FileIO) -> tuple[Manifest, int]:
+    """The manifest of an open checkpoint, and where its arrays begin."""
+    head = file.read(_HEAD.size)
+    if len(head) < _HEAD.size or not head.startswith(MAGIC):
+        raise _Damaged(f"{path} is no checkpoint of Ringfold, or was cut off")
+    _, version, _, length, digest = _HEAD.unpack(head)
+    if version != VERSION:
+        raise StateError(f"{path} has version {version} of the format; this Ringfold reads version {VERSION}")
+    encoded = b""
+    if length <= _MOST_MANIFEST_BYTES:
+        while len(encoded) < length and (more := file.read(length - len(encoded))):
+            encoded += more
+    if len(encoded) != length or blake2b(encoded, digest_size=16).digest() != digest:
+        raise _Damaged(f"the manifest of {path} is damaged")
+    try:
+        return msgspec.json.decode(encoded, type=Manifest), _begin_of(encoded)
+    except msgspec.DecodeError as error:
+        raise _Damaged(f"the manifest of {path} is none: {error}") from error
+
+
+def _check_fit(path: Path, manifest: Manifest, memories: dict[str, Memory]) -> None:
+    """The program's arrays must be those of the checkpoint."""
+    saved = {entry.name: entry for entry in manifest.keys}
+    for name in sorted(saved.keys() | memories.keys()):
+        if name not in saved:
+            raise UsageError(f"{path} does not hold {name!r}; it has {', '.join(sorted(saved)) or 'nothing'}")
+        entry = saved[name]
+        there = f"{entry.dtype} {entry.shape}"
+        if name not in memories:
+            raise UsageError(f"{path} holds {name!r} ({there}), which the shared state does not have")
+        here = f"{memories[name].dtype} {list(memories[name].shape)}"
+        if here != there:
+            raise UsageError(f"{name!r} is {there} in {path}, but {here} in the shared state")
+        count = block_count(entry.nbytes) * hashing.digest_bytes(manifest.hash)
+        if entry.nbytes != memories[name].nbytes or len(entry.hashes) != count or entry.offset < 0:
+            raise _Damaged(f"the manifest of {path} makes no sense: {name!r}")
+
+
+def _chunks(path: Path, file: FileIO, manifest: Manifest, begin: int) -> Iterator[tuple[Entry, int, Bytes]]:
+    """Every array in stretches of whole blocks, in one buffer that is used again and again."""
+    buffer = np.empty(_CHUNK_BYTES, np.uint8)
+    for entry in manifest.keys:
+        file.seek(begin + entry.offset)
+        for first in range(0, entry.nbytes, _CHUNK_BYTES):
+            chunk = buffer[: min(_CHUNK_BYTES, entry.nbytes - first)]
+            rest = chunk.data
+            while rest:
+                count = file.readinto(rest)
+                if not count:
+                    raise _Damaged(f"{path} was cut off in {entry.name!r}")
+                rest = rest[count:]
+            yield entry, first, chunk
+
+
+def _check_chunk(path: Path, manifest: Manifest, entry: Entry, first: int, chunk: Bytes) -> None:
+    if not _has_hashes(chunk, entry, first, manifest.hash):
+        raise _Damaged(f"{path} is damaged: the content of {entry.name!r} does not have its hash")
+
+
+def _has_hashes(chunk: Bytes, entry: Entry, first: int, kind: HashKind) -> bool:
+    """Whether a stretch of whole blocks of an array is what the manifest says."""
+    size = hashing.digest_bytes(kind)
+    place = first // BLOCK_BYTES * size
+    found = hashing.block_hashes(chunk, kind)
+    return found == entry.hashes[place : place + len(found)]
+
+
+# Leaves
+
+
+def _file_name(snapshot: Snapshot) -> str:
+    """The digest covers what may differ, too: two peers whose content differs there do not have the same file."""
+    own = blake2b(digest_of(snapshot.offer("enforce-popular")), digest_size=8)
+    for key in snapshot.keys:
+        own.update(key.root)
+    return f"state-{snapshot.revision:012}-{own.hexdigest()}.ringfold"
+
+
+def _revision_of(path: Path) -> int:
+    found = _NAME.fullmatch(path.name)
+    assert found is not None
+    return int(found[1])
+
+
+def _aligned(offset: int) -> int:
+    return -(-offset // _ALIGNMENT) * _ALIGNMENT
+
+
+def _begin_of(encoded: bytes) -> int:
+    return _aligned(_HEAD.size + len(encoded))
+
+
+def _size_of(manifest: Manifest, begin: int) -> int:
+    return begin + max((entry.offset + entry.nbytes for entry in manifest.keys), default=0)
+
+
+@contextmanager
+def _told(what: str) -> Iterator[None]:
+    """The system's errors as ours, which name the file."""
+    try:
+        yield
+    except OSError as error:
+        kind = _Damaged if error.errno in (errno.EIO, errno.ENOENT) else StateError
+        raise kind(f"{what}: {error.strerror or error}") from error

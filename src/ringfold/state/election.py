@@ -1,0 +1,351 @@
+"""Whose state wins a sync, who fetches what, and who is left out. Pure: offers in, a decision with its reasons out.
+
+Words. A peer *votes* for its own content by offering it. A *voter* may do so at all; a voter whose revision is valid is
+a *candidate*. The candidates at the highest revision, the *expected* one, are counted by content; the largest set wins,
+ties go to the set with the longest member (the lowest id). A *holder* has the winner's content, a *receiver* fetches
+what it lacks, a *rejected* peer takes no part and is told why while the others go on.
+
+Who votes. The group remembers its last finished sync: the revision R, who took part, and the digest of the content.
+
+    nothing finished yet      everybody votes: a loaded checkpoint has a higher revision than a fresh start, and wins
+    a participant is here     participants vote; whoever joined since only receives
+    no participant is here    the state is lost, unless somebody brings exactly R with exactly its content
+    all agree to a rollback   and there is no candidate otherwise: as if nothing had finished yet
+
+A participant that is torn no longer has what it took part in, so it counts as not here. `receive-only` never votes.
+
+What is valid. A voter may be at R with the content of R (nothing happened since), or at R + 1 (the one change that
+everybody makes between two syncs), or at any revision from R on if its step loop counted every one of them. Anything
+else is a violation, and that peer is rejected: it skipped a sync, counted twice, or went back. A voter at R with other
+content changed its state and did not say so; nobody can know that it is right, so it receives.
+
+The highest valid revision wins over the most popular one: a peer at R + 1 has made a change that all make, and the one
+at R has not made it yet. The other way round a change that was agreed upon would be lost.
+
+Invariants: the winner's content is the content of a voter; who is rejected neither holds nor fetches; what is decided
+depends on the offers alone, not on their order.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from ringfold.state.hashing import digest_bytes
+from ringfold.state.manifest import digest_of, have_one_structure
+from ringfold.wire.messages import KeyOffer, Offer, PeerId, Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The last sync of a group that came to its end: what must not be lost."""
+
+    revision: int
+    participants: frozenset[PeerId]
+    roots: bytes
+    """`digest_of` the content."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What happens now. `participants` are all who are not rejected; who is neither holder nor in `fetch` has it all,
+    but does not send. `rollback`: the run goes on from another history than the one that was finished last.
+    """
+
+    revision: int
+    roots: bytes
+    holders: list[PeerId]
+    fetch: dict[PeerId, list[tuple[int, bytes]]]
+    """Per receiver the keys that it lacks, by number, each with its root."""
+    participants: list[PeerId]
+    rejected: dict[PeerId, Reason]
+    rollback: bool
+    text: str
+
+    def finished(self, participants: Iterable[PeerId]) -> Finished:
+        """What is to be remembered when these have reported that they are complete."""
+        return Finished(self.revision, frozenset(participants), self.roots)
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Nobody's state wins, and nobody's state is touched: why, for each peer."""
+
+    reasons: dict[PeerId, Reason]
+
+
+Decision = Plan | Failed
+
+
+def elect(offers: Mapping[PeerId, Offer], last: Finished | None) -> Decision:
+    """Decide a sync among these offers, after the group's last finished one."""
+    offers = {peer: offers[peer] for peer in sorted(offers)}
+    if reason := _mixed_strategies(offers):
+        return Failed(dict.fromkeys(offers, reason))
+    malformed, digests = _looked_at(offers)
+    sound = {peer: offer for peer, offer in offers.items() if peer in digests}
+
+    vote = _vote(sound, digests, last)
+    rejected = {**malformed, **vote.rejected}
+    if vote.failure is not None:
+        return Failed({peer: rejected.get(peer, vote.failure) for peer in offers})
+
+    expected = max(sound[peer].revision for peer in vote.candidates)
+    counted = [peer for peer in vote.candidates if sound[peer].revision == expected]
+    winners = _most_popular(counted, digests)
+    plan = _plan(sound, winners, expected, rejected, digests)
+    said = f"{plan.text}; {len(winners)} of {len(counted)} votes at this revision"
+    return replace(plan, text=said, rollback=vote.rollback)
+
+
+@dataclass(frozen=True, slots=True)
+class _Vote:
+    """Who may win. A failure goes to everybody who is not rejected for a reason of their own."""
+
+    candidates: list[PeerId]
+    rejected: dict[PeerId, Reason]
+    failure: Reason | None = None
+    rollback: bool = False
+
+
+def _vote(offers: Mapping[PeerId, Offer], digests: Mapping[PeerId, bytes], last: Finished | None) -> _Vote:
+    """The candidates, before any revision is preferred to another."""
+    whole = [peer for peer, offer in offers.items() if not offer.torn]
+    if last is None:
+        return _among_senders(offers, digests, _Vote(_voting(offers, whole), {}), whole, None)
+    present = [peer for peer in whole if peer in last.participants]
+    exact = [peer for peer in whole if (offers[peer].revision, digests[peer]) == (last.revision, last.roots)]
+    if present:
+        vote = _of_participants(offers, _voting(offers, present), set(exact), last)
+        eligible = present
+    else:
+        vote, eligible = _Vote(_voting(offers, exact), {}), exact
+    if not vote.candidates and offers and all(offer.rollback for offer in offers.values()):
+        vote, eligible = _Vote(_voting(offers, whole), {}, rollback=True), whole
+    if not vote.candidates and not exact and not present:
+        return replace(vote, failure=_lost(offers, last))
+    return _among_senders(offers, digests, vote, eligible, last)
+
+
+def _voting(offers: Mapping[PeerId, Offer], peers: Iterable[PeerId]) -> list[PeerId]:
+    return [peer for peer in peers if offers[peer].strategy != "receive-only"]
+
+
+def _of_participants(
+    offers: Mapping[PeerId, Offer], voters: Iterable[PeerId], exact: Collection[PeerId], last: Finished
+) -> _Vote:
+    """Which voters are candidates, and which break the rule of one increment."""
+    candidates, rejected = [], {}
+    for peer in voters:
+        offer = offers[peer]
+        if offer.revision == last.revision:
+            if peer in exact:
+                candidates.append(peer)
+        elif offer.revision == last.revision + 1 or (offer.stepped and offer.revision > last.revision):
+            candidates.append(peer)
+        else:
+            rejected[peer] = _violation(peer, offer, last)
+    return _Vote(candidates, rejected)
+
+
+def _among_senders(
+    offers: Mapping[PeerId, Offer],
+    digests: Mapping[PeerId, bytes],
+    vote: _Vote,
+    eligible: Collection[PeerId],
+    last: Finished | None,
+) -> _Vote:
+    """A sender must win, so all senders must agree, and each must be allowed to vote. And somebody must."""
+    senders = [peer for peer, offer in offers.items() if offer.strategy == "send-only"]
+    if strangers := [peer for peer in senders if peer not in eligible]:
+        why = "is torn" if offers[strangers[0]].torn else "took no part in the group's last sync"
+        text = f"peer {strangers[0]} wants to send its state (send-only), but may not: it {why}"
+        return replace(vote, failure=Reason("state", text, strangers))
+    sent: dict[tuple[int, bytes], PeerId] = {}
+    for peer in (peer for peer in senders if peer not in vote.rejected):
+        sent.setdefault((offers[peer].revision, digests[peer]), peer)
+    if len(sent) > 1:
+        one, other = sorted(sent.values())[:2]
+        text = f"peers {one} and {other} both want to send (send-only), but {_difference(offers, one, other)}"
+        return replace(vote, failure=Reason("state", text, sorted(sent.values())))
+    if not vote.candidates:
+        return replace(vote, failure=_no_candidate(offers, vote.rejected, last))
+    return vote
+
+
+def _most_popular(candidates: Iterable[PeerId], digests: Mapping[PeerId, bytes]) -> list[PeerId]:
+    sets: dict[bytes, list[PeerId]] = {}
+    for peer in candidates:
+        sets.setdefault(digests[peer], []).append(peer)
+    return max(sets.values(), key=lambda peers: (len(peers), -peers[0]))
+
+
+def _plan(
+    offers: Mapping[PeerId, Offer],
+    winners: list[PeerId],
+    revision: int,
+    rejected: dict[PeerId, Reason],
+    digests: Mapping[PeerId, bytes],
+) -> Plan:
+    """Compare everybody with the winner: structure first, then the content of each key that counts."""
+    winner = winners[0]
+    won = offers[winner]
+    holders, participants, fetch = [], [], {}
+    rejected = dict(rejected)
+    for peer, offer in offers.items():
+        if peer in rejected:
+            continue
+        is_equal = digests[peer] == digests[winner]
+        if not is_equal and not have_one_structure(offer, won):
+            text = f"peer {peer}: {_other_structure(offer, won, winner)}"
+            rejected[peer] = Reason("state", text, [peer])
+            continue
+        participants.append(peer)
+        lacking = [] if is_equal else _lacking(offer, won)
+        if lacking:
+            fetch[peer] = lacking
+        elif offer.strategy != "receive-only":
+            holders.append(peer)
+    text = f"revision {revision} of {names(winners)} wins"
+    if fetch:
+        text += f"; {names(fetch)} {'fetches' if len(fetch) == 1 else 'fetch'} what differs"
+    if rejected:
+        text += f"; without {names(sorted(rejected))}"
+    rejected = dict(sorted(rejected.items()))
+    return Plan(revision, digests[winner], holders, fetch, participants, rejected, rollback=False, text=text)
+
+
+def _lacking(offer: Offer, winner: Offer) -> list[tuple[int, bytes]]:
+    pairs = enumerate(zip(offer.keys, winner.keys, strict=True))
+    return [(index, won.root) for index, (own, won) in pairs if not won.may_differ and own.root != won.root]
+
+
+# What is said when it does not work
+
+
+def names(peers: Iterable[PeerId]) -> str:
+    """Peers, as a sentence names them."""
+    listed = [str(peer) for peer in peers]
+    if len(listed) == 1:
+        return f"peer {listed[0]}"
+    shown = ", ".join(listed[:8]) + (f" and {len(listed) - 8} more" if len(listed) > 8 else "")
+    return f"peers {shown}"
+
+
+def _mixed_strategies(offers: Mapping[PeerId, Offer]) -> Reason | None:
+    used: dict[str, list[PeerId]] = {}
+    for peer, offer in offers.items():
+        used.setdefault(offer.strategy, []).append(peer)
+    if "enforce-popular" not in used or len(used) == 1:
+        return None
+    said = "; ".join(f"{strategy} on {names(peers)}" for strategy, peers in sorted(used.items()))
+    others = [peer for peer, offer in offers.items() if offer.strategy != "enforce-popular"]
+    return Reason("usage", f"enforce-popular is for all peers or for none: {said}", others)
+
+
+def _looked_at(offers: Mapping[PeerId, Offer]) -> tuple[dict[PeerId, Reason], dict[PeerId, bytes]]:
+    """Who sent what makes no sense, and the digests of the others. Most peers have the same: that is read once."""
+    malformed: dict[PeerId, Reason] = {}
+    digests: dict[PeerId, bytes] = {}
+    sound: set[bytes] = set()
+    for peer, offer in offers.items():
+        digest = digest_of(offer)
+        reason = _malformed(peer, offer, look_at_keys=digest not in sound)
+        if reason is None:
+            digests[peer] = digest
+            sound.add(digest)
+        else:
+            malformed[peer] = reason
+    return malformed, digests
+
+
+def _malformed(peer: PeerId, offer: Offer, *, look_at_keys: bool) -> Reason | None:
+    """What no honest peer sends, and what would break the comparison."""
+    length = digest_bytes(offer.hash)
+    previous = ""
+    for key in offer.keys if look_at_keys else ():
+        if key.name <= previous:
+            why = f"{key.name!r} is not in order"
+        elif min(key.shape, default=0) < 0:
+            why = f"{key.name!r} has the shape {key.shape}"
+        elif not key.may_differ and len(key.root) != length:
+            why = f"the root of {key.name!r} has {len(key.root)} bytes, not {length}"
+        else:
+            previous = key.name
+            continue
+        return Reason("state", f"peer {peer}: its manifest makes no sense: {why}", [peer])
+    if offer.revision < 0:
+        return Reason("state", f"peer {peer}: {offer.revision} is no revision", [peer])
+    return None
+
+
+def _violation(peer: PeerId, offer: Offer, last: Finished) -> Reason:
+    text = (
+        f"the shared state of peer {peer} has revision {offer.revision}, but revision {last.revision + 1} is next: the "
+        f"last sync ended at {last.revision}, and the revision goes up by exactly one between two syncs"
+    )
+    return Reason("revision", text, [peer], numbers=[last.revision + 1, offer.revision])
+
+
+def _lost(offers: Mapping[PeerId, Offer], last: Finished) -> Reason:
+    there = "; ".join(f"revision {offer.revision} on peer {peer}{_flaw(offer, last)}" for peer, offer in offers.items())
+    text = (
+        f"revision {last.revision} of the shared state is lost: all peers that had it are gone"
+        f" ({there or 'no offers'}). Load exactly revision {last.revision} from a checkpoint, or let all sync with "
+        "rollback=True to go on without it"
+    )
+    return Reason("state_lost", text, numbers=[last.revision])
+
+
+def _flaw(offer: Offer, last: Finished) -> str:
+    if offer.torn:
+        return " (torn)"
+    return " (with other content)" if offer.revision == last.revision else ""
+
+
+def _no_candidate(
+    offers: Mapping[PeerId, Offer], rejected: Mapping[PeerId, Reason], last: Finished | None
+) -> Reason:
+    """Each peer with the reason why its state cannot be the one."""
+    said = []
+    for peer, offer in offers.items():
+        if offer.torn:
+            why = "is torn"
+        elif offer.strategy == "receive-only":
+            why = "only receives"
+        elif peer in rejected:
+            why = f"has revision {offer.revision}, which is not next"
+        elif last is not None and peer not in last.participants:
+            why = f"(revision {offer.revision}) took no part in the last sync"
+        else:
+            why = f"was changed, but still has revision {offer.revision}"
+        said.append(f"peer {peer} {why}")
+    return Reason("state", f"nobody has a state that the others could take: {'; '.join(said)}")
+
+
+def _difference(offers: Mapping[PeerId, Offer], one: PeerId, other: PeerId) -> str:
+    here, there = offers[one], offers[other]
+    if here.revision != there.revision:
+        return f"one has revision {here.revision} and the other {there.revision}"
+    if not have_one_structure(here, there):
+        return _other_structure(there, here, one)
+    index, _ = _lacking(here, there)[0]
+    return f"{here.keys[index].name!r} has different content"
+
+
+def _other_structure(offer: Offer, won: Offer, winner: PeerId) -> str:
+    """The first thing in which two structures differ, with both sides."""
+    if offer.hash != won.hash:
+        return f"its hash is {offer.hash}, but {won.hash} on peer {winner}"
+    here = {key.name: key for key in offer.keys}
+    there = {key.name: key for key in won.keys}
+    for name in sorted(here.keys() | there.keys()):
+        if name not in there:
+            return f"{name!r} is {_facts(here[name])} there, but is not there at all on peer {winner}"
+        if name not in here:
+            return f"{name!r} is missing there, but is {_facts(there[name])} on peer {winner}"
+        if _facts(here[name]) != _facts(there[name]):
+            return f"{name!r} is {_facts(here[name])} there, but {_facts(there[name])} on peer {winner}"
+    raise AssertionError("the structures are equal")
+
+
+def _facts(key: KeyOffer) -> str:
+    return f"{key.dtype} {list(key.shape)}" + (" and may differ" if key.may_differ else "")

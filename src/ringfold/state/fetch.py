@@ -1,0 +1,444 @@
+"""How one receiver of a sync gets what it lacks. Pure: what happened in, what to do out; the shell owns connections.
+
+Words. A *source* is a peer from which blocks can be had: a *holder* has them all, a *fellow* is another receiver and
+has what it announced. The *window* is what may be outstanding at one source; it is asked for in *batches*, so that the
+next one is on its way while the last one arrives.
+
+The way of a block: its key's hash list comes from some source and is checked against the key's root, which the master
+gave. If its hash differs from the one that is here, the block is wanted. It goes to whichever source has room, and
+comes back verified, wrong, or not at all. Wrong or not at all: it is wanted again, and from whom it came wrong it is
+not asked again. Verified: it is announced to the fellows, and never asked again.
+
+Invariants:
+- A block is asked of at most one source at a time: bytes are received right into the array, and two writers at once
+  would leave neither's. So a source that is no longer trusted is dropped (its connection is closed) *before* its blocks
+  are asked elsewhere: the effects are carried out in the order in which they are returned.
+- A hash list counts only if it gives the root, and a block only if it has its hash. So a source that lies can waste
+  time, but not do damage (with rf64: unless it forges hashes on purpose).
+
+When is it hopeless? A receiver that is complete, has lost all holders, or lacks only what all of them gave wrongly,
+says so to its fellows by announcing nothing (an empty list) after it announced everything. From then on it can get only
+what some fellow has, and fellows tell everything to everybody. So a block that can come from no holder, that no fellow
+has, and that no fellow with a holder may still get, will never come: then, and only then, the receiver is stuck.
+"""
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ringfold.state.hashing import BLOCK_BYTES, digest_bytes, root_hash
+from ringfold.state.memory import block_count, block_range
+from ringfold.state.pool import Pool
+from ringfold.state.wishes import (
+    Announce,
+    AskBlocks,
+    AskHashes,
+    Complete,
+    Corrupt,
+    Drop,
+    Effect,
+    Range,
+    Stuck,
+    Wanted,
+)
+from ringfold.wire.messages import HashKind, PeerId
+
+WINDOW_BLOCKS = 4
+"""A window is as large as so many whole blocks, and a batch as one."""
+BATCH_BLOCKS = 1024
+HASHES_KEYS = 1024
+"""How many keys' hash lists are asked for at once,"""
+HASHES_BYTES = 1 << 20
+"""and how long they may be together, unless it is the list of one key."""
+MOST_WRONG = 3
+"""How many wrong blocks a source may send before it is not asked at all any more."""
+
+
+@dataclass(slots=True)
+class _Key:
+    """A key that is fetched. Its blocks are numbered from `base` on."""
+
+    wanted: Wanted
+    base: int
+    count: int
+    hashes: bytes | None = None
+
+
+@dataclass(slots=True)
+class _Source:
+    """A peer that may give blocks. It is expected from the start, `ready` when connected, and gone when not `live`."""
+
+    peer: PeerId
+    is_holder: bool
+    ready: bool = False
+    live: bool = True
+    trusted: bool = True
+    at_end: bool = False
+    """A fellow that will have nothing new any more, except from other fellows."""
+    asked: set[int] = field(default_factory=set)
+    """Keys whose hash lists it owes."""
+    batches: dict[int, list[int]] = field(default_factory=dict)
+    outstanding: int = 0
+    wrong: int = 0
+
+
+class Fetch:
+    """One receiver's progress. Say `start` once; then tell it what happens, and carry out what it returns, in order."""
+
+    def __init__(
+        self,
+        wanted: Sequence[Wanted],
+        kind: HashKind,
+        holders: Iterable[PeerId],
+        fellows: Iterable[PeerId] = (),
+        place: tuple[int, int] = (0, 1),
+        block_bytes: int = BLOCK_BYTES,
+        window_bytes: int | None = None,
+    ) -> None:
+        """`place` (i, n): this is the i-th of n receivers, counted from 0; it says where to begin."""
+        self._kind = kind
+        self._digest = digest_bytes(kind)
+        self._block_bytes = block_bytes
+        self._window = WINDOW_BLOCKS * block_bytes if window_bytes is None else window_bytes
+        base = 0
+        self._keys: list[_Key] = []
+        for each in sorted(wanted, key=lambda each: each.key):
+            count = block_count(each.nbytes, block_bytes)
+            assert len(each.own) == count * self._digest, "the hashes of what is here do not fit its size"
+            self._keys.append(_Key(each, base, count))
+            base += count
+        self._total = base
+        self._bases = [key.base for key in self._keys]
+        self._by_number = {key.wanted.key: key for key in self._keys}
+        turn, receivers = place
+        start = base * turn // receivers if base else 0
+        self._pool = Pool(base, start)
+        first = max(bisect_right(self._bases, start) - 1, 0)
+        self._unasked = deque(key.wanted.key for key in self._keys[first:] + self._keys[:first])
+        self._unlisted = len(self._keys)
+        self._here = bytearray(base)
+        self._missing = 0
+        self._batch = 0
+        self._over = False
+        self._without_holders = False
+        self._look_again = True
+        sources = [_Source(peer, True) for peer in sorted(holders)] + [_Source(peer, False) for peer in sorted(fellows)]
+        self._sources = {source.peer: source for source in sources}
+        self._order = _rotated([s for s in sources if not s.is_holder], turn) + _rotated(
+            [s for s in sources if s.is_holder], turn
+        )
+        self.received: dict[PeerId, int] = {}
+        """Verified bytes by source."""
+        self.wasted_bytes = 0
+
+    # What is known
+
+    def has(self, key: int, block: int) -> bool:
+        """Whether this block of a key that is fetched is here and verified."""
+        found = self._by_number[key]
+        return 0 <= block < found.count and bool(self._here[found.base + block])
+
+    def hashes_of(self, key: int) -> bytes | None:
+        """The verified hash list of a key that is fetched, when it is known."""
+        return self._by_number[key].hashes
+
+    def fetches(self, key: int) -> bool:
+        """Whether this key is one that is fetched."""
+        return key in self._by_number
+
+    def here(self) -> list[Range]:
+        """All blocks of the fetched keys that are here and verified: what a fellow that connects now must hear."""
+        return self._ranges(block for block in range(self._total) if self._here[block])
+
+    @property
+    def at_end(self) -> bool:
+        """Whether the empty announcement was made: nothing new will be here, except what fellows have."""
+        return self._without_holders
+
+    def owes(self, peer: PeerId) -> bool:
+        """Whether this source was asked for something that has not come."""
+        source = self._sources[peer]
+        return bool(source.batches or source.asked)
+
+    @property
+    def missing_blocks(self) -> int:
+        """How many blocks are known to be lacking."""
+        return self._missing
+
+    # What happens
+
+    def start(self) -> list[Effect]:
+        """Begin. Complete at once if there is nothing to fetch."""
+        return self._go_on([])
+
+    def source_ready(self, peer: PeerId) -> list[Effect]:
+        """The connection to a source stands."""
+        source = self._sources.get(peer)
+        if self._over or source is None:
+            return []
+        if not source.trusted:
+            return [Drop(peer, "it was dropped before")]
+        source.ready = source.live = True
+        return self._go_on([])
+
+    def source_lost(self, peer: PeerId) -> list[Effect]:
+        """A source cannot be reached, or its connection is gone: nothing more is written by it."""
+        source = self._sources.get(peer)
+        if self._over or source is None or not source.live:
+            return []
+        self._lose(source)
+        return self._go_on([])
+
+    def source_away(self, peer: PeerId) -> list[Effect]:
+        """The connection to a source is gone, and is being made anew: what it owed is wanted elsewhere, and it is still
+        hoped for. `source_ready` or `source_lost` follows.
+        """
+        source = self._sources.get(peer)
+        if self._over or source is None or not source.live:
+            return []
+        self._lose(source)
+        source.live, source.at_end = True, False
+        return self._go_on([])
+
+    def hashes(self, peer: PeerId, lists: Sequence[tuple[int, bytes]]) -> list[Effect]:
+        """Hash lists came from a source, as (key, list)."""
+        source = self._talking(peer)
+        if source is None:
+            return []
+        effects: list[Effect] = []
+        equal: list[int] = []
+        for number, hashes in lists:
+            if number not in source.asked:
+                self._distrust(source, f"it sent hashes of key {number}, which nobody asked for", effects)
+                break
+            key = self._by_number[number]
+            fits = len(hashes) == key.count * self._digest
+            if not fits or root_hash(hashes, key.wanted.nbytes, self._kind) != key.wanted.root:
+                self._distrust(source, f"its block hashes of key {number} do not give the key's root", effects)
+                break
+            source.asked.remove(number)
+            equal += self._list_known(key, hashes)
+        self._announce(equal, effects)
+        return self._go_on(effects)
+
+    def have(self, peer: PeerId, ranges: Sequence[Range]) -> list[Effect]:
+        """A fellow announced blocks."""
+        source = self._talking(peer)
+        if source is None or source.is_holder:
+            return []
+        effects: list[Effect] = []
+        if not ranges:
+            source.at_end = self._look_again = True
+        for number, first, count in ranges:
+            key = self._by_number.get(number)
+            if key is None:
+                continue
+            if first < 0 or not 0 < count <= key.count - first:
+                said = f"it announced {count} blocks from {first} on of key {number}, which has {key.count}"
+                self._distrust(source, said, effects)
+                break
+            self._pool.announce(peer, key.base + first, key.base + first + count)
+        return self._go_on(effects)
+
+    def blocks(self, peer: PeerId, batch: int, bad: Sequence[int] = ()) -> list[Effect]:
+        """A batch is in; `bad` are the places in it whose content does not have its hash."""
+        source = self._talking(peer)
+        if source is None or batch not in source.batches:
+            return []
+        effects: list[Effect] = []
+        blocks = source.batches.pop(batch)
+        source.outstanding -= sum(map(self._cost, blocks))
+        wrong = [blocks[index] for index in sorted(set(bad))]
+        good = [block for index, block in enumerate(blocks) if index not in set(bad)]
+        for block in wrong:
+            key = self._key_of(block)
+            effects.append(Corrupt(peer, key.wanted.key, block - key.base))
+            self._pool.refuse(peer, block)
+            self._look_again = True
+            self.wasted_bytes += self._length(block)
+        for block in good:
+            self._here[block] = 1
+        self._missing -= len(good)
+        self.received[peer] = self.received.get(peer, 0) + sum(map(self._length, good))
+        self._pool.put(wrong)
+        source.wrong += len(wrong)
+        if source.wrong >= MOST_WRONG:
+            self._distrust(source, f"{source.wrong} blocks that it sent were wrong", effects)
+        self._announce(good, effects)
+        return self._go_on(effects)
+
+    # How it goes on
+
+    def _go_on(self, effects: list[Effect]) -> list[Effect]:
+        """Give work to whoever has room; see whether this is the end."""
+        if self._over:
+            return effects
+        complete = not self._unlisted and not self._missing
+        if not self._without_holders and (complete or not self._may_be_given()):
+            self._without_holders = True
+            effects.append(Announce([]))
+        if complete:
+            self._over = True
+            return [*effects, Complete()]
+        if text := self._hopeless():
+            self._over = True
+            blame = sorted(source.peer for source in self._sources.values() if source.wrong or not source.live)
+            return [*effects, Stuck(text, blame)]
+        ready = [source for source in self._order if source.live and source.ready]
+        for source in ready:
+            self._ask_hashes(source, effects)
+        asking = ready
+        while asking:
+            asking = [source for source in asking if self._ask_blocks(source, effects)]
+        self._check_invariants()
+        return effects
+
+    def _may_be_given(self) -> bool:
+        """Whether some holder may still give something that is not here."""
+        holders = [source.peer for source in self._live() if source.is_holder]
+        if not holders or self._unlisted or not self._pool.has_refused:
+            return bool(holders)
+        refused = self._pool.refused_of(holders)
+        return self._missing > sum(not self._here[block] for block in refused)
+
+    def _ask_hashes(self, source: _Source, effects: list[Effect]) -> None:
+        """One request at a time. A fellow is asked when no holder is left, and for keys that it knows."""
+        if source.asked or not self._unasked or (not source.is_holder and not self._without_holders):
+            return
+        keys: list[int] = []
+        size = 0
+        for number in list(self._unasked):
+            key = self._by_number[number]
+            size += key.count * self._digest
+            if keys and (len(keys) == HASHES_KEYS or size > HASHES_BYTES):
+                break
+            if source.is_holder or self._pool.holds_any(source.peer, key.base, key.base + key.count):
+                keys.append(number)
+        if keys:
+            source.asked.update(keys)
+            chosen = set(keys)
+            self._unasked = deque(number for number in self._unasked if number not in chosen)
+            effects.append(AskHashes(source.peer, keys))
+
+    def _ask_blocks(self, source: _Source, effects: list[Effect]) -> bool:
+        """Ask for one more batch, if there is room for it and the source has something."""
+        room = self._window - source.outstanding
+        if source.outstanding and room < self._block_bytes:
+            return False
+        blocks = self._pool.take(source.peer, source.is_holder, min(room, self._block_bytes), self._cost)
+        if not blocks:
+            return False
+        source.batches[self._batch] = blocks
+        source.outstanding += sum(map(self._cost, blocks))
+        named = [(key.wanted.key, block - key.base) for block in blocks for key in (self._key_of(block),)]
+        effects.append(AskBlocks(source.peer, self._batch, named))
+        self._batch += 1
+        return True
+
+    def _list_known(self, key: _Key, hashes: bytes) -> list[int]:
+        """A key's hash list is verified: want what differs, return what is here already."""
+        key.hashes = hashes
+        self._unlisted -= 1
+        self._look_again = True
+        if key.count == 1:
+            equal = hashes == key.wanted.own
+            differs, same = ([], [key.base]) if equal else ([key.base], [])
+        else:
+            shape = (key.count, self._digest)
+            here = np.frombuffer(key.wanted.own, np.uint8).reshape(shape)
+            unequal = (np.frombuffer(hashes, np.uint8).reshape(shape) != here).any(axis=1)
+            differs = (np.flatnonzero(unequal) + key.base).tolist()
+            same = (np.flatnonzero(~unequal) + key.base).tolist()
+        for block in same:
+            self._here[block] = 1
+        self._missing += len(differs)
+        self._pool.put(differs)
+        return same
+
+    def _lose(self, source: _Source) -> None:
+        """What a source owed is wanted again; what it gave stays."""
+        source.ready = source.live = False
+        self._look_again = True
+        self._unasked.extendleft(sorted(source.asked, reverse=True))
+        source.asked.clear()
+        for blocks in source.batches.values():
+            self._pool.put(blocks)
+        source.batches.clear()
+        source.outstanding = 0
+        self._pool.forget(source.peer)
+
+    def _distrust(self, source: _Source, text: str, effects: list[Effect]) -> None:
+        source.trusted = False
+        self._lose(source)
+        effects.append(Drop(source.peer, text))
+
+    def _announce(self, blocks: list[int], effects: list[Effect]) -> None:
+        if blocks:
+            effects.append(Announce(self._ranges(sorted(blocks))))
+
+    def _hopeless(self) -> str:
+        """Why the rest can never come; empty while it can. Looked at anew only when something got worse."""
+        if not self._look_again:
+            return ""
+        self._look_again = False
+        live = self._live()
+        holders = [source.peer for source in live if source.is_holder]
+        hopes = [source.peer for source in live if not source.is_holder and not source.at_end]
+        for block in self._pool.refused if holders or hopes else sorted(self._pool.free):
+            if not self._pool.sources_of(block, holders, hopes):
+                key = self._key_of(block)
+                return f"block {block - key.base} of key {key.wanted.key} is lost: nobody who is left has it"
+        if holders or hopes:
+            return ""
+        for number in self._unasked:
+            key = self._by_number[number]
+            if not any(self._pool.holds_any(source.peer, key.base, key.base + key.count) for source in live):
+                return f"the block hashes of key {number} are lost: nobody who is left has them"
+        return ""
+
+    # Leaves
+
+    def _live(self) -> list[_Source]:
+        return [source for source in self._sources.values() if source.live]
+
+    def _talking(self, peer: PeerId) -> _Source | None:
+        source = self._sources.get(peer)
+        return source if source is not None and source.live and source.ready and not self._over else None
+
+    def _key_of(self, block: int) -> _Key:
+        return self._keys[bisect_right(self._bases, block) - 1]
+
+    def _length(self, block: int) -> int:
+        key = self._key_of(block)
+        first, last = block_range(block - key.base, key.wanted.nbytes, self._block_bytes)
+        return last - first
+
+    def _cost(self, block: int) -> int:
+        """A block's share of a window. A tiny one counts for more than its bytes, so that a batch has an end."""
+        return max(self._length(block), self._block_bytes // BATCH_BLOCKS)
+
+    def _ranges(self, blocks: Iterable[int]) -> list[Range]:
+        """Ascending blocks as (key, first, count)."""
+        ranges: list[Range] = []
+        for block in blocks:
+            key = self._key_of(block)
+            number, place = key.wanted.key, block - key.base
+            if ranges and ranges[-1][0] == number and sum(ranges[-1][1:]) == place:
+                ranges[-1] = (number, ranges[-1][1], ranges[-1][2] + 1)
+            else:
+                ranges.append((number, place, 1))
+        return ranges
+
+    def _check_invariants(self) -> None:
+        for source in self._sources.values():
+            assert source.live or not (source.batches or source.asked)
+            assert source.outstanding <= max(self._window, self._block_bytes)
+
+
+def _rotated(sources: list[_Source], turn: int) -> list[_Source]:
+    """So that not all receivers begin with the same source."""
+    start = turn % len(sources) if sources else 0
+    return sources[start:] + sources[:start]

@@ -1,0 +1,77 @@
+"""What a receiver of a sync lacks, and what its fetch wants done. `fetch.py` decides, `peer/syncing.py` does it."""
+
+from dataclasses import dataclass
+
+from ringfold.wire.messages import PeerId
+
+Range = tuple[int, int, int]
+"""Blocks, as (key, first, count)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A key to fetch: its root according to the plan, its size, and the hashes of what is here now."""
+
+    key: int
+    root: bytes
+    nbytes: int
+    own: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class AskHashes:
+    """Ask this source for the block hashes of these keys."""
+
+    peer: PeerId
+    keys: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class AskBlocks:
+    """Ask this source for these blocks, as (key, block), and expect them in this order as one batch."""
+
+    peer: PeerId
+    batch: int
+    blocks: list[tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Announce:
+    """Tell all fellows that these blocks are here now, as (key, first, count). None at all: nothing new will come from
+    here, except what other fellows have.
+    """
+
+    ranges: list[Range]
+
+
+@dataclass(frozen=True, slots=True)
+class Corrupt:
+    """A block came wrong. It is fetched elsewhere; the source should hear of it."""
+
+    peer: PeerId
+    key: int
+    block: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Close the connection to this source, before anything else: it does not keep to the protocol, or lies."""
+
+    peer: PeerId
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Complete:
+    """Every block is here and verified. Nothing follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stuck:
+    """Something is missing that nobody has any more. Nothing follows; what was written leaves the state torn."""
+
+    text: str
+    blame: list[PeerId]
+
+
+Effect = AskHashes | AskBlocks | Announce | Corrupt | Drop | Complete | Stuck

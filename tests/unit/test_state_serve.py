@@ -1,0 +1,183 @@
+"""What a visitor gets, and what it does not; and two receivers that feed each other from one holder."""
+
+import numpy as np
+import pytest
+
+from ringfold.errors import RemoteProtocolError
+from ringfold.state.election import Plan, elect
+from ringfold.state.fetch import Fetch
+from ringfold.state.hashing import BLOCK_BYTES, block_hash, digest_bytes
+from ringfold.state.manifest import Snapshot
+from ringfold.state.serve import Refusal, Shelf, wanted_of
+from ringfold.state.shared import MayDiffer, SharedState
+from ringfold.state.wishes import Announce, AskBlocks, AskHashes, Complete, Effect
+
+MIB = BLOCK_BYTES
+
+
+def state_of(seed: int) -> SharedState:
+    rng = np.random.default_rng(seed)
+    arrays = {f"tiny{i:03}": rng.standard_normal(5).astype(np.float32) for i in range(200)}
+    large = rng.integers(0, 256, 7 * MIB + 11, np.uint8)
+    return SharedState(arrays, large=large, own=MayDiffer(np.array([seed])), same=np.ones(MIB // 4))
+
+
+def test_a_holder_gives_blocks_with_the_hash_that_they_have() -> None:
+    state = state_of(1)
+    pieces = Shelf(Snapshot.take(state)).blocks_for([(0, 7), (0, 0)])
+    assert isinstance(pieces, list)
+    assert [(piece.offset, piece.length) for piece in pieces] == [(7 * MIB, 11), (0, MIB)]
+    for piece in pieces:
+        assert block_hash(piece.memory[piece.offset : piece.offset + piece.length], "rf64") == piece.expected
+        assert np.shares_memory(piece.memory, state.arrays["large"])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("blocks", "words"),
+    [
+        ([(0, 8)], "no block 8 of key 0"),
+        ([(0, -1)], "no block -1"),
+        ([(999, 0)], "key 999"),
+        ([(-1, 0)], "key -1"),
+        ([(1, 0)], "no block 0 of key 1"),
+        ([(0, 0)] * 10, "bytes at once"),
+        ([(2, 0)] * 5000, "5000 blocks"),
+    ],
+    ids=["past the end", "before the begin", "no key", "negative key", "may differ", "too much", "too many"],
+)
+def test_what_is_not_here_is_refused_with_a_text(blocks: list[tuple[int, int]], words: str) -> None:
+    refusal = Shelf(Snapshot.take(state_of(1))).blocks_for(blocks)
+    assert isinstance(refusal, Refusal)
+    assert words in refusal.text
+
+
+def test_hashes_of_what_may_differ_are_refused() -> None:
+    assert isinstance(Shelf(Snapshot.take(state_of(1))).hashes_for([1]), Refusal)
+
+
+def test_a_receiver_gives_only_what_it_has_verified() -> None:
+    winner, mine = Snapshot.take(state_of(1)), Snapshot.take(state_of(2))
+    fetch = Fetch(wanted_of(mine, [(0, winner.keys[0].root)]), "rf64", [1])
+    shelf = Shelf(mine, fetch)
+    assert isinstance(shelf.hashes_for([0]), Refusal)
+    fetch.start()
+    fetch.source_ready(1)
+    asks = [effect for effect in fetch.hashes(1, [(0, winner.hashes[0])]) if isinstance(effect, AskBlocks)]
+    assert isinstance(shelf.blocks_for(asks[0].blocks), Refusal)
+    fetch.blocks(1, asks[0].batch)
+    assert isinstance(shelf.blocks_for(asks[0].blocks), list)
+    assert isinstance(shelf.blocks_for(asks[1].blocks), Refusal)
+    assert shelf.hashes_for([0]) == [(0, winner.hashes[0])]
+
+
+def test_a_greeting_tells_what_is_here_and_never_by_chance_that_this_is_the_end() -> None:
+    holder, mine = Snapshot.take(SharedState(a=np.ones(3))), Snapshot.take(SharedState(a=np.zeros(3)))
+    fetch = Fetch(wanted_of(mine, [(0, holder.keys[0].root)]), "rf64", [1], [2])
+    fetch.start()
+    assert Shelf(mine, fetch).greeting() == []
+    assert Shelf(holder).greeting() == [[(0, 0, 1)], []]
+    fetch.source_lost(1)
+    assert Shelf(mine, fetch).greeting() == [[]]
+
+
+@pytest.mark.parametrize("fetch", [[(0, b"short")], [(1, bytes(8))], [(999, bytes(8))]])
+def test_a_plan_that_makes_no_sense_here_is_refused(fetch: list[tuple[int, bytes]]) -> None:
+    with pytest.raises(RemoteProtocolError, match="key"):
+        wanted_of(Snapshot.take(state_of(1)), fetch)
+
+
+class Visit:
+    """Everybody in one process. Each source answers one request per turn, as if its uplink were the narrow place."""
+
+    def __init__(self, states: dict[int, SharedState]) -> None:
+        self.states = states
+        self.snapshots = {peer: Snapshot.take(state) for peer, state in states.items()}
+        plan = elect({peer: each.offer("enforce-popular") for peer, each in self.snapshots.items()}, None)
+        assert isinstance(plan, Plan)
+        self.plan = plan
+        turns = sorted(plan.fetch)
+        self.fetches = {
+            peer: Fetch(
+                wanted_of(self.snapshots[peer], keys),
+                "rf64",
+                plan.holders,
+                [other for other in turns if other != peer],
+                (turns.index(peer), len(turns)),
+            )
+            for peer, keys in plan.fetch.items()
+        }
+        self.shelves = {peer: Shelf(snapshot, self.fetches.get(peer)) for peer, snapshot in self.snapshots.items()}
+        self.todo: list[tuple[int, Effect]] = []
+        self.complete: set[int] = set()
+        self.turns = 0
+
+    def run(self) -> None:
+        for peer, fetch in self.fetches.items():
+            self.add(peer, fetch.start())
+            for source in (*self.plan.holders, *(other for other in self.fetches if other != peer)):
+                self.add(peer, fetch.source_ready(source))
+                for ranges in self.shelves[source].greeting() if source in self.fetches else []:
+                    self.add(peer, fetch.have(source, ranges))
+        while self.todo:
+            self.turns += 1
+            turn, self.todo, busy = self.todo, [], set()
+            for peer, effect in turn:
+                if isinstance(effect, AskBlocks) and effect.peer in busy:
+                    self.todo.append((peer, effect))
+                    continue
+                busy |= {effect.peer} if isinstance(effect, AskBlocks) else set()
+                self.carry_out(peer, effect)
+
+    def add(self, peer: int, effects: list[Effect]) -> None:
+        self.todo += [(peer, effect) for effect in effects]
+
+    def carry_out(self, peer: int, effect: Effect) -> None:
+        fetch = self.fetches[peer]
+        match effect:
+            case AskHashes(source, keys):
+                lists = self.shelves[source].hashes_for(keys)
+                assert isinstance(lists, list)
+                self.add(peer, fetch.hashes(source, lists))
+            case AskBlocks(source, batch, blocks):
+                pieces = self.shelves[source].blocks_for(blocks)
+                assert isinstance(pieces, list)
+                for (key, block), piece in zip(blocks, pieces, strict=True):
+                    first = block * MIB
+                    landing = self.snapshots[peer].memories[key].landing(first, first + piece.length)
+                    landing[:] = piece.memory[piece.offset : piece.offset + piece.length]
+                    hashes = fetch.hashes_of(key)
+                    assert hashes is not None
+                    size = digest_bytes("rf64")
+                    assert hashes[block * size : (block + 1) * size] == block_hash(landing, "rf64") == piece.expected
+                self.add(peer, fetch.blocks(source, batch))
+            case Announce(ranges):
+                for other in self.fetches.keys() - {peer}:
+                    self.add(other, self.fetches[other].have(peer, ranges))
+            case Complete():
+                self.complete.add(peer)
+            case _:
+                raise AssertionError(effect)
+
+
+def test_receivers_end_with_the_holders_bytes() -> None:
+    states = {peer: state_of(peer) for peer in (1, 2, 3, 4)}
+    states[1].revision = 10
+    visit = Visit(states)
+    visit.run()
+    assert visit.complete == {2, 3, 4}
+    for name in (name for name in states[1] if name != "own"):
+        assert len({np.asarray(state.arrays[name]).tobytes() for state in states.values()}) == 1
+    assert len({np.asarray(state.arrays["own"]).tobytes() for state in states.values()}) == 4
+    size = 7 * MIB + 11 + 200 * 20
+    assert all(sum(fetch.received.values()) == size for fetch in visit.fetches.values())
+
+
+def test_receivers_relieve_the_holder() -> None:
+    """Three receivers would need 3 x 40 blocks of the holder; they need little more than each block once."""
+    winner = np.random.default_rng(1).integers(0, 256, 40 * MIB, np.uint8)
+    states = {peer: SharedState(large=np.zeros(40 * MIB, np.uint8)) for peer in (2, 3, 4)}
+    visit = Visit({1: SharedState(large=winner, revision=10), **states})
+    visit.run()
+    assert all(np.array_equal(state.arrays["large"], winner) for state in states.values())  # type: ignore[arg-type]
+    sent = sum(fetch.received[1] for fetch in visit.fetches.values()) // MIB
+    assert 40 <= sent < 60
