@@ -1,9 +1,14 @@
-"""How a long-running command is told to stop: SIGTERM and Ctrl-C become a call on its event loop."""
+"""How a long-running command is told to stop: SIGTERM and Ctrl-C become a call on its event loop.
+
+And how a server inside somebody else's program is: there, the signals also keep the meaning they had.
+"""
 
 import asyncio
+import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 _STOPPING = (signal.SIGTERM, signal.SIGINT)
 
@@ -22,3 +27,46 @@ def stop_signals(stop: Callable[[str], None]) -> Iterator[None]:
     finally:
         for number in _STOPPING:
             loop.remove_signal_handler(number)
+
+
+@contextmanager
+def term_is_exit() -> Iterator[None]:
+    """Inside, SIGTERM raises SystemExit: a plain kill tidies up as Ctrl-C does. Only the main thread can have it so."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    try:
+        before = signal.signal(signal.SIGTERM, leave)
+    except ValueError:  # not the main thread
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def stop_at_signals(stop: Callable[[], None], is_waiting: Callable[[], bool]) -> None:
+    """From now on SIGINT and SIGTERM call `stop`, and then end the program as they did before.
+
+    While the program only waits for what `stop` ends (`is_waiting`), that is all: it ends well by itself. A handler of
+    the program's own is left alone, and so is everything when this is not the main thread. `stop` is called inside a
+    signal handler, so it must not take locks.
+    """
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        stop()
+        if is_waiting():
+            return
+        if number == signal.SIGINT:
+            signal.default_int_handler(number, frame)
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
+        if signal.getsignal(number) == usual:
+            try:
+                signal.signal(number, handle)
+            except ValueError:  # not the main thread
+                return

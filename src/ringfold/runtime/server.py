@@ -58,15 +58,18 @@ os.register_at_fork(after_in_child=_close_guarded_in_child)
 class LoopThread:
     """A thread with an event loop of its own that runs one coroutine to its end.
 
-    `main` is given a function to call when `wait_ready` may return.
+    `main` is given a function to call when `wait_ready` may return. Without `daemon` the process stays up until the
+    coroutine has ended.
     """
 
-    def __init__(self, name: str, main: Callable[[Callable[[], None]], Coroutine[Any, Any, None]]) -> None:
+    def __init__(
+        self, name: str, main: Callable[[Callable[[], None]], Coroutine[Any, Any, None]], *, daemon: bool = True
+    ) -> None:
         self._main = main
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ready = threads.Event()
         self._failure: BaseException | None = None
-        self._thread = threads.start(name, self._run)
+        self._thread = threads.start(name, self._run, daemon=daemon)
 
     def _run(self) -> None:
         try:

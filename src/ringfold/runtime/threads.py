@@ -10,9 +10,9 @@ RLock = threading.RLock
 Thread = threading.Thread
 
 
-def start(name: str, target: Callable[[], None]) -> Thread:
-    """A daemon thread: it never keeps a process alive that wants to end."""
-    thread = Thread(name=name, target=target, daemon=True)
+def start(name: str, target: Callable[[], None], *, daemon: bool = True) -> Thread:
+    """A daemon thread never keeps a process alive that wants to end; for another one the process waits."""
+    thread = Thread(name=name, target=target, daemon=daemon)
     thread.start()
     return thread
 
@@ -24,3 +24,8 @@ def is_current(thread: Thread | None) -> bool:
 def current() -> int:
     """The number of the calling thread; a forked child's only thread keeps that of the one that forked."""
     return threading.get_ident()
+
+
+def is_main_over() -> bool:
+    """Whether the program has run to its end, and the process only waits for threads that are no daemons."""
+    return not threading.main_thread().is_alive()
