@@ -162,6 +162,9 @@ _SETTINGS = (
                  "Set at the master."),
     Setting(name="segment_bytes", kind="integer", default=1024 * 1024, low=4 * 1024, high=64 * 1024 * 1024,
             help="The piece of a chunk that travels and is reduced at once. Set at the master."),
+    Setting(name="stale_s", kind="integer", default=600, low=0, high=86_400,
+            help="How old a link's measured rate may be before `optimize_topology` measures it again. "
+                 "Set at the master."),
     Setting(name="spin_us", kind="integer", default=300, low=0, high=1_000_000,
             help="How long a waiting op polls its lanes before it sleeps in the kernel."),
     Setting(name="name", kind="text", default="",

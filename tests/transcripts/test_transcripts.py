@@ -13,6 +13,8 @@ and review the difference. The words of the dialogue:
     a garbage TEXT                  the connection sent what is not of this protocol
     a closed                        the connection is gone
     a vote KIND BALLOT epoch=1 [min=2] [progress=0:3]
+    a vote sync BALLOT epoch=1 rev=5 w=CONTENT [strategy=send-only] [shape=4] [torn=yes] [stepped=yes] [rollback=yes]
+    a report SYNC OUTCOME [PEER] [TEXT]
     a withdraw BALLOT MS
     a sealed EPOCH [0/3=done:2 0/4=committed:2:x,y]     op=state:registrations:payloads
     a attached EPOCH
@@ -21,13 +23,15 @@ and review the difference. The words of the dialogue:
     a mismatch EPOCH 0/3 OTHER      calls all_reduce where the other calls barrier
     a timeout EPOCH 0/3 MS
     a cancelled EPOCH 0/3
+    a measured OTHER MBIT [rtt=US]  of the newest test between the two
+    a unmeasured OTHER REASON
     a leave
     a done EPOCH 0/3 rank=0 [payload=x] [kind=4]
-    a works EPOCH 0/3 [stalled=MS] [starved=MS]          what its next heartbeats tell; `a rests` ends it
+    a works EPOCH 0/3 [stalled=MS] [starved=MS] [rate=BYTES]    what its next heartbeats tell; `a rests` ends it
     freeze a / thaw a               stops and resumes its heartbeats
     pause MS                        the master itself does not run
     wait MS                         time passes: ticks, and heartbeats of everybody who is not frozen
-    waiting / status                what the master waits for; the phase of each peer and group
+    waiting / status / links        what the master waits for; the phase of each peer and group; what is known of links
 
 Several peers may speak one after the other: `a,b attached 2`. Heartbeats of the master are not shown.
 """
@@ -52,6 +56,7 @@ from ringfold.master.events import (
     Send,
     SendBeat,
     SendEvidence,
+    StartMoonshot,
     Tell,
     Tick,
     Trust,
@@ -92,6 +97,7 @@ class Dialogue:
         self.actors: dict[str, Actor] = {}
         self._master: Master | None = None
         self.lines: list[str] = []
+        self.tests: dict[tuple[int, int], int] = {}
 
     @property
     def master(self) -> Master:
@@ -104,7 +110,7 @@ class Dialogue:
         head, *words = line.split()
         named = dict(word.split("=", 1) for word in words if "=" in word and "/" not in word.split("=")[0])
         plain = [word for word in words if not ("=" in word and "/" not in word.split("=")[0])]
-        if head in ("settings", "join", "open", "freeze", "thaw", "pause", "wait", "waiting", "status"):
+        if head in ("settings", "join", "open", "freeze", "thaw", "pause", "wait", "waiting", "status", "links"):
             getattr(self, f"do_{head}")(plain, named)
         else:
             for name in head.split(","):
@@ -166,6 +172,12 @@ class Dialogue:
             bad = f" bad {group.bad_edges}" if group.bad_edges else ""
             self.lines.append(f"group {group.group} epoch {group.epoch} {group.phase} ring {group.ring}{bad}")
 
+    def do_links(self, _: list[str], __: dict[str, str]) -> None:
+        for link in sorted(self.master.status(self.now).links, key=lambda link: (link.source, link.target)):
+            delay = "no delay" if link.delay_us is None else f"{link.delay_us} us"
+            facts = f"{link.bytes_per_s / 125_000:g} Mbit/s, {delay}, {link.by} {link.age_ms} ms ago"
+            self.lines.append(f"{link.source} -> {link.target}: {facts}")
+
     def beat_all(self) -> None:
         for actor in self.actors.values():
             if actor.joined and not actor.frozen:
@@ -174,7 +186,13 @@ class Dialogue:
                 ops = [Announced(op.tag, op.sequence, age_ms, op.fingerprint, op.done) for op in actor.report.ops]
                 report = actor.report
                 beat = Heartbeat(
-                    actor.beats, actor.echo, report.epoch, report.out_stalled_ms, report.in_starved_ms, 0, ops
+                    actor.beats,
+                    actor.echo,
+                    report.epoch,
+                    report.out_stalled_ms,
+                    report.in_starved_ms,
+                    ops=ops,
+                    out_rate=report.out_rate,
                 )
                 self.step(Beat(actor.conn, beat), stamp=True)
 
@@ -189,8 +207,18 @@ class Dialogue:
 
     def say_vote(self, actor: Actor, words: list[str], named: dict[str, str]) -> None:
         progress = [(int(tag), int(count)) for tag, count in [p.split(":") for p in named.get("progress", "").split()]]
-        kind: m.VoteKind = "update" if words[0] == "update" else "pending"
-        self.say(actor, m.Vote(int(words[1]), kind, int(named["epoch"]), int(named.get("min", 0)), progress))
+        kind = words[0]
+        assert kind in ("update", "pending", "sync", "optimize")
+        offer = _offer(named) if kind == "sync" else None
+        vote = m.Vote(int(words[1]), kind, int(named["epoch"]), int(named.get("min", 0)), progress, offer)  # type: ignore[arg-type]
+        self.say(actor, vote)
+
+    def say_report(self, actor: Actor, words: list[str], _: dict[str, str]) -> None:
+        sync, outcome, *rest = words
+        blame = [int(word) for word in rest if word.isdigit()]
+        text = " ".join(word for word in rest if not word.isdigit())
+        assert outcome in ("complete", "changed", "stuck", "corrupt", "progress")
+        self.say(actor, m.SyncReport(int(sync), outcome, text, blame))  # type: ignore[arg-type]
 
     def say_withdraw(self, actor: Actor, words: list[str], _: dict[str, str]) -> None:
         self.say(actor, m.VoteWithdrawn(int(words[0]), int(words[1])))
@@ -224,6 +252,14 @@ class Dialogue:
     def say_cancelled(self, actor: Actor, words: list[str], _: dict[str, str]) -> None:
         self.say(actor, m.OpCancelled(int(words[0]), _op(words[1])))
 
+    def say_measured(self, actor: Actor, words: list[str], named: dict[str, str]) -> None:
+        other, rate = int(words[0]), float(words[1]) * 125_000
+        self.say(actor, m.Measured(self.tests[actor.conn, other], other, rate, int(named.get("rtt", 0))))
+
+    def say_unmeasured(self, actor: Actor, words: list[str], _: dict[str, str]) -> None:
+        other = int(words[0])
+        self.say(actor, m.Measured(self.tests[actor.conn, other], other, failed=" ".join(words[1:])))
+
     def say_leave(self, actor: Actor, _: list[str], __: dict[str, str]) -> None:
         self.say(actor, m.Leave())
 
@@ -238,7 +274,8 @@ class Dialogue:
         op = _op(words[1])
         stalled, starved = int(named.get("stalled", 0)), int(named.get("starved", 0))
         announced = Announced(op.tag, op.sequence, 0, 0, named.get("done") == "yes")
-        actor.report = Heartbeat(0, 0, int(words[0]), stalled, starved, 0, [announced])
+        rate = int(named.get("rate", 0))
+        actor.report = Heartbeat(0, 0, int(words[0]), stalled, starved, 0, [announced], 0, rate)
         actor.working_since = self.now
 
     def say_rests(self, actor: Actor, _: list[str], __: dict[str, str]) -> None:
@@ -260,6 +297,8 @@ class Dialogue:
                 self.lines[-1] = f"{names} {self.actor(effect.conn)[0]} <- {rest}"
             else:
                 said = effect.message if isinstance(effect, Send) else None
+                if isinstance(effect, Send) and isinstance(effect.message, m.Measure):
+                    self.tests[effect.conn, effect.message.other.peer] = effect.message.test
                 self.lines.append(before + self.shown(effect))
 
     def actor(self, conn: int) -> tuple[str, Actor]:
@@ -281,6 +320,8 @@ class Dialogue:
                 return f"{self.actor(conn)[0]} is trusted"
             case Tell(notice):
                 return f"* {notice}"
+            case StartMoonshot(group, question):
+                return f"a long search for group {group} of {question.members}"
             case SendBeat():
                 raise AssertionError("heartbeats are not shown")
 
@@ -288,6 +329,13 @@ class Dialogue:
 def _op(text: str) -> m.OpRef:
     tag, sequence = text.split("/")
     return m.OpRef(int(tag), int(sequence))
+
+
+def _offer(named: dict[str, str]) -> m.Offer:
+    """A state with one key, whose root is its content."""
+    key = m.KeyOffer("w", "float32", [int(named.get("shape", 4))], named["w"].ljust(8).encode())
+    flags = {flag: named.get(flag) == "yes" for flag in ("torn", "stepped", "rollback")}
+    return m.Offer(int(named["rev"]), named.get("strategy", "enforce-popular"), "rf64", [key], **flags)  # type: ignore[arg-type]
 
 
 def _edge(text: str) -> tuple[int, int]:
@@ -320,6 +368,14 @@ def _message(message: m.FromMaster) -> str:
             return f"call {message.ballot} done, pending {message.pending} {_world(message.world)}"
         case m.CallFailed():
             return f"call {message.ballot} failed: {_reason(message.reason)}"
+        case m.SyncPlan():
+            who = f"from {[each.peer for each in message.holders]} to {[each.peer for each in message.receivers]}"
+            fetch = f" | fetch {[(key, root.decode().strip()) for key, root in message.fetch]}" if message.fetch else ""
+            return f"sync {message.sync} for call {message.ballot}: revision {message.revision} {who}{fetch}"
+        case m.SyncGoesOn():
+            return f"call {message.ballot}: the sync goes on"
+        case m.SyncDone():
+            return f"sync {message.sync} done for call {message.ballot}: revision {message.revision}"
         case m.Seal():
             return f"seal {message.epoch}: {message.reason}"
         case m.Registrations():
@@ -328,6 +384,11 @@ def _message(message: m.FromMaster) -> str:
             return f"{type(message).__name__.lower()}: {message.reason}"
         case m.Left():
             return "left"
+        case m.Measure():
+            how = "dials" if message.dials else "is dialled"
+            return f"measure test {message.test} with {message.other.peer}, {how}, at most {message.most_ms} ms"
+        case m.SyncPlan() | m.SyncDone():
+            raise AssertionError("no dialogue syncs")
         case m.Status():
             return "status"
 

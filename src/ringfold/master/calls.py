@@ -1,25 +1,42 @@
-"""Run-wide calls: `update_topology` and `are_peers_pending`, and who is admitted when.
+"""Calls: `update_topology`, `are_peers_pending` and `optimize_topology` of the run, `sync_shared_state` of a group.
 
-A call completes when every accepted peer of the run waits in it. A vote counts only in the epoch in which it was cast
-(`Run.ballot`), so an epoch change voids the votes of its group without a word, and the peers cast them again.
+A call completes when every accepted peer of the run (for a sync: of the group) waits in it. A vote counts only in the
+epoch in which it was cast (`Run.ballot`), so an epoch change voids the votes of its group without a word, and the peers
+cast them again.
 
-An update that completes admits everybody who is registered. Its votes are then used up: they live on in the `Admission`
-and are answered when the epochs that it caused are installed, whatever happens on the way.
+An update that completes admits everybody who is registered. The votes that it answers are then used up: they live on in
+the `Admission` and are answered when the epochs that it caused are installed, whatever happens on the way. A vote that
+asks for more members than its group has is not answered: it stands, and counts in every later call of the run, so that
+a group that fills up keeps nobody else waiting, also while its newcomers are registered already. These come in
+together, when they are enough.
+
+What a sync that completes goes on to do is told in `syncs.py`, and that of an optimize vote in `topology.py`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from msgspec import Struct
 
+from ringfold.errors import RemoteProtocolError
 from ringfold.master.epochs import Epochs
 from ringfold.master.events import Ns
 from ringfold.master.liveness import MS
 from ringfold.master.meeting import Caller, Clash, Working, clashing_calls, clashing_ops
-from ringfold.master.run import Admission, Ballot, Peer, Run, Standing
+from ringfold.master.run import Admission, Ballot, Group, Peer, Run, Standing
+from ringfold.master.syncs import Syncs, check_offer
+from ringfold.master.topology import Topology
 from ringfold.master.verdicts import Cause
 from ringfold.master.words import CALL, names, seconds
 from ringfold.wire.events import CallRefused
-from ringfold.wire.messages import CallDone, CallFailed, OpRef, PeerId, Reason, Vote, VoteKind, VoteWithdrawn
+from ringfold.wire.messages import (
+    GroupId,
+    OpRef,
+    PeerId,
+    Reason,
+    Vote,
+    VoteKind,
+    VoteWithdrawn,
+)
 
 
 class Ready(Struct, frozen=True):
@@ -33,46 +50,60 @@ class Wait(Struct, frozen=True):
     missing: list[PeerId]
 
 
-def completion(run: Run, kind: VoteKind) -> Ready | Wait:
-    """Decide whether a run-wide call is complete, or say what it waits for."""
-    accepted = run.accepted()
-    ballots = {peer.id: ballot for peer in accepted if (ballot := run.ballot(peer)) and ballot.kind == kind}
-    missing = [peer.id for peer in accepted if peer.id not in ballots]
-    if missing or not accepted:
-        return Wait(f"{len(missing)} of {len(accepted)} have not called it: {names(missing)}", missing)
-    if kind == "pending":
+def completion(run: Run, kind: VoteKind, group: GroupId | None = None) -> Ready | Wait:
+    """Decide whether a call of the run, or the sync of a group, is complete, or say what it waits for."""
+    members = [peer for peer in run.accepted() if kind != "sync" or peer.group == group]
+    if kind in ("pending", "optimize"):
+        standing = run.short_of_members()
+        members = [peer for peer in members if peer.id not in standing]
+    ballots = {peer.id: ballot for peer in members if (ballot := run.ballot(peer)) and ballot.kind == kind}
+    missing = [peer.id for peer in members if peer.id not in ballots]
+    if missing or not members:
+        return Wait(f"{len(missing)} of {len(members)} have not called it: {names(missing)}", missing)
+    if kind in ("pending", "sync"):
         return Ready()
-    changing = [group.id for group in run.groups.values() if group.change is not None]
+    changing = [each.id for each in run.groups.values() if each.change is not None]
     if changing:
         return Wait(f"the epoch of group {changing[0]} is changing", [])
-    for peer in accepted:
-        size = sum(other.group == peer.group for other in run.peers.values())
-        if size < ballots[peer.id].min_world:
-            return Wait(f"peer {peer.id} wants {ballots[peer.id].min_world} peers in its group, {size} are there", [])
+    short = run.short_of_peers()
+    if kind == "update" and len(short) == len(members) and not run.admissible(short):
+        asking = max(members, key=lambda peer: ballots[peer.id].min_world - run.size(peer.group))
+        needed, there = ballots[asking.id].min_world, run.size(asking.group)
+        return Wait(f"peer {asking.id} wants {needed} peers in its group, {there} are there", [])
     return Ready()
 
 
 class Calls:
     """The votes of all peers, and the admission in progress."""
 
-    def __init__(self, run: Run, epochs: Epochs) -> None:
+    def __init__(self, run: Run, epochs: Epochs, syncs: Syncs, topology: Topology) -> None:
         self._run = run
         self._epochs = epochs
+        self._syncs = syncs
+        self._topology = topology
 
     def vote(self, now: Ns, peer: Peer, vote: Vote) -> None:
         """A peer waits in a call. A vote that crossed with its answer, or with a newer record, is void."""
         current = self._run.is_current(peer, vote.epoch)
-        admission = self._run.admission
+        if (vote.kind == "sync") != (vote.offer is not None):
+            raise RemoteProtocolError("its vote has an offer where none belongs, or none where one does")
+        if vote.offer is not None:
+            check_offer(vote.offer)
+        admission, sync = self._run.admission, self._run.groups[peer.group].sync
         in_admission = admission is not None and admission.ballots.get(peer.id) == vote.ballot
-        if not current or in_admission or vote.ballot <= peer.answered:
+        in_sync = sync is not None and sync.ballots.get(peer.id) == vote.ballot
+        in_use = in_admission or in_sync or self._topology.has_ballot(peer, vote.ballot)
+        if not current or in_use or vote.ballot <= peer.answered:
             return
         before = peer.ballot
         asked = before.asked if before is not None and before.number == vote.ballot else now
-        peer.ballot = Ballot(vote.ballot, vote.kind, vote.epoch, vote.min_world, dict(vote.progress), asked, now)
+        progress = dict(vote.progress)
+        peer.ballot = Ballot(vote.ballot, vote.kind, vote.epoch, vote.min_world, progress, vote.offer, asked, now)
 
     def withdraw(self, now: Ns, peer: Peer, message: VoteWithdrawn) -> None:
         """A peer's call ran out of time: tell it who was missing, unless the answer is on its way already."""
-        if message.ballot <= peer.answered:
+        late = self._syncs.withdraw(peer, message.ballot)
+        if late is None and message.ballot <= peer.answered:
             return
         waited = max(0, message.waited_ms)
         admission = self._run.admission
@@ -81,14 +112,20 @@ class Calls:
             changing = [self._run.groups[group] for group in sorted(admission.groups)]
             missing = sorted({late for group in changing for late in self._epochs.missing(group)})
             text = f"waited {seconds(waited)} in update_topology for {names(missing)} to attach"
+        elif late is not None:
+            missing, what = late
+            text = f"waited {seconds(waited)} in sync_shared_state for {names(missing)} to {what} the state"
+        elif self._topology.has_ballot(peer, message.ballot):
+            missing, what = self._topology.withdraw(peer)
+            text = f"waited {seconds(waited)} in optimize_topology {what}"
         else:
             kind: VoteKind = peer.ballot.kind if peer.ballot is not None else "update"
-            state = completion(self._run, kind)
+            state = completion(self._run, kind, peer.group)
             missing = self._absent(now, peer, kind, state) if isinstance(state, Wait) else []
             why = f"for {names(missing)}" if missing or isinstance(state, Ready) else f"because {state.why}"
             text = f"waited {seconds(waited)} in {CALL[kind]} {why}"
             peer.gave_up[kind] = now
-        self._fail(peer, message.ballot, Reason("deadline", text, missing, waited))
+        self._run.fail_call(peer, message.ballot, Reason("deadline", text, missing, waited))
         self._run.tell(CallRefused([peer.id], f"peer {peer.id} {text}"))
 
     def _absent(self, now: Ns, peer: Peer, kind: VoteKind, state: Wait) -> list[PeerId]:
@@ -107,26 +144,58 @@ class Calls:
             # An empty run takes everybody at once; so does one whose members have all gone.
             self._admit(now, {})
             return True
-        for kind in self._kinds():
-            if isinstance(completion(run, kind), Ready):
-                self._complete(now, kind)
-                return True
-        return False
+        if self._syncs.settle(now) or self._topology.settle(now):
+            return True
+        return any(self._settle_kind(now, kind) for kind in self._kinds())
 
     def _kinds(self) -> list[VoteKind]:
         return sorted({peer.ballot.kind for peer in self._run.peers.values() if peer.ballot is not None})
 
-    def _complete(self, now: Ns, kind: VoteKind) -> None:
-        voters = {peer.id: peer.ballot.number for peer in self._run.accepted() if peer.ballot is not None}
-        if kind == "update" and self._run.registered():
-            self._admit(now, voters)
-        else:
-            self._answer(voters)
-
-    def _admit(self, now: Ns, voters: dict[PeerId, int]) -> None:
-        """Let everybody in who is registered, all groups together."""
+    def _settle_kind(self, now: Ns, kind: VoteKind) -> bool:
         run = self._run
-        newcomers = run.registered()
+        if kind == "sync":
+            groups = [group for _, group in sorted(run.groups.items()) if group.ring and group.sync is None]
+            small = [group for group in groups if self._fail_small_syncs(group)]
+            whole = [group for group in groups if isinstance(completion(run, "sync", group.id), Ready)]
+            for group in whole:
+                self._syncs.begin(now, group)
+            return bool(small or whole)
+        if not isinstance(completion(run, kind), Ready):
+            return False
+        short = run.short_of_peers()
+        voters = {
+            peer.id: peer.ballot.number
+            for peer in run.accepted()
+            if peer.ballot is not None and peer.ballot.kind == kind and peer.id not in short
+        }
+        if kind == "update" and run.admissible(short):
+            self._admit(now, voters, short)
+        elif kind == "optimize" and voters:
+            self._topology.begin(now, voters)
+        elif voters:
+            self._run.answer_calls(voters)
+        else:
+            return False
+        return True
+
+    def _fail_small_syncs(self, group: Group) -> bool:
+        """Who syncs must wait for peers first if the group has shrunk below what it needs: others saw it already."""
+        small = [
+            peer
+            for peer in self._run.live(group)
+            if (ballot := self._run.ballot(peer)) and ballot.kind == "sync" and len(group.ring) < ballot.min_world
+        ]
+        for peer in small:
+            assert peer.ballot is not None
+            needed = peer.ballot.min_world
+            text = f"the group has {len(group.ring)} members and needs {needed}"
+            self._run.fail_call(peer, peer.ballot.number, Reason("too_few", text, [], 0, [len(group.ring), needed]))
+        return bool(small)
+
+    def _admit(self, now: Ns, voters: dict[PeerId, int], short: Collection[PeerId] = ()) -> None:
+        """Let everybody in who is registered, all groups together, except where a group waits for still more."""
+        run = self._run
+        newcomers = run.admissible(short)
         groups = {peer.group for peer in newcomers}
         for group in sorted(groups):
             self._epochs.admit(now, run.groups[group], [peer for peer in newcomers if peer.group == group])
@@ -140,18 +209,7 @@ class Calls:
 
     def _finish(self, admission: Admission) -> None:
         self._run.admission = None
-        self._answer(admission.ballots)
-
-    def _answer(self, voters: dict[PeerId, int]) -> None:
-        pending, world = bool(self._run.registered()), self._run.world()
-        for voter, ballot in sorted(voters.items()):
-            peer = self._run.peers[voter]
-            self._run.send(peer, CallDone(ballot, pending, world))
-            peer.answers(ballot)
-
-    def _fail(self, peer: Peer, ballot: int, reason: Reason) -> None:
-        self._run.send(peer, CallFailed(ballot, reason))
-        peer.answers(ballot)
+        self._run.answer_calls(admission.ballots)
 
     # Calls that can never meet
 
@@ -169,19 +227,23 @@ class Calls:
             self._refuse(now, clash_of_calls)
 
     def _refuse(self, now: Ns, clash: Clash) -> None:
+        if clash.op is not None:
+            # First, so that the next op of a caller does not begin in this epoch: it would have the number of this one,
+            # and share its verdict.
+            self._epochs.begin(now, self._run.groups[clash.group], Cause(clash.reason, clash.op))
         for caller in clash.callers:
             peer = self._run.peers[caller]
             if peer.ballot is not None:
-                self._fail(peer, peer.ballot.number, clash.reason)
-        if clash.op is not None:
-            self._epochs.begin(now, self._run.groups[clash.group], Cause(clash.reason, clash.op))
+                self._run.fail_call(peer, peer.ballot.number, clash.reason)
         self._run.tell(CallRefused(clash.reason.peers, clash.reason.text))
 
     def _callers(self) -> Iterator[Caller]:
+        standing = self._run.short_of_members()
         for peer in self._run.accepted():
             ballot = self._run.ballot(peer)
             if ballot is not None:
-                yield Caller(peer.id, peer.group, ballot.kind, ballot.cast, ballot.progress)
+                is_short = peer.id in standing
+                yield Caller(peer.id, peer.group, ballot.kind, ballot.cast, ballot.progress, is_short)
 
     def _working(self) -> Iterator[Working]:
         """The ops that heartbeats name in installed epochs. An op cannot be older than the epoch it runs in."""

@@ -98,6 +98,8 @@ class Epochs:
         """The peer asks to go. A member among others seals first: its word counts in the verdicts."""
         group = self._run.groups[peer.group]
         if peer.standing is not Standing.ACCEPTED or self._run.live(group) == [peer]:
+            if peer.standing is Standing.ACCEPTED:
+                _take_along(group, [peer])
             self._run.remove(peer, "left", "it asked to", Left())
             self._without(now, peer, "left")
         elif not peer.leaving:
@@ -200,11 +202,13 @@ class Epochs:
         ring = self._plan(now, group, change)
         verdicts = self._decide(change.seals, change.causes)
         reason = summary(change.causes)
-        for leaver in [peer for peer in self._run.live(group) if peer.leaving]:
+        leavers = [peer for peer in self._run.live(group) if peer.leaving]
+        for leaver in leavers:
             self._run.remove(leaver, "left", "it asked to", Left())
-        group.ring = ring
+        group.ring, group.wish = ring, []
         if not ring:
             group.change = None
+            _take_along(group, leavers)
             return
         for newcomer in change.admitted:
             self._run.peers[newcomer].standing = Standing.ACCEPTED
@@ -252,6 +256,8 @@ class Epochs:
         while True:
             staying = [peer.id for peer in self._run.live(group) if not peer.leaving]
             candidates = staying + sorted(change.admitted)
+            if sorted(group.wish) == sorted(candidates):
+                candidates = list(group.wish)
             bad = group.edges.bad()
             ring = ring_order(candidates, bad)
             if ring is not None:
@@ -366,3 +372,13 @@ class Epochs:
                 self._run.tell(EdgeBad(group.id, source, target, reason))
                 self.begin(now, group, broken_edge(source, target, reason))
                 return
+
+
+def _take_along(group: Group, leavers: Iterable[Peer]) -> None:
+    """Whoever leaves last, and says so, takes the state along: the run's history has come to its end.
+
+    Unless none of them has it. A survivor that learns that the state is lost leaves, too, and must not thereby make a
+    fresh start out of what needs a checkpoint, or a rollback.
+    """
+    if group.finished is not None and any(peer.id in group.finished.participants for peer in leavers):
+        group.finished = None

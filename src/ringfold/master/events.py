@@ -6,9 +6,11 @@ forgotten the connection; whatever the shell still reports about it is ignored.
 
 from msgspec import Struct
 
+from ringfold.topology.moonshot import Question
+from ringfold.topology.solve import Solution
 from ringfold.wire.events import Notice
 from ringfold.wire.frames import Done, Evidence, Heartbeat
-from ringfold.wire.messages import FromMaster, ToMaster
+from ringfold.wire.messages import FromMaster, GroupId, ToMaster
 
 Ns = int
 """Integer nanoseconds."""
@@ -63,7 +65,14 @@ class Tick(Struct, frozen=True):
     """Comes every 50 ms. All deadlines are judged here."""
 
 
-Event = Opened | Received | Beat | Piece | DoneSeen | Malformed | Closed | Tick
+class MoonshotFound(Struct, frozen=True):
+    """The answer to `StartMoonshot`, where one came."""
+
+    group: GroupId
+    solution: Solution
+
+
+Event = Opened | Received | Beat | Piece | DoneSeen | Malformed | Closed | Tick | MoonshotFound
 
 
 class Send(Struct, frozen=True):
@@ -105,4 +114,12 @@ class Tell(Struct, frozen=True):
     notice: Notice
 
 
-Effect = Send | SendBeat | SendEvidence | Close | Trust | Tell
+class StartMoonshot(Struct, frozen=True):
+    """Search long for a better ring, outside of this process and with what time it leaves. One search at a time: while
+    one is going on, another is not begun."""
+
+    group: GroupId
+    question: Question
+
+
+Effect = Send | SendBeat | SendEvidence | Close | Trust | Tell | StartMoonshot

@@ -7,7 +7,8 @@ and their order around the ring. Everything a master does comes down to three th
 * It changes epochs (`epochs.py`): whoever comes or goes, and whatever breaks, the group seals its epoch, and gets a new
   one with a verdict for each op that was in doubt (`verdicts.py`). Ops themselves need no master; where evidence
   travels through it, it counts Dones and nothing else (`evidence.py`).
-* It answers run-wide calls (`calls.py`), and refuses those that can never meet (`meeting.py`).
+* It answers run-wide calls (`calls.py`), and refuses those that can never meet (`meeting.py`). Two kinds take long: a
+  sync of shared state (`syncs.py`), and the choice of better rings by measured links (`topology.py`).
 
 It trusts nobody. A message that no honest peer could send raises RemoteProtocolError where it is noticed; `step` drops
 the connection that sent it, and a peer behind it is evicted. Messages that merely crossed with a newer decision are
@@ -32,6 +33,7 @@ from ringfold.master.events import (
     Effect,
     Event,
     Malformed,
+    MoonshotFound,
     Ns,
     Opened,
     Piece,
@@ -47,6 +49,8 @@ from ringfold.master.meeting import absent_from
 from ringfold.master.run import Connection, Peer, Run, Standing
 from ringfold.master.settings import MasterSettings
 from ringfold.master.status import render_status, render_waiting
+from ringfold.master.syncs import Syncs
+from ringfold.master.topology import Topology
 from ringfold.master.verdicts import Cause
 from ringfold.master.words import named, names, seconds
 from ringfold.wire.descriptor import describe
@@ -60,6 +64,7 @@ from ringfold.wire.messages import (
     Hello,
     Leave,
     LinkLost,
+    Measured,
     OpCancelled,
     OpMismatch,
     OpRef,
@@ -72,14 +77,15 @@ from ringfold.wire.messages import (
     SealedOp,
     Status,
     StatusRequest,
+    SyncReport,
     ToMaster,
     Verdict,
     Vote,
     VoteWithdrawn,
-    Waiting,
     Welcome,
 )
 from ringfold.wire.proof import prove, proven
+from ringfold.wire.status import Waiting
 
 OLDEST_VERSION = PROTOCOL_VERSION
 MIN_NONCE_BYTES = 16
@@ -99,7 +105,9 @@ class Master:
         self._clock = PatientClock(started_ns)
         self._run = Run(settings)
         self._epochs = Epochs(self._run, run_secret, fence, lambda seals, causes: self._verdicts(seals, causes))
-        self._calls = Calls(self._run, self._epochs)
+        self._syncs = Syncs(self._run, run_secret)
+        self._topology = Topology(self._run, self._epochs, run_secret)
+        self._calls = Calls(self._run, self._epochs, self._syncs, self._topology)
         self._beat_number = 0
         self._beat_ns = started_ns
 
@@ -114,7 +122,7 @@ class Master:
                 return out
             self._apply(now_ns, now, event)
         except RemoteProtocolError as error:
-            assert not isinstance(event, Tick)
+            assert not isinstance(event, Tick | MoonshotFound)
             self._drop(now, event.conn, str(error))
         while self._epochs.advance(now) or self._calls.settle(now):
             pass
@@ -134,8 +142,12 @@ class Master:
         """The verdict rule. A method, so that a simulation can plant a wrong one and must find it."""
         return verdicts.decide(seals, causes)
 
-    def _apply(self, now_ns: Ns, now: Ns, event: Opened | Received | Beat | Piece | Malformed | Closed | Tick) -> None:
+    def _apply(self, now_ns: Ns, now: Ns, event: Event) -> None:
         match event:
+            case DoneSeen():
+                self._done(now, event)
+            case MoonshotFound(group, solution):
+                self._topology.found(group, solution)
             case Opened():
                 self._open(now, event)
             case Received(conn, message):
@@ -255,6 +267,10 @@ class Master:
                 self._epochs.link_lost(now, peer, message)
             case Leave():
                 self._epochs.leave(now, peer, message)
+            case SyncReport():
+                self._syncs.report(now, peer, message)
+            case Measured():
+                self._topology.measured(now, peer, message)
             case OpMismatch() | OpTimeout() | OpCancelled():
                 self._op_failed(now, peer, message)
             case Hello() | StatusRequest():
@@ -334,6 +350,7 @@ class Master:
             peer.echoed = now
         peer.heard = peer.beat_at = now
         peer.beat = beat
+        self._topology.beat(now, peer, beat)
 
     def _piece(self, now: Ns, conn: Conn) -> None:
         """Heartbeats and echoes wait behind a large frame; its bytes are signs of life as well."""
@@ -352,6 +369,7 @@ class Master:
         for peer in list(self._run.peers.values()):
             self._judge(now, peer)
         self._epochs.tick(now)
+        self._topology.tick(now)
         self._calls.tick(now)
 
     def _send_beats(self, now_ns: Ns) -> None:

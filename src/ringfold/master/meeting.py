@@ -1,8 +1,10 @@
 """Calls that can never meet.
 
-Two peers that wait in different run-wide calls wait for each other for ever; so do one in a run-wide call and one in an
-op that needs it. Both are faults of the program, and both sides are told within a second. Peers in user code, or in ops
-under other tags, are no such case: they may still come, and are left to the deadline.
+Two peers that wait in different run-wide calls wait for each other for ever; so do two of one group of which one is in
+a sync and the other in another call, and one in a call and one in an op that needs it. These are faults of the program,
+and both sides are told within a second. Peers in user code, or in ops under other tags, are no such case: they may
+still come, and are left to the deadline. Nor is a peer whose update waits for more members: nobody outside its group
+waits for it.
 
 A situation counts only when it has lasted for a while, because a peer's heartbeat is a little old: between two beats
 its op may have ended.
@@ -19,13 +21,17 @@ from ringfold.wire.messages import GroupId, OpRef, PeerId, Reason, Tag, VoteKind
 
 
 class Caller(Struct, frozen=True):
-    """A peer that waits in a run-wide call since `since`, and how many ops it had committed by then."""
+    """A peer that waits in a call since `since`, and how many ops it had committed by then.
+
+    Who `is_short_of_peers` waits for members that its group does not have yet.
+    """
 
     peer: PeerId
     group: GroupId
     kind: VoteKind
     since: Ns
     progress: Mapping[Tag, int]
+    is_short_of_peers: bool = False
 
 
 class Working(Struct, frozen=True):
@@ -48,11 +54,21 @@ class Clash(Struct, frozen=True):
 
 
 def clashing_calls(now: Ns, callers: Sequence[Caller], patience: Ns) -> Clash | None:
-    """Peers that wait in different calls, for long enough."""
-    patient = [caller for caller in callers if now - caller.since >= patience]
+    """Peers that wait in different calls, for long enough: in one group, or in different calls of the run."""
+    groups = [[caller for caller in callers if caller.group == group] for group in {each.group for each in callers}]
+    of_the_run = [caller for caller in callers if caller.kind != "sync" and not caller.is_short_of_peers]
+    for together in (*sorted(groups, key=lambda group: group[0].group), of_the_run):
+        clash = _different_calls(now, together, patience)
+        if clash is not None:
+            return clash
+    return None
+
+
+def _different_calls(now: Ns, callers: Sequence[Caller], patience: Ns) -> Clash | None:
     by_kind: dict[VoteKind, list[PeerId]] = {}
-    for caller in patient:
-        by_kind.setdefault(caller.kind, []).append(caller.peer)
+    for caller in callers:
+        if now - caller.since >= patience:
+            by_kind.setdefault(caller.kind, []).append(caller.peer)
     if len(by_kind) < 2:
         return None
     sides = [f"{names(peers)} {_wait(peers)} in {CALL[kind]}" for kind, peers in sorted(by_kind.items(), key=_first)]

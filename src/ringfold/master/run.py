@@ -7,6 +7,7 @@ id. Peer ids are the count of registrations, so the peers are in order of age wh
 Time in here is the master's own (see `liveness.py`).
 """
 
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal
@@ -18,18 +19,25 @@ from ringfold.master.evidence import Collector
 from ringfold.master.liveness import MS
 from ringfold.master.settings import MasterSettings
 from ringfold.master.verdicts import Cause
+from ringfold.state.election import Finished, Plan
+from ringfold.topology.bandwidth import BandwidthStore
 from ringfold.topology.ring import Edge
 from ringfold.wire.events import Notice, PeerGone
 from ringfold.wire.frames import Announced, Heartbeat
 from ringfold.wire.messages import (
+    CallDone,
+    CallFailed,
     EdgeFailure,
     Epoch,
     EvidenceBy,
     FromMaster,
     GroupId,
     Hello,
+    Measured,
     Member,
+    Offer,
     PeerId,
+    Reason,
     SealedOp,
     Tag,
     VoteKind,
@@ -71,6 +79,8 @@ class Ballot:
     epoch: Epoch
     min_world: int
     progress: dict[Tag, int]
+    offer: Offer | None
+    """What the peer brings to a sync."""
     asked: Ns
     """When the call was first heard of; the peer casts it again after each epoch change."""
     cast: Ns
@@ -135,6 +145,25 @@ class LostLink:
 
 
 @dataclass(slots=True)
+class Sync:
+    """A sync that is decided: the blocks are on their way. Epoch changes do not touch it; a death takes a peer out."""
+
+    number: int
+    since: Ns
+    plan: Plan
+    ballots: dict[PeerId, int]
+    """Who takes part, and waits for its end."""
+    holders: set[PeerId]
+    """Who has all of the winning state by now."""
+    unfinished: set[PeerId]
+    """Who does not."""
+    told: Ns = 0
+    """When everybody was last told that it goes on."""
+    corrupt: set[PeerId] = field(default_factory=set)
+    """From whom somebody got a wrong block."""
+
+
+@dataclass(slots=True)
 class Group:
     """Peers that reduce with each other. A group stays known when it is empty, so that no epoch number comes twice."""
 
@@ -151,6 +180,45 @@ class Group:
     lost_links: dict[Edge, LostLink] = field(default_factory=dict)
     """Links of the installed epoch that broke just now; a death may explain them."""
     installed: Ns = 0
+    sync: Sync | None = None
+    """The sync in progress."""
+    finished: Finished | None = None
+    """The last sync that finished: what the next one is measured by."""
+    wish: list[PeerId] = field(default_factory=list)
+    """The ring that the next epoch is to have, if its members are still these."""
+    moonshot: list[PeerId] = field(default_factory=list)
+    """A ring that a long search has found since the last `optimize_topology`."""
+
+
+@dataclass(slots=True)
+class LinkTest:
+    """A measurement of one pair, both ways at once. `reports` are from those ends that have measured."""
+
+    pair: Edge
+    dialer: PeerId
+    deadline: Ns
+    reports: dict[PeerId, Measured] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Optimisation:
+    """An optimize vote that completed: first links are measured, then rings chosen, then epochs installed."""
+
+    since: Ns
+    ballots: dict[PeerId, int]
+    groups: list[GroupId]
+    rounds: list[list[Edge]]
+    """The rounds that have not begun."""
+    begun: int = 0
+    """How many rounds have."""
+    tests: dict[int, LinkTest] = field(default_factory=dict)
+    """Those of the present round that are not over, by their number."""
+    measured: int = 0
+    failed_once: dict[Edge, str] = field(default_factory=dict)
+    """Pairs that are to be tried from the other end, and why the first try failed."""
+    failed: dict[Edge, str] = field(default_factory=dict)
+    changing: set[GroupId] | None = None
+    """Once the rings are chosen: the groups that get another one."""
 
 
 @dataclass(slots=True)
@@ -174,6 +242,14 @@ class Run:
         self.admission: Admission | None = None
         self.registrations = 0
         self.epochs = 0
+        self.syncs = 0
+        """How many syncs were ever begun, over all groups."""
+        self.optimisation: Optimisation | None = None
+        self.tests = 0
+        """How many measurements were ever begun."""
+        self.links = BandwidthStore()
+        self.unmeasured: dict[PeerId, Ns] = {}
+        """The ends of links that could not be measured, and since when that is known."""
         self.out: list[Effect] = []
 
     # Looking
@@ -203,6 +279,38 @@ class Run:
             return None
         group = self.groups[peer.group]
         return ballot if group.change is None and ballot.epoch == group.epoch else None
+
+    def short_of_peers(self) -> set[PeerId]:
+        """Who waits in an update while its group has too few peers for one of those in it who do.
+
+        Other groups do not wait for these peers. Their own group goes on together, so nobody in it is content alone.
+        """
+        return self._short_of(self.size)
+
+    def short_of_members(self) -> set[PeerId]:
+        """Who waits in an update for its group to grow, even if enough peers are registered by now.
+
+        They can call nothing else before an update has let those in, so no other call waits for them.
+        """
+        return self._short_of(lambda group: len(self.groups[group].ring))
+
+    def _short_of(self, size: Callable[[GroupId], int]) -> set[PeerId]:
+        waiting: dict[GroupId, dict[PeerId, int]] = {}
+        for peer in self.accepted():
+            ballot = self.ballot(peer)
+            if ballot is not None and ballot.kind == "update":
+                waiting.setdefault(peer.group, {})[peer.id] = ballot.min_world
+        short = [wanted for group, wanted in waiting.items() if max(wanted.values()) > size(group)]
+        return {peer for wanted in short for peer in wanted}
+
+    def admissible(self, short: Collection[PeerId]) -> list[Peer]:
+        """Who may be admitted now: everybody who is registered, except for a group that waits for still more."""
+        waiting = {self.peers[peer].group for peer in short}
+        return [peer for peer in self.registered() if peer.group not in waiting]
+
+    def size(self, group: GroupId) -> int:
+        """How many peers a group has, those that wait to be admitted among them."""
+        return sum(peer.group == group for peer in self.peers.values())
 
     def announced(self, peer: Peer) -> list[Announced]:
         """The ops of its group's newest epoch that the peer's last heartbeat named."""
@@ -236,6 +344,18 @@ class Run:
 
     def tell(self, notice: Notice) -> None:
         self.out.append(Tell(notice))
+
+    def answer_calls(self, ballots: dict[PeerId, int]) -> None:
+        """A run-wide call is complete: all its voters hear the same answer."""
+        pending, world = bool(self.registered()), self.world()
+        for voter, ballot in sorted(ballots.items()):
+            peer = self.peers[voter]
+            self.send(peer, CallDone(ballot, pending, world))
+            peer.answers(ballot)
+
+    def fail_call(self, peer: Peer, ballot: int, reason: Reason) -> None:
+        self.send(peer, CallFailed(ballot, reason))
+        peer.answers(ballot)
 
     def register(self, now: Ns, connection: Connection, hello: Hello) -> Peer:
         """A new peer under a new id. Accepted peers hear of it by the count of registrations."""
@@ -274,4 +394,12 @@ class Run:
             group.change.newcomers.discard(peer.id)
         if self.admission is not None:
             self.admission.ballots.pop(peer.id, None)
+        if self.optimisation is not None:
+            self.optimisation.ballots.pop(peer.id, None)
+        self.links.forget_peer(peer.id)
+        self.unmeasured.pop(peer.id, None)
+        if group.sync is not None:
+            group.sync.ballots.pop(peer.id, None)
+            group.sync.holders.discard(peer.id)
+            group.sync.unfinished.discard(peer.id)
         self.tell(PeerGone(peer.id, peer.member.name, how, reason))

@@ -11,6 +11,9 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from types import TracebackType
+from typing import assert_never
+
+import msgspec
 
 from ringfold.config import is_loopback, split_address
 from ringfold.errors import ConfigError, RemoteProtocolError
@@ -23,12 +26,14 @@ from ringfold.master.events import (
     Effect,
     Event,
     Malformed,
+    MoonshotFound,
     Opened,
     Piece,
     Received,
     Send,
     SendBeat,
     SendEvidence,
+    StartMoonshot,
     Tell,
     Tick,
     Trust,
@@ -36,8 +41,10 @@ from ringfold.master.events import (
 from ringfold.master.machine import Master
 from ringfold.master.settings import MasterSettings
 from ringfold.runtime import server as rim
+from ringfold.runtime.aside import ask_aside
 from ringfold.runtime.clock import monotonic_ns
 from ringfold.runtime.entropy import random_bytes
+from ringfold.topology.moonshot import Answer, Question
 from ringfold.wire.events import Notice
 from ringfold.wire.frames import (
     MAX_FRAME_BYTES,
@@ -50,10 +57,11 @@ from ringfold.wire.frames import (
     master_beat,
     message_frame,
 )
-from ringfold.wire.messages import FromMaster
+from ringfold.wire.messages import FromMaster, GroupId
 from ringfold.wire.proof import NONCE_BYTES
 
 TICK_S = 0.05
+MOONSHOT_S = 60.0
 FLUSH_S = 1.0
 MAX_QUEUED_BYTES = 256 * 1024 * 1024
 """A peer with more than this queued for it does not read, and is given up."""
@@ -89,6 +97,7 @@ class MasterServer:
         self._leaving: dict[asyncio.Transport, asyncio.TimerHandle] = {}
         self._last_conn = 0
         self._encoded: tuple[FromMaster, bytes] | None = None
+        self._moonshot: asyncio.Task[None] | None = None
         self._one_left = asyncio.Event()
         self._stopping: asyncio.Event | None = None
         self._failure: BaseException | None = None
@@ -107,9 +116,10 @@ class MasterServer:
                 ready()
             await self._stopping.wait()
         finally:
-            if ticking is not None:
-                ticking.cancel()
-                await asyncio.gather(ticking, return_exceptions=True)
+            tasks = [task for task in (ticking, self._moonshot) if task is not None]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
             await self._shut()
         if self._failure is not None:
             raise self._failure
@@ -181,6 +191,25 @@ class MasterServer:
                     self._say_goodbye(door)
             case Tell(notice):
                 self._tell(notice)
+            case StartMoonshot(group, question):
+                if self._moonshot is None or self._moonshot.done():
+                    self._moonshot = asyncio.create_task(self._search(group, question), name="ringfold moonshot")
+            case _:
+                assert_never(effect)
+
+    async def _search(self, group: GroupId, question: Question) -> None:
+        """The long search for a better ring. Nobody waits for it, so that its failure is only logged."""
+        try:
+            said = await ask_aside("ringfold.topology.moonshot", msgspec.json.encode(question), MOONSHOT_S)
+        except OSError as error:
+            _log.warning("the long search for a better ring cannot be started: %s", error)
+            return
+        if said is None:
+            _log.info("the long search for a better ring of group %d came to nothing", group)
+            return
+        found = msgspec.json.decode(said, type=Answer)
+        if found.solution is not None:
+            self.step(MoonshotFound(group, found.solution))
 
     def _tell(self, notice: Notice) -> None:
         """Log it, and pass it to the observer. A run does not end because its observer does."""

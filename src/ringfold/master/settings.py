@@ -1,8 +1,9 @@
 """The settings of a master: frozen, with the unit in the name, checked where they are made."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, cast
 
+from ringfold.config import Resolved
 from ringfold.errors import ConfigError
 from ringfold.wire.messages import EvidenceBy, Liveness
 
@@ -26,6 +27,9 @@ class MasterSettings:
     edge_stall_ms: int = 2_000
     bad_edge_s: int = 60
     meet_ms: int = 500
+    stale_s: int = 600
+    measure_ms: int = 4_000
+    """How long one measurement may take in all, the way to the other peer and its handshake included."""
     max_proposals: int = 8
     max_unproven: int = 256
 
@@ -36,10 +40,10 @@ class MasterSettings:
         if not 0 < alive.heartbeat_ms < alive.suspect_after_ms < alive.evict_after_ms:
             raise ConfigError("need 0 < heartbeat_ms < suspect_after_ms < evict_after_ms")
         positive = ("segment_bytes", "lanes", "seal_ms", "attach_ms", "handshake_ms", "edge_stall_ms", "bad_edge_s")
-        for name in (*positive, "max_proposals", "max_unproven"):
+        for name in (*positive, "max_proposals", "max_unproven", "measure_ms"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("small_bytes", "link_grace_ms", "meet_ms"):
+        for name in ("small_bytes", "link_grace_ms", "meet_ms", "stale_s"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must not be negative, but is {getattr(self, name)}")
 
@@ -56,3 +60,19 @@ class MasterSettings:
         worth more than the bytes.
         """
         return max(self.small_bytes, 4 * self.small_bytes // max(1, members - 1))
+
+
+def master_settings(resolved: Resolved) -> MasterSettings:
+    """The master's own settings out of all settings."""
+    return MasterSettings(
+        evidence=cast(Literal["auto", "ring", "master"], resolved.text("evidence")),
+        small_bytes=resolved.integer("small_bytes"),
+        segment_bytes=resolved.integer("segment_bytes"),
+        lanes=resolved.integer("lanes"),
+        stale_s=resolved.integer("stale_s"),
+        liveness=Liveness(
+            heartbeat_ms=resolved.integer("heartbeat_ms"),
+            suspect_after_ms=resolved.integer("suspect_after_ms"),
+            evict_after_ms=resolved.integer("evict_after_ms"),
+        ),
+    )

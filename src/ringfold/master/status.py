@@ -1,9 +1,12 @@
 """The run as people see it: `ringfold status`, with the classic phase names, and what is waited for.
 
 The classic names map to few states. A peer is PEER_REGISTERED until a vote lets it in, PEER_ACCEPTED until its first
-epoch is recorded, CONNECTING_TO_PEERS while its group's epoch changes, VOTE_ACCEPT_NEW_PEERS while it waits in
-`update_topology`, COLLECTIVE_COMMUNICATIONS_RUNNING while its heartbeats name ops, else IDLE. An op is VOTE_INITIATE
-while some members have come to it, PERFORM when all have, VOTE_COMPLETE when some are done.
+epoch is recorded, DISTRIBUTE_SHARED_STATE while it takes part in a sync that is decided, CONNECTING_TO_PEERS while its
+group's epoch changes, VOTE_ACCEPT_NEW_PEERS, VOTE_SYNC_SHARED_STATE or VOTE_OPTIMIZE_TOPOLOGY while it waits in
+`update_topology`, `sync_shared_state` or `optimize_topology`, OPTIMIZE_TOPOLOGY while links are measured for it,
+COLLECTIVE_COMMUNICATIONS_RUNNING while its heartbeats name ops, else IDLE; for a minute after one of its links could
+not be measured, OPTIMIZE_TOPOLOGY_FAILED instead of IDLE. An op is VOTE_INITIATE while some members have come to it,
+PERFORM when all have, VOTE_COMPLETE when some are done.
 """
 
 from collections.abc import Iterator
@@ -13,12 +16,21 @@ from ringfold.master.epochs import Epochs
 from ringfold.master.events import Ns
 from ringfold.master.liveness import MS, silent_ms
 from ringfold.master.run import Group, Peer, Run, Standing
+from ringfold.master.topology import waits_for
 from ringfold.master.verdicts import summary
-from ringfold.master.words import CALL, named, seconds
+from ringfold.master.words import CALL, named, names, seconds
 from ringfold.wire.frames import Announced
-from ringfold.wire.messages import GroupStatus, OpRef, PeerId, PeerStatus, Status, VoteKind, Waiting
+from ringfold.wire.messages import GroupId, OpRef, PeerId, VoteKind
+from ringfold.wire.status import GroupStatus, LinkStatus, PeerStatus, Status, Waiting
 
-_KINDS: tuple[VoteKind, ...] = ("update", "pending")
+LINKS_SHOWN = 4_096
+"""All links of 64 peers."""
+_RUN_WIDE: tuple[VoteKind, ...] = ("update", "pending", "optimize")
+_VOTING: dict[VoteKind, str] = {
+    "update": "VOTE_ACCEPT_NEW_PEERS",
+    "sync": "VOTE_SYNC_SHARED_STATE",
+    "optimize": "VOTE_OPTIMIZE_TOPOLOGY",
+}
 
 
 def render_status(run: Run, epochs: Epochs, now: Ns, fence: int, uptime_ms: int) -> Status:
@@ -31,12 +43,15 @@ def render_status(run: Run, epochs: Epochs, now: Ns, fence: int, uptime_ms: int)
         peers=[_peer(run, now, peer) for peer in run.peers.values()],
         groups=[_group(group) for _, group in sorted(run.groups.items()) if group.ring or group.change],
         waiting=render_waiting(run, epochs, now),
+        links=_links(run, now),
+        known_links=len(run.links),
     )
 
 
 def render_waiting(run: Run, epochs: Epochs, now: Ns) -> list[Waiting]:
-    """Changes first, because everything else waits for them; then calls, newcomers, and ops."""
-    return [*_changes(run, epochs, now), *_calls(run, now), *_newcomers(run, now), *_ops(run, now)]
+    """Changes first, because everything else waits for them; then syncs, calls, newcomers, and ops."""
+    calls = [*_syncs(run, now), *_optimisation(run, epochs, now), *_calls(run, now), *_newcomers(run, now)]
+    return [*_changes(run, epochs, now), *calls, *_ops(run, now)]
 
 
 def _peer(run: Run, now: Ns, peer: Peer) -> PeerStatus:
@@ -64,12 +79,25 @@ def _phase(run: Run, peer: Peer) -> str:
         return "PEER_REGISTERED"
     if peer.standing is Standing.ADMITTED:
         return "PEER_ACCEPTED"
-    if run.groups[peer.group].change is not None:
+    group = run.groups[peer.group]
+    if group.sync is not None and peer.id in group.sync.ballots:
+        return "DISTRIBUTE_SHARED_STATE"
+    going = run.optimisation
+    is_in = going is not None and peer.id in going.ballots
+    if going is not None and is_in and going.changing is None:
+        return "OPTIMIZE_TOPOLOGY"
+    if group.change is not None:
         return "CONNECTING_TO_PEERS"
+    if is_in:
+        return "OPTIMIZE_TOPOLOGY"
     ballot = run.ballot(peer)
-    if (ballot is not None and ballot.kind == "update") or (run.admission and peer.id in run.admission.ballots):
-        return "VOTE_ACCEPT_NEW_PEERS"
-    return "COLLECTIVE_COMMUNICATIONS_RUNNING" if run.announced(peer) else "IDLE"
+    if run.admission and peer.id in run.admission.ballots:
+        return _VOTING["update"]
+    if ballot is not None and ballot.kind in _VOTING:
+        return _VOTING[ballot.kind]
+    if run.announced(peer):
+        return "COLLECTIVE_COMMUNICATIONS_RUNNING"
+    return "OPTIMIZE_TOPOLOGY_FAILED" if peer.id in run.unmeasured else "IDLE"
 
 
 def _op_phases(run: Run, group: Group) -> dict[tuple[int, int], str]:
@@ -112,14 +140,48 @@ def _changes(run: Run, epochs: Epochs, now: Ns) -> Iterator[Waiting]:
         yield Waiting(what, waiting, missing, (now - change.since) // MS)
 
 
+def _syncs(run: Run, now: Ns) -> Iterator[Waiting]:
+    for _, group in sorted(run.groups.items()):
+        sync = group.sync
+        if sync is not None:
+            holders = names(sorted(sync.holders))
+            what = f"group {group.id}: sync {sync.number} of revision {sync.plan.revision} from {holders}"
+            yield Waiting(what, sorted(sync.ballots), sorted(sync.unfinished), (now - sync.since) // MS)
+
+
+def _optimisation(run: Run, epochs: Epochs, now: Ns) -> Iterator[Waiting]:
+    going = run.optimisation
+    if going is None:
+        return
+    pairs = ", ".join(f"{a} - {b}" for a, b in sorted(test.pair for test in going.tests.values()))
+    rounds = going.begun + len(going.rounds)
+    stage = f"round {going.begun} of {rounds} measures {pairs}" if pairs else "better rings are installed"
+    late = waits_for(run, epochs, going)
+    yield Waiting(f"optimize_topology: {stage}", sorted(going.ballots), late, (now - going.since) // MS)
+
+
+def _links(run: Run, now: Ns) -> list[LinkStatus]:
+    newest = sorted(run.links.entries(), key=lambda item: (-item[1].at_ns, item[0]))[:LINKS_SHOWN]
+    return [
+        LinkStatus(*edge, entry.bytes_per_s, entry.delay_us, max(0, now - entry.at_ns) // MS, entry.source)
+        for edge, entry in newest
+    ]
+
+
 def _calls(run: Run, now: Ns) -> Iterator[Waiting]:
-    for kind in _KINDS:
-        voters = [peer for peer in run.accepted() if peer.ballot is not None and peer.ballot.kind == kind]
-        state = completion(run, kind)
-        if voters and isinstance(state, Wait):
-            since = min(peer.ballot.asked for peer in voters if peer.ballot is not None)
-            what = f"{CALL[kind]}: {state.why}"
-            yield Waiting(what, [peer.id for peer in voters], state.missing, (now - since) // MS)
+    calls: list[tuple[VoteKind, GroupId | None]] = [(kind, None) for kind in _RUN_WIDE]
+    calls += [("sync", group) for group in sorted(run.groups)]
+    for kind, group in calls:
+        ballots = {
+            peer.id: peer.ballot
+            for peer in run.accepted()
+            if peer.ballot is not None and peer.ballot.kind == kind and group in (None, peer.group)
+        }
+        state = completion(run, kind, group)
+        if ballots and isinstance(state, Wait):
+            since = min(ballot.asked for ballot in ballots.values())
+            where = "" if group is None else f"group {group}: "
+            yield Waiting(f"{where}{CALL[kind]}: {state.why}", list(ballots), state.missing, (now - since) // MS)
 
 
 def _newcomers(run: Run, now: Ns) -> Iterator[Waiting]:

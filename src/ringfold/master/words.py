@@ -4,7 +4,12 @@ from collections.abc import Iterable
 
 from ringfold.wire.messages import OpRef, PeerId, VoteKind
 
-CALL: dict[VoteKind, str] = {"update": "update_topology", "pending": "are_peers_pending"}
+CALL: dict[VoteKind, str] = {
+    "update": "update_topology",
+    "pending": "are_peers_pending",
+    "sync": "sync_shared_state",
+    "optimize": "optimize_topology",
+}
 
 
 def names(peers: Iterable[PeerId]) -> str:

@@ -1,0 +1,195 @@
+"""Syncs: from the offers of a group's members to the same state on all of them.
+
+    every member waits in sync_shared_state --elect--> SyncPlan to each --all who fetch are complete--> SyncDone to each
+                                                           |
+                                                           +-- who is stuck, or at fault --> CallFailed to that one
+
+The election (`state/election.py`) decides at one instant, from the offers and from the last sync that finished. From
+then on the sync lives by itself: epochs may change under it, a death takes a peer out of it, and who fetches finds its
+way around a holder that is gone: it finds out by itself when nobody is left from whom the rest can be had. A receiver
+that is complete counts as a holder.
+
+The sync ends when nobody is unfinished. A peer that is at fault (its revision jumped, its keys differ, its own state
+changed while it was sent), or stuck, fails alone, and the others go on without it: it did not take part, so that at the
+next sync it has no vote and receives. When all fail because the state is lost, the next sync says so, too.
+"""
+
+from collections.abc import Mapping
+
+from ringfold.errors import RemoteProtocolError
+from ringfold.master.events import Ns
+from ringfold.master.run import Group, Peer, Run, Sync
+from ringfold.master.words import names
+from ringfold.state.election import Decision, Failed, Finished, elect
+from ringfold.state.hashing import digest_bytes
+from ringfold.wire.events import CallRefused, StateRolledBack, SyncBegun, SyncEnded
+from ringfold.wire.messages import (
+    Offer,
+    PeerId,
+    Reason,
+    SyncDone,
+    SyncGoesOn,
+    SyncPlan,
+    SyncReport,
+)
+from ringfold.wire.proof import derive
+
+MAX_KEYS = 200_000
+GOES_ON_NS = 2_000_000_000
+_U63 = 1 << 63
+
+
+class Syncs:
+    """The syncs of all groups."""
+
+    def __init__(self, run: Run, run_secret: bytes) -> None:
+        self._run = run
+        self._secret = run_secret
+
+    def begin(self, now: Ns, group: Group) -> None:
+        """Every member of the group has made its offer: decide."""
+        run = self._run
+        members = run.live(group)
+        ballots = {peer.id: peer.ballot for peer in members if peer.ballot is not None}
+        offers = {peer: ballot.offer for peer, ballot in ballots.items() if ballot.offer is not None}
+        decision = self._elect(offers, group.finished)
+        if isinstance(decision, Failed):
+            for peer in members:
+                self._run.fail_call(peer, ballots[peer.id].number, decision.reasons[peer.id])
+            self._tell_once(list(decision.reasons.values()))
+            return
+        for peer_id, reason in sorted(decision.rejected.items()):
+            self._run.fail_call(run.peers[peer_id], ballots[peer_id].number, reason)
+        self._tell_once(list(decision.rejected.values()))
+        if decision.rollback and group.finished is not None:
+            run.tell(StateRolledBack(group.id, decision.revision, group.finished.revision))
+        run.syncs += 1
+        taking_part = {peer: ballot.number for peer, ballot in ballots.items() if peer not in decision.rejected}
+        fetching = {peer for peer, keys in decision.fetch.items() if keys}
+        sync = Sync(run.syncs, now, decision, taking_part, set(decision.holders), fetching)
+        for peer_id, ballot in taking_part.items():
+            run.peers[peer_id].answers(ballot)
+        group.sync = sync
+        self._send_plans(group, sync)
+        run.tell(SyncBegun(group.id, sync.number, decision.revision, sorted(sync.holders), sorted(fetching)))
+
+    def _elect(self, offers: Mapping[PeerId, Offer], last: Finished | None) -> Decision:
+        return elect(offers, last)
+
+    def _send_plans(self, group: Group, sync: Sync) -> None:
+        run, plan = self._run, sync.plan
+        secret = derive(self._secret, "sync", sync.number)
+        holders = [run.peers[peer].member for peer in sorted(sync.holders)]
+        receivers = [run.peers[peer].member for peer in sorted(sync.unfinished)]
+        for peer_id, ballot in sorted(sync.ballots.items()):
+            fetch = plan.fetch.get(peer_id, [])
+            message = SyncPlan(ballot, sync.number, plan.revision, secret, holders, receivers, list(fetch))
+            run.send(run.peers[peer_id], message)
+
+    def report(self, now: Ns, peer: Peer, report: SyncReport) -> None:
+        """A peer says how the sync goes there. A report that crossed with the sync's end is void."""
+        group = self._run.groups[peer.group]
+        sync = group.sync
+        if sync is None or sync.number != report.sync or peer.id not in sync.ballots:
+            return
+        known = sorted({*report.blame} & {*group.ring})
+        match report.outcome:
+            case "progress":
+                self._goes_on(now, sync)
+            case "complete":
+                sync.unfinished.discard(peer.id)
+                sync.holders.add(peer.id)
+            case "changed":
+                text = f"the shared state of peer {peer.id} changed during the sync: {report.text}"
+                self._out(group, sync, peer, Reason("hash", text))
+            case "stuck":
+                self._out(group, sync, peer, self._stuck(sync, peer, known, report.text))
+            case "corrupt":
+                sync.corrupt.update(known)
+                text = f"peer {peer.id} got a wrong block from {names(known)}: {report.text}"
+                self._run.tell(CallRefused(known, text))
+
+    def _goes_on(self, now: Ns, sync: Sync) -> None:
+        """A large state takes its time: as long as it moves, nobody's call runs out. Told now and then."""
+        if now - sync.told < GOES_ON_NS:
+            return
+        sync.told = now
+        for peer, ballot in sorted(sync.ballots.items()):
+            self._run.send(self._run.peers[peer], SyncGoesOn(ballot))
+
+    def _stuck(self, sync: Sync, peer: Peer, blame: list[PeerId], why: str) -> Reason:
+        """Why a peer did not get the state: it is lost to all, or those who have it gave it wrongly, or not at all.
+
+        A holder that dies may still count as one here: its visitors often notice before its own connection says so.
+        """
+        revision = sync.plan.revision
+        there = [holder for holder in sync.plan.holders if holder in self._run.peers]
+        if not sync.holders and not there:
+            text = f"revision {revision} of the shared state is lost: everybody who had it is gone ({why})"
+            return Reason("state_lost", text, blame, 0, [revision])
+        if not sync.holders:
+            text = f"peer {peer.id} could not get revision {revision}: {names(there)} gave the sync up ({why})"
+            return Reason("state", text, there)
+        text = f"peer {peer.id} could not get revision {revision} from {names(blame or sorted(sync.holders))}: {why}"
+        return Reason("hash" if sync.corrupt & {*blame} else "state", text, blame)
+
+    def _out(self, group: Group, sync: Sync, peer: Peer, reason: Reason) -> None:
+        """A peer takes no part any more."""
+        self._run.fail_call(peer, sync.ballots.pop(peer.id), reason)
+        sync.unfinished.discard(peer.id)
+        sync.holders.discard(peer.id)
+        self._run.tell(CallRefused(reason.peers or [peer.id], reason.text))
+
+    def withdraw(self, peer: Peer, ballot: int) -> tuple[list[PeerId], str] | None:
+        """The peer's time is over. Whom it waits for, and what they did not do; None if it is in no sync."""
+        sync = self._run.groups[peer.group].sync
+        if sync is None or sync.ballots.get(peer.id) != ballot:
+            return None
+        is_receiver = peer.id in sync.unfinished
+        givers = sorted(sync.holders) or [holder for holder in sync.plan.holders if holder in self._run.peers]
+        late = (givers, "give it") if is_receiver else (sorted(sync.unfinished), "get")
+        del sync.ballots[peer.id]
+        sync.unfinished.discard(peer.id)
+        sync.holders.discard(peer.id)
+        return late
+
+    def settle(self, now: Ns) -> bool:
+        """End the syncs in which nobody is unfinished. False if there is none."""
+        ended = False
+        for _, group in sorted(self._run.groups.items()):
+            sync = group.sync
+            if sync is None or sync.unfinished:
+                continue
+            group.sync = None
+            ended = True
+            if sync.ballots:
+                self._finish(now, group, sync)
+        return ended
+
+    def _finish(self, now: Ns, group: Group, sync: Sync) -> None:
+        run, plan = self._run, sync.plan
+        group.finished = plan.finished(sync.ballots)
+        for peer, ballot in sorted(sync.ballots.items()):
+            run.send(run.peers[peer], SyncDone(ballot, sync.number, plan.revision))
+        run.tell(SyncEnded(group.id, sync.number, plan.revision, (now - sync.since) // 1_000_000))
+
+    def _tell_once(self, reasons: list[Reason]) -> None:
+        for text in dict.fromkeys(reason.text for reason in reasons):
+            peers = sorted({peer for reason in reasons if reason.text == text for peer in reason.peers})
+            self._run.tell(CallRefused(peers, text))
+
+
+def check_offer(offer: Offer) -> None:
+    """Refuse an offer that no honest peer makes."""
+    if not 0 <= offer.revision < _U63:
+        raise RemoteProtocolError(f"its offer has revision {offer.revision}")
+    if len(offer.keys) > MAX_KEYS:
+        raise RemoteProtocolError(f"its offer has {len(offer.keys)} keys (limit {MAX_KEYS})")
+    previous = ""
+    for key in offer.keys:
+        if key.name <= previous:
+            raise RemoteProtocolError(f"the keys of its offer are not sorted: {key.name!r} after {previous!r}")
+        expected = 0 if key.may_differ else digest_bytes(offer.hash)
+        if len(key.root) != expected or any(not 0 <= size < _U63 for size in key.shape):
+            raise RemoteProtocolError(f"its offer of {key.name!r} makes no sense")
+        previous = key.name

@@ -1,0 +1,289 @@
+"""`optimize_topology`: measure the links that are not known, choose each group's best ring, and change to it.
+
+    all have voted --begin--> rounds of tests --none left--> rings are chosen --the epochs are installed--> CallDone
+                                  ^     |                          |
+                                  +-----+ the next round,          +-- no ring over known links --> CallFailed
+                                          and once more what failed, from the other end
+
+A *test* measures one pair of a group, both ways at once: both ends are told (`Measure`), one of them dials, and both
+report (`Measured`) what they received. A *round* is as many tests as can be made without a common peer, over all groups
+of the run. It ends when its tests have: by both reports, by one that says it failed, by the deadline, or because one of
+the two is no longer in the call. A peer's reports are checked, because a master trusts nobody; what comes too late is
+ignored.
+
+The figures live in `Run.links`, with those that heartbeats bring for free, until they are stale or their peer is gone.
+So an optimisation that failed is repeated by calling again, and measures only what is still missing.
+
+The rings of all groups are chosen at one instant, when no epoch is changing. If the links of some group are not known
+well enough for any ring, nothing is changed and everybody is told which pairs are missing. Otherwise a group whose new
+ring is better gets it with a new epoch, and the voters are answered when all those epochs are installed. Deaths on the
+way take peers out, as everywhere; a ring that was wished for is used only if the members are still the same.
+
+Nothing waits for ever: tests and epoch changes have deadlines, and rounds only get fewer.
+"""
+
+from dataclasses import dataclass
+
+from ringfold.errors import RemoteProtocolError
+from ringfold.master.epochs import Epochs
+from ringfold.master.events import Ns, StartMoonshot
+from ringfold.master.liveness import MS
+from ringfold.master.run import Group, LinkTest, Optimisation, Peer, Run
+from ringfold.master.verdicts import Cause
+from ringfold.master.words import names
+from ringfold.topology.moonshot import Question
+from ringfold.topology.ring import Edge, edges_of
+from ringfold.topology.rounds import disjoint_rounds
+from ringfold.topology.solve import NoRing, Solution, best_ring, known_or, worth
+from ringfold.wire.events import CallRefused, LinksMeasured, RingChosen
+from ringfold.wire.frames import Heartbeat
+from ringfold.wire.messages import GroupId, Measure, Measured, PeerId, Reason
+from ringfold.wire.proof import derive
+
+GRACE_MS = 1_000
+"""How much longer than the peers the master waits for their reports."""
+FAILED_SHOWN_NS = 60 * 1_000 * MS
+"""For how long `status` shows a peer with a link that could not be measured."""
+MOST_BYTES_PER_S = 2**48
+MOST_ROUND_TRIP_US = 600 * 1_000_000
+_TEXT_MOST = 200
+_PAIRS_NAMED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A ring for a group; `unknown` are its links without a figure, in which case it is no choice."""
+
+    ring: list[PeerId]
+    slowest: float
+    kept: bool
+    exact: bool
+    reason: str
+    unknown: list[Edge]
+
+
+class Topology:
+    """The optimisation in progress, if there is one, and what is known of links."""
+
+    def __init__(self, run: Run, epochs: Epochs, run_secret: bytes) -> None:
+        self._run = run
+        self._epochs = epochs
+        self._secret = run_secret
+
+    # The call
+
+    def begin(self, now: Ns, voters: dict[PeerId, int]) -> None:
+        """Every accepted peer of the run has voted, except those that wait for members."""
+        run = self._run
+        assert run.optimisation is None, "who is in an optimisation has no vote"
+        groups = [group for _, group in sorted(run.groups.items()) if group.ring and set(group.ring) <= set(voters)]
+        stale = run.settings.stale_s * 1_000 * MS
+        missing = [pair for group in groups for pair in run.links.missing(group.ring, now, stale)]
+        for voter in voters:
+            run.peers[voter].ballot = None
+        rounds = disjoint_rounds(missing)
+        run.optimisation = Optimisation(now, dict(voters), [group.id for group in groups], rounds)
+
+    def has_ballot(self, peer: Peer, ballot: int) -> bool:
+        """Whether this vote is used up by the optimisation in progress."""
+        optimisation = self._run.optimisation
+        return optimisation is not None and optimisation.ballots.get(peer.id) == ballot
+
+    def withdraw(self, peer: Peer) -> tuple[list[PeerId], str]:
+        """The peer's time is over: it is out of the call. Whom it waited for, and what they had to do."""
+        optimisation = self._run.optimisation
+        assert optimisation is not None
+        late = waits_for(self._run, self._epochs, optimisation)
+        del optimisation.ballots[peer.id]
+        what = "to be measured" if optimisation.changing is None else "to attach"
+        return late, f"for {names(late)} {what}"
+
+    def settle(self, now: Ns) -> bool:
+        """Move the optimisation on by one stage, if the facts allow it. False if nothing moved."""
+        run, going = self._run, self._run.optimisation
+        if going is None:
+            return False
+        if not going.ballots:
+            run.optimisation = None
+            return True
+        if going.changing is not None:
+            if any(run.groups[group].change is not None for group in going.changing):
+                return False
+            run.optimisation = None
+            run.answer_calls(going.ballots)
+            return True
+        gone = [number for number, test in going.tests.items() if not set(test.pair) <= going.ballots.keys()]
+        for number in gone:
+            del going.tests[number]
+        if going.tests:
+            return bool(gone)
+        if not going.rounds and going.failed_once:
+            going.rounds = disjoint_rounds(pair for pair in going.failed_once if pair not in going.failed)
+        if going.rounds:
+            self._start_round(now, going, going.rounds.pop(0))
+            return True
+        if any(run.groups[group].change is not None for group in going.groups):
+            return bool(gone)
+        self._choose_rings(now, going)
+        return True
+
+    # Measuring
+
+    def _start_round(self, now: Ns, going: Optimisation, pairs: list[Edge]) -> None:
+        run = self._run
+        here = [pair for pair in pairs if set(pair) <= going.ballots.keys()]
+        going.begun += bool(here)
+        for pair in here:
+            run.tests += 1
+            # The lower id dials first; what failed then is dialled from the other end.
+            dialer = max(pair) if pair in going.failed_once else min(pair)
+            most_ms = run.settings.measure_ms
+            going.tests[run.tests] = LinkTest(pair, dialer, now + (most_ms + GRACE_MS) * MS)
+            secret = derive(self._secret, "measure", run.tests)
+            for me, other in (pair, pair[::-1]):
+                to = run.peers[other].member
+                run.send(run.peers[me], Measure(run.tests, to, me == dialer, secret, most_ms))
+        for pair in pairs:
+            if pair not in here:
+                going.failed_once.pop(pair, None)
+
+    def measured(self, now: Ns, peer: Peer, report: Measured) -> None:
+        """One end of a test has its figure, or none. What crossed with the test's end is void."""
+        if not 0 < report.test <= self._run.tests:
+            raise RemoteProtocolError(f"it reports measurement {report.test}, which nobody asked for")
+        if not report.failed:
+            _check_figures(report)
+        going = self._run.optimisation
+        test = None if going is None else going.tests.get(report.test)
+        if going is None or test is None:
+            return
+        if sorted((peer.id, report.other)) != list(test.pair):
+            raise RemoteProtocolError(f"it reports measurement {report.test}, in which it has no part")
+        if report.failed:
+            self._failed(going, report.test, f"peer {peer.id}: {report.failed[:_TEXT_MOST]}")
+            return
+        test.reports[peer.id] = report
+        if len(test.reports) == 2:
+            del going.tests[report.test]
+            going.failed_once.pop(test.pair, None)
+            going.measured += 1
+            trips = [each.round_trip_us for each in test.reports.values() if each.round_trip_us]
+            for target, each in test.reports.items():
+                self._run.links.measured((each.other, target), each.bytes_per_s, min(trips, default=0), now)
+
+    def tick(self, now: Ns) -> None:
+        """A test that nobody reports fails at its deadline."""
+        run, going = self._run, self._run.optimisation
+        if going is not None:
+            for number, test in [item for item in going.tests.items() if now >= item[1].deadline]:
+                silent = [peer for peer in test.pair if peer not in test.reports]
+                self._failed(going, number, f"no report from {names(silent)}")
+        shown = [peer for peer, since in run.unmeasured.items() if now - since >= FAILED_SHOWN_NS]
+        for peer in shown:
+            del run.unmeasured[peer]
+
+    def _failed(self, going: Optimisation, number: int, why: str) -> None:
+        pair = going.tests.pop(number).pair
+        if pair in going.failed_once:
+            going.failed[pair] = why
+        else:
+            going.failed_once[pair] = why
+
+    def beat(self, now: Ns, peer: Peer, beat: Heartbeat) -> None:
+        """What the collectives of the present ring showed of the link to the next peer."""
+        group = self._run.groups[peer.group]
+        if not beat.out_rate or beat.epoch != group.epoch or len(group.ring) < 2 or peer.id not in group.ring:
+            return
+        target = group.ring[(group.ring.index(peer.id) + 1) % len(group.ring)]
+        if target in self._run.peers:
+            self._run.links.observed((peer.id, target), min(beat.out_rate, MOST_BYTES_PER_S), now)
+
+    # Choosing
+
+    def _choose_rings(self, now: Ns, going: Optimisation) -> None:
+        run = self._run
+        failed = sorted(pair for pair in going.failed if set(pair) <= run.peers.keys())
+        run.unmeasured = {peer: now for pair in failed for peer in pair}
+        if going.begun:
+            took_ms = (now - going.since) // MS
+            run.tell(LinksMeasured(going.measured, going.begun, failed, took_ms))
+        choices = {group: self._choose(run.groups[group]) for group in going.groups if len(run.groups[group].ring) > 1}
+        if any(choice.unknown for choice in choices.values()):
+            run.optimisation = None
+            self._fail(going, choices)
+            return
+        going.changing = set()
+        for number, choice in choices.items():
+            run.tell(RingChosen(number, choice.ring, choice.slowest, choice.kept, choice.reason))
+            group = run.groups[number]
+            if not choice.exact:
+                run.out.append(StartMoonshot(number, self._question(group, choice.ring)))
+            if not choice.kept:
+                going.changing.add(number)
+                group.wish = choice.ring
+                self._epochs.begin(now, group, Cause(Reason("edge", f"a better ring ({choice.reason})")))
+
+    def _fail(self, going: Optimisation, choices: dict[GroupId, Choice]) -> None:
+        """Nothing is changed. Said are the pairs that failed; if there is none, the links that nobody measured."""
+        unknown = {(min(edge), max(edge)) for choice in choices.values() for edge in choice.unknown}
+        why = {pair: going.failed.get(pair, "it was not measured") for pair in sorted(unknown | set(going.failed))}
+        shown = "; ".join(f"{a} - {b} ({text})" for (a, b), text in list(why.items())[:_PAIRS_NAMED])
+        more = f"; and {len(why) - _PAIRS_NAMED} more" if len(why) > _PAIRS_NAMED else ""
+        text = f"no ring over measured links: {shown}{more}; the ring is as it was, call again"
+        peers = sorted({peer for pair in why for peer in pair})
+        for voter, ballot in sorted(going.ballots.items()):
+            self._run.fail_call(self._run.peers[voter], ballot, Reason("topology", text, peers))
+        self._run.tell(CallRefused(peers, text))
+
+    def _choose(self, group: Group) -> Choice:
+        """The best ring by what is known now. Among rings of equal worth, the present one."""
+        known = self._run.links.known(group.ring)
+        rate = known_or({edge: entry.bytes_per_s for edge, entry in known.items()}, 0.0)
+        delay = known_or({edge: float(entry.delay_us or 0) for edge, entry in known.items()}, 0.0)
+        bad = group.edges.bad()
+        found = best_ring(group.ring, rate, delay, start=group.ring, forbidden=bad)
+        if isinstance(found, NoRing):
+            slowest = worth(group.ring, rate, delay)[0]
+            return Choice(list(group.ring), slowest, True, True, f"kept: {found.reason}", [])
+        ring, slowest, kept, reason = list(found.ring), found.slowest, found.kept, found.reason
+        shot, group.moonshot = group.moonshot, []
+        is_usable = sorted(shot) == sorted(ring) and not bad & set(edges_of(shot))
+        if is_usable and worth(shot, rate, delay) > worth(ring, rate, delay):
+            ring, slowest, kept = shot, worth(shot, rate, delay)[0], False
+            reason = "found by a long search since the last call"
+        unknown = [edge for edge in edges_of(ring) if edge not in known]
+        return Choice(ring, slowest, kept, found.exact, reason, unknown)
+
+    # The long search
+
+    def _question(self, group: Group, start: list[PeerId]) -> Question:
+        known = self._run.links.known(group.ring)
+        return Question(
+            members=sorted(group.ring),
+            rates=[(*edge, entry.bytes_per_s) for edge, entry in known.items()],
+            delays=[(*edge, float(entry.delay_us)) for edge, entry in known.items() if entry.delay_us is not None],
+            forbidden=sorted(group.edges.bad()),
+            start=start,
+        )
+
+    def found(self, group: GroupId, solution: Solution) -> None:
+        """The long search has an answer; the next `optimize_topology` looks at it, if the members are still these."""
+        known = self._run.groups.get(group)
+        if known is not None and not solution.kept and sorted(known.ring) == sorted(solution.ring):
+            known.moonshot = list(solution.ring)
+
+
+def waits_for(run: Run, epochs: Epochs, going: Optimisation) -> list[PeerId]:
+    """Whom the optimisation waits for now."""
+    if going.changing is not None or not going.tests:
+        groups = going.groups if going.changing is None else going.changing
+        return sorted({late for group in groups for late in epochs.missing(run.groups[group])})
+    return sorted({peer for test in going.tests.values() for peer in test.pair if peer not in test.reports})
+
+
+def _check_figures(report: Measured) -> None:
+    """Refuse figures that no honest peer reports. NaN fails every comparison."""
+    if not (0 < report.bytes_per_s <= MOST_BYTES_PER_S and 0 <= report.round_trip_us <= MOST_ROUND_TRIP_US):
+        raise RemoteProtocolError(
+            f"it measured {report.bytes_per_s} bytes a second with a round trip of {report.round_trip_us} us"
+        )

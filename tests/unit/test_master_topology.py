@@ -1,0 +1,278 @@
+"""The master's part in optimize_topology beyond what the dialogues show: the long search, lies, and random failures."""
+
+import asyncio
+import itertools
+from random import Random
+
+import pytest
+
+from ringfold.master import topology
+from ringfold.master.events import (
+    Beat,
+    Close,
+    Effect,
+    Event,
+    MoonshotFound,
+    Opened,
+    Received,
+    Send,
+    SendBeat,
+    StartMoonshot,
+    Tell,
+    Tick,
+)
+from ringfold.master.machine import Master
+from ringfold.master.server import MasterServer
+from ringfold.master.settings import MasterSettings
+from ringfold.topology.moonshot import Question
+from ringfold.topology.solve import Solution
+from ringfold.wire import messages as m
+from ringfold.wire.events import RingChosen
+from ringfold.wire.frames import Heartbeat
+from ringfold.wire.proof import prove
+
+MS = 1_000_000
+TOKEN = b"a token"
+NONCE = b"n" * 32
+ENOUGH = 17
+"""Peers for which no ring is proven best."""
+
+
+class Optimising:
+    """A master and its peers 1 to `size` in one group, each on the connection of its number.
+
+    They measure their links as told: every link has its own rate.
+    """
+
+    def __init__(self, size: int, seed: int = 1, **changed: object) -> None:
+        draw, everybody = Random(seed), range(1, size + 1)
+        self.rates = {pair: float(draw.randint(1_000, 10**9)) for pair in itertools.permutations(everybody, 2)}
+        self.now = self.beats = self.last_beat = 0
+        self.master = Master(MasterSettings(evidence="ring", **changed), TOKEN, b"secret", started_ns=0)  # type: ignore[arg-type]
+        self.effects: list[Effect] = []
+        self.conns: list[int] = []
+        for conn in everybody:
+            self.conns.append(conn)
+            self.step(Opened(conn, f"host:{conn}", NONCE))
+            proof = prove(TOKEN, "hello", NONCE, NONCE)
+            self.say(conn, m.Hello(m.PROTOCOL_VERSION, 0, "host", f"p{conn}", ["10.0.0.1"], 9, NONCE, proof))
+        self.say(1, m.Attached(1))
+        self.say(1, m.Vote(1, "update", 1))
+        self.seal_and_attach(1, [1])
+        self.epoch = 2
+        self.ballot = 1
+
+    def step(self, event: Event) -> None:
+        for effect in self.master.step(self.now, event):
+            self.effects.append(effect)
+            if isinstance(effect, SendBeat):
+                self.last_beat = effect.number
+            elif isinstance(effect, Close):
+                self.conns.remove(effect.conn)
+
+    def say(self, conn: int, message: m.ToMaster) -> None:
+        self.step(Received(conn, message))
+
+    def seal_and_attach(self, epoch: int, sealing: list[int]) -> None:
+        for conn in sealing:
+            self.say(conn, m.Sealed(epoch, []))
+        for conn in list(self.conns):
+            self.say(conn, m.Attached(epoch + 1))
+
+    def wait(self, ms: int) -> None:
+        end = self.now + ms * MS
+        while self.now < end:
+            self.now += 50 * MS
+            if self.now % (250 * MS) == 0:
+                self.beats += 1
+                for conn in list(self.conns):
+                    self.step(Beat(conn, Heartbeat(self.beats, self.last_beat)))
+            self.step(Tick())
+
+    def sent(self, conn: int, kind: type[m.FromMaster]) -> list[m.FromMaster]:
+        sent = [effect.message for effect in self.effects if isinstance(effect, Send) and effect.conn == conn]
+        return [message for message in sent if isinstance(message, kind)]
+
+    def record(self, conn: int) -> m.Record:
+        record = self.sent(conn, m.Record)[-1]
+        assert isinstance(record, m.Record)
+        return record
+
+    def chosen(self) -> RingChosen:
+        """The ring that was chosen last."""
+        told = [effect.notice for effect in self.effects if isinstance(effect, Tell)]
+        return [notice for notice in told if isinstance(notice, RingChosen)][-1]
+
+    def vote(self) -> None:
+        self.ballot += 1
+        for conn in list(self.conns):
+            self.say(conn, m.Vote(self.ballot, "optimize", self.epoch))
+
+    def asked(self, since: int) -> list[tuple[int, m.Measure]]:
+        sent = [effect for effect in self.effects[since:] if isinstance(effect, Send)]
+        return [(effect.conn, effect.message) for effect in sent if isinstance(effect.message, m.Measure)]
+
+    def measure_all(self, since: int = 0) -> None:
+        """Answer every question of the master, round by round."""
+        while asked := self.asked(since):
+            since = len(self.effects)
+            for conn, order in asked:
+                rate = self.rates[order.other.peer, conn]
+                self.say(conn, m.Measured(order.test, order.other.peer, rate, 200))
+
+    def change(self) -> None:
+        """Seal and attach, if the master wants another ring."""
+        self.seal_and_attach(self.epoch, list(self.conns))
+        self.epoch += 1
+
+    def slowest(self, ring: "list[int] | tuple[int, ...]") -> float:
+        return min(self.rates[edge] for edge in zip(ring, [*ring[1:], ring[0]], strict=True))
+
+
+def test_the_long_search_is_asked_for_where_no_ring_is_proven_best() -> None:
+    stage = Optimising(ENOUGH)
+    stage.vote()
+    stage.measure_all()
+    [search] = [effect for effect in stage.effects if isinstance(effect, StartMoonshot)]
+    assert search.question.members == list(range(1, ENOUGH + 1))
+    assert len(search.question.rates) == ENOUGH * (ENOUGH - 1)
+    assert list(search.question.start) == stage.chosen().ring
+
+
+def test_few_peers_need_no_long_search() -> None:
+    stage = Optimising(5)
+    stage.vote()
+    stage.measure_all()
+    assert not [effect for effect in stage.effects if isinstance(effect, StartMoonshot)]
+
+
+@pytest.mark.parametrize("is_better", [True, False])
+def test_the_ring_of_the_long_search_is_taken_at_the_next_call_if_it_is_better(
+    monkeypatch: pytest.MonkeyPatch, is_better: bool
+) -> None:
+    stage = Optimising(6)
+    stage.vote()
+    stage.measure_all()
+    stage.change()
+    best = [member.peer for member in stage.record(1).members]
+    worst = min(([1, *rest] for rest in itertools.permutations(range(2, 7))), key=stage.slowest)
+    # The solver of the next call finds nothing better than one of them; the long search had found the other.
+    present, found = (worst, best) if is_better else (best, worst)
+    kept = Solution(tuple(present), stage.slowest(present), 0.0, 0.0, 1e9, False, True, "kept")
+    monkeypatch.setattr(topology, "best_ring", lambda *_, **__: kept)
+    stage.step(MoonshotFound(0, Solution(tuple(found), 1.0, 1.0, 0.0, 1.0, False, False, "found")))
+    stage.vote()
+    assert stage.chosen().ring == best
+    assert stage.chosen().kept is not is_better
+
+
+def test_a_ring_of_other_members_is_no_use() -> None:
+    stage = Optimising(4)
+    stage.step(MoonshotFound(0, Solution((1, 2, 3), 1.0, 1.0, 0.0, 1.0, False, False, "found")))
+    stage.step(MoonshotFound(5, Solution((1, 2, 3, 4), 1.0, 1.0, 0.0, 1.0, False, False, "found")))
+    assert stage.master._run.groups[0].moonshot == []
+
+
+def test_few_peers_get_the_best_ring_there_is() -> None:
+    for seed in range(10):
+        stage = Optimising(5, seed)
+        stage.vote()
+        stage.measure_all()
+        best = max(stage.slowest((1, *rest)) for rest in itertools.permutations(range(2, 6)))
+        chosen = stage.chosen()
+        assert stage.slowest(chosen.ring) == best
+        if not chosen.kept:
+            stage.change()
+            assert [member.peer for member in stage.record(1).members] == chosen.ring
+        assert len(stage.sent(1, m.CallDone)) == 2
+
+
+@pytest.mark.parametrize(
+    ("report", "why"),
+    [
+        (m.Measured(99, 2, 1.0), "nobody asked for"),
+        (m.Measured(0, 2, 1.0), "nobody asked for"),
+        (m.Measured(1, 2, float("nan")), "bytes a second"),
+        (m.Measured(1, 2, float("inf")), "bytes a second"),
+        (m.Measured(1, 2, 0.0), "bytes a second"),
+        (m.Measured(1, 2, -5.0), "bytes a second"),
+        (m.Measured(1, 2, 1.0, -1), "round trip"),
+        (m.Measured(1, 1, 1.0), "no part"),
+    ],
+)
+def test_a_report_that_makes_no_sense_is_the_end_of_its_peer(report: m.Measured, why: str) -> None:
+    stage = Optimising(2)
+    stage.vote()
+    stage.step(Received(1, report))
+    [evicted] = stage.sent(1, m.Evicted)
+    assert isinstance(evicted, m.Evicted)
+    assert why in evicted.reason
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_it_ends_whatever_fails(seed: int) -> None:
+    """Reports that fail, come twice or never; peers that die or give up: everybody who still waits is answered."""
+    draw = Random(seed)
+    stage = Optimising(5, seed, measure_ms=200)
+    stage.vote()
+    waiting = set(stage.conns)
+    since = 0
+    for _ in range(400):
+        asked, since = stage.asked(since), len(stage.effects)
+        for conn, order in asked:
+            if conn not in stage.conns:
+                continue
+            fate = draw.random()
+            if fate < 0.6:
+                stage.say(conn, m.Measured(order.test, order.other.peer, stage.rates[order.other.peer, conn], 200))
+            elif fate < 0.75:
+                stage.say(conn, m.Measured(order.test, order.other.peer, failed="no route"))
+            elif fate < 0.8 and len(stage.conns) > 2:
+                stage.say(conn, m.Leave())
+            elif fate < 0.85:
+                stage.say(conn, m.VoteWithdrawn(stage.ballot, 100))
+        for conn in list(stage.conns):
+            seals = stage.sent(conn, m.Seal)
+            records = stage.sent(conn, m.Record)
+            epoch = stage.master._run.groups[0].epoch
+            change = stage.master._run.groups[0].change
+            if change is not None and change.phase == "sealing" and conn not in change.seals and seals:
+                stage.say(conn, m.Sealed(epoch, []))
+            elif change is not None and change.phase == "attaching" and conn not in change.answers and records:
+                stage.say(conn, m.Attached(epoch))
+        stage.wait(50)
+        answered = {conn for conn in waiting for kind in (m.CallDone, m.CallFailed) for each in stage.sent(conn, kind)
+                    if getattr(each, "ballot", 0) == stage.ballot}  # fmt: skip
+        if stage.master._run.optimisation is None and waiting & set(stage.conns) <= answered:
+            return
+    raise AssertionError(f"still waits: {stage.master.waiting(stage.now)}")
+
+
+def test_the_server_asks_a_process_of_its_own_and_tells_the_machine() -> None:
+    members = list(range(1, 5))
+    rates = [(a, b, 10.0 + a * b) for a, b in itertools.permutations(members, 2)]
+
+    async def ask() -> list[object]:
+        server, told = MasterServer(MasterSettings(), ["127.0.0.1:0"]), list[object]()
+        server.step = told.append  # type: ignore[method-assign]
+        await server._search(3, Question(members, rates, budget=1))
+        return told
+
+    [found] = asyncio.run(ask())
+    assert isinstance(found, MoonshotFound)
+    assert found.group == 3
+    assert sorted(found.solution.ring) == members
+
+
+def test_the_time_of_a_measurement_is_bounded_by_the_settings() -> None:
+    stage = Optimising(2, measure_ms=300)
+    stage.vote()
+    stage.wait(1_200)
+    assert len(stage.sent(1, m.Measure)) == 1
+    stage.wait(100)
+    assert len(stage.sent(1, m.Measure)) == 2
+    stage.wait(1_300)
+    [failed] = stage.sent(1, m.CallFailed)
+    assert isinstance(failed, m.CallFailed)
+    assert failed.reason.kind == "topology"
+    assert stage.now == 2_600 * MS
