@@ -19,6 +19,7 @@ Importing this is cheap: what needs NumPy or the native core is loaded when it i
 #   dataplane        arrays as the engine takes them, and the handle on the native engine
 #   master           the state machine of a run, and the server around it
 #   peer             the communicator: what a training process holds
+#   compat           the PCCL API on top of the communicator
 #   cli, testing     the commands; the deterministic simulation, public
 #
 # `_native` is the compiled core: kernels, the engine without I/O, and the engine with sockets (see native/).
@@ -34,12 +35,16 @@ from ringfold.errors import (
     DeadlineExceeded,
     EpochChanged,
     Evicted,
+    HashMismatch,
     MasterUnreachable,
     PeerLost,
     RemoteProtocolError,
+    RevisionViolation,
     RingfoldError,
     StateError,
+    StateLost,
     TooFewPeers,
+    TopologyFailed,
     UsageError,
 )
 
@@ -47,13 +52,16 @@ if TYPE_CHECKING:
     from ringfold.peer.communicator import Communicator
     from ringfold.peer.handle import Handle
     from ringfold.peer.joining import JoinRequest
-    from ringfold.peer.outcome import ReduceInfo
+    from ringfold.peer.outcome import Meeting, ReduceInfo
     from ringfold.peer.settings import PeerTimings
+    from ringfold.peer.states import SyncInfo
     from ringfold.peer.steps import Step
-    from ringfold.state.shared import SharedState
+    from ringfold.state.checkpoint import Checkpoints
+    from ringfold.state.shared import MayDiffer, SharedState
 
 __version__ = "0.1.0"
 __all__ = [
+    "Checkpoints",
     "CollectiveAborted",
     "Communicator",
     "ConfigError",
@@ -61,26 +69,37 @@ __all__ = [
     "EpochChanged",
     "Evicted",
     "Handle",
+    "HashMismatch",
     "MasterUnreachable",
+    "MayDiffer",
+    "Meeting",
     "PeerLost",
     "PeerTimings",
     "ReduceInfo",
     "RemoteProtocolError",
+    "RevisionViolation",
     "RingfoldError",
     "SharedState",
     "StateError",
+    "StateLost",
     "Step",
+    "SyncInfo",
     "TooFewPeers",
+    "TopologyFailed",
     "UsageError",
     "join",
 ]
 _LAZY = {
+    "Checkpoints": "ringfold.state.checkpoint",
     "Communicator": "ringfold.peer.communicator",
     "Handle": "ringfold.peer.handle",
+    "MayDiffer": "ringfold.state.shared",
+    "Meeting": "ringfold.peer.outcome",
     "PeerTimings": "ringfold.peer.settings",
     "ReduceInfo": "ringfold.peer.outcome",
     "SharedState": "ringfold.state.shared",
     "Step": "ringfold.peer.steps",
+    "SyncInfo": "ringfold.peer.states",
 }
 
 
@@ -138,9 +157,9 @@ def _join_own_master(request: "JoinRequest") -> "Communicator":
     """
     from dataclasses import replace
 
-    from ringfold.cli.master import master_settings
     from ringfold.config import load
     from ringfold.master.server import MasterThread
+    from ringfold.master.settings import master_settings
     from ringfold.peer import joining
 
     settings = load({"master": joining.listed(request.address), "token_file": request.token_file})

@@ -14,8 +14,10 @@ from ringfold.peer.effects import (
     Effect,
     Ended,
     FailAll,
+    Fill,
     Install,
     Joined,
+    MakeBulk,
     MakeControl,
     Promote,
     Resume,
@@ -42,6 +44,7 @@ from ringfold.peer.events import (
     OpCancelled,
     Opened,
     OpTimedOut,
+    Sampled,
     Silent,
     Tick,
 )
@@ -803,3 +806,82 @@ def test_who_registered_and_went_away_again_is_not_pending_for_ever() -> None:
     peer.step(CallVote(1, "update", 0, 10**12, ()))
     peer.hears(CONTROL, messages.CallDone(1, False, World(2, 1, 2)))
     assert peer.machine.facts[peer.machine.engine_epoch].registrations == 9
+
+
+# Measuring
+
+
+def measure(test: int = 1, *, dials: bool = True) -> messages.Measure:
+    return messages.Measure(test, Member(4, "n4", "h", ["10.0.0.4"], 48149), dials, SECRET, 4_000)
+
+
+def in_optimize() -> Peer:
+    """A member whose program waits in optimize_topology, and has its vote at the master."""
+    peer = member()
+    peer.step(CallVote(1, "optimize", 0, peer.now_ns + 100 * MS))
+    return peer
+
+
+def test_a_peer_that_does_not_wait_in_the_call_measures_nothing() -> None:
+    peer = member()
+    effects = peer.hears(CONTROL, measure())
+    [refusal] = said(effects)
+    assert isinstance(refusal, messages.Measured)
+    assert "does not wait in optimize_topology" in refusal.failed
+    assert not only(effects, Dial)
+
+
+def visit_open(peer: Peer, test: int = 1) -> list[Effect]:
+    """The host's part of a visit that the peer has set out for."""
+    conn = peer.last_conn
+    peer.step(Opened(conn, NONCE))
+    peer.now_ns += 3 * MS
+    peer.hears(conn, Challenge(MASTER_NONCE, 1, 1))
+    peer.now_ns += 2 * MS
+    return peer.hears(conn, messages.VisitWelcome(prove(SECRET, "visit_welcome", NONCE, MASTER_NONCE)))
+
+
+def test_a_visit_to_measure_is_filled_and_its_rate_reported_with_the_round_trip() -> None:
+    peer = in_optimize()
+    assert len(only(peer.hears(CONTROL, measure()), Dial)) == 1
+    conn = peer.last_conn
+    assert visit_open(peer) == [MakeBulk(conn), Fill(conn, True, 25 * MS)]
+    reports: list[Message] = []
+    for sample in range(1, 16):
+        reports += said(peer.step(Sampled(conn, sample * 25 * MS, sample * 1_250_000)))
+    assert reports == [messages.Measured(1, 4, pytest.approx(5e7), 2_000)]
+
+
+def test_a_visitor_that_comes_before_the_masters_word_is_let_in_with_it() -> None:
+    peer = in_optimize()
+    peer.step(Accepted(50, "10.0.0.4:1", NONCE))
+    nonce, parts = b"v" * 32, [b"measure", *(number.to_bytes(8, "little") for number in (1, 4, ME))]
+    peer.now_ns += 7 * MS
+    hello = messages.VisitHello(1, "measure", 1, 4, ME, nonce, prove(SECRET, "visit", NONCE, nonce, *parts))
+    assert peer.hears(50, hello) == []
+    effects = peer.hears(CONTROL, measure(dials=False))
+    assert only(effects, MakeBulk) == [MakeBulk(50)]
+    assert only(effects, Fill) == [Fill(50, True, 25 * MS)]
+    reports: list[Message] = []
+    for sample in range(1, 16):
+        reports += said(peer.step(Sampled(50, sample * 25 * MS, sample * 1_250_000)))
+    assert reports == [messages.Measured(1, 4, pytest.approx(5e7), 7_000)]
+
+
+@pytest.mark.parametrize("end", ["done", "failed", "given up", "deadline"])
+def test_the_measurement_ends_with_the_call(end: str) -> None:
+    peer = in_optimize()
+    peer.hears(CONTROL, measure())
+    conn = peer.last_conn
+    visit_open(peer)
+    match end:
+        case "done":
+            effects = peer.hears(CONTROL, messages.CallDone(1, False, World(2, 1, 2)))
+        case "failed":
+            effects = peer.hears(CONTROL, messages.CallFailed(1, Reason("topology", "no")))
+        case "given up":
+            effects = peer.step(CallGivenUp(1))
+        case _:
+            peer.now_ns += 100 * MS
+            effects = peer.step(Tick())
+    assert conn in [effect.conn for effect in only(effects, CloseConn) if isinstance(effect, CloseConn)]

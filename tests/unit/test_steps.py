@@ -2,8 +2,11 @@
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -11,10 +14,18 @@ import pytest
 
 import ringfold as rf
 from ringfold.master.server import MasterThread
+from ringfold.peer.effects import SyncSucceeded
+from ringfold.peer.ops import Ops
+from ringfold.peer.steps import Step, StepSettings, steps
+from ringfold.state.checkpoint import Checkpoints
+from ringfold.state.manifest import Snapshot
+from ringfold.state.shared import set_torn
+from ringfold.wire.messages import Offer
 
 DEADLINE_S = 30.0
 LAST = 20_000
 Weights = npt.NDArray[np.float64]
+T = TypeVar("T")
 
 
 @pytest.fixture
@@ -189,3 +200,240 @@ def test_a_shared_state_that_makes_no_sense_is_refused(make: "type[rf.SharedStat
 
 def test_a_shared_state_lists_its_arrays_by_name() -> None:
     assert list(rf.SharedState({"b": np.zeros(1)}, a=np.zeros(1))) == ["a", "b"]
+
+
+# What the loop decides, with a run of which the test is the master
+
+
+class Session:
+    """A session whose syncs go as the test says."""
+
+    def __init__(self) -> None:
+        self.syncs: list[Offer] = []
+        self.outcomes: list[Callable[[Snapshot], SyncSucceeded]] = []
+        self.machine = SimpleNamespace(synced=self._synced, has_written=lambda snapshot: self.has_written)
+        self.has_newcomers = self.has_written = False
+
+    def _synced(self) -> None:
+        self.has_newcomers = False
+
+    def sync(self, offer: Offer, snapshot: Snapshot, min_world: int, timeout_s: float) -> SyncSucceeded:
+        self.syncs.append(offer)
+        if self.outcomes:
+            return self.outcomes.pop(0)(snapshot)
+        return SyncSucceeded(offer.revision, 0, 0)
+
+    def locked(self, look: "Callable[[SimpleNamespace], T]") -> "T":
+        return look(self.machine)
+
+
+class Run:
+    """As much of a communicator as the loop calls. Ops commit in `epoch`."""
+
+    def __init__(self) -> None:
+        self.session = Session()
+        self.timeout_s = 1.0
+        self.epoch, self.group_size, self.spans_groups = 1, 2, False
+        self.pending = False
+        self.updates = 0
+
+    @property
+    def has_newcomers(self) -> bool:
+        return self.session.has_newcomers
+
+    def are_peers_pending(self) -> bool:
+        return self.pending
+
+    def update_topology(self, min_world: int = 0, timeout_s: float | None = None) -> None:
+        self.updates += 1
+        self.pending, self.session.has_newcomers = False, True
+
+    def all_reduce(self, buffers: object, **more: object) -> rf.ReduceInfo:
+        return rf.ReduceInfo(2, self.epoch, 0, 0)
+
+
+def looped(run: Run, state: rf.SharedState, **settings: object) -> "Iterator[Step]":
+    made = StepSettings(**settings)  # type: ignore[arg-type]
+    return steps(run, cast(Ops, run), state, made)  # type: ignore[arg-type]
+
+
+def synced_at(run: Run) -> list[int]:
+    return [offer.revision for offer in run.session.syncs]
+
+
+def a_state(revision: int = 0) -> rf.SharedState:
+    return rf.SharedState({"w": np.zeros(3)}, revision=revision)
+
+
+def test_a_sync_is_due_every_so_many_steps() -> None:
+    run = Run()
+    checked = [step.sync.checked for step in looped(run, a_state(1), until=9, check_every=4)]
+    assert synced_at(run) == [4, 8]
+    assert checked == [False, False, False, True, False, False, False, True]
+
+
+def test_offers_of_the_loop_say_that_it_counted() -> None:
+    run = Run()
+    list(looped(run, a_state(), until=1))
+    assert [offer.stepped for offer in run.session.syncs] == [True]
+
+
+def test_a_sync_follows_a_step_whose_op_was_committed_in_another_epoch() -> None:
+    """Another epoch means an abort or a death: all members see it in the same op."""
+    run = Run()
+    for step in looped(run, a_state(1), until=8, check_every=100):
+        if step.number == 3:
+            run.epoch = 2
+        step.all_reduce(np.zeros(1))
+    assert synced_at(run) == [4]
+
+
+def test_an_epoch_that_no_op_ran_in_shakes_nothing() -> None:
+    """A member may have heard of it already, and another one not yet."""
+    run, checked = Run(), []
+    for step in looped(run, a_state(1), until=4, check_every=100):
+        checked.append(step.sync.checked)
+        step.all_reduce(np.zeros(1))
+        run.epoch = step.number // 2 + 1
+    assert checked == [False, False, False], "the op of step 3 is the first in epoch 2"
+
+
+def test_newcomers_are_synced_before_the_step_and_asked_about_once() -> None:
+    run = Run()
+    for step in looped(run, a_state(1), until=6, check_every=100):
+        run.pending = step.number == 2
+    assert (synced_at(run), run.updates) == ([3], 1)
+
+
+def test_a_newcomer_takes_the_runs_number() -> None:
+    run = Run()
+    run.session.has_newcomers = True
+    run.session.outcomes = [lambda snapshot: SyncSucceeded(40, 0, 24)]
+    state = a_state()
+    assert [step.number for step in looped(run, state, until=42, check_every=100)] == [40, 41]
+    assert state.revision == 42
+
+
+def test_a_change_of_content_between_syncs_is_an_error_where_none_is_expected() -> None:
+    run = Run()
+    run.session.has_newcomers = True
+    received = [lambda snapshot: SyncSucceeded(snapshot.revision, 0, 24)] * 2
+    run.session.outcomes = list(received)
+    loop = looped(run, a_state(1), until=9, check_every=4, expect_unchanged=True)
+    assert [next(loop).number for _ in range(3)] == [1, 2, 3], "what a newcomer receives first is no surprise"
+    with pytest.raises(rf.HashMismatch):
+        next(loop)
+
+
+@pytest.mark.parametrize("by", [-1, 2])
+def test_a_step_counts_one(by: int) -> None:
+    state = a_state(5)
+    loop = looped(Run(), state, until=9)
+    next(loop)
+    state.revision += by
+    with pytest.raises(rf.RevisionViolation) as caught:
+        next(loop)
+    assert (caught.value.expected, caught.value.got) == (6, 5 + by)
+
+
+def test_a_program_may_count_the_step_itself() -> None:
+    state = a_state(5)
+    numbers = []
+    for step in looped(Run(), state, until=8):
+        numbers.append(step.number)
+        state.push_revision()
+    assert numbers == [5, 6, 7]
+
+
+def failing(snapshot: Snapshot) -> SyncSucceeded:
+    raise rf.DeadlineExceeded("sync_shared_state", (), 1, "too late")
+
+
+def test_a_torn_state_goes_into_no_step() -> None:
+    """Neither in the step that it happened in, nor in a new loop in which no sync would be due."""
+    run, state = Run(), a_state(1)
+    run.session.outcomes, run.session.has_written = [failing], True
+    with pytest.raises(rf.DeadlineExceeded):
+        list(looped(run, state, until=9, check_every=4))
+    state.revision = 5
+    with pytest.raises(rf.StateError, match="torn"):
+        next(looped(run, state, until=9, check_every=4))
+
+
+def test_a_torn_state_reduces_nothing_more_in_its_step() -> None:
+    run, state = Run(), a_state(1)
+    (step, *_) = looped(run, state, until=2)
+    set_torn(state, True)
+    with pytest.raises(rf.StateError, match="torn"):
+        step.all_reduce(np.zeros(1))
+
+
+def test_a_torn_state_is_healed_by_a_sync_that_is_due() -> None:
+    run, state = Run(), a_state(4)
+    set_torn(state, True)
+    assert [step.number for step in looped(run, state, until=6, check_every=4)] == [4, 5]
+    assert not state.torn
+
+
+# Checkpoints
+
+
+def test_checkpoints_are_saved_after_a_sync_and_at_the_end(tmp_path: Path) -> None:
+    run = Run()
+    list(looped(run, a_state(1), until=7, check_every=100, checkpoint=tmp_path, every=3))
+    assert synced_at(run) == [3, 6, 7]
+    assert Checkpoints(tmp_path).revisions() == [7, 6, 3]
+
+
+def test_the_loop_begins_with_the_newest_checkpoint(tmp_path: Path) -> None:
+    saved = a_state(5)
+    saved.arrays["w"][:] = 3  # type: ignore[index]
+    Checkpoints(tmp_path).save(saved)
+    state = a_state()
+    assert [step.number for step in looped(Run(), state, until=7, checkpoint=tmp_path)] == [5, 6]
+    assert state.arrays["w"].tolist() == [3, 3, 3]  # type: ignore[attr-defined]
+
+
+def test_a_second_loop_does_not_go_back_to_an_older_checkpoint(tmp_path: Path) -> None:
+    Checkpoints(tmp_path).save(a_state(5))
+    state = a_state(8)
+    state.arrays["w"][:] = 3  # type: ignore[index]
+    assert [step.number for step in looped(Run(), state, until=10, checkpoint=tmp_path)] == [8, 9]
+    assert state.arrays["w"].tolist() == [3, 3, 3]  # type: ignore[attr-defined]
+
+
+def test_a_disk_that_fails_does_not_end_the_training(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    there = tmp_path / "file"
+    run = Run()
+    loop = looped(run, a_state(1), until=7, check_every=100, checkpoint=there, every=3)
+    there.write_text("no directory")
+    assert [step.number for step in loop] == [1, 2, 3, 4, 5, 6]
+    assert any("no checkpoint of step 3" in message for message in caplog.messages)
+
+
+def test_a_newcomer_to_a_run_that_is_past_its_end_calls_nothing_more(tmp_path: Path) -> None:
+    """The run goes on with steps that it does not take part in: nobody would come to a second sync."""
+    run, state = Run(), a_state()
+    run.session.has_newcomers = True
+    run.session.outcomes = [lambda snapshot: SyncSucceeded(40, 0, 24)]
+    assert list(looped(run, state, until=30, checkpoint=tmp_path)) == []
+    assert len(run.session.syncs) == 1
+    assert state.revision == 40
+    assert Checkpoints(tmp_path).revisions() == [40]
+
+
+def test_a_group_that_has_shrunk_waits_before_it_syncs() -> None:
+    run = Run()
+
+    def too_few(snapshot: Snapshot) -> SyncSucceeded:
+        run.group_size = 1
+        raise rf.TooFewPeers(1, 2)
+
+    def update_topology(min_world: int = 0, timeout_s: float | None = None) -> None:
+        run.updates += 1
+        run.group_size = min_world
+
+    run.session.outcomes = [too_few]
+    run.update_topology = update_topology  # type: ignore[method-assign]
+    assert [step.number for step in looped(run, a_state(4), until=5, check_every=4, min_world=2)] == [4]
+    assert (synced_at(run), run.updates) == ([4, 4], 1)

@@ -1,15 +1,16 @@
-"""Run-wide votes of this peer: cast in an epoch, cast again in the next one, withdrawn at their deadline. Pure.
+"""The votes of this peer: cast in an epoch, cast again in the next one, withdrawn at their deadline. Pure.
 
 A vote counts in one epoch only. When the epoch changes while the program still waits, the vote is cast again as soon as
 the new one is installed everywhere; the program does not notice. The master knows a ballot that it has answered, so a
-vote that crosses its answer on the wire does no harm.
+vote that crosses its answer on the wire does no harm. A vote for a sync is used up by the master's plan: from then on
+the call waits for the sync's end, whatever happens to epochs.
 """
 
 from dataclasses import dataclass
 
 from ringfold.peer.events import CallVote
 from ringfold.peer.settings import MS
-from ringfold.wire.messages import Epoch, Reason, Vote, VoteWithdrawn
+from ringfold.wire.messages import Epoch, Reason, Vote, VoteKind, VoteWithdrawn
 
 
 @dataclass(slots=True)
@@ -17,7 +18,9 @@ class _Call:
     asked: CallVote
     asked_in: Epoch
     since_ns: int
+    deadline_ns: int
     cast_in: Epoch | None = None
+    is_planned: bool = False
     answer_by_ns: int | None = None
 
 
@@ -33,20 +36,38 @@ class Calls:
 
     def ask(self, now_ns: int, call: CallVote, engine_epoch: Epoch, steady_epoch: Epoch | None) -> list[Vote]:
         assert call.ballot not in self._waiting
-        self._waiting[call.ballot] = _Call(call, engine_epoch, now_ns)
+        self._waiting[call.ballot] = _Call(call, engine_epoch, now_ns, call.deadline_ns)
         return [] if steady_epoch is None else self.cast(steady_epoch)
 
     def cast(self, epoch: Epoch) -> list[Vote]:
         """The votes to send, now that `epoch` is installed everywhere."""
         votes = []
         for ballot, call in sorted(self._waiting.items()):
-            if call.cast_in == epoch or call.answer_by_ns is not None:
+            if call.cast_in == epoch or call.is_planned or call.answer_by_ns is not None:
                 continue
             call.cast_in = epoch
             # Ops cannot be in flight during a call, so in an epoch that is younger than the call there were none.
             progress = list(call.asked.progress) if call.asked_in == epoch else []
-            votes.append(Vote(ballot, call.asked.kind, epoch, call.asked.min_world, progress))
+            votes.append(Vote(ballot, call.asked.kind, epoch, call.asked.min_world, progress, call.asked.offer))
         return votes
+
+    def planned(self, ballot: int) -> CallVote | None:
+        """The master has planned the sync of this ballot. None if the program does not wait in it any more."""
+        call = self._waiting.get(ballot)
+        if call is None:
+            return None
+        call.is_planned = True
+        return call.asked
+
+    def waits_in(self, kind: VoteKind) -> bool:
+        """Whether the program waits in such a call, and its time is not over."""
+        return any(call.asked.kind == kind and call.answer_by_ns is None for call in self._waiting.values())
+
+    def goes_on(self, now_ns: int, ballot: int) -> None:
+        """What the call waits for makes progress: it may wait as long again."""
+        call = self._waiting.get(ballot)
+        if call is not None:
+            call.deadline_ns = max(call.deadline_ns, now_ns + call.asked.deadline_ns - call.since_ns)
 
     def finish(self, ballot: int) -> bool:
         """Forget the call. Whether the program still waited in it."""
@@ -63,7 +84,7 @@ class Calls:
         for ballot, call in sorted(self._waiting.items()):
             waited_ms = (now_ns - call.since_ns) // MS
             if call.answer_by_ns is None:
-                if now_ns >= call.asked.deadline_ns:
+                if now_ns >= call.deadline_ns:
                     call.answer_by_ns = now_ns + self._answer_ns
                     withdrawn.append(VoteWithdrawn(ballot, waited_ms))
             elif now_ns >= call.answer_by_ns:
@@ -75,7 +96,7 @@ class Calls:
 
     def next_deadline_ns(self) -> int | None:
         times = [
-            call.asked.deadline_ns if call.answer_by_ns is None else call.answer_by_ns
+            call.deadline_ns if call.answer_by_ns is None else call.answer_by_ns
             for call in self._waiting.values()
         ]
         return min(times, default=None)

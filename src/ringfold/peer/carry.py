@@ -13,18 +13,24 @@ from ringfold.dataplane.engine import Commands, RawEvent, RawSealedOp, RawVerdic
 from ringfold.peer.effects import (
     CloseConn,
     EngineEffect,
+    ExpectBlocks,
     FailAll,
+    Fill,
     Install,
+    MakeBulk,
     MakeControl,
     Promote,
     Resume,
     SealEngine,
+    SendBlocks,
     SendMessage,
     SetRegistrations,
     Settle,
 )
 from ringfold.peer.events import (
     Accepted,
+    BlocksChanged,
+    BlocksReceived,
     Closed,
     EngineSealed,
     Event,
@@ -34,6 +40,7 @@ from ringfold.peer.events import (
     OpCancelled,
     Opened,
     OpTimedOut,
+    Sampled,
     Silent,
 )
 from ringfold.wire import frames
@@ -45,7 +52,7 @@ _FINAL: dict[ReasonKind, int] = {"usage": 1, "deadline": 1, "mismatch": 2}
 _STATES: tuple[OpState, ...] = ("unfinished", "done", "committed")
 
 
-def command(engine: Commands, effect: EngineEffect) -> EngineSealed | None:
+def command(engine: Commands, effect: EngineEffect) -> EngineSealed | BlocksChanged | None:
     """Give the engine the command of `effect`; return the event that answers it, where there is one."""
     match effect:
         case SendMessage(conn, message):
@@ -56,6 +63,16 @@ def command(engine: Commands, effect: EngineEffect) -> EngineSealed | None:
             engine.make_control(conn, heartbeat_ms, dead_after_ms)
         case Promote(conn, outgoing, peer, lane):
             engine.promote(conn, outgoing, peer, lane)
+        case MakeBulk(conn):
+            engine.make_bulk(conn)
+        case SendBlocks(conn, blocks):
+            changed = engine.send_blocks(conn, list(blocks))
+            return BlocksChanged(conn, tuple(changed)) if changed else None
+        case ExpectBlocks(conn, batch, blocks):
+            engine.expect_blocks(conn, batch, list(blocks))
+        case Fill(conn, on, sample_ns):
+            engine.fill(conn, on)
+            engine.sample(conn, sample_ns)
         case CloseConn(conn, reason):
             engine.close(conn, reason)
         case SetRegistrations(count):
@@ -102,6 +119,10 @@ def event_of(engine: Commands, raw: RawEvent, nonce: Callable[[], bytes]) -> Eve
             return OpTimedOut(tag, sequence, waited_ms)
         case ("op_cancelled", tag, sequence):
             return OpCancelled(tag, sequence)
+        case ("blocks", conn, batch, bad):
+            return BlocksReceived(conn, batch, tuple(bad))
+        case ("sample", conn, elapsed_ns, received):
+            return Sampled(conn, elapsed_ns, received)
         case ("silent", conn, silent_ms):
             return Silent(conn, silent_ms)
         case ("wake",):

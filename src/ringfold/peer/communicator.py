@@ -12,8 +12,9 @@ rest of this file is about being right when the group changes under a call:
 
 import weakref
 from collections.abc import Iterator
+from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -22,12 +23,13 @@ from ringfold.dataplane.buffers import CODES, ArrayLike, Buffers, Spans, spans_o
 from ringfold.dataplane.codes import REDUCE_OPS, OpKind
 from ringfold.errors import UsageError
 from ringfold.peer.handle import Handle
-from ringfold.peer.ops import Ops, positive_ns, reduce_code, refusal
-from ringfold.peer.outcome import ReduceInfo
+from ringfold.peer.ops import Ops, positive_ns, quantisation_code, reduce_code, refusal
+from ringfold.peer.outcome import Meeting, ReduceInfo
 from ringfold.peer.session import Session
-from ringfold.peer.steps import Step, steps
+from ringfold.peer.states import SyncInfo, check_unchanged, sync_state
+from ringfold.peer.steps import Step, StepSettings, steps
 from ringfold.state.shared import SharedState
-from ringfold.wire.messages import Record
+from ringfold.wire.messages import Record, SyncStrategy
 
 Array = npt.NDArray[Any]
 _ndarray = np.ndarray
@@ -75,8 +77,13 @@ class Communicator:
 
     @property
     def unsynced(self) -> frozenset[int]:
-        """The members that were admitted since this peer's `steps` last synced state (all of them, without `steps`)."""
+        """The members that were admitted since the last sync (since ever, without one)."""
         return self._session.locked(lambda machine: frozenset(machine.unsynced)) & frozenset(self.members)
+
+    @property
+    def has_newcomers(self) -> bool:
+        """Whether anybody was admitted since the last sync, even if it is gone by now: the same answer everywhere."""
+        return self._session.locked(lambda machine: bool(machine.unsynced))
 
     @property
     def rank(self) -> int:
@@ -121,18 +128,22 @@ class Communicator:
         retry: bool = True,
         dtype: str | None = None,
         timeout_s: float | None = None,
+        quantize: str | None = None,
     ) -> ReduceInfo:
         """Reduce `buffers` in place (or into `out`) over the group and return who contributed.
 
         `buffers` is an array, or a list, tuple or dict of arrays, fused into one op. `op` is sum, avg, prod, min or
         max. Every survivor ends with the same bytes. If the op is aborted, the buffers are exactly as passed in.
         Unless `retry` is off, an abort is not seen: the op runs again with the survivors.
+
+        `quantize` sends float16, bfloat16 and float32 as 8 or 4 bits each: minmax8, minmax4, zeroscale8 or zeroscale4.
+        The result is then near the true one, and still the same bytes on every survivor; small ops stay exact.
         """
         ops = self._ops
-        if type(buffers) is _ndarray and out is None and dtype is None:
+        if type(buffers) is _ndarray and out is None and dtype is None and quantize is None:
             code = CODES.get(buffers.dtype)
             reduce_op = REDUCE_OPS.get(op)
-            free = tag not in ops.in_flight and not self._session.is_over
+            free = tag not in ops.in_flight and (ops.state is None or not ops.state.torn) and not self._session.is_over
             if code is not None and reduce_op is not None and free and buffers.flags.carray:
                 timeout_ns = ops.timeout_ns if timeout_s is None else positive_ns(timeout_s)
                 try:
@@ -141,8 +152,18 @@ class Communicator:
                     raise refusal("all_reduce", tag, error) from None
                 return ops.returned("all_reduce", result)
         source, target = _in_and_out(buffers, out, dtype)
-        number = reduce_code(op)
-        return ops.run("all_reduce", OpKind.ALL_REDUCE, number, tag, source, target, retry=retry, timeout_s=timeout_s)
+        number, quantisation = reduce_code(op), quantisation_code(quantize, op, source.codes)
+        return ops.run(
+            "all_reduce",
+            OpKind.ALL_REDUCE,
+            number,
+            tag,
+            source,
+            target,
+            retry=retry,
+            timeout_s=timeout_s,
+            quantisation=quantisation,
+        )
 
     def all_reduce_async(
         self,
@@ -154,14 +175,18 @@ class Communicator:
         retry: bool = True,
         dtype: str | None = None,
         timeout_s: float | None = None,
+        quantize: str | None = None,
     ) -> Handle:
         """Begin an `all_reduce` and return a handle on it. One op per tag may be in flight, and many tags.
 
         Leave the buffers alone until the handle is done. Wait for every handle before `update_topology` and the like.
         """
         source, target = _in_and_out(buffers, out, dtype)
-        operation = f"all_reduce (tag {tag})"
-        return self._ops.begin(operation, reduce_code(op), tag, source, target, retry=retry, timeout_s=timeout_s)
+        operation, number = f"all_reduce (tag {tag})", reduce_code(op)
+        quantisation = quantisation_code(quantize, op, source.codes)
+        return self._ops.begin(
+            operation, number, tag, source, target, retry=retry, timeout_s=timeout_s, quantisation=quantisation
+        )
 
     def broadcast(
         self,
@@ -254,6 +279,16 @@ class Communicator:
         outcome = self._session.vote("update", "update_topology", min_world, self._seconds(timeout_s))
         self._ops.last, self._call_answer = None, (outcome.pending, outcome.groups)
 
+    def optimize_topology(self, timeout_s: float | None = None) -> None:
+        """Give every group the best ring for its links. Returns when all accepted peers of the run have called it.
+
+        Links whose rates are not known, or known for too long, are measured first: a few hundred milliseconds for each
+        of n - 1 rounds. Raises `TopologyFailed` if too many could not be measured; the rings are then as they were.
+        """
+        self._ops.check_none_in_flight("optimize_topology")
+        outcome = self._session.vote("optimize", "optimize_topology", 0, self._seconds(timeout_s))
+        self._ops.last, self._call_answer = None, (outcome.pending, outcome.groups)
+
     def are_peers_pending(self) -> bool:
         """Whether somebody waits to be admitted. The same answer on every peer at the same point of the program."""
         self._session.check_usable("are_peers_pending")
@@ -266,19 +301,84 @@ class Communicator:
             return registrations > self._session.machine.facts[epoch].registrations
         return self._session.vote("pending", "are_peers_pending", 0, self._seconds(None)).pending
 
+    def meet(self, timeout_s: float | None = None) -> Meeting:
+        """Wait until every accepted peer of the run, of all groups, has called it; the run's numbers at that moment.
+
+        All who meet get the same answer. So what a program does next may depend on it, in all groups alike: whether
+        every group is there, and whether to call `update_topology`. Who was just admitted meets the others here first.
+        """
+        self._ops.check_none_in_flight("meet")
+        outcome = self._session.vote("pending", "meet", 0, self._seconds(timeout_s))
+        world = outcome.world
+        return Meeting(world.peers, world.groups, world.largest_group, outcome.pending)
+
+    def sync_shared_state(
+        self,
+        state: SharedState,
+        *,
+        strategy: SyncStrategy = "enforce-popular",
+        expect_unchanged: bool = False,
+        rollback: bool = False,
+        timeout_s: float | None = None,
+    ) -> SyncInfo:
+        """Make `state` the same, bit by bit, on every member of the group. Returns when all of them have called it.
+
+        The most popular content at the expected revision wins; only blocks that differ travel. Between two syncs the
+        revision goes up by at most one (`state.push_revision()`). `strategy` is "enforce-popular", or "send-only" and
+        "receive-only" where one side is to win. `expect_unchanged` raises `HashMismatch` if anything was received.
+        `rollback` agrees to go on from an older revision when the last one is lost.
+        """
+        if strategy not in get_args(SyncStrategy):
+            raise UsageError(f"sync_shared_state: strategy must be one of {', '.join(get_args(SyncStrategy))}")
+        self._ops.check_none_in_flight("sync_shared_state")
+        timeout_s = self._seconds(timeout_s)
+        self._ops.state = state
+        info = sync_state(self._session, state, strategy=strategy, timeout_s=timeout_s, rollback=rollback)
+        if expect_unchanged:
+            check_unchanged(info)
+        return info
+
     def steps(
-        self, state: SharedState | None = None, *, until: int | None = None, min_world: int = 1, wait_s: float = 600.0
+        self,
+        state: SharedState | None = None,
+        *,
+        until: int | None = None,
+        min_world: int = 1,
+        wait_s: float = 600.0,
+        check_every: int = 100,
+        checkpoint: str | Path | None = None,
+        every: int = 100,
+        keep: int = 3,
+        expect_unchanged: bool = False,
+        rollback: bool = False,
     ) -> Iterator[Step]:
-        """The training loop: yields numbered steps, and between them admits peers, syncs state and waits for peers.
+        """The training loop: yields numbered steps, and between them admits peers, waits for peers and syncs `state`.
 
         A newcomer begins at the run's step with the run's `state`. While the group has fewer than `min_world` members,
-        the loop waits, up to `wait_s` seconds.
+        the loop waits, up to `wait_s` seconds. The state is compared after admissions and aborts, and every
+        `check_every` steps. With `checkpoint=DIR` it is saved there every `every` steps, the last `keep` are kept, and
+        the loop begins with the newest one that is whole.
         """
-        return steps(self, self._ops, state, until=until, min_world=min_world, wait_s=wait_s)
+        settings = StepSettings(
+            until=until,
+            min_world=min_world,
+            wait_s=wait_s,
+            check_every=check_every,
+            checkpoint=checkpoint,
+            every=every,
+            keep=keep,
+            expect_unchanged=expect_unchanged,
+            rollback=rollback,
+        )
+        return steps(self, self._ops, state, settings)
 
     def leave(self) -> None:
         """Leave the run. What others do goes on without this peer; a second call does nothing."""
         self._close()
+        if self._session.has_let_go:
+            # A handle that nobody waits for refers to all this, and this to it: the engine's memory would stay until
+            # the garbage collector comes by, which may be never in a program that joins again and again.
+            self._ops.in_flight.clear()
 
     def __enter__(self) -> Self:
         return self

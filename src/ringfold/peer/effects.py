@@ -2,9 +2,15 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from ringfold.errors import RingfoldError
 from ringfold.wire.events import Notice
 from ringfold.wire.messages import Epoch, Message, PeerId, Reason, Record, Verdict, World
+
+Block = tuple[npt.NDArray[np.uint8], int, int, int | None]
+"""A block where it lies: an array of bytes, offset, length, and its rf64 hash (None: the engine does not check it)."""
 
 # Commands of the engine
 
@@ -39,6 +45,39 @@ class Promote:
     outgoing: bool
     peer: PeerId
     lane: int
+
+
+@dataclass(frozen=True, slots=True)
+class MakeBulk:
+    """The connection is an open visit now: it carries messages, blocks and filler."""
+
+    conn: int
+
+
+@dataclass(frozen=True, slots=True)
+class SendBlocks:
+    """Send these blocks of shared state. Where one of them is not what it was, nothing is sent: `BlocksChanged`."""
+
+    conn: int
+    blocks: tuple[Block, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectBlocks:
+    """The next blocks on this connection are these; `BlocksReceived` tells when the last one is in."""
+
+    conn: int
+    batch: int
+    blocks: tuple[Block, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """Send filler as fast as it goes, or no more; what comes is counted, and told in `Sampled` (0: not told)."""
+
+    conn: int
+    on: bool
+    sample_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +158,20 @@ class CallSucceeded:
 
 
 @dataclass(frozen=True, slots=True)
+class SyncSucceeded:
+    """How a sync ended well: the revision of all who took part, and the bytes of blocks that this peer moved for it."""
+
+    revision: int
+    tx_bytes: int
+    rx_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class CallFinished:
-    """A run-wide call is over: done, or failed for a reason."""
+    """A call is over: done, or failed for a reason."""
 
     ballot: int
-    outcome: CallSucceeded | Reason
+    outcome: CallSucceeded | SyncSucceeded | Reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +193,10 @@ EngineEffect = (
     | Resume
     | MakeControl
     | Promote
+    | MakeBulk
+    | SendBlocks
+    | ExpectBlocks
+    | Fill
     | CloseConn
     | SetRegistrations
     | SealEngine

@@ -5,7 +5,8 @@ Randomness comes in from outside: a `nonce` is fresh random bytes that the shell
 
 from dataclasses import dataclass
 
-from ringfold.wire.messages import Epoch, PeerId, SealedOp, Sequence, Tag, VoteKind
+from ringfold.state.manifest import Snapshot
+from ringfold.wire.messages import Epoch, Offer, PeerId, SealedOp, Sequence, Tag, VoteKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +102,32 @@ class Silent:
 
 
 @dataclass(frozen=True, slots=True)
+class BlocksReceived:
+    """A batch of blocks is in memory. `bad` are those, by their place in the batch, that do not have their hash."""
+
+    conn: int
+    batch: int
+    bad: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksChanged:
+    """The answer to `SendBlocks` when the blocks at these places are not what they were: nothing was sent."""
+
+    conn: int
+    places: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """So many bytes of filler have come since the first one did."""
+
+    conn: int
+    elapsed_ns: int
+    received: int
+
+
+@dataclass(frozen=True, slots=True)
 class EngineSealed:
     """The answer to `SealEngine`: where the ops of the epoch stand."""
 
@@ -123,13 +150,18 @@ class CallJoin:
 
 @dataclass(frozen=True, slots=True)
 class CallVote:
-    """The program waits in a run-wide call. `progress` counts its ops per tag in the installed epoch."""
+    """The program waits in a call of the run, or of its group (a sync, with the state as it is now).
+
+    `progress` counts its ops per tag in the installed epoch.
+    """
 
     ballot: int
     kind: VoteKind
     min_world: int
     deadline_ns: int
     progress: tuple[tuple[Tag, int], ...] = ()
+    offer: Offer | None = None
+    snapshot: Snapshot | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +188,9 @@ Event = (
     | OpTimedOut
     | OpCancelled
     | Silent
+    | BlocksReceived
+    | BlocksChanged
+    | Sampled
     | EngineSealed
     | Tick
     | CallJoin

@@ -31,12 +31,14 @@ from ringfold.wire.messages import (
     PROTOCOL_VERSION,
     Challenge,
     EdgeFailure,
+    Handshake,
     LaneHello,
     LaneWelcome,
     Member,
     PeerId,
     Record,
     Refused,
+    VisitHello,
 )
 from ringfold.wire.proof import prove, proven
 
@@ -71,7 +73,9 @@ class _Guest:
     remote: str
     nonce: bytes
     until_ns: int
-    parked: LaneHello | None = None
+    parked: LaneHello | VisitHello | None = None
+    round_trip_ns: int = 0
+    """From the challenge to the hello."""
 
 
 @dataclass(slots=True)
@@ -89,6 +93,8 @@ class Turn:
 
     effects: list[Effect] = field(default_factory=list)
     lost: list[LostLink] = field(default_factory=list)
+    visitor: int | None = None
+    """A guest that wants to visit this peer: `visitors` knows it."""
 
 
 class Lanes:
@@ -123,7 +129,7 @@ class Lanes:
             if is_mine and lane not in self._there:
                 turn.effects += self._start_dial(now_ns, lane)
         for conn, guest in list(self._guests.items()):
-            if guest.parked is not None:
+            if isinstance(guest.parked, LaneHello):
                 self._judge(turn, conn, guest, guest.parked)
         return turn
 
@@ -224,6 +230,9 @@ class Lanes:
         elif guest is not None:
             if isinstance(said, LaneHello) and guest.parked is None:
                 self._judge(turn, conn, guest, said)
+            elif isinstance(said, VisitHello) and guest.parked is None:
+                guest.parked, turn.visitor = said, conn
+                guest.round_trip_ns = now_ns - (guest.until_ns - self._timings.handshake_ms * MS)
             else:
                 turn.effects += self._drop_guest(conn, f"it said {type(said).__name__} out of turn")
         return turn
@@ -253,8 +262,7 @@ class Lanes:
         effects: list[Effect] = []
         for conn, guest in list(self._guests.items()):
             if now_ns >= guest.until_ns:
-                waited = "its epoch did not come" if guest.parked else "no handshake in time"
-                effects += self._drop_guest(conn, waited)
+                effects += self._drop_guest(conn, _waited_in_vain(guest.parked))
         for dial in list(self._dials.values()):
             if dial.retry_ns is not None and now_ns >= dial.retry_ns:
                 effects += self._redial(dial)
@@ -296,9 +304,7 @@ class Lanes:
         dial.stage, dial.retry_ns = "pause", now_ns + self._timings.redial_ms * MS
         return []
 
-    def _dialler_hears(
-        self, now_ns: int, conn: int, dial: _Dialling, said: Challenge | Refused | LaneHello | LaneWelcome
-    ) -> list[Effect]:
+    def _dialler_hears(self, now_ns: int, conn: int, dial: _Dialling, said: Handshake) -> list[Effect]:
         assert self.record is not None
         match said:
             case Challenge(nonce=challenge) if dial.stage == "challenge":
@@ -383,6 +389,20 @@ class Lanes:
         del self._guests[conn]
         return [CloseConn(conn, reason)]
 
+    # Guests that want to visit
+
+    def visitors(self) -> list[tuple[int, bytes, VisitHello, int]]:
+        """The guests that wait to be let in for a visit: connection, challenge, what they said, and the round trip."""
+        waiting = [(conn, guest.nonce, guest.parked, guest.round_trip_ns) for conn, guest in self._guests.items()]
+        return [(conn, nonce, hello, trip) for conn, nonce, hello, trip in waiting if isinstance(hello, VisitHello)]
+
+    def let_in(self, conn: int) -> None:
+        """The guest is a visitor now; its connection is no longer looked after here."""
+        del self._guests[conn]
+
+    def turn_away(self, conn: int, reason: str) -> list[Effect]:
+        return [SendMessage(conn, Refused(reason)), *self._drop_guest(conn, reason)]
+
     # Links
 
     def _lose_link(self, now_ns: int, turn: Turn, link: Link, reason: str) -> None:
@@ -423,6 +443,16 @@ def _needed_lanes(record: Record, me: PeerId) -> Iterator[tuple[LaneKey, bool]]:
 
 def _links(needed: dict[LaneKey, bool]) -> set[Link]:
     return {lane[:2] for lane in needed}
+
+
+def _waited_in_vain(parked: LaneHello | VisitHello | None) -> str:
+    match parked:
+        case LaneHello():
+            return "its epoch did not come"
+        case VisitHello(purpose=purpose, number=number):
+            return f"the master did not announce {purpose} {number} here"
+        case None:
+            return "no handshake in time"
 
 
 def _as_parts(claim: tuple[int, int, int, int]) -> tuple[bytes, ...]:

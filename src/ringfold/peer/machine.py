@@ -37,10 +37,14 @@ from ringfold.peer.effects import (
     SendMessage,
     SetRegistrations,
     Settle,
+    SyncSucceeded,
     Tell,
 )
+from ringfold.peer.errands import Errands
 from ringfold.peer.events import (
     Accepted,
+    BlocksChanged,
+    BlocksReceived,
     CallGivenUp,
     CallJoin,
     CallLeave,
@@ -56,11 +60,14 @@ from ringfold.peer.events import (
     OpCancelled,
     Opened,
     OpTimedOut,
+    Sampled,
     Silent,
     Tick,
 )
 from ringfold.peer.lanes import Lanes, Turn
 from ringfold.peer.settings import MS, Identity, PeerTimings
+from ringfold.peer.visits import FIRST_KEY as FIRST_VISIT
+from ringfold.state.manifest import Snapshot
 from ringfold.wire import frames, messages
 from ringfold.wire.events import ConnectionDropped
 from ringfold.wire.messages import Epoch, Message, OpRef, PeerId, Reason, Record, Verdict, Welcome, World
@@ -87,10 +94,12 @@ class PeerMachine:
         self.world = World()
         self.facts: dict[Epoch, EpochFacts] = {}
         self.unsynced: set[PeerId] = set()
-        """Who was admitted since the program last synced state; the program clears it."""
+        """Who was admitted since the program last synced state."""
         self.ended = False
         self._control = Control(identity, timings)
         self._lanes = Lanes(timings)
+        self._errands = Errands(timings, self._say)
+        self._visits, self._syncing = self._errands.visits, self._errands.syncing
         self._calls = Calls(timings.answer_ms)
         self._fence = 0
         self._sealed = False
@@ -106,12 +115,21 @@ class PeerMachine:
         """Whether the engine runs the newest record, so that an op submitted now belongs to it."""
         return self.record is not None and self.engine_epoch == self.record.epoch and not self._sealed
 
+    def has_written(self, snapshot: Snapshot) -> bool:
+        """Whether a sync has begun to write blocks of another state into the memory of this one."""
+        return self._syncing.written_to is snapshot
+
+    def synced(self) -> None:
+        """The program has seen a sync end well."""
+        self.unsynced.clear()
+        self._syncing.written_to = None
+
     def next_deadline_ns(self) -> int | None:
         """When the next Tick is due."""
         if self.ended:
             return None
-        parts = (self._control.next_deadline_ns(), self._lanes.next_deadline_ns(), self._calls.next_deadline_ns())
-        times = [time for time in parts if time is not None]
+        parts = (self._control, self._lanes, self._errands, self._calls)
+        times = [time for part in parts if (time := part.next_deadline_ns()) is not None]
         if self._control.stage == "proven" and not self._joined:
             times.append(self._join_by_ns)
         return min(times, default=None)
@@ -126,9 +144,15 @@ class PeerMachine:
             case Dialled() | DialFailed() | Opened() | Accepted() | Closed():
                 effects = self._connection(now_ns, event)
             case LinkLost(peer, outgoing, reason, still_there):
-                effects = self._turn(self._lanes.link_lost(now_ns, (outgoing, peer), still_there, reason))
+                effects = self._turn(now_ns, self._lanes.link_lost(now_ns, (outgoing, peer), still_there, reason))
             case Mismatch() | OpTimedOut() | OpCancelled():
                 effects = self._op_report(event)
+            case BlocksReceived():
+                effects = self._syncing.received(now_ns, event)
+            case BlocksChanged():
+                effects = self._syncing.changed(event)
+            case Sampled():
+                effects = self._errands.measuring.sampled(event)
             case Silent(conn, silent_ms):
                 effects = self._silent(conn, silent_ms)
             case EngineSealed(epoch, ops):
@@ -144,45 +168,70 @@ class PeerMachine:
                 effects = [effect for vote in votes for effect in self._say(vote)]
             case CallGivenUp(ballot):
                 withdrawn = self._calls.give_up(now_ns, ballot)
-                effects = [] if withdrawn is None else self._say(withdrawn)
+                effects = [] if withdrawn is None else [*self._say(withdrawn), *self._sync_over(ballot)]
             case CallLeave():
                 effects = self._say(messages.Leave()) if self._control.stage == "proven" else self._end(None, "left")
             case _:
                 assert_never(event)
         effects += self._attached(now_ns)
+        if self._errands.measuring.is_busy and not self._calls.waits_in("optimize"):
+            effects += self._errands.measuring.end("the call is over")
         self._check_invariants()
         return effects
 
     # Connections
 
     def _connection(self, now_ns: int, event: Dialled | DialFailed | Opened | Accepted | Closed) -> list[Effect]:
-        control, lanes = self._control, self._lanes
+        control, lanes, visits = self._control, self._lanes, self._visits
         match event:
             case Dialled(key, conn):
+                if key >= FIRST_VISIT:
+                    return visits.dialled(key, conn)
                 if key != CONTROL_KEY:
                     return lanes.dialled(key, conn)
                 control.dialled(conn)
                 return []
             case DialFailed(key, reason):
+                if key >= FIRST_VISIT:
+                    return self._errands.visited(now_ns, *visits.dial_failed(now_ns, key, reason))
                 return control.failed(now_ns, reason) if key == CONTROL_KEY else lanes.dial_failed(now_ns, key, reason)
             case Opened(conn, nonce):
                 if conn == control.conn:
                     control.opened(now_ns, nonce)
+                elif visits.is_setting_out(conn):
+                    visits.opened(conn, nonce)
                 else:
                     lanes.opened(conn, nonce)
                 return []
             case Accepted(conn, remote, nonce):
                 return lanes.accepted(now_ns, conn, remote, nonce)
             case Closed(conn, reason):
-                if conn != control.conn:
-                    return self._turn(lanes.closed(now_ns, conn, reason))
-                if control.stage != "proven":
-                    return control.failed(now_ns, reason)
-                return self._lose_master(f"its connection closed ({reason})")
+                if conn == control.conn:
+                    if control.stage != "proven":
+                        return control.failed(now_ns, reason)
+                    return self._lose_master(f"its connection closed ({reason})")
+                over = visits.closed(now_ns, conn, reason)
+                if over is not None:
+                    return self._errands.visited(now_ns, *over)
+                return self._turn(now_ns, lanes.closed(now_ns, conn, reason))
 
-    def _turn(self, turn: Turn) -> list[Effect]:
+    def _let_visitors_in(self, now_ns: int) -> list[Effect]:
+        """Look at the guests that want to visit: the master may have spoken of them by now."""
+        effects: list[Effect] = []
+        for conn, nonce, hello, round_trip_ns in self._lanes.visitors():
+            verdict = self._visits.judge(conn, nonce, hello, round_trip_ns)
+            if isinstance(verdict, str):
+                effects += self._lanes.turn_away(conn, verdict)
+            elif verdict is not None:
+                self._lanes.let_in(conn)
+                effects += self._errands.visited(now_ns, verdict[0], [verdict[1]])
+        return effects
+
+    def _turn(self, now_ns: int, turn: Turn) -> list[Effect]:
         """A turn of the lanes. Links that broke are reported only in an epoch that runs: a seal outdates them."""
         effects = turn.effects
+        if turn.visitor is not None:
+            effects += self._let_visitors_in(now_ns)
         if self.is_running:
             for lost in turn.lost:
                 source, target = self._lanes.ends((lost.outgoing, lost.peer))
@@ -218,13 +267,17 @@ class PeerMachine:
     # What the master says
 
     def _message(self, now_ns: int, event: MessageReceived) -> list[Effect]:
+        if event.conn in self._visits.open:
+            return self._errands.message(now_ns, event.conn, event.body)
+        if self._visits.is_setting_out(event.conn):
+            return self._errands.visited(now_ns, *self._visits.message(now_ns, event.conn, event.body))
         if event.conn != self._control.conn:
-            return self._turn(self._lanes.message(now_ns, event.conn, event.body))
+            return self._turn(now_ns, self._lanes.message(now_ns, event.conn, event.body))
         if self._control.stage != "proven":
             effects, outcome = self._control.message(now_ns, event.body)
             match outcome:
                 case Welcome():
-                    self.peer = self._lanes.me = outcome.peer
+                    self.peer = self._lanes.me = self._visits.me = outcome.peer
                     self._fence = outcome.fence
                 case Refusal(error):
                     effects += self._end(error, "the master refused")
@@ -250,7 +303,21 @@ class PeerMachine:
                 return self._call_done(said)
             case messages.CallFailed(ballot=ballot, reason=reason):
                 self._admission = None
-                return [CallFinished(ballot, reason)] if self._calls.finish(ballot) else []
+                over = self._sync_over(ballot)
+                return [*over, CallFinished(ballot, reason)] if self._calls.finish(ballot) else over
+            case messages.SyncGoesOn(ballot=ballot):
+                self._calls.goes_on(now_ns, ballot)
+                return []
+            case messages.SyncPlan():
+                return self._sync_planned(now_ns, said)
+            case messages.SyncDone(ballot=ballot, revision=revision):
+                done = SyncSucceeded(revision, self._syncing.tx_bytes, self._syncing.rx_bytes)
+                over = self._sync_over(ballot)
+                return [*over, CallFinished(ballot, done)] if self._calls.finish(ballot) else over
+            case messages.Measure():
+                if not self._calls.waits_in("optimize"):
+                    return self._errands.measuring.refuse(said)
+                return [*self._errands.measuring.begin(now_ns, said), *self._let_visitors_in(now_ns)]
             case messages.Evicted(reason=reason):
                 return self._end(Evicted(reason), f"evicted: {reason}")
             case messages.Left():
@@ -261,6 +328,22 @@ class PeerMachine:
                 return self._lose_master(f"it said {type(said).__name__} out of turn")
             case _:
                 assert_never(said)
+
+    def _sync_planned(self, now_ns: int, plan: messages.SyncPlan) -> list[Effect]:
+        asked = self._calls.planned(plan.ballot)
+        if asked is None:
+            # The program gave the call up, and the master hears of it. Who wants to visit need not wait here.
+            return [*self._visits.stop(("state", plan.sync), "it was given up"), *self._let_visitors_in(now_ns)]
+        try:
+            if asked.snapshot is None:
+                raise RemoteProtocolError(f"it plans a sync for call {plan.ballot}, which is none")
+            effects = self._syncing.begin(now_ns, self.peer, plan, asked.snapshot)
+        except RemoteProtocolError as error:
+            return self._lose_master(f"it does not keep to the protocol ({error})")
+        return effects + self._let_visitors_in(now_ns)
+
+    def _sync_over(self, ballot: int) -> list[Effect]:
+        return self._syncing.end("the sync is over") if self._syncing.ballot == ballot else []
 
     def _seal(self, epoch: Epoch) -> list[Effect]:
         if self.record is not None and epoch == self.record.epoch:
@@ -286,7 +369,8 @@ class PeerMachine:
             self._admission = record
         if len(self.facts) > REMEMBERED_EPOCHS:
             del self.facts[min(self.facts)]
-        return settling + self._turn(self._lanes.begin(now_ns, record))
+        settling += self._syncing.members(now_ns, set(members))
+        return settling + self._turn(now_ns, self._lanes.begin(now_ns, record))
 
     def _settle(self, record: Record) -> Settle:
         assert self.record is not None
@@ -351,11 +435,13 @@ class PeerMachine:
             return self._end(reaching.error, "the master is unreachable")
         if self._control.stage == "proven" and not self._joined and now_ns >= self._join_by_ns:
             return self._join_too_late(now_ns)
-        effects = reaching + self._lanes.tick(now_ns)
+        effects = reaching + self._lanes.tick(now_ns) + self._errands.tick(now_ns)
         withdrawn, failed = self._calls.tick(now_ns)
         for vote in withdrawn:
             effects += self._say(vote)
-        return effects + [CallFinished(ballot, reason) for ballot, reason in failed]
+        for ballot, reason in failed:
+            effects += [*self._sync_over(ballot), CallFinished(ballot, reason)]
+        return effects
 
     def _join_too_late(self, now_ns: int) -> list[Effect]:
         waited_ms = (now_ns - self._join_since_ns) // MS
@@ -377,7 +463,7 @@ class PeerMachine:
     def _end(self, error: RingfoldError | None, reason: str) -> list[Effect]:
         assert not self.ended
         self.ended, self._steady = True, False
-        effects = self._lanes.end(reason)
+        effects = self._lanes.end(reason) + self._errands.end(reason)
         if self._control.conn is not None:
             effects.append(CloseConn(self._control.conn, reason))
         return [*effects, FailAll(Reason("evicted", reason)), Ended(error)]

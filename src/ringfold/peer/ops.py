@@ -5,16 +5,17 @@ depend on the ring (a size, a rank, a minimum of members) is *bound* to one epoc
 cannot change, never restarted by the engine, and tried again here, with arguments made anew.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from ringfold.dataplane.buffers import Spans
-from ringfold.dataplane.codes import REDUCE_OPS, OpKind
+from ringfold.dataplane.codes import DTYPES, QUANTISABLE, QUANTISATIONS, REDUCE_OPS, OpKind
 from ringfold.dataplane.engine import OpResult
-from ringfold.errors import CollectiveAborted, RingfoldError, UsageError
+from ringfold.errors import CollectiveAborted, RingfoldError, StateError, UsageError
 from ringfold.peer.handle import Handle
 from ringfold.peer.outcome import ReduceInfo, error_of_op
 from ringfold.peer.session import S, Session
 from ringfold.runtime import threads
+from ringfold.state.shared import SharedState
 from ringfold.wire.messages import Record
 
 Submit = Callable[[Record], int]
@@ -34,6 +35,8 @@ class Ops:
         """Of the ops that returned since the last run-wide call, the one that has heard of most registrations.
 
         All peers have seen the same ops return at the same point of the program, but perhaps in another order."""
+        self.state: SharedState | None = None
+        """The shared state that was synced last: while it is torn, no op goes on from it."""
         self._noting = threads.RLock()
 
     def run(
@@ -47,13 +50,16 @@ class Ops:
         *,
         retry: bool = True,
         timeout_s: float | None = None,
+        quantisation: int = 0,
     ) -> ReduceInfo:
         """An op that means the same in any ring, driven from this thread to its end."""
         self.check_tag(operation, tag)
         arrays = None if target is None else target.arrays
         codes, timeout_ns = source.codes, self._timeout_ns(timeout_s)
         try:
-            result = self.engine.collective(kind, reduce_op, tag, 0, source.arrays, arrays, codes, retry, timeout_ns)
+            result = self.engine.collective(
+                kind, reduce_op, tag, 0, source.arrays, arrays, codes, retry, timeout_ns, quantisation
+            )
         except (ValueError, TypeError) as error:
             raise refusal(operation, tag, error) from None
         return self.returned(operation, result)
@@ -68,11 +74,21 @@ class Ops:
         *,
         retry: bool,
         timeout_s: float | None,
+        quantisation: int = 0,
     ) -> Handle:
         """An all_reduce that the engine's own thread drives."""
         self.check_tag(operation, tag)
         number = self.submit(
-            operation, OpKind.ALL_REDUCE, reduce_op, tag, 0, source, target, retry=retry, timeout_s=timeout_s
+            operation,
+            OpKind.ALL_REDUCE,
+            reduce_op,
+            tag,
+            0,
+            source,
+            target,
+            retry=retry,
+            timeout_s=timeout_s,
+            quantisation=quantisation,
         )
 
         def finished(result: OpResult) -> ReduceInfo | RingfoldError:
@@ -118,11 +134,14 @@ class Ops:
         *,
         retry: bool = False,
         timeout_s: float | None = None,
+        quantisation: int = 0,
     ) -> int:
         arrays = None if target is None else target.arrays
         codes, timeout_ns = source.codes, self._timeout_ns(timeout_s)
         try:
-            return self.engine.submit(kind, reduce_op, tag, root, source.arrays, arrays, codes, retry, timeout_ns)
+            return self.engine.submit(
+                kind, reduce_op, tag, root, source.arrays, arrays, codes, retry, timeout_ns, quantisation
+            )
         except (ValueError, TypeError) as error:
             raise refusal(operation, tag, error) from None
 
@@ -146,6 +165,9 @@ class Ops:
         self.session.check_usable(operation)
         if tag in self.in_flight:
             raise UsageError(f"{operation}: an op with tag {tag} is in flight; wait for it, or use another tag")
+        if self.state is not None and self.state.torn:
+            text = f"{operation}: the shared state is only partly written, because its last sync failed"
+            raise StateError(f"{text}; sync it again, or load a checkpoint")
 
     def check_none_in_flight(self, operation: str) -> None:
         """Only collectives overlap. An op is in flight until the program has seen its end: on every peer alike."""
@@ -166,6 +188,28 @@ def reduce_code(op: str) -> int:
     number = REDUCE_OPS.get(op)
     if number is None:
         raise UsageError(f"unknown op {op!r}; there are {', '.join(REDUCE_OPS)}")
+    return number
+
+
+def quantisation_code(quantize: str | None, op: str, codes: Iterable[int]) -> int:
+    """The number of a quantisation, if an `op` over arrays of these dtypes can have one."""
+    if quantize is None:
+        return 0
+    number = QUANTISATIONS.get(quantize)
+    if number is None:
+        raise UsageError(f"unknown quantize={quantize!r}; there are {', '.join(QUANTISATIONS)}, and None")
+    if op == "prod":
+        raise UsageError(
+            f"quantize={quantize!r} does not go with op='prod': every factor's error would grow with all the others; "
+            f"use sum, avg, min or max, or quantize=None"
+        )
+    names = {code: name for name, code in DTYPES.items()}
+    if unfit := sorted({names[code] for code in codes if code not in QUANTISABLE}):
+        fit = ", ".join(names[code] for code in sorted(QUANTISABLE))
+        raise UsageError(
+            f"quantize={quantize!r} is for {fit}, but there is an array of {' and of '.join(unfit)}: "
+            f"integers are meant exactly, and float64 is chosen for its precision; reduce those with quantize=None"
+        )
     return number
 
 

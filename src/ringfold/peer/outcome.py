@@ -9,9 +9,14 @@ from ringfold.errors import (
     DeadlineExceeded,
     EpochChanged,
     Evicted,
+    HashMismatch,
     PeerLost,
+    RevisionViolation,
     RingfoldError,
+    StateError,
+    StateLost,
     TooFewPeers,
+    TopologyFailed,
     UsageError,
 )
 from ringfold.peer.carry import decode_reason
@@ -25,6 +30,19 @@ class ReduceInfo(NamedTuple):
     epoch: int
     tx_bytes: int
     rx_bytes: int
+
+
+class Meeting(NamedTuple):
+    """The run at the moment when all its peers had met: the same numbers for everybody who was there.
+
+    `world_size`, `groups` and `largest_group` are those of the communicator, which change at any time; these do not.
+    `pending` says that somebody waits to be admitted.
+    """
+
+    world_size: int
+    groups: int
+    largest_group: int
+    pending: bool
 
 
 def error_of_op(result: OpResult, operation: str, ended: RingfoldError | None) -> RingfoldError:
@@ -57,6 +75,23 @@ def error_of(reason: Reason, operation: str, epoch: Epoch) -> RingfoldError:
             return DeadlineExceeded(operation, reason.peers, reason.waited_ms, text)
         case "evicted":
             return Evicted(reason.text)
+        case "state":
+            return StateError(text)
+        case "revision":
+            return RevisionViolation(_number(reason, 0), _number(reason, 1), text)
+        case "hash":
+            return HashMismatch(text, reason.peers)
+        case "state_lost":
+            return StateLost(_number(reason, 0), text)
+        case "topology":
+            return TopologyFailed(text, reason.peers)
+        case "too_few":
+            return TooFewPeers(_number(reason, 0), _number(reason, 1))
+
+
+def _number(reason: Reason, place: int) -> int:
+    """One of the numbers of a reason; a master that leaves it out is no cause to fail in another way."""
+    return reason.numbers[place] if place < len(reason.numbers) else 0
 
 
 def again(error: RingfoldError) -> RingfoldError:

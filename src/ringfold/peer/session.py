@@ -26,6 +26,7 @@ from ringfold.peer.effects import (
     Ended,
     FailAll,
     Joined,
+    SyncSucceeded,
     Tell,
 )
 from ringfold.peer.events import CallGivenUp, CallJoin, CallLeave, CallVote, DialFailed, Dialled, Event, Tick
@@ -35,7 +36,8 @@ from ringfold.peer.settings import Identity, PeerTimings
 from ringfold.runtime import threads
 from ringfold.runtime.clock import monotonic_ns
 from ringfold.runtime.entropy import random_bytes
-from ringfold.wire.messages import Reason, Record, VoteKind
+from ringfold.state.manifest import Snapshot
+from ringfold.wire.messages import Offer, Reason, Record, VoteKind
 from ringfold.wire.proof import NONCE_BYTES
 
 _log = logging.getLogger("ringfold.peer")
@@ -67,7 +69,7 @@ class Session:
         self._changed = threads.Condition(threads.RLock())
         self._joined = False
         self._stopping = False
-        self._outcomes: dict[int, CallSucceeded | Reason] = {}
+        self._outcomes: dict[int, CallSucceeded | SyncSucceeded | Reason] = {}
         self._last_ballot = 0
         self._calling = ""  # the run-wide call that somebody waits in
         self._thread = threads.start("ringfold-peer", self._serve)
@@ -86,6 +88,25 @@ class Session:
 
     def vote(self, kind: VoteKind, operation: str, min_world: int, timeout_s: float) -> CallSucceeded:
         """Block in a run-wide call until it is complete, for everybody."""
+        outcome = self._call_and_wait(kind, operation, min_world, timeout_s)
+        assert isinstance(outcome, CallSucceeded)
+        return outcome
+
+    def sync(self, offer: Offer, snapshot: Snapshot, min_world: int, timeout_s: float) -> SyncSucceeded:
+        """Block in a sync until every member that takes part has the winning state."""
+        outcome = self._call_and_wait("sync", "sync_shared_state", min_world, timeout_s, offer, snapshot)
+        assert isinstance(outcome, SyncSucceeded)
+        return outcome
+
+    def _call_and_wait(
+        self,
+        kind: VoteKind,
+        operation: str,
+        min_world: int,
+        timeout_s: float,
+        offer: Offer | None = None,
+        snapshot: Snapshot | None = None,
+    ) -> CallSucceeded | SyncSucceeded:
         with self._changed:
             self.check_usable(operation)
             if self._calling:
@@ -96,7 +117,7 @@ class Session:
             try:
                 deadline_ns = monotonic_ns() + int(timeout_s * S)
                 progress = tuple(self.engine.progress())
-                self._call(CallVote(ballot, kind, min_world, deadline_ns, progress))
+                self._call(CallVote(ballot, kind, min_world, deadline_ns, progress, offer, snapshot))
                 while ballot not in self._outcomes and not self.is_over:
                     self._changed.wait()
             except BaseException:
@@ -151,6 +172,11 @@ class Session:
         self.engine.wake()
         self._thread.join(LEAVE_S)
 
+    @property
+    def has_let_go(self) -> bool:
+        """Whether the engine is shut down: nothing of the program's memory is written to any more."""
+        return not self._thread.is_alive()
+
     def forked(self) -> None:
         """In a forked child: this session's lock is not touched, because a thread that no longer exists may hold it."""
         self.is_foreign = self.is_over = True
@@ -185,10 +211,11 @@ class Session:
         with self._changed:
             if not self.machine.ended and self.error is None:
                 self._step(CallLeave())  # said, but not waited for
-            self.is_over = True
             carry.command(self.engine, FailAll(Reason("evicted", "this peer has left the run")))
+            # Before anybody learns that it is over: until then the engine may still write into a program's arrays.
+            self.engine.shutdown()
+            self.is_over = True
             self._changed.notify_all()
-        self.engine.shutdown()
         if self.at_end is not None:
             self.at_end()
 

@@ -1,47 +1,65 @@
-"""The training loop that users write: admission, sync, waiting for peers and retry, between and inside numbered steps.
+"""The training loop that users write: admission, waiting for peers, sync, checkpoints and retry, in numbered steps.
 
 Everything here must come out the same on all members, although each of them learns of an epoch change at another
-moment. Three rules see to that:
+moment. These rules see to that:
 
 1. A step begins with one question: is anybody pending? Whoever was just admitted does not ask, because it is the
-   answer. After an admission all members, old and new, do one thing next: sync. Then the step, without another
-   question.
-2. An op that must not run in a group that is too small is bound to one epoch, and looks at *that* epoch's size. So a
-   member that did not see the group shrink is turned back at its op, and meets those who saw it in the same vote.
-3. A sync is a single broadcast of the step's number, the revision and all arrays: all members have it, or none.
+   answer. After an admission all members, old and new, do the same: wait until the group is large enough, then sync.
+2. What runs in a group that may be too small is bound to an epoch, and goes by *that* epoch's size: an op is submitted
+   in it, a sync is voted for in it. So a member that did not see the group shrink is turned back, and meets those who
+   saw it in the same update.
+3. Whether a step needs a sync is decided by what all members share: admissions since the last sync, the epochs in which
+   the ops of the last steps were committed (another one means an abort, or a death), and the step's number.
 
-The source of a sync is the member with the lowest id of those that were there before the admission; in a fresh run,
-where nobody was, the lowest id of all.
+A step's number is the revision of the shared state, so a newcomer learns both in the sync.
 
 Wait inside a step: the group may be too small only for the first op of a step. A newcomer that is admitted then begins
 at the first op, too. Later in the step it could not follow, so a group that is too small by then is an error.
 """
 
 import logging
-import zlib
 from collections.abc import Iterator
-from typing import Protocol
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, Protocol
 
-import numpy as np
-
-from ringfold.dataplane.buffers import Buffers, spans_of, view_of
+from ringfold.dataplane.buffers import Buffers, spans_of
 from ringfold.dataplane.codes import OpKind
-from ringfold.errors import CollectiveAborted, StateError, TooFewPeers, UsageError
-from ringfold.peer.ops import Ops, reduce_code
+from ringfold.errors import CollectiveAborted, RevisionViolation, StateError, TooFewPeers, UsageError
+from ringfold.peer.ops import Ops, quantisation_code, reduce_code
 from ringfold.peer.outcome import ReduceInfo
+from ringfold.peer.states import SyncInfo, check_unchanged, sync_state
+from ringfold.state.checkpoint import Checkpoints
 from ringfold.state.shared import SharedState
 from ringfold.wire.messages import Record
 
 _log = logging.getLogger("ringfold.steps")
-SYNC_TAG = (1 << 64) - 1
-"""The tag of syncs; programs count theirs from 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSettings:
+    """What a caller of `Communicator.steps` may choose."""
+
+    until: int | None = None
+    min_world: int = 1
+    wait_s: float = 600.0
+    check_every: int = 100
+    """A sync at least every so many steps, even when nothing has happened."""
+    checkpoint: str | Path | None = None
+    every: int = 100
+    keep: int = 3
+    expect_unchanged: bool = False
+    rollback: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("min_world", "check_every", "every", "keep"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} must be at least 1, not {getattr(self, name)}")
 
 
 class Run(Protocol):
     """As much of a communicator as the loop calls."""
 
-    @property
-    def peer_id(self) -> int: ...
     @property
     def epoch(self) -> int: ...
     @property
@@ -49,7 +67,7 @@ class Run(Protocol):
     @property
     def spans_groups(self) -> bool: ...
     @property
-    def unsynced(self) -> frozenset[int]: ...
+    def has_newcomers(self) -> bool: ...
     def are_peers_pending(self) -> bool: ...
     def update_topology(self, min_world: int = 0, timeout_s: float | None = None) -> None: ...
     def all_reduce(
@@ -62,28 +80,35 @@ class Run(Protocol):
         retry: bool = True,
         dtype: str | None = None,
         timeout_s: float | None = None,
+        quantize: str | None = None,
     ) -> ReduceInfo: ...
 
 
-def steps(
-    run: Run, ops: Ops, state: SharedState | None, *, until: int | None, min_world: int, wait_s: float
-) -> Iterator["Step"]:
+def steps(run: Run, ops: Ops, state: SharedState | None, settings: StepSettings) -> Iterator["Step"]:
     """The steps of `Communicator.steps`; the arguments are checked at the call, not at the first step."""
-    if min_world < 1:
-        raise UsageError(f"min_world must be at least 1, not {min_world}")
-    if state is not None:
-        for name, array in state.arrays.items():
-            view_of(array, f"the shared array {name!r}")
-    return Loop(run, ops, state, min_world, wait_s).steps(until)
+    if state is None:
+        if settings.checkpoint is not None:
+            raise UsageError("a checkpoint needs a shared state: steps(state, checkpoint=...)")
+        state = SharedState._without_arrays()
+    checkpoints = None
+    if settings.checkpoint is not None:
+        checkpoints = Checkpoints(settings.checkpoint, keep=settings.keep)
+        newest = max(checkpoints.revisions(), default=0)
+        # A program that has gone on since, and begins a second loop, is not taken back to what it saved before.
+        if state.torn or newest >= state.revision:
+            revision = checkpoints.load_newest(state)
+            if revision is not None:
+                _log.info("revision %d was loaded from %s", revision, settings.checkpoint)
+    return Loop(run, ops, state, settings, checkpoints).steps()
 
 
 class Step:
-    """One step of the run. `number` is the same on all peers."""
+    """One step of the run. `number` is the same on all peers; `sync` tells what the sync before it did."""
 
-    __slots__ = ("_loop", "number")
+    __slots__ = ("_loop", "number", "sync")
 
-    def __init__(self, number: int, loop: "Loop") -> None:
-        self.number, self._loop = number, loop
+    def __init__(self, number: int, sync: SyncInfo, loop: "Loop") -> None:
+        self.number, self.sync, self._loop = number, sync, loop
 
     def all_reduce(
         self,
@@ -94,12 +119,13 @@ class Step:
         out: Buffers | None = None,
         dtype: str | None = None,
         timeout_s: float | None = None,
+        quantize: str | None = None,
     ) -> ReduceInfo:
         """`Communicator.all_reduce` with at least `min_world` peers: with fewer, the attempt is discarded and waits.
 
         A peer that is alone where it may be (`min_world=1`) gets its own buffers back.
         """
-        return self._loop.all_reduce(self.number, buffers, op, tag, out, dtype, timeout_s)
+        return self._loop.all_reduce(self.number, _Call(buffers, op, tag, out, dtype, timeout_s, quantize))
 
     def __index__(self) -> int:
         return self.number
@@ -108,151 +134,170 @@ class Step:
         return f"<Step {self.number}>"
 
 
-class _NobodyIsNew(Exception):
-    """The newcomers are gone again, so that there is nothing to sync."""
-
-
 class Loop:
     """The loop of one program, and what it shares with its steps."""
 
-    def __init__(self, run: Run, ops: Ops, state: SharedState | None, min_world: int, wait_s: float) -> None:
-        self._run, self._ops, self._state = run, ops, state
-        self._min_world, self._wait_s = min_world, wait_s
+    def __init__(
+        self, run: Run, ops: Ops, state: SharedState, settings: StepSettings, checkpoints: Checkpoints | None
+    ) -> None:
+        self._run, self._ops, self._state, self._settings = run, ops, state, settings
+        self._checkpoints = checkpoints
+        self._min_world = settings.min_world
         self._reduced_in: int | None = None  # the step in which an op has committed
+        self._epoch: int | None = None  # of the ops since the last sync
+        self._is_shaken = False  # whether that epoch has changed since
+        self._is_member = False  # whether this peer has taken part in a sync
 
-    def steps(self, until: int | None) -> Iterator[Step]:
-        number = 0 if self._state is None else self._state.revision
-        while until is None or number < until:
-            number = self._gather(self._admit(number))
+    def steps(self) -> Iterator[Step]:
+        state, until = self._state, self._settings.until
+        while until is None or state.revision < until:
+            self._admit()
+            info = self._prepare()
+            number = state.revision
             if until is not None and number >= until:
-                return  # the run was further than this newcomer
-            yield Step(number, self)
-            number += 1
-            if self._state is not None:
-                self._state.revision = number
+                # The run was further than this newcomer. It goes on without it, so nobody would come to a last sync.
+                self._save()
+                return
+            yield Step(number, info, self)
+            if state.revision not in (number, number + 1):
+                raise RevisionViolation(number + 1, state.revision)
+            state.revision = number + 1
+        if self._checkpoints is not None:
+            self._prepare(last=True)
 
-    def all_reduce(
-        self,
-        number: int,
-        buffers: Buffers,
-        op: str,
-        tag: int,
-        out: Buffers | None,
-        dtype: str | None,
-        timeout_s: float | None,
-    ) -> ReduceInfo:
+    def all_reduce(self, number: int, call: "_Call") -> ReduceInfo:
+        self._check_whole()
         while True:
             try:
-                info = self._attempt(buffers, op, tag, out, dtype, timeout_s)
+                info = self._attempt(call)
             except TooFewPeers:
                 if self._min_world == 1:
-                    _copy_to_out(buffers, out, dtype)
+                    _copy_to_out(call)
                     return ReduceInfo(1, self._run.epoch, 0, 0)
                 if self._reduced_in == number:
                     raise
-                self._gather(number)
+                self._prepare()
             except CollectiveAborted:
                 if self._min_world <= 2:
                     raise
             else:
                 self._reduced_in = number
+                self._is_shaken |= self._epoch not in (None, info.epoch)
+                self._epoch = info.epoch
                 return info
 
-    def _attempt(
-        self, buffers: Buffers, op: str, tag: int, out: Buffers | None, dtype: str | None, timeout_s: float | None
-    ) -> ReduceInfo:
+    def _attempt(self, call: "_Call") -> ReduceInfo:
+        buffers, op, tag, out, dtype, timeout_s, quantize = call
         if self._min_world <= 2:
             # The engine refuses a group of one by the epoch's size, so it may retry by itself.
-            return self._run.all_reduce(buffers, op=op, tag=tag, out=out, dtype=dtype, timeout_s=timeout_s)
-        ops, reduce_op = self._ops, reduce_code(op)
+            return self._run.all_reduce(
+                buffers, op=op, tag=tag, out=out, dtype=dtype, timeout_s=timeout_s, quantize=quantize
+            )
+        ops, reduce_op, kind = self._ops, reduce_code(op), OpKind.ALL_REDUCE
         source = spans_of(buffers, dtype, writable=out is None)
         target = None if out is None else spans_of(out, dtype)
         if target is not None and source.layout != target.layout:
             raise UsageError("out= must have as many arrays as the buffers, each with the same dtype and size")
+        number = quantisation_code(quantize, op, source.codes)
 
         def submit(record: Record) -> int:
             if len(record.members) < self._min_world:
                 raise TooFewPeers(len(record.members), self._min_world)
-            return ops.submit("all_reduce", OpKind.ALL_REDUCE, reduce_op, tag, 0, source, target, timeout_s=timeout_s)
+            return ops.submit(
+                "all_reduce", kind, reduce_op, tag, 0, source, target, timeout_s=timeout_s, quantisation=number
+            )
 
         return ops.run_bound("all_reduce", tag, submit)
 
     # Admission, waiting, sync
 
-    def _admit(self, number: int) -> int:
-        """Rule 1: ask once, admit, sync."""
+    def _admit(self) -> None:
+        """Rule 1: ask once, and admit."""
         run = self._run
         # With several groups the question costs as much as the vote, and those who wait for peers are in a vote.
-        if not run.unsynced and (run.spans_groups or run.are_peers_pending()):
-            # Another group of the run may be waiting for peers, and this vote waits with it.
-            run.update_topology(timeout_s=max(self._wait_s, self._ops.timeout_s))
-        return self._sync(number)
+        if not run.has_newcomers and (run.spans_groups or run.are_peers_pending()):
+            run.update_topology(timeout_s=max(self._settings.wait_s, self._ops.timeout_s))
 
-    def _gather(self, number: int) -> int:
+    def _prepare(self, *, last: bool = False) -> SyncInfo:
+        """Wait until the group is large enough, sync where rule 3 says so, and save where it is time."""
+        while True:
+            if not last:
+                self._gather()
+            number = self._state.revision
+            is_due = self._checkpoints is not None and (last or number % self._settings.every == 0)
+            if not (self._run.has_newcomers or self._is_shaken or number % self._settings.check_every == 0 or is_due):
+                self._check_whole()
+                return SyncInfo(number, checked=False)
+            try:
+                info = self._sync(0 if last else self._min_world)
+            except TooFewPeers:
+                continue  # the group has shrunk: those who saw it wait for peers already
+            if is_due and self._state.revision == number:
+                self._save()
+            return info
+
+    def _check_whole(self) -> None:
+        """A sync that failed here, but not elsewhere, leaves this peer with a state that no step may go on from."""
+        if self._state.torn:
+            raise StateError(
+                "the shared state is torn: a sync or a checkpoint was only partly written. "
+                "Leave and join anew, so that the run syncs it, or load a checkpoint"
+            )
+
+    def _gather(self) -> None:
         """Wait until the group has `min_world` members."""
-        run, needed = self._run, self._min_world
+        run, needed, wait_s = self._run, self._min_world, self._settings.wait_s
         while run.group_size < needed:
             text = "step %d: %d of at least %d peers are there; waiting up to %g s for more"
-            _log.warning(text, number, run.group_size, needed, self._wait_s)
-            run.update_topology(min_world=needed, timeout_s=self._wait_s)
-            number = self._sync(number)
-        return number
+            _log.warning(text, self._state.revision, run.group_size, needed, wait_s)
+            run.update_topology(min_world=needed, timeout_s=wait_s)
 
-    def _sync(self, number: int) -> int:
-        """Rule 3: give newcomers the run's state. Returns the run's step."""
-        run, state = self._run, self._state
-        while run.unsynced:
-            is_new = run.peer_id in run.unsynced
-            header = np.array([number, 0 if state is None else state.revision, _names_of(state)], np.int64)
-            arrays: list[object] = [header, *(() if state is None else state.arrays.values())]
-            try:
-                self._broadcast_from_the_oldest(arrays)
-            except (_NobodyIsNew, TooFewPeers):
-                self._forget_newcomers()
-            except CollectiveAborted:
-                pass  # somebody died: look again who is there
-            else:
-                self._forget_newcomers()
-                return self._adopt(number, header, is_new=is_new)
-        return number
+    def _sync(self, min_world: int) -> SyncInfo:
+        """The run's state and step, on all members."""
+        state, before = self._state, self._state.revision
+        self._ops.state = state
+        info = sync_state(
+            self._ops.session,
+            state,
+            strategy="enforce-popular",
+            timeout_s=self._ops.timeout_s,
+            stepped=True,
+            rollback=self._settings.rollback,
+            min_world=min_world,
+        )
+        if self._is_member and self._settings.expect_unchanged:
+            check_unchanged(info)
+        if state.revision != before:
+            log = _log.warning if self._is_member else _log.info
+            log("went from step %d to the run's step %d", before, state.revision)
+        self._is_member, self._is_shaken, self._epoch = True, False, None
+        return info
 
-    def _broadcast_from_the_oldest(self, arrays: list[object]) -> None:
-        ops, spans = self._ops, spans_of(arrays)
-
-        def submit(record: Record) -> int:
-            ring = [member.peer for member in record.members]
-            new = ops.session.machine.unsynced
-            if new.isdisjoint(ring):
-                raise _NobodyIsNew
-            source = min((peer for peer in ring if peer not in new), default=min(ring))
-            return ops.submit("sync", OpKind.BROADCAST, 0, SYNC_TAG, ring.index(source), spans, None)
-
-        ops.run_bound("sync", SYNC_TAG, submit)
-
-    def _adopt(self, number: int, header: "np.ndarray[tuple[int], np.dtype[np.int64]]", *, is_new: bool) -> int:
-        """Take over the run's step and revision. Who was there before must have had the same."""
-        told, revision, names = (int(value) for value in header)
-        if names != _names_of(self._state):
-            raise StateError("the shared state has other names here than on the peer that it comes from")
-        if not is_new and told != number:
-            raise StateError(f"this peer is at step {number}, but the run is at step {told}")
-        if self._state is not None:
-            self._state.revision = revision
-        if is_new and told != number:
-            _log.info("joined the run at step %d", told)
-        return told
-
-    def _forget_newcomers(self) -> None:
-        self._ops.session.locked(lambda machine: machine.unsynced.clear())
+    def _save(self) -> None:
+        """A disk that fails must not end the training: the next checkpoint may succeed."""
+        if self._checkpoints is None:
+            return
+        try:
+            self._checkpoints.save(self._state)
+        except (StateError, OSError) as error:
+            _log.error("no checkpoint of step %d: %s", self._state.revision, error)
 
 
-def _names_of(state: SharedState | None) -> int:
-    return 0 if state is None else zlib.crc32("\n".join(state).encode())
+class _Call(NamedTuple):
+    """The arguments of a step's all_reduce."""
+
+    buffers: Buffers
+    op: str
+    tag: int
+    out: Buffers | None
+    dtype: str | None
+    timeout_s: float | None
+    quantize: str | None
 
 
-def _copy_to_out(buffers: Buffers, out: Buffers | None, dtype: str | None) -> None:
-    if out is None:
+def _copy_to_out(call: _Call) -> None:
+    if call.out is None:
         return
-    source, target = spans_of(buffers, dtype, writable=False), spans_of(out, dtype)
+    source, target = spans_of(call.buffers, call.dtype, writable=False), spans_of(call.out, call.dtype)
     for here, there in zip(source.arrays, target.arrays, strict=True):
         there.reshape(-1)[:] = here.reshape(-1)

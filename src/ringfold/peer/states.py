@@ -1,0 +1,86 @@
+"""One sync of the shared state, as a program calls it: take a snapshot, agree, and note what came of it."""
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol, TypeVar
+
+from ringfold.errors import HashMismatch
+from ringfold.peer.effects import SyncSucceeded
+from ringfold.peer.machine import PeerMachine
+from ringfold.state.manifest import Snapshot
+from ringfold.state.shared import SharedState, set_torn
+from ringfold.wire.messages import Offer, SyncStrategy
+
+T = TypeVar("T")
+
+
+class SyncInfo(NamedTuple):
+    """What a sync did: the revision that all who took part have now, and the bytes of blocks that this peer moved.
+
+    `checked` is False where no sync was needed, so that nothing was compared.
+    """
+
+    revision: int
+    tx_bytes: int = 0
+    rx_bytes: int = 0
+    checked: bool = True
+
+
+class Session(Protocol):
+    """As much of a session as a sync needs."""
+
+    def sync(self, offer: Offer, snapshot: Snapshot, min_world: int, timeout_s: float) -> SyncSucceeded: ...
+    def locked(self, look: Callable[[PeerMachine], T]) -> T: ...
+
+
+class Attempt:
+    """One try to sync `state`. Until it is known what became of it, the state counts as torn: an interrupt may come at
+    any point.
+    """
+
+    def __init__(self, state: SharedState, threads: int = 0) -> None:
+        self.state, self.snapshot = state, Snapshot.take(state, threads)
+        self._was_torn = state.torn
+        set_torn(state, True)
+
+    def failed(self, machine: PeerMachine) -> None:
+        """The call raises: the state is torn if something was written into it."""
+        set_torn(self.state, self._was_torn or machine.has_written(self.snapshot))
+
+    def succeeded(self, machine: PeerMachine, done: SyncSucceeded) -> SyncInfo:
+        """The state is the group's now."""
+        self.state.revision = done.revision
+        set_torn(self.state, False)
+        machine.synced()
+        return SyncInfo(done.revision, done.tx_bytes, done.rx_bytes)
+
+
+def sync_state(
+    session: Session,
+    state: SharedState,
+    *,
+    strategy: SyncStrategy,
+    timeout_s: float,
+    stepped: bool = False,
+    rollback: bool = False,
+    min_world: int = 0,
+) -> SyncInfo:
+    """Make `state` the group's. Returns when it is the same, verified, on every member that takes part.
+
+    If it raises after a part of the state was written, the state is torn: it has no vote, and no op goes on from it
+    until it is synced again, or loaded.
+    """
+    attempt = Attempt(state)
+    offer = attempt.snapshot.offer(strategy, stepped=stepped, rollback=rollback)
+    try:
+        done = session.sync(offer, attempt.snapshot, min_world, timeout_s)
+    except BaseException:
+        session.locked(attempt.failed)
+        raise
+    return session.locked(lambda machine: attempt.succeeded(machine, done))
+
+
+def check_unchanged(info: SyncInfo) -> None:
+    """For a caller that holds the run's state already: whatever it received, it had wrong."""
+    if info.rx_bytes:
+        text = f"the shared state was not the run's: {info.rx_bytes} bytes of revision {info.revision} were received"
+        raise HashMismatch(text)

@@ -1,0 +1,285 @@
+"""Visits: connections between members beside the ring, for the blocks of a sync or to measure a link. Pure.
+
+A visit is announced by the master: it tells both sides a number and a secret. The visitor dials the host's data port,
+each of its addresses once, and proves the secret:
+
+    visitor                                   host
+       |  <---------------- Challenge(nonce)    |     a guest of `lanes.py`, as every inbound connection is at first
+       |  VisitHello(number, proof) -------->   |     parked while the master's word has not come here yet,
+       |                                        |     refused where the errand is over already
+       |  <---------------- VisitWelcome(proof) |     open at the host
+       |  open at the visitor                   |     the round trip: challenge to hello, hello to welcome
+
+An open visit carries bulk frames. What they mean is for its purpose to say: `syncing.py` or `measuring.py`.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from ringfold.errors import RemoteProtocolError
+from ringfold.peer.effects import CloseConn, Dial, Effect, MakeBulk, Resume, SendMessage
+from ringfold.peer.settings import MS, PeerTimings
+from ringfold.wire import frames
+from ringfold.wire.messages import (
+    PROTOCOL_VERSION,
+    Challenge,
+    Member,
+    PeerId,
+    Purpose,
+    Refused,
+    VisitHello,
+    VisitWelcome,
+)
+from ringfold.wire.proof import prove, proven
+
+FIRST_KEY = 1 << 32
+"""Dial keys of visits are above those of lanes."""
+
+REMEMBERED_ERRANDS = 256
+
+Errand = tuple[Purpose, int]
+"""What a visit is for: a purpose, and the number of the sync or measurement."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A visit is open, and bulk frames may be sent. `round_trip_ns` is that of the handshake."""
+
+    errand: Errand
+    peer: PeerId
+    conn: int
+    is_visitor: bool
+    round_trip_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A visit could not be made, or an open one is over. `is_refused`: the host does not want it, now or later."""
+
+    errand: Errand
+    peer: PeerId
+    conn: int | None
+    is_visitor: bool
+    reason: str
+    is_refused: bool = False
+
+
+@dataclass(slots=True)
+class _Expected:
+    """The master's word about an errand: the secret, and who may come for it."""
+
+    secret: bytes
+    visitors: frozenset[PeerId]
+
+
+@dataclass(slots=True)
+class _Setting:
+    """A visit that this peer is about to make."""
+
+    errand: Errand
+    host: Member
+    key: int = 0
+    address: int = -1
+    conn: int | None = None
+    stage: Literal["pause", "dialling", "challenge", "welcome"] = "dialling"
+    nonce: bytes = b""
+    challenge: bytes = b""
+    hello_ns: int = 0
+    until_ns: int = 0
+    reason: str = "it has no address"
+    is_refused: bool = False
+
+
+class Visits:
+    """All visits of a peer, made and received."""
+
+    def __init__(self, timings: PeerTimings) -> None:
+        self.me: PeerId = 0
+        self.open: dict[int, Arrived] = {}
+        self._timings = timings
+        self._expected: dict[Errand, _Expected] = {}
+        self._over: deque[Errand] = deque(maxlen=REMEMBERED_ERRANDS)
+        self._setting: list[_Setting] = []
+        self._last_key = FIRST_KEY
+
+    # What the master's word begins and ends
+
+    def expect(self, errand: Errand, secret: bytes, visitors: Iterable[PeerId]) -> None:
+        """From now on these members may visit for `errand`, and this peer may visit others for it."""
+        if errand in self._over:
+            self._over.remove(errand)
+        self._expected[errand] = _Expected(secret, frozenset(visitors))
+
+    def visit(
+        self, now_ns: int, errand: Errand, host: Member, pause_ms: int = 0
+    ) -> tuple[list[Effect], list[Failed]]:
+        """Set out for `host`, after a pause. `Arrived` or `Failed` follows."""
+        setting = _Setting(errand, host)
+        self._setting.append(setting)
+        if pause_ms:
+            setting.stage, setting.until_ns = "pause", now_ns + pause_ms * MS
+            return [], []
+        return self._next_address(now_ns, setting)
+
+    def turn_back(self, errand: Errand, host: PeerId, reason: str) -> list[Effect]:
+        """Do not set out for `host` any more; its owner knows."""
+        back = [each for each in self._setting if (each.errand, each.host.peer) == (errand, host)]
+        self._setting = [each for each in self._setting if each not in back]
+        return [CloseConn(each.conn, reason) for each in back if each.conn is not None]
+
+    def stop(self, errand: Errand, reason: str) -> list[Effect]:
+        """The errand is over: close everything that belongs to it, without a word to its owner. Who comes for it now is
+        turned away.
+        """
+        self._expected.pop(errand, None)
+        self._over.append(errand)
+        gone = [setting.conn for setting in self._setting if setting.errand == errand]
+        gone += [conn for conn, visit in self.open.items() if visit.errand == errand]
+        self._setting = [setting for setting in self._setting if setting.errand != errand]
+        closing: list[Effect] = []
+        for conn in gone:
+            if conn is not None:
+                self.open.pop(conn, None)
+                closing.append(CloseConn(conn, reason))
+        return closing
+
+    def drop(self, conn: int, reason: str) -> list[Effect]:
+        """Close one open visit; its owner knows."""
+        return [CloseConn(conn, reason)] if self.open.pop(conn, None) is not None else []
+
+    def end(self, reason: str) -> list[Effect]:
+        """Close everything."""
+        errands = {*self._expected, *(setting.errand for setting in self._setting)}
+        return [effect for errand in sorted(errands) for effect in self.stop(errand, reason)]
+
+    # What happens to a visit on its way
+
+    def is_setting_out(self, conn: int) -> bool:
+        return any(setting.conn == conn for setting in self._setting)
+
+    def next_deadline_ns(self) -> int | None:
+        return min((setting.until_ns for setting in self._setting), default=None)
+
+    def tick(self, now_ns: int) -> tuple[list[Effect], list[Failed]]:
+        """Nobody waits for ever at a door: a host that parks its visitor may never hear of the errand."""
+        effects: list[Effect] = []
+        failed: list[Failed] = []
+        for setting in [each for each in self._setting if now_ns >= each.until_ns]:
+            if setting.conn is not None:
+                effects.append(CloseConn(setting.conn, "no answer in time"))
+            if setting.stage != "pause":
+                setting.reason, setting.is_refused = "no answer in time", False
+            more, lost = self._next_address(now_ns, setting)
+            effects += more
+            failed += lost
+        return effects, failed
+
+    def dialled(self, key: int, conn: int) -> list[Effect]:
+        setting = next((each for each in self._setting if each.key == key), None)
+        if setting is None:
+            return [CloseConn(conn, "no longer wanted")]
+        setting.conn = conn
+        return []
+
+    def dial_failed(self, now_ns: int, key: int, reason: str) -> tuple[list[Effect], list[Failed]]:
+        setting = next((each for each in self._setting if each.key == key), None)
+        if setting is None:
+            return [], []
+        setting.reason, setting.is_refused = reason, False
+        return self._next_address(now_ns, setting)
+
+    def opened(self, conn: int, nonce: bytes) -> None:
+        for setting in self._setting:
+            if setting.conn == conn:
+                setting.stage, setting.nonce = "challenge", nonce
+
+    def message(self, now_ns: int, conn: int, body: bytes) -> tuple[list[Effect], list[Arrived | Failed]]:
+        """The host's side of the handshake."""
+        setting = next(each for each in self._setting if each.conn == conn)
+        secret = self._expected[setting.errand].secret
+        try:
+            said = frames.decode_handshake(body)
+        except RemoteProtocolError as error:
+            return self._turned_away(now_ns, setting, str(error))
+        match said:
+            case Challenge(nonce=challenge) if setting.stage == "challenge":
+                setting.stage, setting.challenge, setting.hello_ns = "welcome", challenge, now_ns
+                claim = (*setting.errand, self.me, setting.host.peer)
+                proof = prove(secret, "visit", challenge, setting.nonce, *_as_parts(*claim))
+                hello = VisitHello(PROTOCOL_VERSION, *claim, setting.nonce, proof)
+                return [SendMessage(conn, hello), Resume(conn)], []
+            case VisitWelcome(proof=proof) if setting.stage == "welcome":
+                if not proven(secret, proof, "visit_welcome", setting.nonce, setting.challenge):
+                    return self._turned_away(now_ns, setting, "it does not know the secret of this visit")
+                self._setting.remove(setting)
+                arrived = Arrived(setting.errand, setting.host.peer, conn, True, now_ns - setting.hello_ns)
+                self.open[conn] = arrived
+                return [MakeBulk(conn)], [arrived]
+            case Refused(reason=words):
+                return self._turned_away(now_ns, setting, f"refused: {words}")
+            case _:
+                return self._turned_away(now_ns, setting, f"it said {type(said).__name__} out of turn")
+
+    def closed(self, now_ns: int, conn: int, reason: str) -> tuple[list[Effect], list[Failed]] | None:
+        """A connection is gone. None if it was no visit."""
+        visit = self.open.pop(conn, None)
+        if visit is not None:
+            return [], [Failed(visit.errand, visit.peer, conn, visit.is_visitor, reason)]
+        setting = next((each for each in self._setting if each.conn == conn), None)
+        if setting is None:
+            return None
+        setting.reason, setting.is_refused = reason, False
+        return self._next_address(now_ns, setting)
+
+    def _turned_away(
+        self, now_ns: int, setting: _Setting, reason: str
+    ) -> tuple[list[Effect], list[Arrived | Failed]]:
+        assert setting.conn is not None
+        closing: list[Effect] = [CloseConn(setting.conn, reason)]
+        setting.reason, setting.is_refused = reason, True
+        effects, failed = self._next_address(now_ns, setting)
+        return closing + effects, list(failed)
+
+    def _next_address(self, now_ns: int, setting: _Setting) -> tuple[list[Effect], list[Failed]]:
+        """Each address of the host is tried once."""
+        setting.address += 1
+        setting.conn, setting.stage = None, "dialling"
+        if setting.address >= len(setting.host.addresses):
+            self._setting.remove(setting)
+            return [], [Failed(setting.errand, setting.host.peer, None, True, setting.reason, setting.is_refused)]
+        self._last_key += 1
+        setting.key = self._last_key
+        setting.until_ns = now_ns + (self._timings.connect_ms + self._timings.handshake_ms) * MS
+        address = setting.host.addresses[setting.address]
+        return [Dial(setting.key, address, setting.host.port, self._timings.connect_ms)], []
+
+    # Guests that want to visit this peer
+
+    def judge(
+        self, conn: int, nonce: bytes, hello: VisitHello, round_trip_ns: int = 0
+    ) -> tuple[list[Effect], Arrived] | str | None:
+        """Let a guest in, or say why not; None: the master's word about its errand has not come here yet."""
+        if hello.version != PROTOCOL_VERSION:
+            return f"protocol version {hello.version}, but this peer speaks {PROTOCOL_VERSION}"
+        errand: Errand = (hello.purpose, hello.number)
+        expected = self._expected.get(errand)
+        if expected is None:
+            return f"{hello.purpose} {hello.number} is over here" if errand in self._over else None
+        claim = (hello.number, hello.source, hello.target)
+        if min(claim) < 0 or max(claim) >= 1 << 63:
+            return "numbers out of range"
+        parts = _as_parts(hello.purpose, *claim)
+        if not proven(expected.secret, hello.proof, "visit", nonce, hello.nonce, *parts):
+            return "it does not know the secret of this visit"
+        if hello.target != self.me or hello.source not in expected.visitors:
+            return f"peer {hello.source} has no business with peer {hello.target} here"
+        arrived = Arrived(errand, hello.source, conn, False, round_trip_ns)
+        self.open[conn] = arrived
+        welcome = VisitWelcome(prove(expected.secret, "visit_welcome", hello.nonce, nonce))
+        return [SendMessage(conn, welcome), MakeBulk(conn)], arrived
+
+
+def _as_parts(purpose: Purpose, *numbers: int) -> tuple[bytes, ...]:
+    return (purpose.encode(), *(number.to_bytes(8, "little") for number in numbers))
