@@ -226,8 +226,9 @@ def test_drawn_scenarios_cover_the_settings() -> None:
     assert {scenario.setup.settings.evidence for scenario in scenarios} == {"ring", "master"}
     assert {scenario.setup.settings.lanes for scenario in scenarios} == {1, 2, 3}
     assert {scenario.groups for scenario in scenarios} == {1, 2}
-    assert {scenario.training.tags for scenario in scenarios} == {1, 2, 4}
-    assert any(scenario.training.leave_after for scenario in scenarios)
+    trainings = [scenario.work for scenario in scenarios if isinstance(scenario.work, Training)]
+    assert {work.tags for work in trainings} == {1, 2, 4}
+    assert any(work.leave_after for work in trainings)
 
 
 def test_the_command_replays_a_seed(capsys: pytest.CaptureFixture[str]) -> None:

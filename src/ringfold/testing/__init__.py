@@ -10,11 +10,13 @@ does wrong it does wrong again, event by event; what it finds is printed with th
 
 Read `scheduler.py` (time and the trace) and `network.py` (what may happen to bytes) first, then `nodes.py` and
 `peers.py` (the two processes; `sockets.py` and `core.py` stand between a peer and its engine), `program.py` and
-`runner.py` (what users do on a peer), `checks.py` (the promises), `simulation.py` (all of it together). On top:
-`workloads.py`, `faults.py` and `scenario.py` draw a run from a seed, `planted.py` proves that bugs are found, and
-`python -m ringfold.testing` runs seeds by the thousand.
+`runner.py` (what users do on a peer; `blocking.py` for users who write plain code), `checks.py` and `sync_checks.py`
+(the promises), `simulation.py` (all of it together). On top: `workloads.py`, `stateful.py`, `faults.py` and
+`scenario.py` draw a run from a seed, `planted.py` proves that bugs are found, and `python -m ringfold.testing` runs
+seeds by the thousand.
 """
 
+from ringfold.testing.blocking import SimRun, blocking
 from ringfold.testing.checks import Violation
 from ringfold.testing.network import Network, Weather
 from ringfold.testing.peers import SimPeer
@@ -25,18 +27,22 @@ from ringfold.testing.program import (
     Broadcast,
     Collective,
     Leave,
+    OptimizeTopology,
     Program,
     ProgramOf,
     Reduced,
     Request,
     Self,
     Sleep,
+    SmallState,
+    Sync,
     UpdateTopology,
     Wait,
 )
 from ringfold.testing.scenario import Outcome, Scenario, draw, run_seed
 from ringfold.testing.scheduler import Scheduler, SimulationFailure
 from ringfold.testing.simulation import Cluster, Setup, Simulation, quick_settings
+from ringfold.testing.stateful import Looping, Syncing, looping, syncing
 from ringfold.testing.workloads import Training, training
 
 __all__ = [
@@ -47,7 +53,9 @@ __all__ = [
     "Cluster",
     "Collective",
     "Leave",
+    "Looping",
     "Network",
+    "OptimizeTopology",
     "Outcome",
     "Program",
     "ProgramOf",
@@ -58,16 +66,23 @@ __all__ = [
     "Self",
     "Setup",
     "SimPeer",
+    "SimRun",
     "Simulation",
     "SimulationFailure",
     "Sleep",
+    "SmallState",
+    "Sync",
+    "Syncing",
     "Training",
     "UpdateTopology",
     "Violation",
     "Wait",
     "Weather",
+    "blocking",
     "draw",
+    "looping",
     "quick_settings",
     "run_seed",
+    "syncing",
     "training",
 ]

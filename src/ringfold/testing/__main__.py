@@ -1,6 +1,7 @@
 """`python -m ringfold.testing`: run many seeds, replay one, or see that planted bugs are found."""
 
 import argparse
+import logging
 import os
 import sys
 from collections import Counter
@@ -30,6 +31,8 @@ class Total:
     aborted: int = 0
     epochs: int = 0
     virtual_ms: float = 0.0
+    syncs: Counter[str] = field(default_factory=Counter)
+    rings: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
     failures: list[SimulationFailure] = field(default_factory=list)
 
@@ -42,6 +45,8 @@ class Total:
         self.aborted += outcome.aborted
         self.epochs += outcome.epochs
         self.virtual_ms += outcome.virtual_ms
+        self.syncs.update(outcome.syncs)
+        self.rings.update(outcome.rings)
         self.faults.update(outcome.faults)
 
 
@@ -91,6 +96,10 @@ def show(total: Total, first: int, console: Console) -> None:
     table.add_row("ops committed", f"{total.committed:,}")
     table.add_row("calls aborted", f"{total.aborted:,}")
     table.add_row("epochs", f"{total.epochs:,}")
+    for what, count in sorted(total.syncs.items()):
+        table.add_row(f"syncs: {what}", f"{count:,}")
+    for what, count in sorted(total.rings.items()):
+        table.add_row(f"rings: {what}", f"{count:,}")
     for kind, count in sorted(total.faults.items()):
         table.add_row(f"fault: {kind}", f"{count:,}")
     table.add_row("virtual time", f"{total.virtual_ms / 1000:,.0f} s")
@@ -150,6 +159,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--planted", action="store_true", help="also look for the planted bugs, in up to 1,000 seeds")
     options = parser.parse_args(arguments)
+    logging.getLogger("ringfold").addHandler(logging.NullHandler())  # programs log what they go through: not here
     console = Console(soft_wrap=True)
     if options.seed is not None:
         return replay(options.seed, options.trace, console)

@@ -29,8 +29,13 @@ FaultKind = Literal[
     "master_pause",
     "join",
     "garbage",
+    "lie",
+    "crash_holders",
+    "crash_newcomer",
 ]
-KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
+OF_STATE: tuple[FaultKind, ...] = ("lie", "crash_holders", "crash_newcomer")
+"""Faults that are about syncs."""
+KINDS: tuple[FaultKind, ...] = tuple(kind for kind in get_args(FaultKind) if kind not in OF_STATE)
 COMMON: tuple[FaultKind, ...] = ("crash", "crash", "cut_from_master", "reset", "freeze_short")
 """Drawn more often than the others: they meet ops in more interesting states."""
 FINAL: frozenset[FaultKind] = frozenset({"crash", "power_off", "freeze_long", "cut_from_master", "cut", "cut_one_way"})
@@ -84,6 +89,8 @@ def _length_ms(rng: Random, kind: FaultKind, evict_after_ms: int) -> float:
             return rng.uniform(1, 0.6 * evict_after_ms)
         case "cut" | "cut_one_way" | "cut_from_master":
             return rng.choice((rng.uniform(1, 100), rng.uniform(1.1, 2.0) * evict_after_ms))
+        case "crash_holders" | "crash_newcomer":
+            return rng.choice((1, 10, 40))
         case "master_pause":
             return rng.uniform(50, 1.5 * evict_after_ms)
         case _:
@@ -107,7 +114,7 @@ def _begin(sim: "Simulation", fault: Fault) -> None:
     if fault.kind == "master_pause":
         # A peer gives up a master that is silent for too long, and may do so a little before it is evicted itself.
         sim.master_was_silent |= span_ms > 0.7 * sim.setup.settings.liveness.evict_after_ms
-    elif fault.kind not in ("join", "garbage"):
+    elif fault.kind not in ("join", "garbage", *OF_STATE):
         sim.touched |= {one.name, two.name}
     match fault.kind:
         case "crash":
@@ -137,3 +144,9 @@ def _begin(sim: "Simulation", fault: Fault) -> None:
             sim.join()
         case "garbage":
             sim.throw_garbage(one)
+        case "lie":
+            sim.lie(one, for_ms=span_ms)
+        case "crash_holders":
+            sim.crash_holders(within_ms=span_ms)
+        case "crash_newcomer":
+            sim.crash_newcomer(within_ms=span_ms)

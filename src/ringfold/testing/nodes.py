@@ -6,6 +6,8 @@ process is in `peers.py`.
 
 from typing import TYPE_CHECKING, assert_never
 
+import msgspec
+
 from ringfold.errors import RemoteProtocolError
 from ringfold.master.events import (
     Beat,
@@ -15,12 +17,14 @@ from ringfold.master.events import (
     Effect,
     Event,
     Malformed,
+    MoonshotFound,
     Opened,
     Piece,
     Received,
     Send,
     SendBeat,
     SendEvidence,
+    StartMoonshot,
     Tell,
     Tick,
     Trust,
@@ -28,7 +32,8 @@ from ringfold.master.events import (
 from ringfold.master.machine import Master
 from ringfold.testing.network import End
 from ringfold.testing.scheduler import MS
-from ringfold.wire.events import EpochInstalled, EpochRecorded
+from ringfold.topology.moonshot import Question, answer
+from ringfold.wire.events import EpochInstalled, EpochRecorded, LinksMeasured, PeerGone, RingChosen, SyncBegun
 from ringfold.wire.frames import (
     MAX_FRAME_BYTES,
     FrameKind,
@@ -40,6 +45,7 @@ from ringfold.wire.frames import (
     master_beat,
     message_frame,
 )
+from ringfold.wire.messages import Message, Record, SyncDone, SyncPlan
 from ringfold.wire.proof import NONCE_BYTES
 
 if TYPE_CHECKING:
@@ -47,6 +53,7 @@ if TYPE_CHECKING:
 
 MASTER_PORT = 48148
 TICK_NS = 50 * MS
+SEARCH_BUDGET = 200
 
 
 class _Control:
@@ -131,6 +138,7 @@ class SimMaster:
             case Send(conn, message):
                 if self.sim.verbose:
                     self.sim.note(self.name, f"to {self._whom(conn)}: {message}")
+                self._watch(conn, message)
                 self._send(conn, message_frame(message))
             case SendBeat(conn, number, echo):
                 self._send(conn, master_beat(number, echo))
@@ -153,8 +161,41 @@ class SimMaster:
                     self.sim.epochs += 1
                 elif isinstance(notice, EpochInstalled):
                     self.sim.installed += 1
+                elif isinstance(notice, RingChosen):
+                    self.sim.rings["kept" if notice.kept else "better"] += 1
+                elif isinstance(notice, LinksMeasured):
+                    self.sim.rings["with links that could not be measured"] += bool(notice.failed)
+                elif isinstance(notice, PeerGone):
+                    self.sim.syncs.gone(self.sim.scheduler.now, notice.peer, notice.how)
+                elif isinstance(notice, SyncBegun):
+                    self.sim.syncs.all_planned(notice.sync)
+                    self.sim.sync_begins(notice.holders, notice.receivers)
+            case StartMoonshot(group, question):
+                self.sim.scheduler.after(MS, self._search, group, question)
             case _:
                 assert_never(effect)
+
+    def _watch(self, conn: int, message: Message) -> None:
+        """Let checkers and faults know what the master says about members and syncs."""
+        control = self._conns.get(conn)
+        if control is None or not isinstance(message, SyncPlan | SyncDone | Record):
+            return
+        peer = self.sim.by_name[control.end.remote.name]
+        match message:
+            case SyncPlan():
+                self.sim.syncs.planned(peer.peer, message)
+            case SyncDone():
+                self.sim.syncs.done(peer.peer, message)
+            case Record(members=members, newcomers=newcomers):
+                self.sim.syncs.recorded(peer.group, [member.peer for member in members])
+                if newcomers and len(newcomers) < len(members):
+                    self.sim.admission_begins([member.name for member in members if member.peer in newcomers])
+
+    def _search(self, group: int, question: Question) -> None:
+        """The long search, as short as a test can afford."""
+        found = answer(msgspec.structs.replace(question, budget=SEARCH_BUDGET))
+        if found.solution is not None and not self.host.frozen:
+            self._step(MoonshotFound(group, found.solution))
 
     def _send(self, conn: int, frame: bytes) -> None:
         control = self._conns.get(conn)

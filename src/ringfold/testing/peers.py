@@ -25,20 +25,26 @@ from ringfold.peer.effects import (
     Joined,
     SetRegistrations,
     Settle,
+    SyncSucceeded,
     Tell,
 )
 from ringfold.peer.events import CallJoin, CallLeave, CallVote, Closed, Dialled, Event, Tick
 from ringfold.peer.machine import PeerMachine
 from ringfold.peer.outcome import again, error_of, error_of_op
 from ringfold.peer.settings import Identity
+from ringfold.state.manifest import Snapshot
+from ringfold.state.shared import SharedState
+from ringfold.testing.blocking import SimRun
+from ringfold.testing.checks import Violation
 from ringfold.testing.core import new_core
+from ringfold.testing.lies import garbled
 from ringfold.testing.network import End
 from ringfold.testing.nodes import MASTER_PORT
-from ringfold.testing.program import Collective, ProgramOf, Reduced
+from ringfold.testing.program import AGREE_TAG, Collective, ProgramOf, Reduced
 from ringfold.testing.runner import Runner
 from ringfold.testing.scheduler import MS
 from ringfold.testing.sockets import Sockets
-from ringfold.wire.messages import Reason, Record, VoteKind
+from ringfold.wire.messages import Offer, Reason, Record, VoteKind
 from ringfold.wire.proof import NONCE_BYTES
 
 if TYPE_CHECKING:
@@ -54,6 +60,7 @@ class SimPeer:
     """A process that runs a program over the production peer machine and engine core."""
 
     machine_type: type[PeerMachine] = PeerMachine
+    run_type: type[SimRun] = SimRun
 
     def __init__(self, sim: "Simulation", name: str, group: int, program: ProgramOf) -> None:
         self.sim, self.name, self.group = sim, name, group
@@ -66,16 +73,23 @@ class SimPeer:
         self.machine = self.machine_type(identity, sim.setup.timings)
         self.core = new_core(sim.setup.planted)
         self._sockets = Sockets(self.core, sim.network)
-        self._program = program
+        self.program = program
         self._runner: Runner | None = None
         self._ballot = 0
+        self._syncing: int | None = None
+        """The ballot of the sync that the program waits in."""
         self._calls = 0
         self._when_called: dict[int, list[Callable[[], object]]] = {}
-        self._ended: RingfoldError | None = None
+        self.ended_with: RingfoldError | None = None
         self._last_op: Reduced | None = None
         """The op that last returned, if no run-wide call came after it."""
         self._call_answer = (False, 1)
+        self.last_call: CallSucceeded | None = None
         self.heard_registrations = 0
+        self.joined_with: Record | None = None
+        self.lies = False
+        """Whether the blocks and hashes that it sends are wrong."""
+        self._restarts = False
         self._asleep: list[Callable[[], None]] = []
         """What came due while the process was frozen."""
         self._paused: list[tuple[int, End, bytes]] = []
@@ -89,6 +103,11 @@ class SimPeer:
     def world(self) -> int:
         record = self.machine.record
         return 0 if record is None else len(record.members)
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        record = self.machine.record
+        return () if record is None else tuple(member.peer for member in record.members)
 
     @property
     def doing(self) -> str:
@@ -111,7 +130,13 @@ class SimPeer:
             self.sim.network.power_off(self.host)
         else:
             self.sim.network.kill(self.host)
+        self.stop_program()
         self._over(gone=True)
+
+    def stop_program(self) -> None:
+        """Let go of the program, wherever it stands."""
+        if self._runner is not None:
+            self._runner.stop()
 
     def program_over(self, error: RingfoldError | None) -> None:
         """The program has ended: with its peer out of the run as it wished, or not."""
@@ -121,6 +146,8 @@ class SimPeer:
         self._over(gone=error is not None)
         if error is not None:
             self.sim.was_cast_out(self)
+        elif self._restarts:
+            self.sim.start_again(self)
 
     def _over(self, *, gone: bool) -> None:
         if self.busy:
@@ -185,11 +212,19 @@ class SimPeer:
         """Do something when the program makes its op number so and so."""
         self._when_called.setdefault(number, []).append(action)
 
+    def restart(self) -> None:
+        """When the program has ended, start it again, as another process."""
+        self._restarts = True
+
+    def step_begins(self, state: SharedState) -> None:
+        """Tell the checkers that a step loop is at this revision."""
+        self.sim.syncs.stepped(self.peer, state.revision)
+
     def submit(self, request: Collective) -> int:
         """Begin an op; the engine's number of it."""
-        self._calls += 1
-        for action in self._when_called.pop(self._calls, ()):
-            action()
+        self._count_call()
+        if self.sim.syncs.is_torn(self.peer) and request.tag != AGREE_TAG:
+            raise Violation(f"peer {self.peer} goes on with a torn state")
         self.core.set_now(self.sim.scheduler.now)
         barrier = not request.array.size
         op = self.core.submit(
@@ -202,19 +237,43 @@ class SimPeer:
             [] if barrier else [DTYPES[request.array.dtype.name]],
             request.retry,
             request.timeout_ms * MS,
+            request.quantisation,
         )
         self.later(0, self._turn)
         return op
 
-    def vote(self, kind: VoteKind, min_world: int, timeout_ms: int) -> int:
-        """Wait in a run-wide call; its ballot."""
+    def _count_call(self) -> None:
+        self._calls += 1
+        for action in self._when_called.pop(self._calls, ()):
+            action()
+
+    def vote(
+        self,
+        kind: VoteKind,
+        min_world: int,
+        timeout_ms: int,
+        offer: Offer | None = None,
+        snapshot: Snapshot | None = None,
+    ) -> int:
+        """Wait in a run-wide call, or in a sync; its ballot."""
         if self.machine.ended:
-            raise again(self._ended) if self._ended is not None else UsageError("this peer has left the run")
+            raise again(self.ended_with) if self.ended_with is not None else UsageError("this peer has left the run")
         self._ballot += 1
         ballot, deadline = self._ballot, self.sim.scheduler.now + timeout_ms * MS
+        if offer is not None and snapshot is not None:
+            self._count_call()
+            self._syncing = ballot
+            self.sim.syncs.offered(self.peer, self.group, ballot, offer, snapshot)
         progress = tuple(self.core.progress())
-        self.later(0, lambda: self._react(CallVote(ballot, kind, min_world, deadline, progress)))
+        call = CallVote(ballot, kind, min_world, deadline, progress, offer, snapshot)
+        self.later(0, lambda: self._react(call))
         return ballot
+
+    def meddle(self, ballot: int, action: Callable[[], object]) -> None:
+        """Another thread of the program writes to the state, if this sync is not over."""
+        if self._syncing == ballot:
+            self.sim.syncs.meddled(self.peer, ballot)
+            action()
 
     def pending_here(self) -> bool | None:
         """Whether somebody is pending, where this peer can tell by itself; None if the run must be asked."""
@@ -231,7 +290,8 @@ class SimPeer:
 
     def call_returned(self, kind: VoteKind, outcome: CallSucceeded) -> bool:
         """The program goes on after a run-wide call, which answers whether somebody is pending."""
-        if kind == "update":
+        self.last_call = outcome
+        if kind != "pending":
             self._last_op, self._call_answer = None, (outcome.pending, outcome.groups)
         else:
             self.sim.history.answered(self.peer, outcome.pending)
@@ -305,7 +365,7 @@ class SimPeer:
         status, _, epoch, contributors, registrations = result[:5]
         if status == OpStatus.OK:
             return Reduced(epoch, contributors, registrations)
-        return error_of_op(result, "op", self._ended)
+        return error_of_op(result, "op", self.ended_with)
 
     def _read_on(self) -> None:
         waiting, self._paused = self._paused, []
@@ -334,7 +394,8 @@ class SimPeer:
             case CallFinished(ballot, outcome):
                 self._call_over(ballot, outcome)
             case Ended(error):
-                self._ended = error
+                self.ended_with = error
+                self._sync_over(error)
                 if self._runner is None:
                     self.program_over(error)
                 else:
@@ -343,7 +404,7 @@ class SimPeer:
                 self.sim.note(self.name, str(notice))
             case _:
                 self._watch(effect)
-                answer = carry.command(self._sockets, effect)
+                answer = carry.command(self._sockets, garbled(self.sim.rng, effect) if self.lies else effect)
                 if answer is not None:
                     self._step(answer)
 
@@ -361,17 +422,29 @@ class SimPeer:
                 self.sim.note(self.name, f"installs epoch {epoch} as peer {self.peer} of {list(members)}")
 
     def _begin(self, record: Record) -> None:
-        self._call_answer = record.pending, record.world.groups
-        self._runner = Runner(self, self._program)
+        self.joined_with, self._call_answer = record, (record.pending, record.world.groups)
+        self._runner = Runner(self, self.program)
         self._runner.start()
 
-    def _call_over(self, ballot: int, outcome: CallSucceeded | Reason) -> None:
+    def _call_over(self, ballot: int, outcome: CallSucceeded | SyncSucceeded | Reason) -> None:
         if self._runner is None:
             return
         if isinstance(outcome, Reason):
-            self._runner.call_over(ballot, error_of(outcome, "call", self.machine.engine_epoch))
-        else:
-            self._runner.call_over(ballot, outcome)
+            error = error_of(outcome, "call", self.machine.engine_epoch)
+            if ballot == self._syncing:
+                self._sync_over(error)
+            self._runner.call_over(ballot, error)
+            return
+        if isinstance(outcome, SyncSucceeded):
+            self._syncing = None
+            self.sim.syncs.succeeded(self.peer, ballot, outcome.revision)
+        self._runner.call_over(ballot, outcome)
+
+    def _sync_over(self, error: RingfoldError | None) -> None:
+        ballot, self._syncing = self._syncing, None
+        if ballot is not None:
+            self.sim.note(self.name, f"its sync ends: {error}")
+            self.sim.syncs.failed(self.peer, ballot, type(error).__name__)
 
     def _nonce(self) -> bytes:
         return self.sim.rng.randbytes(NONCE_BYTES)

@@ -6,6 +6,9 @@ engine are switches of the native core, which only the simulation can set.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count, islice
+
+from msgspec import structs
 
 from ringfold.master.calls import Calls
 from ringfold.master.epochs import Epochs
@@ -13,14 +16,23 @@ from ringfold.master.events import Ns
 from ringfold.master.liveness import PatientClock
 from ringfold.master.machine import Master
 from ringfold.master.run import Ballot, Group, Peer
+from ringfold.master.syncs import Syncs
 from ringfold.master.verdicts import Cause
-from ringfold.peer.effects import Settle
+from ringfold.peer.effects import CloseConn, Effect, Settle
+from ringfold.peer.events import BlocksReceived
 from ringfold.peer.machine import PeerMachine
+from ringfold.peer.settings import Identity, PeerTimings
+from ringfold.peer.syncing import Syncing
+from ringfold.state.election import Decision, Finished
+from ringfold.state.fetch import Fetch
+from ringfold.state.manifest import Snapshot
+from ringfold.testing.blocking import SimRun
 from ringfold.testing.peers import SimPeer
-from ringfold.testing.scenario import run_seed
+from ringfold.testing.scenario import draw, run_seed
 from ringfold.testing.scheduler import SimulationFailure
 from ringfold.testing.simulation import Setup
-from ringfold.wire.messages import Hello, PeerId, Record, SealedOp, Verdict, Vote
+from ringfold.testing.workloads import Training
+from ringfold.wire.messages import Hello, Offer, PeerId, Record, SealedOp, SyncPlan, Verdict, Vote
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +41,8 @@ class Bug:
 
     text: str
     setup: Setup
+    is_of_state: bool = False
+    """Whether programs with shared state are needed to find it; else those without find it sooner."""
 
 
 # Verdicts
@@ -129,8 +143,117 @@ class AnswersFromHearsay(SimPeer):
         return answer if answer is None or record is None else self.heard_registrations > record.registrations
 
 
+# Shared state
+
+
+class _StrangersVote(Syncs):
+    def _elect(self, offers: Mapping[PeerId, Offer], last: Finished | None) -> Decision:
+        return super()._elect(offers, last and replace(last, participants=frozenset(offers)))
+
+
+class _TornVotes(Syncs):
+    def _elect(self, offers: Mapping[PeerId, Offer], last: Finished | None) -> Decision:
+        return super()._elect({peer: structs.replace(offer, torn=False) for peer, offer in offers.items()}, last)
+
+
+class _AnyRevision(Syncs):
+    def _elect(self, offers: Mapping[PeerId, Offer], last: Finished | None) -> Decision:
+        return super()._elect({peer: structs.replace(offer, stepped=True) for peer, offer in offers.items()}, last)
+
+
+class _GoesBack(Syncs):
+    def _elect(self, offers: Mapping[PeerId, Offer], last: Finished | None) -> Decision:
+        return super()._elect(offers, None)
+
+
+class _DoneTooEarly(Syncs):
+    def settle(self, now: Ns) -> bool:
+        for group in self._run.groups.values():
+            if group.sync is not None and len(group.sync.unfinished) == 1:
+                group.sync.unfinished.clear()
+        return super().settle(now)
+
+
+def _with_syncs(syncs: type[Syncs]) -> type[Master]:
+    class Wrong(Master):
+        def __init__(self, *arguments: object, **named: object) -> None:
+            super().__init__(*arguments, **named)  # type: ignore[arg-type]
+            self._syncs.__class__ = syncs
+
+    return Wrong
+
+
+class _TakesAnything(Syncing):
+    def received(self, now_ns: int, event: BlocksReceived) -> list[Effect]:
+        return super().received(now_ns, replace(event, bad=()))
+
+
+class _ForgetsItsDebtors(Syncing):
+    def _lose(self, now_ns: int, sync: object, peer: PeerId, reason: str) -> list[Effect]:
+        return []
+
+
+class _Lazy(Fetch):
+    def _list_known(self, key: object, hashes: bytes) -> list[int]:
+        same = super()._list_known(key, hashes)  # type: ignore[arg-type]
+        for block in sorted(self._pool.free)[:1]:
+            self._pool._free.discard(block)
+            self._missing -= 1
+        return same
+
+
+class _KeepsAnOldBlock(Syncing):
+    def begin(self, now_ns: int, me: PeerId, plan: SyncPlan, snapshot: Snapshot) -> list[Effect]:
+        effects = super().begin(now_ns, me, plan, snapshot)
+        if self._sync is not None and self._sync.fetch is not None:
+            self._sync.fetch.__class__ = _Lazy
+        return effects
+
+
+class _NeverTorn(Syncing):
+    def received(self, now_ns: int, event: BlocksReceived) -> list[Effect]:
+        effects = super().received(now_ns, event)
+        self.written_to = None
+        return effects
+
+
+class _WritesOn(Syncing):
+    def end(self, reason: str) -> list[Effect]:
+        return [effect for effect in super().end(reason) if not isinstance(effect, CloseConn)]
+
+
+def _with_syncing(syncing: type[Syncing]) -> type[SimPeer]:
+    class Machine(PeerMachine):
+        def __init__(self, identity: Identity, timings: PeerTimings) -> None:
+            super().__init__(identity, timings)
+            self._syncing.__class__ = syncing
+
+    class Wrong(SimPeer):
+        machine_type = Machine
+
+    return Wrong
+
+
+class _Gossip(SimRun):
+    def are_peers_pending(self) -> bool:
+        right = super().are_peers_pending()
+        heard, record = self._peer.heard_registrations, self._session.machine.record
+        return right if self.group_size < 2 or record is None else heard > record.registrations
+
+
+class StepsByHearsay(SimPeer):
+    run_type = _Gossip
+
+
 def _native(name: str) -> Setup:
     return Setup(planted=name)
+
+
+def _of_state(text: str, *, master: type[Syncs] | None = None, peer: type[Syncing] | None = None) -> Bug:
+    if master is not None:
+        return Bug(text, Setup(master=_with_syncs(master)), is_of_state=True)
+    assert peer is not None
+    return Bug(text, Setup(peer=_with_syncing(peer)), is_of_state=True)
 
 
 BUGS: dict[str, Bug] = {
@@ -148,13 +271,28 @@ BUGS: dict[str, Bug] = {
     "impatient_clock": Bug("a master judges right after its own pause", Setup(master=JudgesAfterItsOwnPause)),
     "deaf_peer": Bug("a peer that ignores verdicts", Setup(peer=IgnoresVerdicts)),
     "hearsay": Bug("are_peers_pending answers by hearsay", Setup(peer=AnswersFromHearsay)),
+    "strangers_vote": _of_state("a newcomer's state may win a sync", master=_StrangersVote),
+    "torn_votes": _of_state("a torn state may win a sync", master=_TornVotes),
+    "any_revision": _of_state("a revision that jumped may win a sync", master=_AnyRevision),
+    "goes_back": _of_state("an election that forgets what was finished", master=_GoesBack),
+    "done_too_early": _of_state("a sync ends before the last one has it all", master=_DoneTooEarly),
+    "takes_anything": _of_state("a receiver takes a corrupt block", peer=_TakesAnything),
+    "forgotten_blocks": _of_state("a lost holder's blocks are forgotten", peer=_ForgetsItsDebtors),
+    "old_block": _of_state("a receiver keeps an old block", peer=_KeepsAnOldBlock),
+    "never_torn": _of_state("a state that is half-written is not marked as torn", peer=_NeverTorn),
+    "steps_by_hearsay": Bug("a step loop goes by hearsay", Setup(peer=StepsByHearsay), is_of_state=True),
+    "writes_on": _of_state("a receiver goes on after its sync has ended", peer=_WritesOn),
 }
 
 
 def find(name: str, first: int, most: int) -> SimulationFailure | None:
-    """The first failure that a planted bug leads to, in up to `most` seeds from `first` on; None if it stays hidden."""
+    """The first failure that a planted bug leads to; None if it stays hidden.
+
+    Tried are `most` seeds from `first` on, of those whose programs have to do with it.
+    """
     bug = BUGS[name]
-    for seed in range(first, first + most):
+    seeds = (seed for seed in count(first) if isinstance(draw(seed).work, Training) != bug.is_of_state)
+    for seed in islice(seeds, most):
         try:
             run_seed(seed, bug.setup)
         except SimulationFailure as failure:

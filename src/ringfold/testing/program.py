@@ -17,7 +17,14 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from ringfold.state.manifest import Snapshot
+from ringfold.state.shared import SharedState
+from ringfold.wire.messages import Offer, SyncStrategy
+
 Array = npt.NDArray[Any]
+
+AGREE_TAG = 99
+"""The tag of ops in which members agree on how to go on. Other ops are not for peers whose state is torn."""
 
 
 class Kind(IntEnum):
@@ -50,10 +57,14 @@ class Collective:
     timeout_ms: int = 300_000
     wait: bool = True
     """False: resumed at once with a handle for `Wait`, while the op goes on."""
+    quantisation: int = 0
+    """How it travels, as the engine numbers it; 0 is as it is."""
 
 
-def AllReduce(array: Array, op: str = "sum", tag: int = 0, *, retry: bool = True, wait: bool = True) -> Collective:
-    return Collective(array, op, tag, retry, wait=wait)
+def AllReduce(
+    array: Array, op: str = "sum", tag: int = 0, *, retry: bool = True, wait: bool = True, quantisation: int = 0
+) -> Collective:
+    return Collective(array, op, tag, retry, wait=wait, quantisation=quantisation)
 
 
 def Broadcast(array: Array, root: int = 0, tag: int = 0, *, retry: bool = True) -> Collective:
@@ -80,10 +91,19 @@ class UpdateTopology:
 
 
 @dataclass(frozen=True, slots=True)
+class OptimizeTopology:
+    """Measure the links and give every group its best ring, as soon as every accepted peer of the run asks for it."""
+
+    timeout_ms: int = 300_000
+
+
+@dataclass(frozen=True, slots=True)
 class ArePending:
     """Whether somebody waits to be admitted: the same answer on every peer at the same point of the program."""
 
     timeout_ms: int = 300_000
+    vote: bool = False
+    """Ask the run in any case."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +118,37 @@ class Sleep:
     ms: float
 
 
-Request = Collective | Wait | UpdateTopology | ArePending | Leave | Sleep
+class SmallState(SharedState):
+    """A shared state in small blocks, so that a few KiB have many of them."""
+
+    _block_bytes = 64
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sync:
+    """Make a state the group's, as `sync_shared_state` does; resumed with `SyncInfo`. Use a `SmallState`."""
+
+    state: SharedState
+    strategy: SyncStrategy = "enforce-popular"
+    stepped: bool = False
+    min_world: int = 0
+    rollback: bool = False
+    timeout_ms: int = 300_000
+    meddle: tuple[float, Callable[[], object]] | None = None
+    """(ms, action): another thread of the program does this so much later, if the sync is not over by then."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OfferState:
+    """What a session does in a sync: offer, and wait; resumed with `SyncSucceeded`. The snapshot is the caller's."""
+
+    offer: Offer
+    snapshot: Snapshot
+    min_world: int = 0
+    timeout_ms: int = 300_000
+
+
+Request = Collective | Wait | UpdateTopology | OptimizeTopology | ArePending | Sync | OfferState | Leave | Sleep
 Program = Generator[Request, Any, None]
 
 
@@ -126,6 +176,16 @@ class Self(Protocol):
     @property
     def world(self) -> int:
         """How many members the group's newest epoch has."""
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The members of the group's newest epoch, in ring order."""
+
+    def step_begins(self, state: SharedState) -> None:
+        """Tell the checkers that a step loop is at this revision: all members must hold the same bits here."""
+
+    def restart(self) -> None:
+        """When this program has ended, start it again, as another process."""
 
 
 ProgramOf = Callable[[Self], Program]

@@ -8,17 +8,21 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, assert_never
 
 from ringfold.errors import Evicted, MasterUnreachable, RingfoldError
-from ringfold.peer.effects import CallSucceeded
+from ringfold.peer.effects import CallSucceeded, SyncSucceeded
+from ringfold.peer.states import Attempt
 from ringfold.testing.checks import Violation
 from ringfold.testing.program import (
     ArePending,
     Call,
     Collective,
     Leave,
+    OfferState,
+    OptimizeTopology,
     ProgramOf,
     Reduced,
     Request,
     Sleep,
+    Sync,
     UpdateTopology,
     Wait,
 )
@@ -45,6 +49,7 @@ class Runner:
         self._awaited_op: int | None = None
         self._awaited_ballot: int | None = None
         self._awaited_kind: VoteKind = "update"
+        self._awaited_sync: Attempt | None = None
         self._leaving = False
         self._wakes = 0
         self.doing = "starting"
@@ -105,12 +110,15 @@ class Runner:
 
     def _resume(self, outcome: Outcome, call: Call | None) -> None:
         """Let the program run until it waits for something."""
+        self._peer.sim.syncs.goes_on(self._peer.peer)
         if call is not None:
             self._peer.sim.history.returned(call)
         if isinstance(outcome, Reduced):
             self._peer.op_returned(outcome)
         elif isinstance(outcome, CallSucceeded):
             outcome = self._peer.call_returned(self._awaited_kind, outcome)
+        elif self._awaited_sync is not None:
+            outcome = self._sync_returned(outcome)
         while True:
             try:
                 if isinstance(outcome, RingfoldError):
@@ -130,7 +138,18 @@ class Runner:
             except RingfoldError as error:
                 waits, outcome = False, error
             if waits:
+                if not isinstance(request, Sync | OfferState):
+                    self._peer.sim.syncs.rests(self._peer.peer)
                 return
+
+    def _sync_returned(self, outcome: Outcome) -> Outcome:
+        """What `sync_state` does at its end."""
+        assert self._awaited_sync is not None
+        attempt, self._awaited_sync = self._awaited_sync, None
+        if isinstance(outcome, SyncSucceeded):
+            return attempt.succeeded(self._peer.machine, outcome)
+        attempt.failed(self._peer.machine)
+        return outcome
 
     def _carry_out(self, request: Request) -> tuple[bool, Outcome]:
         """Begin what the program asks for: (True, _) if it waits, else what it goes on with."""
@@ -149,13 +168,20 @@ class Runner:
             case UpdateTopology(min_world, timeout_ms):
                 self._awaited_kind = "update"
                 self._awaited_ballot = peer.vote("update", min_world, timeout_ms)
-            case ArePending(timeout_ms):
-                answer = peer.pending_here()
+            case OptimizeTopology(timeout_ms):
+                self._awaited_kind = "optimize"
+                self._awaited_ballot = peer.vote("optimize", 0, timeout_ms)
+            case ArePending(timeout_ms, vote):
+                answer = None if vote else peer.pending_here()
                 if answer is not None:
                     peer.sim.history.answered(peer.peer, answer)
                     return False, answer
                 self._awaited_kind = "pending"
                 self._awaited_ballot = peer.vote("pending", 0, timeout_ms)
+            case Sync():
+                self._begin_sync(request)
+            case OfferState(offer, snapshot, min_world, timeout_ms):
+                self._awaited_ballot = peer.vote("sync", min_world, timeout_ms, offer, snapshot)
             case Leave():
                 self._leaving = True
                 if peer.leave():
@@ -165,6 +191,17 @@ class Runner:
             case _:
                 assert_never(request)
         return True, None
+
+    def _begin_sync(self, sync: Sync) -> None:
+        """What `sync_state` does at its beginning."""
+        peer, attempt = self._peer, Attempt(sync.state, threads=1)
+        snapshot = attempt.snapshot
+        offer = snapshot.offer(sync.strategy, stepped=sync.stepped, rollback=sync.rollback)
+        ballot = self._awaited_ballot = peer.vote("sync", sync.min_world, sync.timeout_ms, offer, snapshot)
+        self._awaited_sync = attempt
+        if sync.meddle is not None:
+            delay_ms, action = sync.meddle
+            peer.later(int(delay_ms * MS), lambda: peer.meddle(ballot, action))
 
     def _wait_for(self, op: int) -> tuple[bool, Outcome]:
         if op in self._landed:
@@ -181,6 +218,11 @@ class Runner:
         self.finished = True
         self._peer.program_over(None)
 
+    def stop(self) -> None:
+        """The process is gone, and its program with it."""
+        self.finished = True
+        self._program.close()
+
     def _give_up(self, error: RingfoldError) -> None:
         self.finished = True
         self._peer.program_over(error)
@@ -195,8 +237,14 @@ def _words(request: Request) -> str:
             return f"waiting for op {handle}"
         case UpdateTopology(min_world):
             return f"in update_topology(min_world={min_world})"
+        case OptimizeTopology():
+            return "in optimize_topology()"
         case ArePending():
             return "in are_peers_pending()"
+        case Sync(state, strategy):
+            return f"in sync_shared_state({state}, {strategy})"
+        case OfferState(offer):
+            return f"in sync_shared_state(revision {offer.revision}, {offer.strategy})"
         case Leave():
             return "leaving"
         case Sleep(ms):

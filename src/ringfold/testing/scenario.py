@@ -6,9 +6,11 @@ from dataclasses import dataclass, field, replace
 from random import Random
 
 from ringfold.testing import faults
-from ringfold.testing.faults import COMMON, KINDS, Fault, FaultKind
+from ringfold.testing.faults import COMMON, KINDS, OF_STATE, Fault, FaultKind
 from ringfold.testing.network import Weather
+from ringfold.testing.program import ProgramOf
 from ringfold.testing.simulation import Setup, Simulation, quick_settings
+from ringfold.testing.stateful import Looping, Syncing, looping, syncing
 from ringfold.testing.workloads import Training, training
 
 LIMIT_MS = 60_000
@@ -25,13 +27,16 @@ class Outcome:
     epochs: int
     virtual_ms: float
     digest: str
+    syncs: Counter[str] = field(default_factory=Counter)
+    rings: Counter[str] = field(default_factory=Counter)
+    """What came of the votes to optimise the ring."""
     faults: Counter[str] = field(default_factory=Counter)
 
     def __str__(self) -> str:
         broken = ", ".join(f"{count} {kind}" for kind, count in sorted(self.faults.items())) or "nothing"
         return (
             f"{self.committed} ops committed, {self.aborted} calls aborted, {self.epochs} epochs, "
-            f"{self.virtual_ms:.0f} ms; faults: {broken}; trace {self.digest}"
+            f"{self.syncs['finished']} syncs, {self.virtual_ms:.0f} ms; faults: {broken}; trace {self.digest}"
         )
 
 
@@ -42,9 +47,19 @@ class Scenario:
     setup: Setup
     peers: int
     groups: int
-    training: Training
+    work: Training | Looping | Syncing
     plan: tuple[Fault, ...]
     rejoin: bool
+
+    @property
+    def program(self) -> ProgramOf:
+        match self.work:
+            case Training():
+                return training(self.work)
+            case Looping():
+                return looping(self.work)
+            case Syncing():
+                return syncing(self.work)
 
 
 def draw(seed: int, base: Setup | None = None) -> Scenario:
@@ -66,8 +81,27 @@ def draw(seed: int, base: Setup | None = None) -> Scenario:
         window_bytes=rng.choice(((256, 1_024), (1_024, 65_536))),
         split_chance=rng.choice((0.05, 0.3)),
     )
+    kinds: list[FaultKind] = [*rng.sample(KINDS, rng.randint(1, 3)), rng.choice(COMMON)]
+    work: Training | Looping | Syncing
+    kind = rng.random()
+    if kind < 0.5:
+        work = _training(rng, seed, peers)
+        if groups == 1 and rng.random() < 0.25:
+            work = replace(work, optimise_every=rng.choice((2, 5)))
+            settings = replace(settings, measure_ms=rng.choice((150, 400)))
+            # Filler takes what a link has: over fast ones in small pieces a measurement would be millions of events.
+            weather = replace(weather, bytes_per_ms=(50, 2_000), window_bytes=(4_096, 65_536))
+    else:
+        work = _looping(rng, seed, peers) if kind < 0.75 else _syncing(rng, seed)
+        kinds = [*kinds[-2:], *OF_STATE, "join", "join"]
+    plan = faults.draw(rng, peers, rng.choice((60, 200, 500)), settings.liveness.evict_after_ms, kinds)
+    setup = replace(base or Setup(), settings=settings, weather=weather)
+    return Scenario(setup, peers, groups, work, tuple(plan), rng.random() < 0.6)
+
+
+def _training(rng: Random, seed: int, peers: int) -> Training:
     steps = rng.choice((rng.randint(4, 12), rng.randint(12, 40)))
-    work = Training(
+    return Training(
         seed=seed,
         steps=steps,
         ops=rng.choice(((1, 1), (1, 2), (2, 4))),
@@ -78,10 +112,38 @@ def draw(seed: int, base: Setup | None = None) -> Scenario:
         asks_again=rng.random() < 0.3,
         leave_after=_leavers(rng, peers, steps),
     )
-    kinds: list[FaultKind] = [*rng.sample(KINDS, rng.randint(1, 3)), rng.choice(COMMON)]
-    plan = faults.draw(rng, peers, rng.choice((60, 200, 500)), settings.liveness.evict_after_ms, kinds)
-    setup = replace(base or Setup(), settings=settings, weather=weather)
-    return Scenario(setup, peers, groups, work, tuple(plan), rng.random() < 0.6)
+
+
+def _looping(rng: Random, seed: int, peers: int) -> Looping:
+    return Looping(
+        seed=seed,
+        until=rng.randint(4, 25),
+        min_world=rng.choice((1, 1, 2, 2, 3)) if peers > 2 else rng.choice((1, 2)),
+        check_every=rng.choice((1, 3, 10)),
+        size=rng.choice((20, 100, 600)),
+        ops=rng.choice((1, 1, 2)),
+        think_ms=rng.choice((0.0, 2.0, 10.0)),
+        rollback=rng.random() < 0.3,
+        foreign=rng.choice((0.0, 0.3)),
+    )
+
+
+def _syncing(rng: Random, seed: int) -> Syncing:
+    calm = rng.random() < 0.3
+    return Syncing(
+        seed=seed,
+        rounds=rng.randint(3, 15),
+        size=rng.choice((20, 100, 600)),
+        one_sender=rng.random() < 0.25,
+        foreign=rng.choice((0.0, 0.3)),
+        flips=0.0 if calm else rng.choice((0.1, 0.4)),
+        jumps=0.0 if calm else rng.choice((0.0, 0.1)),
+        meddles=0.0 if calm else rng.choice((0.0, 0.15)),
+        misfits=0.0 if calm else 0.05,
+        misuses=0.0 if calm else 0.02,
+        hurries=0.0 if calm else rng.choice((0.0, 0.15)),
+        think_ms=rng.choice((0.0, 2.0, 10.0)),
+    )
 
 
 def _leavers(rng: Random, peers: int, steps: int) -> tuple[tuple[int, int], ...]:
@@ -96,11 +158,17 @@ def run_seed(seed: int, base: Setup | None = None, *, echo: Callable[[str], None
     sim = Simulation(seed, scenario.setup, echo=echo)
     sim.rejoin = scenario.rejoin
     sim.judges_evictions = True
-    cluster = sim.cluster(scenario.peers, groups=scenario.groups, program=training(scenario.training))
+    cluster = sim.cluster(scenario.peers, groups=scenario.groups, program=scenario.program)
     for fault in scenario.plan:
         faults.inject(sim, fault)
     sim.run_until(cluster.finished, limit_ms=LIMIT_MS)
     history = sim.history
-    return Outcome(
-        seed, len(history.committed), history.aborted, sim.epochs, sim.now_ms, sim.scheduler.trace.digest, sim.injected
+    syncs = sim.syncs
+    counts = Counter(
+        finished=syncs.finished,
+        fetches=syncs.fetched,
+        rollbacks=syncs.rollbacks,
+        **{f"failed with {name}": count for name, count in syncs.errors.items()},
     )
+    committed, digest = len(history.committed), sim.scheduler.trace.digest
+    return Outcome(seed, committed, history.aborted, sim.epochs, sim.now_ms, digest, counts, sim.rings, sim.injected)

@@ -24,6 +24,7 @@ from ringfold.testing.peers import DATA_PORT, SimPeer
 from ringfold.testing.program import ProgramOf
 from ringfold.testing.scheduler import MS, Scheduler, SimulationFailure, Trace
 from ringfold.testing.strangers import Stranger
+from ringfold.testing.sync_checks import SyncHistory
 from ringfold.testing.workloads import Training, training
 from ringfold.wire.messages import Liveness
 
@@ -85,8 +86,11 @@ class Simulation:
         self.scheduler = Scheduler(seed, Trace(echo=echo))
         self.network = Network(self.scheduler, self.setup.weather)
         self.history = History()
+        self.syncs = SyncHistory()
+        self.by_name: dict[str, SimPeer] = {}
         self.injected: Counter[str] = Counter()
         self.epochs = self.installed = self.busy = 0
+        self.rings: Counter[str] = Counter()
         self.peers: list[SimPeer] = []
         self.originals: list[SimPeer] = []
         """The peers that faults are drawn for."""
@@ -98,6 +102,10 @@ class Simulation:
         self.judges_evictions = False
         self.rejoin = False
         """Whether a peer that was cast out joins anew."""
+        self.at_next_sync: list[Callable[[list[int], list[int]], None]] = []
+        """What to do when the master has planned the next sync, given who holds the state and who fetches it."""
+        self.at_next_admission: list[Callable[[list[str]], None]] = []
+        """What to do when members are next told of newcomers, given their names."""
         self._program: ProgramOf | None = None
 
     @property
@@ -132,6 +140,7 @@ class Simulation:
         assert chosen is not None, "say which program the peer runs"
         peer = self.setup.peer(self, f"peer-{len(self.peers) + 1}", group, chosen)
         self.peers.append(peer)
+        self.by_name[peer.name] = peer
         self.busy += 1
         self.scheduler.at(self.scheduler.now if at_ms is None else int(at_ms * MS), peer.start)
         return peer
@@ -143,6 +152,22 @@ class Simulation:
             raise Violation(f"{peer.name} was cast out, and no fault was about it: {peer.error}")
         if self.rejoin:
             self.join(group=peer.group, at_ms=self.now_ms + self.rng.uniform(0, 100))
+
+    def start_again(self, peer: SimPeer) -> None:
+        """A peer's program has ended and wants to be started again, as one that crashed is."""
+        self.join(peer.program, group=peer.group, at_ms=self.now_ms + self.rng.uniform(0, 100))
+
+    def sync_begins(self, holders: list[int], receivers: list[int]) -> None:
+        """The master has planned a sync. Faults may wait for that."""
+        waiting, self.at_next_sync = self.at_next_sync, []
+        for action in waiting:
+            action(holders, receivers)
+
+    def admission_begins(self, newcomers: list[str]) -> None:
+        """Members are told of these newcomers. Faults may wait for that."""
+        waiting, self.at_next_admission = self.at_next_admission, []
+        for action in waiting:
+            action(newcomers)
 
     # What goes wrong
 
@@ -203,7 +228,44 @@ class Simulation:
         stranger.bother(self.master.name, MASTER_PORT)
         stranger.bother(peer.name, DATA_PORT)
 
+    def lie(self, peer: SimPeer, *, for_ms: float) -> None:
+        """Some of the blocks and hashes that the peer sends are wrong."""
+        peer.lies = True
+
+        def heal() -> None:
+            peer.lies = False
+
+        self.scheduler.after(int(for_ms * MS), heal)
+
+    def crash_holders(self, *, within_ms: float) -> None:
+        """When somebody next fetches state, kill everybody who has it, one after the other."""
+
+        def begin(holders: list[int], receivers: list[int]) -> None:
+            if not receivers:
+                self.at_next_sync.append(begin)
+                return
+            for peer in self.peers:
+                if peer.peer in holders and peer.busy:
+                    self.touched.add(peer.name)
+                    self.crash(peer, within_ms=within_ms)
+
+        self.at_next_sync.append(begin)
+
+    def crash_newcomer(self, *, within_ms: float) -> None:
+        """When somebody is next admitted to others, kill one of those, before it is of any use."""
+
+        def begin(newcomers: list[str]) -> None:
+            name = self.rng.choice(newcomers)
+            self.touched.add(name)
+            self.crash(self.by_name[name], within_ms=within_ms)
+
+        self.at_next_admission.append(begin)
+
     # Running and judging
+
+    def is_over(self) -> bool:
+        """Every program has come to its end, or its peer was killed."""
+        return self.busy == 0
 
     def run_until(self, condition: Callable[[], bool], limit_ms: float) -> None:
         """Run until `condition` holds; that it does so within `limit_ms` of virtual time is itself a promise."""
@@ -215,6 +277,8 @@ class Simulation:
         except SimulationFailure:
             raise
         except (AssertionError, Exception) as error:
+            for peer in self.peers:
+                peer.stop_program()
             text = str(error) if isinstance(error, Violation) else f"{type(error).__name__}: {error}"
             raise SimulationFailure(self.seed, text, self.scheduler.trace.tail()) from error
 

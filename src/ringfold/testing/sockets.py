@@ -4,13 +4,13 @@ A real engine gives a dialled connection its number at once; the core learns of 
 peer machine is given the number of the network's end, and this translates both ways.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from ringfold.dataplane.engine import RawEvent, RawSealedOp, RawVerdict
+from ringfold.dataplane.engine import RawBlock, RawEvent, RawSealedOp, RawVerdict
 from ringfold.testing.core import Core
 from ringfold.testing.network import End, Network
 
-_ABOUT_A_CONNECTION = frozenset({"opened", "accepted", "message", "closed", "silent"})
+_ABOUT_A_CONNECTION = frozenset({"opened", "accepted", "message", "closed", "silent", "blocks", "sample"})
 
 
 class Sockets:
@@ -98,3 +98,22 @@ class Sockets:
 
     def progress(self) -> list[tuple[int, int]]:
         return self._core.progress()
+
+    def make_bulk(self, conn: int) -> None:
+        if conn in self._numbers:
+            self._core.make_bulk(self._numbers[conn])
+
+    def send_blocks(self, conn: int, blocks: Sequence[RawBlock]) -> list[int]:
+        return self._core.send_blocks(self._numbers[conn], blocks) if conn in self._numbers else []
+
+    def expect_blocks(self, conn: int, batch: int, blocks: Sequence[RawBlock]) -> None:
+        if conn in self._numbers:
+            self._core.expect_blocks(self._numbers[conn], batch, blocks)
+
+    def fill(self, conn: int, on: bool) -> None:
+        if conn in self._numbers:
+            self._core.fill(self._numbers[conn], on)
+
+    def sample(self, conn: int, every_ns: int) -> None:
+        if conn in self._numbers:
+            self._core.sample(self._numbers[conn], every_ns)

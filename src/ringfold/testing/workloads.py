@@ -9,14 +9,16 @@ starts with zero gets it, together with the step, from one all-reduce with `max`
 
 import zlib
 from collections.abc import Generator
+from contextlib import suppress
 from dataclasses import dataclass
 from random import Random
 from typing import Any
 
 import numpy as np
 
-from ringfold.errors import CollectiveAborted, TooFewPeers
+from ringfold.errors import CollectiveAborted, TooFewPeers, TopologyFailed
 from ringfold.testing.program import (
+    AGREE_TAG,
     AllReduce,
     ArePending,
     Array,
@@ -24,6 +26,7 @@ from ringfold.testing.program import (
     Broadcast,
     Collective,
     Leave,
+    OptimizeTopology,
     Program,
     ProgramOf,
     Request,
@@ -32,9 +35,6 @@ from ringfold.testing.program import (
     UpdateTopology,
     Wait,
 )
-
-AGREE_TAG = 99
-"""The tag under which the members agree on the step, after somebody came in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +58,8 @@ class Training:
     """Whether an admission is followed by the question who else is pending, before the first op."""
     leave_after: tuple[tuple[int, int], ...] = ()
     """(peer id, steps it takes part in) for those that leave early."""
+    optimise_every: int = 0
+    """Before every so many steps the links are measured and the ring is chosen anew; 0: never."""
 
 
 def training(work: Training) -> ProgramOf:
@@ -82,6 +84,8 @@ def training(work: Training) -> ProgramOf:
                     agreed = np.array([step, weights], np.int64)
                     yield AllReduce(agreed, "max", AGREE_TAG)
                     step, weights, fresh = int(agreed[0]), int(agreed[1]), False
+                if work.optimise_every and step % work.optimise_every == 0:
+                    yield from _optimise()
                 weights += yield from _step(work, me, step)
                 step += 1
                 me.digest = f"{step}:{weights}"
@@ -93,6 +97,12 @@ def training(work: Training) -> ProgramOf:
         yield Leave()
 
     return program
+
+
+def _optimise() -> Program:
+    """A link that cannot be measured is no reason to stop: the ring is as it was."""
+    with suppress(TopologyFailed):
+        yield OptimizeTopology()
 
 
 def _step(work: Training, me: Self, step: int) -> Generator[Request, Any, int]:
@@ -112,7 +122,8 @@ def _step(work: Training, me: Self, step: int) -> Generator[Request, Any, int]:
         if shape < 0.14:
             yield from _insist(Broadcast(array, retry=retry))
         else:
-            yield from _insist(AllReduce(array, op, retry=retry))
+            how = _quantisation(f"{work.seed}/{me.group}/{step}/{position}", dtype)
+            yield from _insist(AllReduce(array, op, retry=retry, quantisation=how))
         learned += zlib.crc32(array.tobytes())
     return learned
 
@@ -170,6 +181,11 @@ def _size(work: Training, draw: Random) -> int:
 
 def _dtype(draw: Random) -> str:
     return draw.choice(("float32", "float32", "float32", "float64", "int64", "int32", "float16", "uint16"))
+
+
+def _quantisation(place: str, dtype: str) -> int:
+    """Every other op of a type that can be: to 8 bits, by one scheme or the other."""
+    return Random(place).choice((0, 0, 1, 3)) if dtype in ("float32", "float16") else 0
 
 
 def _op(draw: Random) -> str:

@@ -1,0 +1,298 @@
+"""Programs in plain blocking code, on the production communicator: what a user writes is what is simulated.
+
+    def main(run: SimRun, me: Self) -> None:
+        for step in run.steps(state, until=10):
+            step.all_reduce(gradients)
+
+    sim.cluster(peers=3, program=blocking(main))
+
+The simulation knows programs as generators. Blocking code runs in a thread of its own instead, and the two threads hand
+a baton to and fro: whoever does not have it waits, so that there is never more than one that runs, and a seed stays the
+whole history. Where a session would wait for its thread, this one yields the request that a generator would yield.
+
+A program whose peer is killed is hung up: its call raises `HungUp`, which no program should catch, and its thread ends.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar, cast
+
+import numpy as np
+
+from ringfold.dataplane.codes import DTYPES, REDUCE_OPS
+from ringfold.dataplane.engine import Array, OpResult
+from ringfold.errors import RingfoldError, UsageError
+from ringfold.peer.communicator import Communicator
+from ringfold.peer.effects import CallSucceeded, SyncSucceeded
+from ringfold.peer.machine import PeerMachine
+from ringfold.peer.outcome import again
+from ringfold.peer.session import Session
+from ringfold.runtime import threads
+from ringfold.state.manifest import Snapshot
+from ringfold.testing.program import (
+    ArePending,
+    Collective,
+    Kind,
+    Leave,
+    OfferState,
+    Program,
+    ProgramOf,
+    Reduced,
+    Request,
+    Self,
+    Sleep,
+    UpdateTopology,
+    Wait,
+)
+from ringfold.testing.scheduler import MS
+from ringfold.wire.messages import Offer, Record, VoteKind
+
+if TYPE_CHECKING:
+    from ringfold.testing.peers import SimPeer
+
+T = TypeVar("T")
+OPS = {number: name for name, number in REDUCE_OPS.items()}
+OP_TIMEOUT_S = 300.0
+LOOK_AGAIN_MS = 0.2
+"""A session is woken when an epoch is installed; here somebody looks this often."""
+
+
+class HungUp(BaseException):
+    """The process that ran this program is no more."""
+
+
+class SimRun(Communicator):
+    """The communicator of a simulated peer. Async ops are for programs that are generators."""
+
+    def __init__(self, session: "SimSession") -> None:
+        super().__init__(cast(Session, session), OP_TIMEOUT_S)
+        self._close.atexit = False
+        self._line, self._peer = session.line, session.peer
+
+    def are_peers_pending(self) -> bool:
+        """As always; the checkers hear of it."""
+        asked = self._line.asked
+        answer = super().are_peers_pending()
+        if asked == self._line.asked:  # the runner tells them about those that were voted for
+            self._peer.sim.history.answered(self._peer.peer, answer)
+        return answer
+
+    def sleep(self, ms: float) -> None:
+        """The user's own work, for so long."""
+        self._line.ask(Sleep(ms))
+
+
+Main = Callable[[SimRun, Self], None]
+
+
+def blocking(main: Main) -> ProgramOf:
+    """The program that calls `main` with a communicator. It leaves when `main` returns."""
+
+    def program(me: Self) -> Program:
+        peer = cast("SimPeer", me)
+        line = Line()
+
+        def talk() -> None:
+            with peer.run_type(SimSession(line, peer)) as run:
+                main(run, me)
+
+        try:
+            request = line.begin(f"simulated {peer.name}", talk)
+            while request is not None:
+                try:
+                    answer = yield request
+                except RingfoldError as error:
+                    answer = error
+                request = line.answer(answer)
+        finally:
+            line.hang_up()
+
+    return program
+
+
+class Line:
+    """Between the simulation's thread and a program's: one speaks, the other waits."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self._to_program, self._to_simulation = threads.Lock(), threads.Lock()
+        self._to_program.acquire()
+        self._to_simulation.acquire()
+        self._request: Request | None = None
+        self._answer: object = None
+        self._failure: BaseException | None = None
+        self.is_over = True
+        self._thread: threads.Thread | None = None
+
+    # The simulation's side
+
+    def begin(self, name: str, talk: Callable[[], None]) -> Request | None:
+        """Run `talk` in a thread, up to its first request; None when it has none."""
+
+        def run() -> None:
+            self._to_program.acquire()
+            try:
+                talk()
+            except HungUp:
+                pass
+            except BaseException as error:
+                self._failure = error
+            self._request, self.is_over = None, True
+            self._to_simulation.release()
+
+        self.is_over = False
+        self._thread = threads.start(name, run)
+        return self.answer(None)
+
+    def answer(self, answer: object) -> Request | None:
+        """Let the program go on with this; its next request, or None at its end. Raises what the program raised."""
+        self._answer = answer
+        self._to_program.release()
+        self._to_simulation.acquire()
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+        return self._request
+
+    def hang_up(self) -> None:
+        """End the thread, if it has not ended."""
+        while not self.is_over:
+            self.answer(HungUp())
+
+    # The program's side
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether the calling thread is the program's."""
+        return threads.is_current(self._thread)
+
+    def ask(self, request: Request) -> object:
+        """Wait for the simulation; what the request gave. Raises what it raised."""
+        assert self.is_mine
+        self.asked += 1
+        self._request = request
+        self._to_simulation.release()
+        self._to_program.acquire()
+        if isinstance(self._answer, RingfoldError | HungUp):
+            raise self._answer
+        return self._answer
+
+
+class SimSession:
+    """As much of a session as a communicator needs."""
+
+    def __init__(self, line: Line, peer: "SimPeer") -> None:
+        self.line, self.peer = line, peer
+        self.machine: PeerMachine = peer.machine
+        self.engine = SimEngine(line, peer)
+        self.joined_with: Record | None = peer.joined_with
+        self._is_closed = False
+
+    @property
+    def error(self) -> RingfoldError | None:
+        return self.peer.ended_with
+
+    @property
+    def is_over(self) -> bool:
+        return self.machine.ended
+
+    @property
+    def has_let_go(self) -> bool:
+        return self._is_closed
+
+    def vote(self, kind: VoteKind, operation: str, min_world: int, timeout_s: float) -> CallSucceeded:
+        self.check_usable(operation)
+        timeout_ms = int(timeout_s * 1_000)
+        if kind not in ("update", "pending"):
+            raise NotImplementedError(f"{operation} is not simulated")
+        self.line.ask(ArePending(timeout_ms, vote=True) if kind == "pending" else UpdateTopology(min_world, timeout_ms))
+        assert self.peer.last_call is not None
+        return self.peer.last_call
+
+    def sync(self, offer: Offer, snapshot: Snapshot, min_world: int, timeout_s: float) -> SyncSucceeded:
+        self.check_usable("sync_shared_state")
+        outcome = self.line.ask(OfferState(offer, snapshot, min_world, int(timeout_s * 1_000)))
+        assert isinstance(outcome, SyncSucceeded)
+        return outcome
+
+    def submit_in_epoch(self, operation: str, submit: Callable[[Record], T]) -> T:
+        while not self.machine.is_running:
+            self.check_usable(operation)
+            self.line.ask(Sleep(LOOK_AGAIN_MS))
+        self.check_usable(operation)
+        assert self.machine.record is not None
+        return submit(self.machine.record)
+
+    def locked(self, look: Callable[[PeerMachine], T]) -> T:
+        return look(self.machine)
+
+    def check_usable(self, operation: str) -> None:
+        if self.machine.ended:
+            left = UsageError(f"{operation}: this peer has left the run")
+            raise left if self.error is None else again(self.error)
+
+    def close(self) -> None:
+        """Leave. A communicator that is garbage calls this too, from anywhere."""
+        if not self._is_closed and self.line.is_mine:
+            self._is_closed = True
+            if not self.machine.ended:
+                self.line.ask(Leave())
+
+
+class SimEngine:
+    """As much of an engine as ops need that wait for their end. An op that fails raises its error here already."""
+
+    def __init__(self, line: Line, peer: "SimPeer") -> None:
+        self._line, self._peer = line, peer
+
+    def submit(
+        self,
+        kind: int,
+        reduce_op: int,
+        tag: int,
+        root: int,
+        source: Sequence[Array],
+        target: Sequence[Array] | None,
+        dtypes: Sequence[int],
+        retry: bool,
+        timeout_ns: int,
+        quantisation: int = 0,
+    ) -> int:
+        if target is not None or len(source) > 1 or [DTYPES[array.dtype.name] for array in source] != list(dtypes):
+            raise NotImplementedError("one array, in place, in its own dtype: the rest is not simulated")
+        array = source[0] if source else np.zeros(0, np.uint8)
+        timeout_ms = timeout_ns // MS
+        handle = self._line.ask(
+            Collective(array, OPS[reduce_op], tag, retry, Kind(kind), root, timeout_ms, False, quantisation)
+        )
+        assert isinstance(handle, int)
+        return handle
+
+    def run_op(self, op: int) -> OpResult:
+        return _result(self._line.ask(Wait(op)))
+
+    def collective(
+        self,
+        kind: int,
+        reduce_op: int,
+        tag: int,
+        root: int,
+        source: Sequence[Array],
+        target: Sequence[Array] | None,
+        dtypes: Sequence[int],
+        retry: bool,
+        timeout_ns: int,
+        quantisation: int = 0,
+    ) -> OpResult:
+        begun = self.submit(kind, reduce_op, tag, root, source, target, dtypes, retry, timeout_ns, quantisation)
+        return self.run_op(begun)
+
+    def all_reduce(self, array: Array, dtype: int, reduce_op: int, tag: int, retry: bool, timeout_ns: int) -> OpResult:
+        return self.collective(Kind.ALL_REDUCE, reduce_op, tag, 0, [array], None, [dtype], retry, timeout_ns)
+
+    def tags_in_flight(self) -> list[int]:
+        return []
+
+
+def _result(reduced: object) -> OpResult:
+    assert isinstance(reduced, Reduced)
+    return 0, b"", reduced.epoch, reduced.contributors, reduced.registrations, 0, 0
