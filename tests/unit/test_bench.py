@@ -14,9 +14,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from ringfold.cli.bench import allreduce, app, report, targets
+from ringfold.cli.bench import allreduce, app, quantize, report, targets
 from ringfold.cli.bench import workers_allreduce as workers
 from ringfold.errors import ConfigError
+from ringfold.runtime import shaped
 from ringfold.runtime.spawn import ChildFailed, Crew
 
 WAIT_S = 20.0
@@ -83,10 +84,13 @@ def test_the_targets_of_this_project_are_about_figures_that_exist() -> None:
     """A misspelt key would make a target "not asked" for ever."""
     figures = {
         "allreduce": {"gloo_over_ringfold", "mpi_over_ringfold", "world", "size_bytes"},
+        "quantize": {"gb_per_s", "f32_over_quantised", "part", "bits", "mbit", "size_bytes"},
+        "topology": {"took_us", "worst_error", "best_share", "slowest_over_best", "part", "peers", "matrices"},
         "recovery": {*report.spread([1]), "signal", "worst_beyond_eviction_us"},
         "join": {*report.spread([1]), "mode", "newcomers"},
         "memory": {"extra_over_buffer", "size_bytes"},
         "master": {"ops_per_s", "connections"},
+        "state": {"gb_per_s", "over_one_holder", "beyond_hashing_us", "rx_bytes", "what", "links", "holders"},
     }
     loaded = targets.load()
     assert {target.bench for target in loaded} == figures.keys()
@@ -241,10 +245,13 @@ def test_no_child_outlives_its_parent(number: signal.Signals) -> None:
 def test_every_bench_can_print_json_and_check_itself() -> None:
     assert {command.name for command in app.registered_commands} == {
         "allreduce",
+        "quantize",
+        "topology",
         "recovery",
         "join",
         "memory",
         "master",
+        "state",
     }
     for command in app.registered_commands:
         # Rich folds the help to the terminal's width; a wide one keeps the options whole.
@@ -272,10 +279,13 @@ def test_the_other_libraries_pass_the_same_verification(library: str) -> None:
 
 REAL = {
     "allreduce": ["--world", "2", "--sizes", "4K,1M", "--against", "none", "--min-time", "0.02", "--rounds", "1"],
+    "quantize": ["--world", "2", "--size", "256K", "--mbit", "400", "--rounds", "1"],
+    "topology": ["--peers", "3", "--matrices", "1"],
     "recovery": ["--peers", "3", "--size", "64K", "--kills", "2"],
     "join": ["--peers", "2", "--repeats", "1"],
     "memory": ["--size", "16M"],
     "master": ["--connections", "8", "--min-time", "0.1"],
+    "state": ["--size", "4M", "--holders", "1,2", "--mbit", "400", "--rounds", "1"],
 }
 
 
@@ -288,3 +298,28 @@ def test_a_short_run_of_each_bench_gives_figures(bench: str) -> None:
     printed = json.loads(ended.stdout)
     assert printed["figures"]
     assert printed["bench"] == bench
+
+
+def test_links_that_cannot_be_shaped_are_skipped_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels are measured all the same, and what was not measured is a miss."""
+    monkeypatch.setattr(quantize, "missing", lambda: "network namespaces need root")
+    monkeypatch.setattr(quantize, "KERNEL_BYTES", 1 << 20)
+    ended = CliRunner().invoke(app, ["quantize", "--json", "--check"])
+    assert ended.exit_code == 1
+    printed = json.loads(ended.stdout)
+    assert printed["skipped"] == {"links": "network namespaces need root; run it as root"}
+    assert {row["scheme"] for row in printed["figures"] if row.get("gb_per_s")} == set(quantize.QUANTISATIONS)
+    [links] = [check for check in printed["checks"] if check["id"] == "quantize-links"]
+    assert links["verdict"] == "miss"
+    assert "need root" in links["measured"]
+
+
+def test_a_state_on_links_that_cannot_be_shaped_is_a_miss_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shaped, "missing", lambda: "network namespaces need root")
+    ended = CliRunner().invoke(app, ["state", "--size", "1M", "--rounds", "1", "--json", "--check"])
+    printed = json.loads(ended.stdout)
+    assert printed["skipped"] == {"shaped links": "network namespaces need root"}
+    assert [row["rx_bytes"] for row in printed["figures"] if row["links"] == "loopback"] == [1 << 20, 1 << 20, 0]
+    [links] = [check for check in printed["checks"] if check["id"] == "state-three-holders"]
+    assert links["verdict"] == "miss"
+    assert "need root" in links["measured"]

@@ -17,10 +17,9 @@ from typer.testing import CliRunner
 
 import ringfold.cli
 from ringfold.cli import COMMANDS, build, logs, output
-from ringfold.cli.master import master_settings
 from ringfold.config import load
 from ringfold.errors import ConfigError, MasterUnreachable, RingfoldError, UsageError
-from ringfold.master.settings import MasterSettings
+from ringfold.master.settings import MasterSettings, master_settings
 from ringfold.runtime import ask, doctor
 from ringfold.runtime.machine import Machine, cpu_level, look
 from ringfold.wire.events import PeerSuspected
@@ -28,15 +27,13 @@ from ringfold.wire.frames import FrameKind, FrameReader, decode_to_master, frame
 from ringfold.wire.messages import (
     PROTOCOL_VERSION,
     Challenge,
-    GroupStatus,
-    PeerStatus,
     Refused,
     Status,
     StatusRequest,
-    Waiting,
     World,
 )
 from ringfold.wire.proof import proven
+from ringfold.wire.status import GroupStatus, LinkStatus, PeerStatus, Waiting
 
 NONCE = bytes(range(32))
 STATUS = Status(
@@ -51,6 +48,11 @@ STATUS = Status(
     ],
     groups=[GroupStatus(0, 4, "installed", [2, 1, 3], "ring", [(1, 2)])],
     waiting=[Waiting("update_topology", [1], [2, 3], 4_200)],
+    links=[
+        LinkStatus(1, 2, 11_762_500.0, 150, 3_000, "measured"),
+        LinkStatus(2, 1, 293_750_000.0, None, 12_000, "collective"),
+    ],
+    known_links=7,
 )
 
 
@@ -256,6 +258,9 @@ def test_status_prints_the_run(
         "1 -> 2",
         "update_topology",
         "4.2 s",
+        "94.1 Mbit/s, 3.0 s ago",
+        ">= 2.35 Gbit/s, 12.0 s ago",
+        "7 links are known, --json has 2 of them",
     ):
         assert piece in text
 

@@ -32,6 +32,7 @@ COMMANDS = (
     Command("status", "Show a run: members, epochs, rings, and what is waited for since when.", "status"),
     Command("demo", "Train a small model on several peers while some are killed, frozen and added.", "demo"),
     Command("doctor", "Check whether this machine has what a run needs, and say what to do.", "doctor"),
+    Command("soak", "Kill, freeze and add peers for a long time, and check that nothing is lost or leaks.", "soak"),
     Command("config", "Show every setting, its value, and where the value comes from.", "config"),
     # A group of sub-commands stands last, where typer puts it in any case.
     Command("bench", "Measure all-reduce, recovery and joining, beside other libraries.", "app"),

@@ -7,7 +7,6 @@ import typer
 
 if TYPE_CHECKING:
     from ringfold.config import Resolved
-    from ringfold.master.settings import MasterSettings
 
 
 def master(
@@ -55,6 +54,7 @@ async def _serve(resolved: "Resolved") -> None:
     import logging
 
     from ringfold.master.server import MasterServer
+    from ringfold.master.settings import master_settings
     from ringfold.runtime.process import stop_signals
 
     log = logging.getLogger(__name__)
@@ -72,23 +72,3 @@ async def _serve(resolved: "Resolved") -> None:
 
     with stop_signals(stop):
         await server.serve(ready)
-
-
-def master_settings(resolved: "Resolved") -> "MasterSettings":
-    """The master's own settings out of all settings."""
-    from typing import Literal, cast
-
-    from ringfold.master.settings import MasterSettings
-    from ringfold.wire.messages import Liveness
-
-    return MasterSettings(
-        evidence=cast(Literal["auto", "ring", "master"], resolved.text("evidence")),
-        small_bytes=resolved.integer("small_bytes"),
-        segment_bytes=resolved.integer("segment_bytes"),
-        lanes=resolved.integer("lanes"),
-        liveness=Liveness(
-            heartbeat_ms=resolved.integer("heartbeat_ms"),
-            suspect_after_ms=resolved.integer("suspect_after_ms"),
-            evict_after_ms=resolved.integer("evict_after_ms"),
-        ),
-    )

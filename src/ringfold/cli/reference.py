@@ -21,9 +21,11 @@ from ringfold.config import SETTINGS, Setting
 from ringfold.peer.communicator import Communicator
 from ringfold.peer.handle import Handle
 from ringfold.peer.outcome import ReduceInfo
+from ringfold.peer.states import SyncInfo
 from ringfold.peer.steps import Step
-from ringfold.state.shared import SharedState
-from ringfold.wire import events, frames, messages
+from ringfold.state.checkpoint import Checkpoints
+from ringfold.state.shared import MayDiffer, SharedState
+from ringfold.wire import events, frames, messages, status, visiting
 
 _NOTE = "<!-- Written by `make docs` from the code; do not edit. -->\n"
 
@@ -80,14 +82,16 @@ def messages_page() -> str:
     for title, union in (
         ("Peer to master", messages.ToMaster),
         ("Master to peer", messages.FromMaster),
-        ("Lane handshake", messages.Handshake),
+        ("Handshake of a lane or a visit", messages.Handshake),
+        ("On a visit", visiting.OnVisit),
     ):
         names = ", ".join(f"`{kind.__name__}`" for kind in typing.get_args(union))
         parts.append(f"**{title}:** {names}.")
     parts.append("## Messages")
-    parts += [_struct(kind) for _, kind in _classes(messages) if _is_message(kind)]
+    kinds = [kind for module in (messages, visiting, status) for _, kind in _classes(module)]
+    parts += [_struct(kind) for kind in kinds if _is_message(kind)]
     parts.append("## Parts of messages")
-    parts += [_struct(kind) for _, kind in _classes(messages) if _is_struct(kind) and not _is_message(kind)]
+    parts += [_struct(kind) for kind in kinds if _is_struct(kind) and not _is_message(kind)]
     parts += ["## Fixed frames", inspect.getdoc(frames) or ""]
     parts += [_struct(kind) for _, kind in _classes(frames) if _is_struct(kind)]
     parts += ["## Events", inspect.getdoc(events) or ""]
@@ -106,7 +110,7 @@ def api_page() -> str:
         '`logging.basicConfig(level="INFO")`.',
         f"## ringfold.join\n\n```python\n{_signature('join', ringfold.join)}\n```\n\n{inspect.getdoc(ringfold.join)}",
     ]
-    for kind in (Communicator, Step, Handle, ReduceInfo, SharedState):
+    for kind in (Communicator, Step, Handle, ReduceInfo, SharedState, MayDiffer, SyncInfo, Checkpoints):
         parts.append(f"## {kind.__name__}\n\n{_doc(kind)}")
         parts += _members(kind)
     return _page("The Python API", *parts)
@@ -149,7 +153,7 @@ def _struct(kind: type) -> str:
 def _type_name(hint: object) -> str:
     """A type as the source writes it, without the names of modules."""
     text = hint.__name__ if isinstance(hint, type) and not typing.get_args(hint) else str(hint)
-    for prefix in ("ringfold.wire.messages.", "ringfold.wire.frames.", "typing."):
+    for prefix in ("ringfold.wire.messages.", "ringfold.wire.status.", "ringfold.wire.frames.", "typing."):
         text = text.replace(prefix, "")
     return text
 

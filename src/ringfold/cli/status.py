@@ -12,7 +12,10 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from ringfold.runtime.ask import StatusConnection
-    from ringfold.wire.messages import GroupStatus, PeerStatus, Status
+    from ringfold.wire.status import GroupStatus, LinkStatus, PeerStatus, Status
+
+MATRIX_PEERS = 12
+"""A wider matrix fits no terminal; `--json` has everything."""
 
 
 def status(
@@ -84,6 +87,10 @@ def _parts(address: str, status: "Status") -> Iterator["Text | Table"]:
         yield Text()
         columns = ["group", "epoch", "phase", "ring", "evidence", "avoided edges"]
         yield table("groups", columns, (_group_row(group) for group in status.groups))
+    if status.links:
+        yield Text()
+        yield _matrix(status)
+        yield Text(_about_links(status), style="dim")
     yield Text()
     if status.waiting:
         rows = (
@@ -115,6 +122,47 @@ def _group_row(group: "GroupStatus") -> list[str]:
     ring = " -> ".join(str(peer) for peer in closed)
     avoided = ", ".join(f"{source} -> {target}" for source, target in group.bad_edges)
     return [str(group.group), str(group.epoch), group.phase, ring, group.evidence, avoided]
+
+
+def _matrix(status: "Status") -> "Table":
+    """Rates from the peer of the row to the peer of the column; links of a ring stand out."""
+    from rich.text import Text
+
+    from ringfold.cli.output import table
+
+    links = {(link.source, link.target): link for link in status.links}
+    peers = sorted({peer for edge in links for peer in edge})[:MATRIX_PEERS]
+    rings = [group.ring for group in status.groups if len(group.ring) > 1]
+    used = {edge for ring in rings for edge in zip(ring, [*ring[1:], ring[0]], strict=True)}
+    rows: list[list[str | Text]] = []
+    for source in peers:
+        cells: list[str | Text] = [Text(str(source), style="bold")]
+        for target in peers:
+            link = links.get((source, target))
+            cell = "" if source == target else "?" if link is None else _link(link)
+            cells.append(Text(cell, style="bold green" if (source, target) in used else ""))
+        rows.append(cells)
+    return table("links (from the row's peer to the column's)", ["", *map(str, peers)], rows)
+
+
+def _link(link: "LinkStatus") -> str:
+    from ringfold.cli.output import duration
+
+    bound = ">= " if link.by == "collective" else ""
+    return f"{bound}{rate(link.bytes_per_s)}, {duration(link.age_ms)} ago"
+
+
+def _about_links(status: "Status") -> str:
+    text = "green: in the ring; >=: at least that, as collectives showed; ?: not measured"
+    shown = sum(link.source != link.target for link in status.links)
+    more = f"; {status.known_links} links are known, --json has {shown} of them" if status.known_links > shown else ""
+    return text + more
+
+
+def rate(bytes_per_s: float) -> str:
+    """As networks are sold: 94.1 Mbit/s, 2.35 Gbit/s."""
+    mbit = bytes_per_s / 125_000
+    return f"{mbit / 1_000:.3g} Gbit/s" if mbit >= 1_000 else f"{mbit:.3g} Mbit/s"
 
 
 def _names(peers: list[int]) -> str:

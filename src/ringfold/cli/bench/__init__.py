@@ -1,20 +1,23 @@
 """`ringfold bench`: the figures that Ringfold promises, measured on this machine.
 
-One file per bench (`allreduce`, `recovery`, `join`, `master`, `memory`); the processes that a bench starts are in the
-`workers_*` files, and `masters.py` starts a real master for them. `report.py` is how figures leave: a table, or one
-JSON object. `targets.py` compares them with `benchmarks/targets.toml`.
+One file per bench (`allreduce`, `quantize`, `topology`, `recovery`, `join`, `master`, `memory`, `state`); the processes
+that a bench starts are in the `workers_*` files, and `masters.py` starts a real master for them. `report.py` is how
+figures leave: a table, or one JSON object. `targets.py` compares them with `benchmarks/targets.toml`.
 """
 
 import typer
 
-from ringfold.cli.bench import allreduce, join, master, memory, recovery
+from ringfold.cli.bench import allreduce, join, master, memory, quantize, recovery, state, topology
 
 app = typer.Typer(
     help="Measure Ringfold on this machine; --json prints one object, --check compares with the targets.",
     no_args_is_help=True,
 )
 app.command("allreduce")(allreduce.command)
+app.command("quantize")(quantize.command)
+app.command("topology")(topology.command)
 app.command("recovery")(recovery.command)
 app.command("join")(join.command)
 app.command("memory")(memory.command)
 app.command("master")(master.command)
+app.command("state")(state.command)

@@ -1,30 +1,56 @@
-"""A master in a process of its own, for a benchmark: the real command, on a free port of loopback."""
+"""A master in a process of its own, for benchmarks: the real command, on loopback or in the hub of a shaped network."""
 
+import contextlib
 import sys
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 
 from ringfold.errors import MasterUnreachable
 from ringfold.runtime.ask import StatusConnection
+from ringfold.runtime.shaped import HUB, ShapedNetwork
 from ringfold.runtime.spawn import ChildFailed, Crew, free_port
 
 START_S = 20.0
+HUB_PORT = 48148
 _MAIN = "from ringfold.cli import main; main()"
 
 
 def start_master(crew: Crew, name: str, **settings: object) -> str:
     """Start `ringfold master` and return its address once it answers. `settings` go in through its environment."""
     address = f"127.0.0.1:{free_port()}"
+    crew.start(name, _command(address), env=_environment(settings))
+    _wait(crew, name, address, contextlib.nullcontext)
+    return address
+
+
+def start_master_in(network: ShapedNetwork, crew: Crew, name: str, **settings: object) -> str:
+    """`start_master` in the hub of a shaped network. Who is outside asks it `with network.within(HUB)`."""
+    address = f"{network.address(HUB)}:{HUB_PORT}"
+    crew.start(name, network.inside(HUB, [*_command(address), "--insecure"]), env=_environment(settings))
+    _wait(crew, name, address, lambda: network.within(HUB))
+    return address
+
+
+def _command(address: str) -> list[str]:
+    return [sys.executable, "-P", "-c", _MAIN, "master", "--listen", address, "--log-level", "warning"]
+
+
+def _environment(settings: Mapping[str, object]) -> dict[str, str]:
     env = {f"RINGFOLD_{key.upper()}": str(value) for key, value in settings.items()}
     # A token of the user's own runs has no place here: the benchmark's peers do not have it.
     env["RINGFOLD_TOKEN_FILE"] = ""
-    command = [sys.executable, "-P", "-c", _MAIN, "master", "--listen", address, "--log-level", "warning"]
-    crew.start(name, command, env=env)
+    return env
+
+
+def _wait(crew: Crew, name: str, address: str, there: Callable[[], AbstractContextManager[None]]) -> None:
     for _ in range(int(START_S / 0.05)):
         try:
-            registrations(address)
+            with there():
+                registrations(address)
         except MasterUnreachable:
             crew.pause(0.05)
         else:
-            return address
+            return
     raise ChildFailed(name, f"does not answer at {address} after {START_S:.0f} s", crew.log_tail(name))
 
 

@@ -18,6 +18,7 @@ from rich.table import Table
 from ringfold.cli.bench.targets import Check, Value, check
 from ringfold.errors import ConfigError
 from ringfold.runtime import machine
+from ringfold.runtime.process import term_is_exit
 from ringfold.runtime.spawn import ChildFailed
 
 Row = dict[str, Value]
@@ -145,7 +146,7 @@ def guarded(*, as_json: bool) -> Iterator[Progress]:
         disable=as_json,
     )
     try:
-        with progress:
+        with term_is_exit(), progress:
             yield progress
     except KeyboardInterrupt:
         console.print("interrupted; all child processes are ended")

@@ -1,9 +1,10 @@
-"""One peer of a benchmark about runs: `workers_run.py recovery|join|memory LINE NAME MASTER NUMBER...`.
+"""One peer of a benchmark about runs: `workers_run.py WHAT LINE NAME MASTER NUMBER...`.
 
-Each peer is a small training loop that reports instants of the machine-wide monotonic clock on its line. This file is
-run by path, without its package, to keep a peer's start short.
+`WHAT` is recovery, join, memory, quantize or topology. Each peer is a small training loop that reports instants of the
+machine-wide monotonic clock on its line. This file is run by path, without its package, to keep a peer's start short.
 """
 
+import hashlib
 import os
 import sys
 from collections.abc import Callable
@@ -23,6 +24,7 @@ def main(arguments: list[str]) -> None:
     what, address, name, where, *numbers = arguments
     line = Line.dial(address, name)
     loops: dict[str, Callable[..., None]] = {"recovery": recovery, "join": join, "memory": memory}
+    loops |= {"quantize": quantize, "topology": topology}
     try:
         loops[what](line, where, *map(int, numbers))
     except LineClosed:
@@ -88,6 +90,50 @@ def memory(line: Line, where: str, size: int, founders: int) -> None:
     extra = [_extra_peak(run, buffer) for _ in range(2)]
     verified = bool((buffer == founders**2).all())
     line.send({"extra_bytes": extra, "verified": verified})
+    _order(line)
+
+
+def quantize(line: Line, where: str, size: int, founders: int) -> None:
+    """Reduce a buffer as often as told to, quantised as told to; report the time, the bytes and the result of each."""
+    run = rf.join(where)
+    while run.group_size < founders:
+        run.update_topology(min_world=founders)
+    inputs = [np.random.default_rng(rank).uniform(-1, 1, size // 4).astype(np.float32) for rank in range(founders)]
+    total = sum(inputs[1:], start=inputs[0])
+    mine = inputs[run.rank].copy()
+    del inputs
+    buffer = np.empty_like(mine)
+    line.send({"group_size": run.group_size})
+    while True:
+        scheme = _order(line)["scheme"]
+        buffer[:] = mine
+        run.barrier()
+        before = monotonic_ns()
+        info = run.all_reduce(buffer, op="sum", quantize=scheme)
+        took = monotonic_ns() - before
+        # A partial sum of k numbers has a step of 2k / top at most, and is off by half of it; the total comes last.
+        top = {None: 1e7, "8": 255.0, "4": 15.0}[scheme and scheme[-1]]
+        most = (sum(range(1, founders)) + founders) / top + 1e-5
+        near = bool(np.abs(buffer - total).max() <= most)
+        digest = hashlib.blake2b(buffer.data, digest_size=16).hexdigest()
+        line.send({"took_ns": took, "sent_bytes": info.tx_bytes, "near": near, "digest": digest})
+
+
+def topology(line: Line, where: str, founders: int) -> None:
+    """Call `optimize_topology` when told to, and once more when everything is known; report how long each took."""
+    run = rf.join(where)
+    while run.group_size < founders:
+        run.update_topology(min_world=founders)
+    line.send({"group_size": run.group_size})
+    _order(line)
+    took = []
+    for _ in range(2):
+        run.barrier()
+        before = monotonic_ns()
+        run.optimize_topology()
+        took.append(monotonic_ns() - before)
+    run.barrier()
+    line.send({"took_ns": took[0], "again_ns": took[1]})
     _order(line)
 
 

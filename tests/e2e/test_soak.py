@@ -1,0 +1,63 @@
+"""A soak of some seconds, its watchdog, and its end on Ctrl-C."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ringfold.cli.soak import director
+from ringfold.cli.soak.director import Director, Hang, of_sessions
+from ringfold.runtime.spawn import Crew
+
+
+def soak(*arguments: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "ringfold.cli", "soak", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_a_short_soak_keeps_every_promise() -> None:
+    process = soak("--minutes", "0.1", "--peers", "4", "--every-s", "0.5", "--state", "4M", "--seed", "1", "--json")
+    said, complaints = process.communicate(timeout=120)
+    assert process.returncode == 0, said + complaints
+    told = json.loads(said)
+    assert told["tally"]["kills"] + told["tally"]["freezes"] >= 2
+    assert all(check["kept"] for check in told["checks"])
+
+
+def test_ctrl_c_ends_every_process(tmp_path: Path) -> None:
+    # The files of the crew go where this test can see them.
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-m", "ringfold.cli", "soak", "--peers", "4", "--state", "1M"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    try:
+        while not list(tmp_path.glob("ringfold-crew-*/peer-0.log")):
+            assert process.poll() is None
+    finally:
+        process.send_signal(signal.SIGINT)
+    _, complaints = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "interrupted" in complaints
+    assert not list(tmp_path.iterdir())
+
+
+def test_who_hangs_is_named_with_the_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The watchdog does not know that this peer was frozen by somebody else, and the master does not evict."""
+    monkeypatch.setattr(director, "HANG_S", 2.0)
+    monkeypatch.setattr(director, "LIVENESS", {"evict_after_ms": 600_000})
+    with Crew() as crew:
+        plot = Director(crew, 4, 1_000, 1, 1 << 20)
+
+        def freeze_once(seconds: float) -> None:
+            if plot.tally.step > 3:
+                os.kill(crew.pid("veteran-0"), signal.SIGSTOP)
+
+        with pytest.raises(Hang) as raised:
+            plot.direct(1.0, freeze_once)
+        assert "hangs: no step for 2 s" in raised.value.text
+        assert raised.value.status is not None
+        assert "veteran-" in raised.value.name + raised.value.text
+    assert not of_sessions(plot.pids)
