@@ -156,7 +156,7 @@ class Child:
         for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
             if line.startswith("VmRSS:"):
                 return int(line.split()[1]) * 1024
-        raise AssertionError(f"{self.name} has no memory: is it gone?")
+        raise AssertionError(f"{self.name} has no memory: is it gone?{self.quote()}")
 
     def _thread_states(self) -> list[str]:
         states = []

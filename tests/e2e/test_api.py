@@ -2,9 +2,11 @@
 
 import array
 import asyncio
+import gc
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -369,7 +371,7 @@ def test_groups_of_one_run_reduce_apart(master: MasterThread) -> None:
         (lambda run: run.all_gather(np.ones(3), out=np.ones(5)), "out="),
         (lambda run: run.reduce_scatter(np.ones(3)), "equal chunks"),
         (lambda run: run.steps(min_world=0), "min_world"),
-        (lambda run: run.steps(rf.SharedState(w=np.ones(2, bool))), "'w'"),
+        (lambda run: run.steps(rf.SharedState(w=np.ones(2, object))), "'w'"),
     ],
 )
 def test_wrong_arguments_are_refused_before_anything_happens(
@@ -393,6 +395,31 @@ def test_nothing_is_left_after_leaving(master: MasterThread) -> None:
     for call in (lambda: run.all_reduce(np.ones(2)), run.update_topology, run.are_peers_pending, run.barrier):
         with pytest.raises(rf.UsageError, match="left the run"):
             call()
+
+
+def test_who_leaves_with_ops_in_flight_keeps_nothing_of_the_engine(master: MasterThread) -> None:
+    """An evicted program often has handles that it never waits for; it may join again and again."""
+    gc.collect()
+    gc.disable()
+    try:
+        with rf.join(master.address) as other:
+            run = _second(master, other)
+            run.all_reduce_async(np.ones(50_000), tag=3)
+            session = weakref.ref(run._session)
+            run.leave()
+            del run
+            assert session() is None
+    finally:
+        gc.enable()
+
+
+def _second(master: MasterThread, first: rf.Communicator) -> rf.Communicator:
+    """One more peer of the run of `first`."""
+    with ThreadPoolExecutor(1) as pool:
+        joining = pool.submit(rf.join, master.address, timeout_s=DEADLINE_S)
+        soon(first.are_peers_pending)
+        first.update_topology()
+        return joining.result()
 
 
 def test_a_communicator_that_is_dropped_leaves_by_itself(master: MasterThread) -> None:

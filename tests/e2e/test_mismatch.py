@@ -28,6 +28,8 @@ def _differing() -> dict[str, tuple[Any, Call, Any, Call]]:
         "dtype of a large op": (many, reduce, np.ones(60_000, np.int32), reduce),
         "op": (few, reduce, few, lambda run, array: run.all_reduce(array, op="max")),
         "op of a large op": (many, reduce, many, lambda run, array: run.all_reduce(array, op="prod")),
+        "quantisation": (many, reduce, many, lambda run, array: run.all_reduce(array, quantize="minmax8")),
+        "quantisation of a small op": (few, reduce, few, lambda run, array: run.all_reduce(array, quantize="minmax8")),
         "layout": ([few, many], reduce, [few[:50].copy(), np.ones(60_050, np.float32)], reduce),
         "collective": (few, reduce, few, lambda run, array: run.broadcast(array)),
         "retry": (few, reduce, few, lambda run, array: run.all_reduce(array, retry=False)),

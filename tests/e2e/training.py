@@ -22,7 +22,7 @@ def train(me: Me) -> None:
     """Reduce until told to stop; after an eviction, join anew. Options, all optional:
 
     `world`: how many peers to wait for. `floats`: how many an op has. `group`: as in `join`. `strike`: a signal that
-    this process sends itself in the middle of its first op as soon as the test says "strike".
+    this process sends itself in the middle of its first op as soon as the test says "strike". `quantize`: as in an op.
     """
     from ringfold import Evicted
 
@@ -58,7 +58,7 @@ def _loop(me: Me, run: Any) -> None:  # noqa: ANN401 - a communicator; Ringfold 
         if word == "strike":
             _strike_inside(me, result)
         try:
-            info = run.all_reduce(result)
+            info = run.all_reduce(result, quantize=me.options.get("quantize"))
         except Exception:
             me.say("intact", intact=bool((result == gradients(run.peer_id, step, count)).all()))
             raise

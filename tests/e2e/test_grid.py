@@ -1,0 +1,117 @@
+"""The example of a grid: it fills up in any order, loses peers, and all shards stay at the same step."""
+
+import importlib.util
+import random
+import zlib
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from cluster import Cluster, Fact, Me, Peer
+
+GRID = Path(__file__).resolve().parents[2] / "examples" / "grid.py"
+STEPS = 250
+
+
+def load() -> ModuleType:
+    made = importlib.util.spec_from_file_location("grid", GRID)
+    assert made is not None
+    assert made.loader is not None
+    module = importlib.util.module_from_spec(made)
+    made.loader.exec_module(module)
+    return module
+
+
+def take_part(me: Me) -> None:
+    """The example's own `main`, with a report of each step."""
+    grid: Any = load()
+    take_step, shard = grid.take_step, me.options["shard"]
+
+    def told(run: Any, of: int, state: Any, weights: Any) -> None:  # noqa: ANN401 - as the example's
+        take_step(run, of, state, weights)
+        me.say(
+            "step",
+            number=state.revision,
+            size=run.group_size,
+            world=run.world_size,
+            groups=run.groups,
+            largest=run.largest_group,
+            digest=zlib.crc32(weights.data),
+        )
+
+    grid.take_step = told
+    grid.main(me.address, shard, me.options["steps"], me.options["fewest"])
+
+
+def start(cluster: Cluster, shard: int, fewest: int) -> Peer:
+    return cluster.start_one(take_part, shard=shard, steps=STEPS, fewest=fewest)
+
+
+def step_in(peer: Peer, **facts: int) -> Fact:
+    return peer.expect("step", **facts)
+
+
+@pytest.mark.parametrize("order", range(3))
+def test_a_grid_fills_up_in_any_order_and_survives_a_death(cluster: Cluster, order: int) -> None:
+    cluster.start_master()
+    seats = [0, 0, 0, 1, 1, 1]
+    random.Random(order).shuffle(seats)
+    peers = [(shard, start(cluster, shard, 4)) for shard in seats]
+    for _, peer in peers:
+        step_in(peer, world=6, groups=2, largest=3, size=3)
+    shard, victim = peers.pop(order)
+    victim.kill()
+    mates = [peer for each, peer in peers if each == shard]
+    for peer in mates:
+        step_in(peer, size=2)
+    others = [peer for each, peer in peers if each != shard]
+    for peer in others:
+        # The shard that nobody left goes on with one peer more than the other.
+        step_in(peer, world=5, groups=2, largest=3, size=3)
+    peers.append((shard, start(cluster, shard, 4)))
+    for _, peer in peers:
+        step_in(peer, world=6, size=3)
+    for _, peer in peers:
+        peer.finish(60)
+    check_lock_step([peer for _, peer in peers], seats=2)
+
+
+def test_nothing_happens_while_a_shard_is_missing(cluster: Cluster) -> None:
+    """Three peers of one shard wait, and nobody waits for ever: the first peer of the other shard starts the grid."""
+    master = cluster.start_master()
+    peers = [start(cluster, 0, 2) for _ in range(3)]
+    master.expect_registered(3)
+    missing = start(cluster, 1, 2)
+    for peer in peers:
+        assert step_in(peer)["groups"] == 2
+    step_in(missing, size=1)
+    for peer in [*peers, missing]:
+        peer.finish(60)
+
+
+def test_a_shard_that_dies_out_stops_the_grid_and_says_what_is_lost(cluster: Cluster) -> None:
+    cluster.start_master()
+    peers = [start(cluster, 0, 3) for _ in range(2)]
+    last = start(cluster, 1, 3)
+    # At the first step the lost state would be that of any newcomer.
+    last.expect("step", lambda fact: fact["number"] >= 3)
+    last.kill()
+    heir = start(cluster, 1, 3)
+    heir.expect_log("StateLost")
+    assert heir.end() != 0
+    for peer in peers:
+        assert peer.is_running
+
+
+def check_lock_step(peers: list[Peer], seats: int) -> None:
+    """The members of a group have the same bits at each step, and nobody begins a step that another has not come to."""
+    steps: dict[int, list[Fact]] = {}
+    for peer in peers:
+        for fact in peer.said("step"):
+            steps.setdefault(fact["number"], []).append(fact)
+    assert sorted(steps) == list(range(1, STEPS + 1))
+    for number, facts in steps.items():
+        assert len({fact["digest"] for fact in facts}) == seats
+        before = [fact["at"] for fact in steps.get(number - 1, [])]
+        assert not before or max(before) <= min(fact["at"] for fact in facts), f"step {number} began too early"

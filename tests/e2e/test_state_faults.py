@@ -1,0 +1,223 @@
+"""Shared state when something goes wrong in the middle: who dies, freezes, lies, or writes while it sends."""
+
+import signal
+
+import pytest
+from cluster import Cluster, Me, Peer
+from holding import (
+    MIB,
+    Spec,
+    admit,
+    check_goes_on,
+    digest_of,
+    end,
+    hold,
+    spec,
+    start_holder,
+    start_holders,
+    sync,
+    tell_sync,
+)
+
+SIZE = 128 * MIB
+
+
+def large(seed: int) -> dict[str, Spec]:
+    return {"a": spec(count=SIZE, seed=seed)}
+
+
+def struck(cluster: Cluster, holders: int, victim: int, word: str) -> tuple[list[Peer], Peer]:
+    """Holders and a newcomer in a sync, of whom `victim` (-1: the newcomer) gets a signal in the middle of it."""
+    cluster.start_master()
+    peers = start_holders(cluster, *[large(1)] * holders)
+    sync(peers)
+    newcomer = start_holder(cluster, large(2))
+    admit(peers)
+    target = [*peers, newcomer][victim]
+    tell_sync(peers)
+    tell_sync([newcomer], strike={"name": "a", "blocks": 16, "pid": target.pid, "signal": word})
+    if target is newcomer:
+        return peers, newcomer
+    assert newcomer.expect("struck")["blocks"] < SIZE // MIB
+    peers.remove(target)
+    return [*peers, target], newcomer
+
+
+def test_a_holder_that_is_killed_costs_only_what_it_still_owed(cluster: Cluster) -> None:
+    peers, newcomer = struck(cluster, 2, 0, "SIGKILL")
+    survivor, _ = peers
+    fact = newcomer.expect("synced")
+    assert fact["digests"]["a"] == digest_of(1, SIZE)
+    assert SIZE <= fact["rx"] <= SIZE + 8 * MIB
+    assert 0 < survivor.expect("synced")["tx"] < SIZE
+    check_goes_on([survivor, newcomer])
+    end([survivor, newcomer])
+
+
+def test_a_frozen_holder_is_not_waited_for_longer_than_its_eviction(cluster: Cluster) -> None:
+    peers, newcomer = struck(cluster, 2, 1, "SIGSTOP")
+    survivor, frozen = peers
+    fact = newcomer.expect("synced")
+    assert fact["digests"]["a"] == digest_of(1, SIZE)
+    assert fact["rx"] <= SIZE + 8 * MIB
+    survivor.expect("synced")
+    frozen.thaw()
+    frozen.expect("failed", error="Evicted")
+    check_goes_on([survivor, newcomer])
+    end([survivor, newcomer])
+
+
+def test_a_newcomer_that_is_killed_costs_the_holders_nothing(cluster: Cluster) -> None:
+    peers, newcomer = struck(cluster, 2, -1, "SIGKILL")
+    assert newcomer.end() == -signal.SIGKILL
+    for peer in peers:
+        assert peer.expect("synced")["rx"] == 0
+    check_goes_on(peers)
+    end(peers)
+
+
+def test_the_only_holder_that_is_killed_takes_the_state_along(cluster: Cluster) -> None:
+    """The newcomer is left with a torn state; a peer that brings exactly the lost revision heals it."""
+    _, newcomer = struck(cluster, 1, 0, "SIGKILL")
+    # The newcomer may notice before the master does; then the error cannot be as exact.
+    failed = newcomer.expect("failed", lambda fact: fact["error"] in ("StateLost", "StateError"))
+    assert "revision 0" in failed["words"]
+    assert failed["torn"]
+    # A torn state does not become whole by itself, and by now everybody knows that the holder is gone.
+    tell_sync([newcomer])
+    newcomer.expect("failed", error="StateLost", revision=0)
+    saviour = start_holder(cluster, large(1))
+    admit([newcomer])
+    for fact in sync([newcomer, saviour]):
+        assert fact["digests"]["a"] == digest_of(1, SIZE)
+        assert not fact["torn"]
+    end([newcomer, saviour])
+
+
+def lie(me: Me) -> None:
+    """A holder that sends other bytes than it has, and does not look at their hashes itself."""
+    from ringfold.peer import syncing
+
+    def forged(piece: syncing.Piece, kind: str) -> tuple[object, int, int, None]:
+        wrong = piece.memory[piece.offset : piece.offset + piece.length].copy()
+        wrong[0] ^= 1
+        return wrong, 0, piece.length, None
+
+    syncing._raw = forged  # type: ignore[assignment]
+    hold(me)
+
+
+def with_a_liar(cluster: Cluster, honest: int) -> tuple[list[Peer], Peer, Peer]:
+    """Honest holders, a lying one, and a newcomer that is told to sync with them."""
+    master = cluster.start_master()
+    peers = start_holders(cluster, *[large(1)] * honest)
+    liar = cluster.start_one(lie, state=large(1))
+    master.expect_registered(honest + 1)
+    if honest:
+        admit(peers)
+    liar.expect("joined")
+    sync([*peers, liar])
+    newcomer = start_holder(cluster, large(2))
+    admit([*peers, liar])
+    tell_sync([*peers, liar, newcomer])
+    return peers, liar, newcomer
+
+
+def test_corrupt_blocks_are_fetched_elsewhere_and_their_sender_is_named(cluster: Cluster) -> None:
+    peers, liar, newcomer = with_a_liar(cluster, 1)
+    assert newcomer.expect("synced")["digests"]["a"] == digest_of(1, SIZE)
+    assert peers[0].expect("synced")["tx"] >= SIZE - 8 * MIB
+    liar.expect("synced")
+    assert cluster.master is not None
+    cluster.master.expect_log(f"got a wrong block from peer {liar.said('joined')[0]['peer']}")
+    check_goes_on([*peers, liar, newcomer])
+    end([*peers, liar, newcomer])
+
+
+def test_nobody_but_a_liar_is_a_hash_mismatch_that_names_it(cluster: Cluster) -> None:
+    _, liar, newcomer = with_a_liar(cluster, 0)
+    failed = newcomer.expect("failed", error="HashMismatch")
+    assert failed["peers"] == [liar.said("joined")[0]["peer"]]
+    assert failed["torn"]
+    liar.expect("synced")
+    newcomer.tell("reduce")
+    assert "only partly written" in newcomer.expect("failed", error="StateError")["words"]
+    end([liar, newcomer])
+
+
+@pytest.mark.parametrize("kind", ["rf64", "blake3"])
+def test_a_holder_whose_state_changes_meanwhile_fails_alone_and_is_named(cluster: Cluster, kind: str) -> None:
+    if kind == "blake3":
+        pytest.importorskip("blake3")
+    cluster.start_master()
+    peers = start_holders(cluster, large(1), large(1), hash=kind)
+    sync(peers)
+    newcomer = start_holder(cluster, large(2), hash=kind)
+    admit(peers)
+    steady, restless = peers
+    tell_sync([steady, newcomer])
+    tell_sync([restless], churn="a")
+    failed = restless.expect("failed", error="HashMismatch")
+    assert f"peer {restless.said('joined')[0]['peer']} changed during the sync: 'a' was written to" in failed["words"]
+    assert newcomer.expect("synced")["digests"]["a"] == digest_of(1, SIZE)
+    steady.expect("synced")
+    check_goes_on([*peers, newcomer])
+    # It is not the run's any more, so it has no vote, and receives.
+    assert {fact["digests"]["a"] for fact in sync([*peers, newcomer])} == {digest_of(1, SIZE)}
+    end([*peers, newcomer])
+
+
+# The last revision must not be lost without a word
+
+
+def lost_at_revision_3(cluster: Cluster) -> Peer:
+    """A newcomer whose fellows had revision 3, and are dead now."""
+    cluster.start_master()
+    small = {"a": spec(count=MIB, seed=1)}
+    peers = start_holders(cluster, small, small)
+    for peer in peers:
+        peer.tell("revision", to=3)
+    sync(peers)
+    newcomer = start_holder(cluster, {"a": spec(count=MIB, seed=2)})
+    admit(peers)
+    newcomer.expect("joined")
+    for peer in peers:
+        peer.kill()
+        peer.end()
+    return newcomer
+
+
+def test_a_lost_state_names_its_revision(cluster: Cluster) -> None:
+    newcomer = lost_at_revision_3(cluster)
+    tell_sync([newcomer])
+    failed = newcomer.expect("failed", error="StateLost", revision=3)
+    assert "revision 0 on peer" in failed["words"]
+    assert not failed["torn"]
+    end([newcomer])
+
+
+def test_exactly_the_lost_revision_brings_the_run_back(cluster: Cluster) -> None:
+    newcomer = lost_at_revision_3(cluster)
+    newcomer.tell("fill", name="a", seed=1)
+    newcomer.tell("revision", to=3)
+    assert sync([newcomer])[0]["revision"] == 3
+    end([newcomer])
+
+
+def test_the_lost_revision_with_other_content_is_not_taken(cluster: Cluster) -> None:
+    newcomer = lost_at_revision_3(cluster)
+    newcomer.tell("revision", to=3)
+    tell_sync([newcomer])
+    assert "with other content" in newcomer.expect("failed", error="StateLost")["words"]
+    end([newcomer])
+
+
+def test_an_older_revision_is_taken_with_a_rollback_only(cluster: Cluster) -> None:
+    newcomer = lost_at_revision_3(cluster)
+    newcomer.tell("revision", to=2)
+    tell_sync([newcomer])
+    newcomer.expect("failed", error="StateLost", revision=3)
+    assert sync([newcomer], rollback=True)[0]["revision"] == 2
+    newcomer.tell("push")
+    assert sync([newcomer])[0]["revision"] == 3
+    end([newcomer])
