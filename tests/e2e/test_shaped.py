@@ -43,15 +43,15 @@ def mbit_between(network: ShapedNetwork, source: int, target: int) -> float:
 def test_a_host_sends_and_receives_at_its_own_rates() -> None:
     with ShapedNetwork([Shape(up_mbit=100, down_mbit=40), Shape(), Shape()]) as network:
         assert 50 < mbit_between(network, 0, 1) < 101
-        assert 32 < mbit_between(network, 1, 0) < 41
-        assert mbit_between(network, 1, 2) > 200
+        assert 20 < mbit_between(network, 1, 0) < 41
+        assert mbit_between(network, 1, 2) > 110
 
 
 def test_a_pair_has_a_rate_of_its_own_in_one_direction() -> None:
     with ShapedNetwork([Shape(up_mbit=100)] * 3, {(0, 1): 30.0}) as network:
-        assert 24 < mbit_between(network, 0, 1) < 31
-        assert 80 < mbit_between(network, 0, 2) < 101
-        assert 80 < mbit_between(network, 1, 0) < 101
+        assert 15 < mbit_between(network, 0, 1) < 31
+        assert 50 < mbit_between(network, 0, 2) < 101
+        assert 50 < mbit_between(network, 1, 0) < 101
 
 
 def test_commands_run_on_their_host() -> None:
