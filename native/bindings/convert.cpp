@@ -44,7 +44,7 @@ nb::tuple to_python(const Event& event) {
     case Event::Kind::blocks:
       return nb::make_tuple("blocks", event.conn, event.batch, event.bad);
     case Event::Kind::sample:
-      return nb::make_tuple("sample", event.conn, event.elapsed, event.bytes);
+      return nb::make_tuple("sample", event.conn, event.elapsed, event.counted, event.bytes);
     case Event::Kind::wake:
       break;
   }

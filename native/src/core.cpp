@@ -199,7 +199,8 @@ std::span<std::byte> Core::receive_space(ConnId id) {
   std::size_t want = first_read_bytes;
   if (conn->role == Role::bulk && conn->bulk.in_block) {
     const Block& block = conn->bulk.batches.front().blocks[conn->bulk.batches.front().next];
-    return {block.at + conn->bulk.filled, block.bytes - conn->bulk.filled};
+    conn->offered = block.bytes - conn->bulk.filled;
+    return {block.at + conn->bulk.filled, conn->offered};
   }
   if (conn->role == Role::lane) {
     FrameHeader header;
@@ -215,7 +216,8 @@ std::span<std::byte> Core::receive_space(ConnId id) {
     want = conn->role == Role::bulk ? bulk_read_bytes(*conn) : 4096;
   }
   compact(*conn, want);
-  return {conn->rx.data() + conn->rx_end, std::min(want, conn->rx.size() - conn->rx_end)};
+  conn->offered = std::min(want, conn->rx.size() - conn->rx_end);
+  return {conn->rx.data() + conn->rx_end, conn->offered};
 }
 
 void Core::compact(Conn& conn, std::size_t needed) {
@@ -233,13 +235,17 @@ void Core::received(Ns now, ConnId id, std::size_t bytes) {
   Conn* conn = find_conn(id);
   if (conn == nullptr) return;
   now_ = now;
+  const bool was_all = bytes < conn->offered;
   (conn->bulk.in_block ? conn->bulk.filled : conn->rx_end) += bytes;
   conn->last_received = now;
   conn->received_total += bytes;
   stats_.received_bytes += bytes;
   process(now, *conn);
   conn = find_conn(id);
-  if (conn != nullptr && conn->role == Role::bulk) take_sample(now, *conn);
+  if (conn != nullptr && conn->role == Role::bulk) {
+    if (was_all) count_is_whole(now, conn->bulk);
+    take_sample(now, *conn);
+  }
   // In the middle of a large frame, heartbeats and echoes wait behind it: its bytes are signs of life as well.
   if (conn != nullptr && id == control_ && conn->rx_begin < conn->rx_end) last_heard_ = last_echoed_ = now;
 }

@@ -10,7 +10,11 @@
 // - A connection that is closed or lost reads and writes no memory of the caller's from then on.
 // - Filler that has not begun is at the end of `tx`: everything else that is queued goes before it.
 //
-// A sample's quotient is a rate: the clock starts with the first filler that comes, and only what comes later is counted.
+// A sample is to show the link, and not when this process had the CPU. So it tells the last moment at which the count was
+// whole: something had come, and nothing was left to read. A process that slept and finds a full buffer gives no sample
+// half-way through it, and a lump counts from when it came, not from when somebody looked. Only where the reader never
+// catches up, the count as it is will do: there the reader is the link's pace. The clock starts with the first filler that
+// comes, and only what comes later is counted.
 #include <algorithm>
 #include <array>
 #include <stdexcept>
@@ -255,14 +259,29 @@ void Core::count_filler(Ns now, Conn& conn, std::size_t bytes) {
   if (now > bulk.filler_since) bulk.filler_bytes += bytes;
 }
 
+void Core::count_is_whole(Ns now, Bulk& bulk) {
+  if (bulk.filler_bytes == bulk.counted) return;
+  bulk.counted = bulk.filler_bytes;
+  bulk.counted_at = now;
+  bulk.counted_anew = true;
+}
+
 void Core::take_sample(Ns now, Conn& conn) {
   Bulk& bulk = conn.bulk;
   if (!bulk.filler_seen || bulk.sample_every == 0 || conn.closing || now < bulk.next_sample) return;
+  if (!bulk.counted_anew && bulk.filler_bytes > bulk.counted) {
+    if (bulk.behind_since == 0) bulk.behind_since = now;
+    if (now - bulk.behind_since < bulk.sample_every / 4) return;
+    count_is_whole(now, bulk);
+  }
   bulk.next_sample = now + bulk.sample_every;
+  bulk.counted_anew = false;
+  bulk.behind_since = 0;
   push_event({.kind = Event::Kind::sample,
               .conn = conn.id,
               .elapsed = now - bulk.filler_since,
-              .bytes = bulk.filler_bytes});
+              .counted = bulk.counted == 0 ? 0 : bulk.counted_at - bulk.filler_since,
+              .bytes = bulk.counted});
 }
 
 // Sending.

@@ -19,6 +19,7 @@ namespace {
 
 constexpr Ns millisecond = 1'000'000;
 constexpr Ns tick_every = 10 * millisecond;
+constexpr Ns driver_is_late = 3 * tick_every;    // since a tick: then whoever has the mutex does it
 constexpr Ns longest_way = millisecond / 5;      // for which a driver waits until others have had their turn
 constexpr Ns ack_check_every = 100 * millisecond;
 constexpr Ns parked_for = 10 * millisecond;      // how often a parked service thread looks whether it is needed
@@ -275,15 +276,18 @@ bool Engine::run(std::uint64_t id, Ns most) {
     ops_ready_.wait_for(lock, std::chrono::nanoseconds(most),
                         [&] { return op->state == OpState::finished || !driving_.load() || stopping_; });
     --op_waiters_;
-  told_.store(false);
+    told_.store(false);
     return op->state == OpState::finished;
   }
   const Driving drives(*this);
   flush_dirty(began);
   Ns idle_since = began;
-  for (int round = 0; op->state != OpState::finished && !stopping_; ++round) {
+  for (int round = 0;; ++round) {
     const Ns now = monotonic_now();
-    if (now - began >= most) break;
+    // The service thread stays parked during a loop of calls, and a short call may end before its first look at all
+    // sockets: then heartbeats and the master's words depend on this look alone.
+    if (now - last_tick_ >= tick_every) poll_all(lock, 0);
+    if (op->state == OpState::finished || stopping_ || now - began >= most) break;
     if (poll_hot(now)) {
       idle_since = now;
       if (round % 16 == 15) poll_all(lock, 0);
@@ -324,6 +328,7 @@ void Engine::service() {
     const Ns now = monotonic_now();
     const bool just_called = now - last_drive_ < parked_after_call && !core_.any_in_flight();
     if (driving_.load() || (just_called && !wanted_)) {
+      if (now - last_tick_ >= driver_is_late) poll_all(lock, 0);
       service_wanted_.wait_for(lock, std::chrono::nanoseconds(driving_.load() ? parked_for : parked_after_call));
       continue;
     }

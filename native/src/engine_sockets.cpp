@@ -22,16 +22,28 @@ constexpr std::size_t bulk_turn_bytes = std::size_t{1} << 20;  // of one bulk co
 constexpr int filler_unsent_bytes = 128 * 1024;  // in the kernel: a message should not wait behind more filler than this
 constexpr std::uint32_t short_way_us = 20'000;
 
+// What the kernel tells beyond glibc's tcp_info. The shortest round trip is that of the way; the mean is that of the handshake
+// too, in which somebody may have been slow.
+struct TcpFacts {
+  tcp_info info;
+  std::uint64_t rates_and_bytes[4];
+  std::uint32_t segments_and_unsent[3];
+  std::uint32_t min_rtt_us;
+};
+static_assert(sizeof(tcp_info) == 104 && sizeof(TcpFacts) == 152);
+
 // A measurement has well under a second. On a short way, where the acknowledgements of one direction queue behind the
-// filler of the other, BBR takes them for a slow link and needs seconds to notice; CUBIC fills the link at once. On a long
-// way, where packets get lost for no reason, the host's own choice knows better. Where there is no CUBIC, it stays.
+// filler of the other, BBR takes them for a slow link and needs seconds to notice. So does CUBIC now and then: its slow start
+// ends early when acknowledgements come in trains, and from a few packets in flight it creeps for seconds, evenly. Reno, which
+// every kernel has, starts until something is lost, and so fills the link at once. On a long way, where packets get lost for
+// no reason, the host's own choice knows better.
 void prepare_for_filler(int fd) {
   ::setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &filler_unsent_bytes, sizeof filler_unsent_bytes);
-  tcp_info info{};
-  socklen_t bytes = sizeof info;
-  if (::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &bytes) == 0 && info.tcpi_rtt < short_way_us) {
-    ::setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "cubic", 5);
-  }
+  TcpFacts facts{};
+  socklen_t bytes = sizeof facts;
+  if (::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &facts, &bytes) != 0) return;
+  const std::uint32_t round_trip_us = bytes == sizeof facts ? facts.min_rtt_us : facts.info.tcpi_rtt;
+  if (round_trip_us < short_way_us) ::setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "reno", 4);
 }
 
 }  // namespace
@@ -155,7 +167,8 @@ bool Engine::read_some(Socket& socket, Ns now) {
       close_socket(conn);
       return true;
     }
-    core_.received(now, conn, static_cast<std::size_t>(n));
+    // What is measured is stamped after it was read: a stamp from before would be early by as long as this thread slept.
+    core_.received(core_.is_bulk(conn) ? monotonic_now() : now, conn, static_cast<std::size_t>(n));
     total += static_cast<std::size_t>(n);
     const bool was_all = static_cast<std::size_t>(n) < space.size();
     if (was_all || total >= bulk_turn_bytes || !core_.is_bulk(conn)) return true;

@@ -330,11 +330,49 @@ void samples_tell_a_rate() {
     const Ns elapsed = i < 3 ? Ns(10 * (i + 1)) : 41;
     CHECK(events[i].kind == Event::Kind::sample && events[i].conn == conn);
     CHECK(events[i].elapsed == elapsed * millisecond);
+    CHECK(events[i].counted == std::min<Ns>(elapsed, 35) * millisecond);
     CHECK(events[i].bytes == std::min<std::uint64_t>(elapsed, 35) * 1'000);
   }
   core.sample(1, conn, 0);
   core.tick(began + 500 * millisecond);
   CHECK(!core.has_events());
+}
+
+// What one read brings, of filler frames that follow each other without end: all there is room for, or less.
+void read_filler(Core& core, ConnId conn, Ns now, std::size_t most) {
+  const auto space = core.receive_space(conn);
+  const std::size_t bytes = std::min(most, space.size());
+  static std::size_t at = 0;
+  static const Bytes stream = frame(60'001, 5, 60'000);
+  for (std::size_t i = 0; i < bytes; ++i) space[i] = stream[at++ % stream.size()];
+  core.received(now, conn, bytes);
+}
+
+void a_reader_that_is_behind_waits_with_its_sample_until_it_has_caught_up() {
+  Core core;
+  const ConnId conn = core.open("somebody", false);
+  core.make_bulk(1, conn);
+  core.sample(1, conn, 20 * millisecond);
+  const Ns began = 1'000 * millisecond;
+  read_filler(core, conn, began, 1'000);
+  read_filler(core, conn, began + 5 * millisecond, 50'000);
+  // The process sleeps; then it reads as much as fits, and there is more.
+  const Ns woke = began + 300 * millisecond;
+  read_filler(core, conn, woke, std::size_t{1} << 30);
+  auto events = Visit::events(core);
+  CHECK(events.size() == 1 && events[0].elapsed == 300 * millisecond && events[0].counted == 5 * millisecond);
+  const std::uint64_t first = events[0].bytes;
+  CHECK(first > 49'000 && first <= 50'000);
+  read_filler(core, conn, woke + 21 * millisecond, std::size_t{1} << 30);
+  CHECK(!core.has_events());
+  read_filler(core, conn, woke + 22 * millisecond, 10'000);
+  events = Visit::events(core);
+  CHECK(events.size() == 1 && events[0].counted == 322 * millisecond && events[0].bytes > first + 500'000);
+  // One that never catches up is the pace of the link.
+  for (Ns i = 0; i < 60; ++i) read_filler(core, conn, woke + (30 + i) * millisecond, std::size_t{1} << 30);
+  events = Visit::events(core);
+  CHECK(events.size() == 2 && events[0].elapsed == 347 * millisecond);
+  for (const Event& event : events) CHECK(event.counted == event.elapsed);
 }
 
 void who_asks_and_does_not_read_is_dropped() {
@@ -426,6 +464,7 @@ int main() {
   a_closing_receiver_writes_nothing_more();
   messages_go_before_filler_that_has_not_begun();
   samples_tell_a_rate();
+  a_reader_that_is_behind_waits_with_its_sample_until_it_has_caught_up();
   who_asks_and_does_not_read_is_dropped();
   who_reads_may_go_on_asking();
   what_makes_no_sense_is_refused();

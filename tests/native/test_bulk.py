@@ -210,7 +210,8 @@ def test_filler_flows_both_ways_and_is_sampled_while_messages_pass(visit: Visit)
     for engine in (visit.left, visit.right):
         first, second = visit.wait(engine, "sample"), visit.wait(engine, "sample")
         assert second[2] >= first[2] + 5_000_000
-        assert second[3] > first[3] > 0
+        assert second[3] > first[3]
+        assert second[4] > first[4] > 0
     visit.left.send(visit.a, b"enough")
     assert visit.wait(visit.right, "message")[2] == b"enough"
     visit.left.close(visit.a, "")
@@ -281,4 +282,4 @@ def test_reports_of_a_visit_become_events() -> None:
     core = new_core()
     nonce: Callable[[], bytes] = bytes
     assert event_of(core, ("blocks", 3, 7, [1, 2]), nonce) == BlocksReceived(3, 7, (1, 2))
-    assert event_of(core, ("sample", 3, 1_000, 64), nonce) == Sampled(3, 1_000, 64)
+    assert event_of(core, ("sample", 3, 1_000, 900, 64), nonce) == Sampled(3, 1_000, 900, 64)

@@ -49,7 +49,8 @@ struct Event {
   std::uint64_t milliseconds = 0;
   std::uint64_t batch = 0;           // blocks: the caller's number, and the indices of those with another hash
   std::vector<std::uint32_t> bad{};
-  Ns elapsed = 0;                    // sample: since the first filler, and the bytes of it that came after that
+  Ns elapsed = 0;                    // sample: since the first filler; `bytes` of it had come by `counted`
+  Ns counted = 0;
   std::uint64_t bytes = 0;
   std::string text{};
   Bytes body{};
@@ -225,8 +226,11 @@ class Core {
     bool fill = false;
     bool filler_seen = false;
     Ns filler_since = 0;
-    std::uint64_t filler_bytes = 0;
-    Ns sample_every = 0, next_sample = 0;
+    std::uint64_t filler_bytes = 0;  // read
+    std::uint64_t counted = 0;       // `filler_bytes` when nothing was left to read, and when that was
+    Ns counted_at = 0;
+    bool counted_anew = false;       // since the last sample
+    Ns sample_every = 0, next_sample = 0, behind_since = 0;
   };
 
   struct Conn {
@@ -241,6 +245,7 @@ class Core {
     std::uint64_t received_total = 0;
     Bytes rx;
     std::size_t rx_begin = 0, rx_end = 0;
+    std::size_t offered = 0;  // how much could be read at once
     std::deque<OutFrame> tx;
     std::size_t tx_bytes = 0;
     // Lanes:
@@ -299,6 +304,7 @@ class Core {
   bool bulk_head(Ns now, Conn& conn);
   void block_is_in(Conn& conn);
   void count_filler(Ns now, Conn& conn, std::size_t bytes);
+  void count_is_whole(Ns now, Bulk& bulk);
   void take_sample(Ns now, Conn& conn);
   std::size_t bulk_read_bytes(const Conn& conn) const;
   void queue(Conn& conn, OutFrame frame);

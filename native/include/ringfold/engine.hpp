@@ -2,7 +2,10 @@
 //
 // Who drives: a synchronous call drives from the calling thread (no hand-off, no wake-up). Otherwise the service thread
 // does. While a synchronous call drives, and for a moment after it, the service thread stays parked, so that a loop of
-// calls never pays for waking it. Python is never entered from here, and the GIL is never taken under the mutex.
+// calls never pays for waking it. So every call, however short, must see to it that the clock ticks: whoever drives looks
+// at all sockets and ticks at least every `tick_every`. A driver that gets no core, or not the mutex, is late with that;
+// then the parked thread does it in its place. Python is never entered from here, and the GIL is never taken under the
+// mutex.
 #pragma once
 
 #include <sys/epoll.h>

@@ -70,8 +70,9 @@ class Commands(Protocol):
         """Send filler whenever there is nothing else to send; messages and blocks go before it."""
 
     def sample(self, conn: int, every_ns: int) -> None:
-        """From the first filler that comes on, tell ("sample", conn, elapsed_ns, received) about every so often (0: no
-        more). `elapsed_ns` counts from that first filler, `received` the bytes that came after it."""
+        """From the first filler that comes on, tell ("sample", conn, elapsed_ns, counted_ns, received) about every so
+        often (0: no more). Times count from that first filler; `received` are the bytes that came after it until
+        `counted_ns`, the last moment at which something had come and nothing was left to read."""
 
 
 class Engine(Commands, Protocol):

@@ -1,0 +1,50 @@
+"""An engine that calls drive, one after another: what else it has to do does not wait until they end."""
+
+import socket
+import time
+
+import numpy as np
+
+from ringfold.dataplane.engine import Engine, new_engine
+from ringfold.wire.frames import FrameKind, FrameReader
+
+HEARTBEAT_MS = 10
+BEATS = 100
+PATIENCE_S = 5.0
+"""Five times as long as so many heartbeats take."""
+FLOAT32 = 10
+
+
+def test_a_loop_of_short_calls_sends_its_heartbeats() -> None:
+    """Each call ends before it must wait for anybody, and the next one comes before the engine's own thread may drive.
+
+    A peer alone in its ring is the extreme: its ops end when they are submitted.
+    """
+    engine = new_engine(spin_us=300)
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            conn = engine.dial("127.0.0.1", listener.getsockname()[1], 5_000)
+            master, _ = listener.accept()
+        with master:
+            assert engine.next_event(PATIENCE_S) == ("opened", conn)
+            engine.make_control(conn, HEARTBEAT_MS, 60_000)
+            engine.install(1, 0, 1, [1], False, 1024, 1 << 20, 1)
+            beats, took_s = _call_until_it_has_beaten(engine, master)
+    finally:
+        engine.shutdown()
+    assert beats >= BEATS, f"{beats} heartbeats in {took_s:.1f} s of calls; one is due every {HEARTBEAT_MS} ms"
+
+
+def _call_until_it_has_beaten(engine: Engine, master: socket.socket) -> tuple[int, float]:
+    """Call without a pause until so many heartbeats have come, or patience ends; how many came, and in which time."""
+    array, reader, beats, began = np.ones(4, np.float32), FrameReader(), 0, time.monotonic()
+    master.setblocking(False)
+    while beats < BEATS and time.monotonic() - began < PATIENCE_S:
+        for _ in range(100):
+            engine.all_reduce(array, FLOAT32, 0, 0, False, 10**12)
+        try:
+            chunk = master.recv(65_536)
+        except BlockingIOError:
+            continue
+        beats += sum(kind is FrameKind.HEARTBEAT for kind, _ in reader.feed(chunk))
+    return beats, time.monotonic() - began
