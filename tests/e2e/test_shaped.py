@@ -1,5 +1,6 @@
 """Shaped networks: the rates that were asked for, and nothing left behind."""
 
+import math
 import signal
 import socket
 import subprocess
@@ -16,13 +17,14 @@ pytestmark = [pytest.mark.netns, pytest.mark.skipif(missing() is not None, reaso
 
 SIZE = 2_000_000
 BURST = 68_000
+TRIES = 8
 
 
 def spaces() -> set[str]:
     return {path.name for path in Path("/run/netns").glob("ringfold-shaped-*")}
 
 
-def mbit_between(network: ShapedNetwork, source: int, target: int) -> float:
+def mbit_once(network: ShapedNetwork, source: int, target: int) -> float:
     """The rate of one TCP connection, its burst left out."""
     with network.within(target):
         server = socket.create_server((network.address(target), 5001))
@@ -40,18 +42,29 @@ def mbit_between(network: ShapedNetwork, source: int, target: int) -> float:
     return (SIZE - BURST) * 8 / took / 1e6
 
 
+def is_between(low: float, network: ShapedNetwork, source: int, target: int, high: float = math.inf) -> bool:
+    """No connection is faster than `high`, and one of a few as fast as `low`: a busy machine only slows links down."""
+    for _ in range(TRIES):
+        mbit = mbit_once(network, source, target)
+        if mbit >= high:
+            return False
+        if mbit > low:
+            return True
+    return False
+
+
 def test_a_host_sends_and_receives_at_its_own_rates() -> None:
     with ShapedNetwork([Shape(up_mbit=100, down_mbit=40), Shape(), Shape()]) as network:
-        assert 50 < mbit_between(network, 0, 1) < 101
-        assert 20 < mbit_between(network, 1, 0) < 41
-        assert mbit_between(network, 1, 2) > 110
+        assert is_between(80, network, 0, 1, 101)
+        assert is_between(32, network, 1, 0, 41)
+        assert is_between(200, network, 1, 2)
 
 
 def test_a_pair_has_a_rate_of_its_own_in_one_direction() -> None:
     with ShapedNetwork([Shape(up_mbit=100)] * 3, {(0, 1): 30.0}) as network:
-        assert 15 < mbit_between(network, 0, 1) < 31
-        assert 50 < mbit_between(network, 0, 2) < 101
-        assert 50 < mbit_between(network, 1, 0) < 101
+        assert is_between(24, network, 0, 1, 31)
+        assert is_between(80, network, 0, 2, 101)
+        assert is_between(80, network, 1, 0, 101)
 
 
 def test_commands_run_on_their_host() -> None:

@@ -42,7 +42,8 @@ def test_all_links_are_measured_and_ops_go_on(cluster: Cluster) -> None:
     facts = [peer.expect("reduced", contributors=3, right=True) for peer in peers]
     assert len({(tuple(fact["members"]), fact["epoch"]) for fact in facts}) == 1
     [measured] = master.events("links_measured")
-    assert (measured["pairs"], measured["rounds"], measured["failed"]) == (3, 3, [])
+    assert (measured["pairs"], measured["failed"]) == (3, [])
+    assert measured["rounds"] >= 3
     links = look(master.address).links
     assert {(link.source, link.target) for link in links} == set(itertools.permutations((1, 2, 3), 2))
     assert all(link.bytes_per_s > 1e6 and link.delay_us is not None for link in links)
@@ -92,9 +93,7 @@ def test_shaped_links_are_estimated_and_the_slow_one_is_avoided(cluster: Cluster
             for link in links
         }
         assert len(errors) == 12
-        # On a loaded machine a link's TCP may stall while it is measured (seen for 1 link of about 260, 72 % too low).
-        # How exact every single figure is, `ringfold bench topology --check` measures.
-        assert sorted(abs(error) for error in errors.values())[len(errors) // 2] <= 0.1, errors
+        assert max(abs(error) for error in errors.values()) <= 0.1, errors
         for peer in peers:
             peer.tell()
             peer.finish()

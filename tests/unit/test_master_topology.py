@@ -27,7 +27,7 @@ from ringfold.master.settings import MasterSettings
 from ringfold.topology.moonshot import Question
 from ringfold.topology.solve import Solution
 from ringfold.wire import messages as m
-from ringfold.wire.events import RingChosen
+from ringfold.wire.events import LinksMeasured, RingChosen
 from ringfold.wire.frames import Heartbeat
 from ringfold.wire.proof import prove
 
@@ -112,13 +112,16 @@ class Optimising:
         sent = [effect for effect in self.effects[since:] if isinstance(effect, Send)]
         return [(effect.conn, effect.message) for effect in sent if isinstance(effect.message, m.Measure)]
 
-    def measure_all(self, since: int = 0) -> None:
-        """Answer every question of the master, round by round."""
+    def measure_all(self, since: int = 0, *, settled: bool = True) -> int:
+        """Answer every question of the master, round by round; how many rounds it took."""
+        rounds = 0
         while asked := self.asked(since):
             since = len(self.effects)
+            rounds += 1
             for conn, order in asked:
                 rate = self.rates[order.other.peer, conn]
-                self.say(conn, m.Measured(order.test, order.other.peer, rate, 200))
+                self.say(conn, m.Measured(order.test, order.other.peer, rate, 200, settled))
+        return rounds
 
     def change(self) -> None:
         """Seal and attach, if the master wants another ring."""
@@ -224,7 +227,8 @@ def test_it_ends_whatever_fails(seed: int) -> None:
                 continue
             fate = draw.random()
             if fate < 0.6:
-                stage.say(conn, m.Measured(order.test, order.other.peer, stage.rates[order.other.peer, conn], 200))
+                rate, settled = stage.rates[order.other.peer, conn], draw.random() < 0.7
+                stage.say(conn, m.Measured(order.test, order.other.peer, rate, 200, settled))
             elif fate < 0.75:
                 stage.say(conn, m.Measured(order.test, order.other.peer, failed="no route"))
             elif fate < 0.8 and len(stage.conns) > 2:
@@ -262,6 +266,18 @@ def test_the_server_asks_a_process_of_its_own_and_tells_the_machine() -> None:
     assert isinstance(found, MoonshotFound)
     assert found.group == 3
     assert sorted(found.solution.ring) == members
+
+
+@pytest.mark.parametrize(("peers", "more"), [(3, 6), (4, 6), (12, 8)])
+def test_links_that_are_never_steady_cost_a_few_rounds_more_and_no_ring(peers: int, more: int) -> None:
+    steady, never = Optimising(peers), Optimising(peers)
+    for stage in (steady, never):
+        stage.vote()
+    assert never.measure_all(settled=False) == steady.measure_all() + more
+    assert never.chosen() == steady.chosen()
+    [told] = [effect.notice for effect in never.effects if isinstance(effect, Tell) and "never" in str(effect.notice)]
+    assert isinstance(told, LinksMeasured)
+    assert told.unsettled == list(itertools.combinations(range(1, peers + 1), 2))
 
 
 def test_the_time_of_a_measurement_is_bounded_by_the_settings() -> None:

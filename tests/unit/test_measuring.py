@@ -35,7 +35,8 @@ class Bench:
         """Filler comes at an even rate; ends early when something is said about it."""
         for sample in range(since_ms * MS, ms * MS, SAMPLE_NS):
             self.now_ns = sample + SAMPLE_NS
-            effects = self.measuring.sampled(Sampled(CONN, self.now_ns, int(mbit * 125_000 * self.now_ns / 1e9)))
+            received = int(mbit * 125_000 * self.now_ns / 1e9)
+            effects = self.measuring.sampled(Sampled(CONN, self.now_ns, self.now_ns, received))
             if effects:
                 return effects
         return []
@@ -79,6 +80,7 @@ def test_a_steady_rate_is_told_to_the_other_end_and_to_the_master() -> None:
     assert bench.now_ns < 400 * MS
     report = report_of(effects)
     assert (report.test, report.other, report.round_trip_us, report.failed) == (3, 9, 400, "")
+    assert report.settled
     assert report.bytes_per_s == pytest.approx(400 * 125_000, rel=0.01)
     assert said(effects, CONN) == [Rate(report.bytes_per_s)]
     assert not [effect for effect in effects if isinstance(effect, CloseConn)]
@@ -124,9 +126,23 @@ def test_an_unsteady_rate_is_taken_at_the_deadline_as_it_is() -> None:
     total = 0
     for number in range(1, 32):
         total += number * 100_000
-        assert bench.measuring.sampled(Sampled(CONN, number * SAMPLE_NS, total)) == []
+        assert bench.measuring.sampled(Sampled(CONN, number * SAMPLE_NS, number * SAMPLE_NS, total)) == []
     report = report_of(bench.later(1_425))
-    assert report.bytes_per_s == pytest.approx(28.5 * 100_000 / 0.025, rel=0.01)
+    assert not report.settled
+    # The last look: 27 to 31 times 100 kB, and 200 ms of it less a burst.
+    assert report.bytes_per_s == pytest.approx(27.5 * 100_000 / 0.025 - 64 * 1024 / 0.2, rel=0.02)
+
+
+def test_what_came_counts_from_when_it_was_counted() -> None:
+    """Samples that are late, and not equally, show an even rate all the same."""
+    bench = Bench()
+    bench.arrive()
+    for number in range(1, 20):
+        counted_ns = number * SAMPLE_NS
+        late_ns = counted_ns + (number % 3) * 8 * MS
+        if effects := bench.measuring.sampled(Sampled(CONN, late_ns, counted_ns, number * 100_000)):
+            break
+    assert report_of(effects).bytes_per_s == pytest.approx(4e6)
 
 
 def test_a_long_way_has_more_time_and_must_be_steady_for_two_round_trips() -> None:
@@ -136,7 +152,7 @@ def test_a_long_way_has_more_time_and_must_be_steady_for_two_round_trips() -> No
     assert bench.now_ns >= 2 * 120 * MS
     slow = Bench()
     slow.arrive(round_trip_ms=120)
-    assert slow.measuring.next_deadline_ns() == (2 * 15 * 120 + 120 + 25) * MS
+    assert slow.measuring.next_deadline_ns() == (20 * 120 + 120 + 25) * MS
 
 
 def test_the_masters_limit_bounds_the_time_of_a_very_long_way() -> None:
@@ -206,4 +222,4 @@ def test_samples_of_another_connection_do_not_count() -> None:
     bench = Bench()
     bench.arrive()
     for number in range(1, 32):
-        assert bench.measuring.sampled(Sampled(8, number * SAMPLE_NS, number * 1_000_000)) == []
+        assert bench.measuring.sampled(Sampled(8, number * SAMPLE_NS, number * SAMPLE_NS, number * 1_000_000)) == []

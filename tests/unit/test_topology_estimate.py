@@ -53,9 +53,20 @@ def measure(link: Link, estimate: RateEstimate | None = None, every_ms: int = 25
     ms = 0
     while True:
         ms += every_ms + random.choice((0, 0, 0, 1, 4))
-        found = estimate.sample(ms * MS, int(totals[ms]))
+        counted = next((at for at in range(ms, 0, -1) if totals[at] > totals[at - 1]), 0)
+        found = estimate.sample(ms * MS, int(totals[ms]), counted * MS)
         if found:
             return found, ms
+
+
+def replay(series: list[tuple[float, int]]) -> tuple[Estimate, float]:
+    """Points one after the other, in milliseconds and bytes; the estimate, and after which point it came."""
+    estimate = RateEstimate()
+    for ms, total in series:
+        found = estimate.sample(int(ms * MS), total)
+        if found:
+            return found, ms
+    return estimate.best(), ms
 
 
 LINKS = st.builds(
@@ -76,7 +87,7 @@ def test_the_rate_is_within_a_tenth_of_the_truth(link: Link) -> None:
     truth = min(link.rate, link.line)
     found, ms = measure(link)
     assert abs(found.bytes_per_s / truth - 1) <= 0.1, (found, ms)
-    assert ms < (1_080 if truth > 15 * MBIT else 1_430)
+    assert ms < 1_430
 
 
 @pytest.mark.parametrize("burst", [256 * KIB, 1024 * KIB])
@@ -95,16 +106,17 @@ def test_a_fast_link_settles_early() -> None:
 
 def test_a_slow_link_with_large_lumps_has_more_time_and_is_right() -> None:
     found, ms = measure(Link(10 * MBIT, lump=64 * KIB))
-    assert 700 < ms < 1_430
-    assert found.bytes_per_s == pytest.approx(10 * MBIT, rel=0.1)
+    assert found.settled
+    assert 400 < ms < 700
+    assert found.bytes_per_s == pytest.approx(10 * MBIT, rel=0.02)
 
 
-def test_one_lump_a_sample_is_no_proof() -> None:
-    """Lumps of 64 KiB every 28 ms, seen every 25 ms: some stretches look like a perfect line of 25 ms a lump."""
+def test_a_lump_counts_from_when_it_came() -> None:
+    """Lumps of 64 KiB every 28 ms, seen every 25 ms: by the times of the samples, stretches have a pace of 25 ms."""
     rate = 64 * KIB / 0.028
     for seed in range(40):
         found, _ = measure(Link(rate, lump=64 * KIB, seed=seed))
-        assert found.bytes_per_s == pytest.approx(rate, rel=0.1)
+        assert found.bytes_per_s == pytest.approx(rate, rel=0.03)
 
 
 def test_a_link_that_still_gets_faster_is_not_settled() -> None:
@@ -123,9 +135,9 @@ def test_a_link_that_gets_faster_little_by_little_is_not_settled() -> None:
 
 
 def test_a_few_pulses_are_no_steady_rate() -> None:
-    """1 MB every 50 ms: the windows agree, but a stretch of a few pulses may hold one too many."""
+    """1 MB every 50 ms: eight of them may be eight by chance."""
     estimate = RateEstimate()
-    for ms in range(0, 401, 25):
+    for ms in range(0, 400, 25):
         assert estimate.sample(ms * MS, ms // 50 * 1_000_000) is None
 
 
@@ -138,8 +150,8 @@ def test_the_deadline_can_be_chosen() -> None:
 
 def test_silence_is_never_a_steady_rate() -> None:
     estimate = RateEstimate()
-    found = [estimate.sample(ms * MS, 0) for ms in range(0, 701, 25)]
-    assert found[:-1] == [None] * 28
+    found = [estimate.sample(ms * MS, 0) for ms in range(0, 1_401, 25)]
+    assert found[:-1] == [None] * 56
     assert found[-1] == Estimate(0.0, False, "nothing arrived")
 
 
@@ -160,8 +172,20 @@ def test_what_is_known_can_be_asked_before_the_end() -> None:
     assert estimate.best().bytes_per_s == 0
     for ms in range(0, 101, 25):
         assert estimate.sample(ms * MS, ms * 1_000) is None
-    assert estimate.best().bytes_per_s == pytest.approx(1e6)
     assert not estimate.best().settled
+    assert estimate.best().bytes_per_s == pytest.approx(0.5e6), "it may have been a burst"
+    for ms in range(125, 226, 25):
+        assert estimate.sample(ms * MS, ms * 1_000) is None
+    assert estimate.best().bytes_per_s == pytest.approx(0.5e6)
+
+
+def test_a_line_that_is_only_nearly_straight_ends_it_and_is_not_settled() -> None:
+    """Every third point is 8 ms late: half a second shows that it will go on like this."""
+    found, ms = replay([(25 * number + 8 * (number % 3 == 0), 25 * number * 10_000) for number in range(1, 60)])
+    assert not found.settled
+    assert "nearly" in found.reason
+    assert found.bytes_per_s == pytest.approx(10e6, rel=0.03)
+    assert 500 <= ms < 900
 
 
 def test_samples_that_go_back_are_refused() -> None:
@@ -171,6 +195,10 @@ def test_samples_that_go_back_are_refused() -> None:
         estimate.sample(9, 100)
     with pytest.raises(UsageError, match="go back"):
         estimate.sample(11, 99)
+    with pytest.raises(UsageError, match="go back"):
+        estimate.sample(20, 200, 9)
+    with pytest.raises(UsageError, match="go back"):
+        estimate.sample(20, 200, 21)
 
 
 def test_a_deadline_lies_ahead() -> None:
@@ -191,7 +219,7 @@ def test_a_pace_below_an_earlier_one_is_not_believed() -> None:
     assert found.bytes_per_s == pytest.approx(1e7, rel=0.03)
 
 
-def test_a_link_that_rises_until_the_deadline_has_more_time() -> None:
+def test_a_link_that_rises_for_long_is_waited_for() -> None:
     """Steps of 15 % every 150 ms, the last one after 900 ms."""
     estimate, total = RateEstimate(), 0.0
     for ms in range(25, 2_000, 25):
@@ -200,5 +228,51 @@ def test_a_link_that_rises_until_the_deadline_has_more_time() -> None:
         if found:
             break
     assert found is not None
+    assert found.settled
     assert ms > 800
     assert found.bytes_per_s == pytest.approx(20e6 * 1.15**5, rel=0.05)
+
+
+# A busy machine
+
+
+def test_a_receiver_that_slept_is_no_reason_to_doubt() -> None:
+    """Its kernel went on receiving for it: the next point is where it should be."""
+    points = [(ms, ms * 10_000) for ms in [*range(25, 151, 25), *range(260, 600, 25)]]
+    found, ms = replay(points)
+    assert found.settled
+    assert found.bytes_per_s == pytest.approx(10e6, rel=0.01)
+    assert ms < 500
+
+
+@pytest.mark.parametrize("pause_ms", [60, 200, 500])
+def test_a_sender_that_slept_costs_time_and_not_the_figure(pause_ms: int) -> None:
+    """Nothing comes for a while, then the bucket's burst, then the old pace."""
+    before = [(ms, ms * 10_000) for ms in range(25, 201, 25)]
+    after = [(ms + pause_ms, ms * 10_000 + 64 * KIB) for ms in range(225, 800, 25)]
+    found, ms = replay(before + after)
+    assert found.settled
+    assert found.bytes_per_s == pytest.approx(10e6, rel=0.06)
+    assert ms <= pause_ms + 500
+
+
+def test_of_settled_stretches_the_fastest_is_the_truest() -> None:
+    """The sender loses a few milliseconds now and then, too few to bend the line; in the end it does not."""
+    points, late = [], 0.0
+    for number in range(1, 60):
+        late += 4 if number in (3, 5, 7, 9) else 0
+        points.append((27 * number + late, 27 * number * 10_000))
+    found, _ = replay(points)
+    assert found.settled
+    assert found.bytes_per_s == pytest.approx(10e6, rel=0.04)
+
+
+def test_a_burst_that_was_saved_up_while_tcp_crept_is_not_the_pace() -> None:
+    """Seen on a shaped link of 10 Mbit/s (9.56 of payload), whose acknowledgements queued: up to 17 at times."""
+    crept = [(7.3, 1448), (41.6, 31856), (90.2, 34752), (116.8, 56467), (167.8, 86875), (222.4, 101355)]
+    caught_up = [(286.1, 204153), (331.5, 234561), (386.0, 299716), (447.0, 430026)]
+    steady = [(498.4 + 54.54 * number, 495181 + 65155 * number) for number in range(17)]
+    found, ms = replay([*crept, *caught_up, *steady])
+    assert found.settled
+    assert found.bytes_per_s == pytest.approx(9.56 * MBIT, rel=0.01)
+    assert ms < 1_000

@@ -3,13 +3,20 @@
     all have voted --begin--> rounds of tests --none left--> rings are chosen --the epochs are installed--> CallDone
                                   ^     |                          |
                                   +-----+ the next round,          +-- no ring over known links --> CallFailed
-                                          and once more what failed, from the other end
+                                          once more what failed, from the other end,
+                                          and up to REPEATS times what is doubtful
 
 A *test* measures one pair of a group, both ways at once: both ends are told (`Measure`), one of them dials, and both
 report (`Measured`) what they received. A *round* is as many tests as can be made without a common peer, over all groups
 of the run. It ends when its tests have: by both reports, by one that says it failed, by the deadline, or because one of
 the two is no longer in the call. A peer's reports are checked, because a master trusts nobody; what comes too late is
 ignored.
+
+A figure is *doubtful* if it is not settled (the arrivals were never steady for long enough: a busy machine, a TCP that
+stalled), or far below what the link was known to do. Its pair is measured again when all the others are through: what
+disturbed it may be over. A link is slowed down by what happens around it, and never sped up; so of two figures the
+settled one counts, and of two of a kind the larger one. In the end a figure is used as it is: links that are never
+steady exist, and cost REPEATS * REPEAT_ROUNDS rounds more at most, however many they are.
 
 The figures live in `Run.links`, with those that heartbeats bring for free, until they are stale or their peer is gone.
 So an optimisation that failed is repeated by calling again, and measures only what is still missing.
@@ -42,6 +49,10 @@ from ringfold.wire.proof import derive
 
 GRACE_MS = 1_000
 """How much longer than the peers the master waits for their reports."""
+REPEATS = 2
+REPEAT_ROUNDS = 4
+"""Each time."""
+FAR_BELOW = 0.75
 FAILED_SHOWN_NS = 60 * 1_000 * MS
 """For how long `status` shows a peer with a link that could not be measured."""
 MOST_BYTES_PER_S = 2**48
@@ -119,6 +130,9 @@ class Topology:
             return bool(gone)
         if not going.rounds and going.failed_once:
             going.rounds = disjoint_rounds(pair for pair in going.failed_once if pair not in going.failed)
+        if not going.rounds and going.doubtful and going.repeats < REPEATS:
+            going.repeats += 1
+            going.rounds = disjoint_rounds(going.doubtful)[:REPEAT_ROUNDS]
         if going.rounds:
             self._start_round(now, going, going.rounds.pop(0))
             return True
@@ -135,8 +149,8 @@ class Topology:
         going.begun += bool(here)
         for pair in here:
             run.tests += 1
-            # The lower id dials first; what failed then is dialled from the other end.
-            dialer = max(pair) if pair in going.failed_once else min(pair)
+            # The lower id dials first; what failed then is dialled from the other end. What worked is left as it is.
+            dialer = going.doubtful.pop(pair, max(pair) if pair in going.failed_once else min(pair))
             most_ms = run.settings.measure_ms
             going.tests[run.tests] = LinkTest(pair, dialer, now + (most_ms + GRACE_MS) * MS)
             secret = derive(self._secret, "measure", run.tests)
@@ -146,6 +160,7 @@ class Topology:
         for pair in pairs:
             if pair not in here:
                 going.failed_once.pop(pair, None)
+                going.doubtful.pop(pair, None)
 
     def measured(self, now: Ns, peer: Peer, report: Measured) -> None:
         """One end of a test has its figure, or none. What crossed with the test's end is void."""
@@ -166,10 +181,19 @@ class Topology:
         if len(test.reports) == 2:
             del going.tests[report.test]
             going.failed_once.pop(test.pair, None)
-            going.measured += 1
-            trips = [each.round_trip_us for each in test.reports.values() if each.round_trip_us]
-            for target, each in test.reports.items():
-                self._run.links.measured((each.other, target), each.bytes_per_s, min(trips, default=0), now)
+            self._take_figures(now, going, test)
+
+    def _take_figures(self, now: Ns, going: Optimisation, test: LinkTest) -> None:
+        links = self._run.links
+        trips = [each.round_trip_us for each in test.reports.values() if each.round_trip_us]
+        for target, each in test.reports.items():
+            edge = (each.other, target)
+            before, known = going.figures.get(edge), links.get(*edge)
+            is_news = before is None and known is not None and each.bytes_per_s < FAR_BELOW * known.bytes_per_s
+            going.figures[edge] = settled, bytes_per_s = max(before or (False, 0.0), (each.settled, each.bytes_per_s))
+            links.measured(edge, bytes_per_s, min(trips, default=0), now)
+            if is_news or not settled:
+                going.doubtful[test.pair] = test.dialer
 
     def tick(self, now: Ns) -> None:
         """A test that nobody reports fails at its deadline."""
@@ -183,8 +207,11 @@ class Topology:
             del run.unmeasured[peer]
 
     def _failed(self, going: Optimisation, number: int, why: str) -> None:
-        pair = going.tests.pop(number).pair
-        if pair in going.failed_once:
+        test = going.tests.pop(number)
+        pair = test.pair
+        if pair in going.figures:
+            going.doubtful[pair] = test.dialer  # It has a figure, and is as much in doubt as before.
+        elif pair in going.failed_once:
             going.failed[pair] = why
         else:
             going.failed_once[pair] = why
@@ -206,7 +233,8 @@ class Topology:
         run.unmeasured = {peer: now for pair in failed for peer in pair}
         if going.begun:
             took_ms = (now - going.since) // MS
-            run.tell(LinksMeasured(going.measured, going.begun, failed, took_ms))
+            unsettled = {(min(edge), max(edge)) for edge, (settled, _) in going.figures.items() if not settled}
+            run.tell(LinksMeasured(len(going.figures) // 2, going.begun, failed, took_ms, sorted(unsettled)))
         choices = {group: self._choose(run.groups[group]) for group in going.groups if len(run.groups[group].ring) > 1}
         if any(choice.unknown for choice in choices.values()):
             run.optimisation = None
@@ -239,7 +267,7 @@ class Topology:
         """The best ring by what is known now. Among rings of equal worth, the present one."""
         known = self._run.links.known(group.ring)
         rate = known_or({edge: entry.bytes_per_s for edge, entry in known.items()}, 0.0)
-        delay = known_or({edge: float(entry.delay_us or 0) for edge, entry in known.items()}, 0.0)
+        delay = known_or({edge: self._delay_us(edge, entry.delay_us) for edge, entry in known.items()}, 0.0)
         bad = group.edges.bad()
         found = best_ring(group.ring, rate, delay, start=group.ring, forbidden=bad)
         if isinstance(found, NoRing):
@@ -254,6 +282,11 @@ class Topology:
         unknown = [edge for edge in edges_of(ring) if edge not in known]
         return Choice(ring, slowest, kept, found.exact, reason, unknown)
 
+    def _delay_us(self, edge: Edge, measured: int | None) -> float:
+        """Probing looks all the time, and stamps in the kernel: where it has a figure, that is the link's."""
+        probed = self._run.delays.get(edge)
+        return float(measured or 0) if probed is None else probed.delay_us
+
     # The long search
 
     def _question(self, group: Group, start: list[PeerId]) -> Question:
@@ -261,7 +294,7 @@ class Topology:
         return Question(
             members=sorted(group.ring),
             rates=[(*edge, entry.bytes_per_s) for edge, entry in known.items()],
-            delays=[(*edge, float(entry.delay_us)) for edge, entry in known.items() if entry.delay_us is not None],
+            delays=[(*edge, self._delay_us(edge, entry.delay_us)) for edge, entry in known.items()],
             forbidden=sorted(group.edges.bad()),
             start=start,
         )

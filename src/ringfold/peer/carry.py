@@ -121,8 +121,8 @@ def event_of(engine: Commands, raw: RawEvent, nonce: Callable[[], bytes]) -> Eve
             return OpCancelled(tag, sequence)
         case ("blocks", conn, batch, bad):
             return BlocksReceived(conn, batch, tuple(bad))
-        case ("sample", conn, elapsed_ns, received):
-            return Sampled(conn, elapsed_ns, received)
+        case ("sample", conn, elapsed_ns, counted_ns, received):
+            return Sampled(conn, elapsed_ns, counted_ns, received)
         case ("silent", conn, silent_ms):
             return Silent(conn, silent_ms)
         case ("wake",):

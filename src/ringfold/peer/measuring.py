@@ -13,7 +13,7 @@ to it any more.
 
 How long the link is filled at most depends on the way: TCP needs up to about ten round trips to find its pace on a long
 one, and only from then on the arrivals are steady. The master's `most_ms` bounds everything. At a deadline the best
-estimate is taken; without any, the measurement failed, and the report says why.
+estimate is taken, and reported as not settled; without any, the measurement failed, and the report says why.
 
 One measurement at a time: the master's next word ends the one before, because it knows more.
 """
@@ -26,13 +26,13 @@ from ringfold.peer.effects import Effect, Fill, SendMessage
 from ringfold.peer.events import Sampled
 from ringfold.peer.settings import MS
 from ringfold.peer.visits import Arrived, Errand, Failed, Visits
-from ringfold.topology.estimate import DEADLINE_NS, SLOW_DEADLINES, Estimate, RateEstimate
+from ringfold.topology.estimate import DEADLINE_NS, Estimate, RateEstimate
 from ringfold.wire import frames
 from ringfold.wire.messages import Measure, Measured, Message
 from ringfold.wire.visiting import Rate
 
 SAMPLE_NS = 25 * MS
-ROUND_TRIPS = 15
+ROUND_TRIPS = 20
 """A slow start from 10 segments takes 11 round trips to 25 MB in flight, which is 1 Gbit/s around the world."""
 
 
@@ -102,7 +102,7 @@ class Measuring:
         longest = max(DEADLINE_NS, ROUND_TRIPS * visit.round_trip_ns)
         test.estimate = RateEstimate(longest, visit.round_trip_ns)
         # The estimate's clock begins with the first byte that comes: a round trip from here, at the latest.
-        test.fill_until_ns = min(now_ns + SLOW_DEADLINES * longest + visit.round_trip_ns + SAMPLE_NS, test.until_ns)
+        test.fill_until_ns = min(now_ns + longest + visit.round_trip_ns + SAMPLE_NS, test.until_ns)
         return [Fill(visit.conn, True, SAMPLE_NS)]
 
     def failed(self, failed: Failed) -> list[Effect]:
@@ -137,7 +137,7 @@ class Measuring:
         test = self._test
         if test is None or event.conn != test.conn or test.has_reported:
             return []
-        estimate = test.estimate.sample(event.elapsed_ns, event.received)
+        estimate = test.estimate.sample(event.elapsed_ns, event.received, event.counted_ns)
         return [] if estimate is None else self._report(test, estimate)
 
     def tick(self, now_ns: int) -> list[Effect]:
@@ -163,7 +163,7 @@ class Measuring:
             return self._fail(test, f"nothing came from peer {test.order.other.peer}")
         test.has_reported = True
         round_trip_us = max(1, test.round_trip_ns // 1_000)
-        report = Measured(test.order.test, test.order.other.peer, estimate.bytes_per_s, round_trip_us)
+        report = Measured(test.order.test, test.order.other.peer, estimate.bytes_per_s, round_trip_us, estimate.settled)
         effects: list[Effect] = [SendMessage(test.conn, Rate(estimate.bytes_per_s)), *self._say(report)]
         return effects + (self.end("measured") if test.has_heard else [])
 
