@@ -194,7 +194,7 @@ def striking(me: Me, raw: dict[str, Any], strike: Fact | None) -> Iterator[None]
     if strike is None:
         yield
         return
-    watched = raw[strike["name"]][:: MIB]
+    watched = raw[strike["name"]][::MIB]
     before = watched.copy()
     over = threading.Event()
 

@@ -300,12 +300,17 @@ def test_many_tags_in_flight(master: MasterThread) -> None:
 
 
 def test_a_failed_wait_raises_nothing_and_gives_the_same_answer_twice(master: MasterThread) -> None:
+    # Who calls the op only when it has failed for the others begins it anew, alone, while they go on.
+    called = threading.Barrier(3, timeout=DEADLINE_S)
+
     def body(peer: Communicator, number: int) -> bool:
         both = np.full(100_000, number + 1.0)
         peer.all_reduce(np.ones(1), np.ones(1), op=SUM)
         if number == 2:
+            called.wait()
             return True
         handle = peer.all_reduce_async(both, both, op=SUM, tag=5)
+        called.wait()
         answer = handle.wait()
         assert answer == (False, Result.RANK_CONNECTION_LOST, pccl.ReduceInfo(0, 0, 0)) == handle.wait()
         assert (both == number + 1).all()

@@ -24,6 +24,8 @@ from ringfold.compat.pccl import (
 
 SUM = ReduceOp.SUM
 CHURN_S = 10.0
+FEWEST_DEAD = 3
+"""The churn goes on until so many were killed: on a loaded machine, Python alone takes seconds to start."""
 CHURN = Path(__file__).with_name("pccl_churn.py")
 
 
@@ -123,13 +125,12 @@ def test_a_run_goes_on_while_peers_are_killed_and_added_all_the_time(cluster: Cl
     print(f"CHURN_SEED={seed}")  # noqa: T201 - pytest shows it when the test fails
     churn.start(4)
     ends_at = time.monotonic() + CHURN_S
-    while time.monotonic() < ends_at:
+    while time.monotonic() < ends_at or len(churn.dead) < FEWEST_DEAD:
         churn.progress(rng.randint(1, 10))
         for _ in range(rng.choice([1, 1, 1, 2])):
             churn.kill(rng.choice(churn.alive))
         churn.start(rng.choice([0, 1, 2]) if len(churn.alive) > 3 else 2)
     churn.end()
-    assert len(churn.dead) >= 3
     assert churn.compared >= 10
 
 

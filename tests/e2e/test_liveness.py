@@ -1,6 +1,7 @@
 """Killed, frozen, woken, busy and paused: what the others notice, how soon, and that they go on."""
 
 import ctypes
+import itertools
 import time
 
 import numpy as np
@@ -58,14 +59,22 @@ def test_a_frozen_peer_is_evicted_in_time_and_joins_anew(cluster: Cluster) -> No
     sleeper.tell("strike")
     sleeper.wait_frozen()
     frozen = time.monotonic()
+    usual_s = max(_longest_step_s(peer) for peer in peers)
     seen = max(step_with(peer, 2)["at"] for peer in peers)
-    assert seen - frozen < EVICT_S + SLACK_S
+    # Two steps end after the eviction: the one that it was struck in may be committed with it, the next is without it.
+    assert seen - frozen < EVICT_S + SLACK_S + 2 * usual_s
     woken = sleeper.thaw()
     assert sleeper.expect("intact")["intact"], "an op that ends with Evicted leaves its buffer as it was passed in"
     assert "silent for" in sleeper.expect("evicted")["words"]
     for peer in [*peers, sleeper]:
         step_with(peer, 3, after=woken)
     end_training([*peers, sleeper])
+
+
+def _longest_step_s(peer: Peer) -> float:
+    """What a step with everybody takes here: it computes, too, and that is no part of what is measured."""
+    ends = [fact["at"] for fact in peer.said("step") if fact["contributors"] == 3]
+    return max(later - sooner for sooner, later in itertools.pairwise(ends))
 
 
 def test_a_peer_that_holds_the_gil_is_alive(cluster: Cluster) -> None:

@@ -79,9 +79,7 @@ def test_every_op_is_near_the_true_result_and_the_same_everywhere(
 
 @pytest.mark.parametrize(("scheme", "ratio"), [("minmax8", 3.9), ("zeroscale4", 7.5)])
 @pytest.mark.parametrize("peers", [2, 3])
-def test_the_info_shows_the_bytes_that_were_saved(
-    master: MasterThread, peers: int, scheme: str, ratio: float
-) -> None:
+def test_the_info_shows_the_bytes_that_were_saved(master: MasterThread, peers: int, scheme: str, ratio: float) -> None:
     def body(run: rf.Communicator) -> tuple[rf.ReduceInfo, rf.ReduceInfo]:
         return run.all_reduce(part(run.rank)), run.all_reduce(part(run.rank), quantize=scheme)
 
