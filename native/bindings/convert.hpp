@@ -47,5 +47,7 @@ void bind_kernels(nb::module_& m);
 void bind_hash(nb::module_& m);
 void bind_core(nb::module_& m);
 void bind_engine(nb::module_& m);
+void bind_probe(nb::module_& m);
+void bind_fit(nb::module_& m);
 
 }  // namespace ringfold

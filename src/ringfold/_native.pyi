@@ -1,5 +1,5 @@
 """
-Ringfold's native core: kernels, the state hash, the sans-I/O engine core, and the engine with sockets.
+Ringfold's native core: kernels, the state hash, the sans-I/O engine core, the engine with sockets, and the prober.
 """
 
 from collections.abc import Sequence
@@ -251,3 +251,71 @@ class Engine:
     def forked_parent(self) -> None: ...
 
     def forked_child(self) -> None: ...
+
+def probe_virtual(raw_ns: int, anchor_ns: int, offset_ns: int, drift_ppb: int) -> int:
+    """What a virtual clock shows at a raw time."""
+
+def probe_siphash(key: bytes, bytes: bytes) -> int:
+    """SipHash-2-4."""
+
+def probe_packet(key: bytes, kind: int, src: int, dst: int, sequence: int, a: int = 0, b: int = 0) -> bytes:
+    """The bytes of a probe packet (kind 1 to 5: Pt1, Pt2, Pr1, Pr2, Pd1)."""
+
+class Prober:
+    """The probe socket of one node, with a thread of its own."""
+
+    def __init__(self, node: int, host: str, port: int, anchor_ns: int, offset_ns: int, drift_ppb: int, user_stamps: bool) -> None: ...
+
+    @property
+    def port(self) -> int:
+        """The UDP port."""
+
+    def configure(self, key: bytes, out: Sequence[tuple[int, str, int]], into: Sequence[tuple[int, str, int]]) -> None:
+        """Whom to probe and whom to answer, each (node, address, port)."""
+
+    def resume(self, gap_ns: int, pause_ns: int) -> None:
+        """Begin a window, and probe."""
+
+    def pause(self) -> None:
+        """Send no more probes; answer."""
+
+    def rotate(self) -> list:
+        """
+        Close the window: for each edge (dst, begin, end, rows, kept, sent, lost, duplicates, filtered, threshold, user stamps, stepped).
+        """
+
+    def peek(self, most: int) -> list:
+        """
+        The newest exchanges of the open window, unfiltered, as `rotate` gives them.
+        """
+
+    def rename(self, node: int) -> None:
+        """The node has another number from now on."""
+
+    def stats(self) -> dict:
+        """Counts since the beginning."""
+
+    def now(self) -> int:
+        """The node's clock."""
+
+    def utc(self) -> int:
+        """CLOCK_REALTIME minus the node's clock."""
+
+    def pretend_step(self, step_ns: int) -> None:
+        """As if the time of day had been set."""
+
+    def shutdown(self) -> None: ...
+
+    def before_fork(self) -> None: ...
+
+    def forked_parent(self) -> None: ...
+
+    def forked_child(self) -> None: ...
+
+def probe_raw_now() -> int:
+    """CLOCK_MONOTONIC_RAW."""
+
+def fit_edge(exchanges: Annotated[NDArray[numpy.int64], dict(shape=(None, 8), order='C', device='cpu', writable=False)], kept: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], estimator: str) -> dict:
+    """
+    The line through a window of exchanges, as the fields of an EdgeFit that the stamps determine.
+    """
