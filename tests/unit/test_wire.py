@@ -60,6 +60,8 @@ def strategy(hint: object) -> st.SearchStrategy[object]:
             return st.sampled_from(values)
         case msgspec.inspect.ListType():
             return st.lists(strategy(hint.item_type), max_size=3)
+        case msgspec.inspect.DictType():
+            return st.dictionaries(strategy(hint.key_type), strategy(hint.value_type), max_size=3)
         case msgspec.inspect.TupleType():
             return st.tuples(*map(strategy, hint.item_types))
         case msgspec.inspect.UnionType():
@@ -157,9 +159,7 @@ def test_a_deeply_nested_body_is_refused() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from(FrameKind), st.binary(max_size=50)), max_size=5), st.data())
-def test_frames_are_found_however_the_stream_is_cut(
-    sent: list[tuple[FrameKind, bytes]], data: st.DataObject
-) -> None:
+def test_frames_are_found_however_the_stream_is_cut(sent: list[tuple[FrameKind, bytes]], data: st.DataObject) -> None:
     stream = b"".join(frame(kind, body) for kind, body in sent)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=6)))
     reader, got = FrameReader(), []

@@ -5,6 +5,7 @@ from typing import Literal
 from msgspec import Struct
 
 from ringfold.wire.messages import Epoch, GroupId, PeerId
+from ringfold.wire.probing import RoundSummary
 
 Level = Literal["debug", "info", "warning", "error"]
 
@@ -149,12 +150,15 @@ class StateRolledBack(Notice, frozen=True, tag="state_rolled_back"):
 
 
 class LinksMeasured(Notice, frozen=True, tag="links_measured"):
-    """The measurements of an `optimize_topology` are over. `failed` pairs have no figure."""
+    """The measurements of an `optimize_topology` are over. `failed` pairs have no figure.
+
+    `unsettled` pairs have one that may be off: what came was never steady, however often it was measured."""
 
     pairs: int
     rounds: int
     failed: list[tuple[PeerId, PeerId]]
     took_ms: int
+    unsettled: list[tuple[PeerId, PeerId]] = []
 
     @property
     def level(self) -> Level:
@@ -162,7 +166,8 @@ class LinksMeasured(Notice, frozen=True, tag="links_measured"):
 
     def __str__(self) -> str:
         without = f"; no figure for {', '.join(f'{a} - {b}' for a, b in self.failed)}" if self.failed else ""
-        return f"pairs measured: {self.pairs}, in rounds: {self.rounds}, after {self.took_ms} ms{without}"
+        rough = f"; never steady: {', '.join(f'{a} - {b}' for a, b in self.unsettled)}" if self.unsettled else ""
+        return f"pairs measured: {self.pairs}, in rounds: {self.rounds}, after {self.took_ms} ms{without}{rough}"
 
 
 class RingChosen(Notice, frozen=True, tag="ring_chosen"):
@@ -205,3 +210,31 @@ class CallRefused(Notice, frozen=True, tag="call_refused"):
 
     def __str__(self) -> str:
         return self.text
+
+
+class RoundDone(Notice, frozen=True, tag="round_done"):
+    """A round of probing has its result."""
+
+    summary: RoundSummary
+
+    @property
+    def level(self) -> Level:
+        return "warning" if self.summary.anomaly or self.summary.missing else "debug"
+
+    def __str__(self) -> str:
+        done = self.summary
+        label = f" {done.label!r}" if done.label else ""
+        worst = max((node.sigma_ns for node in done.nodes), default=0.0)
+        missing = "".join(f"; node {node} is missing: {why}" for node, why in done.missing.items())
+        anomaly = f"; {done.anomaly}" if done.anomaly else ""
+        counts = f"{len(done.nodes)} nodes, {len(done.edges)} edges"
+        return f"round {done.round}{label}: {counts}, uncertain by {worst:.0f} ns at most{missing}{anomaly}"
+
+
+class ProbeNote(Notice, frozen=True, tag="probe_note"):
+    """Something about probing that is worth a line."""
+
+    text: str
+
+    def __str__(self) -> str:
+        return f"probing: {self.text}"

@@ -1,9 +1,9 @@
 """Every message of the control connection and of a lane's handshake.
 
 A connection to a master, or to a peer's data port, begins with the acceptor's `Challenge`. The other side answers with
-what it is: `Hello` (a peer joins), `StatusRequest` (somebody looks), `LaneHello` (a neighbour brings a lane) or
-`VisitHello` (a member wants shared state, or measures the link). All of them prove a secret over the challenge's nonce
-and never send it.
+what it is: `Hello` (a peer joins), `NodeHello` (a process only probes), `StatusRequest` (somebody looks),
+`ProbeCommand` (somebody steers the probing), `LaneHello` (a neighbour brings a lane) or `VisitHello` (a member wants
+shared state, or measures the link). All of them prove a secret over the challenge's nonce and never send it.
 
 Peer ids are given by the master and only grow, so a lower id is a longer member. An epoch number belongs to a group.
 """
@@ -26,6 +26,17 @@ from ringfold.wire.base import Sequence as Sequence
 from ringfold.wire.base import SyncStrategy as SyncStrategy
 from ringfold.wire.base import Tag as Tag
 from ringfold.wire.base import VoteKind as VoteKind
+from ringfold.wire.probing import (
+    NodeHello,
+    NodeWelcome,
+    ProbeAnswer,
+    ProbeCommand,
+    ProbeGraph,
+    ProbeHalt,
+    RoundEnd,
+    RoundReport,
+    RoundStart,
+)
 from ringfold.wire.status import Status as Status
 from ringfold.wire.status import StatusRequest as StatusRequest
 from ringfold.wire.status import World as World
@@ -48,7 +59,10 @@ class Refused(Message, frozen=True, tag="refused"):
 
 
 class Hello(Message, frozen=True, tag="hello"):
-    """A peer asks to join a group of the run, and says where its data port can be reached (one address per path)."""
+    """A peer asks to join a group of the run, and says where its data port can be reached (one address per path).
+
+    With `probes` the same port number takes UDP probes, and the peer is a node of the probe graph.
+    """
 
     version: int
     group: GroupId
@@ -58,6 +72,7 @@ class Hello(Message, frozen=True, tag="hello"):
     port: int
     nonce: bytes
     proof: bytes
+    probes: bool = False
 
 
 class Liveness(Struct, frozen=True):
@@ -284,12 +299,15 @@ class SyncReport(Message, frozen=True, tag="sync_report"):
 
 
 class Measured(Message, frozen=True, tag="measured"):
-    """What came from `other` in a measurement: bytes a second, and the round trip. `failed` says why there is none."""
+    """What came from `other` in a measurement: bytes a second, and the round trip. `failed` says why there is none.
+
+    A figure that is not `settled` is the best that could be said: the arrivals were never steady."""
 
     test: int
     other: PeerId
     bytes_per_s: float = 0.0
     round_trip_us: int = 0
+    settled: bool = True
     failed: str = ""
 
 
@@ -435,6 +453,9 @@ ToMaster = (
     | SyncReport
     | Measured
     | Leave
+    | NodeHello
+    | ProbeCommand
+    | RoundReport
 )
 FromMaster = (
     Challenge
@@ -453,5 +474,11 @@ FromMaster = (
     | Evicted
     | Left
     | Status
+    | NodeWelcome
+    | ProbeAnswer
+    | ProbeGraph
+    | ProbeHalt
+    | RoundEnd
+    | RoundStart
 )
 Handshake = Challenge | Refused | LaneHello | LaneWelcome | VisitHello | VisitWelcome

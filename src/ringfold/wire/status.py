@@ -51,14 +51,17 @@ class GroupStatus(Struct, frozen=True):
 
 
 class LinkStatus(Struct, frozen=True):
-    """What is known of one directed link. `by` says from where; without a delay it is a lower bound."""
+    """What is known of one directed link. `by` says from where its rate is: a collective's is a lower bound, and a link
+    that was only probed has none (0)."""
 
     source: PeerId
     target: PeerId
     bytes_per_s: float
-    delay_us: int | None
+    delay_us: float | None
     age_ms: int
-    by: Literal["measured", "collective"]
+    by: Literal["measured", "collective", "probed"]
+    loss: float | None = None
+    """The share of probe exchanges that did not come back; None without probing."""
 
 
 class Waiting(Struct, frozen=True):

@@ -1,0 +1,301 @@
+"""What nodes and the master say about probing: graphs, rounds, fits, summaries.
+
+A *node* is whoever probes: a peer with probing on, or a process that only probes (`NodeHello`). Its clock is its own
+CLOCK_MONOTONIC_RAW in integer nanoseconds; every time in here that has no other owner is by the sender's clock. An
+*edge* is directed, from the node that probes to the one that answers; its line is
+
+    C_dst - C_src = beta + alpha * (C_src - t0)
+
+A round's id is (fence, sequence) and never goes back: who has seen a higher one ignores a lower one.
+"""
+
+from typing import Literal
+
+from msgspec import Struct, field
+
+from ringfold.wire.base import Message
+
+NodeId = int
+RoundKind = Literal["master", "time", "gloo", "local"]
+ProbeAction = Literal["start", "stop", "round", "show"]
+
+KEY_BYTES = 16
+MIN_GAP_US, MAX_GAP_US = 50, 10_000
+MIN_PAUSE_US, MAX_PAUSE_US = 150, 10_000_000
+"""The cadences that a node's prober takes."""
+
+
+class RoundId(Struct, frozen=True, order=True, array_like=True):
+    """Which round: `fence` counts masters, `sequence` counts rounds and goes on over masters too."""
+
+    fence: int = 0
+    sequence: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.fence}.{self.sequence}"
+
+
+class Neighbour(Struct, frozen=True):
+    """The other end of an edge, and the UDP socket where it answers."""
+
+    node: NodeId
+    name: str
+    address: str
+    port: int
+
+
+class Cadence(Struct, frozen=True):
+    """How densely a node probes, and for how long."""
+
+    gap_us: int = 800
+    pause_us: int = 3_000
+    window_ms: int = 4_000
+
+
+class EdgeFit(Struct, frozen=True, omit_defaults=True, gc=False):
+    """One edge over one window, as its prober sees it. `refused` says why there is no line; then only counts hold.
+
+    `t0_ns` is the middle of the points in the source's clock, and they lie within `half_ns` of it. `sigma_ns` is the
+    standard error of the line at t0, `sigma_alpha` that of the slope. `low` and `high` bound the truth with certainty
+    if no stamp is wrong: how far it may lie from the fitted line at t0 - half, at t0 and at t0 + half; in between,
+    straight lines join them. Delays are half round trips without the time that the other end took.
+    """
+
+    src: NodeId
+    dst: NodeId
+    t0_ns: int = 0
+    half_ns: int = 0
+    alpha: float = 0.0
+    beta_ns: int = 0
+    sigma_ns: float = 0.0
+    sigma_alpha: float = 0.0
+    low: tuple[int, int, int] = (0, 0, 0)
+    high: tuple[int, int, int] = (0, 0, 0)
+    residual_ns: float = 0.0
+    """How far the typical point of the floor lies from where the line and the delay put it."""
+    delay_min_ns: int = 0
+    delay_p50_ns: int = 0
+    delay_p99_ns: int = 0
+    sent: int = 0
+    pairs: int = 0
+    """Exchanges that came whole and passed the filter."""
+    lost: int = 0
+    duplicates: int = 0
+    filtered: int = 0
+    estimator: str = ""
+    why: str = ""
+    refused: str = ""
+
+
+class NodeClock(Struct, frozen=True):
+    """How a node's clock becomes global time: G(c) = global_ns + (c - t0_ns) * (1 + rate).
+
+    Global time reads like Unix time in nanoseconds. `low_ns` <= truth - G <= `high_ns` at t0, by the certified bounds
+    of the edges on the way to the `reference`; `sigma_ns` is the standard error. Away from t0 both grow by `growth` a
+    nanosecond.
+    """
+
+    node: NodeId
+    t0_ns: int
+    global_ns: int
+    rate: float
+    sigma_ns: float
+    low_ns: int
+    high_ns: int
+    growth: float
+
+
+class EdgeView(Struct, frozen=True, omit_defaults=True):
+    """An edge after the calculation: what was reported, and what the whole graph says (the consensus)."""
+
+    fit: EdgeFit
+    alpha: float = 0.0
+    beta_ns: int = 0
+    residual_ns: float = 0.0
+    """Reported minus consensus, at t0."""
+    dropped: str = ""
+    """Why it had no part in the result; empty if it had."""
+    in_tree: bool = False
+
+
+class LoopResidual(Struct, frozen=True):
+    """A loop of the graph (one edge outside the spanning tree closes it), and by how much it does not close."""
+
+    nodes: list[NodeId]
+    residual_ns: float
+
+
+class Advice(Struct, frozen=True):
+    """The cadence of the next window, and why."""
+
+    pause_us: int
+    window_ms: int
+    why: str
+
+
+class RoundMetrics(Struct, frozen=True, omit_defaults=True):
+    """What a round cost. Times in nanoseconds; spreads are over the nodes, in global time."""
+
+    control_latency_ns: list[int] = field(default_factory=list)
+    """One way, per node that reported."""
+    stop_spread_ns: int = 0
+    resume_spread_ns: int = 0
+    stop_ns: int = 0
+    fit_ns: int = 0
+    gather_ns: int = 0
+    calculate_ns: int = 0
+    restart_ns: int = 0
+    total_ns: int = 0
+    """ROUND_END sent until the last ROUND_START is known to have come, as far as the master can tell."""
+    sequence_skew: int = 0
+    report_bytes: int = 0
+    retries: int = 0
+    queue_depth: int = 0
+
+
+class RoundSummary(Struct, frozen=True, omit_defaults=True):
+    """A round's result. `missing` are participants without a report, with the reason."""
+
+    round: RoundId
+    kind: RoundKind
+    label: str
+    begin_ns: int
+    end_ns: int
+    """Of the window, in global time."""
+    reference: NodeId
+    nodes: list[NodeClock]
+    edges: list[EdgeView]
+    loops: list[LoopResidual] = field(default_factory=list)
+    missing: dict[str, str] = field(default_factory=dict)
+    """Node id as text -> why."""
+    anomaly: str = ""
+    advice: Advice | None = None
+    metrics: RoundMetrics = RoundMetrics()
+    names: dict[str, str] = field(default_factory=dict)
+    """Node id as text -> its name."""
+
+
+# Messages
+
+
+class NodeHello(Message, frozen=True, tag="node_hello"):
+    """A process that only probes asks to be a node. `last` is the newest round it has seen from any master, `number`
+    the number that it had with the last one (0: none), which it keeps if nobody has it."""
+
+    version: int
+    host: str
+    name: str
+    addresses: list[str]
+    port: int
+    """UDP."""
+    listen_only: bool
+    last: RoundId
+    nonce: bytes
+    proof: bytes
+    number: NodeId = 0
+
+
+class NodeWelcome(Message, frozen=True, tag="node_welcome"):
+    """The node is in. The master proves the token too."""
+
+    node: NodeId
+    proof: bytes
+
+
+class ProbeGraph(Message, frozen=True, tag="probe_graph"):
+    """Whom this node probes (`out`), and who may probe it (`into`), with the key of the packets' tags.
+
+    A higher `number` replaces a lower one. Without any neighbour there is nothing to do.
+    """
+
+    number: int
+    kind: RoundKind
+    key: bytes
+    out: list[Neighbour]
+    into: list[Neighbour]
+
+
+class RoundEnd(Message, frozen=True, tag="round_end"):
+    """The window of this round is over: rotate, fit, report. If nothing follows in `deadline_ms`, go on alone."""
+
+    round: RoundId
+    sent_ns: int
+    label: str = ""
+    """The round's, which may have been chosen after it began."""
+    deadline_ms: int = 2_000
+
+
+class RoundReport(Message, frozen=True, tag="round_report"):
+    """A node's window. `round` is the one that ended it, or the last one seen where windows go by the node's clock.
+
+    `end_sent_ns` echoes the RoundEnd (0 without one); `held_ns` is the time between hearing it and sending this.
+    """
+
+    round: RoundId
+    window: int
+    """Counts this node's windows; only grows."""
+    begin_ns: int
+    end_ns: int
+    utc_ns: int
+    """CLOCK_REALTIME minus the node's clock, at the end of the window."""
+    edges: list[EdgeFit]
+    sent_ns: int
+    end_sent_ns: int = 0
+    held_ns: int = 0
+    fit_ns: int = 0
+    resumed_ns: int = 0
+    """When it began this window."""
+    retries: int = 0
+    queue_depth: int = 0
+
+
+class RoundStart(Message, frozen=True, tag="round_start"):
+    """The next window begins. If nothing follows within `deadline_ms`, the node goes on alone.
+
+    `clock` is this node's part of the last round's result.
+    """
+
+    round: RoundId
+    label: str
+    cadence: Cadence
+    deadline_ms: int
+    sent_ns: int
+    clock: NodeClock | None = None
+    anomaly_ns: int = 100_000
+    """An edge that strays by more in the middle of the window is worth a RoundAlarm."""
+
+
+class RoundAlarm(Message, frozen=True, tag="round_alarm"):
+    """An edge of this node strays from its line by more than the threshold, in the middle of a window."""
+
+    round: RoundId
+    src: NodeId
+    dst: NodeId
+    residual_ns: int
+    sent_ns: int
+
+
+class ProbeHalt(Message, frozen=True, tag="probe_halt"):
+    """Stop sending probes at once, until the next RoundStart of a higher round. Answering goes on."""
+
+    round: RoundId
+    reason: str
+
+
+class ProbeCommand(Message, frozen=True, tag="probe_command"):
+    """Somebody (the command line) steers probing, or looks at it. It proves the token as a StatusRequest does."""
+
+    version: int
+    action: ProbeAction
+    label: str
+    nonce: bytes
+    proof: bytes
+
+
+class ProbeAnswer(Message, frozen=True, tag="probe_answer"):
+    """What came of it: `done` false and a reason, or the newest round."""
+
+    done: bool
+    text: str
+    is_on: bool
+    summary: RoundSummary | None = None
