@@ -1,0 +1,188 @@
+"""The mathematics of the global clock at one node. Pure: readings of the node's own clock go in.
+
+Every round brings a *mapping* from the node's clock to global time, with a bound (`NodeClock`). Two questions are
+asked:
+
+- *What time is it?* (`read`) The newest mapping answers, but not at once: it differs from the one before by what both
+  measured wrong, and a clock that is looked at all the time must not jump. So a reading begins where the old one is,
+  and moves towards the new mapping by no more than `max_slew`: 500 ppm closes 2 us in 4 ms. It never goes back. As
+  readings are whole nanoseconds, two that are one nanosecond apart may be equal.
+- *What time was it?* (`to_global`) Here all mappings are known. Between the instants of two rounds they are blended,
+  from all of the older one to all of the newer one; mappings of all nodes are made for the same instants, so all nodes
+  blend alike, and what holds for the mappings holds for the blend. No slewing: this is the better answer, and the one
+  for traces.
+
+Bounds are about the reference (see docs/concepts/graph-calculation.md): global time is what the reference's mapping
+makes of its clock at the same instant. They grow with the distance from a round's instant, so also when rounds stop.
+The bound of a reading reaches from the new mapping's bound to the reading itself, so it contains the truth while the
+slew lasts.
+
+The whole state is one immutable value that is replaced at once: any thread may read while one adopts.
+"""
+
+import math
+from bisect import bisect_right
+from dataclasses import dataclass
+
+from ringfold.errors import ClockNotReady, ConfigError
+from ringfold.wire.probing import NodeClock
+
+
+@dataclass(frozen=True, slots=True)
+class Instant:
+    """A moment in global time, in nanoseconds that read like Unix time; the truth is in earliest..latest."""
+
+    ns: int
+    earliest: int
+    latest: int
+
+    @property
+    def error_ns(self) -> int:
+        """How far `ns` may be off."""
+        return max(self.ns - self.earliest, self.latest - self.ns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClockSettings:
+    """How a clock follows its rounds."""
+
+    max_slew: float = 5e-4
+    """By how much it may run faster or slower to close a difference."""
+    rounds: int = 1_024
+    """How many it remembers: more than an hour of 4 s windows."""
+    lead_ns: int = 1_000_000
+    """A new mapping takes over so much later, so that threads that read at this moment all use the same one."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.max_slew < 0.1:
+            raise ConfigError("max_slew must lie between 0 and 0.1")
+        if self.rounds < 2 or self.lead_ns < 0:
+            raise ConfigError("a clock remembers two rounds or more, and its lead is not negative")
+
+
+@dataclass(frozen=True, slots=True)
+class _Slew:
+    """From `begin_ns` of the node's clock on, readings approach `clock`; there they were `ahead` of it."""
+
+    begin_ns: int
+    clock: NodeClock
+    ahead: float
+    before: "_Slew | None"
+
+    def at(self, c_ns: int, max_slew: float) -> tuple[int, float]:
+        """The reading: whole nanoseconds, and what is to be added to them before rounding."""
+        left = max(abs(self.ahead) - max_slew * max(c_ns - self.begin_ns, 0), 0.0)
+        whole, small = _mapped(self.clock, c_ns)
+        return whole, small + math.copysign(left, self.ahead)
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    slew: _Slew
+    rounds: tuple[NodeClock, ...]
+    """By their t0, ascending."""
+
+
+_CHAIN = 4
+"""How many slews are kept for readings that are a little late."""
+
+
+class ClockModel:
+    """The global clock as one node sees it. One thread adopts; any may read."""
+
+    def __init__(self, settings: ClockSettings | None = None) -> None:
+        self.settings = settings or ClockSettings()
+        self._state: _State | None = None
+
+    @property
+    def newest(self) -> NodeClock | None:
+        """The mapping of the newest round; None before the first."""
+        return self._state.rounds[-1] if self._state else None
+
+    def adopt(self, clock: NodeClock, at_ns: int) -> bool:
+        """Follow this round's mapping from now on; `at_ns` is what the node's clock reads now.
+
+        False, and nothing changes, if it is no newer than the one that is followed, or no mapping of a window that is
+        over: such a one would keep all that come after it from being followed.
+        """
+        state = self._state
+        if clock.t0_ns > at_ns or not all(map(math.isfinite, (clock.rate, clock.growth))):
+            return False
+        if state is None:
+            self._state = _State(_Slew(at_ns, clock, 0.0, None), (clock,))
+            return True
+        if clock.t0_ns <= state.rounds[-1].t0_ns:
+            return False
+        begin_ns = max(at_ns + self.settings.lead_ns, state.slew.begin_ns)
+        whole, small = state.slew.at(begin_ns, self.settings.max_slew)
+        new_whole, new_small = _mapped(clock, begin_ns)
+        slew = _Slew(begin_ns, clock, (whole - new_whole) + (small - new_small), _shortened(state.slew, _CHAIN - 1))
+        self._state = _State(slew, (*state.rounds, clock)[-self.settings.rounds :])
+        return True
+
+    def read(self, c_ns: int) -> Instant:
+        """Global time when the node's clock reads `c_ns`, for a reading of about now. Never goes back, never jumps.
+
+        A later `c_ns` never gives an earlier time, and one that is two nanoseconds later gives a later time.
+        """
+        slew = self._ready().slew
+        while c_ns < slew.begin_ns and slew.before is not None:
+            slew = slew.before
+        whole, small = slew.at(c_ns, self.settings.max_slew)
+        ns = whole + round(small)
+        true = _unslewed(slew.clock, c_ns)
+        return Instant(ns, min(true.earliest, ns), max(true.latest, ns))
+
+    def to_global(self, c_ns: int) -> Instant:
+        """Global time when the node's clock read `c_ns`, by the rounds before and after it, unslewed."""
+        rounds = self._ready().rounds
+        after = bisect_right(rounds, c_ns, key=lambda clock: clock.t0_ns)
+        if after == 0:
+            return _unslewed(rounds[0], c_ns)
+        if after == len(rounds):
+            return _unslewed(rounds[-1], c_ns)
+        return _blended(rounds[after - 1], rounds[after], c_ns)
+
+    def _ready(self) -> _State:
+        if self._state is None:
+            raise ClockNotReady()
+        return self._state
+
+
+def _mapped(clock: NodeClock, c_ns: int) -> tuple[int, float]:
+    """G(c) in two parts, whole nanoseconds and a small rest: a float alone would lose hundreds of nanoseconds."""
+    since = c_ns - clock.t0_ns
+    return clock.global_ns + since, clock.rate * since
+
+
+def _bound(clock: NodeClock, c_ns: int) -> tuple[float, float]:
+    grown = clock.growth * abs(c_ns - clock.t0_ns)
+    return clock.low_ns - grown, clock.high_ns + grown
+
+
+def _unslewed(clock: NodeClock, c_ns: int) -> Instant:
+    whole, small = _mapped(clock, c_ns)
+    low, high = _bound(clock, c_ns)
+    return _instant(whole, small, low, high)
+
+
+def _blended(old: NodeClock, new: NodeClock, c_ns: int) -> Instant:
+    share = (c_ns - old.t0_ns) / (new.t0_ns - old.t0_ns)
+    whole, small = _mapped(old, c_ns)
+    new_whole, new_small = _mapped(new, c_ns)
+    small += share * ((new_whole - whole) + (new_small - small))
+    (low, high), (new_low, new_high) = _bound(old, c_ns), _bound(new, c_ns)
+    return _instant(whole, small, low + share * (new_low - low), high + share * (new_high - high))
+
+
+def _instant(whole: int, small: float, low: float, high: float) -> Instant:
+    """Rounded, the bounds outwards. They contain the reading, also where a mapping is known to be off."""
+    ns = whole + round(small)
+    return Instant(ns, min(whole + math.floor(small + low), ns), max(whole + math.ceil(small + high), ns))
+
+
+def _shortened(slew: _Slew, length: int) -> _Slew | None:
+    if length == 0:
+        return None
+    before = None if slew.before is None else _shortened(slew.before, length - 1)
+    return _Slew(slew.begin_ns, slew.clock, slew.ahead, before)
