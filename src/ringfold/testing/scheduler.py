@@ -22,15 +22,14 @@ MOST_ACTIONS = 300_000
 class SimulationFailure(AssertionError):
     """A promise was broken in a simulated run. The text says which, how to replay it, and what happened just before."""
 
-    def __init__(self, seed: int, text: str, tail: list[str] | None = None) -> None:
-        super().__init__(seed, text, tail)
-        self.seed, self.text, self.tail = seed, text, tail or []
+    def __init__(self, seed: int, text: str, tail: list[str] | None = None, option: str = "") -> None:
+        super().__init__(seed, text, tail, option)
+        self.seed, self.text, self.tail, self.option = seed, text, tail or [], option
 
     def __str__(self) -> str:
-        lines = [
-            f"seed {self.seed}: {self.text}",
-            f"replay with: make sim SEED={self.seed}    or: python -m ringfold.testing --seed {self.seed} --trace",
-        ]
+        command = f"python -m ringfold.testing {self.option} --seed {self.seed} --trace".replace("  ", " ")
+        make = "" if self.option else f"make sim SEED={self.seed}    or: "
+        lines = [f"seed {self.seed}: {self.text}", f"replay with: {make}{command}"]
         if self.tail:
             lines += [f"the last {len(self.tail)} events:", *self.tail]
         return "\n".join(lines)

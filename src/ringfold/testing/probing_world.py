@@ -1,0 +1,500 @@
+"""The world in which rounds are simulated: clocks, connections, nodes and masters.
+
+A node's clock runs at its own rate from its own offset, and may jump; the machine in it sees no other. The world's
+fits are exact: they come from the true clocks, unless something makes a real fit refuse (a jump in the window, a
+neighbour that is gone). A connection keeps the order of messages, as TCP does, except where the weather is *messy*:
+then messages are also repeated and overtaken, which no machine may rely on not to happen.
+
+With `gloo` there are no connections but a group of ranks (`probing_group.py`).
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ringfold.probe.rounds_events import (
+    MS,
+    Alarmed,
+    Answer,
+    Calculated,
+    Configure,
+    Connected,
+    Disconnected,
+    Export,
+    FromRoundMaster,
+    Heard,
+    MasterEvent,
+    NodeCame,
+    NodeEffect,
+    NodeEvent,
+    NodeGone,
+    PauseProbing,
+    Publish,
+    Reported,
+    Resume,
+    Rotate,
+    Say,
+    SendTo,
+    Tick,
+    ToRoundMaster,
+    WindowFitted,
+)
+from ringfold.probe.rounds_master import LATE_MS, PATIENCE_MS, RoundMaster
+from ringfold.probe.rounds_node import NEVER, RoundNode
+from ringfold.probe.settings import RoundSettings
+from ringfold.testing.probing_checks import RoundHistory, RoundTruth, WindowTruth
+from ringfold.testing.probing_weather import Clock, Messages, Trap
+from ringfold.testing.scheduler import Scheduler, Timer
+from ringfold.wire.probing import (
+    Advice,
+    EdgeFit,
+    EdgeView,
+    Neighbour,
+    NodeClock,
+    NodeId,
+    ProbeGraph,
+    RoundAlarm,
+    RoundId,
+    RoundReport,
+    RoundStart,
+)
+
+if TYPE_CHECKING:
+    from ringfold.testing.probing_group import GlooGroup
+
+UTC_NS = 1_700_000_000 * 10**9
+SLACK_MS = 50
+SECOND_NS = 1_000 * MS
+
+
+@dataclass(slots=True)
+class Conn:
+    """One connection of a node to a master, known to the master by the id that it gave the node."""
+
+    node: "SimNode"
+    master: "SimMaster"
+    id: NodeId
+    is_up: bool = True
+    to_node_ns: int = 0
+    to_master_ns: int = 0
+
+
+class World:
+    """Everything there is. `draw_graph` and `calculate` stand in for the real ones."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        settings: RoundSettings,
+        master_type: type[RoundMaster] = RoundMaster,
+        node_type: type[RoundNode] = RoundNode,
+    ) -> None:
+        self.scheduler, self.settings = scheduler, settings
+        self.master_type, self.node_type = master_type, node_type
+        self.rng = scheduler.rng
+        self.history = RoundHistory(settings)
+        self.messages = Messages()
+        self.nodes: list[SimNode] = []
+        self.master: SimMaster | None = None
+        self.fence = 0
+        self.processes = 0
+        self.ids = 0
+        self.slow_fits = 0.0
+        self.advises = False
+        self.by_id: dict[NodeId, SimNode] = {}
+        self.group: GlooGroup | None = None
+        self.trap: Trap | None = None
+
+    @property
+    def now(self) -> int:
+        return self.scheduler.now
+
+    def note(self, who: str, what: str) -> None:
+        self.scheduler.trace.note(self.now, who, what)
+
+    def fresh_id(self, node: "SimNode") -> NodeId:
+        self.ids += 1
+        self.by_id[self.ids] = node
+        return self.ids
+
+    def start_master(self) -> None:
+        self.fence += 1
+        self.master = SimMaster(self, self.fence)
+        self.note("master", f"starts with fence {self.fence}")
+
+    def stop_master(self) -> None:
+        """The master's process is gone, and all connections with it."""
+        if self.master is None:
+            return
+        master, self.master = self.master, None
+        self.note("master", "is gone")
+        master.is_alive = False
+        for conn in master.dialled:
+            self.cut(conn)
+
+    def cut(self, conn: Conn) -> None:
+        """A connection is lost; both ends notice, each in its time. What was on its way is lost."""
+        if not conn.is_up:
+            return
+        conn.is_up = False
+        self.scheduler.after(self.rng.randint(0, 20 * MS), conn.master.lost, conn)
+        self.scheduler.after(self.rng.randint(0, 20 * MS), conn.node.lost, conn)
+
+    def way_ns(self) -> int:
+        way = self.rng.randint(*self.messages.latency_us) * 1_000
+        return way + (self.rng.randint(0, self.messages.slow_ms * MS) if self.rng.random() < self.messages.slow else 0)
+
+    def to_node(self, conn: Conn, event: NodeEvent) -> None:
+        conn.to_node_ns = self._travel(conn.to_node_ns, conn.node.arrive, conn, event)
+
+    def to_master(self, conn: Conn, event: MasterEvent) -> None:
+        conn.to_master_ns = self._travel(conn.to_master_ns, conn.master.arrive, conn, event)
+
+    def _travel(self, after_ns: int, deliver: Callable[..., None], conn: Conn, event: object) -> int:
+        at = self.now + self.way_ns()
+        greets = isinstance(event, Connected | NodeCame)
+        if greets or self.rng.random() >= self.messages.overtakes:
+            at = max(at, after_ns + 1)
+        self.scheduler.at(at, deliver, conn, event)
+        if not greets and self.rng.random() < self.messages.repeats:
+            self.scheduler.at(at + self.rng.randint(0, self.messages.slow_ms * MS), deliver, conn, event)
+        return max(at, after_ns)
+
+    # Stand-ins for the graph
+
+    def draw_graph(
+        self, nodes: Sequence[NodeId], listeners: Collection[NodeId], neighbours: int, seed: int
+    ) -> list[tuple[NodeId, NodeId]]:
+        """A ring of those who probe, and a spoke to each listener."""
+        probers = [node for node in nodes if node not in listeners]
+        edges = {(node, probers[(place + 1) % len(probers)]) for place, node in enumerate(probers)}
+        edges |= {(probers[place % len(probers)], node) for place, node in enumerate(sorted(listeners))}
+        edges |= {(node, sorted(set(nodes) - {node})[0]) for node in probers}
+        return sorted((src, dst) for src, dst in edges if src != dst)
+
+    def calculate(self, fits: Sequence[EdgeFit], utc: Mapping[NodeId, int], history: object) -> Calculated:
+        nodes = sorted({node for fit in fits for node in (fit.src, fit.dst)})
+        clocks = [NodeClock(node, 0, utc.get(node, 0), 0.0, 1.0, -1, 1, 0.0) for node in nodes]
+        advice = None
+        if self.advises and self.rng.random() < 0.2:
+            adaptive = self.settings.adaptive
+            window_ms = self.rng.choice((adaptive.window_min_ms, self.settings.window_ms, adaptive.window_max_ms))
+            advice = Advice(self.settings.pause_us, window_ms, "drawn")
+        took_ns = self.rng.randint(0, 5 * MS)
+        return Calculated(nodes[0], clocks, [EdgeView(fit) for fit in fits], advice=advice, took_ns=took_ns)
+
+
+class SimMaster:
+    """A master's process: the production machine, with its connections and its timer."""
+
+    def __init__(self, world: World, fence: int) -> None:
+        self.world, self.fence = world, fence
+        settings = replace(world.settings, is_on=False) if world.settings.kind == "gloo" else world.settings
+        self.machine = world.master_type(
+            settings, fence, lambda number: f"{fence}/{number}".encode(), world.draw_graph, world.calculate
+        )
+        self.is_alive, self.is_frozen = True, False
+        self.dialled: list[Conn] = []
+        self.conns: dict[NodeId, Conn] = {}
+        """Those that have said who they are."""
+        self.listeners: set[NodeId] = set()
+        self.probes: dict[NodeId, bool] = {}
+        self.asked: dict[int, str] = {}
+        self.freezes = 0
+        self._queue: list[MasterEvent] = []
+        self._timer: Timer | None = None
+        self._watched: RoundId | None = None
+
+    def arrive(self, conn: Conn, event: MasterEvent) -> None:
+        if conn.is_up and self.is_alive:
+            if isinstance(event, NodeCame):
+                self.conns[conn.id] = conn
+                if event.listen_only:
+                    self.listeners.add(conn.id)
+            self.event(event)
+
+    def lost(self, conn: Conn) -> None:
+        if self.is_alive and self.conns.get(conn.id) is conn:
+            del self.conns[conn.id]
+            self.event(NodeGone(conn.id, "reset"))
+
+    def event(self, event: MasterEvent) -> None:
+        if not self.is_alive:
+            return
+        if self.is_frozen:
+            self._queue.append(event)
+            return
+        world, machine = self.world, self.machine
+        starts: dict[RoundId, RoundTruth] = {}
+        effects = machine.step(world.now, event)
+        for effect in effects:
+            match effect:
+                case SendTo(node, message):
+                    self._sent(node, message, starts)
+                case Publish(summary):
+                    missing = f", missing {summary.missing}" if summary.missing else ""
+                    world.note("master", f"round {summary.round} is complete{missing}")
+                    world.history.publish(world.now, self.fence, summary, self.listeners)
+                case Answer(asker):
+                    assert asker in self.asked, f"command {asker} is answered twice"
+                    del self.asked[asker]
+                case _:
+                    pass
+        world.history.waits(machine.waiting_for(), self.listeners)
+        self._watch()
+        self._set_timer()
+
+    def _sent(self, node: NodeId, message: FromRoundMaster, starts: dict[RoundId, RoundTruth]) -> None:
+        world = self.world
+        trap = world.trap
+        if trap is not None and isinstance(message, trap.after):
+            world.trap = None
+            world.scheduler.after(world.rng.randint(0, world.rng.choice((600_000, 2 * MS))), trap.action)
+        if isinstance(message, ProbeGraph):
+            self.probes[node] = bool(message.out)
+        if isinstance(message, RoundStart):
+            truth = starts.setdefault(message.round, RoundTruth(set(), self.listeners, message.cadence))
+            world.history.begun(message.round, truth)
+            if self.probes.get(node):
+                truth.participants.add(node)
+        if world.group is not None:
+            world.group.broadcast(node, message)
+        elif node in self.conns:
+            world.to_node(self.conns[node], Heard(message))
+
+    def _watch(self) -> None:
+        """A round that is gathered must be over by its deadline, if this process is there to see it."""
+        machine, world = self.machine, self.world
+        round = machine.round
+        if not machine.is_gathering or round is None or round == self._watched:
+            return
+        self._watched, freezes = round, self.freezes
+        limit_ms = world.settings.gather_ms(world.history.rounds[round].cadence) + LATE_MS + PATIENCE_MS + SLACK_MS
+
+        def look() -> None:
+            if self.is_alive and self.freezes == freezes and machine.round == round:
+                world.history.gathers_too_long(round, limit_ms)
+
+        world.scheduler.after(limit_ms * MS, look)
+
+    def _set_timer(self) -> None:
+        due = self.machine.next_deadline_ns()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None if due is None else self.world.scheduler.at(due, self.event, Tick())
+
+    def freeze(self, for_ns: int) -> None:
+        if self.is_alive and not self.is_frozen:
+            self.world.note("master", f"is frozen for {for_ns / MS:.0f} ms")
+            self.is_frozen, self.freezes = True, self.freezes + 1
+            self.world.scheduler.after(for_ns, self.wake)
+
+    def wake(self) -> None:
+        if self.is_frozen:
+            self.is_frozen = False
+            queue, self._queue = self._queue, []
+            for event in [Tick(), *queue] if self.world.rng.random() < 0.5 else [*queue, Tick()]:
+                self.event(event)
+
+
+class SimNode:
+    """A node's process: the production machine, a clock, and a prober that knows the truth."""
+
+    def __init__(self, world: World, name: str, clock: Clock, *, listen_only: bool) -> None:
+        self.world, self.name, self.clock, self.listen_only = world, name, clock, listen_only
+        self.id: NodeId = 0
+        self.is_alive, self.is_frozen, self.has_left = False, False, False
+        self.conn: Conn | None = None
+        self.process = 0
+        self.machine = RoundNode()
+        self.freezes = 0
+        self._queue: list[NodeEvent] = []
+        self._timer: Timer | None = None
+        self._out: list[NodeId] = []
+        self._begun_ns = 0
+        self._waits_since: RoundId | None = None
+        self._stood_at = NEVER
+        self.key = b""
+
+    # Life
+
+    def start(self, last: RoundId = NEVER) -> None:
+        world = self.world
+        if self.is_alive or self.has_left:
+            return
+        world.processes += 1
+        self.process, self.is_alive, self.id = world.processes, True, 0
+        self.machine = world.node_type(first_window=world.rng.randint(1, 50), last=last)
+        self._queue, self._out, self._waits_since, self.key = [], [], None, b""
+        world.note(self.name, f"starts as process {self.process}")
+        self._dial_soon()
+
+    def stop(self) -> None:
+        """The process is gone."""
+        if self.is_alive:
+            self.world.note(self.name, "is gone")
+            self.is_alive = self.is_frozen = False
+            if self._timer is not None:
+                self._timer.cancel()
+            if self.conn is not None:
+                self.world.cut(self.conn)
+                self.conn = None
+            if self.world.group is not None:
+                self.world.group.lost(self)
+
+    def freeze(self, for_ns: int) -> None:
+        if self.is_alive and not self.is_frozen:
+            self.world.note(self.name, f"is frozen for {for_ns / MS:.0f} ms")
+            self.is_frozen, self.freezes = True, self.freezes + 1
+            self.world.scheduler.after(for_ns, self.wake)
+            group = self.world.group
+            if group is not None and group.ranks[0] is self:
+                group.master.freeze(for_ns)
+
+    def wake(self) -> None:
+        if self.is_frozen:
+            self.is_frozen = False
+            queue, self._queue = self._queue, []
+            for event in [Tick(), *queue] if self.world.rng.random() < 0.5 else [*queue, Tick()]:
+                self.event(event)
+
+    def jump(self, by_ns: int) -> None:
+        self.world.note(self.name, f"has a clock that jumps by {by_ns / MS:.0f} ms")
+        self.clock.jump(self.world.now, by_ns)
+
+    # The connection
+
+    def _dial_soon(self) -> None:
+        if self.world.settings.kind != "gloo":
+            wait_ms = self.world.rng.choice((20, 20, 500))
+            self.world.scheduler.after(self.world.rng.randint(1, wait_ms) * MS, self._dial, self.process)
+
+    def _dial(self, process: int) -> None:
+        if process != self.process or not self.is_alive or self.conn is not None:
+            return
+        master = self.world.master
+        if master is None or self.is_frozen:
+            self._dial_soon()
+            return
+        if not self.id or self.world.rng.random() < 0.3:
+            self.id = self.world.fresh_id(self)
+        conn = self.conn = Conn(self, master, self.id)
+        master.dialled.append(conn)
+        self.world.to_master(conn, NodeCame(self.id, self.facts(), self.listen_only, self.machine.last))
+        self.world.to_node(conn, Connected(self.id))
+
+    def facts(self) -> Neighbour:
+        return Neighbour(self.id, self.name, "10.0.0.1", 50_000)
+
+    def arrive(self, conn: Conn, event: NodeEvent) -> None:
+        if conn.is_up and conn is self.conn:
+            self.event(event)
+
+    def lost(self, conn: Conn) -> None:
+        if conn is self.conn:
+            self.conn = None
+            self.event(Disconnected("reset"))
+            self._dial_soon()
+
+    # The machine
+
+    def event(self, event: NodeEvent, process: int = 0) -> None:
+        if not self.is_alive or (process and process != self.process):
+            return
+        if self.is_frozen:
+            self._queue.append(event)
+            return
+        world = self.world
+        self._stood_at = self.machine.last
+        effects = self.machine.step(self.clock.read(world.now), event)
+        world.history.stepped(self.process, self.name, self.machine.last, event, effects)
+        if isinstance(event, Heard):
+            heard = event.message
+            number = heard.number if isinstance(heard, ProbeGraph) else heard.round.sequence
+            world.note(self.name, f"hears {type(heard).__name__} {number}")
+        for effect in effects:
+            self._carry_out(effect)
+        self._watch()
+        self._set_timer()
+
+    def _carry_out(self, effect: NodeEffect) -> None:
+        match effect:
+            case Configure(key, out):
+                self.key, self._out = key, [other.node for other in out]
+            case Resume():
+                self._begun_ns = self.world.now
+            case Rotate(window):
+                self._rotate(window)
+            case Say(message):
+                self._say(message)
+            case Export():
+                exports = self.world.history.exports
+                exports[self.process] = exports.get(self.process, 0) + 1
+            case PauseProbing() | _:
+                pass
+
+    def _say(self, message: ToRoundMaster) -> None:
+        if self.world.group is not None:
+            if isinstance(message, RoundReport):
+                self.world.group.join(self, message)
+        elif self.conn is not None and isinstance(message, RoundReport):
+            self.world.to_master(self.conn, Reported(self.id, message, 300))
+        elif self.conn is not None and isinstance(message, RoundAlarm):
+            self.world.to_master(self.conn, Alarmed(self.id, message))
+
+    def _rotate(self, window: int) -> None:
+        """The prober's answer: exact lines, with a note that says which window they are really of."""
+        world, now = self.world, self.world.now
+        key = f"{self.process}/{window}"
+        # A RoundEnd ends a window of its own round; what else ends one comes after the round that it belongs to.
+        round = self.machine.last if world.settings.kind == "master" else self._stood_at
+        world.history.windows[key] = WindowTruth(self.process, window, round, now)
+        begun, self._begun_ns = self._begun_ns, now
+        edges = [self._fit(dst, begun, now, key) for dst in self._out]
+        clock_ns = self.clock.read(now)
+        slow = world.rng.randint(0, 3_000 * MS) if world.rng.random() < world.slow_fits else 0
+        fit_ns = world.rng.randint(100_000, 4 * MS) + slow
+        begin_ns = clock_ns - (now - begun)
+        event = WindowFitted(window, edges, begin_ns, clock_ns, UTC_NS + now - clock_ns, fit_ns)
+        world.scheduler.after(fit_ns, self.event, event, self.process)
+
+    def _fit(self, dst: NodeId, begun: int, now: int, key: str) -> EdgeFit:
+        other = self.world.by_id[dst]
+        jumped = any(begun <= at <= now for clock in (self.clock, other.clock) for at in clock.jumps)
+        if jumped or not other.is_alive or other.key != self.key or now - begun < 50 * MS:
+            return EdgeFit(self.id, dst, why=key, refused="made up: a jump, nobody there, or another key")
+        middle = (begun + now) // 2
+        alpha = (1 + other.clock.drift) / (1 + self.clock.drift) - 1
+        beta_ns = other.clock.read(middle) - self.clock.read(middle)
+        return EdgeFit(self.id, dst, self.clock.read(middle), (now - begun) // 2, alpha, beta_ns, pairs=100, why=key)
+
+    def _watch(self) -> None:
+        """A node that waits for a RoundStart must go on alone by its deadline."""
+        waits = self.machine.last if self.machine.phase == "waiting" else None
+        if waits == self._waits_since:
+            return
+        self._waits_since = waits
+        if waits is None:
+            return
+        world, process, freezes, jumps = self.world, self.process, self.freezes, len(self.clock.jumps)
+        settings = world.settings
+        limit_ms = settings.gather_ms(settings.cadence) + settings.grace_ms + SLACK_MS
+
+        def look() -> None:
+            same = self.process == process and self.freezes == freezes and len(self.clock.jumps) == jumps
+            if same and self.is_alive and self._waits_since == waits:
+                world.history.waited_too_long(self.name, limit_ms)
+
+        world.scheduler.after(limit_ms * MS, look)
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        due, self._timer = self.machine.next_deadline_ns(), None
+        if due is not None and self.is_alive:
+            at = min(self.clock.when(self.world.now, due), self.world.now + SECOND_NS)
+            self._timer = self.world.scheduler.at(at, self._tick, self.process)
+
+    def _tick(self, process: int) -> None:
+        if not self.is_frozen:
+            self.event(Tick(), process)

@@ -1,0 +1,49 @@
+"""Rounds of probing under drawn faults; and planted bugs in them, each of which must be found."""
+
+import os
+
+import pytest
+
+from ringfold.testing.probing import draw_rounds, run_rounds
+from ringfold.testing.probing_planted import ROUND_BUGS, find_in_rounds
+from ringfold.testing.scheduler import SimulationFailure
+from ringfold.wire.probing import RoundKind
+
+MOST_SEEDS = 1_000
+SEEDS = 50
+
+
+@pytest.mark.parametrize("kind", ["master", "time", "gloo", "local"])
+def test_rounds_keep_their_promises_under_faults(kind: RoundKind) -> None:
+    """Fresh seeds; a failure prints the one to replay."""
+    first = int.from_bytes(os.urandom(4), "little")
+    seeds = [seed for seed in range(first, first + 8 * SEEDS) if draw_rounds(seed).settings.kind == kind]
+    for seed in seeds[:SEEDS]:
+        outcome = run_rounds(seed)
+        assert outcome.windows > 0
+
+
+@pytest.mark.parametrize("seed", [7245, 119, 730, 224, 2622, 9217, 9261])
+def test_seeds_that_once_found_something(seed: int) -> None:
+    run_rounds(seed)
+
+
+def test_the_same_seed_gives_the_same_run() -> None:
+    assert run_rounds(7).digest == run_rounds(7).digest
+    assert run_rounds(7).digest != run_rounds(8).digest
+
+
+@pytest.mark.parametrize("name", ROUND_BUGS)
+def test_a_planted_bug_is_found(name: str) -> None:
+    failure = find_in_rounds(name, first=1, most=MOST_SEEDS)
+    assert failure is not None, f"{ROUND_BUGS[name].text}: not found within {MOST_SEEDS} seeds"
+    assert f"--probing --seed {failure.seed}" in str(failure)
+    run_rounds(failure.seed)  # it is the bug that was found: without it the same seed keeps every promise
+
+
+def test_a_planted_bug_is_found_again_by_its_seed() -> None:
+    failure = find_in_rounds("late_report", first=1, most=MOST_SEEDS)
+    assert failure is not None
+    with pytest.raises(SimulationFailure) as again:
+        run_rounds(failure.seed, ROUND_BUGS["late_report"].setup)
+    assert (again.value.text, again.value.tail) == (failure.text, failure.tail)
