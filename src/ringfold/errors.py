@@ -2,12 +2,14 @@
 
     UsageError           fix the program
       ConfigError        fix a setting
+        MissingPackage   install the package that it names
     CollectiveAborted    call again: the buffers are as they were passed in
       PeerLost
       EpochChanged
     DeadlineExceeded     somebody does not take part; it says who
     TooFewPeers          wait for peers
     Evicted              join anew, sync state first
+    Superseded           a newer process of this rank took over: exit
     MasterUnreachable    wait, or exit
     RemoteProtocolError  the other side was dropped; nothing to do
     StateError           the shared state needs a decision
@@ -15,6 +17,13 @@
       HashMismatch       the content was not what it should be; it says whose
       StateLost          load that revision, or agree to a rollback
     TopologyFailed       the ring is as it was; call again
+    ClockNotReady        turn probing on, or wait for its first round
+    StoreError           the store cannot be used for this
+      StoreUnreachable   nothing was done; wait, and call again
+      StoreUnknown       it was done or not; read before you go on
+      StoreWentBack      not the store that it was: do not go on with it
+        StoreReset
+      LeaseLost          somebody else may hold it by now; stop what it protected
 
 All carry their facts as attributes and survive pickling. Broken invariants assert instead.
 """
@@ -39,6 +48,15 @@ class UsageError(RingfoldError):
 
 class ConfigError(UsageError):
     """A setting is wrong or missing; the text names it."""
+
+
+class MissingPackage(ConfigError):
+    """Something optional was asked for whose package is not installed; the text says how to install it."""
+
+    def __init__(self, package: str, extra: str, purpose: str) -> None:
+        UsageError.__init__(self, f"{purpose} needs the package {package}: pip install 'ringfold[{extra}]'")
+        self.args = (package, extra, purpose)
+        self.package, self.extra, self.purpose = package, extra, purpose
 
 
 class CollectiveAborted(RingfoldError):
@@ -94,6 +112,20 @@ class Evicted(RingfoldError):
 
     def __str__(self) -> str:
         return f"evicted from the run: {self.reason}; join anew and sync state before the first op"
+
+
+class Superseded(RingfoldError):
+    """A newer process speaks for this rank, and this one never will again: exit."""
+
+    def __init__(self, rank: int, incarnation: str, successor: str) -> None:
+        super().__init__(rank, incarnation, successor)
+        self.rank, self.incarnation, self.successor = rank, incarnation, successor
+
+    def __str__(self) -> str:
+        return (
+            f"another process registered as rank {self.rank} after this one (incarnation {self.successor[:8]}, here "
+            f"{self.incarnation[:8]}): it goes on, and this one has to end"
+        )
 
 
 class MasterUnreachable(RingfoldError):
@@ -160,3 +192,48 @@ class TopologyFailed(RingfoldError):
 
     def __str__(self) -> str:
         return self.text
+
+
+class ClockNotReady(RingfoldError):
+    """There is no global time yet: turn probing on, or wait for its first round (`run.clock.is_ready`)."""
+
+    def __init__(self, text: str = "") -> None:
+        super().__init__(text)
+        self.text = text
+
+    def __str__(self) -> str:
+        return self.text or (
+            "the global clock is not ready: no round of probing has ended yet. Turn probing on "
+            "(`rf.join(probe=True)`, or the setting `probe`), or wait for its first round, 4 s by default"
+        )
+
+
+class StoreError(RingfoldError):
+    """A store cannot be used for what was asked; `store` is its address."""
+
+    def __init__(self, store: str, text: str) -> None:
+        super().__init__(store, text)
+        self.store, self.text = store, text
+
+    def __str__(self) -> str:
+        return f"store {self.store}: {self.text}"
+
+
+class StoreUnreachable(StoreError):
+    """The store did not answer in time, and nothing was changed. Wait, and call again."""
+
+
+class StoreUnknown(StoreError):
+    """A change was sent and no answer came: the store has made it, or has not, or still will. Read before you go on."""
+
+
+class StoreWentBack(StoreError):
+    """The store shows an older state than this client has seen, as from an old snapshot. Do not go on with it."""
+
+
+class StoreReset(StoreWentBack):
+    """The store is another one than before: it was emptied, or somebody founded it anew."""
+
+
+class LeaseLost(StoreError):
+    """The lease has ended, or its end cannot be ruled out. Somebody else may hold the key: stop what it protected."""

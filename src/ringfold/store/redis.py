@@ -1,0 +1,301 @@
+"""Redis: each call is one Lua script, so it is one atomic step and one round trip.
+
+A key is a hash with value, version and time to live; a lease is its expiry, which Redis keeps. One more hash of the
+namespace holds the generation and the revision, and a sorted set holds the names, for listing (an expired lease leaves
+its name behind until the next list). All names of a namespace share one hash tag, so they lie together in a cluster.
+
+*Waking.* A script that changes a key publishes on a channel with its name. Published messages are not kept, so waiters
+also look once a second; the end of a lease is seen by looking, too.
+
+*Durable* is what the server's settings make of it: `appendonly yes` and `appendfsync always` for what a sqlite file
+does by itself. With anything less a crash of the server takes acknowledged writes back, and with replicas a failover
+does. The revision shows that, and the client refuses to go on.
+"""
+
+import logging
+import os
+from importlib import import_module
+from types import ModuleType
+from typing import Any, Protocol
+
+from ringfold.errors import ConfigError, MissingPackage, StoreError, StoreUnknown, StoreUnreachable
+from ringfold.runtime import threads
+from ringfold.store.base import Added, AnyVersion, Deadline, Entry, Generation, Read, Scanned, Write, Written
+
+Word = str | int | bytes
+_log = logging.getLogger(__name__)
+_SLOW_POLL_S = 1.0
+
+_FITS = """
+local function stamp() return redis.call('HMGET', KEYS[1], 'id', 'revision') end
+local function entry(key) return redis.call('HMGET', key, 'value', 'version', 'ttl_ms') end
+local function fits(at) return at[1] == ARGV[1] and tonumber(at[2]) >= tonumber(ARGV[2]) end
+local function put(value, ttl_ms)
+  local version = redis.call('HINCRBY', KEYS[1], 'revision', 1)
+  redis.call('DEL', KEYS[2])
+  redis.call('HSET', KEYS[2], 'value', value, 'version', version, 'ttl_ms', ttl_ms)
+  if tonumber(ttl_ms) > 0 then redis.call('PEXPIRE', KEYS[2], ttl_ms) end
+  redis.call('ZADD', KEYS[3], 0, KEYS[2])
+  redis.call('PUBLISH', KEYS[2], 'changed')
+end
+"""
+_FOUND = """
+if ARGV[1] ~= '' and redis.call('EXISTS', KEYS[1]) == 0 then
+  redis.call('HSET', KEYS[1], 'id', ARGV[1], 'revision', 1)
+end
+return redis.call('HMGET', KEYS[1], 'id', 'revision')
+"""
+_READ = _FITS + "return {stamp(), entry(KEYS[2])}"
+_WRITE = (
+    _FITS
+    + """
+local at, now = stamp(), entry(KEYS[2])
+local is_met = ARGV[3] == 'any' or (now[2] or '0') == ARGV[3]
+if not fits(at) or not is_met then return {at, now, 0, 0} end
+local was_there = now[2] and 1 or 0
+if ARGV[4] == 'put' then
+  put(ARGV[5], ARGV[6])
+elseif was_there == 1 then
+  redis.call('HINCRBY', KEYS[1], 'revision', 1)
+  redis.call('DEL', KEYS[2])
+  redis.call('ZREM', KEYS[3], KEYS[2])
+  redis.call('PUBLISH', KEYS[2], 'changed')
+end
+return {stamp(), entry(KEYS[2]), 1, was_there}
+"""
+)
+_ADD = (
+    _FITS
+    + """
+local at, now = stamp(), entry(KEYS[2])
+local text = now[1] or '0'
+if not fits(at) then return {at, '0'} end
+if not string.match(text, '^-?%d+$') or #text > 16 then return {at, false} end
+local total = string.format('%.0f', tonumber(text) + tonumber(ARGV[3]))
+put(total, 0)
+return {stamp(), total}
+"""
+)
+_KEEP = (
+    _FITS
+    + """
+local at, now = stamp(), entry(KEYS[2])
+if not fits(at) or now[2] ~= ARGV[3] then return {at, now, 0, 0} end
+redis.call('PEXPIRE', KEYS[2], ARGV[4])
+return {at, now, 1, 1}
+"""
+)
+_SCAN = (
+    _FITS
+    + """
+local found = {}
+for _, name in ipairs(redis.call('ZRANGEBYLEX', KEYS[3], '[' .. KEYS[2], '(' .. KEYS[2] .. '\\255')) do
+  local now = entry(name)
+  if now[2] then
+    found[#found + 1] = {name, now}
+  else
+    redis.call('ZREM', KEYS[3], name)
+  end
+end
+return {stamp(), found}
+"""
+)
+
+
+class Connection(Protocol):
+    """What we use of redis-py's connection: it packs, parses, signs in and speaks TLS; the deadlines are ours."""
+
+    socket_connect_timeout: float
+    socket_timeout: float
+
+    def connect(self) -> None: ...
+
+    def disconnect(self) -> None: ...
+
+    def send_command(self, *words: Word) -> None: ...
+
+    def can_read(self, timeout: float) -> bool: ...
+
+    def read_response(self) -> list[Any]: ...
+
+
+class RedisDriver:
+    """One namespace of a Redis server, through as many connections as threads use it at once."""
+
+    can_list = True
+    has_leases = True
+
+    def __init__(self, url: str, namespace: str) -> None:
+        try:
+            self._redis: ModuleType = import_module("redis")
+        except ImportError as error:
+            raise MissingPackage("redis", "redis", "a store at redis://") from error
+        head, at, tail = url.rpartition("@")
+        self.name = f"{head.partition('://')[0]}://{tail}" if at else url
+        self._namespace = namespace
+        try:
+            self._pool = self._redis.ConnectionPool.from_url(url, protocol=2)
+        except ValueError as error:
+            raise ConfigError(f"{self.name} is no address of a Redis server: {error}") from error
+        self._lock = threads.Lock()
+        self._idle: list[Connection] = []
+        self._pid = os.getpid()
+
+    def found(self, nonce: str | None, deadline: Deadline) -> Generation | None:
+        if nonce is not None:
+            self._warn_if_forgetful(deadline)
+        return _stamp(self._call(("EVAL", _FOUND, 1, self._key("!generation"), nonce or ""), deadline, is_read=True))
+
+    def read(self, key: str, guard: Generation, deadline: Deadline) -> Read:
+        at, now = self._run(_READ, key, guard, deadline, is_read=True)
+        return Read(_entry(now), _stamp(at))
+
+    def write(self, write: Write, guard: Generation, deadline: Deadline) -> Written:
+        match write.condition:
+            case AnyVersion():
+                condition = "any"
+            case None:
+                condition = "0"
+            case Entry(version=version):
+                condition = str(version)
+        change = ("drop",) if write.value is None else ("put", write.value, write.ttl_ms)
+        return _written(self._run(_WRITE, write.key, guard, deadline, condition, *change))
+
+    def add(self, key: str, delta: int, guard: Generation, deadline: Deadline) -> Added:
+        at, total = self._run(_ADD, key, guard, deadline, delta)
+        return Added(None if total is None else int(total), _stamp(at))
+
+    def scan(self, prefix: str, guard: Generation, deadline: Deadline) -> Scanned:
+        at, found = self._run(_SCAN, prefix, guard, deadline, is_read=True)
+        skip = len(self._key(""))
+        entries = {f"{self._namespace}/{name.decode()[skip:]}": _entry(now) for name, now in found}
+        return Scanned({name: entry for name, entry in entries.items() if entry is not None}, _stamp(at))
+
+    def keep(self, key: str, entry: Entry, guard: Generation, deadline: Deadline) -> Written:
+        # Renewing twice is renewing: there is nothing open about it.
+        return _written(self._run(_KEEP, key, guard, deadline, entry.version, entry.ttl_ms, is_read=True))
+
+    def listen(self, key: str, deadline: Deadline) -> "RedisBell":
+        connection = self._connected(deadline)
+        try:
+            connection.send_command("SUBSCRIBE", self._full(key))
+            if not connection.can_read(deadline.left_s()):
+                raise StoreUnreachable(self.name, f"no answer within {deadline.timeout_s:g} s")
+            connection.read_response()
+        except (self._redis.ConnectionError, self._redis.TimeoutError) as error:
+            connection.disconnect()
+            raise StoreUnreachable(self.name, str(error)) from error
+        except BaseException:
+            connection.disconnect()
+            raise
+        return RedisBell(self._redis, connection, self.name)
+
+    def close(self) -> None:
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.disconnect()
+
+    def _key(self, rest: str) -> str:
+        return f"{{{self._namespace}}}/{rest}"
+
+    def _full(self, key: str) -> str:
+        """The name in Redis of a key that comes with its namespace."""
+        return self._key(key[len(self._namespace) + 1 :])
+
+    def _run(
+        self, script: str, key: str, guard: Generation, deadline: Deadline, *rest: Word, is_read: bool = False
+    ) -> list[Any]:
+        keys = (self._key("!generation"), self._full(key), self._key("!names"))
+        return self._call(("EVAL", script, 3, *keys, guard.id, guard.revision, *rest), deadline, is_read=is_read)
+
+    def _call(self, command: tuple[Word, ...], deadline: Deadline, *, is_read: bool) -> list[Any]:
+        """Send one command and read its answer. What is lost on the way is StoreUnknown, unless it only reads."""
+        connection = self._connected(deadline)
+        lost = StoreUnreachable if is_read else StoreUnknown
+        try:
+            connection.send_command(*command)
+            if not connection.can_read(max(0.001, deadline.left_s())):
+                connection.disconnect()
+                raise lost(self.name, f"no answer within {deadline.timeout_s:g} s")
+            answer = connection.read_response()
+        except self._redis.exceptions.BusyLoadingError as error:
+            connection.disconnect()
+            raise StoreUnreachable(self.name, str(error)) from error
+        except (self._redis.ConnectionError, self._redis.TimeoutError) as error:
+            connection.disconnect()
+            raise lost(self.name, str(error)) from error
+        except self._redis.RedisError as error:
+            connection.disconnect()
+            raise StoreError(self.name, str(error)) from error
+        with self._lock:
+            self._idle.append(connection)
+        return answer
+
+    def _connected(self, deadline: Deadline) -> Connection:
+        """A connection that nobody else uses. One that the server has closed meanwhile is not taken."""
+        while (connection := self._taken()) is not None:
+            try:
+                if not connection.can_read(0):
+                    return connection
+            except self._redis.RedisError:
+                pass
+            connection.disconnect()
+        # The pool itself would count connections, also those that are gone.
+        made: Connection = self._pool.connection_class(**self._pool.connection_kwargs)
+        made.socket_connect_timeout = made.socket_timeout = max(0.05, deadline.left_s())
+        try:
+            made.connect()
+        except self._redis.exceptions.BusyLoadingError as error:
+            raise StoreUnreachable(self.name, str(error)) from error
+        except (self._redis.AuthenticationError, self._redis.ResponseError) as error:
+            raise StoreError(self.name, str(error)) from error
+        except (self._redis.ConnectionError, self._redis.TimeoutError) as error:
+            raise StoreUnreachable(self.name, str(error)) from error
+        return made
+
+    def _taken(self) -> Connection | None:
+        with self._lock:
+            if self._pid != os.getpid():  # after a fork they are the parent's
+                self._pid, self._idle = os.getpid(), []
+            return self._idle.pop() if self._idle else None
+
+    def _warn_if_forgetful(self, deadline: Deadline) -> None:
+        try:
+            said = self._call(("CONFIG", "GET", "appendonly"), deadline, is_read=True)
+        except StoreError:
+            return  # not everybody may ask
+        if said and said[-1] != b"yes":
+            _log.warning("%s keeps no append-only file: a crash of the server ends the run (appendonly yes)", self.name)
+
+
+def _stamp(row: list[bytes | None]) -> Generation | None:
+    name, revision = row
+    return None if name is None or revision is None else Generation(name.decode(), int(revision))
+
+
+def _entry(row: list[bytes | None]) -> Entry | None:
+    value, version, ttl_ms = row
+    return None if value is None or version is None else Entry(value, int(version), int(ttl_ms or 0))
+
+
+def _written(answer: list[Any]) -> Written:
+    at, now, is_made, was_there = answer
+    return Written(bool(is_made), _entry(now), _stamp(at), bool(was_there))
+
+
+class RedisBell:
+    """A connection that has subscribed to one key's changes."""
+
+    def __init__(self, redis: ModuleType, connection: Connection, name: str) -> None:
+        self._redis, self._connection, self._name = redis, connection, name
+
+    def wait(self, read: Read, timeout_s: float) -> None:
+        try:
+            if self._connection.can_read(min(timeout_s, _SLOW_POLL_S)):
+                self._connection.read_response()
+        except (self._redis.ConnectionError, self._redis.TimeoutError) as error:
+            raise StoreUnreachable(self._name, str(error)) from error
+
+    def close(self) -> None:
+        self._connection.disconnect()

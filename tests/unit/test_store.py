@@ -1,0 +1,330 @@
+"""The store's client and leases on a store in memory, where every call can be made to fail."""
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringfold import errors
+from ringfold.errors import (
+    ConfigError,
+    LeaseLost,
+    MissingPackage,
+    StoreReset,
+    StoreUnknown,
+    StoreUnreachable,
+    StoreWentBack,
+)
+from ringfold.store import Entry, Lost, StoreClient, Won, open_store
+from ringfold.store.leases import LeaseWatch
+from ringfold.store.memory import Call, Crashed, Fault, MemoryDriver, MemoryServer
+from ringfold.store.sqlite import SqliteDriver, file_system
+
+MS = 1_000_000
+
+
+class World:
+    """A server, a clock that only moves when somebody lets time pass, and clients with faults."""
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+        self.server = MemoryServer()
+        self.drivers: list[MemoryDriver] = []
+
+    def sleep(self, seconds: float) -> None:
+        self.now_ns += round(seconds * 1_000 * MS)
+
+    def client(self, fault: Callable[[Call], Fault | None] = lambda call: None, timeout_s: float = 1) -> StoreClient:
+        driver = MemoryDriver(self.server, fault=fault, sleep=self.sleep)
+        self.drivers.append(driver)
+        nonce = f"nonce {len(self.drivers)}"
+        return StoreClient(driver, now_ns=lambda: self.now_ns, pause=self.sleep, timeout_s=timeout_s, nonce=nonce)
+
+
+def fails_at(number: int, fault: Fault) -> Callable[[Call], Fault | None]:
+    return lambda call: fault if call.number == number else None
+
+
+# What is repeated, and what is not
+
+
+def test_a_read_is_repeated_until_its_deadline() -> None:
+    world = World()
+    world.client().set("key", b"one")
+    store = world.client(lambda call: "unreachable" if 2 <= call.number <= 5 else None)
+    found = store.get("key")
+    assert found is not None
+    assert found.value == b"one"
+
+
+def test_a_read_ends_at_its_deadline() -> None:
+    world = World()
+    store = world.client(lambda call: "unreachable" if call.number > 1 else None)
+    with pytest.raises(StoreUnreachable):
+        store.get("key", 3)
+    assert 2_000 * MS < world.now_ns <= 3_000 * MS
+
+
+def test_a_write_that_did_not_arrive_is_repeated() -> None:
+    world = World()
+    store = world.client(fails_at(2, "unreachable"))
+    assert isinstance(store.compare_and_set("key", None, b"one"), Won)
+
+
+@pytest.mark.parametrize("fault", ["lost reply", "late"])
+def test_a_write_without_an_answer_is_not_repeated(fault: Fault) -> None:
+    """Repeating it could undo what others wrote in between."""
+    world = World()
+    store = world.client(fails_at(2, fault))
+    with pytest.raises(StoreUnknown):
+        store.set("key", b"one")
+    assert (world.server.read("ringfold/key").entry is not None) == (fault == "lost reply")
+    assert world.drivers[0].deliver_late() == (fault == "late")
+    assert world.server.read("ringfold/key").entry is not None
+
+
+def test_a_late_write_loses_to_what_came_in_between() -> None:
+    world = World()
+    store, other = world.client(fails_at(2, "late")), world.client()
+    with pytest.raises(StoreUnknown):
+        store.compare_and_set("key", None, b"late")
+    entry = other.set("key", b"in between")
+    world.drivers[0].deliver_late()
+    assert other.get("key") == entry
+
+
+def increments(store: StoreClient, name: str, count: int) -> int:
+    """Count a shared record up, with a nonce in each record; returns how many were certainly made."""
+    for number in range(count):
+        nonce = f"{name}.{number}"
+        while True:
+            try:
+                entry = store.get("record")
+                value, seen = (0, "") if entry is None else read_record(entry)
+                if seen == nonce:
+                    break
+                outcome = store.compare_and_set("record", entry, f"{value + 1} {nonce}".encode())
+            except (StoreUnknown, StoreUnreachable):
+                continue
+            if isinstance(outcome, Won):
+                break
+    return count
+
+
+def read_record(entry: Entry) -> tuple[int, str]:
+    value, nonce = entry.value.decode().split()
+    return int(value), nonce
+
+
+@pytest.mark.parametrize("fault", ["unreachable", "lost reply", "crash", "crash after"])
+@pytest.mark.parametrize("number", range(1, 10))
+def test_a_fault_at_any_call_loses_no_increment_and_makes_none_twice(number: int, fault: Fault) -> None:
+    world = World()
+    made, is_dead = 0, False
+    try:
+        made = increments(world.client(fails_at(number, fault)), "one", 4)
+    except Crashed:
+        is_dead = True
+    done = 0 if (entry := world.server.read("ringfold/record").entry) is None else read_record(entry)[0]
+    assert is_dead == fault.startswith("crash")
+    assert done <= 4 if is_dead else done == made == 4
+    increments(world.client(), "two", 3)
+    entry = world.client().get("record")
+    assert entry is not None
+    assert read_record(entry)[0] == done + 3
+
+
+# Generations
+
+
+def test_a_client_founds_an_empty_store_once() -> None:
+    world = World()
+    assert world.client().generation.id == world.client().generation.id == "nonce 1"
+
+
+def test_a_wiped_store_is_refused_until_it_is_the_old_one_again() -> None:
+    world = World()
+    store = world.client()
+    entry = store.set("key", b"one")
+    kept = world.server.snapshot()
+    world.server.wipe()
+    with pytest.raises(StoreReset, match="emptied"):
+        store.get("key")
+    world.server.restore(kept)
+    assert store.get("key") == entry
+
+
+def test_a_store_that_went_back_and_moved_on_is_refused_while_it_is_behind() -> None:
+    world = World()
+    store, old = world.client(), world.server.snapshot()
+    for _ in range(5):
+        store.set("key", b"one")
+    world.server.restore(old)
+    world.client().set("key", b"other")
+    with pytest.raises(StoreWentBack, match="revision"):
+        store.get("key")
+
+
+def test_an_answer_is_held_against_what_was_known_when_it_was_asked_for() -> None:
+    """Another thread may learn of a newer revision while this answer is on its way."""
+    world = World()
+    first = world.client()
+    first.set("key", b"one")
+
+    class Slow(MemoryDriver):
+        def read(self, *arguments: object) -> object:  # type: ignore[override]
+            read = super().read(*arguments)  # type: ignore[arg-type]
+            if not self.is_inside:
+                self.is_inside = True
+                store.set("other", b"meanwhile")
+            return read
+
+        is_inside = False
+
+    store = StoreClient(Slow(world.server, sleep=world.sleep), now_ns=lambda: world.now_ns, pause=world.sleep)
+    assert store.get("key") is not None
+
+
+# Leases where the store has none
+
+
+def test_an_unrenewed_lease_ends_after_its_time_and_not_before() -> None:
+    world = World()
+    holder, other = world.client(), world.client()
+    assert holder.lease("leader", b"me", 1) is not None
+    seen_ns = world.now_ns
+    entry = other.get("leader")
+    while entry is not None:
+        entry = other.wait("leader", entry.version, 5)
+    assert 1_000 * MS <= world.now_ns - seen_ns <= 1_500 * MS
+    assert other.lease("leader", b"you", 1) is not None
+
+
+def test_a_renewed_lease_goes_on() -> None:
+    world = World()
+    lease, other = world.client().lease("leader", b"me", 1), world.client()
+    assert lease is not None
+    for _ in range(20):
+        world.sleep(0.3)
+        lease.renew()
+        assert other.get("leader") is not None
+    assert world.now_ns > 5_000 * MS
+
+
+def test_an_observer_that_was_away_does_not_judge() -> None:
+    """One look before a long sleep and one after it: the holder, who slept as well, may still renew."""
+    world = World()
+    holder, other = world.client(), world.client()
+    assert holder.lease("leader", b"me", 1) is not None
+    other.get("leader")
+    world.sleep(60)
+    assert other.get("leader") is not None
+    world.sleep(60)
+    assert other.get("leader") is None
+
+
+def test_a_renewal_whose_answer_was_lost_is_recognised() -> None:
+    world = World()
+    store = world.client(lambda call: "lost reply" if call.kind == "write" and call.number > 3 else None)
+    lease = store.lease("leader", b"me", 1)
+    assert lease is not None
+    world.sleep(0.5)
+    lease.renew()
+    assert lease.left_s() == 1
+
+
+def test_a_renewal_that_met_another_holder_is_a_lost_lease() -> None:
+    world = World()
+    store, other = world.client(), world.client()
+    lease = store.lease("leader", b"me", 1)
+    assert lease is not None
+    other.delete("leader")
+    successor = other.lease("leader", b"you", 1)
+    assert successor is not None
+    assert successor.fence > lease.fence
+    with pytest.raises(LeaseLost):
+        lease.renew()
+    assert lease.left_s() == 0
+
+
+@given(st.lists(st.tuples(st.sampled_from(["renew", "look"]), st.integers(0, 900)), max_size=60))
+def test_nobody_ends_a_lease_that_its_holder_still_counts_on(steps: list[tuple[str, int]]) -> None:
+    """Whatever the order and the gaps of renewals and looks, on clocks that run alike."""
+    watch, version, sent_ms, now_ms = LeaseWatch(), 1, 0, 0
+    for what, gap_ms in steps:
+        now_ms += gap_ms
+        if what == "renew" and now_ms - sent_ms < 1_000:
+            version, sent_ms = version + 1, now_ms
+        if what == "look" and watch.look(now_ms * MS, "key", Entry(b"", version, 1_000)):
+            assert now_ms - sent_ms >= 1_000
+            return
+
+
+def test_a_key_without_a_lease_never_ends() -> None:
+    watch = LeaseWatch()
+    assert not any(watch.look(hour * 3_600_000 * MS, "key", Entry(b"", 1)) for hour in range(50))
+
+
+# Opening
+
+
+def test_a_network_disk_is_recognised_by_its_mount() -> None:
+    mounts = "/dev/sda / ext4 rw 0 0\nserver:/x /home nfs4 rw 0 0\ntmpfs /home/me/my\\040tmp tmpfs rw 0 0\n"
+    assert file_system(mounts, Path("/var/lib")) == "ext4"
+    assert file_system(mounts, Path("/home/me")) == "nfs4"
+    assert file_system(mounts, Path("/home/me/my tmp/x")) == "tmpfs"
+
+
+def test_a_file_on_a_network_disk_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ringfold.store.sqlite.file_system", lambda mounts, folder: "nfs4")
+    with pytest.raises(ConfigError, match="network disk"):
+        open_store(f"sqlite://{tmp_path}/store.db")
+
+
+def test_a_network_disk_can_be_insisted_on_and_is_warned_about(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("ringfold.store.sqlite.file_system", lambda mounts, folder: "nfs4")
+    SqliteDriver(tmp_path / "store.db", allow_network=True).close()
+    assert "network disk" in caplog.text
+
+
+@pytest.mark.parametrize(("url", "package"), [("redis://there", "redis"), ("tcp://there:1", "torch")])
+def test_a_missing_package_is_named_with_how_to_install_it(
+    url: str, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(name: str) -> object:
+        raise ImportError(name)
+
+    monkeypatch.setattr(f"ringfold.store.{url.partition(':')[0]}.import_module", refuse)
+    with pytest.raises(MissingPackage, match=rf"pip install 'ringfold\[{package}\]'") as caught:
+        open_store(url)
+    assert caught.value.package == package
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["sqlite://", "sqlite:///no/such/folder/x.db", "etcd://:99", "etcd://host:port", "sqlite:///tmp/x?timeout_s=soon"],
+)
+def test_a_bad_address_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError):
+        open_store(url)
+
+
+def test_the_errors_of_stores_survive_pickling() -> None:
+    kinds = (errors.StoreError, StoreUnreachable, StoreUnknown, StoreWentBack, StoreReset, LeaseLost)
+    for error in (*(kind("sqlite:///x", "why") for kind in kinds), MissingPackage("a", "b", "c")):
+        copy = pickle.loads(pickle.dumps(error))
+        assert type(copy) is type(error)
+        assert str(copy) == str(error)
+        assert vars(copy) == vars(error)
+
+
+def test_lost_shows_what_is_there() -> None:
+    world = World()
+    store = world.client()
+    entry = store.set("key", b"one")
+    assert store.compare_and_set("key", None, b"two") == Lost(entry)
