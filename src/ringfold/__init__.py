@@ -14,7 +14,10 @@ Importing this is cheap: what needs NumPy or the native core is loaded when it i
 #   errors, config   every exception, by what the caller does next; every setting, and who reads it
 #   wire             messages and frames, as bytes and as types
 #   runtime          sockets, clocks, randomness, threads, processes: the only Python code that touches them
+#   store            a key-value store with compare-and-set and leases: sqlite, TCPStore, etcd, Redis
 #   topology         ring order. Pure
+#   probe, clock     UDP probes between nodes, what they say about links and clocks; the global clock
+#   iteration        the global iteration: agreement through a store alone
 #   state            shared state: the arrays that are bit-identical on all peers
 #   dataplane        arrays as the engine takes them, and the handle on the native engine
 #   master           the state machine of a run, and the server around it
@@ -30,6 +33,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ringfold.errors import (
+    ClockNotReady,
     CollectiveAborted,
     ConfigError,
     DeadlineExceeded,
@@ -43,12 +47,19 @@ from ringfold.errors import (
     RingfoldError,
     StateError,
     StateLost,
+    StoreError,
+    StoreReset,
+    StoreUnknown,
+    StoreUnreachable,
+    StoreWentBack,
+    Superseded,
     TooFewPeers,
     TopologyFailed,
     UsageError,
 )
 
 if TYPE_CHECKING:
+    from ringfold.iteration.shell import GlobalIteration
     from ringfold.peer.communicator import Communicator
     from ringfold.peer.handle import Handle
     from ringfold.peer.joining import JoinRequest
@@ -56,18 +67,21 @@ if TYPE_CHECKING:
     from ringfold.peer.settings import PeerTimings
     from ringfold.peer.states import SyncInfo
     from ringfold.peer.steps import Step
+    from ringfold.probe.alone import Prober
     from ringfold.state.checkpoint import Checkpoints
     from ringfold.state.shared import MayDiffer, SharedState
 
 __version__ = "0.1.0"
 __all__ = [
     "Checkpoints",
+    "ClockNotReady",
     "CollectiveAborted",
     "Communicator",
     "ConfigError",
     "DeadlineExceeded",
     "EpochChanged",
     "Evicted",
+    "GlobalIteration",
     "Handle",
     "HashMismatch",
     "MasterUnreachable",
@@ -75,6 +89,7 @@ __all__ = [
     "Meeting",
     "PeerLost",
     "PeerTimings",
+    "Prober",
     "ReduceInfo",
     "RemoteProtocolError",
     "RevisionViolation",
@@ -83,6 +98,12 @@ __all__ = [
     "StateError",
     "StateLost",
     "Step",
+    "StoreError",
+    "StoreReset",
+    "StoreUnknown",
+    "StoreUnreachable",
+    "StoreWentBack",
+    "Superseded",
     "SyncInfo",
     "TooFewPeers",
     "TopologyFailed",
@@ -92,10 +113,12 @@ __all__ = [
 _LAZY = {
     "Checkpoints": "ringfold.state.checkpoint",
     "Communicator": "ringfold.peer.communicator",
+    "GlobalIteration": "ringfold.iteration.shell",
     "Handle": "ringfold.peer.handle",
     "MayDiffer": "ringfold.state.shared",
     "Meeting": "ringfold.peer.outcome",
     "PeerTimings": "ringfold.peer.settings",
+    "Prober": "ringfold.probe.alone",
     "ReduceInfo": "ringfold.peer.outcome",
     "SharedState": "ringfold.state.shared",
     "Step": "ringfold.peer.steps",
@@ -116,6 +139,7 @@ def join(
     host_master: bool = False,
     timeout_s: float | None = None,
     op_timeout_s: float | None = None,
+    probe: bool | None = None,
     timings: "PeerTimings | None" = None,
 ) -> "Communicator":
     """Join the run of the master at `address`, and return once this process is a member of its group.
@@ -127,8 +151,9 @@ def join(
 
     `group` says with whom this peer reduces. `token` or `token_file` is the run's join token. `advertise` are the
     addresses at which the other peers reach this one, if they are not those of its connection to the master; `port` is
-    the first data port to try. `name` and `host` are what `ringfold status` shows. What is left out comes from the
-    environment, the settings file, or a default (see `ringfold config`).
+    the first data port to try. `name` and `host` are what `ringfold status` shows. With `probe` this peer measures
+    links and clocks all the time, and has the global clock `run.clock`. What is left out comes from the environment,
+    the settings file, or a default (see `ringfold config`).
     """
     from ringfold.peer import joining
     from ringfold.peer.settings import PeerTimings
@@ -144,6 +169,7 @@ def join(
         port=port,
         timeout_s=timeout_s,
         op_timeout_s=op_timeout_s,
+        probe=probe,
         timings=timings or PeerTimings(),
     )
     return _join_own_master(request) if host_master else joining.join(request)

@@ -165,6 +165,31 @@ _SETTINGS = (
     Setting(name="stale_s", kind="integer", default=600, low=0, high=86_400,
             help="How old a link's measured rate may be before `optimize_topology` measures it again. "
                  "Set at the master."),
+    Setting(name="probe", kind="text", default="auto", choices=("auto", "on", "off"),
+            help="Whether this peer measures links and clocks with UDP probes; auto: on a machine with 8 usable cores "
+                 "or more."),
+    Setting(name="probe_kind", kind="text", default="master", choices=("master", "time", "local"),
+            help="Who ends a window of probing: the master, each node's clock, or each node for itself (nothing is "
+                 "combined then). Set at the master."),
+    Setting(name="probe_neighbours", kind="integer", default=4, low=1, high=64,
+            help="How many others each node probes. Set at the master."),
+    Setting(name="probe_gap_us", kind="integer", default=800, low=50, high=10_000,
+            help="The spacing of the two packets of a probe pair. Set at the master."),
+    Setting(name="probe_pause_us", kind="integer", default=3_000, low=150, high=10_000_000,
+            help="The pause between two pairs. Set at the master, which changes it while `probe_adapt` is on."),
+    Setting(name="probe_window_ms", kind="integer", default=4_000, low=100, high=600_000,
+            help="How long a window of probing is. Set at the master, which changes it while `probe_adapt` is on."),
+    Setting(name="probe_adapt", kind="switch", default=True,
+            help="Probe slower while clocks and delays are steady, and faster when they are not. Set at the master."),
+    Setting(name="probe_stable_ns", kind="integer", default=200, low=0, high=1_000_000_000,
+            help="Residuals under this for some rounds: probe slower. Set at the master."),
+    Setting(name="probe_unstable_ns", kind="integer", default=2_000, low=1, high=1_000_000_000,
+            help="A residual over this: probe faster. The space down to `probe_stable_ns` is the hysteresis. "
+                 "Set at the master."),
+    Setting(name="probe_anomaly_us", kind="number", default=100.0, low=0.001, high=1e9,
+            help="A residual over this ends a round early. Set at the master."),
+    Setting(name="probe_export", kind="file", default=None,
+            help="Directory for the JSON lines of probing: a node's windows, and at the master the rounds of the run."),
     Setting(name="spin_us", kind="integer", default=300, low=0, high=1_000_000,
             help="How long a waiting op polls its lanes before it sleeps in the kernel."),
     Setting(name="name", kind="text", default="",
@@ -324,9 +349,13 @@ def _suggestion(name: str) -> str:
     return f"; did you mean {near[0]!r}?" if near else "; see `ringfold config` for all settings"
 
 
+GIVEN = frozenset(f"RINGFOLD_{name}" for name in ("ITERATION", "RANK", "WORLD", "MEMBERS", "MISSED", "FENCE"))
+"""Not settings: what `ringfold iterate` tells its command."""
+
+
 def _strangers(environment: Mapping[str, str]) -> tuple[str, ...]:
     """Variables that look like settings and are none. Warned of, not refused: other tools may share the prefix."""
-    known = {setting.env for setting in SETTINGS.values()} | {"RINGFOLD_CONFIG"}
+    known = {setting.env for setting in SETTINGS.values()} | {"RINGFOLD_CONFIG"} | GIVEN
     strange = sorted(key for key in environment if key.startswith("RINGFOLD_") and key not in known)
     return tuple(
         f"environment variable {key} is not a setting{_suggestion(key.removeprefix('RINGFOLD_'))}" for key in strange
@@ -342,6 +371,14 @@ def _check_together(values: Mapping[str, Value]) -> None:
         raise ConfigError(
             f"need heartbeat_ms < suspect_after_ms < evict_after_ms, but they are {beat}, {suspect} and {evict}"
         )
+    stable, unstable, window = (values[name] for name in ("probe_stable_ns", "probe_unstable_ns", "probe_window_ms"))
+    assert isinstance(stable, int)
+    assert isinstance(unstable, int)
+    assert isinstance(window, int)
+    if not stable < unstable:
+        raise ConfigError(f"need probe_stable_ns < probe_unstable_ns, but they are {stable} and {unstable}")
+    if values["probe_kind"] == "time" and window <= 1_000:
+        raise ConfigError(f"rounds of kind time need a probe_window_ms above 1000, not {window}")
 
 
 def read_token(path: Path) -> bytes:

@@ -31,7 +31,11 @@ Fact = dict[str, Any]
 PATIENCE_S = 30.0
 """The deadline of every wait that a test does not measure: long, because a loaded machine is no failure."""
 FAST = {"heartbeat_ms": 50, "suspect_after_ms": 400, "evict_after_ms": 2_000}
-"""Liveness settings under which a frozen peer is soon out, and a slow machine does not look like one."""
+"""Liveness settings under which a frozen peer is soon out, and a slow machine does not look like one.
+
+On two cores the scheduler alone kept a runnable engine's thread waiting for up to 120 ms at a load of 8 to 16, and
+360 ms at 20. At 24, with compilers at work, it was 2.2 s and 3.8 s once each: no setting helps there.
+"""
 _PR_SET_PDEATHSIG = 1
 _TAIL = 25
 
@@ -177,9 +181,9 @@ class Master(Child):
             raise Late(f"the master does not listen{self.quote()}")
         self.address = str(self.out.all[index]["text"]).removeprefix("listening on ").split(",")[0]
 
-    def expect_log(self, words: str, timeout_s: float = PATIENCE_S) -> str:
-        """A log line that contains `words`, now or in time."""
-        return _expect_log(self, words, timeout_s)
+    def expect_log(self, words: str, timeout_s: float = PATIENCE_S, begin: int = 0) -> str:
+        """The first log line from number `begin` on that contains `words`, now or in time."""
+        return _expect_log(self, words, timeout_s, begin)
 
     def events(self, name: str) -> list[Fact]:
         """The events of this name that it has logged so far."""
@@ -223,13 +227,27 @@ class Peer(Child):
         self._process.stdin.write(json.dumps({"tell": word, **facts}).encode() + b"\n")
         self._process.stdin.flush()
 
-    def expect_log(self, words: str, timeout_s: float = PATIENCE_S) -> str:
-        return _expect_log(self, words, timeout_s)
+    def expect_log(self, words: str, timeout_s: float = PATIENCE_S, begin: int = 0) -> str:
+        return _expect_log(self, words, timeout_s, begin)
 
     def finish(self, timeout_s: float = PATIENCE_S) -> None:
         """Wait for the good end of the program."""
         if self.end(timeout_s) != 0:
             raise AssertionError(f"{self.name} failed{self.quote()}")
+
+
+class Command(Child):
+    """A `ringfold` command as a process. What it prints are facts if it is JSON, else `{"text": line}`."""
+
+    def expect_text(self, words: str, timeout_s: float = PATIENCE_S) -> str:
+        """A printed line that contains `words`, now or in time."""
+        index = self.out.find(lambda fact: words in str(fact.get("text")), 0, time.monotonic() + timeout_s)
+        if index is None:
+            raise Late(f"{self.name} did not print {words!r} within {timeout_s:g} s{self.quote()}")
+        return str(self.out.all[index]["text"])
+
+    def expect_log(self, words: str, timeout_s: float = PATIENCE_S) -> str:
+        return _expect_log(self, words, timeout_s, 0)
 
 
 class Cluster:
@@ -249,13 +267,17 @@ class Cluster:
         **settings: object,
     ) -> Master:
         """`settings` are Ringfold's. Liveness is fast unless they say otherwise. `inside` is a command's prefix."""
-        env = {f"RINGFOLD_{name.upper()}": str(value) for name, value in {**FAST, **settings}.items()}
-        code = "import cluster; cluster.die_with_parent(); from ringfold.cli import main; main()"
-        command = [*inside, sys.executable, "-c", code, "master", "--listen", listen, "--log-json", *arguments]
-        self.master = Master("the master", command, {**env, "PYTHONPATH": _path_with_this()}, _as_fact)
+        command = [*inside, *_COMMAND, "master", "--listen", listen, "--log-json", *arguments]
+        self.master = Master("the master", command, _settings({**FAST, **settings}), _as_fact)
         self.children.append(self.master)
         self.master.listening()
         return self.master
+
+    def start_command(self, name: str, *arguments: str, **settings: object) -> Command:
+        """A `ringfold` command. `settings` are Ringfold's."""
+        command = Command(name, [*_COMMAND, *arguments], _settings(settings), str)
+        self.children.append(command)
+        return command
 
     def start(
         self,
@@ -317,11 +339,23 @@ def until(look: Callable[[], object], what: str, timeout_s: float = PATIENCE_S) 
         time.sleep(0.01)
 
 
-def _expect_log(child: Child, words: str, timeout_s: float) -> str:
-    index = child.log.find(lambda line: words in str(line), 0, time.monotonic() + timeout_s)
+def _expect_log(child: Child, words: str, timeout_s: float, begin: int) -> str:
+    index = child.log.find(lambda line: words in str(line), begin, time.monotonic() + timeout_s)
     if index is None:
         raise Late(f"{child.name} did not log {words!r} within {timeout_s:g} s{child.quote()}")
     return str(child.log.all[index])
+
+
+_COMMAND = (
+    sys.executable,
+    "-c",
+    "import cluster; cluster.die_with_parent(); from ringfold.cli import main; main()",
+)
+
+
+def _settings(values: Mapping[str, object]) -> dict[str, str]:
+    env = {f"RINGFOLD_{name.upper()}": str(value) for name, value in values.items()}
+    return {**env, "PYTHONPATH": _path_with_this()}
 
 
 def _environment(more: Mapping[str, str]) -> dict[str, str]:

@@ -23,11 +23,15 @@ and review the difference. The words of the dialogue:
     a mismatch EPOCH 0/3 OTHER      calls all_reduce where the other calls barrier
     a timeout EPOCH 0/3 MS
     a cancelled EPOCH 0/3
-    a measured OTHER MBIT [rtt=US]  of the newest test between the two
+    a measured OTHER MBIT [rtt=US] [settled=no]     of the newest test between the two
     a unmeasured OTHER REASON
     a leave
     a done EPOCH 0/3 rank=0 [payload=x] [kind=4]
     a works EPOCH 0/3 [stalled=MS] [starved=MS] [rate=BYTES]    what its next heartbeats tell; `a rests` ends it
+    node a b [listen=yes] [last=1.7]    each opens a connection and says NodeHello: it only probes
+    a reports 1.1 [windows=no]      its window of a round: every clock is right, and all edges are alike
+    a alarms 1.1 NS                 its first edge strays by so much
+    a probe ACTION [label=x]        somebody who steers (after `open a`)
     freeze a / thaw a               stops and resumes its heartbeats
     pause MS                        the master itself does not run
     wait MS                         time passes: ticks, and heartbeats of everybody who is not frozen
@@ -64,6 +68,7 @@ from ringfold.master.events import (
 from ringfold.master.machine import Master
 from ringfold.master.settings import MasterSettings
 from ringfold.wire import messages as m
+from ringfold.wire import probing as p
 from ringfold.wire.descriptor import Descriptor
 from ringfold.wire.frames import Announced, Done, Heartbeat
 from ringfold.wire.proof import NONCE_BYTES, prove
@@ -86,6 +91,9 @@ class Actor:
         self.echo = 0
         self.report = Heartbeat(0, 0)
         self.working_since = 0
+        self.node = 0
+        self.probed: list[int] = []
+        self.windows = 0
 
 
 class Dialogue:
@@ -110,7 +118,7 @@ class Dialogue:
         head, *words = line.split()
         named = dict(word.split("=", 1) for word in words if "=" in word and "/" not in word.split("=")[0])
         plain = [word for word in words if not ("=" in word and "/" not in word.split("=")[0])]
-        if head in ("settings", "join", "open", "freeze", "thaw", "pause", "wait", "waiting", "status", "links"):
+        if hasattr(self, f"do_{head}"):
             getattr(self, f"do_{head}")(plain, named)
         else:
             for name in head.split(","):
@@ -138,6 +146,15 @@ class Dialogue:
             proof = prove(token, "hello", actor.nonce, b"n" * NONCE_BYTES)
             version, group = int(named.get("version", m.PROTOCOL_VERSION)), int(named.get("group", 0))
             self.say(actor, m.Hello(version, group, f"host-{name}", name, ["10.0.0.1"], 9, b"n" * NONCE_BYTES, proof))
+
+    def do_node(self, names: list[str], named: dict[str, str]) -> None:
+        for name in names:
+            self.do_open([name], {})
+            actor = self.actors[name]
+            proof = prove(TOKEN, "node", actor.nonce, b"n" * NONCE_BYTES)
+            last, listens = _round(named.get("last", "0.0")), named.get("listen") == "yes"
+            facts = (f"host-{name}", name, ["10.0.0.1"], 9, listens, last)
+            self.say(actor, p.NodeHello(m.PROTOCOL_VERSION, *facts, b"n" * NONCE_BYTES, proof))
 
     def do_freeze(self, names: list[str], _: dict[str, str]) -> None:
         for name in names:
@@ -254,11 +271,32 @@ class Dialogue:
 
     def say_measured(self, actor: Actor, words: list[str], named: dict[str, str]) -> None:
         other, rate = int(words[0]), float(words[1]) * 125_000
-        self.say(actor, m.Measured(self.tests[actor.conn, other], other, rate, int(named.get("rtt", 0))))
+        settled, round_trip_us = named.get("settled") != "no", int(named.get("rtt", 0))
+        self.say(actor, m.Measured(self.tests[actor.conn, other], other, rate, round_trip_us, settled))
 
     def say_unmeasured(self, actor: Actor, words: list[str], _: dict[str, str]) -> None:
         other = int(words[0])
         self.say(actor, m.Measured(self.tests[actor.conn, other], other, failed=" ".join(words[1:])))
+
+    def say_reports(self, actor: Actor, words: list[str], named: dict[str, str]) -> None:
+        actor.windows += 1
+        half = 2_000 * MS
+        line = {"t0_ns": self.now - half, "half_ns": half, "sigma_ns": 5.0, "sigma_alpha": 1e-9}
+        counts = {"delay_min_ns": 500, "delay_p50_ns": 700, "delay_p99_ns": 900, "sent": 1_000, "pairs": 1_000}
+        bounds = {"low": (-300, -300, -300), "high": (300, 300, 300)}
+        probed = [] if named.get("windows") == "no" else actor.probed
+        edges = [p.EdgeFit(actor.node, dst, **line, **counts, **bounds) for dst in probed]  # type: ignore[arg-type]
+        report = p.RoundReport(_round(words[0]), actor.windows, self.now - 2 * half, self.now, 0, edges, self.now)
+        self.say(actor, report)
+
+    def say_alarms(self, actor: Actor, words: list[str], _: dict[str, str]) -> None:
+        self.say(actor, p.RoundAlarm(_round(words[0]), actor.node, actor.probed[0], int(words[1]), self.now))
+
+    def say_probe(self, actor: Actor, words: list[str], named: dict[str, str]) -> None:
+        proof = prove(TOKEN, "probe", actor.nonce, b"n" * NONCE_BYTES)
+        action, label = words[0], named.get("label", "")
+        assert action in ("start", "stop", "round", "show")
+        self.say(actor, p.ProbeCommand(m.PROTOCOL_VERSION, action, label, b"n" * NONCE_BYTES, proof))  # type: ignore[arg-type]
 
     def say_leave(self, actor: Actor, _: list[str], __: dict[str, str]) -> None:
         self.say(actor, m.Leave())
@@ -292,14 +330,25 @@ class Dialogue:
         for effect in self.master.step(self.now, event):
             if isinstance(effect, SendBeat):
                 self.actor(effect.conn)[1].echo = effect.number
-            elif isinstance(effect, Send) and effect.message == said:
+            elif isinstance(effect, Send) and said is not None and _message(effect.message) == _message(said):
                 names, rest = self.lines[-1].split(" <- ", 1)
                 self.lines[-1] = f"{names} {self.actor(effect.conn)[0]} <- {rest}"
             else:
                 said = effect.message if isinstance(effect, Send) else None
-                if isinstance(effect, Send) and isinstance(effect.message, m.Measure):
-                    self.tests[effect.conn, effect.message.other.peer] = effect.message.test
+                if isinstance(effect, Send):
+                    self.learn(effect)
                 self.lines.append(before + self.shown(effect))
+
+    def learn(self, sent: Send) -> None:
+        """What a later line needs to know of what the master said."""
+        actor = self.actor(sent.conn)[1]
+        match sent.message:
+            case m.Measure(test=test, other=other):
+                self.tests[sent.conn, other.peer] = test
+            case p.NodeWelcome(node):
+                actor.node = node
+            case p.ProbeGraph(out=out):
+                actor.probed = [other.node for other in out]
 
     def actor(self, conn: int) -> tuple[str, Actor]:
         return next((name, actor) for name, actor in self.actors.items() if actor.conn == conn)
@@ -329,6 +378,11 @@ class Dialogue:
 def _op(text: str) -> m.OpRef:
     tag, sequence = text.split("/")
     return m.OpRef(int(tag), int(sequence))
+
+
+def _round(text: str) -> p.RoundId:
+    fence, sequence = text.split(".")
+    return p.RoundId(int(fence), int(sequence))
 
 
 def _offer(named: dict[str, str]) -> m.Offer:
@@ -391,6 +445,32 @@ def _message(message: m.FromMaster) -> str:
             raise AssertionError("no dialogue syncs")
         case m.Status():
             return "status"
+        case p.NodeWelcome() | p.ProbeGraph() | p.RoundStart() | p.RoundEnd() | p.ProbeHalt() | p.ProbeAnswer():
+            return _of_probing(message)
+
+
+def _of_probing(
+    message: p.NodeWelcome | p.ProbeGraph | p.RoundStart | p.RoundEnd | p.ProbeHalt | p.ProbeAnswer,
+) -> str:
+    match message:
+        case p.NodeWelcome():
+            return f"welcome node {message.node}"
+        case p.ProbeGraph():
+            probes, answers = ([other.node for other in others] for others in (message.out, message.into))
+            return f"graph {message.number} of {message.kind} rounds: probes {probes}, answers {answers}"
+        case p.RoundStart():
+            cadence, named = message.cadence, f" {message.label!r}" if message.label else ""
+            clock = "no clock yet" if message.clock is None else "with its clock"
+            how = f"window {cadence.window_ms} ms, pause {cadence.pause_us} us, alone after {message.deadline_ms} ms"
+            return f"round {message.round}{named} starts: {how}, {clock}"
+        case p.RoundEnd():
+            named = f" {message.label!r}" if message.label else ""
+            return f"round {message.round}{named} ends, alone after {message.deadline_ms} ms"
+        case p.ProbeHalt():
+            return f"halt at round {message.round}: {message.reason}"
+        case p.ProbeAnswer():
+            about = f", round {message.summary.round} {message.summary.label!r}" if message.summary else ""
+            return f"{'done' if message.done else 'refused'}: {message.text}; on {message.is_on}{about}"
 
 
 def _verdict(verdict: m.Verdict) -> str:

@@ -27,8 +27,11 @@ class Opened(Struct, frozen=True):
 
 
 class Received(Struct, frozen=True):
+    """A message came, in so many bytes."""
+
     conn: Conn
     message: ToMaster
+    size: int = 0
 
 
 class Beat(Struct, frozen=True):

@@ -1,12 +1,14 @@
 """The master of a run: a pure state machine, `step(now, event) -> effects`.
 
 The run it keeps has peers, and the peers are in groups. Each group has a numbered *epoch*: an agreement on its members
-and their order around the ring. Everything a master does comes down to three things:
+and their order around the ring. Everything a master does comes down to four things:
 
-* It keeps the door (here): a connection proves the token, and becomes a peer or a watcher, or is dropped with a reason.
+* It keeps the door (here): a connection proves the token, and becomes a peer, a node that only probes, or a watcher,
+  or is dropped with a reason.
 * It changes epochs (`epochs.py`): whoever comes or goes, and whatever breaks, the group seals its epoch, and gets a new
   one with a verdict for each op that was in doubt (`verdicts.py`). Ops themselves need no master; where evidence
   travels through it, it counts Dones and nothing else (`evidence.py`).
+* It keeps the rounds of probing (`probing.py`): who probes whom, when windows end, and what they say together.
 * It answers run-wide calls (`calls.py`), and refuses those that can never meet (`meeting.py`). Two kinds take long: a
   sync of shared state (`syncs.py`), and the choice of better rings by measured links (`topology.py`).
 
@@ -18,7 +20,9 @@ The state lives in tables (`run.py`). After each event the machine settles: it m
 so that what happens depends on what is true and not on the order in which it became true.
 """
 
-from collections.abc import Mapping, Sequence
+import functools
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
 from typing import assert_never
 
 from ringfold.errors import RemoteProtocolError
@@ -46,6 +50,7 @@ from ringfold.master.events import (
 from ringfold.master.evidence import Mismatch
 from ringfold.master.liveness import MS, PatientClock, evict_reason, silent_ms, suspected
 from ringfold.master.meeting import absent_from
+from ringfold.master.probing import Probing
 from ringfold.master.run import Connection, Peer, Run, Standing
 from ringfold.master.settings import MasterSettings
 from ringfold.master.status import render_status, render_waiting
@@ -53,6 +58,9 @@ from ringfold.master.syncs import Syncs
 from ringfold.master.topology import Topology
 from ringfold.master.verdicts import Cause
 from ringfold.master.words import named, names, seconds
+from ringfold.probe.calculation import Calculation
+from ringfold.probe.draw import draw
+from ringfold.probe.rounds_master import RoundMaster
 from ringfold.wire.descriptor import describe
 from ringfold.wire.events import CallRefused, ConnectionDropped, PeerRegistered, PeerSuspected
 from ringfold.wire.frames import DESCRIPTOR_BYTES, Heartbeat
@@ -84,6 +92,7 @@ from ringfold.wire.messages import (
     VoteWithdrawn,
     Welcome,
 )
+from ringfold.wire.probing import KEY_BYTES, NodeHello, ProbeCommand, RoundAlarm, RoundReport
 from ringfold.wire.proof import prove, proven
 from ringfold.wire.status import Waiting
 
@@ -93,10 +102,17 @@ MAX_GROUP = (1 << 31) - 1
 
 
 class Master:
-    """One run. `run_secret` is fresh randomness; `token` may be empty (then everybody can prove it)."""
+    """One run. `run_secret` is fresh randomness; `token` may be empty (then everybody can prove it). `now_ns` is a
+    clock that decides nothing: it tells how long a calculation took."""
 
     def __init__(
-        self, settings: MasterSettings, token: bytes, run_secret: bytes, fence: int = 1, started_ns: Ns = 0
+        self,
+        settings: MasterSettings,
+        token: bytes,
+        run_secret: bytes,
+        fence: int = 1,
+        started_ns: Ns = 0,
+        now_ns: Callable[[], Ns] = lambda: 0,
     ) -> None:
         self.settings = settings
         self.fence = fence
@@ -108,6 +124,9 @@ class Master:
         self._syncs = Syncs(self._run, run_secret)
         self._topology = Topology(self._run, self._epochs, run_secret)
         self._calls = Calls(self._run, self._epochs, self._syncs, self._topology)
+        key = functools.partial(_probe_key, run_secret)
+        calculation = Calculation(settings.rounds, now_ns=now_ns)
+        self._probing = Probing(self._run, RoundMaster(settings.rounds, fence, key, draw, calculation))
         self._beat_number = 0
         self._beat_ns = started_ns
 
@@ -126,6 +145,7 @@ class Master:
             self._drop(now, event.conn, str(error))
         while self._epochs.advance(now) or self._calls.settle(now):
             pass
+        self._probing.settle(now)
         self._check_invariants()
         return out
 
@@ -150,14 +170,17 @@ class Master:
                 self._topology.found(group, solution)
             case Opened():
                 self._open(now, event)
-            case Received(conn, message):
+            case Received(conn, message, size):
                 connection = self._run.connections.get(conn)
                 if connection is None:
                     return
-                if connection.peer is None:
+                if connection.peer is not None:
+                    connection.peer.heard = now
+                if isinstance(message, RoundReport | RoundAlarm):
+                    self._probing.report(now, connection.node, message, size)
+                elif connection.peer is None:
                     self._at_the_door(now_ns, now, connection, message)
                 else:
-                    connection.peer.heard = now
                     self._from_peer(now, connection.peer, message)
             case Beat(conn, heartbeat):
                 self._beat(now, conn, heartbeat)
@@ -192,8 +215,16 @@ class Master:
                 self._prove(connection, "status", message)
                 connection.opened = now
                 self._run.out.append(Send(connection.id, self.status(now_ns)))
+            case ProbeCommand():
+                self._prove(connection, "probe", message)
+                connection.opened = now
+                self._probing.command(now, connection.id, message)
+            case NodeHello() if not connection.proven:
+                self._prove(connection, "node", message)
+                proof = prove(self._token, "welcome", message.nonce, connection.nonce)
+                self._probing.node_came(now, connection, message, proof)
             case _:
-                raise RemoteProtocolError(f"{type(message).__name__} where Hello or StatusRequest is expected")
+                raise RemoteProtocolError(f"{type(message).__name__} where Hello, NodeHello or a question is expected")
 
     def _hello(self, now: Ns, connection: Connection, hello: Hello) -> None:
         self._prove(connection, "hello", hello)
@@ -207,11 +238,15 @@ class Master:
         proof = prove(self._token, "welcome", hello.nonce, connection.nonce)
         self._run.send(peer, Welcome(peer.id, self.fence, proof, self.settings.liveness))
         self._run.tell(PeerRegistered(peer.id, hello.name, hello.group, connection.remote))
+        if hello.probes:
+            self._probing.peer_came(now, connection, hello)
         heard = Registrations(self._run.registrations)
         for other in self._run.accepted():
             self._run.send(other, heard)
 
-    def _prove(self, connection: Connection, purpose: str, claim: Hello | StatusRequest) -> None:
+    def _prove(
+        self, connection: Connection, purpose: str, claim: Hello | StatusRequest | NodeHello | ProbeCommand
+    ) -> None:
         """Check version and proof of a claim; from here on the connection is trusted with full-size frames."""
         if not OLDEST_VERSION <= claim.version <= PROTOCOL_VERSION:
             speaks = f"this master speaks {OLDEST_VERSION} to {PROTOCOL_VERSION}"
@@ -273,8 +308,10 @@ class Master:
                 self._topology.measured(now, peer, message)
             case OpMismatch() | OpTimeout() | OpCancelled():
                 self._op_failed(now, peer, message)
-            case Hello() | StatusRequest():
+            case Hello() | StatusRequest() | NodeHello() | ProbeCommand():
                 raise RemoteProtocolError(f"{type(message).__name__} from a peer that has joined")
+            case RoundReport() | RoundAlarm():
+                raise AssertionError("these do not come here")
             case _:
                 assert_never(message)
 
@@ -370,6 +407,7 @@ class Master:
             self._judge(now, peer)
         self._epochs.tick(now)
         self._topology.tick(now)
+        self._probing.tick(now)
         self._calls.tick(now)
 
     def _send_beats(self, now_ns: Ns) -> None:
@@ -405,3 +443,8 @@ class Master:
                 assert all(peer in run.peers and not run.peers[peer].leaving for peer in group.ring)
             else:
                 assert self._epochs.missing(group), "a change that waits for nobody must have moved on"
+
+
+def _probe_key(run_secret: bytes, graph: int) -> bytes:
+    """What the packets of one graph are tagged with."""
+    return hashlib.blake2b(b"probe %d" % graph, digest_size=KEY_BYTES, key=run_secret).digest()

@@ -21,6 +21,7 @@ from ringfold.master.settings import MasterSettings
 from ringfold.master.verdicts import Cause
 from ringfold.state.election import Finished, Plan
 from ringfold.topology.bandwidth import BandwidthStore
+from ringfold.topology.delays import DelayStore
 from ringfold.topology.ring import Edge
 from ringfold.wire.events import Notice, PeerGone
 from ringfold.wire.frames import Announced, Heartbeat
@@ -43,6 +44,7 @@ from ringfold.wire.messages import (
     VoteKind,
     World,
 )
+from ringfold.wire.probing import NodeId
 
 WATCHER_IDLE_NS = 120 * 1_000_000_000
 """Who looked at the status and asks no more keeps no connection for ever: its machine may have lost power."""
@@ -50,7 +52,7 @@ WATCHER_IDLE_NS = 120 * 1_000_000_000
 
 @dataclass(slots=True)
 class Connection:
-    """A control connection. It is nobody's until it has proven the token; then it is a peer's, or a watcher's."""
+    """A control connection. It is nobody's until it has proven the token; then a peer's, a node's, or a watcher's."""
 
     id: Conn
     remote: str
@@ -59,9 +61,14 @@ class Connection:
     """When it was opened, or a watcher last asked."""
     proven: bool = False
     peer: "Peer | None" = None
+    node: NodeId = 0
+    """Of the peer, or of the process at the other end, if it probes."""
+    waits: bool = False
+    """For the answer to a command."""
 
     def is_idle_watcher(self, now: Ns) -> bool:
-        return self.proven and self.peer is None and now - self.opened >= WATCHER_IDLE_NS
+        is_watcher = self.proven and self.peer is None and not self.node
+        return is_watcher and not self.waits and now - self.opened >= WATCHER_IDLE_NS
 
 
 class Standing(Enum):
@@ -213,7 +220,12 @@ class Optimisation:
     """How many rounds have."""
     tests: dict[int, LinkTest] = field(default_factory=dict)
     """Those of the present round that are not over, by their number."""
-    measured: int = 0
+    figures: dict[Edge, tuple[bool, float]] = field(default_factory=dict)
+    """The best figure of each direction so far: whether it is settled, and bytes a second."""
+    doubtful: dict[Edge, PeerId] = field(default_factory=dict)
+    """Pairs that are to be measured again, and who dials."""
+    repeats: int = 0
+    """How often doubtful pairs have been measured again."""
     failed_once: dict[Edge, str] = field(default_factory=dict)
     """Pairs that are to be tried from the other end, and why the first try failed."""
     failed: dict[Edge, str] = field(default_factory=dict)
@@ -248,6 +260,9 @@ class Run:
         self.tests = 0
         """How many measurements were ever begun."""
         self.links = BandwidthStore()
+        self.delays = DelayStore()
+        self.gone_nodes: list[NodeId] = []
+        """Nodes whose connection is gone, until the rounds have heard of it."""
         self.unmeasured: dict[PeerId, Ns] = {}
         """The ends of links that could not be measured, and since when that is known."""
         self.out: list[Effect] = []
@@ -376,6 +391,8 @@ class Run:
     def forget_connection(self, connection: Connection) -> None:
         del self.connections[connection.id]
         self.unproven.pop(connection.id, None)
+        if connection.node:
+            self.gone_nodes.append(connection.node)
 
     def remove(
         self, peer: Peer, how: Literal["left", "lost", "evicted"], reason: str, last_words: FromMaster | None
@@ -397,6 +414,7 @@ class Run:
         if self.optimisation is not None:
             self.optimisation.ballots.pop(peer.id, None)
         self.links.forget_peer(peer.id)
+        self.delays.forget_peer(peer.id)
         self.unmeasured.pop(peer.id, None)
         if group.sync is not None:
             group.sync.ballots.pop(peer.id, None)

@@ -5,6 +5,9 @@ what its effects say, in order. Everything runs in one loop, so a step is never 
 
 A connection that does not read is no danger to the others: what is queued for it is bounded, and what must still be
 flushed when it is closed has FLUSH_S to go.
+
+The result of a round of probing is written down when the machine tells it, which is after the next window's starts were
+sent. A disk that is full ends the log, and nothing else.
 """
 
 import asyncio
@@ -40,12 +43,13 @@ from ringfold.master.events import (
 )
 from ringfold.master.machine import Master
 from ringfold.master.settings import MasterSettings
+from ringfold.probe.log import ExportSettings, Log
 from ringfold.runtime import server as rim
 from ringfold.runtime.aside import ask_aside
 from ringfold.runtime.clock import monotonic_ns
 from ringfold.runtime.entropy import random_bytes
 from ringfold.topology.moonshot import Answer, Question
-from ringfold.wire.events import Notice
+from ringfold.wire.events import Notice, RoundDone
 from ringfold.wire.frames import (
     MAX_FRAME_BYTES,
     FrameKind,
@@ -62,6 +66,8 @@ from ringfold.wire.proof import NONCE_BYTES
 
 TICK_S = 0.05
 MOONSHOT_S = 60.0
+SILENCE_S = 60
+"""Peers have heartbeats; this is for nodes that only probe, and for watchers."""
 FLUSH_S = 1.0
 MAX_QUEUED_BYTES = 256 * 1024 * 1024
 """A peer with more than this queued for it does not read, and is given up."""
@@ -91,7 +97,9 @@ class MasterServer:
             if not (token or insecure or is_loopback(host)):
                 raise ConfigError(f"listening on {host} lets others join: give a token, or say insecure")
         self._on_notice = on_notice
-        self._machine = Master(settings, token, random_bytes(32), started_ns=monotonic_ns())
+        self._export = settings.export
+        self._rounds: Log | None = None
+        self._machine = Master(settings, token, random_bytes(32), started_ns=monotonic_ns(), now_ns=monotonic_ns)
         self._doors: dict[Conn, _Door] = {}
         self._servers: list[asyncio.Server] = []
         self._leaving: dict[asyncio.Transport, asyncio.TimerHandle] = {}
@@ -105,7 +113,10 @@ class MasterServer:
         """Where it listens, once it does; with the ports that the kernel chose for port 0."""
 
     async def serve(self, ready: Callable[[], None] | None = None) -> None:
-        """Listen, and serve until `stop`. `ready` is called once peers may come."""
+        """Listen, and serve until `stop`. `ready` is called once peers may come.
+
+        Raises OSError if it cannot listen, and ConfigError if it cannot write rounds down where it should.
+        """
         self._stopping = asyncio.Event()
         ticking: asyncio.Task[None] | None = None
         try:
@@ -130,6 +141,8 @@ class MasterServer:
             self._stopping.set()
 
     async def _open(self) -> None:
+        if self._export is not None:
+            self._rounds = Log(ExportSettings(directory=self._export))
         loop = asyncio.get_running_loop()
         for host, port in self._listen:
             server = await loop.create_server(lambda: _Door(self), host, port, reuse_address=True, backlog=1024)
@@ -152,6 +165,9 @@ class MasterServer:
             await self._one_left.wait()
         for server in self._servers:
             await server.wait_closed()
+        if self._rounds is not None:
+            self._rounds.close()
+            self._rounds = None
 
     async def _tick(self) -> None:
         while True:
@@ -212,14 +228,15 @@ class MasterServer:
             self.step(MoonshotFound(group, found.solution))
 
     def _tell(self, notice: Notice) -> None:
-        """Log it, and pass it to the observer. A run does not end because its observer does."""
+        """Log it, write a round down, pass it to the observer. A run does not end because its observer does."""
         _log.log(_LEVELS[notice.level], "%s", notice)
-        if self._on_notice is None:
-            return
         try:
-            self._on_notice(notice)
+            if self._rounds is not None and isinstance(notice, RoundDone):
+                self._rounds.round(notice.summary)
+            if self._on_notice is not None:
+                self._on_notice(notice)
         except Exception:
-            _log.exception("the observer failed at %r", notice)
+            _log.exception("an observer failed at %r", notice)
 
     def _encode(self, message: FromMaster) -> bytes:
         """A record goes to every member and may be large: it is encoded once and its bytes are shared."""
@@ -281,6 +298,7 @@ class _Door(asyncio.Protocol):
         self._fd = transport.get_extra_info("socket").fileno()
         rim.guard(self._fd)
         rim.no_delay(transport)
+        rim.keep_alive(transport, SILENCE_S)
         transport.set_write_buffer_limits(high=MAX_QUEUED_BYTES)
         if self._server.is_stopping:
             transport.abort()  # it slipped in while the doors were being closed
@@ -307,7 +325,7 @@ class _Door(asyncio.Protocol):
             case FrameKind.HEARTBEAT:
                 return Beat(self.conn, decode_heartbeat(body))
             case FrameKind.MESSAGE:
-                return Received(self.conn, decode_to_master(body))
+                return Received(self.conn, decode_to_master(body), len(body))
             case FrameKind.EVIDENCE:
                 raise RemoteProtocolError("evidence is the master's to send")
 

@@ -1,11 +1,14 @@
 """The settings of a master: frozen, with the unit in the name, checked where they are made."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal, cast
 
 from ringfold.config import Resolved
 from ringfold.errors import ConfigError
+from ringfold.probe.settings import Adaptive, RoundSettings
 from ringfold.wire.messages import EvidenceBy, Liveness
+from ringfold.wire.probing import RoundKind
 
 RING_EVIDENCE_MEMBERS = 8
 """With "auto", evidence travels on the ring up to this many members: n-1 hops are then faster than the master."""
@@ -30,6 +33,9 @@ class MasterSettings:
     stale_s: int = 600
     measure_ms: int = 4_000
     """How long one measurement may take in all, the way to the other peer and its handshake included."""
+    rounds: RoundSettings = field(default_factory=RoundSettings)
+    export: Path | None = None
+    """The directory that the rounds' results are written into, as `run.jsonl`."""
     max_proposals: int = 8
     max_unproven: int = 256
 
@@ -64,15 +70,31 @@ class MasterSettings:
 
 def master_settings(resolved: Resolved) -> MasterSettings:
     """The master's own settings out of all settings."""
+    export = resolved.value("probe_export")
+    assert export is None or isinstance(export, Path)
     return MasterSettings(
         evidence=cast(Literal["auto", "ring", "master"], resolved.text("evidence")),
         small_bytes=resolved.integer("small_bytes"),
         segment_bytes=resolved.integer("segment_bytes"),
         lanes=resolved.integer("lanes"),
         stale_s=resolved.integer("stale_s"),
+        export=export,
         liveness=Liveness(
             heartbeat_ms=resolved.integer("heartbeat_ms"),
             suspect_after_ms=resolved.integer("suspect_after_ms"),
             evict_after_ms=resolved.integer("evict_after_ms"),
+        ),
+        rounds=RoundSettings(
+            kind=cast(RoundKind, resolved.text("probe_kind")),
+            neighbours=resolved.integer("probe_neighbours"),
+            gap_us=resolved.integer("probe_gap_us"),
+            pause_us=resolved.integer("probe_pause_us"),
+            window_ms=resolved.integer("probe_window_ms"),
+            anomaly_ns=int(resolved.number("probe_anomaly_us") * 1_000),
+            adaptive=Adaptive(
+                is_on=resolved.switch("probe_adapt"),
+                stable_ns=resolved.integer("probe_stable_ns"),
+                unstable_ns=resolved.integer("probe_unstable_ns"),
+            ),
         ),
     )

@@ -162,10 +162,17 @@ def _optimisation(run: Run, epochs: Epochs, now: Ns) -> Iterator[Waiting]:
 
 def _links(run: Run, now: Ns) -> list[LinkStatus]:
     newest = sorted(run.links.entries(), key=lambda item: (-item[1].at_ns, item[0]))[:LINKS_SHOWN]
-    return [
-        LinkStatus(*edge, entry.bytes_per_s, entry.delay_us, max(0, now - entry.at_ns) // MS, entry.source)
-        for edge, entry in newest
-    ]
+    links = []
+    for edge, entry in newest:
+        age_ms, probed = max(0, now - entry.at_ns) // MS, run.delays.get(edge)
+        delay_us = entry.delay_us if probed is None else probed.delay_us
+        loss = None if probed is None else probed.loss
+        links.append(LinkStatus(*edge, entry.bytes_per_s, delay_us, age_ms, entry.source, loss))
+    for (a, b), probed in run.delays.pairs().items():
+        age_ms = max(0, now - probed.at_ns) // MS
+        unrated = [edge for edge in ((a, b), (b, a)) if run.links.get(*edge) is None]
+        links += [LinkStatus(*edge, 0.0, probed.delay_us, age_ms, "probed", probed.loss) for edge in unrated]
+    return links[:LINKS_SHOWN]
 
 
 def _calls(run: Run, now: Ns) -> Iterator[Waiting]:

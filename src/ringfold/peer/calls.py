@@ -96,7 +96,6 @@ class Calls:
 
     def next_deadline_ns(self) -> int | None:
         times = [
-            call.deadline_ns if call.answer_by_ns is None else call.answer_by_ns
-            for call in self._waiting.values()
+            call.deadline_ns if call.answer_by_ns is None else call.answer_by_ns for call in self._waiting.values()
         ]
         return min(times, default=None)

@@ -19,6 +19,7 @@ from typing import Any, Self, get_args
 import numpy as np
 import numpy.typing as npt
 
+from ringfold.clock.clock import GlobalClock
 from ringfold.dataplane.buffers import CODES, ArrayLike, Buffers, Spans, spans_of, view_of
 from ringfold.dataplane.codes import REDUCE_OPS, OpKind
 from ringfold.errors import UsageError
@@ -115,6 +116,11 @@ class Communicator:
         last = self._ops.last
         groups = self._call_answer[1] if last is None else self._session.machine.facts[last[2]].groups
         return groups > 1
+
+    @property
+    def clock(self) -> GlobalClock:
+        """Global time, the same on all nodes that probe; it is there once the first round of probing has ended."""
+        return self._session.clock
 
     # Collectives
 

@@ -131,6 +131,7 @@ class Control:
             port=me.port,
             nonce=self._nonce,
             proof=prove(me.token, "hello", challenge.nonce, self._nonce),
+            probes=me.probes,
         )
         assert len(self._nonce) == NONCE_BYTES
         return [SendMessage(self.conn, hello), Resume(self.conn)], None

@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ringfold.errors import RingfoldError
+from ringfold.probe.rounds_events import FromRoundMaster
 from ringfold.wire.events import Notice
 from ringfold.wire.messages import Epoch, Message, PeerId, Reason, Record, Verdict, World
 
@@ -188,6 +189,13 @@ class Tell:
     notice: Notice
 
 
+@dataclass(frozen=True, slots=True)
+class ProbeHeard:
+    """The master said something about probing: for the node that this peer is."""
+
+    message: FromRoundMaster
+
+
 EngineEffect = (
     SendMessage
     | Resume
@@ -204,5 +212,5 @@ EngineEffect = (
     | Install
     | FailAll
 )
-ShellEffect = Dial | Joined | CallFinished | Ended | Tell
+ShellEffect = Dial | Joined | CallFinished | Ended | Tell | ProbeHeard
 Effect = EngineEffect | ShellEffect

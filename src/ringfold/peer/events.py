@@ -5,6 +5,7 @@ Randomness comes in from outside: a `nonce` is fresh random bytes that the shell
 
 from dataclasses import dataclass
 
+from ringfold.probe.rounds_events import ToRoundMaster
 from ringfold.state.manifest import Snapshot
 from ringfold.wire.messages import Epoch, Offer, PeerId, SealedOp, Sequence, Tag, VoteKind
 
@@ -120,10 +121,13 @@ class BlocksChanged:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """So many bytes of filler have come since the first one did."""
+    """A look at the filler, so long after the first of it came: by `counted_ns`, `received` bytes more had come.
+
+    That was the last moment at which nothing that had come was left to read."""
 
     conn: int
     elapsed_ns: int
+    counted_ns: int
     received: int
 
 
@@ -176,6 +180,13 @@ class CallLeave:
     """The program wants to leave the run."""
 
 
+@dataclass(frozen=True, slots=True)
+class ProbeSays:
+    """The node that this peer is has a word for the master."""
+
+    message: ToRoundMaster
+
+
 Event = (
     Dialled
     | DialFailed
@@ -197,4 +208,5 @@ Event = (
     | CallVote
     | CallGivenUp
     | CallLeave
+    | ProbeSays
 )

@@ -1,21 +1,28 @@
 """From an address to a communicator: settings, names and ports, then the session."""
 
+import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ringfold import config
-from ringfold.dataplane.engine import new_engine
+from ringfold.dataplane.engine import Engine, new_engine
 from ringfold.errors import ConfigError, MasterUnreachable
 from ringfold.peer.communicator import Communicator
 from ringfold.peer.ops import positive_ns
 from ringfold.peer.session import S, Session
 from ringfold.peer.settings import Identity, PeerTimings
+from ringfold.probe.log import ExportSettings, Log
+from ringfold.probe.prober import ProbeSocket
 from ringfold.runtime import resolve
 from ringfold.runtime.clock import monotonic_ns
+from ringfold.runtime.machine import usable_cores
 
 PORT_TRIES = 512
+PROBING_CORES = 8
+"""With `probe` at "auto", hosts with fewer cores do not probe: it would cost a training process too much of one."""
+_log = logging.getLogger("ringfold.peer")
 _WILDCARDS = ("0.0.0.0", "::", "*")
 
 
@@ -33,6 +40,7 @@ class JoinRequest:
     port: int | None = None
     timeout_s: float | None = None
     op_timeout_s: float | None = None
+    probe: bool | None = None
     timings: PeerTimings = field(default_factory=PeerTimings)
 
 
@@ -47,6 +55,7 @@ def join(request: JoinRequest, at_end: Callable[[], None] | None = None) -> Comm
             "data_port": request.port,
             "join_timeout_s": request.timeout_s,
             "op_timeout_s": request.op_timeout_s,
+            "probe": None if request.probe is None else "on" if request.probe else "off",
         }
     )
     if request.group < 0:
@@ -58,8 +67,9 @@ def join(request: JoinRequest, at_end: Callable[[], None] | None = None) -> Comm
     local = _local_addresses(masters)
     host = request.host or resolve.host_name()
     engine = new_engine(settings.integer("spin_us"))
+    bind = _bind_host(local, advertised)
     try:
-        port = engine.listen(_bind_host(local, advertised), settings.integer("data_port"), PORT_TRIES)
+        port, prober = _listen(engine, settings, bind)
     except (RuntimeError, OSError) as error:
         engine.shutdown()
         raise ConfigError(f"no free data port from {settings.integer('data_port')} on: {error}") from error
@@ -70,15 +80,53 @@ def join(request: JoinRequest, at_end: Callable[[], None] | None = None) -> Comm
         addresses=advertised or local,
         port=port,
         token=token,
+        probes=prober is not None,
     )
     session = Session(engine, identity, request.timings)
     try:
+        if prober is not None:
+            session.probe(prober, lambda node: _log_of(settings, node, identity))
         session.join(masters, deadline_ns)
     except BaseException:
         session.close()
         raise
     session.at_end = at_end
     return Communicator(session, settings.number("op_timeout_s"))
+
+
+def _listen(engine: Engine, settings: config.Resolved, bind: str) -> tuple[int, ProbeSocket | None]:
+    """Listen at the first port that is free; and if this peer is to probe, that is free for UDP as well.
+
+    Who cannot probe trains all the same.
+    """
+    first, wanted = settings.integer("data_port"), settings.text("probe")
+    if wanted == "off" or (wanted == "auto" and usable_cores() < PROBING_CORES):
+        return engine.listen(bind, first, PORT_TRIES), None
+    reason: ConfigError | RuntimeError | OSError | None = None
+    for port in range(first, min(first + PORT_TRIES, 65_536)):
+        try:
+            prober = ProbeSocket(0, bind, port)
+        except ConfigError as error:
+            reason = error
+            continue
+        try:
+            return engine.listen(bind, port, 1), prober
+        except (RuntimeError, OSError) as error:
+            prober.close()
+            reason = error
+    _log.warning("this peer does not probe: %s", reason)
+    return engine.listen(bind, first, PORT_TRIES), None
+
+
+def _log_of(settings: config.Resolved, node: int, identity: Identity) -> Log | None:
+    directory = settings.value("probe_export")
+    if not isinstance(directory, Path):
+        return None
+    try:
+        return Log(ExportSettings(directory=directory), node=node, name=identity.name, host=identity.host)
+    except ConfigError as error:
+        _log.warning("windows of probing are not written down: %s", error)
+        return None
 
 
 def reachable(address: str) -> str:

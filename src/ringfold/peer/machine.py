@@ -33,6 +33,7 @@ from ringfold.peer.effects import (
     FailAll,
     Install,
     Joined,
+    ProbeHeard,
     SealEngine,
     SendMessage,
     SetRegistrations,
@@ -60,6 +61,7 @@ from ringfold.peer.events import (
     OpCancelled,
     Opened,
     OpTimedOut,
+    ProbeSays,
     Sampled,
     Silent,
     Tick,
@@ -71,6 +73,7 @@ from ringfold.state.manifest import Snapshot
 from ringfold.wire import frames, messages
 from ringfold.wire.events import ConnectionDropped
 from ringfold.wire.messages import Epoch, Message, OpRef, PeerId, Reason, Record, Verdict, Welcome, World
+from ringfold.wire.probing import NodeWelcome, ProbeAnswer, ProbeGraph, ProbeHalt, RoundEnd, RoundStart
 
 REMEMBERED_EPOCHS = 1_024
 
@@ -171,6 +174,8 @@ class PeerMachine:
                 effects = [] if withdrawn is None else [*self._say(withdrawn), *self._sync_over(ballot)]
             case CallLeave():
                 effects = self._say(messages.Leave()) if self._control.stage == "proven" else self._end(None, "left")
+            case ProbeSays(message):
+                effects = self._say(message) if self._control.stage == "proven" else []
             case _:
                 assert_never(event)
         effects += self._attached(now_ns)
@@ -324,7 +329,9 @@ class PeerMachine:
                 return self._end(None, "left")
             case messages.Refused(reason=reason):
                 return self._lose_master(f"it refuses this peer ({reason})")
-            case messages.Challenge() | Welcome() | messages.Status():
+            case ProbeGraph() | RoundStart() | RoundEnd() | ProbeHalt():
+                return [ProbeHeard(said)] if self.identity.probes else []
+            case messages.Challenge() | Welcome() | messages.Status() | NodeWelcome() | ProbeAnswer():
                 return self._lose_master(f"it said {type(said).__name__} out of turn")
             case _:
                 assert_never(said)

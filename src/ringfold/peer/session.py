@@ -5,6 +5,9 @@ vote, leave) steps the machine from its own thread. One lock keeps steps apart; 
 run, never while somebody waits for the network. So no epoch is sealed or installed while it is held, and an op that is
 submitted under it belongs to the epoch that was looked at (`submit_in_epoch`).
 
+A peer that probes is a node, too, and its shell runs in the same thread under the same lock. Training does not depend
+on it: whatever it raises ends probing, and nothing else.
+
 Whatever ends the session, in the end there is no thread and no socket left. A forked child lets go of the parent's
 sockets at once, so that a data loader does not keep a dead trainer alive; its copy of the session is dead.
 """
@@ -15,6 +18,8 @@ import weakref
 from collections.abc import Callable
 from typing import NoReturn, TypeVar
 
+from ringfold.clock.clock import GlobalClock
+from ringfold.clock.model import ClockModel
 from ringfold.dataplane.engine import Engine
 from ringfold.errors import RingfoldError, UsageError
 from ringfold.peer import carry
@@ -26,18 +31,35 @@ from ringfold.peer.effects import (
     Ended,
     FailAll,
     Joined,
+    ProbeHeard,
     SyncSucceeded,
     Tell,
 )
-from ringfold.peer.events import CallGivenUp, CallJoin, CallLeave, CallVote, DialFailed, Dialled, Event, Tick
+from ringfold.peer.events import (
+    CallGivenUp,
+    CallJoin,
+    CallLeave,
+    CallVote,
+    DialFailed,
+    Dialled,
+    Event,
+    ProbeSays,
+    Tick,
+)
 from ringfold.peer.machine import PeerMachine
 from ringfold.peer.outcome import again, error_of
 from ringfold.peer.settings import Identity, PeerTimings
+from ringfold.probe.log import Log
+from ringfold.probe.prober import ProbeSocket
+from ringfold.probe.rounds_events import Connected, Heard, ToRoundMaster
+from ringfold.probe.rounds_node import RoundNode
+from ringfold.probe.shell import NodeShell
 from ringfold.runtime import threads
-from ringfold.runtime.clock import monotonic_ns
+from ringfold.runtime.clock import monotonic_ns, raw_ns
 from ringfold.runtime.entropy import random_bytes
 from ringfold.state.manifest import Snapshot
 from ringfold.wire.messages import Offer, Reason, Record, VoteKind
+from ringfold.wire.probing import NodeClock, NodeId
 from ringfold.wire.proof import NONCE_BYTES
 
 _log = logging.getLogger("ringfold.peer")
@@ -66,6 +88,13 @@ class Session:
         """This is a forked child's copy: nothing works here."""
         self.at_end: Callable[[], None] | None = None
         """Called once, in the session's thread, when everything is closed."""
+        self.probing: NodeShell | None = None
+        """The node that this peer is, if it probes."""
+        self._said: list[ToRoundMaster] = []
+        """What that node said in the present step."""
+        self._is_node = False
+        self._clock_model = ClockModel()
+        self.clock = GlobalClock(self._clock_model, raw_ns)
         self._changed = threads.Condition(threads.RLock())
         self._joined = False
         self._stopping = False
@@ -133,6 +162,35 @@ class Session:
                 raise error_of(outcome, operation, self.machine.engine_epoch)
             return outcome
 
+    def probe(self, prober: ProbeSocket, open_log: Callable[[NodeId], Log | None]) -> None:
+        """Be a node too, from the join on. The session closes the prober in the end."""
+        self.probing = NodeShell(RoundNode(), prober, self._say_of_probing, self._adopt, open_log=open_log)
+
+    def _adopt(self, clock: NodeClock) -> None:
+        self._clock_model.adopt(clock, raw_ns())
+
+    def _say_of_probing(self, message: ToRoundMaster) -> None:
+        """What the node says goes to the master on the control connection, once the present step is carried out."""
+        self._said.append(message)
+
+    def _probe(self, do: Callable[[NodeShell], None]) -> None:
+        """Let the node do something. It is a guest here: if it fails, it is gone, and the peer goes on without it."""
+        if self.probing is None:
+            return
+        try:
+            do(self.probing)
+        except Exception:
+            _log.exception("probing failed; this peer goes on without it")
+            self._end_probing()
+
+    def _end_probing(self) -> None:
+        shell, self.probing = self.probing, None
+        if shell is not None:
+            try:
+                shell.close()
+            except Exception:
+                _log.exception("probing did not end as it should")
+
     def submit_in_epoch(self, operation: str, submit: Callable[[Record], T]) -> T:
         """Wait until the newest record runs, then call `submit` with it while it cannot change.
 
@@ -195,6 +253,8 @@ class Session:
                     due = self.machine.next_deadline_ns()
                     if due is not None and due <= monotonic_ns():
                         self._step(Tick())
+                    self._probe(lambda shell: shell.tick())
+                    self._say_what_was_said()
         except Exception as error:
             _log.exception("the peer's thread failed; the session is over")
             self.error = RingfoldError(f"the peer's thread failed: {error!r}")
@@ -203,9 +263,10 @@ class Session:
 
     def _sleep_s(self) -> float:
         due = self.machine.next_deadline_ns()
-        if due is None:
-            return LONGEST_SLEEP_S
-        return min(max(0.0, (due - monotonic_ns()) / S), LONGEST_SLEEP_S)
+        sleep_s = LONGEST_SLEEP_S if due is None else min(max(0.0, (due - monotonic_ns()) / S), LONGEST_SLEEP_S)
+        probing = self.probing
+        probe_s = None if probing is None else probing.due_s()
+        return sleep_s if probe_s is None else min(sleep_s, probe_s)
 
     def _let_go(self) -> None:
         with self._changed:
@@ -214,6 +275,7 @@ class Session:
             carry.command(self.engine, FailAll(Reason("evicted", "this peer has left the run")))
             # Before anybody learns that it is over: until then the engine may still write into a program's arrays.
             self.engine.shutdown()
+            self._end_probing()
             self.is_over = True
             self._changed.notify_all()
         if self.at_end is not None:
@@ -232,7 +294,12 @@ class Session:
             answer = self._carry_out(effect)
             if answer is not None:
                 self._step(answer)
+        self._say_what_was_said()
         self._changed.notify_all()
+
+    def _say_what_was_said(self) -> None:
+        while self._said:
+            self._step(ProbeSays(self._said.pop(0)))
 
     def _carry_out(self, effect: Effect) -> Event | None:
         """Do what the machine wants done; the answer, where an effect has one, is its next event."""
@@ -252,6 +319,11 @@ class Session:
                     _log.warning("%s", error)
             case Tell(notice):
                 _log.log(_LEVELS[notice.level], "%s", notice)
+            case ProbeHeard(message):
+                if not self._is_node:
+                    self._is_node = True
+                    self._probe(lambda shell: shell.step(Connected(self.machine.peer)))
+                self._probe(lambda shell: shell.step(Heard(message)))
             case _:
                 return carry.command(self.engine, effect)
         return None

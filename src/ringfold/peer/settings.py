@@ -50,3 +50,5 @@ class Identity:
     addresses: tuple[str, ...]
     port: int
     token: bytes = b""
+    probes: bool = False
+    """Whether the same port takes UDP probes."""

@@ -112,9 +112,7 @@ class Visits:
             self._over.remove(errand)
         self._expected[errand] = _Expected(secret, frozenset(visitors))
 
-    def visit(
-        self, now_ns: int, errand: Errand, host: Member, pause_ms: int = 0
-    ) -> tuple[list[Effect], list[Failed]]:
+    def visit(self, now_ns: int, errand: Errand, host: Member, pause_ms: int = 0) -> tuple[list[Effect], list[Failed]]:
         """Set out for `host`, after a pause. `Arrived` or `Failed` follows."""
         setting = _Setting(errand, host)
         self._setting.append(setting)
@@ -233,9 +231,7 @@ class Visits:
         setting.reason, setting.is_refused = reason, False
         return self._next_address(now_ns, setting)
 
-    def _turned_away(
-        self, now_ns: int, setting: _Setting, reason: str
-    ) -> tuple[list[Effect], list[Arrived | Failed]]:
+    def _turned_away(self, now_ns: int, setting: _Setting, reason: str) -> tuple[list[Effect], list[Arrived | Failed]]:
         assert setting.conn is not None
         closing: list[Effect] = [CloseConn(setting.conn, reason)]
         setting.reason, setting.is_refused = reason, True

@@ -1,4 +1,4 @@
-"""Asking a master how its run stands, over a plain blocking socket: what `status` and `doctor` do.
+"""Asking a master something, over a plain blocking socket: what `status`, `doctor` and `probe start|stop|round` do.
 
 The connection begins like a peer's (a Challenge, and a proof of the token), so whoever cannot join cannot look either.
 """
@@ -13,7 +13,8 @@ from ringfold.errors import ConfigError, MasterUnreachable, RemoteProtocolError
 from ringfold.runtime.clock import monotonic_ns
 from ringfold.runtime.entropy import random_bytes
 from ringfold.wire.frames import MAX_FRAME_BYTES, FrameKind, FrameReader, decode_from_master, message_frame
-from ringfold.wire.messages import PROTOCOL_VERSION, Challenge, FromMaster, Refused, Status, StatusRequest
+from ringfold.wire.messages import PROTOCOL_VERSION, Challenge, FromMaster, Message, Refused, Status, StatusRequest
+from ringfold.wire.probing import ProbeAction, ProbeAnswer, ProbeCommand
 from ringfold.wire.proof import NONCE_BYTES, prove
 
 
@@ -49,17 +50,31 @@ class StatusConnection:
 
     def ask(self) -> Status:
         """The run as the master sees it now."""
-        self._deadline_ns = monotonic_ns() + int(self.timeout_s * 1e9)
-        nonce = random_bytes(NONCE_BYTES)
-        proof = prove(self._token, "status", self._challenge.nonce, nonce)
-        try:
-            self._socket.sendall(message_frame(StatusRequest(PROTOCOL_VERSION, nonce, proof)))
-        except OSError as error:
-            raise MasterUnreachable(self.address, error.strerror or str(error)) from None
-        answer = self._next()
+        nonce, proof = self._proof("status")
+        answer = self._question(StatusRequest(PROTOCOL_VERSION, nonce, proof))
         if not isinstance(answer, Status):
             raise RemoteProtocolError(f"the master at {self.address} answered {type(answer).__name__}, not Status")
         return answer
+
+    def probe(self, action: ProbeAction, label: str = "") -> ProbeAnswer:
+        """Steer the probing, or look at its newest round. A round takes a window's time: give the connection that."""
+        nonce, proof = self._proof("probe")
+        answer = self._question(ProbeCommand(PROTOCOL_VERSION, action, label, nonce, proof))
+        if not isinstance(answer, ProbeAnswer):
+            raise RemoteProtocolError(f"the master at {self.address} answered {type(answer).__name__} to a command")
+        return answer
+
+    def _proof(self, purpose: str) -> tuple[bytes, bytes]:
+        nonce = random_bytes(NONCE_BYTES)
+        return nonce, prove(self._token, purpose, self._challenge.nonce, nonce)
+
+    def _question(self, message: Message) -> FromMaster:
+        self._deadline_ns = monotonic_ns() + int(self.timeout_s * 1e9)
+        try:
+            self._socket.sendall(message_frame(message))
+        except OSError as error:
+            raise MasterUnreachable(self.address, error.strerror or str(error)) from None
+        return self._next()
 
     def watch(self, every_s: float) -> Iterator[Status]:
         """The status now, and again every so often, for as long as the caller goes on."""

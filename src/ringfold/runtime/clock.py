@@ -1,4 +1,5 @@
-"""The clock: integer nanoseconds, monotonic, the only one that decisions see. And a thread's use of the CPU."""
+"""The clock: integer nanoseconds, monotonic, the only one that decisions see. And clocks that measure: the raw one that
+probes are stamped by, and a thread's use of the CPU."""
 
 import time
 
@@ -7,6 +8,19 @@ def monotonic_ns() -> int:
     return time.monotonic_ns()
 
 
+def raw_ns() -> int:
+    """CLOCK_MONOTONIC_RAW: nobody steers it, so it runs straight. Where there is none, the monotonic clock."""
+    return time.clock_gettime_ns(_RAW)
+
+
+_RAW = getattr(time, "CLOCK_MONOTONIC_RAW", time.CLOCK_MONOTONIC)
+
+
 def thread_cpu_ns() -> int:
     """How long the calling thread has run so far; time in which others had the core does not count."""
     return time.thread_time_ns()
+
+
+def process_cpu_ns() -> int:
+    """How long all threads of this process have run so far, together."""
+    return time.process_time_ns()

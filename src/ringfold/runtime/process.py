@@ -4,6 +4,7 @@ And how a server inside somebody else's program is: there, the signals also keep
 """
 
 import asyncio
+import gc
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -47,6 +48,21 @@ def term_is_exit() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+@contextmanager
+def signals_end_at_once() -> Iterator[None]:
+    """Inside, SIGTERM and Ctrl-C end the process without a word: for waits in foreign code that heed nothing else."""
+    try:
+        before = [signal.signal(number, signal.SIG_DFL) for number in _STOPPING]
+    except ValueError:  # not the main thread
+        yield
+        return
+    try:
+        yield
+    finally:
+        for number, handler in zip(_STOPPING, before, strict=True):
+            signal.signal(number, handler)
+
+
 def stop_at_signals(stop: Callable[[], None], is_waiting: Callable[[], bool]) -> None:
     """From now on SIGINT and SIGTERM call `stop`, and then end the program as they did before.
 
@@ -70,3 +86,13 @@ def stop_at_signals(stop: Callable[[], None], is_waiting: Callable[[], bool]) ->
                 signal.signal(number, handle)
             except ValueError:  # not the main thread
                 return
+
+
+def keep_what_is_there() -> None:
+    """Tell the garbage collector that what there is now, modules for the most part, stays: it need not look again.
+
+    For processes that are waited for. With NumPy loaded, a full collection is a pause of 15 ms; after this, one of
+    0.2 ms.
+    """
+    gc.collect()
+    gc.freeze()

@@ -19,6 +19,21 @@ def no_delay(transport: asyncio.BaseTransport) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
+def keep_alive(transport: asyncio.BaseTransport, idle_s: int) -> None:
+    """Let the kernel ask a silent other end whether it is there: one that lost power would be waited for for ever.
+
+    A connection that was silent for `idle_s` and is not answered for as long again is lost.
+    """
+    sock = transport.get_extra_info("socket")
+    if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if hasattr(socket, "TCP_KEEPIDLE"):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, idle_s)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, idle_s // 3))
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+
+
 def remote_name(transport: asyncio.BaseTransport) -> str:
     """The other end, as logs name it."""
     return address_text(transport.get_extra_info("peername"))

@@ -13,13 +13,15 @@ Read `scheduler.py` (time and the trace) and `network.py` (what may happen to by
 `runner.py` (what users do on a peer; `blocking.py` for users who write plain code), `checks.py` and `sync_checks.py`
 (the promises), `simulation.py` (all of it together). On top: `workloads.py`, `stateful.py`, `faults.py` and
 `scenario.py` draw a run from a seed, `planted.py` proves that bugs are found, and `python -m ringfold.testing` runs
-seeds by the thousand.
+seeds by the thousand. Rounds of probing and the global iteration have simulations of their own, which begin in
+`probing.py` and `iterating.py`.
 """
 
 from ringfold.testing.blocking import SimRun, blocking
 from ringfold.testing.checks import Violation
 from ringfold.testing.network import Network, Weather
 from ringfold.testing.peers import SimPeer
+from ringfold.testing.probing import ProbingSetup, RoundOutcome, RoundScenario, draw_rounds, run_rounds
 from ringfold.testing.program import (
     AllReduce,
     ArePending,
@@ -57,10 +59,13 @@ __all__ = [
     "Network",
     "OptimizeTopology",
     "Outcome",
+    "ProbingSetup",
     "Program",
     "ProgramOf",
     "Reduced",
     "Request",
+    "RoundOutcome",
+    "RoundScenario",
     "Scenario",
     "Scheduler",
     "Self",
@@ -80,8 +85,10 @@ __all__ = [
     "Weather",
     "blocking",
     "draw",
+    "draw_rounds",
     "looping",
     "quick_settings",
+    "run_rounds",
     "run_seed",
     "syncing",
     "training",

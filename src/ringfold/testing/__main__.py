@@ -5,21 +5,36 @@ import logging
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Protocol, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
 from ringfold.testing.planted import BUGS, find
+from ringfold.testing.probing import RoundOutcome, run_rounds
+from ringfold.testing.probing_planted import ROUND_BUGS, find_in_rounds
 from ringfold.testing.scenario import Outcome, run_seed
 from ringfold.testing.scheduler import SimulationFailure
 
 BATCH = 10
 """Seeds per task: enough that handing them out costs nothing."""
+
+Result = TypeVar("Result")
+Added = TypeVar("Added", contravariant=True)
+
+
+class Sum(Protocol[Added]):
+    """What outcomes add up to."""
+
+    seeds: int
+    failures: list[SimulationFailure]
+
+    def add(self, outcome: Added | SimulationFailure) -> None: ...
 
 
 @dataclass
@@ -50,38 +65,74 @@ class Total:
         self.faults.update(outcome.faults)
 
 
+@dataclass
+class RoundTotal:
+    """All outcomes of rounds so far."""
+
+    seeds: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    virtual_ms: float = 0.0
+    failures: list[SimulationFailure] = field(default_factory=list)
+
+    def add(self, outcome: RoundOutcome | SimulationFailure) -> None:
+        self.seeds += 1
+        if isinstance(outcome, SimulationFailure):
+            self.failures.append(outcome)
+            return
+        self.virtual_ms += outcome.virtual_ms
+        self.counts[f"{outcome.kind}: seeds"] += 1
+        self.counts[f"{outcome.kind}: windows"] += outcome.windows
+        if outcome.kind != "local":
+            self.counts[f"{outcome.kind}: rounds"] += outcome.rounds
+            self.counts[f"{outcome.kind}: with everybody"] += outcome.whole
+        self.counts.update({f"fault: {kind}": count for kind, count in outcome.faults.items()})
+
+
 def run_batch(seeds: Sequence[int]) -> list[Outcome | SimulationFailure]:
     """Run some seeds; a broken promise is an outcome too."""
-    outcomes: list[Outcome | SimulationFailure] = []
-    for seed in seeds:
-        try:
-            outcomes.append(run_seed(seed))
-        except SimulationFailure as failure:
-            outcomes.append(failure)
-    return outcomes
+    return [_caught(run_seed, seed) for seed in seeds]
 
 
-def run_many(first: int, count: int, jobs: int, console: Console) -> Total:
-    """Run `count` seeds from `first` on, in so many processes, with a progress bar."""
-    total = Total()
+def run_round_batch(seeds: Sequence[int]) -> list[RoundOutcome | SimulationFailure]:
+    """Run the rounds of some seeds; a broken promise is an outcome too."""
+    return [_caught(run_rounds, seed) for seed in seeds]
+
+
+def _caught(run: Callable[[int], Result], seed: int) -> Result | SimulationFailure:
+    try:
+        return run(seed)
+    except SimulationFailure as failure:
+        return failure
+
+
+def run_many(
+    first: int,
+    count: int,
+    jobs: int,
+    console: Console,
+    total: Sum[Result],
+    run: Callable[[Sequence[int]], list[Result | SimulationFailure]],
+) -> None:
+    """Run `count` seeds from `first` on, in so many processes, with a progress bar, and add them up."""
     with _progress(console) as progress:
         task = progress.add_task("seeds", total=count)
-        for batch in _in_processes(_batches(range(first, first + count)), jobs):
+        for batch in _in_processes(_batches(range(first, first + count)), jobs, run):
             for outcome in batch:
                 total.add(outcome)
                 if isinstance(outcome, SimulationFailure):
                     what = outcome.text.splitlines()[0]
                     console.print(f"[red]violation[/red] {what} [dim](seed {outcome.seed})[/dim]")
             progress.advance(task, len(batch))
-    return total
 
 
-def _in_processes(batches: Iterable[Sequence[int]], jobs: int) -> Iterator[list[Outcome | SimulationFailure]]:
+def _in_processes(
+    batches: Iterable[Sequence[int]], jobs: int, run: Callable[[Sequence[int]], list[Result | SimulationFailure]]
+) -> Iterator[list[Result | SimulationFailure]]:
     if jobs == 1:
-        yield from map(run_batch, batches)
+        yield from map(run, batches)
         return
     with ProcessPoolExecutor(jobs) as pool:
-        yield from pool.map(run_batch, batches)
+        yield from pool.map(run, batches)
 
 
 def _batches(seeds: Iterable[int]) -> Iterator[Sequence[int]]:
@@ -102,21 +153,40 @@ def show(total: Total, first: int, console: Console) -> None:
         table.add_row(f"rings: {what}", f"{count:,}")
     for kind, count in sorted(total.faults.items()):
         table.add_row(f"fault: {kind}", f"{count:,}")
-    table.add_row("virtual time", f"{total.virtual_ms / 1000:,.0f} s")
-    table.add_row("violations", f"[red]{len(total.failures)}[/red]" if total.failures else "[green]0[/green]")
+    _show_end(table, total.virtual_ms, total.failures, console)
+
+
+def show_rounds(total: RoundTotal, first: int, console: Console) -> None:
+    """The summary of simulated rounds."""
+    table = Table(title=f"rounds of probing: {total.seeds} seeds from {first}", show_header=False)
+    for what, count in sorted(total.counts.items()):
+        table.add_row(what, f"{count:,}")
+    _show_end(table, total.virtual_ms, total.failures, console)
+
+
+def _show_end(table: Table, virtual_ms: float, failures: Sequence[SimulationFailure], console: Console) -> None:
+    table.add_row("virtual time", f"{virtual_ms / 1000:,.0f} s")
+    table.add_row("violations", f"[red]{len(failures)}[/red]" if failures else "[green]0[/green]")
     console.print(table)
-    for failure in total.failures[:3]:
+    for failure in failures[:3]:
         console.print(str(failure), markup=False, highlight=False)
 
 
-def plant(first: int, most: int, jobs: int, console: Console) -> int:
+def plant(
+    bugs: Sequence[str],
+    look: Callable[[str, int, int], SimulationFailure | None],
+    first: int,
+    most: int,
+    jobs: int,
+    console: Console,
+) -> int:
     """Look for every planted bug; exit code 1 if one stays hidden for `most` seeds."""
     columns = (Column(name, no_wrap=True) for name in ("planted bug", "found by seed", "after"))
     table = Table(*columns, Column("as", ratio=1, no_wrap=True, overflow="ellipsis"), expand=True)
     hidden = 0
     with _progress(console) as progress, ProcessPoolExecutor(jobs) as pool:
-        task = progress.add_task("planted bugs", total=len(BUGS))
-        for name, found in zip(BUGS, pool.map(find, BUGS, [first] * len(BUGS), [most] * len(BUGS)), strict=True):
+        task = progress.add_task("planted bugs", total=len(bugs))
+        for name, found in zip(bugs, pool.map(look, bugs, [first] * len(bugs), [most] * len(bugs)), strict=True):
             progress.advance(task)
             if found is None:
                 hidden += 1
@@ -127,11 +197,11 @@ def plant(first: int, most: int, jobs: int, console: Console) -> int:
     return 1 if hidden else 0
 
 
-def replay(seed: int, trace: bool, console: Console) -> int:
+def replay(seed: int, trace: bool, probing: bool, console: Console) -> int:
     """Run one seed again; with `trace`, print everything that happens in it."""
     echo = (lambda line: console.print(line, markup=False, highlight=False)) if trace else None
     try:
-        outcome = run_seed(seed, echo=echo)
+        outcome = run_rounds(seed, echo=echo) if probing else run_seed(seed, echo=echo)
     except SimulationFailure as failure:
         console.print(str(failure), markup=False, highlight=False)
         return 1
@@ -158,19 +228,40 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--trace", action="store_true", help="with --seed: print every event")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--planted", action="store_true", help="also look for the planted bugs, in up to 1,000 seeds")
+    parser.add_argument("--probing", action="store_true", help="rounds of probing instead of collectives")
+    parser.add_argument("--iterations", action="store_true", help="stories of the global iteration over a store")
     options = parser.parse_args(arguments)
     logging.getLogger("ringfold").addHandler(logging.NullHandler())  # programs log what they go through: not here
     console = Console(soft_wrap=True)
+    if options.iterations:
+        return _iterations(options, console)
     if options.seed is not None:
-        return replay(options.seed, options.trace, console)
+        return replay(options.seed, options.trace, options.probing, console)
     first = fresh_seed() if options.first is None else options.first
     console.print(f"seeds {first} to {first + options.seeds - 1}")
-    total = run_many(first, options.seeds, options.jobs, console)
-    show(total, first, console)
-    code = 1 if total.failures else 0
-    if options.planted:
-        code = max(code, plant(first, 1_000, options.jobs, console))
-    return code
+    if options.probing:
+        rounds = RoundTotal()
+        run_many(first, options.seeds, options.jobs, console, rounds, run_round_batch)
+        show_rounds(rounds, first, console)
+        failures, bugs, look = rounds.failures, tuple(ROUND_BUGS), find_in_rounds
+    else:
+        total = Total()
+        run_many(first, options.seeds, options.jobs, console, total, run_batch)
+        show(total, first, console)
+        failures, bugs, look = total.failures, tuple(BUGS), find
+    hidden = plant(bugs, look, first, 1_000, options.jobs, console) if options.planted else 0
+    return 1 if failures or hidden else 0
+
+
+def _iterations(options: argparse.Namespace, console: Console) -> int:
+    from ringfold.testing import iterating_runs
+
+    if options.seed is not None:
+        return iterating_runs.replay(options.seed, trace=options.trace, console=console)
+    first = fresh_seed() if options.first is None else options.first
+    return iterating_runs.run(
+        first=first, count=options.seeds, jobs=options.jobs, planted=options.planted, console=console
+    )
 
 
 if __name__ == "__main__":

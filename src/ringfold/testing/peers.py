@@ -23,6 +23,7 @@ from ringfold.peer.effects import (
     EngineEffect,
     Install,
     Joined,
+    ProbeHeard,
     SetRegistrations,
     Settle,
     SyncSucceeded,
@@ -402,6 +403,8 @@ class SimPeer:
                     self._runner.session_over(error)
             case Tell(notice):
                 self.sim.note(self.name, str(notice))
+            case ProbeHeard():
+                raise AssertionError("rounds are simulated by themselves: these peers do not probe")
             case _:
                 self._watch(effect)
                 answer = carry.command(self._sockets, garbled(self.sim.rng, effect) if self.lies else effect)

@@ -129,9 +129,7 @@ def _augment(rows: Rows, successor: list[int], predecessor: list[int], start: in
     return False
 
 
-def _move_up(
-    successor: list[int], predecessor: list[int], came_from: dict[int, int], start: int, after: int
-) -> None:
+def _move_up(successor: list[int], predecessor: list[int], came_from: dict[int, int], start: int, after: int) -> None:
     while True:
         place = came_from[after]
         freed = successor[place]

@@ -1,0 +1,180 @@
+"""The nodes of the probe graph, between their connections and the round machine (`probe/rounds_master.py`).
+
+A node is a connection with a node id: that of a peer that probes (the peer's own id), or of a process that only probes
+(an id from FIRST_ALONE on, so that the two never meet). Whatever ends the connection ends the node. A node that does
+not keep to the protocol is dropped, and a peer among them with it, like for any other message.
+"""
+
+import ipaddress
+
+from msgspec import structs
+
+from ringfold.errors import RemoteProtocolError
+from ringfold.master.events import Conn, Ns, Send
+from ringfold.master.run import Connection, Run
+from ringfold.probe.rounds_events import (
+    Alarmed,
+    Answer,
+    Commanded,
+    MasterEvent,
+    NodeCame,
+    NodeGone,
+    Note,
+    Publish,
+    Reported,
+    SendTo,
+    Tick,
+)
+from ringfold.probe.rounds_master import RoundMaster
+from ringfold.wire.events import ProbeNote, RoundDone
+from ringfold.wire.messages import Hello
+from ringfold.wire.probing import (
+    Neighbour,
+    NodeHello,
+    NodeId,
+    NodeWelcome,
+    ProbeCommand,
+    RoundAlarm,
+    RoundId,
+    RoundReport,
+    RoundSummary,
+)
+
+FIRST_ALONE, LAST_ALONE = 1_000_001, 2_000_000_000
+MOST_NODES = 4_096
+LONGEST_LABEL = 200
+
+
+class Probing:
+    """All nodes of a run and their rounds. It has no state but the tables that lead from a node to its connection."""
+
+    def __init__(self, run: Run, rounds: RoundMaster) -> None:
+        self._run = run
+        self._rounds = rounds
+        self._conns: dict[NodeId, Conn] = {}
+        self._names: dict[NodeId, str] = {}
+        self._alone = FIRST_ALONE
+        self.summary: RoundSummary | None = None
+        """The newest round."""
+
+    # Nodes
+
+    def peer_came(self, now: Ns, connection: Connection, hello: Hello) -> None:
+        """A peer has registered, and probes at the UDP port of its data port's number.
+
+        One that nobody can probe takes part in the run all the same.
+        """
+        assert connection.peer is not None
+        if fault := _unreachable(hello.addresses[0]) or self._full():
+            self._run.tell(ProbeNote(f"peer {connection.peer.id} is no node: {fault}"))
+            return
+        facts = Neighbour(connection.peer.id, hello.name, hello.addresses[0], hello.port)
+        self._came(now, connection, NodeCame(facts.node, facts, False, RoundId()))
+
+    def node_came(self, now: Ns, connection: Connection, hello: NodeHello, proof: bytes) -> None:
+        """A process that only probes is let in; `proof` is what it is welcomed with."""
+        if not 1 <= hello.port <= 65_535 or not hello.addresses:
+            raise RemoteProtocolError(f"nobody can probe it at {hello.addresses} port {hello.port}")
+        if not (hello.name.isprintable() and hello.host.isprintable()):
+            raise RemoteProtocolError("its name or host is not printable")
+        if min(hello.last.fence, hello.last.sequence) < 0:
+            raise RemoteProtocolError(f"there is no round {hello.last}")
+        if fault := _unreachable(hello.addresses[0]) or self._full():
+            raise RemoteProtocolError(fault)
+        node = self._number(hello.number)
+        facts = Neighbour(node, hello.name, hello.addresses[0], hello.port)
+        # It is told its id before it hears of its graph.
+        self._run.out.append(Send(connection.id, NodeWelcome(node, proof)))
+        self._came(now, connection, NodeCame(node, facts, hello.listen_only, hello.last))
+
+    def _number(self, wish: NodeId) -> NodeId:
+        """The number that the node had before, if it is free: its log goes on, whoever is the master now."""
+        node = wish if FIRST_ALONE <= wish <= LAST_ALONE and wish not in self._conns else self._alone
+        self._alone = max(self._alone, node + 1)
+        return node
+
+    def _full(self) -> str:
+        return f"there are {MOST_NODES} nodes already" if len(self._conns) >= MOST_NODES else ""
+
+    def _came(self, now: Ns, connection: Connection, event: NodeCame) -> None:
+        connection.node = event.node
+        self._conns[event.node], self._names[event.node] = connection.id, event.facts.name
+        self._step(now, event)
+
+    def settle(self, now: Ns) -> None:
+        """Nodes whose connections are gone are gone."""
+        gone, self._run.gone_nodes = self._run.gone_nodes, []
+        for node in gone:
+            if self._conns.pop(node, None) is not None:
+                self._step(now, NodeGone(node))
+        if gone and (self._rounds.round is None or self._rounds.settings.kind == "local"):
+            self._forget_names()
+
+    # Words
+
+    def report(self, now: Ns, node: NodeId, report: RoundReport | RoundAlarm, size: int) -> None:
+        """A node's window, or its alarm."""
+        if node not in self._conns:
+            raise RemoteProtocolError(f"{type(report).__name__} from somebody who does not probe")
+        if isinstance(report, RoundAlarm):
+            self._step(now, Alarmed(node, report))
+            return
+        self._step(now, Reported(node, report, size))
+
+    def command(self, now: Ns, conn: Conn, command: ProbeCommand) -> None:
+        """Somebody steers."""
+        if len(command.label) > LONGEST_LABEL or not command.label.isprintable():
+            raise RemoteProtocolError(f"a label must be printable and have at most {LONGEST_LABEL} letters")
+        self._run.connections[conn].waits = True
+        self._step(now, Commanded(conn, command.action, command.label))
+
+    def tick(self, now: Ns) -> None:
+        due = self._rounds.next_deadline_ns()
+        if due is not None and due <= now:
+            self._step(now, Tick())
+
+    def _step(self, now: Ns, event: MasterEvent) -> None:
+        for effect in self._rounds.step(now, event):
+            match effect:
+                case SendTo(node, message):
+                    conn = self._conns.get(node)
+                    if conn is not None:
+                        self._run.out.append(Send(conn, message))
+                case Answer(asker, answer):
+                    if asker in self._run.connections:
+                        self._run.connections[asker].waits = False
+                        named = answer.summary and self._named(answer.summary)
+                        self._run.out.append(Send(asker, structs.replace(answer, summary=named)))
+                case Publish(summary):
+                    self.summary = self._named(summary)
+                    self._learn(now, summary)
+                    self._run.tell(RoundDone(self.summary))
+                    self._forget_names()
+                case Note(text):
+                    self._run.tell(ProbeNote(text))
+
+    def _forget_names(self) -> None:
+        """Who left during a round is still to be named in its summary; after it, or where none comes, no more."""
+        self._names = {node: name for node, name in self._names.items() if node in self._conns}
+
+    def _named(self, summary: RoundSummary) -> RoundSummary:
+        seen = [*(node.node for node in summary.nodes), *map(int, summary.missing)]
+        names = {str(node): self._names[node] for node in seen if node in self._names}
+        return structs.replace(summary, names=names)
+
+    def _learn(self, now: Ns, summary: RoundSummary) -> None:
+        """What a round says of links between peers becomes part of the topology's view of them."""
+        for view in summary.edges:
+            fit = view.fit
+            if fit.sent and fit.delay_p50_ns > 0 and fit.src in self._run.peers and fit.dst in self._run.peers:
+                loss = min(1.0, fit.lost / fit.sent)
+                self._run.delays.probed((fit.src, fit.dst), fit.delay_p50_ns / 1_000, loss, now)
+
+
+def _unreachable(address: str) -> str:
+    """Why nodes cannot send packets to this address; empty if they can. They look no names up."""
+    try:
+        ipaddress.ip_address(address)
+    except ValueError:
+        return f"{address!r} is no IP address that others could probe it at"
+    return ""

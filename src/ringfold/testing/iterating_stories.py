@@ -1,0 +1,111 @@
+"""Stories for the global iteration, drawn from a seed; the bugs that they must find; and one crash at every operation.
+
+Half of the drawn stories have one life end at one store operation, drawn from all that a rank makes in its first
+seconds, before or after it is carried out; `every_crash` goes through all of them for a small story. The rest of a
+story is drawn freely. A store that goes back is a story of its own: a life that is cut off all the while cannot know.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from random import Random
+
+from ringfold.iteration.record import Quorum, Rules
+from ringfold.testing.iterating import AgreeingOf, Simulated
+from ringfold.testing.iterating_naive import naive
+from ringfold.testing.iterating_parts import Kind, Moment, Result, Story, Trouble
+from ringfold.testing.iterating_planted import MACHINES
+from ringfold.testing.scheduler import SimulationFailure
+
+_WITHIN_MS = 9_000
+_OPERATIONS = 60
+"""About what a rank makes of them in its first seconds."""
+
+
+def draw(seed: int) -> Story:
+    """The story of a seed."""
+    rng = Random(f"{seed}/story")
+    world = rng.choice((1, 2, 2, 3, 3, 3, 4, 5))
+    quorum: Quorum | None = rng.choice((None, None, "majority"))
+    rules = Rules(world, rng.choice((1, 1, rng.randint(1, world))), quorum)
+    goes_back = rng.random() < 0.12
+    moments: tuple[Moment, Moment] = ("crash", "crash after")
+    crash_at = (rng.randrange(world), rng.randint(1, _OPERATIONS), rng.choice(moments))
+    spare = 0 if quorum else world - rules.min_ranks
+    stay_dead = tuple(sorted(rng.sample(range(world), rng.randint(0, spare)))) if rng.random() < 0.3 else ()
+    return Story(
+        seed=seed,
+        rules=rules,
+        can_list=rng.random() < 0.6,
+        has_leases=rng.random() < 0.4,
+        troubles=_going_back(rng) if goes_back else _troubles(rng, world),
+        crash_at=crash_at if rng.random() < 0.5 else None,
+        losses=rng.choice((0.0, 0.0, 0.01, 0.05)),
+        quiet_ms=rng.randint(2_000, 12_000),
+        stay_dead=() if len(stay_dead) == world else stay_dead,
+        slow=rng.choice((0.0, 0.02, 0.1)),
+    )
+
+
+def _troubles(rng: Random, world: int) -> tuple[Trouble, ...]:
+    return tuple(
+        sorted((_trouble(rng, world) for _ in range(rng.choice((0, 1, 1, 2, 3, 5)))), key=lambda trouble: trouble.at_ms)
+    )
+
+
+def _trouble(rng: Random, world: int) -> Trouble:
+    kinds: tuple[Kind, ...] = ("crash", "crash", "pause", "cut", "twin", "leave", "jump", "outage")
+    kind = rng.choice(kinds)
+    one = (rng.randrange(world),)
+    some = tuple(sorted(rng.sample(range(world), rng.randint(1, world))))
+    ranks = some if kind == "cut" or rng.random() < 0.2 else one
+    return Trouble(kind=kind, at_ms=rng.randrange(_WITHIN_MS), ranks=ranks, for_ms=rng.choice((200, 2_000, 9_000)))
+
+
+def _going_back(rng: Random) -> tuple[Trouble, ...]:
+    """The store is emptied, or put back to how it was some seconds ago; the ranks are otherwise left alone."""
+    if rng.random() < 0.5:
+        return (Trouble(kind="wipe", at_ms=rng.randrange(500, _WITHIN_MS)),)
+    return (Trouble(kind="restore", at_ms=rng.randrange(300, _WITHIN_MS // 2), for_ms=rng.randrange(2_500, 5_000)),)
+
+
+def run_story(seed: int, echo: Callable[[str], None] | None = None) -> Result:
+    """Run the story of a seed; raises SimulationFailure when a promise is broken."""
+    return Simulated(draw(seed), echo=echo).run()
+
+
+def every_crash(story: Story) -> Iterator[Story]:
+    """The same story again and again, with a crash at every operation of every rank, before and after it."""
+    calm = Simulated(story)
+    calm.run()
+    for rank, count in sorted(calm.operations.items()):
+        for number in range(1, count + 1):
+            yield _with_crash(story, rank, number, "crash")
+            yield _with_crash(story, rank, number, "crash after")
+
+
+def _with_crash(story: Story, rank: int, number: int, moment: Moment) -> Story:
+    return replace(story, crash_at=(rank, number, moment))
+
+
+@dataclass(frozen=True, slots=True)
+class Bug:
+    """A protocol that is wrong in one place, or, for the classic one, in many."""
+
+    text: str
+    agreeing: AgreeingOf
+
+
+BUGS = {
+    "naive": Bug("the classic protocol: set, then get == me", naive),
+    **{name: Bug(text, machine) for name, (text, machine) in MACHINES.items()},
+}
+
+
+def find(name: str, first: int, most: int) -> SimulationFailure | None:
+    """The first story that finds a bug; None if it stays hidden in `most` of them."""
+    for seed in range(first, first + most):
+        try:
+            Simulated(draw(seed), BUGS[name].agreeing).run()
+        except SimulationFailure as failure:
+            return failure
+    return None

@@ -1,0 +1,136 @@
+"""Probing without a run: real processes of `ringfold probe --nodes`, what they write down, and `rf.Prober`."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import ringfold as rf
+from ringfold.errors import ConfigError
+from ringfold.probe.prober import ProbeSocket
+
+DEADLINE_S = 120.0
+OFFSETS_NS = {"alpha": 0, "beta": 7_000_000, "gamma": -3_000_000}
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [ProbeSocket(0, "127.0.0.1") for _ in range(count)]
+    try:
+        return [each.port for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
+
+
+@pytest.fixture
+def nodes() -> dict[str, str]:
+    return {name: f"127.0.0.1:{port}" for name, port in zip(OFFSETS_NS, free_ports(3), strict=True)}
+
+
+@pytest.fixture
+def file(nodes: dict[str, str], tmp_path: Path) -> Path:
+    path = tmp_path / "nodes.toml"
+    path.write_text("[nodes]\n" + "".join(f'{name} = "{address}"\n' for name, address in nodes.items()))
+    return path
+
+
+def ringfold(*words: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", "from ringfold.cli import main; main()", *map(str, words)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def output(process: subprocess.Popen[str]) -> str:
+    out, err = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 0, err
+    return out
+
+
+@pytest.fixture
+def logs(file: Path, tmp_path: Path) -> Iterator[Path]:
+    """What three nodes wrote. They may end at different times, so some windows of the last to end are half empty."""
+    where = tmp_path / "logs"
+    words = ("probe", "--nodes", file, "--windows", 3, "--window-ms", 700, "--export", where, "--points", "--json")
+    running = [ringfold(*words, "--me", name, "--offset-ns", offset) for name, offset in OFFSETS_NS.items()]
+    try:
+        for process in running:
+            output(process)
+        yield where
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+
+
+def test_nodes_of_a_file_find_each_others_clocks(logs: Path) -> None:
+    report = json.loads(output(ringfold("probe", "--report", logs, "--json")))
+    offsets = {node["name"]: node["offset_ns"] for node in report["nodes"]}
+    assert set(offsets) == set(OFFSETS_NS)
+    for name, offset in OFFSETS_NS.items():
+        expected = offset - OFFSETS_NS["alpha"]
+        assert abs(offsets[name] - offsets["alpha"] - expected) < 50_000, offsets
+
+
+def test_a_recorded_log_is_fitted_again(logs: Path) -> None:
+    log = min(logs.glob("*.jsonl"))
+    refits = json.loads(output(ringfold("probe", "replay", log, "--estimator", "hull", "--json")))["refits"]
+    fitted = [refit["new"] for refit in refits if not refit["new"].get("refused")]
+    assert fitted
+    assert {fit["estimator"] for fit in fitted} == {"hull"}
+
+
+def test_a_wrong_name_lists_the_nodes(file: Path) -> None:
+    process = ringfold("probe", "--nodes", file, "--me", "delta")
+    _, err = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 2
+    assert "the nodes are alpha, beta, gamma" in " ".join(err.split())
+
+
+def test_a_prober_measures_in_a_program(nodes: dict[str, str]) -> None:
+    with (
+        rf.Prober(nodes, me="alpha") as alpha,
+        rf.Prober(nodes, me="beta", offset_ns=5_000_000),
+        rf.Prober(nodes, me="gamma"),
+    ):
+        window = alpha.window(0.7)
+    fits = {alpha.names[fit.dst]: fit for fit in window.fits}
+    assert set(fits) == {"beta", "gamma"}
+    assert fits["beta"].refused == ""
+    assert abs(fits["beta"].beta_ns - 5_000_000) < 50_000
+    assert fits["beta"].delay_min_ns > 0
+
+
+def test_a_listener_only_answers(nodes: dict[str, str]) -> None:
+    with (
+        rf.Prober(nodes, me="alpha", listeners=["alpha"]) as alpha,
+        rf.Prober(nodes, me="beta", listeners=["alpha"]) as beta,
+        rf.Prober(nodes, me="gamma", listeners=["alpha"]),
+    ):
+        assert alpha.is_listener
+        window = beta.window(0.7)
+        assert alpha.window(0.01).fits == []
+    to_alpha = [fit for fit in window.fits if fit.dst == alpha.node]
+    assert [fit.refused for fit in to_alpha] == [""]
+
+
+def test_a_port_that_is_taken_is_named(nodes: dict[str, str]) -> None:
+    with rf.Prober(nodes, me="alpha"), pytest.raises(ConfigError, match="the port is taken"):
+        rf.Prober(nodes, me="alpha")
+
+
+def test_nodes_meet_through_gloo(file: Path, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    where = tmp_path / "logs"
+    words = ("probe", "--nodes", file, "--rounds", "gloo", "--windows", 2, "--window-ms", 700, "--export", where)
+    running = [ringfold(*words, "--me", name, "--offset-ns", offset) for name, offset in OFFSETS_NS.items()]
+    try:
+        for process in running:
+            output(process)
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+    rounds = [json.loads(line) for line in (where / "run.jsonl").read_text().splitlines()]
+    assert [line["round_id"] for line in rounds if line["kind"] == "round"] == [[1, 1], [1, 2]]

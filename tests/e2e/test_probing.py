@@ -1,0 +1,140 @@
+"""Rounds of probing between real processes: nodes that come, die, freeze and wake, and a master that is killed."""
+
+from pathlib import Path
+
+import pytest
+from cluster import Cluster, until
+from probing import (
+    SHORT,
+    WINDOW_MS,
+    Rounds,
+    check_never_back,
+    missing,
+    rounds_in,
+    start_nodes,
+    windows_of,
+)
+
+REPORT_TIMEOUT_MS = 1_000
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_rounds_follow_each_other(cluster: Cluster, count: int) -> None:
+    master = cluster.start_master(**SHORT)
+    names = [f"n{number}" for number in range(count)]
+    start_nodes(cluster, names)
+    rounds = Rounds(master)
+    first, second = rounds.whole(*names), rounds.whole(*names)
+    assert second["round"] > first["round"]
+    assert len(second["edges"]) == count * (count - 1)
+    assert all(edge["fit"]["pairs"] >= 10 for edge in second["edges"])
+    assert second["metrics"]["report_bytes"] > 0
+
+
+def test_a_killed_master_stops_nobody_and_rounds_go_on_above(cluster: Cluster, tmp_path: Path) -> None:
+    """Killed in the middle of a window; the nodes go on alone, and find the next master at the same port."""
+    names = ["n0", "n1", "n2"]
+    master = cluster.start_master(probe_export=tmp_path / "run", **SHORT)
+    nodes = start_nodes(cluster, names, export=tmp_path)
+    Rounds(master).whole(*names)
+    master.kill()
+    master.end()
+    for node in nodes:
+        node.expect_log("goes on alone")
+    seen = {name: windows_of(tmp_path / name)[-1].window for name in names}
+    until(lambda: all(windows_of(tmp_path / name)[-1].window >= seen[name] + 2 for name in names), "windows go on")
+    again = cluster.start_master(listen=master.address, probe_export=tmp_path / "run", **SHORT)
+    Rounds(again).whole(*names)
+    assert all(node.is_running for node in nodes)
+    check_never_back([line.round_id for line in rounds_in(tmp_path / "run")], may_repeat=False)
+    for name in names:
+        check_never_back([line.round_id for line in windows_of(tmp_path / name)], may_repeat=True)
+
+
+def test_a_killed_node_is_named_as_missing_and_the_others_go_on(cluster: Cluster) -> None:
+    # A window that is long enough for this test to act inside it.
+    master = cluster.start_master(**{**SHORT, "probe_window_ms": 2_000})
+    nodes = start_nodes(cluster, ["n0", "n1", "n2"])
+    rounds = Rounds(master)
+    rounds.whole("n0", "n1", "n2")
+    nodes[1].kill()
+    assert "its connection was lost" in missing(rounds.without("n1"))["n1"]
+    rounds.whole("n0", "n2")
+
+
+def test_a_frozen_node_is_named_as_missing_and_comes_back_when_it_wakes(cluster: Cluster, tmp_path: Path) -> None:
+    master = cluster.start_master(**SHORT)
+    names = ["n0", "n1", "n2"]
+    nodes = start_nodes(cluster, names, export=tmp_path)
+    rounds = Rounds(master)
+    rounds.whole(*names)
+    nodes[1].freeze()
+    first, second = rounds.without("n1"), rounds.without("n1")
+    assert missing(first)["n1"] == f"no report within {REPORT_TIMEOUT_MS} ms"
+    assert second["round"] == [first["round"][0], first["round"][1] + 1], "each round ends, and the next one follows"
+    nodes[1].thaw()
+    rounds.whole(*names)
+    for name in names:
+        check_never_back([line.round_id for line in windows_of(tmp_path / name)], may_repeat=True)
+
+
+def test_a_restarted_node_is_part_of_the_next_graph(cluster: Cluster) -> None:
+    master = cluster.start_master(**SHORT)
+    nodes = start_nodes(cluster, ["n0", "n1"])
+    rounds = Rounds(master)
+    rounds.whole("n0", "n1")
+    nodes[1].kill()
+    start_nodes(cluster, ["n2"])
+    rounds.whole("n0", "n2")
+
+
+def test_nobody_waits_for_a_node_that_only_listens(cluster: Cluster) -> None:
+    """Even when it is frozen: a round that waited for it would last at least a window and the report timeout."""
+    master = cluster.start_master(**SHORT)
+    probing = ["n0", "n1", "n2"]
+    start_nodes(cluster, probing)
+    listener, *_ = start_nodes(cluster, ["ear"], "--listen-only")
+    rounds = Rounds(master)
+    whole = rounds.whole(*probing, "ear")
+    sources = {edge["fit"]["src"] for edge in whole["edges"]}
+    assert {whole["names"][str(node)] for node in sources} == set(probing), "a listener probes nobody"
+    listener.freeze()
+    rounds.next(lambda summary: "ear" in missing(summary), "the listener has no clock")
+    before = rounds.next()
+
+    def is_quick(summary: dict[str, object]) -> bool:
+        nonlocal before
+        took_ns = _begin_ns(summary) - _begin_ns(before)
+        before = summary
+        return 0 < took_ns < (WINDOW_MS + REPORT_TIMEOUT_MS) * 1_000_000
+
+    quick = rounds.next(is_quick, "that waited for nobody")
+    assert missing(quick).keys() == {"ear"}
+    assert "no report" not in missing(quick)["ear"]
+    listener.thaw()
+    rounds.whole(*probing, "ear")
+
+
+def _begin_ns(summary: dict[str, object]) -> int:
+    begin = summary["begin_ns"]
+    assert isinstance(begin, int)
+    return begin
+
+
+def test_a_full_disk_ends_the_log_of_the_run_and_nothing_else(cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "run.jsonl").symlink_to("/dev/full")
+    master = cluster.start_master(probe_export=tmp_path, **SHORT)
+    start_nodes(cluster, ["n0", "n1"])
+    rounds = Rounds(master)
+    rounds.whole("n0", "n1")
+    assert "No space left on device" in master.expect_log("the log ")
+    rounds.whole("n0", "n1")
+
+
+def test_a_directory_that_cannot_be_written_is_said_at_the_start(cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "logs").write_text("in the way")
+    refused = cluster.start_command(
+        "a master", "master", "--listen", "127.0.0.1:0", probe_export=tmp_path / "logs", log_level="error"
+    )
+    assert refused.end() == 2
+    refused.expect_log("cannot be written")
