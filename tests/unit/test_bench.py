@@ -14,7 +14,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from ringfold.cli.bench import allreduce, app, quantize, report, targets
+from ringfold.cli.bench import allreduce, app, iteration, quantize, report, targets
 from ringfold.cli.bench import workers_allreduce as workers
 from ringfold.errors import ConfigError
 from ringfold.runtime import shaped
@@ -91,6 +91,10 @@ def test_the_targets_of_this_project_are_about_figures_that_exist() -> None:
         "memory": {"extra_over_buffer", "size_bytes"},
         "master": {"ops_per_s", "connections"},
         "state": {"gb_per_s", "over_one_holder", "beyond_hashing_us", "rx_bytes", "what", "links", "holders"},
+        "clock": {"p50_ns", "p99_ns", "outside", "missing", "beyond_ns", "cpu_share"}
+        | {"part", "column", "out_edges", "in_edges", "asymmetry_rms_ns", "asymmetry_p50_ns"},
+        "rounds": {"p99_ms", "of_window", "exponent", "per_node_ms", "kind", "nodes", "mode", "steps", "window_ms"},
+        "iteration": {*report.spread([1]), "waiting_cpu_percent", "store", "ranks"},
     }
     loaded = targets.load()
     assert {target.bench for target in loaded} == figures.keys()
@@ -252,12 +256,29 @@ def test_every_bench_can_print_json_and_check_itself() -> None:
         "memory",
         "master",
         "state",
+        "clock",
+        "rounds",
+        "iteration",
     }
     for command in app.registered_commands:
         # Rich folds the help to the terminal's width; a wide one keeps the options whole.
         told = CliRunner().invoke(app, [str(command.name), "--help"], env={"COLUMNS": "200", "NO_COLOR": "1"})
         assert "--json" in told.output
         assert "--check" in told.output
+
+
+@pytest.mark.parametrize("arguments", [["--ranks", "none"], ["--ranks", "0"], ["--store", "file"]])
+def test_unknown_stores_and_numbers_of_ranks_are_refused(arguments: list[str]) -> None:
+    assert CliRunner().invoke(app, ["iteration", *arguments]).exit_code == 2
+
+
+def test_ranks_on_a_fresh_store_are_measured() -> None:
+    row = iteration.measured("sqlite", world=2, iterations=5, wait_s=0.2)
+    assert row["count"] == 4
+    assert row["from_last_count"] == 5
+    assert isinstance(row["median_us"], float)
+    assert row["median_us"] > 0
+    assert "waiting_cpu_percent" in row
 
 
 def test_unknown_libraries_and_dtypes_are_refused() -> None:
@@ -285,6 +306,8 @@ REAL = {
     "join": ["--peers", "2", "--repeats", "1"],
     "memory": ["--size", "16M"],
     "master": ["--connections", "8", "--min-time", "0.1"],
+    "clock": ["--nodes", "3", "--rounds", "1", "--window-ms", "300", "--seeds", "1"],
+    "rounds": ["--nodes", "2,3,9", "--rounds", "2", "--long-rounds", "0", "--kinds", "master,local"],
     "state": ["--size", "4M", "--holders", "1,2", "--mbit", "400", "--rounds", "1"],
 }
 

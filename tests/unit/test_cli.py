@@ -509,3 +509,36 @@ def test_text_lines_are_whole_when_nobody_watches(log: logging.Logger, capsys: p
 )
 def test_durations(milliseconds: int, text: str) -> None:
     assert output.duration(milliseconds) == text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--master", "127.0.0.1:1", "--windows", "3"], "--windows goes with --nodes, not with --master"),
+        (["--nodes", "nodes.toml", "--listen-only"], "--listen-only goes with --master, not with --nodes"),
+        (["--report", "logs", "--export", "x"], "--export goes with --master or --nodes, not with --report"),
+        (["--master", "127.0.0.1:1", "--json"], "--json goes with --nodes or --report, not with --master"),
+    ],
+)
+def test_an_option_of_probe_that_would_have_no_effect_is_refused(arguments: list[str], complaint: str) -> None:
+    result = CliRunner().invoke(build(["probe"]), ["probe", *arguments])
+    assert isinstance(result.exception, UsageError)
+    assert str(result.exception) == complaint
+
+
+def test_the_help_of_probe_says_what_its_ways_to_call_are() -> None:
+    shown = CliRunner().invoke(build(["probe"]), ["probe", "--help"]).output
+    assert "needs no run" in " ".join(shown.split())
+    assert "the extra `report`" in " ".join(shown.replace("│", " ").split())
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"probe_stable_ns": 300, "probe_unstable_ns": 300}, "probe_stable_ns < probe_unstable_ns"),
+        ({"probe_kind": "time", "probe_window_ms": 1_000}, "probe_window_ms above 1000"),
+    ],
+)
+def test_settings_of_probing_that_do_not_go_together_are_named(values: dict[str, object], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        load(values)

@@ -30,12 +30,14 @@ class Command(NamedTuple):
 COMMANDS = (
     Command("master", "Run the master: the process that peers join and that keeps their epochs.", "master"),
     Command("status", "Show a run: members, epochs, rings, and what is waited for since when.", "status"),
+    Command("iterate", "Run a command per iteration that all ranks agree on through a store, or show it.", "iterate"),
     Command("demo", "Train a small model on several peers while some are killed, frozen and added.", "demo"),
     Command("doctor", "Check whether this machine has what a run needs, and say what to do.", "doctor"),
     Command("soak", "Kill, freeze and add peers for a long time, and check that nothing is lost or leaks.", "soak"),
     Command("config", "Show every setting, its value, and where the value comes from.", "config"),
-    # A group of sub-commands stands last, where typer puts it in any case.
-    Command("bench", "Measure all-reduce, recovery and joining, beside other libraries.", "app"),
+    # Groups of sub-commands stand last, where typer puts them in any case.
+    Command("probe", "Measure links and clocks, and look at what was measured.", "app"),
+    Command("bench", "Measure Ringfold on this machine, beside other libraries and against its targets.", "app"),
 )
 
 

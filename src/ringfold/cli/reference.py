@@ -5,6 +5,7 @@ compares them with what this file would write.
 """
 
 import inspect
+import re
 import sys
 import typing
 from collections.abc import Callable, Iterator, Mapping
@@ -17,15 +18,18 @@ import typer.main
 import ringfold
 from ringfold import errors
 from ringfold.cli import build
+from ringfold.clock.clock import GlobalClock
+from ringfold.clock.model import Instant
 from ringfold.config import SETTINGS, Setting
 from ringfold.peer.communicator import Communicator
 from ringfold.peer.handle import Handle
 from ringfold.peer.outcome import ReduceInfo
 from ringfold.peer.states import SyncInfo
 from ringfold.peer.steps import Step
+from ringfold.probe.alone import Prober, ProbeWindow
 from ringfold.state.checkpoint import Checkpoints
 from ringfold.state.shared import MayDiffer, SharedState
-from ringfold.wire import events, frames, messages, status, visiting
+from ringfold.wire import events, frames, messages, probing, status, visiting
 
 _NOTE = "<!-- Written by `make docs` from the code; do not edit. -->\n"
 
@@ -88,7 +92,7 @@ def messages_page() -> str:
         names = ", ".join(f"`{kind.__name__}`" for kind in typing.get_args(union))
         parts.append(f"**{title}:** {names}.")
     parts.append("## Messages")
-    kinds = [kind for module in (messages, visiting, status) for _, kind in _classes(module)]
+    kinds = [kind for module in (messages, visiting, status, probing) for _, kind in _classes(module)]
     parts += [_struct(kind) for kind in kinds if _is_message(kind)]
     parts.append("## Parts of messages")
     parts += [_struct(kind) for kind in kinds if _is_struct(kind) and not _is_message(kind)]
@@ -105,13 +109,18 @@ def api_page() -> str:
         "A buffer is a NumPy array, a torch CPU tensor, or anything with the buffer protocol or DLPack on the CPU; it "
         "is used where it lies, so it must be contiguous and writable. `buffers` may be one, or a list, tuple or dict "
         "of them, fused into one op (a dict in the order of its sorted keys). Types: u/int 8-64, f16, bf16, f32, f64. "
-        "bfloat16 comes as torch tensors, `ml_dtypes` arrays, or uint16 arrays with `dtype=\"bfloat16\"`.",
+        'bfloat16 comes as torch tensors, `ml_dtypes` arrays, or uint16 arrays with `dtype="bfloat16"`.',
         "Ringfold logs under `ringfold` (standard `logging`): warnings are shown by default, for more say "
         '`logging.basicConfig(level="INFO")`.',
         f"## ringfold.join\n\n```python\n{_signature('join', ringfold.join)}\n```\n\n{inspect.getdoc(ringfold.join)}",
     ]
-    for kind in (Communicator, Step, Handle, ReduceInfo, SharedState, MayDiffer, SyncInfo, Checkpoints):
+    for kind in (
+        Communicator, Step, Handle, ReduceInfo, SharedState, MayDiffer, SyncInfo, Checkpoints,
+        GlobalClock, Instant, Prober, ProbeWindow,
+    ):  # fmt: skip
         parts.append(f"## {kind.__name__}\n\n{_doc(kind)}")
+        if kind is Prober:
+            parts.append(f"```python\n{_signature('Prober', Prober.__init__)}\n```")
         parts += _members(kind)
     return _page("The Python API", *parts)
 
@@ -130,7 +139,7 @@ def _signature(name: str, function: Callable[..., object]) -> str:
     """The call as one writes it, a parameter a line when it is long."""
     signature = inspect.signature(function)
     parameters = [each for each in signature.parameters.values() if each.name != "self"]
-    shown = str(signature.replace(parameters=parameters)).replace("'", "")
+    shown = re.sub(r"(: |-> )'([^']*)'", r"\1\2", str(signature.replace(parameters=parameters)))
     return f"{name}{shown}" if len(shown) < 100 else f"{name}{shown}".replace(", ", ",\n    ")
 
 
@@ -153,7 +162,7 @@ def _struct(kind: type) -> str:
 def _type_name(hint: object) -> str:
     """A type as the source writes it, without the names of modules."""
     text = hint.__name__ if isinstance(hint, type) and not typing.get_args(hint) else str(hint)
-    for prefix in ("ringfold.wire.messages.", "ringfold.wire.status.", "ringfold.wire.frames.", "typing."):
+    for prefix in (*(f"ringfold.wire.{room}." for room in ("messages", "status", "frames", "probing")), "typing."):
         text = text.replace(prefix, "")
     return text
 

@@ -149,7 +149,10 @@ def _link(link: "LinkStatus") -> str:
     from ringfold.cli.output import duration
 
     bound = ">= " if link.by == "collective" else ""
-    return f"{bound}{rate(link.bytes_per_s)}, {duration(link.age_ms)} ago"
+    known = [] if link.by == "probed" else [f"{bound}{rate(link.bytes_per_s)}"]
+    if link.loss is not None and link.delay_us is not None:
+        known.append(f"{link.delay_us:.4g} us" + (f", {100 * link.loss:.2g} % lost" if link.loss else ""))
+    return f"{', '.join(known)}, {duration(link.age_ms)} ago"
 
 
 def _about_links(status: "Status") -> str:

@@ -1,13 +1,27 @@
 """`ringfold bench`: the figures that Ringfold promises, measured on this machine.
 
-One file per bench (`allreduce`, `quantize`, `topology`, `recovery`, `join`, `master`, `memory`, `state`); the processes
-that a bench starts are in the `workers_*` files, and `masters.py` starts a real master for them. `report.py` is how
-figures leave: a table, or one JSON object. `targets.py` compares them with `benchmarks/targets.toml`.
+One file per bench (`allreduce`, `quantize`, `topology`, `recovery`, `join`, `master`, `memory`, `state`, `clock`,
+`rounds`, `iteration`); the processes that a bench starts are in the `workers_*` files, and `masters.py` starts a real
+master for them. `clock.py` has its nodes in `clock_nodes.py`, their truth in `clock_truth.py` and the estimators' table
+in `estimators.py`. `report.py` is how figures leave: tables, or one JSON object. `targets.py` compares them with
+`benchmarks/targets.toml`.
 """
 
 import typer
 
-from ringfold.cli.bench import allreduce, join, master, memory, quantize, recovery, state, topology
+from ringfold.cli.bench import (
+    allreduce,
+    clock,
+    iteration,
+    join,
+    master,
+    memory,
+    quantize,
+    recovery,
+    rounds,
+    state,
+    topology,
+)
 
 app = typer.Typer(
     help="Measure Ringfold on this machine; --json prints one object, --check compares with the targets.",
@@ -21,3 +35,6 @@ app.command("join")(join.command)
 app.command("memory")(memory.command)
 app.command("master")(master.command)
 app.command("state")(state.command)
+app.command("clock")(clock.command)
+app.command("rounds")(rounds.command)
+app.command("iteration")(iteration.command)

@@ -62,8 +62,13 @@ def report(
     )
 
 
-def finish(result: Report, columns: Sequence["Column"], *, as_json: bool, against_targets: bool) -> None:
-    """Print the report (and the check, when asked for); raise `typer.Exit(1)` on a miss."""
+def finish(
+    result: Report, columns: "Sequence[Column] | Sequence[Sheet]", *, as_json: bool, against_targets: bool
+) -> None:
+    """Print the report (and the check, when asked for); raise `typer.Exit(1)` on a miss.
+
+    With columns, the text is one table of all figures; with sheets, a table for each of them.
+    """
     unchecked: ConfigError | None = None
     if against_targets:
         try:
@@ -73,7 +78,7 @@ def finish(result: Report, columns: Sequence["Column"], *, as_json: bool, agains
     if as_json:
         sys.stdout.write(msgspec.json.encode(result).decode() + "\n")
     else:
-        render(result, columns, Console())
+        render(result, sheets_of(result, columns), Console())
     if unchecked is not None:
         raise unchecked
     if result.checks is not None and (not result.checks or any(found.verdict == "miss" for found in result.checks)):
@@ -88,14 +93,29 @@ class Column(msgspec.Struct, frozen=True):
     write: Callable[[Value], str] = str
 
 
-def render(result: Report, columns: Sequence[Column], console: Console) -> None:
-    table = _table(f"ringfold bench {result.bench}")
-    shown = [column for column in columns if any(column.key in row for row in result.figures)]
-    for column in shown:
-        table.add_column(column.heading, justify="right", no_wrap=True)
-    for row in result.figures:
-        table.add_row(*(_cell(column, row) for column in shown))
-    console.print(table)
+class Sheet(msgspec.Struct, frozen=True):
+    """One of several text tables. Its rows may be the figures arranged in another way."""
+
+    title: str
+    rows: Sequence[Row]
+    columns: Sequence[Column]
+
+
+def sheets_of(result: Report, columns: Sequence[Column] | Sequence[Sheet]) -> list[Sheet]:
+    sheets = [each for each in columns if isinstance(each, Sheet)]
+    plain = [each for each in columns if isinstance(each, Column)]
+    return sheets or [Sheet(f"ringfold bench {result.bench}", result.figures, plain)]
+
+
+def render(result: Report, sheets: Sequence[Sheet], console: Console) -> None:
+    for sheet in sheets:
+        table = _table(sheet.title)
+        shown = [column for column in sheet.columns if any(column.key in row for row in sheet.rows)]
+        for column in shown:
+            table.add_column(column.heading, justify="right", no_wrap=True)
+        for row in sheet.rows:
+            table.add_row(*(_cell(column, row) for column in shown))
+        console.print(table)
     for name, reason in sorted(result.skipped.items()):
         console.print(f"[yellow]{name} skipped:[/] {reason}", highlight=False)
     for note in result.notes:

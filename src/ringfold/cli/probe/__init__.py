@@ -1,0 +1,180 @@
+"""`ringfold probe`: measure links and clocks, and look at what was measured.
+
+One file per thing it does: `node.py` is a node of a run, `alone.py` one without a run, `steer.py` starts, stops and
+shows the rounds of a run. `report.py` (with `pictures.py`) sums logs up, `replay.py` fits one again, `calculation.py`
+makes clocks of nodes' logs where no master did.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+from typer.core import TyperGroup
+
+from ringfold.cli.probe import replay, report, steer
+
+if TYPE_CHECKING:
+    from typer import Context
+
+    from ringfold.cli.probe.wish import Wish
+
+
+class WordsAfterReport(TyperGroup):
+    """Lets `--report` take all words up to the next option, as a shell gives them for `--report logs/*.jsonl`."""
+
+    # Types of arguments are those of click, which typer brings along under a name that moves between its versions.
+    def parse_args(self, ctx: "Context", args: list[str]) -> list[str]:  # type: ignore[override, unused-ignore]
+        """Give each word after `--report` the option that the parser wants to see before it."""
+        return super().parse_args(ctx, spread(args, "--report"))
+
+
+def spread(arguments: list[str], option: str) -> list[str]:
+    """`--x a b --y` becomes `--x a --x b --y`; without any word the option stays, so that the parser complains."""
+    spread: list[str] = []
+    rest = list(arguments)
+    while rest:
+        word = rest.pop(0)
+        taken = False
+        while word == option and rest and not rest[0].startswith("-"):
+            spread += [option, rest.pop(0)]
+            taken = True
+        if not taken:
+            spread.append(word)
+    return spread
+
+
+app = typer.Typer(
+    cls=WordsAfterReport,
+    invoke_without_command=True,
+    no_args_is_help=True,
+)
+app.command("replay")(replay.command)
+app.command("start")(steer.start)
+app.command("stop")(steer.stop)
+app.command("round")(steer.round_)
+app.command("show")(steer.show)
+
+
+Masters = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--master", help="Be a node of the run of the master at this address; several masters are tried in turn."
+    ),
+]
+NodesFile = Annotated[Path | None, typer.Option(help="Probe the nodes that this TOML file names, without a run.")]
+Me = Annotated[str | None, typer.Option(help="With --nodes: which of them this is; by default the host.")]
+Name = Annotated[str | None, typer.Option(help="With --master: this node's name.")]
+ListenOnly = Annotated[bool, typer.Option("--listen-only", help="With --master: answer probes, and send none.")]
+Rounds = Annotated[
+    Literal["local", "gloo"],
+    typer.Option(help="With --nodes: each node for itself, or together through torch.distributed."),
+]
+Interface = Annotated[str, typer.Option(help="With --rounds gloo: the network interface; empty: Gloo's choice.")]
+TimeoutS = Annotated[float, typer.Option(help="With --rounds gloo: how long the nodes wait for each other.", min=0.1)]
+Windows = Annotated[int | None, typer.Option(help="With --nodes: end after so many windows.", min=1)]
+WindowMs = Annotated[int, typer.Option(help="With --nodes: the length of a window.", min=10)]
+Estimator = Annotated[str, typer.Option(help="How lines are fitted: auto, quantile, hull or svm.")]
+ExportTo = Annotated[Path | None, typer.Option(help="Write the windows into this directory, as JSON lines.")]
+Points = Annotated[bool, typer.Option("--points", help="Write every exchange too, so that it can be replayed.")]
+TokenFile = Annotated[Path | None, typer.Option(help="With --master: file with the join token of the run.")]
+Logs = Annotated[
+    list[Path] | None,
+    typer.Option("--report", metavar="LOG...", help="Sum up these logs, or all logs in a directory."),
+]
+Pictures = Annotated[
+    Path | None, typer.Option(help="With --report: write pictures into this directory (needs the extra `report`).")
+]
+PictureFormat = Annotated[Literal["png", "svg"], typer.Option(help="The format of the pictures.")]
+AsJson = Annotated[bool, typer.Option("--json", help="With --nodes: print an object a window; with --report: one.")]
+OffsetNs = Annotated[int, typer.Option(hidden=True, help="Of a virtual clock, for experiments on one machine.")]
+DriftPpb = Annotated[int, typer.Option(hidden=True, help="Of a virtual clock, for experiments on one machine.")]
+
+
+BELONGS_TO: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("me", "rounds", "interface", "timeout_s", "windows", "window_ms"), ("--nodes",)),
+    **dict.fromkeys(("name", "listen_only", "token_file"), ("--master",)),
+    **dict.fromkeys(("estimator", "export", "points"), ("--master", "--nodes")),
+    **dict.fromkeys(("pictures", "picture_format"), ("--report",)),
+    "as_json": ("--nodes", "--report"),
+}
+"""Which options say something about which way to call."""
+
+
+@app.callback()
+def probe(
+    context: typer.Context,
+    master: Masters = None,
+    nodes: NodesFile = None,
+    me: Me = None,
+    name: Name = None,
+    listen_only: ListenOnly = False,
+    rounds: Rounds = "local",
+    interface: Interface = "",
+    timeout_s: TimeoutS = 30.0,
+    windows: Windows = None,
+    window_ms: WindowMs = 4_000,
+    estimator: Estimator = "auto",
+    export: ExportTo = None,
+    points: Points = False,
+    token_file: TokenFile = None,
+    logs: Logs = None,
+    pictures: Pictures = None,
+    picture_format: PictureFormat = "png",
+    as_json: AsJson = False,
+    offset_ns: OffsetNs = 0,
+    drift_ppb: DriftPpb = 0,
+) -> None:
+    """Measure links and clocks, and look at what was measured.
+
+    `ringfold probe --master ADDRESS` is a node of a run that only probes. `ringfold probe --nodes FILE` needs no run:
+    the file names all nodes, and is the same on each of them. Both go on until Ctrl-C or SIGTERM.
+
+    `ringfold probe --report LOG...` prints edges (delay, loss, alpha, beta) and nodes (offset, drift, uncertainty).
+    """
+    from ringfold.errors import UsageError
+
+    asked = [word for word, value in (("--master", master), ("--nodes", nodes), ("--report", logs)) if value]
+    if context.invoked_subcommand is not None:
+        if asked or pictures or as_json:
+            raise UsageError(f"write the options of {context.invoked_subcommand!r} after it")
+        return
+    if len(asked) != 1:
+        what = " or ".join(asked) if asked else "--master ADDRESS, --nodes FILE or --report LOG..."
+        raise UsageError(f"say one of {what}, or a command (see ringfold probe --help)")
+    _refuse_strays(context, asked[0])
+    if logs:
+        report.show(logs, pictures, picture_format, as_json=as_json)
+        return
+    from ringfold.cli.probe.wish import Wish
+
+    wish = Wish(
+        me=me, rounds=rounds, interface=interface, timeout_s=timeout_s, windows=windows, window_ms=window_ms,
+        listen_only=listen_only, estimator=estimator, export=export, points=points, as_json=as_json,
+        offset_ns=offset_ns, drift_ppb=drift_ppb,
+    )  # fmt: skip
+    _probe(nodes, master, token_file, name, wish)
+
+
+def _refuse_strays(context: typer.Context, asked: str) -> None:
+    """An option that would be without effect is a misunderstanding: say so."""
+    from ringfold.errors import UsageError
+
+    for name, places in BELONGS_TO.items():
+        source = context.get_parameter_source(name)
+        if asked not in places and source is not None and source.name == "COMMANDLINE":
+            option = "--json" if name == "as_json" else f"--{name.replace('_', '-')}"
+            raise UsageError(f"{option} goes with {' or '.join(places)}, not with {asked}")
+
+
+def _probe(
+    nodes: Path | None, master: list[str] | None, token_file: Path | None, name: str | None, wish: "Wish"
+) -> None:
+    if nodes is not None:
+        from ringfold.cli.probe.alone import probe_alone
+
+        probe_alone(nodes, wish)
+    else:
+        from ringfold import config
+        from ringfold.cli.probe.node import run_node
+
+        run_node(config.load({"master": master, "token_file": token_file, "name": name}), wish)

@@ -1,0 +1,96 @@
+"""`ringfold probe --master ADDRESS`: be a node of a run that only probes."""
+
+import asyncio
+import logging
+import os
+from pathlib import Path
+
+import typer
+
+from ringfold import config
+from ringfold.cli import logs
+from ringfold.cli.probe.wish import Wish
+from ringfold.config import Resolved
+from ringfold.errors import ConfigError
+from ringfold.probe.joined import JoinedNode
+from ringfold.probe.log import ExportSettings, Log
+from ringfold.probe.prober import ProbeSocket
+from ringfold.probe.rounds_events import FromRoundMaster
+from ringfold.probe.rounds_node import RoundNode
+from ringfold.probe.shell import NodeShell
+from ringfold.runtime import resolve
+from ringfold.runtime.process import keep_what_is_there, stop_signals
+from ringfold.wire.probing import NodeClock, NodeId, RoundStart
+
+PORT_TRIES = 512
+
+_log = logging.getLogger(__name__)
+
+
+def run_node(resolved: Resolved, wish: Wish) -> None:
+    """Probe until SIGTERM or Ctrl-C."""
+    logs.start(resolved.text("log_level"), as_json=resolved.switch("log_json"))
+    asyncio.run(_run(resolved, wish))
+
+
+async def _run(resolved: Resolved, wish: Wish) -> None:
+    masters = resolved.listed("master")
+    host, port = config.split_address(masters[0])
+    try:
+        local = resolve.local_address_towards(resolve.literals(host, port)[0], port)
+    except OSError as error:
+        raise ConfigError(f"no route to the master at {masters[0]}: {error}") from None
+    try:
+        advertised = [resolve.literals(name, 0)[0] for name in resolved.listed("advertise")]
+    except OSError as error:
+        raise ConfigError(f"advertise: {error}") from None
+    bind = local if not advertised else "::" if ":" in local else "0.0.0.0"
+    prober = bound(bind, resolved.integer("data_port"), wish)
+    name = resolved.text("name") or f"{resolve.host_name()}:{os.getpid()}"
+    stop = asyncio.Event()
+
+    def connected(where: str, node: NodeId) -> None:
+        what = "listening at" if wish.listen_only else "probing from"
+        typer.echo(f"node {node} ({name}) of the master at {where}, {what} {bind}:{prober.port}")
+
+    def heard(message: FromRoundMaster) -> None:
+        if isinstance(message, RoundStart):
+            _log.debug("round %s begins", message.round)
+
+    def adopt(clock: NodeClock) -> None:
+        _log.debug("the clock is %.1f ppm off, known within %d ns", clock.rate * 1e6, clock.high_ns)
+
+    node = JoinedNode(
+        masters,
+        resolved.token(),
+        name=name,
+        host=resolve.host_name(),
+        addresses=advertised or (local,),
+        port=prober.port,
+        listen_only=wish.listen_only,
+        on_connected=connected,
+        on_heard=heard,
+    )
+
+    def open_log(node_id: NodeId) -> Log | None:
+        directory = wish.export or resolved.value("probe_export")
+        if not isinstance(directory, Path):
+            return None
+        settings = ExportSettings(directory=directory, points=wish.points)
+        return Log(settings, node=node_id, name=name, host=resolve.host_name())
+
+    node.shell = NodeShell(RoundNode(), prober, node.say, adopt, open_log=open_log, estimator=wish.estimator)
+    keep_what_is_there()
+    with stop_signals(lambda _: stop.set()):
+        await node.run(stop)
+
+
+def bound(bind: str, first_port: int, wish: Wish) -> ProbeSocket:
+    """A prober at the first free UDP port."""
+    reason: ConfigError | None = None
+    for port in range(first_port, min(first_port + PORT_TRIES, 65_536)):
+        try:
+            return ProbeSocket(0, bind, port, offset_ns=wish.offset_ns, drift_ppb=wish.drift_ppb)
+        except ConfigError as error:
+            reason = error
+    raise ConfigError(f"no free UDP port from {first_port} on: {reason}")

@@ -1,0 +1,108 @@
+"""`ringfold probe start|stop|round|show`: steer the probing of a run, or look at its newest round."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from ringfold.wire.probing import ProbeAction, RoundSummary
+
+Address = Annotated[str | None, typer.Argument(help="The master's address.", show_default=False)]
+TokenFile = Annotated[Path | None, typer.Option(help="File with the join token of the run.")]
+Config = Annotated[Path | None, typer.Option(help="Settings file (TOML).")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Label = Annotated[str, typer.Option(help="A name that summary and logs carry; at most 200 letters.")]
+
+ROUND_S = 660.0
+"""A window may be as long as ten minutes, and its round is waited for."""
+WAITING = "waiting for the round: a second or two if a window can be ended, else up to a whole one; Ctrl-C gives up"
+
+
+def start(
+    address: Address = None, label: Label = "", token_file: TokenFile = None, config: Config = None,
+    as_json: AsJson = False,
+) -> None:  # fmt: skip
+    """Let all nodes of a run probe, if they do not."""
+    _steer("start", label, address, token_file, config, as_json=as_json)
+
+
+def stop(address: Address = None, token_file: TokenFile = None, config: Config = None, as_json: AsJson = False) -> None:
+    """Stop all probing at once, in the middle of a window if need be."""
+    _steer("stop", "", address, token_file, config, as_json=as_json)
+
+
+def round_(
+    address: Address = None, label: Label = "", token_file: TokenFile = None, config: Config = None,
+    as_json: AsJson = False,
+) -> None:  # fmt: skip
+    """End the present window now, or run one if probing is stopped; wait for its round, and show it."""
+    _steer("round", label, address, token_file, config, as_json=as_json)
+
+
+def show(address: Address = None, token_file: TokenFile = None, config: Config = None, as_json: AsJson = False) -> None:
+    """Show the newest round of a run."""
+    _steer("show", "", address, token_file, config, as_json=as_json)
+
+
+def _steer(
+    action: "ProbeAction", label: str, address: str | None, token_file: Path | None, config: Path | None, *,
+    as_json: bool,
+) -> None:  # fmt: skip
+    from ringfold import config as settings
+    from ringfold.cli.output import complaints, console, print_json
+    from ringfold.runtime import ask
+
+    resolved = settings.load({"master": address, "token_file": token_file, "config": config})
+    with ask.reach(resolved.listed("master"), resolved.token()) as connection:
+        if action == "round":
+            connection.timeout_s = ROUND_S
+            if not as_json:
+                complaints.print(WAITING, style="dim", soft_wrap=True)
+        answer = connection.probe(action, label)
+    if as_json:
+        print_json(answer)
+    else:
+        console.print(answer.text)
+        if answer.summary is not None and action in ("round", "show"):
+            show_summary(answer.summary)
+    if not answer.done:
+        raise typer.Exit(1)
+
+
+def show_summary(summary: "RoundSummary") -> None:
+    """A round as tables."""
+    from ringfold.cli.output import console, table
+
+    label = f" {summary.label!r}" if summary.label else ""
+    id = summary.round
+    length_s = (summary.end_ns - summary.begin_ns) / 1e9
+    console.print(f"round {id.sequence}{label} (fence {id.fence}), kind {summary.kind}, a window of {length_s:.3g} s")
+    nodes = (
+        (
+            str(node.node),
+            summary.names.get(str(node.node), ""),
+            f"{node.rate * 1e6:+z.3f}",
+            f"{node.sigma_ns:.0f}",
+            f"{node.low_ns} to {node.high_ns}",
+        )
+        for node in summary.nodes
+    )
+    console.print(table("nodes", ["node", "name", "drift (ppm)", "+- (ns)", "certified within (ns)"], nodes))
+    edges = (
+        (
+            f"{view.fit.src} -> {view.fit.dst}",
+            f"{view.fit.delay_p50_ns / 1e3:.4g}",
+            f"{view.fit.lost} of {view.fit.sent}",
+            f"{view.alpha * 1e6:+z.3f}",
+            f"{view.residual_ns:+z.0f}",
+            view.fit.refused or view.dropped or view.fit.estimator,
+        )
+        for view in summary.edges
+    )
+    columns = ["edge", "p50 (us)", "lost", "alpha (ppm)", "residual (ns)", "by"]
+    console.print(table("edges", columns, edges))
+    for node, why in summary.missing.items():
+        console.print(f"node {node} is missing: {why}")
+    if summary.anomaly:
+        console.print(f"anomaly: {summary.anomaly}")
