@@ -1,0 +1,207 @@
+"""The record that all ranks agree on, what may become of it, and the decision when it may move on. Pure.
+
+The words. A *seat* is a rank's place in the record: the incarnation that speaks for the rank, and the fence that this
+incarnation got when it registered. The *roster* is all seats, of every rank that ever registered. The *members* are the
+ranks that take part in the present iteration; the others in the roster are newcomers, or were left behind, and get in
+with the next one.
+
+The record changes by compare-and-set only, in four ways, and in each its version grows by one:
+
+    found     there is no record yet: iteration -1 (`NONE_YET`), no members
+    seat      an incarnation registers, and gets the next fence. It takes its rank's seat over from an older one; where
+              the rank is a member, the newcomer is, too, and has to do the present iteration (again)
+    leave     an incarnation says that it goes. Its seat stays, marked as gone
+    advance   iteration n becomes n + 1, with everybody in it who has arrived and is not known to be dead
+
+Invariants: the version and the fence only grow; the iteration grows by single steps; a member's incarnation is the one
+of its seat. So "who speaks for rank r" and "who is waited for in iteration n" have one answer at any time, and whoever
+finds another incarnation with a higher fence in its seat knows that it is superseded, for good.
+
+Who reads a record holds it against the last one that it knew: it must have come out of that. A store that was put back
+to an earlier state, and has been written to since, is known by it, even if its versions have overtaken what the reader
+knew: the nonces of the last records are in the record.
+
+The rules (`world`, `min_ranks`, `quorum`) are in the record, too: ranks that were started with different ones would
+each be right by its own.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from ringfold.errors import StoreError, UsageError
+
+NONE_YET = -1
+"""The iteration of a record in which none was agreed so far."""
+FORMAT = 1
+TRAIL = 16
+"""How many nonces of earlier records a record carries."""
+
+Quorum = Literal["majority"]
+
+
+class Rules(Struct, frozen=True, forbid_unknown_fields=True):
+    """What an agreement needs. The same for all ranks, or they are told."""
+
+    world: int
+    min_ranks: int = 1
+    quorum: Quorum | None = None
+
+    def __post_init__(self) -> None:
+        if self.world < 1:
+            raise UsageError(f"world is the number of ranks, at least 1, not {self.world}")
+        if not 1 <= self.min_ranks <= self.world:
+            raise UsageError(f"min_ranks is between 1 and world ({self.world}), not {self.min_ranks}")
+        if self.quorum not in (None, "majority"):
+            raise UsageError(f"quorum is None or 'majority', not {self.quorum!r}")
+
+
+class Seat(Struct, frozen=True, forbid_unknown_fields=True):
+    """A rank's place: who speaks for it, since which fence, and the last iteration in which it was a member."""
+
+    incarnation: str
+    fence: int
+    last: int = NONE_YET
+    gone: bool = False
+
+
+class Record(Struct, frozen=True, forbid_unknown_fields=True):
+    """What is agreed. `winner` is the rank that made this iteration; `nonce` tells this very write from all others, and
+    `trail` has those of the writes just before it."""
+
+    rules: Rules
+    iteration: int = NONE_YET
+    version: int = 0
+    fence: int = 0
+    members: dict[int, str] = {}
+    roster: dict[int, Seat] = {}
+    winner: int | None = None
+    nonce: str = ""
+    trail: list[str] = []
+    format: int = FORMAT
+
+    def follows(self, known: "Record") -> bool:
+        """Whether this is `known`, or may have come out of it. Where the trail reaches back so far, it does."""
+        distance = self.version - known.version
+        if distance < 0 or self.iteration < known.iteration:
+            return False
+        if distance == 0:
+            return self.nonce == known.nonce
+        return distance > len(self.trail) or self.trail[-distance] == known.nonce
+
+    def seated(self, rank: int, incarnation: str, nonce: str) -> "Record":
+        """With this incarnation as the one that speaks for the rank."""
+        before = self.roster.get(rank)
+        seat = Seat(incarnation, self.fence + 1, NONE_YET if before is None else before.last)
+        members = {**self.members, rank: incarnation} if rank in self.members else self.members
+        roster = dict(sorted({**self.roster, rank: seat}.items()))
+        return self._next(nonce, fence=seat.fence, members=members, roster=roster)
+
+    def left(self, rank: int, nonce: str) -> "Record":
+        """With this rank gone, so that nobody waits for it."""
+        seat = replace(self.roster[rank], gone=True)
+        return self._next(nonce, roster={**self.roster, rank: seat})
+
+    def advanced(self, ranks: Collection[int], winner: int, nonce: str) -> "Record":
+        """In the next iteration, with these ranks as its members."""
+        iteration = self.iteration + 1
+        members = {rank: self.roster[rank].incarnation for rank in sorted(ranks)}
+        roster = {
+            rank: replace(seat, last=iteration) if rank in members else seat for rank, seat in self.roster.items()
+        }
+        return self._next(nonce, iteration=iteration, members=members, roster=roster, winner=winner)
+
+    def _next(
+        self,
+        nonce: str,
+        *,
+        roster: dict[int, Seat],
+        members: dict[int, str] | None = None,
+        fence: int | None = None,
+        iteration: int | None = None,
+        winner: int | None = None,
+    ) -> "Record":
+        return replace(
+            self,
+            version=self.version + 1,
+            nonce=nonce,
+            trail=[*self.trail, self.nonce][-TRAIL:] if self.version else [],
+            roster=roster,
+            members=self.members if members is None else members,
+            fence=self.fence if fence is None else fence,
+            iteration=self.iteration if iteration is None else iteration,
+            winner=self.winner if winner is None else winner,
+        )
+
+    @property
+    def present(self) -> list[int]:
+        """The members that have not said that they go."""
+        return [rank for rank in self.members if not self.roster[rank].gone]
+
+
+def encode(record: Record) -> bytes:
+    return msgspec.json.encode(record)
+
+
+def decode(store: str, value: bytes) -> Record:
+    """A record that was read from the store with this address. Whatever is not one is refused."""
+    try:
+        record = msgspec.json.decode(value, type=Record)
+    except (msgspec.DecodeError, UsageError) as error:
+        raise StoreError(store, f"the key holds no record of a global iteration: {error}") from error
+    if record.format != FORMAT:
+        raise StoreError(store, f"the record has format {record.format}, and this version of Ringfold reads {FORMAT}")
+    if any(rank not in record.roster or record.roster[rank].incarnation != one for rank, one in record.members.items()):
+        raise StoreError(store, "the record names a member that has no seat")
+    return record
+
+
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """The iteration may move on, with these ranks."""
+
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """The iteration may not move on yet: for whom one waits, and why."""
+
+    missing: tuple[int, ...]
+    reason: str
+
+
+def decide(record: Record, arrived: Collection[int], dead: Collection[int]) -> Advance | Hold:
+    """Whether iteration n may become n + 1, given who has arrived at n and who is known to be dead.
+
+    Every member that is not dead is waited for. Then it takes `min_ranks` that go on, and with `quorum` more than half
+    of the members that were agreed before (ranks are counted, whichever incarnation speaks for them). Who left by
+    itself does not count. Where nothing was agreed before, it is more than half of the world.
+    """
+    missing = tuple(rank for rank in record.present if rank not in arrived and rank not in dead)
+    if missing:
+        return Hold(missing, f"{_ranks(missing)} of {len(record.present)} members have not arrived")
+    ranks = tuple(
+        rank for rank, seat in record.roster.items() if rank in arrived and rank not in dead and not seat.gone
+    )
+    rules = record.rules
+    absent = tuple(rank for rank in range(rules.world) if rank not in ranks)
+    if len(ranks) < rules.min_ranks:
+        return Hold(absent, f"{len(ranks)} of at least {rules.min_ranks} ranks are there")
+    if rules.quorum == "majority":
+        voters = record.present or list(range(rules.world))
+        there = [rank for rank in voters if rank in ranks]
+        if 2 * len(there) <= len(voters):
+            lost = tuple(rank for rank in voters if rank not in ranks)
+            return Hold(lost, f"{len(there)} of {len(voters)} agreed members are there, and that is no majority")
+    return Advance(ranks)
+
+
+def _ranks(ranks: Collection[int]) -> str:
+    shown = ", ".join(str(rank) for rank in sorted(ranks)[:8])
+    more = f" and {len(ranks) - 8} more" if len(ranks) > 8 else ""
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {shown}{more}"

@@ -1,0 +1,321 @@
+"""The global iteration on real stores: ranks are processes, which are killed, frozen and started again."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from stores import SERVERS, SOURCE, Server, until
+
+import ringfold as rf
+from ringfold.iteration import State
+from ringfold.store import open_store
+
+LIMIT_S = 60.0
+PROGRAM = """
+import sys
+import ringfold as rf
+url, rank, world, last, heartbeat_s, inactive_s, options = sys.argv[1:]
+until = int(last)
+with rf.GlobalIteration(url, int(rank), int(world), heartbeat_s=float(heartbeat_s), inactive_after_s=float(inactive_s),
+                        timeout_s=60, until=until, **eval(options)) as iteration:
+    try:
+        for n in iteration:
+            print(n, *iteration.members, flush=True)
+            sys.stdin.readline()
+        print("over", flush=True)
+    except rf.RingfoldError as error:
+        print(type(error).__name__, flush=True)
+"""
+
+
+@pytest.fixture(params=sorted(SERVERS))
+def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
+    kind = SERVERS[request.param]
+    if reason := kind.missing():
+        pytest.skip(reason)
+    running = kind(tmp_path)
+    running.start()
+    yield running
+    running.stop()
+
+
+class Rank:
+    """A rank in a process of its own, which finishes an iteration when it is told to."""
+
+    def __init__(self, server: Server, rank: int, world: int, **options: object) -> None:
+        self.rank = rank
+        path = os.pathsep.join([str(SOURCE), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
+        timing = [str(options.pop("last", 1000)), str(options.pop("heartbeat_s", 1)), str(options.pop("inactive_s", 4))]
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, server.url, str(rank), str(world), *timing, repr(options)],
+            env={**os.environ, "PYTHONPATH": path},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert self._process.stdout is not None
+        os.set_blocking(self._process.stdout.fileno(), False)
+        self._heard = b""
+
+    def heard(self) -> str | None:
+        """The next line, if there is one."""
+        assert self._process.stdout is not None
+        self._heard += self._process.stdout.read() or b""
+        if b"\n" not in self._heard:
+            return None
+        line, _, self._heard = self._heard.partition(b"\n")
+        return line.decode()
+
+    def said(self) -> str:
+        """The next line, which must come."""
+        lines: list[str] = []
+        until(lambda: (line := self.heard()) is not None and not lines.append(line), f"rank {self.rank}", LIMIT_S)
+        return lines[0]
+
+    def begins(self) -> int:
+        return int(self.said().split()[0])
+
+    def finishes(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(b"\n")
+        self._process.stdin.flush()
+
+    def signal(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+        if number == signal.SIGKILL:
+            self._process.wait()
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+@pytest.fixture
+def crew() -> Iterator[list[Rank]]:
+    ranks: list[Rank] = []
+    yield ranks
+    for rank in ranks:
+        rank.end()
+
+
+def together(crew: list[Rank], server: Server, world: int, **options: object) -> list[Rank]:
+    """Ranks that begin iteration 0 together."""
+    crew += [Rank(server, rank, world, min_ranks=world, **options) for rank in range(world)]
+    assert [rank.begins() for rank in crew] == [0] * world
+    return list(crew)
+
+
+def come_together(ranks: list[Rank]) -> int:
+    """Let ranks that may have begun with fewer finish until all are in one iteration; returns its number."""
+    last: dict[int, list[str]] = {}
+
+    def are_together() -> bool:
+        for rank in ranks:
+            if (line := rank.heard()) is not None:
+                last[rank.rank] = line.split()
+                if len(last[rank.rank]) < len(ranks) + 1:
+                    rank.finishes()
+        return len(last) == len(ranks) and all(len(line) == len(ranks) + 1 for line in last.values())
+
+    until(are_together, "all ranks to be in one iteration", LIMIT_S)
+    (number,) = {line[0] for line in last.values()}
+    return int(number)
+
+
+def all_step(ranks: list[Rank]) -> list[int]:
+    for rank in ranks:
+        rank.finishes()
+    return [rank.begins() for rank in ranks]
+
+
+def test_all_ranks_are_handed_the_same_numbers(server: Server, crew: list[Rank]) -> None:
+    ranks = together(crew, server, 3, last=10)
+    for number in range(1, 10):
+        assert all_step(ranks) == [number] * 3
+    for rank in ranks:
+        rank.finishes()
+    assert [rank.said() for rank in ranks] == ["over"] * 3
+
+
+def test_a_rank_that_crashes_in_training_is_given_up(server: Server, crew: list[Rank]) -> None:
+    crew += [Rank(server, rank, 3) for rank in range(3)]
+    come_together(crew)
+    crew[2].signal(signal.SIGKILL)
+    for rank in crew[:2]:
+        rank.finishes()
+    assert [rank.said().split()[1:] for rank in crew[:2]] == [["0", "1"]] * 2
+
+
+def test_a_rank_that_restarts_at_once_does_its_iteration_again(server: Server, crew: list[Rank]) -> None:
+    """The early restart race: nobody has missed it yet, and nobody goes on without it."""
+    ranks = together(crew, server, 2)
+    ranks[1].signal(signal.SIGKILL)
+    ranks[0].finishes()
+    crew.append(again := Rank(server, 1, 2, min_ranks=2))
+    assert again.begins() == 0
+    again.finishes()
+    assert (ranks[0].begins(), again.begins()) == (1, 1)
+
+
+def test_all_ranks_restart_where_they_were(server: Server, crew: list[Rank]) -> None:
+    for rank in together(crew, server, 2):
+        rank.finishes()
+    assert [rank.begins() for rank in crew] == [1, 1]
+    for rank in crew:
+        rank.signal(signal.SIGKILL)
+    again = [Rank(server, rank, 2, min_ranks=2) for rank in range(2)]
+    crew += again
+    assert [rank.begins() for rank in again] == [1, 1]
+
+
+def test_of_two_processes_with_one_rank_the_older_is_told(server: Server, crew: list[Rank]) -> None:
+    old, other = together(crew, server, 2)
+    crew.append(new := Rank(server, 0, 2, min_ranks=2))
+    assert new.begins() == 0
+    old.finishes()
+    assert old.said() == "Superseded"
+    assert all_step([new, other]) == [1, 1]
+
+
+def test_a_frozen_rank_is_given_up_and_comes_back(server: Server, crew: list[Rank]) -> None:
+    crew += [Rank(server, rank, 2) for rank in range(2)]
+    at = come_together(crew)
+    crew[1].signal(signal.SIGSTOP)
+    crew[0].finishes()
+    assert crew[0].said().split() == [str(at + 1), "0"]
+    crew[1].signal(signal.SIGCONT)
+    crew[1].finishes()
+    crew[0].finishes()
+    assert come_together(crew) >= at + 2
+
+
+def test_a_minority_waits_with_a_quorum(server: Server, crew: list[Rank]) -> None:
+    options = {"quorum": "majority", "min_ranks": 1, "last": 1000}
+    crew += [Rank(server, rank, 3, **options) for rank in range(3)]
+    at = come_together(crew)
+    for rank in crew[1:]:
+        rank.signal(signal.SIGKILL)
+    crew[0].finishes()
+    with open_store(server.url, timeout_s=10) as store:
+        from ringfold.iteration.observing import Observer
+
+        observer = Observer(store, heartbeat_s=1, inactive_after_s=4)
+        until(lambda: "no majority" in _reason(observer), "the minority to stand still", 30)
+        seen = observer.look()
+    assert seen is not None
+    assert (seen.iteration, seen.waiting_for) == (at, [1, 2])
+    crew.append(again := Rank(server, 1, 3, **options))
+    assert again.begins() == at
+    again.finishes()
+    assert crew[0].said().split() == [str(at + 1), "0", "1"]
+
+
+def _reason(observer: object) -> str:
+    seen = observer.look()  # type: ignore[attr-defined]
+    return "" if seen is None else str(seen.reason)
+
+
+def test_a_store_that_restarts_is_waited_for(server: Server, crew: list[Rank]) -> None:
+    if not server.can_restart:
+        pytest.skip(f"{server.kind} has no server that keeps something")
+    ranks = together(crew, server, 2, inactive_s=30, heartbeat_s=1)
+    ranks[0].finishes()
+    server.restart()
+    ranks[1].finishes()
+    assert [rank.begins() for rank in ranks] == [1, 1]
+    assert all_step(ranks) == [2, 2]
+
+
+def test_a_store_that_was_emptied_is_refused(server: Server, crew: list[Rank]) -> None:
+    ranks = together(crew, server, 2)
+    assert all_step(ranks) == [1, 1]
+    server.wipe()
+    for rank in ranks:
+        rank.finishes()
+    assert {rank.said() for rank in ranks} <= {"StoreReset", "StoreWentBack"}
+
+
+def test_a_store_that_went_back_is_refused(server: Server, crew: list[Rank]) -> None:
+    if not server.can_go_back or not server.can_restart:
+        pytest.skip(f"{server.kind} has no server with snapshots")
+    ranks = together(crew, server, 2, inactive_s=60, heartbeat_s=5)
+    server.snapshot()
+    for number in range(1, 6):
+        assert all_step(ranks) == [number] * 2
+    server.go_back()
+    for rank in ranks:
+        rank.finishes()
+    assert {rank.said() for rank in ranks} == {"StoreWentBack"}
+
+
+def test_what_one_rank_can_see(server: Server) -> None:
+    with (
+        rf.GlobalIteration(server.url, 0, 2, timeout_s=30) as zero,
+        rf.GlobalIteration(server.url, 1, 2, timeout_s=30) as one,
+    ):
+        assert zero.iteration == -1
+        one.arrive()
+        assert zero.next() == 0
+        assert (zero.state, zero.iteration, zero.members) == (State.TRAINING, 0, (0, 1))
+        assert one.next() == 0
+        assert zero.active_ranks() == [0, 1]
+        one.arrive()
+        assert zero.next() == 1
+        assert zero.is_winner
+        assert (zero.last_iteration(1), zero.last_iteration(7)) == (1, None)
+        one.close()
+        assert zero.active_ranks() == [0]
+        assert zero.next() == 2
+        assert zero.members == (0,)
+    with pytest.raises(rf.UsageError, match="closed"):
+        zero.next()
+
+
+def test_the_command_runs_once_per_iteration_and_shows_how_it_stands(server: Server, tmp_path: Path) -> None:
+    path = os.pathsep.join([str(SOURCE), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
+    environment = {**os.environ, "PYTHONPATH": path}
+    main = [sys.executable, "-c", "from ringfold.cli import main; main()", "iterate", "--store", server.url]
+    write = f"echo $RINGFOLD_RANK $RINGFOLD_ITERATION $RINGFOLD_MEMBERS >> {tmp_path}/log-$RINGFOLD_RANK"
+    options = ["--world", "2", "--min-ranks", "2", "--until", "3"]
+    ranks = [
+        subprocess.Popen([*main, "--rank", str(rank), *options, "--", "sh", "-c", write], env=environment)
+        for rank in range(2)
+    ]
+    assert [rank.wait(LIMIT_S) for rank in ranks] == [0, 0]
+    for rank in range(2):
+        assert (tmp_path / f"log-{rank}").read_text().splitlines() == [f"{rank} {n} 0,1" for n in range(3)]
+    said = subprocess.run([*main, "--json"], env=environment, capture_output=True, check=True, timeout=LIMIT_S).stdout
+    seen = json.loads(said)
+    assert seen["iteration"] == 3
+    assert [rank["state"] for rank in seen["ranks"]] == ["LEFT", "LEFT"]
+
+
+def test_a_command_that_fails_ends_its_rank_with_its_code(tmp_path: Path) -> None:
+    main = [sys.executable, "-c", "from ringfold.cli import main; main()", "iterate"]
+    options = ["--store", f"sqlite://{tmp_path}/store.db", "--rank", "0", "--world", "1"]
+    whole = [*main, *options, "--", "sh", "-c", "exit 7"]
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    assert subprocess.run(whole, env=environment, capture_output=True, timeout=LIMIT_S).returncode == 7
+
+
+def test_ctrl_c_ends_a_command_and_leaves(tmp_path: Path) -> None:
+    main = [sys.executable, "-c", "from ringfold.cli import main; main()", "iterate"]
+    store = f"sqlite://{tmp_path}/store.db"
+    sleep = ["sh", "-c", f"touch {tmp_path}/runs; exec sleep 100"]
+    whole = [*main, "--store", store, "--rank", "0", "--world", "1", "--", *sleep]
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    running = subprocess.Popen(whole, env=environment, stderr=subprocess.PIPE, start_new_session=True)
+    until((tmp_path / "runs").exists, "the command to run")
+    os.killpg(running.pid, signal.SIGINT)
+    _, complaint = running.communicate(timeout=LIMIT_S)
+    assert running.returncode == 130
+    assert b"has left" in complaint
+    assert b"Traceback" not in complaint
+    with open_store(store) as opened:
+        entry = opened.get("iteration/record")
+    assert entry is not None
+    assert json.loads(entry.value)["roster"]["0"]["gone"]

@@ -1,0 +1,70 @@
+"""The global iteration under simulated faults; and the simulation itself, which must find what is wrong on purpose."""
+
+import pytest
+
+from ringfold.iteration.record import Rules
+from ringfold.testing.iterating import Simulated
+from ringfold.testing.iterating_naive import naive
+from ringfold.testing.iterating_parts import Story, Trouble
+from ringfold.testing.iterating_stories import BUGS, draw, every_crash, find, run_story
+from ringfold.testing.scheduler import SimulationFailure
+
+SEEDS = 300
+MOST_SEEDS = 1_000
+
+
+def test_drawn_stories_keep_every_promise() -> None:
+    for seed in range(SEEDS):
+        run_story(seed)
+
+
+@pytest.mark.parametrize("seed", [37, 80, 101642, 101945, 102529, 103022, 140, 301331, 383, 1138])
+def test_a_story_that_once_failed_keeps_every_promise(seed: int) -> None:
+    run_story(seed)
+
+
+@pytest.mark.parametrize(("can_list", "has_leases"), [(True, False), (True, True), (False, False)])
+def test_a_crash_at_every_store_operation_does_no_harm(can_list: bool, has_leases: bool) -> None:
+    """Of two ranks, in their first iterations: one dies before the operation, or after it and without its answer."""
+    calm = Story(seed=5, rules=Rules(2), can_list=can_list, has_leases=has_leases, quiet_ms=1_200, slow=0.0)
+    stories = list(every_crash(calm))
+    assert len(stories) > 60
+    for story in stories:
+        Simulated(story).run()
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_a_planted_bug_is_found(name: str) -> None:
+    failure = find(name, first=1, most=MOST_SEEDS)
+    assert failure is not None, f"{BUGS[name].text}: not found within {MOST_SEEDS} seeds"
+    assert f"--iterations --seed {failure.seed}" in str(failure)
+    run_story(failure.seed)  # it is the bug that was found: without it the same seed keeps every promise
+
+
+def test_the_classic_protocol_has_two_winners_of_one_iteration() -> None:
+    found = []
+    for seed in range(MOST_SEEDS):
+        try:
+            Simulated(draw(seed), naive).run()
+        except SimulationFailure as failure:
+            found.append(failure.text)
+            if "two winners" in failure.text:
+                return
+    raise AssertionError(f"never, but: {sorted(set(found))}")
+
+
+def test_a_seed_is_the_whole_story() -> None:
+    runs = [Simulated(draw(11)) for _ in range(2)]
+    assert runs[0].run() == runs[1].run()
+    assert runs[0].sched.trace.digest == runs[1].sched.trace.digest
+
+
+def test_a_minority_that_reaches_the_store_stands_still_with_a_quorum_and_goes_on_without() -> None:
+    cut = Trouble(kind="cut", at_ms=1_500, ranks=(0, 1, 2), for_ms=60_000)
+    rules: dict[str, Rules] = {"quorum": Rules(5, 1, "majority"), "none": Rules(5)}
+    reached = {}
+    for name, rule in rules.items():
+        sim = Simulated(Story(seed=3, rules=rule, troubles=(cut,), quiet_ms=40_000, slow=0.0))
+        sim.run()
+        reached[name] = max(life.log[-1] for life in sim.lives)
+    assert reached["quorum"] < reached["none"] / 2

@@ -1,0 +1,756 @@
+"""The global iteration's core, step by step on a store in memory: the classic scenarios, and single decisions."""
+
+import pickle
+from collections.abc import Callable
+
+import pytest
+from msgspec.structs import replace
+
+from ringfold.errors import (
+    DeadlineExceeded,
+    RingfoldError,
+    StoreError,
+    StoreReset,
+    StoreUnreachable,
+    StoreWentBack,
+    Superseded,
+    UsageError,
+)
+from ringfold.iteration.liveness import Watch
+from ringfold.iteration.machine import Machine
+from ringfold.iteration.model import Begun, Self, State, Timing
+from ringfold.iteration.operations import (
+    NS,
+    Answer,
+    Beat,
+    CompareAndSet,
+    Delete,
+    Get,
+    ListKeys,
+    Operation,
+    Outcome,
+    Pause,
+    Steps,
+    WaitFor,
+    sent,
+)
+from ringfold.iteration.record import NONE_YET, Advance, Hold, Record, Rules, decide, decode, encode
+from ringfold.store.base import version_of
+from ringfold.store.client import StoreClient
+from ringfold.store.memory import Call, Crashed, Fault, MemoryDriver, MemoryServer
+
+TIMING = Timing(heartbeat_s=5, inactive_after_s=30)
+
+
+class Stage:
+    """A store, and a clock that moves only when somebody waits."""
+
+    def __init__(self) -> None:
+        self.server = MemoryServer()
+        self.now_ns = 0
+        self.count = 0
+
+    def rank(self, rank: int, rules: Rules, *, can_list: bool = True, has_leases: bool = False) -> "Process":
+        self.count += 1
+        me = Self(rank=rank, incarnation=f"{rank}-{self.count}", can_list=can_list, has_leases=has_leases)
+        return Process(self, me, rules)
+
+    def ranks(self, rules: Rules, **flavour: bool) -> list["Process"]:
+        """All of the world, in their first iteration together."""
+        processes = [self.rank(rank, rules, **flavour) for rank in range(rules.world)]
+        for process in processes:
+            process.arrives()
+        for process in processes:
+            process.next()
+        assert {process.machine.iteration for process in processes} == {0}
+        return processes
+
+    @property
+    def record(self) -> Record:
+        return decode("memory:", self.server.entries["run/iteration/record"].value)
+
+    def keys(self) -> list[str]:
+        return [key.removeprefix("run/iteration/") for key in sorted(self.server.entries)]
+
+
+class Process:
+    """One incarnation, whose courses are taken operation by operation."""
+
+    def __init__(self, stage: Stage, me: Self, rules: Rules) -> None:
+        self.stage, self.machine = stage, Machine(me, rules, TIMING)
+        self.fault: Callable[[Call], Fault | None] = lambda call: None
+        self.jump_ns = 0
+        self.operations: list[Operation] = []
+        driver = MemoryDriver(stage.server, sleep=lambda s: None, fault=lambda call: self.fault(call))
+        self.driver = driver
+        self.client = StoreClient(driver, prefix="run", timeout_s=0.001, now_ns=lambda: 0, nonce=f"g{stage.count}")
+        self._waiting: tuple[Steps[Begun], WaitFor] | None = None
+
+    @property
+    def now_ns(self) -> int:
+        return self.stage.now_ns + self.jump_ns
+
+    def register(self) -> None:
+        self._over(self.machine.register(self.now_ns, 600))
+
+    def next(self, timeout_s: float = 600) -> Begun:
+        """The next iteration, which must be there without waiting for anybody."""
+        begun = self._advance(self.machine.next(self.now_ns, timeout_s), None)
+        assert begun is not None, f"it waits: {self.machine.hold}"
+        return begun
+
+    def waits(self, timeout_s: float = 600) -> Hold:
+        """Ask for the next iteration, which must not be there yet."""
+        assert self._advance(self.machine.next(self.now_ns, timeout_s), None) is None
+        assert self.machine.hold is not None
+        return self.machine.hold
+
+    def goes_on(self) -> Begun:
+        """Who waited looks again, and must be handed the next iteration now."""
+        begun = self.looks_again()
+        assert begun is not None, f"it still waits: {self.machine.hold}"
+        return begun
+
+    def looks_again(self) -> Begun | None:
+        assert self._waiting is not None
+        course, wait = self._waiting
+        return self._advance(course, Answer(self.now_ns, self.client.get(wait.key)))
+
+    def beats(self) -> None:
+        """Show life once."""
+        course = self.machine.pulse()
+        operation = next(course)
+        while not isinstance(operation, Pause):
+            operation = sent(course, Answer(self.now_ns, self._asked(operation)))
+
+    def leaves(self) -> None:
+        self._over(self.machine.leave(self.now_ns, 5))
+
+    def arrives(self) -> None:
+        self._over(self.machine.arrive(self.now_ns, 600))
+
+    def _over(self, course: Steps[None]) -> None:
+        answer: Answer | None = None
+        while True:
+            try:
+                operation = next(course) if answer is None else sent(course, answer)
+            except StopIteration:
+                return
+            answer = Answer(self.now_ns, self._asked(operation))
+
+    def _advance(self, course: Steps[Begun], answer: Answer | None) -> Begun | None:
+        while True:
+            try:
+                operation = next(course) if answer is None else sent(course, answer)
+            except StopIteration as over:
+                return over.value  # type: ignore[no-any-return]
+            if isinstance(operation, WaitFor):
+                entry = self.client.get(operation.key)
+                if version_of(entry) == operation.seen:
+                    self._waiting = course, operation
+                    return None
+                answer = Answer(self.now_ns, entry)
+                continue
+            answer = Answer(self.now_ns, self._asked(operation))
+
+    def _asked(self, operation: Operation) -> Outcome:
+        self.operations.append(operation)
+        try:
+            match operation:
+                case Get(key):
+                    return self.client.get(key)
+                case ListKeys(prefix):
+                    return self.client.list(prefix)
+                case CompareAndSet(key, expected, value):
+                    return self.client.compare_and_set(key, expected, value)
+                case Delete(key, expected):
+                    self.client.delete(key, expected)
+                case Beat(key, value):
+                    self.client.set(key, value)
+                case Pause(seconds):
+                    self.stage.now_ns += round(seconds * NS)
+                case WaitFor():
+                    raise AssertionError("a course that must not wait waits")
+        except RingfoldError as error:
+            return error
+        return None
+
+
+def fails_once(kind: str, key: str, fault: Fault) -> Callable[[Call], Fault | None]:
+    """A fault at the next call of a kind to a key that ends like this."""
+    left = [fault]
+    return lambda call: left.pop() if left and call.kind == kind and call.key.endswith(key) else None
+
+
+def until_given_up(stage: Stage, waiting: Process, alive: list[Process], seconds: int = 60) -> Begun:
+    """Let time pass, in which some show life and one looks, until it goes on."""
+    for second in range(seconds):
+        stage.now_ns += NS
+        if second % 5 == 0:
+            for process in alive:
+                process.beats()
+        begun = waiting.looks_again()
+        if begun is not None:
+            return begun
+    raise AssertionError(f"it still waits after {seconds} s: {waiting.machine.hold}")
+
+
+# The classic scenarios
+
+
+def test_a_rank_that_crashes_in_training_is_given_up_and_no_other() -> None:
+    stage = Stage()
+    zero, one, _ = stage.ranks(Rules(3))
+    one.waits()
+    zero.waits()
+    begun = until_given_up(stage, zero, [zero, one])
+    assert (begun.iteration, begun.members) == (1, (0, 1))
+    assert 30 <= stage.now_ns / NS <= 35
+    assert one.goes_on().members == (0, 1)
+
+
+def test_the_early_restart_race_is_no_race() -> None:
+    """A rank that restarts before anybody misses it does the iteration again, and the others wait for that."""
+    stage = Stage()
+    zero, old = stage.ranks(Rules(2))
+    zero.waits()
+    old.arrives()  # and dies: what it says it has done is not in its successor
+    again = stage.rank(1, Rules(2))
+    assert again.next().iteration == 0
+    assert again.machine.resumed is not None
+    assert not again.machine.resumed.has_moved
+    assert zero.looks_again() is None
+    assert zero.machine.hold is not None
+    assert zero.machine.hold.missing == (1,)
+    assert again.next().iteration == 1
+    assert zero.goes_on().iteration == 1
+
+
+def test_a_winner_that_dies_after_winning_leaves_nothing_undone() -> None:
+    stage = Stage()
+    winner, one, two = stage.ranks(Rules(3))
+    one.waits()
+    two.waits()
+    winner.fault = fails_once("write", "/record", "crash after")
+    with pytest.raises(Crashed):
+        winner.next()
+    assert one.goes_on() == Begun(1, (0, 1, 2), 0, False)
+    assert two.goes_on() == Begun(1, (0, 1, 2), 0, False)
+    one.waits()
+    two.waits()
+    assert until_given_up(stage, one, [one, two]).members == (1, 2)
+
+
+def test_a_last_one_that_dies_before_it_tries_does_not_stop_the_others() -> None:
+    stage = Stage()
+    zero, one = stage.ranks(Rules(2))
+    zero.waits()
+    one.fault = fails_once("write", "/record", "crash")
+    with pytest.raises(Crashed):
+        one.next()
+    assert until_given_up(stage, zero, [zero]).iteration == 1
+
+
+def test_of_two_processes_with_one_rank_the_newer_speaks_and_the_older_is_told() -> None:
+    stage = Stage()
+    zero, old = stage.ranks(Rules(2))
+    new = stage.rank(1, Rules(2))
+    new.register()
+    version = stage.record.version
+    for call in (old.next, old.next, old.arrives):
+        with pytest.raises(Superseded) as told:
+            call()
+    assert (told.value.rank, told.value.successor) == (1, new.machine.me.incarnation)
+    assert stage.record.version == version
+    assert new.machine.fence > old.machine.fence
+    zero.waits()
+    new.next()
+    assert new.next().iteration == 1
+    assert str(pickle.loads(pickle.dumps(told.value))) == str(told.value)
+
+
+def test_when_all_ranks_restart_they_go_on_where_they_were() -> None:
+    stage = Stage()
+    for process in (first := stage.ranks(Rules(3)))[:-1]:
+        process.waits()
+    first[-1].next()  # only this one has begun 1 when all of them die
+    again = [stage.rank(rank, Rules(3)) for rank in range(3)]
+    assert [process.next().iteration for process in again] == [1, 1, 1]
+    assert [process.machine.resumed.last for process in again if process.machine.resumed] == [1, 1, 1]
+
+
+def test_a_store_that_restarts_is_waited_for() -> None:
+    stage = Stage()
+    zero, one = stage.ranks(Rules(2))
+    zero.waits()
+    down = iter(["unreachable"] * 6)
+    one.fault = lambda call: next(down, None)  # type: ignore[return-value]
+    assert one.next().iteration == 1
+    assert stage.now_ns > 0
+    assert zero.goes_on().iteration == 1
+
+
+def test_a_store_that_stays_away_is_an_error_and_no_number() -> None:
+    stage = Stage()
+    zero, one = stage.ranks(Rules(2))
+    zero.waits()
+    one.fault = lambda call: "unreachable"
+    with pytest.raises(StoreUnreachable):
+        one.next(timeout_s=10)
+    one.fault = lambda call: None
+    assert one.next().iteration == 1
+
+
+def test_a_store_that_was_emptied_is_refused() -> None:
+    stage = Stage()
+    zero, _ = stage.ranks(Rules(2))
+    stage.server.wipe()
+    for _ in range(2):
+        with pytest.raises(StoreReset):
+            zero.next()
+    assert stage.server.entries == {}
+
+
+def test_a_store_that_went_back_is_refused() -> None:
+    stage = Stage()
+    zero, one = stage.ranks(Rules(2))
+    snapshot = stage.server.snapshot()
+    zero.waits()
+    one.next()
+    zero.goes_on()
+    stage.server.restore(snapshot)
+    with pytest.raises(StoreWentBack):
+        zero.next()
+
+
+def test_a_record_that_went_back_is_refused_though_the_store_did_not() -> None:
+    """A snapshot that has overtaken the revision a client remembers is known by the record's own version."""
+    stage = Stage()
+    zero, one = stage.ranks(Rules(2))
+    old = stage.server.entries["run/iteration/record"]
+    zero.waits()
+    one.next()
+    zero.goes_on()
+    one.client.set("iteration/record", old.value)
+    with pytest.raises(StoreWentBack, match="version"):
+        zero.next()
+    with pytest.raises(StoreWentBack):
+        zero.next()
+
+
+def test_a_store_that_went_back_and_has_overtaken_what_a_rank_knew_is_refused() -> None:
+    stage = Stage()
+    zero, one = stage.ranks(Rules(2))
+    snapshot = stage.server.snapshot()
+    zero.waits()
+    one.next()
+    zero.goes_on()
+    stage.server.restore(snapshot)
+    known = zero.client.generation.revision
+    again = stage.rank(1, Rules(2))
+    again.next()
+    while stage.server.stamp is None or stage.server.stamp.revision <= known:
+        again.beats()
+    stage.rank(1, Rules(2)).next()
+    with pytest.raises(StoreWentBack, match="does not come out of"):
+        zero.next()
+
+
+def test_a_minority_behind_a_partition_waits_with_a_quorum() -> None:
+    stage = Stage()
+    five = stage.ranks(Rules(5, 1, "majority"))
+    five[0].waits()
+    hold = five[1].waits()
+    for _ in range(100):
+        stage.now_ns += NS
+        assert five[0].looks_again() is None
+        assert five[1].looks_again() is None
+        for process in five[:2]:
+            process.beats()
+        assert five[0].machine.hold is not None
+        hold = five[0].machine.hold
+    assert hold.missing == (2, 3, 4)
+    assert "no majority" in hold.reason
+    for process in five[2:4]:
+        process.waits()
+    assert five[4].next().members == (0, 1, 2, 3, 4)
+
+
+def test_a_minority_goes_on_without_a_quorum() -> None:
+    stage = Stage()
+    five = stage.ranks(Rules(5))
+    five[0].waits()
+    five[1].waits()
+    assert until_given_up(stage, five[0], five[:2]).members == (0, 1)
+
+
+@pytest.mark.parametrize("has_leases", [True, False])
+def test_a_clock_that_jumps_by_an_hour_gives_nobody_up(has_leases: bool) -> None:
+    stage = Stage()
+    zero, one = stage.ranks(Rules(2), has_leases=has_leases)
+    zero.waits(timeout_s=20_000)
+    for _ in range(3):
+        zero.jump_ns += 3_600 * NS
+        assert zero.looks_again() is None
+        stage.now_ns += 5 * NS
+        one.beats()
+    assert one.next().members == (0, 1)
+
+
+# Outcomes that are unknown
+
+
+@pytest.mark.parametrize("fault", ["lost reply", "late"])
+@pytest.mark.parametrize("key", ["/record", "/arrived", "/alive"])
+def test_a_lost_answer_changes_nothing_about_what_is_agreed(fault: Fault, key: str) -> None:
+    stage = Stage()
+    zero, one = stage.ranks(Rules(2))
+    one.fault = fails_once("write", key, fault)
+    zero.fault = fails_once("write", key, fault)
+    zero.waits()
+    begun = one.next()
+    one.driver.deliver_late()
+    zero.driver.deliver_late()
+    one.beats()
+    assert (begun.iteration, stage.record.iteration) == (1, 1)
+    assert zero.goes_on().iteration == 1
+
+
+def test_a_winner_that_lost_its_answer_knows_itself_by_the_nonce() -> None:
+    stage = Stage()
+    zero, one = stage.ranks(Rules(2))
+    zero.waits()
+    one.fault = fails_once("write", "/record", "lost reply")
+    assert one.next().is_winner
+    assert stage.record.nonce.startswith(one.machine.me.incarnation)
+    assert not zero.goes_on().is_winner
+
+
+def test_a_registration_of_unknown_outcome_is_not_repeated_over_a_successor() -> None:
+    stage = Stage()
+    stage.ranks(Rules(2))
+    old, new = stage.rank(1, Rules(2)), stage.rank(1, Rules(2))
+    once = fails_once("write", "/record", "lost reply")
+
+    def and_then(call: Call) -> Fault | None:
+        if call.kind == "read" and stage.record.roster[1].incarnation == old.machine.me.incarnation:
+            new.register()  # after the write that lost its answer, and before that is looked into
+        return once(call)
+
+    old.fault = and_then
+    with pytest.raises(Superseded):
+        old.next()
+    assert stage.record.roster[1].incarnation == new.machine.me.incarnation
+
+
+# Coming, going, and what is left behind
+
+
+def test_a_newcomer_is_a_member_of_the_next_iteration() -> None:
+    stage = Stage()
+    rules = Rules(2)
+    zero = stage.rank(0, rules)
+    assert zero.next() == Begun(0, (0,), 0, True)
+    one = stage.rank(1, rules)
+    assert one.waits().missing == (0,)
+    assert zero.next().members == (0, 1)
+    assert one.goes_on().members == (0, 1)
+    assert one.machine.resumed is None
+
+
+def test_a_rank_that_was_away_catches_up_and_learns_that_the_others_moved() -> None:
+    stage = Stage()
+    zero, _ = stage.ranks(Rules(2))
+    zero.waits()
+    assert until_given_up(stage, zero, [zero]).iteration == 1
+    assert zero.next().iteration == 2
+    again = stage.rank(1, Rules(2))
+    again.waits()
+    assert again.machine.resumed is not None
+    assert (again.machine.resumed.last, again.machine.resumed.iteration) == (0, 2)
+    assert again.machine.resumed.has_moved
+    assert zero.next().members == (0, 1)
+    assert again.goes_on().iteration == 3
+
+
+def test_a_rank_that_was_only_slow_to_show_life_comes_back_as_itself() -> None:
+    stage = Stage()
+    zero, one = stage.ranks(Rules(2))
+    zero.waits()
+    until_given_up(stage, zero, [zero])
+    assert one.waits().missing == (0,)
+    assert zero.next().members == (0, 1)
+    begun = one.goes_on()
+    assert (begun.iteration, begun.missed) == (2, 1)
+
+
+def test_who_leaves_is_not_waited_for_and_not_counted() -> None:
+    stage = Stage()
+    zero, one, two = stage.ranks(Rules(3, 1, "majority"))
+    one.leaves()
+    two.leaves()
+    assert zero.next().members == (0,)
+    with pytest.raises(UsageError, match="left"):
+        one.next()
+
+
+def test_a_member_that_left_does_its_iteration_again_if_it_is_still_on() -> None:
+    stage = Stage()
+    zero, one = stage.ranks(Rules(2))
+    zero.leaves()
+    one.leaves()
+    assert [stage.rank(rank, Rules(2)).next().iteration for rank in (0, 1)] == [0, 0]
+
+
+def test_nothing_is_left_of_past_iterations_and_incarnations() -> None:
+    stage = Stage()
+    zero, one = stage.ranks(Rules(2))
+    for _ in range(20):
+        zero.waits()
+        one.next()
+        zero.goes_on()
+    again = stage.rank(1, Rules(2))
+    again.next()
+    names = [process.machine.me.incarnation for process in (zero, again)]
+    kept = {f"ranks/{rank}/{name}/{key}" for rank, name in enumerate(names) for key in ("alive", "arrived")}
+    assert set(stage.keys()) <= kept | {"record"}
+
+
+def test_what_a_superseded_incarnation_wrote_late_is_removed() -> None:
+    stage = Stage()
+    zero, old = stage.ranks(Rules(2))
+    new = stage.rank(1, Rules(2))
+    new.next()
+    old.client.set(f"iteration/ranks/1/{old.machine.me.incarnation}/arrived", b"0")
+    zero.waits()
+    new.next()
+    assert old.machine.me.incarnation not in " ".join(stage.keys())
+
+
+@pytest.mark.parametrize("world", [2, 20])
+def test_where_the_store_lists_the_reads_of_a_rank_do_not_grow_with_the_ranks(world: int) -> None:
+    stage = Stage()
+    processes = stage.ranks(Rules(world))
+    for process in processes:
+        process.operations.clear()
+    for process in processes[:-1]:
+        process.waits()
+    processes[-1].next()
+    reads = [sum(isinstance(one, Get | ListKeys) for one in process.operations) for process in processes]
+    assert max(reads) <= 2
+
+
+def test_where_the_store_cannot_list_the_roster_says_whom_to_ask_for() -> None:
+    stage = Stage()
+    processes = stage.ranks(Rules(4), can_list=False)
+    for process in processes[:-1]:
+        assert process.waits().missing
+    assert processes[-1].next().members == (0, 1, 2, 3)
+    assert not any(isinstance(one, ListKeys) for process in processes for one in process.operations)
+
+
+def test_keys_of_somebody_else_are_left_alone() -> None:
+    stage = Stage()
+    zero, one = stage.ranks(Rules(2))
+    one.client.set("iteration/ranks/arrived", b"not ours")
+    for _ in range(50):
+        stage.now_ns += 2 * NS
+        one.beats()
+        zero.waits()
+        one.next()
+        zero.goes_on()
+    assert "run/iteration/ranks/arrived" in stage.server.entries
+
+
+def test_an_arrival_that_is_no_number_counts_for_nothing() -> None:
+    stage = Stage()
+    zero, one = stage.ranks(Rules(2))
+    one.client.set(f"iteration/ranks/1/{one.machine.me.incarnation}/arrived", b"what?")
+    assert zero.waits().missing == (1,)
+    assert one.next().iteration == 1
+
+
+# Waiting
+
+
+def test_a_deadline_names_who_is_waited_for_and_one_may_call_again() -> None:
+    stage = Stage()
+    zero, one, two = stage.ranks(Rules(3))
+    one.waits()
+    zero.waits(timeout_s=20)
+    stage.now_ns += 25 * NS
+    with pytest.raises(DeadlineExceeded, match="rank 2 of 3 members") as overdue:
+        zero.looks_again()
+    assert overdue.value.peers == (2,)
+    assert overdue.value.waited_ms == 25_000
+    assert two.next().iteration == 1
+    assert zero.next().iteration == 1
+
+
+def test_ranks_below_min_ranks_wait_for_more() -> None:
+    stage = Stage()
+    zero, one = stage.rank(0, Rules(3, 2)), stage.rank(1, Rules(3, 2))
+    assert "1 of at least 2" in zero.waits().reason
+    assert one.next().members == (0, 1)
+
+
+def test_the_states_follow_one_another() -> None:
+    stage = Stage()
+    zero, one = stage.ranks(Rules(2))
+    assert zero.machine.state is State.TRAINING
+    zero.waits()
+    assert zero.machine.state is State.READY
+    one.next()
+    zero.goes_on()
+    assert zero.machine.state is State.TRAINING
+
+
+def test_a_finished_run_needs_no_members_to_be_seen_as_finished() -> None:
+    stage = Stage()
+    rules = Rules(2, 2)
+    zero, one = stage.ranks(rules)
+    one.waits()
+    zero.next()
+    one.goes_on()
+    zero.leaves()
+    one.leaves()
+    late = stage.rank(1, rules)
+    late.machine.until = 1
+    assert late.next().iteration == 1
+
+
+# Decisions
+
+
+def record(members: list[int], *, world: int = 5, gone: tuple[int, ...] = (), rules: Rules | None = None) -> Record:
+    made = Record(rules or Rules(world), 3)
+    for rank in range(world):
+        made = made.seated(rank, f"i{rank}", "n")
+    made = replace(made, members={rank: f"i{rank}" for rank in members})
+    for rank in gone:
+        made = made.left(rank, "n")
+    return made
+
+
+@pytest.mark.parametrize(
+    ("members", "arrived", "dead", "gone", "decision"),
+    [
+        ([0, 1, 2], {0, 1, 2}, (), (), Advance((0, 1, 2))),
+        ([0, 1, 2], {0, 1, 4}, (2,), (), Advance((0, 1, 4))),
+        ([0, 1, 2], {0, 1, 2}, (1,), (), Advance((0, 2))),
+        ([0, 1, 2], {0, 1}, (), (2,), Advance((0, 1))),
+        ([0, 1, 2, 3], {0, 1}, (2, 3), (), Hold((2, 3), "")),
+        ([0, 1, 2, 3], {0, 1, 4}, (2, 3), (), Hold((2, 3), "")),
+        ([0, 1], {0}, (1,), (), Hold((1,), "")),
+        ([0, 1], {0}, (), (), Hold((1,), "")),
+        ([], {0, 1}, (), (), Hold((2, 3, 4), "")),
+        ([], {0, 1, 3}, (), (), Advance((0, 1, 3))),
+    ],
+)
+def test_a_majority_is_of_those_who_agreed_before(
+    members: list[int],
+    arrived: set[int],
+    dead: tuple[int, ...],
+    gone: tuple[int, ...],
+    decision: Advance | Hold,
+) -> None:
+    found = decide(record(members, gone=gone, rules=Rules(5, 1, "majority")), arrived, dead)
+    assert type(found) is type(decision)
+    if isinstance(found, Hold) and isinstance(decision, Hold):
+        assert found.missing == decision.missing
+    else:
+        assert found == decision
+
+
+def test_a_record_survives_the_store() -> None:
+    before = record([0, 1]).advanced([0, 1, 2], 1, "nonce")
+    assert decode("memory:", encode(before)) == before
+    assert (before.iteration, before.winner, before.members) == (4, 1, {0: "i0", 1: "i1", 2: "i2"})
+    assert [seat.last for seat in before.roster.values()] == [4, 4, 4, NONE_YET, NONE_YET]
+
+
+def test_a_record_comes_out_of_those_before_it_and_of_no_other() -> None:
+    base = record([0, 1])
+    line = [base]
+    for number in range(40):
+        line.append(line[-1].advanced([0, 1], 0, f"a{number}"))
+    other = base
+    for number in range(3):
+        other = other.advanced([0, 1], 0, f"b{number}")
+    assert all(late.follows(early) for at, late in enumerate(line) for early in line[: at + 1])
+    assert not any(early.follows(late) for at, late in enumerate(line) for early in line[:at])
+    assert not any(late.follows(other) for late in line[1:16])
+    assert other.follows(base)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"",
+        b"7",
+        b"{}",
+        b'{"rules": {"world": 0}}',
+        b'{"rules": {"world": 2}, "members": {"0": "a"}}',
+        b'{"rules": {"world": 2}, "format": 2}',
+        b'{"rules": {"world": 2}, "more": 1}',
+    ],
+)
+def test_what_is_no_record_is_refused(value: bytes) -> None:
+    with pytest.raises(StoreError, match="record"):
+        decode("memory:", value)
+
+
+def test_ranks_with_different_rules_are_told_both() -> None:
+    stage = Stage()
+    stage.rank(0, Rules(2)).next()
+    with pytest.raises(UsageError, match=r"quorum='majority'.*quorum=None"):
+        stage.rank(1, Rules(2, 1, "majority")).next()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Rules(0),
+        lambda: Rules(2, 3),
+        lambda: Rules(2, 0),
+        lambda: Rules(2, 1, "half"),  # type: ignore[arg-type]
+        lambda: Timing(heartbeat_s=5, inactive_after_s=9),
+        lambda: Timing(heartbeat_s=0, inactive_after_s=9),
+        lambda: Machine(Self(rank=2, incarnation="a"), Rules(2), TIMING),
+        lambda: Machine(Self(rank=-1, incarnation="a"), Rules(2), TIMING),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(make: Callable[[], object]) -> None:
+    with pytest.raises(UsageError):
+        make()
+
+
+# Liveness
+
+
+def watch(*, has_leases: bool = False) -> Watch:
+    return Watch(has_leases=has_leases, inactive_after_ns=30 * NS, absent_ns=5 * NS)
+
+
+def test_a_version_that_changes_is_life() -> None:
+    seen = watch()
+    assert not any(seen.look(second * NS, "a", second // 5) for second in range(1, 300))
+
+
+def test_a_version_that_stands_still_is_death_after_the_whole_time() -> None:
+    seen = watch()
+    assert next(second for second in range(60) if seen.look(second * NS, "a", 7)) == 30
+
+
+def test_a_lease_that_is_there_is_life_whatever_its_version() -> None:
+    seen = watch(has_leases=True)
+    assert not any(seen.look(second * NS, "a", 7) for second in range(300))
+    assert next(second for second in range(300, 400) if seen.look(second * NS, "a", 0)) == 305
+
+
+def test_an_observer_that_was_away_does_not_judge() -> None:
+    seen = watch()
+    seen.look(0, "a", 7)
+    assert not seen.look(3_600 * NS, "a", 7)
+    assert not seen.look(7_200 * NS, "a", 7)
+    assert seen.age_ns(7_200 * NS, "a") == 7_200 * NS
