@@ -94,6 +94,8 @@ tidy: .venv/.ready
 sim: .venv/.ready
 	$(call STEP,simulation$(if $(SEED), of seed $(SEED), with $(SEEDS) seeds))
 	$(BIN)/python -m ringfold.testing $(if $(SEED),--seed $(SEED) --trace,--seeds $(SEEDS) --planted)
+	$(if $(SEED),,$(BIN)/python -m ringfold.testing --probing --seeds $(SEEDS) --planted)
+	$(if $(SEED),,$(BIN)/python -m ringfold.testing --iterations --seeds $(SEEDS) --planted)
 
 soak: .venv/.ready
 	$(call STEP,soak for $(SOAK_MINUTES) minutes)
