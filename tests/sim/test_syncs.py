@@ -65,9 +65,7 @@ class Script:
             self.prepare(place, turn, words, state)
             meddle = self.meddle(place, words)
             try:
-                self.ended[place, turn] = yield Sync(
-                    state, self.strategy(place), rollback=self.rollback, meddle=meddle
-                )
+                self.ended[place, turn] = yield Sync(state, self.strategy(place), rollback=self.rollback, meddle=meddle)
             except (StateError, UsageError) as error:
                 self.ended[place, turn] = error
             if me.world > 1:

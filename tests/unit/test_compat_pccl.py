@@ -133,6 +133,15 @@ RESULTS = [
     (errors.HashMismatch("x", [2]), "sync_shared_state", "INTERNAL_ERROR"),
     (errors.StateError("x"), "sync_shared_state", "INVALID_USAGE"),
     (errors.RingfoldError("x"), "all_reduce", "INTERNAL_ERROR"),
+    (errors.MissingPackage("x", "y", "z"), "connect", "INVALID_ARGUMENT"),
+    # No call of PCCL uses a store: they are the "anything else" of the table.
+    (errors.StoreError("x", "y"), "connect", "INTERNAL_ERROR"),
+    (errors.StoreUnreachable("x", "y"), "connect", "INTERNAL_ERROR"),
+    (errors.StoreUnknown("x", "y"), "connect", "INTERNAL_ERROR"),
+    (errors.StoreWentBack("x", "y"), "connect", "INTERNAL_ERROR"),
+    (errors.StoreReset("x", "y"), "connect", "INTERNAL_ERROR"),
+    (errors.LeaseLost("x", "y"), "connect", "INTERNAL_ERROR"),
+    (errors.Superseded(1, "x", "y"), "connect", "INTERNAL_ERROR"),
 ]
 
 
@@ -143,8 +152,8 @@ def test_an_error_becomes_the_result_of_the_table(error: RingfoldError, func: st
 
 def test_the_table_has_every_error() -> None:
     kinds = {thing for thing in vars(errors).values() if inspect.isclass(thing) and issubclass(thing, RingfoldError)}
-    abstract = {errors.CollectiveAborted}
-    assert kinds - abstract == {type(error) for error, _, _ in RESULTS}
+    abstract, unknown_to_pccl = {errors.CollectiveAborted}, {errors.ClockNotReady}
+    assert kinds - abstract - unknown_to_pccl == {type(error) for error, _, _ in RESULTS}
 
 
 # Operands
@@ -202,9 +211,7 @@ def test_numpy_and_torch_do_not_mix() -> None:
 
 def test_a_descriptor_is_of_the_library_it_says() -> None:
     descriptor = pccl.ReduceDescriptor(count=4, op=SUM, tag=0)
-    refused(
-        lambda: pccl.ReduceOpDescriptor.from_torch(ONES, ONES, descriptor), pccl.Result.INVALID_ARGUMENT, "torch"
-    )
+    refused(lambda: pccl.ReduceOpDescriptor.from_torch(ONES, ONES, descriptor), pccl.Result.INVALID_ARGUMENT, "torch")
 
 
 def test_a_descriptor_must_count_right() -> None:
@@ -223,9 +230,7 @@ CALLS = {
     "all_reduce": lambda peer: peer.all_reduce(ONES, ONES, op=SUM),
     "all_reduce_async": lambda peer: peer.all_reduce_async(ONES, ONES, op=SUM),
     "all_reduce_multiple_with_retry": lambda peer: peer.all_reduce_multiple_with_retry([]),
-    "sync_shared_state": lambda peer: peer.sync_shared_state(
-        pccl.SharedState([pccl.TensorInfo.from_numpy(ONES, "a")])
-    ),
+    "sync_shared_state": lambda peer: peer.sync_shared_state(pccl.SharedState([pccl.TensorInfo.from_numpy(ONES, "a")])),
 }
 
 

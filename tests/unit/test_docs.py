@@ -9,7 +9,7 @@ from ringfold import errors
 from ringfold.cli import COMMANDS
 from ringfold.cli.reference import PAGES
 from ringfold.config import SETTINGS
-from ringfold.wire import events, frames, messages, status, visiting
+from ringfold.wire import events, frames, messages, probing, status, visiting
 
 REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference"
 
@@ -35,9 +35,7 @@ def test_every_setting_is_documented() -> None:
 def test_every_exception_is_documented() -> None:
     text = page("errors.md")
     kinds = [
-        thing
-        for thing in vars(errors).values()
-        if inspect.isclass(thing) and issubclass(thing, errors.RingfoldError)
+        thing for thing in vars(errors).values() if inspect.isclass(thing) and issubclass(thing, errors.RingfoldError)
     ]
     assert len(kinds) > 10
     missing = [kind.__name__ for kind in kinds if f"## {kind.__name__}\n" not in text]
@@ -47,7 +45,7 @@ def test_every_exception_is_documented() -> None:
 def test_every_message_and_event_is_documented_with_its_fields() -> None:
     text = page("messages.md")
     missing = []
-    for module in (messages, visiting, status, frames, events):
+    for module in (messages, visiting, status, probing, frames, events):
         for name, thing in vars(module).items():
             if not hasattr(thing, "__struct_fields__") or getattr(thing, "__module__", "") != module.__name__:
                 continue

@@ -10,14 +10,17 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from ringfold.errors import ConfigError
+from ringfold.master.events import Tell
 from ringfold.master.machine import Master
 from ringfold.master.server import MasterServer, MasterThread
 from ringfold.master.settings import MasterSettings
-from ringfold.wire.events import ConnectionDropped, Notice, PeerGone
+from ringfold.probe.log import ExportSettings, Log
+from ringfold.wire.events import ConnectionDropped, Notice, PeerGone, RoundDone
 from ringfold.wire.frames import (
     MAX_FRAME_BYTES,
     FrameKind,
@@ -43,6 +46,7 @@ from ringfold.wire.messages import (
     StatusRequest,
     Welcome,
 )
+from ringfold.wire.probing import RoundId, RoundSummary
 from ringfold.wire.proof import prove, proven
 
 TOKEN = b"a token"
@@ -335,3 +339,20 @@ def test_a_forked_child_does_not_keep_connections_open() -> None:
     os.close(wake)
     os.close(asleep)
     assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_log_of_rounds_that_fails_does_not_end_the_master(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A full disk is its own matter; this is whatever else may go wrong in there."""
+
+    def fail(*_: object) -> None:
+        raise OverflowError("a number that no line can carry")
+
+    monkeypatch.setattr(Log, "round", fail)
+    server = MasterServer(MasterSettings(export=tmp_path), ["127.0.0.1:0"])
+    server._rounds = Log(ExportSettings(directory=tmp_path))
+    summary = RoundSummary(RoundId(1, 1), "master", "", 0, 0, -1, [], [])
+    server._do(Tell(RoundDone(summary)))
+    server._rounds.close()
+    assert "no line can carry" in caplog.text

@@ -848,7 +848,7 @@ def test_a_visit_to_measure_is_filled_and_its_rate_reported_with_the_round_trip(
     assert visit_open(peer) == [MakeBulk(conn), Fill(conn, True, 25 * MS)]
     reports: list[Message] = []
     for sample in range(1, 16):
-        reports += said(peer.step(Sampled(conn, sample * 25 * MS, sample * 1_250_000)))
+        reports += said(peer.step(Sampled(conn, sample * 25 * MS, sample * 25 * MS, sample * 1_250_000)))
     assert reports == [messages.Measured(1, 4, pytest.approx(5e7), 2_000)]
 
 
@@ -864,7 +864,7 @@ def test_a_visitor_that_comes_before_the_masters_word_is_let_in_with_it() -> Non
     assert only(effects, Fill) == [Fill(50, True, 25 * MS)]
     reports: list[Message] = []
     for sample in range(1, 16):
-        reports += said(peer.step(Sampled(50, sample * 25 * MS, sample * 1_250_000)))
+        reports += said(peer.step(Sampled(50, sample * 25 * MS, sample * 25 * MS, sample * 1_250_000)))
     assert reports == [messages.Measured(1, 4, pytest.approx(5e7), 7_000)]
 
 

@@ -29,9 +29,7 @@ def hashes_of(array: np.ndarray, block_bytes: int) -> bytes:
 class Winner:
     """The content that won, and one receiver's idea of it."""
 
-    def __init__(
-        self, sizes: list[int], same: list[list[int]] | None = None, block_bytes: int = BLOCK_BYTES
-    ) -> None:
+    def __init__(self, sizes: list[int], same: list[list[int]] | None = None, block_bytes: int = BLOCK_BYTES) -> None:
         self.block_bytes = block_bytes
         self.arrays = [content(key, size) for key, size in enumerate(sizes)]
         self.hashes = [hashes_of(array, block_bytes) for array in self.arrays]

@@ -98,9 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     try:
         listen = None if given.listen_address is None else [given.listen_address]
-        running = _Running(
-            config.load({"listen": listen, "token_file": given.token_file, "insecure": given.insecure})
-        )
+        running = _Running(config.load({"listen": listen, "token_file": given.token_file, "insecure": given.insecure}))
     except ConfigError as error:
         hint = " (--token-file FILE or --insecure)" if "insecure" in str(error) else ""
         parser.error(f"{error}{hint}")

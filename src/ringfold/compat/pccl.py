@@ -137,9 +137,7 @@ class Communicator:
         # A join waits for its master, an attempt must not: so it looks first.
         reach([self._address], settings.token(), REACH_S).close()
         patience_s = ADMISSION_S if settings.origin("join_timeout_s") == "default" else None
-        return joining.join(
-            joining.JoinRequest(address=[self._address], group=self._group, timeout_s=patience_s)
-        )
+        return joining.join(joining.JoinRequest(address=[self._address], group=self._group, timeout_s=patience_s))
 
     def get_attribute(self, attribute: Attribute) -> int:
         """A number about the run, as of the newest epoch this peer knows."""

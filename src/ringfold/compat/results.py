@@ -49,9 +49,7 @@ class PCCLError(Exception):
     `completed_tags` are the ops of a batch that had succeeded before it failed: the same ones on every survivor.
     """
 
-    def __init__(
-        self, result: Result, func_name: str, text: str = "", completed_tags: tuple[int, ...] = ()
-    ) -> None:
+    def __init__(self, result: Result, func_name: str, text: str = "", completed_tags: tuple[int, ...] = ()) -> None:
         super().__init__(result, func_name, text, completed_tags)
         self.result, self.func_name, self.text, self.completed_tags = result, func_name, text, completed_tags
 

@@ -231,9 +231,7 @@ def _laid_out(snapshot: Snapshot) -> Manifest:
     entries = []
     offset = 0
     for key, memory, hashes in zip(snapshot.keys, snapshot.memories, snapshot.hashes, strict=True):
-        entries.append(
-            Entry(key.name, key.dtype, key.shape, key.may_differ, offset, memory.nbytes, key.root, hashes)
-        )
+        entries.append(Entry(key.name, key.dtype, key.shape, key.may_differ, offset, memory.nbytes, key.root, hashes))
         offset = _aligned(offset + memory.nbytes)
     return Manifest(snapshot.revision, snapshot.hash, entries)
 

@@ -301,9 +301,7 @@ def _flaw(offer: Offer, last: Finished) -> str:
     return " (with other content)" if offer.revision == last.revision else ""
 
 
-def _no_candidate(
-    offers: Mapping[PeerId, Offer], rejected: Mapping[PeerId, Reason], last: Finished | None
-) -> Reason:
+def _no_candidate(offers: Mapping[PeerId, Offer], rejected: Mapping[PeerId, Reason], last: Finished | None) -> Reason:
     """Each peer with the reason why its state cannot be the one."""
     said = []
     for peer, offer in offers.items():
