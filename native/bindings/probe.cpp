@@ -130,6 +130,19 @@ void bind_probe(nb::module_& m) {
       "Close the window: for each edge (dst, begin, end, rows, kept, sent, lost, duplicates, filtered, threshold, "
       "user stamps, stepped).");
   cls.def(
+      "so_far",
+      [](probe::Prober& self) {
+        std::vector<probe::Window> windows;
+        {
+          nb::gil_scoped_release free;
+          windows = self.so_far();
+        }
+        nb::list out;
+        for (probe::Window& each : windows) out.append(to_python(std::move(each)));
+        return out;
+      },
+      "The window as `rotate` would give it now; it goes on.");
+  cls.def(
       "peek",
       [](probe::Prober& self, std::size_t most) {
         nb::list out;

@@ -129,6 +129,26 @@ std::vector<Window> Core::peek(Ns node_now, std::size_t most) const {
   return windows;
 }
 
+Window Core::closed(Ns node_now, const OutEdge& edge, std::vector<Row> rows) const {
+  Window window{.src = me_, .dst = edge.link.node, .begin = window_begin_, .end = node_now};
+  window.rows = by_sequence(std::move(rows), edge.sequences);
+  window.sent = edge.sent;
+  window.lost = edge.lost;
+  window.duplicates = edge.duplicates;
+  window.user_stamps = user_stamps_ || edge.user_stamps;
+  window.stepped = window_stepped_;
+  if (edge.stepped) window.stepped += (window.stepped.empty() ? "" : "; ") + std::string("the clock of node ") +
+                                      std::to_string(edge.link.node) + "'s host stepped";
+  return window;
+}
+
+std::vector<Window> Core::so_far(Ns node_now) const {
+  std::vector<Window> windows;
+  windows.reserve(out_.size());
+  for (const OutEdge& edge : out_) windows.push_back(closed(node_now, edge, edge.rows));
+  return windows;
+}
+
 std::vector<Window> Core::rotate(Ns now, Ns node_now) {
   std::vector<Window> windows;
   windows.reserve(out_.size());
@@ -140,16 +160,7 @@ std::vector<Window> Core::rotate(Ns now, Ns node_now) {
       if (sequence + late_by > edge.newest_complete) break;
       if (edge.exchanges[i].fate == Fate::open) decide(edge, sequence, edge.exchanges[i], Fate::lost);
     }
-    Window window{.src = me_, .dst = edge.link.node, .begin = window_begin_, .end = node_now};
-    window.rows = by_sequence(std::move(edge.rows), edge.sequences);
-    window.sent = edge.sent;
-    window.lost = edge.lost;
-    window.duplicates = edge.duplicates;
-    window.user_stamps = user_stamps_ || edge.user_stamps;
-    window.stepped = window_stepped_;
-    if (edge.stepped) window.stepped += (window.stepped.empty() ? "" : "; ") + std::string("the clock of node ") +
-                                        std::to_string(edge.link.node) + "'s host stepped";
-    windows.push_back(std::move(window));
+    windows.push_back(closed(node_now, edge, std::move(edge.rows)));
   }
   begin_window(node_now);
   return windows;

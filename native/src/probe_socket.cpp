@@ -248,6 +248,18 @@ std::vector<Window> Prober::rotate() {
   return windows;
 }
 
+std::vector<Window> Prober::so_far() {
+  std::vector<Window> windows;
+  Ns gap = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    gap = core_.gap();
+    windows = core_.so_far(to_node(raw_now()));
+  }
+  for (Window& each : windows) filter(each, gap);
+  return windows;
+}
+
 std::vector<Window> Prober::peek(std::size_t most) {
   const std::lock_guard lock(mutex_);
   return core_.peek(to_node(raw_now()), most);

@@ -29,6 +29,11 @@ class FakeProber:
     def rotate(self) -> list[object]:
         return []
 
+    so_far = rotate
+
+    def peek(self) -> list[object]:
+        return []
+
     def ignore(self, *_: object) -> None:
         return None
 
@@ -66,3 +71,25 @@ def test_a_clock_that_goes_back_does_not_make_a_node_wait_for_it() -> None:
     prober.clock_ns += 3 * S
     shell.tick()
     assert shell.machine.is_alone
+
+
+def test_fits_are_there_before_the_window_is_over() -> None:
+    """The line in the report is the one through what was there shortly before the end."""
+    said: list[object] = []
+    fits: list[int] = []
+
+    class Counting(NodeShell):
+        def _fit_ahead(self) -> None:
+            fits.append(self.prober.now())
+            super()._fit_ahead()
+
+    prober = FakeProber()
+    shell = Counting(RoundNode(), cast(ProbeSocket, cast(Any, prober)), said.append, lambda clock: None)
+    shell.step(Connected(1))
+    shell.step(Heard(graph(Neighbour(2, "other", "127.0.0.1", 9))))
+    begun = prober.clock_ns
+    shell.step(Heard(RoundStart(RoundId(1, 1), "", Cadence(window_ms=4_000), 5_000, 0)))
+    for _ in range(8):
+        prober.clock_ns += S // 2 - 1_000_000
+        shell.tick()
+    assert fits == [begun + 8 * (S // 2 - 1_000_000)]

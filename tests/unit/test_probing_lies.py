@@ -38,14 +38,14 @@ class Stage:
 
     def __init__(self, nodes: int = 3, **rounds: object) -> None:
         self.now = 1_000 * MS
-        self.master = Master(MasterSettings(rounds=RoundSettings(**rounds)), b"token", b"secret")  # type: ignore[arg-type]
+        self.master = Master(MasterSettings(rounds=RoundSettings(combine_after_ms=0, **rounds)), b"token", b"secret")  # type: ignore[arg-type]
         self.effects: list[Effect] = []
         self.nodes: dict[int, int] = {}
         for conn in range(1, nodes + 1):
             self.come(conn)
 
     def step(self, event: Event) -> list[Effect]:
-        effects = self.master.step(self.now, event)
+        effects = [*self.master.step(self.now, event), *self.master.step(self.now, Tick())]
         for effect in effects:
             if isinstance(effect, Send):
                 message_frame(effect.message)

@@ -50,6 +50,7 @@ from ringfold.wire.probing import (
     ProbeGraph,
     ProbeHalt,
     RoundAlarm,
+    RoundClock,
     RoundEnd,
     RoundId,
     RoundKind,
@@ -85,7 +86,7 @@ class Room:
 
     def __init__(self, kind: RoundKind = "master", nodes: int = 3, **named: object) -> None:
         self.master = RoundMaster(
-            RoundSettings(kind=kind, **named),  # type: ignore[arg-type]
+            RoundSettings(kind=kind, combine_after_ms=0, **named),  # type: ignore[arg-type]
             fence=1,
             key=lambda number: number.to_bytes(16, "big"),
             draw=ring,
@@ -97,7 +98,10 @@ class Room:
             self.come(node)
 
     def step(self, event: MasterEvent) -> list[MasterEffect]:
-        return self.master.step(self.now, event)
+        """One step; and one more if a round is to be combined."""
+        effects = self.master.step(self.now, event)
+        due = self.master.next_deadline_ns()
+        return effects + self.master.step(self.now, Tick()) if due is not None and due <= self.now else effects
 
     def come(self, node: NodeId, *, listen_only: bool = False, last: RoundId = RoundId()) -> list[MasterEffect]:  # noqa: B008
         return self.step(NodeCame(node, fact(node), listen_only, last))
@@ -170,20 +174,34 @@ def test_a_round_ends_when_all_have_reported() -> None:
     assert room.master.waiting_for() == [1, 2, 3]
     assert not published(room.report(1) + room.report(2))
     effects = room.report(3)
+    starts = sent(effects, RoundStart)
+    assert {start.round for start in starts.values() if isinstance(start, RoundStart)} == {RoundId(1, id.sequence + 1)}
     (summary,) = published(effects)
     assert (summary.round, summary.missing) == (id, {})
     assert {fit.fit.src for fit in summary.edges} == {1, 2, 3}
-    starts = sent(effects, RoundStart)
-    assert {start.round for start in starts.values() if isinstance(start, RoundStart)} == {RoundId(1, id.sequence + 1)}
-    assert all(isinstance(start, RoundStart) and start.clock is not None for start in starts.values())
+    clocks = sent(effects, RoundClock)
+    assert {node: isinstance(said, RoundClock) and said.round for node, said in clocks.items()} == dict.fromkeys(
+        (1, 2, 3), id
+    )
+
+
+def test_a_node_that_came_again_gets_no_clock_of_its_former_life() -> None:
+    room = Room()
+    room.to_end()
+    room.report(1)
+    room.step(NodeGone(2))
+    room.come(2)
+    assert sorted(sent(room.report(3), RoundClock)) == [1, 3]
 
 
 def test_the_next_window_starts_before_anybody_else_is_told() -> None:
     room = Room()
     room.to_end()
-    effects = [effect for node in (1, 2, 3) for effect in room.report(node)]
-    kinds = [type(effect) for effect in effects]
-    assert kinds.index(Publish) > max(place for place, kind in enumerate(kinds) if kind is SendTo)
+    effects = [effect for node in (1, 2) for effect in room.report(node)]
+    effects += room.master.step(room.now, Reported(3, room.make(3), 300))
+    assert sorted(sent(effects, RoundStart)) == [1, 2, 3]
+    assert not published(effects)
+    assert published(room.step(Tick()))
 
 
 def test_a_missing_report_is_named_and_not_waited_for_beyond_the_deadline() -> None:
@@ -229,9 +247,8 @@ def test_listeners_get_graph_and_clock_and_are_never_waited_for() -> None:
     room.report(1)
     effects = room.report(2)
     assert published(effects)[0].missing == {}
-    start = sent(effects, RoundStart)[9]
-    assert isinstance(start, RoundStart)
-    assert start.clock is not None
+    assert 9 in sent(effects, RoundStart)
+    assert 9 in sent(effects, RoundClock)
 
 
 def test_a_late_report_is_not_counted_for_the_next_round() -> None:
@@ -517,7 +534,7 @@ def test_the_restart_is_measured_by_the_next_report() -> None:
     assert summary.round == id
     assert summary.metrics.restart_ns == 4 * MS
     assert summary.metrics.resume_spread_ns == 2 * MS
-    assert summary.metrics.total_ns == 1 * MS + 0 + 9 * MS + 2 * MS + 4 * MS
+    assert summary.metrics.total_ns == 1 * MS + 0 + 9 * MS + 4 * MS
 
 
 # The master: other kinds
@@ -680,11 +697,12 @@ def test_a_start_opens_a_window_and_an_end_closes_it() -> None:
     assert seat.start(2) == [Resume(Cadence(), 2)]
 
 
-def test_a_clock_that_comes_with_a_start_is_adopted() -> None:
+def test_a_clock_is_adopted_once_and_never_an_older_one() -> None:
     seat = Seat()
     clock = NodeClock(1, 0, 0, 0.0, 1.0, -1, 1, 0.0)
-    effects = seat.hear(RoundStart(RoundId(1, 1), "", Cadence(), 6_000, 0, clock))
-    assert effects[0] == Adopt(clock)
+    assert seat.hear(RoundClock(RoundId(1, 4), clock)) == [Adopt(clock)]
+    assert seat.hear(RoundClock(RoundId(1, 4), clock)) == []
+    assert seat.hear(RoundClock(RoundId(1, 3), clock)) == []
 
 
 @pytest.mark.parametrize("repeated", ["start", "end", "halt"])
@@ -809,7 +827,8 @@ def test_a_listener_opens_no_window_and_has_no_deadline() -> None:
     seat = Seat(graph=False)
     seat.hear(ProbeGraph(1, "master", b"k" * 16, [], [fact(2)]))
     clock = NodeClock(1, 0, 0, 0.0, 1.0, -1, 1, 0.0)
-    assert seat.hear(RoundStart(RoundId(1, 1), "", Cadence(), 6_000, 0, clock)) == [Adopt(clock)]
+    assert seat.hear(RoundStart(RoundId(1, 1), "", Cadence(), 6_000, 0)) == []
+    assert seat.hear(RoundClock(RoundId(1, 1), clock)) == [Adopt(clock)]
     assert seat.wait(100_000) == []
 
 

@@ -171,6 +171,8 @@ class Core {
   void pause();
   // Closes the window. Exchanges in flight belong to no window: they are neither sent nor lost.
   std::vector<Window> rotate(Ns now, Ns node_now);
+  // The window as it would be if it were closed now; nothing changes.
+  std::vector<Window> so_far(Ns node_now) const;
   // The newest rows of the open window, at most so many of each edge; nothing changes.
   std::vector<Window> peek(Ns node_now, std::size_t most) const;
   // The node's number is another one from now on; neighbours of the old one must be configured anew.
@@ -237,6 +239,7 @@ class Core {
 
   void probe_came(Ns now, InEdge& edge, const Packet& packet, const Endpoint& from, Ns stamp);
   void answer_came(OutEdge& edge, const Packet& packet, Ns stamp);
+  Window closed(Ns node_now, const OutEdge& edge, std::vector<Row> rows) const;
   void decide(OutEdge& edge, std::uint64_t sequence, Exchange& exchange, Fate fate);
   void expire(Ns now, OutEdge& edge);
   void first_instant(Ns now, std::vector<Outgoing>& out);

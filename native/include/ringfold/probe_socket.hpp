@@ -56,6 +56,7 @@ class Prober {
   void resume(Ns gap, Ns pause);
   void pause();
   std::vector<Window> rotate();
+  std::vector<Window> so_far();
   std::vector<Window> peek(std::size_t most);
   void rename(Node node);
   Stats stats();

@@ -11,10 +11,10 @@ complement (d and p - d) would probe the same pairs from both ends, which closes
 come last. Listeners are dealt out along the circle, each to several probers in a row.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from ringfold.errors import UsageError
-from ringfold.wire.probing import NodeId
+from ringfold.wire.probing import Neighbour, NodeId
 
 Edge = tuple[NodeId, NodeId]
 
@@ -117,3 +117,14 @@ class _Chance:
             other = self.below(last + 1)
             order[last], order[other] = order[other], order[last]
         return order
+
+
+def neighbours(
+    facts: Mapping[NodeId, Neighbour], edges: Iterable[tuple[NodeId, NodeId]]
+) -> dict[NodeId, tuple[list[Neighbour], list[Neighbour]]]:
+    """For each node whom it probes, and who probes it."""
+    found: dict[NodeId, tuple[list[Neighbour], list[Neighbour]]] = {node: ([], []) for node in facts}
+    for src, dst in edges:
+        found[src][0].append(facts[dst])
+        found[dst][1].append(facts[src])
+    return found

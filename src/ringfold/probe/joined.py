@@ -23,6 +23,7 @@ from ringfold.wire.probing import (
     NodeWelcome,
     ProbeGraph,
     ProbeHalt,
+    RoundClock,
     RoundEnd,
     RoundStart,
 )
@@ -170,6 +171,8 @@ class JoinedNode:
                     raise RemoteProtocolError(f"it began with a {kind.name} frame")
                 said = decode_from_master(body)
                 match said:
+                    case Refused(reason, again=True):
+                        raise RemoteProtocolError(reason)  # it does not lead: another one may
                     case Refused(reason):
                         raise ConfigError(f"the master at {where} refused this node: {reason}")
                     case Challenge() if challenge is None:
@@ -211,11 +214,13 @@ class JoinedNode:
 
     def _hear(self, message: Message) -> None:
         match message:
-            case ProbeGraph() | RoundStart() | RoundEnd() | ProbeHalt():
+            case ProbeGraph() | RoundStart() | RoundEnd() | RoundClock() | ProbeHalt():
                 if self._on_heard is not None:
                     self._on_heard(message)
                 self.shell.step(Heard(message))
                 self._stepped()
+            case Refused(reason, again=True):
+                raise RemoteProtocolError(reason)
             case Refused(reason):
                 raise ConfigError(f"the master does not want this node any more: {reason}")
             case _:

@@ -21,6 +21,7 @@ from ringfold.wire.probing import (
     ProbeGraph,
     ProbeHalt,
     RoundAlarm,
+    RoundClock,
     RoundEnd,
     RoundId,
     RoundReport,
@@ -28,7 +29,7 @@ from ringfold.wire.probing import (
     RoundSummary,
 )
 
-FromRoundMaster = ProbeGraph | RoundStart | RoundEnd | ProbeHalt
+FromRoundMaster = ProbeGraph | RoundStart | RoundEnd | RoundClock | ProbeHalt
 ToRoundMaster = RoundReport | RoundAlarm
 
 MS = 1_000_000

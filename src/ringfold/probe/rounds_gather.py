@@ -17,10 +17,14 @@ from dataclasses import dataclass, field
 from msgspec import structs
 
 from ringfold.probe.edges import LARGEST_NS
+from ringfold.probe.rounds_asks import Ask
 from ringfold.probe.rounds_events import MS, Calculated
 from ringfold.probe.rounds_metrics import Received, measure, window_ends
-from ringfold.wire.probing import EdgeFit, NodeId, RoundId, RoundKind, RoundReport, RoundSummary
+from ringfold.wire.probing import Cadence, EdgeFit, NodeId, RoundId, RoundKind, RoundReport, RoundSummary
 
+LATE_MS = 100
+PATIENCE_MS = 100
+"""What a master that was late itself waits longer, once."""
 ROUNDS_KEPT = 8
 OLDEST_WINDOWS = 2
 MOST_COUNTED = 1 << 40
@@ -36,6 +40,7 @@ class OpenRound:
     id: RoundId
     label: str
     participants: frozenset[NodeId]
+    cadence: Cadence
     begun_ns: int
     end_due_ns: int | None
     """When its window ends; None where it has no end."""
@@ -46,6 +51,8 @@ class OpenRound:
     anomaly: str = ""
     received: dict[NodeId, Received] = field(default_factory=dict)
     gone: dict[NodeId, str] = field(default_factory=dict)
+    present: set[NodeId] = field(default_factory=set)
+    """Nodes that have been here since it began: whoever comes again may have another clock."""
 
     def end_by(self, due_ns: int) -> None:
         """End the window not later than this."""
@@ -56,9 +63,32 @@ class OpenRound:
         """Whether nobody is waited for. All who are counted are participants, and none is counted twice."""
         return len(self.received) + len(self.gone) == len(self.participants)
 
+    def is_over(self, now_ns: int) -> bool:
+        """Whether the deadline has passed, and the master was there to see it."""
+        if now_ns < self.deadline_ns:
+            return False
+        if now_ns - self.deadline_ns > LATE_MS * MS and not self.was_patient:
+            self.was_patient, self.deadline_ns = True, now_ns + PATIENCE_MS * MS
+            return False
+        return True
+
     def waiting_for(self) -> list[NodeId]:
         """Participants that may still report."""
         return [node for node in self.participants if node not in self.received and node not in self.gone]
+
+
+@dataclass(slots=True)
+class Gathered:
+    """A round that is over, and not combined yet."""
+
+    round: OpenRound
+    received: Mapping[NodeId, Received]
+    fits: list[EdgeFit]
+    missing: Mapping[NodeId, str]
+    asks: list[Ask]
+    """Who wants to know its summary."""
+    sequence_skew: int
+    due_ns: int
 
 
 @dataclass(slots=True)
@@ -119,6 +149,21 @@ class Newest:
         return young, [self.fits[edge][0] for edge in sorted(self.fits) if edge[0] in young]
 
 
+def of_graph(
+    edges: Iterable[Edge], received: Mapping[NodeId, Received], fits: Iterable[EdgeFit]
+) -> tuple[list[EdgeFit], dict[NodeId, str]]:
+    """The fits that are about nodes of this graph, and who has none of them, and why."""
+    members = {node for edge in edges for node in edge}
+    about = [fit for fit in fits if fit.dst in members]
+    counted = {(fit.src, fit.dst) for fit in about}
+    empty = {
+        node: "its window has no edge of this graph" if one.report.edges else "it had no window"
+        for node, one in received.items()
+        if not any((node, fit.dst) in counted for fit in one.report.edges)
+    }
+    return about, empty
+
+
 def fault_of(node: NodeId, report: RoundReport) -> str:
     """Why a report cannot be true; empty if it can."""
     foreign = [fit for fit in report.edges if fit.src != node]
@@ -162,19 +207,13 @@ def _unsound(fit: EdgeFit) -> str:
     return ""
 
 
-def summarise(
-    kind: RoundKind,
-    round: OpenRound,
-    received: Mapping[NodeId, Received],
-    missing: Mapping[NodeId, str],
-    result: Calculated | None,
-    sequence_skew: int,
-) -> RoundSummary:
+def summarise(kind: RoundKind, gathered: Gathered, result: Calculated | None) -> RoundSummary:
     """A round's summary. Without a result (nobody had anything to combine) it still names who is missing."""
+    round, received = gathered.round, gathered.received
     result = result or Calculated(reference=-1, nodes=(), edges=())
     clocks = {clock.node: clock for clock in result.nodes}
     begin_ns, end_ns = window_ends((clocks[node], one.report) for node, one in received.items() if node in clocks)
-    reasons = {**result.missing, **missing}
+    reasons = {**result.missing, **gathered.missing}
     return RoundSummary(
         round=round.id,
         kind=kind,
@@ -194,6 +233,6 @@ def summarise(
             start_sent_ns=round.begun_ns,
             end_sent_ns=round.end_sent_ns,
             calculate_ns=result.took_ns,
-            sequence_skew=sequence_skew,
+            sequence_skew=gathered.sequence_skew,
         ),
     )

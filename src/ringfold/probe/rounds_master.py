@@ -5,6 +5,9 @@ Nodes come and go. While probing is on and there is somebody to probe, one *roun
     still --> probing --(the window is over)--> gathering --(all reported, or the deadline)--> probing of the next
                  local has no gathering: its round lasts until the members change
 
+What was gathered is combined after the next start, with `master` in a later step: nobody rests while the master
+calculates. So the nodes' clocks follow their RoundStart, and advice about the cadence is followed one round later.
+
 At the boundary between two rounds, and only there, the machine looks at who is there: if that has changed it draws a
 new graph with a fresh key, once for everybody who came in the meantime. *Participants* of a round are the nodes that
 probe in its graph, fixed when it begins. Nobody else is waited for: not listeners, not newcomers; and a participant
@@ -25,9 +28,10 @@ The kinds differ in few places: who ends a window (`_end`), which reports count 
 is complete (`_is_complete`). With `gloo` this machine runs on rank 0, and collectives carry its messages (`gloo.py`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import assert_never
 
+from ringfold.probe.draw import neighbours
 from ringfold.probe.rounds_asks import MOST_ASKS, Asks
 from ringfold.probe.rounds_events import (
     MS,
@@ -47,18 +51,17 @@ from ringfold.probe.rounds_events import (
     SendTo,
     Tick,
 )
-from ringfold.probe.rounds_gather import Newest, OpenRound, fault_of, sound, summarise
+from ringfold.probe.rounds_gather import Gathered, Newest, OpenRound, fault_of, of_graph, sound, summarise
 from ringfold.probe.rounds_metrics import Received
 from ringfold.probe.settings import RoundSettings
 from ringfold.wire.probing import (
     Cadence,
     EdgeFit,
-    Neighbour,
-    NodeClock,
     NodeId,
     ProbeAnswer,
     ProbeGraph,
     ProbeHalt,
+    RoundClock,
     RoundEnd,
     RoundId,
     RoundStart,
@@ -67,8 +70,6 @@ from ringfold.wire.probing import (
 
 MOST = 1 << 53
 """Nobody counts so far: a higher fence or sequence is a lie or a broken memory."""
-LATE_MS = 100
-PATIENCE_MS = 100
 
 
 class RoundMaster:
@@ -103,7 +104,7 @@ class RoundMaster:
         self._cadence = settings.cadence
         self._newest = Newest()
         self._history: object = None
-        self._clocks: dict[NodeId, NodeClock] = {}
+        self._gathered: Gathered | None = None
         self._last: RoundSummary | None = None
         self._skew = 0
         self._alarms_after_ns: int | None = None
@@ -116,6 +117,11 @@ class RoundMaster:
         return self._is_on
 
     @property
+    def sequence(self) -> int:
+        """The highest sequence that any round has had, as far as is known: for a journal."""
+        return self._highest.sequence
+
+    @property
     def summary(self) -> RoundSummary | None:
         """The newest result."""
         return self._last
@@ -124,6 +130,11 @@ class RoundMaster:
     def round(self) -> RoundId | None:
         """The round that is under way."""
         return self._round.id if self._round else None
+
+    @property
+    def owes_summary(self) -> bool:
+        """Whether a round is under way, or not combined yet."""
+        return self._round is not None or self._gathered is not None
 
     @property
     def is_gathering(self) -> bool:
@@ -139,6 +150,8 @@ class RoundMaster:
         times = [self._begin_due_ns, *(ask.deadline_ns for ask in self._asks.waiting)]
         if self._round is not None:
             times.append(self._round.deadline_ns if self._round.is_gathering else self._round.end_due_ns)
+        if self._gathered is not None:
+            times.append(self._gathered.due_ns)
         return min((time for time in times if time is not None), default=None)
 
     def step(self, now_ns: int, event: MasterEvent) -> list[MasterEffect]:
@@ -166,6 +179,8 @@ class RoundMaster:
         """Move on as far as the facts and the time allow."""
         for ask in self._asks.expire(now_ns):
             self._answer(ask.asker, f"no summary within {ask.waits_ms} ms", done=False)
+        if self._gathered is not None and now_ns >= self._gathered.due_ns:
+            self._combine(self._gathered)
         while True:
             round = self._round
             if round is None:
@@ -173,7 +188,7 @@ class RoundMaster:
                     return
                 self._begin(now_ns)
             elif round.is_gathering:
-                if not self._is_complete(now_ns, round) and not self._is_over(now_ns, round):
+                if not self._is_complete(now_ns, round) and not round.is_over(now_ns):
                     return
                 self._finish(now_ns, round)
             else:
@@ -199,9 +214,11 @@ class RoundMaster:
         if self._members.pop(node, None) is None:
             return
         self._newest.forget(node)
-        self._clocks.pop(node, None)
         self._is_dirty = True
-        round = self._round
+        round, gathered = self._round, self._gathered
+        for begun in (round, gathered.round if gathered else None):
+            if begun is not None:
+                begun.present.discard(node)
         if round is not None and node in round.participants and node not in round.received:
             round.gone[node] = f"its connection was lost{f': {reason}' if reason else ''}"
         self._members_changed(now_ns)
@@ -250,15 +267,14 @@ class RoundMaster:
             self._redraw(id.sequence)
         cadence, settings = self._cadence, self.settings
         participants = frozenset(src for src, _ in self._edges)
-        round = OpenRound(id, self._label, participants, now_ns, self._end_due(now_ns))
-        self._round = round
+        round = OpenRound(id, self._label, participants, cadence, now_ns, self._end_due(now_ns))
+        self._round, round.present = round, set(self._members)
         if not self._is_on:
             round.label = self._asks.bind(id) or round.label
         self._newest.start(id, now_ns, cadence.window_ms)
-        deadline_ms = settings.deadline_ms(cadence)
+        start = RoundStart(id, round.label, cadence, settings.deadline_ms(cadence), now_ns, settings.anomaly_ns)
         for node in sorted(self._members):
-            clock = self._clocks.get(node)
-            self._send(node, RoundStart(id, round.label, cadence, deadline_ms, now_ns, clock, settings.anomaly_ns))
+            self._send(node, start)
         if self._asks.has_free:
             round.end_by(now_ns + settings.least_window_ms * MS)
 
@@ -280,15 +296,9 @@ class RoundMaster:
         listeners = [node for node in members if self._members[node].listen_only]
         self._edges = self._draw(members, listeners, self.settings.neighbours, self.settings.seed)
         self._is_dirty = False
-        key = self._key(number)
-        facts = {node: member.facts for node, member in self._members.items()}
-        out: dict[NodeId, list[Neighbour]] = {node: [] for node in members}
-        into: dict[NodeId, list[Neighbour]] = {node: [] for node in members}
-        for src, dst in self._edges:
-            out[src].append(facts[dst])
-            into[dst].append(facts[src])
-        for node in members:
-            self._send(node, ProbeGraph(number, self.settings.kind, key, out[node], into[node]))
+        facts, key = {node: self._members[node].facts for node in members}, self._key(number)
+        for node, (out, into) in neighbours(facts, self._edges).items():
+            self._send(node, ProbeGraph(number, self.settings.kind, key, out, into))
 
     def _end(self, now_ns: int, round: OpenRound) -> None:
         """The window is over: say so where the nodes do not know by themselves, and wait for the reports."""
@@ -296,7 +306,7 @@ class RoundMaster:
             self._begin(now_ns)
             return
         round.label = self._asks.bind(round.id) or round.label
-        gather_ms = self.settings.gather_ms(self._cadence)
+        gather_ms = self.settings.gather_ms(round.cadence)
         round.is_gathering, round.deadline_ns = True, now_ns + gather_ms * MS
         if self.settings.kind == "master":
             round.end_sent_ns = now_ns
@@ -313,37 +323,37 @@ class RoundMaster:
             return all(self._newest.is_fresh(now_ns, node) for node in round.participants - round.gone.keys())
         return round.is_complete
 
-    def _is_over(self, now_ns: int, round: OpenRound) -> bool:
-        """Whether the deadline has passed, and this machine was there to see it."""
-        if now_ns < round.deadline_ns:
-            return False
-        if now_ns - round.deadline_ns > LATE_MS * MS and not round.was_patient:
-            round.was_patient, round.deadline_ns = True, now_ns + PATIENCE_MS * MS
-            return False
-        return True
-
     def _finish(self, now_ns: int, round: OpenRound) -> None:
-        """Combine what came, start the next window first, and then tell everybody who wants to know."""
+        """Start the next window, and combine what came after that."""
+        if self._gathered is not None:
+            self._combine(self._gathered)
         received, fits, missing = self._take(now_ns, round)
-        result, self._clocks = None, {}
-        if fits:
-            utc = {node: one.report.utc_ns for node, one in received.items() if one.report.edges}
-            result = self._calculate(fits, utc, self._history)
-            self._history = result.history
-            self._clocks = {clock.node: clock for clock in result.nodes}
-            if result.advice is not None:
-                self._cadence = Cadence(self._cadence.gap_us, result.advice.pause_us, result.advice.window_ms)
-            now_ns += result.took_ns
-        self._last = summary = summarise(self.settings.kind, round, received, missing, result, self._skew)
-        self._skew = 0
-        asks, self._round = self._asks.take(round.id), None
+        asks, due_ns = self._asks.take(round.id), now_ns + self.settings.combine_after_ms * MS
+        gathered = Gathered(round, received, fits, missing, asks, self._skew, due_ns)
+        self._gathered, self._skew, self._round = gathered, 0, None
         if self._is_on or self._asks:
             self._begin(now_ns)
         else:
             self._still("one round was asked for")
+        if self.settings.kind != "master":
+            self._combine(gathered)  # one broadcast carries both (`gloo`), or nobody rests meanwhile (`time`)
+
+    def _combine(self, gathered: Gathered) -> None:
+        """The result of a round: to each node its clock, and the summary to everybody who wants to know."""
+        round, received, result, self._gathered = gathered.round, gathered.received, None, None
+        if gathered.fits:
+            utc = {node: one.report.utc_ns for node, one in received.items() if one.report.edges}
+            result = self._calculate(gathered.fits, utc, self._history)
+            self._history = result.history
+            if result.advice is not None:
+                self._cadence = Cadence(self._cadence.gap_us, result.advice.pause_us, result.advice.window_ms)
+            for clock in result.nodes:
+                if clock.node in round.present:
+                    self._send(clock.node, RoundClock(round.id, clock))
+        self._last = summary = summarise(self.settings.kind, gathered, result)
         self._out.append(Publish(summary))
         text = f"round {round.id.sequence}: {len(received)} of {len(round.participants)} reported"
-        for ask in asks:
+        for ask in gathered.asks:
             self._answer(ask.asker, text, summary=summary)
 
     def _take(self, now_ns: int, round: OpenRound) -> tuple[dict[NodeId, Received], list[EdgeFit], dict[NodeId, str]]:
@@ -356,15 +366,10 @@ class RoundMaster:
         else:
             received = round.received
             fits = [fit for _, one in sorted(received.items()) for fit in one.report.edges]
-            gather_ms = self.settings.gather_ms(self._cadence)
+            gather_ms = self.settings.gather_ms(round.cadence)
             silent = {node: f"no report within {gather_ms} ms" for node in round.waiting_for()}
-        members = {node for edge in self._edges for node in edge}
-        fits = [fit for fit in fits if fit.dst in members]
-        counted = {(fit.src, fit.dst) for fit in fits}
-        for node, one in received.items():
-            if node not in silent and not any((node, fit.dst) in counted for fit in one.report.edges):
-                silent[node] = "its window has no edge of this graph" if one.report.edges else "it had no window"
-        return received, fits, silent | missing
+        fits, empty = of_graph(self._edges, received, fits)
+        return received, fits, empty | silent | missing
 
     def _still(self, reason: str) -> None:
         """No window is open any more."""
@@ -434,7 +439,7 @@ class RoundMaster:
                 was_on, self._is_on, self._label = self._is_on, True, event.label
                 if self._round is None:
                     self._schedule(now_ns)
-                on = f"probing is on; {_nodes(len(self._members))}"
+                on = f"probing is on; {self._count()}"
                 self._answer(event.asker, "probing was on already" if was_on else on)
             case "stop":
                 self._is_on, self._label = False, ""
@@ -453,7 +458,7 @@ class RoundMaster:
             self._answer(event.asker, why, done=False)
             return
         if not self._can_probe():
-            self._answer(event.asker, f"there is nobody to probe: {_nodes(len(self._members))}", done=False)
+            self._answer(event.asker, f"there is nobody to probe: {self._count()}", done=False)
             return
         if self._asks.is_full:
             self._answer(event.asker, f"{MOST_ASKS} already wait for a round", done=False)
@@ -470,12 +475,16 @@ class RoundMaster:
         for ask in self._asks.take(round):
             self._answer(ask.asker, reason, done=False)
 
+    def _count(self) -> str:
+        return "1 node" if len(self._members) == 1 else f"{len(self._members)} nodes"
+
     def _state(self) -> str:
-        nodes, round = _nodes(len(self._members)), self._round
+        nodes, round = self._count(), self._round
         if round is None:
             return f"{nodes}, no window is open"
         if waits := self.waiting_for():
-            return f"{nodes}, round {round.id.sequence} waits for {_names(waits)}"
+            named = f"{', '.join(map(str, waits[:8]))}{' ...' if len(waits) > 8 else ''}"
+            return f"{nodes}, round {round.id.sequence} waits for {named}"
         return f"{nodes}, round {round.id.sequence} probes"
 
     def _answer(self, asker: int, text: str, *, done: bool = True, summary: RoundSummary | None = None) -> None:
@@ -483,12 +492,3 @@ class RoundMaster:
 
     def _send(self, node: NodeId, message: FromRoundMaster) -> None:
         self._out.append(SendTo(node, message))
-
-
-def _nodes(count: int) -> str:
-    return f"{count} node" if count == 1 else f"{count} nodes"
-
-
-def _names(nodes: Sequence[NodeId]) -> str:
-    shown = ", ".join(str(node) for node in nodes[:8])
-    return f"node {shown}" if len(nodes) == 1 else f"nodes {shown}{' ...' if len(nodes) > 8 else ''}"

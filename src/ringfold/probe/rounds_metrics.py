@@ -9,7 +9,8 @@ Spreads are another matter: those are between nodes, and the calculation has jus
 
 What belongs to which round: the stop, the fits, the gathering and the calculation are those at the end of the round's
 window. The restart and its spread are those at the *beginning* of the window, for only the report of a window can tell
-when it began. `total_ns` adds all of them up.
+when it began. `total_ns` is how long probing rested: the sum of all of them but the calculation, which is made while
+the next window is open already.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -60,7 +61,7 @@ def measure(
         gather_ns=gather_ns,
         calculate_ns=calculate_ns,
         restart_ns=restart_ns,
-        total_ns=stop_ns + fit_ns + gather_ns + calculate_ns + restart_ns,
+        total_ns=stop_ns + fit_ns + gather_ns + restart_ns,
         sequence_skew=sequence_skew,
         report_bytes=sum(one.bytes for one in received.values()),
         retries=sum(report.retries for report in reports.values()),

@@ -37,6 +37,7 @@ from ringfold.probe.rounds_events import (
     Connected,
     Disconnected,
     Export,
+    FromRoundMaster,
     Heard,
     NodeEffect,
     NodeEvent,
@@ -55,6 +56,7 @@ from ringfold.wire.probing import (
     ProbeGraph,
     ProbeHalt,
     RoundAlarm,
+    RoundClock,
     RoundEnd,
     RoundId,
     RoundKind,
@@ -99,6 +101,7 @@ class RoundNode:
         self._node: NodeId | None = None
         self._anomaly_ns = 0
         self._position = (last, START)
+        self._adopted = NEVER
         self._phase: Phase = "idle"
         self._kind: RoundKind = "master"
         self._graph = 0
@@ -212,8 +215,11 @@ class RoundNode:
             return self._go_on_alone(now_ns)
         return []
 
-    def _heard(self, now_ns: int, message: ProbeGraph | RoundStart | RoundEnd | ProbeHalt) -> list[NodeEffect]:
+    def _heard(self, now_ns: int, message: FromRoundMaster) -> list[NodeEffect]:
         match message:
+            case RoundClock(round, clock) if round > self._adopted:
+                self._adopted = round
+                return [Adopt(clock)]
             case ProbeGraph():
                 return self._new_graph(now_ns, message)
             case RoundStart(round) if self._is_higher(round, START):
@@ -256,7 +262,7 @@ class RoundNode:
         return effects
 
     def _start(self, now_ns: int, start: RoundStart) -> list[NodeEffect]:
-        effects: list[NodeEffect] = [Adopt(start.clock)] if start.clock is not None else []
+        effects: list[NodeEffect] = []
         flows = self._kind in ("time", "local")
         if self._open is not None and not (flows and start.cadence == self._cadence):
             # Windows that flow are cut only for a new cadence; any other is one that nobody has ended. Either way it

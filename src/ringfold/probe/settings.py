@@ -60,6 +60,8 @@ class RoundSettings:
     """What a node adds to the longest way of a round before it goes on alone."""
     settle_ms: int = 100
     """How long the first window waits for others who come at the same time."""
+    combine_after_ms: int = 5
+    """How long after the next start a round is combined: nodes on the master's machine begin their windows first."""
     anomaly_ns: int = 100_000
     """A residual over this is an anomaly: in the middle of a window it ends the round early."""
     least_window_ms: int = 500
@@ -81,7 +83,7 @@ class RoundSettings:
         for name, low, high in limits:
             if not low <= getattr(self, name) <= high:
                 raise ConfigError(f"{name} is from {low} to {high}, not {getattr(self, name)}")
-        for name in ("settle_ms", "time_margin_ms", "alarm_rest_ms"):
+        for name in ("settle_ms", "time_margin_ms", "alarm_rest_ms", "combine_after_ms"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must not be negative, but is {getattr(self, name)}")
         if self.kind == "time" and self.window_ms <= self.time_margin_ms:

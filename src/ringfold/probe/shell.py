@@ -10,12 +10,14 @@ import logging
 from collections.abc import Callable, Sequence
 
 from ringfold.errors import UsageError
+from ringfold.probe.ahead import Ahead
 from ringfold.probe.base import EdgeWindow
 from ringfold.probe.export import Stretch, window_lines
 from ringfold.probe.fit import fit
 from ringfold.probe.log import Log
 from ringfold.probe.prober import ProbeSocket
 from ringfold.probe.rounds_events import (
+    MS,
     Adopt,
     Configure,
     Connected,
@@ -71,6 +73,7 @@ class NodeShell:
         self._is_sending = False
         self._watch = Watch()
         self._watch_ns = 0
+        self._ahead = Ahead()
         self._ticked_ns = 0
 
     def step(self, event: NodeEvent) -> None:
@@ -94,7 +97,8 @@ class NodeShell:
     def due_s(self) -> float | None:
         """In how many seconds `tick` is due: while something is waited for, once a second at least."""
         now, due = self.prober.now(), self.machine.next_deadline_ns()
-        times = [time for time in (due, self._watch_ns if self._is_sending else None) if time is not None]
+        looks = self._watch_ns if self._is_sending else None
+        times = [time for time in (due, looks, self._ahead.due_ns) if time is not None]
         return min(max(0.0, (min(times) - now) / 1e9), LONGEST_SLEEP_S) if times else None
 
     def tick(self) -> None:
@@ -103,12 +107,15 @@ class NodeShell:
         went_back, self._ticked_ns = now < self._ticked_ns, now
         if went_back:
             self._watch_ns = min(self._watch_ns, now + WATCH_NS)
+            self._ahead.forget()
         if went_back or (due is not None and due <= now):
             self.step(Tick())
         if self._is_sending and self._watch_ns <= now:
             self._watch_ns = now + WATCH_NS
             for src, dst, residual_ns in self._watch.look(self.prober.peek()):
                 self.step(Watched(src, dst, residual_ns))
+        if self._ahead.due_ns is not None and self._ahead.due_ns <= now:
+            self._fit_ahead()
 
     def close(self) -> None:
         """Stop probing, and let go of the socket and the log."""
@@ -127,6 +134,9 @@ class NodeShell:
                 self._opened_ns = self.prober.now()
                 self._watch_ns, self._is_sending = self._opened_ns + WATCH_NS, True
                 self.prober.resume(cadence.gap_us, cadence.pause_us)
+                # A log of every exchange gives the same line again only if all of them were fitted.
+                if self.machine.kind == "master" and not (self._log and self._log.points):
+                    self._ahead.plan(self._opened_ns, cadence.window_ms * MS)
             case PauseProbing():
                 self._is_sending = False
                 self.prober.pause()
@@ -161,12 +171,16 @@ class NodeShell:
         windows = self.prober.rotate()
         utc_ns = self.prober.utc()
         fits, fit_ns = self._fit(windows)
+        self._ahead.forget()
         self._closed[window] = (windows, utc_ns)
         return WindowFitted(window, fits, begin_ns, self._opened_ns, utc_ns, fit_ns)
 
+    def _fit_ahead(self) -> None:
+        self._ahead.fit(self.prober.so_far(), lambda window: fit(window, self._estimator))
+
     def _fit(self, windows: Sequence[EdgeWindow]) -> tuple[list[EdgeFit], int]:
         began = monotonic_ns()
-        fits = [fit(window, self._estimator) for window in windows]
+        fits = [self._ahead.line(window) or fit(window, self._estimator) for window in windows]
         self._watch.fitted(fits)
         return fits, monotonic_ns() - began
 

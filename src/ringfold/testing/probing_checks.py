@@ -42,6 +42,8 @@ class RoundTruth:
     participants: set[NodeId]
     listeners: set[NodeId]
     cadence: Cadence
+    told: dict[NodeId, object] = field(default_factory=dict)
+    """The connection that each node was told its start on."""
 
 
 @dataclass(slots=True)
@@ -101,6 +103,10 @@ class RoundHistory:
 
     def begun(self, round: RoundId, truth: RoundTruth) -> None:
         self.rounds[round] = truth
+
+    def clock_sent(self, node: NodeId, connection: object, round: RoundId) -> None:
+        if self.rounds[round].told.get(node) is not connection:
+            raise Violation(f"node {node} is given a clock by round {round}, but came after that round had begun")
 
     def waits(self, waiting: Sequence[NodeId], listeners: set[NodeId]) -> None:
         if heard := listeners & set(waiting):

@@ -103,6 +103,13 @@ class KeepsTheGraph(RoundMaster):
         self._is_dirty = was_dirty
 
 
+class HandsDownClocks(RoundMaster):
+    def _gone(self, now_ns: int, node: NodeId, reason: str) -> None:
+        super()._gone(now_ns, node, reason)
+        if self._round is not None:
+            self._round.present.add(node)
+
+
 class ForgetsTheAsker(RoundMaster):
     def _command(self, now_ns: int, event: Commanded) -> None:
         if event.action == "stop":
@@ -161,6 +168,9 @@ ROUND_BUGS: dict[str, RoundBug] = {
     ),
     "unnamed": RoundBug("nobody is named as missing", ProbingSetup(ForgetsWhoIsMissing, kinds=("master", "time"))),
     "old_graph": RoundBug("no new graph for a newcomer", ProbingSetup(KeepsTheGraph, kinds=("master", "time"))),
+    "former_clock": RoundBug(
+        "a node gets the clock of its former life", ProbingSetup(HandsDownClocks, kinds=("master", "time"))
+    ),
     "asker": RoundBug("stop forgets who waits for a round", ProbingSetup(ForgetsTheAsker, kinds=("master", "time"))),
     "equal_ids": RoundBug("windows are combined by equal ids", ProbingSetup(CombinesByEqualIds, kinds=("time",))),
     "old_windows": RoundBug("old windows are combined as new", ProbingSetup(CombinesOldWindows, kinds=("time",))),

@@ -39,7 +39,8 @@ from ringfold.probe.rounds_events import (
     ToRoundMaster,
     WindowFitted,
 )
-from ringfold.probe.rounds_master import LATE_MS, PATIENCE_MS, RoundMaster
+from ringfold.probe.rounds_gather import LATE_MS, PATIENCE_MS
+from ringfold.probe.rounds_master import RoundMaster
 from ringfold.probe.rounds_node import NEVER, RoundNode
 from ringfold.probe.settings import RoundSettings
 from ringfold.testing.probing_checks import RoundHistory, RoundTruth, WindowTruth
@@ -54,6 +55,7 @@ from ringfold.wire.probing import (
     NodeId,
     ProbeGraph,
     RoundAlarm,
+    RoundClock,
     RoundId,
     RoundReport,
     RoundStart,
@@ -175,11 +177,10 @@ class World:
     def calculate(self, fits: Sequence[EdgeFit], utc: Mapping[NodeId, int], history: object) -> Calculated:
         nodes = sorted({node for fit in fits for node in (fit.src, fit.dst)})
         clocks = [NodeClock(node, 0, utc.get(node, 0), 0.0, 1.0, -1, 1, 0.0) for node in nodes]
-        advice = None
+        advice, adaptive = None, self.settings.adaptive
         if self.advises and self.rng.random() < 0.2:
-            adaptive = self.settings.adaptive
-            window_ms = self.rng.choice((adaptive.window_min_ms, self.settings.window_ms, adaptive.window_max_ms))
-            advice = Advice(self.settings.pause_us, window_ms, "drawn")
+            lengths = adaptive.window_min_ms, self.settings.window_ms, adaptive.window_max_ms
+            advice = Advice(self.settings.pause_us, self.rng.choice(lengths), "drawn")
         took_ns = self.rng.randint(0, 5 * MS)
         return Calculated(nodes[0], clocks, [EdgeView(fit) for fit in fits], advice=advice, took_ns=took_ns)
 
@@ -201,29 +202,30 @@ class SimMaster:
         self.probes: dict[NodeId, bool] = {}
         self.asked: dict[int, str] = {}
         self.freezes = 0
-        self._queue: list[MasterEvent] = []
+        self._queue: list[tuple[MasterEvent, Conn | None]] = []
         self._timer: Timer | None = None
         self._watched: RoundId | None = None
 
     def arrive(self, conn: Conn, event: MasterEvent) -> None:
-        if conn.is_up and self.is_alive:
-            if isinstance(event, NodeCame):
-                self.conns[conn.id] = conn
-                if event.listen_only:
-                    self.listeners.add(conn.id)
-            self.event(event)
+        if conn.is_up:
+            self.event(event, conn)
 
     def lost(self, conn: Conn) -> None:
-        if self.is_alive and self.conns.get(conn.id) is conn:
-            del self.conns[conn.id]
-            self.event(NodeGone(conn.id, "reset"))
+        self.event(NodeGone(conn.id, "reset"), conn)
 
-    def event(self, event: MasterEvent) -> None:
+    def event(self, event: MasterEvent, conn: Conn | None = None) -> None:
         if not self.is_alive:
             return
         if self.is_frozen:
-            self._queue.append(event)
+            self._queue.append((event, conn))
             return
+        if isinstance(event, NodeCame) and conn is not None:
+            self.conns[conn.id] = conn
+            self.listeners |= {conn.id} if event.listen_only else set()
+        elif isinstance(event, NodeGone):
+            if self.conns.get(event.node) is not conn:
+                return
+            del self.conns[event.node]
         world, machine = self.world, self.machine
         starts: dict[RoundId, RoundTruth] = {}
         effects = machine.step(world.now, event)
@@ -245,9 +247,8 @@ class SimMaster:
         self._set_timer()
 
     def _sent(self, node: NodeId, message: FromRoundMaster, starts: dict[RoundId, RoundTruth]) -> None:
-        world = self.world
-        trap = world.trap
-        if trap is not None and isinstance(message, trap.after):
+        world, conn = self.world, self.conns.get(node)
+        if (trap := world.trap) is not None and isinstance(message, trap.after):
             world.trap = None
             world.scheduler.after(world.rng.randint(0, world.rng.choice((600_000, 2 * MS))), trap.action)
         if isinstance(message, ProbeGraph):
@@ -255,17 +256,19 @@ class SimMaster:
         if isinstance(message, RoundStart):
             truth = starts.setdefault(message.round, RoundTruth(set(), self.listeners, message.cadence))
             world.history.begun(message.round, truth)
+            truth.told[node] = conn
             if self.probes.get(node):
                 truth.participants.add(node)
+        elif isinstance(message, RoundClock):
+            world.history.clock_sent(node, conn, message.round)
         if world.group is not None:
             world.group.broadcast(node, message)
-        elif node in self.conns:
-            world.to_node(self.conns[node], Heard(message))
+        elif conn is not None:
+            world.to_node(conn, Heard(message))
 
     def _watch(self) -> None:
         """A round that is gathered must be over by its deadline, if this process is there to see it."""
-        machine, world = self.machine, self.world
-        round = machine.round
+        machine, world, round = self.machine, self.world, self.machine.round
         if not machine.is_gathering or round is None or round == self._watched:
             return
         self._watched, freezes = round, self.freezes
@@ -292,9 +295,9 @@ class SimMaster:
     def wake(self) -> None:
         if self.is_frozen:
             self.is_frozen = False
-            queue, self._queue = self._queue, []
-            for event in [Tick(), *queue] if self.world.rng.random() < 0.5 else [*queue, Tick()]:
-                self.event(event)
+            (queue, self._queue), tick = (self._queue, []), (Tick(), None)
+            for event, conn in [tick, *queue] if self.world.rng.random() < 0.5 else [*queue, tick]:
+                self.event(event, conn)
 
 
 class SimNode:
@@ -404,8 +407,7 @@ class SimNode:
         if self.is_frozen:
             self._queue.append(event)
             return
-        world = self.world
-        self._stood_at = self.machine.last
+        world, self._stood_at = self.world, self.machine.last
         effects = self.machine.step(self.clock.read(world.now), event)
         world.history.stepped(self.process, self.name, self.machine.last, event, effects)
         if isinstance(event, Heard):
@@ -471,10 +473,8 @@ class SimNode:
     def _watch(self) -> None:
         """A node that waits for a RoundStart must go on alone by its deadline."""
         waits = self.machine.last if self.machine.phase == "waiting" else None
-        if waits == self._waits_since:
-            return
-        self._waits_since = waits
-        if waits is None:
+        known, self._waits_since = self._waits_since, waits
+        if waits is None or waits == known:
             return
         world, process, freezes, jumps = self.world, self.process, self.freezes, len(self.clock.jumps)
         settings = world.settings

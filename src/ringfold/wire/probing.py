@@ -250,19 +250,22 @@ class RoundReport(Message, frozen=True, tag="round_report"):
 
 
 class RoundStart(Message, frozen=True, tag="round_start"):
-    """The next window begins. If nothing follows within `deadline_ms`, the node goes on alone.
-
-    `clock` is this node's part of the last round's result.
-    """
+    """The next window begins. If nothing follows within `deadline_ms`, the node goes on alone."""
 
     round: RoundId
     label: str
     cadence: Cadence
     deadline_ms: int
     sent_ns: int
-    clock: NodeClock | None = None
     anomaly_ns: int = 100_000
     """An edge that strays by more in the middle of the window is worth a RoundAlarm."""
+
+
+class RoundClock(Message, frozen=True, tag="round_clock"):
+    """A node's part of the result of `round`. It comes while the next window is open."""
+
+    round: RoundId
+    clock: NodeClock
 
 
 class RoundAlarm(Message, frozen=True, tag="round_alarm"):

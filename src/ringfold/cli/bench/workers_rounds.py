@@ -84,7 +84,7 @@ class Marks(msgspec.Struct):
     ends: dict[int, Mark] = {}
     starts: dict[int, Mark] = {}
     fits_ns: list[int] = []
-    """How long the fits of one window of one node took."""
+    """How long the fits of one window of one node took, those ahead of its end too."""
 
     def end(self, sequence: int, sent_ns: int) -> None:
         _mark(self.ends, sequence, sent_ns, monotonic_ns(), 0)
@@ -135,6 +135,9 @@ class NoProber(StampedProber):
         self.closed_ns = monotonic_ns()
         return []
 
+    def so_far(self) -> list[EdgeWindow]:
+        return []
+
     def peek(self, most: int = 0) -> list[EdgeWindow]:
         return []
 
@@ -159,9 +162,17 @@ class RealShell(NodeShell):
 
     fits_ns: list[int]
 
+    _ahead_ns = 0
+
+    def _fit_ahead(self) -> None:
+        began = monotonic_ns()
+        super()._fit_ahead()
+        self._ahead_ns = monotonic_ns() - began
+
     def _fit(self, windows: Sequence[EdgeWindow]) -> tuple[list[EdgeFit], int]:
         fits, took_ns = super()._fit(windows)
-        self.fits_ns.append(took_ns)
+        self.fits_ns.append(took_ns + self._ahead_ns)
+        self._ahead_ns = 0
         return fits, took_ns
 
 
