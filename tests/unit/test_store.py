@@ -1,6 +1,7 @@
 """The store's client and leases on a store in memory, where every call can be made to fail."""
 
 import pickle
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,11 +14,13 @@ from ringfold.errors import (
     ConfigError,
     LeaseLost,
     MissingPackage,
+    StoreError,
     StoreReset,
     StoreUnknown,
     StoreUnreachable,
     StoreWentBack,
 )
+from ringfold.runtime.clock import monotonic_ns
 from ringfold.store import Entry, Lost, StoreClient, Won, open_store
 from ringfold.store.leases import LeaseWatch
 from ringfold.store.memory import Call, Crashed, Fault, MemoryDriver, MemoryServer
@@ -328,3 +331,62 @@ def test_lost_shows_what_is_there() -> None:
     store = world.client()
     entry = store.set("key", b"one")
     assert store.compare_and_set("key", None, b"two") == Lost(entry)
+
+
+def test_a_path_that_cannot_even_be_looked_at_is_an_error_of_the_store(tmp_path: Path) -> None:
+    """Whoever waits for a store to come back catches StoreError, and nothing else."""
+    (tmp_path / "folder").mkdir()
+    with open_store(f"sqlite://{tmp_path}/folder/store.db") as store:
+        (tmp_path / "folder").rename(tmp_path / "elsewhere")
+        (tmp_path / "folder").write_text("no folder any more")
+        with pytest.raises(StoreError, match="Not a directory"):
+            store.get("key")
+
+
+# sqlite: what is flushed, and who is woken
+
+
+def test_only_what_is_to_last_is_flushed_and_a_connection_that_did_not_does_again(tmp_path: Path) -> None:
+    """2 is FULL: the log is flushed at the end of each transaction. 1 is NORMAL: it is not."""
+    driver = SqliteDriver(tmp_path / "store.db")
+    with StoreClient(driver, prefix="run", timeout_s=5, now_ns=monotonic_ns) as store:
+        found = []
+        for lasting in (True, False, True):
+            entry = store.set("key", b"value", lasting=lasting)
+            assert isinstance(store.compare_and_set("key", entry, b"other", lasting=lasting), Won)
+            db = driver._writer._db
+            assert db is not None
+            found.append(db.execute("PRAGMA synchronous").fetchone()[0])
+    assert found == [2, 1, 2]
+
+
+def test_a_lease_is_flushed_when_it_is_taken_and_not_when_it_is_renewed(tmp_path: Path) -> None:
+    """A holder that is frozen inside a flush has the lock, and nobody could take the lease from it."""
+    driver = SqliteDriver(tmp_path / "store.db")
+    with StoreClient(driver, prefix="run", timeout_s=5, now_ns=monotonic_ns) as store:
+        lease = store.lease("key", b"me", 300)
+        assert lease is not None
+        db = driver._writer._db
+        assert db is not None
+        taken = db.execute("PRAGMA synchronous").fetchone()[0]
+        lease.renew()
+        assert (taken, db.execute("PRAGMA synchronous").fetchone()[0]) == (2, 1)
+
+
+def test_what_does_not_last_is_seen_by_everybody_at_once(tmp_path: Path) -> None:
+    with open_store(f"sqlite://{tmp_path}/store.db") as one, open_store(f"sqlite://{tmp_path}/store.db") as other:
+        entry = one.set("key", b"value", lasting=False)
+        assert other.get("key") == entry
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="inotify is Linux")
+def test_who_waits_for_a_key_is_not_woken_for_another(tmp_path: Path) -> None:
+    bells = SqliteDriver(tmp_path / "store.db")._bells
+    hung = bells.take("record")
+    assert hung is not None
+    bells.ring("arrived")
+    assert not hung.bell.wait(0)
+    bells.ring("record")
+    assert hung.bell.wait(0)
+    bells.put_back(hung)
+    bells.close()

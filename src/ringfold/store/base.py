@@ -90,6 +90,10 @@ class Store(Protocol):
     `timeout_s` is how long a call may take altogether; None takes the store's own. A read is repeated until then. A
     write is repeated as long as it certainly was not made (StoreUnreachable); once its fate is open it raises
     StoreUnknown at once.
+
+    What is not `lasting` means nothing after all processes that have seen it are gone: a sign of life, an arrival. It
+    survives whoever is killed, but a store that lives on one machine with all its clients may lose it with the machine.
+    A lasting write makes those before it last.
     """
 
     @property
@@ -106,11 +110,11 @@ class Store(Protocol):
 
     def get(self, key: str, timeout_s: float | None = None) -> Entry | None: ...
 
-    def set(self, key: str, value: bytes, timeout_s: float | None = None) -> Entry:
+    def set(self, key: str, value: bytes, timeout_s: float | None = None, *, lasting: bool = True) -> Entry:
         """Write whatever was there before."""
 
     def compare_and_set(
-        self, key: str, expected: Entry | None, value: bytes, timeout_s: float | None = None
+        self, key: str, expected: Entry | None, value: bytes, timeout_s: float | None = None, *, lasting: bool = True
     ) -> Won | Lost:
         """Write only if the key still holds the write that `expected` is (None: if it is absent)."""
 
@@ -166,12 +170,13 @@ Condition = Entry | AnyVersion | None
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """One atomic change. A `value` of None deletes; `ttl_ms` puts the key under a lease."""
+    """One atomic change. A `value` of None deletes; `ttl_ms` puts the key under a lease; for `lasting` see `Store`."""
 
     key: str
     value: bytes | None
     condition: Condition = ANY
     ttl_ms: int = 0
+    lasting: bool = True
 
 
 @dataclass(frozen=True, slots=True)

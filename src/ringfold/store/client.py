@@ -98,17 +98,18 @@ class StoreClient:
     def get(self, key: str, timeout_s: float | None = None) -> Entry | None:
         return self._read(key, self._deadline(timeout_s)).entry
 
-    def set(self, key: str, value: bytes, timeout_s: float | None = None) -> Entry:
-        written = self._write(Write(self._full(key), _checked(value)), self._deadline(timeout_s))
+    def set(self, key: str, value: bytes, timeout_s: float | None = None, *, lasting: bool = True) -> Entry:
+        write = Write(self._full(key), _checked(value), lasting=lasting)
+        written = self._write(write, self._deadline(timeout_s))
         assert written.is_made, "a write without a condition was refused"
         assert written.entry is not None, "a value was written, and the key is absent"
         return written.entry
 
     def compare_and_set(
-        self, key: str, expected: Entry | None, value: bytes, timeout_s: float | None = None
+        self, key: str, expected: Entry | None, value: bytes, timeout_s: float | None = None, *, lasting: bool = True
     ) -> Won | Lost:
-        deadline = self._deadline(timeout_s)
-        written = self._write(Write(self._full(key), _checked(value), expected), deadline)
+        write = Write(self._full(key), _checked(value), expected, lasting=lasting)
+        written = self._write(write, self._deadline(timeout_s))
         if not written.is_made:
             return Lost(written.entry)
         assert written.entry is not None, "a value was written, and the key is absent"
@@ -201,7 +202,8 @@ class StoreClient:
         if self.has_leases:
             written = self._ask(lambda guard: self._driver.keep(full, entry, guard, deadline), deadline)
         else:
-            written = self._write(Write(full, entry.value, entry, entry.ttl_ms), deadline)
+            # Not lasting: a flush is long, and whoever is frozen in one keeps the lock from those who would take over.
+            written = self._write(Write(full, entry.value, entry, entry.ttl_ms, lasting=False), deadline)
         return written.entry if written.is_made else None
 
     def _release(self, key: str, entry: Entry, timeout_s: float | None) -> None:

@@ -4,9 +4,14 @@ One row of `meta` holds the generation and the revision; every statement that re
 row in the same transaction. A version is the revision at which the key was written.
 
 *Durable.* Write-ahead log, synchronous FULL: a write that was answered has been flushed to the disk, whatever is killed
-then. *Many writers.* A write begins with BEGIN IMMEDIATE, so it never fails half-way for want of the lock; who does not
-get the lock tries again until its deadline. *Waking.* After a write its maker touches a file beside the database, the
-bell, and waiters watch that with inotify. Somebody killed between the write and the touch is covered by a slow poll.
+then. What is not lasting goes into the log unflushed (synchronous NORMAL), and the next lasting write flushes it, too:
+only the machine's own end can lose it, and with it all who had seen it. *Many writers.* A write begins with BEGIN
+IMMEDIATE, so it never fails half-way for want of the lock; who does not get the lock tries again until its deadline.
+
+*Waking.* A bell is a file beside the database, made by the first who waits for a key, and watched with inotify; whoever
+writes the key touches it, if it is there. Keys share a few hundred bells, so who waits for one key is hardly ever woken
+for another: with one bell for all, n ranks that arrive one by one would wake each other n * n times. Somebody killed
+between the write and the touch is covered by a slow poll.
 
 *The file may be swapped.* An open database goes on as if nothing were, although everybody else uses the new file. So
 every call compares the inode behind the path with the one that is open, and opens the new one if it differs; its
@@ -19,10 +24,11 @@ write-ahead log is not touched at all.) Only founding makes a file; nobody makes
 import logging
 import os
 import sqlite3
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from ringfold.errors import ConfigError, StoreError, StoreUnknown, StoreUnreachable
 from ringfold.runtime import inotify, threads
@@ -65,6 +71,7 @@ _LOCK_PAUSE_S = 0.0005
 _LAST_LOCK_PAUSE_S = 0.01
 _SLOW_POLL_S = 0.05
 _POLL_S = 0.005
+_BELLS_KEPT = 8
 
 
 class SqliteDriver:
@@ -79,7 +86,7 @@ class SqliteDriver:
         if not self._path.parent.is_dir():
             raise ConfigError(f"{self.name}: the folder {self._path.parent} does not exist")
         self._check_disk(allow_network)
-        self._bells = _Bells(Path(self._bell))
+        self._bells = _Bells(self._path)
         self._reader, self._writer = _Connection(self._path, self.name), _Connection(self._path, self.name)
 
     def _check_disk(self, allow_network: bool) -> None:
@@ -102,7 +109,6 @@ class SqliteDriver:
         if nonce is not None:
             self._writer.create(deadline)
             self._writer.change(enter, deadline)
-            self._ring()
         return self._reader.look(_stamp, deadline)
 
     def read(self, key: str, guard: Generation, deadline: Deadline) -> Read:
@@ -118,11 +124,11 @@ class SqliteDriver:
         return Scanned({row[2]: Entry(*row[3:]) for row in rows if row[2] is not None}, Generation(*rows[0][:2]))
 
     def write(self, write: Write, guard: Generation, deadline: Deadline) -> Written:
-        written = self._writer.change(lambda db: _write(db, write, guard), deadline)
+        written = self._writer.change(lambda db: _write(db, write, guard), deadline, lasting=write.lasting)
         if written is None:
             return Written(False, None, None)
         if written.is_made:
-            self._ring()
+            self._bells.ring(write.key)
         return written
 
     def add(self, key: str, delta: int, guard: Generation, deadline: Deadline) -> Added:
@@ -134,29 +140,19 @@ class SqliteDriver:
             return Added(total, _write(db, Write(key, str(total).encode()), guard).stamp)
 
         added = self._writer.change(change, deadline)
-        self._ring()
+        self._bells.ring(key)
         return Added(0, None) if added is None else added
 
     def keep(self, key: str, entry: Entry, guard: Generation, deadline: Deadline) -> Written:
         raise AssertionError("a store without leases was asked to keep one")
 
     def listen(self, key: str, deadline: Deadline) -> "SqliteBell":
-        return SqliteBell(self._bells)
+        return SqliteBell(self._bells, key)
 
     def close(self) -> None:
         self._bells.close()
         self._reader.close()
         self._writer.close()
-
-    @property
-    def _bell(self) -> str:
-        return f"{self._path}-bell"
-
-    def _ring(self) -> None:
-        """Wake all waiters. Where that fails, their slow poll finds the change."""
-        with suppress(OSError):
-            os.close(os.open(self._bell, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666))
-            os.utime(self._bell)
 
 
 def _stamp(db: sqlite3.Connection) -> Generation | None:
@@ -199,6 +195,7 @@ class _Connection:
         self._db: sqlite3.Connection | None = None
         self._file: tuple[int, int] | None = None
         self._log: tuple[int, int] | None = None
+        self._flushes = True
         self._log_path = Path(f"{path}-wal")
         self._pid = os.getpid()
         self._inherited: list[sqlite3.Connection] = []
@@ -213,10 +210,12 @@ class _Connection:
         with self._mine(deadline):
             return self._patiently(lambda: None if (db := self._opened()) is None else body(db), deadline)
 
-    def change(self, body: Callable[[sqlite3.Connection], Value], deadline: Deadline) -> Value | None:
-        """The result of a write transaction, which is on the disk; None if there is no database."""
+    def change(
+        self, body: Callable[[sqlite3.Connection], Value], deadline: Deadline, *, lasting: bool = True
+    ) -> Value | None:
+        """The result of a write transaction, which is on the disk if it is lasting; None if there is no database."""
         with self._mine(deadline):
-            db = self._patiently(self._begun, deadline)
+            db = self._patiently(lambda: self._begun(lasting), deadline)
             if db is None:
                 return None
             try:
@@ -259,12 +258,17 @@ class _Connection:
                 if deadline.left_s() <= pause_s:
                     text = f"another process held its lock for {deadline.timeout_s:g} s"
                     raise StoreUnreachable(self._name, text) from error
+            except OSError as error:  # not even the path can be looked at: its folder, or its disk, is gone
+                raise StoreError(self._name, error.strerror or str(error)) from error
             threads.Event().wait(pause_s)
             pause_s = min(pause_s * 1.5, _LAST_LOCK_PAUSE_S)
 
-    def _begun(self) -> sqlite3.Connection | None:
+    def _begun(self, lasting: bool) -> sqlite3.Connection | None:
         db = self._opened()
         if db is not None:
+            if lasting != self._flushes:  # not within a transaction
+                db.execute(f"PRAGMA synchronous = {'FULL' if lasting else 'NORMAL'}")
+                self._flushes = lasting
             db.execute("BEGIN IMMEDIATE")
         return db
 
@@ -287,7 +291,7 @@ class _Connection:
             if not self._is_ours(db):
                 db.close()
                 return None
-            self._db, self._file, self._log = db, there, _inode(self._log_path)
+            self._db, self._file, self._log, self._flushes = db, there, _inode(self._log_path), True
         return self._db
 
     def _make(self) -> None:
@@ -336,56 +340,75 @@ def _inode(path: Path) -> tuple[int, int] | None:
 
 
 class _Bells:
-    """Bells that nobody waits for now. They are kept, because the kernel takes 20 ms to take one down."""
+    """The bells of a database. Those that nobody waits for now are kept: the kernel takes 20 ms to take one down."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._lock = threads.Lock()
-        self._idle: list[tuple[inotify.FileBell, tuple[int, int] | None]] = []
+        self._idle: list[_Hung] = []
         self._pid = os.getpid()
 
-    def take(self) -> tuple[inotify.FileBell, tuple[int, int] | None] | None:
-        """A bell that hears everything from now on, with the file that it is at; None where there are none."""
-        there = _inode(self._path)
+    def ring(self, key: str) -> None:
+        """Wake those who wait for a key. Where that fails, their slow poll finds the change."""
+        with suppress(OSError):
+            os.utime(self._file_of(key))
+
+    def take(self, key: str) -> "_Hung | None":
+        """A bell that hears of every write of a key from now on; None where there are none."""
+        path = self._file_of(key)
         with self._lock:
             if self._pid != os.getpid():  # after a fork they are the parent's, and so is what they hear
                 self._pid, self._idle = os.getpid(), []
-            while self._idle:
-                bell, file = self._idle.pop()
-                if file == there:
-                    bell.wait(0)
-                    return bell, file
-                bell.close()
+            for hung in [hung for hung in self._idle if hung.path == path]:
+                self._idle.remove(hung)
+                if hung.file == _inode(Path(path)):
+                    hung.bell.wait(0)
+                    return hung
+                hung.bell.close()
         try:
-            return inotify.FileBell(str(self._path)), there
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666))
+            return _Hung(inotify.FileBell(path), path, _inode(Path(path)))
         except OSError:
             return None
 
-    def put_back(self, bell: tuple[inotify.FileBell, tuple[int, int] | None]) -> None:
+    def put_back(self, hung: "_Hung") -> None:
         with self._lock:
-            self._idle.append(bell)
+            self._idle.append(hung)
+            if len(self._idle) > _BELLS_KEPT:
+                self._idle.pop(0).bell.close()
 
     def close(self) -> None:
         with self._lock:
             while self._idle and self._pid == os.getpid():
-                self._idle.pop()[0].close()
+                self._idle.pop().bell.close()
+
+    def _file_of(self, key: str) -> str:
+        return f"{self._path}-bell-{zlib.crc32(key.encode()) & 0xFF:02x}"
+
+
+class _Hung(NamedTuple):
+    """A bell, and the file that it hangs at."""
+
+    bell: inotify.FileBell
+    path: str
+    file: tuple[int, int] | None
 
 
 class SqliteBell:
-    """Rings at any write to the file; without inotify it polls."""
+    """Rings when a key was written, and seldom for another one; without inotify it polls."""
 
-    def __init__(self, bells: _Bells) -> None:
-        self._bells, self._bell = bells, bells.take()
+    def __init__(self, bells: _Bells, key: str) -> None:
+        self._bells, self._hung = bells, bells.take(key)
 
     def wait(self, read: Read, timeout_s: float) -> None:
-        if self._bell is None:
+        if self._hung is None:
             threads.Event().wait(min(timeout_s, _POLL_S))
         else:
-            self._bell[0].wait(min(timeout_s, _SLOW_POLL_S))
+            self._hung.bell.wait(min(timeout_s, _SLOW_POLL_S))
 
     def close(self) -> None:
-        if self._bell is not None:
-            self._bells.put_back(self._bell)
+        if self._hung is not None:
+            self._bells.put_back(self._hung)
 
 
 def file_system(mounts: str, folder: Path) -> str:
