@@ -2,27 +2,45 @@
 
 import json
 import os
+import shutil
 import signal
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from stores import SERVERS, SOURCE, Server, until
+from stores import SERVERS, SOURCE, Server, Sqlite, until
 
 import ringfold as rf
 from ringfold.iteration import State
 from ringfold.store import open_store
+from ringfold.store.base import Store
 
 LIMIT_S = 60.0
 PROGRAM = """
+import os
+import signal
 import sys
 import ringfold as rf
+from ringfold.store import base, client
+
+def write_and_die(self, key, expected, value, *more, **options):
+    outcome = write(self, key, expected, value, *more, **options)
+    if isinstance(outcome, base.Won) and key.endswith("record") and b'"iteration":%d,' % die_at in value:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return outcome
+
+die_at = int(os.environ.get("DIE_AS_WINNER_OF", "-1"))
+write = client.StoreClient.compare_and_set
+if die_at >= 0:
+    client.StoreClient.compare_and_set = write_and_die
 url, rank, world, last, heartbeat_s, inactive_s, options = sys.argv[1:]
 until = int(last)
+options = {"timeout_s": 60, "until": until, **eval(options)}
 with rf.GlobalIteration(url, int(rank), int(world), heartbeat_s=float(heartbeat_s), inactive_after_s=float(inactive_s),
-                        timeout_s=60, until=until, **eval(options)) as iteration:
+                        **options) as iteration:
     try:
         for n in iteration:
             print(n, *iteration.members, flush=True)
@@ -49,11 +67,13 @@ class Rank:
 
     def __init__(self, server: Server, rank: int, world: int, **options: object) -> None:
         self.rank = rank
+        more = options.pop("environment", {})
+        assert isinstance(more, dict)
         path = os.pathsep.join([str(SOURCE), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
         timing = [str(options.pop("last", 1000)), str(options.pop("heartbeat_s", 1)), str(options.pop("inactive_s", 4))]
         self._process = subprocess.Popen(
             [sys.executable, "-c", PROGRAM, server.url, str(rank), str(world), *timing, repr(options)],
-            env={**os.environ, "PYTHONPATH": path},
+            env={**os.environ, "PYTHONPATH": path, **more},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
@@ -88,6 +108,10 @@ class Rank:
         self._process.send_signal(number)
         if number == signal.SIGKILL:
             self._process.wait()
+
+    @property
+    def is_dead(self) -> bool:
+        return self._process.poll() is not None
 
     def end(self) -> None:
         self._process.kill()
@@ -161,6 +185,22 @@ def test_a_rank_that_restarts_at_once_does_its_iteration_again(server: Server, c
     assert (ranks[0].begins(), again.begins()) == (1, 1)
 
 
+def test_when_the_winner_dies_after_winning_the_others_go_on(server: Server, crew: list[Rank]) -> None:
+    """Whoever wins iteration 1 dies of it, before it learns so. Nothing is undone: the other is in 1 already, and so is
+    the successor, to whom it was never handed before."""
+    ranks = together(crew, server, 2, environment={"DIE_AS_WINNER_OF": "1"})
+    for rank in ranks:
+        rank.finishes()
+    until(lambda: any(rank.is_dead for rank in ranks), "the winner to die", LIMIT_S)
+    winner, other = sorted(ranks, key=lambda rank: not rank.is_dead)
+    assert winner.heard() is None
+    assert other.begins() == 1
+    assert not other.is_dead
+    crew.append(again := Rank(server, winner.rank, 2, min_ranks=2))
+    assert again.begins() == 1
+    assert all_step([other, again]) == [2, 2]
+
+
 def test_all_ranks_restart_where_they_were(server: Server, crew: list[Rank]) -> None:
     for rank in together(crew, server, 2):
         rank.finishes()
@@ -191,6 +231,56 @@ def test_a_frozen_rank_is_given_up_and_comes_back(server: Server, crew: list[Ran
     crew[1].finishes()
     crew[0].finishes()
     assert come_together(crew) >= at + 2
+
+
+class Clocks:
+    """The clocks of processes that are started with this environment: shifted by some seconds, now or later."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file, library = folder / "shift", folder / "clock_shift.so"
+        self.shift(0)
+        source = Path(__file__).with_name("clock_shift.c")
+        subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl", "-pthread"], check=True)
+        self.environment = {"LD_PRELOAD": str(library), "CLOCK_SHIFT": str(self._file)}
+
+    def shift(self, seconds: int) -> None:
+        with self._file.open("r+b" if self._file.exists() else "wb") as file:
+            file.write(struct.pack("q", seconds))
+
+    def shown(self) -> list[float]:
+        """What a process of today's reads from its clocks."""
+        show = "import time; print(time.monotonic(), time.time())"
+        environment = {**os.environ, **self.environment}
+        said = subprocess.run([sys.executable, "-c", show], env=environment, capture_output=True, check=True).stdout
+        return [float(word) for word in said.split()]
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+def test_a_rank_whose_clocks_jump_by_an_hour_gives_nobody_up(tmp_path: Path, crew: list[Rank]) -> None:
+    """Monotonic and wall clock alike, forth and back, while it waits for a rank that takes its time."""
+    (tmp_path / "store").mkdir()
+    server, clocks = Sqlite(tmp_path / "store"), Clocks(tmp_path)
+    server.start()
+    crew += [Rank(server, 0, 2, environment=clocks.environment, timeout_s=100_000), Rank(server, 1, 2, heartbeat_s=2)]
+    at = come_together(crew)
+    crew[0].finishes()
+    before = clocks.shown()
+    with open_store(server.url) as store:
+        for seconds in (3_600, 0):
+            clocks.shift(seconds)
+            # It goes on showing life, and between two signs it looks at the others.
+            for _ in range(2):
+                seen = _sign_of_life(store, 0)
+                until(lambda seen=seen: _sign_of_life(store, 0) != seen, "rank 0 to show life", LIMIT_S)
+            if seconds:
+                assert min(now - then for now, then in zip(clocks.shown(), before, strict=True)) >= 3_600
+        assert crew[0].heard() is None, "it went on without rank 1"
+        crew[1].finishes()
+        assert [rank.said().split() for rank in crew] == [[str(at + 1), "0", "1"]] * 2
+
+
+def _sign_of_life(store: Store, rank: int) -> int:
+    return max(entry.version for key, entry in store.list(f"iteration/ranks/{rank}/").items() if key.endswith("alive"))
 
 
 def test_a_minority_waits_with_a_quorum(server: Server, crew: list[Rank]) -> None:

@@ -93,15 +93,15 @@ class Process:
     def register(self) -> None:
         self._over(self.machine.register(self.now_ns, 600))
 
-    def next(self, timeout_s: float = 600) -> Begun:
+    def next(self, timeout_s: float = 600, finished: int = NONE_YET) -> Begun:
         """The next iteration, which must be there without waiting for anybody."""
-        begun = self._advance(self.machine.next(self.now_ns, timeout_s), None)
+        begun = self._advance(self.machine.next(self.now_ns, timeout_s, finished), None)
         assert begun is not None, f"it waits: {self.machine.hold}"
         return begun
 
-    def waits(self, timeout_s: float = 600) -> Hold:
+    def waits(self, timeout_s: float = 600, finished: int = NONE_YET) -> Hold:
         """Ask for the next iteration, which must not be there yet."""
-        assert self._advance(self.machine.next(self.now_ns, timeout_s), None) is None
+        assert self._advance(self.machine.next(self.now_ns, timeout_s, finished), None) is None
         assert self.machine.hold is not None
         return self.machine.hold
 
@@ -471,6 +471,34 @@ def test_a_rank_that_was_away_catches_up_and_learns_that_the_others_moved() -> N
     assert again.machine.resumed.has_moved
     assert zero.next().members == (0, 1)
     assert again.goes_on().iteration == 3
+
+
+def test_a_successor_that_has_finished_the_iteration_does_not_do_it_again() -> None:
+    """What a predecessor did may live on elsewhere: in the peers of its group, or in a checkpoint."""
+    stage = Stage()
+    rules = Rules(2, 2)
+    zero, _ = stage.ranks(rules)
+    successor = stage.rank(1, rules)
+    assert successor.waits(finished=0).missing == (0,)
+    assert zero.next().iteration == 1
+    assert successor.goes_on() == Begun(1, (0, 1), 0, False)
+
+
+def test_a_successor_is_handed_what_its_predecessor_could_tell_nobody() -> None:
+    stage = Stage()
+    rules = Rules(2, 2)
+    zero, one = stage.ranks(rules)
+    zero.arrives()
+    assert one.next().iteration == 1  # and dies at once
+    assert stage.rank(1, rules).next(finished=0).iteration == 1
+
+
+def test_who_has_finished_what_nobody_agreed_on_is_of_another_history() -> None:
+    stage = Stage()
+    rules = Rules(2, 2)
+    stage.ranks(rules)
+    with pytest.raises(UsageError, match="finished iteration 5, and the ranks have agreed on 0"):
+        stage.rank(1, rules).next(finished=5)
 
 
 def test_a_rank_that_was_only_slow_to_show_life_comes_back_as_itself() -> None:

@@ -72,8 +72,8 @@ class Carrier:
                 return store.get(key)
             case ListKeys(prefix):
                 return store.list(prefix)
-            case CompareAndSet(key, expected, value):
-                return store.compare_and_set(key, expected, value)
+            case CompareAndSet(key, expected, value, lasting):
+                return store.compare_and_set(key, expected, value, lasting=lasting)
             case Delete(key, expected):
                 store.delete(key, expected)
             case WaitFor(key, seen, timeout_s):
@@ -89,7 +89,7 @@ class Carrier:
     def _beat(self, key: str, value: bytes, ttl_s: float) -> None:
         """Hold the key by a lease, or write it anew where there are none."""
         if not self._store.has_leases:
-            self._store.set(key, value)
+            self._store.set(key, value, lasting=False)
             return
         if self._lease is not None:
             try:

@@ -82,10 +82,15 @@ class Machine:
         """Take the rank's seat, once in a life."""
         yield from self._guarded(self._register(self._called("register", now_ns, timeout_s)))
 
-    def next(self, now_ns: Ns, timeout_s: float) -> Steps[Begun]:
-        """Finish the iteration that was handed out last, if there was one, and wait for the next."""
+    def next(self, now_ns: Ns, timeout_s: float, finished: int = NONE_YET) -> Steps[Begun]:
+        """Finish the iteration that was handed out last, if there was one, and wait for the next.
+
+        `finished` is what this rank has finished by other means: its predecessor may have been handed it.
+        """
         call = self._called("next", now_ns, timeout_s)
         yield from self._guarded(self._register(call))
+        if finished > self.iteration:
+            yield from self._guarded(self._take_over(call, finished))
         return (yield from self._guarded(self._next(call)))
 
     def arrive(self, now_ns: Ns, timeout_s: float) -> Steps[None]:
@@ -203,6 +208,17 @@ class Machine:
             if self.record is record:  # else the pulse has read a newer one
                 yield from self._turn(call, record)
 
+    def _take_over(self, call: Call, finished: int) -> Steps[None]:
+        """Go on behind `finished` as if it had been handed out here."""
+        yield from self._read(call)
+        agreed = NONE_YET if self.record is None else self.record.iteration
+        if finished > agreed:
+            raise UsageError(
+                f"rank {self.me.rank} says that it has finished iteration {finished}, and the ranks have agreed on "
+                f"{agreed} so far: its state belongs to another history (another store, prefix or name)"
+            )
+        self.iteration = finished
+
     def _begun(self, record: Record) -> Begun:
         self.state = State.NEW_ITERATION
         missed = 0 if self.iteration == NONE_YET else record.iteration - self.iteration - 1
@@ -213,7 +229,8 @@ class Machine:
     def _arrive(self, call: Call, iteration: int) -> Steps[None]:
         """Put into the store that this incarnation has finished `iteration`, or has no part in it."""
         while not self._has_arrived_at(iteration):
-            outcome = yield from call.ask(CompareAndSet(self._arrived, self._arrival, b"%d" % iteration))
+            said = CompareAndSet(self._arrived, self._arrival, b"%d" % iteration, lasting=False)
+            outcome = yield from call.ask(said)
             match outcome:
                 case Won(entry):
                     self._arrival = entry

@@ -34,11 +34,12 @@ class ListKeys:
 
 @dataclass(frozen=True, slots=True)
 class CompareAndSet:
-    """Answered with Won or Lost."""
+    """Answered with Won or Lost. What is not `lasting` is worth nothing to anybody but those who are alive now."""
 
     key: str
     expected: Entry | None
     value: bytes
+    lasting: bool = True
 
 
 @dataclass(frozen=True, slots=True)

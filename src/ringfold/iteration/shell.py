@@ -98,6 +98,16 @@ class GlobalIteration:
         """
         return self._called(self._machine.next, timeout_s).iteration
 
+    def next_after(self, finished: int, *, until: int | None = None, timeout_s: float | None = None) -> int:
+        """`next` for a process that goes on with what others of its rank have done: all up to `finished` is.
+
+        A restarted rank that is a member of the present iteration is handed that one again, unless it has finished it.
+        From `until` on an iteration is the end, which is returned although this rank may have no part in it. Raises
+        UsageError if nobody has agreed on `finished` so far: then the state that it came from is of another history.
+        """
+        self._machine.until = self._until if until is None else until
+        return self._called(lambda now_ns, limit_s: self._machine.next(now_ns, limit_s, finished), timeout_s).iteration
+
     def arrive(self, timeout_s: float | None = None) -> None:
         """Say that the present iteration is finished here, without waiting for the others. `next` does that, too."""
         self._called(self._machine.arrive, timeout_s)
@@ -113,8 +123,12 @@ class GlobalIteration:
         finally:
             self.close()
 
-    def close(self) -> None:
-        """Leave: nobody waits for this rank any more. An iteration that it has not finished is not finished by this."""
+    def close(self, *, leave: bool = True) -> None:
+        """Leave: nobody waits for this rank any more. An iteration that it has not finished is not finished by this.
+
+        Without `leave` the rank is kept for another process that goes on with it, and waited for as if this one had
+        crashed.
+        """
         with self._calling:
             if self._is_closed:
                 return
@@ -122,10 +136,8 @@ class GlobalIteration:
             self._stop.set()
             if self._pulse is not None:
                 self._pulse.join(_LEAVE_S)
-            if self._machine.error is None and self._fault is None:
-                with suppress(RingfoldError):
-                    self._carrier.carry_out(self._machine.leave(clock.monotonic_ns(), _LEAVE_S))
-            self._carrier.let_go(_LEAVE_S)
+            if leave:
+                self._leave()
             self._close_store()
 
     def __enter__(self) -> "GlobalIteration":
@@ -141,6 +153,15 @@ class GlobalIteration:
     @property
     def rank(self) -> int:
         return self._machine.me.rank
+
+    @property
+    def world(self) -> int:
+        return self._machine.rules.world
+
+    @property
+    def timeout_s(self) -> float:
+        """How long one call may wait."""
+        return self._timeout_s
 
     @property
     def incarnation(self) -> str:
@@ -241,6 +262,12 @@ class GlobalIteration:
             if self._machine.error is None:
                 self._fault = error
             _log.error("rank %d no longer shows life: %s", self.rank, error)
+
+    def _leave(self) -> None:
+        if self._machine.error is None and self._fault is None:
+            with suppress(RingfoldError):
+                self._carrier.carry_out(self._machine.leave(clock.monotonic_ns(), _LEAVE_S))
+        self._carrier.let_go(_LEAVE_S)
 
     def _close_store(self) -> None:
         if self._owns_store:

@@ -23,6 +23,7 @@ from ringfold.clock.clock import GlobalClock
 from ringfold.dataplane.buffers import CODES, ArrayLike, Buffers, Spans, spans_of, view_of
 from ringfold.dataplane.codes import REDUCE_OPS, OpKind
 from ringfold.errors import UsageError
+from ringfold.peer.counting import Counter
 from ringfold.peer.handle import Handle
 from ringfold.peer.ops import Ops, positive_ns, quantisation_code, reduce_code, refusal
 from ringfold.peer.outcome import Meeting, ReduceInfo
@@ -357,6 +358,7 @@ class Communicator:
         keep: int = 3,
         expect_unchanged: bool = False,
         rollback: bool = False,
+        counter: Counter | None = None,
     ) -> Iterator[Step]:
         """The training loop: yields numbered steps, and between them admits peers, waits for peers and syncs `state`.
 
@@ -364,6 +366,11 @@ class Communicator:
         the loop waits, up to `wait_s` seconds. The state is compared after admissions and aborts, and every
         `check_every` steps. With `checkpoint=DIR` it is saved there every `every` steps, the last `keep` are kept, and
         the loop begins with the newest one that is whole.
+
+        With `counter=GlobalIteration(store, rank, world)` a step's number is the iteration that several groups or runs
+        agree on, each of them being one rank: it begins when all active ones have finished the one before. All peers of
+        a group give the same rank and get the same numbers; one of them speaks for it, and another one when that one is
+        gone. A number that a group has missed is skipped (`step.missed`). The counter is closed with the loop.
         """
         settings = StepSettings(
             until=until,
@@ -375,6 +382,7 @@ class Communicator:
             keep=keep,
             expect_unchanged=expect_unchanged,
             rollback=rollback,
+            counter=counter,
         )
         return steps(self, self._ops, state, settings)
 

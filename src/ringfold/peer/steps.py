@@ -11,7 +11,8 @@ moment. These rules see to that:
 3. Whether a step needs a sync is decided by what all members share: admissions since the last sync, the epochs in which
    the ops of the last steps were committed (another one means an abort, or a death), and the step's number.
 
-A step's number is the revision of the shared state, so a newcomer learns both in the sync.
+A step's number is the revision of the shared state, so a newcomer learns both in the sync. Where a counter gives the
+numbers (see `counting.py`), the group may have missed some: then all set the revision to the number they were given.
 
 Wait inside a step: the group may be too small only for the first op of a step. A newcomer that is admitted then begins
 at the first op, too. Later in the step it could not follow, so a group that is too small by then is an error.
@@ -26,6 +27,7 @@ from typing import NamedTuple, Protocol
 from ringfold.dataplane.buffers import Buffers, spans_of
 from ringfold.dataplane.codes import OpKind
 from ringfold.errors import CollectiveAborted, RevisionViolation, StateError, TooFewPeers, UsageError
+from ringfold.peer.counting import TAG, Counter, Counting, NotYet
 from ringfold.peer.ops import Ops, quantisation_code, reduce_code
 from ringfold.peer.outcome import ReduceInfo
 from ringfold.peer.states import SyncInfo, check_unchanged, sync_state
@@ -50,6 +52,8 @@ class StepSettings:
     keep: int = 3
     expect_unchanged: bool = False
     rollback: bool = False
+    counter: Counter | None = None
+    """What numbers the steps, if not the revision of the state alone."""
 
     def __post_init__(self) -> None:
         for name in ("min_world", "check_every", "every", "keep"):
@@ -60,6 +64,8 @@ class StepSettings:
 class Run(Protocol):
     """As much of a communicator as the loop calls."""
 
+    @property
+    def peer_id(self) -> int: ...
     @property
     def epoch(self) -> int: ...
     @property
@@ -103,12 +109,15 @@ def steps(run: Run, ops: Ops, state: SharedState | None, settings: StepSettings)
 
 
 class Step:
-    """One step of the run. `number` is the same on all peers; `sync` tells what the sync before it did."""
+    """One step of the run. `number` is the same on all peers; `sync` tells what the sync before it did.
 
-    __slots__ = ("_loop", "number", "sync")
+    `missed` is how many numbers of a counter passed by without this group since its last step.
+    """
 
-    def __init__(self, number: int, sync: SyncInfo, loop: "Loop") -> None:
-        self.number, self.sync, self._loop = number, sync, loop
+    __slots__ = ("_loop", "missed", "number", "sync")
+
+    def __init__(self, number: int, sync: SyncInfo, loop: "Loop", missed: int = 0) -> None:
+        self.number, self.sync, self._loop, self.missed = number, sync, loop, missed
 
     def all_reduce(
         self,
@@ -142,6 +151,8 @@ class Loop:
     ) -> None:
         self._run, self._ops, self._state, self._settings = run, ops, state, settings
         self._checkpoints = checkpoints
+        counter = settings.counter
+        self._counting = None if counter is None else Counting(counter, settings.until)
         self._min_world = settings.min_world
         self._reduced_in: int | None = None  # the step in which an op has committed
         self._epoch: int | None = None  # of the ops since the last sync
@@ -149,27 +160,52 @@ class Loop:
         self._is_member = False  # whether this peer has taken part in a sync
 
     def steps(self) -> Iterator[Step]:
+        is_over = False
+        try:
+            yield from self._steps()
+            is_over = True
+        finally:
+            if self._counting is not None:
+                self._counting.end(leave=is_over or self._run.group_size == 1)
+
+    def _steps(self) -> Iterator[Step]:
         state, until = self._state, self._settings.until
         while until is None or state.revision < until:
             self._admit()
             info = self._prepare()
-            number = state.revision
-            if until is not None and number >= until:
+            due = state.revision
+            if until is not None and due >= until:
                 # The run was further than this newcomer. It goes on without it, so nobody would come to a last sync.
                 self._save()
                 return
-            yield Step(number, info, self)
+            while (number := self._count()) is None:
+                if self._admit():
+                    info = self._prepare()
+            if until is not None and number >= until:
+                break  # the others have finished without this group
+            state.revision = number
+            yield Step(number, info, self, number - due)
             if state.revision not in (number, number + 1):
                 raise RevisionViolation(number + 1, state.revision)
-            state.revision = number + 1
+            self._finish(number)
         if self._checkpoints is not None:
             self._prepare(last=True)
+        if until is not None and state.revision == until:
+            # The last step is over when everybody has finished it: who leaves then leaves nobody behind.
+            while self._count(last=True) is None:
+                if self._admit():
+                    self._prepare(last=True)
+
+    def _finish(self, number: int) -> None:
+        self._state.revision = number + 1
+        if self._counting is not None:
+            self._counting.finish()
 
     def all_reduce(self, number: int, call: "_Call") -> ReduceInfo:
         self._check_whole()
         while True:
             try:
-                info = self._attempt(call)
+                info = self._attempt(call, self._min_world)
             except TooFewPeers:
                 if self._min_world == 1:
                     _copy_to_out(call)
@@ -177,18 +213,51 @@ class Loop:
                 if self._reduced_in == number:
                     raise
                 self._prepare()
+                self._count()  # which newcomers begin with, too
             except CollectiveAborted:
                 if self._min_world <= 2:
                     raise
             else:
                 self._reduced_in = number
-                self._is_shaken |= self._epoch not in (None, info.epoch)
-                self._epoch = info.epoch
+                self._note(info)
                 return info
 
-    def _attempt(self, call: "_Call") -> ReduceInfo:
+    def _note(self, info: ReduceInfo) -> None:
+        self._is_shaken |= self._epoch not in (None, info.epoch)
+        self._epoch = info.epoch
+
+    def _count(self, *, last: bool = False) -> int | None:
+        """The number of the step that is due, or of the one that is on; None if it is not agreed yet.
+
+        Without a counter it is the revision.
+        """
+        counting, run = self._counting, self._run
+        if counting is None:
+            return self._state.revision
+        needed = 1 if last else self._min_world
+        while True:
+            facts = counting.facts(run.peer_id, self._state.revision - 1)
+            timeout_s = counting.wait_s + self._ops.timeout_s
+            try:
+                self._note(self._attempt(_Call(facts, "max", TAG, None, None, timeout_s, None), needed))
+            except TooFewPeers:
+                if needed > 1:
+                    self._prepare()
+                    continue
+                # Alone, one's own facts are all there are.
+            except CollectiveAborted:
+                if needed <= 2:
+                    raise
+                continue
+            match counting.judge(run.peer_id, facts):
+                case int(number):
+                    return number
+                case NotYet():
+                    return None
+
+    def _attempt(self, call: "_Call", needed: int) -> ReduceInfo:
         buffers, op, tag, out, dtype, timeout_s, quantize = call
-        if self._min_world <= 2:
+        if needed <= 2:
             # The engine refuses a group of one by the epoch's size, so it may retry by itself.
             return self._run.all_reduce(
                 buffers, op=op, tag=tag, out=out, dtype=dtype, timeout_s=timeout_s, quantize=quantize
@@ -201,8 +270,8 @@ class Loop:
         number = quantisation_code(quantize, op, source.codes)
 
         def submit(record: Record) -> int:
-            if len(record.members) < self._min_world:
-                raise TooFewPeers(len(record.members), self._min_world)
+            if len(record.members) < needed:
+                raise TooFewPeers(len(record.members), needed)
             return ops.submit(
                 "all_reduce", kind, reduce_op, tag, 0, source, target, timeout_s=timeout_s, quantisation=number
             )
@@ -211,12 +280,14 @@ class Loop:
 
     # Admission, waiting, sync
 
-    def _admit(self) -> None:
-        """Rule 1: ask once, and admit."""
+    def _admit(self) -> bool:
+        """Rule 1: ask once, and admit. Returns whether there was a vote about it."""
         run = self._run
         # With several groups the question costs as much as the vote, and those who wait for peers are in a vote.
         if not run.has_newcomers and (run.spans_groups or run.are_peers_pending()):
             run.update_topology(timeout_s=max(self._settings.wait_s, self._ops.timeout_s))
+            return True
+        return False
 
     def _prepare(self, *, last: bool = False) -> SyncInfo:
         """Wait until the group is large enough, sync where rule 3 says so, and save where it is time."""

@@ -5,11 +5,9 @@ had the one before to that at which all have this one; so it contains everything
 from the last rank's call on: what a rank that comes last has to wait. Then one rank stays away for some seconds, and
 the CPU that the others use meanwhile is measured.
 
-Servers are started for the purpose, durable as they would have to be: Redis with `appendfsync always`, etcd as it is.
+Servers are started for the purpose, durable as they would have to be (see `stores.py`).
 """
 
-import importlib.util
-import shutil
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -19,17 +17,12 @@ import typer
 
 from ringfold.cli.bench import report as reports
 from ringfold.cli.bench.report import Column, Row, microseconds, spread
-from ringfold.errors import StoreError
-from ringfold.runtime.spawn import ChildFailed, Crew, free_port
-from ringfold.store import open_store
+from ringfold.cli.bench.stores import KINDS, StoreServer, missing
+from ringfold.runtime.spawn import ChildFailed, Crew
 
 WORKER = str(Path(__file__).with_name("workers_iteration.py"))
-STORES = ("sqlite", "redis", "etcd", "tcp")
 START_S = 300.0
 REPLY_S = 240.0
-ANSWER_S = 60.0
-_SERVE = "import signal, sys; from ringfold.store import open_store as o; s = o(sys.argv[1], serve=1); signal.pause()"
-
 COLUMNS = (
     Column("store", "store"),
     Column("ranks", "ranks"),
@@ -43,7 +36,7 @@ COLUMNS = (
 
 def command(
     ranks: Annotated[str, typer.Option(help="Numbers of ranks, with commas.")] = "2,8,32",
-    store: Annotated[str, typer.Option(help="Kinds of store, with commas.")] = ",".join(STORES),
+    store: Annotated[str, typer.Option(help="Kinds of store, with commas.")] = ",".join(KINDS),
     iterations: Annotated[int, typer.Option(help="How many iterations are measured.", min=2)] = 200,
     wait_s: Annotated[float, typer.Option(help="For how long ranks wait for the CPU figure; 0: not.", min=0)] = 10.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -74,29 +67,20 @@ def _number(text: str) -> int:
 
 
 def _kind(text: str) -> str:
-    if text.strip() not in STORES:
-        raise typer.BadParameter(f"{text!r} is no kind of store; there are {', '.join(STORES)}")
+    if text.strip() not in KINDS:
+        raise typer.BadParameter(f"{text!r} is no kind of store; there are {', '.join(KINDS)}")
     return text.strip()
-
-
-def missing(kind: str) -> str:
-    """Why this machine cannot run a store; empty when it can."""
-    program = {"redis": "redis-server", "etcd": "etcd"}.get(kind)
-    if program and shutil.which(program) is None:
-        return f"needs {program} (Debian: apt install {program if kind == 'redis' else 'etcd-server'})"
-    package = {"redis": "redis", "tcp": "torch"}.get(kind)
-    if package and importlib.util.find_spec(package) is None:
-        return f"needs the package {package} (pip install 'ringfold[{package}]')"
-    return ""
 
 
 def measured(kind: str, world: int, iterations: int, wait_s: float) -> Row:
     """The figures of so many ranks on a fresh store."""
     with Crew() as crew:
-        url = serve(crew, kind)
+        server = StoreServer(crew, kind)
+        server.start()
+        server.wait()
         names = [f"rank-{rank}" for rank in range(world)]
         for rank, name in enumerate(names):
-            command = [sys.executable, "-P", WORKER, crew.address, name, url, str(rank), str(world)]
+            command = [sys.executable, "-P", WORKER, crew.address, name, server.url, str(rank), str(world)]
             crew.start(name, command)
         crew.meet(names, START_S)
         crew.gather(names, START_S)
@@ -117,28 +101,3 @@ def measured(kind: str, world: int, iterations: int, wait_s: float) -> Row:
         for name in names:
             crew.release(name)
         return row
-
-
-def serve(crew: Crew, kind: str) -> str:
-    """Start a store in the crew's folder; returns its address once it answers."""
-    folder, port = crew.directory / "store", free_port()
-    folder.mkdir()
-    if kind == "sqlite":
-        return f"sqlite://{folder}/store.db"
-    url = f"{kind}://127.0.0.1:{port}"
-    if kind == "redis":
-        settings = f"--port {port} --bind 127.0.0.1 --dir {folder} --appendonly yes --appendfsync always"
-        crew.start("store", ["redis-server", *settings.split(), "--save", ""])
-    elif kind == "etcd":
-        clients, peers = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{free_port()}"
-        among = ["--listen-peer-urls", peers, "--initial-advertise-peer-urls", peers]
-        ours = ["--listen-client-urls", clients, "--advertise-client-urls", clients]
-        whole = ["--name", "m", "--data-dir", str(folder), "--initial-cluster", f"m={peers}"]
-        crew.start("store", ["etcd", *whole, *among, *ours])
-    else:
-        crew.start("store", [sys.executable, "-P", "-c", _SERVE, url])
-    try:
-        open_store(url, prefix="look", timeout_s=ANSWER_S).close()
-    except StoreError as error:
-        raise ChildFailed("store", str(error), crew.log_tail("store")) from error
-    return url
