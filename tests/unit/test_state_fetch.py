@@ -130,7 +130,8 @@ def test_a_hash_list_that_does_not_give_the_root_costs_the_source_its_trust() ->
     fetch = started(winner, [1, 2])
     fetch.source_ready(1)
     fetch.source_ready(2)
-    drop, again = fetch.hashes(1, [(0, bytes(16))])
+    wrong, drop, again = fetch.hashes(1, [(0, bytes(16))])
+    assert wrong == Corrupt(1, 0, None)
     assert isinstance(drop, Drop)
     assert drop.peer == 1
     assert again == AskHashes(2, [0])

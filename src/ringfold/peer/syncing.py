@@ -105,6 +105,10 @@ class Syncing:
         """The call that the sync in progress answers."""
         return None if self._sync is None else self._sync.plan.ballot
 
+    def moved(self, ballot: int) -> tuple[int, int]:
+        """The bytes sent and received for the sync of this call; none, if its plan never came."""
+        return (self.tx_bytes, self.rx_bytes) if self.ballot == ballot else (0, 0)
+
     def begin(self, now_ns: int, me: PeerId, plan: SyncPlan, snapshot: Snapshot) -> list[Effect]:
         """The plan is here: serve, and fetch what is missing. `RemoteProtocolError` if it makes no sense here."""
         receivers = [member.peer for member in plan.receivers]
@@ -336,7 +340,8 @@ class Syncing:
                     if not ranges and not isinstance(wanted[-1], wishes.Complete | wishes.Stuck):
                         effects += self._set_out(now_ns, sync)
                 case wishes.Corrupt(peer, key, block):
-                    text = f"block {block} of {sync.snapshot.keys[key].name!r} does not have its hash"
+                    what = "the list of hashes" if block is None else f"block {block}"
+                    text = f"{what} of {sync.snapshot.keys[key].name!r} does not have its hash"
                     effects += self._say(SyncReport(number, "corrupt", text, [peer]))
                 case wishes.Drop(peer, text):
                     gone = sync.sources.pop(peer, None)

@@ -217,6 +217,7 @@ class Fetch:
             key = self._by_number[number]
             fits = len(hashes) == key.count * self._digest
             if not fits or root_hash(hashes, key.wanted.nbytes, self._kind) != key.wanted.root:
+                effects.append(Corrupt(peer, number, None))
                 self._distrust(source, f"its block hashes of key {number} do not give the key's root", effects)
                 break
             source.asked.remove(number)

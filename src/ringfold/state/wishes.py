@@ -46,11 +46,11 @@ class Announce:
 
 @dataclass(frozen=True, slots=True)
 class Corrupt:
-    """A block came wrong. It is fetched elsewhere; the source should hear of it."""
+    """A block came wrong, or (without one) the key's list of hashes. It is fetched elsewhere; all should hear of it."""
 
     peer: PeerId
     key: int
-    block: int
+    block: int | None
 
 
 @dataclass(frozen=True, slots=True)
