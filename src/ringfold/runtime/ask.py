@@ -89,6 +89,8 @@ class StatusConnection:
                 if kind is not FrameKind.MESSAGE:
                     raise RemoteProtocolError(f"{self.address} sent a {kind.name} frame to somebody who only looks")
                 message = decode_from_master(body)
+                if isinstance(message, Refused) and message.again:
+                    raise MasterUnreachable(self.address, message.reason)
                 if isinstance(message, Refused):
                     raise ConfigError(f"the master at {self.address} refused: {message.reason}")
                 return message
@@ -121,12 +123,34 @@ class StatusConnection:
 
 
 def reach(addresses: Sequence[str], token: bytes, timeout_s: float = 5.0) -> StatusConnection:
-    """A connection to the first of a master's addresses that answers; the last one's error if none does."""
+    """A connection to the first of a master's addresses that answers. If none does, the error says why of each."""
     if not addresses:
         raise ConfigError("no address of a master was given")
-    for address in addresses[:-1]:
+    failures: list[MasterUnreachable] = []
+    for address in addresses:
         try:
             return StatusConnection(address, token, timeout_s)
-        except MasterUnreachable:
-            continue
-    return StatusConnection(addresses[-1], token, timeout_s)
+        except MasterUnreachable as error:
+            failures.append(error)
+    if len(failures) == 1:
+        raise failures[0]
+    reasons = "; ".join(f"{failure.address}: {failure.reason}" for failure in failures)
+    raise MasterUnreachable(", ".join(addresses), reasons)
+
+
+def follow(
+    addresses: Sequence[str], token: bytes, every_s: float, timeout_s: float = 5.0
+) -> Iterator[tuple[str, Status] | MasterUnreachable]:
+    """The status now and again, from whoever leads by then. Raises if nobody does at first; later it says so."""
+    has_seen = False
+    while True:
+        try:
+            with reach(addresses, token, timeout_s) as connection:
+                for status in connection.watch(every_s):
+                    has_seen = True
+                    yield connection.address, status
+        except MasterUnreachable as error:
+            if not has_seen:
+                raise
+            yield error
+            time.sleep(every_s)

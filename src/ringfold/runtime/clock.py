@@ -8,6 +8,11 @@ def monotonic_ns() -> int:
     return time.monotonic_ns()
 
 
+def unix_ns() -> int:
+    """The wall clock, which others may set: only to compare with what other machines wrote down."""
+    return time.time_ns()
+
+
 def raw_ns() -> int:
     """CLOCK_MONOTONIC_RAW: nobody steers it, so it runs straight. Where there is none, the monotonic clock."""
     return time.clock_gettime_ns(_RAW)

@@ -25,35 +25,27 @@ that the kernel hands over in one piece, and 50 ms of the rate wait in its queue
 """
 
 import contextlib
-import ctypes
 import itertools
 import os
-import shutil
-import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from ringfold.runtime.namespaces import ShapingFailed, command, inside, missing, remove, sweep, within
 from ringfold.runtime.process import term_is_exit
+
+__all__ = ["HUB", "MAX_HOSTS", "Shape", "ShapedNetwork", "ShapingFailed", "missing"]
 
 HUB = -1
 """The namespace with the bridge, as a host number: not shaped, the place for a master."""
 MAX_HOSTS = 200
 _PREFIX = "ringfold-shaped"
-_NAMES = Path("/run/netns")
-_CAPABILITIES = 1 << 21 | 1 << 12
-_CLONE_NEWNET = 0x40000000
 _BURST_BYTES = 65_536 + 1_514
 _BURSTS = ("burst", str(_BURST_BYTES), "cburst", str(_BURST_BYTES))
 _QUEUE_MS = 50
 _UNBOUNDED_MBIT = 100_000.0
 _numbers = itertools.count()
-
-
-class ShapingFailed(OSError):
-    """A namespace, a link or a shaper could not be made. The text is the command and what it said."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,17 +59,6 @@ class Shape:
         for rate in (self.up_mbit, self.down_mbit):
             if rate is not None and rate <= 0:
                 raise ValueError(f"a rate is a positive number of Mbit/s, not {rate}")
-
-
-def missing() -> str | None:
-    """Why shaped networks cannot be made here, or None when they can (as far as one can tell without making one)."""
-    if os.geteuid() != 0:
-        return "network namespaces need root"
-    for text in Path("/proc/self/status").read_text().splitlines():
-        if text.startswith("CapEff:") and int(text.split()[1], 16) & _CAPABILITIES != _CAPABILITIES:
-            return "network namespaces need CAP_SYS_ADMIN and CAP_NET_ADMIN, which this root does not have"
-    absent = [name for name in ("ip", "tc") if shutil.which(name) is None]
-    return f"{' and '.join(absent)} not found (apt install iproute2)" if absent else None
 
 
 class ShapedNetwork:
@@ -97,7 +78,7 @@ class ShapedNetwork:
     def __enter__(self) -> Self:
         self._guard.enter_context(term_is_exit())
         try:
-            _sweep()
+            sweep(_PREFIX)
             self._make()
         except BaseException:
             self.__exit__(None, None, None)
@@ -118,37 +99,31 @@ class ShapedNetwork:
 
     def inside(self, host: int, command: Sequence[str]) -> list[str]:
         """The command that runs `command` on a host. It becomes the command: same process, same session."""
-        return ["ip", "netns", "exec", self._name(host), *command]
+        return inside(self._name(host), command)
 
-    @contextlib.contextmanager
-    def within(self, host: int) -> Iterator[None]:
+    def within(self, host: int) -> contextlib.AbstractContextManager[None]:
         """The calling thread moves to a host: sockets that it makes belong there. Other threads stay where they are."""
-        with open("/proc/thread-self/ns/net", "rb") as home, (_NAMES / self._name(host)).open("rb") as away:
-            _set_namespace(away.fileno())
-            try:
-                yield
-            finally:
-                _set_namespace(home.fileno())
+        return within(self._name(host))
 
     def close(self) -> None:
         """Remove everything. Safe to call twice. Processes still running inside keep a nameless rest until they end."""
         while self._made:
-            subprocess.run(["ip", "netns", "del", self._made.pop()], check=False, capture_output=True)
+            remove(self._made.pop())
 
     def _name(self, host: int) -> str:
         return f"{self._prefix}-{'hub' if host == HUB else host}"
 
     def _make(self) -> None:
         hub = self._new(HUB)
-        _run("ip", "-n", hub, "link", "add", "br0", "type", "bridge", "forward_delay", "0")
-        _run("ip", "-n", hub, "addr", "add", f"{self.address(HUB)}/24", "dev", "br0")
-        _run("ip", "-n", hub, "link", "set", "br0", "up")
+        command("ip", "-n", hub, "link", "add", "br0", "type", "bridge", "forward_delay", "0")
+        command("ip", "-n", hub, "addr", "add", f"{self.address(HUB)}/24", "dev", "br0")
+        command("ip", "-n", hub, "link", "set", "br0", "up")
         for host, shape in enumerate(self._hosts):
             space, port = self._new(host), f"port{host}"
-            _run("ip", "-n", hub, "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", space)
-            _run("ip", "-n", hub, "link", "set", port, "master", "br0", "up")
-            _run("ip", "-n", space, "addr", "add", f"{self.address(host)}/24", "dev", "eth0")
-            _run("ip", "-n", space, "link", "set", "eth0", "up")
+            command("ip", "-n", hub, "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", space)
+            command("ip", "-n", hub, "link", "set", port, "master", "br0", "up")
+            command("ip", "-n", space, "addr", "add", f"{self.address(host)}/24", "dev", "eth0")
+            command("ip", "-n", space, "link", "set", "eth0", "up")
             to = {target: rate for (source, target), rate in self._pairs.items() if source == host}
             if to:
                 self._shape_by_target(space, shape.up_mbit or _UNBOUNDED_MBIT, to)
@@ -161,30 +136,31 @@ class ShapedNetwork:
         space = self._name(host)
         # Noted first: an interrupt after the command must not leave it behind.
         self._made.append(space)
-        _run("ip", "netns", "add", space)
-        _run("ip", "-n", space, "link", "set", "lo", "up")
+        command("ip", "netns", "add", space)
+        command("ip", "-n", space, "link", "set", "lo", "up")
         return space
 
     def _shape_by_target(self, space: str, up_mbit: float, to: Mapping[int, float]) -> None:
         """An uplink on which some targets have rates of their own, all below the rate of the uplink."""
         tc = ("tc", "-n", space)
-        _run(*tc, "qdisc", "add", "dev", "eth0", "root", "handle", "1:", "htb", "default", "2")
+        command(*tc, "qdisc", "add", "dev", "eth0", "root", "handle", "1:", "htb", "default", "2")
         whole = ("htb", "rate", _mbit(up_mbit), *_BURSTS)
-        _run(*tc, "class", "add", "dev", "eth0", "parent", "1:", "classid", "1:1", *whole)
+        command(*tc, "class", "add", "dev", "eth0", "parent", "1:", "classid", "1:1", *whole)
         leaves = {2: up_mbit, **{16 + target: min(rate, up_mbit) for target, rate in to.items()}}
         for leaf, mbit in leaves.items():
             # Leaves promise themselves little and may take up to their rate: together they share what the uplink has.
             wanted = ("htb", "rate", "100kbit", "ceil", _mbit(mbit), *_BURSTS)
-            _run(*tc, "class", "add", "dev", "eth0", "parent", "1:1", "classid", f"1:{leaf:x}", *wanted)
-            _run(*tc, "qdisc", "add", "dev", "eth0", "parent", f"1:{leaf:x}", "bfifo", "limit", str(_queue_bytes(mbit)))
+            command(*tc, "class", "add", "dev", "eth0", "parent", "1:1", "classid", f"1:{leaf:x}", *wanted)
+            queue = ("bfifo", "limit", str(_queue_bytes(mbit)))
+            command(*tc, "qdisc", "add", "dev", "eth0", "parent", f"1:{leaf:x}", *queue)
         for target in to:
             match = ("u32", "match", "ip", "dst", f"{self.address(target)}/32", "flowid", f"1:{16 + target:x}")
-            _run(*tc, "filter", "add", "dev", "eth0", "parent", "1:", "protocol", "ip", "prio", "1", *match)
+            command(*tc, "filter", "add", "dev", "eth0", "parent", "1:", "protocol", "ip", "prio", "1", *match)
 
 
 def _token_bucket(space: str, device: str, mbit: float) -> None:
     shaper = ("tbf", "rate", _mbit(mbit), "burst", str(_BURST_BYTES), "limit", str(_queue_bytes(mbit)))
-    _run("tc", "-n", space, "qdisc", "add", "dev", device, "root", *shaper)
+    command("tc", "-n", space, "qdisc", "add", "dev", device, "root", *shaper)
 
 
 def _queue_bytes(mbit: float) -> int:
@@ -193,25 +169,3 @@ def _queue_bytes(mbit: float) -> int:
 
 def _mbit(rate: float) -> str:
     return f"{round(rate * 1_000)}kbit"
-
-
-def _run(*words: str) -> None:
-    ran = subprocess.run(words, capture_output=True, text=True, check=False)
-    if ran.returncode != 0:
-        raise ShapingFailed(f"{' '.join(words)}: {ran.stderr.strip()}")
-
-
-def _set_namespace(descriptor: int) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.setns(descriptor, _CLONE_NEWNET) != 0:
-        number = ctypes.get_errno()
-        raise ShapingFailed(number, f"setns: {os.strerror(number)}")
-
-
-def _sweep() -> None:
-    """Remove the namespaces of processes that no longer exist."""
-    left = sorted(_NAMES.glob(f"{_PREFIX}-*")) if _NAMES.is_dir() else []
-    for name in (path.name for path in left):
-        pid = name.removeprefix(f"{_PREFIX}-").split("-")[0]
-        if pid.isdigit() and not Path("/proc", pid).exists():
-            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)

@@ -1,0 +1,173 @@
+"""Programs of one machine: Unix sockets, who is at their other end, and directories that nobody else can write to."""
+
+import contextlib
+import os
+import select
+import socket
+import stat
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ringfold.errors import ConfigError
+
+_CREDENTIALS = struct.Struct("3i")
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """The process at the other end of a Unix socket, as the kernel knows it."""
+
+    pid: int
+    uid: int
+    gid: int
+
+
+def credentials(sock: Any) -> Credentials:  # noqa: ANN401 - a socket, or what asyncio shows of one
+    """Who connected; as of that moment (SO_PEERCRED)."""
+    return Credentials(*_CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)))
+
+
+def own_directory(path: Path, mode: int) -> None:
+    """Make `path` a directory of this user with this mode; raises ConfigError if somebody else could interfere in it.
+
+    One that is there must be a real directory and this user's own. Its mode is set.
+    """
+    try:
+        path.mkdir(mode=0o700, parents=True)
+    except FileExistsError:
+        pass
+    except OSError as error:
+        raise ConfigError(f"cannot make the directory {path}: {error.strerror or error}") from None
+    about = path.lstat()
+    if not stat.S_ISDIR(about.st_mode):
+        raise ConfigError(f"{path} is not a directory (a link to one does not count)")
+    if about.st_uid != os.geteuid():
+        raise ConfigError(f"the directory {path} belongs to user {about.st_uid}: choose another, or remove it")
+    os.chmod(path, mode)
+
+
+def distrust(path: Path) -> str:
+    """Why a file or directory of another program should not be trusted; empty if it may be.
+
+    It may be if it belongs to root or to this user, and nobody else can write to it.
+    """
+    try:
+        about = path.lstat()
+    except OSError as error:
+        return f"{path}: {error.strerror or error}"
+    if about.st_uid not in (0, os.geteuid()):
+        return f"{path} belongs to user {about.st_uid}"
+    if stat.S_ISLNK(about.st_mode):
+        return f"{path} is a link"
+    if about.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not stat.S_ISSOCK(about.st_mode):
+        return f"others may write to {path}"
+    return ""
+
+
+def listen_unix(path: Path, mode: int) -> socket.socket:
+    """Listen at `path`, and replace a socket that is there: the caller holds the lock that makes it the only one."""
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISSOCK(path.lstat().st_mode):
+            raise ConfigError(f"{path} is in the way: it is not a socket")
+        path.unlink()
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.bind(os.fspath(path))
+        os.chmod(path, mode)
+        sock.listen(1_024)
+        sock.setblocking(False)
+    except OSError as error:
+        sock.close()
+        raise ConfigError(f"cannot listen at {path}: {error.strerror or error}") from None
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+class Doorbell:
+    """Wakes a thread that waits in `LocalConnection.wait`. May be rung from anywhere, any number of times."""
+
+    def __init__(self) -> None:
+        self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+
+    def ring(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_write(self.fd, 1)
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Whether it rang before the time was over."""
+        poll = select.poll()
+        poll.register(self.fd, select.POLLIN)
+        rang = bool(poll.poll(None if timeout_s is None else max(0, int(timeout_s * 1_000))))
+        self.hear()
+        return rang
+
+    def hear(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self.fd)
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+
+class LocalConnection:
+    """A stream to a program of this machine that never blocks but in `wait`. Raises OSError when it is broken."""
+
+    def __init__(self, path: Path) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._queued = bytearray()
+        try:
+            self._socket.setblocking(False)
+            self._socket.connect(os.fspath(path))
+        except BaseException:
+            self._socket.close()
+            raise
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    @property
+    def queued(self) -> int:
+        """Bytes that wait to be sent."""
+        return len(self._queued)
+
+    def credentials(self) -> Credentials:
+        return credentials(self._socket)
+
+    def send(self, chunk: bytes) -> None:
+        """Queue it, and send what goes at once; `wait` sends the rest."""
+        self._queued += chunk
+        self._flush()
+
+    def _flush(self) -> None:
+        while self._queued:
+            try:
+                sent = self._socket.send(memoryview(self._queued)[: 1 << 18])
+            except BlockingIOError:
+                return
+            del self._queued[:sent]
+
+    def wait(self, timeout_s: float | None, bell: Doorbell | None = None) -> bytes | None:
+        """What has come; empty at the end of the stream, None if the time is over or the bell rang first."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN | (select.POLLOUT if self._queued else 0))
+        if bell is not None:
+            poll.register(bell.fd, select.POLLIN)
+        ready = dict(poll.poll(None if timeout_s is None else max(0, int(timeout_s * 1_000 + 0.999))))
+        if bell is not None and bell.fd in ready:
+            bell.hear()
+        state = ready.get(self._socket.fileno(), 0)
+        if state & select.POLLOUT:
+            self._flush()
+        if not state & ~select.POLLOUT:
+            return None
+        try:
+            return self._socket.recv(1 << 18)
+        except BlockingIOError:
+            return None
+
+    def close(self) -> None:
+        self._socket.close()

@@ -1,0 +1,130 @@
+"""Plain streams between two hosts, both ways at once: what the kernel alone can do, for benchmarks to compare with.
+
+One side listens and the other one connects: `listening` and `connected` give a stream per path, or with `mptcp` one
+Multipath TCP connection that the kernel spreads over the paths itself (`mptcp_commands` tell it which there are).
+`saturate` fills all streams for a while and says how much came on each; `exchange` moves so many bytes both ways.
+"""
+
+import selectors
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+MPTCP = 262
+"""IPPROTO_MPTCP. The socket module has it only since Python 3.10, and not everywhere."""
+_CHUNK = bytes(65_536)
+_DONE = b"d"
+
+Streams = list[socket.socket]
+
+
+def mptcp_missing() -> str | None:
+    """Why there is no Multipath TCP here, or None."""
+    try:
+        socket.socket(socket.AF_INET, socket.SOCK_STREAM, MPTCP).close()
+    except OSError as error:
+        return f"this kernel has no Multipath TCP ({error.strerror})"
+    return None
+
+
+def mptcp_commands(spaces: Sequence[str], addresses: Sequence[str], devices: Sequence[str]) -> Iterator[list[str]]:
+    """The `ip` commands for two hosts' namespaces: the first one, which listens, tells the other of its `addresses`."""
+    for space in spaces:
+        yield ["ip", "-n", space, "mptcp", "limits", "set", "subflow", "8", "add_addr_accepted", "8"]
+    for address, device in list(zip(addresses, devices, strict=True))[1:]:
+        yield ["ip", "-n", spaces[0], "mptcp", "endpoint", "add", address, "dev", device, "signal"]
+
+
+@contextmanager
+def listening(addresses: Sequence[str], port: int, *, mptcp: bool = False) -> Iterator[list[socket.socket]]:
+    """Listeners, one per address, on ports from `port` on (with `mptcp` one in all)."""
+    made = [_new(mptcp) for _ in addresses[: 1 if mptcp else None]]
+    try:
+        for number, (listener, address) in enumerate(zip(made, addresses, strict=False)):
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(("0.0.0.0" if mptcp else address, port + number))
+            listener.listen(1)
+        yield made
+    finally:
+        for listener in made:
+            listener.close()
+
+
+def accepted(listeners: Sequence[socket.socket]) -> Streams:
+    return [_ready(listener.accept()[0]) for listener in listeners]
+
+
+def connected(sources: Sequence[str], targets: Sequence[str], port: int, *, mptcp: bool = False) -> Streams:
+    """A stream from each source to its target (with `mptcp` from the first to the first)."""
+    made: Streams = []
+    for number, (source, target) in enumerate(list(zip(sources, targets, strict=True))[: 1 if mptcp else None]):
+        stream = _new(mptcp)
+        stream.bind((source, 0))
+        stream.connect((target, port + number))
+        made.append(_ready(stream))
+    return made
+
+
+def saturate(streams: Streams, settle_s: float, seconds: float) -> list[float]:
+    """Send on all streams for `settle_s` and then `seconds`; bytes per second that came on each in the latter."""
+    counts, selector = [0] * len(streams), selectors.DefaultSelector()
+    for number, stream in enumerate(streams):
+        selector.register(stream, selectors.EVENT_READ | selectors.EVENT_WRITE, number)
+    began = time.monotonic()
+    since: tuple[float, list[int]] | None = None
+    while (passed := time.monotonic() - began) < settle_s + seconds:
+        if since is None and passed >= settle_s:
+            since = (passed, list(counts))
+        for key, events in selector.select(0.1):
+            stream = streams[key.data]
+            if events & selectors.EVENT_READ:
+                counts[key.data] += len(stream.recv(1 << 20))
+            if events & selectors.EVENT_WRITE:
+                _send_some(stream, _CHUNK)
+    assert since is not None
+    took = time.monotonic() - began - since[0]
+    selector.close()
+    return [(count - before) / took for count, before in zip(counts, since[1], strict=True)]
+
+
+def exchange(stream: socket.socket, size: int) -> int:
+    """Send `size` bytes and receive as many; nanoseconds until both sides have all of theirs, and know it."""
+    began = time.monotonic_ns()
+    left, wanted, told, heard = size, size, False, False
+    selector = selectors.DefaultSelector()
+    selector.register(stream, selectors.EVENT_READ | selectors.EVENT_WRITE)
+    while not (told and heard):
+        events = selector.select(60)[0][1]
+        if events & selectors.EVENT_READ:
+            got = len(stream.recv(min(1 << 20, wanted) if wanted else 1))
+            if not got:
+                raise ConnectionError("the other side is gone")
+            heard = not wanted
+            wanted -= min(got, wanted)
+        if events & selectors.EVENT_WRITE and left:
+            left -= _send_some(stream, memoryview(_CHUNK)[: min(left, len(_CHUNK))])
+        elif events & selectors.EVENT_WRITE and not wanted and not told:
+            told = _send_some(stream, _DONE) == 1
+        interest = selectors.EVENT_READ | (selectors.EVENT_WRITE if left or (not wanted and not told) else 0)
+        selector.modify(stream, interest)
+    selector.close()
+    return time.monotonic_ns() - began
+
+
+def _send_some(stream: socket.socket, chunk: bytes | memoryview) -> int:
+    try:
+        return stream.send(chunk)
+    except BlockingIOError:
+        return 0
+
+
+def _new(mptcp: bool) -> socket.socket:
+    return socket.socket(socket.AF_INET, socket.SOCK_STREAM, MPTCP if mptcp else 0)
+
+
+def _ready(stream: socket.socket) -> socket.socket:
+    stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"cubic")
+    stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    stream.setblocking(False)
+    return stream
