@@ -1,0 +1,150 @@
+"""`ringfold lab`: hosts on one machine with several slow, long or bad paths, and a script of what happens to them."""
+
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ringfold.runtime.lab import Lab
+    from ringfold.runtime.lab.file import LabFile
+    from ringfold.runtime.lab.running import Tell, Told
+
+COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "bright_cyan", "bright_green", "bright_magenta")
+
+
+def lab(
+    file: Annotated[Path, typer.Argument(help="The lab, as TOML: hosts, paths, commands, changes.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print what happens as one JSON object per line.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Only read the file and show it: no root, no lab.")] = False,
+) -> None:
+    """Build hosts with several paths on this machine, run commands in them, and change the paths over time.
+
+    It needs root, and `ip`, `tc` and `bridge` (iproute2). Ctrl-C ends it; nothing stays behind. Exit code: 0 when every
+    command in the foreground ended well, 1 when one failed, 2 for a mistake in the file, 130 after Ctrl-C.
+    """
+    import sys
+
+    from ringfold.cli.output import complaints
+    from ringfold.errors import RingfoldError, UsageError
+    from ringfold.runtime.lab import Lab, ShapingFailed, missing
+    from ringfold.runtime.lab.file import read
+    from ringfold.runtime.lab.running import perform
+
+    found = read(file, sys.executable)
+    if check:
+        return _show(found)
+    if why := missing(delay=found.is_relayed):
+        raise UsageError(f"a lab cannot be made here: {why}")
+    try:
+        with Lab(found.plan.hosts, found.plan.paths, cables=found.cables, seed=found.seed) as made:
+            if made.swept:
+                complaints.print(
+                    f"removed what an earlier lab left: {', '.join(made.swept)}", style="dim", soft_wrap=True
+                )
+            tell = _as_json() if as_json else _as_text(found)
+            with _telemetry(made, found):
+                status = perform(made, found.script, tell, queues_ns=found.queues_ns)
+    except ShapingFailed as error:
+        raise RingfoldError(str(error)) from error
+    except KeyboardInterrupt:
+        complaints.print("interrupted; nothing is left of the lab")
+        status = 130
+    if status:
+        raise typer.Exit(status)
+
+
+@contextmanager
+def _telemetry(made: "Lab", found: "LabFile") -> "Iterator[None]":
+    """The switch speaks to the hosts' agents, if the file says so."""
+    from ringfold.runtime.lab import Telemetry, TelemetrySender
+
+    if (wanted := found.telemetry) is None:
+        yield
+        return
+    key = None if wanted.key is None else wanted.key.encode()
+    via = made.paths[0] if wanted.via is None else wanted.via
+    with (
+        TelemetrySender(made, wanted.port, via=via, key=key, key_id=wanted.key_id) as send,
+        Telemetry(made, send, every_ms=wanted.every_ms),
+    ):
+        yield
+
+
+def _as_json() -> "Tell":
+    import sys
+
+    import msgspec
+
+    def tell(told: "Told") -> None:
+        sys.stdout.write(msgspec.json.encode(told).decode() + "\n")
+        sys.stdout.flush()
+
+    return tell
+
+
+def _as_text(found: "LabFile") -> "Tell":
+    """Lines with the command's name in front, and what the lab does itself in between."""
+    from rich.text import Text
+
+    from ringfold.cli.output import console
+
+    names = [command.name for command in found.script.commands]
+    width = max(map(len, names), default=0)
+
+    def tell(told: "Told") -> None:
+        at = Text(f"{told.at_ms / 1000:8.2f} ", style="dim")
+        if told.event == "line":
+            colour = COLOURS[names.index(told.command) % len(COLOURS)]
+            line = at.append(f"{told.command:<{width}} | ", style=colour).append(told.text)
+        else:
+            line = at.append(f"{'lab':<{width}} | {_words(told)}", style="bold")
+        console.print(line, soft_wrap=True)
+
+    return tell
+
+
+def _words(told: "Told") -> str:
+    match told.event:
+        case "started":
+            return f"{told.command} started on {told.host}: {told.text}"
+        case "ended":
+            return f"{told.command} ended with status {told.status}"
+        case "signalled":
+            return f"{told.text} to {told.command}"
+        case "queue":
+            place = f"{told.path} at {told.host}" if told.end == "up" else f"{told.path} towards {told.host}"
+            return f"queue of {place}: {told.backlog_bytes:,} of {told.limit_bytes:,} B, {told.drops} dropped"
+        case "over":
+            return f"over, status {told.status}: {told.text}"
+        case _:
+            return f"{told.event}: {told.text}"
+
+
+def _show(found: "LabFile") -> None:
+    """What the file says, as tables."""
+    from ringfold.cli.output import console, table
+    from ringfold.runtime.lab import SWITCH
+
+    plan = found.plan
+    rows = [[host, *(plan.address(host, path) for path in plan.names)] for host in (*plan.hosts, SWITCH)]
+    console.print(table("addresses", ["host", *plan.names], rows))
+    cables = [[host, path, *_cable(found, host, path)] for path in plan.names for host in plan.hosts]
+    console.print(table("cables", ["host", "path", "up", "down", "queue", "round trip", "loss"], cables))
+    commands = [
+        [f"{each.at_ns / 1e9:g} s", each.name, each.host, " ".join(each.words)] for each in found.script.commands
+    ]
+    console.print(table("commands", ["at", "name", "host", "command"], commands))
+    changes = [[f"{each.at_ns / 1e9:g} s", str(each.deed)] for each in found.script.errands]
+    console.print(table("changes", ["at", "what"], changes))
+
+
+def _cable(found: "LabFile", host: str, path: str) -> list[str]:
+    cable = found.cables.get((host, path), found.plan.paths[found.plan.path(path)]).cable()
+    rates = ["" if mbit is None else f"{mbit:g} Mbit/s" for mbit in (cable.up_mbit, cable.down_mbit)]
+    slowest = min((mbit for mbit in (cable.up_mbit, cable.down_mbit) if mbit is not None), default=None)
+    queue = "" if slowest is None else f"{cable.limit_bytes(slowest):,} B"
+    return [*rates, queue, f"{cable.rtt_ms:g} ms", f"{cable.loss:.3%}"]
