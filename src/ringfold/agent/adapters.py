@@ -1,0 +1,140 @@
+"""Other feeds than packets: an adapter turns what a collector says into observations of queues.
+
+An adapter is pure: bytes in, observations out. Where the bytes come from is another matter (`runtime/feeds.py`), so any
+adapter reads from standard input, a file, a Unix socket or a page that is polled. `pump` joins the two.
+
+The one that is built in, `json`, takes a JSON object per line, or an array of them on one line:
+
+    {"source": "10.0.0.1", "destination": "10.0.1.0/24", "path": 1, "congestion": 180}
+    {"destination": "10.0.0.2", "path": 0, "depth_bytes": 40000, "limit_bytes": 100000, "unix_ns": 1700000000000000000}
+
+`source` and `destination` are addresses, networks, or "any" (which they are if they are missing). Congestion is given,
+0 to 255, or follows from the depth and the limit. `unix_ns` is when it was measured; missing, it is now. Fields that
+are not named here are ignored: collectors say a lot.
+
+More adapters come from packages that declare an entry point of the group `ringfold.telemetry`: a callable without
+arguments that gives an `Adapter`. docs/guides/telemetry.md shows how to feed it from gNMI and sFlow collectors.
+"""
+
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import Annotated, Protocol
+
+import msgspec
+
+from ringfold.errors import ConfigError
+from ringfold.runtime.feeds import chunks
+from ringfold.wire.telemetry import MOST_PATHS, Congestion, Refusal, prefix_number
+
+ENTRY_POINTS = "ringfold.telemetry"
+MAX_LINE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """A queue as an adapter saw it. `unix_ns` None: just now."""
+
+    body: Congestion
+    unix_ns: int | None = None
+
+
+class Adapter(Protocol):
+    """Takes the bytes of a feed as they come, in any pieces. What makes no sense becomes a Refusal, and it goes on."""
+
+    def feed(self, chunk: bytes) -> list[Observation | Refusal]: ...
+
+
+_Level = Annotated[float, msgspec.Meta(ge=0, le=255)]
+_Bytes = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+
+
+class _Line(msgspec.Struct):
+    path: Annotated[int, msgspec.Meta(ge=0, lt=MOST_PATHS)]
+    source: str = "any"
+    destination: str = "any"
+    congestion: _Level | None = None
+    depth_bytes: _Bytes = 0
+    limit_bytes: _Bytes | None = None
+    unix_ns: _Bytes | None = None
+
+
+class JsonAdapter:
+    """Lines of JSON, as the head of this file describes them."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._is_skipping = False
+        self._decoder = msgspec.json.Decoder(_Line | list[_Line])
+
+    def feed(self, chunk: bytes) -> list[Observation | Refusal]:
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        found: list[Observation | Refusal] = []
+        for line in lines:
+            if self._is_skipping:
+                self._is_skipping = False  # the end of the line that was too long
+            elif line.strip():
+                found += self._line(line)
+        if len(self._rest) > MAX_LINE_BYTES:
+            if not self._is_skipping:
+                found.append(Refusal("feed", f"a line is longer than {MAX_LINE_BYTES} bytes"))
+            self._rest, self._is_skipping = b"", True
+        return found
+
+    def _line(self, line: bytes) -> list[Observation | Refusal]:
+        try:
+            said = self._decoder.decode(line)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            return [Refusal("feed", f"not a line of telemetry: {error}")]
+        return [_observed(one) for one in (said if isinstance(said, list) else [said])]
+
+
+def _observed(line: _Line) -> Observation | Refusal:
+    try:
+        source, source_bits = prefix_number(line.source)
+        destination, destination_bits = prefix_number(line.destination)
+    except ValueError as error:
+        return Refusal("feed", str(error))
+    if line.congestion is not None:
+        level = line.congestion
+    elif line.limit_bytes:
+        level = 255 * min(1.0, line.depth_bytes / line.limit_bytes)
+    else:
+        return Refusal("feed", "neither congestion nor limit_bytes: how full is it?")
+    depth = line.depth_bytes
+    body = Congestion(source, destination, line.path, round(level), depth, source_bits, destination_bits)
+    return Observation(body, line.unix_ns)
+
+
+BUILT_IN: dict[str, Callable[[], Adapter]] = {"json": JsonAdapter}
+
+
+def open_adapter(name: str) -> Adapter:
+    """The adapter of this name, built in or from an entry point. Raises ConfigError if there is none."""
+    make: Callable[[], Adapter] | None = BUILT_IN.get(name)
+    if make is None:
+        found = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
+        if name not in found:
+            known = ", ".join(sorted({*BUILT_IN, *found}))
+            raise ConfigError(f"there is no telemetry adapter {name!r}; known are {known}")
+        make = found[name].load()
+    return make()
+
+
+def parse_feed(text: str) -> tuple[str, str]:
+    """`ADAPTER=WHERE` as (adapter, where): "json=unix:/run/collector.sock"."""
+    name, separator, where = text.partition("=")
+    if not separator or not name or not where:
+        raise ConfigError(f"{text!r} is no feed; write ADAPTER=WHERE, as in json=/run/telemetry.fifo")
+    return name, where
+
+
+async def pump(
+    adapter: Adapter, where: str, deliver: Callable[[Observation | Refusal], None], poll_s: float = 1.0
+) -> None:
+    """Hand over everything that a feed says, until it ends or the task is cancelled."""
+    async with aclosing(chunks(where, poll_s)) as source:
+        async for chunk in source:
+            for said in adapter.feed(chunk):
+                deliver(said)

@@ -1,0 +1,394 @@
+"""The shell of the agent: a Unix socket and telemetry in, hints in shared memory out. It decides nothing.
+
+In the runtime directory there are two things. `hints` is the table, locked by the one agent that writes it; the lock is
+what makes an agent the only one, so a killed agent leaves nothing that its successor could not take over. `agent.sock`
+is replaced by whoever holds the lock.
+
+Who may do what follows from who runs it. An agent of root serves everybody on the host: the directory is 0755, the
+socket 0666, the hints 0644. Anybody else's agent serves its own user: 0700, 0600, 0600. Hints hold no addresses, and
+registering is bounded by a quota per user.
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import assert_never
+
+from ringfold import _native
+from ringfold.agent.machine import (
+    AgentMachine,
+    Answer,
+    ClientGone,
+    ClientMalformed,
+    ClientOpened,
+    ClientSaid,
+    Datagram,
+    Decide,
+    Drop,
+    Effect,
+    Event,
+    OpenSlot,
+    PairCame,
+    PairWent,
+    Publish,
+    Self,
+    Withdraw,
+)
+from ringfold.agent.registry import Client, Quota, Registry
+from ringfold.agent.reports import ReportSettings
+from ringfold.agent.steering import Steering, parse_policy
+from ringfold.agent.surroundings import Surroundings
+from ringfold.agent.telemetry import TelemetryDesk
+from ringfold.agent.watching import NicWatch
+from ringfold.config import TELEMETRY_PORT, is_loopback, split_address
+from ringfold.errors import ConfigError, RemoteProtocolError
+from ringfold.runtime import server as rim
+from ringfold.runtime.clock import monotonic_ns, unix_ns
+from ringfold.runtime.local import credentials, listen_unix, own_directory
+from ringfold.wire.agent import MAX_REQUEST_BYTES, FromAgent, agent_frame, decode_to_agent
+from ringfold.wire.frames import FrameReader
+from ringfold.wire.telemetry import Gate, GateSettings
+
+SOCKET_NAME = "agent.sock"
+HINTS_NAME = "hints"
+BEAT_S = 0.1
+STALE_NS = 1_000_000_000
+"""Readers go by their local policy when the heartbeat is this old: ten beats, because a busy host may hold up a few."""
+MAX_QUEUED_BYTES = 4 * 1024 * 1024
+"""A client with more than this queued for it does not read, and is given up."""
+
+_log = logging.getLogger("ringfold.agent")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentSettings:
+    """How one agent runs. `is_shared`: for all users of the host, or only for its own (None: if it is root's)."""
+
+    directory: Path
+    policy: str = "auto"
+    quota: Quota = field(default_factory=Quota)
+    is_shared: bool | None = None
+    telemetry: tuple[str, ...] = (f"127.0.0.1:{TELEMETRY_PORT}",)
+    gate: GateSettings = field(default_factory=GateSettings)
+    feeds: tuple[str, ...] = ()
+    """Other feeds of telemetry, ADAPTER=WHERE."""
+    report_to: tuple[str, ...] = ()
+    reports: ReportSettings = field(default_factory=ReportSettings)
+    watch_nics: bool = True
+    monitors: tuple[str, ...] = ()
+    """NIC monitors from other packages, by their names."""
+
+    def __post_init__(self) -> None:
+        for address in self.telemetry:
+            host, _ = split_address(address, TELEMETRY_PORT)
+            if not is_loopback(host) and self.gate.allow == GateSettings().allow and not self.gate.keys:
+                raise ConfigError(f"taking telemetry at {host} lets others steer: give a list of senders, or a key")
+
+    @property
+    def shared(self) -> bool:
+        return os.geteuid() == 0 if self.is_shared is None else self.is_shared
+
+
+class AgentServer:
+    """One agent on real sockets."""
+
+    def __init__(self, settings: AgentSettings) -> None:
+        """Takes the directory; raises ConfigError if it is not to be had, or another agent has it."""
+        self._settings = settings
+        steering = Steering(parse_policy(settings.policy), TelemetryDesk(Gate(settings.gate)))
+        self.directory = settings.directory
+        own_directory(self.directory, 0o755 if settings.shared else 0o700)
+        self._hints = _open_hints(self.directory / HINTS_NAME, 0o644 if settings.shared else 0o600)
+        me = Self(
+            pid=os.getpid(),
+            uid=os.geteuid(),
+            generation=self._hints.generation,
+            hints=str(self.directory / HINTS_NAME),
+            started_ns=monotonic_ns(),
+        )
+        self._machine = AgentMachine(me, Registry(self._hints.slot_generations(), settings.quota), steering)
+        self._doors: dict[Client, _Door] = {}
+        self._last_client = 0
+        self._stopping: asyncio.Event | None = None
+        self._failure: BaseException | None = None
+        self._surroundings = self._look_around()
+        self._ears: list[asyncio.DatagramTransport] = []
+        self._alarm: asyncio.TimerHandle | None = None
+        self._alarm_ns = 0
+        self._rest_until_ns = 0
+
+    @property
+    def telemetry(self) -> list[str]:
+        """Where it takes telemetry, once it does; with the ports that the kernel chose for port 0."""
+        return self._machine.telemetry
+
+    def _look_around(self) -> Surroundings:
+        chosen = self._settings
+        watch: NicWatch | None = None
+        try:
+            watch = NicWatch(chosen.monitors) if chosen.watch_nics else None
+            return Surroundings(
+                self._told, watch=watch, report_to=chosen.report_to, reports=chosen.reports, feeds=chosen.feeds
+            )
+        except BaseException:
+            if watch is not None:
+                watch.close()
+            self._hints.close()
+            raise
+
+    def _told(self, event: Event) -> None:
+        self.step(event)
+        self.decide()
+
+    async def serve(self, ready: Callable[[], None] | None = None) -> None:
+        """Serve until `stop`. `ready` is called once clients may come."""
+        self._stopping = asyncio.Event()
+        path = self.directory / SOCKET_NAME
+        server: asyncio.Server | None = None
+        beating = asyncio.create_task(self._beat(), name="ringfold agent heartbeat")
+        try:
+            sock = listen_unix(path, 0o666 if self._settings.shared else 0o600)
+            server = await asyncio.get_running_loop().create_unix_server(lambda: _Door(self), sock=sock)
+            rim.guard(sock.fileno())
+            for address in self._settings.telemetry:
+                await self._listen(address)
+            self._surroundings.start()
+            heard = f", telemetry at {', '.join(self.telemetry)}" if self.telemetry else ""
+            _log.info("serving at %s, life %d of this table%s", path, self._hints.generation, heard)
+            if ready is not None:
+                ready()
+            await self._stopping.wait()
+        finally:
+            beating.cancel()
+            await asyncio.gather(beating, return_exceptions=True)
+            if server is not None:
+                for each in server.sockets:
+                    rim.unguard(each.fileno())
+                server.close()
+                path.unlink(missing_ok=True)
+            for ear in self._ears:
+                ear.close()
+            await self._surroundings.stop()
+            if self._alarm is not None:
+                self._alarm.cancel()
+            for door in list(self._doors.values()):
+                door.leave()
+            self._doors.clear()
+            self.close()
+        if self._failure is not None:
+            raise self._failure
+
+    def stop(self) -> None:
+        """End `serve`. Call it in the agent's loop."""
+        if self._stopping is not None:
+            self._stopping.set()
+
+    def close(self) -> None:
+        """Let go of the hints; readers see at once that nobody is there. `serve` does it at its end."""
+        self._hints.close()
+
+    async def _beat(self) -> None:
+        while True:
+            self._hints.beat()
+            await asyncio.sleep(BEAT_S)
+
+    async def _listen(self, address: str) -> None:
+        host, port = split_address(address, TELEMETRY_PORT)
+        try:
+            ear, _ = await asyncio.get_running_loop().create_datagram_endpoint(lambda: _Ear(self), (host, port))
+        except OSError as error:
+            raise ConfigError(f"cannot take telemetry at {address}: {error.strerror or error}") from None
+        self._ears.append(ear)
+        self._machine.telemetry.append(rim.address_text(ear.get_extra_info("sockname")))
+
+    # Decisions
+
+    def decide(self) -> None:
+        """Decide what is due now, and come back for what is due later. Call it after every event or batch of them."""
+        if self._machine.is_urgent:
+            self.step(Decide(only_urgent=True))
+        wake_ns = self._machine.wake_ns()
+        if wake_ns is not None and max(wake_ns, self._rest_until_ns) <= monotonic_ns():
+            began_ns = monotonic_ns()
+            self.step(Decide())
+            ended_ns = monotonic_ns()
+            self._rest_until_ns = 2 * ended_ns - began_ns
+            wake_ns = self._machine.wake_ns()
+        if wake_ns is None:
+            return
+        at_ns = max(wake_ns, self._rest_until_ns)
+        if self._alarm is not None:
+            if self._alarm_ns <= at_ns:
+                return
+            self._alarm.cancel()
+        self._alarm_ns = at_ns
+        self._alarm = asyncio.get_running_loop().call_later(max(0, at_ns - monotonic_ns()) / 1e9, self._rang)
+
+    def _rang(self) -> None:
+        self._alarm = None
+        self.decide()
+
+    # Events in, effects out
+
+    def step(self, event: Event) -> None:
+        """Step the machine and do what it says. If it breaks, its state is worth nothing: the agent ends."""
+        if self._failure is not None:
+            return
+        try:
+            for effect in self._machine.step(monotonic_ns(), event):
+                self._do(effect)
+        except Exception as error:
+            _log.exception("the agent broke at %r", event)
+            self._failure = error
+            self.stop()
+
+    def _do(self, effect: Effect) -> None:
+        match effect:
+            case Answer(client, message):
+                if (door := self._doors.get(client)) is not None:
+                    door.answer(message)
+            case OpenSlot(slot, generation):
+                self._hints.open(slot, generation)
+            case Publish(slot, shares, backpressure):
+                self._hints.publish(slot, shares, backpressure)
+            case Withdraw(slot):
+                self._hints.withdraw(slot)
+            case PairCame(pair):
+                self._surroundings.pair_came(pair)
+            case PairWent(pair):
+                self._surroundings.pair_went(pair)
+            case Drop(client, why):
+                _log.warning("client %d is dropped: %s", client, why)
+                if (door := self._doors.pop(client, None)) is not None:
+                    door.leave()
+            case _:
+                assert_never(effect)
+
+    # Doors
+
+    def opened(self, door: "_Door", uid: int, pid: int) -> Client:
+        self._last_client += 1
+        self._doors[self._last_client] = door
+        self.step(ClientOpened(self._last_client, uid, pid))
+        return self._last_client
+
+    def lost(self, client: Client) -> None:
+        if self._doors.pop(client, None) is not None:
+            self.step(ClientGone(client))
+
+    def is_open(self, client: Client) -> bool:
+        return client in self._doors
+
+
+class _Door(asyncio.Protocol):
+    """One client's connection: bytes in, events out; the answers to one read go out together."""
+
+    def __init__(self, server: AgentServer) -> None:
+        self._server = server
+        self._frames = FrameReader(MAX_REQUEST_BYTES)
+        self._transport: asyncio.Transport | None = None
+        self._client: Client = 0
+        self._fd = -1
+        self._answers: list[bytes] = []
+        self._is_reading = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        sock = transport.get_extra_info("socket")
+        self._fd = sock.fileno()
+        rim.guard(self._fd)
+        transport.set_write_buffer_limits(high=MAX_QUEUED_BYTES)
+        who = credentials(sock)
+        self._client = self._server.opened(self, who.uid, who.pid)
+
+    def data_received(self, chunk: bytes) -> None:
+        self._is_reading = True
+        try:
+            for kind, body in self._frames.feed(chunk):
+                self._server.step(ClientSaid(self._client, decode_to_agent(kind, body)))
+                if not self._server.is_open(self._client):
+                    break
+        except RemoteProtocolError as error:
+            self._server.step(ClientMalformed(self._client, str(error)))
+        self._is_reading = False
+        self._flush()
+        self._server.decide()
+
+    def answer(self, message: FromAgent) -> None:
+        self._answers.append(agent_frame(message))
+        if not self._is_reading:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._answers and self._transport is not None and not self._transport.is_closing():
+            self._transport.write(b"".join(self._answers))
+        self._answers.clear()
+
+    def leave(self) -> None:
+        """Close after what was answered. What the client does not read within a moment is not worth waiting for."""
+        if self._transport is None:
+            return
+        self._is_reading = False
+        self._flush()
+        self._transport.close()
+        asyncio.get_running_loop().call_later(1.0, self._transport.abort)
+
+    def pause_writing(self) -> None:
+        assert self._transport is not None
+        asyncio.get_running_loop().call_soon(self._server.lost, self._client)
+        self._transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        rim.unguard(self._fd)
+        self._server.lost(self._client)
+
+
+class _Ear(asyncio.DatagramProtocol):
+    """A port for telemetry. Whatever comes is the machine's to judge; nothing is ever answered."""
+
+    def __init__(self, server: AgentServer) -> None:
+        self._server = server
+
+    def datagram_received(self, content: bytes, address: tuple[str, int]) -> None:
+        self._server.step(Datagram(unix_ns(), content, address[0]))
+        self._server.decide()
+
+
+class AgentThread:
+    """An agent in a thread of its own, for tests and notebooks. Use it with `with`."""
+
+    def __init__(self, settings: AgentSettings) -> None:
+        """Returns once clients may come."""
+        self.server = AgentServer(settings)
+        self._thread = rim.LoopThread("ringfold-agent", self.server.serve)
+        self._thread.wait_ready()
+
+    def call(self, function: Callable[[], None]) -> None:
+        """Run something in the agent's loop."""
+        self._thread.call(function)
+
+    def stop(self) -> None:
+        self._thread.call(self.server.stop)
+        self._thread.join()
+
+    def __enter__(self) -> "AgentThread":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def _open_hints(path: Path, mode: int) -> _native.HintWriter:
+    try:
+        return _native.HintWriter(str(path), STALE_NS, mode)
+    except BlockingIOError as error:
+        raise ConfigError(f"{error}; one agent serves a host") from None
+    except RuntimeError as error:
+        raise ConfigError(str(error)) from None

@@ -1,0 +1,269 @@
+"""`ringfold agent`: run the transport agent of this host, look at it, and steer it."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from ringfold.agent.client import AgentConsole
+    from ringfold.agent.daemon import AgentSettings
+    from ringfold.config import Resolved
+    from ringfold.wire.agent import AgentStatus, ListedFlow
+
+app = typer.Typer(invoke_without_command=True, no_args_is_help=False)
+
+Directory = Annotated[Path | None, typer.Option("--dir", help="The agent's runtime directory.")]
+Config = Annotated[Path | None, typer.Option(help="Settings file (TOML).")]
+
+
+@app.callback()
+def agent(
+    context: typer.Context,
+    directory: Directory = None,
+    policy: Annotated[
+        str | None, typer.Option(help="auto, static:SHARE (of the second of two paths) or static:SHARE,SHARE,...")
+    ] = None,
+    telemetry: Annotated[
+        list[str] | None, typer.Option(help="UDP address to take telemetry at. May be given several times.")
+    ] = None,
+    allow: Annotated[
+        list[str] | None, typer.Option(help="Address or network whose telemetry is taken. May be given several times.")
+    ] = None,
+    key_file: Annotated[Path | None, typer.Option(help="File with the key that telemetry must be signed with.")] = None,
+    report_to: Annotated[list[str] | None, typer.Option(help="UDP address to report flows and queues to.")] = None,
+    feed: Annotated[
+        list[str] | None, typer.Option(help="Another feed of telemetry, ADAPTER=WHERE. May be given several times.")
+    ] = None,
+    monitor: Annotated[list[str] | None, typer.Option(help="A NIC monitor of another package, by its name.")] = None,
+    nics: Annotated[bool, typer.Option("--nics/--no-nics", help="Watch the queues of this host's interfaces.")] = True,
+    shared: Annotated[
+        bool | None, typer.Option("--shared/--private", help="For all users of this host, or only for this one.")
+    ] = None,
+    config: Config = None,
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
+    log_json: Annotated[bool | None, typer.Option("--log-json", help="Log JSON lines.")] = None,
+) -> None:
+    """Run the transport agent of this host: it watches paths and advises every process how to split its flows.
+
+    One agent serves a host. SIGTERM and Ctrl-C end it cleanly, with exit code 0; the processes then split their flows
+    by what they measure themselves.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    import asyncio
+    import logging
+    from dataclasses import replace
+
+    from ringfold import config as settings
+    from ringfold.cli import logs
+
+    arguments: dict[str, object] = {"agent_dir": directory, "agent_policy": policy}
+    arguments |= {"agent_telemetry": telemetry or None}
+    arguments |= {"agent_allow": allow or None, "agent_key_file": key_file, "agent_report_to": report_to or None}
+    arguments |= {"agent_feeds": feed or None}
+    arguments |= {"config": config, "log_level": log_level, "log_json": log_json}
+    resolved = settings.load(arguments)
+    logs.start(resolved.text("log_level"), as_json=resolved.switch("log_json"))
+    for warning in resolved.warnings:
+        logging.getLogger(__name__).warning(warning)
+    chosen = replace(_settings(resolved), is_shared=shared, watch_nics=nics, monitors=tuple(monitor or ()))
+    asyncio.run(_serve(chosen))
+
+
+def _settings(resolved: "Resolved") -> "AgentSettings":
+    from ringfold.agent.daemon import AgentSettings
+    from ringfold.agent.registry import Quota
+    from ringfold.agent.reports import ReportSettings
+    from ringfold.wire.telemetry import GateSettings
+
+    flows = resolved.integer("agent_user_flows")
+    keys = _keys(resolved)
+    allow = resolved.listed("agent_allow") or (("any",) if keys else GateSettings().allow)
+    return AgentSettings(
+        directory=_directories(resolved)[0],
+        policy=resolved.text("agent_policy"),
+        quota=Quota(flows=flows, slots=min(flows, Quota().slots)),
+        telemetry=resolved.listed("agent_telemetry"),
+        gate=GateSettings(keys=keys, allow=allow),
+        feeds=resolved.listed("agent_feeds"),
+        report_to=resolved.listed("agent_report_to"),
+        reports=ReportSettings(key_id=min(keys, default=None), key=keys[min(keys)] if keys else None),
+    )
+
+
+def _keys(resolved: "Resolved") -> dict[int, bytes]:
+    """The keys of telemetry by their ids, if there are any."""
+    from ringfold.config import read_keys
+
+    path = resolved.value("agent_key_file")
+    assert path is None or isinstance(path, Path)
+    return {} if path is None else read_keys(path)
+
+
+async def _serve(settings: "AgentSettings") -> None:
+    import logging
+
+    from ringfold.agent.daemon import AgentServer
+    from ringfold.runtime.process import be_prompt, keep_what_is_there, stop_signals
+
+    be_prompt()
+    server = AgentServer(settings)
+
+    def stop(signal: str) -> None:
+        logging.getLogger(__name__).info("%s: the agent ends", signal)
+        server.stop()
+
+    keep_what_is_there()
+    with stop_signals(stop):
+        await server.serve(lambda: typer.echo(f"serving at {server.directory}"))
+
+
+def _directories(resolved: "Resolved") -> tuple[Path, ...]:
+    from ringfold.config import agent_directories
+
+    chosen = resolved.value("agent_dir")
+    assert chosen is None or isinstance(chosen, Path)
+    return agent_directories(chosen)
+
+
+def _console(directory: Path | None, config: Path | None) -> tuple[Path, ...]:
+    from ringfold import config as settings
+
+    return _directories(settings.load({"agent_dir": directory, "config": config}))
+
+
+@app.command("status")
+def status(
+    directory: Directory = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    flows: Annotated[bool, typer.Option("--flows/--no-flows", help="List the flows, too.")] = True,
+    config: Config = None,
+) -> None:
+    """Show the agent of this host: its flows, their shares and why, and what it refused."""
+    from ringfold.agent.client import AgentConsole
+    from ringfold.cli.output import print_json
+
+    with AgentConsole(_console(directory, config)) as console:
+        found = console.status()
+        listed = console.flows() if flows else []
+    if as_json:
+        import msgspec
+
+        print_json({**msgspec.to_builtins(found), "listed": listed})
+    else:
+        _render(found, listed)
+
+
+def _render(found: "AgentStatus", listed: "list[ListedFlow]") -> None:
+    from ringfold.cli.output import console, duration, table
+
+    console.print(
+        f"agent {found.pid}, up {duration(found.uptime_ms)}, life {found.generation} of its table, "
+        f"policy {found.policy}: {found.flows} flows of {found.clients} clients "
+        f"in {found.slots_used} of {found.slots} slots; telemetry at {', '.join(found.telemetry) or 'no address'}"
+    )
+    columns = ["flow", "from", "to", "slot", "client", "shares", "why"]
+    if listed:
+        console.print(table("flows", columns, (_flow_row(each) for each in listed)))
+    for title, counts in (("counts", found.counts), ("refused", found.refused)):
+        if counts:
+            console.print(f"{title}: " + ", ".join(f"{name} {count}" for name, count in counts.items()))
+
+
+def _flow_row(listed: "ListedFlow") -> list[str]:
+    flow = listed.flow
+    shares = " / ".join(
+        f"{100 * share:.1f} %" + (" (held)" if held else "")
+        for share, held in zip(listed.shares, listed.backpressure, strict=True)
+    )
+    return [
+        str(listed.number),
+        f"{flow.source} {flow.source_host}".strip(),
+        f"{flow.destination} {flow.destination_host}".strip(),
+        f"{listed.slot}:{listed.generation}",
+        f"{listed.client or 'process'} {listed.pid}",
+        shares or "local",
+        listed.why,
+    ]
+
+
+@app.command("set")
+def set_shares(
+    flow: Annotated[str, typer.Argument(help="SOURCE,DESTINATION (addresses), or a flow's number in `agent status`.")],
+    share: Annotated[
+        str, typer.Option(help="The share of the second of two paths (0 to 1), one for each path (0.2,0.8), or auto.")
+    ],
+    directory: Directory = None,
+    config: Config = None,
+) -> None:
+    """Fix the shares of the flows between two addresses, or hand them back to the policy (--share auto)."""
+    from ringfold.agent.client import AgentConsole
+    from ringfold.agent.steering import parse_policy
+
+    shares = parse_policy(share if share == "auto" else f"static:{share}") or ()
+    with AgentConsole(_console(directory, config)) as console:
+        source, destination = _ends(flow, console)
+        slots = console.set_shares(source, destination, shares)
+    how = ", ".join(f"{100 * each:g} %" for each in shares) if shares else "as the policy says"
+    typer.echo(f"{source} -> {destination}: {how} ({slots} slot{'' if slots == 1 else 's'})")
+
+
+def _ends(flow: str, console: "AgentConsole") -> tuple[str, str]:
+    """Source and destination of what the user named."""
+    from ringfold.errors import UsageError
+
+    if flow.isdecimal():
+        found = next((each.flow for each in console.flows() if each.number == int(flow)), None)
+        if found is None:
+            raise UsageError(f"there is no flow {flow}; `ringfold agent status` lists them")
+        return found.source, found.destination
+    source, comma, destination = flow.partition(",")
+    if not comma:
+        raise UsageError(f"{flow!r} is no flow; write SOURCE,DESTINATION or a number of `ringfold agent status`")
+    return source.strip(), destination.strip()
+
+
+@app.command("inject")
+def inject(
+    source: Annotated[str, typer.Argument(help="Source of the path: an address, a network, or any.")],
+    destination: Annotated[str, typer.Argument(help="Destination of the path: an address, a network, or any.")],
+    path: Annotated[int, typer.Option(help="The number of the path, from 0.", min=0, max=15)],
+    congestion: Annotated[int, typer.Option(help="0 is clear, 240 and above is backpressure.", min=0, max=255)],
+    depth: Annotated[int, typer.Option(help="Bytes in the queue.", min=0)] = 0,
+    to: Annotated[str | None, typer.Option(help="Where the agent takes telemetry.")] = None,
+    key_file: Annotated[Path | None, typer.Option(help="File with the key to sign with.")] = None,
+    count: Annotated[int, typer.Option(help="How many packets.", min=1)] = 1,
+    every_ms: Annotated[int, typer.Option(help="The pause between two packets.", min=1)] = 100,
+    config: Config = None,
+) -> None:
+    """Send telemetry to an agent, as a switch would: for experiments, and to see that it arrives.
+
+    What was said is forgotten when it is not said again for a second: --count and --every-ms repeat it.
+    """
+    from ringfold import config as settings
+    from ringfold.config import TELEMETRY_PORT, split_address
+    from ringfold.errors import UsageError
+    from ringfold.runtime import threads
+    from ringfold.runtime.clock import unix_ns
+    from ringfold.runtime.datagrams import DatagramSender
+    from ringfold.wire.telemetry import Congestion, Packet, encode, prefix_number
+
+    resolved = settings.load({"agent_telemetry": [to] if to else None, "agent_key_file": key_file, "config": config})
+    keys = _keys(resolved)
+    key_id = min(keys) if keys else None
+    try:
+        ends = [prefix_number(source), prefix_number(destination)]
+        sender = DatagramSender(*split_address(resolved.listed("agent_telemetry")[0], TELEMETRY_PORT))
+    except (ValueError, IndexError, OSError) as error:
+        raise UsageError(f"cannot send that: {error}") from None
+    body = Congestion(ends[0][0], ends[1][0], path, congestion, depth, ends[0][1], ends[1][1])
+    with sender:
+        for number in range(count):
+            if number:
+                threads.Event().wait(every_ms / 1_000)
+            now_ns = unix_ns()
+            packet = Packet(body, now_ns, now_ns, key_id=key_id)
+            sender.send(encode(packet, None if key_id is None else keys[key_id]))
+        if sender.lost:
+            raise UsageError("nobody takes telemetry there")

@@ -1,0 +1,347 @@
+"""Telemetry packets: what switches tell the agents of hosts about queues, and what agents tell the switches.
+
+One packet is one UDP datagram of fixed size, in network byte order, so that a switch can fill in a template. The header
+is the same for all; the body follows from the kind; a signed packet ends with 16 bytes of HMAC-SHA256 over all that is
+before. docs/reference/telemetry.md has the layout in a table, with packets in hexadecimal.
+
+A packet that is not accepted becomes a `Refusal`, never an exception: on an open UDP port garbage is normal, and it is
+counted by reason. `decode` refuses what is malformed; `Gate` also asks who sent it, whether it is signed, and whether
+it was seen before.
+"""
+
+import hmac
+import ipaddress
+import struct
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Literal, assert_never
+
+from ringfold.errors import ConfigError
+
+TELEMETRY_PORT = 48_147
+VERSION = 1
+MAGIC = b"RFTM"
+MAC_BYTES = 16
+EXACT = 128
+"""Bits of a prefix that is one address. Prefixes count in the 128-bit form: an IPv4 /24 has 96 + 24 bits."""
+MOST_PATHS = 16
+UNKNOWN_BYTES = (1 << 64) - 1
+"""On the wire: this depth is not known."""
+REPLAY_WINDOW = 64
+
+Reason = Literal[
+    "length",
+    "magic",
+    "version",
+    "kind",
+    "flags",
+    "path",
+    "prefix",
+    "sender",
+    "unsigned",
+    "key",
+    "signature",
+    "clock",
+    "replayed",
+    "feed",
+]
+
+_CONGESTION, _FLOW_ADDED, _FLOW_REMOVED, _NIC = 1, 2, 3, 4
+_SIGNED = 1
+_HEADER = struct.Struct("!4sBBBBIQQ")
+_PAIR = struct.Struct("!16s16sBBBBQ")
+_FLOW = struct.Struct("!16s16sIIB3x")
+_QUEUES = struct.Struct("!16s16sQQ")
+MAX_BYTES = _HEADER.size + _QUEUES.size + MAC_BYTES
+_MAPPED = 0xFFFF << 32
+_V6 = (1 << 128) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Congestion:
+    """A queue on the way from `source` to `destination` on one path: 0 is clear, 255 is full, 240 is backpressure.
+
+    Addresses are 128-bit numbers (`address_number`). With fewer than 128 bits it speaks of a prefix: a queue that many
+    pairs share. 0 bits are everybody.
+    """
+
+    source: int
+    destination: int
+    path: int
+    congestion: int
+    depth_bytes: int = 0
+    source_bits: int = EXACT
+    destination_bits: int = EXACT
+
+
+@dataclass(frozen=True, slots=True)
+class FlowAdded:
+    """An agent has a new flow: its ends, its slot and the slot's generation, and over how many paths it goes."""
+
+    source: int
+    destination: int
+    slot: int
+    generation: int
+    paths: int
+
+
+@dataclass(frozen=True, slots=True)
+class FlowRemoved:
+    """That flow has ended. Slot and generation together name a flow of this agent once."""
+
+    source: int
+    destination: int
+    slot: int
+    generation: int
+    paths: int
+
+
+@dataclass(frozen=True, slots=True)
+class NicQueues:
+    """What waits in a host's interface: towards the network (tx) and in from it (rx). None: not known."""
+
+    name: str
+    address: int
+    tx_bytes: int | None
+    rx_bytes: int | None
+
+
+Body = Congestion | FlowAdded | FlowRemoved | NicQueues
+
+
+@dataclass(frozen=True, slots=True)
+class Packet:
+    """One packet. `sender` tells apart the exporters behind one address; a sequence counts up per sender, also over its
+    restarts (begin with the time in nanoseconds). `unix_ns` is when the body was measured, by the sender's clock.
+    `key_id` names the key that it is signed with, None if it is not signed."""
+
+    body: Body
+    sequence: int
+    unix_ns: int
+    sender: int = 0
+    key_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A packet was not taken, and why."""
+
+    reason: Reason
+    text: str
+
+
+def encode(packet: Packet, key: bytes | None = None) -> bytes:
+    """The datagram. `key` belongs to the packet's `key_id`; neither or both are given."""
+    if (key is None) != (packet.key_id is None):
+        raise ValueError("a signed packet has a key and the key's id; an unsigned one has neither")
+    kind, body = _encode_body(packet.body)
+    flags, key_id = (0, 0) if packet.key_id is None else (_SIGNED, packet.key_id)
+    header = _HEADER.pack(MAGIC, VERSION, kind, flags, key_id, packet.sender, packet.sequence, packet.unix_ns)
+    return header + body + (b"" if key is None else _mac(key, header + body))
+
+
+def decode(datagram: bytes, keys: Mapping[int, bytes] | None = None) -> Packet | Refusal:
+    """The packet in a datagram. A signed one is checked: without its key it is refused. Costs no more than it must: the
+    cheap checks come first."""
+    if not _HEADER.size <= len(datagram) <= MAX_BYTES:
+        return Refusal("length", f"{len(datagram)} bytes")
+    magic, version, kind, flags, key_id, sender, sequence, unix_ns = _HEADER.unpack_from(datagram)
+    if magic != MAGIC:
+        return Refusal("magic", "it does not begin with RFTM")
+    if version != VERSION:
+        return Refusal("version", f"version {version}, and this is {VERSION}")
+    shape = _SHAPES.get(kind)
+    if shape is None:
+        return Refusal("kind", f"kind {kind} is not known")
+    if flags & ~_SIGNED or (not flags and key_id):
+        return Refusal("flags", f"flags {flags:#x} with key {key_id}")
+    signed_bytes = _HEADER.size + shape.size
+    if len(datagram) != signed_bytes + (MAC_BYTES if flags else 0):
+        return Refusal("length", f"{len(datagram)} bytes for kind {kind}")
+    if flags:
+        key = (keys or {}).get(key_id)
+        if key is None:
+            return Refusal("key", f"key {key_id} is not known")
+        if not hmac.compare_digest(_mac(key, datagram[:signed_bytes]), datagram[signed_bytes:]):
+            return Refusal("signature", f"not signed with key {key_id}")
+    body = _decode_body(kind, shape.unpack_from(datagram, _HEADER.size))
+    if isinstance(body, Refusal):
+        return body
+    return Packet(body, sequence, unix_ns, sender, key_id if flags else None)
+
+
+@lru_cache(maxsize=16_384)
+def address_number(text: str) -> int:
+    """An IP address as a 128-bit number; IPv4 becomes the IPv4-mapped IPv6 address. Raises ValueError for others."""
+    address = ipaddress.ip_address(text)
+    return int(address) if address.version == 6 else _MAPPED | int(address)
+
+
+def address_text(number: int) -> str:
+    """The address as people write it."""
+    address = ipaddress.IPv6Address(number)
+    return str(address.ipv4_mapped or address)
+
+
+@lru_cache(maxsize=1_024)
+def prefix_number(text: str) -> tuple[int, int]:
+    """(address, bits) of an address, a network like 10.0.0.0/8, or `any`. Raises ValueError for others."""
+    if text == "any":
+        return 0, 0
+    network = ipaddress.ip_network(text, strict=False)
+    if network.version == 6:
+        return int(network.network_address), network.prefixlen
+    return _MAPPED | int(network.network_address), 96 + network.prefixlen
+
+
+def masked(number: int, bits: int) -> int:
+    """The first `bits` bits of an address, zeros behind."""
+    return number & (_V6 ^ (_V6 >> bits))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateSettings:
+    """Who may send telemetry. With keys every packet must be signed; `allow` are addresses or networks.
+
+    Neither keys nor `allow`: only packets from this host itself are taken.
+    """
+
+    keys: Mapping[int, bytes] = field(default_factory=dict)
+    allow: Sequence[str] = ("127.0.0.0/8", "::1")
+    max_skew_s: float = 30.0
+    """How far the time of a signed packet may lie from ours: older ones are recordings from before we started."""
+    most_senders: int = 4_096
+    """How many senders are remembered; beyond that the one that was silent for longest is forgotten."""
+
+    def __post_init__(self) -> None:
+        for number, key in self.keys.items():
+            if not 0 <= number <= 255 or len(key) < 16:
+                raise ConfigError(f"telemetry key {number}: ids are 0 to 255, and a key has 16 bytes or more")
+        for text in self.allow:
+            try:
+                prefix_number(text)
+            except ValueError:
+                raise ConfigError(f"{text!r} is not an address, a network, or `any`") from None
+        if self.max_skew_s <= 0 or self.most_senders < 1:
+            raise ConfigError("max_skew_s and most_senders are positive")
+
+
+@dataclass(slots=True)
+class _Seen:
+    """The replay window of one sender: the highest sequence, a bit for each below it, the newest time."""
+
+    highest: int
+    bits: int
+    newest_ns: int
+
+
+class Gate:
+    """Lets packets in, or says why not, and counts. Pure: time comes with the packet."""
+
+    def __init__(self, settings: GateSettings | None = None) -> None:
+        self._settings = settings or GateSettings()
+        self._allowed = [prefix_number(text) for text in self._settings.allow]
+        self._seen: dict[tuple[int, int | None, int], _Seen] = {}
+        self.accepted = 0
+        self.refused: Counter[str] = Counter()
+
+    def accept(self, unix_ns: int, datagram: bytes, address: str) -> Packet | Refusal:
+        """The packet that came from an IP address at `unix_ns` by our wall clock, if it may be used."""
+        result = self._judge(unix_ns, datagram, address)
+        if isinstance(result, Refusal):
+            self.refused[result.reason] += 1
+        else:
+            self.accepted += 1
+        return result
+
+    def _judge(self, unix_ns: int, datagram: bytes, address: str) -> Packet | Refusal:
+        try:
+            number = address_number(address.partition("%")[0])
+        except ValueError:
+            return Refusal("sender", f"{address!r} is not an IP address")
+        if not any(masked(number, bits) == prefix for prefix, bits in self._allowed):
+            return Refusal("sender", f"{address} is not on the list of allowed senders")
+        packet = decode(datagram, self._settings.keys)
+        if isinstance(packet, Refusal):
+            return packet
+        if self._settings.keys and packet.key_id is None:
+            return Refusal("unsigned", "there are keys, and it is not signed")
+        skew_s = abs(unix_ns - packet.unix_ns) / 1e9
+        if packet.key_id is not None and skew_s > self._settings.max_skew_s:
+            return Refusal("clock", f"its time is {skew_s:.0f} s away from ours")
+        # A signature binds the packet to its key, not to the address it came from: a recording may be sent from
+        # anywhere, so signed packets have one window per key and sender.
+        who = (number if packet.key_id is None else -1, packet.key_id, packet.sender)
+        return self._fresh(who, packet) or packet
+
+    def _fresh(self, who: tuple[int, int | None, int], packet: Packet) -> Refusal | None:
+        """None if this sequence is new. One below the window is a restart if it was measured after all before it."""
+        seen = self._seen.pop(who, None)
+        if seen is None:
+            if len(self._seen) >= self._settings.most_senders:
+                del self._seen[next(iter(self._seen))]
+            self._seen[who] = _Seen(packet.sequence, 1, packet.unix_ns)
+            return None
+        self._seen[who] = seen  # at the end again: the first one is the one that was silent for longest
+        ahead = packet.sequence - seen.highest
+        if ahead > 0:
+            seen.bits = (seen.bits << ahead | 1) & ((1 << REPLAY_WINDOW) - 1) if ahead < REPLAY_WINDOW else 1
+            seen.highest = packet.sequence
+        elif ahead > -REPLAY_WINDOW and not seen.bits >> -ahead & 1:
+            seen.bits |= 1 << -ahead
+        elif ahead <= -REPLAY_WINDOW and packet.unix_ns > seen.newest_ns:
+            seen.highest, seen.bits = packet.sequence, 1
+        else:
+            return Refusal("replayed", f"sequence {packet.sequence} after {seen.highest}")
+        seen.newest_ns = max(seen.newest_ns, packet.unix_ns)
+        return None
+
+
+_SHAPES = {_CONGESTION: _PAIR, _FLOW_ADDED: _FLOW, _FLOW_REMOVED: _FLOW, _NIC: _QUEUES}
+
+
+def _encode_body(body: Body) -> tuple[int, bytes]:
+    match body:
+        case Congestion():
+            ends = (_bytes(body.source), _bytes(body.destination), body.source_bits, body.destination_bits)
+            return _CONGESTION, _PAIR.pack(*ends, body.path, body.congestion, body.depth_bytes)
+        case FlowAdded() | FlowRemoved():
+            kind = _FLOW_ADDED if isinstance(body, FlowAdded) else _FLOW_REMOVED
+            ends = (_bytes(body.source), _bytes(body.destination), body.slot, body.generation)
+            return kind, _FLOW.pack(*ends, body.paths)
+        case NicQueues(name, address, tx, rx):
+            depths = (UNKNOWN_BYTES if depth is None else depth for depth in (tx, rx))
+            return _NIC, _QUEUES.pack(name.encode()[:16], _bytes(address), *depths)
+        case _:
+            assert_never(body)
+
+
+def _decode_body(kind: int, parts: tuple[bytes, bytes, int, int, int, int, int]) -> Body | Refusal:
+    first, second, *numbers = parts
+    source, destination = int.from_bytes(first, "big"), int.from_bytes(second, "big")
+    match kind:
+        case 1:
+            source_bits, destination_bits, path, congestion, depth = numbers
+            if path >= MOST_PATHS:
+                return Refusal("path", f"path {path}: there are {MOST_PATHS} at most")
+            for number, bits in ((source, source_bits), (destination, destination_bits)):
+                if bits > EXACT or masked(number, bits) != number:
+                    return Refusal("prefix", f"{address_text(number)} is no prefix of {bits} bits")
+            return Congestion(source, destination, path, congestion, depth, source_bits, destination_bits)
+        case 2 | 3:
+            make = FlowAdded if kind == _FLOW_ADDED else FlowRemoved
+            return make(source, destination, *numbers)
+        case _:
+            name = first.rstrip(b"\0").decode("utf-8", "replace")
+            tx, rx = (None if depth == UNKNOWN_BYTES else depth for depth in numbers)
+            return NicQueues(name, destination, tx, rx)
+
+
+def _bytes(number: int) -> bytes:
+    return number.to_bytes(16, "big")
+
+
+def _mac(key: bytes, content: bytes) -> bytes:
+    return hmac.digest(key, content, "sha256")[:MAC_BYTES]

@@ -1,0 +1,179 @@
+"""When the agent looks at a pair, what it knows then, and when it has nothing to say."""
+
+from itertools import count
+
+from ringfold.agent.adapters import Observation
+from ringfold.agent.registry import Pair
+from ringfold.agent.steering import POLL_NS, WARM_NS, Advice, Steering
+from ringfold.wire.agent import Measured
+from ringfold.wire.telemetry import Congestion, Packet, Refusal, address_number, encode, prefix_number
+
+PATHS = (("10.0.0.1", "10.0.0.2"), ("10.1.0.1", "10.1.0.2"))
+SECOND = 1_000_000_000
+_sequences = count(1)
+
+
+def pair(slot: int = 0, paths: tuple[tuple[str, str], ...] = PATHS) -> Pair:
+    return Pair((paths[0][0], paths[0][1], paths), slot, 1)
+
+
+def packet(now_ns: int, path: int, level: int, ends: tuple[str, str] | None = None) -> bytes:
+    (source, source_bits), (target, target_bits) = map(prefix_number, ends or PATHS[path])
+    body = Congestion(source, target, path, level, 0, source_bits, target_bits)
+    return encode(Packet(body, next(_sequences), now_ns))
+
+
+def say(steering: Steering, now_ns: int, path: int, level: int, ends: tuple[str, str] | None = None) -> None:
+    steering.datagram(now_ns, now_ns, packet(now_ns, path, level, ends), "127.0.0.1")
+
+
+def all_advice(steering: Steering, begin_ns: int, end_ns: int) -> list[Advice]:
+    """Everything that is said by the time, if the shell is on time."""
+    found = steering.decide_urgent(begin_ns)
+    while (wake_ns := steering.wake_ns()) is not None and wake_ns <= end_ns:
+        found += steering.decide(max(begin_ns, wake_ns))
+    return found
+
+
+def test_backpressure_is_decided_at_once() -> None:
+    steering = Steering()
+    steering.added(pair())
+    say(steering, SECOND, 0, 255)
+    (advice,) = steering.decide_urgent(SECOND)
+    assert (advice.shares, advice.backpressure) == ((0.0, 1.0), (True, False))
+    assert "backpressure" in advice.why
+
+
+def test_a_stream_of_news_is_looked_at_once_a_poll() -> None:
+    steering = Steering()
+    steering.added(pair())
+    say(steering, SECOND, 0, 100)
+    steering.decide_urgent(SECOND)
+    for number in range(1, 10):
+        say(steering, SECOND + number * 1_000, 0, 100 + number)
+    assert not steering.is_urgent
+    wake_ns = steering.wake_ns()
+    assert wake_ns is not None
+    assert SECOND < wake_ns <= SECOND + 2 * POLL_NS
+
+
+def test_a_pair_at_rest_is_looked_at_seldom_and_one_without_news_never() -> None:
+    steering = Steering()
+    steering.added(pair())
+    assert steering.wake_ns() is None
+    steering.measured(SECOND, pair(), 1, Measured(1, (25_000_000, 6_000_000)))
+    all_advice(steering, SECOND, SECOND + 200_000_000)
+    wake_ns = steering.wake_ns()
+    assert wake_ns is not None
+    assert wake_ns > SECOND + 200_000_000
+    assert wake_ns <= SECOND + 200_000_000 + WARM_NS + POLL_NS
+
+
+def test_shares_follow_measured_rates() -> None:
+    steering = Steering()
+    steering.added(pair())
+    steering.measured(SECOND, pair(), 1, Measured(1, (20_000_000, 5_000_000)))
+    assert [round(share, 2) for share in all_advice(steering, SECOND, SECOND)[-1].shares] == [0.8, 0.2]
+
+
+def test_rates_of_all_flows_of_a_pair_count_until_they_are_old() -> None:
+    steering = Steering()
+    steering.added(pair())
+    steering.measured(SECOND, pair(), 1, Measured(1, (20_000_000, 0)))
+    steering.measured(8 * SECOND, pair(), 2, Measured(2, (0, 20_000_000)))
+    assert [round(share, 2) for share in all_advice(steering, 8 * SECOND, 8 * SECOND)[-1].shares] == [0.5, 0.5]
+    steering.measured(14 * SECOND, pair(), 2, Measured(2, (5_000_000, 20_000_000)))
+    assert all_advice(steering, 14 * SECOND, 16 * SECOND)[-1].shares[0] < 0.4
+
+
+def test_round_trips_that_grow_move_bytes_away() -> None:
+    steering = Steering()
+    steering.added(pair())
+    rates = (10_000_000, 10_000_000)
+    steering.measured(SECOND, pair(), 1, Measured(1, rates, (41_000, 1_000), (1_000, 1_000)))
+    assert all_advice(steering, SECOND, SECOND)[-1].shares[0] < 0.4
+
+
+def test_clear_paths_of_unknown_rates_get_no_advice() -> None:
+    steering = Steering()
+    steering.added(pair())
+    for path in (0, 1):
+        say(steering, SECOND, path, 0)
+    assert all_advice(steering, SECOND, SECOND + POLL_NS) == []
+
+
+def test_advice_is_withdrawn_when_everything_is_stale() -> None:
+    steering = Steering()
+    steering.added(pair())
+    say(steering, SECOND, 0, 200)
+    found = all_advice(steering, SECOND, 4 * SECOND)
+    assert found[0].shares
+    assert not found[-1].shares
+    assert steering.wake_ns() is None
+
+
+def test_a_packet_is_about_the_pairs_whose_path_it_names() -> None:
+    steering = Steering()
+    other = (("10.0.0.1", "10.0.0.3"), ("10.1.0.1", "10.1.0.3"))
+    steering.added(pair(0))
+    steering.added(pair(1, other))
+    say(steering, SECOND, 1, 255)
+    assert [advice.pair.slot for advice in steering.decide_urgent(SECOND)] == [0]
+
+
+def test_a_packet_with_a_prefix_is_about_every_pair_in_it() -> None:
+    steering = Steering()
+    steering.added(pair(0))
+    steering.added(pair(1, (("10.0.0.1", "10.0.0.3"), ("10.1.0.1", "10.1.0.3"))))
+    steering.added(pair(2, (("10.0.0.1", "10.9.0.3"), ("10.1.0.1", "10.9.1.3"))))
+    say(steering, SECOND, 1, 255, ("any", "10.1.0.0/24"))
+    assert sorted(advice.pair.slot for advice in steering.decide_urgent(SECOND)) == [0, 1]
+
+
+def test_a_pair_that_comes_later_finds_what_is_known() -> None:
+    steering = Steering()
+    steering.added(pair(0))
+    say(steering, SECOND, 0, 255)
+    steering.decide_urgent(SECOND)
+    steering.added(pair(5))
+    assert 5 in {advice.pair.slot for advice in all_advice(steering, SECOND, SECOND + POLL_NS)}
+
+
+def test_a_full_queue_of_the_own_interface_moves_bytes_away() -> None:
+    steering = Steering()
+    steering.added(pair())
+    steering.measured(SECOND, pair(), 1, Measured(1, (10_000_000, 10_000_000)))
+    before = all_advice(steering, SECOND, SECOND)[-1].shares
+    steering.local(2 * SECOND, {address_number("10.0.0.1"): 230.0})
+    after = all_advice(steering, 2 * SECOND, 2 * SECOND + 50 * POLL_NS)[-1].shares
+    assert after[0] < before[0] - 0.1
+
+
+def test_what_was_fixed_by_hand_stands_against_telemetry() -> None:
+    steering = Steering()
+    steering.added(pair())
+    advice = steering.fix(pair(), (0.3, 0.7))
+    assert advice is not None
+    assert advice.shares == (0.3, 0.7)
+    say(steering, SECOND, 1, 255)
+    assert all_advice(steering, SECOND, SECOND + POLL_NS) == []
+    assert steering.fix(pair(), ()) is None
+    assert all_advice(steering, SECOND, SECOND + POLL_NS)[-1].backpressure == (False, True)
+
+
+def test_a_pair_that_went_is_not_looked_at() -> None:
+    steering = Steering()
+    steering.added(pair())
+    say(steering, SECOND, 0, 255)
+    steering.removed(pair())
+    assert (steering.decide_urgent(SECOND), steering.wake_ns()) == ([], None)
+
+
+def test_a_feed_counts_as_much_as_a_packet() -> None:
+    steering = Steering()
+    steering.added(pair())
+    source, target = map(address_number, PATHS[0])
+    steering.observed(SECOND, SECOND, Observation(Congestion(source, target, 0, 255)))
+    steering.observed(SECOND, SECOND, Refusal("feed", "nonsense"))
+    assert steering.decide_urgent(SECOND)[0].backpressure == (True, False)
+    assert steering.refused == {"telemetry feed": 1}

@@ -1,0 +1,27 @@
+"""The parts of `ringfold bench hints`, with small numbers."""
+
+from ringfold.cli.bench import hints
+
+
+def test_a_read_is_measured() -> None:
+    row = hints.read_cost()
+    assert isinstance(row["read_ns"], float)
+    assert 0 < row["read_ns"] <= row["worst_turn_ns"]
+
+
+def test_packets_are_followed_into_shared_memory() -> None:
+    assert hints.telemetry(packets=20)["count"] == 20
+
+
+def test_flows_are_registered_and_removed() -> None:
+    row = hints.registry(flows=500)
+    assert row["flows"] == 500
+    assert row["flows_per_s"] > 0
+    assert row["client_flows_per_s"] > 0
+
+
+def test_reads_against_killed_writers_are_counted() -> None:
+    row = hints.torn(reads=2_000_000)
+    assert row["hints"] + row["local"] + row["busy"] == 2_000_000
+    assert row["torn"] == 0
+    assert row["kills"] >= 1
