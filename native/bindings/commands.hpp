@@ -28,10 +28,32 @@ void bind_commands(nb::class_<Class>& cls, With with) {
       "conn"_a, "heartbeat_ms"_a, "dead_after_ms"_a, "The connection is the control connection: heartbeats flow.");
   cls.def(
       "promote",
-      [with](Class& self, ConnId conn, bool outgoing, PeerId peer, std::uint32_t lane) {
-        with(self, [&](Core& core, Ns now) { core.promote(now, conn, outgoing, peer, lane); });
+      [with](Class& self, ConnId conn, bool outgoing, PeerId peer, std::uint32_t lane, bool shared, std::uint32_t path,
+             std::uint32_t paths, std::uint32_t epoch) {
+        const Sharing sharing{shared, path, paths, epoch};
+        with(self, [&](Core& core, Ns now) { core.promote(now, conn, outgoing, peer, lane, sharing); });
       },
-      "conn"_a, "outgoing"_a, "peer"_a, "lane"_a, "The connection is a lane.");
+      "conn"_a, "outgoing"_a, "peer"_a, "lane"_a, "shared"_a = false, "path"_a = 0, "paths"_a = 1, "epoch"_a = 0,
+      "The connection is a lane; with `epoch` installed already, it joins that one late.");
+  cls.def(
+      "set_path_shares",
+      [with](Class& self, PeerId peer, const std::vector<std::uint16_t>& shares, std::uint32_t flags) {
+        if (shares.size() > max_paths) throw nb::value_error("more shares than a link can have paths");
+        PathShares out;
+        std::copy(shares.begin(), shares.end(), out.share.begin());
+        out.flags = flags;
+        with(self, [&](Core& core, Ns) { core.set_path_shares(peer, out); });
+      },
+      "peer"_a, "shares"_a, "flags"_a = 0,
+      "Advice about the paths to a neighbour: shares out of 65535, a veto bit per path, bit 16: shares are caps.");
+  cls.def(
+      "path_bytes",
+      [with](Class& self, bool to_next) {
+        std::array<std::uint64_t, max_paths> found{};
+        with(self, [&](Core& core, Ns) { found = core.path_bytes(to_next); });
+        return std::vector<std::uint64_t>(found.begin(), found.end());
+      },
+      "to_next"_a, "Payload assigned to each path of a link since the epoch began.");
   cls.def(
       "close", [with](Class& self, ConnId conn, const std::string&) {
         with(self, [&](Core& core, Ns) { core.close(conn); });
@@ -70,13 +92,15 @@ void bind_commands(nb::class_<Class>& cls, With with) {
   cls.def(
       "install",
       [with](Class& self, std::uint32_t epoch, std::uint32_t rank, std::uint32_t size, std::vector<PeerId> members,
-             bool evidence_by_master, std::size_t small_bytes, std::size_t segment_bytes, std::uint32_t peers_here) {
+             bool evidence_by_master, std::size_t small_bytes, std::size_t segment_bytes, std::uint32_t peers_here,
+             bool multipath) {
         EpochSpec spec =
             epoch_spec(epoch, rank, size, std::move(members), evidence_by_master, small_bytes, segment_bytes, peers_here);
+        spec.multipath = multipath;
         with(self, [&](Core& core, Ns now) { core.install(now, std::move(spec)); });
       },
       "epoch"_a, "rank"_a, "size"_a, "members"_a, "evidence_by_master"_a, "small_bytes"_a, "segment_bytes"_a,
-      "peers_here"_a = 1, "Begin an epoch: mark the lanes, start the waiting ops.");
+      "peers_here"_a = 1, "multipath"_a = false, "Begin an epoch: mark the lanes, start the waiting ops.");
   cls.def(
       "progress",
       [with](Class& self) {

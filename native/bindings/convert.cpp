@@ -73,6 +73,8 @@ nb::dict to_python(const Stats& stats) {
   out["received_bytes"] = stats.received_bytes;
   out["duplicates"] = stats.duplicates;
   out["drained"] = stats.drained;
+  out["reissued"] = stats.reissued;
+  out["lanes_lost"] = stats.lanes_lost;
   return out;
 }
 

@@ -49,5 +49,7 @@ void bind_core(nb::module_& m);
 void bind_engine(nb::module_& m);
 void bind_probe(nb::module_& m);
 void bind_fit(nb::module_& m);
+void bind_hints(nb::module_& m);
+void bind_relay(nb::module_& m);
 
 }  // namespace ringfold

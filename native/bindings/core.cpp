@@ -17,6 +17,8 @@ class PyCore {
     else if (name == "accept_old_epoch") planted.accept_old_epoch = true;
     else if (name == "apply_duplicate") planted.apply_duplicate = true;
     else if (name == "done_after_seal") planted.done_after_seal = true;
+    else if (name == "forget_lane") planted.forget_lane = true;
+    else if (name == "apply_finished") planted.apply_finished = true;
     else if (!name.empty()) throw nb::value_error("no such planted bug");
     return planted;
   }
@@ -116,9 +118,9 @@ void bind_core(nb::module_& m) {
     self.now_ = now;
     self.core_.tick(now);
   }, "now"_a);
-  cls.def("acknowledged", [](PyCore& self, Ns now, ConnId conn, std::uint64_t left) {
-    self.core_.acknowledged(now, conn, left);
-  }, "now"_a, "conn"_a, "unacknowledged"_a);
+  cls.def("acknowledged", [](PyCore& self, Ns now, ConnId conn, std::uint64_t left, Ns round_trip) {
+    self.core_.acknowledged(now, conn, left, round_trip);
+  }, "now"_a, "conn"_a, "unacknowledged"_a, "round_trip"_a = 0);
   cls.def("next_deadline", [](PyCore& self) { return self.core_.next_deadline(); });
   cls.def("next_event", [](PyCore& self) -> nb::object {
     const auto event = self.core_.next_event();

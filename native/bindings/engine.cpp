@@ -155,11 +155,11 @@ void bind_engine(nb::module_& m) {
       "host"_a, "first_port"_a, "tries"_a, "Bind the data port and return it.");
   cls.def(
       "dial",
-      [](PyEngine& self, const std::string& host, std::uint16_t port, int timeout_ms) {
+      [](PyEngine& self, const std::string& host, std::uint16_t port, int timeout_ms, const std::string& source) {
         nb::gil_scoped_release free;
-        return self.engine().dial(host, port, timeout_ms * millisecond);
+        return self.engine().dial(host, port, timeout_ms * millisecond, source);
       },
-      "host"_a, "port"_a, "timeout_ms"_a, "Begin to connect to a literal address.");
+      "host"_a, "port"_a, "timeout_ms"_a, "source"_a = "", "Begin to connect to a literal address, from one of this host's own.");
   cls.def(
       "next_event",
       [](PyEngine& self, double timeout_s) -> nb::object {
@@ -176,6 +176,28 @@ void bind_engine(nb::module_& m) {
     nb::gil_scoped_release free;
     self.engine().with_core([](Core& core, Ns) { core.push_event({}); });
   });
+  cls.def(
+      "follow_hints",
+      [](PyEngine& self, PeerId peer, const std::string& file, std::uint32_t slot, std::uint32_t generation) {
+        nb::gil_scoped_release free;
+        self.engine().follow_hints(peer, file, slot, generation);
+      },
+      "peer"_a, "file"_a, "slot"_a, "generation"_a, "Where the agent's advice about the paths to a peer is.");
+  cls.def(
+      "forget_hints",
+      [](PyEngine& self, PeerId peer) {
+        nb::gil_scoped_release free;
+        self.engine().forget_hints(peer);
+      },
+      "peer"_a, "Lanes to this peer just pull.");
+  cls.def(
+      "path_rates",
+      [](PyEngine& self, PeerId peer) {
+        nb::gil_scoped_release free;
+        const auto found = self.engine().locked([&](Core& core) { return core.path_rates(monotonic_now(), peer); });
+        return std::vector<std::uint64_t>(found.begin(), found.end());
+      },
+      "peer"_a, "Bytes per second on each path to a peer while it was busy; 0 where none were measured in the last second.");
   const auto submit = [](PyEngine& self, int kind, int reduce_op, std::uint64_t tag, int root,
                        const std::vector<Array>& source, const std::optional<std::vector<Array>>& target,
                        const std::vector<int>& dtypes, bool retry, Ns timeout_ns, int quantisation) {

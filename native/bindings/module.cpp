@@ -2,7 +2,7 @@
 #include "convert.hpp"
 
 NB_MODULE(_native, m) {
-  m.doc() = "Ringfold's native core: kernels, the state hash, the sans-I/O engine core, the engine with sockets, and the prober.";
+  m.doc() = "Ringfold's native core: kernels, the state hash, the sans-I/O engine core, the engine with sockets, the prober, hints, and the relay.";
   nb::set_leak_warnings(false);
   ringfold::bind_kernels(m);
   ringfold::bind_hash(m);
@@ -10,4 +10,6 @@ NB_MODULE(_native, m) {
   ringfold::bind_engine(m);
   ringfold::bind_probe(m);
   ringfold::bind_fit(m);
+  ringfold::bind_hints(m);
+  ringfold::bind_relay(m);
 }

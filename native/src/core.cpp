@@ -63,8 +63,24 @@ void Core::lost(Ns, ConnId id, std::string_view reason) {
   conns_.erase(id);
 }
 
-// One broken lane ends the link: the neighbour's other lanes in that direction are closed with it, and it is told once.
+// Where others share its work, a lane's end is told as that of one connection. Otherwise the link has ended.
 void Core::drop_lane(Conn& broken, std::string reason) {
+  if (!broken.sharing.shared || broken.closing || !has_sibling(broken)) {
+    drop_link(broken, std::move(reason));
+    return;
+  }
+  const ConnId id = broken.id;
+  Event event{.kind = Event::Kind::closed, .conn = id};
+  event.text = std::move(reason);
+  push_event(std::move(event));
+  closing_.push_back(id);
+  ++stats_.lanes_lost;
+  auto lost = conns_.extract(id);
+  send_elsewhere(lost.mapped());
+}
+
+// All lanes of the link are closed, and it is told once.
+void Core::drop_link(Conn& broken, std::string reason) {
   Event event{.kind = Event::Kind::link_lost, .peer = broken.peer, .outgoing = broken.outgoing};
   event.text = std::move(reason);
   const PeerId peer = broken.peer;
@@ -75,6 +91,7 @@ void Core::drop_lane(Conn& broken, std::string reason) {
     if (conn.role == Role::lane && conn.peer == peer && conn.outgoing == outgoing) gone.push_back(id);
   }
   for (const ConnId id : gone) {
+    if (find_conn(id)->sharing.shared) --shared_lanes_;
     conns_.erase(id);
     closing_.push_back(id);
   }
@@ -83,6 +100,10 @@ void Core::drop_lane(Conn& broken, std::string reason) {
 
 void Core::violation(Ns now, Conn& conn, std::string reason) {
   const ConnId id = conn.id;
+  if (conn.role == Role::lane) {  // another lane would bring the same
+    drop_link(conn, std::move(reason));
+    return;
+  }
   closing_.push_back(id);
   lost(now, id, reason);
 }
@@ -143,7 +164,7 @@ void Core::make_control(Ns now, ConnId id, Ns heartbeat, Ns dead_after) {
   process(now, *conn);
 }
 
-void Core::promote(Ns now, ConnId id, bool outgoing, PeerId peer, std::uint32_t lane) {
+void Core::promote(Ns now, ConnId id, bool outgoing, PeerId peer, std::uint32_t lane, Sharing sharing) {
   Conn* conn = find_conn(id);
   if (conn == nullptr) return;
   conn->role = Role::lane;
@@ -152,6 +173,13 @@ void Core::promote(Ns now, ConnId id, bool outgoing, PeerId peer, std::uint32_t 
   conn->peer = peer;
   conn->lane = lane;
   conn->last_received = conn->last_acknowledged = now;
+  conn->sharing = sharing;
+  conn->sharing.path = std::min<std::uint32_t>(sharing.path, max_paths - 1);
+  if (sharing.shared) {
+    ++shared_lanes_;
+    new_shared_.push_back({id, outgoing, peer, lane, true, sharing.paths});
+  }
+  if (sharing.epoch != 0 && sharing.epoch == spec_.epoch) mark(*conn);
   process(now, *conn);
 }
 
@@ -162,8 +190,9 @@ void Core::close(ConnId id) {
   conn->closing = true;
   if (conn->role == Role::bulk) drop_blocks(*conn);
   if (conn->role == Role::lane || conn->tx.empty()) {
-    conns_.erase(id);
     closing_.push_back(id);
+    auto closed = conns_.extract(id);
+    if (closed.mapped().sharing.shared) send_elsewhere(closed.mapped());
   } else {
     mark_dirty(*conn);
   }
@@ -172,7 +201,8 @@ void Core::close(ConnId id) {
 std::vector<LaneInfo> Core::lanes() const {
   std::vector<LaneInfo> out;
   for (const auto& [id, conn] : conns_) {
-    if (conn.role == Role::lane) out.push_back({id, conn.outgoing, conn.peer, conn.lane});
+    if (conn.role != Role::lane) continue;
+    out.push_back({id, conn.outgoing, conn.peer, conn.lane, conn.sharing.shared, conn.sharing.paths});
   }
   return out;
 }
@@ -341,9 +371,20 @@ bool Core::process_lane(Ns now, Conn& conn) {
   const std::byte* payload = conn.rx.data() + conn.rx_begin + sizeof header;
   conn.rx_begin += sizeof header + header.length;
   std::string why;
-  if (on_lane_frame(conn, header, payload, why)) return true;
-  violation(now, conn, std::move(why));
-  return false;
+  const ConnId id = conn.id;
+  const bool fine = header.kind == LaneFrame::applied ? on_applied(conn, header.offset, why)
+                                                      : on_lane_frame(conn, header, payload, why);
+  if (!fine) {
+    violation(now, conn, std::move(why));
+    return false;
+  }
+  Conn* still = find_conn(id);
+  if (still != nullptr && still->sharing.shared && header.kind != LaneFrame::applied) {
+    ++still->frames_seen;
+    still->bytes_untold += header.length;
+    tell_applied(*still);
+  }
+  return true;
 }
 
 // Sending: frames that have begun, then control, then segments pulled from the oldest op that may send.
@@ -352,7 +393,8 @@ OpPtr Core::next_op_to_send(bool to_next) const {
   for (const OpPtr& op : running_) {
     if (!op->has_sendable(to_next)) continue;
     const std::size_t sent = op->eager_sent[to_next];
-    const bool eager = sent == 0 || sent + op->next_sendable(to_next).length <= spec_.segment_bytes;
+    const Sendable& next = op->next_sendable(to_next);
+    const bool eager = sent == 0 || next.again || sent + next.length <= spec_.segment_bytes;
     if (op->peer_ready[to_next] || eager) return op;
   }
   return nullptr;
@@ -373,19 +415,25 @@ void Core::own_many_pieces(OutFrame& frame) {
   copy.reserve(frame.item.length);
   for (const Piece& piece : pieces) copy.insert(copy.end(), piece.at, piece.at + piece.bytes);
   frame.owned = std::move(copy);
-  frame.op = nullptr;
+  frame.copied = true;
 }
 
 void Core::pull(Conn& conn) {
-  while (conn.tx_bytes < queue_ahead_bytes && conn.tx.size() < queue_ahead_frames) {
+  // Among several lanes nothing is decided earlier than it must be.
+  const std::size_t most_frames = conn.sharing.shared ? 1 : queue_ahead_frames;
+  while (conn.tx_bytes < queue_ahead_bytes && conn.tx.size() < most_frames) {
     const bool to_next = conn.outgoing;
     const OpPtr op = next_op_to_send(to_next);
-    if (op == nullptr) return;
+    if (op == nullptr && reissue(conn)) continue;
+    if (op == nullptr || !may_take(conn, op)) return;
     OutFrame frame;
     frame.op = op;
     frame.item = op->take_sendable(to_next);
-    if (planted_.apply_duplicate && frame.item.offset % 3 == 1) op->send_again(to_next, frame.item);
-    op->eager_sent[to_next] += frame.item.length;
+    const bool again = frame.item.again;
+    if (again && op->superseded(frame.item)) continue;
+    if (planted_.apply_duplicate && !again && frame.item.offset % 3 == 1) op->send_again(to_next, frame.item);
+    if (!again) op->eager_sent[to_next] += frame.item.length;
+    count_assigned(conn, op, frame.item.length);
     frame.header = header_for(op, LaneFrame::data);
     frame.header.stage = frame.item.stage;
     frame.header.offset = frame.item.offset;
@@ -394,7 +442,9 @@ void Core::pull(Conn& conn) {
     frame.header.header_crc = frame.header.crc();
     frame.has_header = true;
     frame.total = sizeof(FrameHeader) + frame.item.length;
-    if (op->spec.spans.size() > most_pieces) own_many_pieces(frame);
+    // What goes again is copied: the first one may have arrived, and its memory may be overwritten at any time.
+    if (again) copy_segment(frame);
+    else if (op->spec.spans.size() > most_pieces) own_many_pieces(frame);
     conn.tx_bytes += frame.total;
     op->result.sent_bytes += frame.item.length;
     conn.tx.push_back(std::move(frame));
@@ -420,7 +470,7 @@ std::size_t Core::gather(ConnId id, iovec* out, std::size_t most) {
     if (count + 2 > most) break;
     std::size_t skip = frame.sent;
     if (frame.has_header) add(reinterpret_cast<const std::byte*>(&frame.header), sizeof frame.header, skip);
-    if (frame.op) {
+    if (frame.op && !frame.copied) {
       pieces.clear();
       frame.op->pieces(frame.item, pieces);
       for (const Piece& piece : pieces) add(piece.at, piece.bytes, skip);
@@ -447,8 +497,11 @@ void Core::sent(Ns now, ConnId id, std::size_t bytes) {
     bytes -= step;
     if (frame.sent < frame.total) break;
     if (!frame.filler) conn->bulk.queued_blocks -= frame.borrowed.size();
+    if (conn->sharing.shared && frame.has_header) note_sent(*conn, frame, conn->sent_total - bytes);
     conn->tx.pop_front();
   }
+  // Behind a large frame of our own our heartbeats wait, so nothing is echoed; that its bytes move says as much.
+  if (id == control_ && !conn->tx.empty()) last_echoed_ = now;
   if (conn->closing && conn->tx.empty()) {
     conns_.erase(id);
     closing_.push_back(id);
@@ -459,7 +512,10 @@ bool Core::wants_write(ConnId id) const {
   const Conn* conn = find_conn(id);
   if (conn == nullptr) return false;
   if (!conn->tx.empty() || conn->bulk.fill) return true;
-  return conn->role == Role::lane && conn->mark_sent == spec_.epoch && next_op_to_send(conn->outgoing) != nullptr;
+  if (conn->role != Role::lane || conn->mark_sent != spec_.epoch) return false;
+  const OpPtr op = next_op_to_send(conn->outgoing);
+  if (op != nullptr) return may_take(*conn, op);
+  return const_cast<Core*>(this)->find_tail(*conn).lane != nullptr;
 }
 
 std::vector<ConnId> Core::conns_with_output() const {
@@ -473,28 +529,6 @@ std::vector<ConnId> Core::conns_with_output() const {
 bool Core::expects(ConnId id) const {
   const Conn* conn = find_conn(id);
   return conn != nullptr && (!conn->outgoing || spec_.size > 2);
-}
-
-void Core::acknowledged(Ns now, ConnId id, std::uint64_t unacknowledged) {
-  Conn* conn = find_conn(id);
-  if (conn == nullptr) return;
-  const std::uint64_t total = conn->sent_total - std::min(unacknowledged, conn->sent_total);
-  if (total > conn->acknowledged_total) {
-    conn->acknowledged_total = total;
-    conn->last_acknowledged = now;
-  }
-  conn->unacknowledged = unacknowledged;
-}
-
-Core::Conn* Core::lane_for_control(bool outgoing) {
-  const PeerId peer = outgoing ? next_peer() : previous_peer();
-  Conn* best = nullptr;
-  for (auto& [id, conn] : conns_) {
-    if (conn.role != Role::lane || conn.outgoing != outgoing || conn.peer != peer) continue;
-    if (conn.mark_sent != spec_.epoch) continue;
-    if (best == nullptr || conn.tx_bytes < best->tx_bytes) best = &conn;
-  }
-  return best;
 }
 
 std::optional<Event> Core::next_event() {

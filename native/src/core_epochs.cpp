@@ -72,22 +72,29 @@ void Core::settle(Ns, std::uint32_t epoch, const std::vector<Verdict>& verdicts,
   std::sort(waiting_.begin(), waiting_.end(), [](const OpPtr& a, const OpPtr& b) { return a->id < b->id; });
 }
 
+void Core::mark(Conn& conn) {
+  FrameHeader mark;
+  mark.epoch = spec_.epoch;
+  conn.mark_sent = spec_.epoch;
+  lane_frame(conn, mark, {});
+}
+
 void Core::install(Ns now, EpochSpec spec) {
   assert(running_.empty());
   spec_ = std::move(spec);
   spec_.segment_bytes = std::max<std::size_t>((spec_.segment_bytes + 63) / 64 * 64, 64);
   sealed_ = false;
+  for (auto& bytes : path_bytes_) bytes.fill(0);
   best_out_rate_ = 0;  // it was of a link that the next beat no longer speaks of
   tags_.clear();
   stashed_bytes_ = 0;
   std::vector<ConnId> unheld;
   for (auto& [id, conn] : conns_) {
     if (conn.role != Role::lane) continue;
-    FrameHeader mark;
-    mark.epoch = spec_.epoch;
-    conn.mark_sent = spec_.epoch;
     conn.last_received = conn.last_acknowledged = now;
-    lane_frame(conn, mark, {});
+    conn.confirmed += conn.flights.size();  // of an epoch that is over: nobody will ask for them
+    conn.flights.clear();
+    mark(conn);
     if (conn.held && conn.mark_seen <= spec_.epoch) unheld.push_back(id);
   }
   const std::vector<OpPtr> again = std::exchange(waiting_, {});

@@ -66,11 +66,20 @@ bool Core::on_lane_frame(Conn& conn, const FrameHeader& header, const std::byte*
     return false;
   }
   TagState& tag = tags_[header.tag];
-  if (tag.running && header.sequence == tag.running->sequence) {
+  const bool confused = planted_.apply_finished && tag.running && header.sequence < tag.running->sequence;
+  if (tag.running && (header.sequence == tag.running->sequence || confused)) {
     return on_op_frame(OpPtr(tag.running), conn.outgoing, header, payload, why);
   }
   if (header.sequence < tag.next) {
     ++stats_.drained;
+    return true;
+  }
+  const auto same = [&](const Stashed& other) {
+    return other.from_next == conn.outgoing && other.header.kind == header.kind && other.header.stage == header.stage &&
+           other.header.offset == header.offset && other.header.origin == header.origin;
+  };
+  if (conn.sharing.shared && std::any_of(tag.stash.begin(), tag.stash.end(), same)) {
+    ++stats_.duplicates;  // it came again over another lane
     return true;
   }
   // Two eager segments, from both sides, and the Dones of a small op are all that an honest neighbour sends before Ready.
@@ -251,7 +260,7 @@ void Core::start(Ns now, const OpPtr& op) {
     return;
   }
   // Memory first: if there is none, the tag's sequence has not moved.
-  op->start(spec_.rank, spec_.size, spec_.small_bytes, spec_.segment_bytes, pool_);
+  op->start(spec_.rank, spec_.size, spec_.small_bytes, spec_.segment_bytes, spec_.multipath, pool_);
   TagState& tag = tags_[op->spec.tag];
   op->sequence = tag.next++;
   op->epoch = spec_.epoch;
@@ -373,7 +382,6 @@ void Core::finish(const OpPtr& op, OpStatus status, Bytes reason) {
 // The caller's memory is about to be changed or given back: lanes must not read from it any more. Frames that have not
 // begun are dropped; the rest of one that has begun is copied, so that the lane stays in step.
 void Core::detach(const OpPtr& op) {
-  std::vector<Piece> pieces;
   for (auto& [id, conn] : conns_) {
     for (auto frame = conn.tx.begin(); frame != conn.tx.end();) {
       if (frame->op != op) {
@@ -382,14 +390,14 @@ void Core::detach(const OpPtr& op) {
         conn.tx_bytes -= frame->total;
         frame = conn.tx.erase(frame);
       } else {
-        pieces.clear();
-        op->pieces(frame->item, pieces);
-        Bytes copy;
-        for (const Piece& piece : pieces) copy.insert(copy.end(), piece.at, piece.at + piece.bytes);
-        frame->owned = std::move(copy);
+        if (!frame->copied) copy_segment(*frame);
         frame->op = nullptr;
         ++frame;
       }
+    }
+    // What is done everywhere, or is to begin anew, need not be sent again.
+    for (Flight& flight : conn.flights) {
+      if (flight.op == op) flight.op = nullptr;
     }
   }
 }

@@ -73,8 +73,9 @@ void Core::beat(Ns now) {
   put(body, ++beat_number_);
   put(body, heard_number_);
   put(body, spec_.epoch);
-  put(body, static_cast<std::uint32_t>(out_stalled_ms(now)));
+  put(body, static_cast<std::uint32_t>(stalled_ms(now, true)));
   put(body, static_cast<std::uint32_t>(in_starved_ms(now)));
+  put(body, static_cast<std::uint32_t>(stalled_ms(now, false)));
   put(body, stats_.committed);
   put(body, conn->received_total);
   put(body, std::exchange(best_out_rate_, 0));
@@ -93,14 +94,19 @@ void Core::beat(Ns now) {
   control_frame(*conn, ControlFrame::heartbeat, body.data(), body.size());
 }
 
-std::uint64_t Core::out_stalled_ms(Ns now) const {
+std::uint64_t Core::stalled_ms(Ns now, bool outgoing) const {
   if (running_.empty() || sealed_) return 0;
-  Ns worst = 0;
+  // A link moves while one of its lanes does, or has nothing to do.
+  bool any = false;
+  Ns least = 0;
   for (const auto& [id, conn] : conns_) {
-    if (conn.role != Role::lane || !conn.outgoing) continue;
-    if (conn.unacknowledged > 0 || !conn.tx.empty()) worst = std::max(worst, now - conn.last_acknowledged);
+    if (conn.role != Role::lane || conn.outgoing != outgoing) continue;
+    const bool waits = conn.unacknowledged > 0 || !conn.tx.empty();
+    const Ns since = waits ? now - conn.last_acknowledged : 0;
+    least = any ? std::min(least, since) : since;
+    any = true;
   }
-  return static_cast<std::uint64_t>(std::max<Ns>(worst, 0) / millisecond);
+  return static_cast<std::uint64_t>(std::max<Ns>(least, 0) / millisecond);
 }
 
 std::uint64_t Core::in_starved_ms(Ns now) const {

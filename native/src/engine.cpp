@@ -24,6 +24,7 @@ constexpr Ns longest_way = millisecond / 5;      // for which a driver waits unt
 constexpr Ns ack_check_every = 100 * millisecond;
 constexpr Ns parked_for = 10 * millisecond;      // how often a parked service thread looks whether it is needed
 constexpr Ns parked_after_call = 2 * millisecond;
+constexpr Ns longest_spin_on_paths = 20'000;
 
 std::uint32_t usable_cores() {
   cpu_set_t set;
@@ -113,6 +114,7 @@ Engine::Turn::Turn(Engine& engine) : engine_(engine) {
 
 Engine::Turn::~Turn() {
   const Ns now = monotonic_now();
+  engine_.look_at_hints(now);
   engine_.settle_sockets();
   engine_.flush_dirty(now);
   engine_.settle_sockets();
@@ -215,11 +217,36 @@ void Engine::poll_all(std::unique_lock<std::mutex>& lock, int timeout_ms) {
   }
   const Ns now = monotonic_now();
   for (int i = 0; i < count; ++i) on_ready(events[i], now);
+  look_at_lanes(now);
   flush_dirty(now);
   settle_sockets();
   flush_dirty(now);
   tick(now);
   tell();
+}
+
+void Engine::follow_hints(PeerId peer, const std::string& file, std::uint32_t slot, std::uint32_t generation) {
+  Turn turn(*this);
+  hints_.follow(peer, file, slot, generation);
+  core_.set_path_hints(&hints_);
+}
+
+void Engine::forget_hints(PeerId peer) {
+  Turn turn(*this);
+  hints_.forget(peer);
+  if (hints_.empty()) core_.set_path_hints(nullptr);
+  core_.advice_changed();
+}
+
+// Once per turn: is the agent alive, and is its advice another one?
+void Engine::look_at_hints(Ns now) {
+  if (!hints_.empty() && hints_.look(now)) core_.advice_changed();
+}
+
+// The tail of a slow lane is nobody's event: while something is on the way, one looks.
+int Engine::patience_ms() const {
+  if (core_.has_dirty()) return 0;
+  return core_.has_shared() && core_.shared_in_flight() ? 1 : 10;
 }
 
 void Engine::tick(Ns now) {
@@ -230,8 +257,14 @@ void Engine::tick(Ns now) {
     for (const LaneInfo& lane : core_.lanes()) {
       const auto it = sockets_.find(lane.conn);
       int queued = 0;
-      if (it == sockets_.end() || !lane.outgoing || ::ioctl(it->second.fd, SIOCOUTQ, &queued) != 0) continue;
+      if (it == sockets_.end() || ::ioctl(it->second.fd, SIOCOUTQ, &queued) != 0) continue;
       core_.acknowledged(now, lane.conn, static_cast<std::uint64_t>(queued));
+    }
+  }
+  if (const auto it = sockets_.find(core_.late_echo(now)); it != sockets_.end()) {
+    int queued = 0;
+    if (::ioctl(it->second.fd, SIOCOUTQ, &queued) == 0) {
+      core_.acknowledged(now, it->first, static_cast<std::uint64_t>(queued));
     }
   }
   if (listener_paused_until_ != 0 && now >= listener_paused_until_) {
@@ -266,6 +299,12 @@ std::uint64_t Engine::submit_to_drive(OpSpec spec) {
   return id;
 }
 
+// A large op on several paths waits for networks, and every segment of it is a chance to sleep: whoever polled through all of
+// them would take the core from the kernel, which has packets to move.
+Ns Engine::spin_for(const Op& op) const {
+  return core_.multipath() && !op.small ? std::min(settings_.spin, longest_spin_on_paths) : settings_.spin;
+}
+
 bool Engine::run(std::uint64_t id, Ns most) {
   std::unique_lock lock(mutex_);
   const OpPtr op = core_.find(id);
@@ -280,6 +319,7 @@ bool Engine::run(std::uint64_t id, Ns most) {
     return op->state == OpState::finished;
   }
   const Driving drives(*this);
+  look_at_hints(began);
   flush_dirty(began);
   Ns idle_since = began;
   for (int round = 0;; ++round) {
@@ -288,15 +328,16 @@ bool Engine::run(std::uint64_t id, Ns most) {
     // sockets: then heartbeats and the master's words depend on this look alone.
     if (now - last_tick_ >= tick_every) poll_all(lock, 0);
     if (op->state == OpState::finished || stopping_ || now - began >= most) break;
+    look_at_lanes(now);
     if (poll_hot(now)) {
       idle_since = now;
       if (round % 16 == 15) poll_all(lock, 0);
-    } else if (now - idle_since < settings_.spin) {
+    } else if (now - idle_since < spin_for(*op)) {
       if (round % 4 == 3) poll_all(lock, 0);
       wait_a_moment(lock);
     } else {
-      poll_all(lock, core_.has_dirty() ? 0 : 10);
-      idle_since = monotonic_now() - settings_.spin / 2;
+      poll_all(lock, patience_ms());
+      idle_since = monotonic_now() - spin_for(*op) / 2;
     }
     give_way(lock);
   }
@@ -336,7 +377,7 @@ void Engine::service() {
     epoll_event events[64];
     arm();
     const int fd = epoll_;
-    const int timeout = core_.has_dirty() ? 0 : 10;
+    const int timeout = patience_ms();
     in_epoll_.fetch_add(1);
     lock.unlock();
     const int count = ::epoll_wait(fd, events, 64, timeout);
@@ -345,6 +386,7 @@ void Engine::service() {
     if (driving_.load() || stopping_) continue;
     const Ns then = monotonic_now();
     for (int i = 0; i < count; ++i) on_ready(events[i], then);
+    look_at_lanes(then);
     flush_dirty(then);
     settle_sockets();
     flush_dirty(then);

@@ -2,11 +2,13 @@
 #include <linux/sockios.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <stdexcept>
 
@@ -17,9 +19,11 @@ namespace ringfold {
 namespace {
 
 constexpr Ns listener_pause = 100'000'000;
+constexpr Ns look_every = 500'000;  // at the lanes of shared links, while they have bytes on the way
 constexpr std::size_t flush_bytes = 512 * 1024;  // then reading gets its turn
 constexpr std::size_t bulk_turn_bytes = std::size_t{1} << 20;  // of one bulk connection: then the others get theirs
 constexpr int filler_unsent_bytes = 128 * 1024;  // in the kernel: a message should not wait behind more filler than this
+constexpr int path_unsent_bytes = 16 * 1024;      // in the kernel, of each lane of a link with several paths
 constexpr std::uint32_t short_way_us = 20'000;
 
 // What the kernel tells beyond glibc's tcp_info. The shortest round trip is that of the way; the mean is that of the handshake
@@ -44,6 +48,22 @@ void prepare_for_filler(int fd) {
   if (::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &facts, &bytes) != 0) return;
   const std::uint32_t round_trip_us = bytes == sizeof facts ? facts.min_rtt_us : facts.info.tcpi_rtt;
   if (round_trip_us < short_way_us) ::setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "reno", 4);
+}
+
+// Nobody waits for a lane that others can stand in for: a way that carries nothing is given up, also when it is idle. But
+// not before the master would have given up the neighbour itself (peers are more patient with the master than it with them).
+// What the kernel has taken cannot be given to another lane any more: it gets little ahead. Among several paths CUBIC fills a queue evenly; BBR's probing of each path by itself made
+// the split noisier and the sum smaller.
+void prepare_shared(int fd, std::uint32_t paths, Ns master_dead_after) {
+  const int gone_ms = std::max(6'000, static_cast<int>(std::min<Ns>(master_dead_after / 5'000'000, 600'000)));
+  const int idle_s = 2, every_s = gone_ms / 3'000, tries = 2, on = 1;
+  ::setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &gone_ms, sizeof gone_ms);
+  ::setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+  ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof idle_s);
+  ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &every_s, sizeof every_s);
+  ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &tries, sizeof tries);
+  ::setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &path_unsent_bytes, sizeof path_unsent_bytes);
+  if (paths > 1) ::setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "cubic", 5);
 }
 
 }  // namespace
@@ -76,7 +96,7 @@ std::uint16_t Engine::listen(const std::string& host, std::uint16_t first_port, 
   throw std::runtime_error("cannot listen on " + host + " from port " + std::to_string(first_port) + " on: " + why);
 }
 
-ConnId Engine::dial(const std::string& host, std::uint16_t port, Ns timeout) {
+ConnId Engine::dial(const std::string& host, std::uint16_t port, Ns timeout, const std::string& source) {
   Turn turn(*this);
   const Ns now = monotonic_now();
   const ConnId conn = core_.open(host + ":" + std::to_string(port), false);
@@ -89,6 +109,16 @@ ConnId Engine::dial(const std::string& host, std::uint16_t port, Ns timeout) {
   if (fd < 0) {
     core_.lost(now, conn, strerror(errno));
     return conn;
+  }
+  if (const auto from = source.empty() ? std::nullopt : net::literal(source, 0);
+      from && from->storage.ss_family == address->storage.ss_family) {
+    const int one = 1;
+    ::setsockopt(fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &one, sizeof one);
+    if (::bind(fd, reinterpret_cast<const sockaddr*>(&from->storage), from->bytes) != 0 && errno != EADDRNOTAVAIL) {
+      core_.lost(now, conn, strerror(errno));
+      ::close(fd);
+      return conn;
+    }
   }
   const int rc = ::connect(fd, reinterpret_cast<const sockaddr*>(&address->storage), address->bytes);
   if (rc != 0 && errno != EINPROGRESS) {
@@ -139,6 +169,10 @@ void Engine::settle_sockets() {
     const auto it = sockets_.find(conn);
     if (it == sockets_.end()) continue;
     prepare_for_filler(it->second.fd);
+  }
+  for (const LaneInfo& lane : core_.take_shared()) {
+    const auto it = sockets_.find(lane.conn);
+    if (it != sockets_.end()) prepare_shared(it->second.fd, lane.paths, core_.dead_after());
   }
   for (const ConnId conn : core_.take_closing()) close_socket(conn);
   for (auto& [conn, socket] : sockets_) {
@@ -213,6 +247,27 @@ bool Engine::flush_dirty(Ns now) {
     if (it != sockets_.end()) progressed |= flush(it->second, now);
   }
   return progressed;
+}
+
+// What the kernel knows of lanes that share a link: how much is on the way, and how long the way is.
+void Engine::look_at_lanes(Ns now) {
+  look_at_hints(now);
+  if (!core_.has_shared() || now - last_look_ < look_every) return;
+  if (!core_.any_in_flight() && !core_.shared_in_flight()) return;
+  last_look_ = now;
+  for (const ConnId conn : hot_) {
+    const auto it = sockets_.find(conn);
+    int queued = 0;
+    if (it == sockets_.end() || ::ioctl(it->second.fd, SIOCOUTQ, &queued) != 0) continue;
+    tcp_info info{};
+    socklen_t bytes = sizeof info;
+    if (queued > 0) ::getsockopt(it->second.fd, IPPROTO_TCP, TCP_INFO, &info, &bytes);
+    core_.acknowledged(now, conn, static_cast<std::uint64_t>(queued), Ns{info.tcpi_rtt} * 1'000);
+    const auto unsent = static_cast<int>(core_.unsent_wanted(conn));
+    if (unsent == 0 || std::abs(unsent - it->second.unsent) <= it->second.unsent / 4) continue;
+    it->second.unsent = unsent;
+    ::setsockopt(it->second.fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &unsent, sizeof unsent);
+  }
 }
 
 // Only before blocking is the kernel asked to tell when a full socket drains: while driving, trying is cheaper.

@@ -12,12 +12,22 @@ using kernels::item_bytes;
 constexpr std::size_t past_cache_bytes = std::size_t{4} << 20;
 // A quantised op is for slow links: smaller segments are on their way to the next hop sooner, and are encoded in cache.
 constexpr std::size_t quantised_segment_bytes = std::size_t{256} << 10;
+constexpr std::size_t smallest_fine_segment = std::size_t{16} << 10;
 // The last committed small op of every tag is kept whole, for a seal to carry. All of them together must fit into a control
 // frame: a few tags may have large payloads, many tags smaller ones, and the rest goes the long way. Every peer decides this
 // from what it knows without asking: tag, bytes and members.
 std::size_t most_payloads(std::uint64_t tag) {
   if (tag < 16) return std::size_t{1} << 20;
   return tag < 256 ? std::size_t{128} << 10 : 0;
+}
+
+// On several paths the slow one holds the op up by as long as its last segment takes. A thousandth of what travels is soon
+// through; but every segment has a price.
+std::size_t fine_segment(std::size_t bytes, std::uint32_t size) {
+  const std::size_t chunk = size > 2 ? bytes / size : bytes;
+  std::size_t segment = smallest_fine_segment;
+  while (segment * 2 * 1024 <= chunk) segment *= 2;
+  return segment;
 }
 
 std::vector<Span> laid_out(std::vector<Span> spans) {
@@ -67,7 +77,7 @@ Op::Op(std::uint64_t id, OpSpec given)
       fingerprint(descriptor.fingerprint()),
       bytes(total_bytes(spec)) {}
 
-void Op::start(std::uint32_t rank, std::uint32_t size, std::size_t small_bytes, std::size_t segment_bytes,
+void Op::start(std::uint32_t rank, std::uint32_t size, std::size_t small_bytes, std::size_t segment_bytes, bool fine,
                BackupPool& pool) {
   small = bytes <= small_bytes && bytes * size <= most_payloads(spec.tag);
   state = OpState::running;
@@ -77,6 +87,8 @@ void Op::start(std::uint32_t rank, std::uint32_t size, std::size_t small_bytes, 
     eager_sent[to_next] = 0;
     own_[to_next].clear();
     forwards_[to_next].clear();
+    again_[to_next].clear();
+    assigned[to_next].fill(0);
   }
   early_.clear();
   dones.assign(size, false);
@@ -93,6 +105,7 @@ void Op::start(std::uint32_t rank, std::uint32_t size, std::size_t small_bytes, 
   }
   const bool gathers = spec.kind == OpKind::all_gather;
   if (quantised()) segment_bytes = std::min(segment_bytes, quantised_segment_bytes);
+  if (fine) segment_bytes = std::min(segment_bytes, fine_segment(bytes, size));
   plan_ = make_plan(spec.kind, gathers ? bytes * size : bytes, rank, size, spec.root, segment_bytes, quantised());
   bitmap_.assign((plan_.receive_segments + 63) / 64, 0);
   if (saves() || spec.kind == OpKind::reduce_scatter) {
@@ -146,8 +159,26 @@ std::vector<std::byte> Op::encoded(std::size_t from, std::size_t to) const {
   return out;
 }
 
+void Op::send_again(bool to_next, Sendable item) {
+  item.again = true;
+  again_[to_next].push_back(std::move(item));
+}
+
+bool Op::superseded(const Sendable& item) const {
+  if (plan_.exchange || item.encoded.size() > 0) return false;
+  for (std::size_t stage = item.stage; stage < plan_.receives.size(); ++stage) {
+    const Receive& receive = plan_.receives[stage];
+    if (receive.chunk < 0) continue;
+    const bool same = item.offset >= plan_.chunk_begin[receive.chunk] && item.offset < plan_.chunk_begin[receive.chunk + 1];
+    if (same && received(static_cast<std::uint16_t>(stage), item.offset)) return true;
+  }
+  return false;
+}
+
 Sendable Op::take_sendable(bool to_next) {
-  std::deque<Sendable>& queue = forwards_[to_next].empty() ? own_[to_next] : forwards_[to_next];
+  std::deque<Sendable>& queue = !again_[to_next].empty()      ? again_[to_next]
+                                : forwards_[to_next].empty() ? own_[to_next]
+                                                             : forwards_[to_next];
   Sendable item = std::move(queue.front());
   queue.pop_front();
   if (quantised() && item.own) {
@@ -401,6 +432,7 @@ void Op::let_go_of_memory(BackupPool& pool) {
   for (const bool to_next : {false, true}) {
     own_[to_next].clear();
     forwards_[to_next].clear();
+    again_[to_next].clear();
   }
   early_.clear();
   pool.give_back(std::move(backup_));

@@ -1,5 +1,5 @@
 """
-Ringfold's native core: kernels, the state hash, the sans-I/O engine core, the engine with sockets, and the prober.
+Ringfold's native core: kernels, the state hash, the sans-I/O engine core, the engine with sockets, the prober, hints, and the relay.
 """
 
 from collections.abc import Sequence
@@ -60,8 +60,18 @@ class Core:
     def make_control(self, conn: int, heartbeat_ms: int, dead_after_ms: int) -> None:
         """The connection is the control connection: heartbeats flow."""
 
-    def promote(self, conn: int, outgoing: bool, peer: int, lane: int) -> None:
-        """The connection is a lane."""
+    def promote(self, conn: int, outgoing: bool, peer: int, lane: int, shared: bool = False, path: int = 0, paths: int = 1, epoch: int = 0) -> None:
+        """
+        The connection is a lane; with `epoch` installed already, it joins that one late.
+        """
+
+    def set_path_shares(self, peer: int, shares: Sequence[int], flags: int = 0) -> None:
+        """
+        Advice about the paths to a neighbour: shares out of 65535, a veto bit per path, bit 16: shares are caps.
+        """
+
+    def path_bytes(self, to_next: bool) -> list[int]:
+        """Payload assigned to each path of a link since the epoch began."""
 
     def close(self, conn: int, reason: str = '') -> None:
         """Send what is queued, then close."""
@@ -78,7 +88,7 @@ class Core:
     def settle(self, epoch: int, verdicts: Sequence[tuple[int, int, bool, int, Sequence[bytes] | None, int, bytes]], default_reason: bytes) -> None:
         """Decide every op of the sealed epoch."""
 
-    def install(self, epoch: int, rank: int, size: int, members: Sequence[int], evidence_by_master: bool, small_bytes: int, segment_bytes: int, peers_here: int = 1) -> None:
+    def install(self, epoch: int, rank: int, size: int, members: Sequence[int], evidence_by_master: bool, small_bytes: int, segment_bytes: int, peers_here: int = 1, multipath: bool = False) -> None:
         """Begin an epoch: mark the lanes, start the waiting ops."""
 
     def progress(self) -> list[tuple[int, int]]:
@@ -123,7 +133,7 @@ class Core:
 
     def tick(self, now: int) -> None: ...
 
-    def acknowledged(self, now: int, conn: int, unacknowledged: int) -> None: ...
+    def acknowledged(self, now: int, conn: int, unacknowledged: int, round_trip: int = 0) -> None: ...
 
     def next_deadline(self) -> int: ...
 
@@ -155,8 +165,18 @@ class Engine:
     def make_control(self, conn: int, heartbeat_ms: int, dead_after_ms: int) -> None:
         """The connection is the control connection: heartbeats flow."""
 
-    def promote(self, conn: int, outgoing: bool, peer: int, lane: int) -> None:
-        """The connection is a lane."""
+    def promote(self, conn: int, outgoing: bool, peer: int, lane: int, shared: bool = False, path: int = 0, paths: int = 1, epoch: int = 0) -> None:
+        """
+        The connection is a lane; with `epoch` installed already, it joins that one late.
+        """
+
+    def set_path_shares(self, peer: int, shares: Sequence[int], flags: int = 0) -> None:
+        """
+        Advice about the paths to a neighbour: shares out of 65535, a veto bit per path, bit 16: shares are caps.
+        """
+
+    def path_bytes(self, to_next: bool) -> list[int]:
+        """Payload assigned to each path of a link since the epoch began."""
 
     def close(self, conn: int, reason: str = '') -> None:
         """Send what is queued, then close."""
@@ -173,7 +193,7 @@ class Engine:
     def settle(self, epoch: int, verdicts: Sequence[tuple[int, int, bool, int, Sequence[bytes] | None, int, bytes]], default_reason: bytes) -> None:
         """Decide every op of the sealed epoch."""
 
-    def install(self, epoch: int, rank: int, size: int, members: Sequence[int], evidence_by_master: bool, small_bytes: int, segment_bytes: int, peers_here: int = 1) -> None:
+    def install(self, epoch: int, rank: int, size: int, members: Sequence[int], evidence_by_master: bool, small_bytes: int, segment_bytes: int, peers_here: int = 1, multipath: bool = False) -> None:
         """Begin an epoch: mark the lanes, start the waiting ops."""
 
     def progress(self) -> list[tuple[int, int]]:
@@ -207,13 +227,24 @@ class Engine:
     def listen(self, host: str, first_port: int, tries: int) -> int:
         """Bind the data port and return it."""
 
-    def dial(self, host: str, port: int, timeout_ms: int) -> int:
-        """Begin to connect to a literal address."""
+    def dial(self, host: str, port: int, timeout_ms: int, source: str = '') -> int:
+        """Begin to connect to a literal address, from one of this host's own."""
 
     def next_event(self, timeout_s: float) -> object:
         """Block without the GIL until something happened or the time is over."""
 
     def wake(self) -> None: ...
+
+    def follow_hints(self, peer: int, file: str, slot: int, generation: int) -> None:
+        """Where the agent's advice about the paths to a peer is."""
+
+    def forget_hints(self, peer: int) -> None:
+        """Lanes to this peer just pull."""
+
+    def path_rates(self, peer: int) -> list[int]:
+        """
+        Bytes per second on each path to a peer while it was busy; 0 where none were measured in the last second.
+        """
 
     def submit(self, kind: int, reduce_op: int, tag: int, root: int, source: Sequence[Annotated[NDArray, dict(order='C', device='cpu')]], target: Sequence[Annotated[NDArray, dict(order='C', device='cpu')]] | None, dtypes: Sequence[int], retry: bool, timeout_ns: int, quantisation: int = 0) -> int:
         """Begin an op that the engine's own thread drives; its id."""
@@ -284,6 +315,9 @@ class Prober:
         Close the window: for each edge (dst, begin, end, rows, kept, sent, lost, duplicates, filtered, threshold, user stamps, stepped).
         """
 
+    def so_far(self) -> list:
+        """The window as `rotate` would give it now; it goes on."""
+
     def peek(self, most: int) -> list:
         """
         The newest exchanges of the open window, unfiltered, as `rotate` gives them.
@@ -319,3 +353,108 @@ def fit_edge(exchanges: Annotated[NDArray[numpy.int64], dict(shape=(None, 8), or
     """
     The line through a window of exchanges, as the fields of an EdgeFit that the stamps determine.
     """
+
+HINT_SLOTS: int = 4096
+
+HINT_MOST_PATHS: int = 16
+
+HINT_ABI: int = 1
+
+HINT_LAST_GENERATION: int = 1048575
+
+def hint_share_of_sup_bw(sup_bw: int) -> int:
+    """The classic multiplier as a share of 65535."""
+
+def hint_word(generation: int, shares: Sequence[int], backpressure: int = 0) -> int:
+    """The word of a hint for two to four paths."""
+
+def hint_word_parts(word: int) -> tuple:
+    """(valid, generation, form, shares, backpressure) of a word."""
+
+class HintWriter:
+    """The one writer of a file of hints."""
+
+    def __init__(self, path: str, stale_after_ns: int, mode: int) -> None: ...
+
+    @property
+    def generation(self) -> int:
+        """Counts the lives of the agent."""
+
+    def slot_generations(self) -> list[int]:
+        """The generation that each slot had last."""
+
+    def open(self, slot: int, generation: int) -> None:
+        """The slot has a new owner, and no advice yet."""
+
+    def publish(self, slot: int, shares: Sequence[int], backpressure: int = 0) -> None:
+        """Advise the owner: a share of 65535 for each path."""
+
+    def withdraw(self, slot: int) -> None:
+        """No advice any more: the owner's local policy."""
+
+    def word(self, slot: int) -> int:
+        """The word as readers see it."""
+
+    def beat(self) -> None:
+        """Say that the agent lives."""
+
+    def close(self) -> None:
+        """Say that the agent has ended, and let go of the file."""
+
+    def tear(self, slot: int) -> None:
+        """For crash tests: as if killed in the middle of a write."""
+
+    def hammer(self, slots: int, rounds: int) -> None:
+        """
+        Publish patterns without pause (0 rounds: until the process is killed).
+        """
+
+class HintReader:
+    """Reads hints without waiting; what cannot be read is local (None)."""
+
+    def __init__(self, path: str) -> None: ...
+
+    def look(self) -> str:
+        """
+        Once per turn: fresh, missing, foreign, other version or stale. All but fresh mean local.
+        """
+
+    @property
+    def table_generation(self) -> int:
+        """The agent's life that wrote the file, or 0."""
+
+    def written_ns(self, slot: int) -> int:
+        """When the agent changed a slot last, or 0."""
+
+    def word(self, slot: int, generation: int) -> int:
+        """The slot's word for this owner, or 0: local."""
+
+    def read(self, slot: int, generation: int) -> tuple | None:
+        """(shares, backpressure) for this owner, or None: local."""
+
+    def hammer(self, slots: int, generations: Sequence[int], reads: int) -> dict:
+        """Read patterns without pause, and count those whose parts disagree."""
+
+    def cost_ns(self, slot: int, generation: int, reads: int) -> float:
+        """Nanoseconds per read of a word."""
+
+class Relay:
+    """
+    Cables with a delay and a loss between pairs of descriptors, and a thread for them.
+    """
+
+    def __init__(self) -> None: ...
+
+    def add(self, near: int, far: int, delay_ns: int, loss: float, seed: int) -> int:
+        """
+        Join two descriptors by a cable; its number. What goes from `near` to `far` may get lost.
+        """
+
+    def set(self, cable: int, delay_ns: int, loss: float) -> None:
+        """Another delay (each way) and loss, for packets from now on."""
+
+    def stats(self, cable: int) -> tuple[dict, dict]:
+        """Counts of what went from `near` to `far`, and back."""
+
+    def close(self) -> None:
+        """End the thread. What is on the way is lost. Safe to call twice."""

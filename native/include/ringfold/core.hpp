@@ -12,11 +12,13 @@
 //
 // Commit: an op is finished with success when Done of every member has been seen (evidence), or by a verdict.
 // core.cpp moves bytes and frames, core_ops.cpp decides what they mean for ops, core_epochs.cpp seals, settles and installs,
-// core_time.cpp beats and judges deadlines, core_bulk.cpp carries blocks and filler.
+// core_time.cpp beats and judges deadlines, core_bulk.cpp carries blocks and filler, core_lanes.cpp shares a link's work
+// among several lanes.
 #pragma once
 
 #include <sys/uio.h>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -28,6 +30,7 @@
 #include <string_view>
 #include <tuple>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "ringfold/frame.hpp"
@@ -64,6 +67,8 @@ struct Planted {
   bool accept_old_epoch = false;
   bool apply_duplicate = false;
   bool done_after_seal = false;
+  bool forget_lane = false;     // what was on a lost lane is not sent again
+  bool apply_finished = false;  // a frame of a finished sequence counts for the op that runs
 };
 
 struct SealedOp {
@@ -93,6 +98,7 @@ struct EpochSpec {
   std::size_t small_bytes = 0;
   std::size_t segment_bytes = 0;
   std::uint32_t peers_here = 1;  // members on this host
+  bool multipath = false;        // some link has several lanes: ops are cut finely
 };
 
 struct LaneInfo {
@@ -100,6 +106,34 @@ struct LaneInfo {
   bool outgoing;
   PeerId peer;
   std::uint32_t lane;
+  bool shared = false;
+  std::uint32_t paths = 1;
+};
+
+// How a lane stands to the others of its link.
+struct Sharing {
+  bool shared = false;      // the link is to have several lanes: one that is lost costs nothing but time
+  std::uint32_t path = 0;
+  std::uint32_t paths = 1;
+  std::uint32_t epoch = 0;  // if this one is installed already, the lane joins it late and is marked at once
+};
+
+// Advice about the paths to one neighbour, looked at before each segment. Without shares and flags lanes just pull.
+//   weight  a path's share counts for the first few segments of an op; then whoever can take more, takes more
+//   cap     with `capped` a path never gets more than its share
+//   veto    a path whose bit is set gets no new segment while another path lives
+struct PathShares {
+  static constexpr std::uint32_t capped = 1u << 16;  // below it: one veto bit per path
+  std::array<std::uint16_t, max_paths> share{};
+  std::uint32_t flags = 0;
+};
+
+// Where advice comes from, if not from set_path_shares(): asked under the engine's mutex before each segment, so it
+// must neither block nor throw. False: there is none now.
+class PathHints {
+ public:
+  virtual ~PathHints() = default;
+  virtual bool read(PeerId peer, PathShares& out) const = 0;
 };
 
 // One block of shared state: memory of the caller's, and the hash that its content should have.
@@ -119,6 +153,7 @@ struct Stats {
   std::uint64_t committed = 0, aborted = 0, restarted = 0;
   std::uint64_t sent_bytes = 0, received_bytes = 0;
   std::uint64_t duplicates = 0, drained = 0;
+  std::uint64_t reissued = 0, lanes_lost = 0;
 };
 
 class Core {
@@ -134,7 +169,7 @@ class Core {
   void send(ConnId conn, const void* body, std::size_t bytes);
   void resume(Ns now, ConnId conn);
   void make_control(Ns now, ConnId conn, Ns heartbeat, Ns dead_after);
-  void promote(Ns now, ConnId conn, bool outgoing, PeerId peer, std::uint32_t lane);
+  void promote(Ns now, ConnId conn, bool outgoing, PeerId peer, std::uint32_t lane, Sharing sharing = {});
   void close(ConnId conn);
   std::vector<LaneInfo> lanes() const;
   std::vector<ConnId> take_closing();
@@ -149,7 +184,27 @@ class Core {
   std::vector<ConnId> take_dirty();
   bool has_dirty() const { return !dirty_.empty(); }
   void touch(ConnId conn);
-  void acknowledged(Ns now, ConnId conn, std::uint64_t unacknowledged);
+  // What the transport says of a lane: bytes that the other side's kernel has not got, and the round trip (0: unknown).
+  void acknowledged(Ns now, ConnId conn, std::uint64_t unacknowledged, Ns round_trip = 0);
+
+  // Shared links. Lanes of them that were promoted since this was last asked; whether one has bytes on the way.
+  std::vector<LaneInfo> take_shared() { return std::exchange(new_shared_, {}); }
+  bool shared_in_flight() const;
+  // How many bytes the kernel should hold unsent for a lane among several: enough for as long as this thread may not
+  // get a core, and no more, because they cannot be given to another lane. 0: as many as it likes.
+  std::size_t unsent_wanted(ConnId conn) const;
+  bool has_shared() const { return shared_lanes_ > 0; }
+  Ns dead_after() const { return dead_after_; }
+  void set_path_shares(PeerId peer, const PathShares& shares);
+  void set_path_hints(const PathHints* hints) { hints_ = hints; }
+  // The advice of the hints is another one: lanes that it held back look again.
+  void advice_changed();
+  // Bytes per second that were acknowledged on each path to a peer while some were on the way; 0: none in the last second.
+  std::array<std::uint64_t, max_paths> path_rates(Ns now, PeerId peer) const;
+  // Bytes of payload assigned to each path of the link to the next (or previous) peer since the epoch began.
+  std::array<std::uint64_t, max_paths> path_bytes(bool to_next) const { return path_bytes_[to_next]; }
+  // The control connection, if its last echo is overdue (0 otherwise): are its bytes acknowledged, at least?
+  ConnId late_echo(Ns now) const { return control_ != 0 && now - last_echoed_ > 2 * heartbeat_ ? control_ : 0; }
 
   // Bulk connections. What is said about a connection that is gone is ignored; std::invalid_argument where it is no bulk
   // connection, and for blocks that nobody could send. The memory is read or written until the blocks are through, or the
@@ -179,6 +234,7 @@ class Core {
   // Whether payload may come on a lane; between two peers one direction of each lane is nearly silent.
   bool expects(ConnId conn) const;
   std::uint32_t peers_here() const { return spec_.peers_here; }
+  bool multipath() const { return spec_.multipath; }
   bool any_in_flight() const { return !running_.empty() || !waiting_.empty(); }
   std::vector<std::uint64_t> tags_in_flight() const;
   std::uint64_t finished_count() const { return finished_count_; }
@@ -192,6 +248,7 @@ class Core {
 
  private:
   enum class Role : std::uint8_t { handshake, control, lane, bulk };
+  struct Conn;
 
   // A frame on its way out: 64 bytes of lane header (or none), then a segment of an op, or bytes of its own and after them
   // bytes that it borrows (a block of the caller's memory, or filler).
@@ -204,8 +261,25 @@ class Core {
     Keep keep;
     OpPtr op;
     Sendable item;
+    bool copied = false;  // the segment is in `owned`, not in the op's memory
+    bool again = false;   // as of a flight
     std::size_t sent = 0;
     std::size_t total = 0;
+  };
+
+  // A frame that a shared lane has sent and the other side has not reported as applied.
+  struct Flight {
+    FrameHeader header;
+    Payload owned;
+    OpPtr op;
+    Sendable item;
+    std::uint64_t end = 0;  // bytes that the lane had sent with it
+    bool again = false;     // a copy of it is another lane's business now
+  };
+  struct Tail {
+    Conn* lane = nullptr;
+    std::size_t at = 0;      // in its `tx` or its `flights`
+    bool is_queued = false;
   };
 
   struct Batch {
@@ -260,6 +334,19 @@ class Core {
     std::uint64_t acknowledged_total = 0;
     std::uint64_t unacknowledged = 0;
     Bulk bulk;
+    // Lanes of shared links:
+    Sharing sharing;
+    std::deque<Flight> flights;
+    std::uint64_t confirmed = 0;     // frames of this lane before the first of `flights`
+    std::uint64_t frames_seen = 0;   // received, without `applied`
+    std::uint64_t frames_told = 0;   // of those, reported
+    std::size_t bytes_untold = 0;
+    double rate = 0;                 // of acknowledged bytes, per nanosecond, while some were on the way
+    Ns round_trip = 0;
+    Ns busy_since = 0;               // where the present stretch of that began, and what was acknowledged then
+    std::uint64_t busy_from = 0;
+    Ns measured = 0;                 // when `rate` was last looked at
+    double busy_bytes = 0, busy_ns = 0;  // the same over about the last second of such time, for the agent
   };
 
   struct Stashed {
@@ -291,12 +378,38 @@ class Core {
   void control_frame(Conn& conn, ControlFrame kind, const std::byte* body, std::size_t bytes);
   void lane_frame(Conn& conn, FrameHeader header, Payload payload);
   void drop_lane(Conn& conn, std::string reason);
+  void drop_link(Conn& conn, std::string reason);
+  void mark(Conn& conn);
   void pull(Conn& conn);
   static void own_many_pieces(OutFrame& frame);
   OpPtr next_op_to_send(bool to_next) const;
   void mark_dirty_for(const OpPtr& op);
   Conn* lane_for_control(bool outgoing);
   std::size_t frame_limit() const;
+
+  // core_lanes.cpp: several lanes share a link's work
+  static bool same_link(const Conn& a, const Conn& b);
+  bool has_sibling(const Conn& conn) const;
+  static void note_sent(Conn& conn, OutFrame& frame, std::uint64_t end);
+  void tell_applied(Conn& conn);
+  bool on_applied(Conn& conn, std::uint64_t count, std::string& why);
+  void send_elsewhere(Conn& lost);
+  void go_again(bool outgoing, const FrameHeader& header, const OpPtr& op, const Sendable& item, const Payload& owned);
+  void copy_segment(OutFrame& frame) const;
+  bool worth_sending(const FrameHeader& header, const OpPtr& op, const Sendable& item) const;
+  Ns stalled(const Conn& conn) const;
+  Ns arrives_in(const Conn& conn, std::size_t bytes) const;
+  Ns overdue_by(const Conn& conn, std::uint64_t end) const;
+  Tail find_tail(const Conn& idle);
+  bool reissue(Conn& idle);
+  bool may_take(const Conn& conn, const OpPtr& op) const;
+  bool too_late(const Conn& conn, const OpPtr& op) const;
+  bool is_advised(const Conn& conn, const OpPtr& op) const;
+  bool advice_for(const Conn& conn, PathShares& advice) const;
+  std::array<bool, max_paths> usable_paths(const Conn& conn, const PathShares& advice) const;
+  bool is_vetoed(const Conn& conn) const;
+  static void measure(Conn& conn, Ns now, std::uint64_t acknowledged);
+  void count_assigned(Conn& conn, const OpPtr& op, std::size_t bytes);
 
   // core_bulk.cpp
   Conn* find_bulk(ConnId id);
@@ -314,7 +427,7 @@ class Core {
 
   // core_time.cpp
   void beat(Ns now);
-  std::uint64_t out_stalled_ms(Ns now) const;
+  std::uint64_t stalled_ms(Ns now, bool outgoing) const;
   std::uint64_t in_starved_ms(Ns now) const;
 
   // core_ops.cpp: ops and evidence
@@ -343,6 +456,11 @@ class Core {
   ConnId next_conn_ = 1;
   std::vector<ConnId> dirty_;
   std::vector<ConnId> closing_;
+  std::vector<LaneInfo> new_shared_;
+  std::size_t shared_lanes_ = 0;
+  std::map<PeerId, PathShares> shares_;
+  const PathHints* hints_ = nullptr;
+  std::array<std::uint64_t, max_paths> path_bytes_[2] = {};
   std::vector<ConnId> filling_;  // bulk connections that have been told to fill since the shell asked
   std::deque<Event> events_;
 

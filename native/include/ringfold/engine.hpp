@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "ringfold/core.hpp"
+#include "ringfold/path_hints.hpp"
 
 namespace ringfold {
 
@@ -40,8 +41,9 @@ class Engine {
   // Binds the data port: the first free one of `tries` ports from `first_port` on (0: any). Returns it; throws
   // std::runtime_error.
   std::uint16_t listen(const std::string& host, std::uint16_t first_port, int tries);
-  // Begins to connect to a literal address; "opened" or "closed" follows.
-  ConnId dial(const std::string& host, std::uint16_t port, Ns timeout);
+  // Begins to connect to a literal address; "opened" or "closed" follows. `source` is the address to connect from, where
+  // it is one of this machine's (behind NAT the advertised one is not).
+  ConnId dial(const std::string& host, std::uint16_t port, Ns timeout, const std::string& source = {});
 
   // Runs `command(core, now)` under the mutex, then sends what it queued and wakes who must know.
   template <typename Command>
@@ -56,6 +58,11 @@ class Engine {
     std::unique_lock lock(mutex_);
     return look(core_);
   }
+
+  // Advice of the host's agent about the paths to a peer: where it is. It is in force until forget_hints, while the agent
+  // is alive and the place is still this flow's.
+  void follow_hints(PeerId peer, const std::string& file, std::uint32_t slot, std::uint32_t generation);
+  void forget_hints(PeerId peer);
 
   std::optional<Event> next_event(Ns timeout);
   void wake();
@@ -87,6 +94,7 @@ class Engine {
     bool reading = true;
     bool blocked = false;  // the kernel takes no more: wait for EPOLLOUT
     bool armed = false;    // EPOLLOUT is asked for
+    int unsent = 0;        // how much the kernel may hold unsent, where it was told
     Ns deadline = 0;
   };
 
@@ -128,6 +136,10 @@ class Engine {
   void adopt(int fd, ConnId conn, bool connecting, Ns deadline);
   void refresh_hot();
   void tick(Ns now);
+  void look_at_lanes(Ns now);
+  void look_at_hints(Ns now);
+  int patience_ms() const;
+  Ns spin_for(const Op& op) const;
   void tell();
   void give_way(std::unique_lock<std::mutex>& lock);
   bool has_unsent() const;
@@ -137,6 +149,7 @@ class Engine {
   const std::uint32_t cores_;
   std::mutex mutex_;
   std::condition_variable events_ready_, ops_ready_, service_wanted_;
+  FollowedHints hints_;
   Core core_;
   int epoll_ = -1, wake_ = -1, listener_ = -1;
   std::map<ConnId, Socket> sockets_;
@@ -148,7 +161,7 @@ class Engine {
   bool wanted_ = false, stopping_ = false, forked_ = false;
   int op_waiters_ = 0, event_waiters_ = 0;
   std::uint64_t told_finished_ = 0;
-  Ns last_drive_ = 0, last_tick_ = 0, last_ack_check_ = 0, listener_paused_until_ = 0;
+  Ns last_drive_ = 0, last_tick_ = 0, last_ack_check_ = 0, last_look_ = 0, listener_paused_until_ = 0;
   std::thread thread_;
 };
 

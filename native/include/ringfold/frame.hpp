@@ -23,6 +23,7 @@ enum class LaneFrame : std::uint8_t {
   data = 3,   // payload: one segment, at `stage` and `offset`
   done = 4,   // the local part at rank `origin` is finished; a small op's payload travels inside
   ready = 5,  // the receiver has called the op: more than the eager bytes may come
+  applied = 6,  // on shared links: `offset` frames of this lane have been dealt with; not counted itself
 };
 
 // A frame is this header and `length` bytes of payload.

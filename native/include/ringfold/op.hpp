@@ -9,6 +9,7 @@
 // is queued for sending, not to the caller's memory.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -23,6 +24,8 @@
 #include "ringfold/quantize.hpp"
 
 namespace ringfold {
+
+inline constexpr std::size_t max_paths = 8;
 
 struct Span {
   std::byte* source = nullptr;
@@ -88,6 +91,7 @@ struct Sendable {
   std::uint32_t crc = 0;
   bool crc_known = false;
   Payload encoded{};  // quantised ops: the segment as it travels; own ones are encoded when they are taken
+  bool again = false;  // it has been sent before, on a lane that is lost
 };
 
 // A contiguous piece of memory inside a segment.
@@ -118,6 +122,7 @@ class Op {
   // By direction, [1] to the next peer and [0] to the previous one:
   bool peer_ready[2] = {};  // it has called the op: no eager limit any more
   std::size_t eager_sent[2] = {};
+  std::array<std::uint64_t, max_paths> assigned[2] = {};  // bytes by path
 
   std::vector<bool> dones;     // by rank
   std::uint32_t done_count = 0;
@@ -125,18 +130,29 @@ class Op {
   Payloads payloads;           // small ops only
 
   // Begins (again) in an epoch. Everything of an earlier attempt is forgotten.
-  void start(std::uint32_t rank, std::uint32_t size, std::size_t small_bytes, std::size_t segment_bytes,
+  // `fine`: segments small enough that paths of different speed end together.
+  void start(std::uint32_t rank, std::uint32_t size, std::size_t small_bytes, std::size_t segment_bytes, bool fine,
              BackupPool& pool);
 
   const Plan& plan() const { return plan_; }
   bool local_part_finished() const { return received_ == plan_.receive_segments; }
 
-  bool has_sendable(bool to_next) const { return !forwards_[to_next].empty() || !own_[to_next].empty(); }
+  bool has_sendable(bool to_next) const {
+    return !again_[to_next].empty() || !forwards_[to_next].empty() || !own_[to_next].empty();
+  }
   const Sendable& next_sendable(bool to_next) const {
+    if (!again_[to_next].empty()) return again_[to_next].front();
     return forwards_[to_next].empty() ? own_[to_next].front() : forwards_[to_next].front();
   }
   Sendable take_sendable(bool to_next);
-  void send_again(bool to_next, const Sendable& item) { own_[to_next].push_back(item); }
+  // About how many bytes may be sent now.
+  std::size_t sendable_bytes(bool to_next) const {
+    return (again_[to_next].size() + forwards_[to_next].size() + own_[to_next].size()) * plan_.segment_bytes;
+  }
+  void send_again(bool to_next, Sendable item);
+  // Whether the segment's memory holds a later value by now. That value came around the ring, so the neighbour had the
+  // segment, whether or not it has said so.
+  bool superseded(const Sendable& item) const;
   // The memory behind a sendable segment, in order.
   void pieces(const Sendable& item, std::vector<Piece>& out) const;
   std::uint32_t crc_of(const Sendable& item) const;
@@ -188,6 +204,7 @@ class Op {
   std::uint32_t received_ = 0;
   std::deque<Sendable> own_[2];
   std::deque<Sendable> forwards_[2];
+  std::deque<Sendable> again_[2];
   std::vector<Early> early_;
   BackupPool::Buffer backup_;  // in place: the saved bytes; reduce_scatter: the partial sums
 };

@@ -21,6 +21,9 @@ Array = ndarray[Any, Any]
 RawBlock = tuple[Array, int, int, int | None]
 """memory (uint8, one dimension, contiguous), offset, length, and the rf64 hash that the content should have"""
 
+CAPPED = 1 << 16
+"""Among the flags of `set_path_shares`: no path gets more than its share. Below it is one veto bit per path."""
+
 
 class Commands(Protocol):
     """What the peer machine's effects become."""
@@ -28,7 +31,9 @@ class Commands(Protocol):
     def send(self, conn: int, body: bytes) -> None: ...
     def resume(self, conn: int) -> None: ...
     def make_control(self, conn: int, heartbeat_ms: int, dead_after_ms: int) -> None: ...
-    def promote(self, conn: int, outgoing: bool, peer: int, lane: int) -> None: ...
+    def promote(
+        self, conn: int, outgoing: bool, peer: int, lane: int, shared: bool, path: int, paths: int, epoch: int
+    ) -> None: ...
     def close(self, conn: int, reason: str) -> None: ...
     def lanes(self) -> list[tuple[int, bool, int, int]]:
         """Every lane: connection, outgoing, peer, number."""
@@ -46,9 +51,17 @@ class Commands(Protocol):
         small_bytes: int,
         segment_bytes: int,
         peers_here: int,
+        multipath: bool,
     ) -> None: ...
     def fail_all(self, status: int, reason: bytes) -> None: ...
     def progress(self) -> list[tuple[int, int]]: ...
+    def set_path_shares(self, peer: int, shares: Sequence[int], flags: int = 0) -> None:
+        """Advice about the paths to a neighbour, in force from the next segment on: shares out of 65535 count for the
+        first segments of an op, and always with `CAPPED`; a path whose bit is set in `flags` gets nothing while another
+        one lives. No shares and no flags: lanes just pull."""
+
+    def path_bytes(self, to_next: bool) -> list[int]:
+        """Bytes of payload given to each path of a link since the epoch began."""
 
     # Bulk connections. What is said about one that is gone is ignored.
 
@@ -79,11 +92,19 @@ class Engine(Commands, Protocol):
     """The engine with sockets and a thread of its own."""
 
     def listen(self, host: str, first_port: int, tries: int) -> int: ...
-    def dial(self, host: str, port: int, timeout_ms: int) -> int: ...
+    def dial(self, host: str, port: int, timeout_ms: int, source: str = "") -> int: ...
     def next_event(self, timeout_s: float) -> RawEvent | None:
         """Block without the GIL until something happened or the time is over."""
 
     def wake(self) -> None: ...
+    def follow_hints(self, peer: int, file: str, slot: int, generation: int) -> None:
+        """The host's agent advises about the paths to this neighbour, at this place of its file. The advice is read
+        before each segment, and there is none while the agent is silent or the place is another flow's."""
+
+    def forget_hints(self, peer: int) -> None: ...
+    def path_rates(self, peer: int) -> list[int]:
+        """Bytes per second acknowledged on each path to a neighbour while it was busy; 0: not in the last second."""
+
     def submit(
         self,
         kind: int,

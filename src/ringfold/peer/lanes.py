@@ -1,11 +1,15 @@
 """Connecting the ring of an epoch: which lanes this peer needs, dials, waits for, keeps and closes. Pure.
 
 In an epoch with n > 1 members a peer has two links: *outgoing* to the next member and *incoming* from the previous one,
-`lanes` connections each. A lane is named by (outgoing, neighbour, number); with two members both links lead to the same
-peer, so the direction belongs to the name. Which end dials an edge is the record's choice (NAT, firewalls).
+with one lane or several each (`paths.py`). A lane is named by (outgoing, neighbour, number); with two members both
+links lead to the same peer, so the direction belongs to the name. Which end dials an edge is the record's choice (NAT,
+firewalls).
 
-A record begins an attachment. Lanes of the last epoch that are still right are kept, but only by whole links: a link
-that lost a lane is connected anew, so that both ends agree what is there. The handshake of a lane:
+A link with several lanes is *shared*: they stand in for each other, and the engine sends again what was lost with one
+of them. Such a link is there when one of its lanes is, after a little patience for the others; those that are missing
+are dialled again and again, may come while the epoch runs, and the link is lost with its last lane.
+
+A record begins an attachment. Lanes of the last epoch that are still right are kept. The handshake of a lane:
 
     dialler                                  acceptor
        |  <---------------- Challenge(nonce)     |     a guest: unproven, few, and not for long
@@ -13,20 +17,21 @@ that lost a lane is connected anew, so that both ends agree what is there. The h
        |  <---------------- LaneWelcome(proof)   |     a lane at the acceptor
        |  a lane at the dialler                  |
 
-A neighbour that lost its end of a lane brings a new one, and the stale one is closed here. That is safe only until this
-peer has installed the epoch: afterwards frames may have gone down the stale lane, so the link is reported lost instead,
-and the next epoch connects it.
+A neighbour that lost its end of a lane brings a new one, and the stale one is closed here. On a link with one lane
+that is safe only until this peer has installed the epoch: afterwards frames may have gone down the stale lane, so the
+link is reported lost instead, and the next epoch connects it.
 """
 
-from collections.abc import Iterator
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Literal
 
 from ringfold.errors import RemoteProtocolError
 from ringfold.peer.effects import CloseConn, Dial, Effect, Promote, Resume, SendMessage, Tell
+from ringfold.peer.paths import LaneKey, Link, Way, needed_lanes, way_of
 from ringfold.peer.settings import MS, PeerTimings
 from ringfold.wire import frames
-from ringfold.wire.events import ConnectionDropped
+from ringfold.wire.events import ConnectionDropped, LaneLost
 from ringfold.wire.messages import (
     PROTOCOL_VERSION,
     Challenge,
@@ -34,7 +39,6 @@ from ringfold.wire.messages import (
     Handshake,
     LaneHello,
     LaneWelcome,
-    Member,
     PeerId,
     Record,
     Refused,
@@ -42,18 +46,13 @@ from ringfold.wire.messages import (
 )
 from ringfold.wire.proof import prove, proven
 
-Link = tuple[bool, PeerId]
-"""outgoing, neighbour"""
-LaneKey = tuple[bool, PeerId, int]
-"""outgoing, neighbour, number"""
-
 
 @dataclass(slots=True)
 class _Dialling:
     """One lane that this peer dials: where it stands, and which address is next."""
 
     lane: LaneKey
-    neighbour: Member
+    way: Way
     key: int
     address: int
     give_up_ns: int
@@ -109,7 +108,7 @@ class Lanes:
         self._there: dict[LaneKey, int] = {}
         self._dials: dict[LaneKey, _Dialling] = {}
         self._guests: dict[int, _Guest] = {}  # in order of arrival
-        self._attach_by_ns = 0
+        self._attach_by_ns = self._patient_until_ns = 0
         self._last_key = 0
 
     # The life of an attachment
@@ -119,10 +118,12 @@ class Lanes:
         turn = Turn(self.stop("a new epoch was recorded"))
         self.record, self.attaching = record, True
         self._attach_by_ns = now_ns + self._timings.attach_ms * MS
-        self._needed = dict(_needed_lanes(record, self.me))
-        whole = {link for link in _links(self._needed) if self._is_whole(link)}
+        self._patient_until_ns = now_ns + self._timings.path_patience_ms * MS
+        before = Counter(lane[:2] for lane in self._needed)
+        self._needed = dict(needed_lanes(record, self.me))
+        same = {link for link, count in Counter(lane[:2] for lane in self._needed).items() if before[link] == count}
         for lane, conn in sorted(self._there.items()):
-            if lane not in self._needed or lane[:2] not in whole:
+            if lane not in self._needed or lane[:2] not in same:
                 turn.effects.append(CloseConn(conn, f"not a lane of epoch {record.epoch}"))
                 del self._there[lane]
         for lane, is_mine in sorted(self._needed.items()):
@@ -140,10 +141,16 @@ class Lanes:
         self._dials.clear()
         return closing
 
-    def installed(self) -> None:
-        """The engine runs the epoch: from here on a lost link is the master's business."""
-        assert self.complete
+    def installed(self, now_ns: int) -> list[Effect]:
+        """The engine runs the epoch: from here on a lost link is the master's business, a lost lane not."""
+        assert self.complete(now_ns)
         self.attaching = False
+        effects: list[Effect] = []
+        for lane, is_mine in sorted(self._needed.items()):
+            dial = self._dials.get(lane)
+            if is_mine and lane not in self._there and (dial is None or dial.stage == "failed"):
+                effects += self._start_dial(now_ns, lane)
+        return effects
 
     def end(self, reason: str) -> list[Effect]:
         """Close everything."""
@@ -153,15 +160,21 @@ class Lanes:
         self._guests.clear()
         return effects
 
-    @property
-    def complete(self) -> bool:
-        return self._needed.keys() <= self._there.keys()
+    def complete(self, now_ns: int) -> bool:
+        """Whether every link is there: with all its lanes, or with some after a little patience for the others."""
+        if self._needed.keys() <= self._there.keys():
+            return True
+        return now_ns >= self._patient_until_ns and not self._missing_links()
+
+    def _missing_links(self) -> set[Link]:
+        return {lane[:2] for lane in self._needed} - {lane[:2] for lane in self._there}
 
     def hopeless(self, now_ns: int) -> list[EdgeFailure]:
         """All edges that cannot be had, once nothing else is left to wait for; empty until then."""
-        if not self.attaching or self.complete:
+        links = self._missing_links()
+        if not self.attaching or not links:
             return []
-        missing = sorted(self._needed.keys() - self._there.keys())
+        missing = sorted(lane for lane in self._needed if lane[:2] in links)
         over = now_ns >= self._attach_by_ns
         if not over and not all(lane in self._dials and self._dials[lane].stage == "failed" for lane in missing):
             return []
@@ -181,7 +194,7 @@ class Lanes:
         times = [guest.until_ns for guest in self._guests.values()]
         times += [dial.retry_ns for dial in self._dials.values() if dial.retry_ns is not None]
         if self.attaching:
-            times.append(self._attach_by_ns)
+            times += [self._attach_by_ns] if self._missing_links() else [self._patient_until_ns]
         return min(times, default=None)
 
     # What the engine reports
@@ -245,7 +258,11 @@ class Lanes:
             turn.effects += self._try_again(now_ns, dial, reason)
         elif (lane := next((lane for lane, there in self._there.items() if there == conn), None)) is not None:
             del self._there[lane]
-            self._lose_link(now_ns, turn, lane[:2], reason)
+            if self._is_there(lane[:2]):
+                turn.effects.append(Tell(LaneLost(lane[1], lane[0], lane[2], reason)))
+                turn.effects += self._start_dial(now_ns, lane, pause=True) if self._needed.get(lane) else []
+            else:
+                self._lose_link(now_ns, turn, lane[:2], reason)
         return turn
 
     def link_lost(self, now_ns: int, link: Link, still_there: tuple[int, ...], reason: str) -> Turn:
@@ -270,38 +287,45 @@ class Lanes:
 
     # Dialling
 
-    def _start_dial(self, now_ns: int, lane: LaneKey) -> list[Effect]:
+    def _start_dial(self, now_ns: int, lane: LaneKey, *, pause: bool = False) -> list[Effect]:
         assert self.record is not None
-        neighbour = next(member for member in self.record.members if member.peer == lane[1])
-        if not neighbour.addresses:
-            dial = _Dialling(lane, neighbour, 0, 0, now_ns, "failed", reason="the neighbour has no address")
-            self._dials[lane] = dial
-            return []
-        # Lane i begins at address i: with one address per path, the lanes spread over the paths.
-        first = lane[2] % len(neighbour.addresses)
+        way = way_of(self.record, self.me, lane)
         give_up_ns = min(now_ns + self._timings.connect_ms * MS, self._attach_by_ns)
-        self._dials[lane] = dial = _Dialling(lane, neighbour, 0, first, give_up_ns)
+        self._dials[lane] = dial = _Dialling(lane, way, 0, 0, give_up_ns)
+        if not way.targets:
+            dial.stage, dial.reason = "failed", "the neighbour has no address"
+            return []
+        if pause:
+            dial.stage, dial.retry_ns = "pause", now_ns + self._timings.redial_ms * MS
+            return []
         return self._redial(dial)
 
     def _redial(self, dial: _Dialling) -> list[Effect]:
         self._last_key += 1
         dial.key, dial.stage, dial.conn, dial.retry_ns = self._last_key, "dialling", None, None
-        host = dial.neighbour.addresses[dial.address]
-        timeout_ms = max(1, self._timings.connect_ms // len(dial.neighbour.addresses))
-        return [Dial(dial.key, host, dial.neighbour.port, timeout_ms)]
+        timeout_ms = max(1, self._timings.connect_ms // len(dial.way.targets))
+        return [Dial(dial.key, dial.way.targets[dial.address], dial.way.port, timeout_ms, dial.way.source)]
 
     def _try_again(self, now_ns: int, dial: _Dialling, reason: str) -> list[Effect]:
-        """The next address at once; after the last one a pause; at the end of the time no more."""
-        host = dial.neighbour.addresses[dial.address]
-        dial.reason, dial.conn, dial.retry_ns = f"{host}:{dial.neighbour.port}: {reason}", None, None
-        if now_ns >= dial.give_up_ns:
+        """The next address at once; after the last one a pause; at the end of the time no more.
+
+        While other lanes of the link are there, there is no end: the pauses grow instead.
+        """
+        targets, timings = dial.way.targets, self._timings
+        dial.reason, dial.conn, dial.retry_ns = f"{targets[dial.address]}:{dial.way.port}: {reason}", None, None
+        late = now_ns >= dial.give_up_ns
+        if late and not self._is_there(dial.lane[:2]):
             dial.stage = "failed"
             return []
         dial.tries += 1
-        dial.address = (dial.address + 1) % len(dial.neighbour.addresses)
-        if dial.tries % len(dial.neighbour.addresses):
+        dial.address = (dial.address + 1) % len(targets)
+        rounds, more = divmod(dial.tries, len(targets))
+        if more:
             return self._redial(dial)
-        dial.stage, dial.retry_ns = "pause", now_ns + self._timings.redial_ms * MS
+        pause_ms = timings.redial_ms
+        if late:
+            pause_ms = min(timings.redial_ms << min(rounds, 16), timings.path_redial_most_ms)
+        dial.stage, dial.retry_ns = "pause", now_ns + pause_ms * MS
         return []
 
     def _dialler_hears(self, now_ns: int, conn: int, dial: _Dialling, said: Handshake) -> list[Effect]:
@@ -313,8 +337,7 @@ class Lanes:
             case LaneWelcome(proof=proof) if dial.stage == "welcome":
                 if proven(self.record.secret, proof, "lane_welcome", dial.nonce, dial.challenge):
                     del self._dials[dial.lane]
-                    self._there[dial.lane] = conn
-                    return [Promote(conn, *dial.lane)]
+                    return self._take(conn, dial.lane)
                 reason = "it does not know the epoch's secret"
             case Refused(reason=words):
                 reason = f"refused: {words}"
@@ -342,7 +365,7 @@ class Lanes:
             turn.effects += [SendMessage(conn, Refused(fault)), *self._drop_guest(conn, fault)]
             return
         stale = self._there.get(lane)
-        if not self.attaching:
+        if not self.attaching and not (self._shares(lane[:2]) and self._is_there(lane[:2])):
             # This peer is attached, the neighbour is not: what went down the old lane since is lost.
             reason = f"peer {lane[1]} connects again, so it has lost the link"
             turn.effects.append(SendMessage(conn, Refused(f"epoch {hello.epoch} is not being attached here any more")))
@@ -351,12 +374,12 @@ class Lanes:
                 turn.effects += self._close_link(lane[:2], reason)
                 turn.lost.append(LostLink(*lane[:2], reason))
             return
-        if stale is not None:
-            turn.effects.append(CloseConn(stale, "the neighbour brought a newer connection"))
         del self._guests[conn]
-        self._there[lane] = conn
         welcome = LaneWelcome(prove(record.secret, "lane_welcome", hello.nonce, guest.nonce))
-        turn.effects += [SendMessage(conn, welcome), Promote(conn, *lane)]
+        taking = [SendMessage(conn, welcome), *self._take(conn, lane)]
+        closing = [] if stale is None else [CloseConn(stale, "the neighbour brought a newer connection")]
+        # What was on a shared link's stale lane goes over to the others: then the new one must be there.
+        turn.effects += [*taking, *closing] if self._shares(lane[:2]) else [*closing, *taking]
 
     def _lane_of(self, hello: LaneHello) -> LaneKey:
         outgoing = hello.source == self.me
@@ -419,30 +442,26 @@ class Lanes:
         closing = sorted(lane for lane in self._there if lane[:2] == link)
         return [CloseConn(self._there.pop(lane), reason) for lane in closing]
 
-    def _is_whole(self, link: Link) -> bool:
-        return all(lane in self._there for lane in self._needed if lane[:2] == link)
+    def _take(self, conn: int, lane: LaneKey) -> list[Effect]:
+        """The connection is this lane from now on."""
+        assert self.record is not None
+        self._there[lane] = conn
+        if not self._shares(lane[:2]):
+            return [Promote(conn, *lane)]
+        way = way_of(self.record, self.me, lane)
+        return [Promote(conn, *lane, True, way.path, way.paths, self.record.epoch)]
+
+    def _shares(self, link: Link) -> bool:
+        return sum(lane[:2] == link for lane in self._needed) > 1
+
+    def _is_there(self, link: Link) -> bool:
+        return any(lane[:2] == link for lane in self._there)
 
     def _by_key(self, key: int) -> _Dialling | None:
         return next((dial for dial in self._dials.values() if dial.key == key), None)
 
     def _by_conn(self, conn: int) -> _Dialling | None:
         return next((dial for dial in self._dials.values() if dial.conn == conn), None)
-
-
-def _needed_lanes(record: Record, me: PeerId) -> Iterator[tuple[LaneKey, bool]]:
-    """Each lane that `me` has in the ring of `record`, and whether it dials it."""
-    ring = [member.peer for member in record.members]
-    if len(ring) < 2:
-        return
-    rank = ring.index(me)
-    before, after = rank - 1, (rank + 1) % len(ring)
-    for number in range(record.lanes):
-        yield (True, ring[after], number), record.dialers[rank] == me
-        yield (False, ring[before], number), record.dialers[before] == me
-
-
-def _links(needed: dict[LaneKey, bool]) -> set[Link]:
-    return {lane[:2] for lane in needed}
 
 
 def _waited_in_vain(parked: LaneHello | VisitHello | None) -> str:

@@ -1,0 +1,418 @@
+// Links with several lanes: lanes that end at every point of an op, that are slow, that come late; and advice about paths.
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <string>
+
+#include <unistd.h>
+
+#include "check.hpp"
+#include "ringfold/core.hpp"
+#include "ringfold/path_hints.hpp"
+
+using namespace ringfold;
+
+namespace {
+
+constexpr Ns millisecond = 1'000'000;
+constexpr Ns timeout = 300'000 * millisecond;
+
+struct Wire {
+  std::size_t a_core, b_core;
+  ConnId a, b;
+  std::uint32_t path;
+  bool cut = false;
+  std::size_t in_kernel[2] = {};  // by direction: taken by the transport, and not delivered
+};
+
+// Cores in a ring, one lane per path and edge. A wire that is cut delivers nothing, but takes what a window has room for.
+class Ring {
+ public:
+  Ring(std::uint32_t size, std::uint32_t paths, std::size_t segment, unsigned seed) : rng_(seed), paths_(paths) {
+    for (std::uint32_t i = 0; i < size; ++i) cores_.push_back(std::make_unique<Core>());
+    for (std::uint32_t i = 0; i < size; ++i) {
+      for (std::uint32_t path = 0; path < paths; ++path) connect(i, path, 0);
+    }
+    std::vector<PeerId> members(size);
+    std::iota(members.begin(), members.end(), PeerId{0});
+    for (std::uint32_t i = 0; i < size; ++i) {
+      EpochSpec spec{1, i, size, members, false, 0, segment};
+      spec.multipath = true;
+      core(i).install(now, spec);
+    }
+  }
+
+  void connect(std::uint32_t from, std::uint32_t path, std::uint32_t epoch) {
+    const auto to = static_cast<std::uint32_t>((from + 1) % cores_.size());
+    const ConnId out = core(from).open("next", false), in = core(to).open("previous", true);
+    core(from).promote(now, out, true, to, path, {true, path, paths_, epoch});
+    core(to).promote(now, in, false, from, path, {true, path, paths_, epoch});
+    wires_.push_back({from, to, out, in, path});
+  }
+
+  Core& core(std::size_t i) { return *cores_[i]; }
+  std::size_t size() const { return cores_.size(); }
+  std::vector<Wire>& wires() { return wires_; }
+
+  void end_wire(std::size_t at) {
+    const Wire wire = wires_[at];
+    wires_.erase(wires_.begin() + static_cast<std::ptrdiff_t>(at));
+    core(wire.a_core).lost(now, wire.a, "reset");
+    core(wire.b_core).lost(now, wire.b, "reset");
+  }
+
+  bool move() {
+    std::shuffle(wires_.begin(), wires_.end(), rng_);
+    for (Wire& wire : wires_) {
+      if (carry(wire, 0) || carry(wire, 1)) return true;
+    }
+    return false;
+  }
+  void run() {
+    while (move()) {
+    }
+  }
+  // As a shell does while something is on the way: tell the cores what the transport knows.
+  void look(Ns later) {
+    now += later;
+    for (const Wire& wire : wires_) {
+      core(wire.a_core).acknowledged(now, wire.a, wire.in_kernel[0], millisecond);
+      core(wire.b_core).acknowledged(now, wire.b, wire.in_kernel[1], millisecond);
+    }
+  }
+
+  Ns now = 1;
+  std::mt19937 rng_;
+
+ private:
+  bool carry(Wire& wire, int way) {
+    const auto [from, source, to, target] =
+        way == 0 ? std::tuple(wire.a_core, wire.a, wire.b_core, wire.b) : std::tuple(wire.b_core, wire.b, wire.a_core, wire.a);
+    iovec pieces[8];
+    const std::size_t count = core(from).gather(source, pieces, 8);
+    if (count == 0) return false;
+    std::size_t bytes = std::min<std::size_t>(std::uniform_int_distribution<std::size_t>(1, 700)(rng_), pieces[0].iov_len);
+    if (wire.cut) {
+      bytes = std::min(bytes, window - std::min(window, wire.in_kernel[way]));
+      if (bytes == 0) return false;
+      wire.in_kernel[way] += bytes;
+      core(from).sent(now, source, bytes);
+      return true;
+    }
+    const auto space = core(to).receive_space(target);
+    bytes = std::min(bytes, space.size());
+    if (bytes == 0) return false;
+    std::memcpy(space.data(), pieces[0].iov_base, bytes);
+    core(from).sent(now, source, bytes);
+    core(to).received(now, target, bytes);
+    return true;
+  }
+
+  static constexpr std::size_t window = 900;
+  std::uint32_t paths_;
+  std::vector<std::unique_ptr<Core>> cores_;
+  std::vector<Wire> wires_;
+};
+
+OpSpec call(std::vector<float>& values) {
+  OpSpec spec;
+  spec.timeout = timeout;
+  auto* at = reinterpret_cast<std::byte*>(values.data());
+  spec.spans.push_back({at, at, values.size() * sizeof(float), kernels::DType::f32, 0});
+  return spec;
+}
+
+struct Run {
+  std::vector<std::vector<float>> data;
+  std::vector<std::uint64_t> ids;
+};
+
+Run begin(Ring& ring, std::size_t count) {
+  Run run;
+  run.data.assign(ring.size(), std::vector<float>(count));
+  for (std::size_t r = 0; r < ring.size(); ++r) {
+    for (std::size_t i = 0; i < count; ++i) run.data[r][i] = static_cast<float>((r + 1) * 10 + i % 7);
+  }
+  for (std::size_t r = 0; r < ring.size(); ++r) run.ids.push_back(ring.core(r).submit(ring.now, call(run.data[r])));
+  return run;
+}
+
+void check_end(Ring& ring, const Run& run) {
+  const auto n = static_cast<float>(ring.size());
+  for (std::size_t r = 0; r < ring.size(); ++r) {
+    const OpPtr op = ring.core(r).find(run.ids[r]);
+    CHECK(op->state == OpState::finished && op->result.status == OpStatus::ok);
+    for (std::size_t i = 0; i < run.data[r].size(); ++i) {
+      CHECK(run.data[r][i] == 10 * n * (n + 1) / 2 + n * static_cast<float>(i % 7));
+    }
+  }
+}
+
+// Whatever had been sent, delivered or reported at that point: everybody ends with the sum, and nobody loses a link.
+void lanes_that_end_at_any_point_cost_no_op() {
+  for (const std::uint32_t ranks : {2u, 3u, 4u, 5u}) {
+    for (unsigned seed = 0; seed < 60; ++seed) {
+      Ring ring(ranks, 3, 256, seed);
+      ring.run();
+      Run run = begin(ring, 1200);
+      for (int lost = 0; lost < 2; ++lost) {
+        const int steps = std::uniform_int_distribution<int>(0, 300)(ring.rng_);
+        for (int i = 0; i < steps; ++i) ring.move();
+        const std::uint32_t path = lost;  // of every edge: a switch went down
+        for (std::size_t at = ring.wires().size(); at-- > 0;) {
+          if (ring.wires()[at].path == path) ring.end_wire(at);
+        }
+      }
+      ring.run();
+      check_end(ring, run);
+      for (std::size_t r = 0; r < ranks; ++r) {
+        while (const auto event = ring.core(r).next_event()) CHECK(event->kind != Event::Kind::link_lost);
+      }
+    }
+  }
+}
+
+void a_lane_that_comes_late_takes_part() {
+  Ring ring(2, 2, 256, 5);
+  for (std::size_t at = ring.wires().size(); at-- > 0;) {
+    if (ring.wires()[at].path == 1) ring.end_wire(at);
+  }
+  ring.run();
+  for (const std::uint32_t rank : {0u, 1u}) ring.connect(rank, 1, 1);
+  Run run = begin(ring, 4000);
+  ring.run();
+  check_end(ring, run);
+  CHECK(ring.core(0).path_bytes(true)[1] > 0);
+}
+
+// A path that swallows everything is not an end of its lanes, but what it holds goes again over the other one.
+void the_tail_of_a_silent_lane_is_sent_again() {
+  Ring ring(2, 2, 256, 7);
+  ring.run();
+  for (Wire& wire : ring.wires()) wire.cut = wire.path == 1;
+  Run run = begin(ring, 4000);
+  ring.run();
+  CHECK(ring.core(0).find(run.ids[0])->state != OpState::finished);
+  for (int i = 0; i < 60; ++i) {
+    ring.look(5 * millisecond);
+    ring.run();
+  }
+  check_end(ring, run);
+  CHECK(ring.core(0).stats().reissued > 0 && ring.core(0).stats().lanes_lost == 0);
+}
+
+void memory_is_let_go_of_when_a_segment_was_sent_twice() {
+  Ring ring(2, 2, 256, 8);
+  ring.run();
+  for (Wire& wire : ring.wires()) wire.cut = wire.path == 1;
+  Run run = begin(ring, 4000);
+  for (int i = 0; i < 60; ++i) {
+    ring.run();
+    ring.look(5 * millisecond);
+  }
+  check_end(ring, run);
+  for (auto& each : run.data) each = std::vector<float>();  // a lane that still read from it would be found by ASan
+  for (Wire& wire : ring.wires()) {
+    wire.cut = false;
+    CHECK(wire.path == 0 || wire.in_kernel[0] + wire.in_kernel[1] > 0);
+  }
+  for (std::size_t r = 0; r < 2; ++r) {
+    for (const Wire& wire : ring.wires()) {
+      iovec pieces[8];
+      ring.core(wire.a_core).gather(wire.a, pieces, 8);
+    }
+  }
+}
+
+std::array<std::uint64_t, max_paths> split(const PathShares& shares, std::size_t count, std::uint32_t paths = 2) {
+  Ring ring(2, paths, 256, 11);
+  ring.run();
+  ring.core(0).set_path_shares(1, shares);
+  Run run = begin(ring, count);
+  ring.run();
+  check_end(ring, run);
+  return ring.core(0).path_bytes(true);
+}
+
+void shares_are_caps_when_they_are_meant_so() {
+  const auto even = split({{100, 100}, PathShares::capped}, 64'000);
+  CHECK(std::max(even[0], even[1]) - std::min(even[0], even[1]) <= 256);
+  const auto fifth = split({{80, 20}, PathShares::capped}, 64'000);
+  CHECK(fifth[1] > 50'000 && fifth[1] < 52'500);
+  const auto thirds = split({{100, 100, 100}, PathShares::capped}, 64'000, 3);
+  CHECK(thirds[0] + thirds[1] + thirds[2] == 256'000);
+}
+
+void a_weight_decides_the_first_segments() {
+  const auto one = split({{60'000, 5'000}, 0}, 64);  // a single segment
+  CHECK(one[0] == 256 && one[1] == 0);
+  const auto four = split({{48'000, 16'000}, 0}, 256);
+  CHECK(four[0] == 768 && four[1] == 256);
+}
+
+void a_vetoed_path_gets_nothing_while_another_one_lives() {
+  const auto vetoed = split({{}, 1u << 0}, 10'000);
+  CHECK(vetoed[0] == 0 && vetoed[1] == 40'000);
+  const auto both = split({{}, 3u}, 10'000);
+  CHECK(both[0] + both[1] == 40'000);
+}
+
+class Advice : public PathHints {
+ public:
+  bool read(PeerId, PathShares& out) const override {
+    ++asked;
+    out = given;
+    return fresh;
+  }
+  mutable int asked = 0;
+  bool fresh = true;
+  PathShares given{{}, 2u};
+};
+
+void hints_are_asked_before_each_segment_and_may_be_silent() {
+  Ring ring(2, 2, 256, 12);
+  ring.run();
+  Advice advice;
+  ring.core(0).set_path_hints(&advice);
+  Run first = begin(ring, 10'000);
+  ring.run();
+  check_end(ring, first);
+  const auto vetoed = ring.core(0).path_bytes(true);
+  CHECK(vetoed[1] == 0 && advice.asked >= 157);
+  advice.fresh = false;
+  Run second = begin(ring, 10'000);
+  ring.run();
+  check_end(ring, second);
+  CHECK(ring.core(0).path_bytes(true)[1] > 0);
+}
+
+// A file of hints with one owner in slot 7, and a core that follows it.
+struct Agent {
+  Agent() : path("/tmp/ringfold-test-lanes-" + std::to_string(::getpid())), writer(path, 1'000'000'000, 0600) {
+    generation = writer.slot_generations()[7] + 1;
+    writer.open(7, generation);
+    writer.beat();
+    followed.follow(1, path, 7, generation);
+  }
+  ~Agent() { ::unlink(path.c_str()); }
+  Ns now() const { return static_cast<Ns>(ringfold_hints_now()); }
+
+  std::string path;
+  hints::Writer writer;
+  std::uint32_t generation;
+  FollowedHints followed;
+};
+
+std::array<std::uint64_t, max_paths> sent_with(Ring& ring, std::size_t count) {
+  const auto before = ring.core(0).path_bytes(true);
+  Run run = begin(ring, count);
+  ring.run();
+  check_end(ring, run);
+  auto sent = ring.core(0).path_bytes(true);
+  for (std::size_t path = 0; path < max_paths; ++path) sent[path] -= before[path];
+  return sent;
+}
+
+void a_hint_word_is_weight_and_veto_and_nothing_when_it_is_stale() {
+  Agent agent;
+  Ring ring(2, 2, 256, 13);
+  ring.run();
+  ring.core(0).set_path_hints(&agent.followed);
+
+  CHECK(!agent.followed.look(agent.now()));  // a slot without a hint: no advice
+  const std::uint16_t three_quarters[] = {49'151, 16'384};
+  agent.writer.publish(7, three_quarters, 0);
+  CHECK(agent.followed.look(agent.now()));
+  CHECK(!agent.followed.look(agent.now()));
+  const auto weighed = sent_with(ring, 256);  // four segments
+  CHECK(weighed[0] == 768 && weighed[1] == 256);
+
+  const std::uint16_t second_only[] = {0, 65'535};
+  agent.writer.publish(7, second_only, 1);
+  const auto held = sent_with(ring, 10'000);  // at the next segment: no look in between
+  CHECK(held[0] == 0 && held[1] == 40'000);
+  agent.writer.publish(7, second_only, 0);  // no backpressure, and no share either
+  CHECK(sent_with(ring, 10'000)[0] == 0);
+  agent.writer.publish(7, three_quarters, 3);  // all are equally bad: by the shares
+  const auto all = sent_with(ring, 256);
+  CHECK(all[0] == 768 && all[1] == 256);
+
+  agent.writer.publish(7, second_only, 1);
+  CHECK(agent.followed.look(agent.now() + 2'000'000'000));  // no heartbeat for so long
+  CHECK(sent_with(ring, 10'000)[0] > 0);
+  CHECK(agent.followed.look(agent.now()));
+  CHECK(sent_with(ring, 10'000)[0] == 0);
+  agent.writer.open(7, agent.generation + 1);  // the slot has another owner
+  agent.writer.publish(7, second_only, 1);
+  CHECK(sent_with(ring, 10'000)[0] > 0);
+}
+
+void the_advice_of_many_paths_is_read_whole() {
+  Agent agent;
+  const std::uint16_t shares[] = {10'000, 20'000, 0, 30'000, 5'535};
+  agent.writer.publish(7, shares, 1u << 2);
+  agent.followed.look(agent.now());
+  PathShares found;
+  CHECK(agent.followed.read(1, found));
+  CHECK(found.share[3] == 30'000 && found.flags == 1u << 2);
+  CHECK(!agent.followed.read(2, found));  // another peer
+  agent.followed.forget(1);
+  CHECK(!agent.followed.read(1, found));
+}
+
+void a_vetoed_path_does_not_get_the_tail_of_another_one() {
+  Ring ring(2, 2, 256, 14);
+  ring.run();
+  Advice advice;
+  advice.given = {{}, 1u << 1};
+  ring.core(0).set_path_hints(&advice);
+  for (Wire& wire : ring.wires()) wire.cut = wire.path == 0 && wire.a_core == 0;
+  Run run = begin(ring, 512);
+  ring.run();
+  ring.look(10 * millisecond);
+  ring.run();
+  CHECK(ring.core(0).stats().reissued == 0);
+  // A path that is silent for longer does not count any more: then a bad one is better than none.
+  for (int i = 0; i < 10; ++i) {
+    ring.look(10 * millisecond);
+    ring.run();
+  }
+  check_end(ring, run);
+}
+
+void a_report_of_more_than_was_sent_ends_the_link() {
+  Core core;
+  const ConnId conn = core.open("x", true);
+  core.promote(1, conn, false, 4, 0, {true, 0, 2, 0});
+  FrameHeader header;
+  header.kind = LaneFrame::applied;
+  header.offset = 1;
+  header.header_crc = header.crc();
+  const auto space = core.receive_space(conn);
+  std::memcpy(space.data(), &header, sizeof header);
+  core.received(1, conn, sizeof header);
+  bool told = false;
+  while (const auto event = core.next_event()) told |= event->kind == Event::Kind::link_lost;
+  CHECK(told);
+}
+
+}  // namespace
+
+int main() {
+  lanes_that_end_at_any_point_cost_no_op();
+  a_lane_that_comes_late_takes_part();
+  the_tail_of_a_silent_lane_is_sent_again();
+  memory_is_let_go_of_when_a_segment_was_sent_twice();
+  shares_are_caps_when_they_are_meant_so();
+  a_weight_decides_the_first_segments();
+  a_vetoed_path_gets_nothing_while_another_one_lives();
+  hints_are_asked_before_each_segment_and_may_be_silent();
+  a_hint_word_is_weight_and_veto_and_nothing_when_it_is_stale();
+  the_advice_of_many_paths_is_read_whole();
+  a_vetoed_path_does_not_get_the_tail_of_another_one();
+  a_report_of_more_than_was_sent_ends_the_link();
+  std::puts("test_lanes: ok");
+}

@@ -1,0 +1,82 @@
+"""Two hosts with two paths, and an agent on one of them: what a switch says of a path decides where segments go."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from ringfold.agent.client import AgentConsole
+from ringfold.agent.daemon import HINTS_NAME, SOCKET_NAME
+from ringfold.cli.bench import multipath
+from ringfold.cli.bench.agents import send_congestion, start_agent
+from ringfold.runtime import lab as labs
+from ringfold.runtime.clock import monotonic_ns
+from ringfold.runtime.lab import Lab
+from ringfold.runtime.spawn import Crew
+from ringfold.wire.agent import ListedFlow
+
+pytestmark = pytest.mark.skipif(labs.missing() is not None, reason=str(labs.missing()))
+
+SIZE = 1 << 20
+WAIT_S = 30.0
+
+
+def until(crew: Crew, holds: Callable[[], bool], what: str) -> None:
+    deadline_ns = monotonic_ns() + int(WAIT_S * 1e9)
+    while not holds():
+        assert monotonic_ns() < deadline_ns, what
+        crew.pause(0.01)
+
+
+@contextmanager
+def two_hosts() -> Iterator[Lab]:
+    paths = [labs.Path(name="path0", up=100.0), labs.Path(name="path1", up=50.0), labs.Path(name="control")]
+    with Lab(hosts=2, paths=paths) as lab:
+        yield lab
+
+
+def flows(directory: Path) -> list[ListedFlow]:
+    if not (directory / SOCKET_NAME).exists():
+        return []
+    with AgentConsole([directory]) as console:
+        return console.flows()
+
+
+def sent(crew: Crew) -> list[int]:
+    """What the host with the agent sent on each path, in one op."""
+    _, replies = multipath._op(crew, SIZE)
+    return list(replies["side-0"]["path_bytes"][:2])
+
+
+def test_telemetry_takes_a_path_away_and_gives_it_back_and_a_dead_agent_costs_nothing(tmp_path: Path) -> None:
+    directory = tmp_path / "agent"
+    with two_hosts() as lab, Crew() as agents:
+        start_agent(agents, "agent", lab, 0, directory)
+        until(agents, lambda: (directory / HINTS_NAME).exists(), "the agent does not start")
+        with multipath._peers(lab, 2, agents={0: directory}) as crew:
+            until(crew, lambda: len(flows(directory)) == 1, "the flow is not registered")
+            (flow,) = flows(directory)
+            assert [flow.flow.source, flow.flow.destination] == [lab.address(host) for host in (0, 1)]
+            assert all(sent(crew))
+
+            def is_held() -> bool:
+                send_congestion(lab, 0, path=1, congestion=255)
+                return flows(directory)[0].backpressure == (False, True)
+
+            until(crew, is_held, "the agent does not hear the switch")
+            send_congestion(lab, 0, path=1, congestion=255)  # good for a second: longer than an op
+            first, second = sent(crew)
+            assert (first > 0, second) == (True, 0)
+
+            def is_used_again() -> bool:
+                send_congestion(lab, 0, path=1, congestion=0)
+                return sent(crew)[1] > 0
+
+            until(crew, is_used_again, "a path that is clear again is not used")
+
+            send_congestion(lab, 0, path=1, congestion=255)
+            multipath._ask(crew, {"do": "op", "size_bytes": 4 * SIZE})
+            agents.kill("agent")
+            multipath._result(crew)  # verified, and in the first attempt
+            until(crew, lambda: sent(crew)[1] > 0, "the hints of a dead agent are still believed")
