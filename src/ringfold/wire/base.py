@@ -37,3 +37,11 @@ Purpose = Literal["state", "measure"]
 
 class Message(Struct, frozen=True, forbid_unknown_fields=True, tag_field="type"):
     """The base of all messages. Unknown fields and types are refused."""
+
+
+class Liveness(Struct, frozen=True):
+    """The run's heartbeat settings: when silence becomes suspicion, and suspicion eviction."""
+
+    heartbeat_ms: int = 250
+    suspect_after_ms: int = 1_000
+    evict_after_ms: int = 5_000

@@ -18,6 +18,23 @@ class Notice(Struct, frozen=True, tag_field="event"):
         return "info"
 
 
+class LaneLost(Notice, frozen=True, tag="lane_lost"):
+    """A lane broke whose link goes on with its other lanes. No op is aborted for it; the lane is dialled again."""
+
+    peer: PeerId
+    outgoing: bool
+    lane: int
+    reason: str
+
+    @property
+    def level(self) -> Level:
+        return "warning"
+
+    def __str__(self) -> str:
+        way = "to" if self.outgoing else "from"
+        return f"lost lane {self.lane} {way} peer {self.peer}, the others go on: {self.reason}"
+
+
 class ConnectionDropped(Notice, frozen=True, tag="connection_dropped"):
     """Somebody on a port was turned away."""
 
@@ -68,6 +85,30 @@ class PeerGone(Notice, frozen=True, tag="peer_gone"):
 
     def __str__(self) -> str:
         return f"peer {self.peer} ({self.name}) {self.how}: {self.reason}"
+
+
+class MasterLost(Notice, frozen=True, tag="master_lost"):
+    """A peer has lost its master, and looks for it, or for another one."""
+
+    address: str
+    reason: str
+
+    @property
+    def level(self) -> Level:
+        return "warning"
+
+    def __str__(self) -> str:
+        return f"the master at {self.address} is gone ({self.reason}); looking for one"
+
+
+class PeerReturned(Notice, frozen=True, tag="peer_returned"):
+    """A member has come back, after a change of masters."""
+
+    peer: PeerId
+    name: str
+
+    def __str__(self) -> str:
+        return f"peer {self.peer} ({self.name}) is back"
 
 
 class EpochSealing(Notice, frozen=True, tag="epoch_sealing"):

@@ -34,7 +34,7 @@ class FrameKind(IntEnum):
 
 _HEAD = struct.Struct("<IB")
 _BEAT = struct.Struct("<QQ")
-_REPORT = struct.Struct("<IIIQQQH")
+_REPORT = struct.Struct("<IIIIQQQH")
 _ANNOUNCED = struct.Struct("<QIIIB")
 _DONE = struct.Struct("<IQII32sQ")
 _EVIDENCE = struct.Struct("<IQIIQH")
@@ -130,10 +130,12 @@ class Heartbeat(msgspec.Struct, frozen=True):
     """A peer's heartbeat: `echo` is the highest number heard from the master; the rest is what it is busy with.
 
     `out_stalled_ms`: an op has bytes for the next peer and none were acknowledged for so long. `in_starved_ms`: an op
-    waits for the previous peer and nothing came for so long. `received` counts the bytes that came from the master:
-    while a large record is under way they show that the peer hears, although no echo can come before its end.
-    `out_rate` is the best rate, in bytes per second, at which an op's payload went to the next peer since the last
-    beat: only ops that sent 4 MiB or more there count, from their start to the end of their local part; 0 if none did.
+    waits for the previous peer and nothing came for so long. `back_stalled_ms`: it has bytes for the *previous* peer
+    (what is said on the way back, or its half of an exchange) and none were acknowledged for so long. `received` counts
+    the bytes that came from the master: while a large record is under way they show that the peer hears, although no
+    echo can come before its end. `out_rate` is the best rate, in bytes per second, at which an op's payload went to the
+    next peer since the last beat: only ops that sent 4 MiB or more there count, from their start to the end of their
+    local part; 0 if none did.
     """
 
     number: int
@@ -145,6 +147,7 @@ class Heartbeat(msgspec.Struct, frozen=True):
     ops: list[Announced] = []
     received: int = 0
     out_rate: int = 0
+    back_stalled_ms: int = 0
 
 
 class Done(msgspec.Struct, frozen=True):
@@ -186,6 +189,7 @@ def heartbeat_frame(beat: Heartbeat) -> bytes:
             beat.epoch,
             beat.out_stalled_ms,
             beat.in_starved_ms,
+            beat.back_stalled_ms,
             beat.committed,
             beat.received,
             beat.out_rate,
@@ -198,7 +202,7 @@ def heartbeat_frame(beat: Heartbeat) -> bytes:
 
 def decode_heartbeat(body: bytes) -> Heartbeat:
     number, echo = _unpack(_BEAT, body)
-    epoch, out_ms, in_ms, committed, received, out_rate, count = _unpack(_REPORT, body, _BEAT.size)
+    epoch, out_ms, in_ms, back_ms, committed, received, out_rate, count = _unpack(_REPORT, body, _BEAT.size)
     at = _BEAT.size + _REPORT.size
     if len(body) != at + count * _ANNOUNCED.size:
         raise RemoteProtocolError(f"a heartbeat of {len(body)} bytes that names {count} ops")
@@ -206,7 +210,7 @@ def decode_heartbeat(body: bytes) -> Heartbeat:
         Announced(tag, sequence, age_ms, fingerprint, bool(done))
         for tag, sequence, age_ms, fingerprint, done in _ANNOUNCED.iter_unpack(body[at:])
     ]
-    return Heartbeat(number, echo, epoch, out_ms, in_ms, committed, ops, received, out_rate)
+    return Heartbeat(number, echo, epoch, out_ms, in_ms, committed, ops, received, out_rate, back_ms)
 
 
 def done_frame(done: Done) -> bytes:

@@ -1,9 +1,10 @@
 """Every message of the control connection and of a lane's handshake.
 
 A connection to a master, or to a peer's data port, begins with the acceptor's `Challenge`. The other side answers with
-what it is: `Hello` (a peer joins), `NodeHello` (a process only probes), `StatusRequest` (somebody looks),
-`ProbeCommand` (somebody steers the probing), `LaneHello` (a neighbour brings a lane) or `VisitHello` (a member wants
-shared state, or measures the link). All of them prove a secret over the challenge's nonce and never send it.
+what it is: `Hello` (a peer joins), `Resume` (a peer comes back, after a master was lost), `NodeHello` (a process only
+probes), `StatusRequest` (somebody looks), `ProbeCommand` (somebody steers the probing), `LaneHello` (a neighbour brings
+a lane) or `VisitHello` (a member wants shared state, or measures the link). All of them prove a secret over the
+challenge's nonce and never send it.
 
 Peer ids are given by the master and only grow, so a lower id is a longer member. An epoch number belongs to a group.
 """
@@ -12,11 +13,17 @@ from typing import Literal
 
 from msgspec import Struct, field
 
+from ringfold.wire.answers import CallDone as CallDone
+from ringfold.wire.answers import CallFailed as CallFailed
+from ringfold.wire.answers import Failure as Failure
+from ringfold.wire.answers import Reason as Reason
+from ringfold.wire.answers import SyncVoters as SyncVoters
 from ringfold.wire.base import PROTOCOL_VERSION as PROTOCOL_VERSION
 from ringfold.wire.base import Epoch as Epoch
 from ringfold.wire.base import EvidenceBy as EvidenceBy
 from ringfold.wire.base import GroupId as GroupId
 from ringfold.wire.base import HashKind as HashKind
+from ringfold.wire.base import Liveness as Liveness
 from ringfold.wire.base import Message as Message
 from ringfold.wire.base import OpState as OpState
 from ringfold.wire.base import PeerId as PeerId
@@ -33,10 +40,14 @@ from ringfold.wire.probing import (
     ProbeCommand,
     ProbeGraph,
     ProbeHalt,
+    RoundClock,
     RoundEnd,
     RoundReport,
     RoundStart,
 )
+from ringfold.wire.returning import Resume as Resume
+from ringfold.wire.returning import Resumed as Resumed
+from ringfold.wire.returning import Returned as Returned
 from ringfold.wire.status import Status as Status
 from ringfold.wire.status import StatusRequest as StatusRequest
 from ringfold.wire.status import World as World
@@ -52,16 +63,25 @@ class Challenge(Message, frozen=True, tag="challenge"):
     newest: int
 
 
+MAX_PATHS = 8
+"""Of one link."""
+
+
 class Refused(Message, frozen=True, tag="refused"):
-    """The acceptor's last words before it closes: why the other side is not let in."""
+    """The acceptor's last words before it closes: why the other side is not let in.
+
+    With `again` it is not the other side's fault: a master that does not lead says so, and the next one may be asked.
+    """
 
     reason: str
+    again: bool = False
 
 
 class Hello(Message, frozen=True, tag="hello"):
     """A peer asks to join a group of the run, and says where its data port can be reached (one address per path).
 
-    With `probes` the same port number takes UDP probes, and the peer is a node of the probe graph.
+    With `probes` the same port number takes UDP probes, and the peer is a node of the probe graph. The first `paths` of
+    its addresses are paths of their own, to be used at the same time; any others are places to try instead.
     """
 
     version: int
@@ -73,23 +93,21 @@ class Hello(Message, frozen=True, tag="hello"):
     nonce: bytes
     proof: bytes
     probes: bool = False
-
-
-class Liveness(Struct, frozen=True):
-    """The run's heartbeat settings: when silence becomes suspicion, and suspicion eviction."""
-
-    heartbeat_ms: int = 250
-    suspect_after_ms: int = 1_000
-    evict_after_ms: int = 5_000
+    paths: int = 1
 
 
 class Welcome(Message, frozen=True, tag="welcome"):
-    """The peer is registered. The master proves the token too, and gives the run's settings."""
+    """The peer is registered. The master proves the token too, and gives the run's settings.
+
+    `secret` is this member's own: with it the peer proves to a later master who it is. It is empty where there will be
+    none, because this one keeps no journal.
+    """
 
     peer: PeerId
     fence: int
     proof: bytes
     liveness: Liveness
+    secret: bytes = b""
 
 
 class LaneHello(Message, frozen=True, tag="lane_hello"):
@@ -136,17 +154,6 @@ class OpRef(Struct, frozen=True, order=True):
 
     tag: Tag
     sequence: Sequence
-
-
-class Reason(Struct, frozen=True):
-    """Why something was aborted or refused: which error to raise, which peers it names, and a sentence for people."""
-
-    kind: ReasonKind
-    text: str
-    peers: list[PeerId] = []
-    waited_ms: int = 0
-    numbers: list[int] = []
-    """What the error's other attributes are made of: revisions, mostly."""
 
 
 class SealedOp(Struct, frozen=True):
@@ -339,13 +346,15 @@ class Member(Struct, frozen=True):
     host: str
     addresses: list[str]
     port: int
+    paths: int = 1
 
 
 class Record(Message, frozen=True, tag="record"):
     """A new epoch of the group: members in ring order, verdicts about the old one, and how to run ops in it.
 
     `dialers[i]` is the peer that dials the lanes of edge i, from members[i] to members[i + 1]. `registrations` is the
-    count up to which everybody was admitted or is gone; `pending` says that more have registered by now.
+    count up to which everybody was admitted or is gone; `pending` says that more have registered by now. `lanes` are
+    those of each path.
     """
 
     group: GroupId
@@ -374,25 +383,11 @@ class Installed(Message, frozen=True, tag="installed"):
     world: World
 
 
-class CallDone(Message, frozen=True, tag="call_done"):
-    """The run-wide call is complete; `pending` answers a "pending" vote."""
-
-    ballot: int
-    pending: bool
-    world: World
-
-
-class CallFailed(Message, frozen=True, tag="call_failed"):
-    """The run-wide call cannot complete."""
-
-    ballot: int
-    reason: Reason
-
-
 class SyncPlan(Message, frozen=True, tag="sync_plan"):
     """A sync is decided: this revision wins, `holders` have it, and this peer fetches the keys (by index) of `fetch`.
 
     `receivers` fetch too; what one of them has got, the others may have from it. Each fetched key comes with its root.
+    `voters` are all who made an offer.
     """
 
     ballot: int
@@ -402,6 +397,7 @@ class SyncPlan(Message, frozen=True, tag="sync_plan"):
     holders: list[Member]
     receivers: list[Member]
     fetch: list[tuple[int, bytes]] = field(default_factory=list)
+    voters: dict[PeerId, int] = field(default_factory=dict)
 
 
 class SyncGoesOn(Message, frozen=True, tag="sync_goes_on"):
@@ -440,6 +436,8 @@ class Left(Message, frozen=True, tag="left"):
 
 ToMaster = (
     Hello
+    | Resume
+    | Returned
     | StatusRequest
     | Vote
     | VoteWithdrawn
@@ -461,6 +459,7 @@ FromMaster = (
     Challenge
     | Refused
     | Welcome
+    | Resumed
     | Registrations
     | Seal
     | Record
@@ -478,6 +477,7 @@ FromMaster = (
     | ProbeAnswer
     | ProbeGraph
     | ProbeHalt
+    | RoundClock
     | RoundEnd
     | RoundStart
 )

@@ -87,3 +87,5 @@ class Status(Message, frozen=True, tag="status"):
     links: list[LinkStatus] = field(default_factory=list)
     """The newest news first, and not more than a few thousand: `known_links` counts all."""
     known_links: int = 0
+    leader: str = ""
+    """The master that leads, and answers here."""
