@@ -423,8 +423,8 @@ def test_pending_is_asked_of_the_whole_run() -> None:
     assert stage.say(1, m.Vote(3, "pending", 1)) == []
     stage.join(3)
     answers = stage.say(2, m.Vote(1, "pending", 1))
-    assert answers == [m.CallDone(1, True, m.World(2, 2, 1))]
-    assert stage.sent(1, m.CallDone)[-1] == m.CallDone(3, True, m.World(2, 2, 1))
+    assert answers == [m.CallDone(1, True, m.World(2, 2, 1), 3, {1: 3, 2: 1})]
+    assert stage.sent(1, m.CallDone)[-1] == m.CallDone(3, True, m.World(2, 2, 1), 3, {1: 3, 2: 1})
 
 
 def test_a_peer_that_leaves_does_not_hold_up_a_vote() -> None:

@@ -17,8 +17,9 @@ import pytest
 from ringfold.errors import ConfigError
 from ringfold.master.events import Tell
 from ringfold.master.machine import Master
-from ringfold.master.server import MasterServer, MasterThread
+from ringfold.master.server import MasterServer
 from ringfold.master.settings import MasterSettings
+from ringfold.master.thread import MasterThread
 from ringfold.probe.log import ExportSettings, Log
 from ringfold.wire.events import ConnectionDropped, Notice, PeerGone, RoundDone
 from ringfold.wire.frames import (
@@ -219,7 +220,7 @@ def test_a_connection_that_says_nothing_is_closed_in_time() -> None:
 
 
 def test_whoever_asks_and_does_not_read_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ringfold.master.server.MAX_QUEUED_BYTES", 64 * 1024)
+    monkeypatch.setattr("ringfold.master.door.MAX_QUEUED_BYTES", 64 * 1024)
     with a_master() as (master, notices):
         peer, deaf = Client(master.address), Client(master.address)
         peer.join()

@@ -53,6 +53,8 @@ class Wait(Struct, frozen=True):
 def completion(run: Run, kind: VoteKind, group: GroupId | None = None) -> Ready | Wait:
     """Decide whether a call of the run, or the sync of a group, is complete, or say what it waits for."""
     members = [peer for peer in run.accepted() if kind != "sync" or peer.group == group]
+    if kind == "sync":
+        members = [peer for peer in members if not run.has_no_part(peer)]
     if kind in ("pending", "optimize"):
         standing = run.short_of_members()
         members = [peer for peer in members if peer.id not in standing]
@@ -95,6 +97,8 @@ class Calls:
         in_use = in_admission or in_sync or self._topology.has_ballot(peer, vote.ballot)
         if not current or in_use or vote.ballot <= peer.answered:
             return
+        if vote.kind != "sync":
+            self._run.groups[peer.group].redo.discard(peer.id)
         before = peer.ballot
         asked = before.asked if before is not None and before.number == vote.ballot else now
         progress = dict(vote.progress)
@@ -102,6 +106,10 @@ class Calls:
 
     def withdraw(self, now: Ns, peer: Peer, message: VoteWithdrawn) -> None:
         """A peer's call ran out of time: tell it who was missing, unless the answer is on its way already."""
+        if self._run.away:
+            self._run.withdrawn.append((peer.id, message))
+            return
+        sync = self._run.groups[peer.group].sync
         late = self._syncs.withdraw(peer, message.ballot)
         if late is None and message.ballot <= peer.answered:
             return
@@ -115,6 +123,12 @@ class Calls:
         elif late is not None:
             missing, what = late
             text = f"waited {seconds(waited)} in sync_shared_state for {names(missing)} to {what} the state"
+        elif peer.id in self._run.groups[peer.group].redo:
+            redo = self._run.groups[peer.group].redo
+            redo.discard(peer.id)
+            self._run.groups[peer.group].out_of_redo.add(peer.id)
+            missing = sorted(redo)
+            text = f"waited {seconds(waited)} in sync_shared_state for {names(missing)} to get the state"
         elif self._topology.has_ballot(peer, message.ballot):
             missing, what = self._topology.withdraw(peer)
             text = f"waited {seconds(waited)} in optimize_topology {what}"
@@ -125,8 +139,21 @@ class Calls:
             why = f"for {names(missing)}" if missing or isinstance(state, Ready) else f"because {state.why}"
             text = f"waited {seconds(waited)} in {CALL[kind]} {why}"
             peer.gave_up[kind] = now
-        self._run.fail_call(peer, message.ballot, Reason("deadline", text, missing, waited))
+        of_sync = sync.voters if sync is not None and late is not None else None
+        told = self._run.fail_call(peer, message.ballot, Reason("deadline", text, missing, waited), of_sync=of_sync)
+        if sync is not None and late is not None:
+            sync.failures[peer.id] = told
         self._run.tell(CallRefused([peer.id], f"peer {peer.id} {text}"))
+
+    def settle_withdrawn(self, now: Ns) -> None:
+        """When all are back, calls that ran out of time meanwhile are answered: ahead of the next records, because a
+        peer that hears of a new epoch first would call an interrupted sync anew."""
+        if self._run.away or not self._run.withdrawn:
+            return
+        late, self._run.withdrawn = self._run.withdrawn, []
+        for voter, message in late:
+            if voter in self._run.peers:
+                self.withdraw(now, self._run.peers[voter], message)
 
     def _absent(self, now: Ns, peer: Peer, kind: VoteKind, state: Wait) -> list[PeerId]:
         """Whom a call waited for in vain. Those who waited with it and gave up a moment earlier are not to blame."""
@@ -137,6 +164,8 @@ class Calls:
     def settle(self, now: Ns) -> bool:
         """Answer a call that is complete, or admit whom the facts allow to be admitted. False if there is nothing."""
         run = self._run
+        if run.away:
+            return False
         if run.admission is not None and self._is_installed(run.admission):
             self._finish(run.admission)
             return True
@@ -185,11 +214,13 @@ class Calls:
             for peer in self._run.live(group)
             if (ballot := self._run.ballot(peer)) and ballot.kind == "sync" and len(group.ring) < ballot.min_world
         ]
+        reasons: dict[PeerId, Reason] = {}
         for peer in small:
             assert peer.ballot is not None
             needed = peer.ballot.min_world
             text = f"the group has {len(group.ring)} members and needs {needed}"
-            self._run.fail_call(peer, peer.ballot.number, Reason("too_few", text, [], 0, [len(group.ring), needed]))
+            reasons[peer.id] = Reason("too_few", text, [], 0, [len(group.ring), needed])
+        self._run.fail_calls(reasons, {peer.id: peer.ballot.number for peer in small if peer.ballot is not None})
         return bool(small)
 
     def _admit(self, now: Ns, voters: dict[PeerId, int], short: Collection[PeerId] = ()) -> None:
@@ -202,7 +233,7 @@ class Calls:
         if voters:
             for voter in voters:
                 run.peers[voter].ballot = None
-            run.admission = Admission(now, voters, groups)
+            run.admission = Admission(now, voters, groups, {group: run.groups[group].epoch for group in groups})
 
     def _is_installed(self, admission: Admission) -> bool:
         return all(self._run.groups[group].change is None for group in admission.groups)
@@ -231,10 +262,9 @@ class Calls:
             # First, so that the next op of a caller does not begin in this epoch: it would have the number of this one,
             # and share its verdict.
             self._epochs.begin(now, self._run.groups[clash.group], Cause(clash.reason, clash.op))
-        for caller in clash.callers:
-            peer = self._run.peers[caller]
-            if peer.ballot is not None:
-                self._run.fail_call(peer, peer.ballot.number, clash.reason)
+        callers = [self._run.peers[caller] for caller in clash.callers]
+        ballots = {peer.id: peer.ballot.number for peer in callers if peer.ballot is not None}
+        self._run.fail_calls(dict.fromkeys(ballots, clash.reason), ballots)
         self._run.tell(CallRefused(clash.reason.peers, clash.reason.text))
 
     def _callers(self) -> Iterator[Caller]:

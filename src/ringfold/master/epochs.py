@@ -26,11 +26,11 @@ from ringfold.errors import RemoteProtocolError
 from ringfold.master.events import Ns
 from ringfold.master.evidence import Collector
 from ringfold.master.liveness import MS
-from ringfold.master.run import Change, Group, LostLink, Peer, Run, Standing
+from ringfold.master.run import Away, Change, Group, LostLink, Peer, Run, Standing
 from ringfold.master.verdicts import Cause, broken_edge, joining, lost, summary
 from ringfold.master.words import names
 from ringfold.topology.ring import Edge, edges_of, ring_order
-from ringfold.wire.events import EdgeBad, EpochInstalled, EpochRecorded, EpochSealing
+from ringfold.wire.events import EdgeBad, EpochInstalled, EpochRecorded, EpochSealing, PeerGone
 from ringfold.wire.messages import (
     Attached,
     AttachFailed,
@@ -97,7 +97,8 @@ class Epochs:
     def leave(self, now: Ns, peer: Peer, _: Leave) -> None:
         """The peer asks to go. A member among others seals first: its word counts in the verdicts."""
         group = self._run.groups[peer.group]
-        if peer.standing is not Standing.ACCEPTED or self._run.live(group) == [peer]:
+        is_alone = self._run.live(group) == [peer] and not self._run.away
+        if peer.standing is not Standing.ACCEPTED or is_alone:
             if peer.standing is Standing.ACCEPTED:
                 _take_along(group, [peer])
             self._run.remove(peer, "left", "it asked to", Left())
@@ -110,6 +111,19 @@ class Epochs:
         group = self._run.groups[peer.group]
         if peer.id in group.ring:
             self.begin(now, group, lost(peer.id, how))
+
+    def give_up(self, now: Ns, peer: PeerId, away: Away, how: str) -> None:
+        """A member did not come back to this master."""
+        del self._run.away[peer]
+        self._run.tell(PeerGone(peer, away.member.name, "evicted", how))
+        self.begin(now, self._run.groups[away.group], lost(peer, how))
+
+    def all_back(self, now: Ns, group: Group, newcomers: set[PeerId]) -> None:
+        """All members have come back to this master, or are given up: from here on the seal is as any other."""
+        change = group.change
+        assert change is not None
+        change.deadline = now + self._settings.seal_ms * MS
+        change.newcomers = newcomers
 
     def link_lost(self, now: Ns, peer: Peer, message: LinkLost) -> None:
         """A lane broke. In an installed epoch, wait a moment: a death may explain it better."""
@@ -193,7 +207,8 @@ class Epochs:
         if change is None:
             return []
         answered: Mapping[PeerId, object] = change.seals if change.phase == "sealing" else change.answers
-        return [peer.id for peer in self._run.live(group) if peer.id not in answered]
+        waiting = [peer.id for peer in self._run.live(group) if peer.id not in answered]
+        return sorted({*waiting, *self._run.away})
 
     # Recording
 
@@ -207,7 +222,7 @@ class Epochs:
             self._run.remove(leaver, "left", "it asked to", Left())
         group.ring, group.wish = ring, []
         if not ring:
-            group.change = None
+            group.change = group.record = None
             _take_along(group, leavers)
             return
         for newcomer in change.admitted:
@@ -239,6 +254,7 @@ class Epochs:
             verdicts=verdicts,
             world=self._run.world(),
         )
+        group.record = record
         for member in members:
             self._run.send(member, record)
             if member.id in change.admitted and record.pending:
@@ -357,7 +373,11 @@ class Epochs:
         self.begin(now, group, *(broken_edge(*edge, link.reason) for edge, link in links))
 
     def _judge_stalls(self, now: Ns, group: Group) -> None:
-        """An edge is bad if its sender cannot write and its receiver gets nothing, while both are alive and well."""
+        """An edge is bad if its sender cannot write and its receiver gets nothing, while both are alive and well.
+
+        A lane is used in both directions: it is as bad if the receiver's words do not reach the sender, who is in an
+        op and may have nothing to say before it has heard them.
+        """
         limit = self._settings.edge_stall_ms
         for source, target in edges_of(group.ring):
             sender, receiver = self._run.peers[source], self._run.peers[target]
@@ -365,8 +385,10 @@ class Epochs:
                 continue
             if sender.beat.epoch != group.epoch or receiver.beat.epoch != group.epoch:
                 continue
-            if sender.beat.out_stalled_ms >= limit and receiver.beat.in_starved_ms >= limit:
-                stalled = min(sender.beat.out_stalled_ms, receiver.beat.in_starved_ms)
+            stalled = min(sender.beat.out_stalled_ms, receiver.beat.in_starved_ms)
+            if sender.beat.ops:
+                stalled = max(stalled, receiver.beat.back_stalled_ms)
+            if stalled >= limit:
                 reason = f"nothing moved for {stalled} ms although {names((source, target))} are alive"
                 group.edges.mark_bad(now, source, target)
                 self._run.tell(EdgeBad(group.id, source, target, reason))

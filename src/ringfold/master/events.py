@@ -4,6 +4,8 @@ A connection is known by a number that the shell chooses and never uses again. A
 forgotten the connection; whatever the shell still reports about it is ignored.
 """
 
+from typing import TYPE_CHECKING
+
 from msgspec import Struct
 
 from ringfold.topology.moonshot import Question
@@ -11,6 +13,9 @@ from ringfold.topology.solve import Solution
 from ringfold.wire.events import Notice
 from ringfold.wire.frames import Done, Evidence, Heartbeat
 from ringfold.wire.messages import FromMaster, GroupId, ToMaster
+
+if TYPE_CHECKING:
+    from ringfold.master.journal import Journal
 
 Ns = int
 """Integer nanoseconds."""
@@ -75,7 +80,13 @@ class MoonshotFound(Struct, frozen=True):
     solution: Solution
 
 
-Event = Opened | Received | Beat | Piece | DoneSeen | Malformed | Closed | Tick | MoonshotFound
+class Ended(Struct, frozen=True):
+    """Somebody ends the run on purpose: its journal is closed, and its peers are told. No event comes after this."""
+
+    reason: str
+
+
+Event = Ended | Opened | Received | Beat | Piece | DoneSeen | Malformed | Closed | Tick | MoonshotFound
 
 
 class Send(Struct, frozen=True):
@@ -117,6 +128,21 @@ class Tell(Struct, frozen=True):
     notice: Notice
 
 
+class Persist(Struct, frozen=True):
+    """Write the journal. What comes after this effect, in this step and in later ones, waits until it is written.
+
+    A journal that cannot be written is the end of this master's decisions.
+    """
+
+    journal: "Journal"
+
+
+class KeepLinks(Struct, frozen=True):
+    """Write down what is known about links, some time. Nothing waits for it, and it may fail."""
+
+    raw: bytes
+
+
 class StartMoonshot(Struct, frozen=True):
     """Search long for a better ring, outside of this process and with what time it leaves. One search at a time: while
     one is going on, another is not begun."""
@@ -125,4 +151,4 @@ class StartMoonshot(Struct, frozen=True):
     question: Question
 
 
-Effect = Send | SendBeat | SendEvidence | Close | Trust | Tell | StartMoonshot
+Effect = Send | SendBeat | SendEvidence | Close | Trust | Tell | StartMoonshot | Persist | KeepLinks

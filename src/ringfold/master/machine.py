@@ -1,14 +1,16 @@
 """The master of a run: a pure state machine, `step(now, event) -> effects`.
 
 The run it keeps has peers, and the peers are in groups. Each group has a numbered *epoch*: an agreement on its members
-and their order around the ring. Everything a master does comes down to four things:
+and their order around the ring. Everything a master does comes down to these:
 
 * It keeps the door (here): a connection proves the token, and becomes a peer, a node that only probes, or a watcher,
   or is dropped with a reason.
 * It changes epochs (`epochs.py`): whoever comes or goes, and whatever breaks, the group seals its epoch, and gets a new
   one with a verdict for each op that was in doubt (`verdicts.py`). Ops themselves need no master; where evidence
-  travels through it, it counts Dones and nothing else (`evidence.py`).
+  travels through it, it counts Dones and nothing else (`ops.py`, `evidence.py`).
 * It keeps the rounds of probing (`probing.py`): who probes whom, when windows end, and what they say together.
+* It goes on with a run that another master began (`journal.py`, `returning.py`), and makes sure that others can go on
+  with its own: what must not be forgotten is written down before it is said.
 * It answers run-wide calls (`calls.py`), and refuses those that can never meet (`meeting.py`). Two kinds take long: a
   sync of shared state (`syncs.py`), and the choice of better rings by measured links (`topology.py`).
 
@@ -23,6 +25,7 @@ so that what happens depends on what is true and not on the order in which it be
 import functools
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import assert_never
 
 from ringfold.errors import RemoteProtocolError
@@ -31,10 +34,12 @@ from ringfold.master.calls import Calls
 from ringfold.master.epochs import Epochs
 from ringfold.master.events import (
     Beat,
+    Close,
     Closed,
     Conn,
     DoneSeen,
     Effect,
+    Ended,
     Event,
     Malformed,
     MoonshotFound,
@@ -47,24 +52,25 @@ from ringfold.master.events import (
     Tick,
     Trust,
 )
-from ringfold.master.evidence import Mismatch
+from ringfold.master.journal import Journal, restore, restore_links
+from ringfold.master.keeping import Keeping
 from ringfold.master.liveness import MS, PatientClock, evict_reason, silent_ms, suspected
-from ringfold.master.meeting import absent_from
+from ringfold.master.ops import Ops
 from ringfold.master.probing import Probing
+from ringfold.master.returning import Returning
 from ringfold.master.run import Connection, Peer, Run, Standing
 from ringfold.master.settings import MasterSettings
 from ringfold.master.status import render_status, render_waiting
 from ringfold.master.syncs import Syncs
 from ringfold.master.topology import Topology
 from ringfold.master.verdicts import Cause
-from ringfold.master.words import named, names, seconds
 from ringfold.probe.calculation import Calculation
 from ringfold.probe.draw import draw
 from ringfold.probe.rounds_master import RoundMaster
-from ringfold.wire.descriptor import describe
-from ringfold.wire.events import CallRefused, ConnectionDropped, PeerRegistered, PeerSuspected
-from ringfold.wire.frames import DESCRIPTOR_BYTES, Heartbeat
+from ringfold.wire.events import ConnectionDropped, PeerRegistered, PeerSuspected
+from ringfold.wire.frames import Heartbeat
 from ringfold.wire.messages import (
+    MAX_PATHS,
     PROTOCOL_VERSION,
     Attached,
     AttachFailed,
@@ -75,12 +81,13 @@ from ringfold.wire.messages import (
     Measured,
     OpCancelled,
     OpMismatch,
-    OpRef,
     OpTimeout,
     PeerId,
-    Reason,
     Refused,
     Registrations,
+    Resume,
+    Resumed,
+    Returned,
     Sealed,
     SealedOp,
     Status,
@@ -93,7 +100,7 @@ from ringfold.wire.messages import (
     Welcome,
 )
 from ringfold.wire.probing import KEY_BYTES, NodeHello, ProbeCommand, RoundAlarm, RoundReport
-from ringfold.wire.proof import prove, proven
+from ringfold.wire.proof import derive, prove, proven
 from ringfold.wire.status import Waiting
 
 OLDEST_VERSION = PROTOCOL_VERSION
@@ -113,46 +120,75 @@ class Master:
         fence: int = 1,
         started_ns: Ns = 0,
         now_ns: Callable[[], Ns] = lambda: 0,
+        journal: Journal | None = None,
+        leader: str = "",
+        *,
+        keeps_journal: bool = False,
+        links: bytes = b"",
     ) -> None:
+        """With `journal` the run goes on from there, under its secret; `fence` must be higher than the journal's.
+        `links` is what the last `KeepLinks` gave, if anything."""
         self.settings = settings
         self.fence = fence
+        if journal is not None:
+            assert fence > journal.fence, "a master that takes over has a higher fence"
+            run_secret = journal.secret
+        self._secret, self._leader = run_secret, leader
         self._token = token
         self._started_ns = started_ns
         self._clock = PatientClock(started_ns)
         self._run = Run(settings)
+        if journal is not None:
+            restore(self._run, journal, started_ns)
+            restore_links(self._run, links, started_ns)
+        self._keeping = Keeping(self._run, fence, run_secret, leader, is_on=keeps_journal)
         self._epochs = Epochs(self._run, run_secret, fence, lambda seals, causes: self._verdicts(seals, causes))
+        self._ops = Ops(self._run, self._epochs)
+        self._returning = Returning(self._run, self._epochs, fence)
         self._syncs = Syncs(self._run, run_secret)
         self._topology = Topology(self._run, self._epochs, run_secret)
         self._calls = Calls(self._run, self._epochs, self._syncs, self._topology)
         key = functools.partial(_probe_key, run_secret)
-        calculation = Calculation(settings.rounds, now_ns=now_ns)
-        self._probing = Probing(self._run, RoundMaster(settings.rounds, fence, key, draw, calculation))
+        rounds = settings.rounds if self._run.probing is None else replace(settings.rounds, is_on=self._run.probing)
+        calculation = Calculation(rounds, now_ns=now_ns)
+        self._probing = Probing(
+            self._run, RoundMaster(rounds, fence, key, draw, calculation, sequence=self._run.rounds)
+        )
         self._beat_number = 0
         self._beat_ns = started_ns
 
     def step(self, now_ns: Ns, event: Event) -> list[Effect]:
         """Apply one event; return what the shell must now do, in order."""
+        if isinstance(event, Ended):
+            return self._keeping.ended(event)
         out = self._run.out = []
         now = self._clock.read(now_ns, tick=isinstance(event, Tick))
         try:
             if isinstance(event, DoneSeen):
                 # The hot path: a Done changes no table that the rest of the machine looks at.
-                self._done(now, event)
+                self._ops.done(now, event)
                 return out
             self._apply(now_ns, now, event)
         except RemoteProtocolError as error:
             assert not isinstance(event, Tick | MoonshotFound)
             self._drop(now, event.conn, str(error))
+        self._returning.settle(now)
+        self._calls.settle_withdrawn(now)
         while self._epochs.advance(now) or self._calls.settle(now):
             pass
         self._probing.settle(now)
         self._check_invariants()
+        self._keeping.settle(out)
         return out
+
+    def journal(self) -> Journal:
+        """All that a later master needs to go on from here."""
+        return self._keeping.journal()
 
     def status(self, now_ns: Ns) -> Status:
         """The whole run, for `ringfold status`."""
         uptime_ms = (now_ns - self._started_ns) // MS
-        return render_status(self._run, self._epochs, self._clock.peek(now_ns), self.fence, uptime_ms)
+        return render_status(self._run, self._epochs, self._clock.peek(now_ns), self.fence, uptime_ms, self._leader)
 
     def waiting(self, now_ns: Ns) -> list[Waiting]:
         """All that is waited for: by whom, for whom, and since when."""
@@ -164,8 +200,10 @@ class Master:
 
     def _apply(self, now_ns: Ns, now: Ns, event: Event) -> None:
         match event:
+            case Ended():
+                raise AssertionError("nothing is decided after the end")
             case DoneSeen():
-                self._done(now, event)
+                self._ops.done(now, event)
             case MoonshotFound(group, solution):
                 self._topology.found(group, solution)
             case Opened():
@@ -210,7 +248,10 @@ class Master:
     def _at_the_door(self, now_ns: Ns, now: Ns, connection: Connection, message: ToMaster) -> None:
         match message:
             case Hello() if not connection.proven:
+                self._prove(connection, "hello", message)
                 self._hello(now, connection, message)
+            case Resume() if not connection.proven:
+                self._resume(now, connection, message)
             case StatusRequest():
                 self._prove(connection, "status", message)
                 connection.opened = now
@@ -226,17 +267,61 @@ class Master:
             case _:
                 raise RemoteProtocolError(f"{type(message).__name__} where Hello, NodeHello or a question is expected")
 
+    def _resume(self, now: Ns, connection: Connection, resume: Resume) -> None:
+        """A peer of the run comes back. One that was only registered, or is nobody's, registers anew."""
+        self._prove(connection, "resume", resume)
+        if resume.peer < 1:
+            raise RemoteProtocolError(f"{resume.peer} is no peer's number")
+        secret = self._member_secret(resume.peer)
+        nonces = connection.nonce, resume.nonce
+        is_member = proven(secret, resume.member_proof, "member", *nonces)
+        known = self._run.peers.get(resume.peer) if is_member else None
+        if known is not None and resume.fence <= self.fence:
+            self._closes(now, known)
+        is_new = resume.epoch == 0 and resume.peer not in self._run.away
+        refusal = None if is_new else self._returning.refusal(resume, is_member)
+        if refusal is not None:
+            self._run.drop_connection(connection, refusal, refusal.reason)
+            return
+        facts = Hello(
+            version=resume.version,
+            group=resume.group,
+            host=resume.host,
+            name=resume.name,
+            addresses=resume.addresses,
+            port=resume.port,
+            nonce=resume.nonce,
+            proof=resume.proof,
+            probes=resume.probes,
+            paths=resume.paths,
+        )
+        if is_new:
+            self._hello(now, connection, facts)
+            return
+        _check_facts(facts)
+        peer = self._returning.resume(now, connection, resume)
+        bound = self.fence.to_bytes(8, "little")
+        both = prove(self._token, "resumed", *nonces, bound, prove(secret, "resumed", *nonces, bound))
+        self._run.send(peer, Resumed(self.fence, both, self.settings.liveness))
+        if resume.probes:
+            self._probing.peer_came(now, connection, facts)
+
+    def _closes(self, now: Ns, peer: Peer) -> None:
+        """A peer comes on another connection: the one that it had is gone, whether or not this was noticed here."""
+        connection = self._run.connections[peer.conn]
+        self._run.out.append(Close(connection.id, "it came on another connection"))
+        self._close(now, connection.id, "it came on another one")
+
+    def _member_secret(self, peer: PeerId) -> bytes:
+        return derive(self._secret, "member", peer)
+
     def _hello(self, now: Ns, connection: Connection, hello: Hello) -> None:
-        self._prove(connection, "hello", hello)
-        if not 0 <= hello.group <= MAX_GROUP:
-            raise RemoteProtocolError(f"group {hello.group} is out of range (0 to {MAX_GROUP})")
-        if not 1 <= hello.port <= 65_535 or not hello.addresses:
-            raise RemoteProtocolError(f"nobody can reach it at {hello.addresses} port {hello.port}")
-        if not (hello.name.isprintable() and hello.host.isprintable()):
-            raise RemoteProtocolError("its name or host is not printable")
+        _check_facts(hello)
         peer = self._run.register(now, connection, hello)
         proof = prove(self._token, "welcome", hello.nonce, connection.nonce)
-        self._run.send(peer, Welcome(peer.id, self.fence, proof, self.settings.liveness))
+        # Without a journal there will be no other master to show it to.
+        secret = self._member_secret(peer.id) if self._keeping.is_on else b""
+        self._run.send(peer, Welcome(peer.id, self.fence, proof, self.settings.liveness, secret))
         self._run.tell(PeerRegistered(peer.id, hello.name, hello.group, connection.remote))
         if hello.probes:
             self._probing.peer_came(now, connection, hello)
@@ -245,7 +330,7 @@ class Master:
             self._run.send(other, heard)
 
     def _prove(
-        self, connection: Connection, purpose: str, claim: Hello | StatusRequest | NodeHello | ProbeCommand
+        self, connection: Connection, purpose: str, claim: Hello | Resume | StatusRequest | NodeHello | ProbeCommand
     ) -> None:
         """Check version and proof of a claim; from here on the connection is trusted with full-size frames."""
         if not OLDEST_VERSION <= claim.version <= PROTOCOL_VERSION:
@@ -281,12 +366,16 @@ class Master:
         if connection is None:
             return
         self._run.forget_connection(connection)
-        if connection.peer is not None:
+        if connection.peer is not None and connection.peer.id in self._run.away:
+            del self._run.peers[connection.peer.id]  # it was about to come back, and may try again
+        elif connection.peer is not None:
             self._epochs.lose(now, connection.peer, f"its connection closed{f' ({reason})' if reason else ''}")
 
     # Peers
 
     def _from_peer(self, now: Ns, peer: Peer, message: ToMaster) -> None:
+        if peer.id in self._run.away and not isinstance(message, Returned):
+            raise RemoteProtocolError(f"{type(message).__name__} before it has said what it brings along")
         match message:
             case Vote():
                 self._calls.vote(now, peer, message)
@@ -300,6 +389,9 @@ class Master:
                 self._epochs.attach_failed(now, peer, message)
             case LinkLost():
                 self._epochs.link_lost(now, peer, message)
+            case Returned():
+                self._returning.returned(peer, message)
+                self._returning.greet(peer)
             case Leave():
                 self._epochs.leave(now, peer, message)
             case SyncReport():
@@ -307,70 +399,13 @@ class Master:
             case Measured():
                 self._topology.measured(now, peer, message)
             case OpMismatch() | OpTimeout() | OpCancelled():
-                self._op_failed(now, peer, message)
-            case Hello() | StatusRequest() | NodeHello() | ProbeCommand():
+                self._ops.failed(now, peer, message)
+            case Hello() | Resume() | StatusRequest() | NodeHello() | ProbeCommand():
                 raise RemoteProtocolError(f"{type(message).__name__} from a peer that has joined")
             case RoundReport() | RoundAlarm():
                 raise AssertionError("these do not come here")
             case _:
                 assert_never(message)
-
-    def _op_failed(self, now: Ns, peer: Peer, message: OpMismatch | OpTimeout | OpCancelled) -> None:
-        """An op cannot end well: the epoch ends, and its verdict says why. Only a cancelled op is called again."""
-        if not self._run.is_current(peer, message.epoch):
-            return
-        group = self._run.groups[peer.group]
-        match message:
-            case OpMismatch(_, op, other, mine, theirs):
-                if other not in group.ring or not len(mine) == len(theirs) == DESCRIPTOR_BYTES:
-                    raise RemoteProtocolError(f"its mismatch with peer {other} makes no sense")
-                self._mismatch(now, peer, op, mine, other, theirs)
-            case OpTimeout(_, op, waited_ms):
-                waited_ms = max(0, waited_ms)
-                others = {each.id: self._run.announced(each) for each in self._run.live(group) if each is not peer}
-                missing = absent_from(op, others)
-                text = f"{named(op)} waited {seconds(waited_ms)} for {names(missing)}"
-                self._fault(now, peer, Reason("deadline", text, missing, waited_ms), op)
-            case OpCancelled(_, op):
-                reason = Reason("cancelled", f"peer {peer.id} gave up {named(op)}", [peer.id])
-                self._epochs.begin(now, group, Cause(reason))
-
-    def _mismatch(self, now: Ns, peer: Peer, op: OpRef, mine: bytes, other: PeerId, theirs: bytes) -> None:
-        sides = f"peer {peer.id} called {describe(mine)}, but peer {other} called {describe(theirs)}"
-        self._fault(now, peer, Reason("mismatch", f"{named(op)}: {sides}", sorted((peer.id, other))), op)
-
-    def _fault(self, now: Ns, peer: Peer, reason: Reason, op: OpRef) -> None:
-        """The program is at fault. Every member may notice and report it; the first report is as good as all."""
-        group = self._run.groups[peer.group]
-        if group.change is not None and any(cause.op == op for cause in group.change.causes):
-            return
-        self._epochs.begin(now, group, Cause(reason, op))
-        self._run.tell(CallRefused(reason.peers, reason.text))
-
-    def _done(self, now: Ns, event: DoneSeen) -> None:
-        """Count a Done; send evidence when it was the last one."""
-        connection = self._run.connections.get(event.conn)
-        if connection is None:
-            return
-        peer, done = connection.peer, event.done
-        if peer is None:
-            raise RemoteProtocolError("Done from somebody who has not joined")
-        peer.heard = now
-        if not self._run.is_current(peer, done.epoch):
-            return
-        group = self._run.groups[peer.group]
-        if group.collector is None:
-            if group.evidence == "ring":
-                raise RemoteProtocolError("Done to the master in an epoch whose evidence travels on the ring")
-            return  # it crossed with the seal
-        try:
-            evidence = group.collector.add(peer.id, done)
-        except Mismatch as mismatch:
-            op = OpRef(done.tag, done.sequence)
-            self._mismatch(now, peer, op, done.descriptor, mismatch.first, mismatch.first_descriptor)
-            return
-        if evidence is not None:
-            self._run.out.append(evidence)
 
     # Liveness
 
@@ -405,10 +440,12 @@ class Master:
         self._send_beats(now_ns)
         for peer in list(self._run.peers.values()):
             self._judge(now, peer)
+        self._returning.tick(now)
         self._epochs.tick(now)
         self._topology.tick(now)
         self._probing.tick(now)
         self._calls.tick(now)
+        self._keeping.tick(now)
 
     def _send_beats(self, now_ns: Ns) -> None:
         """By the real clock: after a gap, the peers must hear at once that the master is back."""
@@ -443,6 +480,18 @@ class Master:
                 assert all(peer in run.peers and not run.peers[peer].leaving for peer in group.ring)
             else:
                 assert self._epochs.missing(group), "a change that waits for nobody must have moved on"
+
+
+def _check_facts(hello: Hello) -> None:
+    """Refuse what no honest peer says of itself."""
+    if not 0 <= hello.group <= MAX_GROUP:
+        raise RemoteProtocolError(f"group {hello.group} is out of range (0 to {MAX_GROUP})")
+    if not 1 <= hello.port <= 65_535 or not hello.addresses:
+        raise RemoteProtocolError(f"nobody can reach it at {hello.addresses} port {hello.port}")
+    if not 1 <= hello.paths <= min(len(hello.addresses), MAX_PATHS):
+        raise RemoteProtocolError(f"{hello.paths} paths over {len(hello.addresses)} addresses")
+    if not (hello.name.isprintable() and hello.host.isprintable()):
+        raise RemoteProtocolError("its name or host is not printable")
 
 
 def _probe_key(run_secret: bytes, graph: int) -> bytes:

@@ -43,6 +43,9 @@ from ringfold.wire.probing import (
 FIRST_ALONE, LAST_ALONE = 1_000_001, 2_000_000_000
 MOST_NODES = 4_096
 LONGEST_LABEL = 200
+RESERVED_ROUNDS = 255
+"""So many sequences ahead are journalled at once: only every 256th round waits for a disk. A later master begins above
+all that were reserved."""
 
 
 class Probing:
@@ -107,7 +110,7 @@ class Probing:
         for node in gone:
             if self._conns.pop(node, None) is not None:
                 self._step(now, NodeGone(node))
-        if gone and (self._rounds.round is None or self._rounds.settings.kind == "local"):
+        if gone and (not self._rounds.owes_summary or self._rounds.settings.kind == "local"):
             self._forget_names()
 
     # Words
@@ -152,6 +155,9 @@ class Probing:
                     self._forget_names()
                 case Note(text):
                     self._run.tell(ProbeNote(text))
+        if self._rounds.sequence > self._run.rounds:
+            self._run.rounds = self._rounds.sequence + RESERVED_ROUNDS
+        self._run.probing = self._rounds.is_on
 
     def _forget_names(self) -> None:
         """Who left during a round is still to be named in its summary; after it, or where none comes, no more."""

@@ -7,7 +7,7 @@ id. Peer ids are the count of registrations, so the peers are in order of age wh
 Time in here is the master's own (see `liveness.py`).
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal
@@ -30,7 +30,9 @@ from ringfold.wire.messages import (
     CallFailed,
     EdgeFailure,
     Epoch,
+    Evicted,
     EvidenceBy,
+    Failure,
     FromMaster,
     GroupId,
     Hello,
@@ -39,9 +41,12 @@ from ringfold.wire.messages import (
     Offer,
     PeerId,
     Reason,
+    Record,
     SealedOp,
+    SyncVoters,
     Tag,
     VoteKind,
+    VoteWithdrawn,
     World,
 )
 from ringfold.wire.probing import NodeId
@@ -164,8 +169,12 @@ class Sync:
     """Who has all of the winning state by now."""
     unfinished: set[PeerId]
     """Who does not."""
+    voters: SyncVoters
+    """All who made an offer."""
     told: Ns = 0
     """When everybody was last told that it goes on."""
+    failures: dict[PeerId, CallFailed] = field(default_factory=dict)
+    """Who is out of it, and what it was told."""
     corrupt: set[PeerId] = field(default_factory=set)
     """From whom somebody got a wrong block."""
 
@@ -191,6 +200,18 @@ class Group:
     """The sync in progress."""
     finished: Finished | None = None
     """The last sync that finished: what the next one is measured by."""
+    redo: set[PeerId] = field(default_factory=set)
+    """Who was in a sync that the last master could not end, and has neither voted anew nor given up."""
+    out_of_redo: set[PeerId] = field(default_factory=set)
+    """Who was out of it already: it is decided anew without these."""
+    finished_sync: int = 0
+    """Its number."""
+    finished_ballots: dict[PeerId, int] = field(default_factory=dict)
+    """Who is told that it is done, and as the answer to which call."""
+    finished_failures: dict[PeerId, CallFailed] = field(default_factory=dict)
+    """Who was told that it is out of it."""
+    record: Record | None = None
+    """The newest one, as it was sent."""
     wish: list[PeerId] = field(default_factory=list)
     """The ring that the next epoch is to have, if its members are still these."""
     moonshot: list[PeerId] = field(default_factory=list)
@@ -240,6 +261,16 @@ class Admission:
     since: Ns
     ballots: dict[PeerId, int]
     groups: set[GroupId]
+    epochs: dict[GroupId, Epoch] = field(default_factory=dict)
+    """The epochs of these groups when it began."""
+
+
+@dataclass(frozen=True, slots=True)
+class Away:
+    """A member of the journalled epoch that has not come back yet to this master."""
+
+    group: GroupId
+    member: Member
 
 
 class Run:
@@ -257,14 +288,25 @@ class Run:
         self.syncs = 0
         """How many syncs were ever begun, over all groups."""
         self.optimisation: Optimisation | None = None
+        self.evictions = 0
+        """How many peers were told that the run goes on without them: only who certainly leads may say so."""
         self.tests = 0
         """How many measurements were ever begun."""
+        self.rounds = 0
+        """No round of probing has had a higher sequence than this."""
+        self.probing: bool | None = None
+        """Whether rounds go on, once somebody has come to probe or to steer; until then as the settings say."""
         self.links = BandwidthStore()
         self.delays = DelayStore()
         self.gone_nodes: list[NodeId] = []
         """Nodes whose connection is gone, until the rounds have heard of it."""
         self.unmeasured: dict[PeerId, Ns] = {}
         """The ends of links that could not be measured, and since when that is known."""
+        self.away: dict[PeerId, Away] = {}
+        """Members that this master knows from the journal only. Until all are back or given up, nothing is decided."""
+        self.return_by: Ns = 0
+        self.withdrawn: list[tuple[PeerId, VoteWithdrawn]] = []
+        """Calls that ran out of time meanwhile: the answer may be on its way, with somebody who is still away."""
         self.out: list[Effect] = []
 
     # Looking
@@ -276,6 +318,11 @@ class Run:
             memory = EdgeMemory(self.settings.bad_edge_s * 1000 * MS)
             found = self.groups[group] = Group(group, memory)
         return found
+
+    def has_no_part(self, peer: Peer) -> bool:
+        """Whether the next sync of its group is one that this peer was out of, before a change of masters."""
+        group = self.groups[peer.group]
+        return bool(group.redo) and peer.id in group.out_of_redo
 
     def live(self, group: Group) -> list[Peer]:
         """The members of the newest epoch that are still there, in ring order."""
@@ -362,20 +409,44 @@ class Run:
 
     def answer_calls(self, ballots: dict[PeerId, int]) -> None:
         """A run-wide call is complete: all its voters hear the same answer."""
-        pending, world = bool(self.registered()), self.world()
-        for voter, ballot in sorted(ballots.items()):
+        pending, world, voters = bool(self.registered()), self.world(), dict(sorted(ballots.items()))
+        for voter, ballot in voters.items():
             peer = self.peers[voter]
-            self.send(peer, CallDone(ballot, pending, world))
+            self.send(peer, CallDone(ballot, pending, world, self.registrations, voters))
             peer.answers(ballot)
 
-    def fail_call(self, peer: Peer, ballot: int, reason: Reason) -> None:
-        self.send(peer, CallFailed(ballot, reason))
+    def fail_call(
+        self,
+        peer: Peer,
+        ballot: int,
+        reason: Reason,
+        of_sync: SyncVoters | None = None,
+    ) -> CallFailed:
+        """A call failed at one peer alone. What it was told."""
+        answer = CallFailed(ballot, reason, of_sync=of_sync)
+        self.send(peer, answer)
         peer.answers(ballot)
+        return answer
+
+    def fail_calls(self, reasons: Mapping[PeerId, Reason], ballots: dict[PeerId, int]) -> None:
+        """A call failed at all its voters, each with its reason. Who shares a reason shares the answer."""
+        failures: list[Failure] = []
+        for voter, ballot in sorted(ballots.items()):
+            known = next((each for each in failures if each.reason == reasons[voter]), None)
+            if known is None:
+                failures.append(Failure(reasons[voter], {voter: ballot}))
+            else:
+                known.voters[voter] = ballot
+        for failure in failures:
+            rest = [each for each in failures if each is not failure]
+            for voter, ballot in failure.voters.items():
+                self.send(self.peers[voter], CallFailed(ballot, failure.reason, failure.voters, rest=rest))
+                self.peers[voter].answers(ballot)
 
     def register(self, now: Ns, connection: Connection, hello: Hello) -> Peer:
         """A new peer under a new id. Accepted peers hear of it by the count of registrations."""
         self.registrations += 1
-        member = Member(self.registrations, hello.name, hello.host, hello.addresses, hello.port)
+        member = Member(self.registrations, hello.name, hello.host, hello.addresses, hello.port, hello.paths)
         peer = Peer(member.peer, connection.id, connection.remote, hello.group, member, now, now, now)
         self.peers[peer.id] = peer
         connection.peer = peer
@@ -385,6 +456,7 @@ class Run:
     def drop_connection(self, connection: Connection, last_words: FromMaster | None, reason: str) -> None:
         if last_words is not None:
             self.out.append(Send(connection.id, last_words))
+        self.evictions += isinstance(last_words, Evicted)
         self.out.append(Close(connection.id, reason))
         self.forget_connection(connection)
 
@@ -402,6 +474,7 @@ class Run:
         if connection is not None:
             self.drop_connection(connection, last_words, reason)
         del self.peers[peer.id]
+        self.away.pop(peer.id, None)
         group = self.groups[peer.group]
         group.edges.forget_peer(peer.id)
         if group.change is not None:
@@ -416,6 +489,7 @@ class Run:
         self.links.forget_peer(peer.id)
         self.delays.forget_peer(peer.id)
         self.unmeasured.pop(peer.id, None)
+        group.redo.discard(peer.id)
         if group.sync is not None:
             group.sync.ballots.pop(peer.id, None)
             group.sync.holders.discard(peer.id)

@@ -1,10 +1,14 @@
 """The shell of the master machine: asyncio sockets in, effects out. It decides nothing.
 
-One `_Door` per connection cuts bytes into frames and turns them into events; `MasterServer` steps the machine and does
-what its effects say, in order. Everything runs in one loop, so a step is never interrupted.
+One `Door` per connection (`door.py`) cuts bytes into frames and turns them into events; `MasterServer` steps the
+machine and does what its effects say, in order. Everything runs in one loop, so a step is never interrupted.
 
 A connection that does not read is no danger to the others: what is queued for it is bounded, and what must still be
 flushed when it is closed has FLUSH_S to go.
+
+With a journal, what the machine says waits until what it must not forget is written, off the loop (`outbox.py`,
+`keeper.py`); and the machine exists only while this master leads (`leading.py`). Whoever comes while it does not is
+told so, and goes on to the next master.
 
 The result of a round of probing is written down when the machine tells it, which is after the next window's starts were
 sent. A disk that is full ends the log, and nothing else.
@@ -13,26 +17,24 @@ sent. A disk that is full ends the log, and nothing else.
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import assert_never
 
 import msgspec
 
 from ringfold.config import is_loopback, split_address
-from ringfold.errors import ConfigError, RemoteProtocolError
+from ringfold.errors import ConfigError, StoreError
+from ringfold.master.door import Door
 from ringfold.master.events import (
-    Beat,
     Close,
     Closed,
     Conn,
-    DoneSeen,
     Effect,
+    Ended,
     Event,
-    Malformed,
+    KeepLinks,
     MoonshotFound,
     Opened,
-    Piece,
-    Received,
+    Persist,
     Send,
     SendBeat,
     SendEvidence,
@@ -41,36 +43,36 @@ from ringfold.master.events import (
     Tick,
     Trust,
 )
+from ringfold.master.journal import Journal
+from ringfold.master.keeper import Deposed
+from ringfold.master.leading import TROUBLE_S, Candidate, Leadership
 from ringfold.master.machine import Master
+from ringfold.master.outbox import Outbox
 from ringfold.master.settings import MasterSettings
 from ringfold.probe.log import ExportSettings, Log
 from ringfold.runtime import server as rim
 from ringfold.runtime.aside import ask_aside
 from ringfold.runtime.clock import monotonic_ns
 from ringfold.runtime.entropy import random_bytes
+from ringfold.store import StoreClient, open_store
 from ringfold.topology.moonshot import Answer, Question
 from ringfold.wire.events import Notice, RoundDone
 from ringfold.wire.frames import (
     MAX_FRAME_BYTES,
-    FrameKind,
-    FrameReader,
-    decode_done,
-    decode_heartbeat,
-    decode_to_master,
     evidence_frame,
     master_beat,
     message_frame,
 )
-from ringfold.wire.messages import FromMaster, GroupId
+from ringfold.wire.messages import FromMaster, GroupId, Refused
 from ringfold.wire.proof import NONCE_BYTES
 
 TICK_S = 0.05
+LEASE_S = 3.0
+"""Shorter than what peers with several masters take for silence, so that a leader that slept knows before they go."""
 MOONSHOT_S = 60.0
-SILENCE_S = 60
-"""Peers have heartbeats; this is for nodes that only probe, and for watchers."""
 FLUSH_S = 1.0
-MAX_QUEUED_BYTES = 256 * 1024 * 1024
-"""A peer with more than this queued for it does not read, and is given up."""
+LAST_WORDS_S = 5.0
+"""How long a clean end waits for the journal to be closed."""
 
 _log = logging.getLogger("ringfold.master")
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
@@ -79,7 +81,10 @@ _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARN
 class MasterServer:
     """A master on real sockets. `listen` holds addresses like `127.0.0.1:48148`, `[::1]:0` or `localhost:48148`.
 
-    Other addresses than loopback need a token, or `insecure` said aloud.
+    Other addresses than loopback need a token, or `insecure` said aloud. With `journal`, the address of a store, the
+    run outlives this process; of several masters on one store one leads, and the others stand by. A master that is
+    `alone` with its journal shares it with nobody: when it is stopped, the run is ended, and its journal is closed. One
+    that is not hands the run over.
     """
 
     def __init__(
@@ -89,6 +94,10 @@ class MasterServer:
         token: bytes = b"",
         insecure: bool = False,
         on_notice: Callable[[Notice], None] | None = None,
+        journal: str | None = None,
+        lease_s: float = LEASE_S,
+        *,
+        alone: bool = False,
     ) -> None:
         self._listen = [split_address(address) for address in listen]
         if not self._listen:
@@ -99,8 +108,21 @@ class MasterServer:
         self._on_notice = on_notice
         self._export = settings.export
         self._rounds: Log | None = None
-        self._machine = Master(settings, token, random_bytes(32), started_ns=monotonic_ns(), now_ns=monotonic_ns)
-        self._doors: dict[Conn, _Door] = {}
+        self._settings, self._token = settings, token
+        alive, self._stepped_ns = settings.liveness, 0
+        # Whom they have not heard since a heartbeat before it fell asleep, peers may leave this soon.
+        self._patience_ns = (alive.evict_after_ms - alive.heartbeat_ms) * 1_000_000
+        self._journal, self._lease_s, self._alone = journal, lease_s, alone
+        self._machine: Master | None = None
+        self._candidate: Candidate | None = None
+        self._leadership: Leadership | None = None
+        self._held: Leadership | None = None
+        """Whose lease is to be given back in the end."""
+        self._deposed: asyncio.Future[str] | None = None
+        self._writing: asyncio.Task[None] | None = None
+        self._keeping: asyncio.Task[None] | None = None
+        self._outbox = Outbox()
+        self._doors: dict[Conn, Door] = {}
         self._servers: list[asyncio.Server] = []
         self._leaving: dict[asyncio.Transport, asyncio.TimerHandle] = {}
         self._last_conn = 0
@@ -115,23 +137,36 @@ class MasterServer:
     async def serve(self, ready: Callable[[], None] | None = None) -> None:
         """Listen, and serve until `stop`. `ready` is called once peers may come.
 
-        Raises OSError if it cannot listen, and ConfigError if it cannot write rounds down where it should.
+        Raises OSError if it cannot listen, ConfigError if it cannot write rounds down where it should, and StoreError
+        if the journal's store cannot be opened.
         """
         self._stopping = asyncio.Event()
         ticking: asyncio.Task[None] | None = None
+        leading: asyncio.Task[None] | None = None
+        store: StoreClient | None = None
         try:
+            if self._journal is not None:
+                store = await asyncio.to_thread(open_store, self._journal)
             await self._open()
             ticking = asyncio.create_task(self._tick(), name="ringfold master ticks")
             _log.info("listening on %s", ", ".join(self.addresses))
+            if store is None:
+                self._begin(None)
+            else:
+                name = ", ".join(self.addresses)
+                self._candidate = Candidate(store, store.name, name, self._lease_s, alone=self._alone)
+                leading = asyncio.create_task(self._lead(self._candidate), name="ringfold leadership")
             if ready is not None:
                 ready()
             await self._stopping.wait()
+            await self._end_run()
         finally:
-            tasks = [task for task in (ticking, self._moonshot) if task is not None]
+            tasks = [task for task in (ticking, self._moonshot, leading) if task is not None]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await self._shut()
+            await self._let_go(store)
         if self._failure is not None:
             raise self._failure
 
@@ -145,7 +180,7 @@ class MasterServer:
             self._rounds = Log(ExportSettings(directory=self._export))
         loop = asyncio.get_running_loop()
         for host, port in self._listen:
-            server = await loop.create_server(lambda: _Door(self), host, port, reuse_address=True, backlog=1024)
+            server = await loop.create_server(lambda: Door(self), host, port, reuse_address=True, backlog=1024)
             self._servers.append(server)
             for sock in server.sockets:
                 rim.guard(sock.fileno())
@@ -174,19 +209,145 @@ class MasterServer:
             await asyncio.sleep(TICK_S)
             self.step(Tick())
 
+    # Leading
+
+    async def _lead(self, candidate: Candidate) -> None:
+        """Stand by, lead, be deposed, and stand by again. What nobody foresaw ends the server, and is not silent."""
+        try:
+            while True:
+                await self._lead_once(candidate)
+        except Exception as error:
+            if not isinstance(error, ConfigError):
+                _log.exception("leading broke")
+            self._failure = error
+            self.stop()
+
+    async def _lead_once(self, candidate: Candidate) -> None:
+        leadership = await candidate.lead()
+        clock = asyncio.get_running_loop().time
+        self._deposed, began = asyncio.get_running_loop().create_future(), clock()
+        holding = asyncio.create_task(candidate.hold(leadership, self.step_down), name="ringfold lease")
+        try:
+            machine = self._begin(leadership)
+            # The fence is raised in the journal first: until that is written, everything that is said waits.
+            self._carry_out(self._outbox.put([Persist(machine.journal())]))
+            candidate.trouble(await self._deposed)
+            await candidate.give_up(leadership)
+            self._held = None
+        finally:
+            holding.cancel()
+            self._end_leading()
+        if clock() < began + TROUBLE_S:
+            await asyncio.sleep(TROUBLE_S)  # it could not even begin, and would not at once
+
+    def _begin(self, leadership: Leadership | None) -> Master:
+        now, fence, name = monotonic_ns(), 1, ", ".join(self.addresses)
+        journal = None if leadership is None else leadership.journal
+        if leadership is not None:
+            fence = leadership.fence
+            away = 0 if journal is None else journal.members
+            waits = f"; waiting up to {self._settings.return_ms // 1_000} s for the {away} members of the run"
+            _log.info("leading with fence %d%s", fence, waits if away else "")
+        self._machine = Master(
+            self._settings,
+            self._token,
+            random_bytes(32),
+            fence,
+            started_ns=now,
+            now_ns=monotonic_ns,
+            journal=journal,
+            leader=name,
+            keeps_journal=leadership is not None,
+            links=b"" if leadership is None else leadership.links,
+        )
+        self._outbox = Outbox()
+        self._stepped_ns = now
+        self._leadership = self._held = leadership
+        return self._machine
+
+    def step_down(self, reason: str) -> None:
+        """Decide nothing any more: another one leads, or nobody can."""
+        if self._deposed is not None and not self._deposed.done():
+            _log.warning("this master does not lead any more: %s", reason)
+            self._deposed.set_result(reason)
+            self._end_leading()
+
+    async def _end_run(self) -> None:
+        """A clean end of a master that is alone with its journal: peers are told when the journal is closed."""
+        if not self._alone or self._machine is None or self._leadership is None or self._failure is not None:
+            return
+        self.step(Ended("the master was stopped, and the run with it"))
+        self._machine = None
+        try:
+            async with asyncio.timeout(LAST_WORDS_S):
+                while self._writing is not None and not self._writing.done():
+                    await asyncio.wait([self._writing])
+        except TimeoutError:
+            _log.warning("the journal was not closed within %g s", LAST_WORDS_S)
+
+    def _end_leading(self) -> None:
+        self._machine = self._leadership = None
+        for door in list(self._doors.values()):
+            self._say_goodbye(door)
+        self._doors.clear()
+
+    def _write_journal(self) -> None:
+        leadership, journal = self._leadership, self._outbox.begin()
+        if leadership is not None and journal is not None:
+            self._writing = asyncio.create_task(self._write_aside(leadership, journal), name="ringfold journal")
+
+    async def _write_aside(self, leadership: Leadership, journal: Journal) -> None:
+        try:
+            await asyncio.to_thread(leadership.keeper.write, journal)
+        except Deposed:
+            if leadership is self._leadership:
+                self.step_down("another master has taken the journal over")
+        except StoreError as error:
+            if leadership is self._leadership:
+                self.step_down(f"the journal cannot be written: {error}")
+        except Exception as error:
+            _log.exception("writing the journal broke")
+            self._failure = error
+            self.stop()
+        else:
+            if leadership is self._leadership:
+                self._carry_out(self._outbox.written())
+
+    async def _let_go(self, store: "StoreClient | None") -> None:
+        """A clean end: the last write is made, and the lease is given back."""
+        last = [task for task in (self._writing, self._keeping) if task is not None]
+        await asyncio.gather(*last, return_exceptions=True)
+        if self._candidate is not None and self._held is not None:
+            await self._candidate.give_up(self._held)
+        if store is not None:
+            await asyncio.to_thread(store.close)
+
     # Events in, effects out
 
     def step(self, event: Event) -> None:
         """Step the machine and do what it says. If it breaks, its state is worth nothing: the server ends."""
-        if self._failure is not None:
+        if self._failure is not None or self._machine is None:
+            return
+        now = monotonic_ns()
+        slept_ns, self._stepped_ns = now - self._stepped_ns, now
+        if self._leadership is not None and not self._leadership.is_certain():
+            self.step_down(self._leadership.trouble or "it was not there to renew its lease")
+            return
+        if self._leadership is not None and slept_ns > self._patience_ns:
+            # With the same fence it would have to evict all who come back. With a higher one they go on.
+            self.step_down(f"it was asleep for {slept_ns / 1e9:.1f} s, and its peers look for another master by now")
             return
         try:
-            for effect in self._machine.step(monotonic_ns(), event):
-                self._do(effect)
+            self._carry_out(self._outbox.put(self._machine.step(now, event)))
         except Exception as error:
             _log.exception("the master machine broke at %r", event)
             self._failure = error
             self.stop()
+
+    def _carry_out(self, effects: Sequence[Effect]) -> None:
+        for effect in effects:
+            self._do(effect)
+        self._write_journal()
 
     def _do(self, effect: Effect) -> None:
         match effect:
@@ -207,6 +368,11 @@ class MasterServer:
                     self._say_goodbye(door)
             case Tell(notice):
                 self._tell(notice)
+            case KeepLinks(raw):
+                if self._leadership is not None and (self._keeping is None or self._keeping.done()):
+                    self._keeping = asyncio.create_task(_keep_links(self._leadership, raw), name="ringfold links")
+            case Persist():
+                raise AssertionError("the outbox keeps these")
             case StartMoonshot(group, question):
                 if self._moonshot is None or self._moonshot.done():
                     self._moonshot = asyncio.create_task(self._search(group, question), name="ringfold moonshot")
@@ -249,7 +415,7 @@ class MasterServer:
         if door is not None and door.transport is not None:
             door.transport.write(frame)
 
-    def _say_goodbye(self, door: "_Door") -> None:
+    def _say_goodbye(self, door: Door) -> None:
         """Close after what is queued has been sent, or FLUSH_S later."""
         transport = door.transport
         if transport is None:
@@ -260,13 +426,18 @@ class MasterServer:
 
     # Doors
 
-    def opened(self, door: "_Door", remote: str) -> Conn:
+    def opened(self, door: Door, remote: str) -> Conn:
         self._last_conn += 1
         self._doors[self._last_conn] = door
+        if self._machine is None:
+            refusal = Refused(self._candidate.why_not if self._candidate is not None else "it ends", again=True)
+            self._write(self._last_conn, message_frame(refusal))
+            self._say_goodbye(self._doors.pop(self._last_conn))
+            return self._last_conn
         self.step(Opened(self._last_conn, remote, random_bytes(NONCE_BYTES)))
         return self._last_conn
 
-    def lost(self, door: "_Door", reason: str) -> None:
+    def lost(self, door: Door, reason: str) -> None:
         """The connection is gone; the machine is told unless it closed it itself."""
         if door.transport is not None and (timer := self._leaving.pop(door.transport, None)) is not None:
             timer.cancel()
@@ -282,102 +453,8 @@ class MasterServer:
         return conn in self._doors
 
 
-class _Door(asyncio.Protocol):
-    """One connection: bytes in, events out."""
-
-    def __init__(self, server: MasterServer) -> None:
-        self._server = server
-        self.frames = FrameReader()
-        self.transport: asyncio.Transport | None = None
-        self.conn: Conn = 0
-        self._fd = -1
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
-        self._fd = transport.get_extra_info("socket").fileno()
-        rim.guard(self._fd)
-        rim.no_delay(transport)
-        rim.keep_alive(transport, SILENCE_S)
-        transport.set_write_buffer_limits(high=MAX_QUEUED_BYTES)
-        if self._server.is_stopping:
-            transport.abort()  # it slipped in while the doors were being closed
-            return
-        self.conn = self._server.opened(self, rim.remote_name(transport))
-
-    def data_received(self, chunk: bytes) -> None:
-        if not self._server.is_open(self.conn):
-            return
-        try:
-            for kind, body in self.frames.feed(chunk):
-                self._server.step(self._event(kind, body))
-                if not self._server.is_open(self.conn):
-                    return
-            if self.frames.is_inside:
-                self._server.step(Piece(self.conn))
-        except RemoteProtocolError as error:
-            self._server.step(Malformed(self.conn, str(error)))
-
-    def _event(self, kind: FrameKind, body: bytes) -> Event:
-        match kind:
-            case FrameKind.DONE:
-                return DoneSeen(self.conn, decode_done(body))
-            case FrameKind.HEARTBEAT:
-                return Beat(self.conn, decode_heartbeat(body))
-            case FrameKind.MESSAGE:
-                return Received(self.conn, decode_to_master(body), len(body))
-            case FrameKind.EVIDENCE:
-                raise RemoteProtocolError("evidence is the master's to send")
-
-    def pause_writing(self) -> None:
-        # The queue was filled by the effects of a step that is still being carried out: tell the machine after it.
-        assert self.transport is not None
-        reason = f"it does not read: more than {MAX_QUEUED_BYTES} bytes are queued for it"
-        asyncio.get_running_loop().call_soon(self._server.lost, self, reason)
-        self.transport.abort()
-
-    def eof_received(self) -> bool:
-        return False
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        rim.unguard(self._fd)
-        self._server.lost(self, str(exc) if exc is not None else "")
-
-
-class MasterThread:
-    """A master in a thread of its own: for `rf.join(host_master=True)`, notebooks and tests. Use it with `with`."""
-
-    def __init__(
-        self,
-        settings: MasterSettings | None = None,
-        listen: Sequence[str] = ("127.0.0.1:0",),
-        token: bytes = b"",
-        insecure: bool = False,
-        on_notice: Callable[[Notice], None] | None = None,
-    ) -> None:
-        """Returns once it listens; raises OSError if it cannot."""
-        self._server = MasterServer(settings or MasterSettings(), listen, token, insecure, on_notice)
-        self._thread = rim.LoopThread("ringfold-master", self._server.serve)
-        self._thread.wait_ready()
-
-    @property
-    def address(self) -> str:
-        """The first address it listens on."""
-        return self._server.addresses[0]
-
-    @property
-    def addresses(self) -> list[str]:
-        return list(self._server.addresses)
-
-    def stop(self) -> None:
-        """End the master and wait until its sockets are closed. May be called again."""
-        self._thread.call(self._server.stop)
-        self._thread.join()
-
-    def __enter__(self) -> "MasterThread":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
+async def _keep_links(leadership: Leadership, raw: bytes) -> None:
+    try:
+        await asyncio.to_thread(leadership.keeper.write_links, raw)
+    except StoreError as error:
+        _log.debug("what is known about links was not written down: %s", error)

@@ -12,6 +12,8 @@ from ringfold.wire.probing import RoundKind
 
 RING_EVIDENCE_MEMBERS = 8
 """With "auto", evidence travels on the ring up to this many members: n-1 hops are then faster than the master."""
+RETURN_MARGIN_MS = 5_000
+"""What a peer may take at least to come back, once it has left a silent master."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +38,8 @@ class MasterSettings:
     rounds: RoundSettings = field(default_factory=RoundSettings)
     export: Path | None = None
     """The directory that the rounds' results are written into, as `run.jsonl`."""
+    return_ms: int = 10_000
+    """How long a new master waits for the members of the epochs that it finds in the journal."""
     max_proposals: int = 8
     max_unproven: int = 256
 
@@ -46,7 +50,7 @@ class MasterSettings:
         if not 0 < alive.heartbeat_ms < alive.suspect_after_ms < alive.evict_after_ms:
             raise ConfigError("need 0 < heartbeat_ms < suspect_after_ms < evict_after_ms")
         positive = ("segment_bytes", "lanes", "seal_ms", "attach_ms", "handshake_ms", "edge_stall_ms", "bad_edge_s")
-        for name in (*positive, "max_proposals", "max_unproven", "measure_ms"):
+        for name in (*positive, "max_proposals", "max_unproven", "measure_ms", "return_ms"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
         for name in ("small_bytes", "link_grace_ms", "meet_ms", "stale_s"):
@@ -71,6 +75,7 @@ class MasterSettings:
 def master_settings(resolved: Resolved) -> MasterSettings:
     """The master's own settings out of all settings."""
     export = resolved.value("probe_export")
+    evict_after_ms = resolved.integer("evict_after_ms")
     assert export is None or isinstance(export, Path)
     return MasterSettings(
         evidence=cast(Literal["auto", "ring", "master"], resolved.text("evidence")),
@@ -82,8 +87,10 @@ def master_settings(resolved: Resolved) -> MasterSettings:
         liveness=Liveness(
             heartbeat_ms=resolved.integer("heartbeat_ms"),
             suspect_after_ms=resolved.integer("suspect_after_ms"),
-            evict_after_ms=resolved.integer("evict_after_ms"),
+            evict_after_ms=evict_after_ms,
         ),
+        # Peers leave a silent master after `evict_after_ms`: one that leads meanwhile must not give them up by then.
+        return_ms=evict_after_ms + min(evict_after_ms, RETURN_MARGIN_MS),
         rounds=RoundSettings(
             kind=cast(RoundKind, resolved.text("probe_kind")),
             neighbours=resolved.integer("probe_neighbours"),

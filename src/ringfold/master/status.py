@@ -33,7 +33,7 @@ _VOTING: dict[VoteKind, str] = {
 }
 
 
-def render_status(run: Run, epochs: Epochs, now: Ns, fence: int, uptime_ms: int) -> Status:
+def render_status(run: Run, epochs: Epochs, now: Ns, fence: int, uptime_ms: int, leader: str = "") -> Status:
     return Status(
         fence=fence,
         uptime_ms=uptime_ms,
@@ -45,11 +45,15 @@ def render_status(run: Run, epochs: Epochs, now: Ns, fence: int, uptime_ms: int)
         waiting=render_waiting(run, epochs, now),
         links=_links(run, now),
         known_links=len(run.links),
+        leader=leader,
     )
 
 
 def render_waiting(run: Run, epochs: Epochs, now: Ns) -> list[Waiting]:
-    """Changes first, because everything else waits for them; then syncs, calls, newcomers, and ops."""
+    """Changes first, because everything else waits for them; then syncs, calls, newcomers, and ops.
+
+    After a change of masters, everything waits for the members that are still away.
+    """
     calls = [*_syncs(run, now), *_optimisation(run, epochs, now), *_calls(run, now), *_newcomers(run, now)]
     return [*_changes(run, epochs, now), *calls, *_ops(run, now)]
 

@@ -31,6 +31,7 @@ from ringfold.wire.messages import (
     SyncGoesOn,
     SyncPlan,
     SyncReport,
+    SyncVoters,
 )
 from ringfold.wire.proof import derive
 
@@ -49,24 +50,28 @@ class Syncs:
     def begin(self, now: Ns, group: Group) -> None:
         """Every member of the group has made its offer: decide."""
         run = self._run
-        members = run.live(group)
+        members = [peer for peer in run.live(group) if not run.has_no_part(peer)]
+        group.redo.clear()
         ballots = {peer.id: peer.ballot for peer in members if peer.ballot is not None}
         offers = {peer: ballot.offer for peer, ballot in ballots.items() if ballot.offer is not None}
         decision = self._elect(offers, group.finished)
         if isinstance(decision, Failed):
-            for peer in members:
-                self._run.fail_call(peer, ballots[peer.id].number, decision.reasons[peer.id])
+            self._run.fail_calls(decision.reasons, {peer: ballot.number for peer, ballot in ballots.items()})
             self._tell_once(list(decision.reasons.values()))
             return
-        for peer_id, reason in sorted(decision.rejected.items()):
-            self._run.fail_call(run.peers[peer_id], ballots[peer_id].number, reason)
+        run.syncs += 1
+        voters = SyncVoters(run.syncs, {peer: ballot.number for peer, ballot in ballots.items()})
+        failures = {
+            peer_id: self._run.fail_call(run.peers[peer_id], ballots[peer_id].number, reason, of_sync=voters)
+            for peer_id, reason in sorted(decision.rejected.items())
+        }
         self._tell_once(list(decision.rejected.values()))
         if decision.rollback and group.finished is not None:
             run.tell(StateRolledBack(group.id, decision.revision, group.finished.revision))
-        run.syncs += 1
         taking_part = {peer: ballot.number for peer, ballot in ballots.items() if peer not in decision.rejected}
         fetching = {peer for peer, keys in decision.fetch.items() if keys}
-        sync = Sync(run.syncs, now, decision, taking_part, set(decision.holders), fetching)
+        sync = Sync(run.syncs, now, decision, taking_part, set(decision.holders), fetching, voters)
+        sync.failures = failures
         for peer_id, ballot in taking_part.items():
             run.peers[peer_id].answers(ballot)
         group.sync = sync
@@ -83,7 +88,8 @@ class Syncs:
         receivers = [run.peers[peer].member for peer in sorted(sync.unfinished)]
         for peer_id, ballot in sorted(sync.ballots.items()):
             fetch = plan.fetch.get(peer_id, [])
-            message = SyncPlan(ballot, sync.number, plan.revision, secret, holders, receivers, list(fetch))
+            voters = sync.voters.ballots
+            message = SyncPlan(ballot, sync.number, plan.revision, secret, holders, receivers, list(fetch), voters)
             run.send(run.peers[peer_id], message)
 
     def report(self, now: Ns, peer: Peer, report: SyncReport) -> None:
@@ -135,7 +141,8 @@ class Syncs:
 
     def _out(self, group: Group, sync: Sync, peer: Peer, reason: Reason) -> None:
         """A peer takes no part any more."""
-        self._run.fail_call(peer, sync.ballots.pop(peer.id), reason)
+        told = self._run.fail_call(peer, sync.ballots.pop(peer.id), reason, of_sync=sync.voters)
+        sync.failures[peer.id] = told
         sync.unfinished.discard(peer.id)
         sync.holders.discard(peer.id)
         self._run.tell(CallRefused(reason.peers or [peer.id], reason.text))
@@ -168,7 +175,8 @@ class Syncs:
 
     def _finish(self, now: Ns, group: Group, sync: Sync) -> None:
         run, plan = self._run, sync.plan
-        group.finished = plan.finished(sync.ballots)
+        group.finished, group.finished_sync = plan.finished(sync.ballots), sync.number
+        group.finished_ballots, group.finished_failures = dict(sync.ballots), sync.failures
         for peer, ballot in sorted(sync.ballots.items()):
             run.send(run.peers[peer], SyncDone(ballot, sync.number, plan.revision))
         run.tell(SyncEnded(group.id, sync.number, plan.revision, (now - sync.since) // 1_000_000))

@@ -259,8 +259,7 @@ class Topology:
         more = f"; and {len(why) - _PAIRS_NAMED} more" if len(why) > _PAIRS_NAMED else ""
         text = f"no ring over measured links: {shown}{more}; the ring is as it was, call again"
         peers = sorted({peer for pair in why for peer in pair})
-        for voter, ballot in sorted(going.ballots.items()):
-            self._run.fail_call(self._run.peers[voter], ballot, Reason("topology", text, peers))
+        self._run.fail_calls(dict.fromkeys(going.ballots, Reason("topology", text, peers)), going.ballots)
         self._run.tell(CallRefused(peers, text))
 
     def _choose(self, group: Group) -> Choice:

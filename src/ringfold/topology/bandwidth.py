@@ -81,6 +81,11 @@ class BandwidthStore:
     def get(self, source: int, target: int) -> Entry | None:
         return self._entries.get((source, target))
 
+    @property
+    def newest_ns(self) -> Ns | None:
+        """When the last news came; None if nothing is known."""
+        return next(reversed(self._entries.values())).at_ns if self._entries else None
+
     def entries(self) -> Iterator[tuple[Edge, Entry]]:
         """Everything known, the oldest news first."""
         return iter(self._entries.items())

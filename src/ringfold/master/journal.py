@@ -1,0 +1,224 @@
+"""What a master must not forget: the journal, as types and as bytes. Pure.
+
+A *journal* is everything that a later master needs to go on with the run, at one instant: the fence, the secret that
+all other secrets derive from, the counters whose numbers must never come twice, and for each group its newest record
+(whole, with its verdicts: a member that never got it needs them) and what its last sync finished. Ops are not in it,
+nor are votes: the peers remember those themselves, and bring them along (`returning.py`).
+
+It is written whole, and each write replaces the last one. So a write needs no other writes to make sense, a later one
+makes up for all before it, and one compare-and-set is enough to refuse a leader that is deposed: it no longer knows
+what it would replace.
+
+*When* it is written is not left to each place that changes something. After each step the machine looks at `mark`: if
+it is another one than before, the whole step's effects wait for the journal to be written. An eviction changes the mark
+although the journal says nothing of it: a peer believes it for good, so that a leader that is deposed must not say it,
+and a write is the only way to know.
+
+A *closed* journal is that of a run that was ended on purpose. Nothing but its fence outlives it.
+
+What is known about links is kept apart from all this, and lazily (`Links`): nobody waits for it, and a run without it
+only measures again.
+"""
+
+import math
+
+import msgspec
+from msgspec import Struct, field
+
+from ringfold.errors import StoreError
+from ringfold.master.events import Ns
+from ringfold.master.liveness import MS
+from ringfold.master.run import Admission, Away, Change, Run
+from ringfold.master.verdicts import Cause
+from ringfold.state.election import Finished
+from ringfold.topology.bandwidth import Entry, Source
+from ringfold.wire.messages import CallFailed, Epoch, GroupId, PeerId, Reason, Record
+
+FORMAT = 1
+MASTER_CHANGED = Cause(Reason("edge", "the master changed"))
+NEVER = 1 << 62
+MOST_LINKS = 8_192
+"""The newest ones are kept: all of 90 peers, in a third of a megabyte."""
+
+
+class FinishedEntry(Struct, frozen=True):
+    """The last sync that a group finished."""
+
+    sync: int
+    revision: int
+    ballots: dict[PeerId, int]
+    """Who took part, and in which call."""
+    roots: bytes
+    failures: dict[PeerId, CallFailed] = field(default_factory=dict)
+    """Who was out of it before its end, and what it was told."""
+
+
+class GroupEntry(Struct, frozen=True):
+    """A group. One that is empty has no record, and keeps its number of epochs."""
+
+    group: GroupId
+    epoch: Epoch
+    record: Record | None
+    finished: FinishedEntry | None
+
+
+class AdmissionEntry(Struct, frozen=True):
+    """An update whose newcomers are in a record already: its voters have yet to be answered."""
+
+    ballots: dict[PeerId, int]
+    groups: list[GroupId]
+
+
+class Journal(Struct, frozen=True):
+    """All of it. `leader` says who wrote it, for people."""
+
+    fence: int
+    secret: bytes
+    registrations: int = 0
+    epochs: int = 0
+    syncs: int = 0
+    tests: int = 0
+    groups: list[GroupEntry] = field(default_factory=list)
+    admission: AdmissionEntry | None = None
+    leader: str = ""
+    rounds: int = 0
+    probing: bool | None = None
+    is_closed: bool = False
+    format: int = FORMAT
+
+    @property
+    def members(self) -> int:
+        """How many peers are in the newest records."""
+        return sum(len(group.record.members) for group in self.groups if group.record is not None)
+
+
+class LinkEntry(Struct, frozen=True, array_like=True):
+    """A directed link. Masters' clocks are not compared: an entry has an age."""
+
+    source: PeerId
+    target: PeerId
+    bytes_per_s: float
+    delay_us: int | None
+    age_ms: int
+    how: Source
+
+
+class Links(Struct, frozen=True):
+    """What is known about links, the oldest news first."""
+
+    entries: list[LinkEntry]
+    format: int = FORMAT
+
+
+class _Format(Struct):
+    format: int
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Journal)
+_formats = msgspec.msgpack.Decoder(_Format)
+_links = msgspec.msgpack.Decoder(Links)
+
+
+def encode(journal: Journal) -> bytes:
+    return _encoder.encode(journal)
+
+
+def decode(raw: bytes, where: str) -> Journal:
+    """The journal that these bytes are; StoreError if they are none, or one of another version."""
+    try:
+        kind = _formats.decode(raw).format
+        if kind != FORMAT:
+            what = f"its journal has format {kind}, and this version of Ringfold reads {FORMAT}"
+            raise StoreError(where, f"{what}: use the version that wrote it, or another journal for another run")
+        return _decoder.decode(raw)
+    except msgspec.MsgspecError as error:
+        raise StoreError(where, f"it holds no journal of a master ({error})") from error
+
+
+Mark = tuple[object, ...]
+
+
+def mark(run: Run) -> Mark:
+    """What must be written before anything is said of it; equal marks mean that nothing is to be written."""
+    groups = [
+        (group.id, group.epoch, bool(group.ring), group.finished_sync, group.finished is None)
+        for group in run.groups.values()
+    ]
+    counters = run.registrations, run.epochs, run.syncs, run.tests, run.rounds, run.evictions
+    return *counters, run.probing, *groups
+
+
+def journal_of(run: Run, fence: int, secret: bytes, leader: str) -> Journal:
+    """The journal of a run as it stands."""
+    groups = []
+    for _, group in sorted(run.groups.items()):
+        last = group.finished
+        finished = None
+        if last is not None:
+            finished = FinishedEntry(
+                group.finished_sync, last.revision, group.finished_ballots, last.roots, group.finished_failures
+            )
+        groups.append(GroupEntry(group.id, group.epoch, group.record if group.ring else None, finished))
+    going = run.admission
+    # Before its first record nobody has been admitted: the votes are cast again, and the vote is decided anew.
+    begun = going is not None and any(run.groups[group].epoch > going.epochs[group] for group in going.groups)
+    admission = AdmissionEntry(dict(going.ballots), sorted(going.groups)) if going is not None and begun else None
+    counters = run.registrations, run.epochs, run.syncs, run.tests
+    return Journal(fence, secret, *counters, groups, admission, leader, run.rounds, run.probing)
+
+
+def closed(fence: int, leader: str) -> Journal:
+    """The journal of a run that was ended on purpose."""
+    return Journal(fence, b"", leader=leader, is_closed=True)
+
+
+def restore(run: Run, journal: Journal, now: Ns) -> None:
+    """Fill an empty run. All members are away, and every group is about to seal its newest epoch."""
+    run.registrations, run.epochs = journal.registrations, journal.epochs
+    run.syncs, run.tests = journal.syncs, journal.tests
+    run.rounds, run.probing = journal.rounds, journal.probing
+    for entry in journal.groups:
+        group = run.group(entry.group)
+        group.epoch, last = entry.epoch, entry.finished
+        if last is not None:
+            group.finished_sync, group.finished_ballots = last.sync, last.ballots
+            group.finished_failures = last.failures
+            group.finished = Finished(last.revision, frozenset(last.ballots), last.roots)
+        record = group.record = entry.record
+        if record is None:
+            continue
+        group.ring, group.dialers = [member.peer for member in record.members], list(record.dialers)
+        group.evidence = record.evidence
+        group.change = Change(since=now, deadline=NEVER, causes=[MASTER_CHANGED])
+        for member in record.members:
+            run.away[member.peer] = Away(group.id, member)
+    if journal.admission is not None:
+        groups = set(journal.admission.groups)
+        run.admission = Admission(now, dict(journal.admission.ballots), groups, dict.fromkeys(groups, -1))
+    run.return_by = now + run.settings.return_ms * MS
+
+
+def links_of(run: Run, now: Ns) -> bytes:
+    """What is known about links by now."""
+    known = list(run.links.entries())[-MOST_LINKS:]
+    return _encoder.encode(
+        Links(
+            [
+                LinkEntry(*edge, entry.bytes_per_s, entry.delay_us, max(0, (now - entry.at_ns) // MS), entry.source)
+                for edge, entry in known
+            ]
+        )
+    )
+
+
+def restore_links(run: Run, raw: bytes, now: Ns) -> None:
+    """What was known about links between members. Of anything that makes no sense, nothing was known."""
+    try:
+        links = _links.decode(raw)
+    except msgspec.MsgspecError:
+        return
+    for link in links.entries if links.format == FORMAT else ():
+        edge = (link.source, link.target)
+        if link.source != link.target and {*edge} <= run.away.keys() and 0 < link.bytes_per_s < math.inf:
+            run.links.restore(edge, Entry(link.bytes_per_s, link.delay_us, now - link.age_ms * MS, link.how))

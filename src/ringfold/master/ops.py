@@ -1,0 +1,83 @@
+"""Ops, as far as they concern a master: those that cannot end well, and Dones where evidence travels through it.
+
+An op needs no master to succeed. One that cannot (two members called different things, its time is over, its caller
+gave it up) ends its epoch, and the verdict says why.
+"""
+
+from ringfold.errors import RemoteProtocolError
+from ringfold.master.epochs import Epochs
+from ringfold.master.events import DoneSeen, Ns
+from ringfold.master.evidence import Mismatch
+from ringfold.master.meeting import absent_from
+from ringfold.master.run import Peer, Run
+from ringfold.master.verdicts import Cause
+from ringfold.master.words import named, names, seconds
+from ringfold.wire.descriptor import describe
+from ringfold.wire.events import CallRefused
+from ringfold.wire.frames import DESCRIPTOR_BYTES
+from ringfold.wire.messages import OpCancelled, OpMismatch, OpRef, OpTimeout, PeerId, Reason
+
+
+class Ops:
+    """What peers say about their ops."""
+
+    def __init__(self, run: Run, epochs: Epochs) -> None:
+        self._run = run
+        self._epochs = epochs
+
+    def failed(self, now: Ns, peer: Peer, message: OpMismatch | OpTimeout | OpCancelled) -> None:
+        """An op cannot end well: the epoch ends, and its verdict says why. Only a cancelled op is called again."""
+        if not self._run.is_current(peer, message.epoch):
+            return
+        group = self._run.groups[peer.group]
+        match message:
+            case OpMismatch(_, op, other, mine, theirs):
+                if other not in group.ring or not len(mine) == len(theirs) == DESCRIPTOR_BYTES:
+                    raise RemoteProtocolError(f"its mismatch with peer {other} makes no sense")
+                self._mismatch(now, peer, op, mine, other, theirs)
+            case OpTimeout(_, op, waited_ms):
+                waited_ms = max(0, waited_ms)
+                others = {each.id: self._run.announced(each) for each in self._run.live(group) if each is not peer}
+                missing = absent_from(op, others)
+                text = f"{named(op)} waited {seconds(waited_ms)} for {names(missing)}"
+                self._fault(now, peer, Reason("deadline", text, missing, waited_ms), op)
+            case OpCancelled(_, op):
+                reason = Reason("cancelled", f"peer {peer.id} gave up {named(op)}", [peer.id])
+                self._epochs.begin(now, group, Cause(reason))
+
+    def _mismatch(self, now: Ns, peer: Peer, op: OpRef, mine: bytes, other: PeerId, theirs: bytes) -> None:
+        sides = f"peer {peer.id} called {describe(mine)}, but peer {other} called {describe(theirs)}"
+        self._fault(now, peer, Reason("mismatch", f"{named(op)}: {sides}", sorted((peer.id, other))), op)
+
+    def _fault(self, now: Ns, peer: Peer, reason: Reason, op: OpRef) -> None:
+        """The program is at fault. Every member may notice and report it; the first report is as good as all."""
+        group = self._run.groups[peer.group]
+        if group.change is not None and any(cause.op == op for cause in group.change.causes):
+            return
+        self._epochs.begin(now, group, Cause(reason, op))
+        self._run.tell(CallRefused(reason.peers, reason.text))
+
+    def done(self, now: Ns, event: DoneSeen) -> None:
+        """Count a Done; send evidence when it was the last one."""
+        connection = self._run.connections.get(event.conn)
+        if connection is None:
+            return
+        peer, done = connection.peer, event.done
+        if peer is None:
+            raise RemoteProtocolError("Done from somebody who has not joined")
+        peer.heard = now
+        if not self._run.is_current(peer, done.epoch):
+            return
+        group = self._run.groups[peer.group]
+        if group.collector is None:
+            if group.evidence == "ring":
+                raise RemoteProtocolError("Done to the master in an epoch whose evidence travels on the ring")
+            return  # it crossed with the seal
+        try:
+            evidence = group.collector.add(peer.id, done)
+        except Mismatch as mismatch:
+            op = OpRef(done.tag, done.sequence)
+            self._mismatch(now, peer, op, done.descriptor, mismatch.first, mismatch.first_descriptor)
+            return
+        if evidence is not None:
+            self._run.out.append(evidence)

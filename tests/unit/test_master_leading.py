@@ -1,0 +1,200 @@
+"""Who leads: the lease, and what is left of it when it could not be given back."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from ringfold.errors import ConfigError, StoreError
+from ringfold.master import leading
+from ringfold.master.journal import Journal, closed
+from ringfold.master.keeper import KEY, Keeper
+from ringfold.master.leading import LEASE_KEY, Candidate, Leadership
+from ringfold.master.server import MasterServer
+from ringfold.master.settings import MasterSettings
+from ringfold.runtime.clock import monotonic_ns
+from ringfold.store import StoreClient, open_store
+
+LONG_S = 300.0
+
+
+def lead(store: StoreClient, name: str = "here", **named: bool) -> Leadership:
+    async def within() -> Leadership:
+        async with asyncio.timeout(20):
+            return await Candidate(store, "journal", name, LONG_S, **named).lead()
+
+    return asyncio.run(within())
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> StoreClient:
+    return open_store(f"sqlite://{tmp_path}/journal.db")
+
+
+def test_a_lease_of_ones_own_that_was_not_given_back_is_in_nobodys_way(store: StoreClient) -> None:
+    with store:
+        lead(store)
+        assert lead(store).is_certain()
+
+
+def test_the_next_leader_has_a_higher_fence(store: StoreClient) -> None:
+    with store:
+        first = lead(store)
+        assert (first.fence, first.journal) == (1, None)
+        first.keeper.write(Journal(first.fence, b"secret"))
+        second = lead(store)
+        assert (second.fence, second.journal) == (2, Journal(1, b"secret"))
+
+
+def test_a_run_that_was_ended_is_not_gone_on_with_but_its_fence_is(store: StoreClient) -> None:
+    with store:
+        first = lead(store)
+        first.keeper.write(closed(5, "here"))
+        second = lead(store)
+        assert (second.fence, second.journal) == (6, None)
+
+
+def test_a_master_that_is_to_be_alone_does_not_stand_by(store: StoreClient) -> None:
+    async def wait_shortly() -> None:
+        await Candidate(store, "journal", "here", 0.05, alone=True).lead()
+
+    with store:
+        lead(store, name="there")
+        with pytest.raises(ConfigError, match="in use by the master at there"):
+            asyncio.run(wait_shortly())
+
+
+def test_a_master_alone_waits_until_a_full_disk_is_not_full_any_more(
+    store: StoreClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lease that it could not give back is its own: nobody else is at its journal."""
+    write, refused = store._write, iter(range(20))
+
+    def often_full(*arguments: object) -> object:
+        if next(refused, None) is not None:
+            raise StoreError("journal", "the disk is full")
+        return write(*arguments)  # type: ignore[arg-type]
+
+    async def wait() -> Leadership:
+        async with asyncio.timeout(20):
+            return await Candidate(store, "journal", "here", 0.05, alone=True).lead()
+
+    with store:
+        lead(store)
+        monkeypatch.setattr(leading, "TROUBLE_S", 0.01)
+        monkeypatch.setattr(store, "_write", often_full)
+        assert asyncio.run(wait()).fence == 1
+
+
+def test_who_cannot_read_the_journal_leaves_the_lease_to_others(store: StoreClient) -> None:
+    with store:
+        store.set(KEY, b"of another version")
+        lease = store.lease(LEASE_KEY, b"here", LONG_S)
+        assert lease is not None
+        with pytest.raises(StoreError, match="no journal"):
+            asyncio.run(Candidate(store, "journal", "here", LONG_S)._take_over(lease))
+        assert store.get(LEASE_KEY) is None
+
+
+@pytest.mark.parametrize(("what", "broken"), [(Keeper, "write"), (Keeper, "read"), (Candidate, "_take_lease")])
+def test_what_nobody_foresaw_ends_the_master_loudly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: type, broken: str
+) -> None:
+    """Otherwise it would stand there, decide nothing, and say nothing."""
+
+    def breaks(*arguments: object) -> object:
+        raise RuntimeError("out of luck")
+
+    async def serve() -> None:
+        async with asyncio.timeout(20):
+            await MasterServer(MasterSettings(), ["127.0.0.1:0"], journal=f"sqlite://{tmp_path}/journal.db").serve()
+
+    monkeypatch.setattr(what, broken, breaks)
+    with pytest.raises(RuntimeError, match="out of luck"):
+        asyncio.run(serve())
+
+
+def test_strangers_do_not_hear_the_password_of_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever connects to a master that does not lead is told why, before it has proven anything."""
+    with open_store(f"sqlite://{tmp_path}/journal.db") as store:
+        store.set(KEY, b"of another version")
+    monkeypatch.setattr("ringfold.master.server.open_store", lambda _: open_store(f"sqlite://{tmp_path}/journal.db"))
+
+    async def ask() -> bytes:
+        server, ready = MasterServer(MasterSettings(), ["127.0.0.1:0"], journal="redis://me:hush@host"), asyncio.Event()
+        serving = asyncio.create_task(server.serve(ready.set))
+        try:
+            async with asyncio.timeout(20):
+                await ready.wait()
+                said = b""
+                while b"no journal" not in said:
+                    host, port = server.addresses[0].split(":")
+                    reader, writer = await asyncio.open_connection(host, int(port))
+                    said = await reader.read()
+                    writer.close()
+                return said
+        finally:
+            server.stop()
+            await serving
+
+    assert b"hush" not in asyncio.run(ask())
+
+
+def test_a_master_that_cannot_even_begin_to_lead_pauses_before_it_tries_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lease can be had, and its journal cannot be written: without a pause it would do nothing else all day."""
+    slept: list[float] = []
+    wait = asyncio.sleep
+
+    def refuse(*_: object) -> None:
+        raise StoreError("journal", "no room")
+
+    async def serve() -> None:
+        server = MasterServer(MasterSettings(), ["127.0.0.1:0"], journal=f"sqlite://{tmp_path}/journal.db")
+
+        async def sleep(seconds: float) -> None:
+            slept.append(seconds)
+            if seconds == 77.0:
+                server.stop()
+            await wait(seconds)
+
+        monkeypatch.setattr(asyncio, "sleep", sleep)
+        async with asyncio.timeout(5):
+            await server.serve()
+
+    monkeypatch.setattr(Keeper, "write", refuse)
+    monkeypatch.setattr("ringfold.master.server.TROUBLE_S", 77.0)
+    asyncio.run(serve())
+    assert 77.0 in slept
+
+
+def test_a_leader_that_slept_until_its_peers_left_leads_anew_with_a_higher_fence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long its lease is: with the same fence it would evict all of them when they come back."""
+    ahead_s, begin = 0, MasterServer._begin
+
+    async def serve() -> tuple[int, int]:
+        nonlocal ahead_s
+        led: asyncio.Queue[int] = asyncio.Queue()
+
+        def noted(server: MasterServer, leadership: Leadership) -> object:
+            led.put_nowait(leadership.fence)
+            return begin(server, leadership)
+
+        monkeypatch.setattr(MasterServer, "_begin", noted)
+        where = f"sqlite://{tmp_path}/journal.db"
+        server = MasterServer(MasterSettings(), ["127.0.0.1:0"], journal=where, lease_s=LONG_S)
+        serving = asyncio.create_task(server.serve())
+        try:
+            async with asyncio.timeout(10):
+                first = await led.get()
+                ahead_s = 6
+                return first, await led.get()
+        finally:
+            server.stop()
+            await serving
+
+    monkeypatch.setattr("ringfold.master.server.monotonic_ns", lambda: monotonic_ns() + ahead_s * 1_000_000_000)
+    assert asyncio.run(serve()) == (1, 2)
