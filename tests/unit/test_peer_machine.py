@@ -508,9 +508,18 @@ def test_an_unchanged_ring_is_installed_without_dialling() -> None:
     assert len(only(effects, Install)) == 1
 
 
-def test_a_link_that_lost_a_lane_is_connected_anew_as_a_whole() -> None:
+def with_paths(made: Record, paths: int) -> Record:
+    members = [
+        msgspec.structs.replace(member, addresses=[f"10.{path}.0.{member.peer}" for path in range(paths)], paths=paths)
+        for member in made.members
+    ]
+    return msgspec.structs.replace(made, members=members)
+
+
+def on_two_paths() -> Peer:
+    """A member whose links have two paths: connections 2 and 3 to its neighbour, 100 and 101 from it."""
     peer = registered()
-    peer.hears(CONTROL, record(1, [4, ME], lanes=2))
+    peer.hears(CONTROL, with_paths(record(1, [4, ME]), 2))
     for conn in (2, 3):
         peer.step(Opened(conn, NONCE))
         peer.hears(conn, Challenge(MASTER_NONCE, 1, 1))
@@ -518,12 +527,74 @@ def test_a_link_that_lost_a_lane_is_connected_anew_as_a_whole() -> None:
     for conn, lane in ((100, 0), (101, 1)):
         peer.step(Accepted(conn, "r", NONCE))
         effects = peer.hears(conn, lane_hello(4, ME, 1, NONCE, lane=lane))
-    assert only(effects, Install)
+    [install] = only(effects, Install)
+    assert isinstance(install, Install)
+    assert install.multipath
+    return peer
+
+
+def test_every_path_is_dialled_from_its_own_address() -> None:
+    peer = registered()
+    dials = only(peer.hears(CONTROL, with_paths(record(1, [4, ME], lanes=2), 2)), Dial)
+    ways = [(dial.source, dial.host) for dial in dials if isinstance(dial, Dial)]
+    assert ways == [(f"10.{path}.0.{ME}", f"10.{path}.0.4") for path in (0, 1, 0, 1)]
+
+
+def test_a_link_goes_on_without_a_lane_and_dials_it_again() -> None:
+    peer = on_two_paths()
+    effects = peer.step(Closed(2, "reset"))
+    assert not said(effects)
+    [again] = only(peer.later(20), Dial)
+    assert isinstance(again, Dial)
+    assert again.host == "10.0.0.4"
+
+
+def test_a_lane_that_stays_away_is_dialled_less_and_less_often() -> None:
+    peer = on_two_paths()
+    peer.step(Closed(2, "reset"))
+    conn, dials = 4, 0
+    for _ in range(100):
+        if only(peer.later(200), Dial):
+            dials += 1
+            peer.step(Closed(conn, "no route"))
+            conn += 1
+    assert 10 <= dials <= 30  # of twenty seconds, with a pause of two in the end
+
+
+def test_a_link_is_lost_with_its_last_lane() -> None:
+    peer = on_two_paths()
+    assert not said(peer.step(Closed(2, "reset")))
+    effects = peer.step(LinkLost(4, True, "reset too"))
+    assert said(effects) == [messages.LinkLost(1, ME, 4, "reset too")]
+
+
+def test_a_lane_that_the_neighbour_brings_again_is_taken_in_the_running_epoch() -> None:
+    peer = on_two_paths()
+    peer.step(Accepted(102, "r", NONCE))
+    effects = peer.hears(102, lane_hello(4, ME, 1, NONCE, lane=1))
+    taken = Promote(102, False, 4, 1, shared=True, path=1, paths=2, epoch=1)
+    closed = CloseConn(101, "the neighbour brought a newer connection")
+    assert effects.index(taken) < effects.index(closed)
+
+
+def test_an_epoch_does_not_wait_for_ever_for_a_path() -> None:
+    peer = registered()
+    peer.hears(CONTROL, with_paths(record(1, [4, ME]), 2))
+    peer.step(Opened(2, NONCE))
+    peer.hears(2, Challenge(MASTER_NONCE, 1, 1))
+    peer.hears(2, lane_welcome(NONCE, MASTER_NONCE))
+    peer.step(Accepted(100, "r", NONCE))
+    assert not only(peer.hears(100, lane_hello(4, ME, 1, NONCE)), Install)
+    assert only(peer.later(300), Install)
+
+
+def test_lanes_of_a_link_that_lost_one_are_kept_for_the_next_epoch() -> None:
+    peer = on_two_paths()
     peer.hears(CONTROL, messages.Seal(1, "x"))
     peer.step(Closed(2, "reset"))
-    effects = peer.hears(CONTROL, record(2, [4, ME], lanes=2))
-    assert len(only(effects, Dial)) == 2
-    assert not only(effects, Install)
+    effects = peer.hears(CONTROL, with_paths(record(2, [4, ME]), 2))
+    assert len(only(effects, Dial)) == 1
+    assert not [effect for effect in effects if isinstance(effect, CloseConn)]
 
 
 def test_a_lane_that_breaks_during_the_attachment_is_dialled_again() -> None:
@@ -616,9 +687,9 @@ def test_verdicts_about_an_epoch_that_was_never_installed_here_are_not_applied()
     assert not only(effects, Settle)
 
 
-def test_a_record_of_a_deposed_master_or_of_the_past_is_ignored() -> None:
+def test_a_record_with_another_fence_than_the_masters_or_of_the_past_is_ignored() -> None:
     peer = member()
-    assert not only(peer.hears(CONTROL, record(2, [4, ME], fence=0)), Install)
+    assert not only(peer.hears(CONTROL, record(2, [4, ME], fence=2)), Install)
     assert not only(peer.hears(CONTROL, record(1, [4, ME])), Settle)
     assert peer.machine.record is not None
     assert peer.machine.record.epoch == 1
@@ -804,7 +875,7 @@ def test_who_registered_and_went_away_again_is_not_pending_for_ever() -> None:
     peer = member()
     peer.hears(CONTROL, messages.Registrations(9))
     peer.step(CallVote(1, "update", 0, 10**12, ()))
-    peer.hears(CONTROL, messages.CallDone(1, False, World(2, 1, 2)))
+    peer.hears(CONTROL, messages.CallDone(1, False, World(2, 1, 2), 9))
     assert peer.machine.facts[peer.machine.engine_epoch].registrations == 9
 
 

@@ -69,6 +69,31 @@ class Calls:
         if call is not None:
             call.deadline_ns = max(call.deadline_ns, now_ns + call.asked.deadline_ns - call.since_ns)
 
+    def interrupt(self) -> list[int]:
+        """Forget the calls whose sync was planned by a master that is gone; their ballots.
+
+        One whose time is over stays: the new master hears so, and answers that.
+        """
+        waiting = sorted(self._waiting.items())
+        planned = [ballot for ballot, call in waiting if call.is_planned and call.answer_by_ns is None]
+        for ballot in planned:
+            del self._waiting[ballot]
+        return planned
+
+    def overdue(self, now_ns: int) -> list[VoteWithdrawn]:
+        """What another master must be told: which calls are out of time. The one that knew is gone, or never did."""
+        said = []
+        for ballot, call in sorted(self._waiting.items()):
+            if call.answer_by_ns is not None:
+                call.answer_by_ns = now_ns + self._answer_ns
+                said.append(VoteWithdrawn(ballot, (now_ns - call.since_ns) // MS))
+        return said
+
+    @property
+    def ballot(self) -> int:
+        """The call that the program waits in; 0 if in none."""
+        return max(self._waiting, default=0)
+
     def finish(self, ballot: int) -> bool:
         """Forget the call. Whether the program still waited in it."""
         return self._waiting.pop(ballot, None) is not None
@@ -89,6 +114,8 @@ class Calls:
                     withdrawn.append(VoteWithdrawn(ballot, waited_ms))
             elif now_ns >= call.answer_by_ns:
                 text = f"the call waited {waited_ms} ms, and the master did not say for whom"
+                if call.is_planned:
+                    text += ", of those who give or get the state"
                 failed.append((ballot, Reason("deadline", text, [], waited_ms)))
         for ballot, _ in failed:
             del self._waiting[ballot]

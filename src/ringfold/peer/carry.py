@@ -61,8 +61,8 @@ def command(engine: Commands, effect: EngineEffect) -> EngineSealed | BlocksChan
             engine.resume(conn)
         case MakeControl(conn, heartbeat_ms, dead_after_ms):
             engine.make_control(conn, heartbeat_ms, dead_after_ms)
-        case Promote(conn, outgoing, peer, lane):
-            engine.promote(conn, outgoing, peer, lane)
+        case Promote(conn, outgoing, peer, lane, shared, path, paths, epoch):
+            engine.promote(conn, outgoing, peer, lane, shared, path, paths, epoch)
         case MakeBulk(conn):
             engine.make_bulk(conn)
         case SendBlocks(conn, blocks):
@@ -91,6 +91,7 @@ def command(engine: Commands, effect: EngineEffect) -> EngineSealed | BlocksChan
                 effect.small_bytes,
                 effect.segment_bytes,
                 effect.peers_here,
+                effect.multipath,
             )
         case FailAll(reason):
             engine.fail_all(OpStatus.FAILED, encode_reason(reason))

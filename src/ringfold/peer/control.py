@@ -1,17 +1,22 @@
 """Reaching the master and proving the token: from an address to a control connection. Pure.
 
 The masters are tried in turn, and a round without success is followed by a pause that doubles, until the join's
-deadline. Only a `Refused` is final: a wrong token does not get better by asking again.
+deadline. Only a `Refused` is final: a wrong token does not get better by asking again. One that may be asked `again`
+does not lead, and the next one may. And a peer that was in the run knows that its token was right: it is the master
+that was started with another one, and the next start may be better.
+
+A peer that was welcomed once has a *ticket*, the secret that it was given. When its master is gone it goes around
+again, shorter at each and sooner back, and shows the ticket: a master with a higher fence lets it go on where it was.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
-from ringfold.errors import ConfigError, MasterUnreachable, RemoteProtocolError, RingfoldError
+from ringfold.errors import ConfigError, Evicted, MasterUnreachable, RemoteProtocolError, RingfoldError
 from ringfold.peer.effects import CloseConn, Dial, Effect, MakeControl, Resume, SendMessage
 from ringfold.peer.settings import MS, Identity, PeerTimings
 from ringfold.wire import frames, messages
-from ringfold.wire.messages import PROTOCOL_VERSION, Challenge, Hello, Welcome
+from ringfold.wire.messages import PROTOCOL_VERSION, Challenge, Epoch, Hello, PeerId, Resumed, Welcome
 from ringfold.wire.proof import NONCE_BYTES, prove, proven
 
 Stage = Literal["idle", "dialling", "challenge", "welcome", "proven"]
@@ -22,6 +27,16 @@ class Refusal:
     """The master will not have this peer, or nobody can be reached any more."""
 
     error: RingfoldError
+
+
+@dataclass(slots=True)
+class Ticket:
+    """What lets a peer come back: who it is, its secret, and the newest fence and epoch that it knows."""
+
+    peer: PeerId
+    secret: bytes
+    fence: int
+    epoch: Epoch = 0
 
 
 class Control:
@@ -37,6 +52,7 @@ class Control:
         self._pause_ms = timings.master_retry_ms
         self._next_ns: int | None = None  # the next try when idle, the end of the handshake otherwise
         self._nonce = self._challenge = b""
+        self.ticket: Ticket | None = None
         self._last_reason = "it was not tried"
 
     @property
@@ -55,12 +71,31 @@ class Control:
         self.masters, self._deadline_ns, self._at = masters, deadline_ns, 0
         return self._dial()
 
+    def lost(self, now_ns: int, deadline_ns: int, epoch: Epoch) -> list[Effect]:
+        """The master is gone: look for one, this or another, until the deadline. The next one in the list comes first,
+        because this one is not there."""
+        assert self.ticket is not None
+        self.ticket.epoch = epoch
+        self.stage, self.conn, self._deadline_ns = "idle", None, deadline_ns
+        self._pause_ms = self._timings.master_retry_ms
+        self._at = (self._at + 1) % len(self.masters)
+        return self._dial()
+
     def dialled(self, conn: int) -> None:
         self.conn = conn
 
     def opened(self, now_ns: int, nonce: bytes) -> None:
         self.stage, self._nonce = "challenge", nonce
-        self._next_ns = now_ns + self._timings.handshake_ms * MS
+        self._next_ns = now_ns + self._try_ms * MS
+
+    @property
+    def may_return(self) -> bool:
+        """Whether another master could know this peer: its own keeps a journal."""
+        return self.ticket is not None and bool(self.ticket.secret)
+
+    @property
+    def _try_ms(self) -> int:
+        return self._timings.handshake_ms if self.ticket is None else self._timings.reconnect_try_ms
 
     def failed(self, now_ns: int, reason: str) -> list[Effect]:
         """This try came to nothing: the next master, after a pause when all were tried."""
@@ -69,7 +104,9 @@ class Control:
             self._at += 1
             return self._dial()
         self._next_ns = now_ns + self._pause_ms * MS
-        self._pause_ms = min(2 * self._pause_ms, self._timings.master_retry_most_ms)
+        timings = self._timings
+        longest_ms = timings.master_retry_most_ms if self.ticket is None else timings.reconnect_most_ms
+        self._pause_ms = min(2 * self._pause_ms, longest_ms)
         return []
 
     def tick(self, now_ns: int) -> list[Effect] | Refusal:
@@ -86,7 +123,7 @@ class Control:
         reason = "it accepted the connection, but said nothing valid"
         return [CloseConn(self.conn, reason), *self.failed(now_ns, reason)]
 
-    def message(self, now_ns: int, body: bytes) -> tuple[list[Effect], Welcome | Refusal | None]:
+    def message(self, now_ns: int, body: bytes) -> tuple[list[Effect], Welcome | Resumed | Refusal | None]:
         """One message of the handshake: what to do, and the outcome if this was the last one."""
         assert self.conn is not None
         try:
@@ -99,6 +136,12 @@ class Control:
                 return self._answer(said)
             case Welcome() if self.stage == "welcome":
                 return self._welcomed(said)
+            case Resumed() if self.stage == "welcome" and self.ticket is not None:
+                return self._resumed(now_ns, said, self.ticket)
+            case messages.Evicted(reason=reason) if self.ticket is not None:
+                return [], Refusal(Evicted(reason))
+            case messages.Refused(reason=reason, again=again) if again or self.ticket is not None:
+                return [CloseConn(self.conn, reason), *self.failed(now_ns, reason)], None
             case messages.Refused(reason=reason):
                 return [], Refusal(ConfigError(f"the master at {self.address} refused this peer: {reason}"))
             case _:
@@ -108,7 +151,7 @@ class Control:
     def _dial(self) -> list[Effect]:
         self.stage, self._next_ns = "dialling", None
         host, port = self.masters[self._at]
-        return [Dial(CONTROL_KEY, host, port, self._timings.handshake_ms)]
+        return [Dial(CONTROL_KEY, host, port, self._try_ms)]
 
     def _answer(self, challenge: Challenge) -> tuple[list[Effect], Refusal | None]:
         assert self.conn is not None
@@ -122,12 +165,15 @@ class Control:
             )
         me = self._identity
         self.stage, self._challenge = "welcome", challenge.nonce
+        if self.ticket is not None:
+            return [SendMessage(self.conn, self._resume(self.ticket)), Resume(self.conn)], None
         hello = Hello(
             version=PROTOCOL_VERSION,
             group=me.group,
             host=me.host,
             name=me.name,
             addresses=list(me.addresses),
+            paths=me.paths,
             port=me.port,
             nonce=self._nonce,
             proof=prove(me.token, "hello", challenge.nonce, self._nonce),
@@ -136,14 +182,48 @@ class Control:
         assert len(self._nonce) == NONCE_BYTES
         return [SendMessage(self.conn, hello), Resume(self.conn)], None
 
+    def _resume(self, ticket: Ticket) -> messages.Resume:
+        me, nonces = self._identity, (self._challenge, self._nonce)
+        return messages.Resume(
+            version=PROTOCOL_VERSION,
+            peer=ticket.peer,
+            fence=ticket.fence,
+            epoch=ticket.epoch,
+            group=me.group,
+            host=me.host,
+            name=me.name,
+            addresses=list(me.addresses),
+            port=me.port,
+            nonce=self._nonce,
+            proof=prove(me.token, "resume", *nonces),
+            member_proof=prove(ticket.secret, "member", *nonces),
+            probes=me.probes,
+            paths=me.paths,
+        )
+
+    def _resumed(self, now_ns: int, said: Resumed, ticket: Ticket) -> tuple[list[Effect], Resumed | None]:
+        """A master knows this peer. One whose fence is no higher than what is known here does not lead."""
+        assert self.conn is not None
+        bound = (self._challenge, self._nonce, said.fence.to_bytes(8, "little"))
+        expected = prove(ticket.secret, "resumed", *bound)
+        if said.fence <= ticket.fence or not proven(self._identity.token, said.proof, "resumed", *bound, expected):
+            reason = f"its fence is {said.fence}, and this peer knows {ticket.fence}, or its proof is wrong"
+            return [CloseConn(self.conn, reason), *self.failed(now_ns, reason)], None
+        ticket.fence = said.fence
+        return self._proven(said.liveness), said
+
+    def _proven(self, liveness: messages.Liveness) -> list[Effect]:
+        assert self.conn is not None
+        self.stage, self._next_ns = "proven", None
+        dead_after_ms = self._timings.master_patience * liveness.evict_after_ms
+        return [MakeControl(self.conn, liveness.heartbeat_ms, dead_after_ms)]
+
     def _welcomed(self, welcome: Welcome) -> tuple[list[Effect], Welcome | Refusal]:
         assert self.conn is not None
         if not proven(self._identity.token, welcome.proof, "welcome", self._nonce, self._challenge):
             return [], Refusal(ConfigError(f"the master at {self.address} does not know this run's token"))
-        self.stage, self._next_ns = "proven", None
-        liveness = welcome.liveness
-        dead_after_ms = self._timings.master_patience * liveness.evict_after_ms
-        return [MakeControl(self.conn, liveness.heartbeat_ms, dead_after_ms)], welcome
+        self.ticket = Ticket(welcome.peer, welcome.secret, welcome.fence)
+        return self._proven(welcome.liveness), welcome
 
 
 CONTROL_KEY = 0

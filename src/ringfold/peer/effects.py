@@ -40,12 +40,20 @@ class MakeControl:
 
 @dataclass(frozen=True, slots=True)
 class Promote:
-    """The connection is a lane now, to or from a neighbour."""
+    """The connection is a lane now, to or from a neighbour.
+
+    A `shared` link has, or is to have, several lanes, which stand in for each other. One that comes after `epoch` was
+    installed joins it late.
+    """
 
     conn: int
     outgoing: bool
     peer: PeerId
     lane: int
+    shared: bool = False
+    path: int = 0
+    paths: int = 1
+    epoch: Epoch = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +126,8 @@ class Install:
     segment_bytes: int
     peers_here: int
     """How many members run on this host: more than it has cores, and waiting must give way to them."""
+    multipath: bool = False
+    """Some link of the ring has several lanes: ops are cut finely, so that slow ones and fast ones end together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,12 +142,13 @@ class FailAll:
 
 @dataclass(frozen=True, slots=True)
 class Dial:
-    """Open a connection; answered at once by `Dialled` or `DialFailed` with the same key."""
+    """Open a connection, from the address `source` if one is named; answered at once by `Dialled` or `DialFailed`."""
 
     key: int
     host: str
     port: int
     timeout_ms: int
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,11 +179,20 @@ class SyncSucceeded:
 
 
 @dataclass(frozen=True, slots=True)
+class SyncInterrupted:
+    """A sync was under way when the master was lost, and came to no end: it is to be called again, from a new look at
+    the state, and the program need not know."""
+
+
+Outcome = CallSucceeded | SyncSucceeded | SyncInterrupted | Reason
+
+
+@dataclass(frozen=True, slots=True)
 class CallFinished:
     """A call is over: done, or failed for a reason."""
 
     ballot: int
-    outcome: CallSucceeded | SyncSucceeded | Reason
+    outcome: Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +216,11 @@ class ProbeHeard:
     message: FromRoundMaster
 
 
+@dataclass(frozen=True, slots=True)
+class ProbeCut:
+    """The master is gone: the node goes on without one, and keeps its clock, until it hears of another."""
+
+
 EngineEffect = (
     SendMessage
     | Resume
@@ -212,5 +237,5 @@ EngineEffect = (
     | Install
     | FailAll
 )
-ShellEffect = Dial | Joined | CallFinished | Ended | Tell | ProbeHeard
+ShellEffect = Dial | Joined | CallFinished | Ended | Tell | ProbeHeard | ProbeCut
 Effect = EngineEffect | ShellEffect

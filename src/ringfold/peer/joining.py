@@ -3,12 +3,13 @@
 import logging
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ringfold import config
 from ringfold.dataplane.engine import Engine, new_engine
 from ringfold.errors import ConfigError, MasterUnreachable
+from ringfold.peer.advice import PathAdvice
 from ringfold.peer.communicator import Communicator
 from ringfold.peer.ops import positive_ns
 from ringfold.peer.session import S, Session
@@ -18,6 +19,7 @@ from ringfold.probe.prober import ProbeSocket
 from ringfold.runtime import resolve
 from ringfold.runtime.clock import monotonic_ns
 from ringfold.runtime.machine import usable_cores
+from ringfold.wire.messages import MAX_PATHS
 
 PORT_TRIES = 512
 PROBING_CORES = 8
@@ -64,6 +66,8 @@ def join(request: JoinRequest, at_end: Callable[[], None] | None = None) -> Comm
     deadline_ns = monotonic_ns() + positive_ns(settings.number("join_timeout_s"))
     masters = _resolved(settings.listed("master"), deadline_ns)
     advertised = tuple(_literal(host) for host in settings.listed("advertise"))
+    if len(advertised) > MAX_PATHS:
+        raise ConfigError(f"advertise: {len(advertised)} addresses, but a peer has at most {MAX_PATHS} paths")
     local = _local_addresses(masters)
     host = request.host or resolve.host_name()
     engine = new_engine(settings.integer("spin_us"))
@@ -81,8 +85,13 @@ def join(request: JoinRequest, at_end: Callable[[], None] | None = None) -> Comm
         port=port,
         token=token,
         probes=prober is not None,
+        paths=max(1, len(advertised)),
     )
-    session = Session(engine, identity, request.timings)
+    session = Session(engine, identity, _timings(request.timings, settings))
+    if settings.text("agent") == "auto":
+        chosen = settings.value("agent_dir")
+        assert chosen is None or isinstance(chosen, Path)
+        session.advice = PathAdvice(engine, config.agent_directories(chosen), identity.name)
     try:
         if prober is not None:
             session.probe(prober, lambda node: _log_of(settings, node, identity))
@@ -92,6 +101,13 @@ def join(request: JoinRequest, at_end: Callable[[], None] | None = None) -> Comm
         raise
     session.at_end = at_end
     return Communicator(session, settings.number("op_timeout_s"))
+
+
+def _timings(timings: PeerTimings, settings: config.Resolved) -> PeerTimings:
+    """With several masters, silence sends a peer to the next one as soon as it would send a peer out of the run."""
+    patience = 1 if len(settings.listed("master")) > 1 else timings.master_patience
+    reconnect_ms = max(1, int(settings.number("master_patience_s") * 1_000))
+    return replace(timings, master_patience=patience, reconnect_ms=reconnect_ms)
 
 
 def _listen(engine: Engine, settings: config.Resolved, bind: str) -> tuple[int, ProbeSocket | None]:

@@ -14,30 +14,33 @@ it.
 Verdicts come with the Record and settle the old epoch before anything is connected: the program learns of an abort as
 early as it can, and ops that are retried wait in the engine for the Install.
 
+A master that is gone is not the end: the peer is *seeking* one (`control.py`), with everything else as it was, until it
+has resumed; the new master then seals the epoch, as for any other change.
+
 Invariants: the engine's epoch never exceeds the record's; a vote is cast only in a steady epoch; after `Ended` nothing
 is sent.
 """
 
-from dataclasses import dataclass
 from typing import assert_never
 
-from ringfold.errors import DeadlineExceeded, Evicted, MasterUnreachable, RemoteProtocolError, RingfoldError
+from ringfold.errors import Evicted, MasterUnreachable, RemoteProtocolError, RingfoldError
 from ringfold.peer.calls import Calls
 from ringfold.peer.control import CONTROL_KEY, Control, Refusal
 from ringfold.peer.effects import (
     CallFinished,
-    CallSucceeded,
     CloseConn,
     Effect,
     Ended,
     FailAll,
     Install,
     Joined,
+    ProbeCut,
     ProbeHeard,
     SealEngine,
     SendMessage,
     SetRegistrations,
     Settle,
+    SyncInterrupted,
     SyncSucceeded,
     Tell,
 )
@@ -66,24 +69,17 @@ from ringfold.peer.events import (
     Silent,
     Tick,
 )
+from ringfold.peer.facts import Facts
 from ringfold.peer.lanes import Lanes, Turn
+from ringfold.peer.memory import Memory
+from ringfold.peer.reports import join_too_late, op_report, settlement
 from ringfold.peer.settings import MS, Identity, PeerTimings
 from ringfold.peer.visits import FIRST_KEY as FIRST_VISIT
 from ringfold.state.manifest import Snapshot
 from ringfold.wire import frames, messages
-from ringfold.wire.events import ConnectionDropped
-from ringfold.wire.messages import Epoch, Message, OpRef, PeerId, Reason, Record, Verdict, Welcome, World
-from ringfold.wire.probing import NodeWelcome, ProbeAnswer, ProbeGraph, ProbeHalt, RoundEnd, RoundStart
-
-REMEMBERED_EPOCHS = 1_024
-
-
-@dataclass(frozen=True, slots=True)
-class EpochFacts:
-    """What `are_peers_pending` needs to know of an epoch, the same on all its members."""
-
-    registrations: int
-    groups: int
+from ringfold.wire.events import ConnectionDropped, MasterLost
+from ringfold.wire.messages import Epoch, Message, PeerId, Reason, Record, Resumed, Welcome, World
+from ringfold.wire.probing import NodeWelcome, ProbeAnswer, ProbeGraph, ProbeHalt, RoundClock, RoundEnd, RoundStart
 
 
 class PeerMachine:
@@ -95,22 +91,25 @@ class PeerMachine:
         self.record: Record | None = None
         self.engine_epoch: Epoch = 0
         self.world = World()
-        self.facts: dict[Epoch, EpochFacts] = {}
+        self._facts = Facts()
+        self.facts = self._facts.by_epoch
         self.unsynced: set[PeerId] = set()
         """Who was admitted since the program last synced state."""
         self.ended = False
+        self._timings = timings
         self._control = Control(identity, timings)
         self._lanes = Lanes(timings)
         self._errands = Errands(timings, self._say)
         self._visits, self._syncing = self._errands.visits, self._errands.syncing
         self._calls = Calls(timings.answer_ms)
-        self._fence = 0
+        self._memory = Memory()
+        self._planned_by = 0  # the fence of the master whose sync this peer takes part in
+        self._leaving = False
         self._sealed = False
         self._steady = False
+        self._steady_epoch = 0  # the last one of which every member is known to be attached
         self._joined = False
         self._settled = True
-        self._heard = 0  # of registrations
-        self._admission: Record | None = None  # the last record with newcomers, until an update or the join reports it
         self._join_since_ns = self._join_by_ns = 0
 
     @property
@@ -157,7 +156,7 @@ class PeerMachine:
             case Sampled():
                 effects = self._errands.measuring.sampled(event)
             case Silent(conn, silent_ms):
-                effects = self._silent(conn, silent_ms)
+                effects = self._silent(now_ns, conn, silent_ms)
             case EngineSealed(epoch, ops):
                 effects = self._say(messages.Sealed(epoch, list(ops)))
             case Tick():
@@ -166,16 +165,19 @@ class PeerMachine:
                 self._join_since_ns, self._join_by_ns = now_ns, deadline_ns
                 effects = self._control.start(masters, deadline_ns)
             case CallVote():
+                self._memory.redoes &= event.kind == "sync"
                 steady = self.engine_epoch if self._steady else None
                 votes = self._calls.ask(now_ns, event, self.engine_epoch, steady)
                 effects = [effect for vote in votes for effect in self._say(vote)]
             case CallGivenUp(ballot):
-                withdrawn = self._calls.give_up(now_ns, ballot)
+                withdrawn, self._memory.redoes = self._calls.give_up(now_ns, ballot), False
                 effects = [] if withdrawn is None else [*self._say(withdrawn), *self._sync_over(ballot)]
             case CallLeave():
-                effects = self._say(messages.Leave()) if self._control.stage == "proven" else self._end(None, "left")
+                self._leaving = True
+                is_in = self._control.stage == "proven" or self.record is not None
+                effects = self._say(messages.Leave()) if is_in else self._end(None, "left")
             case ProbeSays(message):
-                effects = self._say(message) if self._control.stage == "proven" else []
+                effects = self._say(message)
             case _:
                 assert_never(event)
         effects += self._attached(now_ns)
@@ -214,7 +216,7 @@ class PeerMachine:
                 if conn == control.conn:
                     if control.stage != "proven":
                         return control.failed(now_ns, reason)
-                    return self._lose_master(f"its connection closed ({reason})")
+                    return self._seek_master(now_ns, f"its connection closed ({reason})")
                 over = visits.closed(now_ns, conn, reason)
                 if over is not None:
                     return self._errands.visited(now_ns, *over)
@@ -253,9 +255,9 @@ class PeerMachine:
                 *lanes.stop("the epoch cannot be attached"),
                 *self._say(messages.AttachFailed(record.epoch, failing)),
             ]
-        if not lanes.complete:
+        if not lanes.complete(now_ns):
             return []
-        lanes.installed()
+        dialling = lanes.installed(now_ns)
         self.engine_epoch, self._settled = record.epoch, False
         members = tuple(member.peer for member in record.members)
         install = Install(
@@ -266,8 +268,9 @@ class PeerMachine:
             small_bytes=record.small_bytes,
             segment_bytes=record.segment_bytes,
             peers_here=sum(member.host == self.identity.host for member in record.members),
+            multipath=record.lanes > 1 or any(member.paths > 1 for member in record.members),
         )
-        return [install, *self._say(messages.Attached(record.epoch))]
+        return [install, *self._say(messages.Attached(record.epoch)), *dialling]
 
     # What the master says
 
@@ -283,20 +286,22 @@ class PeerMachine:
             match outcome:
                 case Welcome():
                     self.peer = self._lanes.me = self._visits.me = outcome.peer
-                    self._fence = outcome.fence
+                case Resumed():
+                    effects += self._resumed(now_ns)
                 case Refusal(error):
-                    effects += self._end(error, "the master refused")
+                    effects += self._end(None if self._leaving else error, "the master refused")
             return effects
         try:
             said = frames.decode_from_master(event.body)
         except RemoteProtocolError as error:
             return self._lose_master(f"it does not keep to the protocol ({error})")
+        self._memory.hear(said)
         return self._master_says(now_ns, said)
 
     def _master_says(self, now_ns: int, said: messages.FromMaster) -> list[Effect]:
         match said:
             case messages.Registrations(count=count):
-                self._heard = count
+                self._facts.heard = count
                 return [SetRegistrations(count)]
             case messages.Seal(epoch=epoch):
                 return self._seal(epoch)
@@ -307,7 +312,7 @@ class PeerMachine:
             case messages.CallDone():
                 return self._call_done(said)
             case messages.CallFailed(ballot=ballot, reason=reason):
-                self._admission = None
+                self._facts.call_failed()
                 over = self._sync_over(ballot)
                 return [*over, CallFinished(ballot, reason)] if self._calls.finish(ballot) else over
             case messages.SyncGoesOn(ballot=ballot):
@@ -316,7 +321,7 @@ class PeerMachine:
             case messages.SyncPlan():
                 return self._sync_planned(now_ns, said)
             case messages.SyncDone(ballot=ballot, revision=revision):
-                done = SyncSucceeded(revision, self._syncing.tx_bytes, self._syncing.rx_bytes)
+                done = SyncSucceeded(revision, *self._syncing.moved(ballot))
                 over = self._sync_over(ballot)
                 return [*over, CallFinished(ballot, done)] if self._calls.finish(ballot) else over
             case messages.Measure():
@@ -329,9 +334,9 @@ class PeerMachine:
                 return self._end(None, "left")
             case messages.Refused(reason=reason):
                 return self._lose_master(f"it refuses this peer ({reason})")
-            case ProbeGraph() | RoundStart() | RoundEnd() | ProbeHalt():
+            case ProbeGraph() | RoundStart() | RoundEnd() | RoundClock() | ProbeHalt():
                 return [ProbeHeard(said)] if self.identity.probes else []
-            case messages.Challenge() | Welcome() | messages.Status() | NodeWelcome() | ProbeAnswer():
+            case messages.Challenge() | messages.Status() | NodeWelcome() | ProbeAnswer() | Welcome() | Resumed():
                 return self._lose_master(f"it said {type(said).__name__} out of turn")
             case _:
                 assert_never(said)
@@ -345,6 +350,7 @@ class PeerMachine:
             if asked.snapshot is None:
                 raise RemoteProtocolError(f"it plans a sync for call {plan.ballot}, which is none")
             effects = self._syncing.begin(now_ns, self.peer, plan, asked.snapshot)
+            self._planned_by = self._fence
         except RemoteProtocolError as error:
             return self._lose_master(f"it does not keep to the protocol ({error})")
         return effects + self._let_visitors_in(now_ns)
@@ -361,7 +367,7 @@ class PeerMachine:
     def _recorded(self, now_ns: int, record: Record) -> list[Effect]:
         known = 0 if self.record is None else self.record.epoch
         members = [member.peer for member in record.members]
-        if record.fence < self._fence or record.epoch <= known or self.peer not in members:
+        if record.fence > self._fence or record.epoch <= known or self.peer not in members:
             reason = f"a record of epoch {record.epoch} (fence {record.fence}) that is not for this peer"
             return [Tell(ConnectionDropped(self._control.address, reason))]
         settling: list[Effect] = []
@@ -371,55 +377,65 @@ class PeerMachine:
         self.record, self.world = record, record.world
         self._sealed = self._steady = False
         self.unsynced.update(record.newcomers)
-        self.facts[record.epoch] = EpochFacts(record.registrations, record.world.groups)
-        if record.newcomers:
-            self._admission = record
-        if len(self.facts) > REMEMBERED_EPOCHS:
-            del self.facts[min(self.facts)]
+        self._facts.recorded(record)
+        settling += self._interrupted(record.fence)
         settling += self._syncing.members(now_ns, set(members))
         return settling + self._turn(now_ns, self._lanes.begin(now_ns, record))
 
     def _settle(self, record: Record) -> Settle:
         assert self.record is not None
-        gone = sorted({member.peer for member in self.record.members} - {member.peer for member in record.members})
-        default = Reason("lost" if gone else "edge", record.reason, gone)
-        verdicts = tuple(_with_reason(verdict, default) for verdict in record.verdicts)
-        return Settle(record.previous, verdicts, default)
+        return settlement(self.record, record)
 
     def _installed(self, epoch: Epoch, world: World) -> list[Effect]:
         if not self.is_running or epoch != self.engine_epoch:
             return []  # crossed a seal on the wire
         assert self.record is not None
-        self._steady, self.world = True, world
+        self._steady, self._steady_epoch, self.world = True, epoch, world
         effects: list[Effect] = []
         if not self._joined:
             self._joined = True
-            # The epoch may have changed again by now; those who voted go by the record with the newcomers, too.
-            admission, self._admission = self._admission, None
-            effects.append(Joined(admission or self.record))
+            effects.append(Joined(self._facts.joined(self.record)))
         return effects + [effect for vote in self._calls.cast(epoch) for effect in self._say(vote)]
 
     def _call_done(self, done: messages.CallDone) -> list[Effect]:
-        """A call is complete. What it answers must be the same on every peer that was in it.
-
-        A newcomer has only the record to go by, so the record's `pending` is the answer of the call that admitted it.
-        Neither does it hear how many groups are left when the call is done: a group may have died out since its record.
-        All of an admission count as many as the record did, or more; to ask the run once too often does no harm.
-        """
         if not self._calls.finish(done.ballot) or self.record is None:
             return []
         self.world = done.world
-        admission, self._admission = self._admission, None
-        pending, groups, groups_now = done.pending, done.world.groups, done.world.groups
-        if admission is not None:
-            pending, groups = admission.pending, max(groups, admission.world.groups)
-            groups_now = max(groups_now, self.record.world.groups)
-        settled = self.record.registrations
-        if admission is None and not done.pending:
-            # Who registered since the record is gone again. Everybody in the call has heard the same count.
-            settled = max(settled, self._heard)
-        self.facts[self.record.epoch] = EpochFacts(settled, groups_now)
-        return [CallFinished(done.ballot, CallSucceeded(pending, groups, done.world))]
+        return [CallFinished(done.ballot, self._facts.call_done(done, self.record))]
+
+    # Another master
+
+    @property
+    def _fence(self) -> int:
+        return 0 if self._control.ticket is None else self._control.ticket.fence
+
+    def _seek_master(self, now_ns: int, reason: str) -> list[Effect]:
+        """Ops go on as far as they need no master, calls wait, and one with a higher fence is sought."""
+        if not self._control.may_return:
+            return self._lose_master(reason)
+        assert self._control.conn is not None
+        closing, self._steady = CloseConn(self._control.conn, reason), False
+        epoch = 0 if self.record is None else self.record.epoch
+        until_ns = now_ns + self._timings.reconnect_ms * MS if epoch else self._join_by_ns
+        cut: list[Effect] = [ProbeCut()] if self.identity.probes else []
+        lost = Tell(MasterLost(self._control.address, reason))
+        return [closing, lost, *cut, *self._control.lost(now_ns, until_ns, epoch)]
+
+    def _resumed(self, now_ns: int) -> list[Effect]:
+        """A new master knows this peer: bring along what it cannot know."""
+        is_installed = self.record is not None and self._steady_epoch == self.record.epoch
+        brought = self._memory.brought(self._calls.ballot, is_installed)
+        leaving = [messages.Leave()] if self._leaving else []
+        return [said for word in (brought, *self._calls.overdue(now_ns), *leaving) for said in self._say(word)]
+
+    def _interrupted(self, fence: int) -> list[Effect]:
+        """A record of another master than the one that planned the sync: that sync will never end."""
+        if fence <= self._planned_by:
+            return []
+        ballots = self._calls.interrupt()
+        self._memory.redoes |= bool(ballots)
+        over = self._syncing.end("its master is gone") if self._syncing.ballot is not None else []
+        return over + [CallFinished(ballot, SyncInterrupted()) for ballot in ballots]
 
     # Ops, time and the end
 
@@ -427,14 +443,7 @@ class PeerMachine:
         """What the engine says of an op goes to the master, unless the epoch is sealed: its verdicts decide by then."""
         if not self.is_running:
             return []
-        op = OpRef(event.tag, event.sequence)
-        match event:
-            case Mismatch():
-                return self._say(messages.OpMismatch(self.engine_epoch, op, event.peer, event.mine, event.theirs))
-            case OpTimedOut():
-                return self._say(messages.OpTimeout(self.engine_epoch, op, event.waited_ms))
-            case OpCancelled():
-                return self._say(messages.OpCancelled(self.engine_epoch, op))
+        return self._say(op_report(self.engine_epoch, event))
 
     def _tick(self, now_ns: int) -> list[Effect]:
         reaching = self._control.tick(now_ns)
@@ -447,22 +456,17 @@ class PeerMachine:
         for vote in withdrawn:
             effects += self._say(vote)
         for ballot, reason in failed:
+            self._memory.redoes = False
             effects += [*self._sync_over(ballot), CallFinished(ballot, reason)]
         return effects
 
     def _join_too_late(self, now_ns: int) -> list[Effect]:
-        waited_ms = (now_ns - self._join_since_ns) // MS
-        text = (
-            f"registered as peer {self.peer}, but not admitted within {waited_ms} ms: "
-            "the peers of the run have not all called update_topology(), or could not be connected"
-        )
-        leaving = self._say(messages.Leave())
-        return leaving + self._end(DeadlineExceeded("join", (), waited_ms, text), "not admitted in time")
+        error = join_too_late(self.peer, (now_ns - self._join_since_ns) // MS)
+        return self._say(messages.Leave()) + self._end(error, "not admitted in time")
 
-    def _silent(self, conn: int, silent_ms: int) -> list[Effect]:
-        if conn != self._control.conn:
-            return []
-        return self._lose_master(f"it has been silent for {silent_ms} ms")
+    def _silent(self, now_ns: int, conn: int, silent_ms: int) -> list[Effect]:
+        reason = f"it has been silent for {silent_ms} ms"
+        return self._seek_master(now_ns, reason) if conn == self._control.conn else []
 
     def _lose_master(self, reason: str) -> list[Effect]:
         return self._end(MasterUnreachable(self._control.address, reason), reason)
@@ -483,6 +487,9 @@ class PeerMachine:
                 return []
 
     def _say(self, message: Message) -> list[Effect]:
+        """To the master. While there is none it goes unsaid: the next one begins with a seal, which settles it."""
+        if self._control.stage != "proven":
+            return []
         assert self._control.conn is not None
         return [SendMessage(self._control.conn, message)]
 
@@ -491,9 +498,3 @@ class PeerMachine:
         assert self.engine_epoch <= newest
         assert not self._steady or self.engine_epoch == newest
         assert self.ended or not self._steady or self._control.stage == "proven"
-
-
-def _with_reason(verdict: Verdict, default: Reason) -> Verdict:
-    if verdict.commit or verdict.reason is not None:
-        return verdict
-    return Verdict(verdict.op, verdict.commit, verdict.registrations, verdict.payloads, default)

@@ -6,7 +6,7 @@ run, never while somebody waits for the network. So no epoch is sealed or instal
 submitted under it belongs to the epoch that was looked at (`submit_in_epoch`).
 
 A peer that probes is a node, too, and its shell runs in the same thread under the same lock. Training does not depend
-on it: whatever it raises ends probing, and nothing else.
+on it: whatever it raises ends probing, and nothing else. The same goes for the advice of the host's agent.
 
 Whatever ends the session, in the end there is no thread and no socket left. A forked child lets go of the parent's
 sockets at once, so that a data loader does not keep a dead trainer alive; its copy of the session is dead.
@@ -23,6 +23,7 @@ from ringfold.clock.model import ClockModel
 from ringfold.dataplane.engine import Engine
 from ringfold.errors import RingfoldError, UsageError
 from ringfold.peer import carry
+from ringfold.peer.advice import PathAdvice
 from ringfold.peer.effects import (
     CallFinished,
     CallSucceeded,
@@ -30,8 +31,12 @@ from ringfold.peer.effects import (
     Effect,
     Ended,
     FailAll,
+    Install,
     Joined,
+    Outcome,
+    ProbeCut,
     ProbeHeard,
+    SyncInterrupted,
     SyncSucceeded,
     Tell,
 )
@@ -48,10 +53,12 @@ from ringfold.peer.events import (
 )
 from ringfold.peer.machine import PeerMachine
 from ringfold.peer.outcome import again, error_of
+from ringfold.peer.paths import flows_of
+from ringfold.peer.reports import EpochRuns
 from ringfold.peer.settings import Identity, PeerTimings
 from ringfold.probe.log import Log
 from ringfold.probe.prober import ProbeSocket
-from ringfold.probe.rounds_events import Connected, Heard, ToRoundMaster
+from ringfold.probe.rounds_events import Connected, Disconnected, Heard, ToRoundMaster
 from ringfold.probe.rounds_node import RoundNode
 from ringfold.probe.shell import NodeShell
 from ringfold.runtime import threads
@@ -90,6 +97,8 @@ class Session:
         """Called once, in the session's thread, when everything is closed."""
         self.probing: NodeShell | None = None
         """The node that this peer is, if it probes."""
+        self.advice: PathAdvice | None = None
+        """What the host's agent says about paths, if it is to be asked."""
         self._said: list[ToRoundMaster] = []
         """What that node said in the present step."""
         self._is_node = False
@@ -98,7 +107,7 @@ class Session:
         self._changed = threads.Condition(threads.RLock())
         self._joined = False
         self._stopping = False
-        self._outcomes: dict[int, CallSucceeded | SyncSucceeded | Reason] = {}
+        self._outcomes: dict[int, Outcome] = {}
         self._last_ballot = 0
         self._calling = ""  # the run-wide call that somebody waits in
         self._thread = threads.start("ringfold-peer", self._serve)
@@ -121,10 +130,12 @@ class Session:
         assert isinstance(outcome, CallSucceeded)
         return outcome
 
-    def sync(self, offer: Offer, snapshot: Snapshot, min_world: int, timeout_s: float) -> SyncSucceeded:
-        """Block in a sync until every member that takes part has the winning state."""
+    def sync(
+        self, offer: Offer, snapshot: Snapshot, min_world: int, timeout_s: float
+    ) -> SyncSucceeded | SyncInterrupted:
+        """Block in a sync until every member that takes part has the winning state, or its master is gone."""
         outcome = self._call_and_wait("sync", "sync_shared_state", min_world, timeout_s, offer, snapshot)
-        assert isinstance(outcome, SyncSucceeded)
+        assert isinstance(outcome, SyncSucceeded | SyncInterrupted)
         return outcome
 
     def _call_and_wait(
@@ -135,7 +146,7 @@ class Session:
         timeout_s: float,
         offer: Offer | None = None,
         snapshot: Snapshot | None = None,
-    ) -> CallSucceeded | SyncSucceeded:
+    ) -> CallSucceeded | SyncSucceeded | SyncInterrupted:
         with self._changed:
             self.check_usable(operation)
             if self._calling:
@@ -190,6 +201,28 @@ class Session:
                 shell.close()
             except Exception:
                 _log.exception("probing did not end as it should")
+
+    def _advise(self, do: Callable[[PathAdvice], None]) -> None:
+        """As with probing: if advice fails, there is none."""
+        if self.advice is None:
+            return
+        try:
+            do(self.advice)
+        except Exception:
+            _log.exception("the agent's advice failed; this peer goes on without it")
+            self._end_advice()
+
+    def _follow_paths(self, advice: PathAdvice) -> None:
+        assert self.machine.record is not None
+        advice.follow(flows_of(self.machine.record, self.machine.peer))
+
+    def _end_advice(self) -> None:
+        advice, self.advice = self.advice, None
+        if advice is not None:
+            try:
+                advice.close()
+            except Exception:
+                _log.exception("the agent's advice did not end as it should")
 
     def submit_in_epoch(self, operation: str, submit: Callable[[Record], T]) -> T:
         """Wait until the newest record runs, then call `submit` with it while it cannot change.
@@ -254,6 +287,7 @@ class Session:
                     if due is not None and due <= monotonic_ns():
                         self._step(Tick())
                     self._probe(lambda shell: shell.tick())
+                    self._advise(lambda advice: advice.tick(monotonic_ns()))
                     self._say_what_was_said()
         except Exception as error:
             _log.exception("the peer's thread failed; the session is over")
@@ -262,7 +296,9 @@ class Session:
             self._let_go()
 
     def _sleep_s(self) -> float:
-        due = self.machine.next_deadline_ns()
+        advice = self.advice
+        dues = [self.machine.next_deadline_ns(), None if advice is None else advice.next_ns()]
+        due = min((each for each in dues if each is not None), default=None)
         sleep_s = LONGEST_SLEEP_S if due is None else min(max(0.0, (due - monotonic_ns()) / S), LONGEST_SLEEP_S)
         probing = self.probing
         probe_s = None if probing is None else probing.due_s()
@@ -273,6 +309,7 @@ class Session:
             if not self.machine.ended and self.error is None:
                 self._step(CallLeave())  # said, but not waited for
             carry.command(self.engine, FailAll(Reason("evicted", "this peer has left the run")))
+            self._end_advice()
             # Before anybody learns that it is over: until then the engine may still write into a program's arrays.
             self.engine.shutdown()
             self._end_probing()
@@ -304,9 +341,9 @@ class Session:
     def _carry_out(self, effect: Effect) -> Event | None:
         """Do what the machine wants done; the answer, where an effect has one, is its next event."""
         match effect:
-            case Dial(key, host, port, timeout_ms):
+            case Dial(key, host, port, timeout_ms, source):
                 try:
-                    return Dialled(key, self.engine.dial(host, port, timeout_ms))
+                    return Dialled(key, self.engine.dial(host, port, timeout_ms, source))
                 except (RuntimeError, OSError, ValueError) as error:
                     return DialFailed(key, str(error))
             case Joined(record):
@@ -324,6 +361,15 @@ class Session:
                     self._is_node = True
                     self._probe(lambda shell: shell.step(Connected(self.machine.peer)))
                 self._probe(lambda shell: shell.step(Heard(message)))
+            case ProbeCut():
+                if self._is_node:
+                    self._is_node = False
+                    self._probe(lambda shell: shell.step(Disconnected("the master is gone")))
+            case Install():
+                if self.machine.record is not None:
+                    _log.debug("%s", EpochRuns.of(self.machine.record))
+                carry.command(self.engine, effect)
+                self._advise(self._follow_paths)
             case _:
                 return carry.command(self.engine, effect)
         return None

@@ -20,12 +20,22 @@ class PeerTimings:
     """The pause after a refused connection."""
     attach_ms: int = 4_000
     """Lanes that are missing by then are reported to the master, which proposes another ring."""
+    path_patience_ms: int = 300
+    """How long an attachment waits for the other lanes of a link that has one already; they may come later."""
+    path_redial_most_ms: int = 2_000
+    """A lane that others stand in for is dialled again after a pause that doubles from `redial_ms` up to this."""
     master_retry_ms: int = 50
     """The first pause between two tries to reach the master; it doubles up to `master_retry_most_ms`."""
     master_retry_most_ms: int = 1_000
     master_patience: int = 6
     """For how many times `evict_after_ms` the master may be silent. A paused master evicts nobody, and ops need it not:
     so peers do not give it up as soon as it would give up one of them."""
+    reconnect_ms: int = 60_000
+    """For how long a member tries to come back to the run when its master is gone."""
+    reconnect_try_ms: int = 1_000
+    """How long one master may take to answer then: another one may be leading by now."""
+    reconnect_most_ms: int = 100
+    """The longest pause between two rounds over all masters then."""
     answer_ms: int = 1_000
     """How long a call that ran out of time waits for the master to say who was missing."""
     unproven_most: int = 64
@@ -34,15 +44,19 @@ class PeerTimings:
     def __post_init__(self) -> None:
         if not 0 < self.redial_ms < self.connect_ms <= self.attach_ms:
             raise ConfigError("need 0 < redial_ms < connect_ms <= attach_ms")
+        if not 0 < self.path_patience_ms < self.attach_ms or self.path_redial_most_ms < self.redial_ms:
+            raise ConfigError("need 0 < path_patience_ms < attach_ms, and redial_ms <= path_redial_most_ms")
         if not 0 < self.master_retry_ms <= self.master_retry_most_ms:
             raise ConfigError("need 0 < master_retry_ms <= master_retry_most_ms")
-        if min(self.handshake_ms, self.answer_ms, self.unproven_most, self.master_patience) <= 0:
-            raise ConfigError("handshake_ms, answer_ms, unproven_most and master_patience must be positive")
+        names = ("handshake_ms", "answer_ms", "unproven_most", "master_patience")
+        for name in (*names, "reconnect_ms", "reconnect_try_ms", "reconnect_most_ms"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"{name} must be positive, not {getattr(self, name)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """What this peer says of itself in Hello. `addresses` are IP literals, one per path."""
+    """What this peer says of itself in Hello. `addresses` are IP literals, the first `paths` of them one per path."""
 
     group: int
     host: str
@@ -52,3 +66,4 @@ class Identity:
     token: bytes = b""
     probes: bool = False
     """Whether the same port takes UDP probes."""
+    paths: int = 1

@@ -1,10 +1,11 @@
 """One sync of the shared state, as a program calls it: take a snapshot, agree, and note what came of it."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple, Protocol, TypeVar
 
 from ringfold.errors import HashMismatch
-from ringfold.peer.effects import SyncSucceeded
+from ringfold.peer.effects import SyncInterrupted, SyncSucceeded
 from ringfold.peer.machine import PeerMachine
 from ringfold.state.manifest import Snapshot
 from ringfold.state.shared import SharedState, set_torn
@@ -28,7 +29,9 @@ class SyncInfo(NamedTuple):
 class Session(Protocol):
     """As much of a session as a sync needs."""
 
-    def sync(self, offer: Offer, snapshot: Snapshot, min_world: int, timeout_s: float) -> SyncSucceeded: ...
+    def sync(
+        self, offer: Offer, snapshot: Snapshot, min_world: int, timeout_s: float
+    ) -> SyncSucceeded | SyncInterrupted: ...
     def locked(self, look: Callable[[PeerMachine], T]) -> T: ...
 
 
@@ -69,14 +72,18 @@ def sync_state(
     If it raises after a part of the state was written, the state is torn: it has no vote, and no op goes on from it
     until it is synced again, or loaded.
     """
-    attempt = Attempt(state)
-    offer = attempt.snapshot.offer(strategy, stepped=stepped, rollback=rollback)
-    try:
-        done = session.sync(offer, attempt.snapshot, min_world, timeout_s)
-    except BaseException:
+    while True:
+        attempt = Attempt(state)
+        offer = attempt.snapshot.offer(strategy, stepped=stepped, rollback=rollback)
+        try:
+            done = session.sync(offer, attempt.snapshot, min_world, timeout_s)
+        except BaseException:
+            session.locked(attempt.failed)
+            raise
+        if isinstance(done, SyncSucceeded):
+            return session.locked(partial(attempt.succeeded, done=done))
+        # The master was lost half-way. What was written stays; the next look at the state says what it is worth.
         session.locked(attempt.failed)
-        raise
-    return session.locked(lambda machine: attempt.succeeded(machine, done))
 
 
 def check_unchanged(info: SyncInfo) -> None:
