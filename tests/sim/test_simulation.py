@@ -7,7 +7,8 @@ import pytest
 
 from ringfold.errors import Evicted, MasterUnreachable
 from ringfold.peer.effects import Effect
-from ringfold.peer.machine import EpochFacts, PeerMachine
+from ringfold.peer.facts import EpochFacts
+from ringfold.peer.machine import PeerMachine
 from ringfold.testing import (
     AllReduce,
     Broadcast,

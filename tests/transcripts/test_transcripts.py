@@ -32,6 +32,10 @@ and review the difference. The words of the dialogue:
     a reports 1.1 [windows=no]      its window of a round: every clock is right, and all edges are alike
     a alarms 1.1 NS                 its first edge strays by so much
     a probe ACTION [label=x]        somebody who steers (after `open a`)
+    journal                         the master keeps one; first line, or after `settings`
+    takeover                        this master is gone, and another one has read its journal
+    a resumes [epoch=2] [ballot=1] [answer=BALLOT:PEER:BALLOT,...]     comes back, and brings along what it knows
+    end REASON                      somebody ends the run
     freeze a / thaw a               stops and resumes its heartbeats
     pause MS                        the master itself does not run
     wait MS                         time passes: ticks, and heartbeats of everybody who is not frozen
@@ -53,9 +57,12 @@ from ringfold.master.events import (
     Closed,
     DoneSeen,
     Effect,
+    Ended,
     Event,
+    KeepLinks,
     Malformed,
     Opened,
+    Persist,
     Received,
     Send,
     SendBeat,
@@ -65,16 +72,19 @@ from ringfold.master.events import (
     Tick,
     Trust,
 )
+from ringfold.master.journal import Journal, decode, encode
 from ringfold.master.machine import Master
 from ringfold.master.settings import MasterSettings
+from ringfold.probe.rounds_events import FromRoundMaster
 from ringfold.wire import messages as m
 from ringfold.wire import probing as p
 from ringfold.wire.descriptor import Descriptor
 from ringfold.wire.frames import Announced, Done, Heartbeat
-from ringfold.wire.proof import NONCE_BYTES, prove
+from ringfold.wire.proof import NONCE_BYTES, derive, prove
 
 MS = 1_000_000
 TOKEN = b"a token"
+SECRET = b"run secret"
 HERE = Path(__file__).parent
 REWRITE = os.environ.get("RINGFOLD_REWRITE") == "1"
 
@@ -91,6 +101,7 @@ class Actor:
         self.echo = 0
         self.report = Heartbeat(0, 0)
         self.working_since = 0
+        self.peer = 0
         self.node = 0
         self.probed: list[int] = []
         self.windows = 0
@@ -104,13 +115,15 @@ class Dialogue:
         self.now = 0
         self.actors: dict[str, Actor] = {}
         self._master: Master | None = None
+        self.keeps_journal = False
+        self.journal: Journal | None = None
         self.lines: list[str] = []
         self.tests: dict[tuple[int, int], int] = {}
 
     @property
     def master(self) -> Master:
         if self._master is None:
-            self._master = Master(self.settings, TOKEN, b"run secret", started_ns=0)
+            self._master = Master(self.settings, TOKEN, SECRET, started_ns=0, keeps_journal=self.keeps_journal)
         return self._master
 
     def play(self, line: str) -> list[str]:
@@ -130,6 +143,22 @@ class Dialogue:
     def do_settings(self, _: list[str], named: dict[str, str]) -> None:
         given = {key: int(value) if value.isdigit() else value for key, value in named.items()}
         self.settings = replace(self.settings, **given)  # type: ignore[arg-type]
+
+    def do_journal(self, _: list[str], __: dict[str, str]) -> None:
+        self.keeps_journal = True
+
+    def do_takeover(self, _: list[str], __: dict[str, str]) -> None:
+        assert self.journal is not None
+        fence = self.journal.fence + 1
+        journal = decode(encode(self.journal), "here")
+        self._master = Master(
+            self.settings, TOKEN, b"", fence, started_ns=self.now, journal=journal, keeps_journal=True
+        )
+        for actor in self.actors.values():
+            actor.joined, actor.echo = False, 0
+
+    def do_end(self, words: list[str], _: dict[str, str]) -> None:
+        self.step(Ended(" ".join(words)))
 
     def do_open(self, names: list[str], _: dict[str, str]) -> None:
         for name in names:
@@ -210,6 +239,7 @@ class Dialogue:
                     report.in_starved_ms,
                     ops=ops,
                     out_rate=report.out_rate,
+                    back_stalled_ms=report.back_stalled_ms,
                 )
                 self.step(Beat(actor.conn, beat), stamp=True)
 
@@ -221,6 +251,25 @@ class Dialogue:
     def say_closed(self, actor: Actor, _: list[str], __: dict[str, str]) -> None:
         actor.frozen = True
         self.step(Closed(actor.conn, ""))
+
+    def say_resumes(self, actor: Actor, _: list[str], named: dict[str, str]) -> None:
+        """On a connection of its own, under the id that it was welcomed with."""
+        name = self.actor(actor.conn)[0]
+        again = Actor(max(other.conn for other in self.actors.values()) + 1)
+        again.peer, again.joined = actor.peer, True
+        self.actors[name] = again
+        self.step(Opened(again.conn, f"host-{name}:9", again.nonce))
+        nonces = again.nonce, b"n" * NONCE_BYTES
+        proofs = prove(TOKEN, "resume", *nonces), prove(derive(SECRET, "member", again.peer), "member", *nonces)
+        facts = (0, f"host-{name}", name, ["10.0.0.1"], 9, nonces[1], *proofs)
+        fence = self.master.fence - 1
+        self.say(again, m.Resume(m.PROTOCOL_VERSION, again.peer, fence, int(named.get("epoch", 2)), *facts))
+        answers: list[m.CallDone | m.CallFailed] = []
+        if "answer" in named:
+            mine, _, rest = named["answer"].partition(":")
+            voters = {int(peer): int(ballot) for peer, ballot in (pair.split(":") for pair in rest.split(","))}
+            answers.append(m.CallDone(int(mine), False, m.World(2, 1, 2), 2, voters))
+        self.say(again, m.Returned(answers, int(named.get("ballot", 0)), installed=True))
 
     def say_vote(self, actor: Actor, words: list[str], named: dict[str, str]) -> None:
         progress = [(int(tag), int(count)) for tag, count in [p.split(":") for p in named.get("progress", "").split()]]
@@ -312,8 +361,8 @@ class Dialogue:
         op = _op(words[1])
         stalled, starved = int(named.get("stalled", 0)), int(named.get("starved", 0))
         announced = Announced(op.tag, op.sequence, 0, 0, named.get("done") == "yes")
-        rate = int(named.get("rate", 0))
-        actor.report = Heartbeat(0, 0, int(words[0]), stalled, starved, 0, [announced], 0, rate)
+        rate, back = int(named.get("rate", 0)), int(named.get("back", 0))
+        actor.report = Heartbeat(0, 0, int(words[0]), stalled, starved, 0, [announced], 0, rate, back)
         actor.working_since = self.now
 
     def say_rests(self, actor: Actor, _: list[str], __: dict[str, str]) -> None:
@@ -345,6 +394,8 @@ class Dialogue:
         match sent.message:
             case m.Measure(test=test, other=other):
                 self.tests[sent.conn, other.peer] = test
+            case m.Welcome(peer=peer):
+                actor.peer = peer
             case p.NodeWelcome(node):
                 actor.node = node
             case p.ProbeGraph(out=out):
@@ -369,6 +420,11 @@ class Dialogue:
                 return f"{self.actor(conn)[0]} is trusted"
             case Tell(notice):
                 return f"* {notice}"
+            case Persist(journal):
+                self.journal = journal
+                return "the journal is closed" if journal.is_closed else "the journal is written"
+            case KeepLinks():
+                return "links are written down"
             case StartMoonshot(group, question):
                 return f"a long search for group {group} of {question.members}"
             case SendBeat():
@@ -403,6 +459,8 @@ def _message(message: m.FromMaster) -> str:
             return f"challenge, versions {message.oldest} to {message.newest}"
         case m.Welcome():
             return f"welcome peer {message.peer}"
+        case m.Resumed():
+            return f"resumed, fence {message.fence}"
         case m.Record():
             ring = [member.peer for member in message.members]
             swapped = [f"{dialer}" for dialer, source in zip(message.dialers, ring, strict=False) if dialer != source]
@@ -445,13 +503,13 @@ def _message(message: m.FromMaster) -> str:
             raise AssertionError("no dialogue syncs")
         case m.Status():
             return "status"
-        case p.NodeWelcome() | p.ProbeGraph() | p.RoundStart() | p.RoundEnd() | p.ProbeHalt() | p.ProbeAnswer():
+        case p.NodeWelcome() | p.ProbeAnswer():
+            return _of_probing(message)
+        case p.ProbeGraph() | p.RoundStart() | p.RoundEnd() | p.RoundClock() | p.ProbeHalt():
             return _of_probing(message)
 
 
-def _of_probing(
-    message: p.NodeWelcome | p.ProbeGraph | p.RoundStart | p.RoundEnd | p.ProbeHalt | p.ProbeAnswer,
-) -> str:
+def _of_probing(message: p.NodeWelcome | p.ProbeAnswer | FromRoundMaster) -> str:
     match message:
         case p.NodeWelcome():
             return f"welcome node {message.node}"
@@ -460,9 +518,10 @@ def _of_probing(
             return f"graph {message.number} of {message.kind} rounds: probes {probes}, answers {answers}"
         case p.RoundStart():
             cadence, named = message.cadence, f" {message.label!r}" if message.label else ""
-            clock = "no clock yet" if message.clock is None else "with its clock"
             how = f"window {cadence.window_ms} ms, pause {cadence.pause_us} us, alone after {message.deadline_ms} ms"
-            return f"round {message.round}{named} starts: {how}, {clock}"
+            return f"round {message.round}{named} starts: {how}"
+        case p.RoundClock():
+            return f"clock by round {message.round}"
         case p.RoundEnd():
             named = f" {message.label!r}" if message.label else ""
             return f"round {message.round}{named} ends, alone after {message.deadline_ms} ms"

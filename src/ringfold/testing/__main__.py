@@ -15,10 +15,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
+from ringfold.testing.failover_planted import FAILOVER_BUGS, find_in_failover
 from ringfold.testing.planted import BUGS, find
 from ringfold.testing.probing import RoundOutcome, run_rounds
 from ringfold.testing.probing_planted import ROUND_BUGS, find_in_rounds
-from ringfold.testing.scenario import Outcome, run_seed
+from ringfold.testing.scenario import Outcome, run_failover, run_seed
 from ringfold.testing.scheduler import SimulationFailure
 
 BATCH = 10
@@ -91,6 +92,11 @@ class RoundTotal:
 def run_batch(seeds: Sequence[int]) -> list[Outcome | SimulationFailure]:
     """Run some seeds; a broken promise is an outcome too."""
     return [_caught(run_seed, seed) for seed in seeds]
+
+
+def run_failover_batch(seeds: Sequence[int]) -> list[Outcome | SimulationFailure]:
+    """Run some seeds in which masters are lost; a broken promise is an outcome too."""
+    return [_caught(run_failover, seed) for seed in seeds]
 
 
 def run_round_batch(seeds: Sequence[int]) -> list[RoundOutcome | SimulationFailure]:
@@ -197,11 +203,11 @@ def plant(
     return 1 if hidden else 0
 
 
-def replay(seed: int, trace: bool, probing: bool, console: Console) -> int:
+def replay(seed: int, trace: bool, run: Callable[..., Outcome | RoundOutcome], console: Console) -> int:
     """Run one seed again; with `trace`, print everything that happens in it."""
     echo = (lambda line: console.print(line, markup=False, highlight=False)) if trace else None
     try:
-        outcome = run_rounds(seed, echo=echo) if probing else run_seed(seed, echo=echo)
+        outcome = run(seed, echo=echo)
     except SimulationFailure as failure:
         console.print(str(failure), markup=False, highlight=False)
         return 1
@@ -230,13 +236,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--planted", action="store_true", help="also look for the planted bugs, in up to 1,000 seeds")
     parser.add_argument("--probing", action="store_true", help="rounds of probing instead of collectives")
     parser.add_argument("--iterations", action="store_true", help="stories of the global iteration over a store")
+    parser.add_argument("--failover", action="store_true", help="masters are lost and replaced, besides")
     options = parser.parse_args(arguments)
     logging.getLogger("ringfold").addHandler(logging.NullHandler())  # programs log what they go through: not here
     console = Console(soft_wrap=True)
     if options.iterations:
         return _iterations(options, console)
     if options.seed is not None:
-        return replay(options.seed, options.trace, options.probing, console)
+        run = run_rounds if options.probing else run_failover if options.failover else run_seed
+        return replay(options.seed, options.trace, run, console)
     first = fresh_seed() if options.first is None else options.first
     console.print(f"seeds {first} to {first + options.seeds - 1}")
     if options.probing:
@@ -246,9 +254,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         failures, bugs, look = rounds.failures, tuple(ROUND_BUGS), find_in_rounds
     else:
         total = Total()
-        run_many(first, options.seeds, options.jobs, console, total, run_batch)
+        batch = run_failover_batch if options.failover else run_batch
+        run_many(first, options.seeds, options.jobs, console, total, batch)
         show(total, first, console)
         failures, bugs, look = total.failures, tuple(BUGS), find
+        if options.failover:
+            bugs, look = tuple(FAILOVER_BUGS), find_in_failover
     hidden = plant(bugs, look, first, 1_000, options.jobs, console) if options.planted else 0
     return 1 if failures or hidden else 0
 

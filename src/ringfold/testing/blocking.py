@@ -22,7 +22,7 @@ from ringfold.dataplane.codes import DTYPES, REDUCE_OPS
 from ringfold.dataplane.engine import Array, OpResult
 from ringfold.errors import RingfoldError, UsageError
 from ringfold.peer.communicator import Communicator
-from ringfold.peer.effects import CallSucceeded, SyncSucceeded
+from ringfold.peer.effects import CallSucceeded, SyncInterrupted, SyncSucceeded
 from ringfold.peer.machine import PeerMachine
 from ringfold.peer.outcome import again
 from ringfold.peer.session import Session
@@ -208,10 +208,12 @@ class SimSession:
         assert self.peer.last_call is not None
         return self.peer.last_call
 
-    def sync(self, offer: Offer, snapshot: Snapshot, min_world: int, timeout_s: float) -> SyncSucceeded:
+    def sync(
+        self, offer: Offer, snapshot: Snapshot, min_world: int, timeout_s: float
+    ) -> SyncSucceeded | SyncInterrupted:
         self.check_usable("sync_shared_state")
         outcome = self.line.ask(OfferState(offer, snapshot, min_world, int(timeout_s * 1_000)))
-        assert isinstance(outcome, SyncSucceeded)
+        assert isinstance(outcome, SyncSucceeded | SyncInterrupted)
         return outcome
 
     def submit_in_epoch(self, operation: str, submit: Callable[[Record], T]) -> T:

@@ -29,13 +29,18 @@ FaultKind = Literal[
     "master_pause",
     "join",
     "garbage",
+    "cut_path",
+    "slow_path",
+    "reset_lanes",
     "lie",
     "crash_holders",
     "crash_newcomer",
 ]
 OF_STATE: tuple[FaultKind, ...] = ("lie", "crash_holders", "crash_newcomer")
 """Faults that are about syncs."""
-KINDS: tuple[FaultKind, ...] = tuple(kind for kind in get_args(FaultKind) if kind not in OF_STATE)
+OF_PATHS: tuple[FaultKind, ...] = ("cut_path", "slow_path", "reset_lanes")
+"""Faults of one path among several, or of some lanes among several."""
+KINDS: tuple[FaultKind, ...] = tuple(kind for kind in get_args(FaultKind) if kind not in (*OF_STATE, *OF_PATHS))
 COMMON: tuple[FaultKind, ...] = ("crash", "crash", "cut_from_master", "reset", "freeze_short")
 """Drawn more often than the others: they meet ops in more interesting states."""
 FINAL: frozenset[FaultKind] = frozenset({"crash", "power_off", "freeze_long", "cut_from_master", "cut", "cut_one_way"})
@@ -144,9 +149,20 @@ def _begin(sim: "Simulation", fault: Fault) -> None:
             sim.join()
         case "garbage":
             sim.throw_garbage(one)
+        case "cut_path":
+            sim.cut_path(one, two, _path(sim, fault), for_ms=span_ms, gone_after_ms=sim.rng.choice((1, 30, 400)))
+        case "slow_path":
+            sim.slow_path(one, two, _path(sim, fault), for_ms=span_ms)
+        case "reset_lanes":
+            sim.reset_lanes(one, two, _path(sim, fault))
         case "lie":
             sim.lie(one, for_ms=span_ms)
         case "crash_holders":
             sim.crash_holders(within_ms=span_ms)
         case "crash_newcomer":
             sim.crash_newcomer(within_ms=span_ms)
+
+
+def _path(sim: "Simulation", fault: Fault) -> int:
+    """The path that a fault is about."""
+    return int(fault.for_ms) % sim.setup.paths

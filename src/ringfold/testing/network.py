@@ -9,6 +9,8 @@ connection ends. What the network may do to it:
   the sender is simply not asked for more, until there is room again (`Process.writable`);
 - a blocked direction holds bytes back, and connection requests too; they go on when it heals. A partition that lasts
   may reset the connections that cross it;
+- a host may have several addresses, one per path; from an address of one host to one of another, conditions are their
+  own, and a path may be cut or slow while the others are not. What happens to a pair of hosts happens to all its paths;
 - a killed process's connections end at the other side, after what is still on the way or a part of it. A host that
   lost its power says nothing at all;
 - a frozen process reads nothing and runs nothing, while the others' bytes queue up and time goes on.
@@ -27,6 +29,15 @@ REFUSED = "connection refused"
 TIMED_OUT = "connection timed out"
 RESET = "connection reset by peer"
 CLOSED = "connection closed by the other side"
+
+
+def on_path(host: str, path: int) -> str:
+    """The address of a host on one of its paths."""
+    return host if path == 0 else f"{host}@{path}"
+
+
+def host_of(address: str) -> str:
+    return address.split("@")[0]
 
 
 class Process(Protocol):
@@ -165,16 +176,21 @@ class Network:
     # What processes call
 
     def add_host(self, name: str, process: Process) -> Host:
-        if name in self.hosts:
+        """A machine with a process on it. Where a process has died, another one may be started."""
+        host = self.hosts.get(name)
+        if host is None:
+            host = self.hosts[name] = Host(name, process)
+        elif host.alive or host.dark:
             raise ValueError(f"there is a host {name} already")
-        host = self.hosts[name] = Host(name, process)
+        host.process, host.alive, host.frozen = process, True, False
         return host
 
-    def dial(self, host: Host, target: str, port: int, timeout_ns: int) -> End:
+    def dial(self, host: Host, target: str, port: int, timeout_ns: int, source: str = "") -> End:
         """Connect to a port of `target`. The process hears `opened`, or `lost` when nobody answers in time."""
-        remote = self.hosts.get(target)
-        there, back = self.link(host.name, target), self.link(target, host.name)
-        near = self._pair(host, remote or Host(target, host.process), there, back)
+        remote = self.hosts.get(host_of(target))
+        near_address = source or host.name
+        there, back = self.link(near_address, target), self.link(target, near_address)
+        near = self._pair(host, remote or Host(host_of(target), host.process), there, back)
         trip_ns = self._delay(there) + self._delay(back)
         if there.dials_dropped:
             self.scheduler.after(timeout_ns, self._fail, near, TIMED_OUT)
@@ -219,20 +235,31 @@ class Network:
     # What happens to hosts and links
 
     def link(self, source: str, target: str) -> Link:
-        """The conditions from one host to another, drawn when first asked for."""
+        """The conditions from one host or address to another, drawn when first asked for."""
         link = self._links.get((source, target))
         if link is None:
             link = self._links[source, target] = self.weather.draw(self.scheduler.rng)
+            hosts = host_of(source), host_of(target)
+            if hosts != (source, target):  # what befell the hosts befalls a path that nobody had used yet
+                whole = self.link(*hosts)
+                link.cuts, link.dials_refused, link.dials_dropped = whole.cuts, whole.dials_refused, whole.dials_dropped
         return link
+
+    def links(self, source: str, target: str) -> list[Link]:
+        """All ways from one host to another that are known; from one address to another, that one."""
+        self.link(source, target)
+        wanted = (source, target)
+        return [link for ends, link in self._links.items() if ends == wanted or tuple(map(host_of, ends)) == wanted]
 
     def block(self, source: str, target: str) -> None:
         """Hold everything back in this direction until `unblock` was called as often."""
-        self.link(source, target).cuts += 1
+        for link in self.links(source, target):
+            link.cuts += 1
 
     def unblock(self, source: str, target: str) -> None:
-        link = self.link(source, target)
-        link.cuts -= 1
-        assert link.cuts >= 0, f"{source} -> {target} was not blocked"
+        for link in self.links(source, target):
+            link.cuts -= 1
+            assert link.cuts >= 0, f"{source} -> {target} was not blocked"
         self._go_on()
 
     def reset_between(self, one: str, two: str) -> None:
@@ -243,6 +270,17 @@ class Network:
                     other = end.other
                     self._fail(end, TIMED_OUT)
                     self._fail(other, TIMED_OUT)
+
+    def reset_path(self, one: str, two: str, keep: int = 0) -> int:
+        """Both ends of every connection between two addresses, except the first `keep`, find out that it is gone."""
+        ways = {id(self.link(one, two)), id(self.link(two, one))}
+        host = self.hosts.get(host_of(one))
+        ends = [] if host is None else [end for end in host.ends.values() if id(end.outbound.link) in ways]
+        for end in ends[keep:]:
+            other = end.other
+            self._fail(end, TIMED_OUT)
+            self._fail(other, TIMED_OUT)
+        return len(ends[keep:])
 
     def kill(self, host: Host) -> None:
         """The process ends; its kernel closes every connection. What it had sent arrives, or a part of it."""

@@ -16,9 +16,11 @@ from ringfold.master.events import (
     DoneSeen,
     Effect,
     Event,
+    KeepLinks,
     Malformed,
     MoonshotFound,
     Opened,
+    Persist,
     Piece,
     Received,
     Send,
@@ -29,7 +31,10 @@ from ringfold.master.events import (
     Tick,
     Trust,
 )
+from ringfold.master.journal import encode
 from ringfold.master.machine import Master
+from ringfold.master.outbox import Outbox
+from ringfold.testing.masters import LEASE_MS, SimStore, lead_later
 from ringfold.testing.network import End
 from ringfold.testing.scheduler import MS
 from ringfold.topology.moonshot import Question, answer
@@ -49,6 +54,7 @@ from ringfold.wire.messages import Message, Record, SyncDone, SyncPlan
 from ringfold.wire.proof import NONCE_BYTES
 
 if TYPE_CHECKING:
+    from ringfold.testing.peers import SimPeer
     from ringfold.testing.simulation import Simulation
 
 MASTER_PORT = 48148
@@ -71,19 +77,31 @@ class _Control:
 class SimMaster:
     """A process that runs the production master machine."""
 
-    def __init__(self, sim: "Simulation", machine: Master) -> None:
+    def __init__(self, sim: "Simulation", machine: Master, name: str = "master", store: SimStore | None = None) -> None:
         self.sim, self.machine = sim, machine
-        self.name = "master"
+        self.name = name
         self.host = sim.network.add_host(self.name, self)
         self.host.listening.add(MASTER_PORT)
+        self.is_over = False
+        self._store = store
+        self._version = 0 if store is None else store.version
+        self._outbox = Outbox()
+        self._learned: list[int | None] = []
+        """What the store answered while the process was frozen."""
+        self._doomed: tuple[str, int, float] | None = None
         self._conns: dict[int, _Control] = {}
+        self._watched: list[Effect] = []
+        self._names: dict[int, str] = {}
+        """Who was at the other end, also when it is gone."""
         self._ticking = True
+        self._last_tick = sim.scheduler.now
         sim.scheduler.after(TICK_NS, self._tick)
 
     # What the network calls
 
     def accepted(self, end: End) -> None:
         self._conns[end.id] = _Control(end)
+        self._names[end.id] = end.remote.name
         self._step(Opened(end.id, end.remote.name, self.sim.rng.randbytes(NONCE_BYTES)))
 
     def opened(self, end: End) -> None:
@@ -114,6 +132,12 @@ class SimMaster:
             self._step(Closed(end.id, reason))
 
     def woken(self) -> None:
+        if self._slept_too_long():
+            self._lost_lease()
+            return
+        learned, self._learned = self._learned, []
+        for version in learned:
+            self.sim.scheduler.after(self.sim.rng.randint(0, MS), self._learn, version)
         for control in list(self._conns.values()):
             self._flush(control)
         if not self._ticking:
@@ -123,23 +147,111 @@ class SimMaster:
     # Inside
 
     def _tick(self) -> None:
+        if self.is_over:
+            return
         if self.host.frozen:
             self._ticking = False
             return
+        self._last_tick = self.sim.scheduler.now
         self._step(Tick())
+        if self._store is not None and self._store.fence > self.machine.fence and self.sim.rng.random() < 0.2:
+            self.die("finds that its lease is lost")
+            return
         self.sim.scheduler.after(TICK_NS, self._tick)
 
     def _step(self, event: Event) -> None:
-        for effect in self.machine.step(self.sim.scheduler.now, event):
-            self._carry_out(effect)
+        if self.is_over:
+            return
+        effects = self.machine.step(self.sim.scheduler.now, event)
+        self._carry_out_all(self._outbox.put(effects))
+        self._write()
+
+    def _carry_out_all(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            if self._watched and self._watched[0] is effect:
+                del self._watched[0]
+            elif not self.is_over:
+                self._watch(effect)
+            if not self.is_over:
+                self._carry_out(effect)
+
+    # The journal
+
+    def _write(self) -> None:
+        journal = None if self.is_over else self._outbox.begin()
+        if journal is not None:
+            delay = self.sim.rng.randint(*self.sim.setup.write_us) * 1_000
+            self.sim.scheduler.after(delay, self._apply, encode(journal))
+
+    def _apply(self, raw: bytes) -> None:
+        """The write reaches the store, unless the process died before."""
+        if self.is_over:
+            return
+        assert self._store is not None
+        version = self._store.write(self._version, raw)
+        if version is not None:
+            for effect in self._outbox.covered():
+                self._watch(effect)  # it is decided now, whether or not anybody is ever told
+                self._watched.append(effect)
+        self.sim.scheduler.after(self.sim.rng.randint(*self.sim.setup.write_us) * 1_000, self._learn, version)
+
+    def _learn(self, version: int | None) -> None:
+        """The store's answer."""
+        if self.is_over:
+            return
+        if self.host.frozen:
+            self._learned.append(version)
+        elif version is None:
+            self.die("cannot write its journal: it is deposed")
+        else:
+            self._version = version
+            self._carry_out_all(self._outbox.written())
+            self._write()
+
+    # Its end
+
+    def die(self, how: str) -> None:
+        """The process ends, and all its connections with it."""
+        if not self.is_over:
+            self.is_over = True
+            self.host.frozen = False
+            self.sim.note(self.name, how)
+            self.sim.network.kill(self.host)
+
+    def _slept_too_long(self) -> bool:
+        """Whether it must not decide any more, by its own clock. If somebody else leads it may well miss that here."""
+        if self._store is None or self.sim.scheduler.now - self._last_tick <= LEASE_MS * MS:
+            return False
+        return self._store.fence == self.machine.fence or self.sim.rng.random() < 0.5
+
+    def _lost_lease(self) -> None:
+        """It slept through its lease: somebody else leads, or it begins anew."""
+        self.die("has lost its lease")
+        lead_later(self.sim, self.sim.rng.uniform(1, 50))
+
+    def doom(self, message: str, count: int, lead_ms: float) -> None:
+        """Die right after so many more messages of this kind."""
+        self._doomed = message, count, lead_ms
+
+    def _meet_doom(self, message: Message) -> None:
+        if self._doomed is None or type(message).__name__ != self._doomed[0]:
+            return
+        kind, count, lead_ms = self._doomed
+        self._doomed = kind, count - 1, lead_ms
+        if count <= 1:
+            self.die(f"is killed after a {kind}")
+            lead_later(self.sim, lead_ms)
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
             case Send(conn, message):
                 if self.sim.verbose:
                     self.sim.note(self.name, f"to {self._whom(conn)}: {message}")
-                self._watch(conn, message)
+                if isinstance(message, Record) and 0 < len(message.newcomers) < len(message.members):
+                    new = [member.name for member in message.members if member.peer in message.newcomers]
+                    self.sim.admission_begins(new)
                 self._send(conn, message_frame(message))
+                self._meet_doom(message)
             case SendBeat(conn, number, echo):
                 self._send(conn, master_beat(number, echo))
             case SendEvidence(conns, evidence):
@@ -165,31 +277,34 @@ class SimMaster:
                     self.sim.rings["kept" if notice.kept else "better"] += 1
                 elif isinstance(notice, LinksMeasured):
                     self.sim.rings["with links that could not be measured"] += bool(notice.failed)
-                elif isinstance(notice, PeerGone):
-                    self.sim.syncs.gone(self.sim.scheduler.now, notice.peer, notice.how)
                 elif isinstance(notice, SyncBegun):
-                    self.sim.syncs.all_planned(notice.sync)
                     self.sim.sync_begins(notice.holders, notice.receivers)
+            case KeepLinks(raw):
+                if self._store is not None:
+                    self._store.links = raw
+            case Persist():
+                raise AssertionError("the outbox keeps these")
             case StartMoonshot(group, question):
                 self.sim.scheduler.after(MS, self._search, group, question)
             case _:
                 assert_never(effect)
 
-    def _watch(self, conn: int, message: Message) -> None:
-        """Let checkers and faults know what the master says about members and syncs."""
-        control = self._conns.get(conn)
-        if control is None or not isinstance(message, SyncPlan | SyncDone | Record):
-            return
-        peer = self.sim.by_name[control.end.remote.name]
-        match message:
-            case SyncPlan():
-                self.sim.syncs.planned(peer.peer, message)
-            case SyncDone():
-                self.sim.syncs.done(peer.peer, message)
-            case Record(members=members, newcomers=newcomers):
-                self.sim.syncs.recorded(peer.group, [member.peer for member in members])
-                if newcomers and len(newcomers) < len(members):
-                    self.sim.admission_begins([member.name for member in members if member.peer in newcomers])
+    def _watch(self, effect: Effect) -> None:
+        """Let the checkers know what the master says about members and syncs, as soon as it is decided."""
+        match effect:
+            case Send(conn, SyncPlan() as plan):
+                self.sim.syncs.planned(self._peer(conn).peer, plan)
+            case Send(conn, SyncDone() as done):
+                self.sim.syncs.done(self._peer(conn).peer, done)
+            case Send(conn, Record(members=members)):
+                self.sim.syncs.recorded(self._peer(conn).group, [member.peer for member in members])
+            case Tell(PeerGone(peer, _, how)):
+                self.sim.syncs.gone(self.sim.scheduler.now, peer, how)
+            case Tell(SyncBegun(sync=sync)):
+                self.sim.syncs.all_planned(sync)
+
+    def _peer(self, conn: int) -> "SimPeer":
+        return self.sim.by_name[self._names[conn]]
 
     def _search(self, group: int, question: Question) -> None:
         """The long search, as short as a test can afford."""

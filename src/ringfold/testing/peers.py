@@ -23,9 +23,12 @@ from ringfold.peer.effects import (
     EngineEffect,
     Install,
     Joined,
+    Outcome,
+    ProbeCut,
     ProbeHeard,
     SetRegistrations,
     Settle,
+    SyncInterrupted,
     SyncSucceeded,
     Tell,
 )
@@ -39,7 +42,7 @@ from ringfold.testing.blocking import SimRun
 from ringfold.testing.checks import Violation
 from ringfold.testing.core import new_core
 from ringfold.testing.lies import garbled
-from ringfold.testing.network import End
+from ringfold.testing.network import End, on_path
 from ringfold.testing.nodes import MASTER_PORT
 from ringfold.testing.program import AGREE_TAG, Collective, ProgramOf, Reduced
 from ringfold.testing.runner import Runner
@@ -70,7 +73,11 @@ class SimPeer:
         self.gone = False
         self.busy = True
         self.error: RingfoldError | None = None
-        identity = Identity(group=group, host=name, name=name, addresses=(name,), port=DATA_PORT, token=TOKEN)
+        paths = sim.setup.paths
+        addresses = tuple(on_path(name, path) for path in range(paths))
+        identity = Identity(
+            group=group, host=name, name=name, addresses=addresses, port=DATA_PORT, token=TOKEN, paths=paths
+        )
         self.machine = self.machine_type(identity, sim.setup.timings)
         self.core = new_core(sim.setup.planted)
         self._sockets = Sockets(self.core, sim.network)
@@ -120,7 +127,8 @@ class SimPeer:
         if self.host.alive:
             self.host.listening.add(DATA_PORT)
             self.later(TICK_NS, self._tick)
-            self._react(CallJoin((("master", MASTER_PORT),), self.sim.scheduler.now + JOIN_NS))
+            masters = tuple((name, MASTER_PORT) for name in self.sim.masters)
+            self._react(CallJoin(masters, self.sim.scheduler.now + JOIN_NS))
 
     def kill(self, silently: bool = False) -> None:
         """End the process, or its host's power."""
@@ -310,7 +318,8 @@ class SimPeer:
     def _tick(self) -> None:
         now = self.sim.scheduler.now
         for number, end in self._sockets.live():
-            self.core.acknowledged(now, number, end.outbound.in_flight)
+            trip_ns = end.outbound.link.latency_ns + end.inbound.link.latency_ns
+            self.core.acknowledged(now, number, end.outbound.in_flight, trip_ns)
         self.core.tick(now)
         deadline = self.machine.next_deadline_ns()
         if deadline is not None and deadline <= now:
@@ -386,8 +395,8 @@ class SimPeer:
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
-            case Dial(key, host, port, timeout_ms):
-                end = self.sim.network.dial(self.host, host, port, timeout_ms * MS)
+            case Dial(key, host, port, timeout_ms, source):
+                end = self.sim.network.dial(self.host, host, port, timeout_ms * MS, source)
                 self._sockets.dialled(end)
                 self._step(Dialled(key, end.id))
             case Joined(record):
@@ -403,7 +412,7 @@ class SimPeer:
                     self._runner.session_over(error)
             case Tell(notice):
                 self.sim.note(self.name, str(notice))
-            case ProbeHeard():
+            case ProbeHeard() | ProbeCut():
                 raise AssertionError("rounds are simulated by themselves: these peers do not probe")
             case _:
                 self._watch(effect)
@@ -429,9 +438,12 @@ class SimPeer:
         self._runner = Runner(self, self.program)
         self._runner.start()
 
-    def _call_over(self, ballot: int, outcome: CallSucceeded | SyncSucceeded | Reason) -> None:
+    def _call_over(self, ballot: int, outcome: Outcome) -> None:
         if self._runner is None:
             return
+        if isinstance(outcome, SyncInterrupted):
+            self._syncing = None
+            self.sim.syncs.failed(self.peer, ballot, "interruption")
         if isinstance(outcome, Reason):
             error = error_of(outcome, "call", self.machine.engine_epoch)
             if ballot == self._syncing:

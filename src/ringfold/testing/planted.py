@@ -262,6 +262,10 @@ BUGS: dict[str, Bug] = {
     "accept_old_epoch": Bug("the engine accepts a frame of an old epoch", _native("accept_old_epoch")),
     "apply_duplicate": Bug("the engine applies a duplicate segment twice", _native("apply_duplicate")),
     "done_after_seal": Bug("the engine goes on with Done and evidence after the seal", _native("done_after_seal")),
+    "forget_lane": Bug("what was on a lost lane is not sent again", _native("forget_lane")),
+    "apply_finished": Bug(
+        "the engine applies a frame of a finished sequence", _native("apply_finished"), is_of_state=True
+    ),
     "ignored_survivor": Bug("a verdict that ignores a survivor", Setup(master=IgnoresASurvivor)),
     "commit_unfinished": Bug("a verdict that commits what one survivor has not done", Setup(master=CommitsUnfinished)),
     "forgotten_payloads": Bug("a record without a small op's payloads", Setup(master=ForgetsPayloads)),

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, assert_never
 
 from ringfold.errors import Evicted, MasterUnreachable, RingfoldError
-from ringfold.peer.effects import CallSucceeded, SyncSucceeded
+from ringfold.peer.effects import CallSucceeded, SyncInterrupted, SyncSucceeded
 from ringfold.peer.states import Attempt
 from ringfold.testing.checks import Violation
 from ringfold.testing.program import (
@@ -50,6 +50,7 @@ class Runner:
         self._awaited_ballot: int | None = None
         self._awaited_kind: VoteKind = "update"
         self._awaited_sync: Attempt | None = None
+        self._sync: Sync | None = None
         self._leaving = False
         self._wakes = 0
         self.doing = "starting"
@@ -119,6 +120,10 @@ class Runner:
             outcome = self._peer.call_returned(self._awaited_kind, outcome)
         elif self._awaited_sync is not None:
             outcome = self._sync_returned(outcome)
+            if isinstance(outcome, SyncInterrupted):
+                assert self._sync is not None
+                self._begin_sync(self._sync)
+                return
         while True:
             try:
                 if isinstance(outcome, RingfoldError):
@@ -194,6 +199,7 @@ class Runner:
 
     def _begin_sync(self, sync: Sync) -> None:
         """What `sync_state` does at its beginning."""
+        self._sync = sync
         peer, attempt = self._peer, Attempt(sync.state, threads=1)
         snapshot = attempt.snapshot
         offer = snapshot.offer(sync.strategy, stepped=sync.stepped, rollback=sync.rollback)

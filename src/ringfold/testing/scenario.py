@@ -5,10 +5,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from random import Random
 
+from ringfold.master.settings import MasterSettings
 from ringfold.testing import faults
-from ringfold.testing.faults import COMMON, KINDS, OF_STATE, Fault, FaultKind
+from ringfold.testing.faults import COMMON, KINDS, OF_PATHS, OF_STATE, Fault, FaultKind
+from ringfold.testing.masters import MasterFault, draw_masters, inject_master
 from ringfold.testing.network import Weather
 from ringfold.testing.program import ProgramOf
+from ringfold.testing.scheduler import SimulationFailure
 from ringfold.testing.simulation import Setup, Simulation, quick_settings
 from ringfold.testing.stateful import Looping, Syncing, looping, syncing
 from ringfold.testing.workloads import Training, training
@@ -50,6 +53,8 @@ class Scenario:
     work: Training | Looping | Syncing
     plan: tuple[Fault, ...]
     rejoin: bool
+    masters: tuple[MasterFault, ...] = ()
+    limit_ms: float = LIMIT_MS
 
     @property
     def program(self) -> ProgramOf:
@@ -95,8 +100,37 @@ def draw(seed: int, base: Setup | None = None) -> Scenario:
         work = _looping(rng, seed, peers) if kind < 0.75 else _syncing(rng, seed)
         kinds = [*kinds[-2:], *OF_STATE, "join", "join"]
     plan = faults.draw(rng, peers, rng.choice((60, 200, 500)), settings.liveness.evict_after_ms, kinds)
-    setup = replace(base or Setup(), settings=settings, weather=weather)
-    return Scenario(setup, peers, groups, work, tuple(plan), rng.random() < 0.6)
+    paths, of_paths = _paths(seed, peers, settings)
+    setup = replace(base or Setup(), settings=settings, weather=weather, paths=paths)
+    return Scenario(setup, peers, groups, work, (*plan, *of_paths), rng.random() < 0.6)
+
+
+def _paths(seed: int, peers: int, settings: MasterSettings) -> tuple[int, list[Fault]]:
+    """How many paths peers have, and what befalls single paths and lanes: nothing where there is only one of them."""
+    rng = Random(f"paths {seed}")
+    paths = rng.choice((1, 1, 1, 2, 3))
+    kinds: tuple[FaultKind, ...] = OF_PATHS if paths > 1 else ("reset_lanes",) if settings.lanes > 1 else ()
+    if not kinds:
+        return paths, []
+    plan = []
+    for _ in range(rng.randint(0, 4)):
+        who = tuple(rng.sample(range(peers), 2))
+        at_ms, for_ms = rng.uniform(0, rng.choice((0.5, 5, 40))), rng.uniform(1, 300)
+        plan.append(Fault(rng.choice(kinds), at_ms, for_ms, who, rng.randint(1, 25)))
+    return paths, plan
+
+
+def draw_failover(seed: int, base: Setup | None = None) -> Scenario:
+    """The scenario of a seed in which masters are lost and replaced, beside everything else that happens in it."""
+    scenario = draw(seed, base)
+    rng = Random(f"masters {seed}")
+    settings = replace(scenario.setup.settings, return_ms=2_500)
+    timings = replace(scenario.setup.timings, master_patience=1, reconnect_try_ms=200)
+    write_us = rng.choice(((10, 100), (20, 2_000), (500, 10_000)))
+    setup = replace(scenario.setup, settings=settings, timings=timings, journal=True, write_us=write_us)
+    plan = scenario.plan if rng.random() < 0.6 else ()
+    masters = draw_masters(rng, rng.choice((30, 100, 300, 800)))
+    return replace(scenario, setup=setup, plan=plan, masters=tuple(masters), limit_ms=3 * LIMIT_MS)
 
 
 def _training(rng: Random, seed: int, peers: int) -> Training:
@@ -154,14 +188,28 @@ def _leavers(rng: Random, peers: int, steps: int) -> tuple[tuple[int, int], ...]
 
 def run_seed(seed: int, base: Setup | None = None, *, echo: Callable[[str], None] | None = None) -> Outcome:
     """Run one seed to its end; a broken promise raises SimulationFailure."""
-    scenario = draw(seed, base)
+    return run_scenario(seed, draw(seed, base), echo=echo)
+
+
+def run_failover(seed: int, base: Setup | None = None, *, echo: Callable[[str], None] | None = None) -> Outcome:
+    """Run one seed with masters that are lost; a broken promise raises SimulationFailure."""
+    try:
+        return run_scenario(seed, draw_failover(seed, base), echo=echo)
+    except SimulationFailure as failure:
+        raise SimulationFailure(failure.seed, failure.text, failure.tail, "--failover") from failure
+
+
+def run_scenario(seed: int, scenario: Scenario, *, echo: Callable[[str], None] | None = None) -> Outcome:
+    """Run what was drawn to its end."""
     sim = Simulation(seed, scenario.setup, echo=echo)
     sim.rejoin = scenario.rejoin
     sim.judges_evictions = True
     cluster = sim.cluster(scenario.peers, groups=scenario.groups, program=scenario.program)
     for fault in scenario.plan:
         faults.inject(sim, fault)
-    sim.run_until(cluster.finished, limit_ms=LIMIT_MS)
+    for master_fault in scenario.masters:
+        inject_master(sim, master_fault)
+    sim.run_until(cluster.finished, limit_ms=scenario.limit_ms)
     history = sim.history
     syncs = sim.syncs
     counts = Counter(

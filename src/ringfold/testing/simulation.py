@@ -14,11 +14,13 @@ from dataclasses import dataclass, field
 from random import Random
 
 from ringfold.errors import MasterUnreachable
+from ringfold.master.journal import encode
 from ringfold.master.machine import Master
 from ringfold.master.settings import MasterSettings
 from ringfold.peer.settings import PeerTimings
 from ringfold.testing.checks import History, Violation
-from ringfold.testing.network import Network, Weather
+from ringfold.testing.masters import MASTER_HOSTS, SimStore
+from ringfold.testing.network import Link, Network, Weather, on_path
 from ringfold.testing.nodes import MASTER_PORT, SimMaster
 from ringfold.testing.peers import DATA_PORT, SimPeer
 from ringfold.testing.program import ProgramOf
@@ -44,7 +46,9 @@ def quick_settings(**changes: object) -> MasterSettings:
     return MasterSettings(**(values | changes))  # type: ignore[arg-type]
 
 
-QUICK_TIMINGS = PeerTimings(connect_ms=400, attach_ms=1_000, handshake_ms=1_500)
+QUICK_TIMINGS = PeerTimings(
+    connect_ms=400, attach_ms=1_000, handshake_ms=1_500, path_patience_ms=100, path_redial_most_ms=200
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +60,14 @@ class Setup:
     weather: Weather = field(default_factory=Weather)
     master: type[Master] = Master
     peer: type[SimPeer] = SimPeer
+    shell: type[SimMaster] = SimMaster
+    store: type[SimStore] = SimStore
+    journal: bool = False
+    """Whether masters keep a journal, so that others can take over; then there are several hosts for them."""
+    write_us: tuple[int, int] = (20, 2_000)
+    """How long half a write takes."""
+    paths: int = 1
+    """Addresses of every peer, each with conditions of its own."""
     planted: str = ""
     """A bug for the engine, by name. See `planted.py`."""
 
@@ -94,8 +106,9 @@ class Simulation:
         self.peers: list[SimPeer] = []
         self.originals: list[SimPeer] = []
         """The peers that faults are drawn for."""
-        machine = self.setup.master(self.setup.settings, token=TOKEN, run_secret=self.rng.randbytes(32), started_ns=0)
-        self.master = SimMaster(self, machine)
+        self.shells: list[SimMaster] = []
+        self.store = self.setup.store()
+        self._first_master()
         self.touched: set[str] = set()
         """Peers that a fault was about: they may be cast out for it."""
         self.master_was_silent = False
@@ -107,6 +120,29 @@ class Simulation:
         self.at_next_admission: list[Callable[[list[str]], None]] = []
         """What to do when members are next told of newcomers, given their names."""
         self._program: ProgramOf | None = None
+
+    def _first_master(self) -> None:
+        setup = self.setup
+        machine = setup.master(
+            setup.settings,
+            token=TOKEN,
+            run_secret=self.rng.randbytes(32),
+            started_ns=0,
+            keeps_journal=setup.journal,
+        )
+        if setup.journal:
+            self.store.write(0, encode(machine.journal()))
+        self.take_lead(setup.shell(self, machine, "master", self.store if setup.journal else None))
+
+    def take_lead(self, shell: SimMaster) -> None:
+        """This master leads from now on."""
+        self.master = shell
+        self.shells.append(shell)
+
+    @property
+    def masters(self) -> tuple[str, ...]:
+        """The hosts that a peer knows masters on."""
+        return MASTER_HOSTS if self.setup.journal else ("master",)
 
     @property
     def rng(self) -> Random:
@@ -200,7 +236,10 @@ class Simulation:
 
     def slow_link(self, one: SimPeer, two: SimPeer, *, for_ms: float) -> None:
         """A hundredth of the rate, and ten times the latency, from `one` to `two`."""
-        link = self.network.link(one.name, two.name)
+        for link in self.network.links(one.name, two.name):
+            self._slow_down(link, for_ms)
+
+    def _slow_down(self, link: Link, for_ms: float) -> None:
         rate, latency = link.bytes_per_ms, link.latency_ns
         link.bytes_per_ms, link.latency_ns = max(rate // 100, 1), latency * 10
 
@@ -209,16 +248,38 @@ class Simulation:
 
         self.scheduler.after(int(for_ms * MS), heal)
 
+    def slow_path(self, one: SimPeer, two: SimPeer, path: int, *, for_ms: float) -> None:
+        """The same on one of their paths, both ways."""
+        ends = on_path(one.name, path), on_path(two.name, path)
+        for direction in (ends, ends[::-1]):
+            self._slow_down(self.network.link(*direction), for_ms)
+
+    def cut_path(self, one: SimPeer, two: SimPeer, path: int, *, for_ms: float, gone_after_ms: float) -> None:
+        """Hold back everything on one of their paths; after a while their kernels give its connections up."""
+        ends = on_path(one.name, path), on_path(two.name, path)
+        for direction in (ends, ends[::-1]):
+            self.network.block(*direction)
+            self.scheduler.after(int(for_ms * MS), self.network.unblock, *direction)
+        if gone_after_ms < for_ms:
+            self.scheduler.after(int(gone_after_ms * MS), self.network.reset_path, *ends)
+
+    def reset_lanes(self, one: SimPeer, two: SimPeer, path: int) -> None:
+        """The connections of one of their paths end; if it is their only one, one of them stays."""
+        keep = 1 if self.setup.paths == 1 else 0
+        self.network.reset_path(on_path(one.name, path), on_path(two.name, path), keep)
+
     def fail_dials(self, one: SimPeer, two: SimPeer, *, for_ms: float) -> None:
         """Connections from `one` to `two` are refused or get no answer; what is connected stays."""
-        link = self.network.link(one.name, two.name)
-        if link.dials_refused or link.dials_dropped:
+        links = self.network.links(one.name, two.name)
+        if links[0].dials_refused or links[0].dials_dropped:
             return
-        link.dials_dropped = self.rng.random() < 0.5
-        link.dials_refused = not link.dials_dropped
+        dropped = self.rng.random() < 0.5
+        for link in links:
+            link.dials_dropped, link.dials_refused = dropped, not dropped
 
         def heal() -> None:
-            link.dials_refused = link.dials_dropped = False
+            for link in self.network.links(one.name, two.name):
+                link.dials_refused = link.dials_dropped = False
 
         self.scheduler.after(int(for_ms * MS), heal)
 

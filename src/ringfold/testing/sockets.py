@@ -57,8 +57,11 @@ class Sockets:
     def make_control(self, conn: int, heartbeat_ms: int, dead_after_ms: int) -> None:
         self._core.make_control(self._numbers[conn], heartbeat_ms, dead_after_ms)
 
-    def promote(self, conn: int, outgoing: bool, peer: int, lane: int) -> None:
-        self._core.promote(self._numbers[conn], outgoing, peer, lane)
+    def promote(
+        self, conn: int, outgoing: bool, peer: int, lane: int, shared: bool, path: int, paths: int, epoch: int
+    ) -> None:
+        if conn in self._numbers:
+            self._core.promote(self._numbers[conn], outgoing, peer, lane, shared, path, paths, epoch)
 
     def close(self, conn: int, reason: str) -> None:
         if conn in self._numbers:
@@ -87,10 +90,11 @@ class Sockets:
         evidence_by_master: bool,
         small_bytes: int,
         segment_bytes: int,
-        base_registrations: int,
+        peers_here: int,
+        multipath: bool,
     ) -> None:
         self._core.install(
-            epoch, rank, size, members, evidence_by_master, small_bytes, segment_bytes, base_registrations
+            epoch, rank, size, members, evidence_by_master, small_bytes, segment_bytes, peers_here, multipath
         )
 
     def fail_all(self, status: int, reason: bytes) -> None:
@@ -98,6 +102,12 @@ class Sockets:
 
     def progress(self) -> list[tuple[int, int]]:
         return self._core.progress()
+
+    def set_path_shares(self, peer: int, shares: Sequence[int], flags: int = 0) -> None:
+        self._core.set_path_shares(peer, shares, flags)
+
+    def path_bytes(self, to_next: bool) -> list[int]:
+        return self._core.path_bytes(to_next)
 
     def make_bulk(self, conn: int) -> None:
         if conn in self._numbers:
