@@ -18,6 +18,7 @@ Importing this is cheap: what needs NumPy or the native core is loaded when it i
 #   topology         ring order. Pure
 #   probe, clock     UDP probes between nodes, what they say about links and clocks; the global clock
 #   iteration        the global iteration: agreement through a store alone
+#   agent            the per-host agent: who sends where, how congested it is, and hints about how to split it
 #   state            shared state: the arrays that are bit-identical on all peers
 #   dataplane        arrays as the engine takes them, and the handle on the native engine
 #   master           the state machine of a run, and the server around it
@@ -184,8 +185,8 @@ def _join_own_master(request: "JoinRequest") -> "Communicator":
     from dataclasses import replace
 
     from ringfold.config import load
-    from ringfold.master.server import MasterThread
     from ringfold.master.settings import master_settings
+    from ringfold.master.thread import MasterThread
     from ringfold.peer import joining
 
     settings = load({"master": joining.listed(request.address), "token_file": request.token_file})

@@ -23,6 +23,7 @@ from ringfold.errors import ConfigError
 
 MASTER_PORT = 48148
 DATA_PORT = 48149
+TELEMETRY_PORT = 48147
 
 Kind = Literal["text", "integer", "number", "switch", "file", "list"]
 Value = str | int | float | bool | Path | tuple[str, ...] | None
@@ -150,10 +151,25 @@ _SETTINGS = (
                  "who is missing."),
     Setting(name="join_timeout_s", kind="number", default=60.0, low=0.001, high=86_400.0,
             help="How long joining tries to reach the master and to be let in."),
+    Setting(name="master_patience_s", kind="number", default=60.0, low=0.001, high=86_400.0,
+            help="How long a peer looks for the master, or for another one of its list, when its master is gone. "
+                 "Ops go on meanwhile as far as they need no master."),
+    Setting(name="journal", kind="file", default=None,
+            help="File of the master's journal (SQLite), with which a run outlives its master. Without this setting it "
+                 "is in ~/.local/state/ringfold, one file for each machine, address and port; a master on port 0 has "
+                 "none. A master that is stopped (SIGTERM, Ctrl-C) ends its run and closes this journal."),
+    Setting(name="no_journal", kind="switch", default=False,
+            help="Keep no journal: when the master is gone, so is the run."),
+    Setting(name="store", kind="text", default="",
+            help="Address of the store for the journal, instead of a file: several masters on one store stand by for "
+                 "each other, and one that is stopped hands the run over. sqlite:///path on one machine, "
+                 "etcd://host:port across machines; with ?prefix=NAME, several runs share a store."),
+    Setting(name="lease_s", kind="number", default=3.0, low=0.5, high=60.0,
+            help="How long a leading master may be away before another one on its store leads."),
     Setting(name="data_port", kind="integer", default=DATA_PORT, low=1, high=65_535,
             help="First data port that a peer tries; it takes the next free one above."),
     Setting(name="lanes", kind="integer", default=1, low=1, high=64,
-            help="Connections per link. Long fat pipes want several. Set at the master."),
+            help="Connections per path. Long fat pipes want several. Set at the master."),
     Setting(name="evidence", kind="text", default="auto", choices=("auto", "ring", "master"),
             help="How peers learn that an op is done everywhere: around the ring, through the master, or by the "
                  "size of the group (ring up to 8 members). Set at the master."),
@@ -195,8 +211,31 @@ _SETTINGS = (
     Setting(name="name", kind="text", default="",
             help="This peer's name in logs and `status`; empty: its host name and process id."),
     Setting(name="advertise", kind="list", default=(),
-            help="Addresses at which other peers reach this one, one per path (for NAT); empty: those of its "
-                 "connection to the master."),
+            help="Addresses at which other peers reach this one. Several are paths that are used at the same time: "
+                 "list them in the same order on every host. Empty: the address of its connection to the master."),
+    Setting(name="agent", kind="text", default="auto", choices=("auto", "off"),
+            help="Whether a peer with several paths goes by the advice of this host's transport agent: auto (whenever "
+                 "there is one) or off."),
+    Setting(name="agent_dir", kind="file", default=None,
+            help="The runtime directory of this host's transport agent, with its socket and its hints; not set: "
+                 "/run/ringfold for root's agent, and one of the user's own for anybody else's. Peers look at both."),
+    Setting(name="agent_policy", kind="text", default="auto",
+            help="How the agent splits flows over their paths: auto (it follows congestion and measured rates), or "
+                 "static:SHARE (of the second of two paths) or static:SHARE,SHARE,... Set at the agent."),
+    Setting(name="agent_telemetry", kind="list", default=(f"127.0.0.1:{TELEMETRY_PORT}",),
+            help="UDP addresses at which the agent takes telemetry. Beyond loopback it wants agent_allow or "
+                 "agent_key_file. Set at the agent."),
+    Setting(name="agent_allow", kind="list", default=(),
+            help="Addresses or networks (10.0.0.0/8) whose telemetry the agent takes; empty: all. Set at the agent."),
+    Setting(name="agent_key_file", kind="file", default=None,
+            help="File with the key that telemetry must be signed with. Set at the agent."),
+    Setting(name="agent_feeds", kind="list", default=(),
+            help="Other feeds of telemetry, each ADAPTER=WHERE, as in json=unix:/run/collector.sock. "
+                 "Set at the agent."),
+    Setting(name="agent_report_to", kind="list", default=(),
+            help="UDP addresses that the agent reports its flows and queues to. Set at the agent."),
+    Setting(name="agent_user_flows", kind="integer", default=16_384, low=1, high=1_000_000,
+            help="How many flows one user may register. Set at the agent."),
     Setting(name="log_level", kind="text", default="info", choices=("debug", "info", "warning", "error"),
             help="What commands log to standard error."),
     Setting(name="log_json", kind="switch", default=False, help="Log JSON lines instead of text."),
@@ -381,6 +420,18 @@ def _check_together(values: Mapping[str, Value]) -> None:
         raise ConfigError(f"rounds of kind time need a probe_window_ms above 1000, not {window}")
 
 
+def agent_directories(chosen: Path | None, environment: Mapping[str, str] | None = None) -> tuple[Path, ...]:
+    """Where this host's agent may be, in the order to look; an agent that is started takes the first."""
+    if chosen is not None:
+        return (chosen,)
+    environment = os.environ if environment is None else environment
+    shared, uid = Path("/run/ringfold"), os.geteuid()
+    if uid == 0:
+        return (shared,)
+    session = environment.get("XDG_RUNTIME_DIR")
+    return Path(session) / "ringfold" if session else Path(f"/tmp/ringfold-{uid}"), shared
+
+
 def read_token(path: Path) -> bytes:
     """The token in `path`, without surrounding white space. A file that others may read is warned of."""
     try:
@@ -393,6 +444,20 @@ def read_token(path: Path) -> bytes:
     if mode & stat.S_IROTH:
         _log.warning("everybody on this machine can read the token file %s: chmod 600 it", path)
     return token
+
+
+def read_keys(path: Path) -> dict[int, bytes]:
+    """Keys by their ids: lines of `ID KEY`, or one line with a key, whose id is 0. Empty lines and # are skipped."""
+    text = read_token(path).decode("utf-8", "surrogateescape")
+    lines = [line.split() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    if len(lines) == 1 and len(lines[0]) == 1:
+        lines = [["0", *lines[0]]]
+    keys: dict[int, bytes] = {}
+    for words in lines:
+        if len(words) != 2 or not words[0].isdecimal() or int(words[0]) > 255 or int(words[0]) in keys:
+            raise ConfigError(f"the key file {path} has lines of `ID KEY`, and each id (0 to 255) once")
+        keys[int(words[0])] = words[1].encode("utf-8", "surrogateescape")
+    return keys
 
 
 def split_address(text: str, default_port: int = MASTER_PORT) -> tuple[str, int]:
@@ -417,3 +482,9 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.split("%")[0]).is_loopback
     except ValueError:
         return host.lower() == "localhost"
+
+
+def state_directory() -> Path:
+    """Where a program of this user keeps what must outlive it: $XDG_STATE_HOME/ringfold, or ~/.local/state/ringfold."""
+    base = os.environ.get("XDG_STATE_HOME", "")
+    return (Path(base) if base.startswith("/") else Path.home() / ".local" / "state") / "ringfold"

@@ -11,6 +11,7 @@
     Evicted              join anew, sync state first
     Superseded           a newer process of this rank took over: exit
     MasterUnreachable    wait, or exit
+    AgentUnreachable     start the host's agent; runs go on without it
     RemoteProtocolError  the other side was dropped; nothing to do
     StateError           the shared state needs a decision
       RevisionViolation  count the revision up by one, and sync again
@@ -137,6 +138,17 @@ class MasterUnreachable(RingfoldError):
 
     def __str__(self) -> str:
         return f"the master at {self.address} is unreachable: {self.reason}"
+
+
+class AgentUnreachable(RingfoldError):
+    """No transport agent answers on this host: start it with `ringfold agent`. Runs go on without it."""
+
+    def __init__(self, where: str, reason: str) -> None:
+        super().__init__(where, reason)
+        self.where, self.reason = where, reason
+
+    def __str__(self) -> str:
+        return f"the agent at {self.where} is unreachable: {self.reason}"
 
 
 class RemoteProtocolError(RingfoldError):

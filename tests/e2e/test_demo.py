@@ -39,12 +39,13 @@ def test_the_demo_keeps_its_promises(environment: dict[str, str], tmp_path: Path
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "killed inside the all-reduce of step" in ended.stdout
     assert "sees that it was evicted" in ended.stdout
+    assert "that was inside its all-reduce; started again -> ring of" in ended.stdout
     happened, promised = ended.stdout.split("What happened")[1].split("What was promised")
     for row in ("aborts", "retries", "recovery from SIGKILL", "recovery from SIGSTOP", "joined", "joined anew"):
         assert f"\n{row} " in happened
     assert "evictions              peer" in happened
     assert "\nskipped " in happened
-    assert promised.count("\nok ") == 7
+    assert promised.count("\nok ") == 8
     assert processes_of(tmp_path) == []
     assert list(tmp_path.iterdir()) == []
 

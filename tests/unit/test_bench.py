@@ -14,7 +14,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from ringfold.cli.bench import allreduce, app, iteration, quantize, report, targets
+from ringfold.cli.bench import allreduce, app, iteration, multipath, multipath_hints, quantize, report, targets
 from ringfold.cli.bench import workers_allreduce as workers
 from ringfold.errors import ConfigError
 from ringfold.runtime import shaped
@@ -87,6 +87,7 @@ def test_the_targets_of_this_project_are_about_figures_that_exist() -> None:
         "quantize": {"gb_per_s", "f32_over_quantised", "part", "bits", "mbit", "size_bytes"},
         "topology": {"took_us", "worst_error", "best_share", "slowest_over_best", "part", "peers", "matrices"},
         "recovery": {*report.spread([1]), "signal", "worst_beyond_eviction_us"},
+        "failover": {*report.spread([1]), "what", "median_beyond_lease_us"},
         "join": {*report.spread([1]), "mode", "newcomers"},
         "memory": {"extra_over_buffer", "size_bytes"},
         "master": {"ops_per_s", "connections"},
@@ -95,6 +96,8 @@ def test_the_targets_of_this_project_are_about_figures_that_exist() -> None:
         | {"part", "column", "out_edges", "in_edges", "asymmetry_rms_ns", "asymmetry_p50_ns"},
         "rounds": {"p99_ms", "of_window", "exponent", "per_node_ms", "kind", "nodes", "mode", "steps", "window_ms"},
         "iteration": {*report.spread([1]), "waiting_cpu_percent", "store", "ranks"},
+        "hints": {*report.spread([1]), "read_ns", "flows_per_s", "torn", "part", "flows", "reads"},
+        "multipath": {"share", "over_best", "succeeded", "latency_ms", "std", "part", "way", "size_bytes"},
     }
     loaded = targets.load()
     assert {target.bench for target in loaded} == figures.keys()
@@ -252,6 +255,7 @@ def test_every_bench_can_print_json_and_check_itself() -> None:
         "quantize",
         "topology",
         "recovery",
+        "failover",
         "join",
         "memory",
         "master",
@@ -259,6 +263,8 @@ def test_every_bench_can_print_json_and_check_itself() -> None:
         "clock",
         "rounds",
         "iteration",
+        "hints",
+        "multipath",
     }
     for command in app.registered_commands:
         # Rich folds the help to the terminal's width; a wide one keeps the options whole.
@@ -303,6 +309,7 @@ REAL = {
     "quantize": ["--world", "2", "--size", "256K", "--mbit", "400", "--rounds", "1"],
     "topology": ["--peers", "3", "--matrices", "1"],
     "recovery": ["--peers", "3", "--size", "64K", "--kills", "2"],
+    "failover": ["--peers", "2", "--size", "64K", "--kills", "1"],
     "join": ["--peers", "2", "--repeats", "1"],
     "memory": ["--size", "16M"],
     "master": ["--connections", "8", "--min-time", "0.1"],
@@ -321,6 +328,20 @@ def test_a_short_run_of_each_bench_gives_figures(bench: str) -> None:
     printed = json.loads(ended.stdout)
     assert printed["figures"]
     assert printed["bench"] == bench
+
+
+def test_paths_that_cannot_be_made_are_misses_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(multipath.labs, "missing", lambda: "network namespaces need root")
+    ended = CliRunner().invoke(app, ["multipath", "--json", "--check"])
+    assert ended.exit_code == 1
+    printed = json.loads(ended.stdout)
+    assert "need root" in printed["skipped"]["paths"]
+    assert {found["verdict"] for found in printed["checks"]} == {"miss"}
+
+
+@pytest.mark.parametrize("layouts", ["200", "200+", "200+0", "fast+slow"])
+def test_a_layout_has_two_rates_or_more(layouts: str) -> None:
+    assert CliRunner().invoke(app, ["multipath", "--layouts", layouts]).exit_code == 2
 
 
 def test_links_that_cannot_be_shaped_are_skipped_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -346,3 +367,12 @@ def test_a_state_on_links_that_cannot_be_shaped_is_a_miss_with_the_reason(monkey
     [links] = [check for check in printed["checks"] if check["id"] == "state-three-holders"]
     assert links["verdict"] == "miss"
     assert "need root" in links["measured"]
+
+
+def test_backpressure_is_as_late_as_the_last_segment_of_a_path_in_use() -> None:
+    ms = 1_000_000
+    given = [50 * ms, 99 * ms, 104 * ms, 360 * ms, 900 * ms]
+    said = [(100 * ms, 300 * ms), (800 * ms, 850 * ms)]  # at the second, the path had not been in use
+    row = multipath_hints.judged({"given_ns": given}, said)
+    assert (row["packets"], row["latency_ms"], row["back_ms"]) == (1, 4.0, 60.0)
+    assert multipath_hints.judged({"given_ns": []}, said)["latency_ms"] is None

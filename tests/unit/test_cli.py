@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 
@@ -20,6 +21,7 @@ from ringfold.cli import COMMANDS, build, logs, output
 from ringfold.config import load
 from ringfold.errors import ConfigError, MasterUnreachable, RingfoldError, UsageError
 from ringfold.master.settings import MasterSettings, master_settings
+from ringfold.master.thread import MasterThread
 from ringfold.runtime import ask, doctor
 from ringfold.runtime.machine import Machine, cpu_level, look
 from ringfold.wire.events import PeerSuspected
@@ -292,6 +294,31 @@ def test_a_connection_can_ask_again(fake_master: Start) -> None:
         assert [next(seen), next(seen)] == [STATUS, STATUS]
 
 
+def test_who_looks_sees_the_next_leader_when_the_first_is_gone(tmp_path: Path) -> None:
+    store = f"sqlite://{tmp_path}/journal.db"
+    with MasterThread(journal=store) as one, MasterThread(journal=store) as two:
+        masters = [one.address, two.address]
+        for _ in range(5_000):  # until one of them has taken the lead
+            with suppress(MasterUnreachable), ask.reach(masters, b""):
+                break
+        seen = ask.follow(masters, b"", 0.01)
+        where = next(look[0] for look in seen if isinstance(look, tuple))
+        first, second = (one, two) if where == one.address else (two, one)
+        first.stop()
+        assert next(look[0] for look in seen if isinstance(look, tuple) and look[0] != where) == second.address
+
+
+def test_if_nobody_leads_it_is_said_of_each_master_why(fake_master: Start) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        silent = f"127.0.0.1:{taken.getsockname()[1]}"
+
+    def stands_by(connection: socket.socket) -> None:
+        connection.sendall(message_frame(Refused("this master stands by", again=True)))
+
+    with pytest.raises(MasterUnreachable, match=r"stands by.*Connection refused"):
+        ask.reach([fake_master(stands_by), silent], b"")
+
+
 def test_nobody_there_is_code_1_with_a_hint(ringfold_command: Run, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -391,6 +418,11 @@ def test_a_taken_address_is_one_line(ringfold_command: Run, capsys: pytest.Captu
 def test_master_settings_are_those_of_the_registry() -> None:
     """What the registry calls the default is what a master does when it is told nothing."""
     assert master_settings(load({}, environment={}, directory=Path("/"), home=Path("/"))) == MasterSettings()
+
+
+def test_members_that_notice_late_that_a_master_is_gone_are_waited_for() -> None:
+    settings = load({"evict_after_ms": 20_000}, environment={}, directory=Path("/"), home=Path("/"))
+    assert master_settings(settings).return_ms > 20_000
 
 
 # doctor

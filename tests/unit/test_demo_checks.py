@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 from rich.console import Console
 
-from ringfold.cli.demo.outcome import Arrival, Check, Fault, Outcome, as_text, checks
+from ringfold.cli.demo.outcome import Arrival, Check, Fault, MasterLoss, Outcome, as_text, checks
 
 
 def good() -> Outcome:
@@ -17,6 +17,7 @@ def good() -> Outcome:
         retries=2,
         faults=[Fault("peer A", "SIGKILL", 20, 8.0, 2, inside=True), Fault("peer B", "SIGSTOP", 50, 1_500.0, 2)],
         arrivals=[Arrival("peer D", "joined", 30, 40.0), Arrival("peer B", "joined anew", 70, 30.0)],
+        master=MasterLoss(80, 600.0, 3, 3),
         evictions=["peer B: silent"],
         exit_codes={"peer B": 0, "peer C": 0, "peer D": 0},
         digests={"peer B": "aa", "peer C": "aa", "peer D": "aa"},
@@ -32,7 +33,7 @@ def broken(outcome: Outcome) -> list[Check]:
 
 def test_a_good_outcome_keeps_every_promise() -> None:
     assert broken(good()) == []
-    assert len(checks(good())) == 7
+    assert len(checks(good())) == 8
 
 
 def _finish_nobody(outcome: Outcome) -> None:
@@ -47,6 +48,8 @@ def _finish_nobody(outcome: Outcome) -> None:
         (lambda it: it.arrivals.pop(0), "new peer"),
         (lambda it: it.arrivals.pop(), "joins anew"),
         (lambda it: it.evictions.clear(), "joins anew"),
+        (lambda it: setattr(it.master, "kept", 2), "a master killed"),
+        (lambda it: setattr(it.master, "inside", False), "a master killed"),
         (lambda it: it.exit_codes.update({"peer C": -11}), "cleanly"),
         (_finish_nobody, "cleanly"),
         (lambda it: it.digests.update({"peer C": "bb"}), "same bits"),

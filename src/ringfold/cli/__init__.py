@@ -34,9 +34,11 @@ COMMANDS = (
     Command("demo", "Train a small model on several peers while some are killed, frozen and added.", "demo"),
     Command("doctor", "Check whether this machine has what a run needs, and say what to do.", "doctor"),
     Command("soak", "Kill, freeze and add peers for a long time, and check that nothing is lost or leaks.", "soak"),
+    Command("lab", "Build hosts with several slow or bad paths on this machine, and run commands in them.", "lab"),
     Command("config", "Show every setting, its value, and where the value comes from.", "config"),
     # Groups of sub-commands stand last, where typer puts them in any case.
     Command("probe", "Measure links and clocks, and look at what was measured.", "app"),
+    Command("agent", "Run the transport agent of this host, look at it, and steer it.", "app"),
     Command("bench", "Measure Ringfold on this machine, beside other libraries and against its targets.", "app"),
 )
 

@@ -6,8 +6,6 @@ import sys
 from datetime import UTC, datetime
 
 import msgspec
-from rich.console import Console
-from rich.logging import RichHandler
 
 from ringfold.wire.events import Notice
 
@@ -41,6 +39,10 @@ def start(level: str, *, as_json: bool) -> None:
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(JsonLines())
     elif sys.stderr.isatty():
+        # Only here: a master that is started again should not load what it does not use.
+        from rich.console import Console
+        from rich.logging import RichHandler
+
         handler = RichHandler(console=Console(stderr=True), show_path=False, log_time_format="%H:%M:%S")
     else:
         # A log file gets whole lines: the rich handler would break them at the width of a terminal it does not have.

@@ -19,7 +19,12 @@ def master(
     evidence: Annotated[
         str | None, typer.Option(help="How peers learn that an op is done: auto, ring or master.")
     ] = None,
-    lanes: Annotated[int | None, typer.Option(help="Connections per link.")] = None,
+    lanes: Annotated[int | None, typer.Option(help="Connections per path.")] = None,
+    journal: Annotated[Path | None, typer.Option(help="File of the journal, with which the run outlives it.")] = None,
+    no_journal: Annotated[bool | None, typer.Option("--no-journal", help="Keep no journal.")] = None,
+    store: Annotated[
+        str | None, typer.Option(help="Store for the journal; masters on one store stand by for each other.")
+    ] = None,
     config: Annotated[Path | None, typer.Option(help="Settings file (TOML).")] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
     log_json: Annotated[bool | None, typer.Option("--log-json", help="Log JSON lines.")] = None,
@@ -28,6 +33,10 @@ def master(
 
     It listens on loopback unless told otherwise; other addresses want --token-file, or --insecure. SIGTERM and Ctrl-C
     end it cleanly, with exit code 0.
+
+    It keeps a journal, so that a master that was killed can be started again, and peers go on with it; one that is
+    stopped ends its run. With --store several masters share one journal: one leads, and the others take over when it
+    is gone, or is stopped.
     """
     import asyncio
     import logging
@@ -38,6 +47,7 @@ def master(
 
     arguments: dict[str, object] = {"listen": listen or None, "token_file": token_file, "insecure": insecure}
     arguments |= {"evidence": evidence, "lanes": lanes, "config": config, "log_level": log_level, "log_json": log_json}
+    arguments |= {"journal": journal, "no_journal": no_journal, "store": store}
     resolved = settings.load(arguments)
     logs.start(resolved.text("log_level"), as_json=resolved.switch("log_json"))
     for warning in resolved.warnings:
@@ -59,7 +69,13 @@ async def _serve(resolved: "Resolved") -> None:
 
     log = logging.getLogger(__name__)
     server = MasterServer(
-        master_settings(resolved), list(resolved.listed("listen")), resolved.token(), resolved.switch("insecure")
+        master_settings(resolved),
+        list(resolved.listed("listen")),
+        resolved.token(),
+        resolved.switch("insecure"),
+        journal=journal_address(resolved),
+        lease_s=resolved.number("lease_s"),
+        alone=not resolved.text("store"),
     )
 
     def stop(signal: str) -> None:
@@ -73,3 +89,48 @@ async def _serve(resolved: "Resolved") -> None:
     keep_what_is_there()
     with stop_signals(stop):
         await server.serve(ready)
+
+
+def journal_address(resolved: "Resolved") -> str | None:
+    """The store that the journal is in; None for a master that keeps none."""
+    from contextlib import suppress
+
+    from ringfold.config import split_address, state_directory
+    from ringfold.errors import ConfigError
+
+    store, file = resolved.text("store"), resolved.value("journal")
+    if resolved.switch("no_journal"):
+        if store or file:
+            raise ConfigError("no_journal and a journal exclude each other: leave one out")
+        return None
+    if store:
+        if file:
+            raise ConfigError("the journal is in a file or in a store: leave out journal or store")
+        if store.startswith("sqlite:"):
+            with suppress(OSError):  # why it cannot be used is told when it is opened
+                _make_private(Path(store.partition("?")[0].removeprefix("sqlite:").removeprefix("//")))
+        return store
+    host, port = split_address(resolved.listed("listen")[0])
+    if file is None and port == 0:
+        return None
+    path = file if isinstance(file, Path) else state_directory() / _name_of_journal(host, port)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _make_private(path)
+    except OSError as error:
+        why = f"no journal can be kept in {path.parent}: {error.strerror}"
+        raise ConfigError(f"{why}; say --journal, or --no-journal") from error
+    return f"sqlite://{path.absolute()}"
+
+
+def _make_private(path: Path) -> None:
+    """Make the file, unless it is there, for its owner only: whoever reads it could pose as any member."""
+    path.touch(mode=0o600)
+
+
+def _name_of_journal(host: str, port: int) -> str:
+    """One for each machine (home directories are shared), address and port: no two runs meet in it by chance."""
+    from ringfold.runtime.resolve import host_name
+
+    words = "-".join((host_name(), host, str(port)))
+    return f"master-{''.join(letter if letter.isalnum() or letter in '.-' else '_' for letter in words)}.db"

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ringfold.errors import (
+    AgentUnreachable,
     ConfigError,
     MasterUnreachable,
     RemoteProtocolError,
@@ -67,6 +68,8 @@ def _hint(error: RingfoldError) -> str:
             return "`ringfold config` shows every setting and where its value comes from"
         case MasterUnreachable():
             return "is the master running there? start one with `ringfold master`, or look with `ringfold doctor`"
+        case AgentUnreachable():
+            return "is it running? start it with `ringfold agent`; --dir says where it is"
         case RemoteProtocolError():
             return "is that the port of a Ringfold master, of the same version?"
         case _:

@@ -29,7 +29,7 @@ from ringfold.peer.steps import Step
 from ringfold.probe.alone import Prober, ProbeWindow
 from ringfold.state.checkpoint import Checkpoints
 from ringfold.state.shared import MayDiffer, SharedState
-from ringfold.wire import events, frames, messages, probing, status, visiting
+from ringfold.wire import agent, answers, base, events, frames, messages, probing, returning, status, visiting
 
 _NOTE = "<!-- Written by `make docs` from the code; do not edit. -->\n"
 
@@ -88,11 +88,14 @@ def messages_page() -> str:
         ("Master to peer", messages.FromMaster),
         ("Handshake of a lane or a visit", messages.Handshake),
         ("On a visit", visiting.OnVisit),
+        ("Process to agent", agent.ToAgent),
+        ("Agent to process", agent.FromAgent),
     ):
         names = ", ".join(f"`{kind.__name__}`" for kind in typing.get_args(union))
         parts.append(f"**{title}:** {names}.")
     parts.append("## Messages")
-    kinds = [kind for module in (messages, visiting, status, probing) for _, kind in _classes(module)]
+    rooms = (messages, answers, returning, visiting, status, probing, agent, base)
+    kinds = [kind for module in rooms for _, kind in _classes(module) if kind is not base.Message]
     parts += [_struct(kind) for kind in kinds if _is_message(kind)]
     parts.append("## Parts of messages")
     parts += [_struct(kind) for kind in kinds if _is_struct(kind) and not _is_message(kind)]
@@ -162,7 +165,8 @@ def _struct(kind: type) -> str:
 def _type_name(hint: object) -> str:
     """A type as the source writes it, without the names of modules."""
     text = hint.__name__ if isinstance(hint, type) and not typing.get_args(hint) else str(hint)
-    for prefix in (*(f"ringfold.wire.{room}." for room in ("messages", "status", "frames", "probing")), "typing."):
+    rooms = ("messages", "answers", "base", "status", "frames", "probing", "agent")
+    for prefix in (*(f"ringfold.wire.{room}." for room in rooms), "typing."):
         text = text.replace(prefix, "")
     return text
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from ringfold.runtime.ask import StatusConnection
+    from ringfold.errors import MasterUnreachable
     from ringfold.wire.status import GroupStatus, LinkStatus, PeerStatus, Status
 
 MATRIX_PEERS = 12
@@ -38,25 +38,27 @@ def status(
     if as_json and watch:
         raise UsageError("--json prints one object; leave out --watch")
     resolved = settings.load({"master": address, "token_file": token_file, "config": config})
-    with ask.reach(resolved.listed("master"), resolved.token()) as connection:
+    masters, token = resolved.listed("master"), resolved.token()
+    if watch:
+        _watch(ask.follow(masters, token, every_ms / 1000))
+        return
+    with ask.reach(masters, token) as connection:
         if as_json:
             print_json(connection.ask())
-        elif watch:
-            _watch(connection, every_ms)
         else:
             console.print(render(connection.address, connection.ask()))
 
 
-def _watch(connection: "StatusConnection", every_ms: int) -> None:
-    """Redraw until Ctrl-C, which is the usual way out and no error."""
+def _watch(seen: "Iterator[tuple[str, Status] | MasterUnreachable]") -> None:
+    """Redraw until Ctrl-C, which is the usual way out and no error. While nobody leads, it shows just that."""
     from rich.live import Live
 
     from ringfold.cli.output import console
 
     try:
         with Live(console=console, auto_refresh=False) as live:
-            for seen in connection.watch(every_ms / 1000):
-                live.update(render(connection.address, seen), refresh=True)
+            for look in seen:
+                live.update(render(*look) if isinstance(look, tuple) else str(look), refresh=True)
     except KeyboardInterrupt:
         return
 
@@ -78,6 +80,7 @@ def _parts(address: str, status: "Status") -> Iterator["Text | Table"]:
     yield Text(
         f"{address}: {_count(world.peers, 'peer')} in {_count(world.groups, 'group')}, "
         f"up {duration(status.uptime_ms)}, {_count(status.epochs, 'epoch')} so far, fence {status.fence}"
+        f"{f', led by {status.leader}' if status.leader else ''}"
     )
     if status.peers:
         columns = ["peer", "name", "group", "phase", "address", "heard", "ops", "busy with"]

@@ -17,10 +17,29 @@ _MAIN = "from ringfold.cli import main; main()"
 
 def start_master(crew: Crew, name: str, **settings: object) -> str:
     """Start `ringfold master` and return its address once it answers. `settings` go in through its environment."""
-    address = f"127.0.0.1:{free_port()}"
-    crew.start(name, _command(address), env=_environment(settings))
-    _wait(crew, name, address, contextlib.nullcontext)
+    return start_master_at(f"127.0.0.1:{free_port()}", crew, name, **settings)
+
+
+def start_master_at(address: str, crew: Crew, name: str, **settings: object) -> str:
+    """`start_master` at an address, which may be that of one that is gone."""
+    launch_master(crew, name, address, **settings)
+    wait_for_master(crew, name, address)
     return address
+
+
+def launch_master(crew: Crew, name: str, address: str, **settings: object) -> None:
+    """Start `ringfold master` on this address, and do not wait for it."""
+    crew.start(name, _command(address), env=_environment(settings))
+
+
+def wait_for_master(crew: Crew, name: str, address: str) -> None:
+    """Wait until the master at this address leads and answers."""
+    _wait(crew, name, address, contextlib.nullcontext)
+
+
+def master_command(address: str) -> list[str]:
+    """The command of a master at an address that is not on loopback; peers wait until it answers."""
+    return [*_command(address), "--insecure", "--no-journal"]
 
 
 def start_master_in(network: ShapedNetwork, crew: Crew, name: str, **settings: object) -> str:
@@ -39,6 +58,8 @@ def _environment(settings: Mapping[str, object]) -> dict[str, str]:
     env = {f"RINGFOLD_{key.upper()}": str(value) for key, value in settings.items()}
     # A token of the user's own runs has no place here: the benchmark's peers do not have it.
     env["RINGFOLD_TOKEN_FILE"] = ""
+    if "store" not in settings:
+        env["RINGFOLD_NO_JOURNAL"] = "1"
     return env
 
 

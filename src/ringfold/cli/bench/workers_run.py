@@ -1,7 +1,8 @@
 """One peer of a benchmark about runs: `workers_run.py WHAT LINE NAME MASTER NUMBER...`.
 
-`WHAT` is recovery, join, memory, quantize or topology. Each peer is a small training loop that reports instants of the
-machine-wide monotonic clock on its line. This file is run by path, without its package, to keep a peer's start short.
+`WHAT` is recovery, failover, join, memory, quantize or topology. Each peer is a small training loop that reports
+instants of the machine-wide monotonic clock on its line. This file is run by path, without its package, to keep a
+peer's start short.
 """
 
 import hashlib
@@ -24,6 +25,7 @@ def main(arguments: list[str]) -> None:
     what, address, name, where, *numbers = arguments
     line = Line.dial(address, name)
     loops: dict[str, Callable[..., None]] = {"recovery": recovery, "join": join, "memory": memory}
+    loops["failover"] = failover
     loops |= {"quantize": quantize, "topology": topology}
     try:
         loops[what](line, where, *map(int, numbers))
@@ -52,6 +54,30 @@ def recovery(line: Line, where: str, size: int, founders: int) -> None:
             line.send({"contributors": contributors, "at_ns": at})
         if run.are_peers_pending():
             run.update_topology()
+
+
+def failover(line: Line, where: str, size: int, founders: int) -> None:
+    """Reduce for ever; report the first commit of every epoch, and on demand the longest time between two commits."""
+    run = rf.join(where.split(","))
+    while run.group_size < founders:
+        run.update_topology(min_world=founders)
+    buffer = np.empty(size // 4, np.float32)
+    epoch, longest, before = 0, 0, monotonic_ns()
+    while True:
+        buffer.fill(1)
+        info = run.all_reduce(buffer, op="sum")
+        at = monotonic_ns()
+        if not (buffer[0] == buffer[-1] == info.contributors):
+            raise AssertionError(f"{info.contributors} contributed ones, but the sum is {buffer[0]} to {buffer[-1]}")
+        longest, before = max(longest, at - before), at
+        if info.epoch != epoch:
+            epoch = info.epoch
+            line.send({"epoch": epoch, "contributors": info.contributors, "at_ns": at})
+        order = line.receive(0.0)
+        if order is not None and "begin" in order:
+            longest, before = 0, monotonic_ns()
+        elif order is not None:
+            line.send({"longest_ns": longest})
 
 
 def join(line: Line, where: str, founders: int) -> None:

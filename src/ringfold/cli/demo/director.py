@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from string import ascii_uppercase
 
-from ringfold.cli.bench.masters import start_master
-from ringfold.cli.demo.outcome import Arrival, Fault, Outcome
+from ringfold.cli.bench.masters import launch_master, start_master
+from ringfold.cli.demo.outcome import Arrival, Fault, MasterLoss, Outcome
 from ringfold.cli.output import duration
 from ringfold.runtime.clock import monotonic_ns
 from ringfold.runtime.spawn import Crew, Message
@@ -93,15 +93,18 @@ class Director:
         self.events: list[str] = []
         self.on_change: Callable[[], None] = lambda: None
         self._crew, self._founders, self._seed = crew, founders, seed
-        self._where = ""
+        self._where, self._master = "", "master"
+        # With evidence by the master no op can end without one: that it is gone cannot be overlooked.
+        journal = f"sqlite://{crew.directory / 'journal.db'}"
+        self._master_settings = {**LIVENESS, "store": journal, "evidence": "master"}
         self._began_ns = monotonic_ns()
         self._outcome = Outcome(founders=founders, steps=steps, seed=seed)
 
     # The plot
 
     def direct(self) -> Outcome:
-        """Train to the last step; kill, add, freeze and wake peers on the way."""
-        self._where = start_master(self._crew, "master", **LIVENESS)
+        """Train to the last step; kill, add, freeze and wake peers on the way, and kill the master."""
+        self._where = start_master(self._crew, self._master, **self._master_settings)
         founders = [self._start() for _ in range(self._founders)]
         newcomer = self._start()
         self._let_join(*founders)
@@ -116,6 +119,10 @@ class Director:
         frozen = self._freeze(next(peer for peer in self._alive() if peer is not newcomer))
         self._reach(0.65)
         self._wake(frozen)
+        self._reach(0.8)
+        for _ in range(KILLS_MOST):
+            if self._lose_the_master().inside:
+                break
         self._finish()
         return self._outcome
 
@@ -185,6 +192,31 @@ class Director:
         at_ns = self._crew.thaw(frozen.name)
         self._until(lambda: bool(self._outcome.evictions), f"{frozen.name} saw that it was evicted")
         self._arrive(frozen, "joined anew", at_ns)
+
+    def _lose_the_master(self) -> MasterLoss:
+        """Kill the master when a peer has entered the next step, and start it again.
+
+        With evidence by the master nobody can leave that step without one, unless the evidence was on its way already.
+        """
+        step = self._newest_step() + 1
+        reporting = self._changes("a peer entered an all-reduce")
+        step = next(peer.inside for peer in reporting if peer.inside is not None and peer.inside >= step)
+        peers = self._alive()
+        epoch = max(peer.last.epoch for peer in peers if peer.last)
+        at_ns = self._crew.kill(self._master)
+        self._crew.reap(self._master, PATIENCE_S)
+        self._say(f"the master killed in step {step}")
+        self._master = f"{self._master}, again"
+        launch_master(self._crew, self._master, self._where, **self._master_settings)
+        self._until(lambda: all(peer.after_epoch(epoch) for peer in peers), "the peers went on with the next master")
+        first = [commit for peer in peers if (commit := peer.after_epoch(epoch))]
+        recovery_ms = (max(commit.at_ns for commit in first) - at_ns) / MS
+        reports = [commit for peer in peers if (commit := peer.at_step(step))]
+        inside = len(reports) == len(peers) and all(commit.at_ns > at_ns for commit in reports)
+        lost = self._outcome.master = MasterLoss(step, recovery_ms, len(peers), first[0].world, inside)
+        where = "inside its all-reduce" if inside else "too late to be inside its all-reduce"
+        self._say(f"that was {where}; started again -> ring of {lost.kept} after {duration(recovery_ms)}")
+        return lost
 
     def _finish(self) -> None:
         survivors = self._alive()

@@ -28,6 +28,19 @@ class Fault(msgspec.Struct):
     """Whether it was inside an all-reduce, so that the survivors had to run the op again without it."""
 
 
+class MasterLoss(msgspec.Struct):
+    """The master was killed inside an all-reduce, and started again at once."""
+
+    step: int
+    recovery_ms: float
+    """From just before the signal to the last peer's next committed op, the start of the new process included."""
+    peers: int
+    kept: int
+    """How many peers there were, and how many went on."""
+    inside: bool = True
+    """Whether every peer finished that step only after the signal."""
+
+
 class Arrival(msgspec.Struct):
     """A peer that came in the middle, and how long it took until it had reduced with the others."""
 
@@ -59,6 +72,7 @@ class Outcome(msgspec.Struct):
     """The same, counted at each survivor."""
     faults: list[Fault] = []
     arrivals: list[Arrival] = []
+    master: MasterLoss | None = None
     evictions: list[str] = []
     exit_codes: dict[str, int] = {}
     digests: dict[str, str] = {}
@@ -78,6 +92,10 @@ def checks(outcome: Outcome) -> list[Check]:
     again = [_arrival(arrival) for arrival in outcome.arrivals if arrival.how == "joined anew"]
     failed = [f"{name}: exit code {code}" for name, code in outcome.exit_codes.items() if code != 0]
     count, different = len(outcome.digests), sorted(set(outcome.digests.values()))
+    lost = outcome.master
+    went_on = []
+    if lost is not None and lost.inside and lost.kept == lost.peers:
+        went_on = [f"step {lost.step}, {lost.kept} peers, next op after {duration(lost.recovery_ms)}"]
     bits = ", ".join(f"{name} {digest[:16]}" for name, digest in outcome.digests.items())
     excesses = [loss / outcome.undisturbed - 1 for loss in outcome.held_out.values()]
     # NaN fails every comparison, so the question is "good enough?", not "too high?".
@@ -89,6 +107,7 @@ def checks(outcome: Outcome) -> list[Check]:
         Check("a frozen peer is evicted, the others go on", bool(evicted), _list(evicted, "nobody was frozen")),
         Check("a new peer joins in the middle", bool(came), _list(came, "nobody came")),
         Check("the evicted peer is told so and joins anew", bool(outcome.evictions and again), _list(again, "no")),
+        Check("a master killed inside an all-reduce stops nobody", bool(went_on), _list(went_on, "no")),
         Check("all who live finish and leave cleanly", count >= 2 and not failed, _list(failed, f"{count} peers")),
         Check("all hold the same bits of weights and momentum", count >= 2 and len(different) == 1,
               f"{count} times {different[0][:16]}" if len(different) == 1 else bits),
@@ -117,6 +136,9 @@ def _summary(outcome: Outcome) -> Table:
     for fault in outcome.faults:
         took = duration(fault.recovery_ms)
         rows.append((f"recovery from {fault.signal}", f"{fault.peer}, step {fault.step}, next op after {took}"))
+    if outcome.master is not None:
+        took = duration(outcome.master.recovery_ms)
+        rows.append(("master killed", f"step {outcome.master.step}, started again, next op after {took}"))
     for arrival in outcome.arrivals:
         rows.append((arrival.how, f"{arrival.peer}, {_arrival(arrival)}"))
     rows += [("evictions", _list(outcome.evictions, "none"))]

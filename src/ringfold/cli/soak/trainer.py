@@ -1,4 +1,4 @@
-"""One peer of the soak: `python -m ringfold.cli.soak.trainer LINE NAME MASTER SEED STATE_BYTES`.
+"""One peer of the soak: `python -m ringfold.cli.soak.trainer LINE NAME MASTERS SEED STATE_BYTES LOG`.
 
 It trains nothing, and changes its state by what it reduces, so that a wrong bit anywhere is a wrong bit in the state.
 All sizes come from the seed and the step: they are random, and the same on all peers. What must hold is checked here,
@@ -7,19 +7,26 @@ where it would be seen first; whatever does not is sent to the parent as an erro
 * The sync before each step compares hashes. Who took part in the one before must not receive a byte.
 * The first element of each op counts its contributors.
 
-SIGUSR1 writes the stacks of all threads to the log: the parent sends it to whoever hangs.
+What can be judged only from all peers together it writes to a log, each line at once and in one write, so that a kill
+loses nothing that happened before: see `epochs.py`.
+
+SIGUSR1 writes the stacks of all threads to the process's output: the parent sends it to whoever hangs.
 """
 
 import faulthandler
+import logging
 import os
 import signal
 import sys
 import zlib
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 import ringfold as rf
+from ringfold.cli.soak.epochs import EpochBegun, StepMade
+from ringfold.peer.reports import EpochRuns
 from ringfold.runtime.clock import monotonic_ns
 from ringfold.runtime.spawn import Line, LineClosed
 
@@ -39,16 +46,59 @@ class Broken(AssertionError):
 
 
 def main(arguments: list[str]) -> None:
-    address, name, where, seed, state_bytes = arguments
+    address, name, where, seed, state_bytes, log = arguments
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     line = Line.dial(address, name)
     try:
-        live(line, name, where, Load(int(seed), int(state_bytes)))
+        with open(log, "ab", buffering=0) as file:
+            live(line, name, where, Load(int(seed), int(state_bytes)), Book(file.fileno()))
     except LineClosed:
         os._exit(0)
     except Exception as error:
         line.send({"error": f"{type(error).__name__}: {error}"})
         raise
+
+
+class Book(logging.Handler):
+    """The peer's log: the epochs that its session tells of, and the steps that it is told."""
+
+    def __init__(self, file: int) -> None:
+        super().__init__()
+        self._file = file
+        self._ops: list[tuple[int, int]] = []
+        self._last_ns: int | None = None
+        self._longest_ns = 0
+        told = logging.getLogger("ringfold.peer")
+        told.setLevel(logging.DEBUG)
+        told.addHandler(self)
+        # A logger that has a handler of its own does not write to the process's output any more.
+        spoken = logging.StreamHandler()
+        spoken.setLevel(logging.WARNING)
+        told.addHandler(spoken)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if isinstance(record.args, tuple) and record.args and isinstance(runs := record.args[0], EpochRuns):
+            self._write(EpochBegun(*runs))
+
+    def begin(self) -> None:
+        """A membership begins: what was committed of a step that did not end is not told."""
+        self._ops.clear()
+
+    def committed(self, info: rf.ReduceInfo) -> None:
+        now_ns = monotonic_ns()
+        if self._last_ns is not None:
+            self._longest_ns = max(self._longest_ns, now_ns - self._last_ns)
+        self._last_ns = now_ns
+        self._ops.append((info.epoch, info.contributors))
+
+    def made(self, step: int) -> None:
+        """All that was committed since the last time is this step's."""
+        self._write(StepMade(step, tuple(self._ops), self._longest_ns))
+        self._ops.clear()
+        self._longest_ns = 0
+
+    def _write(self, entry: EpochBegun | StepMade) -> None:
+        os.write(self._file, msgspec.json.encode(entry) + b"\n")
 
 
 class Load:
@@ -81,21 +131,22 @@ class Load:
         return zlib.crc32(self.momentum.data, zlib.crc32(self.model.data))
 
 
-def live(line: Line, name: str, where: str, load: Load) -> None:
+def live(line: Line, name: str, where: str, load: Load, book: Book) -> None:
     """Take steps until the parent says that it is enough. After an eviction, join anew."""
     line.send({"what": "ready"})
     while True:
         try:
             with rf.join(where, name=name, timeout_s=60, op_timeout_s=60) as run:
-                train(run, line, load)
+                train(run, line, load, book)
             break
         except rf.Evicted as error:
             line.send({"what": "evicted", "reason": error.reason})
     line.send({"what": "finished", "step": load.state.revision, "digest": load.digest()})
 
 
-def train(run: rf.Communicator, line: Line, load: Load) -> None:
+def train(run: rf.Communicator, line: Line, load: Load, book: Book) -> None:
     """One membership: steps until all agree to stop."""
+    book.begin()
     stop = np.zeros(1, np.int64)
     last_ns, has_synced, received = 0, False, 0
     for step in run.steps(load.state, min_world=2, wait_s=60, check_every=1):
@@ -116,14 +167,15 @@ def train(run: rf.Communicator, line: Line, load: Load) -> None:
         if (order := line.receive(0)) is not None and order["what"] == "stop":
             stop[0] = 1
         for turn in range(ROUNDS):
-            load.apply(step.number, reduce_on_all_tags(run, load, step.number, turn))
-        run.all_reduce(stop, op="max", tag=STOP_TAG)
+            load.apply(step.number, reduce_on_all_tags(run, load, book, step.number, turn))
+        book.committed(run.all_reduce(stop, op="max", tag=STOP_TAG))
+        book.made(step.number)
         if stop[0]:
             load.state.push_revision()
             return
 
 
-def reduce_on_all_tags(run: rf.Communicator, load: Load, step: int, turn: int) -> list[Floats]:
+def reduce_on_all_tags(run: rf.Communicator, load: Load, book: Book, step: int, turn: int) -> list[Floats]:
     """Begin an op on each tag, then wait for all of them, in another order."""
     results = [buffer[:size] for buffer, size in zip(load.buffers, load.sizes(step, turn), strict=True)]
     handles = []
@@ -133,6 +185,7 @@ def reduce_on_all_tags(run: rf.Communicator, load: Load, step: int, turn: int) -
         handles.append(run.all_reduce_async(result, tag=tag))
     for tag in reversed(range(TAGS)):
         info = handles[tag].wait()
+        book.committed(info)
         if results[tag][0] != info.contributors:
             raise Broken(f"{info.contributors} peers added a one at step {step}, and the sum is {results[tag][0]}")
     return results
