@@ -17,7 +17,7 @@ BENCH ?= allreduce --world 2,4 --sizes 4K,64K,1M,16M --against none
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet
-NATIVE := $(shell find native -type f \( -name '*.cpp' -o -name '*.hpp' -o -name '*.h' -o -name '*.inc' -o -name 'CMakeLists.txt' \) 2>/dev/null)
+NATIVE := $(shell find native include -type f \( -name '*.cpp' -o -name '*.hpp' -o -name '*.h' -o -name '*.inc' -o -name 'CMakeLists.txt' \) 2>/dev/null)
 STEP = @printf '\033[1m== %s\033[0m\n' "$(1)"
 
 .PHONY: help demo test check lint types tidy sim soak bench native-test native-check docs clean
@@ -28,7 +28,7 @@ help:
 	make test          all tests: native, unit, transcripts, simulation (200 seeds), real processes
 	make check         ruff, mypy --strict, and the tidy test
 	make sim           the simulation, SEEDS=1000; SEED=N replays one
-	make soak          real peers, killed, frozen and added without a pause, for SOAK_MINUTES=10
+	make soak          real peers and masters, then ranks and stores, killed and frozen, SOAK_MINUTES=10 each
 	make bench         a short all-reduce benchmark; BENCH="recovery --peers 4" for another
 	make native-check  the native tests under ASan and UBSan
 	make docs          write the reference pages again
@@ -74,8 +74,10 @@ demo: .venv/.ready
 	@$(BIN)/ringfold demo --peers 4
 
 test: .venv/.ready native-test
-	$(call STEP,unit tests$(comma) transcripts$(comma) simulation$(comma) real processes)
-	$(BIN)/python -m pytest -q tests
+	$(call STEP,unit tests$(comma) transcripts$(comma) simulation)
+	$(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist worksteal tests/unit tests/transcripts tests/sim
+	$(call STEP,the native module$(comma) real processes)
+	$(BIN)/python -m pytest -q tests/native tests/e2e
 
 check: lint types tidy
 
@@ -94,12 +96,14 @@ tidy: .venv/.ready
 sim: .venv/.ready
 	$(call STEP,simulation$(if $(SEED), of seed $(SEED), with $(SEEDS) seeds))
 	$(BIN)/python -m ringfold.testing $(if $(SEED),--seed $(SEED) --trace,--seeds $(SEEDS) --planted)
+	$(if $(SEED),,$(BIN)/python -m ringfold.testing --failover --seeds $(SEEDS) --planted)
 	$(if $(SEED),,$(BIN)/python -m ringfold.testing --probing --seeds $(SEEDS) --planted)
 	$(if $(SEED),,$(BIN)/python -m ringfold.testing --iterations --seeds $(SEEDS) --planted)
 
 soak: .venv/.ready
 	$(call STEP,soak for $(SOAK_MINUTES) minutes)
 	$(BIN)/ringfold soak --minutes $(SOAK_MINUTES)
+	$(BIN)/ringfold soak --iterations --minutes $(SOAK_MINUTES)
 
 bench: .venv/.ready
 	@$(BIN)/ringfold bench $(BENCH)

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,9 @@ from hypothesis import HealthCheck, settings
 # A shared runner may stall for a while; hypothesis would call that a failure of the code.
 settings.register_profile("ringfold", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("ringfold")
+
+# A shell starts what it runs in the background with Ctrl-C ignored, and children inherit that; tests send it to them.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -42,6 +46,14 @@ def _clean_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith("RINGFOLD_"):
             monkeypatch.delenv(name)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A master that a test starts keeps no journal among the user's own, where the next run would find it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
 
 
 @pytest.fixture(autouse=True)

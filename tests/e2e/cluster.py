@@ -355,6 +355,8 @@ _COMMAND = (
 
 def _settings(values: Mapping[str, object]) -> dict[str, str]:
     env = {f"RINGFOLD_{name.upper()}": str(value) for name, value in values.items()}
+    if not {"store", "journal"} & values.keys():
+        env["RINGFOLD_NO_JOURNAL"] = "1"  # a test leaves nothing behind that the next one could find
     return {**env, "PYTHONPATH": _path_with_this()}
 
 

@@ -10,6 +10,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from cluster import Cluster
+from netns import Network
 
 
 @pytest.fixture
@@ -17,3 +18,19 @@ def cluster() -> Iterator[Cluster]:
     """A run without a master yet; whatever is started in it is killed at the end."""
     with Cluster() as running:
         yield running
+
+
+@pytest.fixture
+def network(cluster: Cluster) -> Iterator[Network]:
+    made = None
+    try:
+        try:
+            made = Network()
+            made.add_host(1)
+        except OSError as error:
+            pytest.skip(f"network namespaces do not work here: {error}")
+        yield made
+    finally:
+        cluster.close()  # processes before the namespaces that they run in
+        if made is not None:
+            made.close()

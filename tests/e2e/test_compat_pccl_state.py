@@ -21,7 +21,7 @@ from ringfold.compat.pccl import (
     SharedStateSyncStrategy,
     TensorInfo,
 )
-from ringfold.master.server import MasterThread
+from ringfold.master.thread import MasterThread
 
 T = TypeVar("T")
 DEADLINE_S = 30.0

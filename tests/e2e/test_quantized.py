@@ -15,7 +15,7 @@ from cluster import Cluster, Me, by_id
 from training import check_same_bits, end_training, gradients, start_training, step_with
 
 import ringfold as rf
-from ringfold.master.server import MasterThread
+from ringfold.master.thread import MasterThread
 
 T = TypeVar("T")
 DEADLINE_S = 30.0

@@ -23,6 +23,7 @@ def train(me: Me) -> None:
 
     `world`: how many peers to wait for. `floats`: how many an op has. `group`: as in `join`. `strike`: a signal that
     this process sends itself in the middle of its first op as soon as the test says "strike". `quantize`: as in an op.
+    `clock`: each step says what the global clock shows, 0 before it is there.
     """
     from ringfold import Evicted
 
@@ -63,7 +64,8 @@ def _loop(me: Me, run: Any) -> None:  # noqa: ANN401 - a communicator; Ringfold 
             me.say("intact", intact=bool((result == gradients(run.peer_id, step, count)).all()))
             raise
         digest, total = zlib.crc32(result.tobytes()), result.sum(dtype=np.float64)
-        me.say("step", number=step, digest=digest, total=total, contributors=info.contributors, epoch=info.epoch)
+        now = {"clock_ns": run.clock.now().ns if run.clock.is_ready else 0} if me.options.get("clock") else {}
+        me.say("step", number=step, digest=digest, total=total, contributors=info.contributors, epoch=info.epoch, **now)
         step += 1
     me.say("end", step=step)
 

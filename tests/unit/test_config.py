@@ -210,3 +210,33 @@ def test_what_is_no_address(text: str) -> None:
 def test_loopback_is_what_only_this_machine_reaches() -> None:
     assert all(map(is_loopback, ("127.0.0.1", "127.9.9.9", "::1", "localhost", "LOCALHOST")))
     assert not any(map(is_loopback, ("0.0.0.0", "::", "10.0.0.1", "localhost.example.org", "head")))
+
+
+def test_the_agents_directory_is_the_chosen_one_or_the_users_own_and_then_the_hosts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert config.agent_directories(Path("/x")) == (Path("/x"),)
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    assert config.agent_directories(None, {"XDG_RUNTIME_DIR": "/run/user/1000"}) == (
+        Path("/run/user/1000/ringfold"),
+        Path("/run/ringfold"),
+    )
+    assert config.agent_directories(None, {}) == (Path("/tmp/ringfold-1000"), Path("/run/ringfold"))
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    assert config.agent_directories(None, {}) == (Path("/run/ringfold"),)
+
+
+@pytest.mark.parametrize(
+    ("text", "keys"),
+    [("secret\n", {0: b"secret"}), ("# old and new\n1 first\n\n2 second\n", {1: b"first", 2: b"second"})],
+)
+def test_a_key_file_has_one_key_or_keys_with_ids(tmp_path: Path, text: str, keys: dict[int, bytes]) -> None:
+    (tmp_path / "keys").write_text(text)
+    assert config.read_keys(tmp_path / "keys") == keys
+
+
+@pytest.mark.parametrize("text", ["1 a\n1 b\n", "300 a\n", "x y\n", "1 2 3\n", "a\nb\n"])
+def test_another_key_file_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "keys").write_text(text)
+    with pytest.raises(ConfigError):
+        config.read_keys(tmp_path / "keys")

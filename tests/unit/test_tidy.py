@@ -34,9 +34,10 @@ LONG_FUNCTIONS: dict[str, str] = {}
 BANNED_NAMES = {"manager", "managers", "helper", "helpers", "util", "utils"}
 # Put together here so that this file does not contain what it forbids.
 META_WORDS = re.compile("|".join(("TO" + "DO", "FIX" + "ME", r"X{3}\b", r"\b[Ii]ssue" + r" #?\d", "iss" + "ues show")))
-TEXT_ENDINGS = {".py", ".pyi", ".md", ".toml", ".txt", ".cpp", ".hpp", ".h", ".cmake", ".yml", ".yaml", ".json", ".sh"}
+TEXT_ENDINGS = {".py", ".pyi", ".md", ".toml", ".txt", ".c", ".cpp", ".hpp", ".h", ".cmake", ".yml", ".yaml", ".json"}
+TEXT_ENDINGS |= {".sh", ".service"}
 TEXT_NAMES = {"Makefile", "LICENSE", "CMakeLists.txt", "run", ".gitignore"}
-FOLDERS = ("src", "native", "tests", "docs", "benchmarks", "examples", ".ci")
+FOLDERS = ("src", "native", "include", "deploy", "tests", "docs", "benchmarks", "examples", ".ci")
 
 
 def modules() -> list[Path]:
