@@ -285,7 +285,10 @@ class Simulated:
             is_on_its_way = self.sched.now - self._back_ns < 700 * MS
             self.checks.begun(life, begun, self.history, is_on_its_way=is_on_its_way)
             if life.is_leaving and isinstance(agreeing, Machine):
-                yield from agreeing.leave(self.now_ns(life), 5)
+                try:
+                    yield from agreeing.leave(self.now_ns(life), 5)
+                except (DeadlineExceeded, StoreUnreachable) as error:
+                    self.note(life, f"leaves without a word: {error}")
                 self._end(life, "leaves")
                 self._restart_later(life)
                 return
