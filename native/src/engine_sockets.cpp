@@ -52,8 +52,8 @@ void prepare_for_filler(int fd) {
 
 // Nobody waits for a lane that others can stand in for: a way that carries nothing is given up, also when it is idle. But
 // not before the master would have given up the neighbour itself (peers are more patient with the master than it with them).
-// What the kernel has taken cannot be given to another lane any more: it gets little ahead. Among several paths CUBIC fills a queue evenly; BBR's probing of each path by itself made
-// the split noisier and the sum smaller.
+// What the kernel has taken cannot be given to another lane any more: it gets little ahead. Among several paths CUBIC fills a
+// queue evenly; BBR's probing of each path by itself made the split noisier and the sum smaller.
 void prepare_shared(int fd, std::uint32_t paths, Ns master_dead_after) {
   const int gone_ms = std::max(6'000, static_cast<int>(std::min<Ns>(master_dead_after / 5'000'000, 600'000)));
   const int idle_s = 2, every_s = gone_ms / 3'000, tries = 2, on = 1;
