@@ -11,6 +11,8 @@
 #include <cstring>
 #include <utility>
 
+#include "ringfold/mapping_guard.hpp"
+
 namespace ringfold::hints {
 namespace {
 
@@ -89,6 +91,7 @@ Writer::Writer(const std::string& path, std::uint64_t stale_after_ns, unsigned m
     void* const base = ::mmap(nullptr, RINGFOLD_HINTS_FILE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd_, 0);
     if (base == MAP_FAILED) fail(path, strerror(errno));
     base_ = base;
+    guard_mapping(base_, RINGFOLD_HINTS_FILE_BYTES, true);
     const ringfold_hints_header& found = *header();
     const bool is_ours = found.magic == RINGFOLD_HINTS_MAGIC;
     if (!is_ours && !is_zero(base_, RINGFOLD_HINTS_HEADER_BYTES)) fail(path, "it holds something else");
@@ -100,7 +103,10 @@ Writer::Writer(const std::string& path, std::uint64_t stale_after_ns, unsigned m
     store(header()->writer_pid, static_cast<std::uint64_t>(::getpid()));
     beat();
   } catch (...) {
-    if (base_ != nullptr) ::munmap(base_, RINGFOLD_HINTS_FILE_BYTES);
+    if (base_ != nullptr) {
+      unguard_mapping(base_);
+      ::munmap(base_, RINGFOLD_HINTS_FILE_BYTES);
+    }
     ::close(fd_);
     throw;
   }
@@ -112,6 +118,7 @@ void Writer::close() {
   if (base_ == nullptr) return;
   store(header()->heartbeat_ns, std::uint64_t{0});
   store(header()->writer_pid, std::uint64_t{0});
+  unguard_mapping(base_);
   ::munmap(base_, RINGFOLD_HINTS_FILE_BYTES);
   base_ = nullptr;
   ::close(fd_);  // and with it goes the lock
@@ -238,15 +245,23 @@ static_assert(static_cast<int>(State::stale) == RINGFOLD_HINTS_STALE);
 
 Reader::Reader(std::string path) : path_(std::move(path)) { look(ringfold_hints_now()); }
 
-Reader::~Reader() { ringfold_hints_close(&map_); }
+Reader::~Reader() { unmap(); }
+
+void Reader::unmap() {
+  if (map_.base != nullptr) unguard_mapping(map_.base);
+  ringfold_hints_close(&map_);
+}
 
 State Reader::look(std::uint64_t now_ns) {
   state_ = static_cast<State>(ringfold_hints_look(&map_, now_ns));
   if (state_ == State::fresh || now_ns < next_try_ns_) return state_;
   next_try_ns_ = now_ns + try_again_ns;
-  if (ringfold_hints_is_current(path_.c_str(), &map_)) return state_;
-  ringfold_hints_close(&map_);
-  return state_ = static_cast<State>(ringfold_hints_open(path_.c_str(), &map_));
+  // What was mapped as hints and is none any more has been truncated: the same file may be whole again.
+  if (state_ != State::foreign && ringfold_hints_is_current(path_.c_str(), &map_)) return state_;
+  unmap();
+  state_ = static_cast<State>(ringfold_hints_open(path_.c_str(), &map_));
+  if (map_.base != nullptr) guard_mapping(map_.base, RINGFOLD_HINTS_FILE_BYTES);
+  return state_;
 }
 
 std::uint64_t Reader::written_ns(std::uint32_t slot) const {

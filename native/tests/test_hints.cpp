@@ -181,6 +181,29 @@ void a_file_that_was_replaced_is_found() {
   CHECK(reader.look(ringfold_hints_now() + 3 * second) == State::fresh);
 }
 
+// Its pages are gone, also under a reader that is between its look and its read.
+void a_truncated_file_is_local_until_it_is_whole() {
+  Folder folder;
+  Writer writer(folder.file(), 10 * second, 0644);
+  writer.open(4'000, 7);
+  writer.publish(4'000, Shares{65'535, 0}, 0);
+  Reader reader(folder.file()), other(folder.file());
+  CHECK(reader.read(4'000, 7) != 0);
+  std::filesystem::resize_file(folder.file(), 100);
+  CHECK(reader.read(4'000, 7) == 0);
+  CHECK(look(reader) == State::foreign);
+  ringfold_hint hint{};
+  CHECK(other.read(4'000, 7, hint) == RINGFOLD_HINT_LOCAL);
+  CHECK(other.written_ns(4'000) == 0);
+  writer.publish(4'000, Shares{0, 65'535}, 0);  // into nowhere
+  writer.close();
+  Writer next(folder.file(), 10 * second, 0644);
+  next.open(4'000, 8);
+  next.publish(4'000, Shares{0, 65'535}, 0);
+  CHECK(reader.look(ringfold_hints_now() + 3 * second) == State::fresh);
+  CHECK(reader.read(4'000, 8) != 0);
+}
+
 void links_and_directories_are_refused() {
   Folder folder;
   std::ofstream(folder.path / "mine") << "precious";
@@ -231,6 +254,7 @@ int main() {
   a_torn_slot_is_nobodys();
   other_versions_and_strangers();
   a_file_that_was_replaced_is_found();
+  a_truncated_file_is_local_until_it_is_whole();
   links_and_directories_are_refused();
   nothing_is_torn_by_kills();
   return check::verdict("hints");

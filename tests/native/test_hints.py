@@ -5,11 +5,15 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from ringfold import _native
+from ringfold.runtime import threads
+from ringfold.runtime.clock import monotonic_ns
 
 ROOT = Path(__file__).resolve().parents[2]
 VECTORS = json.loads((Path(__file__).parent / "hints_vectors.json").read_text())
@@ -160,3 +164,49 @@ def test_no_read_is_torn_while_the_writer_is_killed_again_and_again(table: Path)
             os.waitpid(child, 0)
     assert seen["hints"] >= 500_000
     assert seen["torn"] == 0
+
+
+def _until(holds: Callable[[], bool]) -> None:
+    deadline_ns, pause = monotonic_ns() + 20_000_000_000, threads.Event()
+    while not holds():
+        assert monotonic_ns() < deadline_ns, "it did not come to that"
+        pause.wait(0.005)
+
+
+@pytest.mark.parametrize("left", [0, 4_096 + 64 * 10])
+def test_a_reader_survives_a_table_that_is_truncated_and_comes_back_with_it(table: Path, left: int) -> None:
+    """The slot that is read lies on a page that is gone then."""
+    slot = 4_000
+    writer = _native.HintWriter(str(table), STALE_NS, 0o600)
+    writer.open(slot, 7)
+    writer.publish(slot, [65_535, 0])
+    reader = _native.HintReader(str(table))
+    assert reader.read(slot, 7) == ([65_535, 0], 0)
+    os.truncate(table, left)
+    assert reader.read(slot, 7) is None
+    assert reader.look() == "foreign"
+    writer.publish(slot, [0, 65_535])  # into nowhere
+    writer.close()
+    again = _native.HintWriter(str(table), STALE_NS, 0o600)
+    again.open(slot, 8)
+    again.publish(slot, [0, 65_535])
+    _until(lambda: reader.look() == "fresh")
+    assert reader.read(slot, 8) == ([0, 65_535], 0)
+    again.close()
+
+
+def test_a_bus_error_elsewhere_still_ends_the_process(table: Path) -> None:
+    """With a reader in the process, and whether it is a fault or only said to be one."""
+    program = (
+        "import mmap, os, signal, sys; from ringfold import _native\n"
+        "path, other, what = sys.argv[1:]\n"
+        "writer = _native.HintWriter(path, 10**10, 0o600); reader = _native.HintReader(path)\n"
+        "assert reader.look() == 'fresh'\n"
+        "if what == 'sent': os.kill(os.getpid(), signal.SIGBUS)\n"
+        "file = open(other, 'w+b'); file.truncate(4096); mapped = mmap.mmap(file.fileno(), 4096); file.truncate(0)\n"
+        "print(mapped[0])\n"
+    )
+    for what in ("sent", "fault"):
+        words = [sys.executable, "-c", program, str(table), str(table.with_name("other")), what]
+        done = subprocess.run(words, capture_output=True, timeout=60, check=False)
+        assert done.returncode == -signal.SIGBUS, done

@@ -72,7 +72,8 @@ class Writer {
 enum class State { fresh, missing, foreign, other_abi, stale };
 const char* name_of(State state);
 
-// Never throws and never waits: what cannot be read is local.
+// Never throws and never waits: what cannot be read is local. Nor does a file that is truncated end the process
+// (mapping_guard.hpp).
 class Reader {
  public:
   explicit Reader(std::string path);
@@ -99,6 +100,8 @@ class Reader {
   std::uint64_t written_ns(std::uint32_t slot) const;
 
  private:
+  void unmap();
+
   std::string path_;
   ringfold_hints_map map_{};
   State state_ = State::missing;
