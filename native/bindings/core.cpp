@@ -18,6 +18,7 @@ class PyCore {
     else if (name == "apply_duplicate") planted.apply_duplicate = true;
     else if (name == "done_after_seal") planted.done_after_seal = true;
     else if (name == "forget_lane") planted.forget_lane = true;
+    else if (name == "tell_nobody") planted.tell_nobody = true;
     else if (name == "apply_finished") planted.apply_finished = true;
     else if (!name.empty()) throw nb::value_error("no such planted bug");
     return planted;
@@ -127,7 +128,7 @@ void bind_core(nb::module_& m) {
     self.returned()->let_go();
     return event ? nb::object(to_python(*event)) : nb::none();
   });
-  cls.def("conns_with_output", [](PyCore& self) { return self.core_.conns_with_output(); });
+  cls.def("conns_to_flush", [](PyCore& self) { return self.core_.take_dirty(); });
   cls.def("conns_to_close", [](PyCore& self) { return self.core_.take_closing(); });
   cls.def(
       "submit",

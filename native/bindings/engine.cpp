@@ -14,7 +14,8 @@ constexpr int patience_after_interrupt = 50;  // in signal checks: how long a Do
 
 class PyEngine {
  public:
-  PyEngine(int spin_us, int same_host_buffer) : engine_(EngineSettings{Ns{spin_us} * 1000, same_host_buffer}) {}
+  PyEngine(int spin_us, int same_host_buffer, std::string congestion)
+      : engine_(EngineSettings{Ns{spin_us} * 1000, same_host_buffer, std::move(congestion)}) {}
 
   Engine& engine() { return engine_; }
   const std::shared_ptr<Returned>& returned() const { return returned_; }
@@ -142,7 +143,8 @@ class PyEngine {
 
 void bind_engine(nb::module_& m) {
   nb::class_<PyEngine> cls(m, "Engine", "Sockets, lanes and ops of one peer, with a thread of its own.");
-  cls.def(nb::init<int, int>(), "spin_us"_a = 300, "same_host_buffer"_a = 1 << 20);
+  cls.def(nb::init<int, int, std::string>(), "spin_us"_a = 300, "same_host_buffer"_a = 1 << 20,
+          "congestion"_a = "auto");
   bind_commands(cls, [](PyEngine& self, auto command) {
     nb::gil_scoped_release free;
     self.engine().with_core(command);
@@ -198,6 +200,16 @@ void bind_engine(nb::module_& m) {
         return std::vector<std::uint64_t>(found.begin(), found.end());
       },
       "peer"_a, "Bytes per second on each path to a peer while it was busy; 0 where none were measured in the last second.");
+  cls.def(
+      "path_trips",
+      [](PyEngine& self, PeerId peer) {
+        nb::gil_scoped_release free;
+        const auto found = self.engine().locked([&](Core& core) { return core.path_trips(monotonic_now(), peer); });
+        std::vector<std::pair<std::uint64_t, std::uint64_t>> trips;
+        for (const RoundTrip& trip : found) trips.emplace_back(trip.smoothed / 1'000, trip.least / 1'000);
+        return trips;
+      },
+      "peer"_a, "The smoothed and the shortest round trip on each path to a peer in microseconds; 0 where none was seen lately.");
   const auto submit = [](PyEngine& self, int kind, int reduce_op, std::uint64_t tag, int root,
                        const std::vector<Array>& source, const std::optional<std::vector<Array>>& target,
                        const std::vector<int>& dtypes, bool retry, Ns timeout_ns, int quantisation) {

@@ -175,10 +175,8 @@ void Core::promote(Ns now, ConnId id, bool outgoing, PeerId peer, std::uint32_t 
   conn->last_received = conn->last_acknowledged = now;
   conn->sharing = sharing;
   conn->sharing.path = std::min<std::uint32_t>(sharing.path, max_paths - 1);
-  if (sharing.shared) {
-    ++shared_lanes_;
-    new_shared_.push_back({id, outgoing, peer, lane, true, sharing.paths});
-  }
+  if (sharing.shared) ++shared_lanes_;
+  new_lanes_.push_back({id, outgoing, peer, lane, sharing.shared, sharing.paths});
   if (sharing.epoch != 0 && sharing.epoch == spec_.epoch) mark(*conn);
   process(now, *conn);
 }
@@ -425,7 +423,8 @@ void Core::pull(Conn& conn) {
     const bool to_next = conn.outgoing;
     const OpPtr op = next_op_to_send(to_next);
     if (op == nullptr && reissue(conn)) continue;
-    if (op == nullptr || !may_take(conn, op)) return;
+    if (op == nullptr) return;
+    if (!may_take(conn, op) && leave_to_others(conn, op)) return;
     OutFrame frame;
     frame.op = op;
     frame.item = op->take_sendable(to_next);
@@ -489,6 +488,7 @@ void Core::sent(Ns now, ConnId id, std::size_t bytes) {
   stats_.sent_bytes += bytes;
   conn->tx_bytes -= bytes;
   if (conn->unacknowledged == 0) conn->last_acknowledged = now;
+  if (conn->sharing.shared) note_much(*conn, now, bytes);
   conn->sent_total += bytes;
   while (bytes > 0) {
     OutFrame& frame = conn->tx.front();
@@ -500,30 +500,16 @@ void Core::sent(Ns now, ConnId id, std::size_t bytes) {
     if (conn->sharing.shared && frame.has_header) note_sent(*conn, frame, conn->sent_total - bytes);
     conn->tx.pop_front();
   }
+  if (conn->sharing.shared && remembers_too_much(*conn)) {
+    violation(now, *conn, "it takes frames, but reports none of them");
+    return;
+  }
   // Behind a large frame of our own our heartbeats wait, so nothing is echoed; that its bytes move says as much.
   if (id == control_ && !conn->tx.empty()) last_echoed_ = now;
   if (conn->closing && conn->tx.empty()) {
     conns_.erase(id);
     closing_.push_back(id);
   }
-}
-
-bool Core::wants_write(ConnId id) const {
-  const Conn* conn = find_conn(id);
-  if (conn == nullptr) return false;
-  if (!conn->tx.empty() || conn->bulk.fill) return true;
-  if (conn->role != Role::lane || conn->mark_sent != spec_.epoch) return false;
-  const OpPtr op = next_op_to_send(conn->outgoing);
-  if (op != nullptr) return may_take(*conn, op);
-  return const_cast<Core*>(this)->find_tail(*conn).lane != nullptr;
-}
-
-std::vector<ConnId> Core::conns_with_output() const {
-  std::vector<ConnId> out;
-  for (const auto& [id, conn] : conns_) {
-    if (wants_write(id)) out.push_back(id);
-  }
-  return out;
 }
 
 bool Core::expects(ConnId id) const {

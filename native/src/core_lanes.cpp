@@ -31,16 +31,19 @@ namespace {
 
 constexpr std::size_t tell_after_bytes = 128 * 1024;
 constexpr std::uint64_t tell_after_frames = 64;
+// What a neighbour may have read without a report, or have in its kernel. Beyond, it does not mean to report at all.
+constexpr std::uint64_t most_unreported_bytes = std::uint64_t{1} << 30;
+constexpr std::size_t most_unreported_frames = std::size_t{1} << 18;
 constexpr Ns millisecond = 1'000'000;
 constexpr Ns tail_margin = millisecond;           // sending twice must gain at least this
 constexpr Ns rate_over = 10 * millisecond;        // shorter stretches say little about a lane's rate
 constexpr Ns unsent_for = 4 * millisecond;
 constexpr std::size_t least_unsent = 16 * 1024, most_unsent = 1024 * 1024;
-constexpr Ns no_longer_counted_on = 20 * millisecond;
-constexpr double benefit_of_doubt = 8;
+constexpr std::uint64_t acknowledged_at_once = 18'000;  // two packets, however large; less may wait for more to come,
+constexpr Ns acknowledged_later = 50 * millisecond;     // and Linux waits 40 ms
 constexpr double busy_window = 1e9;
 constexpr Ns rate_is_new = 1000 * millisecond;    // for those who want to know what the paths do now
-constexpr std::uint64_t weighed_segments = 8;     // of an op: as long as this, pulling has shown nothing yet
+constexpr double for_ever = 1e15;                 // eleven days: so many nanoseconds can be added up without a thought
 
 }  // namespace
 
@@ -63,9 +66,16 @@ void Core::note_sent(Conn& conn, OutFrame& frame, std::uint64_t end) {
   flight.op = frame.op;
   flight.end = end;
   flight.again = frame.again;
+  flight.is_copy = frame.is_copy;
   if (frame.header.kind == LaneFrame::data) flight.item = std::move(frame.item);
   else flight.owned = std::move(frame.owned);
   conn.flights.push_back(std::move(flight));
+}
+
+bool Core::remembers_too_much(const Conn& conn) {
+  if (conn.flights.empty()) return false;
+  return conn.flights.size() > most_unreported_frames ||
+         conn.sent_total - conn.flights.front().end > most_unreported_bytes;
 }
 
 void Core::tell_applied(Conn& conn) {
@@ -93,7 +103,7 @@ bool Core::on_applied(Conn& conn, std::uint64_t count, std::string& why) {
   return true;
 }
 
-void Core::acknowledged(Ns now, ConnId id, std::uint64_t unacknowledged, Ns round_trip) {
+void Core::acknowledged(Ns now, ConnId id, std::uint64_t unacknowledged, Ns round_trip, Ns least_trip) {
   Conn* conn = find_conn(id);
   if (conn == nullptr) return;
   now_ = now;
@@ -105,7 +115,13 @@ void Core::acknowledged(Ns now, ConnId id, std::uint64_t unacknowledged, Ns roun
     if (id == control_ && unacknowledged > 0) last_echoed_ = now;  // the large frame is the kernel's by now
   }
   conn->unacknowledged = unacknowledged;
-  if (round_trip > 0) conn->round_trip = round_trip;
+  if (round_trip > 0) {
+    conn->round_trip = round_trip;
+    if (least_trip > 0) conn->least_trip = least_trip;
+    else conn->least_trip = conn->least_trip > 0 ? std::min(conn->least_trip, round_trip) : round_trip;
+    conn->tripped = now;
+  }
+  conn->looked_at = now;
   if (!conn->sharing.shared || unacknowledged == 0) return;
   // Whoever has nothing to do looks again whether to help this one.
   for (auto& [other_id, other] : conns_) {
@@ -114,24 +130,46 @@ void Core::acknowledged(Ns now, ConnId id, std::uint64_t unacknowledged, Ns roun
 }
 
 // Over stretches in which something was on the way all the time.
+//
+// On a long way, one that takes longer than such a stretch, two more things count. Nothing comes back in the first round trip,
+// however fast the lane is: the first stretch begins with the first acknowledgement, and every one lasts a round trip or more,
+// because bytes come back in the bunches in which they were sent. And a lane that ran dry was as slow as its work, not as its
+// way: that says nothing. Otherwise a lane would lose its rate whenever an op begins, and look late to all others.
 void Core::measure(Conn& conn, Ns now, std::uint64_t acknowledged) {
   const bool busy = conn.sent_total > acknowledged;
-  if (conn.busy_since != 0 && now - conn.busy_since >= rate_over) {
-    const double sample =
-        static_cast<double>(acknowledged - conn.busy_from) / static_cast<double>(now - conn.busy_since);
-    conn.rate = conn.rate > 0 ? (conn.rate + sample) / 2 : sample;
-    conn.measured = now;
-    const auto took = static_cast<double>(now - conn.busy_since);
-    const double keep = std::exp(-took / busy_window);
-    conn.busy_bytes = conn.busy_bytes * keep + static_cast<double>(acknowledged - conn.busy_from);
-    conn.busy_ns = conn.busy_ns * keep + took;
+  const bool is_far = conn.least_trip >= rate_over;
+  if (conn.tx.empty()) conn.ran_dry = true;
+  if (is_far && conn.awaits_first && busy) {
+    if (acknowledged == conn.busy_from) return;
+    conn.awaits_first = conn.ran_dry = false;
+    conn.busy_since = now;
+    conn.busy_from = acknowledged;
+    return;
+  }
+  const Ns stretch = is_far ? conn.least_trip : rate_over;
+  if (conn.busy_since != 0 && now - conn.busy_since >= stretch) {
+    if (!is_far || !conn.ran_dry) note_rate(conn, now, acknowledged);
     conn.busy_since = 0;
+    conn.awaits_first = false;
+  } else if (conn.busy_since == 0) {
+    conn.awaits_first = true;
   }
   if (!busy) conn.busy_since = 0;
   if (busy && conn.busy_since == 0) {
     conn.busy_since = now;
     conn.busy_from = acknowledged;
+    conn.ran_dry = false;
   }
+}
+
+void Core::note_rate(Conn& conn, Ns now, std::uint64_t acknowledged) {
+  const auto took = static_cast<double>(now - conn.busy_since);
+  const auto bytes = static_cast<double>(acknowledged - conn.busy_from);
+  conn.rate = conn.rate > 0 ? (conn.rate + bytes / took) / 2 : bytes / took;
+  conn.measured = now;
+  const double keep = std::exp(-took / busy_window);
+  conn.busy_bytes = conn.busy_bytes * keep + bytes;
+  conn.busy_ns = conn.busy_ns * keep + took;
 }
 
 std::size_t Core::unsent_wanted(ConnId id) const {
@@ -148,11 +186,42 @@ bool Core::shared_in_flight() const {
          });
 }
 
+std::array<std::uint64_t, max_paths> Core::path_rates(Ns now, PeerId peer) const {
+  std::array<std::uint64_t, max_paths> rates{};
+  for (const auto& [id, conn] : conns_) {
+    if (conn.role != Role::lane || conn.peer != peer || !conn.outgoing || conn.rate <= 0) continue;
+    if (conn.measured == 0 || now - conn.measured > rate_is_new) continue;
+    rates[conn.sharing.path] += static_cast<std::uint64_t>(conn.busy_bytes / conn.busy_ns * 1e9);
+  }
+  return rates;
+}
+
+// Of several lanes the mean of what they see now, and the least that any of them saw.
+std::array<RoundTrip, max_paths> Core::path_trips(Ns now, PeerId peer) const {
+  std::array<RoundTrip, max_paths> trips{};
+  std::array<Ns, max_paths> lanes{};
+  for (const auto& [id, conn] : conns_) {
+    if (conn.role != Role::lane || conn.peer != peer || !conn.sharing.shared) continue;
+    if (conn.tripped == 0 || now - conn.tripped > rate_is_new) continue;
+    RoundTrip& trip = trips[conn.sharing.path];
+    trip.smoothed += conn.round_trip;
+    ++lanes[conn.sharing.path];
+    if (conn.least_trip > 0 && (trip.least == 0 || conn.least_trip < trip.least)) trip.least = conn.least_trip;
+  }
+  for (std::size_t path = 0; path < max_paths; ++path) {
+    if (lanes[path] > 0) trips[path].smoothed /= lanes[path];
+  }
+  return trips;
+}
+
 // A lost lane.
 
 void Core::send_elsewhere(Conn& lost) {
   --shared_lanes_;
   if (sealed_ || lost.mark_sent != spec_.epoch) return;
+  for (auto& [id, other] : conns_) {
+    if (id != lost.id && same_link(other, lost)) mark_dirty(other);  // it may have left something to this one
+  }
   for (const Flight& flight : lost.flights) {
     if (!flight.again) go_again(lost.outgoing, flight.header, flight.op, flight.item, flight.owned);
   }
@@ -192,24 +261,42 @@ void Core::copy_segment(OutFrame& frame) const {
 
 // The tail of a slow lane.
 
-// For how much longer than a round trip nothing has been acknowledged of what is on the way.
-Ns Core::stalled(const Conn& conn) const {
+// For how much longer than a round trip nothing has been acknowledged of what is on the way; as of the last look, because
+// since then nobody knows: who was late itself must not take the others for silent.
+Ns Core::stalled(const Conn& conn) {
   if (conn.sent_total == conn.acknowledged_total) return 0;
-  return std::max<Ns>(now_ - conn.last_acknowledged - conn.round_trip, 0);
+  return std::max<Ns>(conn.looked_at - conn.last_acknowledged - conn.round_trip, 0);
 }
+
+// The same with doubt: a short frame that nothing follows is acknowledged late on the best of paths. So the time counts
+// from when there was enough on the way to be acknowledged at once.
+Ns Core::silent(const Conn& conn) {
+  const Ns at_least = std::max<Ns>(stalled(conn) - acknowledged_later, 0);
+  if (conn.sent_total - conn.acknowledged_total <= acknowledged_at_once) return at_least;
+  return std::max(conn.looked_at - std::max(conn.last_acknowledged, conn.much_since) - conn.round_trip, at_least);
+}
+
+void Core::note_much(Conn& conn, Ns now, std::size_t more) {
+  const std::uint64_t before = conn.sent_total - conn.acknowledged_total;
+  if (before <= acknowledged_at_once && before + more > acknowledged_at_once) conn.much_since = now;
+}
+
+// How long so many bytes take. The rate of a lane that was silent for a second is next to nothing, and what it would take
+// is more than a number of nanoseconds can hold.
+Ns Core::time_for(double bytes, double rate) { return static_cast<Ns>(std::min(bytes / rate, for_ever)); }
 
 // How long until so many more bytes, sent now, have arrived.
 Ns Core::arrives_in(const Conn& conn, std::size_t bytes) const {
   const auto ahead = static_cast<double>(conn.sent_total - conn.acknowledged_total + conn.tx_bytes + bytes);
-  const Ns takes = conn.rate > 0 ? static_cast<Ns>(ahead / conn.rate) : 0;
-  return std::max(takes, conn.round_trip) + stalled(conn);
+  return std::max(time_for(ahead, presumed_rate(conn)), conn.round_trip) + silent(conn);
 }
 
-// How long until the byte at `end` has arrived, as far as one can tell.
-Ns Core::overdue_by(const Conn& conn, std::uint64_t end) const {
+// How long until the byte at `end` has arrived, as far as one can tell. What is sent twice already is given the doubt: if
+// not, two lanes would send a short frame back and forth until it is acknowledged.
+Ns Core::overdue_by(const Conn& conn, std::uint64_t end, bool is_copy) {
   const auto left = static_cast<double>(end - std::min(end, conn.acknowledged_total));
-  const Ns takes = conn.rate > 0 ? static_cast<Ns>(left / conn.rate) : 0;
-  return std::max(takes, stalled(conn));
+  const Ns takes = conn.rate > 0 ? time_for(left, conn.rate) : 0;
+  return std::max(takes, is_copy ? silent(conn) : stalled(conn));
 }
 
 Core::Tail Core::find_tail(const Conn& idle) {
@@ -222,9 +309,11 @@ Core::Tail Core::find_tail(const Conn& idle) {
     Tail tail;
     std::uint64_t end = conn.sent_total + conn.tx_bytes;
     std::size_t length = 0;
+    bool is_copy = false;
     for (std::size_t i = conn.tx.size(); i-- > 0 && tail.lane == nullptr;) {
       const OutFrame& frame = conn.tx[i];
       length = frame.total;
+      is_copy = frame.is_copy;
       if (frame.has_header && !frame.again && worth_sending(frame.header, frame.op, frame.item)) tail = {&conn, i, true};
       else end -= frame.total - frame.sent;
     }
@@ -235,9 +324,10 @@ Core::Tail Core::find_tail(const Conn& idle) {
       tail = {&conn, i, false};
       end = flight.end;
       length = sizeof(FrameHeader) + flight.header.length;
+      is_copy = flight.is_copy;
     }
     if (tail.lane == nullptr) continue;
-    const Ns late = overdue_by(conn, end);
+    const Ns late = overdue_by(conn, end, is_copy);
     const Ns soon = arrives_in(idle, length);
     if (late <= soon + soon / 4 + tail_margin || late <= worst) continue;
     worst = late;
@@ -273,152 +363,10 @@ bool Core::reissue(Conn& idle) {
     frame.total = sizeof(FrameHeader) + flight.header.length;
     if (frame.header.kind == LaneFrame::data) copy_segment(frame);
   }
+  frame.is_copy = true;
   idle.tx_bytes += frame.total;
   idle.tx.push_back(std::move(frame));
   return true;
-}
-
-// Advice.
-
-void Core::set_path_shares(PeerId peer, const PathShares& shares) {
-  const bool none = shares.flags == 0 && shares.share == std::array<std::uint16_t, max_paths>{};
-  if (none) shares_.erase(peer);
-  else shares_[peer] = shares;
-  for (auto& [id, conn] : conns_) {
-    if (conn.role == Role::lane && conn.peer == peer) mark_dirty(conn);
-  }
-}
-
-void Core::advice_changed() {
-  for (auto& [id, conn] : conns_) {
-    if (conn.role == Role::lane && conn.sharing.paths > 1 && conn.tx.empty()) mark_dirty(conn);
-  }
-}
-
-std::array<std::uint64_t, max_paths> Core::path_rates(Ns now, PeerId peer) const {
-  std::array<std::uint64_t, max_paths> rates{};
-  for (const auto& [id, conn] : conns_) {
-    if (conn.role != Role::lane || conn.peer != peer || !conn.outgoing || conn.rate <= 0) continue;
-    if (conn.measured == 0 || now - conn.measured > rate_is_new) continue;
-    rates[conn.sharing.path] += static_cast<std::uint64_t>(conn.busy_bytes / conn.busy_ns * 1e9);
-  }
-  return rates;
-}
-
-bool Core::may_take(const Conn& conn, const OpPtr& op) const {
-  return !conn.sharing.shared || (!too_late(conn, op) && is_advised(conn, op));
-}
-
-// Near the end a slow lane leaves what is left to the others, if they will have sent all of it before it could bring one
-// segment more. So there is little to be sent twice. A lane is never late beside others of which none is sooner: so there is
-// always one that may take the next segment. And a lane is given the benefit of the doubt: whatever its last rate was, an eighth
-// of the others' is assumed. Otherwise one that was slow once would get nothing, and never show that it is fast again.
-bool Core::too_late(const Conn& conn, const OpPtr& op) const {
-  if (conn.rate <= 0) return false;
-  double rate = 0;
-  auto bytes = static_cast<double>(op->sendable_bytes(conn.outgoing));
-  const std::size_t segment = op->plan().segment_bytes;
-  Ns soonest = std::numeric_limits<Ns>::max();
-  for (const auto& [id, other] : conns_) {
-    if (id == conn.id || !same_link(other, conn) || other.mark_sent != spec_.epoch) continue;
-    if (other.rate <= 0 || stalled(other) >= no_longer_counted_on || !is_advised(other, op)) continue;
-    rate += other.rate;
-    bytes += static_cast<double>(other.sent_total - other.acknowledged_total + other.tx_bytes);
-    soonest = std::min(soonest, arrives_in(other, segment));
-  }
-  if (rate <= 0) return false;
-  const Ns without = std::max(static_cast<Ns>(bytes / rate), soonest);
-  const auto ahead = static_cast<double>(conn.sent_total - conn.acknowledged_total + conn.tx_bytes + segment);
-  const auto takes = static_cast<Ns>(ahead / std::max(conn.rate, rate / benefit_of_doubt));
-  return std::max(takes, conn.round_trip) + stalled(conn) > without;
-}
-
-// What is advised for the link of this lane now; false: nothing.
-bool Core::advice_for(const Conn& conn, PathShares& advice) const {
-  if (conn.sharing.paths < 2 || (hints_ == nullptr && shares_.empty())) return false;
-  if (hints_ != nullptr && hints_->read(conn.peer, advice)) return true;
-  const auto given = shares_.find(conn.peer);
-  if (given == shares_.end()) return false;
-  advice = given->second;
-  return true;
-}
-
-// Paths of this lane's link that are not vetoed and can be counted on.
-std::array<bool, max_paths> Core::usable_paths(const Conn& conn, const PathShares& advice) const {
-  std::array<bool, max_paths> counts{};
-  for (const auto& [id, other] : conns_) {
-    const std::uint32_t path = other.sharing.path;
-    if (!same_link(other, conn) || other.mark_sent != spec_.epoch || (advice.flags >> path & 1) != 0) continue;
-    if (path == conn.sharing.path || stalled(other) < no_longer_counted_on) counts[path] = true;
-  }
-  return counts;
-}
-
-// Whether this lane is to get nothing now, neither new segments nor the tail of another lane.
-bool Core::is_vetoed(const Conn& conn) const {
-  PathShares advice;
-  if (!advice_for(conn, advice) || (advice.flags >> conn.sharing.path & 1) == 0) return false;
-  const auto counts = usable_paths(conn, advice);
-  return std::any_of(counts.begin(), counts.end(), [](bool each) { return each; });
-}
-
-bool Core::is_advised(const Conn& conn, const OpPtr& op) const {
-  PathShares advice;
-  if (!advice_for(conn, advice)) return true;
-  const std::uint32_t mine = conn.sharing.path;
-  const auto counts = usable_paths(conn, advice);
-  const bool alone = std::none_of(counts.begin(), counts.end(), [](bool each) { return each; });
-  if ((advice.flags >> mine & 1) != 0) return alone;
-  double whole = 0, sent = 0;
-  for (std::size_t path = 0; path < max_paths; ++path) {
-    if (!counts[path]) continue;
-    whole += advice.share[path];
-    sent += static_cast<double>(op->assigned[conn.outgoing][path]);
-  }
-  if (whole == 0) return true;
-  const auto next = static_cast<double>(op->next_sendable(conn.outgoing).length);
-  const auto segment = static_cast<double>(op->plan().segment_bytes);
-  if ((advice.flags & PathShares::capped) == 0 && sent >= weighed_segments * segment) return true;
-  // How far a path would be behind its share. Who is furthest behind may always take the next segment.
-  const auto behind = [&](std::size_t path) {
-    return advice.share[path] / whole * (sent + next) - static_cast<double>(op->assigned[conn.outgoing][path]);
-  };
-  double most = 0;
-  for (std::size_t path = 0; path < max_paths; ++path) {
-    if (counts[path] && advice.share[path] > 0) most = std::max(most, behind(path));
-  }
-  return advice.share[mine] > 0 && (behind(mine) >= next - segment / 2 || behind(mine) >= most);
-}
-
-void Core::count_assigned(Conn& conn, const OpPtr& op, std::size_t bytes) {
-  if (conn.sharing.paths < 2) return;
-  op->assigned[conn.outgoing][conn.sharing.path] += bytes;
-  path_bytes_[conn.outgoing][conn.sharing.path] += bytes;
-  if (hints_ == nullptr && shares_.empty()) return;
-  // Others had to wait until this one had taken its share.
-  for (auto& [id, other] : conns_) {
-    if (id != conn.id && same_link(other, conn) && other.tx.empty()) mark_dirty(other);
-  }
-}
-
-Core::Conn* Core::lane_for_control(bool outgoing) {
-  const PeerId peer = outgoing ? next_peer() : previous_peer();
-  Conn* best = nullptr;
-  Ns soonest = 0;
-  bool best_is_vetoed = false;
-  for (auto& [id, conn] : conns_) {
-    if (conn.role != Role::lane || conn.outgoing != outgoing || conn.peer != peer) continue;
-    if (conn.mark_sent != spec_.epoch) continue;
-    const bool vetoed = is_vetoed(conn);  // behind a full queue even the shortest frame is late
-    const Ns soon = conn.sharing.shared ? arrives_in(conn, sizeof(FrameHeader)) : 0;
-    if (best == nullptr ||
-        std::tie(vetoed, soon, conn.tx_bytes) < std::tie(best_is_vetoed, soonest, best->tx_bytes)) {
-      best = &conn;
-      soonest = soon;
-      best_is_vetoed = vetoed;
-    }
-  }
-  return best;
 }
 
 }  // namespace ringfold

@@ -397,7 +397,9 @@ void Core::detach(const OpPtr& op) {
     }
     // What is done everywhere, or is to begin anew, need not be sent again.
     for (Flight& flight : conn.flights) {
-      if (flight.op == op) flight.op = nullptr;
+      if (flight.op != op) continue;
+      flight.op = nullptr;
+      flight.item = {};  // it may hold an encoded segment
     }
   }
 }

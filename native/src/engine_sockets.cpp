@@ -10,7 +10,9 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <optional>
 #include <stdexcept>
+#include <string>
 
 #include "net.hpp"
 #include "ringfold/engine.hpp"
@@ -24,7 +26,7 @@ constexpr std::size_t flush_bytes = 512 * 1024;  // then reading gets its turn
 constexpr std::size_t bulk_turn_bytes = std::size_t{1} << 20;  // of one bulk connection: then the others get theirs
 constexpr int filler_unsent_bytes = 128 * 1024;  // in the kernel: a message should not wait behind more filler than this
 constexpr int path_unsent_bytes = 16 * 1024;      // in the kernel, of each lane of a link with several paths
-constexpr std::uint32_t short_way_us = 20'000;
+constexpr std::uint32_t short_way_us = 20'000;  // below, losses are the path's own queue being full, and soon made up for
 
 // What the kernel tells beyond glibc's tcp_info. The shortest round trip is that of the way; the mean is that of the handshake
 // too, in which somebody may have been slow.
@@ -36,6 +38,17 @@ struct TcpFacts {
 };
 static_assert(sizeof(tcp_info) == 104 && sizeof(TcpFacts) == 152);
 
+std::optional<std::uint32_t> shortest_trip_us(int fd) {
+  TcpFacts facts{};
+  socklen_t bytes = sizeof facts;
+  if (::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &facts, &bytes) != 0) return std::nullopt;
+  return bytes == sizeof facts ? facts.min_rtt_us : facts.info.tcpi_rtt;
+}
+
+void use_congestion(int fd, const std::string& name) {
+  ::setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name.data(), static_cast<socklen_t>(name.size()));
+}
+
 // A measurement has well under a second. On a short way, where the acknowledgements of one direction queue behind the
 // filler of the other, BBR takes them for a slow link and needs seconds to notice. So does CUBIC now and then: its slow start
 // ends early when acknowledgements come in trains, and from a few packets in flight it creeps for seconds, evenly. Reno, which
@@ -43,18 +56,28 @@ static_assert(sizeof(tcp_info) == 104 && sizeof(TcpFacts) == 152);
 // no reason, the host's own choice knows better.
 void prepare_for_filler(int fd) {
   ::setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &filler_unsent_bytes, sizeof filler_unsent_bytes);
-  TcpFacts facts{};
-  socklen_t bytes = sizeof facts;
-  if (::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &facts, &bytes) != 0) return;
-  const std::uint32_t round_trip_us = bytes == sizeof facts ? facts.min_rtt_us : facts.info.tcpi_rtt;
-  if (round_trip_us < short_way_us) ::setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "reno", 4);
+  if (const auto trip_us = shortest_trip_us(fd); trip_us && *trip_us < short_way_us) use_congestion(fd, "reno");
+}
+
+// Among several paths CUBIC fills a queue evenly; BBR's probing of each path by itself made the split noisier and the sum
+// smaller. On one long way packets get lost for no reason, and CUBIC takes each loss for a full queue: over 150 ms with one
+// packet in a thousand lost, a lane gets no further than 4 Mbit/s. BBR goes by the rate that it measures. It also keeps its
+// rate over the pauses between ops. Where the kernel does not let us have it, the host's own choice stands.
+void choose_congestion(int fd, std::uint32_t paths, const std::string& wanted) {
+  if (wanted == "host") return;
+  if (wanted != "auto") {
+    use_congestion(fd, wanted);
+  } else if (paths > 1) {
+    use_congestion(fd, "cubic");
+  } else if (const auto trip_us = shortest_trip_us(fd); trip_us && *trip_us >= short_way_us) {
+    use_congestion(fd, "bbr");
+  }
 }
 
 // Nobody waits for a lane that others can stand in for: a way that carries nothing is given up, also when it is idle. But
 // not before the master would have given up the neighbour itself (peers are more patient with the master than it with them).
-// What the kernel has taken cannot be given to another lane any more: it gets little ahead. Among several paths CUBIC fills a
-// queue evenly; BBR's probing of each path by itself made the split noisier and the sum smaller.
-void prepare_shared(int fd, std::uint32_t paths, Ns master_dead_after) {
+// What the kernel has taken cannot be given to another lane any more: it gets little ahead.
+void prepare_shared(int fd, Ns master_dead_after) {
   const int gone_ms = std::max(6'000, static_cast<int>(std::min<Ns>(master_dead_after / 5'000'000, 600'000)));
   const int idle_s = 2, every_s = gone_ms / 3'000, tries = 2, on = 1;
   ::setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &gone_ms, sizeof gone_ms);
@@ -63,7 +86,6 @@ void prepare_shared(int fd, std::uint32_t paths, Ns master_dead_after) {
   ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &every_s, sizeof every_s);
   ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &tries, sizeof tries);
   ::setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &path_unsent_bytes, sizeof path_unsent_bytes);
-  if (paths > 1) ::setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "cubic", 5);
 }
 
 }  // namespace
@@ -170,9 +192,11 @@ void Engine::settle_sockets() {
     if (it == sockets_.end()) continue;
     prepare_for_filler(it->second.fd);
   }
-  for (const LaneInfo& lane : core_.take_shared()) {
+  for (const LaneInfo& lane : core_.take_new_lanes()) {
     const auto it = sockets_.find(lane.conn);
-    if (it != sockets_.end()) prepare_shared(it->second.fd, lane.paths, core_.dead_after());
+    if (it == sockets_.end()) continue;
+    choose_congestion(it->second.fd, lane.paths, settings_.congestion);
+    if (lane.shared) prepare_shared(it->second.fd, core_.dead_after());
   }
   for (const ConnId conn : core_.take_closing()) close_socket(conn);
   for (auto& [conn, socket] : sockets_) {
@@ -259,10 +283,11 @@ void Engine::look_at_lanes(Ns now) {
     const auto it = sockets_.find(conn);
     int queued = 0;
     if (it == sockets_.end() || ::ioctl(it->second.fd, SIOCOUTQ, &queued) != 0) continue;
-    tcp_info info{};
-    socklen_t bytes = sizeof info;
-    if (queued > 0) ::getsockopt(it->second.fd, IPPROTO_TCP, TCP_INFO, &info, &bytes);
-    core_.acknowledged(now, conn, static_cast<std::uint64_t>(queued), Ns{info.tcpi_rtt} * 1'000);
+    TcpFacts facts{};
+    socklen_t bytes = sizeof facts;
+    if (queued > 0) ::getsockopt(it->second.fd, IPPROTO_TCP, TCP_INFO, &facts, &bytes);
+    const std::uint32_t least_us = facts.min_rtt_us == ~std::uint32_t{0} ? 0 : facts.min_rtt_us;  // ~0: none yet
+    core_.acknowledged(now, conn, static_cast<std::uint64_t>(queued), Ns{facts.info.tcpi_rtt} * 1'000, Ns{least_us} * 1'000);
     const auto unsent = static_cast<int>(core_.unsent_wanted(conn));
     if (unsent == 0 || std::abs(unsent - it->second.unsent) <= it->second.unsent / 4) continue;
     it->second.unsent = unsent;

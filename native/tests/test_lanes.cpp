@@ -1,6 +1,5 @@
 // Links with several lanes: lanes that end at every point of an op, that are slow, that come late; and advice about paths.
 #include <algorithm>
-#include <cstdio>
 #include <cstring>
 #include <memory>
 #include <numeric>
@@ -26,6 +25,7 @@ struct Wire {
   std::uint32_t path;
   bool cut = false;
   std::size_t in_kernel[2] = {};  // by direction: taken by the transport, and not delivered
+  std::size_t carried[2] = {};    // by direction: delivered
 };
 
 // Cores in a ring, one lane per path and edge. A wire that is cut delivers nothing, but takes what a window has room for.
@@ -108,6 +108,7 @@ class Ring {
     std::memcpy(space.data(), pieces[0].iov_base, bytes);
     core(from).sent(now, source, bytes);
     core(to).received(now, target, bytes);
+    wire.carried[way] += bytes;
     return true;
   }
 
@@ -253,6 +254,14 @@ void a_weight_decides_the_first_segments() {
   CHECK(four[0] == 768 && four[1] == 256);
 }
 
+// At a cold start no rate is known: near the end a path of a small share is not waited for.
+void shares_stand_for_rates_that_are_not_known() {
+  const auto few = split({{60'000, 6'000}, 0}, 16 * 64);
+  CHECK(few[0] + few[1] == 16 * 256 && few[1] <= 2 * 256);
+  const auto equal = split({{33'000, 33'000}, 0}, 16 * 64);
+  CHECK(equal[1] >= 6 * 256 && equal[1] <= 10 * 256);
+}
+
 void a_vetoed_path_gets_nothing_while_another_one_lives() {
   const auto vetoed = split({{}, 1u << 0}, 10'000);
   CHECK(vetoed[0] == 0 && vetoed[1] == 40'000);
@@ -262,11 +271,13 @@ void a_vetoed_path_gets_nothing_while_another_one_lives() {
 
 class Advice : public PathHints {
  public:
-  bool read(PeerId, PathShares& out) const override {
+  bool read(PeerId peer, PathShares& out) const override {
     ++asked;
     out = given;
-    return fresh;
+    return fresh && (about == anybody || about == peer);
   }
+  static constexpr PeerId anybody = 1000;
+  PeerId about = anybody;
   mutable int asked = 0;
   bool fresh = true;
   PathShares given{{}, 2u};
@@ -287,6 +298,27 @@ void hints_are_asked_before_each_segment_and_may_be_silent() {
   ring.run();
   check_end(ring, second);
   CHECK(ring.core(0).path_bytes(true)[1] > 0);
+}
+
+// What is said back to the previous member goes by the advice about that neighbour, whatever is said of the next one.
+void the_way_back_goes_by_its_own_advice() {
+  for (const std::uint32_t vetoed : {0u, 1u}) {
+    Ring ring(3, 2, 256, 15);
+    ring.run();
+    Advice advice;
+    advice.given = {{}, 1u << vetoed};
+    advice.about = 2;
+    ring.core(0).set_path_hints(&advice);
+    for (Wire& wire : ring.wires()) wire.carried[0] = wire.carried[1] = 0;
+    Run run = begin(ring, 512);
+    ring.run();
+    check_end(ring, run);
+    for (const Wire& wire : ring.wires()) {
+      if (wire.a_core == 2) CHECK((wire.carried[1] == 0) == (wire.path == vetoed));
+    }
+    const auto sent = ring.core(0).path_bytes(true);
+    CHECK(sent[0] > 0 && sent[1] > 0);
+  }
 }
 
 // A file of hints with one owner in slot 7, and a core that follows it.
@@ -383,6 +415,81 @@ void a_vetoed_path_does_not_get_the_tail_of_another_one() {
   check_end(ring, run);
 }
 
+void round_trips_are_told_by_path_and_only_while_they_are_new() {
+  Core core;
+  const Ns now = 5'000 * millisecond;
+  ConnId lanes[4];
+  for (std::uint32_t lane = 0; lane < 4; ++lane) {
+    lanes[lane] = core.open("x", true);
+    core.promote(now, lanes[lane], lane == 3, 7, lane, {true, lane % 2, 2, 0});
+  }
+  core.acknowledged(now, lanes[0], 0, 10 * millisecond, 3 * millisecond);
+  core.acknowledged(now, lanes[2], 0, 20 * millisecond, 2 * millisecond);
+  core.acknowledged(now, lanes[3], 0, 5 * millisecond);
+  const auto trips = core.path_trips(now, 7);
+  CHECK(trips[0].smoothed == 15 * millisecond && trips[0].least == 2 * millisecond);
+  CHECK(trips[1].smoothed == 5 * millisecond && trips[1].least == 5 * millisecond);  // the kernel did not say
+  CHECK(core.path_trips(now, 8)[0].smoothed == 0);
+  CHECK(core.path_trips(now + 1'001 * millisecond, 7)[0].smoothed == 0);
+}
+
+// A process that gets no core for a while reads what has come before it looks at what was acknowledged meanwhile.
+void who_was_late_itself_does_not_take_a_path_for_silent() {
+  Ring ring(2, 2, 256, 15);
+  ring.run();
+  ring.core(0).set_path_shares(1, {{}, 1u << 1});
+  Run run = begin(ring, 10'000);
+  for (int i = 0; i < 100; ++i) ring.move();
+  for (const Wire& wire : ring.wires()) {
+    if (wire.a_core == 0) ring.core(0).acknowledged(ring.now, wire.a, 300, millisecond);
+  }
+  ring.now += 100 * millisecond;
+  ring.run();
+  check_end(ring, run);
+  CHECK(ring.core(0).path_bytes(true)[1] == 0);
+}
+
+// 1 MB/s over 100 ms. Neither the first round trip, in which nothing comes back, nor a lane that ran dry says anything of a rate.
+void on_a_long_way_a_rate_is_that_of_the_way() {
+  constexpr Ns trip = 100 * millisecond;
+  Ring ring(2, 2, 1 << 20, 15);
+  ring.run();
+  Core& core = ring.core(0);
+  const auto& wires = ring.wires();
+  const ConnId lane =
+      std::find_if(wires.begin(), wires.end(), [](const Wire& each) { return each.a_core == 0 && each.path == 0; })->a;
+  std::vector<float> values(200'000);
+  core.submit(ring.now, call(values));
+  std::size_t in_flight = 0;
+  const auto send = [&](std::size_t bytes) {
+    iovec pieces[8];
+    while (bytes > 0 && core.gather(lane, pieces, 8) > 0) {
+      const std::size_t some = std::min(bytes, pieces[0].iov_len);
+      core.sent(ring.now, lane, some);
+      in_flight += some;
+      bytes -= some;
+    }
+  };
+  const auto pass = [&](std::size_t acknowledged) {
+    ring.now += 10 * millisecond;
+    in_flight -= acknowledged;
+    core.acknowledged(ring.now, lane, in_flight, trip);
+  };
+  const auto rate = [&] { return core.path_rates(ring.now, 1)[0]; };
+  send(100'000);
+  for (int i = 0; i < 10; ++i) pass(0);
+  for (int i = 0; i < 30; ++i) {
+    pass(10'000);
+    send(10'000);
+  }
+  CHECK(rate() > 950'000 && rate() < 1'050'000);
+  send(values.size() * sizeof(float));
+  for (int i = 0; i < 15; ++i) pass(10'000);
+  const std::uint64_t before = rate();
+  for (int i = 0; i < 30; ++i) pass(1'000);
+  CHECK(rate() == before);
+}
+
 void a_report_of_more_than_was_sent_ends_the_link() {
   Core core;
   const ConnId conn = core.open("x", true);
@@ -399,6 +506,73 @@ void a_report_of_more_than_was_sent_ends_the_link() {
   CHECK(told);
 }
 
+// After an op a lane may have the last, short frame on the way for as long as the other kernel likes to wait for more.
+void a_late_acknowledgement_of_a_short_frame_is_no_silence() {
+  Ring ring(2, 2, 256, 16);
+  ring.run();
+  ring.core(0).set_path_shares(1, {{}, 1u << 1});
+  ring.now += 42 * millisecond;
+  for (const Wire& wire : ring.wires()) {
+    if (wire.a_core == 0 && wire.path == 0) ring.core(0).acknowledged(ring.now, wire.a, 64, millisecond);
+  }
+  Run run = begin(ring, 10'000);
+  ring.run();
+  check_end(ring, run);
+  CHECK(ring.core(0).path_bytes(true)[1] == 0);
+}
+
+void a_short_frame_does_not_go_back_and_forth_until_it_is_acknowledged() {
+  Ring ring(2, 2, 256, 17);
+  ring.run();
+  Run run = begin(ring, 1'000);
+  ring.run();
+  check_end(ring, run);
+  for (Wire& wire : ring.wires()) wire.in_kernel[0] = sizeof(FrameHeader);  // arrived, and not acknowledged
+  for (int i = 0; i < 40; ++i) {
+    ring.look(millisecond);
+    ring.run();
+  }
+  CHECK(ring.core(0).stats().reissued <= 2);
+}
+
+void feed(Core& core, ConnId conn, FrameHeader header) {
+  header.header_crc = header.crc();
+  const auto space = core.receive_space(conn);
+  std::memcpy(space.data(), &header, sizeof header);
+  core.received(1, conn, sizeof header);
+}
+
+// What was sent is remembered until it is reported: a neighbour that never reports must not fill the memory.
+void a_neighbour_that_reports_nothing_loses_the_link() {
+  Core core;
+  ConnId out[2];
+  for (std::uint32_t lane = 0; lane < 2; ++lane) {
+    out[lane] = core.open("next", false);
+    core.promote(1, out[lane], true, 1, lane, {true, 0, 1, 0});
+  }
+  core.install(1, {1, 0, 2, {0, 1}, false, 0, 64});
+  std::vector<float> values(std::size_t{6} << 20);
+  const OpPtr op = core.find(core.submit(1, call(values)));
+  FrameHeader header;
+  header.epoch = 1;
+  feed(core, out[0], header);  // its mark
+  header.kind = LaneFrame::ready;
+  header.sequence = op->sequence;
+  header.tag = op->spec.tag;
+  feed(core, out[0], header);
+  std::size_t frames = 0;
+  iovec pieces[8];
+  while (const std::size_t count = core.gather(out[0], pieces, 8)) {
+    std::size_t bytes = 0;
+    for (std::size_t i = 0; i < count; ++i) bytes += pieces[i].iov_len;
+    core.sent(1, out[0], bytes);
+    ++frames;
+  }
+  bool told = false;
+  while (const auto event = core.next_event()) told |= event->kind == Event::Kind::link_lost;
+  CHECK(told && frames > 200'000 && frames < 300'000);
+}
+
 }  // namespace
 
 int main() {
@@ -408,11 +582,19 @@ int main() {
   memory_is_let_go_of_when_a_segment_was_sent_twice();
   shares_are_caps_when_they_are_meant_so();
   a_weight_decides_the_first_segments();
+  shares_stand_for_rates_that_are_not_known();
   a_vetoed_path_gets_nothing_while_another_one_lives();
   hints_are_asked_before_each_segment_and_may_be_silent();
+  the_way_back_goes_by_its_own_advice();
   a_hint_word_is_weight_and_veto_and_nothing_when_it_is_stale();
   the_advice_of_many_paths_is_read_whole();
   a_vetoed_path_does_not_get_the_tail_of_another_one();
+  round_trips_are_told_by_path_and_only_while_they_are_new();
+  who_was_late_itself_does_not_take_a_path_for_silent();
+  on_a_long_way_a_rate_is_that_of_the_way();
   a_report_of_more_than_was_sent_ends_the_link();
-  std::puts("test_lanes: ok");
+  a_neighbour_that_reports_nothing_loses_the_link();
+  a_late_acknowledgement_of_a_short_frame_is_no_silence();
+  a_short_frame_does_not_go_back_and_forth_until_it_is_acknowledged();
+  return check::verdict("test_lanes");
 }

@@ -139,7 +139,7 @@ class Core:
 
     def next_event(self) -> object: ...
 
-    def conns_with_output(self) -> list[int]: ...
+    def conns_to_flush(self) -> list[int]: ...
 
     def conns_to_close(self) -> list[int]: ...
 
@@ -154,7 +154,7 @@ class Core:
 class Engine:
     """Sockets, lanes and ops of one peer, with a thread of its own."""
 
-    def __init__(self, spin_us: int = 300, same_host_buffer: int = 1048576) -> None: ...
+    def __init__(self, spin_us: int = 300, same_host_buffer: int = 1048576, congestion: str = 'auto') -> None: ...
 
     def send(self, conn: int, body: bytes) -> None:
         """Queue a message."""
@@ -244,6 +244,11 @@ class Engine:
     def path_rates(self, peer: int) -> list[int]:
         """
         Bytes per second on each path to a peer while it was busy; 0 where none were measured in the last second.
+        """
+
+    def path_trips(self, peer: int) -> list[tuple[int, int]]:
+        """
+        The smoothed and the shortest round trip on each path to a peer in microseconds; 0 where none was seen lately.
         """
 
     def submit(self, kind: int, reduce_op: int, tag: int, root: int, source: Sequence[Annotated[NDArray, dict(order='C', device='cpu')]], target: Sequence[Annotated[NDArray, dict(order='C', device='cpu')]] | None, dtypes: Sequence[int], retry: bool, timeout_ns: int, quantisation: int = 0) -> int:

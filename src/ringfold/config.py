@@ -200,22 +200,22 @@ _SETTINGS = (
     Setting(name="probe_stable_ns", kind="integer", default=200, low=0, high=1_000_000_000,
             help="Residuals under this for some rounds: probe slower. Set at the master."),
     Setting(name="probe_unstable_ns", kind="integer", default=2_000, low=1, high=1_000_000_000,
-            help="A residual over this: probe faster. The space down to `probe_stable_ns` is the hysteresis. "
-                 "Set at the master."),
+            help="A residual over this: go faster; from `probe_stable_ns` to here is hysteresis. Set at the master."),
     Setting(name="probe_anomaly_us", kind="number", default=100.0, low=0.001, high=1e9,
             help="A residual over this ends a round early. Set at the master."),
     Setting(name="probe_export", kind="file", default=None,
             help="Directory for the JSON lines of probing: a node's windows, and at the master the rounds of the run."),
     Setting(name="spin_us", kind="integer", default=300, low=0, high=1_000_000,
             help="How long a waiting op polls its lanes before it sleeps in the kernel."),
+    Setting(name="congestion", kind="text", default="auto",
+            help="Congestion control of lanes: auto (see the guide \"far apart\"), host (the host's own), or a name."),
     Setting(name="name", kind="text", default="",
             help="This peer's name in logs and `status`; empty: its host name and process id."),
     Setting(name="advertise", kind="list", default=(),
             help="Addresses at which other peers reach this one. Several are paths that are used at the same time: "
                  "list them in the same order on every host. Empty: the address of its connection to the master."),
     Setting(name="agent", kind="text", default="auto", choices=("auto", "off"),
-            help="Whether a peer with several paths goes by the advice of this host's transport agent: auto (whenever "
-                 "there is one) or off."),
+            help="Whether peers with several paths go by the advice of the host's agent: auto (if there is one), off."),
     Setting(name="agent_dir", kind="file", default=None,
             help="The runtime directory of this host's transport agent, with its socket and its hints; not set: "
                  "/run/ringfold for root's agent, and one of the user's own for anybody else's. Peers look at both."),
@@ -226,7 +226,8 @@ _SETTINGS = (
             help="UDP addresses at which the agent takes telemetry. Beyond loopback it wants agent_allow or "
                  "agent_key_file. Set at the agent."),
     Setting(name="agent_allow", kind="list", default=(),
-            help="Addresses or networks (10.0.0.0/8) whose telemetry the agent takes; empty: all. Set at the agent."),
+            help="Addresses or networks (10.0.0.0/8) whose telemetry the agent takes; empty: with keys all, "
+                 "without keys only this host. Set at the agent."),
     Setting(name="agent_key_file", kind="file", default=None,
             help="File with the key that telemetry must be signed with. Set at the agent."),
     Setting(name="agent_feeds", kind="list", default=(),
@@ -447,7 +448,16 @@ def read_token(path: Path) -> bytes:
 
 
 def read_keys(path: Path) -> dict[int, bytes]:
-    """Keys by their ids: lines of `ID KEY`, or one line with a key, whose id is 0. Empty lines and # are skipped."""
+    """Keys by their ids: lines of `ID KEY`, or one line with a key, whose id is 0. Empty lines and # are skipped.
+
+    A file that others can read or write is refused: whoever has the key steers.
+    """
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        raise ConfigError(f"cannot read the key file {path}: {error.strerror or error}") from None
+    if mode & (stat.S_IROTH | stat.S_IWOTH | stat.S_IWGRP):
+        raise ConfigError(f"others can read or write the key file {path}: chmod 600 it")
     text = read_token(path).decode("utf-8", "surrogateescape")
     lines = [line.split() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
     if len(lines) == 1 and len(lines[0]) == 1:

@@ -13,7 +13,7 @@
 // Commit: an op is finished with success when Done of every member has been seen (evidence), or by a verdict.
 // core.cpp moves bytes and frames, core_ops.cpp decides what they mean for ops, core_epochs.cpp seals, settles and installs,
 // core_time.cpp beats and judges deadlines, core_bulk.cpp carries blocks and filler, core_lanes.cpp shares a link's work
-// among several lanes.
+// among several lanes, core_choice.cpp says which of them takes what.
 #pragma once
 
 #include <sys/uio.h>
@@ -68,6 +68,7 @@ struct Planted {
   bool apply_duplicate = false;
   bool done_after_seal = false;
   bool forget_lane = false;     // what was on a lost lane is not sent again
+  bool tell_nobody = false;     // a lane that leaves a segment to others does not make them look
   bool apply_finished = false;  // a frame of a finished sequence counts for the op that runs
 };
 
@@ -128,6 +129,12 @@ struct PathShares {
   std::uint32_t flags = 0;
 };
 
+// How long the way there and back takes: as it is now, and at its shortest (0: unknown). What is more than the shortest is
+// time in queues, or the other side's kernel took its time to acknowledge.
+struct RoundTrip {
+  Ns smoothed = 0, least = 0;
+};
+
 // Where advice comes from, if not from set_path_shares(): asked under the engine's mutex before each segment, so it
 // must neither block nor throw. False: there is none now.
 class PathHints {
@@ -179,16 +186,16 @@ class Core {
   void received(Ns now, ConnId conn, std::size_t bytes);
   std::size_t gather(ConnId conn, iovec* out, std::size_t most);
   void sent(Ns now, ConnId conn, std::size_t bytes);
-  bool wants_write(ConnId conn) const;
-  std::vector<ConnId> conns_with_output() const;
   std::vector<ConnId> take_dirty();
   bool has_dirty() const { return !dirty_.empty(); }
   void touch(ConnId conn);
-  // What the transport says of a lane: bytes that the other side's kernel has not got, and the round trip (0: unknown).
-  void acknowledged(Ns now, ConnId conn, std::uint64_t unacknowledged, Ns round_trip = 0);
+  // What the transport says of a lane: bytes that the other side's kernel has not got, the round trip as it is now, and the
+  // shortest that there was (0: unknown).
+  void acknowledged(Ns now, ConnId conn, std::uint64_t unacknowledged, Ns round_trip = 0, Ns least_trip = 0);
 
-  // Shared links. Lanes of them that were promoted since this was last asked; whether one has bytes on the way.
-  std::vector<LaneInfo> take_shared() { return std::exchange(new_shared_, {}); }
+  // Lanes that were promoted since this was last asked.
+  std::vector<LaneInfo> take_new_lanes() { return std::exchange(new_lanes_, {}); }
+  // Shared links: whether a lane of one has bytes on the way.
   bool shared_in_flight() const;
   // How many bytes the kernel should hold unsent for a lane among several: enough for as long as this thread may not
   // get a core, and no more, because they cannot be given to another lane. 0: as many as it likes.
@@ -201,6 +208,8 @@ class Core {
   void advice_changed();
   // Bytes per second that were acknowledged on each path to a peer while some were on the way; 0: none in the last second.
   std::array<std::uint64_t, max_paths> path_rates(Ns now, PeerId peer) const;
+  // The round trips on each path to a peer, over the lanes of both links to it; zeros: none was seen in the last second.
+  std::array<RoundTrip, max_paths> path_trips(Ns now, PeerId peer) const;
   // Bytes of payload assigned to each path of the link to the next (or previous) peer since the epoch began.
   std::array<std::uint64_t, max_paths> path_bytes(bool to_next) const { return path_bytes_[to_next]; }
   // The control connection, if its last echo is overdue (0 otherwise): are its bytes acknowledged, at least?
@@ -261,8 +270,9 @@ class Core {
     Keep keep;
     OpPtr op;
     Sendable item;
-    bool copied = false;  // the segment is in `owned`, not in the op's memory
-    bool again = false;   // as of a flight
+    bool copied = false;   // the segment is in `owned`, not in the op's memory
+    bool again = false;    // as of a flight
+    bool is_copy = false;  // another lane had it before
     std::size_t sent = 0;
     std::size_t total = 0;
   };
@@ -275,6 +285,7 @@ class Core {
     Sendable item;
     std::uint64_t end = 0;  // bytes that the lane had sent with it
     bool again = false;     // a copy of it is another lane's business now
+    bool is_copy = false;
   };
   struct Tail {
     Conn* lane = nullptr;
@@ -342,9 +353,14 @@ class Core {
     std::uint64_t frames_told = 0;   // of those, reported
     std::size_t bytes_untold = 0;
     double rate = 0;                 // of acknowledged bytes, per nanosecond, while some were on the way
-    Ns round_trip = 0;
+    Ns round_trip = 0, least_trip = 0;
+    Ns tripped = 0;                  // when the transport last said so
+    Ns much_since = 0;               // since when enough is on the way to be acknowledged at once
+    Ns looked_at = 0;                // when the transport was last asked
     Ns busy_since = 0;               // where the present stretch of that began, and what was acknowledged then
     std::uint64_t busy_from = 0;
+    bool awaits_first = false;       // it began from nothing, and nothing has been acknowledged since
+    bool ran_dry = false;            // there was a moment without anything to send in it
     Ns measured = 0;                 // when `rate` was last looked at
     double busy_bytes = 0, busy_ns = 0;  // the same over about the last second of such time, for the agent
   };
@@ -384,31 +400,42 @@ class Core {
   static void own_many_pieces(OutFrame& frame);
   OpPtr next_op_to_send(bool to_next) const;
   void mark_dirty_for(const OpPtr& op);
-  Conn* lane_for_control(bool outgoing);
   std::size_t frame_limit() const;
 
   // core_lanes.cpp: several lanes share a link's work
   static bool same_link(const Conn& a, const Conn& b);
   bool has_sibling(const Conn& conn) const;
   static void note_sent(Conn& conn, OutFrame& frame, std::uint64_t end);
+  static void measure(Conn& conn, Ns now, std::uint64_t acknowledged);
+  static void note_rate(Conn& conn, Ns now, std::uint64_t acknowledged);
+  static bool remembers_too_much(const Conn& conn);
   void tell_applied(Conn& conn);
   bool on_applied(Conn& conn, std::uint64_t count, std::string& why);
   void send_elsewhere(Conn& lost);
   void go_again(bool outgoing, const FrameHeader& header, const OpPtr& op, const Sendable& item, const Payload& owned);
   void copy_segment(OutFrame& frame) const;
   bool worth_sending(const FrameHeader& header, const OpPtr& op, const Sendable& item) const;
-  Ns stalled(const Conn& conn) const;
+  static Ns stalled(const Conn& conn);
+  static Ns silent(const Conn& conn);
+  static void note_much(Conn& conn, Ns now, std::size_t more);
+  static Ns time_for(double bytes, double rate);
   Ns arrives_in(const Conn& conn, std::size_t bytes) const;
-  Ns overdue_by(const Conn& conn, std::uint64_t end) const;
+  static Ns overdue_by(const Conn& conn, std::uint64_t end, bool is_copy);
   Tail find_tail(const Conn& idle);
   bool reissue(Conn& idle);
+
+  // core_choice.cpp: which of them takes what
+  Conn* lane_for_control(bool outgoing);
   bool may_take(const Conn& conn, const OpPtr& op) const;
+  bool leave_to_others(const Conn& conn, const OpPtr& op);
   bool too_late(const Conn& conn, const OpPtr& op) const;
+  double presumed_rate(const Conn& conn) const;
+  bool is_measured(const Conn& conn) const;
+  bool too_late_by_shares(const Conn& conn, const OpPtr& op, const PathShares& advice) const;
   bool is_advised(const Conn& conn, const OpPtr& op) const;
   bool advice_for(const Conn& conn, PathShares& advice) const;
   std::array<bool, max_paths> usable_paths(const Conn& conn, const PathShares& advice) const;
   bool is_vetoed(const Conn& conn) const;
-  static void measure(Conn& conn, Ns now, std::uint64_t acknowledged);
   void count_assigned(Conn& conn, const OpPtr& op, std::size_t bytes);
 
   // core_bulk.cpp
@@ -456,7 +483,7 @@ class Core {
   ConnId next_conn_ = 1;
   std::vector<ConnId> dirty_;
   std::vector<ConnId> closing_;
-  std::vector<LaneInfo> new_shared_;
+  std::vector<LaneInfo> new_lanes_;
   std::size_t shared_lanes_ = 0;
   std::map<PeerId, PathShares> shares_;
   const PathHints* hints_ = nullptr;

@@ -29,6 +29,7 @@ Ns monotonic_now();
 struct EngineSettings {
   Ns spin = 300'000;
   int same_host_buffer = 1 << 20;  // bytes; 0: the kernel's own tuning on one host too
+  std::string congestion = "auto";  // control of the lanes: "auto", "host", or one that the kernel knows
 };
 
 class Engine {

@@ -103,7 +103,12 @@ class Engine(Commands, Protocol):
 
     def forget_hints(self, peer: int) -> None: ...
     def path_rates(self, peer: int) -> list[int]:
-        """Bytes per second acknowledged on each path to a neighbour while it was busy; 0: not in the last second."""
+        """Bytes per second acknowledged on each path to the next member while it was busy; 0: not in the last second.
+        To the previous one too little goes for a rate, so there it is always 0."""
+
+    def path_trips(self, peer: int) -> list[tuple[int, int]]:
+        """The smoothed and the shortest round trip on each path to a neighbour, in microseconds; 0: none was seen in
+        the last second."""
 
     def submit(
         self,
@@ -159,7 +164,7 @@ class Engine(Commands, Protocol):
     def forked_child(self) -> None: ...
 
 
-def new_engine(spin_us: int) -> Engine:
-    """A fresh engine. It owns no socket yet."""
+def new_engine(spin_us: int, congestion: str = "auto") -> Engine:
+    """A fresh engine. It owns no socket yet. `congestion` is the control of its lanes, as the setting of that name."""
     native = importlib.import_module("ringfold._native")
-    return cast(Engine, native.Engine(spin_us=spin_us))
+    return cast(Engine, native.Engine(spin_us=spin_us, congestion=congestion))

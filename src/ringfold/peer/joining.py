@@ -18,6 +18,7 @@ from ringfold.probe.log import ExportSettings, Log
 from ringfold.probe.prober import ProbeSocket
 from ringfold.runtime import resolve
 from ringfold.runtime.clock import monotonic_ns
+from ringfold.runtime.congestion import congestion_missing
 from ringfold.runtime.machine import usable_cores
 from ringfold.wire.messages import MAX_PATHS
 
@@ -70,7 +71,7 @@ def join(request: JoinRequest, at_end: Callable[[], None] | None = None) -> Comm
         raise ConfigError(f"advertise: {len(advertised)} addresses, but a peer has at most {MAX_PATHS} paths")
     local = _local_addresses(masters)
     host = request.host or resolve.host_name()
-    engine = new_engine(settings.integer("spin_us"))
+    engine = new_engine(settings.integer("spin_us"), _congestion(settings.text("congestion")))
     bind = _bind_host(local, advertised)
     try:
         port, prober = _listen(engine, settings, bind)
@@ -101,6 +102,12 @@ def join(request: JoinRequest, at_end: Callable[[], None] | None = None) -> Comm
         raise
     session.at_end = at_end
     return Communicator(session, settings.number("op_timeout_s"))
+
+
+def _congestion(wanted: str) -> str:
+    if wanted not in ("auto", "host") and (why := congestion_missing(wanted)):
+        raise ConfigError(f"congestion: {why}")
+    return wanted
 
 
 def _timings(timings: PeerTimings, settings: config.Resolved) -> PeerTimings:

@@ -1,0 +1,228 @@
+// Which lane of a link takes the next segment: whoever can, except where somebody knows better.
+//
+// A lane that has room asks whether it *may take* the next segment. Two things speak against it. It would be *too late*: the
+// others will have sent all that is left before it could bring one segment more. Or it is not *advised*: the host's agent, or
+// the program, has said how the paths of this link are to share the work. Shares count for the first segments of an op, where
+// pulling has shown nothing yet, or for all of them if they are caps; a path under backpressure gets nothing while another one
+// lives.
+//
+// Invariant: what may be sent is sent. Of all lanes there is always one that may take the next segment, and whoever leaves
+// it to others makes them look (`leave_to_others`).
+#include <algorithm>
+#include <limits>
+#include <optional>
+#include <tuple>
+
+#include "ringfold/core.hpp"
+
+namespace ringfold {
+namespace {
+
+constexpr Ns no_longer_counted_on = 20'000'000;  // after so long without an acknowledgement that is due
+constexpr double benefit_of_doubt = 8;
+constexpr std::uint64_t weighed_segments = 8;  // of an op: as long as this, pulling has shown nothing yet
+constexpr double any_rate = 0.125;  // bytes a nanosecond, where nothing is known: only what waits before it counts then
+
+}  // namespace
+
+void Core::set_path_shares(PeerId peer, const PathShares& shares) {
+  const bool none = shares.flags == 0 && shares.share == std::array<std::uint16_t, max_paths>{};
+  if (none) shares_.erase(peer);
+  else shares_[peer] = shares;
+  for (auto& [id, conn] : conns_) {
+    if (conn.role == Role::lane && conn.peer == peer) mark_dirty(conn);
+  }
+}
+
+void Core::advice_changed() {
+  for (auto& [id, conn] : conns_) {
+    if (conn.role == Role::lane && conn.sharing.paths > 1 && conn.tx.empty()) mark_dirty(conn);
+  }
+}
+
+// Only of the link that payload goes out by: what is said back is so little that its rate would be that of the words, not of
+// the path.
+bool Core::may_take(const Conn& conn, const OpPtr& op) const {
+  return !conn.sharing.shared || (is_advised(conn, op) && !too_late(conn, op));
+}
+
+// Who leaves a segment to others makes sure that they look: one of them may have declined before, when this lane was the
+// better one, and nothing has happened to it since. False: there is nobody to leave it to. Hints can change between two
+// reads; then each lane may find that another one is meant, and what nobody takes would never be sent.
+bool Core::leave_to_others(const Conn& conn, const OpPtr& op) {
+  if (planted_.tell_nobody) return true;
+  bool is_left = false;
+  for (auto& [id, other] : conns_) {
+    if (id == conn.id || !same_link(other, conn) || other.mark_sent != spec_.epoch) continue;
+    const bool will_look = other.dirty || !other.tx.empty();
+    if (!will_look && !may_take(other, op)) continue;
+    if (!will_look) mark_dirty(other);
+    is_left = true;
+  }
+  return is_left;
+}
+
+// Near the end a slow lane leaves what is left to the others, if they will have sent all of it before it could bring one
+// segment more. So there is little to be sent twice. A lane is never late beside others of which none is sooner: so there is
+// always one that may take the next segment. And a lane is given the benefit of the doubt: whatever its last rate was, an eighth
+// of the others' is assumed. Otherwise one that was slow once would get nothing, and never show that it is fast again.
+bool Core::too_late(const Conn& conn, const OpPtr& op) const {
+  if (PathShares advice; !is_measured(conn) && advice_for(conn, advice)) return too_late_by_shares(conn, op, advice);
+  if (conn.rate <= 0) return false;
+  double rate = 0;
+  auto bytes = static_cast<double>(op->sendable_bytes(conn.outgoing));
+  const std::size_t segment = op->plan().segment_bytes;
+  Ns soonest = std::numeric_limits<Ns>::max();
+  std::array<std::optional<bool>, max_paths> advised;  // the lanes of a path are advised alike
+  for (const auto& [id, other] : conns_) {
+    if (id == conn.id || !same_link(other, conn) || other.mark_sent != spec_.epoch) continue;
+    if (other.rate <= 0 || silent(other) >= no_longer_counted_on) continue;
+    std::optional<bool>& its_path = advised[other.sharing.path];
+    if (!its_path) its_path = is_advised(other, op);
+    if (!*its_path) continue;
+    rate += other.rate;
+    bytes += static_cast<double>(other.sent_total - other.acknowledged_total + other.tx_bytes);
+    soonest = std::min(soonest, arrives_in(other, segment));
+  }
+  if (rate <= 0) return false;
+  const Ns without = std::max(time_for(bytes, rate), soonest);
+  const auto ahead = static_cast<double>(conn.sent_total - conn.acknowledged_total + conn.tx_bytes + segment);
+  const Ns takes = time_for(ahead, std::max(conn.rate, rate / benefit_of_doubt));
+  return std::max(takes, conn.round_trip) + silent(conn) > without;
+}
+
+// A lane whose rate is not known is presumed to be like the others, in proportion to the shares if there are any: at a cold
+// start a Done must not go behind a segment on the slow path, nor the slow path take over what the fast one is about to bring.
+double Core::presumed_rate(const Conn& conn) const {
+  if (conn.rate > 0) return conn.rate;
+  PathShares advice;
+  const bool is_advised = advice_for(conn, advice);
+  const auto weight = [&](const Conn& lane) {
+    return is_advised ? std::max<double>(advice.share[lane.sharing.path], 1) : 1.0;
+  };
+  double rates = 0, weights = 0, most = weight(conn);
+  for (const auto& [id, other] : conns_) {
+    if (!same_link(other, conn)) continue;
+    most = std::max(most, weight(other));
+    if (other.rate <= 0) continue;
+    rates += other.rate;
+    weights += weight(other);
+  }
+  return weight(conn) * (rates > 0 ? rates / weights : any_rate / most);
+}
+
+// Whether the rate of every lane of this lane's link is known.
+bool Core::is_measured(const Conn& conn) const {
+  return std::all_of(conns_.begin(), conns_.end(), [&](const auto& each) {
+    return !same_link(each.second, conn) || each.second.mark_sent != spec_.epoch || each.second.rate > 0;
+  });
+}
+
+// The same at a cold start: while rates are not known, shares stand for them. It is only their ratio that counts.
+bool Core::too_late_by_shares(const Conn& conn, const OpPtr& op, const PathShares& advice) const {
+  const auto segment = static_cast<double>(op->plan().segment_bytes);
+  const auto takes = [&](const Conn& lane) {
+    const auto ahead = static_cast<double>(lane.sent_total - lane.acknowledged_total + lane.tx_bytes);
+    return (ahead + segment) / advice.share[lane.sharing.path];
+  };
+  double shares = 0, soonest = std::numeric_limits<double>::infinity();
+  auto bytes = static_cast<double>(op->sendable_bytes(conn.outgoing));
+  for (const auto& [id, other] : conns_) {
+    if (id == conn.id || !same_link(other, conn) || other.mark_sent != spec_.epoch) continue;
+    if (advice.share[other.sharing.path] == 0 || silent(other) >= no_longer_counted_on || !is_advised(other, op)) continue;
+    shares += advice.share[other.sharing.path];
+    bytes += static_cast<double>(other.sent_total - other.acknowledged_total + other.tx_bytes);
+    soonest = std::min(soonest, takes(other));
+  }
+  return shares > 0 && takes(conn) > std::max(bytes / shares, soonest);
+}
+
+// What is advised for the link of this lane now; false: nothing.
+bool Core::advice_for(const Conn& conn, PathShares& advice) const {
+  if (conn.sharing.paths < 2 || (hints_ == nullptr && shares_.empty())) return false;
+  if (hints_ != nullptr && hints_->read(conn.peer, advice)) return true;
+  const auto given = shares_.find(conn.peer);
+  if (given == shares_.end()) return false;
+  advice = given->second;
+  return true;
+}
+
+// Paths of this lane's link that are not vetoed and can be counted on.
+std::array<bool, max_paths> Core::usable_paths(const Conn& conn, const PathShares& advice) const {
+  std::array<bool, max_paths> counts{};
+  for (const auto& [id, other] : conns_) {
+    const std::uint32_t path = other.sharing.path;
+    if (!same_link(other, conn) || other.mark_sent != spec_.epoch || (advice.flags >> path & 1) != 0) continue;
+    if (path == conn.sharing.path || silent(other) < no_longer_counted_on) counts[path] = true;
+  }
+  return counts;
+}
+
+// Whether this lane is to get nothing now, neither new segments nor the tail of another lane.
+bool Core::is_vetoed(const Conn& conn) const {
+  PathShares advice;
+  if (!advice_for(conn, advice) || (advice.flags >> conn.sharing.path & 1) == 0) return false;
+  const auto counts = usable_paths(conn, advice);
+  return std::any_of(counts.begin(), counts.end(), [](bool each) { return each; });
+}
+
+bool Core::is_advised(const Conn& conn, const OpPtr& op) const {
+  PathShares advice;
+  if (!advice_for(conn, advice)) return true;
+  const std::uint32_t mine = conn.sharing.path;
+  const auto counts = usable_paths(conn, advice);
+  const bool alone = std::none_of(counts.begin(), counts.end(), [](bool each) { return each; });
+  if ((advice.flags >> mine & 1) != 0) return alone;
+  double whole = 0, sent = 0;
+  for (std::size_t path = 0; path < max_paths; ++path) {
+    if (!counts[path]) continue;
+    whole += advice.share[path];
+    sent += static_cast<double>(op->assigned[conn.outgoing][path]);
+  }
+  if (whole == 0) return true;
+  const auto next = static_cast<double>(op->next_sendable(conn.outgoing).length);
+  const auto segment = static_cast<double>(op->plan().segment_bytes);
+  if ((advice.flags & PathShares::capped) == 0 && sent >= weighed_segments * segment) return true;
+  // How far a path would be behind its share. Who is furthest behind may always take the next segment.
+  const auto behind = [&](std::size_t path) {
+    return advice.share[path] / whole * (sent + next) - static_cast<double>(op->assigned[conn.outgoing][path]);
+  };
+  double most = 0;
+  for (std::size_t path = 0; path < max_paths; ++path) {
+    if (counts[path] && advice.share[path] > 0) most = std::max(most, behind(path));
+  }
+  return advice.share[mine] > 0 && (behind(mine) >= next - segment / 2 || behind(mine) >= most);
+}
+
+void Core::count_assigned(Conn& conn, const OpPtr& op, std::size_t bytes) {
+  if (conn.sharing.paths < 2) return;
+  op->assigned[conn.outgoing][conn.sharing.path] += bytes;
+  path_bytes_[conn.outgoing][conn.sharing.path] += bytes;
+  if (hints_ == nullptr && shares_.empty()) return;
+  // Others had to wait until this one had taken its share.
+  for (auto& [id, other] : conns_) {
+    if (id != conn.id && same_link(other, conn) && other.tx.empty()) mark_dirty(other);
+  }
+}
+
+Core::Conn* Core::lane_for_control(bool outgoing) {
+  const PeerId peer = outgoing ? next_peer() : previous_peer();
+  Conn* best = nullptr;
+  Ns soonest = 0;
+  bool best_is_vetoed = false;
+  for (auto& [id, conn] : conns_) {
+    if (conn.role != Role::lane || conn.outgoing != outgoing || conn.peer != peer) continue;
+    if (conn.mark_sent != spec_.epoch) continue;
+    const bool vetoed = is_vetoed(conn);  // behind a full queue even the shortest frame is late
+    const Ns soon = conn.sharing.shared ? arrives_in(conn, sizeof(FrameHeader)) : 0;
+    if (best == nullptr ||
+        std::tie(vetoed, soon, conn.tx_bytes) < std::tie(best_is_vetoed, soonest, best->tx_bytes)) {
+      best = &conn;
+      soonest = soon;
+      best_is_vetoed = vetoed;
+    }
+  }
+  return best;
+}
+
+}  // namespace ringfold
