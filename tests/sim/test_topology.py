@@ -54,7 +54,7 @@ def test_a_crash_at_any_instant_of_the_measurement_costs_nobody_else(seed: int) 
     sim = Simulation(seed, SLOW)
     cluster = sim.cluster(peers=4, program=optimising(4))
     sim.run_until(lambda: sim.master.machine._run.optimisation is not None, limit_ms=60_000)
-    sim.crash(sim.rng.choice(cluster.peers), within_ms=2_000)
+    sim.crash(sim.rng.choice(cluster.peers), within_ms=1_000)
     sim.run_until(cluster.finished, limit_ms=120_000)
     assert len(cluster.alive) == 3
     assert len({peer.digest for peer in cluster.alive}) == 1

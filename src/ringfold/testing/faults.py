@@ -32,6 +32,7 @@ FaultKind = Literal[
     "cut_path",
     "slow_path",
     "reset_lanes",
+    "advice",
     "lie",
     "crash_holders",
     "crash_newcomer",
@@ -40,7 +41,9 @@ OF_STATE: tuple[FaultKind, ...] = ("lie", "crash_holders", "crash_newcomer")
 """Faults that are about syncs."""
 OF_PATHS: tuple[FaultKind, ...] = ("cut_path", "slow_path", "reset_lanes")
 """Faults of one path among several, or of some lanes among several."""
-KINDS: tuple[FaultKind, ...] = tuple(kind for kind in get_args(FaultKind) if kind not in (*OF_STATE, *OF_PATHS))
+ADVICE: FaultKind = "advice"
+"""No fault, but a fickle agent: weights, caps and vetoes of paths, changed again and again. It is no excuse."""
+KINDS: tuple[FaultKind, ...] = tuple(kind for kind in get_args(FaultKind) if kind not in (*OF_STATE, *OF_PATHS, ADVICE))
 COMMON: tuple[FaultKind, ...] = ("crash", "crash", "cut_from_master", "reset", "freeze_short")
 """Drawn more often than the others: they meet ops in more interesting states."""
 FINAL: frozenset[FaultKind] = frozenset({"crash", "power_off", "freeze_long", "cut_from_master", "cut", "cut_one_way"})
@@ -119,7 +122,7 @@ def _begin(sim: "Simulation", fault: Fault) -> None:
     if fault.kind == "master_pause":
         # A peer gives up a master that is silent for too long, and may do so a little before it is evicted itself.
         sim.master_was_silent |= span_ms > 0.7 * sim.setup.settings.liveness.evict_after_ms
-    elif fault.kind not in ("join", "garbage", *OF_STATE):
+    elif fault.kind not in ("join", "garbage", ADVICE, *OF_STATE):
         sim.touched |= {one.name, two.name}
     match fault.kind:
         case "crash":
@@ -155,6 +158,8 @@ def _begin(sim: "Simulation", fault: Fault) -> None:
             sim.slow_path(one, two, _path(sim, fault), for_ms=span_ms)
         case "reset_lanes":
             sim.reset_lanes(one, two, _path(sim, fault))
+        case "advice":
+            sim.advise(one, for_ms=span_ms)
         case "lie":
             sim.lie(one, for_ms=span_ms)
         case "crash_holders":

@@ -8,7 +8,7 @@ A connection is known to the machine by the number of the network's end, because
 before it is established; `sockets.py` translates.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ringfold.dataplane.codes import DTYPES, REDUCE_OPS, OpStatus
@@ -100,6 +100,8 @@ class SimPeer:
         self._restarts = False
         self._asleep: list[Callable[[], None]] = []
         """What came due while the process was frozen."""
+        self._starved: dict[int, None] = {}
+        """Connections with more to send than there was room for, in the order in which they ran out of it."""
         self._paused: list[tuple[int, End, bytes]] = []
         """Connections that must not be read now, with bytes that came too early."""
 
@@ -220,6 +222,12 @@ class SimPeer:
     def on_call(self, number: int, action: Callable[[], object]) -> None:
         """Do something when the program makes its op number so and so."""
         self._when_called.setdefault(number, []).append(action)
+
+    def advised(self, shares: Sequence[int], flags: int) -> None:
+        """Somebody knows better how to use the paths to its neighbours."""
+        for neighbour in self.members:
+            self.core.set_path_shares(neighbour, shares, flags)
+        self.later(0, self._turn)
 
     def restart(self) -> None:
         """When the program has ended, start it again, as another process."""
@@ -349,17 +357,29 @@ class SimPeer:
             self._read_on()
 
     def _transmit(self) -> None:
-        now, network, sockets = self.sim.scheduler.now, self.sim.network, self._sockets
-        for number in self.core.conns_with_output():
-            end = sockets.ends[number]
-            room = end.room
-            if room > 0:
-                network.send(end, self.core.transmit(now, number, room))
-                end.starved = end.room == 0
-            else:
-                end.starved = True
+        """Send for the connections that the core has marked, as the engine does: what it forgets sleeps here, too."""
+        network, sockets = self.sim.network, self._sockets
+        while marked := self._marked():
+            for number in marked:
+                self._send(number)
         for number in self.core.conns_to_close():
             network.close(sockets.ends[number])
+
+    def _marked(self) -> list[int]:
+        with_room = [number for number in self._starved if self._sockets.ends[number].room > 0]
+        for number in with_room:
+            del self._starved[number]
+        return with_room + self.core.conns_to_flush()
+
+    def _send(self, number: int) -> None:
+        end = self._sockets.ends[number]
+        if end.closed:
+            return
+        if end.room > 0:
+            self.sim.network.send(end, self.core.transmit(self.sim.scheduler.now, number, end.room))
+        end.starved = end.room == 0
+        if end.starved:
+            self._starved[number] = None
 
     def _land(self) -> None:
         runner = self._runner

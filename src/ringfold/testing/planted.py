@@ -263,6 +263,7 @@ BUGS: dict[str, Bug] = {
     "apply_duplicate": Bug("the engine applies a duplicate segment twice", _native("apply_duplicate")),
     "done_after_seal": Bug("the engine goes on with Done and evidence after the seal", _native("done_after_seal")),
     "forget_lane": Bug("what was on a lost lane is not sent again", _native("forget_lane")),
+    "tell_nobody": Bug("a lane leaves a segment to others and does not make them look", _native("tell_nobody")),
     "apply_finished": Bug(
         "the engine applies a frame of a finished sequence", _native("apply_finished"), is_of_state=True
     ),

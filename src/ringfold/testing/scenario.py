@@ -7,7 +7,7 @@ from random import Random
 
 from ringfold.master.settings import MasterSettings
 from ringfold.testing import faults
-from ringfold.testing.faults import COMMON, KINDS, OF_PATHS, OF_STATE, Fault, FaultKind
+from ringfold.testing.faults import ADVICE, COMMON, KINDS, OF_PATHS, OF_STATE, Fault, FaultKind
 from ringfold.testing.masters import MasterFault, draw_masters, inject_master
 from ringfold.testing.network import Weather
 from ringfold.testing.program import ProgramOf
@@ -102,7 +102,8 @@ def draw(seed: int, base: Setup | None = None) -> Scenario:
     plan = faults.draw(rng, peers, rng.choice((60, 200, 500)), settings.liveness.evict_after_ms, kinds)
     paths, of_paths = _paths(seed, peers, settings)
     setup = replace(base or Setup(), settings=settings, weather=weather, paths=paths)
-    return Scenario(setup, peers, groups, work, (*plan, *of_paths), rng.random() < 0.6)
+    plan = [*plan, *of_paths, *_advice(seed, peers, paths)]
+    return Scenario(setup, peers, groups, work, tuple(plan), rng.random() < 0.6)
 
 
 def _paths(seed: int, peers: int, settings: MasterSettings) -> tuple[int, list[Fault]]:
@@ -118,6 +119,15 @@ def _paths(seed: int, peers: int, settings: MasterSettings) -> tuple[int, list[F
         at_ms, for_ms = rng.uniform(0, rng.choice((0.5, 5, 40))), rng.uniform(1, 300)
         plan.append(Fault(rng.choice(kinds), at_ms, for_ms, who, rng.randint(1, 25)))
     return paths, plan
+
+
+def _advice(seed: int, peers: int, paths: int) -> list[Fault]:
+    """When peers hear of their paths, where they have several."""
+    rng = Random(f"advice {seed}")
+    if paths == 1 or rng.random() < 0.3:
+        return []
+    told = rng.sample(range(peers), rng.randint(1, peers))
+    return [Fault(ADVICE, rng.uniform(0, 10), rng.uniform(1, 600), (peer, peer), rng.randint(1, 10)) for peer in told]
 
 
 def draw_failover(seed: int, base: Setup | None = None) -> Scenario:

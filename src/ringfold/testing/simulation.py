@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
+from ringfold.dataplane.engine import CAPPED
 from ringfold.errors import MasterUnreachable
 from ringfold.master.journal import encode
 from ringfold.master.machine import Master
@@ -70,6 +71,13 @@ class Setup:
     """Addresses of every peer, each with conditions of its own."""
     planted: str = ""
     """A bug for the engine, by name. See `planted.py`."""
+
+
+def draw_advice(rng: Random, paths: int) -> tuple[list[int], int]:
+    """Shares of the paths, and flags: as likely as not foolish."""
+    shares = [rng.choice((0, 1, rng.randint(1, 65_535))) for _ in range(paths)] if rng.random() < 0.7 else []
+    vetoes = sum(1 << path for path in range(paths) if rng.random() < 0.4) if rng.random() < 0.7 else 0
+    return shares, vetoes | (CAPPED if rng.random() < 0.3 else 0)
 
 
 class Cluster:
@@ -267,6 +275,18 @@ class Simulation:
         """The connections of one of their paths end; if it is their only one, one of them stays."""
         keep = 1 if self.setup.paths == 1 else 0
         self.network.reset_path(on_path(one.name, path), on_path(two.name, path), keep)
+
+    def advise(self, peer: SimPeer, *, for_ms: float) -> None:
+        """Advice about the peer's paths that changes again and again; the last word stays."""
+        until = self.scheduler.now + int(for_ms * MS)
+
+        def speak() -> None:
+            if peer.host.alive:
+                peer.advised(*draw_advice(self.rng, self.setup.paths))
+            if self.scheduler.now < until:
+                self.scheduler.after(int(self.rng.uniform(0.1, 20) * MS), speak)
+
+        speak()
 
     def fail_dials(self, one: SimPeer, two: SimPeer, *, for_ms: float) -> None:
         """Connections from `one` to `two` are refused or get no answer; what is connected stays."""
