@@ -28,7 +28,7 @@ from ringfold.runtime.lab.story import (
     Story,
     Tick,
 )
-from ringfold.runtime.lab.switch import Sample
+from ringfold.runtime.lab.switch import Losses, Queue, Sample
 
 S = 1_000_000_000
 TERM, KILL = int(signal.SIGTERM), int(signal.SIGKILL)
@@ -168,10 +168,31 @@ def test_a_missing_tool_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("backlog", "limit", "congestion"),
-    [(0, 1_000, 0), (1, 1_000_000, 1), (500, 1_000, 127), (1_000, 1_000, 255), (9, 0, 0)],
+    [(0, 1_000, 0), (1, 1_000_000, 1), (500, 1_000, 100), (1_000, 1_000, 200), (9, 0, 0)],
 )
 def test_a_queue_is_as_congested_as_it_is_full(backlog: int, limit: int, congestion: int) -> None:
     assert Sample("a", "b", "fast", backlog, limit).congestion == congestion
+
+
+def _lost(readings: list[tuple[int, int]]) -> float:
+    """What part is lost at the last of these readings (dropped, sent), ten milliseconds apart."""
+    losses, lost = Losses(), 0.0
+    for number, (drops, sent) in enumerate(readings):
+        lost = losses.of(number / 100, Queue("a", "fast", "down", 0, 1_000, drops, 0, sent))
+    return lost
+
+
+def test_a_queue_that_throws_a_good_part_away_is_overrun() -> None:
+    assert _lost([(10 * at, 30 * at) for at in range(20)]) == pytest.approx(0.25)
+    assert Sample("a", "b", "fast", 900, 1_000, 0.25).congestion == 255
+    assert Sample("a", "b", "fast", 900, 1_000, 0.05).congestion == 180
+    assert Sample("a", "b", "fast", 0, 1_000, 0.25).congestion == 0
+
+
+def test_what_a_queue_lost_is_forgotten_and_a_new_shaper_counts_from_zero() -> None:
+    assert _lost([(0, 0), (50, 50), *((50, 50 + 100 * at) for at in range(60))]) < 0.001
+    assert _lost([(9_000, 500), (0, 0), (0, 100)]) == 0.0
+    assert _lost([(9_000, 500)]) == 0.0
 
 
 ONE = Command(name="one", host="a", words=("x",))

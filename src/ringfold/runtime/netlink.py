@@ -21,9 +21,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-_NLMSG_ERROR, _NLMSG_DONE, _RTM_GETQDISC, _RTM_NEWQDISC, _RTM_GETADDR = 2, 3, 38, 36, 22
-_REQUEST_DUMP = 0x1 | 0x300
-_IFA_ADDRESS, _IFA_LOCAL = 1, 2
+_NLMSG_ERROR, _RTM_GETQDISC, _RTM_NEWQDISC = 2, 38, 36
 _REQUEST_ACK_ECHO = 0x1 | 0x4 | 0x8
 _ROOT = 0xFFFFFFFF
 _KIND, _OPTIONS, _STATS2 = 1, 2, 7
@@ -33,6 +31,7 @@ _ASK = struct.Struct("=IHHIIBBHiIII")
 _HEADER = struct.Struct("=IHHII")
 _TCMSG_BYTES = 20
 _ATTRIBUTE = struct.Struct("=HH")
+_BASIC = struct.Struct("=QI")
 _QUEUE = struct.Struct("=IIIII")
 _TIMEOUT_S = 1.0
 
@@ -44,7 +43,7 @@ _MOST_STATISTICS = 16_384
 
 @dataclass(frozen=True, slots=True)
 class Qdisc:
-    """The root queue of an interface: what waits in it now, and what it dropped since it was made.
+    """The root queue of an interface: what waits in it now, and what it sent and dropped since it was made.
 
     `limit_bytes` and `rate_bytes_s` are how much it takes and how fast it drains, where its kind says so, else 0.
     """
@@ -55,6 +54,7 @@ class Qdisc:
     drops: int
     overlimits: int
     sent_bytes: int
+    sent_packets: int
     limit_bytes: int = 0
     rate_bytes_s: int = 0
 
@@ -114,7 +114,7 @@ class QdiscReader:
 
 def parse_qdisc(body: bytes | memoryview) -> Qdisc:
     """A qdisc out of the body of an RTM_NEWQDISC message."""
-    kind, backlog, packets, drops, overlimits, sent, limit, rate = "", 0, 0, 0, 0, 0, 0, 0
+    kind, backlog, packets, drops, overlimits, sent, sent_packets, limit, rate = "", 0, 0, 0, 0, 0, 0, 0, 0
     options: memoryview | None = None
     for number, value in _attributes(memoryview(body)[_TCMSG_BYTES:]):
         if number == _KIND:
@@ -125,11 +125,11 @@ def parse_qdisc(body: bytes | memoryview) -> Qdisc:
             for part, figures in _attributes(value):
                 if part == _STATS_QUEUE and len(figures) >= _QUEUE.size:
                     packets, backlog, drops, _, overlimits = _QUEUE.unpack_from(figures)
-                elif part == _STATS_BASIC and len(figures) >= 8:
-                    (sent,) = struct.unpack_from("=Q", figures)
+                elif part == _STATS_BASIC and len(figures) >= _BASIC.size:
+                    sent, sent_packets = _BASIC.unpack_from(figures)
     if options is not None:
         limit, rate = _bounds(kind, options)
-    return Qdisc(kind, backlog, packets, drops, overlimits, sent, limit, rate)
+    return Qdisc(kind, backlog, packets, drops, overlimits, sent, sent_packets, limit, rate)
 
 
 def _bounds(kind: str, options: memoryview) -> tuple[int, int]:
@@ -170,72 +170,60 @@ def _attributes(view: memoryview) -> list[tuple[int, memoryview]]:
     return found
 
 
-def interface_addresses() -> dict[str, str]:
-    """Every IP address of this network namespace, and the name of its interface. About 0.1 ms: ask when flows come."""
-    names = dict(socket.if_nameindex())
-    found: dict[str, str] = {}
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE) as asked:
-        asked.settimeout(_TIMEOUT_S)
-        asked.send(struct.pack("=IHHIIBBBBI", 24, _RTM_GETADDR, _REQUEST_DUMP, 1, 0, 0, 0, 0, 0, 0))
-        while True:
-            for kind, _, body in _messages(memoryview(asked.recv(1 << 16))):
-                if kind == _NLMSG_DONE:
-                    return found
-                if kind == _NLMSG_ERROR:
-                    number = -struct.unpack_from("=i", body)[0]
-                    raise OSError(number, f"addresses: {os.strerror(number)}")
-                family, index = body[0], struct.unpack_from("=I", body, 4)[0]
-                # On a point-to-point link ADDRESS is the other end, and LOCAL is ours.
-                parts = dict(_attributes(body[8:]))
-                address = parts.get(_IFA_LOCAL, parts.get(_IFA_ADDRESS))
-                if address is not None and family in (socket.AF_INET, socket.AF_INET6) and index in names:
-                    found[socket.inet_ntop(family, address)] = names[index]
-
-
 class EthtoolReader:
     """The statistics that a driver counts for an interface, by the driver's own names.
 
-    The names are asked for once and kept. Drivers that have none give an empty mapping. This is the ioctl: the netlink
-    side of ethtool has no driver's own statistics, and the per-priority pause counters are among those.
+    The names are kept while there are as many. Drivers that have none give an empty mapping. This is the ioctl: the
+    netlink side of ethtool has no driver's own statistics, and the per-priority pause counters are among those.
+
+    Most kernels fill in as many as the driver has *now* and do not look how much room there is, and the number changes
+    with the number of queues, or when another interface takes the name. So there is always room for the most that is
+    taken.
     """
 
     def __init__(self) -> None:
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
         self._names: dict[str, list[str]] = {}
+        self._room = bytearray(8 + 8 * _MOST_STATISTICS)
 
     def close(self) -> None:
         self._socket.close()
 
     def statistics(self, interface: str) -> dict[str, int]:
         """All counters of an interface now. Raises OSError if it is gone."""
+        count = self._count(interface)
         names = self._names.get(interface)
-        if names is None:
-            names = self._names[interface] = self._ask_names(interface)
+        if names is None or len(names) != count:
+            names = self._names[interface] = self._ask_names(interface, count)
         if not names:
             return {}
-        room = bytearray(8 + 8 * len(names))
-        struct.pack_into("=II", room, 0, _GSTATS, len(names))
-        self._call(interface, room)
-        count = min(len(names), struct.unpack_from("=I", room, 4)[0])
-        return dict(zip(names, struct.unpack_from(f"={count}Q", room, 8), strict=False))
+        struct.pack_into("=II", self._room, 0, _GSTATS, len(names))
+        self._call(interface, self._room)
+        if struct.unpack_from("=I", self._room, 4)[0] != len(names):
+            return {}  # it has just become another number; next time
+        return dict(zip(names, struct.unpack_from(f"={len(names)}Q", self._room, 8), strict=True))
 
-    def _ask_names(self, interface: str) -> list[str]:
+    def _count(self, interface: str) -> int:
+        """How many there are; 0 also if there are more than anybody wants to read."""
         room = bytearray(20)
         struct.pack_into("=IIQ", room, 0, _GSSET_INFO, 0, 1 << _SS_STATS)
         try:
             self._call(interface, room)
         except OSError as error:
             if error.errno in (errno.EOPNOTSUPP, errno.EINVAL):
-                return []
+                return 0
             raise
         _, _, mask, count = struct.unpack_from("=IIQI", room)
-        if not mask or not 0 < count <= _MOST_STATISTICS:
+        return int(count) if mask and count <= _MOST_STATISTICS else 0
+
+    def _ask_names(self, interface: str, count: int) -> list[str]:
+        if not count:
             return []
-        room = bytearray(12 + _STRING_BYTES * count)
+        room = bytearray(12 + _STRING_BYTES * _MOST_STATISTICS)
         struct.pack_into("=III", room, 0, _GSTRINGS, _SS_STATS, count)
         self._call(interface, room)
-        texts = (room[12 + _STRING_BYTES * place :][:_STRING_BYTES] for place in range(count))
-        return [bytes(text).split(b"\0")[0].decode("ascii", "replace") for text in texts]
+        texts = struct.unpack_from(f"{_STRING_BYTES}s" * count, room, 12)
+        return [text.split(b"\0")[0].decode("ascii", "replace") for text in texts]
 
     def _call(self, interface: str, room: bytearray) -> None:
         """SIOCETHTOOL with a pointer to `room`, which the kernel reads and fills."""

@@ -2,12 +2,18 @@
 
 A queue of the switch is the shaper of the port towards one host on one path (`down` in the words of `model.py`). All
 who send to that host on that path pass it, so the switch tells every other host, in one UDP packet for each: from you
-to that host, on that path, so full. Full is the shaper's limit; 255 is a full queue, as `wire/telemetry.py` has it. A
-packet names the pair by its addresses on the path that it speaks of, and the path by its number in the lab.
+to that host, on that path, so congested. A packet names the pair by its addresses on the path that it speaks of, and
+the path by its number in the lab.
+
+How congested: 0 to 200 is how full the queue is, of the shaper's limit. No more than that, because a full queue is what
+every TCP makes of a path that it has for itself: whoever called it backpressure would tell a sender to stop using the
+path that it uses well, and again as soon as it came back. 255, backpressure, is a queue that throws away a good part of
+what comes, as no TCP alone makes it: somebody sends who does not listen.
 """
 
 import contextlib
 import errno
+import math
 import socket
 import threading
 import time
@@ -19,9 +25,19 @@ from typing import Literal, Self
 from ringfold.runtime.lab.model import SWITCH
 from ringfold.runtime.lab.network import Lab
 from ringfold.runtime.netlink import QdiscReader, interface_index
-from ringfold.wire.telemetry import TELEMETRY_PORT, Congestion, Packet, address_number, encode
+from ringfold.wire.telemetry import (
+    FULL_QUEUE,
+    MOST_CONGESTION,
+    TELEMETRY_PORT,
+    Congestion,
+    Packet,
+    address_number,
+    encode,
+)
 
-FULL = 255
+OVERRUN_FROM = 0.15
+"""The part of all packets that is lost in a queue that is overrun."""
+_LOST_OVER_S = 0.1
 _LOST = frozenset(
     {
         errno.EAGAIN,
@@ -46,6 +62,7 @@ class Queue:
     limit_bytes: int
     drops: int
     sent_bytes: int
+    sent_packets: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +74,38 @@ class Sample:
     path: str
     backlog_bytes: int
     limit_bytes: int
+    lost: float = 0.0
+    """The part of the packets that it has thrown away lately."""
 
     @property
     def congestion(self) -> int:
-        """0 is empty, 255 is full. A queue without a limit is never full, and one with anything in it is not empty."""
+        """0 is empty, 200 full, 255 overrun. Without a limit it is never full; with anything in it it is not empty."""
         if not self.backlog_bytes or not self.limit_bytes:
             return 0
-        return max(1, min(FULL, FULL * self.backlog_bytes // self.limit_bytes))
+        if self.lost >= OVERRUN_FROM:
+            return MOST_CONGESTION
+        return max(1, min(FULL_QUEUE, FULL_QUEUE * self.backlog_bytes // self.limit_bytes))
+
+
+class Losses:
+    """What part of the packets each queue throws away, over the last tenth of a second or so."""
+
+    def __init__(self) -> None:
+        self._last: dict[tuple[str, str], tuple[float, Queue]] = {}
+        self._seen: dict[tuple[str, str], tuple[float, float]] = {}
+
+    def of(self, now_s: float, queue: Queue) -> float:
+        """Called with each reading of a queue, in turn."""
+        name = queue.host, queue.path
+        then_s, before = self._last.get(name, (now_s, queue))
+        self._last[name] = now_s, queue
+        keep = math.exp(-(now_s - then_s) / _LOST_OVER_S)
+        # A shaper that was replaced, for another rate, counts from zero again.
+        lost, sent = (part * keep for part in self._seen.get(name, (0.0, 0.0)))
+        lost += max(0, queue.drops - before.drops)
+        sent += max(0, queue.sent_packets - before.sent_packets)
+        self._seen[name] = lost, sent
+        return lost / (lost + sent) if lost + sent >= 1 else 0.0
 
 
 class Queues:
@@ -100,7 +142,7 @@ class Queues:
         for reader, index, host, path, end in self._places:
             root = reader.root(index)
             if root is not None and root.kind == "tbf":
-                figures = (root.backlog_bytes, root.limit_bytes, root.drops, root.sent_bytes)
+                figures = (root.backlog_bytes, root.limit_bytes, root.drops, root.sent_bytes, root.sent_packets)
                 found.append(Queue(host, path, end, *figures))
         return found
 
@@ -133,12 +175,12 @@ class Telemetry:
         self._queues.close()
 
     def _run(self) -> None:
-        due = time.monotonic()
+        due, losses = time.monotonic(), Losses()
         while not self._stop.is_set():
             for queue in self._queues.read():
+                figures = (queue.backlog_bytes, queue.limit_bytes, losses.of(time.monotonic(), queue))
                 for source in self._hosts:
                     if source != queue.host:
-                        figures = (queue.backlog_bytes, queue.limit_bytes)
                         self._tell(Sample(source, queue.host, queue.path, *figures))
             self.rounds += 1
             # A round that was late is not made up for: telemetry is about now.
