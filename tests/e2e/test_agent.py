@@ -114,7 +114,8 @@ def test_a_killed_clients_flows_are_freed(directory: Path) -> None:
             try:
                 assert victim.stdout is not None
                 assert victim.stdout.readline() == "ready\n"
-                assert json.loads(ask("status", "--json", "--dir", directory))["listed"][0]["pid"] == victim.pid
+                for order in (("status", "--json", "--dir", directory), ("--dir", directory, "status", "--json")):
+                    assert json.loads(ask(*order))["listed"][0]["pid"] == victim.pid
             finally:
                 victim.kill()
         with AgentConsole([directory]) as console:

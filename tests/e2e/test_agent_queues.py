@@ -7,9 +7,10 @@ import subprocess
 
 import pytest
 
-from ringfold.agent.monitors import NicReading, QdiscMonitor
+from ringfold.agent.monitors import NicReading, QdiscMonitor, pause_count
 from ringfold.agent.reports import Reporter
-from ringfold.runtime.netlink import EthtoolReader, QdiscReader, interface_addresses, interface_index
+from ringfold.runtime.interfaces import interfaces
+from ringfold.runtime.netlink import EthtoolReader, QdiscReader, interface_index
 from ringfold.runtime.shaped import HUB, Shape, ShapedNetwork, missing
 from ringfold.wire.telemetry import NicQueues, Packet, address_number, decode
 
@@ -90,10 +91,11 @@ def test_a_nic_without_a_shaper_has_nothing_waiting_and_one_that_is_not_there_ra
 
 def test_addresses_and_statistics_of_a_nic_are_found() -> None:
     with ShapedNetwork([Shape()]) as network, network.within(0):
-        assert interface_addresses()[network.address(0)] == "eth0"
+        assert interfaces()[network.address(0)] == "eth0"
         reader = EthtoolReader()
         try:
             assert "peer_ifindex" in reader.statistics("eth0")
+            assert pause_count(reader.statistics("eth0")) is None
             assert reader.statistics("lo") == {}
             with pytest.raises(OSError, match="No such device"):
                 reader.statistics("eth7")

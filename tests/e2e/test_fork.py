@@ -6,10 +6,16 @@ import select
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
-from cluster import Cluster, Me
+import pytest
+from cluster import Cluster, Me, until
 from training import end_training, start_training, step_with
+
+from ringfold.agent.client import AgentConsole
+from ringfold.agent.daemon import AgentSettings, AgentThread
+from ringfold.errors import UsageError
 
 
 def outlive_the_parent() -> None:
@@ -170,3 +176,62 @@ def lose_the_master(me: Me) -> None:
         me.say("joined")
         with me.failing("lost"):
             run.barrier()
+
+
+def test_a_child_takes_nothing_from_the_flows_and_hints_of_its_parent(cluster: Cluster, tmp_path: Path) -> None:
+    """Three peers with two paths each have six flows with the agent, and they are the same ones after a child's end.
+
+    The engine goes on reading the parent's hints, for both neighbours: what is set now decides where segments go.
+    """
+    directory = tmp_path / "agent"
+    with AgentThread(AgentSettings(directory=directory, telemetry=(), watch_nics=False)):
+        cluster.start_master()
+        forker, *others = (
+            cluster.start_one(
+                fork_with_flows, join={"advertise": [f"127.0.0.{host}", f"127.0.1.{host}"]}, agent=str(directory)
+            )
+            for host in (11, 12, 13)
+        )
+        with AgentConsole([directory]) as console:
+            until(lambda: len(console.flows()) == 6, "each peer has a flow to each neighbour")
+            before = console.flows()
+            assert sorted(flow.pid for flow in before) == sorted(2 * [forker.pid, *(peer.pid for peer in others)])
+            forker.tell("fork")
+            assert forker.expect("child")["status"] == 0
+            assert [flow.number for flow in console.flows()] == [flow.number for flow in before]
+            for listed in before:
+                if listed.pid == forker.pid:
+                    assert console.set_shares(listed.flow.source, listed.flow.destination, (0.0, 1.0)) == 1
+            for peer in (forker, *others):
+                peer.tell("reduce")
+            sent = forker.expect("reduced")["path_bytes"]
+        assert (sent[0], sent[1] > 0) == (0, True)
+        for peer in (forker, *others):
+            peer.tell("end")
+            peer.finish()
+
+
+def fork_with_flows(me: Me) -> None:
+    os.environ["RINGFOLD_AGENT_DIR"] = me.options["agent"]
+    with me.join() as run:
+        while run.group_size < 3:
+            run.update_topology(min_world=3)
+        if me.hear()["tell"] == "fork":
+            child = os.fork()
+            if child == 0:
+                run.leave()  # of the copy: nothing happens to the parent
+                client = run._session.advice._client
+                with pytest.raises(UsageError, match="forked"):
+                    client.register("10.0.0.1", "10.0.0.2", [("10.0.0.1", "10.0.0.2"), ("10.1.0.1", "10.1.0.2")])
+                client.deregister(1)
+                client.close()
+                gc.collect()
+                sys.exit(f"holds {held}" if (held := sockets()) else 0)
+            me.say("child", status=os.waitpid(child, 0)[1])
+            me.hear("reduce")
+        engine = run._session.engine
+        before = engine.path_bytes(True)
+        run.all_reduce(np.ones(500_000, np.float32))
+        moved = [now - old for now, old in zip(engine.path_bytes(True), before, strict=True)]
+        me.say("reduced", path_bytes=moved[:2])
+        me.hear("end")

@@ -35,7 +35,7 @@ def test_a_line_is_an_observation() -> None:
 def test_congestion_follows_from_depth_and_limit() -> None:
     network, bits = prefix_number("10.1.0.0/16")
     line = b'{"destination": "10.1.0.0/16", "path": 0, "depth_bytes": 50, "limit_bytes": 100, "unix_ns": 7}\n'
-    assert JsonAdapter().feed(line) == [Observation(Congestion(0, network, 0, 128, 50, 0, bits), 7)]
+    assert JsonAdapter().feed(line) == [Observation(Congestion(0, network, 0, 100, 50, 0, bits), 7)]
 
 
 def test_an_array_on_one_line_is_several_observations() -> None:
@@ -146,6 +146,49 @@ def test_a_file_is_followed_also_when_another_takes_its_name(tmp_path: Path) -> 
     asyncio.run(story())
 
 
+def test_a_file_that_is_not_there_yet_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ringfold.runtime.feeds._AGAIN_S", 0.01)
+
+    async def story() -> list[Observation | Refusal]:
+        reading = asyncio.create_task(first(str(tmp_path / "feed"), 1))
+        for _ in range(20):  # until it has looked
+            await asyncio.sleep(0)
+        (tmp_path / "feed").write_bytes(LINE)
+        return await reading
+
+    assert asyncio.run(story()) == [SEEN]
+
+
+def test_others_have_their_turns_while_a_long_file_is_read(tmp_path: Path) -> None:
+    (tmp_path / "feed").write_bytes(b"\n" * (100 << 16) + LINE)
+
+    async def story() -> int:
+        reading, turns = asyncio.create_task(first(str(tmp_path / "feed"), 1)), 0
+        while not reading.done():
+            turns += 1
+            await asyncio.sleep(0)
+        return turns
+
+    assert asyncio.run(story()) > 100
+
+
+def test_a_page_server_that_talks_nonsense_is_asked_again() -> None:
+    head = b"HTTP/1.0 200 OK\r\n"
+    answers = [b"nonsense\r\n\r\n", head + b"Content-Length: 999\r\n\r\n", head + b"\r\n" + LINE]
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answers.pop(0) if len(answers) > 1 else answers[0])
+        await writer.drain()
+        writer.close()
+
+    async def story() -> list[Observation | Refusal]:
+        async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+            return await first(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/", 1)
+
+    assert asyncio.run(story()) == [SEEN]
+
+
 def test_a_fifo_is_read_as_it_is_written(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "feed")
 
@@ -207,6 +250,11 @@ def test_a_page_is_polled() -> None:
         finally:
             server.shutdown()
             thread.join()
+
+
+def test_a_line_that_is_nested_without_end_is_refused() -> None:
+    line = b'{"path": 0, "congestion": 1, "more": ' + b"[" * 100_000
+    assert len(refused(adapters.JsonAdapter().feed(line + b"\n"))) == 1
 
 
 def test_the_adapter_of_the_guide_works() -> None:

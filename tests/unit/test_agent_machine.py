@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfold.agent.enrolment import Enrolment
+from ringfold.agent.enrolment import LONGEST_PAUSE_S, Enrolment, pause_s
 from ringfold.agent.machine import (
     MOST_REFUSED,
     AgentMachine,
@@ -25,11 +25,16 @@ from ringfold.agent.machine import (
     Withdraw,
     quantise,
 )
-from ringfold.agent.registry import Quota, Registry
+from ringfold.agent.policy import Decision
+from ringfold.agent.registry import Quota, Registry, fault
 from ringfold.agent.steering import Steering, parse_policy
+from ringfold.cli.agent import _flow_row
 from ringfold.errors import ConfigError
 from ringfold.wire.agent import (
     AGENT_PROTOCOL,
+    MAX_ANSWER_BYTES,
+    MOST_PATHS,
+    PAGE_FLOWS,
     AgentHello,
     AgentRefused,
     AgentStatus,
@@ -40,6 +45,7 @@ from ringfold.wire.agent import (
     Flow,
     FlowList,
     FromAgent,
+    ListedFlow,
     ListFlows,
     Measured,
     Register,
@@ -47,6 +53,7 @@ from ringfold.wire.agent import (
     SetShares,
     SharesSet,
     ToAgent,
+    agent_frame,
 )
 
 PATHS = (("10.0.0.1", "10.0.0.2"), ("10.1.0.1", "10.1.0.2"))
@@ -167,6 +174,16 @@ def test_a_long_list_comes_in_pages() -> None:
     assert numbers == list(range(1, 2_501))
 
 
+def test_the_longest_page_of_the_longest_flows_fits_an_answer() -> None:
+    """Else a user whose names are long could keep root from looking at the agent."""
+    name, address = "\U00010348" * 255, "fe80:1111:1111:1111:1111:1111:1111:1111%interface-name0"
+    flow = Flow(2**63 - 1, address, address, ((address, address),) * MOST_PATHS, name, name)
+    assert fault(flow) == ""
+    why = Decision(0, (1.0,) * 16, (True,) * 16, (255.0,) * 16, (1e19,) * 16, 2.0).why
+    each = ListedFlow(2**63, 2**31, 2**31, name[:100], flow, 4_095, 2**20, (1 / 3,) * 16, (True,) * 16, why)
+    assert len(agent_frame(FlowList(1, [each] * PAGE_FLOWS, True))) < MAX_ANSWER_BYTES
+
+
 def test_only_root_and_the_agents_user_fix_shares() -> None:
     host = Host().open(1).open(2, uid=0)
     host.say(1, Register(1, flow(1)))
@@ -195,7 +212,21 @@ def test_measurements_of_a_flow_that_is_not_there_are_counted_and_harmless() -> 
     assert host.say(1, Measured(9, (1, 2))) == []
     host.say(1, Register(1, flow(1)))
     assert host.say(1, Measured(1, (1, 2, 3))) == []
-    assert host.answer(1, AskAgent(1), AgentStatus).refused == {"invalid": 1, "unknown": 1}
+    assert host.say(1, Measured(1, (1, 2), (5, 6), (1,))) == []
+    assert host.say(1, Measured(1, (1, 2), (5, 6))) == []
+    assert host.answer(1, AskAgent(1), AgentStatus).refused == {"invalid": 3, "unknown": 1}
+
+
+def test_a_listed_flow_shows_what_its_sender_measured_last() -> None:
+    host = Host().open(1)
+    for number in (1, 2):
+        host.say(1, Register(number, flow(number)))
+    host.say(1, Measured(1, (20_000_000, 0), (9_000, 700), (600, 500)))
+    measured, silent = host.answer(1, ListFlows(1), FlowList).flows
+    assert (measured.bytes_per_s, measured.srtt_us, measured.min_rtt_us) == ((20_000_000, 0), (9_000, 700), (600, 500))
+    assert (silent.bytes_per_s, silent.srtt_us) == ((), ())
+    assert _flow_row(measured)[-1] == "round trips 9.0 : 0.7 ms, 0.6 : 0.5 at least"
+    assert _flow_row(silent)[-1] == ""
 
 
 @given(st.lists(st.floats(0, 1), min_size=2, max_size=16).filter(lambda shares: sum(shares) > 1e-6))
@@ -222,6 +253,16 @@ def test_another_policy_is_refused(text: str) -> None:
 
 
 # The client's side
+
+
+def test_an_agent_is_looked_for_ever_more_seldom_and_never_less_than_every_half_minute() -> None:
+    at_s, looks = 0.0, []
+    while at_s < 600:
+        at_s += pause_s(at_s)
+        looks.append(at_s)
+    assert sum(at_s <= 2 for at_s in looks) >= 10
+    assert sum(at_s <= 240 for at_s in looks) <= 75
+    assert looks[-1] - looks[-2] == LONGEST_PAUSE_S
 
 
 def test_a_client_asks_for_everything_again_when_the_agent_comes_back() -> None:
@@ -255,6 +296,15 @@ def test_an_answer_of_an_earlier_connection_gives_no_place() -> None:
     client.disconnected()
     client.connected()
     assert client.heard(Registered(request.request, 1, 5, 9)) == []
+
+
+def test_a_flow_that_no_agent_would_take_is_never_asked_for() -> None:
+    """One that is too long for a frame would cost the connection, and with it all other flows."""
+    enrolment = Enrolment("job")
+    enrolment.want(Flow(1, "10.0.0.1", "10.0.0.2", PATHS))
+    enrolment.want(Flow(2, "10.0.0.1", "10.0.0.2", PATHS, "x" * 100_000))
+    asked = [each.flow.connection for each in enrolment.connected() if isinstance(each, Register)]
+    assert (asked, enrolment.drop(2)) == ([1], [])
 
 
 def test_a_refused_flow_knows_why() -> None:

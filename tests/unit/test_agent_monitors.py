@@ -1,26 +1,34 @@
-"""NIC monitors and rates: what a reading says, and that what a monitor does not know stays unknown."""
+"""NIC monitors: what a reading says, and that what a monitor does not know stays unknown."""
 
+import struct
+import tomllib
 from collections.abc import Mapping
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 
-from ringfold.agent import monitors
+from ringfold.agent import adapters, monitors
+from ringfold.agent.client import AgentClient, AgentConsole
+from ringfold.agent.daemon import AgentSettings, AgentThread
 from ringfold.agent.monitors import (
     EthtoolMonitor,
-    Monitor,
     NicMonitors,
     NicReading,
-    RateMeter,
+    QdiscMonitor,
     SysMonitor,
-    TcpSample,
     open_monitors,
     overlay,
     pause_count,
-    queueing_pressure,
 )
 from ringfold.errors import ConfigError
-from ringfold.runtime.netlink import interface_addresses
+from ringfold.runtime import threads
+from ringfold.runtime.clock import monotonic_ns
+from ringfold.runtime.interfaces import interfaces
+from ringfold.runtime.netlink import EthtoolReader
+
+WAIT_S = 20.0
+ROOT = Path(__file__).parents[2]
 
 
 class Counters:
@@ -74,12 +82,42 @@ def test_pressure_is_how_full_the_queue_is(reading: NicReading, pressure: float 
     assert reading.pressure() == pressure
 
 
-def test_pauses_that_were_received_count_whatever_the_driver_calls_them() -> None:
-    mlx5 = {"rx_prio3_pause": 5, "tx_prio3_pause": 100, "rx_prio3_pause_duration": 9, "rx_prio0_pause": 1}
-    assert pause_count(mlx5) == 6
-    assert pause_count({"rx_pause_ctrl_phy": 2, "rx_pause_transition": 7}) == 2
-    assert pause_count({"port.link_xoff_rx": 4, "port.link_xon_rx": 4}) == 4
-    assert pause_count({"rx_bytes": 4, "tx_pause": 1}) is None
+NAMES = {
+    "mlx5": """rx_packets rx_out_of_buffer rx_discards_phy rx_mac_control_phy rx_pause_ctrl_phy tx_pause_ctrl_phy
+        rx_prio0_bytes rx_prio0_buf_discard rx_prio0_pause rx_prio0_pause_duration tx_prio0_pause
+        tx_prio0_pause_duration rx_prio0_pause_transition rx_prio3_pause tx_prio3_pause rx_global_pause
+        rx_global_pause_duration tx_global_pause rx_global_pause_transition tx_pause_storm_warning_events
+        tx_pause_storm_error_events rx0_cache_busy""",
+    "ixgbe": """rx_packets tx_packets rx_missed_errors tx_restart_queue tx_flow_control_xon rx_flow_control_xon
+        tx_flow_control_xoff rx_flow_control_xoff rx_no_dma_resources os2bmc_rx_by_bmc tx_queue_0_packets
+        tx_pb_0_pxon tx_pb_0_pxoff rx_pb_0_pxon rx_pb_0_pxoff rx_pb_7_pxoff""",
+    "ice": "tx_bytes rx_dropped.nic link_xon_rx.nic link_xoff_rx.nic link_xoff_tx.nic rx_priority_3_xoff.nic "
+    "tx_priority_3_xoff.nic rx_priority_3_xon.nic",
+    "bnxt": "rx_pause_frames rx_pfc_frames tx_pause_frames rx_pfc_ena_frames_pri0 pfc_pri0_rx_duration_us",
+    "sfc": "port_tx_pause port_rx_pause port_rx_control",
+    "ena": "tx_timeout suspend resume wd_expired interface_up admin_q_pause bw_in_allowance_exceeded "
+    "bw_out_allowance_exceeded queue_0_tx_cnt queue_0_rx_cnt ena_admin_q_aborted_cmd",
+    "veth": "peer_ifindex rx_queue_0_xdp_packets rx_queue_0_drops tx_queue_0_xdp_xmit",
+}
+"""What `ethtool -S` calls the counters of these drivers (in part), by their sources and vendors' manuals."""
+
+
+@pytest.mark.parametrize(
+    ("driver", "counted"),
+    [
+        ("mlx5", {"rx_pause_ctrl_phy", "rx_prio0_pause", "rx_prio3_pause", "rx_global_pause"}),
+        ("ixgbe", {"rx_flow_control_xoff", "rx_pb_0_pxoff", "rx_pb_7_pxoff"}),
+        ("ice", {"link_xoff_rx.nic", "rx_priority_3_xoff.nic"}),
+        ("bnxt", {"rx_pause_frames", "rx_pfc_frames", "rx_pfc_ena_frames_pri0"}),
+        ("sfc", {"port_rx_pause"}),
+        ("ena", set()),
+        ("veth", set()),
+    ],
+)
+def test_pauses_that_were_received_count_whatever_the_driver_calls_them(driver: str, counted: set[str]) -> None:
+    names = NAMES[driver].split()
+    assert {name for name in names if pause_count({name: 1}) == 1} == counted
+    assert pause_count(dict.fromkeys(names, 1)) == (len(counted) or None)
 
 
 def test_a_nic_is_paused_when_its_count_has_grown_since_the_last_look() -> None:
@@ -114,7 +152,7 @@ def test_the_first_monitor_that_knows_a_part_is_believed() -> None:
 
 
 def test_a_monitor_that_fails_leaves_the_others_alone() -> None:
-    several = NicMonitors([Gone(), Fixed(NicReading(tx_bytes=4))])
+    several = NicMonitors({"gone": Gone(), "fixed": Fixed(NicReading(tx_bytes=4))})
     assert several.read("eth0") == NicReading(tx_bytes=4)
     assert several.failures == 1
 
@@ -124,37 +162,122 @@ def test_an_unknown_monitor_is_refused_with_the_names_of_the_known_ones() -> Non
         open_monitors(["nope"])
 
 
-def test_a_monitor_of_another_package_is_found_by_its_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Point:
-        name = "mine"
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if a package were installed that declares monitors: a good one, one that does not load, one that breaks."""
+    (tmp_path / "other_nics.py").write_text(OTHER_NICS)
+    about = tmp_path / "other_nics-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: other-nics\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text(
+        "[ringfold.monitors]\nrings = other_nics:Rings\nlost = other_nics:NotThere\nwild = other_nics:Wild\n"
+        "qdisc = other_nics:Rings\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
 
-        def load(self) -> type[Monitor]:
-            return Gone
 
-    monkeypatch.setattr(monitors, "entry_points", lambda group: [Point()] if group == "ringfold.monitors" else [])
-    assert open_monitors(["mine"]).read("eth0") == NicReading()
+OTHER_NICS = """
+from ringfold.agent.monitors import NicReading
+
+class Rings:
+    def read(self, nic):
+        return NicReading(tx_bytes=7_000)
+
+    def close(self):
+        pass
+
+class Wild(Rings):
+    def read(self, nic):
+        raise ZeroDivisionError("no rings")
+"""
+
+
+@pytest.mark.usefixtures("package")
+def test_a_monitor_of_another_package_is_found_by_its_entry_point() -> None:
+    assert open_monitors(["rings"]).read("eth0") == NicReading(tx_bytes=7_000)
+
+
+@pytest.mark.usefixtures("package")
+def test_no_package_replaces_a_monitor_of_ours_by_its_name() -> None:
+    assert monitors.known_monitors()["qdisc"]() is QdiscMonitor
+
+
+@pytest.mark.usefixtures("package")
+def test_a_monitor_that_does_not_load_is_left_out_and_says_why(caplog: pytest.LogCaptureFixture) -> None:
+    several = open_monitors(["lost", "rings"])
+    assert several.read("eth0") == NicReading(tx_bytes=7_000)
+    assert several.states["rings"] == ""
+    assert "NotThere" in several.states["lost"]
+    assert "'lost' does not work here" in caplog.text
+
+
+@pytest.mark.usefixtures("package")
+def test_a_monitor_that_breaks_is_not_asked_again(caplog: pytest.LogCaptureFixture) -> None:
+    several = open_monitors(["wild", "rings"])
+    assert [several.read("eth0") for _ in range(3)] == [NicReading(tx_bytes=7_000)] * 3
+    assert several.states == {"wild": "ZeroDivisionError: no rings", "rings": ""}
+    assert caplog.text.count("'wild' broke") == 1
+
+
+@pytest.mark.usefixtures("package")
+def test_the_agent_serves_with_monitors_that_are_broken_and_its_status_names_them(tmp_path: Path) -> None:
+    directory = tmp_path / "agent"
+    settings = AgentSettings(directory=directory, telemetry=(), monitors=("lost", "wild", "rings"))
+    with AgentThread(settings), AgentClient([directory], "job") as client:
+        flow = client.register("127.0.0.1", "127.0.0.2", [("127.0.0.1", "127.0.0.2"), ("127.0.0.1", "127.0.0.3")])
+        assert client.wait(lambda each: each.place(flow) is not None, WAIT_S)
+        deadline_ns, pause = monotonic_ns() + int(WAIT_S * 1e9), threads.Event()
+        with AgentConsole([directory]) as console:
+            while not (states := console.status().monitors)["wild"]:
+                assert monotonic_ns() < deadline_ns, "the interfaces are not looked at"
+                pause.wait(0.001)
+    assert states["rings"] == states["sys"] == ""
+    assert states["wild"] == "ZeroDivisionError: no rings"
+    assert "NotThere" in states["lost"]
+
+
+def test_what_is_built_in_is_declared_as_other_packages_declare_theirs() -> None:
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
+    for group, built_in in (("ringfold.monitors", monitors.BUILT_IN), ("ringfold.telemetry", adapters.BUILT_IN)):
+        loaded = {name: EntryPoint(name, value, group).load() for name, value in declared[group].items()}
+        assert loaded == built_in
 
 
 def test_addresses_are_found_with_their_interfaces() -> None:
-    assert interface_addresses()["127.0.0.1"] == "lo"
+    assert interfaces()["127.0.0.1"] == "lo"
 
 
-def test_a_rate_is_growth_over_busy_time() -> None:
-    meter = RateMeter()
-    assert meter.update(TcpSample(0, 0)) is None
-    assert meter.update(TcpSample(50_000, 10_000)) == 5_000_000
-    assert meter.update(TcpSample(50_500, 10_500)) is None  # too little to tell; it counts the next time
-    assert meter.update(TcpSample(60_000, 11_000)) == 10_000_000
+class Driver(EthtoolReader):
+    """An interface whose driver has so many statistics at the moment, written as a kernel does: without asking."""
+
+    def __init__(self, counts: list[int]) -> None:
+        super().__init__()
+        self._counts = counts
+
+    def _call(self, interface: str, room: bytearray) -> None:
+        asked = struct.unpack_from("=I", room)[0]
+        count = self._counts.pop(0) if len(self._counts) > 1 else self._counts[0]
+        if asked == 0x37:
+            struct.pack_into("=QI", room, 8, 2, count)
+        elif asked == 0x1B:
+            struct.pack_into("=I" + "32s" * count, room, 8, count, *(b"count%d" % each for each in range(count)))
+        else:
+            struct.pack_into(f"=I{count}Q", room, 4, count, *range(count))
 
 
-def test_counters_of_new_connections_begin_anew() -> None:
-    meter = RateMeter()
-    meter.update(TcpSample(100_000, 50_000))
-    assert meter.update(TcpSample(10, 60_000)) is None
-    assert meter.update(TcpSample(20_010, 70_000)) == 2_000_000
+def test_statistics_that_become_more_are_asked_for_anew() -> None:
+    driver = Driver([2, 2, 2, 5])
+    try:
+        assert driver.statistics("eth0") == {"count0": 0, "count1": 1}
+        assert driver.statistics("eth0") == {f"count{each}": each for each in range(5)}
+    finally:
+        driver.close()
 
 
-def test_round_trips_beyond_the_smallest_are_pressure() -> None:
-    assert queueing_pressure(TcpSample(0, 0, srtt_us=30_000, min_rtt_us=5_000)) == 127.5
-    assert queueing_pressure(TcpSample(0, 0, srtt_us=4_000, min_rtt_us=5_000)) == 0
-    assert queueing_pressure(TcpSample(0, 0)) is None
+def test_statistics_that_become_more_between_two_calls_are_left_for_the_next_time() -> None:
+    driver = Driver([2, 2, 900])
+    try:
+        assert driver.statistics("eth0") == {}
+        assert len(driver.statistics("eth0")) == 900
+    finally:
+        driver.close()

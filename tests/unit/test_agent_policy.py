@@ -306,3 +306,12 @@ def test_the_swing_of_a_loop_that_is_steered_too_hard_lowers_the_gain() -> None:
     world = Fluid((12.5, 12.5), demand=1.2, delay_ms=100, shown_age=0, queue_ms=50, rates_known=False)
     decisions = world.run(3_000)
     assert decisions[-1].gain < decisions[0].gain / 2
+
+
+def test_a_policy_that_was_asked_hours_ago_goes_on() -> None:
+    """An agent that was stopped, or a flow whose shares were fixed meanwhile."""
+    policy, hours_ns = Policy(), 400 * 3_600 * 10**9
+    flow = FlowInput(1, (PathInput(congestion=255, rate=1e6), PathInput(congestion=10, rate=1e6)))
+    policy.step(0, [flow])
+    (decision,) = policy.step(hours_ns, [flow])
+    assert decision.shares == (0.0, 1.0)

@@ -180,3 +180,33 @@ def test_slots_flows_and_quotas_always_agree(script: list[tuple[str, int, int, i
         elif action == "deregister" and is_there:
             host.deregister(client, connection)
         host.check()
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("2001:DB8::1", "2001:db8:0:0::1"), ("::ffff:10.0.0.1", "10.0.0.1"), ("fe80::1%eth0", "FE80::0001%eth0")],
+)
+def test_an_address_written_another_way_is_the_same_pair(one: str, other: str) -> None:
+    host = registry()
+    pairs = []
+    for number, text in enumerate((one, other)):
+        paths = ((text, "10.0.0.2"), (text, "10.1.0.2"))
+        pairs.append(added(host.register(1, Flow(number, text, "10.0.0.2", paths))).entry.pair)
+    assert pairs[0] is pairs[1]
+    assert host.between(other, "::ffff:10.0.0.2") == pairs[:1]
+
+
+def test_link_local_addresses_of_two_interfaces_are_two() -> None:
+    host = registry()
+    for number in (0, 1):
+        source = f"fe80::1%eth{number}"
+        host.register(1, Flow(number, source, "fe80::2", ((source, "fe80::2"), PATHS[1])))
+    assert host.pair_count == 2
+
+
+@pytest.mark.parametrize("scope", ["\x1b[2J", "a\nb", "x" * 16, "\u202e", "a b"])
+def test_an_address_brings_no_escape_sequences_along(scope: str) -> None:
+    found = registry().register(1, Flow(1, f"fe80::1%{scope}", "10.0.0.2", PATHS))
+    assert refused(found) == "invalid"
+    assert isinstance(found, Refusal)
+    assert found.text.isprintable()

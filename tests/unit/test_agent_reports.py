@@ -47,6 +47,12 @@ def test_becoming_empty_is_a_change_however_small() -> None:
     assert said(reporter.step(1, T0, depth(0))) == [NicQueues("eth0", 7, 0, None)]
 
 
+def test_both_addresses_of_one_nic_are_reported() -> None:
+    reading = NicReading(tx_bytes=100)
+    said_of = said(Reporter(T0).step(0, T0, {("eth0", 7): reading, ("eth0", 8): reading}))
+    assert said_of == [NicQueues("eth0", 7, 100, None), NicQueues("eth0", 8, 100, None)]
+
+
 def test_a_nic_of_which_nothing_is_known_is_not_reported() -> None:
     assert Reporter(T0).step(0, T0, depth(None)) == []
 

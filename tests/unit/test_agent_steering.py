@@ -4,7 +4,7 @@ from itertools import count
 
 from ringfold.agent.adapters import Observation
 from ringfold.agent.registry import Pair
-from ringfold.agent.steering import POLL_NS, WARM_NS, Advice, Steering
+from ringfold.agent.steering import MOST_AT_ONCE, MOST_URGENT, POLL_NS, WARM_NS, Advice, Steering
 from ringfold.wire.agent import Measured
 from ringfold.wire.telemetry import Congestion, Packet, Refusal, address_number, encode, prefix_number
 
@@ -86,12 +86,28 @@ def test_rates_of_all_flows_of_a_pair_count_until_they_are_old() -> None:
     assert all_advice(steering, 14 * SECOND, 16 * SECOND)[-1].shares[0] < 0.4
 
 
-def test_round_trips_that_grow_move_bytes_away() -> None:
+def test_round_trips_steer_nothing_but_are_there_to_be_looked_at() -> None:
+    """A sender fills the queue of its path itself, and rates say already what it gets there."""
     steering = Steering()
     steering.added(pair())
-    rates = (10_000_000, 10_000_000)
-    steering.measured(SECOND, pair(), 1, Measured(1, rates, (41_000, 1_000), (1_000, 1_000)))
-    assert all_advice(steering, SECOND, SECOND)[-1].shares[0] < 0.4
+    report = Measured(1, (10_000_000, 10_000_000), (41_000, 1_000), (1_000, 1_000))
+    steering.measured(SECOND, pair(), 1, report)
+    assert all_advice(steering, SECOND, SECOND)[-1].shares == (0.5, 0.5)
+    assert steering.last_report(0, 1) == report
+    assert steering.last_report(0, 2) is None
+    assert steering.last_report(1, 1) is None
+
+
+def test_a_report_of_round_trips_alone_takes_back_no_rates() -> None:
+    steering = Steering()
+    steering.added(pair())
+    steering.measured(SECOND, pair(), 1, Measured(1, (20_000_000, 5_000_000)))
+    all_advice(steering, SECOND, SECOND)
+    steering.measured(2 * SECOND, pair(), 1, Measured(1, (0, 0), (1_000, 2_000), (500, 500)))
+    say(steering, 2 * SECOND, 0, 0)
+    say(steering, 2 * SECOND, 1, 255)
+    advice = steering.decide_urgent(2 * SECOND)[-1]
+    assert "rates 160 : 40 Mbit/s" in advice.why
 
 
 def test_clear_paths_of_unknown_rates_get_no_advice() -> None:
@@ -177,3 +193,42 @@ def test_a_feed_counts_as_much_as_a_packet() -> None:
     steering.observed(SECOND, SECOND, Refusal("feed", "nonsense"))
     assert steering.decide_urgent(SECOND)[0].backpressure == (True, False)
     assert steering.refused == {"telemetry feed": 1}
+
+
+def test_an_interface_that_is_gone_presses_nobody() -> None:
+    steering, one = Steering(), pair()
+    steering.added(one)
+    steering.local(SECOND, {address_number("10.0.0.1"): 255.0})
+    steering.measured(SECOND, one, 1, Measured(1, (1_000, 1_000)))
+    pressed = all_advice(steering, SECOND, 2 * SECOND)[-1].shares[0]
+    steering.local(2 * SECOND, {})
+    assert pressed < 0.3 < all_advice(steering, 2 * SECOND, 3 * SECOND)[-1].shares[0] == 0.5
+
+
+def test_a_busy_interface_of_many_pairs_is_urgent_for_none() -> None:
+    steering = Steering()
+    for slot in range(100):
+        steering.added(pair(slot))
+    steering.local(SECOND, {address_number("10.0.0.1"): 255.0})
+    assert not steering.is_urgent
+    assert steering.wake_ns() == SECOND
+
+
+def test_backpressure_on_many_pairs_is_decided_in_pieces() -> None:
+    steering = Steering()
+    for slot in range(MOST_URGENT + 10):
+        steering.added(pair(slot))
+    say(steering, SECOND, 0, 255, ("any", "10.0.0.0/24"))
+    pieces = []
+    while steering.is_urgent:
+        pieces.append(len(steering.decide_urgent(SECOND)))
+    assert pieces == [MOST_URGENT, 10]
+
+
+def test_other_news_about_many_pairs_is_not_urgent() -> None:
+    steering = Steering()
+    for slot in range(MOST_AT_ONCE + 1):
+        steering.added(pair(slot))
+    say(steering, SECOND, 0, 100, ("any", "10.0.0.2"))
+    assert (steering.is_urgent, steering.wake_ns()) == (False, SECOND)
+    assert len(all_advice(steering, SECOND, SECOND)) == MOST_AT_ONCE + 1

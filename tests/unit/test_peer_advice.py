@@ -19,6 +19,7 @@ class FakeEngine:
     def __init__(self) -> None:
         self.followed: dict[int, tuple[str, int, int]] = {}
         self.rates = [0] * 8
+        self.trips = [(0, 0)] * 8
         self.woken = 0
 
     def wake(self) -> None:
@@ -33,6 +34,9 @@ class FakeEngine:
     def path_rates(self, _peer: int) -> list[int]:
         return self.rates
 
+    def path_trips(self, _peer: int) -> list[tuple[int, int]]:
+        return self.trips
+
 
 class FakeClient:
     """An agent's client whose places are set by the test."""
@@ -41,7 +45,7 @@ class FakeClient:
         self.name, self.on_place = name, on_place
         self.flows: dict[int, FlowPaths] = {}
         self.places: dict[int, Place] = {}
-        self.reports: list[tuple[int, list[int]]] = []
+        self.reports: list[tuple[object, ...]] = []
         self.hints: Path | None = Path("/run/agent/hints")
         self.last, self.closed = 0, False
 
@@ -57,8 +61,8 @@ class FakeClient:
     def place(self, connection: int) -> Place | None:
         return self.places.get(connection)
 
-    def measured(self, connection: int, rates: list[int]) -> None:
-        self.reports.append((connection, rates))
+    def measured(self, connection: int, *measured: Sequence[int]) -> None:
+        self.reports.append((connection, *measured))
 
     def close(self) -> None:
         self.closed = True
@@ -100,10 +104,20 @@ def member(peer: int, *addresses: str) -> Member:
     return Member(peer, "", "", list(addresses), 1, len(addresses))
 
 
-def test_the_flow_goes_to_the_next_member_over_all_paths() -> None:
+def test_flows_go_to_the_next_member_and_to_the_previous_one_over_all_paths() -> None:
     ring = record(member(1, "a1", "b1"), member(2, "a2", "b2"), member(3, "a3"))
+    assert flows_of(ring, 1) == {2: (("a1", "a2"), ("b1", "b2")), 3: (("a1", "a3"), ("b1", "a3"))}
+    assert flows_of(ring, 2) == {3: (("a2", "a3"), ("b2", "a3")), 1: (("a2", "a1"), ("b2", "b1"))}
+
+
+def test_in_a_ring_of_two_there_is_one_flow() -> None:
+    ring = record(member(1, "a1", "b1"), member(2, "a2", "b2"))
     assert flows_of(ring, 1) == {2: (("a1", "a2"), ("b1", "b2"))}
-    assert flows_of(ring, 2) == {3: (("a2", "a3"), ("b2", "a3"))}
+
+
+def test_a_neighbour_that_is_reached_by_one_path_has_no_flow_beside_one_that_has() -> None:
+    ring = record(member(1, "a1"), member(2, "a2"), member(3, "a3", "b3"))
+    assert flows_of(ring, 1) == {3: (("a1", "a3"), ("a1", "b3"))}
 
 
 def test_links_with_one_path_have_no_flow_and_need_no_client() -> None:
@@ -152,8 +166,17 @@ def test_rates_go_back_a_few_times_a_second_while_there_is_a_place() -> None:
     clients[0].places[1] = (7, 3)
     for now_ns in (REPORT_EVERY_NS, REPORT_EVERY_NS + 1, 2 * REPORT_EVERY_NS):
         advice.tick(now_ns)
-    assert clients[0].reports == [(1, [25_000_000, 6_000_000])] * 2
+    assert clients[0].reports == [(1, [25_000_000, 6_000_000], (0, 0), (0, 0))] * 2
     assert advice.next_ns() == 3 * REPORT_EVERY_NS
+
+
+def test_round_trips_go_back_also_where_no_rate_is_known() -> None:
+    advice, engine, clients = advised()
+    advice.follow({2: TWO})
+    engine.trips = [(900, 300), (0, 0), *[(0, 0)] * 6]
+    clients[0].places[1] = (7, 3)
+    advice.tick(REPORT_EVERY_NS)
+    assert clients[0].reports == [(1, [0, 0], (900, 0), (300, 0))]
 
 
 def test_nothing_is_reported_when_nothing_was_measured() -> None:

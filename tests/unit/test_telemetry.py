@@ -196,6 +196,31 @@ def test_a_recording_from_before_the_agent_started_is_refused_if_it_is_signed() 
     assert reason(Gate(GateSettings(keys={1: KEY})).accept(T0 + 31 * 10**9, signed(1), "127.0.0.1")) == "clock"
 
 
+def test_a_time_in_the_future_silences_nobody_without_a_signature() -> None:
+    gate = Gate()
+    spoofed, real = Packet(body(), 2**64 - 1, T0 + 3_600 * 10**9), Packet(body(), 1_000, T0 + 1)
+    assert reason(gate.accept(T0, encode(spoofed), "127.0.0.1")) is None
+    assert reason(gate.accept(T0 + 2, encode(real), "127.0.0.1")) is None
+    assert reason(gate.accept(T0 + 3, encode(real), "127.0.0.1")) == "replayed"
+
+
+def test_a_recording_of_a_sender_whose_clock_is_ahead_is_refused_if_it_is_signed() -> None:
+    gate = Gate(GateSettings(keys={1: KEY}))
+    times = [T0 + 20 * 10**9 + number for number in range(100)]
+    packets = [signed(number, at) for number, at in enumerate(times)]
+    assert all(reason(gate.accept(T0, packet, "127.0.0.1")) is None for packet in packets)
+    assert reason(gate.accept(T0 + 10**9, packets[0], "127.0.0.1")) == "replayed"
+
+
+def test_a_sequence_that_begins_anew_after_the_last_number_is_taken() -> None:
+    gate = Gate()
+    taken = [
+        reason(gate.accept(T0 + step, encode(Packet(body(), number % 2**64, T0 + step)), "127.0.0.1")) is None
+        for step, number in enumerate(range(2**64 - 100, 2**64 + 100))
+    ]
+    assert all(taken)
+
+
 def test_senders_have_windows_of_their_own() -> None:
     gate = Gate()
     for sender in (1, 2):
@@ -289,6 +314,20 @@ def test_a_full_table_makes_room_from_what_is_stale_only() -> None:
     assert (len(table), table.counts["full"]) == (3, 1)
     assert table.observed(101 * MS, T0, body(1, path=9), T0)
     assert len(table) == 1
+
+
+def test_a_measurement_from_the_future_gives_way_to_the_next_one() -> None:
+    table = Telemetry()
+    assert table.observed(0, T0, body(200), T0 + 3_600 * 10**9)
+    assert table.observed(1, T0 + 1, body(10), T0 + 1)
+
+
+def test_a_full_table_is_not_gone_through_for_every_packet(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = Telemetry(TelemetrySettings(most_entries=2))
+    for number in range(3):
+        table.observed(number, T0, body(source=number), T0)
+    monkeypatch.setattr(table, "_by_bits", None)  # nobody looks
+    table._forget_stale(4)
 
 
 def test_prefix_lengths_without_number_do_not_slow_the_table_down() -> None:

@@ -2,7 +2,7 @@
 
 Read `wire/agent.py` for what processes say to it, `registry.py` for who has which slot, `steering.py` for how
 congestion becomes advice, and `machine.py`, which ties them together. `daemon.py` is the shell with the sockets and
-the hints; `client.py` is what a process holds, around `enrolment.py`.
+the hints, `doors.py` has the clients' connections; `client.py` is what a process holds, around `enrolment.py`.
 The layout of the hints is in include/ringfold_hints.h.
 
 For what it knows and decides, read `policy.py` (congestion and rates -> shares), `telemetry.py` (what switches said,

@@ -9,11 +9,12 @@ The one that is built in, `json`, takes a JSON object per line, or an array of t
     {"destination": "10.0.0.2", "path": 0, "depth_bytes": 40000, "limit_bytes": 100000, "unix_ns": 1700000000000000000}
 
 `source` and `destination` are addresses, networks, or "any" (which they are if they are missing). Congestion is given,
-0 to 255, or follows from the depth and the limit. `unix_ns` is when it was measured; missing, it is now. Fields that
-are not named here are ignored: collectors say a lot.
+0 to 255, or follows from the depth and the limit (full is 200). `unix_ns` is when it was measured; missing, it is now.
+Fields that are not named here are ignored: collectors say a lot.
 
-More adapters come from packages that declare an entry point of the group `ringfold.telemetry`: a callable without
-arguments that gives an `Adapter`. docs/guides/telemetry.md shows how to feed it from gNMI and sFlow collectors.
+More adapters come from packages that declare, as this one does for `json`, an entry point of the group
+`ringfold.telemetry`: a callable without arguments that gives an `Adapter`. docs/guides/telemetry.md shows how to feed
+it from gNMI and sFlow collectors.
 """
 
 from collections.abc import Callable
@@ -26,7 +27,7 @@ import msgspec
 
 from ringfold.errors import ConfigError
 from ringfold.runtime.feeds import chunks
-from ringfold.wire.telemetry import MOST_PATHS, Congestion, Refusal, prefix_number
+from ringfold.wire.telemetry import FULL_QUEUE, MOST_PATHS, Congestion, Refusal, prefix_number
 
 ENTRY_POINTS = "ringfold.telemetry"
 MAX_LINE_BYTES = 1 << 20
@@ -85,7 +86,7 @@ class JsonAdapter:
     def _line(self, line: bytes) -> list[Observation | Refusal]:
         try:
             said = self._decoder.decode(line)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             return [Refusal("feed", f"not a line of telemetry: {error}")]
         return [_observed(one) for one in (said if isinstance(said, list) else [said])]
 
@@ -99,7 +100,7 @@ def _observed(line: _Line) -> Observation | Refusal:
     if line.congestion is not None:
         level = line.congestion
     elif line.limit_bytes:
-        level = 255 * min(1.0, line.depth_bytes / line.limit_bytes)
+        level = FULL_QUEUE * min(1.0, line.depth_bytes / line.limit_bytes)
     else:
         return Refusal("feed", "neither congestion nor limit_bytes: how full is it?")
     depth = line.depth_bytes
@@ -112,14 +113,17 @@ BUILT_IN: dict[str, Callable[[], Adapter]] = {"json": JsonAdapter}
 
 def open_adapter(name: str) -> Adapter:
     """The adapter of this name, built in or from an entry point. Raises ConfigError if there is none."""
-    make: Callable[[], Adapter] | None = BUILT_IN.get(name)
-    if make is None:
-        found = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
-        if name not in found:
-            known = ", ".join(sorted({*BUILT_IN, *found}))
-            raise ConfigError(f"there is no telemetry adapter {name!r}; known are {known}")
-        make = found[name].load()
-    return make()
+    if (make := BUILT_IN.get(name)) is not None:
+        return make()
+    found = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
+    if name not in found:
+        known = ", ".join(sorted({*BUILT_IN, *found}))
+        raise ConfigError(f"there is no telemetry adapter {name!r}; known are {known}")
+    try:
+        adapter: Adapter = found[name].load()()
+    except Exception as error:
+        raise ConfigError(f"the telemetry adapter {name!r} does not work: {type(error).__name__}: {error}") from error
+    return adapter
 
 
 def parse_feed(text: str) -> tuple[str, str]:

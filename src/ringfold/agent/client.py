@@ -2,25 +2,29 @@
 
 `AgentClient` never makes its caller wait and never raises because of the agent. A thread of its own looks for the
 agent, connects, registers everything, and does it again whenever the agent was away. Without an agent, flows have no
-place, which means the local policy.
+place, which means the local policy. It is looked for ever more seldom (`pause_s`), and at once for a new flow.
+
+A client belongs to the process that made it. In a forked child its copy is dead: it registers nothing, and neither its
+end nor the child's takes anything from the parent. What a child has mapped of the hints is read-only.
 
 An agent is trusted if its directory belongs to root or to this user, and others cannot write to it: hints are advice
 about where bytes go.
 """
 
 import logging
+import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 
 from ringfold import _native
 from ringfold.agent.daemon import HINTS_NAME, SOCKET_NAME
-from ringfold.agent.enrolment import Enrolment
+from ringfold.agent.enrolment import SERVED_S, Enrolment, pause_s
 from ringfold.errors import AgentUnreachable, RemoteProtocolError, UsageError
 from ringfold.runtime import server as rim
 from ringfold.runtime import threads
 from ringfold.runtime.clock import monotonic_ns
-from ringfold.runtime.local import Doorbell, LocalConnection, distrust
+from ringfold.runtime.local import Doorbell, LocalConnection, distrust, identity
 from ringfold.wire.agent import (
     AGENT_PROTOCOL,
     MAX_ANSWER_BYTES,
@@ -44,8 +48,6 @@ from ringfold.wire.agent import (
 )
 from ringfold.wire.frames import FrameReader
 
-FIRST_PAUSE_S = 0.05
-LONGEST_PAUSE_S = 1.0
 RETRY_S = 1.0
 MAX_QUEUED_BYTES = 16 * 1024 * 1024
 
@@ -70,10 +72,12 @@ class AgentClient:
         self._changed = threads.Condition()
         self._outbox: list[ToAgent] = []
         self._bell = Doorbell()
-        self._is_closing = self._is_closed = False
+        self._is_closing = self._is_closed = self._is_wanted = False
+        self._pid = os.getpid()
         self._last_connection = 0
         self._directory: Path | None = None
         self._retry_ns: int | None = None
+        self._warned: set[str] = set()
         self.distrusted = ""
         """Why the last agent that was found is not used, if it was for its files."""
         self._thread = threads.start("ringfold-agent-client", self._run)
@@ -88,16 +92,25 @@ class AgentClient:
         destination_host: str = "",
     ) -> int:
         """There is a flow; returns its connection number at once. Its place comes when an agent has given it one."""
+        if self._is_foreign:
+            raise UsageError("this agent client belongs to the process that forked this one; make another")
         with self._changed:
             if self._is_closing:
                 raise UsageError("this agent client is closed")
             self._last_connection += 1
             flow = Flow(self._last_connection, source, destination, tuple(paths), source_host, destination_host)
-            self._post(self._enrolment.want(flow))
+            try:
+                self._post(self._enrolment.want(flow))
+            except (TypeError, ValueError, AttributeError) as error:
+                raise UsageError(f"a flow has addresses as text, and pairs of them as paths: {error}") from None
+            self._is_wanted = True
+            self._bell.ring()
         return flow.connection
 
     def deregister(self, connection: int) -> None:
         """The flow has ended."""
+        if self._is_foreign:
+            return
         with self._changed:
             self._post(self._enrolment.drop(connection))
 
@@ -105,6 +118,8 @@ class AgentClient:
         self, connection: int, bytes_per_s: Sequence[int], srtt_us: Sequence[int] = (), min_rtt_us: Sequence[int] = ()
     ) -> None:
         """Tell the agent what was measured on each path of a flow. Without an agent, nobody is told."""
+        if self._is_foreign:
+            return
         report = Measured(connection, tuple(bytes_per_s), tuple(srtt_us), tuple(min_rtt_us))
         with self._changed:
             self._post(self._enrolment.measured(report))
@@ -135,6 +150,8 @@ class AgentClient:
 
     def close(self) -> None:
         """Deregister everything and end. May be called again."""
+        if self._is_foreign:
+            return
         with self._changed:
             self._is_closing = True
             if not self._is_closed:
@@ -153,21 +170,27 @@ class AgentClient:
     # The thread
 
     def _run(self) -> None:
-        pause_s = FIRST_PAUSE_S
+        away_ns = monotonic_ns()
         while not self._is_closing:
+            self._is_wanted = False
             connection = self._connect()
             if connection is not None:
                 began_ns = monotonic_ns()
                 self._serve(connection)
-                if monotonic_ns() - began_ns > 1e9:
-                    pause_s = FIRST_PAUSE_S
-            until_ns = monotonic_ns() + int(pause_s * 1e9)
-            while not self._is_closing and (left_ns := until_ns - monotonic_ns()) > 0:
+                if monotonic_ns() - began_ns > SERVED_S * 1e9:
+                    away_ns = monotonic_ns()
+            now_ns = monotonic_ns()
+            until_ns = now_ns + int(pause_s((now_ns - away_ns) / 1e9) * 1e9)
+            while not (self._is_closing or self._is_wanted) and (left_ns := until_ns - monotonic_ns()) > 0:
                 self._bell.wait(left_ns / 1e9)
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
         with self._changed:
             self._is_closed = True
             self._bell.close()
+
+    @property
+    def _is_foreign(self) -> bool:
+        """Asked before the lock is taken: in a forked child nobody may be there to let go of it."""
+        return os.getpid() != self._pid
 
     def _post(self, messages: Sequence[ToAgent]) -> None:
         """For the thread to send. The lock is held."""
@@ -177,10 +200,11 @@ class AgentClient:
 
     def _connect(self) -> LocalConnection | None:
         for directory in self._directories:
-            if not (directory / SOCKET_NAME).exists():
+            if identity(directory / SOCKET_NAME) is None:
                 continue
             if why := distrust(directory) or distrust(directory / HINTS_NAME):
-                if why != self.distrusted:
+                if why not in self._warned:
+                    self._warned.add(why)
                     _log.warning("an agent is not used: %s", why)
                 with self._changed:
                     self.distrusted = why
@@ -262,14 +286,7 @@ class AgentConsole:
         self._timeout_s, self._last_request = timeout_s, 0
         self._reader = FrameReader(MAX_ANSWER_BYTES)
         self._waiting: list[FromAgent] = []
-        found = [directory for directory in directories if (directory / SOCKET_NAME).exists()]
-        if not found:
-            raise AgentUnreachable(str(directories[0]), "no agent runs there")
-        self._where = str(found[0] / SOCKET_NAME)
-        try:
-            self._connection = LocalConnection(found[0] / SOCKET_NAME)
-        except OSError as error:
-            raise AgentUnreachable(self._where, error.strerror or str(error)) from None
+        self._where, self._connection = _first(directories)
         try:
             welcome = self._question(AgentHello(AGENT_PROTOCOL, "console"))
             if not isinstance(welcome, AgentWelcome):
@@ -333,3 +350,17 @@ class AgentConsole:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _first(directories: Sequence[Path]) -> tuple[str, LocalConnection]:
+    """The first agent that takes a connection: a killed one leaves its socket behind."""
+    why = ""
+    for directory in directories:
+        where = str(directory / SOCKET_NAME)
+        try:
+            return where, LocalConnection(directory / SOCKET_NAME)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            why = why or f"{where}: {error.strerror or error}"
+    raise AgentUnreachable(str(directories[0]), why or "no agent runs there")

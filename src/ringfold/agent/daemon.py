@@ -10,6 +10,7 @@ registering is bounded by a quota per user.
 """
 
 import asyncio
+import itertools
 import logging
 import os
 from collections.abc import Callable
@@ -19,13 +20,12 @@ from types import TracebackType
 from typing import assert_never
 
 from ringfold import _native
+from ringfold.agent.doors import BURST_NS, PART, REST_S, Allowance, Door, Rounds
 from ringfold.agent.machine import (
     AgentMachine,
     Answer,
     ClientGone,
-    ClientMalformed,
     ClientOpened,
-    ClientSaid,
     Datagram,
     Decide,
     Drop,
@@ -45,12 +45,11 @@ from ringfold.agent.surroundings import Surroundings
 from ringfold.agent.telemetry import TelemetryDesk
 from ringfold.agent.watching import NicWatch
 from ringfold.config import TELEMETRY_PORT, is_loopback, split_address
-from ringfold.errors import ConfigError, RemoteProtocolError
+from ringfold.errors import ConfigError
 from ringfold.runtime import server as rim
 from ringfold.runtime.clock import monotonic_ns, unix_ns
-from ringfold.runtime.local import credentials, listen_unix, own_directory
-from ringfold.wire.agent import MAX_REQUEST_BYTES, FromAgent, agent_frame, decode_to_agent
-from ringfold.wire.frames import FrameReader
+from ringfold.runtime.datagrams import DatagramPort
+from ringfold.runtime.local import BACKLOG, identity, listen_unix, own_directory, touch
 from ringfold.wire.telemetry import Gate, GateSettings
 
 SOCKET_NAME = "agent.sock"
@@ -58,8 +57,13 @@ HINTS_NAME = "hints"
 BEAT_S = 0.1
 STALE_NS = 1_000_000_000
 """Readers go by their local policy when the heartbeat is this old: ten beats, because a busy host may hold up a few."""
-MAX_QUEUED_BYTES = 4 * 1024 * 1024
-"""A client with more than this queued for it does not read, and is given up."""
+
+COMPLAINTS = 10
+COMPLAIN_NS = 10_000_000_000
+"""Of so many dropped clients the log tells in this time; beyond that it only counts them."""
+FILES_EVERY = 10
+TOUCH_EVERY = 36_000
+"""How many beats lie between two looks at the own files, and between two marks for those who tidy up /tmp."""
 
 _log = logging.getLogger("ringfold.agent")
 
@@ -93,6 +97,28 @@ class AgentSettings:
         return os.geteuid() == 0 if self.is_shared is None else self.is_shared
 
 
+@dataclass(slots=True)
+class Complaints:
+    """How much the log says of what others do wrong: `most` times in `period_ns`. They must not fill the disk."""
+
+    most: int
+    period_ns: int
+    said: int = 0
+    silent: int = 0
+    since_ns: int = 0
+
+    def take(self, now_ns: int) -> int | None:
+        """None: say nothing. Else say it, and that so many were not said before."""
+        if now_ns - self.since_ns >= self.period_ns:
+            self.said, self.since_ns = 0, now_ns
+        if self.said >= self.most:
+            self.silent += 1
+            return None
+        self.said += 1
+        silent, self.silent = self.silent, 0
+        return silent
+
+
 class AgentServer:
     """One agent on real sockets."""
 
@@ -111,15 +137,18 @@ class AgentServer:
             started_ns=monotonic_ns(),
         )
         self._machine = AgentMachine(me, Registry(self._hints.slot_generations(), settings.quota), steering)
-        self._doors: dict[Client, _Door] = {}
+        self._doors: dict[Client, Door] = {}
+        self._rounds = Rounds(self)
         self._last_client = 0
         self._stopping: asyncio.Event | None = None
         self._failure: BaseException | None = None
         self._surroundings = self._look_around()
-        self._ears: list[asyncio.DatagramTransport] = []
+        self._ears: list[_Ear] = []
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_ns = 0
         self._rest_until_ns = 0
+        self._complaints = Complaints(COMPLAINTS, COMPLAIN_NS)
+        self._files: dict[Path, tuple[int, int, int] | None] = {}
 
     @property
     def telemetry(self) -> list[str]:
@@ -131,6 +160,8 @@ class AgentServer:
         watch: NicWatch | None = None
         try:
             watch = NicWatch(chosen.monitors) if chosen.watch_nics else None
+            if watch is not None:
+                self._machine.monitors = watch.states
             return Surroundings(
                 self._told, watch=watch, report_to=chosen.report_to, reports=chosen.reports, feeds=chosen.feeds
             )
@@ -152,10 +183,13 @@ class AgentServer:
         beating = asyncio.create_task(self._beat(), name="ringfold agent heartbeat")
         try:
             sock = listen_unix(path, 0o666 if self._settings.shared else 0o600)
-            server = await asyncio.get_running_loop().create_unix_server(lambda: _Door(self), sock=sock)
+            server = await asyncio.get_running_loop().create_unix_server(
+                lambda: Door(self._rounds), sock=sock, backlog=BACKLOG
+            )
             rim.guard(sock.fileno())
+            self._files = {each: identity(each) for each in (path, self.directory / HINTS_NAME)}
             for address in self._settings.telemetry:
-                await self._listen(address)
+                self._listen(address)
             self._surroundings.start()
             heard = f", telemetry at {', '.join(self.telemetry)}" if self.telemetry else ""
             _log.info("serving at %s, life %d of this table%s", path, self._hints.generation, heard)
@@ -169,9 +203,10 @@ class AgentServer:
                 for each in server.sockets:
                     rim.unguard(each.fileno())
                 server.close()
-                path.unlink(missing_ok=True)
+                if identity(path) == self._files.get(path):
+                    path.unlink(missing_ok=True)
             for ear in self._ears:
-                ear.close()
+                ear.port.close()
             await self._surroundings.stop()
             if self._alarm is not None:
                 self._alarm.cancel()
@@ -192,18 +227,30 @@ class AgentServer:
         self._hints.close()
 
     async def _beat(self) -> None:
-        while True:
+        for number in itertools.count():
             self._hints.beat()
+            if number % FILES_EVERY == 0:
+                self._look_at_files()
+            if number % TOUCH_EVERY == 0:
+                touch(self.directory / HINTS_NAME)
             await asyncio.sleep(BEAT_S)
 
-    async def _listen(self, address: str) -> None:
+    def _look_at_files(self) -> None:
+        """An agent whose files were taken away is found by nobody, and another one can start beside it: it ends."""
+        gone = [str(path) for path, file in self._files.items() if identity(path) != file]
+        if gone and self._failure is None:
+            taken = f"{' and '.join(gone)} was removed, replaced or truncated"
+            self._failure = ConfigError(f"{taken}; the agent ends: start it anew")
+            self.stop()
+
+    def _listen(self, address: str) -> None:
         host, port = split_address(address, TELEMETRY_PORT)
         try:
-            ear, _ = await asyncio.get_running_loop().create_datagram_endpoint(lambda: _Ear(self), (host, port))
+            ear = _Ear(self, host, port)
         except OSError as error:
             raise ConfigError(f"cannot take telemetry at {address}: {error.strerror or error}") from None
         self._ears.append(ear)
-        self._machine.telemetry.append(rim.address_text(ear.get_extra_info("sockname")))
+        self._machine.telemetry.append(rim.address_text(ear.port.name))
 
     # Decisions
 
@@ -218,9 +265,12 @@ class AgentServer:
             ended_ns = monotonic_ns()
             self._rest_until_ns = 2 * ended_ns - began_ns
             wake_ns = self._machine.wake_ns()
-        if wake_ns is None:
+        if self._machine.is_urgent:
+            at_ns = 0  # and before that, everybody else's turn
+        elif wake_ns is None:
             return
-        at_ns = max(wake_ns, self._rest_until_ns)
+        else:
+            at_ns = max(wake_ns, self._rest_until_ns)
         if self._alarm is not None:
             if self._alarm_ns <= at_ns:
                 return
@@ -262,7 +312,9 @@ class AgentServer:
             case PairWent(pair):
                 self._surroundings.pair_went(pair)
             case Drop(client, why):
-                _log.warning("client %d is dropped: %s", client, why)
+                if (silent := self._complaints.take(monotonic_ns())) is not None:
+                    more = f" ({silent} others were dropped without a word)" if silent else ""
+                    _log.warning("client %d is dropped: %s%s", client, why, more)
                 if (door := self._doors.pop(client, None)) is not None:
                     door.leave()
             case _:
@@ -270,7 +322,7 @@ class AgentServer:
 
     # Doors
 
-    def opened(self, door: "_Door", uid: int, pid: int) -> Client:
+    def opened(self, door: Door, uid: int, pid: int) -> Client:
         self._last_client += 1
         self._doors[self._last_client] = door
         self.step(ClientOpened(self._last_client, uid, pid))
@@ -284,79 +336,23 @@ class AgentServer:
         return client in self._doors
 
 
-class _Door(asyncio.Protocol):
-    """One client's connection: bytes in, events out; the answers to one read go out together."""
+class _Ear:
+    """A port for telemetry. Whatever comes is the machine's to judge; nothing is ever answered.
 
-    def __init__(self, server: AgentServer) -> None:
-        self._server = server
-        self._frames = FrameReader(MAX_REQUEST_BYTES)
-        self._transport: asyncio.Transport | None = None
-        self._client: Client = 0
-        self._fd = -1
-        self._answers: list[bytes] = []
-        self._is_reading = False
+    Anybody may send anything, as fast as he likes: what takes more than PART of a core is left to the kernel to drop.
+    """
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        sock = transport.get_extra_info("socket")
-        self._fd = sock.fileno()
-        rim.guard(self._fd)
-        transport.set_write_buffer_limits(high=MAX_QUEUED_BYTES)
-        who = credentials(sock)
-        self._client = self._server.opened(self, who.uid, who.pid)
+    def __init__(self, server: AgentServer, host: str, port: int) -> None:
+        self._server, self._allowance = server, Allowance(PART, BURST_NS)
+        self.port = DatagramPort(host, port, self._heard)
 
-    def data_received(self, chunk: bytes) -> None:
-        self._is_reading = True
-        try:
-            for kind, body in self._frames.feed(chunk):
-                self._server.step(ClientSaid(self._client, decode_to_agent(kind, body)))
-                if not self._server.is_open(self._client):
-                    break
-        except RemoteProtocolError as error:
-            self._server.step(ClientMalformed(self._client, str(error)))
-        self._is_reading = False
-        self._flush()
+    def _heard(self, content: bytes, address: str) -> None:
+        began_ns = monotonic_ns()
+        self._server.step(Datagram(unix_ns(), content, address))
         self._server.decide()
-
-    def answer(self, message: FromAgent) -> None:
-        self._answers.append(agent_frame(message))
-        if not self._is_reading:
-            self._flush()
-
-    def _flush(self) -> None:
-        if self._answers and self._transport is not None and not self._transport.is_closing():
-            self._transport.write(b"".join(self._answers))
-        self._answers.clear()
-
-    def leave(self) -> None:
-        """Close after what was answered. What the client does not read within a moment is not worth waiting for."""
-        if self._transport is None:
-            return
-        self._is_reading = False
-        self._flush()
-        self._transport.close()
-        asyncio.get_running_loop().call_later(1.0, self._transport.abort)
-
-    def pause_writing(self) -> None:
-        assert self._transport is not None
-        asyncio.get_running_loop().call_soon(self._server.lost, self._client)
-        self._transport.abort()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        rim.unguard(self._fd)
-        self._server.lost(self._client)
-
-
-class _Ear(asyncio.DatagramProtocol):
-    """A port for telemetry. Whatever comes is the machine's to judge; nothing is ever answered."""
-
-    def __init__(self, server: AgentServer) -> None:
-        self._server = server
-
-    def datagram_received(self, content: bytes, address: tuple[str, int]) -> None:
-        self._server.step(Datagram(unix_ns(), content, address[0]))
-        self._server.decide()
+        self._allowance.spend(began_ns, monotonic_ns())
+        if self._allowance.is_spent:
+            self.port.pause(REST_S)
 
 
 class AgentThread:
@@ -374,6 +370,10 @@ class AgentThread:
 
     def stop(self) -> None:
         self._thread.call(self.server.stop)
+        self.join()
+
+    def join(self) -> None:
+        """Wait until it ends by itself; raises what it ended of."""
         self._thread.join()
 
     def __enter__(self) -> "AgentThread":

@@ -12,6 +12,7 @@ Deregister that went out behind the request, so nothing needs to be remembered f
 from collections import Counter
 from dataclasses import dataclass, field
 
+from ringfold.agent.registry import fault
 from ringfold.wire.agent import (
     AGENT_PROTOCOL,
     AgentHello,
@@ -27,6 +28,20 @@ from ringfold.wire.agent import (
     ToAgent,
 )
 
+SHORTEST_PAUSE_S = 0.05
+LONGEST_PAUSE_S = 30.0
+SERVED_S = 1.0
+"""An agent that was there for so long is away for the first time when it goes."""
+
+
+def pause_s(away_s: float) -> float:
+    """How long to wait before looking for an agent again, when none was there for so long.
+
+    An eighth of that time: an agent that is restarted is found at once, and on a host that has none there are some 70
+    looks in the first four minutes, each of a few microseconds, and then one every 30 s.
+    """
+    return min(LONGEST_PAUSE_S, max(SHORTEST_PAUSE_S, away_s / 8))
+
 
 @dataclass(eq=False, slots=True)
 class Wish:
@@ -35,6 +50,8 @@ class Wish:
     flow: Flow
     place: Place | None = None
     refused: str = ""
+    is_sound: bool = True
+    """Whether an agent would take it; if not, none is asked."""
 
 
 @dataclass(eq=False, slots=True)
@@ -53,13 +70,15 @@ class Enrolment:
 
     def want(self, flow: Flow) -> list[ToAgent]:
         assert flow.connection not in self.wishes
-        self.wishes[flow.connection] = Wish(flow)
-        return [self._register(flow)] if self._is_connected else []
+        why = fault(flow)
+        self.wishes[flow.connection] = Wish(flow, refused=why, is_sound=not why)
+        return [self._register(flow)] if self._is_connected and not why else []
 
     def drop(self, connection: int) -> list[ToAgent]:
         """The flow has ended; one that is not there has ended before."""
         self._no_room.pop(connection, None)
-        if self.wishes.pop(connection, None) is None or not self._is_connected:
+        wish = self.wishes.pop(connection, None)
+        if wish is None or not wish.is_sound or not self._is_connected:
             return []
         self._last_request += 1
         return [Deregister(self._last_request, connection)]
@@ -85,7 +104,8 @@ class Enrolment:
         """A connection begins: say hello, and ask for everything."""
         self._is_connected = True
         self._asked.clear()
-        return [AgentHello(AGENT_PROTOCOL, self.name), *map(self._register, [w.flow for w in self.wishes.values()])]
+        wanted = [wish.flow for wish in self.wishes.values() if wish.is_sound]
+        return [AgentHello(AGENT_PROTOCOL, self.name), *map(self._register, wanted)]
 
     def disconnected(self) -> list[int]:
         """It ended: the flows that had a place, and have none now."""

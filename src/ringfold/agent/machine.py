@@ -11,10 +11,12 @@ Rules:
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import assert_never
+
+from msgspec.structs import replace
 
 from ringfold.agent.adapters import Observation
 from ringfold.agent.registry import Change, Client, Entry, Pair, Refusal, Registry
@@ -196,6 +198,8 @@ class AgentMachine:
         self.refused: Counter[str] = Counter()
         self.telemetry: list[str] = []
         """Where the shell takes telemetry, for the status."""
+        self.monitors: Callable[[], dict[str, str]] = dict
+        """How the shell's NIC monitors stand, for the status."""
 
     @property
     def has_flows(self) -> bool:
@@ -339,7 +343,7 @@ class AgentMachine:
     def _measured(self, now_ns: int, client: Client, message: Measured) -> list[Effect]:
         tenant = self._registry.tenant(client)
         entry = tenant.flows.get(message.connection) if tenant is not None else None
-        if entry is None or len(message.bytes_per_s) != len(entry.pair.paths):
+        if entry is None or not _is_whole(message, len(entry.pair.paths)):
             self.refused["unknown" if entry is None else "invalid"] += 1
             return []
         self.counts["measured"] += 1
@@ -398,12 +402,12 @@ class AgentMachine:
     def _listed(self, entry: Entry, pid: int, uid: int, name: str) -> ListedFlow:
         pair, advice = entry.pair, self._advice.get(entry.pair.slot)
         plain = ListedFlow(entry.number, pid, uid, name, entry.flow, pair.slot, pair.generation)
+        if (said := self._steering.last_report(pair.slot, entry.number)) is not None:
+            plain = replace(plain, bytes_per_s=said.bytes_per_s, srtt_us=said.srtt_us, min_rtt_us=said.min_rtt_us)
         if advice is None:
             return plain
-        return ListedFlow(
-            plain.number, pid, uid, name, entry.flow, pair.slot, pair.generation,
-            tuple(advice.shares), tuple(advice.backpressure), advice.why,
-        )  # fmt: skip
+        shares, held = tuple(advice.shares), tuple(advice.backpressure)
+        return replace(plain, shares=shares, backpressure=held, why=advice.why)
 
     def _status(self, now_ns: int, request: int) -> AgentStatus:
         registry, me = self._registry, self._me
@@ -422,7 +426,13 @@ class AgentMachine:
             counts=dict(sorted((self.counts + self._steering.counts).items())),
             refused=dict(sorted((self.refused + self._steering.refused).items())),
             telemetry=tuple(self.telemetry),
+            monitors=self.monitors(),
         )
+
+
+def _is_whole(report: Measured, paths: int) -> bool:
+    """Whether it has a rate for each path, and round trips for each or for none."""
+    return len(report.bytes_per_s) == paths and {len(report.srtt_us), len(report.min_rtt_us)} in ({0}, {paths})
 
 
 def share_fault(shares: tuple[float, ...], paths: int) -> str:

@@ -1,4 +1,4 @@
-"""The host's own queues: what waits in its NICs, whether they are paused, and what senders measured.
+"""The host's own queues: what waits in its NICs, and whether they are paused.
 
 A monitor reads one NIC at a time, in some microseconds, and says what it knows; what it does not know is None. Several
 monitors are laid over each other (`NicMonitors`): each part is taken from the first one that knows it.
@@ -7,18 +7,24 @@ monitors are laid over each other (`NicMonitors`): each part is taken from the f
     ethtool  pause frames that came in since the last look, from the driver's counters   (ioctl; real NICs only)
     sys      the speed of the link, bytes and drops so far, what waits to be received    (/sys and /proc)
 
-More come from packages that declare an entry point of the group `ringfold.monitors`: a callable without arguments that
-gives a `Monitor`.
+Monitors are found by entry points of the group `ringfold.monitors`: a callable without arguments that gives a
+`Monitor`. Those three are declared in pyproject.toml as other packages declare theirs; BUILT_IN has them besides for
+a source tree that was not installed, and so that no package replaces one of them by taking its name.
+
+A monitor of another package may fail in any way. One that does not load is left out; one that raises something else
+than OSError is left out from then on. Both are logged once, and `NicMonitors.states` says why.
 
 Linux has no queue of bytes received per NIC: what the NIC has delivered and no core has looked at yet waits in the
 cores' input queues (softnet), which all NICs share, counted in packets. `rx_bytes` is that count times 1,500: a rough
 figure, and the same for every NIC.
 """
 
+import logging
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import entry_points
 from typing import Protocol
 
@@ -31,6 +37,8 @@ FULL_BYTES = 1 << 20
 FULL_S = 0.05
 """A queue that takes this long to drain is full, whatever its limit allows."""
 PACKET_BYTES = 1_500
+
+_log = logging.getLogger("ringfold.agent")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +102,7 @@ class QdiscMonitor:
             tx_limit_bytes=queue.limit_bytes or None,
             rate_bytes_s=queue.rate_bytes_s or None,
             drops=queue.drops,
+            sent_bytes=queue.sent_bytes,
         )
 
     def close(self) -> None:
@@ -101,7 +110,7 @@ class QdiscMonitor:
 
 
 class EthtoolMonitor:
-    """Pause frames received (802.3x and per priority) and pause storms, by whatever name the driver counts them."""
+    """Pause frames received (802.3x and per priority), by whatever name the driver counts them."""
 
     def __init__(self, reader: EthtoolReader | None = None) -> None:
         self._reader = reader or EthtoolReader()
@@ -119,14 +128,15 @@ class EthtoolMonitor:
         self._reader.close()
 
 
-_PAUSE = re.compile(r"rx.*pause|pause.*rx|rx.*pfc|pfc.*rx|rx_?xoff|xoff_?rx")
+_PAUSE = re.compile(r"rx.*(pause|pfc|xoff)|(pause|pfc|xoff).*rx")
 _NOT_A_COUNT = re.compile(r"duration|transition|xon")
 
 
 def pause_count(statistics: Mapping[str, int]) -> int | None:
     """How often the network told the NIC to stop, of a driver's statistics; None if the driver does not count it.
 
-    Pauses that were *received* count: those are the ones that stop us. Durations and transitions count the same twice.
+    Pauses that were *received* count: those are the ones that stop us. What the NIC sent, and storms of that (mlx5),
+    stop the others. Durations and transitions count the same twice, and XON says to go on.
     """
     found = [
         value
@@ -179,54 +189,72 @@ class SysMonitor:
 BUILT_IN: dict[str, Callable[[], Monitor]] = {"qdisc": QdiscMonitor, "ethtool": EthtoolMonitor, "sys": SysMonitor}
 
 
+def known_monitors() -> dict[str, Callable[[], Callable[[], Monitor]]]:
+    """By name, what loads each monitor that is to be had: those of this package, and what other packages declare."""
+    found = {point.name: point.load for point in entry_points(group=ENTRY_POINTS)}
+    return {**found, **{name: partial(_itself, make) for name, make in BUILT_IN.items()}}
+
+
+def _itself(make: Callable[[], Monitor]) -> Callable[[], Monitor]:
+    return make
+
+
 def open_monitors(names: Sequence[str]) -> "NicMonitors":
-    """The monitors of these names, built in or from entry points. Raises ConfigError for one that is not to be had."""
-    opened: list[Monitor] = []
-    try:
-        for name in names:
-            opened.append(_open(name))
-    except BaseException:
-        for monitor in opened:
-            monitor.close()
-        raise
-    return NicMonitors(opened)
-
-
-def _open(name: str) -> Monitor:
-    make: Callable[[], Monitor] | None = BUILT_IN.get(name)
-    if make is None:
-        found = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
-        if name not in found:
-            known = ", ".join(sorted({*BUILT_IN, *found}))
-            raise ConfigError(f"there is no NIC monitor {name!r}; known are {known}")
-        make = found[name].load()
-    try:
-        return make()
-    except OSError as error:
-        raise ConfigError(f"the NIC monitor {name!r} does not work here: {error}") from error
+    """The monitors of these names. One that does not work here is left out and says why; a name that nobody has is the
+    caller's mistake, and raises ConfigError."""
+    known = known_monitors()
+    if unknown := [name for name in names if name not in known]:
+        raise ConfigError(f"there is no NIC monitor {unknown[0]!r}; known are {', '.join(sorted(known))}")
+    monitors, broken = {}, {}
+    for name in names:
+        try:
+            monitors[name] = known[name]()()
+        except Exception as error:
+            broken[name] = _why(error)
+            _log.warning("the NIC monitor %r does not work here: %s", name, broken[name])
+    return NicMonitors(monitors, broken)
 
 
 class NicMonitors:
-    """Several monitors as one. One that fails is left out of a reading; a NIC that none can read has an empty one."""
+    """Several monitors as one. What one cannot read is left out; a NIC that none can read has an empty reading."""
 
-    def __init__(self, monitors: Sequence[Monitor]) -> None:
-        self._monitors = list(monitors)
+    def __init__(self, monitors: Mapping[str, Monitor], broken: Mapping[str, str] | None = None) -> None:
+        self._monitors = dict(monitors)
+        self.states = {**dict.fromkeys(monitors, ""), **(broken or {})}
+        """By name, why a monitor is not used any more; empty: it is."""
         self.failures = 0
 
     def read(self, nic: str) -> NicReading:
         whole = NicReading()
-        for monitor in self._monitors:
+        for name, monitor in list(self._monitors.items()):
             try:
                 part = monitor.read(nic)
+                whole = overlay(whole, part)
             except OSError:
                 self.failures += 1
-                continue
-            whole = overlay(whole, part)
+            except Exception as error:
+                self._leave_out(name, error)
         return whole
 
     def close(self) -> None:
-        for monitor in self._monitors:
-            monitor.close()
+        for name, monitor in self._monitors.items():
+            _close(name, monitor)
+
+    def _leave_out(self, name: str, error: Exception) -> None:
+        self.states[name] = _why(error)
+        _log.error("the NIC monitor %r broke and is not asked any more", name, exc_info=error)
+        _close(name, self._monitors.pop(name))
+
+
+def _close(name: str, monitor: Monitor) -> None:
+    try:
+        monitor.close()
+    except Exception as error:
+        _log.warning("the NIC monitor %r does not close: %s", name, _why(error))
+
+
+def _why(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def overlay(first: NicReading, second: NicReading) -> NicReading:
@@ -237,48 +265,3 @@ def overlay(first: NicReading, second: NicReading) -> NicReading:
         if getattr(first, name) is None and (value := getattr(second, name)) is not None
     }
     return replace(first, **gaps) if gaps else first
-
-
-# What senders measure themselves: TCP_INFO of their lanes, handed over by the data plane
-
-
-@dataclass(frozen=True, slots=True)
-class TcpSample:
-    """The sums over the lanes of one path of a flow, by TCP_INFO: bytes acknowledged so far, how long the lanes had
-    something to send so far, and the newest round trips (0: not known)."""
-
-    bytes_acked: int
-    busy_us: int
-    srtt_us: int = 0
-    min_rtt_us: int = 0
-
-
-class RateMeter:
-    """The rate of one path: growth of bytes acknowledged over busy time (tcpi_delivery_rate is too noisy)."""
-
-    LEAST_BUSY_US = 1_000
-
-    def __init__(self) -> None:
-        self._last: TcpSample | None = None
-
-    def update(self, sample: TcpSample) -> float | None:
-        """Bytes a second since the sample before; None if the path was hardly busy in between.
-
-        Counters that went back belong to new connections: they begin anew.
-        """
-        last = self._last
-        if last is None or sample.bytes_acked < last.bytes_acked or sample.busy_us < last.busy_us:
-            self._last = sample
-            return None
-        busy_us = sample.busy_us - last.busy_us
-        if busy_us < self.LEAST_BUSY_US:
-            return None  # and wait until there is more to divide by
-        self._last = sample
-        return (sample.bytes_acked - last.bytes_acked) * 1e6 / busy_us
-
-
-def queueing_pressure(sample: TcpSample, full_us: int = int(FULL_S * 1e6)) -> float | None:
-    """The round trip beyond the smallest one is time in queues on the way: 255 at `full_us`. None if not known."""
-    if sample.srtt_us <= 0 or sample.min_rtt_us <= 0:
-        return None
-    return 255.0 * min(1.0, max(0.0, (sample.srtt_us - sample.min_rtt_us) / full_us))

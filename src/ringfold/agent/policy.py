@@ -69,6 +69,7 @@ from ringfold.errors import ConfigError
 HALF_WAY = 128.0
 _TOP = 255.0
 _AGE_FADES_MS = 2_000.0
+_CALM_MS = 5_000.0
 _LOOK_NS, _MOST_LOOK_NS = 20_000, 100_000_000
 """How long a look at everything that shares one thing is good for: per path of it, and at most."""
 
@@ -268,9 +269,9 @@ class Policy:
                 if news.shared is not None:
                     sharing = self._sharings.setdefault(news.shared, _Sharing())
                     sharing.paths[one.flow, number], sharing.at_ns = path, None
-            path.trust = min(1.0, path.trust * math.exp(elapsed_ms / self._settings.trust_ms))
+            path.trust = _regained(path.trust, elapsed_ms / self._settings.trust_ms)
             self._hold(now_ns, path, news.congestion)
-        known.calm = min(1.0, known.calm * math.exp(elapsed_ms / 5_000))
+        known.calm = _regained(known.calm, elapsed_ms / _CALM_MS)
 
     def _leave(self, flow: Hashable, number: int, path: _Path) -> None:
         sharing = self._sharings.get(path.shared)
@@ -396,6 +397,11 @@ def _smoothed(old: float | None, new: float | None, blend: float) -> float | Non
     if old is None or new is None:
         return new
     return old + blend * (new - old)
+
+
+def _regained(part: float, times: float) -> float:
+    """What was lowered grows e-fold each time, to 1 at most. The gap may be hours: an agent that was stopped."""
+    return 1.0 if times >= -math.log(part) else part * math.exp(times)
 
 
 def _presumed(values: Sequence[float | None], *, ceiling: float = math.inf, otherwise: float = 0.0) -> list[float]:

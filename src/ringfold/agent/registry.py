@@ -6,6 +6,9 @@ A slot is a pair's from its first flow to its last. Freed slots wait in a queue,
 longest is used next, and each new owner gets the next generation: a reader that has not noticed its end yet finds
 a number that is not its own.
 
+An address may be written in several ways (2001:DB8::1, 2001:db8:0::1; ::ffff:10.0.0.1 is 10.0.0.1): a pair has them in
+one. A link-local address keeps its interface (fe80::1%eth0): without it, it is another one.
+
 One user cannot take the table from the others: `Quota` bounds clients, flows and slots per user. A flow counts for the
 user who registered it; a slot counts for every user who has a flow in it, so that sharing gives nobody more.
 
@@ -14,6 +17,7 @@ his flows; every flow is one client's.
 """
 
 import ipaddress
+import re
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +30,7 @@ PairKey = tuple[str, str, tuple[tuple[str, str], ...]]
 LAST_GENERATION = 0xFFFFF
 """Generations have 20 bits in a slot's word, and are never 0."""
 MAX_NAME = 255
+MAX_ADDRESS = 64
 MAX_CONNECTION = 2**63
 
 
@@ -153,7 +158,7 @@ class Registry:
         uid = tenant.uid
         if self._user_flows[uid] >= self.quota.flows:
             return Refusal("quota", f"user {uid} has {self.quota.flows} flows, and no more are allowed")
-        key = (flow.source, flow.destination, flow.paths)
+        key = pair_key(flow)
         pair = self._pairs.get(key)
         if (pair is None or not pair.users[uid]) and self._user_slots[uid] >= self.quota.slots:
             return Refusal("quota", f"user {uid} has flows in {self.quota.slots} slots, and no more are allowed")
@@ -221,7 +226,8 @@ class Registry:
 
     def between(self, source: str, destination: str) -> list[Pair]:
         """The pairs with these ends, whatever their paths."""
-        return [pair for key, pair in self._pairs.items() if key[:2] == (source, destination)]
+        ends = (canonical(source[:MAX_ADDRESS]), canonical(destination[:MAX_ADDRESS]))
+        return [pair for key, pair in self._pairs.items() if key[:2] == ends]
 
     def entries(self, after: int = 0) -> Iterator[Entry]:
         """Flows with a higher number than `after`, in the order of their numbers."""
@@ -259,19 +265,32 @@ def fault(flow: Flow) -> str:
         if len(name) > MAX_NAME or not name.isprintable():
             return "a host name is printable and has 255 letters at most"
     for address in (flow.source, flow.destination, *(end for path in flow.paths for end in path)):
-        if len(address) > 64 or not _is_address(address):
-            return f"{address[:64]!r} is not an IP address"
+        if len(address) > MAX_ADDRESS or not canonical(address):
+            return f"{address[:MAX_ADDRESS]!r} is not an IP address"
     return ""
 
 
+def pair_key(flow: Flow) -> PairKey:
+    """What tells the pair of a flow without fault from others."""
+    paths = tuple((canonical(local), canonical(remote)) for local, remote in flow.paths)
+    return canonical(flow.source), canonical(flow.destination), paths
+
+
 @lru_cache(maxsize=8_192)
-def _is_address(text: str) -> bool:
-    """Whether it is an IP address. The same few come again and again, and parsing one costs more than all the rest."""
+def canonical(text: str) -> str:
+    """An IP address as everybody writes it; empty if it is none. The same few come again and again, and parsing one
+    costs more than all the rest."""
     try:
-        ipaddress.ip_address(text)
+        address = ipaddress.ip_address(text)
     except ValueError:
-        return False
-    return True
+        return ""
+    if isinstance(address, ipaddress.IPv4Address):
+        return str(address)
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    # Whatever stands behind the % counts as a part of the address to the parser, escape sequences too.
+    is_plain = address.scope_id is None or re.fullmatch(r"[\w.:@-]{1,15}", address.scope_id, re.ASCII)
+    return str(address) if is_plain else ""
 
 
 def _less(counter: Counter[int], key: int) -> None:

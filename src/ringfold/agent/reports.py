@@ -8,9 +8,9 @@
   collector that has not heard of a flow for several times that long may forget it.
 """
 
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import islice
 
 from ringfold.agent.monitors import NicReading
 from ringfold.errors import ConfigError
@@ -51,16 +51,13 @@ class Reporter:
         self._settings = settings or ReportSettings()
         self._sequence = unix_ns
         self._flows: dict[tuple[int, int], FlowAdded] = {}
-        self._turns: deque[tuple[int, int]] = deque()
+        """The first one has its turn next, and goes to the end then."""
         self._repeated_ns: int | None = None
-        self._sent: dict[str, _Sent] = {}
+        self._sent: dict[tuple[str, int], _Sent] = {}
 
     def flow_added(self, unix_ns: int, flow: FlowAdded) -> list[bytes]:
         """There is a new flow."""
-        place = (flow.slot, flow.generation)
-        if place not in self._flows:
-            self._turns.append(place)
-        self._flows[place] = flow
+        self._flows[flow.slot, flow.generation] = flow
         return [self._packet(unix_ns, flow)]
 
     def flow_removed(self, unix_ns: int, flow: FlowAdded) -> list[bytes]:
@@ -71,17 +68,19 @@ class Reporter:
 
     def step(self, now_ns: int, unix_ns: int, nics: Mapping[tuple[str, int], NicReading]) -> list[bytes]:
         """What has to be said now about the NICs, by (name, address), and the flows whose turn it is again."""
+        for nic in self._sent.keys() - nics.keys():
+            del self._sent[nic]
         found = [
-            self._packet(unix_ns, NicQueues(name, address, reading.tx_bytes, reading.rx_bytes))
-            for (name, address), reading in sorted(nics.items())
-            if self._is_due(now_ns, name, reading)
+            self._packet(unix_ns, NicQueues(*nic, reading.tx_bytes, reading.rx_bytes))
+            for nic, reading in sorted(nics.items(), key=lambda each: each[0])
+            if self._is_due(now_ns, nic, reading)
         ]
         return found + [self._packet(unix_ns, flow) for flow in self._repeats(now_ns)]
 
-    def _is_due(self, now_ns: int, name: str, reading: NicReading) -> bool:
+    def _is_due(self, now_ns: int, nic: tuple[str, int], reading: NicReading) -> bool:
         if reading.tx_bytes is None and reading.rx_bytes is None:
             return False
-        last, settings = self._sent.get(name), self._settings
+        last, settings = self._sent.get(nic), self._settings
         is_quiet = not reading.tx_bytes and not reading.rx_bytes
         is_due = (
             last is None
@@ -90,27 +89,23 @@ class Reporter:
             or now_ns - last.at_ns >= (settings.quiet_ms if is_quiet else settings.interval_ms) * 1e6
         )
         if is_due:
-            self._sent[name] = _Sent(reading.tx_bytes, reading.rx_bytes, now_ns)
+            self._sent[nic] = _Sent(reading.tx_bytes, reading.rx_bytes, now_ns)
         return is_due
 
     def _repeats(self, now_ns: int) -> list[FlowAdded]:
         """As many flows as keep the round within `repeat_ms`."""
         if self._repeated_ns is None or not self._flows:
             self._repeated_ns = now_ns
-            self._turns = deque(self._flows)
             return []
         elapsed_ms = (now_ns - self._repeated_ns) / 1e6
         count = min(len(self._flows), int(len(self._flows) * elapsed_ms / self._settings.repeat_ms))
         if count:
             self._repeated_ns = now_ns
-        found: list[FlowAdded] = []
-        while len(found) < count and self._turns:
-            place = self._turns.popleft()
-            flow = self._flows.get(place)
-            if flow is not None:  # those that ended leave the round here
-                self._turns.append(place)
-                found.append(flow)
-        return found
+        found = list(islice(self._flows.items(), count))
+        for place, flow in found:
+            del self._flows[place]
+            self._flows[place] = flow
+        return [flow for _, flow in found]
 
     def _packet(self, unix_ns: int, body: Body) -> bytes:
         self._sequence += 1

@@ -10,19 +10,25 @@ A pair of which nothing is known gets no advice: its sender's local policy is be
 paths are said to be clear and whose rates are not known: equal shares would be a guess as well, and a bad one where
 paths are unequal. If everything that was known has become stale, the advice is withdrawn.
 
+Round trips that senders measured are kept to be looked at, and steer nothing. The time beyond the shortest one would be
+time in queues if nothing else took time, but a sender with more to send fills the queue of its path itself (its rate
+says already what it gets there), and one with little to send is acknowledged late (delayed acknowledgements: 2 to 40 ms
+on a way that is empty).
+
 One look costs some ten microseconds, and there may be thousands of pairs: `decide` takes the MOST_AT_ONCE that have
 waited for longest, and the shell leaves a pause between two calls that is as long as the call was, at least. What is
-*urgent* does not wait for that: backpressure, and news about a pair that was not looked at just now.
+*urgent* does not wait for that: backpressure, and news about a pair that was not looked at just now, unless it is news
+about many. `decide_urgent` takes MOST_URGENT of them, so that the shell gets to its other duties; then it is called on.
 """
 
 import heapq
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TypeVar
 
 from ringfold.agent.adapters import Observation
-from ringfold.agent.monitors import TcpSample, queueing_pressure
 from ringfold.agent.policy import Decision, FlowInput, PathInput, Policy
 from ringfold.agent.registry import Pair
 from ringfold.agent.telemetry import TelemetryDesk
@@ -35,6 +41,7 @@ HELD_NS = 5_000_000
 WARM_NS = 50_000_000
 FIRST_LOOKS = 5
 MOST_AT_ONCE = 16
+MOST_URGENT = 64
 MOST_REPORTS = 64
 """Of so many flows of a pair what they measured is kept."""
 SAME = 1e-4
@@ -44,10 +51,10 @@ BACKPRESSURE = 240
 CONGESTED = 32
 """Less than this is no reason to move bytes while rates are not known."""
 RATE_STALE_NS = 10_000_000_000
-WAIT_STALE_NS = 1_000_000_000
 
 _Exact = tuple[int, int, int]
 K = TypeVar("K")
+V = TypeVar("V")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +76,10 @@ class Advice:
 
 @dataclass(frozen=True, slots=True)
 class _Report:
-    """What one flow measured on each path: its rate, and the time in queues as round trips show it, 0 to 255."""
+    """The rate that one flow measured on each path."""
 
     at_ns: int
     rates: Sequence[float | None]
-    waits: Sequence[float | None]
 
 
 @dataclass(eq=False, slots=True)
@@ -83,7 +89,9 @@ class _Known:
     pair: Pair
     ends: list[tuple[int, int]]
     reports: dict[int, _Report] = field(default_factory=dict)
-    """The newest of each flow of the pair, by the flow's number."""
+    """The newest of each flow of the pair that has rates, by the flow's number."""
+    said: dict[int, Measured] = field(default_factory=dict)
+    """The newest of each flow, whatever it says."""
     due_ns: int | None = None
     looked_ns: int = -POLL_NS
     looks: int = 0
@@ -106,6 +114,7 @@ class Steering:
         self._known: dict[int, _Known] = {}
         self._exact: dict[_Exact, set[int]] = {}
         self._by_local: dict[int, set[int]] = {}
+        self._by_remote: dict[int, set[int]] = {}
         self._local: dict[int, float] = {}
         self._due: list[tuple[int, int]] = []
         self._urgent: dict[int, None] = {}
@@ -133,6 +142,7 @@ class Steering:
         for path, (source, destination) in enumerate(ends):
             self._exact.setdefault((source, destination, path), set()).add(pair.slot)
             self._by_local.setdefault(source, set()).add(pair.slot)
+            self._by_remote.setdefault(destination, set()).add(pair.slot)
         if len(self._desk.table):
             self._look_at(pair.slot, 0)
         return self._standing(pair)
@@ -144,6 +154,7 @@ class Steering:
         for path, (source, destination) in enumerate(known.ends):
             _without(self._exact, (source, destination, path), pair.slot)
             _without(self._by_local, source, pair.slot)
+            _without(self._by_remote, destination, pair.slot)
 
     def fix(self, pair: Pair, shares: Sequence[float]) -> Advice | None:
         """Somebody decided; without shares, nobody did any more."""
@@ -180,37 +191,54 @@ class Steering:
         if news.source_bits == news.destination_bits == EXACT:
             slots = list(self._exact.get((news.source, news.destination, news.path), ()))
         else:
-            slots = [slot for slot, known in self._known.items() if _is_about(news, known.ends)]
+            slots = [slot for slot in self._candidates(news) if _is_about(news, self._known[slot].ends)]
+        is_urgent = news.congestion >= BACKPRESSURE
         for slot in slots:
-            self._news(now_ns, slot, is_urgent=news.congestion >= BACKPRESSURE)
+            self._news(now_ns, slot, is_urgent=is_urgent, may_wait=not is_urgent and len(slots) > MOST_AT_ONCE)
+
+    def _candidates(self, news: Congestion) -> Iterable[int]:
+        """The slots that a packet with a prefix may be about: a switch's port has a host at one of its ends."""
+        if news.destination_bits == EXACT:
+            return self._by_remote.get(news.destination, ())
+        if news.source_bits == EXACT:
+            return self._by_local.get(news.source, ())
+        return self._known
 
     def measured(self, now_ns: int, pair: Pair, flow: int, report: Measured) -> None:
-        """What the sender of one flow (by its number) measured on the paths of this pair."""
+        """What the sender of one flow (by its number) measured on the paths of this pair.
+
+        A report without rates takes back none: rates are good for RATE_STALE_NS.
+        """
         known = self._known[pair.slot]
+        _keep(known.said, flow, report)
         rates = [float(rate) if rate > 0 else None for rate in report.bytes_per_s]
-        waits: list[float | None] = [None] * len(rates)
-        if len(report.srtt_us) == len(report.min_rtt_us) == len(rates):
-            trips = zip(report.srtt_us, report.min_rtt_us, strict=True)
-            waits = [queueing_pressure(TcpSample(0, 0, srtt_us, least_us)) for srtt_us, least_us in trips]
-        known.reports.pop(flow, None)  # the newest stands last
-        known.reports[flow] = _Report(now_ns, rates, waits)
-        if len(known.reports) > MOST_REPORTS:
-            del known.reports[next(iter(known.reports))]
-        self._news(now_ns, pair.slot)
+        if any(rates):
+            _keep(known.reports, flow, _Report(now_ns, rates))
+            self._news(now_ns, pair.slot)
+
+    def last_report(self, slot: int, flow: int) -> Measured | None:
+        """What this flow of the pair in this slot measured last; None if nothing is known."""
+        known = self._known.get(slot)
+        return None if known is None else known.said.get(flow)
 
     def local(self, now_ns: int, pressures: Mapping[int, float]) -> None:
         """How full the queue of the own interface is (0 to 255) that each local address belongs to."""
-        changed = [address for address, pressure in pressures.items() if self._local.get(address) != pressure]
-        self._local = dict(pressures)
-        for address in changed:
-            for slot in self._by_local.get(address, ()):
-                self._news(now_ns, slot)
+        before, self._local = self._local, dict(pressures)
+        for address in sorted(before.keys() | pressures.keys()):
+            if before.get(address) != pressures.get(address):
+                for slot in self._by_local.get(address, ()):
+                    self._news(now_ns, slot, may_wait=True)
 
-    def _news(self, now_ns: int, slot: int, *, is_urgent: bool = False) -> None:
-        """A stream of news is looked at every POLL_NS; what comes after a while is urgent."""
+    def _news(self, now_ns: int, slot: int, *, is_urgent: bool = False, may_wait: bool = False) -> None:
+        """A stream of news is looked at every POLL_NS; what comes after a while is urgent.
+
+        Unless it may wait: a NIC's queue is news for all its pairs, which may be thousands, a thousand times a second.
+        """
         known = self._known[slot]
         known.looks = 0
-        if is_urgent or now_ns - known.looked_ns >= POLL_NS:
+        if may_wait:
+            self._look_at(slot, _on_grid(max(now_ns, known.looked_ns + POLL_NS)))
+        elif is_urgent or now_ns - known.looked_ns >= POLL_NS:
             self._urgent[slot] = None
         else:
             self._look_at(slot, _on_grid(known.looked_ns + POLL_NS))
@@ -233,8 +261,10 @@ class Steering:
         return bool(self._urgent)
 
     def decide_urgent(self, now_ns: int) -> list[Advice]:
-        """Advice that is new about what is urgent."""
-        slots, self._urgent = list(self._urgent), {}
+        """Advice that is new about what is urgent, or about some of it: look at `is_urgent` again."""
+        slots = list(islice(self._urgent, MOST_URGENT))
+        for slot in slots:
+            del self._urgent[slot]
         return self._decide(now_ns, slots)
 
     def decide(self, now_ns: int) -> list[Advice]:
@@ -270,17 +300,15 @@ class Steering:
     def _inputs(self, now_ns: int, known: _Known) -> tuple[PathInput, ...]:
         """What is known of each path now. The flows of a pair share its paths: what they got there together counts."""
         rated = [report.rates for report in known.reports.values() if now_ns - report.at_ns <= RATE_STALE_NS]
-        waited = [report.waits for report in known.reports.values() if now_ns - report.at_ns <= WAIT_STALE_NS]
         inputs = []
         for path, (source, destination) in enumerate(known.ends):
             reading = self._desk.table.reading(now_ns, source, destination, path)
             rates = [rate for each in rated if (rate := each[path]) is not None]
-            waits = [wait for each in waited if (wait := each[path]) is not None]
             inputs.append(
                 PathInput(
                     congestion=None if reading is None else reading.congestion,
                     age_ns=0 if reading is None else reading.age_ns,
-                    local=_fuller(self._local.get(source), max(waits, default=None)),
+                    local=self._local.get(source),
                     rate=sum(rates) if rates else None,
                     shared=source,
                 )
@@ -328,9 +356,12 @@ def _is_worth(paths: Sequence[PathInput], *, has_advice: bool) -> bool:
     return any(path.congestion is not None and (has_advice or path.congestion >= CONGESTED) for path in paths)
 
 
-def _fuller(one: float | None, other: float | None) -> float | None:
-    """The higher one of two pressures of which either may be unknown."""
-    return other if one is None else one if other is None else max(one, other)
+def _keep(newest: dict[int, V], flow: int, report: V) -> None:
+    """The newest stands last, and of MOST_REPORTS flows one is kept."""
+    newest.pop(flow, None)
+    newest[flow] = report
+    if len(newest) > MOST_REPORTS:
+        del newest[next(iter(newest))]
 
 
 def _on_grid(at_ns: int) -> int:

@@ -17,7 +17,10 @@ from ringfold.config import TELEMETRY_PORT, split_address
 from ringfold.errors import ConfigError
 from ringfold.runtime.clock import monotonic_ns, unix_ns
 from ringfold.runtime.datagrams import DatagramSender
+from ringfold.runtime.feeds import is_missing
 from ringfold.wire.telemetry import FlowAdded, address_number
+
+REPEAT_S = 0.1
 
 _log = logging.getLogger("ringfold.agent")
 
@@ -45,6 +48,7 @@ class Surroundings:
                 for collector in self._collectors:
                     collector.close()
                 raise ConfigError(f"cannot report to {address}: {error.strerror or error}") from None
+        self._pairs = 0
         self._has_work = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -52,7 +56,11 @@ class Surroundings:
         """Begin, in the running loop."""
         if self._watch is not None:
             self._tasks.append(asyncio.create_task(self._look(self._watch), name="ringfold agent interfaces"))
+        elif self._reporter is not None:
+            self._tasks.append(asyncio.create_task(self._repeat(), name="ringfold agent reports"))
         for adapter, where in self._feeds:
+            if is_missing(where):
+                _log.warning("the feed %s is not there; it is read as soon as it is", where)
             self._tasks.append(
                 asyncio.create_task(
                     pump(adapter, where, lambda said: self._tell(Observed(unix_ns(), said))), name=f"feed {where}"
@@ -74,34 +82,46 @@ class Surroundings:
             self._watch.close()
 
     def pair_came(self, pair: Pair) -> None:
+        self._pairs += 1
+        self._has_work.set()
         if self._watch is not None:
             for local, _ in pair.paths:
                 self._watch.use(local)
-            self._has_work.set()
         if self._reporter is not None:
             self._report(self._reporter.flow_added(unix_ns(), _flow(pair)))
 
     def pair_went(self, pair: Pair) -> None:
+        self._pairs -= 1
+        if not self._pairs:
+            self._has_work.clear()
         if self._watch is not None:
             for local, _ in pair.paths:
                 self._watch.leave(local)
-            if self._watch.is_idle:
-                self._has_work.clear()
         if self._reporter is not None:
             self._report(self._reporter.flow_removed(unix_ns(), _flow(pair)))
 
     async def _look(self, watch: NicWatch) -> None:
         """Look at the interfaces in their time; a look that was slow makes the next pause longer."""
+        told: dict[int, float] = {}
         while True:
             await self._has_work.wait()
             began_ns = monotonic_ns()
             nics = watch.look(began_ns)
-            if found := pressures(nics):
+            found = pressures(nics)
+            if found != told:  # also when it is nothing any more: an interface that is gone presses nobody
                 self._tell(Queues(found))
+                told = found
             self._report_queues(nics)
             ended_ns = monotonic_ns()
             next_ns = max(watch.next_ns(began_ns), 2 * ended_ns - began_ns)
             await asyncio.sleep((next_ns - ended_ns) / 1e9)
+
+    async def _repeat(self) -> None:
+        """Without interfaces to look at, there are still flows to be told of again."""
+        while True:
+            await self._has_work.wait()
+            self._report_queues({})
+            await asyncio.sleep(REPEAT_S)
 
     def _report_queues(self, nics: Nics) -> None:
         if self._reporter is not None:

@@ -67,6 +67,7 @@ class Telemetry:
         self._stale_ns = self._settings.stale_after_ms * 1_000_000
         self._by_bits: dict[_Bits, dict[_Key, _Entry]] = {}
         self._count = 0
+        self._forgot_ns: int | None = None
         self.counts: Counter[str] = Counter()
 
     def __len__(self) -> int:
@@ -90,6 +91,7 @@ class Telemetry:
         key = (body.source, body.destination, body.path)
         late_ns = unix_ns - measured_unix_ns
         late_ns = late_ns if 0 <= late_ns <= PLAUSIBLE_NS else 0
+        measured_unix_ns = min(measured_unix_ns, unix_ns)  # nothing is newer than now
         entry = table.get(key)
         if entry is None:
             if self._is_full(bits):
@@ -135,6 +137,10 @@ class Telemetry:
         )
 
     def _forget_stale(self, now_ns: int) -> None:
+        """At most once in a while: it goes through all of them, and whoever fills the table may go on and on."""
+        if self._forgot_ns is not None and now_ns - self._forgot_ns < self._stale_ns // 4:
+            return
+        self._forgot_ns = now_ns
         for bits, table in list(self._by_bits.items()):
             for key in [key for key, entry in table.items() if now_ns - entry.arrived_ns > self._stale_ns]:
                 del table[key]

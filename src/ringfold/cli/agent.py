@@ -50,6 +50,7 @@ def agent(
     by what they measure themselves.
     """
     if context.invoked_subcommand is not None:
+        context.obj = (directory, config)
         return
     import asyncio
     import logging
@@ -75,15 +76,18 @@ def _settings(resolved: "Resolved") -> "AgentSettings":
     from ringfold.agent.daemon import AgentSettings
     from ringfold.agent.registry import Quota
     from ringfold.agent.reports import ReportSettings
+    from ringfold.runtime.process import allow_many_files
     from ringfold.wire.telemetry import GateSettings
 
     flows = resolved.integer("agent_user_flows")
+    # Every connection is an open file: one user must not have them all.
+    clients = min(Quota().clients, allow_many_files() // 4)
     keys = _keys(resolved)
     allow = resolved.listed("agent_allow") or (("any",) if keys else GateSettings().allow)
     return AgentSettings(
         directory=_directories(resolved)[0],
         policy=resolved.text("agent_policy"),
-        quota=Quota(flows=flows, slots=min(flows, Quota().slots)),
+        quota=Quota(clients=clients, flows=flows, slots=min(flows, Quota().slots)),
         telemetry=resolved.listed("agent_telemetry"),
         gate=GateSettings(keys=keys, allow=allow),
         feeds=resolved.listed("agent_feeds"),
@@ -127,14 +131,18 @@ def _directories(resolved: "Resolved") -> tuple[Path, ...]:
     return agent_directories(chosen)
 
 
-def _console(directory: Path | None, config: Path | None) -> tuple[Path, ...]:
+def _where(context: typer.Context, directory: Path | None, config: Path | None) -> tuple[Path, ...]:
+    """Where to look for the agent. --dir and --config mean the same before and behind the name of the command."""
     from ringfold import config as settings
 
+    said_before = context.obj or (None, None)
+    directory, config = directory or said_before[0], config or said_before[1]
     return _directories(settings.load({"agent_dir": directory, "config": config}))
 
 
 @app.command("status")
 def status(
+    context: typer.Context,
     directory: Directory = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     flows: Annotated[bool, typer.Option("--flows/--no-flows", help="List the flows, too.")] = True,
@@ -144,7 +152,7 @@ def status(
     from ringfold.agent.client import AgentConsole
     from ringfold.cli.output import print_json
 
-    with AgentConsole(_console(directory, config)) as console:
+    with AgentConsole(_where(context, directory, config)) as console:
         found = console.status()
         listed = console.flows() if flows else []
     if as_json:
@@ -166,6 +174,9 @@ def _render(found: "AgentStatus", listed: "list[ListedFlow]") -> None:
     columns = ["flow", "from", "to", "slot", "client", "shares", "why"]
     if listed:
         console.print(table("flows", columns, (_flow_row(each) for each in listed)))
+    for name, why in found.monitors.items():
+        if why:
+            console.print(f"the NIC monitor {name} is not used: {why}")
     for title, counts in (("counts", found.counts), ("refused", found.refused)):
         if counts:
             console.print(f"{title}: " + ", ".join(f"{name} {count}" for name, count in counts.items()))
@@ -184,12 +195,23 @@ def _flow_row(listed: "ListedFlow") -> list[str]:
         f"{listed.slot}:{listed.generation}",
         f"{listed.client or 'process'} {listed.pid}",
         shares or "local",
-        listed.why,
+        "; ".join(part for part in (listed.why, _trips(listed)) if part),
     ]
+
+
+def _trips(listed: "ListedFlow") -> str:
+    """The round trips on each path as its sender sees them; empty if it saw none."""
+    if not any(listed.srtt_us):
+        return ""
+    now, least = (
+        " : ".join(f"{us / 1e3:.1f}" if us else "?" for us in trips) for trips in (listed.srtt_us, listed.min_rtt_us)
+    )
+    return f"round trips {now} ms, {least} at least"
 
 
 @app.command("set")
 def set_shares(
+    context: typer.Context,
     flow: Annotated[str, typer.Argument(help="SOURCE,DESTINATION (addresses), or a flow's number in `agent status`.")],
     share: Annotated[
         str, typer.Option(help="The share of the second of two paths (0 to 1), one for each path (0.2,0.8), or auto.")
@@ -202,7 +224,7 @@ def set_shares(
     from ringfold.agent.steering import parse_policy
 
     shares = parse_policy(share if share == "auto" else f"static:{share}") or ()
-    with AgentConsole(_console(directory, config)) as console:
+    with AgentConsole(_where(context, directory, config)) as console:
         source, destination = _ends(flow, console)
         slots = console.set_shares(source, destination, shares)
     how = ", ".join(f"{100 * each:g} %" for each in shares) if shares else "as the policy says"
@@ -265,5 +287,5 @@ def inject(
             now_ns = unix_ns()
             packet = Packet(body, now_ns, now_ns, key_id=key_id)
             sender.send(encode(packet, None if key_id is None else keys[key_id]))
-        if sender.lost:
+        if sender.lost or sender.was_refused:
             raise UsageError("nobody takes telemetry there")

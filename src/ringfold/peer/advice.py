@@ -1,8 +1,9 @@
 """The advice of the host's transport agent, for links with several paths.
 
-A peer registers one flow with the agent for each neighbour that it sends to over several paths. The agent answers with
-the place of the flow's hint in shared memory, the engine reads the hint there before each segment, and what the engine
-measures on each path goes back to the agent a few times a second.
+A peer registers one flow with the agent for each neighbour that it sends to over several paths: the next member of the
+ring, and the previous one. The agent answers with the place of the flow's hint in shared memory, the engine reads the
+hint there before each segment, and what the engine measures on each path (rates and round trips) goes back to the agent
+a few times a second.
 
 Nothing waits for the agent: `AgentClient` talks to it in a thread of its own, and everything here is cheap. All of it
 happens in steps of the session, under its lock; when a place changes, the client's thread only rings the engine, and
@@ -61,7 +62,7 @@ class PathAdvice:
             self._flows[peer] = _Flow(self._client.register(*paths[0], paths), paths)
 
     def tick(self, now_ns: int) -> None:
-        """Tell the engine of places that changed, and the agent of rates if it is time for that."""
+        """Tell the engine of places that changed, and the agent of what was measured if it is time for that."""
         client = self._client
         if client is None:
             return
@@ -78,9 +79,8 @@ class PathAdvice:
         if now_ns >= self._report_ns:
             self._report_ns = now_ns + REPORT_EVERY_NS
             for peer, flow in self._flows.items():
-                rates = self._engine.path_rates(peer)[: len(flow.paths)] if flow.followed else []
-                if any(rates):
-                    client.measured(flow.connection, rates)
+                if flow.followed:
+                    self._report(client, peer, flow)
 
     def next_ns(self) -> int | None:
         """When `tick` has something to do though nobody rings."""
@@ -97,6 +97,12 @@ class PathAdvice:
     def _ring(self, _connection: int, _place: Place | None) -> None:
         """In the client's thread."""
         self._engine.wake()
+
+    def _report(self, client: AgentClient, peer: PeerId, flow: _Flow) -> None:
+        rates = self._engine.path_rates(peer)[: len(flow.paths)]
+        smoothed, least = zip(*self._engine.path_trips(peer)[: len(flow.paths)], strict=True)
+        if any(rates) or any(smoothed):
+            client.measured(flow.connection, rates, smoothed, least)
 
     def _drop(self, peer: PeerId) -> None:
         assert self._client is not None

@@ -35,20 +35,22 @@ def paths_between(one: Member, other: Member) -> int:
 
 
 def flows_of(record: Record, me: PeerId) -> dict[PeerId, FlowPaths]:
-    """The neighbour that `me` sends to in this ring, with the paths to it; nobody where there is only one path.
+    """The neighbours that `me` sends to in this ring, with the paths to each; nobody where there is only one path.
 
-    Payload goes around the ring one way, so that is the flow to speak of: the other link carries what is said back.
+    Payload goes to the next member, and what is said back (Ready, Dones, small ops) to the previous one: behind a full
+    queue that is as late as payload. In a ring of two both are the same neighbour, and one flow.
     """
     ring = record.members
     if len(ring) < 2:
         return {}
     rank = next(rank for rank, member in enumerate(ring) if member.peer == me)
-    here, there = ring[rank], ring[(rank + 1) % len(ring)]
-    paths = paths_between(here, there)
-    if paths == 1:
-        return {}
-    ends = [(here.addresses[path % here.paths], there.addresses[path % there.paths]) for path in range(paths)]
-    return {there.peer: tuple(ends)}
+    here, flows = ring[rank], {}
+    for there in (ring[(rank + 1) % len(ring)], ring[rank - 1]):
+        paths = paths_between(here, there)
+        if paths > 1:
+            ends = ((here.addresses[path % here.paths], there.addresses[path % there.paths]) for path in range(paths))
+            flows[there.peer] = tuple(ends)
+    return flows
 
 
 def needed_lanes(record: Record, me: PeerId) -> Iterator[tuple[LaneKey, bool]]:

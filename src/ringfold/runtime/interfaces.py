@@ -32,7 +32,7 @@ def interfaces() -> dict[str, str]:
         while each:
             entry = each.contents
             if entry.address and (address := _text(entry.address)):
-                found.setdefault(address, entry.name.decode())
+                found.setdefault(address, entry.name.decode("utf-8", "replace"))
             each = entry.next
     finally:
         libc.freeifaddrs(first)

@@ -11,7 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from ringfold.errors import ConfigError
+from ringfold.runtime.server import guard, unguard
 
+BACKLOG = 1_024
+"""How many connections may wait to be taken. (asyncio asks for fewer if it is not told.)"""
 _CREDENTIALS = struct.Struct("3i")
 
 
@@ -66,6 +69,21 @@ def distrust(path: Path) -> str:
     return ""
 
 
+def identity(path: Path) -> tuple[int, int, int] | None:
+    """Which file this name is now (device, inode and size); None: none."""
+    try:
+        about = path.lstat()
+    except OSError:
+        return None
+    return about.st_dev, about.st_ino, about.st_size
+
+
+def touch(path: Path) -> None:
+    """Show those who tidy up old files that this one is in use. A file that is gone stays gone."""
+    with contextlib.suppress(OSError):
+        os.utime(path, follow_symlinks=False)
+
+
 def listen_unix(path: Path, mode: int) -> socket.socket:
     """Listen at `path`, and replace a socket that is there: the caller holds the lock that makes it the only one."""
     with contextlib.suppress(FileNotFoundError):
@@ -76,7 +94,7 @@ def listen_unix(path: Path, mode: int) -> socket.socket:
     try:
         sock.bind(os.fspath(path))
         os.chmod(path, mode)
-        sock.listen(1_024)
+        sock.listen(BACKLOG)
         sock.setblocking(False)
     except OSError as error:
         sock.close()
@@ -88,10 +106,14 @@ def listen_unix(path: Path, mode: int) -> socket.socket:
 
 
 class Doorbell:
-    """Wakes a thread that waits in `LocalConnection.wait`. May be rung from anywhere, any number of times."""
+    """Wakes a thread that waits in `LocalConnection.wait`. May be rung from anywhere, any number of times.
+
+    A forked child that rings its copy wakes nobody.
+    """
 
     def __init__(self) -> None:
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        guard(self.fd)
 
     def ring(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -110,6 +132,7 @@ class Doorbell:
             os.eventfd_read(self.fd)
 
     def close(self) -> None:
+        unguard(self.fd)
         os.close(self.fd)
 
 
@@ -138,7 +161,10 @@ class LocalConnection:
         return credentials(self._socket)
 
     def send(self, chunk: bytes) -> None:
-        """Queue it, and send what goes at once; `wait` sends the rest."""
+        """Queue it, and send what goes at once; `wait` sends the rest.
+
+        What comes too late for the other side is dropped: it may have said why it closed, and `wait` brings that first.
+        """
         self._queued += chunk
         self._flush()
 
@@ -147,6 +173,9 @@ class LocalConnection:
             try:
                 sent = self._socket.send(memoryview(self._queued)[: 1 << 18])
             except BlockingIOError:
+                return
+            except BrokenPipeError:
+                self._queued.clear()
                 return
             del self._queued[:sent]
 

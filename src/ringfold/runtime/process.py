@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import gc
 import os
+import resource
 import signal
 import struct
 import sys
@@ -17,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+_MOST_FILES = 1 << 19
 _STOPPING = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -108,6 +110,19 @@ def be_prompt(nice: int = -10) -> None:
     # size, policy (SCHED_OTHER), flags, nice, priority, runtime, deadline, period
     wish = struct.pack("=IIQiIQQQ", 48, 0, 0, os.getpriority(os.PRIO_PROCESS, 0), 0, 300_000, 0, 0)
     ctypes.CDLL(None).syscall(number, 0, wish, 0)
+
+
+def allow_many_files() -> int:
+    """Raise the limit of open files as far as it may be raised; what it is now.
+
+    Services start with 1,024 by default, and a server has a file for each connection.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        return most
+    return _MOST_FILES if soft == resource.RLIM_INFINITY else soft
 
 
 def keep_what_is_there() -> None:

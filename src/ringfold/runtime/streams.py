@@ -51,18 +51,20 @@ def listening(addresses: Sequence[str], port: int, *, mptcp: bool = False) -> It
             listener.close()
 
 
-def accepted(listeners: Sequence[socket.socket]) -> Streams:
-    return [_ready(listener.accept()[0]) for listener in listeners]
+def accepted(listeners: Sequence[socket.socket], *, congestion: str = "cubic") -> Streams:
+    return [_ready(listener.accept()[0], congestion) for listener in listeners]
 
 
-def connected(sources: Sequence[str], targets: Sequence[str], port: int, *, mptcp: bool = False) -> Streams:
-    """A stream from each source to its target (with `mptcp` from the first to the first)."""
+def connected(
+    sources: Sequence[str], targets: Sequence[str], port: int, *, mptcp: bool = False, congestion: str = "cubic"
+) -> Streams:
+    """A stream from each source to its target (with `mptcp` from the first to the first). Congestion "": the host's."""
     made: Streams = []
     for number, (source, target) in enumerate(list(zip(sources, targets, strict=True))[: 1 if mptcp else None]):
         stream = _new(mptcp)
         stream.bind((source, 0))
         stream.connect((target, port + number))
-        made.append(_ready(stream))
+        made.append(_ready(stream, congestion))
     return made
 
 
@@ -123,8 +125,9 @@ def _new(mptcp: bool) -> socket.socket:
     return socket.socket(socket.AF_INET, socket.SOCK_STREAM, MPTCP if mptcp else 0)
 
 
-def _ready(stream: socket.socket) -> socket.socket:
-    stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"cubic")
+def _ready(stream: socket.socket, congestion: str) -> socket.socket:
+    if congestion:
+        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, congestion.encode())
     stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     stream.setblocking(False)
     return stream

@@ -8,7 +8,7 @@ number. Answers come in the order of the requests. The end of a connection remov
 from typing import Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
 
 from ringfold.errors import RemoteProtocolError
 from ringfold.wire.base import Message
@@ -19,8 +19,8 @@ MAX_REQUEST_BYTES = 16 * 1024
 """The largest frame that an agent takes. Sixteen paths of IPv6 addresses need about 2 KiB."""
 MAX_ANSWER_BYTES = 1024 * 1024
 MOST_PATHS = 16
-PAGE_FLOWS = 250
-"""How many flows one answer to ListFlows holds at most: with all that a flow may say, 3 KiB each."""
+PAGE_FLOWS = 100
+"""How many flows one answer to ListFlows holds at most: with all that a flow may say, 6 KiB each."""
 
 Place = tuple[int, int]
 """Where a flow's hint is: its slot, and the slot's generation."""
@@ -89,7 +89,7 @@ class Deregistered(Message, frozen=True, tag="deregistered"):
 
 class Measured(Message, frozen=True, tag="measured"):
     """What a flow's sender measured on each path: bytes acknowledged over busy time (0: nothing was sent), and the
-    newest smoothed and smallest round trip. There is no answer."""
+    newest smoothed and shortest round trip (0: not known). There is no answer."""
 
     connection: int
     bytes_per_s: tuple[int, ...]
@@ -124,7 +124,7 @@ class ListFlows(Message, frozen=True, tag="list_flows"):
 
 
 class ListedFlow(Struct, frozen=True):
-    """One flow: who registered it, where its hints are, and what they say now."""
+    """One flow: who registered it, where its hints are, what they say now, and what its sender measured last."""
 
     number: int
     pid: int
@@ -136,6 +136,9 @@ class ListedFlow(Struct, frozen=True):
     shares: tuple[float, ...] = ()
     backpressure: tuple[bool, ...] = ()
     why: str = ""
+    bytes_per_s: tuple[int, ...] = ()
+    srtt_us: tuple[int, ...] = ()
+    min_rtt_us: tuple[int, ...] = ()
 
 
 class FlowList(Message, frozen=True, tag="flow_list"):
@@ -178,6 +181,8 @@ class AgentStatus(Message, frozen=True, tag="agent_status"):
     counts: dict[str, int]
     refused: dict[str, int]
     telemetry: tuple[str, ...] = ()
+    monitors: dict[str, str] = field(default_factory=dict)
+    """NIC monitors by name, and why one is not used (empty: it is)."""
 
 
 class AgentRefused(Message, frozen=True, tag="agent_refused"):

@@ -55,13 +55,18 @@ _PAIR = struct.Struct("!16s16sBBBBQ")
 _FLOW = struct.Struct("!16s16sIIB3x")
 _QUEUES = struct.Struct("!16s16sQQ")
 MAX_BYTES = _HEADER.size + _QUEUES.size + MAC_BYTES
+FULL_QUEUE, MOST_CONGESTION = 200, 255
+"""The congestion of a queue that is full, and the highest there is."""
 _MAPPED = 0xFFFF << 32
 _V6 = (1 << 128) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Congestion:
-    """A queue on the way from `source` to `destination` on one path: 0 is clear, 255 is full, 240 is backpressure.
+    """A queue on the way from `source` to `destination` on one path: 0 is clear, 200 is full, 240 is backpressure.
+
+    A full queue is no backpressure: every TCP that has a path for itself fills one. Backpressure is for those who know
+    that the path must not be used now: it is paused, or loses a good part of what comes.
 
     Addresses are 128-bit numbers (`address_number`). With fewer than 128 bits it speaks of a prefix: a queue that many
     pairs share. 0 bits are everybody.
@@ -274,15 +279,20 @@ class Gate:
         # A signature binds the packet to its key, not to the address it came from: a recording may be sent from
         # anywhere, so signed packets have one window per key and sender.
         who = (number if packet.key_id is None else -1, packet.key_id, packet.sender)
-        return self._fresh(who, packet) or packet
+        return self._fresh(who, packet, unix_ns) or packet
 
-    def _fresh(self, who: tuple[int, int | None, int], packet: Packet) -> Refusal | None:
-        """None if this sequence is new. One below the window is a restart if it was measured after all before it."""
+    def _fresh(self, who: tuple[int, int | None, int], packet: Packet, unix_ns: int) -> Refusal | None:
+        """None if this sequence is new. One below the window is a restart if it was measured after all before it.
+
+        A time in the future counts as now, without a signature: a sender whose clock was ahead, or who was spoofed, is
+        heard again when it says the right time. With one, it counts as it is: recordings of such a sender exist.
+        """
+        measured_ns = packet.unix_ns if packet.key_id is not None else min(packet.unix_ns, unix_ns)
         seen = self._seen.pop(who, None)
         if seen is None:
             if len(self._seen) >= self._settings.most_senders:
                 del self._seen[next(iter(self._seen))]
-            self._seen[who] = _Seen(packet.sequence, 1, packet.unix_ns)
+            self._seen[who] = _Seen(packet.sequence, 1, measured_ns)
             return None
         self._seen[who] = seen  # at the end again: the first one is the one that was silent for longest
         ahead = packet.sequence - seen.highest
@@ -295,7 +305,7 @@ class Gate:
             seen.highest, seen.bits = packet.sequence, 1
         else:
             return Refusal("replayed", f"sequence {packet.sequence} after {seen.highest}")
-        seen.newest_ns = max(seen.newest_ns, packet.unix_ns)
+        seen.newest_ns = max(seen.newest_ns, measured_ns)
         return None
 
 
