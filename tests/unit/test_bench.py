@@ -1,7 +1,9 @@
 """The benchmarks: targets are judged rightly, figures leave as promised, and no process outlives a measurement."""
 
+import io
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -12,9 +14,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 import typer
+from rich.console import Console
 from typer.testing import CliRunner
 
-from ringfold.cli.bench import allreduce, app, iteration, multipath, multipath_hints, quantize, report, targets
+from ringfold.cli.bench import (
+    allreduce,
+    app,
+    iteration,
+    multipath,
+    multipath_hints,
+    multipath_sheets,
+    quantize,
+    report,
+    targets,
+    wan,
+)
 from ringfold.cli.bench import workers_allreduce as workers
 from ringfold.errors import ConfigError
 from ringfold.runtime import shaped
@@ -98,6 +112,7 @@ def test_the_targets_of_this_project_are_about_figures_that_exist() -> None:
         "iteration": {*report.spread([1]), "waiting_cpu_percent", "store", "ranks"},
         "hints": {*report.spread([1]), "read_ns", "flows_per_s", "torn", "part", "flows", "reads"},
         "multipath": {"share", "over_best", "succeeded", "latency_ms", "std", "part", "way", "size_bytes"},
+        "wan": {"share", "extra_ms", "part"},
     }
     loaded = targets.load()
     assert {target.bench for target in loaded} == figures.keys()
@@ -265,6 +280,7 @@ def test_every_bench_can_print_json_and_check_itself() -> None:
         "iteration",
         "hints",
         "multipath",
+        "wan",
     }
     for command in app.registered_commands:
         # Rich folds the help to the terminal's width; a wide one keeps the options whole.
@@ -339,6 +355,42 @@ def test_paths_that_cannot_be_made_are_misses_with_the_reason(monkeypatch: pytes
     assert {found["verdict"] for found in printed["checks"]} == {"miss"}
 
 
+def test_a_long_path_that_cannot_be_made_is_a_miss_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wan.labs, "missing", lambda delay: "delay and loss need /dev/net/tun")
+    ended = CliRunner().invoke(app, ["wan", "--json", "--check"])
+    assert ended.exit_code == 1
+    printed = json.loads(ended.stdout)
+    assert "/dev/net/tun" in printed["skipped"]["lab"]
+    assert {found["verdict"] for found in printed["checks"]} == {"miss"}
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--rtt", "0"], ["--loss", "1"], ["--lanes", "65"], ["--lanes", "many"], ["--congestion", "none"]]
+)
+def test_a_long_path_that_makes_no_sense_is_refused(arguments: list[str]) -> None:
+    assert CliRunner().invoke(app, ["wan", *arguments]).exit_code == 2
+
+
+def large_row(lanes: int, share: float, rtt_ms: float = 20.0) -> report.Row:
+    return {"part": "large", "rtt_ms": rtt_ms, "loss": 0.0, "congestion": "auto", "lanes": lanes, "share": share}
+
+
+def test_the_fewest_lanes_that_reach_the_rate_are_enough() -> None:
+    rows = [large_row(16, 0.97), large_row(1, 0.89), large_row(4, 0.9), large_row(8, 0.99)]
+    assert [(row["lanes"], row["part"]) for row in wan.enough(rows)] == [(4, "enough")]
+
+
+def test_where_no_number_of_lanes_is_enough_the_best_is_named_for_each_way() -> None:
+    rows = [large_row(1, 0.5), large_row(4, 0.8), large_row(8, 0.7), large_row(1, 0.95, rtt_ms=80.0)]
+    assert [(row["rtt_ms"], row["lanes"]) for row in wan.enough(rows)] == [(20.0, 4), (80.0, 1)]
+
+
+def test_an_op_is_judged_by_its_median_and_by_the_round_trips_beyond_its_bytes() -> None:
+    second = 1_000_000_000
+    row = wan.judged([3 * second, second, 2 * second], 1_000_000, ceiling=1_000_000.0, rtt_ms=500.0)
+    assert (row["share"], row["worst_share"], row["beyond_trips"]) == (0.5, pytest.approx(1 / 3), 2.0)
+
+
 @pytest.mark.parametrize("layouts", ["200", "200+", "200+0", "fast+slow"])
 def test_a_layout_has_two_rates_or_more(layouts: str) -> None:
     assert CliRunner().invoke(app, ["multipath", "--layouts", layouts]).exit_code == 2
@@ -376,3 +428,39 @@ def test_backpressure_is_as_late_as_the_last_segment_of_a_path_in_use() -> None:
     row = multipath_hints.judged({"given_ns": given}, said)
     assert (row["packets"], row["latency_ms"], row["back_ms"]) == (1, 4.0, 60.0)
     assert multipath_hints.judged({"given_ns": []}, said)["latency_ms"] is None
+
+
+def test_every_figure_of_multipath_is_whole_in_80_columns() -> None:
+    """The layout with the longest name, and figures as wide as they get."""
+    layout = "120+60+30"
+    base: report.Row = {"layout": layout, "size_bytes": 32 << 20, "median_us": 18_340.0}
+    figures: list[report.Row] = [
+        {"part": "ceiling", "layout": layout, "way": "plain TCP", "mbit": 196.4, "share": 1.0},
+        {**base, "part": "transfer", "way": "equal split", "mbit": 196.4, "share": 0.991, "reissued": 1_234},
+        {**base, "part": "swap", "way": "ringfold", "over_best": 1.005, "reissued": 1_234},
+        {**base, "part": "cut", "way": "ringfold", "path": 1, "over_best": 1.009, "reissued": 1_234, "back_s": 12.3},
+        {**base, "part": "few segments", "way": "ringfold"},
+        {**base, "part": "few segments", "way": "with hints", "median_us": 9_170.0, "gain": 2.0},
+        {"part": "switch", "way": "ringfold", "size_bytes": 1 << 14, "median_us": 28_110.0},
+        {"part": "switch", "way": "with hints", "size_bytes": 1 << 14, "median_us": 14_060.0, "gain": 1.999},
+        {"part": "backpressure", "packets": 10, "median_us": 0.0, "latency_ms": 1.293, "returned": 10, "back_ms": 23.1},
+        {"part": "steady", "way": "with hints", "layout": "switch", "samples": 1_234, "mean": 0.333, "std": 0.106},
+    ]
+    shown = io.StringIO()
+    found = multipath_sheets.sheets(figures)
+    report.render(report.report("multipath", {}, figures), found, Console(file=shown, width=80))
+    lines = [re.split(r"\s{2,}", line.strip()) for line in shown.getvalue().splitlines()]
+    assert "…" not in shown.getvalue()
+    for sheet in found:
+        for row in sheet.rows:
+            cells = [report._cell(column, row) for column in sheet.columns]
+            assert cells in lines
+        assert [column.heading for column in sheet.columns] in lines
+    assert [layout, "32 MiB", "18.34 ms", "9.17 ms", "2.00x"] in lines
+
+
+def test_a_table_on_a_narrow_terminal_loses_nothing() -> None:
+    shown = io.StringIO()
+    sheet = report.Sheet("x", [{"a": 30 * "ж", "b": 30 * "щ"}], [report.Column(name, name) for name in "ab"])
+    report.render(report.report("x", {}, []), [sheet], Console(file=shown, width=30))
+    assert (shown.getvalue().count("ж"), shown.getvalue().count("щ")) == (30, 30)

@@ -1,8 +1,8 @@
 """`ringfold bench`: the figures that Ringfold promises, measured on this machine.
 
 One file per bench (`allreduce`, `quantize`, `topology`, `recovery`, `failover`, `join`, `master`, `memory`, `state`,
-`clock`, `rounds`, `iteration`, `hints`, `multipath`); the processes that a bench starts are in the `workers_*` files,
-and `masters.py` starts a real master for them. `clock.py` has its nodes in `clock_nodes.py`, their truth in
+`clock`, `rounds`, `iteration`, `hints`, `multipath`, `wan`); the processes that a bench starts are in the `workers_*`
+files, and `masters.py` starts a real master for them. `clock.py` has its nodes in `clock_nodes.py`, their truth in
 `clock_truth.py` and the estimators' table in `estimators.py`. `report.py` is how figures leave: tables, or one JSON
 object. `targets.py` compares them with `benchmarks/targets.toml`.
 """
@@ -24,6 +24,7 @@ from ringfold.cli.bench import (
     rounds,
     state,
     topology,
+    wan,
 )
 
 app = typer.Typer(
@@ -44,3 +45,4 @@ app.command("clock")(clock.command)
 app.command("rounds")(rounds.command)
 app.command("iteration")(iteration.command)
 app.command("hints")(hints.command)
+app.command("wan")(wan.command)

@@ -31,7 +31,8 @@ import typer
 from ringfold.cli.bench import multipath_hints
 from ringfold.cli.bench import report as reports
 from ringfold.cli.bench.masters import HUB_PORT, master_command
-from ringfold.cli.bench.report import Column, Row, microseconds, size_bytes, size_text, times
+from ringfold.cli.bench.multipath_sheets import sheets
+from ringfold.cli.bench.report import Row, size_bytes
 from ringfold.runtime import lab as labs
 from ringfold.runtime.lab import SWITCH, Lab, ShapingFailed
 from ringfold.runtime.spawn import ChildFailed, Crew, Message
@@ -50,22 +51,6 @@ FEW_ROUNDS = 21
 PACKETS = 10
 NAMES = ("side-0", "side-1")
 Order = dict[str, object]
-
-COLUMNS = (
-    Column("part", "part"),
-    Column("paths", "layout"),
-    Column("size", "size_bytes", size_text),
-    Column("way", "way"),
-    Column("time", "median_us", microseconds),
-    Column("Mbit/s", "mbit", lambda value: f"{value:.1f}"),
-    Column("of the ceiling", "share", lambda value: f"{value:.1%}"),
-    Column("over the best", "over_best", lambda value: f"{value:.3f}"),
-    Column("sent twice", "reissued"),
-    Column("gain", "gain", times),
-    Column("late", "latency_ms", lambda value: f"{value:.1f} ms"),
-    Column("back after", "back_ms", lambda value: f"{value:.1f} ms"),
-    Column("share varies", "std", lambda value: f"{value:.1%}"),
-)
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -118,7 +103,7 @@ def command(
         unmeasured: Row = {"part": "transfer", "way": "ringfold", "share": None}
         rows += [{**unmeasured, "layout": one, "size_bytes": size} for one in plan.layouts for size in plan.sizes]
     result = reports.report("multipath", msgspec.to_builtins(plan), rows, skipped=skipped)
-    reports.finish(result, COLUMNS, as_json=as_json, against_targets=check)
+    reports.finish(result, sheets(rows), as_json=as_json, against_targets=check)
 
 
 def rates_of(layout: str) -> list[float]:

@@ -24,6 +24,7 @@ from ringfold.agent.daemon import HINTS_NAME
 from ringfold.cli.bench.agents import send_congestion, start_agent
 from ringfold.cli.bench.report import Row
 from ringfold.runtime import lab as labs
+from ringfold.runtime import threads
 from ringfold.runtime.clock import monotonic_ns
 from ringfold.runtime.lab import Lab, Telemetry, TelemetrySender
 from ringfold.runtime.spawn import ChildFailed, Crew, Message
@@ -31,7 +32,7 @@ from ringfold.runtime.spawn import ChildFailed, Crew, Message
 NAMES = ("side-0", "side-1")
 SEGMENT_BYTES = 16 << 10
 COLD_RATES = (100.0, 10.0)
-COLD_BYTES = 16 * SEGMENT_BYTES
+COLD_BYTES = (2 * SEGMENT_BYTES, 4 * SEGMENT_BYTES, 16 * SEGMENT_BYTES)
 COLD_STARTS = 5
 RATE = 40.0
 CROSS_MBIT = 55.0
@@ -42,6 +43,8 @@ SHORT_BURST, LONG_BURST = 3_200, 67_050
 HELD_S, CLEAR_S = 0.2, 0.4
 TELEMETRY_MS = 5.0
 WATCHED_BYTES = 48 << 20
+STEADY_BYTES = 4 << 20
+SETTLED_S, SAMPLE_S = 5.0, 0.01
 START_S, OP_S = 30.0, 90.0
 S, MS = 1e9, 1e6
 
@@ -107,20 +110,20 @@ def _op(crew: Crew, size: int) -> float:
 
 def _cold() -> Iterator[Row]:
     share = COLD_RATES[1] / sum(COLD_RATES)
-    without = None
-    for way in ("ringfold", "with hints"):
-        took = []
-        for _ in range(COLD_STARTS):
-            agents = way == "with hints"
-            with (
-                Lab(hosts=2, paths=_paths(COLD_RATES, burst_bytes=SHORT_BURST)) as lab,
-                _advised(lab, agents=agents, policy=f"static:{share:.4f}") as (crew, _),
-            ):
-                took.append(_op(crew, COLD_BYTES))
-        median = statistics.median(took)
-        row: Row = {"part": "cold start", "way": way, "size_bytes": COLD_BYTES, "median_us": median}
-        without = without or median
-        yield row if way == "ringfold" else row | {"gain": without / median}
+    for size in COLD_BYTES:
+        without = None
+        for way in ("ringfold", "with hints"):
+            took = []
+            for _ in range(COLD_STARTS):
+                with (
+                    Lab(hosts=2, paths=_paths(COLD_RATES, burst_bytes=SHORT_BURST)) as lab,
+                    _advised(lab, agents=way == "with hints", policy=f"static:{share:.4f}") as (crew, _),
+                ):
+                    took.append(_op(crew, size))
+            median = statistics.median(took)
+            row: Row = {"part": "cold start", "way": way, "size_bytes": size, "median_us": median}
+            without = without or median
+            yield row if way == "ringfold" else row | {"gain": without / median}
 
 
 def _unseen() -> Iterator[Row]:
@@ -195,6 +198,25 @@ def judged(reply: Message, said: Sequence[tuple[int, int]]) -> Row:
     return row | {"returned": len(known), "back_ms": statistics.median(known) / MS if known else None}
 
 
+@contextmanager
+def _sampled(directory: Path) -> Iterator[list[tuple[int, float]]]:
+    """When, and what the second path's share was then, of an agent's only flow: looked at all the time."""
+    samples: list[tuple[int, float]] = []
+    over = threads.Event()
+
+    def look() -> None:
+        with AgentConsole([directory]) as console:
+            while not over.wait(SAMPLE_S):
+                samples.extend((monotonic_ns(), flow.shares[1]) for flow in console.flows() if flow.shares)
+
+    thread = threads.start("sampling", look)
+    try:
+        yield samples
+    finally:
+        over.set()
+        thread.join()
+
+
 def _steady(seconds: float, *, at_switch: bool) -> Row:
     rates = (RATE, RATE / 2)
     with (
@@ -203,15 +225,12 @@ def _steady(seconds: float, *, at_switch: bool) -> Row:
         TelemetrySender(lab, via="control") as tell,
         Telemetry(lab, tell, every_ms=TELEMETRY_MS),
     ):
-        shares: list[float] = []
-        settled_ns = monotonic_ns() + int(5 * S)
-        while (now_ns := monotonic_ns()) < settled_ns + seconds * S:
-            crew.send(NAMES, {"do": "op", "size_bytes": 4 << 20})
-            for _ in range(2):  # it began, it ended
-                crew.gather(NAMES, OP_S)
-                found = _shares(directories[0])
-                if now_ns > settled_ns and found and found[0]:
-                    shares.append(found[0][1])
+        ends_ns = monotonic_ns() + int((SETTLED_S + seconds) * S)
+        settled_ns = monotonic_ns() + int(SETTLED_S * S)
+        with _sampled(directories[0]) as samples:
+            while monotonic_ns() < ends_ns:
+                _op(crew, STEADY_BYTES)
+    shares = [share for at_ns, share in samples if at_ns >= settled_ns]
     base: Row = {"part": "steady", "way": "with hints", "layout": "switch" if at_switch else "hosts"}
     if len(shares) < 2:
         return base | {"std": None}

@@ -112,7 +112,7 @@ def render(result: Report, sheets: Sequence[Sheet], console: Console) -> None:
         table = _table(sheet.title)
         shown = [column for column in sheet.columns if any(column.key in row for row in sheet.rows)]
         for column in shown:
-            table.add_column(column.heading, justify="right", no_wrap=True)
+            table.add_column(column.heading, justify="right", overflow="fold")  # nothing is cut, however narrow it is
         for row in sheet.rows:
             table.add_row(*(_cell(column, row) for column in shown))
         console.print(table)

@@ -1,8 +1,8 @@
 """One side of `ringfold bench multipath`: `workers_multipath.py WHAT LINE NAME ...`.
 
-`ringfold LINE NAME MASTER ADDRESSES` is a peer whose addresses are its paths. `streams LINE NAME NUMBER MINE THEIRS` is
-one end of plain TCP streams, one per path, or of an MPTCP connection; the side with number 0 listens. Each does what
-its line tells it. This file is run by path, without its package, to keep the start short.
+`ringfold LINE NAME MASTER ADDRESSES` is a peer whose addresses are its paths. `streams LINE NAME NUMBER MINE THEIRS
+KIND` is one end of plain TCP streams, one per path, or of an MPTCP connection (kind `mptcp`); the side with number 0
+listens. Each does what its line tells it. This file is run by path, without its package, to keep the start short.
 """
 
 import os
@@ -20,6 +20,8 @@ from ringfold.runtime.spawn import Line, LineClosed, Message
 
 PORT = 5_201
 WHOLE = 65_535
+CONGESTION = {"tcp": "cubic", "mptcp": "cubic", "host": ""}
+"""The control of plain streams by their kind; another kind is the name of one."""
 
 
 def main(arguments: list[str]) -> None:
@@ -97,16 +99,16 @@ def watching(engine: Engine, *, on: bool) -> Iterator[list[int]]:
         thread.join()
 
 
-def plain(line: Line, number: str, mine: str, theirs: str, mptcp: str) -> None:
-    is_mptcp = mptcp == "mptcp"
+def plain(line: Line, number: str, mine: str, theirs: str, kind: str) -> None:
+    is_mptcp, congestion = kind == "mptcp", CONGESTION.get(kind, kind)
     if number == "0":
         with streams.listening(mine.split(","), PORT, mptcp=is_mptcp) as listeners:
             line.send({"ready": True})
-            made = streams.accepted(listeners)
+            made = streams.accepted(listeners, congestion=congestion)
     else:
         line.send({"ready": True})
         _order(line)
-        made = streams.connected(mine.split(","), theirs.split(","), PORT, mptcp=is_mptcp)
+        made = streams.connected(mine.split(","), theirs.split(","), PORT, mptcp=is_mptcp, congestion=congestion)
     while (order := line.receive()) is not None:
         if order["do"] == "saturate":
             line.send({"rates": streams.saturate(made, order["settle_s"], order["seconds"])})
