@@ -534,3 +534,11 @@ def test_a_host_of_the_master_that_listens_everywhere_can_be_joined() -> None:
 def test_a_port_that_is_taken_is_a_clear_error_of_the_hosting_peer(master: MasterThread) -> None:
     with pytest.raises(rf.ConfigError, match="cannot listen"):
         rf.join(master.address, host_master=True, timeout_s=DEADLINE_S)
+
+
+def test_a_congestion_control_that_the_kernel_does_not_have_is_a_clear_error(
+    master: MasterThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RINGFOLD_CONGESTION", "nonsense")
+    with pytest.raises(rf.ConfigError, match="congestion: this kernel has no 'nonsense'"):
+        rf.join(master.address, timeout_s=DEADLINE_S)

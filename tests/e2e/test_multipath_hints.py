@@ -60,6 +60,13 @@ def test_telemetry_takes_a_path_away_and_gives_it_back_and_a_dead_agent_costs_no
             assert [flow.flow.source, flow.flow.destination] == [lab.address(host) for host in (0, 1)]
             assert all(sent(crew))
 
+            def are_timed() -> bool:
+                sent(crew)
+                seen = flows(directory)[0]
+                return all(seen.srtt_us) and all(seen.min_rtt_us) and all(seen.bytes_per_s)
+
+            until(crew, are_timed, "rates and round trips of the paths do not reach the agent")
+
             def is_held() -> bool:
                 send_congestion(lab, 0, path=1, congestion=255)
                 return flows(directory)[0].backpressure == (False, True)

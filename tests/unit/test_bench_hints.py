@@ -20,8 +20,9 @@ def test_flows_are_registered_and_removed() -> None:
     assert row["client_flows_per_s"] > 0
 
 
-def test_reads_against_killed_writers_are_counted() -> None:
-    row = hints.torn(reads=2_000_000)
-    assert row["hints"] + row["local"] + row["busy"] == 2_000_000
+def test_reads_against_killed_writers_count_if_there_was_something_to_read() -> None:
+    row = hints.torn(reads=200_000)
+    assert row["hints"] + row["busy"] == 200_000
+    assert row["hints"] > 0
     assert row["torn"] == 0
     assert row["kills"] >= 1

@@ -232,11 +232,21 @@ def test_the_agents_directory_is_the_chosen_one_or_the_users_own_and_then_the_ho
 )
 def test_a_key_file_has_one_key_or_keys_with_ids(tmp_path: Path, text: str, keys: dict[int, bytes]) -> None:
     (tmp_path / "keys").write_text(text)
+    (tmp_path / "keys").chmod(0o600)
     assert config.read_keys(tmp_path / "keys") == keys
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o602, 0o620])
+def test_a_key_file_that_others_can_read_or_write_is_refused(tmp_path: Path, mode: int) -> None:
+    (tmp_path / "keys").write_text("0123456789abcdef")
+    (tmp_path / "keys").chmod(mode)
+    with pytest.raises(ConfigError, match="chmod 600"):
+        config.read_keys(tmp_path / "keys")
 
 
 @pytest.mark.parametrize("text", ["1 a\n1 b\n", "300 a\n", "x y\n", "1 2 3\n", "a\nb\n"])
 def test_another_key_file_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "keys").write_text(text)
-    with pytest.raises(ConfigError):
+    (tmp_path / "keys").chmod(0o600)
+    with pytest.raises(ConfigError, match="has lines of"):
         config.read_keys(tmp_path / "keys")
