@@ -33,12 +33,12 @@ nb::tuple to_python(const Event& event) {
     case Event::Kind::link_lost:
       return nb::make_tuple("link_lost", event.peer, event.outgoing, event.text);
     case Event::Kind::mismatch:
-      return nb::make_tuple("mismatch", event.peer, event.tag, event.sequence, to_python(event.body),
+      return nb::make_tuple("mismatch", event.peer, event.epoch, event.tag, event.sequence, to_python(event.body),
                             to_python(event.other));
     case Event::Kind::op_timeout:
-      return nb::make_tuple("op_timeout", event.tag, event.sequence, event.milliseconds);
+      return nb::make_tuple("op_timeout", event.epoch, event.tag, event.sequence, event.milliseconds);
     case Event::Kind::op_cancelled:
-      return nb::make_tuple("op_cancelled", event.tag, event.sequence);
+      return nb::make_tuple("op_cancelled", event.epoch, event.tag, event.sequence);
     case Event::Kind::silent:
       return nb::make_tuple("silent", event.conn, event.milliseconds);
     case Event::Kind::blocks:
@@ -75,6 +75,7 @@ nb::dict to_python(const Stats& stats) {
   out["drained"] = stats.drained;
   out["reissued"] = stats.reissued;
   out["lanes_lost"] = stats.lanes_lost;
+  out["lane_violations"] = stats.lane_violations;
   return out;
 }
 

@@ -20,6 +20,7 @@ class PyCore {
     else if (name == "forget_lane") planted.forget_lane = true;
     else if (name == "tell_nobody") planted.tell_nobody = true;
     else if (name == "apply_finished") planted.apply_finished = true;
+    else if (name == "early_unlimited") planted.early_unlimited = true;
     else if (!name.empty()) throw nb::value_error("no such planted bug");
     return planted;
   }
@@ -95,6 +96,7 @@ void bind_core(nb::module_& m) {
     command(self.core_, self.now_);
     self.retry_unread();
   });
+  cls.def("set_first_sequence", [](PyCore& self, std::uint32_t first) { self.core_.set_first_sequence(first); }, "first"_a);
   cls.def("set_now", [](PyCore& self, Ns now) { self.now_ = now; }, "now"_a);
   cls.def(
       "open", [](PyCore& self, const std::string& remote, bool accepted) {

@@ -47,6 +47,12 @@ ConnId Core::open(std::string remote, bool accepted) {
   return id;
 }
 
+std::size_t Core::unproven() const {
+  return static_cast<std::size_t>(std::count_if(conns_.begin(), conns_.end(), [](const auto& each) {
+    return each.second.accepted && each.second.role == Role::handshake;
+  }));
+}
+
 void Core::opened(ConnId id) { push_event({.kind = Event::Kind::opened, .conn = id}); }
 
 void Core::lost(Ns, ConnId id, std::string_view reason) {
@@ -101,6 +107,7 @@ void Core::drop_link(Conn& broken, std::string reason) {
 void Core::violation(Ns now, Conn& conn, std::string reason) {
   const ConnId id = conn.id;
   if (conn.role == Role::lane) {  // another lane would bring the same
+    ++stats_.lane_violations;
     drop_link(conn, std::move(reason));
     return;
   }
@@ -216,6 +223,18 @@ std::vector<ConnId> Core::take_dirty() {
 
 std::size_t Core::frame_limit() const {
   return std::max({spec_.segment_bytes, spec_.small_bytes, sizeof(Descriptor)});
+}
+
+// A neighbour that has not called an op yet keeps its early segments. How many of them it must be ready to keep, and how many
+// it may be sent, is one number, by direction and over all ops together, that both sides work out from the epoch's record.
+//
+// The sender counts what it sent of ops that the neighbour is not known to have called, and beyond the limit sends no more of
+// them. Any frame about an op shows that its sender has called it, so most ops need no word for that. But an op of which the
+// last segments are held back may wait for just this word. So whoever has received half the limit, for ops of which it has
+// said nothing, says Ready for those that it has called (`early_came`): the other side is held back only by more than that.
+std::size_t Core::early_limit() const {
+  constexpr std::size_t most = std::size_t{64} << 20, segments = 64, least_segments = 4;
+  return std::max(std::min(segments * frame_limit(), most), least_segments * frame_limit());
 }
 
 // Reading: the buffer holds at most one incomplete frame. Once its header is known, exactly its rest and the next header
@@ -392,8 +411,10 @@ OpPtr Core::next_op_to_send(bool to_next) const {
     if (!op->has_sendable(to_next)) continue;
     const std::size_t sent = op->eager_sent[to_next];
     const Sendable& next = op->next_sendable(to_next);
-    const bool eager = sent == 0 || next.again || sent + next.length <= spec_.segment_bytes;
-    if (op->peer_ready[to_next] || eager) return op;
+    if (op->peer_ready[to_next] || next.again) return op;
+    const bool is_eager = sent == 0 || sent + next.length <= spec_.segment_bytes;
+    const bool is_kept = early_sent_[to_next] + next.length <= early_limit() || planted_.early_unlimited;
+    if (is_eager && is_kept) return op;
   }
   return nullptr;
 }
@@ -432,6 +453,10 @@ void Core::pull(Conn& conn) {
     if (again && op->superseded(frame.item)) continue;
     if (planted_.apply_duplicate && !again && frame.item.offset % 3 == 1) op->send_again(to_next, frame.item);
     if (!again) op->eager_sent[to_next] += frame.item.length;
+    if (!again && !op->peer_ready[to_next]) {
+      op->early_sent[to_next] += frame.item.length;
+      early_sent_[to_next] += frame.item.length;
+    }
     count_assigned(conn, op, frame.item.length);
     frame.header = header_for(op, LaneFrame::data);
     frame.header.stage = frame.item.stage;

@@ -55,8 +55,8 @@ void Core::settle(Ns, std::uint32_t epoch, const std::vector<Verdict>& verdicts,
   // Who has not called a refused op yet must not take the others' next op for it.
   for (const Verdict& verdict : verdicts) {
     const auto tag = tags_.find(verdict.tag);
-    const std::uint32_t next = tag == tags_.end() ? 0 : tag->second.next;
-    if (verdict.commit || verdict.final < 2 || next > verdict.sequence) continue;
+    const std::uint32_t next = tag == tags_.end() ? first_sequence_ : tag->second.next;
+    if (verdict.commit || verdict.final < 2 || is_before(verdict.sequence, next)) continue;
     const auto late = std::find_if(waiting_.begin(), waiting_.end(),
                                    [&](const OpPtr& op) { return op->spec.tag == verdict.tag; });
     if (late == waiting_.end()) {
@@ -67,9 +67,17 @@ void Core::settle(Ns, std::uint32_t epoch, const std::vector<Verdict>& verdicts,
       finish(op, OpStatus::aborted, verdict.reason);
     }
   }
-  tags_.clear();
-  stashed_bytes_ = 0;
+  forget_tags();
   std::sort(waiting_.begin(), waiting_.end(), [](const OpPtr& a, const OpPtr& b) { return a->id < b->id; });
+}
+
+// What neighbours sent early, or were sent early, belongs to the epoch: nobody counts it any more.
+void Core::forget_tags() {
+  tags_.clear();
+  called_tags_ = 0;
+  for (const bool direction : {false, true}) {
+    early_sent_[direction] = early_received_[direction] = stashed_segments_[direction] = 0;
+  }
 }
 
 void Core::mark(Conn& conn) {
@@ -86,8 +94,7 @@ void Core::install(Ns now, EpochSpec spec) {
   sealed_ = false;
   for (auto& bytes : path_bytes_) bytes.fill(0);
   best_out_rate_ = 0;  // it was of a link that the next beat no longer speaks of
-  tags_.clear();
-  stashed_bytes_ = 0;
+  forget_tags();
   std::vector<ConnId> unheld;
   for (auto& [id, conn] : conns_) {
     if (conn.role != Role::lane) continue;

@@ -8,10 +8,11 @@
 namespace ringfold {
 namespace {
 
-constexpr std::size_t most_control = 4096;                         // Open, Ready and the like, of one op
-constexpr std::size_t least_timed_bytes = std::size_t{4} << 20;     // of payload: less says little about a link
-constexpr std::size_t most_tags = 4096;                            // per epoch: what a seal may have to list
-constexpr std::size_t most_stashed_bytes = std::size_t{64} << 20;  // for ops that are not called here yet
+constexpr std::size_t max_control = 4096;                       // Open, Ready and the like, of one op
+constexpr std::size_t least_timed_bytes = std::size_t{4} << 20;  // of payload: less says little about a link
+constexpr std::size_t max_tags = 4096;  // called by one peer in an epoch: what its seal may have to list
+// Calls of both neighbours that are not called here yet: each of them counts its own.
+constexpr std::size_t max_known_tags = 3 * max_tags;
 
 Bytes bytes_of(const std::byte* at, std::size_t count) { return {at, at + count}; }
 
@@ -61,19 +62,24 @@ bool Core::on_lane_frame(Conn& conn, const FrameHeader& header, const std::byte*
     why = "frame kind " + std::to_string(static_cast<int>(header.kind)) + " has no place here";
     return false;
   }
-  if (!tags_.contains(header.tag) && tags_.size() >= most_tags) {
-    why = "more than " + std::to_string(most_tags) + " tags";
+  if (tags_.size() >= max_known_tags && !tags_.contains(header.tag)) {
+    why = "more than " + std::to_string(max_known_tags) + " tags";
     return false;
   }
-  TagState& tag = tags_[header.tag];
-  const bool confused = planted_.apply_finished && tag.running && header.sequence < tag.running->sequence;
+  TagState& tag = tag_state(header.tag);
+  const bool confused = planted_.apply_finished && tag.running && is_before(header.sequence, tag.running->sequence);
   if (tag.running && (header.sequence == tag.running->sequence || confused)) {
     return on_op_frame(OpPtr(tag.running), conn.outgoing, header, payload, why);
   }
-  if (header.sequence < tag.next) {
+  if (is_before(header.sequence, tag.next)) {
     ++stats_.drained;
     return true;
   }
+  return stash(tag, conn, header, payload, why);
+}
+
+// A frame of an op that is not called here yet.
+bool Core::stash(TagState& tag, Conn& conn, const FrameHeader& header, const std::byte* payload, std::string& why) {
   const auto same = [&](const Stashed& other) {
     return other.from_next == conn.outgoing && other.header.kind == header.kind && other.header.stage == header.stage &&
            other.header.offset == header.offset && other.header.origin == header.origin;
@@ -82,11 +88,16 @@ bool Core::on_lane_frame(Conn& conn, const FrameHeader& header, const std::byte*
     ++stats_.duplicates;  // it came again over another lane
     return true;
   }
-  // Two eager segments, from both sides, and the Dones of a small op are all that an honest neighbour sends before Ready.
-  const std::size_t most_of_tag = 2 * frame_limit() + spec_.size * (spec_.small_bytes + sizeof header) + most_control;
-  const std::size_t stashed = header.length + sizeof header;
-  if (header.sequence > tag.next || tag.stash_bytes + stashed > most_of_tag ||
-      stashed_bytes_ + stashed > most_stashed_bytes + most_of_tag) {
+  // Of each op: a segment from both sides, the payloads of a small one, and Open, Ready and Dones without a payload. Of all
+  // ops together: segments up to the limit that the sender knows, too. The payloads of small ops are limited by their tags.
+  const bool is_segment = header.kind == LaneFrame::data;
+  const std::size_t early = is_segment ? header.length : 0;
+  const std::size_t of_tag = 2 * frame_limit() + spec_.size * (spec_.small_bytes + sizeof header) + max_control;
+  const bool is_too_much = tag.stash_bytes + header.length + sizeof header > of_tag ||
+                           stashed_segments_[conn.outgoing] + early > early_limit() ||
+                           (!is_segment && header.length > sizeof(Descriptor) &&
+                            header.length * spec_.size > max_payload_bytes(header.tag));
+  if (header.sequence != tag.next || is_too_much) {
     why = "op " + std::to_string(header.sequence) + " of tag " + std::to_string(header.tag) + " is too far ahead";
     return false;
   }
@@ -95,18 +106,17 @@ bool Core::on_lane_frame(Conn& conn, const FrameHeader& header, const std::byte*
     return false;
   }
   tag.stash.push_back({conn.outgoing, header, bytes_of(payload, header.length)});
-  tag.stash_bytes += stashed;
-  stashed_bytes_ += stashed;
+  tag.stash_bytes += header.length + sizeof header;
+  tag.stashed_segments[conn.outgoing] += early;
+  stashed_segments_[conn.outgoing] += early;
+  early_came(conn.outgoing, early);
   return true;
 }
 
 bool Core::on_op_frame(const OpPtr& op, bool from_next, const FrameHeader& header, const std::byte* payload,
                        std::string& why) {
-  if (header.kind == LaneFrame::ready) {
-    op->peer_ready[from_next] = true;
-    mark_dirty_for(op);
-    return true;
-  }
+  neighbour_called(op, from_next);
+  if (header.kind == LaneFrame::ready) return true;
   if (header.kind == LaneFrame::open) {
     if (header.length != sizeof(Descriptor) || !intact(header, payload)) {
       why = "a broken descriptor";
@@ -114,7 +124,8 @@ bool Core::on_op_frame(const OpPtr& op, bool from_next, const FrameHeader& heade
     }
     if (header.fingerprint != op->fingerprint && !op->mismatch_told) {
       op->mismatch_told = true;
-      Event event{.kind = Event::Kind::mismatch, .peer = previous_peer(), .tag = header.tag, .sequence = header.sequence};
+      Event event{.kind = Event::Kind::mismatch, .peer = previous_peer(), .epoch = op->epoch, .tag = header.tag,
+                  .sequence = header.sequence};
       event.body = raw(op->descriptor);
       event.other = bytes_of(payload, header.length);
       push_event(std::move(event));
@@ -148,6 +159,10 @@ bool Core::on_data(const OpPtr& op, bool from_next, const FrameHeader& header, c
       break;
   }
   op->result.received_bytes += header.length;
+  if (!op->told_ready[from_next]) {
+    op->early_received[from_next] += header.length;
+    early_came(from_next, header.length);
+  }
   mark_dirty_for(op);
   if (op->state == OpState::running && op->local_part_finished()) local_part_done(op);
   return true;
@@ -225,7 +240,8 @@ std::uint64_t Core::submit(Ns now, OpSpec spec) {
       if (op->spec.tag == spec.tag) throw std::invalid_argument("an op with this tag is in flight");
     }
   }
-  if (tags_.size() >= most_tags && !tags_.contains(spec.tag)) {
+  const auto known = tags_.find(spec.tag);
+  if (called_tags_ >= max_tags && (known == tags_.end() || !known->second.called)) {
     throw std::invalid_argument("more than 4096 different tags in one epoch: use a tag again once its op is done");
   }
   const std::uint64_t id = next_op_++;
@@ -240,7 +256,7 @@ std::uint64_t Core::submit(Ns now, OpSpec spec) {
     op->epoch = spec_.epoch;
     finish(op, OpStatus::aborted, std::move(refusal->second));
     refused_.erase(refusal);
-  } else if (sealed_) {
+  } else if (sealed_ || (known != tags_.end() && known->second.cancelled)) {
     waiting_.push_back(op);
   } else {
     try {
@@ -261,7 +277,8 @@ void Core::start(Ns now, const OpPtr& op) {
   }
   // Memory first: if there is none, the tag's sequence has not moved.
   op->start(spec_.rank, spec_.size, spec_.small_bytes, spec_.segment_bytes, spec_.multipath, pool_);
-  TagState& tag = tags_[op->spec.tag];
+  TagState& tag = tag_state(op->spec.tag);
+  called_tags_ += !std::exchange(tag.called, true);
   op->sequence = tag.next++;
   op->epoch = spec_.epoch;
   op->started = now;
@@ -275,22 +292,66 @@ void Core::start(Ns now, const OpPtr& op) {
     if (Conn* next = lane_for_control(true)) lane_frame(*next, header_for(op, LaneFrame::open), raw(op->descriptor));
   }
   for (const bool from_next : {false, true}) {
+    op->early_received[from_next] = std::exchange(tag.stashed_segments[from_next], 0);
+    stashed_segments_[from_next] -= op->early_received[from_next];
     const std::size_t expected = from_next ? op->plan().bytes_from_next : op->plan().bytes_from_previous;
-    if (op->small || expected <= spec_.segment_bytes) continue;  // it fits into what may be sent eagerly
-    if (Conn* conn = lane_for_control(from_next)) lane_frame(*conn, header_for(op, LaneFrame::ready), {});
+    if (op->small) continue;
+    // Up to a segment it may all come early, unless much has come early already.
+    if (expected > spec_.segment_bytes || 2 * early_received_[from_next] > early_limit()) tell_ready(op, from_next);
   }
   if (op->small) op->payloads[spec_.rank] = op->own_payload();
   if (op->small || op->local_part_finished()) local_part_done(op);
   mark_dirty_for(op);
 
-  std::vector<Stashed> stash = std::exchange(tag.stash, {});
-  stashed_bytes_ -= std::exchange(tag.stash_bytes, 0);
-  for (const Stashed& frame : stash) {
+  const std::vector<Stashed> stashed = std::exchange(tag.stash, {});
+  tag.stash_bytes = 0;
+  for (const bool from_next : {false, true}) {
+    // Counted when they came, and again below, as what comes to an op that runs.
+    early_received_[from_next] -= std::exchange(op->early_received[from_next], 0);
+  }
+  for (const Stashed& frame : stashed) {
     if (op->state == OpState::finished) return;
     std::string why;
     if (on_op_frame(op, frame.from_next, frame.header, frame.payload.data(), why)) continue;
     if (Conn* conn = lane_for_control(frame.from_next)) violation(now, *conn, std::move(why));
     return;
+  }
+}
+
+void Core::tell_ready(const OpPtr& op, bool to_next) {
+  if (std::exchange(op->told_ready[to_next], true)) return;
+  early_received_[to_next] -= std::exchange(op->early_received[to_next], 0);
+  if (Conn* conn = lane_for_control(to_next)) lane_frame(*conn, header_for(op, LaneFrame::ready), {});
+}
+
+// Early segments came. If they are many, the neighbour may be held back by them: it hears of all that is called here.
+void Core::early_came(bool from_next, std::size_t bytes) {
+  early_received_[from_next] += bytes;
+  if (2 * early_received_[from_next] <= early_limit()) return;
+  for (const OpPtr& op : running_) {
+    if (!op->small) tell_ready(op, from_next);
+  }
+}
+
+// A frame about an op came from a neighbour, so it has called the op. Between two peers both neighbours are one.
+void Core::neighbour_called(const OpPtr& op, bool next) {
+  for (const bool to_next : {false, true}) {
+    if (op->peer_ready[to_next] || (to_next != next && spec_.size > 2)) continue;
+    op->peer_ready[to_next] = true;
+    release_early(op, to_next);
+    mark_dirty_for(op);
+  }
+}
+
+// What was sent early of an op counts no longer. Others that were held back by it may go on.
+void Core::release_early(const OpPtr& op, bool to_next) {
+  const std::size_t released = std::exchange(op->early_sent[to_next], 0);
+  if (released == 0) return;
+  const bool was_full = early_sent_[to_next] + frame_limit() > early_limit();
+  early_sent_[to_next] -= released;
+  if (!was_full) return;
+  for (auto& [id, conn] : conns_) {
+    if (conn.role == Role::lane && conn.outgoing == to_next) mark_dirty(conn);
   }
 }
 
@@ -351,7 +412,7 @@ void Core::check_evidence(const OpPtr& op) {
 }
 
 void Core::commit(const OpPtr& op) {
-  TagState& tag = tags_[op->spec.tag];
+  TagState& tag = tag_state(op->spec.tag);
   detach(op);
   if (op->small) op->fold();
   op->deliver();
@@ -371,6 +432,10 @@ void Core::finish(const OpPtr& op, OpStatus status, Bytes reason) {
   op->result.epoch = op->epoch;
   op->result.registrations = op->registrations;
   op->let_go_of_memory(pool_);
+  for (const bool direction : {false, true}) {
+    early_received_[direction] -= std::exchange(op->early_received[direction], 0);
+    release_early(op, direction);
+  }
   std::erase(running_, op);
   std::erase(waiting_, op);
   const auto tag = tags_.find(op->spec.tag);
@@ -406,6 +471,10 @@ void Core::detach(const OpPtr& op) {
 
 void Core::undo(const OpPtr& op) {
   detach(op);
+  for (const bool direction : {false, true}) {
+    early_received_[direction] -= std::exchange(op->early_received[direction], 0);
+    op->early_sent[direction] = 0;  // but the neighbour keeps it until the epoch ends: it stays in `early_sent_`
+  }
   if (!planted_.no_restore) op->restore();
 }
 
@@ -430,7 +499,8 @@ bool Core::cancel(std::uint64_t id) {
   if (op->state == OpState::done || (op->state == OpState::running && op->small)) return false;
   if (op->state == OpState::running) {
     undo(op);
-    push_event({.kind = Event::Kind::op_cancelled, .tag = op->spec.tag, .sequence = op->sequence});
+    tag_state(op->spec.tag).cancelled = true;
+    push_event({.kind = Event::Kind::op_cancelled, .epoch = op->epoch, .tag = op->spec.tag, .sequence = op->sequence});
   }
   finish(op, OpStatus::cancelled, {});
   return true;

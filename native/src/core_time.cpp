@@ -57,6 +57,7 @@ void Core::tick(Ns now) {
       if (op->deadline_told || now < op->deadline) continue;
       op->deadline_told = true;
       push_event({.kind = Event::Kind::op_timeout,
+                  .epoch = op->epoch,
                   .tag = op->spec.tag,
                   .sequence = op->sequence,
                   .milliseconds = static_cast<std::uint64_t>((now - op->started) / millisecond)});

@@ -13,14 +13,6 @@ constexpr std::size_t past_cache_bytes = std::size_t{4} << 20;
 // A quantised op is for slow links: smaller segments are on their way to the next hop sooner, and are encoded in cache.
 constexpr std::size_t quantised_segment_bytes = std::size_t{256} << 10;
 constexpr std::size_t smallest_fine_segment = std::size_t{16} << 10;
-// The last committed small op of every tag is kept whole, for a seal to carry. All of them together must fit into a control
-// frame: a few tags may have large payloads, many tags smaller ones, and the rest goes the long way. Every peer decides this
-// from what it knows without asking: tag, bytes and members.
-std::size_t most_payloads(std::uint64_t tag) {
-  if (tag < 16) return std::size_t{1} << 20;
-  return tag < 256 ? std::size_t{128} << 10 : 0;
-}
-
 // On several paths the slow one holds the op up by as long as its last segment takes. A thousandth of what travels is soon
 // through; but every segment has a price.
 std::size_t fine_segment(std::size_t bytes, std::uint32_t size) {
@@ -49,6 +41,14 @@ std::size_t total_bytes(const OpSpec& spec) {
 }
 
 }  // namespace
+
+// The last committed small op of every tag is kept whole, for a seal to carry. All of them together must fit into a control
+// frame: a few tags may have large payloads, many tags smaller ones, and the rest goes around the ring. Every peer decides
+// this from what it knows without asking: tag, bytes and members.
+std::size_t max_payload_bytes(std::uint64_t tag) {
+  if (tag < 16) return std::size_t{1} << 20;
+  return tag < 256 ? std::size_t{128} << 10 : 0;
+}
 
 Descriptor describe(const OpSpec& spec) {
   Descriptor out;
@@ -79,12 +79,12 @@ Op::Op(std::uint64_t id, OpSpec given)
 
 void Op::start(std::uint32_t rank, std::uint32_t size, std::size_t small_bytes, std::size_t segment_bytes, bool fine,
                BackupPool& pool) {
-  small = bytes <= small_bytes && bytes * size <= most_payloads(spec.tag);
+  small = bytes <= small_bytes && bytes * size <= max_payload_bytes(spec.tag);
   state = OpState::running;
   mismatch_told = deadline_told = false;
   for (const bool to_next : {false, true}) {
-    peer_ready[to_next] = false;
-    eager_sent[to_next] = 0;
+    peer_ready[to_next] = told_ready[to_next] = false;
+    eager_sent[to_next] = early_sent[to_next] = early_received[to_next] = 0;
     own_[to_next].clear();
     forwards_[to_next].clear();
     again_[to_next].clear();

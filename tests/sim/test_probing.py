@@ -1,6 +1,5 @@
 """Rounds of probing under drawn faults; and planted bugs in them, each of which must be found."""
 
-import os
 
 import pytest
 
@@ -15,9 +14,8 @@ SEEDS = 50
 
 @pytest.mark.parametrize("kind", ["master", "time", "gloo", "local"])
 def test_rounds_keep_their_promises_under_faults(kind: RoundKind) -> None:
-    """Fresh seeds; a failure prints the one to replay."""
-    first = int.from_bytes(os.urandom(4), "little")
-    seeds = [seed for seed in range(first, first + 8 * SEEDS) if draw_rounds(seed).settings.kind == kind]
+    """The same seeds in every run of the suite; `make sim` draws fresh ones."""
+    seeds = [seed for seed in range(20_000, 20_000 + 8 * SEEDS) if draw_rounds(seed).settings.kind == kind]
     for seed in seeds[:SEEDS]:
         outcome = run_rounds(seed)
         assert outcome.windows > 0

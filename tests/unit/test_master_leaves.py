@@ -135,6 +135,15 @@ def test_whoever_speaks_for_another_or_twice_is_lying() -> None:
         collector.add(5, done(0))
 
 
+def test_sequences_wrap_around_and_nobody_is_called_a_liar_for_it() -> None:
+    collector, last = Collector(2, [5, 3], [50, 30]), (1 << 32) - 1
+    for sequence in (last - 1, last, 0, 1):
+        assert collector.add(5, done(0, sequence=sequence)) is None
+        assert collector.add(3, done(1, sequence=sequence)) is not None
+    with pytest.raises(RemoteProtocolError, match="long finished"):
+        collector.add(5, done(0, sequence=last))
+
+
 def test_different_descriptors_are_a_mismatch_that_names_the_first() -> None:
     collector = Collector(2, [5, 3], [50, 30])
     collector.add(3, done(1))
@@ -167,6 +176,12 @@ def test_a_call_clashes_with_an_op_that_needs_the_caller() -> None:
     fresh = Working(2, 0, OpRef(0, 3), since=101, seen=600)
     own = Working(1, 0, OpRef(0, 3), since=100, seen=600)
     assert not clashing_ops([caller], [finished, elsewhere, fresh, own], 500)
+
+
+def test_a_caller_that_has_finished_the_last_sequence_before_they_wrap_has_come_to_it() -> None:
+    caller = Caller(1, 0, "update", 0, {0: 0})
+    assert not clashing_ops([caller], [Working(2, 0, OpRef(0, (1 << 32) - 1), since=100, seen=900)], 500)
+    assert clashing_ops([caller], [Working(2, 0, OpRef(0, 0), since=100, seen=900)], 500)
 
 
 def test_absent_are_those_who_announce_something_else() -> None:

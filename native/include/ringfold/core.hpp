@@ -47,6 +47,7 @@ struct Event {
   ConnId conn = 0;
   PeerId peer = 0;
   bool outgoing = false;
+  std::uint32_t epoch = 0;           // mismatch, op_timeout, op_cancelled: in which the op ran
   std::uint64_t tag = 0;
   std::uint32_t sequence = 0;
   std::uint64_t milliseconds = 0;
@@ -70,6 +71,7 @@ struct Planted {
   bool forget_lane = false;     // what was on a lost lane is not sent again
   bool tell_nobody = false;     // a lane that leaves a segment to others does not make them look
   bool apply_finished = false;  // a frame of a finished sequence counts for the op that runs
+  bool early_unlimited = false; // each op counts its early segments by itself, and nobody all of them
 };
 
 struct SealedOp {
@@ -161,6 +163,7 @@ struct Stats {
   std::uint64_t sent_bytes = 0, received_bytes = 0;
   std::uint64_t duplicates = 0, drained = 0;
   std::uint64_t reissued = 0, lanes_lost = 0;
+  std::uint64_t lane_violations = 0;  // links that were dropped because a neighbour broke the protocol
 };
 
 class Core {
@@ -229,11 +232,16 @@ class Core {
 
   // Epochs.
   void set_registrations(std::uint64_t count) { registrations_ = count; }
+  // Where the ops of each tag begin to count, the same with all peers. For tests, which begin shortly before it wraps.
+  void set_first_sequence(std::uint32_t first) { first_sequence_ = first; }
   std::vector<SealedOp> seal(std::uint32_t epoch);
   void settle(Ns now, std::uint32_t epoch, const std::vector<Verdict>& verdicts, const Bytes& default_reason);
   void install(Ns now, EpochSpec spec);
   std::vector<std::pair<std::uint64_t, std::uint32_t>> progress() const;
   void fail_all(OpStatus status, Bytes reason);
+
+  // Accepted connections that have not become anything yet.
+  std::size_t unproven() const;
 
   // Ops. Throws std::invalid_argument when the tag is in flight.
   std::uint64_t submit(Ns now, OpSpec spec);
@@ -374,12 +382,15 @@ class Core {
   struct TagState {
     std::uint32_t next = 0;
     OpPtr running;
+    bool called = false;     // here; otherwise only neighbours have
+    bool cancelled = false;  // an op was given up here, which the neighbours still wait for: the next one runs in the next epoch
     bool has_committed = false;
     std::uint32_t committed = 0;
     std::uint64_t committed_registrations = 0;
     std::optional<Payloads> committed_payloads;
     std::vector<Stashed> stash;
     std::size_t stash_bytes = 0;
+    std::size_t stashed_segments[2] = {};  // of these, the payload of segments, by direction
   };
 
   // core.cpp: bytes and frames
@@ -401,6 +412,7 @@ class Core {
   OpPtr next_op_to_send(bool to_next) const;
   void mark_dirty_for(const OpPtr& op);
   std::size_t frame_limit() const;
+  std::size_t early_limit() const;
 
   // core_lanes.cpp: several lanes share a link's work
   static bool same_link(const Conn& a, const Conn& b);
@@ -464,7 +476,12 @@ class Core {
   bool on_data(const OpPtr& op, bool from_next, const FrameHeader& header, const std::byte* payload, std::string& why);
   bool on_done(const OpPtr& op, bool from_next, const FrameHeader& header, const std::byte* payload, std::string& why);
   bool on_evidence(const std::byte* body, std::size_t bytes, std::string& why);
+  bool stash(TagState& tag, Conn& conn, const FrameHeader& header, const std::byte* payload, std::string& why);
   void start(Ns now, const OpPtr& op);
+  void tell_ready(const OpPtr& op, bool to_next);
+  void early_came(bool from_next, std::size_t bytes);
+  void neighbour_called(const OpPtr& op, bool next);
+  void release_early(const OpPtr& op, bool to_next);
   void local_part_done(const OpPtr& op);
   void send_done(const OpPtr& op, bool to_next, std::uint32_t origin, std::uint64_t registrations);
   void send_done_to_master(const OpPtr& op);
@@ -502,7 +519,14 @@ class Core {
   Ns now_ = 0;                   // of the bytes or the command at hand
   std::uint64_t best_out_rate_ = 0;  // of the ops that ended since the last beat, in bytes per second
   std::unordered_map<std::uint64_t, TagState> tags_;
-  std::size_t stashed_bytes_ = 0;  // over all tags
+  TagState& tag_state(std::uint64_t tag) { return tags_.try_emplace(tag, TagState{.next = first_sequence_}).first->second; }
+  void forget_tags();
+  std::uint32_t first_sequence_ = 0;
+  std::size_t called_tags_ = 0;
+  // Early segments, by direction; see early_limit().
+  std::size_t early_sent_[2] = {};      // to a neighbour that is not known to have called their op
+  std::size_t early_received_[2] = {};  // from one that has not been told that this peer has
+  std::size_t stashed_segments_[2] = {};  // of these, for ops that this peer has not called
   std::unordered_map<std::uint64_t, Bytes> refused_;  // by tag: why the next op fails, which the others have given up
   BackupPool pool_;
   std::uint64_t next_op_ = 1;

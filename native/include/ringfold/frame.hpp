@@ -48,6 +48,9 @@ struct FrameHeader {
 };
 static_assert(sizeof(FrameHeader) == 64 && std::is_trivially_copyable_v<FrameHeader>);
 
+// Sequences count the ops of a tag and wrap around: whether `a` comes before `b`, of two that are near each other.
+inline bool is_before(std::uint32_t a, std::uint32_t b) { return static_cast<std::int32_t>(a - b) < 0; }
+
 // What two peers must agree on before they reduce with each other. Its CRC is the op's fingerprint.
 struct Descriptor {
   std::uint8_t kind = 0;

@@ -121,7 +121,10 @@ class Op {
   bool mismatch_told = false;
   // By direction, [1] to the next peer and [0] to the previous one:
   bool peer_ready[2] = {};  // it has called the op: no eager limit any more
+  bool told_ready[2] = {};  // and has been told that this peer has
   std::size_t eager_sent[2] = {};
+  std::size_t early_sent[2] = {};      // of these, before the neighbour was known to have called the op
+  std::size_t early_received[2] = {};  // payload that came before the neighbour was told that this peer has
   std::array<std::uint64_t, max_paths> assigned[2] = {};  // bytes by path
 
   std::vector<bool> dones;     // by rank
@@ -210,5 +213,8 @@ class Op {
 };
 
 Descriptor describe(const OpSpec& spec);
+
+// How many bytes the payloads of all ranks may have, together, for an op of this tag to be a small one.
+std::size_t max_payload_bytes(std::uint64_t tag);
 
 }  // namespace ringfold

@@ -10,7 +10,7 @@ from ringfold.errors import RemoteProtocolError
 from ringfold.master.events import Conn, SendEvidence
 from ringfold.wire.descriptor import fingerprint
 from ringfold.wire.frames import Done, Evidence
-from ringfold.wire.messages import Epoch, PeerId
+from ringfold.wire.messages import Epoch, PeerId, is_before
 
 MAX_OPEN_OPS = 65_536
 """Far more ops than a program has in flight: a peer that opens more is lying."""
@@ -78,7 +78,8 @@ class Collector:
 
     def _begin(self, key: tuple[int, int], done: Done) -> _Open:
         tag, sequence = key
-        if sequence <= self._finished.get(tag, -1):
+        finished = self._finished.get(tag)
+        if finished is not None and not is_before(finished, sequence):
             raise RemoteProtocolError(f"Done for tag {tag} sequence {sequence}, which is long finished")
         if len(self._open) >= MAX_OPEN_OPS or (len(self._finished) >= MAX_OPEN_OPS and tag not in self._finished):
             raise RemoteProtocolError(f"Done for more than {MAX_OPEN_OPS} ops at once")

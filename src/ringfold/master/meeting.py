@@ -17,7 +17,7 @@ from msgspec import Struct
 from ringfold.master.events import Ns
 from ringfold.master.words import CALL, named, names
 from ringfold.wire.frames import Announced
-from ringfold.wire.messages import GroupId, OpRef, PeerId, Reason, Tag, VoteKind
+from ringfold.wire.messages import GroupId, OpRef, PeerId, Reason, Tag, VoteKind, is_before
 
 
 class Caller(Struct, frozen=True):
@@ -86,7 +86,7 @@ def clashing_ops(callers: Sequence[Caller], working: Sequence[Working], patience
             for caller in callers
             if caller.group == work.group
             and caller.peer != work.peer
-            and caller.progress.get(work.op.tag, 0) <= work.op.sequence
+            and not is_before(work.op.sequence, caller.progress.get(work.op.tag, 0))
             and work.seen - max(caller.since, work.since) >= patience
         ]
         if needed:

@@ -114,12 +114,12 @@ def event_of(engine: Commands, raw: RawEvent, nonce: Callable[[], bytes]) -> Eve
         case ("link_lost", peer, outgoing, reason):
             lanes = [lane for lane in engine.lanes() if lane[1:3] == (outgoing, peer)]
             return LinkLost(peer, outgoing, reason, tuple(lane[0] for lane in lanes))
-        case ("mismatch", peer, tag, sequence, mine, theirs):
-            return Mismatch(peer, tag, sequence, mine, theirs)
-        case ("op_timeout", tag, sequence, waited_ms):
-            return OpTimedOut(tag, sequence, waited_ms)
-        case ("op_cancelled", tag, sequence):
-            return OpCancelled(tag, sequence)
+        case ("mismatch", peer, epoch, tag, sequence, mine, theirs):
+            return Mismatch(peer, epoch, tag, sequence, mine, theirs)
+        case ("op_timeout", epoch, tag, sequence, waited_ms):
+            return OpTimedOut(epoch, tag, sequence, waited_ms)
+        case ("op_cancelled", epoch, tag, sequence):
+            return OpCancelled(epoch, tag, sequence)
         case ("blocks", conn, batch, bad):
             return BlocksReceived(conn, batch, tuple(bad))
         case ("sample", conn, elapsed_ns, counted_ns, received):

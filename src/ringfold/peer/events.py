@@ -70,9 +70,10 @@ class LinkLost:
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """A neighbour called something else under the same (tag, sequence)."""
+    """A neighbour called something else under the same (tag, sequence) of an epoch."""
 
     peer: PeerId
+    epoch: Epoch
     tag: Tag
     sequence: Sequence
     mine: bytes
@@ -81,6 +82,9 @@ class Mismatch:
 
 @dataclass(frozen=True, slots=True)
 class OpTimedOut:
+    """An op came to no end in time. `epoch` is the one that it ran in; by now another one may have begun."""
+
+    epoch: Epoch
     tag: Tag
     sequence: Sequence
     waited_ms: int
@@ -90,6 +94,7 @@ class OpTimedOut:
 class OpCancelled:
     """The program gave an op up before its local part was done."""
 
+    epoch: Epoch
     tag: Tag
     sequence: Sequence
 

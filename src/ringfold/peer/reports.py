@@ -34,10 +34,10 @@ def settlement(before: Record, record: Record) -> Settle:
 
 
 def op_report(
-    epoch: Epoch, event: Mismatch | OpTimedOut | OpCancelled
+    event: Mismatch | OpTimedOut | OpCancelled,
 ) -> messages.OpMismatch | messages.OpTimeout | messages.OpCancelled:
     """What the master is told of an op that cannot end well."""
-    op = OpRef(event.tag, event.sequence)
+    epoch, op = event.epoch, OpRef(event.tag, event.sequence)
     match event:
         case Mismatch():
             return messages.OpMismatch(epoch, op, event.peer, event.mine, event.theirs)

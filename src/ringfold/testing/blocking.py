@@ -227,6 +227,9 @@ class SimSession:
     def locked(self, look: Callable[[PeerMachine], T]) -> T:
         return look(self.machine)
 
+    def check_process(self, operation: str) -> None:
+        """Nobody forks here."""
+
     def check_usable(self, operation: str) -> None:
         if self.machine.ended:
             left = UsageError(f"{operation}: this peer has left the run")

@@ -80,6 +80,7 @@ class SimPeer:
         )
         self.machine = self.machine_type(identity, sim.setup.timings)
         self.core = new_core(sim.setup.planted)
+        self.core.set_first_sequence(sim.setup.first_sequence)
         self._sockets = Sockets(self.core, sim.network)
         self.program = program
         self._runner: Runner | None = None
@@ -177,6 +178,11 @@ class SimPeer:
             self._asleep.append(action)
         elif self.host.alive:
             action()
+
+    def check_neighbours(self) -> None:
+        """All peers keep to the protocol on their lanes: nobody may have taken a neighbour for one who does not."""
+        if self.core.stats()["lane_violations"]:
+            raise Violation(f"{self.name} dropped the lanes of a neighbour that keeps to the protocol")
 
     # What the network calls
 

@@ -267,6 +267,7 @@ BUGS: dict[str, Bug] = {
     "apply_finished": Bug(
         "the engine applies a frame of a finished sequence", _native("apply_finished"), is_of_state=True
     ),
+    "early_unlimited": Bug("early segments are counted for each op, and not together", _native("early_unlimited")),
     "ignored_survivor": Bug("a verdict that ignores a survivor", Setup(master=IgnoresASurvivor)),
     "commit_unfinished": Bug("a verdict that commits what one survivor has not done", Setup(master=CommitsUnfinished)),
     "forgotten_payloads": Bug("a record without a small op's payloads", Setup(master=ForgetsPayloads)),

@@ -99,9 +99,17 @@ def draw(seed: int, base: Setup | None = None) -> Scenario:
     else:
         work = _looping(rng, seed, peers) if kind < 0.75 else _syncing(rng, seed)
         kinds = [*kinds[-2:], *OF_STATE, "join", "join"]
+    if isinstance(work, Training):
+        work = _crowded(seed, work)
+        if work.burst:
+            # Over the slowest links hundreds of headers, and a seal that lists them, take longer than silence may last.
+            weather = replace(weather, bytes_per_ms=(2_000, 100_000), window_bytes=(4_096, 65_536))
     plan = faults.draw(rng, peers, rng.choice((60, 200, 500)), settings.liveness.evict_after_ms, kinds)
     paths, of_paths = _paths(seed, peers, settings)
-    setup = replace(base or Setup(), settings=settings, weather=weather, paths=paths)
+    first_sequence = Random(f"sequences {seed}").choice((0, 0, 0, (1 << 32) - 3))
+    setup = replace(
+        base or Setup(), settings=settings, weather=weather, paths=paths, first_sequence=first_sequence
+    )
     plan = [*plan, *of_paths, *_advice(seed, peers, paths)]
     return Scenario(setup, peers, groups, work, tuple(plan), rng.random() < 0.6)
 
@@ -156,6 +164,16 @@ def _training(rng: Random, seed: int, peers: int) -> Training:
         asks_again=rng.random() < 0.3,
         leave_after=_leavers(rng, peers, steps),
     )
+
+
+def _crowded(seed: int, work: Training) -> Training:
+    """Now and then hundreds of ops at once, with peers that come late; and calls whose deadline passes."""
+    rng = Random(f"crowd {seed}")
+    if rng.random() < 0.15:
+        work = replace(work, burst=rng.choice((60, 200, 400)), steps=min(work.steps, 5), largest=min(work.largest, 400))
+    if rng.random() < 0.25:
+        work = replace(work, timeout_ms=rng.choice((20, 100)))
+    return work
 
 
 def _looping(rng: Random, seed: int, peers: int) -> Looping:

@@ -71,6 +71,8 @@ class Setup:
     """Addresses of every peer, each with conditions of its own."""
     planted: str = ""
     """A bug for the engine, by name. See `planted.py`."""
+    first_sequence: int = 0
+    """Where the ops of every tag begin to count; shortly before 2^32 they wrap around."""
 
 
 def draw_advice(rng: Random, paths: int) -> tuple[list[int], int]:
@@ -355,6 +357,8 @@ class Simulation:
                 raise Violation(f"not finished after {limit_ms:.0f} ms of virtual time: {self._unfinished()}")
             if self.busy == 0:
                 self.history.check_end()
+                for peer in self.peers:
+                    peer.check_neighbours()
         except SimulationFailure:
             raise
         except (AssertionError, Exception) as error:

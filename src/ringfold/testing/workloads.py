@@ -10,13 +10,13 @@ starts with zero gets it, together with the step, from one all-reduce with `max`
 import zlib
 from collections.abc import Generator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
 import numpy as np
 
-from ringfold.errors import CollectiveAborted, TooFewPeers, TopologyFailed
+from ringfold.errors import CollectiveAborted, DeadlineExceeded, TooFewPeers, TopologyFailed
 from ringfold.testing.program import (
     AGREE_TAG,
     AllReduce,
@@ -58,6 +58,11 @@ class Training:
     """Whether an admission is followed by the question who else is pending, before the first op."""
     leave_after: tuple[tuple[int, int], ...] = ()
     """(peer id, steps it takes part in) for those that leave early."""
+    burst: int = 0
+    """Some steps are made of about so many async ops at once, each under a tag of its own, in an order of each peer's
+    own; and some peers come late to them."""
+    timeout_ms: int = 0
+    """The first deadline of some calls, which are made again with a longer one when it has passed; 0: none is near."""
     optimise_every: int = 0
     """Before every so many steps the links are measured and the ring is chosen anew; 0: never."""
 
@@ -109,6 +114,8 @@ def _step(work: Training, me: Self, step: int) -> Generator[Request, Any, int]:
     """The ops of one step; returns what the model learned from them."""
     draw = Random(f"{work.seed}/{me.group}/{step}")
     retry = draw.random() < work.retry
+    if work.burst and draw.random() < 0.5:
+        return (yield from _burst(work, me, step, draw, retry))
     if work.tags > 1 and draw.random() < 0.6:
         return (yield from _overlapping(work, me, step, draw, retry))
     learned = 0
@@ -123,7 +130,11 @@ def _step(work: Training, me: Self, step: int) -> Generator[Request, Any, int]:
             yield from _insist(Broadcast(array, retry=retry))
         else:
             how = _quantisation(f"{work.seed}/{me.group}/{step}/{position}", dtype)
-            yield from _insist(AllReduce(array, op, retry=retry, quantisation=how))
+            call = AllReduce(array, op, retry=retry, quantisation=how)
+            if work.timeout_ms and shape > 0.6:
+                yield from _come_late(work, me, step)
+                call = replace(call, timeout_ms=work.timeout_ms)
+            yield from _insist(call)
         learned += zlib.crc32(array.tobytes())
     return learned
 
@@ -139,6 +150,45 @@ def _insist(call: Collective) -> Program:
             return
         except CollectiveAborted:
             continue
+        except DeadlineExceeded:
+            call = replace(call, timeout_ms=2 * call.timeout_ms)
+
+
+def _come_late(work: Training, me: Self, step: int) -> Program:
+    """Some peers have something else to do first."""
+    mine = Random(f"{work.seed}/{me.peer}/{step} late")
+    if mine.random() < 0.4:
+        yield Sleep(mine.choice((5.0, 50.0, 400.0)) * mine.random())
+
+
+def _burst(work: Training, me: Self, step: int, draw: Random, retry: bool) -> Generator[Request, Any, int]:
+    """Hundreds of ops in flight at once. Nobody may be taken for a liar because others have called what it has not."""
+    sizes = [_size(work, draw) for _ in range(draw.randint(work.burst // 2, work.burst))]
+    # Low tags are for small ops; the others go around the ring, however small they are.
+    first = draw.choice((100, 1_000))
+    arrays = {first + place: gradient(me.peer, step, place, size, "float32") for place, size in enumerate(sizes)}
+    mine = Random(f"{work.seed}/{me.peer}/{step} order")
+    order = list(arrays)
+    if mine.random() < 0.5:
+        mine.shuffle(order)
+    yield from _come_late(work, me, step)
+    handles = []
+    for tag in order:
+        handles.append((yield AllReduce(arrays[tag], tag=tag, retry=retry, wait=False)))
+        if mine.random() < 0.01:
+            yield Sleep(mine.uniform(0, 5))
+    failure: TooFewPeers | None = None
+    for tag, handle in sorted(zip(order, handles, strict=True)):
+        try:
+            try:
+                yield Wait(handle)
+            except CollectiveAborted:
+                yield from _insist(AllReduce(arrays[tag], tag=tag, retry=retry))
+        except TooFewPeers as error:
+            failure = error
+    if failure is not None:
+        raise failure
+    return sum(zlib.crc32(array.tobytes()) for array in arrays.values())
 
 
 def _overlapping(work: Training, me: Self, step: int, draw: Random, retry: bool) -> Generator[Request, Any, int]:

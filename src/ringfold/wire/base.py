@@ -35,6 +35,11 @@ HashKind = Literal["rf64", "blake3"]
 Purpose = Literal["state", "measure"]
 
 
+def is_before(a: Sequence, b: Sequence) -> bool:
+    """Whether `a` comes before `b`, of two sequences that are near each other: they wrap around at 2^32."""
+    return (a - b) % (1 << 32) >= 1 << 31
+
+
 class Message(Struct, frozen=True, forbid_unknown_fields=True, tag_field="type"):
     """The base of all messages. Unknown fields and types are refused."""
 
