@@ -15,7 +15,7 @@ constexpr int patience_after_interrupt = 50;  // in signal checks: how long a Do
 class PyEngine {
  public:
   PyEngine(int spin_us, int same_host_buffer, std::string congestion)
-      : engine_(EngineSettings{Ns{spin_us} * 1000, same_host_buffer, std::move(congestion)}) {}
+      : engine_(EngineSettings{.spin = Ns{spin_us} * 1000, .same_host_buffer = same_host_buffer, .congestion = std::move(congestion)}) {}
 
   Engine& engine() { return engine_; }
   const std::shared_ptr<Returned>& returned() const { return returned_; }
@@ -134,9 +134,10 @@ class PyEngine {
   }
 
   const std::shared_ptr<Returned> returned_ = std::make_shared<Returned>();
-  Engine engine_;
+  // The arrays of ops in flight. Declared before the engine, so that they outlive its thread, which may write to them.
   std::unordered_map<std::uint64_t, std::vector<Array>> kept_;
   std::unordered_set<std::uint64_t> abandoned_;
+  Engine engine_;
 };
 
 }  // namespace

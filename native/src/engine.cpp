@@ -291,6 +291,7 @@ std::uint64_t Engine::submit(OpSpec spec) {
 }
 
 std::uint64_t Engine::submit_to_drive(OpSpec spec) {
+  const FloatEnvironment arithmetic;
   turns_wanted_.fetch_add(1);
   std::unique_lock lock(mutex_);
   turns_wanted_.fetch_sub(1);
@@ -306,6 +307,7 @@ Ns Engine::spin_for(const Op& op) const {
 }
 
 bool Engine::run(std::uint64_t id, Ns most) {
+  const FloatEnvironment arithmetic;
   std::unique_lock lock(mutex_);
   const OpPtr op = core_.find(id);
   if (op == nullptr) return true;
@@ -364,6 +366,7 @@ bool Engine::wait(std::uint64_t id, Ns most) {
 }
 
 void Engine::service() {
+  const FloatEnvironment arithmetic;
   std::unique_lock lock(mutex_);
   while (!stopping_) {
     const Ns now = monotonic_now();

@@ -302,15 +302,20 @@ void Engine::arm() {
   }
 }
 
-// Out of descriptors: whoever waits in the backlog would make every look at the sockets return at once.
+// Whoever waits in the backlog would make every look at the sockets return at once.
 void Engine::pause_listener() {
   epoll_event event{0, {.u64 = listener_key}};
   ::epoll_ctl(epoll_, EPOLL_CTL_MOD, listener_, &event);
   listener_paused_until_ = monotonic_now() + listener_pause;
 }
 
+// Python judges who may stay, and it may be busy for long. Until then strangers must not use up the trainer's descriptors.
 void Engine::accept_all() {
   while (true) {
+    if (core_.unproven() >= settings_.max_unproven) {
+      pause_listener();
+      return;
+    }
     sockaddr_storage remote{};
     socklen_t bytes = sizeof remote;
     const int fd =

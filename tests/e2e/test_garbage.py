@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from cluster import PATIENCE_S, Child, Cluster, Master, Peer, until
+from cluster import PATIENCE_S, Child, Cluster, Master, Me, Peer, until
 from training import end_training, start_training, step_with
 
 from ringfold.runtime.ask import StatusConnection
@@ -144,6 +144,52 @@ def test_idle_connections_and_half_frames_exhaust_nothing(cluster: Cluster, tmp_
     end_training(peers)
 
 
+def test_strangers_that_come_while_python_is_busy_do_not_use_up_the_descriptors(cluster: Cluster) -> None:
+    """Native code accepts connections and Python judges them. While the GIL is held, nobody judges."""
+    master = cluster.start_master(evict_after_ms=20_000)
+    trainer = cluster.start_one(hold_the_gil)
+    trainer.expect("joined")
+    _, data_port = _epoch_and_port(master, trainer)
+    with _many_descriptors():
+        trainer.tell("hold")
+        trainer.expect("holding")
+        strangers = []
+        for _ in range(2 * IDLE):
+            stranger = socket.socket()
+            stranger.setblocking(False)
+            stranger.connect_ex(("127.0.0.1", data_port))  # more than the backlog takes: not all of them get through
+            strangers.append(stranger)
+        # The port takes no more for the moment, and no connection is in between.
+        until(lambda: trainer.descriptors() > 200, "strangers are accepted")
+        held = trainer.expect("held", timeout_s=60)
+        for stranger in strangers:
+            stranger.close()
+    assert held["highest"] < 400, "strangers took the trainer's descriptors"
+    trainer.tell("end")
+    assert trainer.expect("reduced")["opened"] == 50
+    trainer.finish()
+
+
+def hold_the_gil(me: Me) -> None:
+    """Hold the GIL, as a long call into a library does, and look how many descriptors there are meanwhile."""
+    import ctypes
+    import os
+
+    with me.join() as run:
+        me.say("joined", peer=run.peer_id)
+        me.hear("hold")
+        me.say("holding")
+        highest = 0
+        for _ in range(20):
+            # PyDLL calls with the GIL held.
+            ctypes.PyDLL("libc.so.6").usleep(100_000)
+            highest = max(highest, len(os.listdir("/proc/self/fd")))
+        me.say("held", highest=highest)
+        me.hear("end")
+        files = [open(os.devnull) for _ in range(50)]  # noqa: SIM115 - descriptors, as a data loader needs them
+        me.say("reduced", opened=len(files))
+
+
 def test_a_member_that_lies_goes_alone(cluster: Cluster) -> None:
     """Somebody proves the token and then breaks the protocol: it is dropped, and the log says why."""
     master = cluster.start_master()
@@ -160,18 +206,15 @@ def test_a_member_that_lies_goes_alone(cluster: Cluster) -> None:
 
 
 def _throw(target: Master | Peer, port: int, garbage: dict[str, tuple[Say, str]]) -> None:
-    """Throw each kind at the port many times, see every thrower dropped, and its address and reason in the log."""
-    for name, (say, reason) in garbage.items():
-        begin = len(target.log.all)  # a port may come again, with what was said of the stranger that had it before
+    """Throw each kind at the port many times, see every thrower dropped, and the reason in the log, a few times."""
+    for say, reason in garbage.values():
         for _ in range(TIMES):
             with _connect(port) as stranger:
-                own = f"{stranger.getsockname()[0]}:{stranger.getsockname()[1]}"
                 nonce = _challenge(stranger)
                 with contextlib.suppress(ConnectionError):
                     stranger.sendall(say(nonce))
                 _wait_dropped([stranger])
-        line = target.expect_log(own, begin=begin)
-        assert reason in line, f"{name}: {line}"
+        target.expect_log(reason)
 
 
 def _connect(port: int) -> socket.socket:

@@ -6,6 +6,9 @@
 // at all sockets and ticks at least every `tick_every`. A driver that gets no core, or not the mutex, is late with that;
 // then the parked thread does it in its place. Python is never entered from here, and the GIL is never taken under the
 // mutex.
+//
+// Whoever drives computes, and all peers must compute the same: every thread does so under a FloatEnvironment, whatever the
+// program or another library has set in it.
 #pragma once
 
 #include <sys/epoll.h>
@@ -20,6 +23,7 @@
 #include <vector>
 
 #include "ringfold/core.hpp"
+#include "ringfold/float_environment.hpp"
 #include "ringfold/path_hints.hpp"
 
 namespace ringfold {
@@ -29,6 +33,7 @@ Ns monotonic_now();
 struct EngineSettings {
   Ns spin = 300'000;
   int same_host_buffer = 1 << 20;  // bytes; 0: the kernel's own tuning on one host too
+  std::size_t max_unproven = 256;  // accepted connections that nobody has judged; more wait in the kernel's backlog
   std::string congestion = "auto";  // control of the lanes: "auto", "host", or one that the kernel knows
 };
 
@@ -106,6 +111,7 @@ class Engine {
     ~Turn();
 
    private:
+    const FloatEnvironment arithmetic_;  // a command may commit an op, which computes
     Engine& engine_;
   };
 
