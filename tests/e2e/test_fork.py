@@ -105,6 +105,68 @@ def fork_in_the_middle(me: Me) -> None:
     run.leave()
 
 
+def test_a_child_waits_for_nothing_whatever_a_thread_held_at_the_fork(cluster: Cluster) -> None:
+    """A thread of the parent waits in a call and has locks; it does not exist in the child."""
+    cluster.start_master()
+    forker, other = cluster.start(fork_beside_a_call, 2)
+    for peer in (forker, other):
+        peer.expect("joined")
+    forker.tell("fork")
+    assert forker.expect("child")["status"] == 0
+    other.tell("vote")
+    for peer in (forker, other):
+        peer.tell("end")
+        peer.finish()
+
+
+def fork_beside_a_call(me: Me) -> None:
+    import signal
+    import threading
+
+    from ringfold import SharedState
+
+    with me.join() as run:
+        while run.group_size < 2:
+            run.update_topology(min_world=2)
+        me.say("joined")
+        if me.hear()["tell"] == "fork":
+            session = run._session
+            handle = run.all_reduce_async(np.ones(10), tag=5)  # the other one never calls it
+            held, let_go = threading.Event(), threading.Event()
+
+            def hold_the_lock() -> None:
+                with session._changed:
+                    held.set()
+                    let_go.wait(60)
+
+            holder = threading.Thread(target=hold_the_lock)
+            holder.start()
+            held.wait(60)
+            child = os.fork()
+            if child == 0:
+                signal.alarm(20)  # a call that waits for ever ends the child by SIGALRM
+                calls = (
+                    run.update_topology,
+                    run.are_peers_pending,
+                    run.barrier,
+                    lambda: run.sync_shared_state(SharedState(a=np.ones(3))),
+                    handle.wait,
+                    handle.done,
+                )
+                for call in calls:
+                    with pytest.raises(UsageError, match="forked"):
+                        call()
+                repr(run), run.epoch
+                run.leave()
+                os._exit(0)
+            let_go.set()
+            holder.join()
+            me.say("child", status=os.waitpid(child, 0)[1])
+        else:
+            run.all_reduce(np.ones(10), tag=5)
+        me.hear("end")
+
+
 def test_a_child_cannot_use_the_parents_membership_but_may_join_itself(cluster: Cluster) -> None:
     cluster.start_master()
     parent = cluster.start_one(fork_a_peer)

@@ -16,13 +16,11 @@ from ringfold import _native
 from ringfold.agent import client as client_module
 from ringfold.agent.client import AgentClient, AgentConsole
 from ringfold.agent.daemon import (
-    COMPLAINTS,
     HINTS_NAME,
     SOCKET_NAME,
     AgentServer,
     AgentSettings,
     AgentThread,
-    Complaints,
 )
 from ringfold.agent.doors import MAX_QUEUED_BYTES
 from ringfold.agent.registry import Quota
@@ -33,6 +31,7 @@ from ringfold.config import split_address
 from ringfold.errors import AgentUnreachable, ConfigError, UsageError
 from ringfold.runtime import threads
 from ringfold.runtime.clock import monotonic_ns, unix_ns
+from ringfold.runtime.log_limit import MAX_REPEATS
 from ringfold.wire.agent import AgentHello, AgentRefused, AskAgent, agent_frame, decode_from_agent
 from ringfold.wire.frames import FrameReader
 from ringfold.wire.telemetry import (
@@ -282,16 +281,12 @@ def test_an_agent_removes_no_other_agents_socket(directory: Path) -> None:
 def test_the_log_tells_of_few_of_many_dropped_clients(
     agent: AgentThread, directory: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for _ in range(COMPLAINTS + 20):
+    for _ in range(MAX_REPEATS + 20):
         strange(directory, b"garbage!")
-    assert sum("is dropped" in each.message for each in caplog.records) == COMPLAINTS
+    assert sum("is dropped" in each.message for each in caplog.records) == MAX_REPEATS
     with AgentConsole([directory]) as console:
-        assert console.status().refused == {"invalid": COMPLAINTS + 20}
+        assert console.status().refused == {"invalid": MAX_REPEATS + 20}
 
-
-def test_complaints_that_were_left_out_are_counted_later() -> None:
-    complaints = Complaints(2, 100)
-    assert [complaints.take(now) for now in (0, 1, 2, 3, 100)] == [0, 0, None, None, 2]
 
 
 def test_one_agent_serves_a_directory(agent: AgentThread, directory: Path) -> None:

@@ -282,6 +282,21 @@ def test_a_save_that_is_under_way_is_no_leftover(tmp_path: Path, monkeypatch: py
     assert Checkpoints(tmp_path).save(state_of(1, 2)).exists()
 
 
+def test_a_new_directory_is_synced_with_all_that_hold_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint that is whole is of no use in a directory that a crash of the machine has undone."""
+    synced: set[str] = set()
+    real = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        synced.add(os.readlink(f"/proc/self/fd/{descriptor}"))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    directory = tmp_path / "runs" / "7" / "ckpt"
+    Checkpoints(directory).save(state_of(1, 2))
+    assert {str(each) for each in (directory, *directory.parents[:3])} <= synced
+
+
 def test_a_format_of_the_future_is_refused_by_its_number(tmp_path: Path) -> None:
     path = Checkpoints(tmp_path).save(state_of(1, 2))
     damage(path, 8)

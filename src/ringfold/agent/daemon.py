@@ -50,6 +50,7 @@ from ringfold.runtime import server as rim
 from ringfold.runtime.clock import monotonic_ns, unix_ns
 from ringfold.runtime.datagrams import DatagramPort
 from ringfold.runtime.local import BACKLOG, identity, listen_unix, own_directory, touch
+from ringfold.runtime.log_limit import LogRateLimiter
 from ringfold.wire.telemetry import Gate, GateSettings
 
 SOCKET_NAME = "agent.sock"
@@ -58,8 +59,6 @@ BEAT_S = 0.1
 STALE_NS = 1_000_000_000
 """Readers go by their local policy when the heartbeat is this old: ten beats, because a busy host may hold up a few."""
 
-COMPLAINTS = 10
-COMPLAIN_NS = 10_000_000_000
 """Of so many dropped clients the log tells in this time; beyond that it only counts them."""
 FILES_EVERY = 10
 TOUCH_EVERY = 36_000
@@ -97,28 +96,6 @@ class AgentSettings:
         return os.geteuid() == 0 if self.is_shared is None else self.is_shared
 
 
-@dataclass(slots=True)
-class Complaints:
-    """How much the log says of what others do wrong: `most` times in `period_ns`. They must not fill the disk."""
-
-    most: int
-    period_ns: int
-    said: int = 0
-    silent: int = 0
-    since_ns: int = 0
-
-    def take(self, now_ns: int) -> int | None:
-        """None: say nothing. Else say it, and that so many were not said before."""
-        if now_ns - self.since_ns >= self.period_ns:
-            self.said, self.since_ns = 0, now_ns
-        if self.said >= self.most:
-            self.silent += 1
-            return None
-        self.said += 1
-        silent, self.silent = self.silent, 0
-        return silent
-
-
 class AgentServer:
     """One agent on real sockets."""
 
@@ -147,7 +124,7 @@ class AgentServer:
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_ns = 0
         self._rest_until_ns = 0
-        self._complaints = Complaints(COMPLAINTS, COMPLAIN_NS)
+        self._log_limit = LogRateLimiter()
         self._files: dict[Path, tuple[int, int, int] | None] = {}
 
     @property
@@ -312,8 +289,7 @@ class AgentServer:
             case PairWent(pair):
                 self._surroundings.pair_went(pair)
             case Drop(client, why):
-                if (silent := self._complaints.take(monotonic_ns())) is not None:
-                    more = f" ({silent} others were dropped without a word)" if silent else ""
+                if (more := self._log_limit.take(monotonic_ns(), why)) is not None:
                     _log.warning("client %d is dropped: %s%s", client, why, more)
                 if (door := self._doors.pop(client, None)) is not None:
                     door.leave()

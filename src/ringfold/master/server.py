@@ -54,9 +54,10 @@ from ringfold.runtime import server as rim
 from ringfold.runtime.aside import ask_aside
 from ringfold.runtime.clock import monotonic_ns
 from ringfold.runtime.entropy import random_bytes
+from ringfold.runtime.log_limit import LogRateLimiter
 from ringfold.store import StoreClient, open_store
 from ringfold.topology.moonshot import Answer, Question
-from ringfold.wire.events import Notice, RoundDone
+from ringfold.wire.events import ConnectionDropped, Notice, RoundDone
 from ringfold.wire.frames import (
     MAX_FRAME_BYTES,
     evidence_frame,
@@ -106,6 +107,7 @@ class MasterServer:
             if not (token or insecure or is_loopback(host)):
                 raise ConfigError(f"listening on {host} lets others join: give a token, or say insecure")
         self._on_notice = on_notice
+        self._log_limit = LogRateLimiter()
         self._export = settings.export
         self._rounds: Log | None = None
         self._settings, self._token = settings, token
@@ -395,7 +397,11 @@ class MasterServer:
 
     def _tell(self, notice: Notice) -> None:
         """Log it, write a round down, pass it to the observer. A run does not end because its observer does."""
-        _log.log(_LEVELS[notice.level], "%s", notice)
+        more: str | None = ""
+        if isinstance(notice, ConnectionDropped):
+            more = self._log_limit.take(monotonic_ns(), notice.reason)
+        if more is not None:
+            _log.log(_LEVELS[notice.level], "%s%s", notice, more)
         try:
             if self._rounds is not None and isinstance(notice, RoundDone):
                 self._rounds.round(notice.summary)

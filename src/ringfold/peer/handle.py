@@ -22,10 +22,12 @@ class Handle:
         operation: str,
         keep: object,
         finished: Callable[[OpResult], ReduceInfo | RingfoldError],
+        check_process: Callable[[str], None],
     ) -> None:
         self._engine, self._op, self.operation = engine, op, operation
         self._keep: object = keep  # the caller's arrays, until the op has ended
         self._finished = finished
+        self._check_process = check_process
         self._lock = threads.Lock()
         self._waiters = 0
         self._released = False
@@ -33,11 +35,13 @@ class Handle:
 
     def done(self) -> bool:
         """Whether the op has ended, well or not. Never blocks."""
+        self._check_process(self.operation)
         with self._lock:
             return self._look()
 
     def wait(self, timeout: float | None = None) -> ReduceInfo:
         """Block until the op has ended; its information, or its error. A wait that ends early leaves the op running."""
+        self._check_process(self.operation)
         left_s = float("inf") if timeout is None else max(0.0, timeout)
         while not self._wait_slice(min(left_s, SLICE_S)):
             left_s -= SLICE_S

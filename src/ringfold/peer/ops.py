@@ -98,7 +98,9 @@ class Ops:
             self._note(result)
             return info_of(result)
 
-        handle = self.in_flight[tag] = Handle(self.engine, number, operation, (source, target), finished)
+        handle = self.in_flight[tag] = Handle(
+            self.engine, number, operation, (source, target), finished, self.session.check_process
+        )
         return handle
 
     def run_bound(
@@ -171,6 +173,7 @@ class Ops:
 
     def check_none_in_flight(self, operation: str) -> None:
         """Only collectives overlap. An op is in flight until the program has seen its end: on every peer alike."""
+        self.session.check_process(operation)
         tags = sorted({*self.in_flight, *self.engine.tags_in_flight()})
         if tags:
             listed = ", ".join(map(str, tags))

@@ -64,7 +64,9 @@ from ringfold.probe.shell import NodeShell
 from ringfold.runtime import threads
 from ringfold.runtime.clock import monotonic_ns, raw_ns
 from ringfold.runtime.entropy import random_bytes
+from ringfold.runtime.log_limit import LogRateLimiter
 from ringfold.state.manifest import Snapshot
+from ringfold.wire.events import ConnectionDropped
 from ringfold.wire.messages import Offer, Reason, Record, VoteKind
 from ringfold.wire.probing import NodeClock, NodeId
 from ringfold.wire.proof import NONCE_BYTES
@@ -102,6 +104,7 @@ class Session:
         self._said: list[ToRoundMaster] = []
         """What that node said in the present step."""
         self._is_node = False
+        self._log_limit = LogRateLimiter()
         self._clock_model = ClockModel()
         self.clock = GlobalClock(self._clock_model, raw_ns)
         self._changed = threads.Condition(threads.RLock())
@@ -175,7 +178,14 @@ class Session:
 
     def probe(self, prober: ProbeSocket, open_log: Callable[[NodeId], Log | None]) -> None:
         """Be a node too, from the join on. The session closes the prober in the end."""
-        self.probing = NodeShell(RoundNode(), prober, self._say_of_probing, self._adopt, open_log=open_log)
+        self.probing = NodeShell(
+            RoundNode(),
+            prober,
+            self._say_of_probing,
+            self._adopt,
+            open_log=open_log,
+            token=self.machine.identity.token,
+        )
 
     def _adopt(self, clock: NodeClock) -> None:
         self._clock_model.adopt(clock, raw_ns())
@@ -242,9 +252,13 @@ class Session:
         with self._changed:
             return look(self.machine)
 
-    def check_usable(self, operation: str) -> None:
+    def check_process(self, operation: str) -> None:
+        """Raise in a forked child, where nothing ever ends: there is no thread that drives the ops."""
         if self.is_foreign:
-            raise UsageError(f"{operation}: this communicator belongs to the process that forked this one; join anew")
+            raise UsageError(f"{operation}: this communicator belongs to the process that forked this one; join again")
+
+    def check_usable(self, operation: str) -> None:
+        self.check_process(operation)
         if self.is_over:
             self._raise_over(operation)
 
@@ -269,7 +283,8 @@ class Session:
         return not self._thread.is_alive()
 
     def forked(self) -> None:
-        """In a forked child: this session's lock is not touched, because a thread that no longer exists may hold it."""
+        """In a forked child. The lock is replaced, because a thread that does not exist here may hold the old one."""
+        self._changed = threads.Condition(threads.RLock())
         self.is_foreign = self.is_over = True
         self.engine.forked_child()
 
@@ -355,7 +370,11 @@ class Session:
                 if error is not None and self._joined:
                     _log.warning("%s", error)
             case Tell(notice):
-                _log.log(_LEVELS[notice.level], "%s", notice)
+                more: str | None = ""
+                if isinstance(notice, ConnectionDropped):
+                    more = self._log_limit.take(monotonic_ns(), notice.reason)
+                if more is not None:
+                    _log.log(_LEVELS[notice.level], "%s%s", notice, more)
             case ProbeHeard(message):
                 if not self._is_node:
                     self._is_node = True

@@ -5,5 +5,6 @@ package what it may not take itself; `server.py` and `process.py` are what a mas
 at a running master; `spawn.py` starts children that never outlive us, `shaped.py` gives them hosts with slow links, and
 `lab/` hosts with several paths (both stand on `namespaces.py`);
 `machine.py` and `doctor.py` read what this machine is and judge it; `http.py`, `calls.py` and `inotify.py` are what the
-stores need: questions to a server, calls that may never return, a bell for a file.
+stores need: questions to a server, calls that may never return, a bell for a file. `log_limit.py` keeps
+strangers from filling the log.
 """

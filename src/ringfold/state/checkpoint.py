@@ -110,7 +110,7 @@ class Checkpoints:
         manifest = _laid_out(snapshot)
         path = self.directory / _file_name(snapshot)
         with _told(f"the checkpoint {path} cannot be written"):
-            self.directory.mkdir(parents=True, exist_ok=True)
+            _make_directory(self.directory)
             self._remove_leftovers()
             if not _is_there(path, manifest):
                 self._write(path, manifest, snapshot.memories)
@@ -258,6 +258,14 @@ def _write_bytes(file: FileIO, content: bytes | Bytes) -> None:
     view = memoryview(content) if isinstance(content, bytes) else content.data
     while view:
         view = view[file.write(view) :]
+
+
+def _make_directory(directory: Path) -> None:
+    """Make it with its parents. A new directory survives a crash once the one that holds its name is synced, too."""
+    made = [each for each in (directory, *directory.parents) if not each.exists()]
+    directory.mkdir(parents=True, exist_ok=True)
+    for each in made:
+        _sync_directory(each.parent)
 
 
 def _sync_directory(directory: Path) -> None:
