@@ -68,11 +68,12 @@ from ringfold.wire.messages import (
     Welcome,
     World,
 )
-from ringfold.wire.proof import prove, proven
+from ringfold.wire.proof import link_key, prove, proven
 
 MS = 1_000_000
 TOKEN = b"a token"
 SECRET = b"the secret of the epoch"
+KEY = link_key(TOKEN, SECRET)
 CONTROL = 1
 MASTER_NONCE, NONCE = b"m" * 32, b"p" * 32
 TIMINGS = PeerTimings()
@@ -155,15 +156,15 @@ def with_addresses(made: Record, index: int, addresses: list[str]) -> Record:
 
 
 def lane_hello(
-    source: int, target: int, epoch: int, challenge: bytes, *, lane: int = 0, secret: bytes = SECRET
+    source: int, target: int, epoch: int, challenge: bytes, *, lane: int = 0, key: bytes = KEY
 ) -> LaneHello:
     nonce = b"l" * 32
     parts = [number.to_bytes(8, "little") for number in (epoch, source, target, lane)]
-    return LaneHello(1, epoch, source, target, lane, nonce, prove(secret, "lane", challenge, nonce, *parts))
+    return LaneHello(1, epoch, source, target, lane, nonce, prove(key, "lane", challenge, nonce, *parts))
 
 
 def lane_welcome(dialler_nonce: bytes, challenge: bytes) -> LaneWelcome:
-    return LaneWelcome(prove(SECRET, "lane_welcome", dialler_nonce, challenge))
+    return LaneWelcome(prove(KEY, "lane_welcome", dialler_nonce, challenge))
 
 
 def attach(peer: Peer, made: Record, guest: int = 100) -> list[Effect]:
@@ -254,6 +255,19 @@ def test_a_master_of_another_version_is_refused() -> None:
     effects = peer.hears(CONTROL, Challenge(MASTER_NONCE, 2, 3))
     assert isinstance(end_of(effects), ConfigError)
     assert not said(effects)
+
+
+def test_a_newcomer_that_one_of_several_masters_refuses_goes_on_to_the_next() -> None:
+    """Somebody else may listen at a dead master's port, and proves nothing. Only if nobody wants it, it gives up."""
+    peer = Peer()
+    joining(peer, (("10.0.0.1", 1), ("10.0.0.2", 2)))
+    peer.step(Opened(CONTROL, NONCE))
+    assert only(peer.hears(CONTROL, Challenge(MASTER_NONCE, 7, 9)), Dial) == [Dial(0, "10.0.0.2", 2, 5_000)]
+    peer.step(Opened(peer.last_conn, NONCE))
+    peer.hears(peer.last_conn, Challenge(MASTER_NONCE, 1, 1))
+    error = end_of(peer.hears(peer.last_conn, messages.Refused("wrong token")))
+    assert isinstance(error, ConfigError)
+    assert "7 to 9" in str(error)
 
 
 def test_masters_are_tried_in_turn_and_again_after_a_pause() -> None:
@@ -403,7 +417,7 @@ def test_a_lane_of_an_epoch_that_is_not_known_yet_is_parked() -> None:
     assert only(effects, Promote) == [Promote(100, False, 4, 0)]
     [welcome] = said(effects, conn=100)
     assert isinstance(welcome, LaneWelcome)
-    assert proven(SECRET, welcome.proof, "lane_welcome", b"l" * 32, NONCE)
+    assert proven(KEY, welcome.proof, "lane_welcome", b"l" * 32, NONCE)
 
 
 def test_a_parked_lane_whose_record_never_comes_is_dropped() -> None:
@@ -417,7 +431,7 @@ def test_a_parked_lane_whose_record_never_comes_is_dropped() -> None:
 @pytest.mark.parametrize(
     ("hello", "words"),
     [
-        (lane_hello(4, ME, 1, NONCE, secret=b"guessed"), "secret"),
+        (lane_hello(4, ME, 1, NONCE, key=b"guessed"), "secret"),
         (lane_hello(4, ME, 1, b"an old challenge"), "secret"),
         (lane_hello(6, ME, 1, NONCE), "not a lane"),
         (lane_hello(4, ME, 1, NONCE, lane=7), "not a lane"),
@@ -712,20 +726,41 @@ def test_newcomers_of_repeated_proposals_add_up() -> None:
 # Ops
 
 
+def test_what_the_master_sent_is_not_enough_to_bring_a_lane() -> None:
+    """Somebody who overheard the record knows the epoch's secret. The key of a lane needs the token besides."""
+    peer = registered()
+    peer.hears(CONTROL, record(1, [4, ME]))
+    peer.step(Accepted(100, "10.0.0.9:1", NONCE))
+    effects = peer.hears(100, lane_hello(4, ME, 1, NONCE, key=SECRET))
+    assert not only(effects, Promote)
+    [refused] = said(effects, 100)
+    assert isinstance(refused, messages.Refused)
+    assert "secret" in refused.reason
+
+
 def test_what_the_engine_reports_of_ops_goes_to_the_master() -> None:
     peer = member()
     mine, theirs = b"a" * 32, b"b" * 32
-    assert said(peer.step(Mismatch(4, 0, 1, mine, theirs))) == [messages.OpMismatch(1, OpRef(0, 1), 4, mine, theirs)]
-    assert said(peer.step(OpTimedOut(0, 1, 300))) == [messages.OpTimeout(1, OpRef(0, 1), 300)]
-    assert said(peer.step(OpCancelled(0, 1))) == [messages.OpCancelled(1, OpRef(0, 1))]
+    assert said(peer.step(Mismatch(4, 1, 0, 1, mine, theirs))) == [messages.OpMismatch(1, OpRef(0, 1), 4, mine, theirs)]
+    assert said(peer.step(OpTimedOut(1, 0, 1, 300))) == [messages.OpTimeout(1, OpRef(0, 1), 300)]
+    assert said(peer.step(OpCancelled(1, 0, 1))) == [messages.OpCancelled(1, OpRef(0, 1))]
 
 
 def test_reports_of_a_sealed_epoch_are_outdated() -> None:
     peer = member()
     peer.hears(CONTROL, messages.Seal(1, "x"))
-    assert peer.step(Mismatch(4, 0, 1, b"", b"")) == []
-    assert peer.step(OpTimedOut(0, 1, 300)) == []
+    assert peer.step(Mismatch(4, 1, 0, 1, b"", b"")) == []
+    assert peer.step(OpTimedOut(1, 0, 1, 300)) == []
     assert said(peer.step(LinkLost(4, True, "reset"))) == []
+
+
+def test_reports_of_an_older_epoch_do_not_accuse_an_op_of_the_newest() -> None:
+    """They were queued before the epoch changed; there, the same tag and sequence are another op."""
+    peer = member()
+    installed = peer.machine.engine_epoch
+    for event in (Mismatch(4, 0, 0, 1, b"", b""), OpTimedOut(0, 0, 1, 300), OpCancelled(0, 0, 1)):
+        assert event.epoch != installed
+        assert peer.step(event) == []
 
 
 # Votes
@@ -909,7 +944,7 @@ def visit_open(peer: Peer, test: int = 1) -> list[Effect]:
     peer.now_ns += 3 * MS
     peer.hears(conn, Challenge(MASTER_NONCE, 1, 1))
     peer.now_ns += 2 * MS
-    return peer.hears(conn, messages.VisitWelcome(prove(SECRET, "visit_welcome", NONCE, MASTER_NONCE)))
+    return peer.hears(conn, messages.VisitWelcome(prove(KEY, "visit_welcome", NONCE, MASTER_NONCE)))
 
 
 def test_a_visit_to_measure_is_filled_and_its_rate_reported_with_the_round_trip() -> None:
@@ -928,7 +963,7 @@ def test_a_visitor_that_comes_before_the_masters_word_is_let_in_with_it() -> Non
     peer.step(Accepted(50, "10.0.0.4:1", NONCE))
     nonce, parts = b"v" * 32, [b"measure", *(number.to_bytes(8, "little") for number in (1, 4, ME))]
     peer.now_ns += 7 * MS
-    hello = messages.VisitHello(1, "measure", 1, 4, ME, nonce, prove(SECRET, "visit", NONCE, nonce, *parts))
+    hello = messages.VisitHello(1, "measure", 1, 4, ME, nonce, prove(KEY, "visit", NONCE, nonce, *parts))
     assert peer.hears(50, hello) == []
     effects = peer.hears(CONTROL, measure(dials=False))
     assert only(effects, MakeBulk) == [MakeBulk(50)]

@@ -164,7 +164,30 @@ def test_an_eviction_that_comes_instead_of_a_welcome_ends_the_session() -> None:
     peer = lost()
     peer.step(Opened(peer.last_conn, NONCE))
     peer.hears(peer.last_conn, Challenge(MASTER_NONCE, 1, 1))
-    assert isinstance(end_of(peer.hears(peer.last_conn, messages.Evicted("too late"))), Evicted)
+    proof = prove(TOKEN, "evicted", MASTER_NONCE, NONCE, b"too late")
+    assert isinstance(end_of(peer.hears(peer.last_conn, messages.Evicted("too late", proof))), Evicted)
+
+
+def test_what_somebody_says_at_a_dead_masters_port_without_a_proof_ends_nothing() -> None:
+    """An eviction, a foreign version, a refusal: a try that failed. A master that proves the token may still come."""
+    lies = [
+        [Challenge(MASTER_NONCE, 1, 1), messages.Evicted("go away")],
+        [Challenge(MASTER_NONCE, 1, 1), messages.Evicted("go away", prove(b"guessed", "evicted", b""))],
+        [messages.Evicted("go away", prove(TOKEN, "evicted", MASTER_NONCE, NONCE, b"another reason"))],
+        [Challenge(MASTER_NONCE, 90, 99)],
+        [Challenge(MASTER_NONCE, 1, 1), messages.Refused("no")],
+        [Challenge(MASTER_NONCE, 1, 1), messages.Welcome(ME, 9, b"x" * 32, Liveness())],
+    ]
+    peer = lost()
+    for said_by_the_impostor in lies:
+        conn = peer.last_conn
+        peer.step(Opened(conn, NONCE))
+        for message in said_by_the_impostor:
+            effects = peer.hears(conn, message)
+        assert [effect.conn for effect in effects if isinstance(effect, CloseConn)] == [conn], said_by_the_impostor
+        assert only(peer.later(1_000), Dial)
+    assert only(resume(peer), MakeControl)
+    assert not peer.machine.ended
 
 
 def test_shared_answers_are_brought_along_and_those_of_one_peer_are_not() -> None:

@@ -24,10 +24,7 @@ TIER = {room: number for number, rooms in enumerate(TIERS) for room in rooms}
 SIDEWAYS = {("config", "errors"), ("clock", "probe"), ("store", "runtime")}
 """The imports inside one tier that are allowed. `cli` may use anything, and the package's face shows anything."""
 
-MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 60
-LONG_FILES: dict[str, str] = {}
-"""Files that may be longer, each with the reason why two would be worse."""
 LONG_FUNCTIONS: dict[str, str] = {}
 """Functions ("file:name") that may be longer, each with the reason."""
 
@@ -130,12 +127,6 @@ def test_the_direction_check_sees_what_it_should(room: str, line: str, allowed: 
     path = SOURCE / room / "made_up.py"
     faults = [why for target, _ in imported_rooms(ast.parse(line), path) if (why := fault(room_of(path), target))]
     assert (not faults) == allowed
-
-
-def test_files_are_short() -> None:
-    lengths = {name_of(path): len(path.read_text(encoding="utf-8").splitlines()) for path in modules()}
-    long = {name: lines for name, lines in lengths.items() if lines > MAX_FILE_LINES}
-    assert long.keys() == LONG_FILES.keys(), f"over {MAX_FILE_LINES} lines: {long}; excused: {sorted(LONG_FILES)}"
 
 
 def test_functions_are_short() -> None:

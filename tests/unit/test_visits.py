@@ -7,10 +7,12 @@ from ringfold.peer.settings import PeerTimings
 from ringfold.peer.visits import FIRST_KEY, Arrived, Errand, Failed, Visits
 from ringfold.wire import frames
 from ringfold.wire.messages import Challenge, Member, Message, Refused, VisitHello, VisitWelcome
-from ringfold.wire.proof import prove
+from ringfold.wire.proof import link_key, prove
 
 MS = 1_000_000
 SECRET = b"of the visit"
+TOKEN = b"of the run"
+KEY = link_key(TOKEN, SECRET)
 ERRAND: Errand = ("state", 3)
 GUEST, HOST = 5, 6
 NONCE, CHALLENGE = b"v" * 32, b"c" * 32
@@ -22,7 +24,7 @@ class Visitor:
     """The visits of a peer that wants to visit another one; the test plays the host and the network."""
 
     def __init__(self, addresses: int = 1) -> None:
-        self.visits = Visits(TIMINGS)
+        self.visits = Visits(TIMINGS, TOKEN)
         self.visits.me = GUEST
         self.visits.expect(ERRAND, SECRET, [GUEST])
         self.now_ns = 0
@@ -64,22 +66,22 @@ def setting_out(addresses: int = 1) -> Visitor:
     return visitor
 
 
-def welcome(secret: bytes = SECRET) -> VisitWelcome:
-    return VisitWelcome(prove(secret, "visit_welcome", NONCE, CHALLENGE))
+def welcome(key: bytes = KEY) -> VisitWelcome:
+    return VisitWelcome(prove(key, "visit_welcome", NONCE, CHALLENGE))
 
 
 def host(visitors: tuple[int, ...] = (GUEST,), errand: Errand = ERRAND) -> Visits:
-    visits = Visits(TIMINGS)
+    visits = Visits(TIMINGS, TOKEN)
     visits.me = HOST
     visits.expect(errand, SECRET, visitors)
     return visits
 
 
-def hello(**changes: object) -> VisitHello:
+def hello(key: bytes = KEY, **changes: object) -> VisitHello:
     """What an honest visitor says, with changes that it has proven."""
     claim = {"purpose": "state", "number": 3, "source": GUEST, "target": HOST, **changes}
     numbers = [claim[name].to_bytes(8, "little") for name in ("number", "source", "target")]  # type: ignore[attr-defined]
-    proof = prove(SECRET, "visit", CHALLENGE, NONCE, claim["purpose"].encode(), *numbers)  # type: ignore[attr-defined]
+    proof = prove(key, "visit", CHALLENGE, NONCE, claim["purpose"].encode(), *numbers)  # type: ignore[attr-defined]
     return VisitHello(1, claim["purpose"], claim["number"], claim["source"], claim["target"], NONCE, proof)  # type: ignore[arg-type]
 
 
@@ -251,7 +253,7 @@ def test_a_guest_that_proves_the_secret_is_let_in() -> None:
 
 
 def test_a_guest_waits_until_its_errand_is_announced() -> None:
-    visits = Visits(TIMINGS)
+    visits = Visits(TIMINGS, TOKEN)
     visits.me = HOST
     assert visits.judge(9, CHALLENGE, hello()) is None
     visits.expect(ERRAND, SECRET, [GUEST])
@@ -264,11 +266,12 @@ def test_a_guest_waits_until_its_errand_is_announced() -> None:
         (hello(source=7), "no business"),
         (hello(target=8), "no business"),
         (VisitHello(1, "state", 3, GUEST, HOST, NONCE, b"x" * 32), "secret"),
+        (hello(key=SECRET), "secret"),  # overheard, without the token
         (VisitHello(1, "state", 3, GUEST, HOST, b"o" * 32, hello().proof), "secret"),
         (VisitHello(1, "state", 3, -1, HOST, NONCE, b"x" * 32), "out of range"),
         (VisitHello(99, "state", 3, GUEST, HOST, NONCE, hello().proof), "version 99"),
     ],
-    ids=["not expected", "for somebody else", "wrong proof", "another nonce", "negative", "another version"],
+    ids=["not expected", "overheard", "for another", "wrong proof", "another nonce", "negative", "another version"],
 )
 def test_a_guest_that_has_no_business_here_is_turned_away(said: VisitHello, words: str) -> None:
     visits = host()
@@ -292,7 +295,7 @@ def test_a_guest_of_an_errand_that_is_over_is_turned_away_at_once() -> None:
 
 
 def test_a_guest_of_an_errand_in_which_the_host_takes_no_part_is_turned_away_at_once() -> None:
-    visits = Visits(TIMINGS)
+    visits = Visits(TIMINGS, TOKEN)
     visits.me = HOST
     visits.stop(ERRAND, "the call was given up before its plan came")
     assert isinstance(visits.judge(9, CHALLENGE, hello()), str)

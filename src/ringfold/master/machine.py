@@ -28,6 +28,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import assert_never
 
+from msgspec import structs
+
 from ringfold.errors import RemoteProtocolError
 from ringfold.master import verdicts
 from ringfold.master.calls import Calls
@@ -281,7 +283,8 @@ class Master:
         is_new = resume.epoch == 0 and resume.peer not in self._run.away
         refusal = None if is_new else self._returning.refusal(resume, is_member)
         if refusal is not None:
-            self._run.drop_connection(connection, refusal, refusal.reason)
+            proof = prove(self._token, "evicted", *nonces, refusal.reason.encode())
+            self._run.drop_connection(connection, structs.replace(refusal, proof=proof), refusal.reason)
             return
         facts = Hello(
             version=resume.version,

@@ -1,12 +1,15 @@
 """Reaching the master and proving the token: from an address to a control connection. Pure.
 
 The masters are tried in turn, and a round without success is followed by a pause that doubles, until the join's
-deadline. Only a `Refused` is final: a wrong token does not get better by asking again. One that may be asked `again`
-does not lead, and the next one may. And a peer that was in the run knows that its token was right: it is the master
-that was started with another one, and the next start may be better.
+deadline. A newcomer that all masters of a round refuse gives up: a wrong token does not get better by asking again. One
+that may be asked `again` does not lead, and the next one may.
 
 A peer that was welcomed once has a *ticket*, the secret that it was given. When its master is gone it goes around
 again, shorter at each and sooner back, and shows the ticket: a master with a higher fence lets it go on where it was.
+
+Whoever listens at a dead master's port can say anything. A peer of the run believes only what is proven with the token:
+`Resumed` and `Evicted`. Everything else (a refusal, a foreign version, an eviction without a proof) is an attempt that
+failed, and the peer goes on to the next master, until its patience ends.
 """
 
 from dataclasses import dataclass
@@ -54,6 +57,8 @@ class Control:
         self._nonce = self._challenge = b""
         self.ticket: Ticket | None = None
         self._last_reason = "it was not tried"
+        self._refusals: list[ConfigError] = []
+        """Of a newcomer, in this round of masters."""
 
     @property
     def address(self) -> str:
@@ -118,6 +123,7 @@ class Control:
             return []
         if self.stage == "idle":
             self._at = 0
+            self._refusals.clear()
             return self._dial()
         assert self.conn is not None
         reason = "it accepted the connection, but said nothing valid"
@@ -133,17 +139,17 @@ class Control:
             return [CloseConn(self.conn, reason), *self.failed(now_ns, reason)], None
         match said:
             case Challenge() if self.stage == "challenge":
-                return self._answer(said)
+                return self._answer(now_ns, said)
             case Welcome() if self.stage == "welcome":
-                return self._welcomed(said)
+                return self._welcomed(now_ns, said)
             case Resumed() if self.stage == "welcome" and self.ticket is not None:
                 return self._resumed(now_ns, said, self.ticket)
-            case messages.Evicted(reason=reason) if self.ticket is not None:
+            case messages.Evicted(reason=reason, proof=proof) if self._proves_eviction(reason, proof):
                 return [], Refusal(Evicted(reason))
-            case messages.Refused(reason=reason, again=again) if again or self.ticket is not None:
+            case messages.Refused(reason=reason, again=True):
                 return [CloseConn(self.conn, reason), *self.failed(now_ns, reason)], None
             case messages.Refused(reason=reason):
-                return [], Refusal(ConfigError(f"the master at {self.address} refused this peer: {reason}"))
+                return self._refused(now_ns, f"the master at {self.address} refused this peer: {reason}")
             case _:
                 reason = f"it said {type(said).__name__} out of turn"
                 return [CloseConn(self.conn, reason), *self.failed(now_ns, reason)], None
@@ -153,15 +159,31 @@ class Control:
         host, port = self.masters[self._at]
         return [Dial(CONTROL_KEY, host, port, self._try_ms)]
 
-    def _answer(self, challenge: Challenge) -> tuple[list[Effect], Refusal | None]:
+    def _proves_eviction(self, reason: str, proof: bytes) -> bool:
+        nonces = (self._challenge, self._nonce)
+        is_due = self.ticket is not None and self.stage == "welcome"
+        return is_due and proven(self._identity.token, proof, "evicted", *nonces, reason.encode())
+
+    def _refused(self, now_ns: int, reason: str) -> tuple[list[Effect], Refusal | None]:
+        """Somebody at a master's address does not want this peer, and proves nothing.
+
+        A newcomer has nothing to lose, and gives up when nobody in the list wants it. Else it is a try that failed.
+        """
+        assert self.conn is not None
+        if self.ticket is None:
+            self._refusals.append(ConfigError(reason))
+            if len(self._refusals) == len(self.masters):
+                return [], Refusal(self._refusals[0])
+        return [CloseConn(self.conn, reason), *self.failed(now_ns, reason)], None
+
+    def _answer(self, now_ns: int, challenge: Challenge) -> tuple[list[Effect], Refusal | None]:
         assert self.conn is not None
         if not challenge.oldest <= PROTOCOL_VERSION <= challenge.newest:
             spoken = f"{challenge.oldest} to {challenge.newest}"
-            return [], Refusal(
-                ConfigError(
-                    f"the master at {self.address} speaks protocol versions {spoken}, this peer {PROTOCOL_VERSION}; "
-                    "install matching versions"
-                )
+            return self._refused(
+                now_ns,
+                f"the master at {self.address} speaks protocol versions {spoken}, this peer {PROTOCOL_VERSION}; "
+                "install matching versions",
             )
         me = self._identity
         self.stage, self._challenge = "welcome", challenge.nonce
@@ -218,10 +240,10 @@ class Control:
         dead_after_ms = self._timings.master_patience * liveness.evict_after_ms
         return [MakeControl(self.conn, liveness.heartbeat_ms, dead_after_ms)]
 
-    def _welcomed(self, welcome: Welcome) -> tuple[list[Effect], Welcome | Refusal]:
+    def _welcomed(self, now_ns: int, welcome: Welcome) -> tuple[list[Effect], Welcome | Refusal | None]:
         assert self.conn is not None
         if not proven(self._identity.token, welcome.proof, "welcome", self._nonce, self._challenge):
-            return [], Refusal(ConfigError(f"the master at {self.address} does not know this run's token"))
+            return self._refused(now_ns, f"the master at {self.address} does not know this run's token")
         self.ticket = Ticket(welcome.peer, welcome.secret, welcome.fence)
         return self._proven(welcome.liveness), welcome
 

@@ -17,8 +17,8 @@ from ringfold.wire.messages import Message
 class Errands:
     """All visits of a peer, and the sync and the measurement that they serve."""
 
-    def __init__(self, timings: PeerTimings, say: Callable[[Message], list[Effect]]) -> None:
-        self.visits = Visits(timings)
+    def __init__(self, timings: PeerTimings, token: bytes, say: Callable[[Message], list[Effect]]) -> None:
+        self.visits = Visits(timings, token)
         self.syncing = Syncing(self.visits, say)
         self.measuring = Measuring(self.visits, say)
 

@@ -44,7 +44,7 @@ from ringfold.wire.messages import (
     Refused,
     VisitHello,
 )
-from ringfold.wire.proof import prove, proven
+from ringfold.wire.proof import link_key, prove, proven
 
 
 @dataclass(slots=True)
@@ -99,8 +99,9 @@ class Turn:
 class Lanes:
     """All connections of a peer except the one to the master."""
 
-    def __init__(self, timings: PeerTimings) -> None:
+    def __init__(self, timings: PeerTimings, token: bytes = b"") -> None:
         self.me: PeerId = 0
+        self._token, self._key = token, b""
         self.record: Record | None = None
         self.attaching = False
         self._timings = timings
@@ -117,6 +118,7 @@ class Lanes:
         """A new record: keep what is right, close what is not, dial what is missing, look at who was early."""
         turn = Turn(self.stop("a new epoch was recorded"))
         self.record, self.attaching = record, True
+        self._key = link_key(self._token, record.secret)
         self._attach_by_ns = now_ns + self._timings.attach_ms * MS
         self._patient_until_ns = now_ns + self._timings.path_patience_ms * MS
         before = Counter(lane[:2] for lane in self._needed)
@@ -335,7 +337,7 @@ class Lanes:
                 dial.stage, dial.challenge = "welcome", challenge
                 return [SendMessage(conn, self._hello(dial)), Resume(conn)]
             case LaneWelcome(proof=proof) if dial.stage == "welcome":
-                if proven(self.record.secret, proof, "lane_welcome", dial.nonce, dial.challenge):
+                if proven(self._key, proof, "lane_welcome", dial.nonce, dial.challenge):
                     del self._dials[dial.lane]
                     return self._take(conn, dial.lane)
                 reason = "it does not know the epoch's secret"
@@ -349,7 +351,7 @@ class Lanes:
         assert self.record is not None
         source, target = self.ends(dial.lane[:2])
         claim = (self.record.epoch, source, target, dial.lane[2])
-        proof = prove(self.record.secret, "lane", dial.challenge, dial.nonce, *_as_parts(claim))
+        proof = prove(self._key, "lane", dial.challenge, dial.nonce, *_as_parts(claim))
         return LaneHello(PROTOCOL_VERSION, *claim, dial.nonce, proof)
 
     # Guests
@@ -375,7 +377,7 @@ class Lanes:
                 turn.lost.append(LostLink(*lane[:2], reason))
             return
         del self._guests[conn]
-        welcome = LaneWelcome(prove(record.secret, "lane_welcome", hello.nonce, guest.nonce))
+        welcome = LaneWelcome(prove(self._key, "lane_welcome", hello.nonce, guest.nonce))
         taking = [SendMessage(conn, welcome), *self._take(conn, lane)]
         closing = [] if stale is None else [CloseConn(stale, "the neighbour brought a newer connection")]
         # What was on a shared link's stale lane goes over to the others: then the new one must be there.
@@ -396,7 +398,7 @@ class Lanes:
         claim = (hello.epoch, hello.source, hello.target, hello.lane)
         if min(claim) < 0 or max(claim) >= 1 << 63:
             return "numbers out of range"
-        if not proven(record.secret, hello.proof, "lane", guest.nonce, hello.nonce, *_as_parts(claim)):
+        if not proven(self._key, hello.proof, "lane", guest.nonce, hello.nonce, *_as_parts(claim)):
             return "it does not know the epoch's secret"
         if self.me not in (hello.source, hello.target) or lane not in self._needed:
             return f"{hello.source} -> {hello.target}, lane {hello.lane}, is not a lane of this peer"

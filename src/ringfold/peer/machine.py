@@ -98,8 +98,8 @@ class PeerMachine:
         self.ended = False
         self._timings = timings
         self._control = Control(identity, timings)
-        self._lanes = Lanes(timings)
-        self._errands = Errands(timings, self._say)
+        self._lanes = Lanes(timings, identity.token)
+        self._errands = Errands(timings, identity.token, self._say)
         self._visits, self._syncing = self._errands.visits, self._errands.syncing
         self._calls = Calls(timings.answer_ms)
         self._memory = Memory()
@@ -440,10 +440,13 @@ class PeerMachine:
     # Ops, time and the end
 
     def _op_report(self, event: Mismatch | OpTimedOut | OpCancelled) -> list[Effect]:
-        """What the engine says of an op goes to the master, unless the epoch is sealed: its verdicts decide by then."""
-        if not self.is_running:
+        """What the engine says of an op goes to the master, unless its epoch is sealed or over: verdicts decide then.
+
+        In the next epoch the same tag and sequence may be another op, which has done nothing wrong.
+        """
+        if not self.is_running or event.epoch != self.engine_epoch:
             return []
-        return self._say(op_report(self.engine_epoch, event))
+        return self._say(op_report(event))
 
     def _tick(self, now_ns: int) -> list[Effect]:
         reaching = self._control.tick(now_ns)

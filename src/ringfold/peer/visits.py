@@ -32,7 +32,7 @@ from ringfold.wire.messages import (
     VisitHello,
     VisitWelcome,
 )
-from ringfold.wire.proof import prove, proven
+from ringfold.wire.proof import link_key, prove, proven
 
 FIRST_KEY = 1 << 32
 """Dial keys of visits are above those of lanes."""
@@ -68,9 +68,9 @@ class Failed:
 
 @dataclass(slots=True)
 class _Expected:
-    """The master's word about an errand: the secret, and who may come for it."""
+    """The master's word about an errand: who may come for it, and the key of their proofs."""
 
-    secret: bytes
+    key: bytes
     visitors: frozenset[PeerId]
 
 
@@ -95,8 +95,9 @@ class _Setting:
 class Visits:
     """All visits of a peer, made and received."""
 
-    def __init__(self, timings: PeerTimings) -> None:
+    def __init__(self, timings: PeerTimings, token: bytes = b"") -> None:
         self.me: PeerId = 0
+        self._token = token
         self.open: dict[int, Arrived] = {}
         self._timings = timings
         self._expected: dict[Errand, _Expected] = {}
@@ -110,7 +111,7 @@ class Visits:
         """From now on these members may visit for `errand`, and this peer may visit others for it."""
         if errand in self._over:
             self._over.remove(errand)
-        self._expected[errand] = _Expected(secret, frozenset(visitors))
+        self._expected[errand] = _Expected(link_key(self._token, secret), frozenset(visitors))
 
     def visit(self, now_ns: int, errand: Errand, host: Member, pause_ms: int = 0) -> tuple[list[Effect], list[Failed]]:
         """Set out for `host`, after a pause. `Arrived` or `Failed` follows."""
@@ -196,7 +197,7 @@ class Visits:
     def message(self, now_ns: int, conn: int, body: bytes) -> tuple[list[Effect], list[Arrived | Failed]]:
         """The host's side of the handshake."""
         setting = next(each for each in self._setting if each.conn == conn)
-        secret = self._expected[setting.errand].secret
+        key = self._expected[setting.errand].key
         try:
             said = frames.decode_handshake(body)
         except RemoteProtocolError as error:
@@ -205,11 +206,11 @@ class Visits:
             case Challenge(nonce=challenge) if setting.stage == "challenge":
                 setting.stage, setting.challenge, setting.hello_ns = "welcome", challenge, now_ns
                 claim = (*setting.errand, self.me, setting.host.peer)
-                proof = prove(secret, "visit", challenge, setting.nonce, *_as_parts(*claim))
+                proof = prove(key, "visit", challenge, setting.nonce, *_as_parts(*claim))
                 hello = VisitHello(PROTOCOL_VERSION, *claim, setting.nonce, proof)
                 return [SendMessage(conn, hello), Resume(conn)], []
             case VisitWelcome(proof=proof) if setting.stage == "welcome":
-                if not proven(secret, proof, "visit_welcome", setting.nonce, setting.challenge):
+                if not proven(key, proof, "visit_welcome", setting.nonce, setting.challenge):
                     return self._turned_away(now_ns, setting, "it does not know the secret of this visit")
                 self._setting.remove(setting)
                 arrived = Arrived(setting.errand, setting.host.peer, conn, True, now_ns - setting.hello_ns)
@@ -267,13 +268,13 @@ class Visits:
         if min(claim) < 0 or max(claim) >= 1 << 63:
             return "numbers out of range"
         parts = _as_parts(hello.purpose, *claim)
-        if not proven(expected.secret, hello.proof, "visit", nonce, hello.nonce, *parts):
+        if not proven(expected.key, hello.proof, "visit", nonce, hello.nonce, *parts):
             return "it does not know the secret of this visit"
         if hello.target != self.me or hello.source not in expected.visitors:
             return f"peer {hello.source} has no business with peer {hello.target} here"
         arrived = Arrived(errand, hello.source, conn, False, round_trip_ns)
         self.open[conn] = arrived
-        welcome = VisitWelcome(prove(expected.secret, "visit_welcome", hello.nonce, nonce))
+        welcome = VisitWelcome(prove(expected.key, "visit_welcome", hello.nonce, nonce))
         return [SendMessage(conn, welcome), MakeBulk(conn)], arrived
 
 

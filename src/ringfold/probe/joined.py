@@ -67,6 +67,7 @@ class JoinedNode:
         self._writer: asyncio.StreamWriter | None = None
         self._sooner = asyncio.Event()
         self._wakes_s = 0.0
+        self._was_welcomed = False
 
     def say(self, message: ToRoundMaster) -> None:
         """Send a message, if the master is there."""
@@ -74,7 +75,7 @@ class JoinedNode:
             self._writer.write(message_frame(message))
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Be a node until `stop` is set. Raises ConfigError if a master refuses it."""
+        """Be a node until `stop` is set. Raises ConfigError if a master refuses it before one has welcomed it."""
         parts = [
             asyncio.create_task(self._keep_connected(), name="ringfold node"),
             asyncio.create_task(self._keep_time(), name="ringfold node ticks"),
@@ -118,6 +119,11 @@ class JoinedNode:
                     await self._converse(host, port)
                     reason = "it closed the connection"
                     pause_s = FIRST_PAUSE_S
+                except ConfigError as error:
+                    # Its token was right once: somebody else may listen at a dead master's port, and proves nothing.
+                    if not self._was_welcomed:
+                        raise
+                    reason = str(error)
                 except (OSError, UnicodeError, RemoteProtocolError) as error:
                     # asyncio's own words repeat the address, which stands in the line already.
                     number = error.errno if isinstance(error, OSError) else None
@@ -186,7 +192,7 @@ class JoinedNode:
                         early.append(said)
                     case _:
                         raise RemoteProtocolError(f"it said {type(said).__name__} out of turn")
-        self._writer = writer
+        self._writer, self._was_welcomed = writer, True
         self.shell.step(Connected(welcome.node))
         if self._on_connected is not None:
             self._on_connected(where, welcome.node)

@@ -15,6 +15,7 @@ from ringfold.probe.base import EdgeWindow
 from ringfold.probe.export import Stretch, window_lines
 from ringfold.probe.fit import fit
 from ringfold.probe.log import Log
+from ringfold.probe.nodes import key_of
 from ringfold.probe.prober import ProbeSocket
 from ringfold.probe.rounds_events import (
     MS,
@@ -50,7 +51,8 @@ class NodeShell:
     """A node: its machine, and the parts that do what the machine wants.
 
     `adopt` is given each new clock of this node, `say` each message for the master. `open_log` makes the log of a node
-    once its number is known; None: windows are not written down.
+    once its number is known; None: windows are not written down. The packets' tags are made with the run's token, too:
+    the master's key for them travels in clear.
     """
 
     def __init__(
@@ -62,10 +64,11 @@ class NodeShell:
         *,
         open_log: Callable[[NodeId], Log | None] = lambda _: None,
         estimator: str = "auto",
+        token: bytes = b"",
     ) -> None:
         self.machine, self.prober = machine, prober
         self._say, self._adopt = say, adopt
-        self._open_log, self._estimator = open_log, estimator
+        self._open_log, self._estimator, self._token = open_log, estimator, token
         self._log: Log | None = None
         self._closed: dict[int, tuple[list[EdgeWindow], int]] = {}
         """The windows that were rotated and not yet exported, with UTC minus the node's clock."""
@@ -129,7 +132,7 @@ class NodeShell:
                 self._say(message)
             case Configure(key, out, into):
                 self._watch.forget()
-                self._configure(key, out, into)
+                self._configure(key_of(self._token, salt=key), out, into)
             case Resume(cadence):
                 self._opened_ns = self.prober.now()
                 self._watch_ns, self._is_sending = self._opened_ns + WATCH_NS, True

@@ -33,6 +33,7 @@ from ringfold.wire.base import Sequence as Sequence
 from ringfold.wire.base import SyncStrategy as SyncStrategy
 from ringfold.wire.base import Tag as Tag
 from ringfold.wire.base import VoteKind as VoteKind
+from ringfold.wire.base import is_before as is_before
 from ringfold.wire.probing import (
     NodeHello,
     NodeWelcome,
@@ -425,9 +426,13 @@ class Measure(Message, frozen=True, tag="measure"):
 
 
 class Evicted(Message, frozen=True, tag="evicted"):
-    """The run goes on without this peer; it may join anew."""
+    """The run goes on without this peer; it may join again.
+
+    `proof` shows in a handshake, where nothing else does, that the one who says so knows the token.
+    """
 
     reason: str
+    proof: bytes = b""
 
 
 class Left(Message, frozen=True, tag="left"):

@@ -20,6 +20,14 @@ def proven(secret: bytes, proof: bytes, purpose: str, *parts: bytes) -> bool:
     return hmac.compare_digest(proof, prove(secret, purpose, *parts))
 
 
+def link_key(token: bytes, secret: bytes) -> bytes:
+    """The key of proofs between two peers: made of what the master sent them, and of the token, which nobody sends.
+
+    Who overhears the master's messages has the one without the other.
+    """
+    return prove(token, "link", secret)
+
+
 def derive(secret: bytes, purpose: str, *numbers: int) -> bytes:
     """A secret of its own for one purpose, so that a run needs randomness once."""
     return prove(secret, purpose, *(number.to_bytes(8, "little") for number in numbers))

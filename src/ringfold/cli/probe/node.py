@@ -60,9 +60,10 @@ async def _run(resolved: Resolved, wish: Wish) -> None:
     def adopt(clock: NodeClock) -> None:
         _log.debug("the clock is %.1f ppm off, known within %d ns", clock.rate * 1e6, clock.high_ns)
 
+    token = resolved.token()
     node = JoinedNode(
         masters,
-        resolved.token(),
+        token,
         name=name,
         host=resolve.host_name(),
         addresses=advertised or (local,),
@@ -79,7 +80,9 @@ async def _run(resolved: Resolved, wish: Wish) -> None:
         settings = ExportSettings(directory=directory, points=wish.points)
         return Log(settings, node=node_id, name=name, host=resolve.host_name())
 
-    node.shell = NodeShell(RoundNode(), prober, node.say, adopt, open_log=open_log, estimator=wish.estimator)
+    node.shell = NodeShell(
+        RoundNode(), prober, node.say, adopt, open_log=open_log, estimator=wish.estimator, token=token
+    )
     keep_what_is_there()
     with stop_signals(lambda _: stop.set()):
         await node.run(stop)
