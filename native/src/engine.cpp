@@ -63,8 +63,11 @@ Engine::~Engine() {
     return;
   }
   shutdown();
+  for (const int fd : {wake_, epoll_}) ::close(fd);
 }
 
+// The two descriptors that are no connection stay open until the engine is destroyed: a thread that was about to wait in
+// epoll_wait or to wake somebody would otherwise do it to whatever file has got the number meanwhile.
 void Engine::shutdown() {
   {
     std::unique_lock lock(mutex_);
@@ -81,10 +84,8 @@ void Engine::shutdown() {
   core_.forget_blocks();
   for (auto& [conn, socket] : sockets_) ::close(socket.fd);
   sockets_.clear();
-  for (int* fd : {&listener_, &wake_, &epoll_}) {
-    if (*fd >= 0) ::close(*fd);
-    *fd = -1;
-  }
+  if (listener_ >= 0) ::close(listener_);
+  listener_ = -1;
 }
 
 void Engine::before_fork() {

@@ -106,6 +106,10 @@ std::uint16_t Engine::listen(const std::string& host, std::uint16_t first_port, 
       socklen_t bytes = sizeof bound;
       ::getsockname(fd, reinterpret_cast<sockaddr*>(&bound), &bytes);
       std::unique_lock lock(mutex_);
+      if (stopping_) {
+        ::close(fd);
+        throw std::runtime_error("cannot listen on " + host + ": the engine is shut down");
+      }
       listener_ = fd;
       epoll_event event{EPOLLIN, {.u64 = listener_key}};
       ::epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event);
@@ -122,6 +126,10 @@ ConnId Engine::dial(const std::string& host, std::uint16_t port, Ns timeout, con
   Turn turn(*this);
   const Ns now = monotonic_now();
   const ConnId conn = core_.open(host + ":" + std::to_string(port), false);
+  if (stopping_) {  // nobody would close the socket
+    core_.lost(now, conn, "the engine is shut down");
+    return conn;
+  }
   const auto address = net::literal(host, port);
   if (!address) {
     core_.lost(now, conn, "not an address: " + host);

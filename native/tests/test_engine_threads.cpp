@@ -1,0 +1,423 @@
+// The engine with its threads: several engines in one process, connected over loopback, called from many threads at once.
+//
+// What is checked here is checked elsewhere for the core alone. The point is who touches what at the same time, so this
+// test is worth most under the thread sanitizer. Threads wait for what they need, with a deadline, and never for a time.
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <numeric>
+#include <thread>
+#include <tuple>
+#include <vector>
+
+#include "check.hpp"
+#include "ringfold/engine.hpp"
+#include "ringfold/hash.hpp"
+
+using namespace ringfold;
+
+namespace {
+
+constexpr Ns second = 1'000'000'000;
+constexpr Ns patience = 60 * second;
+constexpr Ns op_timeout = 300 * second;
+
+std::ptrdiff_t open_descriptors() {
+  return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), std::filesystem::directory_iterator());
+}
+
+template <typename Condition>
+bool eventually(Condition holds) {
+  for (const Ns until = monotonic_now() + patience; monotonic_now() < until;) {
+    if (holds()) return true;
+    std::this_thread::yield();
+  }
+  return false;
+}
+
+class Threads {
+ public:
+  ~Threads() { join(); }
+  void start(std::function<void()> work) { threads_.emplace_back(std::move(work)); }
+  void join() {
+    for (std::thread& each : threads_) each.join();
+    threads_.clear();
+  }
+
+ private:
+  std::vector<std::thread> threads_;
+};
+
+// An engine and the thread that takes its events, as a peer's session does.
+class Peer {
+ public:
+  explicit Peer(Ns spin) : engine(EngineSettings{spin, 1 << 16, "host"}) {
+    port = engine.listen("127.0.0.1", 0, 1);
+    session_ = std::thread([this] { take_events(); });
+  }
+  ~Peer() { stop(); }
+
+  void stop() {
+    engine.shutdown();
+    stopping_.store(true);
+    if (session_.joinable()) session_.join();
+  }
+
+  // The next event of a kind, with the connection that it is about.
+  Event await(Event::Kind kind) {
+    std::unique_lock lock(mutex_);
+    Event found;
+    const auto arrived = [&] {
+      const auto at = std::find_if(events_.begin(), events_.end(), [&](const Event& each) { return each.kind == kind; });
+      if (at == events_.end()) return false;
+      found = std::move(*at);
+      events_.erase(at);
+      return true;
+    };
+    CHECK(arrived_.wait_for(lock, std::chrono::nanoseconds(patience), arrived));
+    return found;
+  }
+
+  bool has(Event::Kind kind) {
+    std::unique_lock lock(mutex_);
+    return std::any_of(events_.begin(), events_.end(), [&](const Event& each) { return each.kind == kind; });
+  }
+
+  Engine engine;
+  std::uint16_t port = 0;
+
+ private:
+  void take_events() {
+    while (!stopping_.load()) {
+      auto event = engine.next_event(second / 20);
+      if (!event) continue;
+      std::unique_lock lock(mutex_);
+      events_.push_back(std::move(*event));
+      arrived_.notify_all();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable arrived_;
+  std::vector<Event> events_;
+  std::atomic<bool> stopping_{false};
+  std::thread session_;
+};
+
+struct Shape {
+  std::uint32_t size = 3, lanes = 1, paths = 1;
+  std::size_t small = 256, segment = 4096;
+  Ns spin = 100'000;
+};
+
+class Ring {
+ public:
+  explicit Ring(Shape shape) : shape_(shape) {
+    for (std::uint32_t i = 0; i < shape.size; ++i) peers_.push_back(std::make_unique<Peer>(shape.spin));
+    connect();
+    install();
+  }
+
+  Peer& peer(std::size_t i) { return *peers_[i]; }
+  Engine& engine(std::size_t i) { return peers_[i]->engine; }
+  std::uint32_t size() const { return shape_.size; }
+
+  // Both ends of a connection from one peer to another, past their handshake: a message, by which each knows the other.
+  std::pair<ConnId, ConnId> connection(std::uint32_t from, std::uint32_t to) {
+    const ConnId out = engine(from).dial("127.0.0.1", peer(to).port, 5 * second);
+    CHECK(peer(from).await(Event::Kind::opened).conn == out);
+    engine(from).with_core([&](Core& core, Ns) { core.send(out, "hello", 5); });
+    const Event hello = peer(to).await(Event::Kind::message);
+    CHECK(hello.body.size() == 5);
+    return {out, hello.conn};
+  }
+
+  void connect() {
+    for (std::uint32_t i = 0; i < size(); ++i) {
+      for (std::uint32_t lane = 0; lane < shape_.lanes; ++lane) {
+        const std::uint32_t next = (i + 1) % size();
+        const auto [out, in] = connection(i, next);
+        const Sharing sharing{shape_.lanes > 1, lane % shape_.paths, shape_.paths, 0};
+        engine(i).with_core([&](Core& core, Ns now) { core.promote(now, out, true, next, lane, sharing); });
+        engine(next).with_core([&](Core& core, Ns now) { core.promote(now, in, false, i, lane, sharing); });
+      }
+    }
+  }
+
+  void install() {
+    ++epoch_;
+    std::vector<PeerId> members(size());
+    std::iota(members.begin(), members.end(), PeerId{0});
+    for (std::uint32_t i = 0; i < size(); ++i) {
+      EpochSpec spec{epoch_, i, size(), members, false, shape_.small, shape_.segment};
+      spec.peers_here = size();
+      spec.multipath = shape_.lanes > 1;
+      engine(i).with_core([&](Core& core, Ns now) { core.install(now, spec); });
+    }
+  }
+
+  // What a master does when a link is lost: all seal, an op that is committed anywhere is committed everywhere, the rest
+  // runs again in the next epoch, over new lanes.
+  void next_epoch() {
+    std::map<std::pair<std::uint64_t, std::uint32_t>, Verdict> verdicts;
+    for (std::uint32_t i = 0; i < size(); ++i) {
+      const auto sealed = engine(i).with_core([&](Core& core, Ns) { return core.seal(epoch_); });
+      for (const SealedOp& op : sealed) {
+        if (op.state != 2) continue;
+        verdicts[{op.tag, op.sequence}] = {op.tag, op.sequence, true, op.registrations, op.payloads, 0, {}};
+      }
+    }
+    std::vector<Verdict> all;
+    for (auto& [key, verdict] : verdicts) all.push_back(verdict);
+    for (std::uint32_t i = 0; i < size(); ++i) {
+      engine(i).with_core([&](Core& core, Ns now) {
+        core.settle(now, epoch_, all, {});
+        for (const LaneInfo& lane : core.lanes()) core.close(lane.conn);
+      });
+    }
+    connect();
+    install();
+  }
+
+ private:
+  Shape shape_;
+  std::uint32_t epoch_ = 0;
+  std::vector<std::unique_ptr<Peer>> peers_;
+};
+
+OpSpec all_reduce(std::vector<float>& values, std::uint64_t tag, bool retry = true) {
+  OpSpec spec;
+  spec.tag = tag;
+  spec.retry = retry;
+  spec.timeout = op_timeout;
+  auto* at = reinterpret_cast<std::byte*>(values.data());
+  spec.spans.push_back({at, at, values.size() * sizeof(float), kernels::DType::f32, 0});
+  return spec;
+}
+
+OpStatus status_of(Engine& engine, std::uint64_t op) {
+  return engine.locked([&](Core& core) {
+    const OpPtr found = core.find(op);
+    const OpStatus status = found == nullptr ? OpStatus::failed : found->result.status;
+    core.release(op);
+    return status;
+  });
+}
+
+// One call of an all-reduce: driven by this thread, or by the engine's own while this one waits.
+OpStatus call(Engine& engine, std::vector<float>& values, std::uint64_t tag, bool drives) {
+  if (drives) {
+    const std::uint64_t op = engine.submit_to_drive(all_reduce(values, tag));
+    CHECK(eventually([&] { return engine.run(op, second / 10); }));
+    return status_of(engine, op);
+  }
+  const std::uint64_t op = engine.submit(all_reduce(values, tag));
+  CHECK(engine.wait(op, patience));
+  return status_of(engine, op);
+}
+
+// A loop of calls on one tag at one rank; every result is looked at.
+void call_often(Ring& ring, std::uint32_t rank, std::uint64_t tag, int calls, std::size_t count) {
+  for (int i = 0; i < calls; ++i) {
+    std::vector<float> values(count);
+    for (std::size_t at = 0; at < count; ++at) values[at] = static_cast<float>(rank + 1 + tag + (at + static_cast<std::size_t>(i)) % 5);
+    const bool drives = (tag + rank + static_cast<std::uint64_t>(i)) % 2 == 0;
+    CHECK(call(ring.engine(rank), values, tag, drives) == OpStatus::ok);
+    const auto n = static_cast<float>(ring.size());
+    const float ranks = n * (n + 1) / 2;
+    for (std::size_t at = 0; at < count; ++at) {
+      const float rest = static_cast<float>(tag + (at + static_cast<std::size_t>(i)) % 5);
+      if (values[at] == ranks + n * rest) continue;
+      CHECK_SAYING(false, "rank %u tag %llu call %d: element %zu is %f", rank, static_cast<unsigned long long>(tag), i, at,
+                   static_cast<double>(values[at]));
+      break;
+    }
+  }
+}
+
+// Everything else that other threads of a peer ask meanwhile.
+void look_around(Ring& ring, const std::atomic<bool>& enough) {
+  while (!enough.load()) {
+    for (std::uint32_t i = 0; i < ring.size(); ++i) {
+      Engine& engine = ring.engine(i);
+      engine.locked([&](Core& core) {
+        core.tags_in_flight();
+        core.path_rates(monotonic_now(), (i + 1) % ring.size());
+        core.path_trips(monotonic_now(), (i + 1) % ring.size());
+        return core.stats().committed;
+      });
+      engine.wake();
+      engine.with_core([](Core& core, Ns) { core.push_event({}); });
+      engine.with_core([&](Core& core, Ns) { core.set_path_shares((i + 1) % ring.size(), {{30'000, 35'535}, 0}); });
+      engine.before_fork();
+      engine.forked_parent();
+    }
+    std::this_thread::yield();
+  }
+}
+
+void many_threads_call_at_once(Shape shape) {
+  Ring ring(shape);
+  std::atomic<bool> enough{false};
+  Threads callers, watchers;
+  watchers.start([&] { look_around(ring, enough); });
+  for (std::uint32_t rank = 0; rank < ring.size(); ++rank) {
+    for (std::uint64_t tag = 0; tag < 3; ++tag) {
+      callers.start([&ring, rank, tag] { call_often(ring, rank, tag, 12, tag == 0 ? 16 : 9'000); });
+    }
+  }
+  callers.join();
+  enough.store(true);
+}
+
+void a_lost_link_costs_an_epoch_and_no_op() {
+  Ring ring({.size = 3});
+  Threads callers;
+  for (std::uint32_t rank = 0; rank < ring.size(); ++rank) {
+    for (std::uint64_t tag = 0; tag < 3; ++tag) {
+      callers.start([&ring, rank, tag] { call_often(ring, rank, tag, 20, tag == 0 ? 16 : 9'000); });
+    }
+  }
+  for (std::uint32_t loss = 0; loss < 4; ++loss) {
+    const std::uint32_t rank = loss % ring.size();
+    ring.engine(rank).with_core([](Core& core, Ns) {
+      const std::vector<LaneInfo> lanes = core.lanes();
+      core.close(lanes.front().conn);
+    });
+    ring.next_epoch();
+  }
+  callers.join();
+}
+
+void a_lost_lane_of_several_costs_nothing() {
+  Ring ring({.size = 2, .lanes = 4, .paths = 2});
+  Threads callers;
+  for (std::uint32_t rank = 0; rank < ring.size(); ++rank) {
+    for (std::uint64_t tag = 0; tag < 2; ++tag) {
+      callers.start([&ring, rank, tag] { call_often(ring, rank, tag, 12, 40'000); });
+    }
+  }
+  for (int loss = 0; loss < 3; ++loss) {
+    ring.engine(0).with_core([](Core& core, Ns) {
+      for (const LaneInfo& lane : core.lanes()) {
+        if (!lane.outgoing) continue;
+        core.close(lane.conn);
+        return;
+      }
+    });
+    ring.peer(1).await(Event::Kind::closed);
+  }
+  callers.join();
+  CHECK(!ring.peer(0).has(Event::Kind::link_lost) && !ring.peer(1).has(Event::Kind::link_lost));
+}
+
+void blocks_and_filler_pass_beside_ops() {
+  Ring ring({.size = 2});
+  const auto [out, in] = ring.connection(0, 1);
+  ring.engine(0).with_core([out = out](Core& core, Ns now) { core.make_bulk(now, out); });
+  ring.engine(1).with_core([in = in](Core& core, Ns now) { core.make_bulk(now, in); });
+  Threads callers;
+  for (std::uint32_t rank = 0; rank < 2; ++rank) {
+    callers.start([&ring, rank] { call_often(ring, rank, 0, 20, 9'000); });
+  }
+  Bytes sent(200'000, std::byte{3}), got(sent.size());
+  const std::uint64_t hash = hash_block(sent.data(), sent.size());
+  for (std::uint64_t batch = 0; batch < 10; ++batch) {
+    ring.engine(1).with_core([&, in = in](Core& core, Ns) {
+      core.expect_blocks(in, batch, {{got.data(), got.size(), hash}}, std::make_shared<int>(0));
+    });
+    ring.engine(0).with_core([&, out = out](Core& core, Ns now) {
+      core.fill(out, batch % 2 == 0);
+      core.send_blocks(now, out, {{sent.data(), sent.size(), std::nullopt}}, std::make_shared<int>(0));
+    });
+    const Event blocks = ring.peer(1).await(Event::Kind::blocks);
+    CHECK(blocks.batch == batch && blocks.bad.empty());
+  }
+  CHECK(got == sent);
+  callers.join();
+}
+
+// Nobody else calls the op: it is waited for, driven and given up by different threads.
+void an_op_is_given_up_by_another_thread() {
+  Ring ring({.size = 2});
+  for (int i = 0; i < 10; ++i) {
+    std::vector<float> values(9'000, 1.0f);
+    Engine& engine = ring.engine(0);
+    const std::uint64_t op = engine.submit(all_reduce(values, 7, false));
+    Threads waiters;
+    waiters.start([&] { CHECK(engine.wait(op, patience)); });
+    waiters.start([&] { CHECK(eventually([&] { return engine.run(op, second / 10); })); });
+    CHECK(engine.with_core([&](Core& core, Ns) { return core.cancel(op); }));
+    waiters.join();
+    CHECK(status_of(engine, op) == OpStatus::cancelled);
+    CHECK(std::all_of(values.begin(), values.end(), [](float each) { return each == 1.0f; }));
+    ring.next_epoch();
+  }
+}
+
+// Every way of waiting ends, memory is as it was or the result, and late commands do no harm.
+void shutdown_ends_whatever_is_under_way() {
+  for (int round = 0; round < 12; ++round) {
+    Ring ring({.size = 2, .spin = round % 2 == 0 ? Ns{0} : Ns{100'000}});
+    constexpr std::size_t count = 200'000;
+    std::vector<std::vector<float>> values(6, std::vector<float>(count, 1.0f));
+    std::atomic<int> begun{0};
+    std::atomic<bool> enough{false};
+    Threads callers;
+    for (std::uint64_t tag = 0; tag < 3; ++tag) {
+      for (std::uint32_t rank = 0; rank < 2; ++rank) {
+        if (tag == 2 && rank == 1) continue;  // nobody answers this one
+        callers.start([&, tag, rank] {
+          Engine& engine = ring.engine(rank);
+          std::vector<float>& mine = values[tag * 2 + rank];
+          const bool drives = (tag + rank) % 2 == 0;
+          const std::uint64_t op = drives ? engine.submit_to_drive(all_reduce(mine, tag)) : engine.submit(all_reduce(mine, tag));
+          begun.fetch_add(1);
+          CHECK(drives ? eventually([&] { return engine.run(op, second / 10); }) : engine.wait(op, patience));
+          const OpStatus status = status_of(engine, op);
+          const float wanted = status == OpStatus::ok ? 2.0f : 1.0f;
+          CHECK(status == OpStatus::ok || status == OpStatus::failed);
+          CHECK(std::all_of(mine.begin(), mine.end(), [&](float each) { return each == wanted; }));
+        });
+      }
+    }
+    callers.start([&] {
+      while (!enough.load()) {
+        ring.engine(0).wake();
+        ring.engine(0).with_core([](Core& core, Ns) { core.push_event({}); });
+        ring.engine(0).dial("127.0.0.1", ring.peer(1).port, second);
+      }
+    });
+    CHECK(eventually([&] { return begun.load() == 5; }));
+    Threads closers;
+    closers.start([&] { ring.engine(0).shutdown(); });
+    closers.start([&] { ring.engine(0).shutdown(); });
+    closers.start([&] { ring.engine(1).shutdown(); });
+    closers.join();
+    enough.store(true);
+    callers.join();
+    ring.engine(0).wake();
+    CHECK(ring.engine(0).run(~std::uint64_t{0}, second));  // there is no such op: nothing to wait for
+  }
+}
+
+}  // namespace
+
+int main() {
+  const std::ptrdiff_t before = open_descriptors();
+  many_threads_call_at_once({.size = 3});
+  many_threads_call_at_once({.size = 2, .spin = 0});
+  many_threads_call_at_once({.size = 2, .lanes = 4, .paths = 2});
+  a_lost_link_costs_an_epoch_and_no_op();
+  a_lost_lane_of_several_costs_nothing();
+  blocks_and_filler_pass_beside_ops();
+  an_op_is_given_up_by_another_thread();
+  shutdown_ends_whatever_is_under_way();
+  CHECK(open_descriptors() == before);
+  return check::verdict("test_engine_threads");
+}
