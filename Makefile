@@ -20,7 +20,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet
 NATIVE := $(shell find native include -type f \( -name '*.cpp' -o -name '*.hpp' -o -name '*.h' -o -name '*.inc' -o -name 'CMakeLists.txt' \) 2>/dev/null)
 STEP = @printf '\033[1m== %s\033[0m\n' "$(1)"
 
-.PHONY: help demo test check lint types tidy sim soak bench native-test native-check docs clean
+.PHONY: help demo test check lint types tidy sim soak bench native-test native-check native-check-address native-check-thread docs clean
 
 help:
 	@cat <<'TEXT'
@@ -30,7 +30,7 @@ help:
 	make sim           the simulation, SEEDS=1000; SEED=N replays one
 	make soak          real peers and masters, then ranks and stores, killed and frozen, SOAK_MINUTES=10 each
 	make bench         a short all-reduce benchmark; BENCH="recovery --peers 4" for another
-	make native-check  the native tests under ASan and UBSan
+	make native-check  the native tests under ASan and UBSan, then under TSan
 	make docs          write the reference pages again
 	make clean         remove everything that was built
 	TEXT
@@ -113,16 +113,23 @@ docs: .venv/.ready
 	$(BIN)/python -m ringfold.cli.reference docs/reference
 	$(BIN)/python -m nanobind.stubgen -q -m ringfold._native -o src/ringfold/_native.pyi
 
-# The native tests know no Python: plain CMake, once as shipped and once with the sanitizers
+# The native tests know no Python: plain CMake, once as shipped and once with each of the sanitizers
 
 native-test: .venv/.tools
 	$(call STEP,native tests)
 	$(call NATIVE_TESTS,build/native,-DRINGFOLD_SANITIZE=OFF)
 
-native-check: .venv/.tools
+native-check: native-check-address native-check-thread
+
+native-check-address: .venv/.tools
 	$(call STEP,native tests under ASan and UBSan)
 	export ASAN_OPTIONS=detect_leaks=1:strict_string_checks=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
-	$(call NATIVE_TESTS,build/sanitize,-DRINGFOLD_SANITIZE=ON)
+	$(call NATIVE_TESTS,build/sanitize,-DRINGFOLD_SANITIZE=address)
+
+native-check-thread: .venv/.tools
+	$(call STEP,native tests under TSan)
+	export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1
+	$(call NATIVE_TESTS,build/sanitize-thread,-DRINGFOLD_SANITIZE=thread)
 
 define NATIVE_TESTS
 export PATH="$(CURDIR)/$(BIN):$$PATH"
