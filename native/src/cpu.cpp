@@ -6,6 +6,10 @@
 
 #include "crc32c_poly.hpp"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 namespace ringfold {
 
 namespace {
@@ -21,9 +25,15 @@ constexpr Level avx512{"avx512", &kernels::avx512::table, &quantize::avx512::tab
 constexpr Level avx512_without_folding{"avx512", &kernels::avx512::table, &quantize::avx512::table, crc::extend_sse42,
                                        hash::absorb_avx512};
 
+// Clang before 15 has no name for it. It needs no more from the kernel than AVX2, which is asked for beside it.
+bool has_f16c() {
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+}
+
 // These builtins ask the operating system too: a CPU's vectors are no use when the kernel does not save them.
 bool has_avx2() {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c") && __builtin_cpu_supports("fma") &&
+    return __builtin_cpu_supports("avx2") && has_f16c() && __builtin_cpu_supports("fma") &&
            __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("pclmul");
 }
 

@@ -16,7 +16,7 @@ constexpr size_t line_bytes = 64;
 constexpr size_t lines = 8;
 
 // The two halves of a lane need x^(D+64) and x^D; the reflected product of two 64-bit halves is one x short of aligned.
-consteval int64_t factor(uint64_t power) { return static_cast<int64_t>(static_cast<uint64_t>(x_to_the(power - 1)) << 32); }
+constexpr int64_t factor(uint64_t power) { return static_cast<int64_t>(static_cast<uint64_t>(x_to_the(power - 1)) << 32); }
 
 template <size_t distance_bytes>
 inline __m512i fold(__m512i from, __m512i onto) {
@@ -30,7 +30,9 @@ inline __m512i fold(__m512i from, __m512i onto) {
 
 template <size_t distance_bytes>
 inline __m128i fold(__m128i from, __m128i onto) {
-    const __m128i factors = _mm_set_epi64x(factor(8 * distance_bytes), factor(8 * distance_bytes + 64));
+    constexpr int64_t low = factor(8 * distance_bytes + 64);
+    constexpr int64_t high = factor(8 * distance_bytes);
+    const __m128i factors = _mm_set_epi64x(high, low);
     const __m128i a = _mm_clmulepi64_si128(from, factors, 0x00);
     const __m128i b = _mm_clmulepi64_si128(from, factors, 0x11);
     return _mm_ternarylogic_epi64(a, b, onto, 0x96);
