@@ -13,6 +13,7 @@ MAKEFLAGS += --no-print-directory --no-builtin-rules
 PYTHON ?= python3
 SEEDS ?= 1000
 SOAK_MINUTES ?= 10
+MINUTES ?= 5
 BENCH ?= allreduce --world 2,4 --sizes 4K,64K,1M,16M --against none
 
 BIN := .venv/bin
@@ -20,7 +21,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet
 NATIVE := $(shell find native include -type f \( -name '*.cpp' -o -name '*.hpp' -o -name '*.h' -o -name '*.inc' -o -name 'CMakeLists.txt' \) 2>/dev/null)
 STEP = @printf '\033[1m== %s\033[0m\n' "$(1)"
 
-.PHONY: help demo test check lint types tidy sim soak bench native-test native-check native-check-address native-check-thread docs clean
+.PHONY: help demo test check lint types tidy sim soak bench native-test native-check native-check-address native-check-thread tsan-e2e fuzz-native docs clean
 
 help:
 	@cat <<'TEXT'
@@ -31,6 +32,8 @@ help:
 	make soak          real peers and masters, then ranks and stores, killed and frozen, SOAK_MINUTES=10 each
 	make bench         a short all-reduce benchmark; BENCH="recovery --peers 4" for another
 	make native-check  the native tests under ASan and UBSan, then under TSan
+	make tsan-e2e      some of the tests with real processes, with the native module under TSan
+	make fuzz-native   the native parsers under libFuzzer, all of them for MINUTES=5 together (needs clang)
 	make docs          write the reference pages again
 	make clean         remove everything that was built
 	TEXT
@@ -130,6 +133,59 @@ native-check-thread: .venv/.tools
 	$(call STEP,native tests under TSan)
 	export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1
 	$(call NATIVE_TESTS,build/sanitize-thread,-DRINGFOLD_SANITIZE=thread)
+
+# The module under TSan has an environment of its own. It borrows the packages of .venv, but not its link to the usual module.
+# Python itself is not instrumented: only what our code does counts.
+TSAN_TESTS ?= tests/native/test_driving.py tests/native/test_bulk.py tests/e2e/test_threads.py tests/e2e/test_api.py \
+  tests/e2e/test_collectives.py
+TSAN := build/tsan-e2e
+
+tsan-e2e: .venv/.ready
+	$(call STEP,real processes under TSan)
+	export PATH="$(CURDIR)/$(BIN):$$PATH"
+	mkdir -p $(TSAN)
+	[ -x $(TSAN)/venv/bin/python ] || $(BIN)/python -m venv --without-pip $(TSAN)/venv
+	packages() { "$$1" -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; }
+	packages $(BIN)/python > "$$(packages $(TSAN)/venv/bin/python)/borrowed.pth"
+	$(PIP) --python $(TSAN)/venv/bin/python install --no-build-isolation --no-deps --force-reinstall \
+	  -C build-dir=$(TSAN)/build -C cmake.define.RINGFOLD_SANITIZE=thread \
+	  -C cmake.define.nanobind_DIR="$$($(BIN)/python -m nanobind --cmake_dir)" . > $(TSAN)/install.log 2>&1 || {
+	  grep -nE 'error|Error|ERROR' $(TSAN)/install.log | head -n 40 >&2
+	  echo "error: the build failed; all of it is in $(TSAN)/install.log" >&2
+	  exit 1
+	}
+	rm -f $(TSAN)/report.*
+	status=0
+	LD_PRELOAD="$$($${CXX:-c++} -print-file-name=libtsan.so)" \
+	  TSAN_OPTIONS=ignore_noninstrumented_modules=1:exitcode=0:log_path=$(CURDIR)/$(TSAN)/report \
+	  $(TSAN)/venv/bin/python -m pytest -q -p no:cacheprovider $(TSAN_TESTS) || status=$$?
+	if compgen -G '$(TSAN)/report.*' > /dev/null; then
+	  cat $(TSAN)/report.* | head -n 200 >&2
+	  echo "error: TSan has found something; all of it is in $(TSAN)/report.*" >&2
+	  status=1
+	fi
+	exit $$status
+
+FUZZ_TARGETS := $(sort $(patsubst native/fuzz/fuzz_%.cpp,%,$(wildcard native/fuzz/fuzz_*.cpp)))
+FUZZ_CXX ?= clang++
+# Of each program; two run at a time.
+FUZZ_SECONDS ?= $(shell echo $$(($(MINUTES) * 120 / $(words $(FUZZ_TARGETS)))))
+
+fuzz-native: .venv/.tools
+	$(call STEP,fuzzing $(FUZZ_TARGETS)$(comma) $(FUZZ_SECONDS) s each)
+	command -v $(FUZZ_CXX) > /dev/null || {
+	  echo "error: no $(FUZZ_CXX). libFuzzer comes with clang (on Debian and Ubuntu: apt install clang); or set FUZZ_CXX." >&2
+	  exit 1
+	}
+	export PATH="$(CURDIR)/$(BIN):$$PATH"
+	mkdir -p build/fuzz
+	{ cmake -S . -B build/fuzz -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_CXX_COMPILER=$(FUZZ_CXX) -DRINGFOLD_FUZZ=ON \
+	    -DRINGFOLD_SANITIZE=address && cmake --build build/fuzz --parallel 2; } > build/fuzz/build.log 2>&1 || {
+	  grep -nE 'error|Error|FAILED' build/fuzz/build.log | head -n 40 >&2
+	  echo "error: the build failed; all of it is in build/fuzz/build.log" >&2
+	  exit 1
+	}
+	native/fuzz/run.sh $(FUZZ_SECONDS) $(FUZZ_TARGETS)
 
 define NATIVE_TESTS
 export PATH="$(CURDIR)/$(BIN):$$PATH"
