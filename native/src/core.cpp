@@ -254,6 +254,8 @@ std::span<std::byte> Core::receive_space(ConnId id) {
     if (have >= sizeof header) {
       std::memcpy(&header, conn->rx.data() + conn->rx_begin, sizeof header);
       want = sizeof header + header.length - have + sizeof header;
+      // Larger than any frame of this epoch: it will only be drained, and takes as much memory as has come, not as it announces.
+      if (header.length > frame_limit()) want = std::min(want, first_read_bytes);
     }
   } else if (have >= control_head_bytes) {
     std::uint32_t length = 0;
