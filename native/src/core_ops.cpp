@@ -181,13 +181,6 @@ bool Core::on_done(const OpPtr& op, bool from_next, const FrameHeader& header, c
     return false;
   }
   if (op->dones[header.origin]) return true;
-  if (op->small) {
-    op->payloads[header.origin] = bytes_of(payload, header.length);
-    op->result.received_bytes += header.length;
-  }
-  op->dones[header.origin] = true;
-  ++op->done_count;
-  op->registrations = std::max(op->registrations, header.registrations);
   const std::uint32_t n = spec_.size;
   const std::uint32_t travelled = from_next ? (header.origin + n - spec_.rank) % n : (spec_.rank + n - header.origin) % n;
   const std::uint32_t reach = from_next ? (n - 1) / 2 : n / 2;
@@ -195,6 +188,13 @@ bool Core::on_done(const OpPtr& op, bool from_next, const FrameHeader& header, c
     why = "a Done that went too far";
     return false;
   }
+  if (op->small) {
+    op->payloads[header.origin] = bytes_of(payload, header.length);
+    op->result.received_bytes += header.length;
+  }
+  op->dones[header.origin] = true;
+  ++op->done_count;
+  op->registrations = std::max(op->registrations, header.registrations);
   if (travelled < reach) send_done(op, !from_next, header.origin, header.registrations);
   check_evidence(op);
   return true;
