@@ -247,12 +247,11 @@ static inline void ringfold_hints_close(struct ringfold_hints_map *map) {
   map->base = 0;
 }
 
-/* Maps the file read-only. Only MISSING and FOREIGN leave it unmapped: a file of another version, or without an agent,
- * is worth looking at again. */
-static inline enum ringfold_hints_state ringfold_hints_open(const char *path, struct ringfold_hints_map *map) {
+/* Maps the file read-only and does not look at it: MISSING or FOREIGN if that cannot be done, else OK. For those who guard
+ * the mapping before they look: a file that shrinks under its mapping makes a read a SIGBUS. */
+static inline enum ringfold_hints_state ringfold_hints_map_file(const char *path, struct ringfold_hints_map *map) {
   struct stat about;
   void *base;
-  enum ringfold_hints_state state;
   const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
   map->base = 0;
   if (fd < 0) return RINGFOLD_HINTS_MISSING;
@@ -266,6 +265,14 @@ static inline enum ringfold_hints_state ringfold_hints_open(const char *path, st
   map->base = base;
   map->device = (uint64_t)about.st_dev;
   map->inode = (uint64_t)about.st_ino;
+  return RINGFOLD_HINTS_OK;
+}
+
+/* Maps the file and looks at it. Only MISSING and FOREIGN leave it unmapped: a file of another version, or without an
+ * agent, is worth looking at again. */
+static inline enum ringfold_hints_state ringfold_hints_open(const char *path, struct ringfold_hints_map *map) {
+  enum ringfold_hints_state state = ringfold_hints_map_file(path, map);
+  if (state != RINGFOLD_HINTS_OK) return state;
   state = ringfold_hints_look(map, ringfold_hints_now());
   if (state == RINGFOLD_HINTS_FOREIGN) ringfold_hints_close(map);
   return state;

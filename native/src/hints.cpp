@@ -259,8 +259,11 @@ State Reader::look(std::uint64_t now_ns) {
   // What was mapped as hints and is none any more has been truncated: the same file may be whole again.
   if (state_ != State::foreign && ringfold_hints_is_current(path_.c_str(), &map_)) return state_;
   unmap();
-  state_ = static_cast<State>(ringfold_hints_open(path_.c_str(), &map_));
-  if (map_.base != nullptr) guard_mapping(map_.base, RINGFOLD_HINTS_FILE_BYTES);
+  state_ = static_cast<State>(ringfold_hints_map_file(path_.c_str(), &map_));
+  if (map_.base == nullptr) return state_;
+  guard_mapping(map_.base, RINGFOLD_HINTS_FILE_BYTES);  // before the first look: the file may have shrunk since it was mapped
+  state_ = static_cast<State>(ringfold_hints_look(&map_, ringfold_hints_now()));
+  if (state_ == State::foreign) unmap();
   return state_;
 }
 

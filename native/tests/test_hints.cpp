@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <atomic>
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
@@ -204,6 +205,25 @@ void a_truncated_file_is_local_until_it_is_whole() {
   CHECK(reader.read(4'000, 8) != 0);
 }
 
+// The size that a reader has seen is not the size that it maps.
+void a_file_that_shrinks_while_it_is_opened_is_local() {
+  Folder folder;
+  { Writer writer(folder.file(), 10 * second, 0644); }
+  std::atomic<bool> enough{false};
+  std::thread shrinks([&] {
+    while (!enough.load()) {
+      std::filesystem::resize_file(folder.file(), 0);
+      std::filesystem::resize_file(folder.file(), RINGFOLD_HINTS_FILE_BYTES);
+    }
+  });
+  for (int i = 0; i < 10'000; ++i) {
+    const Reader reader(folder.file());
+    CHECK(reader.state() != State::fresh && reader.read(0, 1) == 0);
+  }
+  enough.store(true);
+  shrinks.join();
+}
+
 void links_and_directories_are_refused() {
   Folder folder;
   std::ofstream(folder.path / "mine") << "precious";
@@ -255,6 +275,7 @@ int main() {
   other_versions_and_strangers();
   a_file_that_was_replaced_is_found();
   a_truncated_file_is_local_until_it_is_whole();
+  a_file_that_shrinks_while_it_is_opened_is_local();
   links_and_directories_are_refused();
   nothing_is_torn_by_kills();
   return check::verdict("hints");
