@@ -16,7 +16,6 @@ from typer.testing import CliRunner
 
 from ringfold import _native
 from ringfold.agent.client import AgentClient, AgentConsole
-from ringfold.agent.daemon import HINTS_NAME, SOCKET_NAME
 from ringfold.cli.agent import app
 from ringfold.runtime import threads
 from ringfold.runtime.clock import monotonic_ns
@@ -24,6 +23,8 @@ from ringfold.runtime.local import LocalConnection
 from ringfold.runtime.spawn import free_port
 from ringfold.wire.agent import (
     AGENT_PROTOCOL,
+    HINTS_NAME,
+    SOCKET_NAME,
     AgentHello,
     AgentRefused,
     Flow,

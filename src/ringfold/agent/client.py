@@ -18,7 +18,6 @@ from pathlib import Path
 from types import TracebackType
 
 from ringfold import _native
-from ringfold.agent.daemon import HINTS_NAME, SOCKET_NAME
 from ringfold.agent.enrolment import SERVED_S, Enrolment, pause_s
 from ringfold.errors import AgentUnreachable, RemoteProtocolError, UsageError
 from ringfold.runtime import server as rim
@@ -27,7 +26,9 @@ from ringfold.runtime.clock import monotonic_ns
 from ringfold.runtime.local import Doorbell, LocalConnection, distrust, identity
 from ringfold.wire.agent import (
     AGENT_PROTOCOL,
+    HINTS_NAME,
     MAX_ANSWER_BYTES,
+    SOCKET_NAME,
     AgentHello,
     AgentRefused,
     AgentStatus,

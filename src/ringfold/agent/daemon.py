@@ -50,11 +50,9 @@ from ringfold.runtime import server as rim
 from ringfold.runtime.clock import monotonic_ns, unix_ns
 from ringfold.runtime.datagrams import DatagramPort
 from ringfold.runtime.local import BACKLOG, identity, listen_unix, own_directory, touch
-from ringfold.runtime.log_limit import LogRateLimiter
+from ringfold.wire.agent import HINTS_NAME, SOCKET_NAME
 from ringfold.wire.telemetry import Gate, GateSettings
 
-SOCKET_NAME = "agent.sock"
-HINTS_NAME = "hints"
 BEAT_S = 0.1
 STALE_NS = 1_000_000_000
 """Readers go by their local policy when the heartbeat is this old: ten beats, because a busy host may hold up a few."""

@@ -15,6 +15,9 @@ from ringfold.wire.base import Message
 from ringfold.wire.frames import FrameKind, frame
 
 AGENT_PROTOCOL = 1
+SOCKET_NAME = "agent.sock"
+HINTS_NAME = "hints"
+"""The two files in an agent's runtime directory."""
 MAX_REQUEST_BYTES = 16 * 1024
 """The largest frame that an agent takes. Sixteen paths of IPv6 addresses need about 2 KiB."""
 MAX_ANSWER_BYTES = 1024 * 1024

@@ -15,7 +15,6 @@ import typer
 
 from ringfold import _native
 from ringfold.agent.client import AgentClient, AgentConsole
-from ringfold.agent.daemon import HINTS_NAME, SOCKET_NAME
 from ringfold.cli.bench import report as reports
 from ringfold.cli.bench.report import Column, Row, Sheet, microseconds, spread
 from ringfold.errors import AgentUnreachable
@@ -26,7 +25,9 @@ from ringfold.runtime.process import be_prompt
 from ringfold.runtime.spawn import ChildFailed, Crew, free_port
 from ringfold.wire.agent import (
     AGENT_PROTOCOL,
+    HINTS_NAME,
     MAX_ANSWER_BYTES,
+    SOCKET_NAME,
     AgentHello,
     AgentRefused,
     Deregister,

@@ -20,7 +20,6 @@ from functools import partial
 from pathlib import Path
 
 from ringfold.agent.client import AgentConsole
-from ringfold.agent.daemon import HINTS_NAME
 from ringfold.cli.bench.agents import send_congestion, start_agent
 from ringfold.cli.bench.report import Row
 from ringfold.runtime import lab as labs
@@ -28,6 +27,7 @@ from ringfold.runtime import threads
 from ringfold.runtime.clock import monotonic_ns
 from ringfold.runtime.lab import Lab, Telemetry, TelemetrySender
 from ringfold.runtime.spawn import ChildFailed, Crew, Message
+from ringfold.wire.agent import HINTS_NAME
 
 NAMES = ("side-0", "side-1")
 SEGMENT_BYTES = 16 << 10
