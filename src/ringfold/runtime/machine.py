@@ -5,7 +5,6 @@ import platform
 import resource
 import socket
 from collections.abc import Mapping
-from importlib import metadata
 from pathlib import Path
 
 from msgspec import Struct
@@ -105,6 +104,8 @@ def usable_cores() -> int:
 
 def versions(*packages: str) -> dict[str, str]:
     """The installed versions of those packages that are installed."""
+    from importlib import metadata  # slow to import, and every peer imports this file
+
     found = {}
     for package in packages:
         try:
