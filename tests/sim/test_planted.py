@@ -7,11 +7,22 @@ from ringfold.testing.scenario import run_seed
 from ringfold.testing.scheduler import SimulationFailure
 
 MOST_SEEDS = 1_000
+FOUND_BY = {
+    "tell_nobody": 75,
+    "apply_finished": 43,
+    "ignored_survivor": 72,
+    "impatient_clock": 259,
+    "torn_votes": 107,
+    "forgotten_blocks": 32,
+    "never_torn": 404,
+}
+"""The first seeds that find planted bugs, of those that many seeds do not: the search begins there. What changes in the
+simulation may make others the first. `python -m ringfold.testing --from 1 --planted` finds them."""
 
 
 @pytest.mark.parametrize("name", BUGS)
 def test_a_planted_bug_is_found(name: str) -> None:
-    failure = find(name, first=1, most=MOST_SEEDS)
+    failure = find(name, first=FOUND_BY.get(name, 1), most=MOST_SEEDS)
     assert failure is not None, f"{BUGS[name].text}: not found within {MOST_SEEDS} seeds"
     assert f"--seed {failure.seed}" in str(failure)
     run_seed(failure.seed)  # it is the bug that was found: without it the same seed keeps every promise
