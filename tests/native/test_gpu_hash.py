@@ -36,13 +36,13 @@ def content(tensor: "torch.Tensor") -> bytes:
     return array.tobytes()
 
 
-@pytest.mark.parametrize("offset", [0, 1, 2, 4, 8])
 @pytest.mark.parametrize("count", [1, 8, 255, 257, 16_384, 16_390, MIB, MIB + 1, 3 * MIB + 12])
-def test_any_length_at_any_start(count: int, offset: int) -> None:
+def test_any_length_at_any_start(count: int) -> None:
     torch = torch_with_cuda()
-    noise = torch.from_numpy(np.random.default_rng(count).integers(0, 256, count + offset, dtype=np.uint8)).cuda()
-    tensor = noise[offset:]
-    assert gpu_hash.block_hashes(tensor) == hash_reference.block_hashes(content(tensor))
+    for offset in (0, 1, 2, 4, 8):
+        noise = torch.from_numpy(np.random.default_rng(count).integers(0, 256, count + offset, dtype=np.uint8)).cuda()
+        tensor = noise[offset:]
+        assert gpu_hash.block_hashes(tensor) == hash_reference.block_hashes(content(tensor)), offset
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64", "int8", "bool", "complex64"])

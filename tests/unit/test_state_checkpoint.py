@@ -4,6 +4,7 @@ import logging
 import os
 import re
 import resource
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -223,11 +224,28 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
         Checkpoints(tmp_path / "file" / "here").save(state_of(1))
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_missing_permission_is_named(tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
-    with pytest.raises(StateError, match="Permission denied"):
-        Checkpoints(tmp_path).save(state_of(1))
+    Checkpoints(tmp_path).save(state_of(1))  # whatever is imported by this, another user need not be able to import
+    # Not below `tmp_path`, which other users cannot reach at all.
+    with tempfile.TemporaryDirectory() as folder, unprivileged(Path(folder)):
+        Path(folder).chmod(0o500)
+        with pytest.raises(StateError, match=f"{re.escape(folder)}.*Permission denied"):
+            Checkpoints(folder).save(state_of(1))
+
+
+@contextmanager
+def unprivileged(folder: Path) -> Iterator[None]:
+    """Root may write everywhere: become a user that may not, and own the folder, until the end of the block."""
+    if os.geteuid() != 0:
+        yield
+        return
+    nobody = 65_534
+    os.chown(folder, nobody, -1)
+    os.seteuid(nobody)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
 
 
 def test_a_state_that_changes_while_it_is_saved_is_not_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
