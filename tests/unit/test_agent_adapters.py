@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from ringfold.agent import adapters
 from ringfold.agent.adapters import MAX_LINE_BYTES, JsonAdapter, Observation, open_adapter, parse_feed, pump
 from ringfold.errors import ConfigError
+from ringfold.runtime import feeds
 from ringfold.wire.telemetry import Congestion, Refusal, address_number, prefix_number
 
 HERE, THERE = address_number("10.0.0.1"), address_number("10.0.0.2")
@@ -147,12 +148,21 @@ def test_a_file_is_followed_also_when_another_takes_its_name(tmp_path: Path) -> 
 
 
 def test_a_file_that_is_not_there_yet_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ringfold.runtime.feeds._AGAIN_S", 0.01)
+    looked: list[str] = []
+
+    def is_missing(path: str) -> bool:
+        looked.append(path)
+        return feeds_are_missing(path)
+
+    feeds_are_missing = feeds.is_missing
+    monkeypatch.setattr(feeds, "is_missing", is_missing)
+    monkeypatch.setattr(feeds, "_AGAIN_S", 0.01)
 
     async def story() -> list[Observation | Refusal]:
         reading = asyncio.create_task(first(str(tmp_path / "feed"), 1))
-        for _ in range(20):  # until it has looked
-            await asyncio.sleep(0)
+        async with asyncio.timeout(20):
+            while not looked:  # noqa: ASYNC110 - it looks in its own time
+                await asyncio.sleep(0)
         (tmp_path / "feed").write_bytes(LINE)
         return await reading
 
