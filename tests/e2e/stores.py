@@ -14,10 +14,12 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-SOURCE = Path(__file__).resolve().parents[2] / "src"
+from preloaded import SOURCE, Forked
+
+Popen = subprocess.Popen[bytes]
 
 
 def free_ports(count: int) -> list[int]:
@@ -62,7 +64,7 @@ class Server:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.process: subprocess.Popen[bytes] | subprocess.Popen[str] | None = None
+        self.process: Popen | Forked | None = None
         (self.port,) = free_ports(1)
 
     @staticmethod
@@ -75,6 +77,10 @@ class Server:
 
     def command(self) -> list[str]:
         raise NotImplementedError
+
+    def python(self, code: str, *arguments: str, env: Mapping[str, str] | None = None) -> "Popen | Forked":
+        """A Python process that will use this store. Its pipes are binary."""
+        return python(code, *arguments, env=env)
 
     def launch(self) -> None:
         with open(self.folder / "log", "ab") as log:
@@ -253,8 +259,11 @@ class Tcp(Server):
         return "" if has_package("torch") else "needs torch (pip install 'ringfold[torch]')"
 
     def start(self) -> None:
-        self.process = python(SERVE, self.url)
+        self.process = self.python(SERVE, self.url)
         until(self.is_ready, "the TCPStore to answer", 60)
+
+    def python(self, code: str, *arguments: str, env: Mapping[str, str] | None = None) -> Forked:
+        return Forked(code, *arguments, env=env)
 
     def is_ready(self) -> bool:
         assert self.process is not None
@@ -271,15 +280,19 @@ class Tcp(Server):
 SERVERS: dict[str, type[Server]] = {kind.kind: kind for kind in (Sqlite, Redis, Etcd, Tcp)}
 
 
-def python(code: str, *arguments: str) -> "subprocess.Popen[str]":
+def those(*can: str) -> list[str]:
+    """The kinds of server that can be treated like this."""
+    return sorted(name for name, kind in SERVERS.items() if all(getattr(kind, each) for each in can))
+
+
+def python(code: str, *arguments: str, env: Mapping[str, str] | None = None) -> Popen:
     """A Python process with the package, whose lines are read from its standard output."""
     path = os.pathsep.join([str(SOURCE), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
     return subprocess.Popen(
         [sys.executable, "-c", code, *arguments],
-        env={**os.environ, "PYTHONPATH": path},
+        env={**os.environ, "PYTHONPATH": path, **(env or {})},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        text=True,
     )
 
 

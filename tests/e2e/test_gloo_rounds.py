@@ -2,14 +2,12 @@
 
 import importlib.util
 import json
-import os
 import signal
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from preloaded import Forked
 
 needs_torch = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None, reason="gloo rounds need PyTorch (ringfold[torch]), which is not here"
@@ -27,19 +25,7 @@ def free_port() -> int:
 def run_ranks(size: int, mode: str) -> list[list[dict[str, object]]]:
     """What each rank said. A rank that dies or freezes is ended here."""
     port = str(free_port())
-    source = str(Path(__file__).resolve().parents[2] / "src")
-    environment = {**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1"}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(RANK), str(rank), str(size), port, mode],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-        for rank in range(size)
-    ]
+    ranks = [Forked(RANK.read_text(), str(rank), str(size), port, mode) for rank in range(size)]
     said = []
     try:
         # Rank 0 last: the others look into its store.
@@ -49,10 +35,9 @@ def run_ranks(size: int, mode: str) -> list[list[dict[str, object]]]:
             ranks[1].send_signal(signal.SIGKILL)
             outputs[1] = ranks[1].communicate(timeout=DEADLINE_S)
         for rank in range(size):
-            output, errors = outputs[rank]
             expected = -signal.SIGKILL if rank == 1 and mode in ("die", "freeze") else 0
-            assert ranks[rank].returncode == expected, errors
-            said.append([json.loads(line) for line in output.splitlines()])
+            assert ranks[rank].returncode == expected
+            said.append([json.loads(line) for line in outputs[rank][0].splitlines()])
     finally:
         for process in ranks:
             process.kill()

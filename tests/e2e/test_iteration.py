@@ -11,12 +11,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from stores import SERVERS, SOURCE, Server, Sqlite, until
+from stores import SERVERS, SOURCE, Server, Sqlite, those, until
 
 import ringfold as rf
 from ringfold.iteration import State
 from ringfold.store import open_store
 from ringfold.store.base import Store
+
+pytestmark = pytest.mark.waiting
 
 LIMIT_S = 60.0
 PROGRAM = """
@@ -69,14 +71,8 @@ class Rank:
         self.rank = rank
         more = options.pop("environment", {})
         assert isinstance(more, dict)
-        path = os.pathsep.join([str(SOURCE), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
         timing = [str(options.pop("last", 1000)), str(options.pop("heartbeat_s", 1)), str(options.pop("inactive_s", 4))]
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, server.url, str(rank), str(world), *timing, repr(options)],
-            env={**os.environ, "PYTHONPATH": path, **more},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
+        self._process = server.python(PROGRAM, server.url, str(rank), str(world), *timing, repr(options), env=more)
         assert self._process.stdout is not None
         os.set_blocking(self._process.stdout.fileno(), False)
         self._heard = b""
@@ -309,9 +305,8 @@ def _reason(observer: object) -> str:
     return "" if seen is None else str(seen.reason)
 
 
+@pytest.mark.parametrize("server", those("can_restart"), indirect=True)
 def test_a_store_that_restarts_is_waited_for(server: Server, crew: list[Rank]) -> None:
-    if not server.can_restart:
-        pytest.skip(f"{server.kind} has no server that keeps something")
     ranks = together(crew, server, 2, inactive_s=30, heartbeat_s=1)
     ranks[0].finishes()
     server.restart()
@@ -329,9 +324,8 @@ def test_a_store_that_was_emptied_is_refused(server: Server, crew: list[Rank]) -
     assert {rank.said() for rank in ranks} <= {"StoreReset", "StoreWentBack"}
 
 
+@pytest.mark.parametrize("server", those("can_restart", "can_go_back"), indirect=True)
 def test_a_store_that_went_back_is_refused(server: Server, crew: list[Rank]) -> None:
-    if not server.can_go_back or not server.can_restart:
-        pytest.skip(f"{server.kind} has no server with snapshots")
     ranks = together(crew, server, 2, inactive_s=60, heartbeat_s=5)
     server.snapshot()
     for number in range(1, 6):

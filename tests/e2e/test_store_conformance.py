@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from stores import SERVERS, Server, python, until
+from stores import SERVERS, Server, those, until
 
 from ringfold.errors import ConfigError, LeaseLost, RingfoldError, StoreUnreachable, UsageError
 from ringfold.store import Entry, Lost, StoreClient, Won, open_store, version_of
 from ringfold.store.base import Bell, Read
 from ringfold.store.memory import MemoryDriver, MemoryServer
+
+pytestmark = pytest.mark.waiting
 
 TTL_S = 2.0
 Open = Callable[..., StoreClient]
@@ -208,17 +210,17 @@ print("done", flush=True)
 
 def test_processes_that_increment_lose_nothing(server: Server, store: StoreClient) -> None:
     each, name = 25, "test_processes_that_increment_lose_nothing"
-    workers = [python(INCREMENT, server.url, name, str(each)) for _ in range(4)]
+    workers = [server.python(INCREMENT, server.url, name, str(each)) for _ in range(4)]
     try:
         for worker in workers:
             assert worker.stdout is not None
-            assert worker.stdout.readline() == "ready\n"
+            assert worker.stdout.readline() == b"ready\n"
         for worker in workers:
             assert worker.stdin is not None
-            worker.stdin.write("go\n")
+            worker.stdin.write(b"go\n")
             worker.stdin.flush()
         for worker in workers:
-            assert worker.communicate(timeout=120)[0] == "done\n"
+            assert worker.communicate(timeout=120)[0] == b"done\n"
     finally:
         for worker in workers:
             worker.kill()
@@ -272,9 +274,8 @@ def test_delete_of_what_was_written_again_does_nothing(store: StoreClient) -> No
     assert store.delete("key", present) is True
 
 
+@pytest.mark.parametrize("server", those("can_list"), indirect=True)
 def test_list_shows_the_keys_of_a_prefix_in_order(server: Server, store: StoreClient) -> None:
-    if not server.can_list:
-        pytest.skip("this store cannot list")
     entries = {key: store.set(key, key.encode()) for key in ("a/2", "a/1", "a", "b/1", "a/ü")}
     assert list(store.list("a/").items()) == [(key, entries[key]) for key in ("a/1", "a/2", "a/ü")]
     assert store.list("c") == {}
@@ -499,10 +500,11 @@ while True:
 
 
 def test_the_lease_of_a_killed_process_ends_and_wakes_those_who_wait(server: Server, store: StoreClient) -> None:
-    holder = python(HOLD, server.url, "test_the_lease_of_a_killed_process_ends_and_wakes_those_who_wait", str(TTL_S))
+    name = "test_the_lease_of_a_killed_process_ends_and_wakes_those_who_wait"
+    holder = server.python(HOLD, server.url, name, str(TTL_S))
     try:
         assert holder.stdout is not None
-        assert holder.stdout.readline() == "held\n"
+        assert holder.stdout.readline() == b"held\n"
         assert not gone(store, "leader", 1.5 * TTL_S), "the lease ended although its holder renews it"
     finally:
         holder.kill()

@@ -11,10 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from stores import SERVERS, Etcd, EtcdCluster, Server, python, until
+from stores import SERVERS, Etcd, EtcdCluster, Server, python, those, until
 
 from ringfold.errors import LeaseLost, StoreError, StoreReset, StoreUnknown, StoreUnreachable, StoreWentBack
 from ringfold.store import Entry, StoreClient, Won, open_store
+
+pytestmark = pytest.mark.waiting
 
 
 @pytest.fixture
@@ -29,10 +31,9 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
     running.stop()
 
 
-def those(can: str) -> pytest.MarkDecorator:
+def each_that(can: str) -> pytest.MarkDecorator:
     """Parametrise over the kinds of server that can be treated like this."""
-    kinds = sorted(name for name, kind in SERVERS.items() if getattr(kind, can))
-    return pytest.mark.parametrize("server", kinds, indirect=True)
+    return pytest.mark.parametrize("server", those(can), indirect=True)
 
 
 every_kind = pytest.mark.parametrize("server", sorted(SERVERS), indirect=True)
@@ -45,7 +46,7 @@ def opened(server: Server, timeout_s: float = 20) -> StoreClient:
 # Away for a while
 
 
-@those("can_restart")
+@each_that("can_restart")
 def test_a_restarted_server_has_what_was_acknowledged_and_the_same_generation(server: Server) -> None:
     with opened(server) as store:
         before, entry = store.generation, store.set("key", b"one")
@@ -55,7 +56,7 @@ def test_a_restarted_server_has_what_was_acknowledged_and_the_same_generation(se
         assert isinstance(store.compare_and_set("key", entry, b"two"), Won)
 
 
-@those("can_restart")
+@each_that("can_restart")
 def test_a_read_outlasts_a_restart(server: Server) -> None:
     with opened(server) as store:
         entry = store.set("key", b"one")
@@ -66,7 +67,7 @@ def test_a_read_outlasts_a_restart(server: Server) -> None:
         starting.join()
 
 
-@those("can_restart")
+@each_that("can_restart")
 def test_a_wait_outlasts_a_restart(server: Server) -> None:
     with opened(server) as store, opened(server) as other:
         entry = store.set("key", b"one")
@@ -79,7 +80,7 @@ def test_a_wait_outlasts_a_restart(server: Server) -> None:
         assert result == [after]
 
 
-@those("can_pause")
+@each_that("can_pause")
 def test_a_killed_server_is_unreachable_and_named(server: Server) -> None:
     with opened(server) as store:
         server.kill()
@@ -91,7 +92,7 @@ def test_a_killed_server_is_unreachable_and_named(server: Server) -> None:
             open_store(server.url, timeout_s=0.5)
 
 
-@those("can_pause")
+@each_that("can_pause")
 def test_a_paused_server_costs_a_read_its_deadline_and_no_more(server: Server) -> None:
     with opened(server) as store:
         entry = store.set("key", b"one")
@@ -106,7 +107,7 @@ def test_a_paused_server_costs_a_read_its_deadline_and_no_more(server: Server) -
         assert store.get("key") == entry
 
 
-@those("can_pause")
+@each_that("can_pause")
 def test_a_write_to_a_paused_server_is_open_until_one_reads(server: Server) -> None:
     """Its outcome is unknown; afterwards the key holds the one or the other, and the client goes on."""
     with opened(server) as store:
@@ -124,7 +125,7 @@ def test_a_write_to_a_paused_server_is_open_until_one_reads(server: Server) -> N
         assert final.value == b"three"
 
 
-@those("can_pause")
+@each_that("can_pause")
 def test_nothing_is_written_after_unreachable_was_said(server: Server) -> None:
     """StoreUnreachable promises that nothing was done, and that nothing will be when the server wakes up."""
     with opened(server) as store:
@@ -137,7 +138,7 @@ def test_nothing_is_written_after_unreachable_was_said(server: Server) -> None:
             assert store.get("key") == entry
 
 
-@those("can_pause")
+@each_that("can_pause")
 def test_a_holder_knows_by_its_own_clock_that_its_lease_may_be_lost(server: Server) -> None:
     with opened(server) as store:
         lease = store.lease("leader", b"me", 1.0)
@@ -205,7 +206,7 @@ def test_who_knows_a_store_does_not_found_an_empty_one(server: Server) -> None:
             open_store(server.url, prefix="faults", known=known)
 
 
-@those("can_go_back")
+@each_that("can_go_back")
 def test_a_store_from_an_old_snapshot_is_refused(server: Server) -> None:
     with opened(server) as store:
         store.set("key", b"old")
@@ -220,7 +221,7 @@ def test_a_store_from_an_old_snapshot_is_refused(server: Server) -> None:
             open_store(server.url, prefix="faults", known=store.generation)
 
 
-@those("can_go_back")
+@each_that("can_go_back")
 def test_nothing_is_written_into_a_store_that_went_back(server: Server) -> None:
     with opened(server) as store:
         old = store.set("key", b"old")
@@ -233,7 +234,7 @@ def test_nothing_is_written_into_a_store_that_went_back(server: Server) -> None:
             assert fresh.get("key") == old
 
 
-@those("can_go_back")
+@each_that("can_go_back")
 def test_a_store_that_is_as_far_as_it_was_is_accepted_again(server: Server) -> None:
     """A snapshot of the last state is no step back."""
     with opened(server) as store:
@@ -368,7 +369,7 @@ def test_a_process_that_stops_with_the_lock_holds_up_writers_only_until_their_de
         holder = python(LOCK, server.url.removeprefix("sqlite://"))
         try:
             assert holder.stdout is not None
-            assert holder.stdout.readline() == "locked\n"
+            assert holder.stdout.readline() == b"locked\n"
             holder.send_signal(signal.SIGSTOP)
             assert store.get("key") == entry, "a reader waits for nobody"
             with pytest.raises(StoreUnreachable, match="lock"):
