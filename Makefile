@@ -27,13 +27,14 @@ help:
 	@cat <<'TEXT'
 	make demo          train on four peers while some are killed, frozen and added (under a minute)
 	make test          all tests: native, unit, transcripts, simulation (200 seeds), real processes
+	make extras        PyTorch, mpi4py and Triton into .venv; without them their tests are skipped
 	make check         ruff, mypy --strict, and the tidy test
 	make sim           the simulation, SEEDS=1000; SEED=N replays one
 	make soak          real peers and masters, then ranks and stores, killed and frozen, SOAK_MINUTES=10 each
 	make bench         a short all-reduce benchmark; BENCH="recovery --peers 4" for another
-	make native-check  the native tests under ASan and UBSan, then under TSan
-	make tsan-e2e      some of the tests with real processes, with the native module under TSan
-	make fuzz-native   the native parsers under libFuzzer, all of them for MINUTES=5 together (needs clang)
+	make native-check  the native tests under ASan and UBSan
+	make coverage      the lines of Python and native code that the tests run; build/coverage/coverage.json has them all
+	make same-results  compare the outcomes of two runs: make test RESULTS=build/one, then the same with OTHER=build/one
 	make docs          write the reference pages again
 	make clean         remove everything that was built
 	TEXT
@@ -57,12 +58,18 @@ help:
 	$(call STEP,building Ringfold)
 	export PATH="$(CURDIR)/$(BIN):$$PATH"
 	mkdir -p build
-	$(PIP) install --no-build-isolation --editable '.[test,dev]' > build/install.log 2>&1 || {
+	$(PIP) install --no-build-isolation --editable '.[test,dev]' $(MODULE_SETTINGS) > build/install.log 2>&1 || {
 	  grep -nE 'error|Error|ERROR' build/install.log | head -n 40 >&2
 	  echo "error: the build failed; all of it is in build/install.log" >&2
 	  exit 1
 	}
 	touch $@
+
+# The native tests are configured beside the module and link the same library, so that it is compiled once and they run
+# what is shipped; pip builds the module only.
+MODULE := build/module
+MODULE_SETTINGS := --config-settings=build-dir=$(MODULE) --config-settings=build.targets=_native \
+  --config-settings=cmake.define.RINGFOLD_NATIVE_TESTS=ON
 
 .PHONY: compiler
 compiler:
@@ -71,6 +78,20 @@ compiler:
 	  exit 1
 	}
 
+# What only some tests need. `make test` uses what is in .venv and skips the rest.
+#
+# The release of PyTorch is fixed; where pip finds no build of it for CPUs, it takes the one for CUDA, which is large:
+# PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu has the other. Triton is for its interpreter, without a GPU.
+EXTRAS ?= torch==2.13.0 mpi4py>=4,<5 triton>=3.3,<4
+
+.PHONY: extras
+extras: .venv/.ready
+	$(call STEP,optional packages: $(EXTRAS))
+	set -f
+	for package in $$(printf '%s' '$(EXTRAS)'); do
+	  $(PIP) install "$$package" || echo "no $$package: its tests are skipped"
+	done
+
 # What people run
 
 demo: .venv/.ready
@@ -78,9 +99,20 @@ demo: .venv/.ready
 
 test: .venv/.ready native-test
 	$(call STEP,unit tests$(comma) transcripts$(comma) simulation)
-	$(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist worksteal tests/unit tests/transcripts tests/sim
-	$(call STEP,the native module$(comma) real processes)
-	$(BIN)/python -m pytest -q tests/native tests/e2e
+	$(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist worksteal $(call JUNIT,pure) tests/unit tests/transcripts tests/sim
+	$(call STEP,the native module$(comma) real processes: those that wait$(comma) side by side$(comma) then the others$(comma) in turn)
+	$(BIN)/python -m pytest -q -n 4 --dist worksteal -m waiting $(call JUNIT,waiting) tests/e2e
+	$(BIN)/python -m pytest -q -m 'not waiting' $(call JUNIT,real) tests/native tests/e2e
+	$(BIN)/python tests/results.py $(RESULTS)
+
+# The outcome of every test, as JUnit files; `make same-results RESULTS=one OTHER=two` compares two runs.
+RESULTS ?= build/results
+OTHER ?= build/results-before
+JUNIT = --junitxml=$(RESULTS)/$(1).xml
+
+.PHONY: same-results
+same-results: .venv/.ready
+	@$(BIN)/python tests/results.py $(RESULTS) $(OTHER)
 
 check: lint types tidy
 
@@ -116,11 +148,18 @@ docs: .venv/.ready
 	$(BIN)/python -m ringfold.cli.reference docs/reference
 	$(BIN)/python -m nanobind.stubgen -q -m ringfold._native -o src/ringfold/_native.pyi
 
-# The native tests know no Python: plain CMake, once as shipped and once with each of the sanitizers
+# The native tests know no Python: once as shipped and once, by plain CMake, with the sanitizers
 
-native-test: .venv/.tools
+native-test: .venv/.ready
 	$(call STEP,native tests)
-	$(call NATIVE_TESTS,build/native,-DRINGFOLD_SANITIZE=OFF)
+	export PATH="$(CURDIR)/$(BIN):$$PATH"
+	cmake --build $(MODULE) > $(MODULE)/build.log 2>&1 || {
+	  grep -nE 'error|Error|FAILED' $(MODULE)/build.log | head -n 40 >&2
+	  echo "error: the build failed; all of it is in $(MODULE)/build.log" >&2
+	  exit 1
+	}
+	mkdir -p $(RESULTS)
+	ctest --test-dir $(MODULE)/native --output-on-failure --no-tests=error --progress --output-junit $(abspath $(RESULTS))/native.xml
 
 native-check: native-check-address native-check-thread
 
@@ -198,6 +237,37 @@ mkdir -p $(1)
 }
 ctest --test-dir $(1)/native --output-on-failure --no-tests=error --progress
 endef
+
+# Coverage of both languages by all tests, with a module of its own that counts: an environment that takes its packages
+# from .venv and differs only in Ringfold. Tests that fail are shown and counted all the same.
+
+COVERAGE := build/coverage
+COVERED := $(COVERAGE)/venv/bin/python -m coverage
+COVERAGE_SETTINGS := --config-settings=build-dir=$(COVERAGE)/module --config-settings=build.targets=_native \
+  --config-settings=cmake.define.RINGFOLD_NATIVE_TESTS=ON --config-settings=cmake.define.RINGFOLD_COVERAGE=ON
+
+.PHONY: coverage
+coverage: .venv/.ready
+	$(call STEP,building with counters)
+	export PATH="$(CURDIR)/$(BIN):$$PATH"
+	mkdir -p $(COVERAGE)
+	$(BIN)/python -m venv --without-pip $(COVERAGE)/venv
+	$(BIN)/python -c 'import site; print(*site.getsitepackages())' > $(COVERAGE)/packages.pth
+	cp $(COVERAGE)/packages.pth $(COVERAGE)/venv/lib/python3*/site-packages/
+	{ $(PIP) --python $(COVERAGE)/venv install --no-build-isolation --editable '.[coverage]' $(COVERAGE_SETTINGS) \
+	  && cmake --build $(COVERAGE)/module; } > $(COVERAGE)/build.log 2>&1 || {
+	  echo "error: the build failed; all of it is in $(COVERAGE)/build.log" >&2
+	  exit 1
+	}
+	find $(COVERAGE) \( -name '*.gcda' -o -name '.counts*' \) -delete
+	export COVERAGE_FILE="$(CURDIR)/$(COVERAGE)/.counts"
+	$(call STEP,all tests$(comma) counting)
+	ctest --test-dir $(COVERAGE)/module/native --output-on-failure --progress || true
+	$(COVERED) run -m pytest -q -n auto --maxprocesses 4 --dist worksteal tests/unit tests/transcripts tests/sim || true
+	$(COVERED) run -m pytest -q tests/native tests/e2e || true
+	$(COVERED) combine --quiet
+	$(COVERED) json --quiet -o $(COVERAGE)/python.json
+	$(BIN)/python tests/covered.py $(COVERAGE)/python.json $(COVERAGE)/module $(COVERAGE)/coverage.json
 
 comma := ,
 
