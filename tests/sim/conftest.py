@@ -1,4 +1,4 @@
-"""A simulation from a seed that each test has of its own: the same in every run of the suite."""
+"""A simulation from a seed of its test's own, the same in every run."""
 
 import zlib
 

@@ -14,8 +14,8 @@ SEEDS = 50
 
 @pytest.mark.parametrize("kind", ["master", "time", "gloo", "local"])
 def test_rounds_keep_their_promises_under_faults(kind: RoundKind) -> None:
-    """The same seeds in every run of the suite; `make sim` draws fresh ones."""
-    seeds = [seed for seed in range(20_000, 20_000 + 8 * SEEDS) if draw_rounds(seed).settings.kind == kind]
+    """The same seeds every time; `make sim` draws fresh ones."""
+    seeds = [seed for seed in range(1, 8 * SEEDS) if draw_rounds(seed).settings.kind == kind]
     for seed in seeds[:SEEDS]:
         outcome = run_rounds(seed)
         assert outcome.windows > 0
