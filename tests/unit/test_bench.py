@@ -254,7 +254,10 @@ def test_no_child_outlives_its_parent(number: signal.Signals) -> None:
         assert parent.stdout is not None
         pid, directory = parent.stdout.readline().split()
         parent.send_signal(number)
-        parent.wait(WAIT_S)
+        try:
+            parent.wait(WAIT_S)
+        finally:
+            parent.kill()  # else the end of this block would wait for it without a deadline
     assert gone(int(pid))
     if number is not signal.SIGKILL:
         assert not Path(directory).exists()

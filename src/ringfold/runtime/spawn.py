@@ -38,6 +38,7 @@ from typing import Any
 Message = dict[str, Any]
 
 _PR_SET_PDEATHSIG = 1
+_LONGEST_TURN_S = 1.0
 _LOG_TAIL_BYTES = 2_000
 
 
@@ -275,7 +276,8 @@ class Crew:
             selector.register(self._listener, selectors.EVENT_READ)
             for line in [*self._lines.values(), *self._unnamed]:
                 selector.register(line, selectors.EVENT_READ)
-            ready = {key.fileobj for key, _ in selector.select(timeout_s)}
+            # A signal that comes just before the system call is noticed only after it, so no call is long.
+            ready = {key.fileobj for key, _ in selector.select(min(timeout_s, _LONGEST_TURN_S))}
         for name, line in list(self._lines.items()):
             if line in ready:
                 try:
