@@ -264,7 +264,8 @@ coverage: .venv/.ready
 	$(call STEP,all tests$(comma) counting)
 	ctest --test-dir $(COVERAGE)/module/native --output-on-failure --progress || true
 	$(COVERED) run -m pytest -q -n auto --maxprocesses 4 --dist worksteal tests/unit tests/transcripts tests/sim || true
-	$(COVERED) run -m pytest -q tests/native tests/e2e || true
+	$(COVERED) run -m pytest -q -n 4 --dist worksteal -m waiting tests/e2e || true
+	$(COVERED) run -m pytest -q -m 'not waiting' tests/native tests/e2e || true
 	$(COVERED) combine --quiet
 	$(COVERED) json --quiet -o $(COVERAGE)/python.json
 	$(BIN)/python tests/covered.py $(COVERAGE)/python.json $(COVERAGE)/module $(COVERAGE)/coverage.json

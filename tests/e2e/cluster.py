@@ -11,6 +11,7 @@ test file and calls the program. Nothing outlives the test: `Cluster.close` kill
 
 import contextlib
 import ctypes
+import importlib
 import importlib.util
 import json
 import logging
@@ -23,7 +24,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import Any
 
 Fact = dict[str, Any]
@@ -458,8 +459,40 @@ def die_with_parent(parent: int | None = None) -> None:
         os._exit(1)
 
 
+class _Unused:
+    """Stands for a decorator, a mark or a type of pytest in a file of which only a program is run."""
+
+    def __getattr__(self, name: str) -> "_Unused":
+        return self
+
+    def __getitem__(self, item: object) -> "_Unused":
+        return self
+
+    def __or__(self, other: object) -> "_Unused":
+        return self
+
+    __ror__ = __or__
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - as a decorator it returns what it got
+        return arguments[0] if len(arguments) == 1 and callable(arguments[0]) and not options else self
+
+
+class _LazyPytest(ModuleType):
+    """pytest for programs: loading it takes a third of a peer's start, and most programs have no use for it."""
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - as pytest
+        if name in ("mark", "fixture", "param") or name[0].isupper():
+            return _Unused()
+        if name.startswith("__"):
+            raise AttributeError(name)
+        del sys.modules["pytest"]
+        self.__dict__.update(vars(importlib.import_module("pytest")))
+        return self.__dict__[name]
+
+
 def _run(order: Mapping[str, Any]) -> None:
     die_with_parent(order["parent"])
+    sys.modules["pytest"] = _LazyPytest("pytest")
     logging.basicConfig(level=logging.INFO, format="%(relativeCreated)d %(name)s %(levelname)s %(message)s")
     spec = importlib.util.spec_from_file_location("programs", order["file"])
     assert spec is not None

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 from cluster import Cluster, Fact, Me, Peer
 
+pytestmark = pytest.mark.waiting
+
 COUNT = 200_000
 
 

@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 from cluster import Cluster, Me
 
+pytestmark = pytest.mark.waiting
+
 WORLD = 3
 DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64")
 FLOATS = ("float16", "bfloat16", "float32", "float64")

@@ -22,6 +22,8 @@ from ringfold.compat.pccl import (
     Result,
 )
 
+pytestmark = pytest.mark.waiting
+
 SUM = ReduceOp.SUM
 CHURN_S = 10.0
 FEWEST_DEAD = 3

@@ -23,6 +23,8 @@ from ringfold.compat.pccl import (
 )
 from ringfold.master.thread import MasterThread
 
+pytestmark = pytest.mark.waiting
+
 T = TypeVar("T")
 DEADLINE_S = 30.0
 SUM = ReduceOp.SUM

@@ -18,6 +18,8 @@ from ringfold.master.thread import MasterThread
 from ringfold.runtime.ask import StatusConnection
 from ringfold.store import open_store
 
+pytestmark = pytest.mark.waiting
+
 LIMIT_S = 60.0
 LAST = 120
 PROGRAM = """

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from cluster import Cluster, Fact, Me, Peer
 
+pytestmark = pytest.mark.waiting
+
 GRID = Path(__file__).resolve().parents[2] / "examples" / "grid.py"
 STEPS = 250
 

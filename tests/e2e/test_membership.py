@@ -7,8 +7,11 @@ import time
 from typing import Any
 
 import numpy as np
+import pytest
 from cluster import Cluster, Me, Peer, by_id
 from training import end_training, gradients, start_training, step_with, train
+
+pytestmark = pytest.mark.waiting
 
 
 def test_peers_join_a_running_loop_one_after_another(cluster: Cluster) -> None:

@@ -16,6 +16,8 @@ from holding import (
     tell_sync,
 )
 
+pytestmark = pytest.mark.waiting
+
 # What kinds of arrays
 
 
