@@ -1,5 +1,6 @@
 """The benchmarks: targets are judged rightly, figures leave as promised, and no process outlives a measurement."""
 
+import _thread
 import io
 import json
 import os
@@ -8,6 +9,8 @@ import select
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -231,6 +234,28 @@ def test_a_child_that_reports_an_error_fails_the_wait() -> None:
         crew.meet(["w"], WAIT_S)
         with pytest.raises(ChildFailed, match="it broke"):
             crew.gather(["w"], WAIT_S)
+
+
+def test_a_signal_that_interrupts_no_system_call_ends_a_wait_all_the_same() -> None:
+    """As one does that arrives just before the call: the interpreter knows of it, and epoll_wait does not."""
+    me = Path(f"/proc/self/task/{threading.get_native_id()}/stat")
+    is_waiting = threading.Event()
+
+    def interrupt() -> None:
+        is_waiting.wait()
+        while me.read_text().rpartition(")")[2].split()[0] != "S":
+            time.sleep(0.001)  # meanwhile the main thread gets on
+        _thread.interrupt_main()
+
+    with Crew() as crew:
+        interrupting = threading.Thread(target=interrupt)
+        interrupting.start()
+        began = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):  # noqa: PT012 - only from here on may it come
+            is_waiting.set()
+            crew.receive(10 * WAIT_S)
+        assert time.monotonic() - began < WAIT_S
+        interrupting.join()
 
 
 PARENT = """
