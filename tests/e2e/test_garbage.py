@@ -67,6 +67,14 @@ ANYWHERE: dict[str, tuple[Say, str]] = {
     "wrong magic": (_raw(b"RFLX" + bytes(60)), "a frame of"),
     "a lane frame before any handshake": (_raw(b"RFLD\x01\x01" + bytes(58)), "a frame of"),
     "no msgpack": (_raw(frame(FrameKind.MESSAGE, b"\xc1\xc1\xc1")), "not a message of this protocol"),
+    "a type that is no text": (
+        _raw(frame(FrameKind.MESSAGE, b"\x81\xa4type\xa2\xff\xfe")),  # 14 bytes in all
+        "not a message of this protocol: 'utf-8' codec can't decode",
+    ),
+    "15 kB of nested arrays": (
+        _raw(frame(FrameKind.MESSAGE, b"\x82\xa1x" + b"\x91" * 15_000)),
+        "not a message of this protocol: maximum recursion depth exceeded",
+    ),
     "an unknown message": (_raw(frame(FrameKind.MESSAGE, b"\x81\xa4type\xa4oops")), "not a message of this protocol"),
 }
 AT_THE_MASTER: dict[str, tuple[Say, str]] = {

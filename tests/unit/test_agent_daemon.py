@@ -204,6 +204,8 @@ def test_a_list_says_whose_a_flow_is_and_what_it_is_told(agent: AgentThread, dir
         struct.pack("<IB", 5, 0) + b"junk",
         struct.pack("<IB", 17, 1) + b"\0" * 16,
         struct.pack("<IB", 1 << 30, 0),
+        struct.pack("<IB", 10, 0) + b"\x81\xa4type\xa2\xff\xfe",
+        struct.pack("<IB", 15_004, 0) + b"\x82\xa1x" + b"\x91" * 15_000,
     ],
 )
 def test_garbage_is_refused_counted_and_harmless(agent: AgentThread, directory: Path, content: bytes) -> None:

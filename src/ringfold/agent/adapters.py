@@ -25,8 +25,9 @@ from typing import Annotated, Protocol
 
 import msgspec
 
-from ringfold.errors import ConfigError
+from ringfold.errors import ConfigError, RemoteProtocolError
 from ringfold.runtime.feeds import chunks
+from ringfold.wire.decoding import decode
 from ringfold.wire.telemetry import FULL_QUEUE, MOST_PATHS, Congestion, Refusal, prefix_number
 
 ENTRY_POINTS = "ringfold.telemetry"
@@ -85,9 +86,9 @@ class JsonAdapter:
 
     def _line(self, line: bytes) -> list[Observation | Refusal]:
         try:
-            said = self._decoder.decode(line)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            return [Refusal("feed", f"not a line of telemetry: {error}")]
+            said = decode(self._decoder.decode, line, what="not a line of telemetry: ")
+        except RemoteProtocolError as error:
+            return [Refusal("feed", str(error))]
         return [_observed(one) for one in (said if isinstance(said, list) else [said])]
 
 

@@ -27,6 +27,7 @@ each be right by its own.
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import msgspec
@@ -34,6 +35,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ringfold.errors import StoreError, UsageError
+from ringfold.wire.decoding import decode as decode_bytes
 
 NONE_YET = -1
 """The iteration of a record in which none was agreed so far."""
@@ -147,12 +149,13 @@ def encode(record: Record) -> bytes:
     return msgspec.json.encode(record)
 
 
+_decoder = msgspec.json.Decoder(Record)
+
+
 def decode(store: str, value: bytes) -> Record:
     """A record that was read from the store with this address. Whatever is not one is refused."""
-    try:
-        record = msgspec.json.decode(value, type=Record)
-    except (msgspec.DecodeError, UsageError) as error:
-        raise StoreError(store, f"the key holds no record of a global iteration: {error}") from error
+    no_record = "the key holds no record of a global iteration: "
+    record = decode_bytes(_decoder.decode, value, partial(StoreError, store), no_record)
     if record.format != FORMAT:
         raise StoreError(store, f"the record has format {record.format}, and this version of Ringfold reads {FORMAT}")
     if any(rank not in record.roster or record.roster[rank].incarnation != one for rank, one in record.members.items()):

@@ -21,20 +21,23 @@ only measures again.
 """
 
 import math
+from functools import partial
 
 import msgspec
 from msgspec import Struct, field
 
-from ringfold.errors import StoreError
+from ringfold.errors import RemoteProtocolError, StoreError
 from ringfold.master.events import Ns
 from ringfold.master.liveness import MS
 from ringfold.master.run import Admission, Away, Change, Run
 from ringfold.master.verdicts import Cause
 from ringfold.state.election import Finished
 from ringfold.topology.bandwidth import Entry, Source
+from ringfold.wire.decoding import decode as decode_bytes
 from ringfold.wire.messages import CallFailed, Epoch, GroupId, PeerId, Reason, Record
 
 FORMAT = 1
+NO_JOURNAL = "it holds no journal of a master: "
 MASTER_CHANGED = Cause(Reason("edge", "the master changed"))
 NEVER = 1 << 62
 MOST_LINKS = 8_192
@@ -126,14 +129,12 @@ def encode(journal: Journal) -> bytes:
 
 def decode(raw: bytes, where: str) -> Journal:
     """The journal that these bytes are; StoreError if they are none, or one of another version."""
-    try:
-        kind = _formats.decode(raw).format
-        if kind != FORMAT:
-            what = f"its journal has format {kind}, and this version of Ringfold reads {FORMAT}"
-            raise StoreError(where, f"{what}: use the version that wrote it, or another journal for another run")
-        return _decoder.decode(raw)
-    except msgspec.MsgspecError as error:
-        raise StoreError(where, f"it holds no journal of a master ({error})") from error
+    error = partial(StoreError, where)
+    kind = decode_bytes(_formats.decode, raw, error, NO_JOURNAL).format
+    if kind != FORMAT:
+        what = f"its journal has format {kind}, and this version of Ringfold reads {FORMAT}"
+        raise StoreError(where, f"{what}: use the version that wrote it, or another journal for another run")
+    return decode_bytes(_decoder.decode, raw, error, NO_JOURNAL)
 
 
 Mark = tuple[object, ...]
@@ -215,8 +216,8 @@ def links_of(run: Run, now: Ns) -> bytes:
 def restore_links(run: Run, raw: bytes, now: Ns) -> None:
     """What was known about links between members. Of anything that makes no sense, nothing was known."""
     try:
-        links = _links.decode(raw)
-    except msgspec.MsgspecError:
+        links = decode_bytes(_links.decode, raw)
+    except RemoteProtocolError:
         return
     for link in links.entries if links.format == FORMAT else ():
         edge = (link.source, link.target)

@@ -11,17 +11,20 @@ What is known about links has a key of its own, which nothing depends on.
 """
 
 from contextlib import suppress
+from functools import partial
 
 import msgspec
 
 from ringfold.errors import StoreError, StoreUnknown
-from ringfold.master.journal import Journal, decode, encode
+from ringfold.master.journal import NO_JOURNAL, Journal, decode, encode
 from ringfold.runtime.entropy import random_bytes
 from ringfold.store.base import VALUE_LIMIT, Entry, Lost, Store, version_of
+from ringfold.wire.decoding import decode as decode_bytes
 
 KEY = "master/journal"
 LINKS_KEY = "master/links"
 PART_BYTES = VALUE_LIMIT // 2
+MAX_PARTS = 65_536
 
 
 class Deposed(Exception):
@@ -60,10 +63,10 @@ class Keeper:
         self._head = None
         if self._entry is None:
             return None
-        try:
-            head = self._head = _decoder.decode(self._entry.value)
-        except msgspec.MsgspecError as error:
-            raise StoreError(self._where, f"it holds no journal of a master ({error})") from error
+        error = partial(StoreError, self._where)
+        head = self._head = decode_bytes(_decoder.decode, self._entry.value, error, NO_JOURNAL)
+        if not 0 <= head.parts <= MAX_PARTS:
+            raise StoreError(self._where, f"{NO_JOURNAL}it has {head.parts} parts")
         if not head.parts:
             return decode(head.whole, self._where)
         entries = [self._store.get(head.part(number)) for number in range(head.parts)]

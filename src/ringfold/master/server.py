@@ -22,7 +22,7 @@ from typing import assert_never
 import msgspec
 
 from ringfold.config import is_loopback, split_address
-from ringfold.errors import ConfigError, StoreError
+from ringfold.errors import ConfigError, RemoteProtocolError, StoreError
 from ringfold.master.door import Door
 from ringfold.master.events import (
     Close,
@@ -56,8 +56,8 @@ from ringfold.runtime.clock import monotonic_ns
 from ringfold.runtime.entropy import random_bytes
 from ringfold.runtime.log_limit import LogRateLimiter
 from ringfold.store import StoreClient, open_store
-from ringfold.topology.moonshot import Answer, Question
-from ringfold.wire.events import ConnectionDropped, Notice, RoundDone
+from ringfold.topology.moonshot import Question, decode_answer
+from ringfold.wire.events import Notice, RoundDone
 from ringfold.wire.frames import (
     MAX_FRAME_BYTES,
     evidence_frame,
@@ -391,7 +391,11 @@ class MasterServer:
         if said is None:
             _log.info("the long search for a better ring of group %d came to nothing", group)
             return
-        found = msgspec.json.decode(said, type=Answer)
+        try:
+            found = decode_answer(said)
+        except RemoteProtocolError as error:
+            _log.warning("the long search for a better ring of group %d wrote no answer: %s", group, error)
+            return
         if found.solution is not None:
             self.step(MoonshotFound(group, found.solution))
 

@@ -15,9 +15,10 @@ from contextlib import suppress
 import msgspec
 from msgspec import Struct
 
-from ringfold.errors import UsageError
+from ringfold.errors import RemoteProtocolError, UsageError
 from ringfold.probe.base import EdgeWindow, Stamps
 from ringfold.probe.pack import pack, unpack
+from ringfold.wire.decoding import decode as decode_bytes
 from ringfold.wire.probing import Cadence, EdgeFit, NodeId, RoundId, RoundSummary
 
 VERSION = 1
@@ -206,10 +207,10 @@ def encode(line: Line) -> bytes:
 def decode(raw: bytes) -> Line:
     """The line, checked; UsageError if it is none, or a header of another version."""
     try:
-        return _decoder.decode(raw)
-    except msgspec.DecodeError as error:
-        with suppress(msgspec.DecodeError):
-            check_version(_opening.decode(raw))
+        return decode_bytes(_decoder.decode, raw)
+    except RemoteProtocolError as error:
+        with suppress(RemoteProtocolError):
+            check_version(decode_bytes(_opening.decode, raw))
         raise UsageError(str(error)) from None
 
 

@@ -56,6 +56,7 @@ from ringfold.probe.rounds_node import RoundNode
 from ringfold.probe.settings import RoundSettings
 from ringfold.runtime.clock import monotonic_ns
 from ringfold.runtime.threads import Event
+from ringfold.wire.decoding import decode
 from ringfold.wire.probing import EdgeFit, Neighbour, NodeClock, NodeId, RoundId, RoundReport, RoundSummary
 
 Content = TypeVar("Content")
@@ -310,7 +311,4 @@ class GlooRounds:
 
 
 def _decoded(decoder: msgspec.msgpack.Decoder[Content], content: bytes, rank: int) -> Content:
-    try:
-        return decoder.decode(content)
-    except msgspec.MsgspecError as error:
-        raise RemoteProtocolError(f"rank {rank} says what nobody understands: {error}") from error
+    return decode(decoder.decode, content, what=f"rank {rank} says what nobody understands: ")

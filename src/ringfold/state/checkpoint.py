@@ -46,6 +46,7 @@ from ringfold.state.hashing import BLOCK_BYTES
 from ringfold.state.manifest import Snapshot, digest_of
 from ringfold.state.memory import Bytes, Memory, block_count, memory_of
 from ringfold.state.shared import SharedState, set_torn
+from ringfold.wire.decoding import decode
 from ringfold.wire.messages import HashKind
 
 _log = logging.getLogger(__name__)
@@ -79,6 +80,9 @@ class Manifest(msgspec.Struct, frozen=True):
     revision: int
     hash: HashKind
     keys: list[Entry]
+
+
+_manifests = msgspec.json.Decoder(Manifest)
 
 
 class _Damaged(StateError):
@@ -323,10 +327,8 @@ def _manifest_in(path: Path, file: FileIO) -> tuple[Manifest, int]:
             encoded += more
     if len(encoded) != length or blake2b(encoded, digest_size=16).digest() != digest:
         raise _Damaged(f"the manifest of {path} is damaged")
-    try:
-        return msgspec.json.decode(encoded, type=Manifest), _begin_of(encoded)
-    except msgspec.DecodeError as error:
-        raise _Damaged(f"the manifest of {path} is none: {error}") from error
+    manifest = decode(_manifests.decode, encoded, _Damaged, f"the manifest of {path} is none: ")
+    return manifest, _begin_of(encoded)
 
 
 def _check_fit(path: Path, manifest: Manifest, memories: dict[str, Memory]) -> None:

@@ -16,6 +16,7 @@ With several members given, the next one is asked when one does not answer.
 import math
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from typing import TypeVar
 from urllib.parse import unquote
 
@@ -25,6 +26,7 @@ from ringfold.errors import ConfigError, StoreError, StoreUnknown, StoreUnreacha
 from ringfold.runtime import http, threads
 from ringfold.store.base import Added, AnyVersion, Deadline, Entry, Generation, Read, Scanned, Write, Written
 from ringfold.store.counting import add_by_writing
+from ringfold.wire.decoding import decode
 
 _PORT = 2379
 _SLOW_POLL_S = 1.0
@@ -93,6 +95,11 @@ class _Refused(Exception):
         self.code, self.text = code, text
 
 
+def _fault_of(said: bytes) -> tuple[int, str]:
+    fault = msgspec.json.decode(said, type=_Fault, strict=False)
+    return fault.code, fault.message or str(fault.error)
+
+
 class EtcdDriver:
     """One namespace of an etcd cluster."""
 
@@ -128,7 +135,7 @@ class EtcdDriver:
         start = prefix.encode()
         until = start[:-1] + bytes([start[-1] + 1])
         done = self._transact([], [_range(self._founding), _range(start, until)], [], deadline, lost=False)
-        found = {pair.key.decode(): Entry(pair.value, pair.mod_revision) for pair in done.pairs(1)}
+        found = {pair.key.decode(errors="replace"): Entry(pair.value, pair.mod_revision) for pair in done.pairs(1)}
         return Scanned(found, _stamp(done.pairs(0)))
 
     def write(self, write: Write, guard: Generation, deadline: Deadline) -> Written:
@@ -208,7 +215,11 @@ class EtcdDriver:
         self, demands: list[Json], then: list[Json], otherwise: list[Json], deadline: Deadline, *, lost: bool
     ) -> _Transaction:
         question: Json = {"compare": demands, "success": then, "failure": otherwise}
-        return self._ask("kv/txn", question, _Transaction, deadline, lost=lost)
+        done = self._ask("kv/txn", question, _Transaction, deadline, lost=lost)
+        if len(done.responses) < len(then if done.succeeded else otherwise):
+            unclear = StoreUnknown if lost else StoreError
+            raise unclear(self.name, "this is no etcd: its transaction answers less than it was asked")
+        return done
 
     def _ask(self, path: str, question: Json, kind: type[Answer], deadline: Deadline, *, lost: bool) -> Answer:
         """One question. `lost` says whether it changes something, so that a lost answer leaves that open."""
@@ -241,13 +252,10 @@ class EtcdDriver:
         # One member that hangs must leave time to ask another.
         limit_s = deadline.left_s() if len(self._members) == 1 else deadline.left_s() / 2
         status, said = member.post(f"/v3/{path}", body, headers, limit_s)
-        try:
-            if status != 200:
-                fault = msgspec.json.decode(said, type=_Fault, strict=False)
-                raise _Refused(fault.code, fault.message or str(fault.error))
-            return msgspec.json.decode(said, type=kind, strict=False)
-        except msgspec.DecodeError as error:
-            raise StoreError(self.name, f"this is no etcd with a JSON gateway (status {status}): {error}") from error
+        error, what = partial(StoreError, self.name), f"this is no etcd with a JSON gateway (status {status}): "
+        if status != 200:
+            raise _Refused(*decode(_fault_of, said, error, what))
+        return decode(msgspec.json.Decoder(kind, strict=False).decode, said, error, what)
 
     def _headers(self, deadline: Deadline) -> dict[str, str]:
         if self._user and not self._token:
@@ -287,7 +295,7 @@ def _demanded(key: bytes, write: Write) -> list[Json]:
 
 
 def _stamp(pairs: list[_Pair]) -> Generation | None:
-    return Generation(pairs[0].value.decode(), pairs[0].mod_revision) if pairs else None
+    return Generation(pairs[0].value.decode(errors="replace"), pairs[0].mod_revision) if pairs else None
 
 
 def _entry(pairs: list[_Pair]) -> Entry | None:

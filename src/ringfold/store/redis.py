@@ -168,7 +168,7 @@ class RedisDriver:
     def scan(self, prefix: str, guard: Generation, deadline: Deadline) -> Scanned:
         at, found = self._run(_SCAN, prefix, guard, deadline, is_read=True)
         skip = len(self._key(""))
-        entries = {f"{self._namespace}/{name.decode()[skip:]}": _entry(now) for name, now in found}
+        entries = {f"{self._namespace}/{name.decode(errors='replace')[skip:]}": _entry(now) for name, now in found}
         return Scanned({name: entry for name, entry in entries.items() if entry is not None}, _stamp(at))
 
     def keep(self, key: str, entry: Entry, guard: Generation, deadline: Deadline) -> Written:
@@ -271,7 +271,7 @@ class RedisDriver:
 
 def _stamp(row: list[bytes | None]) -> Generation | None:
     name, revision = row
-    return None if name is None or revision is None else Generation(name.decode(), int(revision))
+    return None if name is None or revision is None else Generation(name.decode(errors="replace"), int(revision))
 
 
 def _entry(row: list[bytes | None]) -> Entry | None:

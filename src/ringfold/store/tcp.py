@@ -138,7 +138,7 @@ class TcpDriver:
             name, counter = self._inner("generation"), self._inner("versions")
             raw = torch.compare_set(name, b"" if nonce else _QUESTION, _packed(Entry((nonce or "").encode(), 1)))
             entry = _unpacked(raw)
-            return None if entry is None else Generation(entry.value.decode(), torch.add(counter, 0))
+            return None if entry is None else Generation(entry.value.decode(errors="replace"), torch.add(counter, 0))
 
         link = self._connected(deadline)
         stamp = self._made(link, body, deadline)
@@ -288,7 +288,7 @@ class TcpDriver:
         def connect() -> tuple[Torch, str | None]:
             torch = self._torch.TCPStore(self._host, self._port, None, False, timeout=limit, wait_for_workers=False)
             entry = _unpacked(torch.compare_set(self._inner("generation"), _QUESTION, _QUESTION))
-            return torch, None if entry is None else entry.value.decode()
+            return torch, None if entry is None else entry.value.decode(errors="replace")
 
         try:
             torch, generation = caller.start(connect).result(max(0.001, deadline.left_s()))

@@ -13,6 +13,7 @@ import msgspec
 from ringfold.errors import UsageError
 from ringfold.topology.ring import Edge
 from ringfold.topology.solve import NoRing, Solution, best_ring, known_or
+from ringfold.wire.decoding import decode
 
 BUDGET = 400_000
 """Fifty times what is spent while the peers wait. For 64 members, about 20 seconds."""
@@ -72,12 +73,18 @@ def answer(asked: Question) -> Answer:
     return Answer(no_ring=found) if isinstance(found, NoRing) else Answer(solution=found)
 
 
+_question = msgspec.json.Decoder(Question)
+_answer = msgspec.json.Decoder(Answer)
+
+
+def decode_answer(said: bytes) -> Answer:
+    """What the program wrote; RemoteProtocolError if it is no answer."""
+    return decode(_answer.decode, said, what="no answer of a moonshot: ")
+
+
 def answer_json(question: bytes) -> bytes:
     """JSON in, JSON out."""
-    try:
-        asked = msgspec.json.decode(question, type=Question)
-    except msgspec.MsgspecError as error:
-        raise UsageError(f"no question for a moonshot: {error}") from error
+    asked = decode(_question.decode, question, UsageError, "no question for a moonshot: ")
     return msgspec.json.encode(answer(asked))
 
 

@@ -12,6 +12,7 @@ from msgspec import Struct, field
 
 from ringfold.errors import RemoteProtocolError
 from ringfold.wire.base import Message
+from ringfold.wire.decoding import decode
 from ringfold.wire.frames import FrameKind, frame
 
 AGENT_PROTOCOL = 1
@@ -211,18 +212,12 @@ def agent_frame(message: ToAgent | FromAgent) -> bytes:
 def decode_to_agent(kind: FrameKind, body: bytes) -> ToAgent:
     """The request in a frame; anything else raises RemoteProtocolError."""
     _check(kind)
-    try:
-        return _to_agent.decode(body)
-    except msgspec.MsgspecError as error:
-        raise RemoteProtocolError(f"not a request to an agent: {error}") from error
+    return decode(_to_agent.decode, body, what="not a request to an agent: ")
 
 
 def decode_from_agent(kind: FrameKind, body: bytes) -> FromAgent:
     _check(kind)
-    try:
-        return _from_agent.decode(body)
-    except msgspec.MsgspecError as error:
-        raise RemoteProtocolError(f"not an answer of an agent: {error}") from error
+    return decode(_from_agent.decode, body, what="not an answer of an agent: ")
 
 
 def _check(kind: FrameKind) -> None:

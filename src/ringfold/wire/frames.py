@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from ringfold.errors import RemoteProtocolError
+from ringfold.wire.decoding import decode
 from ringfold.wire.messages import FromMaster, Handshake, Message, ToMaster
 from ringfold.wire.visiting import OnVisit
 
@@ -63,29 +64,22 @@ def message_frame(message: Message) -> bytes:
 
 
 def decode_to_master(body: bytes) -> ToMaster:
-    return _decode(_to_master, body)
+    return decode(_to_master.decode, body, what=_NO_MESSAGE)
 
 
 def decode_from_master(body: bytes) -> FromMaster:
-    return _decode(_from_master, body)
+    return decode(_from_master.decode, body, what=_NO_MESSAGE)
 
 
 def decode_handshake(body: bytes) -> Handshake:
-    return _decode(_handshake, body)
+    return decode(_handshake.decode, body, what=_NO_MESSAGE)
 
 
 def decode_on_visit(body: bytes) -> OnVisit:
-    return _decode(_on_visit, body)
+    return decode(_on_visit.decode, body, what=_NO_MESSAGE)
 
 
-T = TypeVar("T")
-
-
-def _decode(decoder: "msgspec.msgpack.Decoder[T]", body: bytes) -> T:
-    try:
-        return decoder.decode(body)
-    except msgspec.MsgspecError as error:
-        raise RemoteProtocolError(f"not a message of this protocol: {error}") from error
+_NO_MESSAGE = "not a message of this protocol: "
 
 
 class FrameReader:
