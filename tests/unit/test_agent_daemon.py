@@ -600,3 +600,33 @@ def test_a_closed_client_takes_no_more_flows(agent: AgentThread, directory: Path
     client.measured(flow, (1, 2))
     with pytest.raises(UsageError, match="closed"):
         client.register("10.0.0.1", "10.0.0.2", PATHS)
+
+
+def test_a_request_that_breaks_the_agent_costs_only_its_client(
+    agent: AgentThread, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tables are looked at afterwards; as long as they are sound, the others go on."""
+    with AgentClient([directory], "a bystander") as bystander:
+        flow = bystander.register("10.0.0.1", "10.0.0.2", PATHS)
+        placed(bystander, flow)
+        with monkeypatch.context() as patch:
+            patch.setattr(agent.server._machine, "_status", lambda *_: {}["missing"])
+            [_, refused] = strange(
+                directory, agent_frame(AgentHello(1, "unlucky")) + agent_frame(AskAgent(1)) + agent_frame(AskAgent(2))
+            )
+        assert isinstance(refused, AgentRefused)
+        assert "the agent broke at its AskAgent" in refused.text
+        assert bystander.place(flow) is not None
+    with AgentConsole([directory]) as console:
+        assert console.status().refused == {"invalid": 1}
+
+
+def test_an_agent_whose_tables_are_not_sound_after_a_fault_ends(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = AgentThread(settings(directory))
+    monkeypatch.setattr(agent.server._machine, "_status", lambda *_: {}["missing"])
+    monkeypatch.setattr(agent.server._machine, "check", lambda: {}["unsound"])
+    strange(directory, agent_frame(AgentHello(1, "unlucky")) + agent_frame(AskAgent(1)))
+    with pytest.raises(KeyError, match="missing"):
+        agent.join()

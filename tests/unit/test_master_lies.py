@@ -1,10 +1,14 @@
-"""Peers that come back and lie: the master evicts them, goes on, and believes nothing of what they said."""
+"""Peers that lie, newcomers and those that come back: the master evicts them, goes on, and believes nothing of it."""
 
 import pytest
 
-from ringfold.master.events import Effect, Opened
+from ringfold.master.events import Beat, Effect, Opened
 from ringfold.wire import messages as m
+from ringfold.wire.events import ProbingBroke
+from ringfold.wire.frames import Announced, Heartbeat
+from ringfold.wire.probing import ProbeAnswer
 from ringfold.wire.proof import prove
+from tests.unit.test_master import Stage as NewRun
 from tests.unit.test_master_journal import NONCE, TOKEN, Stage, sent, taken_over
 
 
@@ -50,3 +54,77 @@ def test_an_answer_is_handed_on_with_what_the_other_voters_were_told() -> None:
     stage.back(11, 1, answers=[m.CallFailed(5, one.reason, one.voters, rest=[two])])
     handed = m.CallFailed(9, two.reason, two.voters, rest=[one])
     assert handed in sent(stage.back(12, 2, ballot=9), 12)
+
+
+def _watched(stage: NewRun) -> m.Status:
+    """What somebody who looks at the status now is told."""
+    stage.open(200)
+    [status] = stage.say(200, _look(200))
+    assert isinstance(status, m.Status)
+    return status
+
+
+def _look(conn: int) -> m.StatusRequest:
+    return m.StatusRequest(1, NONCE, prove(TOKEN, "status", bytes([conn]) * 32, NONCE))
+
+
+def test_ops_of_a_peer_that_is_only_registered_are_nobodys() -> None:
+    """Its heartbeat names the group's newest epoch, in which it is no member: it is out, and the status is rendered."""
+    stage = NewRun()
+    stage.ring(2)
+    stage.join(3)
+    stage.step(Beat(3, Heartbeat(1, 0, epoch=2, ops=[Announced(7, 0, 500, 9, False)])))
+    assert 3 in stage.closed()
+    assert [peer.peer for peer in _watched(stage).peers] == [1, 2]
+
+
+def test_a_heartbeat_of_an_epoch_that_is_not_yet_is_a_lie() -> None:
+    stage = NewRun()
+    stage.ring(2)
+    stage.step(Beat(1, Heartbeat(1, 0, epoch=3)))
+    assert 1 in stage.closed()
+    stage.step(Beat(2, Heartbeat(1, 0, epoch=2)))
+    assert 2 not in stage.closed()
+
+
+def test_only_members_have_announced_ops() -> None:
+    """Also where a beat was stored before its sender's standing was known to matter."""
+    stage = NewRun()
+    stage.ring(2)
+    stage.join(3)
+    stage.master._run.peers[3].beat = Heartbeat(1, 0, epoch=2, ops=[Announced(7, 0, 500, 9, False)])
+    [registered] = [peer for peer in _watched(stage).peers if peer.peer == 3]
+    assert registered.ops == []
+
+
+def test_a_status_that_cannot_be_rendered_costs_only_the_watcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = NewRun()
+    stage.ring(2)
+    stage.open(200)
+    with monkeypatch.context() as patch:
+        patch.setattr("ringfold.master.machine.render_status", lambda *_: {}["missing"])
+        [refused] = stage.say(200, _look(200))
+    assert isinstance(refused, m.Refused)
+    assert "KeyError" in refused.reason
+    assert stage.closed() == [200]
+    stage.open(201)
+    assert isinstance(stage.say(201, _look(201))[0], m.Status)
+
+
+def test_rounds_that_break_end_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run does not depend on probing: its peers stay, who asks for a round is told, and the log says so."""
+    stage = NewRun()
+    stage.ring(2)
+
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("a fault of the rounds")
+
+    monkeypatch.setattr(stage.master._probing._rounds, "step", broken)
+    command = m.ProbeCommand(1, "round", "", NONCE, prove(TOKEN, "probe", bytes([200]) * 32, NONCE))
+    stage.open(200)
+    [answer] = stage.say(200, command)
+    assert len(stage.told(ProbingBroke)) == 1
+    assert isinstance(answer, ProbeAnswer)
+    assert "ZeroDivisionError" in answer.text
+    stage.wait(1_000)
+    assert [peer.peer for peer in stage.master.status(stage.now).peers] == [1, 2]

@@ -25,12 +25,15 @@ from ringfold.agent.machine import (
     AgentMachine,
     Answer,
     ClientGone,
+    ClientMalformed,
     ClientOpened,
+    ClientSaid,
     Datagram,
     Decide,
     Drop,
     Effect,
     Event,
+    Observed,
     OpenSlot,
     PairCame,
     PairWent,
@@ -260,16 +263,35 @@ class AgentServer:
     # Events in, effects out
 
     def step(self, event: Event) -> None:
-        """Step the machine and do what it says. If it breaks, its state is worth nothing: the agent ends."""
+        """Step the machine and do what it says. What breaks it because of a remote's message costs that remote its
+        connection. If its tables are not sound after that, or nobody is to blame, they are worth nothing: it ends."""
         if self._failure is not None:
             return
         try:
-            for effect in self._machine.step(monotonic_ns(), event):
-                self._do(effect)
+            self._do_all(event)
         except Exception as error:
-            _log.exception("the agent broke at %r", event)
-            self._failure = error
-            self.stop()
+            try:
+                if not isinstance(event, ClientSaid | Datagram | Observed):
+                    raise
+                self._complain("the agent broke at %r", event, exc_info=True)
+                if isinstance(event, ClientSaid):
+                    self._do_all(
+                        ClientMalformed(event.client, f"the agent broke at its {type(event.message).__name__}")
+                    )
+                self._machine.check()
+            except Exception:
+                _log.exception("the agent broke at %r, and cannot go on", event)
+                self._failure = error
+                self.stop()
+
+    def _do_all(self, event: Event) -> None:
+        for effect in self._machine.step(monotonic_ns(), event):
+            self._do(effect)
+
+    def _complain(self, text: str, *facts: object, exc_info: bool = False) -> None:
+        if (silent := self._complaints.take(monotonic_ns())) is not None:
+            more = f" ({silent} others were not written down)" if silent else ""
+            _log.warning(text + "%s", *facts, more, exc_info=exc_info)
 
     def _do(self, effect: Effect) -> None:
         match effect:
@@ -287,8 +309,7 @@ class AgentServer:
             case PairWent(pair):
                 self._surroundings.pair_went(pair)
             case Drop(client, why):
-                if (more := self._log_limit.take(monotonic_ns(), why)) is not None:
-                    _log.warning("client %d is dropped: %s%s", client, why, more)
+                self._complain("client %d is dropped: %s", client, why)
                 if (door := self._doors.pop(client, None)) is not None:
                     door.leave()
             case _:

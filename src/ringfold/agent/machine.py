@@ -239,6 +239,12 @@ class AgentMachine:
             case _:
                 assert_never(event)
 
+    def check(self) -> None:
+        """The invariants of the tables that clients share. It looks at everything: for tests, and after a fault."""
+        self._registry.check()
+        slots = {pair.slot for pair in self._registry.pairs}
+        assert self._advice.keys() <= slots, "advice for a slot that nobody has"
+
     # Connections
 
     def _opened(self, client: Client, uid: int, pid: int) -> list[Effect]:

@@ -2,7 +2,7 @@
 
 Read `machine.py` first: it tells what a master does, and takes every event. Then `run.py` (the state), `epochs.py` (the
 one mechanism that changes a group) with `verdicts.py` (why a commit is safe), and `calls.py` (votes and admission). The
-leaves are short: `edges.py`, `evidence.py`, `liveness.py`, `meeting.py`, `status.py`.
+leaves are short: `claims.py`, `edges.py`, `evidence.py`, `liveness.py`, `meeting.py`, `status.py`.
 
 How a run outlives its master: `journal.py` (what must not be forgotten), `keeping.py` (when it is written), `outbox.py`
 (what waits for that) and `returning.py` (how members come back) are pure; `keeper.py` is the journal in a store, and

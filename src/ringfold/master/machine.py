@@ -16,7 +16,9 @@ and their order around the ring. Everything a master does comes down to these:
 
 It trusts nobody. A message that no honest peer could send raises RemoteProtocolError where it is noticed; `step` drops
 the connection that sent it, and a peer behind it is evicted. Messages that merely crossed with a newer decision are
-normal and are ignored. So no input raises; an AssertionError is a bug in here.
+normal and are ignored. So no input raises; an AssertionError is a bug in here. Whatever a check or a rendering raises,
+which change nothing, counts as RemoteProtocolError (`checked`): a bug there costs one connection. A bug in what changes
+the tables ends the master, which its journal outlives.
 
 The state lives in tables (`run.py`). After each event the machine settles: it moves everything on that the facts allow,
 so that what happens depends on what is true and not on the order in which it became true.
@@ -33,6 +35,7 @@ from msgspec import structs
 from ringfold.errors import RemoteProtocolError
 from ringfold.master import verdicts
 from ringfold.master.calls import Calls
+from ringfold.master.claims import OLDEST_VERSION, Claim, check_claim, check_facts
 from ringfold.master.epochs import Epochs
 from ringfold.master.events import (
     Beat,
@@ -69,10 +72,10 @@ from ringfold.master.verdicts import Cause
 from ringfold.probe.calculation import Calculation
 from ringfold.probe.draw import draw
 from ringfold.probe.rounds_master import RoundMaster
+from ringfold.wire.decoding import checked
 from ringfold.wire.events import ConnectionDropped, PeerRegistered, PeerSuspected
 from ringfold.wire.frames import Heartbeat
 from ringfold.wire.messages import (
-    MAX_PATHS,
     PROTOCOL_VERSION,
     Attached,
     AttachFailed,
@@ -104,10 +107,6 @@ from ringfold.wire.messages import (
 from ringfold.wire.probing import KEY_BYTES, NodeHello, ProbeCommand, RoundAlarm, RoundReport
 from ringfold.wire.proof import derive, prove, proven
 from ringfold.wire.status import Waiting
-
-OLDEST_VERSION = PROTOCOL_VERSION
-MIN_NONCE_BYTES = 16
-MAX_GROUP = (1 << 31) - 1
 
 
 class Master:
@@ -257,7 +256,8 @@ class Master:
             case StatusRequest():
                 self._prove(connection, "status", message)
                 connection.opened = now
-                self._run.out.append(Send(connection.id, self.status(now_ns)))
+                # Looking changes nothing: if it fails, only the watcher goes without an answer.
+                self._run.out.append(Send(connection.id, checked(self.status, now_ns)))
             case ProbeCommand():
                 self._prove(connection, "probe", message)
                 connection.opened = now
@@ -301,7 +301,7 @@ class Master:
         if is_new:
             self._hello(now, connection, facts)
             return
-        _check_facts(facts)
+        checked(check_facts, facts)
         peer = self._returning.resume(now, connection, resume)
         bound = self.fence.to_bytes(8, "little")
         both = prove(self._token, "resumed", *nonces, bound, prove(secret, "resumed", *nonces, bound))
@@ -319,7 +319,7 @@ class Master:
         return derive(self._secret, "member", peer)
 
     def _hello(self, now: Ns, connection: Connection, hello: Hello) -> None:
-        _check_facts(hello)
+        checked(check_facts, hello)
         peer = self._run.register(now, connection, hello)
         proof = prove(self._token, "welcome", hello.nonce, connection.nonce)
         # Without a journal there will be no other master to show it to.
@@ -332,17 +332,9 @@ class Master:
         for other in self._run.accepted():
             self._run.send(other, heard)
 
-    def _prove(
-        self, connection: Connection, purpose: str, claim: Hello | Resume | StatusRequest | NodeHello | ProbeCommand
-    ) -> None:
+    def _prove(self, connection: Connection, purpose: str, claim: Claim) -> None:
         """Check version and proof of a claim; from here on the connection is trusted with full-size frames."""
-        if not OLDEST_VERSION <= claim.version <= PROTOCOL_VERSION:
-            speaks = f"this master speaks {OLDEST_VERSION} to {PROTOCOL_VERSION}"
-            raise RemoteProtocolError(f"protocol version {claim.version} is not spoken here ({speaks})")
-        if len(claim.nonce) < MIN_NONCE_BYTES:
-            raise RemoteProtocolError(f"a nonce of {len(claim.nonce)} bytes is too short")
-        if not proven(self._token, claim.proof, purpose, connection.nonce, claim.nonce):
-            raise RemoteProtocolError("its token is not the token of this run")
+        checked(check_claim, claim, self._token, purpose, connection.nonce)
         if not connection.proven:
             connection.proven = True
             del self._run.unproven[connection.id]
@@ -421,6 +413,9 @@ class Master:
             raise RemoteProtocolError("a heartbeat from somebody who has not joined")
         if beat.echo > self._beat_number:
             raise RemoteProtocolError(f"it echoes heartbeat {beat.echo}, but the last one was {self._beat_number}")
+        if beat.epoch > (self._run.groups[peer.group].epoch if peer.standing is Standing.ACCEPTED else 0):
+            # A peer that is not a member yet has been in no epoch, and its ops are nobody's.
+            raise RemoteProtocolError(f"a heartbeat of epoch {beat.epoch}, which it is no member of")
         if beat.echo > peer.beat.echo or beat.received > peer.beat.received:
             peer.echoed = now
         peer.heard = peer.beat_at = now
@@ -483,18 +478,6 @@ class Master:
                 assert all(peer in run.peers and not run.peers[peer].leaving for peer in group.ring)
             else:
                 assert self._epochs.missing(group), "a change that waits for nobody must have moved on"
-
-
-def _check_facts(hello: Hello) -> None:
-    """Refuse what no honest peer says of itself."""
-    if not 0 <= hello.group <= MAX_GROUP:
-        raise RemoteProtocolError(f"group {hello.group} is out of range (0 to {MAX_GROUP})")
-    if not 1 <= hello.port <= 65_535 or not hello.addresses:
-        raise RemoteProtocolError(f"nobody can reach it at {hello.addresses} port {hello.port}")
-    if not 1 <= hello.paths <= min(len(hello.addresses), MAX_PATHS):
-        raise RemoteProtocolError(f"{hello.paths} paths over {len(hello.addresses)} addresses")
-    if not (hello.name.isprintable() and hello.host.isprintable()):
-        raise RemoteProtocolError("its name or host is not printable")
 
 
 def _probe_key(run_secret: bytes, graph: int) -> bytes:

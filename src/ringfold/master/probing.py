@@ -6,6 +6,7 @@ not keep to the protocol is dropped, and a peer among them with it, like for any
 """
 
 import ipaddress
+from collections.abc import Sequence
 
 from msgspec import structs
 
@@ -16,6 +17,7 @@ from ringfold.probe.rounds_events import (
     Alarmed,
     Answer,
     Commanded,
+    MasterEffect,
     MasterEvent,
     NodeCame,
     NodeGone,
@@ -26,13 +28,15 @@ from ringfold.probe.rounds_events import (
     Tick,
 )
 from ringfold.probe.rounds_master import RoundMaster
-from ringfold.wire.events import ProbeNote, RoundDone
+from ringfold.wire.decoding import reason_of
+from ringfold.wire.events import ProbeNote, ProbingBroke, RoundDone
 from ringfold.wire.messages import Hello
 from ringfold.wire.probing import (
     Neighbour,
     NodeHello,
     NodeId,
     NodeWelcome,
+    ProbeAnswer,
     ProbeCommand,
     RoundAlarm,
     RoundId,
@@ -59,6 +63,8 @@ class Probing:
         self._alone = FIRST_ALONE
         self.summary: RoundSummary | None = None
         """The newest round."""
+        self.broken = ""
+        """Why there are no rounds any more: a step of them raised what nobody foresaw."""
 
     # Nodes
 
@@ -132,12 +138,29 @@ class Probing:
         self._step(now, Commanded(conn, command.action, command.label))
 
     def tick(self, now: Ns) -> None:
+        if self.broken:
+            return
         due = self._rounds.next_deadline_ns()
         if due is not None and due <= now:
             self._step(now, Tick())
 
     def _step(self, now: Ns, event: MasterEvent) -> None:
-        for effect in self._rounds.step(now, event):
+        """Step the rounds. The run does not depend on them: if they break, they have ended, and the run goes on."""
+        if self.broken:
+            if isinstance(event, Commanded) and event.asker in self._run.connections:
+                self._run.connections[event.asker].waits = False
+                self._run.out.append(Send(event.asker, ProbeAnswer(False, self.broken, False)))
+            return
+        try:
+            self._carry_out(now, self._rounds.step(now, event))
+        except Exception as error:
+            self.broken = f"probing has ended, and needs a new master: {reason_of(error)}"
+            self._run.tell(ProbingBroke(f"{self.broken} (at {type(event).__name__})"))
+            if isinstance(event, Commanded):
+                self._step(now, event)
+
+    def _carry_out(self, now: Ns, effects: Sequence[MasterEffect]) -> None:
+        for effect in effects:
             match effect:
                 case SendTo(node, message):
                     conn = self._conns.get(node)

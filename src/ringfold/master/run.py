@@ -375,8 +375,9 @@ class Run:
         return sum(peer.group == group for peer in self.peers.values())
 
     def announced(self, peer: Peer) -> list[Announced]:
-        """The ops of its group's newest epoch that the peer's last heartbeat named."""
-        return peer.beat.ops if peer.beat.epoch == self.groups[peer.group].epoch else []
+        """The ops of its group's newest epoch that the peer's last heartbeat named. Only a member has any."""
+        is_member = peer.standing is Standing.ACCEPTED
+        return peer.beat.ops if is_member and peer.beat.epoch == self.groups[peer.group].epoch else []
 
     def world(self) -> World:
         """The run-wide numbers. Peers that are admitted count, so that all records of one admission agree."""

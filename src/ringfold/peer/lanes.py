@@ -31,6 +31,7 @@ from ringfold.peer.effects import CloseConn, Dial, Effect, Promote, Resume, Send
 from ringfold.peer.paths import LaneKey, Link, Way, needed_lanes, way_of
 from ringfold.peer.settings import MS, PeerTimings
 from ringfold.wire import frames
+from ringfold.wire.decoding import checked
 from ringfold.wire.events import ConnectionDropped, LaneLost
 from ringfold.wire.messages import (
     PROTOCOL_VERSION,
@@ -363,7 +364,11 @@ class Lanes:
             guest.parked = hello
             return
         lane = self._lane_of(hello)
-        if (fault := self._fault_of(guest, hello, lane)) is not None:
+        try:
+            fault = checked(self._fault_of, guest, hello, lane)
+        except RemoteProtocolError as error:
+            fault = str(error)
+        if fault is not None:
             turn.effects += [SendMessage(conn, Refused(fault)), *self._drop_guest(conn, fault)]
             return
         stale = self._there.get(lane)

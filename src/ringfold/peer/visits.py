@@ -22,6 +22,7 @@ from ringfold.errors import RemoteProtocolError
 from ringfold.peer.effects import CloseConn, Dial, Effect, MakeBulk, Resume, SendMessage
 from ringfold.peer.settings import MS, PeerTimings
 from ringfold.wire import frames
+from ringfold.wire.decoding import checked
 from ringfold.wire.messages import (
     PROTOCOL_VERSION,
     Challenge,
@@ -258,6 +259,23 @@ class Visits:
         self, conn: int, nonce: bytes, hello: VisitHello, round_trip_ns: int = 0
     ) -> tuple[list[Effect], Arrived] | str | None:
         """Let a guest in, or say why not; None: the master's word about its errand has not come here yet."""
+        errand: Errand = (hello.purpose, hello.number)
+        try:
+            fault = checked(self._fault_of, nonce, hello)
+        except RemoteProtocolError as error:
+            fault = str(error)
+        if fault is not None:
+            return fault
+        expected = self._expected.get(errand)
+        if expected is None:
+            return None
+        arrived = Arrived(errand, hello.source, conn, False, round_trip_ns)
+        self.open[conn] = arrived
+        welcome = VisitWelcome(prove(expected.secret, "visit_welcome", hello.nonce, nonce))
+        return [SendMessage(conn, welcome), MakeBulk(conn)], arrived
+
+    def _fault_of(self, nonce: bytes, hello: VisitHello) -> str | None:
+        """Why this hello is wrong; None also while the master's word about its errand has not come here yet."""
         if hello.version != PROTOCOL_VERSION:
             return f"protocol version {hello.version}, but this peer speaks {PROTOCOL_VERSION}"
         errand: Errand = (hello.purpose, hello.number)
@@ -272,10 +290,7 @@ class Visits:
             return "it does not know the secret of this visit"
         if hello.target != self.me or hello.source not in expected.visitors:
             return f"peer {hello.source} has no business with peer {hello.target} here"
-        arrived = Arrived(errand, hello.source, conn, False, round_trip_ns)
-        self.open[conn] = arrived
-        welcome = VisitWelcome(prove(expected.key, "visit_welcome", hello.nonce, nonce))
-        return [SendMessage(conn, welcome), MakeBulk(conn)], arrived
+        return None
 
 
 def _as_parts(purpose: Purpose, *numbers: int) -> tuple[bytes, ...]:

@@ -279,3 +279,16 @@ class ProbeNote(Notice, frozen=True, tag="probe_note"):
 
     def __str__(self) -> str:
         return f"probing: {self.text}"
+
+
+class ProbingBroke(Notice, frozen=True, tag="probing_broke"):
+    """The rounds of probing ended by a fault of their own. The run goes on without them."""
+
+    text: str
+
+    @property
+    def level(self) -> Level:
+        return "error"
+
+    def __str__(self) -> str:
+        return f"probing broke: {self.text}"

@@ -1,0 +1,39 @@
+"""What a connection says of itself before it is anybody: which claims the master believes. Pure checks, no state.
+
+The master runs them under `checked` (decision 31): they only look, so that whatever they raise is the remote's fault.
+"""
+
+from ringfold.errors import RemoteProtocolError
+from ringfold.wire.messages import MAX_PATHS, PROTOCOL_VERSION, Hello, Resume, StatusRequest
+from ringfold.wire.probing import NodeHello, ProbeCommand
+from ringfold.wire.proof import proven
+
+OLDEST_VERSION = PROTOCOL_VERSION
+MIN_NONCE_BYTES = 16
+MAX_GROUP = (1 << 31) - 1
+
+Claim = Hello | Resume | StatusRequest | NodeHello | ProbeCommand
+"""The first message of a connection, with a proof."""
+
+
+def check_claim(claim: Claim, token: bytes, purpose: str, challenge: bytes) -> None:
+    """Refuse a version that is not spoken here, and whoever does not know the token."""
+    if not OLDEST_VERSION <= claim.version <= PROTOCOL_VERSION:
+        speaks = f"this master speaks {OLDEST_VERSION} to {PROTOCOL_VERSION}"
+        raise RemoteProtocolError(f"protocol version {claim.version} is not spoken here ({speaks})")
+    if len(claim.nonce) < MIN_NONCE_BYTES:
+        raise RemoteProtocolError(f"a nonce of {len(claim.nonce)} bytes is too short")
+    if not proven(token, claim.proof, purpose, challenge, claim.nonce):
+        raise RemoteProtocolError("its token is not the token of this run")
+
+
+def check_facts(hello: Hello) -> None:
+    """Refuse what no honest peer says of itself."""
+    if not 0 <= hello.group <= MAX_GROUP:
+        raise RemoteProtocolError(f"group {hello.group} is out of range (0 to {MAX_GROUP})")
+    if not 1 <= hello.port <= 65_535 or not hello.addresses:
+        raise RemoteProtocolError(f"nobody can reach it at {hello.addresses} port {hello.port}")
+    if not 1 <= hello.paths <= min(len(hello.addresses), MAX_PATHS):
+        raise RemoteProtocolError(f"{hello.paths} paths over {len(hello.addresses)} addresses")
+    if not (hello.name.isprintable() and hello.host.isprintable()):
+        raise RemoteProtocolError("its name or host is not printable")
