@@ -91,18 +91,23 @@ class Calls:
             raise RemoteProtocolError("its vote has an offer where none belongs, or none where one does")
         if vote.offer is not None:
             check_offer(vote.offer)
-        admission, sync = self._run.admission, self._run.groups[peer.group].sync
-        in_admission = admission is not None and admission.ballots.get(peer.id) == vote.ballot
-        in_sync = sync is not None and sync.ballots.get(peer.id) == vote.ballot
-        in_use = in_admission or in_sync or self._topology.has_ballot(peer, vote.ballot)
-        if not current or in_use or vote.ballot <= peer.answered:
+        waits_in = self._used_up(peer)
+        if not current or vote.ballot in waits_in or vote.ballot <= peer.answered:
             return
+        if waits_in:
+            # A program waits in one call at a time. What another one completed would be begun twice.
+            raise RemoteProtocolError(f"it votes in call {vote.ballot}, but waits in call {waits_in[0]}")
         if vote.kind != "sync":
             self._run.groups[peer.group].redo.discard(peer.id)
         before = peer.ballot
         asked = before.asked if before is not None and before.number == vote.ballot else now
         progress = dict(vote.progress)
         peer.ballot = Ballot(vote.ballot, vote.kind, vote.epoch, vote.min_world, progress, vote.offer, asked, now)
+
+    def _used_up(self, peer: Peer) -> list[int]:
+        """The peer's ballot that an admission, a sync or an optimisation in progress will answer, if there is one."""
+        sync, running = self._run.groups[peer.group].sync, (self._run.admission, self._run.optimisation)
+        return [call.ballots[peer.id] for call in (sync, *running) if call is not None and peer.id in call.ballots]
 
     def withdraw(self, now: Ns, peer: Peer, message: VoteWithdrawn) -> None:
         """A peer's call ran out of time: tell it who was missing, unless the answer is on its way already."""

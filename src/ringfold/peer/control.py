@@ -17,8 +17,9 @@ from typing import Literal
 
 from ringfold.errors import ConfigError, Evicted, MasterUnreachable, RemoteProtocolError, RingfoldError
 from ringfold.peer.effects import CloseConn, Dial, Effect, MakeControl, Resume, SendMessage
+from ringfold.peer.incoming import decode_from_master
 from ringfold.peer.settings import MS, Identity, PeerTimings
-from ringfold.wire import frames, messages
+from ringfold.wire import messages
 from ringfold.wire.messages import PROTOCOL_VERSION, Challenge, Epoch, Hello, PeerId, Resumed, Welcome
 from ringfold.wire.proof import NONCE_BYTES, prove, proven
 
@@ -133,7 +134,7 @@ class Control:
         """One message of the handshake: what to do, and the outcome if this was the last one."""
         assert self.conn is not None
         try:
-            said = frames.decode_from_master(body)
+            said = decode_from_master(body)
         except RemoteProtocolError as error:
             reason = f"it does not speak this protocol ({error})"
             return [CloseConn(self.conn, reason), *self.failed(now_ns, reason)], None

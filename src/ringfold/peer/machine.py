@@ -70,13 +70,14 @@ from ringfold.peer.events import (
     Tick,
 )
 from ringfold.peer.facts import Facts
+from ringfold.peer.incoming import decode_from_master
 from ringfold.peer.lanes import Lanes, Turn
 from ringfold.peer.memory import Memory
 from ringfold.peer.reports import join_too_late, op_report, settlement
 from ringfold.peer.settings import MS, Identity, PeerTimings
 from ringfold.peer.visits import FIRST_KEY as FIRST_VISIT
 from ringfold.state.manifest import Snapshot
-from ringfold.wire import frames, messages
+from ringfold.wire import messages
 from ringfold.wire.events import ConnectionDropped, MasterLost
 from ringfold.wire.messages import Epoch, Message, PeerId, Reason, Record, Resumed, Welcome, World
 from ringfold.wire.probing import NodeWelcome, ProbeAnswer, ProbeGraph, ProbeHalt, RoundClock, RoundEnd, RoundStart
@@ -292,7 +293,7 @@ class PeerMachine:
                     effects += self._end(None if self._leaving else error, "the master refused")
             return effects
         try:
-            said = frames.decode_from_master(event.body)
+            said = decode_from_master(event.body)
         except RemoteProtocolError as error:
             return self._lose_master(f"it does not keep to the protocol ({error})")
         self._memory.hear(said)
