@@ -487,8 +487,7 @@ class PeerMachine:
         match event:
             case Accepted(conn, _, _) | Dialled(_, conn):
                 return [CloseConn(conn, "this peer is out of the run")]
-            case _:
-                return []
+        return []
 
     def _say(self, message: Message) -> list[Effect]:
         """To the master. While there is none it goes unsaid: the next one begins with a seal, which settles it."""
