@@ -10,7 +10,11 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 # A shared runner may stall for a while; hypothesis would call that a failure of the code.
-settings.register_profile("ringfold", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+_patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# The same examples every time: a run of the tests says something about the code, not about the day.
+settings.register_profile("ringfold", _patient, derandomize=True, database=None)
+# `make fuzz` (--hypothesis-profile=fuzz): fresh ones, and many more where a test does not count them itself.
+settings.register_profile("fuzz", _patient, max_examples=1_000, database=None, print_blob=True)
 settings.load_profile("ringfold")
 
 # Nothing here multiplies large matrices, and every process that loads NumPy would start threads for it: a third of what
