@@ -6,7 +6,7 @@ from fractions import Fraction
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ringfold.cli.bench import estimators as bench
@@ -109,7 +109,7 @@ def test_time_in_other_units_gives_the_same_line(factor: int, seed: int) -> None
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.integers(0, 10_000), st.floats(-1e-3, 1e-3), st.sampled_from(("quantile", "hull", "min-rtt")))
+@given(st.integers(0, 10_000), st.floats(-1e-3, 1e-3), st.sampled_from(("hull", "min-rtt")))
 def test_the_reversed_edge_has_the_reversed_line(seed: int, alpha: float, estimator: str) -> None:
     one = sample("mixed", seed, pairs=300, alpha=alpha, offset_ns=1_000_000).window
     there, back = fit(one, estimator), fit(reversed_edge(one), estimator)
@@ -117,6 +117,35 @@ def test_the_reversed_edge_has_the_reversed_line(seed: int, alpha: float, estima
     # At the instant when the source's clock shows t0, the other one shows t0 + beta.
     shown = there.t0_ns + there.beta_ns
     assert back.beta_ns + back.alpha * (shown - back.t0_ns) == pytest.approx(-there.beta_ns, abs=10)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10_000), st.floats(-1e-3, 1e-3))
+@example(2640, 0.0)  # 7.6e-9 apart, between the ends of a flat stretch
+@example(2047, 0.0)  # 1.2e-8 apart
+def test_the_quantile_of_the_reversed_edge_is_as_good_a_line(seed: int, alpha: float) -> None:
+    """The loss is a chain of straight stretches, and one of them may be flat but for a millionth: of each point's place
+    in time both edges know another end of its packet, and a little more or less makes one or the other end of the
+    stretch the lowest point. So it is the losses that agree, and nearly always the lines with them."""
+    one = sample("mixed", seed, pairs=300, alpha=alpha, offset_ns=1_000_000).window
+    there, back = fit(one, "quantile"), fit(reversed_edge(one), "quantile")
+    turned = -back.alpha / (1 + back.alpha)
+    assert check_loss(one, turned) == pytest.approx(check_loss(one, there.alpha), abs=1)  # of a million and a half
+    assert abs(turned - there.alpha) < max(3e-9, there.sigma_alpha)
+    shown = there.t0_ns + there.beta_ns
+    assert back.beta_ns + back.alpha * (shown - back.t0_ns) == pytest.approx(-there.beta_ns, abs=there.sigma_ns)
+
+
+def check_loss(one: EdgeWindow, slope: float, level: float = 0.05) -> float:
+    """What the quantile estimator makes smallest, over both sides, each at its best height for this slope."""
+    rows, total = one.exchanges, 0.0
+    for sign, pairs in ((1, ((0, 1), (2, 3))), (-1, ((5, 4), (7, 6)))):
+        x = np.concatenate([rows[:, here] for here, _ in pairs])
+        y = np.concatenate([rows[:, other] - rows[:, here] for here, other in pairs])
+        upright = sign * ((y - y[0]).astype(float) - slope * (x - x[0]).astype(float))
+        above = upright - np.sort(upright)[int(level * len(upright))]
+        total += float(np.where(above >= 0, level * above, (level - 1) * above).sum())
+    return total
 
 
 def _fields(found: object) -> dict[str, object]:
