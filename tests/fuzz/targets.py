@@ -4,7 +4,9 @@ A target has `drawn(rng)`, which makes a fresh script and says what it raised, a
 again. A script is JSON, and stays what it is when the generator changes.
 """
 
+import itertools
 import json
+import re
 import time
 import traceback
 from pathlib import Path
@@ -30,11 +32,18 @@ def fault_of(target: str, script: Script) -> BaseException | None:
 
 def name_of(target: str, error: BaseException) -> str:
     """The kind of fault and the function that it came from: one name for one bug, as far as that goes."""
-    places = [frame for frame in traceback.extract_tb(error.__traceback__) if "/ringfold/" in frame.filename]
-    if not places:
-        return f"{target}-{type(error).__name__}-invariant"
+    frames = traceback.extract_tb(error.__traceback__)
+    places = [frame for frame in frames if "/ringfold/" in frame.filename]
+    checks = [frame for frame in frames if Path(frame.filename).parent.name == "fuzz"]
+    if checks and frames[-1] is checks[-1]:
+        # What holds for every effect was broken; the asserted line says what.
+        return f"{target}-{type(error).__name__}-{_words(checks[-1].line or 'invariant')}"
     place = places[-1]
     return f"{target}-{type(error).__name__}-{Path(place.filename).stem}-{place.name.strip('<>_')}"
+
+
+def _words(line: str) -> str:
+    return "-".join(re.findall(r"\w+", line))[:60]
 
 
 def shrunk(target: str, script: Script, name: str) -> Script:
@@ -55,12 +64,17 @@ def shrunk(target: str, script: Script, name: str) -> Script:
 
 
 def keep(target: str, script: Script, error: BaseException) -> Path:
-    """Write a finding into the corpus, where `make test` runs it from now on. One that is there already stays."""
+    """Write a finding into the corpus, where `make test` runs it from now on. A file of this name that still raises is
+    the same finding; one that was mended is not."""
     name = name_of(target, error)
-    path = CORPUS / f"{name}.json"
-    if not path.exists():
-        script = shrunk(target, script, name)
-        CORPUS.mkdir(exist_ok=True)
-        lines = ",\n".join(json.dumps(step) for step in script)
-        path.write_text(f'{{"target": "{target}", "script": [\n{lines}\n]}}\n')
+    for number in itertools.count(1):
+        path = CORPUS / (f"{name}.json" if number == 1 else f"{name}-{number}.json")
+        if not path.exists():
+            break
+        if fault_of(target, json.loads(path.read_text())["script"]) is not None:
+            return path
+    script = shrunk(target, script, name)
+    CORPUS.mkdir(exist_ok=True)
+    lines = ",\n".join(json.dumps(step) for step in script)
+    path.write_text(f'{{"target": "{target}", "script": [\n{lines}\n]}}\n')
     return path
