@@ -268,7 +268,7 @@ class PeerMachine:
             evidence_by_master=record.evidence == "master",
             small_bytes=record.small_bytes,
             segment_bytes=record.segment_bytes,
-            peers_here=sum(member.host == self.identity.host for member in record.members),
+            peers_here=max(1, sum(member.host == self.identity.host for member in record.members)),
             multipath=record.lanes > 1 or any(member.paths > 1 for member in record.members),
         )
         return [install, *self._say(messages.Attached(record.epoch)), *dialling]
