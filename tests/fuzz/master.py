@@ -181,12 +181,28 @@ class MasterRun:
                 self._edge(word, number)
             case ["honest"]:
                 self._answer_all()
+            case ["back", salt, text]:
+                self._come_back(salt, bytes.fromhex(text))
             case ["takeover"]:
                 journal = decode_journal(encode_journal(self.master.journal()), "here")
                 for conn in list(self.doors):
                     self._forget(conn)
                 self.fence += 1
                 self.master = self._new(journal)
+
+    def _come_back(self, salt: int, brought: bytes) -> None:
+        """All who are away resume, and say what they bring along."""
+        for number, (peer, away) in enumerate(sorted(self.master._run.away.items())):
+            if salt >> 4 and number == 0:
+                continue  # one stays away
+            self.apply(["open"])
+            conn, epoch = self.last_conn, self.master._run.groups[away.group].epoch
+            older = epoch - (salt & 1 and number % 2)
+            resume = m.Resume(1, peer, self.fence - 1, older, away.group, "h", "n", ["10.0.0.1"], 9, NONCE, b"", b"")
+            self.apply(["claim", conn, encode(resume).hex()])
+            if conn in self.doors:
+                self.peers[conn] = peer
+                self.doors[conn].data_received(frame(FrameKind.MESSAGE, brought))
 
     def _members(self) -> dict[int, Any]:
         """The connections of accepted peers, and their groups."""
@@ -289,7 +305,25 @@ class MasterRun:
         graphs = [each for each in self.heard.get(conn, []) if isinstance(each, m.ProbeGraph)]
         me = self.peers.get(conn, 0)
         out = graphs[-1].out if graphs else []
-        fits = [EdgeFit(me, each.node, beta_ns=5, pairs=9, sent=9, delay_p50_ns=9) for each in out]
+        plain = EdgeFit(
+            me,
+            0,
+            t0_ns=self.now - 300 * MS,
+            half_ns=300 * MS,
+            beta_ns=5,
+            sigma_ns=10.0,
+            sigma_alpha=1e-9,
+            low=(-50, -50, -50),
+            high=(50, 50, 50),
+            residual_ns=5.0,
+            delay_min_ns=9_000,
+            delay_p50_ns=9_500,
+            delay_p99_ns=9_900,
+            sent=90,
+            pairs=90,
+            estimator="hull",
+        )
+        fits = [msgspec.structs.replace(plain, dst=each.node) for each in out]
         return RoundReport(round, 1, self.now - 600 * MS, self.now, 7, fits, self.now)
 
     # What comes next
@@ -298,12 +332,18 @@ class MasterRun:
         """A step that makes sense, or none at all, in the present state."""
         conns = list(self.doors)
         joined = list(self.peers)
+        if self.master._run.away and rng.random() < 0.3:
+            return [
+                "back",
+                rng.randrange(32),
+                encode(m.Returned(ballot=self.ballot, installed=rng.random() < 0.5)).hex(),
+            ]
         if not conns or rng.random() < 0.06:
             return ["open"]
         conn = rng.choice(joined) if joined and rng.random() < 0.7 else rng.choice(conns)
         values = Values(rng, self._hints(conn))
-        absurd = rng.choice((0.0, 0.05, 0.3))
-        match rng.choices(range(16), (12, 14, 30, 8, 5, 8, 2, 2, 1, 6, 3, 2, 10, 4, 4, 3))[0]:
+        absurd = rng.choice((0.0, 0.0, 0.05, 0.3))
+        match rng.choices(range(16), (8, 24, 18, 6, 4, 14, 1, 1, 0.6, 10, 3, 1, 10, 4, 3, 3))[0]:
             case 12:
                 kind = rng.choice(("update", "pending", "sync", "sync", "optimize", "optimize"))
                 without = [conn] if rng.random() < 0.2 else []
@@ -321,7 +361,7 @@ class MasterRun:
             case 1:
                 return ["honest"]
             case 2:
-                message = values.of(m.ToMaster, absurd=absurd)
+                message = values.of(RoundReport if rng.random() < 0.15 else m.ToMaster, absurd=absurd)
                 if type(message) in PURPOSES and rng.random() < 0.8:
                     return ["claim", conn, encode(message).hex()]
                 return ["bytes", conn, message_frame(message).hex()]
@@ -341,6 +381,9 @@ class MasterRun:
                 return ["takeover"]
             case 9:
                 return ["beat", 0]
+            case 10 if self.master._run.away and rng.random() < 0.8:
+                brought = values.of(m.Returned, absurd=absurd) if rng.random() < 0.5 else m.Returned()
+                return ["back", rng.randrange(32), encode(brought).hex()]
             case 10:
                 away = sorted(self.master._run.away)
                 peer = rng.choice(away) if away else 1
@@ -395,6 +438,13 @@ class MasterRun:
             "hash": ["rf64"],
             "nonce": [NONCE],
             "window": [1, 2],
+            "t0_ns": [self.now],
+            "begin_ns": [self.now - 600 * MS],
+            "end_ns": [self.now],
+            "half_ns": [300 * MS],
+            "pairs": [90],
+            "sent": [90],
+            "lost": [0, 3],
             "listen_only": [False],
             "probes": [True, False],
         }
