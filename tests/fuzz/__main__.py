@@ -53,7 +53,7 @@ class Progress:
 def machines(progress: Progress, seconds: float, names: list[str], rng: Random) -> None:
     """Fresh scripts for each target in turn."""
     until, steps, known = time.monotonic() + seconds, dict.fromkeys(names, 0), set()
-    while names and time.monotonic() < until:
+    while time.monotonic() < until:
         for name in names:
             end = min(until, time.monotonic() + SLICE_S)
             while time.monotonic() < end:
@@ -150,7 +150,8 @@ def main() -> int:
     targets = [name for name in TARGETS if not only or name in only]
     unit_s = whole_s / (sum(parts.values()) + (1 - sum(SHARES.values()) if targets else 0))
     try:
-        machines(progress, unit_s * (1 - sum(SHARES.values())), targets, rng)
+        if targets:
+            machines(progress, unit_s * (1 - sum(SHARES.values())), targets, rng)
         if "properties" in parts:
             properties(progress, unit_s * parts["properties"], rng)
         if "live" in parts:
