@@ -128,3 +128,15 @@ def test_rounds_that_break_end_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "ZeroDivisionError" in answer.text
     stage.wait(1_000)
     assert [peer.peer for peer in stage.master.status(stage.now).peers] == [1, 2]
+
+
+def test_a_member_waits_in_one_call_at_a_time() -> None:
+    """A second vote while an optimisation has used up the first would begin another one."""
+    stage = NewRun()
+    stage.ring(2)
+    for conn in (1, 2):
+        stage.say(conn, m.Vote(5, "optimize", 2))
+    assert stage.master._run.optimisation is not None
+    stage.say(1, m.Vote(6, "optimize", 2))
+    assert 1 in stage.closed()
+    assert 2 not in stage.closed()
