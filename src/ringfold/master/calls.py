@@ -27,6 +27,7 @@ from ringfold.master.syncs import Syncs, check_offer
 from ringfold.master.topology import Topology
 from ringfold.master.verdicts import Cause
 from ringfold.master.words import CALL, names, seconds
+from ringfold.wire.decoding import checked
 from ringfold.wire.events import CallRefused
 from ringfold.wire.messages import (
     GroupId,
@@ -90,7 +91,7 @@ class Calls:
         if (vote.kind == "sync") != (vote.offer is not None):
             raise RemoteProtocolError("its vote has an offer where none belongs, or none where one does")
         if vote.offer is not None:
-            check_offer(vote.offer)
+            checked(check_offer, vote.offer)
         waits_in = self._used_up(peer)
         if not current or vote.ballot in waits_in or vote.ballot <= peer.answered:
             return

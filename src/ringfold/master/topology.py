@@ -42,6 +42,7 @@ from ringfold.topology.moonshot import Question
 from ringfold.topology.ring import Edge, edges_of
 from ringfold.topology.rounds import disjoint_rounds
 from ringfold.topology.solve import NoRing, Solution, best_ring, known_or, worth
+from ringfold.wire.decoding import checked
 from ringfold.wire.events import CallRefused, LinksMeasured, RingChosen
 from ringfold.wire.frames import Heartbeat
 from ringfold.wire.messages import GroupId, Measure, Measured, PeerId, Reason
@@ -167,7 +168,7 @@ class Topology:
         if not 0 < report.test <= self._run.tests:
             raise RemoteProtocolError(f"it reports measurement {report.test}, which nobody asked for")
         if not report.failed:
-            _check_figures(report)
+            checked(_check_figures, report)
         going = self._run.optimisation
         test = None if going is None else going.tests.get(report.test)
         if going is None or test is None:

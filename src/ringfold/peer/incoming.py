@@ -22,15 +22,15 @@ MAX_MEASURE_MS = 3_600_000
 
 def decode_from_master(body: bytes) -> FromMaster:
     """The message; RemoteProtocolError if it is none, or none that a master sends."""
-    said = frames.decode_from_master(body)
-    if (fault := checked(fault_of, said)) is not None:
-        raise RemoteProtocolError(f"{type(said).__name__}: {fault}")
-    return said
+    message = frames.decode_from_master(body)
+    if (fault := checked(fault_of, message)) is not None:
+        raise RemoteProtocolError(f"{type(message).__name__}: {fault}")
+    return message
 
 
-def fault_of(said: FromMaster) -> str | None:
+def fault_of(message: FromMaster) -> str | None:
     """What is wrong with the message by itself, whatever the state; None if nothing is."""
-    match said:
+    match message:
         case Welcome(peer=peer, fence=fence, liveness=liveness):
             if not 0 < peer < _U63:
                 return f"{peer} is no peer's number"
@@ -38,13 +38,13 @@ def fault_of(said: FromMaster) -> str | None:
         case Resumed(fence=fence, liveness=liveness):
             return _fence_fault(fence) or _liveness_fault(liveness)
         case Record():
-            return _record_fault(said)
+            return _record_fault(message)
         case messages.Seal(epoch=epoch) | messages.Installed(epoch=epoch):
             return None if 0 <= epoch < _U32 else f"there is no epoch {epoch}"
         case messages.Registrations(count=count):
             return None if 0 <= count < _U63 else f"there are no {count} registrations"
         case SyncPlan():
-            return _plan_fault(said)
+            return _plan_fault(message)
         case Measure(test=test, other=other, most_ms=most_ms):
             if not 0 <= test < _U63 or not 0 < most_ms <= MAX_MEASURE_MS:
                 return f"measurement {test} for {most_ms} ms"

@@ -30,6 +30,7 @@ from ringfold.state.manifest import Snapshot
 from ringfold.state.memory import Bytes, block_range
 from ringfold.state.serve import Piece, Refusal, Shelf, wanted_of
 from ringfold.wire import frames
+from ringfold.wire.decoding import checked
 from ringfold.wire.messages import HashKind, Member, Message, PeerId, Refused, SyncPlan, SyncReport
 from ringfold.wire.visiting import BlocksWanted, Hashes, HashesWanted, Have
 
@@ -271,10 +272,10 @@ class Syncing:
     def _visitor_says(self, sync: _Sync, conn: int, said: Message) -> list[Effect]:
         match said:
             case HashesWanted(keys=keys):
-                lists = sync.shelf.hashes_for(keys)
+                lists = checked(sync.shelf.hashes_for, keys)
                 return [SendMessage(conn, Refused(lists.text) if isinstance(lists, Refusal) else Hashes(lists))]
             case BlocksWanted(blocks=wanted):
-                pieces = sync.shelf.blocks_for(wanted)
+                pieces = checked(sync.shelf.blocks_for, wanted)
                 if isinstance(pieces, Refusal):
                     return [SendMessage(conn, Refused(pieces.text))]
                 sync.sent_to[conn] = wanted
