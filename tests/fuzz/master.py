@@ -219,8 +219,12 @@ class MasterRun:
             self.doors[conn].data_received(message_frame(message))
 
     def _beat(self, ms: int, stalled: list[int]) -> None:
-        """All beat; with `ms`, members have been in an op for so long, and those named could not send."""
-        members = self._members()
+        """All beat; with `ms`, members have been in an op for so long, and those named could not send. With -1 among
+        these, peers that are no members claim the same."""
+        members, run = self._members(), self.master._run
+        if -1 in stalled:
+            known = {conn: run.peers[peer].group for conn, peer in self.peers.items() if peer in run.peers}
+            members = {conn: run.groups[group] for conn, group in known.items()}
         for conn in list(self.peers):
             self.beats[conn] = self.beats.get(conn, 0) + 1
             beat = Heartbeat(self.beats[conn], self.last_beat)
@@ -353,7 +357,7 @@ class MasterRun:
             case 14:
                 return ["edge", rng.choice(("lost", "failed")), rng.randrange(8)]
             case 15:
-                return ["beat", rng.choice((150, 2_000, 9_000, 2**32 - 1)), *([conn] if rng.random() < 0.5 else [])]
+                return ["beat", rng.choice((150, 2_000, 9_000, 2**32 - 1)), *rng.choice(([], [conn], [-1], [-1, conn]))]
             case 0:
                 group = rng.choice((0, 0, 0, 1))
                 hello = m.Hello(1, group, "h", f"n{conn}", ["10.0.0.1"], 9, NONCE, b"", rng.random() < 0.7)
