@@ -65,7 +65,7 @@ from ringfold.wire import messages as m
 from ringfold.wire.answers import Reason
 from ringfold.wire.frames import MAX_FRAME_BYTES, encode
 from ringfold.wire.proof import prove
-from ringfold.wire.visiting import OnVisit
+from ringfold.wire.visiting import BlocksWanted, Hashes, HashesWanted, Have, OnVisit
 from tests.fuzz.values import Values, damaged
 
 MS = 1_000_000
@@ -97,6 +97,7 @@ class PeerRun:
         self.hellos: dict[int, m.Message] = {}
         """The last thing that the peer said on it."""
         self.expected: dict[int, list[tuple[int, int]]] = {}
+        self.counted: dict[int, tuple[int, int]] = {}
         self.others = [1, 3, 4]
         self.arrays = {"a": np.zeros(64, np.uint8), "b": np.ones(5, np.float32)}
         self.other_arrays = {"a": np.ones(64, np.uint8), "b": np.zeros(5, np.float32)}
@@ -217,8 +218,11 @@ class PeerRun:
                 self.step(LinkLost(peer, outgoing, "cut"))
             case ["blocks", conn, bad]:
                 self._blocks(conn, bad)
-            case ["sample", conn, received] if self.conns.get(conn) == "bulk":
-                self.step(Sampled(conn, 30 * MS, 25 * MS, received))
+            case ["sample", conn, received, *looks] if self.conns.get(conn) == "bulk":
+                for _ in range((looks or [1])[0]):  # the engine's counts only grow
+                    at, count = self.counted.get(conn, (0, 0))
+                    self.counted[conn] = at, count = at + 25 * MS, count + received
+                    self.step(Sampled(conn, at, at, count))
             case ["silent"]:
                 if self.machine._control.conn is not None:
                     self.step(Silent(self.machine._control.conn, 99_999))
@@ -372,11 +376,8 @@ class PeerRun:
         if dialled and rng.random() < 0.5:
             return ["open", rng.choice(dialled)]
         bulk = [each for each, kind in self.conns.items() if kind == "bulk"]
-        if bulk and rng.random() < 0.4:
-            conn = rng.choice(bulk)
-            if rng.random() < 0.3:
-                return ["blocks", conn, [rng.randrange(4) for _ in range(rng.choice((0, 0, 1, 2)))]]
-            return ["body", conn, encode(self._on_visit(rng)).hex()]
+        if bulk and rng.random() < 0.5:
+            return self._visiting(rng, rng.choice(bulk))
         shaking = [each for each, kind in self.conns.items() if kind in ("opened", "accepted")]
         if shaking and rng.random() < 0.4:
             conn = rng.choice(shaking)
@@ -455,12 +456,35 @@ class PeerRun:
         ]
         return rng.choice(plain)
 
+    def _visiting(self, rng: Random, conn: int) -> Step:
+        """What the other end of an open visit does next: what it was asked for, mostly."""
+        visit, last = self.machine._visits.open.get(conn), self.hellos.get(conn)
+        if visit is None or rng.random() < 0.1:
+            return ["body", conn, encode(self._on_visit(rng)).hex()]
+        if visit.errand[0] == "measure":
+            rate = encode(msgspec.convert({"type": "rate", "bytes_per_s": 1e6}, OnVisit))
+            samples = ["sample", conn, rng.choice((10**5, 10**6, 10**7)), rng.randrange(1, 40)]
+            return samples if rng.random() < 0.8 else ["body", conn, rate.hex()]
+        if self.expected.get(conn) and rng.random() < 0.7:
+            return ["blocks", conn, [rng.randrange(4) for _ in range(rng.choice((0, 0, 0, 1, 2)))]]
+        if isinstance(last, HashesWanted) and rng.random() < 0.8:
+            lists = [(key, self._hashes(key)) for key in last.keys]
+            return ["body", conn, encode(Hashes(lists)).hex()]
+        wanted: list[m.Message] = [
+            HashesWanted([0]),
+            HashesWanted([0, 1]),
+            BlocksWanted([(0, 0)]),
+            BlocksWanted([(0, 0), (1, 0)]),
+            BlocksWanted([(1, rng.choice((0, 1, 2**63 - 1, -1)))]),
+        ]
+        given: list[m.Message] = [Have([(0, 0, 1)]), Have([]), Have([(1, 0, 1)]), Hashes([(0, self._hashes(0))])]
+        return ["body", conn, encode(rng.choice(given if visit.is_visitor else wanted)).hex()]
+
     def _on_visit(self, rng: Random) -> m.Message:
-        """What a source or a visitor of the present sync may say."""
-        digest = 8
+        """Anything that may come on a visit, in turn or not."""
         choices: list[Any] = [
             {"type": "hashes_wanted", "keys": [0, 1]},
-            {"type": "hashes", "lists": [[0, bytes(digest)]]},
+            {"type": "hashes", "lists": [[0, bytes(8)]]},
             {"type": "hashes", "lists": [[0, self._hashes(0)], [1, self._hashes(1)]]},
             {"type": "blocks_wanted", "blocks": [[0, 0]]},
             {"type": "have", "ranges": [[0, 0, 1]]},
