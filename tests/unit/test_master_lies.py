@@ -9,6 +9,7 @@ from ringfold.wire.frames import Announced, Heartbeat
 from ringfold.wire.probing import ProbeAnswer
 from ringfold.wire.proof import prove
 from tests.unit.test_master import Stage as NewRun
+from tests.unit.test_master import hello
 from tests.unit.test_master_journal import NONCE, TOKEN, Stage, sent, taken_over
 
 
@@ -140,3 +141,22 @@ def test_a_member_waits_in_one_call_at_a_time() -> None:
     stage.say(1, m.Vote(6, "optimize", 2))
     assert 1 in stage.closed()
     assert 2 not in stage.closed()
+
+
+@pytest.mark.parametrize(
+    ("facts", "why"),
+    [
+        ({"name": "n" * 1_025}, "more than 1024 letters"),
+        ({"host": "h" * 1_025}, "more than 1024 letters"),
+        ({"addresses": ["1" * 1_025]}, "more than 1024 letters"),
+        ({"addresses": ["10.0.0.1"] * 65}, "65 addresses"),
+        ({"addresses": ["10.0.0.1\x1b[2J"]}, "not printable"),
+    ],
+)
+def test_what_goes_into_every_record_is_short_and_printable(facts: dict[str, object], why: str) -> None:
+    """A few thousand such names would make a record that no frame can hold."""
+    stage = NewRun()
+    stage.open(1)
+    [refused] = stage.say(1, hello(1, **facts))
+    assert isinstance(refused, m.Refused)
+    assert why in refused.reason

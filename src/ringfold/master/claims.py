@@ -11,6 +11,8 @@ from ringfold.wire.proof import proven
 OLDEST_VERSION = PROTOCOL_VERSION
 MIN_NONCE_BYTES = 16
 MAX_GROUP = (1 << 31) - 1
+MAX_ADDRESSES = 64
+MAX_TEXT_CHARS = 1_024
 
 Claim = Hello | Resume | StatusRequest | NodeHello | ProbeCommand
 """The first message of a connection, with a proof."""
@@ -35,5 +37,15 @@ def check_facts(hello: Hello) -> None:
         raise RemoteProtocolError(f"nobody can reach it at {hello.addresses} port {hello.port}")
     if not 1 <= hello.paths <= min(len(hello.addresses), MAX_PATHS):
         raise RemoteProtocolError(f"{hello.paths} paths over {len(hello.addresses)} addresses")
-    if not (hello.name.isprintable() and hello.host.isprintable()):
-        raise RemoteProtocolError("its name or host is not printable")
+    check_names(hello)
+
+
+def check_names(hello: Hello | NodeHello) -> None:
+    """Every member gets these texts in a record, and `ringfold status` shows them: short ones, and printable."""
+    if len(hello.addresses) > MAX_ADDRESSES:
+        raise RemoteProtocolError(f"it has {len(hello.addresses)} addresses (limit {MAX_ADDRESSES})")
+    texts = (hello.name, hello.host, *hello.addresses)
+    if not all(text.isprintable() for text in texts):
+        raise RemoteProtocolError("its name, its host or an address is not printable")
+    if max(map(len, texts)) > MAX_TEXT_CHARS:
+        raise RemoteProtocolError(f"its name, its host or an address has more than {MAX_TEXT_CHARS} letters")

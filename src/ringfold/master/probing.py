@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from msgspec import structs
 
 from ringfold.errors import RemoteProtocolError
+from ringfold.master.claims import check_names
 from ringfold.master.events import Conn, Ns, Send
 from ringfold.master.run import Connection, Run
 from ringfold.probe.rounds_events import (
@@ -28,7 +29,7 @@ from ringfold.probe.rounds_events import (
     Tick,
 )
 from ringfold.probe.rounds_master import RoundMaster
-from ringfold.wire.decoding import reason_of
+from ringfold.wire.decoding import checked, reason_of
 from ringfold.wire.events import ProbeNote, ProbingBroke, RoundDone
 from ringfold.wire.messages import Hello
 from ringfold.wire.probing import (
@@ -84,8 +85,7 @@ class Probing:
         """A process that only probes is let in; `proof` is what it is welcomed with."""
         if not 1 <= hello.port <= 65_535 or not hello.addresses:
             raise RemoteProtocolError(f"nobody can probe it at {hello.addresses} port {hello.port}")
-        if not (hello.name.isprintable() and hello.host.isprintable()):
-            raise RemoteProtocolError("its name or host is not printable")
+        checked(check_names, hello)
         if min(hello.last.fence, hello.last.sequence) < 0:
             raise RemoteProtocolError(f"there is no round {hello.last}")
         if fault := _unreachable(hello.addresses[0]) or self._full():
