@@ -171,8 +171,8 @@ def drawn(rng: Random) -> tuple[list[Step], BaseException | None]:
                 raw = PARSERS[name][2](Values(rng))
             if rng.random() < 0.8:
                 raw = damaged(rng, raw)
-            script = [[name, raw.hex()]]
-            replayed(script)
+            script.append([name, raw.hex()])
+            replayed(script[-1:])
     except Exception as error:
         return script, error
     return script, None

@@ -12,6 +12,7 @@ from random import Random
 
 import pytest
 
+from tests.fuzz.__main__ import main
 from tests.fuzz.targets import CORPUS, TARGETS, fault_of, keep, name_of, shrunk
 
 SCRIPTS = {"parsers": 60, "master": 60, "peer": 200, "agent": 60}
@@ -49,3 +50,18 @@ def test_a_finding_is_kept_small_and_by_its_name(tmp_path: Path, monkeypatch: py
     assert len(kept["script"]) == 1
     assert isinstance(fault_of("master", kept["script"]), ZeroDivisionError)
     assert shrunk("master", kept["script"], name_of("master", error)) == kept["script"]
+
+
+def test_the_runner_says_by_its_status_whether_it_found_something(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("tests.fuzz.targets.CORPUS", tmp_path)
+    monkeypatch.setattr("tests.fuzz.__main__.ROOT", tmp_path)
+    monkeypatch.setattr("sys.argv", ["fuzz", "--minutes", "0.01", "--only", "agent", "--seed", "1"])
+    assert main() == 0
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr("ringfold.agent.registry.canonical", lambda text: 1 // 0)
+    assert main() == 1
+    [kept] = tmp_path.iterdir()
+    assert kept.name.startswith("agent-ZeroDivisionError-")
+    assert "1 found" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
+from ringfold.config import SETTINGS
 from ringfold.errors import RemoteProtocolError
 from ringfold.peer.effects import CloseConn, Effect, Ended
 from ringfold.peer.events import Opened
@@ -23,6 +24,16 @@ OP = m.Verdict(m.OpRef(0, 0), commit=False)
 @pytest.mark.parametrize("message", [WELCOME, RECORD, PLAN, MEASURE, m.Seal(1, ""), m.Registrations(0)])
 def test_what_a_master_sends_is_let_through(message: m.FromMaster) -> None:
     assert decode_from_master(encode(message)) == message
+
+
+def test_the_highest_settings_of_a_master_are_let_through() -> None:
+    """The limits here are there for what cannot be meant, not for what is merely large."""
+    high = {setting.name: setting.high for setting in SETTINGS}
+    longest = m.Liveness(int(high["heartbeat_ms"]), int(high["suspect_after_ms"]), int(high["evict_after_ms"]))
+    decode_from_master(encode(replace(WELCOME, liveness=longest)))
+    small = 4 * int(high["small_bytes"])
+    large = replace(RECORD, lanes=int(high["lanes"]), small_bytes=small, segment_bytes=int(high["segment_bytes"]))
+    decode_from_master(encode(large))
 
 
 @pytest.mark.parametrize(

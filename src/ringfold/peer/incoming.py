@@ -18,6 +18,8 @@ MAX_MEMBERS = 65_535
 MAX_LANES = 4_096
 """Of one link: far more than the setting `lanes` allows."""
 MAX_MEASURE_MS = 3_600_000
+MAX_EVICT_MS = 24 * 3_600_000
+"""Far more than the setting allows; a peer waits a few times as long, and the engine counts that in 31 bits."""
 
 
 def decode_from_master(body: bytes) -> FromMaster:
@@ -58,7 +60,7 @@ def _fence_fault(fence: int) -> str | None:
 
 
 def _liveness_fault(liveness: Liveness) -> str | None:
-    if 0 < liveness.heartbeat_ms < liveness.evict_after_ms < _I31 // 1_000:
+    if 0 < liveness.heartbeat_ms < liveness.evict_after_ms <= MAX_EVICT_MS:
         return None
     return f"a heartbeat every {liveness.heartbeat_ms} ms, and eviction after {liveness.evict_after_ms} ms"
 
