@@ -28,7 +28,7 @@ def test_what_a_master_sends_is_let_through(message: m.FromMaster) -> None:
 
 def test_the_highest_settings_of_a_master_are_let_through() -> None:
     """The limits here are there for what cannot be meant, not for what is merely large."""
-    high = {setting.name: setting.high for setting in SETTINGS}
+    high = {setting.name: setting.high for setting in SETTINGS.values()}
     longest = m.Liveness(int(high["heartbeat_ms"]), int(high["suspect_after_ms"]), int(high["evict_after_ms"]))
     decode_from_master(encode(replace(WELCOME, liveness=longest)))
     small = 4 * int(high["small_bytes"])
