@@ -5,9 +5,10 @@ import pytest
 from ringfold.master.events import Beat, Effect, Opened
 from ringfold.wire import messages as m
 from ringfold.wire.events import ProbingBroke
-from ringfold.wire.frames import Announced, Heartbeat
-from ringfold.wire.probing import ProbeAnswer
+from ringfold.wire.frames import Announced, Heartbeat, encode, message_frame
+from ringfold.wire.probing import ProbeAnswer, RoundAlarm, RoundId
 from ringfold.wire.proof import prove
+from tests.fuzz.master import MasterRun
 from tests.unit.test_master import Stage as NewRun
 from tests.unit.test_master import hello
 from tests.unit.test_master_journal import NONCE, TOKEN, Stage, sent, taken_over
@@ -160,3 +161,13 @@ def test_what_goes_into_every_record_is_short_and_printable(facts: dict[str, obj
     [refused] = stage.say(1, hello(1, **facts))
     assert isinstance(refused, m.Refused)
     assert why in refused.reason
+
+
+def test_an_alarm_of_a_node_is_no_lie() -> None:
+    """A peer whose edge strays in the middle of a window sends an alarm, in bytes, and stays in the run."""
+    run = MasterRun()
+    for step in (["open"], ["claim", 1, encode(hello(1, probes=True)).hex()], ["honest"]):
+        run.apply(step)
+    alarm = RoundAlarm(RoundId(1, 1), 1, 2, 500_000, 0)
+    run.apply(["bytes", 1, message_frame(alarm).hex()])
+    assert 1 in run.peers

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringfold.errors import RemoteProtocolError
-from ringfold.wire import frames, messages, visiting
+from ringfold.probe.rounds_events import ToRoundMaster
+from ringfold.wire import answers, frames, messages, probing, returning, status, visiting
 from ringfold.wire.frames import (
     DESCRIPTOR_BYTES,
     MAX_FRAME_BYTES,
@@ -103,10 +104,17 @@ def test_every_message_belongs_to_a_direction() -> None:
     known = {kind for union in unions for kind in get_args(union)}
     defined = {
         thing
-        for thing in (*vars(messages).values(), *vars(visiting).values())
+        for module in (messages, visiting, probing, answers, returning, status)
+        for thing in vars(module).values()
         if isinstance(thing, type) and issubclass(thing, messages.Message) and thing is not messages.Message
     }
     assert defined == known
+
+
+@pytest.mark.parametrize("kind", get_args(ToRoundMaster), ids=lambda kind: kind.__name__)
+def test_the_master_understands_what_a_node_sends(kind: type[messages.Message]) -> None:
+    """A node whose clock jumped sends an alarm: the master must not take it for a stranger."""
+    assert kind in get_args(messages.ToMaster)
 
 
 @given(st.binary(max_size=200))

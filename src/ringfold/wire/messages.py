@@ -41,6 +41,7 @@ from ringfold.wire.probing import (
     ProbeCommand,
     ProbeGraph,
     ProbeHalt,
+    RoundAlarm,
     RoundClock,
     RoundEnd,
     RoundReport,
@@ -459,6 +460,7 @@ ToMaster = (
     | NodeHello
     | ProbeCommand
     | RoundReport
+    | RoundAlarm
 )
 FromMaster = (
     Challenge
