@@ -21,7 +21,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet
 NATIVE := $(shell find native include -type f \( -name '*.cpp' -o -name '*.hpp' -o -name '*.h' -o -name '*.inc' -o -name 'CMakeLists.txt' \) 2>/dev/null)
 STEP = @printf '\033[1m== %s\033[0m\n' "$(1)"
 
-.PHONY: help demo test check lint types tidy sim soak fuzz bench native-test native-check docs clean
+.PHONY: help demo test check lint types tidy sim soak fuzz fuzz-native bench native-test native-check native-check-address native-check-thread tsan-e2e docs clean
 
 help:
 	@cat <<'TEXT'
@@ -33,7 +33,9 @@ help:
 	make soak          real peers and masters, then ranks and stores, killed and frozen, SOAK_MINUTES=10 each
 	make fuzz          hostile input and fresh examples for MINUTES=10; what is found is kept in tests/fuzz/corpus
 	make bench         a short all-reduce benchmark; BENCH="recovery --peers 4" for another
-	make native-check  the native tests under ASan and UBSan
+	make native-check  the native tests under ASan and UBSan, then under TSan
+	make tsan-e2e      some of the tests with real processes, with the native module under TSan
+	make fuzz-native   the native parsers under libFuzzer, all of them for MINUTES=10 together (needs clang)
 	make coverage      the lines of Python and native code that the tests run; build/coverage/coverage.json has them all
 	make same-results  compare the outcomes of two runs: make test RESULTS=build/one, then the same with OTHER=build/one
 	make docs          write the reference pages again
@@ -100,9 +102,20 @@ demo: .venv/.ready
 
 test: .venv/.ready native-test
 	$(call STEP,unit tests$(comma) transcripts$(comma) simulation)
-	$(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist worksteal tests/unit tests/transcripts tests/fuzz tests/sim
-	$(call STEP,the native module$(comma) real processes)
-	$(BIN)/python -m pytest -q tests/native tests/e2e
+	$(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist worksteal $(call JUNIT,pure) tests/unit tests/transcripts tests/fuzz tests/sim
+	$(call STEP,the native module$(comma) real processes: those that wait$(comma) side by side$(comma) then the others$(comma) in turn)
+	$(BIN)/python -m pytest -q -n 4 --dist worksteal -m waiting $(call JUNIT,waiting) tests/e2e
+	$(BIN)/python -m pytest -q -m 'not waiting' $(call JUNIT,real) tests/native tests/e2e
+	$(BIN)/python tests/results.py $(RESULTS)
+
+# The outcome of every test, as JUnit files; `make same-results RESULTS=one OTHER=two` compares two runs.
+RESULTS ?= build/results
+OTHER ?= build/results-before
+JUNIT = --junitxml=$(RESULTS)/$(1).xml
+
+.PHONY: same-results
+same-results: .venv/.ready
+	@$(BIN)/python tests/results.py $(RESULTS) $(OTHER)
 
 check: lint types tidy
 
@@ -148,7 +161,7 @@ docs: .venv/.ready
 	$(BIN)/python -m ringfold.cli.reference docs/reference
 	$(BIN)/python -m nanobind.stubgen -q -m ringfold._native -o src/ringfold/_native.pyi
 
-# The native tests know no Python: once as shipped and once, by plain CMake, with the sanitizers
+# The native tests know no Python: once as shipped, and once with each of the sanitizers, by plain CMake
 
 native-test: .venv/.ready
 	$(call STEP,native tests)

@@ -56,7 +56,7 @@ class Threads {
 // An engine and the thread that takes its events, as a peer's session does.
 class Peer {
  public:
-  explicit Peer(Ns spin) : engine(EngineSettings{spin, 1 << 16, "host"}) {
+  explicit Peer(Ns spin) : engine(EngineSettings{.spin = spin, .same_host_buffer = 1 << 16, .congestion = "host"}) {
     port = engine.listen("127.0.0.1", 0, 1);
     session_ = std::thread([this] { take_events(); });
   }

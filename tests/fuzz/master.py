@@ -250,6 +250,8 @@ class MasterRun:
 
     def _done(self, salt: int) -> None:
         for conn, group in self._members().items():
+            if conn not in self.peers:
+                continue  # it was dropped for what another one has just sent
             rank = group.ring.index(self.peers[conn])
             descriptor = bytes([salt & 1 and conn % 2]) * 32
             done = Done(group.epoch, 0, self.sequence, rank, descriptor, 0, b"payload")

@@ -256,11 +256,11 @@ class PeerRun:
     def _op(self, word: str) -> None:
         match word:
             case "mismatch":
-                self.step(Mismatch(1, 0, 0, bytes(32), b"\1" * 32))
+                self.step(Mismatch(1, self.machine.engine_epoch, 0, 0, bytes(32), b"\1" * 32))
             case "timeout":
-                self.step(OpTimedOut(0, 0, 9))
+                self.step(OpTimedOut(self.machine.engine_epoch, 0, 0, 9))
             case _:
-                self.step(OpCancelled(0, 0))
+                self.step(OpCancelled(self.machine.engine_epoch, 0, 0))
 
     def _blocks(self, conn: int, bad: list[int]) -> None:
         """The engine has a batch, or found that what it was to send has changed."""

@@ -1,6 +1,5 @@
 """Whole runs under drawn faults keep every promise, and the simulation is deterministic and says how to replay."""
 
-
 import numpy as np
 import pytest
 

@@ -53,6 +53,7 @@ from ringfold.runtime import server as rim
 from ringfold.runtime.clock import monotonic_ns, unix_ns
 from ringfold.runtime.datagrams import DatagramPort
 from ringfold.runtime.local import BACKLOG, identity, listen_unix, own_directory, touch
+from ringfold.runtime.log_limit import LogRateLimiter
 from ringfold.wire.agent import HINTS_NAME, SOCKET_NAME
 from ringfold.wire.telemetry import Gate, GateSettings
 
@@ -273,7 +274,7 @@ class AgentServer:
             try:
                 if not isinstance(event, ClientSaid | Datagram | Observed):
                     raise
-                self._complain("the agent broke at %r", event, exc_info=True)
+                self._warn("the agent broke at %r", event, exc_info=True)
                 if isinstance(event, ClientSaid):
                     self._do_all(
                         ClientMalformed(event.client, f"the agent broke at its {type(event.message).__name__}")
@@ -288,9 +289,9 @@ class AgentServer:
         for effect in self._machine.step(monotonic_ns(), event):
             self._do(effect)
 
-    def _complain(self, text: str, *facts: object, exc_info: bool = False) -> None:
-        if (silent := self._complaints.take(monotonic_ns())) is not None:
-            more = f" ({silent} others were not written down)" if silent else ""
+    def _warn(self, text: str, *facts: object, exc_info: bool = False) -> None:
+        """Log what a client did, or what came of it. Lines that differ by the client's number alone are the same."""
+        if (more := self._log_limit.take(monotonic_ns(), f"{text}: {facts[-1]}")) is not None:
             _log.warning(text + "%s", *facts, more, exc_info=exc_info)
 
     def _do(self, effect: Effect) -> None:
@@ -309,7 +310,7 @@ class AgentServer:
             case PairWent(pair):
                 self._surroundings.pair_went(pair)
             case Drop(client, why):
-                self._complain("client %d is dropped: %s", client, why)
+                self._warn("client %d is dropped: %s", client, why)
                 if (door := self._doors.pop(client, None)) is not None:
                     door.leave()
             case _:

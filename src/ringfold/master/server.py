@@ -57,7 +57,7 @@ from ringfold.runtime.entropy import random_bytes
 from ringfold.runtime.log_limit import LogRateLimiter
 from ringfold.store import StoreClient, open_store
 from ringfold.topology.moonshot import Question, decode_answer
-from ringfold.wire.events import Notice, RoundDone
+from ringfold.wire.events import ConnectionDropped, Notice, RoundDone
 from ringfold.wire.frames import (
     MAX_FRAME_BYTES,
     evidence_frame,

@@ -271,7 +271,7 @@ class Visits:
             return None
         arrived = Arrived(errand, hello.source, conn, False, round_trip_ns)
         self.open[conn] = arrived
-        welcome = VisitWelcome(prove(expected.secret, "visit_welcome", hello.nonce, nonce))
+        welcome = VisitWelcome(prove(expected.key, "visit_welcome", hello.nonce, nonce))
         return [SendMessage(conn, welcome), MakeBulk(conn)], arrived
 
     def _fault_of(self, nonce: bytes, hello: VisitHello) -> str | None:
