@@ -770,6 +770,15 @@ def vote(ballot: int = 1, timeout_ms: int = 1_000, progress: tuple[tuple[int, in
     return CallVote(ballot, "update", 2, timeout_ms * MS, progress)
 
 
+def test_a_call_has_waited_since_the_program_made_it() -> None:
+    """Not since its event was taken: an error would tell of less time than the program gave."""
+    peer = member()
+    peer.now_ns += 40 * MS
+    peer.step(replace(vote(timeout_ms=1_000), called_ns=peer.now_ns - 30 * MS, deadline_ns=peer.now_ns + 970 * MS))
+    [withdrawn] = [each for each in said(peer.later(970)) if isinstance(each, messages.VoteWithdrawn)]
+    assert withdrawn.waited_ms == 1_000
+
+
 def test_a_vote_is_cast_in_the_steady_epoch_with_its_progress() -> None:
     effects = member().step(vote(progress=((0, 4),)))
     assert said(effects) == [messages.Vote(1, "update", 1, 2, [(0, 4)])]

@@ -36,7 +36,9 @@ class Calls:
 
     def ask(self, now_ns: int, call: CallVote, engine_epoch: Epoch, steady_epoch: Epoch | None) -> list[Vote]:
         assert call.ballot not in self._waiting
-        self._waiting[call.ballot] = _Call(call, engine_epoch, now_ns, call.deadline_ns)
+        self._waiting[call.ballot] = _Call(
+            call, engine_epoch, now_ns if call.called_ns is None else call.called_ns, call.deadline_ns
+        )
         return [] if steady_epoch is None else self.cast(steady_epoch)
 
     def cast(self, epoch: Epoch) -> list[Vote]:

@@ -161,7 +161,8 @@ class CallJoin:
 class CallVote:
     """The program waits in a call of the run, or of its group (a sync, with the state as it is now).
 
-    `progress` counts its ops per tag in the installed epoch.
+    `progress` counts its ops per tag in the installed epoch. `called_ns`: when the program called, which may be a while
+    before this event is taken; None: now. The time that an error speaks of begins there, as the deadline does.
     """
 
     ballot: int
@@ -171,6 +172,7 @@ class CallVote:
     progress: tuple[tuple[Tag, int], ...] = ()
     offer: Offer | None = None
     snapshot: Snapshot | None = None
+    called_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

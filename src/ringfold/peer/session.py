@@ -158,9 +158,10 @@ class Session:
             self._last_ballot += 1
             ballot = self._last_ballot
             try:
-                deadline_ns = monotonic_ns() + int(timeout_s * S)
+                called_ns = monotonic_ns()
+                deadline_ns = called_ns + int(timeout_s * S)
                 progress = tuple(self.engine.progress())
-                self._call(CallVote(ballot, kind, min_world, deadline_ns, progress, offer, snapshot))
+                self._call(CallVote(ballot, kind, min_world, deadline_ns, progress, offer, snapshot, called_ns))
                 while ballot not in self._outcomes and not self.is_over:
                     self._changed.wait()
             except BaseException:
