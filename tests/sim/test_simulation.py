@@ -1,5 +1,7 @@
 """Whole runs under drawn faults keep every promise, and the simulation is deterministic and says how to replay."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 
@@ -29,7 +31,7 @@ from ringfold.testing import (
 from ringfold.testing.__main__ import main
 from ringfold.wire.messages import CallDone
 
-DRAWN_SEEDS = 200
+DRAWN_SEEDS = 250
 REGRESSIONS = {
     5014: "heartbeats waited behind a large seal in a tiny window, and peers were evicted for it",
 }
@@ -51,6 +53,10 @@ def test_drawn_runs_keep_every_promise() -> None:
     assert sum(outcome.aborted for outcome in outcomes) > 0
     assert sum(outcome.epochs for outcome in outcomes) > 2 * DRAWN_SEEDS
     assert sum(sum(outcome.faults.values()) for outcome in outcomes) > DRAWN_SEEDS
+    syncs = sum((Counter(outcome.syncs) for outcome in outcomes), Counter[str]())
+    failures = {f"failed with {error}" for error in ("StateLost", "RevisionViolation", "StateError")}
+    assert failures | {"fetches"} <= syncs.keys()
+    assert syncs["finished"] > DRAWN_SEEDS
 
 
 @pytest.mark.parametrize("seed", REGRESSIONS)
