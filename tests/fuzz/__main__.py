@@ -16,6 +16,7 @@ import sys
 import time
 from pathlib import Path
 from random import Random, SystemRandom
+from typing import NamedTuple
 
 from tests.fuzz.targets import CORPUS, TARGETS, keep, name_of
 
@@ -68,8 +69,16 @@ def machines(progress: Progress, seconds: float, names: list[str], rng: Random) 
     progress.say(", ".join(f"{each} {count:,} steps" for each, count in steps.items()), now=True)
 
 
-def child(progress: Progress, what: str, command: list[str], seconds: float, env: dict[str, str]) -> tuple[int, str]:
-    """Run a child for so long at most, then ask it to end as Ctrl-C does. Its exit status, and what it wrote."""
+class Ended(NamedTuple):
+    """How a child ended, what it wrote, and whether it was asked to end."""
+
+    status: int
+    output: str
+    was_asked: bool
+
+
+def child(progress: Progress, what: str, command: list[str], seconds: float, env: dict[str, str]) -> Ended:
+    """Run a child for so long at most, then ask it to end as Ctrl-C does."""
     process = subprocess.Popen(
         command,
         cwd=ROOT,
@@ -84,7 +93,7 @@ def child(progress: Progress, what: str, command: list[str], seconds: float, env
         while True:
             try:
                 output = process.communicate(timeout=1.0)[0]
-                return process.returncode, output
+                return Ended(process.returncode, output, asked)
             except subprocess.TimeoutExpired:
                 spent = time.monotonic() - began
                 progress.say(f"{what} {spent:.0f} of {seconds:.0f} s")
@@ -92,7 +101,7 @@ def child(progress: Progress, what: str, command: list[str], seconds: float, env
                     asked = True
                     process.send_signal(signal.SIGINT)
                 if spent >= seconds + PATIENCE_S:
-                    return -1, f"{what} did not end within {PATIENCE_S:.0f} s after it was asked to"
+                    return Ended(-1, f"{what} did not end within {PATIENCE_S:.0f} s after it was asked to", asked)
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
@@ -108,9 +117,13 @@ def properties(progress: Progress, seconds: float, rng: Random) -> None:
         rng.shuffle(files)
         seed = rng.getrandbits(32)
         command = [sys.executable, "-m", "pytest", "-q", "-x", "-m", "hypothesis", "-p", "no:cacheprovider"]
-        command += ["--hypothesis-profile=fuzz", f"--hypothesis-seed={seed}", *map(str, files)]
-        status, output = child(progress, "properties", command, left, {})
+        command += ["--hypothesis-profile=fuzz", f"--hypothesis-seed={seed}"]
+        status, output, was_asked = child(progress, "properties", [*command, *map(str, files)], left, {})
         failed = re.findall(r"^FAILED (\S+)", output, re.MULTILINE)
+        if failed and was_asked:
+            # The interrupt may have struck where pytest takes it for the test's own exception: only the test can tell.
+            status, output, _ = child(progress, f"again: {failed[0]}", [*command, *failed], PATIENCE_S, {})
+            failed = failed if status == 1 else []
         for node in failed:
             name = "property-" + re.sub(r"\W+", "-", node.rpartition("::")[2]).strip("-")
             path = CORPUS / f"{name}.json"
@@ -127,7 +140,7 @@ def live(progress: Progress, seconds: float, rng: Random) -> None:
     seed = rng.getrandbits(32)
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "tests/e2e/test_hostile.py"]
     env = {"HOSTILE_SECONDS": f"{max(10.0, seconds):.0f}", "HOSTILE_SEED": str(seed)}
-    status, output = child(progress, f"live, seed {seed},", command, seconds + 120, env)
+    status, output, _ = child(progress, f"live, seed {seed},", command, seconds + 120, env)
     if status:
         CORPUS.mkdir(exist_ok=True)
         path = CORPUS / f"live-{seed}.txt"
