@@ -3,6 +3,7 @@
 import pytest
 
 from ringfold.iteration.record import Rules
+from ringfold.testing.__main__ import main
 from ringfold.testing.iterating import Simulated
 from ringfold.testing.iterating_naive import naive
 from ringfold.testing.iterating_parts import Story, Trouble
@@ -68,3 +69,12 @@ def test_a_minority_that_reaches_the_store_stands_still_with_a_quorum_and_goes_o
         sim.run()
         reached[name] = max(life.log[-1] for life in sim.lives)
     assert reached["quorum"] < reached["none"] / 2
+
+
+def test_the_command_sums_stories_up_and_replays_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--iterations", "--from", "40", "--seeds", "6", "--jobs", "1"]) == 0
+    shown = capsys.readouterr().out
+    assert "40" in shown
+    assert "violations" in shown
+    assert main(["--iterations", "--seed", "40"]) == 0
+    assert "Story(seed=40" in capsys.readouterr().out
