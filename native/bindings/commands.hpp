@@ -90,6 +90,20 @@ void bind_commands(nb::class_<Class>& cls, With with) {
       },
       "epoch"_a, "verdicts"_a, "default_reason"_a, "Decide every op of the sealed epoch.");
   cls.def(
+      "refuse",
+      [with](Class& self, std::uint64_t tag, std::uint64_t step, std::uint32_t call, const nb::bytes& reason) {
+        Bytes why = from_python(reason);
+        with(self, [&](Core& core, Ns) { core.refuse({tag, step, call}, std::move(why)); });
+      },
+      "tag"_a, "step"_a, "call"_a, "reason"_a, "This call fails, also if it has not been made here yet.");
+  cls.def(
+      "set_step",
+      [with](Class& self, std::uint64_t step) { with(self, [&](Core& core, Ns) { core.set_step(step); }); },
+      "step"_a, "The program begins this step (2**64 - 1: none): calls are counted from 0 again.");
+  cls.def(
+      "restart_calls", [with](Class& self) { with(self, [](Core& core, Ns) { core.restart_calls(); }); },
+      "Somebody was admitted: all members count their calls from 0 again.");
+  cls.def(
       "install",
       [with](Class& self, std::uint32_t epoch, std::uint32_t rank, std::uint32_t size, std::vector<PeerId> members,
              bool evidence_by_master, std::size_t small_bytes, std::size_t segment_bytes, std::uint32_t peers_here,

@@ -36,7 +36,8 @@ nb::tuple to_python(const Event& event) {
       return nb::make_tuple("mismatch", event.peer, event.epoch, event.tag, event.sequence, to_python(event.body),
                             to_python(event.other));
     case Event::Kind::op_timeout:
-      return nb::make_tuple("op_timeout", event.epoch, event.tag, event.sequence, event.milliseconds);
+      return nb::make_tuple("op_timeout", event.epoch, event.tag, event.sequence, event.milliseconds,
+                            to_python(event.body));
     case Event::Kind::op_cancelled:
       return nb::make_tuple("op_cancelled", event.epoch, event.tag, event.sequence);
     case Event::Kind::silent:
@@ -59,7 +60,9 @@ nb::tuple to_python(const OpResult& result) {
 nb::list to_python(const std::vector<SealedOp>& ops) {
   nb::list out;
   for (const SealedOp& op : ops) {
-    out.append(nb::make_tuple(op.tag, op.sequence, op.state, op.registrations, to_python(op.payloads)));
+    const Bytes descriptor = raw(op.descriptor);
+    out.append(nb::make_tuple(op.tag, op.sequence, op.state, op.registrations, to_python(op.payloads),
+                              to_python(descriptor)));
   }
   return out;
 }
@@ -81,8 +84,8 @@ nb::dict to_python(const Stats& stats) {
 
 std::vector<Verdict> from_python(const std::vector<RawVerdict>& raw) {
   std::vector<Verdict> out;
-  for (const auto& [tag, sequence, commit, registrations, payloads, final, reason] : raw) {
-    Verdict verdict{tag, sequence, commit, registrations, std::nullopt, final, from_python(reason)};
+  for (const auto& [tag, sequence, fingerprint, commit, registrations, payloads, final, reason] : raw) {
+    Verdict verdict{tag, sequence, fingerprint, commit, registrations, std::nullopt, final, from_python(reason)};
     if (payloads) {
       verdict.payloads.emplace();
       for (const nb::bytes& payload : *payloads) verdict.payloads->emplace_back(from_python(payload));
@@ -146,16 +149,17 @@ quantize::Scheme checked_scheme(int quantisation, const OpSpec& spec) {
 }  // namespace
 
 Call make_call(int kind, int reduce_op, std::uint64_t tag, int root, const std::vector<Array>& source,
-               const std::optional<std::vector<Array>>& target, const std::vector<int>& dtypes, bool retry,
+               const std::optional<std::vector<Array>>& target, const std::vector<int>& dtypes, int retry,
                Ns timeout, int quantisation) {
   if (kind < 0 || kind > 4 || reduce_op < 0 || reduce_op > 4) throw nb::value_error("unknown kind or reduce op");
+  if (retry < 0 || retry > 2) throw nb::value_error("unknown kind of retry");
   if (dtypes.size() != source.size()) throw nb::value_error("one dtype per array");
   Call call;
   call.spec.kind = static_cast<OpKind>(kind);
   call.spec.reduce_op = static_cast<kernels::ReduceOp>(reduce_op);
   call.spec.tag = tag;
   call.spec.root = static_cast<std::uint16_t>(root);
-  call.spec.retry = retry;
+  call.spec.retry = static_cast<Retry>(retry);
   call.spec.timeout = timeout;
   call.spec.in_place = !target.has_value();
   const bool gathers = call.spec.kind == OpKind::all_gather || call.spec.kind == OpKind::reduce_scatter;

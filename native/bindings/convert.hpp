@@ -17,8 +17,8 @@ using namespace nb::literals;
 namespace ringfold {
 
 using Array = nb::ndarray<nb::device::cpu, nb::c_contig>;
-using RawVerdict = std::tuple<std::uint64_t, std::uint32_t, bool, std::uint64_t, std::optional<std::vector<nb::bytes>>,
-                              int, nb::bytes>;
+using RawVerdict = std::tuple<std::uint64_t, std::uint32_t, std::uint32_t, bool, std::uint64_t,
+                              std::optional<std::vector<nb::bytes>>, int, nb::bytes>;
 
 inline constexpr Ns millisecond = 1'000'000;
 
@@ -38,7 +38,7 @@ struct Call {
 };
 
 Call make_call(int kind, int reduce_op, std::uint64_t tag, int root, const std::vector<Array>& source,
-               const std::optional<std::vector<Array>>& target, const std::vector<int>& dtypes, bool retry,
+               const std::optional<std::vector<Array>>& target, const std::vector<int>& dtypes, int retry,
                Ns timeout, int quantisation);
 EpochSpec epoch_spec(std::uint32_t epoch, std::uint32_t rank, std::uint32_t size, std::vector<PeerId> members,
                      bool by_master, std::size_t small_bytes, std::size_t segment_bytes, std::uint32_t peers_here);

@@ -135,15 +135,16 @@ void bind_core(nb::module_& m) {
   cls.def(
       "submit",
       [](PyCore& self, int kind, int reduce_op, std::uint64_t tag, int root, const std::vector<Array>& source,
-         const std::optional<std::vector<Array>>& target, const std::vector<int>& dtypes, bool retry, Ns timeout_ns,
-         int quantisation) {
+         const std::optional<std::vector<Array>>& target, const std::vector<int>& dtypes, int retry, Ns timeout_ns,
+         int quantisation, bool again) {
         Call call = make_call(kind, reduce_op, tag, root, source, target, dtypes, retry, timeout_ns, quantisation);
+        call.spec.again = again;
         const std::uint64_t op = self.core_.submit(self.now_, std::move(call.spec));
         self.kept_.emplace(op, std::move(call.arrays));
         return op;
       },
       "kind"_a, "reduce_op"_a, "tag"_a, "root"_a, "source"_a, "target"_a.none(), "dtypes"_a, "retry"_a,
-      "timeout_ns"_a, "quantisation"_a = 0);
+      "timeout_ns"_a, "quantisation"_a = 0, "again"_a = false);
   cls.def("poll", [](PyCore& self, std::uint64_t op) -> nb::object {
     const OpPtr found = self.core_.find(op);
     if (found == nullptr) throw nb::key_error("no such op");

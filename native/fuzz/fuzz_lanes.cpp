@@ -105,7 +105,8 @@ class Ring {
     for (const auto& core : cores) {
       for (const SealedOp& op : core->seal(epoch)) {
         if (op.state != 2) continue;
-        verdicts[{op.tag, op.sequence}] = {op.tag, op.sequence, true, op.registrations, op.payloads, 0, {}};
+        verdicts[{op.tag, op.sequence}] = {
+            op.tag, op.sequence, op.descriptor.fingerprint(), true, op.registrations, op.payloads, 0, {}};
       }
     }
     std::vector<Verdict> all;

@@ -6,6 +6,11 @@
 #include "ringfold/core.hpp"
 
 namespace ringfold {
+namespace {
+
+constexpr std::size_t max_refused = 65'536;  // calls that others were refused and this peer never makes
+
+}  // namespace
 
 std::vector<SealedOp> Core::seal(std::uint32_t epoch) {
   std::vector<SealedOp> out;
@@ -13,11 +18,13 @@ std::vector<SealedOp> Core::seal(std::uint32_t epoch) {
   if (!planted_.done_after_seal) sealed_ = true;
   for (const auto& [number, tag] : tags_) {
     if (tag.has_committed) {
-      out.push_back({number, tag.committed, 2, tag.committed_registrations, tag.committed_payloads});
+      out.push_back({number, tag.committed, 2, tag.committed_registrations, tag.committed_payloads,
+                     tag.committed_descriptor});
     }
     if (tag.running) {
       const bool done = tag.running->state == OpState::done;
-      out.push_back({number, tag.running->sequence, done ? 1 : 0, tag.running->registrations, std::nullopt});
+      out.push_back({number, tag.running->sequence, done ? 1 : 0, tag.running->registrations, std::nullopt,
+                     tag.running->descriptor});
     }
   }
   std::sort(out.begin(), out.end(), [](const SealedOp& a, const SealedOp& b) {
@@ -31,7 +38,7 @@ void Core::settle(Ns, std::uint32_t epoch, const std::vector<Verdict>& verdicts,
   sealed_ = true;
   for (const OpPtr& op : std::vector<OpPtr>(running_)) {
     const auto verdict = std::find_if(verdicts.begin(), verdicts.end(), [&](const Verdict& v) {
-      return v.tag == op->spec.tag && v.sequence == op->sequence;
+      return v.tag == op->spec.tag && v.sequence == op->sequence && v.fingerprint == op->fingerprint;
     });
     const bool decided = verdict != verdicts.end();
     if (decided && verdict->commit) {
@@ -43,32 +50,56 @@ void Core::settle(Ns, std::uint32_t epoch, const std::vector<Verdict>& verdicts,
       }
     }
     undo(op);
-    if (op->spec.retry && !(decided && verdict->final)) {
+    if (op->spec.retry == Retry::engine && !(decided && verdict->final)) {
       op->state = OpState::waiting;
       std::erase(running_, op);
       waiting_.push_back(op);
       ++stats_.restarted;
     } else {
+      if (decided && verdict->final == 2) uncount(op);
       finish(op, OpStatus::aborted, decided ? verdict->reason : default_reason);
-    }
-  }
-  // Who has not called a refused op yet must not take the others' next op for it.
-  for (const Verdict& verdict : verdicts) {
-    const auto tag = tags_.find(verdict.tag);
-    const std::uint32_t next = tag == tags_.end() ? first_sequence_ : tag->second.next;
-    if (verdict.commit || verdict.final < 2 || is_before(verdict.sequence, next)) continue;
-    const auto late = std::find_if(waiting_.begin(), waiting_.end(),
-                                   [&](const OpPtr& op) { return op->spec.tag == verdict.tag; });
-    if (late == waiting_.end()) {
-      refused_[verdict.tag] = verdict.reason;
-    } else {
-      const OpPtr op = *late;
-      op->epoch = epoch;
-      finish(op, OpStatus::aborted, verdict.reason);
     }
   }
   forget_tags();
   std::sort(waiting_.begin(), waiting_.end(), [](const OpPtr& a, const OpPtr& b) { return a->id < b->id; });
+}
+
+// A call that ended without success ends so for every member: one that is late for it must not take the others' next call
+// for it.
+void Core::refuse(const CallName& name, Bytes reason) {
+  const auto& [tag, step, call] = name;
+  const auto late = std::find_if(waiting_.begin(), waiting_.end(), [&](const OpPtr& op) {
+    return op->spec.tag == tag && op->spec.step == step && op->spec.call == call;
+  });
+  if (late != waiting_.end()) {
+    const OpPtr op = *late;
+    op->epoch = spec_.epoch;
+    finish(op, OpStatus::aborted, std::move(reason));
+    return;
+  }
+  const auto counted = calls_.find(tag);
+  // The last call counts as one that may come: its caller may be about to make another attempt.
+  const bool is_past = step == step_ ? counted != calls_.end() && call + 1 < counted->second
+                                     : step != no_step && step_ != no_step && step < step_;
+  if (is_past || refused_.size() >= max_refused) return;
+  refused_.emplace(name, Refusal{spec_.epoch, std::move(reason)});
+}
+
+void Core::set_step(std::uint64_t step) {
+  if (step == step_) return;
+  // Members that are ahead may have been refused calls of this step, or of later ones. What is earlier is past.
+  const bool is_back = step_ != no_step && step < step_;
+  std::erase_if(refused_, [&](const auto& refused) {
+    const std::uint64_t its = std::get<1>(refused.first);
+    return its == no_step ? step != no_step : step == no_step || is_back || its < step;
+  });
+  step_ = step;
+  calls_.clear();
+}
+
+void Core::restart_calls() {
+  refused_.clear();
+  calls_.clear();
 }
 
 // What neighbours sent early, or were sent early, belongs to the epoch: nobody counts it any more.

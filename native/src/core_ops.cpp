@@ -16,10 +16,6 @@ constexpr std::size_t max_known_tags = 3 * max_tags;
 
 Bytes bytes_of(const std::byte* at, std::size_t count) { return {at, at + count}; }
 
-Bytes raw(const Descriptor& descriptor) {
-  return bytes_of(reinterpret_cast<const std::byte*>(&descriptor), sizeof descriptor);
-}
-
 bool intact(const FrameHeader& header, const std::byte* payload) {
   return crc32c(payload, header.length) == header.payload_crc;
 }
@@ -244,17 +240,21 @@ std::uint64_t Core::submit(Ns now, OpSpec spec) {
   if (called_tags_ >= max_tags && (known == tags_.end() || !known->second.called)) {
     throw std::invalid_argument("more than 4096 different tags in one epoch: use a tag again once its op is done");
   }
+  std::uint32_t& calls = calls_[spec.tag];
+  if (spec.again && calls == 0) throw std::invalid_argument("another attempt of a call that was never made");
+  spec.step = step_;
+  spec.call = spec.again ? calls - 1 : calls++;
   const std::uint64_t id = next_op_++;
   const auto op = std::make_shared<Op>(id, std::move(spec));
   op->started = now;
   op->deadline = now + op->spec.timeout;
   ops_.emplace(id, op);
-  const auto refusal = refused_.find(op->spec.tag);
+  const auto refusal = refused_.find({op->spec.tag, op->spec.step, op->spec.call});
   if (over_) {
     finish(op, over_status_, over_reason_);
   } else if (refusal != refused_.end()) {
-    op->epoch = spec_.epoch;
-    finish(op, OpStatus::aborted, std::move(refusal->second));
+    op->epoch = refusal->second.epoch;
+    finish(op, OpStatus::aborted, std::move(refusal->second.reason));
     refused_.erase(refusal);
   } else if (sealed_ || (known != tags_.end() && known->second.cancelled)) {
     waiting_.push_back(op);
@@ -263,6 +263,7 @@ std::uint64_t Core::submit(Ns now, OpSpec spec) {
       start(now, op);
     } catch (...) {
       ops_.erase(id);
+      calls -= !op->spec.again;
       throw;
     }
   }
@@ -418,6 +419,7 @@ void Core::commit(const OpPtr& op) {
   op->deliver();
   tag.has_committed = true;
   tag.committed = op->sequence;
+  tag.committed_descriptor = op->descriptor;
   tag.committed_registrations = op->registrations;
   tag.committed_payloads.reset();
   if (op->small) tag.committed_payloads = std::move(op->payloads);
@@ -502,8 +504,15 @@ bool Core::cancel(std::uint64_t id) {
     tag_state(op->spec.tag).cancelled = true;
     push_event({.kind = Event::Kind::op_cancelled, .epoch = op->epoch, .tag = op->spec.tag, .sequence = op->sequence});
   }
+  uncount(op);  // the others wait for this call
   finish(op, OpStatus::cancelled, {});
   return true;
+}
+
+// The call counts as never made: the next one on its tag has its name.
+void Core::uncount(const OpPtr& op) {
+  std::uint32_t& calls = calls_[op->spec.tag];
+  if (op->spec.step == step_ && calls == op->spec.call + 1) --calls;
 }
 
 void Core::release(std::uint64_t id) {

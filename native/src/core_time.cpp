@@ -60,7 +60,8 @@ void Core::tick(Ns now) {
                   .epoch = op->epoch,
                   .tag = op->spec.tag,
                   .sequence = op->sequence,
-                  .milliseconds = static_cast<std::uint64_t>((now - op->started) / millisecond)});
+                  .milliseconds = static_cast<std::uint64_t>((now - op->started) / millisecond),
+                  .body = raw(op->descriptor)});
     }
   }
 }

@@ -55,7 +55,9 @@ Descriptor describe(const OpSpec& spec) {
   out.kind = static_cast<std::uint8_t>(spec.kind);
   out.reduce_op = static_cast<std::uint8_t>(spec.reduce_op);
   out.quantisation = static_cast<std::uint8_t>(spec.scheme);
-  out.retry = spec.retry;
+  out.retry = static_cast<std::uint8_t>(spec.retry);
+  out.step = spec.step;
+  out.call = spec.call;
   out.root = spec.root;
   out.arrays = static_cast<std::uint32_t>(spec.spans.size());
   bool mixed = false;

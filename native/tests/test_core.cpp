@@ -90,7 +90,7 @@ class Ring {
 };
 
 OpSpec call(std::vector<float>& values, OpKind kind = OpKind::all_reduce,
-            kernels::ReduceOp op = kernels::ReduceOp::sum, bool retry = true) {
+            kernels::ReduceOp op = kernels::ReduceOp::sum, Retry retry = Retry::engine) {
   OpSpec spec;
   spec.kind = kind;
   spec.reduce_op = op;
@@ -98,6 +98,11 @@ OpSpec call(std::vector<float>& values, OpKind kind = OpKind::all_reduce,
   spec.timeout = timeout;
   auto* at = reinterpret_cast<std::byte*>(values.data());
   spec.spans.push_back({at, at, values.size() * sizeof(float), kernels::DType::f32, 0});
+  return spec;
+}
+
+OpSpec on_tag(std::uint64_t tag, OpSpec spec) {
+  spec.tag = tag;
   return spec;
 }
 
@@ -349,10 +354,80 @@ void a_late_verdict_commits_what_everybody_finished() {
   }
   for (std::size_t r = 0; r < 2; ++r) {
     ring.core(r).seal(1);
-    ring.core(r).settle(1, 1, {{0, 0, true, 7, std::nullopt, false, {}}}, {});
+    const Op& op = *ring.core(r).find(r == 0 ? a : b);
+    ring.core(r).settle(1, 1, {{0, 0, op.fingerprint, true, 7, std::nullopt, 0, {}}}, {});
   }
   CHECK(ok(ring.core(0), a) && ok(ring.core(1), b));
   CHECK(data[0] == data[1] && data[0][5] == expected(2, 5));
+}
+
+void a_verdict_about_another_call_of_the_sequence_is_not_meant() {
+  Ring ring(2, 1, 0, 128, 3);
+  ring.install(1);
+  auto data = inputs(2, 64);
+  const auto before = data;
+  const auto a = ring.core(0).submit(1, call(data[0]));
+  const std::uint32_t fingerprint = ring.core(0).find(a)->fingerprint;
+  ring.core(0).seal(1);
+  ring.core(0).settle(1, 1, {{0, 0, fingerprint + 1, false, 0, std::nullopt, 1, {}}}, {});
+  CHECK(ring.core(0).find(a)->state == OpState::waiting && data == before);
+}
+
+bool is_refused(const Core& core, std::uint64_t id) {
+  const OpPtr op = core.find(id);
+  return op->state == OpState::finished && op->result.status == OpStatus::aborted;
+}
+
+// A call has a name: its tag, its step, and how many calls on the tag were made before it.
+void a_refused_call_fails_whenever_it_is_made() {
+  Ring ring(2, 1, 0, 128, 3);
+  ring.install(1);
+  auto data = inputs(2, 64);
+  Core& core = ring.core(0);
+  core.set_step(7);
+  core.refuse({0, 7, 1}, {});
+  core.refuse({0, 8, 0}, {});
+  core.refuse({5, 7, 0}, {});
+  core.seal(1);
+  const auto first = core.submit(1, call(data[0]));
+  CHECK(core.find(first)->state == OpState::waiting);
+  core.cancel(first);
+  core.release(first);
+  const auto again = core.submit(1, call(data[0]));  // given up, so this is call 0 as well
+  CHECK(core.find(again)->state == OpState::waiting);
+  core.refuse({0, 7, 0}, {});  // and now it is refused while it waits
+  CHECK(is_refused(core, again));
+  const auto second = core.submit(1, call(data[0]));
+  CHECK(is_refused(core, second));
+  const auto third = core.submit(1, call(data[0]));
+  CHECK(core.find(third)->state == OpState::waiting);
+  core.set_step(8);
+  const auto next = core.submit(1, on_tag(1, call(data[1])));
+  CHECK(core.find(next)->state == OpState::waiting && core.find(next)->descriptor.step == 8);
+  core.cancel(third);
+  CHECK(is_refused(core, core.submit(1, call(data[0]))));  // call 0 of step 8
+  const auto other = core.submit(1, on_tag(5, call(data[0])));
+  CHECK(core.find(other)->state == OpState::waiting);  // what was refused of step 7 is past
+  core.refuse({0, 8, 1}, {});
+  core.restart_calls();
+  const auto admitted = core.submit(1, call(data[0]));
+  CHECK(core.find(admitted)->state == OpState::waiting && core.find(admitted)->descriptor.call == 0);
+}
+
+void another_attempt_has_the_name_of_the_first() {
+  Ring ring(2, 1, 0, 128, 3);
+  ring.install(1);
+  auto data = inputs(2, 64);
+  Core& core = ring.core(0);
+  const auto first = core.submit(1, call(data[0], OpKind::all_reduce, kernels::ReduceOp::sum, Retry::caller));
+  const std::uint32_t fingerprint = core.find(first)->fingerprint;
+  core.seal(1);
+  core.settle(1, 1, {}, {});
+  CHECK(is_refused(core, first));
+  OpSpec spec = call(data[0], OpKind::all_reduce, kernels::ReduceOp::sum, Retry::caller);
+  spec.again = true;
+  const auto second = core.submit(1, spec);
+  CHECK(core.find(second)->fingerprint == fingerprint);
 }
 
 void another_quantisation_is_a_mismatch() {
@@ -444,6 +519,9 @@ int main() {
   a_quantised_op_is_near_the_sum_with_the_same_bits_everywhere();
   a_quantised_op_of_many_arrays();
   a_late_verdict_commits_what_everybody_finished();
+  a_verdict_about_another_call_of_the_sequence_is_not_meant();
+  a_refused_call_fails_whenever_it_is_made();
+  another_attempt_has_the_name_of_the_first();
   a_mismatch_is_told_and_applied_nowhere();
   another_quantisation_is_a_mismatch();
   alone_there_is_nobody_to_reduce_with();

@@ -169,7 +169,8 @@ class Ring {
       const auto sealed = engine(i).with_core([&](Core& core, Ns) { return core.seal(epoch_); });
       for (const SealedOp& op : sealed) {
         if (op.state != 2) continue;
-        verdicts[{op.tag, op.sequence}] = {op.tag, op.sequence, true, op.registrations, op.payloads, 0, {}};
+        verdicts[{op.tag, op.sequence}] = {
+            op.tag, op.sequence, op.descriptor.fingerprint(), true, op.registrations, op.payloads, 0, {}};
       }
     }
     std::vector<Verdict> all;
@@ -190,7 +191,7 @@ class Ring {
   std::vector<std::unique_ptr<Peer>> peers_;
 };
 
-OpSpec all_reduce(std::vector<float>& values, std::uint64_t tag, bool retry = true) {
+OpSpec all_reduce(std::vector<float>& values, std::uint64_t tag, Retry retry = Retry::engine) {
   OpSpec spec;
   spec.tag = tag;
   spec.retry = retry;
@@ -348,7 +349,7 @@ void an_op_is_given_up_by_another_thread() {
   for (int i = 0; i < 10; ++i) {
     std::vector<float> values(9'000, 1.0f);
     Engine& engine = ring.engine(0);
-    const std::uint64_t op = engine.submit(all_reduce(values, 7, false));
+    const std::uint64_t op = engine.submit(all_reduce(values, 7, Retry::never));
     Threads waiters;
     waiters.start([&] { CHECK(engine.wait(op, patience)); });
     waiters.start([&] { CHECK(eventually([&] { return engine.run(op, second / 10); })); });

@@ -232,7 +232,8 @@ class Story {
           return other.tag == op.tag && other.sequence == op.sequence && other.state >= 1;
         });
       });
-      if (commit) verdicts.push_back({op.tag, op.sequence, true, 0, std::nullopt, 0, {}});
+      if (!commit) continue;
+      verdicts.push_back({op.tag, op.sequence, op.descriptor.fingerprint(), true, 0, std::nullopt, 0, {}});
     }
     for (std::size_t i = 0; i < net_->size(); ++i) {
       net_->core(i).settle(net_->now, epoch_, verdicts, {});

@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ringfold.errors import (
+    CallMismatch,
     ClockNotReady,
     CollectiveAborted,
     ConfigError,
@@ -74,6 +75,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "CallMismatch",
     "Checkpoints",
     "ClockNotReady",
     "CollectiveAborted",

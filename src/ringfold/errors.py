@@ -1,6 +1,7 @@
 """Every exception, arranged by what the caller does next.
 
     UsageError           fix the program
+      CallMismatch       it called something else than the others, which go on without it
       ConfigError        fix a setting
         MissingPackage   install the package that it names
     CollectiveAborted    call again: the buffers are as they were passed in
@@ -45,6 +46,10 @@ class UsageError(RingfoldError):
 
     def __str__(self) -> str:
         return self.text
+
+
+class CallMismatch(UsageError):
+    """This peer called something else than the others, and was evicted: they go on. The text prints both calls."""
 
 
 class ConfigError(UsageError):

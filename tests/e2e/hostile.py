@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable
 
 from ringfold.wire.frames import FrameKind, Heartbeat, frame, heartbeat_frame, message_frame
-from ringfold.wire.messages import PROTOCOL_VERSION, Challenge, Hello, LaneHello, Refused, StatusRequest, VisitHello
+from ringfold.wire.messages import PROTOCOL_VERSION as VERSION
+from ringfold.wire.messages import Challenge, Hello, LaneHello, Refused, StatusRequest, VisitHello
 
 PROVEN_BYTES = 4_096
 """What a connection must have carried before it is damaged: a handshake has less than 1 KiB each way."""
@@ -167,12 +168,12 @@ class Strangers:
         nonce, proof = rng.randbytes(32), rng.randbytes(32)
         number = rng.choice((0, 1, 2, 3, -1, 2**31, 2**63 - 1, 2**64 - 1, -(2**63)))
         messages = (
-            Hello(PROTOCOL_VERSION, 0, "host", "a stranger", ["127.0.0.1"], 9, nonce, proof),
-            LaneHello(PROTOCOL_VERSION, number, 1, 2, 0, nonce, proof),
-            LaneHello(PROTOCOL_VERSION, 1, number, 2, 0, nonce, proof),
-            VisitHello(PROTOCOL_VERSION, "state", number, 1, 2, nonce, proof),
-            StatusRequest(PROTOCOL_VERSION, nonce, proof),
-            Challenge(nonce, 1, 1),
+            Hello(VERSION, 0, "host", "a stranger", ["127.0.0.1"], 9, nonce, proof),
+            LaneHello(VERSION, number, 1, 2, 0, nonce, proof),
+            LaneHello(VERSION, 1, number, 2, 0, nonce, proof),
+            VisitHello(VERSION, "state", number, 1, 2, nonce, proof),
+            StatusRequest(VERSION, nonce, proof),
+            Challenge(nonce, VERSION, VERSION),
             Refused("go away"),
         )
         whole = message_frame(rng.choice(messages))

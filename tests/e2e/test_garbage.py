@@ -28,7 +28,8 @@ from ringfold.wire.frames import (
     heartbeat_frame,
     message_frame,
 )
-from ringfold.wire.messages import PROTOCOL_VERSION, Attached, Challenge, Hello, LaneHello, Message, StatusRequest
+from ringfold.wire.messages import PROTOCOL_VERSION as VERSION
+from ringfold.wire.messages import Attached, Challenge, Hello, LaneHello, Message, StatusRequest
 from ringfold.wire.proof import prove
 
 TOKEN = b"the token of this run"
@@ -44,7 +45,7 @@ Say = Callable[[bytes], bytes]
 """What a stranger sends, given the nonce of its challenge."""
 
 
-def _hello(nonce: bytes, *, version: int = PROTOCOL_VERSION, token: bytes = TOKEN, own_nonce: bytes = NONCE) -> Message:
+def _hello(nonce: bytes, *, version: int = VERSION, token: bytes = TOKEN, own_nonce: bytes = NONCE) -> Message:
     proof = prove(token, "hello", nonce, own_nonce)
     return Hello(version, 0, "a host", "a stranger", ["127.0.0.1"], 1, own_nonce, proof)
 
@@ -82,7 +83,7 @@ AT_THE_MASTER: dict[str, tuple[Say, str]] = {
     "a replayed proof": (_said(lambda nonce: _hello(NONCE)), "its token is not the token of this run"),
     "a wrong version": (_said(lambda nonce: _hello(nonce, version=99)), "protocol version 99 is not spoken here"),
     "a short nonce": (_said(lambda nonce: _hello(nonce, own_nonce=b"1")), "a nonce of 1 bytes is too short"),
-    "a question without the token": (_said(lambda nonce: StatusRequest(1, NONCE, NONCE)), "its token is not"),
+    "a question without the token": (_said(lambda nonce: StatusRequest(VERSION, NONCE, NONCE)), "its token is not"),
     "a message out of turn": (_said(lambda nonce: Attached(1)), "Attached where Hello, NodeHello"),
     "a heartbeat of nobody": (_raw(heartbeat_frame(Heartbeat(1, 0))), "a heartbeat from somebody who has not joined"),
     "a broken heartbeat": (_raw(frame(FrameKind.HEARTBEAT, b"123")), "a fixed frame of 3 bytes"),
@@ -91,7 +92,7 @@ AT_THE_MASTER: dict[str, tuple[Say, str]] = {
 
 
 def _at_a_peer(epoch: int) -> dict[str, tuple[Say, str]]:
-    def lane(version: int = PROTOCOL_VERSION, epoch: int = epoch, source: int = 1) -> Say:
+    def lane(version: int = VERSION, epoch: int = epoch, source: int = 1) -> Say:
         return _said(lambda nonce: LaneHello(version, epoch, source, 2, 0, NONCE, NONCE))
 
     return {
@@ -100,7 +101,7 @@ def _at_a_peer(epoch: int) -> dict[str, tuple[Say, str]]:
         "a lane of a wrong version": (lane(version=99), "protocol version 99"),
         "a lane with absurd numbers": (lane(source=-5), "numbers out of range"),
         "a heartbeat": (_raw(heartbeat_frame(Heartbeat(1, 0))), "unexpected frame kind 1"),
-        "a challenge": (_said(lambda nonce: Challenge(NONCE, 1, 1)), "it said Challenge out of turn"),
+        "a challenge": (_said(lambda nonce: Challenge(NONCE, VERSION, VERSION)), "it said Challenge out of turn"),
     }
 
 
@@ -130,7 +131,7 @@ def test_idle_connections_and_half_frames_exhaust_nothing(cluster: Cluster, tmp_
     epoch, data_port = _epoch_and_port(master, victim)
     before = step_with(peers[0], WORLD)
     ports = [int(master.address.rpartition(":")[2]), data_port]
-    early = _said(lambda nonce: LaneHello(PROTOCOL_VERSION, epoch + 9, 1, 2, 0, NONCE, NONCE))
+    early = _said(lambda nonce: LaneHello(VERSION, epoch + 9, 1, 2, 0, NONCE, NONCE))
     with _unchanged(master, victim), _many_descriptors():
         strangers = [_connect(port) for port in ports for _ in range(IDLE)]
         for port in ports:

@@ -1,11 +1,13 @@
-"""Programs at fault: calls that differ or can never meet. Both sides learn of it, and the run stays usable."""
+"""Programs at fault: calls that differ or can never meet. The run goes on, and who is wrong learns why."""
 
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from cluster import Cluster, Me, Peer
+from cluster import Cluster, Me, Peer, until
+
+from ringfold.runtime import ask
 
 MEET_S = 2.0
 """Calls that can never meet are reported within a second; the other second is for a loaded machine."""
@@ -37,40 +39,132 @@ def _differing() -> dict[str, tuple[Any, Call, Any, Call]]:
 
 
 @pytest.mark.parametrize("evidence", ["ring", "master"])
-def test_calls_that_differ_are_usage_errors_that_print_both_sides(cluster: Cluster, evidence: str) -> None:
+def test_a_newcomer_that_calls_something_else_is_evicted_and_the_others_go_on(cluster: Cluster, evidence: str) -> None:
     cluster.start_master(evidence=evidence)
-    peers = cluster.start(differ, 3)
+    veterans = cluster.start(call_together, 2)
+    for veteran in veterans:
+        veteran.expect("ready")
     for name in _differing():
-        wrong = [peer.expect("wrong", case=name) for peer in peers]
-        [odd] = [fact["peer"] for fact in wrong if fact["odd"]]
-        for fact in wrong:
-            assert fact["error"] == "UsageError", fact
-            assert len(fact["peers"]) == 2, fact
-            assert odd in fact["peers"], fact
-            assert all(f"peer {peer} called " in fact["words"] for peer in fact["peers"]), fact
-            assert fact["intact"], fact
+        odd = cluster.start_one(call_something_else, case=name)
+        wrong = odd.expect("wrong")
+        assert wrong["error"] == "CallMismatch", wrong
+        assert "you (peer " in wrong["words"], wrong
+        assert wrong["words"].count(") as call 1") == 2, wrong
+        assert "2 of 2 members that were here before the last newcomers called it" in wrong["words"]
+        assert wrong["intact"], wrong
+        odd.finish()
+        for veteran in veterans:
+            assert veteran.expect("called", case=name)["contributors"] == 2
+    for veteran in veterans:
+        veteran.finish()
+
+
+def _gather(run: Any, size: int) -> None:  # noqa: ANN401 - a communicator
+    while run.group_size < size:
+        run.update_topology(min_world=size)
+
+
+def call_together(me: Me) -> None:
+    with me.join(op_timeout_s=20.0) as run:
+        _gather(run, 2)
+        run.all_reduce(np.ones(10))
+        me.say("ready")
+        for name, (array, call, _, _) in _differing().items():
+            _gather(run, 3)
+            given = [np.copy(part) for part in array] if isinstance(array, list) else np.copy(array)
+            info: Any = call(run, given)
+            pairs = zip(given, array, strict=True) if isinstance(given, list) else [(given, array)]
+            assert all((now == 2 * then).all() for now, then in pairs)
+            me.say("called", case=name, contributors=info.contributors)
+
+
+def call_something_else(me: Me) -> None:
+    _, _, array, call = _differing()[me.options["case"]]
+    before = [np.copy(part) for part in array] if isinstance(array, list) else np.copy(array)
+    with me.join(op_timeout_s=20.0) as run, me.failing("wrong") as facts:
+        try:
+            call(run, array)
+        finally:
+            pairs = zip(array, before, strict=True) if isinstance(array, list) else [(array, before)]
+            facts["intact"] = all(bool((now == then).all()) for now, then in pairs)
+
+
+def test_wrong_newcomers_do_not_outvote_members_of_long_standing(cluster: Cluster) -> None:
+    """And until one of these has called, nobody fails: the status names both sides."""
+    master = cluster.start_master()
+    veterans = cluster.start(train_with_strangers, 2)
+    for veteran in veterans:
+        veteran.expect("trained")
+    wrong = cluster.start(train_wrongly, 3)
+    for veteran in veterans:
+        veteran.expect("admitted", size=5)
+    for peer in wrong:
+        peer.expect("calls")
+    veterans[0].tell()
+    until(lambda: _is_disputed(master.address), "the status names the dispute")
+    veterans[1].tell()
+    for peer in wrong:
+        assert peer.expect("wrong")["error"] == "CallMismatch"
+        peer.finish()
+    for veteran in veterans:
+        veteran.expect("went on", contributors=2)
+        veteran.finish()
+
+
+def _is_disputed(master: str) -> bool:
+    with ask.reach([master], b"") as connection:
+        return any("different calls" in each.what for each in connection.ask().waiting)
+
+
+def train_with_strangers(me: Me) -> None:
+    with me.join(op_timeout_s=20.0) as run:
+        _gather(run, 2)
+        run.all_reduce(np.ones(10))
+        me.say("trained")
+        _gather(run, 5)
+        me.say("admitted", size=run.group_size)
+        me.hear()
+        me.say("went on", contributors=run.all_reduce(np.ones(60_000)).contributors)
+
+
+def train_wrongly(me: Me) -> None:
+    with me.join(op_timeout_s=20.0) as run, me.failing("wrong"):
+        me.say("calls")
+        run.all_reduce(np.ones(60_001))
+
+
+def test_a_peer_that_skips_a_step_is_named_at_its_first_op(cluster: Cluster) -> None:
+    cluster.start_master()
+    peers = cluster.start(skip_a_step, 3)
+    said = [peer.expect("ended") for peer in peers]
+    [wrong] = [fact for fact in said if fact["skipped"]]
+    assert wrong["error"] == "CallMismatch", wrong
+    assert "you (peer " in wrong["words"]
+    assert ") are at step 4" in wrong["words"]
+    assert "are at step 3" in wrong["words"]
+    assert all(fact["total"] == sum(range(3)) * 3 + sum(range(3, 8)) * 2 for fact in said if not fact["skipped"]), said
     for peer in peers:
         peer.finish()
 
 
-def differ(me: Me) -> None:
+def skip_a_step(me: Me) -> None:
+    from ringfold import CallMismatch
+
+    total, skipped, error, words = 0.0, False, "", ""
     with me.join(op_timeout_s=20.0) as run:
-        while run.group_size < 3:
-            run.update_topology(min_world=3)
-        for name, (array, call, odd_array, odd_call) in _differing().items():
-            odd = run.rank == 1
-            if odd:
-                array, call = odd_array, odd_call
-            before = [np.copy(part) for part in array] if isinstance(array, list) else np.copy(array)
-            with me.failing("wrong", case=name, peer=run.peer_id, odd=odd) as facts:
-                try:
-                    call(run, array)
-                finally:
-                    pairs = zip(array, before, strict=True) if isinstance(array, list) else [(array, before)]
-                    facts["intact"] = all(bool((now == then).all()) for now, then in pairs)
-            check = np.full(40_000, 1.0)
-            assert run.all_reduce(check).contributors == 3
-            assert (check == 3).all()
+        _gather(run, 3)
+        skips = run.rank == 1
+        try:
+            for step in run.steps(until=8, min_world=2):
+                if skips and step.number == 3:
+                    skipped = True
+                    continue
+                gradient = np.full(1_000, float(step.number))
+                step.all_reduce(gradient)
+                total += float(gradient[0])
+        except CallMismatch as failure:
+            error, words = type(failure).__name__, str(failure)
+        me.say("ended", total=total, skipped=skipped, error=error, words=words)
 
 
 @pytest.mark.parametrize("count", [100, 60_000], ids=["small", "large"])
@@ -82,8 +176,7 @@ def test_a_vote_and_an_op_never_meet(cluster: Cluster, evidence: str, count: int
 
 def vote_against_an_op(me: Me) -> None:
     with me.join(op_timeout_s=20.0) as run:
-        while run.group_size < 2:
-            run.update_topology(min_world=2)
+        _gather(run, 2)
         for _ in range(3):
             run.all_reduce(np.ones(me.options["floats"]))
         buffer = np.arange(float(me.options["floats"]))

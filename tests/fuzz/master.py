@@ -35,6 +35,7 @@ from ringfold.master.machine import Master
 from ringfold.master.settings import MasterSettings
 from ringfold.probe.settings import RoundSettings
 from ringfold.wire import messages as m
+from ringfold.wire.base import PROTOCOL_VERSION as VERSION
 from ringfold.wire.frames import (
     MAX_FRAME_BYTES,
     Announced,
@@ -198,7 +199,8 @@ class MasterRun:
             self.apply(["open"])
             conn, epoch = self.last_conn, self.master._run.groups[away.group].epoch
             older = epoch - (salt & 1 and number % 2)
-            resume = m.Resume(1, peer, self.fence - 1, older, away.group, "h", "n", ["10.0.0.1"], 9, NONCE, b"", b"")
+            where = away.group, "h", "n", ["10.0.0.1"], 9
+            resume = m.Resume(VERSION, peer, self.fence - 1, older, *where, NONCE, b"", b"")
             self.apply(["claim", conn, encode(resume).hex()])
             if conn in self.doors:
                 self.peers[conn] = peer
@@ -362,7 +364,7 @@ class MasterRun:
                 return ["beat", rng.choice((150, 2_000, 9_000, 2**32 - 1)), *rng.choice(([], [conn], [-1], [-1, conn]))]
             case 0:
                 group = rng.choice((0, 0, 0, 1))
-                hello = m.Hello(1, group, "h", f"n{conn}", ["10.0.0.1"], 9, NONCE, b"", rng.random() < 0.7)
+                hello = m.Hello(VERSION, group, "h", f"n{conn}", ["10.0.0.1"], 9, NONCE, b"", rng.random() < 0.7)
                 return ["claim", rng.choice(conns), encode(hello).hex()]
             case 1:
                 return ["honest"]
@@ -393,7 +395,7 @@ class MasterRun:
             case 10:
                 away = sorted(self.master._run.away)
                 peer = rng.choice(away) if away else 1
-                resume = m.Resume(1, peer, self.fence - 1, 2, 0, "h", "n", ["10.0.0.1"], 9, NONCE, b"", b"")
+                resume = m.Resume(VERSION, peer, self.fence - 1, 2, 0, "h", "n", ["10.0.0.1"], 9, NONCE, b"", b"")
                 return ["claim", rng.choice(conns), encode(resume).hex()]
             case _:
                 return ["bytes", conn, rng.randbytes(rng.randrange(60)).hex()]
@@ -480,7 +482,7 @@ def drawn(rng: Random) -> tuple[list[Step], BaseException | None]:
     run, script = MasterRun(), []
     prologue: list[Step] = [["begin", rng.choice(("auto", "master"))], ["open"], ["open"], ["open"]]
     for conn in (1, 2, 3):
-        hello = m.Hello(1, 0, "h", f"n{conn}", ["10.0.0.1"], 9, NONCE, b"", True)
+        hello = m.Hello(VERSION, 0, "h", f"n{conn}", ["10.0.0.1"], 9, NONCE, b"", True)
         prologue.append(["claim", conn, encode(hello).hex()])
         prologue.append(["honest"])
     if rng.random() < 0.8:

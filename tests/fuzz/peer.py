@@ -63,6 +63,7 @@ from ringfold.state.manifest import Snapshot
 from ringfold.state.shared import SharedState
 from ringfold.wire import messages as m
 from ringfold.wire.answers import Reason
+from ringfold.wire.base import PROTOCOL_VERSION as VERSION
 from ringfold.wire.frames import MAX_FRAME_BYTES, encode
 from ringfold.wire.proof import prove
 from ringfold.wire.visiting import BlocksWanted, Hashes, HashesWanted, Have, OnVisit
@@ -256,9 +257,9 @@ class PeerRun:
     def _op(self, word: str) -> None:
         match word:
             case "mismatch":
-                self.step(Mismatch(1, self.machine.engine_epoch, 0, 0, bytes(32), b"\1" * 32))
+                self.step(Mismatch(1, self.machine.engine_epoch, 0, 0, bytes(48), b"\1" * 48))
             case "timeout":
-                self.step(OpTimedOut(self.machine.engine_epoch, 0, 0, 9))
+                self.step(OpTimedOut(self.machine.engine_epoch, 0, 0, 9, bytes(48)))
             case _:
                 self.step(OpCancelled(self.machine.engine_epoch, 0, 0))
 
@@ -306,7 +307,7 @@ class PeerRun:
         epoch = 0 if self.machine.record is None else self.machine.record.epoch
         match word:
             case "challenge":
-                self._hear(conn, m.Challenge(MASTER_NONCE, 1, 1))
+                self._hear(conn, m.Challenge(MASTER_NONCE, VERSION, VERSION))
             case "welcome" if conn is not None:
                 proof = prove(TOKEN, "welcome", nonce_of(conn), MASTER_NONCE)
                 secret = MEMBER_SECRET if facts and facts[0] else b""
@@ -346,7 +347,7 @@ class PeerRun:
         hello = self.hellos.get(conn)
         match word:
             case "challenge":
-                self._hear(conn, m.Challenge(MASTER_NONCE, 1, 1))
+                self._hear(conn, m.Challenge(MASTER_NONCE, VERSION, VERSION))
             case "welcome" if isinstance(hello, m.LaneHello):
                 self._hear(conn, m.LaneWelcome(prove(SECRET, "lane_welcome", hello.nonce, MASTER_NONCE)))
             case "welcome" if isinstance(hello, m.VisitHello):
@@ -357,13 +358,13 @@ class PeerRun:
                 claim = (self.machine.record.epoch, before, ME, 0)
                 parts = [number.to_bytes(8, "little") for number in claim]
                 proof = prove(SECRET, "lane", nonce_of(conn), bytes(32), *parts)
-                self._hear(conn, m.LaneHello(1, *claim, bytes(32), proof))
+                self._hear(conn, m.LaneHello(VERSION, *claim, bytes(32), proof))
             case "visit":
                 purpose, number = next(iter(self.machine._visits._expected), ("state", self.ballot))
                 claimed = (number, 1 if purpose == "measure" else 4, ME)
                 parts = [purpose.encode(), *(each.to_bytes(8, "little") for each in claimed)]
                 proof = prove(SECRET, "visit", nonce_of(conn), bytes(32), *parts)
-                self._hear(conn, m.VisitHello(1, purpose, *claimed, bytes(32), proof))
+                self._hear(conn, m.VisitHello(VERSION, purpose, *claimed, bytes(32), proof))
 
     # What comes next
 

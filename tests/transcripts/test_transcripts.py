@@ -20,7 +20,8 @@ and review the difference. The words of the dialogue:
     a attached EPOCH
     a failed EPOCH 1->2 REASON
     a lost EPOCH 1->2 REASON
-    a mismatch EPOCH 0/3 OTHER      calls all_reduce where the other calls barrier
+    a mismatch EPOCH 0/3 OTHER      calls all_reduce where the other calls barrier; or the other way round,
+                                    with "barrier" behind it
     a timeout EPOCH 0/3 MS
     a cancelled EPOCH 0/3
     a measured OTHER MBIT [rtt=US] [settled=no]     of the newest test between the two
@@ -78,7 +79,7 @@ from ringfold.master.settings import MasterSettings
 from ringfold.probe.rounds_events import FromRoundMaster
 from ringfold.wire import messages as m
 from ringfold.wire import probing as p
-from ringfold.wire.descriptor import Descriptor
+from ringfold.wire.descriptor import Descriptor, fingerprint
 from ringfold.wire.frames import Announced, Done, Heartbeat
 from ringfold.wire.proof import NONCE_BYTES, derive, prove
 
@@ -86,6 +87,9 @@ MS = 1_000_000
 TOKEN = b"a token"
 SECRET = b"run secret"
 HERE = Path(__file__).parent
+ALL_REDUCE = Descriptor(0, 10, arrays=1, elements=8, nbytes=32).pack()
+CALLED = Descriptor(0, 10, retry=1, arrays=1, elements=1, nbytes=4).pack()
+"""What everybody calls, where nothing else is said."""
 REWRITE = os.environ.get("RINGFOLD_REWRITE") == "1"
 
 
@@ -296,7 +300,7 @@ class Dialogue:
             state, registrations, *payloads = what.split(":")
             assert state in ("unfinished", "done", "committed")
             whole = [each.encode() for each in payloads[0].split(",")] if payloads else None
-            ops.append(m.SealedOp(_op(op), state, int(registrations), whole))  # type: ignore[arg-type]
+            ops.append(m.SealedOp(_op(op), state, int(registrations), whole, CALLED))  # type: ignore[arg-type]
         self.say(actor, m.Sealed(int(words[0]), ops))
 
     def say_attached(self, actor: Actor, words: list[str], _: dict[str, str]) -> None:
@@ -309,11 +313,13 @@ class Dialogue:
         self.say(actor, m.LinkLost(int(words[0]), *_edge(words[1]), " ".join(words[2:])))
 
     def say_mismatch(self, actor: Actor, words: list[str], _: dict[str, str]) -> None:
-        mine, theirs = Descriptor(0, 10, arrays=1, elements=8, nbytes=32).pack(), Descriptor(4).pack()
+        mine, theirs = ALL_REDUCE, Descriptor(4).pack()
+        if "barrier" in words:
+            mine, theirs = theirs, mine
         self.say(actor, m.OpMismatch(int(words[0]), _op(words[1]), int(words[2]), mine, theirs))
 
     def say_timeout(self, actor: Actor, words: list[str], _: dict[str, str]) -> None:
-        self.say(actor, m.OpTimeout(int(words[0]), _op(words[1]), int(words[2])))
+        self.say(actor, m.OpTimeout(int(words[0]), _op(words[1]), int(words[2]), CALLED))
 
     def say_cancelled(self, actor: Actor, words: list[str], _: dict[str, str]) -> None:
         self.say(actor, m.OpCancelled(int(words[0]), _op(words[1])))
@@ -360,7 +366,8 @@ class Dialogue:
     def say_works(self, actor: Actor, words: list[str], named: dict[str, str]) -> None:
         op = _op(words[1])
         stalled, starved = int(named.get("stalled", 0)), int(named.get("starved", 0))
-        announced = Announced(op.tag, op.sequence, 0, 0, named.get("done") == "yes")
+        called = fingerprint(ALL_REDUCE) if named.get("called") == "all_reduce" else 0
+        announced = Announced(op.tag, op.sequence, 0, called, named.get("done") == "yes")
         rate, back = int(named.get("rate", 0)), int(named.get("back", 0))
         actor.report = Heartbeat(0, 0, int(words[0]), stalled, starved, 0, [announced], 0, rate, back)
         actor.working_since = self.now

@@ -25,6 +25,7 @@ from ringfold.master.events import (
 from ringfold.master.machine import Master
 from ringfold.master.settings import MasterSettings
 from ringfold.wire import messages as m
+from ringfold.wire.base import PROTOCOL_VERSION as VERSION
 from ringfold.wire.descriptor import Descriptor
 from ringfold.wire.events import ConnectionDropped, Notice, PeerGone
 from ringfold.wire.frames import Announced, Done, Heartbeat
@@ -34,6 +35,7 @@ from ringfold.wire.proof import derive, prove, proven
 MS = 1_000_000
 TOKEN = b"a token"
 SECRET = b"run secret"
+CALLED = Descriptor(0, retry=1).pack()
 NONCE = b"n" * 32
 
 
@@ -117,7 +119,7 @@ class Stage:
 
 def hello(conn: int, group: int = 0, token: bytes = TOKEN, **changed: object) -> m.Hello:
     proof = prove(token, "hello", bytes([conn % 256]) * 32, NONCE)
-    whole = m.Hello(m.PROTOCOL_VERSION, group, "host", f"p{conn}", ["10.0.0.1"], 9, NONCE, proof)
+    whole = m.Hello(VERSION, group, "host", f"p{conn}", ["10.0.0.1"], 9, NONCE, proof)
     return msgspec.structs.replace(whole, **changed)
 
 
@@ -144,7 +146,7 @@ def test_both_sides_prove_the_token() -> None:
         (hello(1, name="two\nlines"), "printable"),
         (hello(1, nonce=b""), "nonce"),
         (m.Leave(), "Leave where Hello"),
-        (m.StatusRequest(1, NONCE, b"wrong"), "token"),
+        (m.StatusRequest(VERSION, NONCE, b"wrong"), "token"),
     ],
 )
 def test_a_wrong_claim_is_refused_with_its_reason(claim: ToMaster, why: str) -> None:
@@ -188,7 +190,7 @@ def test_a_watcher_may_ask_again_and_counts_as_proven() -> None:
     stage.open(9)
     proof = prove(TOKEN, "status", bytes([9]) * 32, NONCE)
     for _ in range(2):
-        (status,) = stage.say(9, m.StatusRequest(1, NONCE, proof))
+        (status,) = stage.say(9, m.StatusRequest(VERSION, NONCE, proof))
         assert isinstance(status, m.Status)
         assert [peer.peer for peer in status.peers] == [1, 2]
     stage.wait(6000)
@@ -290,9 +292,9 @@ def test_a_dead_peers_seal_does_not_count() -> None:
     stage.ring(3)
     op = m.OpRef(0, 0)
     stage.step(Closed(3, ""))
-    stage.say(2, m.Sealed(2, [m.SealedOp(op, "committed", 3, [b"x"] * 3)]))
+    stage.say(2, m.Sealed(2, [m.SealedOp(op, "committed", 3, [b"x"] * 3, CALLED)]))
     stage.step(Closed(2, ""))
-    stage.say(1, m.Sealed(2, [m.SealedOp(op, "unfinished", 3)]))
+    stage.say(1, m.Sealed(2, [m.SealedOp(op, "unfinished", 3, None, CALLED)]))
     (verdict,) = stage.record(1).verdicts
     assert not verdict.commit
     assert verdict.reason is not None
@@ -304,8 +306,8 @@ def test_a_leaver_counts_as_a_survivor_for_the_verdict() -> None:
     stage.ring(2)
     op = m.OpRef(0, 0)
     stage.say(2, m.Leave())
-    stage.say(1, m.Sealed(2, [m.SealedOp(op, "done", 2)]))
-    stage.say(2, m.Sealed(2, [m.SealedOp(op, "unfinished", 2)]))
+    stage.say(1, m.Sealed(2, [m.SealedOp(op, "done", 2, None, CALLED)]))
+    stage.say(2, m.Sealed(2, [m.SealedOp(op, "unfinished", 2, None, CALLED)]))
     assert [verdict.commit for verdict in stage.record(1).verdicts] == [False]
     assert stage.sent(2, m.Left) == [m.Left()]
 
@@ -471,7 +473,7 @@ def test_a_planted_verdict_is_used() -> None:
 
 LIES: list[ToMaster] = [
     hello(2),
-    m.StatusRequest(1, NONCE, b""),
+    m.StatusRequest(VERSION, NONCE, b""),
     m.Vote(1, "update", 3),
     m.Sealed(2, []),
     m.Sealed(7, []),
@@ -481,7 +483,7 @@ LIES: list[ToMaster] = [
     m.LinkLost(2, 3, 1, "not its edge"),
     m.OpMismatch(2, m.OpRef(0, 0), 9, bytes(32), bytes(32)),
     m.OpMismatch(2, m.OpRef(0, 0), 1, b"", b""),
-    m.OpTimeout(9, m.OpRef(0, 0), 1),
+    m.OpTimeout(9, m.OpRef(0, 0), 1, CALLED),
 ]
 
 
@@ -498,11 +500,12 @@ def test_a_lie_costs_the_liar_its_place_and_the_others_nothing(lie: ToMaster) ->
 @pytest.mark.parametrize(
     "seal",
     [
-        [m.SealedOp(m.OpRef(-1, 0), "done", 0)],
-        [m.SealedOp(m.OpRef(0, 1 << 32), "done", 0)],
-        [m.SealedOp(m.OpRef(0, 0), "done", 0)] * 2,
-        [m.SealedOp(m.OpRef(0, 0), "done", 99)],
-        [m.SealedOp(m.OpRef(0, 0), "committed", 0, [b"x"])],
+        [m.SealedOp(m.OpRef(-1, 0), "done", 0, None, CALLED)],
+        [m.SealedOp(m.OpRef(0, 1 << 32), "done", 0, None, CALLED)],
+        [m.SealedOp(m.OpRef(0, 0), "done", 0, None, CALLED)] * 2,
+        [m.SealedOp(m.OpRef(0, 0), "done", 0, None, CALLED[:-1])],
+        [m.SealedOp(m.OpRef(0, 0), "done", 99, None, CALLED)],
+        [m.SealedOp(m.OpRef(0, 0), "committed", 0, [b"x"], CALLED)],
     ],
 )
 def test_a_seal_that_makes_no_sense_is_a_lie(seal: list[m.SealedOp]) -> None:
@@ -519,7 +522,7 @@ edges = st.builds(m.EdgeFailure, small, small, st.just("refused"))
 ops = st.builds(
     m.SealedOp, refs, st.sampled_from(["unfinished", "done", "committed"]), small, st.none() | st.just([b""] * 3)
 )
-descriptors = st.sampled_from([bytes(32), Descriptor(4).pack(), b"short"])
+descriptors = st.sampled_from([bytes(48), Descriptor(4).pack(), b"short"])
 spoken = st.one_of(
     st.builds(m.Vote, small, st.sampled_from(["update", "pending", "optimize"]), small, small, st.just([(0, 1)])),
     st.builds(m.VoteWithdrawn, small, small),
@@ -618,7 +621,7 @@ def test_who_was_only_slow_may_try_again_and_an_idle_watcher_goes() -> None:
     master.step(0, Opened(1, "slow", b"n" * 32))
     master.step(0, Opened(2, "watcher", b"n" * 32))
     proof = prove(b"", "status", b"n" * 32, b"w" * 32)
-    master.step(0, Received(2, m.StatusRequest(m.PROTOCOL_VERSION, b"w" * 32, proof)))
+    master.step(0, Received(2, m.StatusRequest(VERSION, b"w" * 32, proof)))
     gone: dict[int, list[Effect]] = {}
     for ms in range(0, 125_000, 50):
         for effect in master.step(ms * 1_000_000, Tick()):

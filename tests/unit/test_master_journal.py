@@ -25,6 +25,7 @@ from ringfold.master.settings import MasterSettings
 from ringfold.store.client import StoreClient
 from ringfold.store.memory import Call, Fault, MemoryDriver, MemoryServer
 from ringfold.wire import messages as m
+from ringfold.wire.base import PROTOCOL_VERSION as VERSION
 from ringfold.wire.events import ProbeNote
 from ringfold.wire.frames import Evidence
 from ringfold.wire.proof import derive, prove
@@ -56,7 +57,7 @@ class Stage:
         nonce = bytes([conn]) * 32
         self.step(Opened(conn, "host", nonce))
         proof = prove(TOKEN, "hello", nonce, NONCE)
-        return self.say(conn, m.Hello(1, 0, "h", f"n{conn}", ["10.0.0.1"], 9, NONCE, proof))
+        return self.say(conn, m.Hello(VERSION, 0, "h", f"n{conn}", ["10.0.0.1"], 9, NONCE, proof))
 
     def resume(self, conn: int, peer: int, fence: int = 1, epoch: int = 2, secret: bytes = SECRET) -> list[Effect]:
         nonce = bytes([conn]) * 32
@@ -67,7 +68,7 @@ class Stage:
         member = prove(derive(secret, "member", peer), "member", nonce, NONCE)
         proof = prove(TOKEN, "resume", nonce, NONCE)
         where = (0, "h", f"n{peer}", ["10.0.0.1"], 9)
-        return m.Resume(1, peer, fence, epoch, *where, NONCE, proof, member)
+        return m.Resume(VERSION, peer, fence, epoch, *where, NONCE, proof, member)
 
     def back(self, conn: int, peer: int, epoch: int = 2, **brought: object) -> list[Effect]:
         effects = self.resume(conn, peer, epoch=epoch)

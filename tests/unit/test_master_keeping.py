@@ -8,6 +8,7 @@ from ringfold.master.keeper import Keeper
 from ringfold.master.probing import RESERVED_ROUNDS
 from ringfold.store.memory import MemoryServer
 from ringfold.wire import messages as m
+from ringfold.wire.base import PROTOCOL_VERSION as VERSION
 from ringfold.wire.probing import NodeHello, ProbeCommand, ProbeGraph, RoundId, RoundStart
 from ringfold.wire.proof import prove
 from tests.unit.test_master_journal import NONCE, TOKEN, Stage, client, pair, sent, taken_over
@@ -18,7 +19,7 @@ def node(stage: Stage, conn: int, last: RoundId | None = None) -> None:
     nonce = bytes([conn]) * 32
     stage.step(Opened(conn, "host", nonce))
     proof = prove(TOKEN, "node", nonce, NONCE)
-    stage.say(conn, NodeHello(1, "h", f"n{conn}", ["10.0.0.1"], conn, False, last or RoundId(), NONCE, proof))
+    stage.say(conn, NodeHello(VERSION, "h", f"n{conn}", ["10.0.0.1"], conn, False, last or RoundId(), NONCE, proof))
 
 
 def starts(effects: list[Effect]) -> list[RoundStart]:
@@ -67,7 +68,7 @@ def test_probing_that_was_stopped_stays_so_with_the_next_master() -> None:
     stage = Stage()
     probed(stage)
     stage.step(Opened(9, "host", b"9" * 32))
-    stage.say(9, ProbeCommand(1, "stop", "", NONCE, prove(TOKEN, "probe", b"9" * 32, NONCE)))
+    stage.say(9, ProbeCommand(VERSION, "stop", "", NONCE, prove(TOKEN, "probe", b"9" * 32, NONCE)))
     assert stage.last is not None
     later = Stage(stage.last, fence=2)
     for conn in (21, 22):

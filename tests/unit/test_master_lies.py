@@ -4,6 +4,7 @@ import pytest
 
 from ringfold.master.events import Beat, Effect, Opened
 from ringfold.wire import messages as m
+from ringfold.wire.base import PROTOCOL_VERSION as VERSION
 from ringfold.wire.events import ProbingBroke
 from ringfold.wire.frames import Announced, Heartbeat, encode, message_frame
 from ringfold.wire.probing import ProbeAnswer, RoundAlarm, RoundId
@@ -23,7 +24,7 @@ def test_a_number_that_no_peer_has_is_refused(peer: int) -> None:
     stage, nonce = Stage(), b"1" * 32
     stage.step(Opened(1, "host", nonce))
     proof = prove(TOKEN, "resume", nonce, NONCE)
-    lie = m.Resume(1, peer, 1, 1, 0, "h", "n", ["10.0.0.1"], 9, NONCE, proof, b"")
+    lie = m.Resume(VERSION, peer, 1, 1, 0, "h", "n", ["10.0.0.1"], 9, NONCE, proof, b"")
     [refused] = [each for each in sent(stage.say(1, lie)) if isinstance(each, m.Refused)]
     assert "no peer's number" in refused.reason
 
@@ -32,12 +33,12 @@ def test_a_seal_before_its_time_does_not_count() -> None:
     """It would stay when its sender is gone, and abort ops that others have seen committed."""
     stage = taken_over()
     stage.resume(11, 1)
-    [why] = evicted(stage.say(11, m.Sealed(2, [m.SealedOp(m.OpRef(0, 0), "unfinished", 0)])), 11)
+    [why] = evicted(stage.say(11, m.Sealed(2, [m.SealedOp(m.OpRef(0, 0), "unfinished", 0, None, bytes(48))])), 11)
     assert "brings along" in why
     stage.back(12, 2)
     [record] = [
         each
-        for each in sent(stage.say(12, m.Sealed(2, [m.SealedOp(m.OpRef(0, 0), "committed", 0)])), 12)
+        for each in sent(stage.say(12, m.Sealed(2, [m.SealedOp(m.OpRef(0, 0), "committed", 0, None, bytes(48))])), 12)
         if isinstance(each, m.Record)
     ]
     assert [verdict.commit for verdict in record.verdicts] == [True]
@@ -67,7 +68,7 @@ def _watched(stage: NewRun) -> m.Status:
 
 
 def _look(conn: int) -> m.StatusRequest:
-    return m.StatusRequest(1, NONCE, prove(TOKEN, "status", bytes([conn]) * 32, NONCE))
+    return m.StatusRequest(VERSION, NONCE, prove(TOKEN, "status", bytes([conn]) * 32, NONCE))
 
 
 def test_ops_of_a_peer_that_is_only_registered_are_nobodys() -> None:
@@ -122,7 +123,7 @@ def test_rounds_that_break_end_alone(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ZeroDivisionError("a fault of the rounds")
 
     monkeypatch.setattr(stage.master._probing._rounds, "step", broken)
-    command = m.ProbeCommand(1, "round", "", NONCE, prove(TOKEN, "probe", bytes([200]) * 32, NONCE))
+    command = m.ProbeCommand(VERSION, "round", "", NONCE, prove(TOKEN, "probe", bytes([200]) * 32, NONCE))
     stage.open(200)
     [answer] = stage.say(200, command)
     assert len(stage.told(ProbingBroke)) == 1

@@ -9,6 +9,7 @@ from ringfold.peer.effects import CloseConn, Effect, Ended
 from ringfold.peer.events import Opened
 from ringfold.peer.incoming import decode_from_master
 from ringfold.wire import messages as m
+from ringfold.wire.base import PROTOCOL_VERSION as VERSION
 from ringfold.wire.frames import encode
 from ringfold.wire.proof import prove
 from tests.unit.test_peer_machine import CONTROL, MASTER_NONCE, ME, NONCE, TOKEN, Peer, joining, record, registered
@@ -18,7 +19,7 @@ WELCOME = m.Welcome(5, 1, b"", m.Liveness())
 RECORD = record(1, [ME, 6])
 PLAN = m.SyncPlan(1, 1, 1, b"", [MEMBER], [])
 MEASURE = m.Measure(1, MEMBER, True, b"", 1_000)
-OP = m.Verdict(m.OpRef(0, 0), commit=False)
+OP = m.Verdict(m.OpRef(0, 0), commit=False, descriptor=bytes(48))
 
 
 @pytest.mark.parametrize("message", [WELCOME, RECORD, PLAN, MEASURE, m.Seal(1, ""), m.Registrations(0)])
@@ -91,7 +92,7 @@ def test_a_welcome_that_cannot_be_meant_counts_as_a_failed_try() -> None:
     peer = Peer()
     joining(peer)
     peer.step(Opened(CONTROL, NONCE))
-    peer.hears(CONTROL, m.Challenge(MASTER_NONCE, 1, 1))
+    peer.hears(CONTROL, m.Challenge(MASTER_NONCE, VERSION, VERSION))
     proof = prove(TOKEN, "welcome", NONCE, MASTER_NONCE)
     effects = peer.hears(CONTROL, m.Welcome(ME, 1, proof, m.Liveness(heartbeat_ms=0)))
     assert not _ended(effects)

@@ -51,6 +51,8 @@ from ringfold.peer.events import (
 from ringfold.peer.machine import PeerMachine
 from ringfold.peer.settings import Identity, PeerTimings
 from ringfold.wire import frames, messages
+from ringfold.wire.base import PROTOCOL_VERSION as VERSION
+from ringfold.wire.descriptor import Descriptor
 from ringfold.wire.events import ConnectionDropped
 from ringfold.wire.messages import (
     Challenge,
@@ -74,6 +76,7 @@ MS = 1_000_000
 TOKEN = b"a token"
 SECRET = b"the secret of the epoch"
 KEY = link_key(TOKEN, SECRET)
+CALLED = Descriptor(0, retry=1).pack()
 CONTROL = 1
 MASTER_NONCE, NONCE = b"m" * 32, b"p" * 32
 TIMINGS = PeerTimings()
@@ -120,7 +123,7 @@ def registered(timings: PeerTimings = TIMINGS) -> Peer:
     peer = Peer(timings)
     joining(peer)
     peer.step(Opened(CONTROL, NONCE))
-    peer.hears(CONTROL, Challenge(MASTER_NONCE, 1, 1))
+    peer.hears(CONTROL, Challenge(MASTER_NONCE, VERSION, VERSION))
     peer.hears(CONTROL, Welcome(ME, 1, prove(TOKEN, "welcome", NONCE, MASTER_NONCE), Liveness()))
     return peer
 
@@ -160,7 +163,7 @@ def lane_hello(
 ) -> LaneHello:
     nonce = b"l" * 32
     parts = [number.to_bytes(8, "little") for number in (epoch, source, target, lane)]
-    return LaneHello(1, epoch, source, target, lane, nonce, prove(key, "lane", challenge, nonce, *parts))
+    return LaneHello(VERSION, epoch, source, target, lane, nonce, prove(key, "lane", challenge, nonce, *parts))
 
 
 def lane_welcome(dialler_nonce: bytes, challenge: bytes) -> LaneWelcome:
@@ -172,7 +175,7 @@ def attach(peer: Peer, made: Record, guest: int = 100) -> list[Effect]:
     effects = peer.hears(CONTROL, made)
     dialled = peer.last_conn
     effects += peer.step(Opened(dialled, NONCE))
-    effects += peer.hears(dialled, Challenge(MASTER_NONCE, 1, 1))
+    effects += peer.hears(dialled, Challenge(MASTER_NONCE, VERSION, VERSION))
     effects += peer.hears(dialled, lane_welcome(NONCE, MASTER_NONCE))
     ring = [member.peer for member in made.members]
     before = ring[ring.index(ME) - 1]
@@ -209,7 +212,7 @@ def test_hello_proves_the_token_over_both_nonces() -> None:
     peer = Peer()
     assert joining(peer) == [Dial(0, "10.0.0.1", 48148, 5_000)]
     peer.step(Opened(CONTROL, NONCE))
-    effects = peer.hears(CONTROL, Challenge(MASTER_NONCE, 1, 1))
+    effects = peer.hears(CONTROL, Challenge(MASTER_NONCE, VERSION, VERSION))
     [hello] = said(effects)
     assert isinstance(hello, Hello)
     assert proven(TOKEN, hello.proof, "hello", MASTER_NONCE, NONCE)
@@ -221,7 +224,7 @@ def test_welcome_makes_the_control_connection() -> None:
     peer = Peer()
     joining(peer)
     peer.step(Opened(CONTROL, NONCE))
-    peer.hears(CONTROL, Challenge(MASTER_NONCE, 1, 1))
+    peer.hears(CONTROL, Challenge(MASTER_NONCE, VERSION, VERSION))
     proof = prove(TOKEN, "welcome", NONCE, MASTER_NONCE)
     effects = peer.hears(CONTROL, Welcome(ME, 1, proof, Liveness(100, 400, 2_000)))
     assert effects == [MakeControl(CONTROL, 100, 6 * 2_000)]
@@ -232,7 +235,7 @@ def test_a_master_that_does_not_know_the_token_is_not_believed() -> None:
     peer = Peer()
     joining(peer)
     peer.step(Opened(CONTROL, NONCE))
-    peer.hears(CONTROL, Challenge(MASTER_NONCE, 1, 1))
+    peer.hears(CONTROL, Challenge(MASTER_NONCE, VERSION, VERSION))
     effects = peer.hears(CONTROL, Welcome(ME, 1, prove(b"other", "welcome", NONCE, MASTER_NONCE), Liveness()))
     assert isinstance(end_of(effects), ConfigError)
     assert not only(effects, MakeControl)
@@ -242,7 +245,7 @@ def test_a_refusal_ends_the_join_with_its_reason() -> None:
     peer = Peer()
     joining(peer)
     peer.step(Opened(CONTROL, NONCE))
-    peer.hears(CONTROL, Challenge(MASTER_NONCE, 1, 1))
+    peer.hears(CONTROL, Challenge(MASTER_NONCE, VERSION, VERSION))
     error = end_of(peer.hears(CONTROL, messages.Refused("wrong token")))
     assert isinstance(error, ConfigError)
     assert "wrong token" in str(error)
@@ -252,7 +255,7 @@ def test_a_master_of_another_version_is_refused() -> None:
     peer = Peer()
     joining(peer)
     peer.step(Opened(CONTROL, NONCE))
-    effects = peer.hears(CONTROL, Challenge(MASTER_NONCE, 2, 3))
+    effects = peer.hears(CONTROL, Challenge(MASTER_NONCE, VERSION + 1, VERSION + 2))
     assert isinstance(end_of(effects), ConfigError)
     assert not said(effects)
 
@@ -264,7 +267,7 @@ def test_a_newcomer_that_one_of_several_masters_refuses_goes_on_to_the_next() ->
     peer.step(Opened(CONTROL, NONCE))
     assert only(peer.hears(CONTROL, Challenge(MASTER_NONCE, 7, 9)), Dial) == [Dial(0, "10.0.0.2", 2, 5_000)]
     peer.step(Opened(peer.last_conn, NONCE))
-    peer.hears(peer.last_conn, Challenge(MASTER_NONCE, 1, 1))
+    peer.hears(peer.last_conn, Challenge(MASTER_NONCE, VERSION, VERSION))
     error = end_of(peer.hears(peer.last_conn, messages.Refused("wrong token")))
     assert isinstance(error, ConfigError)
     assert "7 to 9" in str(error)
@@ -354,7 +357,7 @@ def test_the_other_end_dials_when_the_record_says_so() -> None:
     effects = peer.hears(CONTROL, record(1, [4, ME], dialers=[ME, 4]))
     assert only(effects, Dial) == [Dial(1, "10.0.0.4", 48149, 2_000)]
     peer.step(Opened(2, NONCE))
-    [hello] = said(peer.hears(2, Challenge(MASTER_NONCE, 1, 1)), conn=2)
+    [hello] = said(peer.hears(2, Challenge(MASTER_NONCE, VERSION, VERSION)), conn=2)
     assert isinstance(hello, LaneHello)
     assert (hello.source, hello.target) == (4, ME)
     assert only(peer.hears(2, lane_welcome(NONCE, MASTER_NONCE)), Promote) == [Promote(2, False, 4, 0)]
@@ -438,7 +441,7 @@ def test_a_parked_lane_whose_record_never_comes_is_dropped() -> None:
         (lane_hello(ME, 4, 1, NONCE), "is dialled by"),
         (lane_hello(4, ME, 0, NONCE), "is over"),
         (LaneHello(9, 1, 4, ME, 0, b"", b""), "version 9"),
-        (LaneHello(1, 1, -4, ME, 0, b"", b""), "out of range"),
+        (LaneHello(VERSION, 1, -4, ME, 0, b"", b""), "out of range"),
     ],
 )
 def test_a_wrong_lane_is_refused_and_told(hello: LaneHello, words: str) -> None:
@@ -536,7 +539,7 @@ def on_two_paths() -> Peer:
     peer.hears(CONTROL, with_paths(record(1, [4, ME]), 2))
     for conn in (2, 3):
         peer.step(Opened(conn, NONCE))
-        peer.hears(conn, Challenge(MASTER_NONCE, 1, 1))
+        peer.hears(conn, Challenge(MASTER_NONCE, VERSION, VERSION))
         peer.hears(conn, lane_welcome(NONCE, MASTER_NONCE))
     for conn, lane in ((100, 0), (101, 1)):
         peer.step(Accepted(conn, "r", NONCE))
@@ -595,7 +598,7 @@ def test_an_epoch_does_not_wait_for_ever_for_a_path() -> None:
     peer = registered()
     peer.hears(CONTROL, with_paths(record(1, [4, ME]), 2))
     peer.step(Opened(2, NONCE))
-    peer.hears(2, Challenge(MASTER_NONCE, 1, 1))
+    peer.hears(2, Challenge(MASTER_NONCE, VERSION, VERSION))
     peer.hears(2, lane_welcome(NONCE, MASTER_NONCE))
     peer.step(Accepted(100, "r", NONCE))
     assert not only(peer.hears(100, lane_hello(4, ME, 1, NONCE)), Install)
@@ -615,7 +618,7 @@ def test_a_lane_that_breaks_during_the_attachment_is_dialled_again() -> None:
     peer = registered()
     peer.hears(CONTROL, record(1, [4, ME]))
     peer.step(Opened(2, NONCE))
-    peer.hears(2, Challenge(MASTER_NONCE, 1, 1))
+    peer.hears(2, Challenge(MASTER_NONCE, VERSION, VERSION))
     peer.hears(2, lane_welcome(NONCE, MASTER_NONCE))
     effects = peer.step(LinkLost(4, True, "reset"))
     assert len(only(effects, Dial)) == 1
@@ -635,7 +638,7 @@ def test_a_report_about_a_link_that_was_connected_anew_since_is_ignored() -> Non
         peer.hears(conn, lane_hello(4, ME, 1, NONCE))
     peer.step(LinkLost(4, False, "the old one broke", still_there=(101,)))
     peer.step(Opened(2, NONCE))
-    peer.hears(2, Challenge(MASTER_NONCE, 1, 1))
+    peer.hears(2, Challenge(MASTER_NONCE, VERSION, VERSION))
     assert only(peer.hears(2, lane_welcome(NONCE, MASTER_NONCE)), Install)
 
 
@@ -643,7 +646,7 @@ def test_an_acceptor_without_the_secret_is_not_believed() -> None:
     peer = registered()
     peer.hears(CONTROL, record(1, [4, ME]))
     peer.step(Opened(2, NONCE))
-    peer.hears(2, Challenge(MASTER_NONCE, 1, 1))
+    peer.hears(2, Challenge(MASTER_NONCE, VERSION, VERSION))
     effects = peer.hears(2, LaneWelcome(b"x" * 32))
     assert not only(effects, Promote)
     assert only(effects, CloseConn)
@@ -673,15 +676,16 @@ def test_a_seal_during_the_attachment_stops_the_dialling() -> None:
 def test_verdicts_settle_the_old_epoch_before_anything_is_connected() -> None:
     peer = member([4, ME, 6])
     peer.hears(CONTROL, messages.Seal(1, "peer 6 died"))
-    commit = Verdict(OpRef(0, 1), True, registrations=7)
-    abort = Verdict(OpRef(1, 1), False)
-    usage = Verdict(OpRef(2, 1), False, reason=Reason("usage", "mismatch", [4]))
+    commit = Verdict(OpRef(0, 1), True, registrations=7, descriptor=CALLED)
+    abort = Verdict(OpRef(1, 1), False, descriptor=CALLED)
+    usage = Verdict(OpRef(2, 1), False, reason=Reason("usage", "mismatch", [4]), descriptor=CALLED)
     effects = peer.hears(CONTROL, record(2, [4, ME], reason="peer 6 died", verdicts=[commit, abort, usage]))
     settle = effects[0]
     assert isinstance(settle, Settle)
     assert settle.epoch == 1
     assert settle.default_reason == Reason("lost", "peer 6 died", [6])
-    assert settle.verdicts == (commit, Verdict(OpRef(1, 1), False, reason=settle.default_reason), usage)
+    explained = Verdict(OpRef(1, 1), False, reason=settle.default_reason, descriptor=CALLED)
+    assert settle.verdicts == (commit, explained, usage)
 
 
 def test_with_all_members_alive_the_default_reason_is_the_edge() -> None:
@@ -697,7 +701,7 @@ def test_verdicts_about_an_epoch_that_was_never_installed_here_are_not_applied()
     peer.hears(CONTROL, messages.Seal(1, "x"))
     assert only(peer.hears(CONTROL, record(2, [4, ME, 7])), Settle)
     peer.hears(CONTROL, messages.Seal(2, "7 cannot be had"))
-    effects = peer.hears(CONTROL, record(3, [4, ME], verdicts=[Verdict(OpRef(0, 0), True)]))
+    effects = peer.hears(CONTROL, record(3, [4, ME], verdicts=[Verdict(OpRef(0, 0), True, descriptor=CALLED)]))
     assert not only(effects, Settle)
 
 
@@ -742,7 +746,7 @@ def test_what_the_engine_reports_of_ops_goes_to_the_master() -> None:
     peer = member()
     mine, theirs = b"a" * 32, b"b" * 32
     assert said(peer.step(Mismatch(4, 1, 0, 1, mine, theirs))) == [messages.OpMismatch(1, OpRef(0, 1), 4, mine, theirs)]
-    assert said(peer.step(OpTimedOut(1, 0, 1, 300))) == [messages.OpTimeout(1, OpRef(0, 1), 300)]
+    assert said(peer.step(OpTimedOut(1, 0, 1, 300, CALLED))) == [messages.OpTimeout(1, OpRef(0, 1), 300, CALLED)]
     assert said(peer.step(OpCancelled(1, 0, 1))) == [messages.OpCancelled(1, OpRef(0, 1))]
 
 
@@ -951,7 +955,7 @@ def visit_open(peer: Peer, test: int = 1) -> list[Effect]:
     conn = peer.last_conn
     peer.step(Opened(conn, NONCE))
     peer.now_ns += 3 * MS
-    peer.hears(conn, Challenge(MASTER_NONCE, 1, 1))
+    peer.hears(conn, Challenge(MASTER_NONCE, VERSION, VERSION))
     peer.now_ns += 2 * MS
     return peer.hears(conn, messages.VisitWelcome(prove(KEY, "visit_welcome", NONCE, MASTER_NONCE)))
 
@@ -972,7 +976,7 @@ def test_a_visitor_that_comes_before_the_masters_word_is_let_in_with_it() -> Non
     peer.step(Accepted(50, "10.0.0.4:1", NONCE))
     nonce, parts = b"v" * 32, [b"measure", *(number.to_bytes(8, "little") for number in (1, 4, ME))]
     peer.now_ns += 7 * MS
-    hello = messages.VisitHello(1, "measure", 1, 4, ME, nonce, prove(KEY, "visit", NONCE, nonce, *parts))
+    hello = messages.VisitHello(VERSION, "measure", 1, 4, ME, nonce, prove(KEY, "visit", NONCE, nonce, *parts))
     assert peer.hears(50, hello) == []
     effects = peer.hears(CONTROL, measure(dials=False))
     assert only(effects, MakeBulk) == [MakeBulk(50)]

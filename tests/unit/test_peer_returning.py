@@ -19,6 +19,7 @@ from ringfold.peer.events import CallLeave, CallVote, Closed, DialFailed, Messag
 from ringfold.state.manifest import Snapshot
 from ringfold.state.shared import SharedState
 from ringfold.wire import frames, messages
+from ringfold.wire.base import PROTOCOL_VERSION as VERSION
 from ringfold.wire.messages import Challenge, Liveness, Member, Message, Resumed, SyncPlan, Vote, World
 from ringfold.wire.proof import prove, proven
 from tests.unit.test_peer_machine import (
@@ -67,7 +68,7 @@ def resume(peer: Peer, fence: int = 2) -> list[Effect]:
     """Bring a peer that looks for a master to one with this fence."""
     conn = peer.last_conn
     peer.step(Opened(conn, NONCE))
-    peer.hears(conn, Challenge(MASTER_NONCE, 1, 1))
+    peer.hears(conn, Challenge(MASTER_NONCE, VERSION, VERSION))
     return peer.hears(conn, Resumed(fence, proof_of(fence), Liveness()))
 
 
@@ -108,7 +109,7 @@ def test_a_peer_that_finds_no_master_within_its_patience_ends() -> None:
 def test_resuming_proves_the_token_and_the_members_secret() -> None:
     peer = lost()
     peer.step(Opened(peer.last_conn, NONCE))
-    [claim] = said(peer.hears(peer.last_conn, Challenge(MASTER_NONCE, 1, 1)), peer.last_conn)
+    [claim] = said(peer.hears(peer.last_conn, Challenge(MASTER_NONCE, VERSION, VERSION)), peer.last_conn)
     assert isinstance(claim, messages.Resume)
     assert (claim.peer, claim.fence, claim.epoch) == (ME, 1, 1)
     assert proven(TOKEN, claim.proof, "resume", MASTER_NONCE, NONCE)
@@ -135,7 +136,7 @@ def test_a_master_that_does_not_know_the_members_secret_is_left() -> None:
     peer = lost()
     conn = peer.last_conn
     peer.step(Opened(conn, NONCE))
-    peer.hears(conn, Challenge(MASTER_NONCE, 1, 1))
+    peer.hears(conn, Challenge(MASTER_NONCE, VERSION, VERSION))
     assert not only(peer.hears(conn, Resumed(2, proof_of(2, b"another"), Liveness())), MakeControl)
 
 
@@ -153,7 +154,7 @@ def test_a_master_that_was_started_with_another_token_does_not_end_a_member() ->
     peer = lost()
     conn = peer.last_conn
     peer.step(Opened(conn, NONCE))
-    peer.hears(conn, Challenge(MASTER_NONCE, 1, 1))
+    peer.hears(conn, Challenge(MASTER_NONCE, VERSION, VERSION))
     effects = peer.hears(conn, messages.Refused("another token"))
     assert [effect.conn for effect in effects if isinstance(effect, CloseConn)] == [conn]
     assert only(peer.later(1_000), Dial)
@@ -163,7 +164,7 @@ def test_a_master_that_was_started_with_another_token_does_not_end_a_member() ->
 def test_an_eviction_that_comes_instead_of_a_welcome_ends_the_session() -> None:
     peer = lost()
     peer.step(Opened(peer.last_conn, NONCE))
-    peer.hears(peer.last_conn, Challenge(MASTER_NONCE, 1, 1))
+    peer.hears(peer.last_conn, Challenge(MASTER_NONCE, VERSION, VERSION))
     proof = prove(TOKEN, "evicted", MASTER_NONCE, NONCE, b"too late")
     assert isinstance(end_of(peer.hears(peer.last_conn, messages.Evicted("too late", proof))), Evicted)
 
@@ -171,12 +172,12 @@ def test_an_eviction_that_comes_instead_of_a_welcome_ends_the_session() -> None:
 def test_what_somebody_says_at_a_dead_masters_port_without_a_proof_ends_nothing() -> None:
     """An eviction, a foreign version, a refusal: a try that failed. A master that proves the token may still come."""
     lies = [
-        [Challenge(MASTER_NONCE, 1, 1), messages.Evicted("go away")],
-        [Challenge(MASTER_NONCE, 1, 1), messages.Evicted("go away", prove(b"guessed", "evicted", b""))],
+        [Challenge(MASTER_NONCE, VERSION, VERSION), messages.Evicted("go away")],
+        [Challenge(MASTER_NONCE, VERSION, VERSION), messages.Evicted("go away", prove(b"guessed", "evicted", b""))],
         [messages.Evicted("go away", prove(TOKEN, "evicted", MASTER_NONCE, NONCE, b"another reason"))],
         [Challenge(MASTER_NONCE, 90, 99)],
-        [Challenge(MASTER_NONCE, 1, 1), messages.Refused("no")],
-        [Challenge(MASTER_NONCE, 1, 1), messages.Welcome(ME, 9, b"x" * 32, Liveness())],
+        [Challenge(MASTER_NONCE, VERSION, VERSION), messages.Refused("no")],
+        [Challenge(MASTER_NONCE, VERSION, VERSION), messages.Welcome(ME, 9, b"x" * 32, Liveness())],
     ]
     peer = lost()
     for said_by_the_impostor in lies:
@@ -232,7 +233,7 @@ def test_who_was_only_registered_shows_no_epoch() -> None:
     peer = with_secret(registered())
     peer.step(Closed(CONTROL, "reset"))
     peer.step(Opened(peer.last_conn, NONCE))
-    [claim] = said(peer.hears(peer.last_conn, Challenge(MASTER_NONCE, 1, 1)), peer.last_conn)
+    [claim] = said(peer.hears(peer.last_conn, Challenge(MASTER_NONCE, VERSION, VERSION)), peer.last_conn)
     assert isinstance(claim, messages.Resume)
     assert claim.epoch == 0
 

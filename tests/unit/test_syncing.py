@@ -53,6 +53,7 @@ from ringfold.state.manifest import Snapshot
 from ringfold.state.serve import Refusal, Shelf
 from ringfold.state.shared import SharedState, set_torn
 from ringfold.wire import frames
+from ringfold.wire.base import PROTOCOL_VERSION as VERSION
 from ringfold.wire.messages import (
     CallFailed,
     Challenge,
@@ -198,7 +199,7 @@ class Net:
     def _join(self, node: Node) -> None:
         node.step(CallJoin((("10.0.0.100", 48148),), self.now_ns + 10_000 * MS))
         node.step(Opened(CONTROL, NONCE))
-        node.hears(Challenge(NONCE, 1, 1))
+        node.hears(Challenge(NONCE, VERSION, VERSION))
         node.hears(Welcome(node.peer, 1, prove(b"", "welcome", NONCE, NONCE), Liveness()))
 
     # What a network does

@@ -6,6 +6,7 @@ from ringfold.peer.effects import CloseConn, Dial, Effect, MakeBulk, Resume, Sen
 from ringfold.peer.settings import PeerTimings
 from ringfold.peer.visits import FIRST_KEY, Arrived, Errand, Failed, Visits
 from ringfold.wire import frames
+from ringfold.wire.base import PROTOCOL_VERSION as VERSION
 from ringfold.wire.messages import Challenge, Member, Message, Refused, VisitHello, VisitWelcome
 from ringfold.wire.proof import link_key, prove
 
@@ -53,7 +54,7 @@ class Visitor:
     def at_the_door(self) -> VisitHello:
         """Dialled, connected, challenged: the hello is on its way."""
         self.visits.opened(self.last_conn, NONCE)
-        effects, _ = self.hears(Challenge(CHALLENGE, 1, 1))
+        effects, _ = self.hears(Challenge(CHALLENGE, VERSION, VERSION))
         (sent,) = [effect.message for effect in effects if isinstance(effect, SendMessage)]
         assert isinstance(sent, VisitHello)
         assert Resume(self.last_conn) in effects
@@ -82,7 +83,7 @@ def hello(key: bytes = KEY, **changes: object) -> VisitHello:
     claim = {"purpose": "state", "number": 3, "source": GUEST, "target": HOST, **changes}
     numbers = [claim[name].to_bytes(8, "little") for name in ("number", "source", "target")]  # type: ignore[attr-defined]
     proof = prove(key, "visit", CHALLENGE, NONCE, claim["purpose"].encode(), *numbers)  # type: ignore[attr-defined]
-    return VisitHello(1, claim["purpose"], claim["number"], claim["source"], claim["target"], NONCE, proof)  # type: ignore[arg-type]
+    return VisitHello(VERSION, claim["purpose"], claim["number"], claim["source"], claim["target"], NONCE, proof)  # type: ignore[arg-type]
 
 
 # The visitor
@@ -265,10 +266,10 @@ def test_a_guest_waits_until_its_errand_is_announced() -> None:
     [
         (hello(source=7), "no business"),
         (hello(target=8), "no business"),
-        (VisitHello(1, "state", 3, GUEST, HOST, NONCE, b"x" * 32), "secret"),
+        (VisitHello(VERSION, "state", 3, GUEST, HOST, NONCE, b"x" * 32), "secret"),
         (hello(key=SECRET), "secret"),  # overheard, without the token
-        (VisitHello(1, "state", 3, GUEST, HOST, b"o" * 32, hello().proof), "secret"),
-        (VisitHello(1, "state", 3, -1, HOST, NONCE, b"x" * 32), "out of range"),
+        (VisitHello(VERSION, "state", 3, GUEST, HOST, b"o" * 32, hello().proof), "secret"),
+        (VisitHello(VERSION, "state", 3, -1, HOST, NONCE, b"x" * 32), "out of range"),
         (VisitHello(99, "state", 3, GUEST, HOST, NONCE, hello().proof), "version 99"),
     ],
     ids=["not expected", "overheard", "for another", "wrong proof", "another nonce", "negative", "another version"],

@@ -41,6 +41,11 @@ namespace ringfold {
 using OpPtr = std::shared_ptr<Op>;
 using Bytes = std::vector<std::byte>;
 
+inline Bytes raw(const Descriptor& descriptor) {
+  const auto* at = reinterpret_cast<const std::byte*>(&descriptor);
+  return {at, at + sizeof descriptor};
+}
+
 struct Event {
   enum class Kind { opened, accepted, message, closed, link_lost, mismatch, op_timeout, op_cancelled, silent, blocks, sample, wake };
   Kind kind = Kind::wake;
@@ -80,17 +85,22 @@ struct SealedOp {
   int state;  // 0 unfinished, 1 done, 2 committed
   std::uint64_t registrations;
   std::optional<Payloads> payloads;
+  Descriptor descriptor;
 };
 
 struct Verdict {
   std::uint64_t tag;
   std::uint32_t sequence;
+  std::uint32_t fingerprint;  // of the op's descriptor
   bool commit;
   std::uint64_t registrations;
   std::optional<Payloads> payloads;
-  int final;  // 0: called again where it is retryable; 1: fails; 2: fails, and for who has not called it yet, too
+  int final;  // 0: tried again where it is retryable; 1: over; 2: over, and it counts as never made
   Bytes reason;
 };
+
+// A call as every member knows it, whatever its sequence was in an epoch.
+using CallName = std::tuple<std::uint64_t, std::uint64_t, std::uint32_t>;  // tag, step, call
 
 struct EpochSpec {
   std::uint32_t epoch = 0;
@@ -243,6 +253,12 @@ class Core {
   // Accepted connections that have not become anything yet.
   std::size_t unproven() const;
 
+  // The program begins this step, or is outside of any (`no_step`): calls are counted from 0 again.
+  void set_step(std::uint64_t step);
+  // Somebody was admitted, who has made no call: all members count from 0 again. No op is in flight then.
+  void restart_calls();
+  // This call fails, also if it has not been made here yet.
+  void refuse(const CallName& name, Bytes reason);
   // Ops. Throws std::invalid_argument when the tag is in flight.
   std::uint64_t submit(Ns now, OpSpec spec);
   OpPtr find(std::uint64_t id) const;
@@ -386,6 +402,7 @@ class Core {
     bool cancelled = false;  // an op was given up here, which the neighbours still wait for: the next one runs in the next epoch
     bool has_committed = false;
     std::uint32_t committed = 0;
+    Descriptor committed_descriptor;
     std::uint64_t committed_registrations = 0;
     std::optional<Payloads> committed_payloads;
     std::vector<Stashed> stash;
@@ -490,6 +507,7 @@ class Core {
   void finish(const OpPtr& op, OpStatus status, Bytes reason);
   void detach(const OpPtr& op);
   void undo(const OpPtr& op);
+  void uncount(const OpPtr& op);
   FrameHeader header_for(const OpPtr& op, LaneFrame kind) const;
   PeerId next_peer() const { return spec_.members[(spec_.rank + 1) % spec_.size]; }
   PeerId previous_peer() const { return spec_.members[(spec_.rank + spec_.size - 1) % spec_.size]; }
@@ -527,7 +545,13 @@ class Core {
   std::size_t early_sent_[2] = {};      // to a neighbour that is not known to have called their op
   std::size_t early_received_[2] = {};  // from one that has not been told that this peer has
   std::size_t stashed_segments_[2] = {};  // of these, for ops that this peer has not called
-  std::unordered_map<std::uint64_t, Bytes> refused_;  // by tag: why the next op fails, which the others have given up
+  std::uint64_t step_ = no_step;
+  std::unordered_map<std::uint64_t, std::uint32_t> calls_;  // by tag: how many were made in this step, or since an admission
+  struct Refusal {
+    std::uint32_t epoch;  // in which it was decided
+    Bytes reason;
+  };
+  std::map<CallName, Refusal> refused_;  // calls that will fail when they are made here
   BackupPool pool_;
   std::uint64_t next_op_ = 1;
   std::unordered_map<std::uint64_t, OpPtr> ops_;

@@ -52,6 +52,8 @@ static_assert(sizeof(FrameHeader) == 64 && std::is_trivially_copyable_v<FrameHea
 inline bool is_before(std::uint32_t a, std::uint32_t b) { return static_cast<std::int32_t>(a - b) < 0; }
 
 // What two peers must agree on before they reduce with each other. Its CRC is the op's fingerprint.
+inline constexpr std::uint64_t no_step = ~std::uint64_t{0};  // of a call outside of any step
+
 struct Descriptor {
   std::uint8_t kind = 0;
   std::uint8_t dtype = 0;  // 255: several
@@ -64,10 +66,13 @@ struct Descriptor {
   std::uint32_t layout = 0;  // CRC over every array's dtype and size
   std::uint64_t count = 0;
   std::uint64_t bytes = 0;
+  std::uint64_t step = no_step;  // and `call`: which call on its tag this is, as every member counts
+  std::uint32_t call = 0;
+  std::uint32_t padding_2 = 0;
 
   std::uint32_t fingerprint() const { return crc32c(this, sizeof *this); }
 };
-static_assert(sizeof(Descriptor) == 32 && std::is_trivially_copyable_v<Descriptor>);
+static_assert(sizeof(Descriptor) == 48 && std::is_trivially_copyable_v<Descriptor>);
 
 // Control and bulk connections: u32 length (of kind and body), u8 kind, body. See ringfold/wire/frames.py. Blocks and
 // filler have their place on bulk connections only, heartbeats, Done and evidence on control connections only.

@@ -35,16 +35,22 @@ struct Span {
   std::size_t at = 0;  // where it begins in the virtual range
 };
 
+// Who calls an aborted op again: nobody, the engine by itself, or the caller, because its arguments depend on the ring.
+enum class Retry : std::uint8_t { never = 0, engine = 1, caller = 2 };
+
 struct OpSpec {
   OpKind kind = OpKind::all_reduce;
   kernels::ReduceOp reduce_op = kernels::ReduceOp::sum;
   quantize::Scheme scheme = quantize::Scheme::none;
   std::uint64_t tag = 0;
   std::uint16_t root = 0;
-  bool retry = true;
+  Retry retry = Retry::engine;
+  bool again = false;  // another attempt of the last call on this tag, which the caller retries
   bool in_place = true;
   Ns timeout = 0;
   std::vector<Span> spans;
+  std::uint64_t step = no_step;  // these two are set by the core
+  std::uint32_t call = 0;
   std::byte* gathered = nullptr;  // all_gather: where everybody's bytes go; reduce_scatter: where this rank's chunk goes
 };
 

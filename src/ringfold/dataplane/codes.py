@@ -21,6 +21,22 @@ class OpStatus(IntEnum):
     CANCELLED = 4
 
 
+class Retry(IntEnum):
+    """Who tries an aborted op again: nobody, the engine, or the caller, because its arguments depend on the ring."""
+
+    NEVER = 0
+    ENGINE = 1
+    CALLER = 2
+
+
+class Final(IntEnum):
+    """Whether an aborted op may be tried again: it may; it is over; it is over, and the call counts as never made."""
+
+    NO = 0
+    OVER = 1
+    NEVER_MADE = 2
+
+
 REDUCE_OPS = {"sum": 0, "avg": 1, "prod": 2, "min": 3, "max": 4}
 QUANTISATIONS = {"minmax8": 1, "minmax4": 2, "zeroscale8": 3, "zeroscale4": 4}
 """How the segments of an all_reduce travel; 0 is as they are."""

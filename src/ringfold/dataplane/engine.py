@@ -12,10 +12,10 @@ from numpy import ndarray
 
 OpResult = tuple[int, bytes, int, int, int, int, int]
 """status, reason, epoch, contributors, registrations, bytes sent, bytes received"""
-RawSealedOp = tuple[int, int, int, int, list[bytes] | None]
-"""tag, sequence, state (0 unfinished, 1 done, 2 committed), registrations, payloads by rank"""
-RawVerdict = tuple[int, int, bool, int, list[bytes] | None, int, bytes]
-"""tag, sequence, commit, registrations, payloads, final (2: also for who has not called the op yet), reason"""
+RawSealedOp = tuple[int, int, int, int, list[bytes] | None, bytes]
+"""tag, sequence, state (0 unfinished, 1 done, 2 committed), registrations, payloads by rank, descriptor"""
+RawVerdict = tuple[int, int, int, bool, int, list[bytes] | None, int, bytes]
+"""tag, sequence, the descriptor's fingerprint, commit, registrations, payloads, final (`Final`), reason"""
 RawEvent = tuple[Any, ...]
 Array = ndarray[Any, Any]
 RawBlock = tuple[Array, int, int, int | None]
@@ -41,6 +41,15 @@ class Commands(Protocol):
     def set_registrations(self, count: int) -> None: ...
     def seal(self, epoch: int) -> list[RawSealedOp]: ...
     def settle(self, epoch: int, verdicts: list[RawVerdict], default_reason: bytes) -> None: ...
+    def refuse(self, tag: int, step: int, call: int, reason: bytes) -> None:
+        """This call fails, also if it has not been made here yet."""
+
+    def set_step(self, step: int) -> None:
+        """The program begins this step (2**64 - 1: it is outside of any): calls are counted from 0 again."""
+
+    def restart_calls(self) -> None:
+        """Somebody was admitted: all members count their calls from 0 again."""
+
     def install(
         self,
         epoch: int,
@@ -119,10 +128,13 @@ class Engine(Commands, Protocol):
         source: Sequence[Array],
         target: Sequence[Array] | None,
         dtypes: Sequence[int],
-        retry: bool,
+        retry: int,
         timeout_ns: int,
         quantisation: int = 0,
-    ) -> int: ...
+        again: bool = False,
+    ) -> int:
+        """Begin an op; its number. `again`: another attempt of the last call on this tag (`Retry.CALLER`)."""
+
     def collective(
         self,
         kind: int,
@@ -132,13 +144,13 @@ class Engine(Commands, Protocol):
         source: Sequence[Array],
         target: Sequence[Array] | None,
         dtypes: Sequence[int],
-        retry: bool,
+        retry: int,
         timeout_ns: int,
         quantisation: int = 0,
     ) -> OpResult:
         """Submit, and drive the engine from this thread until the op ended."""
 
-    def all_reduce(self, array: Array, dtype: int, reduce_op: int, tag: int, retry: bool, timeout_ns: int) -> OpResult:
+    def all_reduce(self, array: Array, dtype: int, reduce_op: int, tag: int, retry: int, timeout_ns: int) -> OpResult:
         """`collective` for one array in place: the short way of the hot path."""
 
     def run_op(self, op: int) -> OpResult:

@@ -234,12 +234,23 @@ class Calls:
         run = self._run
         newcomers = run.admissible(short)
         groups = {peer.group for peer in newcomers}
+        for group in groups:
+            self._note_incumbents(run.groups[group])
         for group in sorted(groups):
             self._epochs.admit(now, run.groups[group], [peer for peer in newcomers if peer.group == group])
         if voters:
             for voter in voters:
                 run.peers[voter].ballot = None
             run.admission = Admission(now, voters, groups, {group: run.groups[group].epoch for group in groups})
+
+    def _note_incumbents(self, group: Group) -> None:
+        """Who has done something with the others by now. In a group of strangers all are equal."""
+        synced = frozenset[PeerId]() if group.finished is None else group.finished.participants
+        for peer in self._run.live(group):
+            has_committed = peer.beat.committed > 0 or (peer.ballot is not None and bool(peer.ballot.progress))
+            if has_committed or peer.id in synced:
+                group.incumbents.add(peer.id)
+        group.incumbents &= set(group.ring)
 
     def _is_installed(self, admission: Admission) -> bool:
         return all(self._run.groups[group].change is None for group in admission.groups)

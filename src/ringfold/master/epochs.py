@@ -31,6 +31,7 @@ from ringfold.master.verdicts import Cause, broken_edge, joining, lost, summary
 from ringfold.master.words import names
 from ringfold.topology.ring import Edge, edges_of, ring_order
 from ringfold.wire.events import EdgeBad, EpochInstalled, EpochRecorded, EpochSealing, PeerGone
+from ringfold.wire.frames import DESCRIPTOR_BYTES
 from ringfold.wire.messages import (
     Attached,
     AttachFailed,
@@ -94,6 +95,11 @@ class Epochs:
         self._run.remove(peer, "evicted", reason, Evicted(reason))
         self._without(now, peer, f"was evicted: {reason}")
 
+    def evict_for_call(self, now: Ns, peer: Peer, reason: str, told: str) -> None:
+        """The same, for a peer whose program is at fault; `told` is what its program hears."""
+        self._run.remove(peer, "evicted", reason, Evicted(told, for_call=True))
+        self._without(now, peer, f"was evicted: {reason}")
+
     def leave(self, now: Ns, peer: Peer, _: Leave) -> None:
         """The peer asks to go. A member among others seals first: its word counts in the verdicts."""
         group = self._run.groups[peer.group]
@@ -152,6 +158,7 @@ class Epochs:
         change.seals.clear()
         group.collector = None
         group.lost_links.clear()
+        group.disputes.clear()
         members = self._run.live(group)
         if not members:
             return
@@ -179,6 +186,8 @@ class Epochs:
                 raise RemoteProtocolError(
                     f"its seal has {len(sealed.payloads)} payloads for a ring of {len(group.ring)}"
                 )
+            if len(sealed.descriptor) != DESCRIPTOR_BYTES:
+                raise RemoteProtocolError(f"its seal has a descriptor of {len(sealed.descriptor)} bytes")
             seen.add(op)
         change.seals[peer.id] = message.ops
 

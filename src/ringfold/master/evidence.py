@@ -76,6 +76,13 @@ class Collector:
         crc = fingerprint(op.descriptor)
         return SendEvidence(self._conns, Evidence(self._epoch, tag, sequence, crc, op.registrations, payloads))
 
+    def callers(self, tag: int, sequence: int) -> tuple[bytes, list[PeerId]]:
+        """What the first Done of an open op said was called, and who has said the same."""
+        op = self._open.get((tag, sequence))
+        if op is None:
+            return b"", []
+        return op.descriptor, [peer for peer, said in zip(self._ring, op.payloads, strict=True) if said is not None]
+
     def _begin(self, key: tuple[int, int], done: Done) -> _Open:
         tag, sequence = key
         finished = self._finished.get(tag)

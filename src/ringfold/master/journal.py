@@ -63,6 +63,7 @@ class GroupEntry(Struct, frozen=True):
     epoch: Epoch
     record: Record | None
     finished: FinishedEntry | None
+    incumbents: list[PeerId] = field(default_factory=list)
 
 
 class AdmissionEntry(Struct, frozen=True):
@@ -160,7 +161,8 @@ def journal_of(run: Run, fence: int, secret: bytes, leader: str) -> Journal:
             finished = FinishedEntry(
                 group.finished_sync, last.revision, group.finished_ballots, last.roots, group.finished_failures
             )
-        groups.append(GroupEntry(group.id, group.epoch, group.record if group.ring else None, finished))
+        record, incumbents = group.record if group.ring else None, sorted(group.incumbents)
+        groups.append(GroupEntry(group.id, group.epoch, record, finished, incumbents))
     going = run.admission
     # Before its first record nobody has been admitted: the votes are cast again, and the vote is decided anew.
     begun = going is not None and any(run.groups[group].epoch > going.epochs[group] for group in going.groups)
@@ -182,6 +184,7 @@ def restore(run: Run, journal: Journal, now: Ns) -> None:
     for entry in journal.groups:
         group = run.group(entry.group)
         group.epoch, last = entry.epoch, entry.finished
+        group.incumbents = set(entry.incumbents)
         if last is not None:
             group.finished_sync, group.finished_ballots = last.sync, last.ballots
             group.finished_failures = last.failures

@@ -36,6 +36,7 @@ from ringfold.errors import RemoteProtocolError
 from ringfold.master import verdicts
 from ringfold.master.calls import Calls
 from ringfold.master.claims import OLDEST_VERSION, Claim, check_claim, check_facts
+from ringfold.master.disputes import Disputes
 from ringfold.master.epochs import Epochs
 from ringfold.master.events import (
     Beat,
@@ -144,7 +145,8 @@ class Master:
             restore_links(self._run, links, started_ns)
         self._keeping = Keeping(self._run, fence, run_secret, leader, is_on=keeps_journal)
         self._epochs = Epochs(self._run, run_secret, fence, lambda seals, causes: self._verdicts(seals, causes))
-        self._ops = Ops(self._run, self._epochs)
+        self._disputes = Disputes(self._run, self._epochs)
+        self._ops = Ops(self._run, self._epochs, self._disputes)
         self._returning = Returning(self._run, self._epochs, fence)
         self._syncs = Syncs(self._run, run_secret)
         self._topology = Topology(self._run, self._epochs, run_secret)
@@ -175,6 +177,7 @@ class Master:
             self._drop(now, event.conn, str(error))
         self._returning.settle(now)
         self._calls.settle_withdrawn(now)
+        self._disputes.settle(now)
         while self._epochs.advance(now) or self._calls.settle(now):
             pass
         self._probing.settle(now)
@@ -320,6 +323,9 @@ class Master:
 
     def _hello(self, now: Ns, connection: Connection, hello: Hello) -> None:
         checked(check_facts, hello)
+        refusal = self._run.bans.refusal(now, hello.name, hello.host)
+        if refusal is not None:
+            raise RemoteProtocolError(refusal)
         peer = self._run.register(now, connection, hello)
         proof = prove(self._token, "welcome", hello.nonce, connection.nonce)
         # Without a journal there will be no other master to show it to.

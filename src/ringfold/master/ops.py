@@ -1,10 +1,11 @@
 """Ops, as far as they concern a master: those that cannot end well, and Dones where evidence travels through it.
 
-An op needs no master to succeed. One that cannot (two members called different things, its time is over, its caller
-gave it up) ends its epoch, and the verdict says why.
+An op needs no master to succeed. One that cannot (its time is over, its caller gave it up) ends its epoch, and the
+verdict says why. Where members called different things, the wrong side is evicted (`disputes.py`).
 """
 
 from ringfold.errors import RemoteProtocolError
+from ringfold.master.disputes import Disputes
 from ringfold.master.epochs import Epochs
 from ringfold.master.events import DoneSeen, Ns
 from ringfold.master.evidence import Mismatch
@@ -12,18 +13,16 @@ from ringfold.master.meeting import absent_from
 from ringfold.master.run import Peer, Run
 from ringfold.master.verdicts import Cause
 from ringfold.master.words import named, names, seconds
-from ringfold.wire.descriptor import describe
 from ringfold.wire.events import CallRefused
 from ringfold.wire.frames import DESCRIPTOR_BYTES
-from ringfold.wire.messages import OpCancelled, OpMismatch, OpRef, OpTimeout, PeerId, Reason
+from ringfold.wire.messages import OpCancelled, OpMismatch, OpRef, OpTimeout, Reason
 
 
 class Ops:
     """What peers say about their ops."""
 
-    def __init__(self, run: Run, epochs: Epochs) -> None:
-        self._run = run
-        self._epochs = epochs
+    def __init__(self, run: Run, epochs: Epochs, disputes: Disputes) -> None:
+        self._run, self._epochs, self._disputes = run, epochs, disputes
 
     def failed(self, now: Ns, peer: Peer, message: OpMismatch | OpTimeout | OpCancelled) -> None:
         """An op cannot end well: the epoch ends, and its verdict says why. Only a cancelled op is called again."""
@@ -31,30 +30,28 @@ class Ops:
             return
         group = self._run.groups[peer.group]
         match message:
-            case OpMismatch(_, op, other, mine, theirs):
-                if other not in group.ring or not len(mine) == len(theirs) == DESCRIPTOR_BYTES:
-                    raise RemoteProtocolError(f"its mismatch with peer {other} makes no sense")
-                self._mismatch(now, peer, op, mine, other, theirs)
-            case OpTimeout(_, op, waited_ms):
+            case OpMismatch():
+                self._disputes.told(now, peer, message)
+            case OpTimeout(_, op, waited_ms, descriptor):
+                if len(descriptor) != DESCRIPTOR_BYTES:
+                    raise RemoteProtocolError(f"its op that timed out has a descriptor of {len(descriptor)} bytes")
                 waited_ms = max(0, waited_ms)
                 others = {each.id: self._run.announced(each) for each in self._run.live(group) if each is not peer}
                 missing = absent_from(op, others)
                 text = f"{named(op)} waited {seconds(waited_ms)} for {names(missing)}"
-                self._fault(now, peer, Reason("deadline", text, missing, waited_ms), op)
+                self._fault(now, peer, Reason("deadline", text, missing, waited_ms), op, descriptor)
             case OpCancelled(_, op):
                 reason = Reason("cancelled", f"peer {peer.id} gave up {named(op)}", [peer.id])
                 self._epochs.begin(now, group, Cause(reason))
 
-    def _mismatch(self, now: Ns, peer: Peer, op: OpRef, mine: bytes, other: PeerId, theirs: bytes) -> None:
-        sides = f"peer {peer.id} called {describe(mine)}, but peer {other} called {describe(theirs)}"
-        self._fault(now, peer, Reason("mismatch", f"{named(op)}: {sides}", sorted((peer.id, other))), op)
-
-    def _fault(self, now: Ns, peer: Peer, reason: Reason, op: OpRef) -> None:
+    def _fault(self, now: Ns, peer: Peer, reason: Reason, op: OpRef, descriptor: bytes = b"") -> None:
         """The program is at fault. Every member may notice and report it; the first report is as good as all."""
         group = self._run.groups[peer.group]
-        if group.change is not None and any(cause.op == op for cause in group.change.causes):
+        if group.change is not None and any(
+            (cause.op, cause.descriptor) == (op, descriptor) for cause in group.change.causes
+        ):
             return
-        self._epochs.begin(now, group, Cause(reason, op))
+        self._epochs.begin(now, group, Cause(reason, op, descriptor))
         self._run.tell(CallRefused(reason.peers, reason.text))
 
     def done(self, now: Ns, event: DoneSeen) -> None:
@@ -76,8 +73,7 @@ class Ops:
         try:
             evidence = group.collector.add(peer.id, done)
         except Mismatch as mismatch:
-            op = OpRef(done.tag, done.sequence)
-            self._mismatch(now, peer, op, done.descriptor, mismatch.first, mismatch.first_descriptor)
+            self._disputes.seen(now, peer, OpRef(done.tag, done.sequence), done.descriptor, mismatch)
             return
         if evidence is not None:
             self._run.out.append(evidence)

@@ -13,6 +13,7 @@ from enum import Enum
 from typing import Literal
 
 from ringfold.errors import RemoteProtocolError
+from ringfold.master.bans import Bans
 from ringfold.master.edges import EdgeMemory
 from ringfold.master.events import Close, Conn, Effect, Ns, Send, Tell
 from ringfold.master.evidence import Collector
@@ -39,6 +40,7 @@ from ringfold.wire.messages import (
     Measured,
     Member,
     Offer,
+    OpRef,
     PeerId,
     Reason,
     Record,
@@ -157,6 +159,16 @@ class LostLink:
 
 
 @dataclass(slots=True)
+class Dispute:
+    """Members called different things under one tag and sequence (see `disputes.py`)."""
+
+    since: Ns
+    calls: dict[PeerId, int] = field(default_factory=dict)
+    """The fingerprint of what each member called, by its own word."""
+    descriptors: dict[int, bytes] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
 class Sync:
     """A sync that is decided: the blocks are on their way. Epoch changes do not touch it; a death takes a peer out."""
 
@@ -195,6 +207,10 @@ class Group:
     collector: Collector | None = None
     lost_links: dict[Edge, LostLink] = field(default_factory=dict)
     """Links of the installed epoch that broke just now; a death may explain them."""
+    disputes: dict[OpRef, Dispute] = field(default_factory=dict)
+    """In the installed epoch."""
+    incumbents: set[PeerId] = field(default_factory=set)
+    """Who had committed an op, or finished a sync, before the newest admission: they decide disputes."""
     installed: Ns = 0
     sync: Sync | None = None
     """The sync in progress."""
@@ -307,6 +323,7 @@ class Run:
         self.return_by: Ns = 0
         self.withdrawn: list[tuple[PeerId, VoteWithdrawn]] = []
         """Calls that ran out of time meanwhile: the answer may be on its way, with somebody who is still away."""
+        self.bans = Bans()
         self.out: list[Effect] = []
 
     # Looking
@@ -487,6 +504,8 @@ class Run:
             self.admission.ballots.pop(peer.id, None)
         if self.optimisation is not None:
             self.optimisation.ballots.pop(peer.id, None)
+        for dispute in group.disputes.values():
+            dispute.calls.pop(peer.id, None)
         self.links.forget_peer(peer.id)
         self.delays.forget_peer(peer.id)
         self.unmeasured.pop(peer.id, None)

@@ -12,6 +12,7 @@ PERFORM when all have, VOTE_COMPLETE when some are done.
 from collections.abc import Iterator
 
 from ringfold.master.calls import Wait, completion
+from ringfold.master.disputes import sides
 from ringfold.master.epochs import Epochs
 from ringfold.master.events import Ns
 from ringfold.master.liveness import MS, silent_ms
@@ -55,7 +56,7 @@ def render_waiting(run: Run, epochs: Epochs, now: Ns) -> list[Waiting]:
     After a change of masters, everything waits for the members that are still away.
     """
     calls = [*_syncs(run, now), *_optimisation(run, epochs, now), *_calls(run, now), *_newcomers(run, now)]
-    return [*_changes(run, epochs, now), *calls, *_ops(run, now)]
+    return [*_changes(run, epochs, now), *_disputes(run, now), *calls, *_ops(run, now)]
 
 
 def _peer(run: Run, now: Ns, peer: Peer) -> PeerStatus:
@@ -142,6 +143,15 @@ def _changes(run: Run, epochs: Epochs, now: Ns) -> Iterator[Waiting]:
         why = f" ({summary(change.causes)})" if change.causes else ""
         what = f"group {group.id}: epoch {group.epoch} is {change.phase}{why}"
         yield Waiting(what, waiting, missing, (now - change.since) // MS)
+
+
+def _disputes(run: Run, now: Ns) -> Iterator[Waiting]:
+    """Members called different things; the others' calls will say which of them is wrong."""
+    for _, group in sorted(run.groups.items()):
+        for op, dispute in sorted(group.disputes.items()):
+            late = sorted(set(group.ring) - dispute.calls.keys())
+            what = f"group {group.id}: different calls: {sides(run, op, dispute)}"
+            yield Waiting(what, sorted(dispute.calls), late, (now - dispute.since) // MS)
 
 
 def _syncs(run: Run, now: Ns) -> Iterator[Waiting]:

@@ -15,7 +15,8 @@ others hold nothing yet. Its seal then carries the payloads and the verdict brin
 has them, the op is aborted, even if a dead peer returned it: a seal lists a small op as `done` never, only as
 `unfinished` or `committed`.
 
-An op that a survivor does not list is not done there. An op that nobody lists needs no verdict.
+An op that a survivor does not list is not done there. An op that nobody lists needs no verdict. Two members that called
+different things under one (tag, sequence) list two ops: neither is done by all.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,34 +30,42 @@ _TEXTS_SHOWN = 3
 
 
 class Cause(Struct, frozen=True):
-    """Why an epoch ends. `op` is the guilty op if the program is at fault: its verdict carries this very reason."""
+    """Why an epoch ends. `op` is the guilty op if the program is at fault: its verdict carries this very reason.
+
+    With a `descriptor` only the call that has it is meant, and not what others called under that tag and sequence.
+    """
 
     reason: Reason
     op: OpRef | None = None
+    descriptor: bytes = b""
 
 
 def decide(seals: Mapping[PeerId, Sequence[SealedOp]], causes: Sequence[Cause]) -> list[Verdict]:
     """A verdict for each op that some survivor's seal names. `seals` has one entry per survivor."""
-    by_op: dict[OpRef, list[SealedOp]] = {}
+    by_call: dict[tuple[OpRef, bytes], list[SealedOp]] = {}
     for peer in sorted(seals):
         for sealed in seals[peer]:
-            by_op.setdefault(sealed.op, []).append(sealed)
-    guilty = {cause.op: cause.reason for cause in reversed(causes) if cause.op is not None}
+            by_call.setdefault((sealed.op, sealed.descriptor), []).append(sealed)
+    guilty = {(cause.op, cause.descriptor): cause.reason for cause in reversed(causes)}
     innocent = explain(causes)
-    return [_verdict(op, by_op[op], len(seals), guilty.get(op, innocent)) for op in sorted(by_op)]
+    return [
+        _verdict(op, called, by_call[op, called], len(seals), guilty.get((op, called), guilty.get((op, b""), innocent)))
+        for op, called in sorted(by_call)
+    ]
 
 
-def _verdict(op: OpRef, states: Sequence[SealedOp], survivors: int, reason: Reason) -> Verdict:
+def _verdict(op: OpRef, called: bytes, states: Sequence[SealedOp], survivors: int, reason: Reason) -> Verdict:
     payloads = next((state.payloads for state in states if state.payloads is not None), None)
     committed = [state for state in states if state.state == "committed"]
     finished = sum(state.state != "unfinished" for state in states)
     if payloads is None and not committed and finished < survivors:
-        return Verdict(op, commit=False, reason=reason)
+        return Verdict(op, commit=False, reason=reason, descriptor=called)
     # Whoever committed has the maximum over all Dones, and everybody must give the same answer to "is anybody pending".
     deciding = committed[:1] or states
     if len(committed) == survivors:
         payloads = None  # everybody has the result
-    return Verdict(op, commit=True, registrations=max(state.registrations for state in deciding), payloads=payloads)
+    registrations = max(state.registrations for state in deciding)
+    return Verdict(op, commit=True, registrations=registrations, payloads=payloads, descriptor=called)
 
 
 def explain(causes: Sequence[Cause]) -> Reason:

@@ -20,6 +20,8 @@ from ringfold.peer.effects import (
     MakeBulk,
     MakeControl,
     Promote,
+    RefuseCalls,
+    RestartCalls,
     Resume,
     SealEngine,
     SendBlocks,
@@ -43,12 +45,12 @@ from ringfold.peer.events import (
     Sampled,
     Silent,
 )
+from ringfold.peer.reports import finality
 from ringfold.wire import frames
-from ringfold.wire.messages import OpRef, OpState, Reason, ReasonKind, SealedOp, Verdict
+from ringfold.wire.descriptor import Descriptor, fingerprint
+from ringfold.wire.messages import OpRef, OpState, Reason, SealedOp, Verdict
 
 _reasons = msgspec.msgpack.Decoder(Reason)
-_FINAL: dict[ReasonKind, int] = {"usage": 1, "deadline": 1, "mismatch": 2}
-"""Who was waited for in vain may call other ops next; who is late for a mismatch is about to call that very op."""
 _STATES: tuple[OpState, ...] = ("unfinished", "done", "committed")
 
 
@@ -81,6 +83,13 @@ def command(engine: Commands, effect: EngineEffect) -> EngineSealed | BlocksChan
             return EngineSealed(epoch, tuple(_sealed_op(raw) for raw in engine.seal(epoch)))
         case Settle(epoch, verdicts, default_reason):
             engine.settle(epoch, [_raw_verdict(verdict) for verdict in verdicts], encode_reason(default_reason))
+        case RefuseCalls(verdicts):
+            for verdict in verdicts:
+                op = Descriptor.unpack(verdict.descriptor)
+                assert verdict.reason is not None
+                engine.refuse(verdict.op.tag, op.step, op.call, encode_reason(verdict.reason))
+        case RestartCalls():
+            engine.restart_calls()
         case Install():
             engine.install(
                 effect.epoch,
@@ -116,8 +125,8 @@ def event_of(engine: Commands, raw: RawEvent, nonce: Callable[[], bytes]) -> Eve
             return LinkLost(peer, outgoing, reason, tuple(lane[0] for lane in lanes))
         case ("mismatch", peer, epoch, tag, sequence, mine, theirs):
             return Mismatch(peer, epoch, tag, sequence, mine, theirs)
-        case ("op_timeout", epoch, tag, sequence, waited_ms):
-            return OpTimedOut(epoch, tag, sequence, waited_ms)
+        case ("op_timeout", epoch, tag, sequence, waited_ms, descriptor):
+            return OpTimedOut(epoch, tag, sequence, waited_ms, descriptor)
         case ("op_cancelled", epoch, tag, sequence):
             return OpCancelled(epoch, tag, sequence)
         case ("blocks", conn, batch, bad):
@@ -141,14 +150,11 @@ def decode_reason(raw: bytes) -> Reason:
 
 
 def _sealed_op(raw: RawSealedOp) -> SealedOp:
-    tag, sequence, state, registrations, payloads = raw
-    return SealedOp(OpRef(tag, sequence), _STATES[state], registrations, payloads)
+    tag, sequence, state, registrations, payloads, descriptor = raw
+    return SealedOp(OpRef(tag, sequence), _STATES[state], registrations, payloads, descriptor)
 
 
 def _raw_verdict(verdict: Verdict) -> RawVerdict:
-    reason = verdict.reason
-    # The program is at fault: trying the same again would fail the same way on everybody.
-    final = 0 if reason is None or verdict.commit else _FINAL.get(reason.kind, 0)
-    told = b"" if reason is None else encode_reason(reason)
-    op = verdict.op
-    return (op.tag, op.sequence, verdict.commit, verdict.registrations, verdict.payloads, final, told)
+    told = b"" if verdict.reason is None else encode_reason(verdict.reason)
+    op, called, final = verdict.op, fingerprint(verdict.descriptor), finality(verdict)
+    return (op.tag, op.sequence, called, verdict.commit, verdict.registrations, verdict.payloads, final, told)

@@ -25,7 +25,7 @@ from ringfold.dataplane.codes import REDUCE_OPS, OpKind
 from ringfold.errors import UsageError
 from ringfold.peer.counting import Counter
 from ringfold.peer.handle import Handle
-from ringfold.peer.ops import Ops, positive_ns, quantisation_code, reduce_code, refusal
+from ringfold.peer.ops import Ops, by_caller, positive_ns, quantisation_code, reduce_code, refusal
 from ringfold.peer.outcome import Meeting, ReduceInfo
 from ringfold.peer.session import Session
 from ringfold.peer.states import SyncInfo, check_unchanged, sync_state
@@ -154,7 +154,7 @@ class Communicator:
             if code is not None and reduce_op is not None and free and buffers.flags.carray:
                 timeout_ns = ops.timeout_ns if timeout_s is None else positive_ns(timeout_s)
                 try:
-                    result = self._all_reduce(buffers, code, reduce_op, tag, retry, timeout_ns)
+                    result = self._all_reduce(buffers, code, reduce_op, tag, 1 if retry else 0, timeout_ns)
                 except (ValueError, TypeError) as error:
                     raise refusal("all_reduce", tag, error) from None
                 return ops.returned("all_reduce", result)
@@ -210,10 +210,12 @@ class Communicator:
         if root == 0:
             return ops.run("broadcast", kind, 0, tag, source, retry=retry, timeout_s=timeout_s)
 
-        def submit(record: Record) -> int:
+        def submit(record: Record, again: bool) -> int:
             if not 0 <= root < len(record.members):
                 raise UsageError(f"broadcast: rank {root} does not exist, the group has {len(record.members)} members")
-            return ops.submit("broadcast", kind, 0, tag, root, source, None, timeout_s=timeout_s)
+            return ops.submit(
+                "broadcast", kind, 0, tag, root, source, None, retry=by_caller(retry), timeout_s=timeout_s, again=again
+            )
 
         return ops.run_bound("broadcast", tag, submit, retry=retry)
 
@@ -235,10 +237,12 @@ class Communicator:
         view, code = view_of(array, dtype=dtype, writable=False)
         result = _Result(array, view, code, out, dtype)
 
-        def submit(record: Record) -> int:
+        def submit(record: Record, again: bool) -> int:
             target = result.of_shape((len(record.members), *view.shape))
-            source = Spans([view], [code])
-            return ops.submit("all_gather", OpKind.ALL_GATHER, 0, tag, 0, source, target, timeout_s=timeout_s)
+            source, kind = Spans([view], [code]), OpKind.ALL_GATHER
+            return ops.submit(
+                "all_gather", kind, 0, tag, 0, source, target, retry=by_caller(retry), timeout_s=timeout_s, again=again
+            )
 
         ops.run_bound("all_gather", tag, submit, retry=retry, fixed_size=out is not None)
         return result.array
@@ -259,13 +263,15 @@ class Communicator:
         view, code = view_of(array, dtype=dtype, writable=False)
         result = _Result(array, view, code, out, dtype)
 
-        def submit(record: Record) -> int:
+        def submit(record: Record, again: bool) -> int:
             size, kind = len(record.members), OpKind.REDUCE_SCATTER
             if view.size % size:
                 raise UsageError(f"reduce_scatter: {view.size} elements cannot be cut into {size} equal chunks")
             target = result.of_shape((view.size // size,))
-            source = Spans([view], [code])
-            return ops.submit("reduce_scatter", kind, reduce_op, tag, 0, source, target, timeout_s=timeout_s)
+            source, how = Spans([view], [code]), by_caller(retry)
+            return ops.submit(
+                "reduce_scatter", kind, reduce_op, tag, 0, source, target, retry=how, timeout_s=timeout_s, again=again
+            )
 
         ops.run_bound("reduce_scatter", tag, submit, retry=retry, fixed_size=out is not None)
         return result.array

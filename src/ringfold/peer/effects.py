@@ -117,6 +117,18 @@ class Settle:
 
 
 @dataclass(frozen=True, slots=True)
+class RefuseCalls:
+    """These calls ended without success for all members: also where they have not been made yet."""
+
+    verdicts: tuple[Verdict, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RestartCalls:
+    """Somebody was admitted: from here on calls are counted from 0 again."""
+
+
+@dataclass(frozen=True, slots=True)
 class Install:
     epoch: Epoch
     rank: int
@@ -234,6 +246,8 @@ EngineEffect = (
     | SetRegistrations
     | SealEngine
     | Settle
+    | RefuseCalls
+    | RestartCalls
     | Install
     | FailAll
 )

@@ -88,6 +88,7 @@ class OpTimedOut:
     tag: Tag
     sequence: Sequence
     waited_ms: int
+    descriptor: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,6 +87,8 @@ def _record_fault(record: Record) -> str | None:
         op = verdict.op
         if not (0 <= op.tag < _U64 and 0 <= op.sequence < _U32 and 0 <= verdict.registrations < _U63):
             return f"a verdict about tag {op.tag} sequence {op.sequence}"
+        if len(verdict.descriptor) != frames.DESCRIPTOR_BYTES:
+            return f"a verdict about an op with a descriptor of {len(verdict.descriptor)} bytes"
     return _fence_fault(record.fence)
 
 

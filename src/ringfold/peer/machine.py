@@ -23,7 +23,7 @@ is sent.
 
 from typing import assert_never
 
-from ringfold.errors import Evicted, MasterUnreachable, RemoteProtocolError, RingfoldError
+from ringfold.errors import CallMismatch, Evicted, MasterUnreachable, RemoteProtocolError, RingfoldError
 from ringfold.peer.calls import Calls
 from ringfold.peer.control import CONTROL_KEY, Control, Refusal
 from ringfold.peer.effects import (
@@ -36,6 +36,8 @@ from ringfold.peer.effects import (
     Joined,
     ProbeCut,
     ProbeHeard,
+    RefuseCalls,
+    RestartCalls,
     SealEngine,
     SendMessage,
     SetRegistrations,
@@ -73,7 +75,7 @@ from ringfold.peer.facts import Facts
 from ringfold.peer.incoming import decode_from_master
 from ringfold.peer.lanes import Lanes, Turn
 from ringfold.peer.memory import Memory
-from ringfold.peer.reports import join_too_late, op_report, settlement
+from ringfold.peer.reports import is_admission, join_too_late, op_report, refusals, settlement
 from ringfold.peer.settings import MS, Identity, PeerTimings
 from ringfold.peer.visits import FIRST_KEY as FIRST_VISIT
 from ringfold.state.manifest import Snapshot
@@ -329,8 +331,8 @@ class PeerMachine:
                 if not self._calls.waits_in("optimize"):
                     return self._errands.measuring.refuse(said)
                 return [*self._errands.measuring.begin(now_ns, said), *self._let_visitors_in(now_ns)]
-            case messages.Evicted(reason=reason):
-                return self._end(Evicted(reason), f"evicted: {reason}")
+            case messages.Evicted(reason=reason, for_call=for_call):
+                return self._end(CallMismatch(reason) if for_call else Evicted(reason), f"evicted: {reason}")
             case messages.Left():
                 return self._end(None, "left")
             case messages.Refused(reason=reason):
@@ -374,6 +376,12 @@ class PeerMachine:
         settling: list[Effect] = []
         if not self._settled and self.engine_epoch == record.previous:
             settling.append(self._settle(record))
+        if self.record is not None:
+            if is_admission(self.record, record):
+                settling.append(RestartCalls())
+            elif refused := refusals(self.record, record):
+                # Calls of an epoch that never ran here ended for this peer, too.
+                settling.append(RefuseCalls(refused))
         self._settled = True
         self.record, self.world = record, record.world
         self._sealed = self._steady = False

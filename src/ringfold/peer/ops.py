@@ -8,7 +8,7 @@ cannot change, never restarted by the engine, and tried again here, with argumen
 from collections.abc import Callable, Iterable
 
 from ringfold.dataplane.buffers import Spans
-from ringfold.dataplane.codes import DTYPES, QUANTISABLE, QUANTISATIONS, REDUCE_OPS, OpKind
+from ringfold.dataplane.codes import DTYPES, QUANTISABLE, QUANTISATIONS, REDUCE_OPS, OpKind, Retry
 from ringfold.dataplane.engine import OpResult
 from ringfold.errors import CollectiveAborted, RingfoldError, StateError, UsageError
 from ringfold.peer.handle import Handle
@@ -16,10 +16,12 @@ from ringfold.peer.outcome import ReduceInfo, error_of_op
 from ringfold.peer.session import S, Session
 from ringfold.runtime import threads
 from ringfold.state.shared import SharedState
+from ringfold.wire.descriptor import NO_STEP
 from ringfold.wire.messages import Record
 
-Submit = Callable[[Record], int]
-"""Submits a bound op, given the record of the epoch that runs; returns the engine's number for it."""
+Submit = Callable[[Record, bool], int]
+"""Submits a bound op, given the record of the epoch that runs, and whether it is another attempt of the same call;
+returns the engine's number for it."""
 
 
 class Ops:
@@ -58,7 +60,7 @@ class Ops:
         codes, timeout_ns = source.codes, self._timeout_ns(timeout_s)
         try:
             result = self.engine.collective(
-                kind, reduce_op, tag, 0, source.arrays, arrays, codes, retry, timeout_ns, quantisation
+                kind, reduce_op, tag, 0, source.arrays, arrays, codes, 1 if retry else 0, timeout_ns, quantisation
             )
         except (ValueError, TypeError) as error:
             raise refusal(operation, tag, error) from None
@@ -86,7 +88,7 @@ class Ops:
             0,
             source,
             target,
-            retry=retry,
+            retry=Retry.ENGINE if retry else Retry.NEVER,
             timeout_s=timeout_s,
             quantisation=quantisation,
         )
@@ -104,16 +106,25 @@ class Ops:
         return handle
 
     def run_bound(
-        self, operation: str, tag: int, submit: Submit, *, retry: bool = False, fixed_size: bool = False
+        self,
+        operation: str,
+        tag: int,
+        submit: Submit,
+        *,
+        retry: bool = False,
+        fixed_size: bool = False,
+        again: bool = False,
     ) -> ReduceInfo:
-        """An op that is bound to one epoch. With `retry` it is tried again in the next, unless its size is fixed."""
+        """An op that is bound to one epoch. With `retry` it is tried again in the next, unless its size is fixed.
+
+        `again`: all of this is another attempt of the last call on this tag."""
         self.check_tag(operation, tag)
         while True:
             sizes: list[int] = []
 
-            def noted(record: Record, sizes: list[int] = sizes) -> int:
+            def noted(record: Record, sizes: list[int] = sizes, again: bool = again) -> int:
                 sizes.append(len(record.members))
-                return submit(record)
+                return submit(record, again)
 
             number = self.session.submit_in_epoch(operation, noted)
             try:
@@ -123,6 +134,7 @@ class Ops:
                 assert record is not None
                 if not retry or (fixed_size and [len(record.members)] != sizes):
                     raise
+                again = True
 
     def submit(
         self,
@@ -134,18 +146,23 @@ class Ops:
         source: Spans,
         target: Spans | None,
         *,
-        retry: bool = False,
+        retry: Retry = Retry.NEVER,
         timeout_s: float | None = None,
         quantisation: int = 0,
+        again: bool = False,
     ) -> int:
         arrays = None if target is None else target.arrays
         codes, timeout_ns = source.codes, self._timeout_ns(timeout_s)
         try:
             return self.engine.submit(
-                kind, reduce_op, tag, root, source.arrays, arrays, codes, retry, timeout_ns, quantisation
+                kind, reduce_op, tag, root, source.arrays, arrays, codes, retry, timeout_ns, quantisation, again
             )
         except (ValueError, TypeError) as error:
             raise refusal(operation, tag, error) from None
+
+    def set_step(self, step: int | None) -> None:
+        """The program begins this step, or is outside of any: its calls are counted from 0 again."""
+        self.engine.set_step(NO_STEP if step is None else step)
 
     def returned(self, operation: str, result: OpResult) -> ReduceInfo:
         if result[0] != 0:
@@ -214,6 +231,11 @@ def quantisation_code(quantize: str | None, op: str, codes: Iterable[int]) -> in
             f"integers are meant exactly, and float64 is chosen for its precision; reduce those with quantize=None"
         )
     return number
+
+
+def by_caller(retry: bool) -> Retry:
+    """How a bound op is retried, if at all."""
+    return Retry.CALLER if retry else Retry.NEVER
 
 
 def positive_ns(seconds: float) -> int:

@@ -69,7 +69,7 @@ def error_of(reason: Reason, operation: str, epoch: Epoch) -> RingfoldError:
             return PeerLost(text, epoch, reason.peers)
         case "edge" | "cancelled":
             return EpochChanged(text, epoch, reason.peers)
-        case "usage" | "mismatch":
+        case "usage":
             return UsageError(text, reason.peers)
         case "deadline":
             return DeadlineExceeded(operation, reason.peers, reason.waited_ms, text)

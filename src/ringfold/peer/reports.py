@@ -2,10 +2,14 @@
 
 from typing import NamedTuple, Self, assert_never
 
+from msgspec import structs
+
+from ringfold.dataplane.codes import Final, Retry
 from ringfold.errors import DeadlineExceeded
 from ringfold.peer.effects import Settle
 from ringfold.peer.events import Mismatch, OpCancelled, OpTimedOut
 from ringfold.wire import messages
+from ringfold.wire.descriptor import Descriptor
 from ringfold.wire.messages import Epoch, GroupId, OpRef, PeerId, Reason, Record, Verdict
 
 
@@ -27,10 +31,31 @@ class EpochRuns(NamedTuple):
 
 def settlement(before: Record, record: Record) -> Settle:
     """How the ops of the epoch `before` end, by the record that follows it."""
-    gone = sorted({member.peer for member in before.members} - {member.peer for member in record.members})
-    default = Reason("lost" if gone else "edge", record.reason, gone)
-    verdicts = tuple(_with_reason(verdict, default) for verdict in record.verdicts)
-    return Settle(record.previous, verdicts, default)
+    default = _default_reason(before, record)
+    return Settle(record.previous, _with_reasons(record, default), default)
+
+
+def refusals(before: Record, record: Record) -> tuple[Verdict, ...]:
+    """The calls of the epoch before that ended without success, and that nobody tries again."""
+    verdicts = _with_reasons(record, _default_reason(before, record))
+    return tuple(verdict for verdict in verdicts if finality(verdict) is Final.OVER)
+
+
+def is_admission(before: Record, record: Record) -> bool:
+    """Whether somebody is a member of the new record who was in none before. All others wait in `update_topology`."""
+    return not {member.peer for member in record.members} <= {member.peer for member in before.members}
+
+
+def finality(verdict: Verdict) -> Final:
+    """Whether a call ended for good without success: its time is over, or it asked for no retry.
+
+    A call that could never meet another one (`usage`) was refused to both sides, and counts as never made.
+    """
+    kind = None if verdict.commit or verdict.reason is None else verdict.reason.kind
+    if kind == "usage":
+        return Final.NEVER_MADE
+    is_single = not verdict.commit and Descriptor.unpack(verdict.descriptor).retry == Retry.NEVER
+    return Final.OVER if kind == "deadline" or is_single else Final.NO
 
 
 def op_report(
@@ -42,7 +67,7 @@ def op_report(
         case Mismatch():
             return messages.OpMismatch(epoch, op, event.peer, event.mine, event.theirs)
         case OpTimedOut():
-            return messages.OpTimeout(epoch, op, event.waited_ms)
+            return messages.OpTimeout(epoch, op, event.waited_ms, event.descriptor)
         case OpCancelled():
             return messages.OpCancelled(epoch, op)
         case _:
@@ -58,7 +83,13 @@ def join_too_late(peer: PeerId, waited_ms: int) -> DeadlineExceeded:
     return DeadlineExceeded("join", (), waited_ms, text)
 
 
-def _with_reason(verdict: Verdict, default: Reason) -> Verdict:
-    if verdict.commit or verdict.reason is not None:
-        return verdict
-    return Verdict(verdict.op, verdict.commit, verdict.registrations, verdict.payloads, default)
+def _default_reason(before: Record, record: Record) -> Reason:
+    gone = sorted({member.peer for member in before.members} - {member.peer for member in record.members})
+    return Reason("lost" if gone else "edge", record.reason, gone)
+
+
+def _with_reasons(record: Record, default: Reason) -> tuple[Verdict, ...]:
+    return tuple(
+        verdict if verdict.commit or verdict.reason is not None else structs.replace(verdict, reason=default)
+        for verdict in record.verdicts
+    )

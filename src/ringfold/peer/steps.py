@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from ringfold.dataplane.buffers import Buffers, spans_of
-from ringfold.dataplane.codes import OpKind
+from ringfold.dataplane.codes import OpKind, Retry
 from ringfold.errors import CollectiveAborted, RevisionViolation, StateError, TooFewPeers, UsageError
 from ringfold.peer.counting import TAG, Counter, Counting, NotYet
 from ringfold.peer.ops import Ops, quantisation_code, reduce_code
@@ -165,6 +165,7 @@ class Loop:
             yield from self._steps()
             is_over = True
         finally:
+            self._ops.set_step(None)
             if self._counting is not None:
                 self._counting.end(leave=is_over or self._run.group_size == 1)
 
@@ -184,6 +185,7 @@ class Loop:
             if until is not None and number >= until:
                 break  # the others have finished without this group
             state.revision = number
+            self._ops.set_step(number)
             yield Step(number, info, self, number - due)
             if state.revision not in (number, number + 1):
                 raise RevisionViolation(number + 1, state.revision)
@@ -203,10 +205,12 @@ class Loop:
 
     def all_reduce(self, number: int, call: "_Call") -> ReduceInfo:
         self._check_whole()
+        again = False
         while True:
             try:
-                info = self._attempt(call, self._min_world)
+                info = self._attempt(call, self._min_world, again)
             except TooFewPeers:
+                again = False  # who is admitted begins with this call, and all count from 0 again
                 if self._min_world == 1:
                     _copy_to_out(call)
                     return ReduceInfo(1, self._run.epoch, 0, 0)
@@ -217,6 +221,7 @@ class Loop:
             except CollectiveAborted:
                 if self._min_world <= 2:
                     raise
+                again = True
             else:
                 self._reduced_in = number
                 self._note(info)
@@ -234,20 +239,23 @@ class Loop:
         counting, run = self._counting, self._run
         if counting is None:
             return self._state.revision
-        needed = 1 if last else self._min_world
+        needed, again = 1 if last else self._min_world, False
         while True:
+            self._ops.set_step(self._state.revision)
             facts = counting.facts(run.peer_id, self._state.revision - 1)
             timeout_s = counting.wait_s + self._ops.timeout_s
             try:
-                self._note(self._attempt(_Call(facts, "max", TAG, None, None, timeout_s, None), needed))
+                self._note(self._attempt(_Call(facts, "max", TAG, None, None, timeout_s, None), needed, again))
             except TooFewPeers:
                 if needed > 1:
                     self._prepare()
+                    again = False
                     continue
                 # Alone, one's own facts are all there are.
             except CollectiveAborted:
                 if needed <= 2:
                     raise
+                again = True
                 continue
             match counting.judge(run.peer_id, facts):
                 case int(number):
@@ -255,7 +263,7 @@ class Loop:
                 case NotYet():
                     return None
 
-    def _attempt(self, call: "_Call", needed: int) -> ReduceInfo:
+    def _attempt(self, call: "_Call", needed: int, again: bool) -> ReduceInfo:
         buffers, op, tag, out, dtype, timeout_s, quantize = call
         if needed <= 2:
             # The engine refuses a group of one by the epoch's size, so it may retry by itself.
@@ -269,14 +277,24 @@ class Loop:
             raise UsageError("out= must have as many arrays as the buffers, each with the same dtype and size")
         number = quantisation_code(quantize, op, source.codes)
 
-        def submit(record: Record) -> int:
+        def submit(record: Record, again: bool) -> int:
             if len(record.members) < needed:
                 raise TooFewPeers(len(record.members), needed)
             return ops.submit(
-                "all_reduce", kind, reduce_op, tag, 0, source, target, timeout_s=timeout_s, quantisation=number
+                "all_reduce",
+                kind,
+                reduce_op,
+                tag,
+                0,
+                source,
+                target,
+                retry=Retry.CALLER,
+                timeout_s=timeout_s,
+                quantisation=number,
+                again=again,
             )
 
-        return ops.run_bound("all_reduce", tag, submit)
+        return ops.run_bound("all_reduce", tag, submit, again=again)
 
     # Admission, waiting, sync
 

@@ -258,16 +258,17 @@ class SimEngine:
         source: Sequence[Array],
         target: Sequence[Array] | None,
         dtypes: Sequence[int],
-        retry: bool,
+        retry: int,
         timeout_ns: int,
         quantisation: int = 0,
+        again: bool = False,
     ) -> int:
         if target is not None or len(source) > 1 or [DTYPES[array.dtype.name] for array in source] != list(dtypes):
             raise NotImplementedError("one array, in place, in its own dtype: the rest is not simulated")
         array = source[0] if source else np.zeros(0, np.uint8)
         timeout_ms = timeout_ns // MS
         handle = self._line.ask(
-            Collective(array, OPS[reduce_op], tag, retry, Kind(kind), root, timeout_ms, False, quantisation)
+            Collective(array, OPS[reduce_op], tag, retry, Kind(kind), root, timeout_ms, False, quantisation, again)
         )
         assert isinstance(handle, int)
         return handle
@@ -284,18 +285,21 @@ class SimEngine:
         source: Sequence[Array],
         target: Sequence[Array] | None,
         dtypes: Sequence[int],
-        retry: bool,
+        retry: int,
         timeout_ns: int,
         quantisation: int = 0,
     ) -> OpResult:
         begun = self.submit(kind, reduce_op, tag, root, source, target, dtypes, retry, timeout_ns, quantisation)
         return self.run_op(begun)
 
-    def all_reduce(self, array: Array, dtype: int, reduce_op: int, tag: int, retry: bool, timeout_ns: int) -> OpResult:
+    def all_reduce(self, array: Array, dtype: int, reduce_op: int, tag: int, retry: int, timeout_ns: int) -> OpResult:
         return self.collective(Kind.ALL_REDUCE, reduce_op, tag, 0, [array], None, [dtype], retry, timeout_ns)
 
     def tags_in_flight(self) -> list[int]:
         return []
+
+    def set_step(self, step: int) -> None:
+        self._peer.core.set_step(step)
 
 
 def _result(reduced: object) -> OpResult:

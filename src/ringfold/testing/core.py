@@ -32,9 +32,10 @@ class Core(Commands, Protocol):
         source: Sequence[Array],
         target: Sequence[Array] | None,
         dtypes: Sequence[int],
-        retry: bool,
+        retry: int,
         timeout_ns: int,
         quantisation: int = 0,
+        again: bool = False,
     ) -> int: ...
     def poll(self, op: int) -> OpResult | None: ...
     def release(self, op: int) -> None: ...

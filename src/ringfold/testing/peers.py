@@ -261,6 +261,7 @@ class SimPeer:
             request.retry,
             request.timeout_ms * MS,
             request.quantisation,
+            request.again,
         )
         self.later(0, self._turn)
         return op

@@ -57,13 +57,13 @@ class CommitsUnfinished(Master):
     def _verdicts(self, seals: Mapping[PeerId, Sequence[SealedOp]], causes: Sequence[Cause]) -> list[Verdict]:
         right = super()._verdicts(seals, causes)
         done = {sealed.op for ops in seals.values() for sealed in ops if sealed.state == "done"}
-        return [Verdict(verdict.op, commit=True) if verdict.op in done else verdict for verdict in right]
+        return [structs.replace(verdict, commit=True) if verdict.op in done else verdict for verdict in right]
 
 
 class ForgetsPayloads(Master):
     def _verdicts(self, seals: Mapping[PeerId, Sequence[SealedOp]], causes: Sequence[Cause]) -> list[Verdict]:
         right = super()._verdicts(seals, causes)
-        return [Verdict(one.op, one.commit, one.registrations, None, one.reason) for one in right]
+        return [structs.replace(one, payloads=None) for one in right]
 
 
 # Epochs and votes

@@ -51,7 +51,7 @@ class Collective:
     array: Array
     op: str = "sum"
     tag: int = 0
-    retry: bool = True
+    retry: int = 1
     kind: Kind = Kind.ALL_REDUCE
     root: int = 0
     timeout_ms: int = 300_000
@@ -59,6 +59,8 @@ class Collective:
     """False: resumed at once with a handle for `Wait`, while the op goes on."""
     quantisation: int = 0
     """How it travels, as the engine numbers it; 0 is as it is."""
+    again: bool = False
+    """Another attempt of the last call on this tag."""
 
 
 def AllReduce(

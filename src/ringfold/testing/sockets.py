@@ -81,6 +81,15 @@ class Sockets:
     def settle(self, epoch: int, verdicts: list[RawVerdict], default_reason: bytes) -> None:
         self._core.settle(epoch, verdicts, default_reason)
 
+    def refuse(self, tag: int, step: int, call: int, reason: bytes) -> None:
+        self._core.refuse(tag, step, call, reason)
+
+    def set_step(self, step: int) -> None:
+        self._core.set_step(step)
+
+    def restart_calls(self) -> None:
+        self._core.restart_calls()
+
     def install(
         self,
         epoch: int,

@@ -4,7 +4,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 PeerId = int
 Epoch = int
@@ -19,7 +19,6 @@ ReasonKind = Literal[
     "lost",
     "edge",
     "usage",
-    "mismatch",
     "deadline",
     "evicted",
     "cancelled",

@@ -1,9 +1,14 @@
-"""What an op is, in 32 bytes: two peers that call different things under one (tag, sequence) are told both.
+"""What an op is and which call it is, in 48 bytes: two peers that call different things are told both.
+
+A call has a *name* that all members give it: its tag, its step, and how many calls on that tag were made before it in
+the step, or since an admission, where there are no steps. Sequences count the ops of an epoch and begin anew with each;
+a name stays with its call, however often the op is tried again.
 
 The layout is fixed and little-endian because the engine writes it and compares it:
 
     u8 kind | u8 dtype (255 mixed) | u8 reduce op | u8 quantisation | u8 retry | u8 zero | u16 root |
-    u32 arrays | u32 CRC of the arrays' dtypes and counts | u64 elements | u64 bytes
+    u32 arrays | u32 CRC of the arrays' dtypes and counts | u64 elements | u64 bytes |
+    u64 step (2^64 - 1 outside of any) | u32 call | u32 zero
 """
 
 import struct
@@ -16,9 +21,14 @@ KINDS = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "barrier")
 REDUCE_OPS = ("sum", "avg", "prod", "min", "max")
 DTYPES = ("u8", "i8", "u16", "i16", "u32", "i32", "u64", "i64", "f16", "bf16", "f32", "f64")
 QUANTISATIONS = ("none", "minmax8", "minmax4", "zeroscale8", "zeroscale4")
+RETRIES = ("False", "True", "True, by the caller")
 MIXED = 255
+NO_STEP = (1 << 64) - 1
+"""The step of a call outside of any."""
 
-_LAYOUT = struct.Struct("<BBBBBxHIIQQ")
+_LAYOUT = struct.Struct("<BBBBBxHIIQQQI4x")
+_SHAPE_BYTES = 32
+"""The part that a training loop repeats for days; the rest counts."""
 assert _LAYOUT.size == DESCRIPTOR_BYTES
 
 
@@ -35,6 +45,8 @@ class Descriptor(NamedTuple):
     layout: int = 0
     elements: int = 0
     nbytes: int = 0
+    step: int = NO_STEP
+    call: int = 0
 
     def pack(self) -> bytes:
         return _LAYOUT.pack(*self)
@@ -64,17 +76,41 @@ def describe(packed: bytes) -> str:
         facts.append(f"root={op.root}")
     if op.quantisation:
         facts.append(f"quantize={_name(QUANTISATIONS, op.quantisation, 'quantisation')}")
-    facts.append("retry=True" if op.retry else "retry=False")
-    return f"{kind}({', '.join(facts)})"
+    facts.append(f"retry={_name(RETRIES, op.retry, 'retry')}")
+    return f"{kind}({', '.join(facts)}) as {place(packed)}"
+
+
+def place(packed: bytes) -> str:
+    """Where in its program a call stands, for people: "call 2 of step 7"."""
+    op = Descriptor.unpack(packed)
+    return f"call {op.call + 1}" if op.step == NO_STEP else f"call {op.call + 1} of step {op.step}"
+
+
+def step_of(packed: bytes) -> str:
+    """The step of a call, for people."""
+    step = Descriptor.unpack(packed).step
+    return "no step" if step == NO_STEP else f"step {step}"
+
+
+def shape_of(packed: bytes) -> bytes:
+    """What was called, without which call it was."""
+    return packed[:_SHAPE_BYTES]
+
+
+def fingerprint(packed: bytes) -> int:
+    """CRC-32C of a descriptor."""
+    return _crc(packed[_SHAPE_BYTES:], _crc_of_shape(packed[:_SHAPE_BYTES])) ^ 0xFFFFFFFF
 
 
 @lru_cache(maxsize=4096)
-def fingerprint(packed: bytes) -> int:
-    """CRC-32C of a descriptor. Cached: a training loop repeats the same few ops for days."""
-    crc = 0xFFFFFFFF
-    for byte in packed:
+def _crc_of_shape(shape: bytes) -> int:
+    return _crc(shape, 0xFFFFFFFF)
+
+
+def _crc(data: bytes, crc: int) -> int:
+    for byte in data:
         crc = _TABLE[(crc ^ byte) & 0xFF] ^ crc >> 8
-    return crc ^ 0xFFFFFFFF
+    return crc
 
 
 def _name(names: tuple[str, ...], number: int, what: str) -> str:

@@ -37,10 +37,10 @@ _HEAD = struct.Struct("<IB")
 _BEAT = struct.Struct("<QQ")
 _REPORT = struct.Struct("<IIIIQQQH")
 _ANNOUNCED = struct.Struct("<QIIIB")
-_DONE = struct.Struct("<IQII32sQ")
+_DONE = struct.Struct("<IQII48sQ")
 _EVIDENCE = struct.Struct("<IQIIQH")
 
-DESCRIPTOR_BYTES = 32
+DESCRIPTOR_BYTES = 48
 
 M = TypeVar("M", bound=Message)
 _encoder = msgspec.msgpack.Encoder()

@@ -165,16 +165,21 @@ class SealedOp(Struct, frozen=True):
     state: OpState
     registrations: int
     payloads: list[bytes] | None = None
+    descriptor: bytes = b""
 
 
 class Verdict(Struct, frozen=True):
-    """What the new epoch decides about an op that was in doubt. An op without a verdict is aborted with `lost`."""
+    """What the new epoch decides about an op that was in doubt. An op without a verdict is aborted with `lost`.
+
+    A call that ends without success, and is not tried again, ends so for all members: also for one that is late.
+    """
 
     op: OpRef
     commit: bool
     registrations: int = 0
     payloads: list[bytes] | None = None
     reason: Reason | None = None
+    descriptor: bytes = b""
 
 
 # Shared state
@@ -269,7 +274,7 @@ class LinkLost(Message, frozen=True, tag="link_lost"):
 
 
 class OpMismatch(Message, frozen=True, tag="op_mismatch"):
-    """A neighbour called something else under the same (tag, sequence). Both descriptors, as 32 bytes each."""
+    """A neighbour called something else under the same (tag, sequence). Both descriptors."""
 
     epoch: Epoch
     op: OpRef
@@ -284,6 +289,7 @@ class OpTimeout(Message, frozen=True, tag="op_timeout"):
     epoch: Epoch
     op: OpRef
     waited_ms: int
+    descriptor: bytes = b""
 
 
 class OpCancelled(Message, frozen=True, tag="op_cancelled"):
@@ -429,11 +435,13 @@ class Measure(Message, frozen=True, tag="measure"):
 class Evicted(Message, frozen=True, tag="evicted"):
     """The run goes on without this peer; it may join again.
 
+    With `for_call` its program is at fault, which called something else than the others: it may join after a pause.
     `proof` shows in a handshake, where nothing else does, that the one who says so knows the token.
     """
 
     reason: str
     proof: bytes = b""
+    for_call: bool = False
 
 
 class Left(Message, frozen=True, tag="left"):

@@ -1,0 +1,153 @@
+"""Members that called different things under one tag and sequence: one side is wrong, and the others go on without it.
+
+Whose call is the right one? Not the first, nor that of the most members: a newcomer may be wrong at once, and three
+wrong newcomers must not evict two members that have trained for days. So only *incumbents* decide: members that had
+committed an op, or finished a sync, before the newest admission. If there are none, all members are equal and decide.
+
+A dispute is decided when one side has more than half of the incumbents, or when all of them have called; on a tie the
+side with the lowest id is right, as the longest member. Until then nobody fails: a member that has not called may still
+come, and its call may settle it. A dispute lives as long as its epoch. If that ends for another reason, the ops begin
+again in the next one, and the dispute with them.
+"""
+
+from collections.abc import Collection, Mapping
+
+from msgspec import Struct
+
+from ringfold.errors import RemoteProtocolError
+from ringfold.master.epochs import Epochs
+from ringfold.master.events import Ns
+from ringfold.master.evidence import Mismatch
+from ringfold.master.run import Dispute, Group, Peer, Run
+from ringfold.master.words import named
+from ringfold.wire.descriptor import Descriptor, describe, fingerprint, place, shape_of, step_of
+from ringfold.wire.events import CallRefused
+from ringfold.wire.frames import DESCRIPTOR_BYTES
+from ringfold.wire.messages import OpMismatch, OpRef, PeerId
+
+Call = int
+"""What was called: the fingerprint of a descriptor."""
+
+
+class Ruling(Struct, frozen=True):
+    """Which call is right, and why; `wrong` are the members that called another one."""
+
+    right: Call
+    wrong: list[PeerId]
+    why: str
+
+
+def judge(calls: Mapping[PeerId, Call], members: Collection[PeerId], incumbents: Collection[PeerId]) -> Ruling | None:
+    """Decide a dispute among `members`, of whom those in `calls` have called; None while it is open."""
+    deciders = sorted(set(members) & set(incumbents)) or sorted(members)
+    votes: dict[Call, list[PeerId]] = {}
+    for peer in deciders:
+        if peer in calls:
+            votes.setdefault(calls[peer], []).append(peer)
+    if len(set(calls.values())) < 2 or not votes:
+        return None
+    right = max(votes, key=lambda call: (len(votes[call]), -votes[call][0]))
+    most, kind = len(votes[right]), "members that were here before the last newcomers" if incumbents else "members"
+    if 2 * most <= len(deciders) and sum(map(len, votes.values())) < len(deciders):
+        return None
+    if any(len(votes[call]) == most for call in votes if call != right):
+        why = f"as many {kind} on one side as on the other, and peer {votes[right][0]} is the longest member"
+    else:
+        why = f"{most} of {len(deciders)} {kind} called it"
+    return Ruling(right, sorted(peer for peer, call in calls.items() if call != right), why)
+
+
+class Disputes:
+    """The disputes of all groups."""
+
+    def __init__(self, run: Run, epochs: Epochs) -> None:
+        self._run, self._epochs = run, epochs
+
+    def told(self, now: Ns, peer: Peer, message: OpMismatch) -> None:
+        """A member has noticed that a neighbour called something else."""
+        group = self._run.groups[peer.group]
+        mine, theirs = message.mine, message.theirs
+        is_whole = len(mine) == len(theirs) == DESCRIPTOR_BYTES
+        if message.other not in group.ring or not is_whole or mine == theirs:
+            raise RemoteProtocolError(f"its mismatch with peer {message.other} makes no sense")
+        if group.change is None:
+            # A member speaks for itself alone: what its neighbour called, the neighbour says.
+            dispute = self._open(now, group, message.op, mine, theirs)
+            dispute.calls[peer.id] = fingerprint(mine)
+
+    def seen(self, now: Ns, peer: Peer, op: OpRef, descriptor: bytes, mismatch: Mismatch) -> None:
+        """Two members have said Done of different things, both to the master."""
+        dispute = self._open(now, self._run.groups[peer.group], op, descriptor, mismatch.first_descriptor)
+        dispute.calls[peer.id] = fingerprint(descriptor)
+        dispute.calls[mismatch.first] = fingerprint(mismatch.first_descriptor)
+
+    def _open(self, now: Ns, group: Group, op: OpRef, *descriptors: bytes) -> Dispute:
+        dispute = group.disputes.setdefault(op, Dispute(now))
+        dispute.descriptors.update({fingerprint(each): each for each in descriptors})
+        return dispute
+
+    def settle(self, now: Ns) -> None:
+        """Evict the wrong side of each dispute that can be decided."""
+        for _, group in sorted(self._run.groups.items()):
+            for op, dispute in sorted(group.disputes.items()):
+                if group.change is not None:
+                    break  # ruled a moment ago: the other disputes come up again in the next epoch, if they do
+                self._look(group, op, dispute)
+                ruling = self._judge(group, dispute)
+                if ruling is not None:
+                    self._carry_out(now, group, op, dispute, ruling)
+
+    def _look(self, group: Group, op: OpRef, dispute: Dispute) -> None:
+        """Heartbeats name the ops that take long, with what was called; so do Dones, where they go to the master."""
+        if group.collector is not None:
+            descriptor, callers = group.collector.callers(op.tag, op.sequence)
+            dispute.calls.update(dict.fromkeys(callers, fingerprint(descriptor)))
+        for member in self._run.live(group):
+            for announced in self._run.announced(member):
+                if (announced.tag, announced.sequence) == (op.tag, op.sequence):
+                    dispute.calls[member.id] = announced.fingerprint
+
+    def _judge(self, group: Group, dispute: Dispute) -> Ruling | None:
+        """The rule. A method, so that a simulation can plant a wrong one and must find it."""
+        return judge(dispute.calls, group.ring, group.incumbents)
+
+    def _carry_out(self, now: Ns, group: Group, op: OpRef, dispute: Dispute, ruling: Ruling) -> None:
+        self._run.tell(CallRefused(ruling.wrong, f"{sides(self._run, op, dispute)} ({ruling.why})"))
+        for peer in [self._run.peers[each] for each in ruling.wrong if each in self._run.peers]:
+            pause_s = self._run.bans.evicted(now, peer.member.name, peer.member.host)
+            told = (
+                f"{sides(self._run, op, dispute, you=peer.id)} ({ruling.why}). All peers must make the same calls in "
+                f"the same order: fix the program, then join anew, in {pause_s} s at the earliest"
+            )
+            self._epochs.evict_for_call(now, peer, "it called something else than the others", told)
+
+
+def sides(run: Run, op: OpRef, dispute: Dispute, you: PeerId = 0) -> str:
+    """Who called what, for people; `you` is the peer that reads it."""
+    by_call: dict[Call, list[PeerId]] = {}
+    for peer, call in sorted(dispute.calls.items()):
+        by_call.setdefault(call, []).append(peer)
+    known = [dispute.descriptors[call] for call in by_call if call in dispute.descriptors]
+    # Two that differ only in where they stand differ by a call that one of them left out, or made twice.
+    is_same = len(known) == len(by_call) and len({shape_of(descriptor) for descriptor in known}) == 1
+    where = place if len({Descriptor.unpack(descriptor).call for descriptor in known}) > 1 else step_of
+    said = []
+    for call, peers in by_call.items():
+        who, descriptor = _who(run, peers, you), dispute.descriptors.get(call, b"")
+        verb = "are" if len(peers) > 1 or you in peers else "is"
+        if not descriptor:
+            said.append(f"{who} called something else")
+        elif is_same:
+            said.append(f"{who} {verb} at {where(descriptor)}")
+        else:
+            said.append(f"{who} called {describe(descriptor)}")
+    first, *others = said
+    return f"{named(op)}: {first}, but {', '.join(others)}"
+
+
+def _who(run: Run, peers: list[PeerId], you: PeerId) -> str:
+    called = {peer: run.peers[peer].member.name for peer in peers if peer in run.peers}
+    each = [f"{peer} ({called[peer]})" if peer in called else str(peer) for peer in peers if peer != you]
+    mine = [f"you (peer {you})"] if you in peers else []
+    others = [f"{'peers' if len(each) > 1 else 'peer'} {', '.join(each)}"] if each else []
+    return " and ".join(mine + others)
