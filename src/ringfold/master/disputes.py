@@ -70,7 +70,7 @@ class Disputes:
         is_whole = len(mine) == len(theirs) == DESCRIPTOR_BYTES
         if message.other not in group.ring or not is_whole or mine == theirs:
             raise RemoteProtocolError(f"its mismatch with peer {message.other} makes no sense")
-        if group.change is None:
+        if group.change is None or group.change.phase == "attaching":  # ops begin before the last one is attached
             # A member speaks for itself alone: what its neighbour called, the neighbour says.
             dispute = self._open(now, group, message.op, mine, theirs)
             dispute.calls[peer.id] = fingerprint(mine)

@@ -7,6 +7,7 @@ decide about the last epoch of a peer that was killed or evicted does not concer
 Checked at once, so that the trace ends where it went wrong:
 - two peers that succeed in an op hold the same bits;
 - these are the reduction over what exactly the members of that epoch passed in;
+- the calls of an op stand at the same place of the program;
 - a buffer of a call that failed is, bit for bit, what was passed in;
 - a peer's epochs only grow, and an epoch of a group has the same ring everywhere.
 Checked at the end, when it is known who survived what:
@@ -178,6 +179,11 @@ class History:
         if before + index >= len(calls):
             raise Violation(f"{_name(call)} succeeded in epoch {epoch}, but its member {member} has not called it")
         theirs = calls[before + index]
+        if theirs.request.place != call.request.place and None not in (theirs.request.place, call.request.place):
+            raise Violation(
+                f"{_name(call)} at {call.request.place} was committed together with peer {member}'s call at "
+                f"{theirs.request.place}"
+            )
         return np.frombuffer(theirs.given, call.request.array.dtype)
 
 

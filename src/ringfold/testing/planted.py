@@ -7,19 +7,21 @@ engine are switches of the native core, which only the simulation can set.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count, islice
+from typing import Any
 
 from msgspec import structs
 
 from ringfold.master.calls import Calls
+from ringfold.master.disputes import Disputes, Ruling, judge
 from ringfold.master.epochs import Epochs
 from ringfold.master.events import Ns
 from ringfold.master.liveness import PatientClock
 from ringfold.master.machine import Master
-from ringfold.master.run import Ballot, Group, Peer
+from ringfold.master.run import Ballot, Dispute, Group, Peer
 from ringfold.master.syncs import Syncs
 from ringfold.master.verdicts import Cause
-from ringfold.peer.effects import CloseConn, Effect, Settle
-from ringfold.peer.events import BlocksReceived
+from ringfold.peer.effects import CloseConn, Effect, RefuseCalls, Settle
+from ringfold.peer.events import BlocksReceived, Event
 from ringfold.peer.machine import PeerMachine
 from ringfold.peer.settings import Identity, PeerTimings
 from ringfold.peer.syncing import Syncing
@@ -256,7 +258,42 @@ def _of_state(text: str, *, master: type[Syncs] | None = None, peer: type[Syncin
     return Bug(text, Setup(peer=_with_syncing(peer)), is_of_state=True)
 
 
+class _AgainstTheMost(Disputes):
+    def _judge(self, group: Group, dispute: Dispute) -> Ruling | None:
+        right = super()._judge(group, dispute)
+        if right is None:
+            return None
+        wrong = next(call for call in dispute.calls.values() if call != right.right)
+        return Ruling(wrong, sorted(peer for peer, call in dispute.calls.items() if call != wrong), "planted")
+
+
+class _NewcomersDecide(Disputes):
+    def _judge(self, group: Group, dispute: Dispute) -> Ruling | None:
+        return judge(dispute.calls, dispute.calls, ())
+
+
+def _with_disputes(disputes: type[Disputes]) -> type[Master]:
+    class Wrong(Master):
+        def __init__(self, *given: Any, **named: Any) -> None:  # noqa: ANN401 - whatever a master is given
+            super().__init__(*given, **named)
+            self._disputes.__class__ = disputes
+
+    return Wrong
+
+
+class _ForgetsRefusals(PeerMachine):
+    def step(self, now_ns: int, event: Event) -> list[Effect]:
+        return [effect for effect in super().step(now_ns, event) if not isinstance(effect, RefuseCalls)]
+
+
+class ForgetsRefusals(SimPeer):
+    machine_type = _ForgetsRefusals
+
+
 BUGS: dict[str, Bug] = {
+    "against_the_most": Bug("a dispute evicts the most", Setup(master=_with_disputes(_AgainstTheMost))),
+    "newcomers_decide": Bug("newcomers decide a dispute", Setup(master=_with_disputes(_NewcomersDecide))),
+    "forgotten_refusals": Bug("a call that was refused is made late", Setup(peer=ForgetsRefusals)),
     "commit_missing_done": Bug("the engine commits with one Done missing", _native("commit_missing_done")),
     "no_restore": Bug("the engine does not restore buffers on a late abort", _native("no_restore")),
     "accept_old_epoch": Bug("the engine accepts a frame of an old epoch", _native("accept_old_epoch")),

@@ -61,12 +61,21 @@ class Collective:
     """How it travels, as the engine numbers it; 0 is as it is."""
     again: bool = False
     """Another attempt of the last call on this tag."""
+    place: tuple[int, ...] | None = None
+    """Where in the program the call stands: calls of different places must never meet."""
 
 
 def AllReduce(
-    array: Array, op: str = "sum", tag: int = 0, *, retry: bool = True, wait: bool = True, quantisation: int = 0
+    array: Array,
+    op: str = "sum",
+    tag: int = 0,
+    *,
+    retry: bool = True,
+    wait: bool = True,
+    quantisation: int = 0,
+    place: tuple[int, ...] | None = None,
 ) -> Collective:
-    return Collective(array, op, tag, retry, wait=wait, quantisation=quantisation)
+    return Collective(array, op, tag, retry, wait=wait, quantisation=quantisation, place=place)
 
 
 def Broadcast(array: Array, root: int = 0, tag: int = 0, *, retry: bool = True) -> Collective:

@@ -101,6 +101,10 @@ def draw(seed: int, base: Setup | None = None) -> Scenario:
         kinds = [*kinds[-2:], *OF_STATE, "join", "join"]
     if isinstance(work, Training):
         work = _crowded(seed, work)
+        is_plain = groups == 1 and work.tags == 1 and not work.burst and not work.optimise_every
+        if is_plain and Random(f"wrong {seed}").random() < 0.4:
+            work = replace(work, founders=peers, wrong=Random(f"share {seed}").choice((0.5, 1.0)))
+            kinds += ["join", "join", "join"]
         if work.burst:
             # Over the slowest links hundreds of headers, and a seal that lists them, take longer than silence may last.
             weather = replace(weather, bytes_per_ms=(2_000, 100_000), window_bytes=(4_096, 65_536))

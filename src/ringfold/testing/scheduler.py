@@ -15,7 +15,7 @@ MS = 1_000_000
 """One millisecond in nanoseconds, the unit of every time in here."""
 
 
-MOST_ACTIONS = 300_000
+MOST_ACTIONS = 500_000
 """A drawn run has some thousands."""
 
 

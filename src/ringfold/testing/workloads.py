@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ringfold.errors import CollectiveAborted, DeadlineExceeded, TooFewPeers, TopologyFailed
+from ringfold.errors import CallMismatch, CollectiveAborted, DeadlineExceeded, TooFewPeers, TopologyFailed
 from ringfold.testing.program import (
     AGREE_TAG,
     AllReduce,
@@ -63,6 +63,10 @@ class Training:
     own; and some peers come late to them."""
     timeout_ms: int = 0
     """The first deadline of some calls, which are made again with a longer one when it has passed; 0: none is near."""
+    founders: int = 0
+    """Peers with higher ids join a run that trains already,"""
+    wrong: float = 0.0
+    """and this share of them makes calls that nobody else makes."""
     optimise_every: int = 0
     """Before every so many steps the links are measured and the ring is chosen anew; 0: never."""
 
@@ -72,7 +76,7 @@ def training(work: Training) -> ProgramOf:
 
     def program(me: Self) -> Program:
         step = weights = taken = alone = 0
-        fresh = True
+        fresh, is_wrong = True, False
         quota = dict(work.leave_after).get(me.peer, work.steps)
         while step < work.steps and taken < quota:
             try:
@@ -89,6 +93,9 @@ def training(work: Training) -> ProgramOf:
                     agreed = np.array([step, weights], np.int64)
                     yield AllReduce(agreed, "max", AGREE_TAG)
                     step, weights, fresh = int(agreed[0]), int(agreed[1]), False
+                    is_wrong |= taken == 0 and step > 1 and _goes_wrong(work, me)
+                if is_wrong:
+                    yield from _insist(AllReduce(np.ones(work.largest + 1), place=(step, -1)))
                 if work.optimise_every and step % work.optimise_every == 0:
                     yield from _optimise()
                 weights += yield from _step(work, me, step)
@@ -99,9 +106,17 @@ def training(work: Training) -> ProgramOf:
                     yield Sleep(work.think_ms * (1 + (me.peer * 7 + step * 3) % 5) / 5)
             except TooFewPeers:
                 continue
+            except CallMismatch:
+                if is_wrong or not any(peer <= work.founders for peer in me.members):
+                    return  # among newcomers alone it is the most that are right
+                raise
         yield Leave()
 
     return program
+
+
+def _goes_wrong(work: Training, me: Self) -> bool:
+    return me.peer > work.founders and Random(f"{work.seed}/{me.peer} wrong").random() < work.wrong
 
 
 def _optimise() -> Program:
@@ -130,7 +145,7 @@ def _step(work: Training, me: Self, step: int) -> Generator[Request, Any, int]:
             yield from _insist(Broadcast(array, retry=retry))
         else:
             how = _quantisation(f"{work.seed}/{me.group}/{step}/{position}", dtype)
-            call = AllReduce(array, op, retry=retry, quantisation=how)
+            call = AllReduce(array, op, retry=retry, quantisation=how, place=(step, position))
             if work.timeout_ms and shape > 0.6:
                 yield from _come_late(work, me, step)
                 call = replace(call, timeout_ms=work.timeout_ms)
@@ -174,7 +189,7 @@ def _burst(work: Training, me: Self, step: int, draw: Random, retry: bool) -> Ge
     yield from _come_late(work, me, step)
     handles = []
     for tag in order:
-        handles.append((yield AllReduce(arrays[tag], tag=tag, retry=retry, wait=False)))
+        handles.append((yield AllReduce(arrays[tag], tag=tag, retry=retry, wait=False, place=(step, tag))))
         if mine.random() < 0.01:
             yield Sleep(mine.uniform(0, 5))
     failure: TooFewPeers | None = None
@@ -183,7 +198,7 @@ def _burst(work: Training, me: Self, step: int, draw: Random, retry: bool) -> Ge
             try:
                 yield Wait(handle)
             except CollectiveAborted:
-                yield from _insist(AllReduce(arrays[tag], tag=tag, retry=retry))
+                yield from _insist(AllReduce(arrays[tag], tag=tag, retry=retry, place=(step, tag)))
         except TooFewPeers as error:
             failure = error
     if failure is not None:
@@ -196,14 +211,14 @@ def _overlapping(work: Training, me: Self, step: int, draw: Random, retry: bool)
     arrays = [gradient(me.peer, step, tag, _size(work, draw), _dtype(draw)) for tag in range(1, work.tags + 1)]
     handles = []
     for tag, array in enumerate(arrays, 1):
-        handles.append((yield AllReduce(array, tag=tag, retry=retry, wait=False)))
+        handles.append((yield AllReduce(array, tag=tag, retry=retry, wait=False, place=(step, tag))))
     failure: TooFewPeers | None = None
     for (tag, array), handle in zip(enumerate(arrays, 1), handles, strict=True):
         try:
             try:
                 yield Wait(handle)
             except CollectiveAborted:
-                yield from _insist(AllReduce(array, tag=tag, retry=retry))
+                yield from _insist(AllReduce(array, tag=tag, retry=retry, place=(step, tag)))
         except TooFewPeers as error:
             failure = error
     if failure is not None:
