@@ -171,7 +171,11 @@ ONES = np.ones(4, np.float32)
 BAD = {
     "another dtype": (ONES, np.ones(4, np.float64), "same dtype and size"),
     "another size": (ONES, np.ones(5, np.float32), "same dtype and size"),
-    "not contiguous": (ONES, np.ones(8, np.float32)[::2], "recv is not contiguous"),
+    "elements that share memory": (
+        ONES,
+        np.lib.stride_tricks.as_strided(np.ones(1, np.float32), (4,), (0,)),
+        "recv has",
+    ),
     "a list": ([1.0], ONES, "both"),
     "a scalar": (ONES, 3.0, "both"),
     "no dtype of ours": (np.ones(2, np.complex64), np.ones(2, np.complex64), "complex64"),
