@@ -384,6 +384,21 @@ def test_wrong_arguments_are_refused_before_anything_happens(
     together(master, 2, body)
 
 
+def test_a_handle_that_has_ended_keeps_no_arrays(master: MasterThread) -> None:
+    """A program may keep its handles, of arrays that are used where they lie and of those that are staged."""
+
+    def body(run: rf.Communicator) -> None:
+        arrays = [np.ones((3, 4)), np.ones((3, 4)).T]
+        handle = run.all_reduce_async(arrays)
+        assert handle.wait().contributors == 2
+        assert (arrays[1] == 2).all()
+        kept = [weakref.ref(array) for array in arrays]
+        arrays.clear()
+        assert [ref() for ref in kept] == [None, None]
+
+    together(master, 2, body)
+
+
 def test_nothing_is_left_after_leaving(master: MasterThread) -> None:
     before = threading.active_count()
     run = rf.join(master.address)

@@ -201,7 +201,7 @@ class Communicator:
         """Begin an `all_reduce` and return a handle on it. One op per tag may be in flight, and many tags.
 
         Leave the buffers alone until the handle is done. Wait for every handle before `update_topology` and the like.
-        The results of arrays that are staged (see above) are copied back by the `done` or `wait` that sees the end.
+        Arrays that are staged have their results when `done` or `wait` has told the end.
         """
         source, target = in_and_out(buffers, out, dtype, skip_none=skip_none)
         operation, number = f"all_reduce (tag {tag})", reduce_code(op)
@@ -247,7 +247,7 @@ class Communicator:
         """Everybody's `array`, stacked by rank: the result's first dimension is the group's size.
 
         With `out` the size is fixed: when an abort leaves a group of another size, the error is raised, not retried.
-        The result is a NumPy array on the memory of `out`, or with its numbers if that is on a device.
+        The result is a NumPy array: on the memory of `out`, or with the same numbers where that is on a device.
         """
         ops = self._ops
         source = _Source(array, dtype)
