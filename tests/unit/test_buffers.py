@@ -469,6 +469,22 @@ def test_tensors_without_elements_to_reduce_say_what_to_do() -> None:
         spans_of(torch.zeros(1).expand(3))
 
 
+def test_a_distributed_tensor_is_reduced_by_its_local_part() -> None:
+    torch = pytest.importorskip("torch")
+    distributed = pytest.importorskip("torch.distributed")
+    tensors = pytest.importorskip("torch.distributed.tensor")
+    distributed.init_process_group("gloo", rank=0, world_size=1, store=distributed.HashStore())
+    try:
+        mesh = distributed.init_device_mesh("cpu", (1,))
+        sharded = tensors.distribute_tensor(torch.ones(3, 2), mesh, [tensors.Shard(0)])
+        with pytest.raises(UsageError, match=r"to_local\(\)"):
+            spans_of([sharded])
+        spans_of(sharded.to_local()).arrays[0][...] = 5
+        assert (sharded.to_local() == 5).all()
+    finally:
+        distributed.destroy_process_group()
+
+
 def test_a_cuda_tensor_is_staged_through_host_memory() -> None:
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():

@@ -378,6 +378,8 @@ def _tensor_kind(tensor: _Tensor, name: str) -> str:
             f"{name} has the layout {layout}, and only dense (strided) tensors can be reduced; make it dense first, "
             f"p.grad = p.grad.to_dense(), and pass that"
         )
+    if hasattr(tensor, "to_local"):
+        raise UsageError(f"{name} is a DTensor; pass this process's part, x.to_local(), which shares its memory")
     if tensor.device.type == "meta":
         raise UsageError(
             f"{name} is on the meta device, where tensors have no elements; materialise it first, for example with "

@@ -435,8 +435,9 @@ class _Source:
         self.operand = operand_of(array, dtype=dtype, writable=False)
         self.spans = Spans.of([self.operand])
         self.shape = self.spans.arrays[0].shape
-        # bfloat16 arrays of a NumPy extension give results of their own dtype; other libraries' come as bits.
-        self.kind = array.dtype if isinstance(array, np.ndarray) else self.spans.arrays[0].dtype
+        # bfloat16 of a NumPy extension (JAX's is) gives results of its own dtype; other libraries' come as bits.
+        kind = getattr(array, "dtype", None)
+        self.kind = kind if isinstance(kind, np.dtype) else self.spans.arrays[0].dtype
 
 
 class _Result:

@@ -34,7 +34,7 @@ class Handle:
         self._outcome: ReduceInfo | RingfoldError | None = None
 
     def done(self) -> bool:
-        """Whether the op has ended, well or not. Never blocks."""
+        """Whether the op has ended, well or not. Never waits; staged arrays have their results when it says so."""
         self._check_process(self.operation)
         with self._lock:
             return self._look()
