@@ -313,7 +313,7 @@ def reduce_without_retry(me: Me) -> None:
 
 
 def die_once_summed(samples: Array, sums: Array) -> None:
-    while (samples == sums).mean() < 0.3:
+    while (samples == sums).mean() < 0.1:  # by chance it is one in 17
         pass
     os.kill(os.getpid(), signal.SIGKILL)
 

@@ -369,6 +369,8 @@ def test_memory_that_is_written_twice_is_refused() -> None:
     for twice in ([grid.T, grid.T], [grid, grid[:, 1]], [grid[:, :2], grid[:, 1:]]):
         with pytest.raises(UsageError, match="written twice"):
             spans_of(twice)
+        with pytest.raises(UsageError, match="written twice"):
+            in_and_out(twice, twice, None)
     assert len(spans_of([grid[:, column] for column in range(4)]).staged) == 4
 
 

@@ -91,6 +91,7 @@ def in_and_out(
     if [(operand.code, operand.size) for operand in source] != [(operand.code, operand.size) for operand in target]:
         raise UsageError("out= must have as many arrays as the buffers, each with the same dtype and size")
     if all(one.is_at(other) for one, other in zip(source, target, strict=True)):
+        check_apart(target)
         return Spans.of(target), None
     check_apart(target, source)
     return Spans.of(source), Spans.of(target, read=False)
@@ -142,7 +143,8 @@ class Operand:
         here, there = self.tensor, other.tensor
         if here is None or there is None:
             return False
-        return _device_address(here) == _device_address(there) and here.stride() == there.stride()
+        same_steps = (here.shape, here.stride()) == (there.shape, there.stride())
+        return same_steps and _device_address(here) == _device_address(there)
 
 
 def operand_of(
