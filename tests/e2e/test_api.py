@@ -370,7 +370,7 @@ def test_groups_of_one_run_reduce_apart(master: MasterThread) -> None:
         (lambda run: run.all_reduce(np.ones(3), tag=-1), "tag"),
         (lambda run: run.all_reduce(np.ones(3), timeout_s=0), "timeout"),
         (lambda run: run.all_reduce(np.ones(3), out=np.ones(4)), "out="),
-        (lambda run: run.all_reduce(np.ones((4, 4))[:, ::2]), "contiguous"),
+        (lambda run: run.all_reduce([np.ones(4), None]), "array 1 is None"),
         (lambda run: run.broadcast(np.ones(3), root=9), "rank 9"),
         (lambda run: run.all_gather(np.ones(3), out=np.ones(5)), "out="),
         (lambda run: run.reduce_scatter(np.ones(3)), "equal chunks"),
@@ -385,6 +385,21 @@ def test_wrong_arguments_are_refused_before_anything_happens(
         with pytest.raises(rf.UsageError, match=words):
             call(run)
         run.barrier()
+
+    together(master, 2, body)
+
+
+def test_a_handle_that_has_ended_keeps_no_arrays(master: MasterThread) -> None:
+    """A program may keep its handles, of arrays that are used where they lie and of those that are staged."""
+
+    def body(run: rf.Communicator) -> None:
+        arrays = [np.ones((3, 4)), np.ones((3, 4)).T]
+        handle = run.all_reduce_async(arrays)
+        assert handle.wait().contributors == 2
+        assert (arrays[1] == 2).all()
+        kept = [weakref.ref(array) for array in arrays]
+        arrays.clear()
+        assert [ref() for ref in kept] == [None, None]
 
     together(master, 2, body)
 

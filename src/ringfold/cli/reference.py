@@ -109,9 +109,11 @@ def messages_page() -> str:
 def api_page() -> str:
     """What a program calls: `join`, and the public methods and properties of what it gives back."""
     parts = [
-        "A buffer is a NumPy array, a torch CPU tensor, or anything with the buffer protocol or DLPack on the CPU; it "
-        "is used where it lies, so it must be contiguous and writable. `buffers` may be one, or a list, tuple or dict "
-        "of them, fused into one op (a dict in the order of its sorted keys). Types: u/int 8-64, f16, bf16, f32, f64. "
+        "A buffer is a NumPy array, a torch tensor, or anything with the buffer protocol or DLPack. In host memory and "
+        "C order it is used where it lies; with other strides, or on a device, it is staged: reduced as a copy, which "
+        "is copied back when the op has committed ([guide](../guides/arrays.md)). `buffers` may be one, or a list, "
+        "tuple or dict of them, fused into one op (a dict in the order of its sorted keys). Types: u/int 8-64, f16, "
+        "bf16, f32, f64. "
         'bfloat16 comes as torch tensors, `ml_dtypes` arrays, or uint16 arrays with `dtype="bfloat16"`.',
         "Ringfold logs under `ringfold` (standard `logging`): warnings are shown by default, for more say "
         '`logging.basicConfig(level="INFO")`.',

@@ -1,7 +1,7 @@
 """What a program hands to an all-reduce, checked before anything is sent: INVALID_ARGUMENT says what is wrong.
 
-`send` and `recv` are both NumPy arrays or both torch tensors, contiguous, with the same dtype and size. They are the
-same memory or apart from each other. The same memory means an op in place, which an abort leaves as it was.
+`send` and `recv` are both NumPy arrays or both torch tensors, with the same dtype and size. They are the same memory or
+apart from each other. The same memory means an op in place, which an abort leaves as it was.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from ringfold.compat.words import (
     ReduceOp,
     ReduceOperandDescriptor,
 )
-from ringfold.dataplane.buffers import Array, ArrayLike, view_of
+from ringfold.dataplane.buffers import ArrayLike, Operand, operand_of
 from ringfold.dataplane.codes import DTYPES
 from ringfold.errors import UsageError
 
@@ -65,7 +65,7 @@ class ReduceOpDescriptor:
         checked = check(
             func, self.send, self.recv, says.op, says.tag, says.operand_descriptor, says.quantization_options
         )
-        size = view_of(self.send, writable=False)[0].size
+        size = operand_of(self.send, writable=False).size
         if says.count != size:
             raise _invalid(func, f"the descriptor of tag {says.tag} counts {says.count} elements, but send has {size}")
         return checked
@@ -90,22 +90,22 @@ def check(
         kinds = f"{type(send).__name__} and {type(recv).__name__}"
         raise _invalid(func, f"send and recv must both be NumPy arrays or both torch tensors, not {kinds}")
     try:
-        source, code = view_of(send, "send", writable=False)
-        target, target_code = view_of(recv, "recv")
+        source, target = operand_of(send, "send", writable=False), operand_of(recv, "recv")
     except UsageError as error:
         raise _invalid(func, str(error)) from None
-    if code != target_code or source.size != target.size:
-        sides = f"{_NAMES[code]} of {source.size} and {_NAMES[target_code]} of {target.size}"
+    code = source.code
+    if code != target.code or source.size != target.size:
+        sides = f"{_NAMES[code]} of {source.size} and {_NAMES[target.code]} of {target.size}"
         raise _invalid(func, f"send and recv must have the same dtype and size, not {sides}")
-    if send is not recv and np.may_share_memory(source, target) and _address(source) != _address(target):
+    if _overlap(source, target) and not source.is_at(target):
         raise _invalid(func, "send and recv overlap: give the same array twice, or arrays apart from each other")
     if operand is not None and operand.datatype is not DataType(_NAMES[code]):
         raise _invalid(func, f"the operand is described as {operand.datatype.name}, but holds {_NAMES[code]}")
     return Operands(send, recv, op.value, int(tag), None if quantization is None else quantization.scheme)
 
 
-def _address(array: Array) -> int:
-    return int(array.__array_interface__["data"][0])
+def _overlap(source: Operand, target: Operand) -> bool:
+    return source.view is not None and target.view is not None and np.shares_memory(source.view, target.view)
 
 
 def library_of(array: ArrayLike) -> str:

@@ -20,7 +20,16 @@ import numpy as np
 import numpy.typing as npt
 
 from ringfold.clock.clock import GlobalClock
-from ringfold.dataplane.buffers import CODES, ArrayLike, Buffers, Spans, spans_of, view_of
+from ringfold.dataplane.buffers import (
+    CODES,
+    ArrayLike,
+    Buffers,
+    Spans,
+    check_apart,
+    in_and_out,
+    operand_of,
+    spans_of,
+)
 from ringfold.dataplane.codes import REDUCE_OPS, OpKind
 from ringfold.errors import UsageError
 from ringfold.peer.counting import Counter
@@ -136,12 +145,16 @@ class Communicator:
         dtype: str | None = None,
         timeout_s: float | None = None,
         quantize: str | None = None,
+        skip_none: bool = False,
     ) -> ReduceInfo:
         """Reduce `buffers` in place (or into `out`) over the group and return who contributed.
 
         `buffers` is an array, or a list, tuple or dict of arrays, fused into one op. `op` is sum, avg, prod, min or
         max. Every survivor ends with the same bytes. If the op is aborted, the buffers are exactly as passed in.
         Unless `retry` is off, an abort is not seen: the op runs again with the survivors.
+
+        With `skip_none` the buffers that are None (parameters without a gradient) are left out, and so is None in `out`
+        at the same places. All peers must leave out the same ones; if they do not, all get an error.
 
         `quantize` sends float16, bfloat16 and float32 as 8 or 4 bits each: minmax8, minmax4, zeroscale8 or zeroscale4.
         The result is then near the true one, and still the same bytes on every survivor; small ops stay exact.
@@ -158,7 +171,7 @@ class Communicator:
                 except (ValueError, TypeError) as error:
                     raise refusal("all_reduce", tag, error) from None
                 return ops.returned("all_reduce", result)
-        source, target = _in_and_out(buffers, out, dtype)
+        source, target = in_and_out(buffers, out, dtype, skip_none=skip_none)
         number, quantisation = reduce_code(op), quantisation_code(quantize, op, source.codes)
         return ops.run(
             "all_reduce",
@@ -183,12 +196,14 @@ class Communicator:
         dtype: str | None = None,
         timeout_s: float | None = None,
         quantize: str | None = None,
+        skip_none: bool = False,
     ) -> Handle:
         """Begin an `all_reduce` and return a handle on it. One op per tag may be in flight, and many tags.
 
         Leave the buffers alone until the handle is done. Wait for every handle before `update_topology` and the like.
+        Arrays that are staged have their results when `done` or `wait` has told the end.
         """
-        source, target = _in_and_out(buffers, out, dtype)
+        source, target = in_and_out(buffers, out, dtype, skip_none=skip_none)
         operation, number = f"all_reduce (tag {tag})", reduce_code(op)
         quantisation = quantisation_code(quantize, op, source.codes)
         return self._ops.begin(
@@ -217,7 +232,9 @@ class Communicator:
                 "broadcast", kind, 0, tag, root, source, None, retry=by_caller(retry), timeout_s=timeout_s, again=again
             )
 
-        return ops.run_bound("broadcast", tag, submit, retry=retry)
+        info = ops.run_bound("broadcast", tag, submit, retry=retry)
+        source.copy_back()
+        return info
 
     def all_gather(
         self,
@@ -232,20 +249,21 @@ class Communicator:
         """Everybody's `array`, stacked by rank: the result's first dimension is the group's size.
 
         With `out` the size is fixed: when an abort leaves a group of another size, the error is raised, not retried.
+        The result is a NumPy array: on the memory of `out`, or with the same numbers where that is on a device.
         """
         ops = self._ops
-        view, code = view_of(array, dtype=dtype, writable=False)
-        result = _Result(array, view, code, out, dtype)
+        source = _Source(array, dtype)
+        result = _Result(source, out, dtype)
 
         def submit(record: Record, again: bool) -> int:
-            target = result.of_shape((len(record.members), *view.shape))
-            source, kind = Spans([view], [code]), OpKind.ALL_GATHER
+            target, kind = result.of_shape((len(record.members), *source.shape)), OpKind.ALL_GATHER
+            given, how = source.spans, by_caller(retry)
             return ops.submit(
-                "all_gather", kind, 0, tag, 0, source, target, retry=by_caller(retry), timeout_s=timeout_s, again=again
+                "all_gather", kind, 0, tag, 0, given, target, retry=how, timeout_s=timeout_s, again=again
             )
 
         ops.run_bound("all_gather", tag, submit, retry=retry, fixed_size=out is not None)
-        return result.array
+        return result.written()
 
     def reduce_scatter(
         self,
@@ -260,21 +278,20 @@ class Communicator:
     ) -> Array:
         """This rank's chunk of the reduced array. The flattened array is cut into as many equal chunks as members."""
         ops, reduce_op = self._ops, reduce_code(op)
-        view, code = view_of(array, dtype=dtype, writable=False)
-        result = _Result(array, view, code, out, dtype)
+        source = _Source(array, dtype)
+        result = _Result(source, out, dtype)
 
         def submit(record: Record, again: bool) -> int:
-            size, kind = len(record.members), OpKind.REDUCE_SCATTER
-            if view.size % size:
-                raise UsageError(f"reduce_scatter: {view.size} elements cannot be cut into {size} equal chunks")
-            target = result.of_shape((view.size // size,))
-            source, how = Spans([view], [code]), by_caller(retry)
+            size, kind, elements = len(record.members), OpKind.REDUCE_SCATTER, source.operand.size
+            if elements % size:
+                raise UsageError(f"reduce_scatter: {elements} elements cannot be cut into {size} equal chunks")
+            target, given, how = result.of_shape((elements // size,)), source.spans, by_caller(retry)
             return ops.submit(
-                "reduce_scatter", kind, reduce_op, tag, 0, source, target, retry=how, timeout_s=timeout_s, again=again
+                "reduce_scatter", kind, reduce_op, tag, 0, given, target, retry=how, timeout_s=timeout_s, again=again
             )
 
         ops.run_bound("reduce_scatter", tag, submit, retry=retry, fixed_size=out is not None)
-        return result.array
+        return result.written()
 
     def barrier(self, *, tag: int = 0, timeout_s: float | None = None) -> ReduceInfo:
         """Return when every member has called it."""
@@ -418,30 +435,40 @@ class Communicator:
         return seconds
 
 
+class _Source:
+    """The array of an op whose result has another size."""
+
+    def __init__(self, array: ArrayLike, dtype: str | None) -> None:
+        self.operand = operand_of(array, dtype=dtype, writable=False)
+        self.spans = Spans.of([self.operand])
+        self.shape = self.spans.arrays[0].shape
+        # bfloat16 of a NumPy extension (JAX's is) gives results of its own dtype; other libraries' come as bits.
+        kind = getattr(array, "dtype", None)
+        self.kind = kind if isinstance(kind, np.dtype) else self.spans.arrays[0].dtype
+
+
 class _Result:
     """Where the result of an op goes whose size depends on the ring: the caller's `out`, or an array made for it."""
 
-    def __init__(self, source: ArrayLike, view: Array, code: int, out: ArrayLike | None, dtype: str | None) -> None:
-        self.array: Array = view
-        # bfloat16 arrays of a NumPy extension give results of their own dtype; other libraries' come as bits.
-        self._kind = source.dtype if isinstance(source, np.ndarray) else view.dtype
-        self._code, self._out, self._dtype = code, out, dtype
+    def __init__(self, source: _Source, out: ArrayLike | None, dtype: str | None) -> None:
+        self._source, self._dtype = source, dtype
+        self._out = None if out is None else operand_of(out, "out=", dtype)
+        self._array = out if isinstance(out, np.ndarray) else None if self._out is None else self._out.view
+        self._spans = Spans([], [])
 
     def of_shape(self, shape: tuple[int, ...]) -> Spans:
-        if self._out is None:
-            self.array = np.empty(shape, self._kind)
-            return Spans([view_of(self.array, dtype=self._dtype)[0]], [self._code])
-        view, code = view_of(self._out, "out=", self._dtype)
-        if code != self._code or view.size != int(np.prod(shape)):
-            raise UsageError(f"out= must have the array's dtype and the shape {shape}, not {view.dtype} {view.shape}")
-        self.array = self._out if isinstance(self._out, np.ndarray) else view
-        return Spans([view], [code])
+        """Where an op in a ring of this size writes to."""
+        source, operand = self._source.operand, self._out
+        if operand is None:
+            self._array = np.empty(shape, self._source.kind)
+            operand = operand_of(self._array, dtype=self._dtype)
+        elif operand.code != source.code or operand.size != int(np.prod(shape)):
+            raise UsageError(f"out= must have the array's dtype and the shape {shape}, not {operand.described}")
+        check_apart([operand], [source])
+        self._spans = Spans.of([operand], read=False)
+        return self._spans
 
-
-def _in_and_out(buffers: Buffers, out: Buffers | None, dtype: str | None) -> tuple[Spans, Spans | None]:
-    if out is None:
-        return spans_of(buffers, dtype), None
-    source, target = spans_of(buffers, dtype, writable=False), spans_of(out, dtype)
-    if source.layout != target.layout:
-        raise UsageError("out= must have as many arrays as the buffers, each with the same dtype and size")
-    return source, target
+    def written(self) -> Array:
+        """The op has committed: its result, as NumPy sees it."""
+        self._spans.copy_back()
+        return self._spans.arrays[0] if self._array is None else self._array

@@ -26,7 +26,7 @@ class Handle:
     ) -> None:
         self._engine, self._op, self.operation = engine, op, operation
         self._keep: object = keep  # the caller's arrays, until the op has ended
-        self._finished = finished
+        self._finished: Callable[[OpResult], ReduceInfo | RingfoldError] | None = finished
         self._check_process = check_process
         self._lock = threads.Lock()
         self._waiters = 0
@@ -34,7 +34,7 @@ class Handle:
         self._outcome: ReduceInfo | RingfoldError | None = None
 
     def done(self) -> bool:
-        """Whether the op has ended, well or not. Never blocks."""
+        """Whether the op has ended, well or not. Never waits; staged arrays have their results when it says so."""
         self._check_process(self.operation)
         with self._lock:
             return self._look()
@@ -85,8 +85,9 @@ class Handle:
             result = self._engine.poll(self._op)
             if result is None:
                 return False
+            assert self._finished is not None
             self._outcome = self._finished(result)
-            self._keep = None
+            self._keep = self._finished = None  # both refer to the caller's arrays
         if self._waiters == 0 and not self._released:
             self._released = True
             self._engine.release(self._op)

@@ -64,7 +64,9 @@ class Ops:
             )
         except (ValueError, TypeError) as error:
             raise refusal(operation, tag, error) from None
-        return self.returned(operation, result)
+        info = self.returned(operation, result)
+        (target or source).copy_back()
+        return info
 
     def begin(
         self,
@@ -98,6 +100,7 @@ class Ops:
             if result[0] != 0:
                 return self.error(operation, result)
             self._note(result)
+            (target or source).copy_back()
             return info_of(result)
 
         handle = self.in_flight[tag] = Handle(

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from ringfold.dataplane.buffers import Buffers, spans_of
+from ringfold.dataplane.buffers import Buffers, in_and_out
 from ringfold.dataplane.codes import OpKind, Retry
 from ringfold.errors import CollectiveAborted, RevisionViolation, StateError, TooFewPeers, UsageError
 from ringfold.peer.counting import TAG, Counter, Counting, NotYet
@@ -87,6 +87,7 @@ class Run(Protocol):
         dtype: str | None = None,
         timeout_s: float | None = None,
         quantize: str | None = None,
+        skip_none: bool = False,
     ) -> ReduceInfo: ...
 
 
@@ -129,12 +130,13 @@ class Step:
         dtype: str | None = None,
         timeout_s: float | None = None,
         quantize: str | None = None,
+        skip_none: bool = False,
     ) -> ReduceInfo:
         """`Communicator.all_reduce` with at least `min_world` peers: with fewer, the attempt is discarded and waits.
 
         A peer that is alone where it may be (`min_world=1`) gets its own buffers back.
         """
-        return self._loop.all_reduce(self.number, _Call(buffers, op, tag, out, dtype, timeout_s, quantize))
+        return self._loop.all_reduce(self.number, _Call(buffers, op, tag, out, dtype, timeout_s, quantize, skip_none))
 
     def __index__(self) -> int:
         return self.number
@@ -245,7 +247,7 @@ class Loop:
             facts = counting.facts(run.peer_id, self._state.revision - 1)
             timeout_s = counting.wait_s + self._ops.timeout_s
             try:
-                self._note(self._attempt(_Call(facts, "max", TAG, None, None, timeout_s, None), needed, again))
+                self._note(self._attempt(_Call(facts, "max", TAG, timeout_s=timeout_s), needed, again))
             except TooFewPeers:
                 if needed > 1:
                     self._prepare()
@@ -264,17 +266,21 @@ class Loop:
                     return None
 
     def _attempt(self, call: "_Call", needed: int, again: bool) -> ReduceInfo:
-        buffers, op, tag, out, dtype, timeout_s, quantize = call
+        buffers, op, tag, out, dtype, timeout_s, quantize, skip_none = call
         if needed <= 2:
             # The engine refuses a group of one by the epoch's size, so it may retry by itself.
             return self._run.all_reduce(
-                buffers, op=op, tag=tag, out=out, dtype=dtype, timeout_s=timeout_s, quantize=quantize
+                buffers,
+                op=op,
+                tag=tag,
+                out=out,
+                dtype=dtype,
+                timeout_s=timeout_s,
+                quantize=quantize,
+                skip_none=skip_none,
             )
         ops, reduce_op, kind = self._ops, reduce_code(op), OpKind.ALL_REDUCE
-        source = spans_of(buffers, dtype, writable=out is None)
-        target = None if out is None else spans_of(out, dtype)
-        if target is not None and source.layout != target.layout:
-            raise UsageError("out= must have as many arrays as the buffers, each with the same dtype and size")
+        source, target = in_and_out(buffers, out, dtype, skip_none=skip_none)
         number = quantisation_code(quantize, op, source.codes)
 
         def submit(record: Record, again: bool) -> int:
@@ -294,7 +300,9 @@ class Loop:
                 again=again,
             )
 
-        return ops.run_bound("all_reduce", tag, submit, again=again)
+        info = ops.run_bound("all_reduce", tag, submit, again=again)
+        (target or source).copy_back()
+        return info
 
     # Admission, waiting, sync
 
@@ -378,15 +386,19 @@ class _Call(NamedTuple):
     buffers: Buffers
     op: str
     tag: int
-    out: Buffers | None
-    dtype: str | None
-    timeout_s: float | None
-    quantize: str | None
+    out: Buffers | None = None
+    dtype: str | None = None
+    timeout_s: float | None = None
+    quantize: str | None = None
+    skip_none: bool = False
 
 
 def _copy_to_out(call: _Call) -> None:
     if call.out is None:
         return
-    source, target = spans_of(call.buffers, call.dtype, writable=False), spans_of(call.out, call.dtype)
+    source, target = in_and_out(call.buffers, call.out, call.dtype, skip_none=call.skip_none)
+    if target is None:
+        return
     for here, there in zip(source.arrays, target.arrays, strict=True):
         there.reshape(-1)[:] = here.reshape(-1)
+    target.copy_back()
