@@ -208,7 +208,7 @@ def test_a_member_that_lies_goes_alone(cluster: Cluster) -> None:
         liar.sendall(frame(FrameKind.DONE, bytes(3)))
         _wait_dropped([liar])
     line = master.expect_log("a fixed frame of 3 bytes")
-    assert "peer 3 at 127.0.0.1" in line
+    assert "peer 3 (a stranger) at 127.0.0.1" in line
     step_with(peers[0], 2, after=time.monotonic())
     end_training(peers)
 

@@ -1,5 +1,6 @@
 """Programs at fault: calls that differ or can never meet. Both sides learn of it, and the run stays usable."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -47,7 +48,9 @@ def test_calls_that_differ_are_usage_errors_that_print_both_sides(cluster: Clust
             assert fact["error"] == "UsageError", fact
             assert len(fact["peers"]) == 2, fact
             assert odd in fact["peers"], fact
-            assert all(f"peer {peer} called " in fact["words"] for peer in fact["peers"]), fact
+            sides = {peer: fact["words"].partition(f"peer {peer} (p")[2] for peer in fact["peers"]}
+            assert all(re.match(r"\d(, you)?\) called ", side) for side in sides.values()), fact
+            assert [side[1:6] == ", you" for side in sides.values()] == [peer == fact["peer"] for peer in sides], fact
             assert fact["intact"], fact
     for peer in peers:
         peer.finish()

@@ -353,7 +353,7 @@ class Master:
             self._run.tell(ConnectionDropped(connection.remote, reason))
             self._run.drop_connection(connection, None if again else Refused(reason), reason)
         else:
-            self._run.tell(ConnectionDropped(f"peer {peer.id} at {connection.remote}", reason))
+            self._run.tell(ConnectionDropped(self._run.named(f"peer {peer.id}") + f" at {connection.remote}", reason))
             self._epochs.evict(now, peer, reason)
 
     def _close(self, now: Ns, conn: Conn, reason: str) -> None:
@@ -462,7 +462,7 @@ class Master:
         silence = silent_ms(now, peer.heard, peer.echoed)
         was, peer.suspected = peer.suspected, suspected(silence, self.settings.liveness)
         if peer.suspected and not was:
-            self._run.tell(PeerSuspected(peer.id, silence))
+            self._run.tell(PeerSuspected(peer.id, silence, peer.member.name))
 
     # What must always hold
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal
 
+from msgspec import structs
+
 from ringfold.errors import RemoteProtocolError
 from ringfold.master.edges import EdgeMemory
 from ringfold.master.events import Close, Conn, Effect, Ns, Send, Tell
@@ -23,7 +25,7 @@ from ringfold.state.election import Finished, Plan
 from ringfold.topology.bandwidth import BandwidthStore
 from ringfold.topology.delays import DelayStore
 from ringfold.topology.ring import Edge
-from ringfold.wire.events import Notice, PeerGone
+from ringfold.wire.events import CallRefused, Notice, PeerGone
 from ringfold.wire.frames import Announced, Heartbeat
 from ringfold.wire.messages import (
     CallDone,
@@ -49,10 +51,13 @@ from ringfold.wire.messages import (
     VoteWithdrawn,
     World,
 )
+from ringfold.wire.naming import with_names
 from ringfold.wire.probing import NodeId
 
 WATCHER_IDLE_NS = 120 * 1_000_000_000
 """Who looked at the status and asks no more keeps no connection for ever: its machine may have lost power."""
+MAX_NAMES = 4_096
+"""Names of peers that are gone are kept for the sentences that are still to come, and not for ever."""
 
 
 @dataclass(slots=True)
@@ -281,6 +286,8 @@ class Run:
         self.connections: dict[Conn, Connection] = {}
         self.unproven: dict[Conn, Connection] = {}
         self.peers: dict[PeerId, Peer] = {}
+        self.names: dict[PeerId, str] = {}
+        """Of the peers, and of those that were there lately."""
         self.groups: dict[GroupId, Group] = {}
         self.admission: Admission | None = None
         self.registrations = 0
@@ -406,7 +413,22 @@ class Run:
         self.out.append(Send(peer.conn, message))
 
     def tell(self, notice: Notice) -> None:
+        if isinstance(notice, CallRefused):
+            notice = structs.replace(notice, text=self.named(notice.text))
         self.out.append(Tell(notice))
+
+    def named(self, text: str) -> str:
+        """The sentence with the names of the peers in it. Everything that people read goes through here."""
+        return with_names(text, self.names)
+
+    def named_reason(self, reason: Reason) -> Reason:
+        return structs.replace(reason, text=self.named(reason.text))
+
+    def remember_name(self, member: Member) -> None:
+        self.names[member.peer] = member.name
+        if len(self.names) > MAX_NAMES:
+            gone = (peer for peer in self.names if peer not in self.peers and peer not in self.away)
+            self.names.pop(next(gone, 0), None)
 
     def answer_calls(self, ballots: dict[PeerId, int]) -> None:
         """A run-wide call is complete: all its voters hear the same answer."""
@@ -424,7 +446,7 @@ class Run:
         of_sync: SyncVoters | None = None,
     ) -> CallFailed:
         """A call failed at one peer alone. What it was told."""
-        answer = CallFailed(ballot, reason, of_sync=of_sync)
+        answer = CallFailed(ballot, self.named_reason(reason), of_sync=of_sync)
         self.send(peer, answer)
         peer.answers(ballot)
         return answer
@@ -432,6 +454,7 @@ class Run:
     def fail_calls(self, reasons: Mapping[PeerId, Reason], ballots: dict[PeerId, int]) -> None:
         """A call failed at all its voters, each with its reason. Who shares a reason shares the answer."""
         failures: list[Failure] = []
+        reasons = {voter: self.named_reason(reason) for voter, reason in reasons.items()}
         for voter, ballot in sorted(ballots.items()):
             known = next((each for each in failures if each.reason == reasons[voter]), None)
             if known is None:
@@ -450,6 +473,7 @@ class Run:
         member = Member(self.registrations, hello.name, hello.host, hello.addresses, hello.port, hello.paths)
         peer = Peer(member.peer, connection.id, connection.remote, hello.group, member, now, now, now)
         self.peers[peer.id] = peer
+        self.remember_name(member)
         connection.peer = peer
         self.group(peer.group)
         return peer

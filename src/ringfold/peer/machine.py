@@ -80,6 +80,7 @@ from ringfold.state.manifest import Snapshot
 from ringfold.wire import messages
 from ringfold.wire.events import ConnectionDropped, MasterLost
 from ringfold.wire.messages import Epoch, Message, PeerId, Reason, Record, Resumed, Welcome, World
+from ringfold.wire.naming import with_names, with_you
 from ringfold.wire.probing import NodeWelcome, ProbeAnswer, ProbeGraph, ProbeHalt, RoundClock, RoundEnd, RoundStart
 
 
@@ -117,6 +118,15 @@ class PeerMachine:
     def is_running(self) -> bool:
         """Whether the engine runs the newest record, so that an op submitted now belongs to it."""
         return self.record is not None and self.engine_epoch == self.record.epoch and not self._sealed
+
+    @property
+    def names(self) -> dict[PeerId, str]:
+        """Of the members of the newest record."""
+        return {} if self.record is None else {member.peer: member.name for member in self.record.members}
+
+    @property
+    def _me(self) -> str:
+        return with_you(with_names(f"peer {self.peer}", {self.peer: self.identity.name}), self.peer)
 
     def has_written(self, snapshot: Snapshot) -> bool:
         """Whether a sync has begun to write blocks of another state into the memory of this one."""
@@ -290,6 +300,8 @@ class PeerMachine:
                 case Resumed():
                     effects += self._resumed(now_ns)
                 case Refusal(error):
+                    if isinstance(error, Evicted):
+                        error = Evicted(error.reason, self._me)
                     effects += self._end(None if self._leaving else error, "the master refused")
             return effects
         try:
@@ -330,7 +342,7 @@ class PeerMachine:
                     return self._errands.measuring.refuse(said)
                 return [*self._errands.measuring.begin(now_ns, said), *self._let_visitors_in(now_ns)]
             case messages.Evicted(reason=reason):
-                return self._end(Evicted(reason), f"evicted: {reason}")
+                return self._end(Evicted(reason, self._me), f"evicted: {reason}")
             case messages.Left():
                 return self._end(None, "left")
             case messages.Refused(reason=reason):

@@ -62,13 +62,15 @@ class PeerRegistered(Notice, frozen=True, tag="peer_registered"):
 class PeerSuspected(Notice, frozen=True, tag="peer_suspected"):
     peer: PeerId
     silent_ms: int
+    name: str = ""
 
     @property
     def level(self) -> Level:
         return "warning"
 
     def __str__(self) -> str:
-        return f"peer {self.peer} is suspected: silent for {self.silent_ms} ms"
+        name = f" ({self.name})" if self.name else ""
+        return f"peer {self.peer}{name} is suspected: silent for {self.silent_ms} ms"
 
 
 class PeerGone(Notice, frozen=True, tag="peer_gone"):
