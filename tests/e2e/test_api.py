@@ -2,8 +2,11 @@
 
 import array
 import asyncio
+import contextlib
 import gc
 import logging
+import re
+import socket
 import threading
 import time
 import weakref
@@ -430,12 +433,64 @@ def test_a_communicator_that_is_dropped_leaves_by_itself(master: MasterThread) -
 
 def test_the_join_token_is_needed_and_enough() -> None:
     with MasterThread(token=b"secret") as master:
-        with pytest.raises(rf.ConfigError, match="refused"):
+        with pytest.raises(rf.ConfigError, match=r"needs a token, and none was given: set RINGFOLD_TOKEN_FILE"):
             rf.join(master.address)
-        with pytest.raises(rf.ConfigError, match="refused"):
+        with pytest.raises(rf.ConfigError, match=r"refused.* wrong token"):
             rf.join(master.address, token="wrong")
         with rf.join(master.address, token="secret") as run:
             assert run.group_size == 1
+
+
+def test_a_token_for_a_master_that_has_none_is_said_to_be_too_much(master: MasterThread) -> None:
+    with pytest.raises(rf.ConfigError, match=r"refused.* this master has no token, but one was given"):
+        rf.join(master.address, token="secret")
+
+
+def test_a_master_that_is_not_there_is_logged_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        nobody = f"127.0.0.1:{taken.getsockname()[1]}"
+    why = r"nothing listens there \(Connection refused\): start `ringfold master` there, or correct the address"
+    with pytest.raises(rf.MasterUnreachable, match=rf"{why} \(given up after 1\.0 s, join_timeout_s\)"):
+        rf.join(nobody, timeout_s=1)
+    [line] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert re.fullmatch(
+        rf"the master at {nobody} cannot be reached: {why}\. Trying for another 1 s \(join_timeout_s\)", line
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (b"SSH-2.0-OpenSSH_9.6\r\n", r"no Ringfold master: it began with 'SSH-' \(an SSH server\?\)"),
+        (b"", r"said nothing within 0\.3 s, and a Ringfold master speaks first"),
+    ],
+)
+def test_something_that_is_no_master_is_named(words: bytes, why: str, caplog: pytest.LogCaptureFixture) -> None:
+    timings = rf.PeerTimings(handshake_ms=300)
+    with _server(words) as address, pytest.raises(rf.MasterUnreachable, match=why):
+        rf.join(address, timeout_s=1, timings=timings)
+    assert re.search(why, caplog.text)
+
+
+@contextlib.contextmanager
+def _server(words: bytes) -> Iterator[str]:
+    """Another program's port: it says `words` to whoever comes, and waits."""
+    came: list[socket.socket] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener, contextlib.ExitStack() as stack:
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    came.append(stack.enter_context(listener.accept()[0]))
+                    came[-1].sendall(words)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
 
 
 def test_an_unreachable_master_is_an_error_that_names_it() -> None:
@@ -527,7 +582,7 @@ def test_a_death_after_many_small_ops_under_many_tags_is_survived(master: Master
 
 
 def test_a_host_of_the_master_that_listens_everywhere_can_be_joined() -> None:
-    with rf.join("0.0.0.0:0", host_master=True, token="secret", timeout_s=DEADLINE_S) as run:
+    with rf.join("0.0.0.0:0", host_master=True, token="a secret of 16 bytes or more", timeout_s=DEADLINE_S) as run:
         assert run.world_size == 1
 
 

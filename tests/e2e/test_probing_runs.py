@@ -92,10 +92,10 @@ def test_a_wrong_token_is_refused_with_a_clear_error(cluster: Cluster, tmp_path:
     master = cluster.start_master(token_file=right, **SHORT)
     stranger = cluster.start_command("a stranger", "probe", "--master", master.address, token_file=wrong)
     assert stranger.end() == 2
-    stranger.expect_log("its token is not the token of this run")
+    stranger.expect_log("wrong token")
     status, asking = probe(cluster, "stop", token_file=wrong)
     assert status == 2
-    asking.expect_log("its token is not the token of this run")
+    asking.expect_log("wrong token")
     friend = cluster.start_command("a friend", "probe", "--master", master.address, token_file=right)
     friend.expect_text("of the master at")
 

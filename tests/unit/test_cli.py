@@ -331,7 +331,9 @@ def test_nobody_there_is_code_1_with_a_hint(ringfold_command: Run, capsys: pytes
 @pytest.mark.parametrize(
     ("stream", "complaint"),
     [
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "limit"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", r"no Ringfold master: it began with 'HTTP' \(a web server\?\)"),
+        (b"SSH-2.0-OpenSSH_9.6\r\n", r"no Ringfold master: it began with 'SSH-' \(an SSH server\?\)"),
+        (b"\xff\xff\xff\xff\xff", "no Ringfold master, or one of another version"),
         (b"", "it closed the connection"),
         (message_frame(Challenge(NONCE, 98, 99)), "speaks protocol versions 98 to 99"),
         (message_frame(STATUS), "did not begin with a challenge"),
@@ -349,7 +351,7 @@ def test_silence_ends_at_the_deadline(fake_master: Start) -> None:
         while visitor.recv(4096):
             pass
 
-    with pytest.raises(MasterUnreachable, match=r"no answer within 0\.05 s"):
+    with pytest.raises(MasterUnreachable, match=r"said nothing within 0\.05 s, and a Ringfold master speaks first"):
         ask.StatusConnection(fake_master(silent), b"", timeout_s=0.05)
 
 
@@ -366,13 +368,20 @@ def test_the_first_address_that_answers_is_used(fake_master: Start) -> None:
 # master
 
 
+@pytest.mark.parametrize("arguments", [("--version",), ("--debug", "--version"), ("--version", "status")])
+def test_the_version_is_shown_without_a_command(
+    ringfold_command: Run, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]
+) -> None:
+    assert ringfold_command(*arguments, capsys=capsys) == (0, f"ringfold {ringfold.__version__}\n", "")
+
+
 @pytest.mark.parametrize("arguments", [("--listen", "0.0.0.0:0"), ("--listen", "127.0.0.1:0", "--listen", "[::]:0")])
 def test_the_master_refuses_an_open_door(
     ringfold_command: Run, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]
 ) -> None:
     code, _, errors = ringfold_command("master", *arguments, capsys=capsys)
     assert code == 2
-    assert "lets others join" in errors
+    assert "can be reached from other machines, and there is no token: make one with (umask 077; python3" in errors
     assert "Traceback" not in errors
 
 

@@ -135,7 +135,8 @@ def test_both_sides_prove_the_token() -> None:
 @pytest.mark.parametrize(
     ("claim", "why"),
     [
-        (hello(1, token=b"wrong"), "token"),
+        (hello(1, token=b"wrong"), "wrong token: it is not the one that this master was started with"),
+        (hello(1, token=b""), "this master needs a token, and none was given: set RINGFOLD_TOKEN_FILE"),
         (hello(1, version=0), "version 0"),
         (hello(1, group=-1), "group -1"),
         (hello(1, group=2**40), "group"),
@@ -144,7 +145,7 @@ def test_both_sides_prove_the_token() -> None:
         (hello(1, name="two\nlines"), "printable"),
         (hello(1, nonce=b""), "nonce"),
         (m.Leave(), "Leave where Hello"),
-        (m.StatusRequest(1, NONCE, b"wrong"), "token"),
+        (m.StatusRequest(1, NONCE, b"wrong"), "wrong token"),
     ],
 )
 def test_a_wrong_claim_is_refused_with_its_reason(claim: ToMaster, why: str) -> None:

@@ -294,6 +294,28 @@ def test_an_unreachable_master_is_reported_at_the_deadline_with_the_last_reason(
     assert peer.now_ns == 10_000 * MS
 
 
+def test_the_log_says_at_once_and_every_five_seconds_why_nobody_can_be_reached() -> None:
+    peer = Peer()
+    joining(peer, (("10.0.0.1", 1), ("::1", 2)))
+    assert not only(peer.step(Closed(1, "Connection refused")), Tell)
+    told = [(peer.now_ns, effect) for effect in only(peer.step(Closed(2, "No route to host")), Tell)]
+    while peer.now_ns < 9_900 * MS:
+        effects = peer.later(100)
+        while only(effects, Dial):
+            effects = peer.step(Closed(peer.last_conn, "Connection refused"))
+        told += [(peer.now_ns, effect) for effect in only(effects, Tell)]
+    assert [now_ns // (1_000 * MS) for now_ns, _ in told] == [0, 5]
+    first = told[0][1]
+    assert isinstance(first, Tell)
+    assert first.notice.level == "warning"
+    assert str(first.notice) == (
+        "the master at 10.0.0.1:1 cannot be reached: nothing listens there (Connection refused): start `ringfold "
+        "master` there, or correct the address; the master at [::1]:2 cannot be reached: that machine cannot be "
+        "reached (No route to host): correct the address, or let it through the firewall. Trying for another 10 s "
+        "(join_timeout_s)"
+    )
+
+
 def test_a_stranger_at_the_masters_port_is_left_for_another_try() -> None:
     peer = Peer()
     joining(peer)

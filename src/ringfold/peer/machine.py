@@ -174,7 +174,7 @@ class PeerMachine:
                 effects = self._tick(now_ns)
             case CallJoin(masters, deadline_ns):
                 self._join_since_ns, self._join_by_ns = now_ns, deadline_ns
-                effects = self._control.start(masters, deadline_ns)
+                effects = self._control.start(now_ns, masters, deadline_ns)
             case CallVote():
                 self._memory.redoes &= event.kind == "sync"
                 steady = self.engine_epoch if self._steady else None
@@ -212,7 +212,9 @@ class PeerMachine:
             case DialFailed(key, reason):
                 if key >= FIRST_VISIT:
                     return self._errands.visited(now_ns, *visits.dial_failed(now_ns, key, reason))
-                return control.failed(now_ns, reason) if key == CONTROL_KEY else lanes.dial_failed(now_ns, key, reason)
+                if key == CONTROL_KEY:
+                    return control.not_connected(now_ns, reason)
+                return lanes.dial_failed(now_ns, key, reason)
             case Opened(conn, nonce):
                 if conn == control.conn:
                     control.opened(now_ns, nonce)
@@ -226,7 +228,7 @@ class PeerMachine:
             case Closed(conn, reason):
                 if conn == control.conn:
                     if control.stage != "proven":
-                        return control.failed(now_ns, reason)
+                        return control.closed(now_ns, reason)
                     return self._seek_master(now_ns, f"its connection closed ({reason})")
                 over = visits.closed(now_ns, conn, reason)
                 if over is not None:

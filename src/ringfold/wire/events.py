@@ -103,6 +103,25 @@ class MasterLost(Notice, frozen=True, tag="master_lost"):
         return f"the master at {self.address} is gone ({self.reason}); looking for one"
 
 
+class MasterAway(Notice, frozen=True, tag="master_away"):
+    """No master of the list could be reached yet. The peer tries on."""
+
+    reasons: dict[str, str]
+    """By address."""
+    left_ms: int
+    """For how long it still tries."""
+    setting: str
+    """The one that says for how long."""
+
+    @property
+    def level(self) -> Level:
+        return "warning"
+
+    def __str__(self) -> str:
+        tried = "; ".join(f"the master at {address} cannot be reached: {why}" for address, why in self.reasons.items())
+        return f"{tried}. Trying for another {self.left_ms / 1000:.0f} s ({self.setting})"
+
+
 class PeerReturned(Notice, frozen=True, tag="peer_returned"):
     """A member has come back, after a change of masters."""
 
