@@ -150,7 +150,8 @@ _SETTINGS = (
             help="How long one attempt of an op, or a run-wide call, may take before it raises an error that names "
                  "who is missing."),
     Setting(name="join_timeout_s", kind="number", default=60.0, low=0.001, high=86_400.0,
-            help="How long joining tries to reach the master and to be let in."),
+            help="How long joining tries to reach the master, and then waits to be admitted while nothing moves. While "
+                 "members' ops go on, and no step takes more than twice as long as the longest before, it waits on."),
     Setting(name="master_patience_s", kind="number", default=60.0, low=0.001, high=86_400.0,
             help="How long a peer looks for the master, or for another one of its list, when its master is gone. "
                  "Ops go on meanwhile as far as they need no master."),

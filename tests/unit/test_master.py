@@ -628,3 +628,47 @@ def test_who_was_only_slow_may_try_again_and_an_idle_watcher_goes() -> None:
     assert [type(effect) for effect in gone[5_000]] == [Close]
     assert [type(effect) for effect in gone[120_000]] == [Close]
     assert len(gone) == 2
+
+
+def test_a_newcomer_hears_every_second_for_whom_it_waits() -> None:
+    stage = Stage()
+    stage.ring(2)
+    stage.say(1, m.Vote(2, "pending", 2))
+    stage.join(3)
+    stage.wait(950)
+    assert not stage.sent(3, m.AdmissionWaits)
+    stage.wait(1_100)
+    assert stage.sent(3, m.AdmissionWaits) == [
+        m.AdmissionWaits(
+            "these have not called update_topology: peer 1 (p1) waits in are_peers_pending; "
+            f"peer 2 (p2) has been in its own code for {second}.0 s",
+            [1, 2],
+        )
+        for second in (1, 2)
+    ]
+    assert not stage.sent(2, m.AdmissionWaits)
+
+
+def test_a_newcomer_hears_that_the_run_moves_as_long_as_its_steps_take() -> None:
+    stage = Stage()
+    stage.ring(2)
+    for committed in (1, 2):
+        stage.wait(2_000, committed=committed, epoch=2)
+    stage.join(3)
+    stage.beats[3] = 0
+    moving = []
+    for _ in range(6):
+        stage.frozen = {3}  # only members name an epoch in their heartbeats
+        stage.wait(1_000, committed=2, epoch=2)
+        moving.append(stage.sent(3, m.AdmissionWaits)[-1].moving)  # type: ignore[union-attr]
+    assert moving == [True, True, False, False, False, False]
+
+
+def test_a_newcomer_hears_how_many_peers_its_group_waits_for() -> None:
+    stage = Stage()
+    stage.ring(1)
+    stage.say(1, m.Vote(2, "update", 1, min_world=3))
+    stage.join(2)
+    stage.wait(1_000)
+    [waits] = stage.sent(2, m.AdmissionWaits)
+    assert waits == m.AdmissionWaits("peer 1 (p1) wants 3 peers in its group, 2 are there: start more peers", [])

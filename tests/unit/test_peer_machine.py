@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from ringfold.errors import ConfigError, DeadlineExceeded, Evicted, MasterUnreachable, RingfoldError
 from ringfold.peer.effects import (
@@ -329,6 +330,48 @@ def test_a_dial_that_cannot_be_tried_counts_as_failed() -> None:
     peer = Peer()
     peer.machine.step(0, CallJoin((("nonsense", 1), ("10.0.0.2", 2)), 10_000 * MS))
     assert only(peer.step(DialFailed(0, "not an address")), Dial) == [Dial(0, "10.0.0.2", 2, 5_000)]
+
+
+WAITS = messages.AdmissionWaits("these have not called update_topology: peer 1 (gpu-1) is in op tag 0 sequence 3", [1])
+
+
+def test_a_join_that_waits_in_vain_names_who_was_waited_for_and_the_setting() -> None:
+    peer = registered()
+    assert peer.hears(CONTROL, WAITS) == []
+    error = end_of(peer.later(10_000))
+    assert isinstance(error, DeadlineExceeded)
+    assert error.peers == (1,)
+    assert str(error) == (
+        "join: peer 5 (n, you) was not admitted within 10.0 s: these have not called update_topology: peer 1 (gpu-1) "
+        "is in op tag 0 sequence 3. `steps` calls update_topology between steps; other programs must call it on all "
+        "peers. The setting join_timeout_s (10 s) says how long to wait while nothing moves"
+    )
+
+
+def test_a_join_waits_on_while_the_run_moves_and_says_so_every_ten_seconds() -> None:
+    peer = registered()
+    told: list[tuple[int, str]] = []
+    for second in range(1, 32):
+        assert not peer.machine.ended
+        peer.later(1_000)
+        moving = second <= 25
+        for effect in only(peer.hears(CONTROL, structs.replace(WAITS, moving=moving)), Tell):
+            assert isinstance(effect, Tell)
+            told.append((second, str(effect.notice)))
+    text = f"not admitted after %d s: {WAITS.text}. Waiting %s"
+    assert told == [
+        (10, text % (10, "as long as they make progress")),
+        (20, text % (20, "as long as they make progress")),
+        (30, text % (30, "for another 5 s (join_timeout_s)")),
+    ]
+    assert isinstance(end_of(peer.later(4_000)), DeadlineExceeded)
+    assert peer.now_ns == 35_000 * MS
+
+
+def test_a_member_is_not_told_to_wait() -> None:
+    peer = member()
+    peer.now_ns = 20_000 * MS
+    assert peer.hears(CONTROL, WAITS) == []
 
 
 def test_who_is_never_admitted_says_so_and_leaves() -> None:

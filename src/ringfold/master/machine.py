@@ -371,6 +371,7 @@ class Master:
     def _from_peer(self, now: Ns, peer: Peer, message: ToMaster) -> None:
         if peer.id in self._run.away and not isinstance(message, Returned):
             raise RemoteProtocolError(f"{type(message).__name__} before it has said what it brings along")
+        peer.pace.moved = now
         match message:
             case Vote():
                 self._calls.vote(now, peer, message)
@@ -418,6 +419,8 @@ class Master:
             raise RemoteProtocolError(f"a heartbeat of epoch {beat.epoch}, which it is no member of")
         if beat.echo > peer.beat.echo or beat.received > peer.beat.received:
             peer.echoed = now
+        committed, in_call = beat.committed != peer.beat.committed, peer.ballot is not None
+        peer.pace.beat(now, committed=committed, in_op=bool(beat.ops), in_call=in_call)
         peer.heard = peer.beat_at = now
         peer.beat = beat
         self._topology.beat(now, peer, beat)

@@ -18,7 +18,7 @@ from ringfold.errors import RemoteProtocolError
 from ringfold.master.edges import EdgeMemory
 from ringfold.master.events import Close, Conn, Effect, Ns, Send, Tell
 from ringfold.master.evidence import Collector
-from ringfold.master.liveness import MS
+from ringfold.master.liveness import MS, Pace
 from ringfold.master.settings import MasterSettings
 from ringfold.master.verdicts import Cause
 from ringfold.state.election import Finished, Plan
@@ -126,6 +126,10 @@ class Peer:
     suspected: bool = False
     beat: Heartbeat = field(default_factory=lambda: Heartbeat(0, 0))
     beat_at: Ns = 0
+    pace: Pace = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.pace = Pace(self.registered, self.registered)
 
     def answers(self, ballot: int) -> None:
         """This ballot has been answered: it no longer waits, and cannot be cast again."""

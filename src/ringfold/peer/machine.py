@@ -78,10 +78,13 @@ from ringfold.peer.settings import MS, Identity, PeerTimings
 from ringfold.peer.visits import FIRST_KEY as FIRST_VISIT
 from ringfold.state.manifest import Snapshot
 from ringfold.wire import messages
-from ringfold.wire.events import ConnectionDropped, MasterLost
+from ringfold.wire.events import AdmissionDelayed, ConnectionDropped, MasterLost
 from ringfold.wire.messages import Epoch, Message, PeerId, Reason, Record, Resumed, Welcome, World
 from ringfold.wire.naming import with_names, with_you
 from ringfold.wire.probing import NodeWelcome, ProbeAnswer, ProbeGraph, ProbeHalt, RoundClock, RoundEnd, RoundStart
+
+TELL_ADMISSION_NS = 10_000 * MS
+"""How often the log says what the admission waits for."""
 
 
 class PeerMachine:
@@ -112,7 +115,9 @@ class PeerMachine:
         self._steady_epoch = 0  # the last one of which every member is known to be attached
         self._joined = False
         self._settled = True
-        self._join_since_ns = self._join_by_ns = 0
+        self._join_since_ns = self._join_by_ns = self._join_patience_ns = 0
+        self._tell_admission_ns = 0
+        self._admission: messages.AdmissionWaits | None = None
 
     @property
     def is_running(self) -> bool:
@@ -174,6 +179,7 @@ class PeerMachine:
                 effects = self._tick(now_ns)
             case CallJoin(masters, deadline_ns):
                 self._join_since_ns, self._join_by_ns = now_ns, deadline_ns
+                self._join_patience_ns, self._tell_admission_ns = deadline_ns - now_ns, now_ns + TELL_ADMISSION_NS
                 effects = self._control.start(now_ns, masters, deadline_ns)
             case CallVote():
                 self._memory.redoes &= event.kind == "sync"
@@ -318,6 +324,8 @@ class PeerMachine:
             case messages.Registrations(count=count):
                 self._facts.heard = count
                 return [SetRegistrations(count)]
+            case messages.AdmissionWaits():
+                return self._admission_waits(now_ns, said)
             case messages.Seal(epoch=epoch):
                 return self._seal(epoch)
             case Record():
@@ -355,6 +363,20 @@ class PeerMachine:
                 return self._lose_master(f"it said {type(said).__name__} out of turn")
             case _:
                 assert_never(said)
+
+    def _admission_waits(self, now_ns: int, waits: messages.AdmissionWaits) -> list[Effect]:
+        """As long as those who are waited for get on with their work, this peer's patience begins anew."""
+        if self._joined:
+            return []
+        self._admission = waits
+        if waits.moving:
+            self._join_by_ns = max(self._join_by_ns, now_ns + self._join_patience_ns)
+        if now_ns < self._tell_admission_ns:
+            return []
+        self._tell_admission_ns = now_ns + TELL_ADMISSION_NS
+        left_ms = None if waits.moving else max(0, self._join_by_ns - now_ns) // MS
+        text = with_you(waits.text, self.peer)
+        return [Tell(AdmissionDelayed((now_ns - self._join_since_ns) // MS, text, left_ms))]
 
     def _sync_planned(self, now_ns: int, plan: messages.SyncPlan) -> list[Effect]:
         asked = self._calls.planned(plan.ballot)
@@ -479,7 +501,8 @@ class PeerMachine:
         return effects
 
     def _join_too_late(self, now_ns: int) -> list[Effect]:
-        error = join_too_late(self.peer, (now_ns - self._join_since_ns) // MS)
+        waited_ms, patience_ms = (now_ns - self._join_since_ns) // MS, self._join_patience_ns // MS
+        error = join_too_late(self._me, waited_ms, patience_ms, self._admission)
         return self._say(messages.Leave()) + self._end(error, "not admitted in time")
 
     def _silent(self, now_ns: int, conn: int, silent_ms: int) -> list[Effect]:

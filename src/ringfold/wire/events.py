@@ -122,6 +122,25 @@ class MasterAway(Notice, frozen=True, tag="master_away"):
         return f"{tried}. Trying for another {self.left_ms / 1000:.0f} s ({self.setting})"
 
 
+class AdmissionDelayed(Notice, frozen=True, tag="admission_delayed"):
+    """This peer has been waiting for its admission for a while."""
+
+    waited_ms: int
+    text: str
+    left_ms: int | None
+    """For how long it still waits; None while those whom it waits for get on with their work."""
+
+    @property
+    def level(self) -> Level:
+        return "warning"
+
+    def __str__(self) -> str:
+        left = "as long as they make progress"
+        if self.left_ms is not None:
+            left = f"for another {self.left_ms / 1000:.0f} s (join_timeout_s)"
+        return f"not admitted after {self.waited_ms / 1000:.0f} s: {self.text}. Waiting {left}"
+
+
 class PeerReturned(Notice, frozen=True, tag="peer_returned"):
     """A member has come back, after a change of masters."""
 
