@@ -374,6 +374,14 @@ def test_a_member_is_not_told_to_wait() -> None:
     assert peer.hears(CONTROL, WAITS) == []
 
 
+def test_a_master_that_ends_while_a_peer_leaves_it_is_no_error() -> None:
+    peer = member()
+    peer.step(CallLeave())
+    effects = peer.step(Closed(CONTROL, "closed by the other side"))
+    assert end_of(effects) is None
+    assert not only(effects, Tell)
+
+
 def test_who_is_never_admitted_says_so_and_leaves() -> None:
     peer = registered()
     effects = peer.later(10_000)

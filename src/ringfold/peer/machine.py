@@ -510,7 +510,8 @@ class PeerMachine:
         return self._seek_master(now_ns, reason) if conn == self._control.conn else []
 
     def _lose_master(self, reason: str) -> list[Effect]:
-        return self._end(MasterUnreachable(self._control.address, reason), reason)
+        error = None if self._leaving else MasterUnreachable(self._control.address, reason)
+        return self._end(error, reason)
 
     def _end(self, error: RingfoldError | None, reason: str) -> list[Effect]:
         assert not self.ended
