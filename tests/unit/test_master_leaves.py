@@ -161,7 +161,10 @@ def test_different_calls_clash_when_they_have_lasted() -> None:
     clash = clashing_calls(600, callers, 500)
     assert clash is not None
     assert clash.callers == [1, 2, 3]
-    assert clash.reason.text.startswith("peer 1 waits in update_topology, peer 2 waits in are_peers_pending")
+    assert clash.reason.text == (
+        "peer 1 waits in update_topology, peer 2 waits in are_peers_pending: these calls can never meet; "
+        "all peers must make the same calls in the same order"
+    )
     assert clashing_calls(9000, [callers[0], callers[2]], 500) is None
 
 
@@ -170,7 +173,10 @@ def test_a_call_clashes_with_an_op_that_needs_the_caller() -> None:
     needs = Working(2, 0, OpRef(0, 3), since=100, seen=600)
     (clash,) = clashing_ops([caller], [needs], 500)
     assert (clash.callers, clash.op, clash.reason.peers) == ([1], OpRef(0, 3), [1, 2])
-    assert clash.reason.text == "peer 1 waits in update_topology, peer 2 in op tag 0 sequence 3, which needs peer 1"
+    assert clash.reason.text == (
+        "peer 1 waits in update_topology, peer 2 in op tag 0 sequence 3, which needs peer 1; "
+        "all peers must make the same calls in the same order"
+    )
     finished = Working(2, 0, OpRef(0, 2), since=100, seen=600)
     elsewhere = Working(2, 1, OpRef(0, 3), since=100, seen=600)
     fresh = Working(2, 0, OpRef(0, 3), since=101, seen=600)

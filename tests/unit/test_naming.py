@@ -50,6 +50,14 @@ def test_an_error_says_which_side_is_you() -> None:
     assert str(error) == f"update_topology: {text}".replace("(a)", "(a, you)")
 
 
+def test_a_deadline_says_where_to_look_and_how_to_wait_longer() -> None:
+    reason = Reason("deadline", "op tag 0 sequence 0 waited 3.0 s for peer 1 (a)", [1], 3_000)
+    assert str(error_of(reason, "all_reduce", 3, me=2)) == (
+        "all_reduce: op tag 0 sequence 0 waited 3.0 s for peer 1 (a); `ringfold status` shows what they do, and "
+        "op_timeout_s (or timeout_s=) says how long to wait"
+    )
+
+
 def test_an_eviction_says_who_was_evicted() -> None:
     error = pickle.loads(pickle.dumps(Evicted("silent for 5000 ms", "peer 3 (gpu-7, you)")))
     assert str(error).startswith("peer 3 (gpu-7, you) was evicted from the run: silent for 5000 ms; join anew")

@@ -46,6 +46,9 @@ class Meeting(NamedTuple):
     pending: bool
 
 
+_WAIT_LONGER = "; `ringfold status` shows what they do, and op_timeout_s (or timeout_s=) says how long to wait"
+
+
 def error_of_op(result: OpResult, operation: str, ended: RingfoldError | None, me: PeerId) -> RingfoldError:
     """The exception for an op that did not succeed. `ended` is why the session is over, if it is."""
     status, reason, epoch, contributors = result[:4]
@@ -73,7 +76,7 @@ def error_of(reason: Reason, operation: str, epoch: Epoch, me: PeerId) -> Ringfo
         case "usage" | "mismatch":
             return UsageError(text, reason.peers)
         case "deadline":
-            return DeadlineExceeded(operation, reason.peers, reason.waited_ms, text)
+            return DeadlineExceeded(operation, reason.peers, reason.waited_ms, f"{text}{_WAIT_LONGER}")
         case "evicted":
             return Evicted(reason.text)
         case "state":
