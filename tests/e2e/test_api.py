@@ -628,3 +628,37 @@ def test_a_call_that_missed_its_deadline_is_never_joined_by_a_late_peer(master: 
     assert early[0] == -1.0
     assert 11.0 not in (*early, *late), "call 1 of one peer was reduced with call 0 of the other"
     assert late == early
+
+
+def test_a_newcomer_waits_for_long_steps_beyond_its_timeout(master: MasterThread) -> None:
+    """The steps take longer than its patience, and it is admitted at the end of one all the same."""
+    work_s, stepping = 3.0, threading.Event()
+
+    def train(name: str, timeout_s: float, work_s: float) -> int:
+        """How many took part in the last step."""
+        contributors = 0
+        with rf.join(master.address, name=name, timeout_s=timeout_s) as run:
+            for step in run.steps(rf.SharedState(w=np.zeros(4, np.float32)), until=4, min_world=2):
+                if step.number == 1:
+                    stepping.set()
+                if step.number < 3:
+                    threading.Event().wait(work_s)
+                contributors = step.all_reduce(np.ones(4, np.float32)).contributors
+        return contributors
+
+    with ThreadPoolExecutor(3) as pool:
+        results = [pool.submit(train, name, DEADLINE_S, work_s) for name in ("one", "two")]
+        assert stepping.wait(DEADLINE_S)
+        results.append(pool.submit(train, "late", 2.0, 0.0))
+        assert [result.result() for result in results] == [3, 3, 3]
+
+
+def test_a_newcomer_that_nobody_admits_names_who_has_not_voted(master: MasterThread) -> None:
+    with rf.join(master.address, name="busy") as run:
+        why = (
+            r"peer 2 \(late, you\) was not admitted within .* these have not called update_topology: "
+            r"peer 1 \(busy\) has been in its own code for .* join_timeout_s \(2 s\)"
+        )
+        with pytest.raises(rf.DeadlineExceeded, match=why) as caught:
+            rf.join(master.address, name="late", timeout_s=2)
+        assert caught.value.peers == (run.peer_id,)
