@@ -72,7 +72,7 @@ def _hint(error: RingfoldError) -> str:
         case ConfigError():
             return "`ringfold config` shows every setting and where its value comes from"
         case MasterUnreachable():
-            return "is the master running there? start one with `ringfold master`, or look with `ringfold doctor`"
+            return "`ringfold doctor` checks this machine and the way to its master"
         case AgentUnreachable():
             return "is it running? start it with `ringfold agent`; --dir says where it is"
         case RemoteProtocolError():
