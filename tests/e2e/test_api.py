@@ -662,3 +662,16 @@ def test_a_newcomer_that_nobody_admits_names_who_has_not_voted(master: MasterThr
         with pytest.raises(rf.DeadlineExceeded, match=why) as caught:
             rf.join(master.address, name="late", timeout_s=2)
         assert caught.value.peers == (run.peer_id,)
+
+
+def test_a_run_in_which_all_is_well_warns_of_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    def body(run: rf.Communicator) -> int:
+        contributors = 0
+        for step in run.steps(rf.SharedState(w=np.zeros(4, np.float32)), until=20, min_world=3):
+            contributors = step.all_reduce(np.ones(4, np.float32)).contributors
+        return contributors
+
+    with caplog.at_level(logging.INFO, "ringfold"), MasterThread() as master:
+        assert together(master, 3, body) == [3, 3, 3]
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
+    assert "registered for group 0" in caplog.text

@@ -672,3 +672,15 @@ def test_a_newcomer_hears_how_many_peers_its_group_waits_for() -> None:
     stage.wait(1_000)
     [waits] = stage.sent(2, m.AdmissionWaits)
     assert waits == m.AdmissionWaits("peer 1 (p1) wants 3 peers in its group, 2 are there: start more peers", [])
+
+
+def test_a_newcomer_hears_who_holds_a_change_of_the_epoch_up() -> None:
+    stage = Stage()
+    stage.ring(2)
+    stage.join(3)
+    for peer in (1, 2):
+        stage.say(peer, m.Vote(2, "update", 2))
+    stage.say(1, m.Sealed(2, []))
+    stage.wait(1_000)
+    [waits] = stage.sent(3, m.AdmissionWaits)
+    assert waits == m.AdmissionWaits("the epoch changes, and peer 2 (p2) has not answered yet", [2])

@@ -264,6 +264,7 @@ def test_a_newcomer_that_one_of_several_masters_refuses_goes_on_to_the_next() ->
     joining(peer, (("10.0.0.1", 1), ("10.0.0.2", 2)))
     peer.step(Opened(CONTROL, NONCE))
     assert only(peer.hears(CONTROL, Challenge(MASTER_NONCE, 7, 9)), Dial) == [Dial(0, "10.0.0.2", 2, 5_000)]
+    assert peer.machine._control._reasons["10.0.0.1:1"].startswith("it speaks protocol versions 7 to 9, this peer ")
     peer.step(Opened(peer.last_conn, NONCE))
     peer.hears(peer.last_conn, Challenge(MASTER_NONCE, 1, 1))
     error = end_of(peer.hears(peer.last_conn, messages.Refused("wrong token")))

@@ -294,7 +294,7 @@ class Calls:
         changing = [group for group in run.groups.values() if group.change is not None]
         if changing:
             missing = sorted({peer for group in changing for peer in self._epochs.missing(group)})
-            text = f"{names(missing)} {'has' if len(missing) == 1 else 'have'} not connected yet"
+            text = f"the epoch changes, and {names(missing)} {'has' if len(missing) == 1 else 'have'} not answered yet"
         else:
             state = completion(run, "update")
             if isinstance(state, Ready):

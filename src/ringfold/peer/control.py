@@ -136,7 +136,9 @@ class Control:
         """The connection ended in the handshake, or was ended because of what came."""
         if self.stage == "dialling":
             return self.not_connected(now_ns, reason)
-        return self.failed(now_ns, not_a_master(reason) if self.stage == "challenge" else reason)
+        if self.stage == "challenge":
+            return self.failed(now_ns, not_a_master(reason))
+        return self.failed(now_ns, f"it closed the connection in the handshake ({reason})")
 
     @property
     def _patience(self) -> str:
@@ -188,7 +190,7 @@ class Control:
             case messages.Refused(reason=reason, again=True):
                 return [CloseConn(self.conn, reason), *self.failed(now_ns, reason)], None
             case messages.Refused(reason=reason):
-                return self._refused(now_ns, f"the master at {self.address} refused this peer: {reason}")
+                return self._refused(now_ns, f"refused this peer: {reason}")
             case _:
                 reason = f"it said {type(said).__name__} out of turn"
                 return [CloseConn(self.conn, reason), *self.failed(now_ns, reason)], None
@@ -203,17 +205,17 @@ class Control:
         is_due = self.ticket is not None and self.stage == "welcome"
         return is_due and proven(self._identity.token, proof, "evicted", *nonces, reason.encode())
 
-    def _refused(self, now_ns: int, reason: str) -> tuple[list[Effect], Refusal | None]:
-        """Somebody at a master's address does not want this peer, and proves nothing.
+    def _refused(self, now_ns: int, what: str) -> tuple[list[Effect], Refusal | None]:
+        """Somebody at a master's address does not want this peer, and proves nothing: `what` it did.
 
         A newcomer has nothing to lose, and gives up when nobody in the list wants it. Else it is a try that failed.
         """
         assert self.conn is not None
         if self.ticket is None:
-            self._refusals.append(ConfigError(reason))
+            self._refusals.append(ConfigError(f"the master at {self.address} {what}"))
             if len(self._refusals) == len(self.masters):
                 return [], Refusal(self._refusals[0])
-        return [CloseConn(self.conn, reason), *self.failed(now_ns, reason)], None
+        return [CloseConn(self.conn, f"it {what}"), *self.failed(now_ns, f"it {what}")], None
 
     def _answer(self, now_ns: int, challenge: Challenge) -> tuple[list[Effect], Refusal | None]:
         assert self.conn is not None
@@ -221,7 +223,7 @@ class Control:
             spoken = f"{challenge.oldest} to {challenge.newest}"
             return self._refused(
                 now_ns,
-                f"the master at {self.address} speaks protocol versions {spoken}, this peer {PROTOCOL_VERSION}; "
+                f"speaks protocol versions {spoken}, this peer {PROTOCOL_VERSION}; "
                 "install matching versions",
             )
         me = self._identity
@@ -282,7 +284,7 @@ class Control:
     def _welcomed(self, now_ns: int, welcome: Welcome) -> tuple[list[Effect], Welcome | Refusal | None]:
         assert self.conn is not None
         if not proven(self._identity.token, welcome.proof, "welcome", self._nonce, self._challenge):
-            return self._refused(now_ns, f"the master at {self.address} does not know this run's token")
+            return self._refused(now_ns, "does not know this run's token")
         self.ticket = Ticket(welcome.peer, welcome.secret, welcome.fence)
         return self._proven(welcome.liveness), welcome
 
