@@ -77,3 +77,7 @@ def test_the_guide_shows_the_errors_of_calls() -> None:
     lost = Reason("lost", "peer 1 (gpu-1) was lost: its connection closed", [1])
     assert shown(f"PeerLost: {error_of(lost, 'all_reduce', 5, 2)}")
     assert shown(f"Evicted: {Evicted('silent for 5017 ms (evict_after_ms 5000)', 'peer 3 (gpu-7, you)')}")
+
+
+def test_a_reason_that_another_machine_wrote_does_no_harm() -> None:
+    assert "no Ringfold master" in not_a_master(f"a frame of {'9' * 10_000} bytes")

@@ -31,6 +31,14 @@ def test_a_sentence_gets_the_names_of_its_peers_once(text: str, named: str) -> N
 
 
 @pytest.mark.parametrize(
+    "text",
+    [f"peer {'9' * 10_000} left", f"peers 1, {'9' * 10_000} and 2 wait", f"peers {'1, ' * 50_000} 1 (", "peer \u0663"],
+)
+def test_what_another_machine_wrote_does_no_harm(text: str) -> None:
+    assert with_you(with_names(text, {}), 2) in (text, text.replace("2 wait", "2 (you) wait"))
+
+
+@pytest.mark.parametrize(
     ("text", "read"),
     [
         ("peer 2 (gpu-2) waits, peer 1 does not", "peer 2 (gpu-2, you) waits, peer 1 does not"),

@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from ringfold.wire.base import PeerId
 
 MAX_NAME_CHARS = 40
-_PEERS = re.compile(r"\b(peers? )(\d+\b(?! more)(?:(?:, | and )\d+\b(?! more))*)(?! \()")
+_NUMBER = r"[0-9]{1,18}\b(?! more)"
+"""Some sentences have parts that another machine wrote: a number of thousands of digits is none."""
+_PEERS = re.compile(rf"\b(peers? )({_NUMBER}(?:(?:, | and ){_NUMBER})*)(?! \()")
 _BRACKETS = str.maketrans("()", "[]")
 
 
@@ -21,12 +23,12 @@ def with_names(text: str, names: Mapping[PeerId, str]) -> str:
         known = names.get(int(number[0]), "")
         return f"{number[0]} ({_short(known)})" if known else number[0]
 
-    return _PEERS.sub(lambda found: found[1] + re.sub(r"\d+", name, found[2]), text)
+    return _PEERS.sub(lambda found: found[1] + re.sub(r"[0-9]+", name, found[2]), text)
 
 
 def with_you(text: str, me: PeerId) -> str:
     """The text as peer `me` reads it: `peer 2 (gpu-2, you)`."""
-    item = r"\d+(?: \([^()]*\))?(?:, | and )"
+    item = r"[0-9]{1,18}(?: \([^()]*\))?(?:, | and )"
     mine = re.compile(rf"\b(peers? (?:{item})*?{me}\b)(?! more)(?: \(([^()]*)\))?")
     return mine.sub(lambda found: f"{found[1]} ({f'{found[2]}, ' if found[2] else ''}you)", text)
 

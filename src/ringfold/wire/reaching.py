@@ -22,7 +22,7 @@ def in_plain_words(reason: str) -> str:
 def not_a_master(reason: str) -> str:
     """Why the first bytes, or the end, of a connection cannot come from a master. A length that makes no sense is text
     of another protocol, mostly."""
-    found = re.search(r"a frame of (\d+) bytes", reason)
+    found = re.search(r"a frame of ([0-9]{1,10}) bytes", reason)
     began = int(found[1]).to_bytes(8, "little")[:4] if found and int(found[1]) < 1 << 32 else b""
     guess = next((f" ({server}?)" for start, server in _SERVERS.items() if began.startswith(start)), "")
     if began.isascii() and began.decode("ascii").isprintable() and began:
