@@ -80,4 +80,5 @@ def test_the_guide_shows_the_errors_of_calls() -> None:
 
 
 def test_a_reason_that_another_machine_wrote_does_no_harm() -> None:
+    assert in_plain_words("not an address: {x}") == "not an address: {x}"
     assert "no Ringfold master" in not_a_master(f"a frame of {'9' * 10_000} bytes")

@@ -16,7 +16,7 @@ _SERVERS = {b"SSH-": "an SSH server", b"HTTP": "a web server", b"220 ": "a mail 
 
 def in_plain_words(reason: str) -> str:
     """The reason of a failed connection attempt, and what to do about it."""
-    return _HINTS.get(reason, reason).format(reason)
+    return _HINTS.get(reason, reason).replace("{}", reason)
 
 
 def not_a_master(reason: str) -> str:
