@@ -149,8 +149,9 @@ def join(
 
     `address` is `host`, `host:port` or `[IPv6]:port`; several, separated by commas or in a list, are tried in turn,
     again and again until `timeout_s`. The first peers of a run are members at once; a later one waits until all members
-    call `update_topology` (`steps` does). With `host_master` this process runs the master, too, at the first address:
-    no other process is needed, but the run ends for everybody when this peer leaves.
+    call `update_topology` (`steps` does): while they make progress as long as it takes, else until `timeout_s`. With
+    `host_master` this process runs the master, too, at the first address: no other process is needed, but the run ends
+    for everybody when this peer leaves.
 
     `group` says with whom this peer reduces. `token` or `token_file` is the run's join token. `advertise` are the
     addresses at which the other peers reach this one, if they are not those of its connection to the master; `port` is

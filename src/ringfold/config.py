@@ -133,7 +133,7 @@ def _number(raw: float | str) -> float | None:
 _SETTINGS = (
     Setting(name="listen", kind="list", default=(f"127.0.0.1:{MASTER_PORT}",),
             help="Addresses that the master listens on: host:port, [IPv6]:port, or a host name. Beyond loopback it "
-                 "wants `token_file` or `insecure`."),
+                 "wants `token_file`, with 16 bytes or more, or `insecure`."),
     Setting(name="master", kind="list", default=(f"127.0.0.1:{MASTER_PORT}",),
             help="Where peers, `status` and `doctor` find the master; the first address that answers is used."),
     Setting(name="token_file", kind="file", default=None,
@@ -150,7 +150,8 @@ _SETTINGS = (
             help="How long one attempt of an op, or a run-wide call, may take before it raises an error that names "
                  "who is missing."),
     Setting(name="join_timeout_s", kind="number", default=60.0, low=0.001, high=86_400.0,
-            help="How long joining tries to reach the master and to be let in."),
+            help="How long joining tries to reach the master, and then waits to be admitted while nothing moves. While "
+                 "members' ops go on, and no step takes more than twice as long as the longest before, it waits on."),
     Setting(name="master_patience_s", kind="number", default=60.0, low=0.001, high=86_400.0,
             help="How long a peer looks for the master, or for another one of its list, when its master is gone. "
                  "Ops go on meanwhile as far as they need no master."),
@@ -468,6 +469,23 @@ def read_keys(path: Path) -> dict[int, bytes]:
             raise ConfigError(f"the key file {path} has lines of `ID KEY`, and each id (0 to 255) once")
         keys[int(words[0])] = words[1].encode("utf-8", "surrogateescape")
     return keys
+
+
+MIN_TOKEN_BYTES = 16
+"""128 bits. A shorter token can be guessed offline by whoever reads one handshake."""
+GIVE_TOKEN = "set RINGFOLD_TOKEN_FILE, pass token_file=, or --token-file to a command"
+MAKE_TOKEN = "(umask 077; python3 -c 'import secrets; print(secrets.token_hex(32))' > run.token)"
+
+
+def check_exposure(host: str, token: bytes, *, insecure: bool) -> None:
+    """Refuse to be reached by other machines without a token that nobody can guess, unless that is said aloud."""
+    if insecure or is_loopback(host) or len(token) >= MIN_TOKEN_BYTES:
+        return
+    has = f"and the token has {len(token)} bytes, fewer than {MIN_TOKEN_BYTES}" if token else "and there is no token"
+    raise ConfigError(
+        f"{host} can be reached from other machines, {has}: make one with {MAKE_TOKEN}, copy it to all machines, and "
+        "give it (--token-file run.token, or RINGFOLD_TOKEN_FILE); or say insecure"
+    )
 
 
 def split_address(text: str, default_port: int = MASTER_PORT) -> tuple[str, int]:

@@ -110,14 +110,15 @@ class TooFewPeers(RingfoldError):
 
 
 class Evicted(RingfoldError):
-    """The run goes on without this peer: join anew, and sync state before the first op."""
+    """The run goes on without this peer: join anew, and sync state before the first op. `who` is this peer."""
 
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
+    def __init__(self, reason: str, who: str = "") -> None:
+        super().__init__(reason, who)
+        self.reason, self.who = reason, who
 
     def __str__(self) -> str:
-        return f"evicted from the run: {self.reason}; join anew and sync state before the first op"
+        who = self.who or "this peer"
+        return f"{who} was evicted from the run: {self.reason}; join anew and sync state before the first op"
 
 
 class Superseded(RingfoldError):

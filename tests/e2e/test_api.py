@@ -2,8 +2,11 @@
 
 import array
 import asyncio
+import contextlib
 import gc
 import logging
+import re
+import socket
 import threading
 import time
 import weakref
@@ -226,7 +229,7 @@ def test_of_two_that_call_different_things_the_longer_member_is_right(master: Ma
     assert right.startswith("TooFewPeers")
     assert wrong.startswith("CallMismatch")
     assert "3 x f64" in wrong
-    assert "you (peer 2) called all_reduce(op=sum, 4 x f64" in wrong
+    assert ", you) called all_reduce(op=sum, 4 x f64" in wrong
 
 
 def test_calls_that_can_never_meet_are_reported_to_both_within_a_second(master: MasterThread) -> None:
@@ -450,12 +453,64 @@ def test_a_communicator_that_is_dropped_leaves_by_itself(master: MasterThread) -
 
 def test_the_join_token_is_needed_and_enough() -> None:
     with MasterThread(token=b"secret") as master:
-        with pytest.raises(rf.ConfigError, match="refused"):
+        with pytest.raises(rf.ConfigError, match=r"needs a token, and none was given: set RINGFOLD_TOKEN_FILE"):
             rf.join(master.address)
-        with pytest.raises(rf.ConfigError, match="refused"):
+        with pytest.raises(rf.ConfigError, match=r"refused.* wrong token"):
             rf.join(master.address, token="wrong")
         with rf.join(master.address, token="secret") as run:
             assert run.group_size == 1
+
+
+def test_a_token_for_a_master_that_has_none_is_said_to_be_too_much(master: MasterThread) -> None:
+    with pytest.raises(rf.ConfigError, match=r"refused.* this master has no token, but one was given"):
+        rf.join(master.address, token="secret")
+
+
+def test_a_master_that_is_not_there_is_logged_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        nobody = f"127.0.0.1:{taken.getsockname()[1]}"
+    why = r"nothing listens there \(Connection refused\): start `ringfold master` there, or correct the address"
+    with pytest.raises(rf.MasterUnreachable, match=rf"{why} \(given up after 1\.0 s, join_timeout_s\)"):
+        rf.join(nobody, timeout_s=1)
+    [line] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert re.fullmatch(
+        rf"the master at {nobody} cannot be reached: {why}\. Trying for another 1 s \(join_timeout_s\)", line
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (b"SSH-2.0-OpenSSH_9.6\r\n", r"no Ringfold master: it began with 'SSH-' \(an SSH server\?\)"),
+        (b"", r"said nothing within 0\.3 s, and a Ringfold master speaks first"),
+    ],
+)
+def test_something_that_is_no_master_is_named(words: bytes, why: str, caplog: pytest.LogCaptureFixture) -> None:
+    timings = rf.PeerTimings(handshake_ms=300)
+    with _server(words) as address, pytest.raises(rf.MasterUnreachable, match=why):
+        rf.join(address, timeout_s=1, timings=timings)
+    assert re.search(why, caplog.text)
+
+
+@contextlib.contextmanager
+def _server(words: bytes) -> Iterator[str]:
+    """Another program's port: it says `words` to whoever comes, and waits."""
+    came: list[socket.socket] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener, contextlib.ExitStack() as stack:
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    came.append(stack.enter_context(listener.accept()[0]))
+                    came[-1].sendall(words)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
 
 
 def test_an_unreachable_master_is_an_error_that_names_it() -> None:
@@ -547,7 +602,7 @@ def test_a_death_after_many_small_ops_under_many_tags_is_survived(master: Master
 
 
 def test_a_host_of_the_master_that_listens_everywhere_can_be_joined() -> None:
-    with rf.join("0.0.0.0:0", host_master=True, token="secret", timeout_s=DEADLINE_S) as run:
+    with rf.join("0.0.0.0:0", host_master=True, token="a secret of 16 bytes or more", timeout_s=DEADLINE_S) as run:
         assert run.world_size == 1
 
 
@@ -588,3 +643,50 @@ def test_a_call_that_missed_its_deadline_is_never_joined_by_a_late_peer(master: 
     assert early[0] == -1.0
     assert 11.0 not in (*early, *late), "call 1 of one peer was reduced with call 0 of the other"
     assert late == early
+
+
+def test_a_newcomer_waits_for_long_steps_beyond_its_timeout(master: MasterThread) -> None:
+    """The steps take longer than its patience, and it is admitted at the end of one all the same."""
+    work_s, stepping = 3.0, threading.Event()
+
+    def train(name: str, timeout_s: float, work_s: float) -> int:
+        """How many took part in the last step."""
+        contributors = 0
+        with rf.join(master.address, name=name, timeout_s=timeout_s) as run:
+            for step in run.steps(rf.SharedState(w=np.zeros(4, np.float32)), until=4, min_world=2):
+                if step.number == 1:
+                    stepping.set()
+                if step.number < 3:
+                    threading.Event().wait(work_s)
+                contributors = step.all_reduce(np.ones(4, np.float32)).contributors
+        return contributors
+
+    with ThreadPoolExecutor(3) as pool:
+        results = [pool.submit(train, name, DEADLINE_S, work_s) for name in ("one", "two")]
+        assert stepping.wait(DEADLINE_S)
+        results.append(pool.submit(train, "late", 2.0, 0.0))
+        assert [result.result() for result in results] == [3, 3, 3]
+
+
+def test_a_newcomer_that_nobody_admits_names_who_has_not_voted(master: MasterThread) -> None:
+    with rf.join(master.address, name="busy") as run:
+        why = (
+            r"peer 2 \(late, you\) was not admitted within .* these have not called update_topology: "
+            r"peer 1 \(busy\) has been in its own code for .* join_timeout_s \(2 s\)"
+        )
+        with pytest.raises(rf.DeadlineExceeded, match=why) as caught:
+            rf.join(master.address, name="late", timeout_s=2)
+        assert caught.value.peers == (run.peer_id,)
+
+
+def test_a_run_in_which_all_is_well_warns_of_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    def body(run: rf.Communicator) -> int:
+        contributors = 0
+        for step in run.steps(rf.SharedState(w=np.zeros(4, np.float32)), until=20, min_world=3):
+            contributors = step.all_reduce(np.ones(4, np.float32)).contributors
+        return contributors
+
+    with caplog.at_level(logging.INFO, "ringfold"), MasterThread() as master:
+        assert together(master, 3, body) == [3, 3, 3]
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
+    assert "registered for group 0" in caplog.text

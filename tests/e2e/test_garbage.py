@@ -79,11 +79,11 @@ ANYWHERE: dict[str, tuple[Say, str]] = {
     "an unknown message": (_raw(frame(FrameKind.MESSAGE, b"\x81\xa4type\xa4oops")), "not a message of this protocol"),
 }
 AT_THE_MASTER: dict[str, tuple[Say, str]] = {
-    "a wrong token": (_said(lambda nonce: _hello(nonce, token=b"guessed")), "its token is not the token of this run"),
-    "a replayed proof": (_said(lambda nonce: _hello(NONCE)), "its token is not the token of this run"),
+    "a wrong token": (_said(lambda nonce: _hello(nonce, token=b"guessed")), "wrong token"),
+    "a replayed proof": (_said(lambda nonce: _hello(NONCE)), "wrong token"),
     "a wrong version": (_said(lambda nonce: _hello(nonce, version=99)), "protocol version 99 is not spoken here"),
     "a short nonce": (_said(lambda nonce: _hello(nonce, own_nonce=b"1")), "a nonce of 1 bytes is too short"),
-    "a question without the token": (_said(lambda nonce: StatusRequest(VERSION, NONCE, NONCE)), "its token is not"),
+    "a question without the token": (_said(lambda nonce: StatusRequest(VERSION, NONCE, NONCE)), "wrong token"),
     "a message out of turn": (_said(lambda nonce: Attached(1)), "Attached where Hello, NodeHello"),
     "a heartbeat of nobody": (_raw(heartbeat_frame(Heartbeat(1, 0))), "a heartbeat from somebody who has not joined"),
     "a broken heartbeat": (_raw(frame(FrameKind.HEARTBEAT, b"123")), "a fixed frame of 3 bytes"),
@@ -209,7 +209,7 @@ def test_a_member_that_lies_goes_alone(cluster: Cluster) -> None:
         liar.sendall(frame(FrameKind.DONE, bytes(3)))
         _wait_dropped([liar])
     line = master.expect_log("a fixed frame of 3 bytes")
-    assert "peer 3 at 127.0.0.1" in line
+    assert "peer 3 (a stranger) at 127.0.0.1" in line
     step_with(peers[0], 2, after=time.monotonic())
     end_training(peers)
 

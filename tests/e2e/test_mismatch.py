@@ -48,7 +48,7 @@ def test_a_newcomer_that_calls_something_else_is_evicted_and_the_others_go_on(cl
         odd = cluster.start_one(call_something_else, case=name)
         wrong = odd.expect("wrong")
         assert wrong["error"] == "CallMismatch", wrong
-        assert "you (peer " in wrong["words"], wrong
+        assert ", you) called " in wrong["words"], wrong
         assert wrong["words"].count(") as call 1") == 2, wrong
         assert "2 of 2 members that were here before the last newcomers called it" in wrong["words"]
         assert wrong["intact"], wrong
@@ -139,8 +139,7 @@ def test_a_peer_that_skips_a_step_is_named_at_its_first_op(cluster: Cluster) -> 
     said = [peer.expect("ended") for peer in peers]
     [wrong] = [fact for fact in said if fact["skipped"]]
     assert wrong["error"] == "CallMismatch", wrong
-    assert "you (peer " in wrong["words"]
-    assert ") are at step 4" in wrong["words"]
+    assert ", you) is at step 4" in wrong["words"]
     assert "are at step 3" in wrong["words"]
     assert all(fact["total"] == sum(range(3)) * 3 + sum(range(3, 8)) * 2 for fact in said if not fact["skipped"]), said
     for peer in peers:

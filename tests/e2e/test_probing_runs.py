@@ -85,6 +85,17 @@ def test_a_round_without_nodes_is_refused_with_the_reason(cluster: Cluster) -> N
     command.expect_text("there is nobody to probe")
 
 
+def test_a_node_that_finds_another_program_at_the_masters_port_says_so(cluster: Cluster) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        node = cluster.start_command("a node", "probe", "--master", address)
+        other.settimeout(PATIENCE_S)
+        visitor, _ = other.accept()
+        with visitor:
+            visitor.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")
+            node.expect_log("what listens there is no Ringfold master: it began with 'SSH-' (an SSH server?)")
+
+
 def test_a_wrong_token_is_refused_with_a_clear_error(cluster: Cluster, tmp_path: Path) -> None:
     right, wrong = tmp_path / "right", tmp_path / "wrong"
     right.write_text("the token of this run")
@@ -92,10 +103,10 @@ def test_a_wrong_token_is_refused_with_a_clear_error(cluster: Cluster, tmp_path:
     master = cluster.start_master(token_file=right, **SHORT)
     stranger = cluster.start_command("a stranger", "probe", "--master", master.address, token_file=wrong)
     assert stranger.end() == 2
-    stranger.expect_log("its token is not the token of this run")
+    stranger.expect_log("wrong token")
     status, asking = probe(cluster, "stop", token_file=wrong)
     assert status == 2
-    asking.expect_log("its token is not the token of this run")
+    asking.expect_log("wrong token")
     friend = cluster.start_command("a friend", "probe", "--master", master.address, token_file=right)
     friend.expect_text("of the master at")
 

@@ -176,7 +176,7 @@ class PeerRun:
             case SendBlocks(_, blocks):
                 assert all(offset + length <= memory.size for memory, offset, length, _ in blocks)
             case CallFinished(_, Reason() as reason):
-                assert isinstance(error_of(reason, "a call", 1), RingfoldError)
+                assert isinstance(error_of(reason, "a call", 1, 2), RingfoldError)
             case Ended(error):
                 assert error is None or str(error)
             case Tell(notice):

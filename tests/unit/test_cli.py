@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 import ringfold.cli
 from ringfold.cli import COMMANDS, build, logs, output
+from ringfold.cli.status import render
 from ringfold.config import load
 from ringfold.errors import ConfigError, MasterUnreachable, RingfoldError, UsageError
 from ringfold.master.settings import MasterSettings, master_settings
@@ -243,6 +244,31 @@ def test_a_broken_setting_is_a_red_line_and_code_2(
 # status
 
 
+def test_status_fits_a_terminal_of_80_columns_and_breaks_no_phase_or_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output.console, "_width", 80)
+    host, phase = "rack7-node13.example.org", "COLLECTIVE_COMMUNICATIONS_RUNNING"
+    name = f"{host}:17202"
+    ops = ["tag 0 seq 12: PERFORM (1.2 s)"]
+    peers = [
+        PeerStatus(peer, name, host, 0, phase, ["10.10.10.7", "2001:db8::17"], 48149, 3_200, True, 1_843_200, ops)
+        for peer in range(100, 112)
+    ]
+    ring = [peer.peer for peer in peers]
+    links = [LinkStatus(a, b, 1e8 + a, 120.5, 4_000, "measured", 0.01) for a in ring for b in ring if a != b]
+    waiting = [Waiting("to be accepted, by update_topology of all accepted peers", [112], ring, 62_000)]
+    groups = [GroupStatus(0, 25, "attaching", ring, "master", [(100, 101)])]
+    status = msgspec.structs.replace(STATUS, peers=peers, groups=groups, links=links, waiting=waiting, known_links=132)
+    with output.console.capture() as captured:
+        output.console.print(render("127.0.0.1:48148", status))
+    text = captured.get()
+    assert max(map(len, text.splitlines())) <= 80
+    for piece in (phase, "1843200", "suspected", "10.10.10.7:48149", "[2001:db8::17]:48149", "tag 0 seq 12: PERFORM"):
+        assert text.count(piece) >= len(peers), piece
+    assert "links (the ring, then the slowest; 24 of 132)" in text
+    assert text.index("111 -> 100  ") < text.index("100 -> 102  ")
+    assert "800 Mbit/s, 120.5 us, 1 % lost, 4.0 s ago" in text
+
+
 def test_status_prints_the_run(
     ringfold_command: Run, capsys: pytest.CaptureFixture[str], fake_master: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -251,8 +277,9 @@ def test_status_prints_the_run(
     assert (code, errors) == (0, "")
     for piece in (
         "3 peers in 1 group, up 1 min 5 s, 4 epochs so far",
-        "one (host-a)",
-        "[red]two (host-b)",
+        "one ",
+        "host-a",
+        "[red]two",
         "[fe80::2]:48150",
         "suspected",
         "tag 0 sequence 6",
@@ -331,7 +358,9 @@ def test_nobody_there_is_code_1_with_a_hint(ringfold_command: Run, capsys: pytes
 @pytest.mark.parametrize(
     ("stream", "complaint"),
     [
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "limit"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", r"no Ringfold master: it began with 'HTTP' \(a web server\?\)"),
+        (b"SSH-2.0-OpenSSH_9.6\r\n", r"no Ringfold master: it began with 'SSH-' \(an SSH server\?\)"),
+        (b"\xff\xff\xff\xff\xff", "no Ringfold master, or one of another version"),
         (b"", "it closed the connection"),
         (message_frame(Challenge(NONCE, 98, 99)), "speaks protocol versions 98 to 99"),
         (message_frame(STATUS), "did not begin with a challenge"),
@@ -349,7 +378,7 @@ def test_silence_ends_at_the_deadline(fake_master: Start) -> None:
         while visitor.recv(4096):
             pass
 
-    with pytest.raises(MasterUnreachable, match=r"no answer within 0\.05 s"):
+    with pytest.raises(MasterUnreachable, match=r"said nothing within 0\.05 s, and a Ringfold master speaks first"):
         ask.StatusConnection(fake_master(silent), b"", timeout_s=0.05)
 
 
@@ -366,13 +395,20 @@ def test_the_first_address_that_answers_is_used(fake_master: Start) -> None:
 # master
 
 
+@pytest.mark.parametrize("arguments", [("--version",), ("--debug", "--version"), ("--version", "status")])
+def test_the_version_is_shown_without_a_command(
+    ringfold_command: Run, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]
+) -> None:
+    assert ringfold_command(*arguments, capsys=capsys) == (0, f"ringfold {ringfold.__version__}\n", "")
+
+
 @pytest.mark.parametrize("arguments", [("--listen", "0.0.0.0:0"), ("--listen", "127.0.0.1:0", "--listen", "[::]:0")])
 def test_the_master_refuses_an_open_door(
     ringfold_command: Run, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]
 ) -> None:
     code, _, errors = ringfold_command("master", *arguments, capsys=capsys)
     assert code == 2
-    assert "lets others join" in errors
+    assert "can be reached from other machines, and there is no token: make one with (umask 077; python3" in errors
     assert "Traceback" not in errors
 
 

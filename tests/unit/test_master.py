@@ -137,7 +137,8 @@ def test_both_sides_prove_the_token() -> None:
 @pytest.mark.parametrize(
     ("claim", "why"),
     [
-        (hello(1, token=b"wrong"), "token"),
+        (hello(1, token=b"wrong"), "wrong token: it is not the one that this master was started with"),
+        (hello(1, token=b""), "this master needs a token, and none was given: set RINGFOLD_TOKEN_FILE"),
         (hello(1, version=0), "version 0"),
         (hello(1, group=-1), "group -1"),
         (hello(1, group=2**40), "group"),
@@ -146,7 +147,7 @@ def test_both_sides_prove_the_token() -> None:
         (hello(1, name="two\nlines"), "printable"),
         (hello(1, nonce=b""), "nonce"),
         (m.Leave(), "Leave where Hello"),
-        (m.StatusRequest(VERSION, NONCE, b"wrong"), "token"),
+        (m.StatusRequest(VERSION, NONCE, b"wrong"), "wrong token"),
     ],
 )
 def test_a_wrong_claim_is_refused_with_its_reason(claim: ToMaster, why: str) -> None:
@@ -630,3 +631,59 @@ def test_who_was_only_slow_may_try_again_and_an_idle_watcher_goes() -> None:
     assert [type(effect) for effect in gone[5_000]] == [Close]
     assert [type(effect) for effect in gone[120_000]] == [Close]
     assert len(gone) == 2
+
+
+def test_a_newcomer_hears_every_second_for_whom_it_waits() -> None:
+    stage = Stage()
+    stage.ring(2)
+    stage.say(1, m.Vote(2, "pending", 2))
+    stage.join(3)
+    stage.wait(950)
+    assert not stage.sent(3, m.AdmissionWaits)
+    stage.wait(1_100)
+    assert stage.sent(3, m.AdmissionWaits) == [
+        m.AdmissionWaits(
+            "these have not called update_topology: peer 1 (p1) waits in are_peers_pending; "
+            f"peer 2 (p2) has been in its own code for {second}.0 s",
+            [1, 2],
+        )
+        for second in (1, 2)
+    ]
+    assert not stage.sent(2, m.AdmissionWaits)
+
+
+def test_a_newcomer_hears_that_the_run_moves_as_long_as_its_steps_take() -> None:
+    stage = Stage()
+    stage.ring(2)
+    for committed in (1, 2):
+        stage.wait(2_000, committed=committed, epoch=2)
+    stage.join(3)
+    stage.beats[3] = 0
+    moving = []
+    for _ in range(6):
+        stage.frozen = {3}  # only members name an epoch in their heartbeats
+        stage.wait(1_000, committed=2, epoch=2)
+        moving.append(stage.sent(3, m.AdmissionWaits)[-1].moving)  # type: ignore[union-attr]
+    assert moving == [True, True, False, False, False, False]
+
+
+def test_a_newcomer_hears_how_many_peers_its_group_waits_for() -> None:
+    stage = Stage()
+    stage.ring(1)
+    stage.say(1, m.Vote(2, "update", 1, min_world=3))
+    stage.join(2)
+    stage.wait(1_000)
+    [waits] = stage.sent(2, m.AdmissionWaits)
+    assert waits == m.AdmissionWaits("peer 1 (p1) wants 3 peers in its group, 2 are there: start more peers", [])
+
+
+def test_a_newcomer_hears_who_holds_a_change_of_the_epoch_up() -> None:
+    stage = Stage()
+    stage.ring(2)
+    stage.join(3)
+    for peer in (1, 2):
+        stage.say(peer, m.Vote(2, "update", 2))
+    stage.say(1, m.Sealed(2, []))
+    stage.wait(1_000)
+    [waits] = stage.sent(3, m.AdmissionWaits)
+    assert waits == m.AdmissionWaits("the epoch changes, and peer 2 (p2) has not answered yet", [2])

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from ringfold.errors import ConfigError, RemoteProtocolError
 from ringfold.master.edges import LOSS_WINDOW_NS, EdgeMemory
 from ringfold.master.evidence import Collector, Mismatch
-from ringfold.master.liveness import MS, PatientClock, evict_reason, silent_ms
+from ringfold.master.liveness import MS, Pace, PatientClock, evict_reason, silent_ms
 from ringfold.master.meeting import Caller, Working, absent_from, clashing_calls, clashing_ops
 from ringfold.master.settings import MasterSettings
 from ringfold.wire.descriptor import Descriptor, describe, fingerprint
@@ -161,7 +161,10 @@ def test_different_calls_clash_when_they_have_lasted() -> None:
     clash = clashing_calls(600, callers, 500)
     assert clash is not None
     assert clash.callers == [1, 2, 3]
-    assert clash.reason.text.startswith("peer 1 waits in update_topology, peer 2 waits in are_peers_pending")
+    assert clash.reason.text == (
+        "peer 1 waits in update_topology, peer 2 waits in are_peers_pending: these calls can never meet; "
+        "all peers must make the same calls in the same order"
+    )
     assert clashing_calls(9000, [callers[0], callers[2]], 500) is None
 
 
@@ -170,7 +173,10 @@ def test_a_call_clashes_with_an_op_that_needs_the_caller() -> None:
     needs = Working(2, 0, OpRef(0, 3), since=100, seen=600)
     (clash,) = clashing_ops([caller], [needs], 500)
     assert (clash.callers, clash.op, clash.reason.peers) == ([1], OpRef(0, 3), [1, 2])
-    assert clash.reason.text == "peer 1 waits in update_topology, peer 2 in op tag 0 sequence 3, which needs peer 1"
+    assert clash.reason.text == (
+        "peer 1 waits in update_topology, peer 2 in op tag 0 sequence 3, which needs peer 1; "
+        "all peers must make the same calls in the same order"
+    )
     finished = Working(2, 0, OpRef(0, 2), since=100, seen=600)
     elsewhere = Working(2, 1, OpRef(0, 3), since=100, seen=600)
     fresh = Working(2, 0, OpRef(0, 3), since=101, seen=600)
@@ -250,3 +256,22 @@ def test_evidence_travels_on_the_ring_up_to_eight_members() -> None:
     assert MasterSettings().evidence_for(8) == "ring"
     assert MasterSettings().evidence_for(9) == "master"
     assert MasterSettings(evidence="master").evidence_for(2) == "master"
+
+
+def test_a_member_moves_while_no_step_takes_twice_as_long_as_the_longest() -> None:
+    pace = Pace(0, 0)
+    assert not pace.is_moving(1_000 * MS, heartbeat_ms=250)
+    pace.beat(3_000 * MS, committed=True, in_op=False, in_call=False)
+    pace.beat(4_000 * MS, committed=True, in_op=False, in_call=False)
+    assert pace.is_moving(9_999 * MS, heartbeat_ms=250)
+    assert not pace.is_moving(10_000 * MS, heartbeat_ms=250)
+
+
+def test_an_op_in_flight_moves_and_time_in_a_call_belongs_to_no_step() -> None:
+    pace = Pace(0, 0)
+    pace.beat(8_000 * MS, committed=False, in_op=False, in_call=True)
+    pace.beat(9_000 * MS, committed=True, in_op=False, in_call=False)
+    assert pace.longest_step == 1_000 * MS
+    pace.beat(20_000 * MS, committed=False, in_op=True, in_call=False)
+    assert pace.is_moving(21_999 * MS, heartbeat_ms=250)
+    assert not pace.is_moving(22_000 * MS, heartbeat_ms=250)

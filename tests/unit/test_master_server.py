@@ -296,9 +296,12 @@ def test_it_listens_on_ipv6() -> None:
 
 def test_an_open_door_needs_a_token_or_plain_words() -> None:
     for address in ("0.0.0.0:0", "[::]:0", "some.host:0"):
-        with pytest.raises(ConfigError, match="lets others join"):
+        with pytest.raises(ConfigError, match=r"reached from other machines, and there is no token: make one with \("):
             MasterServer(MasterSettings(), [address])
-    MasterServer(MasterSettings(), ["0.0.0.0:0"], token=b"t")
+        with pytest.raises(ConfigError, match=r"and the token has 15 bytes, fewer than 16: make one with \("):
+            MasterServer(MasterSettings(), [address], token=b"t" * 15)
+    MasterServer(MasterSettings(), ["0.0.0.0:0"], token=b"t" * 16)
+    MasterServer(MasterSettings(), ["127.0.0.1:0"], token=b"t")
     MasterServer(MasterSettings(), ["0.0.0.0:0"], insecure=True)
     with pytest.raises(ConfigError):
         MasterServer(MasterSettings(), [])

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from ringfold.errors import ConfigError, DeadlineExceeded, Evicted, MasterUnreachable, RingfoldError
 from ringfold.peer.effects import (
@@ -266,6 +267,7 @@ def test_a_newcomer_that_one_of_several_masters_refuses_goes_on_to_the_next() ->
     joining(peer, (("10.0.0.1", 1), ("10.0.0.2", 2)))
     peer.step(Opened(CONTROL, NONCE))
     assert only(peer.hears(CONTROL, Challenge(MASTER_NONCE, 7, 9)), Dial) == [Dial(0, "10.0.0.2", 2, 5_000)]
+    assert peer.machine._control._reasons["10.0.0.1:1"].startswith("it speaks protocol versions 7 to 9, this peer ")
     peer.step(Opened(peer.last_conn, NONCE))
     peer.hears(peer.last_conn, Challenge(MASTER_NONCE, VERSION, VERSION))
     error = end_of(peer.hears(peer.last_conn, messages.Refused("wrong token")))
@@ -297,6 +299,28 @@ def test_an_unreachable_master_is_reported_at_the_deadline_with_the_last_reason(
     assert peer.now_ns == 10_000 * MS
 
 
+def test_the_log_says_at_once_and_every_five_seconds_why_nobody_can_be_reached() -> None:
+    peer = Peer()
+    joining(peer, (("10.0.0.1", 1), ("::1", 2)))
+    assert not only(peer.step(Closed(1, "Connection refused")), Tell)
+    told = [(peer.now_ns, effect) for effect in only(peer.step(Closed(2, "No route to host")), Tell)]
+    while peer.now_ns < 9_900 * MS:
+        effects = peer.later(100)
+        while only(effects, Dial):
+            effects = peer.step(Closed(peer.last_conn, "Connection refused"))
+        told += [(peer.now_ns, effect) for effect in only(effects, Tell)]
+    assert [now_ns // (1_000 * MS) for now_ns, _ in told] == [0, 5]
+    first = told[0][1]
+    assert isinstance(first, Tell)
+    assert first.notice.level == "warning"
+    assert str(first.notice) == (
+        "the master at 10.0.0.1:1 cannot be reached: nothing listens there (Connection refused): start `ringfold "
+        "master` there, or correct the address; the master at [::1]:2 cannot be reached: that machine cannot be "
+        "reached (No route to host): correct the address, or let it through the firewall. Trying for another 10 s "
+        "(join_timeout_s)"
+    )
+
+
 def test_a_stranger_at_the_masters_port_is_left_for_another_try() -> None:
     peer = Peer()
     joining(peer)
@@ -310,6 +334,56 @@ def test_a_dial_that_cannot_be_tried_counts_as_failed() -> None:
     peer = Peer()
     peer.machine.step(0, CallJoin((("nonsense", 1), ("10.0.0.2", 2)), 10_000 * MS))
     assert only(peer.step(DialFailed(0, "not an address")), Dial) == [Dial(0, "10.0.0.2", 2, 5_000)]
+
+
+WAITS = messages.AdmissionWaits("these have not called update_topology: peer 1 (gpu-1) is in op tag 0 sequence 3", [1])
+
+
+def test_a_join_that_waits_in_vain_names_who_was_waited_for_and_the_setting() -> None:
+    peer = registered()
+    assert peer.hears(CONTROL, WAITS) == []
+    error = end_of(peer.later(10_000))
+    assert isinstance(error, DeadlineExceeded)
+    assert error.peers == (1,)
+    assert str(error) == (
+        "join: peer 5 (n, you) was not admitted within 10.0 s: these have not called update_topology: peer 1 (gpu-1) "
+        "is in op tag 0 sequence 3. `steps` calls update_topology between steps; other programs must call it on all "
+        "peers. The setting join_timeout_s (10 s) says how long to wait while nothing moves"
+    )
+
+
+def test_a_join_waits_on_while_the_run_moves_and_says_so_every_ten_seconds() -> None:
+    peer = registered()
+    told: list[tuple[int, str]] = []
+    for second in range(1, 32):
+        assert not peer.machine.ended
+        peer.later(1_000)
+        moving = second <= 25
+        for effect in only(peer.hears(CONTROL, structs.replace(WAITS, moving=moving)), Tell):
+            assert isinstance(effect, Tell)
+            told.append((second, str(effect.notice)))
+    text = f"not admitted after %d s: {WAITS.text}. Waiting %s"
+    assert told == [
+        (10, text % (10, "as long as they make progress")),
+        (20, text % (20, "as long as they make progress")),
+        (30, text % (30, "for another 5 s (join_timeout_s)")),
+    ]
+    assert isinstance(end_of(peer.later(4_000)), DeadlineExceeded)
+    assert peer.now_ns == 35_000 * MS
+
+
+def test_a_member_is_not_told_to_wait() -> None:
+    peer = member()
+    peer.now_ns = 20_000 * MS
+    assert peer.hears(CONTROL, WAITS) == []
+
+
+def test_a_master_that_ends_while_a_peer_leaves_it_is_no_error() -> None:
+    peer = member()
+    peer.step(CallLeave())
+    effects = peer.step(Closed(CONTROL, "closed by the other side"))
+    assert end_of(effects) is None
+    assert not only(effects, Tell)
 
 
 def test_who_is_never_admitted_says_so_and_leaves() -> None:

@@ -14,6 +14,7 @@ from ringfold.peer.effects import (
     ProbeCut,
     SealEngine,
     SyncInterrupted,
+    Tell,
 )
 from ringfold.peer.events import CallLeave, CallVote, Closed, DialFailed, MessageReceived, Opened, Silent
 from ringfold.state.manifest import Snapshot
@@ -76,6 +77,13 @@ def brought(effects: list[Effect], peer: Peer) -> messages.Returned:
     [first, *_] = said(effects, peer.last_conn)
     assert isinstance(first, messages.Returned)
     return first
+
+
+def test_a_member_that_looks_for_its_master_says_which_setting_ends_that() -> None:
+    peer = lost()
+    [told] = only(peer.step(Closed(peer.last_conn, "Connection refused")), Tell)
+    assert isinstance(told, Tell)
+    assert str(told.notice).endswith("Trying for another 60 s (master_patience_s)")
 
 
 def test_a_lost_connection_is_dialled_again_at_once() -> None:

@@ -68,15 +68,22 @@ def build(load: Collection[str] | None = None) -> typer.Typer:
     return app
 
 
-def _root(
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
-    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.", is_eager=True)] = False,
-) -> None:
-    if version:
+def _version(asked: bool) -> None:
+    """As the option is read, because there need be no command behind it."""
+    if asked:
         from importlib import metadata
 
         typer.echo(f"ringfold {metadata.version('ringfold')}")
         raise typer.Exit
+
+
+def _root(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", is_eager=True, callback=_version)
+    ] = False,
+) -> None:
+    return  # both are options of the whole command line, and are read where they matter
 
 
 def _not_loaded() -> None:

@@ -31,8 +31,8 @@ def master(
 ) -> None:
     """Run the master: the process that peers join and that keeps their epochs.
 
-    It listens on loopback unless told otherwise; other addresses want --token-file, or --insecure. SIGTERM and Ctrl-C
-    end it cleanly, with exit code 0.
+    It listens on loopback unless told otherwise; other addresses want --token-file (a token of 16 bytes or more),
+    or --insecure. SIGTERM and Ctrl-C end it cleanly, with exit code 0.
 
     It keeps a journal, so that a master that was killed can be started again, and peers go on with it; one that is
     stopped ends its run. With --store several masters share one journal: one leads, and the others take over when it

@@ -1,7 +1,7 @@
 """How commands speak: tables for people, one JSON object for programs, one line for an error."""
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 from rich.console import Console
@@ -30,11 +30,16 @@ def print_json(value: object) -> None:
     sys.stdout.flush()
 
 
-def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> Table:
-    """A table in the house look. Cells are plain text: what a peer named itself is never read as markup."""
+def table(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[str | Text]], *, whole: Collection[str] = ()
+) -> Table:
+    """A table in the house look. Cells are plain text: what a peer named itself is never read as markup.
+
+    Where it is too wide, cells are folded: those of the columns `whole` last.
+    """
     made = Table(title=title, title_justify="left", title_style="bold", header_style="dim", box=None, pad_edge=False)
     for column in columns:
-        made.add_column(column, overflow="fold")
+        made.add_column(column, overflow="fold", no_wrap=column in whole)
     for row in rows:
         made.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row))
     return made
@@ -67,7 +72,7 @@ def _hint(error: RingfoldError) -> str:
         case ConfigError():
             return "`ringfold config` shows every setting and where its value comes from"
         case MasterUnreachable():
-            return "is the master running there? start one with `ringfold master`, or look with `ringfold doctor`"
+            return "`ringfold master` starts one; `ringfold doctor` checks this machine and the way to its master"
         case AgentUnreachable():
             return "is it running? start it with `ringfold agent`; --dir says where it is"
         case RemoteProtocolError():

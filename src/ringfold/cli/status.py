@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from ringfold.wire.status import GroupStatus, LinkStatus, PeerStatus, Status
 
 MATRIX_PEERS = 12
-"""A wider matrix fits no terminal; `--json` has everything."""
+LINK_CHARS = 18
+"""The least that a cell of the matrix of links needs. Where it does not fit, links are listed."""
+LINKS_LISTED = 24
+"""`--json` has everything."""
 
 
 def status(
@@ -83,16 +86,19 @@ def _parts(address: str, status: "Status") -> Iterator["Text | Table"]:
         f"{f', led by {status.leader}' if status.leader else ''}"
     )
     if status.peers:
-        columns = ["peer", "name", "group", "phase", "address", "heard", "ops", "busy with"]
+        columns = ["peer", "name", "group", "phase", "heard", "ops"]
         yield Text()
-        yield table("members", columns, (_peer_row(peer) for peer in status.peers))
+        yield table("members", columns, (_peer_row(peer) for peer in status.peers), whole=columns[2:])
+        yield Text()
+        columns = ["peer", "host", "address", "busy with"]
+        yield table("where they are", columns, (_place_row(peer) for peer in status.peers), whole=["address"])
     if status.groups:
         yield Text()
         columns = ["group", "epoch", "phase", "ring", "evidence", "avoided edges"]
         yield table("groups", columns, (_group_row(group) for group in status.groups))
     if status.links:
         yield Text()
-        yield _matrix(status)
+        yield _links(status)
         yield Text(_about_links(status), style="dim")
     yield Text()
     if status.waiting:
@@ -111,12 +117,13 @@ def _peer_row(peer: "PeerStatus") -> list["str | Text"]:
 
     heard = Text(f"{duration(peer.silent_ms)} ago", style="yellow" if peer.suspected else "")
     if peer.suspected:
-        heard.append(", suspected")
-    address = ", ".join(f"{f'[{host}]' if ':' in host else host}:{peer.port}" for host in peer.addresses)
-    name = f"{peer.name} ({peer.host})" if peer.host not in ("", peer.name) else peer.name
-    return [
-        str(peer.peer), name, str(peer.group), peer.phase, address, heard, str(peer.committed_ops), "; ".join(peer.ops),
-    ]  # fmt: skip
+        heard.append("\nsuspected")
+    return [str(peer.peer), peer.name, str(peer.group), peer.phase, heard, str(peer.committed_ops)]
+
+
+def _place_row(peer: "PeerStatus") -> list[str]:
+    addresses = [f"{f'[{host}]' if ':' in host else host}:{peer.port}" for host in peer.addresses]
+    return [str(peer.peer), peer.host, "\n".join(addresses), "\n".join(peer.ops)]
 
 
 def _group_row(group: "GroupStatus") -> list[str]:
@@ -127,16 +134,32 @@ def _group_row(group: "GroupStatus") -> list[str]:
     return [str(group.group), str(group.epoch), group.phase, ring, group.evidence, avoided]
 
 
-def _matrix(status: "Status") -> "Table":
+def _links(status: "Status") -> "Table":
+    """A matrix, or a list where that is too wide: the links of rings first, then the slowest."""
+    from rich.text import Text
+
+    from ringfold.cli.output import console, table
+
+    rings = [group.ring for group in status.groups if len(group.ring) > 1]
+    used = {edge for ring in rings for edge in zip(ring, [*ring[1:], ring[0]], strict=True)}
+    links = {(link.source, link.target): link for link in status.links}
+    peers = sorted({peer for edge in links for peer in edge})
+    if len(peers) <= MATRIX_PEERS and (LINK_CHARS + 2) * len(peers) < console.width:
+        return _matrix(peers, links, used)
+    first = sorted(links.items(), key=lambda item: (item[0] not in used, item[1].bytes_per_s, item[0]))[:LINKS_LISTED]
+    rows: list[list[str | Text]] = [
+        [Text(f"{a} -> {b}", style="bold green" if (a, b) in used else ""), _link(link)] for (a, b), link in first
+    ]
+    shown = f" (the ring, then the slowest; {len(rows)} of {len(links)})" if len(rows) < len(links) else ""
+    return table(f"links{shown}", ["link", "what is known"], rows)
+
+
+def _matrix(peers: list[int], links: "dict[tuple[int, int], LinkStatus]", used: set[tuple[int, int]]) -> "Table":
     """Rates from the peer of the row to the peer of the column; links of a ring stand out."""
     from rich.text import Text
 
     from ringfold.cli.output import table
 
-    links = {(link.source, link.target): link for link in status.links}
-    peers = sorted({peer for edge in links for peer in edge})[:MATRIX_PEERS]
-    rings = [group.ring for group in status.groups if len(group.ring) > 1]
-    used = {edge for ring in rings for edge in zip(ring, [*ring[1:], ring[0]], strict=True)}
     rows: list[list[str | Text]] = []
     for source in peers:
         cells: list[str | Text] = [Text(str(source), style="bold")]

@@ -26,10 +26,11 @@ from ringfold.master.run import Admission, Ballot, Group, Peer, Run, Standing
 from ringfold.master.syncs import Syncs, check_offer
 from ringfold.master.topology import Topology
 from ringfold.master.verdicts import Cause
-from ringfold.master.words import CALL, names, seconds
+from ringfold.master.words import CALL, named, names, seconds
 from ringfold.wire.decoding import checked
 from ringfold.wire.events import CallRefused
 from ringfold.wire.messages import (
+    AdmissionWaits,
     GroupId,
     OpRef,
     PeerId,
@@ -38,6 +39,11 @@ from ringfold.wire.messages import (
     VoteKind,
     VoteWithdrawn,
 )
+
+TELL_NS = 1_000 * MS
+"""How often newcomers are told what they wait for."""
+PEERS_SHOWN = 4
+"""Of those whom they wait for, in a sentence."""
 
 
 class Ready(Struct, frozen=True):
@@ -84,6 +90,7 @@ class Calls:
         self._epochs = epochs
         self._syncs = syncs
         self._topology = topology
+        self._told: Ns = 0
 
     def vote(self, now: Ns, peer: Peer, vote: Vote) -> None:
         """A peer waits in a call. A vote that crossed with its answer, or with a newer record, is void."""
@@ -262,7 +269,8 @@ class Calls:
     # Calls that can never meet
 
     def tick(self, now: Ns) -> None:
-        """Refuse calls that can never meet."""
+        """Tell newcomers what they wait for, and refuse calls that can never meet."""
+        self._tell_newcomers(now)
         callers = list(self._callers())
         if not callers:
             return
@@ -273,6 +281,54 @@ class Calls:
         clash_of_calls = clashing_calls(now, list(self._callers()), patience)
         if clash_of_calls is not None:
             self._refuse(now, clash_of_calls)
+
+    def _tell_newcomers(self, now: Ns) -> None:
+        """Who waits to be admitted hears for whom, now and then: a step of the others may be long."""
+        if now - self._told < TELL_NS:
+            return
+        newcomers = [
+            peer
+            for peer in self._run.peers.values()
+            if now - peer.registered >= TELL_NS and (peer.standing is not Standing.ACCEPTED or self._is_attaching(peer))
+        ]
+        if newcomers and (waits := self._admission_waits(now)) is not None:
+            self._told = now
+            for peer in newcomers:
+                self._run.send(peer, waits)
+
+    def _is_attaching(self, peer: Peer) -> bool:
+        change = self._run.groups[peer.group].change
+        return change is not None and peer.id in change.newcomers
+
+    def _admission_waits(self, now: Ns) -> AdmissionWaits | None:
+        run = self._run
+        changing = [group for group in run.groups.values() if group.change is not None]
+        if changing:
+            missing = sorted({peer for group in changing for peer in self._epochs.missing(group)})
+            text = f"the epoch changes, and {names(missing)} {'has' if len(missing) == 1 else 'have'} not answered yet"
+        else:
+            state = completion(run, "update")
+            if isinstance(state, Ready):
+                return None
+            missing, text = state.missing, f"{state.why}: start more peers"
+            if missing:
+                shown = [f"peer {peer} {self._doing(now, run.peers[peer])}" for peer in missing]
+                more = f"; and {len(shown) - PEERS_SHOWN} more" if len(shown) > PEERS_SHOWN else ""
+                text = f"these have not called update_topology: {'; '.join(shown[:PEERS_SHOWN])}{more}"
+        heartbeat_ms = run.settings.liveness.heartbeat_ms
+        moving = any(run.peers[peer].pace.is_moving(now, heartbeat_ms) for peer in missing if peer in run.peers)
+        return AdmissionWaits(run.named(text), missing, moving)
+
+    def _doing(self, now: Ns, peer: Peer) -> str:
+        """What a member does instead of what it is waited for, as far as is known."""
+        ballot, sync, ops = self._run.ballot(peer), self._run.groups[peer.group].sync, self._run.announced(peer)
+        if ballot is not None:
+            return f"waits in {CALL[ballot.kind]}"
+        if sync is not None and peer.id in sync.ballots:
+            return "is in sync_shared_state"
+        if ops:
+            return f"is in {named(OpRef(ops[0].tag, ops[0].sequence))}"
+        return f"has been in its own code for {seconds((now - peer.pace.moved) // MS)}"
 
     def _refuse(self, now: Ns, clash: Clash) -> None:
         if clash.op is not None:

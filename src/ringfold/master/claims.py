@@ -3,6 +3,7 @@
 The master runs them under `checked` (decision 31): they only look, so that whatever they raise is the remote's fault.
 """
 
+from ringfold.config import GIVE_TOKEN
 from ringfold.errors import RemoteProtocolError
 from ringfold.wire.messages import MAX_PATHS, PROTOCOL_VERSION, Hello, Resume, StatusRequest
 from ringfold.wire.probing import NodeHello, ProbeCommand
@@ -25,8 +26,13 @@ def check_claim(claim: Claim, token: bytes, purpose: str, challenge: bytes) -> N
         raise RemoteProtocolError(f"protocol version {claim.version} is not spoken here ({speaks})")
     if len(claim.nonce) < MIN_NONCE_BYTES:
         raise RemoteProtocolError(f"a nonce of {len(claim.nonce)} bytes is too short")
-    if not proven(token, claim.proof, purpose, challenge, claim.nonce):
-        raise RemoteProtocolError("its token is not the token of this run")
+    if proven(token, claim.proof, purpose, challenge, claim.nonce):
+        return
+    if not token:
+        raise RemoteProtocolError("this master has no token, but one was given: join without, or start it with one")
+    if proven(b"", claim.proof, purpose, challenge, claim.nonce):
+        raise RemoteProtocolError(f"this master needs a token, and none was given: {GIVE_TOKEN}")
+    raise RemoteProtocolError("wrong token: it is not the one that this master was started with")
 
 
 def check_facts(hello: Hello) -> None:

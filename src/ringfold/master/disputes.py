@@ -19,7 +19,7 @@ from ringfold.master.epochs import Epochs
 from ringfold.master.events import Ns
 from ringfold.master.evidence import Mismatch
 from ringfold.master.run import Dispute, Group, Peer, Run
-from ringfold.master.words import named
+from ringfold.master.words import named, names
 from ringfold.wire.descriptor import Descriptor, describe, fingerprint, place, shape_of, step_of
 from ringfold.wire.events import CallRefused
 from ringfold.wire.frames import DESCRIPTOR_BYTES
@@ -112,18 +112,19 @@ class Disputes:
         return judge(dispute.calls, group.ring, group.incumbents)
 
     def _carry_out(self, now: Ns, group: Group, op: OpRef, dispute: Dispute, ruling: Ruling) -> None:
-        self._run.tell(CallRefused(ruling.wrong, f"{sides(self._run, op, dispute)} ({ruling.why})"))
+        both = sides(op, dispute)
+        self._run.tell(CallRefused(ruling.wrong, f"{both} ({ruling.why})"))
         for peer in [self._run.peers[each] for each in ruling.wrong if each in self._run.peers]:
             pause_s = self._run.bans.evicted(now, peer.member.name, peer.member.host)
             told = (
-                f"{sides(self._run, op, dispute, you=peer.id)} ({ruling.why}). All peers must make the same calls in "
+                f"{both} ({ruling.why}). All peers must make the same calls in "
                 f"the same order: fix the program, then join anew, in {pause_s} s at the earliest"
             )
-            self._epochs.evict_for_call(now, peer, "it called something else than the others", told)
+            self._epochs.evict_for_call(now, peer, "it called something else than the others", self._run.named(told))
 
 
-def sides(run: Run, op: OpRef, dispute: Dispute, you: PeerId = 0) -> str:
-    """Who called what, for people; `you` is the peer that reads it."""
+def sides(op: OpRef, dispute: Dispute) -> str:
+    """Who called what, for people."""
     by_call: dict[Call, list[PeerId]] = {}
     for peer, call in sorted(dispute.calls.items()):
         by_call.setdefault(call, []).append(peer)
@@ -133,21 +134,12 @@ def sides(run: Run, op: OpRef, dispute: Dispute, you: PeerId = 0) -> str:
     where = place if len({Descriptor.unpack(descriptor).call for descriptor in known}) > 1 else step_of
     said = []
     for call, peers in by_call.items():
-        who, descriptor = _who(run, peers, you), dispute.descriptors.get(call, b"")
-        verb = "are" if len(peers) > 1 or you in peers else "is"
+        descriptor = dispute.descriptors.get(call, b"")
         if not descriptor:
-            said.append(f"{who} called something else")
+            said.append(f"{names(peers)} called something else")
         elif is_same:
-            said.append(f"{who} {verb} at {where(descriptor)}")
+            said.append(f"{names(peers)} {'are' if len(peers) > 1 else 'is'} at {where(descriptor)}")
         else:
-            said.append(f"{who} called {describe(descriptor)}")
+            said.append(f"{names(peers)} called {describe(descriptor)}")
     first, *others = said
     return f"{named(op)}: {first}, but {', '.join(others)}"
-
-
-def _who(run: Run, peers: list[PeerId], you: PeerId) -> str:
-    called = {peer: run.peers[peer].member.name for peer in peers if peer in run.peers}
-    each = [f"{peer} ({called[peer]})" if peer in called else str(peer) for peer in peers if peer != you]
-    mine = [f"you (peer {you})"] if you in peers else []
-    others = [f"{'peers' if len(each) > 1 else 'peer'} {', '.join(each)}"] if each else []
-    return " and ".join(mine + others)

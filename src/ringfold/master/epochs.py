@@ -73,7 +73,7 @@ class Epochs:
         sealing = change is not None and change.phase == "sealing"
         if change is None:
             change = group.change = Change(since=now)
-        change.causes += causes
+        change.causes += [Cause(self._run.named_reason(cause.reason), cause.op) for cause in causes]
         if not sealing:
             self._seal(now, group, change)
         return change

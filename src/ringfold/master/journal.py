@@ -197,6 +197,7 @@ def restore(run: Run, journal: Journal, now: Ns) -> None:
         group.change = Change(since=now, deadline=NEVER, causes=[MASTER_CHANGED])
         for member in record.members:
             run.away[member.peer] = Away(group.id, member)
+            run.remember_name(member)
     if journal.admission is not None:
         groups = set(journal.admission.groups)
         run.admission = Admission(now, dict(journal.admission.ballots), groups, dict.fromkeys(groups, -1))

@@ -9,6 +9,8 @@ may lie in its socket buffers. So the master's own time, by which all its deadli
 while the master did not run: `PatientClock` takes a gap between two ticks out of it, and all deadlines move at once.
 """
 
+from dataclasses import dataclass
+
 from ringfold.master.events import Ns
 from ringfold.wire.messages import Liveness
 
@@ -38,6 +40,29 @@ class PatientClock:
     def peek(self, now_ns: Ns) -> Ns:
         """The master's time, for somebody who only looks."""
         return max(self._latest, now_ns - self._lost_ns)
+
+
+@dataclass(slots=True)
+class Pace:
+    """How a member gets on with its work, and how long its steps take, as far as that can be seen from here."""
+
+    moved: Ns
+    """When it last said something, committed an op, or was in one."""
+    step_since: Ns
+    """When it last committed an op, or waited in a call."""
+    longest_step: Ns = 0
+
+    def beat(self, now: Ns, *, committed: bool, in_op: bool, in_call: bool) -> None:
+        if committed:
+            self.longest_step = max(self.longest_step, now - self.step_since)
+        if committed or in_call:
+            self.step_since = now
+        if committed or in_op:
+            self.moved = now
+
+    def is_moving(self, now: Ns, heartbeat_ms: int) -> bool:
+        """Whether it is no slower than it may be: a step takes twice the longest one at most."""
+        return now - self.moved < max(2 * self.longest_step, 2 * heartbeat_ms * MS)
 
 
 def silent_ms(now: Ns, heard: Ns, echoed: Ns) -> int:

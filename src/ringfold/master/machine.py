@@ -359,7 +359,7 @@ class Master:
             self._run.tell(ConnectionDropped(connection.remote, reason))
             self._run.drop_connection(connection, None if again else Refused(reason), reason)
         else:
-            self._run.tell(ConnectionDropped(f"peer {peer.id} at {connection.remote}", reason))
+            self._run.tell(ConnectionDropped(self._run.named(f"peer {peer.id}") + f" at {connection.remote}", reason))
             self._epochs.evict(now, peer, reason)
 
     def _close(self, now: Ns, conn: Conn, reason: str) -> None:
@@ -377,6 +377,7 @@ class Master:
     def _from_peer(self, now: Ns, peer: Peer, message: ToMaster) -> None:
         if peer.id in self._run.away and not isinstance(message, Returned):
             raise RemoteProtocolError(f"{type(message).__name__} before it has said what it brings along")
+        peer.pace.moved = now
         match message:
             case Vote():
                 self._calls.vote(now, peer, message)
@@ -424,6 +425,8 @@ class Master:
             raise RemoteProtocolError(f"a heartbeat of epoch {beat.epoch}, which it is no member of")
         if beat.echo > peer.beat.echo or beat.received > peer.beat.received:
             peer.echoed = now
+        committed, in_call = beat.committed != peer.beat.committed, peer.ballot is not None
+        peer.pace.beat(now, committed=committed, in_op=bool(beat.ops), in_call=in_call)
         peer.heard = peer.beat_at = now
         peer.beat = beat
         self._topology.beat(now, peer, beat)
@@ -468,7 +471,7 @@ class Master:
         silence = silent_ms(now, peer.heard, peer.echoed)
         was, peer.suspected = peer.suspected, suspected(silence, self.settings.liveness)
         if peer.suspected and not was:
-            self._run.tell(PeerSuspected(peer.id, silence))
+            self._run.tell(PeerSuspected(peer.id, silence, peer.member.name))
 
     # What must always hold
 

@@ -19,6 +19,8 @@ from ringfold.master.words import CALL, named, names
 from ringfold.wire.frames import Announced
 from ringfold.wire.messages import GroupId, OpRef, PeerId, Reason, Tag, VoteKind, is_before
 
+_SAME_ORDER = "all peers must make the same calls in the same order"
+
 
 class Caller(Struct, frozen=True):
     """A peer that waits in a call since `since`, and how many ops it had committed by then.
@@ -74,7 +76,8 @@ def _different_calls(now: Ns, callers: Sequence[Caller], patience: Ns) -> Clash 
     sides = [f"{names(peers)} {_wait(peers)} in {CALL[kind]}" for kind, peers in sorted(by_kind.items(), key=_first)]
     # Callers that came a moment ago are stuck as well: those whom they wait for will be gone from their calls.
     everybody = sorted(caller.peer for caller in callers)
-    return Clash(everybody, Reason("usage", f"{', '.join(sides)}: these calls can never meet", everybody))
+    text = f"{', '.join(sides)}: these calls can never meet; {_SAME_ORDER}"
+    return Clash(everybody, Reason("usage", text, everybody))
 
 
 def clashing_ops(callers: Sequence[Caller], working: Sequence[Working], patience: Ns) -> list[Clash]:
@@ -93,7 +96,7 @@ def clashing_ops(callers: Sequence[Caller], working: Sequence[Working], patience
             first, peers = needed[0], [caller.peer for caller in needed]
             text = (
                 f"{names(peers)} {_wait(peers)} in {CALL[first.kind]}, peer {work.peer} in {named(work.op)}, "
-                f"which needs {names(peers)}"
+                f"which needs {names(peers)}; {_SAME_ORDER}"
             )
             clashes.append(Clash(peers, Reason("usage", text, sorted([*peers, work.peer])), work.group, work.op))
     return clashes

@@ -12,19 +12,21 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal
 
+from msgspec import structs
+
 from ringfold.errors import RemoteProtocolError
 from ringfold.master.bans import Bans
 from ringfold.master.edges import EdgeMemory
 from ringfold.master.events import Close, Conn, Effect, Ns, Send, Tell
 from ringfold.master.evidence import Collector
-from ringfold.master.liveness import MS
+from ringfold.master.liveness import MS, Pace
 from ringfold.master.settings import MasterSettings
 from ringfold.master.verdicts import Cause
 from ringfold.state.election import Finished, Plan
 from ringfold.topology.bandwidth import BandwidthStore
 from ringfold.topology.delays import DelayStore
 from ringfold.topology.ring import Edge
-from ringfold.wire.events import Notice, PeerGone
+from ringfold.wire.events import CallRefused, Notice, PeerGone
 from ringfold.wire.frames import Announced, Heartbeat
 from ringfold.wire.messages import (
     CallDone,
@@ -51,10 +53,13 @@ from ringfold.wire.messages import (
     VoteWithdrawn,
     World,
 )
+from ringfold.wire.naming import with_names
 from ringfold.wire.probing import NodeId
 
 WATCHER_IDLE_NS = 120 * 1_000_000_000
 """Who looked at the status and asks no more keeps no connection for ever: its machine may have lost power."""
+MAX_NAMES = 4_096
+"""Names of peers that are gone are kept for the sentences that are still to come, and not for ever."""
 
 
 @dataclass(slots=True)
@@ -123,6 +128,10 @@ class Peer:
     suspected: bool = False
     beat: Heartbeat = field(default_factory=lambda: Heartbeat(0, 0))
     beat_at: Ns = 0
+    pace: Pace = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.pace = Pace(self.registered, self.registered)
 
     def answers(self, ballot: int) -> None:
         """This ballot has been answered: it no longer waits, and cannot be cast again."""
@@ -297,6 +306,8 @@ class Run:
         self.connections: dict[Conn, Connection] = {}
         self.unproven: dict[Conn, Connection] = {}
         self.peers: dict[PeerId, Peer] = {}
+        self.names: dict[PeerId, str] = {}
+        """Of the peers, and of those that were there lately."""
         self.groups: dict[GroupId, Group] = {}
         self.admission: Admission | None = None
         self.registrations = 0
@@ -423,7 +434,22 @@ class Run:
         self.out.append(Send(peer.conn, message))
 
     def tell(self, notice: Notice) -> None:
+        if isinstance(notice, CallRefused):
+            notice = structs.replace(notice, text=self.named(notice.text))
         self.out.append(Tell(notice))
+
+    def named(self, text: str) -> str:
+        """The sentence with the names of the peers in it. Everything that people read goes through here."""
+        return with_names(text, self.names)
+
+    def named_reason(self, reason: Reason) -> Reason:
+        return structs.replace(reason, text=self.named(reason.text))
+
+    def remember_name(self, member: Member) -> None:
+        self.names[member.peer] = member.name
+        if len(self.names) > MAX_NAMES:
+            gone = (peer for peer in self.names if peer not in self.peers and peer not in self.away)
+            self.names.pop(next(gone, 0), None)
 
     def answer_calls(self, ballots: dict[PeerId, int]) -> None:
         """A run-wide call is complete: all its voters hear the same answer."""
@@ -441,7 +467,7 @@ class Run:
         of_sync: SyncVoters | None = None,
     ) -> CallFailed:
         """A call failed at one peer alone. What it was told."""
-        answer = CallFailed(ballot, reason, of_sync=of_sync)
+        answer = CallFailed(ballot, self.named_reason(reason), of_sync=of_sync)
         self.send(peer, answer)
         peer.answers(ballot)
         return answer
@@ -449,6 +475,7 @@ class Run:
     def fail_calls(self, reasons: Mapping[PeerId, Reason], ballots: dict[PeerId, int]) -> None:
         """A call failed at all its voters, each with its reason. Who shares a reason shares the answer."""
         failures: list[Failure] = []
+        reasons = {voter: self.named_reason(reason) for voter, reason in reasons.items()}
         for voter, ballot in sorted(ballots.items()):
             known = next((each for each in failures if each.reason == reasons[voter]), None)
             if known is None:
@@ -467,6 +494,7 @@ class Run:
         member = Member(self.registrations, hello.name, hello.host, hello.addresses, hello.port, hello.paths)
         peer = Peer(member.peer, connection.id, connection.remote, hello.group, member, now, now, now)
         self.peers[peer.id] = peer
+        self.remember_name(member)
         connection.peer = peer
         self.group(peer.group)
         return peer

@@ -21,7 +21,7 @@ from typing import assert_never
 
 import msgspec
 
-from ringfold.config import is_loopback, split_address
+from ringfold.config import check_exposure, split_address
 from ringfold.errors import ConfigError, RemoteProtocolError, StoreError
 from ringfold.master.door import Door
 from ringfold.master.events import (
@@ -82,10 +82,10 @@ _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARN
 class MasterServer:
     """A master on real sockets. `listen` holds addresses like `127.0.0.1:48148`, `[::1]:0` or `localhost:48148`.
 
-    Other addresses than loopback need a token, or `insecure` said aloud. With `journal`, the address of a store, the
-    run outlives this process; of several masters on one store one leads, and the others stand by. A master that is
-    `alone` with its journal shares it with nobody: when it is stopped, the run is ended, and its journal is closed. One
-    that is not hands the run over.
+    Other addresses than loopback need a token of 16 bytes or more, or `insecure` said aloud. With `journal`, the
+    address of a store, the run outlives this process; of several masters on one store one leads, and the others stand
+    by. A master that is `alone` with its journal shares it with nobody: when it is stopped, the run is ended, and its
+    journal is closed. One that is not hands the run over.
     """
 
     def __init__(
@@ -104,8 +104,7 @@ class MasterServer:
         if not self._listen:
             raise ConfigError("the master needs an address to listen on")
         for host, _ in self._listen:
-            if not (token or insecure or is_loopback(host)):
-                raise ConfigError(f"listening on {host} lets others join: give a token, or say insecure")
+            check_exposure(host, token, insecure=insecure)
         self._on_notice = on_notice
         self._log_limit = LogRateLimiter()
         self._export = settings.export

@@ -150,7 +150,7 @@ def _disputes(run: Run, now: Ns) -> Iterator[Waiting]:
     for _, group in sorted(run.groups.items()):
         for op, dispute in sorted(group.disputes.items()):
             late = sorted(set(group.ring) - dispute.calls.keys())
-            what = f"group {group.id}: different calls: {sides(run, op, dispute)}"
+            what = f"group {group.id}: different calls: {sides(op, dispute)}"
             yield Waiting(what, sorted(dispute.calls), late, (now - dispute.since) // MS)
 
 

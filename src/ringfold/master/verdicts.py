@@ -98,7 +98,7 @@ def lost(peer: PeerId, how: str) -> Cause:
 
 
 def broken_edge(source: PeerId, target: PeerId, how: str) -> Cause:
-    return Cause(Reason("edge", f"edge {source} -> {target}: {how}", [source, target]))
+    return Cause(Reason("edge", f"the link from peer {source} to peer {target} failed: {how}", [source, target]))
 
 
 def joining(newcomers: Iterable[PeerId]) -> Cause:

@@ -16,12 +16,17 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ringfold.errors import ConfigError, Evicted, MasterUnreachable, RemoteProtocolError, RingfoldError
-from ringfold.peer.effects import CloseConn, Dial, Effect, MakeControl, Resume, SendMessage
+from ringfold.peer.effects import CloseConn, Dial, Effect, MakeControl, Resume, SendMessage, Tell
 from ringfold.peer.incoming import decode_from_master
 from ringfold.peer.settings import MS, Identity, PeerTimings
 from ringfold.wire import messages
+from ringfold.wire.events import MasterAway
 from ringfold.wire.messages import PROTOCOL_VERSION, Challenge, Epoch, Hello, PeerId, Resumed, Welcome
 from ringfold.wire.proof import NONCE_BYTES, prove, proven
+from ringfold.wire.reaching import in_plain_words, not_a_master, said_nothing
+
+TELL_NS = 5_000 * MS
+"""How often the log says why nobody can be reached; the first time at once."""
 
 Stage = Literal["idle", "dialling", "challenge", "welcome", "proven"]
 
@@ -52,12 +57,14 @@ class Control:
         self.masters: tuple[tuple[str, int], ...] = ()
         self._identity, self._timings = identity, timings
         self._at = 0
-        self._deadline_ns = 0
+        self._since_ns = self._deadline_ns = 0
         self._pause_ms = timings.master_retry_ms
         self._next_ns: int | None = None  # the next try when idle, the end of the handshake otherwise
         self._nonce = self._challenge = b""
         self.ticket: Ticket | None = None
-        self._last_reason = "it was not tried"
+        self._reasons: dict[str, str] = {}
+        """Why each master could not be reached when it was last tried."""
+        self._tell_ns: int | None = None
         self._refusals: list[ConfigError] = []
         """Of a newcomer, in this round of masters."""
 
@@ -71,10 +78,11 @@ class Control:
             return None
         return self._deadline_ns if self._next_ns is None else min(self._next_ns, self._deadline_ns)
 
-    def start(self, masters: tuple[tuple[str, int], ...], deadline_ns: int) -> list[Effect]:
+    def start(self, now_ns: int, masters: tuple[tuple[str, int], ...], deadline_ns: int) -> list[Effect]:
         assert self.stage == "idle"
         assert masters
         self.masters, self._deadline_ns, self._at = masters, deadline_ns, 0
+        self._since_ns = now_ns
         return self._dial()
 
     def lost(self, now_ns: int, deadline_ns: int, epoch: Epoch) -> list[Effect]:
@@ -84,6 +92,7 @@ class Control:
         self.ticket.epoch = epoch
         self.stage, self.conn, self._deadline_ns = "idle", None, deadline_ns
         self._pause_ms = self._timings.master_retry_ms
+        self._reasons, self._tell_ns, self._since_ns = {}, None, now_ns
         self._at = (self._at + 1) % len(self.masters)
         return self._dial()
 
@@ -105,7 +114,8 @@ class Control:
 
     def failed(self, now_ns: int, reason: str) -> list[Effect]:
         """This try came to nothing: the next master, after a pause when all were tried."""
-        self.stage, self.conn, self._last_reason = "idle", None, reason
+        self._reasons[self.address] = reason
+        self.stage, self.conn = "idle", None
         if self._at + 1 < len(self.masters):
             self._at += 1
             return self._dial()
@@ -113,13 +123,33 @@ class Control:
         timings = self._timings
         longest_ms = timings.master_retry_most_ms if self.ticket is None else timings.reconnect_most_ms
         self._pause_ms = min(2 * self._pause_ms, longest_ms)
-        return []
+        if self._tell_ns is not None and now_ns < self._tell_ns:
+            return []
+        self._tell_ns = now_ns + TELL_NS
+        return [Tell(MasterAway(dict(self._reasons), max(0, self._deadline_ns - now_ns) // MS, self._patience))]
+
+    def not_connected(self, now_ns: int, reason: str) -> list[Effect]:
+        """Nobody took the connection."""
+        return self.failed(now_ns, in_plain_words(reason))
+
+    def closed(self, now_ns: int, reason: str) -> list[Effect]:
+        """The connection ended in the handshake, or was ended because of what came."""
+        if self.stage == "dialling":
+            return self.not_connected(now_ns, reason)
+        if self.stage == "challenge":
+            return self.failed(now_ns, not_a_master(reason))
+        return self.failed(now_ns, f"it closed the connection in the handshake ({reason})")
+
+    @property
+    def _patience(self) -> str:
+        """The setting that ends the attempts."""
+        return "master_patience_s" if self.ticket is not None and self.ticket.epoch else "join_timeout_s"
 
     def tick(self, now_ns: int) -> list[Effect] | Refusal:
         if self.stage == "proven" or not self.masters:
             return []
         if now_ns >= self._deadline_ns:
-            return Refusal(MasterUnreachable(self.address, self._last_reason))
+            return Refusal(self._unreachable())
         if self._next_ns is None or now_ns < self._next_ns:
             return []
         if self.stage == "idle":
@@ -127,8 +157,18 @@ class Control:
             self._refusals.clear()
             return self._dial()
         assert self.conn is not None
-        reason = "it accepted the connection, but said nothing valid"
+        reason = said_nothing(self._try_ms) if self.stage == "challenge" else "it did not answer the handshake in time"
         return [CloseConn(self.conn, reason), *self.failed(now_ns, reason)]
+
+    def _unreachable(self) -> MasterUnreachable:
+        """Nobody of the list, until the end: why not, of each."""
+        reasons = self._reasons or {self.address: "no attempt has ended yet"}
+        over = f"given up after {(self._deadline_ns - self._since_ns) / MS / 1000:.1f} s, {self._patience}"
+        if len(reasons) == 1:
+            [(address, reason)] = reasons.items()
+            return MasterUnreachable(address, f"{reason} ({over})")
+        why = "; ".join(f"{address}: {reason}" for address, reason in reasons.items())
+        return MasterUnreachable(", ".join(reasons), f"{why} ({over})")
 
     def message(self, now_ns: int, body: bytes) -> tuple[list[Effect], Welcome | Resumed | Refusal | None]:
         """One message of the handshake: what to do, and the outcome if this was the last one."""
@@ -136,7 +176,7 @@ class Control:
         try:
             said = decode_from_master(body)
         except RemoteProtocolError as error:
-            reason = f"it does not speak this protocol ({error})"
+            reason = not_a_master(str(error)) if self.stage == "challenge" else f"it breaks the protocol ({error})"
             return [CloseConn(self.conn, reason), *self.failed(now_ns, reason)], None
         match said:
             case Challenge() if self.stage == "challenge":
@@ -150,7 +190,7 @@ class Control:
             case messages.Refused(reason=reason, again=True):
                 return [CloseConn(self.conn, reason), *self.failed(now_ns, reason)], None
             case messages.Refused(reason=reason):
-                return self._refused(now_ns, f"the master at {self.address} refused this peer: {reason}")
+                return self._refused(now_ns, f"refused this peer: {reason}")
             case _:
                 reason = f"it said {type(said).__name__} out of turn"
                 return [CloseConn(self.conn, reason), *self.failed(now_ns, reason)], None
@@ -165,17 +205,17 @@ class Control:
         is_due = self.ticket is not None and self.stage == "welcome"
         return is_due and proven(self._identity.token, proof, "evicted", *nonces, reason.encode())
 
-    def _refused(self, now_ns: int, reason: str) -> tuple[list[Effect], Refusal | None]:
-        """Somebody at a master's address does not want this peer, and proves nothing.
+    def _refused(self, now_ns: int, what: str) -> tuple[list[Effect], Refusal | None]:
+        """Somebody at a master's address does not want this peer, and proves nothing: `what` it did.
 
         A newcomer has nothing to lose, and gives up when nobody in the list wants it. Else it is a try that failed.
         """
         assert self.conn is not None
         if self.ticket is None:
-            self._refusals.append(ConfigError(reason))
+            self._refusals.append(ConfigError(f"the master at {self.address} {what}"))
             if len(self._refusals) == len(self.masters):
                 return [], Refusal(self._refusals[0])
-        return [CloseConn(self.conn, reason), *self.failed(now_ns, reason)], None
+        return [CloseConn(self.conn, f"it {what}"), *self.failed(now_ns, f"it {what}")], None
 
     def _answer(self, now_ns: int, challenge: Challenge) -> tuple[list[Effect], Refusal | None]:
         assert self.conn is not None
@@ -183,7 +223,7 @@ class Control:
             spoken = f"{challenge.oldest} to {challenge.newest}"
             return self._refused(
                 now_ns,
-                f"the master at {self.address} speaks protocol versions {spoken}, this peer {PROTOCOL_VERSION}; "
+                f"speaks protocol versions {spoken}, this peer {PROTOCOL_VERSION}; "
                 "install matching versions",
             )
         me = self._identity
@@ -244,7 +284,7 @@ class Control:
     def _welcomed(self, now_ns: int, welcome: Welcome) -> tuple[list[Effect], Welcome | Refusal | None]:
         assert self.conn is not None
         if not proven(self._identity.token, welcome.proof, "welcome", self._nonce, self._challenge):
-            return self._refused(now_ns, f"the master at {self.address} does not know this run's token")
+            return self._refused(now_ns, "does not know this run's token")
         self.ticket = Ticket(welcome.peer, welcome.secret, welcome.fence)
         return self._proven(welcome.liveness), welcome
 

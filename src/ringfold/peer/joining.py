@@ -11,6 +11,7 @@ from ringfold.dataplane.engine import Engine, new_engine
 from ringfold.errors import ConfigError, MasterUnreachable
 from ringfold.peer.advice import PathAdvice
 from ringfold.peer.communicator import Communicator
+from ringfold.peer.control import TELL_NS
 from ringfold.peer.ops import positive_ns
 from ringfold.peer.session import S, Session
 from ringfold.peer.settings import Identity, PeerTimings
@@ -176,21 +177,25 @@ def _resolved(addresses: Sequence[str], deadline_ns: int) -> tuple[tuple[str, in
     """Every master as IP literal and port. A name that is not known yet is asked for again until the deadline."""
     if not addresses:
         raise ConfigError("the list of masters is empty; name at least one address")
-    pause_s = 0.05
+    pause_s, tell_ns = 0.05, 0
     while True:
         found: list[tuple[str, int]] = []
-        reason: OSError | None = None
+        reason = ""
         for host, port in map(config.split_address, addresses):
             if host in _WILDCARDS:
                 raise ConfigError(f"{host} is no address to connect to; name the master's own")
             try:
                 found += [(literal, port) for literal in resolve.literals(host, port)]
             except OSError as error:
-                reason = error
+                reason = error.strerror or str(error)
         if found:
             return tuple(found)
         if monotonic_ns() + int(pause_s * S) >= deadline_ns:
-            raise MasterUnreachable(", ".join(addresses), f"the name is not known ({reason})")
+            raise MasterUnreachable(", ".join(addresses), f"the name is not known ({reason}): correct the address")
+        if monotonic_ns() >= tell_ns:
+            tell_ns, left_s = monotonic_ns() + TELL_NS, (deadline_ns - monotonic_ns()) / S
+            shown = ", ".join(addresses)
+            _log.warning("no such name: %s (%s); trying for another %.0f s (join_timeout_s)", shown, reason, left_s)
         resolve.pause(pause_s)
         pause_s = min(2 * pause_s, 1.0)
 

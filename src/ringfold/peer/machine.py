@@ -80,9 +80,13 @@ from ringfold.peer.settings import MS, Identity, PeerTimings
 from ringfold.peer.visits import FIRST_KEY as FIRST_VISIT
 from ringfold.state.manifest import Snapshot
 from ringfold.wire import messages
-from ringfold.wire.events import ConnectionDropped, MasterLost
+from ringfold.wire.events import AdmissionDelayed, ConnectionDropped, MasterLost
 from ringfold.wire.messages import Epoch, Message, PeerId, Reason, Record, Resumed, Welcome, World
+from ringfold.wire.naming import with_names, with_you
 from ringfold.wire.probing import NodeWelcome, ProbeAnswer, ProbeGraph, ProbeHalt, RoundClock, RoundEnd, RoundStart
+
+TELL_ADMISSION_NS = 10_000 * MS
+"""How often the log says what the admission waits for."""
 
 
 class PeerMachine:
@@ -113,12 +117,23 @@ class PeerMachine:
         self._steady_epoch = 0  # the last one of which every member is known to be attached
         self._joined = False
         self._settled = True
-        self._join_since_ns = self._join_by_ns = 0
+        self._join_since_ns = self._join_by_ns = self._join_patience_ns = 0
+        self._tell_admission_ns = 0
+        self._admission: messages.AdmissionWaits | None = None
 
     @property
     def is_running(self) -> bool:
         """Whether the engine runs the newest record, so that an op submitted now belongs to it."""
         return self.record is not None and self.engine_epoch == self.record.epoch and not self._sealed
+
+    @property
+    def names(self) -> dict[PeerId, str]:
+        """Of the members of the newest record."""
+        return {} if self.record is None else {member.peer: member.name for member in self.record.members}
+
+    @property
+    def _me(self) -> str:
+        return with_you(with_names(f"peer {self.peer}", {self.peer: self.identity.name}), self.peer)
 
     def has_written(self, snapshot: Snapshot) -> bool:
         """Whether a sync has begun to write blocks of another state into the memory of this one."""
@@ -166,7 +181,8 @@ class PeerMachine:
                 effects = self._tick(now_ns)
             case CallJoin(masters, deadline_ns):
                 self._join_since_ns, self._join_by_ns = now_ns, deadline_ns
-                effects = self._control.start(masters, deadline_ns)
+                self._join_patience_ns, self._tell_admission_ns = deadline_ns - now_ns, now_ns + TELL_ADMISSION_NS
+                effects = self._control.start(now_ns, masters, deadline_ns)
             case CallVote():
                 self._memory.redoes &= event.kind == "sync"
                 steady = self.engine_epoch if self._steady else None
@@ -204,7 +220,9 @@ class PeerMachine:
             case DialFailed(key, reason):
                 if key >= FIRST_VISIT:
                     return self._errands.visited(now_ns, *visits.dial_failed(now_ns, key, reason))
-                return control.failed(now_ns, reason) if key == CONTROL_KEY else lanes.dial_failed(now_ns, key, reason)
+                if key == CONTROL_KEY:
+                    return control.not_connected(now_ns, reason)
+                return lanes.dial_failed(now_ns, key, reason)
             case Opened(conn, nonce):
                 if conn == control.conn:
                     control.opened(now_ns, nonce)
@@ -218,7 +236,7 @@ class PeerMachine:
             case Closed(conn, reason):
                 if conn == control.conn:
                     if control.stage != "proven":
-                        return control.failed(now_ns, reason)
+                        return control.closed(now_ns, reason)
                     return self._seek_master(now_ns, f"its connection closed ({reason})")
                 over = visits.closed(now_ns, conn, reason)
                 if over is not None:
@@ -292,6 +310,8 @@ class PeerMachine:
                 case Resumed():
                     effects += self._resumed(now_ns)
                 case Refusal(error):
+                    if isinstance(error, Evicted):
+                        error = Evicted(error.reason, self._me)
                     effects += self._end(None if self._leaving else error, "the master refused")
             return effects
         try:
@@ -306,6 +326,8 @@ class PeerMachine:
             case messages.Registrations(count=count):
                 self._facts.heard = count
                 return [SetRegistrations(count)]
+            case messages.AdmissionWaits():
+                return self._admission_waits(now_ns, said)
             case messages.Seal(epoch=epoch):
                 return self._seal(epoch)
             case Record():
@@ -332,7 +354,8 @@ class PeerMachine:
                     return self._errands.measuring.refuse(said)
                 return [*self._errands.measuring.begin(now_ns, said), *self._let_visitors_in(now_ns)]
             case messages.Evicted(reason=reason, for_call=for_call):
-                return self._end(CallMismatch(reason) if for_call else Evicted(reason), f"evicted: {reason}")
+                error = CallMismatch(with_you(reason, self.peer)) if for_call else Evicted(reason, self._me)
+                return self._end(error, f"evicted: {reason}")
             case messages.Left():
                 return self._end(None, "left")
             case messages.Refused(reason=reason):
@@ -343,6 +366,20 @@ class PeerMachine:
                 return self._lose_master(f"it said {type(said).__name__} out of turn")
             case _:
                 assert_never(said)
+
+    def _admission_waits(self, now_ns: int, waits: messages.AdmissionWaits) -> list[Effect]:
+        """As long as those who are waited for get on with their work, this peer's patience begins anew."""
+        if self._joined:
+            return []
+        self._admission = waits
+        if waits.moving:
+            self._join_by_ns = max(self._join_by_ns, now_ns + self._join_patience_ns)
+        if now_ns < self._tell_admission_ns:
+            return []
+        self._tell_admission_ns = now_ns + TELL_ADMISSION_NS
+        left_ms = None if waits.moving else max(0, self._join_by_ns - now_ns) // MS
+        text = with_you(waits.text, self.peer)
+        return [Tell(AdmissionDelayed((now_ns - self._join_since_ns) // MS, text, left_ms))]
 
     def _sync_planned(self, now_ns: int, plan: messages.SyncPlan) -> list[Effect]:
         asked = self._calls.planned(plan.ballot)
@@ -473,7 +510,8 @@ class PeerMachine:
         return effects
 
     def _join_too_late(self, now_ns: int) -> list[Effect]:
-        error = join_too_late(self.peer, (now_ns - self._join_since_ns) // MS)
+        waited_ms, patience_ms = (now_ns - self._join_since_ns) // MS, self._join_patience_ns // MS
+        error = join_too_late(self._me, waited_ms, patience_ms, self._admission)
         return self._say(messages.Leave()) + self._end(error, "not admitted in time")
 
     def _silent(self, now_ns: int, conn: int, silent_ms: int) -> list[Effect]:
@@ -481,7 +519,8 @@ class PeerMachine:
         return self._seek_master(now_ns, reason) if conn == self._control.conn else []
 
     def _lose_master(self, reason: str) -> list[Effect]:
-        return self._end(MasterUnreachable(self._control.address, reason), reason)
+        error = None if self._leaving else MasterUnreachable(self._control.address, reason)
+        return self._end(error, reason)
 
     def _end(self, error: RingfoldError | None, reason: str) -> list[Effect]:
         assert not self.ended

@@ -181,7 +181,8 @@ class Ops:
 
     def error(self, operation: str, result: OpResult) -> RingfoldError:
         # The session fails its ops and learns why it is over in one step: the lock waits for the end of that step.
-        return error_of_op(result, operation, self.session.locked(lambda machine: self.session.error))
+        ended, me = self.session.locked(lambda machine: (self.session.error, machine.peer))
+        return error_of_op(result, operation, ended, me)
 
     def check_tag(self, operation: str, tag: int) -> None:
         self.session.check_usable(operation)

@@ -20,7 +20,8 @@ from ringfold.errors import (
     UsageError,
 )
 from ringfold.peer.carry import decode_reason
-from ringfold.wire.messages import Epoch, Reason
+from ringfold.wire.messages import Epoch, PeerId, Reason
+from ringfold.wire.naming import with_you
 
 
 class ReduceInfo(NamedTuple):
@@ -45,12 +46,15 @@ class Meeting(NamedTuple):
     pending: bool
 
 
-def error_of_op(result: OpResult, operation: str, ended: RingfoldError | None) -> RingfoldError:
+_WAIT_LONGER = "; `ringfold status` shows what they do, and op_timeout_s (or timeout_s=) says how long to wait"
+
+
+def error_of_op(result: OpResult, operation: str, ended: RingfoldError | None, me: PeerId) -> RingfoldError:
     """The exception for an op that did not succeed. `ended` is why the session is over, if it is."""
     status, reason, epoch, contributors = result[:4]
     match OpStatus(status):
         case OpStatus.ABORTED:
-            return error_of(decode_reason(reason), operation, epoch)
+            return error_of(decode_reason(reason), operation, epoch, me)
         case OpStatus.TOO_FEW:
             return TooFewPeers(contributors)
         case OpStatus.FAILED:
@@ -61,9 +65,9 @@ def error_of_op(result: OpResult, operation: str, ended: RingfoldError | None) -
             raise AssertionError("a committed op is no error")
 
 
-def error_of(reason: Reason, operation: str, epoch: Epoch) -> RingfoldError:
-    """The exception that a reason of the master stands for."""
-    text = f"{operation}: {reason.text}"
+def error_of(reason: Reason, operation: str, epoch: Epoch, me: PeerId) -> RingfoldError:
+    """The exception that a reason of the master stands for, as peer `me` reads it."""
+    text = f"{operation}: {with_you(reason.text, me)}"
     match reason.kind:
         case "lost":
             return PeerLost(text, epoch, reason.peers)
@@ -72,7 +76,7 @@ def error_of(reason: Reason, operation: str, epoch: Epoch) -> RingfoldError:
         case "usage":
             return UsageError(text, reason.peers)
         case "deadline":
-            return DeadlineExceeded(operation, reason.peers, reason.waited_ms, text)
+            return DeadlineExceeded(operation, reason.peers, reason.waited_ms, f"{text}{_WAIT_LONGER}")
         case "evicted":
             return Evicted(reason.text)
         case "state":

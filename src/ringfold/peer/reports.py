@@ -74,13 +74,20 @@ def op_report(
             assert_never(event)
 
 
-def join_too_late(peer: PeerId, waited_ms: int) -> DeadlineExceeded:
-    """What a program hears that joined in vain."""
+def join_too_late(
+    who: str, waited_ms: int, patience_ms: int, waits: messages.AdmissionWaits | None
+) -> DeadlineExceeded:
+    """What a program hears that joined in vain: whom its admission waited for, as the master said last."""
+    why = "not all peers of the run have called update_topology, or they could not be connected"
+    peers: list[PeerId] = []
+    if waits is not None:
+        why, peers = waits.text, waits.peers
     text = (
-        f"registered as peer {peer}, but not admitted within {waited_ms} ms: "
-        "the peers of the run have not all called update_topology(), or could not be connected"
+        f"join: {who} was not admitted within {waited_ms / 1000:.1f} s: {why}. `steps` calls update_topology between "
+        "steps; other programs must call it on all peers. The setting join_timeout_s "
+        f"({patience_ms / 1000:.0f} s) says how long to wait while nothing moves"
     )
-    return DeadlineExceeded("join", (), waited_ms, text)
+    return DeadlineExceeded("join", peers, waited_ms, text)
 
 
 def _default_reason(before: Record, record: Record) -> Reason:

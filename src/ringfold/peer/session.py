@@ -68,6 +68,7 @@ from ringfold.runtime.log_limit import LogRateLimiter
 from ringfold.state.manifest import Snapshot
 from ringfold.wire.events import ConnectionDropped
 from ringfold.wire.messages import Offer, Reason, Record, VoteKind
+from ringfold.wire.naming import with_names
 from ringfold.wire.probing import NodeClock, NodeId
 from ringfold.wire.proof import NONCE_BYTES
 
@@ -174,7 +175,7 @@ class Session:
             if outcome is None:
                 self._raise_over(operation)
             if isinstance(outcome, Reason):
-                raise error_of(outcome, operation, self.machine.engine_epoch)
+                raise error_of(outcome, operation, self.machine.engine_epoch, self.machine.peer)
             return outcome
 
     def probe(self, prober: ProbeSocket, open_log: Callable[[NodeId], Log | None]) -> None:
@@ -375,7 +376,7 @@ class Session:
                 if isinstance(notice, ConnectionDropped):
                     more = self._log_limit.take(monotonic_ns(), notice.reason)
                 if more is not None:
-                    _log.log(_LEVELS[notice.level], "%s%s", notice, more)
+                    _log.log(_LEVELS[notice.level], "%s%s", with_names(str(notice), self.machine.names), more)
             case ProbeHeard(message):
                 if not self._is_node:
                     self._is_node = True

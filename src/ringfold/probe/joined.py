@@ -28,6 +28,7 @@ from ringfold.wire.probing import (
     RoundStart,
 )
 from ringfold.wire.proof import NONCE_BYTES, prove, proven
+from ringfold.wire.reaching import in_plain_words, not_a_master, said_nothing
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
 HANDSHAKE_S = 5.0
@@ -67,7 +68,7 @@ class JoinedNode:
         self._writer: asyncio.StreamWriter | None = None
         self._sooner = asyncio.Event()
         self._wakes_s = 0.0
-        self._was_welcomed = False
+        self._is_master = self._was_welcomed = False
 
     def say(self, message: ToRoundMaster) -> None:
         """Send a message, if the master is there."""
@@ -124,10 +125,12 @@ class JoinedNode:
                     if not self._was_welcomed:
                         raise
                     reason = str(error)
+                except TimeoutError:
+                    reason = in_plain_words("timed out")
                 except (OSError, UnicodeError, RemoteProtocolError) as error:
                     # asyncio's own words repeat the address, which stands in the line already.
                     number = error.errno if isinstance(error, OSError) else None
-                    reason = os.strerror(number) if number else str(error) or type(error).__name__
+                    reason = in_plain_words(os.strerror(number)) if number else str(error) or type(error).__name__
                 if reason != said:
                     _log.warning("the master at %s:%d is away (%s); this node goes on", host, port, reason)
                     said = reason
@@ -144,8 +147,7 @@ class JoinedNode:
         rim.keep_alive(writer.transport, SILENCE_S)
         try:
             frames = FrameReader()
-            async with asyncio.timeout(HANDSHAKE_S):
-                early = await self._join(reader, writer, frames, f"{host}:{port}")
+            early = await self._shake_hands(reader, writer, frames, f"{host}:{port}")
             self._writer = writer
             for message in early:
                 self._hear(message)
@@ -162,6 +164,21 @@ class JoinedNode:
                 self.shell.step(Disconnected("the connection is gone"))
                 self._stepped()
 
+    async def _shake_hands(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, frames: FrameReader, where: str
+    ) -> list[Message]:
+        """As `_join`, in time. What listens there may be no master at all, and is called so."""
+        self._is_master = False
+        try:
+            async with asyncio.timeout(HANDSHAKE_S):
+                return await self._join(reader, writer, frames, where)
+        except TimeoutError:
+            raise RemoteProtocolError(said_nothing(int(HANDSHAKE_S * 1_000))) from None
+        except RemoteProtocolError as error:
+            if self._is_master:
+                raise
+            raise RemoteProtocolError(not_a_master(str(error))) from None
+
     async def _join(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, frames: FrameReader, where: str
     ) -> list[Message]:
@@ -176,6 +193,7 @@ class JoinedNode:
                 if kind is not FrameKind.MESSAGE:
                     raise RemoteProtocolError(f"it began with a {kind.name} frame")
                 said = decode_from_master(body)
+                self._is_master = True
                 match said:
                     case Refused(reason, again=True):
                         raise RemoteProtocolError(reason)  # it does not lead: another one may

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from ringfold.config import DATA_PORT, is_loopback, read_token, split_address
+from ringfold.config import DATA_PORT, check_exposure, read_token, split_address
 from ringfold.errors import ConfigError
 from ringfold.wire.probing import KEY_BYTES, Neighbour, NodeId
 
@@ -64,8 +64,7 @@ def make_nodes(
         if not name or not name.isprintable():
             raise ConfigError(f"{name!r} is no name for a node")
         host, port = split_address(addresses[name], DATA_PORT)
-        if not (token or insecure or is_loopback(host)):
-            raise ConfigError(f"node {name} at {host} is beyond loopback: give a token, or say insecure")
+        check_exposure(host, token, insecure=insecure)
         by_id[node] = Neighbour(node, name, host, port)
     unknown = sorted(set(listeners) - set(addresses))
     if unknown:

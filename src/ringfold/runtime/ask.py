@@ -16,6 +16,11 @@ from ringfold.wire.frames import MAX_FRAME_BYTES, FrameKind, FrameReader, decode
 from ringfold.wire.messages import PROTOCOL_VERSION, Challenge, FromMaster, Message, Refused, Status, StatusRequest
 from ringfold.wire.probing import ProbeAction, ProbeAnswer, ProbeCommand
 from ringfold.wire.proof import NONCE_BYTES, prove
+from ringfold.wire.reaching import in_plain_words, not_a_master, said_nothing
+
+
+class _NoAnswer(MasterUnreachable):
+    """The connection is there, and nothing comes."""
 
 
 class StatusConnection:
@@ -31,9 +36,9 @@ class StatusConnection:
         try:
             self._socket = socket.create_connection((host, port), timeout_s)
         except OSError as error:
-            raise MasterUnreachable(address, error.strerror or str(error)) from None
+            raise MasterUnreachable(address, in_plain_words(error.strerror or str(error))) from None
         try:
-            challenge = self._next()
+            challenge = self._greeting()
             if not isinstance(challenge, Challenge):
                 raise RemoteProtocolError(f"{address} did not begin with a challenge: is it a Ringfold master?")
             if not challenge.oldest <= PROTOCOL_VERSION <= challenge.newest:
@@ -63,6 +68,15 @@ class StatusConnection:
         if not isinstance(answer, ProbeAnswer):
             raise RemoteProtocolError(f"the master at {self.address} answered {type(answer).__name__} to a command")
         return answer
+
+    def _greeting(self) -> FromMaster:
+        """A master speaks first. Who does not, or says something else, is none."""
+        try:
+            return self._next()
+        except RemoteProtocolError as error:
+            raise RemoteProtocolError(f"{self.address}: {not_a_master(str(error))}") from None
+        except _NoAnswer:
+            raise MasterUnreachable(self.address, said_nothing(int(self.timeout_s * 1_000))) from None
 
     def _proof(self, purpose: str) -> tuple[bytes, bytes]:
         nonce = random_bytes(NONCE_BYTES)
@@ -103,7 +117,7 @@ class StatusConnection:
             self._socket.settimeout(max(left_s, 1e-3))
             chunk = self._socket.recv(65_536)
         except TimeoutError:
-            raise MasterUnreachable(self.address, f"no answer within {self.timeout_s:g} s") from None
+            raise _NoAnswer(self.address, f"no answer within {self.timeout_s:g} s") from None
         except OSError as error:
             raise MasterUnreachable(self.address, error.strerror or str(error)) from None
         if not chunk:

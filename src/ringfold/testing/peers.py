@@ -403,7 +403,7 @@ class SimPeer:
         status, _, epoch, contributors, registrations = result[:5]
         if status == OpStatus.OK:
             return Reduced(epoch, contributors, registrations)
-        return error_of_op(result, "op", self.ended_with)
+        return error_of_op(result, "op", self.ended_with, self.machine.peer)
 
     def _read_on(self) -> None:
         waiting, self._paused = self._paused, []
@@ -473,7 +473,7 @@ class SimPeer:
             self._syncing = None
             self.sim.syncs.failed(self.peer, ballot, "interruption")
         if isinstance(outcome, Reason):
-            error = error_of(outcome, "call", self.machine.engine_epoch)
+            error = error_of(outcome, "call", self.machine.engine_epoch, self.machine.peer)
             if ballot == self._syncing:
                 self._sync_over(error)
             self._runner.call_over(ballot, error)

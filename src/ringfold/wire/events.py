@@ -62,13 +62,15 @@ class PeerRegistered(Notice, frozen=True, tag="peer_registered"):
 class PeerSuspected(Notice, frozen=True, tag="peer_suspected"):
     peer: PeerId
     silent_ms: int
+    name: str = ""
 
     @property
     def level(self) -> Level:
         return "warning"
 
     def __str__(self) -> str:
-        return f"peer {self.peer} is suspected: silent for {self.silent_ms} ms"
+        name = f" ({self.name})" if self.name else ""
+        return f"peer {self.peer}{name} is suspected: silent for {self.silent_ms} ms"
 
 
 class PeerGone(Notice, frozen=True, tag="peer_gone"):
@@ -99,6 +101,44 @@ class MasterLost(Notice, frozen=True, tag="master_lost"):
 
     def __str__(self) -> str:
         return f"the master at {self.address} is gone ({self.reason}); looking for one"
+
+
+class MasterAway(Notice, frozen=True, tag="master_away"):
+    """No master of the list could be reached yet. The peer tries on."""
+
+    reasons: dict[str, str]
+    """By address."""
+    left_ms: int
+    """For how long it still tries."""
+    setting: str
+    """The one that says for how long."""
+
+    @property
+    def level(self) -> Level:
+        return "warning"
+
+    def __str__(self) -> str:
+        tried = "; ".join(f"the master at {address} cannot be reached: {why}" for address, why in self.reasons.items())
+        return f"{tried}. Trying for another {self.left_ms / 1000:.0f} s ({self.setting})"
+
+
+class AdmissionDelayed(Notice, frozen=True, tag="admission_delayed"):
+    """This peer has been waiting for its admission for a while."""
+
+    waited_ms: int
+    text: str
+    left_ms: int | None
+    """For how long it still waits; None while those whom it waits for get on with their work."""
+
+    @property
+    def level(self) -> Level:
+        return "warning"
+
+    def __str__(self) -> str:
+        left = "as long as they make progress"
+        if self.left_ms is not None:
+            left = f"for another {self.left_ms / 1000:.0f} s (join_timeout_s)"
+        return f"not admitted after {self.waited_ms / 1000:.0f} s: {self.text}. Waiting {left}"
 
 
 class PeerReturned(Notice, frozen=True, tag="peer_returned"):

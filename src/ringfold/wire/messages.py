@@ -112,6 +112,18 @@ class Welcome(Message, frozen=True, tag="welcome"):
     secret: bytes = b""
 
 
+class AdmissionWaits(Message, frozen=True, tag="admission_waits"):
+    """To a peer that waits to be admitted, about every second: what for (a sentence), and for whom.
+
+    While those are `moving` (their ops go on, or they take no longer than they ever took) the peer's patience does not
+    run out: a step may be long.
+    """
+
+    text: str
+    peers: list[PeerId] = field(default_factory=list)
+    moving: bool = False
+
+
 class LaneHello(Message, frozen=True, tag="lane_hello"):
     """A neighbour brings a lane of `epoch`: from `source` to `target` in ring direction, dialled by either of them."""
 
@@ -474,6 +486,7 @@ FromMaster = (
     Challenge
     | Refused
     | Welcome
+    | AdmissionWaits
     | Resumed
     | Registrations
     | Seal

@@ -96,7 +96,8 @@ def _show(prober: Prober, window: ProbeWindow, *, as_json: bool) -> None:
         for fit in window.fits
     )
     columns = ["to", "min", "p50", "p99", "lost", "alpha (ppm)", "beta (ns)", "+-", "by"]
-    console.print(table(f"window {window.number} (one-way delay in us)", columns, rows))
+    numbers = {*columns} - {"to", "lost"}
+    console.print(table(f"window {window.number} (one-way delay in us)", columns, rows, whole=numbers))
     for fit in window.fits:
         if fit.refused:
             console.print(f"{names[fit.dst]}: refused: {fit.refused}", markup=False)

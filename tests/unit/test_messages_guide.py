@@ -1,0 +1,84 @@
+"""docs/guides/messages.md shows messages as they are printed."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from ringfold.config import check_exposure
+from ringfold.errors import ConfigError, Evicted, MasterUnreachable, RemoteProtocolError
+from ringfold.master.claims import check_claim
+from ringfold.master.meeting import Caller, clashing_calls
+from ringfold.peer.outcome import error_of
+from ringfold.peer.reports import join_too_late
+from ringfold.wire.events import AdmissionDelayed, MasterAway
+from ringfold.wire.messages import PROTOCOL_VERSION, AdmissionWaits, Reason, StatusRequest
+from ringfold.wire.naming import with_names, with_you
+from ringfold.wire.proof import NONCE_BYTES, prove
+from ringfold.wire.reaching import in_plain_words, not_a_master, said_nothing
+
+GUIDE = re.sub(r"\s+", " ", (Path(__file__).parents[2] / "docs/guides/messages.md").read_text())
+NAMES = {1: "gpu-1", 2: "gpu-2"}
+NONCE = b"n" * NONCE_BYTES
+
+
+def shown(text: str) -> bool:
+    return re.sub(r"\s+", " ", text) in GUIDE
+
+
+def test_the_guide_shows_what_is_said_of_a_master_that_is_not_there() -> None:
+    address, why = "10.0.0.1:48148", in_plain_words("Connection refused")
+    assert shown(str(MasterAway({address: why}, 60_000, "join_timeout_s")))
+    assert shown(f"MasterUnreachable: {MasterUnreachable(address, f'{why} (given up after 60.0 s, join_timeout_s)')}")
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        in_plain_words("no answer to the connection attempt").partition(":")[0],
+        in_plain_words("No route to host").partition(":")[0],
+        not_a_master("a frame of 759714643 bytes (limit 16384)"),
+        said_nothing(5_000).partition(":")[0],
+    ],
+)
+def test_the_guide_shows_why_a_master_is_not_reached(reason: str) -> None:
+    assert shown(reason)
+
+
+@pytest.mark.parametrize(("has", "given"), [(b"secret", b""), (b"secret", b"wrong"), (b"", b"secret")])
+def test_the_guide_shows_what_is_said_of_tokens(has: bytes, given: bytes) -> None:
+    claim = StatusRequest(PROTOCOL_VERSION, NONCE, prove(given, "status", NONCE, NONCE))
+    with pytest.raises(RemoteProtocolError) as refusal:
+        check_claim(claim, has, "status", NONCE)
+    assert shown(f"refused this peer: {refusal.value}")
+
+
+def test_the_guide_shows_how_to_make_a_token() -> None:
+    with pytest.raises(ConfigError) as refusal:
+        check_exposure("0.0.0.0", b"", insecure=False)
+    assert shown(f"error: {refusal.value}")
+
+
+def test_the_guide_shows_what_an_admission_waits_for() -> None:
+    text = "these have not called update_topology: peer 1 (gpu-1) has been in its own code for 12.5 s; peer 2 (gpu-2) "
+    assert shown(str(AdmissionDelayed(10_000, f"{text}is in op tag 0 sequence 17", None)))
+    assert str(AdmissionDelayed(10_000, text, 42_000)).endswith("Waiting for another 42 s (join_timeout_s)")
+    assert shown("Waiting for another 42 s (join_timeout_s)")
+    text = "these have not called update_topology: peer 1 (gpu-1) has been in its own code for 61.2 s"
+    assert shown(f"DeadlineExceeded: {join_too_late('peer 3 (gpu-3, you)', 60_000, 60_000, AdmissionWaits(text))}")
+
+
+def test_the_guide_shows_the_errors_of_calls() -> None:
+    clash = clashing_calls(600, [Caller(1, 0, "update", 0, {}), Caller(2, 0, "sync", 0, {})], 500)
+    assert clash is not None
+    assert shown(f"UsageError: update_topology: {with_you(with_names(clash.reason.text, NAMES), 1)}")
+    late = Reason("deadline", "op tag 0 sequence 0 waited 300.0 s for peer 1 (gpu-1)", [1], 300_000)
+    assert shown(f"DeadlineExceeded: {error_of(late, 'all_reduce', 5, 2)}")
+    lost = Reason("lost", "peer 1 (gpu-1) was lost: its connection closed", [1])
+    assert shown(f"PeerLost: {error_of(lost, 'all_reduce', 5, 2)}")
+    assert shown(f"Evicted: {Evicted('silent for 5017 ms (evict_after_ms 5000)', 'peer 3 (gpu-7, you)')}")
+
+
+def test_a_reason_that_another_machine_wrote_does_no_harm() -> None:
+    assert in_plain_words("not an address: {x}") == "not an address: {x}"
+    assert "no Ringfold master" in not_a_master(f"a frame of {'9' * 10_000} bytes")
