@@ -237,6 +237,9 @@ class Run:
         self.pending = False
         self.updates = 0
 
+    def leave(self) -> None:
+        raise AssertionError("nobody stops this loop")
+
     @property
     def has_newcomers(self) -> bool:
         return self.session.has_newcomers

@@ -40,8 +40,8 @@ _ndarray = np.ndarray
 class Communicator:
     """A process's membership in a run. Make one with `ringfold.join`; leave with `leave()` or at the end of `with`."""
 
-    def __init__(self, session: Session, op_timeout_s: float) -> None:
-        self._session = session
+    def __init__(self, session: Session, op_timeout_s: float, sigterm_grace_s: float = 20.0) -> None:
+        self._session, self._sigterm_grace_s = session, sigterm_grace_s
         self._ops = Ops(session, op_timeout_s)
         self._all_reduce = session.engine.all_reduce
         admission = session.joined_with
@@ -359,6 +359,7 @@ class Communicator:
         expect_unchanged: bool = False,
         rollback: bool = False,
         counter: Counter | None = None,
+        handle_sigterm: bool = True,
     ) -> Iterator[Step]:
         """The training loop: yields numbered steps, and between them admits peers, waits for peers and syncs `state`.
 
@@ -371,6 +372,11 @@ class Communicator:
         agree on, each of them being one rank: it begins when all active ones have finished the one before. All peers of
         a group give the same rank and get the same numbers; one of them speaks for it, and another one when that one is
         gone. A number that a group has missed is skipped (`step.missed`). The counter is closed with the loop.
+
+        SIGTERM ends the loop well: the step that is on may end within `sigterm_grace_s` seconds (a setting), and a wait
+        for peers ends at once. Then this peer leaves, saves the last step boundary if it has a `checkpoint`, and the
+        signal does what it did before the loop: by default it ends the process. A second SIGTERM does so at once. Only
+        the main thread can handle signals: a loop in another thread, or with `handle_sigterm=False`, changes nothing.
         """
         settings = StepSettings(
             until=until,
@@ -383,6 +389,7 @@ class Communicator:
             expect_unchanged=expect_unchanged,
             rollback=rollback,
             counter=counter,
+            sigterm_grace_s=self._sigterm_grace_s if handle_sigterm else None,
         )
         return steps(self, self._ops, state, settings)
 
