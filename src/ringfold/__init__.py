@@ -46,6 +46,7 @@ from ringfold.errors import (
     RemoteProtocolError,
     RevisionViolation,
     RingfoldError,
+    StateDiverged,
     StateError,
     StateLost,
     StoreError,
@@ -71,6 +72,7 @@ if TYPE_CHECKING:
     from ringfold.probe.alone import Prober
     from ringfold.state.checkpoint import Checkpoints
     from ringfold.state.shared import MayDiffer, SharedState
+    from ringfold.wire.status import Divergence
 
 __version__ = "0.1.0"
 __all__ = [
@@ -80,6 +82,7 @@ __all__ = [
     "Communicator",
     "ConfigError",
     "DeadlineExceeded",
+    "Divergence",
     "EpochChanged",
     "Evicted",
     "GlobalIteration",
@@ -96,6 +99,7 @@ __all__ = [
     "RevisionViolation",
     "RingfoldError",
     "SharedState",
+    "StateDiverged",
     "StateError",
     "StateLost",
     "Step",
@@ -114,6 +118,7 @@ __all__ = [
 _LAZY = {
     "Checkpoints": "ringfold.state.checkpoint",
     "Communicator": "ringfold.peer.communicator",
+    "Divergence": "ringfold.wire.status",
     "GlobalIteration": "ringfold.iteration.shell",
     "Handle": "ringfold.peer.handle",
     "MayDiffer": "ringfold.state.shared",

@@ -43,7 +43,14 @@ from ringfold.errors import (
 from ringfold.peer.counting import TAG, Counter, Counting, NotYet
 from ringfold.peer.ops import Ops, quantisation_code, reduce_code
 from ringfold.peer.outcome import ReduceInfo
-from ringfold.peer.states import SyncInfo, check_unchanged, sync_state
+from ringfold.peer.states import (
+    OnDivergence,
+    SyncInfo,
+    check_diverged,
+    check_on_divergence,
+    check_unchanged,
+    sync_state,
+)
 from ringfold.runtime.sigterm import EXIT_STATUS, Sigterm
 from ringfold.state.checkpoint import Checkpoints
 from ringfold.state.shared import SharedState
@@ -70,11 +77,13 @@ class StepSettings:
     """What numbers the steps, if not the revision of the state alone."""
     sigterm_grace_s: float | None = None
     """How long a step may still take after SIGTERM; None: the signal is left alone."""
+    on_divergence: OnDivergence = "repair"
 
     def __post_init__(self) -> None:
         for name in ("min_world", "check_every", "every", "keep"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} must be at least 1, not {getattr(self, name)}")
+        check_on_divergence(self.on_divergence)
 
 
 class Run(Protocol):
@@ -226,8 +235,8 @@ class Loop:
                 raise RevisionViolation(number + 1, state.revision)
             self._finish(number)
             self._check_sigterm()
-        if self._checkpoints is not None:
-            self._prepare(last=True)
+        if self._checkpoints is not None or len(state):
+            self._prepare(last=True)  # what went wrong in the last steps would not be noticed otherwise
         if until is not None and state.revision == until:
             # The last step is over when everybody has finished it: who leaves then leaves nobody behind.
             while self._count(last=True) is None:
@@ -378,7 +387,7 @@ class Loop:
             if not last:
                 self._gather()
             number = self._state.revision
-            is_due = self._checkpoints is not None and (last or number % self._settings.every == 0)
+            is_due = last or (self._checkpoints is not None and number % self._settings.every == 0)
             if not (self._run.has_newcomers or self._is_shaken or number % self._settings.check_every == 0 or is_due):
                 self._check_whole()
                 return SyncInfo(number, checked=False)
@@ -421,6 +430,7 @@ class Loop:
             info = self._sync_once(min_world)
         if self._is_member and self._settings.expect_unchanged:
             check_unchanged(info)
+        check_diverged(info, self._run.peer_id, self._settings.on_divergence)
         if state.revision != before:
             log = _log.warning if self._is_member else _log.info
             log("went from step %d to the run's step %d", before, state.revision)
