@@ -32,7 +32,9 @@ from ringfold.testing import (
 )
 from ringfold.testing.planted import BUGS
 from ringfold.testing.program import AGREE_TAG
-from ringfold.wire.messages import SyncStrategy
+from ringfold.testing.scenario import run_seed
+from ringfold.testing.sync_checks import SyncHistory, _candidates
+from ringfold.wire.messages import SyncDone, SyncStrategy
 
 SLOW = Weather(latency_us=(50, 200), jitter_us=(0, 20), bytes_per_ms=(60, 80), window_bytes=(512, 1_024))
 """A few KiB take some tens of milliseconds."""
@@ -426,6 +428,30 @@ def test_a_step_loop_tells_of_a_member_that_computes_something_else(sim: Simulat
     facts = {4: (6, 0), 9: (10, 6)}[flips_in]
     assert [(error.peer, error.revision, error.since) for error in raised] == [(4, *facts)]
     assert told == ({4: facts} if flips_in == 4 else {}), "the others hear of it, as long as they have steps"
+
+
+def test_whoever_is_overwritten_was_a_newcomer_or_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In drawn runs, by the bits that each member held when it called: neither one too few nor one too many."""
+    found, done = [], SyncHistory.done
+
+    def checked(self: SyncHistory, peer: int, message: SyncDone) -> None:
+        sync = self._syncs[message.sync]
+        expected = {
+            call.peer
+            for call in sync.voters.values()
+            if sync.last is not None and call.peer in sync.last.participants and call.bits[0] != sync.content
+            if call.offer.revision == sync.revision and call.offer.strategy != "receive-only" and not call.is_torn
+        }
+        is_rollback = _candidates(sync)[1]
+        assert {each.peer for each in message.diverged} == (set() if is_rollback else expected)
+        found.extend(message.diverged)
+        done(self, peer, message)
+
+    monkeypatch.setattr(SyncHistory, "done", checked)
+    seeds = [seed for seed in range(120) if isinstance(draw(seed).work, Syncing)]
+    for seed in seeds[:15]:
+        run_seed(seed)
+    assert len(found) > 20
 
 
 # Being stopped
