@@ -72,12 +72,12 @@ def test_every_peer_and_the_status_name_who_was_off(cluster: Cluster, off_in: in
         peer.finish()
 
 
-def test_who_was_off_may_be_told_by_an_error_and_the_others_go_on(cluster: Cluster) -> None:
+def test_on_divergence_raise_is_an_error_where_it_happened_and_the_others_go_on(cluster: Cluster) -> None:
     cluster.start_master()
     peers = by_id(cluster.start(train, 3, off_in=6, on_divergence="raise"))
     fact = peers[3].expect("raised")
     assert (fact["peer"], fact["revision"], fact["since"], fact["keys"]) == (3, 10, 5, ["weights"])
-    assert fact["sums"] == sums(10), "it has the run's state when it hears of it"
+    assert fact["sums"] == sums(10), "it has the run's state when the error is raised"
     peers[3].tell()
     peers[3].finish()
     for peer in (peers[1], peers[2]):

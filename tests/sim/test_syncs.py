@@ -404,8 +404,8 @@ def test_a_newcomer_with_other_content_has_not_diverged(sim: Simulation) -> None
 
 
 @pytest.mark.parametrize("flips_in", [4, 9], ids=["between two syncs", "in the last steps"])
-def test_a_step_loop_tells_of_a_member_that_computes_something_else(sim: Simulation, flips_in: int) -> None:
-    told: dict[int, tuple[int, int]] = {}
+def test_a_step_loop_names_a_member_that_computes_something_else(sim: Simulation, flips_in: int) -> None:
+    seen: dict[int, tuple[int, int]] = {}
     raised: list[StateDiverged] = []
 
     def main(run: SimRun, me: Self) -> None:
@@ -414,7 +414,7 @@ def test_a_step_loop_tells_of_a_member_that_computes_something_else(sim: Simulat
             run.update_topology(min_world=4)
         try:
             for step in run.steps(SmallState(w=weights), until=10, min_world=3, check_every=6, on_divergence="raise"):
-                told.update({each.peer: (each.revision, each.since) for each in step.sync.diverged})
+                seen.update({each.peer: (each.revision, each.since) for each in step.sync.diverged})
                 gradients = np.ones(300)
                 step.all_reduce(gradients)
                 weights += gradients
@@ -427,10 +427,10 @@ def test_a_step_loop_tells_of_a_member_that_computes_something_else(sim: Simulat
     sim.run_until(cluster.finished, limit_ms=60_000)
     facts = {4: (6, 0), 9: (10, 6)}[flips_in]
     assert [(error.peer, error.revision, error.since) for error in raised] == [(4, *facts)]
-    assert told == ({4: facts} if flips_in == 4 else {}), "the others hear of it, as long as they have steps"
+    assert seen == ({4: facts} if flips_in == 4 else {}), "the other members see it in their next step"
 
 
-def test_whoever_is_overwritten_was_a_newcomer_or_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_member_that_is_overwritten_was_a_newcomer_or_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """In drawn runs, by the bits that each member held when it called: neither one too few nor one too many."""
     found, done = [], SyncHistory.done
 
@@ -457,7 +457,7 @@ def test_whoever_is_overwritten_was_a_newcomer_or_is_named(monkeypatch: pytest.M
 # Being stopped
 
 
-class Asked:
+class SimulatedSigterm:
     """SIGTERM for simulated programs, which are not in the main thread: it comes at a time of the simulation."""
 
     sim: Simulation
@@ -492,10 +492,11 @@ def test_members_that_are_stopped_leave_and_nobody_waits_for_them(
 
     def main(run: SimRun, me: Self) -> None:
         is_stopped = me.peer <= stopped
-        asked = type("AskedHere", (Asked,), {"sim": sim, "at_ms": 80.0 + me.peer if is_stopped else 1e9})
+        facts = {"sim": sim, "at_ms": 80.0 + me.peer if is_stopped else 1e9}
+        sigterm = type("SigtermOfOne", (SimulatedSigterm,), facts)
         weights = np.zeros(300)
         state = SmallState(w=weights)
-        monkeypatch.setattr("ringfold.peer.steps.Sigterm", asked)
+        monkeypatch.setattr("ringfold.peer.steps.Sigterm", sigterm)
         loop = run.steps(state, until=None if stopped == 5 else 60, min_world=min_world, wait_s=60)
         try:
             for step in loop:

@@ -23,7 +23,7 @@ def master() -> Iterator[MasterThread]:
 
 
 @pytest.fixture
-def heard() -> Iterator[list[int]]:
+def handled() -> Iterator[list[int]]:
     """The signals that a handler of the program's own has got."""
     got: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, frame: got.append(number))
@@ -36,7 +36,7 @@ def current() -> object:
 
 
 @pytest.mark.parametrize("end", ["until", "break", "error in the loop", "error in a step"])
-def test_the_former_handler_is_back_however_the_loop_ends(master: MasterThread, heard: list[int], end: str) -> None:
+def test_the_former_handler_is_back_however_the_loop_ends(master: MasterThread, handled: list[int], end: str) -> None:
     former = current()
     with rf.join(master.address) as run:
         try:
@@ -52,30 +52,30 @@ def test_the_former_handler_is_back_however_the_loop_ends(master: MasterThread, 
         except (rf.RevisionViolation, ValueError):
             assert end.startswith("error")
         assert current() == former
-    assert heard == []
+    assert handled == []
 
 
-def test_a_handler_that_the_program_sets_inside_the_loop_stays(master: MasterThread, heard: list[int]) -> None:
+def test_a_handler_that_the_program_sets_inside_the_loop_stays(master: MasterThread, handled: list[int]) -> None:
     with rf.join(master.address) as run:
         for _ in run.steps(until=1):
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
     assert current() is signal.SIG_IGN
 
 
-def test_a_loop_that_is_told_so_leaves_the_signal_alone(master: MasterThread, heard: list[int]) -> None:
+def test_handle_sigterm_false_leaves_the_signal_alone(master: MasterThread, handled: list[int]) -> None:
     former = current()
     with rf.join(master.address) as run:
         for _ in run.steps(until=1, handle_sigterm=False):
             assert current() == former
 
 
-def test_an_ignored_signal_stays_ignored(master: MasterThread, heard: list[int]) -> None:
+def test_an_ignored_signal_stays_ignored(master: MasterThread, handled: list[int]) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     with rf.join(master.address) as run:
         assert [step.number for step in run.steps(until=2) if os.kill(os.getpid(), signal.SIGTERM) is None] == [0, 1]
 
 
-def test_a_loop_in_another_thread_leaves_the_signal_alone(master: MasterThread, heard: list[int]) -> None:
+def test_a_loop_in_another_thread_leaves_the_signal_alone(master: MasterThread, handled: list[int]) -> None:
     former = current()
 
     def loop() -> list[object]:
@@ -86,21 +86,21 @@ def test_a_loop_in_another_thread_leaves_the_signal_alone(master: MasterThread, 
         assert pool.submit(loop).result(DEADLINE_S) == [former]
 
 
-def test_the_loop_ends_at_the_next_boundary_and_the_peer_has_left(master: MasterThread, heard: list[int]) -> None:
+def test_the_loop_ends_at_the_next_boundary_and_the_peer_has_left(master: MasterThread, handled: list[int]) -> None:
     numbers = []
     with rf.join(master.address) as run:
         for step in run.steps():
             numbers.append(step.number)
             if step.number == 2:
                 os.kill(os.getpid(), signal.SIGTERM)
-                assert heard == []
-        assert heard == [signal.SIGTERM]
+                assert handled == []
+        assert handled == [signal.SIGTERM]
         with pytest.raises(rf.UsageError, match="left the run"):
             run.barrier()
     assert numbers == [0, 1, 2]
 
 
-def test_a_signal_is_not_lost_when_the_program_breaks_off(master: MasterThread, heard: list[int]) -> None:
+def test_a_signal_is_not_lost_when_the_program_breaks_off(master: MasterThread, handled: list[int]) -> None:
     came = threading.Event()
     signal.signal(signal.SIGTERM, lambda number, frame: came.set())
     with rf.join(master.address) as run:
@@ -110,41 +110,41 @@ def test_a_signal_is_not_lost_when_the_program_breaks_off(master: MasterThread, 
         assert came.wait(DEADLINE_S)
 
 
-def test_a_second_signal_goes_to_the_former_handler_at_once(heard: list[int]) -> None:
+def test_a_second_signal_goes_to_the_former_handler_at_once(handled: list[int]) -> None:
     sigterm = Sigterm(DEADLINE_S, lambda: None)
     assert sigterm.install()
     os.kill(os.getpid(), signal.SIGTERM)
-    assert (sigterm.is_requested, heard) == (True, [])
+    assert (sigterm.is_requested, handled) == (True, [])
     os.kill(os.getpid(), signal.SIGTERM)
-    assert heard == [signal.SIGTERM]
+    assert handled == [signal.SIGTERM]
     sigterm.deliver()
     sigterm.uninstall()
-    assert heard == [signal.SIGTERM], "the former handler runs once for both"
+    assert handled == [signal.SIGTERM], "the former handler runs once for both"
 
 
-def test_at_the_end_of_the_grace_foreign_code_is_interrupted_after_the_abort(heard: list[int]) -> None:
-    told: list[str] = []
+def test_at_the_end_of_the_grace_foreign_code_is_interrupted_after_the_abort(handled: list[int]) -> None:
+    done: list[str] = []
     came = threading.Event()
 
     def handle(number: int, frame: object) -> None:
-        told.append("handled")
+        done.append("handler")
         came.set()
 
     signal.signal(signal.SIGTERM, handle)
-    sigterm = Sigterm(0.05, lambda: told.append("aborted"))
+    sigterm = Sigterm(0.05, lambda: done.append("aborted"))
     assert sigterm.install()
     sigterm.is_inside = False
     os.kill(os.getpid(), signal.SIGTERM)
     assert came.wait(DEADLINE_S)
     sigterm.uninstall()
-    assert told == ["aborted", "handled"]
+    assert done == ["aborted", "handler"]
 
 
-def test_two_loops_in_each_other_both_end(heard: list[int]) -> None:
+def test_two_loops_in_each_other_both_end(handled: list[int]) -> None:
     """The inner one was the last to take the signal over, and hands it on to the outer one."""
-    told: list[str] = []
-    outer = Sigterm(DEADLINE_S, lambda: told.append("outer"))
-    inner = Sigterm(DEADLINE_S, lambda: told.append("inner"))
+    done: list[str] = []
+    outer = Sigterm(DEADLINE_S, lambda: done.append("outer"))
+    inner = Sigterm(DEADLINE_S, lambda: done.append("inner"))
     assert outer.install()
     assert inner.install()
     os.kill(os.getpid(), signal.SIGTERM)
@@ -152,8 +152,8 @@ def test_two_loops_in_each_other_both_end(heard: list[int]) -> None:
     inner.abort()
     inner.deliver()
     inner.uninstall()
-    assert (outer.is_requested, heard) == (True, [])
+    assert (outer.is_requested, handled) == (True, [])
     outer.abort()
     outer.deliver()
     outer.uninstall()
-    assert (told, heard) == (["inner", "outer"], [signal.SIGTERM])
+    assert (done, handled) == (["inner", "outer"], [signal.SIGTERM])

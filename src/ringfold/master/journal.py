@@ -159,8 +159,8 @@ def journal_of(run: Run, fence: int, secret: bytes, leader: str) -> Journal:
         last = group.finished
         finished = None
         if last is not None:
-            told = group.finished_ballots, last.roots, group.finished_failures, group.finished_diverged
-            finished = FinishedEntry(group.finished_sync, last.revision, *told)
+            outcome = group.finished_ballots, last.roots, group.finished_failures, group.finished_diverged
+            finished = FinishedEntry(group.finished_sync, last.revision, *outcome)
         groups.append(GroupEntry(group.id, group.epoch, group.record if group.ring else None, finished))
     going = run.admission
     # Before its first record nobody has been admitted: the votes are cast again, and the vote is decided anew.

@@ -88,9 +88,7 @@ class Syncs:
     def _elect(self, offers: Mapping[PeerId, Offer], last: Finished | None) -> Decision:
         return elect(offers, last)
 
-    def _diverged(
-        self, offers: Mapping[PeerId, Offer], plan: Plan, last: Finished | None
-    ) -> dict[PeerId, Divergence]:
+    def _diverged(self, offers: Mapping[PeerId, Offer], plan: Plan, last: Finished | None) -> dict[PeerId, Divergence]:
         return {
             found.peer: Divergence(
                 found.peer,

@@ -360,9 +360,9 @@ class PeerMachine:
         over = self._sync_over(said.ballot)
         if not self._calls.finish(said.ballot):
             return over
-        return [*over, *self._tell_diverged(said.diverged), CallFinished(said.ballot, done)]
+        return [*over, *self._report_diverged(said.diverged), CallFinished(said.ballot, done)]
 
-    def _tell_diverged(self, diverged: Iterable[Divergence]) -> list[Effect]:
+    def _report_diverged(self, diverged: Iterable[Divergence]) -> list[Effect]:
         return [Tell(PeerDiverged(self.identity.group, each)) for each in diverged]
 
     def _sync_over(self, ballot: int) -> list[Effect]:
@@ -446,7 +446,7 @@ class PeerMachine:
         self._memory.redoes |= bool(ballots)
         diverged = self._syncing.diverged
         over = self._syncing.end("its master is gone") if self._syncing.ballot is not None else []
-        over += self._tell_diverged(diverged)
+        over += self._report_diverged(diverged)
         return over + [CallFinished(ballot, SyncInterrupted(diverged)) for ballot in ballots]
 
     # Ops, time and the end

@@ -256,7 +256,7 @@ class Loop:
             raise _Stopped
 
     def _is_stopped_by(self, error: RingfoldError) -> bool:
-        """Whether an error of the loop's own calls means that SIGTERM has ended it. A broken state is always told."""
+        """Whether an error of the loop's own calls means that SIGTERM has ended it. A state's own is raised."""
         return isinstance(error, _Stopped) or (self._sigterm.is_overdue and not isinstance(error, StateError))
 
     def _stop(self, step: int | None = None) -> None:
@@ -450,7 +450,7 @@ class Loop:
 
     def _load_lost(self, checkpoints: Checkpoints, revision: int) -> None:
         """Nobody is left who took part in the last sync, and the newest checkpoint is not of that sync: load the one
-        that is. All members come here, and one that has it is enough, so whoever has not syncs again, too.
+        that is. One member that has it is enough, so all of them sync again.
         """
         try:
             checkpoints.load(self._state, revision)

@@ -108,7 +108,7 @@ class Syncing:
 
     @property
     def diverged(self) -> tuple[Divergence, ...]:
-        """Who has diverged, as the plan of the sync in progress says."""
+        """The members that have diverged, by the plan of the sync in progress."""
         return () if self._sync is None else tuple(self._sync.plan.diverged)
 
     def moved(self, ballot: int) -> tuple[int, int]:

@@ -9,10 +9,10 @@ ends every wait of the main thread, and interrupts the main thread. There are tw
 
 - The main thread is inside the code that uses this class (`is_inside`). That code notices by itself: its waits fail,
   and `is_overdue` says why.
-- It is anywhere else, in code that knows nothing of this: then the former handler runs right there.
+- It is anywhere else, in code that knows nothing of this: then the former handler runs at that place.
 
-A forked child is not asked to end well: whoever ends a data loader means that process alone. It gets the former handler
-back, and SIGTERM is blocked until it has it, because the interpreter forgets a signal that comes while it forks.
+A forked child, such as a data loader, has the former handler. SIGTERM is blocked until it is back, because the
+interpreter forgets a signal that comes while it forks.
 """
 
 import logging
@@ -46,7 +46,7 @@ class Sigterm:
         self._wake: SimpleQueue[None] = SimpleQueue()  # unlike a lock, it may be used in a signal handler
         self._once = threads.Lock()
         self._aborted = threads.Event()
-        self._is_waiting = self._is_nudged = self._is_delivered = self._is_over = False
+        self._is_waiting = self._is_interrupting = self._is_delivered = self._is_over = False
         self.is_inside = True
         """Set by the user of this class: whether the main thread is inside code that ends by itself after an abort."""
         self.is_requested = False
@@ -122,20 +122,20 @@ class Sigterm:
             self._deliver()
 
     def _deliver(self) -> None:
-        self._is_delivered, self._is_nudged = True, False
+        self._is_delivered, self._is_interrupting = True, False
         signal.signal(signal.SIGTERM, self._former)  # type: ignore[arg-type]
         signal.raise_signal(signal.SIGTERM)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._is_over:
             self._deliver()
-        elif self._is_nudged:
-            self._is_nudged = False
+        elif self._is_interrupting:
+            self._is_interrupting = False
             if not self.is_inside:
                 self._aborted.wait(ABORT_S)
                 self.deliver()
         elif self.is_requested:
-            self._deliver()  # somebody is impatient
+            self._deliver()  # the second one acts at once
         else:
             self.is_requested = True
             self._wake.put(None)
@@ -145,10 +145,10 @@ class Sigterm:
         while True:
             left_s = None if deadline_ns is None or self.is_overdue else max(0, deadline_ns - monotonic_ns()) / _S
             with suppress(Empty):
-                self._wake.get(timeout=AGAIN_S if self._is_nudged or self._is_over else left_s)
+                self._wake.get(timeout=AGAIN_S if self._is_interrupting or self._is_over else left_s)
             if self._is_over and not self._is_due:
                 return
-            if self._is_nudged or self._is_over:
+            if self._is_interrupting or self._is_over:
                 self._interrupt_main()
                 continue
             if not self.is_requested or self.is_overdue:
@@ -157,7 +157,7 @@ class Sigterm:
                 deadline_ns = monotonic_ns() + int(self._grace_s * _S)
                 _log.info("SIGTERM: what was begun may end within %g s; another one acts at once", self._grace_s)
             if self._is_waiting or monotonic_ns() >= deadline_ns:
-                self.is_overdue = self._is_nudged = True
+                self.is_overdue = self._is_interrupting = True
                 self._interrupt_main()
                 self.abort()
 

@@ -107,10 +107,10 @@ def elect(offers: Mapping[PeerId, Offer], last: Finished | None) -> Decision:
 
 
 def diverged(offers: Mapping[PeerId, Offer], plan: Plan, last: Finished | None) -> list[Diverged]:
-    """Who should have had what the others have, and has not.
+    """The members that should hold the winning content, and do not.
 
-    A newcomer has not, nor has one that is torn, or is a revision behind, or was told to receive; and after a rollback
-    nobody has.
+    A newcomer need not hold it, nor a peer that is torn, is a revision behind or only receives; after a rollback, no
+    peer need.
     """
     if last is None or plan.rollback:
         return []

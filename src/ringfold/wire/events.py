@@ -192,9 +192,7 @@ class StateRolledBack(Notice, frozen=True, tag="state_rolled_back"):
 
 
 class PeerDiverged(Notice, frozen=True, tag="peer_diverged"):
-    """A long-standing member did not hold what the others held, and has received it. Told by the master and all peers.
-
-    What came of it is in `divergence`; the text says what to do."""
+    """A long-standing member did not hold what the others held, and has received it. Master and peers log it."""
 
     group: GroupId
     divergence: Divergence
