@@ -47,6 +47,7 @@ from ringfold.errors import (
     RemoteProtocolError,
     RevisionViolation,
     RingfoldError,
+    StateDiverged,
     StateError,
     StateLost,
     StoreError,
@@ -72,6 +73,7 @@ if TYPE_CHECKING:
     from ringfold.probe.alone import Prober
     from ringfold.state.checkpoint import Checkpoints
     from ringfold.state.shared import MayDiffer, SharedState
+    from ringfold.wire.status import Divergence
 
 __version__ = "0.1.0"
 __all__ = [
@@ -82,6 +84,7 @@ __all__ = [
     "Communicator",
     "ConfigError",
     "DeadlineExceeded",
+    "Divergence",
     "EpochChanged",
     "Evicted",
     "GlobalIteration",
@@ -98,6 +101,7 @@ __all__ = [
     "RevisionViolation",
     "RingfoldError",
     "SharedState",
+    "StateDiverged",
     "StateError",
     "StateLost",
     "Step",
@@ -116,6 +120,7 @@ __all__ = [
 _LAZY = {
     "Checkpoints": "ringfold.state.checkpoint",
     "Communicator": "ringfold.peer.communicator",
+    "Divergence": "ringfold.wire.status",
     "GlobalIteration": "ringfold.iteration.shell",
     "Handle": "ringfold.peer.handle",
     "MayDiffer": "ringfold.state.shared",

@@ -149,6 +149,9 @@ _SETTINGS = (
     Setting(name="op_timeout_s", kind="number", default=300.0, low=0.001, high=86_400.0,
             help="How long one attempt of an op, or a run-wide call, may take before it raises an error that names "
                  "who is missing."),
+    Setting(name="sigterm_grace_s", kind="number", default=20.0, low=0.0, high=86_400.0,
+            help="How long a step of `run.steps` may still take after SIGTERM before it is aborted, and the peer "
+                 "leaves."),
     Setting(name="join_timeout_s", kind="number", default=60.0, low=0.001, high=86_400.0,
             help="How long joining tries to reach the master, and then waits to be admitted while nothing moves. While "
                  "members' ops go on, and no step takes more than twice as long as the longest before, it waits on."),

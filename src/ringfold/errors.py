@@ -17,6 +17,7 @@
     StateError           the shared state needs a decision
       RevisionViolation  count the revision up by one, and sync again
       HashMismatch       the content was not what it should be; it says whose
+      StateDiverged      find out why this peer computed something else; its state is the run's again
       StateLost          load that revision, or agree to a rollback
     TopologyFailed       the ring is as it was; call again
     ClockNotReady        turn probing on, or wait for its first round
@@ -185,6 +186,38 @@ class HashMismatch(StateError):
 
     def __str__(self) -> str:
         return self.text
+
+
+class StateDiverged(StateError):
+    """This peer's content was not that of the others at `revision`. It agreed with them at `since` last.
+
+    `keys` are arrays that differed (the first few names of `key_count`), and `received_bytes` were fetched: by now the
+    state is the run's. What may differ between peers belongs in `MayDiffer`.
+    """
+
+    def __init__(
+        self,
+        peer: int,
+        name: str,
+        revision: int,
+        since: int,
+        keys: Sequence[str],
+        key_count: int,
+        received_bytes: int,
+    ) -> None:
+        super().__init__(peer, name, revision, since, tuple(keys), key_count, received_bytes)
+        self.peer, self.name, self.revision, self.since = peer, name, revision, since
+        self.keys, self.key_count, self.received_bytes = tuple(keys), key_count, received_bytes
+
+    def __str__(self) -> str:
+        named = ", ".join(repr(key) for key in self.keys)
+        more = f" and {self.key_count - len(self.keys)} more" if self.key_count > len(self.keys) else ""
+        return (
+            f"peer {self.peer} ({self.name}) had diverged from the run at revision {self.revision}: {named}{more} held "
+            f"other bits than the content that won, and {self.received_bytes} bytes were received to repair that. Peer "
+            f"{self.peer} last agreed with the others at revision {self.since}, so it happened since. What may differ "
+            "between peers, such as BatchNorm statistics or the state of a random generator, belongs in MayDiffer"
+        )
 
 
 class StateLost(StateError):

@@ -1,12 +1,13 @@
 """Shared state in simulated runs: what single peers go through, and that runs with syncs keep every promise."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
-from ringfold.errors import HashMismatch, RevisionViolation, StateError, StateLost, UsageError
+from ringfold.errors import HashMismatch, RevisionViolation, StateDiverged, StateError, StateLost, UsageError
 from ringfold.state.shared import MayDiffer
 from ringfold.testing import (
     AllReduce,
@@ -31,7 +32,9 @@ from ringfold.testing import (
 )
 from ringfold.testing.planted import BUGS
 from ringfold.testing.program import AGREE_TAG
-from ringfold.wire.messages import SyncStrategy
+from ringfold.testing.scenario import run_seed
+from ringfold.testing.sync_checks import SyncHistory, _candidates
+from ringfold.wire.messages import SyncDone, SyncStrategy
 
 SLOW = Weather(latency_us=(50, 200), jitter_us=(0, 20), bytes_per_ms=(60, 80), window_bytes=(512, 1_024))
 """A few KiB take some tens of milliseconds."""
@@ -369,6 +372,149 @@ def test_what_a_blocking_program_raises_is_reported() -> None:
     cluster = sim.cluster(peers=2, program=blocking(main))
     with pytest.raises(SimulationFailure, match=r"seed 5: ValueError: the program's own"):
         sim.run_until(cluster.finished, limit_ms=5_000)
+
+
+# Divergence
+
+
+def test_a_member_that_has_diverged_is_named_on_every_peer(sim: Simulation) -> None:
+    script = Script(3, rounds=3)
+
+    def prepare(place: int, turn: int, words: Words, state: SmallState) -> None:
+        words += 1
+        if turn:
+            state.push_revision()
+        if (place, turn) == (1, 1):
+            words[100] += 1
+
+    script.prepare = prepare
+    peers = sorted(peer.peer for peer in run(sim, script))
+    for place in range(3):
+        first, second, third = (script.ended[place, turn].diverged for turn in range(3))  # type: ignore[attr-defined]
+        assert (first, third) == ((), ())
+        assert [(each.peer, each.keys, each.key_count) for each in second] == [(peers[1], ["words"], 1)]
+        assert [(each.revision, each.since, each.received_bytes) for each in second] == [(1, 0, 64)]
+
+
+def test_a_newcomer_with_other_content_has_not_diverged(sim: Simulation) -> None:
+    script = Script(3)
+    script.prepare = differs_at(1)
+    run(sim, script)
+    assert [script.ended[place, 0].diverged for place in range(3)] == [()] * 3  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("flips_in", [4, 9], ids=["between two syncs", "in the last steps"])
+def test_a_step_loop_names_a_member_that_computes_something_else(sim: Simulation, flips_in: int) -> None:
+    seen: dict[int, tuple[int, int]] = {}
+    raised: list[StateDiverged] = []
+
+    def main(run: SimRun, me: Self) -> None:
+        weights = np.zeros(300)
+        while run.group_size < 4:
+            run.update_topology(min_world=4)
+        try:
+            for step in run.steps(SmallState(w=weights), until=10, min_world=3, check_every=6, on_divergence="raise"):
+                seen.update({each.peer: (each.revision, each.since) for each in step.sync.diverged})
+                gradients = np.ones(300)
+                step.all_reduce(gradients)
+                weights += gradients
+                weights[7] += me.peer == 4 and step.number == flips_in
+                run.sleep(1)
+        except StateDiverged as error:
+            raised.append(error)
+
+    cluster = sim.cluster(peers=4, program=blocking(main))
+    sim.run_until(cluster.finished, limit_ms=60_000)
+    facts = {4: (6, 0), 9: (10, 6)}[flips_in]
+    assert [(error.peer, error.revision, error.since) for error in raised] == [(4, *facts)]
+    assert seen == ({4: facts} if flips_in == 4 else {}), "the other members see it in their next step"
+
+
+def test_a_member_that_is_overwritten_was_a_newcomer_or_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In drawn runs, by the bits that each member held when it called: neither one too few nor one too many."""
+    found, done = [], SyncHistory.done
+
+    def checked(self: SyncHistory, peer: int, message: SyncDone) -> None:
+        sync = self._syncs[message.sync]
+        expected = {
+            call.peer
+            for call in sync.voters.values()
+            if sync.last is not None and call.peer in sync.last.participants and call.bits[0] != sync.content
+            if call.offer.revision == sync.revision and call.offer.strategy != "receive-only" and not call.is_torn
+        }
+        is_rollback = _candidates(sync)[1]
+        assert {each.peer for each in message.diverged} == (set() if is_rollback else expected)
+        found.extend(message.diverged)
+        done(self, peer, message)
+
+    monkeypatch.setattr(SyncHistory, "done", checked)
+    seeds = [seed for seed in range(120) if isinstance(draw(seed).work, Syncing)]
+    for seed in seeds[:15]:
+        run_seed(seed)
+    assert len(found) > 20
+
+
+# Being stopped
+
+
+class SimulatedSigterm:
+    """SIGTERM for simulated programs, which are not in the main thread: it comes at a time of the simulation."""
+
+    sim: Simulation
+    at_ms: float
+
+    def __init__(self, grace_s: float, abort: Callable[[], None]) -> None:
+        self.abort, self.is_inside, self.is_overdue, self.is_installed = abort, True, False, True
+
+    @property
+    def is_requested(self) -> bool:
+        return self.sim.now_ms >= self.at_ms
+
+    def install(self) -> bool:
+        return True
+
+    def uninstall(self) -> None:
+        """There is nothing to put back."""
+
+    def deliver(self) -> None:
+        """The handler of a program that goes on after its loop."""
+
+    def waiting(self) -> "AbstractContextManager[None]":
+        return nullcontext()
+
+
+@pytest.mark.parametrize("min_world", [1, 2, 3])
+@pytest.mark.parametrize("stopped", [1, 5], ids=["one of five", "all"])
+def test_members_that_are_stopped_leave_and_nobody_waits_for_them(
+    sim: Simulation, monkeypatch: pytest.MonkeyPatch, min_world: int, stopped: int
+) -> None:
+    ended: dict[int, tuple[int, float]] = {}
+
+    def main(run: SimRun, me: Self) -> None:
+        is_stopped = me.peer <= stopped
+        facts = {"sim": sim, "at_ms": 80.0 + me.peer if is_stopped else 1e9}
+        sigterm = type("SigtermOfOne", (SimulatedSigterm,), facts)
+        weights = np.zeros(300)
+        state = SmallState(w=weights)
+        monkeypatch.setattr("ringfold.peer.steps.Sigterm", sigterm)
+        loop = run.steps(state, until=None if stopped == 5 else 60, min_world=min_world, wait_s=60)
+        try:
+            for step in loop:
+                me.step_begins(state)
+                gradients = np.full(300, 1.0)
+                step.all_reduce(gradients, op="avg")
+                weights += gradients
+                run.sleep(1 + me.peer % 3)
+        except SystemExit:
+            assert is_stopped, "its step could not be ended"
+        ended[me.peer] = state.revision, float(weights[0])
+
+    cluster = sim.cluster(peers=5, program=blocking(main))
+    sim.run_until(cluster.finished, limit_ms=10_000)
+    assert len(ended) == 5
+    assert all(revision == weight for revision, weight in ended.values()), "a state that is not of its step"
+    if stopped == 1:
+        assert {revision for peer, (revision, _) in ended.items() if peer > 1} == {60}
 
 
 # Drawn runs

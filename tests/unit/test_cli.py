@@ -36,9 +36,10 @@ from ringfold.wire.messages import (
     World,
 )
 from ringfold.wire.proof import proven
-from ringfold.wire.status import GroupStatus, LinkStatus, PeerStatus, Waiting
+from ringfold.wire.status import Divergence, GroupStatus, LinkStatus, PeerStatus, Waiting
 
 NONCE = bytes(range(32))
+DIVERGED = Divergence(2, "two", 300, 200, ["model", "momentum"], 9, 4_096)
 STATUS = Status(
     fence=1,
     uptime_ms=65_000,
@@ -49,7 +50,7 @@ STATUS = Status(
         PeerStatus(1, "one", "host-a", 0, "IDLE", ["10.0.0.1"], 48149, 20, False, 7),
         PeerStatus(2, "[red]two", "host-b", 0, "PERFORM", ["fe80::2"], 48150, 1_500, True, 6, ["tag 0 sequence 6"]),
     ],
-    groups=[GroupStatus(0, 4, "installed", [2, 1, 3], "ring", [(1, 2)])],
+    groups=[GroupStatus(0, 4, "installed", [2, 1, 3], "ring", [(1, 2)], [DIVERGED], 5)],
     waiting=[Waiting("update_topology", [1], [2, 3], 4_200)],
     links=[
         LinkStatus(1, 2, 11_762_500.0, 150, 3_000, "measured"),
@@ -290,6 +291,9 @@ def test_status_prints_the_run(
         "94.1 Mbit/s, 3.0 s ago",
         ">= 2.35 Gbit/s, 12.0 s ago",
         "7 links are known, --json has 2 of them",
+        "diverged from the run's state, and repaired (5 in all)",
+        "model, momentum and 7 more",
+        "4096 bytes",
     ):
         assert piece in text
 

@@ -270,6 +270,13 @@ def test_the_end_of_a_finished_sync_is_told_to_a_participant_that_heard_neither_
     assert m.SyncDone(9, 4, 7) in sent(stage.back(12, 2, ballot=9), 12)
 
 
+def test_the_end_of_a_finished_sync_still_says_who_had_diverged() -> None:
+    found = m.Divergence(1, "p1", 7, 3, ["model"], 1, 4_000)
+    stage = with_finished(FinishedEntry(4, 7, {1: 5, 2: 9}, b"roots", diverged=[found]))
+    stage.back(11, 1)
+    assert m.SyncDone(9, 4, 7, [found]) in sent(stage.back(12, 2, ballot=9), 12)
+
+
 def test_who_is_out_of_a_finished_sync_and_did_not_hear_of_it_is_told_why() -> None:
     told = m.CallFailed(9, m.Reason("revision", "it jumped"))
     stage = with_finished(FinishedEntry(4, 7, {1: 5}, b"roots", {2: told}))

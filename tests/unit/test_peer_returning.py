@@ -1,5 +1,6 @@
 """A peer whose master is gone: it looks for one, proves who it is, and brings along what the next one cannot know."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -21,6 +22,7 @@ from ringfold.state.manifest import Snapshot
 from ringfold.state.shared import SharedState
 from ringfold.wire import frames, messages
 from ringfold.wire.base import PROTOCOL_VERSION as VERSION
+from ringfold.wire.events import PeerDiverged
 from ringfold.wire.messages import Challenge, Liveness, Member, Message, Resumed, SyncPlan, Vote, World
 from ringfold.wire.proof import prove, proven
 from tests.unit.test_peer_machine import (
@@ -267,13 +269,25 @@ def test_a_sync_of_a_master_that_is_gone_ends_with_the_next_ones_record() -> Non
     assert CallFinished(4, SyncInterrupted()) in effects
 
 
-def in_a_sync(deadline_ns: int) -> Peer:
+def test_what_an_interrupted_sync_has_found_is_not_lost() -> None:
+    """A peer that has begun to receive is torn in the next sync, where nobody sees any more that it had diverged."""
+    found = messages.Divergence(4, "n4", 7, 3, ["w"], 1)
+    peer = in_a_sync(10**15, diverged=[found])
+    peer.step(Closed(CONTROL, "reset"))
+    resume(peer)
+    peer.hears(peer.last_conn, messages.Seal(1, "the master changed"))
+    effects = peer.hears(peer.last_conn, record(2, [4, ME], fence=2))
+    assert Tell(PeerDiverged(0, found)) in effects
+    assert CallFinished(4, SyncInterrupted((found,))) in effects
+
+
+def in_a_sync(deadline_ns: int, diverged: Sequence[messages.Divergence] = ()) -> Peer:
     """A member in a sync, ballot 4, that the master has planned."""
     peer = member()
     snapshot = Snapshot.take(SharedState({"w": np.zeros(4)}), 1)
     offer = snapshot.offer("enforce-popular", stepped=False, rollback=False)
     peer.step(CallVote(4, "sync", 0, deadline_ns, (), offer, snapshot))
-    plan: Message = SyncPlan(4, 9, 0, b"s", [Member(4, "n4", "h", ["10.0.0.4"], 1)], [], [], {4: 1, ME: 4})
+    plan: Message = SyncPlan(4, 9, 0, b"s", [Member(4, "n4", "h", ["10.0.0.4"], 1)], [], [], {4: 1, ME: 4}, [*diverged])
     peer.step(MessageReceived(CONTROL, frames.encode(plan)))
     return peer
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfold.state.election import Decision, Failed, Finished, Plan, elect
+from ringfold.state.election import Decision, Diverged, Failed, Finished, Plan, diverged, elect
 from ringfold.state.manifest import digest_of
 from ringfold.wire.messages import KeyOffer, Offer, Reason, SyncStrategy
 
@@ -431,3 +431,56 @@ def test_a_finished_revision_is_not_lost_without_an_agreement(ballot: Ballot) ->
     assert result.revision >= last.revision
     if result.revision == last.revision:
         assert result.roots == last.roots
+
+
+# Who should have had what the others have
+
+
+def found(offers: dict[int, Offer], last: Finished | None) -> list[Diverged]:
+    return diverged(offers, plan(elect(offers, last)), last)
+
+
+def test_a_participant_with_other_content_at_the_winners_revision_has_diverged() -> None:
+    here = [key("a", "1"), key("b", "2"), key("c", "3")]
+    there = [key("a", "1"), key("b", "x"), key("c", "y")]
+    offers = {0: offer(8, keys=here), 1: offer(8, keys=there), 2: offer(8, keys=here)}
+    assert found(offers, finished(7, {0, 1, 2})) == [Diverged(1, ["b", "c"], 7)]
+
+
+def test_a_participant_that_changed_without_counting_has_diverged() -> None:
+    assert found({0: offer(7), 1: offer(7, "x")}, finished(7, {0, 1})) == [Diverged(1, ["model"], 7)]
+
+
+def test_in_a_step_loop_it_is_the_last_sync_since_which_it_happened() -> None:
+    offers = {peer: offer(112, content, stepped=True) for peer, content in enumerate("bbx")}
+    assert found(offers, finished(100, {0, 1, 2})) == [Diverged(2, ["model"], 100)]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        offer(8, "x", torn=True),
+        offer(7),
+        offer(8, keys=[key("model", "b"), key("seen", "x", differs=True)]),
+    ],
+    ids=["torn", "a revision behind", "may differ"],
+)
+def test_who_is_not_expected_to_agree_has_not_diverged(other: Offer) -> None:
+    differs = len(other.keys) > 1
+    own = offer(8, keys=[key("model", "b"), key("seen", "y", differs=True)]) if differs else offer(8, "b")
+    assert found({0: own, 1: other}, finished(7, {0, 1})) == []
+
+
+def test_a_newcomer_has_not_diverged() -> None:
+    assert found({0: offer(8, "b"), 1: offer(8, "x")}, finished(7, {0})) == []
+    assert found({0: offer(8, "b"), 1: offer(8, "x")}, None) == []
+
+
+def test_who_only_receives_has_not_diverged() -> None:
+    offers = {0: offer(8, "b", "send-only"), 1: offer(8, "x", "receive-only")}
+    assert found(offers, finished(7, {0, 1})) == []
+
+
+def test_after_a_rollback_nobody_has_diverged() -> None:
+    offers = {0: offer(5, "b", rollback=True), 1: offer(5, "x", rollback=True)}
+    assert found(offers, finished(7, {0, 1})) == []

@@ -236,6 +236,10 @@ class Run:
         self.epoch, self.group_size, self.spans_groups = 1, 2, False
         self.pending = False
         self.updates = 0
+        self.peer_id = 1
+
+    def leave(self) -> None:
+        raise AssertionError("nobody stops this loop")
 
     @property
     def has_newcomers(self) -> bool:
@@ -265,17 +269,17 @@ def a_state(revision: int = 0) -> rf.SharedState:
     return rf.SharedState({"w": np.zeros(3)}, revision=revision)
 
 
-def test_a_sync_is_due_every_so_many_steps() -> None:
+def test_a_sync_is_due_every_so_many_steps_and_at_the_end() -> None:
     run = Run()
     checked = [step.sync.checked for step in looped(run, a_state(1), until=9, check_every=4)]
-    assert synced_at(run) == [4, 8]
+    assert synced_at(run) == [4, 8, 9]
     assert checked == [False, False, False, True, False, False, False, True]
 
 
 def test_offers_of_the_loop_say_that_it_counted() -> None:
     run = Run()
     list(looped(run, a_state(), until=1))
-    assert [offer.stepped for offer in run.session.syncs] == [True]
+    assert [offer.stepped for offer in run.session.syncs] == [True, True]
 
 
 def test_a_sync_follows_a_step_whose_op_was_committed_in_another_epoch() -> None:
@@ -285,7 +289,7 @@ def test_a_sync_follows_a_step_whose_op_was_committed_in_another_epoch() -> None
         if step.number == 3:
             run.epoch = 2
         step.all_reduce(np.zeros(1))
-    assert synced_at(run) == [4]
+    assert synced_at(run) == [4, 8]
 
 
 def test_an_epoch_that_no_op_ran_in_shakes_nothing() -> None:
@@ -302,7 +306,7 @@ def test_newcomers_are_synced_before_the_step_and_asked_about_once() -> None:
     run = Run()
     for step in looped(run, a_state(1), until=6, check_every=100):
         run.pending = step.number == 2
-    assert (synced_at(run), run.updates) == ([3], 1)
+    assert (synced_at(run), run.updates) == ([3, 6], 1)
 
 
 def test_a_newcomer_takes_the_runs_number() -> None:
@@ -323,6 +327,52 @@ def test_a_change_of_content_between_syncs_is_an_error_where_none_is_expected() 
     assert [next(loop).number for _ in range(3)] == [1, 2, 3], "what a newcomer receives first is no surprise"
     with pytest.raises(rf.HashMismatch):
         next(loop)
+
+
+def diverged(peer: int) -> Callable[[Snapshot], SyncSucceeded]:
+    """A sync in which this peer was found to hold something else."""
+    found = rf.Divergence(peer, "p", 4, 2, ["w"], 1, 24)
+    return lambda snapshot: SyncSucceeded(snapshot.revision, 0, 24, (found,))
+
+
+def test_a_peer_that_has_diverged_raises_where_that_is_wanted() -> None:
+    run = Run()
+    run.session.outcomes = [diverged(run.peer_id)]
+    loop = looped(run, a_state(4), until=9, check_every=4, on_divergence="raise")
+    with pytest.raises(rf.StateDiverged) as caught:
+        next(loop)
+    error = caught.value
+    assert (error.peer, error.name, error.revision, error.since, error.keys) == (1, "p", 4, 2, ("w",))
+    assert (error.key_count, error.received_bytes) == (1, 24)
+
+
+@pytest.mark.parametrize(("peer", "on_divergence"), [(1, "repair"), (2, "raise")])
+def test_a_divergence_that_is_repaired_or_another_peers_ends_no_loop(peer: int, on_divergence: str) -> None:
+    run = Run()
+    run.session.outcomes = [diverged(peer)]
+    loop = looped(run, a_state(4), until=6, check_every=4, on_divergence=on_divergence)
+    assert [len(step.sync.diverged) for step in loop] == [1, 0]
+
+
+def test_a_divergence_in_the_last_steps_is_found_at_the_end() -> None:
+    run = Run()
+    loop = looped(run, a_state(1), until=3, on_divergence="raise")
+    assert [next(loop).number for _ in range(2)] == [1, 2]
+    run.session.outcomes = [diverged(run.peer_id)]
+    with pytest.raises(rf.StateDiverged):
+        next(loop)
+
+
+def test_a_loop_without_a_state_has_nothing_to_compare_at_its_end() -> None:
+    run = Run()
+    made = StepSettings(until=3, check_every=100)
+    assert len(list(steps(run, cast(Ops, run), None, made))) == 3  # type: ignore[arg-type]
+    assert synced_at(run) == [0]
+
+
+def test_what_to_do_on_divergence_is_one_of_two() -> None:
+    with pytest.raises(rf.UsageError, match="repair, raise"):
+        looped(Run(), a_state(), on_divergence="ignore")
 
 
 @pytest.mark.parametrize("by", [-1, 2])
@@ -436,4 +486,4 @@ def test_a_group_that_has_shrunk_waits_before_it_syncs() -> None:
     run.session.outcomes = [too_few]
     run.update_topology = update_topology  # type: ignore[method-assign]
     assert [step.number for step in looped(run, a_state(4), until=5, check_every=4, min_world=2)] == [4]
-    assert (synced_at(run), run.updates) == ([4, 4], 1)
+    assert (synced_at(run), run.updates) == ([4, 4, 5], 1)

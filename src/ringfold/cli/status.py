@@ -96,6 +96,9 @@ def _parts(address: str, status: "Status") -> Iterator["Text | Table"]:
         yield Text()
         columns = ["group", "epoch", "phase", "ring", "evidence", "avoided edges"]
         yield table("groups", columns, (_group_row(group) for group in status.groups))
+    if any(group.divergences for group in status.groups):
+        yield Text()
+        yield _divergences(status)
     if status.links:
         yield Text()
         yield _links(status)
@@ -132,6 +135,22 @@ def _group_row(group: "GroupStatus") -> list[str]:
     ring = " -> ".join(str(peer) for peer in closed)
     avoided = ", ".join(f"{source} -> {target}" for source, target in group.bad_edges)
     return [str(group.group), str(group.epoch), group.phase, ring, group.evidence, avoided]
+
+
+def _divergences(status: "Status") -> "Table":
+    """Members whose state was not that of the others. All of them were repaired; why they were not is for people."""
+    from ringfold.cli.output import table
+
+    count = sum(group.divergences for group in status.groups)
+    columns = ["group", "peer", "name", "keys", "received", "at revision", "agreed last at"]
+    rows = []
+    for group in status.groups:
+        for each in group.diverged:
+            more = f" and {each.key_count - len(each.keys)} more" if each.key_count > len(each.keys) else ""
+            keys, received = ", ".join(each.keys) + more, f"{each.received_bytes} bytes"
+            numbers = [str(each.revision), str(each.since)]
+            rows.append([str(group.group), str(each.peer), each.name, keys, received, *numbers])
+    return table(f"diverged from the run's state, and repaired ({count} in all)", columns, rows)
 
 
 def _links(status: "Status") -> "Table":

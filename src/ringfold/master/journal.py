@@ -34,7 +34,7 @@ from ringfold.master.verdicts import Cause
 from ringfold.state.election import Finished
 from ringfold.topology.bandwidth import Entry, Source
 from ringfold.wire.decoding import decode as decode_bytes
-from ringfold.wire.messages import CallFailed, Epoch, GroupId, PeerId, Reason, Record
+from ringfold.wire.messages import CallFailed, Divergence, Epoch, GroupId, PeerId, Reason, Record
 
 FORMAT = 1
 NO_JOURNAL = "it holds no journal of a master: "
@@ -54,6 +54,8 @@ class FinishedEntry(Struct, frozen=True):
     roots: bytes
     failures: dict[PeerId, CallFailed] = field(default_factory=dict)
     """Who was out of it before its end, and what it was told."""
+    diverged: list[Divergence] = field(default_factory=list)
+    """Who should have had its state before, and had not."""
 
 
 class GroupEntry(Struct, frozen=True):
@@ -158,9 +160,8 @@ def journal_of(run: Run, fence: int, secret: bytes, leader: str) -> Journal:
         last = group.finished
         finished = None
         if last is not None:
-            finished = FinishedEntry(
-                group.finished_sync, last.revision, group.finished_ballots, last.roots, group.finished_failures
-            )
+            outcome = group.finished_ballots, last.roots, group.finished_failures, group.finished_diverged
+            finished = FinishedEntry(group.finished_sync, last.revision, *outcome)
         record, incumbents = group.record if group.ring else None, sorted(group.incumbents)
         groups.append(GroupEntry(group.id, group.epoch, record, finished, incumbents))
     going = run.admission
@@ -187,7 +188,8 @@ def restore(run: Run, journal: Journal, now: Ns) -> None:
         group.incumbents = set(entry.incumbents)
         if last is not None:
             group.finished_sync, group.finished_ballots = last.sync, last.ballots
-            group.finished_failures = last.failures
+            group.finished_failures, group.finished_diverged = last.failures, last.diverged
+            group.diverged, group.divergences = list(last.diverged), len(last.diverged)
             group.finished = Finished(last.revision, frozenset(last.ballots), last.roots)
         record = group.record = entry.record
         if record is None:

@@ -150,7 +150,7 @@ class Returning:
         group, ballot = self._run.groups[peer.group], brought.ballot
         last = group.finished
         if last is not None and group.finished_ballots.get(peer.id) == ballot:
-            self._run.send(peer, SyncDone(ballot, group.finished_sync, last.revision))
+            self._run.send(peer, SyncDone(ballot, group.finished_sync, last.revision, group.finished_diverged))
             peer.answers(ballot)
             return
         failure = group.finished_failures.get(peer.id)

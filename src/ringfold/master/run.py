@@ -31,6 +31,7 @@ from ringfold.wire.frames import Announced, Heartbeat
 from ringfold.wire.messages import (
     CallDone,
     CallFailed,
+    Divergence,
     EdgeFailure,
     Epoch,
     Evicted,
@@ -198,6 +199,8 @@ class Sync:
     """Who is out of it, and what it was told."""
     corrupt: set[PeerId] = field(default_factory=set)
     """From whom somebody got a wrong block."""
+    diverged: dict[PeerId, Divergence] = field(default_factory=dict)
+    """Who should have had the winning state, and had not."""
 
 
 @dataclass(slots=True)
@@ -235,6 +238,12 @@ class Group:
     """Who is told that it is done, and as the answer to which call."""
     finished_failures: dict[PeerId, CallFailed] = field(default_factory=dict)
     """Who was told that it is out of it."""
+    finished_diverged: list[Divergence] = field(default_factory=list)
+    """Who should have had its state before, and had not."""
+    diverged: list[Divergence] = field(default_factory=list)
+    """The same of all syncs, the last few."""
+    divergences: int = 0
+    """How many there were."""
     record: Record | None = None
     """The newest one, as it was sent."""
     wish: list[PeerId] = field(default_factory=list)

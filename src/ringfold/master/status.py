@@ -130,6 +130,8 @@ def _group(group: Group) -> GroupStatus:
         ring=list(group.ring),
         evidence=group.evidence,
         bad_edges=group.edges.bad_pairs(),
+        diverged=list(group.diverged),
+        divergences=group.divergences,
     )
 
 

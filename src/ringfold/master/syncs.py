@@ -16,14 +16,17 @@ next sync it has no vote and receives. When all fail because the state is lost, 
 
 from collections.abc import Mapping
 
+from msgspec.structs import replace
+
 from ringfold.errors import RemoteProtocolError
 from ringfold.master.events import Ns
 from ringfold.master.run import Group, Peer, Run, Sync
 from ringfold.master.words import names
-from ringfold.state.election import Decision, Failed, Finished, elect
+from ringfold.state.election import Decision, Failed, Finished, Plan, diverged, elect
 from ringfold.state.hashing import digest_bytes
-from ringfold.wire.events import CallRefused, StateRolledBack, SyncBegun, SyncEnded
+from ringfold.wire.events import CallRefused, PeerDiverged, StateRolledBack, SyncBegun, SyncEnded
 from ringfold.wire.messages import (
+    Divergence,
     Offer,
     PeerId,
     Reason,
@@ -37,6 +40,10 @@ from ringfold.wire.proof import derive
 
 MAX_KEYS = 200_000
 GOES_ON_NS = 2_000_000_000
+NAMED_KEYS = 8
+"""Of those in which a peer has diverged."""
+SHOWN_DIVERGENCES = 8
+"""Of a group, in its status."""
 _U63 = 1 << 63
 
 
@@ -71,7 +78,7 @@ class Syncs:
         taking_part = {peer: ballot.number for peer, ballot in ballots.items() if peer not in decision.rejected}
         fetching = {peer for peer, keys in decision.fetch.items() if keys}
         sync = Sync(run.syncs, now, decision, taking_part, set(decision.holders), fetching, voters)
-        sync.failures = failures
+        sync.failures, sync.diverged = failures, self._diverged(offers, decision, group.finished)
         for peer_id, ballot in taking_part.items():
             run.peers[peer_id].answers(ballot)
         group.sync = sync
@@ -81,16 +88,31 @@ class Syncs:
     def _elect(self, offers: Mapping[PeerId, Offer], last: Finished | None) -> Decision:
         return elect(offers, last)
 
+    def _diverged(self, offers: Mapping[PeerId, Offer], plan: Plan, last: Finished | None) -> dict[PeerId, Divergence]:
+        return {
+            found.peer: Divergence(
+                found.peer,
+                self._run.peers[found.peer].member.name,
+                plan.revision,
+                found.since,
+                found.keys[:NAMED_KEYS],
+                len(found.keys),
+            )
+            for found in diverged(offers, plan, last)
+        }
+
     def _send_plans(self, group: Group, sync: Sync) -> None:
         run, plan = self._run, sync.plan
         secret = derive(self._secret, "sync", sync.number)
         holders = [run.peers[peer].member for peer in sorted(sync.holders)]
         receivers = [run.peers[peer].member for peer in sorted(sync.unfinished)]
+        found = list(sync.diverged.values())
         for peer_id, ballot in sorted(sync.ballots.items()):
             fetch = plan.fetch.get(peer_id, [])
-            voters = sync.voters.ballots
-            message = SyncPlan(ballot, sync.number, plan.revision, secret, holders, receivers, list(fetch), voters)
-            run.send(run.peers[peer_id], message)
+            what = list(fetch), sync.voters.ballots, found
+            run.send(
+                run.peers[peer_id], SyncPlan(ballot, sync.number, plan.revision, secret, holders, receivers, *what)
+            )
 
     def report(self, now: Ns, peer: Peer, report: SyncReport) -> None:
         """A peer says how the sync goes there. A report that crossed with the sync's end is void."""
@@ -105,6 +127,9 @@ class Syncs:
             case "complete":
                 sync.unfinished.discard(peer.id)
                 sync.holders.add(peer.id)
+                if peer.id in sync.diverged:
+                    received = max(0, report.received_bytes)
+                    sync.diverged[peer.id] = replace(sync.diverged[peer.id], received_bytes=received)
             case "changed":
                 text = f"the shared state of peer {peer.id} changed during the sync: {report.text}"
                 self._out(group, sync, peer, Reason("hash", text))
@@ -177,8 +202,13 @@ class Syncs:
         run, plan = self._run, sync.plan
         group.finished, group.finished_sync = plan.finished(sync.ballots), sync.number
         group.finished_ballots, group.finished_failures = dict(sync.ballots), sync.failures
+        group.finished_diverged = list(sync.diverged.values())
+        group.diverged = [*group.diverged, *group.finished_diverged][-SHOWN_DIVERGENCES:]
+        group.divergences += len(sync.diverged)
         for peer, ballot in sorted(sync.ballots.items()):
-            run.send(run.peers[peer], SyncDone(ballot, sync.number, plan.revision))
+            run.send(run.peers[peer], SyncDone(ballot, sync.number, plan.revision, group.finished_diverged))
+        for found in group.finished_diverged:
+            run.tell(PeerDiverged(group.id, found))
         run.tell(SyncEnded(group.id, sync.number, plan.revision, (now - sync.since) // 1_000_000))
 
     def _tell_once(self, reasons: list[Reason]) -> None:

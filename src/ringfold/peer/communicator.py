@@ -37,7 +37,14 @@ from ringfold.peer.handle import Handle
 from ringfold.peer.ops import Ops, by_caller, positive_ns, quantisation_code, reduce_code, refusal
 from ringfold.peer.outcome import Meeting, ReduceInfo
 from ringfold.peer.session import Session
-from ringfold.peer.states import SyncInfo, check_unchanged, sync_state
+from ringfold.peer.states import (
+    OnDivergence,
+    SyncInfo,
+    check_diverged,
+    check_on_divergence,
+    check_unchanged,
+    sync_state,
+)
 from ringfold.peer.steps import Step, StepSettings, steps
 from ringfold.state.shared import SharedState
 from ringfold.wire.messages import Record, SyncStrategy
@@ -49,8 +56,8 @@ _ndarray = np.ndarray
 class Communicator:
     """A process's membership in a run. Make one with `ringfold.join`; leave with `leave()` or at the end of `with`."""
 
-    def __init__(self, session: Session, op_timeout_s: float) -> None:
-        self._session = session
+    def __init__(self, session: Session, op_timeout_s: float, sigterm_grace_s: float = 20.0) -> None:
+        self._session, self._sigterm_grace_s = session, sigterm_grace_s
         self._ops = Ops(session, op_timeout_s)
         self._all_reduce = session.engine.all_reduce
         admission = session.joined_with
@@ -349,6 +356,7 @@ class Communicator:
         strategy: SyncStrategy = "enforce-popular",
         expect_unchanged: bool = False,
         rollback: bool = False,
+        on_divergence: OnDivergence = "repair",
         timeout_s: float | None = None,
     ) -> SyncInfo:
         """Make `state` the same, bit by bit, on every member of the group. Returns when all of them have called it.
@@ -357,7 +365,12 @@ class Communicator:
         revision goes up by at most one (`state.push_revision()`). `strategy` is "enforce-popular", or "send-only" and
         "receive-only" where one side is to win. `expect_unchanged` raises `HashMismatch` if anything was received.
         `rollback` agrees to go on from an older revision when the last one is lost.
+
+        A member that took part in the last sync, and holds other content than the winner at the same revision, has
+        diverged: all peers warn and name it. It gets the winner's content; with `on_divergence="raise"` the call then
+        raises `StateDiverged` there.
         """
+        check_on_divergence(on_divergence)
         if strategy not in get_args(SyncStrategy):
             raise UsageError(f"sync_shared_state: strategy must be one of {', '.join(get_args(SyncStrategy))}")
         self._ops.check_none_in_flight("sync_shared_state")
@@ -366,6 +379,7 @@ class Communicator:
         info = sync_state(self._session, state, strategy=strategy, timeout_s=timeout_s, rollback=rollback)
         if expect_unchanged:
             check_unchanged(info)
+        check_diverged(info, self.peer_id, on_divergence)
         return info
 
     def steps(
@@ -382,18 +396,28 @@ class Communicator:
         expect_unchanged: bool = False,
         rollback: bool = False,
         counter: Counter | None = None,
+        handle_sigterm: bool = True,
+        on_divergence: OnDivergence = "repair",
     ) -> Iterator[Step]:
         """The training loop: yields numbered steps, and between them admits peers, waits for peers and syncs `state`.
 
         A newcomer begins at the run's step with the run's `state`. While the group has fewer than `min_world` members,
         the loop waits, up to `wait_s` seconds. The state is compared after admissions and aborts, and every
-        `check_every` steps. With `checkpoint=DIR` it is saved there every `every` steps, the last `keep` are kept, and
+        `check_every` steps, and once more at the end (`until`). A member that has diverged is named in a warning of all
+        peers and gets the run's state; with `on_divergence="raise"` it raises `StateDiverged`.
+
+        With `checkpoint=DIR` the state is saved there every `every` steps, the last `keep` are kept, and
         the loop begins with the newest one that is whole.
 
         With `counter=GlobalIteration(store, rank, world)` a step's number is the iteration that several groups or runs
         agree on, each of them being one rank: it begins when all active ones have finished the one before. All peers of
         a group give the same rank and get the same numbers; one of them speaks for it, and another one when that one is
         gone. A number that a group has missed is skipped (`step.missed`). The counter is closed with the loop.
+
+        SIGTERM ends the loop well: the step that is on may end within `sigterm_grace_s` seconds (a setting), and a wait
+        for peers ends at once. Then this peer leaves, saves the last step boundary if it has a `checkpoint`, and the
+        signal does what it did before the loop: by default it ends the process. A second SIGTERM does so at once. Only
+        the main thread can handle signals: a loop in another thread, or with `handle_sigterm=False`, changes nothing.
         """
         settings = StepSettings(
             until=until,
@@ -406,6 +430,8 @@ class Communicator:
             expect_unchanged=expect_unchanged,
             rollback=rollback,
             counter=counter,
+            sigterm_grace_s=self._sigterm_grace_s if handle_sigterm else None,
+            on_divergence=on_divergence,
         )
         return steps(self, self._ops, state, settings)
 

@@ -8,7 +8,7 @@ import numpy.typing as npt
 from ringfold.errors import RingfoldError
 from ringfold.probe.rounds_events import FromRoundMaster
 from ringfold.wire.events import Notice
-from ringfold.wire.messages import Epoch, Message, PeerId, Reason, Record, Verdict, World
+from ringfold.wire.messages import Divergence, Epoch, Message, PeerId, Reason, Record, Verdict, World
 
 Block = tuple[npt.NDArray[np.uint8], int, int, int | None]
 """A block where it lies: an array of bytes, offset, length, and its rf64 hash (None: the engine does not check it)."""
@@ -183,17 +183,22 @@ class CallSucceeded:
 
 @dataclass(frozen=True, slots=True)
 class SyncSucceeded:
-    """How a sync ended well: the revision of all who took part, and the bytes of blocks that this peer moved for it."""
+    """How a sync ended well: the revision of all who took part, and the bytes of blocks that this peer moved for it.
+
+    `diverged` are the members that should have had the state before, and had not."""
 
     revision: int
     tx_bytes: int
     rx_bytes: int
+    diverged: tuple[Divergence, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class SyncInterrupted:
     """A sync was under way when the master was lost, and came to no end: it is to be called again, from a new look at
-    the state, and the program need not know."""
+    the state, and the program need not know. What it had found out (`diverged`) may not be seen a second time."""
+
+    diverged: tuple[Divergence, ...] = ()
 
 
 Outcome = CallSucceeded | SyncSucceeded | SyncInterrupted | Reason

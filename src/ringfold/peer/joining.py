@@ -102,7 +102,7 @@ def join(request: JoinRequest, at_end: Callable[[], None] | None = None) -> Comm
         session.close()
         raise
     session.at_end = at_end
-    return Communicator(session, settings.number("op_timeout_s"))
+    return Communicator(session, settings.number("op_timeout_s"), settings.number("sigterm_grace_s"))
 
 
 def _congestion(wanted: str) -> str:

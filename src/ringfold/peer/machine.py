@@ -21,6 +21,7 @@ Invariants: the engine's epoch never exceeds the record's; a vote is cast only i
 is sent.
 """
 
+from collections.abc import Iterable
 from typing import assert_never
 
 from ringfold.errors import CallMismatch, Evicted, MasterUnreachable, RemoteProtocolError, RingfoldError
@@ -80,8 +81,8 @@ from ringfold.peer.settings import MS, Identity, PeerTimings
 from ringfold.peer.visits import FIRST_KEY as FIRST_VISIT
 from ringfold.state.manifest import Snapshot
 from ringfold.wire import messages
-from ringfold.wire.events import AdmissionDelayed, ConnectionDropped, MasterLost
-from ringfold.wire.messages import Epoch, Message, PeerId, Reason, Record, Resumed, Welcome, World
+from ringfold.wire.events import AdmissionDelayed, ConnectionDropped, MasterLost, PeerDiverged
+from ringfold.wire.messages import Divergence, Epoch, Message, PeerId, Reason, Record, Resumed, Welcome, World
 from ringfold.wire.naming import with_names, with_you
 from ringfold.wire.probing import NodeWelcome, ProbeAnswer, ProbeGraph, ProbeHalt, RoundClock, RoundEnd, RoundStart
 
@@ -345,10 +346,8 @@ class PeerMachine:
                 return []
             case messages.SyncPlan():
                 return self._sync_planned(now_ns, said)
-            case messages.SyncDone(ballot=ballot, revision=revision):
-                done = SyncSucceeded(revision, *self._syncing.moved(ballot))
-                over = self._sync_over(ballot)
-                return [*over, CallFinished(ballot, done)] if self._calls.finish(ballot) else over
+            case messages.SyncDone():
+                return self._sync_done(said)
             case messages.Measure():
                 if not self._calls.waits_in("optimize"):
                     return self._errands.measuring.refuse(said)
@@ -394,6 +393,16 @@ class PeerMachine:
         except RemoteProtocolError as error:
             return self._lose_master(f"it does not keep to the protocol ({error})")
         return effects + self._let_visitors_in(now_ns)
+
+    def _sync_done(self, said: messages.SyncDone) -> list[Effect]:
+        done = SyncSucceeded(said.revision, *self._syncing.moved(said.ballot), tuple(said.diverged))
+        over = self._sync_over(said.ballot)
+        if not self._calls.finish(said.ballot):
+            return over
+        return [*over, *self._report_diverged(said.diverged), CallFinished(said.ballot, done)]
+
+    def _report_diverged(self, diverged: Iterable[Divergence]) -> list[Effect]:
+        return [Tell(PeerDiverged(self.identity.group, each)) for each in diverged]
 
     def _sync_over(self, ballot: int) -> list[Effect]:
         return self._syncing.end("the sync is over") if self._syncing.ballot == ballot else []
@@ -480,8 +489,10 @@ class PeerMachine:
             return []
         ballots = self._calls.interrupt()
         self._memory.redoes |= bool(ballots)
+        diverged = self._syncing.diverged
         over = self._syncing.end("its master is gone") if self._syncing.ballot is not None else []
-        return over + [CallFinished(ballot, SyncInterrupted()) for ballot in ballots]
+        over += self._report_diverged(diverged)
+        return over + [CallFinished(ballot, SyncInterrupted(diverged)) for ballot in ballots]
 
     # Ops, time and the end
 

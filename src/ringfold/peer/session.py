@@ -79,6 +79,9 @@ _sessions: "weakref.WeakSet[Session]" = weakref.WeakSet()
 LEAVE_S = 2.0
 """How long closing waits for the master's consent to leave."""
 LONGEST_SLEEP_S = 60.0
+SIGNAL_S = 1.0
+"""A call waits in slices of this length: a signal that comes right before a wait does not end it, and its handler runs
+between two of them."""
 S = 1_000_000_000
 
 T = TypeVar("T")
@@ -164,7 +167,7 @@ class Session:
                 progress = tuple(self.engine.progress())
                 self._call(CallVote(ballot, kind, min_world, deadline_ns, progress, offer, snapshot, called_ns))
                 while ballot not in self._outcomes and not self.is_over:
-                    self._changed.wait()
+                    self._changed.wait(SIGNAL_S)
             except BaseException:
                 self._call(CallGivenUp(ballot))
                 self._outcomes.pop(ballot, None)

@@ -2,28 +2,33 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Literal, NamedTuple, Protocol, TypeVar, get_args
 
-from ringfold.errors import HashMismatch
+from ringfold.errors import HashMismatch, UsageError
 from ringfold.peer.effects import SyncInterrupted, SyncSucceeded
 from ringfold.peer.machine import PeerMachine
 from ringfold.state.manifest import Snapshot
 from ringfold.state.shared import SharedState, set_torn
-from ringfold.wire.messages import Offer, SyncStrategy
+from ringfold.wire.events import divergence_error
+from ringfold.wire.messages import Divergence, Offer, PeerId, SyncStrategy
 
 T = TypeVar("T")
+OnDivergence = Literal["repair", "raise"]
+"""What a peer does that was found to hold other content than the others: `repair` only warns."""
 
 
 class SyncInfo(NamedTuple):
     """What a sync did: the revision that all who took part have now, and the bytes of blocks that this peer moved.
 
-    `checked` is False where no sync was needed, so that nothing was compared.
+    `checked` is False where no sync was needed, so that nothing was compared. `diverged` are the members, this one or
+    others, that should have had the state before, and had not.
     """
 
     revision: int
     tx_bytes: int = 0
     rx_bytes: int = 0
     checked: bool = True
+    diverged: tuple[Divergence, ...] = ()
 
 
 class Session(Protocol):
@@ -54,7 +59,7 @@ class Attempt:
         self.state.revision = done.revision
         set_torn(self.state, False)
         machine.synced()
-        return SyncInfo(done.revision, done.tx_bytes, done.rx_bytes)
+        return SyncInfo(done.revision, done.tx_bytes, done.rx_bytes, diverged=done.diverged)
 
 
 def sync_state(
@@ -72,6 +77,7 @@ def sync_state(
     If it raises after a part of the state was written, the state is torn: it has no vote, and no op goes on from it
     until it is synced again, or loaded.
     """
+    found: dict[PeerId, Divergence] = {}
     while True:
         attempt = Attempt(state)
         offer = attempt.snapshot.offer(strategy, stepped=stepped, rollback=rollback)
@@ -80,10 +86,23 @@ def sync_state(
         except BaseException:
             session.locked(attempt.failed)
             raise
+        found |= {divergence.peer: divergence for divergence in done.diverged}
         if isinstance(done, SyncSucceeded):
-            return session.locked(partial(attempt.succeeded, done=done))
+            return session.locked(partial(attempt.succeeded, done=done))._replace(diverged=tuple(found.values()))
         # The master was lost half-way. What was written stays; the next look at the state says what it is worth.
         session.locked(attempt.failed)
+
+
+def check_on_divergence(on_divergence: str) -> None:
+    if on_divergence not in get_args(OnDivergence):
+        raise UsageError(f"on_divergence is one of {', '.join(get_args(OnDivergence))}, not {on_divergence!r}")
+
+
+def check_diverged(info: SyncInfo, me: PeerId, on_divergence: OnDivergence) -> None:
+    """For a peer that wants to know, and not only to be repaired."""
+    for divergence in info.diverged:
+        if on_divergence == "raise" and divergence.peer == me:
+            raise divergence_error(divergence)
 
 
 def check_unchanged(info: SyncInfo) -> None:

@@ -16,6 +16,11 @@ numbers (see `counting.py`), the group may have missed some: then all set the re
 
 Wait inside a step: the group may be too small only for the first op of a step. A newcomer that is admitted then begins
 at the first op, too. Later in the step it could not follow, so a group that is too small by then is an error.
+
+SIGTERM is looked at between steps, and wherever the loop would wait for peers (`runtime/sigterm.py` has the rest). What
+is saved then is a state that no step has begun to change: that of a boundary, or of a step that no op has committed in,
+which is what a newcomer would get, too. It was not compared with the others', because nobody is waited for. So a master
+that still knows the last sync may refuse it (`StateLost`); the loop then goes back to what was saved after that sync.
 """
 
 import logging
@@ -26,11 +31,27 @@ from typing import NamedTuple, Protocol
 
 from ringfold.dataplane.buffers import Buffers, in_and_out
 from ringfold.dataplane.codes import OpKind, Retry
-from ringfold.errors import CollectiveAborted, RevisionViolation, StateError, TooFewPeers, UsageError
+from ringfold.errors import (
+    CollectiveAborted,
+    RevisionViolation,
+    RingfoldError,
+    StateError,
+    StateLost,
+    TooFewPeers,
+    UsageError,
+)
 from ringfold.peer.counting import TAG, Counter, Counting, NotYet
 from ringfold.peer.ops import Ops, quantisation_code, reduce_code
 from ringfold.peer.outcome import ReduceInfo
-from ringfold.peer.states import SyncInfo, check_unchanged, sync_state
+from ringfold.peer.states import (
+    OnDivergence,
+    SyncInfo,
+    check_diverged,
+    check_on_divergence,
+    check_unchanged,
+    sync_state,
+)
+from ringfold.runtime.sigterm import EXIT_STATUS, Sigterm
 from ringfold.state.checkpoint import Checkpoints
 from ringfold.state.shared import SharedState
 from ringfold.wire.messages import Record
@@ -54,11 +75,15 @@ class StepSettings:
     rollback: bool = False
     counter: Counter | None = None
     """What numbers the steps, if not the revision of the state alone."""
+    sigterm_grace_s: float | None = None
+    """How long a step may still take after SIGTERM; None: the signal is left alone."""
+    on_divergence: OnDivergence = "repair"
 
     def __post_init__(self) -> None:
         for name in ("min_world", "check_every", "every", "keep"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} must be at least 1, not {getattr(self, name)}")
+        check_on_divergence(self.on_divergence)
 
 
 class Run(Protocol):
@@ -89,6 +114,7 @@ class Run(Protocol):
         quantize: str | None = None,
         skip_none: bool = False,
     ) -> ReduceInfo: ...
+    def leave(self) -> None: ...
 
 
 def steps(run: Run, ops: Ops, state: SharedState | None, settings: StepSettings) -> Iterator["Step"]:
@@ -160,16 +186,31 @@ class Loop:
         self._epoch: int | None = None  # of the ops since the last sync
         self._is_shaken = False  # whether that epoch has changed since
         self._is_member = False  # whether this peer has taken part in a sync
+        self._sigterm = Sigterm(settings.sigterm_grace_s or 0.0, run.leave)
+        self._committed = 0  # ops of this peer, when the step began
+        self._is_cut_off = (
+            False  # whether this peer left in the middle of a step that the program has ended all the same
+        )
 
     def steps(self) -> Iterator[Step]:
-        is_over = False
+        if self._settings.sigterm_grace_s is not None:
+            self._sigterm.install()
         try:
             yield from self._steps()
-            is_over = True
+            self._end_counting(is_over=True)
+        except RingfoldError as error:
+            if not self._is_stopped_by(error):
+                raise
+            self._stop()
         finally:
             self._ops.set_step(None)
-            if self._counting is not None:
-                self._counting.end(leave=is_over or self._run.group_size == 1)
+            self._end_counting(is_over=False)
+            self._sigterm.uninstall()
+
+    def _end_counting(self, *, is_over: bool) -> None:
+        counting, self._counting = self._counting, None
+        if counting is not None:
+            counting.end(leave=is_over or self._run.group_size == 1)
 
     def _steps(self) -> Iterator[Step]:
         state, until = self._state, self._settings.until
@@ -182,21 +223,28 @@ class Loop:
                 self._save()
                 return
             while (number := self._count()) is None:
+                self._check_sigterm()
                 if self._admit():
                     info = self._prepare()
             if until is not None and number >= until:
                 break  # the others have finished without this group
             state.revision = number
             self._ops.set_step(number)
+            self._note_committed()
+            self._sigterm.is_inside = False
+            self._check_sigterm()
             yield Step(number, info, self, number - due)
+            self._sigterm.is_inside, self._is_cut_off = True, self._sigterm.is_overdue
             if state.revision not in (number, number + 1):
                 raise RevisionViolation(number + 1, state.revision)
             self._finish(number)
-        if self._checkpoints is not None:
-            self._prepare(last=True)
+            self._check_sigterm()
+        if self._checkpoints is not None or len(state):
+            self._prepare(last=True)  # what went wrong in the last steps would not be noticed otherwise
         if until is not None and state.revision == until:
             # The last step is over when everybody has finished it: who leaves then leaves nobody behind.
             while self._count(last=True) is None:
+                self._check_sigterm()
                 if self._admit():
                     self._prepare(last=True)
 
@@ -205,8 +253,50 @@ class Loop:
         if self._counting is not None:
             self._counting.finish()
 
+    # SIGTERM
+
+    def _check_sigterm(self) -> None:
+        if self._sigterm.is_requested:
+            raise _Stopped
+
+    def _is_stopped_by(self, error: RingfoldError) -> bool:
+        """Whether an error of the loop's own calls means that SIGTERM has ended it. A state's own is raised."""
+        return isinstance(error, _Stopped) or (self._sigterm.is_overdue and not isinstance(error, StateError))
+
+    def _stop(self, step: int | None = None) -> None:
+        """Leave, so that nobody waits for this peer; save what is whole; then the signal takes its effect."""
+        self._sigterm.is_inside = True
+        _log.warning("SIGTERM: this peer leaves the run at step %d", self._state.revision)
+        self._sigterm.abort()
+        self._end_counting(is_over=False)
+        is_whole = not self._is_cut_off if step is None else step == self._state.revision and not self._has_committed()
+        if self._is_member and is_whole:
+            self._save()
+        self._sigterm.deliver()
+
+    def _note_committed(self) -> None:
+        if self._checkpoints is not None and self._sigterm.is_installed:
+            self._committed = self._ops.engine.stats()["committed"]
+
+    def _has_committed(self) -> bool:
+        """Whether an op was committed since the step began: from then on the program may have changed the state."""
+        return self._checkpoints is None or self._ops.engine.stats()["committed"] != self._committed
+
     def all_reduce(self, number: int, call: "_Call") -> ReduceInfo:
         self._check_whole()
+        self._sigterm.is_inside = True
+        try:
+            return self._all_reduce(number, call)
+        except RingfoldError as error:
+            if not self._is_stopped_by(error):
+                raise
+            self._stop(number)
+            # The former handler lets the program go on. This step cannot.
+            raise SystemExit(EXIT_STATUS) from None
+        finally:
+            self._sigterm.is_inside = False
+
+    def _all_reduce(self, number: int, call: "_Call") -> ReduceInfo:
         again = False
         while True:
             try:
@@ -214,12 +304,14 @@ class Loop:
             except TooFewPeers:
                 again = False  # who is admitted begins with this call, and all count from 0 again
                 if self._min_world == 1:
+                    self._committed = -1  # as good as committed
                     _copy_to_out(call)
                     return ReduceInfo(1, self._run.epoch, 0, 0)
                 if self._reduced_in == number:
                     raise
                 self._prepare()
                 self._count()  # which newcomers begin with, too
+                self._note_committed()
             except CollectiveAborted:
                 if self._min_world <= 2:
                     raise
@@ -321,7 +413,7 @@ class Loop:
             if not last:
                 self._gather()
             number = self._state.revision
-            is_due = self._checkpoints is not None and (last or number % self._settings.every == 0)
+            is_due = last or (self._checkpoints is not None and number % self._settings.every == 0)
             if not (self._run.has_newcomers or self._is_shaken or number % self._settings.check_every == 0 or is_due):
                 self._check_whole()
                 return SyncInfo(number, checked=False)
@@ -346,29 +438,52 @@ class Loop:
         run, needed, wait_s = self._run, self._min_world, self._settings.wait_s
         while run.group_size < needed:
             text = "step %d: %d of at least %d peers are there; waiting up to %g s for more"
+            self._check_sigterm()
             _log.warning(text, self._state.revision, run.group_size, needed, wait_s)
-            run.update_topology(min_world=needed, timeout_s=wait_s)
+            with self._sigterm.waiting():
+                run.update_topology(min_world=needed, timeout_s=wait_s)
 
     def _sync(self, min_world: int) -> SyncInfo:
         """The run's state and step, on all members."""
         state, before = self._state, self._state.revision
         self._ops.state = state
-        info = sync_state(
+        try:
+            info = self._sync_once(min_world)
+        except StateLost as error:
+            if self._checkpoints is None:
+                raise
+            self._load_lost(self._checkpoints, error.revision)
+            info = self._sync_once(min_world)
+        if self._is_member and self._settings.expect_unchanged:
+            check_unchanged(info)
+        check_diverged(info, self._run.peer_id, self._settings.on_divergence)
+        if state.revision != before:
+            log = _log.warning if self._is_member else _log.info
+            log("went from step %d to the run's step %d", before, state.revision)
+        self._is_member, self._is_shaken, self._epoch = True, False, None
+        return info
+
+    def _sync_once(self, min_world: int) -> SyncInfo:
+        return sync_state(
             self._ops.session,
-            state,
+            self._state,
             strategy="enforce-popular",
             timeout_s=self._ops.timeout_s,
             stepped=True,
             rollback=self._settings.rollback,
             min_world=min_world,
         )
-        if self._is_member and self._settings.expect_unchanged:
-            check_unchanged(info)
-        if state.revision != before:
-            log = _log.warning if self._is_member else _log.info
-            log("went from step %d to the run's step %d", before, state.revision)
-        self._is_member, self._is_shaken, self._epoch = True, False, None
-        return info
+
+    def _load_lost(self, checkpoints: Checkpoints, revision: int) -> None:
+        """Nobody is left who took part in the last sync, and the newest checkpoint is not of that sync: load the one
+        that is. One member that has it is enough, so all of them sync again.
+        """
+        try:
+            checkpoints.load(self._state, revision)
+        except (StateError, OSError) as error:
+            _log.warning("revision %d is lost, and cannot be loaded here: %s", revision, error)
+        else:
+            _log.warning("the run goes on from revision %d, the last one that was synced", revision)
 
     def _save(self) -> None:
         """A disk that fails must not end the training: the next checkpoint may succeed."""
@@ -378,6 +493,10 @@ class Loop:
             self._checkpoints.save(self._state)
         except (StateError, OSError) as error:
             _log.error("no checkpoint of step %d: %s", self._state.revision, error)
+
+
+class _Stopped(RingfoldError):
+    """SIGTERM came: the loop ends here. It never leaves this file."""
 
 
 class _Call(NamedTuple):

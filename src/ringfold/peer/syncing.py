@@ -31,7 +31,7 @@ from ringfold.state.memory import Bytes, block_range
 from ringfold.state.serve import Piece, Refusal, Shelf, wanted_of
 from ringfold.wire import frames
 from ringfold.wire.decoding import checked
-from ringfold.wire.messages import HashKind, Member, Message, PeerId, Refused, SyncPlan, SyncReport
+from ringfold.wire.messages import Divergence, HashKind, Member, Message, PeerId, Refused, SyncPlan, SyncReport
 from ringfold.wire.visiting import BlocksWanted, Hashes, HashesWanted, Have
 
 MOST_HOLDERS = 8
@@ -105,6 +105,11 @@ class Syncing:
     def ballot(self) -> int | None:
         """The call that the sync in progress answers."""
         return None if self._sync is None else self._sync.plan.ballot
+
+    @property
+    def diverged(self) -> tuple[Divergence, ...]:
+        """The members that have diverged, by the plan of the sync in progress."""
+        return () if self._sync is None else tuple(self._sync.plan.diverged)
 
     def moved(self, ballot: int) -> tuple[int, int]:
         """The bytes sent and received for the sync of this call; none, if its plan never came."""
@@ -350,7 +355,7 @@ class Syncing:
                     effects += [] if gone is None else self._visits.drop(gone, text)
                     effects += self._set_out(now_ns, sync)
                 case wishes.Complete():
-                    effects += self._report(sync, SyncReport(number, "complete"))
+                    effects += self._report(sync, SyncReport(number, "complete", received_bytes=self.rx_bytes))
                 case wishes.Stuck(text, blame):
                     effects += self._report(sync, SyncReport(number, "stuck", text, blame))
         return effects

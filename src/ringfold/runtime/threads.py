@@ -21,6 +21,11 @@ def is_current(thread: Thread | None) -> bool:
     return thread is threading.current_thread()
 
 
+def is_main() -> bool:
+    """Whether this is the main thread, in which alone signals are handled."""
+    return threading.current_thread() is threading.main_thread()
+
+
 def current() -> int:
     """The number of the calling thread; a forked child's only thread keeps that of the one that forked."""
     return threading.get_ident()

@@ -66,6 +66,16 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
+class Diverged:
+    """A long-standing member that holds other content than the winner, at the winner's revision."""
+
+    peer: PeerId
+    keys: list[str]
+    since: int
+    """The revision of the last sync, in which it agreed."""
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """Nobody's state wins, and nobody's state is touched: why, for each peer."""
 
@@ -94,6 +104,25 @@ def elect(offers: Mapping[PeerId, Offer], last: Finished | None) -> Decision:
     plan = _plan(sound, winners, expected, rejected, digests)
     said = f"{plan.text}; {len(winners)} of {len(counted)} votes at this revision"
     return replace(plan, text=said, rollback=vote.rollback)
+
+
+def diverged(offers: Mapping[PeerId, Offer], plan: Plan, last: Finished | None) -> list[Diverged]:
+    """The members that should hold the winning content, and do not.
+
+    A newcomer need not hold it, nor a peer that is torn, is a revision behind or only receives; after a rollback, no
+    peer need.
+    """
+    if last is None or plan.rollback:
+        return []
+    return [
+        Diverged(peer, [offers[peer].keys[index].name for index, _ in lacking], last.revision)
+        for peer, lacking in sorted(plan.fetch.items())
+        if peer in last.participants and _should_agree(offers[peer], plan)
+    ]
+
+
+def _should_agree(offer: Offer, plan: Plan) -> bool:
+    return offer.revision == plan.revision and not offer.torn and offer.strategy != "receive-only"
 
 
 @dataclass(frozen=True, slots=True)

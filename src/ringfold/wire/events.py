@@ -2,9 +2,10 @@
 
 from typing import Literal
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
-from ringfold.wire.messages import Epoch, GroupId, PeerId
+from ringfold.errors import StateDiverged
+from ringfold.wire.messages import Divergence, Epoch, GroupId, PeerId
 from ringfold.wire.probing import RoundSummary
 
 Level = Literal["debug", "info", "warning", "error"]
@@ -228,6 +229,25 @@ class StateRolledBack(Notice, frozen=True, tag="state_rolled_back"):
 
     def __str__(self) -> str:
         return f"group {self.group}: rolled back to revision {self.revision}, as agreed: revision {self.lost} is lost"
+
+
+class PeerDiverged(Notice, frozen=True, tag="peer_diverged"):
+    """A long-standing member did not hold what the others held, and has received it. Master and peers log it."""
+
+    group: GroupId
+    divergence: Divergence
+
+    @property
+    def level(self) -> Level:
+        return "warning"
+
+    def __str__(self) -> str:
+        return f"group {self.group}: {divergence_error(self.divergence)}"
+
+
+def divergence_error(divergence: Divergence) -> StateDiverged:
+    """The same facts as an error."""
+    return StateDiverged(*structs.astuple(divergence))
 
 
 class LinksMeasured(Notice, frozen=True, tag="links_measured"):

@@ -50,6 +50,7 @@ from ringfold.wire.probing import (
 from ringfold.wire.returning import Resume as Resume
 from ringfold.wire.returning import Resumed as Resumed
 from ringfold.wire.returning import Returned as Returned
+from ringfold.wire.status import Divergence as Divergence
 from ringfold.wire.status import Status as Status
 from ringfold.wire.status import StatusRequest as StatusRequest
 from ringfold.wire.status import World as World
@@ -316,13 +317,14 @@ class SyncReport(Message, frozen=True, tag="sync_report"):
 
     `complete`: every key is here and verified. `changed`: this peer's own state changed while it was sent. `stuck`:
     nobody is left from whom the rest could be had. Two end nothing: `corrupt` (a block of one of `blame` was wrong, and
-    is fetched from others), and `progress` (blocks have come, now and then said).
+    is fetched from others), and `progress` (blocks have come, now and then said). `received_bytes` are those of blocks.
     """
 
     sync: int
     outcome: Literal["complete", "changed", "stuck", "corrupt", "progress"]
     text: str = ""
     blame: list[PeerId] = field(default_factory=list)
+    received_bytes: int = 0
 
 
 class Measured(Message, frozen=True, tag="measured"):
@@ -407,7 +409,7 @@ class SyncPlan(Message, frozen=True, tag="sync_plan"):
     """A sync is decided: this revision wins, `holders` have it, and this peer fetches the keys (by index) of `fetch`.
 
     `receivers` fetch too; what one of them has got, the others may have from it. Each fetched key comes with its root.
-    `voters` are all who made an offer.
+    `voters` are all who made an offer. `diverged` are those who should have had it before; nothing is received yet.
     """
 
     ballot: int
@@ -418,6 +420,7 @@ class SyncPlan(Message, frozen=True, tag="sync_plan"):
     receivers: list[Member]
     fetch: list[tuple[int, bytes]] = field(default_factory=list)
     voters: dict[PeerId, int] = field(default_factory=dict)
+    diverged: list[Divergence] = field(default_factory=list)
 
 
 class SyncGoesOn(Message, frozen=True, tag="sync_goes_on"):
@@ -427,11 +430,12 @@ class SyncGoesOn(Message, frozen=True, tag="sync_goes_on"):
 
 
 class SyncDone(Message, frozen=True, tag="sync_done"):
-    """Everybody who takes part in the sync has the winning state now."""
+    """Everybody who takes part in the sync has the winning state now. `diverged` are those who should have had it."""
 
     ballot: int
     sync: int
     revision: int
+    diverged: list[Divergence] = field(default_factory=list)
 
 
 class Measure(Message, frozen=True, tag="measure"):

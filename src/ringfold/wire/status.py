@@ -39,8 +39,25 @@ class PeerStatus(Struct, frozen=True):
     ops: list[str] = []
 
 
+class Divergence(Struct, frozen=True):
+    """A member that took part in the sync of revision `since`, and held other content than the winner at `revision`.
+
+    `keys` are the first few of the `key_count` arrays that differed; `received_bytes` repaired them.
+    """
+
+    peer: PeerId
+    name: str
+    revision: int
+    since: int
+    keys: list[str]
+    key_count: int
+    received_bytes: int = 0
+
+
 class GroupStatus(Struct, frozen=True):
-    """One group: its epoch, its ring, and where an epoch change stands."""
+    """One group: its epoch, its ring, and where an epoch change stands.
+
+    `diverged` are the last few members whose state was not that of the others, `divergences` counts all."""
 
     group: GroupId
     epoch: Epoch
@@ -48,6 +65,8 @@ class GroupStatus(Struct, frozen=True):
     ring: list[PeerId]
     evidence: EvidenceBy
     bad_edges: list[tuple[PeerId, PeerId]] = []
+    diverged: list[Divergence] = []
+    divergences: int = 0
 
 
 class LinkStatus(Struct, frozen=True):
