@@ -85,8 +85,19 @@ class Core:
     def seal(self, epoch: int) -> list:
         """Send no more Done, accept no more evidence; where every op stands."""
 
-    def settle(self, epoch: int, verdicts: Sequence[tuple[int, int, bool, int, Sequence[bytes] | None, int, bytes]], default_reason: bytes) -> None:
+    def settle(self, epoch: int, verdicts: Sequence[tuple[int, int, int, bool, int, Sequence[bytes] | None, int, bytes]], default_reason: bytes) -> None:
         """Decide every op of the sealed epoch."""
+
+    def refuse(self, tag: int, step: int, call: int, reason: bytes) -> None:
+        """This call fails, also if it has not been made here yet."""
+
+    def set_step(self, step: int) -> None:
+        """
+        The program begins this step (2**64 - 1: none): calls are counted from 0 again.
+        """
+
+    def restart_calls(self) -> None:
+        """Somebody was admitted: all members count their calls from 0 again."""
 
     def install(self, epoch: int, rank: int, size: int, members: Sequence[int], evidence_by_master: bool, small_bytes: int, segment_bytes: int, peers_here: int = 1, multipath: bool = False) -> None:
         """Begin an epoch: mark the lanes, start the waiting ops."""
@@ -145,7 +156,7 @@ class Core:
 
     def conns_to_close(self) -> list[int]: ...
 
-    def submit(self, kind: int, reduce_op: int, tag: int, root: int, source: Sequence[Annotated[NDArray, dict(order='C', device='cpu')]], target: Sequence[Annotated[NDArray, dict(order='C', device='cpu')]] | None, dtypes: Sequence[int], retry: bool, timeout_ns: int, quantisation: int = 0) -> int: ...
+    def submit(self, kind: int, reduce_op: int, tag: int, root: int, source: Sequence[Annotated[NDArray, dict(order='C', device='cpu')]], target: Sequence[Annotated[NDArray, dict(order='C', device='cpu')]] | None, dtypes: Sequence[int], retry: int, timeout_ns: int, quantisation: int = 0, again: bool = False) -> int: ...
 
     def poll(self, op: int) -> object: ...
 
@@ -192,8 +203,19 @@ class Engine:
     def seal(self, epoch: int) -> list:
         """Send no more Done, accept no more evidence; where every op stands."""
 
-    def settle(self, epoch: int, verdicts: Sequence[tuple[int, int, bool, int, Sequence[bytes] | None, int, bytes]], default_reason: bytes) -> None:
+    def settle(self, epoch: int, verdicts: Sequence[tuple[int, int, int, bool, int, Sequence[bytes] | None, int, bytes]], default_reason: bytes) -> None:
         """Decide every op of the sealed epoch."""
+
+    def refuse(self, tag: int, step: int, call: int, reason: bytes) -> None:
+        """This call fails, also if it has not been made here yet."""
+
+    def set_step(self, step: int) -> None:
+        """
+        The program begins this step (2**64 - 1: none): calls are counted from 0 again.
+        """
+
+    def restart_calls(self) -> None:
+        """Somebody was admitted: all members count their calls from 0 again."""
 
     def install(self, epoch: int, rank: int, size: int, members: Sequence[int], evidence_by_master: bool, small_bytes: int, segment_bytes: int, peers_here: int = 1, multipath: bool = False) -> None:
         """Begin an epoch: mark the lanes, start the waiting ops."""
@@ -253,15 +275,15 @@ class Engine:
         The smoothed and the shortest round trip on each path to a peer in microseconds; 0 where none was seen lately.
         """
 
-    def submit(self, kind: int, reduce_op: int, tag: int, root: int, source: Sequence[Annotated[NDArray, dict(order='C', device='cpu')]], target: Sequence[Annotated[NDArray, dict(order='C', device='cpu')]] | None, dtypes: Sequence[int], retry: bool, timeout_ns: int, quantisation: int = 0) -> int:
+    def submit(self, kind: int, reduce_op: int, tag: int, root: int, source: Sequence[Annotated[NDArray, dict(order='C', device='cpu')]], target: Sequence[Annotated[NDArray, dict(order='C', device='cpu')]] | None, dtypes: Sequence[int], retry: int, timeout_ns: int, quantisation: int = 0, again: bool = False) -> int:
         """Begin an op that the engine's own thread drives; its id."""
 
-    def collective(self, kind: int, reduce_op: int, tag: int, root: int, source: Sequence[Annotated[NDArray, dict(order='C', device='cpu')]], target: Sequence[Annotated[NDArray, dict(order='C', device='cpu')]] | None, dtypes: Sequence[int], retry: bool, timeout_ns: int, quantisation: int = 0) -> tuple:
+    def collective(self, kind: int, reduce_op: int, tag: int, root: int, source: Sequence[Annotated[NDArray, dict(order='C', device='cpu')]], target: Sequence[Annotated[NDArray, dict(order='C', device='cpu')]] | None, dtypes: Sequence[int], retry: int, timeout_ns: int, quantisation: int = 0) -> tuple:
         """
         Begin an op, drive it from this thread to its end, and return its result.
         """
 
-    def all_reduce(self, array: Annotated[NDArray, dict(order='C', device='cpu')], dtype: int, reduce_op: int, tag: int, retry: bool, timeout_ns: int) -> tuple:
+    def all_reduce(self, array: Annotated[NDArray, dict(order='C', device='cpu')], dtype: int, reduce_op: int, tag: int, retry: int, timeout_ns: int) -> tuple:
         """The short way for one array in place."""
 
     def tags_in_flight(self) -> list[int]:
