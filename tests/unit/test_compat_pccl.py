@@ -114,6 +114,7 @@ def test_the_constructor_takes_what_pccls_does() -> None:
 
 RESULTS = [
     (errors.UsageError("x"), "all_reduce", "INVALID_USAGE"),
+    (errors.CallMismatch("x"), "all_reduce", "INVALID_USAGE"),
     (errors.ConfigError("x"), "connect", "INVALID_ARGUMENT"),
     (errors.PeerLost("x", 1), "all_reduce", "RANK_CONNECTION_LOST"),
     (errors.EpochChanged("x", 1), "all_reduce_async", "RANK_CONNECTION_LOST"),
@@ -132,6 +133,7 @@ RESULTS = [
     (errors.HashMismatch("x"), "sync_shared_state", "INVALID_USAGE"),
     (errors.HashMismatch("x", [2]), "sync_shared_state", "INTERNAL_ERROR"),
     (errors.StateError("x"), "sync_shared_state", "INVALID_USAGE"),
+    (errors.StateDiverged(1, "x", 3, 2, ["a"], 1, 8), "sync_shared_state", "INVALID_USAGE"),
     (errors.RingfoldError("x"), "all_reduce", "INTERNAL_ERROR"),
     (errors.MissingPackage("x", "y", "z"), "connect", "INVALID_ARGUMENT"),
     # No call of PCCL uses a store: they are the "anything else" of the table.

@@ -237,6 +237,10 @@ class Run:
         self.pending = False
         self.updates = 0
         self.peer_id = 1
+        self.steps: list[int | None] = []
+
+    def set_step(self, step: int | None) -> None:
+        self.steps.append(step)
 
     def leave(self) -> None:
         raise AssertionError("nobody stops this loop")
@@ -267,6 +271,12 @@ def synced_at(run: Run) -> list[int]:
 
 def a_state(revision: int = 0) -> rf.SharedState:
     return rf.SharedState({"w": np.zeros(3)}, revision=revision)
+
+
+def test_calls_are_named_by_their_step_and_by_none_afterwards() -> None:
+    run = Run()
+    assert [step.number for step in looped(run, rf.SharedState(a=np.zeros(3)), until=3)] == [0, 1, 2]
+    assert run.steps == [0, 1, 2, None]
 
 
 def test_a_sync_is_due_every_so_many_steps_and_at_the_end() -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ringfold.dataplane.codes import DTYPES, REDUCE_OPS, OpStatus
-from ringfold.errors import CallMismatch, RingfoldError, UsageError
+from ringfold.errors import RingfoldError, UsageError
 from ringfold.peer import carry
 from ringfold.peer.effects import (
     CallFinished,
@@ -155,8 +155,8 @@ class SimPeer:
         self.error = error
         self.sim.note(self.name, f"ends{f': {error}' if error else ''}")
         self.host.listening.clear()
-        # A program that knows that it was wrong ends by itself; the others went on without it all the same.
-        self._over(gone=error is not None or isinstance(self.ended_with, CallMismatch))
+        # A program may end by itself, and not know that the others went on without it.
+        self._over(gone=error is not None or self.ended_with is not None)
         if error is not None:
             self.sim.was_cast_out(self)
         elif self._restarts:

@@ -176,7 +176,8 @@ def _crowded(seed: int, work: Training) -> Training:
     if rng.random() < 0.15:
         work = replace(work, burst=rng.choice((60, 200, 400)), steps=min(work.steps, 5), largest=min(work.largest, 400))
     if rng.random() < 0.25:
-        work = replace(work, timeout_ms=rng.choice((20, 100)))
+        # Every deadline that passes costs all of them a round.
+        work = replace(work, timeout_ms=rng.choice((20, 100)), steps=min(work.steps, 12))
     return work
 
 
