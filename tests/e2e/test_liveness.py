@@ -121,6 +121,8 @@ def test_a_peer_that_never_calls_the_op_is_named(cluster: Cluster) -> None:
     cluster.start_master()
     peers = cluster.start(wait_for_the_absent, 3)
     _check_the_absent_is_named(peers)
+    [late] = [fact for peer in peers for fact in peer.said("late")]
+    assert late["error"] == "DeadlineExceeded"
 
 
 def wait_for_the_absent(me: Me) -> None:
@@ -137,6 +139,9 @@ def wait_for_the_absent(me: Me) -> None:
                 finally:
                     facts["intact"] = bool((buffer == np.arange(50_000.0)).all())
         me.hear()
+        if absent:
+            with me.failing("late"):  # a deadline of the others is one of this peer, too
+                run.all_reduce(np.arange(50_000.0), timeout_s=30)
         me.say("reduced", contributors=run.all_reduce(np.ones(10), timeout_s=30).contributors)
 
 

@@ -497,3 +497,30 @@ def test_a_group_that_has_shrunk_waits_before_it_syncs() -> None:
     run.update_topology = update_topology  # type: ignore[method-assign]
     assert [step.number for step in looped(run, a_state(4), until=5, check_every=4, min_world=2)] == [4]
     assert (synced_at(run), run.updates) == ([4, 4, 5], 1)
+
+
+@pytest.mark.parametrize("min_world", [1, 2])
+def test_after_its_first_op_a_step_goes_on_with_the_survivors(min_world: int) -> None:
+    run, calls = Run(), []
+
+    def all_reduce(buffers: np.ndarray, **more: object) -> rf.ReduceInfo:
+        calls.append(run.group_size)
+        if run.group_size == 1:
+            raise rf.TooFewPeers(1, 2)
+        return rf.ReduceInfo(2, run.epoch, 0, 0)
+
+    def update_topology(min_world: int = 0, timeout_s: float | None = None) -> None:
+        run.updates += 1
+        run.group_size = 2
+
+    run.all_reduce = all_reduce  # type: ignore[method-assign]
+    run.update_topology = update_topology  # type: ignore[method-assign]
+    contributors = []
+    for step in looped(run, a_state(), until=2, min_world=min_world):
+        if step.number == 1:
+            run.group_size = 1 if min_world == 1 else 2
+        contributors.append(step.all_reduce(np.ones(3)).contributors)
+        run.group_size = 1
+        contributors.append(step.all_reduce(np.ones(3)).contributors)
+    assert contributors == ([2, 1, 1, 1] if min_world == 1 else [2, 1, 2, 1])
+    assert run.updates == min_world - 1

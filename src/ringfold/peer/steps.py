@@ -15,7 +15,7 @@ A step's number is the revision of the shared state, so a newcomer learns both i
 numbers (see `counting.py`), the group may have missed some: then all set the revision to the number they were given.
 
 Wait inside a step: the group may be too small only for the first op of a step. A newcomer that is admitted then begins
-at the first op, too. Later in the step it could not follow, so a group that is too small by then is an error.
+at the first op, too. Later in the step it could not follow, so the survivors finish the step without waiting.
 
 SIGTERM is looked at between steps, and wherever the loop would wait for peers (`runtime/sigterm.py` has the rest). What
 is saved then is a state that no step has begun to change: that of a boundary, or of a step that no op has committed in,
@@ -297,23 +297,22 @@ class Loop:
             self._sigterm.is_inside = False
 
     def _all_reduce(self, number: int, call: "_Call") -> ReduceInfo:
-        again = False
+        # The first op of a step waits for peers. Those that have committed it go on with those that are left.
+        needed, again = 1 if self._reduced_in == number else self._min_world, False
         while True:
             try:
-                info = self._attempt(call, self._min_world, again)
+                info = self._attempt(call, needed, again)
             except TooFewPeers:
                 again = False  # who is admitted begins with this call, and all count from 0 again
-                if self._min_world == 1:
+                if needed == 1:
                     self._committed = -1  # as good as committed
                     _copy_to_out(call)
                     return ReduceInfo(1, self._run.epoch, 0, 0)
-                if self._reduced_in == number:
-                    raise
                 self._prepare()
                 self._count()  # which newcomers begin with, too
                 self._note_committed()
             except CollectiveAborted:
-                if self._min_world <= 2:
+                if needed <= 2:
                     raise
                 again = True
             else:
