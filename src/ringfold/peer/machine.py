@@ -353,7 +353,8 @@ class PeerMachine:
                     return self._errands.measuring.refuse(said)
                 return [*self._errands.measuring.begin(now_ns, said), *self._let_visitors_in(now_ns)]
             case messages.Evicted(reason=reason, for_call=for_call):
-                error = CallMismatch(with_you(reason, self.peer)) if for_call else Evicted(reason, self._me)
+                told = with_you(reason, self.peer) or "this peer called something else than the others"
+                error = CallMismatch(told) if for_call else Evicted(reason, self._me)
                 return self._end(error, f"evicted: {reason}")
             case messages.Left():
                 return self._end(None, "left")
