@@ -38,6 +38,7 @@ def train(me: Me) -> None:
     with me.join() as run:
         me.say("joined", peer=run.peer_id)
         for step in run.steps(state, **{"min_world": 3, **options.get("loop", {})}):
+            me.say("begins", number=step.number)
             if step.number == options.get("pause_in"):
                 me.say("paused", number=step.number)
                 me.hear()
@@ -199,7 +200,7 @@ def test_a_stuck_op_is_aborted_when_the_grace_is_over(cluster: Cluster, tmp_path
     stuck = cluster.start(train, 2, grace_s=1.0, loop={"checkpoint": str(tmp_path / "stuck"), "every": 5})
     late.expect("paused")
     for peer in stuck:
-        until(lambda peer=peer: len(peer.said("step")) == 7, "it waits in the next step")
+        peer.expect("begins", number=7)  # at the boundary before it would stop at once
     at = min([peer.signal(signal.SIGTERM) for peer in stuck])
     assert [peer.end() for peer in stuck] == [-signal.SIGTERM] * 2
     assert time.monotonic() - at >= 1.0
@@ -287,7 +288,7 @@ def test_a_step_that_was_aborted_does_not_go_on_after_the_programs_own_handler(c
     cluster.start_master()
     cluster.start(train, 1, pause_in=3)
     stuck = cluster.start(train, 2, grace_s=0.2, handler="returns")[0]
-    until(lambda: len(stuck.said("step")) == 3, "it waits in the next step")
+    stuck.expect("begins", number=3)
     stuck.signal(signal.SIGTERM)
     stuck.expect("handled")
     assert stuck.end() == 143
