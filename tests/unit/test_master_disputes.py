@@ -103,3 +103,23 @@ def test_a_mismatch_that_makes_no_sense_costs_the_one_who_tells_it() -> None:
     [evicted] = stage.say(2, m.OpMismatch(2, m.OpRef(0, 0), 1, same, same))
     assert isinstance(evicted, m.Evicted)
     assert not evicted.for_call
+
+
+def test_more_mismatches_than_there_can_be_cost_the_one_who_tells_them() -> None:
+    stage = Stage()
+    stage.ring(3)
+    for other in range(9):
+        mine, theirs = Descriptor(0).pack(), Descriptor(0, elements=other + 1).pack()
+        told = stage.say(2, m.OpMismatch(2, m.OpRef(0, 0), 1, mine, theirs))
+        if told:
+            break
+    assert [type(each) for each in told] == [m.Evicted]
+
+
+def test_a_dispute_of_which_one_side_is_known_reads_well() -> None:
+    stage = Stage()
+    stage.ring(3)
+    stage.say(2, m.OpMismatch(2, m.OpRef(0, 0), 1, Descriptor(0).pack(), Descriptor(4).pack()))
+    [waiting] = [each for each in stage.master.waiting(stage.now) if "different calls" in each.what]
+    mine, theirs = "all_reduce(op=sum, retry=False) as call 1", "barrier(retry=False) as call 1"
+    assert waiting.what.endswith(f"peer 2 called {mine}, but another peer called {theirs}")

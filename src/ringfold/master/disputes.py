@@ -20,10 +20,13 @@ from ringfold.master.events import Ns
 from ringfold.master.evidence import Mismatch
 from ringfold.master.run import Dispute, Group, Peer, Run
 from ringfold.master.words import named, names
-from ringfold.wire.descriptor import Descriptor, describe, fingerprint, place, shape_of, step_of
+from ringfold.wire.descriptor import Descriptor, describe, fingerprint, place, step_of
 from ringfold.wire.events import CallRefused
 from ringfold.wire.frames import DESCRIPTOR_BYTES
 from ringfold.wire.messages import OpMismatch, OpRef, PeerId
+
+MAX_DISPUTES = 4_096
+"""As many tags as a member may call in an epoch."""
 
 Call = int
 """What was called: the fingerprint of a descriptor."""
@@ -84,6 +87,9 @@ class Disputes:
     def _open(self, now: Ns, group: Group, op: OpRef, *descriptors: bytes) -> Dispute:
         dispute = group.disputes.setdefault(op, Dispute(now))
         dispute.descriptors.update({fingerprint(each): each for each in descriptors})
+        # Each member calls one thing, and tells of one neighbour.
+        if len(group.disputes) > MAX_DISPUTES or len(dispute.descriptors) > 2 * len(group.ring):
+            raise RemoteProtocolError("it tells of more mismatches than there can be")
         return dispute
 
     def settle(self, now: Ns) -> None:
@@ -128,18 +134,20 @@ def sides(op: OpRef, dispute: Dispute) -> str:
     by_call: dict[Call, list[PeerId]] = {}
     for peer, call in sorted(dispute.calls.items()):
         by_call.setdefault(call, []).append(peer)
-    known = [dispute.descriptors[call] for call in by_call if call in dispute.descriptors]
+    callers = {call: names(peers) for call, peers in by_call.items()}
+    # What a neighbour was heard to call, and has not said itself yet.
+    callers |= dict.fromkeys(dispute.descriptors.keys() - callers.keys(), "another peer")
+    known = [Descriptor.unpack(each) for each in dispute.descriptors.values()]
     # Two that differ only in where they stand differ by a call that one of them left out, or made twice.
-    is_same = len(known) == len(by_call) and len({shape_of(descriptor) for descriptor in known}) == 1
-    where = place if len({Descriptor.unpack(descriptor).call for descriptor in known}) > 1 else step_of
+    is_same = len({each._replace(step=0, call=0) for each in known}) == 1 and len(known) == len(callers)
+    where = place if len({each.call for each in known}) > 1 else step_of
     said = []
-    for call, peers in by_call.items():
+    for call, who in callers.items():
         descriptor = dispute.descriptors.get(call, b"")
         if not descriptor:
-            said.append(f"{names(peers)} called something else")
+            said.append(f"{who} called something else")
         elif is_same:
-            said.append(f"{names(peers)} {'are' if len(peers) > 1 else 'is'} at {where(descriptor)}")
+            said.append(f"{who} {'are' if len(by_call.get(call, ())) > 1 else 'is'} at {where(descriptor)}")
         else:
-            said.append(f"{names(peers)} called {describe(descriptor)}")
-    first, *others = said
-    return f"{named(op)}: {first}, but {', '.join(others)}"
+            said.append(f"{who} called {describe(descriptor)}")
+    return f"{named(op)}: {', but '.join(said[:2])}{''.join(f', {each}' for each in said[2:])}"

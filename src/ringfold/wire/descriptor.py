@@ -92,11 +92,6 @@ def step_of(packed: bytes) -> str:
     return "no step" if step == NO_STEP else f"step {step}"
 
 
-def shape_of(packed: bytes) -> bytes:
-    """What was called, without which call it was."""
-    return packed[:_SHAPE_BYTES]
-
-
 def fingerprint(packed: bytes) -> int:
     """CRC-32C of a descriptor."""
     return _crc(packed[_SHAPE_BYTES:], _crc_of_shape(packed[:_SHAPE_BYTES])) ^ 0xFFFFFFFF
