@@ -188,7 +188,7 @@ class Loop:
         self._is_member = False  # whether this peer has taken part in a sync
         self._sigterm = Sigterm(settings.sigterm_grace_s or 0.0, run.leave)
         self._committed = 0  # ops of this peer, when the step began
-        self._is_cut_off = False  # whether this peer left in the middle of a step that the program has ended all the same
+        self._is_cut_off = False  # whether this peer left in the middle of a step that the program ended all the same
 
     def steps(self) -> Iterator[Step]:
         if self._settings.sigterm_grace_s is not None:
