@@ -67,7 +67,8 @@ void Core::settle(Ns, std::uint32_t epoch, const std::vector<Verdict>& verdicts,
 // A call that ended without success ends so for every member: one that is late for it must not take the others' next call
 // for it.
 void Core::refuse(const CallName& name, Bytes reason) {
-  const auto& [tag, step, call] = name;
+  const std::uint64_t tag = std::get<0>(name), step = std::get<1>(name);
+  const std::uint32_t call = std::get<2>(name);
   const auto late = std::find_if(waiting_.begin(), waiting_.end(), [&](const OpPtr& op) {
     return op->spec.tag == tag && op->spec.step == step && op->spec.call == call;
   });
