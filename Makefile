@@ -16,7 +16,7 @@ SOAK_MINUTES ?= 10
 MINUTES ?= 10
 BENCH ?= allreduce --world 2,4 --sizes 4K,64K,1M,16M --against none
 
-# The tests start thousands of processes. Where the environment forbids bytecode files, each would compile Ringfold anew.
+# The tests start thousands of processes. Where the environment forbids bytecode files, each would compile Ringfold again.
 export PYTHONDONTWRITEBYTECODE :=
 
 BIN := .venv/bin

@@ -475,7 +475,7 @@ def read_keys(path: Path) -> dict[int, bytes]:
 
 
 MIN_TOKEN_BYTES = 16
-"""128 bits. A shorter token can be guessed offline by whoever reads one handshake."""
+"""128 bits. A shorter token can be guessed offline by anybody who reads one handshake."""
 GIVE_TOKEN = "set RINGFOLD_TOKEN_FILE, pass token_file=, or --token-file to a command"
 MAKE_TOKEN = "(umask 077; python3 -c 'import secrets; print(secrets.token_hex(32))' > run.token)"
 

@@ -9,7 +9,7 @@
       EpochChanged
     DeadlineExceeded     somebody does not take part; it says who
     TooFewPeers          wait for peers
-    Evicted              join anew, sync state first
+    Evicted              join again, sync state first
     Superseded           a newer process of this rank took over: exit
     MasterUnreachable    wait, or exit
     AgentUnreachable     start the host's agent; runs go on without it
@@ -111,7 +111,7 @@ class TooFewPeers(RingfoldError):
 
 
 class Evicted(RingfoldError):
-    """The run goes on without this peer: join anew, and sync state before the first op. `who` is this peer."""
+    """The run goes on without this peer: join again, and sync state before the first op. `who` is this peer."""
 
     def __init__(self, reason: str, who: str = "") -> None:
         super().__init__(reason, who)
@@ -119,7 +119,7 @@ class Evicted(RingfoldError):
 
     def __str__(self) -> str:
         who = self.who or "this peer"
-        return f"{who} was evicted from the run: {self.reason}; join anew and sync state before the first op"
+        return f"{who} was evicted from the run: {self.reason}; join again and sync state before the first op"
 
 
 class Superseded(RingfoldError):

@@ -494,7 +494,7 @@ def test_something_that_is_no_master_is_named(words: bytes, why: str, caplog: py
 
 @contextlib.contextmanager
 def _server(words: bytes) -> Iterator[str]:
-    """Another program's port: it says `words` to whoever comes, and waits."""
+    """Another program's port: it says `words` to every client, and waits."""
     came: list[socket.socket] = []
     with socket.create_server(("127.0.0.1", 0)) as listener, contextlib.ExitStack() as stack:
 

@@ -29,7 +29,7 @@ def numbers(peer: int, step: int) -> "np.ndarray[tuple[int], np.dtype[np.float32
 
 
 def guarded_loop(me: Me) -> None:
-    """Reduce until told to stop, behind a proxy, and check every result. After an eviction, join anew."""
+    """Reduce until told to stop, behind a proxy, and check every result. After an eviction, join again."""
     from ringfold import Evicted
     from ringfold.peer import joining
 

@@ -19,7 +19,7 @@ def gradients(peer: int, step: int, count: int) -> Floats:
 
 
 def train(me: Me) -> None:
-    """Reduce until told to stop; after an eviction, join anew. Options, all optional:
+    """Reduce until told to stop; after an eviction, join again. Options, all optional:
 
     `world`: how many peers to wait for. `floats`: how many an op has. `group`: as in `join`. `strike`: a signal that
     this process sends itself in the middle of its first op as soon as the test says "strike". `quantize`: as in an op.

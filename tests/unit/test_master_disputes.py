@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from ringfold.master.bans import FIRST_PAUSE_S, FORGOTTEN_AFTER_S, LONGEST_PAUSE_S, SECOND, Bans
-from ringfold.master.disputes import judge
+from ringfold.master.disputes import FIRST_PAUSE_S, FORGOTTEN_AFTER_S, LONGEST_PAUSE_S, SECOND, Bans, judge
 from ringfold.wire import messages as m
 from ringfold.wire.descriptor import Descriptor
 from ringfold.wire.proof import prove

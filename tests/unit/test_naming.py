@@ -68,4 +68,4 @@ def test_a_deadline_says_where_to_look_and_how_to_wait_longer() -> None:
 
 def test_an_eviction_says_who_was_evicted() -> None:
     error = pickle.loads(pickle.dumps(Evicted("silent for 5000 ms", "peer 3 (gpu-7, you)")))
-    assert str(error).startswith("peer 3 (gpu-7, you) was evicted from the run: silent for 5000 ms; join anew")
+    assert str(error).startswith("peer 3 (gpu-7, you) was evicted from the run: silent for 5000 ms; join again")

@@ -51,9 +51,9 @@ static_assert(sizeof(FrameHeader) == 64 && std::is_trivially_copyable_v<FrameHea
 // Sequences count the ops of a tag and wrap around: whether `a` comes before `b`, of two that are near each other.
 inline bool is_before(std::uint32_t a, std::uint32_t b) { return static_cast<std::int32_t>(a - b) < 0; }
 
-// What two peers must agree on before they reduce with each other. Its CRC is the op's fingerprint.
 inline constexpr std::uint64_t no_step = ~std::uint64_t{0};  // of a call outside of any step
 
+// What two peers must agree on before they reduce with each other. Its CRC is the op's fingerprint.
 struct Descriptor {
   std::uint8_t kind = 0;
   std::uint8_t dtype = 0;  // 255: several

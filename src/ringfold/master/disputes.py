@@ -8,9 +8,13 @@ A dispute is decided when one side has more than half of the incumbents, or when
 side with the lowest id is right, as the longest member. Until then nobody fails: a member that has not called may still
 come, and its call may settle it. A dispute lives as long as its epoch. If that ends for another reason, the ops begin
 again in the next one, and the dispute with them.
+
+A process that is restarted by itself would join, disturb and be evicted in a circle. So its name and host are refused
+for a while, and each time for twice as long. A program that was mended is let in after a pause at the most.
 """
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 
 from msgspec import Struct
 
@@ -24,6 +28,13 @@ from ringfold.wire.descriptor import Descriptor, describe, fingerprint, place, s
 from ringfold.wire.events import CallRefused
 from ringfold.wire.frames import DESCRIPTOR_BYTES
 from ringfold.wire.messages import OpMismatch, OpRef, PeerId
+
+SECOND = 1_000_000_000
+FIRST_PAUSE_S = 5
+LONGEST_PAUSE_S = 320
+FORGOTTEN_AFTER_S = 3_600
+"""Who has done nothing wrong for so long begins with the first pause again."""
+MOST_NAMES = 4_096
 
 MAX_DISPUTES = 4_096
 """As many tags as a member may call in an epoch."""
@@ -60,11 +71,49 @@ def judge(calls: Mapping[PeerId, Call], members: Collection[PeerId], incumbents:
     return Ruling(right, sorted(peer for peer, call in calls.items() if call != right), why)
 
 
+@dataclass(slots=True)
+class _Ban:
+    pause_s: int
+    until: Ns
+
+
+class Bans:
+    """By name and host."""
+
+    def __init__(self) -> None:
+        self._bans: dict[tuple[str, str], _Ban] = {}
+
+    def evicted(self, now: Ns, name: str, host: str) -> int:
+        """A peer was evicted for its call; for how many seconds it is refused."""
+        self._forget(now)
+        before = self._bans.pop((name, host), None)
+        pause_s = FIRST_PAUSE_S if before is None else min(2 * before.pause_s, LONGEST_PAUSE_S)
+        self._bans[name, host] = _Ban(pause_s, now + pause_s * SECOND)
+        return pause_s
+
+    def refusal(self, now: Ns, name: str, host: str) -> str | None:
+        """Why a peer may not join now; None if it may."""
+        ban = self._bans.get((name, host))
+        if ban is None or now >= ban.until:
+            return None
+        left_s = -((now - ban.until) // SECOND)
+        return (
+            f"{name} on {host} was evicted a moment ago for a call that the others did not make: "
+            f"fix the program, and join in {left_s} s"
+        )
+
+    def _forget(self, now: Ns) -> None:
+        old = [key for key, ban in self._bans.items() if now - ban.until >= FORGOTTEN_AFTER_S * SECOND]
+        for key in old or list(self._bans)[: len(self._bans) - MOST_NAMES]:
+            del self._bans[key]
+
+
 class Disputes:
-    """The disputes of all groups."""
+    """The disputes of all groups, and who is refused after one."""
 
     def __init__(self, run: Run, epochs: Epochs) -> None:
         self._run, self._epochs = run, epochs
+        self.bans = Bans()
 
     def told(self, now: Ns, peer: Peer, message: OpMismatch) -> None:
         """A member has noticed that a neighbour called something else."""
@@ -121,10 +170,10 @@ class Disputes:
         both = sides(op, dispute)
         self._run.tell(CallRefused(ruling.wrong, f"{both} ({ruling.why})"))
         for peer in [self._run.peers[each] for each in ruling.wrong if each in self._run.peers]:
-            pause_s = self._run.bans.evicted(now, peer.member.name, peer.member.host)
+            pause_s = self.bans.evicted(now, peer.member.name, peer.member.host)
             told = (
                 f"{both} ({ruling.why}). All peers must make the same calls in "
-                f"the same order: fix the program, then join anew, in {pause_s} s at the earliest"
+                f"the same order: fix the program, then join again, in {pause_s} s at the earliest"
             )
             self._epochs.evict_for_call(now, peer, "it called something else than the others", self._run.named(told))
 

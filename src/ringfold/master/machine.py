@@ -323,7 +323,7 @@ class Master:
 
     def _hello(self, now: Ns, connection: Connection, hello: Hello) -> None:
         checked(check_facts, hello)
-        refusal = self._run.bans.refusal(now, hello.name, hello.host)
+        refusal = self._disputes.bans.refusal(now, hello.name, hello.host)
         if refusal is not None:
             raise RemoteProtocolError(refusal)
         peer = self._run.register(now, connection, hello)

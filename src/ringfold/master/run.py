@@ -1,8 +1,8 @@
 """The state of a run: its connections, its peers, its groups. Tables and small verbs; the decisions are elsewhere.
 
 A peer's standing only grows: registered (it waits), admitted (a vote let it in; its first epoch is being made),
-accepted (it is a member of its group's newest epoch). A peer that is gone is in no table; it may join anew, under a new
-id. Peer ids are the count of registrations, so the peers are in order of age wherever they are in order of id.
+accepted (it is a member of its group's newest epoch). A peer that is gone is in no table; it may join again, under a
+new id. Peer ids are the count of registrations, so the peers are in order of age wherever they are in order of id.
 
 Time in here is the master's own (see `liveness.py`).
 """
@@ -15,7 +15,6 @@ from typing import Literal
 from msgspec import structs
 
 from ringfold.errors import RemoteProtocolError
-from ringfold.master.bans import Bans
 from ringfold.master.edges import EdgeMemory
 from ringfold.master.events import Close, Conn, Effect, Ns, Send, Tell
 from ringfold.master.evidence import Collector
@@ -343,7 +342,6 @@ class Run:
         self.return_by: Ns = 0
         self.withdrawn: list[tuple[PeerId, VoteWithdrawn]] = []
         """Calls that ran out of time meanwhile: the answer may be on its way, with somebody who is still away."""
-        self.bans = Bans()
         self.out: list[Effect] = []
 
     # Looking

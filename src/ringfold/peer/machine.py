@@ -368,7 +368,7 @@ class PeerMachine:
                 assert_never(said)
 
     def _admission_waits(self, now_ns: int, waits: messages.AdmissionWaits) -> list[Effect]:
-        """As long as those who are waited for get on with their work, this peer's patience begins anew."""
+        """As long as those who are waited for get on with their work, this peer's patience starts again."""
         if self._joined:
             return []
         self._admission = waits

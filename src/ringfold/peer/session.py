@@ -401,7 +401,7 @@ class Session:
     def _raise_over(self, operation: str) -> NoReturn:
         if self.error is not None:
             raise again(self.error)
-        raise UsageError(f"{operation}: this peer has left the run; join anew")
+        raise UsageError(f"{operation}: this peer has left the run; join again")
 
 
 def _nonce() -> bytes:

@@ -427,7 +427,7 @@ class Loop:
         if self._state.torn:
             raise StateError(
                 "the shared state is torn: a sync or a checkpoint was only partly written. "
-                "Leave and join anew, so that the run syncs it, or load a checkpoint"
+                "Leave and join again, so that the run syncs it, or load a checkpoint"
             )
 
     def _gather(self) -> None:

@@ -1,7 +1,7 @@
 """What an op is and which call it is, in 48 bytes: two peers that call different things are told both.
 
 A call has a *name* that all members give it: its tag, its step, and how many calls on that tag were made before it in
-the step, or since an admission, where there are no steps. Sequences count the ops of an epoch and begin anew with each;
+the step, or since an admission, where there are no steps. Sequences count the ops of an epoch and restart with each;
 a name stays with its call, however often the op is tried again.
 
 The layout is fixed and little-endian because the engine writes it and compares it:

@@ -132,7 +132,7 @@ class Load:
 
 
 def live(line: Line, name: str, where: str, load: Load, book: Book) -> None:
-    """Take steps until the parent says that it is enough. After an eviction, join anew."""
+    """Take steps until the parent says that it is enough. After an eviction, join again."""
     line.send({"what": "ready"})
     while True:
         try:
