@@ -37,6 +37,8 @@ def test_a_killed_master_stops_nobody_and_rounds_go_on_above(cluster: Cluster, t
     master = cluster.start_master(probe_export=tmp_path / "run", **SHORT)
     nodes = start_nodes(cluster, names, export=tmp_path)
     Rounds(master).whole(*names)
+    until(lambda: rounds_in(tmp_path / "run"), "a round of the first master is written")
+    before = len(rounds_in(tmp_path / "run"))
     master.kill()
     master.end()
     for node in nodes:
@@ -45,6 +47,7 @@ def test_a_killed_master_stops_nobody_and_rounds_go_on_above(cluster: Cluster, t
     until(lambda: all(windows_of(tmp_path / name)[-1].window >= seen[name] + 2 for name in names), "windows go on")
     again = cluster.start_master(listen=master.address, probe_export=tmp_path / "run", **SHORT)
     Rounds(again).whole(*names)
+    until(lambda: len(rounds_in(tmp_path / "run")) > before + 1, "rounds of the second master are written")
     assert all(node.is_running for node in nodes)
     check_never_back([line.round_id for line in rounds_in(tmp_path / "run")], may_repeat=False)
     for name in names:

@@ -62,6 +62,7 @@ def test_probing_is_stopped_started_and_asked_for_one_round(cluster: Cluster, tm
     assert labelled["summary"]["label"] == "before lunch"
     assert clocked(labelled["summary"]) == set(names)
     assert not labelled["is_on"]
+    until(lambda: rounds_in(tmp_path / "run")[-1].label == "before lunch", "the log of the run has the asked round")
     *_, before, last = rounds_in(tmp_path / "run")
     assert [before.label, last.label] == ["", "before lunch"]
     assert before.round_id == RoundId(*stopped["summary"]["round"]), "none came in between: probing is off"
