@@ -60,6 +60,8 @@ class Looping:
     rollback: bool = False
     foreign: float = 0.15
     """The share of processes that begin with a state of another history."""
+    rejoin: bool = False
+    """Whether an evicted peer joins again in the loop. The arrays of an op then have the same size in all steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,12 +171,14 @@ def looping(work: Looping) -> ProgramOf:
                 wait_s=work.wait_s,
                 check_every=work.check_every,
                 rollback=rollback,
+                rejoin=work.rejoin,
             ):
                 me.step_begins(model.state)
                 if step.sync.checked:
                     disk.save(me.group, model.state)
+                size = 3 if work.rejoin else step.number
                 for position in range(work.ops):
-                    reduced = gradient(me.peer, step.number, position, 1 + (step.number * 37) % 150, "int64")
+                    reduced = gradient(me.peer, step.number, position, 1 + (size * 37) % 150, "int64")
                     step.all_reduce(reduced)
                     model.learn(reduced)
                 run.sleep(work.think_ms * (1 + (me.peer * 7 + step.number * 3) % 5) / 5)
