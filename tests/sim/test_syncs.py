@@ -558,6 +558,7 @@ def test_runs_with_state_are_drawn_in_all_kinds() -> None:
     assert {work.min_world for work in loops} == {1, 2, 3}
     assert {work.one_sender for work in syncing} == {True, False}
     assert {work.rejoin for work in loops} == {True, False}
+    assert {work.skips > 0 for work in loops} == {True, False}
 
 
 def test_a_run_of_the_step_loop_without_faults_has_no_failed_sync(sim: Simulation) -> None:
