@@ -107,7 +107,7 @@ def training(work: Training) -> ProgramOf:
             except TooFewPeers:
                 continue
             except CallMismatch:
-                if is_wrong or not any(peer <= work.founders for peer in me.members):
+                if is_wrong or (work.wrong and not any(peer <= work.founders for peer in me.members)):
                     return  # among newcomers alone it is the most that are right
                 raise
         yield Leave()
