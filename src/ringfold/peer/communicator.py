@@ -46,6 +46,7 @@ from ringfold.peer.states import (
     sync_state,
 )
 from ringfold.peer.steps import Step, StepSettings, steps
+from ringfold.runtime.sigterm import Sigterm
 from ringfold.state.shared import SharedState
 from ringfold.wire.messages import Record, SyncStrategy
 
@@ -55,6 +56,8 @@ _ndarray = np.ndarray
 
 class Communicator:
     """A process's membership in a run. Make one with `ringfold.join`; leave with `leave()` or at the end of `with`."""
+
+    _sigterm_type: Callable[[float, Callable[[], None]], Sigterm] = Sigterm
 
     def __init__(
         self,
@@ -453,6 +456,7 @@ class Communicator:
             rollback=rollback,
             counter=counter,
             sigterm_grace_s=self._sigterm_grace_s if handle_sigterm else None,
+            sigterm_type=self._sigterm_type,
             on_divergence=on_divergence,
             rejoin=rejoin,
         )

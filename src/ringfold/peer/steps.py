@@ -87,6 +87,8 @@ class StepSettings:
     """What numbers the steps, if not the revision of the state alone."""
     sigterm_grace_s: float | None = None
     """How long a step may still take after SIGTERM; None: the signal is left alone."""
+    sigterm_type: Callable[[float, Callable[[], None]], Sigterm] = Sigterm
+    """How the signal is handled: a simulation has its own way."""
     on_divergence: OnDivergence = "repair"
     rejoin: bool = True
     """Whether a peer that is evicted joins again. With a counter it does not: a group's word is one peer's to give."""
@@ -201,7 +203,7 @@ class Loop:
         self._is_shaken = False  # whether that epoch has changed since
         self._is_member = False  # whether this peer has taken part in a sync
         self._rejoins = 0  # since the last step that was finished
-        self._sigterm = Sigterm(settings.sigterm_grace_s or 0.0, run.leave)
+        self._sigterm = settings.sigterm_type(settings.sigterm_grace_s or 0.0, run.leave)
         self._committed = 0  # ops of this peer, when the step began
         self._is_cut_off = False  # whether this peer left in the middle of a step that the program ended all the same
 

@@ -100,7 +100,7 @@ class SimPeer:
         self.joined_with: Record | None = None
         self.lies = False
         """Whether the blocks and hashes that it sends are wrong."""
-        self._restarts = False
+        self._restarts = self._is_cut_off = False
         self._asleep: list[Callable[[], None]] = []
         """What came due while the process was frozen."""
         self._starved: dict[int, None] = {}
@@ -167,7 +167,7 @@ class SimPeer:
         self.sim.note(self.name, f"ends{f': {error}' if error else ''}")
         self.host.listening.clear()
         # A program may end by itself, and not know that the others went on without it.
-        self._over(gone=error is not None or self.ended_with is not None)
+        self._over(gone=error is not None or self.ended_with is not None or self._is_cut_off)
         if error is not None:
             self.sim.was_cast_out(self)
         elif self._restarts:
@@ -332,6 +332,11 @@ class SimPeer:
         else:
             self.sim.history.answered(self.peer, outcome.pending)
         return outcome.pending
+
+    def cut_off(self) -> None:
+        """Leave in the middle of whatever the program does."""
+        self._is_cut_off = True
+        self.leave()
 
     def leave(self) -> bool:
         """Ask to leave. True if the peer is out already."""

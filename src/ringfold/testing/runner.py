@@ -7,7 +7,7 @@ between the peer's other events may happen.
 from collections.abc import Callable
 from typing import TYPE_CHECKING, assert_never
 
-from ringfold.errors import Evicted, MasterUnreachable, RingfoldError
+from ringfold.errors import Evicted, MasterUnreachable, RingfoldError, UsageError
 from ringfold.peer.effects import CallSucceeded, SyncInterrupted, SyncSucceeded
 from ringfold.peer.states import Attempt
 from ringfold.testing.checks import Violation
@@ -90,10 +90,11 @@ class Runner:
 
     def session_over(self, error: RingfoldError | None) -> None:
         """The peer is out of the run. Ops in flight fail by themselves; everything else that waits ends here."""
-        waits = self._leaving or self._awaited_ballot is not None
-        self._awaited_ballot = None
-        if waits:
+        if self._leaving:
             self._resume_soon(error)
+        elif self._awaited_ballot is not None:
+            self._resume_soon(error or UsageError("this peer has left the run"))
+        self._awaited_ballot = None
 
     # Inside
 

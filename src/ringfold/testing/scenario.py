@@ -193,6 +193,7 @@ def _looping(rng: Random, seed: int, peers: int) -> Looping:
         rollback=rng.random() < 0.3,
         foreign=rng.choice((0.0, 0.3)),
         rejoin=Random(f"rejoin {seed}").random() < 0.6,
+        sigterm=Random(f"sigterm {seed}").choice(("", "", "", "one", "all")),
         skips=Random(f"skips {seed}").choice((0.0, 0.0, 0.0, 0.02)),
     )
 

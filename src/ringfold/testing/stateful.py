@@ -12,7 +12,7 @@ revision is counted twice, an array has another shape, the program writes during
 from collections.abc import Generator
 from dataclasses import dataclass
 from random import Random
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -62,6 +62,8 @@ class Looping:
     """The share of processes that begin with a state of another history."""
     rejoin: bool = False
     """Whether an evicted peer joins again in the loop. The arrays of an op then have the same size in all steps."""
+    sigterm: Literal["", "one", "all"] = ""
+    """Who gets SIGTERM, sometime."""
     skips: float = 0.0
     """How often a peer leaves a step out, as a `continue` in the wrong place does. One side of that is cast out."""
 
@@ -165,6 +167,7 @@ def looping(work: Looping) -> ProgramOf:
         model = Model(work.size)
         model.begin(me, disk, draw, work.foreign, work.until - 1)
         rollback = work.rollback or disk.is_lost
+        run.sigterm_at_ms = _sigterm_at_ms(work, me)
         try:
             for step in run.steps(
                 model.state,
@@ -191,6 +194,9 @@ def looping(work: Looping) -> ProgramOf:
             _restart(me, disk)
         except TooFewPeers:
             _restart(me, disk)
+        except SystemExit:
+            if run.sigterm_at_ms is None:
+                raise
         except CallMismatch:
             if not work.skips:
                 raise
@@ -199,6 +205,13 @@ def looping(work: Looping) -> ProgramOf:
         me.digest = f"{model.state.revision}"
 
     return blocking(main)
+
+
+def _sigterm_at_ms(work: Looping, me: Self) -> float | None:
+    draw = Random(f"{work.seed} sigterm")
+    who, at_ms = draw.randint(1, 4), draw.uniform(20, draw.choice((100, 500)))
+    mine = Random(f"{work.seed}/{me.peer} sigterm").uniform(0, 30)
+    return at_ms + mine if work.sigterm == "all" or (work.sigterm == "one" and me.peer == who) else None
 
 
 def _restart(me: Self, disk: Disk) -> None:
