@@ -71,6 +71,13 @@ class Calls:
         if call is not None:
             call.deadline_ns = max(call.deadline_ns, now_ns + call.asked.deadline_ns - call.since_ns)
 
+    def resume(self, now_ns: int, ballot: int) -> None:
+        """Those whom an overdue call waited for are evicted, or busy: it waits as long again."""
+        call = self._waiting.get(ballot)
+        if call is not None and call.answer_by_ns is not None:
+            call.answer_by_ns = None
+            self.goes_on(now_ns, ballot)
+
     def interrupt(self) -> list[int]:
         """Forget the calls whose sync was planned by a master that is gone; their ballots.
 
@@ -113,7 +120,7 @@ class Calls:
             if call.answer_by_ns is None:
                 if now_ns >= call.deadline_ns:
                     call.answer_by_ns = now_ns + self._answer_ns
-                    withdrawn.append(VoteWithdrawn(ballot, waited_ms))
+                    withdrawn.append(VoteWithdrawn(ballot, waited_ms, call.asked.final))
             elif now_ns >= call.answer_by_ns:
                 text = f"the call waited {waited_ms} ms, and the master did not say for whom"
                 if call.is_planned:

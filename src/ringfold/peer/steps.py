@@ -469,6 +469,7 @@ class Loop:
             stepped=True,
             rollback=self._settings.rollback,
             min_world=min_world,
+            final=False,
         )
 
     def _load_lost(self, checkpoints: Checkpoints, revision: int) -> None:
@@ -487,7 +488,8 @@ class Loop:
         if self._checkpoints is None:
             return
         try:
-            self._checkpoints.save(self._state)
+            with self._ops.session.busy(self._ops.timeout_s):  # others may have nothing to save, and wait
+                self._checkpoints.save(self._state)
         except (StateError, OSError) as error:
             _log.error("no checkpoint of step %d: %s", self._state.revision, error)
 

@@ -90,6 +90,27 @@ class PeerGone(Notice, frozen=True, tag="peer_gone"):
         return f"peer {self.peer} ({self.name}) {self.how}: {self.reason}"
 
 
+class PeersStalled(Notice, frozen=True, tag="peers_stalled"):
+    """Members kept all others waiting for too long, and are evicted."""
+
+    group: GroupId
+    peers: list[PeerId]
+    waiting: list[PeerId]
+    what: str
+    waited_ms: int
+
+    @property
+    def level(self) -> Level:
+        return "warning"
+
+    def __str__(self) -> str:
+        late = ", ".join(f"peer {peer}" for peer in self.peers)
+        return (
+            f"group {self.group}: {self.what} waited {self.waited_ms / 1000:.1f} s for {late}, "
+            f"while {len(self.waiting)} waited: the run goes on without"
+        )
+
+
 class MasterLost(Notice, frozen=True, tag="master_lost"):
     """A peer has lost its master, and looks for it, or for another one."""
 
