@@ -1,7 +1,5 @@
 """Peers that live and do not work: those who wait for them lose nothing, and they may come back."""
 
-import time
-
 import numpy as np
 from cluster import Cluster, Me, Peer
 

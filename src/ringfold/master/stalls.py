@@ -5,9 +5,10 @@ A peer whose data loader hangs keeps its heartbeat. Everybody else waits for it,
 
 * Only members in their own code can be at fault: in no op and no call, alive, and not busy by their own word
   (`run.busy`). A member that waits, in whatever, is not.
-* All others must wait, in this op or call. The clock starts when the last of them has come, or when the last excuse of
-  those who have not is over.
-* Those who have not come must be a strict minority. Where most are slow, the step is slow, and nobody is at fault.
+* All others must wait, in this op or call. The clock starts when the last of them has come, and when those who have not
+  come last got on with anything, or were busy.
+* Those who have not come must be a strict minority of each group. Where most are slow, the step is slow, and nobody is
+  at fault.
 * The first three calls of a tag, or of a kind of call, do not count: programs compile and fill caches in them.
 * A member that is in the op and sends nothing, while it receives, is as good as absent (`silent_member`).
 
@@ -20,12 +21,13 @@ absent then, minority or not, and goes on; it raises only if nobody is at fault.
 takes over starts them again, because it makes a new epoch.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from ringfold.errors import RemoteProtocolError
 from ringfold.master.calls import Wait, completion
@@ -40,6 +42,8 @@ from ringfold.wire.frames import DESCRIPTOR_BYTES
 from ringfold.wire.messages import Busy, CallGoesOn, GroupId, OpRef, OpTimeout, PeerId, Tag, VoteKind, VoteWithdrawn
 from ringfold.wire.progress import MAX_BUSY_MS
 
+ANNOUNCED_AFTER_MS = 100
+"""Heartbeats name an op when it is as old as this."""
 FACTOR = 5
 """The stall timeout is so many times what the call usually takes."""
 NOT_COUNTED = 3
@@ -72,24 +76,32 @@ class Key(Struct, frozen=True, order=True):
 
 
 class Absent(Struct, frozen=True):
-    """A member that has not come: whether it is in its own code, how many such calls it has made, and until when it is
-    or was busy by its own word."""
+    """A member that has not come: whether it is in its own code, how many such calls it has made, until when it is or
+    was busy by its own word, and when it last got on with anything."""
 
     peer: PeerId
     is_idle: bool = True
     calls: int = NOT_COUNTED
     busy_until: Ns = 0
+    moved: Ns = 0
+    group: GroupId = 0
+
+    @property
+    def since(self) -> Ns:
+        """Since when it has no excuse."""
+        return max(self.moved, self.busy_until)
 
 
 class Stall(Struct, frozen=True):
     """Something that members wait in: `since` has those who wait, and `absent` those who have not come.
 
-    With `excuse` nobody is at fault, whatever happens."""
+    `sizes` has the members of each group that it concerns. With `excuse` nobody is at fault, whatever happens."""
 
     key: Key
     what: str
     since: Mapping[PeerId, Ns]
     absent: Sequence[Absent]
+    sizes: Mapping[GroupId, int]
     excuse: str = ""
     is_silent: bool = False
     """The absent are in the op, and send nothing."""
@@ -99,9 +111,15 @@ class Stall(Struct, frozen=True):
         return [each.peer for each in self.absent]
 
     @property
+    def is_minority(self) -> bool:
+        """Whether those who are absent are a strict minority of each of their groups."""
+        late = Counter(each.group for each in self.absent)
+        return all(2 * count < self.sizes[group] for group, count in late.items())
+
+    @property
     def whole_since(self) -> Ns:
         """Since when all others wait, and nobody who is absent has an excuse."""
-        return max(*self.since.values(), *(each.busy_until for each in self.absent), 0)
+        return max(*self.since.values(), *(each.since for each in self.absent), 0)
 
 
 class Judgement(Struct, frozen=True):
@@ -111,13 +129,15 @@ class Judgement(Struct, frozen=True):
     why: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Overdue:
     """An op whose caller's time is over."""
 
     since: Ns
     caller: PeerId
     message: OpTimeout
+    was_excused: bool = False
+    """Somebody who was absent had an excuse."""
 
 
 def judge(now: Ns, stall: Stall, timeout: Ns | None) -> Judgement:
@@ -134,7 +154,7 @@ def judge(now: Ns, stall: Stall, timeout: Ns | None) -> Judgement:
         return Judgement(None, "off")
     if any(each.calls < NOT_COUNTED for each in stall.absent):
         return Judgement(None, "first calls")
-    if 2 * len(stall.absent) >= len(stall.absent) + len(stall.since):
+    if not stall.is_minority:
         return Judgement(None, "no minority")
     return Judgement(stall.whole_since + timeout)
 
@@ -151,7 +171,12 @@ def stall_timeout(settings: MasterSettings, usual: Ns) -> Ns | None:
     if chosen == "off":
         return None
     wanted = max(settings.min_stall_ms * MS, FACTOR * usual) if chosen == "auto" else chosen * MS
-    return min(wanted, settings.op_timeout_ms * MS)
+    return max(min(wanted, settings.op_timeout_ms * MS), seen_after(settings))
+
+
+def seen_after(settings: MasterSettings) -> Ns:
+    """After so long it is known here that a member has come to an op. Nobody is evicted sooner."""
+    return (ANNOUNCED_AFTER_MS + 2 * settings.liveness.heartbeat_ms) * MS
 
 
 class Usual:
@@ -244,7 +269,7 @@ class Watchdog:
         """Learn what is usual, and evict who is due."""
         if self._run.away:
             return
-        stalls = list(self.stalls(now))
+        stalls = list(self.stalls())
         self._learn(now, stalls)
         for stall in stalls:
             judgement = self.judge(now, stall)
@@ -259,7 +284,7 @@ class Watchdog:
 
     def judgements(self, now: Ns) -> dict[Key, Judgement]:
         """What comes of each wait, for people."""
-        return {} if self._run.away else {stall.key: self.judge(now, stall) for stall in self.stalls(now)}
+        return {} if self._run.away else {stall.key: self.judge(now, stall) for stall in self.stalls()}
 
     def busy(self, now: Ns, peer: Peer, message: Busy) -> None:
         """A peer says that it works on something else, or no longer."""
@@ -268,7 +293,7 @@ class Watchdog:
         peer.busy_until = now + message.ms * MS
 
     def op_overdue(self, now: Ns, peer: Peer, message: OpTimeout) -> bool:
-        """A caller's time is over. False if it must raise: it asked for that, or nobody is at fault."""
+        """A caller's time is over. False if it must raise, because it asked for that."""
         if message.final or self._run.away or not self._run.is_current(peer, message.epoch):
             return False
         if len(message.descriptor) != DESCRIPTOR_BYTES:
@@ -276,64 +301,70 @@ class Watchdog:
         group = self._run.groups[peer.group]
         if group.change is not None:
             return True  # the op begins again in the next epoch, and its time with it
-        key = Key("op", group.id, message.op)
-        stall = next((each for each in self.stalls(now) if each.key == key), None)
-        if stall is None or stall.is_silent or peer.id in stall.missing:
-            return False
-        if any(each.is_idle and each.busy_until > min(stall.since.values()) for each in stall.absent):
-            self._overdue[key, group.epoch] = Overdue(now, peer.id, message)
-            return True
-        return self._evict_absent(now, stall, message.waited_ms)
+        # Others may have come to it a moment ago: their next heartbeats say so.
+        self._overdue.setdefault((Key("op", group.id, message.op), group.epoch), Overdue(now, peer.id, message))
+        return True
 
     def call_overdue(self, now: Ns, peer: Peer, message: VoteWithdrawn) -> bool:
         """The same of a call. Its caller is told that it goes on."""
-        ballot = self._run.ballot(peer)
+        ballot = peer.ballot
         if message.final or self._run.away or ballot is None or ballot.number != message.ballot:
             return False
-        group = peer.group if ballot.kind == "sync" else -1
-        key = Key("call", group, vote=ballot.kind)
-        stall = next((each for each in self.stalls(now) if each.key == key), None)
-        if stall is None or stall.excuse:
-            return False
-        if busy_text(now, stall.absent) or self._evict_absent(now, stall, message.waited_ms):
-            self._run.send(peer, CallGoesOn(message.ballot))
-            return True
-        return False
+        key = Key("call", peer.group if ballot.kind == "sync" else -1, vote=ballot.kind)
+        if not self._is_changing(key):  # else it is cast again in the next epoch, and everything looks different
+            stall = next((each for each in self.stalls() if each.key == key), None)
+            if stall is None or stall.excuse:
+                return False
+            waited_ms = max(0, message.waited_ms)
+            due = self._due(stall, waited_ms)
+            if due is None or (now >= due and not self._evict_absent(now, stall, waited_ms)):
+                return False
+        self._run.send(peer, CallGoesOn(message.ballot))
+        return True
+
+    def _due(self, stall: Stall, waited_ms: int) -> Ns | None:
+        """When those who are absent are evicted for a call whose time is over; None if none of them is at fault."""
+        without_excuse = [each.since for each in stall.absent if each.is_idle]
+        if not without_excuse:
+            return None
+        timeout = self._timeout(stall.key) or self._settings.op_timeout_ms * MS
+        return max(without_excuse) + max(min(timeout, waited_ms * MS), seen_after(self._settings))
 
     # Looking
 
-    def stalls(self, now: Ns) -> Iterator[Stall]:
+    def stalls(self) -> Iterator[Stall]:
         """Everything that members wait in now, in groups whose epoch does not change."""
         for _, group in sorted(self._run.groups.items()):
             if group.change is None and group.ring:
-                yield from self._ops(now, group)
+                yield from self._ops(group)
                 yield from self._syncs(group)
                 yield from self._calls("sync", group)
         if all(group.change is None for group in self._run.groups.values()):
             for kind in _KINDS:
                 yield from self._calls(kind, None)
 
-    def _ops(self, now: Ns, group: Group) -> Iterator[Stall]:
+    def _ops(self, group: Group) -> Iterator[Stall]:
         members, callers = self._run.live(group), dict[OpRef, dict[PeerId, Ns]]()
         for member in members:
-            for op in self._run.announced(member):
-                since = max(group.installed, member.beat_at - op.age_ms * MS)
-                callers.setdefault(OpRef(op.tag, op.sequence), {})[member.id] = since
-        counts = self._counts_of(group)
+            for told in self._run.announced(member):
+                called = max(group.installed, member.beat_at - told.age_ms * MS)
+                callers.setdefault(OpRef(told.tag, told.sequence), {})[member.id] = called
+        counts, sizes = self._counts_of(group), {group.id: len(members)}
         for op, since in sorted(callers.items()):
             key, what = Key("op", group.id, op), named(op)
             absent = [
-                Absent(each.id, self._is_idle(each, group), counts.made(each.id, op), each.busy_until)
+                self._absent(each, group, counts.made(each.id, op))
                 for each in members
                 if each.id not in since
             ]
             if absent:
-                yield Stall(key, what, since, absent)
+                yield Stall(key, what, since, absent, sizes)
             elif (silent := self._silent(group, members, key)) is not None:
                 others = {peer: start for peer, start in since.items() if peer != silent}
-                yield Stall(key, what, others, [Absent(silent, calls=counts.made(silent, op))], is_silent=True)
+                late = Absent(silent, calls=counts.made(silent, op), group=group.id)
+                yield Stall(key, what, others, [late], sizes, is_silent=True)
             else:
-                yield Stall(key, what, since, [], excuse="it runs")
+                yield Stall(key, what, since, [], sizes, excuse="it runs")
 
     def _silent(self, group: Group, members: list[Peer], key: Key) -> PeerId | None:
         timeout = self._timeout(key)
@@ -348,9 +379,13 @@ class Watchdog:
         if sync is not None and sync.unfinished:
             moved = max(sync.since, sync.moved)
             since = dict.fromkeys(sorted(sync.ballots.keys() - sync.unfinished), moved)
-            absent = [Absent(peer, busy_until=self._run.peers[peer].busy_until) for peer in sorted(sync.unfinished)]
+            absent = [
+                Absent(peer, busy_until=self._run.peers[peer].busy_until, moved=moved, group=group.id)
+                for peer in sorted(sync.unfinished)
+            ]
             excuse = "" if since else "all of them fetch it"
-            yield Stall(Key("sync", group.id), f"sync {sync.number}", since, absent, excuse)
+            sizes = {group.id: len(sync.ballots)}
+            yield Stall(Key("sync", group.id), f"sync {sync.number}", since, absent, sizes, excuse)
 
     def _calls(self, kind: VoteKind, group: Group | None) -> Iterator[Stall]:
         run = self._run
@@ -361,12 +396,16 @@ class Watchdog:
         state = completion(run, kind, None if group is None else group.id)
         missing = [run.peers[peer] for peer in state.missing] if isinstance(state, Wait) else []
         absent = [
-            Absent(each.id, self._is_idle(each, run.groups[each.group]), each.calls.get(kind, 0), each.busy_until)
+            self._absent(each, run.groups[each.group], each.calls.get(kind, 0))
             for each in missing
         ]
         waits_for_peers = not absent or (kind == "update" and bool(run.short_of_peers()))
         key = Key("call", -1 if group is None else group.id, vote=kind)
-        yield Stall(key, CALL[kind], since, absent, "it waits for more peers" if waits_for_peers else "")
+        sizes = {each.id: len(run.live(each)) for each in run.groups.values()}
+        yield Stall(key, CALL[kind], since, absent, sizes, "it waits for more peers" if waits_for_peers else "")
+
+    def _absent(self, peer: Peer, group: Group, calls: int) -> Absent:
+        return Absent(peer.id, self._is_idle(peer, group), calls, peer.busy_until, peer.pace.moved, group.id)
 
     def _is_idle(self, peer: Peer, group: Group) -> bool:
         """Whether a member is in its own code: alive, and in no op and no call, by a heartbeat of this epoch."""
@@ -432,8 +471,8 @@ class Watchdog:
         absent = [each for each in stall.absent if each.is_idle]
         if not absent or not stall.since:
             return False
-        at_fault = Stall(stall.key, stall.what, stall.since, absent)
-        self._evict(now, at_fault, f"op_timeout_s {seconds(max(0, waited_ms))}")
+        at_fault = replace(stall, absent=absent)
+        self._evict(now, at_fault, f"op_timeout_s {seconds(waited_ms)}")
         return True
 
     def _evict(self, now: Ns, stall: Stall, limit: str) -> None:
@@ -442,7 +481,7 @@ class Watchdog:
         did = "is in it and sends nothing" if stall.is_silent else "did not come"
         group = peers[0].group if stall.key.group < 0 else stall.key.group
         waiting = sorted(stall.since)
-        self._run.tell(PeersStalled(group, stall.missing, waiting, stall.what, waited_ms))
+        self._run.tell(PeersStalled(group, stall.missing, waiting, stall.what, waited_ms, limit))
         advice = _SILENT_ADVICE if stall.is_silent else _ADVICE
         for peer in peers:
             how = f"waited {seconds(waited_ms)} for it"
@@ -451,23 +490,28 @@ class Watchdog:
             self._epochs.evict(now, peer, f"{stall.what} {how}, {why}", self._run.named(told))
 
     def _judge_overdue(self, now: Ns, stalls: Sequence[Stall]) -> None:
-        """Ops whose callers' time is over wait as long as the absent have an excuse, and a stall timeout more.
+        """Ops whose callers' time is over: who is absent is evicted as soon as it has no excuse.
 
-        One that is not over as long again after that excuse, with nobody to blame, ends at its deadline."""
+        If nobody is at fault the op ends at its deadline; as long again later, if somebody had an excuse."""
         by_key = {stall.key: stall for stall in stalls}
         for (key, epoch), overdue in list(self._overdue.items()):
-            stall, peer = by_key.get(key), self._run.peers.get(overdue.caller)
-            if epoch != self._epoch_of(key) or self._is_changing(key) or stall is None or peer is None:
-                del self._overdue[key, epoch]  # it begins again, or has ended
+            group, caller = self._run.groups[key.group], self._run.peers.get(overdue.caller)
+            if epoch != group.epoch or group.change is not None or caller is None:
+                del self._overdue[key, epoch]  # it begins again in another epoch, and its time with it
                 continue
-            longest = self._settings.op_timeout_ms * MS
-            since = max(stall.whole_since, overdue.since)
-            if not any(each.is_idle for each in stall.absent):
-                if now >= since + longest:
-                    del self._overdue[key, epoch]
-                    self._fail(now, peer, overdue.message)
-                    return
-            elif now >= stall.whole_since + (self._timeout(key) or longest):
-                del self._overdue[key, epoch]
-                self._evict_absent(now, stall, overdue.message.waited_ms)
+            told = overdue.since + ANNOUNCED_AFTER_MS * MS
+            if any(member.beat_at <= told for member in self._run.live(group)):
+                continue
+            stall, waited_ms = by_key.get(key), max(0, overdue.message.waited_ms)
+            due = None if stall is None else self._due(stall, waited_ms)
+            if due is not None and now < due:
+                overdue.was_excused = True
+                continue
+            patience = self._settings.op_timeout_ms * MS if overdue.was_excused else 0
+            if stall is not None and due is None and now < overdue.since + patience:
+                continue
+            del self._overdue[key, epoch]
+            if stall is not None and not self._evict_absent(now, stall, waited_ms):
+                self._fail(now, caller, overdue.message)
+            if group.change is not None:
                 return

@@ -13,6 +13,7 @@ from ringfold.peer.states import Attempt
 from ringfold.testing.checks import Violation
 from ringfold.testing.program import (
     ArePending,
+    BusyFor,
     Call,
     Collective,
     Leave,
@@ -54,6 +55,7 @@ class Runner:
         self._leaving = False
         self._wakes = 0
         self.doing = "starting"
+        self.at_work_since: int | None = None
         self.finished = False
 
     def start(self) -> None:
@@ -160,6 +162,7 @@ class Runner:
         """Begin what the program asks for: (True, _) if it waits, else what it goes on with."""
         peer = self._peer
         self.doing = _words(request)
+        self.at_work_since = peer.sim.scheduler.now if isinstance(request, Sleep) else None
         match request:
             case Collective():
                 call = peer.sim.history.called(peer.peer, request)
@@ -191,6 +194,9 @@ class Runner:
                 self._leaving = True
                 if peer.leave():
                     return False, None
+            case BusyFor(ms):
+                peer.busy_for(ms)
+                return False, None
             case Sleep(ms):
                 self._later(int(ms * MS), lambda: self._resume(None, None))
             case _:
@@ -253,6 +259,8 @@ def _words(request: Request) -> str:
             return f"in sync_shared_state(revision {offer.revision}, {offer.strategy})"
         case Leave():
             return "leaving"
+        case BusyFor(ms):
+            return f"busy for {ms} ms"
         case Sleep(ms):
             return f"at work for {ms} ms"
         case _:

@@ -91,13 +91,14 @@ class PeerGone(Notice, frozen=True, tag="peer_gone"):
 
 
 class PeersStalled(Notice, frozen=True, tag="peers_stalled"):
-    """Members kept all others waiting for too long, and are evicted."""
+    """Members kept others waiting for too long, and are evicted. `limit` is the setting that says so."""
 
     group: GroupId
     peers: list[PeerId]
     waiting: list[PeerId]
     what: str
     waited_ms: int
+    limit: str
 
     @property
     def level(self) -> Level:
@@ -105,10 +106,8 @@ class PeersStalled(Notice, frozen=True, tag="peers_stalled"):
 
     def __str__(self) -> str:
         late = ", ".join(f"peer {peer}" for peer in self.peers)
-        return (
-            f"group {self.group}: {self.what} waited {self.waited_ms / 1000:.1f} s for {late}, "
-            f"while {len(self.waiting)} waited: the run goes on without"
-        )
+        waited = f"{len(self.waiting)} waited {self.waited_ms / 1000:.1f} s in {self.what} for {late}"
+        return f"group {self.group}: {waited}, and go on without ({self.limit})"
 
 
 class MasterLost(Notice, frozen=True, tag="master_lost"):
