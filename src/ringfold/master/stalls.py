@@ -217,7 +217,7 @@ class CallCounts:
         self.epoch, self._now = epoch, {}
         before = dict(list(self._before.items())[-MAX_USUAL:])
         self._joined_at = {peer: self._joined_at.get(peer, before) for peer in members}
-        self._before = before
+        self._before = dict(before)
 
     def seen(self, tag: Tag, calls: int) -> None:
         """So many calls of this epoch have ended."""
