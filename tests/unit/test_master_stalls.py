@@ -58,7 +58,7 @@ def test_the_clock_starts_at_the_end_of_busy_and_stands_before_it() -> None:
     ("late", "timeout", "why"),
     [
         (stall([Absent(3)]), None, "off"),
-        (stall([Absent(3, is_idle=False)]), 60 * S, "peer 3 waits, too"),
+        (stall([Absent(3, is_idle=False)]), 60 * S, "peer 3 may be in a call, too"),
         (stall([Absent(3, calls=2)]), 60 * S, "first calls"),
         (stall([Absent(2), Absent(3)], {1: 0, 4: 0}), 60 * S, "no minority"),
         (stall([Absent(2)], {1: 0}), 60 * S, "no minority"),
@@ -457,7 +457,7 @@ def test_a_peer_is_evicted_on_request_and_told_by_whom_and_why(wanted: str) -> N
 @pytest.mark.parametrize(
     ("size", "wanted", "why"),
     [
-        (3, "7", "there is no peer '7' in this run: there is peers 1 (p1), 2 (p2) and 3 (p3)"),
+        (3, "7", "there is no peer '7' in this run, only peers 1 (p1), 2 (p2) and 3 (p3)"),
         (1, "1", "peer 1 (p1) is the last member of group 0"),
     ],
 )

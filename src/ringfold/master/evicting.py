@@ -25,7 +25,7 @@ def choose(run: Run, wanted: str) -> Peer | str:
     found = _matching(run.peers.values(), wanted)
     if not found:
         known = run.named(names(run.peers)) if run.peers else "nobody"
-        return f"there is no peer {wanted!r} in this run: there is {known}; `ringfold status` shows all"
+        return f"there is no peer {wanted!r} in this run, only {known}; `ringfold status` shows them"
     if len(found) > 1:
         ids = names(peer.id for peer in found)
         return f"{ids} have the name {wanted!r}: give one of their numbers"

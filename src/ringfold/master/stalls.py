@@ -146,7 +146,7 @@ def judge(now: Ns, stall: Stall, timeout: Ns | None) -> Judgement:
         return Judgement(None, stall.excuse)
     not_idle = [each.peer for each in stall.absent if not each.is_idle]
     if not_idle:
-        return Judgement(None, f"{names(not_idle)} {'waits' if len(not_idle) == 1 else 'wait'}, too")
+        return Judgement(None, f"{names(not_idle)} may be in a call, too")
     busy = busy_text(now, stall.absent)
     if busy:
         return Judgement(None, busy)

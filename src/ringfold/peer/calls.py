@@ -90,10 +90,15 @@ class Calls:
         return planned
 
     def overdue(self, now_ns: int) -> list[VoteWithdrawn]:
-        """What another master must be told: which calls are out of time. The one that knew is gone, or never did."""
+        """What another master must be told: which calls are out of time. The one that knew is gone, or never did.
+
+        A call that did not ask for its timeout waits as long again: that master knows nothing of who kept it waiting.
+        """
         said = []
         for ballot, call in sorted(self._waiting.items()):
-            if call.answer_by_ns is not None:
+            if call.answer_by_ns is not None and not call.asked.final:
+                self.resume(now_ns, ballot)
+            elif call.answer_by_ns is not None:
                 call.answer_by_ns = now_ns + self._answer_ns
                 said.append(VoteWithdrawn(ballot, (now_ns - call.since_ns) // MS))
         return said
