@@ -249,6 +249,14 @@ def silent_member(ring: Sequence[PeerId], starved_ms: Mapping[PeerId, int], stuc
     return peer if is_fed and not any(stuck_ms.get(each, 0) for each in ring) else None
 
 
+def eviction(stall: Stall, waited_ms: int, limit: str) -> tuple[str, str]:
+    """Why the absent are evicted, for the others and for their own programs. `limit` is the setting that says so."""
+    how = f"waited {seconds(waited_ms)} for it"
+    why = f"and it {'is in it and sends nothing' if stall.is_silent else 'did not come'} ({limit})"
+    advice = _SILENT_ADVICE if stall.is_silent else _ADVICE
+    return f"{stall.what} {how}, {why}", f"{names(stall.since)} {how} in {stall.what}, {why}. {advice}"
+
+
 class Watchdog:
     """Looks at all waits of a run on every tick, and evicts who stalls them."""
 
@@ -478,16 +486,11 @@ class Watchdog:
     def _evict(self, now: Ns, stall: Stall, limit: str) -> None:
         peers = [self._run.peers[peer] for peer in stall.missing]
         waited_ms = (now - min(stall.since.values())) // MS
-        did = "is in it and sends nothing" if stall.is_silent else "did not come"
         group = peers[0].group if stall.key.group < 0 else stall.key.group
-        waiting = sorted(stall.since)
-        self._run.tell(PeersStalled(group, stall.missing, waiting, stall.what, waited_ms, limit))
-        advice = _SILENT_ADVICE if stall.is_silent else _ADVICE
+        self._run.tell(PeersStalled(group, stall.missing, sorted(stall.since), stall.what, waited_ms, limit))
+        reason, told = eviction(stall, waited_ms, limit)
         for peer in peers:
-            how = f"waited {seconds(waited_ms)} for it"
-            why = f"and it {did} ({limit})"
-            told = f"{names(waiting)} {how} in {stall.what}, {why}. {advice}"
-            self._epochs.evict(now, peer, f"{stall.what} {how}, {why}", self._run.named(told))
+            self._epochs.evict(now, peer, reason, self._run.named(told))
 
     def _judge_overdue(self, now: Ns, stalls: Sequence[Stall]) -> None:
         """Ops whose callers' time is over: who is absent is evicted as soon as it has no excuse.
