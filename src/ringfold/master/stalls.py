@@ -487,7 +487,8 @@ class Watchdog:
         peers = [self._run.peers[peer] for peer in stall.missing]
         waited_ms = (now - min(stall.since.values())) // MS
         group = peers[0].group if stall.key.group < 0 else stall.key.group
-        self._run.tell(PeersStalled(group, stall.missing, sorted(stall.since), stall.what, waited_ms, limit))
+        late, waiting = [peer.member.name for peer in peers], sorted(stall.since)
+        self._run.tell(PeersStalled(group, stall.missing, late, waiting, stall.what, waited_ms, limit))
         reason, told = eviction(stall, waited_ms, limit)
         for peer in peers:
             self._epochs.evict(now, peer, reason, self._run.named(told))

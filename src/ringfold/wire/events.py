@@ -95,6 +95,7 @@ class PeersStalled(Notice, frozen=True, tag="peers_stalled"):
 
     group: GroupId
     peers: list[PeerId]
+    names: list[str]
     waiting: list[PeerId]
     what: str
     waited_ms: int
@@ -105,7 +106,7 @@ class PeersStalled(Notice, frozen=True, tag="peers_stalled"):
         return "warning"
 
     def __str__(self) -> str:
-        late = ", ".join(f"peer {peer}" for peer in self.peers)
+        late = ", ".join(f"peer {peer} ({name})" for peer, name in zip(self.peers, self.names, strict=True))
         waited = f"{len(self.waiting)} waited {self.waited_ms / 1000:.1f} s in {self.what} for {late}"
         return f"group {self.group}: {waited}, and go on without ({self.limit})"
 
