@@ -1,6 +1,7 @@
 """Peers that live and do not work: those who wait for them lose nothing, and they may come back."""
 
 import json
+import time
 from typing import Any
 
 import numpy as np
@@ -141,6 +142,49 @@ def _waiting(cluster: Cluster, words: str) -> bool:
 
 def _waited_ms(cluster: Cluster) -> int:
     return max((wait["since_ms"] for wait in _status(cluster)), default=0)
+
+
+# In the step loop
+
+
+def test_a_step_loop_goes_on_without_a_peer_that_hangs_and_takes_it_back(cluster: Cluster) -> None:
+    """A newcomer waits to be admitted meanwhile, so that the others may wait in a vote as well as in an op."""
+    master = cluster.start_master(stall_timeout_s=1)
+    peers = cluster.start(steps_with_a_loader, 3)
+    hung = cluster.start_one(steps_with_a_loader, hangs=True)
+    hung.expect("hangs")
+    peers += cluster.start(steps_with_a_loader, 1)
+    master.expect_log("peers_stalled")
+    hung.tell("wake")
+    assert "stall_timeout_s 1.0 s" in hung.expect("evicted")["words"]
+    finished = [peer.expect("finished") for peer in [*peers, hung]]
+    assert len({fact["weights"] for fact in finished}) == 1
+    for peer in [*peers, hung]:
+        peer.finish()
+    assert len(master.events("peers_stalled")) == 1
+
+
+def steps_with_a_loader(me: Me) -> None:
+    from ringfold import Evicted, SharedState
+
+    hangs = me.options.get("hangs", False)
+    while True:
+        weights = np.zeros(1_000)
+        try:
+            with me.join() as run:
+                for count, step in enumerate(run.steps(SharedState(weights=weights), until=300, min_world=3)):
+                    if hangs and count == 8:
+                        me.say("hangs")
+                        me.hear("wake")
+                        hangs = False
+                    time.sleep(0.01)
+                    gradient = np.ones(1_000)
+                    step.all_reduce(gradient, op="avg")
+                    weights += gradient
+            me.say("finished", weights=weights.sum())
+            return
+        except Evicted as error:
+            me.say("evicted", words=str(error))
 
 
 # On request

@@ -125,8 +125,8 @@ class Peer:
     """The highest ballot that was answered; an older vote that was still on its way is void."""
     gave_up: dict[VoteKind, Ns] = field(default_factory=dict)
     """When a call of this kind last ended here because its time was over."""
-    calls: dict[VoteKind, int] = field(default_factory=dict)
-    """How many calls of each kind were answered."""
+    calls: int = 0
+    """How many of its votes were answered."""
     busy_until: Ns = 0
     """By its own word it works on something else until then."""
     suspected: bool = False
@@ -141,7 +141,7 @@ class Peer:
         """This ballot has been answered: it no longer waits, and cannot be cast again."""
         self.answered = max(self.answered, ballot)
         if self.ballot is not None and self.ballot.number <= self.answered:
-            self.calls[self.ballot.kind] = self.calls.get(self.ballot.kind, 0) + 1
+            self.calls += 1
             self.ballot = None
 
 

@@ -9,7 +9,8 @@ A peer whose data loader hangs keeps its heartbeat. Everybody else waits for it,
   come last got on with anything, or were busy.
 * Those who have not come must be a strict minority of each group. Where most are slow, the step is slow, and nobody is
   at fault.
-* The first three calls of a tag, or of a kind of call, do not count: programs compile and fill caches in them.
+* A member's first three calls of a tag do not count, nor votes before its first three calls of any kind: programs
+  compile and fill caches in them.
 * A member that is in the op and sends nothing, while it receives, is as good as absent (`silent_member`).
 
 The stall timeout is a multiple of what this call usually takes, at least `min_stall_ms` and never more than
@@ -47,7 +48,7 @@ ANNOUNCED_AFTER_MS = 100
 FACTOR = 5
 """The stall timeout is so many times what the call usually takes."""
 NOT_COUNTED = 3
-"""Calls of a tag, or of a kind, that a member may take as long over as it likes."""
+"""Calls of a tag that a member may take as long over as it likes."""
 REMEMBERED = 16
 """Of the last calls of a tag or kind."""
 MAX_USUAL = 4_096
@@ -342,14 +343,17 @@ class Watchdog:
 
     def stalls(self) -> Iterator[Stall]:
         """Everything that members wait in now, in groups whose epoch does not change."""
+        voted = {(peer.ballot.kind, peer.group) for peer in self._run.peers.values() if peer.ballot is not None}
         for _, group in sorted(self._run.groups.items()):
             if group.change is None and group.ring:
                 yield from self._ops(group)
                 yield from self._syncs(group)
-                yield from self._calls("sync", group)
-        if all(group.change is None for group in self._run.groups.values()):
+                if ("sync", group.id) in voted:
+                    yield from self._calls("sync", group)
+        if voted and all(group.change is None for group in self._run.groups.values()):
             for kind in _KINDS:
-                yield from self._calls(kind, None)
+                if any(kind == each for each, _ in voted):
+                    yield from self._calls(kind, None)
 
     def _ops(self, group: Group) -> Iterator[Stall]:
         members, callers = self._run.live(group), dict[OpRef, dict[PeerId, Ns]]()
@@ -404,7 +408,7 @@ class Watchdog:
         state = completion(run, kind, None if group is None else group.id)
         missing = [run.peers[peer] for peer in state.missing] if isinstance(state, Wait) else []
         absent = [
-            self._absent(each, run.groups[each.group], each.calls.get(kind, 0))
+            self._absent(each, run.groups[each.group], each.calls + each.beat.committed)
             for each in missing
         ]
         waits_for_peers = not absent or (kind == "update" and bool(run.short_of_peers()))

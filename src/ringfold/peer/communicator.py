@@ -315,9 +315,15 @@ class Communicator:
         With `min_world` it also waits until the group has that many members. Newcomers have no state yet: sync it
         before the next op (`steps` does).
         """
+        self._update(min_world, self._seconds(timeout_s), final=timeout_s is not None)
+
+    def _admit(self, timeout_s: float) -> None:
+        """The same, of the step loop: its timeout is not one that the program asked for."""
+        self._update(0, timeout_s, final=False)
+
+    def _update(self, min_world: int, timeout_s: float, *, final: bool) -> None:
         self._ops.check_none_in_flight("update_topology")
-        seconds, final = self._seconds(timeout_s), timeout_s is not None
-        outcome = self._session.vote("update", "update_topology", min_world, seconds, final=final)
+        outcome = self._session.vote("update", "update_topology", min_world, timeout_s, final=final)
         self._ops.last, self._call_answer = None, (outcome.pending, outcome.groups)
 
     def optimize_topology(self, timeout_s: float | None = None) -> None:

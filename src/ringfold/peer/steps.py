@@ -101,6 +101,7 @@ class Run(Protocol):
     def has_newcomers(self) -> bool: ...
     def are_peers_pending(self) -> bool: ...
     def update_topology(self, min_world: int = 0, timeout_s: float | None = None) -> None: ...
+    def _admit(self, timeout_s: float) -> None: ...
     def all_reduce(
         self,
         buffers: Buffers,
@@ -400,7 +401,7 @@ class Loop:
         run = self._run
         # With several groups the question costs as much as the vote, and those who wait for peers are in a vote.
         if not run.has_newcomers and (run.spans_groups or run.are_peers_pending()):
-            run.update_topology(timeout_s=max(self._settings.wait_s, self._ops.timeout_s))
+            run._admit(timeout_s=max(self._settings.wait_s, self._ops.timeout_s))
             return True
         return False
 
