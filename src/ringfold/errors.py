@@ -111,11 +111,14 @@ class TooFewPeers(RingfoldError):
 
 
 class Evicted(RingfoldError):
-    """The run goes on without this peer: join again, and sync state before the first op. `who` is this peer."""
+    """The run goes on without this peer: join again, and sync state before the first op. `who` is this peer.
 
-    def __init__(self, reason: str, who: str = "") -> None:
-        super().__init__(reason, who)
-        self.reason, self.who = reason, who
+    With `on_request` somebody asked for it (`ringfold evict`), and `steps` does not join again by itself.
+    """
+
+    def __init__(self, reason: str, who: str = "", on_request: bool = False) -> None:
+        super().__init__(reason, who, on_request)
+        self.reason, self.who, self.on_request = reason, who, on_request
 
     def __str__(self) -> str:
         who = self.who or "this peer"

@@ -125,6 +125,10 @@ class Peer:
     """The highest ballot that was answered; an older vote that was still on its way is void."""
     gave_up: dict[VoteKind, Ns] = field(default_factory=dict)
     """When a call of this kind last ended here because its time was over."""
+    calls: int = 0
+    """How many of its votes were answered."""
+    busy_until: Ns = 0
+    """By its own word it works on something else until then."""
     suspected: bool = False
     beat: Heartbeat = field(default_factory=lambda: Heartbeat(0, 0))
     beat_at: Ns = 0
@@ -137,6 +141,7 @@ class Peer:
         """This ballot has been answered: it no longer waits, and cannot be cast again."""
         self.answered = max(self.answered, ballot)
         if self.ballot is not None and self.ballot.number <= self.answered:
+            self.calls += 1
             self.ballot = None
 
 
@@ -192,6 +197,8 @@ class Sync:
     """Who does not."""
     voters: SyncVoters
     """All who made an offer."""
+    moved: Ns = 0
+    """When somebody last got on with it."""
     told: Ns = 0
     """When everybody was last told that it goes on."""
     failures: dict[PeerId, CallFailed] = field(default_factory=dict)

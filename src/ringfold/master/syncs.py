@@ -121,6 +121,7 @@ class Syncs:
         if sync is None or sync.number != report.sync or peer.id not in sync.ballots:
             return
         known = sorted({*report.blame} & {*group.ring})
+        sync.moved = now
         match report.outcome:
             case "progress":
                 self._goes_on(now, sync)

@@ -12,6 +12,7 @@ rest of this file is about being right when the group changes under a call:
 
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, get_args
@@ -33,6 +34,7 @@ from ringfold.dataplane.buffers import (
 from ringfold.dataplane.codes import REDUCE_OPS, OpKind
 from ringfold.errors import UsageError
 from ringfold.peer.counting import Counter
+from ringfold.peer.evicting import evict_peer
 from ringfold.peer.handle import Handle
 from ringfold.peer.ops import Ops, by_caller, positive_ns, quantisation_code, reduce_code, refusal
 from ringfold.peer.outcome import Meeting, ReduceInfo
@@ -191,7 +193,8 @@ class Communicator:
             reduce_op = REDUCE_OPS.get(op)
             free = tag not in ops.in_flight and (ops.state is None or not ops.state.torn) and not self._session.is_over
             if code is not None and reduce_op is not None and free and buffers.flags.carray:
-                timeout_ns = ops.timeout_ns if timeout_s is None else positive_ns(timeout_s)
+                is_usual = timeout_s is None and tag not in ops.final_tags
+                timeout_ns = ops.timeout_ns if is_usual else ops.timeout_of(tag, timeout_s)
                 try:
                     result = self._all_reduce(buffers, code, reduce_op, tag, 1 if retry else 0, timeout_ns)
                 except (ValueError, TypeError) as error:
@@ -331,8 +334,15 @@ class Communicator:
         With `min_world` it also waits until the group has that many members. Newcomers have no state yet: sync it
         before the next op (`steps` does).
         """
+        self._update(min_world, self._seconds(timeout_s), final=timeout_s is not None)
+
+    def _admit(self, timeout_s: float) -> None:
+        """The same, of the step loop: its timeout is not one that the program asked for."""
+        self._update(0, timeout_s, final=False)
+
+    def _update(self, min_world: int, timeout_s: float, *, final: bool) -> None:
         self._ops.check_none_in_flight("update_topology")
-        outcome = self._session.vote("update", "update_topology", min_world, self._seconds(timeout_s))
+        outcome = self._session.vote("update", "update_topology", min_world, timeout_s, final=final)
         self._ops.last, self._call_answer = None, (outcome.pending, outcome.groups)
 
     def optimize_topology(self, timeout_s: float | None = None) -> None:
@@ -342,7 +352,8 @@ class Communicator:
         of n - 1 rounds. Raises `TopologyFailed` if too many could not be measured; the rings are then as they were.
         """
         self._ops.check_none_in_flight("optimize_topology")
-        outcome = self._session.vote("optimize", "optimize_topology", 0, self._seconds(timeout_s))
+        seconds, final = self._seconds(timeout_s), timeout_s is not None
+        outcome = self._session.vote("optimize", "optimize_topology", 0, seconds, final=final)
         self._ops.last, self._call_answer = None, (outcome.pending, outcome.groups)
 
     def are_peers_pending(self) -> bool:
@@ -355,7 +366,7 @@ class Communicator:
                 return self._call_answer[0]
             epoch, registrations = last[2], last[4]
             return registrations > self._session.machine.facts[epoch].registrations
-        return self._session.vote("pending", "are_peers_pending", 0, self._seconds(None)).pending
+        return self._session.vote("pending", "are_peers_pending", 0, self._seconds(None), final=False).pending
 
     def meet(self, timeout_s: float | None = None) -> Meeting:
         """Wait until every accepted peer of the run, of all groups, has called it; the run's numbers at that moment.
@@ -364,7 +375,8 @@ class Communicator:
         every group is there, and whether to call `update_topology`. Who was just admitted meets the others here first.
         """
         self._ops.check_none_in_flight("meet")
-        outcome = self._session.vote("pending", "meet", 0, self._seconds(timeout_s))
+        seconds, final = self._seconds(timeout_s), timeout_s is not None
+        outcome = self._session.vote("pending", "meet", 0, seconds, final=final)
         world = outcome.world
         return Meeting(world.peers, world.groups, world.largest_group, outcome.pending)
 
@@ -393,9 +405,11 @@ class Communicator:
         if strategy not in get_args(SyncStrategy):
             raise UsageError(f"sync_shared_state: strategy must be one of {', '.join(get_args(SyncStrategy))}")
         self._ops.check_none_in_flight("sync_shared_state")
-        timeout_s = self._seconds(timeout_s)
+        seconds, final = self._seconds(timeout_s), timeout_s is not None
         self._ops.state = state
-        info = sync_state(self._session, state, strategy=strategy, timeout_s=timeout_s, rollback=rollback)
+        info = sync_state(
+            self._session, state, strategy=strategy, timeout_s=seconds, rollback=rollback, final=final
+        )
         if expect_unchanged:
             check_unchanged(info)
         check_diverged(info, self.peer_id, on_divergence)
@@ -461,6 +475,27 @@ class Communicator:
             rejoin=rejoin,
         )
         return steps(self, self._ops, state, settings)
+
+    # Who is waited for
+
+    def busy(self, up_to_s: float) -> AbstractContextManager[None]:
+        """Tell the master that this program does something long of its own: an evaluation, a save on rank 0.
+
+            with run.busy(up_to_s=900):
+                evaluate()
+
+        Others may wait meanwhile in an op or a call: this peer is not evicted for it, until the block ends or `up_to_s`
+        is over. Legal from any thread; where several overlap, the peer is busy until the last one ends.
+        """
+        return self._session.busy(up_to_s)
+
+    def evict(self, peer: int | str, reason: str = "") -> None:
+        """Have another peer (its id, or its name) evicted: the run goes on without it, and it may join again.
+
+        Its error names this peer and the reason. Raises `UsageError` if there is no such peer, or several of that name,
+        or if it is the last one of its group; for this peer itself, `leave`.
+        """
+        evict_peer(self._session, peer, reason)
 
     def rejoin(self) -> None:
         """Join the run again after an eviction (`Evicted`), with the same settings, as a newcomer with a new number.

@@ -35,7 +35,7 @@ class Session(Protocol):
     """As much of a session as a sync needs."""
 
     def sync(
-        self, offer: Offer, snapshot: Snapshot, min_world: int, timeout_s: float
+        self, offer: Offer, snapshot: Snapshot, min_world: int, timeout_s: float, *, final: bool = True
     ) -> SyncSucceeded | SyncInterrupted: ...
     def locked(self, look: Callable[[PeerMachine], T]) -> T: ...
 
@@ -71,6 +71,7 @@ def sync_state(
     stepped: bool = False,
     rollback: bool = False,
     min_world: int = 0,
+    final: bool = True,
 ) -> SyncInfo:
     """Make `state` the group's. Returns when it is the same, verified, on every member that takes part.
 
@@ -82,7 +83,7 @@ def sync_state(
         attempt = Attempt(state)
         offer = attempt.snapshot.offer(strategy, stepped=stepped, rollback=rollback)
         try:
-            done = session.sync(offer, attempt.snapshot, min_world, timeout_s)
+            done = session.sync(offer, attempt.snapshot, min_world, timeout_s, final=final)
         except BaseException:
             session.locked(attempt.failed)
             raise

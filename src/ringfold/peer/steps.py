@@ -20,7 +20,7 @@ at the first op, too. Later in the step it could not follow, so the survivors fi
 A peer that is evicted joins again by itself, as a newcomer: between steps, and in the first op of a step. There it gets
 the state of the group's present step, and goes on with that one: it enters the op without a contribution, because its
 own was computed for another step. In a later op of a step it could not follow, and the eviction is raised. Nor does it
-come back after an eviction for its calls (`CallMismatch`): its program would make them again.
+come back if somebody wanted it out, or after an eviction for its calls (`CallMismatch`), which it would make again.
 
 SIGTERM is looked at between steps, and wherever the loop would wait for peers (`runtime/sigterm.py` has the rest). What
 is saved then is a state that no step has begun to change: that of a boundary, or of a step that no op has committed in,
@@ -115,6 +115,7 @@ class Run(Protocol):
     def has_newcomers(self) -> bool: ...
     def are_peers_pending(self) -> bool: ...
     def update_topology(self, min_world: int = 0, timeout_s: float | None = None) -> None: ...
+    def _admit(self, timeout_s: float) -> None: ...
     def all_reduce(
         self,
         buffers: Buffers,
@@ -291,7 +292,8 @@ class Loop:
                 self._rejoin(error)
 
     def _rejoin(self, error: Evicted) -> None:
-        if not self._settings.rejoin or self._counting is not None or self._rejoins >= MOST_REJOINS:
+        is_wanted = self._settings.rejoin and self._counting is None and not error.on_request
+        if not is_wanted or self._rejoins >= MOST_REJOINS:
             raise error
         self._check_sigterm()
         self._rejoins += 1
@@ -469,7 +471,7 @@ class Loop:
         run = self._run
         # With several groups the question costs as much as the vote, and those who wait for peers are in a vote.
         if not run.has_newcomers and (run.spans_groups or run.are_peers_pending()):
-            run.update_topology(timeout_s=max(self._settings.wait_s, self._ops.timeout_s))
+            run._admit(timeout_s=max(self._settings.wait_s, self._ops.timeout_s))
             return True
         return False
 
@@ -538,6 +540,7 @@ class Loop:
             stepped=True,
             rollback=self._settings.rollback,
             min_world=min_world,
+            final=False,
         )
 
     def _load_lost(self, checkpoints: Checkpoints, revision: int) -> None:
@@ -556,7 +559,8 @@ class Loop:
         if self._checkpoints is None:
             return
         try:
-            self._checkpoints.save(self._state)
+            with self._ops.session.busy(self._ops.timeout_s):  # others may have nothing to save, and wait
+                self._checkpoints.save(self._state)
         except (StateError, OSError) as error:
             _log.error("no checkpoint of step %d: %s", self._state.revision, error)
 

@@ -14,7 +14,7 @@ A program whose peer is killed is hung up: its call raises `HungUp`, which no pr
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar, cast
 
@@ -268,6 +268,7 @@ class SimSession:
         self.machine: PeerMachine = peer.machine
         self.engine = SimEngine(line, peer)
         self.joined_with: Record | None = peer.joined_with
+        self.final_tags: set[int] = set()
         self._is_closed = False
 
     @property
@@ -282,7 +283,9 @@ class SimSession:
     def has_let_go(self) -> bool:
         return self._is_closed
 
-    def vote(self, kind: VoteKind, operation: str, min_world: int, timeout_s: float) -> CallSucceeded:
+    def vote(
+        self, kind: VoteKind, operation: str, min_world: int, timeout_s: float, *, final: bool = True
+    ) -> CallSucceeded:
         self.check_usable(operation)
         timeout_ms = int(timeout_s * 1_000)
         if kind not in ("update", "pending"):
@@ -292,12 +295,16 @@ class SimSession:
         return self.peer.last_call
 
     def sync(
-        self, offer: Offer, snapshot: Snapshot, min_world: int, timeout_s: float
+        self, offer: Offer, snapshot: Snapshot, min_world: int, timeout_s: float, *, final: bool = True
     ) -> SyncSucceeded | SyncInterrupted:
         self.check_usable("sync_shared_state")
         outcome = self.line.ask(OfferState(offer, snapshot, min_world, int(timeout_s * 1_000)))
         assert isinstance(outcome, SyncSucceeded | SyncInterrupted)
         return outcome
+
+    def busy(self, up_to_s: float) -> AbstractContextManager[None]:
+        """No simulated program does anything long of its own in here."""
+        return nullcontext()
 
     def submit_in_epoch(self, operation: str, submit: Callable[[Record], T]) -> T:
         while not self.machine.is_running:

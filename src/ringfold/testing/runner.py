@@ -13,6 +13,7 @@ from ringfold.peer.states import Attempt
 from ringfold.testing.checks import Violation
 from ringfold.testing.program import (
     ArePending,
+    BusyFor,
     Call,
     Collective,
     Leave,
@@ -55,6 +56,7 @@ class Runner:
         self._leaving = False
         self._wakes = 0
         self.doing = "starting"
+        self.at_work_since: int | None = None
         self.finished = False
 
     def start(self) -> None:
@@ -167,6 +169,7 @@ class Runner:
         """Begin what the program asks for: (True, _) if it waits, else what it goes on with."""
         peer = self._peer
         self.doing = _words(request)
+        self.at_work_since = peer.sim.scheduler.now if isinstance(request, Sleep) else None
         match request:
             case Collective():
                 call = peer.sim.history.called(peer.peer, request)
@@ -200,6 +203,9 @@ class Runner:
                     return False, None
             case Rejoin():
                 peer.comes_back(self)
+            case BusyFor(ms):
+                peer.busy_for(ms)
+                return False, None
             case Sleep(ms):
                 self._later(int(ms * MS), lambda: self._resume(None, None))
             case _:
@@ -264,6 +270,8 @@ def _words(request: Request) -> str:
             return "leaving"
         case Rejoin():
             return "joining again"
+        case BusyFor(ms):
+            return f"busy for {ms} ms"
         case Sleep(ms):
             return f"at work for {ms} ms"
         case _:

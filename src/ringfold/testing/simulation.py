@@ -69,6 +69,8 @@ class Setup:
     """How long half a write takes."""
     paths: int = 1
     """Addresses of every peer, each with conditions of its own."""
+    op_timeout_ms: int = 300_000
+    """Of calls that ask for no timeout of their own."""
     planted: str = ""
     """A bug for the engine, by name. See `planted.py`."""
     first_sequence: int = 0

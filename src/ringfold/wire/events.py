@@ -90,6 +90,27 @@ class PeerGone(Notice, frozen=True, tag="peer_gone"):
         return f"peer {self.peer} ({self.name}) {self.how}: {self.reason}"
 
 
+class PeersStalled(Notice, frozen=True, tag="peers_stalled"):
+    """Members kept others waiting for too long, and are evicted. `limit` is the setting that says so."""
+
+    group: GroupId
+    peers: list[PeerId]
+    names: list[str]
+    waiting: list[PeerId]
+    what: str
+    waited_ms: int
+    limit: str
+
+    @property
+    def level(self) -> Level:
+        return "warning"
+
+    def __str__(self) -> str:
+        late = ", ".join(f"peer {peer} ({name})" for peer, name in zip(self.peers, self.names, strict=True))
+        waited = f"{len(self.waiting)} waited {self.waited_ms / 1000:.1f} s in {self.what} for {late}"
+        return f"group {self.group}: {waited}, and go on without ({self.limit})"
+
+
 class MasterLost(Notice, frozen=True, tag="master_lost"):
     """A peer has lost its master, and looks for it, or for another one."""
 

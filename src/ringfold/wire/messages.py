@@ -2,9 +2,9 @@
 
 A connection to a master, or to a peer's data port, begins with the acceptor's `Challenge`. The other side answers with
 what it is: `Hello` (a peer joins), `Resume` (a peer comes back, after a master was lost), `NodeHello` (a process only
-probes), `StatusRequest` (somebody looks), `ProbeCommand` (somebody steers the probing), `LaneHello` (a neighbour brings
-a lane) or `VisitHello` (a member wants shared state, or measures the link). All of them prove a secret over the
-challenge's nonce and never send it.
+probes), `StatusRequest` (somebody looks), `EvictRequest` (somebody wants a peer out), `ProbeCommand` (somebody steers
+the probing), `LaneHello` (a neighbour brings a lane) or `VisitHello` (a member wants shared state, or measures the
+link). All of them prove a secret over the challenge's nonce and never send it.
 
 Peer ids are given by the master and only grow, so a lower id is a longer member. An epoch number belongs to a group.
 """
@@ -47,6 +47,10 @@ from ringfold.wire.probing import (
     RoundReport,
     RoundStart,
 )
+from ringfold.wire.progress import Busy as Busy
+from ringfold.wire.progress import CallGoesOn as CallGoesOn
+from ringfold.wire.progress import EvictRequest as EvictRequest
+from ringfold.wire.progress import EvictResponse as EvictResponse
 from ringfold.wire.returning import Resume as Resume
 from ringfold.wire.returning import Resumed as Resumed
 from ringfold.wire.returning import Returned as Returned
@@ -243,10 +247,14 @@ class Vote(Message, frozen=True, tag="vote"):
 
 
 class VoteWithdrawn(Message, frozen=True, tag="vote_withdrawn"):
-    """The peer's call ran out of time (`waited_ms`); the master answers `CallFailed` that names the missing."""
+    """The peer's call ran out of time (`waited_ms`); the master answers `CallFailed` that names the missing.
+
+    Unless it is `final` (the caller asked for this timeout, or gave the call up), the master rather evicts those who
+    keep it waiting, and answers `CallGoesOn`."""
 
     ballot: int
     waited_ms: int
+    final: bool = True
 
 
 class Sealed(Message, frozen=True, tag="sealed"):
@@ -297,12 +305,15 @@ class OpMismatch(Message, frozen=True, tag="op_mismatch"):
 
 
 class OpTimeout(Message, frozen=True, tag="op_timeout"):
-    """An op made no end within its deadline here."""
+    """An op made no end within its deadline here.
+
+    Unless it is `final` (the caller asked for this timeout), the master rather evicts those who are absent from it."""
 
     epoch: Epoch
     op: OpRef
     waited_ms: int
     descriptor: bytes = b""
+    final: bool = True
 
 
 class OpCancelled(Message, frozen=True, tag="op_cancelled"):
@@ -452,12 +463,14 @@ class Evicted(Message, frozen=True, tag="evicted"):
     """The run goes on without this peer; it may join again.
 
     With `for_call` its program is at fault, which called something else than the others: it may join after a pause.
+    With `on_request` somebody wanted it out: it does not come back by itself.
     `proof` shows in a handshake, where nothing else does, that the one who says so knows the token.
     """
 
     reason: str
     proof: bytes = b""
     for_call: bool = False
+    on_request: bool = False
 
 
 class Left(Message, frozen=True, tag="left"):
@@ -469,6 +482,8 @@ ToMaster = (
     | Resume
     | Returned
     | StatusRequest
+    | EvictRequest
+    | Busy
     | Vote
     | VoteWithdrawn
     | Sealed
@@ -498,6 +513,7 @@ FromMaster = (
     | Installed
     | CallDone
     | CallFailed
+    | CallGoesOn
     | SyncPlan
     | SyncGoesOn
     | SyncDone
@@ -505,6 +521,7 @@ FromMaster = (
     | Evicted
     | Left
     | Status
+    | EvictResponse
     | NodeWelcome
     | ProbeAnswer
     | ProbeGraph
