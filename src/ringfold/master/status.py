@@ -16,6 +16,7 @@ from ringfold.master.disputes import sides
 from ringfold.master.epochs import Epochs
 from ringfold.master.events import Ns
 from ringfold.master.liveness import MS, silent_ms
+from ringfold.master.resuming import left
 from ringfold.master.run import Group, Peer, Run, Standing
 from ringfold.master.topology import waits_for
 from ringfold.master.verdicts import summary
@@ -55,7 +56,8 @@ def render_waiting(run: Run, epochs: Epochs, now: Ns) -> list[Waiting]:
 
     After a change of masters, everything waits for the members that are still away.
     """
-    calls = [*_syncs(run, now), *_optimisation(run, epochs, now), *_calls(run, now), *_newcomers(run, now)]
+    syncs = [*_syncs(run, now), *_resumes(run, now)]
+    calls = [*syncs, *_optimisation(run, epochs, now), *_calls(run, now), *_newcomers(run, now)]
     return [*_changes(run, epochs, now), *_disputes(run, now), *calls, *_ops(run, now)]
 
 
@@ -163,6 +165,17 @@ def _syncs(run: Run, now: Ns) -> Iterator[Waiting]:
             holders = names(sorted(sync.holders))
             what = f"group {group.id}: sync {sync.number} of revision {sync.plan.revision} from {holders}"
             yield Waiting(what, sorted(sync.ballots), sorted(sync.unfinished), (now - sync.since) // MS)
+
+
+def _resumes(run: Run, now: Ns) -> Iterator[Waiting]:
+    """Groups whose state is lost, and that wait for those who may have the newest checkpoint."""
+    for _, group in sorted(run.groups.items()):
+        waiting, last = group.resume, group.finished
+        if waiting is not None and last is not None:
+            whom = ", ".join(map(repr, waiting.missing))
+            until = f"for another {seconds(left(run, now, waiting))} (resume_wait_s)"
+            what = f"group {group.id}: revision {last.revision} is lost; before a checkpoint is taken, {whom} may come"
+            yield Waiting(f"{what}: {until}", sorted(waiting.ballots), [], (now - waiting.since) // MS)
 
 
 def _optimisation(run: Run, epochs: Epochs, now: Ns) -> Iterator[Waiting]:
