@@ -1,4 +1,4 @@
-"""Everybody is killed, and the run goes on by itself: from the newest checkpoint of its own history, and from no other."""
+"""Everybody is killed, and the run goes on by itself: from the newest checkpoint of its own history, and no other."""
 
 import subprocess
 import sys

@@ -7,6 +7,7 @@ more, so this comes to an end.
 """
 
 import logging
+from collections import Counter
 from typing import Protocol
 
 from ringfold.errors import StateError, StateLost
@@ -15,6 +16,9 @@ from ringfold.state.shared import SharedState, lineage_of
 from ringfold.wire.messages import Branch, Lineage
 
 _log = logging.getLogger("ringfold.steps")
+
+MAX_ASKED = 32
+"""How often one checkpoint is asked for: each time, those who had loaded it were lost. A wrong master is not obeyed."""
 
 
 class CheckpointStore(Protocol):
@@ -35,6 +39,7 @@ class Resuming:
         self._store = store
         self._useless: set[Branch] = set()
         self._loaded: Branch | None = None
+        self._asked: Counter[Branch] = Counter()
         self._tried_exactly: set[int] = set()
 
     def listed(self) -> list[Branch]:
@@ -48,8 +53,10 @@ class Resuming:
     def goes_on(self, state: SharedState, lost: StateLost) -> bool:
         """The run has lost its state: load what it asks for, if it is here. False if to sync again is of no use."""
         if lost.checkpoint is not None:
-            self._load(state, Branch(*lost.checkpoint))
-            return True
+            wanted = Branch(*lost.checkpoint)
+            self._asked[wanted] += 1
+            self._load(state, wanted)
+            return self._asked[wanted] < MAX_ASKED
         if lost.revision in self._tried_exactly:
             return False
         self._tried_exactly.add(lost.revision)

@@ -428,16 +428,16 @@ def _or_load(last: Finished | None) -> str:
 def _flaw(offer: Offer, last: Finished | None, present: Lineage | None) -> str:
     of = _branch(offer)
     if offer.torn:
-        return " (torn)"
+        return ", torn"
     if last is not None and offer.revision == last.revision:
-        return " (with other content)"
+        return ", with other content"
     if of is None or present is None:
         return ""
     if is_abandoned(of, present):
-        return " (of an abandoned lineage)"
+        return ", of an abandoned lineage"
     if of.lineage not in {present.id, *(old.lineage for old in present.ancestors)}:
-        return f" (of another run: {offer.lineage.run})" if offer.lineage is not None else ""
-    return "" if offer.is_loaded else " (not a checkpoint)"
+        return f", of another run: {offer.lineage.run}" if offer.lineage is not None else ""
+    return "" if offer.is_loaded else ", not a checkpoint"
 
 
 def _no_candidate(offers: Mapping[PeerId, Offer], rejected: Mapping[PeerId, Reason], last: Finished | None) -> Reason:

@@ -19,6 +19,8 @@ from ringfold.testing.failover_planted import FAILOVER_BUGS, find_in_failover
 from ringfold.testing.planted import BUGS, find
 from ringfold.testing.probing import RoundOutcome, run_rounds
 from ringfold.testing.probing_planted import ROUND_BUGS, find_in_rounds
+from ringfold.testing.resuming import run_resume
+from ringfold.testing.resuming_planted import RESUME_BUGS, find_in_resumes
 from ringfold.testing.scenario import Outcome, run_failover, run_seed
 from ringfold.testing.scheduler import SimulationFailure
 
@@ -97,6 +99,11 @@ def run_batch(seeds: Sequence[int]) -> list[Outcome | SimulationFailure]:
 def run_failover_batch(seeds: Sequence[int]) -> list[Outcome | SimulationFailure]:
     """Run some seeds in which masters are lost; a broken promise is an outcome too."""
     return [_caught(run_failover, seed) for seed in seeds]
+
+
+def run_resume_batch(seeds: Sequence[int]) -> list[Outcome | SimulationFailure]:
+    """Run some stories in which everybody is killed; a broken promise is an outcome too."""
+    return [_caught(run_resume, seed) for seed in seeds]
 
 
 def run_round_batch(seeds: Sequence[int]) -> list[RoundOutcome | SimulationFailure]:
@@ -237,6 +244,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--probing", action="store_true", help="rounds of probing instead of collectives")
     parser.add_argument("--iterations", action="store_true", help="stories of the global iteration over a store")
     parser.add_argument("--failover", action="store_true", help="masters are lost and replaced, besides")
+    parser.add_argument("--resume", action="store_true", help="stories in which everybody is killed, and comes back")
     options = parser.parse_args(arguments)
     logging.getLogger("ringfold").addHandler(logging.NullHandler())  # programs log what they go through: not here
     console = Console(soft_wrap=True)
@@ -244,7 +252,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _iterations(options, console)
     if options.seed is not None:
         run = run_rounds if options.probing else run_failover if options.failover else run_seed
-        return replay(options.seed, options.trace, run, console)
+        return replay(options.seed, options.trace, run_resume if options.resume else run, console)
     first = fresh_seed() if options.first is None else options.first
     console.print(f"seeds {first} to {first + options.seeds - 1}")
     if options.probing:
@@ -254,12 +262,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         failures, bugs, look = rounds.failures, tuple(ROUND_BUGS), find_in_rounds
     else:
         total = Total()
-        batch = run_failover_batch if options.failover else run_batch
+        batch = run_failover_batch if options.failover else run_resume_batch if options.resume else run_batch
         run_many(first, options.seeds, options.jobs, console, total, batch)
         show(total, first, console)
         failures, bugs, look = total.failures, tuple(BUGS), find
         if options.failover:
             bugs, look = tuple(FAILOVER_BUGS), find_in_failover
+        elif options.resume:
+            bugs, look = tuple(RESUME_BUGS), find_in_resumes
     hidden = plant(bugs, look, first, 1_000, options.jobs, console) if options.planted else 0
     return 1 if failures or hidden else 0
 

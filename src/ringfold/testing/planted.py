@@ -178,7 +178,7 @@ class _DoneTooEarly(Syncs):
         return super().settle(now)
 
 
-def _with_syncs(syncs: type[Syncs]) -> type[Master]:
+def with_syncs(syncs: type[Syncs]) -> type[Master]:
     class Wrong(Master):
         def __init__(self, *arguments: object, **named: object) -> None:
             super().__init__(*arguments, **named)  # type: ignore[arg-type]
@@ -255,7 +255,7 @@ def _native(name: str) -> Setup:
 
 def _of_state(text: str, *, master: type[Syncs] | None = None, peer: type[Syncing] | None = None) -> Bug:
     if master is not None:
-        return Bug(text, Setup(master=_with_syncs(master)), is_of_state=True)
+        return Bug(text, Setup(master=with_syncs(master)), is_of_state=True)
     assert peer is not None
     return Bug(text, Setup(peer=_with_syncing(peer)), is_of_state=True)
 
