@@ -6,7 +6,7 @@ import pytest
 from msgspec import structs
 from test_master_journal import SECRET, TOKEN, Stage, sent
 
-from ringfold.master.events import Effect, Tell
+from ringfold.master.events import Closed, Effect, Tell
 from ringfold.master.journal import Journal, decode, encode
 from ringfold.master.machine import Master
 from ringfold.master.resuming import known_as, missing_names
@@ -296,6 +296,31 @@ def test_when_those_who_waited_are_gone_the_next_ones_wait_their_own_time() -> N
     run.attach(4, 21)
     run.vote(21, 4, offer(10, lineage))
     assert not plans(run.wait(WAIT_MS - 200))
+
+
+def test_a_run_of_several_groups_does_not_go_back_by_itself() -> None:
+    """Its other shards are at another step."""
+    run, lineage = synced()
+    other = run.master._run.group(1)
+    other.finished = run.master._run.groups[0].finished
+    for conn in (1, 2):
+        run.step(Closed(conn, "it was killed"))
+    run.join(3)
+    run.attach(3, 3)
+    run.vote(3, 3, offer(10, lineage))
+    [failed] = [each for each in sent(run.wait(WAIT_MS), 3) if isinstance(each, m.CallFailed)]
+    assert failed.reason.kind == "state_lost"
+    assert "several groups, which must go on from the same revision" in failed.reason.text
+    assert plans(run.vote(3, 3, offer(12, lineage), ballot=10)), "exactly the last revision will do"
+
+
+def test_several_groups_that_nobody_comes_back_to_begin_anew() -> None:
+    run, _ = synced()
+    assert run.last is not None
+    [group] = run.last.groups
+    later = Run(structs.replace(run.last, groups=[group, structs.replace(group, group=1, record=None)]), fence=2)
+    later.wait(1_100)
+    assert [each.finished for each in later.master.journal().groups] == [None, None]
 
 
 # Lies

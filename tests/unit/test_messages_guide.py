@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from ringfold.config import check_exposure
 from ringfold.errors import ConfigError, Evicted, MasterUnreachable, RemoteProtocolError
@@ -11,8 +12,9 @@ from ringfold.master.claims import check_claim
 from ringfold.master.meeting import Caller, clashing_calls
 from ringfold.peer.outcome import error_of
 from ringfold.peer.reports import join_too_late
-from ringfold.wire.events import AdmissionDelayed, MasterAway
-from ringfold.wire.messages import PROTOCOL_VERSION, AdmissionWaits, Reason, StatusRequest
+from ringfold.state.election import Failed, Finished, elect
+from ringfold.wire.events import AdmissionDelayed, MasterAway, ResumeDelayed, StateRolledBack
+from ringfold.wire.messages import PROTOCOL_VERSION, AdmissionWaits, Lineage, Offer, Reason, Rollback, StatusRequest
 from ringfold.wire.naming import with_names, with_you
 from ringfold.wire.proof import NONCE_BYTES, prove
 from ringfold.wire.reaching import in_plain_words, not_a_master, said_nothing
@@ -82,3 +84,17 @@ def test_the_guide_shows_the_errors_of_calls() -> None:
 def test_a_reason_that_another_machine_wrote_does_no_harm() -> None:
     assert in_plain_words("not an address: {x}") == "not an address: {x}"
     assert "no Ringfold master" in not_a_master(f"a frame of {'9' * 10_000} bytes")
+
+
+def test_the_guide_shows_what_is_said_after_all_were_killed() -> None:
+    assert shown(str(ResumeDelayed(0, 534, ["gpu-2"], 60_000)))
+    assert shown(str(StateRolledBack(0, Rollback(400, 534, 2))))
+
+
+def test_the_guide_shows_what_to_do_when_the_state_is_lost() -> None:
+    offer = Offer(0, "enforce-popular", "rf64", [])
+    decision = elect({1: offer}, Finished(534, frozenset({9}), b"gone"), Lineage("run", "lineage"))
+    assert isinstance(decision, Failed)
+    reason = decision.reasons[1]
+    told = structs.replace(reason, text=with_names(reason.text, NAMES))
+    assert shown(f"StateLost: {error_of(told, 'sync_shared_state', 5, 1)}")

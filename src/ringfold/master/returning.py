@@ -144,10 +144,12 @@ class Returning:
         self._back.clear()
 
     def _begin_anew(self) -> None:
-        """Nobody came back. What the last sync finished still counts: the run goes on from a checkpoint of it. Where
-        there can be none (no arrays, or a journal that names no lineage) whoever comes begins anew."""
-        for group in self._run.groups.values():
-            if group.finished is not None and (group.lineage is None or group.finished.roots == NOTHING):
+        """Nobody came back. What the last sync finished still counts: the run goes on from a checkpoint of it. Where it
+        cannot by itself (no arrays, several groups, a journal that names no lineage) whoever comes begins anew."""
+        with_state = [group for group in self._run.groups.values() if group.finished is not None]
+        for group in with_state:
+            assert group.finished is not None
+            if len(with_state) > 1 or group.lineage is None or group.finished.roots == NOTHING:
                 group.finished = None
 
     def _answer(self, peer: Peer, brought: Returned) -> None:

@@ -15,7 +15,7 @@ next sync it has no vote and receives. When all fail because the state is lost, 
 
 A sync that finishes says which lineage the state is part of (`state/lineage.py`). It is the one of the sync before,
 unless the run went back, or begins: then a new lineage branches from what the winner brought. Before a run goes back by
-itself, it waits for those who may have something newer (`resuming.py`).
+itself, it waits for those who may have something newer (`resuming.py`). A run of several groups does not.
 """
 
 from collections.abc import Mapping
@@ -76,11 +76,14 @@ class Syncs:
         if self._resuming.is_waiting(now, group, numbers):
             return False
         offers = {peer: ballot.offer for peer, ballot in ballots.items() if ballot.offer is not None}
-        decision = self._elect(offers, group.finished, group.lineage)
+        present = None if self._must_agree(group) else group.lineage
+        decision = self._elect(offers, group.finished, present)
         if self._resuming.waits(now, group, numbers, offers, decision):
             return False
         group.redo.clear()
         if isinstance(decision, Failed):
+            if decision.is_lost and self._must_agree(group):
+                decision = Failed({peer: _of_several_groups(reason) for peer, reason in decision.reasons.items()})
             self._run.fail_calls(decision.reasons, numbers)
             if not any(reason.checkpoint for reason in decision.reasons.values()):
                 self._tell_once(list(decision.reasons.values()))
@@ -107,6 +110,12 @@ class Syncs:
         self._send_plans(group, sync)
         run.tell(SyncBegun(group.id, sync.number, decision.revision, sorted(sync.holders), sorted(fetching)))
         return True
+
+    def _must_agree(self, group: Group) -> bool:
+        """Whether a lost state is more than this group's own matter: shards must go on from the same revision, so one
+        of them does not go back by itself."""
+        others = (each for each in self._run.groups.values() if each is not group)
+        return group.finished is not None and any(each.finished is not None for each in others)
 
     def _elect(self, offers: Mapping[PeerId, Offer], last: Finished | None, present: Lineage | None) -> Decision:
         return elect(offers, last, present)
@@ -252,6 +261,11 @@ class Syncs:
         for text in dict.fromkeys(reason.text for reason in reasons):
             peers = sorted({peer for reason in reasons if reason.text == text for peer in reason.peers})
             self._run.tell(CallRefused(peers, text))
+
+
+def _of_several_groups(reason: Reason) -> Reason:
+    why = "The run has several groups, which must go on from the same revision"
+    return replace(reason, text=f"{reason.text}. {why}: load it in all of them, with rollback=True")
 
 
 def done_of(group: Group, ballot: int, revision: int) -> SyncDone:

@@ -407,7 +407,9 @@ class Communicator:
         peers and gets the run's state; with `on_divergence="raise"` it raises `StateDiverged`.
 
         With `checkpoint=DIR` the state is saved there every `every` steps, the last `keep` are kept, and
-        the loop begins with the newest one that is whole.
+        the loop begins with the newest one that is whole. If all peers were killed, the run goes on from the newest
+        checkpoint of its own history; the loop first waits for those who took part in the last sync (see the setting
+        `resume_wait_s`).
 
         With `counter=GlobalIteration(store, rank, world)` a step's number is the iteration that several groups or runs
         agree on, each of them being one rank: it begins when all active ones have finished the one before. All peers of

@@ -143,7 +143,7 @@ def draw_resume(seed: int, base: Setup | None = None) -> Story:
     settings = quick_settings(resume_wait_ms=rng.choice((0, 100, 400)), return_ms=400)
     weather = Weather(latency_us=rng.choice(((20, 200), (20, 2_000))), bytes_per_ms=(20_000, 1_000_000))
     setup = replace(base or Setup(), settings=settings, weather=weather, journal=True)
-    phases = [_draw_phase(rng, names) for _ in range(rng.choice((2, 3, 4)))]
+    phases = [_draw_phase(rng, names) for _ in range(rng.choice((2, 3, 4, 5)))]
     last = _draw_phase(rng, names)
     starts = tuple((name, rng.uniform(0, 50)) for name in names)
     phases.append(replace(last, starts=starts, kills_master=False))
@@ -152,13 +152,13 @@ def draw_resume(seed: int, base: Setup | None = None) -> Story:
 
 def _draw_phase(rng: Random, names: tuple[str, ...]) -> Phase:
     there = [name for name in names if rng.random() < 0.75] or [rng.choice(names)]
-    latest = rng.choice((5, 60, 300))
+    latest = rng.choice((5, 30, 150))
     return Phase(
         starts=tuple((name, rng.uniform(0, latest)) for name in there),
-        every=rng.choice((1, 2, 3, 5)),
+        every=rng.choice((1, 3, 10, 30)),
         check_every=rng.choice((1, 3, 10)),
         min_world=rng.randint(1, len(there)),
-        length_ms=latest + rng.choice((100, 300, 700)) * rng.uniform(0.5, 1.5),
+        length_ms=latest + rng.choice((30, 100, 300)) * rng.uniform(0.5, 1.5),
         kill_within_ms=rng.choice((0, 5, 40)),
         kills_master=rng.random() < 0.4,
     )
@@ -217,11 +217,13 @@ def _wear(stage: _Stage) -> None:
         newest = max(disk.files, key=lambda file: file.revision, default=None)
         if newest is None:
             continue
-        if kind < 0.2:
+        if kind < 0.25:
             newest.is_damaged = True
-        elif kind < 0.35:
+        elif kind < 0.4:
             disk.files.remove(newest)
-        elif kind < 0.42:
+        elif kind < 0.5:
+            disk.files = [file for file in disk.files if rng.random() < 0.5]
+        elif kind < 0.55:
             disk.files.clear()
 
 
