@@ -116,7 +116,11 @@ def test_a_run_that_was_synced_after_its_last_checkpoint_goes_on_from_that(
     assert stage.revisions("c") == [20, 15]
 
 
-def test_an_abandoned_checkpoint_does_not_win_although_its_revision_is_higher(cluster: Cluster, tmp_path: Path) -> None:
+@pytest.mark.parametrize("holder", ["another", "the same"])
+def test_an_abandoned_checkpoint_does_not_win_although_its_revision_is_higher(
+    cluster: Cluster, tmp_path: Path, holder: str
+) -> None:
+    """The right one is on another disk, or behind the abandoned one on the same disk."""
     stage = Stage(cluster, tmp_path, resume_wait_s=1)
     peers = stage.start("a", "b", pauses=[16])
     all_at(peers, 16)
@@ -129,14 +133,18 @@ def test_an_abandoned_checkpoint_does_not_win_although_its_revision_is_higher(cl
     all_at(peers, 13)
     stage.kill(peers)
     stage.remove("c", 10)
-    assert stage.revisions("a")[0] == 15
-    assert stage.revisions("b")[0] == 10
+    if holder == "the same":
+        for revision in stage.revisions("b"):
+            stage.remove("b", revision)
+    assert stage.revisions("a")[:2] == [15, 10]
     # Now it is back, with a branch that the run has left.
     peers = stage.start("a", "b", "c", until=16)
     assert first_step(peers) == 10
     for peer in peers:
         peer.finish()
         peer.expect_log("revision 13 is lost with all peers that had it: the run goes on from revision 10 of peer ")
+    if holder == "the same":
+        peers[0].expect_log("revision 10 was loaded, for the run to go on from")
     peers[0].expect_log("the checkpoint of revision 15 that was loaded here is not used: it belongs to a branch")
 
 

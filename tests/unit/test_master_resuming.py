@@ -124,6 +124,17 @@ def test_a_rollback_begins_a_lineage_that_branches_from_what_won() -> None:
     assert run.last.groups[0].lineage == done.lineage
 
 
+def test_the_last_revision_from_a_disk_begins_a_lineage_too() -> None:
+    """Somebody may have saved a later one that was never synced: the run does not come by there again."""
+    run, lineage = all_lost(12)
+    run.join(1)
+    run.attach(3, 1)
+    [done] = [each for each in sent(run.vote(1, 3, offer(12)), 1) if isinstance(each, m.SyncDone)]
+    assert done.lineage is not None
+    assert done.lineage.ancestors == [m.Branch(lineage.id, 12)]
+    assert done.rollback is None
+
+
 def test_a_fresh_start_that_all_agree_to_has_no_past() -> None:
     run, _ = all_lost(12)
     run.join(11)
@@ -249,6 +260,15 @@ def test_exactly_the_last_revision_waits_for_nobody() -> None:
     run.join(1)
     run.attach(3, 1)
     assert plans(run.vote(1, 3, offer(12, lineage)))
+
+
+def test_the_last_revision_on_a_disk_is_asked_for_at_once() -> None:
+    run, lineage = all_lost()
+    run.join(1)
+    run.attach(3, 1)
+    effects = run.vote(1, 3, offer(13, lineage, checkpoints=[m.Branch(lineage.id, each) for each in (13, 12, 10)]))
+    [failed] = [each for each in sent(effects, 1) if isinstance(each, m.CallFailed)]
+    assert failed.reason.checkpoint == m.Branch(lineage.id, 12)
 
 
 def test_a_participant_that_is_still_there_waits_for_nobody() -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from ringfold.master.events import Ns
 from ringfold.master.liveness import MS
 from ringfold.master.run import Group, Run
-from ringfold.state.election import Decision, Failed, Finished, Plan
+from ringfold.state.election import Decision, Finished, Plan
 from ringfold.wire.events import ResumeDelayed
 from ringfold.wire.messages import Member, Offer, PeerId, ResumeWaits
 
@@ -48,9 +48,13 @@ def missing_names(last: Iterable[str], here: Iterable[str]) -> list[str]:
     return sorted((Counter(last) - Counter(here)).elements())
 
 
-def may_wait(decision: Decision, offers: Mapping[PeerId, Offer]) -> bool:
-    """Whether a decision is about a lost state, and those who offered it can wait for others to come."""
-    is_resume = decision.is_lost if isinstance(decision, Failed) else isinstance(decision, Plan) and decision.resumes
+def may_wait(decision: Decision, offers: Mapping[PeerId, Offer], last: Finished) -> bool:
+    """Whether a decision is about a lost state, somebody else may have something newer, and these can wait for it."""
+    if isinstance(decision, Plan):
+        is_resume = decision.resumes
+    else:
+        asked = {reason.checkpoint.revision for reason in decision.reasons.values() if reason.checkpoint is not None}
+        is_resume = decision.is_lost and last.revision not in asked
     are_loops = all(offer.stepped for offer in offers.values())
     return is_resume and are_loops and not all(offer.rollback for offer in offers.values())
 
@@ -72,7 +76,7 @@ class Resuming:
         """Whether this decision is put off. Afterwards the group is one that waits, or one that does not."""
         before, last = group.resume, group.finished
         group.resume = None
-        if last is None or not may_wait(decision, offers):
+        if last is None or not may_wait(decision, offers, last):
             return False
         waiting = ResumeWait(now if before is None else before.since, ballots, decision)
         waiting.missing = self._missing(group, last)

@@ -121,9 +121,15 @@ class Syncs:
         return elect(offers, last, present)
 
     def _lineage(self, group: Group, sync: Sync, brought: Lineage | None) -> Lineage:
-        """The lineage that goes on, or a new one. The numbers of syncs never come twice, so neither do ids."""
-        if group.lineage is not None and group.finished is not None and not sync.plan.rollback:
-            return group.lineage
+        """The lineage that goes on, or a new one. The numbers of syncs never come twice, so neither do ids.
+
+        Where the last revision comes from a disk, what peers have saved after it is as good as abandoned.
+        """
+        last = group.finished
+        if group.lineage is not None and last is not None and not sync.plan.rollback:
+            if sync.plan.winner in last.participants:
+                return group.lineage
+            brought = group.lineage
         run = derive(self._secret, "run").hex()[:ID_DIGITS]
         id = derive(self._secret, "lineage", sync.number).hex()[:ID_DIGITS]
         return begin(run, id, brought, sync.plan.revision)

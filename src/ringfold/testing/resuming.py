@@ -183,8 +183,7 @@ def _tell(stage: _Stage) -> None:
     sim, phases = stage.sim, stage.story.phases
     for phase in phases[:-1]:
         _start(stage, phase)
-        end_ms = sim.now_ms + phase.length_ms
-        sim.run_until(lambda end_ms=end_ms: sim.now_ms >= end_ms, limit_ms=LIMIT_MS)
+        _run_for(sim, phase.length_ms)
         if phase.kills_master:
             sim.master.die("is killed")
         for peer in sim.peers:
@@ -200,6 +199,11 @@ def _tell(stage: _Stage) -> None:
         sim.run_until(sim.is_over, limit_ms=LIMIT_MS)
         if not stage.is_lost:
             return
+
+
+def _run_for(sim: Simulation, length_ms: float) -> None:
+    end_ms = sim.now_ms + length_ms
+    sim.run_until(lambda: sim.now_ms >= end_ms, limit_ms=LIMIT_MS)
 
 
 def _start(stage: _Stage, phase: Phase) -> None:
