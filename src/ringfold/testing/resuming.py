@@ -133,6 +133,8 @@ class _Stage:
     is_lost: bool = False
     until: int = 1 << 30
     newest: int = 0
+    lives: int = 0
+    """How many phases have begun. Each has fresh arrays of its own, so that contents tell histories apart."""
     counts: Counter[str] = field(default_factory=Counter)
 
 
@@ -208,6 +210,7 @@ def _run_for(sim: Simulation, length_ms: float) -> None:
 
 def _start(stage: _Stage, phase: Phase) -> None:
     sim, rollback, stage.is_lost = stage.sim, stage.is_lost, False
+    stage.lives += 1
     for name, after_ms in phase.starts:
         program = _program(stage, phase, name, rollback)
         sim.join(program, name=name, at_ms=sim.now_ms + after_ms)
@@ -233,10 +236,10 @@ def _wear(stage: _Stage) -> None:
 
 def _program(stage: _Stage, phase: Phase, name: str, rollback: bool) -> ProgramOf:
     disk = stage.disks.setdefault(name, SimDisk(stage.sim.syncs))
-    story = stage.story
+    story, fresh = stage.story, stage.lives
 
     def main(run: SimRun, me: Self) -> None:
-        weights = np.zeros(story.size, np.int64)
+        weights = np.full(story.size, fresh, np.int64)
         state = SmallState(weights=weights)
         try:
             for step in run.steps(
