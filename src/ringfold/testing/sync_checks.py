@@ -280,7 +280,6 @@ class SyncHistory:
                 torn = ", and is torn" if call.is_torn else ""
                 raise Violation(f"sync {sync.number}: peer {peer} is to give its state, which did not win{torn}")
 
-
     def _check_listed(self, sync: _Sync) -> None:
         """A run that resumes does so from the newest checkpoint that anybody could have loaded."""
         for call in sync.voters.values():
