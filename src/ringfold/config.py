@@ -170,6 +170,9 @@ _SETTINGS = (
     Setting(name="master_patience_s", kind="number", default=60.0, low=0.001, high=86_400.0,
             help="How long a peer looks for the master, or for another one of its list, when its master is gone. "
                  "Ops go on meanwhile as far as they need no master."),
+    Setting(name="resume_wait_s", kind="number", default=60.0, low=0.0, high=86_400.0,
+            help="How long a run whose peers were all lost waits, before it goes on from a checkpoint, for those who "
+                 "took part in its last sync, by name: they may have a newer one. Set at the master."),
     Setting(name="journal", kind="file", default=None,
             help="File of the master's journal (SQLite), with which a run outlives its master. Without this setting it "
                  "is in ~/.local/state/ringfold, one file for each machine, address and port; a master on port 0 has "

@@ -441,7 +441,7 @@ def test_a_member_that_is_overwritten_was_a_newcomer_or_is_named(monkeypatch: py
             if sync.last is not None and call.peer in sync.last.participants and call.bits[0] != sync.content
             if call.offer.revision == sync.revision and call.offer.strategy != "receive-only" and not call.is_torn
         }
-        is_rollback = _candidates(sync)[1]
+        is_rollback = _candidates(sync, ())[1]
         assert {each.peer for each in message.diverged} == (set() if is_rollback else expected)
         found.extend(message.diverged)
         done(self, peer, message)

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
+from msgspec import structs
 
 from ringfold.config import check_exposure
 from ringfold.errors import ConfigError, Evicted, MasterUnreachable, RemoteProtocolError
@@ -14,8 +14,19 @@ from ringfold.master.meeting import Caller, clashing_calls
 from ringfold.master.stalls import Absent, Key, Stall, eviction
 from ringfold.peer.outcome import error_of
 from ringfold.peer.reports import join_too_late
-from ringfold.wire.events import AdmissionDelayed, MasterAway, PeersStalled
-from ringfold.wire.messages import PROTOCOL_VERSION, AdmissionWaits, EvictRequest, OpRef, Reason, StatusRequest
+from ringfold.state.election import Failed, Finished, elect
+from ringfold.wire.events import AdmissionDelayed, MasterAway, PeersStalled, ResumeDelayed, StateRolledBack
+from ringfold.wire.messages import (
+    PROTOCOL_VERSION,
+    AdmissionWaits,
+    EvictRequest,
+    Lineage,
+    Offer,
+    OpRef,
+    Reason,
+    Rollback,
+    StatusRequest,
+)
 from ringfold.wire.naming import with_names, with_you
 from ringfold.wire.proof import NONCE_BYTES, prove
 from ringfold.wire.reaching import in_plain_words, not_a_master, said_nothing
@@ -88,7 +99,7 @@ def test_the_guide_shows_what_is_said_of_peers_that_hang() -> None:
     waiting = Stall(op, "op tag 0 sequence 17", dict.fromkeys((1, 2, 4), 0), absent, {0: 4})
     limit = "stall_timeout_s 60.0 s, by what it usually takes"
     assert shown(f"Evicted: {Evicted(with_names(eviction(waiting, 60_100, limit)[1], names), who)}")
-    silent = replace(waiting, is_silent=True)
+    silent = structs.replace(waiting, is_silent=True)
     assert shown(f"Evicted: {Evicted(with_names(eviction(silent, 60_100, 'stall_timeout_s 60.0 s')[1], names), who)}")
     vote = Stall(Key("call", -1), "update_topology", {1: 0}, absent, {0: 2})
     assert shown(f"Evicted: {Evicted(with_names(eviction(vote, 300_000, 'op_timeout_s 300.0 s')[1], names), who)}")
@@ -103,3 +114,17 @@ def test_the_guide_shows_evictions_on_request() -> None:
 def test_a_reason_that_another_machine_wrote_does_no_harm() -> None:
     assert in_plain_words("not an address: {x}") == "not an address: {x}"
     assert "no Ringfold master" in not_a_master(f"a frame of {'9' * 10_000} bytes")
+
+
+def test_the_guide_shows_what_is_said_after_all_were_killed() -> None:
+    assert shown(str(ResumeDelayed(0, 534, ["gpu-2"], 60_000)))
+    assert shown(str(StateRolledBack(0, Rollback(400, 534, 2))))
+
+
+def test_the_guide_shows_what_to_do_when_the_state_is_lost() -> None:
+    offer = Offer(0, "enforce-popular", "rf64", [])
+    decision = elect({1: offer}, Finished(534, frozenset({9}), b"gone"), Lineage("run", "lineage"))
+    assert isinstance(decision, Failed)
+    reason = decision.reasons[1]
+    told = structs.replace(reason, text=with_names(reason.text, NAMES))
+    assert shown(f"StateLost: {error_of(told, 'sync_shared_state', 5, 1)}")

@@ -485,6 +485,7 @@ class Master:
         self._probing.tick(now)
         self._calls.tick(now)
         self._watchdog.tick(now)
+        self._syncs.tick(now)
         self._keeping.tick(now)
 
     def _send_beats(self, now_ns: Ns) -> None:

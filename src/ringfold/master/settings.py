@@ -46,6 +46,8 @@ class MasterSettings:
     """With "auto", at least so long."""
     op_timeout_ms: int = 300_000
     """What peers have by default: a stall timeout is never longer."""
+    resume_wait_ms: int = 60_000
+    """How long a sync waits for the participants of the last one, when none of them is there."""
     max_proposals: int = 8
     max_unproven: int = 256
 
@@ -59,7 +61,7 @@ class MasterSettings:
         for name in (*positive, "max_proposals", "max_unproven", "measure_ms", "return_ms", "op_timeout_ms"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("small_bytes", "link_grace_ms", "meet_ms", "stale_s"):
+        for name in ("small_bytes", "link_grace_ms", "meet_ms", "stale_s", "resume_wait_ms"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must not be negative, but is {getattr(self, name)}")
 
@@ -92,6 +94,7 @@ def master_settings(resolved: Resolved) -> MasterSettings:
         segment_bytes=resolved.integer("segment_bytes"),
         lanes=resolved.integer("lanes"),
         stale_s=resolved.integer("stale_s"),
+        resume_wait_ms=int(resolved.number("resume_wait_s") * 1_000),
         export=export,
         liveness=Liveness(
             heartbeat_ms=resolved.integer("heartbeat_ms"),

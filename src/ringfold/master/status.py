@@ -18,6 +18,7 @@ from ringfold.master.disputes import sides
 from ringfold.master.epochs import Epochs
 from ringfold.master.events import Ns
 from ringfold.master.liveness import MS, silent_ms
+from ringfold.master.resuming import left
 from ringfold.master.run import Group, Peer, Run, Standing
 from ringfold.master.stalls import Judgement, Key, Watchdog
 from ringfold.master.topology import waits_for
@@ -62,7 +63,7 @@ def render_waiting(run: Run, epochs: Epochs, watchdog: Watchdog, now: Ns) -> lis
     """
     judged = watchdog.judgements(now)
     calls = [*_calls(run, now, judged), *_newcomers(run, now)]
-    syncs = [*_syncs(run, now, judged), *_optimisation(run, epochs, now)]
+    syncs = [*_syncs(run, now, judged), *_resumes(run, now), *_optimisation(run, epochs, now)]
     return [*_changes(run, epochs, now), *_disputes(run, now), *syncs, *calls, *_ops(run, now, judged)]
 
 
@@ -179,6 +180,17 @@ def _syncs(run: Run, now: Ns, judged: Mapping[Key, Judgement]) -> Iterator[Waiti
             what = f"group {group.id}: sync {sync.number} of revision {sync.plan.revision} from {holders}"
             waiting = Waiting(what, sorted(sync.ballots), sorted(sync.unfinished), (now - sync.since) // MS)
             yield _with_eviction(waiting, now, judged.get(Key("sync", group.id)))
+
+
+def _resumes(run: Run, now: Ns) -> Iterator[Waiting]:
+    """Groups whose state is lost, and that wait for those who may have the newest checkpoint."""
+    for _, group in sorted(run.groups.items()):
+        waiting, last = group.resume, group.finished
+        if waiting is not None and last is not None:
+            whom = ", ".join(map(repr, waiting.missing))
+            until = f"for another {seconds(left(run, now, waiting))} (resume_wait_s)"
+            what = f"group {group.id}: revision {last.revision} is lost; before a checkpoint is taken, {whom} may come"
+            yield Waiting(f"{what}: {until}", sorted(waiting.ballots), [], (now - waiting.since) // MS)
 
 
 def _optimisation(run: Run, epochs: Epochs, now: Ns) -> Iterator[Waiting]:

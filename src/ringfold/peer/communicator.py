@@ -440,8 +440,9 @@ class Communicator:
         `check_every` steps, and once more at the end (`until`). A member that has diverged is named in a warning of all
         peers and gets the run's state; with `on_divergence="raise"` it raises `StateDiverged`.
 
-        With `checkpoint=DIR` the state is saved there every `every` steps, the last `keep` are kept, and
-        the loop begins with the newest one that is whole.
+        With `checkpoint=DIR` the state is saved there every `every` steps, the last `keep` are kept, and the loop begins
+        with the newest one that is whole. If all peers were killed, the run goes on from the newest checkpoint of its
+        own history, after a wait for those who took part in the last sync (the setting `resume_wait_s`).
 
         With `counter=GlobalIteration(store, rank, world)` a step's number is the iteration that several groups or runs
         agree on, each of them being one rank: it begins when all active ones have finished the one before. All peers of
@@ -450,8 +451,7 @@ class Communicator:
 
         A peer that is evicted, because it was silent or kept the others waiting, joins again by itself: between steps,
         or in the first op of a step. That op then is the one of the group's present step (`step.number` says which):
-        this peer adds nothing to it and gets its result. In a later op, after three times without a finished step, with
-        a counter, or with `rejoin=False`, `Evicted` is raised.
+        it adds nothing, and gets the result. In a later op, with a counter or with `rejoin=False`, `Evicted` is raised.
 
         SIGTERM ends the loop well: the step that is on may end within `sigterm_grace_s` seconds (a setting), and a wait
         for peers ends at once. Then this peer leaves, saves the last step boundary if it has a `checkpoint`, and the

@@ -82,7 +82,14 @@ from ringfold.peer.settings import MS, Identity, PeerTimings
 from ringfold.peer.visits import FIRST_KEY as FIRST_VISIT
 from ringfold.state.manifest import Snapshot
 from ringfold.wire import messages
-from ringfold.wire.events import AdmissionDelayed, ConnectionDropped, MasterLost, PeerDiverged
+from ringfold.wire.events import (
+    AdmissionDelayed,
+    ConnectionDropped,
+    MasterLost,
+    PeerDiverged,
+    ResumeDelayed,
+    StateRolledBack,
+)
 from ringfold.wire.messages import Divergence, Epoch, Message, PeerId, Reason, Record, Resumed, Welcome, World
 from ringfold.wire.naming import with_names, with_you
 from ringfold.wire.probing import NodeWelcome, ProbeAnswer, ProbeGraph, ProbeHalt, RoundClock, RoundEnd, RoundStart
@@ -357,6 +364,9 @@ class PeerMachine:
             case messages.SyncGoesOn(ballot=ballot):
                 self._calls.goes_on(now_ns, ballot)
                 return []
+            case messages.ResumeWaits(ballot=ballot):
+                self._calls.goes_on(now_ns, ballot)
+                return [Tell(ResumeDelayed(self.identity.group, said.revision, said.names, said.left_ms))]
             case messages.SyncPlan():
                 return self._sync_planned(now_ns, said)
             case messages.SyncDone():
@@ -411,10 +421,12 @@ class PeerMachine:
         return effects + self._let_visitors_in(now_ns)
 
     def _sync_done(self, said: messages.SyncDone) -> list[Effect]:
-        done = SyncSucceeded(said.revision, *self._syncing.moved(said.ballot), tuple(said.diverged))
+        done = SyncSucceeded(said.revision, *self._syncing.moved(said.ballot), tuple(said.diverged), said.lineage)
         over = self._sync_over(said.ballot)
         if not self._calls.finish(said.ballot):
             return over
+        if said.rollback is not None:
+            over.append(Tell(StateRolledBack(self.identity.group, said.rollback)))
         return [*over, *self._report_diverged(said.diverged), CallFinished(said.ballot, done)]
 
     def _report_diverged(self, diverged: Iterable[Divergence]) -> list[Effect]:

@@ -25,7 +25,7 @@ come back if somebody wanted it out, or after an eviction for its calls (`CallMi
 SIGTERM is looked at between steps, and wherever the loop would wait for peers (`runtime/sigterm.py` has the rest). What
 is saved then is a state that no step has begun to change: that of a boundary, or of a step that no op has committed in,
 which is what a newcomer would get, too. It was not compared with the others', because nobody is waited for. So a master
-that still knows the last sync may refuse it (`StateLost`); the loop then goes back to what was saved after that sync.
+that still knows the last sync may want an older one instead (`resuming.py`).
 """
 
 import logging
@@ -49,6 +49,7 @@ from ringfold.errors import (
 from ringfold.peer.counting import TAG, Counter, Counting, NotYet
 from ringfold.peer.ops import Ops, quantisation_code, reduce_code
 from ringfold.peer.outcome import ReduceInfo
+from ringfold.peer.resuming import CheckpointStore, Resuming, check_used
 from ringfold.peer.states import (
     OnDivergence,
     SyncInfo,
@@ -59,7 +60,7 @@ from ringfold.peer.states import (
 )
 from ringfold.runtime.sigterm import EXIT_STATUS, Sigterm
 from ringfold.state.checkpoint import Checkpoints
-from ringfold.state.shared import SharedState
+from ringfold.state.shared import SharedState, lineage_of
 from ringfold.wire.messages import Record
 
 _log = logging.getLogger("ringfold.steps")
@@ -78,7 +79,7 @@ class StepSettings:
     wait_s: float = 600.0
     check_every: int = 100
     """A sync at least every so many steps, even when nothing has happened."""
-    checkpoint: str | Path | None = None
+    checkpoint: str | Path | CheckpointStore | None = None
     every: int = 100
     keep: int = 3
     expect_unchanged: bool = False
@@ -139,9 +140,8 @@ def steps(run: Run, ops: Ops, state: SharedState | None, settings: StepSettings)
         if settings.checkpoint is not None:
             raise UsageError("a checkpoint needs a shared state: steps(state, checkpoint=...)")
         state = SharedState._without_arrays()
-    checkpoints = None
-    if settings.checkpoint is not None:
-        checkpoints = Checkpoints(settings.checkpoint, keep=settings.keep)
+    checkpoints = _store(settings)
+    if checkpoints is not None:
         newest = max(checkpoints.revisions(), default=0)
         # A program that has gone on since, and begins a second loop, is not taken back to what it saved before.
         if state.torn or newest >= state.revision:
@@ -149,6 +149,12 @@ def steps(run: Run, ops: Ops, state: SharedState | None, settings: StepSettings)
             if revision is not None:
                 _log.info("revision %d was loaded from %s", revision, settings.checkpoint)
     return Loop(run, ops, state, settings, checkpoints).steps()
+
+
+def _store(settings: StepSettings) -> CheckpointStore | None:
+    if isinstance(settings.checkpoint, str | Path):
+        return Checkpoints(settings.checkpoint, keep=settings.keep)
+    return settings.checkpoint
 
 
 class Step:
@@ -192,10 +198,11 @@ class Loop:
     """The loop of one program, and what it shares with its steps."""
 
     def __init__(
-        self, run: Run, ops: Ops, state: SharedState, settings: StepSettings, checkpoints: Checkpoints | None
+        self, run: Run, ops: Ops, state: SharedState, settings: StepSettings, checkpoints: CheckpointStore | None
     ) -> None:
         self._run, self._ops, self._state, self._settings = run, ops, state, settings
         self._checkpoints = checkpoints
+        self._resuming = None if checkpoints is None else Resuming(checkpoints)
         counter = settings.counter
         self._counting = None if counter is None else Counting(counter, settings.until)
         self._min_world = settings.min_world
@@ -514,14 +521,18 @@ class Loop:
     def _sync(self, min_world: int) -> SyncInfo:
         """The run's state and step, on all members."""
         state, before = self._state, self._state.revision
+        brought = None if self._is_member else lineage_of(state)
         self._ops.state = state
-        try:
-            info = self._sync_once(min_world)
-        except StateLost as error:
-            if self._checkpoints is None:
-                raise
-            self._load_lost(self._checkpoints, error.revision)
-            info = self._sync_once(min_world)
+        listed = self._resuming is not None and not self._is_member
+        while True:
+            try:
+                info = self._sync_once(min_world, is_listing=listed)
+                break
+            except StateLost as error:
+                listed = True
+                if self._resuming is None or not self._resuming.goes_on(state, error):
+                    raise
+        check_used(brought, before, state)
         if self._is_member and self._settings.expect_unchanged:
             check_unchanged(info)
         check_diverged(info, self._run.peer_id, self._settings.on_divergence)
@@ -531,7 +542,7 @@ class Loop:
         self._is_member, self._is_shaken, self._epoch = True, False, None
         return info
 
-    def _sync_once(self, min_world: int) -> SyncInfo:
+    def _sync_once(self, min_world: int, *, is_listing: bool) -> SyncInfo:
         return sync_state(
             self._ops.session,
             self._state,
@@ -541,18 +552,8 @@ class Loop:
             rollback=self._settings.rollback,
             min_world=min_world,
             final=False,
+            checkpoints=self._resuming.listed() if self._resuming is not None and is_listing else (),
         )
-
-    def _load_lost(self, checkpoints: Checkpoints, revision: int) -> None:
-        """Nobody is left who took part in the last sync, and the newest checkpoint is not of that sync: load the one
-        that is. One member that has it is enough, so all of them sync again.
-        """
-        try:
-            checkpoints.load(self._state, revision)
-        except (StateError, OSError) as error:
-            _log.warning("revision %d is lost, and cannot be loaded here: %s", revision, error)
-        else:
-            _log.warning("the run goes on from revision %d, the last one that was synced", revision)
 
     def _save(self) -> None:
         """A disk that fails must not end the training: the next checkpoint may succeed."""

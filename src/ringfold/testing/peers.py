@@ -77,7 +77,13 @@ class SimPeer:
         paths = sim.setup.paths
         addresses = tuple(on_path(name, path) for path in range(paths))
         identity = Identity(
-            group=group, host=name, name=name, addresses=addresses, port=DATA_PORT, token=TOKEN, paths=paths
+            group=group,
+            host=name,
+            name=sim.given_names.get(name, name),
+            addresses=addresses,
+            port=DATA_PORT,
+            token=TOKEN,
+            paths=paths,
         )
         self.machine = self.machine_type(identity, sim.setup.timings)
         self.core = new_core(sim.setup.planted)

@@ -34,6 +34,9 @@ from ringfold.wire.base import SyncStrategy as SyncStrategy
 from ringfold.wire.base import Tag as Tag
 from ringfold.wire.base import VoteKind as VoteKind
 from ringfold.wire.base import is_before as is_before
+from ringfold.wire.lineage import Branch as Branch
+from ringfold.wire.lineage import Lineage as Lineage
+from ringfold.wire.lineage import Rollback as Rollback
 from ringfold.wire.probing import (
     NodeHello,
     NodeWelcome,
@@ -218,6 +221,9 @@ class Offer(Struct, frozen=True):
     A `torn` state is partly written and never votes. `stepped`: every revision since the last sync was counted by the
     peer's step loop, so that the revision may have gone up by more than one. `rollback`: this peer agrees that the run
     goes on from an older revision than the last one.
+
+    `lineage` is the history that the state belongs to, as far as the peer knows one. `is_loaded`: it is a checkpoint,
+    and unchanged. `checkpoints` are those that the peer could load instead.
     """
 
     revision: int
@@ -227,6 +233,9 @@ class Offer(Struct, frozen=True):
     torn: bool = False
     stepped: bool = False
     rollback: bool = False
+    lineage: Lineage | None = None
+    is_loaded: bool = False
+    checkpoints: list[Branch] = field(default_factory=list)
 
 
 # Peer -> master
@@ -440,13 +449,31 @@ class SyncGoesOn(Message, frozen=True, tag="sync_goes_on"):
     ballot: int
 
 
+class ResumeWaits(Message, frozen=True, tag="resume_waits"):
+    """The sync of this ballot waits for the participants of the last one, by name: they may have newer checkpoints.
+
+    It is decided without them when `left_ms` have passed.
+    """
+
+    ballot: int
+    revision: int
+    names: list[str]
+    left_ms: int
+
+
 class SyncDone(Message, frozen=True, tag="sync_done"):
-    """Everybody who takes part in the sync has the winning state now. `diverged` are those who should have had it."""
+    """Everybody who takes part in the sync has the winning state now. `diverged` are those who should have had it.
+
+    `lineage` is the history that the state is part of from now on. `rollback` says from where the run goes on, if not
+    from its last revision.
+    """
 
     ballot: int
     sync: int
     revision: int
     diverged: list[Divergence] = field(default_factory=list)
+    lineage: Lineage | None = None
+    rollback: Rollback | None = None
 
 
 class Measure(Message, frozen=True, tag="measure"):
@@ -516,6 +543,7 @@ FromMaster = (
     | CallGoesOn
     | SyncPlan
     | SyncGoesOn
+    | ResumeWaits
     | SyncDone
     | Measure
     | Evicted
