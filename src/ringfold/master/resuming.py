@@ -85,7 +85,7 @@ class Resuming:
                 group.resume, group.resume_since = waiting, waiting.since
                 self._tell(now, group, waiting, last)
                 return True
-        if not asks_for_a_checkpoint(decision):
+        if isinstance(decision, Plan):
             group.resume_since = None
         return False
 
