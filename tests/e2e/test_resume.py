@@ -23,7 +23,7 @@ def train(me: Me) -> None:
     state = rf.SharedState(weights=weights)
     names = ("rollback", "until", "check_every", "min_world")
     chosen = {name: me.options[name] for name in names if name in me.options}
-    if "directory" in me.options:
+    if me.options.get("directory"):
         chosen |= {"checkpoint": me.options["directory"], "every": 5}
     with me.join() as run:
         me.say("joined", peer=run.peer_id)
@@ -137,8 +137,9 @@ def test_an_abandoned_checkpoint_does_not_win_although_its_revision_is_higher(
         for revision in stage.revisions("b"):
             stage.remove("b", revision)
     assert stage.revisions("a")[:2] == [15, 10]
-    # Now it is back, with a branch that the run has left.
-    peers = stage.start("a", "b", "c", until=16)
+    # Now it is back, with a branch that the run has left. One of the others has no directory any more.
+    how = {"until": 16, "min_world": 3, "check_every": 5}
+    peers = [*stage.start("a", "b", **how), *stage.start("c", directory=None, **how)]
     assert first_step(peers) == 10
     for peer in peers:
         peer.finish()

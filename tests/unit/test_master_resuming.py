@@ -271,6 +271,18 @@ def test_the_last_revision_on_a_disk_is_asked_for_at_once() -> None:
     assert failed.reason.checkpoint == m.Branch(lineage.id, 12)
 
 
+def test_nobody_is_waited_for_twice() -> None:
+    """First for who may come, then a checkpoint is asked for and loaded."""
+    run, lineage = all_lost()
+    run.join(1)
+    run.attach(3, 1)
+    listed = [m.Branch(lineage.id, 13), m.Branch(lineage.id, 10)]
+    run.vote(1, 3, offer(13, lineage, checkpoints=listed))
+    [failed] = [each for each in sent(run.wait(WAIT_MS), 1) if isinstance(each, m.CallFailed)]
+    assert failed.reason.checkpoint == m.Branch(lineage.id, 10)
+    assert plans(run.vote(1, 3, offer(10, lineage, checkpoints=listed), ballot=10))
+
+
 def test_a_participant_that_is_still_there_waits_for_nobody() -> None:
     run, _ = synced()
     effects = run.vote(1, 2, offer(13), ballot=10) + run.vote(2, 2, offer(13), ballot=10)
@@ -284,6 +296,8 @@ def test_a_lost_state_waits_too_before_it_is_an_error() -> None:
     assert waits(run.vote(1, 3, offer(0)), 1)
     [failed] = [each for each in sent(run.wait(WAIT_MS), 1) if isinstance(each, m.CallFailed)]
     assert failed.reason.kind == "state_lost"
+    again = run.vote(1, 3, offer(0), ballot=10)
+    assert [each for each in sent(again, 1) if isinstance(each, m.CallFailed)], "nobody is waited for twice"
 
 
 def test_whoever_waits_is_told_again_and_again() -> None:
@@ -301,6 +315,8 @@ def test_a_call_that_is_given_up_says_for_whom_it_waited() -> None:
     run.vote(1, 3, offer(10, lineage))
     [failed] = [each for each in sent(run.say(1, m.VoteWithdrawn(9, 700)), 1) if isinstance(each, m.CallFailed)]
     assert "for 'n2' to come back with a checkpoint" in failed.reason.text
+    assert not waits(run.wait(6_000), 1)
+    assert run.master.waiting(run.now) == []
 
 
 def test_when_those_who_waited_are_gone_the_next_ones_wait_their_own_time() -> None:

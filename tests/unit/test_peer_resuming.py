@@ -87,6 +87,13 @@ def test_a_master_that_always_asks_for_the_same_is_not_obeyed_for_ever(checkpoin
     assert answers == [True] * (MAX_ASKED - 1) + [False]
 
 
+def test_a_loop_without_checkpoints_lets_others_load() -> None:
+    resuming, state = Resuming(None), fresh()
+    assert resuming.listed() == []
+    assert resuming.goes_on(state, wanted(Branch("old", 140)))
+    assert not resuming.goes_on(state, StateLost(150))
+
+
 def test_exactly_the_lost_revision_is_tried_once(checkpoints: Checkpoints) -> None:
     """Files of the version before name no lineage, and nobody can ask for them."""
     resuming, state = Resuming(checkpoints), fresh()

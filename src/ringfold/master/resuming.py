@@ -10,12 +10,12 @@ there. While a group waits, newcomers are let in without a vote: the members tha
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ringfold.master.events import Ns
 from ringfold.master.liveness import MS
 from ringfold.master.run import Group, Run
-from ringfold.state.election import Decision, Finished, Plan
+from ringfold.state.election import Decision, Failed, Finished, Plan
 from ringfold.wire.events import ResumeDelayed
 from ringfold.wire.messages import Member, Offer, PeerId, ResumeWaits
 
@@ -31,9 +31,7 @@ class ResumeWait:
     since: Ns
     ballots: dict[PeerId, int]
     """The calls that wait."""
-    decision: Decision
-    """What is done if nobody else comes."""
-    missing: list[str] = field(default_factory=list)
+    missing: list[str]
     told: Ns = -TELL_NS
 
 
@@ -53,10 +51,16 @@ def may_wait(decision: Decision, offers: Mapping[PeerId, Offer], last: Finished)
     if isinstance(decision, Plan):
         is_resume = decision.resumes
     else:
+        # Nothing can be newer than the last revision itself.
         asked = {reason.checkpoint.revision for reason in decision.reasons.values() if reason.checkpoint is not None}
         is_resume = decision.is_lost and last.revision not in asked
     are_loops = all(offer.stepped for offer in offers.values())
     return is_resume and are_loops and not all(offer.rollback for offer in offers.values())
+
+
+def asks_for_a_checkpoint(decision: Decision) -> bool:
+    """Whether a sync fails only for somebody to load the checkpoint that it needs."""
+    return isinstance(decision, Failed) and any(reason.checkpoint is not None for reason in decision.reasons.values())
 
 
 class Resuming:
@@ -68,39 +72,46 @@ class Resuming:
     def is_waiting(self, now: Ns, group: Group, ballots: Mapping[PeerId, int]) -> bool:
         """Whether these very calls wait already, and still have to. Nothing needs to be decided again then."""
         waiting = group.resume
-        return waiting is not None and waiting.ballots == ballots and not self._is_over(now, group, waiting)
+        return waiting is not None and waiting.ballots == ballots and not self._is_over(now, waiting)
 
     def waits(
         self, now: Ns, group: Group, ballots: dict[PeerId, int], offers: Mapping[PeerId, Offer], decision: Decision
     ) -> bool:
         """Whether this decision is put off. Afterwards the group is one that waits, or one that does not."""
-        before, last = group.resume, group.finished
-        group.resume = None
-        if last is None or not may_wait(decision, offers, last):
-            return False
-        waiting = ResumeWait(now if before is None else before.since, ballots, decision)
-        waiting.missing = self._missing(group, last)
-        if self._is_over(now, group, waiting):
-            return False
-        group.resume = waiting
-        self._tell(now, group, waiting, last)
-        return True
+        last, since, group.resume = group.finished, group.resume_since, None
+        if last is not None and may_wait(decision, offers, last):
+            waiting = ResumeWait(now if since is None else since, ballots, self._missing(group, last))
+            if not self._is_over(now, waiting):
+                group.resume, group.resume_since = waiting, waiting.since
+                self._tell(now, group, waiting, last)
+                return True
+        if isinstance(decision, Plan):
+            group.resume_since = None
+        return False
 
     def tick(self, now: Ns) -> None:
         """Tell those who wait for whom, now and then. A group that has died out waits no more."""
         for _, group in sorted(self._run.groups.items()):
             waiting, last = group.resume, group.finished
-            if waiting is None:
-                continue
             if not group.ring or last is None:
-                group.resume = None
-            elif now - waiting.told >= TELL_NS and group.change is None:
+                group.resume = group.resume_since = None
+            elif waiting is not None and not self._is_called(waiting):
+                group.resume = None  # all have given up
+            elif waiting is not None and now - waiting.told >= TELL_NS and group.change is None:
                 self._tell(now, group, waiting, last)
+
+    def _is_called(self, waiting: ResumeWait) -> bool:
+        here = (
+            (self._run.peers[peer].ballot, number)
+            for peer, number in waiting.ballots.items()
+            if peer in self._run.peers
+        )
+        return any(ballot is not None and ballot.number == number for ballot, number in here)
 
     def _missing(self, group: Group, last: Finished) -> list[str]:
         return missing_names(last.names, (known_as(peer.member) for peer in self._run.live(group)))
 
-    def _is_over(self, now: Ns, group: Group, waiting: ResumeWait) -> bool:
+    def _is_over(self, now: Ns, waiting: ResumeWait) -> bool:
         return not waiting.missing or now - waiting.since >= self._run.settings.resume_wait_ms * MS
 
     def _tell(self, now: Ns, group: Group, waiting: ResumeWait, last: Finished) -> None:

@@ -250,6 +250,8 @@ class Group:
     """The history of the group's state. It outlives `finished`: what was abandoned stays so."""
     resume: "ResumeWait | None" = None
     """Whom the next sync waits for, because nobody is here who has the last state."""
+    resume_since: Ns | None = None
+    """Since when. It stays while peers load what was asked for and sync again: nobody is waited for twice."""
     finished_sync: int = 0
     """Its number."""
     finished_ballots: dict[PeerId, int] = field(default_factory=dict)

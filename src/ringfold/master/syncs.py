@@ -24,7 +24,7 @@ from msgspec.structs import replace
 
 from ringfold.errors import RemoteProtocolError
 from ringfold.master.events import Ns
-from ringfold.master.resuming import Resuming, known_as
+from ringfold.master.resuming import Resuming, asks_for_a_checkpoint, known_as
 from ringfold.master.run import Group, Peer, Run, Sync
 from ringfold.master.words import names
 from ringfold.state.election import Decision, Failed, Finished, Plan, diverged, elect
@@ -85,7 +85,7 @@ class Syncs:
             if decision.is_lost and self._must_agree(group):
                 decision = Failed({peer: _of_several_groups(reason) for peer, reason in decision.reasons.items()})
             self._run.fail_calls(decision.reasons, numbers)
-            if not any(reason.checkpoint for reason in decision.reasons.values()):
+            if not asks_for_a_checkpoint(decision):
                 self._tell_once(list(decision.reasons.values()))
             return True
         run.syncs += 1

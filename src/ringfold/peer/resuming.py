@@ -33,9 +33,9 @@ class CheckpointStore(Protocol):
 
 
 class Resuming:
-    """The checkpoints that a loop could go on from, until it is a member."""
+    """The checkpoints that a loop could go on from. Without a store it has none, and leaves the loading to others."""
 
-    def __init__(self, store: CheckpointStore) -> None:
+    def __init__(self, store: CheckpointStore | None) -> None:
         self._store = store
         self._useless: set[Branch] = set()
         self._loaded: Branch | None = None
@@ -44,6 +44,8 @@ class Resuming:
 
     def listed(self) -> list[Branch]:
         """What this peer could load, for its offer. A disk that does not answer lists nothing."""
+        if self._store is None:
+            return []
         try:
             return [branch for branch in self._store.branches() if branch not in self._useless]
         except (StateError, OSError) as error:
@@ -57,13 +59,14 @@ class Resuming:
             self._asked[wanted] += 1
             self._load(state, wanted)
             return self._asked[wanted] < MAX_ASKED
-        if lost.revision in self._tried_exactly:
+        if self._store is None or lost.revision in self._tried_exactly:
             return False
         self._tried_exactly.add(lost.revision)
-        return self._load_exactly(state, lost.revision)
+        self._load_exactly(self._store, state, lost.revision)
+        return True
 
     def _load(self, state: SharedState, wanted: Branch) -> None:
-        if wanted not in self.listed():
+        if self._store is None or wanted not in self.listed():
             return  # somebody else has it
         if wanted == self._loaded and _is(state, wanted):
             self._useless.add(wanted)  # it was offered, and did not do
@@ -77,15 +80,14 @@ class Resuming:
             self._loaded = wanted
             _log.info("revision %d was loaded, for the run to go on from", wanted.revision)
 
-    def _load_exactly(self, state: SharedState, revision: int) -> bool:
-        """Exactly the lost revision, in files that name no lineage."""
+    def _load_exactly(self, store: CheckpointStore, state: SharedState, revision: int) -> None:
+        """Exactly the lost revision, in files that name no lineage. One peer that has it is enough."""
         try:
-            self._store.load(state, revision)
+            store.load(state, revision)
         except (StateError, OSError) as error:
             _log.warning("revision %d is lost, and cannot be loaded here: %s", revision, error)
         else:
             _log.warning("the run goes on from revision %d, the last one that was synced", revision)
-        return True
 
 
 def _is(state: SharedState, branch: Branch) -> bool:

@@ -202,7 +202,7 @@ class Loop:
     ) -> None:
         self._run, self._ops, self._state, self._settings = run, ops, state, settings
         self._checkpoints = checkpoints
-        self._resuming = None if checkpoints is None else Resuming(checkpoints)
+        self._resuming = Resuming(checkpoints)
         counter = settings.counter
         self._counting = None if counter is None else Counting(counter, settings.until)
         self._min_world = settings.min_world
@@ -523,14 +523,14 @@ class Loop:
         state, before = self._state, self._state.revision
         brought = None if self._is_member else lineage_of(state)
         self._ops.state = state
-        listed = self._resuming is not None and not self._is_member
+        is_listing = not self._is_member
         while True:
             try:
-                info = self._sync_once(min_world, is_listing=listed)
+                info = self._sync_once(min_world, is_listing=is_listing)
                 break
             except StateLost as error:
-                listed = True
-                if self._resuming is None or not self._resuming.goes_on(state, error):
+                is_listing = True
+                if not self._resuming.goes_on(state, error):
                     raise
         check_used(brought, before, state)
         if self._is_member and self._settings.expect_unchanged:
@@ -552,7 +552,7 @@ class Loop:
             rollback=self._settings.rollback,
             min_world=min_world,
             final=False,
-            checkpoints=self._resuming.listed() if self._resuming is not None and is_listing else (),
+            checkpoints=self._resuming.listed() if is_listing else (),
         )
 
     def _save(self) -> None:
