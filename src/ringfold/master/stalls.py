@@ -60,6 +60,7 @@ _ADVICE = (
     "run.busy(up_to_s=...), or set stall_timeout_s at the master"
 )
 _SILENT_ADVICE = "It receives, and sends nothing: look at its device and at its network"
+_SYNC_ADVICE = "Nothing of the state came to it any more: look at its network and at its memory"
 
 
 class Key(Struct, frozen=True, order=True):
@@ -257,9 +258,12 @@ def silent_member(ring: Sequence[PeerId], starved_ms: Mapping[PeerId, int], stuc
 
 def eviction(stall: Stall, waited_ms: int, limit: str) -> tuple[str, str]:
     """Why the absent are evicted, for the others and for their own programs. `limit` is the setting that says so."""
-    how = f"waited {seconds(waited_ms)} for it"
-    why = f"and it {'is in it and sends nothing' if stall.is_silent else 'did not come'} ({limit})"
-    advice = _SILENT_ADVICE if stall.is_silent else _ADVICE
+    did, advice = "did not come", _ADVICE
+    if stall.is_silent:
+        did, advice = "is in it and sends nothing", _SILENT_ADVICE
+    elif stall.key.kind == "sync":
+        did, advice = "got no more of the state", _SYNC_ADVICE
+    how, why = f"waited {seconds(waited_ms)} for it", f"and it {did} ({limit})"
     return f"{stall.what} {how}, {why}", f"{names(stall.since)} {how} in {stall.what}, {why}. {advice}"
 
 
