@@ -496,6 +496,13 @@ def test_master_settings_are_those_of_the_registry() -> None:
     assert master_settings(load({}, environment={}, directory=Path("/"), home=Path("/"))) == MasterSettings()
 
 
+@pytest.mark.parametrize(("given", "ms"), [("off", "off"), ("auto", "auto"), (2.5, 2_500)])
+def test_the_stall_timeout_of_a_master_is_a_word_or_seconds(given: object, ms: object) -> None:
+    arguments = {"stall_timeout_s": given, "op_timeout_s": 40}
+    settings = master_settings(load(arguments, environment={}, directory=Path("/"), home=Path("/")))
+    assert (settings.stall_timeout_ms, settings.op_timeout_ms) == (ms, 40_000)
+
+
 def test_members_that_notice_late_that_a_master_is_gone_are_waited_for() -> None:
     settings = load({"evict_after_ms": 20_000}, environment={}, directory=Path("/"), home=Path("/"))
     assert master_settings(settings).return_ms > 20_000

@@ -324,6 +324,18 @@ def test_a_member_in_an_op_that_sends_nothing_is_as_good_as_absent() -> None:
     assert "is in it and sends nothing" in told.reason
 
 
+def test_a_member_that_has_just_come_to_others_that_starve_is_not_taken_for_silent() -> None:
+    """Their heartbeats are a little old: they tell of the time before it came."""
+    stage = Slow(4)
+    stage.say(3, m.Busy(100_000))
+    stage.call(1, 2, 4)
+    stage.go_on(70_000)
+    stage.reports = {peer: {"in_starved_ms": 70_000} for peer in (1, 2, 4)}
+    stage.call(3)
+    stage.go_on(1_000)
+    assert stage.evicted == []
+
+
 # At op_timeout_s
 
 
@@ -430,6 +442,41 @@ def test_a_vote_whose_time_is_over_goes_on_without_the_absent() -> None:
     for peer in (1, 2):
         stage.say(peer, m.Vote(9, "update", 3))
     assert len(stage.sent(1, m.CallDone)) == 2
+
+
+def test_an_op_whose_time_is_over_does_not_wait_for_ever_for_a_member_that_works_on_other_tags() -> None:
+    stage = Slow(2, op_timeout_ms=10_000)
+    stage.call(1)
+    stage.go_on(10_000)
+    stage.timeout(1, waited_ms=10_000)
+    for committed in range(1, 12):
+        stage.reports[2] = {"committed": committed}
+        stage.go_on(1_000)
+    assert stage.evicted == []
+    assert "op tag 0 sequence 9 waited 10.0 s for peer 2" in str(stage.sent(1, m.Seal)[-1])
+
+
+def test_a_vote_whose_time_is_over_waits_once_more_for_a_member_that_works() -> None:
+    stage = Slow(2)
+    stage.say(1, m.Vote(9, "pending", 2))
+    for committed, answer in ((1, m.CallGoesOn), (2, m.CallFailed)):
+        stage.go_on(5_000)
+        stage.reports[2] = {"committed": committed}
+        stage.go_on(500)
+        assert [type(each) for each in stage.say(1, m.VoteWithdrawn(9, 5_000, final=False))] == [answer]
+    assert stage.evicted == []
+
+
+def test_a_vote_whose_time_is_over_waits_for_a_busy_member_as_long_as_it_said() -> None:
+    stage = Slow(2)
+    stage.say(2, m.Busy(100_000))
+    stage.say(1, m.Vote(9, "pending", 2))
+    for _ in range(3):
+        stage.go_on(20_000)
+        assert stage.say(1, m.VoteWithdrawn(9, 20_000, final=False)) == [m.CallGoesOn(9)]
+    stage.go_on(110_000)
+    assert m.CallGoesOn(9) in stage.say(1, m.VoteWithdrawn(9, 20_000, final=False))
+    assert stage.evicted == [2]
 
 
 def test_a_vote_with_a_timeout_of_its_own_fails() -> None:

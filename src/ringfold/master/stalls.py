@@ -60,6 +60,7 @@ _ADVICE = (
     "run.busy(up_to_s=...), or set stall_timeout_s at the master"
 )
 _SILENT_ADVICE = "It receives, and sends nothing: look at its device and at its network"
+_SYNC_ADVICE = "Nothing of the state came to it any more: look at its network and at its memory"
 
 
 class Key(Struct, frozen=True, order=True):
@@ -110,6 +111,11 @@ class Stall(Struct, frozen=True):
     @property
     def missing(self) -> list[PeerId]:
         return [each.peer for each in self.absent]
+
+    @property
+    def has_idle(self) -> bool:
+        """Whether somebody who is absent is in its own code."""
+        return any(each.is_idle for each in self.absent)
 
     @property
     def is_minority(self) -> bool:
@@ -252,9 +258,12 @@ def silent_member(ring: Sequence[PeerId], starved_ms: Mapping[PeerId, int], stuc
 
 def eviction(stall: Stall, waited_ms: int, limit: str) -> tuple[str, str]:
     """Why the absent are evicted, for the others and for their own programs. `limit` is the setting that says so."""
-    how = f"waited {seconds(waited_ms)} for it"
-    why = f"and it {'is in it and sends nothing' if stall.is_silent else 'did not come'} ({limit})"
-    advice = _SILENT_ADVICE if stall.is_silent else _ADVICE
+    did, advice = "did not come", _ADVICE
+    if stall.is_silent:
+        did, advice = "is in it and sends nothing", _SILENT_ADVICE
+    elif stall.key.kind == "sync":
+        did, advice = "got no more of the state", _SYNC_ADVICE
+    how, why = f"waited {seconds(waited_ms)} for it", f"and it {did} ({limit})"
     return f"{stall.what} {how}, {why}", f"{names(stall.since)} {how} in {stall.what}, {why}. {advice}"
 
 
@@ -271,6 +280,8 @@ class Watchdog:
         """The waits of the last look, each with its epoch, and for how long they had lasted."""
         self._overdue: dict[tuple[Key, int], Overdue] = {}
         """Ops whose callers' time is over, and that wait for members with an excuse."""
+        self._extended: dict[PeerId, int] = {}
+        """The ballots of calls whose time was over, and that wait as long again."""
 
     # What the machine calls
 
@@ -324,20 +335,21 @@ class Watchdog:
             stall = next((each for each in self.stalls() if each.key == key), None)
             if stall is None or stall.excuse:
                 return False
-            waited_ms = max(0, message.waited_ms)
-            due = self._due(stall, waited_ms)
-            if due is None or (now >= due and not self._evict_absent(now, stall, waited_ms)):
+            guilty, is_busy = self._guilty(now, stall, message.waited_ms), bool(busy_text(now, stall.absent))
+            if guilty:
+                self._evict(now, replace(stall, absent=guilty), _op_timeout(message.waited_ms))
+            elif not is_busy and (not stall.has_idle or self._extended.get(peer.id) == message.ballot):
                 return False
+            elif not is_busy:
+                self._extended[peer.id] = message.ballot  # who got on a moment ago has one more chance
         self._run.send(peer, CallGoesOn(message.ballot))
         return True
 
-    def _due(self, stall: Stall, waited_ms: int) -> Ns | None:
-        """When those who are absent are evicted for a call whose time is over; None if none of them is at fault."""
-        without_excuse = [each.since for each in stall.absent if each.is_idle]
-        if not without_excuse:
-            return None
+    def _guilty(self, now: Ns, stall: Stall, waited_ms: int) -> list[Absent]:
+        """Who of the absent is to be evicted for a call whose time is over: who has long been without an excuse."""
         timeout = self._timeout(stall.key) or self._settings.op_timeout_ms * MS
-        return max(without_excuse) + max(min(timeout, waited_ms * MS), seen_after(self._settings))
+        limit = max(min(timeout, max(0, waited_ms) * MS), seen_after(self._settings))
+        return [each for each in stall.absent if each.is_idle and now >= each.since + limit]
 
     # Looking
 
@@ -373,7 +385,8 @@ class Watchdog:
                 yield Stall(key, what, since, absent, sizes)
             elif (silent := self._silent(group, members, key)) is not None:
                 others = {peer: start for peer, start in since.items() if peer != silent}
-                late = Absent(silent, calls=counts.made(silent, op), group=group.id)
+                # It may have come this moment, to others that have starved for long: its own time counts.
+                late = Absent(silent, calls=counts.made(silent, op), moved=since[silent], group=group.id)
                 yield Stall(key, what, others, [late], sizes, is_silent=True)
             else:
                 yield Stall(key, what, since, [], sizes, excuse="it runs")
@@ -478,15 +491,6 @@ class Watchdog:
         shown = f"stall_timeout_s {seconds(timeout // MS)}"
         return f"{shown}, by what it usually takes" if chosen == "auto" else shown
 
-    def _evict_absent(self, now: Ns, stall: Stall, waited_ms: int) -> bool:
-        """At a caller's `op_timeout_s`. False if nobody is at fault."""
-        absent = [each for each in stall.absent if each.is_idle]
-        if not absent or not stall.since:
-            return False
-        at_fault = replace(stall, absent=absent)
-        self._evict(now, at_fault, f"op_timeout_s {seconds(waited_ms)}")
-        return True
-
     def _evict(self, now: Ns, stall: Stall, limit: str) -> None:
         peers = [self._run.peers[peer] for peer in stall.missing]
         waited_ms = (now - min(stall.since.values())) // MS
@@ -510,16 +514,21 @@ class Watchdog:
             told = overdue.since + ANNOUNCED_AFTER_MS * MS
             if any(member.beat_at <= told for member in self._run.live(group)):
                 continue
-            stall, waited_ms = by_key.get(key), max(0, overdue.message.waited_ms)
-            due = None if stall is None else self._due(stall, waited_ms)
-            if due is not None and now < due:
-                overdue.was_excused = True
-                continue
-            patience = self._settings.op_timeout_ms * MS if overdue.was_excused else 0
-            if stall is not None and due is None and now < overdue.since + patience:
-                continue
+            stall = by_key.get(key)
+            guilty = [] if stall is None else self._guilty(now, stall, overdue.message.waited_ms)
+            if stall is not None and not guilty:
+                overdue.was_excused |= stall.has_idle
+                patience = self._settings.op_timeout_ms * MS if overdue.was_excused else 0
+                if busy_text(now, stall.absent) or now < overdue.since + patience:
+                    continue
             del self._overdue[key, epoch]
-            if stall is not None and not self._evict_absent(now, stall, waited_ms):
+            if stall is not None and guilty:
+                self._evict(now, replace(stall, absent=guilty), _op_timeout(overdue.message.waited_ms))
+            elif stall is not None:
                 self._fail(now, caller, overdue.message)
             if group.change is not None:
                 return
+
+
+def _op_timeout(waited_ms: int) -> str:
+    return f"op_timeout_s {seconds(max(0, waited_ms))}"
