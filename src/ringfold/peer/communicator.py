@@ -153,6 +153,7 @@ class Communicator:
         timeout_s: float | None = None,
         quantize: str | None = None,
         skip_none: bool = False,
+        contribute: bool = True,
     ) -> ReduceInfo:
         """Reduce `buffers` in place (or into `out`) over the group and return who contributed.
 
@@ -165,9 +166,13 @@ class Communicator:
 
         `quantize` sends float16, bfloat16 and float32 as 8 or 4 bits each: minmax8, minmax4, zeroscale8 or zeroscale4.
         The result is then near the true one, and still the same bytes on every survivor; small ops stay exact.
+
+        A peer with `contribute=False` adds nothing and gets the result, which is that of the others alone: an average
+        is over those that contributed. What its buffers hold before plays no part. It is the same call as the others',
+        so each peer may choose for itself. Where nobody contributes, the result is zeros.
         """
         ops = self._ops
-        if type(buffers) is _ndarray and out is None and dtype is None and quantize is None:
+        if type(buffers) is _ndarray and out is None and dtype is None and quantize is None and contribute:
             code = CODES.get(buffers.dtype)
             reduce_op = REDUCE_OPS.get(op)
             free = tag not in ops.in_flight and (ops.state is None or not ops.state.torn) and not self._session.is_over
@@ -190,6 +195,7 @@ class Communicator:
             retry=retry,
             timeout_s=timeout_s,
             quantisation=quantisation,
+            contribute=contribute,
         )
 
     def all_reduce_async(
@@ -204,6 +210,7 @@ class Communicator:
         timeout_s: float | None = None,
         quantize: str | None = None,
         skip_none: bool = False,
+        contribute: bool = True,
     ) -> Handle:
         """Begin an `all_reduce` and return a handle on it. One op per tag may be in flight, and many tags.
 
@@ -214,7 +221,15 @@ class Communicator:
         operation, number = f"all_reduce (tag {tag})", reduce_code(op)
         quantisation = quantisation_code(quantize, op, source.codes)
         return self._ops.begin(
-            operation, number, tag, source, target, retry=retry, timeout_s=timeout_s, quantisation=quantisation
+            operation,
+            number,
+            tag,
+            source,
+            target,
+            retry=retry,
+            timeout_s=timeout_s,
+            quantisation=quantisation,
+            contribute=contribute,
         )
 
     def broadcast(
@@ -282,8 +297,12 @@ class Communicator:
         retry: bool = True,
         dtype: str | None = None,
         timeout_s: float | None = None,
+        contribute: bool = True,
     ) -> Array:
-        """This rank's chunk of the reduced array. The flattened array is cut into as many equal chunks as members."""
+        """This rank's chunk of the reduced array. The flattened array is cut into as many equal chunks as members.
+
+        `contribute` is as in `all_reduce`.
+        """
         ops, reduce_op = self._ops, reduce_code(op)
         source = _Source(array, dtype)
         result = _Result(source, out, dtype)
@@ -294,7 +313,17 @@ class Communicator:
                 raise UsageError(f"reduce_scatter: {elements} elements cannot be cut into {size} equal chunks")
             target, given, how = result.of_shape((elements // size,)), source.spans, by_caller(retry)
             return ops.submit(
-                "reduce_scatter", kind, reduce_op, tag, 0, given, target, retry=how, timeout_s=timeout_s, again=again
+                "reduce_scatter",
+                kind,
+                reduce_op,
+                tag,
+                0,
+                given,
+                target,
+                retry=how,
+                timeout_s=timeout_s,
+                again=again,
+                contribute=contribute,
             )
 
         ops.run_bound("reduce_scatter", tag, submit, retry=retry, fixed_size=out is not None)

@@ -53,6 +53,7 @@ class Ops:
         retry: bool = True,
         timeout_s: float | None = None,
         quantisation: int = 0,
+        contribute: bool = True,
     ) -> ReduceInfo:
         """An op that means the same in any ring, driven from this thread to its end."""
         self.check_tag(operation, tag)
@@ -60,7 +61,17 @@ class Ops:
         codes, timeout_ns = source.codes, self._timeout_ns(timeout_s)
         try:
             result = self.engine.collective(
-                kind, reduce_op, tag, 0, source.arrays, arrays, codes, 1 if retry else 0, timeout_ns, quantisation
+                kind,
+                reduce_op,
+                tag,
+                0,
+                source.arrays,
+                arrays,
+                codes,
+                1 if retry else 0,
+                timeout_ns,
+                quantisation,
+                contribute,
             )
         except (ValueError, TypeError) as error:
             raise refusal(operation, tag, error) from None
@@ -79,6 +90,7 @@ class Ops:
         retry: bool,
         timeout_s: float | None,
         quantisation: int = 0,
+        contribute: bool = True,
     ) -> Handle:
         """An all_reduce that the engine's own thread drives."""
         self.check_tag(operation, tag)
@@ -93,6 +105,7 @@ class Ops:
             retry=Retry.ENGINE if retry else Retry.NEVER,
             timeout_s=timeout_s,
             quantisation=quantisation,
+            contribute=contribute,
         )
 
         def finished(result: OpResult) -> ReduceInfo | RingfoldError:
@@ -153,12 +166,24 @@ class Ops:
         timeout_s: float | None = None,
         quantisation: int = 0,
         again: bool = False,
+        contribute: bool = True,
     ) -> int:
         arrays = None if target is None else target.arrays
         codes, timeout_ns = source.codes, self._timeout_ns(timeout_s)
         try:
             return self.engine.submit(
-                kind, reduce_op, tag, root, source.arrays, arrays, codes, retry, timeout_ns, quantisation, again
+                kind,
+                reduce_op,
+                tag,
+                root,
+                source.arrays,
+                arrays,
+                codes,
+                retry,
+                timeout_ns,
+                quantisation,
+                again,
+                contribute,
             )
         except (ValueError, TypeError) as error:
             raise refusal(operation, tag, error) from None

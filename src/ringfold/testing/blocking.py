@@ -262,13 +262,26 @@ class SimEngine:
         timeout_ns: int,
         quantisation: int = 0,
         again: bool = False,
+        contribute: bool = True,
     ) -> int:
         if target is not None or len(source) > 1 or [DTYPES[array.dtype.name] for array in source] != list(dtypes):
             raise NotImplementedError("one array, in place, in its own dtype: the rest is not simulated")
         array = source[0] if source else np.zeros(0, np.uint8)
         timeout_ms = timeout_ns // MS
         handle = self._line.ask(
-            Collective(array, OPS[reduce_op], tag, retry, Kind(kind), root, timeout_ms, False, quantisation, again)
+            Collective(
+                array,
+                OPS[reduce_op],
+                tag,
+                retry,
+                Kind(kind),
+                root,
+                timeout_ms,
+                wait=False,
+                quantisation=quantisation,
+                again=again,
+                contribute=contribute,
+            )
         )
         assert isinstance(handle, int)
         return handle
@@ -288,8 +301,11 @@ class SimEngine:
         retry: int,
         timeout_ns: int,
         quantisation: int = 0,
+        contribute: bool = True,
     ) -> OpResult:
-        begun = self.submit(kind, reduce_op, tag, root, source, target, dtypes, retry, timeout_ns, quantisation)
+        begun = self.submit(
+            kind, reduce_op, tag, root, source, target, dtypes, retry, timeout_ns, quantisation, contribute=contribute
+        )
         return self.run_op(begun)
 
     def all_reduce(self, array: Array, dtype: int, reduce_op: int, tag: int, retry: int, timeout_ns: int) -> OpResult:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ringfold.dataplane.codes import DTYPES, REDUCE_OPS, OpStatus
+from ringfold.dataplane.engine import OpResult
 from ringfold.errors import RingfoldError, UsageError
 from ringfold.peer import carry
 from ringfold.peer.effects import (
@@ -263,6 +264,7 @@ class SimPeer:
             request.timeout_ms * MS,
             request.quantisation,
             request.again,
+            request.contribute,
         )
         self.later(0, self._turn)
         return op
@@ -399,7 +401,7 @@ class SimPeer:
                 self.core.release(op)
                 runner.landed(op, self._outcome(result), result[2])
 
-    def _outcome(self, result: tuple[int, bytes, int, int, int, int, int]) -> Reduced | RingfoldError:
+    def _outcome(self, result: OpResult) -> Reduced | RingfoldError:
         status, _, epoch, contributors, registrations = result[:5]
         if status == OpStatus.OK:
             return Reduced(epoch, contributors, registrations)

@@ -105,6 +105,7 @@ def draw(seed: int, base: Setup | None = None) -> Scenario:
         if is_plain and Random(f"wrong {seed}").random() < 0.4:
             work = replace(work, founders=peers, wrong=Random(f"share {seed}").choice((0.5, 1.0)))
             kinds += ["join", "join", "join"]
+        work = replace(work, skips=Random(f"skips {seed}").choice((0.0, 0.0, 0.2, 0.6)))
         if work.burst:
             # Over the slowest links hundreds of headers, and a seal that lists them, take longer than silence may last.
             weather = replace(weather, bytes_per_ms=(2_000, 100_000), window_bytes=(4_096, 65_536))
