@@ -169,34 +169,41 @@ def skip_a_step(me: Me) -> None:
 @pytest.mark.parametrize("count", [100, 60_000], ids=["small", "large"])
 @pytest.mark.parametrize("evidence", ["ring", "master"])
 def test_a_vote_and_an_op_never_meet(cluster: Cluster, evidence: str, count: int) -> None:
+    """Two are in the op, one is in a vote: that one is wrong, and the op of the others is done without it."""
     cluster.start_master(evidence=evidence)
-    _check_never_meeting(cluster.start(vote_against_an_op, 2, floats=count), ["update_topology", "op tag 0 sequence 3"])
+    peers = cluster.start(vote_against_an_op, 3, floats=count)
+    wrong, *right = sorted(peers, key=lambda peer: int(peer.expect("begin")["rank"]))
+    _check_evicted(wrong, ["waits in update_topology", "in op tag 0 sequence 3", "(2 of 3 "])
+    for peer in right:
+        peer.expect("done", contributors=2)
+        peer.finish()
 
 
 def vote_against_an_op(me: Me) -> None:
     with me.join(op_timeout_s=20.0) as run:
-        _gather(run, 2)
+        _gather(run, 3)
         for _ in range(3):
             run.all_reduce(np.ones(me.options["floats"]))
         buffer = np.arange(float(me.options["floats"]))
-        me.say("begin", peer=run.peer_id)
-        with me.failing("clash") as facts:
-            try:
-                if run.rank == 0:
-                    run.update_topology()
-                else:
-                    run.all_reduce(buffer)
-            finally:
-                facts["intact"] = bool((buffer == np.arange(float(me.options["floats"]))).all())
-        _go_on_together(me, run)
+        me.say("begin", rank=run.rank)
+        if run.rank == 0:
+            with me.failing("clash"):
+                run.update_topology()
+            return
+        info = run.all_reduce(buffer)
+        assert (buffer == 2 * np.arange(float(me.options["floats"]))).all()
+        me.say("done", contributors=len(info.contributors))
 
 
 def test_two_different_votes_never_meet(cluster: Cluster) -> None:
+    """In two groups that are equally large: the one with the longest member is right."""
     cluster.start_master()
     first = cluster.start_one(vote_differently, join={"group": 0}, vote="update")
     first.expect("joined")
     second = cluster.start_one(vote_differently, join={"group": 1}, vote="pending")
-    _check_never_meeting([first, second], ["update_topology", "are_peers_pending"])
+    _check_evicted(second, ["waits in update_topology", "waits in are_peers_pending", "peer 1 (p0) is the longest member"])
+    first.expect("done")
+    first.finish()
 
 
 def vote_differently(me: Me) -> None:
@@ -205,41 +212,23 @@ def vote_differently(me: Me) -> None:
         while run.world_size < 2:
             if run.are_peers_pending():
                 run.update_topology()
-        me.say("begin", peer=run.peer_id)
-        with me.failing("clash", intact=True):
-            if me.options["vote"] == "update":
-                run.update_topology()
-            else:
-                run.are_peers_pending()
-        _go_on_together(me, run)
+        me.say("begin")
+        if me.options["vote"] == "update":
+            run.update_topology()
+            me.say("done")
+            return
+        with me.failing("clash"):
+            run.are_peers_pending()
 
 
-def _go_on_together(me: Me, run: Any) -> None:  # noqa: ANN401 - a communicator
-    me.hear()
-    run.update_topology()
-    size = run.group_size  # before the op: who ends first leaves
-    if size > 1:
-        assert len(run.all_reduce(np.ones(60_000)).contributors) == size
-    me.say("went on")
-
-
-def _check_never_meeting(peers: list[Peer], calls: list[str]) -> None:
-    """Both get the error in time, and it names both peers and both calls."""
-    begun = [peer.expect("begin") for peer in peers]
-    ids = sorted(fact["peer"] for fact in begun)
-    for peer in peers:
-        clash = peer.expect("clash")
-        assert clash["error"] == "UsageError"
-        assert clash["peers"] == ids
-        assert all(f"peer {peer_id}" in clash["words"] for peer_id in ids)
-        assert all(call in clash["words"] for call in calls), clash["words"]
-        assert clash["at"] - max(fact["at"] for fact in begun) < MEET_S
-        assert clash["intact"]
-    for peer in peers:
-        peer.tell()
-    for peer in peers:
-        peer.expect("went on")
-        peer.finish()
+def _check_evicted(peer: Peer, words: list[str]) -> None:
+    """It gets the error in time, which names both sides, and what to do."""
+    clash = peer.expect("clash")
+    assert clash["error"] == "CallMismatch"
+    for each in [*words, "can never meet", ", you)", "fix the program, then join again"]:
+        assert each in clash["words"], clash["words"]
+    assert clash["at"] - peer.said("begin")[0]["at"] < MEET_S
+    peer.finish()
 
 
 def test_ops_with_different_tags_are_left_to_the_deadline(cluster: Cluster) -> None:

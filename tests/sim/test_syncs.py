@@ -517,6 +517,36 @@ def test_members_that_are_stopped_leave_and_nobody_waits_for_them(
         assert {revision for peer, (revision, _) in ended.items() if peer > 1} == {60}
 
 
+@pytest.mark.parametrize("number", range(8))
+def test_an_evicted_peer_comes_back_in_its_loop_and_goes_on_with_the_step_of_the_others(number: int) -> None:
+    """Frozen at any time, between steps or in an op: every program comes to the last step with the same weights."""
+    sim = Simulation(number)
+    ended: dict[str, tuple[int, float, list[int]]] = {}
+
+    def main(run: SimRun, me: Self) -> None:
+        first, name, weights, numbers = me.peer, run.peer.name, np.zeros(60), []
+        state = SmallState(weights=weights)
+        for step in run.steps(state, until=80, min_world=2, check_every=5):
+            run.sleep(1 + first % 3)
+            gradients = np.full(60, 1.0)
+            step.all_reduce(gradients, op="max")
+            weights += gradients
+            numbers.append(step.number)
+        ended[name] = me.peer, float(weights[0]), numbers
+
+    cluster = sim.cluster(peers=4, program=blocking(main))
+    sim.touched |= {peer.name for peer in cluster.peers}
+    sim.run_until(lambda: all(peer.world == 4 for peer in cluster.peers), limit_ms=5_000)
+    for peer in sim.rng.sample(cluster.peers, 2):
+        sim.freeze(peer, for_ms=500, within_ms=100)
+    sim.run_until(cluster.finished, limit_ms=20_000)
+    assert len(ended) == 4
+    assert sorted(peer > 4 for peer, _, _ in ended.values()) == [False, False, True, True], "two have joined again"
+    for _, weight, numbers in ended.values():
+        assert weight == 80
+        assert numbers == sorted(set(numbers)), "no step comes twice, and none after a later one"
+
+
 # Drawn runs
 
 
@@ -527,6 +557,8 @@ def test_runs_with_state_are_drawn_in_all_kinds() -> None:
     assert min(len(loops), len(syncing)) > 60
     assert {work.min_world for work in loops} == {1, 2, 3}
     assert {work.one_sender for work in syncing} == {True, False}
+    assert {work.rejoin for work in loops} == {True, False}
+    assert {work.skips > 0 for work in loops} == {True, False}
 
 
 def test_a_run_of_the_step_loop_without_faults_has_no_failed_sync(sim: Simulation) -> None:

@@ -173,28 +173,32 @@ def test_different_calls_clash_when_they_have_lasted() -> None:
     assert clashing_calls(599, callers, 500) is None
     clash = clashing_calls(600, callers, 500)
     assert clash is not None
-    assert clash.callers == [1, 2, 3]
-    assert clash.reason.text == (
-        "peer 1 waits in update_topology, peer 2 waits in are_peers_pending: these calls can never meet; "
-        "all peers must make the same calls in the same order"
-    )
+    assert clash.group is None, "they are of two groups"
+    assert clash.calls[1] == clash.calls[3] != clash.calls[2]
+    assert clash.sides == "peers 1 and 3 wait in update_topology, but peer 2 waits in are_peers_pending"
     assert clashing_calls(9000, [callers[0], callers[2]], 500) is None
+
+
+def test_a_sync_clashes_with_another_call_of_its_group_only() -> None:
+    sync, update = Caller(1, 0, "sync", 0, {}), Caller(2, 0, "update", 0, {})
+    clash = clashing_calls(600, [sync, update], 500)
+    assert clash is not None
+    assert (clash.group, sorted(clash.calls)) == (0, [1, 2])
+    assert clashing_calls(600, [sync, Caller(2, 1, "update", 0, {})], 500) is None
 
 
 def test_a_call_clashes_with_an_op_that_needs_the_caller() -> None:
     caller = Caller(1, 0, "update", 0, {0: 3})
-    needs = Working(2, 0, OpRef(0, 3), since=100, seen=600)
-    (clash,) = clashing_ops([caller], [needs], 500)
-    assert (clash.callers, clash.op, clash.reason.peers) == ([1], OpRef(0, 3), [1, 2])
-    assert clash.reason.text == (
-        "peer 1 waits in update_topology, peer 2 in op tag 0 sequence 3, which needs peer 1; "
-        "all peers must make the same calls in the same order"
-    )
+    needs, later = Working(2, 0, OpRef(0, 3), since=100, seen=600), Working(3, 0, OpRef(0, 3), since=500, seen=600)
+    (clash,) = clashing_ops([caller], [needs, later], 500)
+    assert (clash.group, clash.sides) == (0, "peers 2 and 3 wait in op tag 0 sequence 3, but peer 1 waits in update_topology")
+    assert clash.calls[2] == clash.calls[3] != clash.calls[1]
     finished = Working(2, 0, OpRef(0, 2), since=100, seen=600)
     elsewhere = Working(2, 1, OpRef(0, 3), since=100, seen=600)
     fresh = Working(2, 0, OpRef(0, 3), since=101, seen=600)
+    assert not clashing_ops([caller], [finished, elsewhere, fresh], 500)
     own = Working(1, 0, OpRef(0, 3), since=100, seen=600)
-    assert not clashing_ops([caller], [finished, elsewhere, fresh, own], 500)
+    assert not clashing_ops([caller], [own], 500)
 
 
 def test_a_caller_that_has_finished_the_last_sequence_before_they_wrap_has_come_to_it() -> None:

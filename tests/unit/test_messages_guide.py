@@ -71,7 +71,7 @@ def test_the_guide_shows_what_an_admission_waits_for() -> None:
 def test_the_guide_shows_the_errors_of_calls() -> None:
     clash = clashing_calls(600, [Caller(1, 0, "update", 0, {}), Caller(2, 0, "sync", 0, {})], 500)
     assert clash is not None
-    assert shown(f"UsageError: update_topology: {with_you(with_names(clash.reason.text, NAMES), 1)}")
+    assert shown(f"CallMismatch: {with_you(with_names(clash.sides, NAMES), 2)}: these calls can never meet")
     late = Reason("deadline", "op tag 0 sequence 0 waited 300.0 s for peer 1 (gpu-1)", [1], 300_000)
     assert shown(f"DeadlineExceeded: {error_of(late, 'all_reduce', 5, 2)}")
     lost = Reason("lost", "peer 1 (gpu-1) was lost: its connection closed", [1])

@@ -18,14 +18,14 @@ from collections.abc import Collection, Iterator
 from msgspec import Struct
 
 from ringfold.errors import RemoteProtocolError
+from ringfold.master.disputes import Disputes
 from ringfold.master.epochs import Epochs
 from ringfold.master.events import Ns
 from ringfold.master.liveness import MS
-from ringfold.master.meeting import Caller, Clash, Working, clashing_calls, clashing_ops
+from ringfold.master.meeting import Caller, Working, clashing_calls, clashing_ops
 from ringfold.master.run import Admission, Ballot, Group, Peer, Run, Standing
 from ringfold.master.syncs import Syncs, check_offer
 from ringfold.master.topology import Topology
-from ringfold.master.verdicts import Cause
 from ringfold.master.words import CALL, named, names, seconds
 from ringfold.wire.decoding import checked
 from ringfold.wire.events import CallRefused
@@ -85,8 +85,8 @@ def completion(run: Run, kind: VoteKind, group: GroupId | None = None) -> Ready 
 class Calls:
     """The votes of all peers, and the admission in progress."""
 
-    def __init__(self, run: Run, epochs: Epochs, syncs: Syncs, topology: Topology) -> None:
-        self._run = run
+    def __init__(self, run: Run, epochs: Epochs, syncs: Syncs, topology: Topology, disputes: Disputes) -> None:
+        self._run, self._disputes = run, disputes
         self._epochs = epochs
         self._syncs = syncs
         self._topology = topology
@@ -269,18 +269,18 @@ class Calls:
     # Calls that can never meet
 
     def tick(self, now: Ns) -> None:
-        """Tell newcomers what they wait for, and refuse calls that can never meet."""
+        """Tell newcomers what they wait for, and decide between calls that can never meet."""
         self._tell_newcomers(now)
         callers = list(self._callers())
         if not callers:
             return
         patience = self._run.settings.meet_ms * MS
         for clash in clashing_ops(callers, list(self._working()), patience):
-            self._refuse(now, clash)
-        # Refusing ends epochs, and with them the votes that were cast in them.
+            self._disputes.clash(now, clash)
+        # An eviction ends epochs, and with them the votes that were cast in them.
         clash_of_calls = clashing_calls(now, list(self._callers()), patience)
         if clash_of_calls is not None:
-            self._refuse(now, clash_of_calls)
+            self._disputes.clash(now, clash_of_calls)
 
     def _tell_newcomers(self, now: Ns) -> None:
         """Who waits to be admitted hears for whom, now and then: a step of the others may be long."""
@@ -329,16 +329,6 @@ class Calls:
         if ops:
             return f"is in {named(OpRef(ops[0].tag, ops[0].sequence))}"
         return f"has been in its own code for {seconds((now - peer.pace.moved) // MS)}"
-
-    def _refuse(self, now: Ns, clash: Clash) -> None:
-        if clash.op is not None:
-            # First, so that the next op of a caller does not begin in this epoch: it would have the number of this one,
-            # and share its verdict.
-            self._epochs.begin(now, self._run.groups[clash.group], Cause(clash.reason, clash.op))
-        callers = [self._run.peers[caller] for caller in clash.callers]
-        ballots = {peer.id: peer.ballot.number for peer in callers if peer.ballot is not None}
-        self._run.fail_calls(dict.fromkeys(ballots, clash.reason), ballots)
-        self._run.tell(CallRefused(clash.reason.peers, clash.reason.text))
 
     def _callers(self) -> Iterator[Caller]:
         standing = self._run.short_of_members()

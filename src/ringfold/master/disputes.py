@@ -1,4 +1,4 @@
-"""Members that called different things under one tag and sequence: one side is wrong, and the others go on without it.
+"""Members that called different things at the same place: one side is wrong, and the others go on without it.
 
 Whose call is the right one? Not the first, nor that of the most members: a newcomer may be wrong at once, and three
 wrong newcomers must not evict two members that have trained for days. So only *incumbents* decide: members that had
@@ -8,6 +8,8 @@ A dispute is decided when one side has more than half of the incumbents, or when
 side with the lowest id is right, as the longest member. Until then nobody fails: a member that has not called may still
 come, and its call may settle it. A dispute lives as long as its epoch. If that ends for another reason, the ops begin
 again in the next one, and the dispute with them.
+
+The same goes for members that wait in calls that can never meet (`meeting.py`): one in a sync, and two in an op.
 
 A process that is restarted by itself would join, disturb and be evicted in a circle. So its name and host are refused
 for a while, and each time for twice as long. A program that was mended is let in after a pause at the most.
@@ -22,6 +24,7 @@ from ringfold.errors import RemoteProtocolError
 from ringfold.master.epochs import Epochs
 from ringfold.master.events import Ns
 from ringfold.master.evidence import Mismatch
+from ringfold.master.meeting import Clash
 from ringfold.master.run import Dispute, Group, Peer, Run
 from ringfold.master.words import named, names
 from ringfold.wire.descriptor import Descriptor, describe, fingerprint, place, step_of
@@ -150,7 +153,7 @@ class Disputes:
                 self._look(group, op, dispute)
                 ruling = self._judge(group, dispute)
                 if ruling is not None:
-                    self._carry_out(now, group, op, dispute, ruling)
+                    self._evict(now, ruling, sides(op, dispute))
 
     def _look(self, group: Group, op: OpRef, dispute: Dispute) -> None:
         """Heartbeats name the ops that take long, with what was called; so do Dones, where they go to the master."""
@@ -166,8 +169,16 @@ class Disputes:
         """The rule. A method, so that a simulation can plant a wrong one and must find it."""
         return judge(dispute.calls, group.ring, group.incumbents)
 
-    def _carry_out(self, now: Ns, group: Group, op: OpRef, dispute: Dispute, ruling: Ruling) -> None:
-        both = sides(op, dispute)
+    def clash(self, now: Ns, clash: Clash) -> None:
+        """Members wait in calls that can never meet. Undecided, it comes up again as long as it lasts."""
+        groups = [group for group in self._run.groups.values() if clash.group in (None, group.id)]
+        if all(group.change is None for group in groups):
+            members = [peer for group in groups for peer in group.ring]
+            ruling = judge(clash.calls, members, [peer for group in groups for peer in group.incumbents])
+            if ruling is not None:
+                self._evict(now, ruling, f"{clash.sides}: these calls can never meet")
+
+    def _evict(self, now: Ns, ruling: Ruling, both: str) -> None:
         self._run.tell(CallRefused(ruling.wrong, f"{both} ({ruling.why})"))
         for peer in [self._run.peers[each] for each in ruling.wrong if each in self._run.peers]:
             pause_s = self.bans.evicted(now, peer.member.name, peer.member.host)

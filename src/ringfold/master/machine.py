@@ -11,8 +11,9 @@ and their order around the ring. Everything a master does comes down to these:
 * It keeps the rounds of probing (`probing.py`): who probes whom, when windows end, and what they say together.
 * It goes on with a run that another master began (`journal.py`, `returning.py`), and makes sure that others can go on
   with its own: what must not be forgotten is written down before it is said.
-* It answers run-wide calls (`calls.py`), and refuses those that can never meet (`meeting.py`). Two kinds take long: a
-  sync of shared state (`syncs.py`), and the choice of better rings by measured links (`topology.py`).
+* It answers run-wide calls (`calls.py`). Two kinds take long: a sync of shared state (`syncs.py`), and the choice of
+  better rings by measured links (`topology.py`).
+* It decides who is right where members call different things (`disputes.py`), or what can never meet (`meeting.py`).
 
 It trusts nobody. A message that no honest peer could send raises RemoteProtocolError where it is noticed; `step` drops
 the connection that sent it, and a peer behind it is evicted. Messages that merely crossed with a newer decision are
@@ -150,7 +151,7 @@ class Master:
         self._returning = Returning(self._run, self._epochs, fence)
         self._syncs = Syncs(self._run, run_secret)
         self._topology = Topology(self._run, self._epochs, run_secret)
-        self._calls = Calls(self._run, self._epochs, self._syncs, self._topology)
+        self._calls = Calls(self._run, self._epochs, self._syncs, self._topology, self._disputes)
         key = functools.partial(_probe_key, run_secret)
         rounds = settings.rounds if self._run.probing is None else replace(settings.rounds, is_on=self._run.probing)
         calculation = Calculation(rounds, now_ns=now_ns)

@@ -1,25 +1,26 @@
 """Calls that can never meet.
 
 Two peers that wait in different run-wide calls wait for each other for ever; so do two of one group of which one is in
-a sync and the other in another call, and one in a call and one in an op that needs it. These are faults of the program,
-and both sides are told within a second. Peers in user code, or in ops under other tags, are no such case: they may
-still come, and are left to the deadline. Nor is a peer whose update waits for more members: nobody outside its group
-waits for it.
+a sync and the other in another call, and one in a call and one in an op that needs it. One side is wrong: this file
+finds the sides, and `disputes.py` decides between them. Peers in user code, or in ops under other tags, are no such
+case: they may still come, and are left to the deadline. Nor is a peer whose update waits for more members: nobody
+outside its group waits for it.
 
 A situation counts only when it has lasted for a while, because a peer's heartbeat is a little old: between two beats
 its op may have ended.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from msgspec import Struct
 
 from ringfold.master.events import Ns
 from ringfold.master.words import CALL, named, names
 from ringfold.wire.frames import Announced
-from ringfold.wire.messages import GroupId, OpRef, PeerId, Reason, Tag, VoteKind, is_before
+from ringfold.wire.messages import GroupId, OpRef, PeerId, Tag, VoteKind, is_before
 
-_SAME_ORDER = "all peers must make the same calls in the same order"
+_NUMBER: dict[VoteKind, int] = {kind: number for number, kind in enumerate(CALL, 1)}
+_OP = 0
 
 
 class Caller(Struct, frozen=True):
@@ -47,59 +48,60 @@ class Working(Struct, frozen=True):
 
 
 class Clash(Struct, frozen=True):
-    """`callers` must be told `reason`; if `op` is given, it must be aborted too, in `group`."""
+    """`calls` are what the members wait in, each call under a number; `sides` says the same in words.
 
-    callers: list[PeerId]
-    reason: Reason
-    group: GroupId = 0
-    op: OpRef | None = None
+    `group` is None if it is about the whole run.
+    """
+
+    calls: dict[PeerId, int]
+    sides: str
+    group: GroupId | None = None
 
 
 def clashing_calls(now: Ns, callers: Sequence[Caller], patience: Ns) -> Clash | None:
     """Peers that wait in different calls, for long enough: in one group, or in different calls of the run."""
-    groups = [[caller for caller in callers if caller.group == group] for group in {each.group for each in callers}]
-    of_the_run = [caller for caller in callers if caller.kind != "sync" and not caller.is_short_of_peers]
-    for together in (*sorted(groups, key=lambda group: group[0].group), of_the_run):
-        clash = _different_calls(now, together, patience)
+    for group in sorted({each.group for each in callers}):
+        clash = _different_calls(now, [each for each in callers if each.group == group], patience, group)
         if clash is not None:
             return clash
-    return None
+    of_the_run = [caller for caller in callers if caller.kind != "sync" and not caller.is_short_of_peers]
+    return _different_calls(now, of_the_run, patience)
 
 
-def _different_calls(now: Ns, callers: Sequence[Caller], patience: Ns) -> Clash | None:
-    by_kind: dict[VoteKind, list[PeerId]] = {}
-    for caller in callers:
-        if now - caller.since >= patience:
-            by_kind.setdefault(caller.kind, []).append(caller.peer)
-    if len(by_kind) < 2:
+def _different_calls(
+    now: Ns, callers: Sequence[Caller], patience: Ns, group: GroupId | None = None
+) -> Clash | None:
+    if len({caller.kind for caller in callers if now - caller.since >= patience}) < 2:
         return None
-    sides = [f"{names(peers)} {_wait(peers)} in {CALL[kind]}" for kind, peers in sorted(by_kind.items(), key=_first)]
-    # Callers that came a moment ago are stuck as well: those whom they wait for will be gone from their calls.
-    everybody = sorted(caller.peer for caller in callers)
-    text = f"{', '.join(sides)}: these calls can never meet; {_SAME_ORDER}"
-    return Clash(everybody, Reason("usage", text, everybody))
+    return Clash({caller.peer: _NUMBER[caller.kind] for caller in callers}, ", but ".join(_sides(callers)), group)
 
 
 def clashing_ops(callers: Sequence[Caller], working: Sequence[Working], patience: Ns) -> list[Clash]:
-    """Peers that wait in a call while a member of their group is in an op that they have not come to."""
+    """Peers that wait in a call while members of their group are in an op that they have not come to."""
     clashes = []
-    for work in working:
-        needed = [
+    for group, op in sorted({(work.group, work.op) for work in working}):
+        inside = [work for work in working if (work.group, work.op) == (group, op)]
+        workers = {work.peer for work in inside}
+        outside = [
             caller
             for caller in callers
-            if caller.group == work.group
-            and caller.peer != work.peer
-            and not is_before(work.op.sequence, caller.progress.get(work.op.tag, 0))
-            and work.seen - max(caller.since, work.since) >= patience
+            if caller.group == group
+            and caller.peer not in workers
+            and not (op.tag in caller.progress and is_before(op.sequence, caller.progress[op.tag]))
         ]
-        if needed:
-            first, peers = needed[0], [caller.peer for caller in needed]
-            text = (
-                f"{names(peers)} {_wait(peers)} in {CALL[first.kind]}, peer {work.peer} in {named(work.op)}, "
-                f"which needs {names(peers)}; {_SAME_ORDER}"
-            )
-            clashes.append(Clash(peers, Reason("usage", text, sorted([*peers, work.peer])), work.group, work.op))
+        if any(work.seen - max(caller.since, work.since) >= patience for caller in outside for work in inside):
+            sides = [f"{names(workers)} {_wait(workers)} in {named(op)}", *_sides(outside)]
+            calls = dict.fromkeys(sorted(workers), _OP) | {caller.peer: _NUMBER[caller.kind] for caller in outside}
+            clashes.append(Clash(calls, ", but ".join(sides), group))
     return clashes
+
+
+def _sides(callers: Sequence[Caller]) -> list[str]:
+    by_kind: dict[VoteKind, list[PeerId]] = {}
+    for caller in callers:
+        by_kind.setdefault(caller.kind, []).append(caller.peer)
+    sides = sorted(by_kind.items(), key=lambda side: min(side[1]))
+    return [f"{names(peers)} {_wait(peers)} in {CALL[kind]}" for kind, peers in sides]
 
 
 def absent_from(op: OpRef, others: Mapping[PeerId, Sequence[Announced]]) -> list[PeerId]:
@@ -112,9 +114,5 @@ def absent_from(op: OpRef, others: Mapping[PeerId, Sequence[Announced]]) -> list
     return absent or sorted(others)
 
 
-def _wait(peers: Sequence[PeerId]) -> str:
+def _wait(peers: Collection[PeerId]) -> str:
     return "waits" if len(peers) == 1 else "wait"
-
-
-def _first(side: tuple[VoteKind, list[PeerId]]) -> PeerId:
-    return side[1][0]

@@ -11,7 +11,7 @@ rest of this file is about being right when the group changes under a call:
 """
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, get_args
@@ -56,14 +56,30 @@ _ndarray = np.ndarray
 class Communicator:
     """A process's membership in a run. Make one with `ringfold.join`; leave with `leave()` or at the end of `with`."""
 
-    def __init__(self, session: Session, op_timeout_s: float, sigterm_grace_s: float = 20.0) -> None:
-        self._session, self._sigterm_grace_s = session, sigterm_grace_s
+    def __init__(
+        self,
+        session: Session,
+        op_timeout_s: float,
+        sigterm_grace_s: float = 20.0,
+        join_again: "Callable[[], tuple[Session, Callable[[], None]]] | None" = None,
+    ) -> None:
+        """`join_again` makes another session with the same settings, and a function that lets it join."""
+        self._sigterm_grace_s, self._join_again = sigterm_grace_s, join_again
         self._ops = Ops(session, op_timeout_s)
+        self._hold(session)
+        self._go_on()
+
+    def _hold(self, session: Session) -> None:
+        self._session, self._close = session, weakref.finalize(self, session.close)
+
+    def _go_on(self) -> None:
+        """The session has joined."""
+        session = self._session
+        self._ops.go_on_with(session)
         self._all_reduce = session.engine.all_reduce
         admission = session.joined_with
         assert admission is not None, "a communicator exists only after the join"
         self._call_answer = (admission.pending, admission.world.groups)
-        self._close = weakref.finalize(self, session.close)
 
     # Where this peer stands
 
@@ -427,6 +443,7 @@ class Communicator:
         counter: Counter | None = None,
         handle_sigterm: bool = True,
         on_divergence: OnDivergence = "repair",
+        rejoin: bool = True,
     ) -> Iterator[Step]:
         """The training loop: yields numbered steps, and between them admits peers, waits for peers and syncs `state`.
 
@@ -442,6 +459,11 @@ class Communicator:
         agree on, each of them being one rank: it begins when all active ones have finished the one before. All peers of
         a group give the same rank and get the same numbers; one of them speaks for it, and another one when that one is
         gone. A number that a group has missed is skipped (`step.missed`). The counter is closed with the loop.
+
+        A peer that is evicted, because it was silent or kept the others waiting, joins again by itself: between steps,
+        or in the first op of a step. That op then is the one of the group's present step (`step.number` says which):
+        this peer adds nothing to it and gets its result. In a later op, after three times without a finished step, with
+        a counter, or with `rejoin=False`, `Evicted` is raised.
 
         SIGTERM ends the loop well: the step that is on may end within `sigterm_grace_s` seconds (a setting), and a wait
         for peers ends at once. Then this peer leaves, saves the last step boundary if it has a `checkpoint`, and the
@@ -461,8 +483,34 @@ class Communicator:
             counter=counter,
             sigterm_grace_s=self._sigterm_grace_s if handle_sigterm else None,
             on_divergence=on_divergence,
+            rejoin=rejoin,
         )
         return steps(self, self._ops, state, settings)
+
+    def rejoin(self) -> None:
+        """Join the run again after an eviction (`Evicted`), with the same settings, as a newcomer with a new number.
+
+        Sync state before the next op. `steps` does all of this by itself.
+        """
+        if self._join_again is None:
+            raise UsageError("rejoin: this communicator does not know how it was made; call ringfold.join again")
+        old = self._session
+        if not old.is_over:
+            raise UsageError("rejoin: this peer is still in the run; call leave first to come back as a newcomer")
+        # A master in this process goes on with the new session.
+        at_end, old.at_end = old.at_end, None
+        old.close()
+        self._close.detach()
+        try:
+            session, let_it_join = self._join_again()
+        except BaseException:
+            if at_end is not None:
+                at_end()
+            raise
+        session.at_end = at_end
+        self._hold(session)  # from here on `leave` in another thread ends the join
+        let_it_join()
+        self._go_on()
 
     def leave(self) -> None:
         """Leave the run. What others do goes on without this peer; a second call does nothing."""

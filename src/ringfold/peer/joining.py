@@ -50,7 +50,22 @@ class JoinRequest:
 
 def join(request: JoinRequest, at_end: Callable[[], None] | None = None) -> Communicator:
     """Join the run, and return when this peer is a member of a group. `at_end` is called when all is closed again."""
-    settings = config.load(
+    settings = _settings(request)
+    session, let_it_join = _new_session(request, settings)
+    let_it_join()
+    session.at_end = at_end
+    return Communicator(
+        session,
+        settings.number("op_timeout_s"),
+        settings.number("sigterm_grace_s"),
+        lambda: _new_session(request, settings),
+    )
+
+
+def _settings(request: JoinRequest) -> config.Resolved:
+    if request.group < 0:
+        raise ConfigError(f"a group is a number from 0 on, not {request.group}")
+    return config.load(
         {
             "master": listed(request.address),
             "token_file": request.token_file,
@@ -62,8 +77,10 @@ def join(request: JoinRequest, at_end: Callable[[], None] | None = None) -> Comm
             "probe": None if request.probe is None else "on" if request.probe else "off",
         }
     )
-    if request.group < 0:
-        raise ConfigError(f"a group is a number from 0 on, not {request.group}")
+
+
+def _new_session(request: JoinRequest, settings: config.Resolved) -> tuple[Session, Callable[[], None]]:
+    """A session that has not joined yet, and the function that lets it; if that fails, the session is closed."""
     token = token_of(request, settings)
     deadline_ns = monotonic_ns() + positive_ns(settings.number("join_timeout_s"))
     masters = _resolved(settings.listed("master"), deadline_ns)
@@ -94,15 +111,17 @@ def join(request: JoinRequest, at_end: Callable[[], None] | None = None) -> Comm
         chosen = settings.value("agent_dir")
         assert chosen is None or isinstance(chosen, Path)
         session.advice = PathAdvice(engine, config.agent_directories(chosen), identity.name)
-    try:
-        if prober is not None:
-            session.probe(prober, lambda node: _log_of(settings, node, identity))
-        session.join(masters, deadline_ns)
-    except BaseException:
-        session.close()
-        raise
-    session.at_end = at_end
-    return Communicator(session, settings.number("op_timeout_s"), settings.number("sigterm_grace_s"))
+
+    def let_it_join() -> None:
+        try:
+            if prober is not None:
+                session.probe(prober, lambda node: _log_of(settings, node, identity))
+            session.join(masters, deadline_ns)
+        except BaseException:
+            session.close()
+            raise
+
+    return session, let_it_join
 
 
 def _congestion(wanted: str) -> str:

@@ -28,7 +28,6 @@ class Ops:
     """The ops of one session."""
 
     def __init__(self, session: Session, timeout_s: float) -> None:
-        self.session, self.engine = session, session.engine
         self.timeout_s = timeout_s
         self.timeout_ns = positive_ns(timeout_s)
         self.in_flight: dict[int, Handle] = {}
@@ -37,9 +36,16 @@ class Ops:
         """Of the ops that returned since the last run-wide call, the one that has heard of most registrations.
 
         All peers have seen the same ops return at the same point of the program, but perhaps in another order."""
+        self.go_on_with(session)
         self.state: SharedState | None = None
         """The shared state that was synced last: while it is torn, no op goes on from it."""
         self._noting = threads.RLock()
+
+    def go_on_with(self, session: Session) -> None:
+        """Nothing is in flight in this session, and nothing has returned."""
+        self.session, self.engine = session, session.engine
+        self.in_flight.clear()
+        self.last = None
 
     def run(
         self,

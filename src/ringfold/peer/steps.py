@@ -17,6 +17,11 @@ numbers (see `counting.py`), the group may have missed some: then all set the re
 Wait inside a step: the group may be too small only for the first op of a step. A newcomer that is admitted then begins
 at the first op, too. Later in the step it could not follow, so the survivors finish the step without waiting.
 
+A peer that is evicted joins again by itself, as a newcomer: between steps, and in the first op of a step. There it gets
+the state of the group's present step, and goes on with that one: it enters the op without a contribution, because its
+own was computed for another step. In a later op of a step it could not follow, and the eviction is raised. Nor does it
+come back after an eviction for its calls (`CallMismatch`): its program would make them again.
+
 SIGTERM is looked at between steps, and wherever the loop would wait for peers (`runtime/sigterm.py` has the rest). What
 is saved then is a state that no step has begun to change: that of a boundary, or of a step that no op has committed in,
 which is what a newcomer would get, too. It was not compared with the others', because nobody is waited for. So a master
@@ -24,15 +29,16 @@ that still knows the last sync may refuse it (`StateLost`); the loop then goes b
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 from ringfold.dataplane.buffers import Buffers, in_and_out
 from ringfold.dataplane.codes import OpKind, Retry
 from ringfold.errors import (
     CollectiveAborted,
+    Evicted,
     RevisionViolation,
     RingfoldError,
     StateError,
@@ -58,6 +64,10 @@ from ringfold.wire.messages import Record
 
 _log = logging.getLogger("ringfold.steps")
 
+MOST_REJOINS = 3
+"""How often a peer joins again that finished no step in between: what evicts it will not go away by itself."""
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSettings:
@@ -78,6 +88,8 @@ class StepSettings:
     sigterm_grace_s: float | None = None
     """How long a step may still take after SIGTERM; None: the signal is left alone."""
     on_divergence: OnDivergence = "repair"
+    rejoin: bool = True
+    """Whether a peer that is evicted joins again. With a counter it does not: a group's word is one peer's to give."""
 
     def __post_init__(self) -> None:
         for name in ("min_world", "check_every", "every", "keep"):
@@ -114,6 +126,7 @@ class Run(Protocol):
         quantize: str | None = None,
         skip_none: bool = False,
     ) -> ReduceInfo: ...
+    def rejoin(self) -> None: ...
     def leave(self) -> None: ...
 
 
@@ -138,7 +151,8 @@ def steps(run: Run, ops: Ops, state: SharedState | None, settings: StepSettings)
 class Step:
     """One step of the run. `number` is the same on all peers; `sync` tells what the sync before it did.
 
-    `missed` is how many numbers of a counter passed by without this group since its last step.
+    `missed` is how many numbers of a counter passed by without this group since its last step. If this peer is evicted
+    in the step's first op and joins again there, all three become those of the step that the group is at by then.
     """
 
     __slots__ = ("_loop", "missed", "number", "sync")
@@ -162,7 +176,7 @@ class Step:
 
         A peer that is alone where it may be (`min_world=1`) gets its own buffers back.
         """
-        return self._loop.all_reduce(self.number, _Call(buffers, op, tag, out, dtype, timeout_s, quantize, skip_none))
+        return self._loop.all_reduce(self, _Call(buffers, op, tag, out, dtype, timeout_s, quantize, skip_none))
 
     def __index__(self) -> int:
         return self.number
@@ -186,6 +200,7 @@ class Loop:
         self._epoch: int | None = None  # of the ops since the last sync
         self._is_shaken = False  # whether that epoch has changed since
         self._is_member = False  # whether this peer has taken part in a sync
+        self._rejoins = 0  # since the last step that was finished
         self._sigterm = Sigterm(settings.sigterm_grace_s or 0.0, run.leave)
         self._committed = 0  # ops of this peer, when the step began
         self._is_cut_off = False  # whether this peer left in the middle of a step that the program ended all the same
@@ -213,26 +228,19 @@ class Loop:
     def _steps(self) -> Iterator[Step]:
         state, until = self._state, self._settings.until
         while until is None or state.revision < until:
-            self._admit()
-            info = self._prepare()
-            due = state.revision
-            if until is not None and due >= until:
+            step = self._coming_back(self._begin)
+            if step is None:
                 # The run was further than this newcomer. It goes on without it, so nobody would come to a last sync.
                 self._save()
                 return
-            while (number := self._count()) is None:
-                self._check_sigterm()
-                if self._admit():
-                    info = self._prepare()
-            if until is not None and number >= until:
+            if until is not None and step.number >= until:
                 break  # the others have finished without this group
-            state.revision = number
-            self._ops.set_step(number)
-            self._note_committed()
+            self._enter(step)
             self._sigterm.is_inside = False
             self._check_sigterm()
-            yield Step(number, info, self, number - due)
+            yield step
             self._sigterm.is_inside, self._is_cut_off = True, self._sigterm.is_overdue
+            number = step.number
             if state.revision not in (number, number + 1):
                 raise RevisionViolation(number + 1, state.revision)
             self._finish(number)
@@ -246,10 +254,61 @@ class Loop:
                 if self._admit():
                     self._prepare(last=True)
 
+    def _begin(self) -> Step | None:
+        """Come to the group's next step; None if the run has gone on beyond `until`."""
+        self._admit()
+        info = self._prepare()
+        due = self._state.revision
+        if self._settings.until is not None and due >= self._settings.until:
+            return None
+        while (number := self._count()) is None:
+            self._check_sigterm()
+            if self._admit():
+                info = self._prepare()
+        return Step(number, info, self, number - due)
+
+    def _enter(self, step: Step) -> None:
+        self._state.revision = step.number
+        self._ops.set_step(step.number)
+        self._note_committed()
+
     def _finish(self, number: int) -> None:
         self._state.revision = number + 1
+        self._rejoins = 0
         if self._counting is not None:
             self._counting.finish()
+
+    # Eviction
+
+    def _coming_back(self, do: Callable[[], T]) -> T:
+        """`do`, from the beginning again each time that this peer was evicted meanwhile and has joined again."""
+        while True:
+            try:
+                return do()
+            except Evicted as error:
+                self._rejoin(error)
+
+    def _rejoin(self, error: Evicted) -> None:
+        if not self._settings.rejoin or self._counting is not None or self._rejoins >= MOST_REJOINS:
+            raise error
+        self._check_sigterm()
+        self._rejoins += 1
+        _log.warning("joining again, as a newcomer (attempt %d of %d): %s", self._rejoins, MOST_REJOINS, error)
+        with self._sigterm.waiting():
+            self._run.rejoin()
+        self._is_member, self._is_shaken, self._epoch, self._reduced_in = False, False, None, None
+
+    def _come_back_to(self, step: Step, error: Evicted) -> None:
+        """Join again in the first op of a step, and make that step the group's present one."""
+        self._rejoin(error)
+        now = self._coming_back(self._begin)
+        until = self._settings.until
+        if now is None or (until is not None and now.number >= until):
+            raise Evicted(f"{error.reason}. Meanwhile the others have finished the run", error.who)
+        if now.number != step.number:
+            _log.warning("went on from step %d to the group's step %d", step.number, now.number)
+        step.number, step.sync, step.missed = now.number, now.sync, now.missed
+        self._enter(step)
 
     # SIGTERM
 
@@ -280,41 +339,49 @@ class Loop:
         """Whether an op was committed since the step began: from then on the program may have changed the state."""
         return self._checkpoints is None or self._ops.engine.stats()["committed"] != self._committed
 
-    def all_reduce(self, number: int, call: "_Call") -> ReduceInfo:
+    def all_reduce(self, step: Step, call: "_Call") -> ReduceInfo:
         self._check_whole()
         self._sigterm.is_inside = True
         try:
-            return self._all_reduce(number, call)
+            return self._all_reduce(step, call)
         except RingfoldError as error:
             if not self._is_stopped_by(error):
                 raise
-            self._stop(number)
+            self._stop(step.number)
             # The former handler lets the program go on. This step cannot.
             raise SystemExit(EXIT_STATUS) from None
         finally:
             self._sigterm.is_inside = False
 
-    def _all_reduce(self, number: int, call: "_Call") -> ReduceInfo:
+    def _all_reduce(self, step: Step, call: "_Call") -> ReduceInfo:
         # The first op of a step waits for peers. Those that have committed it go on with those that are left.
-        needed, again = 1 if self._reduced_in == number else self._min_world, False
+        is_first, is_short, again = self._reduced_in != step.number, False, False
+        needed = self._min_world if is_first else 1
         while True:
             try:
+                if is_short:
+                    self._prepare()
+                    self._count()  # which newcomers begin with, too
+                    self._note_committed()
+                    is_short = False
                 info = self._attempt(call, needed, again)
             except TooFewPeers:
-                again = False  # who is admitted begins with this call, and all count from 0 again
                 if needed == 1:
                     self._committed = -1  # as good as committed
                     _copy_to_out(call)
                     return ReduceInfo(1, self._run.epoch, 0, 0)
-                self._prepare()
-                self._count()  # which newcomers begin with, too
-                self._note_committed()
+                is_short, again = True, False  # who is admitted begins with this call, and all count from 0 again
             except CollectiveAborted:
                 if needed <= 2:
                     raise
                 again = True
+            except Evicted as error:
+                if not is_first:
+                    raise
+                self._come_back_to(step, error)
+                is_short = again = False
             else:
-                self._reduced_in = number
+                self._reduced_in = step.number
                 self._note(info)
                 return info
 

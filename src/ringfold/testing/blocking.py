@@ -37,6 +37,7 @@ from ringfold.testing.program import (
     Program,
     ProgramOf,
     Reduced,
+    Rejoin,
     Request,
     Self,
     Sleep,
@@ -68,6 +69,20 @@ class SimRun(Communicator):
         self._close.atexit = False
         self._line, self._peer = session.line, session.peer
 
+    @property
+    def peer(self) -> "SimPeer":
+        """The peer that the program runs on: another one after it has joined again."""
+        return self._peer
+
+    def rejoin(self) -> None:
+        """As always, with a peer that the simulation makes."""
+        peer = cast("SimPeer", self._line.ask(Rejoin()))
+        self._close.detach()
+        self._peer = peer
+        self._hold(cast(Session, SimSession(self._line, peer)))
+        self._close.atexit = False
+        self._go_on()
+
     def are_peers_pending(self) -> bool:
         """As always; the checkers hear of it."""
         asked = self._line.asked
@@ -93,7 +108,7 @@ def blocking(main: Main) -> ProgramOf:
 
         def talk() -> None:
             with peer.run_type(SimSession(line, peer)) as run:
-                main(run, me)
+                main(run, cast(Self, _Current(run)))
 
         try:
             request = line.begin(f"simulated {peer.name}", talk)
@@ -107,6 +122,20 @@ def blocking(main: Main) -> ProgramOf:
             line.hang_up()
 
     return program
+
+
+class _Current:
+    """A program's own peer, by whatever number it is in the run."""
+
+    def __init__(self, run: SimRun) -> None:
+        object.__setattr__(self, "_run", run)
+
+    def __getattr__(self, name: str) -> object:
+        run: SimRun = object.__getattribute__(self, "_run")
+        return getattr(run.peer, name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        setattr(object.__getattribute__(self, "_run").peer, name, value)
 
 
 class Line:

@@ -85,6 +85,8 @@ class SimPeer:
         self._sockets = Sockets(self.core, sim.network)
         self.program = program
         self._runner: Runner | None = None
+        self._coming: Runner | None = None
+        """A program that goes on as soon as this peer is a member."""
         self._ballot = 0
         self._syncing: int | None = None
         """The ballot of the sync that the program waits in."""
@@ -148,8 +150,17 @@ class SimPeer:
 
     def stop_program(self) -> None:
         """Let go of the program, wherever it stands."""
-        if self._runner is not None:
-            self._runner.stop()
+        for runner in (self._runner, self._coming):
+            if runner is not None:
+                runner.stop()
+
+    def comes_back(self, runner: Runner) -> None:
+        """The program joins again: it goes on as another peer, and this one is gone."""
+        self._runner = None
+        self.host.listening.clear()
+        self._over(gone=True)
+        self.sim.check_cast_out(self, self.ended_with)
+        self.sim.join(self.program, group=self.group)._coming = runner
 
     def program_over(self, error: RingfoldError | None) -> None:
         """The program has ended: with its peer out of the run as it wished, or not."""
@@ -436,7 +447,9 @@ class SimPeer:
             case Ended(error):
                 self.ended_with = error
                 self._sync_over(error)
-                if self._runner is None:
+                if self._coming is not None:
+                    self._take_over(error)
+                elif self._runner is None:
                     self.program_over(error)
                 else:
                     self._runner.session_over(error)
@@ -465,8 +478,16 @@ class SimPeer:
 
     def _begin(self, record: Record) -> None:
         self.joined_with, self._call_answer = record, (record.pending, record.world.groups)
-        self._runner = Runner(self, self.program)
-        self._runner.start()
+        if self._coming is not None:
+            self._take_over(None)
+        else:
+            self._runner = Runner(self, self.program)
+            self._runner.start()
+
+    def _take_over(self, error: RingfoldError | None) -> None:
+        self._runner, self._coming = self._coming, None
+        assert self._runner is not None
+        self._runner.goes_on_with(self, error)
 
     def _call_over(self, ballot: int, outcome: Outcome) -> None:
         if self._runner is None:

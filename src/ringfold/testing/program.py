@@ -126,6 +126,11 @@ class Leave:
 
 
 @dataclass(frozen=True, slots=True)
+class Rejoin:
+    """Join again after an eviction, in the same process; resumed with the new peer."""
+
+
+@dataclass(frozen=True, slots=True)
 class Sleep:
     """The user's own work, for so long."""
 
@@ -162,7 +167,9 @@ class OfferState:
     timeout_ms: int = 300_000
 
 
-Request = Collective | Wait | UpdateTopology | OptimizeTopology | ArePending | Sync | OfferState | Leave | Sleep
+Request = (
+    Collective | Wait | UpdateTopology | OptimizeTopology | ArePending | Sync | OfferState | Leave | Rejoin | Sleep
+)
 Program = Generator[Request, Any, None]
 
 

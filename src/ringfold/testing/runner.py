@@ -20,6 +20,7 @@ from ringfold.testing.program import (
     OptimizeTopology,
     ProgramOf,
     Reduced,
+    Rejoin,
     Request,
     Sleep,
     Sync,
@@ -63,6 +64,11 @@ class Runner:
     def flying(self) -> list[int]:
         """Ops that the engine has not finished."""
         return list(self._flying)
+
+    def goes_on_with(self, peer: "SimPeer", error: RingfoldError | None = None) -> None:
+        """The program joined again: as this peer, which is a member now, or is out already for this error."""
+        self._peer = peer
+        self._resume_soon(peer if error is None else error)
 
     def landed(self, op: int, outcome: Reduced | RingfoldError, epoch: int) -> None:
         """The engine has finished an op. Its buffers are judged now; the program hears of it when it waits for it."""
@@ -191,6 +197,8 @@ class Runner:
                 self._leaving = True
                 if peer.leave():
                     return False, None
+            case Rejoin():
+                peer.comes_back(self)
             case Sleep(ms):
                 self._later(int(ms * MS), lambda: self._resume(None, None))
             case _:
@@ -253,6 +261,8 @@ def _words(request: Request) -> str:
             return f"in sync_shared_state(revision {offer.revision}, {offer.strategy})"
         case Leave():
             return "leaving"
+        case Rejoin():
+            return "joining again"
         case Sleep(ms):
             return f"at work for {ms} ms"
         case _:

@@ -193,6 +193,8 @@ def _looping(rng: Random, seed: int, peers: int) -> Looping:
         think_ms=rng.choice((0.0, 2.0, 10.0)),
         rollback=rng.random() < 0.3,
         foreign=rng.choice((0.0, 0.3)),
+        rejoin=Random(f"rejoin {seed}").random() < 0.6,
+        skips=Random(f"skips {seed}").choice((0.0, 0.0, 0.0, 0.02)),
     )
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from ringfold.dataplane.engine import CAPPED
-from ringfold.errors import MasterUnreachable
+from ringfold.errors import MasterUnreachable, RingfoldError
 from ringfold.master.journal import encode
 from ringfold.master.machine import Master
 from ringfold.master.settings import MasterSettings
@@ -193,11 +193,15 @@ class Simulation:
 
     def was_cast_out(self, peer: SimPeer) -> None:
         """A peer's program ended because the run went on without it. Somebody may start it again."""
-        excused = peer.name in self.touched or (self.master_was_silent and isinstance(peer.error, MasterUnreachable))
-        if self.judges_evictions and not excused:
-            raise Violation(f"{peer.name} was cast out, and no fault was about it: {peer.error}")
+        self.check_cast_out(peer, peer.error)
         if self.rejoin:
             self.join(group=peer.group, at_ms=self.now_ms + self.rng.uniform(0, 100))
+
+    def check_cast_out(self, peer: SimPeer, error: RingfoldError | None) -> None:
+        """Nobody is cast out without a fault that was about it."""
+        excused = peer.name in self.touched or (self.master_was_silent and isinstance(error, MasterUnreachable))
+        if self.judges_evictions and not excused:
+            raise Violation(f"{peer.name} was cast out, and no fault was about it: {error}")
 
     def start_again(self, peer: SimPeer) -> None:
         """A peer's program has ended and wants to be started again, as one that crashed is."""

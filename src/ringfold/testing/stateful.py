@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ringfold.errors import DeadlineExceeded, StateError, StateLost, TooFewPeers, UsageError
+from ringfold.errors import CallMismatch, DeadlineExceeded, StateError, StateLost, TooFewPeers, UsageError
 from ringfold.state.shared import MayDiffer, SharedState, set_torn
 from ringfold.testing.blocking import SimRun, blocking
 from ringfold.testing.program import (
@@ -60,6 +60,10 @@ class Looping:
     rollback: bool = False
     foreign: float = 0.15
     """The share of processes that begin with a state of another history."""
+    rejoin: bool = False
+    """Whether an evicted peer joins again in the loop. The arrays of an op then have the same size in all steps."""
+    skips: float = 0.0
+    """How often a peer leaves a step out, as a `continue` in the wrong place does. One side of that is cast out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,12 +173,16 @@ def looping(work: Looping) -> ProgramOf:
                 wait_s=work.wait_s,
                 check_every=work.check_every,
                 rollback=rollback,
+                rejoin=work.rejoin,
             ):
                 me.step_begins(model.state)
                 if step.sync.checked:
                     disk.save(me.group, model.state)
+                if Random(f"{work.seed}/{me.peer}/{step.number} skip").random() < work.skips:
+                    continue
+                size = 3 if work.rejoin else step.number
                 for position in range(work.ops):
-                    reduced = gradient(me.peer, step.number, position, 1 + (step.number * 37) % 150, "int64")
+                    reduced = gradient(me.peer, step.number, position, 1 + (size * 37) % 150, "int64")
                     step.all_reduce(reduced)
                     model.learn(reduced)
                 run.sleep(work.think_ms * (1 + (me.peer * 7 + step.number * 3) % 5) / 5)
@@ -183,6 +191,9 @@ def looping(work: Looping) -> ProgramOf:
             _restart(me, disk)
         except TooFewPeers:
             _restart(me, disk)
+        except CallMismatch:
+            if not work.skips:
+                raise
         except DeadlineExceeded:
             pass  # nobody came
         me.digest = f"{model.state.revision}"

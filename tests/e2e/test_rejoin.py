@@ -1,0 +1,103 @@
+"""A peer that is evicted joins again by itself, inside of `steps`, and the others lose nothing by it."""
+
+import numpy as np
+import pytest
+from cluster import Cluster, Me, Peer
+
+pytestmark = pytest.mark.waiting
+
+COUNT = 50_000
+
+
+def train(me: Me) -> None:
+    """Steps until the run is told to stop. Peer `frozen` stops itself where it is told to.
+
+    `at`: "op" before the first op of a step, "later" before the second, "between" after the last.
+    """
+    import os
+    import signal
+
+    import ringfold as rf
+
+    weights = np.zeros(COUNT)
+    state = rf.SharedState(weights=weights)
+    at, frozen_in = me.options.get("at", "op"), me.options.get("frozen_in", 5)
+    is_frozen = False
+
+    def freeze(where: str) -> None:
+        nonlocal is_frozen
+        if me.options.get("freezes") and where == at and step.number == frozen_in and not is_frozen:
+            is_frozen = True
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    with me.join() as run:
+        while run.group_size < me.options["world"]:
+            run.update_topology(min_world=me.options["world"])
+        me.say("joined", peer=run.peer_id)
+        try:
+            check_every = 1 if at == "between" else 1_000
+            for step in run.steps(state, check_every=check_every, rejoin=me.options.get("rejoin", True)):
+                gradients = np.full(COUNT, 1.0)
+                freeze("op")
+                before = step.number
+                info = step.all_reduce(gradients, op="avg")
+                assert (gradients == 1.0).all(), "an average of ones"
+                freeze("later")
+                stop = np.full(COUNT, me.told(), np.int64)  # so large that nobody has it before all have sent it
+                step.all_reduce(stop, op="max")
+                weights += gradients
+                me.say("step", number=step.number, before=before, peer=run.peer_id, world=len(info.contributors))
+                freeze("between")
+                if stop[0]:
+                    break
+        except rf.Evicted as error:
+            me.say("evicted", words=str(error))
+            return
+        me.say("end", revision=state.revision, number=step.number, weights=[weights.min(), weights.max()])
+
+
+def start(cluster: Cluster, **options: object) -> tuple[list[Peer], Peer]:
+    """Two peers, and one that freezes; all three train."""
+    peers = cluster.start(train, 2, world=3, **options)
+    return peers, cluster.start_one(train, world=3, freezes=True, **options)
+
+
+@pytest.mark.parametrize("at", ["op", "between"])
+def test_a_frozen_peer_comes_back_by_itself_and_goes_on_with_the_others(cluster: Cluster, at: str) -> None:
+    cluster.start_master()
+    peers, sleeper = start(cluster, at=at)
+    sleeper.wait_frozen()
+    for peer in peers:
+        peer.expect("step", world=2)
+    sleeper.thaw()
+    for peer in [*peers, sleeper]:
+        peer.expect("step", world=3, timeout_s=40)
+        while peer.expect("step", world=3)["number"] < 12:
+            pass
+    assert "evicted" not in {fact.get("say") for fact in sleeper.out.all}
+    back = next(fact for fact in sleeper.said("step") if fact["peer"] == 4)
+    if at == "op":
+        assert back["number"] > back["before"], "the step that it was in becomes the group's"
+    peers[0].tell()
+    ends = [peer.expect("end") for peer in [*peers, sleeper]]
+    for end in ends:
+        # Every step adds exactly one: to the weights of the peer that came back as well.
+        assert end["weights"] == [end["number"] + 1] * 2
+    for peer in [*peers, sleeper]:
+        peer.finish()
+
+
+@pytest.mark.parametrize(("at", "rejoin"), [("later", True), ("op", False)])
+def test_where_it_cannot_follow_the_eviction_is_raised(cluster: Cluster, at: str, rejoin: bool) -> None:
+    cluster.start_master()
+    peers, sleeper = start(cluster, at=at, rejoin=rejoin)
+    sleeper.wait_frozen()
+    for peer in peers:
+        peer.expect("step", world=2)
+    sleeper.thaw()
+    assert "join again" in sleeper.expect("evicted")["words"]
+    sleeper.finish()
+    peers[0].tell()
+    for peer in peers:
+        peer.expect("end")
+        peer.finish()
