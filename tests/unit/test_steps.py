@@ -257,7 +257,7 @@ class Run:
         self.pending, self.session.has_newcomers = False, True
 
     def all_reduce(self, buffers: object, **more: object) -> rf.ReduceInfo:
-        return rf.ReduceInfo(2, self.epoch, 0, 0)
+        return rf.ReduceInfo((1, 2), self.epoch, 0, 0)
 
 
 def looped(run: Run, state: rf.SharedState, **settings: object) -> "Iterator[Step]":
@@ -507,7 +507,7 @@ def test_after_its_first_op_a_step_goes_on_with_the_survivors(min_world: int) ->
         calls.append(run.group_size)
         if run.group_size == 1:
             raise rf.TooFewPeers(1, 2)
-        return rf.ReduceInfo(2, run.epoch, 0, 0)
+        return rf.ReduceInfo((1, 2), run.epoch, 0, 0)
 
     def update_topology(min_world: int = 0, timeout_s: float | None = None) -> None:
         run.updates += 1

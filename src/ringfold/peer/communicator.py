@@ -14,10 +14,9 @@ import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, get_args
+from typing import Self, get_args
 
 import numpy as np
-import numpy.typing as npt
 
 from ringfold.clock.clock import GlobalClock
 from ringfold.dataplane.buffers import (
@@ -25,9 +24,7 @@ from ringfold.dataplane.buffers import (
     ArrayLike,
     Buffers,
     Spans,
-    check_apart,
     in_and_out,
-    operand_of,
     spans_of,
 )
 from ringfold.dataplane.codes import REDUCE_OPS, OpKind
@@ -36,6 +33,7 @@ from ringfold.peer.counting import Counter
 from ringfold.peer.handle import Handle
 from ringfold.peer.ops import Ops, by_caller, positive_ns, quantisation_code, reduce_code, refusal
 from ringfold.peer.outcome import Meeting, ReduceInfo
+from ringfold.peer.results import Array, Result, Source
 from ringfold.peer.session import Session
 from ringfold.peer.states import (
     OnDivergence,
@@ -49,7 +47,6 @@ from ringfold.peer.steps import Step, StepSettings, steps
 from ringfold.state.shared import SharedState
 from ringfold.wire.messages import Record, SyncStrategy
 
-Array = npt.NDArray[Any]
 _ndarray = np.ndarray
 
 
@@ -192,6 +189,7 @@ class Communicator:
             code = CODES.get(buffers.dtype)
             reduce_op = REDUCE_OPS.get(op)
             free = tag not in ops.in_flight and (ops.state is None or not ops.state.torn) and not self._session.is_over
+            free &= ops.binding is None
             if code is not None and reduce_op is not None and free and buffers.flags.carray:
                 timeout_ns = ops.timeout_ns if timeout_s is None else positive_ns(timeout_s)
                 try:
@@ -290,8 +288,8 @@ class Communicator:
         The result is a NumPy array: on the memory of `out`, or with the same numbers where that is on a device.
         """
         ops = self._ops
-        source = _Source(array, dtype)
-        result = _Result(source, out, dtype)
+        source = Source(array, dtype)
+        result = Result(source, out, dtype)
 
         def submit(record: Record, again: bool) -> int:
             target, kind = result.of_shape((len(record.members), *source.shape)), OpKind.ALL_GATHER
@@ -320,8 +318,8 @@ class Communicator:
         `contribute` is as in `all_reduce`.
         """
         ops, reduce_op = self._ops, reduce_code(op)
-        source = _Source(array, dtype)
-        result = _Result(source, out, dtype)
+        source = Source(array, dtype)
+        result = Result(source, out, dtype)
 
         def submit(record: Record, again: bool) -> int:
             size, kind, elements = len(record.members), OpKind.REDUCE_SCATTER, source.operand.size
@@ -536,42 +534,3 @@ class Communicator:
         seconds = self._ops.timeout_s if timeout_s is None else timeout_s
         positive_ns(seconds)
         return seconds
-
-
-class _Source:
-    """The array of an op whose result has another size."""
-
-    def __init__(self, array: ArrayLike, dtype: str | None) -> None:
-        self.operand = operand_of(array, dtype=dtype, writable=False)
-        self.spans = Spans.of([self.operand])
-        self.shape = self.spans.arrays[0].shape
-        # bfloat16 of a NumPy extension (JAX's is) gives results of its own dtype; other libraries' come as bits.
-        kind = getattr(array, "dtype", None)
-        self.kind = kind if isinstance(kind, np.dtype) else self.spans.arrays[0].dtype
-
-
-class _Result:
-    """Where the result of an op goes whose size depends on the ring: the caller's `out`, or an array made for it."""
-
-    def __init__(self, source: _Source, out: ArrayLike | None, dtype: str | None) -> None:
-        self._source, self._dtype = source, dtype
-        self._out = None if out is None else operand_of(out, "out=", dtype)
-        self._array = out if isinstance(out, np.ndarray) else None if self._out is None else self._out.view
-        self._spans = Spans([], [])
-
-    def of_shape(self, shape: tuple[int, ...]) -> Spans:
-        """Where an op in a ring of this size writes to."""
-        source, operand = self._source.operand, self._out
-        if operand is None:
-            self._array = np.empty(shape, self._source.kind)
-            operand = operand_of(self._array, dtype=self._dtype)
-        elif operand.code != source.code or operand.size != int(np.prod(shape)):
-            raise UsageError(f"out= must have the array's dtype and the shape {shape}, not {operand.described}")
-        check_apart([operand], [source])
-        self._spans = Spans.of([operand], read=False)
-        return self._spans
-
-    def written(self) -> Array:
-        """The op has committed: its result, as NumPy sees it."""
-        self._spans.copy_back()
-        return self._spans.arrays[0] if self._array is None else self._array

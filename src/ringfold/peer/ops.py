@@ -5,7 +5,8 @@ depend on the ring (a size, a rank, a minimum of members) is *bound* to one epoc
 cannot change, never restarted by the engine, and tried again here, with arguments made anew.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 from ringfold.dataplane.buffers import Spans
 from ringfold.dataplane.codes import DTYPES, QUANTISABLE, QUANTISATIONS, REDUCE_OPS, OpKind, Retry
@@ -39,6 +40,11 @@ class Ops:
         self.go_on_with(session)
         self.state: SharedState | None = None
         """The shared state that was synced last: while it is torn, no op goes on from it."""
+        self.binding: Callable[[Record], None] | None = None
+        """Called with the record of the epoch in which an op is about to be submitted. While there is one, every op is
+        bound to its epoch. It may raise `TooFewPeers`."""
+        self.last_epoch = 0
+        """In which the op was committed that returned last."""
         self._noting = threads.RLock()
 
     def go_on_with(self, session: Session) -> None:
@@ -62,6 +68,27 @@ class Ops:
         contribute: bool = True,
     ) -> ReduceInfo:
         """An op that means the same in any ring, driven from this thread to its end."""
+        if self.binding is not None:
+
+            def submit(record: Record, again: bool) -> int:
+                return self.submit(
+                    operation,
+                    kind,
+                    reduce_op,
+                    tag,
+                    0,
+                    source,
+                    target,
+                    retry=by_caller(retry),
+                    timeout_s=timeout_s,
+                    quantisation=quantisation,
+                    again=again,
+                    contribute=contribute,
+                )
+
+            info = self.run_bound(operation, tag, submit, retry=retry)
+            (target or source).copy_back()
+            return info
         self.check_tag(operation, tag)
         arrays = None if target is None else target.arrays
         codes, timeout_ns = source.codes, self._timeout_ns(timeout_s)
@@ -135,17 +162,17 @@ class Ops:
         *,
         retry: bool = False,
         fixed_size: bool = False,
-        again: bool = False,
     ) -> ReduceInfo:
-        """An op that is bound to one epoch. With `retry` it is tried again in the next, unless its size is fixed.
-
-        `again`: all of this is another attempt of the last call on this tag."""
+        """An op that is bound to one epoch. With `retry` it is tried again in the next, unless its size is fixed."""
         self.check_tag(operation, tag)
+        binding, again = self.binding, False
         while True:
             sizes: list[int] = []
 
             def noted(record: Record, sizes: list[int] = sizes, again: bool = again) -> int:
                 sizes.append(len(record.members))
+                if binding is not None:
+                    binding(record)
                 return submit(record, again)
 
             number = self.session.submit_in_epoch(operation, noted)
@@ -194,6 +221,23 @@ class Ops:
         except (ValueError, TypeError) as error:
             raise refusal(operation, tag, error) from None
 
+    @contextmanager
+    def bound(self, binding: Callable[[Record], None]) -> Iterator[None]:
+        """Inside, every op is bound to its epoch, and `binding` is called before it is submitted."""
+        self.binding = binding
+        try:
+            yield
+        finally:
+            self.binding = None
+
+    def look(self, operation: str, number: int) -> ReduceInfo | RingfoldError | None:
+        """How a submitted op has ended; None while it is in flight."""
+        try:
+            result = self.engine.poll(number)
+            return None if result is None else self.returned(operation, result)
+        except RingfoldError as error:
+            return error
+
     def set_step(self, step: int | None) -> None:
         """The program begins this step, or is outside of any: its calls are counted from 0 again."""
         self.engine.set_step(NO_STEP if step is None else step)
@@ -206,6 +250,7 @@ class Ops:
 
     def _note(self, result: OpResult) -> None:
         with self._noting:
+            self.last_epoch = result[2]
             last = self.last
             if last is None or (result[2], result[4]) > (last[2], last[4]):
                 self.last = result

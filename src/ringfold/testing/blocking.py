@@ -62,7 +62,7 @@ class HungUp(BaseException):
 
 
 class SimRun(Communicator):
-    """The communicator of a simulated peer. Async ops are for programs that are generators."""
+    """The communicator of a simulated peer."""
 
     def __init__(self, session: "SimSession") -> None:
         super().__init__(cast(Session, session), OP_TIMEOUT_S)
@@ -273,10 +273,11 @@ class SimSession:
 
 
 class SimEngine:
-    """As much of an engine as ops need that wait for their end. An op that fails raises its error here already."""
+    """As much of an engine as ops need. An op that fails raises its error here already."""
 
     def __init__(self, line: Line, peer: "SimPeer") -> None:
         self._line, self._peer = line, peer
+        self._ended: dict[int, object] = {}
 
     def submit(
         self,
@@ -314,6 +315,25 @@ class SimEngine:
         )
         assert isinstance(handle, int)
         return handle
+
+    def poll(self, op: int) -> OpResult | None:
+        ended = self._ended.get(op) or self._peer.look_at(op)
+        if isinstance(ended, RingfoldError):
+            raise ended
+        return None if ended is None else _result(ended)
+
+    def wait_op(self, op: int, timeout_s: float) -> bool:
+        """Until the op has ended: nobody is in a hurry here."""
+        if op not in self._ended and self._peer.look_at(op) is None:
+            try:
+                self._ended[op] = self._line.ask(Wait(op))
+            except RingfoldError as error:
+                self._ended[op] = error
+        return True
+
+    def release(self, op: int) -> None:
+        if self._ended.pop(op, None) is None:
+            self._peer.release(op)
 
     def run_op(self, op: int) -> OpResult:
         return _result(self._line.ask(Wait(op)))

@@ -280,6 +280,15 @@ class SimPeer:
         self.later(0, self._turn)
         return op
 
+    def look_at(self, op: int) -> object | None:
+        """How an op has ended, if it has: a value or an error."""
+        return None if self._runner is None else self._runner.look_at(op)
+
+    def release(self, op: int) -> None:
+        """The program has seen how an op ended."""
+        if self._runner is not None:
+            self._runner.release(op)
+
     def _count_call(self) -> None:
         self._calls += 1
         for action in self._when_called.pop(self._calls, ()):

@@ -69,7 +69,7 @@ class Training:
     """and this share of them makes calls that nobody else makes."""
     optimise_every: int = 0
     """Before every so many steps the links are measured and the ring is chosen anew; 0: never."""
-    skips: float = 0.0
+    silent: float = 0.0
     """The share of reductions to which a peer contributes nothing; to some nobody does, if it is not 0."""
 
 
@@ -242,17 +242,17 @@ def _reduction(
     """An all-reduce of a peer's gradient, or of what plays no part if it contributes nothing here."""
     step, position = place
     array = gradient(me.peer, step, position, size, dtype)
-    contribute = contributes(work.seed, work.skips, me, place)
+    contribute = contributes(work.seed, work.silent, me, place)
     if not contribute:
         array.fill(np.nan if array.dtype.kind == "f" else 113)
     return AllReduce(array, retry=retry, contribute=contribute, place=place)
 
 
-def contributes(seed: int, skips: float, me: Self, place: tuple[int, int]) -> bool:
+def contributes(seed: int, silent: float, me: Self, place: tuple[int, int]) -> bool:
     """Whether a peer contributes at a place of the program; at some nobody does."""
-    if not skips or Random(f"{seed}/{me.group}/{place} nobody").random() < 0.1:
-        return not skips
-    return Random(f"{seed}/{me.peer}/{place} skips").random() >= skips
+    if not silent or Random(f"{seed}/{me.group}/{place} nobody").random() < 0.1:
+        return not silent
+    return Random(f"{seed}/{me.peer}/{place} silent").random() >= silent
 
 
 def gradient(peer: int, step: int, position: int, size: int, dtype: str) -> Array:
