@@ -31,7 +31,7 @@ from ringfold.dataplane.codes import REDUCE_OPS, OpKind
 from ringfold.errors import UsageError
 from ringfold.peer.counting import Counter
 from ringfold.peer.handle import Handle
-from ringfold.peer.ops import Ops, by_caller, positive_ns, quantisation_code, reduce_code, refusal
+from ringfold.peer.ops import BINDING, Ops, by_caller, positive_ns, quantisation_code, reduce_code, refusal
 from ringfold.peer.outcome import Meeting, ReduceInfo
 from ringfold.peer.results import Array, Result, Source
 from ringfold.peer.session import Session
@@ -189,7 +189,7 @@ class Communicator:
             code = CODES.get(buffers.dtype)
             reduce_op = REDUCE_OPS.get(op)
             free = tag not in ops.in_flight and (ops.state is None or not ops.state.torn) and not self._session.is_over
-            free &= ops.binding is None
+            free = free and BINDING.get() is None
             if code is not None and reduce_op is not None and free and buffers.flags.carray:
                 timeout_ns = ops.timeout_ns if timeout_s is None else positive_ns(timeout_s)
                 try:

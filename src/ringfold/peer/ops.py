@@ -7,6 +7,7 @@ cannot change, never restarted by the engine, and tried again here, with argumen
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 
 from ringfold.dataplane.buffers import Spans
 from ringfold.dataplane.codes import DTYPES, QUANTISABLE, QUANTISATIONS, REDUCE_OPS, OpKind, Retry
@@ -24,6 +25,20 @@ Submit = Callable[[Record, bool], int]
 """Submits a bound op, given the record of the epoch that runs, and whether it is another attempt of the same call;
 returns the engine's number for it."""
 
+BINDING: ContextVar[Callable[[Record], None] | None] = ContextVar("binding", default=None)
+"""Called with the record of the epoch in which an op of this thread is about to be submitted; it may raise
+`TooFewPeers`. While there is one, every op of the thread is bound to its epoch."""
+
+
+@contextmanager
+def bound(binding: Callable[[Record], None]) -> Iterator[None]:
+    """Inside, every op of this thread is bound to its epoch, and `binding` is called before it is submitted."""
+    token = BINDING.set(binding)
+    try:
+        yield
+    finally:
+        BINDING.reset(token)
+
 
 class Ops:
     """The ops of one session."""
@@ -40,9 +55,6 @@ class Ops:
         self.go_on_with(session)
         self.state: SharedState | None = None
         """The shared state that was synced last: while it is torn, no op goes on from it."""
-        self.binding: Callable[[Record], None] | None = None
-        """Called with the record of the epoch in which an op is about to be submitted. While there is one, every op is
-        bound to its epoch. It may raise `TooFewPeers`."""
         self.last_epoch = 0
         """In which the op was committed that returned last."""
         self._noting = threads.RLock()
@@ -68,7 +80,7 @@ class Ops:
         contribute: bool = True,
     ) -> ReduceInfo:
         """An op that means the same in any ring, driven from this thread to its end."""
-        if self.binding is not None:
+        if BINDING.get() is not None:
 
             def submit(record: Record, again: bool) -> int:
                 return self.submit(
@@ -165,7 +177,7 @@ class Ops:
     ) -> ReduceInfo:
         """An op that is bound to one epoch. With `retry` it is tried again in the next, unless its size is fixed."""
         self.check_tag(operation, tag)
-        binding, again = self.binding, False
+        binding, again = BINDING.get(), False
         while True:
             sizes: list[int] = []
 
@@ -220,15 +232,6 @@ class Ops:
             )
         except (ValueError, TypeError) as error:
             raise refusal(operation, tag, error) from None
-
-    @contextmanager
-    def bound(self, binding: Callable[[Record], None]) -> Iterator[None]:
-        """Inside, every op is bound to its epoch, and `binding` is called before it is submitted."""
-        self.binding = binding
-        try:
-            yield
-        finally:
-            self.binding = None
 
     def look(self, operation: str, number: int) -> ReduceInfo | RingfoldError | None:
         """How a submitted op has ended; None while it is in flight."""

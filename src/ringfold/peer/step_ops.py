@@ -1,6 +1,6 @@
 """The async ops of a step, and how they come out the same on all members, in whatever order each of these waits.
 
-A handle is *outstanding* until its op has ended. With `min_world` up to 2 the engine tries an aborted op again by
+An op is *outstanding* until it has ended. With `min_world` up to 2 the engine tries an aborted op again by
 itself, and refuses a group of one. With more, an op is bound to an epoch with enough members (see `ops.py`), and an
 aborted one is submitted again from here. Before a member waits in any op of the step, it submits again all of its
 aborted ones, in the epoch that runs: two members that wait for different ones would wait for each other otherwise.
@@ -20,8 +20,8 @@ from ringfold.peer.outcome import ReduceInfo, again
 from ringfold.wire.messages import Record
 
 
-class StepHandle:
-    """An `all_reduce` of a step in flight. It is for the thread that runs the loop."""
+class StepOp:
+    """An `all_reduce` of a step, from its call to its end."""
 
     def __init__(
         self,
@@ -47,28 +47,9 @@ class StepHandle:
         self.is_alone = False
         """The last attempt found nobody else."""
         self.outcome: ReduceInfo | RingfoldError | None = None
-        self.look: Callable[[], None] = _nothing
-        self.wait_for: Callable[[StepHandle, float | None], None] = _nowhere
-
-    def done(self) -> bool:
-        """Whether the op has ended, so that `wait` returns at once. Never waits.
-
-        Only `wait`, and other ops of the step, wait for peers and try again what was aborted.
-        """
-        self.look()
-        return self.outcome is not None
-
-    def wait(self, timeout: float | None = None) -> ReduceInfo:
-        """Block until the op has ended; its information, or its error. A wait that ends early leaves the op running."""
-        if self.outcome is None:
-            self.wait_for(self, timeout)
-        assert self.outcome is not None
-        if isinstance(self.outcome, RingfoldError):
-            raise again(self.outcome)
-        return self.outcome
 
     def end(self, outcome: ReduceInfo | RingfoldError) -> None:
-        self.outcome, self.look, self.wait_for = outcome, _nothing, _nowhere
+        self.outcome = outcome
         if isinstance(outcome, ReduceInfo):
             (self.target or self.source).copy_back()
         self.source, self.target = Spans([], []), None  # the caller's arrays
@@ -76,14 +57,42 @@ class StepHandle:
     def end_alone(self, info: ReduceInfo) -> None:
         """Nobody else is there, and need not be: what this peer gave, or nothing, is the result."""
         result_alone(self.source, self.target, contribute=self.contribute)
-        self.end(info)
+        self.end(info if self.contribute else info._replace(contributors=()))
+
+
+class StepHandle:
+    """An `all_reduce` of a step in flight. It is for the thread that runs the loop."""
+
+    def __init__(
+        self, op: StepOp, look: Callable[[], None], wait_for: Callable[[StepOp, float | None], None]
+    ) -> None:
+        self._op, self._look, self._wait_for = op, look, wait_for
+
+    def done(self) -> bool:
+        """Whether the op has ended, so that `wait` returns at once. Never waits.
+
+        Only `wait`, and other ops of the step, wait for peers and try again what was aborted.
+        """
+        if self._op.outcome is None:
+            self._look()
+        return self._op.outcome is not None
+
+    def wait(self, timeout: float | None = None) -> ReduceInfo:
+        """Block until the op has ended; its information, or its error. A wait that ends early leaves the op running."""
+        if self._op.outcome is None:
+            self._wait_for(self._op, timeout)
+        outcome = self._op.outcome
+        assert outcome is not None
+        if isinstance(outcome, RingfoldError):
+            raise again(outcome)
+        return outcome
 
     def __repr__(self) -> str:
-        return f"<StepHandle of {self.operation}, {'ended' if self.outcome is not None else 'in flight'}>"
+        return f"<StepHandle of {self._op.operation}, {'ended' if self._op.outcome is not None else 'in flight'}>"
 
 
 class Outstanding:
-    """The handles of a step whose ops have not ended, in the order they were begun.
+    """The async ops of a step that have not ended, in the order they were begun.
 
     `check_size` raises `TooFewPeers` if a group of that size is too small; `committed` is told of each commit.
     """
@@ -93,32 +102,29 @@ class Outstanding:
     ) -> None:
         self._ops, self._is_bound = ops, is_bound
         self._check_size, self._committed = check_size, committed
-        self._handles: list[StepHandle] = []
+        self._begun: list[StepOp] = []
         self.contributes = True
         """False: what this peer has computed in this step is for another one."""
 
-    def __len__(self) -> int:
-        return len(self._handles)
-
     @property
-    def first(self) -> StepHandle:
-        return self._handles[0]
+    def first(self) -> StepOp | None:
+        return self._begun[0] if self._begun else None
 
     def check_tag(self, operation: str, tag: int) -> None:
-        if any(handle.tag == tag for handle in self._handles):
+        if any(op.tag == tag for op in self._begun):
             raise UsageError(f"{operation}: an op with tag {tag} is in flight; wait for it, or use another tag")
 
-    def begin(self, handle: StepHandle) -> None:
-        """Submit a handle's op; what cannot be submitted now is left to the next wait."""
-        self.check_tag("all_reduce_async", handle.tag)
-        self._handles.append(handle)
+    def begin(self, op: StepOp) -> None:
+        """Submit an op; what cannot be submitted now is left to the next wait."""
+        self.check_tag("all_reduce_async", op.tag)
+        self._begun.append(op)
         try:
-            self._ops.check_tag("all_reduce_async", handle.tag)
+            self._ops.check_tag("all_reduce_async", op.tag)
             self.submit()
         except (TooFewPeers, Evicted):
             return
         except BaseException:
-            self._handles = [one for one in self._handles if one is not handle]
+            self._begun = [one for one in self._begun if one is not op]
             raise
 
     def submit(self) -> None:
@@ -140,66 +146,66 @@ class Outstanding:
 
     def look(self) -> None:
         """Note which ops have ended, and how."""
-        for handle in list(self._handles):
-            number = handle.number
-            ended = None if number is None else self._ops.look(handle.operation, number)
+        for op in list(self._begun):
+            number = op.number
+            ended = None if number is None else self._ops.look(op.operation, number)
             if number is None or ended is None:
                 continue
             self._ops.engine.release(number)
-            handle.number = None
+            op.number = None
             match ended:
                 case TooFewPeers():
-                    handle.is_alone = True
+                    op.is_alone = True
                 case CollectiveAborted() if self._is_bound:
-                    handle.again = True
+                    op.again = True
                 case Evicted():
                     pass  # the next submission says so, too
                 case _:
-                    self._handles.remove(handle)
-                    handle.end(ended)
+                    self._begun.remove(op)
+                    op.end(ended)
                     if isinstance(ended, ReduceInfo):
                         self._committed(ended.epoch)
 
     def begin_again(self) -> None:
         """Peers were admitted: they begin with the step's first call, and all count from 0 again."""
-        for handle in self._handles:
-            handle.number, handle.again, handle.is_alone = None, False, False
+        for op in self._begun:
+            op.number, op.again, op.is_alone = None, False, False
 
     def end_alone(self, info: ReduceInfo) -> None:
         """Nobody else is there, and need not be."""
-        alone = [handle for handle in self._handles if handle.is_alone]
-        self._handles = [handle for handle in self._handles if not handle.is_alone]
-        for handle in alone:
-            handle.contribute &= self.contributes
-            handle.end_alone(info if handle.contribute else info._replace(contributors=()))
+        alone = [op for op in self._begun if op.is_alone]
+        self._begun = [op for op in self._begun if not op.is_alone]
+        for op in alone:
+            op.contribute &= self.contributes
+            op.end_alone(info)
 
     def abandon(self) -> None:
         """The loop is over: the engine forgets the ops when they have ended."""
-        for handle in self._handles:
-            if handle.number is not None:
-                self._ops.engine.release(handle.number)
-            handle.end(UsageError(f"{handle.operation}: the loop has ended before the op; wait for it inside its step"))
-        self._handles.clear()
+        for op in self._begun:
+            if op.number is not None:
+                self._ops.engine.release(op.number)
+            op.end(UsageError(f"{op.operation}: the loop has ended before the op; wait for it inside its step"))
+        self._begun.clear()
 
     @property
-    def _unsubmitted(self) -> list[StepHandle]:
-        return [handle for handle in self._handles if handle.number is None and not handle.is_alone]
+    def _unsubmitted(self) -> list[StepOp]:
+        return [op for op in self._begun if op.number is None and not op.is_alone]
 
     def _submit_all(self) -> None:
-        for handle in self._unsubmitted:
-            handle.number = self._ops.submit(
-                handle.operation,
+        for op in self._unsubmitted:
+            op.number = self._ops.submit(
+                op.operation,
                 OpKind.ALL_REDUCE,
-                handle.reduce_op,
-                handle.tag,
+                op.reduce_op,
+                op.tag,
                 0,
-                handle.source,
-                handle.target,
+                op.source,
+                op.target,
                 retry=Retry.CALLER if self._is_bound else Retry.ENGINE,
-                timeout_s=handle.timeout_s,
-                quantisation=handle.quantisation,
-                again=handle.again,
-                contribute=handle.contribute and self.contributes,
+                timeout_s=op.timeout_s,
+                quantisation=op.quantisation,
+                again=op.again,
+                contribute=op.contribute and self.contributes,
             )
 
 
@@ -213,11 +219,3 @@ def result_alone(source: Spans, target: Spans | None, *, contribute: bool) -> No
             there.reshape(-1)[:] = given.reshape(-1)
     if target is not None or not contribute:
         result.copy_back()
-
-
-def _nothing() -> None:
-    """The op has ended: there is nothing to look at."""
-
-
-def _nowhere(handle: StepHandle, timeout: float | None) -> None:
-    raise AssertionError("an op that has ended, or was never begun, is not waited for")

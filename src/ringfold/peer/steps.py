@@ -48,8 +48,8 @@ from ringfold.errors import (
 )
 from ringfold.peer.counting import TAG, Counter, Counting, NotYet
 from ringfold.peer.handle import SLICE_S
-from ringfold.peer.ops import Ops
-from ringfold.peer.outcome import ReduceInfo
+from ringfold.peer.ops import Ops, bound
+from ringfold.peer.outcome import ReduceInfo, again
 from ringfold.peer.results import Array, result_alone
 from ringfold.peer.states import (
     OnDivergence,
@@ -59,7 +59,7 @@ from ringfold.peer.states import (
     check_unchanged,
     sync_state,
 )
-from ringfold.peer.step_ops import Outstanding, StepHandle
+from ringfold.peer.step_ops import Outstanding, StepHandle, StepOp
 from ringfold.peer.step_ops import result_alone as reduce_alone
 from ringfold.runtime.sigterm import EXIT_STATUS, Sigterm
 from ringfold.state.checkpoint import Checkpoints
@@ -237,7 +237,7 @@ class Step:
         below `min_world`, they are discarded and run together when it is large enough again. A handle that the program
         does not wait for is waited for at the end of the step.
         """
-        handle = StepHandle(
+        begun = StepOp(
             buffers,
             out,
             dtype,
@@ -248,8 +248,7 @@ class Step:
             skip_none=skip_none,
             contribute=contribute,
         )
-        self._loop.all_reduce_async(self, handle)
-        return handle
+        return self._loop.all_reduce_async(self, begun)
 
     def broadcast(
         self,
@@ -495,18 +494,17 @@ class Loop:
 
         def do() -> T:
             self._outstanding.submit()
-            with self._ops.bound(self._outstanding.submit_in) if self._is_bound else nullcontext():
+            with bound(self._outstanding.submit_in) if self._is_bound else nullcontext():
                 result = attempt()
             self._note_commit(result.epoch if isinstance(result, ReduceInfo) else self._ops.last_epoch)
             return result
 
         return self._guarded(step, lambda: self._among_enough(step, do, alone))
 
-    def all_reduce_async(self, step: Step, handle: StepHandle) -> None:
+    def all_reduce_async(self, step: Step, op: StepOp) -> StepHandle:
         self._check_whole()
-        handle.look = self._outstanding.look
-        handle.wait_for = lambda handle, timeout: self._guarded(step, lambda: self._wait(step, handle, timeout))
-        self._outstanding.begin(handle)
+        self._outstanding.begin(op)
+        return StepHandle(op, self._outstanding.look, lambda op, timeout: self._wait(step, op, timeout))
 
     def _guarded(self, step: Step, do: Callable[[], T]) -> T:
         """`do`, unless SIGTERM ends the loop meanwhile."""
@@ -553,31 +551,36 @@ class Loop:
                 # What this peer has computed is for another step.
                 self._outstanding.contributes = is_short = False
 
-    def _wait(self, step: Step, handle: StepHandle, timeout: float | None) -> None:
+    def _wait(self, step: Step, op: StepOp, timeout: float | None = None) -> None:
         left_s = float("inf") if timeout is None else max(0.0, timeout)
 
         def do() -> None:
             nonlocal left_s
             while True:
                 self._outstanding.look()
-                if handle.outcome is not None:
+                if op.outcome is not None:
                     return
                 self._outstanding.submit()
-                if handle.number is None:
+                if op.number is None:
                     raise TooFewPeers(1)
                 if left_s <= 0:
                     waited_ms = int((timeout or 0.0) * 1_000)
-                    text = f"{handle.operation} still runs after {waited_ms} ms"
+                    text = f"{op.operation} still runs after {waited_ms} ms"
                     raise DeadlineExceeded("wait", (), waited_ms, text)
-                self._ops.engine.wait_op(handle.number, min(left_s, SLICE_S))
+                self._ops.engine.wait_op(op.number, min(left_s, SLICE_S))
                 left_s -= SLICE_S
 
-        self._among_enough(step, do, lambda: self._outstanding.end_alone(self.info_alone()))
+        def alone() -> None:
+            self._outstanding.end_alone(self.info_alone())
+
+        self._guarded(step, lambda: self._among_enough(step, do, alone))
 
     def _wait_for_rest(self, step: Step) -> None:
-        """The step is over when all of its ops are."""
-        while len(self._outstanding):
-            self._outstanding.first.wait()
+        """The step is over when all of its ops are; the first error of one is raised."""
+        while (op := self._outstanding.first) is not None:
+            self._wait(step, op)
+            if isinstance(op.outcome, RingfoldError):
+                raise again(op.outcome)
 
     @property
     def contributes(self) -> bool:
@@ -649,7 +652,7 @@ class Loop:
             facts = counting.facts(run.peer_id, self._state.revision - 1)
             timeout_s = counting.wait_s + self._ops.timeout_s
             try:
-                with self._ops.bound(check_size) if needed > 2 else nullcontext():
+                with bound(check_size) if needed > 2 else nullcontext():
                     self._note(run.all_reduce(facts, op="max", tag=TAG, timeout_s=timeout_s).epoch)
             except TooFewPeers:
                 if needed > 1:
