@@ -15,7 +15,8 @@ nb::object to_python(const std::optional<Payloads>& payloads) {
   if (!payloads) return nb::none();
   nb::list out;
   for (const Payload& payload : *payloads) {
-    out.append(nb::bytes(reinterpret_cast<const char*>(payload.data()), payload.size()));
+    if (payload.is_there()) out.append(nb::bytes(reinterpret_cast<const char*>(payload.data()), payload.size()));
+    else out.append(nb::none());
   }
   return out;
 }
@@ -53,7 +54,11 @@ nb::tuple to_python(const Event& event) {
 }
 
 nb::tuple to_python(const OpResult& result) {
-  return nb::make_tuple(static_cast<int>(result.status), to_python(result.reason), result.epoch, result.contributors,
+  const auto contributors = nb::steal<nb::tuple>(PyTuple_New(static_cast<Py_ssize_t>(result.contributors.size())));
+  for (std::size_t i = 0; i < result.contributors.size(); ++i) {
+    PyTuple_SetItem(contributors.ptr(), static_cast<Py_ssize_t>(i), nb::int_(result.contributors[i]).release().ptr());
+  }
+  return nb::make_tuple(static_cast<int>(result.status), to_python(result.reason), result.epoch, contributors,
                         result.registrations, result.sent_bytes, result.received_bytes);
 }
 
@@ -88,7 +93,9 @@ std::vector<Verdict> from_python(const std::vector<RawVerdict>& raw) {
     Verdict verdict{tag, sequence, fingerprint, commit, registrations, std::nullopt, final, from_python(reason)};
     if (payloads) {
       verdict.payloads.emplace();
-      for (const nb::bytes& payload : *payloads) verdict.payloads->emplace_back(from_python(payload));
+      for (const std::optional<nb::bytes>& payload : *payloads) {
+        verdict.payloads->push_back(payload ? Payload(from_python(*payload)) : Payload());
+      }
     }
     out.push_back(std::move(verdict));
   }

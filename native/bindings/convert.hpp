@@ -18,7 +18,7 @@ namespace ringfold {
 
 using Array = nb::ndarray<nb::device::cpu, nb::c_contig>;
 using RawVerdict = std::tuple<std::uint64_t, std::uint32_t, std::uint32_t, bool, std::uint64_t,
-                              std::optional<std::vector<nb::bytes>>, int, nb::bytes>;
+                              std::optional<std::vector<std::optional<nb::bytes>>>, int, nb::bytes>;
 
 inline constexpr Ns millisecond = 1'000'000;
 

@@ -20,6 +20,7 @@ class PyCore {
     else if (name == "forget_lane") planted.forget_lane = true;
     else if (name == "tell_nobody") planted.tell_nobody = true;
     else if (name == "apply_finished") planted.apply_finished = true;
+    else if (name == "divide_by_size") planted.divide_by_size = true;
     else if (name == "early_unlimited") planted.early_unlimited = true;
     else if (!name.empty()) throw nb::value_error("no such planted bug");
     return planted;
@@ -136,15 +137,16 @@ void bind_core(nb::module_& m) {
       "submit",
       [](PyCore& self, int kind, int reduce_op, std::uint64_t tag, int root, const std::vector<Array>& source,
          const std::optional<std::vector<Array>>& target, const std::vector<int>& dtypes, int retry, Ns timeout_ns,
-         int quantisation, bool again) {
+         int quantisation, bool again, bool contribute) {
         Call call = make_call(kind, reduce_op, tag, root, source, target, dtypes, retry, timeout_ns, quantisation);
         call.spec.again = again;
+        call.spec.contribute = contribute;
         const std::uint64_t op = self.core_.submit(self.now_, std::move(call.spec));
         self.kept_.emplace(op, std::move(call.arrays));
         return op;
       },
       "kind"_a, "reduce_op"_a, "tag"_a, "root"_a, "source"_a, "target"_a.none(), "dtypes"_a, "retry"_a,
-      "timeout_ns"_a, "quantisation"_a = 0, "again"_a = false);
+      "timeout_ns"_a, "quantisation"_a = 0, "again"_a = false, "contribute"_a = true);
   cls.def("poll", [](PyCore& self, std::uint64_t op) -> nb::object {
     const OpPtr found = self.core_.find(op);
     if (found == nullptr) throw nb::key_error("no such op");

@@ -213,24 +213,27 @@ void bind_engine(nb::module_& m) {
       "peer"_a, "The smoothed and the shortest round trip on each path to a peer in microseconds; 0 where none was seen lately.");
   const auto submit = [](PyEngine& self, int kind, int reduce_op, std::uint64_t tag, int root,
                        const std::vector<Array>& source, const std::optional<std::vector<Array>>& target,
-                       const std::vector<int>& dtypes, int retry, Ns timeout_ns, int quantisation, bool again) {
+                       const std::vector<int>& dtypes, int retry, Ns timeout_ns, int quantisation, bool again,
+                       bool contribute) {
     Call call = make_call(kind, reduce_op, tag, root, source, target, dtypes, retry, timeout_ns, quantisation);
     call.spec.again = again;
+    call.spec.contribute = contribute;
     return self.submit(std::move(call));
   };
   cls.def("submit", submit, "kind"_a, "reduce_op"_a, "tag"_a, "root"_a, "source"_a, "target"_a.none(), "dtypes"_a,
-          "retry"_a, "timeout_ns"_a, "quantisation"_a = 0, "again"_a = false,
+          "retry"_a, "timeout_ns"_a, "quantisation"_a = 0, "again"_a = false, "contribute"_a = true,
           "Begin an op that the engine's own thread drives; its id.");
   cls.def(
       "collective",
       [](PyEngine& self, int kind, int reduce_op, std::uint64_t tag, int root, const std::vector<Array>& source,
          const std::optional<std::vector<Array>>& target, const std::vector<int>& dtypes, int retry, Ns timeout_ns,
-         int quantisation) {
-        return self.collective(
-            make_call(kind, reduce_op, tag, root, source, target, dtypes, retry, timeout_ns, quantisation));
+         int quantisation, bool contribute) {
+        Call call = make_call(kind, reduce_op, tag, root, source, target, dtypes, retry, timeout_ns, quantisation);
+        call.spec.contribute = contribute;
+        return self.collective(std::move(call));
       },
       "kind"_a, "reduce_op"_a, "tag"_a, "root"_a, "source"_a, "target"_a.none(), "dtypes"_a, "retry"_a, "timeout_ns"_a,
-      "quantisation"_a = 0, "Begin an op, drive it from this thread to its end, and return its result.");
+      "quantisation"_a = 0, "contribute"_a = true, "Begin an op, drive it from this thread to its end, and return its result.");
   cls.def(
       "all_reduce",
       [](PyEngine& self, const Array& array, int dtype, int reduce_op, std::uint64_t tag, int retry, Ns timeout_ns) {

@@ -57,7 +57,8 @@ class Peer {
     if (call.op->spec.kind == OpKind::broadcast) call.expected = payloads[call.op->spec.root];
     if (call.op->spec.kind != OpKind::all_reduce) return;
     for (std::size_t i = 0; i < call.expected.size(); ++i) {
-      call.expected[i] = payloads[0][i] + payloads[1][i] + payloads[2][i];
+      call.expected[i] = 0;
+      for (const auto& payload : payloads) call.expected[i] += i < payload.size() ? payload[i] : 0;
     }
   }
 
@@ -82,6 +83,8 @@ class Peer {
   std::array<Called, 4> calls;
 };
 
+constexpr std::uint32_t no_payload = 0xffff'ffff;  // of a rank that contributes nothing
+
 Bytes evidence(Input& input, Peer& peer) {
   Called& call = peer.calls[input.below(4)];
   Bytes body;
@@ -100,10 +103,11 @@ Bytes evidence(Input& input, Peer& peer) {
   for (std::uint16_t i = 0; i < count; ++i) {
     const bool silent = !call.op->small || (call.op->spec.kind == OpKind::broadcast && i != call.op->spec.root);
     const std::size_t wanted = silent ? 0 : call.op->bytes;
-    const auto length = input.number<std::uint32_t>({static_cast<std::uint32_t>(wanted)});
+    const auto length = input.number<std::uint32_t>({static_cast<std::uint32_t>(wanted), no_payload});
     put(body, length);
-    is_whole = is_whole && length == wanted;
-    if (i < size) payloads[i].assign(wanted / 4, i);
+    const bool is_absent = length == no_payload && (call.op->reduces() || !call.op->small);
+    is_whole = is_whole && (length == wanted || is_absent);
+    if (i < size && !is_absent) payloads[i].assign(wanted / 4, i);
     if (i > 4'000) break;
   }
   for (const auto& payload : payloads) {

@@ -2,7 +2,7 @@
 // frames, loses lanes, and begins new epochs, while ops are in flight.
 //
 // Checked, at every rank and for every op:
-// - a committed op has the right result, unless a forged frame with right checksums came into the ring (who knows the
+// - a committed op has the right result, of those ranks that contribute, and names these, unless a forged frame with right checksums came into the ring (who knows the
 //   secrets of an epoch and lies about a segment is believed);
 // - an op that is not committed leaves its buffer as it was passed in;
 // - without forged frames, a new epoch with new lanes completes every op, whatever was lost or repeated before;
@@ -46,6 +46,7 @@ struct Shape {
   std::size_t small, segment, count;
   OpKind kind;
   quantize::Scheme scheme;
+  unsigned silent;  // by rank, shifted by one with each call: which contribute nothing
   bool is_float() const { return scheme != quantize::Scheme::none; }
 };
 
@@ -63,7 +64,9 @@ class Ring {
                             OpKind::reduce_scatter}[input.below(5)];
     const bool quantised = shape.kind == OpKind::all_reduce && input.byte() % 4 == 1;
     shape.scheme = quantised ? quantize::Scheme::minmax8 : quantize::Scheme::none;
-    may_forge = input.byte() % 2 != 0;
+    const std::uint8_t rest = input.byte();
+    may_forge = rest % 2 != 0;
+    shape.silent = rest >> 1 & rest >> 5;
     for (std::uint32_t i = 0; i < shape.size; ++i) cores.push_back(std::make_unique<Core>());
     calls.resize(shape.size);
     connect();
@@ -123,6 +126,8 @@ class Ring {
     return static_cast<std::int32_t>((rank + 1) * 1000 + tag * 100 + call % 50 * 2 + at % 2);
   }
 
+  bool contributes(std::uint32_t rank, std::uint64_t call) const { return (shape.silent >> (rank + call) % 4 & 1) == 0; }
+
   void fill(std::vector<std::int32_t>& values, std::uint32_t rank, std::uint64_t tag, std::uint64_t call) const {
     values.resize(shape.count);
     for (std::size_t at = 0; at < values.size(); ++at) {
@@ -143,6 +148,7 @@ class Ring {
     spec.tag = tag;
     spec.root = static_cast<std::uint16_t>(tag % shape.size);
     spec.timeout = timeout;
+    spec.contribute = contributes(rank, call.number);
     auto* at = reinterpret_cast<std::byte*>(call.values.data());
     spec.spans.push_back({at, at, call.values.size() * 4, shape.is_float() ? kernels::DType::f32 : kernels::DType::i32, 0});
     spec.gathered = reinterpret_cast<std::byte*>(call.gathered.data());
@@ -164,7 +170,7 @@ class Ring {
     const std::size_t chunk = shape.count / shape.size, from = scatters ? rank * chunk : 0;
     for (std::size_t at = 0; at < (scatters ? chunk : shape.count); ++at) {
       std::int32_t sum = 0;
-      for (std::uint32_t r = 0; r < shape.size; ++r) sum += value(r, tag, call.number, from + at);
+      for (std::uint32_t r = 0; r < shape.size; ++r) sum += contributes(r, call.number) ? value(r, tag, call.number, from + at) : 0;
       if (shape.is_float()) {
         float real = 0;
         std::memcpy(&real, &call.values[at], sizeof real);
@@ -177,6 +183,15 @@ class Ring {
     return !scatters || call.values == call.original;
   }
 
+  bool are_named(const Call& call) const {
+    std::vector<PeerId> names;
+    const bool reduces = shape.kind == OpKind::all_reduce || shape.kind == OpKind::reduce_scatter;
+    for (std::uint32_t rank = 0; rank < shape.size; ++rank) {
+      if (!reduces || contributes(rank, call.number)) names.push_back(rank);
+    }
+    return call.op->result.contributors == names;
+  }
+
   void check() const {
     for (std::uint32_t rank = 0; rank < shape.size; ++rank) {
       for (std::uint64_t tag = 0; tag < tags; ++tag) {
@@ -184,6 +199,7 @@ class Ring {
         if (call.op->state != OpState::finished) continue;
         if (call.op->result.status == OpStatus::ok) {
           REQUIRE(is_forged || is_right(rank, tag), "rank %u tag %d call %d: a wrong result", rank, int(tag), int(call.number));
+          REQUIRE(is_forged || are_named(call), "rank %u tag %d call %d: wrong names", rank, int(tag), int(call.number));
         } else {
           REQUIRE(call.values == call.original, "rank %u tag %d call %d: not as it was", rank, int(tag), int(call.number));
         }
@@ -328,7 +344,7 @@ Bytes forged(Input& input, Ring& ring, const Stream& stream) {
   const std::uint64_t tag = input.below(tags);
   const Op& op = *ring.calls[stream.to][tag].op;
   FrameHeader header;
-  header.kind = static_cast<LaneFrame>(input.number<std::uint8_t>({3, 4, 2, 5, 6, 1}));
+  header.kind = static_cast<LaneFrame>(input.number<std::uint8_t>({3, 4, 2, 5, 6, 1, 7}));
   header.stage = input.number<std::uint16_t>({0, 1, 2, 3, 5});
   header.epoch = input.number<std::uint32_t>({ring.epoch, ring.epoch, ring.epoch, ring.epoch + 1, ring.epoch - 1});
   header.sequence = input.number<std::uint32_t>({op.sequence, op.sequence, op.sequence + 1});
@@ -337,8 +353,10 @@ Bytes forged(Input& input, Ring& ring, const Stream& stream) {
   header.fingerprint = input.number<std::uint32_t>({op.fingerprint});
   header.origin = input.number<std::uint32_t>({0, 1, 2, 3});
   header.registrations = input.byte();
+  header.contributors = std::array{1u, 1u, 0u, 2u}[header.registrations % 4];
   const std::size_t left = op.bytes - std::min<std::size_t>(header.offset, op.bytes);
   const std::size_t fitting = header.kind == LaneFrame::open   ? sizeof(Descriptor)
+                              : header.contributors == 0       ? 0
                               : header.kind == LaneFrame::data ? std::min(left, ring.shape.segment)
                               : header.kind == LaneFrame::done ? (op.small ? op.bytes : 0)
                                                                : 0;

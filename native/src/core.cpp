@@ -415,7 +415,7 @@ OpPtr Core::next_op_to_send(bool to_next) const {
     const Sendable& next = op->next_sendable(to_next);
     if (op->peer_ready[to_next] || next.again) return op;
     const bool is_eager = sent == 0 || sent + next.length <= spec_.segment_bytes;
-    const bool is_kept = early_sent_[to_next] + next.length <= early_limit() || planted_.early_unlimited;
+    const bool is_kept = early_sent_[to_next] + next.travelling_bytes() <= early_limit() || planted_.early_unlimited;
     if (is_eager && is_kept) return op;
   }
   return nullptr;
@@ -455,24 +455,26 @@ void Core::pull(Conn& conn) {
     if (again && op->superseded(frame.item)) continue;
     if (planted_.apply_duplicate && !again && frame.item.offset % 3 == 1) op->send_again(to_next, frame.item);
     if (!again) op->eager_sent[to_next] += frame.item.length;
+    const std::uint32_t length = frame.item.travelling_bytes();
     if (!again && !op->peer_ready[to_next]) {
-      op->early_sent[to_next] += frame.item.length;
-      early_sent_[to_next] += frame.item.length;
+      op->early_sent[to_next] += length;
+      early_sent_[to_next] += length;
     }
-    count_assigned(conn, op, frame.item.length);
+    count_assigned(conn, op, length);
     frame.header = header_for(op, LaneFrame::data);
     frame.header.stage = frame.item.stage;
     frame.header.offset = frame.item.offset;
-    frame.header.length = frame.item.length;
+    frame.header.length = length;
+    frame.header.contributors = frame.item.contributors;
     frame.header.payload_crc = frame.item.crc_known ? frame.item.crc : op->crc_of(frame.item);
     frame.header.header_crc = frame.header.crc();
     frame.has_header = true;
-    frame.total = sizeof(FrameHeader) + frame.item.length;
+    frame.total = sizeof(FrameHeader) + length;
     // What goes again is copied: the first one may have arrived, and its memory may be overwritten at any time.
     if (again) copy_segment(frame);
     else if (op->spec.spans.size() > most_pieces) own_many_pieces(frame);
     conn.tx_bytes += frame.total;
-    op->result.sent_bytes += frame.item.length;
+    op->result.sent_bytes += length;
     conn.tx.push_back(std::move(frame));
   }
 }

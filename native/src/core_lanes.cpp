@@ -253,7 +253,7 @@ void Core::copy_segment(OutFrame& frame) const {
   std::vector<Piece> pieces;
   frame.op->pieces(frame.item, pieces);
   Bytes copy;
-  copy.reserve(frame.item.length);
+  copy.reserve(frame.item.travelling_bytes());
   for (const Piece& piece : pieces) copy.insert(copy.end(), piece.at, piece.at + piece.bytes);
   frame.owned = std::move(copy);
   frame.copied = true;

@@ -14,6 +14,8 @@ constexpr std::size_t max_tags = 4096;  // called by one peer in an epoch: what 
 // Calls of both neighbours that are not called here yet: each of them counts its own.
 constexpr std::size_t max_known_tags = 3 * max_tags;
 
+constexpr std::uint32_t no_payload = 0xffff'ffff;  // in evidence, instead of a length: the rank contributes nothing
+
 Bytes bytes_of(const std::byte* at, std::size_t count) { return {at, at + count}; }
 
 bool intact(const FrameHeader& header, const std::byte* payload) {
@@ -53,7 +55,7 @@ bool Core::on_lane_frame(Conn& conn, const FrameHeader& header, const std::byte*
     ++stats_.drained;
     return true;
   }
-  const bool known = header.kind >= LaneFrame::mark && header.kind <= LaneFrame::ready;
+  const bool known = (header.kind >= LaneFrame::mark && header.kind <= LaneFrame::ready) || header.kind == LaneFrame::absent;
   if (!known || (header.kind == LaneFrame::open && conn.outgoing)) {
     why = "frame kind " + std::to_string(static_cast<int>(header.kind)) + " has no place here";
     return false;
@@ -129,8 +131,9 @@ bool Core::on_op_frame(const OpPtr& op, bool from_next, const FrameHeader& heade
     return true;
   }
   if (header.fingerprint != op->fingerprint) return true;  // its descriptor tells, and the op ends by a verdict
-  return header.kind == LaneFrame::data ? on_data(op, from_next, header, payload, why)
-                                        : on_done(op, from_next, header, payload, why);
+  if (header.kind == LaneFrame::data) return on_data(op, from_next, header, payload, why);
+  if (header.kind == LaneFrame::absent) return on_absent(op, from_next, header, why);
+  return on_done(op, from_next, header, payload, why);
 }
 
 bool Core::on_data(const OpPtr& op, bool from_next, const FrameHeader& header, const std::byte* payload,
@@ -144,7 +147,7 @@ bool Core::on_data(const OpPtr& op, bool from_next, const FrameHeader& header, c
     return false;
   }
   switch (op->apply(from_next, header.stage, header.offset, payload, header.length, header.payload_crc,
-                    planted_.apply_duplicate)) {
+                    header.contributors, planted_.apply_duplicate)) {
     case Op::Applied::invalid:
       why = "a segment that is in nobody's plan";
       return false;
@@ -164,7 +167,40 @@ bool Core::on_data(const OpPtr& op, bool from_next, const FrameHeader& header, c
   return true;
 }
 
-// A Done goes both ways around the ring and stops half-way, where the one from the other side has been.
+// How far the word of rank `origin` has come with this frame, and how far it goes: what all are to know goes both ways around the
+// ring and stops half-way, where the one from the other side has been.
+Core::Journey Core::journey(std::uint32_t origin, bool from_next) const {
+  const std::uint32_t n = spec_.size;
+  const std::uint32_t travelled = from_next ? (origin + n - spec_.rank) % n : (spec_.rank + n - origin) % n;
+  return {travelled, from_next ? (n - 1) / 2 : n / 2};
+}
+
+// The names of those that contribute nothing. How many there are is told by the count of the final value.
+bool Core::on_absent(const OpPtr& op, bool from_next, const FrameHeader& header, std::string& why) {
+  const bool is_rank = header.origin < spec_.size && header.origin != spec_.rank;
+  if (!is_rank || header.length != 0 || op->small || !op->reduces()) {
+    why = "a rank that cannot be absent";
+    return false;
+  }
+  if (op->is_absent(header.origin)) return true;
+  const Journey journey = this->journey(header.origin, from_next);
+  if (journey.travelled > journey.reach || !op->set_absent(header.origin)) {
+    why = "a rank that is absent, although it contributed or is too far away";
+    return false;
+  }
+  if (journey.travelled < journey.reach) send_absent(op, !from_next, header.origin);
+  if (op->state == OpState::running && op->local_part_finished()) local_part_done(op);
+  return true;
+}
+
+void Core::send_absent(const OpPtr& op, bool to_next, std::uint32_t origin) {
+  Conn* conn = lane_for_control(to_next);
+  if (conn == nullptr) return;
+  FrameHeader header = header_for(op, LaneFrame::absent);
+  header.origin = origin;
+  lane_frame(*conn, header, {});
+}
+
 bool Core::on_done(const OpPtr& op, bool from_next, const FrameHeader& header, const std::byte* payload,
                    std::string& why) {
   if (header.origin >= spec_.size || header.origin == spec_.rank || !intact(header, payload)) {
@@ -172,26 +208,25 @@ bool Core::on_done(const OpPtr& op, bool from_next, const FrameHeader& header, c
     return false;
   }
   const bool silent = !op->small || (op->spec.kind == OpKind::broadcast && header.origin != op->spec.root);
-  if (header.length != (silent ? 0 : op->bytes)) {
+  const bool contributes = header.contributors > 0 || silent || !op->reduces();
+  if (header.length != (silent || !contributes ? 0 : op->bytes)) {
     why = "a Done with " + std::to_string(header.length) + " bytes";
     return false;
   }
   if (op->dones[header.origin]) return true;
-  const std::uint32_t n = spec_.size;
-  const std::uint32_t travelled = from_next ? (header.origin + n - spec_.rank) % n : (spec_.rank + n - header.origin) % n;
-  const std::uint32_t reach = from_next ? (n - 1) / 2 : n / 2;
-  if (travelled > reach) {
+  const Journey journey = this->journey(header.origin, from_next);
+  if (journey.travelled > journey.reach) {
     why = "a Done that went too far";
     return false;
   }
   if (op->small) {
-    op->payloads[header.origin] = bytes_of(payload, header.length);
+    if (contributes) op->payloads[header.origin] = bytes_of(payload, header.length);
     op->result.received_bytes += header.length;
   }
   op->dones[header.origin] = true;
   ++op->done_count;
   op->registrations = std::max(op->registrations, header.registrations);
-  if (travelled < reach) send_done(op, !from_next, header.origin, header.registrations);
+  if (journey.travelled < journey.reach) send_done(op, !from_next, header.origin, header.registrations);
   check_evidence(op);
   return true;
 }
@@ -208,8 +243,9 @@ bool Core::on_evidence(const std::byte* body, std::size_t bytes, std::string& wh
   Payloads payloads;
   for (const std::uint32_t length : lengths) {
     const std::byte* at = reader.at();
-    whole = whole && reader.skip(length);
-    if (whole) payloads.push_back(bytes_of(at, length));
+    const bool is_there = length != no_payload;
+    whole = whole && reader.skip(is_there ? length : 0);
+    if (whole) payloads.push_back(is_there ? Payload(bytes_of(at, length)) : Payload());
   }
   if (!whole) {
     why = "broken evidence";
@@ -272,11 +308,12 @@ std::uint64_t Core::submit(Ns now, OpSpec spec) {
 
 void Core::start(Ns now, const OpPtr& op) {
   if (spec_.size < 2) {
-    op->result.contributors = 1;
+    op->result.contributors = spec_.members;
     finish(op, OpStatus::too_few, {});
     return;
   }
   // Memory first: if there is none, the tag's sequence has not moved.
+  op->divide_by_size = planted_.divide_by_size;
   op->start(spec_.rank, spec_.size, spec_.small_bytes, spec_.segment_bytes, spec_.multipath, pool_);
   TagState& tag = tag_state(op->spec.tag);
   called_tags_ += !std::exchange(tag.called, true);
@@ -301,6 +338,10 @@ void Core::start(Ns now, const OpPtr& op) {
     if (expected > spec_.segment_bytes || 2 * early_received_[from_next] > early_limit()) tell_ready(op, from_next);
   }
   if (op->small) op->payloads[spec_.rank] = op->own_payload();
+  if (!op->small && op->is_absent(spec_.rank)) {
+    send_absent(op, true, spec_.rank);
+    if (spec_.size > 2) send_absent(op, false, spec_.rank);
+  }
   if (op->small || op->local_part_finished()) local_part_done(op);
   mark_dirty_for(op);
 
@@ -359,7 +400,7 @@ void Core::release_early(const OpPtr& op, bool to_next) {
 void Core::local_part_done(const OpPtr& op) {
   if (!op->small) op->state = OpState::done;
   const std::uint64_t out_bytes = op->eager_sent[true];
-  if (out_bytes >= least_timed_bytes) {
+  if (out_bytes >= least_timed_bytes && op->absent_count() == 0) {
     const double seconds = static_cast<double>(std::max<Ns>(now_ - op->started, 1)) / 1e9;
     best_out_rate_ = std::max(best_out_rate_, static_cast<std::uint64_t>(static_cast<double>(out_bytes) / seconds));
   }
@@ -386,6 +427,7 @@ void Core::send_done_to_master(const OpPtr& op) {
   put(body, spec_.rank);
   put(body, op->descriptor);
   put(body, registrations_);
+  put(body, static_cast<std::uint8_t>(!op->small || op->payloads[spec_.rank].is_there()));
   if (op->small) {
     const Payload& payload = op->payloads[spec_.rank];
     body.insert(body.end(), payload.data(), payload.data() + payload.size());
@@ -402,6 +444,7 @@ void Core::send_done(const OpPtr& op, bool to_next, std::uint32_t origin, std::u
   header.registrations = registrations;
   Payload payload;
   if (op->small) payload = op->payloads[origin];
+  header.contributors = !op->small || payload.is_there() ? 1 : 0;
   op->result.sent_bytes += payload.size();
   lane_frame(*conn, header, std::move(payload));
 }
@@ -423,7 +466,10 @@ void Core::commit(const OpPtr& op) {
   tag.committed_registrations = op->registrations;
   tag.committed_payloads.reset();
   if (op->small) tag.committed_payloads = std::move(op->payloads);
-  op->result.contributors = static_cast<std::uint32_t>(op->plan().size);
+  for (std::uint32_t rank = 0; rank < spec_.size; ++rank) {
+    if (!op->is_absent(rank)) op->result.contributors.push_back(spec_.members[rank]);
+  }
+  std::sort(op->result.contributors.begin(), op->result.contributors.end());
   finish(op, OpStatus::ok, {});
 }
 

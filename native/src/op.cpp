@@ -22,6 +22,14 @@ std::size_t fine_segment(std::size_t bytes, std::uint32_t size) {
   return segment;
 }
 
+// What leaves every value as it is when it is added: also a zero of either sign.
+std::vector<std::byte> negative_zeros(kernels::DType dtype, std::size_t items) {
+  const std::size_t size = item_bytes(dtype);
+  std::vector<std::byte> out(items * size);
+  for (std::size_t i = 0; i < items; ++i) out[i * size + size - 1] = std::byte{0x80};
+  return out;
+}
+
 std::vector<Span> laid_out(std::vector<Span> spans) {
   std::size_t at = 0;
   for (Span& span : spans) {
@@ -98,6 +106,9 @@ void Op::start(std::uint32_t rank, std::uint32_t size, std::size_t small_bytes, 
   registrations = 0;
   payloads.clear();
   received_ = 0;
+  absent_.assign(size, false);
+  absent_count_ = final_count_ = 0;
+  has_final_ = false;
   if (small) {
     payloads.resize(size);
     plan_ = Plan{};
@@ -110,6 +121,8 @@ void Op::start(std::uint32_t rank, std::uint32_t size, std::size_t small_bytes, 
   if (fine) segment_bytes = std::min(segment_bytes, fine_segment(bytes, size));
   plan_ = make_plan(spec.kind, gathers ? bytes * size : bytes, rank, size, spec.root, segment_bytes, quantised());
   bitmap_.assign((plan_.receive_segments + 63) / 64, 0);
+  stage_counts_.assign(plan_.receives.size(), 0);
+  if (reduces() && !spec.contribute) set_absent(rank);
   if (saves() || spec.kind == OpKind::reduce_scatter) {
     if (backup_.bytes() < bytes) backup_ = pool.take(bytes);
   }
@@ -118,7 +131,8 @@ void Op::start(std::uint32_t rank, std::uint32_t size, std::size_t small_bytes, 
     const std::size_t end = plan_.chunk_begin[origin.chunk + 1];
     for (std::size_t at = plan_.chunk_begin[origin.chunk]; at < end; at += plan_.segment_bytes) {
       const std::uint32_t length = wire_bytes(at, segment_end(origin.chunk, at));
-      own_[origin.send.to_next].push_back({origin.send.stage, true, length, at, 0, false});
+      own_[origin.send.to_next].push_back({.stage = origin.send.stage, .own = true, .length = length, .offset = at,
+                                           .contributors = !reduces() || spec.contribute ? 1u : 0u});
     }
   }
   if (quantised()) count_wire_bytes();
@@ -183,7 +197,7 @@ Sendable Op::take_sendable(bool to_next) {
                                                              : forwards_[to_next];
   Sendable item = std::move(queue.front());
   queue.pop_front();
-  if (quantised() && item.own) {
+  if (quantised() && item.own && item.contributors > 0) {
     item.encoded = encoded(item.offset, segment_end(plan_.origins.front().chunk, item.offset));
     item.own = false;
   }
@@ -209,6 +223,7 @@ std::byte* Op::work(std::size_t at) const {
 }
 
 void Op::pieces(const Sendable& item, std::vector<Piece>& out) const {
+  if (item.contributors == 0) return;
   if (item.encoded.size() > 0) {
     out.push_back({item.encoded.data(), item.encoded.size()});
     return;
@@ -243,32 +258,58 @@ std::uint32_t Op::crc_of(const Sendable& item) const {
 }
 
 Op::Applied Op::apply(bool from_next, std::uint16_t stage, std::uint64_t offset, const std::byte* payload,
-                      std::uint32_t length, std::uint32_t crc, bool ignore_bitmap) {
+                      std::uint32_t length, std::uint32_t crc, std::uint32_t contributors, bool ignore_bitmap) {
   if (stage >= plan_.receives.size() || plan_.receives[stage].chunk < 0) return Applied::invalid;
   const Receive& receive = plan_.receives[stage];
   const std::size_t begin = plan_.chunk_begin[receive.chunk];
   const std::size_t end = plan_.chunk_begin[receive.chunk + 1];
   if (receive.from_next != from_next) return Applied::invalid;
   if (offset < begin || offset >= end || (offset - begin) % plan_.segment_bytes != 0) return Applied::invalid;
-  if (length != wire_bytes(offset, segment_end(receive.chunk, offset))) return Applied::invalid;
+  const std::uint32_t value_bytes = wire_bytes(offset, segment_end(receive.chunk, offset));
+  if (length != (contributors > 0 ? value_bytes : 0)) return Applied::invalid;
   const bool seen = received(stage, offset);
   if (seen && !ignore_bitmap) return Applied::duplicate;
   if (receive.after >= 0 && !received(static_cast<std::uint16_t>(receive.after), offset)) {
     for (const Early& other : early_) {
       if (other.stage == stage && other.offset == offset) return Applied::duplicate;
     }
-    early_.push_back({stage, offset, crc, {payload, payload + length}});
+    early_.push_back({stage, offset, crc, contributors, {payload, payload + length}});
     return Applied::yes;
   }
+  const std::uint32_t own = spec.contribute ? 1 : 0;
+  const Incoming in{offset, payload, value_bytes, crc, contributors,
+                    receive.after >= 0 ? stage_counts_[static_cast<std::size_t>(receive.after)] : own};
+  if (!count(receive, stage, in)) return Applied::invalid;
   if (!seen) {
     const std::size_t bit = receive.first_bit + (offset - begin) / plan_.segment_bytes;
     bitmap_[bit / 64] |= std::uint64_t{1} << (bit % 64);
     ++received_;
   }
-  if (quantised()) write_quantised(receive, offset, payload, length, crc);
-  else write(receive, offset, payload, length, crc);
+  if (quantised()) write_quantised(receive, in);
+  else write(receive, in);
   apply_early(stage, offset);
   return Applied::yes;
+}
+
+// Counts the contributors of the value that a segment makes. False: they cannot be so many.
+bool Op::count(const Receive& receive, std::uint16_t stage, const Incoming& in) {
+  if (!reduces()) return in.contributors == 1;
+  const std::uint32_t together = receive.reduce ? in.together() : in.contributors;
+  if (in.contributors > plan_.size || together > plan_.size) return false;
+  stage_counts_[stage] = together;
+  if (receive.reduce && !receive.last_reduce) return true;
+  if (has_final_ ? together != final_count_ : together + absent_count_ > plan_.size) return false;
+  has_final_ = true;
+  final_count_ = together;
+  return true;
+}
+
+bool Op::set_absent(std::uint32_t rank) {
+  if (absent_[rank]) return true;
+  if (has_final_ && final_count_ + absent_count_ >= plan_.size) return false;
+  absent_[rank] = true;
+  ++absent_count_;
+  return true;
 }
 
 void Op::apply_early(std::uint16_t after, std::uint64_t offset) {
@@ -278,83 +319,122 @@ void Op::apply_early(std::uint16_t after, std::uint64_t offset) {
     const Early found = std::move(early_[i]);
     early_.erase(early_.begin() + static_cast<std::ptrdiff_t>(i));
     apply(receive.from_next, found.stage, offset, found.payload.data(),
-          static_cast<std::uint32_t>(found.payload.size()), found.crc);
+          static_cast<std::uint32_t>(found.payload.size()), found.crc, found.contributors);
     return;
   }
 }
 
+std::uint32_t Op::divisor(const Receive& receive, std::uint32_t contributors) const {
+  if (!receive.last_reduce || spec.reduce_op != kernels::ReduceOp::avg) return 1;
+  return divide_by_size ? plan_.size : contributors;
+}
+
 // Reduces or overwrites, saves what was there, and queues the result for the next hops.
-void Op::write(const Receive& receive, std::uint64_t offset, const std::byte* payload, std::uint32_t length,
-               std::uint32_t crc) {
+void Op::write(const Receive& receive, const Incoming& in) {
   const bool passes_on = receive.pass_count > 0;
-  const std::uint32_t divisor =
-      receive.last_reduce && spec.reduce_op == kernels::ReduceOp::avg ? plan_.size : 1;
-  const bool save = saves() && receive.first_touch;
-  const bool incoming_first = plan_.exchange && plan_.rank > 0;
-  std::uint32_t forward_crc = crc;
+  const std::uint32_t together = receive.reduce ? in.together() : in.contributors;
+  std::uint32_t forward_crc = in.crc;
   if (spec.kind == OpKind::all_gather) {
-    kernels::overwrite(work(offset), payload, length, {}, bytes >= past_cache_bytes && !passes_on);
+    kernels::overwrite(work(in.offset), in.payload, in.length, {}, bytes >= past_cache_bytes && !passes_on);
   } else {
     std::size_t parts = 0;
     std::uint32_t part_crc = 0;
-    for_spans(offset, offset + length, [&](const Span& span, std::size_t inside, std::size_t at, std::size_t count) {
-      const kernels::Backup backup{save ? backup_.at() + at : nullptr, bytes >= past_cache_bytes};
-      std::byte* target = spec.kind == OpKind::reduce_scatter ? work(at) : span.target + inside;
-      const std::byte* local = receive.after >= 0 ? target : span.source + inside;
-      const std::byte* incoming = payload + (at - offset);
-      if (receive.reduce) {
-        part_crc = kernels::reduce_step(span.dtype, spec.reduce_op, target, local, incoming,
-                                        count / item_bytes(span.dtype), backup, divisor,
-                                        passes_on && count == length, incoming_first);
-      } else {
-        kernels::overwrite(target, incoming, count, backup, bytes >= past_cache_bytes && !passes_on);
-      }
-      ++parts;
-    });
-    if (receive.reduce && passes_on) {
-      forward_crc = parts == 1 ? part_crc : crc_of({0, false, length, offset, 0, false});
+    for_spans(in.offset, in.offset + in.length,
+              [&](const Span& span, std::size_t inside, std::size_t at, std::size_t count) {
+                part_crc = write_span(receive, in, span, inside, at, count);
+                ++parts;
+              });
+    const bool is_new = receive.reduce && together > 0 && (in.here > 0 || divisor(receive, together) > 1);
+    if (is_new && passes_on) {
+      const bool is_known = parts == 1 && in.here > 0 && in.contributors > 0;
+      forward_crc = is_known ? part_crc : crc_of({.length = in.length, .offset = in.offset});
     }
   }
   for (std::uint8_t i = 0; i < receive.pass_count; ++i) {
     const Send& send = receive.passes[i];
-    forwards_[send.to_next].push_back({send.stage, false, length, offset, forward_crc, true});
+    forwards_[send.to_next].push_back({.stage = send.stage, .length = in.length, .offset = in.offset, .crc = forward_crc,
+                                       .crc_known = true, .contributors = together});
   }
+}
+
+// The CRC of what was written, if the segment is of one piece and was reduced; otherwise 0.
+std::uint32_t Op::write_span(const Receive& receive, const Incoming& in, const Span& span, std::size_t inside,
+                             std::size_t at, std::size_t count) {
+  const bool passes_on = receive.pass_count > 0, past_cache = bytes >= past_cache_bytes;
+  const kernels::Backup backup{saves() && receive.first_touch ? backup_.at() + at : nullptr, past_cache};
+  std::byte* target = spec.kind == OpKind::reduce_scatter ? work(at) : span.target + inside;
+  const std::byte* local = receive.after >= 0 ? target : span.source + inside;
+  const std::byte* incoming = in.payload + (at - in.offset);
+  const std::size_t items = count / item_bytes(span.dtype);
+  const std::uint32_t by = divisor(receive, in.together());
+  if (receive.reduce && in.here > 0 && in.contributors > 0) {
+    return kernels::reduce_step(span.dtype, spec.reduce_op, target, local, incoming, items, backup, by,
+                                passes_on && count == in.length, plan_.exchange && plan_.rank > 0);
+  }
+  if (in.contributors > 0) {
+    kernels::overwrite(target, incoming, count, backup, past_cache && !passes_on);
+  } else {
+    if (backup.at != nullptr) std::memcpy(backup.at, target, count);
+    const bool is_final = receive.last_reduce || !receive.reduce;
+    if (receive.reduce && in.here > 0) std::memmove(target, local, count);
+    else if (is_final) std::memset(target, 0, count);
+  }
+  if (receive.reduce && by > 1) kernels::divide(span.dtype, target, by, items);
+  return 0;
 }
 
 // Reduces into the segment for the next hop, or passes the segment on as it came. Memory is written once the value is final.
-void Op::write_quantised(const Receive& receive, std::uint64_t offset, const std::byte* payload, std::uint32_t length,
-                         std::uint32_t crc) {
-  const std::uint32_t divisor = receive.last_reduce && spec.reduce_op == kernels::ReduceOp::avg ? plan_.size : 1;
-  std::vector<std::byte> forward(receive.pass_count > 0 || receive.reduce ? length : 0);
+void Op::write_quantised(const Receive& receive, const Incoming& in) {
+  const std::uint32_t together = receive.reduce ? in.together() : in.contributors;
+  const std::uint32_t by = divisor(receive, together);
+  const bool reduces_here = receive.reduce && in.here > 0, has_value = in.contributors > 0;
+  const bool is_new = reduces_here || (has_value && by > 1);  // otherwise it is passed on as it came
+  std::vector<std::byte> forward(is_new || receive.pass_count > 0 ? wire_bytes(in.offset, segment_end(receive.chunk, in.offset)) : 0);
   std::size_t wire_at = 0;
-  for_spans(offset, segment_end(receive.chunk, offset),
+  for_spans(in.offset, segment_end(receive.chunk, in.offset),
             [&](const Span& span, std::size_t inside, std::size_t at, std::size_t count) {
               const std::size_t items = count / item_bytes(span.dtype);
               const kernels::Backup backup{saves() ? backup_.at() + at : nullptr, bytes >= past_cache_bytes};
-              const std::byte* incoming = payload + wire_at;
+              const std::byte* incoming = in.payload + wire_at;
+              const std::byte* local = span.source + inside;
+              std::byte* encoded = forward.data() + wire_at;
               std::byte* target = span.target + inside;
-              if (receive.last_reduce) {
-                quantize::finish(spec.scheme, span.dtype, spec.reduce_op, forward.data() + wire_at, incoming,
-                                 span.source + inside, items, divisor, target, backup);
-              } else if (receive.reduce) {
-                quantize::reduce(spec.scheme, span.dtype, spec.reduce_op, forward.data() + wire_at, incoming,
-                                 span.source + inside, items);
-              } else {
-                quantize::decode(spec.scheme, span.dtype, target, incoming, items, backup);
-              }
+              const auto finish = [&](const std::byte* with) {
+                quantize::finish(spec.scheme, span.dtype, spec.reduce_op, encoded, incoming, with, items, by, target, backup);
+              };
               wire_at += quantize::encoded_bytes(spec.scheme, span.dtype, items);
+              if (reduces_here && has_value && receive.last_reduce) {
+                finish(local);
+              } else if (reduces_here && has_value) {
+                quantize::reduce(spec.scheme, span.dtype, spec.reduce_op, encoded, incoming, local, items);
+              } else if (reduces_here) {
+                quantize::encode(spec.scheme, span.dtype, encoded, local, items);
+                if (receive.last_reduce) quantize::decode(spec.scheme, span.dtype, target, encoded, items, backup);
+              } else if (is_new) {
+                finish(negative_zeros(span.dtype, items).data());
+              } else if (receive.reduce && !receive.last_reduce) {
+                return;
+              } else if (has_value) {
+                quantize::decode(spec.scheme, span.dtype, target, incoming, items, backup);
+              } else {
+                if (backup.at != nullptr) std::memcpy(backup.at, target, count);
+                std::memset(target, 0, count);
+              }
             });
   if (receive.pass_count == 0) return;
-  if (receive.reduce) crc = crc32c(forward.data(), length);
-  else std::memcpy(forward.data(), payload, length);
-  const Payload shared(std::move(forward));
+  std::uint32_t crc = in.crc;
+  if (is_new) crc = crc32c(forward.data(), forward.size());
+  else if (has_value) std::memcpy(forward.data(), in.payload, forward.size());
+  const Payload shared = together > 0 ? Payload(std::move(forward)) : Payload();
   for (std::uint8_t i = 0; i < receive.pass_count; ++i) {
     const Send& send = receive.passes[i];
-    forwards_[send.to_next].push_back({send.stage, false, length, offset, crc, true, shared});
+    forwards_[send.to_next].push_back({.stage = send.stage, .length = in.length, .offset = in.offset, .crc = crc,
+                                       .crc_known = true, .encoded = shared, .contributors = together});
   }
 }
 
-std::vector<std::byte> Op::own_payload() const {
+Payload Op::own_payload() const {
+  if (reduces() && !spec.contribute) return {};
   std::vector<std::byte> out;
   if (spec.kind == OpKind::broadcast && plan_.rank != spec.root) return out;
   out.reserve(bytes);
@@ -365,6 +445,7 @@ std::vector<std::byte> Op::own_payload() const {
 bool Op::payloads_fit() const {
   if (payloads.size() != plan_.size) return false;
   for (std::uint32_t rank = 0; rank < plan_.size; ++rank) {
+    if (!payloads[rank].is_there() && reduces()) continue;
     const bool silent = spec.kind == OpKind::broadcast && rank != spec.root;
     if (payloads[rank].size() != (silent ? 0 : bytes)) return false;
   }
@@ -394,14 +475,22 @@ void Op::fold() {
   const bool scatters = spec.kind == OpKind::reduce_scatter;
   const std::size_t from = scatters ? bytes / n * plan_.rank : 0;
   const std::size_t to = scatters ? from + bytes / n : bytes;
+  std::vector<const std::byte*> operands;
+  for (std::uint32_t rank = 0; rank < n; ++rank) {
+    if (payloads[rank].is_there()) operands.push_back(payloads[rank].data());
+    else set_absent(rank);
+  }
+  const auto contributors = static_cast<std::uint32_t>(operands.size());
   for_spans(from, to, [&](const Span& span, std::size_t inside, std::size_t at, std::size_t count) {
     std::byte* target = scatters ? spec.gathered + (at - from) : span.target + inside;
     const std::size_t items = count / item_bytes(span.dtype);
-    kernels::reduce(span.dtype, spec.reduce_op, target, payloads[0].data() + at, payloads[1].data() + at, items);
-    for (std::uint32_t rank = 2; rank < n; ++rank) {
-      kernels::reduce(span.dtype, spec.reduce_op, target, target, payloads[rank].data() + at, items);
+    if (contributors == 0) std::memset(target, 0, count);
+    if (contributors == 1) std::memcpy(target, operands[0] + at, count);
+    if (contributors > 1) kernels::reduce(span.dtype, spec.reduce_op, target, operands[0] + at, operands[1] + at, items);
+    for (std::uint32_t i = 2; i < contributors; ++i) {
+      kernels::reduce(span.dtype, spec.reduce_op, target, target, operands[i] + at, items);
     }
-    if (spec.reduce_op == kernels::ReduceOp::avg) kernels::divide(span.dtype, target, n, items);
+    if (spec.reduce_op == kernels::ReduceOp::avg) kernels::divide(span.dtype, target, divide_by_size ? n : contributors, items);
   });
 }
 

@@ -1,9 +1,11 @@
 // The engine core over in-memory lanes: every kind of op in rings of several sizes, aborts at every point, and lies.
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdio>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <random>
 
 #include "check.hpp"
@@ -223,8 +225,219 @@ void other_kinds() {
   }
 }
 
-// Stops a run after every possible number of moves, aborts it, and wants every byte back; then retries to the end.
-void abort_at_every_point(std::size_t ranks, quantize::Scheme scheme = quantize::Scheme::none) {
+constexpr float nan_with_payload() { return std::bit_cast<float>(0x7fc0'1234u); }
+bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+using Operand = std::optional<float>;
+
+Operand together(kernels::ReduceOp op, Operand a, Operand b) {
+  if (!a || !b) return a ? a : b;
+  switch (op) {
+    case kernels::ReduceOp::prod: return *a * *b;
+    case kernels::ReduceOp::min: return std::min(*a, *b);
+    case kernels::ReduceOp::max: return std::max(*a, *b);
+    default: return *a + *b;
+  }
+}
+
+// What element `i` must be, bit by bit: the operands of those that contribute, in the order of the schedule, and nobody else's.
+float contributed(const std::vector<std::vector<float>>& given, unsigned mask, kernels::ReduceOp op, std::size_t i, bool small) {
+  const auto ranks = static_cast<std::uint32_t>(given.size());
+  const Plan plan = make_plan(OpKind::all_reduce, given[0].size() * sizeof(float), 0, ranks, 0, 256);
+  const auto of = [&](std::uint32_t rank) { return mask >> rank & 1 ? Operand(given[rank][i]) : Operand(); };
+  Operand total;
+  if (!small && ranks == 4) {  // the square
+    total = together(op, together(op, of(0), of(1)), together(op, of(2), of(3)));
+  } else {
+    std::uint32_t first = 0;
+    while (!small && !plan.exchange && plan.chunk_begin[first + 1] <= i * sizeof(float)) ++first;
+    for (std::uint32_t hop = 0; hop < ranks; ++hop) total = together(op, total, of((first + hop) % ranks));
+  }
+  const auto count = static_cast<float>(std::popcount(mask));
+  return !total ? 0 : op == kernels::ReduceOp::avg ? *total / count : *total;
+}
+
+std::vector<PeerId> names(unsigned mask) {
+  std::vector<PeerId> out;
+  for (PeerId rank = 0; rank < 32; ++rank) {
+    if (mask >> rank & 1) out.push_back(rank);
+  }
+  return out;
+}
+
+void who_contributes_nothing_gets_the_result_of_the_others() {
+  using kernels::ReduceOp;
+  for (const std::uint32_t ranks : {2u, 3u, 4u, 5u}) {
+    for (unsigned mask = 0; mask < 1u << ranks; ++mask) {
+      for (const std::size_t small : {0ul, 4096ul}) {
+        for (const ReduceOp op : {ReduceOp::sum, ReduceOp::avg, ReduceOp::prod, ReduceOp::min, ReduceOp::max}) {
+          for (const bool in_place : {true, false}) {
+            const std::size_t count = mask % 2 == 0 ? 7 : 501;
+            Ring ring(ranks, 1 + static_cast<int>(mask % 2), small, 256, mask + ranks);
+            ring.install(1);
+            auto data = inputs(ranks, count);
+            for (std::size_t r = 0; r < ranks; ++r) {
+              for (std::size_t i = 0; i < count; ++i) data[r][i] = std::sin(static_cast<float>(r * 1000 + i));
+            }
+            const auto given = data;
+            auto out = inputs(ranks, count);
+            std::vector<std::uint64_t> ids;
+            for (std::size_t r = 0; r < ranks; ++r) {
+              const bool contribute = mask >> r & 1;
+              if (!contribute) data[r].assign(count, nan_with_payload());
+              OpSpec spec = call(data[r], OpKind::all_reduce, op);
+              spec.contribute = contribute;
+              spec.in_place = in_place;
+              if (!in_place) spec.spans[0].target = reinterpret_cast<std::byte*>(out[r].data());
+              ids.push_back(ring.core(r).submit(1, spec));
+              for (int i = 0; i < 4; ++i) ring.move();
+            }
+            const auto before = data;
+            ring.run();
+            std::vector<float> wanted(count);
+            for (std::size_t i = 0; i < count; ++i) wanted[i] = contributed(given, mask, op, i, small > 0);
+            for (std::size_t r = 0; r < ranks; ++r) {
+              CHECK(ok(ring.core(r), ids[r]));
+              CHECK(ring.core(r).find(ids[r])->result.contributors == names(mask));
+              CHECK(same_bits(in_place ? data[r] : out[r], wanted));
+              if (!in_place) CHECK(same_bits(data[r], before[r]));
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+// Of one contributor nothing is computed: zeros keep their sign and NaNs their payload, wherever it stands in the ring.
+void one_contributor_gives_everybody_its_bits() {
+  for (const std::uint32_t ranks : {2u, 3u, 4u, 5u}) {
+    for (std::uint32_t only = 0; only < ranks; ++only) {
+      for (const std::size_t small : {0ul, 4096ul}) {
+        for (const auto op : {kernels::ReduceOp::sum, kernels::ReduceOp::avg, kernels::ReduceOp::max}) {
+          Ring ring(ranks, 1, small, 128, only);
+          ring.install(1);
+          auto data = inputs(ranks, 200);
+          for (std::size_t i = 0; i < 200; ++i) data[only][i] = i % 2 == 0 ? -0.0f : nan_with_payload();
+          const auto wanted = data[only];
+          std::vector<std::uint64_t> ids;
+          for (std::uint32_t r = 0; r < ranks; ++r) {
+            OpSpec spec = call(data[r], OpKind::all_reduce, op);
+            spec.contribute = r == only;
+            ids.push_back(ring.core(r).submit(1, spec));
+          }
+          ring.run();
+          for (std::uint32_t r = 0; r < ranks; ++r) CHECK(ok(ring.core(r), ids[r]) && same_bits(data[r], wanted));
+        }
+      }
+    }
+  }
+}
+
+void a_quantised_op_is_over_those_that_contribute() {
+  for (const auto scheme : {quantize::Scheme::minmax8, quantize::Scheme::zeroscale8}) {
+    for (const std::uint32_t ranks : {2u, 3u, 4u}) {
+      for (unsigned mask = 0; mask < 1u << ranks; ++mask) {
+        Ring ring(ranks, 1, 0, 1024, mask);
+        ring.install(1);
+        auto data = inputs(ranks, 3000);
+        const auto given = data;
+        std::vector<std::uint64_t> ids;
+        for (std::uint32_t r = 0; r < ranks; ++r) {
+          OpSpec spec = call(data[r], OpKind::all_reduce, kernels::ReduceOp::avg);
+          spec.contribute = mask >> r & 1;
+          spec.scheme = scheme;
+          if (!spec.contribute) data[r].assign(3000, nan_with_payload());
+          ids.push_back(ring.core(r).submit(1, spec));
+        }
+        ring.run();
+        for (std::uint32_t r = 0; r < ranks; ++r) {
+          CHECK(ok(ring.core(r), ids[r]) && same_bits(data[r], data[0]));
+          CHECK(ring.core(r).find(ids[r])->result.contributors == names(mask));
+          for (std::size_t i = 0; i < 3000; ++i) {
+            CHECK(std::fabs(data[r][i] - contributed(given, mask, kernels::ReduceOp::avg, i, true)) < 1.5);
+          }
+        }
+      }
+    }
+  }
+}
+
+void a_scattered_reduction_is_over_those_that_contribute() {
+  for (const std::size_t small : {0ul, 4096ul}) {
+    for (unsigned mask = 0; mask < 16; ++mask) {
+      Ring ring(4, 1, small, 128, mask);
+      ring.install(1);
+      auto data = inputs(4, 400);
+      const auto given = data;
+      std::vector<std::vector<float>> parts(4, std::vector<float>(100));
+      std::vector<std::uint64_t> ids;
+      for (std::size_t r = 0; r < 4; ++r) {
+        OpSpec spec = call(data[r], OpKind::reduce_scatter, kernels::ReduceOp::avg);
+        spec.contribute = mask >> r & 1;
+        spec.in_place = false;
+        spec.gathered = reinterpret_cast<std::byte*>(parts[r].data());
+        ids.push_back(ring.core(r).submit(1, spec));
+      }
+      ring.run();
+      for (std::size_t r = 0; r < 4; ++r) {
+        CHECK(ok(ring.core(r), ids[r]) && data[r] == given[r]);
+        for (std::size_t i = 0; i < 100; ++i) {
+          CHECK(std::fabs(parts[r][i] - contributed(given, mask, kernels::ReduceOp::avg, r * 100 + i, true)) < 1e-4);
+        }
+      }
+    }
+  }
+}
+
+// A verdict commits what all survivors have done: each of them must know by then who contributed, although no Done has come.
+void who_contributed_is_known_when_the_local_part_is_done() {
+  for (unsigned mask = 0; mask < 32; ++mask) {
+    Ring ring(5, 1, 0, 128, mask);
+    ring.install(1);
+    auto data = inputs(5, 300);
+    std::vector<std::uint64_t> ids;
+    for (std::size_t r = 0; r < 5; ++r) {
+      OpSpec spec = call(data[r]);
+      spec.contribute = mask >> r & 1;
+      ids.push_back(ring.core(r).submit(1, spec));
+    }
+    const auto state = [&](std::size_t r) { return ring.core(r).find(ids[r])->state; };
+    for (std::size_t r = 0; r < 5; ++r) {
+      while (state(r) == OpState::running) ring.move();
+      if (state(r) != OpState::done) continue;
+      ring.core(r).seal(1);
+      const Op& op = *ring.core(r).find(ids[r]);
+      ring.core(r).settle(1, 1, {{0, 0, op.fingerprint, true, 7, std::nullopt, 0, {}}}, {});
+      CHECK(ok(ring.core(r), ids[r]) && ring.core(r).find(ids[r])->result.contributors == names(mask));
+      break;
+    }
+  }
+}
+
+// Where the payloads are told by the master, in evidence or in a verdict, it says who has none.
+void a_verdict_brings_the_payloads_of_those_that_contribute() {
+  Ring ring(3, 1, 4096, 128, 1);
+  ring.install(1);
+  auto data = inputs(3, 10);
+  const auto given = data;
+  const auto id = ring.core(1).submit(1, call(data[1], OpKind::all_reduce, kernels::ReduceOp::avg));
+  const auto bytes = [&](std::size_t r) {
+    const auto* at = reinterpret_cast<const std::byte*>(given[r].data());
+    return Payload(Bytes(at, at + 40));
+  };
+  ring.core(1).seal(1);
+  const std::uint32_t fingerprint = ring.core(1).find(id)->fingerprint;
+  ring.core(1).settle(1, 1, {{0, 0, fingerprint, true, 7, Payloads{bytes(0), bytes(1), Payload()}, 0, {}}}, {});
+  CHECK(ok(ring.core(1), id) && ring.core(1).find(id)->result.contributors == names(0b011));
+  for (std::size_t i = 0; i < 10; ++i) CHECK(data[1][i] == (given[0][i] + given[1][i]) / 2);
+}
+
+// Stops a run after every possible number of moves, aborts it, and wants every byte back; then retries to the end. Rank 1 may be
+// one that contributes nothing.
+void abort_at_every_point(std::size_t ranks, quantize::Scheme scheme = quantize::Scheme::none, bool silent = false) {
   int unfinished = 0;
   for (int moves = 0; moves < 400; moves += 3) {
     Ring ring(static_cast<std::uint32_t>(ranks), 1, 0, 128, 77);
@@ -235,6 +448,7 @@ void abort_at_every_point(std::size_t ranks, quantize::Scheme scheme = quantize:
     for (std::size_t r = 0; r < ranks; ++r) {
       OpSpec spec = call(data[r]);
       spec.scheme = scheme;
+      spec.contribute = r != 1 || !silent;
       ids.push_back(ring.core(r).submit(1, spec));
     }
     for (int i = 0; i < moves; ++i) ring.move();
@@ -263,7 +477,8 @@ void abort_at_every_point(std::size_t ranks, quantize::Scheme scheme = quantize:
       CHECK(ok(ring.core(r), ids[r]));
       CHECK(data[r] == data[0]);
       for (std::size_t i = 0; i < 300; ++i) {
-        CHECK(std::fabs(data[r][i] - expected(ranks, i)) <= (scheme == quantize::Scheme::none ? 0 : 0.1));
+        const float sum = expected(ranks, i) - (silent ? before[1][i] : 0);
+        CHECK(std::fabs(data[r][i] - sum) <= (scheme == quantize::Scheme::none ? 0 : 0.1));
       }
     }
   }
@@ -516,6 +731,14 @@ int main() {
   other_kinds();
   for (const std::size_t ranks : {2, 3, 4}) abort_at_every_point(ranks);
   for (const std::size_t ranks : {2, 3, 4}) abort_at_every_point(ranks, quantize::Scheme::minmax8);
+  for (const std::size_t ranks : {2, 3, 4}) abort_at_every_point(ranks, quantize::Scheme::none, true);
+  for (const std::size_t ranks : {3, 4}) abort_at_every_point(ranks, quantize::Scheme::minmax8, true);
+  who_contributes_nothing_gets_the_result_of_the_others();
+  one_contributor_gives_everybody_its_bits();
+  a_quantised_op_is_over_those_that_contribute();
+  a_scattered_reduction_is_over_those_that_contribute();
+  who_contributed_is_known_when_the_local_part_is_done();
+  a_verdict_brings_the_payloads_of_those_that_contribute();
   a_quantised_op_is_near_the_sum_with_the_same_bits_everywhere();
   a_quantised_op_of_many_arrays();
   a_late_verdict_commits_what_everybody_finished();

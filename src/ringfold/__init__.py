@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from ringfold.peer.outcome import Meeting, ReduceInfo
     from ringfold.peer.settings import PeerTimings
     from ringfold.peer.states import SyncInfo
+    from ringfold.peer.step_ops import StepHandle
     from ringfold.peer.steps import Step
     from ringfold.probe.alone import Prober
     from ringfold.state.checkpoint import Checkpoints
@@ -105,6 +106,7 @@ __all__ = [
     "StateError",
     "StateLost",
     "Step",
+    "StepHandle",
     "StoreError",
     "StoreReset",
     "StoreUnknown",
@@ -130,6 +132,7 @@ _LAZY = {
     "ReduceInfo": "ringfold.peer.outcome",
     "SharedState": "ringfold.state.shared",
     "Step": "ringfold.peer.steps",
+    "StepHandle": "ringfold.peer.step_ops",
     "SyncInfo": "ringfold.peer.states",
 }
 

@@ -85,7 +85,7 @@ class Core:
     def seal(self, epoch: int) -> list:
         """Send no more Done, accept no more evidence; where every op stands."""
 
-    def settle(self, epoch: int, verdicts: Sequence[tuple[int, int, int, bool, int, Sequence[bytes] | None, int, bytes]], default_reason: bytes) -> None:
+    def settle(self, epoch: int, verdicts: Sequence[tuple[int, int, int, bool, int, Sequence[bytes | None] | None, int, bytes]], default_reason: bytes) -> None:
         """Decide every op of the sealed epoch."""
 
     def refuse(self, tag: int, step: int, call: int, reason: bytes) -> None:
@@ -156,7 +156,7 @@ class Core:
 
     def conns_to_close(self) -> list[int]: ...
 
-    def submit(self, kind: int, reduce_op: int, tag: int, root: int, source: Sequence[Annotated[NDArray, dict(order='C', device='cpu')]], target: Sequence[Annotated[NDArray, dict(order='C', device='cpu')]] | None, dtypes: Sequence[int], retry: int, timeout_ns: int, quantisation: int = 0, again: bool = False) -> int: ...
+    def submit(self, kind: int, reduce_op: int, tag: int, root: int, source: Sequence[Annotated[NDArray, dict(order='C', device='cpu')]], target: Sequence[Annotated[NDArray, dict(order='C', device='cpu')]] | None, dtypes: Sequence[int], retry: int, timeout_ns: int, quantisation: int = 0, again: bool = False, contribute: bool = True) -> int: ...
 
     def poll(self, op: int) -> object: ...
 
@@ -203,7 +203,7 @@ class Engine:
     def seal(self, epoch: int) -> list:
         """Send no more Done, accept no more evidence; where every op stands."""
 
-    def settle(self, epoch: int, verdicts: Sequence[tuple[int, int, int, bool, int, Sequence[bytes] | None, int, bytes]], default_reason: bytes) -> None:
+    def settle(self, epoch: int, verdicts: Sequence[tuple[int, int, int, bool, int, Sequence[bytes | None] | None, int, bytes]], default_reason: bytes) -> None:
         """Decide every op of the sealed epoch."""
 
     def refuse(self, tag: int, step: int, call: int, reason: bytes) -> None:
@@ -275,10 +275,10 @@ class Engine:
         The smoothed and the shortest round trip on each path to a peer in microseconds; 0 where none was seen lately.
         """
 
-    def submit(self, kind: int, reduce_op: int, tag: int, root: int, source: Sequence[Annotated[NDArray, dict(order='C', device='cpu')]], target: Sequence[Annotated[NDArray, dict(order='C', device='cpu')]] | None, dtypes: Sequence[int], retry: int, timeout_ns: int, quantisation: int = 0, again: bool = False) -> int:
+    def submit(self, kind: int, reduce_op: int, tag: int, root: int, source: Sequence[Annotated[NDArray, dict(order='C', device='cpu')]], target: Sequence[Annotated[NDArray, dict(order='C', device='cpu')]] | None, dtypes: Sequence[int], retry: int, timeout_ns: int, quantisation: int = 0, again: bool = False, contribute: bool = True) -> int:
         """Begin an op that the engine's own thread drives; its id."""
 
-    def collective(self, kind: int, reduce_op: int, tag: int, root: int, source: Sequence[Annotated[NDArray, dict(order='C', device='cpu')]], target: Sequence[Annotated[NDArray, dict(order='C', device='cpu')]] | None, dtypes: Sequence[int], retry: int, timeout_ns: int, quantisation: int = 0) -> tuple:
+    def collective(self, kind: int, reduce_op: int, tag: int, root: int, source: Sequence[Annotated[NDArray, dict(order='C', device='cpu')]], target: Sequence[Annotated[NDArray, dict(order='C', device='cpu')]] | None, dtypes: Sequence[int], retry: int, timeout_ns: int, quantisation: int = 0, contribute: bool = True) -> tuple:
         """
         Begin an op, drive it from this thread to its end, and return its result.
         """

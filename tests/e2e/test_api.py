@@ -68,7 +68,7 @@ def test_all_reduce_equals_numpy_and_is_the_same_everywhere(peers: int, evidence
         for size in SIZES:
             numbers = np.random.default_rng([size, run.rank]).standard_normal(size).astype(np.float32)
             info = run.all_reduce(numbers)
-            assert info.contributors == peers
+            assert len(info.contributors) == peers
             results.append(numbers.tobytes())
         return results
 
@@ -145,7 +145,7 @@ def test_the_other_collectives(master: MasterThread) -> None:
         out = np.zeros((size, 4), np.float32)
         assert run.all_gather(np.full(4, rank, np.float32), out=out) is out
         assert out[:, 0].tolist() == list(range(size))
-        assert run.barrier().contributors == size
+        assert len(run.barrier().contributors) == size
 
     together(master, 3, body)
 
@@ -156,7 +156,7 @@ def test_many_tags_in_flight_and_handles_from_other_threads(master: MasterThread
         handles = [run.all_reduce_async(buffer, tag=tag) for tag, buffer in enumerate(buffers)]
         with ThreadPoolExecutor(4) as pool:
             infos = list(pool.map(lambda handle: handle.wait(DEADLINE_S), reversed(handles)))
-        assert {info.contributors for info in infos} == {2}
+        assert {len(info.contributors) for info in infos} == {2}
         assert all((buffer == 2 * tag).all() for tag, buffer in enumerate(buffers))
         assert handles[3].wait() is handles[3].wait()
         assert handles[3].done()
@@ -177,7 +177,7 @@ def test_handles_can_be_awaited_without_blocking_the_loop(master: MasterThread) 
                 await asyncio.sleep(0)
                 turns += 1
             assert turns
-        assert (await handle).contributors == 2
+        assert len((await handle).contributors) == 2
         assert (numbers == 2).all()
 
     async def _of(handle: rf.Handle) -> rf.ReduceInfo:
@@ -196,7 +196,7 @@ def test_a_wait_that_ends_early_leaves_the_op_running(master: MasterThread) -> N
                 handle.wait(0.05)
             assert not handle.done()
             late.set()
-            assert handle.wait(DEADLINE_S).contributors == 2
+            assert len(handle.wait(DEADLINE_S).contributors) == 2
         else:
             assert late.wait(DEADLINE_S)
             run.all_reduce(np.ones(3), tag=5)
@@ -296,7 +296,7 @@ def test_a_plain_loop_sees_a_newcomer_and_admits_it(master: MasterThread) -> Non
     def third() -> int:
         assert formed.wait(DEADLINE_S)
         with rf.join(master.address, timeout_s=DEADLINE_S) as run:
-            return run.all_reduce(np.ones(1)).contributors
+            return len(run.all_reduce(np.ones(1)).contributors)
 
     def body(run: rf.Communicator) -> int:
         formed.set()
@@ -305,7 +305,7 @@ def test_a_plain_loop_sees_a_newcomer_and_admits_it(master: MasterThread) -> Non
             run.all_reduce(np.ones(1))
             pending = run.are_peers_pending()
         run.update_topology()
-        return run.all_reduce(np.ones(1)).contributors
+        return len(run.all_reduce(np.ones(1)).contributors)
 
     with ThreadPoolExecutor(1) as pool:
         newcomer = pool.submit(third)
@@ -320,7 +320,7 @@ def test_who_leaves_does_not_disturb_the_others(master: MasterThread) -> None:
         contributors = 3
         while contributors == 3:
             numbers = np.ones(40_000)
-            contributors = run.all_reduce(numbers, op="avg").contributors
+            contributors = len(run.all_reduce(numbers, op="avg").contributors)
             assert (numbers == 1).all()
         return contributors
 
@@ -341,7 +341,7 @@ def test_without_retry_a_lost_peer_is_an_error_and_the_buffers_are_restored(mast
             handle.wait(DEADLINE_S)
         assert caught.value.peers == (lost,)
         assert (numbers == np.arange(100_000.0)).all()
-        return run.all_reduce(numbers).contributors == 2
+        return len(run.all_reduce(numbers).contributors) == 2
 
     assert together(master, 3, body) == [True, True, False]
 
@@ -398,7 +398,7 @@ def test_a_handle_that_has_ended_keeps_no_arrays(master: MasterThread) -> None:
     def body(run: rf.Communicator) -> None:
         arrays = [np.ones((3, 4)), np.ones((3, 4)).T]
         handle = run.all_reduce_async(arrays)
-        assert handle.wait().contributors == 2
+        assert len(handle.wait().contributors) == 2
         assert (arrays[1] == 2).all()
         kept = [weakref.ref(array) for array in arrays]
         arrays.clear()
@@ -594,9 +594,9 @@ def test_a_death_after_many_small_ops_under_many_tags_is_survived(master: Master
         if run.rank == 2:
             return 0
         info = run.all_reduce(numbers, op="max")
-        while info.contributors == 3:
+        while len(info.contributors) == 3:
             info = run.all_reduce(numbers, op="max")
-        return info.contributors
+        return len(info.contributors)
 
     assert together(master, 3, body) == [2, 2, 0]
 
@@ -658,7 +658,7 @@ def test_a_newcomer_waits_for_long_steps_beyond_its_timeout(master: MasterThread
                     stepping.set()
                 if step.number < 3:
                     threading.Event().wait(work_s)
-                contributors = step.all_reduce(np.ones(4, np.float32)).contributors
+                contributors = len(step.all_reduce(np.ones(4, np.float32)).contributors)
         return contributors
 
     with ThreadPoolExecutor(3) as pool:
@@ -683,7 +683,7 @@ def test_a_run_in_which_all_is_well_warns_of_nothing(caplog: pytest.LogCaptureFi
     def body(run: rf.Communicator) -> int:
         contributors = 0
         for step in run.steps(rf.SharedState(w=np.zeros(4, np.float32)), until=20, min_world=3):
-            contributors = step.all_reduce(np.ones(4, np.float32)).contributors
+            contributors = len(step.all_reduce(np.ones(4, np.float32)).contributors)
         return contributors
 
     with caplog.at_level(logging.INFO, "ringfold"), MasterThread() as master:

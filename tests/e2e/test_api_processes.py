@@ -152,6 +152,6 @@ def test_a_forked_child_that_exits_does_not_end_the_parents_membership(watched: 
         """,
     )
     with run:
-        assert run.all_reduce(np.ones(1_000)).contributors == 2
+        assert len(run.all_reduce(np.ones(1_000)).contributors) == 2
         program.expect("reduced")
         assert program.end() == ""

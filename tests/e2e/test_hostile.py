@@ -57,9 +57,9 @@ def guarded_loop(me: Me) -> None:
                     info = run.all_reduce(result)
                     # Who contributed is known where nobody came or went since: else the count would differ.
                     members = run.members
-                    known = info.contributors == len(members) and info.epoch == run.epoch
+                    known = len(info.contributors) == len(members) and info.epoch == run.epoch
                     right = bool((result == sum(numbers(member, step) for member in members)).all()) if known else None
-                    me.say("step", number=step, epoch=info.epoch, contributors=info.contributors, right=right)
+                    me.say("step", number=step, epoch=info.epoch, contributors=len(info.contributors), right=right)
                     step += 1
                 me.say("end", step=step)
                 return

@@ -93,7 +93,7 @@ def hold_the_gil(me: Me) -> None:
         if run.rank == 0:
             ctypes.PyDLL(None).usleep(int(3 * EVICT_S * 1e6))
         info = run.all_reduce(np.ones(100_000, np.float32))
-        me.say("reduced", contributors=info.contributors)
+        me.say("reduced", contributors=len(info.contributors))
 
 
 @pytest.mark.parametrize("evidence", ["ring", "master"])
@@ -142,7 +142,7 @@ def wait_for_the_absent(me: Me) -> None:
         if absent:
             with me.failing("late"):  # a deadline of the others is one of this peer, too
                 run.all_reduce(np.arange(50_000.0), timeout_s=30)
-        me.say("reduced", contributors=run.all_reduce(np.ones(10), timeout_s=30).contributors)
+        me.say("reduced", contributors=len(run.all_reduce(np.ones(10), timeout_s=30).contributors))
 
 
 def test_a_peer_that_never_votes_is_named(cluster: Cluster) -> None:
@@ -162,7 +162,7 @@ def vote_without_the_absent(me: Me) -> None:
                 run.update_topology(timeout_s=1.0)
         me.hear()
         run.update_topology()
-        me.say("reduced", contributors=run.all_reduce(np.ones(10)).contributors)
+        me.say("reduced", contributors=len(run.all_reduce(np.ones(10)).contributors))
 
 
 def _check_the_absent_is_named(peers: list[Peer]) -> None:

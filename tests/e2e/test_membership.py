@@ -52,7 +52,7 @@ def admit_when_told(me: Me) -> None:
             me.hear()
             run.update_topology()
         _say_where(me, run)
-        me.say("reduced", contributors=run.all_reduce(np.ones(30_000)).contributors)
+        me.say("reduced", contributors=len(run.all_reduce(np.ones(30_000)).contributors))
 
 
 def _say_where(me: Me, run: Any) -> None:  # noqa: ANN401 - a communicator
@@ -82,7 +82,7 @@ def plain_loop(me: Me) -> None:
                 me.say("alone")
                 time.sleep(0.02)  # the waiting of a user's program
                 continue
-            assert run.all_reduce(np.ones(100)).contributors == 2
+            assert len(run.all_reduce(np.ones(100)).contributors) == 2
             me.say("reduced", number=reduced)
             reduced += 1
         me.say("end")
@@ -130,7 +130,7 @@ def leave_when_told(me: Me) -> None:
         run.leave()
         return
     me.say("reducing")
-    me.say("reduced", contributors=run.all_reduce(np.ones(50_000)).contributors)
+    me.say("reduced", contributors=len(run.all_reduce(np.ones(50_000)).contributors))
     run.leave()
 
 
@@ -167,7 +167,7 @@ def be_left_alone(me: Me) -> None:
                 finally:
                     facts["intact"] = bool((buffer == gradients(0, 0, 50_000)).all())
             run.update_topology(min_world=2)
-        me.say("reduced", contributors=run.all_reduce(np.ones(10)).contributors)
+        me.say("reduced", contributors=len(run.all_reduce(np.ones(10)).contributors))
 
 
 def test_without_retry_a_death_is_an_error_and_the_buffer_is_intact(cluster: Cluster) -> None:
@@ -199,7 +199,7 @@ def reduce_without_retry(me: Me) -> None:
                 run.all_reduce(buffer, retry=False)
             finally:
                 facts["intact"] = bool((buffer == before).all())
-        me.say("reduced", contributors=run.all_reduce(buffer).contributors)
+        me.say("reduced", contributors=len(run.all_reduce(buffer).contributors))
 
 
 def _kill_this_once_summed(samples: Any, total: Any) -> None:  # noqa: ANN401 - arrays
@@ -259,7 +259,7 @@ def work_in_a_group(me: Me) -> None:
         # Whoever is in votes until all are: an update also admits peers of other groups.
         while run.world_size < me.options["total"]:
             run.update_topology()
-        contributors = run.all_reduce(np.ones(30_000)).contributors
+        contributors = len(run.all_reduce(np.ones(30_000)).contributors)
         where = {"world": run.world_size, "groups": run.groups, "largest": run.largest_group, "size": run.group_size}
         me.say("where", contributors=contributors, group=me.options["group"], **where)
         if me.hear()["tell"] == "end":
@@ -267,7 +267,7 @@ def work_in_a_group(me: Me) -> None:
         me.say("reducing")
         try:
             info = run.all_reduce(np.ones(30_000), retry=False)
-            me.say("reduced", contributors=info.contributors, epoch=info.epoch)
+            me.say("reduced", contributors=len(info.contributors), epoch=info.epoch)
         except Exception as error:
             me.say("lost", error=type(error).__name__)
         me.hear()

@@ -75,7 +75,7 @@ def call_together(me: Me) -> None:
             info: Any = call(run, given)
             pairs = zip(given, array, strict=True) if isinstance(given, list) else [(given, array)]
             assert all((now == 2 * then).all() for now, then in pairs)
-            me.say("called", case=name, contributors=info.contributors)
+            me.say("called", case=name, contributors=len(info.contributors))
 
 
 def call_something_else(me: Me) -> None:
@@ -124,7 +124,7 @@ def train_with_strangers(me: Me) -> None:
         _gather(run, 5)
         me.say("admitted", size=run.group_size)
         me.hear()
-        me.say("went on", contributors=run.all_reduce(np.ones(60_000)).contributors)
+        me.say("went on", contributors=len(run.all_reduce(np.ones(60_000)).contributors))
 
 
 def train_wrongly(me: Me) -> None:
@@ -192,7 +192,7 @@ def vote_against_an_op(me: Me) -> None:
             return
         info = run.all_reduce(buffer)
         assert (buffer == 2 * np.arange(float(me.options["floats"]))).all()
-        me.say("done", contributors=info.contributors)
+        me.say("done", contributors=len(info.contributors))
 
 
 def test_two_different_votes_never_meet(cluster: Cluster) -> None:
@@ -249,4 +249,4 @@ def wait_under_own_tag(me: Me) -> None:
             run.update_topology(min_world=2, timeout_s=30)
         with me.failing("late"):
             run.all_reduce(np.ones(10), tag=run.rank)
-        assert run.all_reduce(np.ones(10), tag=7, timeout_s=20).contributors == 2
+        assert len(run.all_reduce(np.ones(10), tag=7, timeout_s=20).contributors) == 2

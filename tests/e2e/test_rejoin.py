@@ -37,16 +37,16 @@ def train(me: Me) -> None:
         try:
             check_every = 1 if at == "between" else 1_000
             for step in run.steps(state, check_every=check_every, rejoin=me.options.get("rejoin", True)):
-                gradients = np.full(COUNT, 1.0)
+                gradients = np.full(COUNT, 1.0 + step.number)
                 freeze("op")
                 before = step.number
                 info = step.all_reduce(gradients, op="avg")
-                assert (gradients == 1.0).all(), "an average of ones"
+                assert (gradients == 1.0 + step.number).all(), "an average over those that computed it for this step"
                 freeze("later")
                 stop = np.full(COUNT, me.told(), np.int64)  # so large that nobody has it before all have sent it
                 step.all_reduce(stop, op="max")
-                weights += gradients
-                me.say("step", number=step.number, before=before, peer=run.peer_id, world=info.contributors)
+                weights += gradients - step.number
+                me.say("step", number=step.number, before=before, peer=run.peer_id, world=len(info.contributors))
                 freeze("between")
                 if stop[0]:
                     break

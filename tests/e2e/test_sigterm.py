@@ -59,7 +59,7 @@ def train(me: Me) -> None:
             ones = np.ones(COUNT, np.float32)
             info = step.all_reduce(ones, op="avg")
             weights += ones
-            me.say("step", number=step.number, weight=weights[-1], contributors=info.contributors)
+            me.say("step", number=step.number, weight=weights[-1], contributors=len(info.contributors))
             if step.number == options.get("pause_after"):
                 me.say("paused", number=step.number)
                 me.hear()

@@ -53,7 +53,7 @@ def reduce_in_many_threads(me: Me) -> None:
             for number in range(30):
                 array = np.full(1 + tag * 2_500, float(number + run.rank))
                 info = run.all_reduce(array, tag=tag) if tag % 2 else run.all_reduce_async(array, tag=tag).wait(30)
-                assert info.contributors == WORLD
+                assert len(info.contributors) == WORLD
                 assert (array == 2 * number + 1).all()
 
         _in_threads([lambda tag=tag: work(tag) for tag in range(8)])  # type: ignore[misc]
@@ -83,7 +83,7 @@ def use_one_tag_twice(me: Me) -> None:
         me.say("joined", rank=run.rank)
         if run.rank:
             me.hear()
-            me.say("reduced", contributors=run.all_reduce(np.ones(50_000), tag=5).contributors)
+            me.say("reduced", contributors=len(run.all_reduce(np.ones(50_000), tag=5).contributors))
             return
         started, infos = threading.Event(), []
 
@@ -100,7 +100,7 @@ def use_one_tag_twice(me: Me) -> None:
         with me.failing("refused", how="handled"):
             run.all_reduce_async(np.ones(10), tag=5)
         thread.join()
-        me.say("reduced", contributors=infos[0].contributors)
+        me.say("reduced", contributors=len(infos[0].contributors))
 
 
 def _wait_in_flight(run: Any, tag: int) -> None:  # noqa: ANN401 - a communicator
@@ -276,7 +276,7 @@ def interrupt_an_op(me: Me) -> None:
             except KeyboardInterrupt:
                 me.say("interrupted", intact=bool((array == np.arange(50_000.0)).all()))
         me.hear()
-        me.say("reduced", contributors=run.all_reduce(array).contributors)
+        me.say("reduced", contributors=len(run.all_reduce(array).contributors))
 
 
 def test_busy_and_evict_are_legal_beside_everything_else(cluster: Cluster) -> None:
@@ -293,7 +293,7 @@ def work_and_be_busy(me: Me) -> None:
 
         def reduce() -> None:
             for _ in range(30):
-                assert run.all_reduce(np.ones(1_000)).contributors == WORLD
+                assert len(run.all_reduce(np.ones(1_000)).contributors) == WORLD
 
         def be_busy() -> None:
             for _ in range(30):

@@ -65,7 +65,8 @@ def _loop(me: Me, run: Any) -> None:  # noqa: ANN401 - a communicator; Ringfold 
             raise
         digest, total = zlib.crc32(result.tobytes()), result.sum(dtype=np.float64)
         now = {"clock_ns": run.clock.now().ns if run.clock.is_ready else 0} if me.options.get("clock") else {}
-        me.say("step", number=step, digest=digest, total=total, contributors=info.contributors, epoch=info.epoch, **now)
+        now |= {"contributors": len(info.contributors), "epoch": info.epoch}
+        me.say("step", number=step, digest=digest, total=total, **now)
         step += 1
     me.say("end", step=step)
 

@@ -170,7 +170,7 @@ def test_programs_can_be_written_by_hand(sim: Simulation) -> None:
         yield Sleep(5)
         name = np.array([me.peer], np.int64)
         yield Broadcast(name)
-        results.append((float(array[0]), info.contributors, int(name[0])))
+        results.append((float(array[0]), len(info.contributors), int(name[0])))
 
     cluster = sim.cluster(peers=2, program=program)
     sim.run_until(cluster.finished, limit_ms=10_000)

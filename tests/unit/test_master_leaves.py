@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from ringfold.errors import ConfigError, RemoteProtocolError
 from ringfold.master.edges import LOSS_WINDOW_NS, EdgeMemory
@@ -121,6 +122,18 @@ def test_evidence_comes_with_the_last_done_and_payloads_are_by_rank() -> None:
     assert sent.evidence.payloads == [b"0", b"1", b"2"]
     assert (sent.evidence.registrations, sent.evidence.fingerprint) == (7, fingerprint(b"d" * 32))
     assert collector.add(4, done(2, sequence=1)) is None
+
+
+def test_who_contributes_nothing_is_done_all_the_same() -> None:
+    collector = Collector(2, [5, 3], [50, 30])
+    nothing = structs.replace(done(0), payload=None)
+    assert collector.add(5, nothing) is None
+    assert collector.callers(0, 0) == (b"d" * 32, [5])
+    with pytest.raises(RemoteProtocolError, match="Done twice"):
+        collector.add(5, nothing)
+    sent = collector.add(3, done(1))
+    assert sent is not None
+    assert sent.evidence.payloads == [None, b"1"]
 
 
 def test_whoever_speaks_for_another_or_twice_is_lying() -> None:

@@ -101,7 +101,7 @@ def test_the_guide_shows_what_is_said_of_peers_that_hang() -> None:
     assert shown(f"Evicted: {Evicted(with_names(eviction(waiting, 60_100, limit)[1], names), who)}")
     silent = structs.replace(waiting, is_silent=True)
     assert shown(f"Evicted: {Evicted(with_names(eviction(silent, 60_100, 'stall_timeout_s 60.0 s')[1], names), who)}")
-    sync = replace(waiting, key=Key("sync", 0), what="sync 9")
+    sync = structs.replace(waiting, key=Key("sync", 0), what="sync 9")
     assert shown(f"Evicted: {Evicted(with_names(eviction(sync, 60_100, 'stall_timeout_s 60.0 s')[1], names), who)}")
     vote = Stall(Key("call", -1), "update_topology", {1: 0}, absent, {0: 2})
     assert shown(f"Evicted: {Evicted(with_names(eviction(vote, 300_000, 'op_timeout_s 300.0 s')[1], names), who)}")

@@ -245,7 +245,7 @@ def test_a_heartbeat_of_another_length_is_refused(beat: Heartbeat, data: st.Data
 
 
 descriptors = st.binary(min_size=DESCRIPTOR_BYTES, max_size=DESCRIPTOR_BYTES)
-dones = st.builds(Done, u32, u64, u32, u32, descriptors, u64, st.binary(max_size=60))
+dones = st.builds(Done, u32, u64, u32, u32, descriptors, u64, st.none() | st.binary(max_size=60))
 
 
 @given(dones)
@@ -257,13 +257,20 @@ def test_done_survives_the_trip(done: Done) -> None:
 
 @given(dones)
 def test_a_done_without_its_whole_head_is_refused(done: Done) -> None:
-    head = len(done_frame(done)) - len(done.payload) - 5
+    head = len(done_frame(done)) - len(done.payload or b"") - 5
     [(_, body)] = cut(FrameReader(), done_frame(done))
     with pytest.raises(RemoteProtocolError):
         decode_done(body[: head - 1])
 
 
-@given(st.builds(Evidence, u32, u64, u32, u32, u64, st.lists(st.binary(max_size=30), max_size=4)))
+def test_a_done_that_contributes_nothing_has_no_payload() -> None:
+    body = cut(FrameReader(), done_frame(Done(1, 2, 3, 0, bytes(DESCRIPTOR_BYTES), 0, None)))[0][1]
+    assert decode_done(body).payload is None
+    with pytest.raises(RemoteProtocolError, match="contributes nothing, and 1 bytes"):
+        decode_done(body + b"x")
+
+
+@given(st.builds(Evidence, u32, u64, u32, u32, u64, st.lists(st.none() | st.binary(max_size=30), max_size=4)))
 def test_evidence_has_the_layout_that_the_engine_reads(evidence: Evidence) -> None:
     """The native side decodes it; here its documented layout is written a second time, field by field."""
     [(kind, body)] = cut(FrameReader(), evidence_frame(evidence))
@@ -281,8 +288,9 @@ def test_evidence_has_the_layout_that_the_engine_reads(evidence: Evidence) -> No
     lengths = struct.unpack_from(f"<{head[-1]}I", body, at)
     at += 4 * head[-1]
     for length in lengths:
-        payloads.append(body[at : at + length])
-        at += length
+        is_there = length != 0xFFFF_FFFF
+        payloads.append(body[at : at + length] if is_there else None)
+        at += length if is_there else 0
     assert payloads == evidence.payloads
     assert at == len(body)
 
@@ -300,7 +308,7 @@ def test_the_layouts_are_what_native_code_was_written_for() -> None:
     """These sizes stand in C++ too; whoever changes one must change both and raise the protocol version."""
     assert {
         name: getattr(frames, name).size for name in ("_HEAD", "_BEAT", "_REPORT", "_ANNOUNCED", "_DONE", "_EVIDENCE")
-    } == {"_HEAD": 5, "_BEAT": 16, "_REPORT": 42, "_ANNOUNCED": 21, "_DONE": 76, "_EVIDENCE": 30}
+    } == {"_HEAD": 5, "_BEAT": 16, "_REPORT": 42, "_ANNOUNCED": 21, "_DONE": 77, "_EVIDENCE": 30}
 
 
 # Proofs

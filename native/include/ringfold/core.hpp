@@ -76,6 +76,7 @@ struct Planted {
   bool forget_lane = false;     // what was on a lost lane is not sent again
   bool tell_nobody = false;     // a lane that leaves a segment to others does not make them look
   bool apply_finished = false;  // a frame of a finished sequence counts for the op that runs
+  bool divide_by_size = false;  // an average is over the ring, not over those that contributed
   bool early_unlimited = false; // each op counts its early segments by itself, and nobody all of them
 };
 
@@ -491,6 +492,12 @@ class Core {
   bool on_op_frame(const OpPtr& op, bool from_next, const FrameHeader& header, const std::byte* payload,
                    std::string& why);
   bool on_data(const OpPtr& op, bool from_next, const FrameHeader& header, const std::byte* payload, std::string& why);
+  struct Journey {
+    std::uint32_t travelled, reach;  // in hops
+  };
+  Journey journey(std::uint32_t origin, bool from_next) const;
+  bool on_absent(const OpPtr& op, bool from_next, const FrameHeader& header, std::string& why);
+  void send_absent(const OpPtr& op, bool to_next, std::uint32_t origin);
   bool on_done(const OpPtr& op, bool from_next, const FrameHeader& header, const std::byte* payload, std::string& why);
   bool on_evidence(const std::byte* body, std::size_t bytes, std::string& why);
   bool stash(TagState& tag, Conn& conn, const FrameHeader& header, const std::byte* payload, std::string& why);

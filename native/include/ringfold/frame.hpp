@@ -24,6 +24,7 @@ enum class LaneFrame : std::uint8_t {
   done = 4,   // the local part at rank `origin` is finished; a small op's payload travels inside
   ready = 5,  // the receiver has called the op: more than the eager bytes may come
   applied = 6,  // on shared links: `offset` frames of this lane have been dealt with; not counted itself
+  absent = 7,   // rank `origin` contributes nothing to the op; a small op's Done says so itself
 };
 
 // A frame is this header and `length` bytes of payload.
@@ -41,7 +42,7 @@ struct FrameHeader {
   std::uint32_t fingerprint = 0;
   std::uint32_t origin = 0;
   std::uint64_t registrations = 0;
-  std::uint32_t reserved = 0;
+  std::uint32_t contributors = 0;  // data: how many ranks the value is of, 0 without a payload; done: whether `origin` is one
   std::uint32_t header_crc = 0;
 
   std::uint32_t crc() const { return crc32c(this, offsetof(FrameHeader, header_crc)); }

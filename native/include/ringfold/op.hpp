@@ -7,6 +7,12 @@
 // A quantised op has the same plan and the same offsets, but its segments travel encoded and are therefore shorter. A segment's
 // encoding is that of its pieces, one after the other: blocks never reach into another array. Encoded segments belong to what
 // is queued for sending, not to the caller's memory.
+//
+// A rank may take part in a reduction without contributing to it: its operand does not exist, whatever its memory holds. So a
+// value has a count of contributors, which travels with each segment; the owner of the final value divides by it. A value of
+// nobody has no bytes and travels as an empty segment; where it is final it is written as zeros. What is reduced with it is
+// passed on as it is, so the bits are those of a reduction by the contributors alone. Who contributed is known to a rank before its
+// local part is finished: the count of the final value says how many ranks to learn of (`set_absent`).
 #pragma once
 
 #include <array>
@@ -47,6 +53,7 @@ struct OpSpec {
   Retry retry = Retry::engine;
   bool again = false;  // another attempt of the last call on this tag, which the caller retries
   bool in_place = true;
+  bool contribute = true;  // false: this rank's operand does not exist. It is the same call all the same
   Ns timeout = 0;
   std::vector<Span> spans;
   std::uint64_t step = no_step;  // these two are set by the core
@@ -67,13 +74,14 @@ struct OpResult {
   OpStatus status = OpStatus::ok;
   std::vector<std::byte> reason;
   std::uint32_t epoch = 0;
-  std::uint32_t contributors = 0;
+  std::vector<std::uint64_t> contributors;  // peer ids, sorted
   std::uint64_t registrations = 0;
   std::uint64_t sent_bytes = 0;
   std::uint64_t received_bytes = 0;
 };
 
-// Bytes that several holders share without copying them: a small op's payload is folded, forwarded and kept for a seal.
+// Bytes that several holders share without copying them: a small op's payload is folded, forwarded and kept for a seal. One that
+// was never given is not there, which is not the same as empty: its rank contributes nothing.
 class Payload {
  public:
   Payload() = default;
@@ -81,6 +89,7 @@ class Payload {
       : bytes_(std::make_shared<const std::vector<std::byte>>(std::move(bytes))) {}
   const std::byte* data() const { return bytes_ ? bytes_->data() : nullptr; }
   std::size_t size() const { return bytes_ ? bytes_->size() : 0; }
+  bool is_there() const { return bytes_ != nullptr; }
 
  private:
   std::shared_ptr<const std::vector<std::byte>> bytes_;
@@ -92,12 +101,15 @@ using Payloads = std::vector<Payload>;  // by rank
 struct Sendable {
   std::uint16_t stage = 0;
   bool own = false;  // the caller's bytes, not a value that was received
-  std::uint32_t length = 0;  // as it travels
+  std::uint32_t length = 0;  // of a value as it travels
   std::uint64_t offset = 0;
   std::uint32_t crc = 0;
   bool crc_known = false;
   Payload encoded{};  // quantised ops: the segment as it travels; own ones are encoded when they are taken
   bool again = false;  // it has been sent before, on a lane that is lost
+  std::uint32_t contributors = 1;  // 0: there is no value, and nothing travels but the header
+
+  std::uint32_t travelling_bytes() const { return contributors > 0 ? length : 0; }
 };
 
 // A contiguous piece of memory inside a segment.
@@ -137,6 +149,7 @@ class Op {
   std::uint32_t done_count = 0;
   std::uint64_t registrations = 0;
   Payloads payloads;           // small ops only
+  bool divide_by_size = false;  // a planted bug: the division is by the ring's size, not by the count of contributors
 
   // Begins (again) in an epoch. Everything of an earlier attempt is forgotten.
   // `fine`: segments small enough that paths of different speed end together.
@@ -144,7 +157,14 @@ class Op {
              BackupPool& pool);
 
   const Plan& plan() const { return plan_; }
-  bool local_part_finished() const { return received_ == plan_.receive_segments; }
+  bool local_part_finished() const {
+    return received_ == plan_.receive_segments && (!reduces() || final_count_ + absent_count_ == plan_.size);
+  }
+  bool reduces() const { return spec.kind == OpKind::all_reduce || spec.kind == OpKind::reduce_scatter; }
+  // A rank contributes nothing. False: it cannot be, because the final value has another count.
+  bool set_absent(std::uint32_t rank);
+  bool is_absent(std::uint32_t rank) const { return absent_[rank]; }
+  std::uint32_t absent_count() const { return absent_count_; }
 
   bool has_sendable(bool to_next) const {
     return !again_[to_next].empty() || !forwards_[to_next].empty() || !own_[to_next].empty();
@@ -169,10 +189,10 @@ class Op {
   enum class Applied { yes, duplicate, invalid };
   // Applies one received segment: reduces or overwrites, saves what was there, and queues it for the next hop.
   Applied apply(bool from_next, std::uint16_t stage, std::uint64_t offset, const std::byte* payload,
-                std::uint32_t length, std::uint32_t crc, bool ignore_bitmap = false);
+                std::uint32_t length, std::uint32_t crc, std::uint32_t contributors, bool ignore_bitmap = false);
 
   // A small op: what this rank contributes, and the result once every rank's payload is here.
-  std::vector<std::byte> own_payload() const;
+  Payload own_payload() const;
   bool payloads_fit() const;
   void fold();
 
@@ -188,13 +208,28 @@ class Op {
     std::uint16_t stage;
     std::uint64_t offset;
     std::uint32_t crc;
+    std::uint32_t contributors;
     std::vector<std::byte> payload;
   };
 
-  void write(const Receive& receive, std::uint64_t offset, const std::byte* payload, std::uint32_t length,
-             std::uint32_t crc);
-  void write_quantised(const Receive& receive, std::uint64_t offset, const std::byte* payload, std::uint32_t length,
-                       std::uint32_t crc);
+  // What a received segment brings, and how many ranks its value is of with what is here.
+  struct Incoming {
+    std::uint64_t offset;
+    const std::byte* payload;
+    std::uint32_t length;  // of a value
+    std::uint32_t crc;
+    std::uint32_t contributors;
+    std::uint32_t here;  // contributors of the value that it is reduced into
+
+    std::uint32_t together() const { return contributors + here; }
+  };
+
+  void write(const Receive& receive, const Incoming& in);
+  std::uint32_t write_span(const Receive& receive, const Incoming& in, const Span& span, std::size_t inside, std::size_t at,
+                           std::size_t count);
+  void write_quantised(const Receive& receive, const Incoming& in);
+  bool count(const Receive& receive, std::uint16_t stage, const Incoming& in);
+  std::uint32_t divisor(const Receive& receive, std::uint32_t contributors) const;
   bool quantised() const { return spec.scheme != quantize::Scheme::none; }
   // The part of the virtual range that the segment at `offset` of a chunk covers, and its length as it travels.
   std::size_t segment_end(std::int32_t chunk, std::size_t offset) const;
@@ -211,6 +246,11 @@ class Op {
   Plan plan_;
   std::vector<std::uint64_t> bitmap_;
   std::uint32_t received_ = 0;
+  std::vector<bool> absent_;  // by rank
+  std::uint32_t absent_count_ = 0;
+  std::uint32_t final_count_ = 0;  // contributors of the final value, once a segment of it is here
+  bool has_final_ = false;
+  std::vector<std::uint32_t> stage_counts_;  // by stage: contributors of the value here, as long as a later stage is reduced into it
   std::deque<Sendable> own_[2];
   std::deque<Sendable> forwards_[2];
   std::deque<Sendable> again_[2];

@@ -25,6 +25,7 @@ from ringfold.peer.communicator import Communicator
 from ringfold.peer.handle import Handle
 from ringfold.peer.outcome import ReduceInfo
 from ringfold.peer.states import SyncInfo
+from ringfold.peer.step_ops import StepHandle
 from ringfold.peer.steps import Step
 from ringfold.probe.alone import Prober, ProbeWindow
 from ringfold.state.checkpoint import Checkpoints
@@ -120,7 +121,7 @@ def api_page() -> str:
         f"## ringfold.join\n\n```python\n{_signature('join', ringfold.join)}\n```\n\n{inspect.getdoc(ringfold.join)}",
     ]
     for kind in (
-        Communicator, Step, Handle, ReduceInfo, SharedState, MayDiffer, SyncInfo, Checkpoints,
+        Communicator, Step, StepHandle, Handle, ReduceInfo, SharedState, MayDiffer, SyncInfo, Checkpoints,
         GlobalClock, Instant, Prober, ProbeWindow,
     ):  # fmt: skip
         parts.append(f"## {kind.__name__}\n\n{_doc(kind)}")

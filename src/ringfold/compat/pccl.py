@@ -258,7 +258,7 @@ class Communicator:
         if outcome.error is not None:
             tags = tuple(call.tag for call, info in zip(calls, outcome.infos, strict=True) if info is not None)
             self._fail(outcome.error, func, tags)
-        world = min((info.contributors for info in done), default=run.group_size)
+        world = min((len(info.contributors) for info in done), default=run.group_size)
         return ReduceInfo(world, sum(info.tx_bytes for info in done), sum(info.rx_bytes for info in done))
 
     def _begin(self, run: peer.Communicator, call: Operands) -> Handle:
@@ -366,7 +366,7 @@ def _how(call: Operands) -> dict[str, Any]:
 
 
 def _info(info: Reduced) -> ReduceInfo:
-    return ReduceInfo(info.contributors, info.tx_bytes, info.rx_bytes)
+    return ReduceInfo(len(info.contributors), info.tx_bytes, info.rx_bytes)
 
 
 class _Newer(Protocol):

@@ -10,11 +10,11 @@ from typing import Any, Protocol, cast
 
 from numpy import ndarray
 
-OpResult = tuple[int, bytes, int, int, int, int, int]
-"""status, reason, epoch, contributors, registrations, bytes sent, bytes received"""
-RawSealedOp = tuple[int, int, int, int, list[bytes] | None, bytes]
+OpResult = tuple[int, bytes, int, tuple[int, ...], int, int, int]
+"""status, reason, epoch, contributors (peer ids, sorted), registrations, bytes sent, bytes received"""
+RawSealedOp = tuple[int, int, int, int, list[bytes | None] | None, bytes]
 """tag, sequence, state (0 unfinished, 1 done, 2 committed), registrations, payloads by rank, descriptor"""
-RawVerdict = tuple[int, int, int, bool, int, list[bytes] | None, int, bytes]
+RawVerdict = tuple[int, int, int, bool, int, list[bytes | None] | None, int, bytes]
 """tag, sequence, the descriptor's fingerprint, commit, registrations, payloads, final (`Final`), reason"""
 RawEvent = tuple[Any, ...]
 Array = ndarray[Any, Any]
@@ -132,8 +132,11 @@ class Engine(Commands, Protocol):
         timeout_ns: int,
         quantisation: int = 0,
         again: bool = False,
+        contribute: bool = True,
     ) -> int:
-        """Begin an op; its number. `again`: another attempt of the last call on this tag (`Retry.CALLER`)."""
+        """Begin an op; its number. `again`: another attempt of the last call on this tag (`Retry.CALLER`).
+
+        Without `contribute` the content of `source` plays no part in a reduction."""
 
     def collective(
         self,
@@ -147,6 +150,7 @@ class Engine(Commands, Protocol):
         retry: int,
         timeout_ns: int,
         quantisation: int = 0,
+        contribute: bool = True,
     ) -> OpResult:
         """Submit, and drive the engine from this thread until the op ended."""
 

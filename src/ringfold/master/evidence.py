@@ -27,12 +27,13 @@ class Mismatch(Exception):
 class _Open:
     """One op that some members are done with."""
 
-    __slots__ = ("descriptor", "first", "missing", "payloads", "registrations")
+    __slots__ = ("descriptor", "first", "missing", "payloads", "registrations", "seen")
 
     def __init__(self, done: Done, members: int) -> None:
         self.descriptor = done.descriptor
         self.first = done.rank
         self.missing = members
+        self.seen = [False] * members
         self.payloads: list[bytes | None] = [None] * members
         self.registrations = 0
 
@@ -60,11 +61,11 @@ class Collector:
         op = self._open.get(key)
         if op is None:
             op = self._begin(key, done)
-        if op.payloads[rank] is not None:
+        if op.seen[rank]:
             raise RemoteProtocolError(f"Done twice for tag {tag} sequence {sequence}")
         if op.descriptor != done.descriptor:
             raise Mismatch(self._ring[op.first], op.descriptor)
-        op.payloads[rank] = done.payload
+        op.seen[rank], op.payloads[rank] = True, done.payload
         op.missing -= 1
         if done.registrations > op.registrations:
             op.registrations = done.registrations
@@ -72,16 +73,15 @@ class Collector:
             return None
         del self._open[key]
         self._finished[tag] = sequence
-        payloads = [payload for payload in op.payloads if payload is not None]
         crc = fingerprint(op.descriptor)
-        return SendEvidence(self._conns, Evidence(self._epoch, tag, sequence, crc, op.registrations, payloads))
+        return SendEvidence(self._conns, Evidence(self._epoch, tag, sequence, crc, op.registrations, op.payloads))
 
     def callers(self, tag: int, sequence: int) -> tuple[bytes, list[PeerId]]:
         """What the first Done of an open op said was called, and who has said the same."""
         op = self._open.get((tag, sequence))
         if op is None:
             return b"", []
-        return op.descriptor, [peer for peer, said in zip(self._ring, op.payloads, strict=True) if said is not None]
+        return op.descriptor, [peer for peer, seen in zip(self._ring, op.seen, strict=True) if seen]
 
     def _begin(self, key: tuple[int, int], done: Done) -> _Open:
         tag, sequence = key

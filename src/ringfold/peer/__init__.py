@@ -6,6 +6,7 @@ are `control.py` (reaching the master and proving the token), `lanes.py` (connec
 `effects.py` are its words, `settings.py` its numbers. All these are pure.
 
 Then the shell: `carry.py` (effects -> engine commands), `session.py` (the engine, one thread, and who waits for what),
-`outcome.py` (how an op's end becomes a value or an exception), `ops.py` (ops that run in any epoch, or in one). On top
-of it what users see: `handle.py`, `communicator.py`, `steps.py`, and `joining.py`: from an address to a communicator.
+`outcome.py` (how an op's end becomes a value or an exception), `ops.py` (ops that run in any epoch, or in one),
+`results.py` (results of another size than the array). On top of it what users see: `handle.py`, `communicator.py`,
+`steps.py` with `step_ops.py` (several ops of a step in flight), and `joining.py`: from an address to a communicator.
 """

@@ -15,10 +15,9 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, get_args
+from typing import Self, get_args
 
 import numpy as np
-import numpy.typing as npt
 
 from ringfold.clock.clock import GlobalClock
 from ringfold.dataplane.buffers import (
@@ -26,9 +25,7 @@ from ringfold.dataplane.buffers import (
     ArrayLike,
     Buffers,
     Spans,
-    check_apart,
     in_and_out,
-    operand_of,
     spans_of,
 )
 from ringfold.dataplane.codes import REDUCE_OPS, OpKind
@@ -36,8 +33,9 @@ from ringfold.errors import UsageError
 from ringfold.peer.counting import Counter
 from ringfold.peer.evicting import evict_peer
 from ringfold.peer.handle import Handle
-from ringfold.peer.ops import Ops, by_caller, positive_ns, quantisation_code, reduce_code, refusal
+from ringfold.peer.ops import BINDING, Ops, by_caller, positive_ns, quantisation_code, reduce_code, refusal
 from ringfold.peer.outcome import Meeting, ReduceInfo
+from ringfold.peer.results import Array, Result, Source
 from ringfold.peer.session import Session
 from ringfold.peer.states import (
     OnDivergence,
@@ -52,7 +50,6 @@ from ringfold.runtime.sigterm import Sigterm
 from ringfold.state.shared import SharedState
 from ringfold.wire.messages import Record, SyncStrategy
 
-Array = npt.NDArray[Any]
 _ndarray = np.ndarray
 
 
@@ -174,6 +171,7 @@ class Communicator:
         timeout_s: float | None = None,
         quantize: str | None = None,
         skip_none: bool = False,
+        contribute: bool = True,
     ) -> ReduceInfo:
         """Reduce `buffers` in place (or into `out`) over the group and return who contributed.
 
@@ -186,12 +184,17 @@ class Communicator:
 
         `quantize` sends float16, bfloat16 and float32 as 8 or 4 bits each: minmax8, minmax4, zeroscale8 or zeroscale4.
         The result is then near the true one, and still the same bytes on every survivor; small ops stay exact.
+
+        A peer with `contribute=False` adds nothing and gets the result, which is that of the others alone: an average
+        is over those that contributed. What its buffers hold before plays no part. It is the same call as the others',
+        so each peer may choose for itself. Where nobody contributes, the result is zeros.
         """
         ops = self._ops
-        if type(buffers) is _ndarray and out is None and dtype is None and quantize is None:
+        if type(buffers) is _ndarray and out is None and dtype is None and quantize is None and contribute:
             code = CODES.get(buffers.dtype)
             reduce_op = REDUCE_OPS.get(op)
             free = tag not in ops.in_flight and (ops.state is None or not ops.state.torn) and not self._session.is_over
+            free = free and BINDING.get() is None
             if code is not None and reduce_op is not None and free and buffers.flags.carray:
                 is_usual = timeout_s is None and tag not in ops.final_tags
                 timeout_ns = ops.timeout_ns if is_usual else ops.timeout_of(tag, timeout_s)
@@ -212,6 +215,7 @@ class Communicator:
             retry=retry,
             timeout_s=timeout_s,
             quantisation=quantisation,
+            contribute=contribute,
         )
 
     def all_reduce_async(
@@ -226,6 +230,7 @@ class Communicator:
         timeout_s: float | None = None,
         quantize: str | None = None,
         skip_none: bool = False,
+        contribute: bool = True,
     ) -> Handle:
         """Begin an `all_reduce` and return a handle on it. One op per tag may be in flight, and many tags.
 
@@ -236,7 +241,15 @@ class Communicator:
         operation, number = f"all_reduce (tag {tag})", reduce_code(op)
         quantisation = quantisation_code(quantize, op, source.codes)
         return self._ops.begin(
-            operation, number, tag, source, target, retry=retry, timeout_s=timeout_s, quantisation=quantisation
+            operation,
+            number,
+            tag,
+            source,
+            target,
+            retry=retry,
+            timeout_s=timeout_s,
+            quantisation=quantisation,
+            contribute=contribute,
         )
 
     def broadcast(
@@ -281,8 +294,8 @@ class Communicator:
         The result is a NumPy array: on the memory of `out`, or with the same numbers where that is on a device.
         """
         ops = self._ops
-        source = _Source(array, dtype)
-        result = _Result(source, out, dtype)
+        source = Source(array, dtype)
+        result = Result(source, out, dtype)
 
         def submit(record: Record, again: bool) -> int:
             target, kind = result.of_shape((len(record.members), *source.shape)), OpKind.ALL_GATHER
@@ -304,11 +317,15 @@ class Communicator:
         retry: bool = True,
         dtype: str | None = None,
         timeout_s: float | None = None,
+        contribute: bool = True,
     ) -> Array:
-        """This rank's chunk of the reduced array. The flattened array is cut into as many equal chunks as members."""
+        """This rank's chunk of the reduced array. The flattened array is cut into as many equal chunks as members.
+
+        `contribute` is as in `all_reduce`.
+        """
         ops, reduce_op = self._ops, reduce_code(op)
-        source = _Source(array, dtype)
-        result = _Result(source, out, dtype)
+        source = Source(array, dtype)
+        result = Result(source, out, dtype)
 
         def submit(record: Record, again: bool) -> int:
             size, kind, elements = len(record.members), OpKind.REDUCE_SCATTER, source.operand.size
@@ -316,7 +333,17 @@ class Communicator:
                 raise UsageError(f"reduce_scatter: {elements} elements cannot be cut into {size} equal chunks")
             target, given, how = result.of_shape((elements // size,)), source.spans, by_caller(retry)
             return ops.submit(
-                "reduce_scatter", kind, reduce_op, tag, 0, given, target, retry=how, timeout_s=timeout_s, again=again
+                "reduce_scatter",
+                kind,
+                reduce_op,
+                tag,
+                0,
+                given,
+                target,
+                retry=how,
+                timeout_s=timeout_s,
+                again=again,
+                contribute=contribute,
             )
 
         ops.run_bound("reduce_scatter", tag, submit, retry=retry, fixed_size=out is not None)
@@ -440,7 +467,7 @@ class Communicator:
         `check_every` steps, and once more at the end (`until`). A member that has diverged is named in a warning of all
         peers and gets the run's state; with `on_divergence="raise"` it raises `StateDiverged`.
 
-        With `checkpoint=DIR` the state is saved there every `every` steps, the last `keep` are kept, and the loop begins
+        With `checkpoint=DIR` the state is saved there every `every` steps, the last `keep` stay, and the loop begins
         with the newest one that is whole. If all peers were killed, the run goes on from the newest checkpoint of its
         own history, after a wait for those who took part in the last sync (the setting `resume_wait_s`).
 
@@ -546,42 +573,3 @@ class Communicator:
         seconds = self._ops.timeout_s if timeout_s is None else timeout_s
         positive_ns(seconds)
         return seconds
-
-
-class _Source:
-    """The array of an op whose result has another size."""
-
-    def __init__(self, array: ArrayLike, dtype: str | None) -> None:
-        self.operand = operand_of(array, dtype=dtype, writable=False)
-        self.spans = Spans.of([self.operand])
-        self.shape = self.spans.arrays[0].shape
-        # bfloat16 of a NumPy extension (JAX's is) gives results of its own dtype; other libraries' come as bits.
-        kind = getattr(array, "dtype", None)
-        self.kind = kind if isinstance(kind, np.dtype) else self.spans.arrays[0].dtype
-
-
-class _Result:
-    """Where the result of an op goes whose size depends on the ring: the caller's `out`, or an array made for it."""
-
-    def __init__(self, source: _Source, out: ArrayLike | None, dtype: str | None) -> None:
-        self._source, self._dtype = source, dtype
-        self._out = None if out is None else operand_of(out, "out=", dtype)
-        self._array = out if isinstance(out, np.ndarray) else None if self._out is None else self._out.view
-        self._spans = Spans([], [])
-
-    def of_shape(self, shape: tuple[int, ...]) -> Spans:
-        """Where an op in a ring of this size writes to."""
-        source, operand = self._source.operand, self._out
-        if operand is None:
-            self._array = np.empty(shape, self._source.kind)
-            operand = operand_of(self._array, dtype=self._dtype)
-        elif operand.code != source.code or operand.size != int(np.prod(shape)):
-            raise UsageError(f"out= must have the array's dtype and the shape {shape}, not {operand.described}")
-        check_apart([operand], [source])
-        self._spans = Spans.of([operand], read=False)
-        return self._spans
-
-    def written(self) -> Array:
-        """The op has committed: its result, as NumPy sees it."""
-        self._spans.copy_back()
-        return self._spans.arrays[0] if self._array is None else self._array

@@ -5,7 +5,9 @@ depend on the ring (a size, a rank, a minimum of members) is *bound* to one epoc
 cannot change, never restarted by the engine, and tried again here, with arguments made anew.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 from ringfold.dataplane.buffers import Spans
 from ringfold.dataplane.codes import DTYPES, QUANTISABLE, QUANTISATIONS, REDUCE_OPS, OpKind, Retry
@@ -22,6 +24,20 @@ from ringfold.wire.messages import Record
 Submit = Callable[[Record, bool], int]
 """Submits a bound op, given the record of the epoch that runs, and whether it is another attempt of the same call;
 returns the engine's number for it."""
+
+BINDING: ContextVar[Callable[[Record], None] | None] = ContextVar("binding", default=None)
+"""Called with the record of the epoch in which an op of this thread is about to be submitted; it may raise
+`TooFewPeers`. While there is one, every op of the thread is bound to its epoch."""
+
+
+@contextmanager
+def bound(binding: Callable[[Record], None]) -> Iterator[None]:
+    """Inside, every op of this thread is bound to its epoch, and `binding` is called before it is submitted."""
+    token = BINDING.set(binding)
+    try:
+        yield
+    finally:
+        BINDING.reset(token)
 
 
 class Ops:
@@ -40,6 +56,8 @@ class Ops:
         self.go_on_with(session)
         self.state: SharedState | None = None
         """The shared state that was synced last: while it is torn, no op goes on from it."""
+        self.last_epoch = 0
+        """In which the op was committed that returned last."""
         self._noting = threads.RLock()
 
     def go_on_with(self, session: Session) -> None:
@@ -60,14 +78,46 @@ class Ops:
         retry: bool = True,
         timeout_s: float | None = None,
         quantisation: int = 0,
+        contribute: bool = True,
     ) -> ReduceInfo:
         """An op that means the same in any ring, driven from this thread to its end."""
+        if BINDING.get() is not None:
+
+            def submit(record: Record, again: bool) -> int:
+                return self.submit(
+                    operation,
+                    kind,
+                    reduce_op,
+                    tag,
+                    0,
+                    source,
+                    target,
+                    retry=by_caller(retry),
+                    timeout_s=timeout_s,
+                    quantisation=quantisation,
+                    again=again,
+                    contribute=contribute,
+                )
+
+            info = self.run_bound(operation, tag, submit, retry=retry)
+            (target or source).copy_back()
+            return info
         self.check_tag(operation, tag)
         arrays = None if target is None else target.arrays
         codes, timeout_ns = source.codes, self.timeout_of(tag, timeout_s)
         try:
             result = self.engine.collective(
-                kind, reduce_op, tag, 0, source.arrays, arrays, codes, 1 if retry else 0, timeout_ns, quantisation
+                kind,
+                reduce_op,
+                tag,
+                0,
+                source.arrays,
+                arrays,
+                codes,
+                1 if retry else 0,
+                timeout_ns,
+                quantisation,
+                contribute,
             )
         except (ValueError, TypeError) as error:
             raise refusal(operation, tag, error) from None
@@ -86,6 +136,7 @@ class Ops:
         retry: bool,
         timeout_s: float | None,
         quantisation: int = 0,
+        contribute: bool = True,
     ) -> Handle:
         """An all_reduce that the engine's own thread drives."""
         self.check_tag(operation, tag)
@@ -100,6 +151,7 @@ class Ops:
             retry=Retry.ENGINE if retry else Retry.NEVER,
             timeout_s=timeout_s,
             quantisation=quantisation,
+            contribute=contribute,
         )
 
         def finished(result: OpResult) -> ReduceInfo | RingfoldError:
@@ -123,17 +175,17 @@ class Ops:
         *,
         retry: bool = False,
         fixed_size: bool = False,
-        again: bool = False,
     ) -> ReduceInfo:
-        """An op that is bound to one epoch. With `retry` it is tried again in the next, unless its size is fixed.
-
-        `again`: all of this is another attempt of the last call on this tag."""
+        """An op that is bound to one epoch. With `retry` it is tried again in the next, unless its size is fixed."""
         self.check_tag(operation, tag)
+        binding, again = BINDING.get(), False
         while True:
             sizes: list[int] = []
 
             def noted(record: Record, sizes: list[int] = sizes, again: bool = again) -> int:
                 sizes.append(len(record.members))
+                if binding is not None:
+                    binding(record)
                 return submit(record, again)
 
             number = self.session.submit_in_epoch(operation, noted)
@@ -160,15 +212,35 @@ class Ops:
         timeout_s: float | None = None,
         quantisation: int = 0,
         again: bool = False,
+        contribute: bool = True,
     ) -> int:
         arrays = None if target is None else target.arrays
         codes, timeout_ns = source.codes, self.timeout_of(tag, timeout_s)
         try:
             return self.engine.submit(
-                kind, reduce_op, tag, root, source.arrays, arrays, codes, retry, timeout_ns, quantisation, again
+                kind,
+                reduce_op,
+                tag,
+                root,
+                source.arrays,
+                arrays,
+                codes,
+                retry,
+                timeout_ns,
+                quantisation,
+                again,
+                contribute,
             )
         except (ValueError, TypeError) as error:
             raise refusal(operation, tag, error) from None
+
+    def look(self, operation: str, number: int) -> ReduceInfo | RingfoldError | None:
+        """How a submitted op has ended; None while it is in flight."""
+        try:
+            result = self.engine.poll(number)
+            return None if result is None else self.returned(operation, result)
+        except RingfoldError as error:
+            return error
 
     def set_step(self, step: int | None) -> None:
         """The program begins this step, or is outside of any: its calls are counted from 0 again."""
@@ -182,6 +254,7 @@ class Ops:
 
     def _note(self, result: OpResult) -> None:
         with self._noting:
+            self.last_epoch = result[2]
             last = self.last
             if last is None or (result[2], result[4]) > (last[2], last[4]):
                 self.last = result

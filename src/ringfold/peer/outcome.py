@@ -25,9 +25,13 @@ from ringfold.wire.naming import with_you
 
 
 class ReduceInfo(NamedTuple):
-    """What a committed op tells: how many peers contributed, in which epoch, and the bytes this peer moved for it."""
+    """What a committed op tells: who contributed, in which epoch it was committed, and the bytes that this peer moved.
 
-    contributors: int
+    `contributors` are peer ids, sorted, and the same on every member: those that the result was computed from. Of an
+    op that reduces nothing they are all members.
+    """
+
+    contributors: tuple[int, ...]
     epoch: int
     tx_bytes: int
     rx_bytes: int
@@ -56,7 +60,7 @@ def error_of_op(result: OpResult, operation: str, ended: RingfoldError | None, m
         case OpStatus.ABORTED:
             return error_of(decode_reason(reason), operation, epoch, me)
         case OpStatus.TOO_FEW:
-            return TooFewPeers(contributors)
+            return TooFewPeers(len(contributors))
         case OpStatus.FAILED:
             return again(ended) if ended is not None else UsageError(f"{operation}: this peer has left the run")
         case OpStatus.CANCELLED:

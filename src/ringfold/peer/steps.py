@@ -30,14 +30,14 @@ that still knows the last sync may want an older one instead (`resuming.py`).
 
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
 
-from ringfold.dataplane.buffers import Buffers, in_and_out
-from ringfold.dataplane.codes import OpKind, Retry
+from ringfold.dataplane.buffers import ArrayLike, Buffers, in_and_out
 from ringfold.errors import (
-    CollectiveAborted,
+    DeadlineExceeded,
     Evicted,
     RevisionViolation,
     RingfoldError,
@@ -47,8 +47,10 @@ from ringfold.errors import (
     UsageError,
 )
 from ringfold.peer.counting import TAG, Counter, Counting, NotYet
-from ringfold.peer.ops import Ops, quantisation_code, reduce_code
-from ringfold.peer.outcome import ReduceInfo
+from ringfold.peer.handle import SLICE_S
+from ringfold.peer.ops import Ops, bound
+from ringfold.peer.outcome import ReduceInfo, again
+from ringfold.peer.results import Array, result_alone
 from ringfold.peer.resuming import CheckpointStore, Resuming, check_used
 from ringfold.peer.states import (
     OnDivergence,
@@ -58,6 +60,8 @@ from ringfold.peer.states import (
     check_unchanged,
     sync_state,
 )
+from ringfold.peer.step_ops import Outstanding, StepHandle, StepOp
+from ringfold.peer.step_ops import result_alone as reduce_alone
 from ringfold.runtime.sigterm import EXIT_STATUS, Sigterm
 from ringfold.state.checkpoint import Checkpoints
 from ringfold.state.shared import SharedState, lineage_of
@@ -129,7 +133,38 @@ class Run(Protocol):
         timeout_s: float | None = None,
         quantize: str | None = None,
         skip_none: bool = False,
+        contribute: bool = True,
     ) -> ReduceInfo: ...
+    def broadcast(
+        self,
+        buffers: Buffers,
+        *,
+        root: int = 0,
+        tag: int = 0,
+        dtype: str | None = None,
+        timeout_s: float | None = None,
+    ) -> ReduceInfo: ...
+    def all_gather(
+        self,
+        array: ArrayLike,
+        *,
+        out: ArrayLike | None = None,
+        tag: int = 0,
+        dtype: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Array: ...
+    def reduce_scatter(
+        self,
+        array: ArrayLike,
+        *,
+        op: str = "sum",
+        out: ArrayLike | None = None,
+        tag: int = 0,
+        dtype: str | None = None,
+        timeout_s: float | None = None,
+        contribute: bool = True,
+    ) -> Array: ...
+    def barrier(self, *, tag: int = 0, timeout_s: float | None = None) -> ReduceInfo: ...
     def rejoin(self) -> None: ...
     def leave(self) -> None: ...
 
@@ -180,12 +215,115 @@ class Step:
         timeout_s: float | None = None,
         quantize: str | None = None,
         skip_none: bool = False,
+        contribute: bool = True,
     ) -> ReduceInfo:
         """`Communicator.all_reduce` with at least `min_world` peers: with fewer, the attempt is discarded and waits.
 
-        A peer that is alone where it may be (`min_world=1`) gets its own buffers back.
+        A peer that is alone where it may be (`min_world=1`) gets its own buffers back, or zeros if it contributes
+        nothing.
         """
-        return self._loop.all_reduce(self, _Call(buffers, op, tag, out, dtype, timeout_s, quantize, skip_none))
+        return self._loop.all_reduce(
+            self, _Call(buffers, op, tag, out, dtype, timeout_s, quantize, skip_none, contribute)
+        )
+
+    def all_reduce_async(
+        self,
+        buffers: Buffers,
+        *,
+        op: str = "sum",
+        tag: int = 0,
+        out: Buffers | None = None,
+        dtype: str | None = None,
+        timeout_s: float | None = None,
+        quantize: str | None = None,
+        skip_none: bool = False,
+        contribute: bool = True,
+    ) -> StepHandle:
+        """Begin an `all_reduce` of this step and return a handle on it. One op per tag may be in flight, and many tags.
+
+        Its `wait` waits for peers and tries again as `all_reduce` does. Members may wait for their handles in any
+        order. As long as no op of the step is committed, all that are in flight count as its first: if the group falls
+        below `min_world`, they are discarded and run together when it is large enough again. A handle that the program
+        does not wait for is waited for at the end of the step.
+        """
+        begun = StepOp(
+            buffers,
+            out,
+            dtype,
+            op=op,
+            tag=tag,
+            timeout_s=timeout_s,
+            quantize=quantize,
+            skip_none=skip_none,
+            contribute=contribute,
+        )
+        return self._loop.all_reduce_async(self, begun)
+
+    def broadcast(
+        self,
+        buffers: Buffers,
+        *,
+        root: int = 0,
+        tag: int = 0,
+        dtype: str | None = None,
+        timeout_s: float | None = None,
+    ) -> ReduceInfo:
+        """`Communicator.broadcast`, with the care that `all_reduce` takes."""
+        run = self._loop._run
+        return self._loop.collective(
+            self,
+            lambda: run.broadcast(buffers, root=root, tag=tag, dtype=dtype, timeout_s=timeout_s),
+            self._loop.info_alone,
+        )
+
+    def all_gather(
+        self,
+        array: ArrayLike,
+        *,
+        out: ArrayLike | None = None,
+        tag: int = 0,
+        dtype: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Array:
+        """`Communicator.all_gather`, with the care that `all_reduce` takes."""
+        run = self._loop._run
+        return self._loop.collective(
+            self,
+            lambda: run.all_gather(array, out=out, tag=tag, dtype=dtype, timeout_s=timeout_s),
+            lambda: result_alone(array, out, dtype, gathers=True),
+        )
+
+    def reduce_scatter(
+        self,
+        array: ArrayLike,
+        *,
+        op: str = "sum",
+        out: ArrayLike | None = None,
+        tag: int = 0,
+        dtype: str | None = None,
+        timeout_s: float | None = None,
+        contribute: bool = True,
+    ) -> Array:
+        """`Communicator.reduce_scatter`, with the care that `all_reduce` takes."""
+        loop = self._loop
+        return loop.collective(
+            self,
+            lambda: loop._run.reduce_scatter(
+                array,
+                op=op,
+                out=out,
+                tag=tag,
+                dtype=dtype,
+                timeout_s=timeout_s,
+                contribute=contribute and loop.contributes,
+            ),
+            lambda: result_alone(array, out, dtype, gathers=False, contribute=contribute and loop.contributes),
+        )
+
+    def barrier(self, *, tag: int = 0, timeout_s: float | None = None) -> ReduceInfo:
+        """`Communicator.barrier`, with the care that `all_reduce` takes."""
+        run = self._loop._run
+        return self._loop.collective(self, lambda: run.barrier(tag=tag, timeout_s=timeout_s), self._loop.info_alone)
 
     def __index__(self) -> int:
         return self.number
@@ -206,6 +344,7 @@ class Loop:
         counter = settings.counter
         self._counting = None if counter is None else Counting(counter, settings.until)
         self._min_world = settings.min_world
+        self._step: int | None = None  # the step that is on
         self._reduced_in: int | None = None  # the step in which an op has committed
         self._epoch: int | None = None  # of the ops since the last sync
         self._is_shaken = False  # whether that epoch has changed since
@@ -213,6 +352,9 @@ class Loop:
         self._rejoins = 0  # since the last step that was finished
         self._sigterm = settings.sigterm_type(settings.sigterm_grace_s or 0.0, run.leave)
         self._committed = 0  # ops of this peer, when the step began
+        self._outstanding = Outstanding(
+            ops, is_bound=self._is_bound, check_size=self._check_size, committed=self._note_commit
+        )
         self._is_cut_off = False  # whether this peer left in the middle of a step that the program ended all the same
 
     def steps(self) -> Iterator[Step]:
@@ -227,6 +369,7 @@ class Loop:
             self._stop()
         finally:
             self._ops.set_step(None)
+            self._outstanding.abandon()
             self._end_counting(is_over=False)
             self._sigterm.uninstall()
 
@@ -248,7 +391,9 @@ class Loop:
             self._enter(step)
             self._sigterm.is_inside = False
             self._check_sigterm()
+            self._outstanding.contributes = True
             yield step
+            self._wait_for_rest(step)
             self._sigterm.is_inside, self._is_cut_off = True, self._sigterm.is_overdue
             number = step.number
             if state.revision not in (number, number + 1):
@@ -278,7 +423,7 @@ class Loop:
         return Step(number, info, self, number - due)
 
     def _enter(self, step: Step) -> None:
-        self._state.revision = step.number
+        self._state.revision = self._step = step.number
         self._ops.set_step(step.number)
         self._note_committed()
 
@@ -350,11 +495,34 @@ class Loop:
         """Whether an op was committed since the step began: from then on the program may have changed the state."""
         return self._checkpoints is None or self._ops.engine.stats()["committed"] != self._committed
 
+    # Ops
+
     def all_reduce(self, step: Step, call: "_Call") -> ReduceInfo:
+        return self.collective(step, lambda: self._reduce(call), lambda: self._reduce_alone(call))
+
+    def collective(self, step: Step, attempt: Callable[[], T], alone: Callable[[], T]) -> T:
+        """An op of a step. `alone` is what it gives where nobody else is there, and need not be."""
+
+        def do() -> T:
+            self._outstanding.submit()
+            with bound(self._outstanding.submit_in) if self._is_bound else nullcontext():
+                result = attempt()
+            self._note_commit(result.epoch if isinstance(result, ReduceInfo) else self._ops.last_epoch)
+            return result
+
+        return self._guarded(step, lambda: self._among_enough(step, do, alone))
+
+    def all_reduce_async(self, step: Step, op: StepOp) -> StepHandle:
+        self._check_whole()
+        self._outstanding.begin(op)
+        return StepHandle(op, self._outstanding.look, lambda op, timeout: self._wait(step, op, timeout))
+
+    def _guarded(self, step: Step, do: Callable[[], T]) -> T:
+        """`do`, unless SIGTERM ends the loop meanwhile."""
         self._check_whole()
         self._sigterm.is_inside = True
         try:
-            return self._all_reduce(step, call)
+            return do()
         except RingfoldError as error:
             if not self._is_stopped_by(error):
                 raise
@@ -364,41 +532,117 @@ class Loop:
         finally:
             self._sigterm.is_inside = False
 
-    def _all_reduce(self, step: Step, call: "_Call") -> ReduceInfo:
-        # The first op of a step waits for peers. Those that have committed it go on with those that are left.
-        is_first, is_short, again = self._reduced_in != step.number, False, False
-        needed = self._min_world if is_first else 1
+    def _among_enough(self, step: Step, do: Callable[[], T], alone: Callable[[], T]) -> T:
+        """`do`, again each time that the group was too small for it, or that this peer has joined again.
+
+        The first op of a step waits for peers. Those that have committed it go on with those that are left.
+        """
+        is_short = False
         while True:
             try:
                 if is_short:
                     self._prepare()
                     self._count()  # which newcomers begin with, too
                     self._note_committed()
+                    self._outstanding.begin_again()
                     is_short = False
-                info = self._attempt(call, needed, again)
+                return do()
             except TooFewPeers:
-                if needed == 1:
+                self._outstanding.look()
+                if self._needed == 1:
                     self._committed = -1  # as good as committed
-                    _copy_to_out(call)
-                    return ReduceInfo(1, self._run.epoch, 0, 0)
-                is_short, again = True, False  # who is admitted begins with this call, and all count from 0 again
-            except CollectiveAborted:
-                if needed <= 2:
-                    raise
-                again = True
+                    return alone()
+                is_short = True
             except Evicted as error:
-                if not is_first:
+                self._outstanding.look()
+                if self._reduced_in == step.number:
                     raise
                 self._come_back_to(step, error)
-                is_short = again = False
-            else:
-                self._reduced_in = step.number
-                self._note(info)
-                return info
+                self._outstanding.begin_again()
+                # What this peer has computed is for another step.
+                self._outstanding.contributes = is_short = False
 
-    def _note(self, info: ReduceInfo) -> None:
-        self._is_shaken |= self._epoch not in (None, info.epoch)
-        self._epoch = info.epoch
+    def _wait(self, step: Step, op: StepOp, timeout: float | None = None) -> None:
+        left_s = float("inf") if timeout is None else max(0.0, timeout)
+
+        def do() -> None:
+            nonlocal left_s
+            while True:
+                self._outstanding.look()
+                if op.outcome is not None:
+                    return
+                self._outstanding.submit()
+                if op.number is None:
+                    raise TooFewPeers(1)
+                if left_s <= 0:
+                    waited_ms = int((timeout or 0.0) * 1_000)
+                    text = f"{op.operation} still runs after {waited_ms} ms"
+                    raise DeadlineExceeded("wait", (), waited_ms, text)
+                self._ops.engine.wait_op(op.number, min(left_s, SLICE_S))
+                left_s -= SLICE_S
+
+        def alone() -> None:
+            self._outstanding.end_alone(self.info_alone())
+
+        self._guarded(step, lambda: self._among_enough(step, do, alone))
+
+    def _wait_for_rest(self, step: Step) -> None:
+        """The step is over when all of its ops are; the first error of one is raised."""
+        while (op := self._outstanding.first) is not None:
+            self._wait(step, op)
+            if isinstance(op.outcome, RingfoldError):
+                raise again(op.outcome)
+
+    @property
+    def contributes(self) -> bool:
+        """Whether what this peer has computed in this step is of this step."""
+        return self._outstanding.contributes
+
+    @property
+    def _is_bound(self) -> bool:
+        # A group of one is refused by the engine, by the epoch's size, so up to two it may retry by itself.
+        return self._min_world > 2
+
+    @property
+    def _needed(self) -> int:
+        """How many members the group must have for an op of this step."""
+        return 1 if self._reduced_in == self._step else self._min_world
+
+    def _check_size(self, size: int) -> None:
+        if size < self._needed:
+            raise TooFewPeers(size, self._needed)
+
+    def _note_commit(self, epoch: int) -> None:
+        self._reduced_in = self._step
+        self._note(epoch)
+
+    def info_alone(self) -> ReduceInfo:
+        return ReduceInfo((self._run.peer_id,), self._run.epoch, 0, 0)
+
+    def _reduce_alone(self, call: "_Call") -> ReduceInfo:
+        contribute = call.contribute and self.contributes
+        if call.out is not None or not contribute:
+            source, target = in_and_out(call.buffers, call.out, call.dtype, skip_none=call.skip_none)
+            reduce_alone(source, target, contribute=contribute)
+        info = self.info_alone()
+        return info if contribute else info._replace(contributors=())
+
+    def _reduce(self, call: "_Call") -> ReduceInfo:
+        return self._run.all_reduce(
+            call.buffers,
+            op=call.op,
+            tag=call.tag,
+            out=call.out,
+            dtype=call.dtype,
+            timeout_s=call.timeout_s,
+            quantize=call.quantize,
+            skip_none=call.skip_none,
+            contribute=call.contribute and self.contributes,
+        )
+
+    def _note(self, epoch: int) -> None:
+        self._is_shaken |= self._epoch not in (None, epoch)
+        self._epoch = epoch
 
     def _count(self, *, last: bool = False) -> int | None:
         """The number of the step that is due, or of the one that is on; None if it is not agreed yet.
@@ -408,68 +652,29 @@ class Loop:
         counting, run = self._counting, self._run
         if counting is None:
             return self._state.revision
-        needed, again = 1 if last else self._min_world, False
+        needed = 1 if last else self._min_world
+
+        def check_size(record: Record) -> None:
+            if len(record.members) < needed:
+                raise TooFewPeers(len(record.members), needed)
+
         while True:
             self._ops.set_step(self._state.revision)
             facts = counting.facts(run.peer_id, self._state.revision - 1)
             timeout_s = counting.wait_s + self._ops.timeout_s
             try:
-                self._note(self._attempt(_Call(facts, "max", TAG, timeout_s=timeout_s), needed, again))
+                with bound(check_size) if needed > 2 else nullcontext():
+                    self._note(run.all_reduce(facts, op="max", tag=TAG, timeout_s=timeout_s).epoch)
             except TooFewPeers:
                 if needed > 1:
                     self._prepare()
-                    again = False
                     continue
                 # Alone, one's own facts are all there are.
-            except CollectiveAborted:
-                if needed <= 2:
-                    raise
-                again = True
-                continue
             match counting.judge(run.peer_id, facts):
                 case int(number):
                     return number
                 case NotYet():
                     return None
-
-    def _attempt(self, call: "_Call", needed: int, again: bool) -> ReduceInfo:
-        buffers, op, tag, out, dtype, timeout_s, quantize, skip_none = call
-        if needed <= 2:
-            # The engine refuses a group of one by the epoch's size, so it may retry by itself.
-            return self._run.all_reduce(
-                buffers,
-                op=op,
-                tag=tag,
-                out=out,
-                dtype=dtype,
-                timeout_s=timeout_s,
-                quantize=quantize,
-                skip_none=skip_none,
-            )
-        ops, reduce_op, kind = self._ops, reduce_code(op), OpKind.ALL_REDUCE
-        source, target = in_and_out(buffers, out, dtype, skip_none=skip_none)
-        number = quantisation_code(quantize, op, source.codes)
-
-        def submit(record: Record, again: bool) -> int:
-            if len(record.members) < needed:
-                raise TooFewPeers(len(record.members), needed)
-            return ops.submit(
-                "all_reduce",
-                kind,
-                reduce_op,
-                tag,
-                0,
-                source,
-                target,
-                retry=Retry.CALLER,
-                timeout_s=timeout_s,
-                quantisation=number,
-                again=again,
-            )
-
-        info = ops.run_bound("all_reduce", tag, submit, again=again)
-        (target or source).copy_back()
-        return info
 
     # Admission, waiting, sync
 
@@ -581,14 +786,4 @@ class _Call(NamedTuple):
     timeout_s: float | None = None
     quantize: str | None = None
     skip_none: bool = False
-
-
-def _copy_to_out(call: _Call) -> None:
-    if call.out is None:
-        return
-    source, target = in_and_out(call.buffers, call.out, call.dtype, skip_none=call.skip_none)
-    if target is None:
-        return
-    for here, there in zip(source.arrays, target.arrays, strict=True):
-        there.reshape(-1)[:] = here.reshape(-1)
-    target.copy_back()
+    contribute: bool = True

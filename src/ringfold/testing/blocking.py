@@ -66,7 +66,7 @@ class HungUp(BaseException):
 
 
 class SimRun(Communicator):
-    """The communicator of a simulated peer. Async ops are for programs that are generators."""
+    """The communicator of a simulated peer."""
 
     def __init__(self, session: "SimSession") -> None:
         super().__init__(cast(Session, session), OP_TIMEOUT_S)
@@ -334,10 +334,11 @@ class SimSession:
 
 
 class SimEngine:
-    """As much of an engine as ops need that wait for their end. An op that fails raises its error here already."""
+    """As much of an engine as ops need. An op that fails raises its error here already."""
 
     def __init__(self, line: Line, peer: "SimPeer") -> None:
         self._line, self._peer = line, peer
+        self._ended: dict[int, object] = {}
 
     def submit(
         self,
@@ -352,16 +353,48 @@ class SimEngine:
         timeout_ns: int,
         quantisation: int = 0,
         again: bool = False,
+        contribute: bool = True,
     ) -> int:
         if target is not None or len(source) > 1 or [DTYPES[array.dtype.name] for array in source] != list(dtypes):
             raise NotImplementedError("one array, in place, in its own dtype: the rest is not simulated")
         array = source[0] if source else np.zeros(0, np.uint8)
         timeout_ms = timeout_ns // MS
         handle = self._line.ask(
-            Collective(array, OPS[reduce_op], tag, retry, Kind(kind), root, timeout_ms, False, quantisation, again)
+            Collective(
+                array,
+                OPS[reduce_op],
+                tag,
+                retry,
+                Kind(kind),
+                root,
+                timeout_ms,
+                wait=False,
+                quantisation=quantisation,
+                again=again,
+                contribute=contribute,
+            )
         )
         assert isinstance(handle, int)
         return handle
+
+    def poll(self, op: int) -> OpResult | None:
+        ended = self._ended.get(op) or self._peer.look_at(op)
+        if isinstance(ended, RingfoldError):
+            raise ended
+        return None if ended is None else _result(ended)
+
+    def wait_op(self, op: int, timeout_s: float) -> bool:
+        """Until the op has ended: nobody is in a hurry here."""
+        if op not in self._ended and self._peer.look_at(op) is None:
+            try:
+                self._ended[op] = self._line.ask(Wait(op))
+            except RingfoldError as error:
+                self._ended[op] = error
+        return True
+
+    def release(self, op: int) -> None:
+        if self._ended.pop(op, None) is None:
+            self._peer.release(op)
 
     def run_op(self, op: int) -> OpResult:
         return _result(self._line.ask(Wait(op)))
@@ -378,8 +411,11 @@ class SimEngine:
         retry: int,
         timeout_ns: int,
         quantisation: int = 0,
+        contribute: bool = True,
     ) -> OpResult:
-        begun = self.submit(kind, reduce_op, tag, root, source, target, dtypes, retry, timeout_ns, quantisation)
+        begun = self.submit(
+            kind, reduce_op, tag, root, source, target, dtypes, retry, timeout_ns, quantisation, contribute=contribute
+        )
         return self.run_op(begun)
 
     def all_reduce(self, array: Array, dtype: int, reduce_op: int, tag: int, retry: int, timeout_ns: int) -> OpResult:

@@ -6,7 +6,7 @@ decide about the last epoch of a peer that was killed or evicted does not concer
 
 Checked at once, so that the trace ends where it went wrong:
 - two peers that succeed in an op hold the same bits;
-- these are the reduction over what exactly the members of that epoch passed in;
+- these are the reduction over what exactly the members of that epoch passed in that contribute, and all name these;
 - the calls of an op stand at the same place of the program;
 - a buffer of a call that failed is, bit for bit, what was passed in;
 - a peer's epochs only grow, and an epoch of a group has the same ring everywhere.
@@ -81,7 +81,7 @@ class History:
         self.peers[peer].calls.setdefault(request.tag, []).append(call)
         return call
 
-    def succeeded(self, call: Call, epoch: int, contributors: int) -> None:
+    def succeeded(self, call: Call, epoch: int, contributors: tuple[int, ...]) -> None:
         call.outcome, call.epoch, call.contributors = "ok", epoch, contributors
         call.result = call.request.array.tobytes()
         calls = self.peers[call.peer].calls[call.tag]
@@ -159,21 +159,26 @@ class History:
         ring = self.rings.get((group, epoch))
         if ring is None:
             raise Violation(f"{_name(call)} succeeded in epoch {epoch}, which nobody was told of")
-        if call.contributors != len(ring):
-            raise Violation(
-                f"{_name(call)}: {call.contributors} contributors reported, epoch {epoch} has the members {ring}"
-            )
         # The root of a broadcast needs nobody: if it alone survives, the op is committed whoever had called it.
         sources = [ring[call.request.root]] if call.request.kind is Kind.BROADCAST else ring
-        inputs = [self._input(member, epoch, index, call) for member in sources]
+        theirs = {member: self._made(member, epoch, index, call) for member in sources}
+        reduces = call.request.kind is Kind.ALL_REDUCE
+        contributors = [one for one in sources if theirs[one].request.contribute] if reduces else ring
+        if call.contributors != tuple(sorted(contributors)):
+            raise Violation(
+                f"{_name(call)}: {call.contributors} are named as contributors, but in epoch {epoch} with the members "
+                f"{ring} these are {sorted(contributors)}"
+            )
+        given = [theirs[member].given for member in sources if member in contributors]
+        inputs = [np.frombuffer(one, call.request.array.dtype) for one in given]
         if not _same(call, expected(call.request, inputs)):
             raise Violation(
                 f"{_name(call)} succeeded with bits that are not the {call.request.op} over what the members {ring} "
                 f"of epoch {epoch} passed in"
             )
 
-    def _input(self, member: int, epoch: int, index: int, call: Call) -> Array:
-        """What a member passed to the index-th op of the tag in that epoch."""
+    def _made(self, member: int, epoch: int, index: int, call: Call) -> Call:
+        """A member's call of the index-th op of the tag in that epoch."""
         calls = self.peers[member].calls.get(call.tag, [])
         before = sum(bool(one.outcome) and one.epoch < epoch for one in calls)
         if before + index >= len(calls):
@@ -184,15 +189,17 @@ class History:
                 f"{_name(call)} at {call.request.place} was committed together with peer {member}'s call at "
                 f"{theirs.request.place}"
             )
-        return np.frombuffer(theirs.given, call.request.array.dtype)
+        return theirs
 
 
 def expected(request: Collective, inputs: list[Array]) -> Array:
-    """What an op must give, computed from everybody's input in ring order."""
+    """What an op must give, computed from the inputs of all that contribute, in ring order."""
     if request.kind is Kind.BROADCAST:
         return inputs[0]
     if request.kind is Kind.BARRIER or not request.array.size:
         return request.array.reshape(-1)
+    if not inputs:
+        return np.zeros(request.array.size, request.array.dtype)
     folds: dict[str, Callable[[Array, Array], Array]] = {
         "sum": np.add, "avg": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum,
     }  # fmt: skip
@@ -209,7 +216,8 @@ def _same(call: Call, wanted: Array) -> bool:
     if got.shape != wanted.shape:
         return False
     if call.request.quantisation:
-        return bool(np.abs(got.astype(np.float64) - wanted).max(initial=0) <= _quantisation_error(call.contributors))
+        error = np.abs(got.astype(np.float64) - wanted).max(initial=0)
+        return bool(error <= _quantisation_error(len(call.contributors)))
     # Inputs are small whole numbers, exact in every dtype; only a division may round in its own way.
     return np.allclose(got, wanted, rtol=1e-3) if call.request.op == "avg" else bool(np.array_equal(got, wanted))
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ringfold.dataplane.codes import DTYPES, REDUCE_OPS, OpStatus
+from ringfold.dataplane.engine import OpResult
 from ringfold.errors import RingfoldError, UsageError
 from ringfold.peer import carry
 from ringfold.peer.effects import (
@@ -297,6 +298,7 @@ class SimPeer:
             self._timeout_ms(request) * MS,
             request.quantisation,
             request.again,
+            request.contribute,
         )
         self.later(0, self._turn)
         return op
@@ -307,6 +309,15 @@ class SimPeer:
             return request.timeout_ms
         self._usual_tags.add(request.tag)
         return self.sim.setup.op_timeout_ms
+
+    def look_at(self, op: int) -> object | None:
+        """How an op has ended, if it has: a value or an error."""
+        return None if self._runner is None else self._runner.look_at(op)
+
+    def release(self, op: int) -> None:
+        """The program has seen how an op ended."""
+        if self._runner is not None:
+            self._runner.release(op)
 
     def _count_call(self) -> None:
         self._calls += 1
@@ -449,7 +460,7 @@ class SimPeer:
                 self.core.release(op)
                 runner.landed(op, self._outcome(result), result[2])
 
-    def _outcome(self, result: tuple[int, bytes, int, int, int, int, int]) -> Reduced | RingfoldError:
+    def _outcome(self, result: OpResult) -> Reduced | RingfoldError:
         status, _, epoch, contributors, registrations = result[:5]
         if status == OpStatus.OK:
             return Reduced(epoch, contributors, registrations)

@@ -306,6 +306,7 @@ BUGS: dict[str, Bug] = {
     "apply_finished": Bug(
         "the engine applies a frame of a finished sequence", _native("apply_finished"), is_of_state=True
     ),
+    "divide_by_size": Bug("an average is over the ring, not over those that contributed", _native("divide_by_size")),
     "early_unlimited": Bug("early segments are counted for each op, and not together", _native("early_unlimited")),
     "ignored_survivor": Bug("a verdict that ignores a survivor", Setup(master=IgnoresASurvivor)),
     "commit_unfinished": Bug("a verdict that commits what one survivor has not done", Setup(master=CommitsUnfinished)),

@@ -63,6 +63,8 @@ class Collective:
     """How it travels, as the engine numbers it; 0 is as it is."""
     again: bool = False
     """Another attempt of the last call on this tag."""
+    contribute: bool = True
+    """False: what is in the array plays no part, and it gets the result all the same."""
     place: tuple[int, ...] | None = None
     """Where in the program the call stands: calls of different places must never meet."""
 
@@ -75,9 +77,10 @@ def AllReduce(
     retry: bool = True,
     wait: bool = True,
     quantisation: int = 0,
+    contribute: bool = True,
     place: tuple[int, ...] | None = None,
 ) -> Collective:
-    return Collective(array, op, tag, retry, wait=wait, quantisation=quantisation, place=place)
+    return Collective(array, op, tag, retry, wait=wait, quantisation=quantisation, contribute=contribute, place=place)
 
 
 def Broadcast(array: Array, root: int = 0, tag: int = 0, *, retry: bool = True) -> Collective:
@@ -191,10 +194,10 @@ Program = Generator[Request, Any, None]
 
 @dataclass(frozen=True, slots=True)
 class Reduced:
-    """What a collective that succeeded returns: in which epoch, and how many contributed."""
+    """What a collective that succeeded returns: in which epoch, and who contributed."""
 
     epoch: int
-    contributors: int
+    contributors: tuple[int, ...]
     registrations: int = 0
 
 
@@ -245,7 +248,7 @@ class Call:
     epoch: int = 0
     index: int = 0
     """Among the calls on its tag that ended in that epoch."""
-    contributors: int = 0
+    contributors: tuple[int, ...] = ()
     result: bytes = b""
 
     @property

@@ -84,6 +84,18 @@ class Runner:
             self._awaited_op = None
             self._deliver(op)
 
+    def look_at(self, op: int) -> Outcome | None:
+        """How an op has ended that the program has not waited for; None while it is in flight."""
+        return self._landed[op][1] if op in self._landed else None
+
+    def release(self, op: int) -> None:
+        """The program has seen the end of an op by looking at it."""
+        if op in self._landed:
+            call, outcome = self._landed.pop(op)
+            self._peer.sim.history.returned(call)
+            if isinstance(outcome, Reduced):
+                self._peer.op_returned(outcome)
+
     def call_over(self, ballot: int, outcome: Outcome) -> None:
         """A run-wide call is over."""
         if self._awaited_ballot == ballot:

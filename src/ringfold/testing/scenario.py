@@ -16,7 +16,7 @@ from ringfold.testing.program import ProgramOf
 from ringfold.testing.scheduler import SimulationFailure
 from ringfold.testing.simulation import Setup, Simulation, quick_settings
 from ringfold.testing.stalling import Stalls
-from ringfold.testing.stateful import Looping, Syncing, looping, syncing
+from ringfold.testing.stateful import Looping, Overlap, Syncing, looping, syncing
 from ringfold.testing.workloads import Training, training
 
 LIMIT_MS = 60_000
@@ -108,6 +108,7 @@ def draw(seed: int, base: Setup | None = None) -> Scenario:
         if is_plain and Random(f"wrong {seed}").random() < 0.4:
             work = replace(work, founders=peers, wrong=Random(f"share {seed}").choice((0.5, 1.0)))
             kinds += ["join", "join", "join"]
+        work = replace(work, silent=Random(f"silent {seed}").choice((0.0, 0.0, 0.2, 0.6)))
         if work.burst:
             # Over the slowest links hundreds of headers, and a seal that lists them, take longer than silence may last.
             weather = replace(weather, bytes_per_ms=(2_000, 100_000), window_bytes=(4_096, 65_536))
@@ -216,6 +217,14 @@ def _crowded(seed: int, work: Training) -> Training:
 
 
 def _looping(rng: Random, seed: int, peers: int) -> Looping:
+    work = _plain_looping(rng, seed, peers)
+    draw = Random(f"overlap {seed}")
+    overlap: Overlap = draw.choice(("none", "none", "first", "all"))
+    ops = work.ops if overlap == "none" else draw.randint(2, 3)
+    return replace(work, overlap=overlap, ops=ops, silent=draw.choice((0.0, 0.0, 0.3, 0.6)))
+
+
+def _plain_looping(rng: Random, seed: int, peers: int) -> Looping:
     return Looping(
         seed=seed,
         until=rng.randint(4, 25),

@@ -9,7 +9,7 @@ Whatever else may happen to a state happens in `Syncing`, to single peers, as a 
 revision is counted twice, an array has another shape, the program writes during a sync, a strategy does not fit.
 """
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from random import Random
 from typing import Any, Literal
@@ -17,6 +17,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ringfold.errors import CallMismatch, DeadlineExceeded, StateError, StateLost, TooFewPeers, UsageError
+from ringfold.peer.steps import Step
 from ringfold.state.shared import MayDiffer, SharedState, set_torn
 from ringfold.testing.blocking import SimRun, blocking
 from ringfold.testing.program import (
@@ -34,9 +35,10 @@ from ringfold.testing.program import (
     Sync,
     UpdateTopology,
 )
-from ringfold.testing.workloads import gradient
+from ringfold.testing.workloads import contributes, gradient
 from ringfold.wire.messages import SyncStrategy
 
+Overlap = Literal["none", "first", "all"]
 MOST_RESTARTS = 12
 """Of all processes together: a run that lost its state for good comes to an end."""
 MOST_SYNCS = 25
@@ -66,6 +68,10 @@ class Looping:
     """Who gets SIGTERM, sometime."""
     skips: float = 0.0
     """How often a peer leaves a step out, as a `continue` in the wrong place does. One side of that is cast out."""
+    silent: float = 0.0
+    """The share of ops to which a peer contributes nothing."""
+    overlap: Overlap = "none"
+    """Which ops of a step are in flight together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,10 +190,11 @@ def looping(work: Looping) -> ProgramOf:
                 if Random(f"{work.seed}/{me.peer}/{step.number} skip").random() < work.skips:
                     continue
                 size = 3 if work.rejoin else step.number
+                calls = []
                 for position in range(work.ops):
                     reduced = gradient(me.peer, step.number, position, 1 + (size * 37) % 150, "int64")
-                    step.all_reduce(reduced)
-                    model.learn(reduced)
+                    calls.append((reduced, contributes(work.seed, work.silent, me, (step.number, position))))
+                _reduce(work, me, step, calls, run.sleep, model.learn)
                 run.sleep(work.think_ms * (1 + (me.peer * 7 + step.number * 3) % 5) / 5)
         except StateError as error:
             disk.is_lost |= isinstance(error, StateLost) and not disk.load(me.group, model.state, error.revision)
@@ -212,6 +219,34 @@ def _sigterm_at_ms(work: Looping, me: Self) -> float | None:
     who, at_ms = draw.randint(1, 4), draw.uniform(20, draw.choice((100, 500)))
     mine = Random(f"{work.seed}/{me.peer} sigterm").uniform(0, 30)
     return at_ms + mine if work.sigterm == "all" or (work.sigterm == "one" and me.peer == who) else None
+
+
+def _reduce(
+    work: Looping,
+    me: Self,
+    step: Step,
+    calls: list[tuple[Array, bool]],
+    sleep: Callable[[float], None],
+    learn: Callable[[Array], None],
+) -> None:
+    """The ops of a step. Those in flight together are waited for in an order of each peer's own."""
+    draw, handles, waited = Random(f"{work.seed}/{me.peer}/{step.number} order"), [], []
+    for position, (reduced, contribute) in enumerate(calls):
+        if work.overlap == "all" or (work.overlap == "first" and position == 0):
+            handles.append(step.all_reduce_async(reduced, tag=position, contribute=contribute))
+            waited.append(reduced)
+            sleep(draw.choice((0.0, 0.0, 3.0)))
+        else:
+            step.all_reduce(reduced, tag=position, contribute=contribute)
+            learn(reduced)
+    draw.shuffle(handles)
+    for handle in handles:
+        handle.wait()
+    for reduced in waited:
+        learn(reduced)
+    # What nobody waits for is over when the step is.
+    if work.overlap != "none":
+        step.all_reduce_async(np.ones(3, np.int64), tag=len(calls))
 
 
 def _restart(me: Self, disk: Disk) -> None:

@@ -72,6 +72,8 @@ class Training:
     """What steps begin with: somebody hangs, or all are slow."""
     optimise_every: int = 0
     """Before every so many steps the links are measured and the ring is chosen anew; 0: never."""
+    silent: float = 0.0
+    """The share of reductions to which a peer contributes nothing; to some nobody does, if it is not 0."""
 
 
 def training(work: Training) -> ProgramOf:
@@ -145,12 +147,14 @@ def _step(work: Training, me: Self, step: int) -> Generator[Request, Any, int]:
             yield from _insist(Barrier(retry=retry))
             continue
         size, dtype, op = _size(work, draw), _dtype(draw), _op(draw)
-        array = gradient(me.peer, step, position, size, dtype)
         if shape < 0.14:
+            array = gradient(me.peer, step, position, size, dtype)
             yield from _insist(Broadcast(array, retry=retry))
         else:
-            how = _quantisation(f"{work.seed}/{me.group}/{step}/{position}", dtype)
-            call = AllReduce(array, op, retry=retry, quantisation=how, place=(step, position))
+            place = f"{work.seed}/{me.group}/{step}/{position}"
+            how, op = _quantisation(place, dtype), _averaged(place, op)
+            call = _reduction(work, me, (step, position), size, dtype, retry)
+            call, array = replace(call, op=op, quantisation=how), call.array
             if work.timeout_ms and shape > 0.6:
                 yield from _come_late(work, me, step)
                 call = replace(call, timeout_ms=work.timeout_ms)
@@ -186,15 +190,18 @@ def _burst(work: Training, me: Self, step: int, draw: Random, retry: bool) -> Ge
     sizes = [_size(work, draw) for _ in range(draw.randint(work.burst // 2, work.burst))]
     # Low tags are for small ops; the others go around the ring, however small they are.
     first = draw.choice((100, 1_000))
-    arrays = {first + place: gradient(me.peer, step, place, size, "float32") for place, size in enumerate(sizes)}
+    calls = {
+        first + place: replace(_reduction(work, me, (step, first + place), size, "float32", retry), tag=first + place)
+        for place, size in enumerate(sizes)
+    }
     mine = Random(f"{work.seed}/{me.peer}/{step} order")
-    order = list(arrays)
+    order = list(calls)
     if mine.random() < 0.5:
         mine.shuffle(order)
     yield from _come_late(work, me, step)
     handles = []
     for tag in order:
-        handles.append((yield AllReduce(arrays[tag], tag=tag, retry=retry, wait=False, place=(step, tag))))
+        handles.append((yield replace(calls[tag], wait=False)))
         if mine.random() < 0.01:
             yield Sleep(mine.uniform(0, 5))
     failure: TooFewPeers | None = None
@@ -203,32 +210,54 @@ def _burst(work: Training, me: Self, step: int, draw: Random, retry: bool) -> Ge
             try:
                 yield Wait(handle)
             except CollectiveAborted:
-                yield from _insist(AllReduce(arrays[tag], tag=tag, retry=retry, place=(step, tag)))
+                yield from _insist(calls[tag])
         except TooFewPeers as error:
             failure = error
     if failure is not None:
         raise failure
-    return sum(zlib.crc32(array.tobytes()) for array in arrays.values())
+    return sum(zlib.crc32(call.array.tobytes()) for call in calls.values())
 
 
 def _overlapping(work: Training, me: Self, step: int, draw: Random, retry: bool) -> Generator[Request, Any, int]:
     """Several ops in flight at once, one per tag; every one is waited for, whatever became of the others."""
-    arrays = [gradient(me.peer, step, tag, _size(work, draw), _dtype(draw)) for tag in range(1, work.tags + 1)]
+    calls = [
+        replace(_reduction(work, me, (step, tag), _size(work, draw), _dtype(draw), retry), tag=tag)
+        for tag in range(1, work.tags + 1)
+    ]
     handles = []
-    for tag, array in enumerate(arrays, 1):
-        handles.append((yield AllReduce(array, tag=tag, retry=retry, wait=False, place=(step, tag))))
+    for call in calls:
+        handles.append((yield replace(call, wait=False)))
     failure: TooFewPeers | None = None
-    for (tag, array), handle in zip(enumerate(arrays, 1), handles, strict=True):
+    for call, handle in zip(calls, handles, strict=True):
         try:
             try:
                 yield Wait(handle)
             except CollectiveAborted:
-                yield from _insist(AllReduce(array, tag=tag, retry=retry, place=(step, tag)))
+                yield from _insist(call)
         except TooFewPeers as error:
             failure = error
     if failure is not None:
         raise failure
-    return sum(zlib.crc32(array.tobytes()) for array in arrays)
+    return sum(zlib.crc32(call.array.tobytes()) for call in calls)
+
+
+def _reduction(
+    work: Training, me: Self, place: tuple[int, int], size: int, dtype: str, retry: bool
+) -> Collective:
+    """An all-reduce of a peer's gradient, or of what plays no part if it contributes nothing here."""
+    step, position = place
+    array = gradient(me.peer, step, position, size, dtype)
+    contribute = contributes(work.seed, work.silent, me, place)
+    if not contribute:
+        array.fill(np.nan if array.dtype.kind == "f" else 113)
+    return AllReduce(array, retry=retry, contribute=contribute, place=place)
+
+
+def contributes(seed: int, silent: float, me: Self, place: tuple[int, int]) -> bool:
+    """Whether a peer contributes at a place of the program; at some nobody does."""
+    if not silent or Random(f"{seed}/{me.group}/{place} nobody").random() < 0.1:
+        return not silent
+    return Random(f"{seed}/{me.peer}/{place} silent").random() >= silent
 
 
 def gradient(peer: int, step: int, position: int, size: int, dtype: str) -> Array:
@@ -256,6 +285,11 @@ def _dtype(draw: Random) -> str:
 def _quantisation(place: str, dtype: str) -> int:
     """Every other op of a type that can be: to 8 bits, by one scheme or the other."""
     return Random(place).choice((0, 0, 1, 3)) if dtype in ("float32", "float16") else 0
+
+
+def _averaged(place: str, op: str) -> str:
+    """Some sums are averages."""
+    return "avg" if op == "sum" and Random(f"{place} average").random() < 0.3 else op
 
 
 def _op(draw: Random) -> str:

@@ -37,10 +37,12 @@ _HEAD = struct.Struct("<IB")
 _BEAT = struct.Struct("<QQ")
 _REPORT = struct.Struct("<IIIIQQQH")
 _ANNOUNCED = struct.Struct("<QIIIB")
-_DONE = struct.Struct("<IQII48sQ")
+_DONE = struct.Struct("<IQII48sQB")
 _EVIDENCE = struct.Struct("<IQIIQH")
 
 DESCRIPTOR_BYTES = 48
+NO_PAYLOAD = 0xFFFF_FFFF
+"""In evidence, instead of a payload's length: that rank contributes nothing."""
 
 M = TypeVar("M", bound=Message)
 _encoder = msgspec.msgpack.Encoder()
@@ -145,7 +147,9 @@ class Heartbeat(msgspec.Struct, frozen=True):
 
 
 class Done(msgspec.Struct, frozen=True):
-    """A peer's local part of an op is finished (evidence by the master). A small op's payload travels inside."""
+    """A peer's local part of an op is finished (evidence by the master). A small op's payload travels inside; None is
+    that of a peer that contributes nothing.
+    """
 
     epoch: int
     tag: int
@@ -153,18 +157,18 @@ class Done(msgspec.Struct, frozen=True):
     rank: int
     descriptor: bytes
     registrations: int
-    payload: bytes
+    payload: bytes | None
 
 
 class Evidence(msgspec.Struct, frozen=True):
-    """Done of every member has been seen; `payloads` by rank (empty ones for a large op)."""
+    """Done of every member has been seen; `payloads` by rank (empty ones for a large op, None as in `Done`)."""
 
     epoch: int
     tag: int
     sequence: int
     fingerprint: int
     registrations: int
-    payloads: list[bytes]
+    payloads: list[bytes | None]
 
 
 def master_beat(number: int, echo: int) -> bytes:
@@ -208,13 +212,17 @@ def decode_heartbeat(body: bytes) -> Heartbeat:
 
 
 def done_frame(done: Done) -> bytes:
-    head = _DONE.pack(done.epoch, done.tag, done.sequence, done.rank, done.descriptor, done.registrations)
-    return frame(FrameKind.DONE, head + done.payload)
+    contributes = done.payload is not None
+    head = _DONE.pack(done.epoch, done.tag, done.sequence, done.rank, done.descriptor, done.registrations, contributes)
+    return frame(FrameKind.DONE, head + (done.payload or b""))
 
 
 def decode_done(body: bytes) -> Done:
-    epoch, tag, sequence, rank, descriptor, registrations = _unpack(_DONE, body)
-    return Done(epoch, tag, sequence, rank, descriptor, registrations, body[_DONE.size :])
+    epoch, tag, sequence, rank, descriptor, registrations, contributes = _unpack(_DONE, body)
+    payload = body[_DONE.size :]
+    if payload and not contributes:
+        raise RemoteProtocolError(f"a Done that contributes nothing, and {len(payload)} bytes of it")
+    return Done(epoch, tag, sequence, rank, descriptor, registrations, payload if contributes else None)
 
 
 def evidence_frame(evidence: Evidence) -> bytes:
@@ -227,8 +235,10 @@ def evidence_frame(evidence: Evidence) -> bytes:
         evidence.registrations,
         len(payloads),
     )
-    lengths = struct.pack(f"<{len(payloads)}I", *map(len, payloads))
-    return frame(FrameKind.EVIDENCE, head + lengths + b"".join(payloads))
+    lengths = [NO_PAYLOAD if payload is None else len(payload) for payload in payloads]
+    return frame(
+        FrameKind.EVIDENCE, head + struct.pack(f"<{len(lengths)}I", *lengths) + b"".join(filter(None, payloads))
+    )
 
 
 def _unpack(layout: struct.Struct, body: bytes, at: int = 0, *, exact: bool = False) -> tuple[Any, ...]:

@@ -179,12 +179,14 @@ class OpRef(Struct, frozen=True, order=True):
 
 
 class SealedOp(Struct, frozen=True):
-    """The state of one op in a peer's seal. `payloads` (by rank) is the whole result of a committed small op."""
+    """The state of one op in a peer's seal. `payloads` (by rank) is the whole result of a committed small op; None is
+    that of a peer that contributed nothing.
+    """
 
     op: OpRef
     state: OpState
     registrations: int
-    payloads: list[bytes] | None = None
+    payloads: list[bytes | None] | None = None
     descriptor: bytes = b""
 
 
@@ -197,7 +199,7 @@ class Verdict(Struct, frozen=True):
     op: OpRef
     commit: bool
     registrations: int = 0
-    payloads: list[bytes] | None = None
+    payloads: list[bytes | None] | None = None
     reason: Reason | None = None
     descriptor: bytes = b""
 

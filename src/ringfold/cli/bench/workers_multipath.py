@@ -65,7 +65,7 @@ def peer(line: Line, master: str, addresses: str) -> None:
         line.send(
             {
                 "took_ns": took,
-                "right": right and info.contributors == 2,
+                "right": right and len(info.contributors) == 2,
                 "epoch": info.epoch,
                 "path_bytes": [new - old for new, old in zip(now, was, strict=True)],
                 "lanes": len(engine.lanes()),

@@ -64,7 +64,7 @@ def train(run: rf.Communicator, line: Line, text: Text, model: Model, seed: int,
                 "at_ns": monotonic_ns(),
                 "loss": loss,
                 "epoch": info.epoch,
-                "world": info.contributors,
+                "world": len(info.contributors),
                 "retried": info.epoch != begun_in,
             }
         )

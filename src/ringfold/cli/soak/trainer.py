@@ -89,7 +89,7 @@ class Book(logging.Handler):
         if self._last_ns is not None:
             self._longest_ns = max(self._longest_ns, now_ns - self._last_ns)
         self._last_ns = now_ns
-        self._ops.append((info.epoch, info.contributors))
+        self._ops.append((info.epoch, len(info.contributors)))
 
     def made(self, step: int) -> None:
         """All that was committed since the last time is this step's."""
@@ -186,8 +186,8 @@ def reduce_on_all_tags(run: rf.Communicator, load: Load, book: Book, step: int, 
     for tag in reversed(range(TAGS)):
         info = handles[tag].wait()
         book.committed(info)
-        if results[tag][0] != info.contributors:
-            raise Broken(f"{info.contributors} peers added a one at step {step}, and the sum is {results[tag][0]}")
+        if results[tag][0] != len(info.contributors):
+            raise Broken(f"{len(info.contributors)} peers added a one at step {step}, and the sum is {results[tag][0]}")
     return results
 
 

@@ -1,0 +1,221 @@
+"""The async ops of a step, and how they come out the same on all members, in whatever order each of these waits.
+
+An op is *outstanding* until it has ended. With `min_world` up to 2 the engine tries an aborted op again by
+itself, and refuses a group of one. With more, an op is bound to an epoch with enough members (see `ops.py`), and an
+aborted one is submitted again from here. Before a member waits in any op of the step, it submits again all of its
+aborted ones, in the epoch that runs: two members that wait for different ones would wait for each other otherwise.
+
+Whether `min_world` still counts depends on whether an op of the step was committed, and all members come to the same
+answer. Verdicts settle every op of an epoch before the next one begins, so members know of the same commits there. And
+in an epoch that is too small no op is committed, unless one was before it.
+"""
+
+from collections.abc import Callable
+
+from ringfold.dataplane.buffers import Buffers, Spans, in_and_out
+from ringfold.dataplane.codes import OpKind, Retry
+from ringfold.errors import CollectiveAborted, Evicted, RingfoldError, TooFewPeers, UsageError
+from ringfold.peer.ops import Ops, quantisation_code, reduce_code
+from ringfold.peer.outcome import ReduceInfo, again
+from ringfold.wire.messages import Record
+
+
+class StepOp:
+    """An `all_reduce` of a step, from its call to its end."""
+
+    def __init__(
+        self,
+        buffers: Buffers,
+        out: Buffers | None,
+        dtype: str | None,
+        *,
+        op: str,
+        tag: int,
+        timeout_s: float | None,
+        quantize: str | None,
+        skip_none: bool,
+        contribute: bool,
+    ) -> None:
+        self.source, self.target = in_and_out(buffers, out, dtype, skip_none=skip_none)
+        self.reduce_op, self.tag, self.timeout_s, self.contribute = reduce_code(op), tag, timeout_s, contribute
+        self.quantisation = quantisation_code(quantize, op, self.source.codes)
+        self.operation = f"all_reduce (tag {tag})"
+        self.number: int | None = None
+        """The engine's; None while it is not there."""
+        self.again = False
+        """Whether the next attempt has the name of an earlier one."""
+        self.is_alone = False
+        """The last attempt found nobody else."""
+        self.outcome: ReduceInfo | RingfoldError | None = None
+
+    def end(self, outcome: ReduceInfo | RingfoldError) -> None:
+        self.outcome = outcome
+        if isinstance(outcome, ReduceInfo):
+            (self.target or self.source).copy_back()
+        self.source, self.target = Spans([], []), None  # the caller's arrays
+
+    def end_alone(self, info: ReduceInfo) -> None:
+        """Nobody else is there, and need not be: what this peer gave, or nothing, is the result."""
+        result_alone(self.source, self.target, contribute=self.contribute)
+        self.end(info if self.contribute else info._replace(contributors=()))
+
+
+class StepHandle:
+    """An `all_reduce` of a step in flight. It is for the thread that runs the loop."""
+
+    def __init__(
+        self, op: StepOp, look: Callable[[], None], wait_for: Callable[[StepOp, float | None], None]
+    ) -> None:
+        self._op, self._look, self._wait_for = op, look, wait_for
+
+    def done(self) -> bool:
+        """Whether the op has ended, so that `wait` returns at once. Never waits.
+
+        Only `wait`, and other ops of the step, wait for peers and try again what was aborted.
+        """
+        if self._op.outcome is None:
+            self._look()
+        return self._op.outcome is not None
+
+    def wait(self, timeout: float | None = None) -> ReduceInfo:
+        """Block until the op has ended; its information, or its error. A wait that ends early leaves the op running."""
+        if self._op.outcome is None:
+            self._wait_for(self._op, timeout)
+        outcome = self._op.outcome
+        assert outcome is not None
+        if isinstance(outcome, RingfoldError):
+            raise again(outcome)
+        return outcome
+
+    def __repr__(self) -> str:
+        return f"<StepHandle of {self._op.operation}, {'ended' if self._op.outcome is not None else 'in flight'}>"
+
+
+class Outstanding:
+    """The async ops of a step that have not ended, in the order they were begun.
+
+    `check_size` raises `TooFewPeers` if a group of that size is too small; `committed` is told of each commit.
+    """
+
+    def __init__(
+        self, ops: Ops, *, is_bound: bool, check_size: Callable[[int], None], committed: Callable[[int], None]
+    ) -> None:
+        self._ops, self._is_bound = ops, is_bound
+        self._check_size, self._committed = check_size, committed
+        self._begun: list[StepOp] = []
+        self.contributes = True
+        """False: what this peer has computed in this step is for another one."""
+
+    @property
+    def first(self) -> StepOp | None:
+        return self._begun[0] if self._begun else None
+
+    def check_tag(self, operation: str, tag: int) -> None:
+        if any(op.tag == tag for op in self._begun):
+            raise UsageError(f"{operation}: an op with tag {tag} is in flight; wait for it, or use another tag")
+
+    def begin(self, op: StepOp) -> None:
+        """Submit an op; what cannot be submitted now is left to the next wait."""
+        self.check_tag("all_reduce_async", op.tag)
+        self._begun.append(op)
+        try:
+            self._ops.check_tag("all_reduce_async", op.tag)
+            self.submit()
+        except (TooFewPeers, Evicted):
+            return
+        except BaseException:
+            self._begun = [one for one in self._begun if one is not op]
+            raise
+
+    def submit(self) -> None:
+        """Submit all that the engine does not have. Raises `TooFewPeers` if the group is too small for that."""
+        self.look()
+        if not self._unsubmitted:
+            return
+        if self._is_bound:
+            self._ops.session.submit_in_epoch("all_reduce", self.submit_in)
+            return
+        self._ops.session.check_usable("all_reduce")
+        self._submit_all()
+
+    def submit_in(self, record: Record) -> None:
+        """The same, in the epoch of this record, which cannot change meanwhile."""
+        self.look()
+        self._check_size(len(record.members))
+        self._submit_all()
+
+    def look(self) -> None:
+        """Note which ops have ended, and how."""
+        for op in list(self._begun):
+            number = op.number
+            ended = None if number is None else self._ops.look(op.operation, number)
+            if number is None or ended is None:
+                continue
+            self._ops.engine.release(number)
+            op.number = None
+            match ended:
+                case TooFewPeers():
+                    op.is_alone = True
+                case CollectiveAborted() if self._is_bound:
+                    op.again = True
+                case Evicted():
+                    pass  # the next submission says so, too
+                case _:
+                    self._begun.remove(op)
+                    op.end(ended)
+                    if isinstance(ended, ReduceInfo):
+                        self._committed(ended.epoch)
+
+    def begin_again(self) -> None:
+        """Peers were admitted: they begin with the step's first call, and all count from 0 again."""
+        for op in self._begun:
+            op.number, op.again, op.is_alone = None, False, False
+
+    def end_alone(self, info: ReduceInfo) -> None:
+        """Nobody else is there, and need not be."""
+        alone = [op for op in self._begun if op.is_alone]
+        self._begun = [op for op in self._begun if not op.is_alone]
+        for op in alone:
+            op.contribute &= self.contributes
+            op.end_alone(info)
+
+    def abandon(self) -> None:
+        """The loop is over: the engine forgets the ops when they have ended."""
+        for op in self._begun:
+            if op.number is not None:
+                self._ops.engine.release(op.number)
+            op.end(UsageError(f"{op.operation}: the loop has ended before the op; wait for it inside its step"))
+        self._begun.clear()
+
+    @property
+    def _unsubmitted(self) -> list[StepOp]:
+        return [op for op in self._begun if op.number is None and not op.is_alone]
+
+    def _submit_all(self) -> None:
+        for op in self._unsubmitted:
+            op.number = self._ops.submit(
+                op.operation,
+                OpKind.ALL_REDUCE,
+                op.reduce_op,
+                op.tag,
+                0,
+                op.source,
+                op.target,
+                retry=Retry.CALLER if self._is_bound else Retry.ENGINE,
+                timeout_s=op.timeout_s,
+                quantisation=op.quantisation,
+                again=op.again,
+                contribute=op.contribute and self.contributes,
+            )
+
+
+def result_alone(source: Spans, target: Spans | None, *, contribute: bool) -> None:
+    """The reduction of a group of one: its own operand, or zeros if nobody contributes."""
+    result = target or source
+    for given, there in zip(source.arrays, result.arrays, strict=True):
+        if not contribute:
+            there.reshape(-1)[:] = 0
+        elif target is not None:
+            there.reshape(-1)[:] = given.reshape(-1)
+    if target is not None or not contribute:
+        result.copy_back()
