@@ -32,7 +32,7 @@ from ringfold.testing import (
 from ringfold.testing.planted import BUGS
 from ringfold.testing.program import AGREE_TAG
 from ringfold.testing.scenario import run_seed
-from ringfold.testing.sync_checks import SyncHistory, _candidates
+from ringfold.testing.sync_checks import SyncHistory
 from ringfold.wire.messages import SyncDone, SyncStrategy
 
 SLOW = Weather(latency_us=(50, 200), jitter_us=(0, 20), bytes_per_ms=(60, 80), window_bytes=(512, 1_024))
@@ -441,7 +441,7 @@ def test_a_member_that_is_overwritten_was_a_newcomer_or_is_named(monkeypatch: py
             if sync.last is not None and call.peer in sync.last.participants and call.bits[0] != sync.content
             if call.offer.revision == sync.revision and call.offer.strategy != "receive-only" and not call.is_torn
         }
-        is_rollback = _candidates(sync, ())[1]
+        is_rollback = sync.goes_back
         assert {each.peer for each in message.diverged} == (set() if is_rollback else expected)
         found.extend(message.diverged)
         done(self, peer, message)

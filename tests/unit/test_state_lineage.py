@@ -109,7 +109,9 @@ def test_a_checkpoint_of_another_history_only_receives(lineage: Lineage | None) 
 
 def test_a_checkpoint_newer_than_the_last_sync_is_not_eligible() -> None:
     """It was saved by a peer that left, and not compared with anybody."""
-    assert failed(elect({5: saved(121, OLD)}, finished(120, {1}, "lost"), OLD))[5].kind == "state_lost"
+    reason = failed(elect({5: saved(121, OLD)}, finished(120, {1}, "lost"), OLD))[5]
+    assert reason.kind == "state_lost"
+    assert "revision 121 on peer 5, newer than what all had" in reason.text
 
 
 def test_the_last_revision_with_other_content_is_not_eligible() -> None:
@@ -197,7 +199,7 @@ def test_when_everybody_left_another_run_may_begin_with_its_own_checkpoints() ->
 def test_when_everybody_left_an_abandoned_checkpoint_is_not_taken_for_the_run() -> None:
     reasons = failed(elect({5: saved(150, OLD, "x")}, None, NEW))
     assert reasons[5].kind == "state_lost"
-    assert "of an abandoned lineage" in reasons[5].text
+    assert "of an abandoned branch" in reasons[5].text
     assert plan(elect({5: saved(150, OLD, "x", rollback=True)}, None, NEW)).revision == 150
 
 

@@ -433,10 +433,11 @@ def _flaw(offer: Offer, last: Finished | None, present: Lineage | None) -> str:
         return ", with other content"
     if of is None or present is None:
         return ""
-    if is_abandoned(of, present):
-        return ", of an abandoned lineage"
-    if of.lineage not in {present.id, *(old.lineage for old in present.ancestors)}:
-        return f", of another run: {offer.lineage.run}" if offer.lineage is not None else ""
+    if of.lineage == present.id and last is not None and of.revision > last.revision:
+        return ", newer than what all had"
+    if offer.lineage is not None and not is_past(of, present, None if last is None else last.revision):
+        is_foreign = offer.lineage.run != present.run and not is_abandoned(of, present)
+        return f", of another run: {offer.lineage.run}" if is_foreign else ", of an abandoned branch"
     return "" if offer.is_loaded else ", not a checkpoint"
 
 
