@@ -15,7 +15,7 @@ import re
 import stat
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -52,6 +52,8 @@ class Setting:
     choices: tuple[str, ...] = ()
     low: float | None = None
     high: float | None = None
+    words: tuple[str, ...] = ()
+    """What a number may be instead."""
 
     @property
     def env(self) -> str:
@@ -61,9 +63,12 @@ class Setting:
         """The typed value, or a ConfigError that says what is expected. None means: not set."""
         if raw is None and self.default is None:
             return None
+        if isinstance(raw, str) and raw in self.words:
+            return raw
         value = _typed(self.kind, raw)
         if value is None:
-            raise ConfigError(f"{self.name} must be {_EXPECTED[self.kind]}, not {raw!r}")
+            expected = " or ".join([_EXPECTED[self.kind], *self.words])
+            raise ConfigError(f"{self.name} must be {expected}, not {raw!r}")
         if self.choices and value not in self.choices:
             raise ConfigError(f"{self.name} must be one of {', '.join(self.choices)}, not {raw!r}")
         # NaN fails every comparison, so the question is "inside?", not "outside?".
@@ -81,6 +86,8 @@ class Setting:
         """What numbers or words are allowed, for people; empty when anything of the kind is."""
         if self.choices:
             return ", ".join(self.choices)
+        if self.words:
+            return f"{', '.join(self.words)}, or {replace(self, words=()).range}"
         match self.low, self.high:
             case None, None:
                 return ""
@@ -147,8 +154,13 @@ _SETTINGS = (
     Setting(name="evict_after_ms", kind="integer", default=5_000, low=50, high=3_600_000,
             help="Silence after which a peer is evicted and the run goes on without it. Set at the master."),
     Setting(name="op_timeout_s", kind="number", default=300.0, low=0.001, high=86_400.0,
-            help="How long one attempt of an op, or a run-wide call, may take before it raises an error that names "
-                 "who is missing."),
+            help="How long one attempt of an op, or a run-wide call, may take. Then those who are absent from it are "
+                 "evicted, and it goes on without them; it raises an error if nobody can be blamed, or if the call "
+                 "has a timeout_s of its own."),
+    Setting(name="stall_timeout_s", kind="number", default="auto", low=0.1, high=86_400.0, words=("auto", "off"),
+            help="How long a minority may keep an op, a vote or a sync waiting that all others wait in, before it is "
+                 "evicted. auto: five times what the call usually takes, at least 60 s. Never above op_timeout_s (the "
+                 "master's). Set at the master."),
     Setting(name="sigterm_grace_s", kind="number", default=20.0, low=0.0, high=86_400.0,
             help="How long a step of `run.steps` may still take after SIGTERM before it is aborted, and the peer "
                  "leaves."),
@@ -158,6 +170,9 @@ _SETTINGS = (
     Setting(name="master_patience_s", kind="number", default=60.0, low=0.001, high=86_400.0,
             help="How long a peer looks for the master, or for another one of its list, when its master is gone. "
                  "Ops go on meanwhile as far as they need no master."),
+    Setting(name="resume_wait_s", kind="number", default=60.0, low=0.0, high=86_400.0,
+            help="How long a run whose peers were all lost waits, before it goes on from a checkpoint, for those who "
+                 "took part in its last sync, by name: they may have a newer one. Set at the master."),
     Setting(name="journal", kind="file", default=None,
             help="File of the master's journal (SQLite), with which a run outlives its master. Without this setting it "
                  "is in ~/.local/state/ringfold, one file for each machine, address and port; a master on port 0 has "

@@ -18,7 +18,7 @@
       RevisionViolation  count the revision up by one, and sync again
       HashMismatch       the content was not what it should be; it says whose
       StateDiverged      find out why this peer computed something else; its state is the run's again
-      StateLost          load that revision, or agree to a rollback
+      StateLost          start a peer that has a checkpoint, or agree to a rollback
     TopologyFailed       the ring is as it was; call again
     ClockNotReady        turn probing on, or wait for its first round
     StoreError           the store cannot be used for this
@@ -111,11 +111,14 @@ class TooFewPeers(RingfoldError):
 
 
 class Evicted(RingfoldError):
-    """The run goes on without this peer: join again, and sync state before the first op. `who` is this peer."""
+    """The run goes on without this peer: join again, and sync state before the first op. `who` is this peer.
 
-    def __init__(self, reason: str, who: str = "") -> None:
-        super().__init__(reason, who)
-        self.reason, self.who = reason, who
+    With `on_request` somebody asked for it (`ringfold evict`), and `steps` does not join again by itself.
+    """
+
+    def __init__(self, reason: str, who: str = "", on_request: bool = False) -> None:
+        super().__init__(reason, who, on_request)
+        self.reason, self.who, self.on_request = reason, who, on_request
 
     def __str__(self) -> str:
         who = self.who or "this peer"
@@ -221,16 +224,19 @@ class StateDiverged(StateError):
 
 
 class StateLost(StateError):
-    """Nobody who is left has `revision`. Load exactly that one from a checkpoint, or agree to a rollback."""
+    """Nobody who is left has `revision`, or a checkpoint to go on from. The text says what to do.
 
-    def __init__(self, revision: int, text: str = "") -> None:
-        super().__init__(revision, text)
-        self.revision, self.text = revision, text
+    `checkpoint` is for the step loop: (lineage, revision) of the one that somebody is to load.
+    """
+
+    def __init__(self, revision: int, text: str = "", checkpoint: tuple[str, int] | None = None) -> None:
+        super().__init__(revision, text, checkpoint)
+        self.revision, self.text, self.checkpoint = revision, text, checkpoint
 
     def __str__(self) -> str:
         return self.text or (
-            f"revision {self.revision} of the shared state is lost: all peers that had it are gone. Load exactly this "
-            "revision from a checkpoint, or sync with rollback=True to go on from an older one"
+            f"revision {self.revision} of the shared state is lost: all peers that had it are gone. Start a peer that "
+            "has a checkpoint of the run, or let all sync with rollback=True to go on from what they have"
         )
 
 

@@ -94,7 +94,7 @@ def test_nothing_happens_while_a_shard_is_missing(cluster: Cluster) -> None:
 
 
 def test_a_shard_that_dies_out_stops_the_grid_and_says_what_is_lost(cluster: Cluster) -> None:
-    cluster.start_master()
+    cluster.start_master(resume_wait_s=0)
     peers = [start(cluster, 0, 3) for _ in range(2)]
     last = start(cluster, 1, 3)
     # At the first step the lost state would be that of any newcomer.

@@ -126,7 +126,7 @@ def test_a_peer_that_never_calls_the_op_is_named(cluster: Cluster) -> None:
 
 
 def wait_for_the_absent(me: Me) -> None:
-    with me.join(op_timeout_s=1.0) as run:
+    with me.join() as run:
         while run.group_size < 3:
             run.update_topology(min_world=3, timeout_s=30)
         absent = run.rank == 1
@@ -135,7 +135,7 @@ def wait_for_the_absent(me: Me) -> None:
             buffer = np.arange(50_000.0)
             with me.failing("deadline") as facts:
                 try:
-                    run.all_reduce(buffer)
+                    run.all_reduce(buffer, timeout_s=1.0)
                 finally:
                     facts["intact"] = bool((buffer == np.arange(50_000.0)).all())
         me.hear()

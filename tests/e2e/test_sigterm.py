@@ -166,7 +166,7 @@ def test_what_a_single_peer_saved_does_not_keep_the_others_from_their_last_sync(
     assert revisions(tmp_path) == [8, 5, 0]
     again = cluster.start_one(train, loop=loop)
     assert again.expect("step")["number"] == 5
-    again.expect_log("the run goes on from revision 5")
+    again.expect_log("revision 5 was loaded, for the run to go on from")
 
 
 def test_a_wait_for_peers_ends_at_once(cluster: Cluster, tmp_path: Path) -> None:

@@ -277,3 +277,35 @@ def interrupt_an_op(me: Me) -> None:
                 me.say("interrupted", intact=bool((array == np.arange(50_000.0)).all()))
         me.hear()
         me.say("reduced", contributors=len(run.all_reduce(array).contributors))
+
+
+def test_busy_and_evict_are_legal_beside_everything_else(cluster: Cluster) -> None:
+    cluster.start_master()
+    peers = cluster.start(work_and_be_busy, WORLD)
+    for peer in peers:
+        peer.finish(60)
+
+
+def work_and_be_busy(me: Me) -> None:
+    from ringfold import UsageError
+
+    with _gather(me) as run:
+
+        def reduce() -> None:
+            for _ in range(30):
+                assert len(run.all_reduce(np.ones(1_000)).contributors) == WORLD
+
+        def be_busy() -> None:
+            for _ in range(30):
+                with run.busy(up_to_s=5), run.busy(up_to_s=1):
+                    pass
+
+        def evict_nobody() -> None:
+            for _ in range(5):
+                try:
+                    run.evict("nobody")
+                except UsageError as error:
+                    me.say("refused", words=str(error))
+
+        _in_threads([reduce, be_busy, be_busy, evict_nobody])
+        run.barrier()

@@ -1,7 +1,6 @@
 """Shared state in simulated runs: what single peers go through, and that runs with syncs keep every promise."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import numpy.typing as npt
@@ -442,7 +441,7 @@ def test_a_member_that_is_overwritten_was_a_newcomer_or_is_named(monkeypatch: py
             if sync.last is not None and call.peer in sync.last.participants and call.bits[0] != sync.content
             if call.offer.revision == sync.revision and call.offer.strategy != "receive-only" and not call.is_torn
         }
-        is_rollback = _candidates(sync)[1]
+        is_rollback = _candidates(sync, ())[1]
         assert {each.peer for each in message.diverged} == (set() if is_rollback else expected)
         found.extend(message.diverged)
         done(self, peer, message)
@@ -457,46 +456,18 @@ def test_a_member_that_is_overwritten_was_a_newcomer_or_is_named(monkeypatch: py
 # Being stopped
 
 
-class SimulatedSigterm:
-    """SIGTERM for simulated programs, which are not in the main thread: it comes at a time of the simulation."""
-
-    sim: Simulation
-    at_ms: float
-
-    def __init__(self, grace_s: float, abort: Callable[[], None]) -> None:
-        self.abort, self.is_inside, self.is_overdue, self.is_installed = abort, True, False, True
-
-    @property
-    def is_requested(self) -> bool:
-        return self.sim.now_ms >= self.at_ms
-
-    def install(self) -> bool:
-        return True
-
-    def uninstall(self) -> None:
-        """There is nothing to put back."""
-
-    def deliver(self) -> None:
-        """The handler of a program that goes on after its loop."""
-
-    def waiting(self) -> "AbstractContextManager[None]":
-        return nullcontext()
-
-
 @pytest.mark.parametrize("min_world", [1, 2, 3])
 @pytest.mark.parametrize("stopped", [1, 5], ids=["one of five", "all"])
 def test_members_that_are_stopped_leave_and_nobody_waits_for_them(
-    sim: Simulation, monkeypatch: pytest.MonkeyPatch, min_world: int, stopped: int
+    sim: Simulation, min_world: int, stopped: int
 ) -> None:
     ended: dict[int, tuple[int, float]] = {}
 
     def main(run: SimRun, me: Self) -> None:
         is_stopped = me.peer <= stopped
-        facts = {"sim": sim, "at_ms": 80.0 + me.peer if is_stopped else 1e9}
-        sigterm = type("SigtermOfOne", (SimulatedSigterm,), facts)
+        run.sigterm_at_ms = 80.0 + me.peer if is_stopped else None
         weights = np.zeros(300)
         state = SmallState(w=weights)
-        monkeypatch.setattr("ringfold.peer.steps.Sigterm", sigterm)
         loop = run.steps(state, until=None if stopped == 5 else 60, min_world=min_world, wait_s=60)
         try:
             for step in loop:
@@ -559,6 +530,7 @@ def test_runs_with_state_are_drawn_in_all_kinds() -> None:
     assert {work.one_sender for work in syncing} == {True, False}
     assert {work.rejoin for work in loops} == {True, False}
     assert {work.skips > 0 for work in loops} == {True, False}
+    assert {work.sigterm for work in loops} == {"", "one", "all"}
 
 
 def test_a_run_of_the_step_loop_without_faults_has_no_failed_sync(sim: Simulation) -> None:

@@ -15,20 +15,23 @@ and review the difference. The words of the dialogue:
     a vote KIND BALLOT epoch=1 [min=2] [progress=0:3]
     a vote sync BALLOT epoch=1 rev=5 w=CONTENT [strategy=send-only] [shape=4] [torn=yes] [stepped=yes] [rollback=yes]
     a report SYNC OUTCOME [PEER] [TEXT]
-    a withdraw BALLOT MS
+    a withdraw BALLOT MS [final=no]
     a sealed EPOCH [0/3=done:2 0/4=committed:2:x,y]     op=state:registrations:payloads
     a attached EPOCH
     a failed EPOCH 1->2 REASON
     a lost EPOCH 1->2 REASON
     a mismatch EPOCH 0/3 OTHER      calls all_reduce where the other calls barrier; or the other way round,
                                     with "barrier" behind it
-    a timeout EPOCH 0/3 MS
+    a timeout EPOCH 0/3 MS [final=no]
+    a busy MS
+    a evict PEER [REASON]           somebody who wants a peer out (after `open a`)
     a cancelled EPOCH 0/3
     a measured OTHER MBIT [rtt=US] [settled=no]     of the newest test between the two
     a unmeasured OTHER REASON
     a leave
     a done EPOCH 0/3 rank=0 [payload=x] [kind=4]
-    a works EPOCH 0/3 [stalled=MS] [starved=MS] [rate=BYTES]    what its next heartbeats tell; `a rests` ends it
+    a works EPOCH 0/3 [stalled=MS] [starved=MS] [rate=BYTES]    what its next heartbeats tell; `a rests` ends it,
+                                    and `a idles EPOCH`: it is in its own code, in this epoch
     node a b [listen=yes] [last=1.7]    each opens a connection and says NodeHello: it only probes
     a reports 1.1 [windows=no]      its window of a round: every clock is right, and all edges are alike
     a alarms 1.1 NS                 its first edge strays by so much
@@ -41,6 +44,7 @@ and review the difference. The words of the dialogue:
     pause MS                        the master itself does not run
     wait MS                         time passes: ticks, and heartbeats of everybody who is not frozen
     waiting / status / links        what the master waits for; the phase of each peer and group; what is known of links
+    waiting evictions               the same, with when those who are waited for are evicted
 
 Several peers may speak one after the other: `a,b attached 2`. Heartbeats of the master are not shown.
 """
@@ -208,9 +212,10 @@ class Dialogue:
                 self.beat_all()
             self.step(Tick(), stamp=True)
 
-    def do_waiting(self, _: list[str], __: dict[str, str]) -> None:
+    def do_waiting(self, words: list[str], _: dict[str, str]) -> None:
         for wait in self.master.waiting(self.now):
-            self.lines.append(f"{wait.what} | {wait.waiting} for {wait.missing} since {wait.since_ms} ms")
+            eviction = f", eviction: {wait.eviction}" if words == ["evictions"] else ""
+            self.lines.append(f"{wait.what} | {wait.waiting} for {wait.missing} since {wait.since_ms} ms{eviction}")
 
     def do_status(self, _: list[str], __: dict[str, str]) -> None:
         status = self.master.status(self.now)
@@ -290,8 +295,16 @@ class Dialogue:
         assert outcome in ("complete", "changed", "stuck", "corrupt", "progress")
         self.say(actor, m.SyncReport(int(sync), outcome, text, blame))  # type: ignore[arg-type]
 
-    def say_withdraw(self, actor: Actor, words: list[str], _: dict[str, str]) -> None:
-        self.say(actor, m.VoteWithdrawn(int(words[0]), int(words[1])))
+    def say_withdraw(self, actor: Actor, words: list[str], named: dict[str, str]) -> None:
+        self.say(actor, m.VoteWithdrawn(int(words[0]), int(words[1]), named.get("final") != "no"))
+
+    def say_busy(self, actor: Actor, words: list[str], _: dict[str, str]) -> None:
+        self.say(actor, m.Busy(int(words[0])))
+
+    def say_evict(self, actor: Actor, words: list[str], _: dict[str, str]) -> None:
+        proof = prove(TOKEN, "evict", actor.nonce, b"n" * NONCE_BYTES)
+        reason = " ".join(words[1:])
+        self.say(actor, m.EvictRequest(m.PROTOCOL_VERSION, words[0], reason, "ada on x", b"n" * NONCE_BYTES, proof))
 
     def say_sealed(self, actor: Actor, words: list[str], _: dict[str, str]) -> None:
         ops = []
@@ -318,8 +331,9 @@ class Dialogue:
             mine, theirs = theirs, mine
         self.say(actor, m.OpMismatch(int(words[0]), _op(words[1]), int(words[2]), mine, theirs))
 
-    def say_timeout(self, actor: Actor, words: list[str], _: dict[str, str]) -> None:
-        self.say(actor, m.OpTimeout(int(words[0]), _op(words[1]), int(words[2]), CALLED))
+    def say_timeout(self, actor: Actor, words: list[str], named: dict[str, str]) -> None:
+        final = named.get("final") != "no"
+        self.say(actor, m.OpTimeout(int(words[0]), _op(words[1]), int(words[2]), CALLED, final))
 
     def say_cancelled(self, actor: Actor, words: list[str], _: dict[str, str]) -> None:
         self.say(actor, m.OpCancelled(int(words[0]), _op(words[1])))
@@ -374,6 +388,9 @@ class Dialogue:
 
     def say_rests(self, actor: Actor, _: list[str], __: dict[str, str]) -> None:
         actor.report = Heartbeat(0, 0)
+
+    def say_idles(self, actor: Actor, words: list[str], __: dict[str, str]) -> None:
+        actor.report = Heartbeat(0, 0, int(words[0]))
 
     def say(self, actor: Actor, message: m.ToMaster) -> None:
         self.step(Received(actor.conn, message))
@@ -491,6 +508,10 @@ def _message(message: m.FromMaster) -> str:
             who = f"from {[each.peer for each in message.holders]} to {[each.peer for each in message.receivers]}"
             fetch = f" | fetch {[(key, root.decode().strip()) for key, root in message.fetch]}" if message.fetch else ""
             return f"sync {message.sync} for call {message.ballot}: revision {message.revision} {who}{fetch}"
+        case m.CallGoesOn():
+            return f"call {message.ballot} goes on"
+        case m.EvictResponse():
+            return f"{'done' if message.done else 'refused'}: {message.text}"
         case m.SyncGoesOn():
             return f"call {message.ballot}: the sync goes on"
         case m.SyncDone():

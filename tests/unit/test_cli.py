@@ -30,6 +30,8 @@ from ringfold.wire.frames import FrameKind, FrameReader, decode_to_master, frame
 from ringfold.wire.messages import (
     PROTOCOL_VERSION,
     Challenge,
+    EvictRequest,
+    EvictResponse,
     Refused,
     Status,
     StatusRequest,
@@ -256,7 +258,11 @@ def test_status_fits_a_terminal_of_80_columns_and_breaks_no_phase_or_address(mon
     ]
     ring = [peer.peer for peer in peers]
     links = [LinkStatus(a, b, 1e8 + a, 120.5, 4_000, "measured", 0.01) for a in ring for b in ring if a != b]
-    waiting = [Waiting("to be accepted, by update_topology of all accepted peers", [112], ring, 62_000)]
+    waiting = [
+        Waiting("to be accepted, by update_topology of all accepted peers", [112], ring, 62_000),
+        Waiting("group 0: op tag 0 sequence 1843200", ring[1:], [100], 52_000, "in 8.0 s", 8_000),
+        Waiting("group 1: op tag 0 sequence 7", [1, 2, 3], [4], 152_000, "busy for another 12.0 s"),
+    ]
     groups = [GroupStatus(0, 25, "attaching", ring, "master", [(100, 101)])]
     status = msgspec.structs.replace(STATUS, peers=peers, groups=groups, links=links, waiting=waiting, known_links=132)
     with output.console.capture() as captured:
@@ -268,6 +274,36 @@ def test_status_fits_a_terminal_of_80_columns_and_breaks_no_phase_or_address(mon
     assert "links (the ring, then the slowest; 24 of 132)" in text
     assert text.index("111 -> 100  ") < text.index("100 -> 102  ")
     assert "800 Mbit/s, 120.5 us, 1 % lost, 4.0 s ago" in text
+    assert "in 8.0 s" in text
+    assert "eviction" in text
+
+
+def test_evict_names_the_peer_the_reason_and_who_asks(
+    ringfold_command: Run, capsys: pytest.CaptureFixture[str], fake_master: Start
+) -> None:
+    asked: list[EvictRequest] = []
+
+    def talk(visitor: socket.socket) -> None:
+        visitor.sendall(message_frame(Challenge(NONCE, PROTOCOL_VERSION, PROTOCOL_VERSION)))
+        for _, body in FrameReader().feed(visitor.recv(4096)):
+            question = decode_to_master(body)
+            assert isinstance(question, EvictRequest)
+            assert proven(b"", question.proof, "evict", NONCE, question.nonce)
+            asked.append(question)
+            is_known = question.peer == "[red]two"
+            text = "peer 2 ([red]two) is evicted; it may join again" if is_known else "there is no such peer"
+            visitor.sendall(message_frame(EvictResponse(is_known, text, 2, "[red]two")))
+
+    master = fake_master(talk)
+    code, text, errors = ringfold_command("evict", "[red]two", master, "--reason", "broken", capsys=capsys)
+    assert (code, text, errors) == (0, "peer 2 ([red]two) is evicted; it may join again\n", "")
+    code, text, errors = ringfold_command("evict", "3", master, "--json", capsys=capsys)
+    assert (code, errors) == (1, "")
+    assert json.loads(text)["done"] is False
+    code, text, errors = ringfold_command("evict", "3", master, capsys=capsys)
+    assert (code, text, errors) == (1, "", "error: there is no such peer\n")
+    assert [(each.peer, each.reason) for each in asked] == [("[red]two", "broken"), ("3", ""), ("3", "")]
+    assert " on " in asked[0].by
 
 
 def test_status_prints_the_run(
@@ -458,6 +494,13 @@ def test_a_taken_address_is_one_line(ringfold_command: Run, capsys: pytest.Captu
 def test_master_settings_are_those_of_the_registry() -> None:
     """What the registry calls the default is what a master does when it is told nothing."""
     assert master_settings(load({}, environment={}, directory=Path("/"), home=Path("/"))) == MasterSettings()
+
+
+@pytest.mark.parametrize(("given", "ms"), [("off", "off"), ("auto", "auto"), (2.5, 2_500)])
+def test_the_stall_timeout_of_a_master_is_a_word_or_seconds(given: object, ms: object) -> None:
+    arguments = {"stall_timeout_s": given, "op_timeout_s": 40}
+    settings = master_settings(load(arguments, environment={}, directory=Path("/"), home=Path("/")))
+    assert (settings.stall_timeout_ms, settings.op_timeout_ms) == (ms, 40_000)
 
 
 def test_members_that_notice_late_that_a_master_is_gone_are_waited_for() -> None:

@@ -1,6 +1,7 @@
 """Arguments over environment over TOML over default, and messages that point at the fault."""
 
 import logging
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -250,3 +251,21 @@ def test_another_key_file_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "keys").chmod(0o600)
     with pytest.raises(ConfigError, match="has lines of"):
         config.read_keys(tmp_path / "keys")
+
+
+@pytest.mark.parametrize(("given", "expected"), [("auto", "auto"), ("off", "off"), ("90", 90.0), (90, 90.0)])
+def test_a_number_may_have_words_beside_it(given: object, expected: object) -> None:
+    assert SETTINGS["stall_timeout_s"].check(given) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ("never", "stall_timeout_s must be a number or auto or off, not 'never'"),
+        (0, "stall_timeout_s must be auto, off, or from 0.1 to 86400, not 0"),
+        (True, "stall_timeout_s must be a number or auto or off, not True"),
+    ],
+)
+def test_neither_a_number_nor_one_of_its_words_is_refused(given: object, why: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(why)):
+        SETTINGS["stall_timeout_s"].check(given)

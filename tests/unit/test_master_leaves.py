@@ -191,7 +191,8 @@ def test_a_call_clashes_with_an_op_that_needs_the_caller() -> None:
     caller = Caller(1, 0, "update", 0, {0: 3})
     needs, later = Working(2, 0, OpRef(0, 3), since=100, seen=600), Working(3, 0, OpRef(0, 3), since=500, seen=600)
     (clash,) = clashing_ops([caller], [needs, later], 500)
-    assert (clash.group, clash.sides) == (0, "peers 2 and 3 wait in op tag 0 sequence 3, but peer 1 waits in update_topology")
+    assert clash.group == 0
+    assert clash.sides == "peers 2 and 3 wait in op tag 0 sequence 3, but peer 1 waits in update_topology"
     assert clash.calls[2] == clash.calls[3] != clash.calls[1]
     finished = Working(2, 0, OpRef(0, 2), since=100, seen=600)
     elsewhere = Working(2, 1, OpRef(0, 3), since=100, seen=600)

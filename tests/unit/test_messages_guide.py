@@ -4,15 +4,29 @@ import re
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from ringfold.config import check_exposure
 from ringfold.errors import ConfigError, Evicted, MasterUnreachable, RemoteProtocolError
 from ringfold.master.claims import check_claim
+from ringfold.master.evicting import reasons
 from ringfold.master.meeting import Caller, clashing_calls
+from ringfold.master.stalls import Absent, Key, Stall, eviction
 from ringfold.peer.outcome import error_of
 from ringfold.peer.reports import join_too_late
-from ringfold.wire.events import AdmissionDelayed, MasterAway
-from ringfold.wire.messages import PROTOCOL_VERSION, AdmissionWaits, Reason, StatusRequest
+from ringfold.state.election import Failed, Finished, elect
+from ringfold.wire.events import AdmissionDelayed, MasterAway, PeersStalled, ResumeDelayed, StateRolledBack
+from ringfold.wire.messages import (
+    PROTOCOL_VERSION,
+    AdmissionWaits,
+    EvictRequest,
+    Lineage,
+    Offer,
+    OpRef,
+    Reason,
+    Rollback,
+    StatusRequest,
+)
 from ringfold.wire.naming import with_names, with_you
 from ringfold.wire.proof import NONCE_BYTES, prove
 from ringfold.wire.reaching import in_plain_words, not_a_master, said_nothing
@@ -79,6 +93,40 @@ def test_the_guide_shows_the_errors_of_calls() -> None:
     assert shown(f"Evicted: {Evicted('silent for 5017 ms (evict_after_ms 5000)', 'peer 3 (gpu-7, you)')}")
 
 
+def test_the_guide_shows_what_is_said_of_peers_that_hang() -> None:
+    who, names = "peer 3 (gpu-7, you)", {1: "gpu-1", 2: "gpu-2", 3: "gpu-7", 4: "gpu-8"}
+    op, absent = Key("op", 0, OpRef(0, 17)), [Absent(3)]
+    waiting = Stall(op, "op tag 0 sequence 17", dict.fromkeys((1, 2, 4), 0), absent, {0: 4})
+    limit = "stall_timeout_s 60.0 s, by what it usually takes"
+    assert shown(f"Evicted: {Evicted(with_names(eviction(waiting, 60_100, limit)[1], names), who)}")
+    silent = structs.replace(waiting, is_silent=True)
+    assert shown(f"Evicted: {Evicted(with_names(eviction(silent, 60_100, 'stall_timeout_s 60.0 s')[1], names), who)}")
+    sync = replace(waiting, key=Key("sync", 0), what="sync 9")
+    assert shown(f"Evicted: {Evicted(with_names(eviction(sync, 60_100, 'stall_timeout_s 60.0 s')[1], names), who)}")
+    vote = Stall(Key("call", -1), "update_topology", {1: 0}, absent, {0: 2})
+    assert shown(f"Evicted: {Evicted(with_names(eviction(vote, 300_000, 'op_timeout_s 300.0 s')[1], names), who)}")
+    assert shown(str(PeersStalled(0, [3], ["gpu-7"], [1, 2, 4], "op tag 0 sequence 17", 60_100, limit)))
+
+
+def test_the_guide_shows_evictions_on_request() -> None:
+    request = EvictRequest(PROTOCOL_VERSION, "3", "its disk is broken", "ada on gpu-1", NONCE, b"")
+    assert shown(f"Evicted: {Evicted(reasons(request)[1], 'peer 3 (gpu-7, you)')}")
+
+
 def test_a_reason_that_another_machine_wrote_does_no_harm() -> None:
     assert in_plain_words("not an address: {x}") == "not an address: {x}"
     assert "no Ringfold master" in not_a_master(f"a frame of {'9' * 10_000} bytes")
+
+
+def test_the_guide_shows_what_is_said_after_all_were_killed() -> None:
+    assert shown(str(ResumeDelayed(0, 534, ["gpu-2"], 60_000)))
+    assert shown(str(StateRolledBack(0, Rollback(400, 534, 2))))
+
+
+def test_the_guide_shows_what_to_do_when_the_state_is_lost() -> None:
+    offer = Offer(0, "enforce-popular", "rf64", [])
+    decision = elect({1: offer}, Finished(534, frozenset({9}), b"gone"), Lineage("run", "lineage"))
+    assert isinstance(decision, Failed)
+    reason = decision.reasons[1]
+    told = structs.replace(reason, text=with_names(reason.text, NAMES))
+    assert shown(f"StateLost: {error_of(told, 'sync_shared_state', 5, 1)}")

@@ -30,6 +30,7 @@ from ringfold.peer.effects import (
 )
 from ringfold.peer.events import (
     Accepted,
+    CallBusy,
     CallGivenUp,
     CallJoin,
     CallLeave,
@@ -821,6 +822,8 @@ def test_what_the_engine_reports_of_ops_goes_to_the_master() -> None:
     mine, theirs = b"a" * 32, b"b" * 32
     assert said(peer.step(Mismatch(4, 1, 0, 1, mine, theirs))) == [messages.OpMismatch(1, OpRef(0, 1), 4, mine, theirs)]
     assert said(peer.step(OpTimedOut(1, 0, 1, 300, CALLED))) == [messages.OpTimeout(1, OpRef(0, 1), 300, CALLED)]
+    usual = OpTimedOut(1, 0, 1, 300, CALLED, final=False)
+    assert said(peer.step(usual)) == [messages.OpTimeout(1, OpRef(0, 1), 300, CALLED, final=False)]
     assert said(peer.step(OpCancelled(1, 0, 1))) == [messages.OpCancelled(1, OpRef(0, 1))]
 
 
@@ -919,6 +922,26 @@ def test_at_its_deadline_a_call_asks_who_was_missing() -> None:
     assert said(peer.later(1)) == [messages.VoteWithdrawn(1, 1_000)]
     reason = Reason("deadline", "peer 4 has not voted", [4], 1_000)
     assert peer.hears(CONTROL, messages.CallFailed(1, reason)) == [CallFinished(1, reason)]
+
+
+def test_a_call_that_did_not_ask_for_its_timeout_goes_on_when_the_master_says_so() -> None:
+    peer = member()
+    peer.step(replace(vote(), final=False))
+    assert said(peer.later(1_000)) == [messages.VoteWithdrawn(1, 1_000, final=False)]
+    assert peer.hears(CONTROL, messages.CallGoesOn(1)) == []
+    assert peer.later(999) == [], "as long again"
+    peer.hears(CONTROL, messages.Seal(1, "peer 9 was evicted"))
+    peer.hears(CONTROL, record(2, [4, ME]))
+    cast = said(peer.hears(CONTROL, messages.Installed(2, World())))
+    assert cast == [messages.Vote(1, "update", 2, 2, [])]
+    assert said(peer.later(1)) == [messages.VoteWithdrawn(1, 2_000, final=False)]
+    assert peer.hears(CONTROL, messages.CallGoesOn(77)) == [], "a call that nobody waits in"
+
+
+def test_a_program_that_is_busy_says_for_how_long() -> None:
+    peer = member()
+    assert said(peer.step(CallBusy(peer.now_ns + 1_500 * MS))) == [messages.Busy(1_500)]
+    assert said(peer.step(CallBusy(0))) == [messages.Busy(0)]
 
 
 def test_a_call_fails_by_itself_when_the_master_does_not_say_who_was_missing() -> None:

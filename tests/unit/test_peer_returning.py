@@ -17,7 +17,7 @@ from ringfold.peer.effects import (
     SyncInterrupted,
     Tell,
 )
-from ringfold.peer.events import CallLeave, CallVote, Closed, DialFailed, MessageReceived, Opened, Silent
+from ringfold.peer.events import CallBusy, CallLeave, CallVote, Closed, DialFailed, MessageReceived, Opened, Silent
 from ringfold.state.manifest import Snapshot
 from ringfold.state.shared import SharedState
 from ringfold.wire import frames, messages
@@ -29,6 +29,7 @@ from tests.unit.test_peer_machine import (
     CONTROL,
     MASTER_NONCE,
     ME,
+    MS,
     NONCE,
     TIMINGS,
     TOKEN,
@@ -248,6 +249,16 @@ def test_who_was_only_registered_shows_no_epoch() -> None:
     assert claim.epoch == 0
 
 
+def test_who_is_busy_says_so_again_and_only_for_what_is_left() -> None:
+    peer = member()
+    peer.step(CallBusy(peer.now_ns + 5_000 * MS))
+    peer.step(Closed(CONTROL, "reset"))
+    peer.now_ns += 2_000 * MS
+    returned, busy = said(resume(peer), peer.last_conn)
+    assert isinstance(returned, messages.Returned)
+    assert busy == messages.Busy(3_000)
+
+
 def test_a_wish_to_leave_is_said_again() -> None:
     peer = member()
     peer.step(CallLeave())
@@ -300,6 +311,15 @@ def test_a_call_that_ran_out_of_time_without_a_master_is_withdrawn_at_the_next_o
     assert isinstance(returned, messages.Returned)
     assert isinstance(withdrawn, messages.VoteWithdrawn)
     assert withdrawn.ballot == returned.ballot == 3
+
+
+def test_a_call_that_did_not_ask_for_its_timeout_starts_its_clock_again_at_the_next_master() -> None:
+    peer = member()
+    peer.step(CallVote(1, "update", 0, peer.now_ns + 1_000 * MS, final=False))
+    peer.step(Closed(CONTROL, "reset"))
+    peer.later(1_000)
+    assert [type(each) for each in said(resume(peer), peer.last_conn)] == [messages.Returned]
+    assert only(peer.later(999), CallFinished) == []
 
 
 def test_a_sync_that_ran_out_of_time_is_not_called_anew() -> None:

@@ -7,13 +7,16 @@ from typing import Any, cast
 import pytest
 
 from ringfold.dataplane.engine import Engine
-from ringfold.errors import RingfoldError
+from ringfold.errors import RingfoldError, UsageError
+from ringfold.peer.effects import Effect
+from ringfold.peer.events import CallBusy, Event
 from ringfold.peer.session import Session
 from ringfold.peer.settings import Identity, PeerTimings
 from ringfold.probe.shell import NodeShell
 from ringfold.runtime.clock import monotonic_ns
 
 DEADLINE_S = 30.0
+IDENTITY = Identity(group=0, host="h", name="n", addresses=("127.0.0.1",), port=1)
 
 
 class BrokenEngine:
@@ -134,3 +137,32 @@ def test_a_node_that_cannot_be_closed_keeps_nobody_waiting() -> None:
         engine.broken.set()
         with pytest.raises(RingfoldError, match="out of order"):
             joining.result(DEADLINE_S)
+
+
+def test_a_peer_is_busy_until_the_last_of_its_blocks_ends() -> None:
+    said: list[int] = []
+    session = Session(cast(Engine, cast(Any, BrokenEngine())), IDENTITY, PeerTimings())
+    step = session.machine.step
+
+    def heard(now_ns: int, event: Event) -> list[Effect]:
+        if isinstance(event, CallBusy):
+            said.append(0 if not event.until_ns else round((event.until_ns - now_ns) / 1e9))
+        return step(now_ns, event)
+
+    session.machine.step = heard  # type: ignore[method-assign]
+    with session.busy(100):
+        with session.busy(900), session.busy(50):
+            pass
+        with pytest.raises(KeyError), session.busy(300):
+            raise KeyError
+    assert said == [100, 900, 900, 900, 100, 300, 100, 0]
+    session.engine.broken.set()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("up_to_s", [0, -1, float("nan"), float("inf"), 8 * 86_400])
+def test_a_busy_without_a_sensible_end_is_refused(up_to_s: float) -> None:
+    engine = BrokenEngine()
+    session = Session(cast(Engine, cast(Any, engine)), IDENTITY, PeerTimings())
+    with pytest.raises(UsageError, match="up to a week"), session.busy(up_to_s):
+        pass
+    engine.broken.set()

@@ -4,18 +4,23 @@ import logging
 import os
 import re
 import resource
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import ml_dtypes
+import msgspec
 import numpy as np
 import pytest
 
 from ringfold.errors import StateError, UsageError
-from ringfold.state.checkpoint import Checkpoints
-from ringfold.state.shared import MayDiffer, SharedState, set_torn
+from ringfold.state.checkpoint import _HEAD, Checkpoints, Entry
+from ringfold.state.lineage import begin
+from ringfold.state.manifest import Snapshot
+from ringfold.state.shared import MayDiffer, SharedState, lineage_of, set_lineage, set_torn
+from ringfold.wire.lineage import Branch, Lineage
 
 
 def state_of(seed: int, revision: int = 0, **more: object) -> SharedState:
@@ -335,3 +340,127 @@ def test_the_guide_shows_how_to_read_an_array_without_ringfold(tmp_path: Path) -
     names: dict[str, object] = {"path": Checkpoints(tmp_path).save(SharedState(a=np.ones(3, bool), model=model))}
     exec(snippet, names)
     assert np.array_equal(names["model"], model)  # type: ignore[arg-type]
+
+
+# Lineages
+
+WRITTEN_BEFORE = Path(__file__).parent / "written_before"
+OLD = Lineage("run", "old")
+NEW = begin("run", "new", OLD, 140)
+
+
+def save_at(checkpoints: Checkpoints, lineage: Lineage | None, revision: int, value: int) -> None:
+    state = SharedState(w=np.full(10, value, np.float32), revision=revision)
+    set_lineage(state, lineage)
+    checkpoints.save(state)
+
+
+def fresh() -> SharedState:
+    return SharedState(w=np.zeros(10, np.float32))
+
+
+def test_a_checkpoint_carries_its_lineage(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    save_at(checkpoints, NEW, 145, 1)
+    state = fresh()
+    checkpoints.load_newest(state)
+    assert lineage_of(state) == NEW
+    offer = Snapshot.take(state).offer("enforce-popular")
+    assert (offer.lineage, offer.is_loaded) == (NEW, True)
+
+
+def test_a_state_that_was_changed_is_no_checkpoint_any_more(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    save_at(checkpoints, NEW, 145, 1)
+    state = fresh()
+    checkpoints.load_newest(state)
+    state.arrays["w"][3] = 7  # type: ignore[index]
+    assert not Snapshot.take(state).offer("enforce-popular").is_loaded
+
+
+def test_a_checkpoint_that_was_saved_with_another_hash_is_one_all_the_same(tmp_path: Path) -> None:
+    pytest.importorskip("blake3")
+    checkpoints = Checkpoints(tmp_path)
+    save_at(checkpoints, NEW, 145, 1)
+    state = SharedState(w=np.zeros(10, np.float32), hash="blake3")
+    checkpoints.load_newest(state)
+    assert Snapshot.take(state).offer("enforce-popular").is_loaded
+
+
+def test_what_is_private_may_change_without_making_it_another_checkpoint(tmp_path: Path) -> None:
+    checkpoints, seen = Checkpoints(tmp_path), np.zeros(3)
+    state = SharedState(w=np.ones(10, np.float32), seen=MayDiffer(seen), revision=5)
+    set_lineage(state, OLD)
+    checkpoints.save(state)
+    checkpoints.load_newest(state)
+    seen += 1
+    assert Snapshot.take(state).offer("enforce-popular").is_loaded
+
+
+def test_an_abandoned_checkpoint_is_not_the_newest(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    save_at(checkpoints, OLD, 150, 1)
+    save_at(checkpoints, NEW, 145, 2)
+    state = fresh()
+    assert checkpoints.load_newest(state) == 145
+    assert checkpoints.branches() == [Branch("old", 150), Branch("new", 145)]
+    assert checkpoints.load_branch(state, Branch("old", 150)) == 150
+    with pytest.raises(StateError, match="no checkpoint of revision 150"):
+        checkpoints.load_branch(state, Branch("new", 150))
+
+
+def test_the_same_revision_of_two_lineages_is_loaded_from_the_one_that_goes_on(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    save_at(checkpoints, NEW, 150, 2)
+    save_at(checkpoints, OLD, 150, 1)  # by a peer that did not know better
+    state = fresh()
+    checkpoints.load(state, 150)
+    assert lineage_of(state) == NEW
+
+
+def test_abandoned_checkpoints_do_not_displace_those_of_the_run(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    for revision in (140, 150, 160):
+        save_at(checkpoints, OLD, revision, revision)
+    for revision in (140, 142, 144):
+        save_at(checkpoints, NEW, revision, revision + 1)
+    assert checkpoints.branches() == [
+        Branch("old", 160),
+        Branch("old", 150),
+        Branch("new", 144),
+        Branch("new", 142),
+    ]
+
+
+def test_a_state_that_goes_on_in_a_new_lineage_is_saved_as_a_part_of_that(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    save_at(checkpoints, OLD, 140, 1)
+    save_at(checkpoints, NEW, 140, 1)
+    assert checkpoints.branches() == [Branch("new", 140)]
+
+
+def test_a_file_of_the_version_before_is_loaded_and_has_no_lineage(tmp_path: Path) -> None:
+    [path] = WRITTEN_BEFORE.glob("*.ringfold")
+    shutil.copy(path, tmp_path)
+    state = SharedState(w=np.zeros(10, np.float32))
+    assert Checkpoints(tmp_path).load_newest(state) == 7
+    assert list(state.arrays["w"]) == list(range(10))  # type: ignore[call-overload]
+    assert lineage_of(state) is None
+    assert Checkpoints(tmp_path).branches() == []
+
+
+def test_what_is_written_now_has_the_fields_that_the_version_before_reads(tmp_path: Path) -> None:
+    """It ignores those that it does not know."""
+
+    class Before(msgspec.Struct):
+        revision: int
+        hash: str
+        keys: list[Entry]
+
+    checkpoints = Checkpoints(tmp_path)
+    save_at(checkpoints, NEW, 145, 1)
+    [path] = checkpoints.paths()
+    raw = path.read_bytes()
+    _, version, _, length, _ = _HEAD.unpack(raw[: _HEAD.size])
+    assert version == 1
+    assert msgspec.json.decode(raw[_HEAD.size : _HEAD.size + length], type=Before).revision == 145

@@ -4,6 +4,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TypeVar, cast
@@ -217,7 +218,12 @@ class Session:
     def _synced(self) -> None:
         self.has_newcomers = False
 
-    def sync(self, offer: Offer, snapshot: Snapshot, min_world: int, timeout_s: float) -> SyncSucceeded:
+    def busy(self, up_to_s: float) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def sync(
+        self, offer: Offer, snapshot: Snapshot, min_world: int, timeout_s: float, *, final: bool
+    ) -> SyncSucceeded:
         self.syncs.append(offer)
         if self.outcomes:
             return self.outcomes.pop(0)(snapshot)
@@ -255,6 +261,9 @@ class Run:
     def update_topology(self, min_world: int = 0, timeout_s: float | None = None) -> None:
         self.updates += 1
         self.pending, self.session.has_newcomers = False, True
+
+    def _admit(self, timeout_s: float) -> None:
+        self.update_topology(timeout_s=timeout_s)
 
     def all_reduce(self, buffers: object, **more: object) -> rf.ReduceInfo:
         return rf.ReduceInfo((1, 2), self.epoch, 0, 0)

@@ -710,7 +710,9 @@ class Program:
     def __init__(self, node: Node, sync: Callable[[Snapshot], SyncSucceeded]) -> None:
         self._node, self._sync = node, sync
 
-    def sync(self, offer: Offer, snapshot: Snapshot, min_world: int, timeout_s: float) -> SyncSucceeded:
+    def sync(
+        self, offer: Offer, snapshot: Snapshot, min_world: int, timeout_s: float, *, final: bool
+    ) -> SyncSucceeded:
         return self._sync(snapshot)
 
     def locked(self, look: Callable[[PeerMachine], T]) -> T:

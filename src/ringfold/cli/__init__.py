@@ -30,6 +30,7 @@ class Command(NamedTuple):
 COMMANDS = (
     Command("master", "Run the master: the process that peers join and that keeps their epochs.", "master"),
     Command("status", "Show a run: members, epochs, rings, and what is waited for since when.", "status"),
+    Command("evict", "Evict a peer: the others go on without it, and it may join again.", "evict"),
     Command("iterate", "Run a command per iteration that all ranks agree on through a store, or show it.", "iterate"),
     Command("demo", "Train a small model on several peers while some are killed, frozen and added.", "demo"),
     Command("doctor", "Check whether this machine has what a run needs, and say what to do.", "doctor"),

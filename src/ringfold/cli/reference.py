@@ -30,7 +30,7 @@ from ringfold.peer.steps import Step
 from ringfold.probe.alone import Prober, ProbeWindow
 from ringfold.state.checkpoint import Checkpoints
 from ringfold.state.shared import MayDiffer, SharedState
-from ringfold.wire import agent, answers, base, events, frames, messages, probing, returning, status, visiting
+from ringfold.wire import agent, answers, base, events, frames, messages, probing, progress, returning, status, visiting
 
 _NOTE = "<!-- Written by `make docs` from the code; do not edit. -->\n"
 
@@ -95,7 +95,7 @@ def messages_page() -> str:
         names = ", ".join(f"`{kind.__name__}`" for kind in typing.get_args(union))
         parts.append(f"**{title}:** {names}.")
     parts.append("## Messages")
-    rooms = (messages, answers, returning, visiting, status, probing, agent, base)
+    rooms = (messages, answers, progress, returning, visiting, status, probing, agent, base)
     kinds = [kind for module in rooms for _, kind in _classes(module) if kind is not base.Message]
     parts += [_struct(kind) for kind in kinds if _is_message(kind)]
     parts.append("## Parts of messages")

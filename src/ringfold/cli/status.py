@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from ringfold.errors import MasterUnreachable
-    from ringfold.wire.status import GroupStatus, LinkStatus, PeerStatus, Status
+    from ringfold.wire.status import GroupStatus, LinkStatus, PeerStatus, Status, Waiting
 
 MATRIX_PEERS = 12
 LINK_CHARS = 18
@@ -105,10 +105,8 @@ def _parts(address: str, status: "Status") -> Iterator["Text | Table"]:
         yield Text(_about_links(status), style="dim")
     yield Text()
     if status.waiting:
-        rows = (
-            (wait.what, _names(wait.waiting), _names(wait.missing), duration(wait.since_ms)) for wait in status.waiting
-        )
-        yield table("waited for", ["what", "who waits", "for whom", "since"], rows)
+        columns = ["what", "who waits", "for whom", "since", "eviction"]
+        yield table("waited for", columns, map(_wait_row, status.waiting))
     else:
         yield Text("nothing is waited for", style="dim")
 
@@ -122,6 +120,13 @@ def _peer_row(peer: "PeerStatus") -> list["str | Text"]:
     if peer.suspected:
         heard.append("\nsuspected")
     return [str(peer.peer), peer.name, str(peer.group), peer.phase, heard, str(peer.committed_ops)]
+
+
+def _wait_row(wait: "Waiting") -> list[str]:
+    from ringfold.cli.output import duration
+
+    eviction = wait.eviction if wait.evict_in_ms is None else f"in {duration(wait.evict_in_ms)}"
+    return [wait.what, _names(wait.waiting), _names(wait.missing), duration(wait.since_ms), eviction]
 
 
 def _place_row(peer: "PeerStatus") -> list[str]:

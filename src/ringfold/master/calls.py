@@ -150,6 +150,8 @@ class Calls:
             state = completion(self._run, kind, peer.group)
             missing = self._absent(now, peer, kind, state) if isinstance(state, Wait) else []
             why = f"for {names(missing)}" if missing or isinstance(state, Ready) else f"because {state.why}"
+            if kind == "sync" and (waiting := self._run.groups[peer.group].resume) is not None:
+                why = f"for {', '.join(map(repr, waiting.missing))} to come back with a checkpoint"
             text = f"waited {seconds(waited)} in {CALL[kind]} {why}"
             peer.gave_up[kind] = now
         of_sync = sync.voters if sync is not None and late is not None else None
@@ -199,9 +201,8 @@ class Calls:
             groups = [group for _, group in sorted(run.groups.items()) if group.ring and group.sync is None]
             small = [group for group in groups if self._fail_small_syncs(group)]
             whole = [group for group in groups if isinstance(completion(run, "sync", group.id), Ready)]
-            for group in whole:
-                self._syncs.begin(now, group)
-            return bool(small or whole)
+            begun = [group for group in whole if self._syncs.begin(now, group)]
+            return bool(small or begun) or self._admit_to_resume(now)
         if not isinstance(completion(run, kind), Ready):
             return False
         short = run.short_of_peers()
@@ -218,6 +219,24 @@ class Calls:
             self._run.answer_calls(voters)
         else:
             return False
+        return True
+
+    def _admit_to_resume(self, now: Ns) -> bool:
+        """Let newcomers in while groups wait for them in a sync: nobody who would vote for it is doing anything else.
+
+        The syncs that wait are voted for again in the next epoch, and the programs do not notice.
+        """
+        run = self._run
+        if all(group.resume is None for group in run.groups.values()) or not run.admissible(()):
+            return False
+        voters: dict[PeerId, int] = {}
+        for peer in run.accepted():
+            ballot, waiting = run.ballot(peer), run.groups[peer.group].resume
+            if ballot is not None and ballot.kind == "update":
+                voters[peer.id] = ballot.number
+            elif ballot is None or waiting is None or waiting.ballots.get(peer.id) != ballot.number:
+                return False
+        self._admit(now, voters)
         return True
 
     def _fail_small_syncs(self, group: Group) -> bool:

@@ -5,7 +5,7 @@ The master runs them under `checked` (decision 31): they only look, so that what
 
 from ringfold.config import GIVE_TOKEN
 from ringfold.errors import RemoteProtocolError
-from ringfold.wire.messages import MAX_PATHS, PROTOCOL_VERSION, Hello, Resume, StatusRequest
+from ringfold.wire.messages import MAX_PATHS, PROTOCOL_VERSION, EvictRequest, Hello, Resume, StatusRequest
 from ringfold.wire.probing import NodeHello, ProbeCommand
 from ringfold.wire.proof import proven
 
@@ -15,7 +15,7 @@ MAX_GROUP = (1 << 31) - 1
 MAX_ADDRESSES = 64
 MAX_TEXT_CHARS = 1_024
 
-Claim = Hello | Resume | StatusRequest | NodeHello | ProbeCommand
+Claim = Hello | Resume | StatusRequest | EvictRequest | NodeHello | ProbeCommand
 """The first message of a connection, with a proof."""
 
 

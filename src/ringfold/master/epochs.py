@@ -90,9 +90,9 @@ class Epochs:
         self._run.remove(peer, "lost", reason, None)
         self._without(now, peer, f"was lost: {reason}")
 
-    def evict(self, now: Ns, peer: Peer, reason: str) -> None:
-        """The run goes on without the peer, and tells it so."""
-        self._run.remove(peer, "evicted", reason, Evicted(reason))
+    def evict(self, now: Ns, peer: Peer, reason: str, told: str = "", *, on_request: bool = False) -> None:
+        """The run goes on without the peer, and tells it so; `told` is what its program hears, if that is more."""
+        self._run.remove(peer, "evicted", reason, Evicted(told or reason, on_request=on_request))
         self._without(now, peer, f"was evicted: {reason}")
 
     def evict_for_call(self, now: Ns, peer: Peer, reason: str, told: str) -> None:

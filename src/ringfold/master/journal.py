@@ -34,7 +34,7 @@ from ringfold.master.verdicts import Cause
 from ringfold.state.election import Finished
 from ringfold.topology.bandwidth import Entry, Source
 from ringfold.wire.decoding import decode as decode_bytes
-from ringfold.wire.messages import CallFailed, Divergence, Epoch, GroupId, PeerId, Reason, Record
+from ringfold.wire.messages import CallFailed, Divergence, Epoch, GroupId, Lineage, PeerId, Reason, Record, Rollback
 
 FORMAT = 1
 NO_JOURNAL = "it holds no journal of a master: "
@@ -56,6 +56,10 @@ class FinishedEntry(Struct, frozen=True):
     """Who was out of it before its end, and what it was told."""
     diverged: list[Divergence] = field(default_factory=list)
     """Who should have had its state before, and had not."""
+    names: list[str] = field(default_factory=list)
+    """By which participants are known again after a restart."""
+    rollback: Rollback | None = None
+    """From where it went on, if not from the revision before."""
 
 
 class GroupEntry(Struct, frozen=True):
@@ -66,6 +70,8 @@ class GroupEntry(Struct, frozen=True):
     record: Record | None
     finished: FinishedEntry | None
     incumbents: list[PeerId] = field(default_factory=list)
+    lineage: Lineage | None = None
+    """The history of its state. Journals of older versions name none."""
 
 
 class AdmissionEntry(Struct, frozen=True):
@@ -161,9 +167,10 @@ def journal_of(run: Run, fence: int, secret: bytes, leader: str) -> Journal:
         finished = None
         if last is not None:
             outcome = group.finished_ballots, last.roots, group.finished_failures, group.finished_diverged
-            finished = FinishedEntry(group.finished_sync, last.revision, *outcome)
+            history = list(last.names), group.finished_rollback
+            finished = FinishedEntry(group.finished_sync, last.revision, *outcome, *history)
         record, incumbents = group.record if group.ring else None, sorted(group.incumbents)
-        groups.append(GroupEntry(group.id, group.epoch, record, finished, incumbents))
+        groups.append(GroupEntry(group.id, group.epoch, record, finished, incumbents, group.lineage))
     going = run.admission
     # Before its first record nobody has been admitted: the votes are cast again, and the vote is decided anew.
     begun = going is not None and any(run.groups[group].epoch > going.epochs[group] for group in going.groups)
@@ -185,12 +192,13 @@ def restore(run: Run, journal: Journal, now: Ns) -> None:
     for entry in journal.groups:
         group = run.group(entry.group)
         group.epoch, last = entry.epoch, entry.finished
-        group.incumbents = set(entry.incumbents)
+        group.incumbents, group.lineage = set(entry.incumbents), entry.lineage
         if last is not None:
             group.finished_sync, group.finished_ballots = last.sync, last.ballots
             group.finished_failures, group.finished_diverged = last.failures, last.diverged
             group.diverged, group.divergences = list(last.diverged), len(last.diverged)
-            group.finished = Finished(last.revision, frozenset(last.ballots), last.roots)
+            group.finished_rollback = last.rollback
+            group.finished = Finished(last.revision, frozenset(last.ballots), last.roots, tuple(last.names))
         record = group.record = entry.record
         if record is None:
             continue

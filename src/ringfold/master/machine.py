@@ -11,6 +11,8 @@ and their order around the ring. Everything a master does comes down to these:
 * It keeps the rounds of probing (`probing.py`): who probes whom, when windows end, and what they say together.
 * It goes on with a run that another master began (`journal.py`, `returning.py`), and makes sure that others can go on
   with its own: what must not be forgotten is written down before it is said.
+* It evicts who is silent (`liveness.py`), who keeps all others waiting (`stalls.py`), and whom somebody wants out
+  (`evicting.py`).
 * It answers run-wide calls (`calls.py`). Two kinds take long: a sync of shared state (`syncs.py`), and the choice of
   better rings by measured links (`topology.py`).
 * It decides who is right where members call different things (`disputes.py`), or what can never meet (`meeting.py`).
@@ -59,6 +61,7 @@ from ringfold.master.events import (
     Tick,
     Trust,
 )
+from ringfold.master.evicting import check_request, choose, reasons
 from ringfold.master.journal import Journal, restore, restore_links
 from ringfold.master.keeping import Keeping
 from ringfold.master.liveness import MS, PatientClock, evict_reason, silent_ms, suspected
@@ -67,6 +70,7 @@ from ringfold.master.probing import Probing
 from ringfold.master.returning import Returning
 from ringfold.master.run import Connection, Peer, Run, Standing
 from ringfold.master.settings import MasterSettings
+from ringfold.master.stalls import Watchdog
 from ringfold.master.status import render_status, render_waiting
 from ringfold.master.syncs import Syncs
 from ringfold.master.topology import Topology
@@ -81,7 +85,10 @@ from ringfold.wire.messages import (
     PROTOCOL_VERSION,
     Attached,
     AttachFailed,
+    Busy,
     Challenge,
+    EvictRequest,
+    EvictResponse,
     Hello,
     Leave,
     LinkLost,
@@ -148,6 +155,7 @@ class Master:
         self._epochs = Epochs(self._run, run_secret, fence, lambda seals, causes: self._verdicts(seals, causes))
         self._disputes = Disputes(self._run, self._epochs)
         self._ops = Ops(self._run, self._epochs, self._disputes)
+        self._watchdog = Watchdog(self._run, self._epochs, self._ops.failed)
         self._returning = Returning(self._run, self._epochs, fence)
         self._syncs = Syncs(self._run, run_secret)
         self._topology = Topology(self._run, self._epochs, run_secret)
@@ -193,11 +201,13 @@ class Master:
     def status(self, now_ns: Ns) -> Status:
         """The whole run, for `ringfold status`."""
         uptime_ms = (now_ns - self._started_ns) // MS
-        return render_status(self._run, self._epochs, self._clock.peek(now_ns), self.fence, uptime_ms, self._leader)
+        now = self._clock.peek(now_ns)
+        waiting = render_waiting(self._run, self._epochs, self._watchdog, now)
+        return render_status(self._run, waiting, now, self.fence, uptime_ms, self._leader)
 
     def waiting(self, now_ns: Ns) -> list[Waiting]:
         """All that is waited for: by whom, for whom, and since when."""
-        return render_waiting(self._run, self._epochs, self._clock.peek(now_ns))
+        return render_waiting(self._run, self._epochs, self._watchdog, self._clock.peek(now_ns))
 
     def _verdicts(self, seals: Mapping[PeerId, Sequence[SealedOp]], causes: Sequence[Cause]) -> list[Verdict]:
         """The verdict rule. A method, so that a simulation can plant a wrong one and must find it."""
@@ -262,6 +272,10 @@ class Master:
                 connection.opened = now
                 # Looking changes nothing: if it fails, only the watcher goes without an answer.
                 self._run.out.append(Send(connection.id, checked(self.status, now_ns)))
+            case EvictRequest():
+                self._prove(connection, "evict", message)
+                connection.opened = now
+                self._evict_on_request(now, connection, message)
             case ProbeCommand():
                 self._prove(connection, "probe", message)
                 connection.opened = now
@@ -272,6 +286,17 @@ class Master:
                 self._probing.node_came(now, connection, message, proof)
             case _:
                 raise RemoteProtocolError(f"{type(message).__name__} where Hello, NodeHello or a question is expected")
+
+    def _evict_on_request(self, now: Ns, connection: Connection, request: EvictRequest) -> None:
+        checked(check_request, request)
+        chosen = choose(self._run, request.peer)
+        if isinstance(chosen, str):
+            self._run.out.append(Send(connection.id, EvictResponse(False, self._run.named(chosen))))
+            return
+        why, name = reasons(request), chosen.member.name
+        self._epochs.evict(now, chosen, *why, on_request=True)
+        text = f"{self._run.named(f'peer {chosen.id}')} is evicted; it may join again"
+        self._run.out.append(Send(connection.id, EvictResponse(True, text, chosen.id, name)))
 
     def _resume(self, now: Ns, connection: Connection, resume: Resume) -> None:
         """A peer of the run comes back. One that was only registered, or is nobody's, registers anew."""
@@ -383,7 +408,10 @@ class Master:
             case Vote():
                 self._calls.vote(now, peer, message)
             case VoteWithdrawn():
-                self._calls.withdraw(now, peer, message)
+                if not self._watchdog.call_overdue(now, peer, message):
+                    self._calls.withdraw(now, peer, message)
+            case Busy():
+                self._watchdog.busy(now, peer, message)
             case Sealed():
                 self._epochs.sealed(now, peer, message)
             case Attached():
@@ -401,9 +429,12 @@ class Master:
                 self._syncs.report(now, peer, message)
             case Measured():
                 self._topology.measured(now, peer, message)
-            case OpMismatch() | OpTimeout() | OpCancelled():
+            case OpTimeout():
+                if not self._watchdog.op_overdue(now, peer, message):
+                    self._ops.failed(now, peer, message)
+            case OpMismatch() | OpCancelled():
                 self._ops.failed(now, peer, message)
-            case Hello() | Resume() | StatusRequest() | NodeHello() | ProbeCommand():
+            case Hello() | Resume() | StatusRequest() | EvictRequest() | NodeHello() | ProbeCommand():
                 raise RemoteProtocolError(f"{type(message).__name__} from a peer that has joined")
             case RoundReport() | RoundAlarm():
                 raise AssertionError("these do not come here")
@@ -453,6 +484,8 @@ class Master:
         self._topology.tick(now)
         self._probing.tick(now)
         self._calls.tick(now)
+        self._watchdog.tick(now)
+        self._syncs.tick(now)
         self._keeping.tick(now)
 
     def _send_beats(self, now_ns: Ns) -> None:

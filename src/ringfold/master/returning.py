@@ -24,7 +24,9 @@ from ringfold.errors import RemoteProtocolError
 from ringfold.master.epochs import Epochs
 from ringfold.master.events import Ns
 from ringfold.master.run import Connection, Group, Peer, Run, Standing
+from ringfold.master.syncs import done_of
 from ringfold.master.words import seconds
+from ringfold.state.manifest import digest_of
 from ringfold.wire.events import PeerReturned
 from ringfold.wire.messages import (
     CallDone,
@@ -32,15 +34,17 @@ from ringfold.wire.messages import (
     Evicted,
     Failure,
     Member,
+    Offer,
     PeerId,
     Registrations,
     Resume,
     Returned,
     Seal,
-    SyncDone,
 )
 
 MOST_ANSWERS = 16
+NOTHING = digest_of(Offer(0, "enforce-popular", "rf64", []))
+"""The digest of a state without arrays."""
 
 
 class Returning:
@@ -140,17 +144,20 @@ class Returning:
         self._back.clear()
 
     def _begin_anew(self) -> None:
-        """Nobody came back: the run of the journal has come to its end, and whoever comes begins another one. Its
-        numbers go on, so that none comes twice; the state that its members had does not bind the next ones."""
-        for group in self._run.groups.values():
-            group.finished = None
+        """Nobody came back. What the last sync finished still counts: the run goes on from a checkpoint of it. Where it
+        cannot by itself (no arrays, several groups, a journal that names no lineage) whoever comes begins anew."""
+        with_state = [group for group in self._run.groups.values() if group.finished is not None]
+        for group in with_state:
+            assert group.finished is not None
+            if len(with_state) > 1 or group.lineage is None or group.finished.roots == NOTHING:
+                group.finished = None
 
     def _answer(self, peer: Peer, brought: Returned) -> None:
         """Give a peer the answer that it waits for, if somebody knows it."""
         group, ballot = self._run.groups[peer.group], brought.ballot
         last = group.finished
         if last is not None and group.finished_ballots.get(peer.id) == ballot:
-            self._run.send(peer, SyncDone(ballot, group.finished_sync, last.revision, group.finished_diverged))
+            self._run.send(peer, done_of(group, ballot, last.revision))
             peer.answers(ballot)
             return
         failure = group.finished_failures.get(peer.id)

@@ -10,7 +10,7 @@ Time in here is the master's own (see `liveness.py`).
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from msgspec import structs
 
@@ -39,6 +39,7 @@ from ringfold.wire.messages import (
     FromMaster,
     GroupId,
     Hello,
+    Lineage,
     Measured,
     Member,
     Offer,
@@ -46,6 +47,7 @@ from ringfold.wire.messages import (
     PeerId,
     Reason,
     Record,
+    Rollback,
     SealedOp,
     SyncVoters,
     Tag,
@@ -55,6 +57,9 @@ from ringfold.wire.messages import (
 )
 from ringfold.wire.naming import with_names
 from ringfold.wire.probing import NodeId
+
+if TYPE_CHECKING:
+    from ringfold.master.resuming import ResumeWait
 
 WATCHER_IDLE_NS = 120 * 1_000_000_000
 """Who looked at the status and asks no more keeps no connection for ever: its machine may have lost power."""
@@ -125,6 +130,10 @@ class Peer:
     """The highest ballot that was answered; an older vote that was still on its way is void."""
     gave_up: dict[VoteKind, Ns] = field(default_factory=dict)
     """When a call of this kind last ended here because its time was over."""
+    calls: int = 0
+    """How many of its votes were answered."""
+    busy_until: Ns = 0
+    """By its own word it works on something else until then."""
     suspected: bool = False
     beat: Heartbeat = field(default_factory=lambda: Heartbeat(0, 0))
     beat_at: Ns = 0
@@ -137,6 +146,7 @@ class Peer:
         """This ballot has been answered: it no longer waits, and cannot be cast again."""
         self.answered = max(self.answered, ballot)
         if self.ballot is not None and self.ballot.number <= self.answered:
+            self.calls += 1
             self.ballot = None
 
 
@@ -192,6 +202,8 @@ class Sync:
     """Who does not."""
     voters: SyncVoters
     """All who made an offer."""
+    moved: Ns = 0
+    """When somebody last got on with it."""
     told: Ns = 0
     """When everybody was last told that it goes on."""
     failures: dict[PeerId, CallFailed] = field(default_factory=dict)
@@ -200,6 +212,9 @@ class Sync:
     """From whom somebody got a wrong block."""
     diverged: dict[PeerId, Divergence] = field(default_factory=dict)
     """Who should have had the winning state, and had not."""
+    lineage: Lineage | None = None
+    """The history that the state is part of when the sync has ended."""
+    rollback: Rollback | None = None
 
 
 @dataclass(slots=True)
@@ -231,6 +246,12 @@ class Group:
     """Who was in a sync that the last master could not end, and has neither voted anew nor given up."""
     out_of_redo: set[PeerId] = field(default_factory=set)
     """Who was out of it already: it is decided anew without these."""
+    lineage: Lineage | None = None
+    """The history of the group's state. It outlives `finished`: what was abandoned stays so."""
+    resume: "ResumeWait | None" = None
+    """Whom the next sync waits for, because nobody is here who has the last state."""
+    resume_since: Ns | None = None
+    """Since when. It stays while peers load what was asked for and sync again: nobody is waited for twice."""
     finished_sync: int = 0
     """Its number."""
     finished_ballots: dict[PeerId, int] = field(default_factory=dict)
@@ -239,6 +260,8 @@ class Group:
     """Who was told that it is out of it."""
     finished_diverged: list[Divergence] = field(default_factory=list)
     """Who should have had its state before, and had not."""
+    finished_rollback: Rollback | None = None
+    """From where it went on, if not from the revision before."""
     diverged: list[Divergence] = field(default_factory=list)
     """The same of all syncs, the last few."""
     divergences: int = 0

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, cast
 
-from ringfold.config import Resolved
+from ringfold.config import Resolved, Value
 from ringfold.errors import ConfigError
 from ringfold.probe.settings import Adaptive, RoundSettings
 from ringfold.wire.messages import EvidenceBy, Liveness
@@ -40,6 +40,14 @@ class MasterSettings:
     """The directory that the rounds' results are written into, as `run.jsonl`."""
     return_ms: int = 10_000
     """How long a new master waits for the members of the epochs that it finds in the journal."""
+    stall_timeout_ms: int | Literal["auto", "off"] = "auto"
+    """How long a minority may keep all others waiting, before it is evicted (see `stalls.py`)."""
+    min_stall_ms: int = 60_000
+    """With "auto", at least so long."""
+    op_timeout_ms: int = 300_000
+    """What peers have by default: a stall timeout is never longer."""
+    resume_wait_ms: int = 60_000
+    """How long a sync waits for the participants of the last one, when none of them is there."""
     max_proposals: int = 8
     max_unproven: int = 256
 
@@ -50,12 +58,15 @@ class MasterSettings:
         if not 0 < alive.heartbeat_ms < alive.suspect_after_ms < alive.evict_after_ms:
             raise ConfigError("need 0 < heartbeat_ms < suspect_after_ms < evict_after_ms")
         positive = ("segment_bytes", "lanes", "seal_ms", "attach_ms", "handshake_ms", "edge_stall_ms", "bad_edge_s")
-        for name in (*positive, "max_proposals", "max_unproven", "measure_ms", "return_ms"):
+        for name in (*positive, "max_proposals", "max_unproven", "measure_ms", "return_ms", "op_timeout_ms"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("small_bytes", "link_grace_ms", "meet_ms", "stale_s"):
+        for name in ("small_bytes", "link_grace_ms", "meet_ms", "stale_s", "resume_wait_ms"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must not be negative, but is {getattr(self, name)}")
+
+        if isinstance(self.stall_timeout_ms, int) and self.stall_timeout_ms < 1:
+            raise ConfigError(f"stall_timeout_ms must be at least 1, not {self.stall_timeout_ms}")
 
     def evidence_for(self, members: int) -> EvidenceBy:
         """How evidence travels in an epoch of so many members."""
@@ -83,12 +94,15 @@ def master_settings(resolved: Resolved) -> MasterSettings:
         segment_bytes=resolved.integer("segment_bytes"),
         lanes=resolved.integer("lanes"),
         stale_s=resolved.integer("stale_s"),
+        resume_wait_ms=int(resolved.number("resume_wait_s") * 1_000),
         export=export,
         liveness=Liveness(
             heartbeat_ms=resolved.integer("heartbeat_ms"),
             suspect_after_ms=resolved.integer("suspect_after_ms"),
             evict_after_ms=evict_after_ms,
         ),
+        stall_timeout_ms=_ms_or_word(resolved.value("stall_timeout_s")),
+        op_timeout_ms=max(1, int(resolved.number("op_timeout_s") * 1_000)),
         # Peers leave a silent master after `evict_after_ms`: one that leads meanwhile must not give them up by then.
         return_ms=evict_after_ms + min(evict_after_ms, RETURN_MARGIN_MS),
         rounds=RoundSettings(
@@ -105,3 +119,9 @@ def master_settings(resolved: Resolved) -> MasterSettings:
             ),
         ),
     )
+
+
+def _ms_or_word(value: Value) -> int | Literal["auto", "off"]:
+    if isinstance(value, int | float):
+        return int(value * 1_000)
+    return "off" if value == "off" else "auto"

@@ -9,14 +9,18 @@ not be measured, OPTIMIZE_TOPOLOGY_FAILED instead of IDLE. An op is VOTE_INITIAT
 PERFORM when all have, VOTE_COMPLETE when some are done.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+
+from msgspec.structs import replace
 
 from ringfold.master.calls import Wait, completion
 from ringfold.master.disputes import sides
 from ringfold.master.epochs import Epochs
 from ringfold.master.events import Ns
 from ringfold.master.liveness import MS, silent_ms
+from ringfold.master.resuming import left
 from ringfold.master.run import Group, Peer, Run, Standing
+from ringfold.master.stalls import Judgement, Key, Watchdog
 from ringfold.master.topology import waits_for
 from ringfold.master.verdicts import summary
 from ringfold.master.words import CALL, named, names, seconds
@@ -34,7 +38,9 @@ _VOTING: dict[VoteKind, str] = {
 }
 
 
-def render_status(run: Run, epochs: Epochs, now: Ns, fence: int, uptime_ms: int, leader: str = "") -> Status:
+def render_status(
+    run: Run, waiting: list[Waiting], now: Ns, fence: int, uptime_ms: int, leader: str = ""
+) -> Status:
     return Status(
         fence=fence,
         uptime_ms=uptime_ms,
@@ -43,20 +49,30 @@ def render_status(run: Run, epochs: Epochs, now: Ns, fence: int, uptime_ms: int,
         world=run.world(),
         peers=[_peer(run, now, peer) for peer in run.peers.values()],
         groups=[_group(group) for _, group in sorted(run.groups.items()) if group.ring or group.change],
-        waiting=render_waiting(run, epochs, now),
+        waiting=waiting,
         links=_links(run, now),
         known_links=len(run.links),
         leader=leader,
     )
 
 
-def render_waiting(run: Run, epochs: Epochs, now: Ns) -> list[Waiting]:
+def render_waiting(run: Run, epochs: Epochs, watchdog: Watchdog, now: Ns) -> list[Waiting]:
     """Changes first, because everything else waits for them; then syncs, calls, newcomers, and ops.
 
     After a change of masters, everything waits for the members that are still away.
     """
-    calls = [*_syncs(run, now), *_optimisation(run, epochs, now), *_calls(run, now), *_newcomers(run, now)]
-    return [*_changes(run, epochs, now), *_disputes(run, now), *calls, *_ops(run, now)]
+    judged = watchdog.judgements(now)
+    calls = [*_calls(run, now, judged), *_newcomers(run, now)]
+    syncs = [*_syncs(run, now, judged), *_resumes(run, now), *_optimisation(run, epochs, now)]
+    return [*_changes(run, epochs, now), *_disputes(run, now), *syncs, *calls, *_ops(run, now, judged)]
+
+
+def _with_eviction(waiting: Waiting, now: Ns, judgement: Judgement | None) -> Waiting:
+    if judgement is None or not waiting.missing:
+        return waiting
+    left_ms = None if judgement.evict_at is None else max(0, judgement.evict_at - now) // MS
+    text = judgement.why if left_ms is None else f"in {seconds(left_ms)}"
+    return replace(waiting, eviction=text, evict_in_ms=left_ms)
 
 
 def _peer(run: Run, now: Ns, peer: Peer) -> PeerStatus:
@@ -156,13 +172,25 @@ def _disputes(run: Run, now: Ns) -> Iterator[Waiting]:
             yield Waiting(what, sorted(dispute.calls), late, (now - dispute.since) // MS)
 
 
-def _syncs(run: Run, now: Ns) -> Iterator[Waiting]:
+def _syncs(run: Run, now: Ns, judged: Mapping[Key, Judgement]) -> Iterator[Waiting]:
     for _, group in sorted(run.groups.items()):
         sync = group.sync
         if sync is not None:
             holders = names(sorted(sync.holders))
             what = f"group {group.id}: sync {sync.number} of revision {sync.plan.revision} from {holders}"
-            yield Waiting(what, sorted(sync.ballots), sorted(sync.unfinished), (now - sync.since) // MS)
+            waiting = Waiting(what, sorted(sync.ballots), sorted(sync.unfinished), (now - sync.since) // MS)
+            yield _with_eviction(waiting, now, judged.get(Key("sync", group.id)))
+
+
+def _resumes(run: Run, now: Ns) -> Iterator[Waiting]:
+    """Groups whose state is lost, and that wait for those who may have the newest checkpoint."""
+    for _, group in sorted(run.groups.items()):
+        waiting, last = group.resume, group.finished
+        if waiting is not None and last is not None:
+            whom = ", ".join(map(repr, waiting.missing))
+            until = f"for another {seconds(left(run, now, waiting))} (resume_wait_s)"
+            what = f"group {group.id}: revision {last.revision} is lost; before a checkpoint is taken, {whom} may come"
+            yield Waiting(f"{what}: {until}", sorted(waiting.ballots), [], (now - waiting.since) // MS)
 
 
 def _optimisation(run: Run, epochs: Epochs, now: Ns) -> Iterator[Waiting]:
@@ -191,7 +219,7 @@ def _links(run: Run, now: Ns) -> list[LinkStatus]:
     return links[:LINKS_SHOWN]
 
 
-def _calls(run: Run, now: Ns) -> Iterator[Waiting]:
+def _calls(run: Run, now: Ns, judged: Mapping[Key, Judgement]) -> Iterator[Waiting]:
     calls: list[tuple[VoteKind, GroupId | None]] = [(kind, None) for kind in _RUN_WIDE]
     calls += [("sync", group) for group in sorted(run.groups)]
     for kind, group in calls:
@@ -204,7 +232,9 @@ def _calls(run: Run, now: Ns) -> Iterator[Waiting]:
         if ballots and isinstance(state, Wait):
             since = min(ballot.asked for ballot in ballots.values())
             where = "" if group is None else f"group {group}: "
-            yield Waiting(f"{where}{CALL[kind]}: {state.why}", list(ballots), state.missing, (now - since) // MS)
+            waiting = Waiting(f"{where}{CALL[kind]}: {state.why}", list(ballots), state.missing, (now - since) // MS)
+            key = Key("call", -1 if group is None else group, vote=kind)
+            yield _with_eviction(waiting, now, judged.get(key))
 
 
 def _newcomers(run: Run, now: Ns) -> Iterator[Waiting]:
@@ -216,7 +246,7 @@ def _newcomers(run: Run, now: Ns) -> Iterator[Waiting]:
         yield Waiting(what, [peer.id for peer in newcomers], state.missing, (now - since) // MS)
 
 
-def _ops(run: Run, now: Ns) -> Iterator[Waiting]:
+def _ops(run: Run, now: Ns, judged: Mapping[Key, Judgement]) -> Iterator[Waiting]:
     """Ops that some members have not come to. How long is a matter of the oldest call."""
     for _, group in sorted(run.groups.items()):
         callers: dict[OpRef, dict[PeerId, int]] = {}
@@ -227,4 +257,5 @@ def _ops(run: Run, now: Ns) -> Iterator[Waiting]:
         for called, ages in sorted(callers.items()):
             absent = sorted(set(group.ring) & set(run.peers) - set(ages))
             if absent:
-                yield Waiting(f"group {group.id}: {named(called)}", sorted(ages), absent, max(ages.values()))
+                waiting = Waiting(f"group {group.id}: {named(called)}", sorted(ages), absent, max(ages.values()))
+                yield _with_eviction(waiting, now, judged.get(Key("op", group.id, called)))

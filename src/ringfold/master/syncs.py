@@ -12,6 +12,10 @@ that is complete counts as a holder.
 The sync ends when nobody is unfinished. A peer that is at fault (its revision jumped, its keys differ, its own state
 changed while it was sent), or stuck, fails alone, and the others go on without it: it did not take part, so that at the
 next sync it has no vote and receives. When all fail because the state is lost, the next sync says so, too.
+
+A sync that finishes says which lineage the state is part of (`state/lineage.py`). It is the one of the sync before,
+unless the run went back, or begins: then a new lineage branches from what the winner brought. Before a run goes back by
+itself, it waits for those who may have something newer (`resuming.py`). A run of several groups does not.
 """
 
 from collections.abc import Mapping
@@ -20,16 +24,21 @@ from msgspec.structs import replace
 
 from ringfold.errors import RemoteProtocolError
 from ringfold.master.events import Ns
+from ringfold.master.resuming import Resuming, asks_for_a_checkpoint, known_as
 from ringfold.master.run import Group, Peer, Run, Sync
 from ringfold.master.words import names
 from ringfold.state.election import Decision, Failed, Finished, Plan, diverged, elect
 from ringfold.state.hashing import digest_bytes
+from ringfold.state.lineage import begin
 from ringfold.wire.events import CallRefused, PeerDiverged, StateRolledBack, SyncBegun, SyncEnded
+from ringfold.wire.lineage import MAX_ANCESTORS, MAX_CHECKPOINTS
 from ringfold.wire.messages import (
     Divergence,
+    Lineage,
     Offer,
     PeerId,
     Reason,
+    Rollback,
     SyncDone,
     SyncGoesOn,
     SyncPlan,
@@ -44,6 +53,9 @@ NAMED_KEYS = 8
 """Of those in which a peer has diverged."""
 SHOWN_DIVERGENCES = 8
 """Of a group, in its status."""
+ID_DIGITS = 16
+MAX_ID_CHARS = 64
+"""Of a run or a lineage."""
 _U63 = 1 << 63
 
 
@@ -53,40 +65,78 @@ class Syncs:
     def __init__(self, run: Run, run_secret: bytes) -> None:
         self._run = run
         self._secret = run_secret
+        self._resuming = Resuming(run)
 
-    def begin(self, now: Ns, group: Group) -> None:
-        """Every member of the group has made its offer: decide."""
+    def begin(self, now: Ns, group: Group) -> bool:
+        """Every member of the group has made its offer: decide. False if that has to wait."""
         run = self._run
         members = [peer for peer in run.live(group) if not run.has_no_part(peer)]
-        group.redo.clear()
         ballots = {peer.id: peer.ballot for peer in members if peer.ballot is not None}
+        numbers = {peer: ballot.number for peer, ballot in ballots.items()}
+        if self._resuming.is_waiting(now, group, numbers):
+            return False
         offers = {peer: ballot.offer for peer, ballot in ballots.items() if ballot.offer is not None}
-        decision = self._elect(offers, group.finished)
+        present = None if self._must_agree(group) else group.lineage
+        decision = self._elect(offers, group.finished, present)
+        if self._resuming.waits(now, group, numbers, offers, decision):
+            return False
+        group.redo.clear()
         if isinstance(decision, Failed):
-            self._run.fail_calls(decision.reasons, {peer: ballot.number for peer, ballot in ballots.items()})
-            self._tell_once(list(decision.reasons.values()))
-            return
+            if decision.is_lost and self._must_agree(group):
+                decision = Failed({peer: _of_several_groups(reason) for peer, reason in decision.reasons.items()})
+            self._run.fail_calls(decision.reasons, numbers)
+            if not asks_for_a_checkpoint(decision):
+                self._tell_once(list(decision.reasons.values()))
+            return True
         run.syncs += 1
-        voters = SyncVoters(run.syncs, {peer: ballot.number for peer, ballot in ballots.items()})
+        voters = SyncVoters(run.syncs, numbers)
         failures = {
             peer_id: self._run.fail_call(run.peers[peer_id], ballots[peer_id].number, reason, of_sync=voters)
             for peer_id, reason in sorted(decision.rejected.items())
         }
         self._tell_once(list(decision.rejected.values()))
-        if decision.rollback and group.finished is not None:
-            run.tell(StateRolledBack(group.id, decision.revision, group.finished.revision))
         taking_part = {peer: ballot.number for peer, ballot in ballots.items() if peer not in decision.rejected}
         fetching = {peer for peer, keys in decision.fetch.items() if keys}
         sync = Sync(run.syncs, now, decision, taking_part, set(decision.holders), fetching, voters)
         sync.failures, sync.diverged = failures, self._diverged(offers, decision, group.finished)
+        sync.lineage = self._lineage(group, sync, offers[decision.winner].lineage)
+        if decision.rollback and group.finished is not None:
+            lost, is_agreed = group.finished.revision, not decision.resumes
+            sync.rollback = Rollback(decision.revision, lost, decision.winner, is_agreed)
+            run.tell(StateRolledBack(group.id, sync.rollback))
         for peer_id, ballot in taking_part.items():
             run.peers[peer_id].answers(ballot)
         group.sync = sync
         self._send_plans(group, sync)
         run.tell(SyncBegun(group.id, sync.number, decision.revision, sorted(sync.holders), sorted(fetching)))
+        return True
 
-    def _elect(self, offers: Mapping[PeerId, Offer], last: Finished | None) -> Decision:
-        return elect(offers, last)
+    def _must_agree(self, group: Group) -> bool:
+        """Whether a lost state is more than this group's own matter: shards must go on from the same revision, so one
+        of them does not go back by itself."""
+        others = (each for each in self._run.groups.values() if each is not group)
+        return group.finished is not None and any(each.finished is not None for each in others)
+
+    def _elect(self, offers: Mapping[PeerId, Offer], last: Finished | None, present: Lineage | None) -> Decision:
+        return elect(offers, last, present)
+
+    def _lineage(self, group: Group, sync: Sync, brought: Lineage | None) -> Lineage:
+        """The lineage that goes on, or a new one. The numbers of syncs never come twice, so neither do ids.
+
+        Where the last revision comes from a disk, what peers have saved after it is as good as abandoned.
+        """
+        last = group.finished
+        if group.lineage is not None and last is not None and not sync.plan.rollback:
+            if sync.plan.winner in last.participants:
+                return group.lineage
+            brought = group.lineage
+        run = derive(self._secret, "run").hex()[:ID_DIGITS]
+        id = derive(self._secret, "lineage", sync.number).hex()[:ID_DIGITS]
+        return begin(run, id, brought, sync.plan.revision)
+
+    def tick(self, now: Ns) -> None:
+        """Tell those who wait for whom."""
+        self._resuming.tick(now)
 
     def _diverged(self, offers: Mapping[PeerId, Offer], plan: Plan, last: Finished | None) -> dict[PeerId, Divergence]:
         return {
@@ -121,6 +171,7 @@ class Syncs:
         if sync is None or sync.number != report.sync or peer.id not in sync.ballots:
             return
         known = sorted({*report.blame} & {*group.ring})
+        sync.moved = now
         match report.outcome:
             case "progress":
                 self._goes_on(now, sync)
@@ -200,13 +251,15 @@ class Syncs:
 
     def _finish(self, now: Ns, group: Group, sync: Sync) -> None:
         run, plan = self._run, sync.plan
-        group.finished, group.finished_sync = plan.finished(sync.ballots), sync.number
+        names = (known_as(run.peers[peer].member) for peer in sync.ballots)
+        group.finished, group.finished_sync = plan.finished(sync.ballots, names), sync.number
+        group.lineage, group.finished_rollback = sync.lineage, sync.rollback
         group.finished_ballots, group.finished_failures = dict(sync.ballots), sync.failures
         group.finished_diverged = list(sync.diverged.values())
         group.diverged = [*group.diverged, *group.finished_diverged][-SHOWN_DIVERGENCES:]
         group.divergences += len(sync.diverged)
         for peer, ballot in sorted(sync.ballots.items()):
-            run.send(run.peers[peer], SyncDone(ballot, sync.number, plan.revision, group.finished_diverged))
+            run.send(run.peers[peer], done_of(group, ballot, plan.revision))
         for found in group.finished_diverged:
             run.tell(PeerDiverged(group.id, found))
         run.tell(SyncEnded(group.id, sync.number, plan.revision, (now - sync.since) // 1_000_000))
@@ -217,8 +270,31 @@ class Syncs:
             self._run.tell(CallRefused(peers, text))
 
 
+def _of_several_groups(reason: Reason) -> Reason:
+    why = "The run has several groups, which must go on from the same revision"
+    return replace(reason, text=f"{reason.text}. {why}: load it in all of them, with rollback=True")
+
+
+def done_of(group: Group, ballot: int, revision: int) -> SyncDone:
+    """How a participant of the group's last finished sync is told that it is done."""
+    what = group.finished_diverged, group.lineage, group.finished_rollback
+    return SyncDone(ballot, group.finished_sync, revision, *what)
+
+
 def check_offer(offer: Offer) -> None:
     """Refuse an offer that no honest peer makes."""
+    if len(offer.checkpoints) > MAX_CHECKPOINTS:
+        raise RemoteProtocolError(f"its offer lists {len(offer.checkpoints)} checkpoints (limit {MAX_CHECKPOINTS})")
+    if offer.lineage is not None and len(offer.lineage.ancestors) > MAX_ANCESTORS:
+        raise RemoteProtocolError(f"its lineage has {len(offer.lineage.ancestors)} ancestors (limit {MAX_ANCESTORS})")
+    ids = [] if offer.lineage is None else [offer.lineage.run, offer.lineage.id]
+    listed = [] if offer.lineage is None else offer.lineage.ancestors
+    for branch in (*listed, *offer.checkpoints):
+        ids.append(branch.lineage)
+        if not 0 <= branch.revision < _U63:
+            raise RemoteProtocolError(f"its offer names revision {branch.revision}")
+    if any(not 0 < len(each) <= MAX_ID_CHARS for each in ids):
+        raise RemoteProtocolError("its offer names a lineage that is none")
     if not 0 <= offer.revision < _U63:
         raise RemoteProtocolError(f"its offer has revision {offer.revision}")
     if len(offer.keys) > MAX_KEYS:

@@ -71,6 +71,13 @@ class Calls:
         if call is not None:
             call.deadline_ns = max(call.deadline_ns, now_ns + call.asked.deadline_ns - call.since_ns)
 
+    def resume(self, now_ns: int, ballot: int) -> None:
+        """Those whom an overdue call waited for are evicted, or busy: it waits as long again."""
+        call = self._waiting.get(ballot)
+        if call is not None and call.answer_by_ns is not None:
+            call.answer_by_ns = None
+            self.goes_on(now_ns, ballot)
+
     def interrupt(self) -> list[int]:
         """Forget the calls whose sync was planned by a master that is gone; their ballots.
 
@@ -83,10 +90,15 @@ class Calls:
         return planned
 
     def overdue(self, now_ns: int) -> list[VoteWithdrawn]:
-        """What another master must be told: which calls are out of time. The one that knew is gone, or never did."""
+        """What another master must be told: which calls are out of time. The one that knew is gone, or never did.
+
+        A call that did not ask for its timeout waits as long again: that master knows nothing of who kept it waiting.
+        """
         said = []
         for ballot, call in sorted(self._waiting.items()):
-            if call.answer_by_ns is not None:
+            if call.answer_by_ns is not None and not call.asked.final:
+                self.resume(now_ns, ballot)
+            elif call.answer_by_ns is not None:
                 call.answer_by_ns = now_ns + self._answer_ns
                 said.append(VoteWithdrawn(ballot, (now_ns - call.since_ns) // MS))
         return said
@@ -113,7 +125,7 @@ class Calls:
             if call.answer_by_ns is None:
                 if now_ns >= call.deadline_ns:
                     call.answer_by_ns = now_ns + self._answer_ns
-                    withdrawn.append(VoteWithdrawn(ballot, waited_ms))
+                    withdrawn.append(VoteWithdrawn(ballot, waited_ms, call.asked.final))
             elif now_ns >= call.answer_by_ns:
                 text = f"the call waited {waited_ms} ms, and the master did not say for whom"
                 if call.is_planned:

@@ -12,6 +12,7 @@ rest of this file is about being right when the group changes under a call:
 
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 from typing import Self, get_args
@@ -30,6 +31,7 @@ from ringfold.dataplane.buffers import (
 from ringfold.dataplane.codes import REDUCE_OPS, OpKind
 from ringfold.errors import UsageError
 from ringfold.peer.counting import Counter
+from ringfold.peer.evicting import evict_peer
 from ringfold.peer.handle import Handle
 from ringfold.peer.ops import BINDING, Ops, by_caller, positive_ns, quantisation_code, reduce_code, refusal
 from ringfold.peer.outcome import Meeting, ReduceInfo
@@ -44,6 +46,7 @@ from ringfold.peer.states import (
     sync_state,
 )
 from ringfold.peer.steps import Step, StepSettings, steps
+from ringfold.runtime.sigterm import Sigterm
 from ringfold.state.shared import SharedState
 from ringfold.wire.messages import Record, SyncStrategy
 
@@ -52,6 +55,8 @@ _ndarray = np.ndarray
 
 class Communicator:
     """A process's membership in a run. Make one with `ringfold.join`; leave with `leave()` or at the end of `with`."""
+
+    _sigterm_type: Callable[[float, Callable[[], None]], Sigterm] = Sigterm
 
     def __init__(
         self,
@@ -191,7 +196,8 @@ class Communicator:
             free = tag not in ops.in_flight and (ops.state is None or not ops.state.torn) and not self._session.is_over
             free = free and BINDING.get() is None
             if code is not None and reduce_op is not None and free and buffers.flags.carray:
-                timeout_ns = ops.timeout_ns if timeout_s is None else positive_ns(timeout_s)
+                is_usual = timeout_s is None and tag not in ops.final_tags
+                timeout_ns = ops.timeout_ns if is_usual else ops.timeout_of(tag, timeout_s)
                 try:
                     result = self._all_reduce(buffers, code, reduce_op, tag, 1 if retry else 0, timeout_ns)
                 except (ValueError, TypeError) as error:
@@ -355,8 +361,15 @@ class Communicator:
         With `min_world` it also waits until the group has that many members. Newcomers have no state yet: sync it
         before the next op (`steps` does).
         """
+        self._update(min_world, self._seconds(timeout_s), final=timeout_s is not None)
+
+    def _admit(self, timeout_s: float) -> None:
+        """The same, of the step loop: its timeout is not one that the program asked for."""
+        self._update(0, timeout_s, final=False)
+
+    def _update(self, min_world: int, timeout_s: float, *, final: bool) -> None:
         self._ops.check_none_in_flight("update_topology")
-        outcome = self._session.vote("update", "update_topology", min_world, self._seconds(timeout_s))
+        outcome = self._session.vote("update", "update_topology", min_world, timeout_s, final=final)
         self._ops.last, self._call_answer = None, (outcome.pending, outcome.groups)
 
     def optimize_topology(self, timeout_s: float | None = None) -> None:
@@ -366,7 +379,8 @@ class Communicator:
         of n - 1 rounds. Raises `TopologyFailed` if too many could not be measured; the rings are then as they were.
         """
         self._ops.check_none_in_flight("optimize_topology")
-        outcome = self._session.vote("optimize", "optimize_topology", 0, self._seconds(timeout_s))
+        seconds, final = self._seconds(timeout_s), timeout_s is not None
+        outcome = self._session.vote("optimize", "optimize_topology", 0, seconds, final=final)
         self._ops.last, self._call_answer = None, (outcome.pending, outcome.groups)
 
     def are_peers_pending(self) -> bool:
@@ -379,7 +393,7 @@ class Communicator:
                 return self._call_answer[0]
             epoch, registrations = last[2], last[4]
             return registrations > self._session.machine.facts[epoch].registrations
-        return self._session.vote("pending", "are_peers_pending", 0, self._seconds(None)).pending
+        return self._session.vote("pending", "are_peers_pending", 0, self._seconds(None), final=False).pending
 
     def meet(self, timeout_s: float | None = None) -> Meeting:
         """Wait until every accepted peer of the run, of all groups, has called it; the run's numbers at that moment.
@@ -388,7 +402,8 @@ class Communicator:
         every group is there, and whether to call `update_topology`. Who was just admitted meets the others here first.
         """
         self._ops.check_none_in_flight("meet")
-        outcome = self._session.vote("pending", "meet", 0, self._seconds(timeout_s))
+        seconds, final = self._seconds(timeout_s), timeout_s is not None
+        outcome = self._session.vote("pending", "meet", 0, seconds, final=final)
         world = outcome.world
         return Meeting(world.peers, world.groups, world.largest_group, outcome.pending)
 
@@ -417,9 +432,11 @@ class Communicator:
         if strategy not in get_args(SyncStrategy):
             raise UsageError(f"sync_shared_state: strategy must be one of {', '.join(get_args(SyncStrategy))}")
         self._ops.check_none_in_flight("sync_shared_state")
-        timeout_s = self._seconds(timeout_s)
+        seconds, final = self._seconds(timeout_s), timeout_s is not None
         self._ops.state = state
-        info = sync_state(self._session, state, strategy=strategy, timeout_s=timeout_s, rollback=rollback)
+        info = sync_state(
+            self._session, state, strategy=strategy, timeout_s=seconds, rollback=rollback, final=final
+        )
         if expect_unchanged:
             check_unchanged(info)
         check_diverged(info, self.peer_id, on_divergence)
@@ -450,8 +467,9 @@ class Communicator:
         `check_every` steps, and once more at the end (`until`). A member that has diverged is named in a warning of all
         peers and gets the run's state; with `on_divergence="raise"` it raises `StateDiverged`.
 
-        With `checkpoint=DIR` the state is saved there every `every` steps, the last `keep` are kept, and
-        the loop begins with the newest one that is whole.
+        With `checkpoint=DIR` the state is saved there every `every` steps, the last `keep` are kept, and the loop begins
+        with the newest one that is whole. If all peers were killed, the run goes on from the newest checkpoint of its
+        own history, after a wait for those who took part in the last sync (the setting `resume_wait_s`).
 
         With `counter=GlobalIteration(store, rank, world)` a step's number is the iteration that several groups or runs
         agree on, each of them being one rank: it begins when all active ones have finished the one before. All peers of
@@ -460,8 +478,7 @@ class Communicator:
 
         A peer that is evicted, because it was silent or kept the others waiting, joins again by itself: between steps,
         or in the first op of a step. That op then is the one of the group's present step (`step.number` says which):
-        this peer adds nothing to it and gets its result. In a later op, after three times without a finished step, with
-        a counter, or with `rejoin=False`, `Evicted` is raised.
+        it adds nothing, and gets the result. In a later op, with a counter or with `rejoin=False`, `Evicted` is raised.
 
         SIGTERM ends the loop well: the step that is on may end within `sigterm_grace_s` seconds (a setting), and a wait
         for peers ends at once. Then this peer leaves, saves the last step boundary if it has a `checkpoint`, and the
@@ -480,10 +497,32 @@ class Communicator:
             rollback=rollback,
             counter=counter,
             sigterm_grace_s=self._sigterm_grace_s if handle_sigterm else None,
+            sigterm_type=self._sigterm_type,
             on_divergence=on_divergence,
             rejoin=rejoin,
         )
         return steps(self, self._ops, state, settings)
+
+    # Who is waited for
+
+    def busy(self, up_to_s: float) -> AbstractContextManager[None]:
+        """Tell the master that this program does something long of its own: an evaluation, a save on rank 0.
+
+            with run.busy(up_to_s=900):
+                evaluate()
+
+        Others may wait meanwhile in an op or a call: this peer is not evicted for it, until the block ends or `up_to_s`
+        is over. Legal from any thread; where several overlap, the peer is busy until the last one ends.
+        """
+        return self._session.busy(up_to_s)
+
+    def evict(self, peer: int | str, reason: str = "") -> None:
+        """Have another peer (its id, or its name) evicted: the run goes on without it, and it may join again.
+
+        Its error names this peer and the reason. Raises `UsageError` if there is no such peer, or several of that name,
+        or if it is the last one of its group; for this peer itself, `leave`.
+        """
+        evict_peer(self._session, peer, reason)
 
     def rejoin(self) -> None:
         """Join the run again after an eviction (`Evicted`), with the same settings, as a newcomer with a new number.

@@ -70,8 +70,12 @@ class Control:
 
     @property
     def address(self) -> str:
-        host, port = self.masters[self._at]
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return _shown(*self.masters[self._at])
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Of all masters, from this one on."""
+        return tuple(_shown(*master) for master in (*self.masters[self._at :], *self.masters[: self._at]))
 
     def next_deadline_ns(self) -> int | None:
         if self.stage == "proven" or not self.masters:
@@ -287,6 +291,10 @@ class Control:
             return self._refused(now_ns, "does not know this run's token")
         self.ticket = Ticket(welcome.peer, welcome.secret, welcome.fence)
         return self._proven(welcome.liveness), welcome
+
+
+def _shown(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 CONTROL_KEY = 0

@@ -8,7 +8,7 @@ import numpy.typing as npt
 from ringfold.errors import RingfoldError
 from ringfold.probe.rounds_events import FromRoundMaster
 from ringfold.wire.events import Notice
-from ringfold.wire.messages import Divergence, Epoch, Message, PeerId, Reason, Record, Verdict, World
+from ringfold.wire.messages import Divergence, Epoch, Lineage, Message, PeerId, Reason, Record, Verdict, World
 
 Block = tuple[npt.NDArray[np.uint8], int, int, int | None]
 """A block where it lies: an array of bytes, offset, length, and its rf64 hash (None: the engine does not check it)."""
@@ -185,12 +185,14 @@ class CallSucceeded:
 class SyncSucceeded:
     """How a sync ended well: the revision of all who took part, and the bytes of blocks that this peer moved for it.
 
-    `diverged` are the members that should have had the state before, and had not."""
+    `diverged` are the members that should have had the state before, and had not. `lineage` is the history that the
+    state is part of now."""
 
     revision: int
     tx_bytes: int
     rx_bytes: int
     diverged: tuple[Divergence, ...] = ()
+    lineage: Lineage | None = None
 
 
 @dataclass(frozen=True, slots=True)

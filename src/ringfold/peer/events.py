@@ -82,13 +82,16 @@ class Mismatch:
 
 @dataclass(frozen=True, slots=True)
 class OpTimedOut:
-    """An op came to no end in time. `epoch` is the one that it ran in; by now another one may have begun."""
+    """An op came to no end in time. `epoch` is the one that it ran in; by now another one may have begun.
+
+    `final`: the program asked for this timeout."""
 
     epoch: Epoch
     tag: Tag
     sequence: Sequence
     waited_ms: int
     descriptor: bytes = b""
+    final: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +177,15 @@ class CallVote:
     offer: Offer | None = None
     snapshot: Snapshot | None = None
     called_ns: int | None = None
+    final: bool = True
+    """Whether the program asked for this deadline: then it raises there, and evicts nobody."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallBusy:
+    """The program works on something else than its calls, until then at the most; 0: no longer."""
+
+    until_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +226,7 @@ Event = (
     | Tick
     | CallJoin
     | CallVote
+    | CallBusy
     | CallGivenUp
     | CallLeave
     | ProbeSays

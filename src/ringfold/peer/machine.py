@@ -52,6 +52,7 @@ from ringfold.peer.events import (
     Accepted,
     BlocksChanged,
     BlocksReceived,
+    CallBusy,
     CallGivenUp,
     CallJoin,
     CallLeave,
@@ -81,7 +82,14 @@ from ringfold.peer.settings import MS, Identity, PeerTimings
 from ringfold.peer.visits import FIRST_KEY as FIRST_VISIT
 from ringfold.state.manifest import Snapshot
 from ringfold.wire import messages
-from ringfold.wire.events import AdmissionDelayed, ConnectionDropped, MasterLost, PeerDiverged
+from ringfold.wire.events import (
+    AdmissionDelayed,
+    ConnectionDropped,
+    MasterLost,
+    PeerDiverged,
+    ResumeDelayed,
+    StateRolledBack,
+)
 from ringfold.wire.messages import Divergence, Epoch, Message, PeerId, Reason, Record, Resumed, Welcome, World
 from ringfold.wire.naming import with_names, with_you
 from ringfold.wire.probing import NodeWelcome, ProbeAnswer, ProbeGraph, ProbeHalt, RoundClock, RoundEnd, RoundStart
@@ -121,11 +129,17 @@ class PeerMachine:
         self._join_since_ns = self._join_by_ns = self._join_patience_ns = 0
         self._tell_admission_ns = 0
         self._admission: messages.AdmissionWaits | None = None
+        self._busy_until_ns = 0
 
     @property
     def is_running(self) -> bool:
         """Whether the engine runs the newest record, so that an op submitted now belongs to it."""
         return self.record is not None and self.engine_epoch == self.record.epoch and not self._sealed
+
+    @property
+    def masters(self) -> tuple[str, ...]:
+        """The addresses of all masters that this peer knows; first the one that it is connected to."""
+        return self._control.addresses
 
     @property
     def names(self) -> dict[PeerId, str]:
@@ -189,6 +203,9 @@ class PeerMachine:
                 steady = self.engine_epoch if self._steady else None
                 votes = self._calls.ask(now_ns, event, self.engine_epoch, steady)
                 effects = [effect for vote in votes for effect in self._say(vote)]
+            case CallBusy(until_ns):
+                self._busy_until_ns = until_ns
+                effects = self._say(messages.Busy(self._busy_ms(now_ns)))
             case CallGivenUp(ballot):
                 withdrawn, self._memory.redoes = self._calls.give_up(now_ns, ballot), False
                 effects = [] if withdrawn is None else [*self._say(withdrawn), *self._sync_over(ballot)]
@@ -341,9 +358,15 @@ class PeerMachine:
                 self._facts.call_failed()
                 over = self._sync_over(ballot)
                 return [*over, CallFinished(ballot, reason)] if self._calls.finish(ballot) else over
+            case messages.CallGoesOn(ballot=ballot):
+                self._calls.resume(now_ns, ballot)
+                return []
             case messages.SyncGoesOn(ballot=ballot):
                 self._calls.goes_on(now_ns, ballot)
                 return []
+            case messages.ResumeWaits(ballot=ballot):
+                self._calls.goes_on(now_ns, ballot)
+                return [Tell(ResumeDelayed(self.identity.group, said.revision, said.names, said.left_ms))]
             case messages.SyncPlan():
                 return self._sync_planned(now_ns, said)
             case messages.SyncDone():
@@ -352,9 +375,9 @@ class PeerMachine:
                 if not self._calls.waits_in("optimize"):
                     return self._errands.measuring.refuse(said)
                 return [*self._errands.measuring.begin(now_ns, said), *self._let_visitors_in(now_ns)]
-            case messages.Evicted(reason=reason, for_call=for_call):
+            case messages.Evicted(reason=reason, for_call=for_call, on_request=on_request):
                 told = with_you(reason, self.peer) or "this peer called something else than the others"
-                error = CallMismatch(told) if for_call else Evicted(reason, self._me)
+                error = CallMismatch(told) if for_call else Evicted(reason, self._me, on_request)
                 return self._end(error, f"evicted: {reason}")
             case messages.Left():
                 return self._end(None, "left")
@@ -362,7 +385,9 @@ class PeerMachine:
                 return self._lose_master(f"it refuses this peer ({reason})")
             case ProbeGraph() | RoundStart() | RoundEnd() | RoundClock() | ProbeHalt():
                 return [ProbeHeard(said)] if self.identity.probes else []
-            case messages.Challenge() | messages.Status() | NodeWelcome() | ProbeAnswer() | Welcome() | Resumed():
+            case messages.Challenge() | messages.Status() | messages.EvictResponse():
+                return self._lose_master(f"it said {type(said).__name__} out of turn")
+            case NodeWelcome() | ProbeAnswer() | Welcome() | Resumed():
                 return self._lose_master(f"it said {type(said).__name__} out of turn")
             case _:
                 assert_never(said)
@@ -396,10 +421,12 @@ class PeerMachine:
         return effects + self._let_visitors_in(now_ns)
 
     def _sync_done(self, said: messages.SyncDone) -> list[Effect]:
-        done = SyncSucceeded(said.revision, *self._syncing.moved(said.ballot), tuple(said.diverged))
+        done = SyncSucceeded(said.revision, *self._syncing.moved(said.ballot), tuple(said.diverged), said.lineage)
         over = self._sync_over(said.ballot)
         if not self._calls.finish(said.ballot):
             return over
+        if said.rollback is not None:
+            over.append(Tell(StateRolledBack(self.identity.group, said.rollback)))
         return [*over, *self._report_diverged(said.diverged), CallFinished(said.ballot, done)]
 
     def _report_diverged(self, diverged: Iterable[Divergence]) -> list[Effect]:
@@ -481,8 +508,13 @@ class PeerMachine:
         """A new master knows this peer: bring along what it cannot know."""
         is_installed = self.record is not None and self._steady_epoch == self.record.epoch
         brought = self._memory.brought(self._calls.ballot, is_installed)
+        busy = [messages.Busy(self._busy_ms(now_ns))] if self._busy_until_ns > now_ns else []
         leaving = [messages.Leave()] if self._leaving else []
-        return [said for word in (brought, *self._calls.overdue(now_ns), *leaving) for said in self._say(word)]
+        words = (brought, *busy, *self._calls.overdue(now_ns), *leaving)
+        return [said for word in words for said in self._say(word)]
+
+    def _busy_ms(self, now_ns: int) -> int:
+        return max(0, -((now_ns - self._busy_until_ns) // MS))
 
     def _interrupted(self, fence: int) -> list[Effect]:
         """A record of another master than the one that planned the sync: that sync will never end."""

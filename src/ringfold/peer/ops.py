@@ -46,6 +46,7 @@ class Ops:
     def __init__(self, session: Session, timeout_s: float) -> None:
         self.timeout_s = timeout_s
         self.timeout_ns = positive_ns(timeout_s)
+        self.final_tags = session.final_tags
         self.in_flight: dict[int, Handle] = {}
         """Handles by tag, until the program has seen their end."""
         self.last: OpResult | None = None
@@ -103,7 +104,7 @@ class Ops:
             return info
         self.check_tag(operation, tag)
         arrays = None if target is None else target.arrays
-        codes, timeout_ns = source.codes, self._timeout_ns(timeout_s)
+        codes, timeout_ns = source.codes, self.timeout_of(tag, timeout_s)
         try:
             result = self.engine.collective(
                 kind,
@@ -214,7 +215,7 @@ class Ops:
         contribute: bool = True,
     ) -> int:
         arrays = None if target is None else target.arrays
-        codes, timeout_ns = source.codes, self._timeout_ns(timeout_s)
+        codes, timeout_ns = source.codes, self.timeout_of(tag, timeout_s)
         try:
             return self.engine.submit(
                 kind,
@@ -279,8 +280,14 @@ class Ops:
             listed = ", ".join(map(str, tags))
             raise UsageError(f"{operation}: ops are in flight (tag {listed}); wait for them to end first")
 
-    def _timeout_ns(self, timeout_s: float | None) -> int:
-        return self.timeout_ns if timeout_s is None else positive_ns(timeout_s)
+    def timeout_of(self, tag: int, timeout_s: float | None) -> int:
+        """How long the call on this tag may take. Where the call does not say, who is absent by then is evicted."""
+        if timeout_s is None:
+            self.final_tags.discard(tag)
+            return self.timeout_ns
+        timeout_ns = positive_ns(timeout_s)
+        self.final_tags.add(tag)
+        return timeout_ns
 
 
 def info_of(result: OpResult) -> ReduceInfo:

@@ -90,7 +90,8 @@ def error_of(reason: Reason, operation: str, epoch: Epoch, me: PeerId) -> Ringfo
         case "hash":
             return HashMismatch(text, reason.peers)
         case "state_lost":
-            return StateLost(_number(reason, 0), text)
+            wanted = reason.checkpoint
+            return StateLost(_number(reason, 0), text, None if wanted is None else (wanted.lineage, wanted.revision))
         case "topology":
             return TopologyFailed(text, reason.peers)
         case "too_few":

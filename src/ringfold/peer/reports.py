@@ -67,7 +67,7 @@ def op_report(
         case Mismatch():
             return messages.OpMismatch(epoch, op, event.peer, event.mine, event.theirs)
         case OpTimedOut():
-            return messages.OpTimeout(epoch, op, event.waited_ms, event.descriptor)
+            return messages.OpTimeout(epoch, op, event.waited_ms, event.descriptor, event.final)
         case OpCancelled():
             return messages.OpCancelled(epoch, op)
         case _:

@@ -12,10 +12,12 @@ Whatever ends the session, in the end there is no thread and no socket left. A f
 sockets at once, so that a data loader does not keep a dead trainer alive; its copy of the session is dead.
 """
 
+import contextlib
 import logging
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import NoReturn, TypeVar
 
 from ringfold.clock.clock import GlobalClock
@@ -41,6 +43,7 @@ from ringfold.peer.effects import (
     Tell,
 )
 from ringfold.peer.events import (
+    CallBusy,
     CallGivenUp,
     CallJoin,
     CallLeave,
@@ -48,6 +51,7 @@ from ringfold.peer.events import (
     DialFailed,
     Dialled,
     Event,
+    OpTimedOut,
     ProbeSays,
     Tick,
 )
@@ -70,6 +74,7 @@ from ringfold.wire.events import ConnectionDropped
 from ringfold.wire.messages import Offer, Reason, Record, VoteKind
 from ringfold.wire.naming import with_names
 from ringfold.wire.probing import NodeClock, NodeId
+from ringfold.wire.progress import MAX_BUSY_MS
 from ringfold.wire.proof import NONCE_BYTES
 
 _log = logging.getLogger("ringfold.peer")
@@ -116,6 +121,10 @@ class Session:
         self._stopping = False
         self._outcomes: dict[int, Outcome] = {}
         self._last_ballot = 0
+        self._busy: dict[object, int] = {}
+        """The deadlines of all `busy` that are on."""
+        self.final_tags: set[int] = set()
+        """Tags whose op in flight has a timeout that its call asked for."""
         self._calling = ""  # the run-wide call that somebody waits in
         self._thread = threads.start("ringfold-peer", self._serve)
         _sessions.add(self)
@@ -131,17 +140,19 @@ class Session:
             if not self._joined:
                 self._raise_over("join")
 
-    def vote(self, kind: VoteKind, operation: str, min_world: int, timeout_s: float) -> CallSucceeded:
-        """Block in a run-wide call until it is complete, for everybody."""
-        outcome = self._call_and_wait(kind, operation, min_world, timeout_s)
+    def vote(
+        self, kind: VoteKind, operation: str, min_world: int, timeout_s: float, *, final: bool = True
+    ) -> CallSucceeded:
+        """Block in a run-wide call until it is complete, for everybody. A `final` timeout is one that was asked for."""
+        outcome = self._call_and_wait(kind, operation, min_world, timeout_s, final=final)
         assert isinstance(outcome, CallSucceeded)
         return outcome
 
     def sync(
-        self, offer: Offer, snapshot: Snapshot, min_world: int, timeout_s: float
+        self, offer: Offer, snapshot: Snapshot, min_world: int, timeout_s: float, *, final: bool = True
     ) -> SyncSucceeded | SyncInterrupted:
         """Block in a sync until every member that takes part has the winning state, or its master is gone."""
-        outcome = self._call_and_wait("sync", "sync_shared_state", min_world, timeout_s, offer, snapshot)
+        outcome = self._call_and_wait("sync", "sync_shared_state", min_world, timeout_s, offer, snapshot, final=final)
         assert isinstance(outcome, SyncSucceeded | SyncInterrupted)
         return outcome
 
@@ -153,6 +164,8 @@ class Session:
         timeout_s: float,
         offer: Offer | None = None,
         snapshot: Snapshot | None = None,
+        *,
+        final: bool,
     ) -> CallSucceeded | SyncSucceeded | SyncInterrupted:
         with self._changed:
             self.check_usable(operation)
@@ -165,7 +178,7 @@ class Session:
                 called_ns = monotonic_ns()
                 deadline_ns = called_ns + int(timeout_s * S)
                 progress = tuple(self.engine.progress())
-                self._call(CallVote(ballot, kind, min_world, deadline_ns, progress, offer, snapshot, called_ns))
+                self._call(CallVote(ballot, kind, min_world, deadline_ns, progress, offer, snapshot, called_ns, final))
                 while ballot not in self._outcomes and not self.is_over:
                     self._changed.wait(SIGNAL_S)
             except BaseException:
@@ -180,6 +193,30 @@ class Session:
             if isinstance(outcome, Reason):
                 raise error_of(outcome, operation, self.machine.engine_epoch, self.machine.peer)
             return outcome
+
+    @contextlib.contextmanager
+    def busy(self, up_to_s: float) -> Iterator[None]:
+        """The program works on something else, for so long at the most. Several may overlap: the last one counts.
+
+        A session that is over is no reason to fail here: the next call says so."""
+        if not 0 < up_to_s <= MAX_BUSY_MS / 1_000:
+            raise UsageError(f"busy: up_to_s is a positive number of seconds, up to a week, not {up_to_s!r}")
+        self.check_process("busy")
+        mine = object()
+        self._note_busy(mine, monotonic_ns() + int(up_to_s * S))
+        try:
+            yield
+        finally:
+            self._note_busy(mine, None)
+
+    def _note_busy(self, which: object, until_ns: int | None) -> None:
+        with self._changed:
+            if until_ns is None:
+                self._busy.pop(which, None)
+            else:
+                self._busy[which] = until_ns
+            if not self.is_over:
+                self._call(CallBusy(max(self._busy.values(), default=0)))
 
     def probe(self, prober: ProbeSocket, open_log: Callable[[NodeId], Log | None]) -> None:
         """Be a node too, from the join on. The session closes the prober in the end."""
@@ -301,6 +338,8 @@ class Session:
                 raw = self.engine.next_event(self._sleep_s())
                 with self._changed:
                     event = None if raw is None else carry.event_of(self.engine, raw, _nonce)
+                    if isinstance(event, OpTimedOut):
+                        event = replace(event, final=event.tag in self.final_tags)
                     if event is not None:
                         self._step(event)
                     due = self.machine.next_deadline_ns()

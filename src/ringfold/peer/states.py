@@ -1,6 +1,6 @@
 """One sync of the shared state, as a program calls it: take a snapshot, agree, and note what came of it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Literal, NamedTuple, Protocol, TypeVar, get_args
 
@@ -8,9 +8,9 @@ from ringfold.errors import HashMismatch, UsageError
 from ringfold.peer.effects import SyncInterrupted, SyncSucceeded
 from ringfold.peer.machine import PeerMachine
 from ringfold.state.manifest import Snapshot
-from ringfold.state.shared import SharedState, set_torn
+from ringfold.state.shared import SharedState, set_lineage, set_torn
 from ringfold.wire.events import divergence_error
-from ringfold.wire.messages import Divergence, Offer, PeerId, SyncStrategy
+from ringfold.wire.messages import Branch, Divergence, Offer, PeerId, SyncStrategy
 
 T = TypeVar("T")
 OnDivergence = Literal["repair", "raise"]
@@ -35,7 +35,7 @@ class Session(Protocol):
     """As much of a session as a sync needs."""
 
     def sync(
-        self, offer: Offer, snapshot: Snapshot, min_world: int, timeout_s: float
+        self, offer: Offer, snapshot: Snapshot, min_world: int, timeout_s: float, *, final: bool = True
     ) -> SyncSucceeded | SyncInterrupted: ...
     def locked(self, look: Callable[[PeerMachine], T]) -> T: ...
 
@@ -57,6 +57,7 @@ class Attempt:
     def succeeded(self, machine: PeerMachine, done: SyncSucceeded) -> SyncInfo:
         """The state is the group's now."""
         self.state.revision = done.revision
+        set_lineage(self.state, done.lineage)
         set_torn(self.state, False)
         machine.synced()
         return SyncInfo(done.revision, done.tx_bytes, done.rx_bytes, diverged=done.diverged)
@@ -71,6 +72,8 @@ def sync_state(
     stepped: bool = False,
     rollback: bool = False,
     min_world: int = 0,
+    final: bool = True,
+    checkpoints: Sequence[Branch] = (),
 ) -> SyncInfo:
     """Make `state` the group's. Returns when it is the same, verified, on every member that takes part.
 
@@ -80,9 +83,9 @@ def sync_state(
     found: dict[PeerId, Divergence] = {}
     while True:
         attempt = Attempt(state)
-        offer = attempt.snapshot.offer(strategy, stepped=stepped, rollback=rollback)
+        offer = attempt.snapshot.offer(strategy, stepped=stepped, rollback=rollback, checkpoints=checkpoints)
         try:
-            done = session.sync(offer, attempt.snapshot, min_world, timeout_s)
+            done = session.sync(offer, attempt.snapshot, min_world, timeout_s, final=final)
         except BaseException:
             session.locked(attempt.failed)
             raise

@@ -20,12 +20,12 @@ at the first op, too. Later in the step it could not follow, so the survivors fi
 A peer that is evicted joins again by itself, as a newcomer: between steps, and in the first op of a step. There it gets
 the state of the group's present step, and goes on with that one: it enters the op without a contribution, because its
 own was computed for another step. In a later op of a step it could not follow, and the eviction is raised. Nor does it
-come back after an eviction for its calls (`CallMismatch`): its program would make them again.
+come back if somebody wanted it out, or after an eviction for its calls (`CallMismatch`), which it would make again.
 
 SIGTERM is looked at between steps, and wherever the loop would wait for peers (`runtime/sigterm.py` has the rest). What
 is saved then is a state that no step has begun to change: that of a boundary, or of a step that no op has committed in,
 which is what a newcomer would get, too. It was not compared with the others', because nobody is waited for. So a master
-that still knows the last sync may refuse it (`StateLost`); the loop then goes back to what was saved after that sync.
+that still knows the last sync may want an older one instead (`resuming.py`).
 """
 
 import logging
@@ -51,6 +51,7 @@ from ringfold.peer.handle import SLICE_S
 from ringfold.peer.ops import Ops, bound
 from ringfold.peer.outcome import ReduceInfo, again
 from ringfold.peer.results import Array, result_alone
+from ringfold.peer.resuming import CheckpointStore, Resuming, check_used
 from ringfold.peer.states import (
     OnDivergence,
     SyncInfo,
@@ -63,7 +64,7 @@ from ringfold.peer.step_ops import Outstanding, StepHandle, StepOp
 from ringfold.peer.step_ops import result_alone as reduce_alone
 from ringfold.runtime.sigterm import EXIT_STATUS, Sigterm
 from ringfold.state.checkpoint import Checkpoints
-from ringfold.state.shared import SharedState
+from ringfold.state.shared import SharedState, lineage_of
 from ringfold.wire.messages import Record
 
 _log = logging.getLogger("ringfold.steps")
@@ -82,7 +83,7 @@ class StepSettings:
     wait_s: float = 600.0
     check_every: int = 100
     """A sync at least every so many steps, even when nothing has happened."""
-    checkpoint: str | Path | None = None
+    checkpoint: str | Path | CheckpointStore | None = None
     every: int = 100
     keep: int = 3
     expect_unchanged: bool = False
@@ -91,6 +92,8 @@ class StepSettings:
     """What numbers the steps, if not the revision of the state alone."""
     sigterm_grace_s: float | None = None
     """How long a step may still take after SIGTERM; None: the signal is left alone."""
+    sigterm_type: Callable[[float, Callable[[], None]], Sigterm] = Sigterm
+    """How the signal is handled: a simulation has its own way."""
     on_divergence: OnDivergence = "repair"
     rejoin: bool = True
     """Whether a peer that is evicted joins again. With a counter it does not: a group's word is one peer's to give."""
@@ -117,6 +120,7 @@ class Run(Protocol):
     def has_newcomers(self) -> bool: ...
     def are_peers_pending(self) -> bool: ...
     def update_topology(self, min_world: int = 0, timeout_s: float | None = None) -> None: ...
+    def _admit(self, timeout_s: float) -> None: ...
     def all_reduce(
         self,
         buffers: Buffers,
@@ -171,9 +175,8 @@ def steps(run: Run, ops: Ops, state: SharedState | None, settings: StepSettings)
         if settings.checkpoint is not None:
             raise UsageError("a checkpoint needs a shared state: steps(state, checkpoint=...)")
         state = SharedState._without_arrays()
-    checkpoints = None
-    if settings.checkpoint is not None:
-        checkpoints = Checkpoints(settings.checkpoint, keep=settings.keep)
+    checkpoints = _store(settings)
+    if checkpoints is not None:
         newest = max(checkpoints.revisions(), default=0)
         # A program that has gone on since, and begins a second loop, is not taken back to what it saved before.
         if state.torn or newest >= state.revision:
@@ -181,6 +184,12 @@ def steps(run: Run, ops: Ops, state: SharedState | None, settings: StepSettings)
             if revision is not None:
                 _log.info("revision %d was loaded from %s", revision, settings.checkpoint)
     return Loop(run, ops, state, settings, checkpoints).steps()
+
+
+def _store(settings: StepSettings) -> CheckpointStore | None:
+    if isinstance(settings.checkpoint, str | Path):
+        return Checkpoints(settings.checkpoint, keep=settings.keep)
+    return settings.checkpoint
 
 
 class Step:
@@ -327,10 +336,11 @@ class Loop:
     """The loop of one program, and what it shares with its steps."""
 
     def __init__(
-        self, run: Run, ops: Ops, state: SharedState, settings: StepSettings, checkpoints: Checkpoints | None
+        self, run: Run, ops: Ops, state: SharedState, settings: StepSettings, checkpoints: CheckpointStore | None
     ) -> None:
         self._run, self._ops, self._state, self._settings = run, ops, state, settings
         self._checkpoints = checkpoints
+        self._resuming = Resuming(checkpoints)
         counter = settings.counter
         self._counting = None if counter is None else Counting(counter, settings.until)
         self._min_world = settings.min_world
@@ -340,7 +350,7 @@ class Loop:
         self._is_shaken = False  # whether that epoch has changed since
         self._is_member = False  # whether this peer has taken part in a sync
         self._rejoins = 0  # since the last step that was finished
-        self._sigterm = Sigterm(settings.sigterm_grace_s or 0.0, run.leave)
+        self._sigterm = settings.sigterm_type(settings.sigterm_grace_s or 0.0, run.leave)
         self._committed = 0  # ops of this peer, when the step began
         self._outstanding = Outstanding(
             ops, is_bound=self._is_bound, check_size=self._check_size, committed=self._note_commit
@@ -434,7 +444,8 @@ class Loop:
                 self._rejoin(error)
 
     def _rejoin(self, error: Evicted) -> None:
-        if not self._settings.rejoin or self._counting is not None or self._rejoins >= MOST_REJOINS:
+        is_wanted = self._settings.rejoin and self._counting is None and not error.on_request
+        if not is_wanted or self._rejoins >= MOST_REJOINS:
             raise error
         self._check_sigterm()
         self._rejoins += 1
@@ -672,7 +683,7 @@ class Loop:
         run = self._run
         # With several groups the question costs as much as the vote, and those who wait for peers are in a vote.
         if not run.has_newcomers and (run.spans_groups or run.are_peers_pending()):
-            run.update_topology(timeout_s=max(self._settings.wait_s, self._ops.timeout_s))
+            run._admit(timeout_s=max(self._settings.wait_s, self._ops.timeout_s))
             return True
         return False
 
@@ -715,14 +726,18 @@ class Loop:
     def _sync(self, min_world: int) -> SyncInfo:
         """The run's state and step, on all members."""
         state, before = self._state, self._state.revision
+        brought = None if self._is_member else lineage_of(state)
         self._ops.state = state
-        try:
-            info = self._sync_once(min_world)
-        except StateLost as error:
-            if self._checkpoints is None:
-                raise
-            self._load_lost(self._checkpoints, error.revision)
-            info = self._sync_once(min_world)
+        is_listing = not self._is_member
+        while True:
+            try:
+                info = self._sync_once(min_world, is_listing=is_listing)
+                break
+            except StateLost as error:
+                is_listing = True
+                if not self._resuming.goes_on(state, error):
+                    raise
+        check_used(brought, before, state)
         if self._is_member and self._settings.expect_unchanged:
             check_unchanged(info)
         check_diverged(info, self._run.peer_id, self._settings.on_divergence)
@@ -732,7 +747,7 @@ class Loop:
         self._is_member, self._is_shaken, self._epoch = True, False, None
         return info
 
-    def _sync_once(self, min_world: int) -> SyncInfo:
+    def _sync_once(self, min_world: int, *, is_listing: bool) -> SyncInfo:
         return sync_state(
             self._ops.session,
             self._state,
@@ -741,25 +756,17 @@ class Loop:
             stepped=True,
             rollback=self._settings.rollback,
             min_world=min_world,
+            final=False,
+            checkpoints=self._resuming.listed() if is_listing else (),
         )
-
-    def _load_lost(self, checkpoints: Checkpoints, revision: int) -> None:
-        """Nobody is left who took part in the last sync, and the newest checkpoint is not of that sync: load the one
-        that is. One member that has it is enough, so all of them sync again.
-        """
-        try:
-            checkpoints.load(self._state, revision)
-        except (StateError, OSError) as error:
-            _log.warning("revision %d is lost, and cannot be loaded here: %s", revision, error)
-        else:
-            _log.warning("the run goes on from revision %d, the last one that was synced", revision)
 
     def _save(self) -> None:
         """A disk that fails must not end the training: the next checkpoint may succeed."""
         if self._checkpoints is None:
             return
         try:
-            self._checkpoints.save(self._state)
+            with self._ops.session.busy(self._ops.timeout_s):  # others may have nothing to save, and wait
+                self._checkpoints.save(self._state)
         except (StateError, OSError) as error:
             _log.error("no checkpoint of step %d: %s", self._state.revision, error)
 

@@ -1,4 +1,5 @@
-"""Asking a master something, over a plain blocking socket: what `status`, `doctor` and `probe start|stop|round` do.
+"""Asking a master something, over a plain blocking socket: what `status`, `evict`, `doctor` and
+`probe start|stop|round` do.
 
 The connection begins like a peer's (a Challenge, and a proof of the token), so whoever cannot join cannot look either.
 """
@@ -13,7 +14,17 @@ from ringfold.errors import ConfigError, MasterUnreachable, RemoteProtocolError
 from ringfold.runtime.clock import monotonic_ns
 from ringfold.runtime.entropy import random_bytes
 from ringfold.wire.frames import MAX_FRAME_BYTES, FrameKind, FrameReader, decode_from_master, message_frame
-from ringfold.wire.messages import PROTOCOL_VERSION, Challenge, FromMaster, Message, Refused, Status, StatusRequest
+from ringfold.wire.messages import (
+    PROTOCOL_VERSION,
+    Challenge,
+    EvictRequest,
+    EvictResponse,
+    FromMaster,
+    Message,
+    Refused,
+    Status,
+    StatusRequest,
+)
 from ringfold.wire.probing import ProbeAction, ProbeAnswer, ProbeCommand
 from ringfold.wire.proof import NONCE_BYTES, prove
 from ringfold.wire.reaching import in_plain_words, not_a_master, said_nothing
@@ -66,6 +77,14 @@ class StatusConnection:
         nonce, proof = self._proof("probe")
         answer = self._question(ProbeCommand(PROTOCOL_VERSION, action, label, nonce, proof))
         if not isinstance(answer, ProbeAnswer):
+            raise RemoteProtocolError(f"the master at {self.address} answered {type(answer).__name__} to a command")
+        return answer
+
+    def evict(self, peer: str, reason: str, by: str) -> EvictResponse:
+        """Have a peer (its id, or its name) evicted; what came of it."""
+        nonce, proof = self._proof("evict")
+        answer = self._question(EvictRequest(PROTOCOL_VERSION, peer, reason, by, nonce, proof))
+        if not isinstance(answer, EvictResponse):
             raise RemoteProtocolError(f"the master at {self.address} answered {type(answer).__name__} to a command")
         return answer
 

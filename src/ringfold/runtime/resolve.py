@@ -1,5 +1,7 @@
 """Names and addresses of machines: what a host name means here, and by which address others see this machine."""
 
+import os
+import pwd
 import socket
 
 from ringfold.runtime.threads import Event
@@ -30,6 +32,14 @@ def own_address(*, v6: bool) -> str:
 
 def host_name() -> str:
     return socket.gethostname()
+
+
+def user_name() -> str:
+    """Who runs this process, by name if the machine has one for it."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return f"user {os.getuid()}"
 
 
 def pause(seconds: float) -> None:

@@ -19,6 +19,10 @@ Sharing a directory. Peers of one host save the same content, so the name is the
 the file there and has nothing to do, and if two write at once, the second rename puts the same bytes in place. A writer
 holds a lock on its unfinished file. So a leftover is one that can be locked: its writer is dead, and it is removed.
 
+Lineages. The manifest names the history that the state belongs to (`lineage.py`). After a rollback a directory may hold
+checkpoints of a branch that the run has abandoned: they are not loaded as the newest, and they are pruned apart from
+those of the run's own history, so that neither kind displaces the other.
+
 Loading. The whole file is checked before the first byte of the state is touched; then it is read again, checked again,
 and written into the arrays. A damaged file leaves the state as it was. Only a disk that fails between the two readings
 leaves it torn.
@@ -43,11 +47,13 @@ from ringfold.errors import StateError, UsageError
 from ringfold.runtime.entropy import random_bytes
 from ringfold.state import hashing
 from ringfold.state.hashing import BLOCK_BYTES
+from ringfold.state.lineage import branch_of, is_abandoned_by_any, is_past
 from ringfold.state.manifest import Snapshot, digest_of
 from ringfold.state.memory import Bytes, Memory, block_count, memory_of
-from ringfold.state.shared import SharedState, set_torn
+from ringfold.state.shared import Loaded, SharedState, set_lineage, set_torn
 from ringfold.wire.decoding import decode
-from ringfold.wire.messages import HashKind
+from ringfold.wire.lineage import MAX_CHECKPOINTS
+from ringfold.wire.messages import Branch, HashKind, KeyOffer, Lineage, Offer
 
 _log = logging.getLogger(__name__)
 
@@ -80,6 +86,8 @@ class Manifest(msgspec.Struct, frozen=True):
     revision: int
     hash: HashKind
     keys: list[Entry]
+    lineage: Lineage | None = None
+    """The history that it belongs to; files of older versions name none."""
 
 
 _manifests = msgspec.json.Decoder(Manifest)
@@ -119,16 +127,16 @@ class Checkpoints:
             if not _is_there(path, manifest):
                 self._write(path, manifest, snapshot.memories)
             _sync_directory(self.directory)
-            self._prune(path)
+            self._prune(path, snapshot.lineage)
         return path
 
     def load_newest(self, state: SharedState) -> int | None:
         """Load the newest checkpoint that is whole, and return its revision; None if there is none at all.
 
         A damaged one is named in a warning, and the next older one is tried. If all are damaged, `StateError` says so:
-        to begin anew in spite of them is for the caller to decide.
+        to begin anew in spite of them is for the caller to decide. What a later lineage has abandoned is not tried.
         """
-        found = self.paths()
+        found = self._not_abandoned()
         was_torn = state.torn
         for path in found:
             try:
@@ -143,10 +151,25 @@ class Checkpoints:
 
     def load(self, state: SharedState, revision: int) -> int:
         """Load exactly this revision, and return it. `StateError` if it is not there, or damaged."""
-        found = self.paths()
+        own = self._not_abandoned()
+        others = [path for path in self.paths() if path not in own]
+        found = [path for path in (*own, *others) if _revision_of(path) == revision]
+        there = ", ".join(str(each) for each in self.revisions()) or "none"
+        missing = f"there is no checkpoint of revision {revision} in {self.directory}; there is: {there}"
+        return self._load_first(state, found, missing)
+
+    def load_branch(self, state: SharedState, branch: Branch) -> int:
+        """Load exactly this revision of exactly this lineage. `StateError` if it is not there, or damaged."""
+        found = [
+            path for path, lineage in self._lineages() if lineage and branch_of(lineage, _revision_of(path)) == branch
+        ]
+        missing = f"there is no checkpoint of revision {branch.revision} of that lineage in {self.directory}"
+        return self._load_first(state, found, missing)
+
+    def _load_first(self, state: SharedState, found: list[Path], missing: str) -> int:
         was_torn = state.torn
         damage: StateError | None = None
-        for path in (path for path in found if _revision_of(path) == revision):
+        for path in found:
             try:
                 return _load(path, state)
             except _Damaged as error:
@@ -155,8 +178,32 @@ class Checkpoints:
                 damage = error
         if damage is not None:
             raise damage
-        there = ", ".join(str(each) for each in self.revisions()) or "none"
-        raise StateError(f"there is no checkpoint of revision {revision} in {self.directory}; there is: {there}")
+        raise StateError(missing)
+
+    def branches(self) -> list[Branch]:
+        """What could be loaded by `load_branch`, newest revision first; the first few dozen."""
+        found = ((path, lineage) for path, lineage in self._lineages() if lineage is not None)
+        return [branch_of(lineage, _revision_of(path)) for path, lineage in found][:MAX_CHECKPOINTS]
+
+    def _lineages(self) -> list[tuple[Path, Lineage | None]]:
+        """The files, as `paths` lists them, each with its lineage. A file that cannot be read has none."""
+        found: list[tuple[Path, Lineage | None]] = []
+        for path in self.paths():
+            lineage = None
+            with suppress(OSError, StateError), open(path, "rb", buffering=0) as file:
+                lineage = _manifest_in(path, file)[0].lineage
+            found.append((path, lineage))
+        return found
+
+    def _not_abandoned(self) -> list[Path]:
+        """The files without those that a lineage in this directory has left behind."""
+        found = self._lineages()
+        known = [lineage for _, lineage in found if lineage is not None]
+        return [
+            path
+            for path, lineage in found
+            if lineage is None or not is_abandoned_by_any(branch_of(lineage, _revision_of(path)), known)
+        ]
 
     def revisions(self) -> list[int]:
         """The revisions of which there is a checkpoint, newest first."""
@@ -182,15 +229,25 @@ class Checkpoints:
                 path.unlink(missing_ok=True)
         return gone
 
-    def _prune(self, saved: Path) -> None:
-        """Keep the newest revisions, and whatever was saved just now. A file that cannot be removed harms nobody."""
-        kept = self.revisions()[: self.keep]
-        for path in self.paths():
-            if _revision_of(path) not in kept and path != saved:
-                try:
-                    path.unlink(missing_ok=True)
-                except OSError as error:
-                    _log.warning("an old checkpoint cannot be removed: %s", error)
+    def _prune(self, saved: Path, present: Lineage | None) -> None:
+        """Keep the newest revisions, and whatever was saved just now. A file that cannot be removed harms nobody.
+
+        Those of the run's own history are counted apart from all others.
+        """
+        own: list[Path] = []
+        others: list[Path] = []
+        for path, lineage in self._lineages():
+            of = None if lineage is None else branch_of(lineage, _revision_of(path))
+            is_own = lineage == present if of is None or present is None else is_past(of, present)
+            (own if is_own else others).append(path)
+        for paths in (own, others):
+            kept = sorted({_revision_of(path) for path in paths}, reverse=True)[: self.keep]
+            for path in paths:
+                if _revision_of(path) not in kept and path != saved:
+                    try:
+                        path.unlink(missing_ok=True)
+                    except OSError as error:
+                        _log.warning("an old checkpoint cannot be removed: %s", error)
 
     def _remove_leftovers(self) -> None:
         """Remove what crashed saves left behind: our own unfinished files that nobody has locked."""
@@ -237,7 +294,7 @@ def _laid_out(snapshot: Snapshot) -> Manifest:
     for key, memory, hashes in zip(snapshot.keys, snapshot.memories, snapshot.hashes, strict=True):
         entries.append(Entry(key.name, key.dtype, key.shape, key.may_differ, offset, memory.nbytes, key.root, hashes))
         offset = _aligned(offset + memory.nbytes)
-    return Manifest(snapshot.revision, snapshot.hash, entries)
+    return Manifest(snapshot.revision, snapshot.hash, entries, snapshot.lineage)
 
 
 def _write_all(file: FileIO, manifest: Manifest, memories: list[Memory]) -> None:
@@ -309,8 +366,17 @@ def _load(path: Path, state: SharedState) -> int:
             _check_chunk(path, manifest, entry, first, chunk)
             memories[entry.name].write(first, chunk)
     state.revision = manifest.revision
+    set_lineage(state, manifest.lineage, Loaded(manifest.revision, _digest(manifest, state)))
     set_torn(state, False)
     return manifest.revision
+
+
+def _digest(manifest: Manifest, state: SharedState) -> bytes:
+    """What `digest_of` an offer of exactly this content is."""
+    if manifest.hash != state.hash:
+        return digest_of(Snapshot.take(state).offer("enforce-popular"))
+    keys = [KeyOffer(each.name, each.dtype, each.shape, each.root, each.may_differ) for each in manifest.keys]
+    return digest_of(Offer(manifest.revision, "enforce-popular", manifest.hash, keys))
 
 
 def _manifest_in(path: Path, file: FileIO) -> tuple[Manifest, int]:

@@ -9,10 +9,16 @@ Who votes. The group remembers its last finished sync: the revision R, who took 
 
     nothing finished yet      everybody votes: a loaded checkpoint has a higher revision than a fresh start, and wins
     a participant is here     participants vote; whoever joined since only receives
-    no participant is here    the state is lost, unless somebody brings exactly R with exactly its content
+    no participant is here    whoever brings exactly R with exactly its content; or else a *resume* (below)
     all agree to a rollback   and there is no candidate otherwise: as if nothing had finished yet
 
 A participant that is torn no longer has what it took part in, so it counts as not here. `receive-only` never votes.
+
+Resume. R is lost with all who had it, and the run goes on from the newest *eligible* checkpoint: one of the group's
+present lineage up to R, or of an ancestor up to where that was left (`lineage.py`). A checkpoint of an abandoned branch
+or of another run is not eligible, nor is a state that is no checkpoint. Peers list the checkpoints that they could load
+beside what they offer. If the newest eligible one is not loaded, nobody wins: the reason names it, whoever has it loads
+it, and all sync again. Where nothing is finished, but a lineage is known, eligible checkpoints come first, too.
 
 What is valid. A voter may be at R with the content of R (nothing happened since), or at R + 1 (the one change that
 everybody makes between two syncs), or at any revision from R on if its step loop counted every one of them. Anything
@@ -30,8 +36,9 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from ringfold.state.hashing import digest_bytes
+from ringfold.state.lineage import branch_of, is_abandoned, is_abandoned_by_any, is_past
 from ringfold.state.manifest import digest_of, have_one_structure
-from ringfold.wire.messages import KeyOffer, Offer, PeerId, Reason
+from ringfold.wire.messages import Branch, KeyOffer, Lineage, Offer, PeerId, Reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +49,15 @@ class Finished:
     participants: frozenset[PeerId]
     roots: bytes
     """`digest_of` the content."""
+    names: tuple[str, ...] = ()
+    """Of the participants, sorted: those who come back have other numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What happens now. `participants` are all who are not rejected; who is neither holder nor in `fetch` has it all,
-    but does not send. `rollback`: the run goes on from another history than the one that was finished last.
+    but does not send. `rollback`: the run goes on from another revision than the one that was finished last. `resumes`:
+    nobody had to agree to that, because it is a checkpoint of the run's own history.
     """
 
     revision: int
@@ -59,10 +69,12 @@ class Plan:
     rejected: dict[PeerId, Reason]
     rollback: bool
     text: str
+    winner: PeerId = 0
+    resumes: bool = False
 
-    def finished(self, participants: Iterable[PeerId]) -> Finished:
+    def finished(self, participants: Iterable[PeerId], names: Iterable[str] = ()) -> Finished:
         """What is to be remembered when these have reported that they are complete."""
-        return Finished(self.revision, frozenset(participants), self.roots)
+        return Finished(self.revision, frozenset(participants), self.roots, tuple(sorted(names)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,19 +93,24 @@ class Failed:
 
     reasons: dict[PeerId, Reason]
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether it fails because the state is lost."""
+        return any(reason.kind == "state_lost" for reason in self.reasons.values())
+
 
 Decision = Plan | Failed
 
 
-def elect(offers: Mapping[PeerId, Offer], last: Finished | None) -> Decision:
-    """Decide a sync among these offers, after the group's last finished one."""
+def elect(offers: Mapping[PeerId, Offer], last: Finished | None, present: Lineage | None = None) -> Decision:
+    """Decide a sync among these offers, after the group's last finished one, in the group's present lineage."""
     offers = {peer: offers[peer] for peer in sorted(offers)}
     if reason := _mixed_strategies(offers):
         return Failed(dict.fromkeys(offers, reason))
     malformed, digests = _looked_at(offers)
     sound = {peer: offer for peer, offer in offers.items() if peer in digests}
 
-    vote = _vote(sound, digests, last)
+    vote = _vote(sound, digests, last, present)
     rejected = {**malformed, **vote.rejected}
     if vote.failure is not None:
         return Failed({peer: rejected.get(peer, vote.failure) for peer in offers})
@@ -103,7 +120,7 @@ def elect(offers: Mapping[PeerId, Offer], last: Finished | None) -> Decision:
     winners = _most_popular(counted, digests)
     plan = _plan(sound, winners, expected, rejected, digests)
     said = f"{plan.text}; {len(winners)} of {len(counted)} votes at this revision"
-    return replace(plan, text=said, rollback=vote.rollback)
+    return replace(plan, text=said, rollback=vote.rollback, winner=winners[0], resumes=vote.resumes)
 
 
 def diverged(offers: Mapping[PeerId, Offer], plan: Plan, last: Finished | None) -> list[Diverged]:
@@ -133,25 +150,93 @@ class _Vote:
     rejected: dict[PeerId, Reason]
     failure: Reason | None = None
     rollback: bool = False
+    resumes: bool = False
 
 
-def _vote(offers: Mapping[PeerId, Offer], digests: Mapping[PeerId, bytes], last: Finished | None) -> _Vote:
+def _vote(
+    offers: Mapping[PeerId, Offer], digests: Mapping[PeerId, bytes], last: Finished | None, present: Lineage | None
+) -> _Vote:
     """The candidates, before any revision is preferred to another."""
     whole = [peer for peer, offer in offers.items() if not offer.torn]
     if last is None:
-        return _among_senders(offers, digests, _Vote(_voting(offers, whole), {}), whole, None)
-    present = [peer for peer in whole if peer in last.participants]
+        return _first_vote(offers, digests, whole, present)
+    there = [peer for peer in whole if peer in last.participants]
     exact = [peer for peer in whole if (offers[peer].revision, digests[peer]) == (last.revision, last.roots)]
-    if present:
-        vote = _of_participants(offers, _voting(offers, present), set(exact), last)
-        eligible = present
-    else:
+    if there:
+        vote = _of_participants(offers, _voting(offers, there), set(exact), last)
+        eligible = there
+    elif exact or present is None:
         vote, eligible = _Vote(_voting(offers, exact), {}), exact
+    else:
+        vote = _resume(offers, digests, whole, present, last)
+        eligible = vote.candidates
+    if vote.failure is not None:
+        return vote
     if not vote.candidates and offers and all(offer.rollback for offer in offers.values()):
         vote, eligible = _Vote(_voting(offers, whole), {}, rollback=True), whole
-    if not vote.candidates and not exact and not present:
-        return replace(vote, failure=_lost(offers, last))
+    if not vote.candidates and not exact and not there:
+        return replace(vote, failure=_lost(offers, last, present))
     return _among_senders(offers, digests, vote, eligible, last)
+
+
+def _first_vote(
+    offers: Mapping[PeerId, Offer], digests: Mapping[PeerId, bytes], whole: list[PeerId], present: Lineage | None
+) -> _Vote:
+    """Nothing is finished, or whoever had it left with it. What a lineage that is known here has left is not taken."""
+    known = [offer.lineage for offer in offers.values() if offer.lineage is not None]
+    known += [] if present is None else [present]
+    alive = [peer for peer in whole if (of := _branch(offers[peer])) is None or not is_abandoned_by_any(of, known)]
+    if present is not None:
+        own = [peer for peer in alive if (of := _branch(offers[peer])) is not None and is_past(of, present)]
+        wanted = _newest_listed(offers, present, None)
+        if wanted is not None and wanted.revision > max((offers[peer].revision for peer in own), default=-1):
+            return _Vote([], {}, failure=_wanted(wanted, None))
+        alive = own or alive
+    if whole and not alive:
+        if not all(offer.rollback for offer in offers.values()):
+            return _Vote([], {}, failure=_lost(offers, None, present))
+        alive = whole
+    return _among_senders(offers, digests, _Vote(_voting(offers, alive), {}), whole, None)
+
+
+def _resume(
+    offers: Mapping[PeerId, Offer],
+    digests: Mapping[PeerId, bytes],
+    whole: Iterable[PeerId],
+    present: Lineage,
+    last: Finished,
+) -> _Vote:
+    """The newest eligible checkpoint, among those that are loaded and those that could be."""
+
+    def is_eligible(peer: PeerId) -> bool:
+        of = _branch(offers[peer])
+        if of is None or not offers[peer].is_loaded or not is_past(of, present, last.revision):
+            return False
+        # The last revision with other content was saved before it was compared.
+        return of != branch_of(present, last.revision) or digests[peer] == last.roots
+
+    loaded = _voting(offers, (peer for peer in whole if is_eligible(peer)))
+    wanted = _newest_listed(offers, present, last.revision)
+    if wanted is not None and wanted.revision > max((offers[peer].revision for peer in loaded), default=-1):
+        return _Vote([], {}, failure=_wanted(wanted, last))
+    return _Vote(loaded, {}, rollback=bool(loaded), resumes=bool(loaded))
+
+
+def _branch(offer: Offer) -> Branch | None:
+    """Which revision of which lineage an offer is."""
+    return None if offer.lineage is None else branch_of(offer.lineage, offer.revision)
+
+
+def _newest_listed(offers: Mapping[PeerId, Offer], present: Lineage, newest: int | None) -> Branch | None:
+    """The newest eligible checkpoint that somebody could load."""
+    listed = {
+        checkpoint
+        for offer in offers.values()
+        if offer.strategy != "receive-only"
+        for checkpoint in offer.checkpoints
+        if is_past(checkpoint, present, newest)
+    }
+    return max(listed, key=lambda checkpoint: (checkpoint.revision, checkpoint.lineage), default=None)
 
 
 def _voting(offers: Mapping[PeerId, Offer], peers: Iterable[PeerId]) -> list[PeerId]:
@@ -314,20 +399,45 @@ def _violation(peer: PeerId, offer: Offer, last: Finished) -> Reason:
     return Reason("revision", text, [peer], numbers=[last.revision + 1, offer.revision])
 
 
-def _lost(offers: Mapping[PeerId, Offer], last: Finished) -> Reason:
-    there = "; ".join(f"revision {offer.revision} on peer {peer}{_flaw(offer, last)}" for peer, offer in offers.items())
+def _wanted(checkpoint: Branch, last: Finished | None) -> Reason:
+    """Somebody has it on disk: it is asked for, and this text is seen only if it cannot be loaded."""
+    text = f"{_name(last)} is lost, and revision {checkpoint.revision}, a checkpoint to go on from, is not loaded yet"
+    return Reason("state_lost", text, numbers=[0 if last is None else last.revision], checkpoint=checkpoint)
+
+
+def _lost(offers: Mapping[PeerId, Offer], last: Finished | None, present: Lineage | None) -> Reason:
+    found = (f"revision {offer.revision} on peer {peer}{_flaw(offer, last, present)}" for peer, offer in offers.items())
     text = (
-        f"revision {last.revision} of the shared state is lost: all peers that had it are gone"
-        f" ({there or 'no offers'}). Load exactly revision {last.revision} from a checkpoint, or let all sync with "
-        "rollback=True to go on without it"
+        f"{_name(last)} is lost: all peers that had it are gone. What is here cannot replace it "
+        f"({'; '.join(found) or 'no offers'}). What to do: if there are checkpoints of this run, start a peer that has "
+        f"them, with steps(state, checkpoint=DIR){_or_load(last)}. If there are none, start all peers with "
+        "rollback=True: the run then goes on from what they have, which is a fresh start if that is revision 0. To "
+        "begin another run instead, stop the master, remove its journal, and start it again"
     )
-    return Reason("state_lost", text, numbers=[last.revision])
+    return Reason("state_lost", text, numbers=[0 if last is None else last.revision])
 
 
-def _flaw(offer: Offer, last: Finished) -> str:
+def _name(last: Finished | None) -> str:
+    return "the shared state" if last is None else f"revision {last.revision} of the shared state"
+
+
+def _or_load(last: Finished | None) -> str:
+    return "" if last is None else f", or load exactly revision {last.revision}"
+
+
+def _flaw(offer: Offer, last: Finished | None, present: Lineage | None) -> str:
+    of = _branch(offer)
     if offer.torn:
-        return " (torn)"
-    return " (with other content)" if offer.revision == last.revision else ""
+        return ", torn"
+    if last is not None and offer.revision == last.revision:
+        return ", with other content"
+    if of is None or present is None:
+        return ""
+    if is_abandoned(of, present):
+        return ", of an abandoned lineage"
+    if of.lineage not in {present.id, *(old.lineage for old in present.ancestors)}:
+        return f", of another run: {offer.lineage.run}" if offer.lineage is not None else ""
+    return "" if offer.is_loaded else ", not a checkpoint"
 
 
 def _no_candidate(offers: Mapping[PeerId, Offer], rejected: Mapping[PeerId, Reason], last: Finished | None) -> Reason:

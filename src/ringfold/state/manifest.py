@@ -4,6 +4,7 @@ A snapshot copies nothing: it holds for as long as nobody changes the arrays, wh
 one reads the whole state once, at the speed of memory. The content of an array that may differ is not read at all.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -13,8 +14,8 @@ from msgspec.structs import replace
 from ringfold.state import hashing
 from ringfold.state.hashing import BLOCK_BYTES
 from ringfold.state.memory import Memory, memory_of
-from ringfold.state.shared import SharedState
-from ringfold.wire.messages import HashKind, KeyOffer, Offer, SyncStrategy
+from ringfold.state.shared import Loaded, SharedState
+from ringfold.wire.messages import Branch, HashKind, KeyOffer, Lineage, Offer, SyncStrategy
 
 _encoder = msgspec.msgpack.Encoder()
 
@@ -31,6 +32,9 @@ class Snapshot:
     """Per key the hashes of its blocks, one after the other; empty for one that may differ."""
     keys: list[KeyOffer]
     block_bytes: int = BLOCK_BYTES
+    lineage: Lineage | None = None
+    loaded: Loaded | None = None
+    """The checkpoint that was loaded last."""
 
     @classmethod
     def take(cls, state: SharedState, threads: int = 0, *, private: bool = False) -> "Snapshot":
@@ -48,16 +52,37 @@ class Snapshot:
             memories.append(memory)
             hashes.append(blocks)
             keys.append(KeyOffer(name, memory.dtype, list(memory.shape), root, differs))
-        return cls(state.revision, kind, state.torn, memories, hashes, keys, block_bytes)
+        history = state._lineage, state._loaded
+        return cls(state.revision, kind, state.torn, memories, hashes, keys, block_bytes, *history)
 
     @property
     def nbytes(self) -> int:
         """How large the state is, all arrays together."""
         return sum(memory.nbytes for memory in self.memories)
 
-    def offer(self, strategy: SyncStrategy, *, stepped: bool = False, rollback: bool = False) -> Offer:
+    def offer(
+        self,
+        strategy: SyncStrategy,
+        *,
+        stepped: bool = False,
+        rollback: bool = False,
+        checkpoints: Sequence[Branch] = (),
+    ) -> Offer:
         """What this peer says to the master at the beginning of a sync."""
-        return Offer(self.revision, strategy, self.hash, self.keys, self.torn, stepped, rollback)
+        offer = Offer(
+            self.revision,
+            strategy,
+            self.hash,
+            self.keys,
+            self.torn,
+            stepped,
+            rollback,
+            self.lineage,
+            checkpoints=list(checkpoints),
+        )
+        if self.loaded is None or self.torn or self.loaded != (self.revision, digest_of(offer)):
+            return offer
+        return replace(offer, is_loaded=True)
 
 
 def have_one_structure(one: Offer, other: Offer) -> bool:

@@ -7,14 +7,21 @@ checkpoint that is loaded completely, takes the mark away.
 
 import operator
 from collections.abc import Iterator, Mapping
-from typing import SupportsIndex, get_args
+from typing import NamedTuple, SupportsIndex, get_args
 
 from ringfold.errors import UsageError
 from ringfold.state import hashing
 from ringfold.state.memory import memory_of
-from ringfold.wire.messages import HashKind
+from ringfold.wire.messages import HashKind, Lineage
 
 MOST_KEYS = 100_000
+
+
+class Loaded(NamedTuple):
+    """A checkpoint that was loaded: its revision, and the digest of its content."""
+
+    revision: int
+    digest: bytes
 
 
 class MayDiffer:
@@ -92,6 +99,8 @@ class SharedState:
             self._arrays[name] = array
         self._hash: HashKind = hash
         self._torn = False
+        self._lineage: Lineage | None = None
+        self._loaded: Loaded | None = None
         self.revision = revision
 
     @property
@@ -147,3 +156,13 @@ class SharedState:
 def set_torn(state: SharedState, torn: bool) -> None:
     """Mark a state before the first byte of another one is written into it; take the mark away after the last."""
     state._torn = torn
+
+
+def lineage_of(state: SharedState) -> Lineage | None:
+    """The history that the state belongs to, as the last sync or the last checkpoint said."""
+    return state._lineage
+
+
+def set_lineage(state: SharedState, lineage: Lineage | None, loaded: Loaded | None = None) -> None:
+    """The state is part of this history from now on. `loaded` says which checkpoint it is, for as long as it is."""
+    state._lineage, state._loaded = lineage, loaded

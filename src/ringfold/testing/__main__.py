@@ -19,8 +19,11 @@ from ringfold.testing.failover_planted import FAILOVER_BUGS, find_in_failover
 from ringfold.testing.planted import BUGS, find
 from ringfold.testing.probing import RoundOutcome, run_rounds
 from ringfold.testing.probing_planted import ROUND_BUGS, find_in_rounds
-from ringfold.testing.scenario import Outcome, run_failover, run_seed
+from ringfold.testing.resuming import run_resume
+from ringfold.testing.resuming_planted import RESUME_BUGS, find_in_resumes
+from ringfold.testing.scenario import Outcome, run_failover, run_seed, run_stalls
 from ringfold.testing.scheduler import SimulationFailure
+from ringfold.testing.stalling_planted import STALL_BUGS, find_in_stalls
 
 BATCH = 10
 """Seeds per task: enough that handing them out costs nothing."""
@@ -97,6 +100,16 @@ def run_batch(seeds: Sequence[int]) -> list[Outcome | SimulationFailure]:
 def run_failover_batch(seeds: Sequence[int]) -> list[Outcome | SimulationFailure]:
     """Run some seeds in which masters are lost; a broken promise is an outcome too."""
     return [_caught(run_failover, seed) for seed in seeds]
+
+
+def run_stall_batch(seeds: Sequence[int]) -> list[Outcome | SimulationFailure]:
+    """Run some seeds in which programs hang; a broken promise is an outcome too."""
+    return [_caught(run_stalls, seed) for seed in seeds]
+
+
+def run_resume_batch(seeds: Sequence[int]) -> list[Outcome | SimulationFailure]:
+    """Run some stories in which everybody is killed; a broken promise is an outcome too."""
+    return [_caught(run_resume, seed) for seed in seeds]
 
 
 def run_round_batch(seeds: Sequence[int]) -> list[RoundOutcome | SimulationFailure]:
@@ -237,6 +250,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--probing", action="store_true", help="rounds of probing instead of collectives")
     parser.add_argument("--iterations", action="store_true", help="stories of the global iteration over a store")
     parser.add_argument("--failover", action="store_true", help="masters are lost and replaced, besides")
+    parser.add_argument("--stalls", action="store_true", help="programs hang, are slow, or are busy, besides")
+    parser.add_argument("--resume", action="store_true", help="stories in which everybody is killed, and comes back")
     options = parser.parse_args(arguments)
     logging.getLogger("ringfold").addHandler(logging.NullHandler())  # programs log what they go through: not here
     console = Console(soft_wrap=True)
@@ -244,6 +259,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _iterations(options, console)
     if options.seed is not None:
         run = run_rounds if options.probing else run_failover if options.failover else run_seed
+        run = run_stalls if options.stalls else run_resume if options.resume else run
         return replay(options.seed, options.trace, run, console)
     first = fresh_seed() if options.first is None else options.first
     console.print(f"seeds {first} to {first + options.seeds - 1}")
@@ -255,11 +271,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         total = Total()
         batch = run_failover_batch if options.failover else run_batch
+        batch = run_stall_batch if options.stalls else run_resume_batch if options.resume else batch
         run_many(first, options.seeds, options.jobs, console, total, batch)
         show(total, first, console)
         failures, bugs, look = total.failures, tuple(BUGS), find
         if options.failover:
             bugs, look = tuple(FAILOVER_BUGS), find_in_failover
+        elif options.stalls:
+            bugs, look = tuple(STALL_BUGS), find_in_stalls
+        elif options.resume:
+            bugs, look = tuple(RESUME_BUGS), find_in_resumes
     hidden = plant(bugs, look, first, 1_000, options.jobs, console) if options.planted else 0
     return 1 if failures or hidden else 0
 

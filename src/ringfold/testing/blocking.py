@@ -13,7 +13,9 @@ whole history. Where a session would wait for its thread, this one yields the re
 A program whose peer is killed is hung up: its call raises `HungUp`, which no program should catch, and its thread ends.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar, cast
 
 import numpy as np
@@ -27,6 +29,7 @@ from ringfold.peer.machine import PeerMachine
 from ringfold.peer.outcome import again
 from ringfold.peer.session import Session
 from ringfold.runtime import threads
+from ringfold.runtime.sigterm import Sigterm
 from ringfold.state.manifest import Snapshot
 from ringfold.testing.program import (
     ArePending,
@@ -53,6 +56,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 OPS = {number: name for name, number in REDUCE_OPS.items()}
 OP_TIMEOUT_S = 300.0
+SIGTERM_GRACE_MS = 40.0
 LOOK_AGAIN_MS = 0.2
 """A session is woken when an epoch is installed; here somebody looks this often."""
 
@@ -68,6 +72,9 @@ class SimRun(Communicator):
         super().__init__(cast(Session, session), OP_TIMEOUT_S)
         self._close.atexit = False
         self._line, self._peer = session.line, session.peer
+        self._sigterm_type = partial(SimSigterm, self)
+        self.sigterm_at_ms: float | None = None
+        """When the process gets SIGTERM, if it does."""
 
     @property
     def peer(self) -> "SimPeer":
@@ -94,6 +101,53 @@ class SimRun(Communicator):
     def sleep(self, ms: float) -> None:
         """The user's own work, for so long."""
         self._line.ask(Sleep(ms))
+
+
+class SimSigterm(Sigterm):
+    """SIGTERM for simulated programs, which are not in the main thread: it comes at a time of the simulation.
+
+    The former handler does nothing, so that the program goes on after its loop.
+    """
+
+    def __init__(self, run: SimRun, grace_s: float, abort: Callable[[], None]) -> None:
+        super().__init__(grace_s, abort)
+        self._run = run
+
+    @property
+    def is_installed(self) -> bool:
+        return True
+
+    def install(self) -> bool:
+        if self._run.sigterm_at_ms is not None:
+            scheduler = self._run.peer.sim.scheduler
+            scheduler.at(max(scheduler.now, int(self._run.sigterm_at_ms * MS)), self._come)
+        return True
+
+    def uninstall(self) -> None:
+        self._is_over = True
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        self._is_waiting = True
+        if self.is_requested:
+            self._time_is_over()
+        try:
+            yield
+        finally:
+            self._is_waiting = False
+
+    def deliver(self) -> None:
+        """The program knows by the end of its loop."""
+
+    def _come(self) -> None:
+        self.is_requested = True
+        scheduler = self._run.peer.sim.scheduler
+        scheduler.after(0 if self._is_waiting else int(SIGTERM_GRACE_MS * MS), self._time_is_over)
+
+    def _time_is_over(self) -> None:
+        if not self._is_over and not self.is_overdue:
+            self.is_overdue = True
+            self._run.peer.cut_off()
 
 
 Main = Callable[[SimRun, Self], None]
@@ -214,6 +268,7 @@ class SimSession:
         self.machine: PeerMachine = peer.machine
         self.engine = SimEngine(line, peer)
         self.joined_with: Record | None = peer.joined_with
+        self.final_tags: set[int] = set()
         self._is_closed = False
 
     @property
@@ -228,7 +283,9 @@ class SimSession:
     def has_let_go(self) -> bool:
         return self._is_closed
 
-    def vote(self, kind: VoteKind, operation: str, min_world: int, timeout_s: float) -> CallSucceeded:
+    def vote(
+        self, kind: VoteKind, operation: str, min_world: int, timeout_s: float, *, final: bool = True
+    ) -> CallSucceeded:
         self.check_usable(operation)
         timeout_ms = int(timeout_s * 1_000)
         if kind not in ("update", "pending"):
@@ -238,12 +295,16 @@ class SimSession:
         return self.peer.last_call
 
     def sync(
-        self, offer: Offer, snapshot: Snapshot, min_world: int, timeout_s: float
+        self, offer: Offer, snapshot: Snapshot, min_world: int, timeout_s: float, *, final: bool = True
     ) -> SyncSucceeded | SyncInterrupted:
         self.check_usable("sync_shared_state")
         outcome = self.line.ask(OfferState(offer, snapshot, min_world, int(timeout_s * 1_000)))
         assert isinstance(outcome, SyncSucceeded | SyncInterrupted)
         return outcome
+
+    def busy(self, up_to_s: float) -> AbstractContextManager[None]:
+        """No simulated program does anything long of its own in here."""
+        return nullcontext()
 
     def submit_in_epoch(self, operation: str, submit: Callable[[Record], T]) -> T:
         while not self.machine.is_running:

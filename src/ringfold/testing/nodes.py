@@ -37,8 +37,17 @@ from ringfold.master.outbox import Outbox
 from ringfold.testing.masters import LEASE_MS, SimStore, lead_later
 from ringfold.testing.network import End
 from ringfold.testing.scheduler import MS
+from ringfold.testing.stalling import judge_stall
 from ringfold.topology.moonshot import Question, answer
-from ringfold.wire.events import EpochInstalled, EpochRecorded, LinksMeasured, PeerGone, RingChosen, SyncBegun
+from ringfold.wire.events import (
+    EpochInstalled,
+    EpochRecorded,
+    LinksMeasured,
+    PeerGone,
+    PeersStalled,
+    RingChosen,
+    SyncBegun,
+)
 from ringfold.wire.frames import (
     MAX_FRAME_BYTES,
     FrameKind,
@@ -163,6 +172,9 @@ class SimMaster:
         if self.is_over:
             return
         effects = self.machine.step(self.sim.scheduler.now, event)
+        for effect in effects:
+            if isinstance(effect, Tell) and isinstance(effect.notice, PeersStalled):
+                judge_stall(self.sim, effect.notice)
         self._carry_out_all(self._outbox.put(effects))
         self._write()
 

@@ -9,6 +9,7 @@ before it is established; `sockets.py` translates.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ringfold.dataplane.codes import DTYPES, REDUCE_OPS, OpStatus
@@ -33,7 +34,7 @@ from ringfold.peer.effects import (
     SyncSucceeded,
     Tell,
 )
-from ringfold.peer.events import CallJoin, CallLeave, CallVote, Closed, Dialled, Event, Tick
+from ringfold.peer.events import CallBusy, CallJoin, CallLeave, CallVote, Closed, Dialled, Event, OpTimedOut, Tick
 from ringfold.peer.machine import PeerMachine
 from ringfold.peer.outcome import again, error_of, error_of_op
 from ringfold.peer.settings import Identity
@@ -45,7 +46,7 @@ from ringfold.testing.core import new_core
 from ringfold.testing.lies import garbled
 from ringfold.testing.network import End, on_path
 from ringfold.testing.nodes import MASTER_PORT
-from ringfold.testing.program import AGREE_TAG, Collective, ProgramOf, Reduced
+from ringfold.testing.program import AGREE_TAG, USUAL_TIMEOUT_MS, Collective, ProgramOf, Reduced
 from ringfold.testing.runner import Runner
 from ringfold.testing.scheduler import MS
 from ringfold.testing.sockets import Sockets
@@ -77,7 +78,13 @@ class SimPeer:
         paths = sim.setup.paths
         addresses = tuple(on_path(name, path) for path in range(paths))
         identity = Identity(
-            group=group, host=name, name=name, addresses=addresses, port=DATA_PORT, token=TOKEN, paths=paths
+            group=group,
+            host=name,
+            name=sim.given_names.get(name, name),
+            addresses=addresses,
+            port=DATA_PORT,
+            token=TOKEN,
+            paths=paths,
         )
         self.machine = self.machine_type(identity, sim.setup.timings)
         self.core = new_core(sim.setup.planted)
@@ -91,6 +98,8 @@ class SimPeer:
         self._syncing: int | None = None
         """The ballot of the sync that the program waits in."""
         self._calls = 0
+        self._usual_tags: set[int] = set()
+        """Tags whose op in flight has no timeout of its own."""
         self._when_called: dict[int, list[Callable[[], object]]] = {}
         self.ended_with: RingfoldError | None = None
         self._last_op: Reduced | None = None
@@ -101,7 +110,7 @@ class SimPeer:
         self.joined_with: Record | None = None
         self.lies = False
         """Whether the blocks and hashes that it sends are wrong."""
-        self._restarts = False
+        self._restarts = self._is_cut_off = False
         self._asleep: list[Callable[[], None]] = []
         """What came due while the process was frozen."""
         self._starved: dict[int, None] = {}
@@ -168,7 +177,7 @@ class SimPeer:
         self.sim.note(self.name, f"ends{f': {error}' if error else ''}")
         self.host.listening.clear()
         # A program may end by itself, and not know that the others went on without it.
-        self._over(gone=error is not None or self.ended_with is not None)
+        self._over(gone=error is not None or self.ended_with is not None or self._is_cut_off)
         if error is not None:
             self.sim.was_cast_out(self)
         elif self._restarts:
@@ -248,6 +257,20 @@ class SimPeer:
             self.core.set_path_shares(neighbour, shares, flags)
         self.later(0, self._turn)
 
+    def may_be_evicted(self) -> None:
+        """The program hangs from here on."""
+        self.sim.touched.add(self.name)
+
+    def busy_for(self, ms: float) -> None:
+        """The program says that it is busy, or no longer."""
+        until = self.sim.scheduler.now + int(ms * MS) if ms else 0
+        self.later(0, lambda: self._react(CallBusy(until)))
+
+    @property
+    def at_work_since(self) -> int | None:
+        """Since when the program is at its own work; None if it is in a call."""
+        return None if self._runner is None else self._runner.at_work_since
+
     def restart(self) -> None:
         """When the program has ended, start it again, as another process."""
         self._restarts = True
@@ -272,7 +295,7 @@ class SimPeer:
             None,
             [] if barrier else [DTYPES[request.array.dtype.name]],
             request.retry,
-            request.timeout_ms * MS,
+            self._timeout_ms(request) * MS,
             request.quantisation,
             request.again,
             request.contribute,
@@ -288,6 +311,13 @@ class SimPeer:
         """The program has seen how an op ended."""
         if self._runner is not None:
             self._runner.release(op)
+
+    def _timeout_ms(self, request: Collective) -> int:
+        if request.timeout_ms != USUAL_TIMEOUT_MS:
+            self._usual_tags.discard(request.tag)
+            return request.timeout_ms
+        self._usual_tags.add(request.tag)
+        return self.sim.setup.op_timeout_ms
 
     def _count_call(self) -> None:
         self._calls += 1
@@ -306,13 +336,15 @@ class SimPeer:
         if self.machine.ended:
             raise again(self.ended_with) if self.ended_with is not None else UsageError("this peer has left the run")
         self._ballot += 1
+        final = timeout_ms != USUAL_TIMEOUT_MS
+        timeout_ms = timeout_ms if final else self.sim.setup.op_timeout_ms
         ballot, deadline = self._ballot, self.sim.scheduler.now + timeout_ms * MS
         if offer is not None and snapshot is not None:
             self._count_call()
             self._syncing = ballot
             self.sim.syncs.offered(self.peer, self.group, ballot, offer, snapshot)
         progress = tuple(self.core.progress())
-        call = CallVote(ballot, kind, min_world, deadline, progress, offer, snapshot)
+        call = CallVote(ballot, kind, min_world, deadline, progress, offer, snapshot, final=final)
         self.later(0, lambda: self._react(call))
         return ballot
 
@@ -343,6 +375,11 @@ class SimPeer:
         else:
             self.sim.history.answered(self.peer, outcome.pending)
         return outcome.pending
+
+    def cut_off(self) -> None:
+        """Leave in the middle of whatever the program does."""
+        self._is_cut_off = True
+        self.leave()
 
     def leave(self) -> bool:
         """Ask to leave. True if the peer is out already."""
@@ -379,6 +416,8 @@ class SimPeer:
         core.set_now(self.sim.scheduler.now)
         while (raw := core.next_event()) is not None:
             event = carry.event_of(sockets, sockets.translate(raw), self._nonce)
+            if isinstance(event, OpTimedOut):
+                event = replace(event, final=event.tag not in self._usual_tags)
             if event is not None:
                 self._step(event)
         self._transmit()

@@ -34,7 +34,7 @@ from ringfold.testing.scenario import draw, run_seed
 from ringfold.testing.scheduler import SimulationFailure
 from ringfold.testing.simulation import Setup
 from ringfold.testing.workloads import Training
-from ringfold.wire.messages import Hello, Offer, PeerId, Record, SealedOp, SyncPlan, Verdict, Vote
+from ringfold.wire.messages import Hello, Lineage, Offer, PeerId, Record, SealedOp, SyncPlan, Verdict, Vote
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,23 +149,25 @@ class AnswersFromHearsay(SimPeer):
 
 
 class _StrangersVote(Syncs):
-    def _elect(self, offers: Mapping[PeerId, Offer], last: Finished | None) -> Decision:
-        return super()._elect(offers, last and replace(last, participants=frozenset(offers)))
+    def _elect(self, offers: Mapping[PeerId, Offer], last: Finished | None, present: Lineage | None) -> Decision:
+        return super()._elect(offers, last and replace(last, participants=frozenset(offers)), present)
 
 
 class _TornVotes(Syncs):
-    def _elect(self, offers: Mapping[PeerId, Offer], last: Finished | None) -> Decision:
-        return super()._elect({peer: structs.replace(offer, torn=False) for peer, offer in offers.items()}, last)
+    def _elect(self, offers: Mapping[PeerId, Offer], last: Finished | None, present: Lineage | None) -> Decision:
+        whole = {peer: structs.replace(offer, torn=False) for peer, offer in offers.items()}
+        return super()._elect(whole, last, present)
 
 
 class _AnyRevision(Syncs):
-    def _elect(self, offers: Mapping[PeerId, Offer], last: Finished | None) -> Decision:
-        return super()._elect({peer: structs.replace(offer, stepped=True) for peer, offer in offers.items()}, last)
+    def _elect(self, offers: Mapping[PeerId, Offer], last: Finished | None, present: Lineage | None) -> Decision:
+        stepped = {peer: structs.replace(offer, stepped=True) for peer, offer in offers.items()}
+        return super()._elect(stepped, last, present)
 
 
 class _GoesBack(Syncs):
-    def _elect(self, offers: Mapping[PeerId, Offer], last: Finished | None) -> Decision:
-        return super()._elect(offers, None)
+    def _elect(self, offers: Mapping[PeerId, Offer], last: Finished | None, present: Lineage | None) -> Decision:
+        return super()._elect(offers, None, None)
 
 
 class _DoneTooEarly(Syncs):
@@ -176,7 +178,7 @@ class _DoneTooEarly(Syncs):
         return super().settle(now)
 
 
-def _with_syncs(syncs: type[Syncs]) -> type[Master]:
+def with_syncs(syncs: type[Syncs]) -> type[Master]:
     class Wrong(Master):
         def __init__(self, *arguments: object, **named: object) -> None:
             super().__init__(*arguments, **named)  # type: ignore[arg-type]
@@ -253,7 +255,7 @@ def _native(name: str) -> Setup:
 
 def _of_state(text: str, *, master: type[Syncs] | None = None, peer: type[Syncing] | None = None) -> Bug:
     if master is not None:
-        return Bug(text, Setup(master=_with_syncs(master)), is_of_state=True)
+        return Bug(text, Setup(master=with_syncs(master)), is_of_state=True)
     assert peer is not None
     return Bug(text, Setup(peer=_with_syncing(peer)), is_of_state=True)
 

@@ -23,6 +23,8 @@ from ringfold.wire.messages import Offer, SyncStrategy
 
 Array = npt.NDArray[Any]
 
+USUAL_TIMEOUT_MS = 300_000
+"""A call with this one did not ask for a timeout of its own: it has the peer's (`Setup.op_timeout_ms`)."""
 AGREE_TAG = 99
 """The tag of ops in which members agree on how to go on. Other ops are not for peers whose state is torn."""
 
@@ -54,7 +56,7 @@ class Collective:
     retry: int = 1
     kind: Kind = Kind.ALL_REDUCE
     root: int = 0
-    timeout_ms: int = 300_000
+    timeout_ms: int = USUAL_TIMEOUT_MS
     wait: bool = True
     """False: resumed at once with a handle for `Wait`, while the op goes on."""
     quantisation: int = 0
@@ -101,21 +103,21 @@ class UpdateTopology:
     """Admit who has registered, as soon as every accepted peer of the run asks for it; resumed with the world size."""
 
     min_world: int = 0
-    timeout_ms: int = 300_000
+    timeout_ms: int = USUAL_TIMEOUT_MS
 
 
 @dataclass(frozen=True, slots=True)
 class OptimizeTopology:
     """Measure the links and give every group its best ring, as soon as every accepted peer of the run asks for it."""
 
-    timeout_ms: int = 300_000
+    timeout_ms: int = USUAL_TIMEOUT_MS
 
 
 @dataclass(frozen=True, slots=True)
 class ArePending:
     """Whether somebody waits to be admitted: the same answer on every peer at the same point of the program."""
 
-    timeout_ms: int = 300_000
+    timeout_ms: int = USUAL_TIMEOUT_MS
     vote: bool = False
     """Ask the run in any case."""
 
@@ -137,6 +139,13 @@ class Sleep:
     ms: float
 
 
+@dataclass(frozen=True, slots=True)
+class BusyFor:
+    """What `run.busy` says: the program works on something else, for so long at the most; 0: no longer."""
+
+    ms: float
+
+
 class SmallState(SharedState):
     """A shared state in small blocks, so that a few KiB have many of them."""
 
@@ -152,7 +161,7 @@ class Sync:
     stepped: bool = False
     min_world: int = 0
     rollback: bool = False
-    timeout_ms: int = 300_000
+    timeout_ms: int = USUAL_TIMEOUT_MS
     meddle: tuple[float, Callable[[], object]] | None = None
     """(ms, action): another thread of the program does this so much later, if the sync is not over by then."""
 
@@ -164,11 +173,21 @@ class OfferState:
     offer: Offer
     snapshot: Snapshot
     min_world: int = 0
-    timeout_ms: int = 300_000
+    timeout_ms: int = USUAL_TIMEOUT_MS
 
 
 Request = (
-    Collective | Wait | UpdateTopology | OptimizeTopology | ArePending | Sync | OfferState | Leave | Rejoin | Sleep
+    Collective
+    | Wait
+    | UpdateTopology
+    | OptimizeTopology
+    | ArePending
+    | Sync
+    | OfferState
+    | Leave
+    | Rejoin
+    | Sleep
+    | BusyFor
 )
 Program = Generator[Request, Any, None]
 
@@ -204,6 +223,9 @@ class Self(Protocol):
 
     def step_begins(self, state: SharedState) -> None:
         """Tell the checkers that a step loop is at this revision: all members must hold the same bits here."""
+
+    def may_be_evicted(self) -> None:
+        """Tell the checkers that this program hangs from here on: the run may go on without it."""
 
     def restart(self) -> None:
         """When this program has ended, start it again, as another process."""

@@ -7,12 +7,13 @@ between the peer's other events may happen.
 from collections.abc import Callable
 from typing import TYPE_CHECKING, assert_never
 
-from ringfold.errors import Evicted, MasterUnreachable, RingfoldError
+from ringfold.errors import Evicted, MasterUnreachable, RingfoldError, UsageError
 from ringfold.peer.effects import CallSucceeded, SyncInterrupted, SyncSucceeded
 from ringfold.peer.states import Attempt
 from ringfold.testing.checks import Violation
 from ringfold.testing.program import (
     ArePending,
+    BusyFor,
     Call,
     Collective,
     Leave,
@@ -55,6 +56,7 @@ class Runner:
         self._leaving = False
         self._wakes = 0
         self.doing = "starting"
+        self.at_work_since: int | None = None
         self.finished = False
 
     def start(self) -> None:
@@ -102,10 +104,11 @@ class Runner:
 
     def session_over(self, error: RingfoldError | None) -> None:
         """The peer is out of the run. Ops in flight fail by themselves; everything else that waits ends here."""
-        waits = self._leaving or self._awaited_ballot is not None
-        self._awaited_ballot = None
-        if waits:
+        if self._leaving:
             self._resume_soon(error)
+        elif self._awaited_ballot is not None:
+            self._resume_soon(error or UsageError("this peer has left the run"))
+        self._awaited_ballot = None
 
     # Inside
 
@@ -178,6 +181,7 @@ class Runner:
         """Begin what the program asks for: (True, _) if it waits, else what it goes on with."""
         peer = self._peer
         self.doing = _words(request)
+        self.at_work_since = peer.sim.scheduler.now if isinstance(request, Sleep) else None
         match request:
             case Collective():
                 call = peer.sim.history.called(peer.peer, request)
@@ -211,6 +215,9 @@ class Runner:
                     return False, None
             case Rejoin():
                 peer.comes_back(self)
+            case BusyFor(ms):
+                peer.busy_for(ms)
+                return False, None
             case Sleep(ms):
                 self._later(int(ms * MS), lambda: self._resume(None, None))
             case _:
@@ -275,6 +282,8 @@ def _words(request: Request) -> str:
             return "leaving"
         case Rejoin():
             return "joining again"
+        case BusyFor(ms):
+            return f"busy for {ms} ms"
         case Sleep(ms):
             return f"at work for {ms} ms"
         case _:

@@ -3,7 +3,9 @@
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import count
 from random import Random
+from typing import Literal
 
 from ringfold.master.settings import MasterSettings
 from ringfold.testing import faults
@@ -13,6 +15,7 @@ from ringfold.testing.network import Weather
 from ringfold.testing.program import ProgramOf
 from ringfold.testing.scheduler import SimulationFailure
 from ringfold.testing.simulation import Setup, Simulation, quick_settings
+from ringfold.testing.stalling import Stalls
 from ringfold.testing.stateful import Looping, Overlap, Syncing, looping, syncing
 from ringfold.testing.workloads import Training, training
 
@@ -156,6 +159,37 @@ def draw_failover(seed: int, base: Setup | None = None) -> Scenario:
     return replace(scenario, setup=setup, plan=plan, masters=tuple(masters), limit_ms=3 * LIMIT_MS)
 
 
+def draw_stalls(seed: int, base: Setup | None = None) -> Scenario:
+    """The scenario of a seed in which programs hang, or are slow, beside what else happens in it."""
+    rng = Random(f"stalls {seed}")
+    scenario = next(each for each in (draw(number, base) for number in count(seed)) if isinstance(each.work, Training))
+    assert isinstance(scenario.work, Training)
+    timeout_ms = rng.choice((800, 1_500))
+    op_timeout_ms = rng.choice((6 * timeout_ms, 10 * timeout_ms))
+    longest_ms = rng.choice((2.5, 8)) * timeout_ms
+    shares = {name: rng.choice((0.0, 0.15, 0.3)) for name in ("slow", "busy")}
+    hangs = rng.choice((0.0, 0.15, 0.3, 0.4))
+    stalls = Stalls(seed=seed, timeout_ms=timeout_ms, longest_ms=int(longest_ms), hangs=hangs, **shares)
+    steps = rng.randint(6, 14)
+    work = replace(scenario.work, stalls=stalls, steps=steps, burst=0, timeout_ms=0, wrong=0.0, optimise_every=0)
+    setting: int | Literal["auto", "off"] = rng.choice((timeout_ms, timeout_ms, "auto", "off"))
+    settings = replace(
+        scenario.setup.settings,
+        stall_timeout_ms=setting,
+        min_stall_ms=timeout_ms,
+        op_timeout_ms=op_timeout_ms,
+    )
+    setup = replace(scenario.setup, settings=settings, op_timeout_ms=op_timeout_ms)
+    masters: tuple[MasterFault, ...] = ()
+    if rng.random() < 0.25:
+        settings, timings = replace(settings, return_ms=2_500), replace(setup.timings, reconnect_try_ms=200)
+        timings = replace(timings, master_patience=1)
+        setup = replace(setup, settings=settings, timings=timings, journal=True)
+        masters = tuple(draw_masters(rng, rng.choice((1_000, 5_000))))
+    plan = scenario.plan if rng.random() < 0.4 else ()
+    return replace(scenario, setup=setup, work=work, plan=plan, masters=masters, limit_ms=5 * LIMIT_MS)
+
+
 def _training(rng: Random, seed: int, peers: int) -> Training:
     steps = rng.choice((rng.randint(4, 12), rng.randint(12, 40)))
     return Training(
@@ -202,6 +236,7 @@ def _plain_looping(rng: Random, seed: int, peers: int) -> Looping:
         rollback=rng.random() < 0.3,
         foreign=rng.choice((0.0, 0.3)),
         rejoin=Random(f"rejoin {seed}").random() < 0.6,
+        sigterm=Random(f"sigterm {seed}").choice(("", "", "", "one", "all")),
         skips=Random(f"skips {seed}").choice((0.0, 0.0, 0.0, 0.02)),
     )
 
@@ -241,6 +276,14 @@ def run_failover(seed: int, base: Setup | None = None, *, echo: Callable[[str], 
         return run_scenario(seed, draw_failover(seed, base), echo=echo)
     except SimulationFailure as failure:
         raise SimulationFailure(failure.seed, failure.text, failure.tail, "--failover") from failure
+
+
+def run_stalls(seed: int, base: Setup | None = None, *, echo: Callable[[str], None] | None = None) -> Outcome:
+    """Run one seed with programs that hang, or are slow; a broken promise raises SimulationFailure."""
+    try:
+        return run_scenario(seed, draw_stalls(seed, base), echo=echo)
+    except SimulationFailure as failure:
+        raise SimulationFailure(failure.seed, failure.text, failure.tail, "--stalls") from failure
 
 
 def run_scenario(seed: int, scenario: Scenario, *, echo: Callable[[str], None] | None = None) -> Outcome:

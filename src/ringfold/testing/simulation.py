@@ -43,6 +43,7 @@ def quick_settings(**changes: object) -> MasterSettings:
         "attach_ms": 2_500,
         "seal_ms": 3_000,
         "edge_stall_ms": 400,
+        "resume_wait_ms": 300,
     }
     return MasterSettings(**(values | changes))  # type: ignore[arg-type]
 
@@ -69,6 +70,8 @@ class Setup:
     """How long half a write takes."""
     paths: int = 1
     """Addresses of every peer, each with conditions of its own."""
+    op_timeout_ms: int = 300_000
+    """Of calls that ask for no timeout of their own."""
     planted: str = ""
     """A bug for the engine, by name. See `planted.py`."""
     first_sequence: int = 0
@@ -130,6 +133,8 @@ class Simulation:
         self.at_next_admission: list[Callable[[list[str]], None]] = []
         """What to do when members are next told of newcomers, given their names."""
         self._program: ProgramOf | None = None
+        self.given_names: dict[str, str] = {}
+        """The names that processes give themselves, by host: one that is started again is known by it."""
 
     def _first_master(self) -> None:
         setup = self.setup
@@ -180,11 +185,15 @@ class Simulation:
         self.originals += started
         return Cluster(self, started)
 
-    def join(self, program: ProgramOf | None = None, *, group: int = 0, at_ms: float | None = None) -> SimPeer:
-        """Start one more peer."""
+    def join(
+        self, program: ProgramOf | None = None, *, group: int = 0, at_ms: float | None = None, name: str = ""
+    ) -> SimPeer:
+        """Start one more peer, by a name that it had before or by a new one."""
         chosen = program or self._program
         assert chosen is not None, "say which program the peer runs"
-        peer = self.setup.peer(self, f"peer-{len(self.peers) + 1}", group, chosen)
+        host = f"peer-{len(self.peers) + 1}"
+        self.given_names[host] = name or host
+        peer = self.setup.peer(self, host, group, chosen)
         self.peers.append(peer)
         self.by_name[peer.name] = peer
         self.busy += 1

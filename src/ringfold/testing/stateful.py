@@ -64,6 +64,8 @@ class Looping:
     """The share of processes that begin with a state of another history."""
     rejoin: bool = False
     """Whether an evicted peer joins again in the loop. The arrays of an op then have the same size in all steps."""
+    sigterm: Literal["", "one", "all"] = ""
+    """Who gets SIGTERM, sometime."""
     skips: float = 0.0
     """How often a peer leaves a step out, as a `continue` in the wrong place does. One side of that is cast out."""
     silent: float = 0.0
@@ -171,6 +173,7 @@ def looping(work: Looping) -> ProgramOf:
         model = Model(work.size)
         model.begin(me, disk, draw, work.foreign, work.until - 1)
         rollback = work.rollback or disk.is_lost
+        run.sigterm_at_ms = _sigterm_at_ms(work, me)
         try:
             for step in run.steps(
                 model.state,
@@ -198,6 +201,9 @@ def looping(work: Looping) -> ProgramOf:
             _restart(me, disk)
         except TooFewPeers:
             _restart(me, disk)
+        except SystemExit:
+            if run.sigterm_at_ms is None:
+                raise
         except CallMismatch:
             if not work.skips:
                 raise
@@ -234,6 +240,13 @@ def _reduce(
     # What nobody waits for is over when the step is.
     if work.overlap != "none":
         step.all_reduce_async(np.ones(3, np.int64), tag=len(calls))
+
+
+def _sigterm_at_ms(work: Looping, me: Self) -> float | None:
+    draw = Random(f"{work.seed} sigterm")
+    who, at_ms = draw.randint(1, 4), draw.uniform(20, draw.choice((100, 500)))
+    mine = Random(f"{work.seed}/{me.peer} sigterm").uniform(0, 30)
+    return at_ms + mine if work.sigterm == "all" or (work.sigterm == "one" and me.peer == who) else None
 
 
 def _restart(me: Self, disk: Disk) -> None:

@@ -12,6 +12,8 @@ Checked at once:
   brings exactly that sync's content when no participant is left, or, if all agree to a rollback and nobody else could
   win, anybody. Never a torn state. The highest revision wins, then the most popular content, then the longest member.
   Who is to give the state has exactly that content;
+- where no participant is left, the run goes on from a checkpoint only if that was reached in the group's present
+  history (`_chain`, from the contents of finished syncs: lineages are under test), and no newer one was listed;
 - revisions of a group never go back without a rollback (when the last members leave, of their own accord and with the
   state, the group's history has come to its end, and a new one begins);
 - who succeeds in a sync holds the winner's content and revision, bit by bit;
@@ -28,7 +30,7 @@ import numpy as np
 
 from ringfold.state.manifest import Snapshot
 from ringfold.testing.checks import Violation
-from ringfold.wire.messages import Offer, PeerId, SyncDone, SyncPlan
+from ringfold.wire.messages import Branch, Offer, PeerId, SyncDone, SyncPlan
 
 Content = bytes
 Bits = tuple[Content, bytes]
@@ -69,13 +71,18 @@ class _Sync:
     voters: dict[PeerId, _Offered] = field(default_factory=dict)
     holders: list[PeerId] = field(default_factory=list)
     content: Content = b""
+    goes_back: bool = False
+
+
+Point = tuple[int, Content]
+"""A revision with its content."""
 
 
 class SyncHistory:
     """Everything the checkers need to know about the shared states of one run."""
 
     def __init__(self) -> None:
-        self.begun = self.finished = self.failed_calls = self.rollbacks = self.fetched = 0
+        self.begun = self.finished = self.failed_calls = self.rollbacks = self.resumes = self.fetched = 0
         self.errors: dict[str, int] = {}
         self._calls: dict[tuple[PeerId, int], _Offered] = {}
         self._syncs: dict[int, _Sync] = {}
@@ -89,8 +96,21 @@ class SyncHistory:
         self._members: dict[int, set[PeerId]] = {}
         self._left: dict[int, tuple[int, set[PeerId]]] = {}
         self._steps: dict[tuple[int, int], tuple[PeerId, Content]] = {}
+        self._chain: dict[int, tuple[Point, ...]] = {}
+        """What the group's syncs have finished, without what was abandoned."""
+        self._chains: dict[tuple[int, Point], tuple[Point, ...]] = {}
+        """The same as it was when each point was finished."""
+        self._saved: dict[Branch, Content] = {}
 
     # What peers do
+
+    def saved(self, branch: Branch, content: Content) -> None:
+        """A peer has saved a checkpoint."""
+        self._saved[branch] = content
+
+    def is_reached(self, group: int, branch: Branch) -> bool:
+        """Whether this checkpoint is of the group's present history."""
+        return branch in self._saved and (branch.revision, self._saved[branch]) in self._chain.get(group, ())
 
     def offered(self, peer: PeerId, group: int, ballot: int, offer: Offer, snapshot: Snapshot) -> None:
         """A program calls for a sync."""
@@ -203,6 +223,7 @@ class SyncHistory:
         if finished is None or finished.sync != sync.number:
             self.finished += 1
             finished = _Finished(sync.number, sync.revision, sync.content)
+            self._extend(sync)
         self._last[sync.group] = replace(finished, participants=finished.participants | {peer})
 
     def recorded(self, group: int, members: list[PeerId]) -> None:
@@ -221,10 +242,20 @@ class SyncHistory:
             if not members and last is not None and last.participants & self._left[group][1]:
                 del self._last[group]
 
+    def _extend(self, sync: _Sync) -> None:
+        point, before = (sync.revision, sync.content), self._chain.get(sync.group, ())
+        if sync.goes_back or sync.last is None:
+            chain = self._chains.get((sync.group, point), (point,))
+        else:
+            chain = before if point in before else (*before, point)
+        self._chain[sync.group] = self._chains[sync.group, point] = chain
+
     # Who may win
 
     def _judge(self, sync: _Sync) -> None:
-        candidates, is_rollback = _candidates(sync)
+        chain = self._chain.get(sync.group, ())
+        candidates, is_rollback = _candidates(sync, chain)
+        sync.goes_back = is_rollback
         if not candidates:
             raise Violation(f"sync {sync.number}: nobody's state may win, and the master planned {sync.holders}'s")
         last = sync.last
@@ -232,6 +263,9 @@ class SyncHistory:
             went_back = f"revision {sync.revision} wins after {last.revision}, without a rollback"
             raise Violation(f"sync {sync.number}: {went_back}")
         self.rollbacks += is_rollback
+        if is_rollback and any(_is_reached(call, chain) for call in candidates):
+            self.resumes += 1
+            self._check_listed(sync)
         newest = max(call.offer.revision for call in candidates)
         if sync.revision != newest:
             raise Violation(f"sync {sync.number}: revision {sync.revision} wins over the valid revision {newest}")
@@ -246,8 +280,16 @@ class SyncHistory:
                 torn = ", and is torn" if call.is_torn else ""
                 raise Violation(f"sync {sync.number}: peer {peer} is to give its state, which did not win{torn}")
 
+    def _check_listed(self, sync: _Sync) -> None:
+        """A run that resumes does so from the newest checkpoint that anybody could have loaded."""
+        for call in sync.voters.values():
+            for branch in call.offer.checkpoints:
+                if branch.revision > sync.revision and self.is_reached(sync.group, branch):
+                    newer = f"peer {call.peer} could have loaded revision {branch.revision} of its history"
+                    raise Violation(f"sync {sync.number}: the run resumes from revision {sync.revision}, and {newer}")
 
-def _candidates(sync: _Sync) -> tuple[list[_Offered], bool]:
+
+def _candidates(sync: _Sync, chain: tuple[Point, ...]) -> tuple[list[_Offered], bool]:
     """Who may win among those who were planned, and whether that is a rollback."""
     whole = [call for call in sync.voters.values() if not call.is_torn]
     voting = [call for call in whole if call.offer.strategy != "receive-only"]
@@ -258,9 +300,16 @@ def _candidates(sync: _Sync) -> tuple[list[_Offered], bool]:
         found = [call for call in voting if call.peer in last.participants and _is_valid(call, last)]
     else:
         found = [call for call in voting if _is_exact(call, last)]
+        resumed = [call for call in voting if _is_reached(call, chain)]
+        if not found and resumed:
+            return resumed, True
     if not found and all(call.offer.rollback for call in sync.voters.values()):
         return voting, True
     return found, False
+
+
+def _is_reached(call: _Offered, chain: tuple[Point, ...]) -> bool:
+    return call.offer.is_loaded and (call.offer.revision, call.bits[0]) in chain
 
 
 def _is_exact(call: _Offered, last: _Finished) -> bool:

@@ -35,6 +35,7 @@ from ringfold.testing.program import (
     UpdateTopology,
     Wait,
 )
+from ringfold.testing.stalling import Stalls, pause
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +68,8 @@ class Training:
     """Peers with higher ids join a run that trains already,"""
     wrong: float = 0.0
     """and this share of them makes calls that nobody else makes."""
+    stalls: Stalls | None = None
+    """What steps begin with: somebody hangs, or all are slow."""
     optimise_every: int = 0
     """Before every so many steps the links are measured and the ring is chosen anew; 0: never."""
     silent: float = 0.0
@@ -100,6 +103,8 @@ def training(work: Training) -> ProgramOf:
                     yield from _insist(AllReduce(np.ones(work.largest + 1), place=(step, -1)))
                 if work.optimise_every and step % work.optimise_every == 0:
                     yield from _optimise()
+                if work.stalls is not None:
+                    yield from pause(work.stalls, me, step)
                 weights += yield from _step(work, me, step)
                 step += 1
                 me.digest = f"{step}:{weights}"
@@ -109,7 +114,7 @@ def training(work: Training) -> ProgramOf:
             except TooFewPeers:
                 continue
             except CallMismatch:
-                if is_wrong or not any(peer <= work.founders for peer in me.members):
+                if is_wrong or (work.wrong and not any(peer <= work.founders for peer in me.members)):
                     return  # among newcomers alone it is the most that are right
                 raise
         yield Leave()

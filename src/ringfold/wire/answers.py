@@ -8,6 +8,7 @@ voters that lack it. An answer that concerns one peer alone (its time was over) 
 from msgspec import Struct, field
 
 from ringfold.wire.base import Message, PeerId, ReasonKind
+from ringfold.wire.lineage import Branch
 from ringfold.wire.status import World
 
 
@@ -20,6 +21,8 @@ class Reason(Struct, frozen=True):
     waited_ms: int = 0
     numbers: list[int] = []
     """What the error's other attributes are made of: revisions, mostly."""
+    checkpoint: Branch | None = None
+    """Of a state that is lost: the checkpoint to go on from. Whoever has it loads it, and all sync again."""
 
 
 class SyncVoters(Struct, frozen=True):

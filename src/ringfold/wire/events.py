@@ -5,7 +5,7 @@ from typing import Literal
 from msgspec import Struct, structs
 
 from ringfold.errors import StateDiverged
-from ringfold.wire.messages import Divergence, Epoch, GroupId, PeerId
+from ringfold.wire.messages import Divergence, Epoch, GroupId, PeerId, Rollback
 from ringfold.wire.probing import RoundSummary
 
 Level = Literal["debug", "info", "warning", "error"]
@@ -88,6 +88,27 @@ class PeerGone(Notice, frozen=True, tag="peer_gone"):
 
     def __str__(self) -> str:
         return f"peer {self.peer} ({self.name}) {self.how}: {self.reason}"
+
+
+class PeersStalled(Notice, frozen=True, tag="peers_stalled"):
+    """Members kept others waiting for too long, and are evicted. `limit` is the setting that says so."""
+
+    group: GroupId
+    peers: list[PeerId]
+    names: list[str]
+    waiting: list[PeerId]
+    what: str
+    waited_ms: int
+    limit: str
+
+    @property
+    def level(self) -> Level:
+        return "warning"
+
+    def __str__(self) -> str:
+        late = ", ".join(f"peer {peer} ({name})" for peer, name in zip(self.peers, self.names, strict=True))
+        waited = f"{len(self.waiting)} waited {self.waited_ms / 1000:.1f} s in {self.what} for {late}"
+        return f"group {self.group}: {waited}, and go on without ({self.limit})"
 
 
 class MasterLost(Notice, frozen=True, tag="master_lost"):
@@ -217,18 +238,45 @@ class SyncEnded(Notice, frozen=True, tag="sync_ended"):
 
 
 class StateRolledBack(Notice, frozen=True, tag="state_rolled_back"):
-    """Every member agreed to go on from another revision than the last one, which is lost."""
+    """The last revision is lost, and the run goes on from an older one. Master and peers log it."""
 
     group: GroupId
-    revision: int
-    lost: int
+    rollback: Rollback
 
     @property
     def level(self) -> Level:
         return "warning"
 
     def __str__(self) -> str:
-        return f"group {self.group}: rolled back to revision {self.revision}, as agreed: revision {self.lost} is lost"
+        back, steps = self.rollback, max(0, self.rollback.lost - self.rollback.revision)
+        if back.is_agreed:
+            on = f"revision {back.revision} of peer {back.source}, as all agreed"
+        else:
+            on = f"revision {back.revision} of peer {back.source}'s checkpoint"
+        return (
+            f"group {self.group}: revision {back.lost} is lost with all peers that had it: the run goes on from {on}; "
+            f"{steps} {'step is' if steps == 1 else 'steps are'} lost"
+        )
+
+
+class ResumeDelayed(Notice, frozen=True, tag="resume_delayed"):
+    """Nobody is here who has the last revision; before the run goes on from a checkpoint, these are waited for."""
+
+    group: GroupId
+    revision: int
+    names: list[str]
+    left_ms: int
+
+    @property
+    def level(self) -> Level:
+        return "warning"
+
+    def __str__(self) -> str:
+        return (
+            f"group {self.group}: revision {self.revision} is lost with all peers that had it. Before the run goes on "
+            f"from a checkpoint it waits for {', '.join(map(repr, self.names))}, who may have a newer one: for another "
+            f"{self.left_ms / 1_000:.0f} s (resume_wait_s)"
+        )
 
 
 class PeerDiverged(Notice, frozen=True, tag="peer_diverged"):

@@ -2,9 +2,9 @@
 
 A connection to a master, or to a peer's data port, begins with the acceptor's `Challenge`. The other side answers with
 what it is: `Hello` (a peer joins), `Resume` (a peer comes back, after a master was lost), `NodeHello` (a process only
-probes), `StatusRequest` (somebody looks), `ProbeCommand` (somebody steers the probing), `LaneHello` (a neighbour brings
-a lane) or `VisitHello` (a member wants shared state, or measures the link). All of them prove a secret over the
-challenge's nonce and never send it.
+probes), `StatusRequest` (somebody looks), `EvictRequest` (somebody wants a peer out), `ProbeCommand` (somebody steers
+the probing), `LaneHello` (a neighbour brings a lane) or `VisitHello` (a member wants shared state, or measures the
+link). All of them prove a secret over the challenge's nonce and never send it.
 
 Peer ids are given by the master and only grow, so a lower id is a longer member. An epoch number belongs to a group.
 """
@@ -34,6 +34,9 @@ from ringfold.wire.base import SyncStrategy as SyncStrategy
 from ringfold.wire.base import Tag as Tag
 from ringfold.wire.base import VoteKind as VoteKind
 from ringfold.wire.base import is_before as is_before
+from ringfold.wire.lineage import Branch as Branch
+from ringfold.wire.lineage import Lineage as Lineage
+from ringfold.wire.lineage import Rollback as Rollback
 from ringfold.wire.probing import (
     NodeHello,
     NodeWelcome,
@@ -47,6 +50,10 @@ from ringfold.wire.probing import (
     RoundReport,
     RoundStart,
 )
+from ringfold.wire.progress import Busy as Busy
+from ringfold.wire.progress import CallGoesOn as CallGoesOn
+from ringfold.wire.progress import EvictRequest as EvictRequest
+from ringfold.wire.progress import EvictResponse as EvictResponse
 from ringfold.wire.returning import Resume as Resume
 from ringfold.wire.returning import Resumed as Resumed
 from ringfold.wire.returning import Returned as Returned
@@ -216,6 +223,9 @@ class Offer(Struct, frozen=True):
     A `torn` state is partly written and never votes. `stepped`: every revision since the last sync was counted by the
     peer's step loop, so that the revision may have gone up by more than one. `rollback`: this peer agrees that the run
     goes on from an older revision than the last one.
+
+    `lineage` is the history that the state belongs to, as far as the peer knows one. `is_loaded`: it is a checkpoint,
+    and unchanged. `checkpoints` are those that the peer could load instead.
     """
 
     revision: int
@@ -225,6 +235,9 @@ class Offer(Struct, frozen=True):
     torn: bool = False
     stepped: bool = False
     rollback: bool = False
+    lineage: Lineage | None = None
+    is_loaded: bool = False
+    checkpoints: list[Branch] = field(default_factory=list)
 
 
 # Peer -> master
@@ -245,10 +258,14 @@ class Vote(Message, frozen=True, tag="vote"):
 
 
 class VoteWithdrawn(Message, frozen=True, tag="vote_withdrawn"):
-    """The peer's call ran out of time (`waited_ms`); the master answers `CallFailed` that names the missing."""
+    """The peer's call ran out of time (`waited_ms`); the master answers `CallFailed` that names the missing.
+
+    Unless it is `final` (the caller asked for this timeout, or gave the call up), the master rather evicts those who
+    keep it waiting, and answers `CallGoesOn`."""
 
     ballot: int
     waited_ms: int
+    final: bool = True
 
 
 class Sealed(Message, frozen=True, tag="sealed"):
@@ -299,12 +316,15 @@ class OpMismatch(Message, frozen=True, tag="op_mismatch"):
 
 
 class OpTimeout(Message, frozen=True, tag="op_timeout"):
-    """An op made no end within its deadline here."""
+    """An op made no end within its deadline here.
+
+    Unless it is `final` (the caller asked for this timeout), the master rather evicts those who are absent from it."""
 
     epoch: Epoch
     op: OpRef
     waited_ms: int
     descriptor: bytes = b""
+    final: bool = True
 
 
 class OpCancelled(Message, frozen=True, tag="op_cancelled"):
@@ -431,13 +451,31 @@ class SyncGoesOn(Message, frozen=True, tag="sync_goes_on"):
     ballot: int
 
 
+class ResumeWaits(Message, frozen=True, tag="resume_waits"):
+    """The sync of this ballot waits for the participants of the last one, by name: they may have newer checkpoints.
+
+    It is decided without them when `left_ms` have passed.
+    """
+
+    ballot: int
+    revision: int
+    names: list[str]
+    left_ms: int
+
+
 class SyncDone(Message, frozen=True, tag="sync_done"):
-    """Everybody who takes part in the sync has the winning state now. `diverged` are those who should have had it."""
+    """Everybody who takes part in the sync has the winning state now. `diverged` are those who should have had it.
+
+    `lineage` is the history that the state is part of from now on. `rollback` says from where the run goes on, if not
+    from its last revision.
+    """
 
     ballot: int
     sync: int
     revision: int
     diverged: list[Divergence] = field(default_factory=list)
+    lineage: Lineage | None = None
+    rollback: Rollback | None = None
 
 
 class Measure(Message, frozen=True, tag="measure"):
@@ -454,12 +492,14 @@ class Evicted(Message, frozen=True, tag="evicted"):
     """The run goes on without this peer; it may join again.
 
     With `for_call` its program is at fault, which called something else than the others: it may join after a pause.
+    With `on_request` somebody wanted it out: it does not come back by itself.
     `proof` shows in a handshake, where nothing else does, that the one who says so knows the token.
     """
 
     reason: str
     proof: bytes = b""
     for_call: bool = False
+    on_request: bool = False
 
 
 class Left(Message, frozen=True, tag="left"):
@@ -471,6 +511,8 @@ ToMaster = (
     | Resume
     | Returned
     | StatusRequest
+    | EvictRequest
+    | Busy
     | Vote
     | VoteWithdrawn
     | Sealed
@@ -500,13 +542,16 @@ FromMaster = (
     | Installed
     | CallDone
     | CallFailed
+    | CallGoesOn
     | SyncPlan
     | SyncGoesOn
+    | ResumeWaits
     | SyncDone
     | Measure
     | Evicted
     | Left
     | Status
+    | EvictResponse
     | NodeWelcome
     | ProbeAnswer
     | ProbeGraph

@@ -84,12 +84,17 @@ class LinkStatus(Struct, frozen=True):
 
 
 class Waiting(Struct, frozen=True):
-    """What is waited for, by whom, for whom, and since when."""
+    """What is waited for, by whom, for whom, and since when.
+
+    `evict_in_ms`: when those who are missing will be evicted; `eviction` says the same in words, or why they are not.
+    """
 
     what: str
     waiting: list[PeerId]
     missing: list[PeerId]
     since_ms: int
+    eviction: str = ""
+    evict_in_ms: int | None = None
 
 
 class Status(Message, frozen=True, tag="status"):

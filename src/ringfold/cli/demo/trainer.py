@@ -30,14 +30,8 @@ def live(line: Line, name: str, where: str, seed: int, steps: int) -> None:
     text, model = Text(), Model(seed)
     line.send({"what": "ready"})
     line.receive()
-    while True:
-        try:
-            with rf.join(where, name=name) as run:
-                train(run, line, text, model, seed, steps)
-            break
-        except rf.Evicted as error:
-            # The others went on without us. Joining anew brings their weights and their step.
-            line.send({"what": "evicted", "reason": error.reason})
+    with rf.join(where, name=name) as run:
+        train(run, line, text, model, seed, steps)
     line.send(
         {
             "what": "finished",
@@ -52,11 +46,17 @@ def train(run: rf.Communicator, line: Line, text: Text, model: Model, seed: int,
     """The training loop. Peers die, freeze and come, and nothing here has to deal with it."""
     line.send({"what": "joined"})
     state = rf.SharedState(weights=model.weights, momentum=model.momentum)
+    me = run.peer_id
     for step in run.steps(state, until=steps, min_world=2):
         loss, grads = model.gradients(text.batch(seed, step.number, run.rank))
         begun_in = run.epoch
         line.send({"what": "entering", "step": step.number})
         info = step.all_reduce(grads, op="avg")
+        if run.peer_id != me:
+            # The others went on without us, and the loop has joined again: with their weights, at their step.
+            line.send({"what": "evicted", "reason": f"it was peer {me}, and is peer {run.peer_id} now"})
+            line.send({"what": "joined"})
+            me = run.peer_id
         line.send(
             {
                 "what": "left",

@@ -149,7 +149,7 @@ def train(run: rf.Communicator, line: Line, load: Load, book: Book) -> None:
     book.begin()
     stop = np.zeros(1, np.int64)
     last_ns, has_synced, received = 0, False, 0
-    for step in run.steps(load.state, min_world=2, wait_s=60, check_every=1):
+    for step in run.steps(load.state, min_world=2, wait_s=60, check_every=1, rejoin=False):
         if not step.sync.checked:
             raise Broken(f"step {step.number} began without a sync")
         if has_synced and step.sync.rx_bytes:

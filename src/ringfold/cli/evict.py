@@ -1,0 +1,35 @@
+"""`ringfold evict`: have a peer evicted; the run goes on without it."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def evict(
+    peer: Annotated[str, typer.Argument(help="Its number, or its name, as `ringfold status` shows them.")],
+    address: Annotated[str | None, typer.Argument(help="The master's address.", show_default=False)] = None,
+    reason: Annotated[str, typer.Option(help="What the peer's own error says, and the log.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    token_file: Annotated[Path | None, typer.Option(help="File with the join token of the run.")] = None,
+    config: Annotated[Path | None, typer.Option(help="Settings file (TOML).")] = None,
+) -> None:
+    """Evict a peer: the others go on without it, and lose nothing. It may join again.
+
+    For a peer that lives and does not work. Without an address it asks the master of the settings (`master`, by default
+    on this machine). Exit status 1 if nobody was evicted: there is no such peer, or it is the last of its group.
+    """
+    from ringfold import config as settings
+    from ringfold.cli.output import console, print_json
+    from ringfold.errors import RingfoldError
+    from ringfold.runtime import ask, resolve
+
+    resolved = settings.load({"master": address, "token_file": token_file, "config": config})
+    with ask.reach(resolved.listed("master"), resolved.token()) as connection:
+        response = connection.evict(peer, reason, f"{resolve.user_name()} on {resolve.host_name()}")
+    if as_json:
+        print_json(response)
+        raise typer.Exit(0 if response.done else 1)
+    if not response.done:
+        raise RingfoldError(response.text)
+    console.print(response.text, markup=False, soft_wrap=True)

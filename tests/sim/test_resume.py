@@ -1,0 +1,31 @@
+"""Stories in which everybody is killed: the run goes on from its own history, and planted bugs are found."""
+
+from collections import Counter
+
+import pytest
+
+from ringfold.testing.resuming import run_resume
+from ringfold.testing.resuming_planted import RESUME_BUGS, find_in_resumes
+
+SEEDS = 60
+FOUND_BY = {"mixes_lineages": 29}
+"""The first seeds that find planted bugs. `python -m ringfold.testing --resume --from 1 --planted` finds them."""
+MOST_SEEDS = 60
+"""From that seed on: what else changes in the simulation may make another one the first."""
+
+
+def test_stories_of_resumes_keep_every_promise_and_tell_all_kinds() -> None:
+    counts: Counter[str] = Counter()
+    for seed in range(1, SEEDS + 1):
+        counts.update(run_resume(seed).syncs)
+    assert counts["resumes"] > SEEDS
+    assert counts["rollbacks"] > counts["resumes"], "some agreed to begin again"
+    assert counts["lost"]
+
+
+@pytest.mark.parametrize("name", RESUME_BUGS)
+def test_a_planted_bug_of_resumes_is_found(name: str) -> None:
+    failure = find_in_resumes(name, first=FOUND_BY.get(name, 1), most=MOST_SEEDS)
+    assert failure is not None, f"{RESUME_BUGS[name].text}: not found within {MOST_SEEDS} seeds"
+    assert f"--resume --seed {failure.seed}" in str(failure)
+    run_resume(failure.seed)  # it is the bug that was found: without it the same seed keeps every promise
