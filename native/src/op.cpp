@@ -445,7 +445,10 @@ Payload Op::own_payload() const {
 bool Op::payloads_fit() const {
   if (payloads.size() != plan_.size) return false;
   for (std::uint32_t rank = 0; rank < plan_.size; ++rank) {
-    if (!payloads[rank].is_there() && reduces()) continue;
+    if (!payloads[rank].is_there()) {
+      if (!reduces()) return false;
+      continue;
+    }
     const bool silent = spec.kind == OpKind::broadcast && rank != spec.root;
     if (payloads[rank].size() != (silent ? 0 : bytes)) return false;
   }
