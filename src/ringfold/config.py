@@ -24,6 +24,8 @@ from ringfold.errors import ConfigError
 MASTER_PORT = 48148
 DATA_PORT = 48149
 TELEMETRY_PORT = 48147
+DEFAULT_RUN = "default"
+"""The run of whoever names none."""
 
 Kind = Literal["text", "integer", "number", "switch", "file", "list"]
 Value = str | int | float | bool | Path | tuple[str, ...] | None
@@ -136,6 +138,12 @@ _SETTINGS = (
                  "wants `token_file`, with 16 bytes or more, or `insecure`."),
     Setting(name="master", kind="list", default=(f"127.0.0.1:{MASTER_PORT}",),
             help="Where peers, `status` and `doctor` find the master; the first address that answers is used."),
+    Setting(name="run", kind="text", default=DEFAULT_RUN,
+            help="The run to join or to look at, by its name (letters, digits, `.`, `_` and `-`, at most 64). A master "
+                 "serves several runs."),
+    Setting(name="max_runs", kind="integer", default=256, low=1, high=65_536,
+            help="How many runs a master serves, those among them that have ended and are not forgotten. "
+                 "Set at the master."),
     Setting(name="token_file", kind="file", default=None,
             help="File with the join token of the run. The token is proven, never sent, and never shown."),
     Setting(name="insecure", kind="switch", default=False,
@@ -513,6 +521,13 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.split("%")[0]).is_loopback
     except ValueError:
         return host.lower() == "localhost"
+
+
+def check_run_name(name: str) -> str:
+    """The name of a run as it was given; empty means the default one. ConfigError if no run can have this name."""
+    if not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", name or DEFAULT_RUN):
+        raise ConfigError(f"{name!r} is no name of a run: use 1 to 64 letters, digits, dots, underscores and hyphens")
+    return name or DEFAULT_RUN
 
 
 def state_directory() -> Path:

@@ -28,6 +28,7 @@ from msgspec import Struct, field
 
 from ringfold.errors import RemoteProtocolError, StoreError
 from ringfold.master.events import Ns
+from ringfold.master.life import Life
 from ringfold.master.liveness import MS
 from ringfold.master.run import Admission, Away, Change, Run
 from ringfold.master.verdicts import Cause
@@ -66,6 +67,8 @@ class GroupEntry(Struct, frozen=True):
     record: Record | None
     finished: FinishedEntry | None
     incumbents: list[PeerId] = field(default_factory=list)
+    orphaned_sync: int = 0
+    """The finished sync's number, if its state was lost with the last member of the run."""
 
 
 class AdmissionEntry(Struct, frozen=True):
@@ -90,6 +93,7 @@ class Journal(Struct, frozen=True):
     rounds: int = 0
     probing: bool | None = None
     is_closed: bool = False
+    life: Life = Life()
     format: int = FORMAT
 
     @property
@@ -150,7 +154,7 @@ def mark(run: Run) -> Mark:
         for group in run.groups.values()
     ]
     counters = run.registrations, run.epochs, run.syncs, run.tests, run.rounds, run.evictions
-    return *counters, run.probing, *groups
+    return *counters, run.probing, run.life, *groups
 
 
 def journal_of(run: Run, fence: int, secret: bytes, leader: str) -> Journal:
@@ -163,13 +167,14 @@ def journal_of(run: Run, fence: int, secret: bytes, leader: str) -> Journal:
             outcome = group.finished_ballots, last.roots, group.finished_failures, group.finished_diverged
             finished = FinishedEntry(group.finished_sync, last.revision, *outcome)
         record, incumbents = group.record if group.ring else None, sorted(group.incumbents)
-        groups.append(GroupEntry(group.id, group.epoch, record, finished, incumbents))
+        groups.append(GroupEntry(group.id, group.epoch, record, finished, incumbents, group.orphaned_sync))
     going = run.admission
     # Before its first record nobody has been admitted: the votes are cast again, and the vote is decided anew.
     begun = going is not None and any(run.groups[group].epoch > going.epochs[group] for group in going.groups)
     admission = AdmissionEntry(dict(going.ballots), sorted(going.groups)) if going is not None and begun else None
     counters = run.registrations, run.epochs, run.syncs, run.tests
-    return Journal(fence, secret, *counters, groups, admission, leader, run.rounds, run.probing)
+    probing = run.rounds, run.probing
+    return Journal(fence, secret, *counters, groups, admission, leader, *probing, life=run.life)
 
 
 def closed(fence: int, leader: str) -> Journal:
@@ -182,10 +187,11 @@ def restore(run: Run, journal: Journal, now: Ns) -> None:
     run.registrations, run.epochs = journal.registrations, journal.epochs
     run.syncs, run.tests = journal.syncs, journal.tests
     run.rounds, run.probing = journal.rounds, journal.probing
+    run.life, run.revision = journal.life, journal.life.revision
     for entry in journal.groups:
         group = run.group(entry.group)
         group.epoch, last = entry.epoch, entry.finished
-        group.incumbents = set(entry.incumbents)
+        group.incumbents, group.orphaned_sync = set(entry.incumbents), entry.orphaned_sync
         if last is not None:
             group.finished_sync, group.finished_ballots = last.sync, last.ballots
             group.finished_failures, group.finished_diverged = last.failures, last.diverged
@@ -203,6 +209,7 @@ def restore(run: Run, journal: Journal, now: Ns) -> None:
     if journal.admission is not None:
         groups = set(journal.admission.groups)
         run.admission = Admission(now, dict(journal.admission.ballots), groups, dict.fromkeys(groups, -1))
+    run.is_inhabited = any(group.ring for group in run.groups.values())
     run.return_by = now + run.settings.return_ms * MS
 
 

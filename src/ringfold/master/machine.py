@@ -32,8 +32,9 @@ from typing import assert_never
 
 from msgspec import structs
 
+from ringfold.config import DEFAULT_RUN
 from ringfold.errors import RemoteProtocolError
-from ringfold.master import verdicts
+from ringfold.master import life, verdicts
 from ringfold.master.calls import Calls
 from ringfold.master.claims import OLDEST_VERSION, Claim, check_claim, check_facts
 from ringfold.master.disputes import Disputes
@@ -127,6 +128,8 @@ class Master:
         *,
         keeps_journal: bool = False,
         links: bytes = b"",
+        name: str = DEFAULT_RUN,
+        wall_s: Callable[[], int] = int,
     ) -> None:
         """With `journal` the run goes on from there, under its secret; `fence` must be higher than the journal's.
         `links` is what the last `KeepLinks` gave, if anything."""
@@ -139,7 +142,7 @@ class Master:
         self._token = token
         self._started_ns = started_ns
         self._clock = PatientClock(started_ns)
-        self._run = Run(settings)
+        self._run = Run(settings, name, wall_s)
         if journal is not None:
             restore(self._run, journal, started_ns)
             restore_links(self._run, links, started_ns)
@@ -178,12 +181,20 @@ class Master:
         self._returning.settle(now)
         self._calls.settle_withdrawn(now)
         self._disputes.settle(now)
-        while self._epochs.advance(now) or self._calls.settle(now):
+        while self._epochs.advance(now) or self._finish(now) or self._calls.settle(now):
             pass
         self._probing.settle(now)
         self._check_invariants()
         self._keeping.settle(out)
         return out
+
+    def _finish(self, now: Ns) -> bool:
+        """Notice the run's end, before anybody is admitted after it. False if nobody has to go for it."""
+        life.settle(self._run)
+        waiting = list(self._run.peers.values()) if (refusal := life.refusal(self._run)) else []
+        for peer in waiting:
+            self._epochs.evict(now, peer, refusal)
+        return bool(waiting)
 
     def journal(self) -> Journal:
         """All that a later master needs to go on from here."""
@@ -323,8 +334,8 @@ class Master:
 
     def _hello(self, now: Ns, connection: Connection, hello: Hello) -> None:
         checked(check_facts, hello)
-        refusal = self._disputes.bans.refusal(now, hello.name, hello.host)
-        if refusal is not None:
+        refusal = life.refusal(self._run) or self._disputes.bans.refusal(now, hello.name, hello.host)
+        if refusal:
             raise RemoteProtocolError(refusal)
         peer = self._run.register(now, connection, hello)
         proof = prove(self._token, "welcome", hello.nonce, connection.nonce)

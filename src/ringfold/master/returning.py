@@ -20,6 +20,7 @@ when all are back no answer of the old master, however late it wakes up, can add
 
 from msgspec import structs
 
+from ringfold.config import DEFAULT_RUN
 from ringfold.errors import RemoteProtocolError
 from ringfold.master.epochs import Epochs
 from ringfold.master.events import Ns
@@ -131,7 +132,7 @@ class Returning:
             if peer in self._run.peers and brought.ballot:
                 self._answer(self._run.peers[peer], brought)
         self._go_on_admitting()
-        if not self._back:
+        if not self._back and self._run.name == DEFAULT_RUN:
             self._begin_anew()
         for _, group in sorted(self._run.groups.items()):
             self._excuse(group)
@@ -141,7 +142,8 @@ class Returning:
 
     def _begin_anew(self) -> None:
         """Nobody came back: the run of the journal has come to its end, and whoever comes begins another one. Its
-        numbers go on, so that none comes twice; the state that its members had does not bind the next ones."""
+        numbers go on, so that none comes twice; the state that its members had does not bind the next ones. A run with
+        a name of its own stays bound by its state."""
         for group in self._run.groups.values():
             group.finished = None
 

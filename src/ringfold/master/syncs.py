@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from ringfold.errors import RemoteProtocolError
+from ringfold.master import life
 from ringfold.master.events import Ns
 from ringfold.master.run import Group, Peer, Run, Sync
 from ringfold.master.words import names
@@ -62,9 +63,12 @@ class Syncs:
         ballots = {peer.id: peer.ballot for peer in members if peer.ballot is not None}
         offers = {peer: ballot.offer for peer, ballot in ballots.items() if ballot.offer is not None}
         decision = self._elect(offers, group.finished)
+        if isinstance(decision, Failed) and self._begins_anew(group, offers, decision):
+            decision = self._elect(offers, None)
         if isinstance(decision, Failed):
-            self._run.fail_calls(decision.reasons, {peer: ballot.number for peer, ballot in ballots.items()})
-            self._tell_once(list(decision.reasons.values()))
+            reasons = life.with_advice(run, decision.reasons)
+            self._run.fail_calls(reasons, {peer: ballot.number for peer, ballot in ballots.items()})
+            self._tell_once(list(reasons.values()))
             return
         run.syncs += 1
         voters = SyncVoters(run.syncs, {peer: ballot.number for peer, ballot in ballots.items()})
@@ -84,6 +88,13 @@ class Syncs:
         group.sync = sync
         self._send_plans(group, sync)
         run.tell(SyncBegun(group.id, sync.number, decision.revision, sorted(sync.holders), sorted(fetching)))
+
+    def _begins_anew(self, group: Group, offers: Mapping[PeerId, Offer], decision: Failed) -> bool:
+        is_lost = any(reason.kind == "state_lost" for reason in decision.reasons.values())
+        if not is_lost or not life.begins_anew(self._run, group, offers):
+            return False
+        life.begin_anew(self._run, group)
+        return True
 
     def _elect(self, offers: Mapping[PeerId, Offer], last: Finished | None) -> Decision:
         return elect(offers, last)

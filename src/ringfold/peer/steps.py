@@ -186,15 +186,18 @@ class Loop:
         self._epoch: int | None = None  # of the ops since the last sync
         self._is_shaken = False  # whether that epoch has changed since
         self._is_member = False  # whether this peer has taken part in a sync
-        self._sigterm = Sigterm(settings.sigterm_grace_s or 0.0, run.leave)
+        self._sigterm = Sigterm(settings.sigterm_grace_s or 0.0, self._leave)
         self._committed = 0  # ops of this peer, when the step began
         self._is_cut_off = False  # whether this peer left in the middle of a step that the program ended all the same
 
     def steps(self) -> Iterator[Step]:
         if self._settings.sigterm_grace_s is not None:
             self._sigterm.install()
+        # Who leaves before the loop has come to its end has not finished the run.
+        self._ops.session.stopped = self._settings.until is not None
         try:
             yield from self._steps()
+            self._ops.session.stopped = False
             self._end_counting(is_over=True)
         except RingfoldError as error:
             if not self._is_stopped_by(error):
@@ -260,6 +263,10 @@ class Loop:
     def _is_stopped_by(self, error: RingfoldError) -> bool:
         """Whether an error of the loop's own calls means that SIGTERM has ended it. A state's own is raised."""
         return isinstance(error, _Stopped) or (self._sigterm.is_overdue and not isinstance(error, StateError))
+
+    def _leave(self) -> None:
+        self._ops.session.stopped = True
+        self._run.leave()
 
     def _stop(self, step: int | None = None) -> None:
         """Leave, so that nobody waits for this peer; save what is whole; then the signal takes its effect."""

@@ -185,7 +185,7 @@ class SimSession:
         self.machine: PeerMachine = peer.machine
         self.engine = SimEngine(line, peer)
         self.joined_with: Record | None = peer.joined_with
-        self._is_closed = False
+        self._is_closed = self.stopped = False
 
     @property
     def error(self) -> RingfoldError | None:
@@ -240,7 +240,7 @@ class SimSession:
         if not self._is_closed and self.line.is_mine:
             self._is_closed = True
             if not self.machine.ended:
-                self.line.ask(Leave())
+                self.line.ask(Leave(self.stopped))
 
 
 class SimEngine:

@@ -322,11 +322,11 @@ class SimPeer:
             self.sim.history.answered(self.peer, outcome.pending)
         return outcome.pending
 
-    def leave(self) -> bool:
+    def leave(self, stopped: bool = False) -> bool:
         """Ask to leave. True if the peer is out already."""
         if self.machine.ended:
             return True
-        self.later(0, lambda: self._react(CallLeave()))
+        self.later(0, lambda: self._react(CallLeave(stopped)))
         return False
 
     # Inside

@@ -187,9 +187,9 @@ class Runner:
                 self._begin_sync(request)
             case OfferState(offer, snapshot, min_world, timeout_ms):
                 self._awaited_ballot = peer.vote("sync", min_world, timeout_ms, offer, snapshot)
-            case Leave():
+            case Leave(stopped):
                 self._leaving = True
-                if peer.leave():
+                if peer.leave(stopped):
                     return False, None
             case Sleep(ms):
                 self._later(int(ms * MS), lambda: self._resume(None, None))

@@ -10,7 +10,8 @@ What is known: every offer with its content (from the peer), who was sent a plan
 Checked at once:
 - whose state wins was allowed to: a participant of the group's last finished sync whose revision is valid, or whoever
   brings exactly that sync's content when no participant is left, or, if all agree to a rollback and nobody else could
-  win, anybody. Never a torn state. The highest revision wins, then the most popular content, then the longest member.
+  win, anybody; or, after all members of the run were gone at once and its state with them, anybody among peers that all
+  begin afresh. Never a torn state. The highest revision wins, then the most popular content, then the longest member.
   Who is to give the state has exactly that content;
 - revisions of a group never go back without a rollback (when the last members leave, of their own accord and with the
   state, the group's history has come to its end, and a new one begins);
@@ -66,6 +67,8 @@ class _Sync:
     group: int
     revision: int
     last: _Finished | None
+    is_orphaned: bool = False
+    """Whether all members of the run have gone since the last one, and took nothing along."""
     voters: dict[PeerId, _Offered] = field(default_factory=dict)
     holders: list[PeerId] = field(default_factory=list)
     content: Content = b""
@@ -88,6 +91,7 @@ class SyncHistory:
         self._took_part: dict[PeerId, int] = {}
         self._members: dict[int, set[PeerId]] = {}
         self._left: dict[int, tuple[int, set[PeerId]]] = {}
+        self._orphaned: set[int] = set()
         self._steps: dict[tuple[int, int], tuple[PeerId, Content]] = {}
 
     # What peers do
@@ -187,7 +191,8 @@ class SyncHistory:
         sync = self._syncs.get(plan.sync)
         if sync is None:
             holders = [member.peer for member in plan.holders]
-            sync = _Sync(plan.sync, call.group, plan.revision, self._last.get(call.group), holders=holders)
+            last, is_orphaned = self._last.get(call.group), call.group in self._orphaned
+            sync = _Sync(plan.sync, call.group, plan.revision, last, is_orphaned, holders=holders)
             self._syncs[plan.sync] = sync
         sync.voters[peer] = call
 
@@ -203,6 +208,7 @@ class SyncHistory:
         if finished is None or finished.sync != sync.number:
             self.finished += 1
             finished = _Finished(sync.number, sync.revision, sync.content)
+        self._orphaned.discard(sync.group)
         self._last[sync.group] = replace(finished, participants=finished.participants | {peer})
 
     def recorded(self, group: int, members: list[PeerId]) -> None:
@@ -220,6 +226,8 @@ class SyncHistory:
             last = self._last.get(group)
             if not members and last is not None and last.participants & self._left[group][1]:
                 del self._last[group]
+        if not any(self._members.values()):
+            self._orphaned |= self._last.keys()
 
     # Who may win
 
@@ -258,6 +266,8 @@ def _candidates(sync: _Sync) -> tuple[list[_Offered], bool]:
         found = [call for call in voting if call.peer in last.participants and _is_valid(call, last)]
     else:
         found = [call for call in voting if _is_exact(call, last)]
+    if not found and sync.is_orphaned and all(call.offer.revision == 0 for call in sync.voters.values()):
+        return voting, True
     if not found and all(call.offer.rollback for call in sync.voters.values()):
         return voting, True
     return found, False

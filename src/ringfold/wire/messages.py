@@ -341,7 +341,12 @@ class Measured(Message, frozen=True, tag="measured"):
 
 
 class Leave(Message, frozen=True, tag="leave"):
-    """The peer wants to leave; it answers the seal that follows, and goes when it is told `Left`."""
+    """The peer wants to leave; it answers the seal that follows, and goes when it is told `Left`.
+
+    One that was `stopped` (a signal, an exception, a loop that did not reach its end) has not finished the run.
+    """
+
+    stopped: bool = False
 
 
 # Master -> peer
