@@ -137,6 +137,7 @@ _LAZY = {
 def join(
     address: str | Sequence[str] | None = None,
     *,
+    run: str | None = None,
     group: int = 0,
     token: str | bytes | None = None,
     token_file: str | Path | None = None,
@@ -150,7 +151,10 @@ def join(
     probe: bool | None = None,
     timings: "PeerTimings | None" = None,
 ) -> "Communicator":
-    """Join the run of the master at `address`, and return once this process is a member of its group.
+    """Join a run of the master at `address`, and return once this process is a member of its group.
+
+    `run` is the run's name, by default `default`. One master serves several runs, which have nothing to do with each
+    other. A run with a name of its own ends once: after its last member has left, nobody joins it any more.
 
     `address` is `host`, `host:port` or `[IPv6]:port`; several, separated by commas or in a list, are tried in turn,
     again and again until `timeout_s`. The first peers of a run are members at once; a later one waits until all members
@@ -169,6 +173,7 @@ def join(
 
     request = joining.JoinRequest(
         address=address,
+        run=run,
         group=group,
         token=token,
         token_file=token_file,

@@ -297,6 +297,10 @@ class Resolved:
         assert isinstance(value, tuple), name
         return value
 
+    def named_run(self) -> str:
+        """The run that somebody named; empty if nobody did."""
+        return "" if self.origins["run"] == "default" else check_run_name(self.text("run"))
+
     def token(self) -> bytes:
         """The join token; empty when no token file is set."""
         path = self.values["token_file"]

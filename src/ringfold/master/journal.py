@@ -14,7 +14,7 @@ it is another one than before, the whole step's effects wait for the journal to 
 although the journal says nothing of it: a peer believes it for good, so that a leader that is deposed must not say it,
 and a write is the only way to know.
 
-A *closed* journal is that of a run that was ended on purpose. Nothing but its fence outlives it.
+A *closed* journal is that of a run that was ended on purpose. Nothing but its fence, and how it ended, outlives it.
 
 What is known about links is kept apart from all this, and lazily (`Links`): nobody waits for it, and a run without it
 only measures again.
@@ -94,6 +94,8 @@ class Journal(Struct, frozen=True):
     probing: bool | None = None
     is_closed: bool = False
     life: Life = Life()
+    is_forgotten: bool = False
+    """Never written: the run is to be forgotten, and its key with it."""
     format: int = FORMAT
 
     @property
@@ -177,9 +179,14 @@ def journal_of(run: Run, fence: int, secret: bytes, leader: str) -> Journal:
     return Journal(fence, secret, *counters, groups, admission, leader, *probing, life=run.life)
 
 
-def closed(fence: int, leader: str) -> Journal:
+def closed(fence: int, leader: str, life: Life | None = None) -> Journal:
     """The journal of a run that was ended on purpose."""
-    return Journal(fence, b"", leader=leader, is_closed=True)
+    return Journal(fence, b"", leader=leader, is_closed=True, life=life or Life())
+
+
+def forgotten(fence: int) -> Journal:
+    """What is to be written of a run that is forgotten: nothing."""
+    return Journal(fence, b"", is_forgotten=True)
 
 
 def restore(run: Run, journal: Journal, now: Ns) -> None:

@@ -72,6 +72,13 @@ def is_orphaned(group: "Group") -> bool:
     return group.finished is not None and group.orphaned_sync == group.finished_sync
 
 
+def stopped(run: "Run") -> Life:
+    """The life of a run that its master ends: it stays finished if it was, and its state binds nobody."""
+    if run.life.end or not run.registrations:
+        return run.life
+    return structs.replace(run.life, end="abandoned", revision=run.revision, since_s=run.wall_s())
+
+
 def _end(run: "Run") -> None:
     lost = [group for group in run.groups.values() if group.finished is not None]
     for group in lost:

@@ -73,6 +73,8 @@ class Connection:
     nonce: bytes
     opened: Ns
     """When it was opened, or a watcher last asked."""
+    token: bytes = b""
+    """What its claims are proven with."""
     proven: bool = False
     peer: "Peer | None" = None
     node: NodeId = 0

@@ -42,6 +42,7 @@ class MasterSettings:
     """How long a new master waits for the members of the epochs that it finds in the journal."""
     max_proposals: int = 8
     max_unproven: int = 256
+    max_runs: int = 256
 
     def __post_init__(self) -> None:
         if self.evidence not in ("auto", "ring", "master"):
@@ -50,7 +51,7 @@ class MasterSettings:
         if not 0 < alive.heartbeat_ms < alive.suspect_after_ms < alive.evict_after_ms:
             raise ConfigError("need 0 < heartbeat_ms < suspect_after_ms < evict_after_ms")
         positive = ("segment_bytes", "lanes", "seal_ms", "attach_ms", "handshake_ms", "edge_stall_ms", "bad_edge_s")
-        for name in (*positive, "max_proposals", "max_unproven", "measure_ms", "return_ms"):
+        for name in (*positive, "max_proposals", "max_unproven", "max_runs", "measure_ms", "return_ms"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
         for name in ("small_bytes", "link_grace_ms", "meet_ms", "stale_s"):
@@ -83,6 +84,7 @@ def master_settings(resolved: Resolved) -> MasterSettings:
         segment_bytes=resolved.integer("segment_bytes"),
         lanes=resolved.integer("lanes"),
         stale_s=resolved.integer("stale_s"),
+        max_runs=resolved.integer("max_runs"),
         export=export,
         liveness=Liveness(
             heartbeat_ms=resolved.integer("heartbeat_ms"),

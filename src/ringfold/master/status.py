@@ -47,6 +47,7 @@ def render_status(run: Run, epochs: Epochs, now: Ns, fence: int, uptime_ms: int,
         links=_links(run, now),
         known_links=len(run.links),
         leader=leader,
+        run=run.name,
     )
 
 

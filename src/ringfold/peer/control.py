@@ -241,6 +241,7 @@ class Control:
             nonce=self._nonce,
             proof=prove(me.token, "hello", challenge.nonce, self._nonce),
             probes=me.probes,
+            run=me.run,
         )
         assert len(self._nonce) == NONCE_BYTES
         return [SendMessage(self.conn, hello), Resume(self.conn)], None
@@ -262,6 +263,7 @@ class Control:
             member_proof=prove(ticket.secret, "member", *nonces),
             probes=me.probes,
             paths=me.paths,
+            run=me.run,
         )
 
     def _resumed(self, now_ns: int, said: Resumed, ticket: Ticket) -> tuple[list[Effect], Resumed | None]:

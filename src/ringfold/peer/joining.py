@@ -22,6 +22,7 @@ from ringfold.runtime.clock import monotonic_ns
 from ringfold.runtime.congestion import congestion_missing
 from ringfold.runtime.machine import usable_cores
 from ringfold.wire.messages import MAX_PATHS
+from ringfold.wire.proof import run_token
 
 PORT_TRIES = 512
 PROBING_CORES = 8
@@ -36,6 +37,7 @@ class JoinRequest:
 
     address: str | Sequence[str] | None = None
     group: int = 0
+    run: str | None = None
     token: str | bytes | None = None
     token_file: str | Path | None = None
     name: str | None = None
@@ -54,6 +56,7 @@ def join(request: JoinRequest, at_end: Callable[[], None] | None = None) -> Comm
         {
             "master": listed(request.address),
             "token_file": request.token_file,
+            "run": request.run,
             "name": request.name,
             "advertise": listed(request.advertise),
             "data_port": request.port,
@@ -64,7 +67,8 @@ def join(request: JoinRequest, at_end: Callable[[], None] | None = None) -> Comm
     )
     if request.group < 0:
         raise ConfigError(f"a group is a number from 0 on, not {request.group}")
-    token = token_of(request, settings)
+    run = config.check_run_name(settings.text("run"))
+    token = run_token(token_of(request, settings), run)
     deadline_ns = monotonic_ns() + positive_ns(settings.number("join_timeout_s"))
     masters = _resolved(settings.listed("master"), deadline_ns)
     advertised = tuple(_literal(host) for host in settings.listed("advertise"))
@@ -86,6 +90,7 @@ def join(request: JoinRequest, at_end: Callable[[], None] | None = None) -> Comm
         addresses=advertised or local,
         port=port,
         token=token,
+        run=run,
         probes=prober is not None,
         paths=max(1, len(advertised)),
     )

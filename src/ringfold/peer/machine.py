@@ -362,7 +362,9 @@ class PeerMachine:
                 return self._lose_master(f"it refuses this peer ({reason})")
             case ProbeGraph() | RoundStart() | RoundEnd() | RoundClock() | ProbeHalt():
                 return [ProbeHeard(said)] if self.identity.probes else []
-            case messages.Challenge() | messages.Status() | NodeWelcome() | ProbeAnswer() | Welcome() | Resumed():
+            case messages.Challenge() | messages.Status() | messages.RunList() | NodeWelcome() | ProbeAnswer():
+                return self._lose_master(f"it said {type(said).__name__} out of turn")
+            case Welcome() | Resumed():
                 return self._lose_master(f"it said {type(said).__name__} out of turn")
             case _:
                 assert_never(said)

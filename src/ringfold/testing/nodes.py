@@ -11,6 +11,7 @@ import msgspec
 from ringfold.errors import RemoteProtocolError
 from ringfold.master.events import (
     Beat,
+    Broken,
     Close,
     Closed,
     DoneSeen,
@@ -282,8 +283,8 @@ class SimMaster:
             case KeepLinks(raw):
                 if self._store is not None:
                     self._store.links = raw
-            case Persist():
-                raise AssertionError("the outbox keeps these")
+            case Persist() | Broken():
+                raise AssertionError("the outbox keeps these, and what breaks a machine breaks a simulation")
             case StartMoonshot(group, question):
                 self.sim.scheduler.after(MS, self._search, group, question)
             case _:

@@ -184,6 +184,15 @@ class RunBegun(Notice, frozen=True, tag="run_begun"):
         )
 
 
+class RunForgotten(Notice, frozen=True, tag="run_forgotten"):
+    """Somebody had a run forgotten that had ended."""
+
+    run: str
+
+    def __str__(self) -> str:
+        return f"run {self.run} is forgotten: its name is free"
+
+
 class EpochSealing(Notice, frozen=True, tag="epoch_sealing"):
     group: GroupId
     epoch: Epoch
