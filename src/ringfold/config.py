@@ -529,8 +529,9 @@ def is_loopback(host: str) -> bool:
 
 def check_run_name(name: str) -> str:
     """The name of a run as it was given; empty means the default one. ConfigError if no run can have this name."""
-    if not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", name or DEFAULT_RUN):
-        raise ConfigError(f"{name!r} is no name of a run: use 1 to 64 letters, digits, dots, underscores and hyphens")
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name or DEFAULT_RUN):
+        rule = "up to 64 letters, digits, dots, underscores and hyphens, of which the first is a letter or a digit"
+        raise ConfigError(f"{name!r} is no name of a run: use {rule}")
     return name or DEFAULT_RUN
 
 

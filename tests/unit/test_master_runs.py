@@ -176,7 +176,7 @@ def test_without_a_token_nothing_is_derived() -> None:
 
 
 def test_a_name_that_no_run_can_have_is_refused() -> None:
-    assert "is no name of a run: use 1 to 64 letters" in refusal(Stage().join(1, "a/b"))
+    assert "is no name of a run: use up to 64 letters" in refusal(Stage().join(1, "a/b"))
 
 
 def test_there_are_so_many_runs_and_no_more() -> None:
@@ -326,7 +326,8 @@ def test_the_default_run_can_be_forgotten_too() -> None:
 def test_a_run_that_nobody_joined_is_forgotten_by_itself() -> None:
     stage = Stage(keeps_journal=True)
     stage.open(1)
-    resume = m.Resume(VERSION, 1, 0, 1, 0, "h", "n", ["10.0.0.1"], 9, NONCE, stage.proof(1, "resume", "x"), b"", run="x")
+    where, proof = (0, "h", "n", ["10.0.0.1"], 9), stage.proof(1, "resume", "x")
+    resume = m.Resume(VERSION, 1, 0, 1, *where, NONCE, proof, b"", run="x")
     assert isinstance(stage.say(1, resume)[0], m.Evicted)
     stage.wait(50)
     assert stage.runs.names == ["default"]

@@ -401,6 +401,6 @@ def test_a_log_of_rounds_that_fails_does_not_end_the_master(
     server = MasterServer(MasterSettings(export=tmp_path), ["127.0.0.1:0"])
     server._rounds = Log(ExportSettings(directory=tmp_path))
     summary = RoundSummary(RoundId(1, 1), "master", "", 0, 0, -1, [], [])
-    server._do(Tell(RoundDone(summary)))
+    server._do("default", Tell(RoundDone(summary)))
     server._rounds.close()
     assert "no line can carry" in caplog.text

@@ -111,6 +111,7 @@ class MasterServer:
         self._log_limit = LogRateLimiter()
         self._export = settings.export
         self._rounds: Log | None = None
+        self._other_rounds: dict[str, Log] = {}
         self._settings, self._token = settings, token
         alive, self._stepped_ns = settings.liveness, 0
         # Whom they have not heard since a heartbeat before it fell asleep, peers may leave this soon.
@@ -205,8 +206,10 @@ class MasterServer:
         for server in self._servers:
             await server.wait_closed()
         if self._rounds is not None:
-            self._rounds.close()
+            for log in (self._rounds, *self._other_rounds.values()):
+                log.close()
             self._rounds = None
+            self._other_rounds.clear()
 
     async def _tick(self) -> None:
         while True:
@@ -441,12 +444,21 @@ class MasterServer:
             whose = "" if run in ("", DEFAULT_RUN) else f"run {run}: "
             _log.log(_LEVELS[notice.level], "%s%s%s", whose, notice, more)
         try:
-            if self._rounds is not None and isinstance(notice, RoundDone):
-                self._rounds.round(notice.summary)
+            log = self._round_log(run) if isinstance(notice, RoundDone) else None
+            if log is not None and isinstance(notice, RoundDone):
+                log.round(notice.summary)
             if self._on_notice is not None:
                 self._on_notice(notice)
         except Exception:
             _log.exception("an observer failed at %r", notice)
+
+    def _round_log(self, run: str) -> Log | None:
+        """Where a run's rounds are written down: in a folder of its own, unless it is the default one."""
+        if self._rounds is None or self._export is None or run == DEFAULT_RUN:
+            return self._rounds
+        if run not in self._other_rounds:
+            self._other_rounds[run] = Log(ExportSettings(directory=self._export / run))
+        return self._other_rounds[run]
 
     def _encode(self, message: FromMaster) -> bytes:
         """A record goes to every member and may be large: it is encoded once and its bytes are shared."""
