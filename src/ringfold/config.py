@@ -449,6 +449,13 @@ def agent_directories(chosen: Path | None, environment: Mapping[str, str] | None
     return Path(session) / "ringfold" if session else Path(f"/tmp/ringfold-{uid}"), shared
 
 
+def rendezvous_directory(environment: Mapping[str, str] | None = None) -> Path:
+    """Where processes of this user on this host find a master that one of them hosts."""
+    environment = os.environ if environment is None else environment
+    session = environment.get("XDG_RUNTIME_DIR", "")
+    return Path(session) / "ringfold-hosts" if session.startswith("/") else Path(f"/tmp/ringfold-{os.geteuid()}")
+
+
 def read_token(path: Path) -> bytes:
     """The token in `path`, without surrounding white space. A file that others may read is warned of."""
     try:

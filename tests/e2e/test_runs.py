@@ -185,3 +185,53 @@ def test_the_commands_show_runs(cluster: Cluster) -> None:
     late.tell()
     late.finish()
     end_training(peers)
+
+
+def host_or_join(me: Me) -> None:
+    """The same script in every process: one of them hosts the master."""
+    with me.join(host_master=True) as run:
+        while run.group_size < me.options["world"]:
+            run.update_topology(min_world=me.options["world"])
+        total = np.ones(10, np.float32)
+        if run.group_size > 1:
+            run.all_reduce(total, op="sum")
+        me.say("reduced", total=float(total[0]), peer=run.peer_id)
+        me.hear()
+        if me.options.get("outlives"):
+            with me.failing("lost"):
+                run.all_reduce(total)
+                run.update_topology()
+
+
+def test_the_same_script_in_several_processes_has_one_master(cluster: Cluster) -> None:
+    """Started at the same instant, in any order: whoever is first hosts."""
+    [port] = free_ports(1)
+    for _ in range(2):
+        peers = cluster.start(host_or_join, 3, address=f"127.0.0.1:{port}", world=3)
+        facts = [peer.expect("reduced", total=3.0) for peer in peers]
+        assert sorted(fact["peer"] for fact in facts) == [1, 2, 3]
+        # Who hosts ends last, so that the others leave in peace: it is the first peer.
+        for _, peer in sorted(zip([fact["peer"] for fact in facts], peers, strict=True), key=lambda pair: -pair[0]):
+            peer.tell()
+            peer.finish()
+
+
+def test_who_hosts_is_replaced_after_it_was_killed(cluster: Cluster) -> None:
+    [port] = free_ports(1)
+    [first] = cluster.start(host_or_join, 1, address=f"127.0.0.1:{port}", world=1)
+    first.expect("reduced", total=1.0)
+    kill([first])
+    [second] = cluster.start(host_or_join, 1, address=f"127.0.0.1:{port}", world=1)
+    second.expect("reduced", total=1.0)
+    second.tell()
+    second.finish()
+
+
+def test_the_end_of_the_host_is_the_end_of_the_run(cluster: Cluster) -> None:
+    [port] = free_ports(1)
+    peers = cluster.start(host_or_join, 2, address=f"127.0.0.1:{port}", world=2, outlives=True)
+    by_peer = {peer.expect("reduced", total=2.0)["peer"]: peer for peer in peers}
+    kill([by_peer[1]])
+    by_peer[2].tell()
+    by_peer[2].expect("lost", error="MasterUnreachable")
+    by_peer[2].finish()
