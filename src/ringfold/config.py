@@ -453,7 +453,7 @@ def rendezvous_directory(environment: Mapping[str, str] | None = None) -> Path:
     """Where processes of this user on this host find a master that one of them hosts."""
     environment = os.environ if environment is None else environment
     session = environment.get("XDG_RUNTIME_DIR", "")
-    return Path(session) / "ringfold-hosts" if session.startswith("/") else Path(f"/tmp/ringfold-{os.geteuid()}")
+    return Path(session) / "ringfold-hosts" if session.startswith("/") else Path(f"/tmp/ringfold-hosts-{os.geteuid()}")
 
 
 def read_token(path: Path) -> bytes:

@@ -41,6 +41,8 @@ from ringfold.wire.messages import (
     FromMaster,
     Hello,
     Installed,
+    Leave,
+    Left,
     Message,
     Record,
     Refused,
@@ -404,3 +406,18 @@ def test_a_log_of_rounds_that_fails_does_not_end_the_master(
     server._do("default", Tell(RoundDone(summary)))
     server._rounds.close()
     assert "no line can carry" in caplog.text
+
+
+def test_many_frames_at_once_are_all_handled_in_order_and_keep_nobody_waiting() -> None:
+    with a_master() as (master, notices):
+        flood, calm = Client(master.address), Client(master.address)
+        flood.join()
+        calm.join("calm")
+        beats = b"".join(heartbeat_frame(Heartbeat(number, 0)) for number in range(1, 20_001))
+        flood.socket.sendall(beats + message_frame(Leave()))
+        calm.send(Leave())
+        calm.expect(Left)
+        flood.expect(Left)
+        assert sum(isinstance(notice, PeerGone) and notice.how == "left" for notice in notices) == 2
+        flood.close()
+        calm.close()

@@ -88,4 +88,4 @@ def test_a_directory_that_others_can_use_is_refused(tmp_path: Path) -> None:
 
 def test_the_directory_is_the_users_own() -> None:
     assert rendezvous_directory({"XDG_RUNTIME_DIR": "/run/user/7"}) == Path("/run/user/7/ringfold-hosts")
-    assert rendezvous_directory({}) == Path(f"/tmp/ringfold-{os.geteuid()}")
+    assert rendezvous_directory({}) == Path(f"/tmp/ringfold-hosts-{os.geteuid()}")

@@ -10,6 +10,6 @@ How a run outlives its master: `journal.py` (what must not be forgotten), `keepi
 (what waits for that) and `returning.py` (how members come back) are pure; `keeper.py` is the journal in a store,
 `directory.py` the list of all runs there, and `leading.py` decides who of several masters leads.
 
-The shell: `server.py` carries the effects out over real sockets, `door.py` is one connection of it, and `thread.py` is
-a master inside somebody else's program.
+The shell: `server.py` carries the effects out over real sockets, `door.py` is one connection of it, `turns.py` says
+whose frames are handled next, and `thread.py` is a master inside somebody else's program.
 """

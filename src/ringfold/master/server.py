@@ -3,6 +3,7 @@
 One `Door` per connection (`door.py`) cuts bytes into frames and turns them into events; `MasterServer` steps the runs
 (`runs.py`) and does what their effects say, in order. Everything runs in one loop, so a step is never interrupted.
 
+Runs take turns (`turns.py`): peers that send without end delay no other run by more than their run's share of frames.
 A connection that does not read is no danger to the others: what is queued for it is bounded, and what must still be
 flushed when it is closed has FLUSH_S to go.
 
@@ -50,6 +51,7 @@ from ringfold.master.leading import TROUBLE_S, Candidate, Leadership
 from ringfold.master.outbox import Outbox
 from ringfold.master.runs import Routed, Runs
 from ringfold.master.settings import MasterSettings
+from ringfold.master.turns import Turns
 from ringfold.probe.log import ExportSettings, Log
 from ringfold.runtime import server as rim
 from ringfold.runtime.aside import ask_aside
@@ -128,6 +130,8 @@ class MasterServer:
         self._outboxes: dict[str, Outbox] = {}
         """By the name of the run."""
         self._doors: dict[Conn, Door] = {}
+        self._turns = Turns()
+        self._is_turning = False
         self._servers: list[asyncio.Server] = []
         self._leaving: dict[asyncio.Transport, asyncio.TimerHandle] = {}
         self._last_conn = 0
@@ -492,6 +496,33 @@ class MasterServer:
             return self._last_conn
         self.step(Opened(self._last_conn, remote, random_bytes(NONCE_BYTES)))
         return self._last_conn
+
+    def arrived(self, door: Door) -> None:
+        """A connection has frames: they are handled now, as far as its run's share goes, and the rest in turn."""
+        run = "" if self._runs is None else self._runs.owner(door.conn)
+        budget = self._turns.budget(run)
+        if budget:
+            self._turns.spend(run, door.handle(budget))
+        if door.has_frames:
+            self._turns.wait(run, door.conn)
+        if not self._is_turning:
+            self._is_turning = True
+            asyncio.get_running_loop().call_soon(self._turn)
+
+    def _turn(self) -> None:
+        """The loop has come by again: every run has its share."""
+        self._turns.begin()
+        while (chosen := self._turns.next()) is not None:
+            run, conn, most = chosen
+            door = self._doors.get(conn)
+            if door is None:
+                continue
+            self._turns.spend(run, door.handle(most))
+            if door.has_frames:
+                self._turns.wait("" if self._runs is None else self._runs.owner(conn), conn)
+        self._is_turning = not self._turns.is_over
+        if self._is_turning:
+            asyncio.get_running_loop().call_soon(self._turn)
 
     def lost(self, door: Door, reason: str) -> None:
         """The connection is gone; the machine is told unless it closed it itself."""
