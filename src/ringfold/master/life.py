@@ -126,4 +126,3 @@ def with_advice(run: "Run", reasons: Mapping[PeerId, Reason]) -> dict[PeerId, Re
         peer: structs.replace(reason, text=reason.text + more) if reason.kind == "state_lost" else reason
         for peer, reason in reasons.items()
     }
-
