@@ -12,7 +12,7 @@ from ringfold.master.settings import MasterSettings
 from ringfold.wire import messages as m
 from ringfold.wire.base import PROTOCOL_VERSION
 from ringfold.wire.events import RunBegun, RunEnded
-from ringfold.wire.proof import prove
+from ringfold.wire.proof import prove, proven
 
 ROOT = b"r" * 8
 
@@ -88,10 +88,12 @@ def test_a_finished_run_with_a_name_refuses_newcomers_at_once_and_says_what_to_d
     stage.alone(1, 5000)
     stage.say(1, m.Leave())
     [refused] = stage.join(2)
-    assert refused == m.Refused(
+    assert isinstance(refused, m.Refused)
+    assert refused.reason == (
         "run nightly-7 finished at revision 5000 (1970-01-02 00:00 UTC): choose another name, or free this one with "
         "`ringfold runs forget nightly-7`"
     )
+    assert proven(TOKEN, refused.proof, "refused", bytes([2]) * 32, NONCE, refused.reason.encode())
 
 
 def test_who_waits_for_admission_when_the_run_finishes_is_told() -> None:

@@ -363,8 +363,13 @@ class Master:
 
     def _hello(self, now: Ns, connection: Connection, hello: Hello) -> None:
         checked(check_facts, hello)
-        refusal = lives.refusal(self._run) or self._disputes.bans.refusal(now, hello.name, hello.host)
-        if refusal:
+        if over := lives.refusal(self._run):
+            proof = prove(self._token, "refused", connection.nonce, hello.nonce, over.encode())
+            self._run.tell(ConnectionDropped(connection.remote, over))
+            self._run.drop_connection(connection, Refused(over, proof=proof), over)
+            return
+        refusal = self._disputes.bans.refusal(now, hello.name, hello.host)
+        if refusal is not None:
             raise RemoteProtocolError(refusal)
         peer = self._run.register(now, connection, hello)
         proof = prove(self._token, "welcome", hello.nonce, connection.nonce)

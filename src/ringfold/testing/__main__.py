@@ -21,6 +21,7 @@ from ringfold.testing.probing import RoundOutcome, run_rounds
 from ringfold.testing.probing_planted import ROUND_BUGS, find_in_rounds
 from ringfold.testing.scenario import Outcome, run_failover, run_seed
 from ringfold.testing.scheduler import SimulationFailure
+from ringfold.testing.several import SEVERAL_BUGS, find_in_several, run_several
 
 BATCH = 10
 """Seeds per task: enough that handing them out costs nothing."""
@@ -97,6 +98,11 @@ def run_batch(seeds: Sequence[int]) -> list[Outcome | SimulationFailure]:
 def run_failover_batch(seeds: Sequence[int]) -> list[Outcome | SimulationFailure]:
     """Run some seeds in which masters are lost; a broken promise is an outcome too."""
     return [_caught(run_failover, seed) for seed in seeds]
+
+
+def run_several_batch(seeds: Sequence[int]) -> list[Outcome | SimulationFailure]:
+    """Run some seeds of several runs on one master; a broken promise is an outcome too."""
+    return [_caught(run_several, seed) for seed in seeds]
 
 
 def run_round_batch(seeds: Sequence[int]) -> list[RoundOutcome | SimulationFailure]:
@@ -237,13 +243,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--probing", action="store_true", help="rounds of probing instead of collectives")
     parser.add_argument("--iterations", action="store_true", help="stories of the global iteration over a store")
     parser.add_argument("--failover", action="store_true", help="masters are lost and replaced, besides")
+    parser.add_argument("--runs", action="store_true", help="several runs on the same masters, which are lost besides")
     options = parser.parse_args(arguments)
     logging.getLogger("ringfold").addHandler(logging.NullHandler())  # programs log what they go through: not here
     console = Console(soft_wrap=True)
     if options.iterations:
         return _iterations(options, console)
     if options.seed is not None:
-        run = run_rounds if options.probing else run_failover if options.failover else run_seed
+        run = run_several if options.runs else run_failover if options.failover else run_seed
+        run = run_rounds if options.probing else run
         return replay(options.seed, options.trace, run, console)
     first = fresh_seed() if options.first is None else options.first
     console.print(f"seeds {first} to {first + options.seeds - 1}")
@@ -254,12 +262,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         failures, bugs, look = rounds.failures, tuple(ROUND_BUGS), find_in_rounds
     else:
         total = Total()
-        batch = run_failover_batch if options.failover else run_batch
+        batch = run_several_batch if options.runs else run_failover_batch if options.failover else run_batch
         run_many(first, options.seeds, options.jobs, console, total, batch)
         show(total, first, console)
         failures, bugs, look = total.failures, tuple(BUGS), find
         if options.failover:
             bugs, look = tuple(FAILOVER_BUGS), find_in_failover
+        if options.runs:
+            bugs, look = tuple(SEVERAL_BUGS), find_in_several
     hidden = plant(bugs, look, first, 1_000, options.jobs, console) if options.planted else 0
     return 1 if failures or hidden else 0
 

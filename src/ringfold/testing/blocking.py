@@ -73,7 +73,7 @@ class SimRun(Communicator):
         asked = self._line.asked
         answer = super().are_peers_pending()
         if asked == self._line.asked:  # the runner tells them about those that were voted for
-            self._peer.sim.history.answered(self._peer.peer, answer)
+            self._peer.book.history.answered(self._peer.peer, answer)
         return answer
 
     def sleep(self, ms: float) -> None:

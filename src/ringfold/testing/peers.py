@@ -11,6 +11,7 @@ before it is established; `sockets.py` translates.
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from ringfold.config import DEFAULT_RUN
 from ringfold.dataplane.codes import DTYPES, REDUCE_OPS, OpStatus
 from ringfold.errors import RingfoldError, UsageError
 from ringfold.peer import carry
@@ -49,7 +50,7 @@ from ringfold.testing.runner import Runner
 from ringfold.testing.scheduler import MS
 from ringfold.testing.sockets import Sockets
 from ringfold.wire.messages import Offer, Reason, Record, VoteKind
-from ringfold.wire.proof import NONCE_BYTES
+from ringfold.wire.proof import NONCE_BYTES, run_token
 
 if TYPE_CHECKING:
     from ringfold.testing.simulation import Simulation
@@ -66,8 +67,9 @@ class SimPeer:
     machine_type: type[PeerMachine] = PeerMachine
     run_type: type[SimRun] = SimRun
 
-    def __init__(self, sim: "Simulation", name: str, group: int, program: ProgramOf) -> None:
-        self.sim, self.name, self.group = sim, name, group
+    def __init__(self, sim: "Simulation", name: str, group: int, program: ProgramOf, run: str = DEFAULT_RUN) -> None:
+        self.sim, self.name, self.group, self.run = sim, name, group, run
+        self.book = sim.book(run)
         self.host = sim.network.add_host(name, self)
         self.digest = ""
         self.gone = False
@@ -76,7 +78,14 @@ class SimPeer:
         paths = sim.setup.paths
         addresses = tuple(on_path(name, path) for path in range(paths))
         identity = Identity(
-            group=group, host=name, name=name, addresses=addresses, port=DATA_PORT, token=TOKEN, paths=paths
+            group=group,
+            host=name,
+            name=name,
+            addresses=addresses,
+            port=DATA_PORT,
+            token=run_token(TOKEN, run),
+            run=run,
+            paths=paths,
         )
         self.machine = self.machine_type(identity, sim.setup.timings)
         self.core = new_core(sim.setup.planted)
@@ -167,8 +176,8 @@ class SimPeer:
             self.busy = False
             self.gone = gone
             self.sim.busy -= 1
-            if self.peer in self.sim.history.peers:
-                self.sim.history.ended(self.peer, gone=gone)
+            if self.peer in self.book.history.peers:
+                self.book.history.ended(self.peer, gone=gone)
 
     def later(self, delay_ns: int, action: Callable[[], None]) -> None:
         """Do something in this process's own time: not while it is frozen, and not after its end."""
@@ -242,12 +251,12 @@ class SimPeer:
 
     def step_begins(self, state: SharedState) -> None:
         """Tell the checkers that a step loop is at this revision."""
-        self.sim.syncs.stepped(self.peer, state.revision)
+        self.book.syncs.stepped(self.peer, state.revision)
 
     def submit(self, request: Collective) -> int:
         """Begin an op; the engine's number of it."""
         self._count_call()
-        if self.sim.syncs.is_torn(self.peer) and request.tag != AGREE_TAG:
+        if self.book.syncs.is_torn(self.peer) and request.tag != AGREE_TAG:
             raise Violation(f"peer {self.peer} goes on with a torn state")
         self.core.set_now(self.sim.scheduler.now)
         barrier = not request.array.size
@@ -288,7 +297,7 @@ class SimPeer:
         if offer is not None and snapshot is not None:
             self._count_call()
             self._syncing = ballot
-            self.sim.syncs.offered(self.peer, self.group, ballot, offer, snapshot)
+            self.book.syncs.offered(self.peer, self.group, ballot, offer, snapshot)
         progress = tuple(self.core.progress())
         call = CallVote(ballot, kind, min_world, deadline, progress, offer, snapshot)
         self.later(0, lambda: self._react(call))
@@ -297,7 +306,7 @@ class SimPeer:
     def meddle(self, ballot: int, action: Callable[[], object]) -> None:
         """Another thread of the program writes to the state, if this sync is not over."""
         if self._syncing == ballot:
-            self.sim.syncs.meddled(self.peer, ballot)
+            self.book.syncs.meddled(self.peer, ballot)
             action()
 
     def pending_here(self) -> bool | None:
@@ -319,7 +328,7 @@ class SimPeer:
         if kind != "pending":
             self._last_op, self._call_answer = None, (outcome.pending, outcome.groups)
         else:
-            self.sim.history.answered(self.peer, outcome.pending)
+            self.book.history.answered(self.peer, outcome.pending)
         return outcome.pending
 
     def leave(self, stopped: bool = False) -> bool:
@@ -454,11 +463,11 @@ class SimPeer:
             case SetRegistrations(count):
                 self.heard_registrations = count
             case Settle(epoch):
-                self.sim.history.settled(self.peer, epoch)
+                self.book.history.settled(self.peer, epoch)
             case Install(epoch, _, members):
-                if self.peer not in self.sim.history.peers:
-                    self.sim.history.joined(self.peer, self.group)
-                self.sim.history.installed(self.peer, epoch, list(members))
+                if self.peer not in self.book.history.peers:
+                    self.book.history.joined(self.peer, self.group)
+                self.book.history.installed(self.peer, epoch, list(members))
                 self.sim.note(self.name, f"installs epoch {epoch} as peer {self.peer} of {list(members)}")
 
     def _begin(self, record: Record) -> None:
@@ -471,7 +480,7 @@ class SimPeer:
             return
         if isinstance(outcome, SyncInterrupted):
             self._syncing = None
-            self.sim.syncs.failed(self.peer, ballot, "interruption")
+            self.book.syncs.failed(self.peer, ballot, "interruption")
         if isinstance(outcome, Reason):
             error = error_of(outcome, "call", self.machine.engine_epoch, self.machine.peer)
             if ballot == self._syncing:
@@ -480,14 +489,14 @@ class SimPeer:
             return
         if isinstance(outcome, SyncSucceeded):
             self._syncing = None
-            self.sim.syncs.succeeded(self.peer, ballot, outcome.revision)
+            self.book.syncs.succeeded(self.peer, ballot, outcome.revision)
         self._runner.call_over(ballot, outcome)
 
     def _sync_over(self, error: RingfoldError | None) -> None:
         ballot, self._syncing = self._syncing, None
         if ballot is not None:
             self.sim.note(self.name, f"its sync ends: {error}")
-            self.sim.syncs.failed(self.peer, ballot, type(error).__name__)
+            self.book.syncs.failed(self.peer, ballot, type(error).__name__)
 
     def _nonce(self) -> bytes:
         return self.sim.rng.randbytes(NONCE_BYTES)

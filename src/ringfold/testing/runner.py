@@ -66,7 +66,7 @@ class Runner:
 
     def landed(self, op: int, outcome: Reduced | RingfoldError, epoch: int) -> None:
         """The engine has finished an op. Its buffers are judged now; the program hears of it when it waits for it."""
-        call, history = self._flying.pop(op), self._peer.sim.history
+        call, history = self._flying.pop(op), self._peer.book.history
         if isinstance(outcome, Reduced):
             history.succeeded(call, outcome.epoch, outcome.contributors)
         else:
@@ -111,9 +111,9 @@ class Runner:
 
     def _resume(self, outcome: Outcome, call: Call | None) -> None:
         """Let the program run until it waits for something."""
-        self._peer.sim.syncs.goes_on(self._peer.peer)
+        self._peer.book.syncs.goes_on(self._peer.peer)
         if call is not None:
-            self._peer.sim.history.returned(call)
+            self._peer.book.history.returned(call)
         if isinstance(outcome, Reduced):
             self._peer.op_returned(outcome)
         elif isinstance(outcome, CallSucceeded):
@@ -144,7 +144,7 @@ class Runner:
                 waits, outcome = False, error
             if waits:
                 if not isinstance(request, Sync | OfferState):
-                    self._peer.sim.syncs.rests(self._peer.peer)
+                    self._peer.book.syncs.rests(self._peer.peer)
                 return
 
     def _sync_returned(self, outcome: Outcome) -> Outcome:
@@ -162,7 +162,7 @@ class Runner:
         self.doing = _words(request)
         match request:
             case Collective():
-                call = peer.sim.history.called(peer.peer, request)
+                call = peer.book.history.called(peer.peer, request)
                 op = peer.submit(request)
                 self._flying[op] = call
                 if not request.wait:
@@ -179,7 +179,7 @@ class Runner:
             case ArePending(timeout_ms, vote):
                 answer = None if vote else peer.pending_here()
                 if answer is not None:
-                    peer.sim.history.answered(peer.peer, answer)
+                    peer.book.history.answered(peer.peer, answer)
                     return False, answer
                 self._awaited_kind = "pending"
                 self._awaited_ballot = peer.vote("pending", 0, timeout_ms)

@@ -77,10 +77,12 @@ class Refused(Message, frozen=True, tag="refused"):
     """The acceptor's last words before it closes: why the other side is not let in.
 
     With `again` it is not the other side's fault: a master that does not lead says so, and the next one may be asked.
+    With a `proof` of the run's token it is final, whatever other masters there are: the run has ended.
     """
 
     reason: str
     again: bool = False
+    proof: bytes = b""
 
 
 class Hello(Message, frozen=True, tag="hello"):
