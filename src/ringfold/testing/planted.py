@@ -25,7 +25,7 @@ from ringfold.peer.events import BlocksReceived, Event
 from ringfold.peer.machine import PeerMachine
 from ringfold.peer.settings import Identity, PeerTimings
 from ringfold.peer.syncing import Syncing
-from ringfold.state.election import Decision, Failed, Finished
+from ringfold.state.election import Decision, Finished
 from ringfold.state.fetch import Fetch
 from ringfold.state.manifest import Snapshot
 from ringfold.testing.blocking import SimRun
@@ -156,14 +156,6 @@ class _StrangersVote(Syncs):
 class _TornVotes(Syncs):
     def _elect(self, offers: Mapping[PeerId, Offer], last: Finished | None) -> Decision:
         return super()._elect({peer: structs.replace(offer, torn=False) for peer, offer in offers.items()}, last)
-
-
-class _BeginsAnew(Syncs):
-    """A lost state is a fresh start, also while a newcomer is there who knows better."""
-
-    def _begins_anew(self, group: Group, offers: Mapping[PeerId, Offer], decision: Failed) -> bool:
-        group.orphaned_sync = group.finished_sync
-        return super()._begins_anew(group, offers, decision)
 
 
 class _AnyRevision(Syncs):
@@ -324,7 +316,6 @@ BUGS: dict[str, Bug] = {
     "hearsay": Bug("are_peers_pending answers by hearsay", Setup(peer=AnswersFromHearsay)),
     "strangers_vote": _of_state("a newcomer's state may win a sync", master=_StrangersVote),
     "torn_votes": _of_state("a torn state may win a sync", master=_TornVotes),
-    "begins_anew": _of_state("a lost state is a fresh start while somebody is there", master=_BeginsAnew),
     "any_revision": _of_state("a revision that jumped may win a sync", master=_AnyRevision),
     "goes_back": _of_state("an election that forgets what was finished", master=_GoesBack),
     "done_too_early": _of_state("a sync ends before the last one has it all", master=_DoneTooEarly),
