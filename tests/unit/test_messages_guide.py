@@ -5,13 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from ringfold.config import check_exposure
+from ringfold.config import check_exposure, check_run_name
 from ringfold.errors import ConfigError, Evicted, MasterUnreachable, RemoteProtocolError
 from ringfold.master.claims import check_claim
+from ringfold.master.life import Life, finished_text
 from ringfold.master.meeting import Caller, clashing_calls
 from ringfold.peer.outcome import error_of
 from ringfold.peer.reports import join_too_late
-from ringfold.wire.events import AdmissionDelayed, MasterAway
+from ringfold.wire.events import AdmissionDelayed, MasterAway, RunBegun
 from ringfold.wire.messages import PROTOCOL_VERSION, AdmissionWaits, Reason, StatusRequest
 from ringfold.wire.naming import with_names, with_you
 from ringfold.wire.proof import NONCE_BYTES, prove
@@ -51,6 +52,14 @@ def test_the_guide_shows_what_is_said_of_tokens(has: bytes, given: bytes) -> Non
     with pytest.raises(RemoteProtocolError) as refusal:
         check_claim(claim, has, "status", NONCE)
     assert shown(f"refused this peer: {refusal.value}")
+
+
+def test_the_guide_shows_what_is_said_of_runs() -> None:
+    assert shown(f"refused this peer: {finished_text('nightly-7', Life('finished', revision=5000))}")
+    assert shown(str(RunBegun("default", 2, 40)))
+    with pytest.raises(ConfigError) as refusal:
+        check_run_name("night run")
+    assert shown(f"ConfigError: {refusal.value}")
 
 
 def test_the_guide_shows_how_to_make_a_token() -> None:
