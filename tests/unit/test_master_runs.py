@@ -3,6 +3,8 @@
 from collections.abc import Callable
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from test_master import NONCE, TOKEN
 
 from ringfold.config import DEFAULT_RUN
@@ -378,6 +380,48 @@ def test_the_default_run_begins_again_without_a_journal_too() -> None:
     stage.join(2, "", "breaker")
     stage.wait(1_100)
     assert welcome(stage.join(3)).peer == 1
+
+
+def test_a_journal_that_no_machine_can_be_made_of_breaks_its_run_only() -> None:
+    """Its fence is as high as this master's: a store that was put back, or a bug."""
+    stage = Stage(fence=2, keeps_journal=True)
+    [(run, effects)] = stage.runs.restore(0, "a", Journal(7, b"secret"))
+    assert run == "a"
+    assert isinstance(effects[0], Broken)
+    assert welcome(stage.join(1)).peer == 1
+    assert [(info.name, info.state) for info in stage.listed()] == [("a", "broken"), ("default", "running")]
+    stage.wait(1_100)
+    assert sum(isinstance(effect, Broken) for _, effect in stage.effects) == 1, "it is tried again, later and later"
+
+
+TEXTS = st.one_of(st.text(max_size=8), st.sampled_from(("", "default", "a", "b", "..", "x" * 65)))
+CLAIMS = st.one_of(
+    st.builds(m.StatusRequest, st.integers(1, 3), st.binary(max_size=40), st.binary(max_size=40), TEXTS),
+    st.builds(m.RunsRequest, st.integers(1, 3), st.just(NONCE), st.binary(max_size=40)),
+    st.builds(m.ForgetRun, st.just(VERSION), TEXTS, st.just(NONCE), st.binary(max_size=40)),
+    st.just(m.Leave()),
+    st.builds(m.Attached, st.integers(0, 3)),
+)
+
+
+@given(st.lists(st.tuples(st.integers(1, 5), st.one_of(CLAIMS, TEXTS, st.none())), max_size=40))
+def test_whatever_strangers_say_nothing_breaks_and_members_stay(script: list[tuple[int, object]]) -> None:
+    """A text joins a run, or looks at it and forgets it, with a right proof; nothing closes the connection."""
+    stage = Stage()
+    stage.join(10, "a")
+    for conn, word in script:
+        stage.open(conn)
+        match word:
+            case None:
+                stage.step(Closed(conn, ""))
+            case str():
+                stage.say(conn, stage.hello(conn, word))
+                stage.step(Received(conn, m.ForgetRun(VERSION, word, NONCE, stage.proof(conn, "forget"))))
+            case _:
+                stage.step(Received(conn, word))  # type: ignore[arg-type]
+        stage.wait(50)
+    assert not any(isinstance(effect, Broken) for _, effect in stage.effects)
+    assert stage.runs.owner(10) == "a"
 
 
 # After a change of masters

@@ -140,9 +140,19 @@ class Runs:
     def names(self) -> list[str]:
         return sorted(self._served)
 
-    def restore(self, now_ns: Ns, name: str, journal: Journal | None, links: bytes = b"") -> None:
-        """Go on with a run that another master began, or know of one that has ended. It may have written nothing."""
-        self._begin(now_ns, name, journal, links)
+    def restore(self, now_ns: Ns, name: str, journal: Journal | None, links: bytes = b"") -> list[Routed]:
+        """Go on with a run that another master began, or know of one that has ended. It may have written nothing.
+
+        A journal that no machine can be made of breaks that run, and no other.
+        """
+        self._out = []
+        try:
+            self._begin(now_ns, name, journal, links)
+        except Exception as error:
+            served = self._served.setdefault(name, _Served(name, self._fence, None))
+            served.journal = journal
+            self._broke(served, "its journal", error)
+        return self._out
 
     def first_journals(self) -> dict[str, Journal]:
         """What each run must have written before anything else: its fence, raised."""
@@ -222,7 +232,7 @@ class Runs:
         try:
             effects = served.machine.step(now_ns, event)
         except Exception as error:
-            self._broke(served, event, error)
+            self._broke(served, repr(event), error)
             return
         for index, effect in enumerate(effects):
             if isinstance(effect, Close):
@@ -253,14 +263,14 @@ class Runs:
 
     # A run that breaks
 
-    def _broke(self, served: _Served, event: Event, error: Exception) -> None:
+    def _broke(self, served: _Served, where: str, error: Exception) -> None:
         """End the machine, and nothing else."""
         served.why, served.machine = f"run {served.name} broke in the master: {reason_of(error)}", None
         served.breaks += 1
         may_begin = self._keeps_journal or served.name == DEFAULT_RUN
         pause_ns = min(FIRST_PAUSE_NS << min(served.breaks - 1, 16), LONGEST_PAUSE_NS)
         served.begins_ns = self._now + pause_ns if may_begin else None
-        effects: list[Effect] = [Broken(error, repr(event), pause_ns if may_begin else None)]
+        effects: list[Effect] = [Broken(error, where, pause_ns if may_begin else None)]
         for conn in [conn for conn, name in self._owner.items() if name == served.name]:
             del self._owner[conn]
             effects += [Send(conn, Refused(self._why_broken(served), again=may_begin)), Close(conn, served.why)]
@@ -272,15 +282,17 @@ class Runs:
         return f"{served.why}; its log has more. Join another run, or `ringfold runs forget {served.name}`"
 
     def _begin_again(self, now_ns: Ns, served: _Served) -> None:
+        journal = served.journal if self._keeps_journal else None
+        served.fence += self._keeps_journal
+        try:
+            self._begin(now_ns, served.name, journal)
+        except Exception as error:
+            self._broke(served, "its journal", error)
+            return
         if self._keeps_journal:
-            assert served.journal is not None
-            served.fence += 1
-            self._begin(now_ns, served.name, served.journal)
             # The fence is raised in the journal before anything is said.
             assert served.journal is not None
             self._out.append((served.name, [Persist(served.journal)]))
-        else:
-            self._begin(now_ns, served.name)
 
     # Strangers
 

@@ -271,10 +271,10 @@ class MasterServer:
             now_ns=monotonic_ns,
             wall_s=lambda: unix_ns() // 1_000_000_000,
         )
+        self._outboxes = {}
         if leadership is not None:
             for run in leadership.keepers:
-                self._runs.restore(now, run, leadership.journals.get(run), leadership.links[run])
-        self._outboxes = {}
+                self._route(self._runs.restore(now, run, leadership.journals.get(run), leadership.links[run]))
         self._stepped_ns = now
         self._leadership = self._held = leadership
         return self._runs

@@ -250,8 +250,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.iterations:
         return _iterations(options, console)
     if options.seed is not None:
-        run = run_several if options.runs else run_failover if options.failover else run_seed
-        run = run_rounds if options.probing else run
+        run: Callable[..., Outcome | RoundOutcome] = run_failover if options.failover else run_seed
+        run = run_rounds if options.probing else run_several if options.runs else run
         return replay(options.seed, options.trace, run, console)
     first = fresh_seed() if options.first is None else options.first
     console.print(f"seeds {first} to {first + options.seeds - 1}")

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from random import Random
 
 from ringfold.config import DEFAULT_RUN
+from ringfold.master.claims import RunClaim
 from ringfold.master.events import Effect, Send, Tell
 from ringfold.master.journal import decode
 from ringfold.master.runs import Runs
@@ -28,7 +29,7 @@ from ringfold.testing.simulation import Setup, Simulation
 from ringfold.testing.stateful import Looping, looping
 from ringfold.testing.workloads import Training, training
 from ringfold.wire.events import RunBegun, RunEnded
-from ringfold.wire.messages import Resume, ToMaster, Welcome
+from ringfold.wire.messages import Resume, Welcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +146,8 @@ class UnfencedRuns(SimStore):
 class _Confused(Runs):
     """Who comes back is taken for a peer of the default run."""
 
-    def _named(self, claim: ToMaster) -> str:  # type: ignore[override]
-        return DEFAULT_RUN if isinstance(claim, Resume) else super()._named(claim)  # type: ignore[arg-type]
+    def _named(self, claim: RunClaim) -> str:
+        return DEFAULT_RUN if isinstance(claim, Resume) else super()._named(claim)
 
 
 class Confused(SeveralMaster):
