@@ -10,6 +10,8 @@ from test_failover import check_no_step_is_lost, free_ports, start_on
 from training import end_training, start_training, step_with
 
 import ringfold as rf
+from ringfold.master.events import Effect, Event
+from ringfold.master.machine import Master as Machine
 from ringfold.master.thread import MasterThread
 from ringfold.runtime import ask
 
@@ -235,3 +237,33 @@ def test_the_end_of_the_host_is_the_end_of_the_run(cluster: Cluster) -> None:
     by_peer[2].tell()
     by_peer[2].expect("lost", error="MasterUnreachable")
     by_peer[2].finish()
+
+
+def test_a_run_that_breaks_in_the_master_goes_on_from_its_journal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its member comes back to it under a higher fence; the member of another run notices nothing."""
+    step, breaks = Machine.step, [False]
+
+    def fragile(self: Machine, now_ns: int, event: Event) -> list[Effect]:
+        if breaks[0] and self._run.name == "a":
+            breaks[0] = False
+            raise ZeroDivisionError("planted")
+        return step(self, now_ns, event)
+
+    monkeypatch.setattr(Machine, "step", fragile)
+    with (
+        MasterThread(journal=f"sqlite://{tmp_path}/journal.db") as master,
+        rf.join(master.address, run="a", timeout_s=30) as a,
+        rf.join(master.address, run="b", timeout_s=30) as b,
+    ):
+        epochs = a.epoch, b.epoch
+        breaks[0] = True
+        until(lambda: not breaks[0], "the run breaks at its next event")
+        until(lambda: a.epoch > epochs[0], "its member is back, in a new epoch")
+        a.update_topology()
+        b.update_topology()
+        assert b.epoch == epochs[1]
+        for run, fence in (("a", 2), ("b", 1)):
+            with ask.reach([master.address], b"", run=run) as connection:
+                assert connection.ask().fence == fence

@@ -418,6 +418,6 @@ def test_many_frames_at_once_are_all_handled_in_order_and_keep_nobody_waiting() 
         calm.send(Leave())
         calm.expect(Left)
         flood.expect(Left)
-        assert sum(isinstance(notice, PeerGone) and notice.how == "left" for notice in notices) == 2
+        wait_for(lambda: sum(isinstance(notice, PeerGone) and notice.how == "left" for notice in notices) == 2)
         flood.close()
         calm.close()

@@ -12,6 +12,7 @@ its own that is higher, and after a pause that doubles. Without a journal it is 
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import assert_never
 
 from msgspec import structs
 
@@ -204,6 +205,14 @@ class Runs:
         """Apply one event; return what the shell must now do, run by run, in order."""
         self._out, self._now = [], self._clock.read(now_ns, tick=isinstance(event, Tick))
         match event:
+            case DoneSeen() | Beat() | Received() | Piece() | Malformed() | Closed():
+                owner = self._owner.get(event.conn)
+                if owner is not None:
+                    if isinstance(event, Closed):
+                        del self._owner[event.conn]
+                    self._step(now_ns, owner, event)
+                elif event.conn in self._strangers:
+                    self._from_stranger(now_ns, event.conn, event)
             case Tick():
                 self._tick(now_ns)
             case Ended():
@@ -215,14 +224,8 @@ class Runs:
                 self._open(event)
             case MoonshotFound(run=run):
                 self._step(now_ns, run, event)
-            case Received() | Beat() | Piece() | DoneSeen() | Malformed() | Closed():
-                owner = self._owner.get(event.conn)
-                if owner is not None:
-                    if isinstance(event, Closed):
-                        del self._owner[event.conn]
-                    self._step(now_ns, owner, event)
-                elif event.conn in self._strangers:
-                    self._from_stranger(now_ns, event.conn, event)
+            case _:
+                assert_never(event)
         return self._out
 
     def _step(self, now_ns: Ns, name: str, event: Event) -> None:
@@ -273,7 +276,9 @@ class Runs:
         effects: list[Effect] = [Broken(error, where, pause_ns if may_begin else None)]
         for conn in [conn for conn, name in self._owner.items() if name == served.name]:
             del self._owner[conn]
-            effects += [Send(conn, Refused(self._why_broken(served), again=may_begin)), Close(conn, served.why)]
+            if not self._keeps_journal:
+                effects.append(Send(conn, Refused(self._why_broken(served))))  # else they come back by themselves
+            effects.append(Close(conn, served.why))
         self._out.append((served.name, effects))
 
     def _why_broken(self, served: _Served) -> str:
