@@ -98,7 +98,7 @@ class MembersDirector:
         began_ns = monotonic_ns()
         self._tick = lambda: on_change((monotonic_ns() - began_ns) / S)
         journal = self._crew.directory / "journal.db"
-        self._where = start_master(self._crew, "master", journal=f"sqlite://{journal}", **SETTINGS)
+        self._where = start_master(self._crew, "master", store=f"sqlite://{journal}", **SETTINGS)
         self.pids.add(self._crew.pid("master"))
         for slot in self.slots.values():
             self._start(slot)
