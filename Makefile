@@ -147,6 +147,7 @@ soak: .venv/.ready
 	$(call STEP,soak for $(SOAK_MINUTES) minutes)
 	$(BIN)/ringfold soak --minutes $(SOAK_MINUTES)
 	$(BIN)/ringfold soak --iterations --minutes $(SOAK_MINUTES)
+	$(BIN)/ringfold soak --members --minutes $(SOAK_MINUTES)
 
 # A third of the time is for the native targets, where there are any. A finding of one half does not keep the other from
 # looking; Ctrl-C (130) ends both.

@@ -62,6 +62,7 @@ from ringfold.errors import (
 )
 
 if TYPE_CHECKING:
+    from ringfold.config import Resolved
     from ringfold.iteration.shell import GlobalIteration
     from ringfold.peer.communicator import Communicator
     from ringfold.peer.handle import Handle
@@ -72,6 +73,7 @@ if TYPE_CHECKING:
     from ringfold.peer.step_ops import StepHandle
     from ringfold.peer.steps import Step
     from ringfold.probe.alone import Prober
+    from ringfold.runtime.rendezvous import Rendezvous
     from ringfold.state.checkpoint import Checkpoints
     from ringfold.state.shared import MayDiffer, SharedState
     from ringfold.wire.status import Divergence
@@ -140,6 +142,7 @@ _LAZY = {
 def join(
     address: str | Sequence[str] | None = None,
     *,
+    run: str | None = None,
     group: int = 0,
     token: str | bytes | None = None,
     token_file: str | Path | None = None,
@@ -153,13 +156,17 @@ def join(
     probe: bool | None = None,
     timings: "PeerTimings | None" = None,
 ) -> "Communicator":
-    """Join the run of the master at `address`, and return once this process is a member of its group.
+    """Join a run of the master at `address`, and return once this process is a member of its group.
+
+    `run` is the run's name, by default `default`. One master serves several runs, which have nothing to do with each
+    other. A run with a name of its own ends once: after its last member has left, nobody joins it any more.
 
     `address` is `host`, `host:port` or `[IPv6]:port`; several, separated by commas or in a list, are tried in turn,
     again and again until `timeout_s`. The first peers of a run are members at once; a later one waits until all members
     call `update_topology` (`steps` does): while they make progress as long as it takes, else until `timeout_s`. With
     `host_master` this process runs the master, too, at the first address: no other process is needed, but the run ends
-    for everybody when this peer leaves.
+    for everybody when this peer leaves. If another process of this user hosts the same run there already, this one
+    joins it: the same script may be started several times on a host.
 
     `group` says with whom this peer reduces. `token` or `token_file` is the run's join token. `advertise` are the
     addresses at which the other peers reach this one, if they are not those of its connection to the master; `port` is
@@ -172,6 +179,7 @@ def join(
 
     request = joining.JoinRequest(
         address=address,
+        run=run,
         group=group,
         token=token,
         token_file=token_file,
@@ -188,29 +196,71 @@ def join(
 
 
 def _join_own_master(request: "JoinRequest") -> "Communicator":
-    """Run a master inside this process, and join it. It ends when the communicator is closed.
+    """Run a master inside this process, and join it; or join the one that another process of this user hosts here, for
+    the same run and address. It ends when the communicator of its host is closed.
+    """
+    from dataclasses import replace
+
+    from ringfold.config import check_run_name, load, rendezvous_directory, split_address
+    from ringfold.peer import joining
+    from ringfold.runtime.clock import monotonic_ns
+    from ringfold.runtime.rendezvous import Rendezvous
+    from ringfold.runtime.resolve import pause
+
+    given = {"master": joining.listed(request.address), "run": request.run, "join_timeout_s": request.timeout_s}
+    settings = load({**given, "token_file": request.token_file})
+    host, port = split_address(settings.listed("master")[0])
+    if port == 0:
+        return _host(request, settings, None)  # a port of its own, which nobody else can mean
+    run = check_run_name(settings.text("run"))
+    meeting = Rendezvous(rendezvous_directory(), f"{run}@{host.replace('/', '_')}:{port}")
+    deadline_ns = monotonic_ns() + int(settings.number("join_timeout_s") * 1e9)
+    try:
+        while not meeting.take():
+            if address := meeting.address():
+                meeting.close()
+                return joining.join(replace(request, address=address))
+            if monotonic_ns() >= deadline_ns:
+                raise MasterUnreachable(f"{host}:{port}", f"who hosts it has not begun to listen ({meeting.path})")
+            pause(0.02)
+        return _host(request, settings, meeting)
+    except BaseException:
+        meeting.close()
+        raise
+
+
+def _host(request: "JoinRequest", settings: "Resolved", meeting: "Rendezvous | None") -> "Communicator":
+    """Run a master inside this process, and join it.
 
     A master that listens on all addresses is joined at the one that other machines see, so that they can reach this
     peer, too.
     """
     from dataclasses import replace
 
-    from ringfold.config import load
     from ringfold.master.settings import master_settings
     from ringfold.master.thread import MasterThread
     from ringfold.peer import joining
 
-    settings = load({"master": joining.listed(request.address), "token_file": request.token_file})
-    token = joining.token_of(request, settings)
-    listen = settings.listed("master")[:1]
+    token, listen = joining.token_of(request, settings), settings.listed("master")[:1]
     try:
         master = MasterThread(master_settings(settings), listen, token, settings.switch("insecure"))
     except OSError as error:
         raise ConfigError(f"the master cannot listen on {', '.join(listen)}: {error}") from error
-    try:
-        return joining.join(replace(request, address=joining.reachable(master.address)), at_end=master.stop)
-    except BaseException:
+
+    def end() -> None:
+        if meeting is not None:
+            meeting.withdraw()
         master.stop()
+        if meeting is not None:
+            meeting.close()
+
+    address = joining.reachable(master.address)
+    try:
+        if meeting is not None:
+            meeting.announce(address)
+        return joining.join(replace(request, address=address), at_end=end)
+    except BaseException:
+        end()
         raise
 
 

@@ -24,6 +24,8 @@ from ringfold.errors import ConfigError
 MASTER_PORT = 48148
 DATA_PORT = 48149
 TELEMETRY_PORT = 48147
+DEFAULT_RUN = "default"
+"""The run of whoever names none."""
 
 Kind = Literal["text", "integer", "number", "switch", "file", "list"]
 Value = str | int | float | bool | Path | tuple[str, ...] | None
@@ -143,6 +145,12 @@ _SETTINGS = (
                  "wants `token_file`, with 16 bytes or more, or `insecure`."),
     Setting(name="master", kind="list", default=(f"127.0.0.1:{MASTER_PORT}",),
             help="Where peers, `status` and `doctor` find the master; the first address that answers is used."),
+    Setting(name="run", kind="text", default=DEFAULT_RUN,
+            help="The run to join or to look at, by its name (letters, digits, `.`, `_` and `-`, at most 64). A master "
+                 "serves several runs."),
+    Setting(name="max_runs", kind="integer", default=256, low=1, high=65_536,
+            help="How many runs a master serves, those among them that have ended and are not forgotten. "
+                 "Set at the master."),
     Setting(name="token_file", kind="file", default=None,
             help="File with the join token of the run. The token is proven, never sent, and never shown."),
     Setting(name="insecure", kind="switch", default=False,
@@ -304,6 +312,10 @@ class Resolved:
         assert isinstance(value, tuple), name
         return value
 
+    def named_run(self) -> str:
+        """The run that somebody named; empty if nobody did."""
+        return "" if self.origins["run"] == "default" else check_run_name(self.text("run"))
+
     def token(self) -> bytes:
         """The join token; empty when no token file is set."""
         path = self.values["token_file"]
@@ -452,6 +464,13 @@ def agent_directories(chosen: Path | None, environment: Mapping[str, str] | None
     return Path(session) / "ringfold" if session else Path(f"/tmp/ringfold-{uid}"), shared
 
 
+def rendezvous_directory(environment: Mapping[str, str] | None = None) -> Path:
+    """Where processes of this user on this host find a master that one of them hosts."""
+    environment = os.environ if environment is None else environment
+    session = environment.get("XDG_RUNTIME_DIR", "")
+    return Path(session) / "ringfold-hosts" if session.startswith("/") else Path(f"/tmp/ringfold-hosts-{os.geteuid()}")
+
+
 def read_token(path: Path) -> bytes:
     """The token in `path`, without surrounding white space. A file that others may read is warned of."""
     try:
@@ -528,6 +547,14 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.split("%")[0]).is_loopback
     except ValueError:
         return host.lower() == "localhost"
+
+
+def check_run_name(name: str) -> str:
+    """The name of a run as it was given; empty means the default one. ConfigError if no run can have this name."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name or DEFAULT_RUN):
+        rule = "up to 64 letters, digits, dots, underscores and hyphens, of which the first is a letter or a digit"
+        raise ConfigError(f"{name!r} is no name of a run: use {rule}")
+    return name or DEFAULT_RUN
 
 
 def state_directory() -> Path:

@@ -33,6 +33,7 @@ from ringfold.master.journal import decode as decode_journal
 from ringfold.master.journal import encode as encode_journal
 from ringfold.master.machine import Master
 from ringfold.master.settings import MasterSettings
+from ringfold.master.turns import QUANTUM
 from ringfold.probe.settings import RoundSettings
 from ringfold.wire import messages as m
 from ringfold.wire.base import PROTOCOL_VERSION as VERSION
@@ -115,6 +116,10 @@ class MasterRun:
 
     def is_open(self, conn: int) -> bool:
         return conn in self.doors
+
+    def arrived(self, door: Door) -> None:
+        while door.has_frames:
+            door.handle(QUANTUM)
 
     def _forget(self, conn: int) -> None:
         for table in (self.doors, self.heard, self.peers, self.beats):

@@ -248,7 +248,7 @@ def _newcomer(begin: Callable[[SmallState, Words], None], ends: list[object], *,
     return program
 
 
-def _all_holders_die(sim: Simulation) -> None:
+def _all_holders_die(sim: Simulation, run: str = "default") -> None:
     """Three peers finish a sync of revision 5 and are killed."""
     script = Script(3)
 
@@ -257,7 +257,7 @@ def _all_holders_die(sim: Simulation) -> None:
         state.revision = 5
 
     script.prepare = prepare
-    cluster = sim.cluster(peers=3, program=script)
+    cluster = sim.cluster(peers=3, program=script, run=run)
     sim.run_until(lambda: len(script.ended) == 3, limit_ms=10_000)
     for peer in cluster.peers:
         sim.crash(peer)
@@ -291,6 +291,23 @@ def test_a_lost_state_stays_lost_when_the_survivors_leave(sim: Simulation) -> No
         sim.join(_newcomer(_older, ends), at_ms=sim.now_ms + wait_ms)
     sim.run_until(sim.is_over, limit_ms=10_000)
     assert [type(end) for end in ends] == [StateLost] * 3
+
+
+def test_newcomers_that_all_begin_afresh_begin_the_default_run_anew(sim: Simulation) -> None:
+    _all_holders_die(sim)
+    ends: list[object] = []
+    for _ in range(2):
+        sim.join(_newcomer(lambda state, words: None, ends), at_ms=sim.now_ms + 100)
+    sim.run_until(sim.is_over, limit_ms=10_000)
+    assert [end.revision for end in ends] == [0, 0]  # type: ignore[attr-defined]
+
+
+def test_newcomers_that_begin_afresh_do_not_replace_the_lost_state_of_a_run_with_a_name(sim: Simulation) -> None:
+    _all_holders_die(sim, "nightly-7")
+    ends: list[object] = []
+    sim.join(_newcomer(lambda state, words: None, ends), at_ms=sim.now_ms + 100, run="nightly-7")
+    sim.run_until(sim.is_over, limit_ms=10_000)
+    assert isinstance(ends[0], StateLost)
 
 
 def test_exactly_the_lost_revision_is_taken_from_a_checkpoint(sim: Simulation) -> None:

@@ -5,6 +5,7 @@ from msgspec import structs
 from ringfold.master.events import Close, Effect, Ended, KeepLinks, Opened, Persist, Received, Send
 from ringfold.master.journal import Journal, closed, decode, encode
 from ringfold.master.keeper import Keeper
+from ringfold.master.life import Life
 from ringfold.master.probing import RESERVED_ROUNDS
 from ringfold.store.memory import MemoryServer
 from ringfold.wire import messages as m
@@ -113,7 +114,7 @@ def test_figures_that_make_no_sense_are_forgotten() -> None:
 
 def test_a_run_that_is_ended_closes_its_journal_and_then_tells_its_peers() -> None:
     effects = pair().step(Ended("stopped"))
-    assert effects[0] == Persist(closed(1, ""))
+    assert effects[0] == Persist(closed(1, "", Life("abandoned")))
     assert [each for each in effects[1:] if isinstance(each, Send)] == [
         Send(conn, m.Refused("stopped")) for conn in (1, 2)
     ]

@@ -4,11 +4,12 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from ringfold.errors import ConfigError, StoreError
 from ringfold.master import leading
-from ringfold.master.journal import Journal, closed
-from ringfold.master.keeper import KEY, Keeper
+from ringfold.master.journal import Journal, closed, forgotten
+from ringfold.master.keeper import KEY, PART_BYTES, Deposed, Keeper
 from ringfold.master.leading import LEASE_KEY, Candidate, Leadership
 from ringfold.master.server import MasterServer
 from ringfold.master.settings import MasterSettings
@@ -40,18 +41,54 @@ def test_a_lease_of_ones_own_that_was_not_given_back_is_in_nobodys_way(store: St
 def test_the_next_leader_has_a_higher_fence(store: StoreClient) -> None:
     with store:
         first = lead(store)
-        assert (first.fence, first.journal) == (1, None)
-        first.keeper.write(Journal(first.fence, b"secret"))
+        assert (first.fence, first.journals) == (1, {})
+        first.write("default", Journal(first.fence, b"secret"))
+        first.write("nightly-7", Journal(first.fence, b"other"))
         second = lead(store)
-        assert (second.fence, second.journal) == (2, Journal(1, b"secret"))
+        assert second.fence == 2
+        assert second.journals == {"default": Journal(1, b"secret"), "nightly-7": Journal(1, b"other")}
 
 
-def test_a_run_that_was_ended_is_not_gone_on_with_but_its_fence_is(store: StoreClient) -> None:
+def test_the_fence_is_higher_than_that_of_any_run(store: StoreClient) -> None:
+    """A run that broke and began again has a higher one than the others; a closed journal keeps nothing else."""
     with store:
         first = lead(store)
-        first.keeper.write(closed(5, "here"))
+        first.write("default", closed(5, "here"))
+        first.write("nightly-7", Journal(9, b"secret"))
+        assert lead(store).fence == 10
+
+
+def test_a_deposed_leader_writes_to_no_run(store: StoreClient) -> None:
+    """The first write of the new one is to each run's journal; and none can be added or forgotten before that."""
+    with store:
+        first = lead(store)
+        for name in ("default", "a", "b"):
+            first.write(name, Journal(first.fence, b"secret"))
         second = lead(store)
-        assert (second.fence, second.journal) == (6, None)
+        for journal in (Journal(first.fence, b"new"), forgotten(first.fence)):
+            with pytest.raises(Deposed):
+                first.write("c", journal) if not journal.is_forgotten else first.directory.remove("b")
+        for name, journal in second.journals.items():
+            second.write(name, structs.replace(journal, fence=second.fence))
+            with pytest.raises(Deposed):
+                first.write(name, Journal(first.fence, b"late"))
+        with pytest.raises(Deposed):
+            first.write("a", forgotten(first.fence))
+        assert {name: journal.fence for name, journal in lead(store).journals.items()} == dict.fromkeys(
+            ("default", "a", "b"), second.fence
+        )
+
+
+def test_a_forgotten_run_leaves_nothing_in_the_store(store: StoreClient) -> None:
+    with store:
+        first = lead(store)
+        before = set(store.list())
+        first.write("a", Journal(first.fence, b"s" * 2 * PART_BYTES))
+        first.keepers["a"].write_links(b"figures")
+        first.write("a", forgotten(first.fence))
+        assert set(store.list()) == before
+        first.write("a", Journal(first.fence, b"again"))
+        assert lead(store).journals == {"a": Journal(first.fence, b"again")}
 
 
 def test_a_master_that_is_to_be_alone_does_not_stand_by(store: StoreClient) -> None:
@@ -83,7 +120,7 @@ def test_a_master_alone_waits_until_a_full_disk_is_not_full_any_more(
         lead(store)
         monkeypatch.setattr(leading, "TROUBLE_S", 0.01)
         monkeypatch.setattr(store, "_write", often_full)
-        assert asyncio.run(wait()).fence == 1
+        assert asyncio.run(wait()).is_certain()
 
 
 def test_who_cannot_read_the_journal_leaves_the_lease_to_others(store: StoreClient) -> None:

@@ -293,11 +293,20 @@ def test_a_lost_state_waits_too_before_it_is_an_error() -> None:
     run, _ = all_lost()
     run.join(1)
     run.attach(3, 1)
-    assert waits(run.vote(1, 3, offer(0)), 1)
+    assert waits(run.vote(1, 3, offer(1)), 1)
     [failed] = [each for each in sent(run.wait(WAIT_MS), 1) if isinstance(each, m.CallFailed)]
     assert failed.reason.kind == "state_lost"
-    again = run.vote(1, 3, offer(0), ballot=10)
+    again = run.vote(1, 3, offer(1), ballot=10)
     assert [each for each in sent(again, 1) if isinstance(each, m.CallFailed)], "nobody is waited for twice"
+
+
+def test_the_default_run_waits_too_before_it_begins_anew() -> None:
+    run, _ = all_lost()
+    run.join(1)
+    run.attach(3, 1)
+    assert waits(run.vote(1, 3, offer(0)), 1)
+    [done] = [each for each in sent(run.wait(WAIT_MS), 1) if isinstance(each, m.SyncDone)]
+    assert done.revision == 0
 
 
 def test_whoever_waits_is_told_again_and_again() -> None:

@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from ringfold.errors import ConfigError
-from ringfold.master.events import Tell
+from ringfold.master.events import Effect, Event, Received, Tell
 from ringfold.master.machine import Master
+from ringfold.master.runs import Runs
 from ringfold.master.server import MasterServer
 from ringfold.master.settings import MasterSettings
 from ringfold.master.thread import MasterThread
@@ -40,6 +41,8 @@ from ringfold.wire.messages import (
     FromMaster,
     Hello,
     Installed,
+    Leave,
+    Left,
     Message,
     Record,
     Refused,
@@ -48,7 +51,7 @@ from ringfold.wire.messages import (
     Welcome,
 )
 from ringfold.wire.probing import RoundId, RoundSummary
-from ringfold.wire.proof import prove, proven
+from ringfold.wire.proof import prove, proven, run_token
 
 TOKEN = b"a token"
 LIMIT_S = 20.0
@@ -94,20 +97,23 @@ class Client:
             assert message is not None, f"closed before {kind.__name__}"
         return message
 
-    def hello(self, token: bytes = TOKEN, version: int = PROTOCOL_VERSION) -> Challenge:
+    def hello(
+        self, token: bytes = TOKEN, version: int = PROTOCOL_VERSION, run: str = "", name: str = "client"
+    ) -> Challenge:
         challenge = self.expect(Challenge)
         assert isinstance(challenge, Challenge)
         nonce = b"n" * 32
         proof = prove(token, "hello", challenge.nonce, nonce)
-        self.send(Hello(version, 0, "host", "client", ["127.0.0.1"], 9, nonce, proof))
+        self.send(Hello(version, 0, "host", name, ["127.0.0.1"], 9, nonce, proof, run=run))
         return challenge
 
-    def join(self) -> None:
+    def join(self, run: str = "") -> None:
         """Join an empty run, and be its only member."""
-        challenge = self.hello()
+        token = run_token(TOKEN, run or "default")
+        challenge = self.hello(token, run=run)
         welcome = self.expect(Welcome)
         assert isinstance(welcome, Welcome)
-        assert proven(TOKEN, welcome.proof, "welcome", b"n" * 32, challenge.nonce)
+        assert proven(token, welcome.proof, "welcome", b"n" * 32, challenge.nonce)
         record = self.expect(Record)
         assert isinstance(record, Record)
         self.send(Attached(record.epoch))
@@ -312,13 +318,53 @@ def test_a_port_that_is_taken_is_an_error_at_the_start() -> None:
         MasterThread(listen=[master.address])
 
 
-def test_a_broken_machine_ends_the_server_loudly(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_breaks_ends_alone_and_is_logged_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its peers are told, those of another run notice nothing, and it begins again."""
+    step = Master.step
+
+    def fragile(self: Master, now_ns: int, event: Event) -> list[Effect]:
+        if isinstance(event, Received) and isinstance(event.message, Hello) and event.message.name == "breaker":
+            raise ZeroDivisionError("planted")
+        return step(self, now_ns, event)
+
+    monkeypatch.setattr(Master, "step", fragile)
+    with a_master() as (master, _):
+        [default, other] = [Client(master.address) for _ in range(2)]
+        default.join()
+        other.join("other")
+        breaker = Client(master.address)
+        breaker.hello(name="breaker")
+        refused = default.expect(Refused)
+        assert isinstance(refused, Refused)
+        assert "run default broke in the master: ZeroDivisionError: planted" in refused.reason
+        again = Client(master.address)
+        while True:
+            again.hello()
+            said = again.next()
+            if isinstance(said, Welcome):
+                break
+            assert isinstance(said, Refused)
+            assert said.again
+            again.close()
+            threading.Event().wait(0.05)
+            again = Client(master.address)
+        while (got := other.next_frame()) is not None and got[0] is not FrameKind.HEARTBEAT:
+            assert not isinstance(decode_from_master(got[1]), Refused)
+        assert got is not None, "it is still there"
+        for client in (default, other, breaker, again):
+            client.close()
+    assert caplog.text.count("ZeroDivisionError: planted\n") == 1
+
+
+def test_what_breaks_outside_of_a_run_ends_the_server_loudly(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise AssertionError("planted")
 
     async def serve() -> None:
         server = MasterServer(MasterSettings(), ["127.0.0.1:0"])
-        monkeypatch.setattr(Master, "step", broken)
+        monkeypatch.setattr(Runs, "step", broken)
         async with asyncio.timeout(LIMIT_S):
             await server.serve()
 
@@ -357,6 +403,21 @@ def test_a_log_of_rounds_that_fails_does_not_end_the_master(
     server = MasterServer(MasterSettings(export=tmp_path), ["127.0.0.1:0"])
     server._rounds = Log(ExportSettings(directory=tmp_path))
     summary = RoundSummary(RoundId(1, 1), "master", "", 0, 0, -1, [], [])
-    server._do(Tell(RoundDone(summary)))
+    server._do("default", Tell(RoundDone(summary)))
     server._rounds.close()
     assert "no line can carry" in caplog.text
+
+
+def test_many_frames_at_once_are_all_handled_in_order_and_keep_nobody_waiting() -> None:
+    with a_master() as (master, notices):
+        flood, calm = Client(master.address), Client(master.address)
+        flood.join()
+        calm.join("calm")
+        beats = b"".join(heartbeat_frame(Heartbeat(number, 0)) for number in range(1, 20_001))
+        flood.socket.sendall(beats + message_frame(Leave()))
+        calm.send(Leave())
+        calm.expect(Left)
+        flood.expect(Left)
+        wait_for(lambda: sum(isinstance(notice, PeerGone) and notice.how == "left" for notice in notices) == 2)
+        flood.close()
+        calm.close()

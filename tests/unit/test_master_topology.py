@@ -259,12 +259,12 @@ def test_the_server_asks_a_process_of_its_own_and_tells_the_machine() -> None:
     async def ask() -> list[object]:
         server, told = MasterServer(MasterSettings(), ["127.0.0.1:0"]), list[object]()
         server.step = told.append  # type: ignore[method-assign]
-        await server._search(3, Question(members, rates, budget=1))
+        await server._search("default", 3, Question(members, rates, budget=1))
         return told
 
     [found] = asyncio.run(ask())
     assert isinstance(found, MoonshotFound)
-    assert found.group == 3
+    assert (found.group, found.run) == (3, "default")
     assert sorted(found.solution.ring) == members
 
 

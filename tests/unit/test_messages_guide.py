@@ -6,16 +6,17 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from ringfold.config import check_exposure
+from ringfold.config import check_exposure, check_run_name
 from ringfold.errors import ConfigError, Evicted, MasterUnreachable, RemoteProtocolError
 from ringfold.master.claims import check_claim
 from ringfold.master.evicting import reasons
+from ringfold.master.life import Life, finished_text
 from ringfold.master.meeting import Caller, clashing_calls
 from ringfold.master.stalls import Absent, Key, Stall, eviction
 from ringfold.peer.outcome import error_of
 from ringfold.peer.reports import join_too_late
 from ringfold.state.election import Failed, Finished, elect
-from ringfold.wire.events import AdmissionDelayed, MasterAway, PeersStalled, ResumeDelayed, StateRolledBack
+from ringfold.wire.events import AdmissionDelayed, MasterAway, PeersStalled, ResumeDelayed, RunBegun, StateRolledBack
 from ringfold.wire.messages import (
     PROTOCOL_VERSION,
     AdmissionWaits,
@@ -65,6 +66,14 @@ def test_the_guide_shows_what_is_said_of_tokens(has: bytes, given: bytes) -> Non
     with pytest.raises(RemoteProtocolError) as refusal:
         check_claim(claim, has, "status", NONCE)
     assert shown(f"refused this peer: {refusal.value}")
+
+
+def test_the_guide_shows_what_is_said_of_runs() -> None:
+    assert shown(f"refused this peer: {finished_text('nightly-7', Life('finished', revision=5000))}")
+    assert shown(str(RunBegun("default", 2, 40)))
+    with pytest.raises(ConfigError) as refusal:
+        check_run_name("night run")
+    assert shown(f"ConfigError: {refusal.value}")
 
 
 def test_the_guide_shows_how_to_make_a_token() -> None:

@@ -38,6 +38,7 @@ COMMANDS = (
     Command("lab", "Build hosts with several slow or bad paths on this machine, and run commands in them.", "lab"),
     Command("config", "Show every setting, its value, and where the value comes from.", "config"),
     # Groups of sub-commands stand last, where typer puts them in any case.
+    Command("runs", "List the runs of a master, or forget one that has ended.", "app"),
     Command("probe", "Measure links and clocks, and look at what was measured.", "app"),
     Command("agent", "Run the transport agent of this host, look at it, and steer it.", "app"),
     Command("bench", "Measure Ringfold on this machine, beside other libraries and against its targets.", "app"),

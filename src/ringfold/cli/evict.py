@@ -11,6 +11,7 @@ def evict(
     address: Annotated[str | None, typer.Argument(help="The master's address.", show_default=False)] = None,
     reason: Annotated[str, typer.Option(help="What the peer's own error says, and the log.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    run: Annotated[str | None, typer.Option(help="Its run; without it `default`, or the only one.")] = None,
     token_file: Annotated[Path | None, typer.Option(help="File with the join token of the run.")] = None,
     config: Annotated[Path | None, typer.Option(help="Settings file (TOML).")] = None,
 ) -> None:
@@ -24,8 +25,9 @@ def evict(
     from ringfold.errors import RingfoldError
     from ringfold.runtime import ask, resolve
 
-    resolved = settings.load({"master": address, "token_file": token_file, "config": config})
-    with ask.reach(resolved.listed("master"), resolved.token()) as connection:
+    resolved = settings.load({"master": address, "run": run, "token_file": token_file, "config": config})
+    masters, token, wanted = resolved.listed("master"), resolved.token(), resolved.named_run()
+    with ask.reach(masters, token, run=wanted) as connection:
         response = connection.evict(peer, reason, f"{resolve.user_name()} on {resolve.host_name()}")
     if as_json:
         print_json(response)

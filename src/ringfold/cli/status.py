@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ringfold.config import DEFAULT_RUN
+
 if TYPE_CHECKING:
     from rich.console import Group
     from rich.table import Table
@@ -26,6 +28,7 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Keep showing it until Ctrl-C.")] = False,
     every_ms: Annotated[int, typer.Option(help="How often --watch asks.", min=50)] = 500,
+    run: Annotated[str | None, typer.Option(help="The run to show; without it `default`, or the only one.")] = None,
     token_file: Annotated[Path | None, typer.Option(help="File with the join token of the run.")] = None,
     config: Annotated[Path | None, typer.Option(help="Settings file (TOML).")] = None,
 ) -> None:
@@ -40,12 +43,12 @@ def status(
 
     if as_json and watch:
         raise UsageError("--json prints one object; leave out --watch")
-    resolved = settings.load({"master": address, "token_file": token_file, "config": config})
-    masters, token = resolved.listed("master"), resolved.token()
+    resolved = settings.load({"master": address, "run": run, "token_file": token_file, "config": config})
+    masters, token, wanted = resolved.listed("master"), resolved.token(), resolved.named_run()
     if watch:
-        _watch(ask.follow(masters, token, every_ms / 1000))
+        _watch(ask.follow(masters, token, every_ms / 1000, run=wanted))
         return
-    with ask.reach(masters, token) as connection:
+    with ask.reach(masters, token, run=wanted) as connection:
         if as_json:
             print_json(connection.ask())
         else:
@@ -80,11 +83,15 @@ def _parts(address: str, status: "Status") -> Iterator["Text | Table"]:
     from ringfold.cli.output import duration, table
 
     world = status.world
+    whose = "" if status.run == DEFAULT_RUN else f"run {status.run} of "
     yield Text(
-        f"{address}: {_count(world.peers, 'peer')} in {_count(world.groups, 'group')}, "
+        f"{whose}{address}: {_count(world.peers, 'peer')} in {_count(world.groups, 'group')}, "
         f"up {duration(status.uptime_ms)}, {_count(status.epochs, 'epoch')} so far, fence {status.fence}"
         f"{f', led by {status.leader}' if status.leader else ''}"
     )
+    if status.other_runs:
+        others = ", ".join(status.other_runs)
+        yield Text(f"it serves other runs, too: {others}; show one with --run NAME", style="dim")
     if status.peers:
         columns = ["peer", "name", "group", "phase", "heard", "ops"]
         yield Text()

@@ -5,7 +5,16 @@ The master runs them under `checked` (decision 31): they only look, so that what
 
 from ringfold.config import GIVE_TOKEN
 from ringfold.errors import RemoteProtocolError
-from ringfold.wire.messages import MAX_PATHS, PROTOCOL_VERSION, EvictRequest, Hello, Resume, StatusRequest
+from ringfold.wire.messages import (
+    MAX_PATHS,
+    PROTOCOL_VERSION,
+    EvictRequest,
+    ForgetRun,
+    Hello,
+    Resume,
+    RunsRequest,
+    StatusRequest,
+)
 from ringfold.wire.probing import NodeHello, ProbeCommand
 from ringfold.wire.proof import proven
 
@@ -15,8 +24,9 @@ MAX_GROUP = (1 << 31) - 1
 MAX_ADDRESSES = 64
 MAX_TEXT_CHARS = 1_024
 
-Claim = Hello | Resume | StatusRequest | EvictRequest | NodeHello | ProbeCommand
-"""The first message of a connection, with a proof."""
+RunClaim = Hello | Resume | StatusRequest | EvictRequest | NodeHello | ProbeCommand
+"""The first message of a connection, with a proof, if it is about one run."""
+Claim = RunClaim | RunsRequest | ForgetRun
 
 
 def check_claim(claim: Claim, token: bytes, purpose: str, challenge: bytes) -> None:

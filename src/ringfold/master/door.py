@@ -1,6 +1,8 @@
 """One connection of the master's server: bytes in, events out."""
 
 import asyncio
+from collections import deque
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ringfold.errors import RemoteProtocolError
@@ -26,6 +28,10 @@ class Door(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
         self.conn: Conn = 0
         self._fd = -1
+        self._chunks: deque[bytes] = deque()
+        self._uncut: Iterator[tuple[FrameKind, bytes]] = iter(())
+        """Frames that are not handled yet, of the chunk that is being cut, and the chunks after it."""
+        self.has_frames = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -43,15 +49,41 @@ class Door(asyncio.Protocol):
     def data_received(self, chunk: bytes) -> None:
         if not self._server.is_open(self.conn):
             return
+        self._chunks.append(chunk)
+        if not self.has_frames:
+            self.has_frames = True
+            self._server.arrived(self)
+
+    def handle(self, most: int) -> int:
+        """Turn up to so many frames into events; how many there were. Nothing is read while some are left."""
+        count = self._handle(most)
+        if self.transport is not None and self._server.is_open(self.conn):
+            (self.transport.pause_reading if self.has_frames else self.transport.resume_reading)()
+        return count
+
+    def _handle(self, most: int) -> int:
+        count = 0
         try:
-            for kind, body in self.frames.feed(chunk):
-                self._server.step(self._event(kind, body))
-                if not self._server.is_open(self.conn):
-                    return
-            if self.frames.is_inside:
-                self._server.step(Piece(self.conn))
+            while count < most:
+                frame = next(self._uncut, None)
+                if frame is not None:
+                    count += 1
+                    self._server.step(self._event(*frame))
+                    if not self._server.is_open(self.conn):
+                        break
+                elif self._chunks:
+                    self._uncut = self.frames.feed(self._chunks.popleft())
+                else:
+                    if self.frames.is_inside:
+                        self._server.step(Piece(self.conn))
+                    break
+            else:
+                return count
         except RemoteProtocolError as error:
             self._server.step(Malformed(self.conn, str(error)))
+        self._chunks.clear()
+        self.has_frames = False
+        return count
 
     def _event(self, kind: FrameKind, body: bytes) -> Event:
         match kind:

@@ -100,8 +100,9 @@ class Epochs:
         self._run.remove(peer, "evicted", reason, Evicted(told, for_call=True))
         self._without(now, peer, f"was evicted: {reason}")
 
-    def leave(self, now: Ns, peer: Peer, _: Leave) -> None:
+    def leave(self, now: Ns, peer: Peer, message: Leave) -> None:
         """The peer asks to go. A member among others seals first: its word counts in the verdicts."""
+        peer.stopped = message.stopped
         group = self._run.groups[peer.group]
         is_alone = self._run.live(group) == [peer] and not self._run.away
         if peer.standing is not Standing.ACCEPTED or is_alone:
@@ -121,6 +122,7 @@ class Epochs:
     def give_up(self, now: Ns, peer: PeerId, away: Away, how: str) -> None:
         """A member did not come back to this master."""
         del self._run.away[peer]
+        self._run.left_last = False
         self._run.tell(PeerGone(peer, away.member.name, "evicted", how))
         self.begin(now, self._run.groups[away.group], lost(peer, how))
 

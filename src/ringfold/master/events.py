@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from ringfold.config import DEFAULT_RUN
 from ringfold.topology.moonshot import Question
 from ringfold.topology.solve import Solution
 from ringfold.wire.events import Notice
@@ -24,11 +25,15 @@ Conn = int
 
 
 class Opened(Struct, frozen=True):
-    """Somebody connected. `nonce` is fresh randomness for its challenge."""
+    """Somebody connected. `nonce` is fresh randomness for its challenge.
+
+    With a `token` the challenge has been sent already, and claims are proven with that one.
+    """
 
     conn: Conn
     remote: str
     nonce: bytes
+    token: bytes | None = None
 
 
 class Received(Struct, frozen=True):
@@ -74,10 +79,11 @@ class Tick(Struct, frozen=True):
 
 
 class MoonshotFound(Struct, frozen=True):
-    """The answer to `StartMoonshot`, where one came."""
+    """The answer to `StartMoonshot` of a run, where one came."""
 
     group: GroupId
     solution: Solution
+    run: str = DEFAULT_RUN
 
 
 class Ended(Struct, frozen=True):
@@ -151,4 +157,12 @@ class StartMoonshot(Struct, frozen=True):
     question: Question
 
 
-Effect = Send | SendBeat | SendEvidence | Close | Trust | Tell | StartMoonshot | Persist | KeepLinks
+class Broken(Struct, frozen=True):
+    """A run's machine broke. What of it still waits to be carried out is void; it begins again after `pause_ns`."""
+
+    error: Exception
+    event: str
+    pause_ns: Ns | None
+
+
+Effect = Send | SendBeat | SendEvidence | Close | Trust | Tell | StartMoonshot | Persist | KeepLinks | Broken

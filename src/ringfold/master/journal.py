@@ -14,7 +14,7 @@ it is another one than before, the whole step's effects wait for the journal to 
 although the journal says nothing of it: a peer believes it for good, so that a leader that is deposed must not say it,
 and a write is the only way to know.
 
-A *closed* journal is that of a run that was ended on purpose. Nothing but its fence outlives it.
+A *closed* journal is that of a run that was ended on purpose. Nothing but its fence, and how it ended, outlives it.
 
 What is known about links is kept apart from all this, and lazily (`Links`): nobody waits for it, and a run without it
 only measures again.
@@ -28,6 +28,7 @@ from msgspec import Struct, field
 
 from ringfold.errors import RemoteProtocolError, StoreError
 from ringfold.master.events import Ns
+from ringfold.master.life import Life
 from ringfold.master.liveness import MS
 from ringfold.master.run import Admission, Away, Change, Run
 from ringfold.master.verdicts import Cause
@@ -72,6 +73,8 @@ class GroupEntry(Struct, frozen=True):
     incumbents: list[PeerId] = field(default_factory=list)
     lineage: Lineage | None = None
     """The history of its state. Journals of older versions name none."""
+    orphaned_sync: int = 0
+    """The finished sync's number, if its state was lost with the last member of the run."""
 
 
 class AdmissionEntry(Struct, frozen=True):
@@ -96,6 +99,9 @@ class Journal(Struct, frozen=True):
     rounds: int = 0
     probing: bool | None = None
     is_closed: bool = False
+    life: Life = Life()
+    is_forgotten: bool = False
+    """Never written: the run is to be forgotten, and its key with it."""
     format: int = FORMAT
 
     @property
@@ -156,7 +162,7 @@ def mark(run: Run) -> Mark:
         for group in run.groups.values()
     ]
     counters = run.registrations, run.epochs, run.syncs, run.tests, run.rounds, run.evictions
-    return *counters, run.probing, *groups
+    return *counters, run.probing, run.life, *groups
 
 
 def journal_of(run: Run, fence: int, secret: bytes, leader: str) -> Journal:
@@ -170,18 +176,25 @@ def journal_of(run: Run, fence: int, secret: bytes, leader: str) -> Journal:
             history = list(last.names), group.finished_rollback
             finished = FinishedEntry(group.finished_sync, last.revision, *outcome, *history)
         record, incumbents = group.record if group.ring else None, sorted(group.incumbents)
-        groups.append(GroupEntry(group.id, group.epoch, record, finished, incumbents, group.lineage))
+        past = incumbents, group.lineage, group.orphaned_sync
+        groups.append(GroupEntry(group.id, group.epoch, record, finished, *past))
     going = run.admission
     # Before its first record nobody has been admitted: the votes are cast again, and the vote is decided anew.
     begun = going is not None and any(run.groups[group].epoch > going.epochs[group] for group in going.groups)
     admission = AdmissionEntry(dict(going.ballots), sorted(going.groups)) if going is not None and begun else None
     counters = run.registrations, run.epochs, run.syncs, run.tests
-    return Journal(fence, secret, *counters, groups, admission, leader, run.rounds, run.probing)
+    probing = run.rounds, run.probing
+    return Journal(fence, secret, *counters, groups, admission, leader, *probing, life=run.life)
 
 
-def closed(fence: int, leader: str) -> Journal:
+def closed(fence: int, leader: str, life: Life | None = None) -> Journal:
     """The journal of a run that was ended on purpose."""
-    return Journal(fence, b"", leader=leader, is_closed=True)
+    return Journal(fence, b"", leader=leader, is_closed=True, life=life or Life())
+
+
+def forgotten(fence: int) -> Journal:
+    """What is to be written of a run that is forgotten: nothing."""
+    return Journal(fence, b"", is_forgotten=True)
 
 
 def restore(run: Run, journal: Journal, now: Ns) -> None:
@@ -189,10 +202,12 @@ def restore(run: Run, journal: Journal, now: Ns) -> None:
     run.registrations, run.epochs = journal.registrations, journal.epochs
     run.syncs, run.tests = journal.syncs, journal.tests
     run.rounds, run.probing = journal.rounds, journal.probing
+    run.life, run.revision = journal.life, journal.life.revision
     for entry in journal.groups:
         group = run.group(entry.group)
         group.epoch, last = entry.epoch, entry.finished
         group.incumbents, group.lineage = set(entry.incumbents), entry.lineage
+        group.orphaned_sync = entry.orphaned_sync
         if last is not None:
             group.finished_sync, group.finished_ballots = last.sync, last.ballots
             group.finished_failures, group.finished_diverged = last.failures, last.diverged
@@ -211,6 +226,7 @@ def restore(run: Run, journal: Journal, now: Ns) -> None:
     if journal.admission is not None:
         groups = set(journal.admission.groups)
         run.admission = Admission(now, dict(journal.admission.ballots), groups, dict.fromkeys(groups, -1))
+    run.is_inhabited = any(group.ring for group in run.groups.values())
     run.return_by = now + run.settings.return_ms * MS
 
 

@@ -7,6 +7,7 @@ closes its journal first, and then says so: who hears of the end can rely on it.
 
 from ringfold.master.events import Close, Effect, Ended, KeepLinks, Ns, Persist, Send
 from ringfold.master.journal import Journal, closed, journal_of, links_of, mark
+from ringfold.master.life import stopped
 from ringfold.master.liveness import MS
 from ringfold.master.run import Run
 from ringfold.wire.messages import Refused
@@ -45,7 +46,8 @@ class Keeping:
 
     def ended(self, event: Ended) -> list[Effect]:
         """The last words of a run that is ended on purpose."""
-        first: list[Effect] = [Persist(closed(self._fence, self._leader))] if self.is_on else []
+        journal = closed(self._fence, self._leader, stopped(self._run))
+        first: list[Effect] = [Persist(journal)] if self.is_on else []
         last: list[Effect] = []
         for connection in self._run.connections.values():
             if connection.peer is not None:

@@ -14,8 +14,10 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from ringfold.errors import ConfigError, LeaseLost, StoreError
+from ringfold.master.directory import Directory
 from ringfold.master.journal import Journal
 from ringfold.master.keeper import Deposed, Keeper
 from ringfold.runtime.process import process_mark, process_of_mark_is_gone
@@ -31,16 +33,34 @@ _log = logging.getLogger("ringfold.master")
 
 @dataclass(slots=True)
 class Leadership:
-    """A lease that is held, and the journal that came with it."""
+    """A lease that is held, and the journals that came with it."""
 
-    keeper: Keeper
-    journal: Journal | None
-    """None if there is no run to go on with: there never was one, or it was ended on purpose."""
-    links: bytes
+    directory: Directory
+    keepers: dict[str, Keeper]
+    """By the run's name."""
+    journals: dict[str, Journal]
+    """Of the runs that have one. A closed one is that of a run that was ended on purpose."""
+    links: dict[str, bytes]
     fence: int
     lease: Lease
+    keeper_of: Callable[[str], Keeper]
+    """Of a run that has no journal yet."""
     trouble: str = ""
     """Why the lease was not renewed the last time."""
+
+    def write(self, run: str, journal: Journal) -> None:
+        """Write a run's journal, the first time after its name is in the list of runs; or forget the run.
+
+        Blocks; one call at a time for each run. Raises Deposed if another master has taken over.
+        """
+        keeper = self.keepers.setdefault(run, self.keeper_of(run))
+        if journal.is_forgotten:
+            keeper.forget()
+            self.directory.remove(run)
+            del self.keepers[run]
+        else:
+            self.directory.add(run)
+            keeper.write(journal)
 
     def is_certain(self) -> bool:
         """Whether nobody else can hold the lease."""
@@ -114,15 +134,26 @@ class Candidate:
         return None
 
     async def _take_over(self, lease: Lease) -> Leadership:
-        keeper = Keeper(self._store, self._where)
         try:
-            journal, links = await asyncio.to_thread(lambda: (keeper.read(), keeper.read_links()))
-        except (StoreError, asyncio.CancelledError):
+            leadership = await asyncio.to_thread(self._read_all, lease)
+        except (StoreError, Deposed, asyncio.CancelledError):
             await _give_back(lease)  # who cannot read the journal must not keep it from those who can
             raise
         self._leader, self._trouble = self._name, ""
-        fence = 1 if journal is None else journal.fence + 1
-        return Leadership(keeper, None if journal is not None and journal.is_closed else journal, links, fence, lease)
+        return leadership
+
+    def _read_all(self, lease: Lease) -> Leadership:
+        """All runs that there are, under a fence that is higher than any before."""
+        directory = Directory(self._store, self._where)
+        last, names = directory.read()
+        keeper_of = partial(Keeper, self._store, self._where)
+        keepers = {name: keeper_of(name) for name in names}
+        found = {name: keeper.read() for name, keeper in keepers.items()}
+        journals = {name: journal for name, journal in found.items() if journal is not None}
+        fence = 1 + max([last, *(journal.fence for journal in journals.values())])
+        directory.take_over(fence)
+        links = {name: keeper.read_links() for name, keeper in keepers.items()}
+        return Leadership(directory, keepers, journals, links, fence, lease, keeper_of)
 
     async def hold(self, leadership: Leadership, lost: Callable[[str], None]) -> None:
         """Renew the lease until it is lost."""

@@ -35,10 +35,12 @@ from typing import assert_never
 
 from msgspec import structs
 
+from ringfold.config import DEFAULT_RUN
 from ringfold.errors import RemoteProtocolError
+from ringfold.master import life as lives
 from ringfold.master import verdicts
 from ringfold.master.calls import Calls
-from ringfold.master.claims import OLDEST_VERSION, Claim, check_claim, check_facts
+from ringfold.master.claims import OLDEST_VERSION, RunClaim, check_claim, check_facts
 from ringfold.master.disputes import Disputes
 from ringfold.master.epochs import Epochs
 from ringfold.master.events import (
@@ -64,6 +66,7 @@ from ringfold.master.events import (
 from ringfold.master.evicting import check_request, choose, reasons
 from ringfold.master.journal import Journal, restore, restore_links
 from ringfold.master.keeping import Keeping
+from ringfold.master.life import Life
 from ringfold.master.liveness import MS, PatientClock, evict_reason, silent_ms, suspected
 from ringfold.master.ops import Ops
 from ringfold.master.probing import Probing
@@ -89,6 +92,7 @@ from ringfold.wire.messages import (
     Challenge,
     EvictRequest,
     EvictResponse,
+    ForgetRun,
     Hello,
     Leave,
     LinkLost,
@@ -102,6 +106,7 @@ from ringfold.wire.messages import (
     Resume,
     Resumed,
     Returned,
+    RunsRequest,
     Sealed,
     SealedOp,
     Status,
@@ -115,6 +120,7 @@ from ringfold.wire.messages import (
 )
 from ringfold.wire.probing import KEY_BYTES, NodeHello, ProbeCommand, RoundAlarm, RoundReport
 from ringfold.wire.proof import derive, prove, proven
+from ringfold.wire.runs import RunInfo, RunState
 from ringfold.wire.status import Waiting
 
 
@@ -135,9 +141,12 @@ class Master:
         *,
         keeps_journal: bool = False,
         links: bytes = b"",
+        name: str = DEFAULT_RUN,
+        wall_s: Callable[[], int] = int,
+        life: Life | None = None,
     ) -> None:
         """With `journal` the run goes on from there, under its secret; `fence` must be higher than the journal's.
-        `links` is what the last `KeepLinks` gave, if anything."""
+        `links` is what the last `KeepLinks` gave, if anything; `life` how a run ended whose journal is closed."""
         self.settings = settings
         self.fence = fence
         if journal is not None:
@@ -147,7 +156,9 @@ class Master:
         self._token = token
         self._started_ns = started_ns
         self._clock = PatientClock(started_ns)
-        self._run = Run(settings)
+        self._run = Run(settings, name, wall_s)
+        if life is not None:
+            self._run.life, self._run.revision = life, life.revision
         if journal is not None:
             restore(self._run, journal, started_ns)
             restore_links(self._run, links, started_ns)
@@ -187,16 +198,42 @@ class Master:
         self._returning.settle(now)
         self._calls.settle_withdrawn(now)
         self._disputes.settle(now)
-        while self._epochs.advance(now) or self._calls.settle(now):
+        while self._epochs.advance(now) or self._finish(now) or self._calls.settle(now):
             pass
         self._probing.settle(now)
         self._check_invariants()
         self._keeping.settle(out)
         return out
 
+    def _finish(self, now: Ns) -> bool:
+        """Notice the run's end, before anybody is admitted after it. False if nobody has to go for it."""
+        lives.settle(self._run)
+        waiting = list(self._run.peers.values()) if (refusal := lives.refusal(self._run)) else []
+        for peer in waiting:
+            self._epochs.evict(now, peer, refusal)
+        return bool(waiting)
+
     def journal(self) -> Journal:
         """All that a later master needs to go on from here."""
         return self._keeping.journal()
+
+    @property
+    def is_used(self) -> bool:
+        """Whether anybody ever joined the run, or probes in it."""
+        run = self._run
+        return bool(run.registrations or run.life.end) or any(each.node for each in run.connections.values())
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no deadline can pass: nobody is here, and nobody may come."""
+        return bool(lives.refusal(self._run)) and not self._run.connections and not self._run.away
+
+    def info(self) -> RunInfo:
+        """The run in one line, for `ringfold runs`."""
+        run, away = self._run, len(self._run.away.keys() - self._run.peers.keys())
+        is_there = run.peers or away
+        state: RunState = "running" if is_there else run.life.end or ("new" if not run.registrations else "running")
+        return RunInfo(run.name, state, len(run.peers), away, run.revision, run.life.incarnation, run.life.since_s)
 
     def status(self, now_ns: Ns) -> Status:
         """The whole run, for `ringfold status`."""
@@ -252,9 +289,11 @@ class Master:
 
     def _open(self, now: Ns, event: Opened) -> None:
         run = self._run
-        connection = Connection(event.conn, event.remote, event.nonce, now)
+        token = self._token if event.token is None else event.token
+        connection = Connection(event.conn, event.remote, event.nonce, now, token)
         run.connections[event.conn] = run.unproven[event.conn] = connection
-        run.out.append(Send(event.conn, Challenge(event.nonce, OLDEST_VERSION, PROTOCOL_VERSION)))
+        if event.token is None:
+            run.out.append(Send(event.conn, Challenge(event.nonce, OLDEST_VERSION, PROTOCOL_VERSION)))
         if len(run.unproven) > self.settings.max_unproven:
             oldest = next(iter(run.unproven))
             reason = f"more than {self.settings.max_unproven} connections have proven nothing yet"
@@ -326,6 +365,7 @@ class Master:
             proof=resume.proof,
             probes=resume.probes,
             paths=resume.paths,
+            run=resume.run,
         )
         if is_new:
             self._hello(now, connection, facts)
@@ -349,6 +389,11 @@ class Master:
 
     def _hello(self, now: Ns, connection: Connection, hello: Hello) -> None:
         checked(check_facts, hello)
+        if over := lives.refusal(self._run):
+            proof = prove(self._token, "refused", connection.nonce, hello.nonce, over.encode())
+            self._run.tell(ConnectionDropped(connection.remote, over))
+            self._run.drop_connection(connection, Refused(over, proof=proof), over)
+            return
         refusal = self._disputes.bans.refusal(now, hello.name, hello.host)
         if refusal is not None:
             raise RemoteProtocolError(refusal)
@@ -364,9 +409,9 @@ class Master:
         for other in self._run.accepted():
             self._run.send(other, heard)
 
-    def _prove(self, connection: Connection, purpose: str, claim: Claim) -> None:
+    def _prove(self, connection: Connection, purpose: str, claim: RunClaim) -> None:
         """Check version and proof of a claim; from here on the connection is trusted with full-size frames."""
-        checked(check_claim, claim, self._token, purpose, connection.nonce)
+        checked(check_claim, claim, connection.token, purpose, connection.nonce)
         if not connection.proven:
             connection.proven = True
             del self._run.unproven[connection.id]
@@ -435,6 +480,8 @@ class Master:
             case OpMismatch() | OpCancelled():
                 self._ops.failed(now, peer, message)
             case Hello() | Resume() | StatusRequest() | EvictRequest() | NodeHello() | ProbeCommand():
+                raise RemoteProtocolError(f"{type(message).__name__} from a peer that has joined")
+            case RunsRequest() | ForgetRun():
                 raise RemoteProtocolError(f"{type(message).__name__} from a peer that has joined")
             case RoundReport() | RoundAlarm():
                 raise AssertionError("these do not come here")

@@ -58,6 +58,10 @@ class Outbox:
                 found.append(effect)
         return found
 
+    def waiting(self) -> list[Effect]:
+        """Everything that was not carried out yet."""
+        return list(self._waiting)
+
     def written(self) -> list[Effect]:
         """The write is made."""
         assert self._covered, "nothing was being written"

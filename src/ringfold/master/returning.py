@@ -20,6 +20,7 @@ when all are back no answer of the old master, however late it wakes up, can add
 
 from msgspec import structs
 
+from ringfold.config import DEFAULT_RUN
 from ringfold.errors import RemoteProtocolError
 from ringfold.master.epochs import Epochs
 from ringfold.master.events import Ns
@@ -135,7 +136,7 @@ class Returning:
             if peer in self._run.peers and brought.ballot:
                 self._answer(self._run.peers[peer], brought)
         self._go_on_admitting()
-        if not self._back:
+        if not self._back and self._run.name == DEFAULT_RUN:
             self._begin_anew()
         for _, group in sorted(self._run.groups.items()):
             self._excuse(group)
@@ -145,7 +146,8 @@ class Returning:
 
     def _begin_anew(self) -> None:
         """Nobody came back. What the last sync finished still counts: the run goes on from a checkpoint of it. Where it
-        cannot by itself (no arrays, several groups, a journal that names no lineage) whoever comes begins anew."""
+        cannot by itself (no arrays, several groups, a journal that names no lineage) whoever comes begins anew. Its
+        numbers go on, so that none comes twice. A run with a name of its own stays bound by its state."""
         with_state = [group for group in self._run.groups.values() if group.finished is not None]
         for group in with_state:
             assert group.finished is not None

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Literal
 
 from msgspec import structs
 
+from ringfold.config import DEFAULT_RUN
 from ringfold.errors import RemoteProtocolError
 from ringfold.master.edges import EdgeMemory
 from ringfold.master.events import Close, Conn, Effect, Ns, Send, Tell
 from ringfold.master.evidence import Collector
+from ringfold.master.life import Life
 from ringfold.master.liveness import MS, Pace
 from ringfold.master.settings import MasterSettings
 from ringfold.master.verdicts import Cause
@@ -76,6 +78,8 @@ class Connection:
     nonce: bytes
     opened: Ns
     """When it was opened, or a watcher last asked."""
+    token: bytes = b""
+    """What its claims are proven with."""
     proven: bool = False
     peer: "Peer | None" = None
     node: NodeId = 0
@@ -125,6 +129,8 @@ class Peer:
     echoed: Ns
     standing: Standing = Standing.REGISTERED
     leaving: bool = False
+    stopped: bool = False
+    """Whether it leaves before its program is done."""
     ballot: Ballot | None = None
     answered: int = -1
     """The highest ballot that was answered; an older vote that was still on its way is void."""
@@ -242,6 +248,8 @@ class Group:
     """The sync in progress."""
     finished: Finished | None = None
     """The last sync that finished: what the next one is measured by."""
+    orphaned_sync: int = 0
+    """The number of that sync, if all members of the run went without taking its state along."""
     redo: set[PeerId] = field(default_factory=set)
     """Who was in a sync that the last master could not end, and has neither voted anew nor given up."""
     out_of_redo: set[PeerId] = field(default_factory=set)
@@ -332,8 +340,16 @@ class Away:
 class Run:
     """All tables, and the effects of the step in progress."""
 
-    def __init__(self, settings: MasterSettings) -> None:
-        self.settings = settings
+    def __init__(self, settings: MasterSettings, name: str = DEFAULT_RUN, wall_s: Callable[[], int] = int) -> None:
+        """`wall_s` is the wall clock, for people."""
+        self.settings, self.name, self.wall_s = settings, name, wall_s
+        self.life = Life()
+        self.is_inhabited = False
+        """Whether a group has members, as of the last step."""
+        self.left_last = False
+        """Whether the last member that went left of its own accord, with its program done."""
+        self.revision = 0
+        """Of the last finished sync, also when its state binds nobody any more."""
         self.connections: dict[Conn, Connection] = {}
         self.unproven: dict[Conn, Connection] = {}
         self.peers: dict[PeerId, Peer] = {}
@@ -551,6 +567,8 @@ class Run:
             self.drop_connection(connection, last_words, reason)
         del self.peers[peer.id]
         self.away.pop(peer.id, None)
+        if peer.standing is not Standing.REGISTERED:
+            self.left_last = how == "left" and not peer.stopped
         group = self.groups[peer.group]
         group.edges.forget_peer(peer.id)
         if group.change is not None:

@@ -1,14 +1,15 @@
-"""The shell of the master machine: asyncio sockets in, effects out. It decides nothing.
+"""The shell of the master's machines: asyncio sockets in, effects out. It decides nothing.
 
-One `Door` per connection (`door.py`) cuts bytes into frames and turns them into events; `MasterServer` steps the
-machine and does what its effects say, in order. Everything runs in one loop, so a step is never interrupted.
+One `Door` per connection (`door.py`) cuts bytes into frames and turns them into events; `MasterServer` steps the runs
+(`runs.py`) and does what their effects say, in order. Everything runs in one loop, so a step is never interrupted.
 
+Runs take turns (`turns.py`): peers that send without end delay no other run by more than their run's share of frames.
 A connection that does not read is no danger to the others: what is queued for it is bounded, and what must still be
 flushed when it is closed has FLUSH_S to go.
 
-With a journal, what the machine says waits until what it must not forget is written, off the loop (`outbox.py`,
-`keeper.py`); and the machine exists only while this master leads (`leading.py`). Whoever comes while it does not is
-told so, and goes on to the next master.
+With journals, what a run says waits until what it must not forget is written, off the loop (`outbox.py`, `keeper.py`);
+no other run waits for that. The runs are served only while this master leads (`leading.py`): one write that fails ends
+its lead of all of them. Whoever comes while it does not lead is told so, and goes on to the next master.
 
 The result of a round of probing is written down when the machine tells it, which is after the next window's starts were
 sent. A disk that is full ends the log, and nothing else.
@@ -21,10 +22,11 @@ from typing import assert_never
 
 import msgspec
 
-from ringfold.config import check_exposure, split_address
+from ringfold.config import DEFAULT_RUN, check_exposure, split_address
 from ringfold.errors import ConfigError, RemoteProtocolError, StoreError
 from ringfold.master.door import Door
 from ringfold.master.events import (
+    Broken,
     Close,
     Closed,
     Conn,
@@ -46,13 +48,14 @@ from ringfold.master.events import (
 from ringfold.master.journal import Journal
 from ringfold.master.keeper import Deposed
 from ringfold.master.leading import TROUBLE_S, Candidate, Leadership
-from ringfold.master.machine import Master
 from ringfold.master.outbox import Outbox
+from ringfold.master.runs import Routed, Runs
 from ringfold.master.settings import MasterSettings
+from ringfold.master.turns import Turns
 from ringfold.probe.log import ExportSettings, Log
 from ringfold.runtime import server as rim
 from ringfold.runtime.aside import ask_aside
-from ringfold.runtime.clock import monotonic_ns
+from ringfold.runtime.clock import monotonic_ns, unix_ns
 from ringfold.runtime.entropy import random_bytes
 from ringfold.runtime.log_limit import LogRateLimiter
 from ringfold.store import StoreClient, open_store
@@ -80,7 +83,8 @@ _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARN
 
 
 class MasterServer:
-    """A master on real sockets. `listen` holds addresses like `127.0.0.1:48148`, `[::1]:0` or `localhost:48148`.
+    """A master of one or more runs, on real sockets. `listen` holds addresses like `127.0.0.1:48148`, `[::1]:0` or
+    `localhost:48148`.
 
     Other addresses than loopback need a token of 16 bytes or more, or `insecure` said aloud. With `journal`, the
     address of a store, the run outlives this process; of several masters on one store one leads, and the others stand
@@ -109,21 +113,25 @@ class MasterServer:
         self._log_limit = LogRateLimiter()
         self._export = settings.export
         self._rounds: Log | None = None
+        self._other_rounds: dict[str, Log] = {}
         self._settings, self._token = settings, token
         alive, self._stepped_ns = settings.liveness, 0
         # Whom they have not heard since a heartbeat before it fell asleep, peers may leave this soon.
         self._patience_ns = (alive.evict_after_ms - alive.heartbeat_ms) * 1_000_000
         self._journal, self._lease_s, self._alone = journal, lease_s, alone
-        self._machine: Master | None = None
+        self._runs: Runs | None = None
         self._candidate: Candidate | None = None
         self._leadership: Leadership | None = None
         self._held: Leadership | None = None
         """Whose lease is to be given back in the end."""
         self._deposed: asyncio.Future[str] | None = None
-        self._writing: asyncio.Task[None] | None = None
-        self._keeping: asyncio.Task[None] | None = None
-        self._outbox = Outbox()
+        self._writing: dict[str, asyncio.Task[None]] = {}
+        self._keeping: dict[str, asyncio.Task[None]] = {}
+        self._outboxes: dict[str, Outbox] = {}
+        """By the name of the run."""
         self._doors: dict[Conn, Door] = {}
+        self._turns = Turns()
+        self._is_turning = False
         self._servers: list[asyncio.Server] = []
         self._leaving: dict[asyncio.Transport, asyncio.TimerHandle] = {}
         self._last_conn = 0
@@ -202,8 +210,10 @@ class MasterServer:
         for server in self._servers:
             await server.wait_closed()
         if self._rounds is not None:
-            self._rounds.close()
+            for log in (self._rounds, *self._other_rounds.values()):
+                log.close()
             self._rounds = None
+            self._other_rounds.clear()
 
     async def _tick(self) -> None:
         while True:
@@ -229,9 +239,10 @@ class MasterServer:
         self._deposed, began = asyncio.get_running_loop().create_future(), clock()
         holding = asyncio.create_task(candidate.hold(leadership, self.step_down), name="ringfold lease")
         try:
-            machine = self._begin(leadership)
-            # The fence is raised in the journal first: until that is written, everything that is said waits.
-            self._carry_out(self._outbox.put([Persist(machine.journal())]))
+            runs = self._begin(leadership)
+            # The fence is raised in each journal first: until that is written, everything that is said waits.
+            for name, journal in runs.first_journals().items():
+                self._carry_out(name, self._outbox(name).put([Persist(journal)]))
             candidate.trouble(await self._deposed)
             await candidate.give_up(leadership)
             self._held = None
@@ -241,30 +252,35 @@ class MasterServer:
         if clock() < began + TROUBLE_S:
             await asyncio.sleep(TROUBLE_S)  # it could not even begin, and would not at once
 
-    def _begin(self, leadership: Leadership | None) -> Master:
+    def _begin(self, leadership: Leadership | None) -> Runs:
         now, fence, name = monotonic_ns(), 1, ", ".join(self.addresses)
-        journal = None if leadership is None else leadership.journal
         if leadership is not None:
-            fence = leadership.fence
-            away = 0 if journal is None else journal.members
-            waits = f"; waiting up to {self._settings.return_ms // 1_000} s for the {away} members of the run"
+            fence, away = leadership.fence, sum(journal.members for journal in leadership.journals.values())
+            going = sum(journal.members > 0 for journal in leadership.journals.values())
+            of = "the run" if going == 1 else f"{going} runs"
+            waits = f"; waiting up to {self._settings.return_ms // 1_000} s for the {away} members of {of}"
             _log.info("leading with fence %d%s", fence, waits if away else "")
-        self._machine = Master(
+        self._runs = Runs(
             self._settings,
             self._token,
             random_bytes(32),
             fence,
-            started_ns=now,
-            now_ns=monotonic_ns,
-            journal=journal,
-            leader=name,
+            now,
             keeps_journal=leadership is not None,
-            links=b"" if leadership is None else leadership.links,
+            leader=name,
+            now_ns=monotonic_ns,
+            wall_s=lambda: unix_ns() // 1_000_000_000,
         )
-        self._outbox = Outbox()
+        self._outboxes = {}
+        if leadership is not None:
+            for run in leadership.keepers:
+                self._route(self._runs.restore(now, run, leadership.journals.get(run), leadership.links[run]))
         self._stepped_ns = now
         self._leadership = self._held = leadership
-        return self._machine
+        return self._runs
+
+    def _outbox(self, run: str) -> Outbox:
+        return self._outboxes.setdefault(run, Outbox())
 
     def step_down(self, reason: str) -> None:
         """Decide nothing any more: another one leads, or nobody can."""
@@ -274,32 +290,37 @@ class MasterServer:
             self._end_leading()
 
     async def _end_run(self) -> None:
-        """A clean end of a master that is alone with its journal: peers are told when the journal is closed."""
-        if not self._alone or self._machine is None or self._leadership is None or self._failure is not None:
+        """A clean end of a master that is alone with its journals: peers are told when theirs is closed."""
+        if not self._alone or self._runs is None or self._leadership is None or self._failure is not None:
             return
         self.step(Ended("the master was stopped, and the run with it"))
-        self._machine = None
+        self._runs = None
         try:
             async with asyncio.timeout(LAST_WORDS_S):
-                while self._writing is not None and not self._writing.done():
-                    await asyncio.wait([self._writing])
+                while self._writing:
+                    await asyncio.wait(self._writing.values())
         except TimeoutError:
             _log.warning("the journal was not closed within %g s", LAST_WORDS_S)
 
     def _end_leading(self) -> None:
-        self._machine = self._leadership = None
+        self._runs = self._leadership = None
         for door in list(self._doors.values()):
             self._say_goodbye(door)
         self._doors.clear()
 
-    def _write_journal(self) -> None:
-        leadership, journal = self._leadership, self._outbox.begin()
-        if leadership is not None and journal is not None:
-            self._writing = asyncio.create_task(self._write_aside(leadership, journal), name="ringfold journal")
+    def _write_journal(self, run: str) -> None:
+        """Begin to write what a run must not forget, unless a write of it is under way."""
+        leadership, outbox = self._leadership, self._outbox(run)
+        if leadership is None or run in self._writing:
+            return
+        journal = outbox.begin()
+        if journal is not None:
+            work = self._write_aside(leadership, run, outbox, journal)
+            self._writing[run] = asyncio.create_task(work, name=f"ringfold journal of {run}")
 
-    async def _write_aside(self, leadership: Leadership, journal: Journal) -> None:
+    async def _write_aside(self, leadership: Leadership, run: str, outbox: Outbox, journal: Journal) -> None:
         try:
-            await asyncio.to_thread(leadership.keeper.write, journal)
+            await asyncio.to_thread(leadership.write, run, journal)
         except Deposed:
             if leadership is self._leadership:
                 self.step_down("another master has taken the journal over")
@@ -310,14 +331,20 @@ class MasterServer:
             _log.exception("writing the journal broke")
             self._failure = error
             self.stop()
+        finally:
+            del self._writing[run]
+        if leadership is not self._leadership or self._failure is not None:
+            return
+        if outbox is self._outboxes.get(run):
+            self._carry_out(run, outbox.written())
+            if journal.is_forgotten and not outbox.waiting():
+                del self._outboxes[run]
         else:
-            if leadership is self._leadership:
-                self._carry_out(self._outbox.written())
+            self._write_journal(run)  # the run broke meanwhile, and has begun again
 
     async def _let_go(self, store: "StoreClient | None") -> None:
         """A clean end: the last write is made, and the lease is given back."""
-        last = [task for task in (self._writing, self._keeping) if task is not None]
-        await asyncio.gather(*last, return_exceptions=True)
+        await asyncio.gather(*self._writing.values(), *self._keeping.values(), return_exceptions=True)
         if self._candidate is not None and self._held is not None:
             await self._candidate.give_up(self._held)
         if store is not None:
@@ -326,8 +353,8 @@ class MasterServer:
     # Events in, effects out
 
     def step(self, event: Event) -> None:
-        """Step the machine and do what it says. If it breaks, its state is worth nothing: the server ends."""
-        if self._failure is not None or self._machine is None:
+        """Step the runs and do what they say. A run that breaks ends alone; what breaks here ends the server."""
+        if self._failure is not None or self._runs is None:
             return
         now = monotonic_ns()
         slept_ns, self._stepped_ns = now - self._stepped_ns, now
@@ -339,18 +366,28 @@ class MasterServer:
             self.step_down(f"it was asleep for {slept_ns / 1e9:.1f} s, and its peers look for another master by now")
             return
         try:
-            self._carry_out(self._outbox.put(self._machine.step(now, event)))
+            self._route(self._runs.step(now, event))
         except Exception as error:
-            _log.exception("the master machine broke at %r", event)
+            _log.exception("the master broke at %r", event)
             self._failure = error
             self.stop()
 
-    def _carry_out(self, effects: Sequence[Effect]) -> None:
-        for effect in effects:
-            self._do(effect)
-        self._write_journal()
+    def _route(self, routed: Sequence[Routed]) -> None:
+        for run, effects in routed:
+            if run and not isinstance(effects[0], Broken):
+                self._carry_out(run, self._outbox(run).put(effects))
+                continue
+            # Of a run that broke, nothing that still waits is said any more; but who was to go goes.
+            void = self._outboxes.pop(run, Outbox()).waiting() if run else []
+            for effect in (*(each for each in void if isinstance(each, Close)), *effects):
+                self._do(run, effect)
 
-    def _do(self, effect: Effect) -> None:
+    def _carry_out(self, run: str, effects: Sequence[Effect]) -> None:
+        for effect in effects:
+            self._do(run, effect)
+        self._write_journal(run)
+
+    def _do(self, run: str, effect: Effect) -> None:
         match effect:
             case SendEvidence(conns, evidence):
                 frame = evidence_frame(evidence)
@@ -368,19 +405,23 @@ class MasterServer:
                 if door is not None:
                     self._say_goodbye(door)
             case Tell(notice):
-                self._tell(notice)
+                self._tell(run, notice)
             case KeepLinks(raw):
-                if self._leadership is not None and (self._keeping is None or self._keeping.done()):
-                    self._keeping = asyncio.create_task(_keep_links(self._leadership, raw), name="ringfold links")
+                if self._leadership is not None and (run not in self._keeping or self._keeping[run].done()):
+                    work = _keep_links(self._leadership, run, raw)
+                    self._keeping[run] = asyncio.create_task(work, name="ringfold links")
             case Persist():
                 raise AssertionError("the outbox keeps these")
+            case Broken(error, event, pause_ns):
+                then = "it is over" if pause_ns is None else f"it begins again in {pause_ns / 1e9:g} s"
+                _log.error("run %s broke at %s; %s, and no other run is touched", run, event, then, exc_info=error)
             case StartMoonshot(group, question):
                 if self._moonshot is None or self._moonshot.done():
-                    self._moonshot = asyncio.create_task(self._search(group, question), name="ringfold moonshot")
+                    self._moonshot = asyncio.create_task(self._search(run, group, question), name="ringfold moonshot")
             case _:
                 assert_never(effect)
 
-    async def _search(self, group: GroupId, question: Question) -> None:
+    async def _search(self, run: str, group: GroupId, question: Question) -> None:
         """The long search for a better ring. Nobody waits for it, so that its failure is only logged."""
         try:
             said = await ask_aside("ringfold.topology.moonshot", msgspec.json.encode(question), MOONSHOT_S)
@@ -396,22 +437,32 @@ class MasterServer:
             _log.warning("the long search for a better ring of group %d wrote no answer: %s", group, error)
             return
         if found.solution is not None:
-            self.step(MoonshotFound(group, found.solution))
+            self.step(MoonshotFound(group, found.solution, run))
 
-    def _tell(self, notice: Notice) -> None:
+    def _tell(self, run: str, notice: Notice) -> None:
         """Log it, write a round down, pass it to the observer. A run does not end because its observer does."""
         more: str | None = ""
         if isinstance(notice, ConnectionDropped):
             more = self._log_limit.take(monotonic_ns(), notice.reason)
         if more is not None:
-            _log.log(_LEVELS[notice.level], "%s%s", notice, more)
+            whose = "" if run in ("", DEFAULT_RUN) else f"run {run}: "
+            _log.log(_LEVELS[notice.level], "%s%s%s", whose, notice, more)
         try:
-            if self._rounds is not None and isinstance(notice, RoundDone):
-                self._rounds.round(notice.summary)
+            log = self._round_log(run) if isinstance(notice, RoundDone) else None
+            if log is not None and isinstance(notice, RoundDone):
+                log.round(notice.summary)
             if self._on_notice is not None:
                 self._on_notice(notice)
         except Exception:
             _log.exception("an observer failed at %r", notice)
+
+    def _round_log(self, run: str) -> Log | None:
+        """Where a run's rounds are written down: in a folder of its own, unless it is the default one."""
+        if self._rounds is None or self._export is None or run == DEFAULT_RUN:
+            return self._rounds
+        if run not in self._other_rounds:
+            self._other_rounds[run] = Log(ExportSettings(directory=self._export / run))
+        return self._other_rounds[run]
 
     def _encode(self, message: FromMaster) -> bytes:
         """A record goes to every member and may be large: it is encoded once and its bytes are shared."""
@@ -438,13 +489,40 @@ class MasterServer:
     def opened(self, door: Door, remote: str) -> Conn:
         self._last_conn += 1
         self._doors[self._last_conn] = door
-        if self._machine is None:
+        if self._runs is None:
             refusal = Refused(self._candidate.why_not if self._candidate is not None else "it ends", again=True)
             self._write(self._last_conn, message_frame(refusal))
             self._say_goodbye(self._doors.pop(self._last_conn))
             return self._last_conn
         self.step(Opened(self._last_conn, remote, random_bytes(NONCE_BYTES)))
         return self._last_conn
+
+    def arrived(self, door: Door) -> None:
+        """A connection has frames: they are handled now, as far as its run's share goes, and the rest in turn."""
+        run = "" if self._runs is None else self._runs.owner(door.conn)
+        budget = self._turns.budget(run)
+        if budget:
+            self._turns.spend(run, door.handle(budget))
+        if door.has_frames:
+            self._turns.wait(run, door.conn)
+        if not self._is_turning:
+            self._is_turning = True
+            asyncio.get_running_loop().call_soon(self._turn)
+
+    def _turn(self) -> None:
+        """The loop has come by again: every run has its share."""
+        self._turns.begin()
+        while (chosen := self._turns.next()) is not None:
+            run, conn, most = chosen
+            door = self._doors.get(conn)
+            if door is None:
+                continue
+            self._turns.spend(run, door.handle(most))
+            if door.has_frames:
+                self._turns.wait("" if self._runs is None else self._runs.owner(conn), conn)
+        self._is_turning = not self._turns.is_over
+        if self._is_turning:
+            asyncio.get_running_loop().call_soon(self._turn)
 
     def lost(self, door: Door, reason: str) -> None:
         """The connection is gone; the machine is told unless it closed it itself."""
@@ -462,8 +540,11 @@ class MasterServer:
         return conn in self._doors
 
 
-async def _keep_links(leadership: Leadership, raw: bytes) -> None:
+async def _keep_links(leadership: Leadership, run: str, raw: bytes) -> None:
+    keeper = leadership.keepers.get(run)
+    if keeper is None:
+        return  # the run is not in the store yet, or not any more
     try:
-        await asyncio.to_thread(leadership.keeper.write_links, raw)
+        await asyncio.to_thread(keeper.write_links, raw)
     except StoreError as error:
         _log.debug("what is known about links was not written down: %s", error)

@@ -50,6 +50,7 @@ class MasterSettings:
     """How long a sync waits for the participants of the last one, when none of them is there."""
     max_proposals: int = 8
     max_unproven: int = 256
+    max_runs: int = 256
 
     def __post_init__(self) -> None:
         if self.evidence not in ("auto", "ring", "master"):
@@ -58,7 +59,8 @@ class MasterSettings:
         if not 0 < alive.heartbeat_ms < alive.suspect_after_ms < alive.evict_after_ms:
             raise ConfigError("need 0 < heartbeat_ms < suspect_after_ms < evict_after_ms")
         positive = ("segment_bytes", "lanes", "seal_ms", "attach_ms", "handshake_ms", "edge_stall_ms", "bad_edge_s")
-        for name in (*positive, "max_proposals", "max_unproven", "measure_ms", "return_ms", "op_timeout_ms"):
+        more = ("max_proposals", "max_unproven", "max_runs", "measure_ms", "return_ms", "op_timeout_ms")
+        for name in (*positive, *more):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
         for name in ("small_bytes", "link_grace_ms", "meet_ms", "stale_s", "resume_wait_ms"):
@@ -95,6 +97,7 @@ def master_settings(resolved: Resolved) -> MasterSettings:
         lanes=resolved.integer("lanes"),
         stale_s=resolved.integer("stale_s"),
         resume_wait_ms=int(resolved.number("resume_wait_s") * 1_000),
+        max_runs=resolved.integer("max_runs"),
         export=export,
         liveness=Liveness(
             heartbeat_ms=resolved.integer("heartbeat_ms"),

@@ -53,6 +53,7 @@ def render_status(
         links=_links(run, now),
         known_links=len(run.links),
         leader=leader,
+        run=run.name,
     )
 
 

@@ -23,6 +23,7 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from ringfold.errors import RemoteProtocolError
+from ringfold.master import life
 from ringfold.master.events import Ns
 from ringfold.master.resuming import Resuming, asks_for_a_checkpoint, known_as
 from ringfold.master.run import Group, Peer, Run, Sync
@@ -81,12 +82,15 @@ class Syncs:
         if self._resuming.waits(now, group, numbers, offers, decision):
             return False
         group.redo.clear()
+        if isinstance(decision, Failed) and self._begins_anew(group, offers, decision):
+            decision = self._elect(offers, None, None)
         if isinstance(decision, Failed):
             if decision.is_lost and self._must_agree(group):
                 decision = Failed({peer: _of_several_groups(reason) for peer, reason in decision.reasons.items()})
-            self._run.fail_calls(decision.reasons, numbers)
+            reasons = life.with_advice(run, decision.reasons)
+            self._run.fail_calls(reasons, numbers)
             if not asks_for_a_checkpoint(decision):
-                self._tell_once(list(decision.reasons.values()))
+                self._tell_once(list(reasons.values()))
             return True
         run.syncs += 1
         voters = SyncVoters(run.syncs, numbers)
@@ -109,6 +113,13 @@ class Syncs:
         group.sync = sync
         self._send_plans(group, sync)
         run.tell(SyncBegun(group.id, sync.number, decision.revision, sorted(sync.holders), sorted(fetching)))
+        return True
+
+    def _begins_anew(self, group: Group, offers: Mapping[PeerId, Offer], decision: Failed) -> bool:
+        is_lost = decision.is_lost and not asks_for_a_checkpoint(decision)
+        if not is_lost or not life.begins_anew(self._run, group, offers):
+            return False
+        life.begin_anew(self._run, group)
         return True
 
     def _must_agree(self, group: Group) -> bool:

@@ -563,6 +563,7 @@ class Communicator:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._session.stopped |= kind is not None
         self.leave()
 
     def __repr__(self) -> str:

@@ -8,8 +8,8 @@ A peer that was welcomed once has a *ticket*, the secret that it was given. When
 again, shorter at each and sooner back, and shows the ticket: a master with a higher fence lets it go on where it was.
 
 Whoever listens at a dead master's port can say anything. A peer of the run believes only what is proven with the token:
-`Resumed` and `Evicted`. Everything else (a refusal, a foreign version, an eviction without a proof) is an attempt that
-failed, and the peer goes on to the next master, until its patience ends.
+`Resumed`, `Evicted`, and that the run has ended. Everything else (another refusal, a foreign version, an eviction
+without a proof) is an attempt that failed, and the peer goes on to the next master, until its patience ends.
 """
 
 from dataclasses import dataclass
@@ -189,8 +189,10 @@ class Control:
                 return self._welcomed(now_ns, said)
             case Resumed() if self.stage == "welcome" and self.ticket is not None:
                 return self._resumed(now_ns, said, self.ticket)
-            case messages.Evicted(reason=reason, proof=proof) if self._proves_eviction(reason, proof):
+            case messages.Evicted(reason=reason, proof=proof) if self._proves("evicted", reason, proof) and self.ticket:
                 return [], Refusal(Evicted(reason))
+            case messages.Refused(reason=reason, proof=proof) if self._proves("refused", reason, proof):
+                return [], Refusal(ConfigError(f"the master at {self.address} refused this peer: {reason}"))
             case messages.Refused(reason=reason, again=True):
                 return [CloseConn(self.conn, reason), *self.failed(now_ns, reason)], None
             case messages.Refused(reason=reason):
@@ -204,10 +206,10 @@ class Control:
         host, port = self.masters[self._at]
         return [Dial(CONTROL_KEY, host, port, self._try_ms)]
 
-    def _proves_eviction(self, reason: str, proof: bytes) -> bool:
+    def _proves(self, purpose: str, reason: str, proof: bytes) -> bool:
+        """Whether who says so knows the run's token."""
         nonces = (self._challenge, self._nonce)
-        is_due = self.ticket is not None and self.stage == "welcome"
-        return is_due and proven(self._identity.token, proof, "evicted", *nonces, reason.encode())
+        return self.stage == "welcome" and proven(self._identity.token, proof, purpose, *nonces, reason.encode())
 
     def _refused(self, now_ns: int, what: str) -> tuple[list[Effect], Refusal | None]:
         """Somebody at a master's address does not want this peer, and proves nothing: `what` it did.
@@ -245,6 +247,7 @@ class Control:
             nonce=self._nonce,
             proof=prove(me.token, "hello", challenge.nonce, self._nonce),
             probes=me.probes,
+            run=me.run,
         )
         assert len(self._nonce) == NONCE_BYTES
         return [SendMessage(self.conn, hello), Resume(self.conn)], None
@@ -266,6 +269,7 @@ class Control:
             member_proof=prove(ticket.secret, "member", *nonces),
             probes=me.probes,
             paths=me.paths,
+            run=me.run,
         )
 
     def _resumed(self, now_ns: int, said: Resumed, ticket: Ticket) -> tuple[list[Effect], Resumed | None]:

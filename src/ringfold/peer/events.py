@@ -197,7 +197,9 @@ class CallGivenUp:
 
 @dataclass(frozen=True, slots=True)
 class CallLeave:
-    """The program wants to leave the run."""
+    """The program wants to leave the run; `stopped` if it has not come to its end."""
+
+    stopped: bool = False
 
 
 @dataclass(frozen=True, slots=True)

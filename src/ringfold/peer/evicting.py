@@ -13,7 +13,8 @@ def evict_peer(session: Session, peer: PeerId | str, reason: str) -> None:
     me, name = machine.peer, machine.identity.name
     if wanted in (str(me), name):
         raise UsageError(f"evict: {wanted} is this peer itself: call leave()")
-    with ask.reach(machine.masters, machine.identity.token) as connection:
+    of_run, run = machine.identity.token, machine.identity.run
+    with ask.reach(machine.masters, of_run, run=run, is_of_run=True) as connection:
         response = connection.evict(wanted, reason, f"peer {me} ({name})")
     if not response.done:
         raise UsageError(f"evict: {response.text}")

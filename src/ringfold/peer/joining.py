@@ -22,6 +22,7 @@ from ringfold.runtime.clock import monotonic_ns
 from ringfold.runtime.congestion import congestion_missing
 from ringfold.runtime.machine import usable_cores
 from ringfold.wire.messages import MAX_PATHS
+from ringfold.wire.proof import run_token
 
 PORT_TRIES = 512
 PROBING_CORES = 8
@@ -36,6 +37,7 @@ class JoinRequest:
 
     address: str | Sequence[str] | None = None
     group: int = 0
+    run: str | None = None
     token: str | bytes | None = None
     token_file: str | Path | None = None
     name: str | None = None
@@ -69,6 +71,7 @@ def _settings(request: JoinRequest) -> config.Resolved:
         {
             "master": listed(request.address),
             "token_file": request.token_file,
+            "run": request.run,
             "name": request.name,
             "advertise": listed(request.advertise),
             "data_port": request.port,
@@ -81,7 +84,8 @@ def _settings(request: JoinRequest) -> config.Resolved:
 
 def _new_session(request: JoinRequest, settings: config.Resolved) -> tuple[Session, Callable[[], None]]:
     """A session that has not joined yet, and the function that lets it; if that fails, the session is closed."""
-    token = token_of(request, settings)
+    run = config.check_run_name(settings.text("run"))
+    token = run_token(token_of(request, settings), run)
     deadline_ns = monotonic_ns() + positive_ns(settings.number("join_timeout_s"))
     masters = _resolved(settings.listed("master"), deadline_ns)
     advertised = tuple(_literal(host) for host in settings.listed("advertise"))
@@ -103,6 +107,7 @@ def _new_session(request: JoinRequest, settings: config.Resolved) -> tuple[Sessi
         addresses=advertised or local,
         port=port,
         token=token,
+        run=run,
         probes=prober is not None,
         paths=max(1, len(advertised)),
     )

@@ -120,7 +120,7 @@ class PeerMachine:
         self._calls = Calls(timings.answer_ms)
         self._memory = Memory()
         self._planned_by = 0  # the fence of the master whose sync this peer takes part in
-        self._leaving = False
+        self._leaving: messages.Leave | None = None
         self._sealed = False
         self._steady = False
         self._steady_epoch = 0  # the last one of which every member is known to be attached
@@ -209,10 +209,10 @@ class PeerMachine:
             case CallGivenUp(ballot):
                 withdrawn, self._memory.redoes = self._calls.give_up(now_ns, ballot), False
                 effects = [] if withdrawn is None else [*self._say(withdrawn), *self._sync_over(ballot)]
-            case CallLeave():
-                self._leaving = True
+            case CallLeave(stopped):
+                self._leaving = messages.Leave(stopped)
                 is_in = self._control.stage == "proven" or self.record is not None
-                effects = self._say(messages.Leave()) if is_in else self._end(None, "left")
+                effects = self._say(self._leaving) if is_in else self._end(None, "left")
             case ProbeSays(message):
                 effects = self._say(message)
             case _:
@@ -385,7 +385,7 @@ class PeerMachine:
                 return self._lose_master(f"it refuses this peer ({reason})")
             case ProbeGraph() | RoundStart() | RoundEnd() | RoundClock() | ProbeHalt():
                 return [ProbeHeard(said)] if self.identity.probes else []
-            case messages.Challenge() | messages.Status() | messages.EvictResponse():
+            case messages.Challenge() | messages.Status() | messages.EvictResponse() | messages.RunList():
                 return self._lose_master(f"it said {type(said).__name__} out of turn")
             case NodeWelcome() | ProbeAnswer() | Welcome() | Resumed():
                 return self._lose_master(f"it said {type(said).__name__} out of turn")
@@ -509,7 +509,7 @@ class PeerMachine:
         is_installed = self.record is not None and self._steady_epoch == self.record.epoch
         brought = self._memory.brought(self._calls.ballot, is_installed)
         busy = [messages.Busy(self._busy_ms(now_ns))] if self._busy_until_ns > now_ns else []
-        leaving = [messages.Leave()] if self._leaving else []
+        leaving = [] if self._leaving is None else [self._leaving]
         words = (brought, *busy, *self._calls.overdue(now_ns), *leaving)
         return [said for word in words for said in self._say(word)]
 

@@ -105,6 +105,8 @@ class Session:
         self.is_foreign = False
         """This is a forked child's copy: nothing works here."""
         self.at_end: Callable[[], None] | None = None
+        self.stopped = False
+        """Whether this peer, if it left now, would leave before its program has come to its end."""
         """Called once, in the session's thread, when everything is closed."""
         self.probing: NodeShell | None = None
         """The node that this peer is, if it probes."""
@@ -313,7 +315,7 @@ class Session:
             return
         with self._changed:
             if not self.is_over:
-                self._call(CallLeave())
+                self._call(CallLeave(self.stopped))
                 self._changed.wait_for(lambda: self.is_over, LEAVE_S)
             self._stopping = True
         self.engine.wake()
@@ -366,7 +368,7 @@ class Session:
     def _let_go(self) -> None:
         with self._changed:
             if not self.machine.ended and self.error is None:
-                self._step(CallLeave())  # said, but not waited for
+                self._step(CallLeave(stopped=True))  # said, but not waited for
             carry.command(self.engine, FailAll(Reason("evicted", "this peer has left the run")))
             self._end_advice()
             # Before anybody learns that it is over: until then the engine may still write into a program's arrays.

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from ringfold.config import DEFAULT_RUN
 from ringfold.errors import ConfigError
 
 MS = 1_000_000
@@ -64,6 +65,8 @@ class Identity:
     addresses: tuple[str, ...]
     port: int
     token: bytes = b""
+    """Of the run, which is derived from the master's."""
+    run: str = DEFAULT_RUN
     probes: bool = False
     """Whether the same port takes UDP probes."""
     paths: int = 1

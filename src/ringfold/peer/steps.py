@@ -350,7 +350,7 @@ class Loop:
         self._is_shaken = False  # whether that epoch has changed since
         self._is_member = False  # whether this peer has taken part in a sync
         self._rejoins = 0  # since the last step that was finished
-        self._sigterm = settings.sigterm_type(settings.sigterm_grace_s or 0.0, run.leave)
+        self._sigterm = settings.sigterm_type(settings.sigterm_grace_s or 0.0, self._leave)
         self._committed = 0  # ops of this peer, when the step began
         self._outstanding = Outstanding(
             ops, is_bound=self._is_bound, check_size=self._check_size, committed=self._note_commit
@@ -360,8 +360,11 @@ class Loop:
     def steps(self) -> Iterator[Step]:
         if self._settings.sigterm_grace_s is not None:
             self._sigterm.install()
+        # Who leaves before the loop has come to its end has not finished the run.
+        self._ops.session.stopped = self._settings.until is not None
         try:
             yield from self._steps()
+            self._ops.session.stopped = False
             self._end_counting(is_over=True)
         except RingfoldError as error:
             if not self._is_stopped_by(error):
@@ -452,6 +455,7 @@ class Loop:
         _log.warning("joining again, as a newcomer (attempt %d of %d): %s", self._rejoins, MOST_REJOINS, error)
         with self._sigterm.waiting():
             self._run.rejoin()
+        self._ops.session.stopped = self._settings.until is not None
         self._is_member, self._is_shaken, self._epoch, self._reduced_in = False, False, None, None
 
     def _come_back_to(self, step: Step, error: Evicted) -> None:
@@ -475,6 +479,10 @@ class Loop:
     def _is_stopped_by(self, error: RingfoldError) -> bool:
         """Whether an error of the loop's own calls means that SIGTERM has ended it. A state's own is raised."""
         return isinstance(error, _Stopped) or (self._sigterm.is_overdue and not isinstance(error, StateError))
+
+    def _leave(self) -> None:
+        self._ops.session.stopped = True
+        self._run.leave()
 
     def _stop(self, step: int | None = None) -> None:
         """Leave, so that nobody waits for this peer; save what is whole; then the signal takes its effect."""

@@ -10,7 +10,7 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 
-from ringfold.config import split_address
+from ringfold.config import DEFAULT_RUN, split_address
 from ringfold.errors import ConfigError, RemoteProtocolError
 from ringfold.probe.rounds_events import Connected, Disconnected, FromRoundMaster, Heard, ToRoundMaster
 from ringfold.probe.shell import NodeShell
@@ -54,14 +54,15 @@ class JoinedNode:
         addresses: Sequence[str],
         port: int,
         listen_only: bool = False,
+        run: str = DEFAULT_RUN,
         on_connected: Callable[[str, int], None] | None = None,
         on_heard: Callable[[FromRoundMaster], None] | None = None,
     ) -> None:
-        """`on_heard` is shown every message before the machine sees it."""
+        """`token` is the run's. `on_heard` is shown every message before the machine sees it."""
         self._masters = [split_address(address) for address in masters]
         if not self._masters:
             raise ConfigError("no address of a master was given")
-        self._token = token
+        self._token, self._run = token, run
         self._name, self._host, self._addresses, self._port = name, host, list(addresses), port
         self._listen_only = listen_only
         self._on_connected, self._on_heard = on_connected, on_heard
@@ -234,6 +235,7 @@ class JoinedNode:
             nonce=mine,
             proof=prove(self._token, "node", challenge.nonce, mine),
             number=self.shell.prober.node,
+            run=self._run,
         )
 
     def _hear(self, message: Message) -> None:

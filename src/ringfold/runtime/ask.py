@@ -1,4 +1,4 @@
-"""Asking a master something, over a plain blocking socket: what `status`, `evict`, `doctor` and
+"""Asking a master something, over a plain blocking socket: what `status`, `runs`, `evict`, `doctor` and
 `probe start|stop|round` do.
 
 The connection begins like a peer's (a Challenge, and a proof of the token), so whoever cannot join cannot look either.
@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 
-from ringfold.config import split_address
+from ringfold.config import DEFAULT_RUN, check_run_name, split_address
 from ringfold.errors import ConfigError, MasterUnreachable, RemoteProtocolError
 from ringfold.runtime.clock import monotonic_ns
 from ringfold.runtime.entropy import random_bytes
@@ -19,14 +19,17 @@ from ringfold.wire.messages import (
     Challenge,
     EvictRequest,
     EvictResponse,
+    ForgetRun,
     FromMaster,
     Message,
     Refused,
+    RunList,
+    RunsRequest,
     Status,
     StatusRequest,
 )
 from ringfold.wire.probing import ProbeAction, ProbeAnswer, ProbeCommand
-from ringfold.wire.proof import NONCE_BYTES, prove
+from ringfold.wire.proof import NONCE_BYTES, prove, run_token
 from ringfold.wire.reaching import in_plain_words, not_a_master, said_nothing
 
 
@@ -35,11 +38,18 @@ class _NoAnswer(MasterUnreachable):
 
 
 class StatusConnection:
-    """A connection that can ask for the status any number of times. Each question has `timeout_s` to be answered."""
+    """A connection that can ask for the status any number of times. Each question has `timeout_s` to be answered.
 
-    def __init__(self, address: str, token: bytes, timeout_s: float = 5.0) -> None:
+    `run` names the run that questions are about; without one it is the default run, or the only one there is. One
+    connection asks about a run, or about all runs, not both. With `is_of_run` the token is that of the run already: a
+    peer has no other.
+    """
+
+    def __init__(
+        self, address: str, token: bytes, timeout_s: float = 5.0, run: str = "", *, is_of_run: bool = False
+    ) -> None:
         self.address, self.timeout_s = address, timeout_s
-        self._token = token
+        self._token, self._run, self._is_of_run = token, run and check_run_name(run), is_of_run
         self._deadline_ns = monotonic_ns() + int(timeout_s * 1e9)
         self._reader = FrameReader()
         self._frames: Iterator[tuple[FrameKind, bytes]] = iter(())
@@ -67,7 +77,7 @@ class StatusConnection:
     def ask(self) -> Status:
         """The run as the master sees it now."""
         nonce, proof = self._proof("status")
-        answer = self._question(StatusRequest(PROTOCOL_VERSION, nonce, proof))
+        answer = self._question(StatusRequest(PROTOCOL_VERSION, nonce, proof, self._run))
         if not isinstance(answer, Status):
             raise RemoteProtocolError(f"the master at {self.address} answered {type(answer).__name__}, not Status")
         return answer
@@ -75,7 +85,7 @@ class StatusConnection:
     def probe(self, action: ProbeAction, label: str = "") -> ProbeAnswer:
         """Steer the probing, or look at its newest round. A round takes a window's time: give the connection that."""
         nonce, proof = self._proof("probe")
-        answer = self._question(ProbeCommand(PROTOCOL_VERSION, action, label, nonce, proof))
+        answer = self._question(ProbeCommand(PROTOCOL_VERSION, action, label, nonce, proof, self._run))
         if not isinstance(answer, ProbeAnswer):
             raise RemoteProtocolError(f"the master at {self.address} answered {type(answer).__name__} to a command")
         return answer
@@ -83,9 +93,25 @@ class StatusConnection:
     def evict(self, peer: str, reason: str, by: str) -> EvictResponse:
         """Have a peer (its id, or its name) evicted; what came of it."""
         nonce, proof = self._proof("evict")
-        answer = self._question(EvictRequest(PROTOCOL_VERSION, peer, reason, by, nonce, proof))
+        answer = self._question(EvictRequest(PROTOCOL_VERSION, peer, reason, by, nonce, proof, self._run))
         if not isinstance(answer, EvictResponse):
             raise RemoteProtocolError(f"the master at {self.address} answered {type(answer).__name__} to a command")
+        return answer
+
+    def runs(self) -> RunList:
+        """All runs of the master."""
+        nonce, proof = self._master_proof("runs")
+        return self._run_list(RunsRequest(PROTOCOL_VERSION, nonce, proof))
+
+    def forget(self, name: str) -> RunList:
+        """Have a run forgotten that has ended; the others that there are. ConfigError if it has peers, or is none."""
+        nonce, proof = self._master_proof("forget")
+        return self._run_list(ForgetRun(PROTOCOL_VERSION, check_run_name(name), nonce, proof))
+
+    def _run_list(self, message: Message) -> RunList:
+        answer = self._question(message)
+        if not isinstance(answer, RunList):
+            raise RemoteProtocolError(f"the master at {self.address} answered {type(answer).__name__}, not RunList")
         return answer
 
     def _greeting(self) -> FromMaster:
@@ -98,6 +124,11 @@ class StatusConnection:
             raise MasterUnreachable(self.address, said_nothing(int(self.timeout_s * 1_000))) from None
 
     def _proof(self, purpose: str) -> tuple[bytes, bytes]:
+        nonce = random_bytes(NONCE_BYTES)
+        token = self._token if self._is_of_run else run_token(self._token, self._run or DEFAULT_RUN)
+        return nonce, prove(token, purpose, self._challenge.nonce, nonce)
+
+    def _master_proof(self, purpose: str) -> tuple[bytes, bytes]:
         nonce = random_bytes(NONCE_BYTES)
         return nonce, prove(self._token, purpose, self._challenge.nonce, nonce)
 
@@ -155,14 +186,16 @@ class StatusConnection:
         self.close()
 
 
-def reach(addresses: Sequence[str], token: bytes, timeout_s: float = 5.0) -> StatusConnection:
+def reach(
+    addresses: Sequence[str], token: bytes, timeout_s: float = 5.0, run: str = "", *, is_of_run: bool = False
+) -> StatusConnection:
     """A connection to the first of a master's addresses that answers. If none does, the error says why of each."""
     if not addresses:
         raise ConfigError("no address of a master was given")
     failures: list[MasterUnreachable] = []
     for address in addresses:
         try:
-            return StatusConnection(address, token, timeout_s)
+            return StatusConnection(address, token, timeout_s, run, is_of_run=is_of_run)
         except MasterUnreachable as error:
             failures.append(error)
     if len(failures) == 1:
@@ -172,13 +205,13 @@ def reach(addresses: Sequence[str], token: bytes, timeout_s: float = 5.0) -> Sta
 
 
 def follow(
-    addresses: Sequence[str], token: bytes, every_s: float, timeout_s: float = 5.0
+    addresses: Sequence[str], token: bytes, every_s: float, timeout_s: float = 5.0, run: str = ""
 ) -> Iterator[tuple[str, Status] | MasterUnreachable]:
     """The status now and again, from whoever leads by then. Raises if nobody does at first; later it says so."""
     has_seen = False
     while True:
         try:
-            with reach(addresses, token, timeout_s) as connection:
+            with reach(addresses, token, timeout_s, run) as connection:
                 for status in connection.watch(every_s):
                     has_seen = True
                     yield connection.address, status

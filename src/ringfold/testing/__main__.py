@@ -23,6 +23,7 @@ from ringfold.testing.resuming import run_resume
 from ringfold.testing.resuming_planted import RESUME_BUGS, find_in_resumes
 from ringfold.testing.scenario import Outcome, run_failover, run_seed, run_stalls
 from ringfold.testing.scheduler import SimulationFailure
+from ringfold.testing.several import SEVERAL_BUGS, find_in_several, run_several
 from ringfold.testing.stalling_planted import STALL_BUGS, find_in_stalls
 
 BATCH = 10
@@ -110,6 +111,11 @@ def run_stall_batch(seeds: Sequence[int]) -> list[Outcome | SimulationFailure]:
 def run_resume_batch(seeds: Sequence[int]) -> list[Outcome | SimulationFailure]:
     """Run some stories in which everybody is killed; a broken promise is an outcome too."""
     return [_caught(run_resume, seed) for seed in seeds]
+
+
+def run_several_batch(seeds: Sequence[int]) -> list[Outcome | SimulationFailure]:
+    """Run some seeds of several runs on one master; a broken promise is an outcome too."""
+    return [_caught(run_several, seed) for seed in seeds]
 
 
 def run_round_batch(seeds: Sequence[int]) -> list[RoundOutcome | SimulationFailure]:
@@ -252,13 +258,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--failover", action="store_true", help="masters are lost and replaced, besides")
     parser.add_argument("--stalls", action="store_true", help="programs hang, are slow, or are busy, besides")
     parser.add_argument("--resume", action="store_true", help="stories in which everybody is killed, and comes back")
+    parser.add_argument("--runs", action="store_true", help="several runs on the same masters, which are lost besides")
     options = parser.parse_args(arguments)
     logging.getLogger("ringfold").addHandler(logging.NullHandler())  # programs log what they go through: not here
     console = Console(soft_wrap=True)
     if options.iterations:
         return _iterations(options, console)
     if options.seed is not None:
-        run = run_rounds if options.probing else run_failover if options.failover else run_seed
+        run: Callable[..., Outcome | RoundOutcome] = run_failover if options.failover else run_seed
+        run = run_rounds if options.probing else run_several if options.runs else run
         run = run_stalls if options.stalls else run_resume if options.resume else run
         return replay(options.seed, options.trace, run, console)
     first = fresh_seed() if options.first is None else options.first
@@ -270,7 +278,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         failures, bugs, look = rounds.failures, tuple(ROUND_BUGS), find_in_rounds
     else:
         total = Total()
-        batch = run_failover_batch if options.failover else run_batch
+        batch = run_several_batch if options.runs else run_failover_batch if options.failover else run_batch
         batch = run_stall_batch if options.stalls else run_resume_batch if options.resume else batch
         run_many(first, options.seeds, options.jobs, console, total, batch)
         show(total, first, console)
@@ -281,6 +289,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             bugs, look = tuple(STALL_BUGS), find_in_stalls
         elif options.resume:
             bugs, look = tuple(RESUME_BUGS), find_in_resumes
+        elif options.runs:
+            bugs, look = tuple(SEVERAL_BUGS), find_in_several
     hidden = plant(bugs, look, first, 1_000, options.jobs, console) if options.planted else 0
     return 1 if failures or hidden else 0
 

@@ -95,7 +95,7 @@ class SimRun(Communicator):
         asked = self._line.asked
         answer = super().are_peers_pending()
         if asked == self._line.asked:  # the runner tells them about those that were voted for
-            self._peer.sim.history.answered(self._peer.peer, answer)
+            self._peer.book.history.answered(self._peer.peer, answer)
         return answer
 
     def sleep(self, ms: float) -> None:
@@ -269,7 +269,7 @@ class SimSession:
         self.engine = SimEngine(line, peer)
         self.joined_with: Record | None = peer.joined_with
         self.final_tags: set[int] = set()
-        self._is_closed = False
+        self._is_closed = self.stopped = False
 
     @property
     def error(self) -> RingfoldError | None:
@@ -330,7 +330,7 @@ class SimSession:
         if not self._is_closed and self.line.is_mine:
             self._is_closed = True
             if not self.machine.ended:
-                self.line.ask(Leave())
+                self.line.ask(Leave(self.stopped))
 
 
 class SimEngine:

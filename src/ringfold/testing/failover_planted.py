@@ -26,8 +26,8 @@ from ringfold.wire.messages import CallDone, CallFailed, Epoch, PeerId, Seal, Se
 class Lawless(SimStore):
     """Takes every write, also of a leader that is deposed."""
 
-    def write(self, expected: int, raw: bytes) -> int | None:
-        return super().write(self.version, raw)
+    def write(self, run: str, expected: int, raw: bytes) -> int | None:
+        return super().write(run, self.version(run), raw)
 
 
 class _Hasty(Outbox):
@@ -38,9 +38,7 @@ class _Hasty(Outbox):
 
 
 class SpeaksBeforeItWrites(SimMaster):
-    def __init__(self, *arguments: object, **named: object) -> None:
-        super().__init__(*arguments, **named)  # type: ignore[arg-type]
-        self._outbox = _Hasty()
+    outbox_type = _Hasty
 
 
 class _KeepsRecords(Returning):

@@ -1,9 +1,11 @@
 """Masters that are lost and replaced: the journal they share, who leads, and what happens to leaders.
 
-A run may have several hosts for masters, of which one leads. The journal is a store of one value with compare-and-set;
-a write takes time, and a process may die, freeze or be deposed before, during and after it. A new leader takes over in
-one instant: it reads the journal, and writes it back under a higher fence. Whether the old one is dead, asleep or wide
-awake then makes no difference to it, and must make none to the run: that is what is tested here.
+There may be several hosts for masters, of which one leads. The journal of a run is a value with compare-and-set; a
+write takes time, and a process may die, freeze or be deposed before, during and after it. A new leader reads the
+journals, and writes them back under a higher fence: that of a single run in one instant, those of several runs one by
+one, each in its own time, while the old leader may still write to those that are not taken over yet. Whether the old
+one is dead, asleep or wide awake then makes no difference to it, and must make none to the runs: that is what is tested
+here.
 """
 
 from dataclasses import dataclass
@@ -13,6 +15,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 from msgspec import structs
 
 from ringfold.master.journal import decode, encode
+from ringfold.master.runs import Runs
 from ringfold.testing.scheduler import MS
 
 if TYPE_CHECKING:
@@ -27,23 +30,29 @@ DOOMS = ("Record", "Record", "CallDone", "SyncDone", "SyncPlan", "Seal", "Instal
 
 
 class SimStore:
-    """The journal's place: one value, which only who knows its version may replace."""
+    """The place of the journals: a value for each run, which only who knows its version may replace; and the list of
+    runs with the newest fence, to which only who wrote that fence may add."""
 
     def __init__(self) -> None:
-        self.raw: bytes | None = None
-        self.version = 0
-        self.links = b""
+        self.journals: dict[str, bytes] = {}
+        self.links: dict[str, bytes] = {}
+        self.fence = 0
+        self._versions: dict[str, int] = {}
 
-    @property
-    def fence(self) -> int:
-        return 0 if self.raw is None else decode(self.raw, "simulated").fence
+    def version(self, run: str) -> int:
+        return self._versions.get(run, 0)
 
-    def write(self, expected: int, raw: bytes) -> int | None:
-        """The new version; None if the value is not the expected one any more."""
-        if expected != self.version:
+    def take_over(self, fence: int) -> None:
+        """A new leader has this fence, and adds runs from now on."""
+        self.fence = fence
+
+    def write(self, run: str, expected: int, raw: bytes) -> int | None:
+        """The new version; None if the value is not the expected one any more, or a deposed leader adds a run."""
+        is_new = run not in self.journals
+        if expected != self.version(run) or (is_new and decode(raw, "simulated").fence < self.fence):
             return None
-        self.raw, self.version = raw, self.version + 1
-        return self.version
+        self.journals[run], self._versions[run] = raw, self.version(run) + 1
+        return self._versions[run]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,21 +134,19 @@ def lead(sim: "Simulation") -> None:
         asleep = [shell for shell in sim.shells if not shell.is_over and shell is not sim.master]
         asleep[0].die("is replaced")
         free = [asleep[0].name]
-    store = sim.store
-    assert store.raw is not None
-    journal = decode(store.raw, "simulated")
-    fence = journal.fence + 1
-    store.write(store.version, encode(structs.replace(journal, fence=fence)))
-    setup = sim.setup
-    machine = setup.master(
-        setup.settings,
-        token=b"simulated",
-        run_secret=b"",
-        fence=fence,
-        started_ns=sim.scheduler.now,
-        journal=journal,
-        keeps_journal=True,
-        links=store.links,
-    )
-    sim.take_lead(setup.shell(sim, machine, sim.rng.choice(free), store))
+    store, setup, now = sim.store, sim.setup, sim.scheduler.now
+    fence = store.fence + 1
+    store.take_over(fence)
+    is_shared = len(sim.books) > 1
+    secret = sim.rng.randbytes(32) if is_shared else b""
+    runs = Runs(setup.settings, b"simulated", secret, fence, now, keeps_journal=True, machine=setup.master)
+    for run, raw in sorted(store.journals.items()):
+        journal = decode(raw, "simulated")
+        runs.restore(now, run, journal, store.links.get(run, b""))
+        if not is_shared:
+            store.write(run, store.version(run), encode(structs.replace(journal, fence=fence)))
+    shell = setup.shell(sim, runs, fence, sim.rng.choice(free), store)
+    sim.take_lead(shell)
     sim.note(sim.master.name, f"leads with fence {fence}")
+    if is_shared:
+        shell.raise_fences()

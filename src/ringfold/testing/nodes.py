@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, assert_never
 
 import msgspec
 
+from ringfold.config import DEFAULT_RUN
 from ringfold.errors import RemoteProtocolError
 from ringfold.master.events import (
     Beat,
+    Broken,
     Close,
     Closed,
     DoneSeen,
@@ -34,6 +36,8 @@ from ringfold.master.events import (
 from ringfold.master.journal import encode
 from ringfold.master.machine import Master
 from ringfold.master.outbox import Outbox
+from ringfold.master.runs import Runs
+from ringfold.testing.checks import Violation
 from ringfold.testing.masters import LEASE_MS, SimStore, lead_later
 from ringfold.testing.network import End
 from ringfold.testing.scheduler import MS
@@ -84,27 +88,44 @@ class _Control:
 
 
 class SimMaster:
-    """A process that runs the production master machine."""
+    """A process that runs the production master machines."""
 
-    def __init__(self, sim: "Simulation", machine: Master, name: str = "master", store: SimStore | None = None) -> None:
-        self.sim, self.machine = sim, machine
+    outbox_type = Outbox
+
+    def __init__(
+        self, sim: "Simulation", runs: Runs, fence: int = 1, name: str = "master", store: SimStore | None = None
+    ) -> None:
+        self.sim, self.runs, self.fence = sim, runs, fence
         self.name = name
         self.host = sim.network.add_host(self.name, self)
         self.host.listening.add(MASTER_PORT)
         self.is_over = False
         self._store = store
-        self._version = 0 if store is None else store.version
-        self._outbox = Outbox()
-        self._learned: list[int | None] = []
+        self._versions = {} if store is None else {run: store.version(run) for run in store.journals}
+        self._outboxes: dict[str, Outbox] = {}
+        self._learned: list[tuple[str, int | None]] = []
         """What the store answered while the process was frozen."""
         self._doomed: tuple[str, int, float] | None = None
         self._conns: dict[int, _Control] = {}
-        self._watched: list[Effect] = []
+        self._watched: dict[str, list[Effect]] = {}
         self._names: dict[int, str] = {}
         """Who was at the other end, also when it is gone."""
         self._ticking = True
         self._last_tick = sim.scheduler.now
         sim.scheduler.after(TICK_NS, self._tick)
+
+    @property
+    def machine(self) -> Master:
+        """That of the default run."""
+        machine = self.runs.machine_of(DEFAULT_RUN)
+        assert machine is not None
+        return machine
+
+    def raise_fences(self) -> None:
+        """Begin to write the fence of a new leader into every journal."""
+        for run, journal in self.runs.first_journals().items():
+            self._carry_out_all(run, self._outbox(run).put([Persist(journal)]))
+            self._write(run)
 
     # What the network calls
 
@@ -145,8 +166,8 @@ class SimMaster:
             self._lost_lease()
             return
         learned, self._learned = self._learned, []
-        for version in learned:
-            self.sim.scheduler.after(self.sim.rng.randint(0, MS), self._learn, version)
+        for run, version in learned:
+            self.sim.scheduler.after(self.sim.rng.randint(0, MS), self._learn, run, version)
         for control in list(self._conns.values()):
             self._flush(control)
         if not self._ticking:
@@ -163,7 +184,7 @@ class SimMaster:
             return
         self._last_tick = self.sim.scheduler.now
         self._step(Tick())
-        if self._store is not None and self._store.fence > self.machine.fence and self.sim.rng.random() < 0.2:
+        if self._store is not None and self._store.fence > self.fence and self.sim.rng.random() < 0.2:
             self.die("finds that its lease is lost")
             return
         self.sim.scheduler.after(TICK_NS, self._tick)
@@ -171,54 +192,65 @@ class SimMaster:
     def _step(self, event: Event) -> None:
         if self.is_over:
             return
-        effects = self.machine.step(self.sim.scheduler.now, event)
-        for effect in effects:
-            if isinstance(effect, Tell) and isinstance(effect.notice, PeersStalled):
-                judge_stall(self.sim, effect.notice)
-        self._carry_out_all(self._outbox.put(effects))
-        self._write()
+        for run, effects in self.runs.step(self.sim.scheduler.now, event):
+            for effect in effects:
+                if isinstance(effect, Tell) and isinstance(effect.notice, PeersStalled):
+                    judge_stall(self.sim, run, effect.notice)
+            if run:
+                self._carry_out_all(run, self._outbox(run).put(effects))
+                self._write(run)
+            else:
+                self._carry_out_all(run, effects)
 
-    def _carry_out_all(self, effects: list[Effect]) -> None:
+    def _outbox(self, run: str) -> Outbox:
+        return self._outboxes.setdefault(run, self.outbox_type())
+
+    def _carry_out_all(self, run: str, effects: list[Effect]) -> None:
+        watched = self._watched.get(run, [])
         for effect in effects:
-            if self._watched and self._watched[0] is effect:
-                del self._watched[0]
+            if watched and watched[0] is effect:
+                del watched[0]
             elif not self.is_over:
-                self._watch(effect)
+                self._watch(run, effect)
             if not self.is_over:
-                self._carry_out(effect)
+                self._carry_out(run, effect)
 
     # The journal
 
-    def _write(self) -> None:
-        journal = None if self.is_over else self._outbox.begin()
+    def _write(self, run: str) -> None:
+        journal = None if self.is_over else self._outbox(run).begin()
         if journal is not None:
             delay = self.sim.rng.randint(*self.sim.setup.write_us) * 1_000
-            self.sim.scheduler.after(delay, self._apply, encode(journal))
+            self.sim.scheduler.after(delay, self._apply, run, encode(journal))
 
-    def _apply(self, raw: bytes) -> None:
+    def _apply(self, run: str, raw: bytes) -> None:
         """The write reaches the store, unless the process died before."""
         if self.is_over:
             return
         assert self._store is not None
-        version = self._store.write(self._version, raw)
+        version = self._store.write(run, self._versions.get(run, 0), raw)
         if version is not None:
-            for effect in self._outbox.covered():
-                self._watch(effect)  # it is decided now, whether or not anybody is ever told
-                self._watched.append(effect)
-        self.sim.scheduler.after(self.sim.rng.randint(*self.sim.setup.write_us) * 1_000, self._learn, version)
+            for effect in self._outbox(run).covered():
+                self._watch(run, effect)  # it is decided now, whether or not anybody is ever told
+                self._watched.setdefault(run, []).append(effect)
+        self.sim.scheduler.after(self.sim.rng.randint(*self.sim.setup.write_us) * 1_000, self._learn, run, version)
 
-    def _learn(self, version: int | None) -> None:
+    def _learn(self, run: str, version: int | None) -> None:
         """The store's answer."""
         if self.is_over:
             return
         if self.host.frozen:
-            self._learned.append(version)
+            self._learned.append((run, version))
         elif version is None:
-            self.die("cannot write its journal: it is deposed")
+            self.die(f"cannot write the journal of {run}: it is deposed")
+            assert self._store is not None
+            if self._store.fence == self.fence:
+                # The one before it wrote once more, after this one had read: it leads no run, and tries again.
+                lead_later(self.sim, self.sim.rng.uniform(1, 50))
         else:
-            self._version = version
-            self._carry_out_all(self._outbox.written())
-            self._write()
+            self._versions[run] = version
+            self._carry_out_all(run, self._outbox(run).written())
+            self._write(run)
 
     # Its end
 
@@ -234,7 +266,7 @@ class SimMaster:
         """Whether it must not decide any more, by its own clock. If somebody else leads it may well miss that here."""
         if self._store is None or self.sim.scheduler.now - self._last_tick <= LEASE_MS * MS:
             return False
-        return self._store.fence == self.machine.fence or self.sim.rng.random() < 0.5
+        return self._store.fence == self.fence or self.sim.rng.random() < 0.5
 
     def _lost_lease(self) -> None:
         """It slept through its lease: somebody else leads, or it begins anew."""
@@ -254,12 +286,14 @@ class SimMaster:
             self.die(f"is killed after a {kind}")
             lead_later(self.sim, lead_ms)
 
-    def _carry_out(self, effect: Effect) -> None:
+    def _carry_out(self, run: str, effect: Effect) -> None:
         match effect:
             case Send(conn, message):
+                self._check_apart(run, conn, message)
                 if self.sim.verbose:
                     self.sim.note(self.name, f"to {self._whom(conn)}: {message}")
-                if isinstance(message, Record) and 0 < len(message.newcomers) < len(message.members):
+                is_admission = isinstance(message, Record) and 0 < len(message.newcomers) < len(message.members)
+                if is_admission and isinstance(message, Record) and run == DEFAULT_RUN:
                     new = [member.name for member in message.members if member.peer in message.newcomers]
                     self.sim.admission_begins(new)
                 self._send(conn, message_frame(message))
@@ -289,40 +323,54 @@ class SimMaster:
                     self.sim.rings["kept" if notice.kept else "better"] += 1
                 elif isinstance(notice, LinksMeasured):
                     self.sim.rings["with links that could not be measured"] += bool(notice.failed)
-                elif isinstance(notice, SyncBegun):
+                elif isinstance(notice, SyncBegun) and run == DEFAULT_RUN:
                     self.sim.sync_begins(notice.holders, notice.receivers)
             case KeepLinks(raw):
                 if self._store is not None:
-                    self._store.links = raw
+                    self._store.links[run] = raw
             case Persist():
                 raise AssertionError("the outbox keeps these")
+            case Broken(error):
+                raise error
             case StartMoonshot(group, question):
-                self.sim.scheduler.after(MS, self._search, group, question)
+                self.sim.scheduler.after(MS, self._search, run, group, question)
             case _:
                 assert_never(effect)
 
-    def _watch(self, effect: Effect) -> None:
+    def _check_apart(self, run: str, conn: int, message: Message) -> None:
+        """What a run says reaches its own peers only, and names no others."""
+        known = self.sim.by_name.get(self._names.get(conn, ""))
+        if not run or known is None:
+            return
+        named = [member.name for member in message.members] if isinstance(message, Record) else []
+        for peer in (known, *(self.sim.by_name[name] for name in named)):
+            if peer.run != run:
+                what = type(message).__name__
+                raise Violation(f"{peer.name} is of run {peer.run}, and run {run} has a {what} with or for it")
+
+    def _watch(self, run: str, effect: Effect) -> None:
         """Let the checkers know what the master says about members and syncs, as soon as it is decided."""
+        syncs = self.sim.book(run or DEFAULT_RUN).syncs
         match effect:
             case Send(conn, SyncPlan() as plan):
-                self.sim.syncs.planned(self._peer(conn).peer, plan)
+                syncs.planned(self._peer(conn).peer, plan)
             case Send(conn, SyncDone() as done):
-                self.sim.syncs.done(self._peer(conn).peer, done)
+                syncs.done(self._peer(conn).peer, done)
             case Send(conn, Record(members=members)):
-                self.sim.syncs.recorded(self._peer(conn).group, [member.peer for member in members])
+                syncs.recorded(self._peer(conn).group, [member.peer for member in members])
             case Tell(PeerGone(peer, _, how)):
-                self.sim.syncs.gone(self.sim.scheduler.now, peer, how)
+                syncs.gone(self.sim.scheduler.now, peer, how)
             case Tell(SyncBegun(sync=sync)):
-                self.sim.syncs.all_planned(sync)
+                syncs.all_planned(sync)
 
     def _peer(self, conn: int) -> "SimPeer":
         return self.sim.by_name[self._names[conn]]
 
-    def _search(self, group: int, question: Question) -> None:
+    def _search(self, run: str, group: int, question: Question) -> None:
         """The long search, as short as a test can afford."""
         found = answer(msgspec.structs.replace(question, budget=SEARCH_BUDGET))
         if found.solution is not None and not self.host.frozen:
-            self._step(MoonshotFound(group, found.solution))
+            self._step(MoonshotFound(group, found.solution, run))
 
     def _send(self, conn: int, frame: bytes) -> None:
         control = self._conns.get(conn)

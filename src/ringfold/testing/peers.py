@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ringfold.config import DEFAULT_RUN
 from ringfold.dataplane.codes import DTYPES, REDUCE_OPS, OpStatus
 from ringfold.dataplane.engine import OpResult
 from ringfold.errors import RingfoldError, UsageError
@@ -51,7 +52,7 @@ from ringfold.testing.runner import Runner
 from ringfold.testing.scheduler import MS
 from ringfold.testing.sockets import Sockets
 from ringfold.wire.messages import Offer, Reason, Record, VoteKind
-from ringfold.wire.proof import NONCE_BYTES
+from ringfold.wire.proof import NONCE_BYTES, run_token
 
 if TYPE_CHECKING:
     from ringfold.testing.simulation import Simulation
@@ -68,8 +69,9 @@ class SimPeer:
     machine_type: type[PeerMachine] = PeerMachine
     run_type: type[SimRun] = SimRun
 
-    def __init__(self, sim: "Simulation", name: str, group: int, program: ProgramOf) -> None:
-        self.sim, self.name, self.group = sim, name, group
+    def __init__(self, sim: "Simulation", name: str, group: int, program: ProgramOf, run: str = DEFAULT_RUN) -> None:
+        self.sim, self.name, self.group, self.run = sim, name, group, run
+        self.book = sim.book(run)
         self.host = sim.network.add_host(name, self)
         self.digest = ""
         self.gone = False
@@ -83,7 +85,8 @@ class SimPeer:
             name=sim.given_names.get(name, name),
             addresses=addresses,
             port=DATA_PORT,
-            token=TOKEN,
+            token=run_token(TOKEN, run),
+            run=run,
             paths=paths,
         )
         self.machine = self.machine_type(identity, sim.setup.timings)
@@ -169,7 +172,7 @@ class SimPeer:
         self.host.listening.clear()
         self._over(gone=True)
         self.sim.check_cast_out(self, self.ended_with)
-        self.sim.join(self.program, group=self.group)._coming = runner
+        self.sim.join(self.program, group=self.group, run=self.run)._coming = runner
 
     def program_over(self, error: RingfoldError | None) -> None:
         """The program has ended: with its peer out of the run as it wished, or not."""
@@ -188,8 +191,8 @@ class SimPeer:
             self.busy = False
             self.gone = gone
             self.sim.busy -= 1
-            if self.peer in self.sim.history.peers:
-                self.sim.history.ended(self.peer, gone=gone)
+            if self.peer in self.book.history.peers:
+                self.book.history.ended(self.peer, gone=gone)
 
     def later(self, delay_ns: int, action: Callable[[], None]) -> None:
         """Do something in this process's own time: not while it is frozen, and not after its end."""
@@ -277,12 +280,12 @@ class SimPeer:
 
     def step_begins(self, state: SharedState) -> None:
         """Tell the checkers that a step loop is at this revision."""
-        self.sim.syncs.stepped(self.peer, state.revision)
+        self.book.syncs.stepped(self.peer, state.revision)
 
     def submit(self, request: Collective) -> int:
         """Begin an op; the engine's number of it."""
         self._count_call()
-        if self.sim.syncs.is_torn(self.peer) and request.tag != AGREE_TAG:
+        if self.book.syncs.is_torn(self.peer) and request.tag != AGREE_TAG:
             raise Violation(f"peer {self.peer} goes on with a torn state")
         self.core.set_now(self.sim.scheduler.now)
         barrier = not request.array.size
@@ -342,7 +345,7 @@ class SimPeer:
         if offer is not None and snapshot is not None:
             self._count_call()
             self._syncing = ballot
-            self.sim.syncs.offered(self.peer, self.group, ballot, offer, snapshot)
+            self.book.syncs.offered(self.peer, self.group, ballot, offer, snapshot)
         progress = tuple(self.core.progress())
         call = CallVote(ballot, kind, min_world, deadline, progress, offer, snapshot, final=final)
         self.later(0, lambda: self._react(call))
@@ -351,7 +354,7 @@ class SimPeer:
     def meddle(self, ballot: int, action: Callable[[], object]) -> None:
         """Another thread of the program writes to the state, if this sync is not over."""
         if self._syncing == ballot:
-            self.sim.syncs.meddled(self.peer, ballot)
+            self.book.syncs.meddled(self.peer, ballot)
             action()
 
     def pending_here(self) -> bool | None:
@@ -373,19 +376,19 @@ class SimPeer:
         if kind != "pending":
             self._last_op, self._call_answer = None, (outcome.pending, outcome.groups)
         else:
-            self.sim.history.answered(self.peer, outcome.pending)
+            self.book.history.answered(self.peer, outcome.pending)
         return outcome.pending
 
     def cut_off(self) -> None:
         """Leave in the middle of whatever the program does."""
         self._is_cut_off = True
-        self.leave()
+        self.leave(stopped=True)
 
-    def leave(self) -> bool:
+    def leave(self, stopped: bool = False) -> bool:
         """Ask to leave. True if the peer is out already."""
         if self.machine.ended:
             return True
-        self.later(0, lambda: self._react(CallLeave()))
+        self.later(0, lambda: self._react(CallLeave(stopped)))
         return False
 
     # Inside
@@ -517,11 +520,11 @@ class SimPeer:
             case SetRegistrations(count):
                 self.heard_registrations = count
             case Settle(epoch):
-                self.sim.history.settled(self.peer, epoch)
+                self.book.history.settled(self.peer, epoch)
             case Install(epoch, _, members):
-                if self.peer not in self.sim.history.peers:
-                    self.sim.history.joined(self.peer, self.group)
-                self.sim.history.installed(self.peer, epoch, list(members))
+                if self.peer not in self.book.history.peers:
+                    self.book.history.joined(self.peer, self.group)
+                self.book.history.installed(self.peer, epoch, list(members))
                 self.sim.note(self.name, f"installs epoch {epoch} as peer {self.peer} of {list(members)}")
 
     def _begin(self, record: Record) -> None:
@@ -542,7 +545,7 @@ class SimPeer:
             return
         if isinstance(outcome, SyncInterrupted):
             self._syncing = None
-            self.sim.syncs.failed(self.peer, ballot, "interruption")
+            self.book.syncs.failed(self.peer, ballot, "interruption")
         if isinstance(outcome, Reason):
             error = error_of(outcome, "call", self.machine.engine_epoch, self.machine.peer)
             if ballot == self._syncing:
@@ -551,14 +554,14 @@ class SimPeer:
             return
         if isinstance(outcome, SyncSucceeded):
             self._syncing = None
-            self.sim.syncs.succeeded(self.peer, ballot, outcome.revision)
+            self.book.syncs.succeeded(self.peer, ballot, outcome.revision)
         self._runner.call_over(ballot, outcome)
 
     def _sync_over(self, error: RingfoldError | None) -> None:
         ballot, self._syncing = self._syncing, None
         if ballot is not None:
             self.sim.note(self.name, f"its sync ends: {error}")
-            self.sim.syncs.failed(self.peer, ballot, type(error).__name__)
+            self.book.syncs.failed(self.peer, ballot, type(error).__name__)
 
     def _nonce(self) -> bytes:
         return self.sim.rng.randbytes(NONCE_BYTES)

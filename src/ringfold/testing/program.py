@@ -126,6 +126,8 @@ class ArePending:
 class Leave:
     """Leave the run; the program is resumed when the peer is out."""
 
+    stopped: bool = False
+
 
 @dataclass(frozen=True, slots=True)
 class Rejoin:

@@ -74,7 +74,7 @@ class Runner:
 
     def landed(self, op: int, outcome: Reduced | RingfoldError, epoch: int) -> None:
         """The engine has finished an op. Its buffers are judged now; the program hears of it when it waits for it."""
-        call, history = self._flying.pop(op), self._peer.sim.history
+        call, history = self._flying.pop(op), self._peer.book.history
         if isinstance(outcome, Reduced):
             history.succeeded(call, outcome.epoch, outcome.contributors)
         else:
@@ -132,9 +132,9 @@ class Runner:
 
     def _resume(self, outcome: Outcome, call: Call | None) -> None:
         """Let the program run until it waits for something."""
-        self._peer.sim.syncs.goes_on(self._peer.peer)
+        self._peer.book.syncs.goes_on(self._peer.peer)
         if call is not None:
-            self._peer.sim.history.returned(call)
+            self._peer.book.history.returned(call)
         if isinstance(outcome, Reduced):
             self._peer.op_returned(outcome)
         elif isinstance(outcome, CallSucceeded):
@@ -165,7 +165,7 @@ class Runner:
                 waits, outcome = False, error
             if waits:
                 if not isinstance(request, Sync | OfferState):
-                    self._peer.sim.syncs.rests(self._peer.peer)
+                    self._peer.book.syncs.rests(self._peer.peer)
                 return
 
     def _sync_returned(self, outcome: Outcome) -> Outcome:
@@ -184,7 +184,7 @@ class Runner:
         self.at_work_since = peer.sim.scheduler.now if isinstance(request, Sleep) else None
         match request:
             case Collective():
-                call = peer.sim.history.called(peer.peer, request)
+                call = peer.book.history.called(peer.peer, request)
                 op = peer.submit(request)
                 self._flying[op] = call
                 if not request.wait:
@@ -201,7 +201,7 @@ class Runner:
             case ArePending(timeout_ms, vote):
                 answer = None if vote else peer.pending_here()
                 if answer is not None:
-                    peer.sim.history.answered(peer.peer, answer)
+                    peer.book.history.answered(peer.peer, answer)
                     return False, answer
                 self._awaited_kind = "pending"
                 self._awaited_ballot = peer.vote("pending", 0, timeout_ms)
@@ -209,9 +209,9 @@ class Runner:
                 self._begin_sync(request)
             case OfferState(offer, snapshot, min_world, timeout_ms):
                 self._awaited_ballot = peer.vote("sync", min_world, timeout_ms, offer, snapshot)
-            case Leave():
+            case Leave(stopped):
                 self._leaving = True
-                if peer.leave():
+                if peer.leave(stopped):
                     return False, None
             case Rejoin():
                 peer.comes_back(self)

@@ -297,13 +297,18 @@ def run_scenario(seed: int, scenario: Scenario, *, echo: Callable[[str], None] |
     for master_fault in scenario.masters:
         inject_master(sim, master_fault)
     sim.run_until(cluster.finished, limit_ms=scenario.limit_ms)
-    history = sim.history
-    syncs = sim.syncs
+    return outcome_of(sim)
+
+
+def outcome_of(sim: Simulation) -> Outcome:
+    """What a simulation has led to. The syncs are those of the default run."""
+    history, syncs, seed = sim.history, sim.syncs, sim.seed
     counts = Counter(
         finished=syncs.finished,
         fetches=syncs.fetched,
         rollbacks=syncs.rollbacks,
         **{f"failed with {name}": count for name, count in syncs.errors.items()},
     )
-    committed, digest = len(history.committed), sim.scheduler.trace.digest
+    committed = sum(len(book.history.committed) for book in sim.books.values())
+    digest = sim.scheduler.trace.digest
     return Outcome(seed, committed, history.aborted, sim.epochs, sim.now_ms, digest, counts, sim.rings, sim.injected)

@@ -13,10 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
+from ringfold.config import DEFAULT_RUN
 from ringfold.dataplane.engine import CAPPED
 from ringfold.errors import MasterUnreachable, RingfoldError
 from ringfold.master.journal import encode
 from ringfold.master.machine import Master
+from ringfold.master.runs import Runs
 from ringfold.master.settings import MasterSettings
 from ringfold.peer.settings import PeerTimings
 from ringfold.testing.checks import History, Violation
@@ -85,6 +87,14 @@ def draw_advice(rng: Random, paths: int) -> tuple[list[int], int]:
     return shares, vetoes | (CAPPED if rng.random() < 0.3 else 0)
 
 
+class Book:
+    """What the checkers know of one run."""
+
+    def __init__(self) -> None:
+        self.history = History()
+        self.syncs = SyncHistory()
+
+
 class Cluster:
     """The peers that one call of `cluster` started, and those that came for them later."""
 
@@ -110,8 +120,8 @@ class Simulation:
         self.verbose = echo is not None
         self.scheduler = Scheduler(seed, Trace(echo=echo))
         self.network = Network(self.scheduler, self.setup.weather)
-        self.history = History()
-        self.syncs = SyncHistory()
+        self.books: dict[str, Book] = {DEFAULT_RUN: Book()}
+        self.history, self.syncs = self.books[DEFAULT_RUN].history, self.books[DEFAULT_RUN].syncs
         self.by_name: dict[str, SimPeer] = {}
         self.injected: Counter[str] = Counter()
         self.epochs = self.installed = self.busy = 0
@@ -124,6 +134,8 @@ class Simulation:
         self._first_master()
         self.touched: set[str] = set()
         """Peers that a fault was about: they may be cast out for it."""
+        self.finished_runs: set[str] = set()
+        """Runs with names, which let nobody in any more."""
         self.master_was_silent = False
         self.judges_evictions = False
         self.rejoin = False
@@ -137,17 +149,17 @@ class Simulation:
         """The names that processes give themselves, by host: one that is started again is known by it."""
 
     def _first_master(self) -> None:
-        setup = self.setup
-        machine = setup.master(
-            setup.settings,
-            token=TOKEN,
-            run_secret=self.rng.randbytes(32),
-            started_ns=0,
-            keeps_journal=setup.journal,
-        )
+        setup, secret = self.setup, self.rng.randbytes(32)
+        runs = Runs(setup.settings, TOKEN, secret, keeps_journal=setup.journal, machine=setup.master)
         if setup.journal:
-            self.store.write(0, encode(machine.journal()))
-        self.take_lead(setup.shell(self, machine, "master", self.store if setup.journal else None))
+            self.store.take_over(1)
+            for run, journal in runs.first_journals().items():
+                self.store.write(run, 0, encode(journal))
+        self.take_lead(setup.shell(self, runs, 1, "master", self.store if setup.journal else None))
+
+    def book(self, run: str) -> Book:
+        """What is known of a run."""
+        return self.books.setdefault(run, Book())
 
     def take_lead(self, shell: SimMaster) -> None:
         """This master leads from now on."""
@@ -174,26 +186,43 @@ class Simulation:
     # Who takes part
 
     def cluster(
-        self, peers: int = 3, *, groups: int = 1, program: ProgramOf | None = None, within_ms: float = 20
+        self,
+        peers: int = 3,
+        *,
+        groups: int = 1,
+        program: ProgramOf | None = None,
+        within_ms: float = 20,
+        run: str = DEFAULT_RUN,
     ) -> Cluster:
-        """Start so many peers, at drawn instants, with a program (a training loop if none is given)."""
-        self._program = program or training(Training(seed=self.seed))
+        """Start so many peers of a run, at drawn instants, with a program (a training loop if none is given).
+
+        Faults are drawn for those of the default run.
+        """
+        chosen = program or training(Training(seed=self.seed))
         started = [
-            self.join(self._program, group=index % groups, at_ms=self.now_ms + self.rng.uniform(0, within_ms))
+            self.join(chosen, group=index % groups, at_ms=self.now_ms + self.rng.uniform(0, within_ms), run=run)
             for index in range(peers)
         ]
-        self.originals += started
+        if run == DEFAULT_RUN:
+            self._program = chosen
+            self.originals += started
         return Cluster(self, started)
 
     def join(
-        self, program: ProgramOf | None = None, *, group: int = 0, at_ms: float | None = None, name: str = ""
+        self,
+        program: ProgramOf | None = None,
+        *,
+        group: int = 0,
+        at_ms: float | None = None,
+        name: str = "",
+        run: str = DEFAULT_RUN,
     ) -> SimPeer:
         """Start one more peer, by a name that it had before or by a new one."""
         chosen = program or self._program
         assert chosen is not None, "say which program the peer runs"
         host = f"peer-{len(self.peers) + 1}"
         self.given_names[host] = name or host
-        peer = self.setup.peer(self, host, group, chosen)
+        peer = self.setup.peer(self, host, group, chosen, run)
         self.peers.append(peer)
         self.by_name[peer.name] = peer
         self.busy += 1
@@ -202,9 +231,12 @@ class Simulation:
 
     def was_cast_out(self, peer: SimPeer) -> None:
         """A peer's program ended because the run went on without it. Somebody may start it again."""
+        if peer.run in self.finished_runs and f"run {peer.run} finished" in str(peer.error):
+            return  # it came too late
         self.check_cast_out(peer, peer.error)
         if self.rejoin:
-            self.join(group=peer.group, at_ms=self.now_ms + self.rng.uniform(0, 100))
+            program = None if peer.run == DEFAULT_RUN else peer.program
+            self.join(program, group=peer.group, at_ms=self.now_ms + self.rng.uniform(0, 100), run=peer.run)
 
     def check_cast_out(self, peer: SimPeer, error: RingfoldError | None) -> None:
         """Nobody is cast out without a fault that was about it."""
@@ -214,7 +246,7 @@ class Simulation:
 
     def start_again(self, peer: SimPeer) -> None:
         """A peer's program has ended and wants to be started again, as one that crashed is."""
-        self.join(peer.program, group=peer.group, at_ms=self.now_ms + self.rng.uniform(0, 100))
+        self.join(peer.program, group=peer.group, at_ms=self.now_ms + self.rng.uniform(0, 100), run=peer.run)
 
     def sync_begins(self, holders: list[int], receivers: list[int]) -> None:
         """The master has planned a sync. Faults may wait for that."""
@@ -341,7 +373,7 @@ class Simulation:
                 self.at_next_sync.append(begin)
                 return
             for peer in self.peers:
-                if peer.peer in holders and peer.busy:
+                if peer.peer in holders and peer.busy and peer.run == DEFAULT_RUN:
                     self.touched.add(peer.name)
                     self.crash(peer, within_ms=within_ms)
 
@@ -369,7 +401,8 @@ class Simulation:
             if not self.scheduler.run_until(condition, int(limit_ms * MS)):
                 raise Violation(f"not finished after {limit_ms:.0f} ms of virtual time: {self._unfinished()}")
             if self.busy == 0:
-                self.history.check_end()
+                for book in self.books.values():
+                    book.history.check_end()
                 for peer in self.peers:
                     peer.check_neighbours()
         except SimulationFailure:

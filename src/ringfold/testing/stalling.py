@@ -69,9 +69,9 @@ def pause(stalls: Stalls, me: Self, step: int) -> Program:
         yield BusyFor(0)
 
 
-def judge_stall(sim: "Simulation", notice: "PeersStalled") -> None:
-    """An eviction for a stall, at the moment of its decision."""
-    by_id = {peer.peer: peer for peer in sim.peers if peer.host.alive and peer.peer}
+def judge_stall(sim: "Simulation", run: str, notice: "PeersStalled") -> None:
+    """An eviction for a stall in a run, at the moment of its decision."""
+    by_id = {peer.peer: peer for peer in sim.peers if peer.run == run and peer.host.alive and peer.peer}
     sim.injected["evicted for a stall"] += len(notice.peers)
     for number in notice.peers:
         if number in by_id and by_id[number].name not in sim.touched:

@@ -10,7 +10,8 @@ What is known: every offer with its content (from the peer), who was sent a plan
 Checked at once:
 - whose state wins was allowed to: a participant of the group's last finished sync whose revision is valid, or whoever
   brings exactly that sync's content when no participant is left, or, if all agree to a rollback and nobody else could
-  win, anybody. Never a torn state. The highest revision wins, then the most popular content, then the longest member.
+  win, anybody; or, after all members of the run were gone at once and its state with them, anybody among peers that all
+  begin afresh. Never a torn state. The highest revision wins, then the most popular content, then the longest member.
   Who is to give the state has exactly that content;
 - where no participant is left, the run goes on from a checkpoint only if that was reached in the group's present
   history (`_chain`, from the contents of finished syncs: lineages are under test), and no newer one was listed;
@@ -68,6 +69,8 @@ class _Sync:
     group: int
     revision: int
     last: _Finished | None
+    is_orphaned: bool = False
+    """Whether all members of the run have gone since the last one, and took nothing along."""
     voters: dict[PeerId, _Offered] = field(default_factory=dict)
     holders: list[PeerId] = field(default_factory=list)
     content: Content = b""
@@ -95,6 +98,7 @@ class SyncHistory:
         self._took_part: dict[PeerId, int] = {}
         self._members: dict[int, set[PeerId]] = {}
         self._left: dict[int, tuple[int, set[PeerId]]] = {}
+        self._orphaned: set[int] = set()
         self._steps: dict[tuple[int, int], tuple[PeerId, Content]] = {}
         self._chain: dict[int, tuple[Point, ...]] = {}
         """What the group's syncs have finished, without what was abandoned."""
@@ -207,7 +211,8 @@ class SyncHistory:
         sync = self._syncs.get(plan.sync)
         if sync is None:
             holders = [member.peer for member in plan.holders]
-            sync = _Sync(plan.sync, call.group, plan.revision, self._last.get(call.group), holders=holders)
+            last, is_orphaned = self._last.get(call.group), call.group in self._orphaned
+            sync = _Sync(plan.sync, call.group, plan.revision, last, is_orphaned, holders=holders)
             self._syncs[plan.sync] = sync
         sync.voters[peer] = call
 
@@ -224,6 +229,7 @@ class SyncHistory:
             self.finished += 1
             finished = _Finished(sync.number, sync.revision, sync.content)
             self._extend(sync)
+        self._orphaned.discard(sync.group)
         self._last[sync.group] = replace(finished, participants=finished.participants | {peer})
 
     def recorded(self, group: int, members: list[PeerId]) -> None:
@@ -241,6 +247,8 @@ class SyncHistory:
             last = self._last.get(group)
             if not members and last is not None and last.participants & self._left[group][1]:
                 del self._last[group]
+        if not any(self._members.values()):
+            self._orphaned |= self._last.keys()
 
     def _extend(self, sync: _Sync) -> None:
         point, before = (sync.revision, sync.content), self._chain.get(sync.group, ())
@@ -303,6 +311,8 @@ def _candidates(sync: _Sync, chain: tuple[Point, ...]) -> tuple[list[_Offered], 
         resumed = [call for call in voting if _is_reached(call, chain)]
         if not found and resumed:
             return resumed, True
+    if not found and sync.is_orphaned and all(call.offer.revision == 0 for call in sync.voters.values()):
+        return voting, True
     if not found and all(call.offer.rollback for call in sync.voters.values()):
         return voting, True
     return found, False

@@ -173,6 +173,47 @@ class PeerReturned(Notice, frozen=True, tag="peer_returned"):
         return f"peer {self.peer} ({self.name}) is back"
 
 
+class RunEnded(Notice, frozen=True, tag="run_ended"):
+    """The last member of a run is gone: it has left with the program done, or the run was abandoned."""
+
+    run: str
+    how: Literal["finished", "abandoned"]
+    revision: int
+
+    def __str__(self) -> str:
+        return f"run {self.run} is {self.how} at revision {self.revision}: its last member is gone"
+
+
+class RunBegun(Notice, frozen=True, tag="run_begun"):
+    """Peers begin a new incarnation of a run that had ended. `lost` is the revision that they go on without."""
+
+    run: str
+    incarnation: int
+    lost: int | None = None
+
+    @property
+    def level(self) -> Level:
+        return "info" if self.lost is None else "warning"
+
+    def __str__(self) -> str:
+        begun = f"run {self.run} begins again, as incarnation {self.incarnation}"
+        if self.lost is None:
+            return begun
+        return (
+            f"{begun}: it was abandoned at revision {self.lost}, and nobody brought a checkpoint. To be told instead, "
+            "give the run a name"
+        )
+
+
+class RunForgotten(Notice, frozen=True, tag="run_forgotten"):
+    """Somebody had a run forgotten that had ended."""
+
+    run: str
+
+    def __str__(self) -> str:
+        return f"run {self.run} is forgotten: its name is free"
+
+
 class EpochSealing(Notice, frozen=True, tag="epoch_sealing"):
     group: GroupId
     epoch: Epoch

@@ -3,8 +3,9 @@
 A connection to a master, or to a peer's data port, begins with the acceptor's `Challenge`. The other side answers with
 what it is: `Hello` (a peer joins), `Resume` (a peer comes back, after a master was lost), `NodeHello` (a process only
 probes), `StatusRequest` (somebody looks), `EvictRequest` (somebody wants a peer out), `ProbeCommand` (somebody steers
-the probing), `LaneHello` (a neighbour brings a lane) or `VisitHello` (a member wants shared state, or measures the
-link). All of them prove a secret over the challenge's nonce and never send it.
+the probing), `RunsRequest` and `ForgetRun` (about the runs of the master), `LaneHello` (a neighbour brings a lane) or
+`VisitHello` (a member wants shared state, or measures the link). All of them prove a secret over the challenge's nonce
+and never send it.
 
 Peer ids are given by the master and only grow, so a lower id is a longer member. An epoch number belongs to a group.
 """
@@ -57,6 +58,9 @@ from ringfold.wire.progress import EvictResponse as EvictResponse
 from ringfold.wire.returning import Resume as Resume
 from ringfold.wire.returning import Resumed as Resumed
 from ringfold.wire.returning import Returned as Returned
+from ringfold.wire.runs import ForgetRun as ForgetRun
+from ringfold.wire.runs import RunList as RunList
+from ringfold.wire.runs import RunsRequest as RunsRequest
 from ringfold.wire.status import Divergence as Divergence
 from ringfold.wire.status import Status as Status
 from ringfold.wire.status import StatusRequest as StatusRequest
@@ -81,14 +85,18 @@ class Refused(Message, frozen=True, tag="refused"):
     """The acceptor's last words before it closes: why the other side is not let in.
 
     With `again` it is not the other side's fault: a master that does not lead says so, and the next one may be asked.
+    With a `proof` of the run's token it is final, whatever other masters there are: the run has ended.
     """
 
     reason: str
     again: bool = False
+    proof: bytes = b""
 
 
 class Hello(Message, frozen=True, tag="hello"):
-    """A peer asks to join a group of the run, and says where its data port can be reached (one address per path).
+    """A peer asks to join a group of a run, and says where its data port can be reached (one address per path).
+
+    `run` is the name of the run, empty for the default one; `proof` is about that run's token.
 
     With `probes` the same port number takes UDP probes, and the peer is a node of the probe graph. The first `paths` of
     its addresses are paths of their own, to be used at the same time; any others are places to try instead.
@@ -104,6 +112,7 @@ class Hello(Message, frozen=True, tag="hello"):
     proof: bytes
     probes: bool = False
     paths: int = 1
+    run: str = ""
 
 
 class Welcome(Message, frozen=True, tag="welcome"):
@@ -363,7 +372,12 @@ class Measured(Message, frozen=True, tag="measured"):
 
 
 class Leave(Message, frozen=True, tag="leave"):
-    """The peer wants to leave; it answers the seal that follows, and goes when it is told `Left`."""
+    """The peer wants to leave; it answers the seal that follows, and goes when it is told `Left`.
+
+    One that was `stopped` (a signal, an exception, a loop that did not reach its end) has not finished the run.
+    """
+
+    stopped: bool = False
 
 
 # Master -> peer
@@ -527,6 +541,8 @@ ToMaster = (
     | Leave
     | NodeHello
     | ProbeCommand
+    | RunsRequest
+    | ForgetRun
     | RoundReport
     | RoundAlarm
 )
@@ -552,6 +568,7 @@ FromMaster = (
     | Left
     | Status
     | EvictResponse
+    | RunList
     | NodeWelcome
     | ProbeAnswer
     | ProbeGraph

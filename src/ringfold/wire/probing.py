@@ -193,6 +193,7 @@ class NodeHello(Message, frozen=True, tag="node_hello"):
     nonce: bytes
     proof: bytes
     number: NodeId = 0
+    run: str = ""
 
 
 class NodeWelcome(Message, frozen=True, tag="node_welcome"):
@@ -293,6 +294,7 @@ class ProbeCommand(Message, frozen=True, tag="probe_command"):
     label: str
     nonce: bytes
     proof: bytes
+    run: str = ""
 
 
 class ProbeAnswer(Message, frozen=True, tag="probe_answer"):

@@ -30,6 +30,8 @@ class EvictRequest(Message, frozen=True, tag="evict_request"):
     by: str
     nonce: bytes
     proof: bytes
+    run: str = ""
+    """Without a name it is the default run, or the only one."""
 
 
 class EvictResponse(Message, frozen=True, tag="evict_response"):

@@ -3,6 +3,8 @@
 import hashlib
 import hmac
 
+from ringfold.config import DEFAULT_RUN
+
 NONCE_BYTES = 32
 
 
@@ -26,6 +28,12 @@ def link_key(token: bytes, secret: bytes) -> bytes:
     Who overhears the master's messages has the one without the other.
     """
     return prove(token, "link", secret)
+
+
+def run_token(token: bytes, run: str) -> bytes:
+    """The token of one run of a master: who proves it in one run has proven nothing in another. Without a token of the
+    master there is none to derive; the default run has the master's own."""
+    return token if not token or run == DEFAULT_RUN else prove(token, "run", run.encode())
 
 
 def derive(secret: bytes, purpose: str, *numbers: int) -> bytes:

@@ -36,6 +36,7 @@ class Resume(Message, frozen=True, tag="resume"):
     member_proof: bytes
     probes: bool = False
     paths: int = 1
+    run: str = ""
 
 
 class Resumed(Message, frozen=True, tag="resumed"):

@@ -4,6 +4,7 @@ from typing import Literal
 
 from msgspec import Struct, field
 
+from ringfold.config import DEFAULT_RUN
 from ringfold.wire.base import Epoch, EvidenceBy, GroupId, Message, PeerId
 
 
@@ -16,11 +17,15 @@ class World(Struct, frozen=True):
 
 
 class StatusRequest(Message, frozen=True, tag="status_request"):
-    """Somebody wants to look. Proves the token like a peer."""
+    """Somebody wants to look at a run. Proves that run's token like a peer.
+
+    Without a name it is the default run, or the only one there is, and the token is the master's own.
+    """
 
     version: int
     nonce: bytes
     proof: bytes
+    run: str = ""
 
 
 class PeerStatus(Struct, frozen=True):
@@ -113,3 +118,6 @@ class Status(Message, frozen=True, tag="status"):
     known_links: int = 0
     leader: str = ""
     """The master that leads, and answers here."""
+    run: str = DEFAULT_RUN
+    other_runs: list[str] = field(default_factory=list)
+    """That this master serves, too."""

@@ -76,6 +76,7 @@ WindowMs = Annotated[int, typer.Option(help="With --nodes: the length of a windo
 Estimator = Annotated[str, typer.Option(help="How lines are fitted: auto, quantile, hull or svm.")]
 ExportTo = Annotated[Path | None, typer.Option(help="Write the windows into this directory, as JSON lines.")]
 Points = Annotated[bool, typer.Option("--points", help="Write every exchange too, so that it can be replayed.")]
+RunName = Annotated[str | None, typer.Option("--run", help="With --master: the run, by its name.")]
 TokenFile = Annotated[Path | None, typer.Option(help="With --master: file with the join token of the run.")]
 Logs = Annotated[
     list[Path] | None,
@@ -92,7 +93,7 @@ DriftPpb = Annotated[int, typer.Option(hidden=True, help="Of a virtual clock, fo
 
 BELONGS_TO: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("me", "rounds", "interface", "timeout_s", "windows", "window_ms"), ("--nodes",)),
-    **dict.fromkeys(("name", "listen_only", "token_file"), ("--master",)),
+    **dict.fromkeys(("name", "listen_only", "run", "token_file"), ("--master",)),
     **dict.fromkeys(("estimator", "export", "points"), ("--master", "--nodes")),
     **dict.fromkeys(("pictures", "picture_format"), ("--report",)),
     "as_json": ("--nodes", "--report"),
@@ -116,6 +117,7 @@ def probe(
     estimator: Estimator = "auto",
     export: ExportTo = None,
     points: Points = False,
+    run: RunName = None,
     token_file: TokenFile = None,
     logs: Logs = None,
     pictures: Pictures = None,
@@ -152,7 +154,8 @@ def probe(
         listen_only=listen_only, estimator=estimator, export=export, points=points, as_json=as_json,
         offset_ns=offset_ns, drift_ppb=drift_ppb,
     )  # fmt: skip
-    _probe(nodes, master, token_file, name, wish)
+    given: dict[str, object] = {"master": master, "run": run, "token_file": token_file, "name": name}
+    _probe(nodes, given, wish)
 
 
 def _refuse_strays(context: typer.Context, asked: str) -> None:
@@ -166,9 +169,7 @@ def _refuse_strays(context: typer.Context, asked: str) -> None:
             raise UsageError(f"{option} goes with {' or '.join(places)}, not with {asked}")
 
 
-def _probe(
-    nodes: Path | None, master: list[str] | None, token_file: Path | None, name: str | None, wish: "Wish"
-) -> None:
+def _probe(nodes: Path | None, given: dict[str, object], wish: "Wish") -> None:
     if nodes is not None:
         from ringfold.cli.probe.alone import probe_alone
 
@@ -177,4 +178,4 @@ def _probe(
         from ringfold import config
         from ringfold.cli.probe.node import run_node
 
-        run_node(config.load({"master": master, "token_file": token_file, "name": name}), wish)
+        run_node(config.load(given), wish)

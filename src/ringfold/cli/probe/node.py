@@ -21,6 +21,7 @@ from ringfold.probe.shell import NodeShell
 from ringfold.runtime import resolve
 from ringfold.runtime.process import keep_what_is_there, stop_signals
 from ringfold.wire.probing import NodeClock, NodeId, RoundStart
+from ringfold.wire.proof import run_token
 
 PORT_TRIES = 512
 
@@ -60,7 +61,8 @@ async def _run(resolved: Resolved, wish: Wish) -> None:
     def adopt(clock: NodeClock) -> None:
         _log.debug("the clock is %.1f ppm off, known within %d ns", clock.rate * 1e6, clock.high_ns)
 
-    token = resolved.token()
+    run = config.check_run_name(resolved.text("run"))
+    token = run_token(resolved.token(), run)
     node = JoinedNode(
         masters,
         token,
@@ -69,6 +71,7 @@ async def _run(resolved: Resolved, wish: Wish) -> None:
         addresses=advertised or (local,),
         port=prober.port,
         listen_only=wish.listen_only,
+        run=run,
         on_connected=connected,
         on_heard=heard,
     )

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
 Address = Annotated[str | None, typer.Argument(help="The master's address.", show_default=False)]
 TokenFile = Annotated[Path | None, typer.Option(help="File with the join token of the run.")]
+Run = Annotated[str | None, typer.Option(help="The run, by its name; without it `default`, or the only one.")]
 Config = Annotated[Path | None, typer.Option(help="Settings file (TOML).")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Label = Annotated[str, typer.Option(help="A name that summary and logs carry; at most 200 letters.")]
@@ -20,41 +21,47 @@ WAITING = "waiting for the round: a second or two if a window can be ended, else
 
 
 def start(
-    address: Address = None, label: Label = "", token_file: TokenFile = None, config: Config = None,
+    address: Address = None, label: Label = "", run: Run = None, token_file: TokenFile = None, config: Config = None,
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Let all nodes of a run probe, if they do not."""
-    _steer("start", label, address, token_file, config, as_json=as_json)
+    _steer("start", label, address, run, token_file, config, as_json=as_json)
 
 
-def stop(address: Address = None, token_file: TokenFile = None, config: Config = None, as_json: AsJson = False) -> None:
+def stop(
+    address: Address = None, run: Run = None, token_file: TokenFile = None, config: Config = None,
+    as_json: AsJson = False,
+) -> None:  # fmt: skip
     """Stop all probing at once, in the middle of a window if need be."""
-    _steer("stop", "", address, token_file, config, as_json=as_json)
+    _steer("stop", "", address, run, token_file, config, as_json=as_json)
 
 
 def round_(
-    address: Address = None, label: Label = "", token_file: TokenFile = None, config: Config = None,
+    address: Address = None, label: Label = "", run: Run = None, token_file: TokenFile = None, config: Config = None,
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """End the present window now, or run one if probing is stopped; wait for its round, and show it."""
-    _steer("round", label, address, token_file, config, as_json=as_json)
+    _steer("round", label, address, run, token_file, config, as_json=as_json)
 
 
-def show(address: Address = None, token_file: TokenFile = None, config: Config = None, as_json: AsJson = False) -> None:
+def show(
+    address: Address = None, run: Run = None, token_file: TokenFile = None, config: Config = None,
+    as_json: AsJson = False,
+) -> None:  # fmt: skip
     """Show the newest round of a run."""
-    _steer("show", "", address, token_file, config, as_json=as_json)
+    _steer("show", "", address, run, token_file, config, as_json=as_json)
 
 
 def _steer(
-    action: "ProbeAction", label: str, address: str | None, token_file: Path | None, config: Path | None, *,
-    as_json: bool,
+    action: "ProbeAction", label: str, address: str | None, run: str | None, token_file: Path | None,
+    config: Path | None, *, as_json: bool,
 ) -> None:  # fmt: skip
     from ringfold import config as settings
     from ringfold.cli.output import complaints, console, print_json
     from ringfold.runtime import ask
 
-    resolved = settings.load({"master": address, "token_file": token_file, "config": config})
-    with ask.reach(resolved.listed("master"), resolved.token()) as connection:
+    resolved = settings.load({"master": address, "run": run, "token_file": token_file, "config": config})
+    with ask.reach(resolved.listed("master"), resolved.token(), run=resolved.named_run()) as connection:
         if action == "round":
             connection.timeout_s = ROUND_S
             if not as_json:

@@ -1,10 +1,15 @@
 """`ringfold soak`: real processes that are killed, frozen and added without a pause, for as long as one likes.
 
-There are two parts. *Peers* of a run and its two masters: read `trainer.py` first, what a peer does and what it checks
-at every step; `director.py` is the parent that disturbs and watches, `masters.py` what is done to masters, `epochs.py`
-what all peers' logs must have in common, and `checks.py` judges what came out. *Ranks* that agree through
-stores (`--iterations`): `rank.py`, `iterating.py`, `history.py` and `iterating_checks.py`. Both draw from a list of
-`faults.py`, and `growth.py` judges memory and descriptors.
+There are three parts.
+
+* *Peers* of a run and its two masters: read `trainer.py` first, what a peer does and what it checks at every step;
+  `director.py` is the parent that disturbs and watches, `masters.py` what is done to masters, `epochs.py` what all
+  peers' logs must have in common, and `checks.py` judges what came out.
+* *Ranks* that agree through stores (`--iterations`): `rank.py`, `iterating.py`, `history.py` and `iterating_checks.py`.
+* *Members* that go wrong in other ways than by dying (`--members`): `member.py`, `members.py`, and `members_replay.py`,
+  which computes their weights again.
+
+The first two draw from a list of `faults.py`, and `growth.py` judges memory and descriptors.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,6 +33,9 @@ def soak(
     iterations: Annotated[
         bool, typer.Option("--iterations", help="Ranks that agree through stores, no peers.")
     ] = False,
+    members: Annotated[
+        bool, typer.Option("--members", help="Members that go wrong, and a second run beside theirs.")
+    ] = False,
     store: Annotated[str, typer.Option(help="With --iterations: kinds of store, with commas.")] = STORES,
     ranks: Annotated[int, typer.Option(help="With --iterations: ranks of each store.", min=3, max=64)] = 4,
     seed: Annotated[int | None, typer.Option(help="Decides all sizes and draws; a new one each time.")] = None,
@@ -38,13 +46,18 @@ def soak(
     Every peer reduces arrays of random sizes on 8 tags and compares the shared state by hash at every step. There are
     two masters, a leader and a standby: the leader is killed, or frozen for longer than its lease, or both are killed,
     and the peers' logs must tell one history of epochs. With --iterations, ranks and the stores through which they
-    agree are killed, frozen and started again. Exit code 1 when a check fails or a process hangs; the seed is printed.
+    agree are killed, frozen and started again. With --members, members of a run pass an array too many, hang in their
+    loader, leave a step out, diverge, get SIGTERM, or are all killed; a second run on the same master must not notice,
+    and replaying what was committed must give the same weights. Exit code 1 when a check fails or a process hangs;
+    the seed is printed.
     """
     from ringfold.cli.bench.report import size_bytes
     from ringfold.runtime.entropy import random_bytes
 
     chosen = int.from_bytes(random_bytes(4), "little") if seed is None else seed
-    if iterations:
+    if members:
+        _finish(chosen, minutes, lambda: _go_wrong(minutes, quiet=as_json), as_json)
+    elif iterations:
         kinds = _kinds(store)
         _finish(chosen, minutes, lambda: _iterate(minutes, kinds, ranks, every_s, chosen, quiet=as_json), as_json)
     else:
@@ -143,6 +156,26 @@ def _iterate(
     outcome.left_behind += left_by(crew, director.pids, before)
     iterations = {kind: history.last + 1 for kind, history in histories(outcome).items()}
     tally = {"iterations": iterations, "faults": outcome.faults, "longest_silence_s": outcome.longest_silence_s}
+    return tally, checks(outcome)
+
+
+def _go_wrong(minutes: float, *, quiet: bool) -> tuple[object, "list[Check]"]:
+    """The part with members that go wrong."""
+    from ringfold.cli.soak.director import left_by, shared_memory
+    from ringfold.cli.soak.members import MembersDirector, checks
+    from ringfold.runtime.spawn import Crew
+
+    before = shared_memory()
+    with _progress(minutes, quiet) as show, Crew() as crew:
+        director = MembersDirector(crew)
+
+        def line() -> str:
+            steps = {slot.run: slot.step for slot in director.slots.values()}
+            return f"{', '.join(f'{run} at step {step}' for run, step in steps.items())}; {director.scene}"
+
+        outcome = director.direct(minutes, lambda seconds: show(seconds, line()))
+    outcome.left_behind += left_by(crew, director.pids, before)
+    tally = {"scenes": outcome.scenes, "steps": outcome.steps, "lost": outcome.lost}
     return tally, checks(outcome)
 
 

@@ -1,0 +1,89 @@
+"""`ringfold runs`: list the runs of a master, or forget one that has ended."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from ringfold.runtime.ask import StatusConnection
+    from ringfold.wire.runs import RunInfo, RunList
+
+app = typer.Typer(invoke_without_command=True, no_args_is_help=False)
+
+Master = Annotated[list[str] | None, typer.Option(help="The master's address. May be given several times.")]
+TokenFile = Annotated[Path | None, typer.Option(help="File with the join token of the master.")]
+Config = Annotated[Path | None, typer.Option(help="Settings file (TOML).")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+@app.callback()
+def runs(
+    context: typer.Context,
+    master: Master = None,
+    as_json: AsJson = False,
+    token_file: TokenFile = None,
+    config: Config = None,
+) -> None:
+    """List the runs of a master: name, state, peers, revision, and since when.
+
+    A run is `running` while it has peers, `finished` after its last member has left with its program done, `abandoned`
+    if all were killed or stopped, and `broken` after an error in the master. Without --master it asks the master of the
+    settings (`master`, by default on this machine).
+    """
+    from ringfold.errors import UsageError
+
+    if context.invoked_subcommand is not None:
+        if master or as_json or token_file or config:
+            raise UsageError(f"write the options of {context.invoked_subcommand!r} after it")
+        return
+    with _reach(master, token_file, config) as connection:
+        _show(connection.address, connection.runs(), as_json=as_json)
+
+
+@app.command()
+def forget(
+    name: Annotated[str, typer.Argument(help="The run, by its name.")],
+    master: Master = None,
+    as_json: AsJson = False,
+    token_file: TokenFile = None,
+    config: Config = None,
+) -> None:
+    """Forget a run that has ended, and what its state was: its name is free for a new run.
+
+    A run that has peers is not forgotten. Checkpoints are not touched.
+    """
+    with _reach(master, token_file, config) as connection:
+        left = connection.forget(name)
+        if not as_json:
+            typer.echo(f"run {name} is forgotten")
+        _show(connection.address, left, as_json=as_json)
+
+
+def _reach(master: list[str] | None, token_file: Path | None, config: Path | None) -> "StatusConnection":
+    from ringfold import config as settings
+    from ringfold.runtime import ask
+
+    resolved = settings.load({"master": master or None, "token_file": token_file, "config": config})
+    return ask.reach(resolved.listed("master"), resolved.token())
+
+
+def _show(address: str, listed: "RunList", *, as_json: bool) -> None:
+    from ringfold.cli.output import console, print_json, table
+
+    if as_json:
+        print_json(listed)
+        return
+    columns = ["run", "state", "peers", "revision", "since"]
+    console.print(table(f"runs of {address}", columns, map(_row, listed.runs), whole=columns[:4]))
+    for run in listed.runs:
+        if run.why:
+            console.print(run.why)
+
+
+def _row(run: "RunInfo") -> list[str]:
+    from datetime import UTC, datetime
+
+    peers = f"{run.peers} (waiting for {run.away} more)" if run.away else str(run.peers)
+    since = f"{datetime.fromtimestamp(run.since_s, UTC):%Y-%m-%d %H:%M:%S} UTC" if run.since_s else ""
+    return [run.name, run.state, peers, str(run.revision), since]

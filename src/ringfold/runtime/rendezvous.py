@@ -1,0 +1,81 @@
+"""Where processes of one user on one host find out which of them hosts something: a file, and a lock on it.
+
+The file is in a directory that only its user can read or write. Whoever holds its lock is the host, and writes into it
+where it can be reached. The kernel frees the lock when the host's process ends, however it ends, and a forked child
+does not keep it; so what a dead host has left in the file is never believed.
+"""
+
+import contextlib
+import fcntl
+import os
+import stat
+from pathlib import Path
+
+from ringfold.errors import ConfigError
+from ringfold.runtime.process import process_mark, process_of_mark_is_gone
+from ringfold.runtime.server import guard, unguard
+
+_MAX_BYTES = 4_096
+
+
+class Rendezvous:
+    """One such file. Call `close` in the end."""
+
+    def __init__(self, directory: Path, name: str) -> None:
+        """ConfigError if the directory is not this user's own."""
+        _make_private(directory)
+        self.path = directory / name
+        try:
+            self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            raise ConfigError(f"{self.path} cannot be used: {error.strerror or error}") from None
+        self._is_host = False
+
+    def take(self) -> bool:
+        """Be the host, if nobody else is."""
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        self._is_host = True
+        guard(self._fd)
+        self.withdraw()
+        return True
+
+    def announce(self, address: str) -> None:
+        """Tell where the host can be reached."""
+        assert self._is_host
+        os.pwrite(self._fd, f"{process_mark()}\n{address}\n".encode(), 0)
+
+    def withdraw(self) -> None:
+        """Nobody can reach the host any more."""
+        os.ftruncate(self._fd, 0)
+
+    def address(self) -> str:
+        """Where the host can be reached; empty if there is none, or it has not said yet."""
+        mark, _, rest = os.pread(self._fd, _MAX_BYTES, 0).decode(errors="replace").partition("\n")
+        address, end, _ = rest.partition("\n")
+        return address if end and not process_of_mark_is_gone(mark) else ""
+
+    def close(self) -> None:
+        """A host gives the lock back."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            if self._is_host:
+                fcntl.flock(fd, fcntl.LOCK_UN)  # also for a child that was forked a moment ago
+                unguard(fd)
+            os.close(fd)
+
+
+def _make_private(directory: Path) -> None:
+    with contextlib.suppress(FileExistsError):
+        try:
+            directory.mkdir(mode=0o700, parents=True)
+        except FileExistsError:
+            raise
+        except OSError as error:
+            raise ConfigError(f"{directory} cannot be made: {error.strerror or error}") from None
+    found = directory.lstat()
+    is_private = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
+    if not is_private:
+        raise ConfigError(f"{directory} is not a directory that only its user can use: remove it, or chmod 700 it")

@@ -1,0 +1,174 @@
+"""Several runs on one master: what is drawn for them, and that they keep apart.
+
+One seed is a scenario of masters that are lost (`scenario.draw_failover`) in the default run, and beside it one or two
+small runs with names of their own, on the same masters. Each run has its own checkers, and all of them count peers and
+epochs from one: what reaches a peer of another run is a violation by itself, or looks to its checkers like one. Nothing
+that befalls the peers of one run may cost another a member.
+
+A run with a name that has finished lets nobody in. Who comes too late is told so, and that is checked as well.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+from ringfold.config import DEFAULT_RUN
+from ringfold.master.claims import RunClaim
+from ringfold.master.events import Effect, Send, Tell
+from ringfold.master.journal import decode
+from ringfold.master.runs import Runs
+from ringfold.testing import faults
+from ringfold.testing.checks import Violation
+from ringfold.testing.masters import SimStore, inject_master
+from ringfold.testing.nodes import SimMaster
+from ringfold.testing.planted import Bug
+from ringfold.testing.program import ProgramOf
+from ringfold.testing.scenario import Outcome, Scenario, draw_failover, outcome_of
+from ringfold.testing.scheduler import SimulationFailure
+from ringfold.testing.simulation import Setup, Simulation
+from ringfold.testing.stateful import Looping, looping
+from ringfold.testing.workloads import Training, training
+from ringfold.wire.events import RunBegun, RunEnded
+from ringfold.wire.messages import Resume, Welcome
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """One more run: its peers and their program, and which of them are killed, and when."""
+
+    name: str
+    peers: int
+    work: Training | Looping
+    kills: tuple[tuple[int, float], ...]
+    within_ms: float
+
+    @property
+    def program(self) -> ProgramOf:
+        return training(self.work) if isinstance(self.work, Training) else looping(self.work)
+
+
+def draw_beside(seed: int) -> list[Beside]:
+    """The runs beside the default one."""
+    rng = Random(f"beside {seed}")
+    return [_draw(rng, seed, f"run-{number}") for number in range(1, rng.choice((2, 2, 3)))]
+
+
+def _draw(rng: Random, seed: int, name: str) -> Beside:
+    peers, think_ms = rng.choice((2, 2, 3)), rng.choice((0.0, 2.0, 10.0))
+    work: Training | Looping
+    if rng.random() < 0.5:
+        work = Training(seed=seed, steps=rng.randint(4, 15), largest=rng.choice((60, 400)), think_ms=think_ms)
+    else:
+        work = Looping(seed=seed, until=rng.randint(4, 15), check_every=rng.choice((1, 3)), size=60, think_ms=think_ms)
+    is_killed = rng.random() < 0.5
+    kills = tuple((who, rng.uniform(0, 300)) for who in rng.sample(range(peers), rng.randint(1, peers)) if is_killed)
+    return Beside(name, peers, work, kills, rng.choice((20, 300)))
+
+
+class SeveralMaster(SimMaster):
+    """A master whose runs must end as they should."""
+
+    def _watch(self, run: str, effect: Effect) -> None:
+        super()._watch(run, effect)
+        ended = self.sim.injected  # counted with what happened to the run
+        match effect:
+            case Tell(RunEnded(how=how)) if run != DEFAULT_RUN:
+                ended[f"run {how}"] += 1
+                if how == "finished":
+                    self.sim.finished_runs.add(run)
+            case Tell(RunBegun()) if run in self.sim.finished_runs:
+                raise Violation(f"run {run} has finished, and begins again")
+            case Send(_, Welcome()) if run in self.sim.finished_runs:
+                raise Violation(f"run {run} has finished, and lets somebody in")
+            case _:
+                pass
+
+
+def run_several(seed: int, base: Setup | None = None, *, echo: Callable[[str], None] | None = None) -> Outcome:
+    """Run one seed of several runs; a broken promise raises SimulationFailure."""
+    scenario, beside = draw_failover(seed, base or Setup(shell=SeveralMaster)), draw_beside(seed)
+    sim = Simulation(seed, scenario.setup, echo=echo)
+    try:
+        return _run(sim, scenario, beside)
+    except SimulationFailure as failure:
+        raise SimulationFailure(failure.seed, failure.text, failure.tail, "--runs") from failure
+
+
+def _run(sim: Simulation, scenario: Scenario, beside: list[Beside]) -> Outcome:
+    sim.rejoin, sim.judges_evictions = scenario.rejoin, True
+    for other in beside:
+        sim.book(other.name)
+    cluster = sim.cluster(scenario.peers, groups=scenario.groups, program=scenario.program)
+    for fault in scenario.plan:
+        faults.inject(sim, fault)
+    for master_fault in scenario.masters:
+        inject_master(sim, master_fault)
+    for other in beside:
+        members = sim.cluster(other.peers, program=other.program, within_ms=other.within_ms, run=other.name).peers
+        for who, at_ms in other.kills:
+            sim.touched.add(members[who].name)
+            sim.scheduler.at(int(at_ms * 1_000_000), members[who].kill)
+    sim.run_until(cluster.finished, limit_ms=scenario.limit_ms)
+    return outcome_of(sim)
+
+
+# Bugs on purpose
+
+
+class OneJournal(SimStore):
+    """All runs but the first have one journal."""
+
+    def write(self, run: str, expected: int, raw: bytes) -> int | None:
+        shared = run if run == DEFAULT_RUN else "run-1"
+        version = super().write(shared, self.version(shared), raw)
+        self.journals.setdefault(run, raw)
+        self.journals[run] = self.journals[shared]
+        return version
+
+
+class ForgetsRuns(SimStore):
+    """A new leader does not learn of the runs that have names."""
+
+    def take_over(self, fence: int) -> None:
+        super().take_over(fence)
+        self.journals = {run: raw for run, raw in self.journals.items() if run == DEFAULT_RUN}
+
+
+class UnfencedRuns(SimStore):
+    """Only the default run is fenced: a deposed leader goes on with the others."""
+
+    def write(self, run: str, expected: int, raw: bytes) -> int | None:
+        if run != DEFAULT_RUN and decode(raw, "simulated").fence < self.fence:
+            return expected + 1  # as if it had been written
+        return super().write(run, self.version(run) if run != DEFAULT_RUN else expected, raw)
+
+
+class _Confused(Runs):
+    """Who comes back is taken for a peer of the default run."""
+
+    def _named(self, claim: RunClaim) -> str:
+        return DEFAULT_RUN if isinstance(claim, Resume) else super()._named(claim)
+
+
+class Confused(SeveralMaster):
+    def __init__(self, sim: Simulation, runs: Runs, *rest: object) -> None:
+        runs.__class__ = _Confused
+        super().__init__(sim, runs, *rest)  # type: ignore[arg-type]
+
+
+SEVERAL_BUGS: dict[str, Bug] = {
+    "one_journal": Bug("runs with names share a journal", Setup(shell=SeveralMaster, store=OneJournal)),
+    "forgotten_runs": Bug("a new leader does not learn of other runs", Setup(shell=SeveralMaster, store=ForgetsRuns)),
+    "unfenced_runs": Bug("a deposed leader goes on with other runs", Setup(shell=SeveralMaster, store=UnfencedRuns)),
+    "confused_runs": Bug("who comes back to one run is taken for a peer of another", Setup(shell=Confused)),
+}
+
+
+def find_in_several(name: str, first: int, most: int) -> SimulationFailure | None:
+    """The first failure that a planted bug leads to; None if it stays hidden for `most` seeds from `first` on."""
+    for seed in range(first, first + most):
+        try:
+            run_several(seed, SEVERAL_BUGS[name].setup)
+        except SimulationFailure as failure:
+            return failure
+    return None

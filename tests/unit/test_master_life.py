@@ -1,0 +1,215 @@
+"""How runs end: finished or abandoned, and who may come after that."""
+
+import pytest
+from test_master import NONCE, TOKEN, Stage, hello
+
+from ringfold.config import check_run_name
+from ringfold.errors import ConfigError
+from ringfold.master.events import Closed, Persist
+from ringfold.master.journal import Journal, decode, encode
+from ringfold.master.machine import Master
+from ringfold.master.settings import MasterSettings
+from ringfold.wire import messages as m
+from ringfold.wire.base import PROTOCOL_VERSION
+from ringfold.wire.events import RunBegun, RunEnded
+from ringfold.wire.proof import prove, proven
+
+ROOT = b"r" * 8
+
+
+def offer(revision: int, root: bytes = ROOT, *, torn: bool = False, rollback: bool = False) -> m.Offer:
+    key = m.KeyOffer("a", "<f4", [4], root)
+    return m.Offer(revision, "enforce-popular", "rf64", [key], torn, False, rollback)
+
+
+class Named(Stage):
+    """The same with a run of this name, and a journal."""
+
+    def __init__(self, name: str = "nightly-7", journal: Journal | None = None, fence: int = 1) -> None:
+        super().__init__()
+        self.master = Master(
+            MasterSettings(return_ms=500),
+            TOKEN,
+            b"secret",
+            fence,
+            journal=journal,
+            keeps_journal=True,
+            name=name,
+            wall_s=lambda: 86_400,
+        )
+
+    def sync(self, conn: int, given: m.Offer, ballot: int = 1) -> list[m.FromMaster]:
+        epoch = self.record(conn).epoch
+        return self.say(conn, m.Vote(ballot, "sync", epoch, offer=given))
+
+    def alone(self, conn: int, revision: int | None = None) -> None:
+        """A peer joins an empty run, and finishes a sync."""
+        self.join(conn)
+        self.say(conn, m.Attached(self.record(conn).epoch))
+        if revision is not None:
+            assert any(isinstance(said, m.SyncDone) for said in self.sync(conn, offer(revision)))
+
+    def last_journal(self) -> Journal:
+        return [effect.journal for effect in self.effects if isinstance(effect, Persist)][-1]
+
+    def killed(self, conn: int) -> None:
+        self.conns.remove(conn)
+        self.step(Closed(conn, "reset"))
+
+    def ends(self) -> list[tuple[str, int]]:
+        return [(told.how, told.revision) for told in self.told(RunEnded) if isinstance(told, RunEnded)]
+
+
+def why(said: list[m.FromMaster]) -> str:
+    return " ".join(each.reason.text for each in said if isinstance(each, m.CallFailed))
+
+
+def test_the_last_one_who_leaves_finishes_the_run() -> None:
+    stage = Named()
+    stage.alone(1, 5)
+    stage.say(1, m.Leave())
+    assert stage.ends() == [("finished", 5)]
+    assert stage.last_journal().life.end == "finished", "it is written before anybody is told"
+
+
+@pytest.mark.parametrize("how", ["killed", "stopped"])
+def test_who_is_killed_or_stopped_finishes_nothing(how: str) -> None:
+    stage = Named()
+    stage.alone(1, 5)
+    if how == "killed":
+        stage.killed(1)
+    else:
+        stage.say(1, m.Leave(stopped=True))
+    assert stage.ends() == [("abandoned", 5)]
+
+
+def test_a_finished_run_with_a_name_refuses_newcomers_at_once_and_says_what_to_do() -> None:
+    stage = Named()
+    stage.alone(1, 5000)
+    stage.say(1, m.Leave())
+    [refused] = stage.join(2)
+    assert isinstance(refused, m.Refused)
+    assert refused.reason == (
+        "run nightly-7 finished at revision 5000 (1970-01-02 00:00 UTC): choose another name, or free this one with "
+        "`ringfold runs forget nightly-7`"
+    )
+    assert proven(TOKEN, refused.proof, "refused", bytes([2]) * 32, NONCE, refused.reason.encode())
+
+
+def test_who_waits_for_admission_when_the_run_finishes_is_told() -> None:
+    stage = Named()
+    stage.alone(1, 5)
+    stage.join(2)
+    stage.say(1, m.Leave())
+    [evicted] = stage.sent(2, m.Evicted)
+    assert isinstance(evicted, m.Evicted)
+    assert "finished at revision 5" in evicted.reason
+    assert not stage.sent(2, m.Record)
+
+
+def test_a_later_master_knows_that_the_run_is_finished() -> None:
+    stage = Named()
+    stage.alone(1, 5)
+    stage.say(1, m.Leave())
+    later = Named(journal=decode(encode(stage.last_journal()), "here"), fence=2)
+    assert "finished at revision 5" in str(later.join(2))
+
+
+def test_the_default_run_begins_again_after_it_finished() -> None:
+    stage = Named("default")
+    stage.alone(1, 5)
+    stage.say(1, m.Leave())
+    stage.alone(2, 0)
+    assert stage.told(RunBegun) == [RunBegun("default", 2)]
+    assert stage.record(2).epoch == 2, "epochs go on"
+
+
+def test_the_default_run_begins_again_when_all_were_killed_and_nobody_brings_a_checkpoint() -> None:
+    stage = Named("default")
+    stage.alone(1, 5)
+    stage.killed(1)
+    stage.alone(2, 0)
+    [begun] = stage.told(RunBegun)
+    assert begun == RunBegun("default", 2, 5)
+    assert begun.level == "warning"
+    assert "abandoned at revision 5" in str(begun)
+
+
+def test_the_lost_state_of_the_default_run_still_binds_who_brings_an_older_one() -> None:
+    stage = Named("default")
+    stage.alone(1, 5)
+    stage.killed(1)
+    stage.alone(2)
+    assert "revision 5 of the shared state is lost" in why(stage.sync(2, offer(4)))
+    assert any(isinstance(said, m.SyncDone) for said in stage.sync(2, offer(5), 2)), "exactly that one goes on"
+    assert not stage.told(RunBegun)
+
+
+def test_a_state_that_is_lost_while_somebody_is_there_is_no_new_beginning() -> None:
+    """A newcomer that has no state yet does not turn the death of all others into a fresh start."""
+    stage = Named("default")
+    stage.alone(1, 5)
+    stage.join(2)
+    stage.say(1, m.Vote(2, "update", 1))
+    stage.seal_and_attach(1, [1], [1, 2])
+    stage.killed(1)
+    stage.say(2, m.Sealed(2, []))
+    stage.say(2, m.Attached(3))
+    assert "revision 5 of the shared state is lost" in why(stage.sync(2, offer(0)))
+
+
+def test_a_run_with_a_name_stays_lost_until_it_is_forgotten() -> None:
+    stage = Named()
+    stage.alone(1, 5)
+    stage.killed(1)
+    stage.alone(2)
+    said = why(stage.sync(2, offer(0)))
+    assert "revision 5 of the shared state is lost" in said
+    assert "`ringfold runs forget nightly-7`" in said
+    stage.say(2, m.Leave())
+    assert stage.ends() == [("abandoned", 5)] * 2, "who finds the state lost and leaves does not finish the run"
+
+
+def test_a_later_master_knows_that_the_state_is_lost() -> None:
+    """Nobody comes back to it: the default run is free, and one with a name is bound by its state."""
+    for name, lost in (("default", False), ("nightly-7", True)):
+        stage = Named(name)
+        stage.alone(1, 5)
+        later = Named(name, decode(encode(stage.last_journal()), "here"), fence=2)
+        later.wait(1_000)
+        later.alone(2)
+        assert ("is lost" in why(later.sync(2, offer(0)))) == lost
+
+
+def test_a_run_whose_state_came_back_can_finish() -> None:
+    stage = Named()
+    stage.alone(1, 5)
+    stage.killed(1)
+    stage.alone(2, 5)
+    stage.say(2, m.Leave())
+    assert stage.ends() == [("abandoned", 5), ("finished", 5)]
+
+
+def test_a_journal_of_the_version_before_has_a_run_that_goes_on() -> None:
+    assert Journal(1, b"secret").life.end == ""
+
+
+@pytest.mark.parametrize("name", ["a" * 65, "a b", "..", "-a", "ü", "a/b", "a\n"])
+def test_a_name_that_no_run_can_have_says_what_one_looks_like(name: str) -> None:
+    with pytest.raises(ConfigError, match="use up to 64 letters, digits, dots, underscores and hyphens"):
+        check_run_name(name)
+
+
+def test_no_name_is_the_default_run() -> None:
+    assert check_run_name("") == check_run_name("default") == "default"
+    assert check_run_name("nightly-7.b_2") == "nightly-7.b_2"
+
+
+def test_a_claim_of_the_status_is_not_refused_by_a_finished_run() -> None:
+    stage = Named()
+    stage.alone(1, 5)
+    stage.say(1, m.Leave())
+    stage.open(9)
+    proof = prove(TOKEN, "status", bytes([9]) * 32, NONCE)
+    assert isinstance(stage.say(9, m.StatusRequest(PROTOCOL_VERSION, NONCE, proof))[0], m.Status)
+    assert hello(1).group == 0
