@@ -37,7 +37,8 @@ def together(where: str, peers: int, body: Callable[[rf.Communicator], T], group
         with rf.join(where, timeout_s=DEADLINE_S, op_timeout_s=DEADLINE_S, group=group) as run:
             while run.group_size < peers:
                 run.update_topology(min_world=peers)
-            return run.rank, body(run)
+            rank, result = run.rank, body(run)  # who ends first leaves
+            return rank, result
 
     with ThreadPoolExecutor(peers) as pool:
         return dict(sorted(future.result() for future in [pool.submit(one) for _ in range(peers)]))
@@ -62,22 +63,22 @@ def test_the_bits_are_those_of_a_reduction_by_the_contributors_alone(
     kind = DTYPES[dtype]
 
     def among_all(run: rf.Communicator) -> list[tuple[bytes, tuple[int, ...]]]:
-        seen = []
+        seen, rank, members = [], run.rank, run.members
         for size in SIZES:
             for place, op in enumerate(OPS):
                 pair = (place % peers, (place + 1) % peers)
-                mine = part(run.rank, size, kind) if run.rank in pair else nonsense(size, kind)
-                info = run.all_reduce(mine, op=op, contribute=run.rank in pair)
-                assert info.contributors == tuple(sorted(run.members[rank] for rank in pair))
+                mine = part(rank, size, kind) if rank in pair else nonsense(size, kind)
+                info = run.all_reduce(mine, op=op, contribute=rank in pair)
+                assert info.contributors == tuple(sorted(members[each] for each in pair))
                 seen.append((mine.tobytes(), pair))
         return seen
 
     def alone(run: rf.Communicator) -> list[bytes]:
-        seen = []
+        seen, rank = [], run.rank
         for size in SIZES:
             for place, op in enumerate(OPS):
                 pair = sorted({place % peers, (place + 1) % peers})
-                mine = part(pair[run.rank], size, kind)
+                mine = part(pair[rank], size, kind)
                 run.all_reduce(mine, op=op)
                 seen.append(mine.tobytes())
         return seen
@@ -92,14 +93,13 @@ def test_the_bits_are_those_of_a_reduction_by_the_contributors_alone(
 @pytest.mark.parametrize("size", [10, 200_000])
 def test_everybody_names_the_same_contributors_in_every_way_of_evidence(evidence: str, size: int) -> None:
     def body(run: rf.Communicator) -> list[tuple[int, ...]]:
-        named = []
+        named, mine, members = [], run.rank, run.members
         for mask in range(16):
-            buffer, given = np.full(size, np.nan), np.full(size, float(1 << run.rank))
-            contribute = bool(mask >> run.rank & 1)
-            info = run.all_reduce(given, out=buffer, op="sum", contribute=contribute)
+            buffer, given = np.full(size, np.nan), np.full(size, float(1 << mine))
+            info = run.all_reduce(given, out=buffer, op="sum", contribute=bool(mask >> mine & 1))
             assert (buffer == mask).all(), "the sum says who contributed"
-            assert info.contributors == tuple(sorted(run.members[rank] for rank in range(4) if mask >> rank & 1))
-            assert (given == 1 << run.rank).all(), "what is not the result's place is left alone"
+            assert info.contributors == tuple(sorted(members[rank] for rank in range(4) if mask >> rank & 1))
+            assert (given == 1 << mine).all(), "what is not the result's place is left alone"
             named.append(info.contributors)
         return named
 
@@ -133,8 +133,9 @@ def test_async_ops_and_reduce_scatter_take_it_too(master: MasterThread) -> None:
         ]
         named = [handle.wait().contributors for handle in handles]
         assert named == [(run.members[tag],) for tag in range(3)]
-        chunk = run.reduce_scatter(np.arange(30_000.0), op="avg", contribute=run.rank == 0)
-        assert (chunk == np.arange(30_000.0)[run.rank * 10_000 : (run.rank + 1) * 10_000]).all()
+        rank = run.rank
+        chunk = run.reduce_scatter(np.arange(30_000.0), op="avg", contribute=rank == 0)
+        assert (chunk == np.arange(30_000.0)[rank * 10_000 : (rank + 1) * 10_000]).all()
         return [float(buffer[-1]) for buffer in buffers], float(chunk[0]), named[0]
 
     results = together(master.address, 3, body)

@@ -424,6 +424,9 @@ class SimEngine:
     def tags_in_flight(self) -> list[int]:
         return []
 
+    def stats(self) -> dict[str, int]:
+        return self._peer.core.stats()
+
     def set_step(self, step: int) -> None:
         self._peer.core.set_step(step)
 
