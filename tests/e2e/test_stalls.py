@@ -96,7 +96,8 @@ def train_with_a_loader(me: Me) -> None:
             run.update_topology(min_world=4, timeout_s=60)
         me.say("joined", peer=run.peer_id, rank=run.rank)
         hangs = me.hear()["tell"] == "hang"
-        contributors, sums = [], []
+        contributors: list[int] = []
+        sums: list[int] = []
         try:
             while len(sums) < STEPS:
                 if len(sums) == HANGS_AT and hangs:

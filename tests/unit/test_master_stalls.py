@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringfold.master.events import Beat, Tick
+from ringfold.master.liveness import MS
 from ringfold.master.settings import MasterSettings
 from ringfold.master.stalls import (
-    MS,
     Absent,
     CallCounts,
     Judgement,
