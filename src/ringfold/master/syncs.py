@@ -63,8 +63,8 @@ class Syncs:
         ballots = {peer.id: peer.ballot for peer in members if peer.ballot is not None}
         offers = {peer: ballot.offer for peer, ballot in ballots.items() if ballot.offer is not None}
         decision = self._elect(offers, group.finished)
-        if isinstance(decision, Failed) and self._begins_anew(group, offers, decision):
-            decision = self._elect(offers, None)
+        if isinstance(decision, Failed):
+            decision = self._begun_again(group, offers) or decision
         if isinstance(decision, Failed):
             reasons = life.with_advice(run, decision.reasons)
             self._run.fail_calls(reasons, {peer: ballot.number for peer, ballot in ballots.items()})
@@ -89,12 +89,15 @@ class Syncs:
         self._send_plans(group, sync)
         run.tell(SyncBegun(group.id, sync.number, decision.revision, sorted(sync.holders), sorted(fetching)))
 
-    def _begins_anew(self, group: Group, offers: Mapping[PeerId, Offer], decision: Failed) -> bool:
-        is_lost = any(reason.kind == "state_lost" for reason in decision.reasons.values())
-        if not is_lost or not life.begins_anew(self._run, group, offers):
-            return False
-        life.begin_anew(self._run, group)
-        return True
+    def _begun_again(self, group: Group, offers: Mapping[PeerId, Offer]) -> Plan | None:
+        """What is done instead if the state was lost with the run's last member, and the run begins again."""
+        if not life.begins_again(self._run, group, offers):
+            return None
+        decision = self._elect(offers, None)
+        if isinstance(decision, Failed):
+            return None
+        life.begin_again(self._run, group)
+        return decision
 
     def _elect(self, offers: Mapping[PeerId, Offer], last: Finished | None) -> Decision:
         return elect(offers, last)
