@@ -138,6 +138,7 @@ sim: .venv/.ready
 	$(call STEP,simulation$(if $(SEED), of seed $(SEED), with $(SEEDS) seeds))
 	$(BIN)/python -m ringfold.testing $(if $(SEED),--seed $(SEED) --trace,--seeds $(SEEDS) --planted)
 	$(if $(SEED),,$(BIN)/python -m ringfold.testing --failover --seeds $(SEEDS) --planted)
+	$(if $(SEED),,$(BIN)/python -m ringfold.testing --runs --seeds $(SEEDS) --planted)
 	$(if $(SEED),,$(BIN)/python -m ringfold.testing --probing --seeds $(SEEDS) --planted)
 	$(if $(SEED),,$(BIN)/python -m ringfold.testing --iterations --seeds $(SEEDS) --planted)
 
