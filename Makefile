@@ -140,6 +140,7 @@ sim: .venv/.ready
 	$(if $(SEED),,$(BIN)/python -m ringfold.testing --failover --seeds $(SEEDS) --planted)
 	$(if $(SEED),,$(BIN)/python -m ringfold.testing --stalls --seeds $(SEEDS) --planted)
 	$(if $(SEED),,$(BIN)/python -m ringfold.testing --resume --seeds $(SEEDS) --planted)
+	$(if $(SEED),,$(BIN)/python -m ringfold.testing --runs --seeds $(SEEDS) --planted)
 	$(if $(SEED),,$(BIN)/python -m ringfold.testing --probing --seeds $(SEEDS) --planted)
 	$(if $(SEED),,$(BIN)/python -m ringfold.testing --iterations --seeds $(SEEDS) --planted)
 

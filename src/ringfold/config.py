@@ -190,7 +190,7 @@ _SETTINGS = (
     Setting(name="store", kind="text", default="",
             help="Address of the store for the journal, instead of a file: several masters on one store stand by for "
                  "each other, and one that is stopped hands the run over. sqlite:///path on one machine, "
-                 "etcd://host:port across machines; with ?prefix=NAME, several runs share a store."),
+                 "etcd://host:port across machines; with ?prefix=NAME, masters of different clusters share a store."),
     Setting(name="lease_s", kind="number", default=3.0, low=0.5, high=60.0,
             help="How long a leading master may be away before another one on its store leads."),
     Setting(name="data_port", kind="integer", default=DATA_PORT, low=1, high=65_535,

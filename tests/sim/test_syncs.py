@@ -293,7 +293,7 @@ def test_a_lost_state_stays_lost_when_the_survivors_leave(sim: Simulation) -> No
     assert [type(end) for end in ends] == [StateLost] * 3
 
 
-def test_newcomers_that_all_begin_afresh_begin_the_default_run_anew(sim: Simulation) -> None:
+def test_newcomers_that_all_begin_afresh_begin_the_default_run_again(sim: Simulation) -> None:
     _all_holders_die(sim)
     ends: list[object] = []
     for _ in range(2):

@@ -1,18 +1,20 @@
 """Who leads: the lease, and what is left of it when it could not be given back."""
 
 import asyncio
+import threading
 from pathlib import Path
 
 import pytest
 from msgspec import structs
 
-from ringfold.errors import ConfigError, StoreError
+from ringfold.errors import ConfigError, MasterUnreachable, StoreError
 from ringfold.master import leading
 from ringfold.master.journal import Journal, closed, forgotten
 from ringfold.master.keeper import KEY, PART_BYTES, Deposed, Keeper
 from ringfold.master.leading import LEASE_KEY, Candidate, Leadership
 from ringfold.master.server import MasterServer
 from ringfold.master.settings import MasterSettings
+from ringfold.runtime import ask
 from ringfold.runtime.clock import monotonic_ns
 from ringfold.store import StoreClient, open_store
 
@@ -235,3 +237,46 @@ def test_a_leader_that_slept_until_its_peers_left_leads_anew_with_a_higher_fence
 
     monkeypatch.setattr("ringfold.master.server.monotonic_ns", lambda: monotonic_ns() + ahead_s * 1_000_000_000)
     assert asyncio.run(serve()) == (1, 2)
+
+
+def test_a_write_that_hangs_from_an_earlier_lead_keeps_the_next_one_waiting_for_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store answers again, and this master leads again; one thread still waits for an answer that is late."""
+    late, hangs = threading.Event(), threading.Event()
+    write = Leadership.write
+
+    def hang_once(self: Leadership, run: str, journal: Journal) -> None:
+        if not hangs.is_set():
+            hangs.set()
+            late.wait(20)
+        write(self, run, journal)
+
+    def look(address: str) -> int:
+        while True:
+            try:
+                with ask.reach([address], b"") as connection:
+                    return connection.ask().fence
+            except MasterUnreachable:
+                threading.Event().wait(0.02)
+
+    async def serve() -> int:
+        server, ready = (
+            MasterServer(MasterSettings(), ["127.0.0.1:0"], journal=f"sqlite://{tmp_path}/journal.db"),
+            asyncio.Event(),
+        )
+        serving = asyncio.create_task(server.serve(ready.set))
+        try:
+            async with asyncio.timeout(20):
+                await ready.wait()
+                await asyncio.to_thread(hangs.wait, 20)
+                server.step_down("the store was away")
+                return await asyncio.to_thread(look, server.addresses[0])
+        finally:
+            late.set()
+            server.stop()
+            await serving
+
+    monkeypatch.setattr(Leadership, "write", hang_once)
+    monkeypatch.setattr("ringfold.master.server.TROUBLE_S", 0.01)
+    assert asyncio.run(serve()) == 2

@@ -1,12 +1,14 @@
 """How runs end: finished or abandoned, and who may come after that."""
 
 import pytest
+from msgspec import structs
 from test_master import NONCE, TOKEN, Stage, hello
 
 from ringfold.config import check_run_name
 from ringfold.errors import ConfigError
 from ringfold.master.events import Closed, Persist
 from ringfold.master.journal import Journal, decode, encode
+from ringfold.master.life import Life
 from ringfold.master.machine import Master
 from ringfold.master.settings import MasterSettings
 from ringfold.wire import messages as m
@@ -190,8 +192,27 @@ def test_a_run_whose_state_came_back_can_finish() -> None:
     assert stage.ends() == [("abandoned", 5), ("finished", 5)]
 
 
-def test_a_journal_of_the_version_before_has_a_run_that_goes_on() -> None:
-    assert Journal(1, b"secret").life.end == ""
+def test_a_journal_of_the_version_before_does_not_bind_the_default_run_for_ever() -> None:
+    """It has a state, no members, and no word about how they went."""
+    stage = Named("default")
+    stage.alone(1, 5)
+    stage.killed(1)
+    old = structs.replace(stage.last_journal(), life=Life())
+    old = structs.replace(old, groups=[structs.replace(group, orphaned_sync=0) for group in old.groups])
+    later = Named("default", decode(encode(old), "here"), fence=2)
+    later.alone(2, 0)
+    assert later.told(RunBegun) == [RunBegun("default", 2, 5)]
+
+
+def test_a_sync_that_fails_anyway_does_not_begin_the_run_again() -> None:
+    """Nobody has a whole state: what was lost is still what the run is bound by."""
+    stage = Named("default")
+    stage.alone(1, 5)
+    stage.killed(1)
+    stage.alone(2)
+    assert "revision 5 of the shared state is lost" in why(stage.sync(2, offer(0, torn=True)))
+    assert not stage.told(RunBegun)
+    assert any(isinstance(said, m.SyncDone) for said in stage.sync(2, offer(5), 2))
 
 
 @pytest.mark.parametrize("name", ["a" * 65, "a b", "..", "-a", "ü", "a/b", "a\n"])

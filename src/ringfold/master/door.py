@@ -53,6 +53,8 @@ class Door(asyncio.Protocol):
         if not self.has_frames:
             self.has_frames = True
             self._server.arrived(self)
+        elif self.transport is not None:
+            self.transport.pause_reading()  # it waits for its turn, with a chunk or two at most
 
     def handle(self, most: int) -> int:
         """Turn up to so many frames into events; how many there were. Nothing is read while some are left."""

@@ -28,7 +28,7 @@ from msgspec import Struct, field
 
 from ringfold.errors import RemoteProtocolError, StoreError
 from ringfold.master.events import Ns
-from ringfold.master.life import Life
+from ringfold.master.life import Life, restored
 from ringfold.master.liveness import MS
 from ringfold.master.run import Admission, Away, Change, Run
 from ringfold.master.verdicts import Cause
@@ -227,6 +227,7 @@ def restore(run: Run, journal: Journal, now: Ns) -> None:
         groups = set(journal.admission.groups)
         run.admission = Admission(now, dict(journal.admission.ballots), groups, dict.fromkeys(groups, -1))
     run.is_inhabited = any(group.ring for group in run.groups.values())
+    restored(run)
     run.return_by = now + run.settings.return_ms * MS
 
 

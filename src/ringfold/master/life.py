@@ -79,6 +79,15 @@ def stopped(run: "Run") -> Life:
     return structs.replace(run.life, end="abandoned", revision=run.revision, since_s=run.wall_s())
 
 
+def restored(run: "Run") -> None:
+    """A journal of the version before does not tell how the last members went: they are not here, and left a state."""
+    lost = [group for group in run.groups.values() if group.finished is not None]
+    if lost and not run.is_inhabited and not run.life.end:
+        for group in lost:
+            group.orphaned_sync = group.finished_sync
+        run.life = structs.replace(run.life, end="abandoned", revision=run.revision)
+
+
 def _end(run: "Run") -> None:
     lost = [group for group in run.groups.values() if group.finished is not None]
     for group in lost:
@@ -94,21 +103,21 @@ def _is_bound(run: "Run") -> bool:
 
 
 def _begin(run: "Run") -> None:
-    """Whoever is here begins anew, and nothing of the past binds them."""
+    """Whoever is here begins again, and nothing of the past binds them."""
     incarnation = run.life.incarnation + 1
     run.revision = 0
     run.life = Life(incarnation=incarnation, since_s=run.wall_s())
     run.tell(RunBegun(run.name, incarnation))
 
 
-def begins_anew(run: "Run", group: "Group", offers: Mapping[PeerId, Offer]) -> bool:
+def begins_again(run: "Run", group: "Group", offers: Mapping[PeerId, Offer]) -> bool:
     """Whether a sync that found the group's state lost begins a new incarnation instead: only in the default run, after
     everybody who had the state was gone at once, and if everything that is offered is fresh."""
     is_fresh = all(offer.revision == 0 for offer in offers.values())
     return run.name == DEFAULT_RUN and is_orphaned(group) and is_fresh
 
 
-def begin_anew(run: "Run", group: "Group") -> None:
+def begin_again(run: "Run", group: "Group") -> None:
     """The group's last state binds nobody any more."""
     assert group.finished is not None
     lost, group.finished = group.finished.revision, None

@@ -305,7 +305,7 @@ class Runs:
 
     def _open(self, event: Opened) -> None:
         self._strangers[event.conn] = _Stranger(event.remote, event.nonce, self._now)
-        self._say([Send(event.conn, Challenge(event.nonce, OLDEST_VERSION, PROTOCOL_VERSION))])
+        self._emit([Send(event.conn, Challenge(event.nonce, OLDEST_VERSION, PROTOCOL_VERSION))])
         unproven = [conn for conn, stranger in self._strangers.items() if not stranger.proven]
         if len(unproven) > self._settings.max_unproven:
             reason = f"more than {self._settings.max_unproven} connections have proven nothing yet"
@@ -344,11 +344,11 @@ class Runs:
             case RunsRequest():
                 self._prove(message, self._token, stranger)
                 stranger.proven, stranger.since = True, self._now
-                self._say([Trust(conn), Send(conn, RunList(self.infos()))])
+                self._emit([Trust(conn), Send(conn, RunList(self.infos()))])
             case ForgetRun(name=name):
                 self._prove(message, self._token, stranger)
                 stranger.proven, stranger.since = True, self._now
-                self._say([Trust(conn)])
+                self._emit([Trust(conn)])
                 self._forget_if_over(now_ns, conn, check_name(name))
             case _:
                 what = type(message).__name__
@@ -400,7 +400,7 @@ class Runs:
         """Nothing of the run is left, once that is written. The default one is there again at once, and new."""
         for conn in [conn for conn, owner in self._owner.items() if owner == name]:
             del self._owner[conn]
-            self._say([Close(conn, f"run {name} was forgotten")])
+            self._emit([Close(conn, f"run {name} was forgotten")])
         journal = forgotten(self._served.pop(name).fence)
         if name == DEFAULT_RUN:
             journal = self._begin(now_ns, name).journal or journal
@@ -409,16 +409,16 @@ class Runs:
     def _drop(self, conn: Conn, reason: str, *, again: bool = False, tell: bool = False) -> None:
         """Turn somebody away. Who may come `again` (it was only slow) is not told that it is refused, unless `tell`."""
         stranger = self._strangers[conn]
-        self._say([Tell(ConnectionDropped(stranger.remote, reason))])
+        self._emit([Tell(ConnectionDropped(stranger.remote, reason))])
         if not again or tell:
-            self._say([Send(conn, Refused(reason, again))])
+            self._emit([Send(conn, Refused(reason, again))])
         self._close(conn, reason)
 
     def _close(self, conn: Conn, reason: str) -> None:
         del self._strangers[conn]
-        self._say([Close(conn, reason)])
+        self._emit([Close(conn, reason)])
 
-    def _say(self, effects: Iterable[Effect]) -> None:
+    def _emit(self, effects: Iterable[Effect]) -> None:
         """What concerns no run."""
         self._out.append(("", list(effects)))
 

@@ -126,6 +126,8 @@ class MasterServer:
         """Whose lease is to be given back in the end."""
         self._deposed: asyncio.Future[str] | None = None
         self._writing: dict[str, asyncio.Task[None]] = {}
+        self._stray: set[asyncio.Task[None] | None] = set()
+        """Writes of an earlier lead that have not ended: nobody waits for them but the end of this server."""
         self._keeping: dict[str, asyncio.Task[None]] = {}
         self._outboxes: dict[str, Outbox] = {}
         """By the name of the run."""
@@ -304,6 +306,8 @@ class MasterServer:
 
     def _end_leading(self) -> None:
         self._runs = self._leadership = None
+        self._stray.update(self._writing.values())
+        self._writing.clear()
         for door in list(self._doors.values()):
             self._say_goodbye(door)
         self._doors.clear()
@@ -332,7 +336,9 @@ class MasterServer:
             self._failure = error
             self.stop()
         finally:
-            del self._writing[run]
+            self._stray.discard(task := asyncio.current_task())
+            if self._writing.get(run) is task:
+                del self._writing[run]
         if leadership is not self._leadership or self._failure is not None:
             return
         if outbox is self._outboxes.get(run):
@@ -344,7 +350,8 @@ class MasterServer:
 
     async def _let_go(self, store: "StoreClient | None") -> None:
         """A clean end: the last write is made, and the lease is given back."""
-        await asyncio.gather(*self._writing.values(), *self._keeping.values(), return_exceptions=True)
+        stray = [task for task in self._stray if task is not None]
+        await asyncio.gather(*self._writing.values(), *stray, *self._keeping.values(), return_exceptions=True)
         if self._candidate is not None and self._held is not None:
             await self._candidate.give_up(self._held)
         if store is not None:

@@ -82,8 +82,8 @@ class Syncs:
         if self._resuming.waits(now, group, numbers, offers, decision):
             return False
         group.redo.clear()
-        if isinstance(decision, Failed) and self._begins_anew(group, offers, decision):
-            decision = self._elect(offers, None, None)
+        if isinstance(decision, Failed) and not asks_for_a_checkpoint(decision):
+            decision = self._begun_again(group, offers) or decision
         if isinstance(decision, Failed):
             if decision.is_lost and self._must_agree(group):
                 decision = Failed({peer: _of_several_groups(reason) for peer, reason in decision.reasons.items()})
@@ -115,12 +115,15 @@ class Syncs:
         run.tell(SyncBegun(group.id, sync.number, decision.revision, sorted(sync.holders), sorted(fetching)))
         return True
 
-    def _begins_anew(self, group: Group, offers: Mapping[PeerId, Offer], decision: Failed) -> bool:
-        is_lost = decision.is_lost and not asks_for_a_checkpoint(decision)
-        if not is_lost or not life.begins_anew(self._run, group, offers):
-            return False
-        life.begin_anew(self._run, group)
-        return True
+    def _begun_again(self, group: Group, offers: Mapping[PeerId, Offer]) -> Plan | None:
+        """What is done instead if the state was lost with the run's last member, and the run begins again."""
+        if not life.begins_again(self._run, group, offers):
+            return None
+        decision = self._elect(offers, None, None)
+        if isinstance(decision, Failed):
+            return None
+        life.begin_again(self._run, group)
+        return decision
 
     def _must_agree(self, group: Group) -> bool:
         """Whether a lost state is more than this group's own matter: shards must go on from the same revision, so one
