@@ -16,7 +16,7 @@ from ringfold.dataplane.buffers import Buffers, Spans, in_and_out
 from ringfold.dataplane.codes import OpKind, Retry
 from ringfold.errors import CollectiveAborted, Evicted, RingfoldError, TooFewPeers, UsageError
 from ringfold.peer.ops import Ops, quantisation_code, reduce_code
-from ringfold.peer.outcome import ReduceInfo, again
+from ringfold.peer.outcome import ReduceInfo
 from ringfold.wire.messages import Record
 
 
@@ -66,6 +66,7 @@ class StepHandle:
     def __init__(
         self, op: StepOp, look: Callable[[], None], wait_for: Callable[[StepOp, float | None], None]
     ) -> None:
+        """`wait_for` returns when the op is committed, and raises its error."""
         self._op, self._look, self._wait_for = op, look, wait_for
 
     def done(self) -> bool:
@@ -79,13 +80,10 @@ class StepHandle:
 
     def wait(self, timeout: float | None = None) -> ReduceInfo:
         """Block until the op has ended; its information, or its error. A wait that ends early leaves the op running."""
-        if self._op.outcome is None:
+        if not isinstance(self._op.outcome, ReduceInfo):
             self._wait_for(self._op, timeout)
-        outcome = self._op.outcome
-        assert outcome is not None
-        if isinstance(outcome, RingfoldError):
-            raise again(outcome)
-        return outcome
+        assert isinstance(self._op.outcome, ReduceInfo)
+        return self._op.outcome
 
     def __repr__(self) -> str:
         return f"<StepHandle of {self._op.operation}, {'ended' if self._op.outcome is not None else 'in flight'}>"

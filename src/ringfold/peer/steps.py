@@ -521,8 +521,7 @@ class Loop:
         return self._guarded(step, lambda: self._among_enough(step, do, alone))
 
     def all_reduce_async(self, step: Step, op: StepOp) -> StepHandle:
-        self._check_whole()
-        self._outstanding.begin(op)
+        self._guarded(step, lambda: self._outstanding.begin(op))
         return StepHandle(op, self._outstanding.look, lambda op, timeout: self._wait(step, op, timeout))
 
     def _guarded(self, step: Step, do: Callable[[], T]) -> T:
@@ -577,6 +576,8 @@ class Loop:
             nonlocal left_s
             while True:
                 self._outstanding.look()
+                if isinstance(op.outcome, RingfoldError):
+                    raise again(op.outcome)
                 if op.outcome is not None:
                     return
                 self._outstanding.submit()
@@ -598,8 +599,6 @@ class Loop:
         """The step is over when all of its ops are; the first error of one is raised."""
         while (op := self._outstanding.first) is not None:
             self._wait(step, op)
-            if isinstance(op.outcome, RingfoldError):
-                raise again(op.outcome)
 
     @property
     def contributes(self) -> bool:
