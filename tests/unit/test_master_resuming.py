@@ -42,7 +42,7 @@ class Run(Stage):
 
 
 def offer(revision: int, lineage: m.Lineage | None = None, **more: object) -> m.Offer:
-    given = {"stepped": True, "lineage": lineage, "is_loaded": lineage is not None, **more}
+    given = {"stepped": True, "is_saved": True, "lineage": lineage, "is_loaded": lineage is not None, **more}
     return m.Offer(revision, "enforce-popular", "rf64", KEYS, **given)  # type: ignore[arg-type]
 
 

@@ -1,8 +1,9 @@
 """A sync after all who had the state are gone: for whom it waits, and how long.
 
 The first peers that come back may not have the newest checkpoint. So such a sync is decided when everybody who took
-part in the last one is there again, by name, or when `resume_wait_s` has passed since the first offer. A peer whose
-name was made of its host and process id comes back with another one: those are counted by host.
+part in the last one, and keeps checkpoints, is there again, by name, or when `resume_wait_s` has passed since the first
+offer. Where nobody kept any, there is nothing to wait for. A peer whose name was made of its host and process id comes
+back with another one: those are counted by host.
 
 Only step loops wait. A program that calls for its syncs itself says by `update_topology(min_world=...)` whom it wants
 there. While a group waits, newcomers are let in without a vote: the members that would vote wait here.

@@ -221,6 +221,8 @@ class Sync:
     lineage: Lineage | None = None
     """The history that the state is part of when the sync has ended."""
     rollback: Rollback | None = None
+    savers: set[PeerId] = field(default_factory=set)
+    """Whose programs keep checkpoints."""
 
 
 @dataclass(slots=True)

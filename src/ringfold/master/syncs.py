@@ -103,6 +103,7 @@ class Syncs:
         fetching = {peer for peer, keys in decision.fetch.items() if keys}
         sync = Sync(run.syncs, now, decision, taking_part, set(decision.holders), fetching, voters)
         sync.failures, sync.diverged = failures, self._diverged(offers, decision, group.finished)
+        sync.savers = {peer for peer, offer in offers.items() if offer.is_saved}
         sync.lineage = self._lineage(group, sync, offers[decision.winner].lineage)
         if decision.rollback and group.finished is not None:
             lost, is_agreed = group.finished.revision, not decision.resumes
@@ -265,7 +266,7 @@ class Syncs:
 
     def _finish(self, now: Ns, group: Group, sync: Sync) -> None:
         run, plan = self._run, sync.plan
-        names = (known_as(run.peers[peer].member) for peer in sync.ballots)
+        names = (known_as(run.peers[peer].member) for peer in sync.ballots if peer in sync.savers)
         group.finished, group.finished_sync = plan.finished(sync.ballots, names), sync.number
         group.lineage, group.finished_rollback = sync.lineage, sync.rollback
         group.finished_ballots, group.finished_failures = dict(sync.ballots), sync.failures

@@ -64,7 +64,7 @@ from ringfold.peer.step_ops import Outstanding, StepHandle, StepOp
 from ringfold.peer.step_ops import result_alone as reduce_alone
 from ringfold.runtime.sigterm import EXIT_STATUS, Sigterm
 from ringfold.state.checkpoint import Checkpoints
-from ringfold.state.shared import SharedState, lineage_of
+from ringfold.state.shared import SharedState, lineage_of, note_saved
 from ringfold.wire.messages import Record
 
 _log = logging.getLogger("ringfold.steps")
@@ -177,6 +177,7 @@ def steps(run: Run, ops: Ops, state: SharedState | None, settings: StepSettings)
         state = SharedState._without_arrays()
     checkpoints = _store(settings)
     if checkpoints is not None:
+        note_saved(state)
         newest = max(checkpoints.revisions(), default=0)
         # A program that has gone on since, and begins a second loop, is not taken back to what it saved before.
         if state.torn or newest >= state.revision:

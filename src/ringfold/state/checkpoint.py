@@ -50,7 +50,7 @@ from ringfold.state.hashing import BLOCK_BYTES
 from ringfold.state.lineage import branch_of, is_abandoned_by_any, is_past
 from ringfold.state.manifest import Snapshot, digest_of
 from ringfold.state.memory import Bytes, Memory, block_count, memory_of
-from ringfold.state.shared import Loaded, SharedState, set_lineage, set_torn
+from ringfold.state.shared import Loaded, SharedState, note_saved, set_lineage, set_torn
 from ringfold.wire.decoding import decode
 from ringfold.wire.lineage import MAX_CHECKPOINTS
 from ringfold.wire.messages import Branch, HashKind, KeyOffer, Lineage, Offer
@@ -118,6 +118,7 @@ class Checkpoints:
         """
         if state.torn:
             raise StateError("the shared state is torn, so it is not saved: sync first, or load a checkpoint")
+        note_saved(state)
         snapshot = Snapshot.take(state, private=True)
         manifest = _laid_out(snapshot)
         path = self.directory / _file_name(snapshot)
@@ -368,6 +369,7 @@ def _load(path: Path, state: SharedState) -> int:
     state.revision = manifest.revision
     set_lineage(state, manifest.lineage, Loaded(manifest.revision, _digest(manifest, state)))
     set_torn(state, False)
+    note_saved(state)
     return manifest.revision
 
 

@@ -50,7 +50,7 @@ class Finished:
     roots: bytes
     """`digest_of` the content."""
     names: tuple[str, ...] = ()
-    """Of the participants, sorted: those who come back have other numbers."""
+    """Of the participants that keep checkpoints, sorted: those who come back have other numbers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,8 @@ class Snapshot:
     lineage: Lineage | None = None
     loaded: Loaded | None = None
     """The checkpoint that was loaded last."""
+    is_saved: bool = False
+    """Whether the program keeps checkpoints of it."""
 
     @classmethod
     def take(cls, state: SharedState, threads: int = 0, *, private: bool = False) -> "Snapshot":
@@ -52,7 +54,7 @@ class Snapshot:
             memories.append(memory)
             hashes.append(blocks)
             keys.append(KeyOffer(name, memory.dtype, list(memory.shape), root, differs))
-        history = state._lineage, state._loaded
+        history = state._lineage, state._loaded, state._is_saved
         return cls(state.revision, kind, state.torn, memories, hashes, keys, block_bytes, *history)
 
     @property
@@ -79,6 +81,7 @@ class Snapshot:
             rollback,
             self.lineage,
             checkpoints=list(checkpoints),
+            is_saved=self.is_saved,
         )
         if self.loaded is None or self.torn or self.loaded != (self.revision, digest_of(offer)):
             return offer

@@ -101,6 +101,7 @@ class SharedState:
         self._torn = False
         self._lineage: Lineage | None = None
         self._loaded: Loaded | None = None
+        self._is_saved = False
         self.revision = revision
 
     @property
@@ -156,6 +157,11 @@ class SharedState:
 def set_torn(state: SharedState, torn: bool) -> None:
     """Mark a state before the first byte of another one is written into it; take the mark away after the last."""
     state._torn = torn
+
+
+def note_saved(state: SharedState) -> None:
+    """The program keeps checkpoints of this state: after a loss, its process may come back with one."""
+    state._is_saved = True
 
 
 def lineage_of(state: SharedState) -> Lineage | None:

@@ -234,7 +234,7 @@ class Offer(Struct, frozen=True):
     goes on from an older revision than the last one.
 
     `lineage` is the history that the state belongs to, as far as the peer knows one. `is_loaded`: it is a checkpoint,
-    and unchanged. `checkpoints` are those that the peer could load instead.
+    and unchanged. `checkpoints` are those that the peer could load instead. `is_saved`: its program keeps checkpoints.
     """
 
     revision: int
@@ -247,6 +247,7 @@ class Offer(Struct, frozen=True):
     lineage: Lineage | None = None
     is_loaded: bool = False
     checkpoints: list[Branch] = field(default_factory=list)
+    is_saved: bool = False
 
 
 # Peer -> master
