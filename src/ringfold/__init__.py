@@ -64,6 +64,7 @@ from ringfold.errors import (
 if TYPE_CHECKING:
     from ringfold.config import Resolved
     from ringfold.iteration.shell import GlobalIteration
+    from ringfold.master.thread import MasterThread
     from ringfold.peer.communicator import Communicator
     from ringfold.peer.handle import Handle
     from ringfold.peer.joining import JoinRequest
@@ -237,15 +238,10 @@ def _host(request: "JoinRequest", settings: "Resolved", meeting: "Rendezvous | N
     """
     from dataclasses import replace
 
-    from ringfold.master.settings import master_settings
-    from ringfold.master.thread import MasterThread
     from ringfold.peer import joining
 
-    token, listen = joining.token_of(request, settings), settings.listed("master")[:1]
-    try:
-        master = MasterThread(master_settings(settings), listen, token, settings.switch("insecure"))
-    except OSError as error:
-        raise ConfigError(f"the master cannot listen on {', '.join(listen)}: {error}") from error
+    # A host that was killed loses its lock a moment before its port: who holds the lock now waits for that.
+    master = _listen(request, settings, tries=1 if meeting is None else 20)
 
     def end() -> None:
         if meeting is not None:
@@ -262,6 +258,26 @@ def _host(request: "JoinRequest", settings: "Resolved", meeting: "Rendezvous | N
     except BaseException:
         end()
         raise
+
+
+def _listen(request: "JoinRequest", settings: "Resolved", tries: int) -> "MasterThread":
+    """A master at the first address; a port that is in use is tried so often, for a second in all at 20 tries."""
+    import errno
+
+    from ringfold.master.settings import master_settings
+    from ringfold.master.thread import MasterThread
+    from ringfold.peer import joining
+    from ringfold.runtime import resolve
+
+    token, listen = joining.token_of(request, settings), settings.listed("master")[:1]
+    while True:
+        tries -= 1
+        try:
+            return MasterThread(master_settings(settings), listen, token, settings.switch("insecure"))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or tries <= 0:
+                raise ConfigError(f"the master cannot listen on {', '.join(listen)}: {error}") from error
+        resolve.pause(0.05)
 
 
 def __getattr__(name: str) -> object:

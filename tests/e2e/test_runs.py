@@ -1,6 +1,7 @@
 """Several runs on one master, with real processes: they end, break and are killed apart from each other."""
 
 import json
+import socket
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ import ringfold as rf
 from ringfold.master.events import Effect, Event
 from ringfold.master.machine import Master as Machine
 from ringfold.master.thread import MasterThread
-from ringfold.runtime import ask
+from ringfold.runtime import ask, resolve
 
 TOKEN = "a token of 16 bytes or more"
 
@@ -267,3 +268,17 @@ def test_a_run_that_breaks_in_the_master_goes_on_from_its_journal(
         for run, fence in (("a", 2), ("b", 1)):
             with ask.reach([master.address], b"", run=run) as connection:
                 assert connection.ask().fence == fence
+
+
+def test_who_hosts_waits_for_the_port_of_a_host_that_was_just_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its lock is free already, and its port is not: the first try finds it in use, and the next one has it."""
+    [port] = free_ports(1)
+    dying, pause = socket.create_server(("127.0.0.1", port)), resolve.pause
+
+    def port_is_freed(seconds: float) -> None:
+        dying.close()
+        pause(seconds)
+
+    monkeypatch.setattr(resolve, "pause", port_is_freed)
+    with dying, rf.join(f"127.0.0.1:{port}", host_master=True, timeout_s=30) as run:
+        assert run.peer_id == 1
