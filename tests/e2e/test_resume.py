@@ -41,8 +41,8 @@ def train(me: Me) -> None:
 class Stage:
     """A master with a journal that can be started again in its place, and peers with names and disks of their own."""
 
-    def __init__(self, cluster: Cluster, tmp_path: Path, **settings: object) -> None:
-        self.cluster, self.path, self.settings = cluster, tmp_path, settings
+    def __init__(self, cluster: Cluster, tmp_path: Path, run: str = "default", **settings: object) -> None:
+        self.cluster, self.path, self.run, self.settings = cluster, tmp_path, run, settings
         [self.port] = free_ports(1)
         self.start_master()
 
@@ -53,7 +53,9 @@ class Stage:
     def start(self, *names: str, **options: object) -> list[Peer]:
         options = {"min_world": len(names), **options}
         return [
-            self.cluster.start_one(train, join={"name": name}, **{"directory": str(self.path / name), **options})
+            self.cluster.start_one(
+                train, join={"name": name, "run": self.run}, **{"directory": str(self.path / name), **options}
+            )
             for name in names
         ]
 
@@ -158,10 +160,9 @@ def test_the_first_to_come_back_waits_for_the_one_with_the_newest_checkpoint(clu
     [first] = stage.start("b", min_world=1, until=19)
     first.expect_log("revision 17 is lost with all peers that had it. Before the run goes on")
     first.expect_log("it waits for 'a', who may have a newer one")
-    status = [sys.executable, "-m", "ringfold.cli", "status", f"127.0.0.1:{stage.port}"]
-    shown = " ".join(subprocess.run(status, capture_output=True, text=True, check=True).stdout.split())
-    assert "revision 17 is lost; before a checkpoint" in shown
-    assert "'a' may come: for another" in shown
+    status = [sys.executable, "-m", "ringfold.cli", "status", f"127.0.0.1:{stage.port}", "--json"]
+    shown = subprocess.run(status, capture_output=True, text=True, check=True).stdout
+    assert "revision 17 is lost; before a checkpoint is taken, 'a' may come: for another" in shown
     assert not first.said("step")
     peers = [first, *stage.start("a", min_world=1, until=19)]
     assert first_step(peers) == 15
@@ -170,7 +171,8 @@ def test_the_first_to_come_back_waits_for_the_one_with_the_newest_checkpoint(clu
 
 
 def test_without_any_checkpoint_the_error_says_what_to_do_and_that_works(cluster: Cluster, tmp_path: Path) -> None:
-    stage = Stage(cluster, tmp_path)
+    """In a run that has a name of its own: the default run would begin again."""
+    stage = Stage(cluster, tmp_path, run="nightly")
     peers = [*stage.start("a", min_world=1, until=100, pauses=[3], check_every=1)]
     all_at(peers, 3)
     stage.kill(peers)
@@ -180,7 +182,7 @@ def test_without_any_checkpoint_the_error_says_what_to_do_and_that_works(cluster
     failed = peer.expect("failed", error="StateLost", revision=3)
     assert "start all peers with rollback=True" in failed["words"]
     assert "start a peer that has them, with steps(state, checkpoint=DIR)" in failed["words"]
-    assert "remove its journal" in failed["words"]
+    assert "to begin run nightly again: `ringfold runs forget nightly`" in failed["words"]
     peer.finish()
     [peer] = stage.start("a", rollback=True, until=5)
     assert first_step([peer]) == 0

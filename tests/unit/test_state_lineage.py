@@ -168,7 +168,7 @@ def test_the_error_says_what_to_do() -> None:
         "revision 0 on peer 5",
         "steps(state, checkpoint=DIR)",
         "start all peers with rollback=True",
-        "remove its journal",
+        "join with another run name",
     ):
         assert words in text
 

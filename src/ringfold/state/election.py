@@ -412,7 +412,7 @@ def _lost(offers: Mapping[PeerId, Offer], last: Finished | None, present: Lineag
         f"({'; '.join(found) or 'no offers'}). What to do: if there are checkpoints of this run, start a peer that has "
         f"them, with steps(state, checkpoint=DIR){_or_load(last)}. If there are none, start all peers with "
         "rollback=True: the run then goes on from what they have, which is a fresh start if that is revision 0. To "
-        "begin another run instead, stop the master, remove its journal, and start it again"
+        "begin another run instead, join with another run name (run=...)"
     )
     return Reason("state_lost", text, numbers=[0 if last is None else last.revision])
 
