@@ -2,6 +2,7 @@
 
 import asyncio
 import resource
+import os
 import socket
 import time
 from collections.abc import Iterator
@@ -25,9 +26,11 @@ LEASE_S = 1.0
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on just now. They are not ephemeral ones, which any connection may take."""
+    """Ports that nobody listens on just now. They are not ephemeral ones, which any connection may take, and no other
+    worker of the test run looks among them."""
     found: list[int] = []
-    for port in range(21_000, 31_000):
+    first = 21_000 + 1_000 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    for port in range(first, first + 1_000):
         with socket.socket() as taken:
             if taken.connect_ex(("127.0.0.1", port)) == 0:
                 continue
