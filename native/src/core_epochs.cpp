@@ -56,7 +56,6 @@ void Core::settle(Ns, std::uint32_t epoch, const std::vector<Verdict>& verdicts,
       waiting_.push_back(op);
       ++stats_.restarted;
     } else {
-      if (decided && verdict->final == 2) uncount(op);
       finish(op, OpStatus::aborted, decided ? verdict->reason : default_reason);
     }
   }

@@ -1,8 +1,8 @@
 """A master that is killed, frozen, stopped, or cannot write: real processes go on, and nobody loses a step."""
 
 import asyncio
-import resource
 import os
+import resource
 import socket
 import time
 from collections.abc import Iterator

@@ -96,7 +96,7 @@ struct Verdict {
   bool commit;
   std::uint64_t registrations;
   std::optional<Payloads> payloads;
-  int final;  // 0: tried again where it is retryable; 1: over; 2: over, and it counts as never made
+  int final;  // 0: tried again where it is retryable; 1: over
   Bytes reason;
 };
 

@@ -30,11 +30,10 @@ class Retry(IntEnum):
 
 
 class Final(IntEnum):
-    """Whether an aborted op may be tried again: it may; it is over; it is over, and the call counts as never made."""
+    """Whether an aborted op may be tried again, or is over."""
 
     NO = 0
     OVER = 1
-    NEVER_MADE = 2
 
 
 REDUCE_OPS = {"sum": 0, "avg": 1, "prod": 2, "min": 3, "max": 4}

@@ -47,13 +47,8 @@ def is_admission(before: Record, record: Record) -> bool:
 
 
 def finality(verdict: Verdict) -> Final:
-    """Whether a call ended for good without success: its time is over, or it asked for no retry.
-
-    A call that could never meet another one (`usage`) was refused to both sides, and counts as never made.
-    """
+    """Whether a call ended for good without success: its time is over, or it asked for no retry."""
     kind = None if verdict.commit or verdict.reason is None else verdict.reason.kind
-    if kind == "usage":
-        return Final.NEVER_MADE
     is_single = not verdict.commit and Descriptor.unpack(verdict.descriptor).retry == Retry.NEVER
     return Final.OVER if kind == "deadline" or is_single else Final.NO
 
