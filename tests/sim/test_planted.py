@@ -12,7 +12,7 @@ FOUND_BY = {
     "newcomers_decide": 254,
     "forget_lane": 29,
     "tell_nobody": 112,
-    "apply_finished": 529,
+    "apply_finished": 201,
     "early_unlimited": 55,
     "old_votes": 28,
     "impatient_clock": 259,

@@ -2,12 +2,13 @@
 
 Whose call is the right one? Not the first, nor that of the most members: a newcomer may be wrong at once, and three
 wrong newcomers must not evict two members that have trained for days. So only *incumbents* decide: members that had
-committed an op, or finished a sync, before the newest admission. If there are none, all members are equal and decide.
+committed an op, or finished a sync, before the newest admission; and those that have finished two syncs since, so that
+they have trained with the others in between. If there are none, all members are equal and decide.
 
-A dispute is decided when one side has more than half of the incumbents, or when all of them have called; on a tie the
-side with the lowest id is right, as the longest member. Until then nobody fails: a member that has not called may still
-come, and its call may settle it. A dispute lives as long as its epoch. If that ends for another reason, the ops begin
-again in the next one, and the dispute with them.
+A dispute is decided when one side has more than half of the incumbents, or when all of them have called. On a tie the
+side with the most members of all is right; if that is a tie, too, the side with the lowest id, as the longest member.
+Until then nobody fails: a member that has not called may still come, and its call may settle it. A dispute lives as
+long as its epoch. If that ends for another reason, the ops begin again in the next one, and the dispute with them.
 
 The same goes for members that wait in calls that can never meet (`meeting.py`): one in a sync, and two in an op.
 
@@ -42,6 +43,8 @@ MOST_NAMES = 4_096
 MAX_DISPUTES = 4_096
 """As many tags as a member may call in an epoch."""
 
+_TIE = "as many {} on one side as on the other, and"
+
 Call = int
 """What was called: the fingerprint of a descriptor."""
 
@@ -63,14 +66,20 @@ def judge(calls: Mapping[PeerId, Call], members: Collection[PeerId], incumbents:
             votes.setdefault(calls[peer], []).append(peer)
     if len(set(calls.values())) < 2 or not votes:
         return None
-    right = max(votes, key=lambda call: (len(votes[call]), -votes[call][0]))
+    everybody = {call: sum(each == call for each in calls.values()) for call in votes}
+    right = max(votes, key=lambda call: (len(votes[call]), everybody[call], -votes[call][0]))
     most, kind = len(votes[right]), "members that were here before the last newcomers" if incumbents else "members"
     if 2 * most <= len(deciders) and sum(map(len, votes.values())) < len(deciders):
         return None
-    if any(len(votes[call]) == most for call in votes if call != right):
-        why = f"as many {kind} on one side as on the other, and peer {votes[right][0]} is the longest member"
-    else:
+    rivals = [call for call in votes if call != right and len(votes[call]) == most]
+    if not rivals:
         why = f"{most} of {len(deciders)} {kind} called it"
+    elif 2 * everybody[right] <= len(members) and len(calls) < len(members):
+        return None
+    elif all(everybody[call] < everybody[right] for call in rivals):
+        why = f"{_TIE.format(kind)} {everybody[right]} of all {len(members)} members called it"
+    else:
+        why = f"{_TIE.format(kind)} peer {votes[right][0]} is the longest member"
     return Ruling(right, sorted(peer for peer, call in calls.items() if call != right), why)
 
 

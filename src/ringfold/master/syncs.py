@@ -269,6 +269,8 @@ class Syncs:
         names = (known_as(run.peers[peer].member) for peer in sync.ballots if peer in sync.savers)
         group.finished, group.finished_sync = plan.finished(sync.ballots, names), sync.number
         group.lineage, group.finished_rollback = sync.lineage, sync.rollback
+        # Two in a row: it has trained with the others in between, as one of them.
+        group.incumbents |= group.finished_ballots.keys() & sync.ballots.keys()
         group.finished_ballots, group.finished_failures = dict(sync.ballots), sync.failures
         group.finished_diverged = list(sync.diverged.values())
         group.diverged = [*group.diverged, *group.finished_diverged][-SHOWN_DIVERGENCES:]

@@ -342,8 +342,9 @@ class SimMaster:
         known = self.sim.by_name.get(self._names.get(conn, ""))
         if not run or known is None:
             return
-        named = [member.name for member in message.members] if isinstance(message, Record) else []
-        for peer in (known, *(self.sim.by_name[name] for name in named)):
+        # A host has one process, and a name may have had several.
+        named = [member.host for member in message.members] if isinstance(message, Record) else []
+        for peer in (known, *(self.sim.by_name[host] for host in named)):
             if peer.run != run:
                 what = type(message).__name__
                 raise Violation(f"{peer.name} is of run {peer.run}, and run {run} has a {what} with or for it")

@@ -303,9 +303,7 @@ BUGS: dict[str, Bug] = {
     "done_after_seal": Bug("the engine goes on with Done and evidence after the seal", _native("done_after_seal")),
     "forget_lane": Bug("what was on a lost lane is not sent again", _native("forget_lane")),
     "tell_nobody": Bug("a lane leaves a segment to others and does not make them look", _native("tell_nobody")),
-    "apply_finished": Bug(
-        "the engine applies a frame of a finished sequence", _native("apply_finished"), is_of_state=True
-    ),
+    "apply_finished": Bug("the engine applies a frame of a finished sequence", _native("apply_finished")),
     "divide_by_size": Bug("an average is over the ring, not over those that contributed", _native("divide_by_size")),
     "early_unlimited": Bug("early segments are counted for each op, and not together", _native("early_unlimited")),
     "ignored_survivor": Bug("a verdict that ignores a survivor", Setup(master=IgnoresASurvivor)),

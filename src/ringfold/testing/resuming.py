@@ -18,6 +18,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from ringfold.config import DEFAULT_RUN
 from ringfold.errors import DeadlineExceeded, StateError, StateLost
 from ringfold.state.lineage import branch_of, is_abandoned_by_any
 from ringfold.state.manifest import Snapshot, digest_of
@@ -29,7 +30,7 @@ from ringfold.testing.network import Weather
 from ringfold.testing.program import Array, ProgramOf, Self, SmallState
 from ringfold.testing.scenario import Outcome
 from ringfold.testing.scheduler import SimulationFailure
-from ringfold.testing.simulation import Setup, Simulation, quick_settings
+from ringfold.testing.simulation import Book, Setup, Simulation, quick_settings
 from ringfold.testing.sync_checks import SyncHistory, bits_of
 from ringfold.testing.workloads import gradient
 from ringfold.wire.messages import Branch, Lineage
@@ -121,6 +122,8 @@ class Story:
     phases: tuple[Phase, ...]
     size: int
     think_ms: float
+    run: str
+    """The default run begins again where nobody has anything to go on from, and a named one is lost."""
 
 
 @dataclass(slots=True)
@@ -137,6 +140,10 @@ class _Stage:
     """How many phases have begun. Each has fresh arrays of its own, so that contents tell histories apart."""
     counts: Counter[str] = field(default_factory=Counter)
 
+    @property
+    def book(self) -> Book:
+        return self.sim.book(self.story.run)
+
 
 def draw_resume(seed: int, base: Setup | None = None) -> Story:
     """The story of a seed. `base` may bring other machines."""
@@ -149,7 +156,8 @@ def draw_resume(seed: int, base: Setup | None = None) -> Story:
     last = _draw_phase(rng, names)
     starts = tuple((name, rng.uniform(0, 50)) for name in names)
     phases.append(replace(last, starts=starts, kills_master=False))
-    return Story(setup, tuple(phases), rng.choice((20, 100)), rng.choice((0.0, 2.0, 5.0)))
+    size, think_ms = rng.choice((20, 100)), rng.choice((0.0, 2.0, 5.0))
+    return Story(setup, tuple(phases), size, think_ms, rng.choice((DEFAULT_RUN, "story")))
 
 
 def _draw_phase(rng: Random, names: tuple[str, ...]) -> Phase:
@@ -175,10 +183,10 @@ def run_resume(seed: int, base: Setup | None = None, *, echo: Callable[[str], No
         _tell(stage)
     except SimulationFailure as failure:
         raise SimulationFailure(failure.seed, failure.text, failure.tail, "--resume") from failure
-    syncs = sim.syncs
+    syncs, history = stage.book.syncs, stage.book.history
     counts = Counter(finished=syncs.finished, rollbacks=syncs.rollbacks, resumes=syncs.resumes, **stage.counts)
-    committed, digest = len(sim.history.committed), sim.scheduler.trace.digest
-    return Outcome(seed, committed, sim.history.aborted, sim.epochs, sim.now_ms, digest, counts)
+    committed, digest = len(history.committed), sim.scheduler.trace.digest
+    return Outcome(seed, committed, history.aborted, sim.epochs, sim.now_ms, digest, counts)
 
 
 def _tell(stage: _Stage) -> None:
@@ -213,7 +221,7 @@ def _start(stage: _Stage, phase: Phase) -> None:
     stage.lives += 1
     for name, after_ms in phase.starts:
         program = _program(stage, phase, name, rollback)
-        sim.join(program, name=name, at_ms=sim.now_ms + after_ms)
+        sim.join(program, name=name, at_ms=sim.now_ms + after_ms, run=stage.story.run)
 
 
 def _wear(stage: _Stage) -> None:
@@ -235,7 +243,7 @@ def _wear(stage: _Stage) -> None:
 
 
 def _program(stage: _Stage, phase: Phase, name: str, rollback: bool) -> ProgramOf:
-    disk = stage.disks.setdefault(name, SimDisk(stage.sim.syncs))
+    disk = stage.disks.setdefault(name, SimDisk(stage.book.syncs))
     story, fresh = stage.story, stage.lives
 
     def main(run: SimRun, me: Self) -> None:
@@ -272,5 +280,5 @@ def _program(stage: _Stage, phase: Phase, name: str, rollback: bool) -> ProgramO
 def _check_lost(stage: _Stage, me: Self, disk: SimDisk, error: StateLost) -> None:
     """A program must not end for a state that its own disk could have replaced."""
     good = [file.branch for file in disk.files if not file.is_damaged]
-    if any(stage.sim.syncs.is_reached(me.group, branch) for branch in good):
+    if any(stage.book.syncs.is_reached(me.group, branch) for branch in good):
         raise Violation(f"peer {me.peer} ends with {error}, and has a checkpoint of the run's history")
