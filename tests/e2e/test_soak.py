@@ -33,19 +33,6 @@ def test_a_short_soak_keeps_every_promise() -> None:
     assert all(check["kept"] for check in told["checks"])
 
 
-@pytest.mark.waiting
-def test_a_run_outlives_members_that_go_wrong_and_its_weights_can_be_replayed() -> None:
-    """Each scene once. The longest wait is for a member that hangs."""
-    process = soak("--members", "--minutes", "0.1", "--json")
-    said, complaints = process.communicate(timeout=400)
-    assert process.returncode == 0, said + complaints
-    told = json.loads(said)
-    assert set(told["tally"]["scenes"].values()) == {1}
-    assert len(told["tally"]["scenes"]) == 6
-    assert len(told["tally"]["lost"]) == 1
-    assert all(check["kept"] for check in told["checks"])
-
-
 def test_ctrl_c_ends_every_process(tmp_path: Path) -> None:
     # The files of the crew go where this test can see them.
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
