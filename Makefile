@@ -29,7 +29,7 @@ STEP = @printf '\033[1m== %s\033[0m\n' "$(1)"
 help:
 	@cat <<'TEXT'
 	make demo          train on four peers while some are killed, frozen and added (under a minute)
-	make test          all tests: native, unit, transcripts, simulation (250 seeds), real processes
+	make test          all tests: native, unit, transcripts, simulation (100 seeds), real processes
 	make extras        PyTorch, mpi4py and Triton into .venv; without them their tests are skipped
 	make check         ruff, mypy --strict, and the tidy test
 	make sim           the simulation, SEEDS=1000; SEED=N replays one
@@ -106,9 +106,9 @@ demo: .venv/.ready
 test: .venv/.ready native-test
 	$(call STEP,unit tests$(comma) transcripts$(comma) simulation)
 	$(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist worksteal $(call JUNIT,pure) tests/sim tests/unit tests/transcripts tests/fuzz
-	$(call STEP,the native module$(comma) real processes: those that wait$(comma) four at a time$(comma) then the others$(comma) two at a time)
-	$(BIN)/python -m pytest -q -n 4 --dist worksteal -m waiting $(call JUNIT,waiting) tests/e2e
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'not waiting' $(call JUNIT,real) tests/native tests/e2e
+	$(call STEP,the native module$(comma) real processes: those that wait$(comma) five at a time$(comma) then the others$(comma) three at a time)
+	$(BIN)/python -m pytest -q -n 5 --dist worksteal -m waiting $(call JUNIT,waiting) tests/e2e
+	$(BIN)/python -m pytest -q -n 3 --dist worksteal -m 'not waiting' $(call JUNIT,real) tests/native tests/e2e
 	$(BIN)/python tests/results.py $(RESULTS)
 
 # The outcome of every test, as JUnit files; `make same-results RESULTS=one OTHER=two` compares two runs.

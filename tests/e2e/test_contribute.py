@@ -17,6 +17,8 @@ import ringfold as rf
 from ringfold.master.settings import MasterSettings
 from ringfold.master.thread import MasterThread
 
+pytestmark = pytest.mark.waiting
+
 T = TypeVar("T")
 DEADLINE_S = 30.0
 OPS = ("sum", "avg", "min", "max", "prod")

@@ -16,6 +16,8 @@ from ringfold.master.machine import Master as Machine
 from ringfold.master.thread import MasterThread
 from ringfold.runtime import ask, resolve
 
+pytestmark = pytest.mark.waiting
+
 TOKEN = "a token of 16 bytes or more"
 
 

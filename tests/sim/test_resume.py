@@ -7,7 +7,7 @@ import pytest
 from ringfold.testing.resuming import run_resume
 from ringfold.testing.resuming_planted import RESUME_BUGS, find_in_resumes
 
-SEEDS = 60
+SEEDS = 30
 FOUND_BY = {"mixes_lineages": 100}
 """The first seeds that find planted bugs. `python -m ringfold.testing --resume --from 1 --planted` finds them."""
 MOST_SEEDS = 60

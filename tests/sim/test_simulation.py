@@ -31,7 +31,7 @@ from ringfold.testing import (
 from ringfold.testing.__main__ import main
 from ringfold.wire.messages import CallDone
 
-DRAWN_SEEDS = 250
+DRAWN_SEEDS = 100
 REGRESSIONS = {
     5014: "heartbeats waited behind a large seal in a tiny window, and peers were evicted for it",
 }
