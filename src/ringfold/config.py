@@ -25,7 +25,7 @@ MASTER_PORT = 48148
 DATA_PORT = 48149
 TELEMETRY_PORT = 48147
 DEFAULT_RUN = "default"
-"""The run of whoever names none."""
+"""The run of a peer that names none."""
 
 Kind = Literal["text", "integer", "number", "switch", "file", "list"]
 Value = str | int | float | bool | Path | tuple[str, ...] | None

@@ -201,7 +201,7 @@ def test_two_different_votes_never_meet(cluster: Cluster) -> None:
     first = cluster.start_one(vote_differently, join={"group": 0}, vote="update")
     first.expect("joined")
     second = cluster.start_one(vote_differently, join={"group": 1}, vote="pending")
-    sides = ["waits in update_topology", "waits in are_peers_pending", "peer 1 (p0) is the longest member"]
+    sides = ["waits in update_topology", "waits in are_peers_pending", "peer 1 (p0) joined first"]
     _check_evicted(second, sides)
     first.expect("done")
     first.finish()

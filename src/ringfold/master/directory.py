@@ -1,10 +1,10 @@
 """The names of all runs of a store, under one key with a fence.
 
 A run has a journal of its own (`keeper.py`). Which runs there are stands here: a name is written before its journal is,
-and is taken out before its journal goes. Whoever takes over reads the names, then every journal, and then writes the
-names back under a higher fence, against exactly what it read. From then on the master before it can neither add a run
-nor forget one; and in each run it can do nothing as soon as that run's journal has the higher fence, which is the first
-thing that the new one writes there.
+and is taken out before its journal goes. A master that takes over reads the names, then every journal, and then writes
+the names back under a higher fence, against exactly what it read. From then on the master before it can neither add a
+run nor forget one; and in each run it can do nothing as soon as that run's journal has the higher fence, which is the
+first thing that the new one writes there.
 
 So a run that the old master was about to add is either in the list that was read, or is never begun.
 """

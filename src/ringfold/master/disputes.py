@@ -6,7 +6,7 @@ committed an op, or finished a sync, before the newest admission; and those that
 they have trained with the others in between. If there are none, all members are equal and decide.
 
 A dispute is decided when one side has more than half of the incumbents, or when all of them have called. On a tie the
-side with the most members of all is right; if that is a tie, too, the side with the lowest id, as the longest member.
+side with the most members of all is right; if that is a tie, too, the side with the lowest id, which joined first.
 Until then nobody fails: a member that has not called may still come, and its call may settle it. A dispute lives as
 long as its epoch. If that ends for another reason, the ops begin again in the next one, and the dispute with them.
 
@@ -38,7 +38,7 @@ FIRST_PAUSE_S = 5
 LONGEST_PAUSE_S = 320
 FORGOTTEN_AFTER_S = 3_600
 """Who has done nothing wrong for so long begins with the first pause again."""
-MOST_NAMES = 4_096
+MAX_NAMES = 4_096
 
 MAX_DISPUTES = 4_096
 """As many tags as a member may call in an epoch."""
@@ -79,7 +79,7 @@ def judge(calls: Mapping[PeerId, Call], members: Collection[PeerId], incumbents:
     elif all(everybody[call] < everybody[right] for call in rivals):
         why = f"{_TIE.format(kind)} {everybody[right]} of all {len(members)} members called it"
     else:
-        why = f"{_TIE.format(kind)} peer {votes[right][0]} is the longest member"
+        why = f"{_TIE.format(kind)} peer {votes[right][0]} joined first"
     return Ruling(right, sorted(peer for peer, call in calls.items() if call != right), why)
 
 
@@ -116,7 +116,7 @@ class Bans:
 
     def _forget(self, now: Ns) -> None:
         old = [key for key, ban in self._bans.items() if now - ban.until >= FORGOTTEN_AFTER_S * SECOND]
-        for key in old or list(self._bans)[: len(self._bans) - MOST_NAMES]:
+        for key in old or list(self._bans)[: len(self._bans) - MAX_NAMES]:
             del self._bans[key]
 
 

@@ -1,7 +1,7 @@
 """Evicting a peer because somebody asked for it: `ringfold evict PEER`, `run.evict(peer, reason)`. Pure.
 
-Whoever knows the token may ask. A name that several peers have is refused, and so is the last member of a group: with
-it the state of the group would be gone, and stopping its process says that more clearly.
+Everybody who knows the token may ask. A name that several peers have is refused, and so is the last member of a group:
+with it the state of the group would be gone, and stopping its process says that more clearly.
 """
 
 from collections.abc import Iterable

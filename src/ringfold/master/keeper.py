@@ -1,6 +1,6 @@
 """The journal in a store: read it, take it over, write it, and notice when somebody else has.
 
-The journal of a run is one key. Whoever takes over writes it with a higher fence; every later write is a
+The journal of a run is one key. A master that takes over writes it with a higher fence; every later write is a
 compare-and-set against the writer's own last one, so that it fails as soon as somebody else has taken over, however
 late that is found out. A journal that is too large for one value is cut into parts, which are written first, under
 names that are never used again; the key then holds their number. Parts of a write that was refused mean nothing, and go

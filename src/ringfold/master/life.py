@@ -5,7 +5,7 @@ A run *lives* while any of its groups has members. When the last member is gone,
 * *finished*: the last member left of its own accord, with the program done and the state in its hands;
 * *abandoned*: everybody was killed, evicted or stopped, or the state was lost before the last one left.
 
-The run named `default` is for whoever does not name one. After its end the next peer begins a new *incarnation* of it:
+The run named `default` is for peers that name none. After its end the next peer begins a new *incarnation* of it:
 at once if it is finished; if it is abandoned and had a state, at the first sync in which nobody brings anything but a
 fresh one. The ids and epochs go on, so that nothing old is taken for something new.
 
@@ -98,12 +98,12 @@ def _end(run: "Run") -> None:
 
 
 def _is_bound(run: "Run") -> bool:
-    """Whether the past binds whoever comes: a finished run with a name of its own, or a state that was lost."""
+    """Whether the past binds newcomers: a finished run with a name of its own, or a state that was lost."""
     return bool(refusal(run)) or any(group.finished is not None for group in run.groups.values())
 
 
 def _begin(run: "Run") -> None:
-    """Whoever is here begins again, and nothing of the past binds them."""
+    """The peers that are here begin again, and nothing of the past binds them."""
     incarnation = run.life.incarnation + 1
     run.revision = 0
     run.life = Life(incarnation=incarnation, since_s=run.wall_s())

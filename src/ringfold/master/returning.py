@@ -146,7 +146,7 @@ class Returning:
 
     def _begin_anew(self) -> None:
         """Nobody came back. What the last sync finished still counts: the run goes on from a checkpoint of it. Where it
-        cannot by itself (no arrays, several groups, a journal that names no lineage) whoever comes begins anew. Its
+        cannot by itself (no arrays, several groups, a journal that names no lineage) newcomers begin again. Its
         numbers go on, so that none comes twice. A run with a name of its own stays bound by its state."""
         with_state = [group for group in self._run.groups.values() if group.finished is not None]
         for group in with_state:

@@ -9,7 +9,7 @@ flushed when it is closed has FLUSH_S to go.
 
 With journals, what a run says waits until what it must not forget is written, off the loop (`outbox.py`, `keeper.py`);
 no other run waits for that. The runs are served only while this master leads (`leading.py`): one write that fails ends
-its lead of all of them. Whoever comes while it does not lead is told so, and goes on to the next master.
+its lead of all of them. A client that connects while it does not lead is told so, and goes on to the next master.
 
 The result of a round of probing is written down when the machine tells it, which is after the next window's starts were
 sent. A disk that is full ends the log, and nothing else.

@@ -31,7 +31,6 @@ from ringfold.dataplane.buffers import (
 from ringfold.dataplane.codes import REDUCE_OPS, OpKind
 from ringfold.errors import UsageError
 from ringfold.peer.counting import Counter
-from ringfold.peer.evicting import evict_peer
 from ringfold.peer.handle import Handle
 from ringfold.peer.ops import BINDING, Ops, by_caller, positive_ns, quantisation_code, reduce_code, refusal
 from ringfold.peer.outcome import Meeting, ReduceInfo
@@ -46,6 +45,7 @@ from ringfold.peer.states import (
     sync_state,
 )
 from ringfold.peer.steps import Step, StepSettings, steps
+from ringfold.runtime import ask
 from ringfold.runtime.sigterm import Sigterm
 from ringfold.state.shared import SharedState
 from ringfold.wire.messages import Record, SyncStrategy
@@ -522,7 +522,15 @@ class Communicator:
         Its error names this peer and the reason. Raises `UsageError` if there is no such peer, or several of that name,
         or if it is the last one of its group; for this peer itself, `leave`.
         """
-        evict_peer(self._session, peer, reason)
+        self._session.check_usable("evict")
+        machine, wanted = self._session.machine, str(peer)
+        identity = machine.identity
+        if wanted in (str(machine.peer), identity.name):
+            raise UsageError(f"evict: {wanted} is this peer itself: call leave()")
+        with ask.reach(machine.masters, identity.token, run=identity.run, is_of_run=True) as connection:
+            response = connection.evict(wanted, reason, f"peer {machine.peer} ({identity.name})")
+        if not response.done:
+            raise UsageError(f"evict: {response.text}")
 
     def rejoin(self) -> None:
         """Join the run again after an eviction (`Evicted`), with the same settings, as a newcomer with a new number.

@@ -2,8 +2,8 @@
 
 A peer loads its newest checkpoint before it knows the run, so it may be the wrong one: of a branch that the run has
 abandoned, or newer than what all members had. With its offer it lists all that it could load. If the master asks for
-one of them (`StateLost.checkpoint`), whoever has it loads it, and all sync again. What cannot be loaded is listed no
-more, so this comes to an end.
+one of them (`StateLost.checkpoint`), the peer that has it loads it, and all sync again. What cannot be loaded is listed
+no more, so this comes to an end.
 """
 
 import logging

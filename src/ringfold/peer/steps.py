@@ -69,7 +69,7 @@ from ringfold.wire.messages import Record
 
 _log = logging.getLogger("ringfold.steps")
 
-MOST_REJOINS = 3
+MAX_REJOINS = 3
 """How often a peer joins again that finished no step in between: what evicts it will not go away by itself."""
 T = TypeVar("T")
 
@@ -449,11 +449,11 @@ class Loop:
 
     def _rejoin(self, error: Evicted) -> None:
         is_wanted = self._settings.rejoin and self._counting is None and not error.on_request
-        if not is_wanted or self._rejoins >= MOST_REJOINS:
+        if not is_wanted or self._rejoins >= MAX_REJOINS:
             raise error
         self._check_sigterm()
         self._rejoins += 1
-        _log.warning("joining again, as a newcomer (attempt %d of %d): %s", self._rejoins, MOST_REJOINS, error)
+        _log.warning("joining again, as a newcomer (attempt %d of %d): %s", self._rejoins, MAX_REJOINS, error)
         with self._sigterm.waiting():
             self._run.rejoin()
         self._ops.session.stopped = self._settings.until is not None

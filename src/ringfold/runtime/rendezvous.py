@@ -1,8 +1,8 @@
 """Where processes of one user on one host find out which of them hosts something: a file, and a lock on it.
 
-The file is in a directory that only its user can read or write. Whoever holds its lock is the host, and writes into it
-where it can be reached. The kernel frees the lock when the host's process ends, however it ends, and a forked child
-does not keep it; so what a dead host has left in the file is never believed.
+The file is in a directory that only its user can read or write. The process that holds its lock is the host, and writes
+into it where it can be reached. The kernel frees the lock when the host's process ends, however it ends, and a forked
+child does not keep it; so what a dead host has left in the file is never believed.
 """
 
 import contextlib

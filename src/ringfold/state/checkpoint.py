@@ -135,7 +135,7 @@ class Checkpoints:
         """Load the newest checkpoint that is whole, and return its revision; None if there is none at all.
 
         A damaged one is named in a warning, and the next older one is tried. If all are damaged, `StateError` says so:
-        to begin anew in spite of them is for the caller to decide. What a later lineage has abandoned is not tried.
+        to begin again in spite of them is for the caller to decide. What a later lineage has abandoned is not tried.
         """
         found = self._not_abandoned()
         was_torn = state.torn

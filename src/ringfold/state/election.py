@@ -9,7 +9,7 @@ Who votes. The group remembers its last finished sync: the revision R, who took 
 
     nothing finished yet      everybody votes: a loaded checkpoint has a higher revision than a fresh start, and wins
     a participant is here     participants vote; whoever joined since only receives
-    no participant is here    whoever brings exactly R with exactly its content; or else a *resume* (below)
+    no participant is here    peers that bring exactly R with exactly its content; or else a *resume* (below)
     all agree to a rollback   and there is no candidate otherwise: as if nothing had finished yet
 
 A participant that is torn no longer has what it took part in, so it counts as not here. `receive-only` never votes.
@@ -17,8 +17,8 @@ A participant that is torn no longer has what it took part in, so it counts as n
 Resume. R is lost with all who had it, and the run goes on from the newest *eligible* checkpoint: one of the group's
 present lineage up to R, or of an ancestor up to where that was left (`lineage.py`). A checkpoint of an abandoned branch
 or of another run is not eligible, nor is a state that is no checkpoint. Peers list the checkpoints that they could load
-beside what they offer. If the newest eligible one is not loaded, nobody wins: the reason names it, whoever has it loads
-it, and all sync again. Where nothing is finished, but a lineage is known, eligible checkpoints come first, too.
+beside what they offer. If the newest eligible one is not loaded, nobody wins: the reason names it, the peer that has it
+loads it, and all sync again. Where nothing is finished, but a lineage is known, eligible checkpoints come first, too.
 
 What is valid. A voter may be at R with the content of R (nothing happened since), or at R + 1 (the one change that
 everybody makes between two syncs), or at any revision from R on if its step loop counted every one of them. Anything
@@ -182,7 +182,7 @@ def _vote(
 def _first_vote(
     offers: Mapping[PeerId, Offer], digests: Mapping[PeerId, bytes], whole: list[PeerId], present: Lineage | None
 ) -> _Vote:
-    """Nothing is finished, or whoever had it left with it. What a lineage that is known here has left is not taken."""
+    """Nothing is finished, or the peers that had it left with it. What a known lineage has left is not taken."""
     known = [offer.lineage for offer in offers.values() if offer.lineage is not None]
     known += [] if present is None else [present]
     alive = [peer for peer in whole if (of := _branch(offers[peer])) is None or not is_abandoned_by_any(of, known)]

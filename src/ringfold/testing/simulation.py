@@ -239,7 +239,7 @@ class Simulation:
             self.join(program, group=peer.group, at_ms=self.now_ms + self.rng.uniform(0, 100), run=peer.run)
 
     def check_cast_out(self, peer: SimPeer, error: RingfoldError | None) -> None:
-        """Nobody is cast out without a fault that was about it."""
+        """Nobody is evicted without a fault that was about it."""
         excused = peer.name in self.touched or (self.master_was_silent and isinstance(error, MasterUnreachable))
         if self.judges_evictions and not excused:
             raise Violation(f"{peer.name} was cast out, and no fault was about it: {error}")

@@ -67,7 +67,7 @@ class Looping:
     sigterm: Literal["", "one", "all"] = ""
     """Who gets SIGTERM, sometime."""
     skips: float = 0.0
-    """How often a peer leaves a step out, as a `continue` in the wrong place does. One side of that is cast out."""
+    """How often a peer leaves a step out, as a `continue` in the wrong place does. One side of that is evicted."""
     silent: float = 0.0
     """The share of ops to which a peer contributes nothing."""
     overlap: Overlap = "none"

@@ -22,7 +22,7 @@ class Reason(Struct, frozen=True):
     numbers: list[int] = []
     """What the error's other attributes are made of: revisions, mostly."""
     checkpoint: Branch | None = None
-    """Of a state that is lost: the checkpoint to go on from. Whoever has it loads it, and all sync again."""
+    """Of a state that is lost: the checkpoint to go on from. The peer that has it loads it, and all sync again."""
 
 
 class SyncVoters(Struct, frozen=True):
