@@ -52,7 +52,7 @@ def kill(peers: list[Peer]) -> None:
 
 def forget(cluster: Cluster, name: str) -> None:
     assert cluster.master is not None
-    command = cluster.start_command("forget", "runs", "forget", name, "--master", cluster.master.address)
+    command = cluster.start_command("forget", "runs", "forget", name, cluster.master.address)
     command.expect_text(f"run {name} is forgotten")
     assert command.end() == 0
 
@@ -175,7 +175,7 @@ def test_a_name_that_cannot_be_is_an_error_before_anything_is_tried() -> None:
 def test_the_commands_show_runs(cluster: Cluster) -> None:
     master = cluster.start_master()
     peers = start_training(cluster, 2, join={"run": "a"}, floats=1_000)
-    listed = cluster.start_command("runs", "runs", "--master", master.address, "--json")
+    listed = cluster.start_command("runs", "runs", master.address, "--json")
     assert listed.end() == 0
     runs = json.loads("".join(json.dumps(fact) if "text" not in fact else fact["text"] for fact in listed.out.all))
     assert [(run["name"], run["state"], run["peers"]) for run in runs["runs"]] == [("a", "running", 2)]

@@ -1,15 +1,26 @@
 """`ringfold runs`: list the runs of a master, or forget one that has ended."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 if TYPE_CHECKING:
     from ringfold.runtime.ask import StatusConnection
     from ringfold.wire.runs import RunInfo, RunList
 
-app = typer.Typer(invoke_without_command=True, no_args_is_help=False)
+
+
+class RunsGroup(TyperGroup):
+    """A group whose first word may be the master's address, as in `ringfold status ADDRESS`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - a type that typer keeps to itself
+        is_address = bool(args) and not args[0].startswith("-") and args[0] not in self.commands
+        return super().parse_args(ctx, ["--master", *args] if is_address else args)
+
+
+app = typer.Typer(cls=RunsGroup, invoke_without_command=True, no_args_is_help=False)
 
 Master = Annotated[list[str] | None, typer.Option(help="The master's address. May be given several times.")]
 TokenFile = Annotated[Path | None, typer.Option(help="File with the join token of the master.")]
@@ -28,8 +39,8 @@ def runs(
     """List the runs of a master: name, state, peers, revision, and since when.
 
     A run is `running` while it has peers, `finished` after its last member has left with its program done, `abandoned`
-    if all were killed or stopped, and `broken` after an error in the master. Without --master it asks the master of the
-    settings (`master`, by default on this machine).
+    if all were killed or stopped, and `broken` after an error in the master. Without an address (`ringfold runs
+    ADDRESS`, or --master) it asks the master of the settings (`master`, by default on this machine).
     """
     from ringfold.errors import UsageError
 
@@ -44,6 +55,7 @@ def runs(
 @app.command()
 def forget(
     name: Annotated[str, typer.Argument(help="The run, by its name.")],
+    address: Annotated[str | None, typer.Argument(help="The master's address.", show_default=False)] = None,
     master: Master = None,
     as_json: AsJson = False,
     token_file: TokenFile = None,
@@ -53,7 +65,7 @@ def forget(
 
     A run that has peers is not forgotten. Checkpoints are not touched.
     """
-    with _reach(master, token_file, config) as connection:
+    with _reach([address] if address else master, token_file, config) as connection:
         left = connection.forget(name)
         if not as_json:
             typer.echo(f"run {name} is forgotten")
