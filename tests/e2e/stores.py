@@ -17,20 +17,10 @@ import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from ports import free_port, free_ports
 from preloaded import SOURCE, Forked
 
 Popen = subprocess.Popen[bytes]
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
 
 
 def until(condition: Callable[[], object], what: str, timeout_s: float = 20) -> None:
@@ -65,7 +55,7 @@ class Server:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.process: Popen | Forked | None = None
-        (self.port,) = free_ports(1)
+        self.port = free_port()
 
     @staticmethod
     def missing() -> str:

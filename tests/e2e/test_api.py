@@ -17,6 +17,7 @@ from typing import TypeVar
 import ml_dtypes
 import numpy as np
 import pytest
+from ports import free_port
 
 import ringfold as rf
 from ringfold.master.settings import MasterSettings
@@ -472,8 +473,7 @@ def test_a_token_for_a_master_that_has_none_is_said_to_be_too_much(master: Maste
 
 
 def test_a_master_that_is_not_there_is_logged_at_once(caplog: pytest.LogCaptureFixture) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        nobody = f"127.0.0.1:{taken.getsockname()[1]}"
+    nobody = f"127.0.0.1:{free_port()}"
     why = r"nothing listens there \(Connection refused\): start `ringfold master` there, or correct the address"
     with pytest.raises(rf.MasterUnreachable, match=rf"{why} \(given up after 1\.0 s, join_timeout_s\)"):
         rf.join(nobody, timeout_s=1)

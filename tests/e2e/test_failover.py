@@ -1,15 +1,14 @@
 """A master that is killed, frozen, stopped, or cannot write: real processes go on, and nobody loses a step."""
 
 import asyncio
-import os
 import resource
-import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from cluster import Cluster, Master, Peer
+from ports import free_port, free_ports
 from probing import SHORT, Rounds
 from stores import Etcd
 from training import end_training, start_training, step_with, train
@@ -23,27 +22,6 @@ from ringfold.wire.probing import RoundId
 
 LARGE = 1_000_000
 LEASE_S = 1.0
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on just now. They are not ephemeral ones, which any connection may take, and no other
-    worker of the test run looks among them."""
-    found: list[int] = []
-    first = 21_000 + 1_000 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    for port in range(first, first + 1_000):
-        with socket.socket() as taken:
-            if taken.connect_ex(("127.0.0.1", port)) == 0:
-                continue
-            try:
-                taken.close()
-                with socket.socket() as ours:
-                    ours.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        found.append(port)
-        if len(found) == count:
-            return found
-    raise AssertionError("no free port")
 
 
 def start_on(cluster: Cluster, port: int, store: Path | str, **settings: object) -> Master:
@@ -61,7 +39,7 @@ def check_no_step_is_lost(peers: list[Peer]) -> None:
 
 def test_peers_go_on_without_a_master_and_with_the_one_that_is_started_again(cluster: Cluster, tmp_path: Path) -> None:
     """Evidence travels on the ring. Rounds of probing go on, too, above those of the first master."""
-    [port] = free_ports(1)
+    port = free_port()
     first = start_on(cluster, port, tmp_path / "journal.db", evidence="ring", **SHORT)
     peers = start_training(cluster, 2, floats=10_000, clock=True, join={"probe": True})
     last = Rounds(first).whole("p0", "p1")["round"]
@@ -135,7 +113,7 @@ def ask_until_it_knows(standby: str, leader: str) -> None:
 
 def test_a_full_disk_stops_the_master_and_it_leads_again_when_there_is_room(cluster: Cluster, tmp_path: Path) -> None:
     """No file of the process may grow any more: to SQLite that is a full disk."""
-    master = start_on(cluster, *free_ports(1), tmp_path / "journal.db")
+    master = start_on(cluster, free_port(), tmp_path / "journal.db")
     master.expect_log("leading with fence 1")
     cluster.start(train, 1)[0].expect("joined")
     before = resource.prlimit(master.pid, resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
@@ -162,7 +140,7 @@ def etcd(tmp_path: Path) -> Iterator[Etcd]:
 
 def test_a_lost_store_stops_the_master_and_it_leads_again_when_the_store_is_back(cluster: Cluster, etcd: Etcd) -> None:
     """Ops with evidence on the ring go on meanwhile."""
-    master = start_on(cluster, *free_ports(1), etcd.url, evidence="ring")
+    master = start_on(cluster, free_port(), etcd.url, evidence="ring")
     peers = start_training(cluster, 2, floats=10_000)
     etcd.kill()
     master.expect_log("does not lead any more")
@@ -198,7 +176,7 @@ def test_a_standby_sends_a_node_that_only_probes_on_to_the_leader(cluster: Clust
 
 def test_a_master_that_is_stopped_hands_over_at_once(tmp_path: Path) -> None:
     store = f"sqlite://{tmp_path}/journal.db"
-    port = free_ports(1)[0]
+    port = free_port()
     with (
         MasterThread(journal=store, lease_s=30.0) as first,
         rf.join([first.address, f"127.0.0.1:{port}"], timeout_s=30) as run,

@@ -3,7 +3,6 @@
 import gc
 import os
 import select
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cluster import Cluster, Me, until
+from ports import free_port
 from training import end_training, start_training, step_with
 
 from ringfold.agent.client import AgentConsole
@@ -209,8 +209,7 @@ def start_a_program(me: Me) -> None:
 
 
 def test_the_death_of_a_hosted_master_is_seen_although_its_process_forked(cluster: Cluster) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     host = cluster.start_one(host_the_master, address=address)
     guest = cluster.start_one(lose_the_master, address=address)
     guest.expect("joined")

@@ -3,10 +3,10 @@
 import importlib.util
 import json
 import signal
-import socket
 from pathlib import Path
 
 import pytest
+from ports import free_port
 from preloaded import Forked
 
 needs_torch = pytest.mark.skipif(
@@ -14,12 +14,6 @@ needs_torch = pytest.mark.skipif(
 )
 RANK = Path(__file__).parent / "gloo_rank.py"
 DEADLINE_S = 120
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def run_ranks(size: int, mode: str) -> list[list[dict[str, object]]]:

@@ -7,22 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from ports import free_ports
 
 import ringfold as rf
 from ringfold.errors import ConfigError
-from ringfold.probe.prober import ProbeSocket
 
 DEADLINE_S = 120.0
 OFFSETS_NS = {"alpha": 0, "beta": 7_000_000, "gamma": -3_000_000}
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [ProbeSocket(0, "127.0.0.1") for _ in range(count)]
-    try:
-        return [each.port for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
 
 
 @pytest.fixture

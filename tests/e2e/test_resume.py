@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cluster import Cluster, Fact, Me, Peer
-from test_failover import free_ports
+from ports import free_port
 
 pytestmark = pytest.mark.waiting
 
@@ -43,7 +43,7 @@ class Stage:
 
     def __init__(self, cluster: Cluster, tmp_path: Path, run: str = "default", **settings: object) -> None:
         self.cluster, self.path, self.run, self.settings = cluster, tmp_path, run, settings
-        [self.port] = free_ports(1)
+        self.port = free_port()
         self.start_master()
 
     def start_master(self) -> None:

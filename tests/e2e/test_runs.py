@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cluster import Cluster, Me, Peer, until
-from test_failover import check_no_step_is_lost, free_ports, start_on
+from ports import free_port, free_ports
+from test_failover import check_no_step_is_lost, start_on
 from training import end_training, start_training, step_with
 
 import ringfold as rf
@@ -113,7 +114,7 @@ def test_a_named_run_that_was_killed_keeps_its_lost_state(cluster: Cluster) -> N
 
 
 def test_a_run_goes_on_bit_by_bit_while_others_are_killed_finish_and_begin(cluster: Cluster, tmp_path: Path) -> None:
-    [port] = free_ports(1)
+    port = free_port()
     master = start_on(cluster, port, tmp_path / "journal.db")
     going = start_training(cluster, 2, floats=10_000, join={"run": "going"})
     killed = start_training(cluster, 2, floats=10_000, join={"run": "killed"})
@@ -210,7 +211,7 @@ def host_or_join(me: Me) -> None:
 
 def test_the_same_script_in_several_processes_has_one_master(cluster: Cluster) -> None:
     """Started at the same instant, in any order: whoever is first hosts."""
-    [port] = free_ports(1)
+    port = free_port()
     for _ in range(2):
         peers = cluster.start(host_or_join, 3, address=f"127.0.0.1:{port}", world=3)
         facts = [peer.expect("reduced", total=3.0) for peer in peers]
@@ -222,7 +223,7 @@ def test_the_same_script_in_several_processes_has_one_master(cluster: Cluster) -
 
 
 def test_who_hosts_is_replaced_after_it_was_killed(cluster: Cluster) -> None:
-    [port] = free_ports(1)
+    port = free_port()
     [first] = cluster.start(host_or_join, 1, address=f"127.0.0.1:{port}", world=1)
     first.expect("reduced", total=1.0)
     kill([first])
@@ -233,7 +234,7 @@ def test_who_hosts_is_replaced_after_it_was_killed(cluster: Cluster) -> None:
 
 
 def test_the_end_of_the_host_is_the_end_of_the_run(cluster: Cluster) -> None:
-    [port] = free_ports(1)
+    port = free_port()
     peers = cluster.start(host_or_join, 2, address=f"127.0.0.1:{port}", world=2, outlives=True)
     by_peer = {peer.expect("reduced", total=2.0)["peer"]: peer for peer in peers}
     kill([by_peer[1]])
@@ -274,7 +275,7 @@ def test_a_run_that_breaks_in_the_master_goes_on_from_its_journal(
 
 def test_who_hosts_waits_for_the_port_of_a_host_that_was_just_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its lock is free already, and its port is not: the first try finds it in use, and the next one has it."""
-    [port] = free_ports(1)
+    port = free_port()
     dying, pause = socket.create_server(("127.0.0.1", port)), resolve.pause
 
     def port_is_freed(seconds: float) -> None:

@@ -25,6 +25,7 @@ from ringfold.master.settings import MasterSettings, master_settings
 from ringfold.master.thread import MasterThread
 from ringfold.runtime import ask, doctor
 from ringfold.runtime.machine import Machine, cpu_level, look
+from ringfold.runtime.spawn import free_port
 from ringfold.wire.events import PeerSuspected
 from ringfold.wire.frames import FrameKind, FrameReader, decode_to_master, frame, message_frame
 from ringfold.wire.messages import (
@@ -376,8 +377,7 @@ def test_who_looks_sees_the_next_leader_when_the_first_is_gone(tmp_path: Path) -
 
 
 def test_if_nobody_leads_it_is_said_of_each_master_why(fake_master: Start) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        silent = f"127.0.0.1:{taken.getsockname()[1]}"
+    silent = f"127.0.0.1:{free_port()}"
 
     def stands_by(connection: socket.socket) -> None:
         connection.sendall(message_frame(Refused("this master stands by", again=True)))
@@ -387,8 +387,7 @@ def test_if_nobody_leads_it_is_said_of_each_master_why(fake_master: Start) -> No
 
 
 def test_nobody_there_is_code_1_with_a_hint(ringfold_command: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     code, _, errors = ringfold_command("status", address, capsys=capsys)
     assert code == 1
     assert f"the master at {address} is unreachable" in errors
@@ -423,8 +422,7 @@ def test_silence_ends_at_the_deadline(fake_master: Start) -> None:
 
 
 def test_the_first_address_that_answers_is_used(fake_master: Start) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        nobody = f"127.0.0.1:{taken.getsockname()[1]}"
+    nobody = f"127.0.0.1:{free_port()}"
     address = fake_master(answering(b""))
     with ask.reach([nobody, address], b"") as connection:
         assert connection.address == address

@@ -1,21 +1,20 @@
 """Plain traffic for experiments: what a sender says it sent is what a receiver says has come."""
 
 import re
-import socket
 import subprocess
 import sys
 
 import pytest
 
 from ringfold.runtime.lab.traffic import main
+from ringfold.runtime.spawn import free_port
 
 RECEIVER = [sys.executable, "-m", "ringfold.runtime.lab.traffic", "receive"]
 
 
 @pytest.mark.parametrize(("kind", "rate"), [("tcp", []), ("tcp", ["--mbit", "40"]), ("udp", ["--mbit", "40"])])
 def test_a_receiver_counts_what_is_sent(kind: str, rate: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        place = f"127.0.0.1:{free.getsockname()[1]}"
+    place = f"127.0.0.1:{free_port()}"
     with subprocess.Popen([*RECEIVER, place], stdout=subprocess.PIPE, text=True) as receiver:
         try:
             assert receiver.stdout is not None

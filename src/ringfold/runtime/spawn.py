@@ -21,6 +21,7 @@ import contextlib
 import ctypes
 import json
 import os
+import random
 import selectors
 import shutil
 import signal
@@ -325,9 +326,12 @@ class Crew:
 
 
 def free_port() -> int:
-    """A TCP port of loopback that was free just now."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
+    """A TCP port of loopback that is free now, and not an ephemeral one, which any connection may take at any time."""
+    while True:
+        port = random.randrange(10_000, 20_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def die_with_parent(parent: int | None = None) -> None:
