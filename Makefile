@@ -125,6 +125,7 @@ check: lint types tidy
 lint: .venv/.ready
 	$(call STEP,ruff)
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 
 types: .venv/.ready
 	$(call STEP,mypy --strict)

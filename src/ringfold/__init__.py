@@ -20,11 +20,11 @@ Importing this is cheap: what needs NumPy or the native core is loaded when it i
 #   iteration        the global iteration: agreement through a store alone
 #   agent            the per-host agent: who sends where, how congested it is, and hints about how to split it
 #   state            shared state: the arrays that are bit-identical on all peers
-#   dataplane        arrays as the engine takes them, and the handle on the native engine
 #   master           the state machine of a run, and the server around it
-#   peer             the communicator: what a training process holds
+#   peer             the communicator: what a training process holds; arrays as the native engine takes them
 #   compat           the PCCL API on top of the communicator
 #   cli, testing     the commands; the deterministic simulation, public
+#   tools            programs around the library: benchmarks, soak tests, the demo, the lab
 #
 # `_native` is the compiled core: kernels, the engine without I/O, and the engine with sockets (see native/).
 
@@ -70,10 +70,10 @@ if TYPE_CHECKING:
     from ringfold.peer.joining import JoinRequest
     from ringfold.peer.outcome import Meeting, ReduceInfo
     from ringfold.peer.settings import PeerTimings
-    from ringfold.peer.states import SyncInfo
     from ringfold.peer.step_ops import StepHandle
     from ringfold.peer.steps import Step
-    from ringfold.probe.alone import Prober
+    from ringfold.peer.sync.states import SyncInfo
+    from ringfold.probe.nodes.alone import Prober
     from ringfold.runtime.rendezvous import Rendezvous
     from ringfold.state.checkpoint import Checkpoints
     from ringfold.state.shared import MayDiffer, SharedState
@@ -131,12 +131,12 @@ _LAZY = {
     "MayDiffer": "ringfold.state.shared",
     "Meeting": "ringfold.peer.outcome",
     "PeerTimings": "ringfold.peer.settings",
-    "Prober": "ringfold.probe.alone",
+    "Prober": "ringfold.probe.nodes.alone",
     "ReduceInfo": "ringfold.peer.outcome",
     "SharedState": "ringfold.state.shared",
     "Step": "ringfold.peer.steps",
     "StepHandle": "ringfold.peer.step_ops",
-    "SyncInfo": "ringfold.peer.states",
+    "SyncInfo": "ringfold.peer.sync.states",
 }
 
 

@@ -11,10 +11,10 @@ import numpy as np
 
 from ringfold.errors import DeadlineExceeded
 from ringfold.probe.base import EdgeWindow
-from ringfold.probe.gloo import GlooRounds
-from ringfold.probe.gloo_group import TorchCollectives
-from ringfold.probe.rounds_events import Calculated
-from ringfold.probe.settings import RoundSettings
+from ringfold.probe.rounds.events import Calculated
+from ringfold.probe.rounds.gloo import GlooRounds
+from ringfold.probe.rounds.gloo_group import TorchCollectives
+from ringfold.probe.rounds.settings import RoundSettings
 from ringfold.wire.probing import EdgeFit, EdgeView, Neighbour, NodeClock, NodeId
 
 

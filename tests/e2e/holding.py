@@ -221,7 +221,7 @@ def churning(raw: dict[str, Any], name: str | None) -> Iterator[None]:
     if name is None:
         yield
         return
-    from ringfold.peer.syncing import Syncing
+    from ringfold.peer.sync.syncing import Syncing
 
     planned, over, begin = threading.Event(), threading.Event(), Syncing.begin
 

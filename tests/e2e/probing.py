@@ -7,8 +7,8 @@ from pathlib import Path
 
 from cluster import PATIENCE_S, Cluster, Command, Fact, Late, Master
 
-from ringfold.probe.export import FitLine, RoundLine, WindowLine
-from ringfold.probe.log import LogReader, logs_in
+from ringfold.probe.logs.files import LogReader, logs_in
+from ringfold.probe.logs.lines import FitLine, RoundLine, WindowLine
 from ringfold.wire.probing import RoundId
 
 WINDOW_MS = 300

@@ -11,7 +11,7 @@ from ringfold.agent.monitors import NicReading, QdiscMonitor, pause_count
 from ringfold.agent.reports import Reporter
 from ringfold.runtime.interfaces import interfaces
 from ringfold.runtime.netlink import EthtoolReader, QdiscReader, interface_index
-from ringfold.runtime.shaped import HUB, Shape, ShapedNetwork, missing
+from ringfold.tools.shaped import HUB, Shape, ShapedNetwork, missing
 from ringfold.wire.telemetry import NicQueues, Packet, address_number, decode
 
 pytestmark = [pytest.mark.netns, pytest.mark.skipif(missing() is not None, reason=str(missing()))]

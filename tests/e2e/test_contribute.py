@@ -312,7 +312,7 @@ def step_in_flight(me: Me) -> None:
                 me.hear()
             handles = [step.all_reduce_async(buffer, tag=tag) for tag, buffer in enumerate(buffers)]
             infos = {}
-            for tag in (range(3) if run.peer_id == 1 else reversed(range(3))):
+            for tag in range(3) if run.peer_id == 1 else reversed(range(3)):
                 infos[tag] = handles[tag].wait()
             values.append([float(buffer[0]) for buffer in buffers])
             named = [list(infos[tag].contributors) for tag in range(3)]

@@ -13,7 +13,7 @@ from pathlib import Path as File
 
 import pytest
 
-from ringfold.runtime.lab import SWITCH, Lab, Path, Queues, Sample, Telemetry, TelemetrySender, missing
+from ringfold.tools.lab import SWITCH, Lab, Path, Queues, Sample, Telemetry, TelemetrySender, missing
 from ringfold.wire.telemetry import TELEMETRY_PORT, Congestion, Packet, address_number, decode
 
 pytestmark = [pytest.mark.netns, pytest.mark.skipif(missing(delay=True) is not None, reason=str(missing(delay=True)))]
@@ -163,7 +163,7 @@ def test_commands_run_on_their_host_and_on_the_switch(lab: Lab) -> None:
 
 KILLED = """
 import os, signal, sys
-from ringfold.runtime.lab import Lab, Path
+from ringfold.tools.lab import Lab, Path
 lab = Lab(hosts=1, paths=[Path()])
 lab.__enter__()
 child = lab.start(0, ["sleep", "1000"])

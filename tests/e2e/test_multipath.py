@@ -2,9 +2,9 @@
 
 import pytest
 
-from ringfold.cli.bench import multipath
-from ringfold.runtime import lab as labs
-from ringfold.runtime.lab import Lab
+from ringfold.tools import lab as labs
+from ringfold.tools.bench import multipath
+from ringfold.tools.lab import Lab
 
 pytestmark = pytest.mark.skipif(labs.missing() is not None, reason=str(labs.missing()))
 

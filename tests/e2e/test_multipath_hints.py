@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from ringfold.agent.client import AgentConsole
-from ringfold.cli.bench import multipath
-from ringfold.cli.bench.agents import send_congestion, start_agent
-from ringfold.runtime import lab as labs
 from ringfold.runtime.clock import monotonic_ns
-from ringfold.runtime.lab import Lab
-from ringfold.runtime.spawn import Crew
+from ringfold.tools import lab as labs
+from ringfold.tools.bench import multipath
+from ringfold.tools.bench.agents import send_congestion, start_agent
+from ringfold.tools.lab import Lab
+from ringfold.tools.spawn import Crew
 from ringfold.wire.agent import HINTS_NAME, SOCKET_NAME, ListedFlow
 
 pytestmark = pytest.mark.skipif(labs.missing() is not None, reason=str(labs.missing()))

@@ -181,10 +181,10 @@ def _links(cluster: Cluster) -> list[Fact]:
 
 def counted_node(me: Me) -> None:
     """A node that says its number and port, and on demand what its prober has counted. It is known at `port`."""
-    from ringfold.probe.joined import JoinedNode
-    from ringfold.probe.prober import ProbeSocket
-    from ringfold.probe.rounds_node import RoundNode
-    from ringfold.probe.shell import NodeShell
+    from ringfold.probe.nodes.joined import JoinedNode
+    from ringfold.probe.nodes.prober import ProbeSocket
+    from ringfold.probe.nodes.shell import NodeShell
+    from ringfold.probe.rounds.node import RoundNode
 
     async def run() -> None:
         prober = ProbeSocket(0, "127.0.0.1")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ringfold.runtime.shaped import HUB, Shape, ShapedNetwork, missing
+from ringfold.tools.shaped import HUB, Shape, ShapedNetwork, missing
 
 pytestmark = [pytest.mark.netns, pytest.mark.skipif(missing() is not None, reason=str(missing()))]
 
@@ -91,7 +91,7 @@ def test_nothing_is_left_when_the_context_ends_in_an_error() -> None:
 def test_what_a_killed_process_left_is_removed_by_the_next_network() -> None:
     program = (
         "import os, signal\n"
-        "from ringfold.runtime.shaped import Shape, ShapedNetwork\n"
+        "from ringfold.tools.shaped import Shape, ShapedNetwork\n"
         "with ShapedNetwork([Shape()]): os.kill(os.getpid(), signal.SIGKILL)"
     )
     child = subprocess.Popen([sys.executable, "-c", program])

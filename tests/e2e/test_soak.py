@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from ringfold.cli.bench.stores import missing
-from ringfold.cli.soak import director, iterating
-from ringfold.cli.soak.director import Director, Hang, left_by, of_sessions
-from ringfold.cli.soak.iterating import IterationDirector
-from ringfold.cli.soak.iterating_checks import checks
-from ringfold.runtime.spawn import Crew
+from ringfold.tools.bench.stores import missing
+from ringfold.tools.soak import director, iterating
+from ringfold.tools.soak.director import Director, Hang, left_by, of_sessions
+from ringfold.tools.soak.iterating import IterationDirector
+from ringfold.tools.soak.iterating_checks import checks
+from ringfold.tools.spawn import Crew
 
 
 def soak(*arguments: str) -> "subprocess.Popen[str]":

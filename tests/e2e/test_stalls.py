@@ -182,7 +182,6 @@ def steps_with_a_loader(me: Me) -> None:
         me.say("finished", weights=float(weights.sum()))
 
 
-
 # On request
 
 

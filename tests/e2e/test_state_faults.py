@@ -97,7 +97,7 @@ def test_the_only_holder_that_is_killed_takes_the_state_along(cluster: Cluster) 
 
 def lie(me: Me) -> None:
     """A holder that sends other bytes than it has, and does not look at their hashes itself."""
-    from ringfold.peer import syncing
+    from ringfold.peer.sync import syncing
 
     def forged(piece: syncing.Piece, kind: str) -> tuple[object, int, int, None]:
         wrong = piece.memory[piece.offset : piece.offset + piece.length].copy()

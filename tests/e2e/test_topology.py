@@ -8,7 +8,7 @@ import pytest
 from cluster import Cluster, Me, by_id, until
 
 from ringfold.runtime import ask
-from ringfold.runtime.shaped import HUB, Shape, ShapedNetwork, missing
+from ringfold.tools.shaped import HUB, Shape, ShapedNetwork, missing
 from ringfold.wire.status import Status
 
 

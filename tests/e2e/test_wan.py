@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from ringfold.cli.bench import wan
-from ringfold.cli.bench.wan import Cell, Plan
-from ringfold.runtime import lab as labs
 from ringfold.runtime.congestion import congestion_missing
-from ringfold.runtime.lab import Lab
-from ringfold.runtime.spawn import Crew
+from ringfold.tools import lab as labs
+from ringfold.tools.bench import wan
+from ringfold.tools.bench.wan import Cell, Plan
+from ringfold.tools.lab import Lab
+from ringfold.tools.spawn import Crew
 
 pytestmark = pytest.mark.skipif(labs.missing(delay=True) is not None, reason=str(labs.missing(delay=True)))
 

@@ -34,7 +34,7 @@ from ringfold.master.journal import encode as encode_journal
 from ringfold.master.machine import Master
 from ringfold.master.settings import MasterSettings
 from ringfold.master.turns import QUANTUM
-from ringfold.probe.settings import RoundSettings
+from ringfold.probe.rounds.settings import RoundSettings
 from ringfold.wire import messages as m
 from ringfold.wire.base import PROTOCOL_VERSION as VERSION
 from ringfold.wire.frames import (

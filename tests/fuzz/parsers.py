@@ -18,7 +18,8 @@ from ringfold.iteration import record
 from ringfold.master import journal, keeper
 from ringfold.master.run import Run
 from ringfold.master.settings import MasterSettings
-from ringfold.probe import export, gloo
+from ringfold.probe.logs import lines
+from ringfold.probe.rounds import gloo
 from ringfold.state import checkpoint
 from ringfold.store.base import Entry
 from ringfold.topology import moonshot
@@ -143,7 +144,7 @@ PARSERS: dict[str, Parser] = {
     "links": (StoreError, _links, _packed(journal.Links)),
     "iteration": (StoreError, lambda raw: record.decode("here", raw), _json(record.Record)),
     "checkpoint": (StateError, _manifest, _json(checkpoint.Manifest)),
-    "probe-log": (UsageError, export.decode, _json(export.Line)),
+    "probe-log": (UsageError, lines.decode, _json(lines.Line)),
     "moonshot-answer": (RemoteProtocolError, moonshot.decode_answer, _json(moonshot.Answer)),
     "telemetry": (RemoteProtocolError, _datagram, _telemetry),
     "adapter": (UsageError, _lines, _json(_Line)),

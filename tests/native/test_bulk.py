@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ringfold.dataplane.engine import Engine, RawBlock, RawEvent, new_engine
 from ringfold.peer.carry import event_of
+from ringfold.peer.engine import Engine, RawBlock, RawEvent, new_engine
 from ringfold.peer.events import BlocksReceived, Sampled
 from ringfold.testing.core import Core, new_core
 

@@ -5,7 +5,7 @@ import time
 
 import numpy as np
 
-from ringfold.dataplane.engine import Engine, new_engine
+from ringfold.peer.engine import Engine, new_engine
 from ringfold.wire.frames import FrameKind, FrameReader
 
 HEARTBEAT_MS = 10

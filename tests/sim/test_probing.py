@@ -1,6 +1,5 @@
 """Rounds of probing under drawn faults; and planted bugs in them, each of which must be found."""
 
-
 import pytest
 
 from ringfold.testing.probing import draw_rounds, run_rounds

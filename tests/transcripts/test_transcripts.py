@@ -80,7 +80,7 @@ from ringfold.master.events import (
 from ringfold.master.journal import Journal, decode, encode
 from ringfold.master.machine import Master
 from ringfold.master.settings import MasterSettings
-from ringfold.probe.rounds_events import FromRoundMaster
+from ringfold.probe.rounds.events import FromRoundMaster
 from ringfold.wire import messages as m
 from ringfold.wire import probing as p
 from ringfold.wire.descriptor import Descriptor, fingerprint

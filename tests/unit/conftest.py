@@ -3,5 +3,5 @@
 import sys
 from pathlib import Path
 
-# Test files import `probe_logs` by its name.
-sys.path.insert(0, str(Path(__file__).parent))
+# Test files import what they share (`probe_logs`, `test_master`) by its name.
+sys.path[:0] = [str(folder) for folder in sorted(Path(__file__).parent.iterdir()) if folder.is_dir()]

@@ -1,4 +1,5 @@
-"""The command line: one file per command. A command parses, calls a room, and renders; nothing else lives here.
+"""The command line: one file per command. A command parses, calls a room, and renders; nothing else lives here. The
+commands that are programs of their own (`demo`, `soak`, `bench`) are in `ringfold.tools`.
 
 Read `output.py` for how commands speak, then any command. Only the files of commands that stand in the arguments are
 imported, and those import their rooms when they run: `ringfold --help` has no reason to load NumPy or the native core.
@@ -21,27 +22,30 @@ class Command(NamedTuple):
     name: str
     summary: str
     attribute: str
+    package: str = __name__
 
     @property
     def module(self) -> str:
-        return f"{__name__}.{self.name}"
+        return f"{self.package}.{self.name}"
 
+
+TOOLS = "ringfold.tools"
 
 COMMANDS = (
     Command("master", "Run the master: the process that peers join and that keeps their epochs.", "master"),
     Command("status", "Show a run: members, epochs, rings, and what is waited for since when.", "status"),
     Command("evict", "Evict a peer: the others go on without it, and it may join again.", "evict"),
     Command("iterate", "Run a command per iteration that all ranks agree on through a store, or show it.", "iterate"),
-    Command("demo", "Train a small model on several peers while some are killed, frozen and added.", "demo"),
+    Command("demo", "Train a small model on several peers while some are killed, frozen and added.", "demo", TOOLS),
     Command("doctor", "Check whether this machine has what a run needs, and say what to do.", "doctor"),
-    Command("soak", "Kill, freeze and add peers for a long time, and check that nothing is lost or leaks.", "soak"),
+    Command("soak", "Kill, freeze and add peers for long, and check that nothing is lost or leaks.", "soak", TOOLS),
     Command("lab", "Build hosts with several slow or bad paths on this machine, and run commands in them.", "lab"),
     Command("config", "Show every setting, its value, and where the value comes from.", "config"),
     # Groups of sub-commands stand last, where typer puts them in any case.
     Command("runs", "List the runs of a master, or forget one that has ended.", "app"),
     Command("probe", "Measure links and clocks, and look at what was measured.", "app"),
     Command("agent", "Run the transport agent of this host, look at it, and steer it.", "app"),
-    Command("bench", "Measure Ringfold on this machine, beside other libraries and against its targets.", "app"),
+    Command("bench", "Measure Ringfold on this machine, beside other libraries and against its targets.", "app", TOOLS),
 )
 
 

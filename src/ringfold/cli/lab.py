@@ -9,9 +9,9 @@ import typer
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ringfold.runtime.lab import Lab
-    from ringfold.runtime.lab.file import LabFile
-    from ringfold.runtime.lab.running import Tell, Told
+    from ringfold.tools.lab import Lab
+    from ringfold.tools.lab.file import LabFile
+    from ringfold.tools.lab.running import Tell, Told
 
 COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "bright_cyan", "bright_green", "bright_magenta")
 
@@ -30,9 +30,9 @@ def lab(
 
     from ringfold.cli.output import complaints
     from ringfold.errors import RingfoldError, UsageError
-    from ringfold.runtime.lab import Lab, ShapingFailed, missing
-    from ringfold.runtime.lab.file import read
-    from ringfold.runtime.lab.running import perform
+    from ringfold.tools.lab import Lab, ShapingFailed, missing
+    from ringfold.tools.lab.file import read
+    from ringfold.tools.lab.running import perform
 
     found = read(file, sys.executable)
     if check:
@@ -60,7 +60,7 @@ def lab(
 @contextmanager
 def _telemetry(made: "Lab", found: "LabFile") -> "Iterator[None]":
     """The switch speaks to the hosts' agents, if the file says so."""
-    from ringfold.runtime.lab import Telemetry, TelemetrySender
+    from ringfold.tools.lab import Telemetry, TelemetrySender
 
     if (wanted := found.telemetry) is None:
         yield
@@ -127,7 +127,7 @@ def _words(told: "Told") -> str:
 def _show(found: "LabFile") -> None:
     """What the file says, as tables."""
     from ringfold.cli.output import console, table
-    from ringfold.runtime.lab import SWITCH
+    from ringfold.tools.lab import SWITCH
 
     plan = found.plan
     rows = [[host, *(plan.address(host, path) for path in plan.names)] for host in (*plan.hosts, SWITCH)]

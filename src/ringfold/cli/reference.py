@@ -24,10 +24,10 @@ from ringfold.config import SETTINGS, Setting
 from ringfold.peer.communicator import Communicator
 from ringfold.peer.handle import Handle
 from ringfold.peer.outcome import ReduceInfo
-from ringfold.peer.states import SyncInfo
 from ringfold.peer.step_ops import StepHandle
 from ringfold.peer.steps import Step
-from ringfold.probe.alone import Prober, ProbeWindow
+from ringfold.peer.sync.states import SyncInfo
+from ringfold.probe.nodes.alone import Prober, ProbeWindow
 from ringfold.state.checkpoint import Checkpoints
 from ringfold.state.shared import MayDiffer, SharedState
 from ringfold.wire import agent, answers, base, events, frames, messages, probing, progress, returning, status, visiting

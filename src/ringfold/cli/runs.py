@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from ringfold.wire.runs import RunInfo, RunList
 
 
-
 class RunsGroup(TyperGroup):
     """A group whose first word may be the master's address, as in `ringfold status ADDRESS`."""
 

@@ -17,9 +17,9 @@ from ringfold.compat.words import (
     ReduceOp,
     ReduceOperandDescriptor,
 )
-from ringfold.dataplane.buffers import ArrayLike, Operand, operand_of
-from ringfold.dataplane.codes import DTYPES
 from ringfold.errors import UsageError
+from ringfold.peer.buffers import ArrayLike, Operand, operand_of
+from ringfold.peer.codes import DTYPES
 
 _NAMES = {code: name for name, code in DTYPES.items()}
 

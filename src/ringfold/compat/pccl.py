@@ -40,10 +40,10 @@ from ringfold.compat.words import (
     SharedStateSyncInfo,
     SharedStateSyncStrategy,
 )
-from ringfold.dataplane.buffers import ArrayLike
 from ringfold.errors import ConfigError, Evicted, MasterUnreachable, RingfoldError, UsageError
 from ringfold.peer import communicator as peer
 from ringfold.peer import joining
+from ringfold.peer.buffers import ArrayLike
 from ringfold.peer.handle import Handle
 from ringfold.peer.outcome import ReduceInfo as Reduced
 from ringfold.runtime import resolve

@@ -78,9 +78,9 @@ from ringfold.master.status import render_status, render_waiting
 from ringfold.master.syncs import Syncs
 from ringfold.master.topology import Topology
 from ringfold.master.verdicts import Cause
-from ringfold.probe.calculation import Calculation
-from ringfold.probe.draw import draw
-from ringfold.probe.rounds_master import RoundMaster
+from ringfold.probe.graph.draw import draw
+from ringfold.probe.rounds.calculation import Calculation
+from ringfold.probe.rounds.master import RoundMaster
 from ringfold.wire.decoding import checked
 from ringfold.wire.events import ConnectionDropped, PeerRegistered, PeerSuspected
 from ringfold.wire.frames import Heartbeat

@@ -68,9 +68,7 @@ def clashing_calls(now: Ns, callers: Sequence[Caller], patience: Ns) -> Clash | 
     return _different_calls(now, of_the_run, patience)
 
 
-def _different_calls(
-    now: Ns, callers: Sequence[Caller], patience: Ns, group: GroupId | None = None
-) -> Clash | None:
+def _different_calls(now: Ns, callers: Sequence[Caller], patience: Ns, group: GroupId | None = None) -> Clash | None:
     if len({caller.kind for caller in callers if now - caller.since >= patience}) < 2:
         return None
     return Clash({caller.peer: _NUMBER[caller.kind] for caller in callers}, ", but ".join(_sides(callers)), group)

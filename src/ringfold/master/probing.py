@@ -1,4 +1,4 @@
-"""The nodes of the probe graph, between their connections and the round machine (`probe/rounds_master.py`).
+"""The nodes of the probe graph, between their connections and the round machine (`probe/rounds/master.py`).
 
 A node is a connection with a node id: that of a peer that probes (the peer's own id), or of a process that only probes
 (an id from FIRST_ALONE on, so that the two never meet). Whatever ends the connection ends the node. A node that does
@@ -14,7 +14,7 @@ from ringfold.errors import RemoteProtocolError
 from ringfold.master.claims import check_names
 from ringfold.master.events import Conn, Ns, Send
 from ringfold.master.run import Connection, Run
-from ringfold.probe.rounds_events import (
+from ringfold.probe.rounds.events import (
     Alarmed,
     Answer,
     Commanded,
@@ -28,7 +28,7 @@ from ringfold.probe.rounds_events import (
     SendTo,
     Tick,
 )
-from ringfold.probe.rounds_master import RoundMaster
+from ringfold.probe.rounds.master import RoundMaster
 from ringfold.wire.decoding import checked, reason_of
 from ringfold.wire.events import ProbeNote, ProbingBroke, RoundDone
 from ringfold.wire.messages import Hello

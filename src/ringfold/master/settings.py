@@ -6,7 +6,7 @@ from typing import Literal, cast
 
 from ringfold.config import Resolved, Value
 from ringfold.errors import ConfigError
-from ringfold.probe.settings import Adaptive, RoundSettings
+from ringfold.probe.rounds.settings import Adaptive, RoundSettings
 from ringfold.wire.messages import EvidenceBy, Liveness
 from ringfold.wire.probing import RoundKind
 

@@ -376,11 +376,7 @@ class Watchdog:
         counts, sizes = self._counts_of(group), {group.id: len(members)}
         for op, since in sorted(callers.items()):
             key, what = Key("op", group.id, op), named(op)
-            absent = [
-                self._absent(each, group, counts.made(each.id, op))
-                for each in members
-                if each.id not in since
-            ]
+            absent = [self._absent(each, group, counts.made(each.id, op)) for each in members if each.id not in since]
             if absent:
                 yield Stall(key, what, since, absent, sizes)
             elif (silent := self._silent(group, members, key)) is not None:
@@ -420,10 +416,7 @@ class Watchdog:
             return
         state = completion(run, kind, None if group is None else group.id)
         missing = [run.peers[peer] for peer in state.missing] if isinstance(state, Wait) else []
-        absent = [
-            self._absent(each, run.groups[each.group], each.calls + each.beat.committed)
-            for each in missing
-        ]
+        absent = [self._absent(each, run.groups[each.group], each.calls + each.beat.committed) for each in missing]
         waits_for_peers = not absent or (kind == "update" and bool(run.short_of_peers()))
         key = Key("call", -1 if group is None else group.id, vote=kind)
         sizes = {each.id: len(run.live(each)) for each in run.groups.values()}

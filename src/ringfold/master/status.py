@@ -38,9 +38,7 @@ _VOTING: dict[VoteKind, str] = {
 }
 
 
-def render_status(
-    run: Run, waiting: list[Waiting], now: Ns, fence: int, uptime_ms: int, leader: str = ""
-) -> Status:
+def render_status(run: Run, waiting: list[Waiting], now: Ns, fence: int, uptime_ms: int, leader: str = "") -> Status:
     return Status(
         fence=fence,
         uptime_ms=uptime_ms,

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ringfold.agent.client import AgentClient
-from ringfold.dataplane.engine import Engine
+from ringfold.peer.engine import Engine
 from ringfold.peer.paths import FlowPaths
 from ringfold.wire.agent import Place
 from ringfold.wire.messages import PeerId

@@ -8,8 +8,7 @@ from typing import assert_never
 
 import msgspec
 
-from ringfold.dataplane.codes import OpStatus
-from ringfold.dataplane.engine import Commands, RawEvent, RawSealedOp, RawVerdict
+from ringfold.peer.codes import OpStatus
 from ringfold.peer.effects import (
     CloseConn,
     EngineEffect,
@@ -29,6 +28,7 @@ from ringfold.peer.effects import (
     SetRegistrations,
     Settle,
 )
+from ringfold.peer.engine import Commands, RawEvent, RawSealedOp, RawVerdict
 from ringfold.peer.events import (
     Accepted,
     BlocksChanged,

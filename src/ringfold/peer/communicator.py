@@ -20,7 +20,8 @@ from typing import Self, get_args
 import numpy as np
 
 from ringfold.clock.clock import GlobalClock
-from ringfold.dataplane.buffers import (
+from ringfold.errors import UsageError
+from ringfold.peer.buffers import (
     CODES,
     ArrayLike,
     Buffers,
@@ -28,15 +29,15 @@ from ringfold.dataplane.buffers import (
     in_and_out,
     spans_of,
 )
-from ringfold.dataplane.codes import REDUCE_OPS, OpKind
-from ringfold.errors import UsageError
+from ringfold.peer.codes import REDUCE_OPS, OpKind
 from ringfold.peer.counting import Counter
 from ringfold.peer.handle import Handle
 from ringfold.peer.ops import BINDING, Ops, by_caller, positive_ns, quantisation_code, reduce_code, refusal
 from ringfold.peer.outcome import Meeting, ReduceInfo
 from ringfold.peer.results import Array, Result, Source
 from ringfold.peer.session import Session
-from ringfold.peer.states import (
+from ringfold.peer.steps import Step, StepSettings, steps
+from ringfold.peer.sync.states import (
     OnDivergence,
     SyncInfo,
     check_diverged,
@@ -44,7 +45,6 @@ from ringfold.peer.states import (
     check_unchanged,
     sync_state,
 )
-from ringfold.peer.steps import Step, StepSettings, steps
 from ringfold.runtime import ask
 from ringfold.runtime.sigterm import Sigterm
 from ringfold.state.shared import SharedState
@@ -300,9 +300,7 @@ class Communicator:
         def submit(record: Record, again: bool) -> int:
             target, kind = result.of_shape((len(record.members), *source.shape)), OpKind.ALL_GATHER
             given, how = source.spans, by_caller(retry)
-            return ops.submit(
-                "all_gather", kind, 0, tag, 0, given, target, retry=how, timeout_s=timeout_s, again=again
-            )
+            return ops.submit("all_gather", kind, 0, tag, 0, given, target, retry=how, timeout_s=timeout_s, again=again)
 
         ops.run_bound("all_gather", tag, submit, retry=retry, fixed_size=out is not None)
         return result.written()
@@ -434,9 +432,7 @@ class Communicator:
         self._ops.check_none_in_flight("sync_shared_state")
         seconds, final = self._seconds(timeout_s), timeout_s is not None
         self._ops.state = state
-        info = sync_state(
-            self._session, state, strategy=strategy, timeout_s=seconds, rollback=rollback, final=final
-        )
+        info = sync_state(self._session, state, strategy=strategy, timeout_s=seconds, rollback=rollback, final=final)
         if expect_unchanged:
             check_unchanged(info)
         check_diverged(info, self.peer_id, on_divergence)

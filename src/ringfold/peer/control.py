@@ -229,8 +229,7 @@ class Control:
             spoken = f"{challenge.oldest} to {challenge.newest}"
             return self._refused(
                 now_ns,
-                f"speaks protocol versions {spoken}, this peer {PROTOCOL_VERSION}; "
-                "install matching versions",
+                f"speaks protocol versions {spoken}, this peer {PROTOCOL_VERSION}; install matching versions",
             )
         me = self._identity
         self.stage, self._challenge = "welcome", challenge.nonce

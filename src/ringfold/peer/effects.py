@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ringfold.errors import RingfoldError
-from ringfold.probe.rounds_events import FromRoundMaster
+from ringfold.probe.rounds.events import FromRoundMaster
 from ringfold.wire.events import Notice
 from ringfold.wire.messages import Divergence, Epoch, Lineage, Message, PeerId, Reason, Record, Verdict, World
 

@@ -7,9 +7,9 @@
 from collections.abc import Callable, Sequence
 
 from ringfold.peer.effects import Effect
-from ringfold.peer.measuring import Measuring
+from ringfold.peer.measure.measuring import Measuring
 from ringfold.peer.settings import PeerTimings
-from ringfold.peer.syncing import Syncing
+from ringfold.peer.sync.syncing import Syncing
 from ringfold.peer.visits import Arrived, Failed, Visits
 from ringfold.wire.messages import Message
 

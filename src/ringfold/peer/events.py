@@ -5,7 +5,7 @@ Randomness comes in from outside: a `nonce` is fresh random bytes that the shell
 
 from dataclasses import dataclass
 
-from ringfold.probe.rounds_events import ToRoundMaster
+from ringfold.probe.rounds.events import ToRoundMaster
 from ringfold.state.manifest import Snapshot
 from ringfold.wire.messages import Epoch, Offer, PeerId, SealedOp, Sequence, Tag, VoteKind
 

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Generator
 from typing import Any
 
-from ringfold.dataplane.engine import Engine, OpResult
 from ringfold.errors import DeadlineExceeded, RingfoldError
+from ringfold.peer.engine import Engine, OpResult
 from ringfold.peer.outcome import ReduceInfo, again
 from ringfold.runtime import threads
 

@@ -7,16 +7,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ringfold import config
-from ringfold.dataplane.engine import Engine, new_engine
 from ringfold.errors import ConfigError, MasterUnreachable
 from ringfold.peer.advice import PathAdvice
 from ringfold.peer.communicator import Communicator
 from ringfold.peer.control import TELL_NS
+from ringfold.peer.engine import Engine, new_engine
 from ringfold.peer.ops import positive_ns
 from ringfold.peer.session import S, Session
 from ringfold.peer.settings import Identity, PeerTimings
-from ringfold.probe.log import ExportSettings, Log
-from ringfold.probe.prober import ProbeSocket
+from ringfold.probe.logs.files import ExportSettings, Log
+from ringfold.probe.nodes.prober import ProbeSocket
 from ringfold.runtime import resolve
 from ringfold.runtime.clock import monotonic_ns
 from ringfold.runtime.congestion import congestion_missing

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from ringfold.dataplane.buffers import Spans
-from ringfold.dataplane.codes import DTYPES, QUANTISABLE, QUANTISATIONS, REDUCE_OPS, OpKind, Retry
-from ringfold.dataplane.engine import OpResult
 from ringfold.errors import CollectiveAborted, RingfoldError, StateError, UsageError
+from ringfold.peer.buffers import Spans
+from ringfold.peer.codes import DTYPES, QUANTISABLE, QUANTISATIONS, REDUCE_OPS, OpKind, Retry
+from ringfold.peer.engine import OpResult
 from ringfold.peer.handle import Handle
 from ringfold.peer.outcome import ReduceInfo, error_of_op
 from ringfold.peer.session import S, Session

@@ -2,8 +2,6 @@
 
 from typing import NamedTuple
 
-from ringfold.dataplane.codes import OpStatus
-from ringfold.dataplane.engine import OpResult
 from ringfold.errors import (
     CollectiveAborted,
     DeadlineExceeded,
@@ -20,6 +18,8 @@ from ringfold.errors import (
     UsageError,
 )
 from ringfold.peer.carry import decode_reason
+from ringfold.peer.codes import OpStatus
+from ringfold.peer.engine import OpResult
 from ringfold.wire.messages import Epoch, PeerId, Reason
 from ringfold.wire.naming import with_you
 

@@ -4,8 +4,8 @@ from typing import NamedTuple, Self, assert_never
 
 from msgspec import structs
 
-from ringfold.dataplane.codes import Final, Retry
 from ringfold.errors import DeadlineExceeded
+from ringfold.peer.codes import Final, Retry
 from ringfold.peer.effects import Settle
 from ringfold.peer.events import Mismatch, OpCancelled, OpTimedOut
 from ringfold.wire import messages

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ringfold.dataplane.buffers import ArrayLike, Spans, check_apart, operand_of
 from ringfold.errors import UsageError
+from ringfold.peer.buffers import ArrayLike, Spans, check_apart, operand_of
 
 Array = npt.NDArray[Any]
 

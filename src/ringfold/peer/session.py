@@ -22,7 +22,6 @@ from typing import NoReturn, TypeVar
 
 from ringfold.clock.clock import GlobalClock
 from ringfold.clock.model import ClockModel
-from ringfold.dataplane.engine import Engine
 from ringfold.errors import RingfoldError, UsageError
 from ringfold.peer import carry
 from ringfold.peer.advice import PathAdvice
@@ -42,6 +41,7 @@ from ringfold.peer.effects import (
     SyncSucceeded,
     Tell,
 )
+from ringfold.peer.engine import Engine
 from ringfold.peer.events import (
     CallBusy,
     CallGivenUp,
@@ -60,11 +60,11 @@ from ringfold.peer.outcome import again, error_of
 from ringfold.peer.paths import flows_of
 from ringfold.peer.reports import EpochRuns
 from ringfold.peer.settings import Identity, PeerTimings
-from ringfold.probe.log import Log
-from ringfold.probe.prober import ProbeSocket
-from ringfold.probe.rounds_events import Connected, Disconnected, Heard, ToRoundMaster
-from ringfold.probe.rounds_node import RoundNode
-from ringfold.probe.shell import NodeShell
+from ringfold.probe.logs.files import Log
+from ringfold.probe.nodes.prober import ProbeSocket
+from ringfold.probe.nodes.shell import NodeShell
+from ringfold.probe.rounds.events import Connected, Disconnected, Heard, ToRoundMaster
+from ringfold.probe.rounds.node import RoundNode
 from ringfold.runtime import threads
 from ringfold.runtime.clock import monotonic_ns, raw_ns
 from ringfold.runtime.entropy import random_bytes

@@ -12,9 +12,9 @@ in an epoch that is too small no op is committed, unless one was before it.
 
 from collections.abc import Callable
 
-from ringfold.dataplane.buffers import Buffers, Spans, in_and_out
-from ringfold.dataplane.codes import OpKind, Retry
 from ringfold.errors import CollectiveAborted, Evicted, RingfoldError, TooFewPeers, UsageError
+from ringfold.peer.buffers import Buffers, Spans, in_and_out
+from ringfold.peer.codes import OpKind, Retry
 from ringfold.peer.ops import Ops, quantisation_code, reduce_code
 from ringfold.peer.outcome import ReduceInfo
 from ringfold.wire.messages import Record
@@ -63,9 +63,7 @@ class StepOp:
 class StepHandle:
     """An `all_reduce` of a step in flight. It is for the thread that runs the loop."""
 
-    def __init__(
-        self, op: StepOp, look: Callable[[], None], wait_for: Callable[[StepOp, float | None], None]
-    ) -> None:
+    def __init__(self, op: StepOp, look: Callable[[], None], wait_for: Callable[[StepOp, float | None], None]) -> None:
         """`wait_for` returns when the op is committed, and raises its error."""
         self._op, self._look, self._wait_for = op, look, wait_for
 

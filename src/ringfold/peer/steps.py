@@ -35,7 +35,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
 
-from ringfold.dataplane.buffers import ArrayLike, Buffers, in_and_out
 from ringfold.errors import (
     DeadlineExceeded,
     Evicted,
@@ -46,13 +45,16 @@ from ringfold.errors import (
     TooFewPeers,
     UsageError,
 )
+from ringfold.peer.buffers import ArrayLike, Buffers, in_and_out
 from ringfold.peer.counting import TAG, Counter, Counting, NotYet
 from ringfold.peer.handle import SLICE_S
 from ringfold.peer.ops import Ops, bound
 from ringfold.peer.outcome import ReduceInfo, again
 from ringfold.peer.results import Array, result_alone
-from ringfold.peer.resuming import CheckpointStore, Resuming, check_used
-from ringfold.peer.states import (
+from ringfold.peer.step_ops import Outstanding, StepHandle, StepOp
+from ringfold.peer.step_ops import result_alone as reduce_alone
+from ringfold.peer.sync.resuming import CheckpointStore, Resuming, check_used
+from ringfold.peer.sync.states import (
     OnDivergence,
     SyncInfo,
     check_diverged,
@@ -60,8 +62,6 @@ from ringfold.peer.states import (
     check_unchanged,
     sync_state,
 )
-from ringfold.peer.step_ops import Outstanding, StepHandle, StepOp
-from ringfold.peer.step_ops import result_alone as reduce_alone
 from ringfold.runtime.sigterm import EXIT_STATUS, Sigterm
 from ringfold.state.checkpoint import Checkpoints
 from ringfold.state.shared import SharedState, lineage_of, note_saved

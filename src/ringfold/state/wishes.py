@@ -1,4 +1,4 @@
-"""What a receiver of a sync lacks, and what its fetch wants done. `fetch.py` decides, `peer/syncing.py` does it."""
+"""What a receiver of a sync lacks, and what its fetch wants done: `fetch.py` decides, `peer/sync/` does it."""
 
 from dataclasses import dataclass
 

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 import numpy as np
 
-from ringfold.dataplane.codes import DTYPES, REDUCE_OPS
-from ringfold.dataplane.engine import Array, OpResult
 from ringfold.errors import RingfoldError, UsageError
+from ringfold.peer.codes import DTYPES, REDUCE_OPS
 from ringfold.peer.communicator import Communicator
 from ringfold.peer.effects import CallSucceeded, SyncInterrupted, SyncSucceeded
+from ringfold.peer.engine import Array, OpResult
 from ringfold.peer.machine import PeerMachine
 from ringfold.peer.outcome import again
 from ringfold.peer.session import Session

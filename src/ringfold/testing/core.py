@@ -4,7 +4,7 @@ import importlib
 from collections.abc import Sequence
 from typing import Protocol, cast
 
-from ringfold.dataplane.engine import Array, Commands, OpResult, RawEvent
+from ringfold.peer.engine import Array, Commands, OpResult, RawEvent
 
 
 class Core(Commands, Protocol):

@@ -13,10 +13,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ringfold.config import DEFAULT_RUN
-from ringfold.dataplane.codes import DTYPES, REDUCE_OPS, OpStatus
-from ringfold.dataplane.engine import OpResult
 from ringfold.errors import RingfoldError, UsageError
 from ringfold.peer import carry
+from ringfold.peer.codes import DTYPES, REDUCE_OPS, OpStatus
 from ringfold.peer.effects import (
     CallFinished,
     CallSucceeded,
@@ -35,6 +34,7 @@ from ringfold.peer.effects import (
     SyncSucceeded,
     Tell,
 )
+from ringfold.peer.engine import OpResult
 from ringfold.peer.events import CallBusy, CallJoin, CallLeave, CallVote, Closed, Dialled, Event, OpTimedOut, Tick
 from ringfold.peer.machine import PeerMachine
 from ringfold.peer.outcome import again, error_of, error_of_op

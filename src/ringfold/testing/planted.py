@@ -24,7 +24,7 @@ from ringfold.peer.effects import CloseConn, Effect, RefuseCalls, Settle
 from ringfold.peer.events import BlocksReceived, Event
 from ringfold.peer.machine import PeerMachine
 from ringfold.peer.settings import Identity, PeerTimings
-from ringfold.peer.syncing import Syncing
+from ringfold.peer.sync.syncing import Syncing
 from ringfold.state.election import Decision, Finished
 from ringfold.state.fetch import Fetch
 from ringfold.state.manifest import Snapshot

@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Literal, get_args
 
-from ringfold.probe.rounds_events import MS, Commanded, Watched
-from ringfold.probe.rounds_master import RoundMaster
-from ringfold.probe.rounds_node import RoundNode
-from ringfold.probe.settings import Adaptive, RoundSettings
+from ringfold.probe.rounds.events import MS, Commanded, Watched
+from ringfold.probe.rounds.master import RoundMaster
+from ringfold.probe.rounds.node import RoundNode
+from ringfold.probe.rounds.settings import Adaptive, RoundSettings
 from ringfold.testing.checks import Violation
 from ringfold.testing.probing_group import GlooGroup
 from ringfold.testing.probing_weather import Clock, Messages, Trap

@@ -15,9 +15,9 @@ The truth comes from the simulated world (true time, true clocks), and reaches t
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ringfold.probe.rounds_events import MS, Heard, NodeEffect, NodeEvent, Resume, Rotate
-from ringfold.probe.rounds_node import NEVER
-from ringfold.probe.settings import RoundSettings
+from ringfold.probe.rounds.events import MS, Heard, NodeEffect, NodeEvent, Resume, Rotate
+from ringfold.probe.rounds.node import NEVER
+from ringfold.probe.rounds.settings import RoundSettings
 from ringfold.testing.checks import Violation
 from ringfold.wire.probing import Cadence, NodeId, ProbeHalt, RoundId, RoundStart, RoundSummary
 

@@ -7,7 +7,7 @@ are there again.
 
 from collections.abc import Sequence
 
-from ringfold.probe.rounds_events import (
+from ringfold.probe.rounds.events import (
     MS,
     Commanded,
     Connected,

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from itertools import count, islice
 
-from ringfold.probe.rounds_events import MS, Commanded, NodeCame, NodeEffect
-from ringfold.probe.rounds_gather import Newest, OpenRound
-from ringfold.probe.rounds_master import RoundMaster
-from ringfold.probe.rounds_metrics import Received
-from ringfold.probe.rounds_node import RoundNode
+from ringfold.probe.rounds.events import MS, Commanded, NodeCame, NodeEffect
+from ringfold.probe.rounds.gather import Newest, OpenRound
+from ringfold.probe.rounds.master import RoundMaster
+from ringfold.probe.rounds.metrics import Received
+from ringfold.probe.rounds.node import RoundNode
 from ringfold.testing.probing import ProbingSetup, draw_rounds, run_rounds
 from ringfold.testing.scheduler import SimulationFailure
 from ringfold.wire.probing import EdgeFit, NodeId, ProbeGraph, ProbeHalt, RoundId, RoundStart

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ringfold.probe.rounds_events import FromRoundMaster
+from ringfold.probe.rounds.events import FromRoundMaster
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ringfold.probe.rounds_events import (
+from ringfold.probe.rounds.events import (
     MS,
     Alarmed,
     Answer,
@@ -39,10 +39,10 @@ from ringfold.probe.rounds_events import (
     ToRoundMaster,
     WindowFitted,
 )
-from ringfold.probe.rounds_gather import LATE_MS, PATIENCE_MS
-from ringfold.probe.rounds_master import RoundMaster
-from ringfold.probe.rounds_node import NEVER, RoundNode
-from ringfold.probe.settings import RoundSettings
+from ringfold.probe.rounds.gather import LATE_MS, PATIENCE_MS
+from ringfold.probe.rounds.master import RoundMaster
+from ringfold.probe.rounds.node import NEVER, RoundNode
+from ringfold.probe.rounds.settings import RoundSettings
 from ringfold.testing.probing_checks import RoundHistory, RoundTruth, WindowTruth
 from ringfold.testing.probing_weather import Clock, Messages, Trap
 from ringfold.testing.scheduler import Scheduler, Timer

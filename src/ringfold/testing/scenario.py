@@ -115,9 +115,7 @@ def draw(seed: int, base: Setup | None = None) -> Scenario:
     plan = faults.draw(rng, peers, rng.choice((60, 200, 500)), settings.liveness.evict_after_ms, kinds)
     paths, of_paths = _paths(seed, peers, settings)
     first_sequence = Random(f"sequences {seed}").choice((0, 0, 0, (1 << 32) - 3))
-    setup = replace(
-        base or Setup(), settings=settings, weather=weather, paths=paths, first_sequence=first_sequence
-    )
+    setup = replace(base or Setup(), settings=settings, weather=weather, paths=paths, first_sequence=first_sequence)
     plan = [*plan, *of_paths, *_advice(seed, peers, paths)]
     return Scenario(setup, peers, groups, work, tuple(plan), rng.random() < 0.6)
 

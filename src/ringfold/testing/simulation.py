@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from random import Random
 
 from ringfold.config import DEFAULT_RUN
-from ringfold.dataplane.engine import CAPPED
 from ringfold.errors import MasterUnreachable, RingfoldError
 from ringfold.master.journal import encode
 from ringfold.master.machine import Master
 from ringfold.master.runs import Runs
 from ringfold.master.settings import MasterSettings
+from ringfold.peer.engine import CAPPED
 from ringfold.peer.settings import PeerTimings
 from ringfold.testing.checks import History, Violation
 from ringfold.testing.masters import MASTER_HOSTS, SimStore

@@ -6,7 +6,7 @@ peer machine is given the number of the network's end, and this translates both 
 
 from collections.abc import Iterator, Sequence
 
-from ringfold.dataplane.engine import RawBlock, RawEvent, RawSealedOp, RawVerdict
+from ringfold.peer.engine import RawBlock, RawEvent, RawSealedOp, RawVerdict
 from ringfold.testing.core import Core
 from ringfold.testing.network import End, Network
 

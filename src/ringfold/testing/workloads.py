@@ -241,9 +241,7 @@ def _overlapping(work: Training, me: Self, step: int, draw: Random, retry: bool)
     return sum(zlib.crc32(call.array.tobytes()) for call in calls)
 
 
-def _reduction(
-    work: Training, me: Self, place: tuple[int, int], size: int, dtype: str, retry: bool
-) -> Collective:
+def _reduction(work: Training, me: Self, place: tuple[int, int], size: int, dtype: str, retry: bool) -> Collective:
     """An all-reduce of a peer's gradient, or of what plays no part if it contributes nothing here."""
     step, position = place
     array = gradient(me.peer, step, position, size, dtype)

@@ -4,10 +4,10 @@ from pathlib import Path
 
 from ringfold.cli.output import console, print_json, table
 from ringfold.cli.probe.wish import Wish
-from ringfold.probe.alone import Prober, ProbeWindow
-from ringfold.probe.export import Stretch, window_lines
-from ringfold.probe.log import ExportSettings, Log
-from ringfold.probe.settings import RoundSettings
+from ringfold.probe.logs.files import ExportSettings, Log
+from ringfold.probe.logs.lines import Stretch, window_lines
+from ringfold.probe.nodes.alone import Prober, ProbeWindow
+from ringfold.probe.rounds.settings import RoundSettings
 from ringfold.runtime import resolve
 from ringfold.runtime.process import term_is_exit
 from ringfold.wire.probing import EdgeFit, RoundId

@@ -12,12 +12,12 @@ from ringfold.cli import logs
 from ringfold.cli.probe.wish import Wish
 from ringfold.config import Resolved
 from ringfold.errors import ConfigError
-from ringfold.probe.joined import JoinedNode
-from ringfold.probe.log import ExportSettings, Log
-from ringfold.probe.prober import ProbeSocket
-from ringfold.probe.rounds_events import FromRoundMaster
-from ringfold.probe.rounds_node import RoundNode
-from ringfold.probe.shell import NodeShell
+from ringfold.probe.logs.files import ExportSettings, Log
+from ringfold.probe.nodes.joined import JoinedNode
+from ringfold.probe.nodes.prober import ProbeSocket
+from ringfold.probe.nodes.shell import NodeShell
+from ringfold.probe.rounds.events import FromRoundMaster
+from ringfold.probe.rounds.node import RoundNode
 from ringfold.runtime import resolve
 from ringfold.runtime.process import keep_what_is_there, stop_signals
 from ringfold.wire.probing import NodeClock, NodeId, RoundStart

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.colors import Colormap, LogNorm
     from matplotlib.figure import Figure
 
-    from ringfold.probe.report import Delays, EdgeReport, Report, Sample
+    from ringfold.probe.logs.report import Delays, EdgeReport, Report, Sample
 
 FEW_NODES = 8
 FEW_EDGES = 40

@@ -9,7 +9,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType
 
-    from ringfold.probe.replay import Fit, Refit
+    from ringfold.probe.logs.replay import Fit, Refit
     from ringfold.wire.probing import EdgeFit
 
 MOST_ROWS = 60
@@ -24,8 +24,8 @@ def command(
     """Fit the windows of a recorded log again, and show each edge's old and new line beside each other."""
     from ringfold.cli.output import console, print_json
     from ringfold.cli.probe.report import show_notes
-    from ringfold.probe.log import LogReader
-    from ringfold.probe.replay import replay
+    from ringfold.probe.logs.files import LogReader
+    from ringfold.probe.logs.replay import replay
 
     fit = fit_with(estimator)
     reader = LogReader(log)

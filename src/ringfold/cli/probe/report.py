@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from rich.console import Group, RenderableType
     from rich.text import Text
 
-    from ringfold.probe.report import EdgeReport, NodeReport, Report
+    from ringfold.probe.logs.report import EdgeReport, NodeReport, Report
 
 MOST_ROWS = 64
 """More edges or nodes fit no screen: the ones worth a look are shown, and `--json` has all."""
@@ -47,9 +47,9 @@ def show(logs: Sequence[Path], pictures: Path | None, kind: Literal["png", "svg"
 def read(paths: Sequence[Path]) -> "tuple[Report, list[str]]":
     """The report, and notes about what could not be read. Without any round in the logs, clocks are calculated now."""
     from ringfold.cli.probe.calculation import rounds_of
-    from ringfold.probe.export import FitLine
-    from ringfold.probe.log import LogReader, logs_in
-    from ringfold.probe.report import Collector
+    from ringfold.probe.logs.files import LogReader, logs_in
+    from ringfold.probe.logs.lines import FitLine
+    from ringfold.probe.logs.report import Collector
 
     readers = [LogReader(path) for path in logs_in(paths)]
     collector = Collector()

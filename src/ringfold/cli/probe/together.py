@@ -14,16 +14,16 @@ from ringfold.cli.output import complaints, console, print_json
 from ringfold.cli.probe.steer import show_summary
 from ringfold.cli.probe.wish import Wish
 from ringfold.errors import DeadlineExceeded
-from ringfold.probe.alone import Prober
-from ringfold.probe.calculation import Calculation
-from ringfold.probe.draw import draw
-from ringfold.probe.export import Stretch, round_line, window_lines
 from ringfold.probe.fit import fit
-from ringfold.probe.gloo import GlooRounds, Taken
-from ringfold.probe.gloo_group import TorchCollectives
-from ringfold.probe.log import ExportSettings, Log
-from ringfold.probe.nodes import key_of
-from ringfold.probe.settings import RoundSettings
+from ringfold.probe.graph.draw import draw
+from ringfold.probe.logs.files import ExportSettings, Log
+from ringfold.probe.logs.lines import Stretch, round_line, window_lines
+from ringfold.probe.nodes.alone import Prober
+from ringfold.probe.nodes.file import key_of
+from ringfold.probe.rounds.calculation import Calculation
+from ringfold.probe.rounds.gloo import GlooRounds, Taken
+from ringfold.probe.rounds.gloo_group import TorchCollectives
+from ringfold.probe.rounds.settings import RoundSettings
 from ringfold.runtime import resolve
 from ringfold.runtime.process import signals_end_at_once, term_is_exit
 from ringfold.wire.probing import NodeId

@@ -1,0 +1,440 @@
+"""A caller's arrays as the engine takes them: in C order, in host memory, with a dtype code each.
+
+`all_reduce` accepts one array, or a list, tuple or dict of arrays; an array is anything with the buffer protocol
+(NumPy, `array.array`, `bytearray`, `memoryview`) or DLPack (torch and others). torch is never imported here: whoever
+holds a tensor has it loaded already.
+
+An array in host memory and C order is used where it lies. Everything else (other strides, the memory of a device) is
+*staged*: the engine works on a copy in C order, which is copied back when the op has committed. So elements meet by
+their indices, whatever order each peer keeps them in, and an op that failed has not touched the caller's array.
+
+All peers must lay out the same op in the same way. So a dict goes by its sorted keys, and spans go by item size, the
+largest first: then a cut at a multiple of eight bytes never splits an element, whatever is fused. An array that is left
+out because it is None has an empty span, at a place that tells which one it was: peers that leave out different ones
+have different layouts, even where all sizes are equal.
+"""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, cast, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from ringfold.errors import UsageError
+from ringfold.peer.codes import BFLOAT16, DTYPES
+
+Array = npt.NDArray[Any]
+
+CODES: dict[np.dtype[Any], int] = {np.dtype(name): code for name, code in DTYPES.items() if name != "bfloat16"}
+"""The dtypes that NumPy knows by itself; a big-endian one is a different key and is not found."""
+_DLPACK_CPU = 1
+
+
+@runtime_checkable
+class SupportsDLPack(Protocol):
+    """An array of another library, handed over without a copy."""
+
+    def __dlpack__(self, *, stream: None = None) -> Any: ...  # noqa: ANN401  # a capsule has no name on Python 3.11
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+
+
+ArrayLike = object
+"""Whatever exports its memory. No static type covers both protocols on Python 3.11: it is checked when it is used."""
+Buffers = object
+"""One array, or a list, tuple or dict of them."""
+CopyBack = Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """The op's memory in the order of the engine. `arrays` keeps the exporters alive."""
+
+    arrays: list[Array]
+    codes: list[int]
+    staged: Sequence[CopyBack] = ()
+
+    @classmethod
+    def of(cls, operands: "Sequence[Operand]", *, read: bool = True) -> "Spans":
+        """What the engine works on. Without `read` the content does not count: the op only writes there."""
+        arrays, staged = [], []
+        for operand in operands:
+            array, copy_back = operand.in_c_order(read=read)
+            arrays.append(array)
+            if copy_back is not None:
+                staged.append(copy_back)
+        return cls(arrays, [operand.code for operand in operands], staged)
+
+    def copy_back(self) -> None:
+        """The op has committed, and this is what it wrote: staged results go to where the caller wants them."""
+        for copy_back in self.staged:
+            copy_back()
+
+
+def spans_of(buffers: Buffers, dtype: str | None = None, *, writable: bool = True, skip_none: bool = False) -> Spans:
+    """The spans of `buffers`. `dtype="bfloat16"` says that 16-bit integers hold the bits of bfloat16 numbers."""
+    operands = _operands(buffers, dtype, writable=writable, skip_none=skip_none)
+    if writable:
+        check_apart(operands)
+    return Spans.of(operands)
+
+
+def in_and_out(
+    buffers: Buffers, out: Buffers | None, dtype: str | None, *, skip_none: bool = False
+) -> tuple[Spans, Spans | None]:
+    """The spans of an op from `buffers` to `out`; without a second one, it is in place."""
+    if out is None:
+        return spans_of(buffers, dtype, skip_none=skip_none), None
+    source = _operands(buffers, dtype, writable=False, skip_none=skip_none)
+    target = _operands(out, dtype, writable=True, skip_none=skip_none)
+    if [(operand.code, operand.size) for operand in source] != [(operand.code, operand.size) for operand in target]:
+        raise UsageError("out= must have as many arrays as the buffers, each with the same dtype and size")
+    if all(one.is_at(other) for one, other in zip(source, target, strict=True)):
+        check_apart(target)
+        return Spans.of(target), None
+    check_apart(target, source)
+    return Spans.of(source), Spans.of(target, read=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """One array of the caller's, checked; nothing is copied yet.
+
+    `view` is what NumPy sees of its memory, with any strides. In the memory of a device there is only the tensor.
+    """
+
+    code: int
+    view: Array | None
+    tensor: "_Tensor | None" = None
+
+    @property
+    def size(self) -> int:
+        return self.view.size if self.view is not None else cast(_Tensor, self.tensor).numel()
+
+    @property
+    def described(self) -> str:
+        """Its dtype and shape, for people."""
+        if self.view is not None:
+            return f"{self.view.dtype} {self.view.shape}"
+        tensor = cast(_Tensor, self.tensor)
+        return f"{tensor.dtype} {tuple(tensor.shape)}"
+
+    @property
+    def is_staged(self) -> bool:
+        return self.view is None or not self.view.flags.c_contiguous
+
+    def in_c_order(self, *, read: bool) -> tuple[Array, CopyBack | None]:
+        """The array's own memory; or a copy in C order, filled if it is to be `read`, and how to copy it back."""
+        view = self.view
+        if view is None:
+            return _host_copy(cast(_Tensor, self.tensor), read)
+        if view.flags.c_contiguous:
+            return view, None
+        copy = np.array(view, order="C") if read else np.empty(view.shape, view.dtype)
+        return copy, lambda: np.copyto(view, copy)
+
+    def is_at(self, other: "Operand") -> bool:
+        """Whether both, of one size, are the same elements of the same memory, in the same order."""
+        one, two = self.view, other.view
+        if one is not None and two is not None:
+            in_order = one.flags.c_contiguous and two.flags.c_contiguous
+            return _address(one) == _address(two) and (in_order or (one.shape, one.strides) == (two.shape, two.strides))
+        here, there = self.tensor, other.tensor
+        if here is None or there is None:
+            return False
+        same_steps = (here.shape, here.stride()) == (there.shape, there.stride())
+        return same_steps and _device_address(here) == _device_address(there)
+
+
+def operand_of(
+    array: ArrayLike, name: str = "the array", dtype: str | None = None, *, writable: bool = True
+) -> Operand:
+    """One array, checked: it has a dtype that we reduce, and can be read, or written if the result goes there."""
+    if dtype is not None and dtype not in DTYPES:
+        raise UsageError(f"unknown dtype {dtype!r}; supported are {', '.join(DTYPES)}")
+    if hasattr(array, "data_ptr") and hasattr(array, "is_contiguous"):
+        tensor = cast(_Tensor, array).detach()
+        kind = _tensor_kind(tensor, name)
+        code = _declared(DTYPES[kind], kind, name, dtype)
+        if tensor.device.type != "cpu":
+            item_bytes = tensor.element_size()
+            strides = [stride * item_bytes for stride in tensor.stride()]
+            if writable and _overlaps_itself(tensor.shape, strides, item_bytes):
+                raise UsageError(_OVERLAPPING.format(name=name))
+            return Operand(code, None, tensor)
+        view = _tensor_view(tensor, kind, name)
+    else:
+        view = _numpy_view(array, name)
+        code = _code_of(view, name, dtype)
+        if code == BFLOAT16:
+            view = view.view(np.uint16)
+    if not view.flags.writeable:
+        if writable:
+            raise UsageError(_READ_ONLY.format(name=name, why=_IMMUTABLE if _is_jax(array) else ""))
+        if view.flags.c_contiguous:
+            view = np.asarray(_ReadOnly(view))
+    elif writable and not view.flags.c_contiguous and _overlaps_itself(view.shape, view.strides, view.itemsize):
+        raise UsageError(_OVERLAPPING.format(name=name))
+    return Operand(code, view)
+
+
+_READ_ONLY = (
+    "{name} is read-only{why}, and the result must be written into it; pass out=numpy.empty(x.shape, x.dtype) where "
+    "the call has it, or a writable copy, y = numpy.array(x), and go on with y"
+)
+_IMMUTABLE = " (JAX arrays are immutable)"
+_OVERLAPPING = (
+    "{name} has elements that share their memory (an expanded or broadcast array has), so that results would overwrite "
+    "each other; pass a copy, y = x.clone() or numpy.array(x), and go on with y"
+)
+
+
+class _ReadOnly:
+    """Read-only memory under an interface that does not say so: the engine takes sources and targets alike, and only
+    reads sources. Keeps the array alive that it stands for.
+    """
+
+    def __init__(self, view: Array) -> None:
+        self.view = view
+        interface = dict(view.__array_interface__)
+        interface["data"] = (interface["data"][0], False)
+        self.__array_interface__ = interface
+
+
+def _operands(buffers: Buffers, dtype: str | None, *, writable: bool, skip_none: bool) -> list[Operand]:
+    """The arrays in the order of the engine, with an empty one for each that is None."""
+    operands: list[Operand] = []
+    skipped: list[int] = []  # how many arrays stand before each None
+    for name, array in _named(buffers):
+        if array is not None:
+            operands.append(operand_of(array, name, dtype, writable=writable))
+        elif skip_none:
+            skipped.append(len(operands))
+        else:
+            raise UsageError(
+                f"{name} is None (a parameter without a gradient?); give zeros in its place, or have all_reduce leave "
+                f"it out with skip_none=True, on all peers alike"
+            )
+    if len(operands) > 1:
+        operands.sort(key=lambda operand: -_ITEM_BYTES[operand.code])  # stable: equal sizes keep the caller's order
+    if skipped:
+        empty = Operand(operands[0].code if operands else DTYPES["float32"], np.empty(0, np.uint8))
+        for place in reversed(skipped):
+            operands.insert(place, empty)
+    return operands
+
+
+_ITEM_BYTES = {code: 2 if code == BFLOAT16 else np.dtype(name).itemsize for name, code in DTYPES.items()}
+
+
+def _named(buffers: Buffers) -> list[tuple[str, ArrayLike]]:
+    if isinstance(buffers, Mapping):
+        if not all(isinstance(key, str) for key in buffers):
+            raise UsageError("a dict of arrays needs keys that are strings, because all peers must sort them alike")
+        named = [(f"the array {key!r}", buffers[key]) for key in sorted(buffers)]
+    elif isinstance(buffers, list | tuple):
+        named = [(f"array {index}", array) for index, array in enumerate(buffers)]
+    else:
+        return [("the array", buffers)]
+    if not named:
+        raise UsageError("there are no arrays to work on; for an empty op call barrier()")
+    return named
+
+
+# What may lie where
+
+
+def check_apart(written: Sequence[Operand], read: Sequence[Operand] = ()) -> None:
+    """Refuse memory that is written twice, or both read and written by an op that is not in place.
+
+    The engine does so by itself, but of staged arrays it sees only the copies.
+    """
+    if not any(operand.is_staged for operand in (*written, *read)):
+        return
+    tensors = [_device_address(operand.tensor) for operand in written if operand.tensor is not None and operand.size]
+    if len(set(tensors)) < len(tensors):
+        raise UsageError(_WRITTEN_TWICE)
+    places = [(*_bounds(operand.view), True, operand.view) for operand in written if operand.view is not None]
+    places += [(*_bounds(operand.view), False, operand.view) for operand in read if operand.view is not None]
+    begun: list[tuple[int, int, bool, Array]] = []
+    for place in sorted(places, key=lambda place: place[:2]):
+        begun = [earlier for earlier in begun if earlier[1] > place[0]]
+        for earlier in begun:
+            if (earlier[2] or place[2]) and np.shares_memory(earlier[3], place[3]):
+                raise UsageError(_WRITTEN_TWICE if earlier[2] and place[2] else _OUT_OVERLAPS)
+        begun.append(place)
+
+
+_WRITTEN_TWICE = "the same memory is written twice: pass each array once, and no views that overlap"
+_OUT_OVERLAPS = "out= overlaps the buffers: give the buffers themselves, or memory apart from them"
+
+
+def _bounds(view: Array) -> tuple[int, int]:
+    """The first address of an array's memory, and the one after its last."""
+    low = high = _address(view)
+    if not view.size:
+        return low, high
+    for length, stride in zip(view.shape, view.strides, strict=True):
+        low += min(0, (length - 1) * stride)
+        high += max(0, (length - 1) * stride)
+    return low, high + view.itemsize
+
+
+def _address(view: Array) -> int:
+    return int(view.__array_interface__["data"][0])
+
+
+def _device_address(tensor: "_Tensor") -> object:
+    """Tensors with the same one begin with the same element. A device without addresses tells tensors apart itself."""
+    address = tensor.data_ptr()
+    return (str(tensor.device), address) if address else id(tensor)
+
+
+def _overlaps_itself(shape: Sequence[int], strides: Sequence[int], item_bytes: int) -> bool:
+    """Whether two elements of one array share memory."""
+    if 0 in shape:
+        return False
+    axes = sorted((abs(stride), length) for length, stride in zip(shape, strides, strict=True) if length > 1)
+    is_nested, reach, elements = True, item_bytes, 1
+    for stride, length in axes:
+        is_nested &= stride >= reach  # each step goes beyond everything that the smaller steps reach
+        reach += stride * (length - 1)
+        elements *= length
+    if is_nested or elements * item_bytes > reach:
+        return not is_nested
+    offsets = np.zeros(1, np.int64)
+    for stride, length in axes:
+        offsets = np.add.outer(offsets, stride * np.arange(length)).reshape(-1)
+    return bool((np.diff(np.sort(offsets)) < item_bytes).any())
+
+
+# Arrays of other libraries
+
+
+def _numpy_view(array: ArrayLike, name: str) -> Array:
+    if isinstance(array, np.ndarray):
+        return array
+    try:
+        memory = memoryview(array)  # type: ignore[arg-type]  # whether it exports one is the question
+    except (TypeError, BufferError):
+        pass
+    else:
+        return _memory_view(memory, name)
+    why = "has neither the buffer protocol nor DLPack; pass an array"
+    if isinstance(array, SupportsDLPack):
+        try:
+            if array.__dlpack_device__()[0] == _DLPACK_CPU:
+                return np.from_dlpack(array)
+            why = "is not in host memory; pass torch.from_dlpack(x), which shares its memory, or a copy in host memory"
+        except (BufferError, RuntimeError, TypeError, ValueError) as error:
+            why = f"cannot be used without a copy: {error}"
+    if hasattr(array, "__array__"):
+        try:
+            view = np.asarray(array).view()
+        except (RuntimeError, TypeError, ValueError) as error:
+            why = f"cannot be read as a NumPy array: {error}"
+        else:
+            view.flags.writeable = False  # it may be a copy, and what is written to that is lost
+            return view
+    raise UsageError(f"{name} is a {type(array).__name__}, which {why}")
+
+
+def _memory_view(memory: memoryview, name: str) -> Array:
+    try:
+        return np.asarray(memory)
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"{name} has items of format {memory.format!r}, which is not a dtype: {error}") from error
+
+
+def _is_jax(array: ArrayLike) -> bool:
+    return type(array).__module__.partition(".")[0] in ("jax", "jaxlib")
+
+
+class _Tensor(Protocol):
+    """As much of a torch tensor as is used here."""
+
+    device: Any
+    dtype: Any
+    layout: Any
+    shape: Sequence[int]
+
+    def data_ptr(self) -> int: ...
+    def numel(self) -> int: ...
+    def stride(self) -> Sequence[int]: ...
+    def element_size(self) -> int: ...
+    def is_inference(self) -> bool: ...
+    def detach(self) -> "_Tensor": ...
+    def contiguous(self) -> "_Tensor": ...
+    def cpu(self) -> "_Tensor": ...
+    def copy_(self, source: "_Tensor") -> "_Tensor": ...
+    def view(self, dtype: object) -> "_Tensor": ...
+    def numpy(self) -> Array: ...
+
+
+def _tensor_kind(tensor: _Tensor, name: str) -> str:
+    """The name of a tensor's dtype, if it has elements that can be reduced."""
+    layout = str(tensor.layout)
+    if layout != "torch.strided":
+        raise UsageError(
+            f"{name} has the layout {layout}, and only dense (strided) tensors can be reduced; make it dense first, "
+            f"p.grad = p.grad.to_dense(), and pass that"
+        )
+    if hasattr(tensor, "to_local"):
+        raise UsageError(f"{name} is a DTensor; pass this process's part, x.to_local(), which shares its memory")
+    if tensor.device.type == "meta":
+        raise UsageError(
+            f"{name} is on the meta device, where tensors have no elements; materialise it first, for example with "
+            f"module.to_empty(device='cpu'), and give it values"
+        )
+    kind = str(tensor.dtype).removeprefix("torch.")
+    if kind not in DTYPES:
+        raise UsageError(f"{name} has the dtype {kind}; supported are {', '.join(DTYPES)}")
+    return kind
+
+
+def _tensor_view(tensor: _Tensor, kind: str, name: str) -> Array:
+    """A torch tensor in host memory. bfloat16, which NumPy lacks, goes as 16-bit integers."""
+    try:
+        if kind == "bfloat16":
+            bits: Array = tensor.view(sys.modules["torch"].int16).numpy()
+            return bits.view(np.uint16)
+        return tensor.numpy()
+    except (RuntimeError, TypeError) as error:
+        raise UsageError(f"{name} cannot be used without a copy: {error}") from error
+
+
+def _host_copy(tensor: _Tensor, read: bool) -> tuple[Array, CopyBack]:
+    """A copy in C order and host memory, and how to copy it back. Both wait for the device's current stream."""
+    torch = sys.modules["torch"]
+    host: _Tensor = tensor.contiguous().cpu() if read else torch.empty(tuple(tensor.shape), dtype=tensor.dtype)
+
+    def copy_back() -> None:
+        with torch.inference_mode(tensor.is_inference()):  # the only mode in which such a tensor may be written
+            tensor.copy_(host)
+
+    kind = str(tensor.dtype).removeprefix("torch.")
+    return _tensor_view(host, kind, "the copy"), copy_back
+
+
+def _code_of(view: Array, name: str, dtype: str | None) -> int:
+    found = CODES.get(view.dtype)
+    if found is None:
+        if view.dtype.name == "bfloat16":
+            found = BFLOAT16
+        elif view.dtype.newbyteorder("=") in CODES:
+            raise UsageError(
+                f"{name} is big-endian ({view.dtype.str}); pass y = x.astype({view.dtype.name!r}), and go on with y"
+            )
+        else:
+            raise UsageError(f"{name} has the dtype {view.dtype}; supported are {', '.join(DTYPES)}")
+    return _declared(found, view.dtype.name, name, dtype) if dtype is not None else found
+
+
+def _declared(found: int, kind: str, name: str, dtype: str | None) -> int:
+    """The code of an array that the caller says is `dtype`: what it is, or bfloat16 for the bits of such numbers."""
+    if dtype is None or DTYPES[dtype] == found:
+        return found
+    if dtype == "bfloat16" and kind in ("uint16", "int16"):
+        return BFLOAT16
+    raise UsageError(f"{name} holds {kind}, not {dtype}; only 16-bit integers may be called bfloat16")

@@ -1,0 +1,153 @@
+"""Probing without a run: `rf.Prober`. Every node is made from the same list of nodes, and probes for itself.
+
+with rf.Prober(nodes={"alpha": "10.0.0.1:48149", "beta": "10.0.0.2:48149"}, me="alpha", token="...") as prober:
+    for fit in prober.window().fits:
+        print(fit.dst, fit.delay_p50_ns, fit.alpha, fit.beta_ns)
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from ringfold.errors import ConfigError, UsageError
+from ringfold.probe.base import EdgeWindow
+from ringfold.probe.fit import fit
+from ringfold.probe.graph.draw import draw
+from ringfold.probe.nodes.file import Nodes, make_nodes, read_nodes
+from ringfold.probe.nodes.prober import ProbeSocket, ProbeStats
+from ringfold.runtime import resolve
+from ringfold.wire.probing import Cadence, EdgeFit, Neighbour, NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeWindow:
+    """A window: its fits, one per node that was probed, and the exchanges behind them."""
+
+    number: int
+    begin_ns: int
+    end_ns: int
+    utc_ns: int
+    """CLOCK_REALTIME minus the node's clock, which all other times are by."""
+    fits: list[EdgeFit]
+    edges: list[EdgeWindow]
+
+
+class Prober:
+    """A node that probes others and answers them, without a master.
+
+    `nodes` is a mapping from names to addresses, or a TOML file (docs/guides/probing.md shows one), the same for every
+    node; `me` is this node's name, by default the host's. Beyond loopback it wants a `token`, the same for every node,
+    or `insecure`. It answers from the moment it is made, and probes while a window is open.
+    """
+
+    def __init__(
+        self,
+        nodes: Mapping[str, str] | str | Path | Nodes,
+        me: str | None = None,
+        *,
+        token: str | bytes = b"",
+        insecure: bool = False,
+        listeners: Sequence[str] = (),
+        neighbours: int = 4,
+        seed: int = 0,
+        gap_us: int = Cadence().gap_us,
+        pause_us: int = Cadence().pause_us,
+        window_ms: int = Cadence().window_ms,
+        estimator: str = "auto",
+        offset_ns: int = 0,
+        drift_ppb: int = 0,
+    ) -> None:
+        if window_ms < 1:
+            raise UsageError(f"a window of {window_ms} ms holds nothing")
+        if isinstance(nodes, Nodes):
+            self.nodes = nodes
+        elif isinstance(nodes, str | Path):
+            self.nodes = read_nodes(Path(nodes))
+        else:
+            secret = token.encode() if isinstance(token, str) else token
+            self.nodes = make_nodes(
+                nodes, secret, listeners=listeners, neighbours=neighbours, seed=seed, insecure=insecure
+            )
+        self.me = self.nodes.named(me or resolve.host_name())
+        self._gap_us, self._pause_us, self._window_ms = gap_us, pause_us, window_ms
+        self._estimator = estimator
+        self._number = 0
+        self.by_id = by_id = {node: _reached(facts) for node, facts in self.nodes.by_id.items()}
+        """All nodes, their addresses as literals."""
+        mine = by_id[self.me.node]
+        edges = draw(sorted(by_id), self.nodes.listeners, self.nodes.neighbours, self.nodes.seed)
+        self.out = [by_id[dst] for src, dst in edges if src == mine.node]
+        """Whom this node probes."""
+        into = [by_id[src] for src, dst in edges if dst == mine.node]
+        self.socket = ProbeSocket(mine.node, mine.address, mine.port, offset_ns=offset_ns, drift_ppb=drift_ppb)
+        try:
+            self.socket.configure(self.nodes.key, self.out, into)
+        except BaseException:
+            self.socket.close()
+            raise
+
+    @property
+    def node(self) -> NodeId:
+        """This node's number."""
+        return self.me.node
+
+    @property
+    def names(self) -> dict[NodeId, str]:
+        """Every node's name."""
+        return {node: facts.name for node, facts in self.nodes.by_id.items()}
+
+    @property
+    def is_listener(self) -> bool:
+        """Whether it only answers: then its windows have no edge."""
+        return not self.out
+
+    def window(self, seconds: float | None = None) -> ProbeWindow:
+        """Probe for one window, by default of `window_ms`, and fit it. Blocks for as long."""
+        self.begin()
+        resolve.pause(self._window_ms / 1_000 if seconds is None else seconds)
+        return self.end()
+
+    def windows(self) -> Iterator[ProbeWindow]:
+        """One window after the other, for as long as the caller goes on."""
+        while True:
+            yield self.window()
+
+    def begin(self) -> None:
+        """Open a window: probe from now on."""
+        self._begin_ns = self.socket.now()
+        self.socket.resume(self._gap_us, self._pause_us)
+
+    def end(self) -> ProbeWindow:
+        """Close the window, stop probing, and fit."""
+        self.socket.pause()
+        end_ns = self.socket.now()
+        edges = self.socket.rotate()
+        self._number += 1
+        fits = [fit(edge, self._estimator) for edge in edges]
+        return ProbeWindow(self._number, self._begin_ns, end_ns, self.socket.utc(), fits, edges)
+
+    def stats(self) -> ProbeStats:
+        """Packets of all kinds since the beginning."""
+        return self.socket.stats()
+
+    def close(self) -> None:
+        self.socket.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _reached(node: Neighbour) -> Neighbour:
+    """The node with its address as a literal."""
+    try:
+        literal = resolve.literals(node.address, node.port)[0]
+    except OSError as error:
+        raise ConfigError(f"node {node.name}: {node.address!r} is not known ({error})") from None
+    return Neighbour(node.node, node.name, literal, node.port)

@@ -1,0 +1,205 @@
+"""`ringfold bench allreduce`: in-place all-reduce over TCP loopback, against gloo and Open MPI in the same run.
+
+For each world size, one team of processes per library is started; idle teams sleep in a read. For each size, the teams
+take turns in rounds, so that a drift of the machine hits all of them. A round is a block of ops back to back; the
+figure of a library is the median over all rounds of rank 0's op times, and beside it stands the mean over ranks of the
+block time per op, which a library cannot improve by letting rank 0 run ahead.
+"""
+
+import importlib.util
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from ringfold.tools.bench import report as reports
+from ringfold.tools.bench.masters import start_master
+from ringfold.tools.bench.report import Column, Row, microseconds, size_bytes, size_text, spread, times
+from ringfold.tools.bench.workers_allreduce import DTYPES
+from ringfold.tools.spawn import ChildFailed, Crew, Message
+
+LIBRARIES = ("gloo", "mpi")
+WORKER = str(Path(__file__).with_name("workers_allreduce.py"))
+START_S = 120.0
+ROUND_S = 300.0
+MAX_ITERATIONS = 20_000
+LARGE_BYTES = 16 << 20
+
+COLUMNS = (
+    Column("peers", "world"),
+    Column("size", "size_bytes", size_text),
+    Column("ringfold", "ringfold_median_us", microseconds),
+    Column("p99", "ringfold_p99_us", microseconds),
+    Column("gloo", "gloo_median_us", microseconds),
+    Column("mpi", "mpi_median_us", microseconds),
+    Column("gloo/ours", "gloo_over_ringfold", times),
+    Column("mpi/ours", "mpi_over_ringfold", times),
+    Column("right", "verified", lambda value: "yes" if value else "NO"),
+)
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """What is measured, and for how long."""
+
+    worlds: list[int]
+    sizes: list[int]
+    libraries: list[str]
+    dtype: str
+    min_time_s: float
+    rounds: int
+
+
+def command(
+    world: Annotated[str, typer.Option(help="Numbers of peers, comma-separated.")] = "2,4",
+    sizes: Annotated[str, typer.Option(help="Buffer sizes, comma-separated.")] = "4K,16K,64K,1M,16M,64M,256M",
+    against: Annotated[str, typer.Option(help="Libraries to compare with: gloo, mpi, or none.")] = "gloo,mpi",
+    dtype: Annotated[str, typer.Option(help=f"Element type: {', '.join(DTYPES)}.")] = "f32",
+    min_time: Annotated[
+        float, typer.Option(help="Seconds of ops per round (for small ops: at most 20,000 ops).", min=0.0)
+    ] = 1.0,
+    rounds: Annotated[int, typer.Option(help="Turns that the libraries take at each size.", min=1)] = 3,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Compare with benchmarks/targets.toml.")] = False,
+) -> None:
+    """Time in-place all-reduce against gloo and Open MPI, interleaved, with verified results."""
+    plan = Plan(
+        worlds=[int(one) for one in world.split(",")],
+        sizes=[size_bytes(one) for one in sizes.split(",")],
+        libraries=[one for one in against.split(",") if one not in ("", "none")],
+        dtype=dtype,
+        min_time_s=min_time,
+        rounds=rounds,
+    )
+    if unknown := set(plan.libraries) - set(LIBRARIES):
+        raise typer.BadParameter(f"--against knows {', '.join(LIBRARIES)}, not {', '.join(sorted(unknown))}")
+    if dtype not in DTYPES:
+        raise typer.BadParameter(f"--dtype knows {', '.join(DTYPES)}, not {dtype}")
+    skipped = missing_libraries(plan.libraries)
+    teams = ["ringfold", *(one for one in plan.libraries if one not in skipped)]
+    figures: list[Row] = []
+    with reports.guarded(as_json=as_json) as progress:
+        task = progress.add_task("starting", total=len(plan.worlds) * len(plan.sizes) * plan.rounds)
+        for peers in plan.worlds:
+            with Crew() as crew:
+                progress.update(task, description=f"{peers} peers: starting {', '.join(teams)}")
+                for library in teams:
+                    start_team(crew, library, peers)
+                for size in plan.sizes:
+                    progress.update(task, description=f"{peers} peers, {size_text(size)}")
+                    figures.append(measure(crew, teams, peers, size, plan, lambda: progress.advance(task)))
+                for library in teams:
+                    crew.send(team(library, peers), {"do": "end"})
+    for row in figures:
+        row.update({f"{library}_over_ringfold": None for library in skipped})
+    result = reports.report("allreduce", msgspec.to_builtins(plan), figures, peers=teams, skipped=skipped)
+    if not all(row["verified"] for row in figures):
+        result.notes.append("A RESULT WAS WRONG: see `verified`")
+    reports.finish(result, COLUMNS, as_json=as_json, against_targets=check)
+    if not all(row["verified"] for row in figures):
+        raise typer.Exit(1)
+
+
+def missing_libraries(libraries: Sequence[str]) -> dict[str, str]:
+    """Libraries that cannot be measured here, each with the reason."""
+    missing: dict[str, str] = {}
+    if "gloo" in libraries and importlib.util.find_spec("torch") is None:
+        missing["gloo"] = "torch is not installed (pip install torch)"
+    if "mpi" in libraries and importlib.util.find_spec("mpi4py") is None:
+        missing["mpi"] = "mpi4py is not installed (pip install mpi4py)"
+    elif "mpi" in libraries and shutil.which("mpirun") is None:
+        missing["mpi"] = "mpirun is not on the PATH (apt install openmpi-bin)"
+    return missing
+
+
+def team(library: str, world: int) -> list[str]:
+    return [f"{library}.{rank}" for rank in range(world)]
+
+
+def start_team(crew: Crew, library: str, world: int) -> None:
+    """Start a library's ranks and wait until they are connected with each other."""
+    env = {"OMP_NUM_THREADS": "1"}
+    # Without -P the folder of the script would become importable, `join.py` and `master.py` included.
+    rank_command = [sys.executable, "-P", WORKER, library, crew.address, str(world)]
+    if library == "mpi":
+        where = "-"
+        mpirun = ["mpirun", "--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", "lo", "--oversubscribe"]
+        mpirun += ["--allow-run-as-root", "-n", str(world)]
+        # Its session files go where the crew removes them.
+        env["TMPDIR"] = str(crew.directory)
+        crew.start("mpi", [*mpirun, *rank_command, "-", where], env=env, tidies_up=True)
+    else:
+        if library == "gloo":
+            env["GLOO_SOCKET_IFNAME"] = "lo"
+            where = str(crew.directory / "gloo-store")
+        else:
+            where = start_master(crew, "master")
+        for rank, name in enumerate(team(library, world)):
+            crew.start(name, [*rank_command, str(rank), where], env=env)
+    crew.meet(team(library, world), START_S)
+    crew.gather(team(library, world), START_S)
+
+
+def measure(crew: Crew, teams: Sequence[str], world: int, size: int, plan: Plan, advance: Callable[[], None]) -> Row:
+    """All rounds of all teams at one size, as one row of figures."""
+    iterations = {
+        library: iterations_for(play(crew, library, world, size, plan, 3)["durations_ns"], size, plan)
+        for library in teams
+    }
+    durations: dict[str, list[int]] = {library: [] for library in teams}
+    blocks: dict[str, list[float]] = {library: [] for library in teams}
+    verified, identical = True, {library: True for library in teams}
+    for number in range(plan.rounds):
+        for library in teams:
+            outcome = play(crew, library, world, size, plan, iterations[library], digest=number == 0)
+            durations[library] += outcome["durations_ns"]
+            blocks[library].append(outcome["block_ns"] / iterations[library])
+            verified = verified and outcome["verified"]
+            identical[library] = identical[library] and outcome["identical"]
+        advance()
+    row: Row = {"world": world, "size_bytes": size, "dtype": plan.dtype}
+    for library in teams:
+        row.update(spread(durations[library], f"{library}_"))
+        row[f"{library}_block_us"] = sum(blocks[library]) / len(blocks[library]) / 1_000
+        row[f"{library}_bit_identical"] = identical[library]
+    for library in teams[1:]:
+        row[f"{library}_over_ringfold"] = ratio(row, library, "median_us")
+        row[f"{library}_over_ringfold_block"] = ratio(row, library, "block_us")
+    # Other libraries do not promise the same bits on every rank; Ringfold does.
+    row["verified"] = verified and identical["ringfold"]
+    return row
+
+
+def play(
+    crew: Crew, library: str, world: int, size: int, plan: Plan, iterations: int, *, digest: bool = False
+) -> Message:
+    """One round of one team, joined into one message: rank 0's op times, the mean block, and the verdicts of all."""
+    order = {"do": "round", "size_bytes": size, "dtype": plan.dtype, "iterations": iterations, "digest": digest}
+    order["warm_up"] = 1 if size >= LARGE_BYTES else 10
+    names = team(library, world)
+    crew.send(names, order)
+    replies = crew.gather(names, ROUND_S)
+    return {
+        "durations_ns": replies[names[0]]["durations_ns"],
+        "block_ns": sum(reply["block_ns"] for reply in replies.values()) / world,
+        "verified": all(reply["verified"] for reply in replies.values()),
+        "identical": len({reply["digest"] for reply in replies.values()}) == 1,
+    }
+
+
+def iterations_for(trial_ns: Sequence[int], size: int, plan: Plan) -> int:
+    """How many ops fill a round: 20 at least; large buffers need that many over all rounds only."""
+    one_ns = sorted(trial_ns)[len(trial_ns) // 2]
+    wanted = int(plan.min_time_s * 1e9 / max(one_ns, 1))
+    fewest = -(-20 // plan.rounds) if size >= LARGE_BYTES else 20
+    return max(fewest, min(wanted, MAX_ITERATIONS))
+
+
+def ratio(row: Row, library: str, figure: str) -> float:
+    other, own = row[f"{library}_{figure}"], row[f"ringfold_{figure}"]
+    if not (isinstance(other, float) and isinstance(own, float)):
+        raise ChildFailed(library, "no figures to compare")
+    return other / own

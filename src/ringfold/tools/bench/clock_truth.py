@@ -1,0 +1,147 @@
+"""What is true about clocks that were made up, and how far a round's result is from it. Pure.
+
+Every node's clock is virtual: raw time plus an offset and a drift that only this side of the benchmark knows. So at any
+raw time the true reading of every clock is known to the nanosecond, and with it everything that probing can only
+estimate: the line of each edge, the delay of each packet in each direction, the error of each node.
+
+The error of a node at an instant is what its clock says global time is, minus what the reference's clock says at the
+same instant. Nobody can do better than agree with the reference: global time has no other definition.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ringfold.clock.model import ClockModel
+from ringfold.probe.base import BACKWARD_KEPT, COLUMNS, FORWARD_KEPT, EdgeWindow
+from ringfold.probe.models import Sample
+from ringfold.probe.nodes.prober import virtual
+from ringfold.wire.probing import EdgeFit, NodeClock, NodeId
+
+INSTANTS = 101
+"""At so many instants of a window, evenly spread and including its ends, errors and bounds are looked at."""
+PPB = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class VirtualClock:
+    """A node's clock: at `anchor_ns` of raw time it is ahead by the offset, and it drifts from there."""
+
+    anchor_ns: int
+    offset_ns: int
+    drift_ppb: int
+
+    def at(self, raw_ns: int) -> int:
+        """What it shows at a raw time."""
+        return virtual(raw_ns, self.anchor_ns, self.offset_ns, self.drift_ppb)
+
+
+Clocks = Mapping[NodeId, VirtualClock]
+
+
+def spread_clocks(nodes: int, offset_ns: int, drift_ppb: int, anchor_ns: int) -> dict[NodeId, VirtualClock]:
+    """Clocks of nodes 1 to `nodes`: offsets and drifts evenly spread from minus to plus the most; always the same.
+
+    The two are dealt out in different orders, so that a node's drift does not follow from its offset.
+    """
+    offsets = _spread(offset_ns, nodes)
+    drifts = np.random.default_rng(nodes).permutation(np.array(_spread(drift_ppb, nodes), np.int64)).tolist()
+    return {
+        node: VirtualClock(anchor_ns, offset, drift)
+        for node, (offset, drift) in enumerate(zip(offsets, drifts, strict=True), 1)
+    }
+
+
+def _spread(most: int, count: int) -> list[int]:
+    return [int(value) for value in np.rint(np.linspace(-most, most, count))]
+
+
+def with_truth(window: EdgeWindow, clocks: Clocks) -> Sample:
+    """The window beside the true line of its edge."""
+    src, dst = clocks[window.src], clocks[window.dst]
+    return Sample(
+        window,
+        alpha=(dst.drift_ppb - src.drift_ppb) / (PPB + src.drift_ppb),
+        offset_ns=dst.offset_ns - src.offset_ns,
+        origin_ns=src.anchor_ns + src.offset_ns,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class NodeErrors:
+    """Of all nodes but the reference, a row each; in nanoseconds."""
+
+    errors: npt.NDArray[np.int64]
+    """At each instant: G(its clock) - G(the reference's clock)."""
+    bounds: npt.NDArray[np.int64]
+    """How far off the node says that it may be."""
+    outside: int
+    """How many bounds (of a node at an instant) do not contain the truth."""
+
+
+def node_errors(found: Sequence[NodeClock], reference: NodeId, clocks: Clocks, instants: Sequence[int]) -> NodeErrors:
+    """How far a round's clocks are off at these raw times, and whether their bounds say so."""
+    models = {clock.node: _model(clock) for clock in found}
+    others = sorted(models.keys() - {reference})
+    errors = np.zeros((len(others), len(instants)), np.int64)
+    bounds = np.zeros_like(errors)
+    outside = 0
+    for column, raw_ns in enumerate(instants if others else ()):
+        true_ns = models[reference].to_global(clocks[reference].at(raw_ns)).ns
+        for row, node in enumerate(others):
+            said = models[node].to_global(clocks[node].at(raw_ns))
+            errors[row, column] = said.ns - true_ns
+            bounds[row, column] = said.error_ns
+            outside += not said.earliest <= true_ns <= said.latest
+    return NodeErrors(errors, bounds, outside)
+
+
+def _model(clock: NodeClock) -> ClockModel:
+    """The clock that a node has after this round alone."""
+    model = ClockModel()
+    model.adopt(clock, clock.t0_ns)
+    return model
+
+
+def edge_outside(sample: Sample, fit: EdgeFit, instants: int = INSTANTS) -> int:
+    """At how many instants of the window the truth is not between the fit's low and high."""
+    if fit.refused:
+        return 0
+    shift = np.linspace(-fit.half_ns, fit.half_ns, instants)
+    begin = sample.truth(fit.t0_ns - fit.half_ns)
+    truth = sample.offset_ns - fit.beta_ns + begin + sample.alpha * (shift + fit.half_ns)
+    off = truth - fit.alpha * shift
+    ends = (-fit.half_ns, 0, fit.half_ns)
+    return int(np.count_nonzero((off < np.interp(shift, ends, fit.low)) | (off > np.interp(shift, ends, fit.high))))
+
+
+def floors_ns(sample: Sample) -> tuple[float, float]:
+    """The shortest true delay of a window's kept packets, forward and backward; NaN where none was kept."""
+    stamps, kept = sample.window.exchanges, sample.window.kept
+    column = {name: stamps[:, place] for place, name in enumerate(COLUMNS)}
+    forward, backward = (np.flatnonzero(kept & kind) for kind in (FORWARD_KEPT, BACKWARD_KEPT))
+    there = [_delays(sample, column[f"{pair}_tx"], column[f"{pair}_rx"], 1, forward) for pair in ("t1", "t2")]
+    back = [_delays(sample, column[f"{pair}_rx"], column[f"{pair}_tx"], -1, backward) for pair in ("r1", "r2")]
+    return _least(there), _least(back)
+
+
+def asymmetry_ns(sample: Sample) -> float:
+    """Half the difference of the shortest delays: the error that no estimator can see. NaN if a direction has none."""
+    there, back = floors_ns(sample)
+    return (there - back) / 2
+
+
+def _delays(
+    sample: Sample, here: npt.NDArray[np.int64], there: npt.NDArray[np.int64], sign: int, rows: npt.NDArray[np.intp]
+) -> npt.NDArray[np.float64]:
+    """True delays: the difference of two clocks' stamps without what the clocks differ by."""
+    differ = (there[rows] - here[rows] - sample.offset_ns).astype(np.float64)
+    delays: npt.NDArray[np.float64] = sign * (differ - sample.alpha * (here[rows] - sample.origin_ns))
+    return delays
+
+
+def _least(delays: Sequence[npt.NDArray[np.float64]]) -> float:
+    both = np.concatenate(delays)
+    return float(both.min()) if both.size else float("nan")

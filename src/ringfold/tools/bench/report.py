@@ -1,0 +1,224 @@
+"""What a benchmark hands over: figures with the machine and the versions they belong to, as a table or as one JSON
+object."""
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import msgspec
+import numpy as np
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from ringfold.errors import ConfigError
+from ringfold.runtime import machine
+from ringfold.runtime.process import term_is_exit
+from ringfold.tools.bench.targets import Check, Value, check
+from ringfold.tools.spawn import ChildFailed
+
+Row = dict[str, Value]
+
+
+class Report(msgspec.Struct, kw_only=True):
+    """One run of one benchmark. `figures` are flat rows, so that targets and scripts can pick from them by key."""
+
+    bench: str
+    settings: dict[str, object]
+    figures: list[Row]
+    samples_ms: dict[str, list[float]] = {}
+    machine: machine.Machine
+    versions: dict[str, str]
+    peers: list[str]
+    skipped: dict[str, str]
+    notes: list[str] = []
+    checks: list[Check] | None = None
+
+
+def report(
+    bench: str,
+    settings: dict[str, object],
+    figures: list[Row],
+    *,
+    peers: Sequence[str] = ("ringfold",),
+    skipped: dict[str, str] | None = None,
+    notes: Sequence[str] = (),
+) -> Report:
+    """A report about this machine and these versions."""
+    facts = machine.look()
+    return Report(
+        bench=bench,
+        settings=settings,
+        figures=figures,
+        machine=facts,
+        versions={"python": facts.python, **facts.versions, **_openmpi_version()},
+        peers=list(peers),
+        skipped=skipped or {},
+        notes=list(notes),
+    )
+
+
+def finish(
+    result: Report, columns: "Sequence[Column] | Sequence[Sheet]", *, as_json: bool, against_targets: bool
+) -> None:
+    """Print the report (and the check, when asked for); raise `typer.Exit(1)` on a miss.
+
+    With columns, the text is one table of all figures; with sheets, a table for each of them.
+    """
+    unchecked: ConfigError | None = None
+    if against_targets:
+        try:
+            result.checks = check(result.bench, result.figures, result.skipped)
+        except ConfigError as error:
+            unchecked = error  # what was measured is shown all the same
+    if as_json:
+        sys.stdout.write(msgspec.json.encode(result).decode() + "\n")
+    else:
+        render(result, sheets_of(result, columns), Console())
+    if unchecked is not None:
+        raise unchecked
+    if result.checks is not None and (not result.checks or any(found.verdict == "miss" for found in result.checks)):
+        raise typer.Exit(1)
+
+
+class Column(msgspec.Struct, frozen=True):
+    """A column of the text table: a heading and how to write a row's value."""
+
+    heading: str
+    key: str
+    write: Callable[[Value], str] = str
+
+
+class Sheet(msgspec.Struct, frozen=True):
+    """One of several text tables. Its rows may be the figures arranged in another way."""
+
+    title: str
+    rows: Sequence[Row]
+    columns: Sequence[Column]
+
+
+def sheets_of(result: Report, columns: Sequence[Column] | Sequence[Sheet]) -> list[Sheet]:
+    sheets = [each for each in columns if isinstance(each, Sheet)]
+    plain = [each for each in columns if isinstance(each, Column)]
+    return sheets or [Sheet(f"ringfold bench {result.bench}", result.figures, plain)]
+
+
+def render(result: Report, sheets: Sequence[Sheet], console: Console) -> None:
+    for sheet in sheets:
+        table = _table(sheet.title)
+        shown = [column for column in sheet.columns if any(column.key in row for row in sheet.rows)]
+        for column in shown:
+            table.add_column(column.heading, justify="right", overflow="fold")  # nothing is cut, however narrow it is
+        for row in sheet.rows:
+            table.add_row(*(_cell(column, row) for column in shown))
+        console.print(table)
+    for name, reason in sorted(result.skipped.items()):
+        console.print(f"[yellow]{name} skipped:[/] {reason}", highlight=False)
+    for note in result.notes:
+        console.print(note, highlight=False)
+    console.print(
+        f"[dim]{result.machine.cpu}, {result.machine.cores} cores, Linux {result.machine.kernel}; "
+        + ", ".join(f"{name} {version}" for name, version in result.versions.items())
+        + "[/]",
+        highlight=False,
+    )
+    if result.checks is not None:
+        _render_checks(result.checks, console)
+
+
+def _table(title: str) -> Table:
+    return Table(title=title, title_justify="left", title_style="bold", header_style="dim", box=None, pad_edge=False)
+
+
+def _cell(column: Column, row: Row) -> str:
+    value = row.get(column.key)
+    return "-" if value is None else column.write(value)
+
+
+def _render_checks(checks: Sequence[Check], console: Console) -> None:
+    colours = {"hit": "green", "miss": "red", "not asked": "dim"}
+    table = _table("targets")
+    for heading in ("", "target", "condition", "measured"):
+        table.add_column(heading)
+    for found in checks:
+        colour = colours[found.verdict]
+        table.add_row(f"[{colour}]{found.verdict}[/]", found.text, found.condition, found.measured)
+    console.print(table)
+    if not checks:
+        console.print("[red]no target applies to what was measured[/]")
+
+
+@contextmanager
+def guarded(*, as_json: bool) -> Iterator[Progress]:
+    """A progress bar on stderr (none with JSON), and a readable end for children that fail and for Ctrl-C."""
+    console = Console(stderr=True)
+    progress = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=as_json,
+    )
+    try:
+        with term_is_exit(), progress:
+            yield progress
+    except KeyboardInterrupt:
+        console.print("interrupted; all child processes are ended")
+        raise typer.Exit(130) from None
+    except ChildFailed as error:
+        console.print(f"[red]failed:[/] {error.name}: {error.text}", highlight=False)
+        if error.log:
+            console.print(error.log, style="dim", markup=False, highlight=False)
+        raise typer.Exit(1) from None
+
+
+def spread(values_ns: Sequence[int] | np.ndarray, prefix: str = "") -> Row:
+    """Median, p10, p90, p99 and worst in microseconds, and how many values they come from."""
+    values = np.asarray(values_ns, dtype=np.float64) / 1_000
+    names = {"median_us": 50, "p10_us": 10, "p90_us": 90, "p99_us": 99, "worst_us": 100}
+    figures: Row = {prefix + name: float(np.percentile(values, percent)) for name, percent in names.items()}
+    figures[prefix + "count"] = len(values)
+    return figures
+
+
+def _openmpi_version() -> dict[str, str]:
+    if shutil.which("mpirun") is None:
+        return {}
+    said = subprocess.run(["mpirun", "--version"], capture_output=True, text=True, check=False).stdout
+    version = re.search(r"Open MPI\) (\S+)", said)
+    return {"openmpi": version[1]} if version else {}
+
+
+def size_bytes(text: str) -> int:
+    """`4K`, `1M`, `2G` or plain bytes."""
+    found = re.fullmatch(r"(\d+)([KMG]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    if found is None:
+        raise typer.BadParameter(f"{text!r} is not a size such as 4K, 1M or 512")
+    return int(found[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[found[2].upper()]
+
+
+def size_text(value: Value) -> str:
+    assert isinstance(value, int)
+    for unit, shift in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if value >= 1 << shift and value % (1 << shift) == 0:
+            return f"{value >> shift} {unit}"
+    return f"{value} B"
+
+
+def microseconds(value: Value) -> str:
+    """A duration with three digits that matter, in the unit that reads best."""
+    assert isinstance(value, int | float)
+    if abs(value) >= 1_000_000:
+        return f"{value / 1_000_000:.2f} s"
+    return f"{value / 1_000:.4g} ms" if abs(value) >= 1_000 else f"{value:.3g} us"
+
+
+def times(value: Value) -> str:
+    assert isinstance(value, int | float)
+    return f"{value:.2f}x"

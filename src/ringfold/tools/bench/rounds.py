@@ -1,0 +1,397 @@
+"""`ringfold bench rounds`: how long probing rests between two windows, and what a round costs.
+
+A real master, real connections. Two kinds of nodes:
+
+- `processes`: every node is a process with a prober of its own: real windows, real fits. Up to 8 of them.
+- `recorded`: two processes hold all nodes, each with the production machine and a connection of its own, and with fits
+  of windows that were recorded at the start. So what is measured is the protocol and the master, and not what 128
+  probers and their fits cost on one machine.
+
+The figure of a round (`turn`) depends on its kind. `master`: from ROUND_END being sent to the last node's hearing of
+ROUND_START, by the one monotonic clock of this machine. `gloo`: from the first window's end to the last rank's next
+window. `time`: from the last window's end to the last node's ROUND_START; nobody rests meanwhile. `local` has no
+rounds, only windows.
+
+In rows with steps, every fourth node's clock steps by a millisecond in every window, forward and back in turn.
+"""
+
+import importlib.util
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import numpy as np
+import typer
+
+from ringfold.probe.logs.files import LogReader, logs_in
+from ringfold.probe.logs.lines import FitLine, RoundLine
+from ringfold.tools.bench import report as reports
+from ringfold.tools.bench.masters import start_master
+from ringfold.tools.bench.report import Column, Row, Sheet, microseconds
+from ringfold.tools.bench.rounds_logs import log_row
+from ringfold.tools.bench.targets import Value
+from ringfold.tools.bench.workers_rounds import Mark, Marks, Order
+from ringfold.tools.spawn import Crew, free_port
+from ringfold.wire.probing import RoundMetrics
+
+WORKER = str(Path(__file__).with_name("workers_rounds.py"))
+MOST_PROCESSES = 8
+RECORDED_WORKERS = 2
+START_S = 120.0
+SHORT_MS, RECORDED_MS, LONG_MS, TIME_MS = 500, 250, 4_000, 1_500
+KINDS = ("master", "time", "gloo", "local")
+LOGGED = 100
+"""Windows that are written and read to see how fast that is."""
+WARM_UP = 2
+"""Rounds of a row that do not count: the first calculation of a process takes several times as long as the next."""
+LOST_NS = 200_000_000
+"""The master's time does not run while the master was kept from running for longer than this."""
+
+
+class Case(msgspec.Struct, frozen=True):
+    """One row."""
+
+    kind: str
+    nodes: int
+    is_recorded: bool
+    window_ms: int
+    rounds: int
+    steps: bool = False
+    points: bool = False
+
+    @property
+    def text(self) -> str:
+        what = "recorded" if self.is_recorded else "processes"
+        return f"{self.kind}, {self.nodes} {what}, {self.window_ms} ms{', steps' if self.steps else ''}"
+
+
+def command(
+    nodes: Annotated[str, typer.Option(help="Numbers of nodes, comma-separated.")] = "2,8,32,128",
+    rounds: Annotated[int, typer.Option(help="Rounds of a row with short windows.", min=2)] = 60,
+    long_rounds: Annotated[int, typer.Option(help="Rounds of a row with windows of 4 s; 0: none.", min=0)] = 5,
+    kinds: Annotated[str, typer.Option(help="Kinds of round, comma-separated.")] = ",".join(KINDS),
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Compare with benchmarks/targets.toml.")] = False,
+) -> None:
+    """Time from ROUND_END to the last ROUND_START, and what rounds cost, for 2 to 128 nodes."""
+    counts, wanted = _numbers(nodes), _kinds(kinds)
+    skipped: dict[str, str] = {}
+    cases = plan(counts, wanted, rounds, long_rounds, skipped)
+    rows: list[Row] = []
+    with reports.guarded(as_json=as_json) as progress:
+        task = progress.add_task("starting", total=len(cases))
+        for case in cases:
+            progress.update(task, description=case.text)
+            rows.append(measure(case))
+            progress.advance(task)
+    notes = []
+    rows += [log_row(LOGGED, points=points) for points in (False, True)]
+    if growth := growth_of(rows):
+        rows.append(growth)
+        notes.append(_growth_text(growth))
+    settings: dict[str, object] = {"nodes": counts, "rounds": rounds, "long_rounds": long_rounds, "kinds": wanted}
+    result = reports.report("rounds", settings, rows, skipped=skipped, notes=notes)
+    reports.finish(result, _sheets(rows), as_json=as_json, against_targets=check)
+
+
+def plan(counts: Sequence[int], kinds: Sequence[str], rounds: int, long: int, skipped: dict[str, str]) -> list[Case]:
+    """Which rows there are; what cannot be measured here goes to `skipped`, with the reason."""
+    few = [count for count in counts if count <= MOST_PROCESSES]
+    cases: list[Case] = []
+    if "master" in kinds:
+        cases += [Case("master", count, False, SHORT_MS, rounds) for count in few]
+        cases += [Case("master", count, True, RECORDED_MS, rounds) for count in counts]
+        if long and few:
+            cases += [Case("master", few[-1], False, LONG_MS, long, steps) for steps in (False, True)]
+            cases.append(Case("master", few[0], False, LONG_MS, 2, points=True))
+        if long:
+            cases.append(Case("master", counts[-1], True, LONG_MS, long, steps=True))
+    if "time" in kinds:
+        cases += [Case("time", count, False, TIME_MS, max(2, rounds // 6)) for count in few[-1:]]
+        cases += [Case("time", count, True, TIME_MS, max(2, rounds // 6)) for count in counts if count not in few]
+    if "gloo" in kinds:
+        if importlib.util.find_spec("torch") is None:
+            skipped["gloo"] = "torch is not installed (pip install torch)"
+        else:
+            cases += [Case("gloo", count, False, SHORT_MS, rounds) for count in few]
+            if few != list(counts):
+                skipped["gloo beyond 8 nodes"] = "every rank is a process that has loaded torch"
+    if "local" in kinds:
+        cases += [Case("local", count, False, SHORT_MS, max(2, rounds // 6)) for count in few[-1:]]
+    return cases
+
+
+def measure(case: Case) -> Row:
+    """One row: a fresh master (or a fresh group), and so many rounds."""
+    with Crew() as crew:
+        logs = crew.directory / "logs"
+        outcome = _gloo(crew, case, logs) if case.kind == "gloo" else _with_master(crew, case, logs)
+        row: Row = {
+            "kind": case.kind,
+            "nodes": case.nodes,
+            "mode": "recorded" if case.is_recorded else "processes",
+            "window_ms": case.window_ms,
+            "steps": case.steps,
+            "points": case.points,
+        }
+        turns = turns_of(case.kind, case.nodes, list(outcome.marks.values()))
+        row |= {"master_cpu_ms": outcome.master_cpu_ns / 1e6 / len(turns) if turns and outcome.master_cpu_ns else None}
+        row |= _turns(turns[WARM_UP:], case.window_ms)
+        fits = [ns for marks in outcome.marks.values() for ns in marks.fits_ns]
+        row |= {"node_fit_us": statistics.median(fits) / 1e3 if fits else None}
+        return row | _logged(logs)
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    marks: dict[str, Marks]
+    master_cpu_ns: int = 0
+
+
+def _with_master(crew: Crew, case: Case, logs: Path) -> Outcome:
+    settings = {"probe_kind": case.kind, "probe_window_ms": case.window_ms, "probe_adapt": "false"}
+    where = start_master(crew, "master", probe_export=logs, **settings)
+    if case.is_recorded:
+        workers = min(RECORDED_WORKERS, case.nodes)
+        shares = [len(range(worker, case.nodes, workers)) for worker in range(workers)]
+    else:
+        shares = [1] * case.nodes
+    names = [f"worker-{number}" for number in range(len(shares))]
+    first = 0
+    for name, share in zip(names, shares, strict=True):
+        export = "" if case.is_recorded else str(logs)
+        order = Order(where, share, first, case.is_recorded, case.steps, export, case.points)
+        crew.start(name, [sys.executable, "-P", WORKER, "nodes", crew.address, name, _text(order)])
+        first += share
+    crew.meet(names, START_S)
+    crew.gather(names, START_S)
+    if case.kind == "local":
+        crew.pause(case.window_ms * case.rounds / 1_000)
+        return Outcome({})
+    before = cpu_ns(crew.pid("master"))
+    crew.send(names, {"rounds": case.rounds + WARM_UP})
+    patience_s = START_S + 3 * case.rounds * case.window_ms / 1_000
+    told = crew.gather(names, patience_s)
+    return Outcome(_marks(told), cpu_ns(crew.pid("master")) - before)
+
+
+def _gloo(crew: Crew, case: Case, logs: Path) -> Outcome:
+    names = [f"rank-{number}" for number in range(case.nodes)]
+    port, ports = free_port(), [free_port() for _ in names]
+    for number, name in enumerate(names):
+        order = Order(
+            first=number, export=str(logs), window_ms=case.window_ms, size=case.nodes, port=port, probe_ports=ports
+        )
+        command = [sys.executable, "-P", WORKER, "rank", crew.address, name, _text(order)]
+        crew.start(name, command, env={"OMP_NUM_THREADS": "1"})
+    crew.meet(names, START_S)
+    crew.gather(names, START_S)
+    crew.send(names, {"rounds": case.rounds + WARM_UP})
+    return Outcome(_marks(crew.gather(names, START_S + 3 * case.rounds * case.window_ms / 1_000)))
+
+
+def _text(order: Order) -> str:
+    return msgspec.json.encode(order).decode()
+
+
+def _marks(told: Mapping[str, Mapping[str, object]]) -> dict[str, Marks]:
+    return {name: msgspec.convert(message, Marks, strict=False) for name, message in told.items()}
+
+
+def cpu_ns(pid: int) -> int:
+    """How long a process has run so far, all its threads."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks)
+
+
+# From marks to figures
+
+
+def turns_of(kind: str, nodes: int, workers: Sequence[Marks]) -> list[int]:
+    """The figure of each round in which every node took part, in the order of rounds."""
+    ends = _together([marks.ends for marks in workers])
+    starts = _together([marks.starts for marks in workers])
+    whole = [each for each in sorted(starts) if starts[each].count == nodes]
+    if kind == "time":
+        return [starts[each].last_ns - starts[each].closed_ns for each in whole if starts[each].closed_ns]
+    turns: list[int] = []
+    behind = 0
+    for each in reversed(whole):
+        end = ends.get(each - 1)
+        if end is None or end.count != nodes:
+            continue
+        if kind == "master":
+            # What the master's clock is behind only grows, so no message that came later can have been faster.
+            late = min(end.first_ns - end.sent_ns, starts[each].first_ns - starts[each].sent_ns)
+            behind = late if not turns else min(behind, late)
+        turns.append(starts[each].last_ns - end.sent_ns - (behind if behind > LOST_NS else 0))
+    return turns[::-1]
+
+
+def _together(workers: Sequence[Mapping[int, Mark]]) -> dict[int, Mark]:
+    """The marks of all workers as one."""
+    together: dict[int, Mark] = {}
+    for marks in workers:
+        for sequence, mark in marks.items():
+            known = together.get(sequence)
+            if known is None:
+                together[sequence] = msgspec.structs.replace(mark)
+            else:
+                known.sent_ns = min(known.sent_ns, mark.sent_ns)
+                known.first_ns, known.last_ns = min(known.first_ns, mark.first_ns), max(known.last_ns, mark.last_ns)
+                known.count, known.closed_ns = known.count + mark.count, max(known.closed_ns, mark.closed_ns)
+    return together
+
+
+def _turns(turns: Sequence[int], window_ms: int) -> Row:
+    if not turns:
+        return {"rounds": 0, "p50_ms": None, "p99_ms": None, "max_ms": None, "of_window": None}
+    p50, p99, most = (float(np.percentile(turns, percent)) / 1e6 for percent in (50, 99, 100))
+    return {"rounds": len(turns), "p50_ms": p50, "p99_ms": p99, "max_ms": most, "of_window": p99 / window_ms}
+
+
+def _logged(logs: Path) -> Row:
+    """What the logs say: the split of a round (medians), and the bytes of what was written down."""
+    if not logs.exists():
+        return {}
+    row: Row = {}
+    run = logs / "run.jsonl"
+    if run.exists() and run.stat().st_size:
+        lines = [line for line in LogReader(run) if isinstance(line, RoundLine)]
+        metrics = [line.summary.metrics for line in lines[2:]] or [line.summary.metrics for line in lines]
+        row |= _split(metrics)
+        row["round_bytes"] = run.stat().st_size // max(1, len(lines))
+        row["missing"] = sum(len(line.summary.missing) for line in lines[2:])
+    windows, size = 0, 0
+    for path in logs_in([logs]) if any(logs.glob("*.jsonl")) else []:
+        if path != run:
+            windows += len({(line.node, line.window) for line in LogReader(path) if isinstance(line, FitLine)})
+            size += path.stat().st_size
+    return row | ({"window_bytes": size // windows} if windows else {})
+
+
+def _split(metrics: Sequence[RoundMetrics]) -> Row:
+    parts = ("stop", "fit", "gather", "calculate", "restart", "total")
+    row: Row = {f"{part}_ms": statistics.median(getattr(one, f"{part}_ns") for one in metrics) / 1e6 for part in parts}
+    row["report_bytes"] = int(statistics.median(one.report_bytes for one in metrics))
+    row["stop_spread_ms"] = statistics.median(one.stop_spread_ns for one in metrics) / 1e6
+    row["resume_spread_ms"] = statistics.median(one.resume_spread_ns for one in metrics) / 1e6
+    return row
+
+
+def growth_of(rows: Sequence[Row]) -> Row | None:
+    """How the medians of recorded rounds grow with the number of nodes: the straight line through them, and the power.
+
+    `over_linear` is how many times the largest is as slow as the smallest, in relation to how many more nodes it has.
+    """
+    points = sorted(
+        (int(row["nodes"]), float(row["p50_ms"]))
+        for row in rows
+        if row["kind"] == "master" and row["mode"] == "recorded" and not row["steps"]
+        if isinstance(row["nodes"], int) and isinstance(row["p50_ms"], float)
+    )
+    if len(points) < 3:
+        return None
+    nodes, times = (np.array(column, np.float64) for column in zip(*points, strict=True))
+    per_node, fixed = np.polyfit(nodes, times, 1)
+    exponent = float(np.polyfit(np.log(nodes), np.log(times), 1)[0])
+    return {
+        "kind": "growth",
+        "nodes": int(nodes[-1]),
+        "mode": "recorded",
+        "fixed_ms": float(fixed),
+        "per_node_ms": float(per_node),
+        "exponent": exponent,
+        "over_linear": float(times[-1] / times[0] / (nodes[-1] / nodes[0])),
+    }
+
+
+def _growth_text(growth: Row) -> str:
+    fixed, per_node, exponent = (growth[key] for key in ("fixed_ms", "per_node_ms", "exponent"))
+    return (
+        f"recorded windows: {fixed:.2f} ms and {per_node:.3f} ms a node; it grows like nodes to the power "
+        f"of {exponent:.2f}"
+    )
+
+
+# Words
+
+
+def _ms(value: Value) -> str:
+    assert isinstance(value, int | float)
+    return microseconds(value * 1_000)
+
+
+def _short(value: Value) -> str:
+    return f"{value:.3g}"
+
+
+def _bytes(value: Value) -> str:
+    return f"{value:,}"
+
+
+# Three tables of the same rows, because one would not fit 80 columns.
+_CASE = Column("", "case")
+TURNS = (
+    _CASE,
+    Column("p50", "p50_ms", _ms),
+    Column("p99", "p99_ms", _ms),
+    Column("max", "max_ms", _ms),
+    Column("share", "of_window", lambda value: f"{value:.1%}"),
+    Column("missing", "missing"),
+)
+PARTS = (
+    _CASE,
+    *(Column(part, f"{part}_ms", _short) for part in ("stop", "fit", "gather", "calculate", "restart")),
+)
+COSTS = (
+    _CASE,
+    Column("rounds", "rounds"),
+    Column("CPU", "master_cpu_ms", _ms),
+    Column("reports", "report_bytes", _bytes),
+    Column("a round", "round_bytes", _bytes),
+    Column("a window", "window_bytes", _bytes),
+)
+LOGS = (
+    Column("every exchange", "points", lambda value: "yes" if value else "no"),
+    Column("a window", "window_bytes", lambda value: f"{value:,} B"),
+    Column("an edge", "edge_bytes", lambda value: f"{value:,} B"),
+    Column("written", "write_mb_per_s", lambda value: f"{value:.0f} MB/s"),
+    Column("read", "read_mb_per_s", lambda value: f"{value:.0f} MB/s"),
+    Column("to write a window", "write_us", microseconds),
+)
+
+
+def _sheets(rows: Sequence[Row]) -> list[Sheet]:
+    cases = [{**row, "case": _case(row)} for row in rows if row["kind"] in KINDS]
+    logs = [row for row in rows if row["kind"] == "log"]
+    return [
+        Sheet("rounds: from one window to the next (share: p99, of a window)", cases, TURNS),
+        Sheet("where it goes (ms)", cases, PARTS),
+        Sheet("the master's CPU for a round; bytes of reports and of logs", cases, COSTS),
+        Sheet("a node's log, 4 edges and 1,000 exchanges each", logs, LOGS),
+    ]
+
+
+def _case(row: Row) -> str:
+    """What was measured: kind, nodes, how they were made, their windows."""
+    return f"{row['kind']} {row['nodes']} {row['mode']} {row['window_ms']} ms{' steps' if row.get('steps') else ''}"
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        counts = sorted({int(word) for word in text.split(",")})
+    except ValueError:
+        counts = []
+    if not counts or counts[0] < 2:
+        raise typer.BadParameter(f"{text!r} is not a list of numbers from 2 on, such as 2,8,32,128")
+    return counts
+
+
+def _kinds(text: str) -> list[str]:
+    kinds = [word.strip() for word in text.split(",")]
+    if unknown := sorted(set(kinds) - set(KINDS)):
+        raise typer.BadParameter(f"there is no kind {', '.join(unknown)}; there are {', '.join(KINDS)}")
+    return kinds

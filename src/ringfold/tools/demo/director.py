@@ -1,0 +1,330 @@
+"""The parent of the demo: it starts a master and peers, disturbs them, and writes down what they report.
+
+`Director.direct` is the plot, from top to bottom. It never waits for a time, only for something that a peer reports.
+
+How does it know that a peer dies *inside* an all-reduce? A peer says "entering" right before the call and "left" right
+after it. The director kills the first peer that enters a step: that one must wait there for the others. Then it asks
+the survivors. If they reduced that step without the victim, the op was aborted under their hands and run again. If it
+was finished with the victim after all, the kill came too late; that is said, and another peer is killed.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from string import ascii_uppercase
+
+from ringfold.cli.output import duration
+from ringfold.runtime.clock import monotonic_ns
+from ringfold.tools.bench.masters import launch_master, start_master
+from ringfold.tools.demo.outcome import Arrival, Fault, MasterLoss, Outcome
+from ringfold.tools.spawn import Crew, Message
+
+LIVENESS = {"heartbeat_ms": 100, "suspect_after_ms": 400, "evict_after_ms": 1_500}
+"""Shorter than a real run's, so that nobody looks at a frozen peer for five seconds."""
+CHILD_ENVIRONMENT = {
+    # The processes share the machine's cores already; two that use all of them would mostly wait for each other.
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    # A token of the user's own runs has no place here: this master does not have it.
+    "RINGFOLD_TOKEN_FILE": "",
+}
+KILLS_MOST = 3
+PATIENCE_S = 30.0
+"""The longest silence of all peers. While they report, they take steps, and these come to an end."""
+
+MS = 1_000_000
+
+
+class PlotFailed(Exception):
+    """Something that had to happen did not. The text says what, and who was where."""
+
+
+@dataclass(slots=True)
+class Commit:
+    """A peer's report of an all-reduce that has returned."""
+
+    step: int
+    at_ns: int
+    loss: float
+    epoch: int
+    world: int
+    retried: bool
+
+
+@dataclass(slots=True)
+class Peer:
+    """A peer process, as far as it has reported."""
+
+    name: str
+    state: str = "starting"
+    inside: int | None = None
+    """The step whose all-reduce it has entered and not left."""
+    commits: list[Commit] = field(default_factory=list)
+    digest: str = ""
+    held_out: float = 0.0
+
+    @property
+    def last(self) -> Commit | None:
+        return self.commits[-1] if self.commits else None
+
+    @property
+    def is_alive(self) -> bool:
+        return self.state not in ("killed", "frozen")
+
+    def after_epoch(self, epoch: int) -> Commit | None:
+        """Its first commit in an epoch that is younger."""
+        return next((commit for commit in self.commits if commit.epoch > epoch), None)
+
+    def at_step(self, step: int) -> Commit | None:
+        return next((commit for commit in reversed(self.commits) if commit.step == step), None)
+
+    def since(self, at_ns: int) -> Commit | None:
+        """Its first commit after an instant."""
+        return next((commit for commit in self.commits if commit.at_ns > at_ns), None)
+
+
+class Director:
+    """Runs the plot. `peers` and `events` are there for whoever shows them; `on_change` is called when they change."""
+
+    def __init__(self, crew: Crew, founders: int, steps: int, seed: int) -> None:
+        self.steps = steps
+        self.peers: dict[str, Peer] = {}
+        self.events: list[str] = []
+        self.on_change: Callable[[], None] = lambda: None
+        self._crew, self._founders, self._seed = crew, founders, seed
+        self._where, self._master = "", "master"
+        # With evidence by the master no op can end without one: that it is gone cannot be overlooked.
+        journal = f"sqlite://{crew.directory / 'journal.db'}"
+        self._master_settings = {**LIVENESS, "store": journal, "evidence": "master"}
+        self._began_ns = monotonic_ns()
+        self._outcome = Outcome(founders=founders, steps=steps, seed=seed)
+
+    # The plot
+
+    def direct(self) -> Outcome:
+        """Train to the last step; kill, add, freeze and wake peers on the way, and kill the master."""
+        self._where = start_master(self._crew, self._master, **self._master_settings)
+        founders = [self._start() for _ in range(self._founders)]
+        newcomer = self._start()
+        self._let_join(*founders)
+        self._reach(0.15)
+        for _ in range(KILLS_MOST):
+            killed = self._kill_inside_an_all_reduce()
+            self._welcome(newcomer)
+            if killed.inside:
+                break
+            newcomer = self._start()
+        self._reach(0.5)
+        frozen = self._freeze(next(peer for peer in self._alive() if peer is not newcomer))
+        self._reach(0.65)
+        self._wake(frozen)
+        self._reach(0.8)
+        for _ in range(KILLS_MOST):
+            if self._lose_the_master().inside:
+                break
+        self._finish()
+        return self._outcome
+
+    def compare(self) -> Iterator[int]:
+        """Train once more, undisturbed, and add the loss to the outcome. Yields the steps."""
+        name = "undisturbed"
+        self._spawn(name, "alone", self._seed, self.steps, self._founders)
+        self._crew.meet([name], PATIENCE_S)
+        while (got := self._crew.receive(PATIENCE_S, [name])) is not None:
+            if "held_out" in got[1]:
+                self._crew.release(name)
+                self._outcome.undisturbed = got[1]["held_out"]
+                return
+            yield got[1]["step"]
+        raise PlotFailed(f"the undisturbed training has been silent for {PATIENCE_S:.0f} s")
+
+    # The scenes
+
+    def _start(self) -> Peer:
+        """Start a peer that loads everything and then waits for the word to join."""
+        peer = Peer(f"peer {ascii_uppercase[len(self.peers)]}")
+        self.peers[peer.name] = peer
+        self._spawn(peer.name, "trainer", self._where, self._seed, self.steps)
+        return peer
+
+    def _let_join(self, *peers: Peer) -> int:
+        """Say the word; return when it was said, on the clock that all processes share."""
+        self._crew.meet([peer.name for peer in peers], PATIENCE_S)
+        self._until(lambda: all(peer.state == "ready" for peer in peers), "all were ready")
+        said_ns = monotonic_ns()
+        for peer in peers:
+            peer.state = "joining"
+        self._crew.send([peer.name for peer in peers], {"join": True})
+        return said_ns
+
+    def _kill_inside_an_all_reduce(self) -> Fault:
+        """Kill the first peer that enters the next step, and ask the others what became of the op."""
+        step = self._newest_step() + 1
+        reporting = self._changes("a peer entered an all-reduce")
+        victim = next(peer for peer in reporting if peer.inside is not None and peer.inside >= step)
+        at_ns = self._crew.kill(victim.name)
+        assert victim.inside is not None
+        step, victim.state = victim.inside, "killed"
+        fault = self._recover(victim, "SIGKILL", step, at_ns)
+        reports = [commit for peer in self._alive() if (commit := peer.at_step(step))]
+        fault.inside = all(commit.world == fault.ring for commit in reports)
+        where = "inside" if fault.inside else "too late to stop"
+        took = duration(fault.recovery_ms)
+        self._say(f"{victim.name} killed {where} the all-reduce of step {step} -> ring of {fault.ring} after {took}")
+        return fault
+
+    def _welcome(self, newcomer: Peer) -> None:
+        self._arrive(newcomer, "joined", self._let_join(newcomer))
+
+    def _freeze(self, victim: Peer) -> Peer:
+        step = victim.last.step if victim.last else 0
+        at_ns = self._crew.freeze(victim.name)
+        victim.state = "frozen"
+        self._say(f"{victim.name} frozen (SIGSTOP) at step {step}")
+        fault = self._recover(victim, "SIGSTOP", step, at_ns)
+        self._say(f"{victim.name} evicted -> ring of {fault.ring} after {duration(fault.recovery_ms)}")
+        return victim
+
+    def _wake(self, frozen: Peer) -> None:
+        self._say(f"{frozen.name} woken (SIGCONT) while the others are at step {self._newest_step()}")
+        frozen.state = "waking"
+        at_ns = self._crew.thaw(frozen.name)
+        self._until(lambda: bool(self._outcome.evictions), f"{frozen.name} saw that it was evicted")
+        self._arrive(frozen, "joined anew", at_ns)
+
+    def _lose_the_master(self) -> MasterLoss:
+        """Kill the master when a peer has entered the next step, and start it again.
+
+        With evidence by the master nobody can leave that step without one, unless the evidence was on its way already.
+        """
+        step = self._newest_step() + 1
+        reporting = self._changes("a peer entered an all-reduce")
+        step = next(peer.inside for peer in reporting if peer.inside is not None and peer.inside >= step)
+        peers = self._alive()
+        epoch = max(peer.last.epoch for peer in peers if peer.last)
+        at_ns = self._crew.kill(self._master)
+        self._crew.reap(self._master, PATIENCE_S)
+        self._say(f"the master killed in step {step}")
+        self._master = f"{self._master}, again"
+        launch_master(self._crew, self._master, self._where, **self._master_settings)
+        self._until(lambda: all(peer.after_epoch(epoch) for peer in peers), "the peers went on with the next master")
+        first = [commit for peer in peers if (commit := peer.after_epoch(epoch))]
+        recovery_ms = (max(commit.at_ns for commit in first) - at_ns) / MS
+        reports = [commit for peer in peers if (commit := peer.at_step(step))]
+        inside = len(reports) == len(peers) and all(commit.at_ns > at_ns for commit in reports)
+        lost = self._outcome.master = MasterLoss(step, recovery_ms, len(peers), first[0].world, inside)
+        where = "inside its all-reduce" if inside else "too late to be inside its all-reduce"
+        self._say(f"that was {where}; started again -> ring of {lost.kept} after {duration(recovery_ms)}")
+        return lost
+
+    def _finish(self) -> None:
+        survivors = self._alive()
+        self._until(lambda: all(peer.state == "finished" for peer in survivors), "everybody had finished")
+        outcome = self._outcome
+        outcome.seconds = (monotonic_ns() - self._began_ns) / 1e9
+        outcome.exit_codes = {peer.name: self._crew.reap(peer.name, PATIENCE_S) for peer in survivors}
+        outcome.digests = {peer.name: peer.digest for peer in survivors}
+        outcome.held_out = {peer.name: peer.held_out for peer in survivors}
+        commits = [commit for peer in self.peers.values() for commit in peer.commits]
+        outcome.epochs = max(commit.epoch for commit in commits)
+        outcome.retries = sum(commit.retried for commit in commits)
+        outcome.aborts = len({commit.step for commit in commits if commit.retried})
+        outcome.events = self.events
+
+    # What the scenes are made of
+
+    def _spawn(self, name: str, module: str, *arguments: object) -> None:
+        words = [f"ringfold.tools.demo.{module}", self._crew.address, name, *map(str, arguments)]
+        self._crew.start(name, [sys.executable, "-P", "-m", *words], env=CHILD_ENVIRONMENT)
+
+    def _recover(self, victim: Peer, signal: str, step: int, at_ns: int) -> Fault:
+        """Wait until every survivor has committed an op in an epoch without the victim."""
+        survivors = self._alive()
+        epoch = max(peer.last.epoch for peer in [*survivors, victim] if peer.last)
+        what = f"the survivors of {victim.name} went on"
+        self._until(lambda: all(peer.after_epoch(epoch) for peer in survivors), what)
+        first = [commit for peer in survivors if (commit := peer.after_epoch(epoch))]
+        recovery_ms = (max(commit.at_ns for commit in first) - at_ns) / MS
+        fault = Fault(victim.name, signal, step, recovery_ms, ring=first[0].world)
+        self._outcome.faults.append(fault)
+        return fault
+
+    def _arrive(self, peer: Peer, how: str, since_ns: int) -> None:
+        """Wait until a peer that joins has committed an op with the others."""
+        self._until(lambda: peer.since(since_ns) is not None, f"{peer.name} took part")
+        commit = peer.since(since_ns)
+        assert commit is not None
+        arrival = Arrival(peer.name, how, commit.step, (commit.at_ns - since_ns) / MS)
+        self._outcome.arrivals.append(arrival)
+        took = duration(arrival.took_ms)
+        self._say(f"{peer.name} {how} at step {commit.step} -> ring of {commit.world} after {took}")
+
+    def _reach(self, part: float) -> None:
+        """Wait until the run has done this part of its steps, with everybody who has joined."""
+        step = int(part * self.steps)
+        self._until(lambda: all(peer.last and peer.last.step >= step for peer in self._trainees()), f"step {step}")
+
+    def _alive(self) -> list[Peer]:
+        return [peer for peer in self._trainees() if peer.is_alive]
+
+    def _trainees(self) -> list[Peer]:
+        """Everybody who was told to join and is able to go on."""
+        waiting = ("starting", "ready")
+        return [peer for peer in self.peers.values() if peer.is_alive and peer.state not in waiting]
+
+    def _newest_step(self) -> int:
+        """The highest step that anybody has entered."""
+        entered = [peer.inside for peer in self.peers.values() if peer.inside is not None]
+        return max([*entered, *(peer.last.step for peer in self.peers.values() if peer.last)], default=0)
+
+    def _say(self, text: str) -> None:
+        self.events.append(f"{(monotonic_ns() - self._began_ns) / 1e9:5.1f} s  {text}")
+        self.on_change()
+
+    # Reports
+
+    def _until(self, condition: Callable[[], bool], what: str) -> None:
+        """Take reports in until the condition holds."""
+        if condition():
+            return
+        for _ in self._changes(what):
+            if condition():
+                return
+
+    def _changes(self, what: str) -> Iterator[Peer]:
+        """Each peer that reports, right after it did. Fails when the run stands still, or ends, before `what` came."""
+        while (got := self._crew.receive(PATIENCE_S)) is not None:
+            peer = self.peers[got[0]]
+            self._take(peer, got[1])
+            yield peer
+            self.on_change()
+            if (trainees := self._trainees()) and all(one.state == "finished" for one in trainees):
+                raise PlotFailed(f"the run ended before {what}; it needs more --steps than {self.steps}")
+        raise PlotFailed(f"no peer has reported for {PATIENCE_S:.0f} s, while waiting for {what}; {self._positions()}")
+
+    def _take(self, peer: Peer, message: Message) -> None:
+        match message:
+            case {"what": "ready"}:
+                peer.state = "ready"
+            case {"what": "joined"}:
+                peer.state = "training"
+            case {"what": "entering", "step": step}:
+                peer.inside = step
+            case {"what": "left", **report}:
+                peer.inside = None
+                peer.commits.append(Commit(**report))
+            case {"what": "evicted", "reason": reason}:
+                peer.state = "joining"
+                self._outcome.evictions.append(f"{peer.name}: {reason}")
+                self._say(f"{peer.name} sees that it was evicted: {reason}")
+            case {"what": "finished", "digest": digest, "held_out": held_out, "sample": sample}:
+                peer.state, peer.digest, peer.held_out = "finished", digest, held_out
+                self._outcome.sample = sample
+                self._crew.release(peer.name)
+            case _:
+                raise AssertionError(f"{peer.name} reported {message}")
+
+    def _positions(self) -> str:
+        steps = {peer.name: peer.last.step if peer.last else "none" for peer in self.peers.values()}
+        return ", ".join(f"{peer.name} {peer.state} at step {steps[peer.name]}" for peer in self.peers.values())

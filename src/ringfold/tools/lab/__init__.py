@@ -1,0 +1,37 @@
+"""The lab: hosts on this machine that meet on two or more paths, each as fast, as far and as lossy as asked for.
+
+    from ringfold.tools.lab import Lab, Path, missing
+
+    if why := missing():
+        ...  # say `why`, and skip
+    with Lab(hosts=2, paths=[Path(rate="200mbit"), Path(rate="50mbit", rtt_ms=20, loss=0.001)]) as lab:
+        server = lab.start(0, [sys.executable, "server.py", lab.address(0, 0), lab.address(0, 1)])
+        lab.set_rate(0, "50mbit")
+        lab.cut(1)
+        lab.run(1, [sys.executable, "client.py", lab.address(0, 0), lab.address(0, 1)])
+
+It needs root, `ip`, `tc` and `bridge`. Leaving the context ends what runs inside and removes everything; what a lab
+that was killed outright has left behind is removed by the next one.
+
+Read `model.py` for the words, then `network.py`; `relayed.py` and `relay.cpp` are the long cables, `switch.py` is
+telemetry. `file.py`, `story.py` and `running.py` are `ringfold lab`: what a file says, what happens when, and doing it.
+"""
+
+from ringfold.tools.lab.model import SWITCH, Change, Path
+from ringfold.tools.lab.network import Lab, missing
+from ringfold.tools.lab.switch import Queue, Queues, Sample, Telemetry, TelemetrySender
+from ringfold.tools.namespaces import ShapingFailed
+
+__all__ = [
+    "SWITCH",
+    "Change",
+    "Lab",
+    "Path",
+    "Queue",
+    "Queues",
+    "Sample",
+    "ShapingFailed",
+    "Telemetry",
+    "TelemetrySender",
+    "missing",
+]

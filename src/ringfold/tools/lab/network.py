@@ -1,0 +1,360 @@
+"""A lab's namespaces, cables and shapers, as a context. See `model.py` for the words.
+
+Everything is said to the kernel with `ip`, `tc` and `bridge` (`orders.py`). Hardware addresses, neighbours and the
+bridges' tables are fixed beforehand: no ARP gets lost, and no frame is flooded to a host that it is not for.
+"""
+
+import contextlib
+import itertools
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import IO, Any, Self
+
+from ringfold.runtime.process import term_is_exit
+from ringfold.tools import namespaces, spawn
+from ringfold.tools.lab import relayed
+from ringfold.tools.lab.model import SWITCH, Cable, Change, Path, Rate, plan
+from ringfold.tools.lab.orders import Orders
+from ringfold.tools.lab.relayed import Relayed
+
+PREFIX = "ringfold-lab"
+_numbers = itertools.count()
+_TAP_QUEUE = 2_000
+"""Packets that wait for the relay's next turn, behind the shaper."""
+
+
+def missing(*, delay: bool = False) -> str | None:
+    """Why there can be no lab here (or none with delay and loss), or None when there can, as far as one can tell."""
+    return namespaces.missing(("ip", "tc", "bridge")) or (relayed.missing() if delay else None)
+
+
+class Lab:
+    """Hosts that meet on paths. A host is said by name or number, a path too; no host means all hosts.
+
+    `hosts` is a number (they are called h0, h1, ...) or their names. `cables` are exceptions: what one host's cable to
+    one path is like, by (host, path). `seed` decides which packets get lost.
+    """
+
+    def __init__(
+        self,
+        hosts: int | Sequence[str] = 2,
+        paths: Sequence[Path] = (Path(),),
+        *,
+        cables: Mapping[tuple[str | int, str | int], Path] | None = None,
+        seed: int = 1,
+    ) -> None:
+        self.plan = plan(hosts if isinstance(hosts, int) else tuple(hosts), tuple(paths))
+        self.swept: list[str] = []
+        """The names of what earlier labs had left behind, removed when this one was entered."""
+        self._cables: dict[tuple[int, int], Cable] = {
+            (host, path): self.plan.paths[path].cable()
+            for host in range(len(self.plan.hosts))
+            for path in range(len(self.plan.paths))
+        }
+        self._is_relayed = [path.is_relayed for path in paths]
+        for (name, way), given in (cables or {}).items():
+            self._cables[self.plan.host(name), self.plan.path(way)] = given.cable()
+            self._is_relayed[self.plan.path(way)] |= given.is_relayed
+        self._relayed: Relayed | None = None
+        self._seed = seed
+        self._cuts: dict[tuple[int, int], str] = {}
+        self._prefix = f"{PREFIX}-{os.getpid()}-{next(_numbers)}"
+        self._made: list[str] = []
+        self._children: list[subprocess.Popen[Any]] = []
+        self._guard = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        if why := missing(delay=any(self._is_relayed)):
+            raise namespaces.ShapingFailed(f"no lab here: {why}")
+        self._guard.enter_context(term_is_exit())
+        try:
+            self.swept = namespaces.sweep(PREFIX)
+            self._make()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        finally:
+            self._guard.close()
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The names of the hosts."""
+        return self.plan.hosts
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The names of the paths."""
+        return self.plan.names
+
+    def address(self, host: str | int, path: str | int = 0) -> str:
+        """The IPv4 address of a host, or of the switch, on a path: 10.79.(path).(host + 1), the switch 254."""
+        return self.plan.address(host, path)
+
+    def addresses(self, host: str | int) -> list[str]:
+        """The addresses of a host, one per path."""
+        return [self.plan.address(host, path) for path in range(len(self.plan.paths))]
+
+    def inside(self, host: str | int, command: Sequence[str]) -> list[str]:
+        """The command that runs `command` on a host. It becomes the command: same process, same session."""
+        return namespaces.inside(self.space(host), command)
+
+    def within(self, host: str | int) -> contextlib.AbstractContextManager[None]:
+        """The calling thread moves to a host: sockets that it makes belong there. Other threads stay where they are."""
+        return namespaces.within(self.space(host))
+
+    def port(self, host: str | int, path: str | int) -> str:
+        """The switch's interface at the end of a host's cable; the host's has the name of the path."""
+        return self._port(self.plan.host(host), self.plan.path(path))
+
+    def space(self, host: str | int) -> str:
+        """The name of a host's namespace."""
+        number = self.plan.host(host)
+        return f"{self._prefix}-{SWITCH if number == len(self.hosts) else self.hosts[number]}"
+
+    def start(
+        self,
+        host: str | int,
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        stdout: int | IO[bytes] | None = None,
+        stderr: int | IO[bytes] | None = None,
+    ) -> subprocess.Popen[bytes]:
+        """Start a command on a host, in a session of its own. It ends when the lab ends, in whatever way that does.
+
+        It also ends with the thread that started it: the kernel ties it to that one.
+        """
+        child: subprocess.Popen[bytes] = subprocess.Popen(
+            [sys.executable, "-I", "-S", spawn.__file__, str(os.getpid()), *self.inside(host, command)],
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            env={**os.environ, **(env or {})},
+            start_new_session=True,
+        )
+        self._children = [each for each in self._children if each.poll() is None]
+        self._children.append(child)
+        return child
+
+    def run(
+        self,
+        host: str | int,
+        command: Sequence[str],
+        *,
+        timeout_s: float = 60.0,
+        env: Mapping[str, str] | None = None,
+    ) -> "subprocess.CompletedProcess[str]":
+        """Run a command on a host to its end; its output. A failure is CalledProcessError, with what it said."""
+        child = self.start(host, command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        try:
+            out, errors = child.communicate(timeout=timeout_s)
+        except BaseException:
+            _end(child, signal.SIGKILL)
+            child.communicate()
+            raise
+        ran = subprocess.CompletedProcess(list(command), child.returncode, _text(out), _text(errors))
+        ran.check_returncode()
+        return ran
+
+    def set_rate(
+        self, path: str | int, rate: Rate = None, *, up: Rate = None, down: Rate = None, host: str | int | None = None
+    ) -> None:
+        """Other rates from now on; what waits in a queue stays there. "none" takes the shaper away."""
+        self.apply(Change(path=path, host=host, rate=rate, up=up, down=down))
+
+    def cut(self, path: str | int, *, host: str | int | None = None, unplug: bool = False) -> None:
+        """Nothing passes any more. Nobody is told, unless it is unplugged: then the host sees its interface go down."""
+        self.apply(Change(path=path, host=host, cut="unplug" if unplug else "silent"))
+
+    def restore(self, path: str | int, *, host: str | int | None = None) -> None:
+        """Whole again, whichever way it was cut."""
+        self.apply(Change(path=path, host=host, cut="no"))
+
+    def set_distance(
+        self,
+        path: str | int,
+        *,
+        rtt_ms: float | None = None,
+        loss: float | None = None,
+        host: str | int | None = None,
+    ) -> None:
+        """Another round trip or loss, for packets from now on. The path must have had one, or `relay`."""
+        self.apply(Change(path=path, host=host, rtt_ms=rtt_ms, loss=loss))
+
+    def apply(self, *changes: Change) -> None:
+        """Change the cables of paths, all at once. A change that makes no sense is refused before any is made."""
+        cables = [(change, host, self.plan.path(change.path)) for change in changes for host in self._hosts_of(change)]
+        orders = Orders()
+        for change, host, path in cables:
+            before = self._cables[host, path]
+            after = self._cables[host, path] = change.applied(before)
+            if (before.up_mbit, before.down_mbit) != (after.up_mbit, after.down_mbit):
+                self._shape(orders, host, path, before)
+            if change.cut is not None:
+                self._plug(orders, host, path, change.cut)
+            if self._relayed is not None and change.needs_relay:
+                self._relayed.set((host, path), after)
+        orders.carry_out()
+
+    def _hosts_of(self, change: Change) -> Sequence[int]:
+        path = self.plan.path(change.path)
+        if change.needs_relay and not self._is_relayed[path]:
+            raise ValueError(f"path {self.paths[path]} cannot delay or lose packets: make it with relay=True")
+        if change.host is None:
+            return range(len(self.hosts))
+        if change.host == SWITCH:
+            raise ValueError("the switch has no cable: name a host")
+        return [self.plan.host(change.host)]
+
+    def close(self) -> None:
+        """End what runs inside and remove everything. Safe to call twice."""
+        for child in self._children:
+            _end(child, signal.SIGKILL)
+        for child in self._children:
+            child.wait()
+        self._children.clear()
+        if self._relayed is not None:
+            # Before the namespaces: a device that is gone would keep the relay's thread awake.
+            self._relayed.close()
+            self._relayed = None
+        for space in self._made:
+            namespaces.end_inside(space)
+        while self._made:
+            namespaces.remove(self._made.pop())
+
+    def _make(self) -> None:
+        switch, orders = self._new(SWITCH), Orders()
+        for name in self.hosts:
+            self._new(name)
+        for path in range(len(self.paths)):
+            kind = "type bridge forward_delay 0 mcast_snooping 0"
+            orders.add(
+                "ip",
+                switch,
+                f"link add br{path} address {self.plan.hardware(SWITCH, path)} mtu {self._mtu(path)} {kind}",
+                f"link set br{path} addrgenmode none",
+                f"addr add {self.address(SWITCH, path)}/24 dev br{path}",
+                f"link set br{path} up",
+            )
+        if any(self._is_relayed):
+            self._relayed = Relayed(self._seed)
+        for host, path in self._cables:
+            self._lay(orders, host, path)
+        orders.carry_out()
+        # From here on there are interfaces to speak of, in all namespaces.
+        for host, path in self._cables:
+            self._set_up(orders, host, path)
+        orders.carry_out()
+        for host, path in self._cables:
+            # Only a port that is in its bridge can have an entry there.
+            known = f"fdb replace {self.plan.hardware(host, path)} dev {self._port(host, path)} master static"
+            orders.add("bridge", switch, known)
+            self._shape(orders, host, path, Cable())
+        for number in range(len(self.hosts)):
+            orders.extend("ip", self.space(number), self._neighbours(number))
+        orders.extend("ip", switch, self._neighbours(len(self.hosts)))
+        orders.carry_out()
+
+    def _new(self, host: str) -> str:
+        space = self.space(host)
+        # Noted first: an interrupt after the command must not leave it behind.
+        self._made.append(space)
+        namespaces.command("ip", "netns", "add", space)
+        return space
+
+    def _lay(self, orders: Orders, host: int, path: int) -> None:
+        """The cable of a host to a path: a pair of devices, with our relay between them if need be."""
+        port, device, space = self._port(host, path), self.paths[path], self.space(host)
+        if not self._is_relayed[path]:
+            orders.add("ip", self.space(SWITCH), f"link add {port} type veth peer name {device} netns {space}")
+            return
+        assert self._relayed is not None
+        with self.within(host):
+            near = relayed.open_tap(device)
+        with self.within(SWITCH):
+            far = relayed.open_tap(port)
+        self._relayed.lay((host, path), near, far, self._cables[host, path])
+        for where, name in ((space, device), (self.space(SWITCH), port)):
+            orders.add("ip", where, f"link set {name} txqueuelen {_TAP_QUEUE}")
+
+    def _set_up(self, orders: Orders, host: int, path: int) -> None:
+        """Addresses at the host's end of a cable, the bridge at the other."""
+        port, device, mtu = self._port(host, path), self.paths[path], f"mtu {self._mtu(path)}"
+        orders.add("ip", self.space(SWITCH), f"link set {port} addrgenmode none {mtu} master br{path} up")
+        orders.add(
+            "ip",
+            self.space(host),
+            "link set lo up",
+            f"link set {device} addrgenmode none {mtu} address {self.plan.hardware(host, path)}",
+            f"addr add {self.address(host, path)}/24 dev {device}",
+            f"link set {device} up",
+        )
+
+    def _neighbours(self, host: int) -> Iterator[str]:
+        """Who is where, for one host (or for the switch)."""
+        for path, device in enumerate(self.paths):
+            for other in range(len(self.hosts) + 1):
+                if other != host:
+                    name = SWITCH if other == len(self.hosts) else other
+                    way = f"br{path}" if host == len(self.hosts) else device
+                    known = f"lladdr {self.plan.hardware(name, path)} nud permanent"
+                    yield f"neigh replace {self.address(name, path)} dev {way} {known}"
+
+    def _shape(self, orders: Orders, host: int, path: int, before: Cable) -> None:
+        cable = self._cables[host, path]
+        up, down = (self.space(host), self.paths[path]), (self.space(SWITCH), self._port(host, path))
+        for (space, device), was, mbit in (
+            (up, before.up_mbit, cable.up_mbit),
+            (down, before.down_mbit, cable.down_mbit),
+        ):
+            if mbit is not None:
+                shaper = f"rate {round(mbit * 1_000)}kbit burst {cable.burst_bytes} limit {cable.limit_bytes(mbit)}"
+                orders.add("tc", space, f"qdisc replace dev {device} root tbf {shaper}")
+            elif was is not None:
+                orders.add("tc", space, f"qdisc del dev {device} root")
+
+    def _plug(self, orders: Orders, host: int, path: int, cut: str) -> None:
+        port, switch, before = self._port(host, path), self.space(SWITCH), self._cuts.get((host, path), "no")
+        match before, cut:
+            # Of the two tools only `bridge` sets the state; the other one's word is undone by the kernel at once.
+            case "no", "silent":
+                orders.add("bridge", switch, f"link set dev {port} state 0")
+            case "silent", "no":
+                orders.add("bridge", switch, f"link set dev {port} state 3")
+            case (("no" | "silent"), "unplug"):
+                orders.add("ip", switch, f"link set {port} down")
+            case "unplug", "no":
+                # A port that comes up forwards by itself, whatever it was before.
+                orders.add("ip", switch, f"link set {port} up")
+            case _:  # the same again, or a silent cut of what is unplugged already
+                return
+        self._cuts[host, path] = cut
+        if self._relayed is not None and self._is_relayed[path]:
+            self._relayed.set_carrier((host, path), cut != "unplug")
+
+    def _port(self, host: int, path: int) -> str:
+        return f"p{path}h{host}"
+
+    def _mtu(self, path: int) -> int:
+        return self.plan.paths[path].mtu
+
+
+def _end(child: "subprocess.Popen[Any]", number: signal.Signals) -> None:
+    if child.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, number)
+
+
+def _text(output: bytes) -> str:
+    return output.decode(errors="replace")

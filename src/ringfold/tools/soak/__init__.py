@@ -1,0 +1,196 @@
+"""`ringfold soak`: real processes that are killed, frozen and added without a pause, for as long as one likes.
+
+There are three parts.
+
+* *Peers* of a run and its two masters: read `trainer.py` first, what a peer does and what it checks at every step;
+  `director.py` is the parent that disturbs and watches, `masters.py` what is done to masters, `epochs.py` what all
+  peers' logs must have in common, and `checks.py` judges what came out.
+* *Ranks* that agree through stores (`--iterations`): `rank.py`, `iterating.py`, `history.py` and `iterating_checks.py`.
+* *Members* that go wrong in other ways than by dying (`--members`): `member.py`, `members.py`, and `members_replay.py`,
+  which computes their weights again.
+
+The first two draw from a list of `faults.py`, and `growth.py` judges memory and descriptors.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from ringfold.tools.soak.checks import Check
+
+STORES = "sqlite,redis,etcd"
+
+
+def soak(
+    minutes: Annotated[float, typer.Option(help="How long to go on.", min=0.1)] = 10.0,
+    peers: Annotated[int, typer.Option(help="The most peers at a time.", min=4, max=64)] = 8,
+    every_s: Annotated[float, typer.Option(help="Seconds between two disturbances.", min=0.05)] = 2.0,
+    state: Annotated[str, typer.Option(help="Bytes of shared state.")] = "16M",
+    iterations: Annotated[
+        bool, typer.Option("--iterations", help="Ranks that agree through stores, no peers.")
+    ] = False,
+    members: Annotated[
+        bool, typer.Option("--members", help="Members that go wrong, and a second run beside theirs.")
+    ] = False,
+    store: Annotated[str, typer.Option(help="With --iterations: kinds of store, with commas.")] = STORES,
+    ranks: Annotated[int, typer.Option(help="With --iterations: ranks of each store.", min=3, max=64)] = 4,
+    seed: Annotated[int | None, typer.Option(help="Decides all sizes and draws; a new one each time.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Kill, freeze and add peers while all of them reduce and sync, and check that nothing is lost, hangs or leaks.
+
+    Every peer reduces arrays of random sizes on 8 tags and compares the shared state by hash at every step. There are
+    two masters, a leader and a standby: the leader is killed, or frozen for longer than its lease, or both are killed,
+    and the peers' logs must tell one history of epochs. With --iterations, ranks and the stores through which they
+    agree are killed, frozen and started again. With --members, members of a run pass an array too many, hang in their
+    loader, leave a step out, diverge, get SIGTERM, or are all killed; a second run on the same master must not notice,
+    and replaying what was committed must give the same weights. Exit code 1 when a check fails or a process hangs;
+    the seed is printed.
+    """
+    from ringfold.runtime.entropy import random_bytes
+    from ringfold.tools.bench.report import size_bytes
+
+    chosen = int.from_bytes(random_bytes(4), "little") if seed is None else seed
+    if members:
+        _finish(chosen, minutes, lambda: _go_wrong(minutes, quiet=as_json), as_json)
+    elif iterations:
+        kinds = _kinds(store)
+        _finish(chosen, minutes, lambda: _iterate(minutes, kinds, ranks, every_s, chosen, quiet=as_json), as_json)
+    else:
+        size = size_bytes(state)
+        _finish(chosen, minutes, lambda: _reduce(minutes, peers, every_s, size, chosen, quiet=as_json), as_json)
+
+
+def _kinds(text: str) -> list[str]:
+    from ringfold.cli.output import complaints
+    from ringfold.tools.bench.stores import KINDS, missing
+
+    kinds = [kind.strip() for kind in text.split(",")]
+    # A TCPStore is gone with its process, and could not be started again.
+    if unknown := [kind for kind in kinds if kind not in KINDS or kind == "tcp"]:
+        raise typer.BadParameter(f"{unknown[0]!r} is no kind of store for a soak; there are {STORES}")
+    for kind in kinds:
+        if why := missing(kind):
+            complaints.print(f"{kind} is left out: it {why}", markup=False)
+    return [kind for kind in kinds if not missing(kind)]
+
+
+def _finish(seed: int, minutes: float, perform: Callable[[], tuple[object, "list[Check]"]], as_json: bool) -> None:
+    """Perform a part, say what came out of it, and exit with 1 if that is not what it must be."""
+    from ringfold.cli.output import complaints, console, print_json
+    from ringfold.tools.soak.director import Hang
+    from ringfold.tools.spawn import ChildFailed
+
+    try:
+        tally, found = perform()
+    except KeyboardInterrupt:
+        complaints.print("interrupted; all processes of the soak are ended")
+        raise typer.Exit(130) from None
+    except Hang as error:
+        from ringfold.cli.status import render
+
+        complaints.print(f"failed (seed {seed}): {error.name} {error.text}", style="red", markup=False)
+        complaints.print(error.log, style="dim", markup=False)
+        if error.status is not None:
+            complaints.print(render("the master", error.status))
+        raise typer.Exit(1) from None
+    except ChildFailed as error:
+        complaints.print(f"failed (seed {seed}): {error}", style="red", markup=False, soft_wrap=True)
+        raise typer.Exit(1) from None
+    if as_json:
+        print_json({"seed": seed, "minutes": minutes, "tally": tally, "checks": [c._asdict() for c in found]})
+    else:
+        console.print(f"seed {seed}")
+        for check in found:
+            mark, colour = ("kept", "green") if check.kept else ("BROKEN", "bold red")
+            console.print(f"[{colour}]{mark}[/] {check.promise}: {check.fact}", soft_wrap=True)
+    if not all(check.kept for check in found):
+        raise typer.Exit(1)
+
+
+def _reduce(
+    minutes: float, peers: int, every_s: float, state_bytes: int, seed: int, *, quiet: bool
+) -> tuple[object, "list[Check]"]:
+    """The part with peers."""
+    from ringfold.tools.soak.checks import checks
+    from ringfold.tools.soak.director import Director, left_by, shared_memory
+    from ringfold.tools.spawn import Crew
+
+    before = shared_memory()
+    with _progress(minutes, quiet) as show, Crew() as crew:
+        director = Director(crew, peers, every_s, seed, state_bytes)
+        tally = director.tally
+
+        def line() -> str:
+            masters = tally.masters_killed + tally.masters_frozen + tally.both_masters_killed
+            counts = f"{tally.kills} kills, {tally.freezes} freezes, {tally.joins} joins, {masters} faults of masters"
+            return f"step {tally.step}, {len(director.peers)} peers, {counts}"
+
+        outcome = director.direct(minutes, lambda seconds: show(seconds, line()))
+    outcome.left_behind += left_by(crew, director.pids, before)
+    return tally, checks(outcome)
+
+
+def _iterate(
+    minutes: float, kinds: list[str], ranks: int, every_s: float, seed: int, *, quiet: bool
+) -> tuple[object, "list[Check]"]:
+    """The part with ranks and stores."""
+    from ringfold.tools.soak.director import left_by, shared_memory
+    from ringfold.tools.soak.iterating import IterationDirector
+    from ringfold.tools.soak.iterating_checks import checks, histories
+    from ringfold.tools.spawn import Crew
+
+    before = shared_memory()
+    with _progress(minutes, quiet) as show, Crew() as crew:
+        director = IterationDirector(crew, kinds, ranks, every_s, seed)
+
+        def line() -> str:
+            numbers = ", ".join(f"{world.kind} {world.number}" for world in director.worlds)
+            return f"{numbers}; {director.faults.counts.total()} faults"
+
+        outcome = director.direct(minutes, lambda seconds: show(seconds, line()))
+    outcome.left_behind += left_by(crew, director.pids, before)
+    iterations = {kind: history.last + 1 for kind, history in histories(outcome).items()}
+    tally = {"iterations": iterations, "faults": outcome.faults, "longest_silence_s": outcome.longest_silence_s}
+    return tally, checks(outcome)
+
+
+def _go_wrong(minutes: float, *, quiet: bool) -> tuple[object, "list[Check]"]:
+    """The part with members that go wrong."""
+    from ringfold.tools.soak.director import left_by, shared_memory
+    from ringfold.tools.soak.members import MembersDirector, checks
+    from ringfold.tools.spawn import Crew
+
+    before = shared_memory()
+    with _progress(minutes, quiet) as show, Crew() as crew:
+        director = MembersDirector(crew)
+
+        def line() -> str:
+            steps = {slot.run: slot.step for slot in director.slots.values()}
+            return f"{', '.join(f'{run} at step {step}' for run, step in steps.items())}; {director.scene}"
+
+        outcome = director.direct(minutes, lambda seconds: show(seconds, line()))
+    outcome.left_behind += left_by(crew, director.pids, before)
+    tally = {"scenes": outcome.scenes, "steps": outcome.steps, "lost": outcome.lost}
+    return tally, checks(outcome)
+
+
+def _progress(minutes: float, quiet: bool) -> "AbstractContextManager[Callable[[float, str], None]]":
+    """A bar: it is told how many seconds have passed, and what to show."""
+    from contextlib import contextmanager
+
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    @contextmanager
+    def bar() -> Iterator[Callable[[float, str], None]]:
+        columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=Console(stderr=True), transient=True, disable=quiet) as progress:
+            task = progress.add_task("starting", total=minutes * 60)
+            yield lambda seconds, text: progress.update(task, completed=min(seconds, minutes * 60), description=text)
+
+    return bar()

@@ -1,0 +1,354 @@
+"""The parent of the soak: it starts masters and peers, and from then on disturbs them without a pause.
+
+Who lives how long. *Veterans* are there from the beginning to the end, so that growth shows in them: the first one is
+never touched, the second one is frozen now and then (so it joins anew, again and again, in one process). All others
+are killed, frozen, and replaced. The world stays between a half of the peers and all of them. What is done to the two
+masters, in the same minutes, is in `masters.py`.
+
+No hang. Every peer that is neither frozen nor dead reports a step within `HANG_S`; a newcomer has `START_S` for its
+first one. Who does not is named, with the run's status and the stacks of its threads. That is longer than the run may
+stand still: twice the time for which a new leader waits for the members that died with the old one, and the lease.
+"""
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from ringfold.runtime.clock import monotonic_ns
+from ringfold.tools.soak.epochs import EpochHistory, Line, judge
+from ringfold.tools.soak.faults import Fault, Faults
+from ringfold.tools.soak.growth import Sample
+from ringfold.tools.soak.masters import Masters
+from ringfold.tools.spawn import Crew, Message
+from ringfold.wire.messages import Status
+
+LIVENESS: dict[str, object] = {"heartbeat_ms": 100, "suspect_after_ms": 600, "evict_after_ms": 2_000}
+VETERANS = 2
+HANG_S = 45.0
+START_S = 60.0
+SAMPLE_S = 1.0
+AFTER_THAW_S = 5.0
+"""Who is evicted so soon after it was frozen, is so because of that."""
+S = 1_000_000_000
+LEADER = "the leading master"
+
+
+class Hang(Exception):
+    """A peer made no progress. `status` is the run as its leader saw it then, `log` what the peer wrote last."""
+
+    def __init__(self, name: str, text: str, status: Status | None, log: str) -> None:
+        super().__init__(name, text, log)
+        self.name, self.text, self.status, self.log = name, text, status, log
+
+
+@dataclass(slots=True)
+class Peer:
+    """A peer process, as far as it has reported."""
+
+    name: str
+    deadline_ns: int
+    """By when it must report again."""
+    joined: bool = False
+    frozen_until_ns: int | None = None
+    thawed_ns: int | None = None
+    """When it was last woken."""
+    step: int = -1
+    world: int = 0
+    digest: int | None = None
+
+
+@dataclass(slots=True)
+class Tally:
+    """What has happened so far."""
+
+    kills: int = 0
+    freezes: int = 0
+    joins: int = 0
+    evictions: int = 0
+    awake_evictions: list[str] = field(default_factory=list)
+    """Of peers that were not frozen shortly before, with the reason."""
+    evidence: str = ""
+    masters_killed: int = 0
+    masters_frozen: int = 0
+    both_masters_killed: int = 0
+    step: int = 0
+    epoch: int = 0
+    fetched_bytes: int = 0
+    longest_silence_s: float = 0.0
+    longest_without_commit_s: float = 0.0
+    """At the peer that is never touched."""
+
+    def count_master_faults(self, faults: Faults) -> None:
+        self.masters_killed, self.masters_frozen = faults.counts["master killed"], faults.counts["master frozen"]
+        self.both_masters_killed = faults.counts["both masters killed"]
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What came out of it, for `checks.py` to judge."""
+
+    tally: Tally
+    minutes: float
+    seed: int
+    digests: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Per peer that was there at the end: its last step, and the digest of its state."""
+    samples: dict[str, list[Sample]] = field(default_factory=dict)
+    """Per veteran, and of whoever led."""
+    master_samples: dict[str, list[Sample]] = field(default_factory=dict)
+    """Per life of a master: while it led, because a standby has no peers."""
+    history: EpochHistory = field(default_factory=EpochHistory)
+    left_behind: list[str] = field(default_factory=list)
+
+
+class Director:
+    """Disturbs a run for a while. `tally` and `peers` are there for whoever shows them."""
+
+    def __init__(self, crew: Crew, peers: int, every_s: float, seed: int, state_bytes: int) -> None:
+        # Both ways that evidence can take, by turns: through the master every op needs one.
+        self.tally = Tally(evidence=("ring", "master")[seed % 2])
+        self.peers: dict[str, Peer] = {}
+        self._crew, self._most, self._every_s, self._seed, self._state_bytes = crew, peers, every_s, seed, state_bytes
+        self._fewest = max(VETERANS + 1, peers // 2)
+        self._random = np.random.default_rng(seed)
+        self._faults = Faults(
+            [
+                Fault("join", 0.5, self._add_one),
+                Fault("freeze", 0.15, self._freeze_one),
+                Fault("kill", 0.35, self._kill_one),
+            ],
+            self._random,
+        )
+        self._masters = Masters(crew, crew.directory / "journal.db", {**LIVENESS, "evidence": self.tally.evidence})
+        self.pids = self._masters.pids
+        """Of all processes that were ever started."""
+        self._faults.add(self._masters.faults(self._faults))
+        self._veterans = [f"veteran-{number}" for number in range(VETERANS)]
+        self._samples: dict[str, list[Sample]] = {name: [] for name in (LEADER, *self._veterans)}
+        self._master_samples: dict[str, list[Sample]] = {}
+        self._started = 0
+        # Whatever a child puts into its temporary directory must be gone at the end.
+        self._scratch = crew.directory / "scratch"
+        self._scratch.mkdir()
+        self._logs = crew.directory / "logs"
+        self._logs.mkdir()
+
+    def direct(self, minutes: float, on_change: Callable[[float], None] = lambda seconds: None) -> Outcome:
+        """Disturb the run for so long, then let it settle and end. `on_change` hears how many seconds have passed."""
+        self._masters.start()
+        for name in self._veterans:
+            self._start(name)
+        for _ in range(self._most - VETERANS):
+            self._start()
+        began_ns = monotonic_ns()
+        self._watch_until(self._all_step)
+        next_action_ns = next_sample_ns = monotonic_ns()
+        while (now_ns := monotonic_ns()) < began_ns + int(minutes * 60 * S):
+            if now_ns >= next_sample_ns:
+                self._sample()
+                next_sample_ns = now_ns + int(SAMPLE_S * S)
+            if now_ns >= next_action_ns:
+                self._faults.strike(now_ns)
+                self.tally.count_master_faults(self._faults)
+                next_action_ns = now_ns + int(self._every_s * S)
+            self._watch(0.1)
+            on_change((now_ns - began_ns) / S)
+        self._watch_until(lambda: not self._faults.settle(monotonic_ns()))
+        self._watch_until(self._all_step)
+        outcome = Outcome(self.tally, minutes, self._seed, samples=self._samples, master_samples=self._master_samples)
+        self._end(outcome)
+        return outcome
+
+    # Disturbances
+
+    @property
+    def _awake(self) -> list[Peer]:
+        return [peer for peer in self.peers.values() if peer.frozen_until_ns is None]
+
+    def _mortals(self) -> list[str]:
+        """Who may be disturbed now; nobody where too few would be left."""
+        awake = self._awake
+        return [p.name for p in awake if p.name not in self._veterans] if len(awake) > self._fewest else []
+
+    def _add_one(self, now_ns: int) -> bool:
+        if len(self.peers) < self._most:
+            self._start()
+            return True
+        return False
+
+    def _freeze_one(self, now_ns: int) -> bool:
+        """Long enough for an eviction, or not."""
+        if not (mortals := self._mortals()):
+            return False
+        # The veteran often: what an eviction leaves behind in a process adds up only there.
+        victim = self._veterans[-1] if self._random.random() < 0.4 else str(self._random.choice(mortals))
+        if self.peers[victim].frozen_until_ns is None and self.peers[victim].joined:
+            self._freeze(self.peers[victim], now_ns + int(self._random.uniform(0.1, 5.0) * S))
+            return True
+        return False
+
+    def _kill_one(self, now_ns: int) -> bool:
+        if not (mortals := self._mortals()):
+            return False
+        self._kill(str(self._random.choice(mortals)))
+        return True
+
+    def _start(self, name: str = "") -> None:
+        if not name:
+            name = f"peer-{self._started}"
+            self._started += 1
+        module = ["-m", "ringfold.tools.soak.trainer"]
+        command = [sys.executable, "-P", *module, self._crew.address, name, self._masters.where]
+        env = {"OPENBLAS_NUM_THREADS": "1", "RINGFOLD_TOKEN_FILE": "", "TMPDIR": str(self._scratch)}
+        self._crew.start(name, [*command, str(self._seed), str(self._state_bytes), str(self._logs / name)], env=env)
+        self.peers[name] = Peer(name, monotonic_ns() + int(START_S * S))
+        self.pids.add(self._crew.pid(name))
+        self.tally.joins += 1
+
+    def _kill(self, name: str) -> None:
+        self._crew.kill(name)
+        self._crew.reap(name, 10)
+        del self.peers[name]
+        self.tally.kills += 1
+
+    def _freeze(self, peer: Peer, until_ns: int) -> None:
+        self._crew.freeze(peer.name)
+        peer.frozen_until_ns = until_ns
+        self.tally.freezes += 1
+
+    # Watching
+
+    def _watch(self, seconds: float) -> None:
+        """Take in what is reported for a while; wake whom it is time to wake; see whether anybody hangs."""
+        end_ns = monotonic_ns() + int(seconds * S)
+        while (left_ns := end_ns - monotonic_ns()) > 0:
+            if (got := self._crew.receive(left_ns / S)) is not None:
+                self._note(*got)
+        now_ns = monotonic_ns()
+        self._faults.settle(now_ns)
+        for peer in self.peers.values():
+            if peer.frozen_until_ns is not None:
+                if now_ns >= peer.frozen_until_ns:
+                    self._crew.thaw(peer.name)
+                    peer.frozen_until_ns, peer.thawed_ns = None, now_ns
+                    peer.deadline_ns = now_ns + int(HANG_S * S)
+            elif now_ns > peer.deadline_ns:
+                raise self._hang(peer)
+
+    def _note(self, name: str, message: Message) -> None:
+        peer = self.peers.get(name)
+        if peer is None:
+            return
+        now_ns = monotonic_ns()
+        match message["what"]:
+            case "step":
+                self._masters.stepped(now_ns)
+                if peer.joined and peer.frozen_until_ns is None:
+                    silence_s = HANG_S - (peer.deadline_ns - now_ns) / S
+                    self.tally.longest_silence_s = max(self.tally.longest_silence_s, silence_s)
+                peer.joined, peer.step, peer.world = True, message["step"], message["world"]
+                self.tally.step = max(self.tally.step, message["step"])
+                self.tally.epoch = max(self.tally.epoch, message["epoch"])
+                self.tally.fetched_bytes += message["rx_bytes"]
+            case "evicted":
+                self.tally.evictions += 1
+                if peer.thawed_ns is None or now_ns > peer.thawed_ns + int(AFTER_THAW_S * S):
+                    self.tally.awake_evictions.append(f"{name}: {message['reason']}")
+            case "finished":
+                peer.step, peer.digest = message["step"], message["digest"]
+        peer.deadline_ns = now_ns + int((HANG_S if peer.joined else START_S) * S)
+
+    def _watch_until(self, settled: Callable[[], bool]) -> None:
+        """The watchdog is the deadline."""
+        while not settled():
+            self._watch(0.1)
+
+    def _all_step(self) -> bool:
+        """Everybody is awake, and takes steps with all the others."""
+        everybody = self.peers.values()
+        return all(peer.frozen_until_ns is None and peer.joined and peer.world == len(everybody) for peer in everybody)
+
+    def _hang(self, peer: Peer) -> Hang:
+        asked = self._masters.status()
+        os.kill(self._crew.pid(peer.name), signal.SIGUSR1)
+        self._crew.pause(0.5)
+        limit_s = HANG_S if peer.joined else START_S
+        others = ", ".join(f"{other.name} at step {other.step}" for other in self.peers.values() if other is not peer)
+        text = f"hangs: no step for {limit_s:.0f} s, the last one was {peer.step} ({others})"
+        return Hang(peer.name, text, None if asked is None else asked[1], self._crew.log_tail(peer.name))
+
+    def _sample(self) -> None:
+        self._crew.pause(0)  # it raises if a master has ended that nobody killed
+        for name in self._veterans:
+            self._samples[name].append(sample(self._crew.pid(name)))
+        if (asked := self._masters.status()) is not None:
+            taken = sample(self._crew.pid(asked[0].name))
+            self._samples[LEADER].append(taken)
+            self._master_samples.setdefault(asked[0].name, []).append(taken)
+
+    # The end
+
+    def _end(self, outcome: Outcome) -> None:
+        """All stop at the same step, compare, and end by themselves."""
+        for name in self.peers:
+            self._crew.release(name)
+        self._crew.send(self._veterans[:1], {"what": "stop"})
+        self._watch_until(lambda: all(peer.digest is not None for peer in self.peers.values()))
+        for name, peer in self.peers.items():
+            assert peer.digest is not None
+            outcome.digests[name] = (peer.step, peer.digest)
+            if (status := self._crew.reap(name, 30)) != 0:
+                outcome.left_behind.append(f"{name} ended with status {status}")
+        outcome.left_behind += self._masters.end()
+        outcome.history = judge({path.name: _lines(path) for path in sorted(self._logs.iterdir())})
+        self.tally.longest_without_commit_s = outcome.history.longest_ns[self._veterans[0]] / S
+        outcome.left_behind += [f"in the temporary directory: {path.name}" for path in self._scratch.iterdir()]
+
+
+def _lines(path: Path) -> Iterator[Line]:
+    """What a peer wrote; a kill may have cut the last line short."""
+    decode = msgspec.json.Decoder(Line).decode
+    with path.open("rb") as log:
+        for text in log:
+            if text.endswith(b"\n"):
+                yield decode(text)
+
+
+def sample(pid: int) -> Sample:
+    """Resident memory and open descriptors of a process."""
+    resident = 0
+    for text in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if text.startswith("VmRSS:"):
+            resident = int(text.split()[1]) * 1024
+    return Sample(resident, len(os.listdir(f"/proc/{pid}/fd")))
+
+
+def of_sessions(pids: set[int]) -> list[str]:
+    """The processes that still live in a session that one of these led."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                command, _, facts = entry.joinpath("stat").read_text().rpartition(")")
+                if int(facts.split()[3]) in pids:
+                    found.append(command.replace(" (", ": ", 1))
+    return found
+
+
+def shared_memory() -> set[str]:
+    """What lies in /dev/shm under our name."""
+    where = Path("/dev/shm")
+    return {path.name for path in where.iterdir() if "ringfold" in path.name} if where.is_dir() else set()
+
+
+def left_by(crew: Crew, pids: set[int], shared_before: set[str]) -> list[str]:
+    """What is still there of a crew that has been closed: its folder, processes, shared memory."""
+    found = [str(crew.directory)] if crew.directory.exists() else []
+    found += [f"process {process}" for process in of_sessions(pids)]
+    return found + [f"/dev/shm/{name}" for name in sorted(shared_memory() - shared_before)]

@@ -1,0 +1,347 @@
+"""The parent of the soak of iterations: ranks and their stores, killed, frozen and started again without a pause.
+
+Each kind of store has a *world* of its own: so many ranks, that agree through it. Rank 0 is never touched, and rank 1
+is only frozen now and then, so that growth shows in them. All others are killed and come back at once or late, are
+frozen, are doubled (a second process takes over the rank while the first one lives), or leave and come back. Redis and
+etcd are killed, too, and started again on what they kept, or frozen for a while.
+
+No hang. A process that is neither frozen nor dead reports an iteration within `HANG_S`. That is much longer than a
+store is away and a silent rank is waited for.
+"""
+
+import os
+import signal
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from ringfold.runtime.clock import monotonic_ns
+from ringfold.store import open_store
+from ringfold.tools.bench.stores import StoreServer
+from ringfold.tools.soak.director import Hang, sample
+from ringfold.tools.soak.faults import Fault, Faults, S
+from ringfold.tools.soak.growth import Sample
+from ringfold.tools.soak.history import Entry
+from ringfold.tools.spawn import ChildFailed, Crew, Message
+
+VETERANS = 2
+HANG_S = 60.0
+SAMPLE_S = 1.0
+END_S = 30.0
+AWAY_S = 8.0
+"""The longest that a rank is dead or frozen: twice what it takes to be given up."""
+
+
+@dataclass(slots=True)
+class Life:
+    """A process of a rank, as far as it has reported."""
+
+    name: str
+    rank: int
+    deadline_ns: int
+    """By when it must report again."""
+    number: int = -1
+    members: int = 0
+    is_frozen: bool = False
+    is_ending: bool = False
+    """It was told to stop, or its rank was taken over."""
+
+
+@dataclass(slots=True)
+class World:
+    """A store, and the ranks that agree through it."""
+
+    server: StoreServer
+    folder: Path
+    is_up: bool = True
+    is_frozen: bool = False
+    lives: dict[int, Life] = field(default_factory=dict)
+    """The newest process of each rank that has one."""
+    started: Counter[int] = field(default_factory=Counter)
+
+    @property
+    def kind(self) -> str:
+        return self.server.kind
+
+    @property
+    def number(self) -> int:
+        """The highest iteration that was reported."""
+        return max((life.number for life in self.lives.values()), default=-1)
+
+    def log(self, rank: int) -> Path:
+        return self.folder / f"{self.kind}-{rank}"
+
+    def entries(self, rank: int) -> list[Entry]:
+        """All that any process of a rank was handed."""
+        lines = self.log(rank).read_bytes().splitlines() if self.log(rank).exists() else []
+        return [msgspec.json.decode(line, type=Entry) for line in lines]
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What came out of it, for `iterating_checks.py` to judge."""
+
+    seed: int
+    faults: dict[str, int] = field(default_factory=dict)
+    logs: dict[str, dict[int, list[Entry]]] = field(default_factory=dict)
+    """Per kind of store and rank."""
+    agreed: dict[str, int] = field(default_factory=dict)
+    """The iteration in each store's record at the end."""
+    keys: dict[str, list[str]] = field(default_factory=dict)
+    """What is in each store at the end, below the record."""
+    samples: dict[str, list[Sample]] = field(default_factory=dict)
+    longest_silence_s: float = 0.0
+    left_behind: list[str] = field(default_factory=list)
+
+
+class IterationDirector:
+    """Disturbs ranks and stores for a while. `faults` and `worlds` are there for whoever shows them."""
+
+    def __init__(self, crew: Crew, kinds: Sequence[str], ranks: int, every_s: float, seed: int) -> None:
+        self.pids: set[int] = set()
+        self._crew, self._ranks, self._every_s = crew, ranks, every_s
+        self._random = np.random.default_rng(seed)
+        self._scratch = crew.directory / "scratch"  # whatever a child puts there must be gone at the end
+        self._scratch.mkdir()
+        self.worlds = [World(StoreServer(crew, kind, kind), crew.directory) for kind in kinds]
+        self._lives: dict[str, tuple[World, Life]] = {}
+        self._outcome = Outcome(seed)
+        self.faults = Faults(
+            [
+                Fault("rank killed", 0.35, self._kill_rank),
+                Fault("rank frozen", 0.2, self._freeze_rank),
+                Fault("rank doubled", 0.1, self._double_rank),
+                Fault("rank left", 0.1, self._let_rank_leave),
+                Fault("store killed", 0.15, self._kill_store),
+                Fault("store frozen", 0.1, self._freeze_store),
+            ],
+            self._random,
+        )
+
+    def direct(self, minutes: float, on_change: Callable[[float], None] = lambda seconds: None) -> Outcome:
+        """Disturb for so long, then let all come together and end. `on_change` hears how many seconds have passed."""
+        for world in self.worlds:
+            world.server.start()
+        for world in self.worlds:
+            world.server.wait()
+            self._note_pid(world.server.name)
+            for rank in range(self._ranks):
+                self._start(world, rank)
+        self._watch_until(self._are_together)
+        began_ns = next_fault_ns = next_sample_ns = monotonic_ns()
+        while (now_ns := monotonic_ns()) < began_ns + int(minutes * 60 * S):
+            if now_ns >= next_sample_ns:
+                self._sample()
+                next_sample_ns = now_ns + int(SAMPLE_S * S)
+            if now_ns >= next_fault_ns:
+                self.faults.strike(now_ns)
+                next_fault_ns = now_ns + int(self._every_s * S)
+            self._watch(0.1)
+            on_change((now_ns - began_ns) / S)
+        self._watch_until(lambda: not self.faults.settle(monotonic_ns()))
+        self._watch_until(self._are_together)
+        self._end()
+        return self._outcome
+
+    # Disturbances
+
+    def _any_world(self, fits: Callable[[World], bool] = lambda world: True) -> World | None:
+        fitting = [world for world in self.worlds if fits(world)]
+        return fitting[int(self._random.integers(len(fitting)))] if fitting else None
+
+    def _any_life(self, *, first: int = VETERANS) -> tuple[World, Life] | None:
+        """A process that iterates, of a rank from `first` on, in a world of which most are there."""
+        world = self._any_world(lambda world: len(world.lives) > self._ranks // 2)
+        if world is None:
+            return None
+        found = [life for rank, life in world.lives.items() if rank >= first and not life.is_frozen and life.members]
+        return (world, found[int(self._random.integers(len(found)))]) if found else None
+
+    def _kill_rank(self, now_ns: int) -> bool:
+        if (found := self._any_life()) is None:
+            return False
+        world, life = found
+        self._crew.kill(life.name)
+        self._crew.reap(life.name, 10)
+        self._forget(life.name)
+        del world.lives[life.rank]
+        # At once, so that nobody misses it; or after it was given up.
+        self.faults.later(now_ns + self.faults.seconds(0.05, AWAY_S), lambda: self._start(world, life.rank))
+        return True
+
+    def _freeze_rank(self, now_ns: int) -> bool:
+        if (found := self._any_life(first=1)) is None:
+            return False
+        life = found[1]
+        self._crew.freeze(life.name)
+        life.is_frozen = True
+        self.faults.later(now_ns + self.faults.seconds(0.1, AWAY_S), lambda: self._thaw(life))
+        return True
+
+    def _thaw(self, life: Life) -> None:
+        self._crew.thaw(life.name)
+        if life.is_ending:
+            self._crew.release(life.name)
+        life.is_frozen, life.deadline_ns = False, monotonic_ns() + int(HANG_S * S)
+
+    def _double_rank(self, now_ns: int) -> bool:
+        """A second process of a rank; the first may be frozen, and wakes up later."""
+        if (found := self._any_life()) is None:
+            return False
+        world, life = found
+        if self._random.random() < 0.5:
+            self._crew.freeze(life.name)
+            life.is_frozen = True
+            self.faults.later(now_ns + self.faults.seconds(0.5, AWAY_S), lambda: self._thaw(life))
+        self._let_end(world, life)
+        self._start(world, life.rank)
+        return True
+
+    def _let_rank_leave(self, now_ns: int) -> bool:
+        if (found := self._any_life()) is None:
+            return False
+        world, life = found
+        self._crew.send([life.name], {"what": "stop"})
+        self._let_end(world, life)
+        self.faults.later(now_ns + self.faults.seconds(0.05, AWAY_S), lambda: self._start(world, life.rank))
+        return True
+
+    def _let_end(self, world: World, life: Life) -> None:
+        self._crew.release(life.name)
+        life.is_ending, life.deadline_ns = True, monotonic_ns() + int(HANG_S * S)
+        del world.lives[life.rank]
+
+    def _kill_store(self, now_ns: int) -> bool:
+        world = self._any_world(lambda world: world.server.name is not None and world.is_up and not world.is_frozen)
+        if world is None:
+            return False
+        world.server.kill()
+        world.is_up = False
+
+        def start() -> None:
+            world.server.start()
+            self._note_pid(world.server.name)
+            world.is_up = True
+
+        self.faults.later(now_ns + self.faults.seconds(0.02, 2), start)
+        return True
+
+    def _freeze_store(self, now_ns: int) -> bool:
+        world = self._any_world(lambda world: world.server.name is not None and world.is_up and not world.is_frozen)
+        if world is None:
+            return False
+        name = world.server.name
+        assert name is not None
+        self._crew.freeze(name)
+        world.is_frozen = True
+
+        def thaw() -> None:
+            self._crew.thaw(name)
+            world.is_frozen = False
+
+        self.faults.later(now_ns + self.faults.seconds(0.1, 3), thaw)
+        return True
+
+    def _start(self, world: World, rank: int) -> None:
+        world.started[rank] += 1
+        name = f"{world.kind}-rank-{rank}.{world.started[rank]}"
+        command = [sys.executable, "-P", "-m", "ringfold.tools.soak.rank", self._crew.address, name, world.server.url]
+        env = {"TMPDIR": str(self._scratch)}
+        self._crew.start(name, [*command, str(rank), str(self._ranks), str(world.log(rank))], env=env)
+        self._note_pid(name)
+        life = world.lives[rank] = Life(name, rank, monotonic_ns() + int(HANG_S * S))
+        self._lives[name] = (world, life)
+
+    def _note_pid(self, name: str | None) -> None:
+        if name is not None:
+            self.pids.add(self._crew.pid(name))
+
+    def _forget(self, name: str) -> None:
+        del self._lives[name]
+
+    # Watching
+
+    def _watch(self, seconds: float) -> None:
+        """Take in what is reported for a while; do what is due; see whether anybody hangs."""
+        end_ns = monotonic_ns() + int(seconds * S)
+        while (left_ns := end_ns - monotonic_ns()) > 0:
+            if (got := self._crew.receive(left_ns / S)) is not None:
+                self._note(*got)
+        now_ns = monotonic_ns()
+        self.faults.settle(now_ns)
+        for world, life in list(self._lives.values()):
+            if not life.is_frozen and now_ns > life.deadline_ns:
+                raise self._hang(world, life)
+
+    def _note(self, name: str, message: Message) -> None:
+        if name not in self._lives:
+            return
+        if "error" in message:
+            raise ChildFailed(name, str(message["error"]), self._crew.log_tail(name))
+        _, life = self._lives[name]
+        now_ns = monotonic_ns()
+        match message["what"]:
+            case "step":
+                if life.members and not life.is_frozen:
+                    silence_s = HANG_S - (life.deadline_ns - now_ns) / S
+                    self._outcome.longest_silence_s = max(self._outcome.longest_silence_s, silence_s)
+                life.number, life.members = message["number"], message["members"]
+                if not life.is_ending:
+                    life.deadline_ns = now_ns + int(HANG_S * S)
+            case "ended":
+                if message["superseded"] and not life.is_ending:
+                    raise ChildFailed(name, "was superseded, and nobody else had its rank", self._crew.log_tail(name))
+                if (status := self._crew.reap(name, END_S)) != 0:
+                    self._outcome.left_behind.append(f"{name} ended with status {status}")
+                self._forget(name)
+
+    def _watch_until(self, settled: Callable[[], bool]) -> None:
+        """The watchdog is the deadline."""
+        while not settled():
+            self._watch(0.1)
+
+    def _are_together(self) -> bool:
+        """Every rank of every world iterates, with all the others."""
+        return all(
+            len(world.lives) == self._ranks
+            and all(life.members == self._ranks and not life.is_frozen for life in world.lives.values())
+            for world in self.worlds
+        )
+
+    def _hang(self, world: World, life: Life) -> Hang:
+        os.kill(self._crew.pid(life.name), signal.SIGUSR1)
+        self._crew.pause(0.5)
+        others = ", ".join(f"{other.name} at {other.number}" for other in world.lives.values() if other is not life)
+        what = "did not end" if life.is_ending else "hangs: no iteration"
+        text = f"{what} for {HANG_S:.0f} s, the last one was {life.number} ({others})"
+        return Hang(life.name, text, None, self._crew.log_tail(life.name))
+
+    def _sample(self) -> None:
+        for world in self.worlds:
+            for rank in range(min(VETERANS, self._ranks)):
+                life = world.lives[rank]
+                self._outcome.samples.setdefault(life.name, []).append(sample(self._crew.pid(life.name)))
+
+    # The end
+
+    def _end(self) -> None:
+        """All leave; then what they wrote and what is left in the stores is taken down."""
+        outcome = self._outcome
+        for world in self.worlds:
+            for life in list(world.lives.values()):
+                self._crew.send([life.name], {"what": "stop"})
+                self._let_end(world, life)
+        self._watch_until(lambda: not self._lives)
+        outcome.faults = dict(self.faults.counts)
+        for world in self.worlds:
+            outcome.logs[world.kind] = {rank: world.entries(rank) for rank in range(self._ranks)}
+            with open_store(world.server.url, timeout_s=END_S) as store:
+                record = store.get("iteration/record")
+                outcome.agreed[world.kind] = -1 if record is None else msgspec.json.decode(record.value)["iteration"]
+                outcome.keys[world.kind] = sorted(store.list("iteration/ranks/"))
+        outcome.left_behind += [f"in the temporary directory: {path.name}" for path in self._scratch.iterdir()]

@@ -1,0 +1,176 @@
+"""The masters of the soak: two on one journal, of which one leads, and what is done to them.
+
+* The leader is killed, and started again a little later: it finds that the other one leads, and stands by.
+* The leader is frozen for longer than its lease. When it wakes up it still has its peers' connections and its plans,
+  and another one leads; what it would decide then must not count.
+* Both are killed. One is started again, and finds in the journal what it must go on with; the other one follows.
+
+Faults may meet: the new leader is killed while the old one is still frozen, say. Then nobody leads for a while. A new
+leader waits for members that died with the old one (10 s), and steps need a leader; so that the run goes on at all, it
+is left alone after `MOST_STRIKES` faults, until it has made a step again.
+"""
+
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ringfold.errors import RingfoldError
+from ringfold.runtime.ask import StatusConnection
+from ringfold.tools.bench.masters import launch_master, wait_for_master
+from ringfold.tools.soak.faults import Fault, Faults
+from ringfold.tools.spawn import ChildFailed, Crew, free_port
+from ringfold.wire.messages import Status
+
+LEASE_S = 2.0
+AWAY_S = 4.0
+"""The longest that a master stays dead."""
+MOST_STRIKES = 2
+AFTERMATH_NS = 500_000_000
+"""A step that is reported so soon after a fault may have been made before it."""
+ASK_S = 0.5
+START_S = 20.0
+END_S = 10.0
+
+
+@dataclass(slots=True)
+class Master:
+    """An address at which there is a master, one life after the other."""
+
+    address: str
+    title: str
+    lives: int = 0
+    is_up: bool = False
+    is_frozen: bool = False
+
+    @property
+    def name(self) -> str:
+        """The crew's name of the present life."""
+        return f"{self.title}.{self.lives}"
+
+
+class Masters:
+    """A leader and a standby. `where` is what peers join with."""
+
+    def __init__(self, crew: Crew, journal: Path, settings: dict[str, object]) -> None:
+        self._crew = crew
+        self._settings = {**settings, "store": f"sqlite://{journal}", "lease_s": LEASE_S}
+        self.masters = [Master(f"127.0.0.1:{free_port()}", f"master-{letter}") for letter in "ab"]
+        self.where = ",".join(master.address for master in self.masters)
+        self.pids: set[int] = set()
+        self._strikes = self._struck_ns = 0
+
+    def start(self) -> None:
+        """The first one leads when this returns; the second one begins."""
+        first, second = self.masters
+        self._start(first)
+        wait_for_master(self._crew, first.name, first.address)
+        self._start(second)
+
+    def status(self) -> tuple[Master, Status] | None:
+        """Who leads, and the run as it sees it; None if nobody answers."""
+        for master in self.masters:
+            if master.is_up and not master.is_frozen:
+                try:
+                    with StatusConnection(master.address, b"", ASK_S) as connection:
+                        return master, connection.ask()
+                except RingfoldError:
+                    continue
+        return None
+
+    def stepped(self, now_ns: int) -> None:
+        """The run goes on: a step was reported."""
+        if now_ns > self._struck_ns + AFTERMATH_NS:
+            self._strikes = 0
+
+    def faults(self, faults: Faults) -> list[Fault]:
+        """What can be done to them. What ends a fault is left with `faults`."""
+
+        def leader() -> Master | None:
+            found = self.status() if self._strikes < MOST_STRIKES else None
+            return None if found is None else found[0]
+
+        def counted(strike: Callable[[int], bool]) -> Callable[[int], bool]:
+            def strike_and_count(now_ns: int) -> bool:
+                if not strike(now_ns):
+                    return False
+                self._strikes, self._struck_ns = self._strikes + 1, now_ns
+                return True
+
+            return strike_and_count
+
+        def kill_leader(now_ns: int) -> bool:
+            if (master := leader()) is None:
+                return False
+            self._kill(master)
+            faults.later(now_ns + faults.seconds(0.05, AWAY_S), lambda: self._start(master))
+            return True
+
+        def freeze_leader(now_ns: int) -> bool:
+            if (master := leader()) is None:
+                return False
+            self._crew.freeze(master.name)
+            master.is_frozen, name = True, master.name
+
+            def thaw() -> None:
+                if master.is_frozen and master.name == name:
+                    self._crew.thaw(name)
+                    master.is_frozen = False
+
+            faults.later(now_ns + faults.seconds(1.1 * LEASE_S, 3 * LEASE_S), thaw)
+            return True
+
+        def kill_both(now_ns: int) -> bool:
+            if leader() is None or not all(master.is_up for master in self.masters):
+                return False
+            due_ns = now_ns
+            for place in faults.order(len(self.masters)):
+                master = self.masters[place]
+                self._kill(master)
+                due_ns += faults.seconds(0.05, AWAY_S / 2)
+                faults.later(due_ns, lambda master=master: self._start(master))  # type: ignore[misc]
+            return True
+
+        return [
+            Fault("master killed", 0.12, counted(kill_leader)),
+            Fault("master frozen", 0.08, counted(freeze_leader)),
+            Fault("both masters killed", 0.05, counted(kill_both)),
+        ]
+
+    def end(self) -> list[str]:
+        """Stop all, with the peers gone; what did not end as it should."""
+        for master in self.masters:
+            self._wait_until_it_listens(master)
+            self._crew.release(master.name)
+            os.kill(self._crew.pid(master.name), signal.SIGTERM)
+        wrong = []
+        for master in self.masters:
+            try:
+                status = self._crew.reap(master.name, END_S)
+            except ChildFailed as error:
+                wrong.append(str(error))
+            else:
+                if status != 0:
+                    wrong.append(f"{master.name} ended with status {status}: {self._crew.log_tail(master.name)}")
+        return wrong
+
+    def _wait_until_it_listens(self, master: Master) -> None:
+        """One that was just started does not know yet how to stop."""
+        said = self._crew.directory / f"{master.name}.log"
+        for _ in range(int(START_S / 0.05)):
+            if "listening on" in said.read_text(errors="replace"):
+                return
+            self._crew.pause(0.05)
+        raise ChildFailed(master.name, f"does not listen after {START_S:.0f} s", self._crew.log_tail(master.name))
+
+    def _start(self, master: Master) -> None:
+        master.lives += 1
+        launch_master(self._crew, master.name, master.address, **self._settings)
+        self.pids.add(self._crew.pid(master.name))
+        master.is_up = True
+
+    def _kill(self, master: Master) -> None:
+        self._crew.kill(master.name)
+        self._crew.reap(master.name, END_S)
+        master.is_up = master.is_frozen = False

@@ -1,0 +1,308 @@
+"""A run whose members go wrong one after the other, in every way that is not death, and a second run beside it.
+
+The *scenes*, again and again until the time is over: a member passes an array too many; one hangs in its loader; one
+leaves a step out; one changes its weights; one gets SIGTERM; all are killed and started again. After each scene the
+four train together before the next one begins. The two members of the second run, on the same master, must notice
+nothing.
+
+At the end the weights are computed again from what was committed (`members_replay.py`), and must have the same bits.
+"""
+
+import os
+import signal
+import sys
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ringfold.runtime.clock import monotonic_ns
+from ringfold.tools.bench.masters import start_master
+from ringfold.tools.soak.checks import Check
+from ringfold.tools.soak.director import Hang
+from ringfold.tools.soak.history import shown
+from ringfold.tools.soak.member import MISMATCH_STATUS, SAVE_EVERY, digest
+from ringfold.tools.soak.members_replay import history, missing, read, replay
+from ringfold.tools.spawn import Crew, Message
+
+FIRST, SECOND = "worst", "beside"
+MEMBERS = {FIRST: ("a", "b", "c", "d"), SECOND: ("x", "y")}
+STALL_S = 8.0
+HANG_S = 20.0
+"""How long a member hangs: well beyond the stall timeout."""
+PATIENCE_S = 120.0
+"""How long a scene may take."""
+QUIET_S = 3.0
+"""How long all train together between two scenes."""
+SETTINGS: dict[str, object] = {"heartbeat_ms": 200, "evict_after_ms": 5_000, "stall_timeout_s": STALL_S}
+S = 1_000_000_000
+
+
+@dataclass(slots=True)
+class Slot:
+    """One of the members, whatever process it is at the moment."""
+
+    run: str
+    name: str
+    lives: int = 0
+    process: str = ""
+    """The crew's name of the present process."""
+    step: int = -1
+    peer: int = 0
+    contributors: int = 0
+    words: str = ""
+    """Of its last mismatch."""
+    came_back: int = 0
+    diverged: set[str] = field(default_factory=set)
+    finished: tuple[int, str] | None = None
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What came out of it."""
+
+    scenes: Counter[str] = field(default_factory=Counter)
+    steps: dict[str, int] = field(default_factory=dict)
+    lost: list[int] = field(default_factory=list)
+    """Steps that were lost each time when all were killed."""
+    wrong: list[str] = field(default_factory=list)
+    digests: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Per run and member, what it ended with,"""
+    replayed: dict[str, str] = field(default_factory=dict)
+    """and what replaying gave."""
+    disturbed: list[str] = field(default_factory=list)
+    """What the second run noticed."""
+    left_behind: list[str] = field(default_factory=list)
+
+
+class MembersDirector:
+    """Lets members go wrong for a while. `outcome` is there for those who show it."""
+
+    def __init__(self, crew: Crew) -> None:
+        self._crew, self.outcome, self.pids = crew, Outcome(), set[int]()
+        self.slots = {name: Slot(run, name) for run, names in MEMBERS.items() for name in names}
+        self._generation = Counter[str]()
+        self._logs: dict[tuple[str, int], list[Path]] = {}
+        self._tick: Callable[[], None] = lambda: None
+        self._where, self.scene = "", "starting"
+        self._scenes: list[tuple[str, Callable[[], None]]] = [
+            ("extra array", self._extra),
+            ("hang in the loader", self._hang),
+            ("skipped step", self._skip),
+            ("divergence", self._diverge),
+            ("SIGTERM", self._sigterm),
+            ("all killed", self._kill_all),
+        ]
+
+    def direct(self, minutes: float, on_change: Callable[[float], None] = lambda seconds: None) -> Outcome:
+        began_ns = monotonic_ns()
+        self._tick = lambda: on_change((monotonic_ns() - began_ns) / S)
+        journal = self._crew.directory / "journal.db"
+        self._where = start_master(self._crew, "master", store=f"sqlite://{journal}", **SETTINGS)
+        self.pids.add(self._crew.pid("master"))
+        for slot in self.slots.values():
+            self._start(slot)
+        self._all_train()
+        while True:
+            for title, scene in self._scenes:
+                self.scene = title
+                scene()
+                self.outcome.scenes[title] += 1
+                self._all_train()
+                if monotonic_ns() >= began_ns + int(minutes * 60 * S) and len(self.outcome.scenes) == len(self._scenes):
+                    self._end()
+                    return self.outcome
+
+    # Scenes
+
+    def _extra(self) -> None:
+        self._mismatch("d", "extra", "2 arrays")
+
+    def _skip(self) -> None:
+        self._mismatch("b", "skip", "")
+
+    def _mismatch(self, name: str, order: str, words: str) -> None:
+        """The member is evicted for its call, and ends; the others go on. A mended program takes its place."""
+        slot = self.slots[name]
+        self._crew.release(slot.process)
+        self._crew.send([slot.process], {"what": order})
+        self._watch_until(lambda: bool(slot.words), f"{name} hears of its mismatch")
+        if ", you)" not in slot.words or words not in slot.words:
+            self.outcome.wrong.append(f"{order}: the error does not say what was wrong: {slot.words}")
+        if (status := self._crew.reap(slot.process, 30)) != MISMATCH_STATUS:
+            self.outcome.wrong.append(f"{order}: it ended with status {status}")
+        self._others_step(slot, 3)
+        # The name of a program that was at fault is refused for a while: the mended one has another.
+        slot.lives += 1
+        self._start(slot)
+
+    def _hang(self) -> None:
+        """It is evicted, comes back in the same process, and loses nothing but its contributions."""
+        slot = self.slots["c"]
+        before = slot.came_back
+        self._crew.send([slot.process], {"what": "hang", "seconds": HANG_S})
+        self._others_step(slot, 3)
+        self._watch_until(lambda: slot.came_back > before, "c comes back by itself")
+
+    def _diverge(self) -> None:
+        slot = self.slots["d"]
+        for other in self.slots.values():
+            other.diverged.clear()
+        self._crew.send([slot.process], {"what": "diverge"})
+        name = self._name(slot)
+        others = [each for each in self.slots.values() if each.run == FIRST]
+        self._watch_until(lambda: all(name in each.diverged for each in others), "all hear that d has diverged")
+
+    def _sigterm(self) -> None:
+        slot = self.slots["c"]
+        self._crew.release(slot.process)
+        os.kill(self._crew.pid(slot.process), signal.SIGTERM)
+        if (status := self._crew.reap(slot.process, 60)) != -signal.SIGTERM:
+            self.outcome.wrong.append(f"SIGTERM: the process ended with status {status}")
+        self._others_step(slot, 3)
+        self._start(slot)
+
+    def _kill_all(self) -> None:
+        """The run goes on from the newest checkpoint that anybody has."""
+        slots = [slot for slot in self.slots.values() if slot.run == FIRST]
+        last = max(slot.step for slot in slots)
+        for slot in slots:
+            self._crew.kill(slot.process)
+        for slot in slots:
+            self._crew.reap(slot.process, 10)
+        self._generation[FIRST] += 1
+        for slot in slots:
+            self._start(slot)
+        self._watch_until(lambda: all(slot.step >= 0 for slot in slots), "all train again")
+        first = min(made.step for path in self._logs[FIRST, self._generation[FIRST]] for made in read(path))
+        self.outcome.lost.append(last + 1 - first)
+        if first == 0:
+            self.outcome.wrong.append("all killed: the run began from nothing, in spite of its checkpoints")
+
+    # Watching
+
+    def _name(self, slot: Slot) -> str:
+        return f"{slot.name}{slot.lives or ''}"
+
+    def _start(self, slot: Slot) -> None:
+        name, generation = self._name(slot), self._generation[slot.run]
+        starts = sum(len(paths) for paths in self._logs.values())
+        slot.process = f"{name}.{starts}"
+        log = self._crew.directory / f"{slot.process}.steps"
+        log.touch()
+        self._logs.setdefault((slot.run, generation), []).append(log)
+        checkpoints = self._crew.directory / f"checkpoints-{slot.run}-{slot.name}"
+        command = [sys.executable, "-P", "-m", "ringfold.tools.soak.member", self._crew.address, slot.process]
+        env = {"OPENBLAS_NUM_THREADS": "1", "RINGFOLD_TOKEN_FILE": ""}
+        self._crew.start(slot.process, [*command, self._where, slot.run, name, str(checkpoints), str(log)], env=env)
+        self.pids.add(self._crew.pid(slot.process))
+        slot.step, slot.contributors, slot.words, slot.peer = -1, 0, "", 0
+
+    def _others_step(self, slot: Slot, steps: int) -> None:
+        """The other members of its run go on without it."""
+        others = [each for each in self.slots.values() if each.run == slot.run and each is not slot]
+        wanted = {each.name: each.step + steps for each in others}
+        self._watch_until(
+            lambda: all(each.step >= wanted[each.name] and each.contributors == len(others) for each in others),
+            f"the others go on without {slot.name}",
+        )
+
+    def _all_train(self) -> None:
+        """Everybody contributes, for a while."""
+
+        def together() -> bool:
+            return all(slot.contributors == len(MEMBERS[slot.run]) for slot in self.slots.values())
+
+        self._watch_until(together, "all train together")
+        quiet_ns = monotonic_ns() + int(QUIET_S * S)
+        self._watch_until(lambda: monotonic_ns() >= quiet_ns, "a while")
+        self._watch_until(together, "all train together")
+
+    def _watch_until(self, settled: Callable[[], bool], what: str) -> None:
+        end_ns = monotonic_ns() + int(PATIENCE_S * S)
+        while not settled():
+            self._tick()
+            if monotonic_ns() > end_ns:
+                logs = "\n".join(f"{slot.process}: {self._crew.log_tail(slot.process)}" for slot in self.slots.values())
+                raise Hang("the run", f"waited {PATIENCE_S:.0f} s until {what}: {self.slots}", None, logs)
+            if (got := self._crew.receive(0.1)) is not None:
+                self._note(*got)
+
+    def _note(self, process: str, message: Message) -> None:
+        slot = next((each for each in self.slots.values() if each.process == process), None)
+        if slot is None:
+            return
+        match message["what"]:
+            case "step":
+                if slot.run == SECOND:
+                    self._judge_second(slot, message)
+                slot.step, slot.peer, slot.contributors = message["step"], message["peer"], message["contributors"]
+                slot.came_back += message["came_back"]
+                slot.diverged |= set(message["diverged"])
+            case "mismatch":
+                slot.words = message["words"]
+            case "finished":
+                slot.finished = message["step"], message["digest"]
+
+    def _judge_second(self, slot: Slot, message: Message) -> None:
+        """Once both of its members are there, nothing changes."""
+        size = len(MEMBERS[SECOND])
+        if slot.contributors == size and (message["contributors"] != size or message["peer"] != slot.peer):
+            self.outcome.disturbed.append(f"{slot.name} at step {message['step']}: {message}")
+        if slot.step >= 0 and message["step"] != slot.step + 1:
+            self.outcome.disturbed.append(f"{slot.name} went from step {slot.step} to {message['step']}")
+
+    # The end
+
+    def _end(self) -> None:
+        for slot in self.slots.values():
+            self._crew.release(slot.process)
+        for run, names in MEMBERS.items():
+            self._crew.send([self.slots[names[0]].process], {"what": "stop"})
+            members = [self.slots[name] for name in names]
+            self._watch_until(lambda members=members: all(each.finished for each in members), f"{run} ends")  # type: ignore[misc]
+            self.outcome.digests[run] = {}
+            for slot in members:
+                assert slot.finished is not None
+                self.outcome.steps[run], self.outcome.digests[run][slot.name] = slot.finished
+                if (status := self._crew.reap(slot.process, 30)) != 0:
+                    self.outcome.left_behind.append(f"{slot.process} ended with status {status}")
+            self.outcome.replayed[run] = self._replay(run)
+
+    def _replay(self, run: str) -> str:
+        logs = {
+            generation: [read(path) for path in paths]
+            for (owner, generation), paths in self._logs.items()
+            if owner == run
+        }
+        last, steps = self.outcome.steps[run], history(logs)
+        if lacking := missing(steps, last):
+            return f"nobody wrote down step {lacking[0]}"
+        return digest(replay(steps, last))
+
+
+def checks(outcome: Outcome) -> list[Check]:
+    """What must have come out of it."""
+    scenes = ", ".join(f"{title} {count} times" for title, count in outcome.scenes.items())
+    found = [
+        Check("the run outlives its worst member", not outcome.wrong, shown(outcome.wrong) or scenes),
+        Check(
+            "when all are killed, the run goes on from a checkpoint",
+            bool(outcome.lost) and max(outcome.lost) <= 2 * SAVE_EVERY,
+            f"steps lost each time: {', '.join(map(str, outcome.lost)) or 'never tried'}",
+        ),
+        Check(
+            "the run beside it notices nothing",
+            not outcome.disturbed and outcome.steps.get(SECOND, 0) > 0,
+            shown(outcome.disturbed) or f"{outcome.steps.get(SECOND, 0)} steps",
+        ),
+    ]
+    for run, digests in outcome.digests.items():
+        ends = set(digests.values())
+        said = f"{len(digests)} members: {', '.join(sorted(ends))} after step {outcome.steps[run]}"
+        found.append(Check(f"{run}: all end with the same bits", len(ends) == 1, said))
+        again = outcome.replayed[run]
+        found.append(Check(f"{run}: replaying what was committed gives these bits", {again} == ends, again))
+    left = "; ".join(outcome.left_behind) or "no process, no file, no shared memory"
+    found.append(Check("nothing is left behind", not outcome.left_behind, left))
+    return found

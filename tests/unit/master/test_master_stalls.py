@@ -1,0 +1,528 @@
+"""Who keeps others waiting, and when it is evicted: the rule by itself, and in the master."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from test_master import NONCE, TOKEN, Stage
+
+from ringfold.master.events import Beat, Tick
+from ringfold.master.liveness import MS
+from ringfold.master.settings import MasterSettings
+from ringfold.master.stalls import (
+    Absent,
+    CallCounts,
+    Judgement,
+    Key,
+    Stall,
+    Usual,
+    judge,
+    silent_member,
+    stall_timeout,
+)
+from ringfold.wire import messages as m
+from ringfold.wire.base import PROTOCOL_VERSION as VERSION
+from ringfold.wire.descriptor import Descriptor
+from ringfold.wire.events import PeerGone, PeersStalled
+from ringfold.wire.frames import Announced, Heartbeat
+from ringfold.wire.messages import OpRef
+from ringfold.wire.proof import prove
+
+KEY = Key("op", 0, OpRef(0, 17))
+S = 1_000 * MS
+CALLED = Descriptor(0, retry=1).pack()
+
+
+def stall(absent: list[Absent], since: dict[int, int] | None = None, **changed: object) -> Stall:
+    waiting = {1: 0, 2: 0, 4: 0} if since is None else since
+    return Stall(KEY, "op", waiting, absent, {0: len(waiting) + len(absent)}, **changed)  # type: ignore[arg-type]
+
+
+# The rule
+
+
+def test_a_minority_is_evicted_a_timeout_after_the_last_of_the_others_has_come() -> None:
+    assert judge(0, stall([Absent(3)], {1: 0, 2: 7 * S, 4: 3 * S}), 60 * S) == Judgement(67 * S)
+
+
+def test_the_clock_starts_when_the_absent_last_got_on_with_anything() -> None:
+    assert judge(0, stall([Absent(3, moved=9 * S)]), 60 * S) == Judgement(69 * S)
+
+
+def test_the_clock_starts_at_the_end_of_busy_and_stands_before_it() -> None:
+    late = stall([Absent(3, busy_until=90 * S)])
+    assert judge(80 * S, late, 60 * S) == Judgement(None, "busy for another 10.0 s")
+    assert judge(91 * S, late, 60 * S) == Judgement(150 * S)
+
+
+@pytest.mark.parametrize(
+    ("late", "timeout", "why"),
+    [
+        (stall([Absent(3)]), None, "off"),
+        (stall([Absent(3, is_idle=False)]), 60 * S, "peer 3 may be in a call, too"),
+        (stall([Absent(3, calls=2)]), 60 * S, "first calls"),
+        (stall([Absent(2), Absent(3)], {1: 0, 4: 0}), 60 * S, "no minority"),
+        (stall([Absent(2)], {1: 0}), 60 * S, "no minority"),
+        (stall([Absent(3)], excuse="it waits for more peers"), 60 * S, "it waits for more peers"),
+    ],
+)
+def test_nobody_is_evicted_where_somebody_may_be_innocent(late: Stall, timeout: int | None, why: str) -> None:
+    assert judge(1_000 * S, late, timeout) == Judgement(None, why)
+
+
+def test_a_whole_group_that_is_slow_is_no_minority_in_a_call_of_the_run() -> None:
+    late = Stall(Key("call", -1), "update_topology", {1: 0, 2: 0, 3: 0, 4: 0}, [Absent(5, group=1)], {0: 4, 1: 1})
+    assert judge(0, late, 60 * S).why == "no minority"
+
+
+@given(st.integers(0, 5), st.integers(1, 5), st.integers(0, 200), st.integers(0, 200))
+def test_only_strict_minorities_are_ever_evicted(waiting: int, absent: int, now_s: int, busy_s: int) -> None:
+    late = [Absent(10 + each, busy_until=busy_s * S) for each in range(absent)]
+    judged = judge(now_s * S, stall(late, {each: each * S for each in range(waiting)}), 60 * S)
+    if judged.evict_at is not None:
+        assert absent < waiting
+        assert judged.evict_at >= max(busy_s, waiting - 1) * S + 60 * S
+
+
+def test_the_timeout_is_a_multiple_of_what_is_usual_within_its_bounds() -> None:
+    settings = MasterSettings()
+    assert stall_timeout(settings, 0) == 60 * S
+    assert stall_timeout(settings, 20 * S) == 100 * S
+    assert stall_timeout(settings, 100 * S) == 300 * S
+    assert stall_timeout(MasterSettings(stall_timeout_ms=5_000), 100 * S) == 5 * S
+    assert stall_timeout(MasterSettings(stall_timeout_ms=900_000), 0) == 300 * S
+    assert stall_timeout(MasterSettings(stall_timeout_ms="off"), 0) is None
+
+
+def test_one_slow_call_is_not_usual_and_two_are() -> None:
+    usual = Usual()
+    for took in (1, 2, 90, 1):
+        usual.add(took * S)
+    assert usual.longest == 2 * S
+    usual.add(80 * S)
+    assert usual.longest == 80 * S
+    for _ in range(16):
+        usual.add(S)
+    assert usual.longest == S
+
+
+def test_calls_are_counted_over_epochs_and_from_the_admission_of_a_member_on() -> None:
+    counts = CallCounts()
+    counts.look(1, [1, 2])
+    counts.seen(0, 5)
+    assert counts.made(1, OpRef(0, 6)) == 6
+    counts.look(2, [1, 2, 3])
+    assert counts.made(1, OpRef(0, 0)) == 5
+    assert counts.made(3, OpRef(0, 0)) == 0
+    assert counts.made(3, OpRef(0, 4)) == 4
+    assert counts.made(1, OpRef(7, 1)) == 1, "another tag"
+
+
+def test_a_member_that_receives_and_sends_nothing_is_found() -> None:
+    ring = [1, 2, 3, 4]
+    starving = {1: 70_000, 2: 65_000, 4: 61_000}
+    assert silent_member(ring, {**starving, 3: 100}, {}, 60_000) == 3
+    assert silent_member(ring, {**starving, 3: 40_000}, {}, 60_000) is None, "it starves as well"
+    assert silent_member(ring, {**starving, 3: 100}, {2: 500}, 60_000) is None, "a link may be at fault"
+    assert silent_member(ring, {1: 70_000, 2: 65_000, 3: 0, 4: 0}, {}, 60_000) is None, "two do not starve"
+    assert silent_member([1, 2], {1: 70_000, 2: 0}, {}, 60_000) is None
+
+
+# In the master
+
+
+class Slow(Stage):
+    """A master and peers of which each is in an op, or in its own code."""
+
+    def __init__(self, size: int, **changed: object) -> None:
+        super().__init__(**changed)
+        self.ring(size)
+        self.epoch = 2
+        self.began: dict[int, tuple[OpRef, int]] = {}
+        self.reports: dict[int, dict[str, int]] = {}
+
+    def call(self, *peers: int, sequence: int = 9) -> None:
+        self.began |= dict.fromkeys(peers, (OpRef(0, sequence), self.now))
+
+    def commit(self, *peers: int) -> None:
+        for peer in peers:
+            self.began.pop(peer, None)
+
+    def go_on(self, ms: int) -> None:
+        end = self.now + ms * MS
+        while self.now < end:
+            self.now += 50 * MS
+            if self.now % (250 * MS) == 0:
+                self.beat()
+            self.step(Tick())
+
+    def beat(self) -> None:
+        for conn in list(self.conns):
+            self.beats[conn] = self.beats.get(conn, 0) + 1
+            ops = []
+            if conn in self.began:
+                op, since = self.began[conn]
+                age_ms = (self.now - since) // MS
+                ops = [Announced(op.tag, op.sequence, age_ms, 0, False)] if age_ms >= 100 else []
+            report = self.reports.get(conn, {})
+            self.step(Beat(conn, Heartbeat(self.beats[conn], self.last_beat, self.epoch, ops=ops, **report)))
+
+    @property
+    def evicted(self) -> list[int]:
+        return [each.peer for each in self.told(PeerGone) if isinstance(each, PeerGone) and each.how == "evicted"]
+
+    def timeout(self, peer: int, *, sequence: int = 9, waited_ms: int = 1_000, final: bool = False) -> None:
+        self.say(peer, m.OpTimeout(self.epoch, OpRef(0, sequence), waited_ms, CALLED, final))
+
+    def eviction(self) -> tuple[str, int | None]:
+        [waiting] = self.master.waiting(self.now)
+        return waiting.eviction, waiting.evict_in_ms
+
+
+def test_a_member_that_all_others_wait_for_is_evicted_and_told_what_to_do() -> None:
+    stage = Slow(4)
+    stage.go_on(1_000)
+    stage.call(1, 2, 4)
+    stage.go_on(59_000)
+    assert stage.evicted == []
+    stage.go_on(2_000)
+    assert stage.evicted == [3]
+    [told] = stage.sent(3, m.Evicted)
+    assert isinstance(told, m.Evicted)
+    assert told.reason.startswith("peers 1 (p1), 2 (p2) and 4 (p4) waited 60.")
+    assert "run.busy(up_to_s=...)" in told.reason
+    assert "stall_timeout_s" in told.reason
+    [stalled] = stage.told(PeersStalled)
+    assert isinstance(stalled, PeersStalled)
+    assert (stalled.peers, stalled.waiting, stalled.what) == ([3], [1, 2, 4], "op tag 0 sequence 9")
+
+
+def test_a_step_that_is_slow_for_most_evicts_nobody() -> None:
+    stage = Slow(4)
+    stage.go_on(1_000)
+    stage.call(1, 2)
+    stage.go_on(250_000)
+    assert stage.evicted == []
+    stage.call(4)
+    stage.go_on(59_000)
+    assert stage.evicted == [], "the clock starts when the last of the others has come"
+    stage.go_on(2_000)
+    assert stage.evicted == [3]
+
+
+def test_the_first_three_calls_of_a_tag_do_not_count() -> None:
+    for sequence, evicted in ((2, []), (3, [3])):
+        stage = Slow(4)
+        stage.go_on(1_000)
+        stage.call(1, 2, 4, sequence=sequence)
+        stage.go_on(62_000)
+        assert stage.evicted == evicted
+
+
+def test_a_call_that_usually_takes_long_may() -> None:
+    stage = Slow(4)
+    for sequence in (5, 6):
+        stage.call(1, 2, 4, sequence=sequence)
+        stage.go_on(20_000)
+        stage.commit(1, 2, 4)
+        stage.go_on(500)
+    stage.call(1, 2, 4)
+    stage.go_on(90_000)
+    assert stage.evicted == []
+    stage.go_on(15_000)
+    assert stage.evicted == [3]
+
+
+def test_it_can_be_off() -> None:
+    stage = Slow(4, stall_timeout_ms="off")
+    stage.call(1, 2, 4)
+    stage.go_on(290_000)
+    assert stage.evicted == []
+    assert stage.eviction() == ("off", None)
+
+
+def test_a_busy_member_is_not_evicted_until_its_time_is_over() -> None:
+    stage = Slow(4)
+    stage.say(3, m.Busy(100_000))
+    stage.call(1, 2, 4)
+    stage.go_on(90_000)
+    assert stage.eviction() == ("busy for another 10.0 s", None)
+    stage.go_on(69_000)
+    assert stage.evicted == []
+    stage.go_on(2_000)
+    assert stage.evicted == [3]
+
+
+def test_busy_ends_when_it_is_said_and_the_clock_starts_then() -> None:
+    stage = Slow(4)
+    stage.say(3, m.Busy(100_000))
+    stage.call(1, 2, 4)
+    stage.go_on(80_000)
+    stage.say(3, m.Busy(0))
+    stage.go_on(59_000)
+    assert stage.evicted == []
+    stage.go_on(2_000)
+    assert stage.evicted == [3]
+
+
+@pytest.mark.parametrize("ms", [-1, 10**12])
+def test_a_busy_that_makes_no_sense_is_refused(ms: int) -> None:
+    stage = Slow(2)
+    stage.say(2, m.Busy(ms))
+    assert stage.evicted == [2]
+
+
+def test_status_says_when_who_is_evicted() -> None:
+    stage = Slow(4)
+    stage.go_on(1_000)
+    stage.call(1, 2, 4)
+    stage.go_on(20_000)
+    text, in_ms = stage.eviction()
+    assert in_ms is not None
+    assert 40_000 <= in_ms <= 40_500
+    assert text == f"in {in_ms / 1000:.1f} s"
+
+
+def test_a_vote_that_one_member_has_not_cast_counts_after_the_first_three() -> None:
+    stage = Slow(4)
+    for peer in (1, 2, 4):
+        stage.say(peer, m.Vote(2, "pending", 2))
+    stage.go_on(62_000)
+    assert stage.eviction() == ("first calls", None)
+    stage.say(3, m.Vote(2, "pending", 2))
+    for ballot in range(3, 5):
+        for peer in (1, 2, 3, 4):
+            stage.say(peer, m.Vote(ballot, "pending", 2))
+    stage.go_on(500)
+    for peer in (1, 2, 4):
+        stage.say(peer, m.Vote(9, "pending", 2))
+    stage.go_on(62_000)
+    assert stage.evicted == [3]
+
+
+def test_an_update_that_waits_for_more_peers_is_nobodys_fault() -> None:
+    stage = Slow(4)
+    for ballot in range(2, 6):
+        for peer in (1, 2, 3, 4):
+            stage.say(peer, m.Vote(ballot, "update", 2))
+        stage.go_on(500)
+    for peer in (1, 2, 4):
+        stage.say(peer, m.Vote(9, "update", 2, min_world=5))
+    stage.go_on(200_000)
+    assert stage.evicted == []
+    assert stage.eviction() == ("it waits for more peers", None)
+
+
+def test_a_member_in_an_op_that_sends_nothing_is_as_good_as_absent() -> None:
+    stage = Slow(4)
+    stage.call(1, 2, 3, 4)
+    stage.reports = {peer: {"in_starved_ms": 61_000} for peer in (1, 2, 4)}
+    stage.reports[3] = {"in_starved_ms": 10}
+    stage.go_on(61_000)
+    assert stage.evicted == [3]
+    [told] = stage.sent(3, m.Evicted)
+    assert isinstance(told, m.Evicted)
+    assert "is in it and sends nothing" in told.reason
+
+
+def test_a_member_that_has_just_come_to_others_that_starve_is_not_taken_for_silent() -> None:
+    """Their heartbeats are a little old: they tell of the time before it came."""
+    stage = Slow(4)
+    stage.say(3, m.Busy(100_000))
+    stage.call(1, 2, 4)
+    stage.go_on(70_000)
+    stage.reports = {peer: {"in_starved_ms": 70_000} for peer in (1, 2, 4)}
+    stage.call(3)
+    stage.go_on(1_000)
+    assert stage.evicted == []
+
+
+# At op_timeout_s
+
+
+def test_at_the_op_timeout_the_absent_are_evicted_also_if_they_are_many() -> None:
+    stage = Slow(4)
+    stage.go_on(500)
+    stage.call(1)
+    stage.go_on(1_000)
+    stage.timeout(1)
+    stage.go_on(1_000)
+    assert stage.evicted == [2, 3, 4]
+    assert "op_timeout_s 1.0 s" in str(stage.sent(2, m.Evicted)[0])
+
+
+def test_a_timeout_of_the_callers_own_raises_and_evicts_nobody() -> None:
+    stage = Slow(3)
+    stage.go_on(500)
+    stage.call(1, 2)
+    stage.go_on(1_000)
+    stage.timeout(1, final=True)
+    stage.go_on(1_000)
+    assert stage.evicted == []
+    assert "waited 1.0 s for peer 3" in str(stage.sent(2, m.Seal)[-1])
+
+
+def test_members_that_called_a_moment_ago_are_not_evicted_at_a_short_op_timeout() -> None:
+    """Heartbeats name ops with a delay: what is not known yet is waited for."""
+    stage = Slow(4)
+    stage.go_on(1_000)
+    stage.call(1, 2, 4)
+    stage.go_on(50)
+    stage.timeout(1, waited_ms=50)
+    stage.go_on(2_000)
+    assert stage.evicted == [3]
+
+
+def test_nobody_is_evicted_at_the_op_timeout_where_all_wait_in_something() -> None:
+    stage = Slow(2)
+    stage.go_on(500)
+    stage.began = {1: (OpRef(1, 0), stage.now), 2: (OpRef(2, 0), stage.now)}
+    stage.go_on(2_000)
+    stage.say(1, m.OpTimeout(2, OpRef(1, 0), 2_000, CALLED, final=False))
+    stage.go_on(1_000)
+    assert stage.evicted == []
+    assert "op tag 1 sequence 0 waited 2.0 s for peer 2" in str(stage.sent(2, m.Seal)[-1])
+
+
+def test_an_op_whose_time_is_over_waits_for_a_busy_member_and_a_stall_timeout_more() -> None:
+    stage = Slow(2, stall_timeout_ms=5_000)
+    stage.say(2, m.Busy(20_000))
+    stage.call(1)
+    stage.go_on(10_000)
+    stage.timeout(1, waited_ms=10_000)
+    stage.go_on(14_000)
+    assert stage.evicted == []
+    assert len(stage.sent(1, m.Seal)) == 1, "the op goes on"
+    stage.go_on(2_000)
+    assert stage.evicted == [2]
+
+
+def test_an_op_whose_time_is_over_ends_well_when_the_busy_member_comes() -> None:
+    stage = Slow(2, stall_timeout_ms=5_000)
+    stage.say(2, m.Busy(20_000))
+    stage.call(1)
+    stage.go_on(10_000)
+    stage.timeout(1, waited_ms=10_000)
+    stage.go_on(5_000)
+    stage.say(2, m.Busy(0))
+    stage.go_on(1_000)
+    stage.commit(1)
+    stage.go_on(60_000)
+    assert stage.evicted == []
+    assert len(stage.sent(1, m.Seal)) == 1
+
+
+def test_an_op_whose_time_is_over_and_that_runs_on_without_end_raises() -> None:
+    """The member that was busy has come, and still the op does not end: nobody can be blamed for that."""
+    stage = Slow(2, stall_timeout_ms=5_000, op_timeout_ms=30_000)
+    stage.say(2, m.Busy(20_000))
+    stage.call(1)
+    stage.go_on(10_000)
+    stage.timeout(1, waited_ms=10_000)
+    stage.go_on(5_000)
+    stage.call(2)
+    stage.go_on(26_000)
+    assert stage.evicted == []
+    assert "op tag 0 sequence 9 waited 10.0 s" in str(stage.sent(1, m.Seal)[-1])
+
+
+def test_a_vote_whose_time_is_over_goes_on_without_the_absent() -> None:
+    stage = Slow(3)
+    stage.go_on(500)
+    for peer in (1, 2):
+        stage.say(peer, m.Vote(9, "update", 2))
+    stage.go_on(2_000)
+    answers = stage.say(1, m.VoteWithdrawn(9, 2_000, final=False))
+    assert m.CallGoesOn(9) in answers
+    assert stage.evicted == [3]
+    assert stage.say(2, m.VoteWithdrawn(9, 2_000, final=False)) == [m.CallGoesOn(9)], "while the epoch changes"
+    for peer in (1, 2):
+        stage.say(peer, m.Sealed(2, []))
+    for peer in (1, 2):
+        stage.say(peer, m.Attached(3))
+    for peer in (1, 2):
+        stage.say(peer, m.Vote(9, "update", 3))
+    assert len(stage.sent(1, m.CallDone)) == 2
+
+
+def test_an_op_whose_time_is_over_does_not_wait_for_ever_for_a_member_that_works_on_other_tags() -> None:
+    stage = Slow(2, op_timeout_ms=10_000)
+    stage.call(1)
+    stage.go_on(10_000)
+    stage.timeout(1, waited_ms=10_000)
+    for committed in range(1, 12):
+        stage.reports[2] = {"committed": committed}
+        stage.go_on(1_000)
+    assert stage.evicted == []
+    assert "op tag 0 sequence 9 waited 10.0 s for peer 2" in str(stage.sent(1, m.Seal)[-1])
+
+
+def test_a_vote_whose_time_is_over_waits_once_more_for_a_member_that_works() -> None:
+    stage = Slow(2)
+    stage.say(1, m.Vote(9, "pending", 2))
+    for committed, answer in ((1, m.CallGoesOn), (2, m.CallFailed)):
+        stage.go_on(5_000)
+        stage.reports[2] = {"committed": committed}
+        stage.go_on(500)
+        assert [type(each) for each in stage.say(1, m.VoteWithdrawn(9, 5_000, final=False))] == [answer]
+    assert stage.evicted == []
+
+
+def test_a_vote_whose_time_is_over_waits_for_a_busy_member_as_long_as_it_said() -> None:
+    stage = Slow(2)
+    stage.say(2, m.Busy(100_000))
+    stage.say(1, m.Vote(9, "pending", 2))
+    for _ in range(3):
+        stage.go_on(20_000)
+        assert stage.say(1, m.VoteWithdrawn(9, 20_000, final=False)) == [m.CallGoesOn(9)]
+    stage.go_on(110_000)
+    assert m.CallGoesOn(9) in stage.say(1, m.VoteWithdrawn(9, 20_000, final=False))
+    assert stage.evicted == [2]
+
+
+def test_a_vote_with_a_timeout_of_its_own_fails() -> None:
+    stage = Slow(3)
+    stage.go_on(500)
+    stage.say(1, m.Vote(9, "update", 2))
+    stage.go_on(2_000)
+    [answer] = stage.say(1, m.VoteWithdrawn(9, 2_000))
+    assert isinstance(answer, m.CallFailed)
+    assert stage.evicted == []
+
+
+# On request
+
+
+def asked(stage: Stage, peer: str, reason: str = "", token: bytes = TOKEN) -> m.FromMaster:
+    stage.open(9)
+    proof = prove(token, "evict", bytes([9]) * 32, NONCE)
+    return stage.say(9, m.EvictRequest(VERSION, peer, reason, "ada on gpu-1", NONCE, proof))[0]
+
+
+@pytest.mark.parametrize("wanted", ["2", "p2"])
+def test_a_peer_is_evicted_on_request_and_told_by_whom_and_why(wanted: str) -> None:
+    stage = Slow(3)
+    answer = asked(stage, wanted, "its disk is broken")
+    assert answer == m.EvictResponse(True, "peer 2 (p2) is evicted; it may join again", 2, "p2")
+    assert stage.sent(2, m.Evicted) == [m.Evicted("ada on gpu-1 asked for it: its disk is broken", on_request=True)]
+
+
+@pytest.mark.parametrize(
+    ("size", "wanted", "why"),
+    [
+        (3, "7", "there is no peer '7' in this run, only peers 1 (p1), 2 (p2) and 3 (p3)"),
+        (1, "1", "peer 1 (p1) is the last member of group 0"),
+    ],
+)
+def test_a_request_that_makes_no_sense_is_refused(size: int, wanted: str, why: str) -> None:
+    stage = Slow(size)
+    answer = asked(stage, wanted)
+    assert isinstance(answer, m.EvictResponse)
+    assert not answer.done
+    assert why in answer.text
+    assert stage.evicted == []
+
+
+def test_a_request_without_the_token_evicts_nobody() -> None:
+    stage = Slow(3)
+    assert isinstance(asked(stage, "2", token=b"wrong"), m.Refused)
+    assert stage.evicted == []

@@ -1,0 +1,168 @@
+"""The shell around a peer's machine: what a program may rely on when a session ends under its call."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, cast
+
+import pytest
+
+from ringfold.errors import RingfoldError, UsageError
+from ringfold.peer.effects import Effect
+from ringfold.peer.engine import Engine
+from ringfold.peer.events import CallBusy, Event
+from ringfold.peer.session import Session
+from ringfold.peer.settings import Identity, PeerTimings
+from ringfold.probe.nodes.shell import NodeShell
+from ringfold.runtime.clock import monotonic_ns
+
+DEADLINE_S = 30.0
+IDENTITY = Identity(group=0, host="h", name="n", addresses=("127.0.0.1",), port=1)
+
+
+class BrokenEngine:
+    """An engine that fails when it is told to, and takes its time to let go of its sockets."""
+
+    def __init__(self) -> None:
+        self.broken = threading.Event()
+        self.returned = threading.Event()
+        self.was_early: bool | None = None
+
+    def next_event(self, timeout_s: float) -> None:
+        if self.broken.wait(timeout_s):
+            raise OSError("out of order")
+
+    def dial(self, host: str, port: int, timeout_ms: int, source: str = "") -> int:
+        return 1
+
+    def wake(self) -> None:
+        return None
+
+    def fail_all(self, status: int, reason: bytes) -> None:
+        return None
+
+    def shutdown(self) -> None:
+        self.was_early = self.returned.wait(0.2)
+
+    def before_fork(self) -> None:
+        return None
+
+    def forked_parent(self) -> None:
+        return None
+
+
+def test_nobody_returns_from_a_call_before_the_engine_has_let_go() -> None:
+    """Until then it may still write blocks of a state into the program's arrays."""
+    engine = BrokenEngine()
+    identity = Identity(group=0, host="h", name="n", addresses=("127.0.0.1",), port=1)
+    session = Session(cast(Engine, cast(Any, engine)), identity, PeerTimings())
+
+    def join() -> None:
+        try:
+            session.join((("127.0.0.1", 1),), monotonic_ns() + 60_000_000_000)
+        finally:
+            engine.returned.set()
+
+    with ThreadPoolExecutor(1) as pool:
+        joining = pool.submit(join)
+        engine.broken.set()
+        with pytest.raises(RingfoldError, match="out of order"):
+            joining.result(DEADLINE_S)
+    assert engine.was_early is False
+
+
+class WakefulEngine(BrokenEngine):
+    """One that can be woken."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.returned.set()
+        self.woken = threading.Event()
+
+    def next_event(self, timeout_s: float) -> None:
+        self.woken.wait(timeout_s)
+        self.woken.clear()
+        if self.broken.is_set():
+            raise OSError("out of order")
+
+    def wake(self) -> None:
+        self.woken.set()
+
+
+class FailingNode:
+    """The node of a peer that fails whatever is asked of it."""
+
+    def __init__(self) -> None:
+        self.ticked = threading.Event()
+        self.closed = threading.Event()
+
+    def due_s(self) -> float:
+        return 0.0
+
+    def tick(self) -> None:
+        self.ticked.set()
+        raise ValueError("a fit went wrong")
+
+    def close(self) -> None:
+        self.closed.set()
+        raise OSError("and the log as well")
+
+
+def test_a_node_that_fails_does_not_end_the_peer(caplog: pytest.LogCaptureFixture) -> None:
+    engine, node = WakefulEngine(), FailingNode()
+    identity = Identity(group=0, host="h", name="n", addresses=("127.0.0.1",), port=1)
+    session = Session(cast(Engine, cast(Any, engine)), identity, PeerTimings())
+    session.probing = cast(NodeShell, cast(Any, node))
+    with ThreadPoolExecutor(1) as pool:
+        joining = pool.submit(session.join, (("127.0.0.1", 1),), monotonic_ns() + 60_000_000_000)
+        assert node.ticked.wait(DEADLINE_S)
+        assert node.closed.wait(DEADLINE_S)
+        session.locked(lambda machine: None)
+        assert session.probing is None
+        assert not session.is_over
+        engine.broken.set()
+        engine.wake()
+        with pytest.raises(RingfoldError, match="out of order"):
+            joining.result(DEADLINE_S)
+    assert "goes on without it" in caplog.text
+
+
+def test_a_node_that_cannot_be_closed_keeps_nobody_waiting() -> None:
+    engine = BrokenEngine()
+    engine.returned.set()
+    identity = Identity(group=0, host="h", name="n", addresses=("127.0.0.1",), port=1)
+    session = Session(cast(Engine, cast(Any, engine)), identity, PeerTimings())
+    session.probing = cast(NodeShell, cast(Any, FailingNode()))
+    with ThreadPoolExecutor(1) as pool:
+        joining = pool.submit(session.join, (("127.0.0.1", 1),), monotonic_ns() + 60_000_000_000)
+        engine.broken.set()
+        with pytest.raises(RingfoldError, match="out of order"):
+            joining.result(DEADLINE_S)
+
+
+def test_a_peer_is_busy_until_the_last_of_its_blocks_ends() -> None:
+    said: list[int] = []
+    session = Session(cast(Engine, cast(Any, BrokenEngine())), IDENTITY, PeerTimings())
+    step = session.machine.step
+
+    def heard(now_ns: int, event: Event) -> list[Effect]:
+        if isinstance(event, CallBusy):
+            said.append(0 if not event.until_ns else round((event.until_ns - now_ns) / 1e9))
+        return step(now_ns, event)
+
+    session.machine.step = heard  # type: ignore[method-assign]
+    with session.busy(100):
+        with session.busy(900), session.busy(50):
+            pass
+        with pytest.raises(KeyError), session.busy(300):
+            raise KeyError
+    assert said == [100, 900, 900, 900, 100, 300, 100, 0]
+    session.engine.broken.set()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("up_to_s", [0, -1, float("nan"), float("inf"), 8 * 86_400])
+def test_a_busy_without_a_sensible_end_is_refused(up_to_s: float) -> None:
+    engine = BrokenEngine()
+    session = Session(cast(Engine, cast(Any, engine)), IDENTITY, PeerTimings())
+    with pytest.raises(UsageError, match="up to a week"), session.busy(up_to_s):
+        pass
+    engine.broken.set()

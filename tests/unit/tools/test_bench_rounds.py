@@ -1,0 +1,78 @@
+"""From marks to figures: what `ringfold bench rounds` makes of the instants that its nodes saw."""
+
+import pytest
+
+from ringfold.tools.bench import rounds
+from ringfold.tools.bench.rounds import Case, growth_of, plan, turns_of
+from ringfold.tools.bench.workers_rounds import Mark, Marks
+
+MS = 1_000_000
+
+
+def marks(*rounds_ns: tuple[int, int, int], count: int = 1, closed_ns: int = 0) -> Marks:
+    """Of each round: when its end was sent, when that was heard, and when the next start was heard."""
+    told = Marks()
+    for number, (sent, ended, started) in enumerate(rounds_ns, 1):
+        told.ends[number] = Mark(sent, ended, ended, count)
+        told.starts[number + 1] = Mark(sent + 1, started, started, count, closed_ns)
+    return told
+
+
+def test_a_turn_lasts_until_the_last_node_has_heard_the_start() -> None:
+    quick, slow = marks((100, 110, 150)), marks((100, 120, 170))
+    assert turns_of("master", 2, [quick, slow]) == [70]
+
+
+def test_a_round_that_somebody_missed_does_not_count() -> None:
+    both, one = marks((100, 110, 150), (1_000, 1_010, 1_030)), marks((100, 110, 140))
+    assert turns_of("master", 2, [both, one]) == [50]
+
+
+def test_time_that_the_master_did_not_live_is_no_turn() -> None:
+    """Its clock is behind by 300 ms from the second round on; that is in the stamps of all later messages."""
+    lost = 300 * MS
+    told = marks((100, 110, 150), (1_000, 1_010 + lost, 1_060 + lost), (2_000, 2_020 + lost, 2_040 + lost))
+    first, second, third = turns_of("master", 1, [told])
+    assert first == 50
+    assert second <= 60
+    assert third <= 40
+
+
+def test_a_slow_round_is_not_taken_for_lost_time() -> None:
+    told = marks((100, 110 + 300 * MS, 150 + 300 * MS), (10**9, 10**9 + 10, 10**9 + 50))
+    assert turns_of("master", 1, [told])[0] == 50 + 300 * MS
+
+
+def test_time_rounds_are_measured_from_the_last_window() -> None:
+    early, late = marks((0, 0, 500), closed_ns=450), marks((0, 0, 520), closed_ns=470)
+    assert turns_of("time", 2, [early, late]) == [50]
+
+
+@pytest.mark.parametrize(("power", "exponent"), [(1, 1.0), (2, 2.0), (0, 0.0)])
+def test_growth_tells_linear_from_worse(power: int, exponent: float) -> None:
+    rows: list[dict[str, float | int | str | bool | None]] = [
+        {"kind": "master", "mode": "recorded", "steps": False, "nodes": nodes, "p50_ms": float(nodes**power)}
+        for nodes in (2, 8, 32, 128)
+    ]
+    found = growth_of(rows)
+    assert found is not None
+    assert found["exponent"] == pytest.approx(exponent)
+
+
+def test_real_processes_end_at_eight_and_recorded_nodes_are_measured_at_all_counts() -> None:
+    cases = plan([2, 8, 32], ["master"], 10, 0, {})
+    assert {case.nodes for case in cases if not case.is_recorded} == {2, 8}
+    assert {case.nodes for case in cases if case.is_recorded} == {2, 8, 32}
+
+
+def test_gloo_without_torch_is_skipped_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds.importlib.util, "find_spec", lambda name: None)
+    skipped: dict[str, str] = {}
+    assert plan([2, 8], ["gloo"], 10, 0, skipped) == []
+    assert "torch" in skipped["gloo"]
+
+
+def test_long_windows_are_measured_with_and_without_steps() -> None:
+    long = [case for case in plan([2, 8, 128], ["master"], 10, 5, {}) if case.window_ms == rounds.LONG_MS]
+    assert Case("master", 8, False, rounds.LONG_MS, 5, steps=True) in long
+    assert Case("master", 128, True, rounds.LONG_MS, 5, steps=True) in long
