@@ -15,7 +15,7 @@ from ringfold.config import load
 from ringfold.iteration.record import decode
 from ringfold.master.settings import master_settings
 from ringfold.master.thread import MasterThread
-from ringfold.runtime.ask import StatusConnection
+from ringfold.runtime.master_client import StatusConnection
 from ringfold.store import open_store
 
 pytestmark = pytest.mark.waiting

@@ -17,7 +17,7 @@ import ringfold as rf
 from ringfold.master.server import MasterServer
 from ringfold.master.settings import MasterSettings
 from ringfold.master.thread import MasterThread
-from ringfold.runtime import ask
+from ringfold.runtime import master_client
 from ringfold.wire.probing import RoundId
 
 LARGE = 1_000_000

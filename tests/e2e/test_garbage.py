@@ -18,7 +18,7 @@ import pytest
 from cluster import PATIENCE_S, Child, Cluster, Master, Me, Peer, until
 from training import end_training, start_training, step_with
 
-from ringfold.runtime.ask import StatusConnection
+from ringfold.runtime.master_client import StatusConnection
 from ringfold.wire.frames import (
     FrameKind,
     FrameReader,

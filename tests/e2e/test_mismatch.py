@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from cluster import Cluster, Me, Peer, until
 
-from ringfold.runtime import ask
+from ringfold.runtime import master_client
 
 MEET_S = 2.0
 """Calls that can never meet are reported within a second; the other second is for a loaded machine."""

@@ -15,7 +15,8 @@ import ringfold as rf
 from ringfold.master.events import Effect, Event
 from ringfold.master.machine import Master as Machine
 from ringfold.master.thread import MasterThread
-from ringfold.runtime import ask, resolve
+from ringfold.runtime import master_client
+from ringfold.runtime import network
 
 pytestmark = pytest.mark.waiting
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from cluster import Cluster, Me, by_id, until
 
-from ringfold.runtime import ask
+from ringfold.runtime import master_client
 from ringfold.tools.shaped import HUB, Shape, ShapedNetwork, missing
 from ringfold.wire.status import Status
 

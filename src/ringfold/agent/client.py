@@ -20,7 +20,7 @@ from types import TracebackType
 from ringfold import _native
 from ringfold.agent.enrolment import SERVED_S, Enrolment, pause_s
 from ringfold.errors import AgentUnreachable, RemoteProtocolError, UsageError
-from ringfold.runtime import server as rim
+from ringfold.runtime import asyncio_support as rim
 from ringfold.runtime import threads
 from ringfold.runtime.clock import monotonic_ns
 from ringfold.runtime.local import Doorbell, LocalConnection, distrust, identity

@@ -49,7 +49,7 @@ from ringfold.agent.telemetry import TelemetryDesk
 from ringfold.agent.watching import NicWatch
 from ringfold.config import TELEMETRY_PORT, is_loopback, split_address
 from ringfold.errors import ConfigError
-from ringfold.runtime import server as rim
+from ringfold.runtime import asyncio_support as rim
 from ringfold.runtime.clock import monotonic_ns, unix_ns
 from ringfold.runtime.datagrams import DatagramPort
 from ringfold.runtime.local import BACKLOG, identity, listen_unix, own_directory, touch

@@ -23,7 +23,7 @@ from typing import Protocol
 from ringfold.agent.machine import ClientMalformed, ClientSaid, Event
 from ringfold.agent.registry import Client
 from ringfold.errors import RemoteProtocolError
-from ringfold.runtime import server as rim
+from ringfold.runtime import asyncio_support as rim
 from ringfold.runtime.clock import monotonic_ns
 from ringfold.runtime.local import credentials
 from ringfold.wire.agent import MAX_REQUEST_BYTES, FromAgent, agent_frame, decode_to_agent

@@ -21,7 +21,7 @@ def doctor(
     from ringfold import config as settings
     from ringfold.cli.output import COLOURS, console, print_json, table
     from ringfold.runtime import doctor as room
-    from ringfold.runtime.machine import look
+    from ringfold.runtime.hardware import look
 
     resolved = settings.load({"master": master, "token_file": token_file, "config": config})
     # A master that nobody named is not missing: the default address alone asks for nothing.

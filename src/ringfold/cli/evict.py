@@ -23,7 +23,8 @@ def evict(
     from ringfold import config as settings
     from ringfold.cli.output import console, print_json
     from ringfold.errors import RingfoldError
-    from ringfold.runtime import ask, resolve
+    from ringfold.runtime import master_client
+    from ringfold.runtime import network
 
     resolved = settings.load({"master": address, "run": run, "token_file": token_file, "config": config})
     masters, token, wanted = resolved.listed("master"), resolved.token(), resolved.named_run()

@@ -130,7 +130,7 @@ def _make_private(path: Path) -> None:
 
 def _name_of_journal(host: str, port: int) -> str:
     """One for each machine (home directories are shared), address and port: no two runs meet in it by chance."""
-    from ringfold.runtime.resolve import host_name
+    from ringfold.runtime.network import host_name
 
     words = "-".join((host_name(), host, str(port)))
     return f"master-{''.join(letter if letter.isalnum() or letter in '.-' else '_' for letter in words)}.db"

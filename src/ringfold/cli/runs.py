@@ -7,7 +7,7 @@ import typer
 from typer.core import TyperGroup
 
 if TYPE_CHECKING:
-    from ringfold.runtime.ask import StatusConnection
+    from ringfold.runtime.master_client import StatusConnection
     from ringfold.wire.runs import RunInfo, RunList
 
 
@@ -73,7 +73,7 @@ def forget(
 
 def _reach(master: list[str] | None, token_file: Path | None, config: Path | None) -> "StatusConnection":
     from ringfold import config as settings
-    from ringfold.runtime import ask
+    from ringfold.runtime import master_client
 
     resolved = settings.load({"master": master or None, "token_file": token_file, "config": config})
     return ask.reach(resolved.listed("master"), resolved.token())

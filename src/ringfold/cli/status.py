@@ -39,7 +39,7 @@ def status(
     from ringfold import config as settings
     from ringfold.cli.output import console, print_json
     from ringfold.errors import UsageError
-    from ringfold.runtime import ask
+    from ringfold.runtime import master_client
 
     if as_json and watch:
         raise UsageError("--json prints one object; leave out --watch")

@@ -20,7 +20,7 @@ from ringfold.master.server import MasterServer
 from ringfold.master.settings import master_settings
 from ringfold.runtime import threads
 from ringfold.runtime.process import stop_at_signals
-from ringfold.runtime.server import LoopThread
+from ringfold.runtime.asyncio_support import LoopThread
 
 
 class MasterNode:

@@ -46,8 +46,8 @@ from ringfold.peer import joining
 from ringfold.peer.buffers import ArrayLike
 from ringfold.peer.handle import Handle
 from ringfold.peer.outcome import ReduceInfo as Reduced
-from ringfold.runtime import resolve
-from ringfold.runtime.ask import reach
+from ringfold.runtime import network
+from ringfold.runtime.master_client import reach
 
 __all__ = [
     "AsyncReduceHandle",

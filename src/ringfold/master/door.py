@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ringfold.errors import RemoteProtocolError
 from ringfold.master.events import Beat, Conn, DoneSeen, Event, Malformed, Piece, Received
-from ringfold.runtime import server as rim
+from ringfold.runtime import asyncio_support as rim
 from ringfold.wire.frames import FrameKind, FrameReader, decode_done, decode_heartbeat, decode_to_master
 
 if TYPE_CHECKING:

@@ -53,7 +53,7 @@ from ringfold.master.runs import Routed, Runs
 from ringfold.master.settings import MasterSettings
 from ringfold.master.turns import Turns
 from ringfold.probe.logs.files import ExportSettings, Log
-from ringfold.runtime import server as rim
+from ringfold.runtime import asyncio_support as rim
 from ringfold.runtime.aside import ask_aside
 from ringfold.runtime.clock import monotonic_ns, unix_ns
 from ringfold.runtime.entropy import random_bytes

@@ -45,7 +45,7 @@ from ringfold.peer.sync.states import (
     check_unchanged,
     sync_state,
 )
-from ringfold.runtime import ask
+from ringfold.runtime import master_client
 from ringfold.runtime.sigterm import Sigterm
 from ringfold.state.shared import SharedState
 from ringfold.wire.messages import Record, SyncStrategy

@@ -17,10 +17,10 @@ from ringfold.peer.session import S, Session
 from ringfold.peer.settings import Identity, PeerTimings
 from ringfold.probe.logs.files import ExportSettings, Log
 from ringfold.probe.nodes.prober import ProbeSocket
-from ringfold.runtime import resolve
+from ringfold.runtime import network
 from ringfold.runtime.clock import monotonic_ns
 from ringfold.runtime.congestion import congestion_missing
-from ringfold.runtime.machine import usable_cores
+from ringfold.runtime.hardware import usable_cores
 from ringfold.wire.messages import MAX_PATHS
 from ringfold.wire.proof import run_token
 

@@ -20,8 +20,8 @@ from msgspec import Struct
 
 from ringfold.config import DATA_PORT, MASTER_PORT
 from ringfold.errors import RingfoldError
-from ringfold.runtime import ask
-from ringfold.runtime.machine import Machine, look, read_text, soft_limit
+from ringfold.runtime import master_client
+from ringfold.runtime.hardware import Machine, look, read_text, soft_limit
 
 Outcome = Literal["ok", "warn", "fail"]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ringfold.errors import ConfigError
-from ringfold.runtime.server import guard, unguard
+from ringfold.runtime.asyncio_support import guard, unguard
 
 BACKLOG = 1_024
 """How many connections may wait to be taken. (asyncio asks for fewer if it is not told.)"""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ringfold.errors import ConfigError
 from ringfold.runtime.process import process_mark, process_of_mark_is_gone
-from ringfold.runtime.server import guard, unguard
+from ringfold.runtime.asyncio_support import guard, unguard
 
 _MAX_BYTES = 4_096
 

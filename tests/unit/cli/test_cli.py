@@ -23,8 +23,9 @@ from ringfold.config import load
 from ringfold.errors import ConfigError, MasterUnreachable, RingfoldError, UsageError
 from ringfold.master.settings import MasterSettings, master_settings
 from ringfold.master.thread import MasterThread
-from ringfold.runtime import ask, doctor
-from ringfold.runtime.machine import Machine, cpu_level, look
+from ringfold.runtime import doctor
+from ringfold.runtime import master_client
+from ringfold.runtime.hardware import Machine, cpu_level, look
 from ringfold.tools.spawn import free_port
 from ringfold.wire.events import PeerSuspected
 from ringfold.wire.frames import FrameKind, FrameReader, decode_to_master, frame, message_frame

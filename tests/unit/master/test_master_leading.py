@@ -14,7 +14,7 @@ from ringfold.master.keeper import KEY, PART_BYTES, Deposed, Keeper
 from ringfold.master.leading import LEASE_KEY, Candidate, Leadership
 from ringfold.master.server import MasterServer
 from ringfold.master.settings import MasterSettings
-from ringfold.runtime import ask
+from ringfold.runtime import master_client
 from ringfold.runtime.clock import monotonic_ns
 from ringfold.store import StoreClient, open_store
 

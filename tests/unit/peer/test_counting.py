@@ -12,7 +12,7 @@ import ringfold as rf
 from ringfold.iteration.record import Record, decode
 from ringfold.master.thread import MasterThread
 from ringfold.peer.counting import Counting, Facts, NoSpeaker, NotYet
-from ringfold.runtime.ask import StatusConnection
+from ringfold.runtime.master_client import StatusConnection
 from ringfold.runtime.clock import monotonic_ns
 from ringfold.store.base import Generation, Write, Written
 from ringfold.store.client import StoreClient

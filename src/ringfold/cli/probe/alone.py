@@ -8,7 +8,7 @@ from ringfold.probe.logs.files import ExportSettings, Log
 from ringfold.probe.logs.lines import Stretch, window_lines
 from ringfold.probe.nodes.alone import Prober, ProbeWindow
 from ringfold.probe.rounds.settings import RoundSettings
-from ringfold.runtime import resolve
+from ringfold.runtime import network
 from ringfold.runtime.process import term_is_exit
 from ringfold.wire.probing import EdgeFit, RoundId
 

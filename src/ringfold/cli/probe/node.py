@@ -18,7 +18,7 @@ from ringfold.probe.nodes.prober import ProbeSocket
 from ringfold.probe.nodes.shell import NodeShell
 from ringfold.probe.rounds.events import FromRoundMaster
 from ringfold.probe.rounds.node import RoundNode
-from ringfold.runtime import resolve
+from ringfold.runtime import network
 from ringfold.runtime.process import keep_what_is_there, stop_signals
 from ringfold.wire.probing import NodeClock, NodeId, RoundStart
 from ringfold.wire.proof import run_token

@@ -24,7 +24,7 @@ from ringfold.probe.rounds.calculation import Calculation
 from ringfold.probe.rounds.gloo import GlooRounds, Taken
 from ringfold.probe.rounds.gloo_group import TorchCollectives
 from ringfold.probe.rounds.settings import RoundSettings
-from ringfold.runtime import resolve
+from ringfold.runtime import network
 from ringfold.runtime.process import signals_end_at_once, term_is_exit
 from ringfold.wire.probing import NodeId
 

@@ -17,7 +17,7 @@ from ringfold.probe.fit import fit
 from ringfold.probe.graph.draw import draw
 from ringfold.probe.nodes.file import Nodes, make_nodes, read_nodes
 from ringfold.probe.nodes.prober import ProbeSocket, ProbeStats
-from ringfold.runtime import resolve
+from ringfold.runtime import network
 from ringfold.wire.probing import Cadence, EdgeFit, Neighbour, NodeId
 
 

@@ -14,7 +14,7 @@ from ringfold.config import DEFAULT_RUN, split_address
 from ringfold.errors import ConfigError, RemoteProtocolError
 from ringfold.probe.nodes.shell import NodeShell
 from ringfold.probe.rounds.events import Connected, Disconnected, FromRoundMaster, Heard, ToRoundMaster
-from ringfold.runtime import server as rim
+from ringfold.runtime import asyncio_support as rim
 from ringfold.runtime.entropy import random_bytes
 from ringfold.wire.frames import MAX_FRAME_BYTES, FrameKind, FrameReader, decode_from_master, message_frame
 from ringfold.wire.messages import PROTOCOL_VERSION, Challenge, Message, Refused

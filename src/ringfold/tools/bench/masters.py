@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 
 from ringfold.errors import MasterUnreachable
-from ringfold.runtime.ask import StatusConnection
+from ringfold.runtime.master_client import StatusConnection
 from ringfold.tools.shaped import HUB, ShapedNetwork
 from ringfold.tools.spawn import ChildFailed, Crew, free_port
 

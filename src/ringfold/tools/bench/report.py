@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from ringfold.errors import ConfigError
-from ringfold.runtime import machine
+from ringfold.runtime import hardware
 from ringfold.runtime.process import term_is_exit
 from ringfold.tools.bench.targets import Check, Value, check
 from ringfold.tools.spawn import ChildFailed

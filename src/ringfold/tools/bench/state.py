@@ -14,7 +14,7 @@ import numpy as np
 import typer
 
 from ringfold.errors import MasterUnreachable
-from ringfold.runtime.ask import StatusConnection
+from ringfold.runtime.master_client import StatusConnection
 from ringfold.tools import shaped
 from ringfold.tools.bench import report as reports
 from ringfold.tools.bench.masters import START_S, start_master

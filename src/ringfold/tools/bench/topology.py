@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 import typer
 
-from ringfold.runtime.ask import StatusConnection
+from ringfold.runtime.master_client import StatusConnection
 from ringfold.runtime.clock import thread_cpu_ns
 from ringfold.tools.bench import report as reports
 from ringfold.tools.bench.masters import start_master_in

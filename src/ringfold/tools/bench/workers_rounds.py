@@ -31,7 +31,7 @@ from ringfold.probe.rounds.node import RoundNode
 from ringfold.probe.rounds.settings import Adaptive, RoundSettings
 from ringfold.runtime.clock import monotonic_ns
 from ringfold.runtime.process import keep_what_is_there
-from ringfold.runtime.resolve import pause
+from ringfold.runtime.network import pause
 from ringfold.tools.spawn import Line, LineClosed, Message
 from ringfold.wire.probing import EdgeFit, Neighbour, NodeClock, NodeId, RoundEnd, RoundStart
 

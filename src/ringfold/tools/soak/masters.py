@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ringfold.errors import RingfoldError
-from ringfold.runtime.ask import StatusConnection
+from ringfold.runtime.master_client import StatusConnection
 from ringfold.tools.bench.masters import launch_master, wait_for_master
 from ringfold.tools.soak.faults import Fault, Faults
 from ringfold.tools.spawn import ChildFailed, Crew, free_port

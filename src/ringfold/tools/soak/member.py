@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 import ringfold as rf
-from ringfold.runtime import resolve
+from ringfold.runtime import network
 from ringfold.tools.spawn import Line, LineClosed
 
 COUNT = 100_000
