@@ -112,8 +112,8 @@ def test_wrong_newcomers_do_not_outvote_members_of_long_standing(cluster: Cluste
 
 
 def _is_disputed(master: str) -> bool:
-    with ask.reach([master], b"") as connection:
-        return any("different calls" in each.what for each in connection.ask().waiting)
+    with master_client.connect([master], b"") as connection:
+        return any("different calls" in each.what for each in connection.status().waiting)
 
 
 def train_with_strangers(me: Me) -> None:

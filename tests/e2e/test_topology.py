@@ -13,8 +13,8 @@ from ringfold.wire.status import Status
 
 
 def look(address: str) -> Status:
-    with ask.reach([address], b"") as connection:
-        return connection.ask()
+    with master_client.connect([address], b"") as connection:
+        return connection.status()
 
 
 def optimize(me: Me) -> None:

@@ -46,13 +46,13 @@ def status(
     resolved = settings.load({"master": address, "run": run, "token_file": token_file, "config": config})
     masters, token, wanted = resolved.listed("master"), resolved.token(), resolved.named_run()
     if watch:
-        _watch(ask.follow(masters, token, every_ms / 1000, run=wanted))
+        _watch(master_client.follow_status(masters, token, every_ms / 1000, run=wanted))
         return
-    with ask.reach(masters, token, run=wanted) as connection:
+    with master_client.connect(masters, token, run=wanted) as connection:
         if as_json:
-            print_json(connection.ask())
+            print_json(connection.status())
         else:
-            console.print(render(connection.address, connection.ask()))
+            console.print(render(connection.address, connection.status()))
 
 
 def _watch(seen: "Iterator[tuple[str, Status] | MasterUnreachable]") -> None:

@@ -255,8 +255,8 @@ def test_a_write_that_hangs_from_an_earlier_lead_keeps_the_next_one_waiting_for_
     def look(address: str) -> int:
         while True:
             try:
-                with ask.reach([address], b"") as connection:
-                    return connection.ask().fence
+                with master_client.connect([address], b"") as connection:
+                    return connection.status().fence
             except MasterUnreachable:
                 threading.Event().wait(0.02)
 

@@ -40,7 +40,7 @@ def probe_alone(nodes: Path, wish: Wish) -> None:
         log = None
         if wish.export is not None:
             settings = ExportSettings(directory=wish.export, points=wish.points)
-            log = Log(settings, node=prober.node, name=prober.me.name, host=resolve.host_name())
+            log = Log(settings, node=prober.node, name=prober.me.name, host=network.host_name())
             log.begin(prober.socket.now())
         try:
             _announce(prober, as_json=wish.as_json)

@@ -61,7 +61,7 @@ def _steer(
     from ringfold.runtime import master_client
 
     resolved = settings.load({"master": address, "run": run, "token_file": token_file, "config": config})
-    with ask.reach(resolved.listed("master"), resolved.token(), run=resolved.named_run()) as connection:
+    with master_client.connect(resolved.listed("master"), resolved.token(), run=resolved.named_run()) as connection:
         if action == "round":
             connection.timeout_s = ROUND_S
             if not as_json:
