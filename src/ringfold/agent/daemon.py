@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import assert_never
 
 from ringfold import _native
-from ringfold.agent.doors import BURST_NS, PART, REST_S, Allowance, Door, Rounds
+from ringfold.agent.connections import BURST_NS, PART, REST_S, Allowance, Door, Rounds
 from ringfold.agent.machine import (
     AgentMachine,
     Answer,
@@ -44,7 +44,7 @@ from ringfold.agent.machine import (
 from ringfold.agent.registry import Client, Quota, Registry
 from ringfold.agent.reports import ReportSettings
 from ringfold.agent.steering import Steering, parse_policy
-from ringfold.agent.surroundings import Surroundings
+from ringfold.agent.host_monitor import Surroundings
 from ringfold.agent.telemetry import TelemetryDesk
 from ringfold.agent.watching import NicWatch
 from ringfold.config import TELEMETRY_PORT, is_loopback, split_address

@@ -10,7 +10,7 @@ from typing import Self
 import numpy as np
 
 from ringfold.compat.results import PCCLError, Result
-from ringfold.compat.words import (
+from ringfold.compat.descriptors import (
     DataType,
     QuantizationOptions,
     ReduceDescriptor,

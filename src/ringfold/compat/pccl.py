@@ -26,7 +26,7 @@ from ringfold.compat.master import MasterNode
 from ringfold.compat.operands import Operands, ReduceOpDescriptor
 from ringfold.compat.results import PCCLError, Result, result_of
 from ringfold.compat.shared import SharedState, TensorInfo
-from ringfold.compat.words import (
+from ringfold.compat.descriptors import (
     Attribute,
     DataType,
     DeviceType,

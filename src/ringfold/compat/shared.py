@@ -7,7 +7,7 @@ from typing import Self
 
 from ringfold.compat.operands import library_of
 from ringfold.compat.results import PCCLError, Result
-from ringfold.compat.words import DeviceType
+from ringfold.compat.descriptors import DeviceType
 from ringfold.errors import UsageError
 from ringfold.peer.buffers import ArrayLike
 from ringfold.state import shared

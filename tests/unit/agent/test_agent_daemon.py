@@ -22,7 +22,7 @@ from ringfold.agent.daemon import (
     AgentSettings,
     AgentThread,
 )
-from ringfold.agent.doors import MAX_QUEUED_BYTES
+from ringfold.agent.connections import MAX_QUEUED_BYTES
 from ringfold.agent.registry import Quota
 from ringfold.agent.reports import ReportSettings
 from ringfold.agent.steering import MOST_URGENT
@@ -254,7 +254,7 @@ def test_a_client_that_does_not_read_is_not_read_from_and_harms_nobody(agent: Ag
 
 
 def test_of_many_that_do_not_read_some_are_given_up(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ringfold.agent.doors.MOST_UNREAD_BYTES", 3 * MAX_QUEUED_BYTES)
+    monkeypatch.setattr("ringfold.agent.connections.MOST_UNREAD_BYTES", 3 * MAX_QUEUED_BYTES)
     with AgentThread(settings(directory)), contextlib.ExitStack() as stack, AgentConsole([directory]) as console:
         for _ in range(4):
             stack.enter_context(deaf(directory))

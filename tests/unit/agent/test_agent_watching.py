@@ -8,7 +8,7 @@ from ringfold.agent import watching
 from ringfold.agent.machine import Event, Queues
 from ringfold.agent.monitors import NicMonitors, NicReading
 from ringfold.agent.registry import Pair
-from ringfold.agent.surroundings import Surroundings
+from ringfold.agent.host_monitor import Surroundings
 from ringfold.agent.watching import CALM_NS, IDLE_NS, LOOK_NS, REST_NS, NicWatch
 from ringfold.wire.telemetry import address_number
 

@@ -14,7 +14,7 @@ from ringfold import errors
 from ringfold.compat import operands, pccl
 from ringfold.compat.batch import reduce_all
 from ringfold.compat.results import result_of
-from ringfold.compat.words import ReduceInfo
+from ringfold.compat.descriptors import ReduceInfo
 from ringfold.errors import CollectiveAborted, Evicted, PeerLost, RingfoldError, TooFewPeers
 from ringfold.peer.outcome import ReduceInfo as Reduced
 

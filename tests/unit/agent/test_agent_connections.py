@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ringfold.agent.doors import Allowance, Door, Rounds
+from ringfold.agent.connections import Allowance, Door, Rounds
 from ringfold.agent.machine import ClientMalformed, ClientSaid, Event
 from ringfold.wire.agent import AskAgent, agent_frame
 
@@ -73,15 +73,15 @@ ASK = agent_frame(AskAgent(1))
 
 
 def test_a_client_with_one_question_does_not_wait_for_one_with_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ringfold.agent.doors.TURN_NS", 0)
+    monkeypatch.setattr("ringfold.agent.connections.TURN_NS", 0)
     hall = asyncio.run(said(ASK * 500, ASK, wanted=501))
     assert (hall.heard.count(1), hall.heard.count(2)) == (500, 1)
     assert hall.heard.index(2) < 10
 
 
 def test_the_agent_gets_to_other_things_between_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ringfold.agent.doors.TURN_NS", 0)
-    monkeypatch.setattr("ringfold.agent.doors.ROUND_NS", 0)
+    monkeypatch.setattr("ringfold.agent.connections.TURN_NS", 0)
+    monkeypatch.setattr("ringfold.agent.connections.ROUND_NS", 0)
     hall = asyncio.run(said(ASK * 200, wanted=200))
     assert hall.rounds >= 200
 
@@ -106,10 +106,10 @@ async def served(rounds: Rounds) -> int:
 
 
 def test_clients_that_ask_without_end_wait_when_their_part_is_used_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ringfold.agent.doors.ROUND_NS", 0)
+    monkeypatch.setattr("ringfold.agent.connections.ROUND_NS", 0)
     assert asyncio.run(served(Rounds(Hall()))) > 900
     for name, value in (("PART", 0), ("BURST_NS", 1), ("REST_S", 3_600)):
-        monkeypatch.setattr(f"ringfold.agent.doors.{name}", value)
+        monkeypatch.setattr(f"ringfold.agent.connections.{name}", value)
     assert asyncio.run(served(Rounds(Hall()))) == 1
 
 
