@@ -1,8 +1,14 @@
-"""PCCL's enumerations and descriptors: plain values, checked where they are made.
+"""What PCCL programs pass to calls: enumerations, descriptors, arrays and the shared state. All are checked here.
 
-`DataType.INT16` is more than PCCL has: its arrays can be reduced and shared here like all others.
+An op is checked before anything is sent, and INVALID_ARGUMENT states what is wrong. `send` and `recv` are both NumPy
+arrays or both torch tensors, with the same dtype and size. They are the same memory, or they do not overlap. The same
+memory means an op in place, which an abort leaves unchanged.
+
+`DataType.INT16` does not exist in PCCL: its arrays can be reduced and shared here like all others.
 """
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from importlib import import_module
@@ -12,10 +18,14 @@ import numpy as np
 import numpy.typing as npt
 
 from ringfold.compat.results import PCCLError, Result
+from ringfold.errors import UsageError
+from ringfold.peer.buffers import ArrayLike, Operand, operand_of
+from ringfold.peer.codes import DTYPES
+from ringfold.state import shared
 
 
 class Attribute(Enum):
-    """What `Communicator.get_attribute` tells."""
+    """What `Communicator.get_attribute` returns."""
 
     GLOBAL_WORLD_SIZE = 1
     LOCAL_WORLD_SIZE = 2
@@ -38,7 +48,7 @@ class DeviceType(Enum):
 
 
 class DistributionHint(Enum):
-    """How an operand's values are spread. A hint only: nothing depends on it."""
+    """The distribution of the values of an operand. It has no effect."""
 
     NONE = 0
     NORMAL = 1
@@ -95,7 +105,7 @@ class QuantizationAlgorithm(Enum):
 
 @dataclass(frozen=True)
 class QuantizationOptions:
-    """How values travel. Types of 8 bits are supported: wider ones would not save what quantising costs."""
+    """How values are quantised for transfer. Only types of 8 bits: wider ones save less than quantising costs."""
 
     quantized_datatype: DataType = DataType.UINT8
     algorithm: QuantizationAlgorithm = QuantizationAlgorithm.MIN_MAX
@@ -108,13 +118,13 @@ class QuantizationOptions:
 
     @property
     def scheme(self) -> str | None:
-        """What Ringfold calls it; None: not quantised."""
+        """Ringfold's name for it; None: not quantised."""
         return None if self.algorithm is QuantizationAlgorithm.NONE else f"{self.algorithm.value}8"
 
 
 @dataclass(frozen=True)
 class ReduceOperandDescriptor:
-    """What an operand holds. The type must be that of the arrays: it is checked, not converted to."""
+    """The type of an operand. It must be the dtype of the arrays: it is checked, and nothing is converted."""
 
     datatype: DataType
     distribution_hint: DistributionHint = DistributionHint.NONE
@@ -133,7 +143,7 @@ class ReduceDescriptor:
 
 @dataclass(frozen=True)
 class ReduceInfo:
-    """What an op tells: how many peers' values are in the result, and the bytes this peer moved. All 0: it failed."""
+    """The result of an op: how many peers contributed, and the bytes this peer sent and received. All 0: it failed."""
 
     local_world_size: int
     tx_bytes: int
@@ -147,11 +157,185 @@ class SharedStateSyncInfo:
 
 
 class SharedStateSyncStrategy(Enum):
-    """Who decides what the state is."""
+    """Whose content becomes the state of all peers."""
 
     ENFORCE_POPULAR = "enforce-popular"
     """The content that most peers have. If one peer uses it, all must."""
     RECEIVE_ONLY = "receive-only"
-    """This peer has no vote, and never sends."""
+    """This peer does not vote, and never sends."""
     SEND_ONLY = "send-only"
     """This peer's content must win."""
+
+
+_NAMES = {code: name for name, code in DTYPES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Operands:
+    """The arguments of a checked op, as the communicator takes them."""
+
+    send: ArrayLike
+    recv: ArrayLike
+    op: str
+    tag: int
+    quantize: str | None
+
+
+@dataclass(frozen=True)
+class ReduceOpDescriptor:
+    """An op of a batch with its arrays."""
+
+    send: ArrayLike
+    recv: ArrayLike
+    reduce_descriptor: ReduceDescriptor
+
+    @classmethod
+    def from_torch(cls, send: ArrayLike, recv: ArrayLike, reduce_descriptor: ReduceDescriptor) -> Self:
+        return cls._of("torch", send, recv, reduce_descriptor)
+
+    @classmethod
+    def from_numpy(cls, send: ArrayLike, recv: ArrayLike, reduce_descriptor: ReduceDescriptor) -> Self:
+        return cls._of("numpy", send, recv, reduce_descriptor)
+
+    @classmethod
+    def _of(cls, library: str, send: ArrayLike, recv: ArrayLike, reduce_descriptor: ReduceDescriptor) -> Self:
+        func = f"ReduceOpDescriptor.from_{library}"
+        for name, array in (("send", send), ("recv", recv)):
+            if library_of(array) != library:
+                raise _invalid(func, f"{name} is a {type(array).__name__}, not of {library}")
+        return cls(send, recv, reduce_descriptor)
+
+    def operands(self, func: str) -> Operands:
+        """The checked op. The count of the descriptor is checked, too."""
+        descriptor = self.reduce_descriptor
+        checked = check_operands(
+            func,
+            self.send,
+            self.recv,
+            descriptor.op,
+            descriptor.tag,
+            descriptor.operand_descriptor,
+            descriptor.quantization_options,
+        )
+        size = operand_of(self.send, writable=False).size
+        if descriptor.count != size:
+            counted = f"the descriptor of tag {descriptor.tag} counts {descriptor.count} elements"
+            raise _invalid(func, f"{counted}, but send has {size}")
+        return checked
+
+
+def check_operands(
+    func: str,
+    send: ArrayLike,
+    recv: ArrayLike,
+    op: ReduceOp,
+    tag: int,
+    operand: ReduceOperandDescriptor | None,
+    quantization: QuantizationOptions | None,
+) -> Operands:
+    """The checked op. Raises PCCLError(INVALID_ARGUMENT) if it cannot be run."""
+    if not isinstance(op, ReduceOp):
+        raise _invalid(func, f"op is a ReduceOp, not {op!r}")
+    if isinstance(tag, bool) or not isinstance(tag, int | np.integer) or not 0 <= tag < 1 << 64:
+        raise _invalid(func, f"a tag is an integer from 0 to 2**64 - 1, not {tag!r}")
+    libraries = library_of(send), library_of(recv)
+    if libraries not in (("numpy", "numpy"), ("torch", "torch")):
+        kinds = f"{type(send).__name__} and {type(recv).__name__}"
+        raise _invalid(func, f"send and recv must both be NumPy arrays or both torch tensors, not {kinds}")
+    try:
+        source, target = operand_of(send, "send", writable=False), operand_of(recv, "recv")
+    except UsageError as error:
+        raise _invalid(func, str(error)) from None
+    code = source.code
+    if code != target.code or source.size != target.size:
+        sides = f"{_NAMES[code]} of {source.size} and {_NAMES[target.code]} of {target.size}"
+        raise _invalid(func, f"send and recv must have the same dtype and size, not {sides}")
+    if _overlap(source, target) and not source.is_at(target):
+        raise _invalid(func, "send and recv overlap: pass the same array twice, or arrays that do not overlap")
+    if operand is not None and operand.datatype is not DataType(_NAMES[code]):
+        raise _invalid(func, f"the operand is described as {operand.datatype.name}, but holds {_NAMES[code]}")
+    return Operands(send, recv, op.value, int(tag), None if quantization is None else quantization.scheme)
+
+
+def _overlap(source: Operand, target: Operand) -> bool:
+    return source.view is not None and target.view is not None and np.shares_memory(source.view, target.view)
+
+
+def library_of(array: ArrayLike) -> str:
+    """The library of an array: "numpy", "torch" or "". Does not import torch: a program with tensors has it."""
+    if isinstance(array, np.ndarray):
+        return "numpy"
+    return "torch" if hasattr(array, "data_ptr") and hasattr(array, "is_contiguous") else ""
+
+
+def _invalid(func: str, text: str) -> PCCLError:
+    return PCCLError(Result.INVALID_ARGUMENT, func, text)
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """A named tensor of the shared state. It is a reference, not a copy: change the tensor in place."""
+
+    name: str
+    tensor: ArrayLike
+    device_type: DeviceType
+    allow_content_inequality: bool
+
+    @classmethod
+    def from_torch(cls, tensor: ArrayLike, name: str, *, allow_content_inequality: bool = False) -> Self:
+        """With `allow_content_inequality` peers may hold different content: it is neither compared nor synced."""
+        cls._check("torch", tensor)
+        kind = str(getattr(getattr(tensor, "device", None), "type", "cpu"))
+        return cls(name, tensor, DeviceType.CPU if kind == "cpu" else DeviceType.CUDA, allow_content_inequality)
+
+    @classmethod
+    def from_numpy(cls, array: ArrayLike, name: str, *, allow_content_inequality: bool = False) -> Self:
+        cls._check("numpy", array)
+        return cls(name, array, DeviceType.CPU, allow_content_inequality)
+
+    @classmethod
+    def _check(cls, library: str, tensor: ArrayLike) -> None:
+        if library_of(tensor) != library:
+            text = f"a {type(tensor).__name__} is not of {library}"
+            raise PCCLError(Result.INVALID_ARGUMENT, f"TensorInfo.from_{library}", text)
+
+
+class SharedState:
+    """The tensors that must be the same on every peer, and their revision.
+
+    The revision goes up by exactly one between two syncs in which this peer takes part.
+    """
+
+    def __init__(self, tensor_infos: Sequence[TensorInfo]) -> None:
+        names = Counter(info.name for info in tensor_infos)
+        if twice := [name for name, times in names.items() if times > 1]:
+            raise PCCLError(Result.INVALID_ARGUMENT, "SharedState", f"two tensors are named {twice[0]!r}")
+        try:
+            self._state = shared.SharedState({info.name: _array(info) for info in tensor_infos})
+        except UsageError as error:
+            raise PCCLError(Result.INVALID_ARGUMENT, "SharedState", str(error)) from None
+
+    @property
+    def revision(self) -> int:
+        return self._state.revision
+
+    @revision.setter
+    def revision(self, revision: int) -> None:
+        if revision < 0:
+            raise PCCLError(Result.INVALID_ARGUMENT, "SharedState", f"a revision is 0 or more, not {revision}")
+        self._state.revision = revision
+
+    def push_revision(self) -> None:
+        """Count the revision up, because the content has changed: the next sync is about the next revision."""
+        self._state.revision += 1
+
+    @property
+    def underlying(self) -> shared.SharedState:
+        """The state as Ringfold's own class."""
+        return self._state
+
+
+def _array(info: TensorInfo) -> ArrayLike:
+    if not info.allow_content_inequality:
+        return info.tensor
+    return shared.MayDiffer(info.tensor)

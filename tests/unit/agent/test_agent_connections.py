@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from ringfold.agent.connections import Allowance, Door, Rounds
-from ringfold.agent.machine import ClientMalformed, ClientSaid, Event
+from ringfold.agent.connections import ClientConnection, ClientScheduler, CpuBudget
+from ringfold.agent.events import Event, MalformedMessageReceived, MessageReceived
 from ringfold.wire.agent import AskAgent, agent_frame
 
 
@@ -22,15 +22,15 @@ class Hall:
         self.last = 0
 
     def step(self, event: Event) -> None:
-        assert isinstance(event, ClientSaid | ClientMalformed)
+        assert isinstance(event, MessageReceived | MalformedMessageReceived)
         self.heard.append(event.client)
-        if isinstance(event, ClientMalformed):
+        if isinstance(event, MalformedMessageReceived):
             self.dropped.add(event.client)
 
     def decide(self) -> None:
         self.rounds += 1
 
-    def opened(self, door: Door, uid: int, pid: int) -> int:
+    def opened(self, door: ClientConnection, uid: int, pid: int) -> int:
         assert (uid, pid) == (os.geteuid(), os.getpid())
         self.last += 1
         return self.last
@@ -54,12 +54,12 @@ async def turns(holds: Callable[[], bool]) -> None:
 async def said(*contents: bytes, wanted: int) -> Hall:
     """What each of several clients sent at the same time, until so many were heard."""
     hall = Hall()
-    rounds, loop = Rounds(hall), asyncio.get_running_loop()
+    rounds, loop = ClientScheduler(hall), asyncio.get_running_loop()
     ours = []
     for _ in contents:
         mine, theirs = socket.socketpair()
         ours.append(mine)
-        await loop.connect_accepted_socket(lambda: Door(rounds), theirs)
+        await loop.connect_accepted_socket(lambda: ClientConnection(rounds), theirs)
     for mine, content in zip(ours, contents, strict=True):
         mine.sendall(content)
     await turns(lambda: len(hall.heard) >= wanted)
@@ -81,12 +81,12 @@ def test_a_client_with_one_question_does_not_wait_for_one_with_many(monkeypatch:
 
 def test_the_agent_gets_to_other_things_between_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ringfold.agent.connections.TURN_NS", 0)
-    monkeypatch.setattr("ringfold.agent.connections.ROUND_NS", 0)
+    monkeypatch.setattr("ringfold.agent.connections.BATCH_NS", 0)
     hall = asyncio.run(said(ASK * 200, wanted=200))
     assert hall.rounds >= 200
 
 
-class Insatiable(Door):
+class Insatiable(ClientConnection):
     """Always has something left to do."""
 
     turns = 0
@@ -96,7 +96,7 @@ class Insatiable(Door):
         return False
 
 
-async def served(rounds: Rounds) -> int:
+async def served(rounds: ClientScheduler) -> int:
     """How many turns such a client has while the loop turns a thousand times."""
     door = Insatiable(rounds)
     rounds.ask(door)
@@ -106,11 +106,11 @@ async def served(rounds: Rounds) -> int:
 
 
 def test_clients_that_ask_without_end_wait_when_their_part_is_used_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ringfold.agent.connections.ROUND_NS", 0)
-    assert asyncio.run(served(Rounds(Hall()))) > 900
-    for name, value in (("PART", 0), ("BURST_NS", 1), ("REST_S", 3_600)):
+    monkeypatch.setattr("ringfold.agent.connections.BATCH_NS", 0)
+    assert asyncio.run(served(ClientScheduler(Hall()))) > 900
+    for name, value in (("CPU_SHARE", 0), ("BURST_NS", 1), ("REST_S", 3_600)):
         monkeypatch.setattr(f"ringfold.agent.connections.{name}", value)
-    assert asyncio.run(served(Rounds(Hall()))) == 1
+    assert asyncio.run(served(ClientScheduler(Hall()))) == 1
 
 
 def test_nothing_is_heard_of_a_client_after_its_garbage() -> None:
@@ -119,7 +119,7 @@ def test_nothing_is_heard_of_a_client_after_its_garbage() -> None:
 
 
 def test_an_allowance_is_a_part_of_the_time_and_what_was_saved() -> None:
-    allowance = Allowance(0.5, 100)
+    allowance = CpuBudget(0.5, 100)
     assert not allowance.is_spent
     allowance.spend(1_000, 1_100)
     assert not allowance.is_spent  # the savings were just enough

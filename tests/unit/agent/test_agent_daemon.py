@@ -15,6 +15,7 @@ import pytest
 from ringfold import _native
 from ringfold.agent import client as client_module
 from ringfold.agent.client import AgentClient, AgentConsole
+from ringfold.agent.connections import MAX_QUEUED_BYTES
 from ringfold.agent.daemon import (
     HINTS_NAME,
     SOCKET_NAME,
@@ -22,11 +23,10 @@ from ringfold.agent.daemon import (
     AgentSettings,
     AgentThread,
 )
-from ringfold.agent.connections import MAX_QUEUED_BYTES
+from ringfold.agent.monitors import NicWatch
 from ringfold.agent.registry import Quota
-from ringfold.agent.reports import ReportSettings
-from ringfold.agent.steering import MOST_URGENT
-from ringfold.agent.watching import NicWatch
+from ringfold.agent.steering import MAX_URGENT_PER_CALL
+from ringfold.agent.telemetry import ReportSettings
 from ringfold.config import split_address
 from ringfold.errors import AgentUnreachable, ConfigError, UsageError
 from ringfold.runtime import threads
@@ -114,7 +114,7 @@ def test_a_new_flow_is_reason_enough_to_look_for_an_agent_at_once(
         looked.set()
         return 3_600.0
 
-    monkeypatch.setattr(client_module, "pause_s", never_again)
+    monkeypatch.setattr(client_module, "reconnect_delay_s", never_again)
     with AgentClient([directory], "job") as client:
         assert looked.wait(WAIT_S)
         with AgentThread(settings(directory)):
@@ -254,7 +254,7 @@ def test_a_client_that_does_not_read_is_not_read_from_and_harms_nobody(agent: Ag
 
 
 def test_of_many_that_do_not_read_some_are_given_up(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ringfold.agent.connections.MOST_UNREAD_BYTES", 3 * MAX_QUEUED_BYTES)
+    monkeypatch.setattr("ringfold.agent.connections.MAX_UNREAD_BYTES", 3 * MAX_QUEUED_BYTES)
     with AgentThread(settings(directory)), contextlib.ExitStack() as stack, AgentConsole([directory]) as console:
         for _ in range(4):
             stack.enter_context(deaf(directory))
@@ -469,7 +469,7 @@ def test_backpressure_in_a_packet_takes_the_path_away(heard: Heard) -> None:
 def test_backpressure_on_many_pairs_reaches_all(directory: Path) -> None:
     listening = AgentSettings(directory=directory, telemetry=("127.0.0.1:0",))
     with AgentThread(listening) as agent, AgentClient([directory], "job") as client, _udp(agent) as send:
-        ends = [("10.0.0.1", f"10.2.0.{number}") for number in range(2 * MOST_URGENT)]
+        ends = [("10.0.0.1", f"10.2.0.{number}") for number in range(2 * MAX_URGENT_PER_CALL)]
         flows = [client.register(*end, [end, PATHS[1]]) for end in ends]
         placed(client, flows[-1])
         body = Congestion(0, address_number("10.2.0.0"), 0, 255, 0, 0, 120)

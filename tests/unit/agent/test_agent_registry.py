@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfold.agent.registry import LAST_GENERATION, Change, Quota, Refusal, Registry
+from ringfold.agent.registry import MAX_GENERATION, Change, Quota, Refusal, Registry
 from ringfold.wire.agent import Flow
 
 PATHS = (("10.0.0.1", "10.0.0.2"), ("10.1.0.1", "10.1.0.2"))
@@ -72,7 +72,7 @@ def test_a_reused_slot_has_another_generation() -> None:
 
 
 def test_a_generation_is_never_zero() -> None:
-    host = Registry([LAST_GENERATION])
+    host = Registry([MAX_GENERATION])
     host.open(1, 0, 1)
     assert added(host.register(1, flow(1))).entry.pair.place == (0, 1)
 

@@ -4,12 +4,19 @@ import asyncio
 
 import pytest
 
-from ringfold.agent import watching
-from ringfold.agent.machine import Event, Queues
-from ringfold.agent.monitors import NicMonitors, NicReading
+from ringfold.agent import monitors
+from ringfold.agent.events import Event, NicQueuesRead
+from ringfold.agent.host_monitor import HostMonitor
+from ringfold.agent.monitors import (
+    ACTIVE_INTERVAL_NS,
+    BUSY_FOR_NS,
+    BUSY_INTERVAL_NS,
+    IDLE_INTERVAL_NS,
+    NicMonitors,
+    NicReading,
+    NicWatch,
+)
 from ringfold.agent.registry import Pair
-from ringfold.agent.host_monitor import Surroundings
-from ringfold.agent.watching import CALM_NS, IDLE_NS, LOOK_NS, REST_NS, NicWatch
 from ringfold.wire.telemetry import address_number
 
 SECOND = 1_000_000_000
@@ -33,8 +40,8 @@ class Nic:
 @pytest.fixture
 def nic(monkeypatch: pytest.MonkeyPatch) -> Nic:
     made = Nic()
-    monkeypatch.setattr(watching, "open_monitors", lambda names: NicMonitors({"made": made}))
-    monkeypatch.setattr(watching, "interfaces", lambda: {"10.0.0.1": "eth0"})
+    monkeypatch.setattr(monitors, "open_monitors", lambda names: NicMonitors({"made": made}))
+    monkeypatch.setattr(monitors, "interfaces", lambda: {"10.0.0.1": "eth0"})
     return made
 
 
@@ -52,8 +59,8 @@ def test_an_interface_that_sends_nothing_is_looked_at_seldom(nic: Nic) -> None:
     now_ns = look_until(watch, SECOND, 2 * SECOND)
     nic.reads = 0
     look_until(watch, now_ns, now_ns + SECOND)
-    assert nic.reads <= 1.2 * SECOND / IDLE_NS
-    assert watch.next_ns(now_ns) == now_ns + IDLE_NS
+    assert nic.reads <= 1.2 * SECOND / IDLE_INTERVAL_NS
+    assert watch.next_ns(now_ns) == now_ns + IDLE_INTERVAL_NS
 
 
 def test_an_interface_that_sends_is_looked_at_more_often(nic: Nic) -> None:
@@ -62,7 +69,7 @@ def test_an_interface_that_sends_is_looked_at_more_often(nic: Nic) -> None:
     now_ns = look_until(watch, SECOND, 2 * SECOND)
     nic.reading = NicReading(tx_bytes=0, sent_bytes=10_000_000)
     watch.look(now_ns)
-    assert watch.next_ns(now_ns) == now_ns + REST_NS
+    assert watch.next_ns(now_ns) == now_ns + ACTIVE_INTERVAL_NS
 
 
 def test_an_interface_in_which_something_waits_is_looked_at_all_the_time(nic: Nic) -> None:
@@ -71,11 +78,11 @@ def test_an_interface_in_which_something_waits_is_looked_at_all_the_time(nic: Ni
     now_ns = look_until(watch, SECOND, 2 * SECOND)
     nic.reading = NicReading(tx_bytes=1_500, sent_bytes=0)
     watch.look(now_ns)
-    assert watch.next_ns(now_ns) == now_ns + LOOK_NS
+    assert watch.next_ns(now_ns) == now_ns + BUSY_INTERVAL_NS
     nic.reading = NicReading(tx_bytes=0, sent_bytes=0)
-    now_ns = look_until(watch, now_ns, now_ns + CALM_NS + REST_NS)
+    now_ns = look_until(watch, now_ns, now_ns + BUSY_FOR_NS + ACTIVE_INTERVAL_NS)
     watch.look(now_ns)
-    assert watch.next_ns(now_ns) == now_ns + IDLE_NS
+    assert watch.next_ns(now_ns) == now_ns + IDLE_INTERVAL_NS
 
 
 def test_a_link_local_address_says_its_interface(nic: Nic) -> None:
@@ -93,16 +100,16 @@ def test_an_address_of_no_interface_is_not_watched(nic: Nic) -> None:
 
 def test_the_pressure_of_an_interface_that_is_gone_is_taken_back(nic: Nic, monkeypatch: pytest.MonkeyPatch) -> None:
     nic.reading = NicReading(tx_bytes=10, tx_limit_bytes=10)
-    monkeypatch.setattr(watching, "ADDRESSES_NS", 0)
+    monkeypatch.setattr(monitors, "ADDRESS_REFRESH_NS", 0)
     told: list[Event] = []
 
     def tell(event: Event) -> None:
         told.append(event)
-        monkeypatch.setattr(watching, "interfaces", dict)
+        monkeypatch.setattr(monitors, "interfaces", dict)
 
     async def story() -> None:
-        around = Surroundings(tell, watch=NicWatch())
-        around.pair_came(Pair(("10.0.0.1", "10.0.0.2", (("10.0.0.1", "10.0.0.2"),) * 2), 0, 1))
+        around = HostMonitor(tell, watch=NicWatch())
+        around.watch_pair(Pair(("10.0.0.1", "10.0.0.2", (("10.0.0.1", "10.0.0.2"),) * 2), 0, 1))
         around.start()
         async with asyncio.timeout(20):
             while len(told) < 2:  # noqa: ASYNC110 - it looks in its own time
@@ -110,4 +117,4 @@ def test_the_pressure_of_an_interface_that_is_gone_is_taken_back(nic: Nic, monke
         await around.stop()
 
     asyncio.run(story())
-    assert told == [Queues({address_number("10.0.0.1"): 255.0}), Queues({})]
+    assert told == [NicQueuesRead({address_number("10.0.0.1"): 255.0}), NicQueuesRead({})]
