@@ -91,8 +91,8 @@ class Ring {
   std::vector<Wire> wires_;
 };
 
-OpSpec call(std::vector<float>& values, OpKind kind = OpKind::all_reduce,
-            kernels::ReduceOp op = kernels::ReduceOp::sum, Retry retry = Retry::engine) {
+OpSpec call(std::vector<float>& values, OpKind kind = OpKind::all_reduce, kernels::ReduceOp op = kernels::ReduceOp::sum,
+            Retry retry = Retry::engine) {
   OpSpec spec;
   spec.kind = kind;
   spec.reduce_op = op;
@@ -235,15 +235,21 @@ using Operand = std::optional<float>;
 Operand together(kernels::ReduceOp op, Operand a, Operand b) {
   if (!a || !b) return a ? a : b;
   switch (op) {
-    case kernels::ReduceOp::prod: return *a * *b;
-    case kernels::ReduceOp::min: return std::min(*a, *b);
-    case kernels::ReduceOp::max: return std::max(*a, *b);
-    default: return *a + *b;
+    case kernels::ReduceOp::prod:
+      return *a * *b;
+    case kernels::ReduceOp::min:
+      return std::min(*a, *b);
+    case kernels::ReduceOp::max:
+      return std::max(*a, *b);
+    default:
+      return *a + *b;
   }
 }
 
-// What element `i` must be, bit by bit: the operands of those that contribute, in the order of the schedule, and nobody else's.
-float contributed(const std::vector<std::vector<float>>& given, unsigned mask, kernels::ReduceOp op, std::size_t i, bool small) {
+// What element `i` must be, bit by bit: the operands of those that contribute, in the order of the schedule, and nobody
+// else's.
+float contributed(const std::vector<std::vector<float>>& given, unsigned mask, kernels::ReduceOp op, std::size_t i,
+                  bool small) {
   const auto ranks = static_cast<std::uint32_t>(given.size());
   const Plan plan = make_plan(OpKind::all_reduce, given[0].size() * sizeof(float), 0, ranks, 0, 256);
   const auto of = [&](std::uint32_t rank) { return mask >> rank & 1 ? Operand(given[rank][i]) : Operand(); };
@@ -392,7 +398,8 @@ void a_scattered_reduction_is_over_those_that_contribute() {
   }
 }
 
-// A verdict commits what all survivors have done: each of them must know by then who contributed, although no Done has come.
+// A verdict commits what all survivors have done: each of them must know by then who contributed, although no Done has
+// come.
 void who_contributed_is_known_when_the_local_part_is_done() {
   for (unsigned mask = 0; mask < 32; ++mask) {
     Ring ring(5, 1, 0, 128, mask);
@@ -435,8 +442,8 @@ void a_verdict_brings_the_payloads_of_those_that_contribute() {
   for (std::size_t i = 0; i < 10; ++i) CHECK(data[1][i] == (given[0][i] + given[1][i]) / 2);
 }
 
-// Stops a run after every possible number of moves, aborts it, and wants every byte back; then retries to the end. Rank 1 may be
-// one that contributes nothing.
+// Stops a run after every possible number of moves, aborts it, and wants every byte back; then retries to the end. Rank
+// 1 may be one that contributes nothing.
 void abort_at_every_point(std::size_t ranks, quantize::Scheme scheme = quantize::Scheme::none, bool silent = false) {
   int unfinished = 0;
   for (int moves = 0; moves < 400; moves += 3) {
@@ -488,7 +495,8 @@ void abort_at_every_point(std::size_t ranks, quantize::Scheme scheme = quantize:
 constexpr quantize::Scheme all_schemes[] = {quantize::Scheme::minmax8, quantize::Scheme::minmax4,
                                             quantize::Scheme::zeroscale8, quantize::Scheme::zeroscale4};
 
-// Values of -1 to 1, so that every quantisation of a partial sum of `ranks` of them has a step of at most 2 ranks / top.
+// Values of -1 to 1, so that every quantisation of a partial sum of `ranks` of them has a step of at most 2 ranks /
+// top.
 std::vector<std::vector<float>> noise(std::size_t ranks, std::size_t count) {
   std::mt19937 rng(static_cast<unsigned>(ranks * 1000 + count));
   std::uniform_real_distribution<float> between(-1, 1);

@@ -1,7 +1,9 @@
-// The engine with its threads: several engines in one process, connected over loopback, called from many threads at once.
+// The engine with its threads: several engines in one process, connected over loopback, called from many threads at
+// once.
 //
 // What is checked here is checked elsewhere for the core alone. The point is who touches what at the same time, so this
-// test is worth most under the thread sanitizer. Threads wait for what they need, with a deadline, and never for a time.
+// test is worth most under the thread sanitizer. Threads wait for what they need, with a deadline, and never for a
+// time.
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
@@ -73,7 +75,8 @@ class Peer {
     std::unique_lock lock(mutex_);
     Event found;
     const auto arrived = [&] {
-      const auto at = std::find_if(events_.begin(), events_.end(), [&](const Event& each) { return each.kind == kind; });
+      const auto at =
+          std::find_if(events_.begin(), events_.end(), [&](const Event& each) { return each.kind == kind; });
       if (at == events_.end()) return false;
       found = std::move(*at);
       events_.erase(at);
@@ -161,8 +164,8 @@ class Ring {
     }
   }
 
-  // What a master does when a link is lost: all seal, an op that is committed anywhere is committed everywhere, the rest
-  // runs again in the next epoch, over new lanes.
+  // What a master does when a link is lost: all seal, an op that is committed anywhere is committed everywhere, the
+  // rest runs again in the next epoch, over new lanes.
   void next_epoch() {
     std::map<std::pair<std::uint64_t, std::uint32_t>, Verdict> verdicts;
     for (std::uint32_t i = 0; i < size(); ++i) {
@@ -226,7 +229,8 @@ OpStatus call(Engine& engine, std::vector<float>& values, std::uint64_t tag, boo
 void call_often(Ring& ring, std::uint32_t rank, std::uint64_t tag, int calls, std::size_t count) {
   for (int i = 0; i < calls; ++i) {
     std::vector<float> values(count);
-    for (std::size_t at = 0; at < count; ++at) values[at] = static_cast<float>(rank + 1 + tag + (at + static_cast<std::size_t>(i)) % 5);
+    for (std::size_t at = 0; at < count; ++at)
+      values[at] = static_cast<float>(rank + 1 + tag + (at + static_cast<std::size_t>(i)) % 5);
     const bool drives = (tag + rank + static_cast<std::uint64_t>(i)) % 2 == 0;
     CHECK(call(ring.engine(rank), values, tag, drives) == OpStatus::ok);
     const auto n = static_cast<float>(ring.size());
@@ -234,8 +238,8 @@ void call_often(Ring& ring, std::uint32_t rank, std::uint64_t tag, int calls, st
     for (std::size_t at = 0; at < count; ++at) {
       const float rest = static_cast<float>(tag + (at + static_cast<std::size_t>(i)) % 5);
       if (values[at] == ranks + n * rest) continue;
-      CHECK_SAYING(false, "rank %u tag %llu call %d: element %zu is %f", rank, static_cast<unsigned long long>(tag), i, at,
-                   static_cast<double>(values[at]));
+      CHECK_SAYING(false, "rank %u tag %llu call %d: element %zu is %f", rank, static_cast<unsigned long long>(tag), i,
+                   at, static_cast<double>(values[at]));
       break;
     }
   }
@@ -377,7 +381,8 @@ void shutdown_ends_whatever_is_under_way() {
           Engine& engine = ring.engine(rank);
           std::vector<float>& mine = values[tag * 2 + rank];
           const bool drives = (tag + rank) % 2 == 0;
-          const std::uint64_t op = drives ? engine.submit_to_drive(all_reduce(mine, tag)) : engine.submit(all_reduce(mine, tag));
+          const std::uint64_t op =
+              drives ? engine.submit_to_drive(all_reduce(mine, tag)) : engine.submit(all_reduce(mine, tag));
           begun.fetch_add(1);
           CHECK(drives ? eventually([&] { return engine.run(op, second / 10); }) : engine.wait(op, patience));
           const OpStatus status = status_of(engine, op);

@@ -36,7 +36,7 @@ struct Folder {
 };
 
 ino_t inode(const std::string& path) {
-  struct stat about {};
+  struct stat about{};
   ::stat(path.c_str(), &about);
   return about.st_ino;
 }
@@ -149,7 +149,9 @@ void a_torn_slot_is_nobodys() {
 
 void other_versions_and_strangers() {
   Folder folder;
-  { Writer writer(folder.file(), second, 0644); }
+  {
+    Writer writer(folder.file(), second, 0644);
+  }
   const auto poke = [&](std::size_t at, std::uint32_t value) {
     std::fstream file(folder.file(), std::ios::in | std::ios::out | std::ios::binary);
     file.seekp(static_cast<std::streamoff>(at));
@@ -175,7 +177,9 @@ void other_versions_and_strangers() {
 void a_file_that_was_replaced_is_found() {
   Folder folder;
   Reader reader(folder.file());
-  { Writer writer(folder.file(), second, 0644); }
+  {
+    Writer writer(folder.file(), second, 0644);
+  }
   look(reader);
   std::filesystem::remove(folder.file());
   Writer writer(folder.file(), 10 * second, 0644);
@@ -208,7 +212,9 @@ void a_truncated_file_is_local_until_it_is_whole() {
 // The size that a reader has seen is not the size that it maps.
 void a_file_that_shrinks_while_it_is_opened_is_local() {
   Folder folder;
-  { Writer writer(folder.file(), 10 * second, 0644); }
+  {
+    Writer writer(folder.file(), 10 * second, 0644);
+  }
   std::atomic<bool> enough{false};
   std::thread shrinks([&] {
     while (!enough.load()) {
@@ -240,7 +246,9 @@ void nothing_is_torn_by_kills() {
   Folder folder;
   constexpr std::uint32_t slots = 4;
   const std::vector<std::uint32_t> generations(slots, 11);
-  { Writer writer(folder.file(), 10 * second, 0644); }
+  {
+    Writer writer(folder.file(), 10 * second, 0644);
+  }
   Reader reader(folder.file());
   Hammered all;
   for (int life = 0; life < 12; ++life) {

@@ -1,4 +1,5 @@
-// Links with several lanes: lanes that end at every point of an op, that are slow, that come late; and advice about paths.
+// Links with several lanes: lanes that end at every point of an op, that are slow, that come late; and advice about
+// paths.
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -28,7 +29,8 @@ struct Wire {
   std::size_t carried[2] = {};    // by direction: delivered
 };
 
-// Cores in a ring, one lane per path and edge. A wire that is cut delivers nothing, but takes what a window has room for.
+// Cores in a ring, one lane per path and edge. A wire that is cut delivers nothing, but takes what a window has room
+// for.
 class Ring {
  public:
   Ring(std::uint32_t size, std::uint32_t paths, std::size_t segment, unsigned seed) : rng_(seed), paths_(paths) {
@@ -89,12 +91,13 @@ class Ring {
 
  private:
   bool carry(Wire& wire, int way) {
-    const auto [from, source, to, target] =
-        way == 0 ? std::tuple(wire.a_core, wire.a, wire.b_core, wire.b) : std::tuple(wire.b_core, wire.b, wire.a_core, wire.a);
+    const auto [from, source, to, target] = way == 0 ? std::tuple(wire.a_core, wire.a, wire.b_core, wire.b)
+                                                     : std::tuple(wire.b_core, wire.b, wire.a_core, wire.a);
     iovec pieces[8];
     const std::size_t count = core(from).gather(source, pieces, 8);
     if (count == 0) return false;
-    std::size_t bytes = std::min<std::size_t>(std::uniform_int_distribution<std::size_t>(1, 700)(rng_), pieces[0].iov_len);
+    std::size_t bytes =
+        std::min<std::size_t>(std::uniform_int_distribution<std::size_t>(1, 700)(rng_), pieces[0].iov_len);
     if (wire.cut) {
       bytes = std::min(bytes, window - std::min(window, wire.in_kernel[way]));
       if (bytes == 0) return false;
@@ -449,7 +452,8 @@ void who_was_late_itself_does_not_take_a_path_for_silent() {
   CHECK(ring.core(0).path_bytes(true)[1] == 0);
 }
 
-// 1 MB/s over 100 ms. Neither the first round trip, in which nothing comes back, nor a lane that ran dry says anything of a rate.
+// 1 MB/s over 100 ms. Neither the first round trip, in which nothing comes back, nor a lane that ran dry says anything
+// of a rate.
 void on_a_long_way_a_rate_is_that_of_the_way() {
   constexpr Ns trip = 100 * millisecond;
   Ring ring(2, 2, 1 << 20, 15);

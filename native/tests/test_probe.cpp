@@ -36,8 +36,14 @@ void siphash_gives_the_known_values() {
 }
 
 Packet some_packet() {
-  return {.kind = Kind::pr2, .user_stamps = true, .stepped = false, .src = 0xfedcba98, .dst = 7, .sequence = 0xabcdef012345,
-          .a = 1'234'567'890'123'456'789, .b = -5};
+  return {.kind = Kind::pr2,
+          .user_stamps = true,
+          .stepped = false,
+          .src = 0xfedcba98,
+          .dst = 7,
+          .sequence = 0xabcdef012345,
+          .a = 1'234'567'890'123'456'789,
+          .b = -5};
 }
 
 void a_packet_comes_out_as_it_went_in() {
@@ -87,7 +93,8 @@ void another_size_or_kind_is_malformed() {
 void a_virtual_clock_is_exact() {
   std::mt19937_64 rng(5);
   for (int i = 0; i < 20'000; ++i) {
-    const Ns raw = static_cast<Ns>(rng() >> 3), anchor = static_cast<Ns>(rng() >> 3), offset = static_cast<Ns>(rng() >> 24);
+    const Ns raw = static_cast<Ns>(rng() >> 3), anchor = static_cast<Ns>(rng() >> 3),
+             offset = static_cast<Ns>(rng() >> 24);
     const std::int64_t drift = static_cast<std::int64_t>(rng() % 2'000'000) - 1'000'000;
     const __int128 product = static_cast<__int128>(raw - anchor) * drift;
     __int128 quotient = product / s;
@@ -190,13 +197,15 @@ Window window_of(std::size_t count, const std::function<Ns(std::size_t)>& change
   Window window;
   for (std::size_t i = 0; i < count; ++i) {
     const Ns t = static_cast<Ns>(i + 1) * 4 * ms;
-    window.rows.push_back({t, t + 9, t + 800 * us, t + 9 + 800 * us + change(i), t, t + 9, t + 800 * us, t + 9 + 800 * us});
+    window.rows.push_back(
+        {t, t + 9, t + 800 * us, t + 9 + 800 * us + change(i), t, t + 9, t + 800 * us, t + 9 + 800 * us});
   }
   return window;
 }
 
 std::size_t forward_kept(const Window& window) {
-  return static_cast<std::size_t>(std::count_if(window.kept.begin(), window.kept.end(), [](auto each) { return each & 1; }));
+  return static_cast<std::size_t>(
+      std::count_if(window.kept.begin(), window.kept.end(), [](auto each) { return each & 1; }));
 }
 
 void pairs_that_met_a_queue_are_filtered() {

@@ -81,7 +81,8 @@ class Network {
       const Flying next = flying_.begin()->second;
       flying_.erase(flying_.begin());
       const auto core = cores.find(next.to);
-      if (core != cores.end()) core->second.received(now, next.wire, endpoint_of(next.from), next.stamp + offset[next.to]);
+      if (core != cores.end())
+        core->second.received(now, next.wire, endpoint_of(next.from), next.stamp + offset[next.to]);
     }
   }
   std::multimap<Ns, Flying> flying_;
@@ -154,7 +155,8 @@ void copies_are_counted_and_change_nothing() {
   net.run(2 * s);
   const Window window = net.rotate();
   CHECK(window.lost == 0 && window.rows.size() > 515);
-  for (const Row& row : window.rows) CHECK(row[1] - row[0] == net.delay + 72 * ms && row[5] - row[4] == net.delay - 72 * ms);
+  for (const Row& row : window.rows)
+    CHECK(row[1] - row[0] == net.delay + 72 * ms && row[5] - row[4] == net.delay - 72 * ms);
   CHECK(window.duplicates > 5 * window.rows.size() / 2);
   CHECK(net.sent[Kind::pr1] <= net.sent[Kind::pt1]);
   CHECK(net.responder.stats().duplicates + net.responder.stats().replayed > 3 * window.rows.size());
@@ -168,7 +170,8 @@ void reordering_loses_nothing() {
   const Window window = net.rotate();
   CHECK(window.lost == 0 && window.rows.size() > 700);
   CHECK(std::is_sorted(window.rows.begin(), window.rows.end()));
-  for (const Row& row : window.rows) CHECK(row[1] - row[0] >= net.delay + 72 * ms && row[5] - row[4] >= net.delay - 72 * ms);
+  for (const Row& row : window.rows)
+    CHECK(row[1] - row[0] >= net.delay + 72 * ms && row[5] - row[4] >= net.delay - 72 * ms);
 }
 
 void what_was_heard_once_is_not_heard_again() {
@@ -182,7 +185,8 @@ void what_was_heard_once_is_not_heard_again() {
   for (const auto& [to, wire] : old) net.inject(to, wire);
   net.run(s);
   CHECK(net.sent == sent);
-  CHECK(net.responder.stats().replayed - at_responder == static_cast<std::uint64_t>(sent.at(Kind::pt1) + sent.at(Kind::pt2)));
+  CHECK(net.responder.stats().replayed - at_responder ==
+        static_cast<std::uint64_t>(sent.at(Kind::pt1) + sent.at(Kind::pt2)));
   CHECK(net.prober.stats().duplicates + net.prober.stats().replayed - at_prober ==
         static_cast<std::uint64_t>(sent.at(Kind::pr1) + sent.at(Kind::pr2) + sent.at(Kind::pd1)));
 }
@@ -348,10 +352,12 @@ void many_edges_wake_no_more_often() {
     std::vector<Link> links;
     for (Node i = 2; i < 2 + others; ++i) links.push_back({i, endpoint_of(i)});
     net.add(1).configure(0, counting_key(), links, links);
-    for (const Link& link : links) net.add(link.node).configure(0, counting_key(), {{1, endpoint_of(1)}}, {{1, endpoint_of(1)}});
+    for (const Link& link : links)
+      net.add(link.node).configure(0, counting_key(), {{1, endpoint_of(1)}}, {{1, endpoint_of(1)}});
     for (auto& [node, core] : net.cores) core.resume(net.now, net.now, 800 * us, 3 * ms);
     net.run(s);
-    for (const Window& window : net.cores.at(1).rotate(net.now, net.now)) CHECK(window.rows.size() > 255 && window.lost == 0);
+    for (const Window& window : net.cores.at(1).rotate(net.now, net.now))
+      CHECK(window.rows.size() > 255 && window.lost == 0);
     return net.cores.at(1).stats().ticks;
   };
   CHECK(ticks(1) == ticks(8));
@@ -387,8 +393,12 @@ void garbage_does_no_harm() {
   for (int i = 0; i < 20'000; ++i) {
     const auto below = [&](unsigned limit) { return static_cast<unsigned>(rng() % limit); };
     const Node src = below(5);
-    Wire wire = encode(counting_key(), {.kind = static_cast<Kind>(1 + below(5)), .src = src, .dst = below(3),
-                                        .sequence = 1'000'000 + below(2'000), .a = static_cast<Ns>(rng()), .b = -1});
+    Wire wire = encode(counting_key(), {.kind = static_cast<Kind>(1 + below(5)),
+                                        .src = src,
+                                        .dst = below(3),
+                                        .sequence = 1'000'000 + below(2'000),
+                                        .a = static_cast<Ns>(rng()),
+                                        .b = -1});
     if (src < 3) wire[below(40)] ^= static_cast<std::uint8_t>(1 + below(255));  // who knows the key is no neighbour
     net.inject(1 + below(2), {wire.data(), i % 16 == 0 ? below(40) : 40}, static_cast<Ns>(rng() % 3));
     if (i % 100 == 0) net.run(us);
