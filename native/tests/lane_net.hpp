@@ -169,7 +169,7 @@ class Net {
   void flush_marked() {
     bool any = true;
     for (int rounds = 0; any; ++rounds) {
-      CHECK_SAYING(rounds < 10'000, "lanes wake each other for ever");
+      CHECK_MESSAGE(rounds < 10'000, "lanes wake each other for ever");
       if (rounds >= 10'000) return;
       any = false;
       for (std::size_t i = 0; i < size_; ++i) {

@@ -43,7 +43,7 @@ bool fits(const Points& points, double alpha, double beta) {
 }
 
 // Every extreme line of the corridor passes through two points.
-void corridor_agrees_with_trying_all_lines() {
+TEST(corridor_agrees_with_trying_all_lines) {
   Random random;
   for (int round = 0; round < 60; ++round) {
     const Points points = cloud(random, 12, 500.0 * (round % 4));
@@ -69,8 +69,8 @@ void corridor_agrees_with_trying_all_lines() {
     CHECK(fits(points, found.alpha, found.beta));
     for (size_t k = 0; k < 4; ++k) {
       const Extent extreme = extent(found, points.upper, points.lower, at[k]);
-      CHECK_SAYING(std::abs(extreme.low - low[k]) < 1e-3 && std::abs(extreme.high - high[k]) < 1e-3,
-                   "round %d at %g: %g to %g, not %g to %g", round, at[k], extreme.low, extreme.high, low[k], high[k]);
+      CHECK_MESSAGE(std::abs(extreme.low - low[k]) < 1e-3 && std::abs(extreme.high - high[k]) < 1e-3,
+                    "round %d at %g: %g to %g, not %g to %g", round, at[k], extreme.low, extreme.high, low[k], high[k]);
     }
   }
 }
@@ -83,7 +83,7 @@ double gap(const Points& points, double alpha) {
   return least[0] + least[1];
 }
 
-void no_slope_has_a_larger_gap() {
+TEST(no_slope_has_a_larger_gap) {
   Random random;
   const Points points = cloud(random, 400, 100);
   const Corridor found = corridor(points.upper, points.lower);
@@ -105,7 +105,7 @@ double check_loss(const Points& points, double q, double alpha) {
   return sum;
 }
 
-void the_quantiles_have_the_least_loss() {
+TEST(the_quantiles_have_the_least_loss) {
   Random random;
   for (const double q : {0.003, 0.05, 0.1, 0.5}) {
     const Points points = cloud(random, 1001, 100);
@@ -114,13 +114,13 @@ void the_quantiles_have_the_least_loss() {
       const double alpha = quantile(points, q, start).line.alpha, loss = check_loss(points, q, alpha);
       for (const double step : {1e-9, 3e-9, 1e-8, 1e-7, 1e-6})
         for (const double sign : {-1.0, 1.0})
-          CHECK_SAYING(check_loss(points, q, alpha + sign * step) >= loss * (1 - 1e-6), "q %g from %g, step %g", q,
-                       start, sign * step);
+          CHECK_MESSAGE(check_loss(points, q, alpha + sign * step) >= loss * (1 - 1e-6), "q %g from %g, step %g", q,
+                        start, sign * step);
     }
   }
 }
 
-void the_lowest_are_kept() {
+TEST(the_lowest_are_kept) {
   Random random;
   for (const size_t count : {0u, 1u, 7u, 100u, 400u, 999u, 1000u, 2000u}) {
     std::vector<Low> points;
@@ -139,7 +139,7 @@ void the_lowest_are_kept() {
 }
 
 // Whatever the stamps are, a fit ends, with a line or with a reason.
-void nonsense_ends_with_a_reason_or_a_line() {
+TEST(nonsense_ends_with_a_reason_or_a_line) {
   Random random;
   constexpr int64_t least = std::numeric_limits<int64_t>::min(), most = std::numeric_limits<int64_t>::max();
   const int64_t odd[] = {0, 1, -1, least, most, least + 1, int64_t{1} << 52, int64_t{1} << 60, 4'000'000'000};
@@ -168,12 +168,3 @@ void nonsense_ends_with_a_reason_or_a_line() {
 }
 
 }  // namespace
-
-int main() {
-  corridor_agrees_with_trying_all_lines();
-  no_slope_has_a_larger_gap();
-  the_quantiles_have_the_least_loss();
-  the_lowest_are_kept();
-  nonsense_ends_with_a_reason_or_a_line();
-  return check::verdict("test_fit");
-}

@@ -56,22 +56,22 @@ size_t equal_pairs(std::vector<uint64_t> numbers) {
 }
 
 void check_spread(const char* family, const std::vector<uint64_t>& hashes) {
-  CHECK_SAYING(equal_pairs(hashes) == 0, "%s: %zu pairs collide", family, equal_pairs(hashes));
+  CHECK_MESSAGE(equal_pairs(hashes) == 0, "%s: %zu pairs collide", family, equal_pairs(hashes));
   const double expected = std::pow(static_cast<double>(hashes.size()), 2) / std::pow(2.0, 33);
   const double most = expected + 6 * std::sqrt(expected) + 6;
   for (const int shift : {0, 16, 32}) {
     std::vector<uint64_t> halves;
     for (const uint64_t each : hashes) halves.push_back(each >> shift & 0xffffffff);
     const size_t pairs = equal_pairs(std::move(halves));
-    CHECK_SAYING(static_cast<double>(pairs) <= most,
-                 "%s: %zu hashes have %zu pairs that agree in 32 bits from bit %d, not about %.0f", family,
-                 hashes.size(), pairs, shift, expected);
+    CHECK_MESSAGE(static_cast<double>(pairs) <= most,
+                  "%s: %zu hashes have %zu pairs that agree in 32 bits from bit %d, not about %.0f", family,
+                  hashes.size(), pairs, shift, expected);
   }
 }
 
 // ---- The levels
 
-void levels_agree() {
+TEST(levels_agree) {
   const Bytes bytes = random_bytes(3 * 16384 + 64);
   std::vector<size_t> lengths;
   for (size_t i = 0; i <= 600; ++i) lengths.push_back(i);
@@ -86,13 +86,13 @@ void levels_agree() {
         got.push_back(hash_block(bytes.data() + offset, std::min(length, bytes.size() - 1)));
     if (wanted.empty()) wanted = got;
     for (size_t i = 0; i < got.size(); ++i)
-      CHECK_SAYING(got[i] == wanted[i], "%s: %zu bytes at %zu", level, lengths[i / 2], i % 2);
+      CHECK_MESSAGE(got[i] == wanted[i], "%s: %zu bytes at %zu", level, lengths[i / 2], i % 2);
   }
 }
 
 // ---- Small differences
 
-void every_bit_counts() {
+TEST(every_bit_counts) {
   for (const size_t length : {1u, 8u, 255u, 256u, 257u, 16384u + 300u}) {
     Bytes bytes = random_bytes(length);
     std::vector<uint64_t> hashes{hash(bytes)};
@@ -105,7 +105,7 @@ void every_bit_counts() {
   }
 }
 
-void two_bits_count() {
+TEST(two_bits_count) {
   for (const bool random : {false, true}) {
     Bytes bytes = random ? random_bytes(1024) : Bytes(1024);
     std::vector<uint64_t> hashes;
@@ -124,7 +124,7 @@ void two_bits_count() {
 }
 
 // What another order of additions does to a model: here one up, there one down.
-void opposite_roundings_count() {
+TEST(opposite_roundings_count) {
   constexpr size_t count = 768;
   const Bytes noise = random_bytes(4 * count);
   std::vector<uint32_t> weights(count);
@@ -145,7 +145,7 @@ void opposite_roundings_count() {
   check_spread("one weight up, another down", hashes);
 }
 
-void order_counts() {
+TEST(order_counts) {
   constexpr size_t words = 512;
   for (const uint64_t factor : {uint64_t{1}, uint64_t{0x0001000000000000}, uint64_t{0xc97c50dd3f84d5b5}}) {
     Bytes bytes(8 * words);
@@ -161,7 +161,7 @@ void order_counts() {
   }
 }
 
-void swapped_twice_counts() {
+TEST(swapped_twice_counts) {
   // x y ... y x against y x ... x y: every sum over the words weighted by their places is the same.
   constexpr size_t words = 128;
   std::vector<uint64_t> hashes;
@@ -176,7 +176,7 @@ void swapped_twice_counts() {
   check_spread("a swap and its reverse", hashes);
 }
 
-void length_counts() {
+TEST(length_counts) {
   for (const uint8_t fill : {0x00, 0xff}) {
     const Bytes bytes(20'000, fill);
     std::vector<uint64_t> hashes;
@@ -185,7 +185,7 @@ void length_counts() {
   }
 }
 
-void small_numbers_count() {
+TEST(small_numbers_count) {
   Bytes bytes(4 * 8);
   std::vector<uint64_t> hashes;
   for (uint64_t i = 0; i < 1'000'000; ++i) {
@@ -195,7 +195,7 @@ void small_numbers_count() {
   check_spread("small numbers", hashes);
 }
 
-void one_bit_moves_half_of_the_hash() {
+TEST(one_bit_moves_half_of_the_hash) {
   constexpr size_t length = 40, trials = 4000;
   Random random;
   std::vector<size_t> moved(8 * length * 64);
@@ -213,13 +213,13 @@ void one_bit_moves_half_of_the_hash() {
   // 20,480 pairs of an input and an output bit; six standard deviations off is no chance any more.
   const double deviation = std::sqrt(trials) / 2;
   for (size_t i = 0; i < moved.size(); ++i)
-    CHECK_SAYING(std::abs(static_cast<double>(moved[i]) - trials / 2.0) < 6 * deviation,
-                 "bit %zu moves bit %zu %zu times of %zu", i / 64, i % 64, moved[i], trials);
+    CHECK_MESSAGE(std::abs(static_cast<double>(moved[i]) - trials / 2.0) < 6 * deviation,
+                  "bit %zu moves bit %zu %zu times of %zu", i / 64, i % 64, moved[i], trials);
 }
 
 // ---- Blocks and roots
 
-void threads_change_nothing() {
+TEST(threads_change_nothing) {
   const size_t length = 17 * hash_block_bytes + 5;
   Bytes bytes(length);
   for (size_t i = 0; i < length; i += 4096) bytes[i] = static_cast<uint8_t>(i >> 12);
@@ -229,11 +229,11 @@ void threads_change_nothing() {
   for (const unsigned threads : {0u, 1u, 2u, 3u, 64u}) {
     std::vector<uint64_t> got(hash_block_count(length));
     hash_blocks(bytes.data(), length, got.data(), threads);
-    CHECK_SAYING(got == wanted, "with %u threads", threads);
+    CHECK_MESSAGE(got == wanted, "with %u threads", threads);
   }
 }
 
-void a_root_covers_order_number_and_size() {
+TEST(a_root_covers_order_number_and_size) {
   const uint64_t blocks[] = {1, 2}, reversed[] = {2, 1}, more[] = {1, 2, 0};
   const uint64_t root = hash_root(blocks, sizeof blocks, hash_block_bytes + 1);
   CHECK(root != hash_root(reversed, sizeof reversed, hash_block_bytes + 1));
@@ -245,18 +245,3 @@ void a_root_covers_order_number_and_size() {
 }
 
 }  // namespace
-
-int main() {
-  levels_agree();
-  every_bit_counts();
-  two_bits_count();
-  opposite_roundings_count();
-  order_counts();
-  swapped_twice_counts();
-  length_counts();
-  small_numbers_count();
-  one_bit_moves_half_of_the_hash();
-  threads_change_nothing();
-  a_root_covers_order_number_and_size();
-  return check::verdict("hash");
-}

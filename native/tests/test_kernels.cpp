@@ -23,11 +23,24 @@ const char* const dtype_names[] = {"u8", "i8", "u16", "i16", "u32", "i32", "u64"
 const char* const op_names[] = {"sum", "avg", "prod", "min", "max"};
 const size_t counts[] = {0, 1, 2, 3, 7, 15, 16, 17, 31, 33, 63, 65, 100, 127, 255, 1000, 1023, 4099};
 
-std::vector<std::string> levels;
+// The levels that this CPU has, the best one last.
+std::vector<std::string> available_levels() {
+  std::vector<std::string> levels;
+  for (const char* level : {"generic", "avx2", "avx512"}) {
+    if (kernels::set_cpu_level(level)) levels.emplace_back(level);
+  }
+  return levels;
+}
+
+// First: the other tests change the level.
+TEST(the_best_level_is_detected) {
+  const std::string detected = kernels::cpu_level();
+  CHECK(available_levels().back() == detected);
+}
 
 template <class Test>
 void on_every_level(Test test) {
-  for (const std::string& level : levels) {
+  for (const std::string& level : available_levels()) {
     CHECK(kernels::set_cpu_level(level.c_str()));
     CHECK(kernels::cpu_level() == level);
     test(level.c_str());
@@ -281,7 +294,7 @@ void for_every_dtype(Test test) {
 
 // ---- The tests.
 
-void reduce_equals_the_reference() {
+TEST(reduce_equals_the_reference) {
   for_every_dtype([](DType dtype, const char* dtype_name) {
     for (size_t o = 0; o < kernels::reduce_op_count; ++o) {
       Random random;
@@ -293,20 +306,20 @@ void reduce_equals_the_reference() {
         on_every_level([&](const char* level) {
           Placed x(a, shift), y(b, (shift * 7 + 3) % 64), t(Bytes(a.size()), (shift * 5 + 1) % 64);
           kernels::reduce(dtype, op, t.at(), x.at(), y.at(), count);
-          CHECK_SAYING(t.content() == expected && t.guards_intact(), "%s %s %s of %zu", level, dtype_name, op_names[o],
-                       count);
-          CHECK_SAYING(x.content() == a && y.content() == b, "%s %s %s changed its inputs", level, dtype_name,
-                       op_names[o]);
+          CHECK_MESSAGE(t.content() == expected && t.guards_intact(), "%s %s %s of %zu", level, dtype_name, op_names[o],
+                        count);
+          CHECK_MESSAGE(x.content() == a && y.content() == b, "%s %s %s changed its inputs", level, dtype_name,
+                        op_names[o]);
           kernels::reduce(dtype, op, x.at(), x.at(), y.at(), count);
-          CHECK_SAYING(x.content() == expected && x.guards_intact(), "%s %s %s of %zu in place", level, dtype_name,
-                       op_names[o], count);
+          CHECK_MESSAGE(x.content() == expected && x.guards_intact(), "%s %s %s of %zu in place", level, dtype_name,
+                        op_names[o], count);
         });
       }
     }
   });
 }
 
-void divide_equals_the_reference() {
+TEST(divide_equals_the_reference) {
   for_every_dtype([](DType dtype, const char* dtype_name) {
     Random random;
     for (const uint32_t divisor : {0u, 1u, 2u, 3u, 7u, 10u, 255u, 256u, 65535u, 16777217u, 0x80000000u, 0xffffffffu}) {
@@ -316,8 +329,8 @@ void divide_equals_the_reference() {
         on_every_level([&](const char* level) {
           Placed t(a, random.next() % 64);
           kernels::divide(dtype, t.at(), divisor, count);
-          CHECK_SAYING(t.content() == expected && t.guards_intact(), "%s %s / %u of %zu", level, dtype_name, divisor,
-                       count);
+          CHECK_MESSAGE(t.content() == expected && t.guards_intact(), "%s %s / %u of %zu", level, dtype_name, divisor,
+                        count);
         });
       }
     }
@@ -325,7 +338,7 @@ void divide_equals_the_reference() {
 }
 
 // All 65536 numbers, so that no range of the conversions is left to luck.
-void sixteen_bit_floats_are_exhaustive() {
+TEST(sixteen_bit_floats_are_exhaustive) {
   const size_t count = 65536;
   for (const DType dtype : {DType::f16, DType::bf16}) {
     Bytes all(count * 2);
@@ -338,15 +351,15 @@ void sixteen_bit_floats_are_exhaustive() {
         on_every_level([&](const char* level) {
           Bytes t(count * 2);
           kernels::reduce(dtype, op, t.data(), all.data(), other.data(), count);
-          CHECK_SAYING(t == expected, "%s %s %s with 0x%04x", level, dtype_names[static_cast<size_t>(dtype)],
-                       op_names[static_cast<size_t>(op)], partner);
+          CHECK_MESSAGE(t == expected, "%s %s %s with 0x%04x", level, dtype_names[static_cast<size_t>(dtype)],
+                        op_names[static_cast<size_t>(op)], partner);
         });
       }
     }
   }
 }
 
-void integer_division_is_exact_for_all_16_bit_numbers() {
+TEST(integer_division_is_exact_for_all_16_bit_numbers) {
   const size_t count = 65536;
   Bytes all(count * 2);
   for (size_t i = 0; i < count; ++i) write(all.data(), i, static_cast<uint16_t>(i));
@@ -356,13 +369,13 @@ void integer_division_is_exact_for_all_16_bit_numbers() {
       on_every_level([&](const char* level) {
         Bytes t = all;
         kernels::divide(dtype, t.data(), divisor, count);
-        CHECK_SAYING(t == expected, "%s 16-bit / %u", level, divisor);
+        CHECK_MESSAGE(t == expected, "%s 16-bit / %u", level, divisor);
       });
     }
   }
 }
 
-void integer_division_is_exact_next_to_multiples() {
+TEST(integer_division_is_exact_next_to_multiples) {
   Random random;
   for (int round = 0; round < 200; ++round) {
     const auto divisor = static_cast<uint32_t>(random.next() >> (32 + random.next() % 31)) | 2;
@@ -376,13 +389,13 @@ void integer_division_is_exact_next_to_multiples() {
       on_every_level([&](const char* level) {
         Bytes t = a;
         kernels::divide(dtype, t.data(), divisor, 64);
-        CHECK_SAYING(t == expected, "%s 32-bit / %u", level, divisor);
+        CHECK_MESSAGE(t == expected, "%s 32-bit / %u", level, divisor);
       });
     }
   }
 }
 
-void nan_and_infinity_follow_numpy() {
+TEST(nan_and_infinity_follow_numpy) {
   const float nan = std::nanf(""), inf = INFINITY;
   const float a[] = {nan, 1, inf, inf, -inf, 0.0f, nan};
   const float b[] = {1, nan, -inf, 1, 1, nan, nan};
@@ -409,7 +422,7 @@ void nan_and_infinity_follow_numpy() {
   });
 }
 
-void a_step_saves_reduces_divides_and_sums_up() {
+TEST(a_step_saves_reduces_divides_and_sums_up) {
   Random random;
   for_every_dtype([&](DType dtype, const char* dtype_name) {
     const size_t item = kernels::item_bytes(dtype);
@@ -427,24 +440,24 @@ void a_step_saves_reduces_divides_and_sums_up() {
           Placed x(a, random.next() % 64), y(b, random.next() % 64), backup(Bytes(bytes), random.next() % 64),
               out(Bytes(bytes), 5);
           const uint32_t apart = kernels::reduce_step(dtype, op, out.at(), x.at(), y.at(), count, {}, divisor, true);
-          CHECK_SAYING(apart == crc && out.content() == expected && x.content() == a, "%s step %s of %zu bytes, apart",
-                       level, dtype_name, bytes);
+          CHECK_MESSAGE(apart == crc && out.content() == expected && x.content() == a, "%s step %s of %zu bytes, apart",
+                        level, dtype_name, bytes);
           const uint32_t in_place = kernels::reduce_step(dtype, op, x.at(), x.at(), y.at(), count,
                                                          {backup.at(), count % 2 == 1}, divisor, true);
-          CHECK_SAYING(in_place == crc && x.content() == expected, "%s step %s of %zu bytes, in place", level,
-                       dtype_name, bytes);
-          CHECK_SAYING(backup.content() == a, "%s step %s of %zu bytes: backup", level, dtype_name, bytes);
+          CHECK_MESSAGE(in_place == crc && x.content() == expected, "%s step %s of %zu bytes, in place", level,
+                        dtype_name, bytes);
+          CHECK_MESSAGE(backup.content() == a, "%s step %s of %zu bytes: backup", level, dtype_name, bytes);
           CHECK(x.guards_intact() && out.guards_intact() && backup.guards_intact() && y.content() == b);
           Placed again(a, 9);
           CHECK(kernels::reduce_step(dtype, op, again.at(), again.at(), y.at(), count, {}, divisor, false) == 0);
-          CHECK_SAYING(again.content() == expected, "%s step %s of %zu bytes, no crc", level, dtype_name, bytes);
+          CHECK_MESSAGE(again.content() == expected, "%s step %s of %zu bytes, no crc", level, dtype_name, bytes);
         });
       }
     }
   });
 }
 
-void overwrite_keeps_the_old_bytes() {
+TEST(overwrite_keeps_the_old_bytes) {
   Random random;
   for (const size_t bytes :
        {size_t{0}, size_t{1}, size_t{777}, size_t{16384}, size_t{32767}, size_t{32768}, size_t{100003}}) {
@@ -453,16 +466,17 @@ void overwrite_keeps_the_old_bytes() {
       Placed target(old, random.next() % 64), source(fresh, random.next() % 64),
           backup(Bytes(bytes), random.next() % 64);
       kernels::overwrite(target.at(), source.at(), bytes, {backup.at(), bytes % 2 == 1});
-      CHECK_SAYING(target.content() == fresh && backup.content() == old, "%s overwrite of %zu", level, bytes);
+      CHECK_MESSAGE(target.content() == fresh && backup.content() == old, "%s overwrite of %zu", level, bytes);
       CHECK(target.guards_intact() && backup.guards_intact() && source.content() == fresh);
       Placed bare(old, 1);
       kernels::overwrite(bare.at(), source.at(), bytes, {}, bytes % 2 == 1);
-      CHECK_SAYING(bare.content() == fresh && bare.guards_intact(), "%s overwrite of %zu without backup", level, bytes);
+      CHECK_MESSAGE(bare.content() == fresh && bare.guards_intact(), "%s overwrite of %zu without backup", level,
+                    bytes);
     });
   }
 }
 
-void crc_knows_the_published_vectors() {
+TEST(crc_knows_the_published_vectors) {
   Bytes ascending(32), descending(32);
   for (uint8_t i = 0; i < 32; ++i) ascending[i] = i, descending[i] = static_cast<uint8_t>(31 - i);
   // RFC 3720 B.4: a SCSI Read (10) command.
@@ -481,20 +495,20 @@ void crc_knows_the_published_vectors() {
   });
 }
 
-void crc_equals_the_reference_at_every_length() {
+TEST(crc_equals_the_reference_at_every_length) {
   Random random;
   const Bytes bytes = random_elements(DType::u8, 20000, random);
   const auto compare = [&](size_t at, size_t count) {
     const uint32_t expected = crc_bit_by_bit(bytes.data() + at, count);
     on_every_level([&](const char* level) {
-      CHECK_SAYING(crc32c(bytes.data() + at, count) == expected, "%s crc of %zu at %zu", level, count, at);
+      CHECK_MESSAGE(crc32c(bytes.data() + at, count) == expected, "%s crc of %zu at %zu", level, count, at);
     });
   };
   for (size_t count = 0; count < 1400; ++count) compare(count % 67, count);
   for (const size_t count : {3071, 3072, 3073, 4096, 6200, 8192, 16384, 19999}) compare(1, static_cast<size_t>(count));
 }
 
-void crc_chains_and_combines() {
+TEST(crc_chains_and_combines) {
   Random random;
   const Bytes bytes = random_elements(DType::u8, 9000, random);
   const uint32_t whole = crc_bit_by_bit(bytes.data(), bytes.size());
@@ -502,9 +516,9 @@ void crc_chains_and_combines() {
     for (const size_t cut :
          {size_t{0}, size_t{1}, size_t{63}, size_t{64}, size_t{1024}, size_t{4097}, size_t{8999}, size_t{9000}}) {
       const uint32_t a = crc32c(bytes.data(), cut);
-      CHECK_SAYING(crc32c(bytes.data() + cut, bytes.size() - cut, a) == whole, "%s chain at %zu", level, cut);
+      CHECK_MESSAGE(crc32c(bytes.data() + cut, bytes.size() - cut, a) == whole, "%s chain at %zu", level, cut);
       const uint32_t b = crc32c(bytes.data() + cut, bytes.size() - cut);
-      CHECK_SAYING(crc32c_combine(a, b, bytes.size() - cut) == whole, "%s combine at %zu", level, cut);
+      CHECK_MESSAGE(crc32c_combine(a, b, bytes.size() - cut) == whole, "%s combine at %zu", level, cut);
     }
   });
   // Lengths whose bits nobody has in memory: joining is associative.
@@ -512,34 +526,10 @@ void crc_chains_and_combines() {
   CHECK(crc32c_combine(crc32c_combine(1, 2, far), 3, 77) == crc32c_combine(1, crc32c_combine(2, 3, 77), far + 77));
 }
 
-void levels_are_named_and_refused() {
+TEST(levels_are_named_and_refused) {
   CHECK(!kernels::set_cpu_level("mmx"));
   CHECK(!kernels::set_cpu_level(""));
   CHECK(kernels::set_cpu_level("generic"));
 }
 
 }  // namespace
-
-int main() {
-  const std::string detected = kernels::cpu_level();
-  for (const char* level : {"generic", "avx2", "avx512"})
-    if (kernels::set_cpu_level(level)) levels.emplace_back(level);
-  CHECK(levels.back() == detected);
-  std::printf("levels:");
-  for (const std::string& level : levels) std::printf(" %s", level.c_str());
-  std::printf("\n");
-
-  reduce_equals_the_reference();
-  divide_equals_the_reference();
-  sixteen_bit_floats_are_exhaustive();
-  integer_division_is_exact_for_all_16_bit_numbers();
-  integer_division_is_exact_next_to_multiples();
-  nan_and_infinity_follow_numpy();
-  a_step_saves_reduces_divides_and_sums_up();
-  overwrite_keeps_the_old_bytes();
-  crc_knows_the_published_vectors();
-  crc_equals_the_reference_at_every_length();
-  crc_chains_and_combines();
-  levels_are_named_and_refused();
-  return check::verdict("test_kernels");
-}

@@ -70,7 +70,7 @@ std::vector<uint8_t> patterns(DType dtype, size_t count, unsigned seed) {
   return out;
 }
 
-void every_level_gives_the_same_bits_at_every_address() {
+TEST(every_level_gives_the_same_bits_at_every_address) {
   for (const Scheme scheme : schemes) {
     for (const DType dtype : dtypes) {
       for (const size_t count : counts) {
@@ -91,7 +91,7 @@ void every_level_gives_the_same_bits_at_every_address() {
   }
 }
 
-void the_state_of_the_fpu_does_not_matter() {
+TEST(the_state_of_the_fpu_does_not_matter) {
   for (const Scheme scheme : schemes) {
     for (unsigned seed = 1; seed < 6; ++seed) {
       const auto values = patterns(DType::f32, 1029, seed);
@@ -112,7 +112,7 @@ void the_state_of_the_fpu_does_not_matter() {
   }
 }
 
-void a_piece_is_never_larger_than_it_was() {
+TEST(a_piece_is_never_larger_than_it_was) {
   for (const Scheme scheme : schemes) {
     for (const DType dtype : dtypes) {
       for (size_t count = 0; count < 2000; ++count) {
@@ -125,10 +125,3 @@ void a_piece_is_never_larger_than_it_was() {
 }
 
 }  // namespace
-
-int main() {
-  every_level_gives_the_same_bits_at_every_address();
-  the_state_of_the_fpu_does_not_matter();
-  a_piece_is_never_larger_than_it_was();
-  return check::verdict("test_quantize");
-}

@@ -414,16 +414,16 @@ class Core {
 
   struct TagState {
     std::uint32_t next = 0;
-    OpPtr running;
+    OpPtr running{};
     bool called = false;  // here; otherwise only neighbours have
     // An op was cancelled here that the neighbours still wait for: the next one runs in the next epoch.
     bool cancelled = false;
     bool has_committed = false;
     std::uint32_t committed = 0;
-    Descriptor committed_descriptor;
+    Descriptor committed_descriptor{};
     std::uint64_t committed_registrations = 0;
-    std::optional<Payloads> committed_payloads;
-    std::vector<Stashed> stash;
+    std::optional<Payloads> committed_payloads{};
+    std::vector<Stashed> stash{};
     std::size_t stash_bytes = 0;
     std::size_t stashed_segments[2] = {};  // of these, the payload of segments, by direction
   };
