@@ -186,7 +186,7 @@ native-test: .venv/.ready
 
 # clang-tidy takes seconds for each file: `make check` runs it over those that differ from the last commit, CI over all.
 # It reads the compile commands that the build of the module writes. It is large, so it is installed when it is needed.
-CLANG_TIDY ?= clang-tidy>=22,<24
+CLANG_TIDY_PACKAGE ?= clang-tidy>=22,<24
 
 native-tidy: .venv/.ready
 	$(call STEP,clang-tidy)
@@ -199,7 +199,7 @@ native-tidy-changed: .venv/.ready
 define RUN_CLANG_TIDY
 files=($(1))
 [ $${#files[@]} -gt 0 ] || exit 0
-[ -x $(BIN)/clang-tidy ] || $(PIP) install '$(CLANG_TIDY)'
+[ -x $(BIN)/clang-tidy ] || $(PIP) install '$(CLANG_TIDY_PACKAGE)'
 printf '%s\n' "$${files[@]}" | xargs -P "$$(nproc)" -n 1 $(BIN)/clang-tidy --quiet -p $(MODULE)
 endef
 
