@@ -44,7 +44,7 @@ from ringfold.errors import ConfigError, Evicted, MasterUnreachable, RingfoldErr
 from ringfold.peer import communicator as peer
 from ringfold.peer import joining
 from ringfold.peer.buffers import ArrayLike
-from ringfold.peer.handle import Handle
+from ringfold.peer.outcome import Handle
 from ringfold.peer.outcome import ReduceInfo as Reduced
 from ringfold.runtime import resolve
 from ringfold.runtime.ask import reach
