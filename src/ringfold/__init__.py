@@ -205,7 +205,7 @@ def _join_own_master(request: "JoinRequest") -> "Communicator":
     from ringfold.peer import joining
     from ringfold.runtime.clock import monotonic_ns
     from ringfold.runtime.rendezvous import Rendezvous
-    from ringfold.runtime.resolve import pause
+    from ringfold.runtime.threads import pause
 
     given = {"master": joining.listed(request.address), "run": request.run, "join_timeout_s": request.timeout_s}
     settings = load({**given, "token_file": request.token_file})
@@ -266,7 +266,7 @@ def _listen(request: "JoinRequest", settings: "Resolved", tries: int) -> "Master
     from ringfold.master.settings import master_settings
     from ringfold.master.thread import MasterThread
     from ringfold.peer import joining
-    from ringfold.runtime import resolve
+    from ringfold.runtime import threads
 
     token, listen = joining.token_of(request, settings), settings.listed("master")[:1]
     while True:
@@ -276,7 +276,7 @@ def _listen(request: "JoinRequest", settings: "Resolved", tries: int) -> "Master
         except OSError as error:
             if error.errno != errno.EADDRINUSE or tries <= 0:
                 raise ConfigError(f"the master cannot listen on {', '.join(listen)}: {error}") from error
-        resolve.pause(0.05)
+        threads.pause(0.05)
 
 
 def __getattr__(name: str) -> object:

@@ -46,7 +46,7 @@ from ringfold.peer.sync.sync_call import (
     check_unchanged,
     sync_state,
 )
-from ringfold.runtime import ask
+from ringfold.runtime import master_client
 from ringfold.runtime.sigterm import Sigterm
 from ringfold.state.shared import SharedState
 from ringfold.wire.messages import Record, SyncStrategy
@@ -524,7 +524,7 @@ class Communicator:
         identity = machine.identity
         if wanted in (str(machine.peer), identity.name):
             raise UsageError(f"evict: {wanted} is this peer itself: call leave()")
-        with ask.reach(machine.masters, identity.token, run=identity.run, is_of_run=True) as connection:
+        with master_client.connect(machine.masters, identity.token, run=identity.run, is_of_run=True) as connection:
             response = connection.evict(wanted, reason, f"peer {machine.peer} ({identity.name})")
         if not response.done:
             raise UsageError(f"evict: {response.text}")

@@ -63,8 +63,7 @@ from ringfold.probe.nodes.shell import NodeShell
 from ringfold.probe.rounds.events import Connected, Disconnected, Heard, ToRoundMaster
 from ringfold.probe.rounds.node import RoundNode
 from ringfold.runtime import threads
-from ringfold.runtime.clock import monotonic_ns, raw_ns
-from ringfold.runtime.entropy import random_bytes
+from ringfold.runtime.clock import monotonic_ns, random_bytes, raw_ns
 from ringfold.runtime.log_limit import LogRateLimiter
 from ringfold.state.manifest import Snapshot
 from ringfold.wire.events import ConnectionDropped
