@@ -66,13 +66,12 @@ if TYPE_CHECKING:
     from ringfold.iteration.shell import GlobalIteration
     from ringfold.master.thread import MasterThread
     from ringfold.peer.communicator import Communicator
-    from ringfold.peer.handle import Handle
     from ringfold.peer.joining import JoinRequest
-    from ringfold.peer.outcome import Meeting, ReduceInfo
+    from ringfold.peer.outcome import Handle, Meeting, ReduceInfo
     from ringfold.peer.settings import PeerTimings
     from ringfold.peer.step_ops import StepHandle
     from ringfold.peer.steps import Step
-    from ringfold.peer.sync.states import SyncInfo
+    from ringfold.peer.sync.sync_call import SyncInfo
     from ringfold.probe.nodes.alone import Prober
     from ringfold.runtime.rendezvous import Rendezvous
     from ringfold.state.checkpoint import Checkpoints
@@ -127,7 +126,7 @@ _LAZY = {
     "Communicator": "ringfold.peer.communicator",
     "Divergence": "ringfold.wire.status",
     "GlobalIteration": "ringfold.iteration.shell",
-    "Handle": "ringfold.peer.handle",
+    "Handle": "ringfold.peer.outcome",
     "MayDiffer": "ringfold.state.shared",
     "Meeting": "ringfold.peer.outcome",
     "PeerTimings": "ringfold.peer.settings",
@@ -136,7 +135,7 @@ _LAZY = {
     "SharedState": "ringfold.state.shared",
     "Step": "ringfold.peer.steps",
     "StepHandle": "ringfold.peer.step_ops",
-    "SyncInfo": "ringfold.peer.sync.states",
+    "SyncInfo": "ringfold.peer.sync.sync_call",
 }
 
 

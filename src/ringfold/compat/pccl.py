@@ -48,7 +48,7 @@ from ringfold.errors import CollectiveAborted, ConfigError, Evicted, MasterUnrea
 from ringfold.peer import communicator as peer
 from ringfold.peer import joining
 from ringfold.peer.buffers import ArrayLike
-from ringfold.peer.handle import Handle
+from ringfold.peer.outcome import Handle
 from ringfold.peer.outcome import ReduceInfo as Reduced
 from ringfold.runtime import master_client, threads
 

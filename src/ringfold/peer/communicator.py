@@ -23,21 +23,22 @@ from ringfold.clock.clock import GlobalClock
 from ringfold.errors import UsageError
 from ringfold.peer.buffers import (
     CODES,
+    Array,
     ArrayLike,
     Buffers,
+    Result,
+    Source,
     Spans,
     in_and_out,
     spans_of,
 )
 from ringfold.peer.codes import REDUCE_OPS, OpKind
 from ringfold.peer.counting import Counter
-from ringfold.peer.handle import Handle
 from ringfold.peer.ops import BINDING, Ops, by_caller, positive_ns, quantisation_code, reduce_code, refusal
-from ringfold.peer.outcome import Meeting, ReduceInfo
-from ringfold.peer.results import Array, Result, Source
+from ringfold.peer.outcome import Handle, Meeting, ReduceInfo
 from ringfold.peer.session import Session
 from ringfold.peer.steps import Step, StepSettings, steps
-from ringfold.peer.sync.states import (
+from ringfold.peer.sync.sync_call import (
     OnDivergence,
     SyncInfo,
     check_diverged,

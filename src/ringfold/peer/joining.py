@@ -8,11 +8,11 @@ from pathlib import Path
 
 from ringfold import config
 from ringfold.errors import ConfigError, MasterUnreachable
-from ringfold.peer.advice import PathAdvice
 from ringfold.peer.communicator import Communicator
 from ringfold.peer.control import TELL_NS
 from ringfold.peer.engine import Engine, new_engine
 from ringfold.peer.ops import positive_ns
+from ringfold.peer.path_shares import PathShares
 from ringfold.peer.session import S, Session
 from ringfold.peer.settings import Identity, PeerTimings
 from ringfold.probe.logs.files import ExportSettings, Log
@@ -115,7 +115,7 @@ def _new_session(request: JoinRequest, settings: config.Resolved) -> tuple[Sessi
     if settings.text("agent") == "auto":
         chosen = settings.value("agent_dir")
         assert chosen is None or isinstance(chosen, Path)
-        session.advice = PathAdvice(engine, config.agent_directories(chosen), identity.name)
+        session.path_shares = PathShares(engine, config.agent_directories(chosen), identity.name)
 
     def let_it_join() -> None:
         try:
