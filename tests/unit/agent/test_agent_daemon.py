@@ -522,11 +522,11 @@ def test_telemetry_from_beyond_this_host_needs_a_list_or_a_key(directory: Path) 
 def test_the_interface_of_an_address_is_watched_while_a_flow_uses_it() -> None:
     watch = NicWatch()
     assert watch.is_idle
-    watch.use("127.0.0.1")
-    assert [name for name, _ in watch.look(monotonic_ns())] == ["lo"]
-    watch.leave("127.0.0.1")
+    watch.add_address("127.0.0.1")
+    assert [name for name, _ in watch.read(monotonic_ns())] == ["lo"]
+    watch.remove_address("127.0.0.1")
     assert watch.is_idle
-    assert watch.look(monotonic_ns()) == {}
+    assert watch.read(monotonic_ns()) == {}
     watch.close()
 
 

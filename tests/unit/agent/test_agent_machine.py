@@ -19,7 +19,7 @@ from ringfold.agent.effects import (
 from ringfold.agent.events import ConnectionClosed, ConnectionOpened, Event, MalformedMessageReceived, MessageReceived
 from ringfold.agent.machine import MAX_REFUSALS, AgentIdentity, AgentMachine, quantise
 from ringfold.agent.policy import Decision
-from ringfold.agent.registry import Quota, Registry, fault
+from ringfold.agent.registry import Quota, Registry, invalid_flow
 from ringfold.agent.steering import Steering, parse_policy
 from ringfold.cli.agent import _flow_row
 from ringfold.errors import ConfigError
@@ -171,7 +171,7 @@ def test_the_longest_page_of_the_longest_flows_fits_an_answer() -> None:
     """Else a user whose names are long could keep root from looking at the agent."""
     name, address = "\U00010348" * 255, "fe80:1111:1111:1111:1111:1111:1111:1111%interface-name0"
     flow = Flow(2**63 - 1, address, address, ((address, address),) * MOST_PATHS, name, name)
-    assert fault(flow) == ""
+    assert invalid_flow(flow) == ""
     why = Decision(0, (1.0,) * 16, (True,) * 16, (255.0,) * 16, (1e19,) * 16, 2.0).why
     each = ListedFlow(2**63, 2**31, 2**31, name[:100], flow, 4_095, 2**20, (1 / 3,) * 16, (True,) * 16, why)
     assert len(agent_frame(FlowList(1, [each] * PAGE_FLOWS, True))) < MAX_ANSWER_BYTES
@@ -260,68 +260,68 @@ def test_an_agent_is_looked_for_ever_more_seldom_and_never_less_than_every_half_
 
 def test_a_client_asks_for_everything_again_when_the_agent_comes_back() -> None:
     client = FlowRegistrations("job")
-    assert client.want(flow(1)) == []
+    assert client.add(flow(1)) == []
     assert [type(message) for message in client.connected()] == [AgentHello, Register]
-    assert client.heard(Registered(1, 1, 5, 9)) == [1]
+    assert client.receive(Registered(1, 1, 5, 9)) == [1]
     assert client.flows[1].place == (5, 9)
     assert client.disconnected() == [1]
     assert client.flows[1].place is None
     again = client.connected()[1]
     assert isinstance(again, Register)
-    client.heard(Registered(again.request, 1, 6, 2))
+    client.receive(Registered(again.request, 1, 6, 2))
     assert client.flows[1].place == (6, 2)
 
 
 def test_an_answer_for_a_flow_that_has_ended_gives_no_place() -> None:
     client = FlowRegistrations("job")
     client.connected()
-    request = client.want(flow(1))[0]
+    request = client.add(flow(1))[0]
     assert isinstance(request, Register)
-    assert isinstance(client.drop(1)[0], Deregister)
-    assert client.heard(Registered(request.request, 1, 5, 9)) == []
+    assert isinstance(client.remove(1)[0], Deregister)
+    assert client.receive(Registered(request.request, 1, 5, 9)) == []
 
 
 def test_an_answer_of_an_earlier_connection_gives_no_place() -> None:
     client = FlowRegistrations("job")
     client.connected()
-    request = client.want(flow(1))[0]
+    request = client.add(flow(1))[0]
     assert isinstance(request, Register)
     client.disconnected()
     client.connected()
-    assert client.heard(Registered(request.request, 1, 5, 9)) == []
+    assert client.receive(Registered(request.request, 1, 5, 9)) == []
 
 
 def test_a_flow_that_no_agent_would_take_is_never_asked_for() -> None:
     """One that is too long for a frame would cost the connection, and with it all other flows."""
     enrolment = FlowRegistrations("job")
-    enrolment.want(Flow(1, "10.0.0.1", "10.0.0.2", PATHS))
-    enrolment.want(Flow(2, "10.0.0.1", "10.0.0.2", PATHS, "x" * 100_000))
+    enrolment.add(Flow(1, "10.0.0.1", "10.0.0.2", PATHS))
+    enrolment.add(Flow(2, "10.0.0.1", "10.0.0.2", PATHS, "x" * 100_000))
     asked = [each.flow.connection for each in enrolment.connected() if isinstance(each, Register)]
-    assert (asked, enrolment.drop(2)) == ([1], [])
+    assert (asked, enrolment.remove(2)) == ([1], [])
 
 
 def test_a_refused_flow_knows_why() -> None:
     client = FlowRegistrations("job")
     client.connected()
-    request = client.want(flow(1))[0]
+    request = client.add(flow(1))[0]
     assert isinstance(request, Register)
-    client.heard(AgentRefused(request.request, "full", "all slots are taken"))
+    client.receive(AgentRefused(request.request, "full", "all slots are taken"))
     assert (client.flows[1].place, client.flows[1].refused) == (None, "all slots are taken")
 
 
 def test_a_flow_that_there_was_no_room_for_is_asked_for_again_and_a_bad_one_is_not() -> None:
     client = FlowRegistrations("job")
     client.connected()
-    requests = [*client.want(flow(1)), *client.want(flow(2))]
+    requests = [*client.add(flow(1)), *client.add(flow(2))]
     for request, kind in zip(requests, ("full", "invalid"), strict=True):
         assert isinstance(request, Register)
-        client.heard(AgentRefused(request.request, kind, "no"))
+        client.receive(AgentRefused(request.request, kind, "no"))
     assert client.has_retries
     (again,) = client.retry()
     assert isinstance(again, Register)
     assert again.flow.connection == 1
     assert client.retry() == []
-    client.heard(Registered(again.request, 1, 5, 9))
+    client.receive(Registered(again.request, 1, 5, 9))
     assert (client.flows[1].place, client.has_retries) == ((5, 9), False)
 
 
@@ -385,7 +385,7 @@ class World:
         for _ in range(min(most, len(up))):
             self.do(MessageReceived(link, up.pop(0)))
         for _ in range(min(most, len(down))):
-            self.clients[client].heard(down.pop(0))
+            self.clients[client].receive(down.pop(0))
 
 
 STEPS = ["connect", "cut", "want", "want", "drop", "carry", "carry", "carry", "restart"]
@@ -402,10 +402,10 @@ def test_clients_and_agent_agree_in_the_end_whatever_broke(script: list[tuple[st
             case "cut":
                 world.cut(client)
             case "want":
-                world.send(client, world.clients[client].want(flow(last, destination=number)))
+                world.send(client, world.clients[client].add(flow(last, destination=number)))
             case "drop":
                 first = next(iter(world.clients[client].flows), -1)
-                world.send(client, world.clients[client].drop(first))
+                world.send(client, world.clients[client].remove(first))
             case "carry":
                 world.carry(client)
             case _:

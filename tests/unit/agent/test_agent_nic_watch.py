@@ -48,14 +48,14 @@ def nic(monkeypatch: pytest.MonkeyPatch) -> Nic:
 def look_until(watch: NicWatch, now_ns: int, end_ns: int) -> int:
     """Look whenever it is time; the time of the first look after the end."""
     while now_ns < end_ns:
-        watch.look(now_ns)
+        watch.read(now_ns)
         now_ns = watch.next_ns(now_ns)
     return now_ns
 
 
 def test_an_interface_that_sends_nothing_is_looked_at_seldom(nic: Nic) -> None:
     watch = NicWatch()
-    watch.use("10.0.0.1")
+    watch.add_address("10.0.0.1")
     now_ns = look_until(watch, SECOND, 2 * SECOND)
     nic.reads = 0
     look_until(watch, now_ns, now_ns + SECOND)
@@ -65,37 +65,37 @@ def test_an_interface_that_sends_nothing_is_looked_at_seldom(nic: Nic) -> None:
 
 def test_an_interface_that_sends_is_looked_at_more_often(nic: Nic) -> None:
     watch = NicWatch()
-    watch.use("10.0.0.1")
+    watch.add_address("10.0.0.1")
     now_ns = look_until(watch, SECOND, 2 * SECOND)
     nic.reading = NicReading(tx_bytes=0, sent_bytes=10_000_000)
-    watch.look(now_ns)
+    watch.read(now_ns)
     assert watch.next_ns(now_ns) == now_ns + ACTIVE_INTERVAL_NS
 
 
 def test_an_interface_in_which_something_waits_is_looked_at_all_the_time(nic: Nic) -> None:
     watch = NicWatch()
-    watch.use("10.0.0.1")
+    watch.add_address("10.0.0.1")
     now_ns = look_until(watch, SECOND, 2 * SECOND)
     nic.reading = NicReading(tx_bytes=1_500, sent_bytes=0)
-    watch.look(now_ns)
+    watch.read(now_ns)
     assert watch.next_ns(now_ns) == now_ns + BUSY_INTERVAL_NS
     nic.reading = NicReading(tx_bytes=0, sent_bytes=0)
     now_ns = look_until(watch, now_ns, now_ns + BUSY_FOR_NS + ACTIVE_INTERVAL_NS)
-    watch.look(now_ns)
+    watch.read(now_ns)
     assert watch.next_ns(now_ns) == now_ns + IDLE_INTERVAL_NS
 
 
 def test_a_link_local_address_says_its_interface(nic: Nic) -> None:
     watch = NicWatch()
-    watch.use("fe80::1%eth0")
-    assert [name for name, _ in watch.look(SECOND)] == ["eth0"]
+    watch.add_address("fe80::1%eth0")
+    assert [name for name, _ in watch.read(SECOND)] == ["eth0"]
 
 
 def test_an_address_of_no_interface_is_not_watched(nic: Nic) -> None:
     watch = NicWatch()
-    watch.use("fe80::1%eth7")
-    watch.use("10.9.9.9")
-    assert watch.look(SECOND) == {}
+    watch.add_address("fe80::1%eth7")
+    watch.add_address("10.9.9.9")
+    assert watch.read(SECOND) == {}
 
 
 def test_the_pressure_of_an_interface_that_is_gone_is_taken_back(nic: Nic, monkeypatch: pytest.MonkeyPatch) -> None:
