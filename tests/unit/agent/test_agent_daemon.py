@@ -164,7 +164,7 @@ def test_a_slot_with_a_new_owner_is_not_read_by_the_old_one(directory: Path) -> 
         new = placed(client, flows[-1])
         assert (new[0], new[1] != old[1]) == (old[0], True)
         assert (reader.read(*new), reader.read(*old)) == (([49151, 16384], 0), None)
-        assert "taken" in _refused(client, client.register("10.0.0.1", "10.99.0.1", PATHS))
+        assert "slots are in use" in _refused(client, client.register("10.0.0.1", "10.99.0.1", PATHS))
 
 
 def _refused(client: AgentClient, flow: int) -> str:
@@ -218,7 +218,7 @@ def test_garbage_is_refused_counted_and_harmless(agent: AgentThread, directory: 
 def test_a_client_that_registers_without_end_meets_its_quota(directory: Path) -> None:
     with AgentThread(settings(directory, quota=Quota(flows=3))), AgentClient([directory], "greedy") as client:
         flows = [client.register("10.0.0.1", "10.0.0.2", PATHS) for _ in range(10)]
-        assert "no more are allowed" in _refused(client, flows[-1])
+        assert "the most that are allowed" in _refused(client, flows[-1])
         assert [client.place(flow) is not None for flow in flows] == [True] * 3 + [False] * 7
 
 
@@ -266,7 +266,7 @@ def test_of_many_that_do_not_read_some_are_given_up(directory: Path, monkeypatch
 def test_an_agent_whose_table_was_taken_away_ends(
     directory: Path, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Path], None]
 ) -> None:
-    monkeypatch.setattr("ringfold.agent.daemon.FILES_EVERY", 1)
+    monkeypatch.setattr("ringfold.agent.daemon.CHECK_FILES_EVERY", 1)
     agent = AgentThread(settings(directory))
     spoil(directory / HINTS_NAME)
     with pytest.raises(ConfigError, match=r"hints was removed, replaced or truncated"):
@@ -285,7 +285,7 @@ def test_the_log_tells_of_few_of_many_dropped_clients(
 ) -> None:
     for _ in range(MAX_REPEATS + 20):
         strange(directory, b"garbage!")
-    assert sum("is dropped" in each.message for each in caplog.records) == MAX_REPEATS
+    assert sum("is disconnected" in each.message for each in caplog.records) == MAX_REPEATS
     with AgentConsole([directory]) as console:
         assert console.status().refused == {"invalid": MAX_REPEATS + 20}
 
@@ -378,12 +378,12 @@ def test_a_client_complains_once_of_each_agent_that_it_does_not_trust(
             for _ in range(6):  # three looks at both
                 before = client.distrusted
                 assert client.wait(lambda each, before=before: each.distrusted != before, WAIT_S)  # type: ignore[misc]
-    assert sum("is not used" in each.message for each in caplog.records) == 2
+    assert sum("is not trusted" in each.message for each in caplog.records) == 2
 
 
 def test_one_connection_too_many_is_told_so(directory: Path) -> None:
     with AgentThread(settings(directory, quota=Quota(clients=1))), AgentConsole([directory]) as first:
-        with pytest.raises(UsageError, match="no more are allowed"):
+        with pytest.raises(UsageError, match="the most that are allowed"):
             AgentConsole([directory])
         assert first.status().refused == {"quota": 1}
 
@@ -511,7 +511,7 @@ def test_bad_telemetry_is_counted_and_changes_nothing(heard: Heard, directory: P
 
 
 def test_telemetry_from_beyond_this_host_needs_a_list_or_a_key(directory: Path) -> None:
-    with pytest.raises(ConfigError, match="lets others steer"):
+    with pytest.raises(ConfigError, match="can send telemetry"):
         AgentSettings(directory=directory, telemetry=("0.0.0.0:0",))
     AgentSettings(directory=directory, telemetry=("0.0.0.0:0",), gate=GateSettings(allow=["10.0.0.0/8"]))
 
@@ -614,7 +614,7 @@ def test_a_request_that_breaks_the_agent_costs_only_its_client(
                 directory, agent_frame(AgentHello(1, "unlucky")) + agent_frame(AskAgent(1)) + agent_frame(AskAgent(2))
             )
         assert isinstance(refused, AgentRefused)
-        assert "the agent broke at its AskAgent" in refused.text
+        assert "the agent failed on its AskAgent" in refused.text
         assert bystander.place(flow) is not None
     with AgentConsole([directory]) as console:
         assert console.status().refused == {"invalid": 1}

@@ -7,7 +7,7 @@ from ringfold.agent.registry import Pair
 from ringfold.agent.steering import (
     MAX_INTERVAL_NS,
     MAX_URGENT_PER_CALL,
-    MOST_AT_ONCE,
+    MAX_DUE_PER_CALL,
     POLL_INTERVAL_NS,
     Advice,
     Steering,
@@ -234,8 +234,8 @@ def test_backpressure_on_many_pairs_is_decided_in_pieces() -> None:
 
 def test_other_news_about_many_pairs_is_not_urgent() -> None:
     steering = Steering()
-    for slot in range(MOST_AT_ONCE + 1):
+    for slot in range(MAX_DUE_PER_CALL + 1):
         steering.added(pair(slot))
     say(steering, SECOND, 0, 100, ("any", "10.0.0.2"))
     assert (steering.is_urgent, steering.wake_ns()) == (False, SECOND)
-    assert len(all_advice(steering, SECOND, SECOND)) == MOST_AT_ONCE + 1
+    assert len(all_advice(steering, SECOND, SECOND)) == MAX_DUE_PER_CALL + 1

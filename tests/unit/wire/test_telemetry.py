@@ -326,8 +326,8 @@ def test_a_full_table_is_not_gone_through_for_every_packet(monkeypatch: pytest.M
     table = QueueTable(TelemetrySettings(max_entries=2))
     for number in range(3):
         table.add_observation(number, T0, body(source=number), T0)
-    monkeypatch.setattr(table, "_by_bits", None)  # nobody looks
-    table._forget_stale(4)
+    monkeypatch.setattr(table, "_by_bits", None)  # the entries are not visited
+    table._expire(4)
 
 
 def test_prefix_lengths_without_number_do_not_slow_the_table_down() -> None:
@@ -337,7 +337,7 @@ def test_prefix_lengths_without_number_do_not_slow_the_table_down() -> None:
     assert len(table) == MAX_PREFIX_LENGTHS
 
 
-def test_the_desk_gives_news_refusals_and_nothing() -> None:
+def test_the_ingest_returns_news_refusals_and_nothing() -> None:
     ingest = TelemetryIngest()
     assert ingest.datagram(0, T0, PLAIN, "127.0.0.1") == body()
     assert reason(ingest.datagram(0, T0, PLAIN, "127.0.0.1")) == "replayed"
