@@ -398,7 +398,7 @@ def test_a_console_passes_over_a_socket_that_a_killed_agent_left(directory: Path
 
 
 def test_addresses_that_are_not_text_are_a_mistake_of_the_caller(directory: Path) -> None:
-    with AgentClient([directory], "job") as client, pytest.raises(UsageError, match="as text"):
+    with AgentClient([directory], "job") as client, pytest.raises(UsageError, match="are text"):
         client.register(ipaddress.ip_address("10.0.0.1"), "10.0.0.2", PATHS)  # type: ignore[arg-type]
 
 
