@@ -1,4 +1,4 @@
-"""`ringfold bench recovery` and `ringfold bench failover`: how long a run stands still when it loses a peer or its master.
+"""`ringfold bench recovery`, `ringfold bench failover`: how long a run stands still without a peer, or its master.
 
 *recovery*: peers reduce without a pause. The parent kills one of them at a random instant and waits until every
 survivor has committed an op without it; the figure is the time from just before the signal to the *last* survivor's
