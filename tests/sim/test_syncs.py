@@ -5,6 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 import pytest
+from ringfold.testing.planted import BUGS
 
 from ringfold.errors import HashMismatch, RevisionViolation, StateDiverged, StateError, StateLost, UsageError
 from ringfold.state.shared import MayDiffer
@@ -29,7 +30,6 @@ from ringfold.testing import (
     draw,
     looping,
 )
-from ringfold.testing.planted import BUGS
 from ringfold.testing.program import AGREE_TAG
 from ringfold.testing.scenario import run_seed
 from ringfold.testing.sync_checks import SyncHistory
