@@ -36,17 +36,17 @@ from ringfold.testing.workloads import Training
 from ringfold.wire.messages import Hello, Lineage, Offer, PeerId, Record, SealedOp, SyncPlan, Verdict, Vote
 
 
-def _is_stateful(seed: int) -> bool:
+def is_stateful(seed: int) -> bool:
     return not isinstance(draw(seed).work, Training)
 
 
-def _is_stateless(seed: int) -> bool:
+def is_stateless(seed: int) -> bool:
     return isinstance(draw(seed).work, Training)
 
 
 def _bug(text: str, setup: Setup, *, needs_state: bool = False) -> Bug:
     """Whether programs with shared state are needed to find it; else those without find it sooner."""
-    return Bug(text, partial(run_seed, base=setup), _is_stateful if needs_state else _is_stateless)
+    return Bug(text, partial(run_seed, base=setup), is_stateful if needs_state else is_stateless)
 
 
 # Verdicts
