@@ -3,6 +3,7 @@
 import inspect
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -25,8 +26,6 @@ PAGES_THAT_NAME_FILES = [
 ]
 SOURCE_ENDINGS = ("py", "pyi", "cpp", "hpp", "h", "c", "sh", "inc", "service")
 FILE_NAME = re.compile(
-    rf"(?<![\w.*<>{{}}/-])((?:\.{{0,2}}/)*\w[\w.-]*(?:/[\w.-]+)*\.(?:{'|'.join(SOURCE_ENDINGS)}))\b(?![\w/(])"
-)
     rf"(?<![\w.*<>{{}}/-])((?:\.{{0,2}}/)*\w[\w.-]*(?:/[\w.-]+)*\.(?:{'|'.join(SOURCE_ENDINGS)}))\b(?![\w/(])"
 )
 PROGRAMS_OF_USERS = {"train.py", "train_one.py", "server.py", "client.py"}
@@ -110,13 +109,17 @@ def test_decisions_are_numbered_without_gaps() -> None:
     assert all(file.startswith(f"{number:04}-") for number, _, file in titles())
 
 
-def exists(name: str, page: Path) -> bool:
-    """Whether a file that a page names is there: by its path, or by the end of a path (`master/machine.py`)."""
-    if (page.parent / name).exists() or name in PROGRAMS_OF_USERS:
-        return True
+@cache
+def files() -> frozenset[str]:
+    """The paths of all files that a page may name, and every end of such a path (`master/machine.py`, `machine.py`)."""
     folders = ("src", "native", "include", "tests", "examples", "benchmarks", "deploy", "docs", ".ci")
-    named = [path for folder in folders for path in (ROOT / folder).rglob(Path(name).name)]
-    return any(f"/{path.relative_to(ROOT).as_posix()}".endswith(f"/{name}") for path in named)
+    paths = [path.relative_to(ROOT) for folder in folders for path in (ROOT / folder).rglob("*.*")]
+    paths += [path.relative_to(ROOT) for path in ROOT.glob("*.*")]
+    return frozenset("/".join(path.parts[start:]) for path in paths for start in range(len(path.parts)))
+
+
+def exists(name: str, page: Path) -> bool:
+    return name in files() or name in PROGRAMS_OF_USERS or (page.parent / name).exists()
 
 
 @pytest.mark.parametrize("page", PAGES_THAT_NAME_FILES, ids=lambda page: page.relative_to(ROOT).as_posix())
@@ -141,6 +144,7 @@ def test_every_link_between_pages_leads_somewhere(page: Path) -> None:
     assert not missing
 
 
+@cache
 def anchors(page: Path) -> set[str]:
     """The anchors of a page's headings, as GitHub makes them."""
     text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
