@@ -10,20 +10,17 @@ gives the same events. A failure is printed with the command that replays it.
 
 The base: `scheduler.py` (time and the trace), `network.py` (connections and what may happen to bytes), `nodes.py` (the
 master process), `peers.py` (the peer process) with `core.py` and `sockets.py` (the engine core and its sockets),
-`masters.py` (masters that fail over), `lies.py` and `strangers.py` (peers that send wrong bytes, and clients that do
-not belong to the run).
+`masters.py` (masters that fail over), `hostile.py` (hostile input).
 
 Programs and checks: `program.py` (what a user's program may call), `runner.py` (runs it), `blocking.py` (programs in
 plain blocking code), `workloads.py`, `stateful.py` and `stalling.py` (the programs), `checks.py` and `sync_checks.py`
-(the promises), `hash_reference.py` (the state hash in NumPy). `simulation.py` puts a run together.
+(the promises). `simulation.py` puts a run together.
 
 From seeds to runs: `faults.py`, `scenario.py`, `several.py` (several runs on one master) and `resuming.py` (all peers
-are killed). Planted bugs, which the simulation must find: `planted.py`, `failover_planted.py`, `stalling_planted.py`
-and `resuming_planted.py`. `python -m ringfold.testing` runs many seeds.
+are killed). `python -m ringfold.testing` runs many seeds. Bugs that the simulation must find are in `tests/planted`.
 
-Probe rounds: `probing.py`, `probing_world.py`, `probing_weather.py`, `probing_group.py`, `probing_checks.py` and
-`probing_planted.py`. The global iteration: `iterating.py`, `iterating_parts.py`, `iterating_checks.py`,
-`iterating_stories.py`, `iterating_runs.py`, `iterating_naive.py` and `iterating_planted.py`.
+Probe rounds have a simulation of their own: `probing.py`, `probing_world.py`, `probing_checks.py`. So has the global
+iteration: `iterating.py`, `iterating_stories.py`.
 """
 
 from ringfold.testing.blocking import SimRun, blocking

@@ -1,0 +1,93 @@
+"""What asyncio lacks for a server: socket options, readable socket names, and an event loop in a thread."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from ringfold.runtime import threads
+
+
+def no_delay(transport: asyncio.BaseTransport) -> None:
+    """Send small frames at once: a commit must not wait for Nagle's algorithm."""
+    sock = transport.get_extra_info("socket")
+    if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def keep_alive(transport: asyncio.BaseTransport, idle_s: int) -> None:
+    """Turn on TCP keepalive, which detects that the remote host has lost power.
+
+    The connection is reset after `idle_s` of silence and as long again without a response to keepalive probes.
+    """
+    sock = transport.get_extra_info("socket")
+    if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if hasattr(socket, "TCP_KEEPIDLE"):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, idle_s)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, idle_s // 3))
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+
+
+def remote_name(transport: asyncio.BaseTransport) -> str:
+    """The remote address, as logs print it."""
+    return address_text(transport.get_extra_info("peername"))
+
+
+def address_text(name: Any) -> str:  # noqa: ANN401 - a socket name of any family
+    """`host:port` or `[host]:port` of a socket name."""
+    if not name:
+        return "unknown address"
+    host, port = name[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+class LoopThread:
+    """A thread with an event loop of its own that runs one coroutine to its end.
+
+    `main` gets a function that it calls when `wait_ready` may return. Without `daemon` the process waits for the
+    coroutine when it exits.
+    """
+
+    def __init__(
+        self, name: str, main: Callable[[Callable[[], None]], Coroutine[Any, Any, None]], *, daemon: bool = True
+    ) -> None:
+        self._main = main
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ready = threads.Event()
+        self._failure: BaseException | None = None
+        self._thread = threads.start(name, self._run, daemon=daemon)
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._body())
+        except BaseException as error:
+            self._failure = error
+        finally:
+            self._ready.set()
+
+    async def _body(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        await self._main(self._ready.set)
+
+    def wait_ready(self) -> None:
+        """Wait until the coroutine is ready; raises the error that ended it before."""
+        self._ready.wait()
+        if self._failure is not None:
+            self._thread.join()
+            raise self._failure
+
+    def call(self, function: Callable[[], None]) -> None:
+        """Run a function in the loop, from any thread. No effect after the loop has ended."""
+        if self._loop is None:
+            return
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(function)
+
+    def join(self) -> None:
+        """Wait for the end; raises the error that ended the coroutine."""
+        self._thread.join()
+        if self._failure is not None:
+            raise self._failure
