@@ -6,7 +6,7 @@ from msgspec import structs
 
 from ringfold.master.run import Group, Sync
 from ringfold.master.syncs import Syncs
-from ringfold.state.election import Decision, Finished
+from ringfold.state.election import ElectionResult, FinishedSync
 from ringfold.testing.planted import Bug, with_syncs
 from ringfold.testing.resuming import run_resume
 from ringfold.testing.scheduler import SimulationFailure
@@ -17,7 +17,9 @@ from ringfold.wire.messages import Branch, Lineage, Offer, PeerId
 class _MixesLineages(Syncs):
     """Whatever lineage somebody brings counts as an ancestor, up to any revision."""
 
-    def _elect(self, offers: Mapping[PeerId, Offer], last: Finished | None, present: Lineage | None) -> Decision:
+    def _elect(
+        self, offers: Mapping[PeerId, Offer], last: FinishedSync | None, present: Lineage | None
+    ) -> ElectionResult:
         if present is not None:
             listed = {each.lineage for offer in offers.values() for each in offer.checkpoints}
             brought = {offer.lineage.id for offer in offers.values() if offer.lineage is not None}
@@ -37,7 +39,9 @@ class _KeepsTheLineage(Syncs):
 class _TakesWhatIsLoaded(Syncs):
     """What peers could load is not looked at."""
 
-    def _elect(self, offers: Mapping[PeerId, Offer], last: Finished | None, present: Lineage | None) -> Decision:
+    def _elect(
+        self, offers: Mapping[PeerId, Offer], last: FinishedSync | None, present: Lineage | None
+    ) -> ElectionResult:
         here = {peer: structs.replace(offer, checkpoints=[]) for peer, offer in offers.items()}
         return super()._elect(here, last, present)
 
