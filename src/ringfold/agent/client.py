@@ -165,11 +165,11 @@ class FlowRegistrations:
                     return [connection]
             case AgentRefused(request, kind, text):
                 self.refusals[kind] += 1
-                connection = self._pending.pop(request, None)
-                if connection is not None and (wanted := self.flows.get(connection)) is not None:
+                refused = self._pending.pop(request, None)
+                if refused is not None and (wanted := self.flows.get(refused)) is not None:
                     wanted.refused = text
                     if kind in ("quota", "full"):
-                        self._over_limit[connection] = None
+                        self._over_limit[refused] = None
             case _:
                 pass
         return []

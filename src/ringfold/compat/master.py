@@ -98,8 +98,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     try:
         listen = None if given.listen_address is None else [given.listen_address]
-        arguments = {"listen": listen, "token_file": given.token_file, "insecure": given.insecure}
-        running = _RunningMaster(config.load(arguments))
+        chosen = {"listen": listen, "token_file": given.token_file, "insecure": given.insecure}
+        running = _RunningMaster(config.load(chosen))
     except ConfigError as error:
         hint = " (--token-file FILE or --insecure)" if "insecure" in str(error) else ""
         parser.error(f"{error}{hint}")

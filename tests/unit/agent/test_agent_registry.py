@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfold.agent.registry import MAX_GENERATION, RegistryChange, Quota, RequestRefusal, Registry
+from ringfold.agent.registry import MAX_GENERATION, Quota, Registry, RegistryChange, RequestRefusal
 from ringfold.wire.agent import Flow
 
 PATHS = (("10.0.0.1", "10.0.0.2"), ("10.1.0.1", "10.1.0.2"))

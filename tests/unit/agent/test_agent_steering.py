@@ -5,9 +5,9 @@ from itertools import count
 from ringfold.agent.adapters import Observation
 from ringfold.agent.registry import Pair
 from ringfold.agent.steering import (
+    MAX_DUE_PER_CALL,
     MAX_INTERVAL_NS,
     MAX_URGENT_PER_CALL,
-    MAX_DUE_PER_CALL,
     POLL_INTERVAL_NS,
     Advice,
     Steering,
