@@ -152,21 +152,21 @@ _SETTINGS = (
             help="How many runs a master serves, including those that have ended and are not forgotten. "
                  "Set at the master."),
     Setting(name="token_file", kind="file", default=None,
-            help="File with the join token of the run. Peers prove that they have it; it is never sent and never shown."),
+            help="File with the join token of the run. Peers prove that they have it; it is never sent or shown."),
     Setting(name="insecure", kind="switch", default=False,
             help="Listen beyond loopback without a token. Any host that reaches the port can then join the run."),
     Setting(name="heartbeat_ms", kind="integer", default=250, low=10, high=60_000,
-            help="Interval of the heartbeats between master and peers. Set at the master, which sends it to all peers."),
+            help="Interval of heartbeats between master and peers. Set at the master, which sends it to all peers."),
     Setting(name="suspect_after_ms", kind="integer", default=1_000, low=20, high=600_000,
             help="Silence after which a peer is suspected. Set at the master."),
     Setting(name="evict_after_ms", kind="integer", default=5_000, low=50, high=3_600_000,
             help="Silence after which a peer is evicted; the run goes on without it. Set at the master."),
     Setting(name="op_timeout_s", kind="number", default=300.0, low=0.001, high=86_400.0,
-            help="How long one attempt of an op, or a run-wide call, may take. Then the peers that are absent from it are "
-                 "evicted, and it goes on without them; it raises an error if no peer is absent, or if the call has a "
-                 "timeout_s of its own."),
+            help="How long one attempt of an op, or a run-wide call, may take. Then the peers that are absent from it "
+                 "are evicted, and it goes on without them; it raises an error if no peer is absent, or if the call "
+                 "has a timeout_s of its own."),
     Setting(name="stall_timeout_s", kind="number", default="auto", low=0.1, high=86_400.0, words=("auto", "off"),
-            help="How long all other peers wait in an op, a vote or a sync for a minority, before the minority is evicted. "
+            help="How long all other peers wait in an op, a vote or a sync for a minority before it is evicted. "
                  "auto: five times the usual duration of the call, at least 60 s. Never above op_timeout_s (the "
                  "master's). Set at the master."),
     Setting(name="sigterm_grace_s", kind="number", default=20.0, low=0.0, high=86_400.0,
@@ -213,8 +213,8 @@ _SETTINGS = (
             help="Whether this peer measures links and clocks with UDP probes; auto: on a machine with 8 usable cores "
                  "or more."),
     Setting(name="probe_kind", kind="text", default="master", choices=("master", "time", "local"),
-            help="What ends a window of probing: the master, the clock of each node, or each node on its own (nothing is "
-                 "combined then). Set at the master."),
+            help="What ends a window of probing: the master, the clock of each node, or each node on its own (nothing "
+                 "is combined then). Set at the master."),
     Setting(name="probe_neighbours", kind="integer", default=4, low=1, high=64,
             help="How many neighbours each node probes. Set at the master."),
     Setting(name="probe_gap_us", kind="integer", default=800, low=50, high=10_000,
@@ -228,7 +228,7 @@ _SETTINGS = (
     Setting(name="probe_stable_ns", kind="integer", default=200, low=0, high=1_000_000_000,
             help="Residuals under this for some rounds: probe slower. Set at the master."),
     Setting(name="probe_unstable_ns", kind="integer", default=2_000, low=1, high=1_000_000_000,
-            help="A residual over this: probe faster; from `probe_stable_ns` to here is hysteresis. Set at the master."),
+            help="A residual over this: probe faster; from `probe_stable_ns` to this: no change. Set at the master."),
     Setting(name="probe_anomaly_us", kind="number", default=100.0, low=0.001, high=1e9,
             help="A residual over this ends a round early. Set at the master."),
     Setting(name="probe_export", kind="file", default=None,
@@ -243,7 +243,7 @@ _SETTINGS = (
             help="Addresses at which other peers reach this one. Several are paths that are used at the same time: "
                  "list them in the same order on every host. Empty: the address of its connection to the master."),
     Setting(name="agent", kind="text", default="auto", choices=("auto", "off"),
-            help="Whether peers with several paths follow the advice of the host's agent: auto (if there is one), off."),
+            help="Whether peers with several paths use the advice of the host's agent: auto (if there is one), off."),
     Setting(name="agent_dir", kind="file", default=None,
             help="The runtime directory of this host's transport agent, with its socket and its hints; not set: "
                  "/run/ringfold for the agent of root, and a private one for that of another user. Peers check both."),

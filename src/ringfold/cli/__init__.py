@@ -1,9 +1,9 @@
 """The command line: one file per command. A command parses its arguments, calls a package, and prints the result.
 
 `output.py` has tables, JSON and error messages, and `logs.py` sets up logging. Commands of a run: `master.py`,
-`status.py`, `runs.py`, `evict.py`, `probe/`. Of this machine: `agent.py`, `doctor.py`, `config.py`, `lab.py`. `iterate.py`
-runs a command per global iteration. `reference.py` writes the reference pages. The programs `demo`, `soak` and `bench`
-are in `ringfold.tools`.
+`status.py`, `runs.py`, `evict.py`, `probe/`. Of this machine: `agent.py`, `doctor.py`, `config.py`, `lab.py`.
+`iterate.py` runs a command per global iteration. `reference.py` writes the reference pages. The programs `demo`, `soak`
+and `bench` are in `ringfold.tools`.
 
 Only the files of commands that occur in the arguments are imported, and a command imports its packages when it runs:
 `ringfold --help` loads neither NumPy nor the native core.
@@ -42,7 +42,7 @@ COMMANDS = (
     Command("iterate", "Run a command per iteration that all ranks agree on through a store, or show it.", "iterate"),
     Command("demo", "Train a small model on several peers while some are killed, frozen and added.", "demo", TOOLS),
     Command("doctor", "Check whether this machine has what a run needs, and print advice.", "doctor"),
-    Command("soak", "Kill, freeze and add peers for a long time, and check that nothing is lost or leaks.", "soak", TOOLS),
+    Command("soak", "Kill, freeze and add peers for long, and check that nothing is lost or leaks.", "soak", TOOLS),
     Command("lab", "Build hosts with several slow or lossy paths on this machine, and run commands in them.", "lab"),
     Command("config", "Show every setting, its value, and where the value comes from.", "config"),
     # Groups of sub-commands are last, because typer puts them there.

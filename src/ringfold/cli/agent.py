@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ringfold.limits import MAX_PATHS
+
 if TYPE_CHECKING:
     from ringfold.agent.client import AgentConsole
     from ringfold.agent.daemon import AgentSettings
@@ -28,7 +30,7 @@ def agent(
         list[str] | None, typer.Option(help="UDP address to receive telemetry at. May be given several times.")
     ] = None,
     allow: Annotated[
-        list[str] | None, typer.Option(help="Address or network whose telemetry is accepted. May be given several times.")
+        list[str] | None, typer.Option(help="Address or network whose telemetry is taken. May be given several times.")
     ] = None,
     key_file: Annotated[Path | None, typer.Option(help="File with the key that telemetry must be signed with.")] = None,
     report_to: Annotated[list[str] | None, typer.Option(help="UDP address to report flows and queues to.")] = None,

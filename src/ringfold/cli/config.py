@@ -20,7 +20,7 @@ def config(
     """
     from rich.text import Text
 
-    from ringfold.cli.output import error_console, console, print_json, table
+    from ringfold.cli.output import console, error_console, print_json, table
     from ringfold.config import SETTINGS, load
 
     resolved = load({"config": file})

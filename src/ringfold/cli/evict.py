@@ -18,8 +18,8 @@ def evict(
     """Evict a peer: the others go on without it, and lose nothing. It may join again.
 
     For a peer that is alive and makes no progress. Without an address it connects to the master of the settings
-    (`master`, by default on this machine). Exit status 1 if no peer was evicted: there is no such peer, or it is the last
-    one of its group.
+    (`master`, by default on this machine). Exit status 1 if no peer was evicted: there is no such peer, or it is the
+    last one of its group.
     """
     from ringfold import config as settings
     from ringfold.cli.output import console, print_json

@@ -1,4 +1,4 @@
-"""`ringfold lab`: hosts on one machine with several slow, high-latency or lossy paths, and a script that changes them."""
+"""`ringfold lab`: hosts on one machine with several slow or lossy paths, and a script that changes the paths."""
 
 from contextlib import contextmanager
 from pathlib import Path

@@ -20,7 +20,7 @@ def master(
         str | None, typer.Option(help="How peers learn that an op is done: auto, ring or master.")
     ] = None,
     lanes: Annotated[int | None, typer.Option(help="Connections per path.")] = None,
-    journal: Annotated[Path | None, typer.Option(help="File of the journal, from which a restarted master continues the run.")] = None,
+    journal: Annotated[Path | None, typer.Option(help="File of the journal, for a restart of the master.")] = None,
     no_journal: Annotated[bool | None, typer.Option("--no-journal", help="Write no journal.")] = None,
     store: Annotated[
         str | None, typer.Option(help="Store for the journal; masters on one store stand by for each other.")
@@ -129,7 +129,7 @@ def _make_private(path: Path) -> None:
 
 
 def _journal_name(host: str, port: int) -> str:
-    """One file for each machine (home directories may be shared), address and port, so that masters do not share one."""
+    """One file per machine (home directories may be shared), address and port: no two masters share it by accident."""
     from ringfold.runtime.network import host_name
 
     parts = "-".join((host_name(), host, str(port)))

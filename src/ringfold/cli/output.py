@@ -72,7 +72,7 @@ def _hint(error: RingfoldError) -> str:
         case ConfigError():
             return "`ringfold config` shows every setting and where its value comes from"
         case MasterUnreachable():
-            return "`ringfold master` starts one; `ringfold doctor` checks this machine and the connection to its master"
+            return "`ringfold master` starts one; `ringfold doctor` checks this machine and the link to its master"
         case AgentUnreachable():
             return "is it running? start it with `ringfold agent`; --dir sets its directory"
         case RemoteProtocolError():

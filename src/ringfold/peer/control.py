@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ringfold.errors import ConfigError, Evicted, MasterUnreachable, RemoteProtocolError, RingfoldError
+from ringfold.limits import MAX_PATHS
 from ringfold.peer.effects import CloseConn, Dial, Effect, MakeControl, Resume, SendMessage, Tell
 from ringfold.peer.settings import MS, Identity, PeerTimings
 from ringfold.topology.ring import edges_of
@@ -28,7 +29,6 @@ from ringfold.wire import frames, messages
 from ringfold.wire.decoding import checked
 from ringfold.wire.events import MasterAway
 from ringfold.wire.messages import (
-    MAX_PATHS,
     PROTOCOL_VERSION,
     Challenge,
     Epoch,

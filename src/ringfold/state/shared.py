@@ -10,11 +10,10 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple, SupportsIndex, get_args
 
 from ringfold.errors import UsageError
+from ringfold.limits import MAX_KEYS
 from ringfold.state import hashing
 from ringfold.state.array_memory import memory_of
 from ringfold.wire.messages import HashKind, Lineage
-
-MAX_KEYS = 100_000
 
 
 class Loaded(NamedTuple):

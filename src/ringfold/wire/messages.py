@@ -77,10 +77,6 @@ class Challenge(Message, frozen=True, tag="challenge"):
     newest: int
 
 
-MAX_PATHS = 8
-"""Of one link."""
-
-
 class Refused(Message, frozen=True, tag="refused"):
     """The acceptor's last words before it closes: why the other side is not let in.
 

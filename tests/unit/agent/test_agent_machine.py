@@ -23,10 +23,10 @@ from ringfold.agent.registry import Quota, Registry, invalid_flow
 from ringfold.agent.steering import Steering, parse_policy
 from ringfold.cli.agent import _flow_row
 from ringfold.errors import ConfigError
+from ringfold.limits import MAX_PATHS
 from ringfold.wire.agent import (
     AGENT_PROTOCOL,
     MAX_ANSWER_BYTES,
-    MOST_PATHS,
     PAGE_FLOWS,
     AgentHello,
     AgentRefused,
@@ -170,7 +170,7 @@ def test_a_long_list_comes_in_pages() -> None:
 def test_the_longest_page_of_the_longest_flows_fits_an_answer() -> None:
     """Else a user whose names are long could keep root from looking at the agent."""
     name, address = "\U00010348" * 255, "fe80:1111:1111:1111:1111:1111:1111:1111%interface-name0"
-    flow = Flow(2**63 - 1, address, address, ((address, address),) * MOST_PATHS, name, name)
+    flow = Flow(2**63 - 1, address, address, ((address, address),) * MAX_PATHS, name, name)
     assert invalid_flow(flow) == ""
     why = Decision(0, (1.0,) * 16, (True,) * 16, (255.0,) * 16, (1e19,) * 16, 2.0).why
     each = ListedFlow(2**63, 2**31, 2**31, name[:100], flow, 4_095, 2**20, (1 / 3,) * 16, (True,) * 16, why)

@@ -9,10 +9,11 @@ import pytest
 
 import ringfold as rf
 from ringfold.errors import UsageError
+from ringfold.limits import MAX_KEYS
 from ringfold.state.array_memory import ArrayMemory, block_count, block_range, memory_of
 from ringfold.state.hashing import BLOCK_BYTES, block_hash, block_hashes, root_hash
 from ringfold.state.manifest import Snapshot, digest_of
-from ringfold.state.shared import MAX_KEYS, SharedState, set_torn
+from ringfold.state.shared import SharedState, set_torn
 from ringfold.wire.messages import KeyOffer
 
 # What the program holds

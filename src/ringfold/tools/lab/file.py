@@ -14,10 +14,10 @@ from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 
+from ringfold.config import TELEMETRY_PORT
 from ringfold.errors import UsageError
 from ringfold.tools.lab.model import SWITCH, Change, Path, Plan, plan
 from ringfold.tools.lab.story import Command, Deed, Errand, Kill, Script
-from ringfold.wire.telemetry import TELEMETRY_PORT
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
