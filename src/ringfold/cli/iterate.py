@@ -39,9 +39,7 @@ def iterate(
     watch: Annotated[bool, typer.Option("--watch", help="Show the state of the ranks, until Ctrl-C.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Show the state of the ranks, as one JSON object.")] = False,
     every_ms: Annotated[int, typer.Option(help="The interval of --watch.", min=50)] = 500,
-    look_s: Annotated[
-        float, typer.Option(help="For how long --json observes first, to detect silent ranks.", min=0)
-    ] = 0.0,
+    look_s: Annotated[float, typer.Option(help="How long --json observes first, for silent ranks.", min=0)] = 0.0,
     name: Annotated[str, typer.Option(help="Which global iteration of the store.")] = "iteration",
 ) -> None:
     """Run a command per global iteration, or show the state of the ranks.
