@@ -10,7 +10,7 @@ from pathlib import Path
 
 from msgspec import structs
 
-from ringfold.cli.output import complaints, console, print_json
+from ringfold.cli.output import console, error_console, print_json
 from ringfold.cli.probe.steer import show_summary
 from ringfold.cli.probe.wish import Wish
 from ringfold.errors import DeadlineExceeded
@@ -35,7 +35,9 @@ def probe_together(prober: Prober, settings: RoundSettings, wish: Wish) -> None:
     first = prober.by_id[ranks[0]]
     logs = _Logs(prober, wish)
     where = f"{len(ranks)} nodes meet at {first.name} ({first.address}, TCP port {first.port})"
-    complaints.print(f"{where}; waiting up to {wish.timeout_s:g} s for all", style="dim", markup=False, soft_wrap=True)
+    error_console.print(
+        f"{where}; waiting up to {wish.timeout_s:g} s for all", style="dim", markup=False, soft_wrap=True
+    )
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # errors are told once, and without C++ stacks
     with signals_end_at_once():
         group = TorchCollectives(
