@@ -4,18 +4,18 @@ Needs root, `ip` and `tc`. Nothing of it is visible outside: the bridge is in a 
 interfaces are made inside the namespaces, and the network has no way out. Leaving the context removes all of it; what
 a process that was killed outright has left behind is removed by the next one that makes a network.
 
-How to use it, together with a crew of processes:
+How to use it, together with a cluster of processes:
 
     if why := missing():
         ...  # say `why`, and skip
-    with ShapedNetwork([Shape(up_mbit=200, down_mbit=200)] * 4) as network, Crew() as crew:
-        crew.start("master", network.inside(HUB, [... "--listen", f"{network.address(HUB)}:48148", "--insecure"]))
-        crew.start("peer-0", network.inside(0, [...]))
-        crew.meet(["peer-0"], 20)  # a crew's lines are Unix sockets, which reach across namespaces
+    with ShapedNetwork([Shape(up_mbit=200, down_mbit=200)] * 4) as network, Cluster() as cluster:
+        cluster.start("master", network.inside(HUB, [... "--listen", f"{network.address(HUB)}:48148", "--insecure"]))
+        cluster.start("peer-0", network.inside(0, [...]))
+        cluster.wait_connected(["peer-0"], 20)  # a cluster's lines are Unix sockets, which reach across namespaces
         with network.within(HUB):
             ...  # sockets that this thread makes here belong to the hub
 
-Enter the network before the crew, as above: then the processes are ended before the namespaces that they run in.
+Enter the network before the cluster, as above: then the processes are ended before the namespaces that they run in.
 
 The words: host n has the address 10.78.0.(n+1), the hub 10.78.0.254, and a host's *uplink* is its cable to the bridge.
 `Shape` bounds what a host sends (up) and what it receives (down); `pairs` bounds single directions between two hosts
@@ -33,6 +33,7 @@ from types import TracebackType
 from typing import Self
 
 from ringfold.runtime.process import term_is_exit
+from ringfold.tools.cluster import MASTER_PORT, Cluster, MasterProcess
 from ringfold.tools.namespaces import ShapingFailed, command, inside, missing, remove, sweep, within
 
 __all__ = ["HUB", "MAX_HOSTS", "Shape", "ShapedNetwork", "ShapingFailed", "missing"]
@@ -97,13 +98,18 @@ class ShapedNetwork:
         """The IPv4 address of a host, or of the hub."""
         return "10.78.0.254" if host == HUB else f"10.78.0.{host + 1}"
 
-    def inside(self, host: int, command: Sequence[str]) -> list[str]:
-        """The command that runs `command` on a host. It becomes the command: same process, same session."""
+    def inside(self, host: int, command: Sequence[str] = ()) -> list[str]:
+        """The command line that runs `command` on a host, or its prefix. Process and session stay the same."""
         return inside(self._name(host), command)
 
     def within(self, host: int) -> contextlib.AbstractContextManager[None]:
         """The calling thread moves to a host: sockets that it makes belong there. Other threads stay where they are."""
         return within(self._name(host))
+
+    def start_master(self, cluster: Cluster) -> MasterProcess:
+        """Start a master in the hub."""
+        listen = f"{self.address(HUB)}:{MASTER_PORT}"
+        return cluster.start_master(listen=listen, arguments=["--insecure"], inside=self.inside(HUB))
 
     def close(self) -> None:
         """Remove everything. Safe to call twice. Processes still running inside keep a nameless rest until they end."""

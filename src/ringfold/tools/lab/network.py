@@ -11,13 +11,13 @@ import os
 import signal
 import struct
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import IO, Any, Self
 
 from ringfold.runtime.process import term_is_exit
-from ringfold.tools import namespaces, spawn
+from ringfold.tools import namespaces
+from ringfold.tools.cluster import launch, signal_session
 from ringfold.tools.lab.model import SWITCH, Cable, Change, Path, Rate, plan
 from ringfold.tools.namespaces import Orders
 
@@ -170,8 +170,8 @@ class Lab:
         """The addresses of a host, one per path."""
         return [self.plan.address(host, path) for path in range(len(self.plan.paths))]
 
-    def inside(self, host: str | int, command: Sequence[str]) -> list[str]:
-        """The command that runs `command` on a host. It becomes the command: same process, same session."""
+    def inside(self, host: str | int, command: Sequence[str] = ()) -> list[str]:
+        """The command line that runs `command` on a host, or its prefix. Process and session stay the same."""
         return namespaces.inside(self.space(host), command)
 
     def within(self, host: str | int) -> contextlib.AbstractContextManager[None]:
@@ -200,14 +200,7 @@ class Lab:
 
         It also ends with the thread that started it: the kernel ties it to that one.
         """
-        child: subprocess.Popen[bytes] = subprocess.Popen(
-            [sys.executable, "-I", "-S", spawn.__file__, str(os.getpid()), *self.inside(host, command)],
-            stdin=subprocess.DEVNULL,
-            stdout=stdout,
-            stderr=stderr,
-            env={**os.environ, **(env or {})},
-            start_new_session=True,
-        )
+        child = launch(self.inside(host, command), env=env, stdout=stdout, stderr=stderr)
         self._children = [each for each in self._children if each.poll() is None]
         self._children.append(child)
         return child
@@ -225,7 +218,7 @@ class Lab:
         try:
             out, errors = child.communicate(timeout=timeout_s)
         except BaseException:
-            _end(child, signal.SIGKILL)
+            signal_session(child, signal.SIGKILL)
             child.communicate()
             raise
         ran = subprocess.CompletedProcess(list(command), child.returncode, _text(out), _text(errors))
@@ -285,7 +278,7 @@ class Lab:
     def close(self) -> None:
         """End what runs inside and remove everything. Safe to call twice."""
         for child in self._children:
-            _end(child, signal.SIGKILL)
+            signal_session(child, signal.SIGKILL)
         for child in self._children:
             child.wait()
         self._children.clear()
@@ -413,12 +406,6 @@ class Lab:
 
     def _mtu(self, path: int) -> int:
         return self.plan.paths[path].mtu
-
-
-def _end(child: "subprocess.Popen[Any]", number: signal.Signals) -> None:
-    if child.poll() is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, number)
 
 
 def _text(output: bytes) -> str:
