@@ -373,13 +373,13 @@ class MasterProcess(Process):
     def wait_leading(self, timeout_s: float = START_S) -> None:
         """Wait until it leads and answers at its address."""
         from ringfold.errors import MasterUnreachable
-        from ringfold.runtime.ask import StatusConnection
+        from ringfold.runtime.master_client import MasterClient
 
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             try:
-                with StatusConnection(self.address, b"") as connection:
-                    connection.ask()
+                with MasterClient(self.address, b"") as connection:
+                    connection.status()
             except MasterUnreachable:
                 self._cluster.pause(0.05)
             else:

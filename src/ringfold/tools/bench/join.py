@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from ringfold.runtime.ask import StatusConnection
+from ringfold.runtime.master_client import MasterClient
 from ringfold.tools.bench import report as reports
 from ringfold.tools.bench.report import Column, Row, microseconds, spread
 from ringfold.tools.cluster import Cluster, ProcessFailed
@@ -99,8 +99,8 @@ class Run:
     def _wait_registered(self, count: int) -> None:
         """Wait until so many peers have ever registered."""
         for _ in range(int(REPLY_S / 0.005)):
-            with StatusConnection(self._where, b"") as connection:
-                if connection.ask().registrations >= count:
+            with MasterClient(self._where, b"") as connection:
+                if connection.status().registrations >= count:
                     return
             self._cluster.pause(0.005)
         raise ProcessFailed("master", f"fewer than {count} peers registered within {REPLY_S:.0f} s")

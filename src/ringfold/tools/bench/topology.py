@@ -19,8 +19,8 @@ import msgspec
 import numpy as np
 import typer
 
-from ringfold.runtime.ask import StatusConnection
 from ringfold.runtime.clock import thread_cpu_ns
+from ringfold.runtime.master_client import MasterClient
 from ringfold.tools.bench import report as reports
 from ringfold.tools.bench.report import Column, Row, microseconds
 from ringfold.tools.cluster import Cluster, ProcessFailed
@@ -121,8 +121,8 @@ def measure(peers: int, plan: Plan) -> Row:
         cluster.gather(names, START_S)
         cluster.send(names, {"optimize": True})
         replies = cluster.gather(names, CALL_S)
-        with network.within(HUB), StatusConnection(where, b"") as connection:
-            status = connection.ask()
+        with network.within(HUB), MasterClient(where, b"") as connection:
+            status = connection.status()
         for name in names:
             cluster.allow_exit(name)
     hosts = hosts_of(status, network, peers)

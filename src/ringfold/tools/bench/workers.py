@@ -21,7 +21,7 @@ from ringfold import _native
 from ringfold.peer.engine import CAPPED, Engine
 from ringfold.runtime import threads
 from ringfold.runtime.clock import monotonic_ns, process_cpu_ns
-from ringfold.runtime.machine import usable_cores
+from ringfold.runtime.hardware import usable_cores
 from ringfold.state.hashing import block_hashes
 from ringfold.tools import streams
 from ringfold.tools.cluster import Channel, ChannelClosed, Message, die_with_parent

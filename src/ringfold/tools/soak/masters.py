@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ringfold.errors import RingfoldError
-from ringfold.runtime.ask import StatusConnection
+from ringfold.runtime.master_client import MasterClient
 from ringfold.tools.cluster import Cluster, MasterProcess, ProcessFailed, free_port
 from ringfold.tools.soak.faults import Fault, Faults
 from ringfold.wire.messages import Status
@@ -73,8 +73,8 @@ class Masters:
         for master in self.masters:
             if master.is_up and not master.is_frozen:
                 try:
-                    with StatusConnection(master.address, b"", ASK_S) as connection:
-                        return master, connection.ask()
+                    with MasterClient(master.address, b"", ASK_S) as connection:
+                        return master, connection.status()
                 except RingfoldError:
                     continue
         return None
