@@ -6,22 +6,22 @@ from pathlib import Path
 
 import pytest
 
-# Test files and the processes they start import `cluster` by its name.
+# Test files and the processes they start import `programs` by its name.
 sys.path.insert(0, str(Path(__file__).parent))
 
-from cluster import Cluster
 from netns import Network
+from programs import ProgramCluster
 
 
 @pytest.fixture
-def cluster() -> Iterator[Cluster]:
+def cluster() -> Iterator[ProgramCluster]:
     """A run without a master yet; whatever is started in it is killed at the end."""
-    with Cluster() as running:
+    with ProgramCluster() as running:
         yield running
 
 
 @pytest.fixture
-def network(cluster: Cluster) -> Iterator[Network]:
+def network(cluster: ProgramCluster) -> Iterator[Network]:
     made = None
     try:
         try:

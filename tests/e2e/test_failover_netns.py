@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from cluster import PATIENCE_S, Child, Cluster, until
 from netns import PORT, Network
+from programs import WAIT_S, ProgramCluster
 from stores import Etcd
 from training import end_training, start_training, step_with
 
@@ -18,29 +18,27 @@ MASTERS = ("10.77.0.1", "10.77.0.2")
 STORE = "10.77.0.3"
 
 
-def start_etcd(cluster: Cluster, network: Network, folder: Path) -> str:
+def start_etcd(cluster: ProgramCluster, network: Network, folder: Path) -> str:
     """etcd on host 3; its address."""
     network.add_host(3)
     here, peers = f"http://{STORE}:2379", f"http://{STORE}:2380"
     where = ["--listen-client-urls", here, "--advertise-client-urls", here, "--listen-peer-urls", peers]
     where += ["--initial-advertise-peer-urls", peers, "--initial-cluster", f"m={peers}"]
     command = [*network.on(3), "etcd", "--name", "m", "--data-dir", str(folder), "--log-level", "info", *where]
-    etcd = Child("etcd", command, {}, str)
-    cluster.children.append(etcd)
-    until(lambda: "ready to serve client requests" in str(etcd.log.all), "etcd is ready")
+    cluster.start("etcd", command).expect_log("ready to serve client requests")
     return f"etcd://{STORE}:2379?timeout_s=1"
 
 
 def leader_of(network: Network, master: str) -> str:
     """Who leads, by what `ringfold status` of a master says on the peers' machine."""
     command = [sys.executable, "-c", "from ringfold.cli import main; main()", "status", master, "--json"]
-    ran = subprocess.run([*network.on(11), *command], capture_output=True, check=True, timeout=PATIENCE_S)
+    ran = subprocess.run([*network.on(11), *command], capture_output=True, check=True, timeout=WAIT_S)
     leader: str = json.loads(ran.stdout)["leader"]
     return leader
 
 
 def test_a_leader_that_is_cut_off_is_replaced_and_does_no_harm(
-    cluster: Cluster, network: Network, tmp_path: Path
+    cluster: ProgramCluster, network: Network, tmp_path: Path
 ) -> None:
     if missing := Etcd.missing():
         pytest.skip(missing)
@@ -74,5 +72,5 @@ def test_a_leader_that_is_cut_off_is_replaced_and_does_no_harm(
     for peer in peers:
         step_with(peer, 2, after=plugged)
     assert len(standby.events("epoch_recorded")) == 1, "the deposed leader's return changed nothing"
-    assert not any(peer.said("evicted") for peer in peers)
+    assert not any(peer.reports("evicted") for peer in peers)
     end_training(peers)

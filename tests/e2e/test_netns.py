@@ -1,8 +1,8 @@
 """Cut cables: every process in a network namespace of its own, joined by a bridge, as on separate machines."""
 
 import pytest
-from cluster import FAST, Cluster, Master, Peer, by_id, until
 from netns import PORT, Network
+from programs import FAST, MasterProcess, Process, ProgramCluster, by_id, until
 from training import check_same_bits, step_with, train
 
 pytestmark = pytest.mark.netns
@@ -11,7 +11,9 @@ EVICT_S = FAST["evict_after_ms"] / 1_000
 SLACK_S = 1.0
 
 
-def start_hosts(cluster: Cluster, network: Network, count: int, *cuts: tuple[int, int]) -> tuple[Master, list[Peer]]:
+def start_hosts(
+    cluster: ProgramCluster, network: Network, count: int, *cuts: tuple[int, int]
+) -> tuple[MasterProcess, list[Process]]:
     """A master on host 1, and peer n on host 10 + n, for n from 1 on. `cuts` are there from the beginning."""
     address = f"10.77.0.1:{PORT}"
     master = cluster.start_master(listen=address, arguments=["--insecure"], inside=network.on(1))
@@ -21,7 +23,9 @@ def start_hosts(cluster: Cluster, network: Network, count: int, *cuts: tuple[int
         network.cut(source, target)
     started = []
     for number in range(1, count + 1):
-        started += cluster.start(train, inside=network.on(10 + number), address=address, world=count, floats=300_000)
+        started += cluster.start_program(
+            train, inside=network.on(10 + number), address=address, world=count, floats=300_000
+        )
         master.expect_registered(number)
     peers = by_id(started)
     for peer in started:
@@ -34,7 +38,7 @@ BOTH = [(11, 12), (12, 11)]
 
 @pytest.mark.parametrize("cuts", [BOTH, BOTH[:1], BOTH[1:]], ids=["both ways", "with the ring", "against the ring"])
 def test_the_ring_is_planned_around_a_cut_between_two_peers(
-    cluster: Cluster, network: Network, cuts: list[tuple[int, int]]
+    cluster: ProgramCluster, network: Network, cuts: list[tuple[int, int]]
 ) -> None:
     """Both peers live and reach everybody else: nobody is evicted, and all four go on."""
     master, peers = start_hosts(cluster, network, 4)
@@ -50,7 +54,7 @@ def test_the_ring_is_planned_around_a_cut_between_two_peers(
     check_same_bits(peers)
 
 
-def test_an_edge_that_cannot_be_connected_is_planned_around(cluster: Cluster, network: Network) -> None:
+def test_an_edge_that_cannot_be_connected_is_planned_around(cluster: ProgramCluster, network: Network) -> None:
     """The cable was cut before anybody came: neither end can dial the other, and the ring goes another way."""
     master, peers = start_hosts(cluster, network, 4, *BOTH)
     master.expect_log("neither end could connect it")
@@ -58,7 +62,7 @@ def test_an_edge_that_cannot_be_connected_is_planned_around(cluster: Cluster, ne
     check_same_bits(peers)
 
 
-def test_without_another_ring_one_end_of_a_cut_is_evicted(cluster: Cluster, network: Network) -> None:
+def test_without_another_ring_one_end_of_a_cut_is_evicted(cluster: ProgramCluster, network: Network) -> None:
     """Three peers have one ring only."""
     _, peers = start_hosts(cluster, network, 3)
     at = max(network.cut(*cut) for cut in BOTH)
@@ -68,7 +72,7 @@ def test_without_another_ring_one_end_of_a_cut_is_evicted(cluster: Cluster, netw
     check_same_bits(peers)
 
 
-def test_who_cannot_reach_the_master_is_evicted_in_time(cluster: Cluster, network: Network) -> None:
+def test_who_cannot_reach_the_master_is_evicted_in_time(cluster: ProgramCluster, network: Network) -> None:
     """It hears the master, but is not heard. Whether it can be told so is up to TCP, which misses acknowledgements."""
     _, peers = start_hosts(cluster, network, 3)
     at = network.cut(13, 1)
@@ -78,7 +82,7 @@ def test_who_cannot_reach_the_master_is_evicted_in_time(cluster: Cluster, networ
     check_same_bits(peers)
 
 
-def test_whom_the_master_cannot_reach_is_evicted_in_time(cluster: Cluster, network: Network) -> None:
+def test_whom_the_master_cannot_reach_is_evicted_in_time(cluster: ProgramCluster, network: Network) -> None:
     """It is heard, but its heartbeats echo nothing new. It cannot be told, and gives the master up by itself."""
     master, peers = start_hosts(cluster, network, 3)
     at = network.cut(1, 13)
@@ -91,7 +95,7 @@ def test_whom_the_master_cannot_reach_is_evicted_in_time(cluster: Cluster, netwo
     check_same_bits(peers)
 
 
-def test_who_is_cut_off_entirely_is_evicted_in_time(cluster: Cluster, network: Network) -> None:
+def test_who_is_cut_off_entirely_is_evicted_in_time(cluster: ProgramCluster, network: Network) -> None:
     _, peers = start_hosts(cluster, network, 3)
     at = network.unplug(13)
     for peer in peers[:2]:
@@ -100,8 +104,9 @@ def test_who_is_cut_off_entirely_is_evicted_in_time(cluster: Cluster, network: N
     check_same_bits(peers)
 
 
-def learns_that_it_is_out(peer: Peer) -> None:
+def learns_that_it_is_out(peer: Process) -> None:
     """It is told, or gives the master up by itself; its program is not left waiting."""
     until(
-        lambda: peer.said("evicted") or "MasterUnreachable" in str(peer.log.all), f"{peer.name} learns that it is out"
+        lambda: peer.reports("evicted") or "MasterUnreachable" in peer.stderr.text(),
+        f"{peer.name} learns that it is out",
     )

@@ -96,9 +96,10 @@ class Channel:
     def fileno(self) -> int:
         return self._connection.fileno()
 
-    def send(self, message: Message) -> None:
+    def send(self, message: Message, default: Callable[[Any], Any] | None = None) -> None:
+        """Send a message. `default` converts what JSON does not have, as in `json.dumps`."""
         try:
-            self._connection.sendall(json.dumps(message).encode() + b"\n")
+            self._connection.sendall(json.dumps(message, default=default).encode() + b"\n")
         except OSError as error:
             raise ChannelClosed(str(error)) from error
 
@@ -207,24 +208,26 @@ class Process:
 
     # Signals and the end
 
-    def send_signal(self, number: signal.Signals) -> int:
-        """Send a signal; the monotonic time (ns) just before."""
-        at_ns = time.monotonic_ns()
+    def send_signal(self, number: signal.Signals) -> float:
+        """Send a signal; the monotonic time (s) just before, for those who measure."""
+        at_s = time.monotonic()
         os.kill(self.pid, number)
-        return at_ns
+        return at_s
 
-    def kill(self) -> int:
-        """SIGKILL; the monotonic time (ns) just before."""
+    def kill(self) -> float:
+        """SIGKILL; the monotonic time (s) just before."""
         self.allow_exit()
         return self.send_signal(signal.SIGKILL)
 
-    def freeze(self) -> int:
-        """SIGSTOP; the monotonic time (ns) just before. `wait_frozen` waits until every thread has stopped."""
+    def freeze(self) -> float:
+        """SIGSTOP, and wait until the kernel has stopped every thread; the monotonic time (s) just before."""
         self.allow_exit()
-        return self.send_signal(signal.SIGSTOP)
+        at_s = self.send_signal(signal.SIGSTOP)
+        self.wait_frozen()
+        return at_s
 
-    def thaw(self) -> int:
-        """SIGCONT; the monotonic time (ns) just before."""
+    def thaw(self) -> float:
+        """SIGCONT; the monotonic time (s) just before."""
         return self.send_signal(signal.SIGCONT)
 
     def allow_exit(self) -> None:
@@ -232,7 +235,7 @@ class Process:
         self._endpoint.may_exit = True
 
     def wait_frozen(self) -> None:
-        """Wait until the kernel has stopped every thread."""
+        """Wait until the kernel has stopped every thread, whoever sent the signal."""
         self._poll(lambda: all(state in "TZX" for state in self._thread_states()) or None, WAIT_S, "is not stopped")
 
     @property
@@ -365,6 +368,7 @@ class MasterProcess(Process):
     """`ringfold master`. `address` is the first address at which it listens."""
 
     address = ""
+    _logged: Sequence[Message] = ()
 
     def wait_listening(self) -> None:
         line = self.expect_output("listening on ", START_S)
@@ -388,7 +392,9 @@ class MasterProcess(Process):
 
     def events(self, name: str) -> list[Message]:
         """The events of this name that it has logged so far, with `--log-json`."""
-        return [event for event in map(as_message, list(self.stderr.lines)) if event.get("event") == name]
+        new = self.stderr.lines[len(self._logged) :]
+        self._logged = [*self._logged, *map(as_message, new)]
+        return [event for event in self._logged if event.get("event") == name]
 
     def expect_registered(self, count: int) -> None:
         """Wait until so many peers have ever registered, by its log."""
@@ -404,6 +410,8 @@ class Cluster:
 
     master_arguments: Sequence[str] = ("--log-level", "warning")
     master_settings: Mapping[str, object] = {}
+    exits_are_failures = True
+    """Whether the end of a process is a failure until it is allowed."""
 
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="ringfold-cluster-"))
@@ -461,11 +469,9 @@ class Cluster:
         command = [*inside, sys.executable, "-P", *target, self.address, name, *map(str, arguments)]
         return self.start(name, command, env=env)
 
-    def start_command(
-        self, name: str, *arguments: str, inside: Sequence[str] = (), env: Mapping[str, str] | None = None
-    ) -> Process:
+    def start_command(self, name: str, *arguments: str, inside: Sequence[str] = (), **settings: object) -> Process:
         """Start a `ringfold` command. `inside` is a prefix, such as `network.inside(host)`."""
-        return self._start(Process, name, ringfold_command(*arguments, inside=inside), env or {})
+        return self._start(Process, name, ringfold_command(*arguments, inside=inside), settings_environment(settings))
 
     def start_master(
         self,
@@ -477,18 +483,10 @@ class Cluster:
         wait: bool = True,
         **settings: object,
     ) -> MasterProcess:
-        """Start `ringfold master`; `settings` are Ringfold's. It listens when this returns, unless it shall not wait.
-
-        Without a store it keeps no journal, so that nothing is left behind that the next one could find.
-        """
+        """Start `ringfold master`; `settings` are Ringfold's. It listens when this returns, unless `wait` is false."""
         listen = listen or f"127.0.0.1:{free_port()}"
         command = ringfold_command("master", "--listen", listen, *self.master_arguments, *arguments, inside=inside)
-        env = settings_environment({**self.master_settings, **settings})
-        if not {"store", "journal"} & settings.keys():
-            env["RINGFOLD_NO_JOURNAL"] = "1"
-        # A token of the user's own runs has no place here: the peers do not have it.
-        env.setdefault("RINGFOLD_TOKEN_FILE", "")
-        master = self._start(MasterProcess, name, command, env)
+        master = self._start(MasterProcess, name, command, settings_environment({**self.master_settings, **settings}))
         master.address = listen
         if wait:
             master.wait_listening()
@@ -505,6 +503,8 @@ class Cluster:
         assert name not in self.processes, f"{name} was started already"
         process = kind(self, name, command, {**self._environment, "PYTHONUNBUFFERED": "1", **env})
         self.processes[name] = process
+        if not self.exits_are_failures:
+            process.allow_exit()
         return process
 
     # Messages
@@ -602,16 +602,22 @@ class Cluster:
 
     def kill(self, name: str) -> int:
         """SIGKILL a process; the monotonic time (ns) just before."""
-        return self.processes[name].kill()
+        return self._send_signal(name, signal.SIGKILL)
 
     def freeze(self, name: str) -> int:
         """SIGSTOP a process; the monotonic time (ns) just before."""
-        return self.processes[name].freeze()
+        return self._send_signal(name, signal.SIGSTOP)
 
     def thaw(self, name: str) -> int:
         """SIGCONT a frozen process, and expect it to live again; the monotonic time (ns) just before."""
-        at_ns = self.processes[name].thaw()
+        at_ns = self._send_signal(name, signal.SIGCONT)
         self.endpoint(name).may_exit = False
+        return at_ns
+
+    def _send_signal(self, name: str, number: signal.Signals) -> int:
+        self.endpoint(name).may_exit = True
+        at_ns = time.monotonic_ns()
+        os.kill(self.pid(name), number)
         return at_ns
 
     def allow_exit(self, name: str) -> None:
@@ -754,8 +760,16 @@ def ringfold_command(*arguments: str, inside: Sequence[str] = ()) -> list[str]:
 
 
 def settings_environment(settings: Mapping[str, object]) -> dict[str, str]:
-    """Settings of Ringfold as environment variables."""
-    return {f"RINGFOLD_{name.upper()}": str(value) for name, value in settings.items()}
+    """Settings of Ringfold as environment variables.
+
+    Without a store there is no journal, so that nothing is left behind that the next master could find. And a token of
+    the user's own runs has no place here: the peers do not have it.
+    """
+    env = {f"RINGFOLD_{name.upper()}": str(value) for name, value in settings.items()}
+    env.setdefault("RINGFOLD_TOKEN_FILE", "")
+    if not {"store", "journal"} & settings.keys():
+        env["RINGFOLD_NO_JOURNAL"] = "1"
+    return env
 
 
 def as_message(line: str) -> Message:
