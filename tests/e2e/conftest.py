@@ -1,5 +1,6 @@
 """What the tests with real processes share: a cluster that is gone when the test is."""
 
+import contextlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,8 +10,9 @@ import pytest
 # Test files and the processes they start import `programs` by its name.
 sys.path.insert(0, str(Path(__file__).parent))
 
-from netns import Network
 from programs import ProgramCluster
+
+from ringfold.tools.shaped import Shape, ShapedNetwork, ShapingFailed
 
 
 @pytest.fixture
@@ -21,16 +23,12 @@ def cluster() -> Iterator[ProgramCluster]:
 
 
 @pytest.fixture
-def network(cluster: ProgramCluster) -> Iterator[Network]:
-    made = None
-    try:
+def network(cluster: ProgramCluster) -> Iterator[ShapedNetwork]:
+    """Hosts on a bridge; host 0 is there, others are added."""
+    with contextlib.ExitStack() as stack:
         try:
-            made = Network()
-            made.add_host(1)
-        except OSError as error:
+            made = stack.enter_context(ShapedNetwork([Shape()]))
+        except ShapingFailed as error:
             pytest.skip(f"network namespaces do not work here: {error}")
+        stack.callback(cluster.close)  # processes before the namespaces that they run in
         yield made
-    finally:
-        cluster.close()  # processes before the namespaces that they run in
-        if made is not None:
-            made.close()
