@@ -70,7 +70,8 @@ class ProgramCluster(Cluster):
     def __init__(self) -> None:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("RINGFOLD_")}
         # BLAS threads of many processes on few cores would be all that a test measures.
-        super().__init__({**clean, "OPENBLAS_NUM_THREADS": "1"})
+        path = os.pathsep.join([os.path.dirname(__file__), *filter(None, [os.environ.get("PYTHONPATH")])])
+        super().__init__({**clean, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": path})
         self.peers: list[Process] = []
         self.master: MasterProcess | None = None
 

@@ -196,7 +196,7 @@ def counted_node(me: ProgramContext) -> None:
         stop = asyncio.Event()
         living = asyncio.create_task(node.run(stop))
         while True:
-            await asyncio.to_thread(me.hear, "stats")
+            await asyncio.to_thread(me.receive, "stats")
             assert not living.done()
             stats = prober.stats()
             me.report("stats", **{name: getattr(stats, name) for name in stats.__struct_fields__})

@@ -13,7 +13,7 @@ from training import end_training, start_training, step_with
 
 import ringfold as rf
 from ringfold.master.events import Effect, Event
-from ringfold.master.machine import MasterProcess as Machine
+from ringfold.master.machine import Master as Machine
 from ringfold.master.thread import MasterThread
 from ringfold.runtime import master_client, threads
 
