@@ -52,6 +52,7 @@ from ringfold.peer.events import (
     Accepted,
     BlocksChanged,
     BlocksReceived,
+    BlocksWritten,
     CallBusy,
     CallGivenUp,
     CallJoin,
@@ -80,7 +81,7 @@ from ringfold.peer.memory import Memory
 from ringfold.peer.reports import is_admission, join_too_late, op_report, refusals, settlement
 from ringfold.peer.settings import MS, Identity, PeerTimings
 from ringfold.peer.visits import FIRST_KEY as FIRST_VISIT
-from ringfold.state.manifest import Snapshot
+from ringfold.state.manifest import StateManifest
 from ringfold.wire import messages
 from ringfold.wire.events import (
     AdmissionDelayed,
@@ -150,9 +151,9 @@ class PeerMachine:
     def _me(self) -> str:
         return with_you(with_names(f"peer {self.peer}", {self.peer: self.identity.name}), self.peer)
 
-    def has_written(self, snapshot: Snapshot) -> bool:
-        """Whether a sync has begun to write blocks of another state into the memory of this one."""
-        return self._syncing.written_to is snapshot
+    def has_written(self, manifest: StateManifest) -> bool:
+        """Whether a sync has begun to write blocks of another state into the arrays of this one."""
+        return self._syncing.written_to is manifest
 
     def synced(self) -> None:
         """The program has seen a sync end well."""
@@ -184,6 +185,8 @@ class PeerMachine:
                 effects = self._op_report(event)
             case BlocksReceived():
                 effects = self._syncing.received(now_ns, event)
+            case BlocksWritten():
+                effects = self._syncing.written(now_ns, event)
             case BlocksChanged():
                 effects = self._syncing.changed(event)
             case Sampled():
@@ -412,9 +415,9 @@ class PeerMachine:
             # The program gave the call up, and the master hears of it. Who wants to visit need not wait here.
             return [*self._visits.stop(("state", plan.sync), "it was given up"), *self._let_visitors_in(now_ns)]
         try:
-            if asked.snapshot is None:
+            if asked.manifest is None:
                 raise RemoteProtocolError(f"it plans a sync for call {plan.ballot}, which is none")
-            effects = self._syncing.begin(now_ns, self.peer, plan, asked.snapshot)
+            effects = self._syncing.begin(now_ns, self.peer, plan, asked.manifest)
             self._planned_by = self._fence
         except RemoteProtocolError as error:
             return self._lose_master(f"it does not keep to the protocol ({error})")

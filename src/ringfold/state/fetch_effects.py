@@ -2,10 +2,8 @@
 
 from dataclasses import dataclass
 
+from ringfold.state.blocks import BlockRange
 from ringfold.wire.messages import PeerId
-
-BlockRange = tuple[int, int, int]
-"""Blocks, as (key, first, count)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,12 @@
 """A peer that sends wrong bytes: bad memory, a bad network card, or malice. Only the hashes can tell."""
 
+from collections.abc import Sequence
 from random import Random
 
 import numpy as np
 
-from ringfold.peer.effects import Block, EngineEffect, SendBlocks, SendMessage
+from ringfold.peer.effects import EngineEffect, SendMessage
+from ringfold.peer.engine import RawBlock
 from ringfold.wire.visiting import Hashes
 
 BLOCKS = 0.5
@@ -16,8 +18,6 @@ HASHES = 0.2
 def garbled(rng: Random, effect: EngineEffect) -> EngineEffect:
     """The effect with some of its payload changed on the way, where it has any."""
     match effect:
-        case SendBlocks(conn, blocks):
-            return SendBlocks(conn, tuple(_wrong(rng, block) if rng.random() < BLOCKS else block for block in blocks))
         case SendMessage(conn, Hashes(lists=lists)) if rng.random() < HASHES:
             key, hashes = lists[-1]
             return SendMessage(conn, Hashes([*lists[:-1], (key, bytes(len(hashes)))]))
@@ -25,7 +25,12 @@ def garbled(rng: Random, effect: EngineEffect) -> EngineEffect:
             return effect
 
 
-def _wrong(rng: Random, block: Block) -> Block:
+def garbled_blocks(rng: Random, blocks: Sequence[RawBlock]) -> list[RawBlock]:
+    """The blocks with some of them changed."""
+    return [_wrong(rng, block) if rng.random() < BLOCKS else block for block in blocks]
+
+
+def _wrong(rng: Random, block: RawBlock) -> RawBlock:
     memory, offset, length, _ = block
     copy = np.array(memory[offset : offset + length])
     copy[rng.randrange(length)] ^= 1 << rng.randrange(8)

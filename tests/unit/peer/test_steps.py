@@ -19,8 +19,8 @@ from ringfold.peer.effects import SyncSucceeded
 from ringfold.peer.ops import Ops
 from ringfold.peer.steps import Step, StepSettings, steps
 from ringfold.state.checkpoint import Checkpoints
-from ringfold.state.manifest import Snapshot
 from ringfold.state.shared import set_torn
+from ringfold.state.snapshot import Snapshot
 from ringfold.wire.messages import Offer
 
 DEADLINE_S = 30.0

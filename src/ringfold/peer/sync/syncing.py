@@ -19,19 +19,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from ringfold.errors import RemoteProtocolError
-from ringfold.peer.effects import Block, Effect, ExpectBlocks, SendBlocks, SendMessage
-from ringfold.peer.events import BlocksChanged, BlocksReceived
+from ringfold.peer.effects import Effect, ExpectBlocks, SendBlocks, SendMessage, WriteBlocks
+from ringfold.peer.events import BlocksChanged, BlocksReceived, BlocksWritten
 from ringfold.peer.settings import MS
 from ringfold.peer.visits import Arrived, Errand, Failed, Visits
 from ringfold.state import fetch_effects
-from ringfold.state.array_memory import block_range
+from ringfold.state.blocks import BlockRange, BlockRef
 from ringfold.state.fetch import Fetch
-from ringfold.state.hashing import Bytes, block_hash, digest_bytes
-from ringfold.state.manifest import Snapshot
-from ringfold.state.serve import BlockRefusal, BlockServer, Piece, wanted_of
+from ringfold.state.manifest import StateManifest
+from ringfold.state.serve import BlockRefusal, BlockServer, wanted_of
 from ringfold.wire import frames
 from ringfold.wire.decoding import checked
-from ringfold.wire.messages import Divergence, HashKind, Member, Message, PeerId, Refused, SyncPlan, SyncReport
+from ringfold.wire.messages import Divergence, Member, Message, PeerId, Refused, SyncPlan, SyncReport
 from ringfold.wire.visiting import BlocksWanted, Hashes, HashesWanted, Have
 
 MAX_HOLDERS = 8
@@ -49,24 +48,14 @@ RECONNECT_PAUSE_MS = 250
 """Before it is visited again; longer each time."""
 
 
-@dataclass(frozen=True, slots=True)
-class PendingBlock:
-    """Where a block that was asked for arrives: in the array itself, or in host memory on its way to a device."""
-
-    key: int
-    block: int
-    memory: Bytes
-    expected: bytes
-
-
 @dataclass(slots=True)
 class _Sync:
     """The sync in progress."""
 
     plan: SyncPlan
     errand: Errand
-    snapshot: Snapshot
-    shelf: BlockServer
+    manifest: StateManifest
+    server: BlockServer
     fetch: Fetch | None
     hosts: list[Member] = field(default_factory=list)
     """Whom to visit when somebody whom this peer visits is gone."""
@@ -78,8 +67,10 @@ class _Sync:
     """When each of them last sent something, or was last asked."""
     told_ns: int = 0
     """When the master last heard that this peer makes progress."""
-    landings: dict[int, list[PendingBlock]] = field(default_factory=dict)
-    """By batch: what was asked for and is not here yet."""
+    requested: dict[int, tuple[BlockRef, ...]] = field(default_factory=dict)
+    """By batch: the blocks that were requested and have not arrived."""
+    writing: set[int] = field(default_factory=set)
+    """The batches that have arrived, and that the shell verifies and writes."""
     sent_to: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     """Per visitor what was sent to it last, to name what has changed."""
     reported: bool = False
@@ -98,7 +89,7 @@ class Syncing:
         self._say = say
         self._sync: _Sync | None = None
         self.tx_bytes = self.rx_bytes = 0
-        self.written_to: Snapshot | None = None
+        self.written_to: StateManifest | None = None
         """Into whose memory blocks of another state were asked for, until the program has seen the end of that."""
 
     @property
@@ -115,26 +106,26 @@ class Syncing:
         """The bytes sent and received for the sync of this call; none, if its plan never came."""
         return (self.tx_bytes, self.rx_bytes) if self.ballot == ballot else (0, 0)
 
-    def begin(self, now_ns: int, me: PeerId, plan: SyncPlan, snapshot: Snapshot) -> list[Effect]:
+    def begin(self, now_ns: int, me: PeerId, plan: SyncPlan, manifest: StateManifest) -> list[Effect]:
         """The plan is here: serve, and fetch what is missing. `RemoteProtocolError` if it makes no sense here."""
         receivers = [member.peer for member in plan.receivers]
         if self._sync is not None:
             raise RemoteProtocolError(f"it plans sync {plan.sync} during sync {self._sync.plan.sync}")
         if plan.fetch and me not in receivers:
             raise RemoteProtocolError(f"in sync {plan.sync} peer {me} fetches, but is no receiver")
-        wanted = wanted_of(snapshot, plan.fetch)
+        wanted = wanted_of(manifest, plan.fetch)
         self.tx_bytes = self.rx_bytes = 0
         errand: Errand = ("state", plan.sync)
         self._visits.expect(errand, plan.secret, receivers)
         if not plan.fetch:
-            self._sync = _Sync(plan, errand, snapshot, BlockServer(snapshot), None)
+            self._sync = _Sync(plan, errand, manifest, BlockServer(manifest), None)
             return []
         turn = receivers.index(me)
         holders = [member.peer for member in plan.holders]
         fellows = [peer for peer in receivers if peer != me]
         place = turn, len(receivers)
-        fetching = Fetch(wanted, snapshot.hash, holders, fellows, place, snapshot.block_bytes)
-        sync = self._sync = _Sync(plan, errand, snapshot, BlockServer(snapshot, fetching), fetching)
+        fetching = Fetch(wanted, manifest.hash, holders, fellows, place, manifest.block_bytes)
+        sync = self._sync = _Sync(plan, errand, manifest, BlockServer(manifest, fetching), fetching)
         sync.hosts, sync.told_ns = list(_hosts(plan, me, turn)), now_ns
         return [*self._carry_out(now_ns, sync, fetching.start()), *self._set_out(now_ns, sync)]
 
@@ -214,8 +205,8 @@ class Syncing:
         sync.heard[visit.peer] = now_ns
         return self._carry_out(now_ns, sync, sync.fetch.source_ready(visit.peer))
 
-    def _greeting(self, sync: _Sync) -> list[list[fetch_effects.BlockRange]]:
-        return [] if sync.fetch is None else sync.shelf.greeting()
+    def _greeting(self, sync: _Sync) -> list[list[BlockRange]]:
+        return [] if sync.fetch is None else sync.server.announcements()
 
     def failed(self, now_ns: int, failed: Failed) -> list[Effect]:
         """A visit could not be made, or its connection is gone."""
@@ -279,51 +270,54 @@ class Syncing:
     def _visitor_says(self, sync: _Sync, conn: int, said: Message) -> list[Effect]:
         match said:
             case HashesWanted(keys=keys):
-                lists = checked(sync.shelf.hashes_for, keys)
+                lists = checked(sync.server.hashes_for, keys)
                 return [SendMessage(conn, Refused(lists.text) if isinstance(lists, BlockRefusal) else Hashes(lists))]
             case BlocksWanted(blocks=wanted):
-                pieces = checked(sync.shelf.blocks_for, wanted)
-                if isinstance(pieces, BlockRefusal):
-                    return [SendMessage(conn, Refused(pieces.text))]
+                blocks = checked(sync.server.blocks_for, wanted)
+                if isinstance(blocks, BlockRefusal):
+                    return [SendMessage(conn, Refused(blocks.text))]
                 sync.sent_to[conn] = wanted
-                changed = _changed(pieces, sync.snapshot.hash)
-                if changed:
-                    return self.changed(BlocksChanged(conn, changed))
-                self.tx_bytes += sum(piece.length for piece in pieces)
-                return [SendBlocks(conn, tuple(_raw(piece, sync.snapshot.hash) for piece in pieces))]
+                self.tx_bytes += sum(block.nbytes for block in blocks)
+                return [SendBlocks(conn, tuple(blocks))]
             case _:
                 raise RemoteProtocolError(f"it said {type(said).__name__} out of turn")
 
     # Blocks
 
     def received(self, now_ns: int, event: BlocksReceived) -> list[Effect]:
-        """A batch is in memory."""
+        """A batch has arrived: it is to be verified and written."""
         sync, visit = self._sync, self._visits.open.get(event.conn)
-        landings = None if sync is None else sync.landings.pop(event.batch, None)
-        if sync is None or visit is None or sync.fetch is None or landings is None:
+        blocks = None if sync is None else sync.requested.pop(event.batch, None)
+        if sync is None or visit is None or blocks is None:
             return []
         telling: list[Effect] = []
         sync.heard[visit.peer] = now_ns
         if now_ns - sync.told_ns >= PROGRESS_REPORT_INTERVAL_NS:
             sync.told_ns = now_ns
             telling = self._say(SyncReport(sync.plan.sync, "progress"))
-        bad = set(event.bad)
-        for place, landing in enumerate(landings):
-            self.rx_bytes += landing.memory.size
-            if sync.snapshot.hash != "rf64" and block_hash(landing.memory, sync.snapshot.hash) != landing.expected:
-                bad.add(place)
-            if place not in bad:
-                memory = sync.snapshot.memories[landing.key]
-                memory.write(landing.block * sync.snapshot.block_bytes, landing.memory)
-        return telling + self._carry_out(now_ns, sync, sync.fetch.blocks(visit.peer, event.batch, sorted(bad)))
+        self.rx_bytes += sum(block.nbytes for block in blocks)
+        sync.writing.add(event.batch)
+        return [*telling, WriteBlocks(event.conn, event.batch, event.bad)]
+
+    def written(self, now_ns: int, event: BlocksWritten) -> list[Effect]:
+        """A batch is verified and in its arrays. A source that was lost meanwhile no longer counts: what it owed was
+        requested elsewhere, and is written again with the same content.
+        """
+        sync, visit = self._sync, self._visits.open.get(event.conn)
+        if sync is None or event.batch not in sync.writing:
+            return []
+        sync.writing.remove(event.batch)
+        if visit is None or sync.fetch is None:
+            return []
+        return self._carry_out(now_ns, sync, sync.fetch.blocks(visit.peer, event.batch, event.bad))
 
     def changed(self, event: BlocksChanged) -> list[Effect]:
         """This peer's own state is not what it was when the sync began. It serves no more."""
         sync = self._sync
-        if sync is None:
+        if sync is None or event.conn not in sync.sent_to:
             return []
-        wanted = sync.sent_to.get(event.conn, [])
-        names = sorted({sync.snapshot.keys[wanted[place][0]].name for place in event.places if place < len(wanted)})
+        wanted = sync.sent_to[event.conn]
+        names = sorted({sync.manifest.keys[wanted[place][0]].name for place in event.places if place < len(wanted)})
         text = f"{', '.join(map(repr, names))} {'was' if len(names) == 1 else 'were'} written to"
         # Also after it was complete: from then on it counts as a holder.
         telling = [] if sync.changed else self._say(SyncReport(sync.plan.sync, "changed", text))
@@ -351,7 +345,7 @@ class Syncing:
                         effects += self._set_out(now_ns, sync)
                 case fetch_effects.CorruptBlock(peer, key, block):
                     what = "the list of hashes" if block is None else f"block {block}"
-                    text = f"{what} of {sync.snapshot.keys[key].name!r} does not have its hash"
+                    text = f"{what} of {sync.manifest.keys[key].name!r} does not have its hash"
                     effects += self._say(SyncReport(number, "corrupt", text, [peer]))
                 case fetch_effects.DropSource(peer, text):
                     gone = sync.sources.pop(peer, None)
@@ -365,15 +359,11 @@ class Syncing:
         return effects
 
     def _ask_blocks(self, sync: _Sync, conn: int, batch: int, blocks: list[tuple[int, int]]) -> list[Effect]:
-        landings = list(_landings(sync, blocks))
-        sync.landings[batch] = landings
-        self.written_to = sync.snapshot
-        is_rf64 = sync.snapshot.hash == "rf64"
-        targets: list[Block] = [
-            (each.memory, 0, each.memory.size, int.from_bytes(each.expected, "little") if is_rf64 else None)
-            for each in landings
-        ]
-        return [ExpectBlocks(conn, batch, tuple(targets)), SendMessage(conn, BlocksWanted(blocks))]
+        assert sync.fetch is not None
+        refs = tuple(sync.fetch.block_ref(key, block) for key, block in blocks)
+        sync.requested[batch] = refs
+        self.written_to = sync.manifest
+        return [ExpectBlocks(conn, batch, refs), SendMessage(conn, BlocksWanted(blocks))]
 
     def _visitors(self, sync: _Sync) -> list[int]:
         visits = self._visits.open.items()
@@ -385,30 +375,6 @@ class Syncing:
             return []
         sync.reported = True
         return self._say(report)
-
-
-def _landings(sync: _Sync, blocks: list[tuple[int, int]]) -> Iterator[PendingBlock]:
-    assert sync.fetch is not None
-    digest = digest_bytes(sync.snapshot.hash)
-    for key, block in blocks:
-        memory, hashes = sync.snapshot.memories[key], sync.fetch.hashes_of(key)
-        assert hashes is not None, "a block is asked for only when its hash is known"
-        expected = hashes[block * digest : (block + 1) * digest]
-        first, last = block_range(block, memory.nbytes, sync.snapshot.block_bytes)
-        yield PendingBlock(key, block, memory.landing(first, last), expected)
-
-
-def _changed(pieces: list[Piece], kind: HashKind) -> tuple[int, ...]:
-    """Which pieces are not what they were. For rf64 the engine looks itself, right before it sends."""
-    if kind == "rf64":
-        return ()
-    content = [piece.memory[piece.offset : piece.offset + piece.length] for piece in pieces]
-    return tuple(place for place, piece in enumerate(pieces) if block_hash(content[place], kind) != piece.expected)
-
-
-def _raw(piece: Piece, kind: HashKind) -> Block:
-    expected = int.from_bytes(piece.expected, "little") if kind == "rf64" else None
-    return piece.memory, piece.offset, piece.length, expected
 
 
 def _hosts(plan: SyncPlan, me: PeerId, turn: int) -> Iterator[Member]:
