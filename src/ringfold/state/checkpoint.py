@@ -44,7 +44,7 @@ import msgspec
 import numpy as np
 
 from ringfold.errors import StateError, UsageError
-from ringfold.runtime.entropy import random_bytes
+from ringfold.runtime.clock import random_bytes
 from ringfold.state import hashing
 from ringfold.state.ancestry import branch_of, is_abandoned_by_any, is_past
 from ringfold.state.array_memory import ArrayMemory, memory_of

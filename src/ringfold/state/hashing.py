@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ringfold.errors import UsageError
-from ringfold.runtime.machine import usable_cores
+from ringfold.runtime.hardware import usable_cores
 from ringfold.state.blocks import BLOCK_BYTES, blake3, native
 from ringfold.wire.messages import HashKind
 

@@ -43,7 +43,7 @@ from ringfold.peer.events import (
 )
 from ringfold.peer.machine import PeerMachine
 from ringfold.peer.settings import Identity, PeerTimings
-from ringfold.peer.sync.states import SyncInfo, sync_state
+from ringfold.peer.sync.sync_call import SyncInfo, sync_state
 from ringfold.peer.sync.syncing import MAX_CONNECT_ATTEMPTS, PROGRESS_REPORT_INTERVAL_NS, SOURCE_TIMEOUT_NS
 from ringfold.peer.sync.transfer import BlockTransfer
 from ringfold.state import blocks, hashing, serve
