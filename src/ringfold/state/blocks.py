@@ -64,23 +64,23 @@ def root_hash(hashes: bytes, total_bytes: int, kind: HashKind) -> bytes:
     """
     match kind:
         case "rf64":
-            number: int = native().hash_root(hashes, total_bytes)
+            number: int = load_native().hash_root(hashes, total_bytes)
             return number.to_bytes(8, "little")
         case "blake3":
-            digest: bytes = blake3().blake3(hashes + total_bytes.to_bytes(8, "little")).digest()
+            digest: bytes = load_blake3().blake3(hashes + total_bytes.to_bytes(8, "little")).digest()
             return digest
         case _:
             assert_never(kind)
 
 
 @cache
-def native() -> ModuleType:
+def load_native() -> ModuleType:
     """The module with the rf64 functions."""
     return import_module("ringfold._native")
 
 
 @cache
-def blake3() -> ModuleType:
+def load_blake3() -> ModuleType:
     """The package `blake3`; raises a `UsageError` that says how to install it."""
     try:
         return import_module("blake3")

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ringfold.errors import UsageError
 from ringfold.runtime.hardware import usable_cores
-from ringfold.state.blocks import BLOCK_BYTES, blake3, native
+from ringfold.state.blocks import BLOCK_BYTES, load_blake3, load_native
 from ringfold.wire.messages import HashKind
 
 MIN_THREADED_BYTES = 8 * BLOCK_BYTES
@@ -27,7 +27,7 @@ def check_available(kind: HashKind) -> None:
         case "rf64":
             return
         case "blake3":
-            blake3()
+            load_blake3()
         case _:
             raise UsageError(f"there is no hash {kind!r}: choose 'rf64' or 'blake3'")
 
@@ -45,11 +45,11 @@ def block_hashes(memory: Bytes, kind: HashKind, threads: int = 0, block_bytes: i
         case "rf64":
             if threads == 0:
                 threads = usable_cores() if memory.nbytes >= MIN_THREADED_BYTES else 1
-            hashes: bytes = native().hash_blocks(memory, threads)
+            hashes: bytes = load_native().hash_blocks(memory, threads)
             return hashes
         case "blake3":
             # The package spreads each block over threads: all of them at little cost, some by making a pool per block.
-            hasher = blake3().blake3
+            hasher = load_blake3().blake3
             limit = threads or hasher.AUTO
             starts = range(0, memory.nbytes, BLOCK_BYTES)
             return b"".join(hasher(memory[at : at + BLOCK_BYTES], max_threads=limit).digest() for at in starts)
@@ -61,10 +61,10 @@ def block_hash(block: Bytes | bytes, kind: HashKind) -> bytes:
     """The hash of one block, on the calling thread."""
     match kind:
         case "rf64":
-            number: int = native().hash_block(block)
+            number: int = load_native().hash_block(block)
             return number.to_bytes(8, "little")
         case "blake3":
-            digest: bytes = blake3().blake3(block).digest()
+            digest: bytes = load_blake3().blake3(block).digest()
             return digest
         case _:
             assert_never(kind)

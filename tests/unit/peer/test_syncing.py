@@ -450,7 +450,7 @@ def test_blake3_is_checked_by_the_peer_itself(monkeypatch: pytest.MonkeyPatch) -
 
     blake3.AUTO = -1  # type: ignore[attr-defined]
     for module in (blocks, hashing):
-        monkeypatch.setattr(module, "blake3", lambda: SimpleNamespace(blake3=blake3))
+        monkeypatch.setattr(module, "load_blake3", lambda: SimpleNamespace(blake3=blake3))
     net = Net(1, 2, 3)
     net.lies = flipping(1, 1)
     states = {peer: state(0 if peer < 3 else 3, 7 if peer < 3 else 0, kind="blake3") for peer in (1, 2, 3)}

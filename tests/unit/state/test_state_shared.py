@@ -194,17 +194,17 @@ def test_the_last_block_is_short_and_nothing_has_none() -> None:
 
 def test_a_snapshot_lists_keys_by_name_with_their_hashes() -> None:
     large = np.random.default_rng(1).integers(0, 256, BLOCK_BYTES + 5, np.uint8)
-    snapshot = Snapshot.take(SharedState(b=np.zeros((2, 2), np.float32), a=large, revision=9))
+    manifest = Snapshot.take(SharedState(b=np.zeros((2, 2), np.float32), a=large, revision=9)).manifest
     hashes = block_hash(large[:BLOCK_BYTES], "rf64") + block_hash(large[BLOCK_BYTES:], "rf64")
-    assert snapshot.hashes[0] == hashes
-    assert snapshot.keys[0] == KeyOffer("a", "uint8", [BLOCK_BYTES + 5], root_hash(hashes, large.size, "rf64"))
-    assert [key.name for key in snapshot.keys] == ["a", "b"]
-    assert (snapshot.revision, snapshot.nbytes) == (9, BLOCK_BYTES + 21)
+    assert manifest.hashes[0] == hashes
+    assert manifest.keys[0] == KeyOffer("a", "uint8", [BLOCK_BYTES + 5], root_hash(hashes, large.size, "rf64"))
+    assert [key.name for key in manifest.keys] == ["a", "b"]
+    assert (manifest.revision, manifest.nbytes) == (9, BLOCK_BYTES + 21)
 
 
 def test_what_may_differ_is_not_hashed() -> None:
-    snapshot = Snapshot.take(SharedState(a=rf.MayDiffer(np.ones(3))))
-    assert (snapshot.hashes, snapshot.keys[0].root, snapshot.keys[0].may_differ) == ([b""], b"", True)
+    manifest = Snapshot.take(SharedState(a=rf.MayDiffer(np.ones(3)))).manifest
+    assert (manifest.hashes, manifest.keys[0].root, manifest.keys[0].may_differ) == ([b""], b"", True)
 
 
 def test_an_offer_says_what_the_state_is() -> None:
@@ -237,6 +237,6 @@ def test_a_tensor_that_changed_its_shape_is_seen_at_the_next_snapshot() -> None:
     ids=["revision", "shape", "dtype", "name", "content", "may differ"],
 )
 def test_a_digest_tells_structure_and_content_but_not_the_revision(other: SharedState) -> None:
-    mine = digest_of(Snapshot.take(SharedState(a=np.ones(4, np.float32))).offer("enforce-popular"))
+    mine = digest_of(Snapshot.take(SharedState(a=np.ones(4, np.float32))).manifest.offer("enforce-popular"))
     theirs = digest_of(Snapshot.take(other).manifest.offer("enforce-popular"))
     assert (mine == theirs) == (other.revision == 5)
