@@ -1,4 +1,4 @@
-"""What a receiver of a sync lacks, and what its fetch wants done: `fetch.py` decides, `peer/sync/` does it."""
+"""What a receiver lacks, and the effects of its fetch: `fetch.py` decides, `peer/sync/` carries them out. Pure."""
 
 from dataclasses import dataclass
 
