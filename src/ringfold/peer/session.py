@@ -79,6 +79,7 @@ from ringfold.runtime import threads
 from ringfold.runtime.clock import monotonic_ns, random_bytes, raw_ns
 from ringfold.runtime.log_limit import LogRateLimiter
 from ringfold.state.snapshot import Snapshot
+from ringfold.units import S as S
 from ringfold.wire.events import ConnectionDropped
 from ringfold.wire.messages import Epoch, GroupId, Offer, PeerId, Reason, Record, VoteKind
 from ringfold.wire.naming import with_names
@@ -96,7 +97,6 @@ LONGEST_SLEEP_S = 60.0
 SIGNAL_S = 1.0
 """A call waits in slices of this length: a signal that comes right before a wait does not end it, and its handler runs
 between two of them."""
-S = 1_000_000_000
 
 T = TypeVar("T")
 

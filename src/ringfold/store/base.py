@@ -17,6 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from ringfold.units import S
+
 ABSENT = 0
 """The version of a key that is not there."""
 
@@ -24,7 +26,7 @@ KEY_LIMIT = 512
 VALUE_LIMIT = 1 << 20
 """Longest key, in bytes of UTF-8, and largest value: what every backend takes without being configured for it."""
 
-NS = 1_000_000_000
+NS = S
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ probes). Both are integers of nanoseconds, and nothing in here compares one with
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ringfold.units import MS as MS
 from ringfold.wire.probing import (
     Advice,
     Cadence,
@@ -31,8 +32,6 @@ from ringfold.wire.probing import (
 
 FromRoundMaster = ProbeGraph | RoundStart | RoundEnd | RoundClock | ProbeHalt
 ToRoundMaster = RoundReport | RoundAlarm
-
-MS = 1_000_000
 
 
 # What the machines are given

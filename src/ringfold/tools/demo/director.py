@@ -17,6 +17,7 @@ from ringfold.cli.output import duration
 from ringfold.runtime.clock import monotonic_ns
 from ringfold.tools.cluster import Cluster, Message
 from ringfold.tools.demo.outcome import Arrival, Fault, MasterLoss, Outcome
+from ringfold.units import MS as MS
 
 LIVENESS = {"heartbeat_ms": 100, "suspect_after_ms": 400, "evict_after_ms": 1_500}
 """Shorter than a real run's, so that nobody looks at a frozen peer for five seconds."""
@@ -31,8 +32,6 @@ CHILD_ENVIRONMENT = {
 KILLS_MOST = 3
 PATIENCE_S = 30.0
 """The longest silence of all peers. While they report, they take steps, and these come to an end."""
-
-MS = 1_000_000
 
 
 class PlotFailed(Exception):

@@ -25,6 +25,7 @@ from ringfold.tools.soak.checks import Check, Hang, Sample, growth, sample, show
 from ringfold.tools.soak.epochs import EpochHistory, Line, judge
 from ringfold.tools.soak.faults import Fault, Faults
 from ringfold.tools.soak.masters import Masters
+from ringfold.units import S as S
 
 LIVENESS: dict[str, object] = {"heartbeat_ms": 100, "suspect_after_ms": 600, "evict_after_ms": 2_000}
 VETERANS = 2
@@ -33,7 +34,6 @@ START_S = 60.0
 SAMPLE_S = 1.0
 AFTER_THAW_S = 5.0
 """Who is evicted so soon after it was frozen, is so because of that."""
-S = 1_000_000_000
 LEADER = "the leading master"
 
 
