@@ -50,6 +50,5 @@ void bind_engine(nb::module_& m);
 void bind_probe(nb::module_& m);
 void bind_fit(nb::module_& m);
 void bind_hints(nb::module_& m);
-void bind_relay(nb::module_& m);
 
 }  // namespace ringfold

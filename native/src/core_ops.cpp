@@ -317,8 +317,10 @@ void Core::start(Ns now, const OpPtr& op) {
     finish(op, OpStatus::too_few, {});
     return;
   }
-  // Memory first: if there is none, the tag's sequence has not moved.
+#ifdef RINGFOLD_PLANTED
   op->divide_by_size = planted_.divide_by_size;
+#endif
+  // Memory first: if there is none, the tag's sequence has not moved.
   op->start(spec_.rank, spec_.size, spec_.small_bytes, spec_.segment_bytes, spec_.multipath, pool_);
   TagState& tag = tag_state(op->spec.tag);
   called_tags_ += !std::exchange(tag.called, true);

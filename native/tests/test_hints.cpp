@@ -16,6 +16,7 @@
 #include <thread>
 
 #include "check.hpp"
+#include "hints_hammer.hpp"
 #include "ringfold/hints.hpp"
 
 using namespace ringfold::hints;

@@ -8,7 +8,7 @@
 #include <string>
 
 #include "check.hpp"
-#include "ringfold/relay.hpp"
+#include "relay.hpp"
 
 using namespace ringfold::relay;
 

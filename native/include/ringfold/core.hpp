@@ -36,6 +36,7 @@
 
 #include "ringfold/frame.hpp"
 #include "ringfold/op.hpp"
+#include "ringfold/planted.hpp"
 
 namespace ringfold {
 
@@ -78,20 +79,6 @@ struct Event {
   std::string text{};
   Bytes body{};
   Bytes other{};
-};
-
-// Bugs that a simulation must be able to find. None is ever set outside of it.
-struct Planted {
-  bool commit_missing_done = false;
-  bool no_restore = false;
-  bool accept_old_epoch = false;
-  bool apply_duplicate = false;
-  bool done_after_seal = false;
-  bool forget_lane = false;      // what was on a lost lane is not sent again
-  bool tell_nobody = false;      // a lane that leaves a segment to others does not make them look
-  bool apply_finished = false;   // a frame of a finished sequence counts for the op that runs
-  bool divide_by_size = false;   // an average is over the ring, not over those that contributed
-  bool early_unlimited = false;  // each op counts its early segments by itself, and nobody all of them
 };
 
 struct SealedOp {
@@ -193,7 +180,11 @@ struct Stats {
 
 class Core {
  public:
+#ifdef RINGFOLD_PLANTED
   explicit Core(Planted planted = {}) : planted_(planted) {}
+#else
+  Core() = default;
+#endif
   Core(const Core&) = delete;
   Core& operator=(const Core&) = delete;
 
@@ -536,7 +527,11 @@ class Core {
   PeerId next_peer() const { return spec_.members[(spec_.rank + 1) % spec_.size]; }
   PeerId previous_peer() const { return spec_.members[(spec_.rank + spec_.size - 1) % spec_.size]; }
 
+#ifdef RINGFOLD_PLANTED
   Planted planted_;
+#else
+  static constexpr Planted planted_{};
+#endif
   Stats stats_;
   std::map<ConnId, Conn> conns_;
   ConnId next_conn_ = 1;

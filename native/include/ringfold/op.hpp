@@ -150,8 +150,12 @@ class Op {
   std::vector<bool> dones;  // by rank
   std::uint32_t done_count = 0;
   std::uint64_t registrations = 0;
-  Payloads payloads;            // small ops only
+  Payloads payloads;  // small ops only
+#ifdef RINGFOLD_PLANTED
   bool divide_by_size = false;  // a planted bug: the division is by the ring's size, not by the count of contributors
+#else
+  static constexpr bool divide_by_size = false;
+#endif
 
   // Begins (again) in an epoch. Everything of an earlier attempt is forgotten.
   // `fine`: segments small enough that paths of different speed end together.

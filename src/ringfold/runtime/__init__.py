@@ -5,5 +5,5 @@ package what it may not take itself; `server.py` and `process.py` are what a mas
 is what a training loop does; `ask.py` looks at a running master;
 `machine.py` and `doctor.py` read what this machine is and judge it; `http.py`, `calls.py` and `inotify.py` are what the
 stores need: questions to a server, calls that may never return, a bell for a file. `log_limit.py` keeps
-strangers from filling the log.
+strangers from filling the log. `development.py` checks that the native test module is there.
 """

@@ -1,4 +1,4 @@
-#include "ringfold/relay.hpp"
+#include "relay.hpp"
 
 #include <fcntl.h>
 #include <poll.h>

@@ -1,6 +1,7 @@
 // The relay of the lab's long cables. Every call releases the GIL: the relay's thread may hold the lock for a turn.
-#include "ringfold/relay.hpp"
-#include "convert.hpp"
+#include "relay.hpp"
+
+#include "testing.hpp"
 
 namespace ringfold {
 namespace {
