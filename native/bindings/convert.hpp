@@ -1,4 +1,4 @@
-// Between Python's values and ours. Whatever is wrong with an argument is said here, before the engine sees it.
+// Between Python's values and ours. Wrong arguments are reported here, before the engine sees them.
 #pragma once
 
 #include <nanobind/nanobind.h>

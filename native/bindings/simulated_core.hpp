@@ -50,7 +50,7 @@ class SimulatedCore {
     return nb::bytes(out.data(), out.size());
   }
 
-  const std::shared_ptr<Returned>& returned() const { return returned_; }
+  const std::shared_ptr<ReleaseQueue>& release_queue() const { return release_queue_; }
 
   Ns now_ = 0;
   Core core_;
@@ -73,7 +73,7 @@ class SimulatedCore {
   void forget(ConnId conn) { unread_.erase(conn); }
 
  private:
-  const std::shared_ptr<Returned> returned_ = std::make_shared<Returned>();
+  const std::shared_ptr<ReleaseQueue> release_queue_ = std::make_shared<ReleaseQueue>();
   std::unordered_map<ConnId, Bytes> unread_;
 };
 
@@ -114,14 +114,14 @@ void bind_simulated_core(nb::class_<PyCore>& cls) {
       "now"_a);
   cls.def(
       "acknowledged",
-      [](PyCore& self, Ns now, ConnId conn, std::uint64_t left, Ns round_trip) {
-        self.core_.acknowledged(now, conn, left, round_trip);
+      [](PyCore& self, Ns now, ConnId conn, std::uint64_t left, Ns rtt) {
+        self.core_.acknowledged(now, conn, left, rtt);
       },
-      "now"_a, "conn"_a, "unacknowledged"_a, "round_trip"_a = 0);
+      "now"_a, "conn"_a, "unacknowledged"_a, "rtt"_a = 0);
   cls.def("next_deadline", [](PyCore& self) { return self.core_.next_deadline(); });
   cls.def("next_event", [](PyCore& self) -> nb::object {
     const auto event = self.core_.next_event();
-    self.returned()->let_go();
+    self.release_queue()->release_queued();
     return event ? nb::object(to_python(*event)) : nb::none();
   });
   cls.def("conns_to_flush", [](PyCore& self) { return self.core_.take_dirty(); });

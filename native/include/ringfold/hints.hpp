@@ -1,11 +1,12 @@
-// Hints in shared memory: the agent's writer, and the reader that the engine asks at each segment.
+// Hints in shared memory: the agent's writer, and the reader that the engine uses at each segment.
 //
 // The layout and the rules are in include/ringfold_hints.h, which the reader here uses as any other consumer would. The
 // writer is the only code that stores into the file, and there is one writer at a time (flock). Its invariants:
 //   - a word is stored at once, so a narrow hint is whole or not there;
 //   - the wide area is written before a word that points at it becomes valid, under a sequence that is odd meanwhile;
 //   - a slot's generation only grows (modulo 2^20, never 0), also across restarts: it stays in the file;
-//   - after a restart every word is invalid, and every sequence even, before the heartbeat says that somebody is there.
+//   - after a restart every word is invalid, and every sequence even, before the heartbeat shows that the agent is
+//   alive.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +21,7 @@ namespace ringfold::hints {
 
 using Word = std::uint64_t;
 
-// Somebody else writes this file; `pid` says who, or 0.
+// Another process writes this file: `pid`, or 0 if that is unknown.
 struct InUse : std::runtime_error {
   InUse(const std::string& path, std::uint64_t pid);
   std::uint64_t pid;
@@ -48,7 +49,7 @@ class Writer {
   Word word(std::uint32_t slot) const;
 
   void beat();
-  // Says that nobody is there any more, and lets go of the file. May be called again.
+  // Marks the agent as gone, and closes the file. May be called again.
   void close();
 
   // For crash tests: dwells so long between the stores of a wide write. They are one cache line and otherwise appear
