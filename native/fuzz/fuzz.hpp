@@ -86,12 +86,12 @@ inline std::size_t bytes_held = 0;
 
 // Feeds bytes as a shell does: only while there is space to read into. How many were taken.
 inline std::size_t feed(ringfold::Core& core, ringfold::ConnId conn, const Bytes& bytes, ringfold::Ns now,
-                        std::size_t most_at_once = ~std::size_t{0}) {
+                        std::size_t max_at_once = ~std::size_t{0}) {
   std::size_t at = 0;
   while (at < bytes.size()) {
     const auto space = core.receive_space(conn);
     if (space.empty()) break;
-    const std::size_t step = std::min({space.size(), bytes.size() - at, std::max<std::size_t>(most_at_once, 1)});
+    const std::size_t step = std::min({space.size(), bytes.size() - at, std::max<std::size_t>(max_at_once, 1)});
     std::memcpy(space.data(), bytes.data() + at, step);
     core.received(now, conn, step);
     at += step;

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 
-from ringfold import _native
+from ringfold import _native, _native_testing
 from ringfold.tools.spawn import Line, die_with_parent
 
 LIVES_S = 0.02
@@ -42,7 +42,7 @@ def _writer(path: str, slots: int, generation: int) -> int:
         writer = _native.HintWriter(path, STALE_NS, 0o600)
         for slot in range(slots):
             writer.open(slot, generation)
-        writer.hammer(slots, 0)
+        _native_testing.hammer_hint_writes(writer, slots, 0)
     finally:
         os._exit(1)
 

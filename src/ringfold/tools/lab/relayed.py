@@ -14,6 +14,7 @@ import fcntl
 import os
 import struct
 
+from ringfold.runtime.development import require_testing_module
 from ringfold.tools.lab.model import Cable
 
 DEVICE = "/dev/net/tun"
@@ -44,7 +45,8 @@ class Relayed:
     """The relayed cables of a lab, by (host, path)."""
 
     def __init__(self, seed: int) -> None:
-        from ringfold._native import Relay
+        require_testing_module()
+        from ringfold._native_testing import Relay
 
         self._relay, self._seed = Relay(), seed
         self._numbers: dict[Key, int] = {}
