@@ -134,22 +134,23 @@ inline void seal(ringfold::FrameHeader& header, const Bytes& payload) {
 
 }  // namespace fuzz
 
-void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
+// Not inlined: GCC would take the pairs apart, and warn about what it sees of them.
+[[gnu::noinline]] void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
   void* const memory = std::malloc(std::max<std::size_t>(bytes, 1));
   if (memory != nullptr) fuzz::bytes_held += malloc_usable_size(memory);
   return memory;
 }
 
-void* operator new(std::size_t bytes) {
+[[gnu::noinline]] void* operator new(std::size_t bytes) {
   void* const memory = operator new(bytes, std::nothrow);
   if (memory == nullptr) throw std::bad_alloc();
   return memory;
 }
 
-void operator delete(void* memory) noexcept {
+[[gnu::noinline]] void operator delete(void* memory) noexcept {
   if (memory != nullptr) fuzz::bytes_held -= malloc_usable_size(memory);
   std::free(memory);
 }
 
-void operator delete(void* memory, std::size_t) noexcept { operator delete(memory); }
-void operator delete(void* memory, const std::nothrow_t&) noexcept { operator delete(memory); }
+[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept { operator delete(memory); }
+[[gnu::noinline]] void operator delete(void* memory, const std::nothrow_t&) noexcept { operator delete(memory); }
