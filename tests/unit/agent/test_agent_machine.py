@@ -41,6 +41,7 @@ from ringfold.wire.agent import (
     ListedFlow,
     ListFlows,
     Measured,
+    RefusalKind,
     Register,
     Registered,
     SetShares,
@@ -313,7 +314,8 @@ def test_a_flow_that_there_was_no_room_for_is_asked_for_again_and_a_bad_one_is_n
     client = FlowRegistrations("job")
     client.connected()
     requests = [*client.add(flow(1)), *client.add(flow(2))]
-    for request, kind in zip(requests, ("full", "invalid"), strict=True):
+    kinds: tuple[RefusalKind, ...] = ("full", "invalid")
+    for request, kind in zip(requests, kinds, strict=True):
         assert isinstance(request, Register)
         client.receive(AgentRefused(request.request, kind, "no"))
     assert client.has_retries
