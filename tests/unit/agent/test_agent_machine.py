@@ -219,7 +219,7 @@ def test_a_listed_flow_shows_what_its_sender_measured_last() -> None:
     measured, silent = host.answer(1, ListFlows(1), FlowList).flows
     assert (measured.bytes_per_s, measured.srtt_us, measured.min_rtt_us) == ((20_000_000, 0), (9_000, 700), (600, 500))
     assert (silent.bytes_per_s, silent.srtt_us) == ((), ())
-    assert _flow_row(measured)[-1] == "round trips 9.0 : 0.7 ms, 0.6 : 0.5 at least"
+    assert _flow_row(measured)[-1] == "RTT 9.0 : 0.7 ms, minimum 0.6 : 0.5"
     assert _flow_row(silent)[-1] == ""
 
 
