@@ -557,7 +557,7 @@ class Communicator:
     def leave(self) -> None:
         """Leave the run. What others do goes on without this peer; a second call does nothing."""
         self._close()
-        if self._session.has_let_go:
+        if self._session.is_shut_down:
             # A handle that nobody waits for refers to all this, and this to it: the engine's memory would stay until
             # the garbage collector comes by, which may be never in a program that joins again and again.
             self._ops.in_flight.clear()

@@ -25,7 +25,7 @@ from ringfold.peer.effects import (
     Promote,
     RefuseCalls,
     RestartCalls,
-    Resume,
+    ResumeReading,
     SealEngine,
     SendBlocks,
     SendMessage,
@@ -237,7 +237,7 @@ def execute(engine: Commands, effect: EngineEffect) -> EngineSealed | BlocksChan
     match effect:
         case SendMessage(conn, message):
             engine.send(conn, frames.encode(message))
-        case Resume(conn):
+        case ResumeReading(conn):
             engine.resume(conn)
         case MakeControl(conn, heartbeat_ms, dead_after_ms):
             engine.make_control(conn, heartbeat_ms, dead_after_ms)

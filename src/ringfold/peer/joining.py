@@ -9,7 +9,7 @@ from pathlib import Path
 from ringfold import config
 from ringfold.errors import ConfigError, MasterUnreachable
 from ringfold.peer.communicator import Communicator
-from ringfold.peer.control import TELL_NS
+from ringfold.peer.control import LOG_EVERY_NS
 from ringfold.peer.engine import Engine, new_engine
 from ringfold.peer.ops import positive_ns
 from ringfold.peer.path_shares import PathShares
@@ -217,7 +217,7 @@ def _resolved(addresses: Sequence[str], deadline_ns: int) -> tuple[tuple[str, in
         if monotonic_ns() + int(pause_s * S) >= deadline_ns:
             raise MasterUnreachable(", ".join(addresses), f"the name is not known ({reason}): correct the address")
         if monotonic_ns() >= tell_ns:
-            tell_ns, left_s = monotonic_ns() + TELL_NS, (deadline_ns - monotonic_ns()) / S
+            tell_ns, left_s = monotonic_ns() + LOG_EVERY_NS, (deadline_ns - monotonic_ns()) / S
             shown = ", ".join(addresses)
             _log.warning("no such name: %s (%s); trying for another %.0f s (join_timeout_s)", shown, reason, left_s)
         threads.pause(pause_s)

@@ -84,7 +84,7 @@ class PathShares:
                 if flow.followed:
                     self._report(client, peer, flow)
 
-    def next_ns(self) -> int | None:
+    def next_deadline_ns(self) -> int | None:
         """When `tick` has something to do though nobody rings."""
         return self._report_ns if any(flow.followed for flow in self._flows.values()) else None
 

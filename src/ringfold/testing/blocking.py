@@ -280,7 +280,7 @@ class SimSession:
         return self.machine.ended
 
     @property
-    def has_let_go(self) -> bool:
+    def is_shut_down(self) -> bool:
         return self._is_closed
 
     def vote(

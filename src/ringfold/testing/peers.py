@@ -17,6 +17,7 @@ from ringfold.errors import RingfoldError, UsageError
 from ringfold.peer.codes import DTYPES, REDUCE_OPS, OpStatus
 from ringfold.peer.effects import (
     CallFinished,
+    CallOutcome,
     CallSucceeded,
     Dial,
     Effect,
@@ -24,14 +25,11 @@ from ringfold.peer.effects import (
     EngineEffect,
     Install,
     Joined,
-    Outcome,
-    ProbeCut,
-    ProbeHeard,
+    Notify,
     SetRegistrations,
     Settle,
     SyncInterrupted,
     SyncSucceeded,
-    Tell,
 )
 from ringfold.peer.engine import OpResult, event_of, execute
 from ringfold.peer.events import CallBusy, CallJoin, CallLeave, CallVote, Closed, Dialled, Event, OpTimedOut, Tick
@@ -503,10 +501,8 @@ class SimPeer:
                     self.program_over(error)
                 else:
                     self._runner.session_over(error)
-            case Tell(notice):
+            case Notify(notice):
                 self.sim.note(self.name, str(notice))
-            case ProbeHeard() | ProbeCut():
-                raise AssertionError("rounds are simulated by themselves: these peers do not probe")
             case _:
                 self._watch(effect)
                 answer = execute(self._sockets, garbled(self.sim.rng, effect) if self.lies else effect)
@@ -539,7 +535,7 @@ class SimPeer:
         assert self._runner is not None
         self._runner.goes_on_with(self, error)
 
-    def _call_over(self, ballot: int, outcome: Outcome) -> None:
+    def _call_over(self, ballot: int, outcome: CallOutcome) -> None:
         if self._runner is None:
             return
         if isinstance(outcome, SyncInterrupted):
