@@ -2,15 +2,10 @@
 
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
-
 from ringfold.errors import RingfoldError
+from ringfold.state.blocks import BlockRef
 from ringfold.wire.events import Notice
 from ringfold.wire.messages import Divergence, Epoch, Lineage, Message, PeerId, Reason, Record, Verdict, World
-
-Block = tuple[npt.NDArray[np.uint8], int, int, int | None]
-"""A block in place: an array of bytes, offset, length, and its rf64 hash (None: the engine does not check it)."""
 
 # Commands of the engine
 
@@ -60,23 +55,6 @@ class MakeBulk:
     """The connection is an open bulk session now: it carries messages, blocks and filler."""
 
     conn: int
-
-
-@dataclass(frozen=True, slots=True)
-class SendBlocks:
-    """Send these blocks of shared state. If one of them has changed, nothing is sent: `BlocksChanged`."""
-
-    conn: int
-    blocks: tuple[Block, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ExpectBlocks:
-    """The next blocks on this connection are these; `BlocksReceived` follows the last one."""
-
-    conn: int
-    batch: int
-    blocks: tuple[Block, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +124,37 @@ class FailAll:
     """The session is over: every op fails, now and later."""
 
     reason: Reason
+
+
+# What is done to the arrays of the sync in progress. They are the caller's, and the shell's to read and write.
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectBlocks:
+    """The next blocks on this connection are these. `BlocksReceived` follows when the last one has arrived."""
+
+    conn: int
+    batch: int
+    blocks: tuple[BlockRef, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WriteBlocks:
+    """A batch has arrived: verify what the engine has not, and write it where it belongs, without the blocks at the
+    places `bad`. `BlocksWritten` follows.
+    """
+
+    conn: int
+    batch: int
+    bad: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SendBlocks:
+    """Read these blocks and send them. If one of them has another hash by now, none is sent: `BlocksChanged`."""
+
+    conn: int
+    blocks: tuple[BlockRef, ...]
 
 
 # Carried out by the shell itself
@@ -233,8 +242,6 @@ EngineEffect = (
     | MakeControl
     | Promote
     | MakeBulk
-    | SendBlocks
-    | ExpectBlocks
     | Fill
     | CloseConn
     | SetRegistrations
@@ -246,4 +253,5 @@ EngineEffect = (
     | FailAll
 )
 ShellEffect = Dial | Joined | CallFinished | Ended | Notify
-Effect = EngineEffect | ShellEffect
+BlockEffect = ExpectBlocks | WriteBlocks | SendBlocks
+Effect = EngineEffect | BlockEffect | ShellEffect

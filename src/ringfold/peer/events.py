@@ -5,7 +5,7 @@ The machine draws no random numbers: a `nonce` is fresh random bytes that the sh
 
 from dataclasses import dataclass
 
-from ringfold.state.manifest import Snapshot
+from ringfold.state.manifest import StateManifest
 from ringfold.wire.messages import Epoch, Offer, PeerId, SealedOp, Sequence, Tag, VoteKind
 
 
@@ -112,7 +112,16 @@ class Silent:
 
 @dataclass(frozen=True, slots=True)
 class BlocksReceived:
-    """A batch of blocks is in memory. `bad` are the indices of those that do not have their hash."""
+    """A batch of blocks is in host memory. `bad` are the places in the batch of those with another rf64 hash."""
+
+    conn: int
+    batch: int
+    bad: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksWritten:
+    """The response to `WriteBlocks`: the batch is verified and written, except the blocks at the indices `bad`."""
 
     conn: int
     batch: int
@@ -174,7 +183,7 @@ class CallVote:
     deadline_ns: int
     progress: tuple[tuple[Tag, int], ...] = ()
     offer: Offer | None = None
-    snapshot: Snapshot | None = None
+    manifest: StateManifest | None = None
     called_ns: int | None = None
     final: bool = True
     """Whether the program chose this deadline: then the call fails there, and no peer is evicted for it."""
@@ -214,6 +223,7 @@ Event = (
     | OpCancelled
     | Silent
     | BlocksReceived
+    | BlocksWritten
     | BlocksChanged
     | Sampled
     | EngineSealed

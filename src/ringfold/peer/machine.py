@@ -63,6 +63,7 @@ from ringfold.peer.events import (
     Accepted,
     BlocksChanged,
     BlocksReceived,
+    BlocksWritten,
     CallBusy,
     CallGivenUp,
     CallJoin,
@@ -91,7 +92,7 @@ from ringfold.peer.side_channels import BulkSessions, SideChannels
 from ringfold.peer.states import PEER_TRANSITIONS, PeerInput, PeerState, next_state
 from ringfold.peer.sync.syncing import Syncing
 from ringfold.peer.votes import AnswerLog, PendingCalls, RunFacts
-from ringfold.state.manifest import Snapshot
+from ringfold.state.manifest import StateManifest
 from ringfold.wire import messages
 from ringfold.wire.events import (
     AdmissionDelayed,
@@ -192,9 +193,9 @@ class PeerMachine:
     def _me(self) -> str:
         return with_you(with_names(f"peer {self.peer}", {self.peer: self.identity.name}), self.peer)
 
-    def has_written(self, snapshot: Snapshot) -> bool:
-        """Whether a sync has begun to write blocks of another state into the memory of this one."""
-        return self._syncing.written_to is snapshot
+    def has_written(self, manifest: StateManifest) -> bool:
+        """Whether a sync has begun to write blocks of another state into the arrays of this one."""
+        return self._syncing.written_to is manifest
 
     def synced(self) -> None:
         """The program has seen a sync end well."""
@@ -226,6 +227,8 @@ class PeerMachine:
                 effects = self._op_report(event)
             case BlocksReceived():
                 effects = self._syncing.received(now_ns, event)
+            case BlocksWritten():
+                effects = self._syncing.written(now_ns, event)
             case BlocksChanged():
                 effects = self._syncing.changed(event)
             case Sampled():
@@ -464,9 +467,9 @@ class PeerMachine:
             stopping = self._sessions.stop(("state", plan.sync), "it was given up")
             return [*stopping, *self._acceptor.check_sessions(now_ns)]
         try:
-            if call.snapshot is None:
+            if call.manifest is None:
                 raise RemoteProtocolError(f"it plans a sync for call {plan.ballot}, which is none")
-            effects = self._syncing.begin(now_ns, self.peer, plan, call.snapshot)
+            effects = self._syncing.begin(now_ns, self.peer, plan, call.manifest)
             self._sync_fence = self._fence
         except RemoteProtocolError as error:
             return self._lose_master(f"it breaks the protocol ({error})")

@@ -5,6 +5,14 @@ The thread blocks in the engine without the GIL, steps the machine, and carries 
 effects run, never during a wait for the network. So no epoch is sealed or installed while it is held, and an op that
 is submitted under it belongs to the epoch of the record that was read under it (`submit_in_epoch`).
 
+The bytes of a sync's blocks are read, verified and written by the thread without the lock (`_copy_blocks`), so that a
+copy to or from a GPU, or a blake3 hash, holds nobody up who only wants to look at the machine. This is safe because
+nobody else touches the arrays meanwhile: the program that owns them is blocked in the sync, and its call does not
+return, for whatever reason, while a copy runs (`_end_transfer`). All copies of a peer are made by this one thread, one
+after the other, before it takes the next event; so no source is lost or replaced during one. A program that writes to
+its arrays from another thread during a sync breaks the contract of `sync_shared_state`, with or without the lock; the
+hashes find that out.
+
 A peer that probes is a node, too. Its probing shell runs in the same thread under the same lock; it gets the master's
 messages about probing from here and sends its own over the control connection, past the machine. Training does not
 depend on it: any exception ends probing, and nothing else. The same holds for the path shares of the host's agent.
@@ -17,6 +25,7 @@ import contextlib
 import logging
 import os
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import NamedTuple, NoReturn, Self, TypeVar
@@ -33,13 +42,16 @@ from ringfold.peer.effects import (
     Dial,
     Effect,
     Ended,
+    ExpectBlocks,
     FailAll,
     Install,
     Joined,
     Notify,
+    SendBlocks,
     SendMessage,
     SyncInterrupted,
     SyncSucceeded,
+    WriteBlocks,
 )
 from ringfold.peer.engine import Engine, event_of, execute
 from ringfold.peer.events import (
@@ -59,6 +71,7 @@ from ringfold.peer.machine import PeerMachine
 from ringfold.peer.outcome import again, error_of
 from ringfold.peer.path_shares import PathShares, flows_of
 from ringfold.peer.settings import Identity, PeerTimings
+from ringfold.peer.sync.transfer import BlockTransfer
 from ringfold.probe.logs.files import Log
 from ringfold.probe.nodes.prober import ProbeSocket
 from ringfold.probe.nodes.shell import NodeShell
@@ -67,7 +80,7 @@ from ringfold.probe.rounds.node import RoundNode
 from ringfold.runtime import threads
 from ringfold.runtime.clock import monotonic_ns, random_bytes, raw_ns
 from ringfold.runtime.log_limit import LogRateLimiter
-from ringfold.state.manifest import Snapshot
+from ringfold.state.snapshot import Snapshot
 from ringfold.wire.decoding import decode
 from ringfold.wire.events import ConnectionDropped
 from ringfold.wire.messages import Epoch, GroupId, Offer, PeerId, Reason, Record, VoteKind
@@ -142,6 +155,11 @@ class Session:
         self.final_tags: set[int] = set()
         """Tags whose op in flight has a timeout that its call chose."""
         self._calling = ""  # the run-wide call that a thread waits in
+        self._transfer: BlockTransfer | None = None
+        """The arrays of the sync that a thread waits in."""
+        self._copies: deque[tuple[BlockTransfer, SendBlocks | WriteBlocks]] = deque()
+        """Block effects for the thread to carry out without the lock."""
+        self._is_copying = False
         self._thread = threads.start("ringfold-peer", self._serve)
         _sessions.add(self)
 
@@ -188,13 +206,15 @@ class Session:
             if self._calling:
                 raise UsageError(f"{operation}: another thread of this process waits in {self._calling}")
             self._calling = operation
+            self._transfer = None if snapshot is None else BlockTransfer(snapshot)
+            manifest = None if snapshot is None else snapshot.manifest
             self._last_ballot += 1
             ballot = self._last_ballot
             try:
                 called_ns = monotonic_ns()
                 deadline_ns = called_ns + int(timeout_s * S)
                 progress = tuple(self.engine.progress())
-                self._call(CallVote(ballot, kind, min_world, deadline_ns, progress, offer, snapshot, called_ns, final))
+                self._call(CallVote(ballot, kind, min_world, deadline_ns, progress, offer, manifest, called_ns, final))
                 while ballot not in self._outcomes and not self.is_over:
                     self._changed.wait(SIGNAL_S)
             except BaseException:
@@ -203,12 +223,20 @@ class Session:
                 raise
             finally:
                 self._calling = ""
+                self._end_transfer()
             outcome = self._outcomes.pop(ballot, None)
             if outcome is None:
                 self._raise_over(operation)
             if isinstance(outcome, Reason):
                 raise error_of(outcome, operation, self.machine.engine_epoch, self.machine.peer)
             return outcome
+
+    def _end_transfer(self) -> None:
+        """The program goes on, and may change its arrays: wait for the copy that runs, and begin no other."""
+        self._transfer = None
+        self._copies.clear()
+        while self._is_copying:
+            self._changed.wait()
 
     @contextlib.contextmanager
     def busy(self, up_to_s: float) -> Iterator[None]:
@@ -387,11 +415,37 @@ class Session:
                         self._step(Tick())
                     self._probe(lambda shell: shell.tick())
                     self._use_path_shares(lambda shares: shares.tick(monotonic_ns()))
+                self._copy_blocks()
         except Exception as error:
             _log.exception("the peer's thread failed; the session is over")
             self.error = RingfoldError(f"the peer's thread failed: {error!r}")
         finally:
             self._shut_down()
+
+    def _copy_blocks(self) -> None:
+        """Carry out the block effects of the sync in progress, without the lock, and step the machine with the results.
+
+        What is queued for a sync that is over is dropped: its arrays are the program's again.
+        """
+        while self._copies:
+            with self._changed:
+                if not self._copies:
+                    return  # the call has ended
+                transfer, effect = self._copies.popleft()
+                self._is_copying = True
+            event: Event | None
+            try:
+                if isinstance(effect, WriteBlocks):
+                    event = transfer.write(effect)
+                else:
+                    event = transfer.send(self.engine, effect)
+            finally:
+                with self._changed:
+                    self._is_copying = False
+                    self._changed.notify_all()
+            with self._changed:
+                if event is not None and transfer is self._transfer:
+                    self._step(event)
 
     def _sleep_s(self) -> float:
         shares = self.path_shares
@@ -454,6 +508,13 @@ class Session:
                     more = self._log_limit.take(monotonic_ns(), notice.reason)
                 if more is not None:
                     _log.log(_LEVELS[notice.level], "%s%s", with_names(str(notice), self.machine.names), more)
+            case ExpectBlocks():
+                # At once: the request for these blocks is the next effect, and they may arrive right after it.
+                assert self._transfer is not None
+                self._transfer.expect(self.engine, effect)
+            case SendBlocks() | WriteBlocks():
+                assert self._transfer is not None
+                self._copies.append((self._transfer, effect))
             case Install():
                 if self.machine.record is not None:
                     _log.debug("%s", EpochRuns.of(self.machine.record))

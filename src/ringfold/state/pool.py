@@ -1,4 +1,4 @@
-"""Which block a receiver asks for next, and of whom. A leaf of `fetch.py`, and as pure.
+"""Which block a receiver requests next, and from which source. Pure: a leaf of `fetch.py`.
 
 All blocks that may be fetched are numbered through, key after key. A block is *free* while it is wanted and asked of
 nobody. Receivers of one sync begin at different places of the numbering (`start`) and go around: so each takes another
@@ -16,7 +16,7 @@ from heapq import heapify, heappop, heappush
 from ringfold.wire.messages import PeerId
 
 
-class Pool:
+class BlockPool:
     """The free blocks. What is taken out is the caller's until it is put back."""
 
     def __init__(self, total: int, start: int) -> None:

@@ -17,27 +17,29 @@ In rows with steps, every fourth node's clock steps by a millisecond in every wi
 
 import importlib.util
 import statistics
-import sys
+import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 import typer
 
-from ringfold.probe.logs.files import LogReader, logs_in
-from ringfold.probe.logs.lines import FitLine, RoundLine
+from ringfold.probe.fit import fit
+from ringfold.probe.logs.files import ExportSettings, Log, LogReader, logs_in
+from ringfold.probe.logs.lines import FitLine, RoundLine, Stretch, WindowLine, window_lines
+from ringfold.probe.models import MODELS, window
+from ringfold.runtime.clock import thread_cpu_ns
 from ringfold.tools.bench import report as reports
-from ringfold.tools.bench.masters import start_master
 from ringfold.tools.bench.report import Column, Row, Sheet, microseconds
-from ringfold.tools.bench.rounds_logs import log_row
+from ringfold.tools.bench.rounds_worker import Mark, Marks, Order
 from ringfold.tools.bench.targets import Value
-from ringfold.tools.bench.workers_rounds import Mark, Marks, Order
-from ringfold.tools.spawn import Crew, free_port
-from ringfold.wire.probing import RoundMetrics
+from ringfold.tools.cluster import Cluster, free_port
+from ringfold.wire.probing import RoundId, RoundMetrics
 
-WORKER = str(Path(__file__).with_name("workers_rounds.py"))
+WORKER = str(Path(__file__).with_name("rounds_worker.py"))
 MOST_PROCESSES = 8
 RECORDED_WORKERS = 2
 START_S = 120.0
@@ -126,9 +128,9 @@ def plan(counts: Sequence[int], kinds: Sequence[str], rounds: int, long: int, sk
 
 def measure(case: Case) -> Row:
     """One row: a fresh master (or a fresh group), and so many rounds."""
-    with Crew() as crew:
-        logs = crew.directory / "logs"
-        outcome = _gloo(crew, case, logs) if case.kind == "gloo" else _with_master(crew, case, logs)
+    with Cluster() as cluster:
+        logs = cluster.directory / "logs"
+        outcome = _gloo(cluster, case, logs) if case.kind == "gloo" else _with_master(cluster, case, logs)
         row: Row = {
             "kind": case.kind,
             "nodes": case.nodes,
@@ -150,9 +152,9 @@ class Outcome(msgspec.Struct, frozen=True):
     master_cpu_ns: int = 0
 
 
-def _with_master(crew: Crew, case: Case, logs: Path) -> Outcome:
-    settings = {"probe_kind": case.kind, "probe_window_ms": case.window_ms, "probe_adapt": "false"}
-    where = start_master(crew, "master", probe_export=logs, **settings)
+def _with_master(cluster: Cluster, case: Case, logs: Path) -> Outcome:
+    settings: dict[str, Any] = {"probe_kind": case.kind, "probe_window_ms": case.window_ms, "probe_adapt": "false"}
+    where = cluster.start_master(probe_export=logs, **settings).address
     if case.is_recorded:
         workers = min(RECORDED_WORKERS, case.nodes)
         shares = [len(range(worker, case.nodes, workers)) for worker in range(workers)]
@@ -163,33 +165,32 @@ def _with_master(crew: Crew, case: Case, logs: Path) -> Outcome:
     for name, share in zip(names, shares, strict=True):
         export = "" if case.is_recorded else str(logs)
         order = Order(where, share, first, case.is_recorded, case.steps, export, case.points)
-        crew.start(name, [sys.executable, "-P", WORKER, "nodes", crew.address, name, _text(order)])
+        cluster.start_worker(name, WORKER, "nodes", _text(order))
         first += share
-    crew.meet(names, START_S)
-    crew.gather(names, START_S)
+    cluster.wait_connected(names, START_S)
+    cluster.gather(names, START_S)
     if case.kind == "local":
-        crew.pause(case.window_ms * case.rounds / 1_000)
+        cluster.pause(case.window_ms * case.rounds / 1_000)
         return Outcome({})
-    before = cpu_ns(crew.pid("master"))
-    crew.send(names, {"rounds": case.rounds + WARM_UP})
+    before = cpu_ns(cluster.pid("master"))
+    cluster.send(names, {"rounds": case.rounds + WARM_UP})
     patience_s = START_S + 3 * case.rounds * case.window_ms / 1_000
-    told = crew.gather(names, patience_s)
-    return Outcome(_marks(told), cpu_ns(crew.pid("master")) - before)
+    told = cluster.gather(names, patience_s)
+    return Outcome(_marks(told), cpu_ns(cluster.pid("master")) - before)
 
 
-def _gloo(crew: Crew, case: Case, logs: Path) -> Outcome:
+def _gloo(cluster: Cluster, case: Case, logs: Path) -> Outcome:
     names = [f"rank-{number}" for number in range(case.nodes)]
     port, ports = free_port(), [free_port() for _ in names]
     for number, name in enumerate(names):
         order = Order(
             first=number, export=str(logs), window_ms=case.window_ms, size=case.nodes, port=port, probe_ports=ports
         )
-        command = [sys.executable, "-P", WORKER, "rank", crew.address, name, _text(order)]
-        crew.start(name, command, env={"OMP_NUM_THREADS": "1"})
-    crew.meet(names, START_S)
-    crew.gather(names, START_S)
-    crew.send(names, {"rounds": case.rounds + WARM_UP})
-    return Outcome(_marks(crew.gather(names, START_S + 3 * case.rounds * case.window_ms / 1_000)))
+        cluster.start_worker(name, WORKER, "rank", _text(order), env={"OMP_NUM_THREADS": "1"})
+    cluster.wait_connected(names, START_S)
+    cluster.gather(names, START_S)
+    cluster.send(names, {"rounds": case.rounds + WARM_UP})
+    return Outcome(_marks(cluster.gather(names, START_S + 3 * case.rounds * case.window_ms / 1_000)))
 
 
 def _text(order: Order) -> str:
@@ -395,3 +396,38 @@ def _kinds(text: str) -> list[str]:
     if unknown := sorted(set(kinds) - set(KINDS)):
         raise typer.BadParameter(f"there is no kind {', '.join(unknown)}; there are {', '.join(KINDS)}")
     return kinds
+
+
+EDGES, PAIRS = 4, 1_000
+
+
+def log_row(windows: int, *, points: bool) -> Row:
+    """Write so many windows of a node, and read them again. Rates are by CPU time: nothing here waits for the disk."""
+    model = next(iter(MODELS.values()))
+    samples = [window(model, np.random.default_rng(seed), PAIRS) for seed in range(EDGES)]
+    edges = [replace(sample.window, src=1, dst=2 + place) for place, sample in enumerate(samples)]
+    fits = [fit(each) for each in edges]
+    with tempfile.TemporaryDirectory(prefix="ringfold-log-") as directory:
+        settings = ExportSettings(directory=Path(directory), points=points, file_bytes=1 << 30)
+        with Log(settings, node=1) as log:
+            began = thread_cpu_ns()
+            for number in range(windows):
+                stretch = Stretch(node=1, window=number, begin_ns=0, end_ns=1, utc_ns=0, round_id=RoundId(1, number))
+                log.write(window_lines(stretch, edges, fits, points=points))
+            wrote_ns = thread_cpu_ns() - began
+            size = log.path.stat().st_size
+            began = thread_cpu_ns()
+            lines = sum(1 for line in LogReader(log.path) if isinstance(line, WindowLine | FitLine))
+            read_ns = thread_cpu_ns() - began
+    assert lines == 2 * EDGES * windows
+    return {
+        "kind": "log",
+        "points": points,
+        "edges": EDGES,
+        "pairs": PAIRS,
+        "window_bytes": size // windows,
+        "edge_bytes": size // windows // EDGES,
+        "write_mb_per_s": size / 1e6 / (wrote_ns / 1e9),
+        "read_mb_per_s": size / 1e6 / (read_ns / 1e9),
+        "write_us": wrote_ns / 1e3 / windows,
+    }

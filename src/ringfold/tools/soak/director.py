@@ -10,10 +10,8 @@ first one. Who does not is named, with the run's status and the stacks of its th
 stand still: twice the time for which a new leader waits for the members that died with the old one, and the lease.
 """
 
-import contextlib
 import os
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,12 +20,11 @@ import msgspec
 import numpy as np
 
 from ringfold.runtime.clock import monotonic_ns
+from ringfold.tools.cluster import Cluster, Message
+from ringfold.tools.soak.checks import Check, Hang, Sample, growth, sample, shown
 from ringfold.tools.soak.epochs import EpochHistory, Line, judge
 from ringfold.tools.soak.faults import Fault, Faults
-from ringfold.tools.soak.growth import Sample
 from ringfold.tools.soak.masters import Masters
-from ringfold.tools.spawn import Crew, Message
-from ringfold.wire.messages import Status
 
 LIVENESS: dict[str, object] = {"heartbeat_ms": 100, "suspect_after_ms": 600, "evict_after_ms": 2_000}
 VETERANS = 2
@@ -38,14 +35,6 @@ AFTER_THAW_S = 5.0
 """Who is evicted so soon after it was frozen, is so because of that."""
 S = 1_000_000_000
 LEADER = "the leading master"
-
-
-class Hang(Exception):
-    """A peer made no progress. `status` is the run as its leader saw it then, `log` what the peer wrote last."""
-
-    def __init__(self, name: str, text: str, status: Status | None, log: str) -> None:
-        super().__init__(name, text, log)
-        self.name, self.text, self.status, self.log = name, text, status, log
 
 
 @dataclass(slots=True)
@@ -92,7 +81,7 @@ class Tally:
 
 @dataclass(slots=True)
 class Outcome:
-    """What came out of it, for `checks.py` to judge."""
+    """What came out of it, for `checks` to judge."""
 
     tally: Tally
     minutes: float
@@ -110,11 +99,17 @@ class Outcome:
 class Director:
     """Disturbs a run for a while. `tally` and `peers` are there for whoever shows them."""
 
-    def __init__(self, crew: Crew, peers: int, every_s: float, seed: int, state_bytes: int) -> None:
+    def __init__(self, cluster: Cluster, peers: int, every_s: float, seed: int, state_bytes: int) -> None:
         # Both ways that evidence can take, by turns: through the master every op needs one.
         self.tally = Tally(evidence=("ring", "master")[seed % 2])
         self.peers: dict[str, Peer] = {}
-        self._crew, self._most, self._every_s, self._seed, self._state_bytes = crew, peers, every_s, seed, state_bytes
+        self._cluster, self._most, self._every_s, self._seed, self._state_bytes = (
+            cluster,
+            peers,
+            every_s,
+            seed,
+            state_bytes,
+        )
         self._fewest = max(VETERANS + 1, peers // 2)
         self._random = np.random.default_rng(seed)
         self._faults = Faults(
@@ -125,7 +120,9 @@ class Director:
             ],
             self._random,
         )
-        self._masters = Masters(crew, crew.directory / "journal.db", {**LIVENESS, "evidence": self.tally.evidence})
+        self._masters = Masters(
+            cluster, cluster.directory / "journal.db", {**LIVENESS, "evidence": self.tally.evidence}
+        )
         self.pids = self._masters.pids
         """Of all processes that were ever started."""
         self._faults.add(self._masters.faults(self._faults))
@@ -134,9 +131,9 @@ class Director:
         self._master_samples: dict[str, list[Sample]] = {}
         self._started = 0
         # Whatever a child puts into its temporary directory must be gone at the end.
-        self._scratch = crew.directory / "scratch"
+        self._scratch = cluster.directory / "scratch"
         self._scratch.mkdir()
-        self._logs = crew.directory / "logs"
+        self._logs = cluster.directory / "logs"
         self._logs.mkdir()
 
     def direct(self, minutes: float, on_change: Callable[[float], None] = lambda seconds: None) -> Outcome:
@@ -203,22 +200,21 @@ class Director:
         if not name:
             name = f"peer-{self._started}"
             self._started += 1
-        module = ["-m", "ringfold.tools.soak.trainer"]
-        command = [sys.executable, "-P", *module, self._crew.address, name, self._masters.where]
         env = {"OPENBLAS_NUM_THREADS": "1", "RINGFOLD_TOKEN_FILE": "", "TMPDIR": str(self._scratch)}
-        self._crew.start(name, [*command, str(self._seed), str(self._state_bytes), str(self._logs / name)], env=env)
+        arguments = (self._masters.where, self._seed, self._state_bytes, self._logs / name)
+        self._cluster.start_worker(name, "ringfold.tools.soak.trainer", *arguments, env=env)
         self.peers[name] = Peer(name, monotonic_ns() + int(START_S * S))
-        self.pids.add(self._crew.pid(name))
+        self.pids.add(self._cluster.pid(name))
         self.tally.joins += 1
 
     def _kill(self, name: str) -> None:
-        self._crew.kill(name)
-        self._crew.reap(name, 10)
+        self._cluster.kill(name)
+        self._cluster.wait_exit(name, 10)
         del self.peers[name]
         self.tally.kills += 1
 
     def _freeze(self, peer: Peer, until_ns: int) -> None:
-        self._crew.freeze(peer.name)
+        self._cluster.freeze(peer.name)
         peer.frozen_until_ns = until_ns
         self.tally.freezes += 1
 
@@ -228,14 +224,14 @@ class Director:
         """Take in what is reported for a while; wake whom it is time to wake; see whether anybody hangs."""
         end_ns = monotonic_ns() + int(seconds * S)
         while (left_ns := end_ns - monotonic_ns()) > 0:
-            if (got := self._crew.receive(left_ns / S)) is not None:
+            if (got := self._cluster.receive(left_ns / S)) is not None:
                 self._note(*got)
         now_ns = monotonic_ns()
         self._faults.settle(now_ns)
         for peer in self.peers.values():
             if peer.frozen_until_ns is not None:
                 if now_ns >= peer.frozen_until_ns:
-                    self._crew.thaw(peer.name)
+                    self._cluster.thaw(peer.name)
                     peer.frozen_until_ns, peer.thawed_ns = None, now_ns
                     peer.deadline_ns = now_ns + int(HANG_S * S)
             elif now_ns > peer.deadline_ns:
@@ -276,19 +272,19 @@ class Director:
 
     def _hang(self, peer: Peer) -> Hang:
         asked = self._masters.status()
-        os.kill(self._crew.pid(peer.name), signal.SIGUSR1)
-        self._crew.pause(0.5)
+        os.kill(self._cluster.pid(peer.name), signal.SIGUSR1)
+        self._cluster.pause(0.5)
         limit_s = HANG_S if peer.joined else START_S
         others = ", ".join(f"{other.name} at step {other.step}" for other in self.peers.values() if other is not peer)
         text = f"hangs: no step for {limit_s:.0f} s, the last one was {peer.step} ({others})"
-        return Hang(peer.name, text, None if asked is None else asked[1], self._crew.log_tail(peer.name))
+        return Hang(peer.name, text, None if asked is None else asked[1], self._cluster.log_tail(peer.name))
 
     def _sample(self) -> None:
-        self._crew.pause(0)  # it raises if a master has ended that nobody killed
+        self._cluster.pause(0)  # it raises if a master has ended that nobody killed
         for name in self._veterans:
-            self._samples[name].append(sample(self._crew.pid(name)))
+            self._samples[name].append(sample(self._cluster.pid(name)))
         if (asked := self._masters.status()) is not None:
-            taken = sample(self._crew.pid(asked[0].name))
+            taken = sample(self._cluster.pid(asked[0].name))
             self._samples[LEADER].append(taken)
             self._master_samples.setdefault(asked[0].name, []).append(taken)
 
@@ -297,13 +293,13 @@ class Director:
     def _end(self, outcome: Outcome) -> None:
         """All stop at the same step, compare, and end by themselves."""
         for name in self.peers:
-            self._crew.release(name)
-        self._crew.send(self._veterans[:1], {"what": "stop"})
+            self._cluster.allow_exit(name)
+        self._cluster.send(self._veterans[:1], {"what": "stop"})
         self._watch_until(lambda: all(peer.digest is not None for peer in self.peers.values()))
         for name, peer in self.peers.items():
             assert peer.digest is not None
             outcome.digests[name] = (peer.step, peer.digest)
-            if (status := self._crew.reap(name, 30)) != 0:
+            if (status := self._cluster.wait_exit(name, 30)) != 0:
                 outcome.left_behind.append(f"{name} ended with status {status}")
         outcome.left_behind += self._masters.end()
         outcome.history = judge({path.name: _lines(path) for path in sorted(self._logs.iterdir())})
@@ -320,35 +316,60 @@ def _lines(path: Path) -> Iterator[Line]:
                 yield decode(text)
 
 
-def sample(pid: int) -> Sample:
-    """Resident memory and open descriptors of a process."""
-    resident = 0
-    for text in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if text.startswith("VmRSS:"):
-            resident = int(text.split()[1]) * 1024
-    return Sample(resident, len(os.listdir(f"/proc/{pid}/fd")))
-
-
-def of_sessions(pids: set[int]) -> list[str]:
-    """The processes that still live in a session that one of these led."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                command, _, facts = entry.joinpath("stat").read_text().rpartition(")")
-                if int(facts.split()[3]) in pids:
-                    found.append(command.replace(" (", ": ", 1))
+def checks(outcome: Outcome) -> list[Check]:
+    """Divergence and hangs end a soak at once, so what is left to judge is how it ended."""
+    tally = outcome.tally
+    found = [
+        Check(
+            "nothing hangs, and no member of a sync diverges",
+            True,
+            f"{tally.step} steps with evidence by {tally.evidence}; peers: {tally.kills} kills, {tally.freezes} "
+            f"freezes ({tally.evictions} evictions), {tally.joins} joins; masters killed {tally.masters_killed} times, "
+            f"frozen {tally.masters_frozen} times, both killed {tally.both_masters_killed} times; the longest silence "
+            f"was {tally.longest_silence_s:.1f} s, the longest time without a committed op "
+            f"{tally.longest_without_commit_s:.1f} s",
+        ),
+        *_history(outcome),
+    ]
+    ends = set(outcome.digests.values())
+    last = ", ".join(f"step {step}, digest {digest:08x}" for step, digest in sorted(ends))
+    found.append(Check("all end with the same bits", len(ends) == 1, f"{len(outcome.digests)} peers: {last}"))
+    for name, samples in outcome.samples.items():
+        for each in growth(name, samples):
+            found.append(Check(f"{name} does not grow in {each.what}", each.is_flat, str(each)))
+    found += _masters(outcome)
+    left = "; ".join(outcome.left_behind) or "no process, no file, no shared memory"
+    found.append(Check("nothing is left behind", not outcome.left_behind, left))
     return found
 
 
-def shared_memory() -> set[str]:
-    """What lies in /dev/shm under our name."""
-    where = Path("/dev/shm")
-    return {path.name for path in where.iterdir() if "ringfold" in path.name} if where.is_dir() else set()
+def _history(outcome: Outcome) -> list[Check]:
+    history = outcome.history
+    leaders = f"{history.epochs} epochs of {history.fences} leaderships"
+    return [
+        Check(
+            "epochs and steps grow strictly in every peer's log",
+            not history.going_back,
+            shown(history.going_back) or f"{len(history.longest_ns)} logs",
+        ),
+        Check(
+            "there is one history of epochs",
+            not history.two_histories and history.epochs > 0,
+            shown(history.two_histories) or leaders,
+        ),
+        Check(
+            "peers agree on what was committed",
+            not history.ops_apart and history.committed > 0,
+            shown(history.ops_apart) or f"{history.committed} ops of {history.steps} steps",
+        ),
+    ]
 
 
-def left_by(crew: Crew, pids: set[int], shared_before: set[str]) -> list[str]:
-    """What is still there of a crew that has been closed: its folder, processes, shared memory."""
-    found = [str(crew.directory)] if crew.directory.exists() else []
-    found += [f"process {process}" for process in of_sessions(pids)]
-    return found + [f"/dev/shm/{name}" for name in sorted(shared_memory() - shared_before)]
+def _masters(outcome: Outcome) -> list[Check]:
+    """No single life grows, either: one that leads, is deposed and leads again could keep what it had."""
+    grown = [each for name, samples in outcome.master_samples.items() for each in growth(name, samples)]
+    if not grown:
+        return []
+    wrong = [str(each) for each in grown if not each.is_flat]
+    worst = max(grown, key=lambda each: (each.last - each.first) / each.allowed)
+    return [Check("no life of a master grows", not wrong, shown(wrong) or f"{len(grown) // 2} lives; {worst}")]

@@ -1,0 +1,148 @@
+"""What the agent does besides serving clients: watch the interfaces of flows, report to switches, read feeds.
+
+A thin shell around the NIC monitors (`monitors.py`), the reports (`telemetry.py`) and the feeds (`adapters.py`). What
+it measures goes to the machine as events. The daemon calls it when a pair gets its first flow and loses its last.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from ringfold.agent.adapters import open_adapter, parse_feed, pump
+from ringfold.agent.events import Event, NicQueuesRead, QueueObserved
+from ringfold.agent.monitors import Nics, NicWatch, pressures
+from ringfold.agent.registry import Pair
+from ringfold.agent.telemetry import Reporter, ReportSettings
+from ringfold.config import TELEMETRY_PORT, split_address
+from ringfold.errors import ConfigError
+from ringfold.runtime.clock import monotonic_ns, unix_ns
+from ringfold.runtime.datagrams import DatagramSender
+from ringfold.runtime.feeds import is_missing
+from ringfold.wire.telemetry import FlowAdded, address_number
+
+REPORT_INTERVAL_S = 0.1
+"""How often reports are due if no interfaces are watched."""
+
+_log = logging.getLogger("ringfold.agent")
+
+
+class HostMonitor:
+    """Measures and reports while the agent serves. `deliver` steps the machine with an event and lets it decide."""
+
+    def __init__(
+        self,
+        deliver: Callable[[Event], None],
+        *,
+        watch: NicWatch | None,
+        report_to: tuple[str, ...] = (),
+        reports: ReportSettings | None = None,
+        feeds: tuple[str, ...] = (),
+    ) -> None:
+        self._deliver, self._nic_watch = deliver, watch
+        self._feeds = [(open_adapter(name), where) for name, where in map(parse_feed, feeds)]
+        self._reporter = Reporter(unix_ns(), reports) if report_to else None
+        self._collectors: list[DatagramSender] = []
+        for address in report_to:
+            try:
+                self._collectors.append(DatagramSender(*split_address(address, TELEMETRY_PORT)))
+            except OSError as error:
+                for collector in self._collectors:
+                    collector.close()
+                raise ConfigError(f"cannot report to {address}: {error.strerror or error}") from None
+        self._pairs = 0
+        self._has_work = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Start, in the running event loop."""
+        if self._nic_watch is not None:
+            self._tasks.append(
+                asyncio.create_task(self._watch_interfaces(self._nic_watch), name="ringfold agent interfaces")
+            )
+        elif self._reporter is not None:
+            self._tasks.append(asyncio.create_task(self._repeat_reports(), name="ringfold agent reports"))
+        for adapter, where in self._feeds:
+            if is_missing(where):
+                _log.warning("the feed %s does not exist yet; it is read as soon as it does", where)
+            self._tasks.append(
+                asyncio.create_task(
+                    pump(adapter, where, lambda observation: self._deliver(QueueObserved(unix_ns(), observation))),
+                    name=f"feed {where}",
+                )
+            )
+        for task in self._tasks:
+            task.add_done_callback(_log_failure)
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.close()
+
+    def close(self) -> None:
+        for collector in self._collectors:
+            collector.close()
+        if self._nic_watch is not None:
+            self._nic_watch.close()
+
+    def watch_pair(self, pair: Pair) -> None:
+        self._pairs += 1
+        self._has_work.set()
+        if self._nic_watch is not None:
+            for local, _ in pair.paths:
+                self._nic_watch.add_address(local)
+        if self._reporter is not None:
+            self._report(self._reporter.flow_added(unix_ns(), _flow_report(pair)))
+
+    def unwatch_pair(self, pair: Pair) -> None:
+        self._pairs -= 1
+        if not self._pairs:
+            self._has_work.clear()
+        if self._nic_watch is not None:
+            for local, _ in pair.paths:
+                self._nic_watch.remove_address(local)
+        if self._reporter is not None:
+            self._report(self._reporter.flow_removed(unix_ns(), _flow_report(pair)))
+
+    async def _watch_interfaces(self, watch: NicWatch) -> None:
+        """Read the interfaces when they are due. The pause after a read is at least as long as the read."""
+        delivered: dict[int, float] = {}
+        while True:
+            await self._has_work.wait()
+            began_ns = monotonic_ns()
+            nics = watch.read(began_ns)
+            found = pressures(nics)
+            if found != delivered:  # also if nothing is left: an interface that was removed has no pressure
+                self._deliver(NicQueuesRead(found))
+                delivered = found
+            self._report_queues(nics)
+            ended_ns = monotonic_ns()
+            next_ns = max(watch.next_ns(began_ns), 2 * ended_ns - began_ns)
+            await asyncio.sleep((next_ns - ended_ns) / 1e9)
+
+    async def _repeat_reports(self) -> None:
+        """Without interfaces to read, flows are still reported again."""
+        while True:
+            await self._has_work.wait()
+            self._report_queues({})
+            await asyncio.sleep(REPORT_INTERVAL_S)
+
+    def _report_queues(self, nics: Nics) -> None:
+        if self._reporter is not None:
+            self._report(self._reporter.step(monotonic_ns(), unix_ns(), nics))
+
+    def _report(self, packets: list[bytes]) -> None:
+        for packet in packets:
+            for collector in self._collectors:
+                collector.send(packet)
+
+
+def _flow_report(pair: Pair) -> FlowAdded:
+    ends = (address_number(pair.source), address_number(pair.destination))
+    return FlowAdded(*ends, pair.slot, pair.generation, len(pair.paths))
+
+
+def _log_failure(task: asyncio.Task[None]) -> None:
+    """Log once that a feed cannot be read, or that reading interfaces failed; the agent goes on without it."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        _log.error("%s ended: %s", task.get_name(), error)

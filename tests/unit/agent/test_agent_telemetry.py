@@ -1,0 +1,100 @@
+"""Reports to switches: said on change and on time, repeated for those who missed them."""
+
+from ringfold.agent.monitors import NicReading
+from ringfold.agent.telemetry import Reporter, ReportSettings
+from ringfold.wire.telemetry import FlowAdded, FlowRemoved, NicQueues, Packet, decode
+
+MS = 1_000_000
+T0 = 1_700_000_000_000_000_000
+
+
+def said(datagrams: list[bytes], keys: dict[int, bytes] | None = None) -> list[object]:
+    packets = [decode(datagram, keys) for datagram in datagrams]
+    assert all(isinstance(packet, Packet) for packet in packets)
+    return [packet.body for packet in packets if isinstance(packet, Packet)]
+
+
+def depth(tx_bytes: int | None, rx_bytes: int | None = None) -> dict[tuple[str, int], NicReading]:
+    return {("eth0", 7): NicReading(tx_bytes=tx_bytes, rx_bytes=rx_bytes)}
+
+
+def flow(slot: int) -> FlowAdded:
+    return FlowAdded(1, 2, slot, 1, 2)
+
+
+def test_a_queue_that_changed_is_reported_at_once() -> None:
+    reporter = Reporter(T0)
+    reporter.step(0, T0, depth(100_000))
+    assert said(reporter.step(1, T0, depth(110_000))) == [NicQueues("eth0", 7, 110_000, None)]
+
+
+def test_a_queue_that_hardly_changed_waits_for_the_timer() -> None:
+    reporter = Reporter(T0)
+    reporter.step(0, T0, depth(100_000))
+    assert reporter.step(MS - 1, T0, depth(100_100)) == []
+    assert said(reporter.step(MS, T0, depth(100_100))) == [NicQueues("eth0", 7, 100_100, None)]
+
+
+def test_an_empty_queue_is_repeated_rarely() -> None:
+    reporter = Reporter(T0)
+    reports = [len(reporter.step(now * MS, T0, depth(0, 0))) for now in range(201)]
+    assert [now for now, count in enumerate(reports) if count] == [0, 100, 200]
+
+
+def test_becoming_empty_is_a_change_however_small() -> None:
+    reporter = Reporter(T0)
+    reporter.step(0, T0, depth(60))
+    assert said(reporter.step(1, T0, depth(0))) == [NicQueues("eth0", 7, 0, None)]
+
+
+def test_both_addresses_of_one_nic_are_reported() -> None:
+    reading = NicReading(tx_bytes=100)
+    said_of = said(Reporter(T0).step(0, T0, {("eth0", 7): reading, ("eth0", 8): reading}))
+    assert said_of == [NicQueues("eth0", 7, 100, None), NicQueues("eth0", 8, 100, None)]
+
+
+def test_a_nic_of_which_nothing_is_known_is_not_reported() -> None:
+    assert Reporter(T0).step(0, T0, depth(None)) == []
+
+
+def test_flows_are_reported_when_they_come_and_when_they_go() -> None:
+    reporter = Reporter(T0)
+    assert said(reporter.flow_added(T0, flow(3))) == [flow(3)]
+    assert said(reporter.flow_removed(T0, flow(3))) == [FlowRemoved(1, 2, 3, 1, 2)] * 2
+
+
+def test_every_flow_is_repeated_within_the_round_and_those_that_ended_are_not() -> None:
+    reporter = Reporter(T0)
+    for slot in range(50):
+        reporter.flow_added(T0, flow(slot))
+    reporter.flow_removed(T0, flow(9))
+    steps = [said(reporter.step(now * MS, T0, {})) for now in range(1_051)]
+    repeated = [body.slot for step in steps for body in step if isinstance(body, FlowAdded)]
+    assert set(repeated) == set(range(50)) - {9}
+    assert len(repeated) < 60
+    assert max(len(step) for step in steps) <= 2
+
+
+def test_a_flow_that_comes_while_others_are_repeated_has_its_turn_too() -> None:
+    reporter = Reporter(T0)
+    reporter.flow_added(T0, flow(0))
+    reporter.step(0, T0, {})
+    reporter.flow_added(T0, flow(1))
+    bodies = [body for now in range(1, 1_100) for body in said(reporter.step(now * MS, T0, {}))]
+    assert {body.slot for body in bodies if isinstance(body, FlowAdded)} == {0, 1}
+
+
+def test_sequences_grow_also_over_a_restart() -> None:
+    def sequences(reporter: Reporter) -> list[int]:
+        packets = [decode(datagram) for slot in range(3) for datagram in reporter.flow_added(T0, flow(slot))]
+        return [packet.sequence for packet in packets if isinstance(packet, Packet)]
+
+    before, after = sequences(Reporter(T0)), sequences(Reporter(T0 + 10**9))
+    assert before == sorted(set(before))
+    assert before[-1] < after[0]
+
+
+def test_reports_are_signed_if_there_is_a_key() -> None:
+    key = bytes(range(16))
+    reporter = Reporter(T0, ReportSettings(key_id=4, key=key))
+    assert said(reporter.flow_added(T0, flow(0)), {4: key}) == [flow(0)]
