@@ -32,18 +32,30 @@ CODES: dict[np.dtype[Any], int] = {np.dtype(name): code for name, code in DTYPES
 _DLPACK_CPU = 1
 
 
+class SupportsBuffer(Protocol):
+    """An object with the buffer protocol: `array.array`, `bytearray`, `memoryview`, NumPy arrays."""
+
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+
 @runtime_checkable
 class SupportsDLPack(Protocol):
-    """An array of another library, handed over without a copy."""
+    """An array with the DLPack protocol, which shares its memory without a copy: torch tensors, JAX arrays."""
 
     def __dlpack__(self, *, stream: None = None) -> Any: ...  # noqa: ANN401  # a capsule has no name on Python 3.11
     def __dlpack_device__(self) -> tuple[int, int]: ...
 
 
-ArrayLike = object
-"""Whatever exports its memory. No static type covers both protocols on Python 3.11: it is checked when it is used."""
-Buffers = object
-"""One array, or a list, tuple or dict of them."""
+class SupportsArray(Protocol):
+    """An object that NumPy can read as an array, perhaps by a copy. It can be a source, never a target."""
+
+    def __array__(self) -> npt.NDArray[Any]: ...
+
+
+ArrayLike = npt.NDArray[Any] | SupportsBuffer | SupportsDLPack | SupportsArray
+"""One array of any library that exports its memory."""
+Buffers = ArrayLike | Sequence[ArrayLike | None] | Mapping[str, ArrayLike | None]
+"""One array, or a list, tuple or dict of them. None is legal only with `skip_none`."""
 CopyBack = Callable[[], None]
 
 
@@ -228,7 +240,7 @@ def _operands(buffers: Buffers, dtype: str | None, *, writable: bool, skip_none:
 _ITEM_BYTES = {code: 2 if code == BFLOAT16 else np.dtype(name).itemsize for name, code in DTYPES.items()}
 
 
-def _named(buffers: Buffers) -> list[tuple[str, ArrayLike]]:
+def _named(buffers: Buffers) -> list[tuple[str, ArrayLike | None]]:
     if isinstance(buffers, Mapping):
         if not all(isinstance(key, str) for key in buffers):
             raise UsageError("a dict of arrays needs keys that are strings, because all peers must sort them alike")
@@ -236,7 +248,7 @@ def _named(buffers: Buffers) -> list[tuple[str, ArrayLike]]:
     elif isinstance(buffers, list | tuple):
         named = [(f"array {index}", array) for index, array in enumerate(buffers)]
     else:
-        return [("the array", buffers)]
+        return [("the array", cast(ArrayLike, buffers))]
     if not named:
         raise UsageError("there are no arrays to work on; for an empty op call barrier()")
     return named
