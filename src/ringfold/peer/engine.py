@@ -154,7 +154,7 @@ class Engine(Commands, Protocol):
         """Bytes per second acknowledged on each path to the next member while it was busy; 0: not in the last second.
         To the previous member too little is sent for a rate, so it is always 0."""
 
-    def path_trips(self, peer: int) -> list[tuple[int, int]]:
+    def path_rtts(self, peer: int) -> list[tuple[int, int]]:
         """The smoothed and the minimum RTT on each path to a neighbour, in microseconds; 0: none was measured in the
         last second."""
 
