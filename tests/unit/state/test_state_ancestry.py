@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 from msgspec import structs
 from test_state_election import failed, finished, offer, plan
 
-from ringfold.state.ancestry import begin, branch_of, is_abandoned, is_past
+from ringfold.state.ancestry import branch_of, is_abandoned, is_past, new_lineage
 from ringfold.state.election import ElectedState, ElectionResult, NoWinner, elect
 from ringfold.wire.lineage import MAX_ANCESTORS, Branch, Lineage
 from ringfold.wire.messages import Offer
 
 OLD = Lineage("run", "old")
-NEW = begin("run", "new", OLD, 140)
+NEW = new_lineage("run", "new", OLD, 140)
 """The run went back from 150 to 140."""
 
 
@@ -37,14 +37,14 @@ def test_what_comes_after_the_branch_is_abandoned() -> None:
 
 
 def test_a_branch_from_an_earlier_revision_leaves_less_of_all_before_it() -> None:
-    third = begin("run", "third", NEW, 90)
+    third = new_lineage("run", "third", NEW, 90)
     assert third.ancestors == [Branch("new", 90), Branch("old", 90)]
 
 
 def test_the_oldest_ancestors_are_forgotten() -> None:
     lineage = OLD
     for number in range(MAX_ANCESTORS + 5):
-        lineage = begin("run", str(number), lineage, number)
+        lineage = new_lineage("run", str(number), lineage, number)
     assert len(lineage.ancestors) == MAX_ANCESTORS
     assert not is_past(Branch("old", 0), lineage)
 
@@ -53,7 +53,7 @@ def test_the_oldest_ancestors_are_forgotten() -> None:
 def test_nothing_is_both_past_and_abandoned(branches: list[int]) -> None:
     lineage = Lineage("run", "0")
     for number, revision in enumerate(branches):
-        lineage = begin("run", str(number + 1), lineage, revision)
+        lineage = new_lineage("run", str(number + 1), lineage, revision)
     for old in range(len(branches) + 1):
         for revision in range(22):
             branch = Branch(str(old), revision)
@@ -211,7 +211,14 @@ def test_when_everybody_left_an_eligible_checkpoint_that_is_not_loaded_is_asked_
 
 # Whatever is offered
 
-LINEAGES = [None, OLD, NEW, begin("run", "third", NEW, 143), Lineage("other", "x"), begin("run", "twin", OLD, 120)]
+LINEAGES = [
+    None,
+    OLD,
+    NEW,
+    new_lineage("run", "third", NEW, 143),
+    Lineage("other", "x"),
+    new_lineage("run", "twin", OLD, 120),
+]
 
 
 @st.composite

@@ -63,9 +63,9 @@ def of_kind(kind: type, effects: list[FetchEffect]) -> list:  # type: ignore[typ
     return [effect for effect in effects if isinstance(effect, kind)]
 
 
-def started(winner: Winner, holders: list[int], fellows: list[int] | None = None, **more: object) -> Fetch:
+def started(winner: Winner, holders: list[int], relays: list[int] | None = None, **more: object) -> Fetch:
     """A fetch whose sources are ready and whose hash lists are known, with the first blocks asked for."""
-    fetch = Fetch(winner.wanted(), KIND, holders, fellows or [], **more)  # type: ignore[arg-type]
+    fetch = Fetch(winner.wanted(), KIND, holders, relays or [], **more)  # type: ignore[arg-type]
     fetch.start()
     return fetch
 
@@ -190,7 +190,7 @@ def test_a_source_of_several_wrong_blocks_is_dropped_before_its_blocks_are_asked
     assert fetch.blocks(1, asks[3].batch) == []
 
 
-def test_the_last_holder_gone_is_told_to_the_fellows_who_may_still_help() -> None:
+def test_the_last_holder_gone_is_told_to_the_relays_who_may_still_help() -> None:
     winner = Winner([2 * MIB])
     fetch = started(winner, [1], [5])
     listed(fetch, winner, 1)
@@ -224,7 +224,7 @@ def test_two_receivers_who_got_the_same_block_wrongly_do_not_wait_for_each_other
     assert "block 0 of key 0" in stuck.text
 
 
-def test_hash_lists_come_from_a_fellow_when_no_holder_is_left() -> None:
+def test_hash_lists_come_from_a_relay_when_no_holder_is_left() -> None:
     winner = Winner([2 * MIB, MIB])
     fetch = started(winner, [1], [5])
     fetch.source_ready(5)
@@ -233,7 +233,7 @@ def test_hash_lists_come_from_a_fellow_when_no_holder_is_left() -> None:
     assert RequestHashes(5, [1]) in effects
 
 
-def test_fellows_give_what_they_have_and_holders_the_rest() -> None:
+def test_relays_give_what_they_have_and_holders_the_rest() -> None:
     winner = Winner([8 * MIB])
     fetch = started(winner, [1], [5])
     fetch.source_ready(5)
@@ -254,7 +254,7 @@ def test_receivers_begin_at_different_places() -> None:
 
 
 @pytest.mark.parametrize("ranges", [[(0, 0, 3)], [(0, -1, 1)], [(0, 1, 10**15)], [(0, 0, 0)]])
-def test_an_announcement_of_blocks_that_do_not_exist_costs_the_fellow_its_trust(ranges: list[tuple]) -> None:  # type: ignore[type-arg]
+def test_an_announcement_of_blocks_that_do_not_exist_costs_the_relay_its_trust(ranges: list[tuple]) -> None:  # type: ignore[type-arg]
     fetch = started(Winner([2 * MIB]), [1], [5])
     fetch.source_ready(5)
     assert of_kind(DropSource, fetch.have(5, ranges))
@@ -287,7 +287,7 @@ class World:
     draw: st.DataObject
     good: set[int]
     liars: set[int]
-    fellows: dict[int, list[tuple[int, int]]]
+    relays: dict[int, list[tuple[int, int]]]
     queue: list[FetchEffect] = field(default_factory=list)
     open: set[int] = field(default_factory=set)
     asked: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -305,7 +305,7 @@ class World:
                     for each in blocks:
                         assert each not in self.asked, "asked twice at the same time"
                         assert each not in self.verified, "asked again after it was verified"
-                        assert peer not in self.fellows or each in self.fellows[peer]
+                        assert peer not in self.relays or each in self.relays[peer]
                         self.asked[each] = peer
                     self.queue.append(effect)
                 case RequestHashes(peer, _):
@@ -369,12 +369,12 @@ def run_fetch(data: st.DataObject) -> None:
     liars = data.draw(st.sets(st.sampled_from(sorted(holders | {11, 12})), max_size=3))
     doomed = data.draw(st.sets(st.sampled_from(sorted(holders | {11, 12})), max_size=5))
     every = [(key, block) for key, size in enumerate(sizes) for block in range(-(-size // 64))]
-    fellows: dict[int, list[tuple[int, int]]] = {11: [], 12: []}
+    relays: dict[int, list[tuple[int, int]]] = {11: [], 12: []}
     place = data.draw(st.integers(0, 2)), 3
-    fetch = Fetch(winner.wanted(), KIND, holders, fellows, place, block_bytes=64)
-    world = World(winner, fetch, data, holders - liars - doomed, liars, fellows)
+    fetch = Fetch(winner.wanted(), KIND, holders, relays, place, block_bytes=64)
+    world = World(winner, fetch, data, holders - liars - doomed, liars, relays)
     world.take(fetch.start())
-    untold = {peer: list(every) for peer in fellows}
+    untold = {peer: list(every) for peer in relays}
     unopened = sorted(holders | {11, 12})
     alive = set(unopened)
     hiccups = 3
@@ -383,7 +383,7 @@ def run_fetch(data: st.DataObject) -> None:
         moves += ["hiccup"] * bool(hiccups and world.open)
         moves += ["tell"] * any(peer in world.open and untold[peer] for peer in untold)
         if not moves:
-            for peer in sorted(set(fellows) & world.open):  # the fellows have said everything
+            for peer in sorted(set(relays) & world.open):  # the relays have said everything
                 world.take(fetch.have(peer, []) if world.end is None else [])
             break
         match data.draw(st.sampled_from(moves)):
@@ -404,14 +404,14 @@ def run_fetch(data: st.DataObject) -> None:
                 peer = data.draw(st.sampled_from(sorted(world.open)))
                 unopened.append(peer)
                 world.close(peer)
-                if peer in fellows:  # it greets again
-                    untold[peer], fellows[peer] = fellows[peer] + untold[peer], []
+                if peer in relays:  # it greets again
+                    untold[peer], relays[peer] = relays[peer] + untold[peer], []
                 world.take(fetch.source_away(peer))
             case "tell":
                 peer = next(peer for peer in untold if peer in world.open and untold[peer])
                 count = data.draw(st.integers(1, len(untold[peer])))
                 told, untold[peer] = untold[peer][:count], untold[peer][count:]
-                fellows[peer] += told
+                relays[peer] += told
                 world.take(fetch.have(peer, [(key, block, 1) for key, block in told]))
     while world.end is None and world.queue:
         world.answer(world.queue.pop())
