@@ -116,12 +116,12 @@ def test_a_skipped_or_repeated_revision_is_a_violation_of_that_peer_alone(revisi
     assert "peer 1 has revision" in reason.text
 
 
-def test_if_all_violate_the_rule_all_are_told() -> None:
+def test_if_all_violate_the_rule_all_get_the_reason() -> None:
     reasons = failed(elect({0: offer(9), 1: offer(8)}, finished(5, {0, 1})))
     assert {peer: reason.numbers for peer, reason in reasons.items()} == {0: [6, 9], 1: [6, 8]}
 
 
-def test_receivers_are_told_when_no_voter_is_left() -> None:
+def test_receivers_get_the_reason_when_no_voter_is_left() -> None:
     reasons = failed(elect({0: offer(9), 7: offer(0)}, finished(5, {0})))
     assert (reasons[0].kind, reasons[7].kind) == ("revision", "state")
 
@@ -399,7 +399,7 @@ def test_the_winner_is_a_voter_and_holders_have_its_content(ballot: Ballot) -> N
         if not each.torn and each.strategy != "receive-only"
         if result.rollback or not here or (last is not None and peer in last.participants)
     ]
-    assert sources, "the content that won is nobody's who may vote"
+    assert sources, "the content that won is not that of a peer that may vote"
     assert set(sources) <= set(result.holders) | set(result.rejected)
     assert all(digest_of(offers[peer]) == result.roots for peer in result.holders)
     assert all(offers[peer].strategy != "receive-only" for peer in result.holders)
