@@ -540,7 +540,7 @@ def test_a_sync_that_moves_does_not_run_out_of_time() -> None:
         assert node.machine.next_deadline_ns() == PROGRESS_REPORT_INTERVAL_NS + 8_000 * MS
 
 
-def test_a_connection_that_breaks_is_made_anew() -> None:
+def test_a_connection_that_breaks_is_opened_again() -> None:
     """The holder is still there: a hiccup of the network is no reason to leave a receiver with half a state."""
     net = Net(1, 2)
     states = begun(net)
@@ -612,7 +612,7 @@ def test_a_source_that_refuses_is_given_up() -> None:
     assert content(states[3]) == content(states[2])
 
 
-def test_who_changes_its_state_during_the_sync_reports_itself_and_serves_no_more() -> None:
+def test_a_peer_that_changes_its_state_during_the_sync_reports_itself_and_serves_no_more() -> None:
     net = Net(1, 2, 3)
     states = begun(net, holders=2)
     net.run(lambda: any(net[3].expected.values()))
@@ -915,7 +915,7 @@ def lying_about(block: int) -> Callable[[int, Message | bytes], Message | bytes]
 
 
 @pytest.mark.parametrize("receivers", [2, 7])
-def test_receivers_do_not_wait_for_each_other_for_what_the_holder_gives_wrongly(receivers: int) -> None:
+def test_receivers_do_not_wait_for_each_other_for_what_the_holder_sends_wrong(receivers: int) -> None:
     """Each of them has a holder, but none can get this block from it: nobody ever will."""
     net = Net(*range(1, 2 + receivers))
     net.lies = lying_about(2)

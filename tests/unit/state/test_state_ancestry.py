@@ -147,7 +147,7 @@ def test_what_is_loaded_is_not_requested_again() -> None:
     assert resumed(elect({5: lists}, finished(160, {1}, "lost"), NEW)).revision == 135
 
 
-def test_all_who_agree_go_on_from_the_runs_history_first_and_then_from_anything() -> None:
+def test_if_all_agree_the_run_continues_from_the_runs_history_first_and_then_from_anything() -> None:
     abandoned = saved(150, OLD, "x", rollback=True)
     both = {5: abandoned, 6: saved(140, NEW, rollback=True)}
     assert resumed(elect(both, finished(160, {1}, "lost"), NEW)).revision == 140

@@ -117,7 +117,7 @@ def test_small_blocks_share_a_batch() -> None:
     assert len(second.keys) == 1024
 
 
-def test_work_goes_to_whoever_has_room() -> None:
+def test_blocks_are_requested_from_each_source_that_has_room() -> None:
     winner = Winner([12 * MIB])
     fetch = started(winner, [1, 2])
     requests = of_kind(RequestBlocks, listed(fetch, winner, 1))
@@ -172,7 +172,7 @@ def test_a_wrong_block_is_requested_from_another_source() -> None:
     assert (fetch.received, fetch.wasted_bytes) == ({1: 0, 2: MIB}, MIB)
 
 
-def test_a_block_that_the_only_holder_gives_wrongly_leaves_the_fetch_stuck() -> None:
+def test_a_block_that_the_only_holder_sends_wrong_leaves_the_fetch_stuck() -> None:
     winner = Winner([MIB])
     fetch = started(winner, [1])
     [request] = of_kind(RequestBlocks, listed(fetch, winner, 1))
@@ -216,7 +216,7 @@ def test_two_receivers_without_holders_do_not_wait_for_each_other_for_ever() -> 
     assert "block 1 of key 0" in stuck.text
 
 
-def test_two_receivers_who_got_the_same_block_wrongly_do_not_wait_for_each_other_for_ever() -> None:
+def test_two_receivers_that_got_the_same_wrong_block_do_not_wait_for_each_other_for_ever() -> None:
     """The holder has sent too little nonsense to be dropped, but this block will not be requested from it again."""
     winner = Winner([2 * MIB])
     fetch = started(winner, [1], [5])
@@ -359,7 +359,7 @@ class World:
 
 @settings(max_examples=150)
 @given(data=st.data())
-def test_a_fetch_completes_with_the_winners_bytes_or_says_that_it_cannot(data: st.DataObject) -> None:
+def test_a_fetch_completes_with_the_winners_bytes_or_reports_that_it_cannot(data: st.DataObject) -> None:
     """Whatever dies or lies: complete and right if an honest holder stays; else complete and right, or stuck."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fetching, "BATCH_BLOCKS", 4)

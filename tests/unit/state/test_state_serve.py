@@ -23,7 +23,7 @@ def state_of(seed: int) -> SharedState:
     return SharedState(arrays, large=large, own=MayDiffer(np.array([seed])), same=np.ones(MIB // 4))
 
 
-def test_a_holder_gives_blocks_with_the_hash_that_they_have() -> None:
+def test_a_holder_serves_blocks_with_the_hash_that_they_have() -> None:
     snapshot = Snapshot.take(state_of(1))
     blocks = BlockServer(snapshot.manifest).blocks_for([(0, 7), (0, 0)])
     assert isinstance(blocks, list)
@@ -55,7 +55,7 @@ def test_hashes_of_what_may_differ_are_refused() -> None:
     assert isinstance(BlockServer(Snapshot.take(state_of(1)).manifest).hashes_for([1]), BlockRefusal)
 
 
-def test_a_receiver_gives_only_what_it_has_verified() -> None:
+def test_a_receiver_serves_only_what_it_has_verified() -> None:
     winner, mine = Snapshot.take(state_of(1)).manifest, Snapshot.take(state_of(2)).manifest
     fetch = Fetch(wanted_of(mine, [(0, winner.keys[0].root)]), "rf64", [1])
     server = BlockServer(mine, fetch)
@@ -70,7 +70,7 @@ def test_a_receiver_gives_only_what_it_has_verified() -> None:
     assert server.hashes_for([0]) == [(0, winner.hashes[0])]
 
 
-def test_a_greeting_tells_what_is_here_and_never_by_chance_that_this_is_the_end() -> None:
+def test_announcements_list_what_is_here_and_are_empty_only_at_the_end() -> None:
     holder = Snapshot.take(SharedState(a=np.ones(3))).manifest
     mine = Snapshot.take(SharedState(a=np.zeros(3))).manifest
     fetch = Fetch(wanted_of(mine, [(0, holder.keys[0].root)]), "rf64", [1], [2])
