@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-from programs import Message, Process, ProgramCluster, ProgramContext
+from programs import ClusterProcess, Message, ProgramCluster, ProgramContext
 
 MIB = 1 << 20
 Spec = dict[str, Any]
@@ -54,9 +54,9 @@ def digest_of(seed: int, nbytes: int) -> int:
 # The test's side
 
 
-def start_holders(cluster: ProgramCluster, *states: dict[str, Spec], **options: Any) -> list[Process]:  # noqa: ANN401 - as start
+def start_holders(cluster: ProgramCluster, *states: dict[str, Spec], **options: Any) -> list[ClusterProcess]:  # noqa: ANN401 - as start
     """One peer for each state, members of one group, lowest peer id first as the states are."""
-    peers: list[Process] = []
+    peers: list[ClusterProcess] = []
     for state in states:
         peers.append(start_holder(cluster, state, **options))
         for peer in peers[:-1]:
@@ -67,7 +67,7 @@ def start_holders(cluster: ProgramCluster, *states: dict[str, Spec], **options: 
     return peers
 
 
-def start_holder(cluster: ProgramCluster, state: dict[str, Spec], **options: Any) -> Process:  # noqa: ANN401 - as start
+def start_holder(cluster: ProgramCluster, state: dict[str, Spec], **options: Any) -> ClusterProcess:  # noqa: ANN401 - as start
     """One more peer. It is registered when this returns; members must update to let it in."""
     assert cluster.master is not None
     registered = len(cluster.master.events("peer_registered"))
@@ -76,25 +76,25 @@ def start_holder(cluster: ProgramCluster, state: dict[str, Spec], **options: Any
     return peer
 
 
-def admit(members: Sequence[Process]) -> None:
+def admit(members: Sequence[ClusterProcess]) -> None:
     for peer in members:
         peer.send("update")
     for peer in members:
         peer.expect("updated")
 
 
-def sync(peers: Sequence[Process], **arguments: object) -> list[Message]:
+def sync(peers: Sequence[ClusterProcess], **arguments: object) -> list[Message]:
     """All sync at once; what each says. A peer that fails fails the test."""
     return [peer.expect("synced") for peer in tell_sync(peers, **arguments)]
 
 
-def tell_sync(peers: Sequence[Process], **arguments: object) -> Sequence[Process]:
+def tell_sync(peers: Sequence[ClusterProcess], **arguments: object) -> Sequence[ClusterProcess]:
     for peer in peers:
         peer.send("sync", **arguments)
     return peers
 
 
-def check_goes_on(peers: Sequence[Process]) -> None:
+def check_goes_on(peers: Sequence[ClusterProcess]) -> None:
     """These peers can still reduce with each other."""
     for peer in peers:
         peer.send("reduce")
@@ -102,7 +102,7 @@ def check_goes_on(peers: Sequence[Process]) -> None:
         assert peer.expect("reduced")["total"] == len(peers)
 
 
-def end(peers: Sequence[Process]) -> None:
+def end(peers: Sequence[ClusterProcess]) -> None:
     for peer in peers:
         peer.send("end")
     for peer in peers:

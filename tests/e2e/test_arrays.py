@@ -299,7 +299,7 @@ def train(me: ProgramContext) -> None:
 
 
 def test_an_aborted_op_leaves_strided_arrays_as_they_were(cluster: ProgramCluster) -> None:
-    """Process 2 dies in the middle of the op. Of the others one waits in the call, and one for a handle."""
+    """Peer 2 dies in the middle of the op. Of the others one waits in the call, and one for a handle."""
     cluster.start_master()
     peers = {peer.expect("joined")["peer"]: peer for peer in cluster.start_program(reduce_without_retry, WORLD)}
     for peer in (peers[1], peers[3]):

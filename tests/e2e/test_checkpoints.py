@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from programs import Message, Process, ProgramCluster, ProgramContext
+from programs import ClusterProcess, Message, ProgramCluster, ProgramContext
 
 pytestmark = pytest.mark.waiting
 
@@ -56,7 +56,7 @@ def revisions(directory: Path) -> list[int]:
     return Checkpoints(directory).revisions()
 
 
-def first_step(peers: list[Process]) -> Message:
+def first_step(peers: list[ClusterProcess]) -> Message:
     """Where all of them began, and that it was the same."""
     facts = [peer.expect("step") for peer in peers]
     assert len({(fact["number"], fact["digest"]) for fact in facts}) == 1

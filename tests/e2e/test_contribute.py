@@ -252,7 +252,7 @@ def test_a_death_in_the_middle_leaves_the_others_with_their_contributors(cluster
 
 
 def die_in_the_middle(me: ProgramContext) -> None:
-    """Process 2 contributes and kills itself when the first final values reach it; peer 3 contributes nothing."""
+    """Peer 2 contributes and kills itself when the first final values reach it; peer 3 contributes nothing."""
     count = 6_000_000
     with me.join() as run:
         while run.group_size < 4:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from ports import free_port, free_ports
 from probing import SHORT, Rounds
-from programs import MasterProcess, Process, ProgramCluster
+from programs import ClusterProcess, MasterProcess, ProgramCluster
 from stores import Etcd
 from training import end_training, start_training, step_with, train
 
@@ -32,7 +32,7 @@ def start_on(
     return cluster.start_master(listen=where, inside=inside, store=url, lease_s=LEASE_S, **settings)
 
 
-def check_no_step_is_lost(peers: list[Process]) -> None:
+def check_no_step_is_lost(peers: list[ClusterProcess]) -> None:
     """Told to stop, all end, and each has made every step once."""
     end_training(peers)
     for peer in peers:

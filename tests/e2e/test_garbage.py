@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from programs import WAIT_S, MasterProcess, Process, ProgramCluster, ProgramContext, until
+from programs import WAIT_S, ClusterProcess, MasterProcess, ProgramCluster, ProgramContext, until
 from training import end_training, start_training, step_with
 
 from ringfold.runtime.master_client import MasterClient
@@ -214,7 +214,7 @@ def test_a_member_that_lies_goes_alone(cluster: ProgramCluster) -> None:
     end_training(peers)
 
 
-def _throw(target: MasterProcess | Process, port: int, garbage: dict[str, tuple[Say, str]]) -> None:
+def _throw(target: MasterProcess | ClusterProcess, port: int, garbage: dict[str, tuple[Say, str]]) -> None:
     """Throw each kind at the port many times, see every thrower dropped, and the reason in the log, a few times."""
     for say, reason in garbage.values():
         for _ in range(TIMES):
@@ -260,7 +260,7 @@ def _wait_dropped(strangers: Sequence[socket.socket]) -> None:
                 left.pop(fd).close()
 
 
-def _epoch_and_port(master: MasterProcess, peer: Process) -> tuple[int, int]:
+def _epoch_and_port(master: MasterProcess, peer: ClusterProcess) -> tuple[int, int]:
     name = f"p{peer.name.rpartition(' ')[2]}"
     token = TOKEN if "--token-file" in Path(f"/proc/{master.pid}/cmdline").read_bytes().decode() else b""
     with MasterClient(master.address, token) as connection:
@@ -270,7 +270,7 @@ def _epoch_and_port(master: MasterProcess, peer: Process) -> tuple[int, int]:
 
 
 @contextlib.contextmanager
-def _unchanged(*children: Process) -> Iterator[None]:
+def _unchanged(*children: ClusterProcess) -> Iterator[None]:
     """Afterwards the processes hold as many descriptors as before, and not much more memory."""
     before = [(child.descriptors(), child.resident_bytes()) for child in children]
     yield

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 from hostile import BitFlipper, Strangers, paced_flips
-from programs import WAIT_S, Process, ProgramCluster, ProgramContext, until
+from programs import WAIT_S, ClusterProcess, ProgramCluster, ProgramContext, until
 
 TOKEN = "the token of this run"
 WORLD = 3
@@ -113,7 +113,7 @@ def test_a_run_goes_on_under_hostile_traffic(cluster: ProgramCluster, tmp_path: 
             flipper.close()
 
 
-def _together(peers: list[Process]) -> int:
+def _together(peers: list[ClusterProcess]) -> int:
     """Wait for a step from now on that all three contribute to; its number."""
     now = time.monotonic()
     facts = [
@@ -123,7 +123,7 @@ def _together(peers: list[Process]) -> int:
     return max(fact["number"] for fact in facts)
 
 
-def _check(peers: list[Process], flipped: int) -> None:
+def _check(peers: list[ClusterProcess], flipped: int) -> None:
     facts = [fact for peer in peers for fact in peer.reports("step")]
     assert facts
     wrong = [fact for fact in facts if fact["right"] is False]

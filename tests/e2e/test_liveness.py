@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 import pytest
-from programs import FAST, Process, ProgramCluster, ProgramContext, until
+from programs import FAST, ClusterProcess, ProgramCluster, ProgramContext, until
 from training import check_same_bits, end_training, gradients, start_training, step_with, train
 
 EVICT_S = FAST["evict_after_ms"] / 1_000
@@ -71,7 +71,7 @@ def test_a_frozen_peer_is_evicted_in_time_and_joins_anew(cluster: ProgramCluster
     end_training([*peers, sleeper])
 
 
-def _longest_step_s(peer: Process) -> float:
+def _longest_step_s(peer: ClusterProcess) -> float:
     """What a step with everybody takes here: it computes, too, and that is no part of what is measured."""
     ends = [fact["at"] for fact in peer.reports("step") if fact["contributors"] == 3]
     return max(later - sooner for sooner, later in itertools.pairwise(ends))
@@ -165,7 +165,7 @@ def vote_without_the_absent(me: ProgramContext) -> None:
         me.report("reduced", contributors=len(run.all_reduce(np.ones(10)).contributors))
 
 
-def _check_the_absent_is_named(peers: list[Process]) -> None:
+def _check_the_absent_is_named(peers: list[ClusterProcess]) -> None:
     """Those who waited learn for whom, after the time they gave; then all of them go on together."""
     joined = [peer.expect("joined") for peer in peers]
     [absent] = [fact["peer"] for fact in joined if fact["absent"]]

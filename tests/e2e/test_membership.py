@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from programs import Process, ProgramCluster, ProgramContext, by_id
+from programs import ClusterProcess, ProgramCluster, ProgramContext, by_id
 from training import end_training, gradients, start_training, step_with, train
 
 pytestmark = pytest.mark.waiting
@@ -151,7 +151,7 @@ def test_a_survivor_that_is_alone_gets_too_few_peers(cluster: ProgramCluster) ->
 
 
 def be_left_alone(me: ProgramContext) -> None:
-    """Process 1 reduces with peer 2, which does not come; then with peer 3, which does."""
+    """Peer 1 reduces with peer 2, which does not come; then with peer 3, which does."""
     with me.join() as run:
         while run.group_size < 2:
             run.update_topology(min_world=2)
@@ -183,7 +183,7 @@ def test_without_retry_a_death_is_an_error_and_the_buffer_is_intact(cluster: Pro
 
 
 def reduce_without_retry(me: ProgramContext) -> None:
-    """Process 2 kills itself in the middle of the op, when all three are in it: who has not called it sees no abort."""
+    """Peer 2 kills itself in the middle of the op, when all three are in it: who has not called it sees no abort."""
     count = 8_000_000
     with me.join() as run:
         while run.group_size < 3:
@@ -244,7 +244,7 @@ def test_a_death_in_one_group_aborts_no_op_of_another(cluster: ProgramCluster) -
     assert epochs.pop()[0] == 2
 
 
-def _start_groups(cluster: ProgramCluster, *sizes: int) -> list[Process]:
+def _start_groups(cluster: ProgramCluster, *sizes: int) -> list[ClusterProcess]:
     """Groups with so many members each, all of them accepted."""
     total = sum(sizes)
     return [

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from programs import Process, ProgramCluster, ProgramContext, until
+from programs import ClusterProcess, ProgramCluster, ProgramContext, until
 
 from ringfold.runtime import master_client
 
@@ -224,7 +224,7 @@ def vote_differently(me: ProgramContext) -> None:
             run.are_peers_pending()
 
 
-def _check_evicted(peer: Process, words: list[str]) -> None:
+def _check_evicted(peer: ClusterProcess, words: list[str]) -> None:
     """It gets the error in time, which names both sides, and what to do."""
     clash = peer.expect("clash")
     assert clash["error"] == "CallMismatch"

@@ -11,7 +11,7 @@ from ringfold.runtime.clock import monotonic_ns
 from ringfold.tools import lab as labs
 from ringfold.tools.bench import multipath
 from ringfold.tools.bench.multipath import send_congestion, start_lab_agent
-from ringfold.tools.cluster import Cluster
+from ringfold.tools.cluster import LocalCluster
 from ringfold.tools.lab import Lab
 from ringfold.wire.agent import HINTS_NAME, SOCKET_NAME, ListedFlow
 
@@ -21,7 +21,7 @@ SIZE = 1 << 20
 WAIT_S = 30.0
 
 
-def until(cluster: Cluster, holds: Callable[[], bool], what: str) -> None:
+def until(cluster: LocalCluster, holds: Callable[[], bool], what: str) -> None:
     deadline_ns = monotonic_ns() + int(WAIT_S * 1e9)
     while not holds():
         assert monotonic_ns() < deadline_ns, what
@@ -42,7 +42,7 @@ def flows(directory: Path) -> list[ListedFlow]:
         return console.flows()
 
 
-def sent(cluster: Cluster) -> list[int]:
+def sent(cluster: LocalCluster) -> list[int]:
     """What the host with the agent sent on each path, in one op."""
     _, replies = multipath._op(cluster, SIZE)
     return list(replies["side-0"]["path_bytes"][:2])
@@ -50,7 +50,7 @@ def sent(cluster: Cluster) -> list[int]:
 
 def test_telemetry_takes_a_path_away_and_gives_it_back_and_a_dead_agent_costs_nothing(tmp_path: Path) -> None:
     directory = tmp_path / "agent"
-    with two_hosts() as lab, Cluster() as agents:
+    with two_hosts() as lab, LocalCluster() as agents:
         start_lab_agent(agents, "agent", lab, 0, directory)
         until(agents, lambda: (directory / HINTS_NAME).exists(), "the agent does not start")
         with multipath._peers(lab, 2, agents={0: directory}) as cluster:

@@ -1,7 +1,7 @@
 """Cut cables: every process in a network namespace of its own, joined by a bridge, as on separate machines."""
 
 import pytest
-from programs import FAST, MasterProcess, Process, ProgramCluster, by_id, until
+from programs import FAST, ClusterProcess, MasterProcess, ProgramCluster, by_id, until
 from training import check_same_bits, step_with, train
 
 from ringfold.tools.cluster import MASTER_PORT
@@ -15,7 +15,7 @@ SLACK_S = 1.0
 
 def start_hosts(
     cluster: ProgramCluster, network: ShapedNetwork, count: int, *cuts: tuple[int, int]
-) -> tuple[MasterProcess, list[Process]]:
+) -> tuple[MasterProcess, list[ClusterProcess]]:
     """A master on host 0, and peer n on host n, for n from 1 on. `cuts` are there from the beginning."""
     address = f"{network.address(0)}:{MASTER_PORT}"
     master = cluster.start_master(listen=address, arguments=["--insecure"], inside=network.inside(0))
@@ -106,7 +106,7 @@ def test_who_is_cut_off_entirely_is_evicted_in_time(cluster: ProgramCluster, net
     check_same_bits(peers)
 
 
-def learns_that_it_is_out(peer: Process) -> None:
+def learns_that_it_is_out(peer: ClusterProcess) -> None:
     """It is told, or gives the master up by itself; its program is not left waiting."""
     until(
         lambda: peer.reports("evicted") or "MasterUnreachable" in peer.stderr.text(),

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 from probing import SHORT, Rounds, clocked, rounds_in, start_nodes, windows_of
-from programs import WAIT_S, Message, Process, ProgramCluster, ProgramContext, until
+from programs import WAIT_S, ClusterProcess, Message, ProgramCluster, ProgramContext, until
 
 from ringfold.wire.probing import RoundId
 
@@ -24,7 +24,7 @@ PT1 = 1
 # The command line
 
 
-def probe(cluster: ProgramCluster, *arguments: str, **settings: object) -> tuple[int, Process]:
+def probe(cluster: ProgramCluster, *arguments: str, **settings: object) -> tuple[int, ClusterProcess]:
     """Run `ringfold probe ...` to its end; its exit status."""
     assert cluster.master is not None
     action, *options = arguments
@@ -39,7 +39,7 @@ def answer_of(cluster: ProgramCluster, *arguments: str) -> Message:
     return _printed(command)
 
 
-def _printed(command: Process) -> Message:
+def _printed(command: ClusterProcess) -> Message:
     """The one JSON object that a command printed, over one line or many."""
     printed: Message = json.loads(command.stdout.text())
     return printed
@@ -161,7 +161,7 @@ def test_peers_that_probe_share_a_clock_while_they_train(cluster: ProgramCluster
         assert 0 <= link["loss"] < 1
 
 
-def _time(peer: Process) -> Message:
+def _time(peer: ClusterProcess) -> Message:
     peer.send("time")
     return peer.expect("time")
 
@@ -204,12 +204,12 @@ def counted_node(me: ProgramContext) -> None:
     asyncio.run(run())
 
 
-def _start_counted(cluster: ProgramCluster, name: str) -> tuple[Process, int]:
+def _start_counted(cluster: ProgramCluster, name: str) -> tuple[ClusterProcess, int]:
     peer = cluster.start_one(counted_node, name=name)
     return peer, peer.expect("port")["port"]
 
 
-def _stats(peer: Process) -> Message:
+def _stats(peer: ClusterProcess) -> Message:
     peer.send("stats")
     return peer.expect("stats")
 

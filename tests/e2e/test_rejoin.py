@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from programs import Process, ProgramCluster, ProgramContext
+from programs import ClusterProcess, ProgramCluster, ProgramContext
 
 pytestmark = pytest.mark.waiting
 
@@ -10,7 +10,7 @@ COUNT = 50_000
 
 
 def train(me: ProgramContext) -> None:
-    """Steps until the run is told to stop. Process `frozen` stops itself where it is told to.
+    """Steps until the run is told to stop. Peer `frozen` stops itself where it is told to.
 
     `at`: "op" before the first op of a step, "later" before the second, "between" after the last.
     """
@@ -56,7 +56,7 @@ def train(me: ProgramContext) -> None:
         me.report("end", revision=state.revision, number=step.number, weights=[weights.min(), weights.max()])
 
 
-def start(cluster: ProgramCluster, **options: object) -> tuple[list[Process], Process]:
+def start(cluster: ProgramCluster, **options: object) -> tuple[list[ClusterProcess], ClusterProcess]:
     """Two peers, and one that freezes; all three train."""
     peers = cluster.start_program(train, 2, world=3, **options)
     return peers, cluster.start_one(train, world=3, freezes=True, **options)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from ports import free_port
-from programs import Message, Process, ProgramCluster, ProgramContext
+from programs import ClusterProcess, Message, ProgramCluster, ProgramContext
 
 pytestmark = pytest.mark.waiting
 
@@ -50,7 +50,7 @@ class Stage:
         journal = self.path / "journal.db"
         self.master = self.cluster.start_master(listen=f"127.0.0.1:{self.port}", journal=journal, **self.settings)
 
-    def start(self, *names: str, **options: object) -> list[Process]:
+    def start(self, *names: str, **options: object) -> list[ClusterProcess]:
         options = {"min_world": len(names), **options}
         return [
             self.cluster.start_one(
@@ -59,7 +59,7 @@ class Stage:
             for name in names
         ]
 
-    def kill(self, peers: list[Process], *, master: bool = False) -> None:
+    def kill(self, peers: list[ClusterProcess], *, master: bool = False) -> None:
         for each in (*peers, self.master) if master else peers:
             each.kill()
         for each in (*peers, self.master) if master else peers:
@@ -77,12 +77,12 @@ class Stage:
             path.unlink()
 
 
-def all_at(peers: list[Process], number: int) -> None:
+def all_at(peers: list[ClusterProcess], number: int) -> None:
     for peer in peers:
         peer.expect("step", number=number)
 
 
-def first_step(peers: list[Process]) -> int:
+def first_step(peers: list[ClusterProcess]) -> int:
     """Where all of them began, and that the weights were those of this step."""
     facts: list[Message] = [peer.expect("step") for peer in peers]
     assert {fact["weight"] for fact in facts} == {facts[0]["number"] + 1}

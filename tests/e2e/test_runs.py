@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from ports import free_port, free_ports
-from programs import Process, ProgramCluster, ProgramContext, until
+from programs import ClusterProcess, ProgramCluster, ProgramContext, until
 from test_failover import check_no_step_is_lost, start_on
 from training import end_training, start_training, step_with
 
@@ -45,7 +45,7 @@ def try_to_learn(me: ProgramContext) -> None:
         learn(me)
 
 
-def kill(peers: list[Process]) -> None:
+def kill(peers: list[ClusterProcess]) -> None:
     for peer in peers:
         peer.kill()
         peer.wait()

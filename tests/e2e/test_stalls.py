@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from programs import Message, Process, ProgramCluster, ProgramContext, until
+from programs import ClusterProcess, Message, ProgramCluster, ProgramContext, until
 
 STEPS = 12
 HANGS_AT = 6
@@ -69,7 +69,7 @@ def test_somebody_who_is_busy_for_longer_than_it_said_is_evicted(cluster: Progra
     busy.expect("evicted")
 
 
-def _hang(peers: list[Process]) -> Process:
+def _hang(peers: list[ClusterProcess]) -> ClusterProcess:
     """Let the one with rank 1 hang in a step, and the others go on."""
     ranks = {peer.expect("joined")["rank"]: peer for peer in peers}
     for rank, peer in ranks.items():
@@ -78,7 +78,7 @@ def _hang(peers: list[Process]) -> Process:
     return ranks[1]
 
 
-def _check_finished(peers: list[Process], rest: int) -> None:
+def _check_finished(peers: list[ClusterProcess], rest: int) -> None:
     """Everybody has made all steps, the late ones without those that hung, with the sums of exactly the members."""
     for peer in peers:
         finished = peer.expect("finished")

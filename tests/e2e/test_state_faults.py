@@ -18,7 +18,7 @@ from holding import (
     sync,
     tell_sync,
 )
-from programs import Process, ProgramCluster, ProgramContext
+from programs import ClusterProcess, ProgramCluster, ProgramContext
 
 SIZE = 128 * MIB
 
@@ -27,7 +27,9 @@ def large(seed: int) -> dict[str, Spec]:
     return {"a": spec(count=SIZE, seed=seed)}
 
 
-def struck(cluster: ProgramCluster, holders: int, victim: int, word: str) -> tuple[list[Process], Process]:
+def struck(
+    cluster: ProgramCluster, holders: int, victim: int, word: str
+) -> tuple[list[ClusterProcess], ClusterProcess]:
     """Holders and a newcomer in a sync, of whom `victim` (-1: the newcomer) gets a signal in the middle of it."""
     cluster.start_master()
     peers = start_holders(cluster, *[large(1)] * holders)
@@ -108,7 +110,7 @@ def lie(me: ProgramContext) -> None:
     hold(me)
 
 
-def with_a_liar(cluster: ProgramCluster, honest: int) -> tuple[list[Process], Process, Process]:
+def with_a_liar(cluster: ProgramCluster, honest: int) -> tuple[list[ClusterProcess], ClusterProcess, ClusterProcess]:
     """Honest holders, a lying one, and a newcomer that is told to sync with them."""
     master = cluster.start_master()
     peers = start_holders(cluster, *[large(1)] * honest)
@@ -172,7 +174,7 @@ def test_a_holder_whose_state_changes_meanwhile_fails_alone_and_is_named(cluster
 # The last revision must not be lost without a word
 
 
-def lost_at_revision_3(cluster: ProgramCluster) -> Process:
+def lost_at_revision_3(cluster: ProgramCluster) -> ClusterProcess:
     """A newcomer whose fellows had revision 3, and are dead now."""
     cluster.start_master()
     small = {"a": spec(count=MIB, seed=1)}

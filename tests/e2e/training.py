@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from programs import Message, Process, ProgramCluster, ProgramContext
+from programs import ClusterProcess, Message, ProgramCluster, ProgramContext
 
 Floats = "np.ndarray[tuple[int], np.dtype[np.float32]]"
 
@@ -84,7 +84,7 @@ def _strike_inside(me: ProgramContext, buffer: Floats) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def start_training(cluster: ProgramCluster, world: int, **options: Any) -> list[Process]:  # noqa: ANN401 - as ProgramCluster.start
+def start_training(cluster: ProgramCluster, world: int, **options: Any) -> list[ClusterProcess]:  # noqa: ANN401 - as `start_program`
     """So many peers in one group, with a few steps behind them."""
     peers = cluster.start_program(train, world, world=world, **options)
     for peer in peers:
@@ -92,7 +92,7 @@ def start_training(cluster: ProgramCluster, world: int, **options: Any) -> list[
     return peers
 
 
-def end_training(peers: Sequence[Process]) -> None:
+def end_training(peers: Sequence[ClusterProcess]) -> None:
     """Tell one to stop; all end with it, and all agreed on every step."""
     peers[0].send("stop")
     for peer in peers:
@@ -100,7 +100,7 @@ def end_training(peers: Sequence[Process]) -> None:
     check_same_bits(peers)
 
 
-def check_same_bits(peers: Sequence[Process]) -> None:
+def check_same_bits(peers: Sequence[ClusterProcess]) -> None:
     """Every step that several peers committed has the same digest and contributors with all of them."""
     steps: dict[int, list[Message]] = {}
     for peer in peers:
@@ -112,7 +112,7 @@ def check_same_bits(peers: Sequence[Process]) -> None:
         assert len(outcomes) == 1, f"step {number}: {facts}"
 
 
-def step_with(peer: Process, contributors: int, after: float = 0.0, timeout_s: float = 30.0) -> Message:
+def step_with(peer: ClusterProcess, contributors: int, after: float = 0.0, timeout_s: float = 30.0) -> Message:
     """The next step of a peer, said at or after a time, that so many contributed to."""
     return peer.expect(
         "step", lambda fact: fact["contributors"] == contributors and fact["at"] >= after, timeout_s=timeout_s

@@ -41,7 +41,7 @@ from typing import IO, Any, Self, TypeVar
 
 Message = dict[str, Any]
 _Found = TypeVar("_Found")
-_Kind = TypeVar("_Kind", bound="Process")
+_Kind = TypeVar("_Kind", bound="ClusterProcess")
 
 WAIT_S = 30.0
 """The deadline of every wait that nobody measures: long, because a loaded machine is no failure."""
@@ -192,10 +192,10 @@ class _Endpoint:
         return self.messages.pop(self.next) if len(self.messages) > self.next else None
 
 
-class Process:
+class ClusterProcess:
     """A process of a cluster. `stdout` and `stderr` are what it prints, `messages` what it has sent."""
 
-    def __init__(self, cluster: "Cluster", name: str, command: Sequence[str], env: Mapping[str, str]) -> None:
+    def __init__(self, cluster: "LocalCluster", name: str, command: Sequence[str], env: Mapping[str, str]) -> None:
         self.name, self._cluster = name, cluster
         paths = [cluster.directory / f"{name}.{end}" for end in ("out", "log")]
         self.stdout, self.stderr = map(Output, paths)
@@ -269,7 +269,7 @@ class Process:
 
     @property
     def messages(self) -> list[Message]:
-        """What it has sent, except what `Cluster.receive` has taken."""
+        """What it has sent, except what `LocalCluster.receive` has taken."""
         return self._endpoint.messages
 
     def expect(
@@ -364,7 +364,7 @@ class Process:
         return not self.is_running
 
 
-class MasterProcess(Process):
+class MasterProcess(ClusterProcess):
     """`ringfold master`. `address` is the first address at which it listens."""
 
     address = ""
@@ -402,7 +402,7 @@ class MasterProcess(Process):
         self._poll(enough, WAIT_S, f"has not registered {count} peers")
 
 
-class Cluster:
+class LocalCluster:
     """The processes of one measurement or test, as a context: leaving it ends them and removes the rest.
 
     `environment` is what every process starts with; by default that of this process.
@@ -416,10 +416,10 @@ class Cluster:
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="ringfold-cluster-"))
         self.address = str(self.directory / "channel")
-        self.processes: dict[str, Process] = {}
+        self.processes: dict[str, ClusterProcess] = {}
         self._environment = dict(os.environ if environment is None else environment)
         self._endpoints: dict[str, _Endpoint] = {}
-        self._terminate_first: list[Process] = []
+        self._terminate_first: list[ClusterProcess] = []
         self._changed = threading.Condition()
         self._old_handler: Callable[[int, FrameType | None], Any] | int | signal.Handlers | None = None
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -448,9 +448,9 @@ class Cluster:
 
     def start(
         self, name: str, command: Sequence[str], *, env: Mapping[str, str] | None = None, terminate_first: bool = False
-    ) -> Process:
+    ) -> ClusterProcess:
         """Start any command. One that cleans up after itself (`mpirun`) is terminated first, and gets a moment."""
-        process = self._start(Process, name, [*_launcher(), *command], env or {})
+        process = self._start(ClusterProcess, name, [*_launcher(), *command], env or {})
         if terminate_first:
             self._terminate_first.append(process)
         return process
@@ -462,16 +462,20 @@ class Cluster:
         *arguments: object,
         inside: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
-    ) -> Process:
+    ) -> ClusterProcess:
         """Start a Python file or module that connects here: `SCRIPT ADDRESS NAME ARGUMENT...`."""
         target = [str(script)] if str(script).endswith(".py") else ["-m", str(script)]
         # Without -P the folder of a file would become importable, with everything beside it.
         command = [*inside, sys.executable, "-P", *target, self.address, name, *map(str, arguments)]
         return self.start(name, command, env=env)
 
-    def start_command(self, name: str, *arguments: str, inside: Sequence[str] = (), **settings: object) -> Process:
+    def start_command(
+        self, name: str, *arguments: str, inside: Sequence[str] = (), **settings: object
+    ) -> ClusterProcess:
         """Start a `ringfold` command. `inside` is a prefix, such as `network.inside(host)`."""
-        return self._start(Process, name, ringfold_command(*arguments, inside=inside), settings_environment(settings))
+        return self._start(
+            ClusterProcess, name, ringfold_command(*arguments, inside=inside), settings_environment(settings)
+        )
 
     def start_master(
         self,
@@ -494,7 +498,7 @@ class Cluster:
 
     def start_agent(
         self, name: str, directory: Path, *options: str, inside: Sequence[str] = (), log_level: str = "warning"
-    ) -> Process:
+    ) -> ClusterProcess:
         """Start `ringfold agent` with a directory of its own."""
         arguments = ["agent", "--dir", str(directory), "--log-level", log_level, *options]
         return self.start_command(name, *arguments, inside=inside)
@@ -587,7 +591,7 @@ class Cluster:
                     give_up_at = now + _HELLO_S
                 self._changed.wait(min(deadline - now, _MAX_WAIT_S if give_up_at is None else _POLL_S))
 
-    def drain(self, process: Process) -> None:
+    def drain(self, process: ClusterProcess) -> None:
         """Take in what a process that has ended had sent."""
         with self._changed:
             self.endpoint(process.name).pull()

@@ -24,7 +24,7 @@ from ringfold.errors import ConfigError
 from ringfold.tools import shaped
 from ringfold.tools.bench import allreduce, app, iteration, multipath, quantize, report, targets, wan
 from ringfold.tools.bench import allreduce_worker as workers
-from ringfold.tools.cluster import Cluster, ProcessFailed
+from ringfold.tools.cluster import LocalCluster, ProcessFailed
 
 WAIT_S = 20.0
 Row = dict[str, float | int | str | bool | None]
@@ -155,7 +155,7 @@ def test_bad_sizes_are_refused(text: str) -> None:
     [(1_000_000, 4096, 1_000), (100, 4096, allreduce.MAX_ITERATIONS), (10**9, 4096, 20), (10**9, 1 << 28, 7)],
 )
 def test_rounds_are_long_enough_and_end(op_ns: int, size: int, iterations: int) -> None:
-    plan = allreduce.Plan([2], [size], [], "f32", min_time_s=1.0, rounds=3)
+    plan = allreduce.AllReducePlan([2], [size], [], "f32", min_time_s=1.0, rounds=3)
     assert allreduce.iterations_for([op_ns] * 3, size, plan) == iterations
 
 
@@ -200,7 +200,7 @@ def gone(pid: int) -> bool:
 
 
 def test_a_crew_takes_its_children_and_its_files_along() -> None:
-    with Cluster() as cluster:
+    with LocalCluster() as cluster:
         cluster.start("sleeper", ["sleep", "1000"])
         pid, directory = cluster.pid("sleeper"), cluster.directory
         os.kill(pid, 0)
@@ -209,7 +209,7 @@ def test_a_crew_takes_its_children_and_its_files_along() -> None:
 
 
 def test_a_child_that_ends_early_is_named_with_its_last_words() -> None:
-    with Cluster() as cluster:
+    with LocalCluster() as cluster:
         cluster.start("speaker", ["sh", "-c", "echo no luck today; exit 3"])
         with pytest.raises(ProcessFailed, match=r"speaker: ended with status 3\nno luck today"):
             cluster.wait_connected(["speaker"], WAIT_S)
@@ -218,7 +218,7 @@ def test_a_child_that_ends_early_is_named_with_its_last_words() -> None:
 def test_a_child_that_reports_an_error_fails_the_wait() -> None:
     code = "import sys; from ringfold.tools.cluster import Channel; l = Channel.connect(sys.argv[1], 'w')"
     code += "; l.send({'error': 'it broke'}); l.receive()"
-    with Cluster() as cluster:
+    with LocalCluster() as cluster:
         cluster.start("w", [sys.executable, "-c", code, cluster.address])
         cluster.wait_connected(["w"], WAIT_S)
         with pytest.raises(ProcessFailed, match="it broke"):
@@ -236,7 +236,7 @@ def test_a_signal_that_interrupts_no_system_call_ends_a_wait_all_the_same() -> N
             time.sleep(0.001)  # meanwhile the main thread gets on
         _thread.interrupt_main()
 
-    with Cluster() as cluster:
+    with LocalCluster() as cluster:
         interrupting = threading.Thread(target=interrupt)
         interrupting.start()
         began = time.monotonic()
@@ -249,9 +249,9 @@ def test_a_signal_that_interrupts_no_system_call_ends_a_wait_all_the_same() -> N
 
 PARENT = """
 import sys
-from ringfold.tools.cluster import Cluster
+from ringfold.tools.cluster import LocalCluster
 stubborn = "import signal as s\\nfor n in s.SIGINT, s.SIGTERM: s.signal(n, s.SIG_IGN)\\nwhile True: s.pause()"
-with Cluster() as cluster:
+with LocalCluster() as cluster:
     cluster.start("stubborn", [sys.executable, "-c", stubborn])
     print(cluster.pid("stubborn"), cluster.directory, flush=True)
     cluster.receive(1000)
@@ -329,8 +329,8 @@ def test_unknown_libraries_and_dtypes_are_refused() -> None:
 def test_the_other_libraries_pass_the_same_verification(library: str) -> None:
     if reason := allreduce.missing_libraries([library]).get(library):
         pytest.skip(reason)
-    plan = allreduce.Plan([2], [4096], [library], "f32", min_time_s=0.01, rounds=1)
-    with Cluster() as cluster:
+    plan = allreduce.AllReducePlan([2], [4096], [library], "f32", min_time_s=0.01, rounds=1)
+    with LocalCluster() as cluster:
         allreduce.start_team(cluster, library, 2)
         outcome = allreduce.play(cluster, library, 2, 4096, plan, 20, digest=True)
     assert outcome["verified"]

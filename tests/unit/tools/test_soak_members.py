@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from ringfold.tools.soak.member import COUNT, StepMade, gradient, learn
+from ringfold.tools.soak.member import COUNT, MemberStep, gradient, learn
 from ringfold.tools.soak.members import history, missing, replay
 
 
-def made(*steps: tuple[int, tuple[int, ...]]) -> list[StepMade]:
-    return [StepMade(step, who) for step, who in steps]
+def made(*steps: tuple[int, tuple[int, ...]]) -> list[MemberStep]:
+    return [MemberStep(step, who) for step, who in steps]
 
 
 def test_members_agree_and_the_most_are_right() -> None:

@@ -61,7 +61,7 @@ from ringfold.tools.bench.clock_truth import (
 )
 from ringfold.tools.bench.report import Column, Row, Sheet
 from ringfold.tools.bench.targets import Value
-from ringfold.tools.cluster import Cluster
+from ringfold.tools.cluster import LocalCluster
 from ringfold.tools.shaped import HUB, Shape, ShapedNetwork, ShapingFailed, missing
 from ringfold.wire.probing import EdgeFit, Neighbour, NodeId
 
@@ -103,7 +103,7 @@ ESTIMATOR_COLUMNS = (
 )
 
 
-class Plan(msgspec.Struct, frozen=True):
+class ClockPlan(msgspec.Struct, frozen=True):
     """What is measured."""
 
     nodes: int
@@ -132,7 +132,7 @@ def command(
     asked = [column.strip() for column in columns.split(",")]
     if unknown := sorted(set(asked) - set(CONDITIONS)):
         raise typer.BadParameter(f"there is no column {', '.join(unknown)}; there are {', '.join(CONDITIONS)}")
-    plan = Plan(nodes, offset_ms, drift_ppm, rounds, asked, window_ms, neighbours, seeds)
+    plan = ClockPlan(nodes, offset_ms, drift_ppm, rounds, asked, window_ms, neighbours, seeds)
     skipped: dict[str, str] = {}
     rows: list[Row] = []
     samples: dict[str, list[Sample]] = {}
@@ -155,7 +155,7 @@ def command(
     reports.finish(result, _sheets(rows), as_json=as_json, against_targets=check)
 
 
-# Nodes
+# ClockNodes
 
 
 Wait = Callable[[float], None]
@@ -189,7 +189,7 @@ class ColumnSeen:
     """What the node with the most has."""
 
 
-class Nodes:
+class ClockNodes:
     """One prober for each virtual clock, as a context. The graph is drawn, and nobody sends yet."""
 
     def __init__(self, clocks: Clocks, settings: RoundSettings, network: ShapedNetwork | None = None) -> None:
@@ -213,7 +213,7 @@ class Nodes:
             self._stack.close()
             raise
 
-    def __enter__(self) -> "Nodes":
+    def __enter__(self) -> "ClockNodes":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -269,7 +269,7 @@ class Nodes:
 # Columns
 
 
-def measure(column: str, plan: Plan, skipped: dict[str, str], advance: Callable[[], None]) -> ColumnSeen | None:
+def measure(column: str, plan: ClockPlan, skipped: dict[str, str], advance: Callable[[], None]) -> ColumnSeen | None:
     """All rounds of a column; None, and the reason in `skipped`, where it cannot be had."""
     if column in SHAPED and (why := missing()):
         skipped[column] = f"{why}; run it as root"
@@ -279,7 +279,7 @@ def measure(column: str, plan: Plan, skipped: dict[str, str], advance: Callable[
     try:
         with _condition(column, plan.nodes) as (cluster, network):
             clocks = spread_clocks(plan.nodes, offset_ns, drift_ppb, raw_now())
-            with Nodes(clocks, settings, network) as nodes:
+            with ClockNodes(clocks, settings, network) as nodes:
                 return nodes.rounds(plan.rounds, cluster.pause, advance)
     except ShapingFailed as error:
         skipped[column] = f"links cannot be shaped here: {error}"
@@ -287,23 +287,23 @@ def measure(column: str, plan: Plan, skipped: dict[str, str], advance: Callable[
 
 
 @contextmanager
-def _condition(column: str, nodes: int) -> Iterator[tuple[Cluster, ShapedNetwork | None]]:
+def _condition(column: str, nodes: int) -> Iterator[tuple[LocalCluster, ShapedNetwork | None]]:
     """The world of a column. Leaving it ends all load, and removes the network."""
     if column not in SHAPED:
-        with Cluster() as cluster:
+        with LocalCluster() as cluster:
             if column == "loaded":
                 start_busy_cores(cluster)
             yield cluster, None
         return
     slow, fast = Shape(up_mbit=SLOW_MBIT, down_mbit=FAST_MBIT), Shape(up_mbit=FAST_MBIT, down_mbit=SLOW_MBIT)
     period_us = round(BURST_BYTES * 8 / (SLOW_MBIT * LOADS[column]))
-    with ShapedNetwork([(slow, fast)[host % 2] for host in range(nodes)]) as network, Cluster() as cluster:
+    with ShapedNetwork([(slow, fast)[host % 2] for host in range(nodes)]) as network, LocalCluster() as cluster:
         for host in range(1, nodes, 2):
             start_bursts(cluster, network, host, period_us)
         yield cluster, network
 
 
-def start_busy_cores(cluster: Cluster) -> list[str]:
+def start_busy_cores(cluster: LocalCluster) -> list[str]:
     """Keep every core busy that this process may use, by one process each; returns their names once all of them run."""
     names = []
     for core in sorted(os.sched_getaffinity(0)):
@@ -313,7 +313,7 @@ def start_busy_cores(cluster: Cluster) -> list[str]:
     return names
 
 
-def start_bursts(cluster: Cluster, network: ShapedNetwork, host: int, period_us: int) -> None:
+def start_bursts(cluster: LocalCluster, network: ShapedNetwork, host: int, period_us: int) -> None:
     """Send bursts from the hub to a host, until the cluster ends. Whether anything listens does not matter."""
     name = f"bursts-{host}"
     arguments = (network.address(host), DISCARD_PORT, BURST_BYTES, period_us)

@@ -13,7 +13,7 @@ import typer
 from ringfold.config import split_address
 from ringfold.tools.bench import report as reports
 from ringfold.tools.bench.report import Column, Row, microseconds, spread
-from ringfold.tools.cluster import Cluster
+from ringfold.tools.cluster import LocalCluster
 
 WORKER = str(Path(__file__).with_name("master_worker.py"))
 WAIT_S = 120.0
@@ -54,7 +54,7 @@ def command(
 
 def measure(connections: int, payload_bytes: int, seconds: float) -> Row:
     """One row: a fresh master, so many peers, ops for so long."""
-    with Cluster() as cluster:
+    with LocalCluster() as cluster:
         where = cluster.start_master(evidence="master").address
         host, port = split_address(where)
         cluster.start_worker("crowd", WORKER, host, port)

@@ -54,10 +54,10 @@ F32, SUM = 10, 0
 ADMISSION_S = 60.0
 
 
-class Peer(asyncio.Protocol):
+class ControlPeer(asyncio.Protocol):
     """One connection: a frame cutter that skips what evidence carries, and the few answers that a master needs."""
 
-    def __init__(self, crowd: "Crowd", number: int) -> None:
+    def __init__(self, crowd: "ControlPeers", number: int) -> None:
         self._crowd, self._number = crowd, number
         self._buffer = bytearray()
         self._skip = 0
@@ -142,12 +142,12 @@ class Peer(asyncio.Protocol):
             self.transport.write(message_frame(vote))
 
 
-class Crowd:
+class ControlPeers:
     """All peers of one measurement. An op is over when every one of them has the evidence."""
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.peers: list[Peer] = []
+        self.peers: list[ControlPeer] = []
         self._missing = size
         self._over = asyncio.get_running_loop().create_future()
 
@@ -155,7 +155,7 @@ class Crowd:
         """Open all connections and wait until one epoch holds everybody."""
         loop = asyncio.get_running_loop()
         for number in range(self.size):
-            peer = Peer(self, number)
+            peer = ControlPeer(self, number)
             self.peers.append(peer)
             await loop.create_connection(lambda peer=peer: peer, host, port)  # type: ignore[misc]
         await asyncio.wait_for(self._over, ADMISSION_S)
@@ -193,7 +193,7 @@ class Crowd:
 
 async def measure(order: Message, host: str, port: int) -> Message:
     """Join with so many connections, then run ops for so long; report the time of each op."""
-    crowd = Crowd(order["connections"])
+    crowd = ControlPeers(order["connections"])
     payload = bytes(order["payload_bytes"])
     descriptor = DESCRIPTOR.pack(0, F32, SUM, 0, 1, 0, 0, 1, 0, len(payload) // 4, len(payload))
     durations: list[int] = []

@@ -51,7 +51,7 @@ from ringfold.tools import lab as labs
 from ringfold.tools.bench import report as reports
 from ringfold.tools.bench.report import Column, Row, Sheet, microseconds, size_bytes, size_text, times
 from ringfold.tools.bench.targets import Value
-from ringfold.tools.cluster import MASTER_PORT, Cluster, Message, ProcessFailed
+from ringfold.tools.cluster import MASTER_PORT, LocalCluster, Message, ProcessFailed
 from ringfold.tools.lab import SWITCH, Lab, ShapingFailed, Telemetry, TelemetrySender
 from ringfold.tools.streams import mptcp_commands, mptcp_missing
 from ringfold.wire.agent import HINTS_NAME
@@ -74,7 +74,7 @@ CONTROL = "control"
 Order = dict[str, object]
 
 
-class Plan(msgspec.Struct, frozen=True):
+class MultipathPlan(msgspec.Struct, frozen=True):
     """What is measured."""
 
     layouts: list[str]
@@ -97,7 +97,7 @@ def command(
 ) -> None:
     """Transfers over several shaped paths beside the ceiling, a single path, a fixed split and MPTCP (needs root)."""
     chosen = [] if hints else layouts.split(",")
-    plan = Plan(chosen, [size_bytes(one) for one in sizes.split(",")], rounds, 32 << 20, steady)
+    plan = MultipathPlan(chosen, [size_bytes(one) for one in sizes.split(",")], rounds, 32 << 20, steady)
     for layout in plan.layouts:
         rates_of(layout)
     skipped: dict[str, str] = {}
@@ -137,7 +137,7 @@ def rates_of(layout: str) -> list[float]:
     return rates
 
 
-def measure(layout: str, plan: Plan, *, with_mptcp: bool) -> list[Row]:
+def measure(layout: str, plan: MultipathPlan, *, with_mptcp: bool) -> list[Row]:
     """All rows of one layout, in one lab."""
     rates = rates_of(layout)
     # The last path is the master's: not shaped, and no lane uses it.
@@ -167,9 +167,9 @@ def measure(layout: str, plan: Plan, *, with_mptcp: bool) -> list[Row]:
 @contextmanager
 def _peers(
     lab: Lab, paths: int, *, small_bytes: int | None = None, agents: Mapping[int, Path] | None = None
-) -> Iterator[Cluster]:
+) -> Iterator[LocalCluster]:
     """Two peers and a master, stopped at the end. `agents` are the directories of hosts' agents; no other is asked."""
-    with Cluster() as cluster:
+    with LocalCluster() as cluster:
         where = f"{lab.address(SWITCH, CONTROL)}:{MASTER_PORT}"
         settings: dict[str, Any] = {} if small_bytes is None else {"small_bytes": small_bytes}
         there = lab.inside(SWITCH)
@@ -187,18 +187,18 @@ def _peers(
             cluster.allow_exit(name)
 
 
-def _ask(cluster: Cluster, order: Order) -> dict[str, Message]:
+def _ask(cluster: LocalCluster, order: Order) -> dict[str, Message]:
     cluster.send(NAMES, order)
     return cluster.gather(NAMES, OP_S)
 
 
-def _op(cluster: Cluster, size: int) -> tuple[int, dict[str, Message]]:
+def _op(cluster: LocalCluster, size: int) -> tuple[int, dict[str, Message]]:
     """One verified op: how long it took the slower side, and what both said."""
     _ask(cluster, {"do": "op", "size_bytes": size})
     return _result(cluster)
 
 
-def _result(cluster: Cluster) -> tuple[int, dict[str, Message]]:
+def _result(cluster: LocalCluster) -> tuple[int, dict[str, Message]]:
     replies = cluster.gather(NAMES, OP_S)
     for name, reply in replies.items():
         if not reply["right"] or reply["aborted"]:
@@ -206,7 +206,7 @@ def _result(cluster: Cluster) -> tuple[int, dict[str, Message]]:
     return max(int(reply["took_ns"]) for reply in replies.values()), replies
 
 
-def _transfers(cluster: Cluster, way: str, plan: Plan, ceiling: float) -> Iterator[Row]:
+def _transfers(cluster: LocalCluster, way: str, plan: MultipathPlan, ceiling: float) -> Iterator[Row]:
     for _ in range(WARM_UP):  # a fresh connection finds its rate by losing packets
         _op(cluster, max(plan.sizes))
     for size in plan.sizes:
@@ -247,7 +247,9 @@ def _few(rates: Sequence[float]) -> Iterator[Row]:
 # In mid-transfer
 
 
-def _changes(lab: Lab, cluster: Cluster, rates: Sequence[float], plan: Plan, ceiling: float) -> Iterator[Row]:
+def _changes(
+    lab: Lab, cluster: LocalCluster, rates: Sequence[float], plan: MultipathPlan, ceiling: float
+) -> Iterator[Row]:
     size = plan.change_bytes
     best_s = size / ceiling
     swapped = [*rates[1::-1], *rates[2:]]
@@ -291,7 +293,7 @@ def _changed(size: int, took_ns: int, best_s: float, replies: dict[str, Message]
     }
 
 
-def _used_again(cluster: Cluster, path: int) -> float | None:
+def _used_again(cluster: LocalCluster, path: int) -> float | None:
     """After how many seconds of ops the path carries a tenth of what it should again; None: not in time."""
     passed = 0.0
     while passed < BACK_WITHIN_S:
@@ -315,7 +317,7 @@ def _ceiling(lab: Lab, paths: int) -> float:
     return min(sum(reply["rates"]) for reply in replies.values())
 
 
-def _mptcp(lab: Lab, paths: int, plan: Plan, ceiling: float) -> Iterator[Row]:
+def _mptcp(lab: Lab, paths: int, plan: MultipathPlan, ceiling: float) -> Iterator[Row]:
     for words in mptcp_commands([lab.space(0), lab.space(1)], lab.addresses(0)[:paths], lab.paths[:paths]):
         subprocess.run(words, check=True, capture_output=True)
     with _streams(lab, paths, "mptcp") as cluster:
@@ -330,10 +332,10 @@ def _mptcp(lab: Lab, paths: int, plan: Plan, ceiling: float) -> Iterator[Row]:
 
 
 @contextmanager
-def _streams(lab: Lab, paths: int, kind: str) -> Iterator[Cluster]:
+def _streams(lab: Lab, paths: int, kind: str) -> Iterator[LocalCluster]:
     per_path = 1 if kind == "mptcp" else 2
     ways = [",".join(lab.addresses(host)[:paths] * per_path) for host in range(2)]
-    with Cluster() as cluster:
+    with LocalCluster() as cluster:
         for host, name in enumerate(NAMES):
             ends = (host, ways[host], ways[1 - host], kind)
             cluster.start_worker(name, WORKER, "streams", *ends, inside=lab.inside(host))
@@ -381,9 +383,9 @@ def _lab_paths(rates: Sequence[float], *, at_switch: bool = False, burst_bytes: 
 
 
 @contextmanager
-def _advised(lab: Lab, *, agents: bool, policy: str = "auto") -> Iterator[tuple[Cluster, list[Path]]]:
+def _advised(lab: Lab, *, agents: bool, policy: str = "auto") -> Iterator[tuple[LocalCluster, list[Path]]]:
     """Two peers on two paths, each with an agent or both without, and ready: their flows have places."""
-    with tempfile.TemporaryDirectory(prefix="ringfold-bench-") as root, Cluster() as daemons:
+    with tempfile.TemporaryDirectory(prefix="ringfold-bench-") as root, LocalCluster() as daemons:
         directories = [Path(root) / f"agent{host}" for host in range(2)] if agents else []
         for host, directory in enumerate(directories):
             start_lab_agent(daemons, f"agent-{host}", lab, host, directory, policy=policy)
@@ -395,7 +397,9 @@ def _advised(lab: Lab, *, agents: bool, policy: str = "auto") -> Iterator[tuple[
             yield cluster, directories
 
 
-def start_lab_agent(cluster: Cluster, name: str, lab: Lab, host: int, directory: Path, *, policy: str = "auto") -> None:
+def start_lab_agent(
+    cluster: LocalCluster, name: str, lab: Lab, host: int, directory: Path, *, policy: str = "auto"
+) -> None:
     """Start the agent of a host, which receives telemetry on the path `control`.
 
     It uses telemetry and measured rates, not the host's own queues.
@@ -414,7 +418,7 @@ def send_congestion(lab: Lab, host: int, *, path: int, congestion: int) -> None:
         sender.send(encode(packet, None))
 
 
-def _until(cluster: Cluster, holds: Callable[[], bool], what: str) -> None:
+def _until(cluster: LocalCluster, holds: Callable[[], bool], what: str) -> None:
     deadline_ns = monotonic_ns() + int(AGENT_START_S * S)
     while not holds():
         if monotonic_ns() > deadline_ns:
@@ -432,7 +436,7 @@ def _shares(directory: Path) -> list[tuple[float, ...]]:
         return [flow.shares for flow in console.flows()]
 
 
-def _op_us(cluster: Cluster, size: int) -> float:
+def _op_us(cluster: LocalCluster, size: int) -> float:
     """Microseconds of one verified op."""
     return _op(cluster, size)[0] / 1_000
 
@@ -466,7 +470,7 @@ def _unseen() -> Iterator[Row]:
             _advised(lab, agents=way == "with hints") as (cluster, _),
             TelemetrySender(lab, via=CONTROL) as tell,
             Telemetry(lab, tell, every_ms=TELEMETRY_MS),
-            Cluster() as others,
+            LocalCluster() as others,
         ):
             traffic = [sys.executable, "-m", "ringfold.tools.lab.traffic"]
             for host in range(2):

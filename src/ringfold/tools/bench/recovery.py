@@ -28,7 +28,7 @@ import typer
 from ringfold.runtime.clock import monotonic_ns
 from ringfold.tools.bench import report as reports
 from ringfold.tools.bench.report import Column, Row, microseconds, size_bytes, spread
-from ringfold.tools.cluster import Cluster, ProcessFailed, free_port
+from ringfold.tools.cluster import LocalCluster, ProcessFailed, free_port
 
 WORKER = str(Path(__file__).with_name("workers.py"))
 START_S = 60.0
@@ -60,9 +60,9 @@ def command(
     """Time from the end of a peer to the survivors' next committed op."""
     rounds = stops if stop else kills
     taken: list[int] = []
-    with reports.guarded(as_json=as_json) as progress, Cluster() as cluster:
+    with reports.guarded(as_json=as_json) as progress, LocalCluster() as cluster:
         task = progress.add_task("starting", total=rounds)
-        run = Run(cluster, peers, size_bytes(size), evict_after_ms)
+        run = RecoveryRun(cluster, peers, size_bytes(size), evict_after_ms)
         generator = np.random.default_rng(seed)
         for _ in progress.track(range(rounds), task_id=task, description="freezing" if stop else "killing"):
             cluster.pause(float(generator.uniform(0.05, 0.15)))
@@ -80,10 +80,10 @@ def command(
     reports.finish(result, COLUMNS, as_json=as_json, against_targets=check)
 
 
-class Run:
+class RecoveryRun:
     """A master and peers that reduce without a pause. `names` are the peers alive."""
 
-    def __init__(self, cluster: Cluster, peers: int, size: int, evict_after_ms: int) -> None:
+    def __init__(self, cluster: LocalCluster, peers: int, size: int, evict_after_ms: int) -> None:
         self._cluster, self._peers, self._size = cluster, peers, size
         self._evict_after_s = evict_after_ms / 1_000
         self._where = cluster.start_master(evict_after_ms=evict_after_ms).address
@@ -158,7 +158,7 @@ def failover_command(
     with reports.guarded(as_json=as_json) as progress, tempfile.TemporaryDirectory(prefix="ringfold-") as folder:
         task = progress.add_task("failing over", total=2 * kills + 1)
         for what in ("standby", "restart"):
-            with Cluster() as cluster:
+            with LocalCluster() as cluster:
                 journal, standby = Path(folder) / f"{what}.db", what == "standby"
                 run = FailoverRun(cluster, peers, size_bytes(size), journal, lease_s, standby=standby)
                 taken = []
@@ -170,7 +170,7 @@ def failover_command(
             if what == "standby":
                 row["median_beyond_lease_us"] = float(np.median(taken)) / 1e3 - lease_s * 1e6
             rows.append(row)
-        with Cluster() as cluster:
+        with LocalCluster() as cluster:
             run = FailoverRun(cluster, peers, size_bytes(size), Path(folder) / "alone.db", lease_s, evidence="ring")
             longest = run.alone()
             rows.append({"what": "without a master", "peers": peers, "lease_us": lease_s * 1e6, **spread(longest)})
@@ -184,7 +184,7 @@ class FailoverRun:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: LocalCluster,
         peers: int,
         size: int,
         journal: Path,

@@ -44,7 +44,7 @@ STEPPED = 4
 KEY = bytes(range(16))
 
 
-class Order(msgspec.Struct, frozen=True):
+class WorkerOrder(msgspec.Struct, frozen=True):
     """What a worker is to be."""
 
     master: str = ""
@@ -194,7 +194,7 @@ class RecordedShell(NodeShell):
 def main(arguments: list[str]) -> None:
     address, name, what, order = arguments
     channel = Channel.connect(address, name)
-    wish = msgspec.json.decode(order, type=Order)
+    wish = msgspec.json.decode(order, type=WorkerOrder)
     try:
         if what == "rank":
             rank(channel, wish)
@@ -210,7 +210,7 @@ def main(arguments: list[str]) -> None:
 class Worker:
     """Nodes of a master, and the channel to the benchmark."""
 
-    def __init__(self, channel: Channel, order: Order) -> None:
+    def __init__(self, channel: Channel, order: WorkerOrder) -> None:
         self._channel, self._order = channel, order
         self._marks = Marks()
         self._until = 0
@@ -283,7 +283,7 @@ def _nothing(clock: NodeClock) -> None:
     pass
 
 
-def log_of(order: Order, node: NodeId) -> Log | None:
+def log_of(order: WorkerOrder, node: NodeId) -> Log | None:
     if not order.export:
         return None
     return Log(ExportSettings(directory=Path(order.export), points=order.points), node=node)
@@ -313,7 +313,7 @@ def record() -> list[EdgeFit]:
     return good
 
 
-def rank(channel: Channel, order: Order) -> None:
+def rank(channel: Channel, order: WorkerOrder) -> None:
     """One rank of a Gloo group, with a real prober. Its window's end and the next one's beginning stand for the marks:
     there is no RoundEnd, and the start comes out of a broadcast."""
     from ringfold.probe.rounds.gloo_group import TorchCollectives

@@ -16,7 +16,7 @@ from ringfold.tools import shaped
 from ringfold.tools.bench import report as reports
 from ringfold.tools.bench.report import Column, Row, microseconds, size_bytes, times
 from ringfold.tools.bench.targets import Value
-from ringfold.tools.cluster import Cluster, Message, ProcessFailed
+from ringfold.tools.cluster import LocalCluster, Message, ProcessFailed
 from ringfold.tools.shaped import Shape, ShapedNetwork
 
 WORKER = str(Path(__file__).with_name("workers.py"))
@@ -101,7 +101,7 @@ def _notes(rows: Sequence[Row]) -> list[str]:
 
 def _on_loopback(total: int, rounds: int) -> list[Row]:
     """One holder: everything, one block, nothing; and what hashing alone costs in the same processes."""
-    with Cluster() as cluster:
+    with LocalCluster() as cluster:
         where = cluster.start_master().address
         names = _start(cluster, where, total, 1)
         facts: Row = {"links": "loopback", "holders": 1, "size_bytes": total}
@@ -134,13 +134,15 @@ def _on_loopback(total: int, rounds: int) -> list[Row]:
 def _on_shaped_links(total: int, holders: int, mbit: float) -> Row:
     """A host for each peer. The holders' uplinks are the narrow place, the newcomer's link is not."""
     shapes = [*[Shape(up_mbit=mbit)] * holders, Shape()]
-    with ShapedNetwork(shapes) as network, Cluster() as cluster:
+    with ShapedNetwork(shapes) as network, LocalCluster() as cluster:
         where = network.start_master(cluster).address
         names = _start(cluster, where, total, holders, network)
         return _transfer([_sync(cluster, names, "everything")])
 
 
-def _start(cluster: Cluster, where: str, total: int, holders: int, network: ShapedNetwork | None = None) -> list[str]:
+def _start(
+    cluster: LocalCluster, where: str, total: int, holders: int, network: ShapedNetwork | None = None
+) -> list[str]:
     names = [*(f"holder-{number}" for number in range(holders)), NEWCOMER]
     for host, name in enumerate(names):
         inside = () if network is None else network.inside(host)
@@ -150,7 +152,7 @@ def _start(cluster: Cluster, where: str, total: int, holders: int, network: Shap
     return names
 
 
-def _sync(cluster: Cluster, names: Sequence[str], spoil: str) -> Message:
+def _sync(cluster: LocalCluster, names: Sequence[str], spoil: str) -> Message:
     """One sync of which the newcomer lacks so much; what it reported, once all have the same again."""
     for name in names:
         cluster.send([name], {"what": "sync", "spoil": spoil if name == NEWCOMER else "nothing"})

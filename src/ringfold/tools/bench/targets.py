@@ -66,7 +66,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 return value < limit
 
 
-class Check(msgspec.Struct, frozen=True):
+class TargetCheck(msgspec.Struct, frozen=True):
     """What became of one target. `measured` says the worst value, and where."""
 
     id: str
@@ -96,28 +96,30 @@ def load(path: Path | None = None) -> list[Target]:
 
 def check(
     bench: str, rows: Sequence[Mapping[str, Value]], skipped: Mapping[str, str], path: Path | None = None
-) -> list[Check]:
+) -> list[TargetCheck]:
     """Judge every target of `bench` by the worst of its rows. Empty when no row was asked about."""
     found = [_judge(target, rows, skipped) for target in load(path) if target.bench == bench]
     return found if any(one.verdict != "not asked" for one in found) else []
 
 
-def _judge(target: Target, rows: Sequence[Mapping[str, Value]], skipped: Mapping[str, str]) -> Check:
+def _judge(target: Target, rows: Sequence[Mapping[str, Value]], skipped: Mapping[str, str]) -> TargetCheck:
     name, limit = target.bound
     condition = f"{target.figure} {name.replace('_', ' ')} {limit:g}"
     mine = [row for row in rows if target.figure in row and target.speaks_about(row)]
     if not mine:
-        return Check(target.id, target.text, condition, "not asked", "")
+        return TargetCheck(target.id, target.text, condition, "not asked", "")
     values = [(value, row) for row in mine if isinstance(value := row[target.figure], int | float)]
     if len(values) < len(mine):
         why = "; ".join(f"{library} skipped: {reason}" for library, reason in sorted(skipped.items()))
-        return Check(target.id, target.text, condition, "miss", f"not measured ({why or 'no value'})")
+        return TargetCheck(target.id, target.text, condition, "miss", f"not measured ({why or 'no value'})")
     pick = min if name in ("at_least", "above") else max
     value, row = pick(values, key=lambda pair: pair[0])
     keys = dict.fromkeys([*target.where, "world", "size_bytes"])
     where = ", ".join(f"{key} {row[key]}" for key in keys if key in row)
     verdict: Literal["hit", "miss"] = "hit" if target.met_by(value) else "miss"
-    return Check(target.id, target.text, condition, verdict, _number(value) + (f" at {where}" if where else ""), value)
+    return TargetCheck(
+        target.id, target.text, condition, verdict, _number(value) + (f" at {where}" if where else ""), value
+    )
 
 
 def _number(value: float) -> str:

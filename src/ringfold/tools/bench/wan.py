@@ -34,7 +34,7 @@ from ringfold.tools import lab as labs
 from ringfold.tools.bench import report as reports
 from ringfold.tools.bench.report import Column, Row, microseconds, size_bytes, size_text
 from ringfold.tools.bench.targets import Value
-from ringfold.tools.cluster import MASTER_PORT, Cluster, ProcessFailed
+from ringfold.tools.cluster import MASTER_PORT, LocalCluster, ProcessFailed
 from ringfold.tools.lab import Lab, ShapingFailed
 
 WORKER = str(Path(__file__).with_name("workers.py"))
@@ -70,7 +70,7 @@ COLUMNS = (
 )
 
 
-class Plan(msgspec.Struct, frozen=True):
+class WanPlan(msgspec.Struct, frozen=True):
     """What is measured."""
 
     rtts_ms: list[float]
@@ -111,7 +111,7 @@ def command(
     check: Annotated[bool, typer.Option("--check", help="Compare with benchmarks/targets.toml.")] = False,
 ) -> None:
     """Large ops over one long and lossy path by number of lanes, and small ops by way of the master (needs root)."""
-    plan = Plan(
+    plan = WanPlan(
         numbers("--rtt", rtts, 0.1, 10_000),
         numbers("--loss", losses, 0, 0.5),
         [int(one) for one in numbers("--lanes", lanes, 1, 64)],
@@ -142,7 +142,7 @@ def command(
     reports.finish(result, COLUMNS, as_json=as_json, against_targets=check)
 
 
-def run_all(plan: Plan, progress: Progress) -> list[Row]:
+def run_all(plan: WanPlan, progress: Progress) -> list[Row]:
     cells = list(cells_of(plan))
     task = progress.add_task("ceiling", total=len(cells) + 1)
     ceiling = ceiling_of(plan)
@@ -163,7 +163,7 @@ def numbers(option: str, text: str, low: float, high: float) -> list[float]:
     return found
 
 
-def cells_of(plan: Plan) -> Iterator[Cell]:
+def cells_of(plan: WanPlan) -> Iterator[Cell]:
     for rtt_ms in plan.rtts_ms:
         for loss in plan.losses:
             for congestion in plan.congestion:
@@ -190,7 +190,7 @@ def _fewest(tried: Sequence[Row]) -> Row:
     return max(tried, key=rank)
 
 
-def measured(cell: Cell, plan: Plan, ceiling: float) -> Iterator[Row]:
+def measured(cell: Cell, plan: WanPlan, ceiling: float) -> Iterator[Row]:
     """The rows of one cell, in a lab of its own. Small ops use no lane, so one number of lanes is enough for them."""
     base: Row = {"rtt_ms": cell.rtt_ms, "loss": cell.loss, "congestion": cell.congestion, "lanes": cell.lanes}
     with lab_of(plan, cell.rtt_ms, cell.loss) as lab:
@@ -205,14 +205,14 @@ def measured(cell: Cell, plan: Plan, ceiling: float) -> Iterator[Row]:
                 yield {"part": "small", **base, **small(cluster, plan.small_rounds, cell.rtt_ms)}
 
 
-def lab_of(plan: Plan, rtt_ms: float, loss: float) -> Lab:
+def lab_of(plan: WanPlan, rtt_ms: float, loss: float) -> Lab:
     return Lab(hosts=3, paths=[labs.Path(name="far", up=plan.mbit, rtt_ms=rtt_ms, loss=loss)])
 
 
 @contextmanager
-def peers(lab: Lab, cell: Cell, evidence: str) -> Iterator[Cluster]:
+def peers(lab: Lab, cell: Cell, evidence: str) -> Iterator[LocalCluster]:
     """Two peers with the cell's lanes between them, and a master on the third host."""
-    with Cluster() as cluster:
+    with LocalCluster() as cluster:
         where = f"{lab.address(MASTER)}:{MASTER_PORT}"
         mine = {"RINGFOLD_DATA_PORT": "48149", "RINGFOLD_AGENT": "off", "RINGFOLD_CONGESTION": cell.congestion}
         settings: dict[str, Any] = {"lanes": cell.lanes, "evidence": evidence}
@@ -227,7 +227,7 @@ def peers(lab: Lab, cell: Cell, evidence: str) -> Iterator[Cluster]:
             cluster.allow_exit(name)
 
 
-def ask(cluster: Cluster, order: dict[str, object]) -> tuple[list[int], int]:
+def ask(cluster: LocalCluster, order: dict[str, object]) -> tuple[list[int], int]:
     """What ops took on the slower side, one by one, and how many frames were sent twice. All must have gone right."""
     cluster.send(NAMES, order)
     replies = cluster.gather(NAMES, OP_S)
@@ -238,7 +238,7 @@ def ask(cluster: Cluster, order: dict[str, object]) -> tuple[list[int], int]:
     return took, sum(int(reply.get("reissued", 0)) for reply in replies.values())
 
 
-def large(cluster: Cluster, plan: Plan, ceiling: float, rtt_ms: float) -> Row:
+def large(cluster: LocalCluster, plan: WanPlan, ceiling: float, rtt_ms: float) -> Row:
     order: dict[str, object] = {"do": "large", "size_bytes": plan.size_bytes}
     for _ in range(WARM_UP):
         ask(cluster, order)
@@ -255,7 +255,7 @@ def judged(took_ns: Sequence[int], size: int, ceiling: float, rtt_ms: float) -> 
     return row | {"beyond_trips": (median_s - size / ceiling) / rtt_ms * 1e3}
 
 
-def small(cluster: Cluster, count: int, rtt_ms: float) -> Row:
+def small(cluster: LocalCluster, count: int, rtt_ms: float) -> Row:
     order: dict[str, object] = {"do": "small", "size_bytes": SMALL_BYTES, "count": count}
     ask(cluster, {**order, "count": 3})
     took_ns, _ = ask(cluster, order)
@@ -266,7 +266,7 @@ def small(cluster: Cluster, count: int, rtt_ms: float) -> Row:
 # The kernel alone
 
 
-def ceiling_of(plan: Plan) -> float:
+def ceiling_of(plan: WanPlan) -> float:
     with lab_of(plan, NEAREST_MS, 0.0) as lab:
         return saturated(lab, CEILING_STREAMS, HOSTS_OWN, settle_s=1.0)
 
@@ -274,7 +274,7 @@ def ceiling_of(plan: Plan) -> float:
 def saturated(lab: Lab, streams: int, congestion: str, settle_s: float = SETTLE_S) -> float:
     """Bytes of payload a second that so many plain streams carry both ways, in the slower direction."""
     ways = [",".join([lab.address(host)] * streams) for host in range(2)]
-    with Cluster() as cluster:
+    with LocalCluster() as cluster:
         for host, name in enumerate(NAMES):
             ends = (host, ways[host], ways[1 - host], congestion)
             cluster.start_worker(name, WORKER, "streams", *ends, inside=lab.inside(host))

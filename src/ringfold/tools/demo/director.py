@@ -1,11 +1,11 @@
 """The parent of the demo: it starts a master and peers, disturbs them, and writes down what they report.
 
-`Director.direct` is the plot, from top to bottom. It never waits for a time, only for something that a peer reports.
+`DemoDirector.direct` is the whole sequence. It never waits for a time, only for something that a peer reports.
 
-How does it know that a peer dies *inside* an all-reduce? A peer says "entering" right before the call and "left" right
-after it. The director kills the first peer that enters a step: that one must wait there for the others. Then it asks
-the survivors. If they reduced that step without the victim, the op was aborted under their hands and run again. If it
-was finished with the victim after all, the kill came too late; that is said, and another peer is killed.
+How does it know that a peer dies *inside* an all-reduce? A peer reports "entering" right before the call and "left"
+right after it. The director kills the first peer that enters a step: that one must wait there for the others. Then the
+survivors report. If they reduced that step without the killed peer, the op was aborted and run again. If the op was
+finished with the killed peer after all, the kill came too late; the demo shows that, and kills another peer.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,8 +15,8 @@ from typing import Any
 
 from ringfold.cli.output import duration
 from ringfold.runtime.clock import monotonic_ns
-from ringfold.tools.cluster import Cluster, Message
-from ringfold.tools.demo.outcome import Arrival, Fault, MasterLoss, Outcome
+from ringfold.tools.cluster import LocalCluster, Message
+from ringfold.tools.demo.outcome import Arrival, DemoOutcome, MasterLoss, PeerLoss
 
 LIVENESS = {"heartbeat_ms": 100, "suspect_after_ms": 400, "evict_after_ms": 1_500}
 """Shorter than a real run's, so that nobody looks at a frozen peer for five seconds."""
@@ -28,14 +28,14 @@ CHILD_ENVIRONMENT = {
     # A token of the user's own runs has no place here: this master does not have it.
     "RINGFOLD_TOKEN_FILE": "",
 }
-KILLS_MOST = 3
+MAX_KILLS = 3
 PATIENCE_S = 30.0
 """The longest silence of all peers. While they report, they take steps, and these come to an end."""
 
 MS = 1_000_000
 
 
-class PlotFailed(Exception):
+class DemoFailed(Exception):
     """Something that had to happen did not. The text says what, and who was where."""
 
 
@@ -52,7 +52,7 @@ class Commit:
 
 
 @dataclass(slots=True)
-class Peer:
+class DemoPeer:
     """A peer process, as far as it has reported."""
 
     name: str
@@ -83,12 +83,12 @@ class Peer:
         return next((commit for commit in self.commits if commit.at_ns > at_ns), None)
 
 
-class Director:
+class DemoDirector:
     """Runs the plot. `peers` and `events` are there for whoever shows them; `on_change` is called when they change."""
 
-    def __init__(self, cluster: Cluster, founders: int, steps: int, seed: int) -> None:
+    def __init__(self, cluster: LocalCluster, founders: int, steps: int, seed: int) -> None:
         self.steps = steps
-        self.peers: dict[str, Peer] = {}
+        self.peers: dict[str, DemoPeer] = {}
         self.events: list[str] = []
         self.on_change: Callable[[], None] = lambda: None
         self._cluster, self._founders, self._seed = cluster, founders, seed
@@ -97,11 +97,11 @@ class Director:
         journal = f"sqlite://{cluster.directory / 'journal.db'}"
         self._master_settings: dict[str, Any] = {**LIVENESS, "store": journal, "evidence": "master"}
         self._began_ns = monotonic_ns()
-        self._outcome = Outcome(founders=founders, steps=steps, seed=seed)
+        self._outcome = DemoOutcome(founders=founders, steps=steps, seed=seed)
 
     # The plot
 
-    def direct(self) -> Outcome:
+    def direct(self) -> DemoOutcome:
         """Train to the last step; kill, add, freeze and wake peers on the way, and kill the master."""
         master = self._cluster.start_master(self._master, **self._master_settings)
         master.wait_leading()
@@ -110,7 +110,7 @@ class Director:
         newcomer = self._start()
         self._let_join(*founders)
         self._reach(0.15)
-        for _ in range(KILLS_MOST):
+        for _ in range(MAX_KILLS):
             killed = self._kill_inside_an_all_reduce()
             self._welcome(newcomer)
             if killed.inside:
@@ -121,7 +121,7 @@ class Director:
         self._reach(0.65)
         self._wake(frozen)
         self._reach(0.8)
-        for _ in range(KILLS_MOST):
+        for _ in range(MAX_KILLS):
             if self._lose_the_master().inside:
                 break
         self._finish()
@@ -138,18 +138,18 @@ class Director:
                 self._outcome.undisturbed = got[1]["held_out"]
                 return
             yield got[1]["step"]
-        raise PlotFailed(f"the undisturbed training has been silent for {PATIENCE_S:.0f} s")
+        raise DemoFailed(f"the undisturbed training has been silent for {PATIENCE_S:.0f} s")
 
     # The scenes
 
-    def _start(self) -> Peer:
+    def _start(self) -> DemoPeer:
         """Start a peer that loads everything and then waits for the word to join."""
-        peer = Peer(f"peer {ascii_uppercase[len(self.peers)]}")
+        peer = DemoPeer(f"peer {ascii_uppercase[len(self.peers)]}")
         self.peers[peer.name] = peer
         self._spawn(peer.name, "trainer", self._where, self._seed, self.steps)
         return peer
 
-    def _let_join(self, *peers: Peer) -> int:
+    def _let_join(self, *peers: DemoPeer) -> int:
         """Say the word; return when it was said, on the clock that all processes share."""
         self._cluster.wait_connected([peer.name for peer in peers], PATIENCE_S)
         self._until(lambda: all(peer.state == "ready" for peer in peers), "all were ready")
@@ -159,7 +159,7 @@ class Director:
         self._cluster.send([peer.name for peer in peers], {"join": True})
         return said_ns
 
-    def _kill_inside_an_all_reduce(self) -> Fault:
+    def _kill_inside_an_all_reduce(self) -> PeerLoss:
         """Kill the first peer that enters the next step, and ask the others what became of the op."""
         step = self._newest_step() + 1
         reporting = self._changes("a peer entered an all-reduce")
@@ -175,10 +175,10 @@ class Director:
         self._say(f"{victim.name} killed {where} the all-reduce of step {step} -> ring of {fault.ring} after {took}")
         return fault
 
-    def _welcome(self, newcomer: Peer) -> None:
+    def _welcome(self, newcomer: DemoPeer) -> None:
         self._arrive(newcomer, "joined", self._let_join(newcomer))
 
-    def _freeze(self, victim: Peer) -> Peer:
+    def _freeze(self, victim: DemoPeer) -> DemoPeer:
         step = victim.last.step if victim.last else 0
         at_ns = self._cluster.freeze(victim.name)
         victim.state = "frozen"
@@ -187,7 +187,7 @@ class Director:
         self._say(f"{victim.name} evicted -> ring of {fault.ring} after {duration(fault.recovery_ms)}")
         return victim
 
-    def _wake(self, frozen: Peer) -> None:
+    def _wake(self, frozen: DemoPeer) -> None:
         self._say(f"{frozen.name} woken (SIGCONT) while the others are at step {self._newest_step()}")
         frozen.state = "waking"
         at_ns = self._cluster.thaw(frozen.name)
@@ -238,7 +238,7 @@ class Director:
     def _spawn(self, name: str, module: str, *arguments: object) -> None:
         self._cluster.start_worker(name, f"ringfold.tools.demo.{module}", *arguments, env=CHILD_ENVIRONMENT)
 
-    def _recover(self, victim: Peer, signal: str, step: int, at_ns: int) -> Fault:
+    def _recover(self, victim: DemoPeer, signal: str, step: int, at_ns: int) -> PeerLoss:
         """Wait until every survivor has committed an op in an epoch without the victim."""
         survivors = self._alive()
         epoch = max(peer.last.epoch for peer in [*survivors, victim] if peer.last)
@@ -246,11 +246,11 @@ class Director:
         self._until(lambda: all(peer.after_epoch(epoch) for peer in survivors), what)
         first = [commit for peer in survivors if (commit := peer.after_epoch(epoch))]
         recovery_ms = (max(commit.at_ns for commit in first) - at_ns) / MS
-        fault = Fault(victim.name, signal, step, recovery_ms, ring=first[0].world)
+        fault = PeerLoss(victim.name, signal, step, recovery_ms, ring=first[0].world)
         self._outcome.faults.append(fault)
         return fault
 
-    def _arrive(self, peer: Peer, how: str, since_ns: int) -> None:
+    def _arrive(self, peer: DemoPeer, how: str, since_ns: int) -> None:
         """Wait until a peer that joins has committed an op with the others."""
         self._until(lambda: peer.since(since_ns) is not None, f"{peer.name} took part")
         commit = peer.since(since_ns)
@@ -265,10 +265,10 @@ class Director:
         step = int(part * self.steps)
         self._until(lambda: all(peer.last and peer.last.step >= step for peer in self._trainees()), f"step {step}")
 
-    def _alive(self) -> list[Peer]:
+    def _alive(self) -> list[DemoPeer]:
         return [peer for peer in self._trainees() if peer.is_alive]
 
-    def _trainees(self) -> list[Peer]:
+    def _trainees(self) -> list[DemoPeer]:
         """Everybody who was told to join and is able to go on."""
         waiting = ("starting", "ready")
         return [peer for peer in self.peers.values() if peer.is_alive and peer.state not in waiting]
@@ -292,7 +292,7 @@ class Director:
             if condition():
                 return
 
-    def _changes(self, what: str) -> Iterator[Peer]:
+    def _changes(self, what: str) -> Iterator[DemoPeer]:
         """Each peer that reports, right after it did. Fails when the run stands still, or ends, before `what` came."""
         while (got := self._cluster.receive(PATIENCE_S)) is not None:
             peer = self.peers[got[0]]
@@ -300,10 +300,10 @@ class Director:
             yield peer
             self.on_change()
             if (trainees := self._trainees()) and all(one.state == "finished" for one in trainees):
-                raise PlotFailed(f"the run ended before {what}; it needs more --steps than {self.steps}")
-        raise PlotFailed(f"no peer has reported for {PATIENCE_S:.0f} s, while waiting for {what}; {self._positions()}")
+                raise DemoFailed(f"the run ended before {what}; it needs more --steps than {self.steps}")
+        raise DemoFailed(f"no peer has reported for {PATIENCE_S:.0f} s, while waiting for {what}; {self._positions()}")
 
-    def _take(self, peer: Peer, message: Message) -> None:
+    def _take(self, peer: DemoPeer, message: Message) -> None:
         match message:
             case {"what": "ready"}:
                 peer.state = "ready"

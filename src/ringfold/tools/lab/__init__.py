@@ -14,7 +14,7 @@ It needs root, `ip`, `tc` and `bridge`. Leaving the context ends what runs insid
 that was killed outright has left behind is removed by the next one.
 
 Read `model.py` (hosts, paths, cables), then `network.py` (the namespaces, and the native relay that delays and loses
-packets); `switch.py` is telemetry. `file.py`, `story.py` and `running.py` are `ringfold lab`: what a file contains,
+packets); `switch.py` is telemetry. `file.py`, `timeline.py` and `runner.py` are `ringfold lab`: what a file contains,
 what happens when, and doing it. `traffic.py` sends and receives plain traffic.
 """
 

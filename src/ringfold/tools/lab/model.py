@@ -156,7 +156,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class LabLayout:
     """The names and addresses of a lab: which host and which path is which, in whatever way it is said."""
 
     hosts: tuple[str, ...]
@@ -198,10 +198,10 @@ class Plan:
         return f"02:52:46:00:{self.path(path):02x}:{int(last):02x}"
 
 
-def plan(hosts: int | tuple[str, ...] | list[str], paths: list[Path] | tuple[Path, ...]) -> Plan:
+def plan(hosts: int | tuple[str, ...] | list[str], paths: list[Path] | tuple[Path, ...]) -> LabLayout:
     """A plan of so many hosts (h0, h1, ...), or of hosts with these names."""
     named = tuple(f"h{number}" for number in range(hosts)) if isinstance(hosts, int) else tuple(hosts)
-    return Plan(named, tuple(paths))
+    return LabLayout(named, tuple(paths))
 
 
 def mbit_of(rate: Rate) -> float | None:

@@ -151,12 +151,12 @@ class Queues:
 
 
 class Telemetry:
-    """A thread that measures the switch's queues every `every_ms` and hands each sample to `tell`, as a context."""
+    """A thread that measures the switch's queues every `every_ms` and passes each sample to `send`, as a context."""
 
-    def __init__(self, lab: Lab, tell: Callable[[Sample], None], *, every_ms: float = 5.0) -> None:
+    def __init__(self, lab: Lab, send: Callable[[Sample], None], *, every_ms: float = 5.0) -> None:
         if every_ms < 0.5:
             raise ValueError(f"the switch measures every 0.5 ms at most, not every {every_ms}")
-        self._tell, self._every_s, self._hosts = tell, every_ms / 1_000, lab.hosts
+        self._send, self._every_s, self._hosts = send, every_ms / 1_000, lab.hosts
         self._queues = Queues(lab, ["down"])
         self._stop = threading.Event()
         self._thread = threading.Thread(name="ringfold-lab-telemetry", target=self._run, daemon=True)
@@ -181,7 +181,7 @@ class Telemetry:
                 figures = (queue.backlog_bytes, queue.limit_bytes, losses.of(time.monotonic(), queue))
                 for source in self._hosts:
                     if source != queue.host:
-                        self._tell(Sample(source, queue.host, queue.path, *figures))
+                        self._send(Sample(source, queue.host, queue.path, *figures))
             self.rounds += 1
             # A round that was late is not made up for: telemetry is about now.
             due = max(due + self._every_s, time.monotonic())

@@ -2,9 +2,9 @@
 
 There are three parts.
 
-* *Peers* of a run and its two masters: read `trainer.py` first, a peer and what it checks at every step; `director.py`
+* *Peers* of a run and its two masters: read `peer.py` first, a peer and what it checks at every step; `peers.py`
   is the parent that disturbs and watches, `masters.py` disturbs the masters, and `epochs.py` compares all peers' logs.
-* *Ranks* that agree through stores (`--iterations`): `rank.py` and `iterating.py`.
+* *Ranks* that agree through stores (`--iterations`): `rank.py` and `iterations.py`.
 * *Members* that fail in other ways than by dying (`--members`): `member.py` and `members.py`.
 
 The first two draw from a list of `faults.py`. `checks.py` is shared: checks, growth of memory and descriptors, hangs,
@@ -19,7 +19,7 @@ import typer
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from ringfold.tools.soak.checks import Check
+    from ringfold.tools.soak.checks import SoakCheck
 
 STORES = "sqlite,redis,etcd"
 
@@ -78,7 +78,7 @@ def _kinds(text: str) -> list[str]:
     return [kind for kind in kinds if not missing(kind)]
 
 
-def _finish(seed: int, minutes: float, perform: Callable[[], tuple[object, "list[Check]"]], as_json: bool) -> None:
+def _finish(seed: int, minutes: float, perform: Callable[[], tuple[object, "list[SoakCheck]"]], as_json: bool) -> None:
     """Perform a part, say what came out of it, and exit with 1 if that is not what it must be."""
     from ringfold.cli.output import complaints, console, print_json
     from ringfold.tools.cluster import ProcessFailed
@@ -113,15 +113,15 @@ def _finish(seed: int, minutes: float, perform: Callable[[], tuple[object, "list
 
 def _reduce(
     minutes: float, peers: int, every_s: float, state_bytes: int, seed: int, *, quiet: bool
-) -> tuple[object, "list[Check]"]:
+) -> tuple[object, "list[SoakCheck]"]:
     """The part with peers."""
-    from ringfold.tools.cluster import Cluster
+    from ringfold.tools.cluster import LocalCluster
     from ringfold.tools.soak.checks import left_by, shared_memory
-    from ringfold.tools.soak.director import Director, checks
+    from ringfold.tools.soak.peers import PeerSoak, checks
 
     before = shared_memory()
-    with _progress(minutes, quiet) as show, Cluster() as cluster:
-        director = Director(cluster, peers, every_s, seed, state_bytes)
+    with _progress(minutes, quiet) as show, LocalCluster() as cluster:
+        director = PeerSoak(cluster, peers, every_s, seed, state_bytes)
         tally = director.tally
 
         def line() -> str:
@@ -136,15 +136,15 @@ def _reduce(
 
 def _iterate(
     minutes: float, kinds: list[str], ranks: int, every_s: float, seed: int, *, quiet: bool
-) -> tuple[object, "list[Check]"]:
+) -> tuple[object, "list[SoakCheck]"]:
     """The part with ranks and stores."""
-    from ringfold.tools.cluster import Cluster
+    from ringfold.tools.cluster import LocalCluster
     from ringfold.tools.soak.checks import left_by, shared_memory
-    from ringfold.tools.soak.iterating import IterationDirector, checks, histories
+    from ringfold.tools.soak.iterations import IterationSoak, checks, histories
 
     before = shared_memory()
-    with _progress(minutes, quiet) as show, Cluster() as cluster:
-        director = IterationDirector(cluster, kinds, ranks, every_s, seed)
+    with _progress(minutes, quiet) as show, LocalCluster() as cluster:
+        director = IterationSoak(cluster, kinds, ranks, every_s, seed)
 
         def line() -> str:
             numbers = ", ".join(f"{world.kind} {world.number}" for world in director.worlds)
@@ -157,15 +157,15 @@ def _iterate(
     return tally, checks(outcome)
 
 
-def _go_wrong(minutes: float, *, quiet: bool) -> tuple[object, "list[Check]"]:
+def _go_wrong(minutes: float, *, quiet: bool) -> tuple[object, "list[SoakCheck]"]:
     """The part with members that go wrong."""
-    from ringfold.tools.cluster import Cluster
+    from ringfold.tools.cluster import LocalCluster
     from ringfold.tools.soak.checks import left_by, shared_memory
-    from ringfold.tools.soak.members import MembersDirector, checks
+    from ringfold.tools.soak.members import MemberSoak, checks
 
     before = shared_memory()
-    with _progress(minutes, quiet) as show, Cluster() as cluster:
-        director = MembersDirector(cluster)
+    with _progress(minutes, quiet) as show, LocalCluster() as cluster:
+        director = MemberSoak(cluster)
 
         def line() -> str:
             steps = {slot.run: slot.step for slot in director.slots.values()}

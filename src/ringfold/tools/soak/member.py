@@ -28,7 +28,7 @@ MISMATCH_STATUS = 3
 Floats = npt.NDArray[np.float32]
 
 
-class StepMade(msgspec.Struct, frozen=True):
+class MemberStep(msgspec.Struct, frozen=True):
     """A step that this peer has committed, and who contributed to it."""
 
     step: int
@@ -80,7 +80,7 @@ def train(run: rf.Communicator, channel: Channel, checkpoints: str, log: int) ->
         learn(weights, arrays[0][:-1])
         if wish == "diverge":
             weights[7] += 1
-        os.write(log, msgspec.json.encode(StepMade(step.number, info.contributors)) + b"\n")
+        os.write(log, msgspec.json.encode(MemberStep(step.number, info.contributors)) + b"\n")
         channel.send(
             {
                 "what": "step",

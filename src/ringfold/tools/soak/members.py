@@ -20,9 +20,9 @@ import msgspec
 import numpy as np
 
 from ringfold.runtime.clock import monotonic_ns
-from ringfold.tools.cluster import Cluster, Message
-from ringfold.tools.soak.checks import Check, Hang, shown
-from ringfold.tools.soak.member import COUNT, MISMATCH_STATUS, SAVE_EVERY, Floats, StepMade, digest, gradient, learn
+from ringfold.tools.cluster import LocalCluster, Message
+from ringfold.tools.soak.checks import Hang, SoakCheck, shown
+from ringfold.tools.soak.member import COUNT, MISMATCH_STATUS, SAVE_EVERY, Floats, MemberStep, digest, gradient, learn
 
 FIRST, SECOND = "worst", "beside"
 MEMBERS = {FIRST: ("a", "b", "c", "d"), SECOND: ("x", "y")}
@@ -38,7 +38,7 @@ S = 1_000_000_000
 
 
 @dataclass(slots=True)
-class Slot:
+class MemberSlot:
     """One of the members, whatever process it is at the moment."""
 
     run: str
@@ -57,7 +57,7 @@ class Slot:
 
 
 @dataclass(slots=True)
-class Outcome:
+class MemberSoakOutcome:
     """What came out of it."""
 
     scenes: Counter[str] = field(default_factory=Counter)
@@ -74,12 +74,12 @@ class Outcome:
     left_behind: list[str] = field(default_factory=list)
 
 
-class MembersDirector:
+class MemberSoak:
     """Lets members go wrong for a while. `outcome` is there for those who show it."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster, self.outcome, self.pids = cluster, Outcome(), set[int]()
-        self.slots = {name: Slot(run, name) for run, names in MEMBERS.items() for name in names}
+    def __init__(self, cluster: LocalCluster) -> None:
+        self._cluster, self.outcome, self.pids = cluster, MemberSoakOutcome(), set[int]()
+        self.slots = {name: MemberSlot(run, name) for run, names in MEMBERS.items() for name in names}
         self._generation = Counter[str]()
         self._logs: dict[tuple[str, int], list[Path]] = {}
         self._tick: Callable[[], None] = lambda: None
@@ -93,7 +93,7 @@ class MembersDirector:
             ("all killed", self._kill_all),
         ]
 
-    def direct(self, minutes: float, on_change: Callable[[float], None] = lambda seconds: None) -> Outcome:
+    def direct(self, minutes: float, on_change: Callable[[float], None] = lambda seconds: None) -> MemberSoakOutcome:
         began_ns = monotonic_ns()
         self._tick = lambda: on_change((monotonic_ns() - began_ns) / S)
         journal = self._cluster.directory / "journal.db"
@@ -182,10 +182,10 @@ class MembersDirector:
 
     # Watching
 
-    def _name(self, slot: Slot) -> str:
+    def _name(self, slot: MemberSlot) -> str:
         return f"{slot.name}{slot.lives or ''}"
 
-    def _start(self, slot: Slot) -> None:
+    def _start(self, slot: MemberSlot) -> None:
         name, generation = self._name(slot), self._generation[slot.run]
         starts = sum(len(paths) for paths in self._logs.values())
         slot.process = f"{name}.{starts}"
@@ -199,7 +199,7 @@ class MembersDirector:
         self.pids.add(self._cluster.pid(slot.process))
         slot.step, slot.contributors, slot.words, slot.peer = -1, 0, "", 0
 
-    def _others_step(self, slot: Slot, steps: int) -> None:
+    def _others_step(self, slot: MemberSlot, steps: int) -> None:
         """The other members of its run go on without it."""
         others = [each for each in self.slots.values() if each.run == slot.run and each is not slot]
         wanted = {each.name: each.step + steps for each in others}
@@ -247,7 +247,7 @@ class MembersDirector:
             case "finished":
                 slot.finished = message["step"], message["digest"]
 
-    def _judge_second(self, slot: Slot, message: Message) -> None:
+    def _judge_second(self, slot: MemberSlot, message: Message) -> None:
         """Once both of its members are there, nothing changes."""
         size = len(MEMBERS[SECOND])
         if slot.contributors == size and (message["contributors"] != size or message["peer"] != slot.peer):
@@ -284,17 +284,17 @@ class MembersDirector:
         return digest(replay(steps, last))
 
 
-def checks(outcome: Outcome) -> list[Check]:
+def checks(outcome: MemberSoakOutcome) -> list[SoakCheck]:
     """What must have come out of it."""
     scenes = ", ".join(f"{title} {count} times" for title, count in outcome.scenes.items())
     found = [
-        Check("the run outlives its worst member", not outcome.wrong, shown(outcome.wrong) or scenes),
-        Check(
+        SoakCheck("the run outlives its worst member", not outcome.wrong, shown(outcome.wrong) or scenes),
+        SoakCheck(
             "when all are killed, the run goes on from a checkpoint",
             bool(outcome.lost) and max(outcome.lost) <= 2 * SAVE_EVERY,
             f"steps lost each time: {', '.join(map(str, outcome.lost)) or 'never tried'}",
         ),
-        Check(
+        SoakCheck(
             "the run beside it notices nothing",
             not outcome.disturbed and outcome.steps.get(SECOND, 0) > 0,
             shown(outcome.disturbed) or f"{outcome.steps.get(SECOND, 0)} steps",
@@ -303,18 +303,18 @@ def checks(outcome: Outcome) -> list[Check]:
     for run, digests in outcome.digests.items():
         ends = set(digests.values())
         said = f"{len(digests)} members: {', '.join(sorted(ends))} after step {outcome.steps[run]}"
-        found.append(Check(f"{run}: all end with the same bits", len(ends) == 1, said))
+        found.append(SoakCheck(f"{run}: all end with the same bits", len(ends) == 1, said))
         again = outcome.replayed[run]
-        found.append(Check(f"{run}: replaying what was committed gives these bits", {again} == ends, again))
+        found.append(SoakCheck(f"{run}: replaying what was committed gives these bits", {again} == ends, again))
     left = "; ".join(outcome.left_behind) or "no process, no file, no shared memory"
-    found.append(Check("nothing is left behind", not outcome.left_behind, left))
+    found.append(SoakCheck("nothing is left behind", not outcome.left_behind, left))
     return found
 
 
 Contributors = tuple[int, ...]
 
 
-def history(logs: Mapping[int, Iterable[Iterable[StepMade]]]) -> dict[int, Contributors]:
+def history(logs: Mapping[int, Iterable[Iterable[MemberStep]]]) -> dict[int, Contributors]:
     """Who contributed to each step of the run, from the logs of each generation."""
     steps: dict[int, Contributors] = {}
     for _, of_members in sorted(logs.items()):
@@ -344,9 +344,9 @@ def replay(steps: Mapping[int, Contributors], last: int) -> Floats:
     return weights
 
 
-def read(path: Path) -> Iterable[StepMade]:
+def read(path: Path) -> Iterable[MemberStep]:
     """What a member wrote; a kill may have cut the last line short."""
-    decode = msgspec.json.Decoder(StepMade).decode
+    decode = msgspec.json.Decoder(MemberStep).decode
     with path.open("rb") as log:
         for text in log:
             if text.endswith(b"\n"):

@@ -1,7 +1,7 @@
 """One rank of the soak: `python -m ringfold.tools.soak.rank ADDRESS NAME STORE RANK WORLD LOG`.
 
 What it is handed it writes to its log at once, in one write, so that whatever was handed out before it is killed can be
-judged afterwards (see `iterating.py`). All lives of a rank share one log.
+judged afterwards (see `iterations.py`). All lives of a rank share one log.
 
 Waiting is cut short every now and then, as `next` allows: it goes on waiting by calling again, and meanwhile hears the
 parent. SIGUSR1 writes the stacks of all threads to the process's output: the parent sends it to whoever hangs.
@@ -29,7 +29,7 @@ WORK_S = 0.02
 REPORT_NS = 100_000_000
 
 
-class Entry(msgspec.Struct, frozen=True):
+class IterationEntry(msgspec.Struct, frozen=True):
     """An iteration that was handed to a rank: what it was told about it."""
 
     iteration: int
@@ -69,7 +69,7 @@ def live(channel: Channel, store: str, rank: int, world: int, book: int) -> None
             except rf.Superseded:
                 is_superseded = True
                 break
-            entry = Entry(
+            entry = IterationEntry(
                 number,
                 iteration.incarnation,
                 iteration.fence,

@@ -20,11 +20,11 @@ import msgspec
 import numpy as np
 
 from ringfold.runtime.clock import monotonic_ns
-from ringfold.tools.cluster import Cluster, Message
-from ringfold.tools.soak.checks import Check, Hang, Sample, growth, sample, shown
+from ringfold.tools.cluster import LocalCluster, Message
+from ringfold.tools.soak.checks import Hang, ResourceSample, SoakCheck, growth, sample, shown
 from ringfold.tools.soak.epochs import EpochHistory, Line, judge
-from ringfold.tools.soak.faults import Fault, Faults
-from ringfold.tools.soak.masters import Masters
+from ringfold.tools.soak.faults import FaultSchedule, SoakFault
+from ringfold.tools.soak.masters import SoakMasters
 
 LIVENESS: dict[str, object] = {"heartbeat_ms": 100, "suspect_after_ms": 600, "evict_after_ms": 2_000}
 VETERANS = 2
@@ -38,7 +38,7 @@ LEADER = "the leading master"
 
 
 @dataclass(slots=True)
-class Peer:
+class SoakPeer:
     """A peer process, as far as it has reported."""
 
     name: str
@@ -74,13 +74,13 @@ class Tally:
     longest_without_commit_s: float = 0.0
     """At the peer that is never touched."""
 
-    def count_master_faults(self, faults: Faults) -> None:
+    def count_master_faults(self, faults: FaultSchedule) -> None:
         self.masters_killed, self.masters_frozen = faults.counts["master killed"], faults.counts["master frozen"]
         self.both_masters_killed = faults.counts["both masters killed"]
 
 
 @dataclass(slots=True)
-class Outcome:
+class PeerSoakOutcome:
     """What came out of it, for `checks` to judge."""
 
     tally: Tally
@@ -88,21 +88,21 @@ class Outcome:
     seed: int
     digests: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Per peer that was there at the end: its last step, and the digest of its state."""
-    samples: dict[str, list[Sample]] = field(default_factory=dict)
+    samples: dict[str, list[ResourceSample]] = field(default_factory=dict)
     """Per veteran, and of whoever led."""
-    master_samples: dict[str, list[Sample]] = field(default_factory=dict)
+    master_samples: dict[str, list[ResourceSample]] = field(default_factory=dict)
     """Per life of a master: while it led, because a standby has no peers."""
     history: EpochHistory = field(default_factory=EpochHistory)
     left_behind: list[str] = field(default_factory=list)
 
 
-class Director:
+class PeerSoak:
     """Disturbs a run for a while. `tally` and `peers` are there for whoever shows them."""
 
-    def __init__(self, cluster: Cluster, peers: int, every_s: float, seed: int, state_bytes: int) -> None:
+    def __init__(self, cluster: LocalCluster, peers: int, every_s: float, seed: int, state_bytes: int) -> None:
         # Both ways that evidence can take, by turns: through the master every op needs one.
         self.tally = Tally(evidence=("ring", "master")[seed % 2])
-        self.peers: dict[str, Peer] = {}
+        self.peers: dict[str, SoakPeer] = {}
         self._cluster, self._most, self._every_s, self._seed, self._state_bytes = (
             cluster,
             peers,
@@ -112,23 +112,23 @@ class Director:
         )
         self._fewest = max(VETERANS + 1, peers // 2)
         self._random = np.random.default_rng(seed)
-        self._faults = Faults(
+        self._faults = FaultSchedule(
             [
-                Fault("join", 0.5, self._add_one),
-                Fault("freeze", 0.15, self._freeze_one),
-                Fault("kill", 0.35, self._kill_one),
+                SoakFault("join", 0.5, self._add_one),
+                SoakFault("freeze", 0.15, self._freeze_one),
+                SoakFault("kill", 0.35, self._kill_one),
             ],
             self._random,
         )
-        self._masters = Masters(
+        self._masters = SoakMasters(
             cluster, cluster.directory / "journal.db", {**LIVENESS, "evidence": self.tally.evidence}
         )
         self.pids = self._masters.pids
         """Of all processes that were ever started."""
         self._faults.add(self._masters.faults(self._faults))
         self._veterans = [f"veteran-{number}" for number in range(VETERANS)]
-        self._samples: dict[str, list[Sample]] = {name: [] for name in (LEADER, *self._veterans)}
-        self._master_samples: dict[str, list[Sample]] = {}
+        self._samples: dict[str, list[ResourceSample]] = {name: [] for name in (LEADER, *self._veterans)}
+        self._master_samples: dict[str, list[ResourceSample]] = {}
         self._started = 0
         # Whatever a child puts into its temporary directory must be gone at the end.
         self._scratch = cluster.directory / "scratch"
@@ -136,7 +136,7 @@ class Director:
         self._logs = cluster.directory / "logs"
         self._logs.mkdir()
 
-    def direct(self, minutes: float, on_change: Callable[[float], None] = lambda seconds: None) -> Outcome:
+    def direct(self, minutes: float, on_change: Callable[[float], None] = lambda seconds: None) -> PeerSoakOutcome:
         """Disturb the run for so long, then let it settle and end. `on_change` hears how many seconds have passed."""
         self._masters.start()
         for name in self._veterans:
@@ -158,14 +158,16 @@ class Director:
             on_change((now_ns - began_ns) / S)
         self._watch_until(lambda: not self._faults.settle(monotonic_ns()))
         self._watch_until(self._all_step)
-        outcome = Outcome(self.tally, minutes, self._seed, samples=self._samples, master_samples=self._master_samples)
+        outcome = PeerSoakOutcome(
+            self.tally, minutes, self._seed, samples=self._samples, master_samples=self._master_samples
+        )
         self._end(outcome)
         return outcome
 
     # Disturbances
 
     @property
-    def _awake(self) -> list[Peer]:
+    def _awake(self) -> list[SoakPeer]:
         return [peer for peer in self.peers.values() if peer.frozen_until_ns is None]
 
     def _mortals(self) -> list[str]:
@@ -202,8 +204,8 @@ class Director:
             self._started += 1
         env = {"OPENBLAS_NUM_THREADS": "1", "RINGFOLD_TOKEN_FILE": "", "TMPDIR": str(self._scratch)}
         arguments = (self._masters.where, self._seed, self._state_bytes, self._logs / name)
-        self._cluster.start_worker(name, "ringfold.tools.soak.trainer", *arguments, env=env)
-        self.peers[name] = Peer(name, monotonic_ns() + int(START_S * S))
+        self._cluster.start_worker(name, "ringfold.tools.soak.peer", *arguments, env=env)
+        self.peers[name] = SoakPeer(name, monotonic_ns() + int(START_S * S))
         self.pids.add(self._cluster.pid(name))
         self.tally.joins += 1
 
@@ -213,7 +215,7 @@ class Director:
         del self.peers[name]
         self.tally.kills += 1
 
-    def _freeze(self, peer: Peer, until_ns: int) -> None:
+    def _freeze(self, peer: SoakPeer, until_ns: int) -> None:
         self._cluster.freeze(peer.name)
         peer.frozen_until_ns = until_ns
         self.tally.freezes += 1
@@ -270,7 +272,7 @@ class Director:
         everybody = self.peers.values()
         return all(peer.frozen_until_ns is None and peer.joined and peer.world == len(everybody) for peer in everybody)
 
-    def _hang(self, peer: Peer) -> Hang:
+    def _hang(self, peer: SoakPeer) -> Hang:
         asked = self._masters.status()
         os.kill(self._cluster.pid(peer.name), signal.SIGUSR1)
         self._cluster.pause(0.5)
@@ -290,7 +292,7 @@ class Director:
 
     # The end
 
-    def _end(self, outcome: Outcome) -> None:
+    def _end(self, outcome: PeerSoakOutcome) -> None:
         """All stop at the same step, compare, and end by themselves."""
         for name in self.peers:
             self._cluster.allow_exit(name)
@@ -316,11 +318,11 @@ def _lines(path: Path) -> Iterator[Line]:
                 yield decode(text)
 
 
-def checks(outcome: Outcome) -> list[Check]:
+def checks(outcome: PeerSoakOutcome) -> list[SoakCheck]:
     """Divergence and hangs end a soak at once, so what is left to judge is how it ended."""
     tally = outcome.tally
     found = [
-        Check(
+        SoakCheck(
             "nothing hangs, and no member of a sync diverges",
             True,
             f"{tally.step} steps with evidence by {tally.evidence}; peers: {tally.kills} kills, {tally.freezes} "
@@ -333,31 +335,31 @@ def checks(outcome: Outcome) -> list[Check]:
     ]
     ends = set(outcome.digests.values())
     last = ", ".join(f"step {step}, digest {digest:08x}" for step, digest in sorted(ends))
-    found.append(Check("all end with the same bits", len(ends) == 1, f"{len(outcome.digests)} peers: {last}"))
+    found.append(SoakCheck("all end with the same bits", len(ends) == 1, f"{len(outcome.digests)} peers: {last}"))
     for name, samples in outcome.samples.items():
         for each in growth(name, samples):
-            found.append(Check(f"{name} does not grow in {each.what}", each.is_flat, str(each)))
+            found.append(SoakCheck(f"{name} does not grow in {each.what}", each.is_flat, str(each)))
     found += _masters(outcome)
     left = "; ".join(outcome.left_behind) or "no process, no file, no shared memory"
-    found.append(Check("nothing is left behind", not outcome.left_behind, left))
+    found.append(SoakCheck("nothing is left behind", not outcome.left_behind, left))
     return found
 
 
-def _history(outcome: Outcome) -> list[Check]:
+def _history(outcome: PeerSoakOutcome) -> list[SoakCheck]:
     history = outcome.history
     leaders = f"{history.epochs} epochs of {history.fences} leaderships"
     return [
-        Check(
+        SoakCheck(
             "epochs and steps grow strictly in every peer's log",
             not history.going_back,
             shown(history.going_back) or f"{len(history.longest_ns)} logs",
         ),
-        Check(
+        SoakCheck(
             "there is one history of epochs",
             not history.two_histories and history.epochs > 0,
             shown(history.two_histories) or leaders,
         ),
-        Check(
+        SoakCheck(
             "peers agree on what was committed",
             not history.ops_apart and history.committed > 0,
             shown(history.ops_apart) or f"{history.committed} ops of {history.steps} steps",
@@ -365,11 +367,11 @@ def _history(outcome: Outcome) -> list[Check]:
     ]
 
 
-def _masters(outcome: Outcome) -> list[Check]:
+def _masters(outcome: PeerSoakOutcome) -> list[SoakCheck]:
     """No single life grows, either: one that leads, is deposed and leads again could keep what it had."""
     grown = [each for name, samples in outcome.master_samples.items() for each in growth(name, samples)]
     if not grown:
         return []
     wrong = [str(each) for each in grown if not each.is_flat]
     worst = max(grown, key=lambda each: (each.last - each.first) / each.allowed)
-    return [Check("no life of a master grows", not wrong, shown(wrong) or f"{len(grown) // 2} lives; {worst}")]
+    return [SoakCheck("no life of a master grows", not wrong, shown(wrong) or f"{len(grown) // 2} lives; {worst}")]
