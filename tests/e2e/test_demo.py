@@ -41,7 +41,7 @@ def test_the_demo_keeps_its_promises(environment: dict[str, str], tmp_path: Path
     assert "sees that it was evicted" in ended.stdout
     assert "that was inside its all-reduce; started again -> ring of" in ended.stdout
     happened, promised = ended.stdout.split("What happened")[1].split("What was promised")
-    for row in ("aborts", "retries", "recovery from SIGKILL", "recovery from SIGSTOP", "joined", "joined anew"):
+    for row in ("aborts", "retries", "recovery from SIGKILL", "recovery from SIGSTOP", "joined", "rejoined"):
         assert f"\n{row} " in happened
     assert "evictions              peer" in happened
     assert "\nskipped " in happened

@@ -135,7 +135,7 @@ def _show(found: "LabFile") -> None:
     cables = [[host, path, *_cable(found, host, path)] for path in plan.names for host in plan.hosts]
     console.print(table("cables", ["host", "path", "up", "down", "queue", "round trip", "loss"], cables))
     commands = [
-        [f"{each.at_ns / 1e9:g} s", each.name, each.host, " ".join(each.words)] for each in found.script.commands
+        [f"{each.at_ns / 1e9:g} s", each.name, each.host, " ".join(each.arguments)] for each in found.script.commands
     ]
     console.print(table("commands", ["at", "name", "host", "command"], commands))
     changes = [[f"{each.at_ns / 1e9:g} s", str(each.action)] for each in found.script.events]

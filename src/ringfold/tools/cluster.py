@@ -2,9 +2,10 @@
 
 Nothing outlives the parent, however it ends:
 
-* Every process asks the kernel for SIGKILL at its parent's death (PR_SET_PDEATHSIG, which survives exec). `launch` runs
-  this file as a script, which does that and then becomes the real command. Our own commands call `die_with_parent`
-  themselves, which saves the start of an interpreter; so does a grandchild, such as a rank that `mpirun` started.
+* The kernel sends every process SIGKILL at its parent's death (PR_SET_PDEATHSIG, which survives exec). `launch` runs
+  this file as a script, which requests that and then becomes the real command. Our own commands call
+  `die_with_parent` themselves, which saves the start of an interpreter; so does a grandchild, such as a rank that
+  `mpirun` started.
 * Every process leads a session of its own, so that a Ctrl-C of the terminal reaches the parent only. The parent ends
   its processes in its own order: first those that clean up after themselves, then all of them by group.
 * Sockets, output and scratch files are in one private directory, which is removed with the cluster.
@@ -77,7 +78,7 @@ class ChannelClosed(EOFError):
 
 
 class Channel:
-    """One JSON object per line, both ways, over a connected Unix socket."""
+    """One JSON object per line, in both directions, over a connected Unix socket."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -209,7 +210,7 @@ class ClusterProcess:
     # Signals and the end
 
     def send_signal(self, number: signal.Signals) -> float:
-        """Send a signal; the monotonic time (s) just before, for those who measure."""
+        """Send a signal; the monotonic time (s) just before, for measurements."""
         at_s = time.monotonic()
         os.kill(self.pid, number)
         return at_s
@@ -235,7 +236,7 @@ class ClusterProcess:
         self._endpoint.may_exit = True
 
     def wait_frozen(self) -> None:
-        """Wait until the kernel has stopped every thread, whoever sent the signal."""
+        """Wait until the kernel has stopped every thread. The signal may come from any process."""
         self._poll(lambda: all(state in "TZX" for state in self._thread_states()) or None, WAIT_S, "is not stopped")
 
     @property
@@ -347,7 +348,7 @@ class ClusterProcess:
         return self._poll(find, timeout_s, f"did not print {text!r}")
 
     def _poll(self, find: Callable[[], _Found | None], timeout_s: float, what: str) -> _Found:
-        """Wait for something that only looking can tell. A process that has ended will not do it any more."""
+        """Poll until `find` returns something. A process that has ended will not do it any more."""
         deadline = time.monotonic() + timeout_s
         while True:
             running = self.is_running
@@ -576,7 +577,7 @@ class LocalCluster:
     def wait_for(
         self, find: Callable[[], _Found | None], timeout_s: float, give_up: Callable[[], bool] = lambda: False
     ) -> _Found | None:
-        """What `find` returns, looked for whenever a message came; None at the deadline, or when `give_up` says so."""
+        """The first result of `find`, called after every message; None at the deadline, or when `give_up` is true."""
         deadline = time.monotonic() + timeout_s
         give_up_at = None
         with self._changed:

@@ -16,7 +16,7 @@ def good() -> DemoOutcome:
         aborts=1,
         retries=2,
         faults=[PeerLoss("peer A", "SIGKILL", 20, 8.0, 2, inside=True), PeerLoss("peer B", "SIGSTOP", 50, 1_500.0, 2)],
-        arrivals=[Arrival("peer D", "joined", 30, 40.0), Arrival("peer B", "joined anew", 70, 30.0)],
+        arrivals=[Arrival("peer D", "joined", 30, 40.0), Arrival("peer B", "rejoined", 70, 30.0)],
         master=MasterLoss(80, 600.0, 3, 3),
         evictions=["peer B: silent"],
         exit_codes={"peer B": 0, "peer C": 0, "peer D": 0},

@@ -100,7 +100,7 @@ def test_places_in_commands_become_addresses_and_other_braces_stay() -> None:
     run = ["{python}", "{a.slow}:1", "{switch}", "{x.y}", "{}", '{"a": 1}']
     found = tree(command=[{"name": "one", "host": "b", "run": run, "env": {"TO": "{b.fast}"}}])
     (command,) = found.script.commands
-    assert command.words == ("/usr/bin/python", "10.79.1.1:1", "10.79.0.254", "{x.y}", "{}", '{"a": 1}')
+    assert command.arguments == ("/usr/bin/python", "10.79.1.1:1", "10.79.0.254", "{x.y}", "{}", '{"a": 1}')
     assert command.env == (("TO", "10.79.0.2"),)
 
 
@@ -195,10 +195,10 @@ def test_what_a_queue_lost_is_forgotten_and_a_new_shaper_counts_from_zero() -> N
     assert _lost([(9_000, 500)]) == 0.0
 
 
-ONE = LabCommand(name="one", host="a", words=("x",))
-LATE = LabCommand(name="late", host="a", words=("x",), at_ns=5 * S)
-BACK = LabCommand(name="back", host="b", words=("x",), background=True)
-AGAIN = LabCommand(name="again", host="b", words=("x",), background=True, restart=True)
+ONE = LabCommand(name="one", host="a", arguments=("x",))
+LATE = LabCommand(name="late", host="a", arguments=("x",), at_ns=5 * S)
+BACK = LabCommand(name="back", host="b", arguments=("x",), background=True)
+AGAIN = LabCommand(name="again", host="b", arguments=("x",), background=True, restart=True)
 
 
 def tell(script: Script, *events: tuple[float, Event]) -> list[Effect]:

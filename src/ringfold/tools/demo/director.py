@@ -19,24 +19,24 @@ from ringfold.tools.cluster import LocalCluster, Message
 from ringfold.tools.demo.outcome import Arrival, DemoOutcome, MasterLoss, PeerLoss
 
 LIVENESS = {"heartbeat_ms": 100, "suspect_after_ms": 400, "evict_after_ms": 1_500}
-"""Shorter than a real run's, so that nobody looks at a frozen peer for five seconds."""
+"""Shorter than a real run's, so that the demo does not wait five seconds for a frozen peer."""
 CHILD_ENVIRONMENT = {
     # The processes share the machine's cores already; two that use all of them would mostly wait for each other.
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
-    # A token of the user's own runs has no place here: this master does not have it.
+    # A token of the user's own runs is not used here: this master does not have it.
     "RINGFOLD_TOKEN_FILE": "",
 }
 MAX_KILLS = 3
-PATIENCE_S = 30.0
-"""The longest silence of all peers. While they report, they take steps, and these come to an end."""
+REPORT_TIMEOUT_S = 30.0
+"""How long all peers may be silent. While they report, they take steps, and the steps come to an end."""
 
 MS = 1_000_000
 
 
 class DemoFailed(Exception):
-    """Something that had to happen did not. The text says what, and who was where."""
+    """Something that had to happen did not. The text has what, and the state of every peer."""
 
 
 @dataclass(slots=True)
@@ -84,7 +84,7 @@ class DemoPeer:
 
 
 class DemoDirector:
-    """Runs the plot. `peers` and `events` are there for whoever shows them; `on_change` is called when they change."""
+    """Runs the sequence. `peers` and `events` can be shown; `on_change` is called when they change."""
 
     def __init__(self, cluster: LocalCluster, founders: int, steps: int, seed: int) -> None:
         self.steps = steps
@@ -99,10 +99,10 @@ class DemoDirector:
         self._began_ns = monotonic_ns()
         self._outcome = DemoOutcome(founders=founders, steps=steps, seed=seed)
 
-    # The plot
+    # The sequence
 
     def direct(self) -> DemoOutcome:
-        """Train to the last step; kill, add, freeze and wake peers on the way, and kill the master."""
+        """Train to the last step; kill, add, freeze and wake peers meanwhile, and kill the master."""
         master = self._cluster.start_master(self._master, **self._master_settings)
         master.wait_leading()
         self._where = master.address
@@ -131,36 +131,36 @@ class DemoDirector:
         """Train once more, undisturbed, and add the loss to the outcome. Yields the steps."""
         name = "undisturbed"
         self._spawn(name, "model", self._seed, self.steps, self._founders)
-        self._cluster.wait_connected([name], PATIENCE_S)
-        while (got := self._cluster.receive(PATIENCE_S, [name])) is not None:
+        self._cluster.wait_connected([name], REPORT_TIMEOUT_S)
+        while (got := self._cluster.receive(REPORT_TIMEOUT_S, [name])) is not None:
             if "held_out" in got[1]:
                 self._cluster.allow_exit(name)
                 self._outcome.undisturbed = got[1]["held_out"]
                 return
             yield got[1]["step"]
-        raise DemoFailed(f"the undisturbed training has been silent for {PATIENCE_S:.0f} s")
+        raise DemoFailed(f"the undisturbed training has been silent for {REPORT_TIMEOUT_S:.0f} s")
 
-    # The scenes
+    # Its steps
 
     def _start(self) -> DemoPeer:
-        """Start a peer that loads everything and then waits for the word to join."""
+        """Start a peer that loads everything and then waits for the message to join."""
         peer = DemoPeer(f"peer {ascii_uppercase[len(self.peers)]}")
         self.peers[peer.name] = peer
         self._spawn(peer.name, "trainer", self._where, self._seed, self.steps)
         return peer
 
     def _let_join(self, *peers: DemoPeer) -> int:
-        """Say the word; return when it was said, on the clock that all processes share."""
-        self._cluster.wait_connected([peer.name for peer in peers], PATIENCE_S)
+        """Send the message to join; return when it was sent, on the clock that all processes share."""
+        self._cluster.wait_connected([peer.name for peer in peers], REPORT_TIMEOUT_S)
         self._until(lambda: all(peer.state == "ready" for peer in peers), "all were ready")
-        said_ns = monotonic_ns()
+        sent_ns = monotonic_ns()
         for peer in peers:
             peer.state = "joining"
         self._cluster.send([peer.name for peer in peers], {"join": True})
-        return said_ns
+        return sent_ns
 
     def _kill_inside_an_all_reduce(self) -> PeerLoss:
-        """Kill the first peer that enters the next step, and ask the others what became of the op."""
+        """Kill the first peer that enters the next step; the others' reports show whether the op was aborted."""
         step = self._newest_step() + 1
         reporting = self._changes("a peer entered an all-reduce")
         victim = next(peer for peer in reporting if peer.inside is not None and peer.inside >= step)
@@ -172,7 +172,9 @@ class DemoDirector:
         fault.inside = all(commit.world == fault.ring for commit in reports)
         where = "inside" if fault.inside else "too late to stop"
         took = duration(fault.recovery_ms)
-        self._say(f"{victim.name} killed {where} the all-reduce of step {step} -> ring of {fault.ring} after {took}")
+        self._log_event(
+            f"{victim.name} killed {where} the all-reduce of step {step} -> ring of {fault.ring} after {took}"
+        )
         return fault
 
     def _welcome(self, newcomer: DemoPeer) -> None:
@@ -182,22 +184,22 @@ class DemoDirector:
         step = victim.last.step if victim.last else 0
         at_ns = self._cluster.freeze(victim.name)
         victim.state = "frozen"
-        self._say(f"{victim.name} frozen (SIGSTOP) at step {step}")
+        self._log_event(f"{victim.name} frozen (SIGSTOP) at step {step}")
         fault = self._recover(victim, "SIGSTOP", step, at_ns)
-        self._say(f"{victim.name} evicted -> ring of {fault.ring} after {duration(fault.recovery_ms)}")
+        self._log_event(f"{victim.name} evicted -> ring of {fault.ring} after {duration(fault.recovery_ms)}")
         return victim
 
     def _wake(self, frozen: DemoPeer) -> None:
-        self._say(f"{frozen.name} woken (SIGCONT) while the others are at step {self._newest_step()}")
+        self._log_event(f"{frozen.name} woken (SIGCONT) while the others are at step {self._newest_step()}")
         frozen.state = "waking"
         at_ns = self._cluster.thaw(frozen.name)
         self._until(lambda: bool(self._outcome.evictions), f"{frozen.name} saw that it was evicted")
-        self._arrive(frozen, "joined anew", at_ns)
+        self._arrive(frozen, "rejoined", at_ns)
 
     def _lose_the_master(self) -> MasterLoss:
         """Kill the master when a peer has entered the next step, and start it again.
 
-        With evidence by the master nobody can leave that step without one, unless the evidence was on its way already.
+        With evidence by the master no peer can leave that step without one, unless the evidence was in flight already.
         """
         step = self._newest_step() + 1
         reporting = self._changes("a peer entered an all-reduce")
@@ -205,8 +207,8 @@ class DemoDirector:
         peers = self._alive()
         epoch = max(peer.last.epoch for peer in peers if peer.last)
         at_ns = self._cluster.kill(self._master)
-        self._cluster.wait_exit(self._master, PATIENCE_S)
-        self._say(f"the master killed in step {step}")
+        self._cluster.wait_exit(self._master, REPORT_TIMEOUT_S)
+        self._log_event(f"the master killed in step {step}")
         self._master = f"{self._master}, again"
         self._cluster.start_master(self._master, listen=self._where, wait=False, **self._master_settings)
         self._until(lambda: all(peer.after_epoch(epoch) for peer in peers), "the peers went on with the next master")
@@ -216,7 +218,7 @@ class DemoDirector:
         inside = len(reports) == len(peers) and all(commit.at_ns > at_ns for commit in reports)
         lost = self._outcome.master = MasterLoss(step, recovery_ms, len(peers), first[0].world, inside)
         where = "inside its all-reduce" if inside else "too late to be inside its all-reduce"
-        self._say(f"that was {where}; started again -> ring of {lost.kept} after {duration(recovery_ms)}")
+        self._log_event(f"that was {where}; started again -> ring of {lost.kept} after {duration(recovery_ms)}")
         return lost
 
     def _finish(self) -> None:
@@ -224,7 +226,7 @@ class DemoDirector:
         self._until(lambda: all(peer.state == "finished" for peer in survivors), "everybody had finished")
         outcome = self._outcome
         outcome.seconds = (monotonic_ns() - self._began_ns) / 1e9
-        outcome.exit_codes = {peer.name: self._cluster.wait_exit(peer.name, PATIENCE_S) for peer in survivors}
+        outcome.exit_codes = {peer.name: self._cluster.wait_exit(peer.name, REPORT_TIMEOUT_S) for peer in survivors}
         outcome.digests = {peer.name: peer.digest for peer in survivors}
         outcome.held_out = {peer.name: peer.held_out for peer in survivors}
         commits = [commit for peer in self.peers.values() for commit in peer.commits]
@@ -233,7 +235,7 @@ class DemoDirector:
         outcome.aborts = len({commit.step for commit in commits if commit.retried})
         outcome.events = self.events
 
-    # What the scenes are made of
+    # What the steps are made of
 
     def _spawn(self, name: str, module: str, *arguments: object) -> None:
         self._cluster.start_worker(name, f"ringfold.tools.demo.{module}", *arguments, env=CHILD_ENVIRONMENT)
@@ -258,10 +260,10 @@ class DemoDirector:
         arrival = Arrival(peer.name, how, commit.step, (commit.at_ns - since_ns) / MS)
         self._outcome.arrivals.append(arrival)
         took = duration(arrival.took_ms)
-        self._say(f"{peer.name} {how} at step {commit.step} -> ring of {commit.world} after {took}")
+        self._log_event(f"{peer.name} {how} at step {commit.step} -> ring of {commit.world} after {took}")
 
     def _reach(self, part: float) -> None:
-        """Wait until the run has done this part of its steps, with everybody who has joined."""
+        """Wait until the run has done this part of its steps, with every peer that has joined."""
         step = int(part * self.steps)
         self._until(lambda: all(peer.last and peer.last.step >= step for peer in self._trainees()), f"step {step}")
 
@@ -269,7 +271,7 @@ class DemoDirector:
         return [peer for peer in self._trainees() if peer.is_alive]
 
     def _trainees(self) -> list[DemoPeer]:
-        """Everybody who was told to join and is able to go on."""
+        """Every peer that was sent the message to join and is able to continue."""
         waiting = ("starting", "ready")
         return [peer for peer in self.peers.values() if peer.is_alive and peer.state not in waiting]
 
@@ -278,7 +280,7 @@ class DemoDirector:
         entered = [peer.inside for peer in self.peers.values() if peer.inside is not None]
         return max([*entered, *(peer.last.step for peer in self.peers.values() if peer.last)], default=0)
 
-    def _say(self, text: str) -> None:
+    def _log_event(self, text: str) -> None:
         self.events.append(f"{(monotonic_ns() - self._began_ns) / 1e9:5.1f} s  {text}")
         self.on_change()
 
@@ -294,14 +296,16 @@ class DemoDirector:
 
     def _changes(self, what: str) -> Iterator[DemoPeer]:
         """Each peer that reports, right after it did. Fails when the run stands still, or ends, before `what` came."""
-        while (got := self._cluster.receive(PATIENCE_S)) is not None:
+        while (got := self._cluster.receive(REPORT_TIMEOUT_S)) is not None:
             peer = self.peers[got[0]]
             self._take(peer, got[1])
             yield peer
             self.on_change()
             if (trainees := self._trainees()) and all(one.state == "finished" for one in trainees):
                 raise DemoFailed(f"the run ended before {what}; it needs more --steps than {self.steps}")
-        raise DemoFailed(f"no peer has reported for {PATIENCE_S:.0f} s, while waiting for {what}; {self._positions()}")
+        raise DemoFailed(
+            f"no peer has reported for {REPORT_TIMEOUT_S:.0f} s, while waiting for {what}; {self._positions()}"
+        )
 
     def _take(self, peer: DemoPeer, message: Message) -> None:
         match message:
@@ -317,7 +321,7 @@ class DemoDirector:
             case {"what": "evicted", "reason": reason}:
                 peer.state = "joining"
                 self._outcome.evictions.append(f"{peer.name}: {reason}")
-                self._say(f"{peer.name} sees that it was evicted: {reason}")
+                self._log_event(f"{peer.name} sees that it was evicted: {reason}")
             case {"what": "finished", "digest": digest, "held_out": held_out, "sample": sample}:
                 peer.state, peer.digest, peer.held_out = "finished", digest, held_out
                 self._outcome.sample = sample

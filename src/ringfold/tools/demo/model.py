@@ -61,7 +61,7 @@ class Text:
         self.held_out = _examples(codes[-HELD_OUT:], np.arange(HELD_OUT - CONTEXT))
 
     def batch(self, seed: int, step: int, rank: int) -> Batch:
-        """The examples that one rank learns from in one step: drawn anew in each step, and others for each rank."""
+        """The examples that one rank learns from in one step: different ones in each step and for each rank."""
         generator = np.random.default_rng((seed, step, rank))
         return _examples(self._training, generator.integers(len(self._training) - CONTEXT, size=BATCH))
 
@@ -112,7 +112,7 @@ class CharacterModel:
         self.weights += self.momentum
 
     def write(self, beginning: str, length: int) -> str:
-        """Continue a text by drawing one character after the other, the likely ones a little more often than said."""
+        """Continue a text by drawing one character after the other, with a slightly sharpened distribution."""
         codes, generator = list(encode(beginning)), np.random.default_rng(0)
         for _ in range(length):
             before = np.array([codes[-CONTEXT:]], np.uint8)

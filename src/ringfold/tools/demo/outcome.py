@@ -1,4 +1,4 @@
-"""What came out of the demo: the facts, the checks on them, and how both are shown."""
+"""The result of the demo: what was measured, the checks on it, and how both are shown."""
 
 import msgspec
 from rich.console import Group
@@ -16,7 +16,7 @@ SKIPPED = {
 
 
 class PeerLoss(msgspec.Struct):
-    """A peer that was taken out, and how long the others stood still."""
+    """A peer that was taken out, and how long the others made no progress."""
 
     peer: str
     signal: str
@@ -89,7 +89,7 @@ def checks(outcome: DemoOutcome) -> list[DemoCheck]:
     struck = [f"step {fault.step}, next op after {duration(fault.recovery_ms)}" for fault in kills if fault.inside]
     evicted = [f"next op after {duration(fault.recovery_ms)}" for fault in outcome.faults if fault.signal == "SIGSTOP"]
     came = [_arrival(arrival) for arrival in outcome.arrivals if arrival.how == "joined"]
-    again = [_arrival(arrival) for arrival in outcome.arrivals if arrival.how == "joined anew"]
+    again = [_arrival(arrival) for arrival in outcome.arrivals if arrival.how == "rejoined"]
     failed = [f"{name}: exit code {code}" for name, code in outcome.exit_codes.items() if code != 0]
     count, different = len(outcome.digests), sorted(set(outcome.digests.values()))
     lost = outcome.master
@@ -107,9 +107,9 @@ def checks(outcome: DemoOutcome) -> list[DemoCheck]:
                   _list(struck, f"{len(kills)} missed")),
         DemoCheck("a frozen peer is evicted, the others go on", bool(evicted), _list(evicted, "nobody was frozen")),
         DemoCheck("a new peer joins in the middle", bool(came), _list(came, "nobody came")),
-        DemoCheck("the evicted peer is told so and joins anew", bool(outcome.evictions and again), _list(again, "no")),
+        DemoCheck("the evicted peer learns it and rejoins", bool(outcome.evictions and again), _list(again, "no")),
         DemoCheck("a master killed inside an all-reduce stops nobody", bool(went_on), _list(went_on, "no")),
-        DemoCheck("all who live finish and leave cleanly", count >= 2 and not failed, _list(failed, f"{count} peers")),
+        DemoCheck("all survivors finish and leave cleanly", count >= 2 and not failed, _list(failed, f"{count} peers")),
         DemoCheck("all hold the same bits of weights and momentum", count >= 2 and len(different) == 1,
               f"{count} times {different[0][:16]}" if len(different) == 1 else bits),
         DemoCheck("the held-out loss is as good as undisturbed", is_as_good, compared),

@@ -32,7 +32,7 @@ class Quiet:
 
 
 class Plain(Quiet):
-    """Whole lines: the events, and a word every tenth of the way."""
+    """Plain lines: the events, and the position after every tenth of the steps."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

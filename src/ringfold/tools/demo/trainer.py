@@ -19,14 +19,14 @@ def main(arguments: list[str]) -> None:
     try:
         live(channel, name, where, int(seed), int(steps))
     except ChannelClosed:
-        os._exit(0)  # the director is gone, and nobody wants the result
+        os._exit(0)  # the director is gone, and the result is not needed
     except Exception as error:
         channel.send({"error": f"{type(error).__name__}: {error}"})
         raise
 
 
 def live(channel: Channel, name: str, where: str, seed: int, steps: int) -> None:
-    """Wait for the word to join, train to the end whatever happens, and report what has been learnt."""
+    """Wait for the message to join, train to the end, and report the result."""
     text, model = Text(), CharacterModel(seed)
     channel.send({"what": "ready"})
     channel.receive()

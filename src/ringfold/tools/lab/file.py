@@ -1,4 +1,4 @@
-"""A lab as a TOML file: hosts, paths, commands, and what changes when. Every mistake is said with its place.
+"""A lab as a TOML file: hosts, paths, commands, and what changes when. Every mistake is reported with its place.
 
 `docs/guides/lab.md` explains the file. Reading it needs no root and makes nothing.
 """
@@ -85,7 +85,7 @@ class ChangeTable(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class TelemetryTable(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """`[telemetry]`: the switch tells the hosts' agents about its queues."""
+    """`[telemetry]`: the switch sends the state of its queues to the hosts' agents."""
 
     every_ms: float = 5.0
     port: int = TELEMETRY_PORT
@@ -168,7 +168,7 @@ def _path(table: PathTable, relay: bool) -> Path:
 
 
 def _cable(path: Path, table: CableTable) -> Path:
-    """The path as this host has it. A rate for the cable is one for both directions, whatever the path says of them."""
+    """The path as this host has it. A rate for the cable is one for both directions, whatever the path has for them."""
     given = _given(table)
     del given["host"], given["path"]
     if "rate" in given:
@@ -186,7 +186,7 @@ def _action(table: ChangeTable) -> Action:
             raise ValueError(f"there is no signal {table.signal!r}")
         return Kill(table.command, int(signal.Signals[name]))
     if table.path is None:
-        raise ValueError("say which path changes, or which command gets a signal")
+        raise ValueError("name the path that changes, or the command that gets a signal")
     if isinstance(table.cut, bool):
         given["cut"] = "silent" if table.cut else "no"
     change = Change(**given)
@@ -218,13 +218,13 @@ def _check_telemetry(table: TelemetryTable, made: LabLayout) -> None:
 
 def _command(table: CommandTable, made: LabLayout, python: str) -> LabCommand:
     made.host(table.host)
-    words = shlex.split(table.run) if isinstance(table.run, str) else table.run
-    if not words:
+    arguments = shlex.split(table.run) if isinstance(table.run, str) else table.run
+    if not arguments:
         raise ValueError("run is empty")
     return LabCommand(
         name=table.name,
         host=table.host,
-        words=tuple(_filled(word, made, python) for word in words),
+        arguments=tuple(_filled(argument, made, python) for argument in arguments),
         env=tuple(sorted((key, _filled(value, made, python)) for key, value in table.env.items())),
         at_ns=_ns(table.at_s, "at_s"),
         background=table.background or table.restart,
@@ -233,7 +233,7 @@ def _command(table: CommandTable, made: LabLayout, python: str) -> LabCommand:
     )
 
 
-def _filled(word: str, made: LabLayout, python: str) -> str:
+def _filled(argument: str, made: LabLayout, python: str) -> str:
     """`{host.path}` is an address, `{host}` that on the first path. Other braces stay as they are."""
 
     def stand_in(found: re.Match[str]) -> str:
@@ -244,7 +244,7 @@ def _filled(word: str, made: LabLayout, python: str) -> str:
             return found[0]
         return made.address(name, path if path is not None else 0)
 
-    return _PLACE.sub(stand_in, word)
+    return _PLACE.sub(stand_in, argument)
 
 
 def _given(table: msgspec.Struct) -> dict[str, Any]:

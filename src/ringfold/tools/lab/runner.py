@@ -169,7 +169,7 @@ class ScriptRun:
         given = {"LAB_HOST": command.host, "LAB_ADDRESSES": ",".join(self._lab.addresses(command.host))}
         child = self._lab.start(
             command.host,
-            command.words,
+            command.arguments,
             env={"PYTHONUNBUFFERED": "1", **given, **dict(command.env)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -185,7 +185,7 @@ class ScriptRun:
             os.set_blocking(pipe.descriptor, False)
             self._pipes.append(pipe)
             self._selector.register(pipe.descriptor, selectors.EVENT_READ, pipe)
-        self._emit("started", command=command.name, host=command.host, pid=child.pid, text=" ".join(command.words))
+        self._emit("started", command=command.name, host=command.host, pid=child.pid, text=" ".join(command.arguments))
 
     def _signal(self, kill: Kill) -> None:
         child, _ = self._children[kill.command]
@@ -237,7 +237,7 @@ class ScriptRun:
         os.close(descriptor)
         status = child.wait()
         for pipe in [each for each in self._pipes if each.command == name]:
-            # What it said last comes before the word of its end. A pipe that its children hold stays.
+            # What it printed last comes before its end. A pipe that its children hold stays.
             while pipe in self._pipes and _is_readable(pipe.descriptor):
                 self._pull(pipe)
         self._emit("ended", command=name, status=status)

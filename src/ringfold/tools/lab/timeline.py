@@ -1,9 +1,9 @@
-"""What happens in a lab, and when: a pure machine. `runner.py` carries out what it says.
+"""What happens in a lab, and when: a pure state machine. `runner.py` carries out its effects.
 
-A lab *goes on* while a command in the foreground is yet to end; a command in the background is there as long as the lab
-is. It *ends* when the last one in the foreground has ended, when one fails that may not, at `end_ns`, or when it is
-told to. Then what still runs gets SIGTERM, and SIGKILL after a moment. With nothing in the foreground and no `end_ns`
-it goes on until it is told to end.
+A lab *runs* while a command in the foreground has not ended; a command in the background lives as long as the lab. It
+*ends* when the last one in the foreground has ended, when one fails that may not, at `end_ns`, or when it is
+interrupted. Then what still runs gets SIGTERM, and SIGKILL after a moment. With nothing in the foreground and no
+`end_ns` it runs until it is interrupted.
 
 A command that the script itself sends a signal is not a failure, whatever its status. One with `restart` is started
 again a second after its end, until the lab ends.
@@ -27,7 +27,7 @@ class LabCommand:
 
     name: str
     host: str
-    words: tuple[str, ...]
+    arguments: tuple[str, ...]
     env: tuple[tuple[str, str], ...] = ()
     at_ns: int = 0
     background: bool = False
@@ -89,7 +89,7 @@ class CommandEnded:
 
 @dataclass(frozen=True, slots=True)
 class Interrupted:
-    """Somebody wants the lab to end."""
+    """The lab shall end."""
 
     reason: str
 
@@ -106,7 +106,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """From now on the lab ends; said once."""
+    """From now on the lab ends; emitted once."""
 
     reason: str
 
@@ -205,7 +205,7 @@ class Timeline:
             self._put(now_ns + RESTART_NS, command)
             return []
         if status != 0 and not wanted:
-            return self._end(now_ns, 1, f"{name} {_said(status)}")
+            return self._end(now_ns, 1, f"{name} {_describe(status)}")
         self._unfinished.discard(name)
         if not self._unfinished and not command.background:
             return self._end(now_ns, 0, "all commands in the foreground have ended")
@@ -218,7 +218,7 @@ class Timeline:
         return [Ending(reason), *(Kill(name, int(signal.SIGTERM)) for name in sorted(self._running))]
 
 
-def _said(status: int) -> str:
+def _describe(status: int) -> str:
     if status >= 0:
         return f"failed with status {status}"
     try:

@@ -23,7 +23,7 @@ _MIN_SAMPLES = 9
 
 
 class SoakCheck(NamedTuple):
-    """A promise, whether it was kept, and how one can tell."""
+    """A promise, whether it was kept, and what shows it."""
 
     promise: str
     kept: bool
@@ -46,7 +46,7 @@ class Hang(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ResourceSample:
-    """What the kernel says about a process at one moment."""
+    """Resources of a process at one moment."""
 
     resident_bytes: int
     descriptors: int
@@ -82,7 +82,7 @@ class Growth:
 
 
 def growth(name: str, samples: Sequence[ResourceSample]) -> list[Growth]:
-    """Memory and descriptors of one process; empty if there are too few samples to say anything."""
+    """Memory and descriptors of one process; empty if there are too few samples."""
     warm = samples[int(len(samples) * _WARM_UP) :]
     if len(warm) < _MIN_SAMPLES:
         return []

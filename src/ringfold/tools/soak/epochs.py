@@ -8,8 +8,8 @@ one history means:
   would give a number to a second ring.
 * In a log epoch numbers grow, and so do steps. With the epoch numbers grow the fences, over all logs: what an old
   leader decided comes before what a new one did.
-* An op is committed in an epoch that its peer was in, by as many as that epoch has members; and all who made a step say
-  the same of its ops.
+* An op is committed in an epoch that its peer was in, by as many as that epoch has members; and all peers that made a
+  step report the same about its ops.
 """
 
 from collections.abc import Iterable, Mapping

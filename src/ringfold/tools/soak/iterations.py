@@ -32,8 +32,8 @@ VETERANS = 2
 HANG_S = 60.0
 SAMPLE_S = 1.0
 END_S = 30.0
-AWAY_S = 8.0
-"""The longest that a rank is dead or frozen: twice what it takes to be given up."""
+MAX_AWAY_S = 8.0
+"""How long a rank is dead or frozen at most: twice the time after which it is inactive."""
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ class RankProcess:
     members: int = 0
     is_frozen: bool = False
     is_ending: bool = False
-    """It was told to stop, or its rank was taken over."""
+    """It was sent a stop, or its rank was taken over."""
 
 
 @dataclass(slots=True)
@@ -99,7 +99,7 @@ class IterationSoakOutcome:
 
 
 class IterationSoak:
-    """Disturbs ranks and stores for a while. `faults` and `worlds` are there for whoever shows them."""
+    """Disturbs ranks and stores for a while. `faults` and `worlds` can be shown meanwhile."""
 
     def __init__(self, cluster: LocalCluster, kinds: Sequence[str], ranks: int, every_s: float, seed: int) -> None:
         self.pids: set[int] = set()
@@ -123,7 +123,7 @@ class IterationSoak:
         )
 
     def direct(self, minutes: float, on_change: Callable[[float], None] = lambda seconds: None) -> IterationSoakOutcome:
-        """Disturb for so long, then let all come together and end. `on_change` hears how many seconds have passed."""
+        """Disturb for so long, then let all meet and end. `on_change` gets the seconds that have passed."""
         for world in self.worlds:
             world.server.start()
         for world in self.worlds:
@@ -170,7 +170,7 @@ class IterationSoak:
         self._forget(life.name)
         del world.lives[life.rank]
         # At once, so that nobody misses it; or after it was given up.
-        self.faults.later(now_ns + self.faults.seconds(0.05, AWAY_S), lambda: self._start(world, life.rank))
+        self.faults.later(now_ns + self.faults.seconds(0.05, MAX_AWAY_S), lambda: self._start(world, life.rank))
         return True
 
     def _freeze_rank(self, now_ns: int) -> bool:
@@ -179,7 +179,7 @@ class IterationSoak:
         life = found[1]
         self._cluster.freeze(life.name)
         life.is_frozen = True
-        self.faults.later(now_ns + self.faults.seconds(0.1, AWAY_S), lambda: self._thaw(life))
+        self.faults.later(now_ns + self.faults.seconds(0.1, MAX_AWAY_S), lambda: self._thaw(life))
         return True
 
     def _thaw(self, life: RankProcess) -> None:
@@ -196,7 +196,7 @@ class IterationSoak:
         if self._random.random() < 0.5:
             self._cluster.freeze(life.name)
             life.is_frozen = True
-            self.faults.later(now_ns + self.faults.seconds(0.5, AWAY_S), lambda: self._thaw(life))
+            self.faults.later(now_ns + self.faults.seconds(0.5, MAX_AWAY_S), lambda: self._thaw(life))
         self._let_end(world, life)
         self._start(world, life.rank)
         return True
@@ -207,7 +207,7 @@ class IterationSoak:
         world, life = found
         self._cluster.send([life.name], {"what": "stop"})
         self._let_end(world, life)
-        self.faults.later(now_ns + self.faults.seconds(0.05, AWAY_S), lambda: self._start(world, life.rank))
+        self.faults.later(now_ns + self.faults.seconds(0.05, MAX_AWAY_S), lambda: self._start(world, life.rank))
         return True
 
     def _let_end(self, world: StoreWorld, life: RankProcess) -> None:
@@ -265,7 +265,7 @@ class IterationSoak:
     # Watching
 
     def _watch(self, seconds: float) -> None:
-        """Take in what is reported for a while; do what is due; see whether anybody hangs."""
+        """Receive reports for a while; do what is due; raise if a process hangs."""
         end_ns = monotonic_ns() + int(seconds * S)
         while (left_ns := end_ns - monotonic_ns()) > 0:
             if (got := self._cluster.receive(left_ns / S)) is not None:
@@ -359,7 +359,7 @@ class IterationHistory:
     last: int = -1
     missed: int = 0
     orphaned: int = 0
-    """Iterations of which the winner told nobody: it was killed, or frozen and superseded, just after it won."""
+    """Iterations whose winner reported to no rank: it was killed, or frozen and superseded, just after it won."""
 
 
 def judge(logs: Mapping[int, Sequence[IterationEntry]]) -> IterationHistory:
@@ -386,7 +386,7 @@ def judge(logs: Mapping[int, Sequence[IterationEntry]]) -> IterationHistory:
 
 
 def _judge_rank(found: IterationHistory, rank: int, log: Sequence[IterationEntry]) -> None:
-    """In one life numbers grow, and skip what was said to be missed; the next life does not begin before the last."""
+    """In one process numbers grow, and skip those reported as missed; the next process continues above them."""
     lives: dict[tuple[int, str], list[IterationEntry]] = defaultdict(list)
     for entry in log:
         lives[entry.fence, entry.incarnation].append(entry)
@@ -406,7 +406,7 @@ def _judge_rank(found: IterationHistory, rank: int, log: Sequence[IterationEntry
 
 
 def histories(outcome: IterationSoakOutcome) -> dict[str, IterationHistory]:
-    """What the logs of each store say."""
+    """The histories in the logs of each store."""
     return {kind: judge(logs) for kind, logs in outcome.logs.items()}
 
 
@@ -419,7 +419,7 @@ def checks(outcome: IterationSoakOutcome) -> list[SoakCheck]:
         agreed = outcome.agreed[kind]
         figures = (
             f"{history.last + 1} iterations, {history.entries} entries of {history.lives} processes, "
-            f"{history.missed} missed by somebody, {history.orphaned} whose winner told nobody"
+            f"{history.missed} missed by somebody, {history.orphaned} without a report of the winner"
         )
         found += [
             SoakCheck(
@@ -430,7 +430,7 @@ def checks(outcome: IterationSoakOutcome) -> list[SoakCheck]:
             SoakCheck(
                 f"{kind}: an iteration has one winner",
                 not history.two_winners,
-                shown(history.two_winners) or f"{history.last + 1 - history.orphaned} winners that told it",
+                shown(history.two_winners) or f"{history.last + 1 - history.orphaned} winners that reported it",
             ),
             SoakCheck(
                 f"{kind}: there is one history",

@@ -1,8 +1,8 @@
-"""The masters of the soak: two on one journal, of which one leads, and what is done to them.
+"""The masters of the soak: two on one journal, of which one leads, and their faults.
 
 * The leader is killed, and started again a little later: it finds that the other one leads, and stands by.
 * The leader is frozen for longer than its lease. When it wakes up it still has its peers' connections and its plans,
-  and another one leads; what it would decide then must not count.
+  but another one leads; what it decides then must not count.
 * Both are killed. One is started again, and finds in the journal what it must go on with; the other one follows.
 
 Faults may overlap: the new leader may be killed while the old one is still frozen. Then nobody leads for a while. A new
@@ -25,8 +25,8 @@ from ringfold.tools.soak.faults import FaultSchedule, SoakFault
 from ringfold.wire.messages import Status
 
 LEASE_S = 2.0
-AWAY_S = 4.0
-"""The longest that a master stays dead."""
+MAX_AWAY_S = 4.0
+"""How long a master stays dead at most."""
 MAX_STRIKES = 2
 AFTERMATH_NS = 500_000_000
 """A step that is reported so soon after a fault may have been made before it."""
@@ -69,7 +69,7 @@ class SoakMasters:
         self._start(second)
 
     def status(self) -> tuple[SoakMaster, Status] | None:
-        """Who leads, and the run as it sees it; None if nobody answers."""
+        """The leader, and the run as it reports it; None if no master responds."""
         for master in self.masters:
             if master.is_up and not master.is_frozen:
                 try:
@@ -104,7 +104,7 @@ class SoakMasters:
             if (master := leader()) is None:
                 return False
             self._kill(master)
-            faults.later(now_ns + faults.seconds(0.05, AWAY_S), partial(self._start, master))
+            faults.later(now_ns + faults.seconds(0.05, MAX_AWAY_S), partial(self._start, master))
             return True
 
         def freeze_leader(now_ns: int) -> bool:
@@ -128,7 +128,7 @@ class SoakMasters:
             for place in faults.order(len(self.masters)):
                 master = self.masters[place]
                 self._kill(master)
-                due_ns += faults.seconds(0.05, AWAY_S / 2)
+                due_ns += faults.seconds(0.05, MAX_AWAY_S / 2)
                 faults.later(due_ns, partial(self._start, master))
             return True
 

@@ -4,13 +4,13 @@ It trains nothing, and changes its state by what it reduces, so that a wrong bit
 All sizes come from the seed and the step: they are random, and the same on all peers. What must hold is checked here,
 where it would be seen first; whatever does not is sent to the parent as an error, which ends the soak:
 
-* The sync before each step compares hashes. Who took part in the one before must not receive a byte.
+* The sync before each step compares hashes. A peer that took part in the one before must not receive a byte.
 * The first element of each op counts its contributors.
 
 What can be judged only from all peers together it writes to a log, each line at once and in one write, so that a kill
 loses nothing that happened before: see `epochs.py`.
 
-SIGUSR1 writes the stacks of all threads to the process's output: the parent sends it to whoever hangs.
+SIGUSR1 writes the stacks of all threads to the process's output: the parent sends it to a process that hangs.
 """
 
 import faulthandler
@@ -60,7 +60,7 @@ def main(arguments: list[str]) -> None:
 
 
 class StepLog(logging.Handler):
-    """The peer's log: the epochs that its session tells of, and the steps that it is told."""
+    """The peer's log: the epochs that its session logs, and the steps that it commits."""
 
     def __init__(self, file: int) -> None:
         super().__init__()
@@ -68,20 +68,20 @@ class StepLog(logging.Handler):
         self._ops: list[tuple[int, int]] = []
         self._last_ns: int | None = None
         self._longest_ns = 0
-        told = logging.getLogger("ringfold.peer")
-        told.setLevel(logging.DEBUG)
-        told.addHandler(self)
+        logger = logging.getLogger("ringfold.peer")
+        logger.setLevel(logging.DEBUG)
+        logger.addHandler(self)
         # A logger that has a handler of its own does not write to the process's output any more.
-        spoken = logging.StreamHandler()
-        spoken.setLevel(logging.WARNING)
-        told.addHandler(spoken)
+        warnings = logging.StreamHandler()
+        warnings.setLevel(logging.WARNING)
+        logger.addHandler(warnings)
 
     def emit(self, record: logging.LogRecord) -> None:
         if isinstance(record.args, tuple) and record.args and isinstance(runs := record.args[0], EpochRuns):
             self._write(EpochBegun(*runs))
 
     def begin(self) -> None:
-        """A membership begins: what was committed of a step that did not end is not told."""
+        """A membership begins: what was committed of a step that did not end is not logged."""
         self._ops.clear()
 
     def committed(self, info: rf.ReduceInfo) -> None:
@@ -132,7 +132,7 @@ class Workload:
 
 
 def live(channel: Channel, name: str, where: str, load: Workload, book: StepLog) -> None:
-    """Take steps until the parent says that it is enough. After an eviction, join again."""
+    """Take steps until the parent sends a stop. After an eviction, join again."""
     channel.send({"what": "ready"})
     while True:
         try:

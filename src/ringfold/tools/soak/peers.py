@@ -1,13 +1,14 @@
 """The parent of the soak: it starts masters and peers, and from then on disturbs them without a pause.
 
-Who lives how long. *Veterans* are there from the beginning to the end, so that growth shows in them: the first one is
-never touched, the second one is frozen now and then (so it joins anew, again and again, in one process). All others
-are killed, frozen, and replaced. The world stays between a half of the peers and all of them. What is done to the two
-masters, in the same minutes, is in `masters.py`.
+Lifetimes. *Veterans* live from the beginning to the end, so that growth shows in them: the first one is never
+disturbed, the second one is frozen now and then, so it rejoins many times in one process. All others are killed, frozen
+and replaced. The world stays between half of the peers and all of them. `masters.py` disturbs the two masters at the
+same time.
 
 No hang. Every peer that is neither frozen nor dead reports a step within `HANG_S`; a newcomer has `START_S` for its
-first one. Who does not is named, with the run's status and the stacks of its threads. That is longer than the run may
-stand still: twice the time for which a new leader waits for the members that died with the old one, and the lease.
+first one. A peer that does not is named, with the run's status and the stacks of its threads. That is longer than the
+run may make no progress: twice the time for which a new leader waits for the members that died with the old one, and
+the lease.
 """
 
 import os
@@ -32,7 +33,7 @@ HANG_S = 45.0
 START_S = 60.0
 SAMPLE_S = 1.0
 AFTER_THAW_S = 5.0
-"""Who is evicted so soon after it was frozen, is so because of that."""
+"""An eviction so soon after a freeze is a consequence of it."""
 S = 1_000_000_000
 LEADER = "the leading master"
 
@@ -89,7 +90,7 @@ class PeerSoakOutcome:
     digests: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Per peer that was there at the end: its last step, and the digest of its state."""
     samples: dict[str, list[ResourceSample]] = field(default_factory=dict)
-    """Per veteran, and of whoever led."""
+    """Per veteran, and of the leader."""
     master_samples: dict[str, list[ResourceSample]] = field(default_factory=dict)
     """Per life of a master: while it led, because a standby has no peers."""
     history: EpochHistory = field(default_factory=EpochHistory)
@@ -97,10 +98,10 @@ class PeerSoakOutcome:
 
 
 class PeerSoak:
-    """Disturbs a run for a while. `tally` and `peers` are there for whoever shows them."""
+    """Disturbs a run for a while. `tally` and `peers` can be shown meanwhile."""
 
     def __init__(self, cluster: LocalCluster, peers: int, every_s: float, seed: int, state_bytes: int) -> None:
-        # Both ways that evidence can take, by turns: through the master every op needs one.
+        # Both routes of evidence, in turn: with evidence by the master every op needs one.
         self.tally = Tally(evidence=("ring", "master")[seed % 2])
         self.peers: dict[str, SoakPeer] = {}
         self._cluster, self._most, self._every_s, self._seed, self._state_bytes = (
@@ -137,7 +138,7 @@ class PeerSoak:
         self._logs.mkdir()
 
     def direct(self, minutes: float, on_change: Callable[[float], None] = lambda seconds: None) -> PeerSoakOutcome:
-        """Disturb the run for so long, then let it settle and end. `on_change` hears how many seconds have passed."""
+        """Disturb the run for so long, then let it settle and end. `on_change` gets the seconds that have passed."""
         self._masters.start()
         for name in self._veterans:
             self._start(name)
@@ -170,8 +171,8 @@ class PeerSoak:
     def _awake(self) -> list[SoakPeer]:
         return [peer for peer in self.peers.values() if peer.frozen_until_ns is None]
 
-    def _mortals(self) -> list[str]:
-        """Who may be disturbed now; nobody where too few would be left."""
+    def _disturbable(self) -> list[str]:
+        """The peers that may be disturbed now; none if too few would be left."""
         awake = self._awake
         return [p.name for p in awake if p.name not in self._veterans] if len(awake) > self._fewest else []
 
@@ -183,19 +184,19 @@ class PeerSoak:
 
     def _freeze_one(self, now_ns: int) -> bool:
         """Long enough for an eviction, or not."""
-        if not (mortals := self._mortals()):
+        if not (candidates := self._disturbable()):
             return False
         # The veteran often: what an eviction leaves behind in a process adds up only there.
-        victim = self._veterans[-1] if self._random.random() < 0.4 else str(self._random.choice(mortals))
+        victim = self._veterans[-1] if self._random.random() < 0.4 else str(self._random.choice(candidates))
         if self.peers[victim].frozen_until_ns is None and self.peers[victim].joined:
             self._freeze(self.peers[victim], now_ns + int(self._random.uniform(0.1, 5.0) * S))
             return True
         return False
 
     def _kill_one(self, now_ns: int) -> bool:
-        if not (mortals := self._mortals()):
+        if not (candidates := self._disturbable()):
             return False
-        self._kill(str(self._random.choice(mortals)))
+        self._kill(str(self._random.choice(candidates)))
         return True
 
     def _start(self, name: str = "") -> None:
@@ -223,7 +224,7 @@ class PeerSoak:
     # Watching
 
     def _watch(self, seconds: float) -> None:
-        """Take in what is reported for a while; wake whom it is time to wake; see whether anybody hangs."""
+        """Receive reports for a while; wake the peers whose freeze is over; raise if a peer hangs."""
         end_ns = monotonic_ns() + int(seconds * S)
         while (left_ns := end_ns - monotonic_ns()) > 0:
             if (got := self._cluster.receive(left_ns / S)) is not None:
@@ -273,22 +274,22 @@ class PeerSoak:
         return all(peer.frozen_until_ns is None and peer.joined and peer.world == len(everybody) for peer in everybody)
 
     def _hang(self, peer: SoakPeer) -> Hang:
-        asked = self._masters.status()
+        found = self._masters.status()
         os.kill(self._cluster.pid(peer.name), signal.SIGUSR1)
         self._cluster.pause(0.5)
         limit_s = HANG_S if peer.joined else START_S
         others = ", ".join(f"{other.name} at step {other.step}" for other in self.peers.values() if other is not peer)
         text = f"hangs: no step for {limit_s:.0f} s, the last one was {peer.step} ({others})"
-        return Hang(peer.name, text, None if asked is None else asked[1], self._cluster.log_tail(peer.name))
+        return Hang(peer.name, text, None if found is None else found[1], self._cluster.log_tail(peer.name))
 
     def _sample(self) -> None:
-        self._cluster.pause(0)  # it raises if a master has ended that nobody killed
+        self._cluster.pause(0)  # it raises if a master has ended that was not killed
         for name in self._veterans:
             self._samples[name].append(sample(self._cluster.pid(name)))
-        if (asked := self._masters.status()) is not None:
-            taken = sample(self._cluster.pid(asked[0].name))
+        if (found := self._masters.status()) is not None:
+            taken = sample(self._cluster.pid(found[0].name))
             self._samples[LEADER].append(taken)
-            self._master_samples.setdefault(asked[0].name, []).append(taken)
+            self._master_samples.setdefault(found[0].name, []).append(taken)
 
     # The end
 
