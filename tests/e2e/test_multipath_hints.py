@@ -82,7 +82,7 @@ def test_telemetry_takes_a_path_away_and_gives_it_back_and_a_dead_agent_costs_no
             until(cluster, is_used_again, "a path that is clear again is not used")
 
             send_congestion(lab, 0, path=1, congestion=255)
-            multipath._ask(cluster, {"do": "op", "size_bytes": 4 * SIZE})
+            multipath._request(cluster, {"do": "op", "size_bytes": 4 * SIZE})
             agents.kill("agent")
             multipath._result(cluster)  # verified, and in the first attempt
             until(cluster, lambda: sent(cluster)[1] > 0, "the hints of a dead agent are still believed")

@@ -63,7 +63,7 @@ def test_bounds_on_both_sides(target_file: Callable[[str], Path], bound: str, go
     assert verdicts(target_file(f"{bound} = 3"), [{"x": bad}]) == ["miss"]
 
 
-def test_a_target_speaks_about_its_rows_only(target_file: Callable[[str], Path]) -> None:
+def test_a_target_is_about_its_rows_only(target_file: Callable[[str], Path]) -> None:
     path = target_file("at_least = 2.0\nwhere = { world = 2, size = { max = 10 } }")
     good: Row = {"world": 2, "size": 10, "x": 3.0}
     assert verdicts(path, [good, {"world": 4, "size": 10, "x": 1.0}, {"world": 2, "size": 11, "x": 1.0}]) == ["hit"]
@@ -199,7 +199,7 @@ def gone(pid: int) -> bool:
         return bool(select.select([handle], [], [], WAIT_S)[0])
 
 
-def test_a_crew_takes_its_children_and_its_files_along() -> None:
+def test_a_cluster_ends_its_processes_and_removes_its_files() -> None:
     with LocalCluster() as cluster:
         cluster.start("sleeper", ["sleep", "1000"])
         pid, directory = cluster.pid("sleeper"), cluster.directory
@@ -208,16 +208,16 @@ def test_a_crew_takes_its_children_and_its_files_along() -> None:
     assert not directory.exists()
 
 
-def test_a_child_that_ends_early_is_named_with_its_last_words() -> None:
+def test_a_process_that_ends_early_is_named_with_its_last_output() -> None:
     with LocalCluster() as cluster:
         cluster.start("speaker", ["sh", "-c", "echo no luck today; exit 3"])
         with pytest.raises(ProcessFailed, match=r"speaker: ended with status 3\nno luck today"):
             cluster.wait_connected(["speaker"], WAIT_S)
 
 
-def test_a_child_that_reports_an_error_fails_the_wait() -> None:
-    code = "import sys; from ringfold.tools.cluster import Channel; l = Channel.connect(sys.argv[1], 'w')"
-    code += "; l.send({'error': 'it broke'}); l.receive()"
+def test_a_process_that_reports_an_error_fails_the_wait() -> None:
+    code = "import sys; from ringfold.tools.cluster import Channel; c = Channel.connect(sys.argv[1], 'w')"
+    code += "; c.send({'error': 'it broke'}); c.receive()"
     with LocalCluster() as cluster:
         cluster.start("w", [sys.executable, "-c", code, cluster.address])
         cluster.wait_connected(["w"], WAIT_S)
@@ -259,7 +259,7 @@ with LocalCluster() as cluster:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_no_child_outlives_its_parent(number: signal.Signals) -> None:
+def test_no_process_outlives_its_parent(number: signal.Signals) -> None:
     """Whatever ends the parent, and though the child ignores polite signals."""
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
@@ -301,9 +301,9 @@ def test_every_bench_can_print_json_and_check_itself() -> None:
     }
     for command in app.registered_commands:
         # Rich folds the help to the terminal's width; a wide one keeps the options whole.
-        told = CliRunner().invoke(app, [str(command.name), "--help"], env={"COLUMNS": "200", "NO_COLOR": "1"})
-        assert "--json" in told.output
-        assert "--check" in told.output
+        shown = CliRunner().invoke(app, [str(command.name), "--help"], env={"COLUMNS": "200", "NO_COLOR": "1"})
+        assert "--json" in shown.output
+        assert "--check" in shown.output
 
 
 @pytest.mark.parametrize("arguments", [["--ranks", "none"], ["--ranks", "0"], ["--store", "file"]])
@@ -441,10 +441,10 @@ def test_a_state_on_links_that_cannot_be_shaped_is_a_miss_with_the_reason(monkey
 def test_backpressure_is_as_late_as_the_last_segment_of_a_path_in_use() -> None:
     ms = 1_000_000
     given = [50 * ms, 99 * ms, 104 * ms, 360 * ms, 900 * ms]
-    said = [(100 * ms, 300 * ms), (800 * ms, 850 * ms)]  # at the second, the path had not been in use
-    row = multipath.judged({"given_ns": given}, said)
+    holds = [(100 * ms, 300 * ms), (800 * ms, 850 * ms)]  # at the second, the path had not been in use
+    row = multipath.judged({"given_ns": given}, holds)
     assert (row["packets"], row["latency_ms"], row["back_ms"]) == (1, 4.0, 60.0)
-    assert multipath.judged({"given_ns": []}, said)["latency_ms"] is None
+    assert multipath.judged({"given_ns": []}, holds)["latency_ms"] is None
 
 
 def test_every_figure_of_multipath_is_whole_in_80_columns() -> None:

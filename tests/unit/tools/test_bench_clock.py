@@ -220,7 +220,7 @@ def test_an_unknown_column_is_refused() -> None:
     assert "asleep" in ended.output
 
 
-def test_busy_processes_run_on_every_core_and_end_with_their_crew() -> None:
+def test_busy_processes_run_on_every_core_and_end_with_their_cluster() -> None:
     with LocalCluster() as cluster:
         pids = [cluster.pid(name) for name in clock.start_busy_cores(cluster)]
         deadline = monotonic_ns() + 20 * SECOND

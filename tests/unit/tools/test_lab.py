@@ -1,4 +1,4 @@
-"""The lab's pure parts: what a file says, what a change does to a cable, and what happens when."""
+"""The lab's pure parts: what a file contains, what a change does to a cable, and what happens when."""
 
 import signal
 from pathlib import Path as File
@@ -105,14 +105,14 @@ def test_places_in_commands_become_addresses_and_other_braces_stay() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "text"),
     [
         (
             {"change": [{"at_s": 1, "path": "quick", "rate": 5}]},
             "change 1: there is no path 'quick'; there are fast, slow",
         ),
         ({"change": [{"at_s": 1, "path": "fast"}]}, "change 1: nothing changes"),
-        ({"change": [{"at_s": 1, "rate": 5}]}, "change 1: say which path"),
+        ({"change": [{"at_s": 1, "rate": 5}]}, "change 1: name the path"),
         ({"change": [{"at_s": 1, "path": "fast", "cut": "maybe"}]}, "change 1: cut is"),
         ({"change": [{"at_s": 1, "path": "fast", "host": "switch", "rate": 5}]}, "change 1: the switch has no cable"),
         ({"change": [{"at_s": 1, "command": "x"}]}, "change 1: there is no command 'x'; there are none"),
@@ -128,10 +128,10 @@ def test_places_in_commands_become_addresses_and_other_braces_stay() -> None:
         ({"cable": [{"host": "a", "path": "fast", "loss": 2}]}, "cable of 'a' to 'fast': a loss is"),
     ],
 )
-def test_a_mistake_in_a_file_is_said_with_its_place(wrong: dict[str, object], said: str, tmp_path: File) -> None:
+def test_a_mistake_in_a_file_is_reported_with_its_place(wrong: dict[str, object], text: str, tmp_path: File) -> None:
     with pytest.raises(Exception, match=r".") as caught:
         parse({**TWO_PATHS, **wrong}, "")
-    assert said in str(caught.value)
+    assert text in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["hosts = [", "hosts = 2\npath = 3"])
@@ -201,7 +201,7 @@ BACK = LabCommand(name="back", host="b", arguments=("x",), background=True)
 AGAIN = LabCommand(name="again", host="b", arguments=("x",), background=True, restart=True)
 
 
-def tell(script: Script, *events: tuple[float, Event]) -> list[Effect]:
+def effects_of(script: Script, *events: tuple[float, Event]) -> list[Effect]:
     """What comes of the last event."""
     story, effects = Timeline(script), list[Effect]()
     for at_s, event in events:
@@ -223,32 +223,34 @@ def test_commands_and_changes_happen_at_their_time() -> None:
 
 def test_the_last_end_in_the_foreground_ends_the_lab_and_what_is_in_the_background() -> None:
     script = Script((ONE, LATE, BACK))
-    told = [(0, Tick()), (1, CommandEnded("one", 0)), (5, Tick())]
-    assert tell(script, *told) == [Start(LATE)]
-    *_, kill = tell(script, *told, (6, CommandEnded("late", 0)))
+    events = [(0, Tick()), (1, CommandEnded("one", 0)), (5, Tick())]
+    assert effects_of(script, *events) == [Start(LATE)]
+    *_, kill = effects_of(script, *events, (6, CommandEnded("late", 0)))
     assert kill == Kill("back", TERM)
-    over = tell(script, *told, (6, CommandEnded("late", 0)), (7, CommandEnded("back", -TERM)))
+    over = effects_of(script, *events, (6, CommandEnded("late", 0)), (7, CommandEnded("back", -TERM)))
     assert over == [Over(0, "all commands in the foreground have ended")]
 
 
 def test_a_failure_ends_the_lab_with_status_1() -> None:
-    effects = tell(Script((ONE, LATE)), (0, Tick()), (1, CommandEnded("one", 3)))
+    effects = effects_of(Script((ONE, LATE)), (0, Tick()), (1, CommandEnded("one", 3)))
     assert effects == [Ending("one failed with status 3"), Over(1, "one failed with status 3")]
 
 
 def test_a_failure_in_the_background_ends_it_too() -> None:
-    assert Ending("back was ended by SIGSEGV") in tell(Script((ONE, BACK)), (0, Tick()), (1, CommandEnded("back", -11)))
+    assert Ending("back was ended by SIGSEGV") in effects_of(
+        Script((ONE, BACK)), (0, Tick()), (1, CommandEnded("back", -11))
+    )
 
 
 def test_what_the_script_killed_has_not_failed() -> None:
     script = Script((ONE, LATE), (ScriptEvent(1 * S, Kill("one", KILL)),))
-    assert tell(script, (0, Tick()), (1, Tick())) == [Kill("one", KILL)]
-    assert tell(script, (0, Tick()), (1, Tick()), (1.1, CommandEnded("one", -KILL))) == []
+    assert effects_of(script, (0, Tick()), (1, Tick())) == [Kill("one", KILL)]
+    assert effects_of(script, (0, Tick()), (1, Tick()), (1.1, CommandEnded("one", -KILL))) == []
 
 
 def test_a_signal_to_a_command_that_has_ended_is_left_out() -> None:
     script = Script((ONE, LATE), (ScriptEvent(2 * S, Kill("one", KILL)),))
-    assert tell(script, (0, Tick()), (1, CommandEnded("one", 0)), (2, Tick())) == []
+    assert effects_of(script, (0, Tick()), (1, CommandEnded("one", 0)), (2, Tick())) == []
 
 
 def test_a_command_with_restart_comes_back_until_the_lab_ends() -> None:
@@ -280,10 +282,10 @@ def test_what_does_not_end_by_itself_is_killed_after_a_moment() -> None:
 def test_an_interrupt_is_a_failure_only_while_something_in_the_foreground_is_to_end(
     command: LabCommand, status: int
 ) -> None:
-    told = [
+    events = [
         (0.0, Tick()),
         (1.0, Interrupted("SIGINT")),
         (2.0, Interrupted("SIGINT")),
         (3.0, CommandEnded(command.name, -TERM)),
     ]
-    assert tell(Script((command,)), *told) == [Over(status, "SIGINT")]
+    assert effects_of(Script((command,)), *events) == [Over(status, "SIGINT")]

@@ -1,4 +1,4 @@
-"""What a soak says about its samples and its end. The soak itself is in `tests/e2e/test_soak.py`."""
+"""How a soak judges its samples and its end. The soak itself is in `tests/e2e/test_soak.py`."""
 
 import numpy as np
 import pytest

@@ -118,8 +118,10 @@ class ClockPlan(msgspec.Struct, frozen=True):
 
 def command(
     nodes: Annotated[int, typer.Option(help="Nodes, each with a clock of its own.", min=2, max=64)] = 8,
-    offset_ms: Annotated[float, typer.Option(help="Clocks are off by up to this, both ways.", min=0)] = 50.0,
-    drift_ppm: Annotated[float, typer.Option(help="Clocks drift by up to this, both ways.", min=0, max=400)] = 30.0,
+    offset_ms: Annotated[float, typer.Option(help="Clocks are off by up to this, ahead or behind.", min=0)] = 50.0,
+    drift_ppm: Annotated[
+        float, typer.Option(help="Clocks drift by up to this, faster or slower.", min=0, max=400)
+    ] = 30.0,
     rounds: Annotated[int, typer.Option(help="Windows in each column.", min=1)] = 3,
     columns: Annotated[str, typer.Option(help="Conditions, comma-separated.")] = ",".join(CONDITIONS),
     window_ms: Annotated[int, typer.Option(help="Length of a window.", min=100)] = 4_000,
@@ -129,23 +131,23 @@ def command(
     check: Annotated[bool, typer.Option("--check", help="Compare with benchmarks/targets.toml.")] = False,
 ) -> None:
     """Error of the global clock against a known truth, on loopback, under load and on shaped links (needs root)."""
-    asked = [column.strip() for column in columns.split(",")]
-    if unknown := sorted(set(asked) - set(CONDITIONS)):
+    wanted = [column.strip() for column in columns.split(",")]
+    if unknown := sorted(set(wanted) - set(CONDITIONS)):
         raise typer.BadParameter(f"there is no column {', '.join(unknown)}; there are {', '.join(CONDITIONS)}")
-    plan = ClockPlan(nodes, offset_ms, drift_ppm, rounds, asked, window_ms, neighbours, seeds)
+    plan = ClockPlan(nodes, offset_ms, drift_ppm, rounds, wanted, window_ms, neighbours, seeds)
     skipped: dict[str, str] = {}
     rows: list[Row] = []
     samples: dict[str, list[Sample]] = {}
     before = os.getloadavg()[0]
     with reports.guarded(as_json=as_json) as progress:
-        task = progress.add_task("", total=plan.rounds * len(asked) + 2)
-        for column in asked:
+        task = progress.add_task("", total=plan.rounds * len(wanted) + 2)
+        for column in wanted:
             progress.update(task, description=column)
             seen = measure(column, plan, skipped, lambda: progress.advance(task))
             rows.append(nodes_row(column, seen))
             if seen is not None:
                 samples[column] = [sample for one in seen.rounds for sample in one.samples]
-        progress.update(task, description="estimators", completed=plan.rounds * len(asked))
+        progress.update(task, description="estimators", completed=plan.rounds * len(wanted))
         rows += estimator_rows("edges", samples)
         progress.update(task, description="models", advance=1)
         rows += estimator_rows("models", simulated(seeds) if seeds else {})
@@ -190,7 +192,7 @@ class ColumnSeen:
 
 
 class ClockNodes:
-    """One prober for each virtual clock, as a context. The graph is drawn, and nobody sends yet."""
+    """One prober for each virtual clock, as a context. The graph is drawn, and no prober sends yet."""
 
     def __init__(self, clocks: Clocks, settings: RoundSettings, network: ShapedNetwork | None = None) -> None:
         self._clocks, self._settings = clocks, settings
@@ -208,7 +210,7 @@ class ClockNodes:
                     )
                 self.probers[node] = self._stack.enter_context(prober)
             self.edges = draw(sorted(clocks), (), settings.neighbours, settings.seed)
-            self._introduce(network)
+            self._configure(network)
         except BaseException:
             self._stack.close()
             raise
@@ -219,8 +221,8 @@ class ClockNodes:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def _introduce(self, network: ShapedNetwork | None) -> None:
-        """Tell everybody whom it probes and who may probe it."""
+    def _configure(self, network: ShapedNetwork | None) -> None:
+        """Configure every prober: which nodes it probes, and which may probe it."""
         known = {
             node: Neighbour(node, f"node-{node}", network.address(host) if network else "127.0.0.1", prober.port)
             for host, (node, prober) in enumerate(self.probers.items())
@@ -367,7 +369,7 @@ def _tail(values: Floats | Ints, names: dict[str, int]) -> Row:
 def estimator_rows(part: str, columns: dict[str, list[Sample]]) -> list[Row]:
     """Every estimator on the same windows. `beyond_ns` is how much too far the default is from the best one.
 
-    `asymmetry_rms_ns` tells how much of the error the windows leave no way to avoid.
+    `asymmetry_rms_ns` is the part of the error that no estimator can avoid on these windows.
     """
     rows: list[Row] = []
     unseen = {name: _asymmetry(samples) for name, samples in columns.items()}

@@ -153,7 +153,7 @@ def _packet(ends: tuple[str, str], level: int, sequence: int) -> bytes:
 def _written_after(
     cluster: LocalCluster, sender: DatagramSender, packet: bytes, reader: _native.HintReader, place: tuple[int, int]
 ) -> int:
-    """From before the packet is sent until its backpressure was written, which the slot says: the one who measures
+    """From before the packet is sent until its backpressure was written, which the slot records: this process
     may be without a core by then, and is not what is measured."""
     _wait_for(cluster, reader, place, held=False)
     began_ns = monotonic_ns()

@@ -1,9 +1,9 @@
 """`ringfold bench join`: how fast a newcomer is accepted once the others have voted.
 
-Members take steps of about a millisecond. When the master says that the newcomers are registered, the members are told
-to vote, and all vote after the same op. The figure is the time from the last member's vote to the instant at which the
-(last) newcomer's `join` returns. First one newcomer at a time joins a growing group, then all of them at once join
-fresh groups of two.
+Members take steps of about a millisecond. When the master reports that the newcomers are registered, the members are
+sent a request to vote, and all vote after the same op. The figure is the time from the last member's vote to the
+instant at which the (last) newcomer's `join` returns. First one newcomer at a time joins a growing group, then all of
+them at once join fresh groups of two.
 """
 
 from collections.abc import Sequence
@@ -64,7 +64,7 @@ def command(
 
 
 class JoinRun:
-    """A master, two members that take steps, and newcomers whose processes wait for the word to join."""
+    """A master, two members that take steps, and newcomers whose processes wait for the request to join."""
 
     def __init__(self, cluster: LocalCluster, newcomers: int) -> None:
         self._cluster = cluster

@@ -57,7 +57,9 @@ class QuantizePlan(msgspec.Struct, frozen=True):
 def command(
     world: Annotated[str, typer.Option(help="Numbers of peers, comma-separated.")] = "2,4",
     size: Annotated[str, typer.Option(help="Size of the f32 buffer.")] = "16M",
-    mbit: Annotated[float, typer.Option(help="Rate of every peer's link, in Mbit/s, each way.", min=0.1)] = 200.0,
+    mbit: Annotated[
+        float, typer.Option(help="Rate of every peer's link, in Mbit/s, in each direction.", min=0.1)
+    ] = 200.0,
     rounds: Annotated[int, typer.Option(help="Ops of each kind.", min=1)] = 7,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Compare with benchmarks/targets.toml.")] = False,

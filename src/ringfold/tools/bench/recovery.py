@@ -11,7 +11,7 @@ kills the leader at a random instant.
 - `standby`: another master on the same store takes over. The figure is the time from just before the signal to the
   *last* peer's first commit under the new leader.
 - `restart`: the same command is started again. The figure is the time from just before that start.
-- `without a master`: evidence travels on the ring, and nobody leads for a second. The figure is the longest time
+- `without a master`: evidence travels on the ring, and no master leads for a second. The figure is the longest time
   between two commits of any peer.
 
 All masters run on this machine, where a standby sees that the leader's process has ended and does not wait for its
@@ -50,10 +50,10 @@ def command(
     peers: Annotated[int, typer.Option(help="Peers in the run.", min=3)] = 4,
     size: Annotated[str, typer.Option(help="Bytes that each op reduces.")] = "1M",
     kills: Annotated[int, typer.Option(help="How often a peer is killed.", min=1)] = 20,
-    stop: Annotated[bool, typer.Option("--stop", help="Freeze (SIGSTOP) instead; three times unless told.")] = False,
+    stop: Annotated[bool, typer.Option("--stop", help="Freeze (SIGSTOP) instead; three times by default.")] = False,
     stops: Annotated[int, typer.Option(help="How often a peer is frozen, with --stop.", min=1)] = 3,
     evict_after_ms: Annotated[int, typer.Option(help="Silence after which the master evicts.", min=1_001)] = 5_000,
-    seed: Annotated[int, typer.Option(help="Decides who is killed, and after how long.")] = 1,
+    seed: Annotated[int, typer.Option(help="Decides which peer is killed, and after how long.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Compare with benchmarks/targets.toml.")] = False,
 ) -> None:
@@ -146,7 +146,7 @@ FAILOVER_COLUMNS = (
 def failover_command(
     peers: Annotated[int, typer.Option(help="Peers in the run.", min=2)] = 4,
     size: Annotated[str, typer.Option(help="Bytes that each op reduces.")] = "1M",
-    kills: Annotated[int, typer.Option(help="How often a master is killed, each way.", min=1)] = 5,
+    kills: Annotated[int, typer.Option(help="How often a master is killed, in each part.", min=1)] = 5,
     lease_s: Annotated[float, typer.Option(help="The lease of the leading master.", min=0.5)] = 3.0,
     seed: Annotated[int, typer.Option(help="Decides after how long a master is killed.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -245,7 +245,7 @@ class FailoverRun:
         return last - at
 
     def alone(self) -> list[int]:
-        """Kill the master, and let nobody lead for a while; each peer's longest time between two commits."""
+        """Kill the master, and let no master lead for a while; each peer's longest time between two commits."""
         self._cluster.send(self._names, {"begin": True})
         self._cluster.kill(self._leader)
         self._cluster.pause(ALONE_S)
@@ -269,8 +269,8 @@ class FailoverRun:
                 raise ProcessFailed(
                     self._names[0], f"no op within {START_S:.0f} s", self._cluster.log_tail(self._names[0])
                 )
-            name, said = got
-            if said["contributors"] == peers and said["epoch"] > self._epoch:
-                first[name] = (int(said["epoch"]), int(said["at_ns"]))
+            name, report = got
+            if report["contributors"] == peers and report["epoch"] > self._epoch:
+                first[name] = (int(report["epoch"]), int(report["at_ns"]))
         self._epoch = max(epoch for epoch, _ in first.values())
         return max(at for _, at in first.values())

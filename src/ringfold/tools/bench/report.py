@@ -1,4 +1,4 @@
-"""What a benchmark hands over: figures with the machine and the versions they belong to, as a table or as one JSON
+"""What a benchmark reports: figures with the machine and the versions they belong to, as a table or as one JSON
 object."""
 
 import re
@@ -65,7 +65,7 @@ def report(
 def finish(
     result: BenchReport, columns: "Sequence[Column] | Sequence[Sheet]", *, as_json: bool, against_targets: bool
 ) -> None:
-    """Print the report (and the check, when asked for); raise `typer.Exit(1)` on a miss.
+    """Print the report (and the check, if wanted); raise `typer.Exit(1)` on a miss.
 
     With columns, the text is one table of all figures; with sheets, a table for each of them.
     """
@@ -94,7 +94,7 @@ class Column(msgspec.Struct, frozen=True):
 
 
 class Sheet(msgspec.Struct, frozen=True):
-    """One of several text tables. Its rows may be the figures arranged in another way."""
+    """One of several text tables. Its rows may be the figures in another arrangement."""
 
     title: str
     rows: Sequence[Row]
@@ -190,8 +190,8 @@ def spread(values_ns: Sequence[int] | np.ndarray, prefix: str = "") -> Row:
 def _openmpi_version() -> dict[str, str]:
     if shutil.which("mpirun") is None:
         return {}
-    said = subprocess.run(["mpirun", "--version"], capture_output=True, text=True, check=False).stdout
-    version = re.search(r"Open MPI\) (\S+)", said)
+    printed = subprocess.run(["mpirun", "--version"], capture_output=True, text=True, check=False).stdout
+    version = re.search(r"Open MPI\) (\S+)", printed)
     return {"openmpi": version[1]} if version else {}
 
 

@@ -1,4 +1,4 @@
-"""`ringfold bench rounds`: how long probing rests between two windows, and what a round costs.
+"""`ringfold bench rounds`: how long probing pauses between two windows, and what a round costs.
 
 A real master, real connections. Two kinds of nodes:
 
@@ -7,9 +7,9 @@ A real master, real connections. Two kinds of nodes:
   of windows that were recorded at the start. So what is measured is the protocol and the master, and not what 128
   probers and their fits cost on one machine.
 
-The figure of a round (`turn`) depends on its kind. `master`: from ROUND_END being sent to the last node's hearing of
+The figure of a round (`turn`) depends on its kind. `master`: from ROUND_END being sent to the last node's receiving
 ROUND_START, by the one monotonic clock of this machine. `gloo`: from the first window's end to the last rank's next
-window. `time`: from the last window's end to the last node's ROUND_START; nobody rests meanwhile. `local` has no
+window. `time`: from the last window's end to the last node's ROUND_START; no node pauses meanwhile. `local` has no
 rounds, only windows.
 
 In rows with steps, every fourth node's clock steps by a millisecond in every window, forward and back in turn.
@@ -174,9 +174,9 @@ def _with_master(cluster: LocalCluster, case: Case, logs: Path) -> RoundMarks:
         return RoundMarks({})
     before = cpu_ns(cluster.pid("master"))
     cluster.send(names, {"rounds": case.rounds + WARM_UP})
-    patience_s = START_S + 3 * case.rounds * case.window_ms / 1_000
-    told = cluster.gather(names, patience_s)
-    return RoundMarks(_marks(told), cpu_ns(cluster.pid("master")) - before)
+    timeout_s = START_S + 3 * case.rounds * case.window_ms / 1_000
+    marks = cluster.gather(names, timeout_s)
+    return RoundMarks(_marks(marks), cpu_ns(cluster.pid("master")) - before)
 
 
 def _gloo(cluster: LocalCluster, case: Case, logs: Path) -> RoundMarks:
@@ -197,8 +197,8 @@ def _text(order: WorkerOrder) -> str:
     return msgspec.json.encode(order).decode()
 
 
-def _marks(told: Mapping[str, Mapping[str, object]]) -> dict[str, Marks]:
-    return {name: msgspec.convert(message, Marks, strict=False) for name, message in told.items()}
+def _marks(messages: Mapping[str, Mapping[str, object]]) -> dict[str, Marks]:
+    return {name: msgspec.convert(message, Marks, strict=False) for name, message in messages.items()}
 
 
 def cpu_ns(pid: int) -> int:
@@ -254,7 +254,7 @@ def _turns(turns: Sequence[int], window_ms: int) -> Row:
 
 
 def _logged(logs: Path) -> Row:
-    """What the logs say: the split of a round (medians), and the bytes of what was written down."""
+    """From the logs: the split of a round (medians), and the bytes of what was written down."""
     if not logs.exists():
         return {}
     row: Row = {}
@@ -317,7 +317,7 @@ def _growth_text(growth: Row) -> str:
     )
 
 
-# Words
+# Tables
 
 
 def _ms(value: Value) -> str:
@@ -383,7 +383,7 @@ def _case(row: Row) -> str:
 
 def _numbers(text: str) -> list[int]:
     try:
-        counts = sorted({int(word) for word in text.split(",")})
+        counts = sorted({int(each) for each in text.split(",")})
     except ValueError:
         counts = []
     if not counts or counts[0] < 2:
@@ -392,7 +392,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def _kinds(text: str) -> list[str]:
-    kinds = [word.strip() for word in text.split(",")]
+    kinds = [each.strip() for each in text.split(",")]
     if unknown := sorted(set(kinds) - set(KINDS)):
         raise typer.BadParameter(f"there is no kind {', '.join(unknown)}; there are {', '.join(KINDS)}")
     return kinds

@@ -2,7 +2,7 @@
 
 One peer lacks the state, or a block of it, or nothing; the others hold it. All begin a sync at once, and the figure is
 the time of the call, hashing included. The links are loopback, or (root only) one network namespace a peer with each
-holder's uplink shaped, where a newcomer that asks several holders at once must be faster than with one.
+holder's uplink shaped, where a newcomer that fetches from several holders at once must be faster than with one.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ WORKER = str(Path(__file__).with_name("workers.py"))
 NEWCOMER = "newcomer"
 WAIT_S = 120.0
 HASH_BYTES_PER_S = 8e9
-"""The speed of hashing that is asked for, per core."""
+"""The required speed of hashing, per core."""
 
 
 def _rate(value: Value) -> str:
@@ -74,7 +74,7 @@ def command(
 
 def _counts(text: str) -> list[int]:
     try:
-        counts = [int(word) for word in text.split(",")]
+        counts = [int(each) for each in text.split(",")]
     except ValueError:
         counts = []
     if not counts or min(counts) < 1:
@@ -95,8 +95,8 @@ def _notes(rows: Sequence[Row]) -> list[str]:
     """What the table has no room for."""
     row = next(row for row in rows if row["what"] == "unchanged")
     size, hashing, beyond = row["size_bytes"], row["hash_gb_per_s"], row["beyond_hashing_us"]
-    said = f"a state of {reports.size_text(size)}; one core hashed it at {_rate(hashing)} in the same run"
-    return [said, f"unchanged, beyond hashing at 8 GB/s per core: {microseconds(beyond)}"]
+    hashed = f"a state of {reports.size_text(size)}; one core hashed it at {_rate(hashing)} in the same run"
+    return [hashed, f"unchanged, beyond hashing at 8 GB/s per core: {microseconds(beyond)}"]
 
 
 def _on_loopback(total: int, rounds: int) -> list[Row]:

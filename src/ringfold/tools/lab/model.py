@@ -38,8 +38,8 @@ class Path:
 
     Rates are texts ("200mbit", "1.5 gbit") or numbers of Mbit/s, of whole frames: TCP sees about 5 % less. `rate` is
     short for `up` and `down`. `queue_ms` is what waits in a queue before it drops, as time at its rate, at least four
-    bursts; `queue_bytes` is the same in bytes, exactly. `relay` makes cables whose delay and loss can be set later, even
-    if there is none yet. `name` names the path and the hosts' interfaces on it.
+    bursts; `queue_bytes` is the same in bytes, exactly. `relay` makes cables whose delay and loss can be set later, if
+    there is none yet. `name` names the path and the hosts' interfaces on it.
     """
 
     name: str = ""
