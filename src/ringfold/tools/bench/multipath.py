@@ -462,7 +462,7 @@ def _cold() -> Iterator[Row]:
 
 
 def _unseen() -> Iterator[Row]:
-    """Several times: a third host begins to fill path 1 inside the switch, in both directions, and then there is one op."""
+    """Several times: a third host begins to fill path 1 inside the switch, in both directions; then there is one op."""
     sizes = [segments * SEGMENT_BYTES for segments in (1, 2, 3, 4, 64)]
     without: dict[int, float] = {}
     for way in ("ringfold", "with hints"):
