@@ -1,8 +1,8 @@
 """Functions of test files as processes: peers of a real master, which a test commands and watches.
 
-A *program* is a function at the top of a test file that takes one `ProgramContext`. Messages go both ways, as in any
-cluster of `ringfold.tools.cluster`: `me.report("step", number=3)` there is `peer.expect("step", number=3)` here, and
-`peer.send("strike")` here is `me.receive()` there. So a test never sleeps and hopes: it waits for a message, with a
+A *program* is a function at the top of a test file that takes one `ProgramContext`. Messages go in both directions, as
+in any cluster of `ringfold.tools.cluster`: `me.report("step", number=3)` there is `peer.expect("step", number=3)` here,
+and `peer.send("strike")` here is `me.receive()` there. So a test never sleeps and hopes: it waits for a message, with a
 deadline, and the error of a wait that failed has the last messages and log lines of the process.
 
 This file is both sides. Run as a script, `programs.py ADDRESS NAME ORDER`, it is such a process: it loads the test file
@@ -85,7 +85,7 @@ class ProgramCluster(LocalCluster):
         wait: bool = True,
         **settings: object,
     ) -> MasterProcess:
-        """As in a cluster; it is the master that programs join from now on. Liveness is fast unless told otherwise."""
+        """As in a cluster; programs that are started from now on join it. Liveness is fast unless `settings` change it."""
         more = {"listen": listen, "arguments": arguments, "inside": inside, "wait": wait}
         self.master = super().start_master(self._unused(name), **more, **settings)  # type: ignore[arg-type]
         return self.master
@@ -139,7 +139,7 @@ def by_id(peers: Sequence[ClusterProcess]) -> dict[int, ClusterProcess]:
 
 
 def until(look: Callable[[], object], what: str, timeout_s: float = WAIT_S) -> None:
-    """Wait for something that only looking can tell, such as a number under /proc."""
+    """Poll until `look` is true, such as for a number under /proc."""
     deadline = time.monotonic() + timeout_s
     while not look():
         if time.monotonic() >= deadline:
@@ -198,7 +198,7 @@ class ProgramContext:
             yield more
         except RingfoldError as error:
             facts = {name: value for name, value in vars(error).items() if not name.startswith("_")}
-            facts |= {"error": type(error).__name__, "words": str(error), "took_s": time.monotonic() - began}
+            facts |= {"error": type(error).__name__, "message": str(error), "took_s": time.monotonic() - began}
             self.report(what, **facts, **more)
         else:
             raise AssertionError(f"nothing was raised where {what!r} was expected")

@@ -18,7 +18,7 @@ COUNT = 200_000
 
 
 def train(me: ProgramContext) -> None:
-    """`steps` with a checkpoint every 5 steps. Each step adds ones, so that the weights tell how many there were."""
+    """`steps` with a checkpoint every 5 steps. Each step adds ones, so that the weights show how many there were."""
     import ringfold as rf
 
     if limit := me.options.get("largest_file"):
@@ -142,17 +142,17 @@ def test_a_rollback_takes_it(cluster: ProgramCluster, tmp_path: Path) -> None:
         peer.wait_success()
 
 
-# Disks. Training is worth more than a checkpoint: it goes on, and says that nothing was saved.
+# Disks. Training is worth more than a checkpoint: it goes on, and logs that nothing was saved.
 
 
-def check_trains_without_saving(cluster: ProgramCluster, directory: Path, words: str, **options: object) -> None:
+def check_trains_without_saving(cluster: ProgramCluster, directory: Path, text: str, **options: object) -> None:
     cluster.start_master()
     peers = cluster.start_program(train, 2, directory=str(directory), until=12, **options)
     for peer in peers:
         assert peer.expect("end")["revision"] == 12
         peer.wait_success()
         peer.expect_log("no checkpoint of step 5")
-        peer.expect_log(words)
+        peer.expect_log(text)
     assert revisions(directory) == []
     assert not [path for path in directory.iterdir() if path.name.endswith(".saving")], "an unfinished file was left"
 

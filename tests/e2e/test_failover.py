@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 from ports import free_port, free_ports
-from probing import SHORT, Rounds
+from probe_nodes import SHORT, Rounds
 from programs import ClusterProcess, MasterProcess, ProgramCluster
-from stores import Etcd
-from training import end_training, start_training, step_with, train
+from store_servers import Etcd
+from training_program import end_training, start_training, step_with, train
 
 import ringfold as rf
 from ringfold.master.server import MasterServer
@@ -33,7 +33,7 @@ def start_on(
 
 
 def check_no_step_is_lost(peers: list[ClusterProcess]) -> None:
-    """Told to stop, all end, and each has made every step once."""
+    """After a stop all end, and each has made every step once."""
     end_training(peers)
     for peer in peers:
         numbers = [fact["number"] for fact in peer.reports("step")]

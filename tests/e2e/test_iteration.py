@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from stores import SERVERS, SOURCE, Server, Sqlite, those, until
+from store_servers import SERVERS, SOURCE, Server, Sqlite, those, until
 
 import ringfold as rf
 from ringfold.iteration import State

@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 from programs import FAST, ClusterProcess, ProgramCluster, ProgramContext, until
-from training import check_same_bits, end_training, gradients, start_training, step_with, train
+from training_program import check_same_bits, end_training, gradients, start_training, step_with, train
 
 EVICT_S = FAST["evict_after_ms"] / 1_000
 SLACK_S = 0.5
@@ -65,7 +65,7 @@ def test_a_frozen_peer_is_evicted_in_time_and_joins_anew(cluster: ProgramCluster
     assert seen - frozen < EVICT_S + SLACK_S + 2 * usual_s
     woken = sleeper.thaw()
     assert sleeper.expect("intact")["intact"], "an op that ends with Evicted leaves its buffer as it was passed in"
-    assert "silent for" in sleeper.expect("evicted")["words"]
+    assert "silent for" in sleeper.expect("evicted")["message"]
     for peer in [*peers, sleeper]:
         step_with(peer, 3, after=woken)
     end_training([*peers, sleeper])
@@ -175,7 +175,7 @@ def _check_the_absent_is_named(peers: list[ClusterProcess]) -> None:
         late = peer.expect("deadline")
         assert late["error"] == "DeadlineExceeded"
         assert late["peers"] == [absent]
-        assert f"for peer {absent}" in late["words"]
+        assert f"for peer {absent}" in late["message"]
         assert late["waited_ms"] >= 1_000
         assert 1.0 <= late["took_s"] < 5.0
         assert late["intact"]

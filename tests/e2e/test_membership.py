@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from programs import ClusterProcess, ProgramCluster, ProgramContext, by_id
-from training import end_training, gradients, start_training, step_with, train
+from training_program import end_training, gradients, start_training, step_with, train
 
 pytestmark = pytest.mark.waiting
 
@@ -98,7 +98,7 @@ def test_who_leaves_cleanly_is_not_lost(cluster: ProgramCluster) -> None:
         peer.send("reduce")
     peers[0].wait_success()
     for peer in peers[1:]:
-        # The others may have begun before or after the seal: either way the op is theirs alone.
+        # The others may have begun before or after the seal: in both cases the op is theirs alone.
         assert peer.expect("reduced")["contributors"] == 2
         peer.wait_success()
     master.expect_log("left: it asked to")
@@ -256,7 +256,7 @@ def _start_groups(cluster: ProgramCluster, *sizes: int) -> list[ClusterProcess]:
 
 def work_in_a_group(me: ProgramContext) -> None:
     with me.join() as run:
-        # Whoever is in votes until all are: an update also admits peers of other groups.
+        # A member votes until all are in: an update also admits peers of other groups.
         while run.world_size < me.options["total"]:
             run.update_topology()
         contributors = len(run.all_reduce(np.ones(30_000)).contributors)

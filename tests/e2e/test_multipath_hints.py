@@ -1,4 +1,4 @@
-"""Two hosts with two paths, and an agent on one of them: what a switch says of a path decides where segments go."""
+"""Two hosts with two paths, and an agent on one of them: a switch's telemetry decides where segments go."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -64,13 +64,13 @@ def test_telemetry_takes_a_path_away_and_gives_it_back_and_a_dead_agent_costs_no
                 seen = flows(directory)[0]
                 return all(seen.srtt_us) and all(seen.min_rtt_us) and all(seen.bytes_per_s)
 
-            until(cluster, are_timed, "rates and round trips of the paths do not reach the agent")
+            until(cluster, are_timed, "rates and RTTs of the paths do not reach the agent")
 
             def is_held() -> bool:
                 send_congestion(lab, 0, path=1, congestion=255)
                 return flows(directory)[0].backpressure == (False, True)
 
-            until(cluster, is_held, "the agent does not hear the switch")
+            until(cluster, is_held, "the agent does not receive from the switch")
             send_congestion(lab, 0, path=1, congestion=255)  # good for a second: longer than an op
             first, second = sent(cluster)
             assert (first > 0, second) == (True, 0)

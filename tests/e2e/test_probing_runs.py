@@ -1,4 +1,4 @@
-"""Probing as people meet it: from the command line, inside a training run, and with strangers at the ports."""
+"""Probing from the command line, inside a training run, and with unauthenticated packets at the ports."""
 
 import asyncio
 import json
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-from probing import SHORT, Rounds, clocked, rounds_in, start_nodes, windows_of
+from probe_nodes import SHORT, Rounds, clocked, rounds_in, start_nodes, windows_of
 from programs import WAIT_S, ClusterProcess, Message, ProgramCluster, ProgramContext, until
 
 from ringfold.wire.probing import RoundId
@@ -60,7 +60,7 @@ def test_probing_is_stopped_started_and_asked_for_one_round(cluster: ProgramClus
     assert labelled["summary"]["label"] == "before lunch"
     assert clocked(labelled["summary"]) == set(names)
     assert not labelled["is_on"]
-    until(lambda: rounds_in(tmp_path / "run")[-1].label == "before lunch", "the log of the run has the asked round")
+    until(lambda: rounds_in(tmp_path / "run")[-1].label == "before lunch", "the log of the run has the requested round")
     *_, before, last = rounds_in(tmp_path / "run")
     assert [before.label, last.label] == ["", "before lunch"]
     assert before.round_id == RoundId(*stopped["summary"]["round"]), "none came in between: probing is off"
@@ -100,9 +100,9 @@ def test_a_wrong_token_is_refused_with_a_clear_error(cluster: ProgramCluster, tm
     right.write_text("the token of this run")
     wrong.write_text("guessed")
     master = cluster.start_master(token_file=right, **SHORT)
-    stranger = cluster.start_command("a stranger", "probe", "--master", master.address, token_file=wrong)
-    assert stranger.wait() == 2
-    stranger.expect_log("wrong token")
+    refused = cluster.start_command("wrong token", "probe", "--master", master.address, token_file=wrong)
+    assert refused.wait() == 2
+    refused.expect_log("wrong token")
     status, asking = probe(cluster, "stop", token_file=wrong)
     assert status == 2
     asking.expect_log("wrong token")
@@ -114,7 +114,7 @@ def test_a_wrong_token_is_refused_with_a_clear_error(cluster: ProgramCluster, tm
 
 
 def trains_and_probes(me: ProgramContext) -> None:
-    """Reduce for ever, and say what the clock says, between two readings of the clock that both peers share."""
+    """Reduce forever, and report the clock, between two readings of the clock that both peers share."""
     from ringfold.runtime.clock import raw_ns
 
     with me.join(probe=True) as run:
@@ -174,11 +174,11 @@ def _links(cluster: ProgramCluster) -> list[Message]:
     return links
 
 
-# Strangers at the port
+# Unauthenticated packets
 
 
 def counted_node(me: ProgramContext) -> None:
-    """A node that says its number and port, and on demand what its prober has counted. It is known at `port`."""
+    """A node that reports its number and port, and on request what its prober has counted. It is known at `port`."""
     from ringfold.probe.nodes.joined import JoinedNode
     from ringfold.probe.nodes.prober import ProbeSocket
     from ringfold.probe.nodes.shell import NodeShell
@@ -224,11 +224,11 @@ def test_garbage_and_spoofed_packets_are_counted_and_ignored(cluster: ProgramClu
     other = next(node for node in map(int, rounds.whole("n0", "n1")["names"]) if node != me)
     before = _stats(victim)
     rng, count = random.Random(4), 200
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
         for number in range(count):
             for size in (0, 1, 39, 40, 41, 1_400):
-                stranger.sendto(rng.randbytes(size), ("127.0.0.1", port))
-            stranger.sendto(_probe(other, me, number, tag=rng.randbytes(8)), ("127.0.0.1", port))
+                sender.sendto(rng.randbytes(size), ("127.0.0.1", port))
+            sender.sendto(_probe(other, me, number, tag=rng.randbytes(8)), ("127.0.0.1", port))
     until(lambda: _stats(victim)["spoofed"] >= before["spoofed"] + 1, "a forged probe was counted")
     after = _stats(victim)
     # The socket's buffer may drop some of a burst: what came was counted, and nothing of it was answered or kept.
@@ -245,7 +245,7 @@ def _probe(src: int, dst: int, sequence: int, tag: bytes) -> bytes:
 
 
 def test_replayed_packets_are_counted_and_ignored(cluster: ProgramCluster) -> None:
-    """A relay stands before a node, as a NAT would; it keeps what it passed on, and says it again later."""
+    """A relay stands before a node, as a NAT would; it keeps what it forwarded, and sends it again later."""
     master = cluster.start_master(**SHORT)
     victim, port = _start_counted(cluster, "n0")
     with Relay(port).running() as relay:
@@ -263,7 +263,7 @@ def test_replayed_packets_are_counted_and_ignored(cluster: ProgramCluster) -> No
 
 
 class Relay:
-    """Passes UDP packets between one client and the port behind it, both ways."""
+    """Passes UDP packets between one client and the port behind it, in both directions."""
 
     def __init__(self, behind: int) -> None:
         self._outer = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)

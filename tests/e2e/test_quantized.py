@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from programs import ProgramCluster, ProgramContext, by_id
-from training import check_same_bits, end_training, gradients, start_training, step_with
+from training_program import check_same_bits, end_training, gradients, start_training, step_with
 
 import ringfold as rf
 from ringfold.master.thread import MasterThread

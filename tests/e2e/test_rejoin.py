@@ -10,7 +10,7 @@ COUNT = 50_000
 
 
 def train(me: ProgramContext) -> None:
-    """Steps until the run is told to stop. Peer `frozen` stops itself where it is told to.
+    """Steps until a stop. Peer `frozen` stops itself at the given step.
 
     `at`: "op" before the first op of a step, "later" before the second, "between" after the last.
     """
@@ -51,7 +51,7 @@ def train(me: ProgramContext) -> None:
                 if stop[0]:
                     break
         except rf.Evicted as error:
-            me.report("evicted", words=str(error))
+            me.report("evicted", message=str(error))
             return
         me.report("end", revision=state.revision, number=step.number, weights=[weights.min(), weights.max()])
 
@@ -95,7 +95,7 @@ def test_where_it_cannot_follow_the_eviction_is_raised(cluster: ProgramCluster, 
     for peer in peers:
         peer.expect("step", world=2)
     sleeper.thaw()
-    assert "join again" in sleeper.expect("evicted")["words"]
+    assert "join again" in sleeper.expect("evicted")["message"]
     sleeper.wait_success()
     peers[0].send()
     for peer in peers:

@@ -16,7 +16,7 @@ COUNT = 50_000
 
 
 def train(me: ProgramContext) -> None:
-    """`steps` with a checkpoint every 5 steps. Each step adds ones, so that the weights tell how many there were."""
+    """`steps` with a checkpoint every 5 steps. Each step adds ones, so that the weights show how many there were."""
     import ringfold as rf
 
     weights = np.zeros(COUNT, np.float32)
@@ -113,8 +113,8 @@ def test_a_run_that_was_synced_after_its_last_checkpoint_goes_on_from_that(
         peer.expect_log("revision 13 is lost with all peers that had it: the run goes on from revision 10 of peer ")
         peer.expect_log("3 steps are lost")
         assert peer.reports("end")[0]["revision"] == 20
-    [told] = stage.master.events("state_rolled_back")
-    assert (told["rollback"]["revision"], told["rollback"]["lost"]) == (10, 13)
+    [shown] = stage.master.events("state_rolled_back")
+    assert (shown["rollback"]["revision"], shown["rollback"]["lost"]) == (10, 13)
     assert stage.revisions("c") == [20, 15]
 
 
@@ -184,9 +184,9 @@ def test_without_any_checkpoint_the_error_says_what_to_do_and_that_works(
         path.unlink()
     [peer] = stage.start("a", fails=True)
     failed = peer.expect("failed", error="StateLost", revision=3)
-    assert "start all peers with rollback=True" in failed["words"]
-    assert "start a peer that has them, with steps(state, checkpoint=DIR)" in failed["words"]
-    assert "to begin run nightly again: `ringfold runs forget nightly`" in failed["words"]
+    assert "start all peers with rollback=True" in failed["message"]
+    assert "start a peer that has them, with steps(state, checkpoint=DIR)" in failed["message"]
+    assert "to begin run nightly again: `ringfold runs forget nightly`" in failed["message"]
     peer.wait_success()
     [peer] = stage.start("a", rollback=True, until=5)
     assert first_step([peer]) == 0

@@ -9,7 +9,7 @@ import pytest
 from ports import free_port, free_ports
 from programs import ClusterProcess, ProgramCluster, ProgramContext, until
 from test_failover import check_no_step_is_lost, start_on
-from training import end_training, start_training, step_with
+from training_program import end_training, start_training, step_with
 
 import ringfold as rf
 from ringfold.master.events import Effect, Event
@@ -86,8 +86,8 @@ def test_the_end_of_a_named_run_is_final_until_it_is_forgotten(cluster: ProgramC
         peer.wait_success()
     late = cluster.start_one(try_to_learn, join=named)
     failed = late.expect("failed", error="ConfigError")
-    assert "run nightly-7 finished at revision 10" in failed["words"]
-    assert "`ringfold runs forget nightly-7`" in failed["words"]
+    assert "run nightly-7 finished at revision 10" in failed["message"]
+    assert "`ringfold runs forget nightly-7`" in failed["message"]
     assert failed["took_s"] < 20, "it learns so at once, and not at the end of its patience"
     assert states(cluster) == {"nightly-7": ("finished", 10)}
     forget(cluster, "nightly-7")
@@ -106,7 +106,7 @@ def test_a_named_run_that_was_killed_keeps_its_lost_state(cluster: ProgramCluste
     assert refused.wait() != 0
     kill([victim])
     heir = cluster.start_one(try_to_learn, join=named)
-    assert "`ringfold runs forget nightly-7`" in heir.expect("failed", error="StateLost")["words"]
+    assert "`ringfold runs forget nightly-7`" in heir.expect("failed", error="StateLost")["message"]
     heir.wait_success()
     assert states(cluster)["nightly-7"][0] == "abandoned"
     forget(cluster, "nightly-7")

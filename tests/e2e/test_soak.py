@@ -25,12 +25,12 @@ def soak(*arguments: str) -> "subprocess.Popen[str]":
 def test_a_short_soak_keeps_every_promise() -> None:
     """With this seed the leader is killed while a peer is missing, and none is killed with it: that would take 10 s."""
     process = soak("--minutes", "0.1", "--peers", "4", "--every-s", "0.5", "--state", "4M", "--seed", "3", "--json")
-    said, complaints = process.communicate(timeout=120)
-    assert process.returncode == 0, said + complaints
-    told = json.loads(said)
-    assert told["tally"]["kills"] + told["tally"]["freezes"] >= 2
-    assert told["tally"]["masters_killed"] >= 1
-    assert all(check["kept"] for check in told["checks"])
+    reported, complaints = process.communicate(timeout=120)
+    assert process.returncode == 0, reported + complaints
+    shown = json.loads(reported)
+    assert shown["tally"]["kills"] + shown["tally"]["freezes"] >= 2
+    assert shown["tally"]["masters_killed"] >= 1
+    assert all(check["kept"] for check in shown["checks"])
 
 
 def test_ctrl_c_ends_every_process(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from stores import SERVERS, Server, those, until
+from store_servers import SERVERS, Server, those, until
 
 from ringfold.errors import ConfigError, LeaseLost, RingfoldError, StoreUnreachable, UsageError
 from ringfold.store import Entry, Lost, StoreClient, Won, open_store, version_of

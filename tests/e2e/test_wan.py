@@ -1,4 +1,4 @@
-"""Two peers far apart: an op takes at least the way, and the lanes have the congestion control that they should."""
+"""Two peers with a high RTT: an op takes at least the RTT, and the lanes have the configured congestion control."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,9 +39,9 @@ def far() -> Iterator[tuple[Lab, LocalCluster]]:
 
 def controls(lab: Lab, cell: Cell) -> set[str]:
     """The congestion controls of host 0's lanes to host 1."""
-    told = lab.run(0, ["ss", "-tinHO", "dst", lab.address(1)]).stdout.splitlines()
-    assert len(told) == 2 * cell.lanes
-    return {word for line in told for word in line.split() if word in ("reno", "cubic", "bbr")}
+    shown = lab.run(0, ["ss", "-tinHO", "dst", lab.address(1)]).stdout.splitlines()
+    assert len(shown) == 2 * cell.lanes
+    return {word for line in shown for word in line.split() if word in ("reno", "cubic", "bbr")}
 
 
 def test_a_small_op_takes_the_way_to_the_master_and_back(far: tuple[Lab, LocalCluster]) -> None:

@@ -1,7 +1,7 @@
-"""A program that the tests of shared state share: a peer that has a state, and does with it what it is told.
+"""A program that the tests of shared state share: a peer that has a state, and changes and syncs it on request.
 
 Its arrays are described by the test: {"model": {"dtype": "float32", "count": 1000, "seed": 1}}. Content is random bytes
-of the seed, so that a test can tell whose content a peer has by its digest. What the program is told, and says:
+of the seed, so that a digest shows whose content a peer has. What the program receives, and reports:
 
     sync      sync_shared_state with the given arguments: "synced", or "failed" with the error's facts
     fill      put the content of another seed into an array
@@ -47,7 +47,7 @@ def content(seed: int, nbytes: int) -> bytes:
 
 
 def digest_of(seed: int, nbytes: int) -> int:
-    """What a holder says of an array with the content of `seed`."""
+    """What a holder reports of an array with the content of `seed`."""
     return zlib.crc32(content(seed, nbytes))
 
 
@@ -84,7 +84,7 @@ def admit(members: Sequence[ClusterProcess]) -> None:
 
 
 def sync(peers: Sequence[ClusterProcess], **arguments: object) -> list[Message]:
-    """All sync at once; what each says. A peer that fails fails the test."""
+    """All sync at once; what each reports. A peer that fails fails the test."""
     return [peer.expect("synced") for peer in tell_sync(peers, **arguments)]
 
 
@@ -153,7 +153,7 @@ class Holder:
             case "reduce":
                 self.reduce(me, run)
             case _:
-                raise AssertionError(f"told {word!r}")
+                raise AssertionError(f"received {word!r}")
 
     def reduce(self, me: ProgramContext, run: Any) -> None:  # noqa: ANN401 - a communicator
         from ringfold import RingfoldError
@@ -162,7 +162,7 @@ class Holder:
         try:
             run.all_reduce(ones)
         except RingfoldError as error:
-            me.report("failed", error=type(error).__name__, words=str(error))
+            me.report("failed", error=type(error).__name__, message=str(error))
         else:
             me.report("reduced", total=ones[-1])
 
@@ -175,8 +175,8 @@ class Holder:
                 info = run.sync_shared_state(self.state, **facts)
             except RingfoldError as error:
                 known = {name: value for name, value in vars(error).items() if not name.startswith("_")}
-                said = {"error": type(error).__name__, "words": str(error), "torn": self.state.torn}
-                me.report("failed", **said, **known)
+                reported = {"error": type(error).__name__, "message": str(error), "torn": self.state.torn}
+                me.report("failed", **reported, **known)
                 return
         me.report(
             "synced",
