@@ -85,7 +85,7 @@ class ProgramCluster(LocalCluster):
         wait: bool = True,
         **settings: object,
     ) -> MasterProcess:
-        """As in a cluster; programs that are started from now on join it. Liveness is fast unless `settings` change it."""
+        """As in a cluster; programs started from now on join it. Liveness is fast unless `settings` change it."""
         more = {"listen": listen, "arguments": arguments, "inside": inside, "wait": wait}
         self.master = super().start_master(self._unused(name), **more, **settings)  # type: ignore[arg-type]
         return self.master
