@@ -270,7 +270,7 @@ def test_a_peer_that_does_not_take_part_is_named_at_the_ops_deadline(master: Mas
     together(master, 2, body)
 
 
-def test_a_vote_that_not_all_cast_names_who_is_missing(master: MasterThread) -> None:
+def test_a_vote_that_not_all_cast_names_the_missing_peers(master: MasterThread) -> None:
     given_up = threading.Event()
 
     def body(run: rf.Communicator) -> None:
@@ -319,7 +319,7 @@ def test_a_plain_loop_sees_a_newcomer_and_admits_it(master: MasterThread) -> Non
         assert newcomer.result(DEADLINE_S) == 3
 
 
-def test_who_leaves_does_not_disturb_the_others(master: MasterThread) -> None:
+def test_a_peer_that_leaves_does_not_disturb_the_others(master: MasterThread) -> None:
     def body(run: rf.Communicator) -> int:
         if run.rank == 1:
             return 0
@@ -425,7 +425,7 @@ def test_nothing_is_left_after_leaving(master: MasterThread) -> None:
             call()
 
 
-def test_who_leaves_with_ops_in_flight_keeps_nothing_of_the_engine(master: MasterThread) -> None:
+def test_a_peer_that_leaves_with_ops_in_flight_keeps_nothing_of_the_engine(master: MasterThread) -> None:
     """An evicted program often has handles that it never waits for; it may join again and again."""
     gc.collect()
     gc.disable()
@@ -673,7 +673,7 @@ def test_a_newcomer_waits_for_long_steps_beyond_its_timeout(master: MasterThread
         assert [result.result() for result in results] == [3, 3, 3]
 
 
-def test_a_newcomer_that_nobody_admits_names_who_has_not_voted(master: MasterThread) -> None:
+def test_a_newcomer_that_is_not_admitted_names_the_peers_that_have_not_voted(master: MasterThread) -> None:
     with rf.join(master.address, name="busy") as run:
         why = (
             r"peer 2 \(late, you\) was not admitted within .* these have not called update_topology: "

@@ -44,7 +44,7 @@ def sums(steps: int) -> list[float]:
 
 
 @pytest.mark.parametrize(("off_in", "since", "found_at"), [(6, 5, 10), (11, 10, 12)])
-def test_every_peer_and_the_status_name_who_was_off(
+def test_every_peer_and_the_status_name_the_peer_that_diverged(
     cluster: ProgramCluster, off_in: int, since: int, found_at: int
 ) -> None:
     """In the last steps, too: the loop compares once more at its end."""

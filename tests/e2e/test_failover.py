@@ -96,7 +96,7 @@ def test_a_frozen_leader_is_replaced_wakes_up_stands_by_and_leads_again(
     assert not any(peer.reports("evicted") for peer in peers)
 
 
-def test_a_standby_says_who_leads(tmp_path: Path) -> None:
+def test_a_standby_names_the_leader(tmp_path: Path) -> None:
     store = f"sqlite://{tmp_path}/journal.db"
     with (
         MasterThread(journal=store, lease_s=LEASE_S) as leader,

@@ -153,7 +153,7 @@ def test_idle_connections_and_half_frames_exhaust_nothing(cluster: ProgramCluste
     end_training(peers)
 
 
-def test_strangers_that_come_while_python_is_busy_do_not_use_up_the_descriptors(cluster: ProgramCluster) -> None:
+def test_clients_that_connect_while_python_is_busy_do_not_use_up_the_descriptors(cluster: ProgramCluster) -> None:
     """Native code accepts connections and Python judges them. While the GIL is held, nobody judges."""
     master = cluster.start_master(evict_after_ms=20_000)
     trainer = cluster.start_one(hold_the_gil)

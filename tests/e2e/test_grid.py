@@ -93,7 +93,7 @@ def test_nothing_happens_while_a_shard_is_missing(cluster: ProgramCluster) -> No
         peer.wait_success(60)
 
 
-def test_a_shard_that_dies_out_stops_the_grid_and_says_what_is_lost(cluster: ProgramCluster) -> None:
+def test_a_shard_that_dies_out_stops_the_grid_and_names_what_is_lost(cluster: ProgramCluster) -> None:
     cluster.start_master(resume_wait_s=0)
     peers = [start(cluster, 0, 3) for _ in range(2)]
     last = start(cluster, 1, 3)

@@ -208,7 +208,7 @@ def test_all_ranks_restart_where_they_were(server: Server, crew: list[Rank]) -> 
     assert [rank.begins() for rank in again] == [1, 1]
 
 
-def test_of_two_processes_with_one_rank_the_older_is_told(server: Server, crew: list[Rank]) -> None:
+def test_of_two_processes_with_one_rank_the_older_is_superseded(server: Server, crew: list[Rank]) -> None:
     old, other = together(crew, server, 2)
     crew.append(new := Rank(server, 0, 2, min_ranks=2))
     assert new.begins() == 0

@@ -52,7 +52,7 @@ def test_a_retried_op_is_the_sum_over_the_survivors(cluster: ProgramCluster) -> 
     assert retried["total"] == pytest.approx(expected.sum(), abs=1.0)
 
 
-def test_a_frozen_peer_is_evicted_in_time_and_joins_anew(cluster: ProgramCluster) -> None:
+def test_a_frozen_peer_is_evicted_in_time_and_rejoins(cluster: ProgramCluster) -> None:
     cluster.start_master()
     peers = start_training(cluster, 3, floats=LARGE, strike="SIGSTOP")
     sleeper = peers.pop(0)

@@ -27,10 +27,10 @@ def test_peers_join_a_running_loop_one_after_another(cluster: ProgramCluster) ->
 def test_eight_peers_are_admitted_by_one_vote(cluster: ProgramCluster) -> None:
     """More than eight members: with "auto" the evidence now travels through the master."""
     master = cluster.start_master()
-    peers = cluster.start_program(admit_when_told, 2)
+    peers = cluster.start_program(admit_on_request, 2)
     for peer in peers:
         peer.expect("together", size=2)
-    peers += cluster.start_program(admit_when_told, 8)
+    peers += cluster.start_program(admit_on_request, 8)
     master.expect_registered(10)
     for peer in peers[:2]:
         peer.send()
@@ -43,7 +43,7 @@ def test_eight_peers_are_admitted_by_one_vote(cluster: ProgramCluster) -> None:
         peer.wait_success()
 
 
-def admit_when_told(me: ProgramContext) -> None:
+def admit_on_request(me: ProgramContext) -> None:
     with me.join() as run:
         if run.group_size < 10:
             if run.group_size < 2:
@@ -60,7 +60,7 @@ def _say_where(me: ProgramContext, run: Any) -> None:  # noqa: ANN401 - a commun
     me.report("together", size=run.group_size, **facts)
 
 
-def test_a_lone_peers_plain_loop_meets_who_comes(cluster: ProgramCluster) -> None:
+def test_a_lone_peers_plain_loop_admits_newcomers(cluster: ProgramCluster) -> None:
     cluster.start_master()
     first = cluster.start_one(plain_loop)
     first.expect("alone")
@@ -88,9 +88,9 @@ def plain_loop(me: ProgramContext) -> None:
         me.report("end")
 
 
-def test_who_leaves_cleanly_is_not_lost(cluster: ProgramCluster) -> None:
+def test_a_peer_that_leaves_cleanly_is_not_lost(cluster: ProgramCluster) -> None:
     master = cluster.start_master()
-    peers = cluster.start_program(leave_when_told, 3)
+    peers = cluster.start_program(leave_on_request, 3)
     for peer in peers:
         peer.expect("joined")
     peers[0].send("leave")
@@ -105,10 +105,10 @@ def test_who_leaves_cleanly_is_not_lost(cluster: ProgramCluster) -> None:
     assert {event["how"] for event in master.events("peer_gone")} == {"left"}
 
 
-def test_who_leaves_during_an_op_of_the_others_does_not_fail_it(cluster: ProgramCluster) -> None:
+def test_a_peer_that_leaves_during_an_op_of_the_others_does_not_fail_it(cluster: ProgramCluster) -> None:
     """The others sit in an op that waits for the leaver; it is retried without it."""
     cluster.start_master()
-    peers = cluster.start_program(leave_when_told, 3)
+    peers = cluster.start_program(leave_on_request, 3)
     for peer in peers:
         peer.expect("joined")
     for peer in peers[1:]:
@@ -121,7 +121,7 @@ def test_who_leaves_during_an_op_of_the_others_does_not_fail_it(cluster: Program
         assert peer.expect("reduced")["contributors"] == 2
 
 
-def leave_when_told(me: ProgramContext) -> None:
+def leave_on_request(me: ProgramContext) -> None:
     run = me.join()
     while run.group_size < 3:
         run.update_topology(min_world=3)
@@ -276,7 +276,7 @@ def work_in_a_group(me: ProgramContext) -> None:
 # Is anybody pending?
 
 
-def test_all_peers_give_the_same_answers_about_who_is_pending(cluster: ProgramCluster) -> None:
+def test_all_peers_agree_on_whether_peers_are_pending(cluster: ProgramCluster) -> None:
     """Three peers ask after each op, while others register at times of their own."""
     cluster.start_master()
     peers = cluster.start_program(ask_after_each_op, 3, asks=True)

@@ -94,7 +94,7 @@ def call_something_else(me: ProgramContext) -> None:
 def test_wrong_newcomers_do_not_outvote_members_of_long_standing(cluster: ProgramCluster) -> None:
     """And until one of these has called, nobody fails: the status names both sides."""
     master = cluster.start_master()
-    veterans = cluster.start_program(train_with_strangers, 2)
+    veterans = cluster.start_program(train_with_newcomers, 2)
     for veteran in veterans:
         veteran.expect("trained")
     wrong = cluster.start_program(train_wrongly, 3)
@@ -118,7 +118,7 @@ def _is_disputed(master: str) -> bool:
         return any("different calls" in each.what for each in connection.status().waiting)
 
 
-def train_with_strangers(me: ProgramContext) -> None:
+def train_with_newcomers(me: ProgramContext) -> None:
     with me.join(op_timeout_s=20.0) as run:
         _gather(run, 2)
         run.all_reduce(np.ones(10))

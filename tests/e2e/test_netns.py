@@ -76,7 +76,9 @@ def test_without_another_ring_one_end_of_a_cut_is_evicted(cluster: ProgramCluste
     check_same_bits(peers)
 
 
-def test_who_cannot_reach_the_master_is_evicted_in_time(cluster: ProgramCluster, network: ShapedNetwork) -> None:
+def test_a_peer_that_cannot_reach_the_master_is_evicted_in_time(
+    cluster: ProgramCluster, network: ShapedNetwork
+) -> None:
     """The master does not receive from it, only the reverse. Whether the eviction reaches it is up to TCP."""
     _, peers = start_hosts(cluster, network, 3)
     at = network.cut(3, 0)
@@ -86,7 +88,9 @@ def test_who_cannot_reach_the_master_is_evicted_in_time(cluster: ProgramCluster,
     check_same_bits(peers)
 
 
-def test_whom_the_master_cannot_reach_is_evicted_in_time(cluster: ProgramCluster, network: ShapedNetwork) -> None:
+def test_a_peer_that_the_master_cannot_reach_is_evicted_in_time(
+    cluster: ProgramCluster, network: ShapedNetwork
+) -> None:
     """The master receives its heartbeats, but they echo nothing new. The eviction cannot reach it."""
     master, peers = start_hosts(cluster, network, 3)
     at = network.cut(0, 3)
@@ -99,7 +103,7 @@ def test_whom_the_master_cannot_reach_is_evicted_in_time(cluster: ProgramCluster
     check_same_bits(peers)
 
 
-def test_who_is_cut_off_entirely_is_evicted_in_time(cluster: ProgramCluster, network: ShapedNetwork) -> None:
+def test_a_peer_that_is_cut_off_entirely_is_evicted_in_time(cluster: ProgramCluster, network: ShapedNetwork) -> None:
     _, peers = start_hosts(cluster, network, 3)
     at = network.unplug(3)
     for peer in peers[:2]:

@@ -84,7 +84,7 @@ def test_a_round_without_nodes_is_refused_with_the_reason(cluster: ProgramCluste
     command.expect_output("there is nobody to probe")
 
 
-def test_a_node_that_finds_another_program_at_the_masters_port_says_so(cluster: ProgramCluster) -> None:
+def test_a_node_that_finds_another_program_at_the_masters_port_reports_it(cluster: ProgramCluster) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         address = f"127.0.0.1:{other.getsockname()[1]}"
         node = cluster.start_command("a node", "probe", "--master", address)

@@ -172,9 +172,7 @@ def test_the_first_to_come_back_waits_for_the_one_with_the_newest_checkpoint(
         peer.wait_success()
 
 
-def test_without_any_checkpoint_the_error_says_what_to_do_and_that_works(
-    cluster: ProgramCluster, tmp_path: Path
-) -> None:
+def test_without_any_checkpoint_the_error_has_a_remedy_that_works(cluster: ProgramCluster, tmp_path: Path) -> None:
     """In a run that has a name of its own: the default run would begin again."""
     stage = Stage(cluster, tmp_path, run="nightly")
     peers = [*stage.start("a", min_world=1, until=100, pauses=[3], check_every=1)]

@@ -224,7 +224,7 @@ def test_the_same_script_in_several_processes_has_one_master(cluster: ProgramClu
             peer.wait_success()
 
 
-def test_who_hosts_is_replaced_after_it_was_killed(cluster: ProgramCluster) -> None:
+def test_a_peer_that_hosts_is_replaced_after_it_was_killed(cluster: ProgramCluster) -> None:
     port = free_port()
     [first] = cluster.start_program(host_or_join, 1, address=f"127.0.0.1:{port}", world=1)
     first.expect("reduced", total=1.0)
@@ -275,7 +275,7 @@ def test_a_run_that_breaks_in_the_master_goes_on_from_its_journal(
                 assert connection.status().fence == fence
 
 
-def test_who_hosts_waits_for_the_port_of_a_host_that_was_just_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_that_hosts_waits_for_the_port_of_a_host_that_was_just_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its lock is free already, and its port is not: the first try finds it in use, and the next one has it."""
     port = free_port()
     dying, pause = socket.create_server(("127.0.0.1", port)), threads.pause

@@ -49,7 +49,7 @@ def test_ctrl_c_ends_every_process(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_who_hangs_is_named_with_the_status(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_that_hangs_is_named_with_the_status(monkeypatch: pytest.MonkeyPatch) -> None:
     """The watchdog does not know that this peer was frozen by somebody else, and the master does not evict."""
     monkeypatch.setattr(peers, "HANG_S", 2.0)
     monkeypatch.setattr(peers, "LIVENESS", {"evict_after_ms": 600_000})

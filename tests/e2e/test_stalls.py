@@ -46,7 +46,7 @@ def test_at_the_op_timeout_the_absent_are_evicted_and_the_others_finish(cluster:
     assert not master.events("call_refused")
 
 
-def test_who_says_that_it_is_busy_is_waited_for(cluster: ProgramCluster) -> None:
+def test_a_peer_that_announces_to_be_busy_is_waited_for(cluster: ProgramCluster) -> None:
     """For longer than the stall timeout, and longer than the ops' own time."""
     master = cluster.start_master(stall_timeout_s=1)
     peers = cluster.start_program(train_with_a_loader, 4, join={"op_timeout_s": 1.5}, busy_s=60)
@@ -60,7 +60,7 @@ def test_who_says_that_it_is_busy_is_waited_for(cluster: ProgramCluster) -> None
     assert not master.events("peers_stalled")
 
 
-def test_somebody_who_is_busy_for_longer_than_it_said_is_evicted(cluster: ProgramCluster) -> None:
+def test_a_peer_that_is_busy_for_longer_than_announced_is_evicted(cluster: ProgramCluster) -> None:
     cluster.start_master(stall_timeout_s=1)
     peers = cluster.start_program(train_with_a_loader, 4, busy_s=1.0)
     busy = _hang(peers)

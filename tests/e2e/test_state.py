@@ -126,7 +126,7 @@ def test_newcomers_have_no_vote_even_when_they_are_many(cluster: ProgramCluster)
     end(peers)
 
 
-def test_the_one_who_sends_wins_over_those_who_only_receive(cluster: ProgramCluster) -> None:
+def test_a_sender_wins_over_receive_only_peers(cluster: ProgramCluster) -> None:
     cluster.start_master()
     peers = start_holders(cluster, big(1), big(1), big(2))
     tell_sync(peers[:2], strategy="receive-only")

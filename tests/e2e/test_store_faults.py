@@ -183,7 +183,7 @@ def test_nothing_is_written_into_an_emptied_store(server: Server) -> None:
 
 
 @every_kind
-def test_a_store_that_was_founded_anew_is_refused_by_those_who_knew_the_old_one(server: Server) -> None:
+def test_a_store_that_was_created_again_is_refused_by_clients_of_the_old_one(server: Server) -> None:
     with opened(server) as store:
         known = store.generation
         server.wipe()
@@ -197,7 +197,7 @@ def test_a_store_that_was_founded_anew_is_refused_by_those_who_knew_the_old_one(
 
 
 @every_kind
-def test_who_knows_a_store_does_not_found_an_empty_one(server: Server) -> None:
+def test_a_client_that_knows_a_store_does_not_create_an_empty_one(server: Server) -> None:
     with opened(server) as store:
         known = store.generation
     server.wipe()
@@ -415,7 +415,7 @@ def test_a_file_of_another_program_is_refused_and_left_alone(server: Server, tmp
 
 
 @pytest.mark.parametrize("server", ["sqlite"], indirect=True)
-def test_a_file_that_was_swapped_is_noticed_by_those_who_have_it_open(server: Server) -> None:
+def test_a_file_that_was_swapped_is_noticed_by_clients_that_have_it_open(server: Server) -> None:
     """An open file goes on working after it was replaced; a client that trusts it is alone."""
     with opened(server) as store:
         store.set("key", b"one")

@@ -183,7 +183,7 @@ def call_run_wide_too_early(me: ProgramContext) -> None:
         assert sorted(outcomes) == ["done", "refused"]
 
 
-def test_everybody_who_waits_for_a_handle_gets_the_same_answer(cluster: ProgramCluster) -> None:
+def test_all_threads_that_wait_for_a_handle_get_the_same_result(cluster: ProgramCluster) -> None:
     cluster.start_master()
     peers = by_id(cluster.start_program(wait_in_many_threads, WORLD))
     peers[1].expect("waiting")

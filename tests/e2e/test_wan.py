@@ -56,7 +56,7 @@ def test_a_large_op_is_measured(far: tuple[Lab, LocalCluster]) -> None:
     assert (row["size_bytes"], row["count"]) == (1 << 18, 1)
 
 
-def test_on_a_long_way_lanes_have_bbr_where_the_kernel_offers_it(far: tuple[Lab, LocalCluster]) -> None:
+def test_on_a_high_rtt_path_lanes_have_bbr_where_the_kernel_offers_it(far: tuple[Lab, LocalCluster]) -> None:
     assert controls(far[0], FAR) == {"reno" if congestion_missing("bbr") else "bbr"}
 
 

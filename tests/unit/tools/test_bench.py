@@ -70,7 +70,7 @@ def test_a_target_is_about_its_rows_only(target_file: Callable[[str], Path]) -> 
     assert verdicts(path, [good, {"world": 2, "size": 1, "x": 1.0}]) == ["miss"]
 
 
-def test_a_skipped_library_is_a_miss_that_says_why(target_file: Callable[[str], Path]) -> None:
+def test_a_skipped_library_is_a_miss_with_the_reason(target_file: Callable[[str], Path]) -> None:
     [found] = targets.check("b", [{"x": None}], {"gloo": "torch is not installed"}, target_file("at_least = 1"))
     assert found.verdict == "miss"
     assert "torch is not installed" in found.measured

@@ -65,7 +65,7 @@ def test_a_broken_promise_is_named(spoil: Callable[[DemoOutcome], object], promi
     assert any(promise in check.promise for check in broken(outcome))
 
 
-def test_the_table_says_what_happened_and_reads_no_markup() -> None:
+def test_the_table_shows_what_happened_and_reads_no_markup() -> None:
     console = Console(width=120)
     with console.capture() as captured:
         console.print(as_text(good(), checks(good())))

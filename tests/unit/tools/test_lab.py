@@ -149,7 +149,7 @@ def test_every_example_can_be_read() -> None:
         assert read(file, "python").script.commands
 
 
-def test_without_root_the_command_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: File) -> None:
+def test_without_root_the_command_reports_it(monkeypatch: pytest.MonkeyPatch, tmp_path: File) -> None:
     monkeypatch.setattr(namespaces.os, "geteuid", lambda: 1_000)
     file = tmp_path / "lab.toml"
     file.write_text('hosts = 1\n[[path]]\nname = "one"\n')

@@ -29,7 +29,7 @@ def test_a_step_that_nobody_wrote_down_is_missing() -> None:
     assert missing({0: (1,), 1: (2,)}, 2) == []
 
 
-def test_replaying_averages_over_those_who_contributed() -> None:
+def test_replaying_averages_over_the_contributors() -> None:
     weights = np.zeros(COUNT, np.float32)
     learn(weights, (gradient(1, 0) + gradient(3, 0)) / np.float32(2))
     learn(weights, gradient(3, 1))

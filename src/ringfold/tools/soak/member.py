@@ -1,7 +1,7 @@
 """A member that goes wrong: `python -m ringfold.tools.soak.member ADDRESS PROCESS MASTER RUN NAME CHECKPOINTS LOG`.
 
 It is the loop of the README, and it fails on request of its parent, as programs do. It writes
-each committed step to a log, with those who contributed to it. From that `members.py` computes the weights.
+each committed step to a log, with its contributors. From that `members.py` computes the weights.
 
 The gradients are whole numbers, a function of peer and step. So a sum is exact in any order of the ring, and an average
 is one correctly rounded division: to replay a step, only its contributors are needed.
@@ -29,7 +29,7 @@ Floats = npt.NDArray[np.float32]
 
 
 class MemberStep(msgspec.Struct, frozen=True):
-    """A step that this peer has committed, and who contributed to it."""
+    """A step that this peer has committed, and its contributors."""
 
     step: int
     contributors: tuple[int, ...]
