@@ -39,7 +39,7 @@ def test_ctrl_c_ends_every_process(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "ringfold.cli", "soak", "--peers", "4", "--state", "1M"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     try:
-        while not list(tmp_path.glob("ringfold-cluster-*/peer-0.log")):
+        while not list(tmp_path.glob("rf-cluster-*/peer-0.log")):
             assert process.poll() is None
     finally:
         process.send_signal(signal.SIGINT)

@@ -45,7 +45,7 @@ _Found = TypeVar("_Found")
 _Kind = TypeVar("_Kind", bound="ClusterProcess")
 
 WAIT_S = 30.0
-"""The deadline of every wait that nobody measures: long, because a loaded machine is no failure."""
+"""The deadline of every wait that is not measured: long, because a loaded machine is no failure."""
 START_S = 20.0
 MASTER_PORT = 48148
 _PR_SET_PDEATHSIG = 1
@@ -174,7 +174,7 @@ class _Endpoint:
         """The index of the first message that no `expect` has passed."""
         self.is_closed = False
         self.closed_because = ""
-        """Set until the unexpected end was raised."""
+        """Why it was closed."""
         self.may_exit = False
 
     def pull(self) -> None:
@@ -372,7 +372,7 @@ class MasterProcess(ClusterProcess):
     _logged: Sequence[Message] = ()
 
     def wait_listening(self) -> None:
-        line = self.expect_output("listening on ", START_S)
+        line = self.expect_output("listening on ")
         self.address = line.removeprefix("listening on ").split(",")[0]
 
     def wait_leading(self, timeout_s: float = START_S) -> None:
@@ -399,8 +399,9 @@ class MasterProcess(ClusterProcess):
 
     def expect_registered(self, count: int) -> None:
         """Wait until so many peers have ever registered, by its log."""
-        enough = lambda: len(self.events("peer_registered")) >= count or None  # noqa: E731 - what is polled
-        self._poll(enough, WAIT_S, f"has not registered {count} peers")
+        self._poll(
+            lambda: len(self.events("peer_registered")) >= count or None, WAIT_S, f"has not registered {count} peers"
+        )
 
 
 class LocalCluster:
@@ -415,7 +416,8 @@ class LocalCluster:
     """Whether the end of a process is a failure until it is allowed."""
 
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
-        self.directory = Path(tempfile.mkdtemp(prefix="ringfold-cluster-"))
+        # Short: the path of a Unix socket has at most 107 bytes, and the temporary directory may be a long one.
+        self.directory = Path(tempfile.mkdtemp(prefix="rf-cluster-"))
         self.address = str(self.directory / "channel")
         self.processes: dict[str, ClusterProcess] = {}
         self._environment = dict(os.environ if environment is None else environment)
