@@ -18,6 +18,7 @@ from ringfold.errors import RingfoldError, UsageError
 from ringfold.peer.codes import DTYPES, REDUCE_OPS, OpStatus
 from ringfold.peer.effects import (
     CallFinished,
+    CallOutcome,
     CallSucceeded,
     Dial,
     Effect,
@@ -26,15 +27,12 @@ from ringfold.peer.effects import (
     ExpectBlocks,
     Install,
     Joined,
-    Outcome,
-    ProbeCut,
-    ProbeHeard,
+    Notify,
     SendBlocks,
     SetRegistrations,
     Settle,
     SyncInterrupted,
     SyncSucceeded,
-    Tell,
     WriteBlocks,
 )
 from ringfold.peer.engine import event_of, execute
@@ -523,10 +521,8 @@ class SimPeer:
                     self.program_over(error)
                 else:
                     self._runner.session_over(error)
-            case Tell(notice):
+            case Notify(notice):
                 self.sim.note(self.name, str(notice))
-            case ProbeHeard() | ProbeCut():
-                raise AssertionError("rounds are simulated by themselves: these peers do not probe")
             case ExpectBlocks():
                 self._blocks.expect(self._sockets, effect)
             case WriteBlocks():
@@ -580,7 +576,7 @@ class SimPeer:
         assert self._runner is not None
         self._runner.goes_on_with(self, error)
 
-    def _call_over(self, ballot: int, outcome: Outcome) -> None:
+    def _call_over(self, ballot: int, outcome: CallOutcome) -> None:
         if self._runner is None:
             return
         if isinstance(outcome, SyncInterrupted):
