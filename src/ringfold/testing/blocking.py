@@ -389,8 +389,16 @@ class SimEngine:
         return self.run_op(self.submit(request))
 
     def all_reduce(self, array: Array, dtype: int, reduce_op: int, tag: int, retry: int, timeout_ns: int) -> OpResult:
-        how = {"kind": Kind.ALL_REDUCE, "reduce_op": reduce_op, "tag": tag, "retry": retry, "timeout_ns": timeout_ns}
-        return self.collective(OpRequest(**how, source=[array], dtypes=[dtype]))
+        request = OpRequest(
+            kind=Kind.ALL_REDUCE,
+            reduce_op=reduce_op,
+            tag=tag,
+            source=[array],
+            dtypes=[dtype],
+            retry=retry,
+            timeout_ns=timeout_ns,
+        )
+        return self.collective(request)
 
     def tags_in_flight(self) -> list[int]:
         return []
