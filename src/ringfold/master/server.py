@@ -60,7 +60,6 @@ from ringfold.runtime.entropy import random_bytes
 from ringfold.runtime.log_limit import LogRateLimiter
 from ringfold.store import StoreClient, open_store
 from ringfold.topology.moonshot import Question, decode_answer
-from ringfold.wire.events import ConnectionDropped, Notice, RoundDone
 from ringfold.wire.frames import (
     MAX_FRAME_BYTES,
     evidence_frame,
@@ -68,6 +67,7 @@ from ringfold.wire.frames import (
     message_frame,
 )
 from ringfold.wire.messages import FromMaster, GroupId, Refused
+from ringfold.wire.notices import ConnectionDropped, Notice, RoundDone
 from ringfold.wire.proof import NONCE_BYTES
 
 TICK_S = 0.05

@@ -20,10 +20,10 @@ from ringfold.peer.effects import CloseConn, Dial, Effect, MakeControl, Resume, 
 from ringfold.peer.incoming import decode_from_master
 from ringfold.peer.settings import MS, Identity, PeerTimings
 from ringfold.wire import messages
-from ringfold.wire.events import MasterAway
+from ringfold.wire.diagnostics import explain_connect_error, explain_no_challenge, explain_not_a_master
 from ringfold.wire.messages import PROTOCOL_VERSION, Challenge, Epoch, Hello, PeerId, Resumed, Welcome
+from ringfold.wire.notices import MasterAway
 from ringfold.wire.proof import NONCE_BYTES, prove, proven
-from ringfold.wire.reaching import in_plain_words, not_a_master, said_nothing
 
 TELL_NS = 5_000 * MS
 """How often the log says why nobody can be reached; the first time at once."""
@@ -134,14 +134,14 @@ class Control:
 
     def not_connected(self, now_ns: int, reason: str) -> list[Effect]:
         """Nobody took the connection."""
-        return self.failed(now_ns, in_plain_words(reason))
+        return self.failed(now_ns, explain_connect_error(reason))
 
     def closed(self, now_ns: int, reason: str) -> list[Effect]:
         """The connection ended in the handshake, or was ended because of what came."""
         if self.stage == "dialling":
             return self.not_connected(now_ns, reason)
         if self.stage == "challenge":
-            return self.failed(now_ns, not_a_master(reason))
+            return self.failed(now_ns, explain_not_a_master(reason))
         return self.failed(now_ns, f"it closed the connection in the handshake ({reason})")
 
     @property
@@ -161,7 +161,11 @@ class Control:
             self._refusals.clear()
             return self._dial()
         assert self.conn is not None
-        reason = said_nothing(self._try_ms) if self.stage == "challenge" else "it did not answer the handshake in time"
+        reason = (
+            explain_no_challenge(self._try_ms)
+            if self.stage == "challenge"
+            else "it did not answer the handshake in time"
+        )
         return [CloseConn(self.conn, reason), *self.failed(now_ns, reason)]
 
     def _unreachable(self) -> MasterUnreachable:
@@ -180,7 +184,9 @@ class Control:
         try:
             said = decode_from_master(body)
         except RemoteProtocolError as error:
-            reason = not_a_master(str(error)) if self.stage == "challenge" else f"it breaks the protocol ({error})"
+            reason = (
+                explain_not_a_master(str(error)) if self.stage == "challenge" else f"it breaks the protocol ({error})"
+            )
             return [CloseConn(self.conn, reason), *self.failed(now_ns, reason)], None
         match said:
             case Challenge() if self.stage == "challenge":

@@ -7,8 +7,8 @@ import numpy.typing as npt
 
 from ringfold.errors import RingfoldError
 from ringfold.probe.rounds.events import FromRoundMaster
-from ringfold.wire.events import Notice
 from ringfold.wire.messages import Divergence, Epoch, Lineage, Message, PeerId, Reason, Record, Verdict, World
+from ringfold.wire.notices import Notice
 
 Block = tuple[npt.NDArray[np.uint8], int, int, int | None]
 """A block where it lies: an array of bytes, offset, length, and its rf64 hash (None: the engine does not check it)."""

@@ -32,9 +32,9 @@ from ringfold.peer.paths import LaneKey, Link, Way, needed_lanes, way_of
 from ringfold.peer.settings import MS, PeerTimings
 from ringfold.wire import frames
 from ringfold.wire.decoding import checked
-from ringfold.wire.events import ConnectionDropped, LaneLost
 from ringfold.wire.messages import (
     PROTOCOL_VERSION,
+    BulkHello,
     Challenge,
     EdgeFailure,
     Handshake,
@@ -43,8 +43,8 @@ from ringfold.wire.messages import (
     PeerId,
     Record,
     Refused,
-    VisitHello,
 )
+from ringfold.wire.notices import ConnectionDropped, LaneLost
 from ringfold.wire.proof import link_key, prove, proven
 
 
@@ -73,7 +73,7 @@ class _Guest:
     remote: str
     nonce: bytes
     until_ns: int
-    parked: LaneHello | VisitHello | None = None
+    parked: LaneHello | BulkHello | None = None
     round_trip_ns: int = 0
     """From the challenge to the hello."""
 
@@ -246,7 +246,7 @@ class Lanes:
         elif guest is not None:
             if isinstance(said, LaneHello) and guest.parked is None:
                 self._judge(turn, conn, guest, said)
-            elif isinstance(said, VisitHello) and guest.parked is None:
+            elif isinstance(said, BulkHello) and guest.parked is None:
                 guest.parked, turn.visitor = said, conn
                 guest.round_trip_ns = now_ns - (guest.until_ns - self._timings.handshake_ms * MS)
             else:
@@ -421,10 +421,10 @@ class Lanes:
 
     # Guests that want to visit
 
-    def visitors(self) -> list[tuple[int, bytes, VisitHello, int]]:
+    def visitors(self) -> list[tuple[int, bytes, BulkHello, int]]:
         """The guests that wait to be let in for a visit: connection, challenge, what they said, and the round trip."""
         waiting = [(conn, guest.nonce, guest.parked, guest.round_trip_ns) for conn, guest in self._guests.items()]
-        return [(conn, nonce, hello, trip) for conn, nonce, hello, trip in waiting if isinstance(hello, VisitHello)]
+        return [(conn, nonce, hello, trip) for conn, nonce, hello, trip in waiting if isinstance(hello, BulkHello)]
 
     def let_in(self, conn: int) -> None:
         """The guest is a visitor now; its connection is no longer looked after here."""
@@ -471,11 +471,11 @@ class Lanes:
         return next((dial for dial in self._dials.values() if dial.conn == conn), None)
 
 
-def _waited_in_vain(parked: LaneHello | VisitHello | None) -> str:
+def _waited_in_vain(parked: LaneHello | BulkHello | None) -> str:
     match parked:
         case LaneHello():
             return "its epoch did not come"
-        case VisitHello(purpose=purpose, number=number):
+        case BulkHello(purpose=purpose, number=number):
             return f"the master did not announce {purpose} {number} here"
         case None:
             return "no handshake in time"

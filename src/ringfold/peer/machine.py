@@ -82,7 +82,9 @@ from ringfold.peer.settings import MS, Identity, PeerTimings
 from ringfold.peer.visits import FIRST_KEY as FIRST_VISIT
 from ringfold.state.manifest import Snapshot
 from ringfold.wire import messages
-from ringfold.wire.events import (
+from ringfold.wire.diagnostics import with_names, with_you
+from ringfold.wire.messages import Divergence, Epoch, Message, PeerId, Reason, Record, Resumed, Welcome, World
+from ringfold.wire.notices import (
     AdmissionDelayed,
     ConnectionDropped,
     MasterLost,
@@ -90,8 +92,6 @@ from ringfold.wire.events import (
     ResumeDelayed,
     StateRolledBack,
 )
-from ringfold.wire.messages import Divergence, Epoch, Message, PeerId, Reason, Record, Resumed, Welcome, World
-from ringfold.wire.naming import with_names, with_you
 from ringfold.wire.probing import NodeWelcome, ProbeAnswer, ProbeGraph, ProbeHalt, RoundClock, RoundEnd, RoundStart
 
 TELL_ADMISSION_NS = 10_000 * MS
@@ -358,10 +358,10 @@ class PeerMachine:
                 self._facts.call_failed()
                 over = self._sync_over(ballot)
                 return [*over, CallFinished(ballot, reason)] if self._calls.finish(ballot) else over
-            case messages.CallGoesOn(ballot=ballot):
+            case messages.CallExtended(ballot=ballot):
                 self._calls.resume(now_ns, ballot)
                 return []
-            case messages.SyncGoesOn(ballot=ballot):
+            case messages.SyncExtended(ballot=ballot):
                 self._calls.goes_on(now_ns, ballot)
                 return []
             case messages.ResumeWaits(ballot=ballot):

@@ -2,8 +2,7 @@
 
 from collections import deque
 
-from ringfold.wire.answers import Answer, SyncVoters
-from ringfold.wire.messages import CallDone, CallFailed, Returned, SyncDone, SyncPlan
+from ringfold.wire.messages import Answer, CallDone, CallFailed, Returned, SyncDone, SyncPlan, SyncVoters
 
 REMEMBERED = 4
 """Answers that this peer shares with others. One would do, but for programs that are at fault."""

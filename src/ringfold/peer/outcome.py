@@ -20,8 +20,8 @@ from ringfold.errors import (
 from ringfold.peer.carry import decode_reason
 from ringfold.peer.codes import OpStatus
 from ringfold.peer.engine import OpResult
+from ringfold.wire.diagnostics import with_you
 from ringfold.wire.messages import Epoch, PeerId, Reason
-from ringfold.wire.naming import with_you
 
 
 class ReduceInfo(NamedTuple):

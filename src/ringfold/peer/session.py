@@ -70,11 +70,10 @@ from ringfold.runtime.clock import monotonic_ns, raw_ns
 from ringfold.runtime.entropy import random_bytes
 from ringfold.runtime.log_limit import LogRateLimiter
 from ringfold.state.manifest import Snapshot
-from ringfold.wire.events import ConnectionDropped
-from ringfold.wire.messages import Offer, Reason, Record, VoteKind
-from ringfold.wire.naming import with_names
+from ringfold.wire.diagnostics import with_names
+from ringfold.wire.messages import MAX_BUSY_MS, Offer, Reason, Record, VoteKind
+from ringfold.wire.notices import ConnectionDropped
 from ringfold.wire.probing import NodeClock, NodeId
-from ringfold.wire.progress import MAX_BUSY_MS
 from ringfold.wire.proof import NONCE_BYTES
 
 _log = logging.getLogger("ringfold.peer")

@@ -5,9 +5,9 @@ each of its addresses once, and proves the secret:
 
     visitor                                   host
        |  <---------------- Challenge(nonce)    |     a guest of `lanes.py`, as every inbound connection is at first
-       |  VisitHello(number, proof) -------->   |     parked while the master's word has not come here yet,
+       |  BulkHello(number, proof) -------->   |     parked while the master's word has not come here yet,
        |                                        |     refused where the errand is over already
-       |  <---------------- VisitWelcome(proof) |     open at the host
+       |  <---------------- BulkWelcome(proof) |     open at the host
        |  open at the visitor                   |     the round trip: challenge to hello, hello to welcome
 
 An open visit carries bulk frames. What they mean is for its purpose to say: `syncing.py` or `measuring.py`.
@@ -25,13 +25,13 @@ from ringfold.wire import frames
 from ringfold.wire.decoding import checked
 from ringfold.wire.messages import (
     PROTOCOL_VERSION,
+    BulkHello,
+    BulkWelcome,
     Challenge,
     Member,
     PeerId,
     Purpose,
     Refused,
-    VisitHello,
-    VisitWelcome,
 )
 from ringfold.wire.proof import link_key, prove, proven
 
@@ -208,9 +208,9 @@ class Visits:
                 setting.stage, setting.challenge, setting.hello_ns = "welcome", challenge, now_ns
                 claim = (*setting.errand, self.me, setting.host.peer)
                 proof = prove(key, "visit", challenge, setting.nonce, *_as_parts(*claim))
-                hello = VisitHello(PROTOCOL_VERSION, *claim, setting.nonce, proof)
+                hello = BulkHello(PROTOCOL_VERSION, *claim, setting.nonce, proof)
                 return [SendMessage(conn, hello), Resume(conn)], []
-            case VisitWelcome(proof=proof) if setting.stage == "welcome":
+            case BulkWelcome(proof=proof) if setting.stage == "welcome":
                 if not proven(key, proof, "visit_welcome", setting.nonce, setting.challenge):
                     return self._turned_away(now_ns, setting, "it does not know the secret of this visit")
                 self._setting.remove(setting)
@@ -256,7 +256,7 @@ class Visits:
     # Guests that want to visit this peer
 
     def judge(
-        self, conn: int, nonce: bytes, hello: VisitHello, round_trip_ns: int = 0
+        self, conn: int, nonce: bytes, hello: BulkHello, round_trip_ns: int = 0
     ) -> tuple[list[Effect], Arrived] | str | None:
         """Let a guest in, or say why not; None: the master's word about its errand has not come here yet."""
         errand: Errand = (hello.purpose, hello.number)
@@ -271,10 +271,10 @@ class Visits:
             return None
         arrived = Arrived(errand, hello.source, conn, False, round_trip_ns)
         self.open[conn] = arrived
-        welcome = VisitWelcome(prove(expected.key, "visit_welcome", hello.nonce, nonce))
+        welcome = BulkWelcome(prove(expected.key, "visit_welcome", hello.nonce, nonce))
         return [SendMessage(conn, welcome), MakeBulk(conn)], arrived
 
-    def _fault_of(self, nonce: bytes, hello: VisitHello) -> str | None:
+    def _fault_of(self, nonce: bytes, hello: BulkHello) -> str | None:
         """Why this hello is wrong; None also while the master's word about its errand has not come here yet."""
         if hello.version != PROTOCOL_VERSION:
             return f"protocol version {hello.version}, but this peer speaks {PROTOCOL_VERSION}"

@@ -12,7 +12,7 @@ goes on from a checkpoint of the run before, and that one is its ancestor.
 
 from collections.abc import Iterable
 
-from ringfold.wire.lineage import MAX_ANCESTORS, Branch, Lineage
+from ringfold.wire.messages import MAX_ANCESTORS, Branch, Lineage
 
 
 def branch_of(lineage: Lineage, revision: int) -> Branch:

@@ -5,7 +5,7 @@ from random import Random
 import numpy as np
 
 from ringfold.peer.effects import Block, EngineEffect, SendBlocks, SendMessage
-from ringfold.wire.visiting import Hashes
+from ringfold.wire.messages import Hashes
 
 BLOCKS = 0.5
 """The share of blocks that are wrong,"""

@@ -8,8 +8,7 @@ from ringfold.peer.measure.measuring import SAMPLE_NS, Measuring
 from ringfold.peer.settings import MS, PeerTimings
 from ringfold.peer.visits import Arrived, Errand, Failed, Visits
 from ringfold.wire import frames
-from ringfold.wire.messages import Measure, Measured, Member, Message
-from ringfold.wire.visiting import Have, Rate
+from ringfold.wire.messages import Have, Measure, Measured, Member, Message, Rate
 
 MASTER, CONN = 1, 7
 ERRAND: Errand = ("measure", 3)

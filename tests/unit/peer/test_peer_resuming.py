@@ -11,7 +11,7 @@ from ringfold.peer.sync.resuming import MAX_ASKED, Resuming, check_used
 from ringfold.state.checkpoint import Checkpoints
 from ringfold.state.lineage import begin
 from ringfold.state.shared import SharedState, set_lineage, set_torn
-from ringfold.wire.lineage import Branch, Lineage
+from ringfold.wire.messages import Branch, Lineage
 
 OLD = Lineage("run", "old")
 NEW = begin("run", "new", OLD, 140)

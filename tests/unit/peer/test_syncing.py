@@ -55,8 +55,11 @@ from ringfold.state.shared import SharedState, set_torn
 from ringfold.wire import frames
 from ringfold.wire.base import PROTOCOL_VERSION as VERSION
 from ringfold.wire.messages import (
+    BlocksWanted,
     CallFailed,
     Challenge,
+    Hashes,
+    HashesWanted,
     Installed,
     Liveness,
     Member,
@@ -66,7 +69,7 @@ from ringfold.wire.messages import (
     Record,
     Seal,
     SyncDone,
-    SyncGoesOn,
+    SyncExtended,
     SyncPlan,
     SyncReport,
     Vote,
@@ -75,7 +78,6 @@ from ringfold.wire.messages import (
     World,
 )
 from ringfold.wire.proof import prove
-from ringfold.wire.visiting import BlocksWanted, Hashes, HashesWanted
 
 MS = 1_000_000
 MIB = BLOCK_BYTES
@@ -516,7 +518,7 @@ def test_a_sync_that_moves_does_not_run_out_of_time() -> None:
     net.run()
     assert [report.outcome for report in net[2].reports("progress")] == ["progress"]
     for node in (net[1], net[2]):
-        node.hears(SyncGoesOn(1))
+        node.hears(SyncExtended(1))
         assert node.machine.next_deadline_ns() == TELL_NS + 8_000 * MS
 
 

@@ -7,7 +7,7 @@ from ringfold.peer.settings import PeerTimings
 from ringfold.peer.visits import FIRST_KEY, Arrived, Errand, Failed, Visits
 from ringfold.wire import frames
 from ringfold.wire.base import PROTOCOL_VERSION as VERSION
-from ringfold.wire.messages import Challenge, Member, Message, Refused, VisitHello, VisitWelcome
+from ringfold.wire.messages import BulkHello, BulkWelcome, Challenge, Member, Message, Refused
 from ringfold.wire.proof import link_key, prove
 
 MS = 1_000_000
@@ -51,12 +51,12 @@ class Visitor:
         self.take(effects, [each for each in outcomes if isinstance(each, Failed)])
         return effects, outcomes
 
-    def at_the_door(self) -> VisitHello:
+    def at_the_door(self) -> BulkHello:
         """Dialled, connected, challenged: the hello is on its way."""
         self.visits.opened(self.last_conn, NONCE)
         effects, _ = self.hears(Challenge(CHALLENGE, VERSION, VERSION))
         (sent,) = [effect.message for effect in effects if isinstance(effect, SendMessage)]
-        assert isinstance(sent, VisitHello)
+        assert isinstance(sent, BulkHello)
         assert Resume(self.last_conn) in effects
         return sent
 
@@ -67,8 +67,8 @@ def setting_out(addresses: int = 1) -> Visitor:
     return visitor
 
 
-def welcome(key: bytes = KEY) -> VisitWelcome:
-    return VisitWelcome(prove(key, "visit_welcome", NONCE, CHALLENGE))
+def welcome(key: bytes = KEY) -> BulkWelcome:
+    return BulkWelcome(prove(key, "visit_welcome", NONCE, CHALLENGE))
 
 
 def host(visitors: tuple[int, ...] = (GUEST,), errand: Errand = ERRAND) -> Visits:
@@ -78,12 +78,12 @@ def host(visitors: tuple[int, ...] = (GUEST,), errand: Errand = ERRAND) -> Visit
     return visits
 
 
-def hello(key: bytes = KEY, **changes: object) -> VisitHello:
+def hello(key: bytes = KEY, **changes: object) -> BulkHello:
     """What an honest visitor says, with changes that it has proven."""
     claim = {"purpose": "state", "number": 3, "source": GUEST, "target": HOST, **changes}
     numbers = [claim[name].to_bytes(8, "little") for name in ("number", "source", "target")]  # type: ignore[attr-defined]
     proof = prove(key, "visit", CHALLENGE, NONCE, claim["purpose"].encode(), *numbers)  # type: ignore[attr-defined]
-    return VisitHello(VERSION, claim["purpose"], claim["number"], claim["source"], claim["target"], NONCE, proof)  # type: ignore[arg-type]
+    return BulkHello(VERSION, claim["purpose"], claim["number"], claim["source"], claim["target"], NONCE, proof)  # type: ignore[arg-type]
 
 
 # The visitor
@@ -266,15 +266,15 @@ def test_a_guest_waits_until_its_errand_is_announced() -> None:
     [
         (hello(source=7), "no business"),
         (hello(target=8), "no business"),
-        (VisitHello(VERSION, "state", 3, GUEST, HOST, NONCE, b"x" * 32), "secret"),
+        (BulkHello(VERSION, "state", 3, GUEST, HOST, NONCE, b"x" * 32), "secret"),
         (hello(key=SECRET), "secret"),  # overheard, without the token
-        (VisitHello(VERSION, "state", 3, GUEST, HOST, b"o" * 32, hello().proof), "secret"),
-        (VisitHello(VERSION, "state", 3, -1, HOST, NONCE, b"x" * 32), "out of range"),
-        (VisitHello(99, "state", 3, GUEST, HOST, NONCE, hello().proof), "version 99"),
+        (BulkHello(VERSION, "state", 3, GUEST, HOST, b"o" * 32, hello().proof), "secret"),
+        (BulkHello(VERSION, "state", 3, -1, HOST, NONCE, b"x" * 32), "out of range"),
+        (BulkHello(99, "state", 3, GUEST, HOST, NONCE, hello().proof), "version 99"),
     ],
     ids=["not expected", "overheard", "for another", "wrong proof", "another nonce", "negative", "another version"],
 )
-def test_a_guest_that_has_no_business_here_is_turned_away(said: VisitHello, words: str) -> None:
+def test_a_guest_that_has_no_business_here_is_turned_away(said: BulkHello, words: str) -> None:
     visits = host()
     verdict = visits.judge(9, CHALLENGE, said)
     assert isinstance(verdict, str)

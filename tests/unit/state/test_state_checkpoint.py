@@ -20,7 +20,7 @@ from ringfold.state.checkpoint import _HEAD, Checkpoints, Entry
 from ringfold.state.lineage import begin
 from ringfold.state.manifest import Snapshot
 from ringfold.state.shared import MayDiffer, SharedState, lineage_of, set_lineage, set_torn
-from ringfold.wire.lineage import Branch, Lineage
+from ringfold.wire.messages import Branch, Lineage
 
 
 def state_of(seed: int, revision: int = 0, **more: object) -> SharedState:

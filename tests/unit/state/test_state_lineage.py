@@ -10,8 +10,7 @@ from test_state_election import failed, finished, offer, plan
 
 from ringfold.state.election import Decision, Failed, Plan, elect
 from ringfold.state.lineage import begin, branch_of, is_abandoned, is_past
-from ringfold.wire.lineage import MAX_ANCESTORS, Branch, Lineage
-from ringfold.wire.messages import Offer
+from ringfold.wire.messages import MAX_ANCESTORS, Branch, Lineage, Offer
 
 OLD = Lineage("run", "old")
 NEW = begin("run", "new", OLD, 140)

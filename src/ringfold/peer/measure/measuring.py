@@ -28,8 +28,7 @@ from ringfold.peer.settings import MS
 from ringfold.peer.visits import Arrived, Errand, Failed, Visits
 from ringfold.topology.estimate import DEADLINE_NS, Estimate, RateEstimate
 from ringfold.wire import frames
-from ringfold.wire.messages import Measure, Measured, Message
-from ringfold.wire.visiting import Rate
+from ringfold.wire.messages import Measure, Measured, Message, Rate
 
 SAMPLE_NS = 25 * MS
 ROUND_TRIPS = 20
@@ -122,7 +121,7 @@ class Measuring:
         if test is None or conn != test.conn:
             return self._visits.drop(conn, "the measurement is over")
         try:
-            said = frames.decode_on_visit(body)
+            said = frames.decode_bulk(body)
             if not isinstance(said, Rate):
                 raise RemoteProtocolError(f"it said {type(said).__name__} out of turn")
         except RemoteProtocolError as error:

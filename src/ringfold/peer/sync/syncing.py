@@ -31,8 +31,20 @@ from ringfold.state.memory import Bytes, block_range
 from ringfold.state.serve import Piece, Refusal, Shelf, wanted_of
 from ringfold.wire import frames
 from ringfold.wire.decoding import checked
-from ringfold.wire.messages import Divergence, HashKind, Member, Message, PeerId, Refused, SyncPlan, SyncReport
-from ringfold.wire.visiting import BlocksWanted, Hashes, HashesWanted, Have
+from ringfold.wire.messages import (
+    BlocksWanted,
+    Divergence,
+    Hashes,
+    HashesWanted,
+    HashKind,
+    Have,
+    Member,
+    Message,
+    PeerId,
+    Refused,
+    SyncPlan,
+    SyncReport,
+)
 
 MOST_HOLDERS = 8
 """How many holders a receiver visits at a time: more would not be faster, and many receivers would ask them all."""
@@ -252,7 +264,7 @@ class Syncing:
         if sync is None or visit.errand != sync.errand:
             return self._visits.drop(conn, "the sync is over")
         try:
-            said = frames.decode_on_visit(body)
+            said = frames.decode_bulk(body)
             if visit.is_visitor:
                 return self._source_says(now_ns, sync, visit.peer, said)
             return self._visitor_says(sync, conn, said)
