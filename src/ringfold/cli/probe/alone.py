@@ -8,7 +8,7 @@ from ringfold.probe.logs.files import ExportSettings, Log
 from ringfold.probe.logs.lines import Stretch, window_lines
 from ringfold.probe.nodes.alone import Prober, ProbeWindow
 from ringfold.probe.rounds.settings import RoundSettings
-from ringfold.runtime import resolve
+from ringfold.runtime import network
 from ringfold.runtime.process import term_is_exit
 from ringfold.wire.probing import EdgeFit, RoundId
 
@@ -40,7 +40,7 @@ def probe_alone(nodes: Path, wish: Wish) -> None:
         log = None
         if wish.export is not None:
             settings = ExportSettings(directory=wish.export, points=wish.points)
-            log = Log(settings, node=prober.node, name=prober.me.name, host=resolve.host_name())
+            log = Log(settings, node=prober.node, name=prober.me.name, host=network.host_name())
             log.begin(prober.socket.now())
         try:
             _announce(prober, as_json=wish.as_json)

@@ -18,8 +18,8 @@ from ringfold.probe.nodes.prober import ProbeSocket
 from ringfold.probe.nodes.shell import NodeShell
 from ringfold.probe.rounds.events import FromRoundMaster
 from ringfold.probe.rounds.node import RoundNode
-from ringfold.runtime import resolve
-from ringfold.runtime.process import keep_what_is_there, stop_signals
+from ringfold.runtime import network
+from ringfold.runtime.process import freeze_garbage_collector, stop_signals
 from ringfold.wire.probing import NodeClock, NodeId, RoundStart
 from ringfold.wire.proof import run_token
 
@@ -38,16 +38,16 @@ async def _run(resolved: Resolved, wish: Wish) -> None:
     masters = resolved.listed("master")
     host, port = config.split_address(masters[0])
     try:
-        local = resolve.local_address_towards(resolve.literals(host, port)[0], port)
+        local = network.local_address_towards(network.literals(host, port)[0], port)
     except OSError as error:
         raise ConfigError(f"no route to the master at {masters[0]}: {error}") from None
     try:
-        advertised = [resolve.literals(name, 0)[0] for name in resolved.listed("advertise")]
+        advertised = [network.literals(name, 0)[0] for name in resolved.listed("advertise")]
     except OSError as error:
         raise ConfigError(f"advertise: {error}") from None
     bind = local if not advertised else "::" if ":" in local else "0.0.0.0"
     prober = bound(bind, resolved.integer("data_port"), wish)
-    name = resolved.text("name") or f"{resolve.host_name()}:{os.getpid()}"
+    name = resolved.text("name") or f"{network.host_name()}:{os.getpid()}"
     stop = asyncio.Event()
 
     def connected(where: str, node: NodeId) -> None:
@@ -67,7 +67,7 @@ async def _run(resolved: Resolved, wish: Wish) -> None:
         masters,
         token,
         name=name,
-        host=resolve.host_name(),
+        host=network.host_name(),
         addresses=advertised or (local,),
         port=prober.port,
         listen_only=wish.listen_only,
@@ -81,12 +81,12 @@ async def _run(resolved: Resolved, wish: Wish) -> None:
         if not isinstance(directory, Path):
             return None
         settings = ExportSettings(directory=directory, points=wish.points)
-        return Log(settings, node=node_id, name=name, host=resolve.host_name())
+        return Log(settings, node=node_id, name=name, host=network.host_name())
 
     node.shell = NodeShell(
         RoundNode(), prober, node.say, adopt, open_log=open_log, estimator=wish.estimator, token=token
     )
-    keep_what_is_there()
+    freeze_garbage_collector()
     with stop_signals(lambda _: stop.set()):
         await node.run(stop)
 

@@ -24,7 +24,7 @@ from ringfold.probe.rounds.calculation import Calculation
 from ringfold.probe.rounds.gloo import GlooRounds, Taken
 from ringfold.probe.rounds.gloo_group import TorchCollectives
 from ringfold.probe.rounds.settings import RoundSettings
-from ringfold.runtime import resolve
+from ringfold.runtime import network
 from ringfold.runtime.process import signals_end_at_once, term_is_exit
 from ringfold.wire.probing import NodeId
 
@@ -97,9 +97,9 @@ class _Logs:
         if wish.export is None:
             return
         settings = ExportSettings(directory=Path(wish.export), points=wish.points)
-        self._own = Log(settings, node=prober.node, name=prober.me.name, host=resolve.host_name())
+        self._own = Log(settings, node=prober.node, name=prober.me.name, host=network.host_name())
         if prober.node == min(prober.nodes.by_id):
-            self._all = Log(settings, host=resolve.host_name())
+            self._all = Log(settings, host=network.host_name())
 
     def write(self, taken: Taken) -> None:
         if self._own is None:
