@@ -7,12 +7,12 @@ from importlib.util import find_spec
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import hash_reference
 import numpy as np
 import pytest
 
 from ringfold.errors import UsageError
 from ringfold.state import gpu_hash
-from ringfold.testing import hash_reference
 
 if TYPE_CHECKING:
     import torch
@@ -87,7 +87,7 @@ def test_a_tensor_on_the_host_is_refused() -> None:
 INTERPRETED = """
 import numpy as np, torch
 from ringfold.state import gpu_kernels
-from ringfold.testing import hash_reference
+import hash_reference
 
 for count, offset in ((1, 0), (257, 1), (2 * 16_384 + 6, 4)):
     noise = np.random.default_rng(count).integers(0, 256, count + offset, dtype=np.uint8)

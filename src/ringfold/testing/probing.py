@@ -5,10 +5,10 @@ restarts of nodes and of the master, freezes, lost connections, messages that ar
 that jump by a millisecond to an hour, slow fits, alarms, commands, joins and leaves. At `faults_ms` all of it is over,
 and everything that is gone for no good reason is started again: from there a whole round must come within a bound.
 
-    python -m ringfold.testing --probing --seeds 1000 --planted
+    python -m ringfold.testing --probing --seeds 1000
 
-`probing_world.py` is what it happens in, `probing_checks.py` are the promises, `probing_planted.py` proves that broken
-ones are found.
+`probing_world.py` is what it happens in, `probing_checks.py` are the promises, `tests/planted/probing.py`
+proves that broken ones are found.
 """
 
 from collections import Counter
@@ -22,9 +22,7 @@ from ringfold.probe.rounds.master import RoundMaster
 from ringfold.probe.rounds.node import RoundNode
 from ringfold.probe.rounds.settings import Adaptive, RoundSettings
 from ringfold.testing.checks import Violation
-from ringfold.testing.probing_group import GlooGroup
-from ringfold.testing.probing_weather import Clock, Messages, Trap
-from ringfold.testing.probing_world import SimNode, World
+from ringfold.testing.probing_world import Clock, GlooGroup, Messages, SimNode, Trap, World
 from ringfold.testing.scheduler import Scheduler, SimulationFailure, Trace
 from ringfold.wire.probing import Cadence, ProbeAction, ProbeGraph, RoundEnd, RoundId, RoundKind, RoundStart
 

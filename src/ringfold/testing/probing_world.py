@@ -5,18 +5,18 @@ fits are exact: they come from the true clocks, unless something makes a real fi
 neighbour that is gone). A connection keeps the order of messages, as TCP does, except where the weather is *messy*:
 then messages are also repeated and overtaken, which no machine may rely on not to happen.
 
-With `gloo` there are no connections but a group of ranks (`probing_group.py`).
+With `gloo` there are no connections but a group of ranks.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
 
 from ringfold.probe.rounds.events import (
     MS,
     Alarmed,
     Answer,
     Calculated,
+    Commanded,
     Configure,
     Connected,
     Disconnected,
@@ -44,7 +44,6 @@ from ringfold.probe.rounds.master import RoundMaster
 from ringfold.probe.rounds.node import NEVER, RoundNode
 from ringfold.probe.rounds.settings import RoundSettings
 from ringfold.testing.probing_checks import RoundHistory, RoundTruth, WindowTruth
-from ringfold.testing.probing_weather import Clock, Messages, Trap
 from ringfold.testing.scheduler import Scheduler, Timer
 from ringfold.wire.probing import (
     Advice,
@@ -61,8 +60,46 @@ from ringfold.wire.probing import (
     RoundStart,
 )
 
-if TYPE_CHECKING:
-    from ringfold.testing.probing_group import GlooGroup
+
+@dataclass(slots=True)
+class Clock:
+    """C(t) = offset + (1 + drift) t, with jumps."""
+
+    offset_ns: int
+    drift: float
+    jumps: list[int] = field(default_factory=list)
+    """When it jumped, in true time."""
+
+    def read(self, now_ns: int) -> int:
+        return now_ns + self.offset_ns + int(now_ns * self.drift)
+
+    def when(self, now_ns: int, clock_ns: int) -> int:
+        """The true time at which it will show `clock_ns`, if it does not jump."""
+        return now_ns + int((clock_ns - self.read(now_ns)) / (1 + self.drift)) + 1
+
+    def jump(self, now_ns: int, by_ns: int) -> None:
+        self.offset_ns += by_ns
+        self.jumps.append(now_ns)
+
+
+@dataclass(slots=True)
+class Messages:
+    """How messages travel at the moment."""
+
+    latency_us: tuple[int, int] = (50, 2_000)
+    repeats: float = 0.0
+    overtakes: float = 0.0
+    slow: float = 0.0
+    slow_ms: int = 3_000
+
+
+@dataclass(slots=True)
+class Trap:
+    """Something that happens just after the master has said a message of this type to somebody."""
+
+    after: type[FromRoundMaster]
+    action: Callable[[], None]
+
 
 UTC_NS = 1_700_000_000 * 10**9
 SLACK_MS = 50
@@ -498,3 +535,83 @@ class SimNode:
     def _tick(self, process: int) -> None:
         if not self.is_frozen:
             self.event(Tick(), process)
+
+
+# A simulated process group, for `gloo` rounds. It has no connections: reports arrive together or not at all. If a rank
+# is missing at the timeout, the group is broken for everybody; the simulation makes a new one when all ranks are there.
+
+START_ASKER = -1
+
+
+class GlooGroup:
+    """A process group: gather and broadcast, each with a timeout. Rank 0's machine calculates."""
+
+    def __init__(self, world: World, ranks: Sequence[SimNode]) -> None:
+        self.world, self.ranks, self.is_up = world, list(ranks), True
+        self._joined: dict[NodeId, RoundReport] = {}
+        self._gathers = 0
+        self._last_ns = 0
+        world.group = self
+        world.start_master()
+        assert world.master is not None
+        self.master = world.master
+        for node in self.ranks:
+            node.id = world.fresh_id(node)
+        for node in self.ranks:
+            node.event(Connected(node.id))
+            if node.listen_only:
+                self.master.listeners.add(node.id)
+            self.master.event(NodeCame(node.id, node.facts(), node.listen_only, node.machine.last))
+        # Only now: a graph of some of the ranks would leave the others out of a gather that waits for all.
+        self.master.asked[START_ASKER] = "start"
+        self.master.event(Commanded(START_ASKER, "start"))
+
+    def join(self, node: SimNode, report: RoundReport) -> None:
+        """A rank enters the gather."""
+        if not self.is_up or node not in self.ranks:
+            return
+        if not self._joined:
+            self._gathers += 1
+            self.world.scheduler.after(self.world.settings.gloo_timeout_ms * MS, self._timeout, self._gathers)
+        self._joined[node.id] = report
+        if len(self._joined) == sum(not rank.listen_only for rank in self.ranks):
+            joined, self._joined = self._joined, {}
+            self._gathers += 1
+            self.world.scheduler.after(self.world.way_ns(), self._gathered, joined)
+
+    def _gathered(self, reports: dict[NodeId, RoundReport]) -> None:
+        if self.is_up:
+            for node, report in sorted(reports.items()):
+                self.master.event(Reported(node, report, 300))
+
+    def broadcast(self, node: NodeId, message: FromRoundMaster) -> None:
+        at = max(self.world.now + self.world.way_ns(), self._last_ns + 1)
+        self._last_ns = at
+        self.world.scheduler.at(at, self._deliver, self.world.by_id[node], node, message)
+
+    def _deliver(self, node: SimNode, id: NodeId, message: FromRoundMaster) -> None:
+        if self.is_up and node.id == id:
+            node.event(Heard(message))
+
+    def _timeout(self, gather: int) -> None:
+        if gather == self._gathers:
+            self.end("a collective has timed out")
+
+    def lost(self, node: SimNode) -> None:
+        """A rank died; Gloo notices by its connection, or by the timeout of a gather that it should be in."""
+        is_first = node is self.ranks[0]
+        if is_first:
+            self.end(f"rank 0, {node.name}, is gone")
+        elif node in self.ranks and self.is_up and (node.listen_only or self.world.rng.random() < 0.5):
+            self.world.scheduler.after(self.world.rng.randint(0, 50 * MS), self.end, f"{node.name} is gone")
+
+    def end(self, reason: str) -> None:
+        """The group is broken, for everybody."""
+        if not self.is_up:
+            return
+        self.is_up = False
+        self.world.note("gloo", reason)
+        self.world.stop_master()
+        self.world.group = None
+        for node in self.ranks:
+            node.event(Disconnected(reason))

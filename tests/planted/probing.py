@@ -1,24 +1,20 @@
 """Bugs on purpose in the round machines: the simulation of rounds must find every one of them."""
 
-from dataclasses import dataclass
-from itertools import count, islice
+from functools import partial
 
+from planted import Bug
 from ringfold.probe.rounds.events import MS, Commanded, NodeCame, NodeEffect
 from ringfold.probe.rounds.gather import Newest, OpenRound
 from ringfold.probe.rounds.master import RoundMaster
 from ringfold.probe.rounds.metrics import Received
 from ringfold.probe.rounds.node import RoundNode
 from ringfold.testing.probing import ProbingSetup, draw_rounds, run_rounds
-from ringfold.testing.scheduler import SimulationFailure
 from ringfold.wire.probing import EdgeFit, NodeId, ProbeGraph, ProbeHalt, RoundId, RoundStart
 
 
-@dataclass(frozen=True, slots=True)
-class RoundBug:
-    """What is wrong, and the machines that do it wrong."""
-
-    text: str
-    setup: ProbingSetup
+def _bug(text: str, setup: ProbingSetup) -> Bug:
+    """Tried are the seeds whose kind of round has to do with it."""
+    return Bug(text, partial(run_rounds, setup=setup), lambda seed: draw_rounds(seed).settings.kind in setup.kinds)
 
 
 # Nodes
@@ -144,49 +140,26 @@ class CombinesOldWindows(RoundMaster):
         self._newest = _Ageless()
 
 
-ROUND_BUGS: dict[str, RoundBug] = {
-    "lower_id": RoundBug("a node accepts a lower id", ProbingSetup(node=AcceptsLowerIds)),
-    "never_alone": RoundBug(
-        "a node never goes on alone", ProbingSetup(node=NeverGoesOnAlone, kinds=("master", "gloo"))
-    ),
-    "wakes_from_halt": RoundBug(
+BUGS: dict[str, Bug] = {
+    "lower_id": _bug("a node accepts a lower id", ProbingSetup(node=AcceptsLowerIds)),
+    "never_alone": _bug("a node never goes on alone", ProbingSetup(node=NeverGoesOnAlone, kinds=("master", "gloo"))),
+    "wakes_from_halt": _bug(
         "a halted node starts again by itself", ProbingSetup(node=WakesFromAHalt, kinds=("master", "time"))
     ),
-    "windows_restart": RoundBug("a node counts its windows anew", ProbingSetup(node=CountsWindowsPerRound)),
-    "old_graph_number": RoundBug(
+    "windows_restart": _bug("a node counts its windows anew", ProbingSetup(node=CountsWindowsPerRound)),
+    "old_graph_number": _bug(
         "a node compares graphs of two masters", ProbingSetup(node=RemembersOldGraphs, kinds=("master",))
     ),
-    "waits_for_listeners": RoundBug(
-        "the master waits for listeners", ProbingSetup(WaitsForListeners, kinds=("master",))
-    ),
-    "no_deadline": RoundBug(
-        "the master forgets the deadline", ProbingSetup(ForgetsTheDeadline, kinds=("master", "time"))
-    ),
-    "restarts_at_one": RoundBug("a new master counts from 1 again", ProbingSetup(RestartsAtOne)),
-    "late_report": RoundBug(
-        "a late report counts for the next round", ProbingSetup(CountsLateReports, kinds=("master",))
-    ),
-    "unnamed": RoundBug("nobody is named as missing", ProbingSetup(ForgetsWhoIsMissing, kinds=("master", "time"))),
-    "old_graph": RoundBug("no new graph for a newcomer", ProbingSetup(KeepsTheGraph, kinds=("master", "time"))),
-    "former_clock": RoundBug(
+    "waits_for_listeners": _bug("the master waits for listeners", ProbingSetup(WaitsForListeners, kinds=("master",))),
+    "no_deadline": _bug("the master forgets the deadline", ProbingSetup(ForgetsTheDeadline, kinds=("master", "time"))),
+    "restarts_at_one": _bug("a new master counts from 1 again", ProbingSetup(RestartsAtOne)),
+    "late_report": _bug("a late report counts for the next round", ProbingSetup(CountsLateReports, kinds=("master",))),
+    "unnamed": _bug("nobody is named as missing", ProbingSetup(ForgetsWhoIsMissing, kinds=("master", "time"))),
+    "old_graph": _bug("no new graph for a newcomer", ProbingSetup(KeepsTheGraph, kinds=("master", "time"))),
+    "former_clock": _bug(
         "a node gets the clock of its former life", ProbingSetup(HandsDownClocks, kinds=("master", "time"))
     ),
-    "asker": RoundBug("stop forgets who waits for a round", ProbingSetup(ForgetsTheAsker, kinds=("master", "time"))),
-    "equal_ids": RoundBug("windows are combined by equal ids", ProbingSetup(CombinesByEqualIds, kinds=("time",))),
-    "old_windows": RoundBug("old windows are combined as new", ProbingSetup(CombinesOldWindows, kinds=("time",))),
+    "asker": _bug("stop forgets who waits for a round", ProbingSetup(ForgetsTheAsker, kinds=("master", "time"))),
+    "equal_ids": _bug("windows are combined by equal ids", ProbingSetup(CombinesByEqualIds, kinds=("time",))),
+    "old_windows": _bug("old windows are combined as new", ProbingSetup(CombinesOldWindows, kinds=("time",))),
 }
-
-
-def find_in_rounds(name: str, first: int, most: int) -> SimulationFailure | None:
-    """The first failure that a planted bug leads to; None if it stays hidden.
-
-    Tried are `most` seeds from `first` on, of those whose kind of round has to do with it.
-    """
-    bug = ROUND_BUGS[name]
-    seeds = (seed for seed in count(first) if draw_rounds(seed).settings.kind in bug.setup.kinds)
-    for seed in islice(seeds, most):
-        try:
-            run_rounds(seed, bug.setup)
-        except SimulationFailure as failure:
-            return failure
-    return None

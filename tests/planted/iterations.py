@@ -1,9 +1,9 @@
 """Bugs on purpose in the global iteration: each is one rule of the machine, done wrong."""
 
-from typing import TYPE_CHECKING
-
 from msgspec.structs import replace
 
+from planted import Bug
+from planted.classic_iteration import naive
 from ringfold.errors import StoreUnknown, Superseded
 from ringfold.iteration import liveness
 from ringfold.iteration.asking import Call
@@ -14,11 +14,8 @@ from ringfold.iteration.operations import Beat, Delete, Get, Ns, Outcome, Pause,
 from ringfold.iteration.record import Advance, Hold, Record, Rules, Seat, decode, encode
 from ringfold.store.base import Entry, Generation
 from ringfold.store.client import StoreClient
-from ringfold.testing.iterating_parts import PREFIX, TIMING
-
-if TYPE_CHECKING:
-    from ringfold.testing.iterating import AgreeingOf, Simulated
-    from ringfold.testing.iterating_parts import Agreeing, Life
+from ringfold.testing.iterating import PREFIX, TIMING, Agreeing, AgreeingOf, Life, Simulated
+from ringfold.testing.iterating_stories import draw
 
 
 class SetsTheRecord(Machine):
@@ -200,31 +197,36 @@ class _Credulous(StoreClient):
         pass
 
 
-def _trusting(sim: "Simulated", life: "Life") -> "Agreeing":
+def _trusting(sim: Simulated, life: Life) -> Agreeing:
     assert life.driver is not None
     life.client = _Credulous(life.driver, prefix=PREFIX, timeout_s=0.001, now_ns=lambda: 0, nonce="any")
     return TrustsAnyStore(sim.self_of(life), sim.story.rules, TIMING)
 
 
-def _of(machine: type[Machine]) -> "AgreeingOf":
-    def make(sim: "Simulated", life: "Life") -> "Agreeing":
+def _of(machine: type[Machine]) -> AgreeingOf:
+    def make(sim: Simulated, life: Life) -> Agreeing:
         return machine(sim.self_of(life), sim.story.rules, TIMING)
 
     return make
 
 
-MACHINES: dict[str, tuple[str, "AgreeingOf"]] = {
-    "no_condition": ("the record is written without a condition", _of(SetsTheRecord)),
-    "unknown_is_won": ("an unknown outcome counts as a win", _of(TakesUnknownForWon)),
-    "never_looks_again": ("a rank that waits never looks for the dead", _of(NeverLooksAgain)),
-    "comes_back": ("a superseded incarnation registers again", _of(ComesBack)),
-    "no_repeat": ("a restarted rank skips what its predecessor had not finished", _of(DoesNotRepeat)),
-    "any_incarnation": ("the arrival of a dead incarnation counts", _of(CountsTheDead)),
-    "no_rules": ("min_ranks and quorum are ignored", _of(ForgetsItsRules)),
-    "by_the_clock": ("a clock that jumps makes others look dead", _of(JudgesByTheClock)),
-    "deaf": ("signs of life are not heard", _of(JudgesAtOnce)),
-    "erased_arrivals": ("the winner removes arrivals", _of(ForgetsArrivals)),
-    "any_store": ("a store that went back is believed", _trusting),
-    "silent": ("a rank does not show that it is alive", _of(ForgetsToBeat)),
-    "unfenced_seat": ("a seat is taken without a condition", _of(LosesItsSeat)),
+def _bug(text: str, agreeing: AgreeingOf) -> Bug:
+    return Bug(text, lambda seed: Simulated(draw(seed), agreeing).run())
+
+
+BUGS: dict[str, Bug] = {
+    "naive": _bug("the classic protocol: set, then get == me", naive),
+    "no_condition": _bug("the record is written without a condition", _of(SetsTheRecord)),
+    "unknown_is_won": _bug("an unknown outcome counts as a win", _of(TakesUnknownForWon)),
+    "never_looks_again": _bug("a rank that waits never looks for the dead", _of(NeverLooksAgain)),
+    "comes_back": _bug("a superseded incarnation registers again", _of(ComesBack)),
+    "no_repeat": _bug("a restarted rank skips what its predecessor had not finished", _of(DoesNotRepeat)),
+    "any_incarnation": _bug("the arrival of a dead incarnation counts", _of(CountsTheDead)),
+    "no_rules": _bug("min_ranks and quorum are ignored", _of(ForgetsItsRules)),
+    "by_the_clock": _bug("a clock that jumps makes others look dead", _of(JudgesByTheClock)),
+    "deaf": _bug("signs of life are not heard", _of(JudgesAtOnce)),
+    "erased_arrivals": _bug("the winner removes arrivals", _of(ForgetsArrivals)),
+    "any_store": _bug("a store that went back is believed", _trusting),
+    "silent": _bug("a rank does not show that it is alive", _of(ForgetsToBeat)),
+    "unfenced_seat": _bug("a seat is taken without a condition", _of(LosesItsSeat)),
 }

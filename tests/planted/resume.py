@@ -1,15 +1,16 @@
 """Bugs on purpose in how a run goes on after all its peers were killed; the stories of resumes must find them all."""
 
 from collections.abc import Mapping
+from functools import partial
 
 from msgspec import structs
 
+from planted import Bug
+from planted.runs import with_syncs
 from ringfold.master.run import Group, Sync
 from ringfold.master.syncs import Syncs
 from ringfold.state.election import Decision, Finished
-from ringfold.testing.planted import Bug, with_syncs
 from ringfold.testing.resuming import run_resume
-from ringfold.testing.scheduler import SimulationFailure
 from ringfold.testing.simulation import Setup
 from ringfold.wire.messages import Branch, Lineage, Offer, PeerId
 
@@ -49,19 +50,13 @@ class _HasNoAncestors(Syncs):
         return super()._lineage(group, sync, None)
 
 
-RESUME_BUGS: dict[str, Bug] = {
-    "mixes_lineages": Bug("an abandoned branch's higher revision wins", Setup(master=with_syncs(_MixesLineages))),
-    "one_lineage": Bug("a rollback begins no new lineage", Setup(master=with_syncs(_KeepsTheLineage))),
-    "only_loaded": Bug("a newer checkpoint on a disk is ignored", Setup(master=with_syncs(_TakesWhatIsLoaded))),
-    "no_ancestors": Bug("what a lineage branched from is forgotten", Setup(master=with_syncs(_HasNoAncestors))),
+def _bug(text: str, setup: Setup) -> Bug:
+    return Bug(text, partial(run_resume, base=setup))
+
+
+BUGS: dict[str, Bug] = {
+    "mixes_lineages": _bug("an abandoned branch's higher revision wins", Setup(master=with_syncs(_MixesLineages))),
+    "one_lineage": _bug("a rollback begins no new lineage", Setup(master=with_syncs(_KeepsTheLineage))),
+    "only_loaded": _bug("a newer checkpoint on a disk is ignored", Setup(master=with_syncs(_TakesWhatIsLoaded))),
+    "no_ancestors": _bug("what a lineage branched from is forgotten", Setup(master=with_syncs(_HasNoAncestors))),
 }
-
-
-def find_in_resumes(name: str, first: int, most: int) -> SimulationFailure | None:
-    """The first failure that a planted bug leads to; None if it stays hidden for `most` seeds from `first` on."""
-    for seed in range(first, first + most):
-        try:
-            run_resume(seed, RESUME_BUGS[name].setup)
-        except SimulationFailure as failure:
-            return failure
-    return None

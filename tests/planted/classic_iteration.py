@@ -5,15 +5,10 @@ list that is read and written back, "consensus" is to set a key and to find ones
 counter, clears the arrivals and signals. When that takes too long, a rank goes on with what it has.
 """
 
-from typing import TYPE_CHECKING
-
 from ringfold.iteration.model import Begun
 from ringfold.iteration.operations import NS, Beat, Delete, Get, Pause, Steps
 from ringfold.store.base import Entry
-
-if TYPE_CHECKING:
-    from ringfold.testing.iterating import Simulated
-    from ringfold.testing.iterating_parts import Agreeing, Life
+from ringfold.testing.iterating import Agreeing, Life, Simulated
 
 COUNTER, READY = "global_iteration_counter", "global_iteration_ready"
 ARRIVED, CONSENSUS = "global_iteration_barrier:arrived", "global_iteration_barrier:consensus"
@@ -84,5 +79,5 @@ class Naive:
         self._now_ns = answer.now_ns
 
 
-def naive(sim: "Simulated", life: "Life") -> "Agreeing":
+def naive(sim: Simulated, life: Life) -> Agreeing:
     return Naive(life.rank, sim.story.rules.world)
