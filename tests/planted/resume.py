@@ -9,7 +9,7 @@ from planted import Bug
 from planted.runs import with_syncs
 from ringfold.master.run import Group, Sync
 from ringfold.master.syncs import Syncs
-from ringfold.state.election import Decision, Finished
+from ringfold.state.election import ElectionResult, FinishedSync
 from ringfold.testing.resuming import run_resume
 from ringfold.testing.simulation import Setup
 from ringfold.wire.messages import Branch, Lineage, Offer, PeerId
@@ -18,7 +18,9 @@ from ringfold.wire.messages import Branch, Lineage, Offer, PeerId
 class _MixesLineages(Syncs):
     """Whatever lineage somebody brings counts as an ancestor, up to any revision."""
 
-    def _elect(self, offers: Mapping[PeerId, Offer], last: Finished | None, present: Lineage | None) -> Decision:
+    def _elect(
+        self, offers: Mapping[PeerId, Offer], last: FinishedSync | None, present: Lineage | None
+    ) -> ElectionResult:
         if present is not None:
             listed = {each.lineage for offer in offers.values() for each in offer.checkpoints}
             brought = {offer.lineage.id for offer in offers.values() if offer.lineage is not None}
@@ -38,7 +40,9 @@ class _KeepsTheLineage(Syncs):
 class _TakesWhatIsLoaded(Syncs):
     """What peers could load is not looked at."""
 
-    def _elect(self, offers: Mapping[PeerId, Offer], last: Finished | None, present: Lineage | None) -> Decision:
+    def _elect(
+        self, offers: Mapping[PeerId, Offer], last: FinishedSync | None, present: Lineage | None
+    ) -> ElectionResult:
         here = {peer: structs.replace(offer, checkpoints=[]) for peer, offer in offers.items()}
         return super()._elect(here, last, present)
 

@@ -25,7 +25,7 @@ from ringfold.peer.events import BlocksReceived, Event
 from ringfold.peer.machine import PeerMachine
 from ringfold.peer.settings import Identity, PeerTimings
 from ringfold.peer.sync.syncing import Syncing
-from ringfold.state.election import Decision, Finished
+from ringfold.state.election import ElectionResult, FinishedSync
 from ringfold.state.fetch import Fetch
 from ringfold.state.manifest import Snapshot
 from ringfold.testing.blocking import SimRun
@@ -151,24 +151,32 @@ class AnswersFromHearsay(SimPeer):
 
 
 class _StrangersVote(Syncs):
-    def _elect(self, offers: Mapping[PeerId, Offer], last: Finished | None, present: Lineage | None) -> Decision:
+    def _elect(
+        self, offers: Mapping[PeerId, Offer], last: FinishedSync | None, present: Lineage | None
+    ) -> ElectionResult:
         return super()._elect(offers, last and replace(last, participants=frozenset(offers)), present)
 
 
 class _TornVotes(Syncs):
-    def _elect(self, offers: Mapping[PeerId, Offer], last: Finished | None, present: Lineage | None) -> Decision:
+    def _elect(
+        self, offers: Mapping[PeerId, Offer], last: FinishedSync | None, present: Lineage | None
+    ) -> ElectionResult:
         whole = {peer: structs.replace(offer, torn=False) for peer, offer in offers.items()}
         return super()._elect(whole, last, present)
 
 
 class _AnyRevision(Syncs):
-    def _elect(self, offers: Mapping[PeerId, Offer], last: Finished | None, present: Lineage | None) -> Decision:
+    def _elect(
+        self, offers: Mapping[PeerId, Offer], last: FinishedSync | None, present: Lineage | None
+    ) -> ElectionResult:
         stepped = {peer: structs.replace(offer, stepped=True) for peer, offer in offers.items()}
         return super()._elect(stepped, last, present)
 
 
 class _GoesBack(Syncs):
-    def _elect(self, offers: Mapping[PeerId, Offer], last: Finished | None, present: Lineage | None) -> Decision:
+    def _elect(
+        self, offers: Mapping[PeerId, Offer], last: FinishedSync | None, present: Lineage | None
+    ) -> ElectionResult:
         return super()._elect(offers, None, None)
 
 

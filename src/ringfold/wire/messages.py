@@ -245,7 +245,7 @@ class Lineage(Struct, frozen=True):
 
     A *lineage* is a sequence of revisions, each made from the one before. A rollback ends a lineage and starts another
     one, which branches off at a revision of the old one: what comes after that revision in the old lineage is
-    abandoned. `state/lineage.py` decides what this means for checkpoints.
+    abandoned. `state/ancestry.py` decides what this means for checkpoints.
     """
 
     run: str

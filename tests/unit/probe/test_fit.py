@@ -13,7 +13,7 @@ from ringfold.errors import UsageError
 from ringfold.probe.base import BACKWARD_KEPT, COLUMNS, FORWARD_KEPT, EdgeWindow
 from ringfold.probe.fit import BASELINES, ESTIMATORS, fit
 from ringfold.probe.models import MODELS, Sample, window
-from ringfold.tools.bench import estimators as bench
+from ringfold.tools.bench import clock_truth as bench
 
 ALL = ESTIMATORS + BASELINES
 SOURCE_STAMPS = [COLUMNS.index(name) for name in ("t1_tx", "t2_tx", "r1_rx", "r2_rx")]

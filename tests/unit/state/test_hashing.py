@@ -39,7 +39,7 @@ def vectors() -> dict[str, tuple[int, list[int], int]]:
     return found
 
 
-def memory(content: bytes) -> hashing.Memory:
+def memory(content: bytes) -> hashing.Bytes:
     return np.frombuffer(content, np.uint8)
 
 

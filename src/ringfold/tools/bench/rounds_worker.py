@@ -1,4 +1,4 @@
-"""Nodes of a benchmark about rounds: `workers_rounds.py WHAT LINE NAME ORDER`.
+"""Nodes of a benchmark about rounds: `rounds_worker.py WHAT LINE NAME ORDER`.
 
 `WHAT` is `nodes` (of a master) or `rank` (of a Gloo group); `ORDER` is JSON. This file is run by path, without its
 package, to keep a start short.
