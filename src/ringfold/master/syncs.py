@@ -28,8 +28,8 @@ from ringfold.master.events import Ns
 from ringfold.master.resuming import Resuming, asks_for_a_checkpoint, known_as
 from ringfold.master.run import Group, Peer, Run, Sync
 from ringfold.state.ancestry import begin
+from ringfold.state.blocks import digest_bytes
 from ringfold.state.election import ElectedState, ElectionResult, FinishedSync, NoWinner, diverged, elect
-from ringfold.state.hashing import digest_bytes
 from ringfold.wire.diagnostics import list_peers
 from ringfold.wire.messages import (
     MAX_ANCESTORS,
