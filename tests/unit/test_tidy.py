@@ -72,12 +72,14 @@ def imported_packages(tree: ast.Module, path: Path) -> Iterator[tuple[str, int]]
         for target in targets:
             top, *rest = target.split(".")
             if top == "ringfold":
-                known = bool(rest) and (rest[0] in TIER or rest[0] == "_native")
+                known = bool(rest) and (rest[0] in TIER or rest[0] in ("_native", "_native_testing"))
                 yield (rest[0] if known else "ringfold"), node.lineno
 
 
 def fault(package: str, target: str) -> str:
     """Why a package may not import another; empty when it may."""
+    if target == "_native_testing":
+        return "" if package in ("testing", "tools") else "wheels do not contain the test module"
     if package in ("ringfold", "cli") or target in (package, "_native"):
         return ""
     if package not in TIER:
