@@ -1,0 +1,147 @@
+"""The glossary has the terms that the code uses, and no retired word is left in code, tests or pages."""
+
+import re
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+GLOSSARY = ROOT / "docs" / "concepts" / "glossary.md"
+FOLDERS = ("src/ringfold", "native", "include", "tests", "docs")
+ENDINGS = {".py", ".pyi", ".md", ".cpp", ".hpp", ".h", ".c", ".inc", ".txt", ".sh", ".toml", ".service"}
+KEPT_AS_WRITTEN = ("tests/fuzz/corpus", "tests/unit/written_before", "tests/unit/test_glossary.py")
+"""Inputs and files that earlier versions wrote, and this list."""
+
+# A retired word, as a regular expression that matches only where it is meant, and what to write instead.
+RETIRED = {
+    r"\bHall\b": "Host",
+    r"\b_Ear\b": "TelemetryListener",
+    r"\bTelemetryDesk\b": "TelemetryIngest",
+    r"\b_?Surroundings\b": "HostMonitor",
+    r"\bComplaints\b": "LogRateLimiter",
+    r"\breads_not\b": "on_write_blocked",
+    r"\bgive_way\b": "yield_mutex",
+    r"\bgo_again\b": "requeue",
+    r"\bShelf\b": "BlockServer",
+    r"\bwishes\b": "fetch_effects, requests",
+    r"\b_Landing\b": "PendingBlock",
+    r"\bMOST_FELLOWS\b": "MAX_RELAY_RECEIVERS",
+    r"\bVisits\b": "BulkSessions",
+    r"\b_Setting\b": "OutgoingDial",
+    r"\b[Tt]he rim\b": "the I/O seam",
+    r"\bask_aside\b": "run_in_subprocess",
+    r"\baside\.py\b": "process.py",
+    r"\btripped\b": "rtt_sampled_at",
+    r"\bmuch_since\b": "saturated_since",
+    r"\bframes_told\b": "frames_acked",
+    r"\bbytes_untold\b": "bytes_unacked",
+    r"\blongest_way\b": "max_yield",
+    r"\bgiven the doubt\b": "gets the benefit of the doubt",
+    r"\bcast out\b": "evicted",
+    r"\bby hearsay\b": "from the newest count",
+    r"\bshel(?:f|ves)\b": "block server",
+    r"\b[Ss]urroundings\b": "environment",
+    r"\b(?:words|reports|facts)\.py\b": "named after their subject",
+    r"(?<!\w)_Ear\b": "TelemetryListener",
+    r"\bkeep_what_is_there\b": "freeze_garbage_collector",
+    r"\bbe_prompt\b": "request_prompt_scheduling",
+    r"\ballow_many_files\b": "raise_open_file_limit",
+    r"\bFileBell\b": "FileWatch",
+    r"\bStatusConnection\b": "MasterClient",
+    r"\bClientSaid\b": "MessageReceived",
+    r"\bClientGone\b": "ConnectionClosed",
+    r"\bPairCame\b": "WatchPair",
+    r"\bPairWent\b": "UnwatchPair",
+    r"\bMOST_KEYS\b": "MAX_KEYS",
+    r"\bMOST_REFUSED\b": "MAX_REFUSALS",
+    r"\bleast_trip\b": "min_rtt",
+    r"\bpath_trips\b": "path_rtts",
+    r"\bRoundTrip\b": "Rtt",
+    r"\bnote_much\b": "note_saturation",
+    r"\blet_go_of_memory\b": "release_memory",
+    r"\bsend_again\b": "resend",
+    r"\btell_ready\b": "send_ready",
+    r"\btold_ready\b": "ready_sent",
+    r"\btell_applied\b": "report_applied",
+    r"\bdeadline_told\b": "timeout_reported",
+    r"\bmismatch_told\b": "mismatch_reported",
+    r"\bsilence_told_\b": "silence_reported_",
+    r"\blast_heard_\b": "last_received_",
+    r"\bheard_number_\b": "received_number_",
+    r"\bbeat_number_\b": "heartbeat_number_",
+    r"\bpatience_after_interrupt\b": "max_checks_after_interrupt",
+    r"\bremembers_too_much\b": "has_too_much_unreported",
+    r"\bcounted_anew\b": "is_recounted",
+    r"\bearly_came\b": "on_early_bytes",
+    r"\bshort_way_us\b": "low_rtt_us",
+    r"\bCHECK_SAYING\b": "CHECK_MESSAGE",
+    r"\blast_doubt\b": "error_bound, last_margin",
+    r"\bask_for_short_turns\b": "request_short_time_slices",
+    r"(?<!\w)_Setting\b": "OutgoingDial",
+    r"\bPathAdvice\b": "PathShares, path_shares.py",
+    r"\bcarry\.py\b": "engine.py, execute",
+    r"(?<!\w)_Landing\b": "PendingBlock",
+    r"\bMOST_HOLDERS\b": "MAX_HOLDERS",
+    r"\bMOST_VISITS\b": "MAX_CONNECT_ATTEMPTS",
+    r"\bMOST_WRONG\b": "MAX_WRONG_BLOCKS",
+    r"\bSTALL_NS\b": "SOURCE_TIMEOUT_NS",
+    r"\bAskHashes\b": "RequestHashes",
+    r"\bAskBlocks\b": "RequestBlocks",
+    r"\bgpu_kernels\.py\b": "gpu_hash_kernels.py",
+    r"\bChildFailed\b": "ProcessFailed",
+    r"\bMOST_SHOWN\b": "MAX_STRIKES, MAX_KILLS, MAX_PROCESSES, MAX_SHOWN",
+}
+
+
+def rows() -> list[tuple[str, str, str]]:
+    """Term, sentence and file of every row of the glossary."""
+    found = re.findall(r"^\| (.+?) \| (.+) \| `(.+)` \|$", GLOSSARY.read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(found) > 100
+    return found
+
+
+def words_of(text: str) -> str:
+    """The text in lower case, with names split into their words: `LaneKey`, `lane_key` and `lane-key` are alike."""
+    return re.sub(r"[-_\s]+", " ", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", text).lower())
+
+
+@cache
+def texts() -> dict[str, str]:
+    paths = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.suffix in ENDINGS]
+    named = {path.relative_to(ROOT).as_posix(): path for path in paths if path.is_file()}
+    return {
+        name: path.read_text(encoding="utf-8")
+        for name, path in sorted(named.items())
+        if not name.startswith(KEPT_AS_WRITTEN)
+    }
+
+
+def test_the_glossary_is_in_alphabetical_order() -> None:
+    terms = [term.lower() for term, _, _ in rows()]
+    assert terms == sorted(terms)
+    assert len(set(terms)) == len(terms)
+
+
+def test_every_term_is_one_sentence() -> None:
+    assert not [term for term, sentence, _ in rows() if not sentence.endswith(".")]
+
+
+def test_every_term_is_used_in_the_file_that_owns_it() -> None:
+    missing = [f"{term}: there is no {file}" for term, _, file in rows() if not (ROOT / file).is_file()]
+    missing += [
+        f"{term} does not occur in {file}"
+        for term, _, file in rows()
+        if (ROOT / file).is_file() and words_of(term) not in words_of((ROOT / file).read_text(encoding="utf-8"))
+    ]
+    assert not missing, "\n".join(missing)
+
+
+def test_no_retired_word_is_left() -> None:
+    faults = []
+    for pattern, instead in RETIRED.items():
+        word = re.compile(pattern)
+        for name, text in texts().items():
+            faults += [
+                f"{name}:{text.count(chr(10), 0, match.start()) + 1}: {match.group()!r} is retired, use {instead!r}"
+                for match in word.finditer(text)
+            ]
+    assert not faults, "\n".join(faults)
