@@ -495,11 +495,13 @@ class Session:
                 except (RuntimeError, OSError, ValueError) as error:
                     return DialFailed(key, str(error))
             case Joined(record):
-                self._joined, self.joined_with = True, record
+                self._joined = True
+                self.joined_with = record
             case CallFinished(ballot, outcome):
                 self._outcomes[ballot] = outcome
             case Ended(error):
-                self.is_over, self.error = True, error
+                self.is_over = True
+                self.error = error
                 if error is not None and self._joined:
                     _log.warning("%s", error)
             case Notify(notice):
