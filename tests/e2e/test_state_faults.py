@@ -99,14 +99,21 @@ def test_the_only_holder_that_is_killed_takes_the_state_along(cluster: ProgramCl
 
 def lie(me: ProgramContext) -> None:
     """A holder that sends other bytes than it has, and does not look at their hashes itself."""
-    from ringfold.peer.sync import syncing
+    from ringfold.peer.effects import SendBlocks
+    from ringfold.peer.engine import RawBlock
+    from ringfold.peer.sync.transfer import BlockTransfer
 
-    def forged(piece: syncing.Piece, kind: str) -> tuple[object, int, int, None]:
-        wrong = piece.memory[piece.offset : piece.offset + piece.length].copy()
-        wrong[0] ^= 1
-        return wrong, 0, piece.length, None
+    read = BlockTransfer.read
 
-    syncing._raw = forged  # type: ignore[assignment]
+    def forged(self: BlockTransfer, effect: SendBlocks) -> list[RawBlock]:
+        blocks: list[RawBlock] = []
+        for memory, offset, length, _ in read(self, effect):
+            wrong = memory[offset : offset + length].copy()
+            wrong[0] ^= 1
+            blocks.append((wrong, 0, length, None))
+        return blocks
+
+    BlockTransfer.read = forged  # type: ignore[method-assign]
     hold(me)
 
 
