@@ -10,10 +10,9 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 
 from ringfold.errors import DeadlineExceeded
-from ringfold.probe.base import EdgeWindow
+from ringfold.probe.fit import EdgeWindow
 from ringfold.probe.rounds.events import Calculated
-from ringfold.probe.rounds.gloo import GlooRounds
-from ringfold.probe.rounds.gloo_group import TorchCollectives
+from ringfold.probe.rounds.gloo import GlooRounds, TorchCollectives
 from ringfold.probe.rounds.settings import RoundSettings
 from ringfold.wire.probing import EdgeFit, EdgeView, Neighbour, NodeClock, NodeId
 

@@ -32,17 +32,50 @@ does the iteration again; who was away for longer catches up.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
 from typing import TypeVar
 
 from ringfold.errors import DeadlineExceeded, StoreUnknown, StoreUnreachable, StoreWentBack, Superseded, UsageError
-from ringfold.iteration.asking import Call
-from ringfold.iteration.looking import Lookout, finished_by
-from ringfold.iteration.model import Begun, Keys, Look, Resumed, Self, State, Timing
-from ringfold.iteration.operations import Beat, CompareAndSet, Delete, Get, Ns, Outcome, Pause, Steps, WaitFor
-from ringfold.iteration.record import NONE_YET, Advance, Hold, Record, Rules, Seat, decide, decode, encode
+from ringfold.iteration.liveness import Look, Lookout, Timing, finished_by
+from ringfold.iteration.operations import Beat, Call, CompareAndSet, Delete, Get, Ns, Outcome, Pause, Steps, WaitFor
+from ringfold.iteration.record import NONE_YET, Advance, Hold, Keys, Record, Rules, Seat, Self, decide, decode, encode
 from ringfold.store.base import Entry, Lost, Won, version_of
 
 Value = TypeVar("Value")
+
+
+class State(StrEnum):
+    """Where a rank stands between two iterations."""
+
+    TRAINING = "TRAINING"
+    READY = "READY"
+    CONSENSUS = "CONSENSUS"
+    ADVANCE = "ADVANCE"
+    NEW_ITERATION = "NEW_ITERATION"
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """An iteration that was handed out: who is in it, how many passed by without this rank, and whether it won it."""
+
+    iteration: int
+    members: tuple[int, ...]
+    missed: int
+    is_winner: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """What a restarted rank finds: the last iteration of its predecessor, and the present one."""
+
+    last: int
+    iteration: int
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether the others went on while the rank was away."""
+        return self.iteration > self.last
 
 
 class Machine:

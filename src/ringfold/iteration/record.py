@@ -46,6 +46,37 @@ TRAIL = 16
 Quorum = Literal["majority"]
 
 
+class Keys:
+    """Where everything is in the store."""
+
+    def __init__(self, name: str) -> None:
+        self.record, self.ranks = f"{name}/record", f"{name}/ranks/"
+
+    def arrived(self, rank: int, incarnation: str) -> str:
+        return f"{self.ranks}{rank}/{incarnation}/arrived"
+
+    def alive(self, rank: int, incarnation: str) -> str:
+        return f"{self.ranks}{rank}/{incarnation}/alive"
+
+    def incarnation(self, key: str) -> str:
+        """Whose key below `ranks` this is; empty when it is none of ours."""
+        parts = key.removeprefix(self.ranks).split("/")
+        return parts[1] if len(parts) == 3 else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Self:
+    """Who a machine speaks for, and what the store can do. No two processes ever have the same incarnation."""
+
+    rank: int
+    incarnation: str
+    can_list: bool = True
+    has_leases: bool = False
+    name: str = "iteration"
+    """Where the keys are: several global iterations may share a store."""
+    store: str = "the store"
+
+
 class Rules(Struct, frozen=True, forbid_unknown_fields=True):
     """What an agreement needs. The same for all ranks, or they are told."""
 

@@ -1,30 +1,124 @@
-"""`GlobalIteration`: the steps of `machine.py`, carried out on a store.
+"""The shells around `machine.py`: `GlobalIteration` takes part in a global iteration, `Observer` only looks at one.
 
-Two threads take steps: the caller's, inside `next` and `arrive`, and one in the background that shows life.
+Two threads run steps of one machine: the caller's, inside `next` and `arrive`, and one in the background that sends
+heartbeats. They take turns by a lock. It is held while a step is computed, and never during a store operation.
 """
 
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from types import TracebackType
-from typing import TypeVar
+from typing import TypeVar, assert_never
 
-from ringfold.errors import RingfoldError, UsageError
-from ringfold.iteration.carrying import Carrier, Stopped
-from ringfold.iteration.machine import Machine
-from ringfold.iteration.model import Begun, Look, Resumed, Self, State, Timing
-from ringfold.iteration.operations import Steps
-from ringfold.iteration.record import NONE_YET, Quorum, Record, Rules
+from msgspec import Struct
+
+from ringfold.errors import LeaseLost, RingfoldError, StoreError, StoreUnreachable, UsageError
+from ringfold.iteration.liveness import Look, Timing
+from ringfold.iteration.machine import Begun, Machine, Resumed, State
+from ringfold.iteration.operations import (
+    Answer,
+    Beat,
+    CompareAndSet,
+    Delete,
+    Get,
+    ListKeys,
+    Ns,
+    Operation,
+    Outcome,
+    Pause,
+    Steps,
+    WaitFor,
+    sent,
+)
+from ringfold.iteration.record import NONE_YET, Hold, Quorum, Record, Rules, Self, decide
 from ringfold.runtime import clock, entropy, threads
 from ringfold.store import open_store
-from ringfold.store.base import Store
+from ringfold.store.base import Lease, Store
 
 Value = TypeVar("Value")
 _log = logging.getLogger(__name__)
 _LEAVE_S = 5.0
 
 Begin = Callable[[int, float], Steps[Value]]
-"""What begins a course: called with the time, and with how long it may take."""
+"""Begins steps: called with the time, and the timeout in seconds."""
+
+
+class Stopped(Exception):
+    """The thread that carries out a course has to end."""
+
+
+class Carrier:
+    """Carries out courses on one store, and holds the lease that shows life there."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._lock = threads.Lock()
+        self._lease: Lease | None = None
+
+    def let_go(self, timeout_s: float) -> None:
+        """Give the lease up, if there is one."""
+        if self._lease is not None:
+            with suppress(StoreError):
+                self._lease.release(timeout_s)
+
+    def carry_out(self, course: Steps[Value], stop: threads.Event | None = None) -> Value:
+        """Take the steps of a course until it is over; raises Stopped between two of them once `stop` is set."""
+        answer: Answer | None = None
+        while True:
+            with self._lock:
+                try:
+                    operation = next(course) if answer is None else sent(course, answer)
+                except StopIteration as over:
+                    value: Value = over.value
+                    return value
+            outcome: Outcome
+            try:
+                outcome = self._asked(operation, stop)
+            except RingfoldError as error:
+                outcome = error
+            if stop is not None and stop.is_set():
+                raise Stopped
+            answer = Answer(clock.monotonic_ns(), outcome)
+
+    def _asked(self, operation: Operation, stop: threads.Event | None) -> Outcome:
+        store = self._store
+        match operation:
+            case Get(key):
+                return store.get(key)
+            case ListKeys(prefix):
+                return store.list(prefix)
+            case CompareAndSet(key, expected, value, lasting):
+                return store.compare_and_set(key, expected, value, lasting=lasting)
+            case Delete(key, expected):
+                store.delete(key, expected)
+            case WaitFor(key, seen, timeout_s):
+                return store.wait(key, seen, timeout_s)
+            case Beat(key, value, ttl_s):
+                self._beat(key, value, ttl_s)
+            case Pause(seconds):
+                (stop or threads.Event()).wait(seconds)
+            case _:
+                assert_never(operation)
+        return None
+
+    def _beat(self, key: str, value: bytes, ttl_s: float) -> None:
+        """Hold the key by a lease, or write it anew where there are none."""
+        if not self._store.has_leases:
+            self._store.set(key, value, lasting=False)
+            return
+        if self._lease is not None:
+            try:
+                self._lease.renew()
+                return
+            except LeaseLost:
+                self._lease = None
+        self._lease = self._store.lease(key, value, ttl_s)
+        if self._lease is None:
+            # An earlier try was made after all, or this process was away for long: nobody else uses this key.
+            self._store.delete(key)
+            self._lease = self._store.lease(key, value, ttl_s)
+        if self._lease is None:
+            raise StoreUnreachable(getattr(self._store, "name", ""), "the lease that shows life could not be taken")
 
 
 class GlobalIteration:
@@ -272,3 +366,80 @@ class GlobalIteration:
     def _close_store(self) -> None:
         if self._owns_store:
             self._store.close()
+
+
+class RankView(Struct, frozen=True):
+    """One rank. `state` is TRAINING or READY for members, JOINING for who gets in next, INACTIVE, or LEFT.
+
+    `silent_s` is for how long the observer has seen nothing new of it, at least; None where a lease shows its life.
+    """
+
+    rank: int
+    state: str
+    incarnation: str
+    fence: int
+    last: int
+    silent_s: float | None
+
+
+class View(Struct, frozen=True):
+    """A global iteration as it stands. `iteration` is -1 before the first; `waiting_for` are ranks."""
+
+    iteration: int
+    version: int
+    winner: int | None
+    rules: Rules
+    ranks: list[RankView]
+    waiting_for: list[int]
+    reason: str
+
+
+def view(now_ns: Ns, machine: Machine, look: Look) -> View | None:
+    """What a look showed, for people; None when there is nothing yet. Pure."""
+    record = machine.record
+    if record is None:
+        return None
+    decision = decide(record, look.arrived, look.dead)
+    missing = list(decision.missing) if isinstance(decision, Hold) else []
+    return View(
+        record.iteration,
+        record.version,
+        record.winner,
+        record.rules,
+        [_rank(now_ns, machine, record, look, rank) for rank in record.roster],
+        missing,
+        decision.reason if isinstance(decision, Hold) else "all have arrived",
+    )
+
+
+def _rank(now_ns: Ns, machine: Machine, record: Record, look: Look, rank: int) -> RankView:
+    seat = record.roster[rank]
+    if seat.gone:
+        state = "LEFT"
+    elif rank in look.dead:
+        state = "INACTIVE"
+    elif rank not in record.members:
+        state = "JOINING"
+    else:
+        state = "READY" if rank in look.arrived else "TRAINING"
+    age_ns = machine.lookout.watch.age_ns(now_ns, seat.incarnation)
+    return RankView(rank, state, seat.incarnation, seat.fence, seat.last, None if age_ns is None else age_ns / 1e9)
+
+
+class Observer:
+    """Watches a global iteration in a store. The longer it watches, the more it knows of who is silent."""
+
+    def __init__(
+        self, store: Store, *, name: str = "iteration", heartbeat_s: float = 5.0, inactive_after_s: float = 30.0
+    ) -> None:
+        me = Self(
+            rank=0, incarnation="", can_list=store.can_list, has_leases=store.has_leases, name=name, store="the store"
+        )
+        timing = Timing(heartbeat_s=heartbeat_s, inactive_after_s=inactive_after_s)
+        self._machine = Machine(me, Rules(1), timing)
+        self._carrier = Carrier(store)
+
+    def look(self, timeout_s: float = 5.0) -> View | None:
+        """How it stands now; None when no rank has registered yet."""
+        look = self._carrier.carry_out(self._machine.observe(clock.monotonic_ns(), timeout_s))
+        return view(clock.monotonic_ns(), self._machine, look)

@@ -33,7 +33,7 @@ from ringfold.master.liveness import MS
 from ringfold.master.run import Admission, Away, Change, Run
 from ringfold.master.verdicts import Cause
 from ringfold.state.election import Finished
-from ringfold.topology.bandwidth import Entry, Source
+from ringfold.topology.links import Entry, Source
 from ringfold.wire.decoding import decode as decode_bytes
 from ringfold.wire.messages import CallFailed, Divergence, Epoch, GroupId, Lineage, PeerId, Reason, Record, Rollback
 

@@ -40,7 +40,7 @@ from ringfold.master.verdicts import Cause
 from ringfold.master.words import names
 from ringfold.topology.moonshot import Question
 from ringfold.topology.ring import Edge, edges_of
-from ringfold.topology.rounds import disjoint_rounds
+from ringfold.topology.schedule import disjoint_rounds
 from ringfold.topology.solve import NoRing, Solution, best_ring, known_or, worth
 from ringfold.wire.decoding import checked
 from ringfold.wire.events import CallRefused, LinksMeasured, RingChosen

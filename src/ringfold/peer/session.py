@@ -20,8 +20,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import NoReturn, TypeVar
 
-from ringfold.clock.clock import GlobalClock
-from ringfold.clock.model import ClockModel
+from ringfold.clock.global_clock import ClockModel, GlobalClock
 from ringfold.errors import RingfoldError, UsageError
 from ringfold.peer import carry
 from ringfold.peer.advice import PathAdvice

@@ -1,16 +1,38 @@
-"""The one `Store`: namespaces, deadlines, repetition, generations and leases, on top of any backend.
+"""The one `Store`: namespaces, deadlines, retries, generations and leases, on top of any backend.
 
 What a backend cannot decide for itself is decided here, once for all of them:
-- which calls are repeated until the deadline (reads; writes that certainly were not made), and which are not;
-- whether an answer comes from the store that this client knows. An answer is held against what was known *before* the
-  question was sent: another thread's newer answer must not make this one look old;
-- when a lease has ended, where the store does not say so.
+- which calls are retried until the deadline (reads; writes that certainly were not made), and which are not;
+- whether a response comes from the store that this client knows. It is compared with what was known *before* the
+  request was sent: another thread's newer response must not make this one look old;
+- when a lease has expired, where the store does not expire leases.
+
+*Leases without the store's help.* A leased key carries its time to live, and renewing it writes it again, which gives
+it a new version. An observer notes when, on its own monotonic clock, it first saw a version. A version that it has seen
+for the whole time to live is expired. The observer deletes the key, on condition of that version: a renewal in between
+wins, and a holder whose key is gone notices at its next renewal. No clock value is ever sent.
+
+The holder notices first. It counts from before it sent the write, an observer from after it read it. So if clocks run
+at the same rate, the holder gives up before another client takes over.
+
+A gap between two observations counts at most half the time to live. So an observer that was suspended, or a store that
+was, leaves a live holder half of its time to renew. An expiry takes three observations.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import parse_qsl, urlsplit
 
-from ringfold.errors import LeaseLost, StoreError, StoreReset, StoreUnknown, StoreUnreachable, StoreWentBack, UsageError
+from ringfold.errors import (
+    ConfigError,
+    LeaseLost,
+    StoreError,
+    StoreReset,
+    StoreUnknown,
+    StoreUnreachable,
+    StoreWentBack,
+    UsageError,
+)
 from ringfold.runtime import clock, entropy, threads
 from ringfold.store.base import (
     ANY,
@@ -31,7 +53,6 @@ from ringfold.store.base import (
     Written,
     version_of,
 )
-from ringfold.store.leases import LeaseWatch, pace_s
 
 Answer = TypeVar("Answer", Read, Written, Added, Scanned)
 Value = TypeVar("Value")
@@ -39,6 +60,45 @@ Value = TypeVar("Value")
 _FIRST_PAUSE_S = 0.005
 _LAST_PAUSE_S = 0.25
 _LAST_LOOK_S = 0.25
+
+SCHEMES = ("sqlite", "tcp", "etcd", "etcds", "redis", "rediss")
+_TRUE = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
+
+
+@dataclass(slots=True)
+class _Watched:
+    version: int
+    looked_ns: int
+    watched_ns: int
+
+
+class LeaseWatch:
+    """What one observer knows about the leases that it has looked at."""
+
+    def __init__(self) -> None:
+        self._watched: dict[str, _Watched] = {}
+
+    def look(self, now_ns: int, key: str, entry: Entry | None) -> bool:
+        """Note what a key holds now; returns whether its lease has ended."""
+        if entry is None or not entry.ttl_ms:
+            self._watched.pop(key, None)
+            return False
+        ttl_ns = entry.ttl_ms * 1_000_000
+        watched = self._watched.get(key)
+        if watched is None or watched.version != entry.version:
+            self._watched[key] = _Watched(entry.version, now_ns, 0)
+            return False
+        watched.watched_ns += min(now_ns - watched.looked_ns, ttl_ns // 2)
+        watched.looked_ns = now_ns
+        return watched.watched_ns >= ttl_ns
+
+    def forget(self, key: str) -> None:
+        self._watched.pop(key, None)
+
+
+def pace_s(entry: Entry | None) -> float:
+    """How often to look at a key so that the end of its lease is seen in time."""
+    return entry.ttl_ms / 4_000 if entry is not None and entry.ttl_ms else float("inf")
 
 
 def pause(seconds: float) -> None:
@@ -343,3 +403,88 @@ def _checked(value: bytes) -> bytes:
     if len(value) > VALUE_LIMIT:
         raise UsageError(f"a value in the store has at most {VALUE_LIMIT} bytes, not {len(value)}")
     return value
+
+
+def open_store(
+    url: str,
+    *,
+    prefix: str | None = None,
+    timeout_s: float | None = None,
+    known: Generation | None = None,
+    serve: bool | None = None,
+    allow_network: bool | None = None,
+) -> StoreClient:
+    """Open the store at `url` for one namespace, `prefix`, and make sure that it answers.
+
+    `timeout_s` (5) is what a call may take that says nothing else. With `known`, a store that is not that generation,
+    or has not come as far, is refused; keep `store.generation` on disk for this. `serve` (tcp) runs the store inside
+    this process; `allow_network` (sqlite) takes a file on a network disk after all.
+    """
+    split = urlsplit(url)
+    if split.scheme not in SCHEMES:
+        raise ConfigError(f"a store's address begins with one of {', '.join(SCHEMES)}; got {_hidden(url)!r}")
+    asked = dict(parse_qsl(split.query))
+    unknown = asked.keys() - {"prefix", "timeout_s", "serve", "allow_network"}
+    if unknown:
+        raise ConfigError(f"{_hidden(url)!r}: a store has no option {', '.join(sorted(unknown))}")
+    bare = url.partition("?")[0]
+    namespace = prefix or asked.get("prefix", "ringfold")
+    driver = _driver(
+        split.scheme,
+        bare,
+        namespace,
+        serve=_switch(url, asked, "serve") if serve is None else serve,
+        allow_network=_switch(url, asked, "allow_network") if allow_network is None else allow_network,
+    )
+    try:
+        return StoreClient(
+            driver,
+            prefix=namespace,
+            timeout_s=_seconds(url, asked) if timeout_s is None else timeout_s,
+            known=known,
+        )
+    except BaseException:
+        driver.close()
+        raise
+
+
+def _driver(scheme: str, url: str, namespace: str, *, serve: bool, allow_network: bool) -> Driver:
+    """The backend for an address; what it needs is imported only now."""
+    if scheme == "sqlite":
+        from ringfold.store.sqlite import SqliteDriver
+
+        path = url.removeprefix("sqlite:").removeprefix("//")
+        if not path:
+            raise ConfigError(f"{url!r} names no file; write sqlite:///absolute/path.db or sqlite:relative.db")
+        return SqliteDriver(path, allow_network=allow_network)
+    if scheme in ("redis", "rediss"):
+        from ringfold.store.redis import RedisDriver
+
+        return RedisDriver(url, namespace)
+    if scheme in ("etcd", "etcds"):
+        from ringfold.store.etcd import EtcdDriver
+
+        return EtcdDriver(url, namespace)
+    from ringfold.store.tcp import TcpDriver
+
+    return TcpDriver(url, namespace, serve=serve)
+
+
+def _switch(url: str, asked: dict[str, str], name: str) -> bool:
+    text = asked.get(name, "0").lower()
+    if text not in _TRUE:
+        raise ConfigError(f"{_hidden(url)!r}: {name} is true or false, not {text!r}")
+    return _TRUE[text]
+
+
+def _seconds(url: str, asked: dict[str, str]) -> float:
+    try:
+        return float(asked.get("timeout_s", "5"))
+    except ValueError:
+        raise ConfigError(f"{_hidden(url)!r}: timeout_s is a number of seconds") from None
+
+
+def _hidden(url: str) -> str:
+    """An address without what must not be shown."""
+    head, at, tail = url.rpartition("@")
+    return f"{head.partition('://')[0]}://...@{tail}" if at else url

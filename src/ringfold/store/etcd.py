@@ -24,8 +24,18 @@ import msgspec
 
 from ringfold.errors import ConfigError, StoreError, StoreUnknown, StoreUnreachable
 from ringfold.runtime import http, threads
-from ringfold.store.base import Added, AnyVersion, Deadline, Entry, Generation, Read, Scanned, Write, Written
-from ringfold.store.counting import add_by_writing
+from ringfold.store.base import (
+    Added,
+    AnyVersion,
+    Deadline,
+    Entry,
+    Generation,
+    Read,
+    Scanned,
+    Write,
+    Written,
+    add_by_writing,
+)
 from ringfold.wire.decoding import decode
 
 _PORT = 2379

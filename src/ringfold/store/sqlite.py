@@ -42,9 +42,9 @@ from ringfold.store.base import (
     Scanned,
     Write,
     Written,
+    total_of,
     version_of,
 )
-from ringfold.store.counting import total_of
 
 Value = TypeVar("Value")
 _log = logging.getLogger(__name__)

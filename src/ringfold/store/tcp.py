@@ -31,8 +31,18 @@ from typing import Protocol, TypeVar
 
 from ringfold.errors import ConfigError, MissingPackage, StoreError, StoreUnknown, StoreUnreachable
 from ringfold.runtime import calls, clock, threads
-from ringfold.store.base import Added, AnyVersion, Deadline, Entry, Generation, Read, Scanned, Write, Written
-from ringfold.store.counting import add_by_writing
+from ringfold.store.base import (
+    Added,
+    AnyVersion,
+    Deadline,
+    Entry,
+    Generation,
+    Read,
+    Scanned,
+    Write,
+    Written,
+    add_by_writing,
+)
 
 Value = TypeVar("Value")
 

@@ -9,25 +9,27 @@ What is wanted, in this order:
 4. as many links of the present ring as possible, because every changed one costs a connection.
 
 Up to EXACT_MEMBERS the answer is proven best in all four (`exact.py`). Beyond, the slowest link is searched from the
-bound downwards (`covers.py`): at the bound itself a ring is nearly always found, and then that part is proven too. The
+bound downwards (`search.py`): at the bound itself a ring is nearly always found, and then that part is proven too. The
 rest is local search (`exchange.py`). All of it follows from the arguments alone: steps are counted, nothing is timed.
 
 Rates are compared in whole bytes a second, so that equal sums are equal.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
 
 from ringfold.errors import UsageError
-from ringfold.topology import covers, exact
-from ringfold.topology.exchange import Exchange
+from ringfold.topology import search
 from ringfold.topology.ring import Edge, edges_of, ring_order
+from ringfold.topology.search import Exchange
 
 Matrix = npt.NDArray[np.float64]
+Places = npt.NDArray[np.intp]
 Figure = Callable[[int, int], float]
 """What is known about the link from the first member to the second."""
 
@@ -81,7 +83,7 @@ def worth(ring: Sequence[int], rate: Figure, delay: Figure) -> tuple[float, floa
 
 def bottleneck_bound(members: Sequence[int], rate: Figure, forbidden: Set[Edge] = frozenset()) -> float:
     """No ring over the members has a faster slowest link; -inf if all need a forbidden edge. Needs two members."""
-    return covers.bound(_matrix(sorted(members), rate, forbidden))
+    return search.bound(_matrix(sorted(members), rate, forbidden))
 
 
 def best_ring(
@@ -133,15 +135,15 @@ class _Task:
         return self._solution(ring, self._worth(ring)[0], True, ring == self._start, "there is no other ring")
 
     def exactly(self) -> tuple[tuple[int, ...] | None, float, str]:
-        slowest = exact.widest(self._rate)
+        slowest = widest(self._rate)
         if slowest == -math.inf:
             return None, slowest, "every ring needs a forbidden edge"
         allowed = np.where(self._rate >= slowest, self._rate, -np.inf)
-        return self._named(exact.richest(allowed, self._cost)), slowest, "proven best"
+        return self._named(richest(allowed, self._cost)), slowest, "proven best"
 
     def by_search(self, seed: int, budget: int) -> tuple[tuple[int, ...] | None, float, str]:
-        draw = covers.Draw(seed)
-        bound = covers.bound(self._rate)
+        draw = search.Draw(seed)
+        bound = search.bound(self._rate)
         if bound == -math.inf:
             return None, bound, "every ring needs a forbidden edge"
         ring, left = self._fast_ring(bound, draw, budget)
@@ -152,7 +154,7 @@ class _Task:
         how = "proven best" if slowest >= bound else f"{slowest / bound:.1%} of the bound"
         return self._named(ring), bound, f"slowest link {how}, the rest by search"
 
-    def _fast_ring(self, bound: float, draw: covers.Draw, budget: int) -> tuple[list[int] | None, int]:
+    def _fast_ring(self, bound: float, draw: search.Draw, budget: int) -> tuple[list[int] | None, int]:
         """A ring whose slowest link is as fast as the search finds, and the steps that are left.
 
         The bound is tried first, then the middle between the last level that failed and the best ring so far.
@@ -163,15 +165,15 @@ class _Task:
         half, attempt = left // 2, left // 2 // ATTEMPTS
         best = self._present()
         if best is None:
-            best, used = covers.ring_within(covers.rows_of(self._rate >= levels[-1]), [], draw, half)
+            best, used = search.ring_within(search.rows_of(self._rate >= levels[-1]), [], draw, half)
             best, left = best or self._last_resort(), left - used
         if best is None:
             return None, 0
         fails = -1
         while fails + 1 < (fits := int(np.searchsorted(-levels, -self._slowest(best)))) and left > half:
             level = (fails + fits) // 2 if fails >= 0 else 0
-            rows = covers.rows_of(self._rate >= levels[level])
-            ring, used = covers.ring_within(rows, self._hint(best), draw, attempt)
+            rows = search.rows_of(self._rate >= levels[level])
+            ring, used = search.ring_within(rows, self._hint(best), draw, attempt)
             best, left = ring or best, left - used
             if ring is None:
                 fails = level
@@ -269,3 +271,72 @@ def _checked(what: str, source: int, target: int, figure: float) -> float:
     if not 0 <= figure <= _LARGEST:
         raise UsageError(f"link {source}->{target}: a {what} of {figure}")
     return figure
+
+
+# The exact solution for few members: dynamic programming over sets of members (Held and Karp).
+#
+# A ring may be read from any member, so let it begin at place 0. For every set of other places and every place v in it,
+# the table has the best path that begins at 0, visits exactly the set, and ends at v. A path to v over a set is a path
+# over the set without v, plus one link. Sets are taken by size, all sets of one size at once: NumPy computes the
+# n * 2^n entries with n comparisons each, which is 3.9 million for 16 members.
+#
+# It is done twice. First for the slowest link: the value of a path is its slowest link. Then for the rest, with only
+# the links that are at least that fast: the value of a path is its sum of rates, and among equal sums its lower cost.
+# Rates and costs are whole numbers (in floats, exact up to 2^53), so equal sums are equal.
+
+
+def widest(rate: Matrix) -> float:
+    """The slowest link of the ring whose slowest link is fastest; -inf if every ring needs a link of -inf."""
+    size = len(rate)
+    width = np.full((1 << (size - 1), size - 1), -np.inf)
+    for place in range(size - 1):
+        width[1 << place, place] = rate[0, place + 1]
+    for place, sets, before in _sets_by_size(size - 1):
+        width[sets, place] = np.minimum(width[before], rate[1:, place + 1]).max(axis=1)
+    return float(np.minimum(width[-1], rate[1:, 0]).max())
+
+
+def richest(rate: Matrix, cost: Matrix) -> list[int]:
+    """The ring with the largest sum of rates, then the smallest sum of costs; a rate of -inf is no link.
+
+    One that needs no such link must exist. Among equals the answer is always the same one.
+    """
+    size = len(rate)
+    total = np.full((1 << (size - 1), size - 1), -np.inf)
+    spent = np.full_like(total, np.inf)
+    for place in range(size - 1):
+        total[1 << place, place], spent[1 << place, place] = rate[0, place + 1], cost[0, place + 1]
+    for place, sets, before in _sets_by_size(size - 1):
+        totals = total[before] + rate[1:, place + 1]
+        best = totals.max(axis=1)
+        total[sets, place] = best
+        costs = np.where(totals == best[:, None], spent[before] + cost[1:, place + 1], np.inf)
+        spent[sets, place] = costs.min(axis=1)
+    return _walk_back(rate, cost, total, spent)
+
+
+def _walk_back(rate: Matrix, cost: Matrix, total: Matrix, spent: Matrix) -> list[int]:
+    """Read the ring from its end: at each step, the lowest place that the best path can have come from."""
+    ring, after, left = [], 0, len(total) - 1
+    while left:
+        totals = total[left] + rate[1:, after]
+        costs = np.where(totals == totals.max(), spent[left] + cost[1:, after], np.inf)
+        place = int(costs.argmin())
+        ring.append(place + 1)
+        after, left = place + 1, left ^ 1 << place
+    return [0, *reversed(ring)]
+
+
+@cache
+def _by_size(count: int) -> list[Places]:
+    sets = np.arange(1 << count)
+    sizes = sum((sets >> place) & 1 for place in range(count))
+    return [np.flatnonzero(sizes == size) for size in range(count + 1)]
+
+
+def _sets_by_size(count: int) -> Iterator[tuple[int, Places, Places]]:
+    """For all sets of two and more places, small ones first: (a place, the sets that hold it, those without it)."""
+    for sets in _by_size(count)[2:]:
+        for place in range(count):
+            holding = sets[(sets >> place) & 1 == 1]
+            yield place, holding, holding ^ (1 << place)

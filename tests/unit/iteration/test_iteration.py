@@ -16,9 +16,8 @@ from ringfold.errors import (
     Superseded,
     UsageError,
 )
-from ringfold.iteration.liveness import Watch
-from ringfold.iteration.machine import Machine
-from ringfold.iteration.model import Begun, Self, State, Timing
+from ringfold.iteration.liveness import Timing, Watch
+from ringfold.iteration.machine import Begun, Machine, State
 from ringfold.iteration.operations import (
     NS,
     Answer,
@@ -34,10 +33,10 @@ from ringfold.iteration.operations import (
     WaitFor,
     sent,
 )
-from ringfold.iteration.record import NONE_YET, Advance, Hold, Record, Rules, decide, decode, encode
+from ringfold.iteration.record import NONE_YET, Advance, Hold, Record, Rules, Self, decide, decode, encode
 from ringfold.store.base import version_of
 from ringfold.store.client import StoreClient
-from ringfold.store.memory import Call, Crashed, Fault, MemoryDriver, MemoryServer
+from ringfold.store.in_memory import Call, Crashed, Fault, MemoryDriver, MemoryServer
 
 TIMING = Timing(heartbeat_s=5, inactive_after_s=30)
 

@@ -23,7 +23,7 @@ from ringfold.master.machine import Master
 from ringfold.master.outbox import Outbox
 from ringfold.master.settings import MasterSettings
 from ringfold.store.client import StoreClient
-from ringfold.store.memory import Call, Fault, MemoryDriver, MemoryServer
+from ringfold.store.in_memory import Call, Fault, MemoryDriver, MemoryServer
 from ringfold.wire import messages as m
 from ringfold.wire.base import PROTOCOL_VERSION as VERSION
 from ringfold.wire.events import ProbeNote

@@ -16,7 +16,7 @@ from ringfold.runtime.ask import StatusConnection
 from ringfold.runtime.clock import monotonic_ns
 from ringfold.store.base import Generation, Write, Written
 from ringfold.store.client import StoreClient
-from ringfold.store.memory import MemoryDriver, MemoryServer
+from ringfold.store.in_memory import MemoryDriver, MemoryServer
 
 DEADLINE_S = 30.0
 

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from ringfold.errors import ConfigError, DeadlineExceeded, RemoteProtocolError
-from ringfold.probe.base import EdgeWindow
+from ringfold.probe.fit import EdgeWindow
 from ringfold.probe.rounds.events import Calculated
-from ringfold.probe.rounds.gloo import GlooRounds, Taken
-from ringfold.probe.rounds.gloo_group import TorchCollectives
+from ringfold.probe.rounds.gloo import GlooRounds, Taken, TorchCollectives
 from ringfold.probe.rounds.settings import RoundSettings
 from ringfold.wire.probing import EdgeFit, EdgeView, Neighbour, NodeClock, NodeId, RoundId
 

@@ -19,7 +19,7 @@ from hypothesis.extra import numpy as arrays
 from probe_logs import UNIX_NS, WINDOW_NS, MadeUpRun, emptied
 
 from ringfold.errors import ConfigError, UsageError
-from ringfold.probe.base import EdgeWindow
+from ringfold.probe.fit import EdgeWindow
 from ringfold.probe.logs.files import ExportSettings, Log, LogReader, logs_in
 from ringfold.probe.logs.lines import (
     VERSION,
@@ -35,9 +35,8 @@ from ringfold.probe.logs.lines import (
     round_line,
     window_lines,
 )
-from ringfold.probe.logs.offline import combine, gather
 from ringfold.probe.logs.pack import MOST_ROWS, pack, unpack
-from ringfold.probe.logs.replay import replay
+from ringfold.probe.logs.replay import combine, gather, replay
 from ringfold.wire.probing import EdgeFit, EdgeView, LoopResidual, NodeClock, NodeId, RoundId
 
 RUN = MadeUpRun()

@@ -16,8 +16,8 @@ from probe_world import SECOND, UNIX, World, exact, ring, world
 from ringfold.errors import ConfigError
 from ringfold.probe.graph.clocks import GraphResult, GraphSettings, History, calculate
 from ringfold.probe.graph.edges import fault, usable
-from ringfold.probe.graph.potentials import inverted, laplacian, least_squares, robust_residuals
-from ringfold.probe.rounds.advice import advise, anomaly
+from ringfold.probe.graph.least_squares import inverted, laplacian, least_squares, robust_residuals
+from ringfold.probe.rounds.calculation import advise, anomaly
 from ringfold.probe.rounds.settings import Adaptive
 from ringfold.wire.probing import Cadence, EdgeFit, NodeId
 

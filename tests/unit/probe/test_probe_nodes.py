@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ringfold.errors import ConfigError
-from ringfold.probe.nodes.file import key_of, make_nodes, read_nodes
+from ringfold.probe.nodes.nodes_file import key_of, make_nodes, read_nodes
 
 
 def test_ids_do_not_depend_on_the_order_of_the_file() -> None:

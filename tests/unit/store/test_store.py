@@ -22,8 +22,8 @@ from ringfold.errors import (
 )
 from ringfold.runtime.clock import monotonic_ns
 from ringfold.store import Entry, Lost, StoreClient, Won, open_store
-from ringfold.store.leases import LeaseWatch
-from ringfold.store.memory import Call, Crashed, Fault, MemoryDriver, MemoryServer
+from ringfold.store.client import LeaseWatch
+from ringfold.store.in_memory import Call, Crashed, Fault, MemoryDriver, MemoryServer
 from ringfold.store.sqlite import SqliteDriver, file_system
 
 MS = 1_000_000

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ringfold.probe.graph.edges import Edges
-from ringfold.probe.graph.lines import Lines
+from ringfold.probe.graph.least_squares import Lines
 from ringfold.probe.graph.tree import Floats
 
 

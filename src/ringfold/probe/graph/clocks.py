@@ -28,9 +28,17 @@ from ringfold.errors import ConfigError
 from ringfold.probe.graph.bounds import node_bounds
 from ringfold.probe.graph.edges import Edges, usable
 from ringfold.probe.graph.gauge import choose_gauge, node_clocks
-from ringfold.probe.graph.lines import Lines, anchors, centred, consensus, moved_betas, residuals, solve_lines
+from ringfold.probe.graph.least_squares import (
+    Lines,
+    anchors,
+    centred,
+    consensus,
+    moved_betas,
+    residuals,
+    robust_residuals,
+    solve_lines,
+)
 from ringfold.probe.graph.outliers import History, Residuals, Standing, judge, standing
-from ringfold.probe.graph.potentials import robust_residuals
 from ringfold.probe.graph.tree import Floats, Ints, Tree, loop_nodes, loop_residuals, rooted, spanning_forest
 from ringfold.wire.probing import EdgeFit, EdgeView, LoopResidual, NodeClock, NodeId
 

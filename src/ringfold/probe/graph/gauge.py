@@ -18,7 +18,7 @@ import numpy as np
 
 from ringfold.probe.graph.bounds import NodeBounds
 from ringfold.probe.graph.edges import LARGEST_NS
-from ringfold.probe.graph.lines import Lines
+from ringfold.probe.graph.least_squares import Lines
 from ringfold.probe.graph.outliers import History
 from ringfold.probe.graph.tree import Floats
 from ringfold.wire.probing import NodeClock, NodeId

@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ringfold.errors import UsageError
-from ringfold.probe.base import COLUMNS
+from ringfold.probe.fit import COLUMNS
 
 MOST_ROWS = 1 << 22
 """More than four hours of one edge at the default cadence: who claims more in one window has damaged or evil bytes."""

@@ -10,14 +10,12 @@ import logging
 from collections.abc import Callable, Sequence
 
 from ringfold.errors import UsageError
-from ringfold.probe.base import EdgeWindow
-from ringfold.probe.fit import fit
+from ringfold.probe.fit import EdgeWindow, fit
 from ringfold.probe.logs.files import Log
 from ringfold.probe.logs.lines import Stretch, window_lines
-from ringfold.probe.nodes.ahead import Ahead
-from ringfold.probe.nodes.file import key_of
+from ringfold.probe.nodes.nodes_file import key_of
+from ringfold.probe.nodes.open_window import Ahead, Watch
 from ringfold.probe.nodes.prober import ProbeSocket
-from ringfold.probe.nodes.watch import Watch
 from ringfold.probe.rounds.events import (
     MS,
     Adopt,

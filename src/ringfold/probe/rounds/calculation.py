@@ -1,8 +1,13 @@
-"""All that is calculated when a round ends, as the round machine wants it: clocks, anomaly, advice.
+"""What is calculated when a round ends: clocks, anomaly, and advice for the cadence of the next round.
 
-What nodes report is checked edge by edge, but many numbers that are possible one by one may still be impossible
-together: offsets that add up to more than a clock can show, for one. Then the calculation breaks down, and that is the
-round's result. It must not be the end of the master, and of everybody who trains with it.
+*Errors.* The reports are checked edge by edge. Numbers that are valid one by one may still be impossible together: for
+example offsets whose sum overflows a clock. Then the calculation fails, and the failure is the result of the round. It
+must not end the master and the training that depends on it.
+
+*Advice.* The *instability* of a round is how far it was from the prediction (`GraphResult.unrest_ns`). If network and
+clocks follow the prediction, few probes are enough. Otherwise shorter windows follow them sooner, and shorter pauses
+see more. Between the two thresholds nothing changes, so that the cadence does not oscillate. It takes several stable
+rounds to become slower, and one unstable round to become faster.
 """
 
 import math
@@ -13,9 +18,8 @@ import numpy as np
 
 from ringfold.probe.graph.clocks import GraphResult, GraphSettings, calculate
 from ringfold.probe.graph.outliers import History
-from ringfold.probe.rounds.advice import advise, anomaly
 from ringfold.probe.rounds.events import Calculated
-from ringfold.probe.rounds.settings import RoundSettings
+from ringfold.probe.rounds.settings import Adaptive, RoundSettings
 from ringfold.wire.probing import Advice, Cadence, EdgeFit, EdgeView, NodeClock, NodeId
 
 MOST_UNREST = 16
@@ -105,3 +109,54 @@ def _is_possible(clock: NodeClock) -> bool:
     return all(-(1 << 63) <= time < 1 << 63 for time in times) and all(
         map(math.isfinite, (clock.rate, clock.sigma_ns, clock.growth))
     )
+
+
+DEFAULTS = Adaptive()
+
+
+def advise(unrest_ns: Sequence[float], now: Cadence, settings: Adaptive = DEFAULTS) -> Advice:
+    """The cadence of the next window. `unrest_ns` are the rounds since the cadence last changed, the newest last."""
+    if not settings.is_on:
+        return Advice(now.pause_us, now.window_ms, "as before: the cadence is fixed")
+    newest = unrest_ns[-1] if unrest_ns else 0.0
+    recent = unrest_ns[-settings.calm_rounds :]
+    if newest > settings.unstable_ns:
+        return _changed(now, 1 / settings.step, f"unrest {newest:.0f} ns > {settings.unstable_ns} ns", settings)
+    if len(recent) == settings.calm_rounds and max(recent) < settings.stable_ns:
+        return _changed(now, settings.step, f"{len(recent)} rounds below {settings.stable_ns} ns of unrest", settings)
+    if newest < settings.stable_ns:
+        why = f"as before: unrest {newest:.0f} ns is calm, but not for {settings.calm_rounds} rounds yet"
+    else:
+        why = f"as before: unrest {newest:.0f} ns is between calm and restless"
+    return Advice(now.pause_us, now.window_ms, why)
+
+
+def _changed(now: Cadence, factor: float, cause: str, settings: Adaptive) -> Advice:
+    """Faster or slower within the limits; never moved the wrong way by them."""
+    pick = max if factor > 1 else min
+    pause = pick(now.pause_us, _within(now.pause_us * factor, settings.pause_min_us, settings.pause_max_us))
+    window = pick(now.window_ms, _within(now.window_ms * factor, settings.window_min_ms, settings.window_max_ms))
+    word = "slower" if factor > 1 else "faster"
+    if (pause, window) == (now.pause_us, now.window_ms):
+        return Advice(pause, window, f"as before: {cause}, but {word} is beyond the limits")
+    return Advice(pause, window, f"{word}: {cause}")
+
+
+def _within(value: float, low: int, high: int) -> int:
+    return min(max(round(value), low), high)
+
+
+def anomaly(result: GraphResult, threshold_ns: float) -> str:
+    """Name the worst edge or loop if it is off by more than the threshold; empty if none is.
+
+    Edges that were dropped as outliers count: that they are out of the result makes them no less of an anomaly.
+    """
+    worst = max(result.edges, key=lambda view: abs(view.residual_ns), default=None)
+    if worst is not None and abs(worst.residual_ns) > threshold_ns:
+        text = f"edge {worst.fit.src}->{worst.fit.dst} is {worst.residual_ns:.0f} ns off what the graph says"
+        return f"{text} (limit {threshold_ns:.0f} ns)"
+    loop = result.loops[0] if result.loops else None
+    if loop is not None and abs(loop.residual_ns) > threshold_ns:
+        way = "-".join(str(node) for node in [*loop.nodes, loop.nodes[0]])
+        return f"the loop {way} does not close by {loop.residual_ns:.0f} ns (limit {threshold_ns:.0f} ns)"
+    return ""

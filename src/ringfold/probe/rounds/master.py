@@ -32,7 +32,6 @@ from collections.abc import Callable
 from typing import assert_never
 
 from ringfold.probe.graph.draw import neighbours
-from ringfold.probe.rounds.asks import MOST_ASKS, Asks
 from ringfold.probe.rounds.events import (
     MS,
     Alarmed,
@@ -51,7 +50,17 @@ from ringfold.probe.rounds.events import (
     SendTo,
     Tick,
 )
-from ringfold.probe.rounds.gather import Gathered, Newest, OpenRound, fault_of, of_graph, sound, summarise
+from ringfold.probe.rounds.gather import (
+    MOST_ASKS,
+    Asks,
+    Gathered,
+    Newest,
+    OpenRound,
+    fault_of,
+    of_graph,
+    sound,
+    summarise,
+)
 from ringfold.probe.rounds.metrics import Received
 from ringfold.probe.rounds.settings import RoundSettings
 from ringfold.wire.probing import (

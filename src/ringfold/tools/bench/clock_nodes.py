@@ -12,11 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ringfold.probe.base import EdgeWindow
-from ringfold.probe.fit import fit
+from ringfold.probe.fit import EdgeWindow, fit
 from ringfold.probe.graph.draw import draw
 from ringfold.probe.models import Sample
-from ringfold.probe.nodes.file import key_of
+from ringfold.probe.nodes.nodes_file import key_of
 from ringfold.probe.nodes.prober import ProbeSocket, ProbeStats, raw_now
 from ringfold.probe.rounds.calculation import Calculation
 from ringfold.probe.rounds.events import Calculated

@@ -17,8 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from ringfold.probe.base import EdgeWindow
-from ringfold.probe.fit import fit
+from ringfold.probe.fit import EdgeWindow, fit
 from ringfold.probe.graph.draw import draw
 from ringfold.probe.logs.files import ExportSettings, Log
 from ringfold.probe.nodes.joined import JoinedNode
@@ -316,7 +315,7 @@ def record() -> list[EdgeFit]:
 def rank(line: Line, order: Order) -> None:
     """One rank of a Gloo group, with a real prober. Its window's end and the next one's beginning stand for the marks:
     there is no RoundEnd, and the start comes out of a broadcast."""
-    from ringfold.probe.rounds.gloo_group import TorchCollectives
+    from ringfold.probe.rounds.gloo import TorchCollectives
 
     number, marks = order.first, Marks()
     prober = StampedProber(number, HOST, order.probe_ports[number])

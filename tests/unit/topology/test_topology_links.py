@@ -5,7 +5,7 @@ import math
 import pytest
 
 from ringfold.errors import UsageError
-from ringfold.topology.bandwidth import BandwidthStore, Entry
+from ringfold.topology.links import BandwidthStore, Entry
 
 STALE = 1_000
 

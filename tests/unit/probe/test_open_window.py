@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ringfold.probe.base import EdgeWindow
-from ringfold.probe.nodes.ahead import AHEAD_NS, Ahead
+from ringfold.probe.fit import EdgeWindow
+from ringfold.probe.nodes.open_window import AHEAD_NS, Ahead
 from ringfold.wire.probing import EdgeFit
 
 S = 1_000_000_000

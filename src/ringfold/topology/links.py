@@ -1,16 +1,20 @@
-"""What is known about the links between peers.
+"""What is known about the links between peers: bandwidth, and delay and loss.
 
-A *link's figure* is how many bytes a second one peer can send to another while the other sends back, as both do in a
-ring. Each direction has its own figure. There are two sources, and they differ in what they prove:
+A link's *bandwidth* is how many bytes a second one peer can send to another while the other sends back, as both do in a
+ring. Each direction has its own. There are two sources, and they differ in what they prove:
 
 * a *measurement* filled the link for a while. It is the truth of that moment, and replaces what was known;
-* a *collective* ran at the pace of the ring's slowest link. A link in it can do at least that: the figure is a lower
-  bound. So it raises an entry, or confirms one that it comes close to, and never lowers any.
+* a *collective* ran at the pace of the ring's slowest link. A link in it can do at least that: it is a lower bound. So
+  it raises an entry, or confirms one that it comes close to, and never lowers any.
 
-A lower bound alone is no knowledge of a link: its entry has no delay, and the pair is still to be measured. An entry
+A lower bound alone does not describe a link: its entry has no delay, and the pair is still to be measured. An entry
 ages. It is fresh for as long as the caller says; then its pair is measured again.
 
-Entries are kept in the order of their last news, so the oldest goes first when the store is full.
+*Delay and loss* come from probing. A probe goes there and back, so both are properties of the pair: half the RTT, and
+the share of exchanges that were not completed. Both directions of a link get the same. The newest round replaces what
+was known.
+
+Both stores keep entries in the order of their last update, so the oldest is dropped first when a store is full.
 """
 
 import math
@@ -134,3 +138,44 @@ def _check(edge: Edge, bytes_per_s: float) -> None:
 
 def _name(edge: Edge) -> str:
     return f"{edge[0]}->{edge[1]}"
+
+
+MOST_PAIRS = 32_768
+
+
+@dataclass(frozen=True, slots=True)
+class Delay:
+    """Of one pair of peers."""
+
+    delay_us: float
+    loss: float
+    at_ns: int
+
+
+class DelayStore:
+    """By pair, bounded; the oldest news goes first."""
+
+    def __init__(self, most: int = MOST_PAIRS) -> None:
+        self._most = most
+        self._pairs: dict[Edge, Delay] = {}
+
+    def probed(self, edge: Edge, delay_us: float, loss: float, now: int) -> None:
+        pair = _pair(edge)
+        self._pairs.pop(pair, None)
+        if len(self._pairs) >= self._most:
+            del self._pairs[next(iter(self._pairs))]
+        self._pairs[pair] = Delay(delay_us, loss, now)
+
+    def get(self, edge: Edge) -> Delay | None:
+        return self._pairs.get(_pair(edge))
+
+    def pairs(self) -> dict[Edge, Delay]:
+        """Every pair, lower id first, the oldest news first."""
+        return dict(self._pairs)
+
+    def forget_peer(self, peer: int) -> None:
+        self._pairs = {pair: delay for pair, delay in self._pairs.items() if peer not in pair}
+
+
+def _pair(edge: Edge) -> Edge:
+    return (min(edge), max(edge))

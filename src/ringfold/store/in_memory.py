@@ -32,9 +32,9 @@ from ringfold.store.base import (
     Scanned,
     Write,
     Written,
+    total_of,
     version_of,
 )
-from ringfold.store.counting import total_of
 
 Reply = TypeVar("Reply")
 Kind = Literal["found", "read", "write", "add", "scan"]

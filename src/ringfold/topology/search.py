@@ -1,19 +1,29 @@
-"""A ring whose links are all fast enough, for many members: a walk over covers.
+"""Search for a good ring over many members: first for the slowest link, then for the sum of rates.
 
-Take only the links that are at least as fast as some *threshold*. A *cover* sends every member to one successor over
-such links, and to every member one predecessor: it is a set of disjoint cycles. A ring is a cover with one cycle.
+**The slowest link: a walk over covers.** Take only the links that are at least as fast as some *threshold*. A *cover*
+gives every member one successor over such links, and every member one predecessor: it is a set of disjoint cycles. A
+ring is a cover with one cycle.
 
-Covers are easy to find (a bipartite matching), and easy to change: give a member a new successor, and let the others
-move up along an alternating path until everybody has one again. The walk does that with a link from one cycle to
-another, which is what must happen to join them, along a short path, and keeps the change if there are no more cycles
-than before (and now and then if there are more, or it would get stuck). In a random graph that has a ring at all, it
-takes some dozens of changes. It is a search: not finding a ring proves nothing. What does prove something is the bound.
+Covers are easy to find (a bipartite matching), and easy to change: give a member a new successor, and reassign others
+along an alternating path until every member has one again. The walk does that with a link from one cycle to another,
+because that is what joins them, along a short path. It keeps the change if there are no more cycles than before (and
+occasionally if there are more, or it would get stuck). In a random graph that has a ring, it takes some dozens of
+changes. It is a search: not finding a ring proves nothing. The bound does prove something.
 
 The *bound* is the fastest threshold at which every member can reach every other one, there is a cover, and whichever
-member is taken out, some other one still reaches all the rest and some other one is still reached by all. A ring has
-all of that (without one member it is a path, with a first and a last), so no ring has a faster slowest link.
+member is removed, some other one still reaches all the rest and some other one is still reached by all. A ring has all
+of that (without one member it is a path, with a first and a last), so no ring has a faster slowest link.
 
 Sets of members are Python integers, bit i for place i.
+
+**The sum of rates: exchanging segments (or-3-opt).** Cut the ring behind the places i < j < k, and exchange the two
+segments between the cuts. Every segment keeps its direction: a link back is another link. Three links are replaced. Let
+m[a, b] be the gain when the member at a is followed by the successor of b, instead of by its own. Then the exchange
+gains m[i, j] + m[j, k] + m[k, i], so all pairs (j, k) of one i are evaluated with three additions of matrices: a *row*.
+The best of a row is taken if it gains. When no row does, the ring is *kicked* (the double bridge: four segments are put
+in the reverse order, which no single exchange can undo), improved again, and the better ring is kept.
+
+A link that is not allowed gains a very negative amount. So a kick may use some, and the exchanges remove them again.
 """
 
 from collections.abc import Sequence
@@ -26,6 +36,7 @@ Rows = list[int]
 
 WORSE_ONE_IN = 24
 """How often the walk takes a change that makes more cycles."""
+ROW_LOOKS = 64 * 64
 
 
 class Draw:
@@ -206,3 +217,74 @@ def _read(successor: Sequence[int]) -> list[int]:
     while successor[ring[-1]] != 0:
         ring.append(successor[ring[-1]])
     return ring
+
+
+class Exchange:
+    """Improves one ring. Rates and costs are whole numbers; a step is a row, or its part of ROW_LOOKS looks."""
+
+    def __init__(self, rate: Matrix, cost: Matrix, allowed: npt.NDArray[np.bool_], draw: Draw, steps: int) -> None:
+        size = len(rate)
+        worst = -1.0 - size * float(rate[allowed].max())
+        self._rate = np.where(allowed, rate, worst)
+        self._cost = cost
+        self._draw = draw
+        self._upper = np.where(np.triu(np.ones((size, size), dtype=bool), 1), 0.0, -np.inf)
+        self._row_steps = max(1, size * size // ROW_LOOKS)
+        self._steps_left = steps
+
+    def improve(self, ring: Sequence[int]) -> list[int]:
+        """A ring at least as good as the given one, which uses allowed links only; then so does the answer."""
+        best = self._settle(np.array(ring, dtype=np.intp))
+        worth = self._worth(best)
+        while self._steps_left > 0 and len(best) >= 8:
+            tried = self._settle(self._kick(best))
+            if (new := self._worth(tried)) > worth:
+                best, worth = tried, new
+        return [int(place) for place in best]
+
+    def _worth(self, ring: npt.NDArray[np.intp]) -> tuple[float, float]:
+        after = np.roll(ring, -1)
+        return float(self._rate[ring, after].sum()), -float(self._cost[ring, after].sum())
+
+    def _kick(self, ring: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
+        size = len(ring)
+        length = min(size, 24)  # near each other, so that most of the ring stays as it is
+        turned = np.roll(ring, -self._draw.below(size))
+        cuts: set[int] = set()
+        while len(cuts) < 3:
+            cuts.add(1 + self._draw.below(length - 1))
+        a, b, c = sorted(cuts)
+        return np.concatenate([turned[:a], turned[c:length], turned[b:c], turned[a:b], turned[length:]])
+
+    def _settle(self, ring: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
+        """Exchange until no row gains."""
+        quiet, row = 0, 0
+        while quiet < len(ring) and self._steps_left > 0:
+            self._steps_left -= self._row_steps
+            better = self._best_of_row(np.roll(ring, -row))
+            if better is None:
+                quiet += 1
+                row = (row + 1) % len(ring)
+            else:
+                ring, quiet, row = better, 0, 0
+        return ring
+
+    def _best_of_row(self, ring: npt.NDArray[np.intp]) -> npt.NDArray[np.intp] | None:
+        """The best exchange with a cut behind the first place, if it gains: a larger sum, or as large for less cost."""
+        gain = self._row(self._rate, ring)
+        most = gain.max(initial=-np.inf)
+        if most < 0:
+            return None
+        costs = np.where(gain == most, self._row(self._cost, ring), np.inf)
+        j, k = divmod(int(costs.argmin()), costs.shape[1])
+        if most == 0 and costs[j, k] >= 0:
+            return None
+        j, k = j + 1, k + 1
+        return np.concatenate([ring[:1], ring[j + 1 : k + 1], ring[1 : j + 1], ring[k + 1 :]])
+
+    def _row(self, worth: Matrix, ring: npt.NDArray[np.intp]) -> Matrix:
+        """What m[0, j] + m[j, k] + m[k, 0] is for all 0 < j < k, at [j - 1, k - 1]."""
+        after = np.roll(ring, -1)
+        m = worth[np.ix_(ring, after)]
+        m = m - m.diagonal()[:, None]
+        return m[0, 1:, None] + m[1:, 1:] + m[1:, 0] + self._upper[1:, 1:]
