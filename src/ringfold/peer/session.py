@@ -62,7 +62,7 @@ from ringfold.peer.settings import Identity, PeerTimings
 from ringfold.probe.logs.files import Log
 from ringfold.probe.nodes.prober import ProbeSocket
 from ringfold.probe.nodes.shell import NodeShell
-from ringfold.probe.rounds.events import Connected, Disconnected, Heard, ToRoundMaster
+from ringfold.probe.rounds.events import MasterConnected, MasterDisconnected, MessageReceived, ToRoundMaster
 from ringfold.probe.rounds.node import RoundNode
 from ringfold.runtime import threads
 from ringfold.runtime.clock import monotonic_ns, raw_ns
@@ -423,12 +423,12 @@ class Session:
             case ProbeHeard(message):
                 if not self._is_node:
                     self._is_node = True
-                    self._probe(lambda shell: shell.step(Connected(self.machine.peer)))
-                self._probe(lambda shell: shell.step(Heard(message)))
+                    self._probe(lambda shell: shell.step(MasterConnected(self.machine.peer)))
+                self._probe(lambda shell: shell.step(MessageReceived(message)))
             case ProbeCut():
                 if self._is_node:
                     self._is_node = False
-                    self._probe(lambda shell: shell.step(Disconnected("the master is gone")))
+                    self._probe(lambda shell: shell.step(MasterDisconnected("the master is gone")))
             case Install():
                 if self.machine.record is not None:
                     _log.debug("%s", EpochRuns.of(self.machine.record))

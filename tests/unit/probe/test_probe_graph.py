@@ -590,7 +590,7 @@ NOW = Cadence(pause_us=3_000, window_ms=4_000)
 def test_advice_gets_faster_at_once() -> None:
     advice = advise([10.0, 10.0, 5_000.0], NOW)
     assert (advice.pause_us, advice.window_ms) == (2_000, 2_667)
-    assert advice.why == "faster: unrest 5000 ns > 2000 ns"
+    assert advice.why == "faster: instability 5000 ns > 2000 ns"
 
 
 def test_advice_gets_slower_with_patience() -> None:
@@ -613,10 +613,10 @@ def test_advice_rests_between_calm_and_restless() -> None:
 
 @given(st.lists(st.floats(0, 1e9), max_size=6), st.integers(1, 10**6), st.integers(1, 10**6))
 def test_advice_stays_within_its_limits_and_never_moves_the_wrong_way(
-    unrest: list[float], pause: int, window: int
+    instability_ns: list[float], pause: int, window: int
 ) -> None:
     limits, now = Adaptive(), Cadence(pause_us=pause, window_ms=window)
-    advice = advise(unrest, now, limits)
+    advice = advise(instability_ns, now, limits)
     if advice.why.startswith("faster"):
         assert advice.pause_us <= pause
         assert advice.window_ms <= window

@@ -29,12 +29,12 @@ from ringfold.probe.logs.files import ExportSettings, Log
 from ringfold.probe.logs.lines import Stretch, round_line, window_lines
 from ringfold.probe.nodes.alone import Prober, ProbeWindow
 from ringfold.probe.nodes.joined import JoinedNode
-from ringfold.probe.nodes.nodes_file import key_of
+from ringfold.probe.nodes.nodes_file import derive_key
 from ringfold.probe.nodes.prober import ProbeSocket
 from ringfold.probe.nodes.shell import NodeShell
 from ringfold.probe.rounds.calculation import Calculation
 from ringfold.probe.rounds.events import FromRoundMaster
-from ringfold.probe.rounds.gloo import GlooRounds, Taken, TorchCollectives
+from ringfold.probe.rounds.gloo import GlooRoundResult, GlooRounds, TorchCollectives
 from ringfold.probe.rounds.node import RoundNode
 from ringfold.probe.rounds.settings import RoundSettings
 from ringfold.runtime import resolve
@@ -188,7 +188,7 @@ def probe_together(prober: Prober, settings: RoundSettings, options: NodeOptions
             lambda window: fit(window, options.estimator),
             draw,
             Calculation(settings),
-            lambda number: key_of(prober.nodes.key, b"graph %d" % number),
+            lambda number: derive_key(prober.nodes.key, b"graph %d" % number),
             listen_only=prober.node in prober.nodes.listeners,
         )
         with term_is_exit():
@@ -234,7 +234,7 @@ class _Logs:
         if prober.node == min(prober.nodes.by_id):
             self._all = Log(settings, host=resolve.host_name())
 
-    def write(self, taken: Taken) -> None:
+    def write(self, taken: GlooRoundResult) -> None:
         if self._own is None:
             return
         for export in taken.exports:
@@ -303,7 +303,7 @@ async def _run_until_stopped(resolved: Resolved, options: NodeOptions) -> None:
         listen_only=options.listen_only,
         run=run,
         on_connected=connected,
-        on_heard=heard,
+        on_message=heard,
     )
 
     def open_log(node_id: NodeId) -> Log | None:
@@ -314,7 +314,7 @@ async def _run_until_stopped(resolved: Resolved, options: NodeOptions) -> None:
         return Log(settings, node=node_id, name=name, host=resolve.host_name())
 
     node.shell = NodeShell(
-        RoundNode(), prober, node.say, adopt, open_log=open_log, estimator=options.estimator, token=token
+        RoundNode(), prober, node.send, adopt, open_log=open_log, estimator=options.estimator, token=token
     )
     keep_what_is_there()
     with stop_signals(lambda _: stop.set()):

@@ -89,7 +89,7 @@ class GraphResult:
     loop_count: int
     loop_rms_ns: float
     missing: dict[NodeId, str]
-    unrest_ns: float
+    instability_ns: float
     """How much this round surprised: the larger of what nine in ten loops and nine in ten predictions stay below."""
     gauge: str
     """What global time was taken from."""
@@ -286,7 +286,7 @@ def _result(this: _Round, edges: Edges, part: _Part, lines: Lines) -> GraphResul
     gauge = choose_gauge(part.nodes, lines, this.utc, history)
     clocks = node_clocks(part.nodes, lines, gauge, bounds, reference, settings.wander)
     closing, loops = loop_residuals(part.tree, part.edges.src, part.edges.dst, residual)
-    unrest = max(_ninth_tenth(loops), _ninth_tenth(gauge.surprises))
+    instability_ns = max(_ninth_tenth(loops), _ninth_tenth(gauge.surprises))
     within = _within(this.nodes, edges, part)
     return GraphResult(
         reference=part.nodes[reference],
@@ -296,13 +296,13 @@ def _result(this: _Round, edges: Edges, part: _Part, lines: Lines) -> GraphResul
         loop_count=len(loops),
         loop_rms_ns=float(np.sqrt(np.mean(loops**2))) if len(loops) else 0.0,
         missing=_missing(this, part),
-        unrest_ns=unrest,
+        instability_ns=instability_ns,
         gauge=gauge.why,
         history=History(
             *_kept_clocks(history, clocks),
             reference=part.nodes[reference],
             residuals=_kept_residuals(this, within, lines),
-            unrest_ns=(*history.unrest_ns, unrest)[-settings.windows :],
+            instability_ns=(*history.instability_ns, instability_ns)[-settings.windows :],
         ),
     )
 

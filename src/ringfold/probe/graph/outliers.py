@@ -68,8 +68,8 @@ class History:
     """and how many rounds ago that was."""
     reference: NodeId = -1
     residuals: Residuals = field(default_factory=Residuals)
-    unrest_ns: tuple[float, ...] = ()
-    """How much each of the last rounds surprised (see `GraphResult.unrest_ns`), the newest last."""
+    instability_ns: tuple[float, ...] = ()
+    """How much each of the last rounds surprised (see `GraphResult.instability_ns`), the newest last."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,34 +19,34 @@ from msgspec import structs
 from ringfold.probe.fit import EdgeWindow
 from ringfold.wire.probing import EdgeFit, NodeId
 
-AHEAD_NS = 20_000_000
-SHORTEST_NS = 10 * AHEAD_NS
-"""In a shorter window the last moments are too large a part of it."""
-LEAST_SHARE = 0.9
-"""Of the exchanges of a window, for a line through them to stand for all."""
+LEAD_NS = 20_000_000
+MIN_WINDOW_NS = 10 * LEAD_NS
+"""In a shorter window the end is too large a part of it."""
+MIN_SHARE = 0.9
+"""The share of a window's exchanges that a line must be fitted to, to be used for all."""
 
 
-class Ahead:
-    """The lines of the open window, as far as they are there."""
+class EarlyFits:
+    """The lines of the open window that are already fitted."""
 
     def __init__(self) -> None:
         self.due_ns: int | None = None
         """When `fit` should be called."""
         self._lines: dict[tuple[NodeId, NodeId], tuple[EdgeFit, int, int]] = {}
-        """With the window's beginning, and how many exchanges there were."""
+        """With the beginning of the window, and the number of exchanges."""
 
     def plan(self, opened_ns: int, window_ns: int) -> None:
-        """A window begins that should be so long."""
+        """A window begins that should last `window_ns`."""
         self._lines.clear()
-        self.due_ns = opened_ns + window_ns - AHEAD_NS if window_ns >= SHORTEST_NS else None
+        self.due_ns = opened_ns + window_ns - LEAD_NS if window_ns >= MIN_WINDOW_NS else None
 
     def forget(self) -> None:
-        """The window is over, or the clock by which it was planned is another one."""
+        """The window is over, or the clock that it was planned by has stepped."""
         self._lines.clear()
         self.due_ns = None
 
     def fit(self, windows: Iterable[EdgeWindow], fit: Callable[[EdgeWindow], EdgeFit]) -> None:
-        """Take the window as it is now."""
+        """Fit the window as it is now."""
         self.due_ns = None
         for window in windows:
             found = fit(window)
@@ -54,23 +54,23 @@ class Ahead:
                 self._lines[window.src, window.dst] = found, window.begin_ns, len(window.exchanges)
 
     def line(self, window: EdgeWindow) -> EdgeFit | None:
-        """The line of a window that is over now, with that window's counts; None if there is none that holds for it."""
+        """The early line of a window that is over now, with that window's counts; None if there is none to use."""
         found, begin_ns, exchanges = self._lines.get((window.src, window.dst), (None, 0, 0))
         if found is None or window.stepped or window.begin_ns != begin_ns:
             return None
-        if exchanges < LEAST_SHARE * len(window.exchanges):
+        if exchanges < MIN_SHARE * len(window.exchanges):
             return None
         counts = {"sent": window.sent, "lost": window.lost, "duplicates": window.duplicates}
         return structs.replace(found, **counts, filtered=window.filtered)
 
 
-class Watch:
-    """The newest lines of a node's edges."""
+class ResidualMonitor:
+    """Checks new exchanges against the newest line of each edge."""
 
     def __init__(self) -> None:
         self._lines: dict[tuple[NodeId, NodeId], EdgeFit] = {}
 
-    def fitted(self, fits: Iterable[EdgeFit]) -> None:
+    def update(self, fits: Iterable[EdgeFit]) -> None:
         """A window was closed: these are its lines."""
         for fit in fits:
             if fit.refused:
@@ -79,20 +79,20 @@ class Watch:
                 self._lines[fit.src, fit.dst] = fit
 
     def forget(self) -> None:
-        """The edges are others now."""
+        """The edges have changed."""
         self._lines.clear()
 
-    def look(self, windows: Iterable[EdgeWindow]) -> list[tuple[NodeId, NodeId, int]]:
-        """By how many nanoseconds each edge's newest exchanges contradict its line: (src, dst, residual)."""
+    def check(self, windows: Iterable[EdgeWindow]) -> list[tuple[NodeId, NodeId, int]]:
+        """How far the newest exchanges of each edge contradict its line, in nanoseconds: (src, dst, residual)."""
         found = []
         for window in windows:
             line = self._lines.get((window.src, window.dst))
             if line is not None and len(window.exchanges):
-                found.append((window.src, window.dst, _contradiction(line, window)))
+                found.append((window.src, window.dst, _residual_ns(line, window)))
         return found
 
 
-def _contradiction(line: EdgeFit, window: EdgeWindow) -> int:
+def _residual_ns(line: EdgeFit, window: EdgeWindow) -> int:
     rows = window.exchanges
     forward, backward = rows[(rows[:, 0] != 0) & (rows[:, 1] != 0)], rows[(rows[:, 4] != 0) & (rows[:, 5] != 0)]
     over = _distances(line, forward[:, 0], forward[:, 1] - forward[:, 0])
@@ -105,6 +105,6 @@ def _contradiction(line: EdgeFit, window: EdgeWindow) -> int:
 
 
 def _distances(line: EdgeFit, at: np.ndarray, offset: np.ndarray) -> np.ndarray:
-    """How far points lie above the line."""
+    """How far points are above the line."""
     since = (at - line.t0_ns).astype(np.float64)
     return (offset - line.beta_ns).astype(np.float64) - line.alpha * since

@@ -163,9 +163,9 @@ class RealShell(NodeShell):
 
     _ahead_ns = 0
 
-    def _fit_ahead(self) -> None:
+    def _fit_early(self) -> None:
         began = monotonic_ns()
-        super()._fit_ahead()
+        super()._fit_early()
         self._ahead_ns = monotonic_ns() - began
 
     def _fit(self, windows: Sequence[EdgeWindow]) -> tuple[list[EdgeFit], int]:
@@ -253,17 +253,17 @@ class Worker:
 
         node = JoinedNode(
             [order.master], b"", name=f"bench-{number}", host="bench", addresses=[HOST], port=prober.port,
-            on_connected=connected, on_heard=heard,
+            on_connected=connected, on_message=heard,
         )  # fmt: skip
         node.shell = self._shell(node, prober, recorded)
         return node
 
     def _shell(self, node: JoinedNode, prober: ProbeSocket, recorded: Sequence[EdgeFit]) -> NodeShell:
         if self._order.is_recorded:
-            shell = RecordedShell(RoundNode(), prober, node.say, _nothing)
+            shell = RecordedShell(RoundNode(), prober, node.send, _nothing)
             shell.recorded = recorded
             return shell
-        real = RealShell(RoundNode(), prober, node.say, _nothing, open_log=self._log)
+        real = RealShell(RoundNode(), prober, node.send, _nothing, open_log=self._log)
         real.fits_ns = self._marks.fits_ns
         return real
 
