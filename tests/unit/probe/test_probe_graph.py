@@ -14,9 +14,9 @@ from msgspec.structs import replace
 from probe_world import SECOND, UNIX, World, exact, ring, world
 
 from ringfold.errors import ConfigError
-from ringfold.probe.graph.clocks import GraphResult, GraphSettings, History, calculate
+from ringfold.probe.graph.clocks import GraphHistory, GraphResult, GraphSettings, calculate
 from ringfold.probe.graph.edges import fault, usable
-from ringfold.probe.graph.least_squares import inverted, laplacian, least_squares, robust_residuals
+from ringfold.probe.graph.least_squares import invert, laplacian, least_squares, robust_residuals
 from ringfold.probe.rounds.calculation import advise, anomaly
 from ringfold.probe.rounds.settings import Adaptive
 from ringfold.wire.probing import Cadence, EdgeFit, NodeId
@@ -31,7 +31,7 @@ def rounds(
     count: int,
     rng: np.random.Generator,
     noise: float = 30.0,
-    history: History | None = None,
+    history: GraphHistory | None = None,
     first: int = 0,
 ) -> GraphResult:
     """Several rounds with normal errors, one window after the other; the last result."""
@@ -645,7 +645,7 @@ def test_settings_are_checked() -> None:
 def test_the_inverse_is_the_inverse(size: int) -> None:
     root = np.random.default_rng(size).normal(size=(size, size))
     matrix = root @ root.T + np.eye(size)
-    assert np.allclose(inverted(matrix) @ matrix, np.eye(size), atol=1e-8)
+    assert np.allclose(invert(matrix) @ matrix, np.eye(size), atol=1e-8)
 
 
 def test_potentials_are_exact_where_weights_differ_by_many_orders() -> None:

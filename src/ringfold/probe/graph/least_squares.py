@@ -35,22 +35,22 @@ import numpy as np
 from ringfold.probe.graph.edges import Edges
 from ringfold.probe.graph.tree import Floats, Ints, Tree
 
-ROBUST_TURNS = 6
-"""Enough for the weights to settle within a few percent; what is a fault differs by far more."""
-LEAST_WEIGHT, LEAST_ROBUST = 1e-12, 1e-10
-"""In relation to the best edge. A matrix of floats has 16 digits: where weights differ by nearly as many, the solution
-is noise, and where they differ by more, the matrix is singular. So a standard error of more than a million times the
-best one is not told apart from that; and who only looks for faults (`robust_residuals`) can do with less."""
-SOLVED = 3
-"""So many times, each but the first for what is left over. Each gains the digits that the matrix still has."""
+ROBUST_ITERATIONS = 6
+"""Enough for the weights to converge within a few percent; a faulty edge differs by far more."""
+MIN_WEIGHT, MIN_ROBUST_WEIGHT = 1e-12, 1e-10
+"""Relative to the best edge. A matrix of floats has 16 digits: where weights differ by nearly as many, the solution is
+noise, and where they differ by more, the matrix is singular. So a standard error of more than a million times the best
+one counts as a million times; `robust_residuals` only looks for faults, and needs less."""
+REFINEMENTS = 3
+"""How often the system is solved: after the first time for the residual, to gain precision."""
 BLOCK = 32
-UNSHARED = 1 << 17
+SINGLE_THREAD_PRODUCTS = 1 << 17
 """Matrix products of no more multiplications than this stay in one thread (OpenBLAS: up to 2^18)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Potentials:
-    """The least-squares solution with mean zero, and its covariance (before any scaling by the residuals)."""
+    """The least-squares solution with mean zero, and its covariance (not scaled by the residuals)."""
 
     values: Floats
     covariance: Floats
@@ -65,15 +65,15 @@ class Potentials:
 def least_squares(size: int, src: Ints, dst: Ints, values: Floats, sigma: Floats) -> Potentials:
     """Solve for potentials x with x[dst] - x[src] = values, weighted by 1/sigma^2. The graph must be connected.
 
-    Solved several times, each for what the last left over: where the weights differ by many orders of magnitude, that
-    makes up for the digits that the matrix loses.
+    Solved several times, each time for the residual of the last: where the weights differ by many orders of magnitude,
+    that restores the digits that the matrix loses (iterative refinement).
     """
     scale = float(np.min(sigma))
-    weight = np.maximum((scale / sigma) ** 2, LEAST_WEIGHT)
+    weight = np.maximum((scale / sigma) ** 2, MIN_WEIGHT)
     lift = float(np.mean(weight))
-    inverse = inverted(laplacian(size, src, dst, weight) + lift / size)
+    inverse = invert(laplacian(size, src, dst, weight) + lift / size)
     found = np.zeros(size)
-    for _ in range(SOLVED):
+    for _ in range(REFINEMENTS):
         left = values - (found[dst] - found[src])
         found = found + np.einsum("ij,j->i", inverse, _divergence(size, src, dst, weight * left))
     covariance: Floats = (inverse - 1 / (lift * size)) * scale**2
@@ -83,12 +83,12 @@ def least_squares(size: int, src: Ints, dst: Ints, values: Floats, sigma: Floats
 def robust_residuals(
     size: int, src: Ints, dst: Ints, values: Floats, sigma: Floats, guess: Floats, guess_sigma: Floats
 ) -> Floats:
-    """What is left of `values` by the least sum of absolute errors (squares, for errors below sigma).
+    """The residuals of `values` by the least sum of absolute errors (squares, for errors below sigma).
 
     `guess` are the predicted potentials with their standard errors; NaN where there is none. A constant added to all
     of them changes nothing.
     """
-    known = _believable(size, src, dst, values, sigma, guess, guess_sigma)
+    known = _usable_predictions(size, src, dst, values, sigma, guess, guess_sigma)
     start = np.where(known, guess, 0.0)
     left = values - (start[dst] - start[src])
     scale = float(np.min(sigma))
@@ -98,11 +98,11 @@ def robust_residuals(
         prior -= np.outer(pull, pull) / pull.sum()
     both = known[src] & known[dst]
     residual = np.where(both, left, 0.0)
-    for _ in range(ROBUST_TURNS):
+    for _ in range(ROBUST_ITERATIONS):
         weight = (scale / sigma) ** 2 * np.minimum(1.0, sigma / np.maximum(np.abs(residual), 1e-300))
-        weight = np.maximum(weight, LEAST_ROBUST)
+        weight = np.maximum(weight, MIN_ROBUST_WEIGHT)
         matrix = laplacian(size, src, dst, weight) + prior + float(np.mean(weight)) / size
-        found = np.einsum("ij,j->i", inverted(matrix), _divergence(size, src, dst, weight * left))
+        found = np.einsum("ij,j->i", invert(matrix), _divergence(size, src, dst, weight * left))
         residual = left - (found[dst] - found[src])
     return residual
 
@@ -115,16 +115,16 @@ def laplacian(size: int, src: Ints, dst: Ints, weight: Floats) -> Floats:
     return matrix
 
 
-def inverted(matrix: Floats) -> Floats:
+def invert(matrix: Floats) -> Floats:
     """The inverse of a positive definite matrix, in the calling thread.
 
-    BLAS shares larger products among threads, and waits for all of them. On a machine whose cores are busy that wait
-    made the inverse of a 128 x 128 matrix take 48 ms one time in twenty, instead of 0.4 ms. So this sweeps a few
-    columns at a time (block Gauss-Jordan), in products that are too small to be shared.
+    BLAS distributes larger products over threads, and waits for all of them. On a machine whose cores are busy that
+    wait made the inverse of a 128 x 128 matrix take 48 ms one time in twenty, instead of 0.4 ms. So this eliminates a
+    few columns at a time (block Gauss-Jordan), in products that are too small to be distributed.
     """
     work = matrix.copy()
     size = len(work)
-    rows = max(1, UNSHARED // (size * BLOCK))
+    rows = max(1, SINGLE_THREAD_PRODUCTS // (size * BLOCK))
     for begin in range(0, size, BLOCK):
         block = slice(begin, min(begin + BLOCK, size))
         pivot = np.linalg.inv(work[block, block])
@@ -144,30 +144,30 @@ def _divergence(size: int, src: Ints, dst: Ints, flow: Floats) -> Floats:
     return (into - out).astype(np.float64)
 
 
-def _believable(
+def _usable_predictions(
     size: int, src: Ints, dst: Ints, values: Floats, sigma: Floats, guess: Floats, guess_sigma: Floats
 ) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":
-    """Which predictions to use. If most edges of a node say that it moved, it did (its process may be a new one)."""
+    """Which predictions to use. If most edges of a node contradict its prediction, it is wrong (a new process)."""
     known = np.isfinite(guess) & np.isfinite(guess_sigma)
     both = known[src] & known[dst]
     a, b = src[both], dst[both]
     off = np.abs(values[both] - (guess[b] - guess[a]))
-    surprised = off > 3 * np.sqrt(sigma[both] ** 2 + guess_sigma[a] ** 2 + guess_sigma[b] ** 2)
+    contradicts = off > 3 * np.sqrt(sigma[both] ** 2 + guess_sigma[a] ** 2 + guess_sigma[b] ** 2)
     votes = np.bincount(a, minlength=size) + np.bincount(b, minlength=size)
-    against = np.bincount(a, surprised, size) + np.bincount(b, surprised, size)
-    believed = known & (2 * against <= votes)
-    return believed if believed.sum() > 1 else np.zeros(size, np.bool_)
+    against = np.bincount(a, contradicts, size) + np.bincount(b, contradicts, size)
+    is_usable = known & (2 * against <= votes)
+    return is_usable if is_usable.sum() > 1 else np.zeros(size, np.bool_)
 
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """The clocks of a connected graph. `rate` holds log a, `offset` nanoseconds; both have the mean zero."""
+    """The clocks of a connected graph. `rate` is log a, `offset` is in nanoseconds; both have the mean zero."""
 
     anchor: Ints
     rate: Potentials
     offset: Potentials
     excess: float
-    """By how much the offsets' errors are larger than the edges' own standard errors say, at least 1."""
+    """The ratio of the offsets' errors to the edges' own standard errors, at least 1."""
 
 
 def solve_lines(edges: Edges, tree: Tree, sigmas: Floats) -> Lines:
@@ -178,7 +178,7 @@ def solve_lines(edges: Edges, tree: Tree, sigmas: Floats) -> Lines:
     rate = least_squares(size, edges.src, edges.dst, skew, sigma_alpha)
     anchor = centred(edges, anchors(edges, tree), rate.values)
     values, moved = moved_betas(edges, anchor, rate.values)
-    # What an uncertain drift adds over the way from t0 to tau = 0
+    # An uncertain drift adds an error over the time from t0 to tau = 0
     rate_excess = _excess(edges, skew, rate.values, sigma_alpha)
     spread = np.sqrt(sigma**2 + (moved * rate_excess) ** 2 * rate.variance_along(edges.src, edges.dst))
     offset = least_squares(size, edges.src, edges.dst, values, spread)
@@ -210,7 +210,7 @@ def centred(edges: Edges, anchor: Ints, rates: Floats) -> Ints:
 
 
 def moved_betas(edges: Edges, anchor: Ints, rates: Floats) -> tuple[Floats, Floats]:
-    """What the edges say about offset_d - offset_s, and how far each was moved for that, in nanoseconds."""
+    """offset_d - offset_s of each edge, and how far it was moved in time for that, in nanoseconds."""
     since = (edges.t0 - anchor[edges.src]).astype(np.float64)
     apart = (edges.beta - (anchor[edges.dst] - anchor[edges.src])).astype(np.float64)
     drift = np.expm1(rates[edges.dst] - rates[edges.src])
@@ -218,7 +218,7 @@ def moved_betas(edges: Edges, anchor: Ints, rates: Floats) -> tuple[Floats, Floa
 
 
 def consensus(edges: Edges, lines: Lines) -> tuple[Floats, Ints, Floats]:
-    """Alpha and beta of each edge (at its own t0) as the whole graph says, and by how much its own beta differs."""
+    """Alpha and beta of each edge (at its own t0) by the whole graph, and how far its own beta differs."""
     rates, offsets = lines.rate.values, lines.offset.values
     values, _ = moved_betas(edges, lines.anchor, rates)
     alpha = np.expm1(rates[edges.dst] - rates[edges.src])
@@ -227,14 +227,14 @@ def consensus(edges: Edges, lines: Lines) -> tuple[Floats, Ints, Floats]:
 
 
 def residuals(edges: Edges, lines: Lines) -> Floats:
-    """What each edge says minus what the graph says, of the offset (ns) and of the skew (as logarithm)."""
+    """The value of each edge minus that of the graph, for the offset (ns) and the skew (as logarithm)."""
     rates = lines.rate.values
     skew = np.log1p(edges.alpha) - (rates[edges.dst] - rates[edges.src])
     return np.stack([consensus(edges, lines)[2], skew], axis=1)
 
 
 def _excess(edges: Edges, values: Floats, found: Floats, sigma: Floats) -> float:
-    """The root of the reduced chi-square, if the graph has loops to judge by; at least 1."""
+    """The root of the reduced chi-square, if the graph has loops; at least 1."""
     loops = len(edges) - len(found) + 1
     if loops < 1:
         return 1.0

@@ -18,7 +18,7 @@ import numpy as np
 from msgspec import Struct, field
 
 from ringfold.probe.graph.clocks import GraphResult, GraphSettings, calculate
-from ringfold.probe.graph.outliers import History
+from ringfold.probe.graph.outliers import GraphHistory
 from ringfold.probe.rounds.settings import Adaptive, RoundSettings
 from ringfold.wire.probing import Advice, Cadence, EdgeFit, EdgeView, LoopResidual, NodeClock, NodeId
 
@@ -56,7 +56,7 @@ DrawGraph = Callable[[Sequence[NodeId], Collection[NodeId], int, int], list[tupl
 class _Past:
     """What one calculation passes to the next."""
 
-    graph: History
+    graph: GraphHistory
     cadence: Cadence
     instability_ns: tuple[float, ...] = ()
     """Of the rounds since the cadence last changed."""
@@ -79,7 +79,7 @@ class Calculation:
 
     def __call__(self, fits: Sequence[EdgeFit], utc: Mapping[NodeId, int], history: object) -> RoundResult:
         began = self._now_ns()
-        past = history if isinstance(history, _Past) else _Past(History(), self._settings.cadence)
+        past = history if isinstance(history, _Past) else _Past(GraphHistory(), self._settings.cadence)
         try:
             result = _checked(fits, utc, past.graph, self._graph)
         except Exception as error:
@@ -105,7 +105,7 @@ class Calculation:
         """A round without clocks. The history is kept for MAX_FAILURES of them."""
         why = f"the calculation failed: {type(error).__name__}: {error}"
         count = past.failures + 1
-        graph = past.graph if count < MAX_FAILURES else History()
+        graph = past.graph if count < MAX_FAILURES else GraphHistory()
         cadence = past.cadence
         return RoundResult(
             reference=-1,
@@ -120,7 +120,7 @@ class Calculation:
 
 
 def _checked(
-    fits: Sequence[EdgeFit], utc: Mapping[NodeId, int], history: History, settings: GraphSettings
+    fits: Sequence[EdgeFit], utc: Mapping[NodeId, int], history: GraphHistory, settings: GraphSettings
 ) -> GraphResult:
     """The calculation, if its result is possible: every number is finite, and every time fits into a message."""
     with np.errstate(all="ignore"):

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from msgspec import structs
 
-from ringfold.probe.graph.edges import LARGEST_NS
+from ringfold.probe.graph.edges import MAX_TIME_NS
 from ringfold.probe.rounds.calculation import RoundResult
 from ringfold.probe.rounds.events import MS
 from ringfold.probe.rounds.metrics import ReceivedReport, measure, window_ends
@@ -238,7 +238,7 @@ def report_fault(node: NodeId, report: RoundReport) -> str:
     if report.window < 0:
         return f"window number {report.window} is negative"
     clock = (report.begin_ns, report.end_ns, report.sent_ns, report.resumed_ns, report.held_ns, report.fit_ns)
-    if max(map(abs, (*clock, report.end_sent_ns))) >= LARGEST_NS or abs(report.utc_ns) >= 2 * LARGEST_NS:
+    if max(map(abs, (*clock, report.end_sent_ns))) >= MAX_TIME_NS or abs(report.utc_ns) >= 2 * MAX_TIME_NS:
         return "a time in it is out of range"
     if not (0 <= report.retries < MAX_COUNT and 0 <= report.queue_depth < MAX_COUNT):
         return "a count in it is out of range"
@@ -263,7 +263,7 @@ def _edge_fault(fit: EdgeFit) -> str:
     if min(counts) < 0 or max(counts) >= MAX_COUNT:
         return "a count is out of range"
     delays = (fit.delay_min_ns, fit.delay_p50_ns, fit.delay_p99_ns)
-    if max(map(abs, delays)) >= LARGEST_NS:
+    if max(map(abs, delays)) >= MAX_TIME_NS:
         return "a delay is out of range"
     if not all(len(text) <= MAX_TEXT and text.isprintable() for text in (fit.estimator, fit.why, fit.refused)):
         return f"its text is not printable, or longer than {MAX_TEXT} characters"
