@@ -14,8 +14,9 @@ from ringfold.config import DEFAULT_RUN, split_address
 from ringfold.errors import ConfigError, RemoteProtocolError
 from ringfold.probe.nodes.shell import NodeShell
 from ringfold.probe.rounds.events import Connected, Disconnected, FromRoundMaster, Heard, ToRoundMaster
-from ringfold.runtime import server as rim
-from ringfold.runtime.entropy import random_bytes
+from ringfold.runtime import asyncio_support
+from ringfold.runtime.clock import random_bytes
+from ringfold.runtime.process import close_on_fork, keep_on_fork
 from ringfold.wire.frames import MAX_FRAME_BYTES, FrameKind, FrameReader, decode_from_master, message_frame
 from ringfold.wire.messages import PROTOCOL_VERSION, Challenge, Message, Refused
 from ringfold.wire.probing import (
@@ -143,9 +144,9 @@ class JoinedNode:
         async with asyncio.timeout(HANDSHAKE_S):
             reader, writer = await asyncio.open_connection(host, port)
         fd = writer.get_extra_info("socket").fileno()
-        rim.guard(fd)
-        rim.no_delay(writer.transport)
-        rim.keep_alive(writer.transport, SILENCE_S)
+        close_on_fork(fd)
+        asyncio_support.no_delay(writer.transport)
+        asyncio_support.keep_alive(writer.transport, SILENCE_S)
         try:
             frames = FrameReader()
             early = await self._shake_hands(reader, writer, frames, f"{host}:{port}")
@@ -158,7 +159,7 @@ class JoinedNode:
                         raise RemoteProtocolError(f"it sent a {kind.name} frame to a node")
                     self._hear(decode_from_master(body))
         finally:
-            rim.unguard(fd)
+            keep_on_fork(fd)
             was_in, self._writer = self._writer is not None, None
             writer.close()
             if was_in:
