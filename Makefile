@@ -21,21 +21,22 @@ export PYTHONDONTWRITEBYTECODE :=
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet
-NATIVE := $(shell find native include -type f \( -name '*.cpp' -o -name '*.hpp' -o -name '*.h' -o -name '*.inc' -o -name 'CMakeLists.txt' \) 2>/dev/null)
+NATIVE := $(shell find native include -type f \( -name '*.cpp' -o -name '*.c' -o -name '*.hpp' -o -name '*.h' -o -name '*.inc' -o -name 'CMakeLists.txt' \) 2>/dev/null)
 STEP = @printf '\033[1m== %s\033[0m\n' "$(1)"
 
-.PHONY: help demo test check lint types tidy sim soak fuzz fuzz-native bench native-test native-check native-check-address native-check-thread tsan-e2e docs clean
+.PHONY: help demo test check lint types tidy sim soak fuzz fuzz-native bench native-test native-tidy native-tidy-changed native-check native-check-address native-check-thread tsan-e2e docs clean
 
 help:
 	@cat <<'TEXT'
 	make demo          train on four peers while some are killed, frozen and added (under a minute)
 	make test          all tests: native, unit, transcripts, simulation (100 seeds), real processes
 	make extras        PyTorch, mpi4py and Triton into .venv; without them their tests are skipped
-	make check         ruff, mypy --strict, and the tidy test
+	make check         ruff, clang-format, mypy --strict, the tidy test, and clang-tidy over changed files
 	make sim           the simulation, SEEDS=1000; SEED=N replays one
 	make soak          real peers and masters, then ranks and stores, killed and frozen, SOAK_MINUTES=10 each
 	make fuzz          hostile input and fresh examples for MINUTES=10; what is found is kept in tests/fuzz/corpus
 	make bench         a short all-reduce benchmark; BENCH="recovery --peers 4" for another
+	make native-tidy   clang-tidy over all native files
 	make native-check  the native tests under ASan and UBSan, then under TSan
 	make tsan-e2e      some of the tests with real processes, with the native module under TSan
 	make fuzz-native   the native parsers under libFuzzer, all of them for MINUTES=10 together (needs clang)
@@ -120,12 +121,13 @@ JUNIT = --junitxml=$(RESULTS)/$(1).xml
 same-results: .venv/.ready
 	@$(BIN)/python tests/results.py $(RESULTS) $(OTHER)
 
-check: lint types tidy
+check: lint types tidy native-tidy-changed
 
 lint: .venv/.ready
-	$(call STEP,ruff)
+	$(call STEP,ruff and clang-format)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run -Werror $(filter-out %CMakeLists.txt,$(NATIVE))
 
 types: .venv/.ready
 	$(call STEP,mypy --strict)
@@ -181,6 +183,25 @@ native-test: .venv/.ready
 	}
 	mkdir -p $(RESULTS)
 	ctest --test-dir $(MODULE)/native --output-on-failure --no-tests=error --progress --output-junit $(abspath $(RESULTS))/native.xml
+
+# clang-tidy takes seconds for each file: `make check` runs it over those that differ from the last commit, CI over all.
+# It reads the compile commands that the build of the module writes. It is large, so it is installed when it is needed.
+CLANG_TIDY_PACKAGE ?= clang-tidy>=22,<24
+
+native-tidy: .venv/.ready
+	$(call STEP,clang-tidy)
+	$(call RUN_CLANG_TIDY,$(filter %.cpp,$(NATIVE)))
+
+native-tidy-changed: .venv/.ready
+	$(call STEP,clang-tidy of changed files)
+	$(call RUN_CLANG_TIDY,$$(git diff --name-only --diff-filter=d HEAD -- 'native/*.cpp'))
+
+define RUN_CLANG_TIDY
+files=($(1))
+[ $${#files[@]} -gt 0 ] || exit 0
+[ -x $(BIN)/clang-tidy ] || $(PIP) install '$(CLANG_TIDY_PACKAGE)'
+printf '%s\n' "$${files[@]}" | xargs -P "$$(nproc)" -n 1 $(BIN)/clang-tidy --quiet -p $(MODULE)
+endef
 
 native-check: native-check-address native-check-thread
 

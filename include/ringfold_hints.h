@@ -82,7 +82,8 @@ struct ringfold_hints_header {
 /* The word of a slot:
  *   bits  0..35  shares. Two paths: bits 0..15, the share of path 1 (SUP) of 65535. Three or four: 12 bits each for the
  *                paths 1, 2 and 3, of 4095. Path 0 has the rest. Else 0.
- *   bits 36..39  backpressure: bit 36 + p is set when path p must not be used at all. Its share is 0 then, unless all are.
+ *   bits 36..39  backpressure: bit 36 + p is set when path p must not be used at all. Its share is 0 then, unless
+ *                all are.
  *   bits 40..42  form: 2, 3 or 4 is the number of paths; 1: five or more, in `wide`.
  *   bit  43      valid
  *   bits 44..63  the slot's generation, never 0 */
@@ -100,7 +101,7 @@ struct ringfold_hint_slot {
   uint64_t word;
   uint32_t sequence; /* of `wide`: odd while it is being written */
   uint32_t reserved;
-  uint64_t wide[5]; /* [0]: generation << 44 | paths << 16 | backpressure by path; [1..4]: 16 shares of 16 bits */
+  uint64_t wide[5];    /* [0]: generation << 44 | paths << 16 | backpressure by path; [1..4]: 16 shares of 16 bits */
   uint64_t written_ns; /* CLOCK_MONOTONIC of the last change, for people */
 };
 
@@ -131,7 +132,9 @@ struct ringfold_hint {
 
 /* A word's parts */
 
-static inline uint32_t ringfold_word_generation(uint64_t word) { return (uint32_t)(word >> RINGFOLD_WORD_GENERATION_AT); }
+static inline uint32_t ringfold_word_generation(uint64_t word) {
+  return (uint32_t)(word >> RINGFOLD_WORD_GENERATION_AT);
+}
 static inline uint32_t ringfold_word_form(uint64_t word) { return (uint32_t)(word >> RINGFOLD_WORD_FORM_AT) & 7u; }
 static inline uint32_t ringfold_word_backpressure(uint64_t word) {
   return (uint32_t)(word >> RINGFOLD_WORD_BACKPRESSURE_AT) & 15u;
@@ -164,19 +167,19 @@ static inline uint32_t ringfold_share_of_sup_bw(uint32_t sup_bw) {
 
 /* Reading. `base` is the start of the mapping. */
 
-static inline const struct ringfold_hint_slot *ringfold_hint_slot_at(const void *base, uint32_t slot) {
-  const char *slots = (const char *)base + RINGFOLD_HINTS_HEADER_BYTES;
-  return (const struct ringfold_hint_slot *)(const void *)(slots + (size_t)slot * RINGFOLD_HINTS_SLOT_BYTES);
+static inline const struct ringfold_hint_slot* ringfold_hint_slot_at(const void* base, uint32_t slot) {
+  const char* slots = (const char*)base + RINGFOLD_HINTS_HEADER_BYTES;
+  return (const struct ringfold_hint_slot*)(const void*)(slots + (size_t)slot * RINGFOLD_HINTS_SLOT_BYTES);
 }
 
 /* The word if it is valid and of this generation; else 0, which is local. `slot` must be below RINGFOLD_HINTS_SLOTS. */
-static inline uint64_t ringfold_hint_word(const void *base, uint32_t slot, uint32_t generation) {
+static inline uint64_t ringfold_hint_word(const void* base, uint32_t slot, uint32_t generation) {
   const uint64_t word = __atomic_load_n(&ringfold_hint_slot_at(base, slot)->word, __ATOMIC_ACQUIRE);
   return ringfold_word_is_for(word, generation) ? word : 0;
 }
 
-static inline enum ringfold_hint_result ringfold_hint_read_wide(const struct ringfold_hint_slot *slot,
-                                                                uint32_t generation, struct ringfold_hint *hint) {
+static inline enum ringfold_hint_result ringfold_hint_read_wide(const struct ringfold_hint_slot* slot,
+                                                                uint32_t generation, struct ringfold_hint* hint) {
   uint64_t copy[5];
   uint32_t before, after, at;
   int attempt;
@@ -198,15 +201,16 @@ static inline enum ringfold_hint_result ringfold_hint_read_wide(const struct rin
 }
 
 /* Fills `hint`, or leaves it as it was (RINGFOLD_HINT_BUSY), or says that there is no advice for this owner. */
-static inline enum ringfold_hint_result ringfold_hint_read(const void *base, uint32_t slot, uint32_t generation,
-                                                           struct ringfold_hint *hint) {
+static inline enum ringfold_hint_result ringfold_hint_read(const void* base, uint32_t slot, uint32_t generation,
+                                                           struct ringfold_hint* hint) {
   uint64_t word;
   uint32_t path, form;
   if (slot >= RINGFOLD_HINTS_SLOTS) return RINGFOLD_HINT_LOCAL;
   word = ringfold_hint_word(base, slot, generation);
   if (word == 0) return RINGFOLD_HINT_LOCAL;
   form = ringfold_word_form(word);
-  if (form == RINGFOLD_WORD_FORM_WIDE) return ringfold_hint_read_wide(ringfold_hint_slot_at(base, slot), generation, hint);
+  if (form == RINGFOLD_WORD_FORM_WIDE)
+    return ringfold_hint_read_wide(ringfold_hint_slot_at(base, slot), generation, hint);
   if (form < 2 || form > 4) return RINGFOLD_HINT_LOCAL;
   memset(hint->shares, 0, sizeof hint->shares);
   for (path = 0; path < form; ++path) hint->shares[path] = (uint16_t)ringfold_word_share(word, path);
@@ -218,7 +222,7 @@ static inline enum ringfold_hint_result ringfold_hint_read(const void *base, uin
 /* The file */
 
 struct ringfold_hints_map {
-  const void *base; /* 0: nothing is mapped */
+  const void* base; /* 0: nothing is mapped */
   uint64_t device, inode;
 };
 
@@ -230,8 +234,8 @@ static inline uint64_t ringfold_hints_now(void) {
 
 /* Whether the agent is there and speaks this version. `now_ns` is CLOCK_MONOTONIC. A heartbeat from the future is of
  * another boot, or of a container with a clock of its own: nothing is known, so it is stale. */
-static inline enum ringfold_hints_state ringfold_hints_look(const struct ringfold_hints_map *map, uint64_t now_ns) {
-  const struct ringfold_hints_header *header = (const struct ringfold_hints_header *)map->base;
+static inline enum ringfold_hints_state ringfold_hints_look(const struct ringfold_hints_map* map, uint64_t now_ns) {
+  const struct ringfold_hints_header* header = (const struct ringfold_hints_header*)map->base;
   uint64_t beat, limit, age;
   if (header == 0) return RINGFOLD_HINTS_MISSING;
   if (__atomic_load_n(&header->magic, __ATOMIC_ACQUIRE) != RINGFOLD_HINTS_MAGIC) return RINGFOLD_HINTS_FOREIGN;
@@ -242,16 +246,16 @@ static inline enum ringfold_hints_state ringfold_hints_look(const struct ringfol
   return beat == 0 || age > limit ? RINGFOLD_HINTS_STALE : RINGFOLD_HINTS_OK;
 }
 
-static inline void ringfold_hints_close(struct ringfold_hints_map *map) {
-  if (map->base != 0) munmap((void *)(uintptr_t)map->base, RINGFOLD_HINTS_FILE_BYTES);
+static inline void ringfold_hints_close(struct ringfold_hints_map* map) {
+  if (map->base != 0) munmap((void*)(uintptr_t)map->base, RINGFOLD_HINTS_FILE_BYTES);
   map->base = 0;
 }
 
-/* Maps the file read-only and does not look at it: MISSING or FOREIGN if that cannot be done, else OK. For those who guard
- * the mapping before they look: a file that shrinks under its mapping makes a read a SIGBUS. */
-static inline enum ringfold_hints_state ringfold_hints_map_file(const char *path, struct ringfold_hints_map *map) {
+/* Maps the file read-only and does not look at it: MISSING or FOREIGN if that cannot be done, else OK. For those who
+ * guard the mapping before they look: a file that shrinks under its mapping makes a read a SIGBUS. */
+static inline enum ringfold_hints_state ringfold_hints_map_file(const char* path, struct ringfold_hints_map* map) {
   struct stat about;
-  void *base;
+  void* base;
   const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
   map->base = 0;
   if (fd < 0) return RINGFOLD_HINTS_MISSING;
@@ -270,7 +274,7 @@ static inline enum ringfold_hints_state ringfold_hints_map_file(const char *path
 
 /* Maps the file and looks at it. Only MISSING and FOREIGN leave it unmapped: a file of another version, or without an
  * agent, is worth looking at again. */
-static inline enum ringfold_hints_state ringfold_hints_open(const char *path, struct ringfold_hints_map *map) {
+static inline enum ringfold_hints_state ringfold_hints_open(const char* path, struct ringfold_hints_map* map) {
   enum ringfold_hints_state state = ringfold_hints_map_file(path, map);
   if (state != RINGFOLD_HINTS_OK) return state;
   state = ringfold_hints_look(map, ringfold_hints_now());
@@ -278,9 +282,9 @@ static inline enum ringfold_hints_state ringfold_hints_open(const char *path, st
   return state;
 }
 
-/* Whether `path` is still the file that is mapped. Worth asking now and then while the hints are stale: somebody may have
- * removed the file, and a new agent made another one. */
-static inline int ringfold_hints_is_current(const char *path, const struct ringfold_hints_map *map) {
+/* Whether `path` is still the file that is mapped. Worth asking now and then while the hints are stale: somebody may
+ * have removed the file, and a new agent made another one. */
+static inline int ringfold_hints_is_current(const char* path, const struct ringfold_hints_map* map) {
   struct stat about;
   if (map->base == 0 || stat(path, &about) != 0) return 0;
   return (uint64_t)about.st_dev == map->device && (uint64_t)about.st_ino == map->inode;

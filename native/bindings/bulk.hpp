@@ -1,7 +1,7 @@
 // Bulk connections for Python, and how the arrays behind blocks stay alive.
 //
-// The core lets go of an array deep inside the engine, on any thread, under the engine's mutex, where the GIL must not be
-// taken. So what it lets go of is only put aside there, and given up when Python comes by next (a bulk command or
+// The core lets go of an array deep inside the engine, on any thread, under the engine's mutex, where the GIL must not
+// be taken. So what it lets go of is only put aside there, and given up when Python comes by next (a bulk command or
 // next_event).
 #pragma once
 
@@ -113,8 +113,7 @@ void bind_bulk_commands(nb::class_<Class>& cls, With with) {
       "These blocks come next, in this order, each (array, offset, length, expected hash or None); the event `blocks` "
       "tells when all are in, and which have another hash.");
   cls.def(
-      "fill",
-      [with](Class& self, ConnId conn, bool on) { with(self, [&](Core& core, Ns) { core.fill(conn, on); }); },
+      "fill", [with](Class& self, ConnId conn, bool on) { with(self, [&](Core& core, Ns) { core.fill(conn, on); }); },
       "conn"_a, "on"_a, "Send filler whenever nothing else is to be sent, or no more of it.");
   cls.def(
       "sample",

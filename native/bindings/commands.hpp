@@ -9,7 +9,8 @@ namespace ringfold {
 template <typename Class, typename With>
 void bind_commands(nb::class_<Class>& cls, With with) {
   cls.def(
-      "send", [with](Class& self, ConnId conn, const nb::bytes& body) {
+      "send",
+      [with](Class& self, ConnId conn, const nb::bytes& body) {
         const char* at = body.c_str();
         const std::size_t bytes = body.size();
         with(self, [&](Core& core, Ns) { core.send(conn, at, bytes); });
@@ -55,9 +56,8 @@ void bind_commands(nb::class_<Class>& cls, With with) {
       },
       "to_next"_a, "Payload assigned to each path of a link since the epoch began.");
   cls.def(
-      "close", [with](Class& self, ConnId conn, const std::string&) {
-        with(self, [&](Core& core, Ns) { core.close(conn); });
-      },
+      "close",
+      [with](Class& self, ConnId conn, const std::string&) { with(self, [&](Core& core, Ns) { core.close(conn); }); },
       "conn"_a, "reason"_a = "", "Send what is queued, then close.");
   cls.def(
       "lanes",
@@ -97,8 +97,7 @@ void bind_commands(nb::class_<Class>& cls, With with) {
       },
       "tag"_a, "step"_a, "call"_a, "reason"_a, "This call fails, also if it has not been made here yet.");
   cls.def(
-      "set_step",
-      [with](Class& self, std::uint64_t step) { with(self, [&](Core& core, Ns) { core.set_step(step); }); },
+      "set_step", [with](Class& self, std::uint64_t step) { with(self, [&](Core& core, Ns) { core.set_step(step); }); },
       "step"_a, "The program begins this step (2**64 - 1: none): calls are counted from 0 again.");
   cls.def(
       "restart_calls", [with](Class& self) { with(self, [](Core& core, Ns) { core.restart_calls(); }); },
@@ -108,8 +107,8 @@ void bind_commands(nb::class_<Class>& cls, With with) {
       [with](Class& self, std::uint32_t epoch, std::uint32_t rank, std::uint32_t size, std::vector<PeerId> members,
              bool evidence_by_master, std::size_t small_bytes, std::size_t segment_bytes, std::uint32_t peers_here,
              bool multipath) {
-        EpochSpec spec =
-            epoch_spec(epoch, rank, size, std::move(members), evidence_by_master, small_bytes, segment_bytes, peers_here);
+        EpochSpec spec = epoch_spec(epoch, rank, size, std::move(members), evidence_by_master, small_bytes,
+                                    segment_bytes, peers_here);
         spec.multipath = multipath;
         with(self, [&](Core& core, Ns now) { core.install(now, std::move(spec)); });
       },

@@ -66,8 +66,8 @@ nb::list to_python(const std::vector<SealedOp>& ops) {
   nb::list out;
   for (const SealedOp& op : ops) {
     const Bytes descriptor = raw(op.descriptor);
-    out.append(nb::make_tuple(op.tag, op.sequence, op.state, op.registrations, to_python(op.payloads),
-                              to_python(descriptor)));
+    out.append(
+        nb::make_tuple(op.tag, op.sequence, op.state, op.registrations, to_python(op.payloads), to_python(descriptor)));
   }
   return out;
 }
@@ -156,8 +156,8 @@ quantize::Scheme checked_scheme(int quantisation, const OpSpec& spec) {
 }  // namespace
 
 Call make_call(int kind, int reduce_op, std::uint64_t tag, int root, const std::vector<Array>& source,
-               const std::optional<std::vector<Array>>& target, const std::vector<int>& dtypes, int retry,
-               Ns timeout, int quantisation) {
+               const std::optional<std::vector<Array>>& target, const std::vector<int>& dtypes, int retry, Ns timeout,
+               int quantisation) {
   if (kind < 0 || kind > 4 || reduce_op < 0 || reduce_op > 4) throw nb::value_error("unknown kind or reduce op");
   if (retry < 0 || retry > 2) throw nb::value_error("unknown kind of retry");
   if (dtypes.size() != source.size()) throw nb::value_error("one dtype per array");

@@ -38,8 +38,8 @@ struct Call {
 };
 
 Call make_call(int kind, int reduce_op, std::uint64_t tag, int root, const std::vector<Array>& source,
-               const std::optional<std::vector<Array>>& target, const std::vector<int>& dtypes, int retry,
-               Ns timeout, int quantisation);
+               const std::optional<std::vector<Array>>& target, const std::vector<int>& dtypes, int retry, Ns timeout,
+               int quantisation);
 EpochSpec epoch_spec(std::uint32_t epoch, std::uint32_t rank, std::uint32_t size, std::vector<PeerId> members,
                      bool by_master, std::size_t small_bytes, std::size_t segment_bytes, std::uint32_t peers_here);
 

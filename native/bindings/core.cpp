@@ -97,10 +97,12 @@ void bind_core(nb::module_& m) {
     command(self.core_, self.now_);
     self.retry_unread();
   });
-  cls.def("set_first_sequence", [](PyCore& self, std::uint32_t first) { self.core_.set_first_sequence(first); }, "first"_a);
+  cls.def(
+      "set_first_sequence", [](PyCore& self, std::uint32_t first) { self.core_.set_first_sequence(first); }, "first"_a);
   cls.def("set_now", [](PyCore& self, Ns now) { self.now_ = now; }, "now"_a);
   cls.def(
-      "open", [](PyCore& self, const std::string& remote, bool accepted) {
+      "open",
+      [](PyCore& self, const std::string& remote, bool accepted) {
         const ConnId conn = self.core_.open(remote, accepted);
         if (!accepted) self.core_.opened(conn);
         return conn;
@@ -108,8 +110,7 @@ void bind_core(nb::module_& m) {
       "remote"_a, "accepted"_a);
   cls.def("receive", &PyCore::receive, "now"_a, "conn"_a, "data"_a);
   cls.def("transmit", &PyCore::transmit, "now"_a, "conn"_a, "limit"_a);
-  cls.def(
-      "readable", [](PyCore& self, ConnId conn) { return !self.core_.receive_space(conn).empty(); }, "conn"_a);
+  cls.def("readable", [](PyCore& self, ConnId conn) { return !self.core_.receive_space(conn).empty(); }, "conn"_a);
   cls.def(
       "lost",
       [](PyCore& self, Ns now, ConnId conn, const std::string& reason) {
@@ -118,13 +119,19 @@ void bind_core(nb::module_& m) {
         self.forget(conn);
       },
       "now"_a, "conn"_a, "reason"_a);
-  cls.def("tick", [](PyCore& self, Ns now) {
-    self.now_ = now;
-    self.core_.tick(now);
-  }, "now"_a);
-  cls.def("acknowledged", [](PyCore& self, Ns now, ConnId conn, std::uint64_t left, Ns round_trip) {
-    self.core_.acknowledged(now, conn, left, round_trip);
-  }, "now"_a, "conn"_a, "unacknowledged"_a, "round_trip"_a = 0);
+  cls.def(
+      "tick",
+      [](PyCore& self, Ns now) {
+        self.now_ = now;
+        self.core_.tick(now);
+      },
+      "now"_a);
+  cls.def(
+      "acknowledged",
+      [](PyCore& self, Ns now, ConnId conn, std::uint64_t left, Ns round_trip) {
+        self.core_.acknowledged(now, conn, left, round_trip);
+      },
+      "now"_a, "conn"_a, "unacknowledged"_a, "round_trip"_a = 0);
   cls.def("next_deadline", [](PyCore& self) { return self.core_.next_deadline(); });
   cls.def("next_event", [](PyCore& self) -> nb::object {
     const auto event = self.core_.next_event();
@@ -145,18 +152,24 @@ void bind_core(nb::module_& m) {
         self.kept_.emplace(op, std::move(call.arrays));
         return op;
       },
-      "kind"_a, "reduce_op"_a, "tag"_a, "root"_a, "source"_a, "target"_a.none(), "dtypes"_a, "retry"_a,
-      "timeout_ns"_a, "quantisation"_a = 0, "again"_a = false, "contribute"_a = true);
-  cls.def("poll", [](PyCore& self, std::uint64_t op) -> nb::object {
-    const OpPtr found = self.core_.find(op);
-    if (found == nullptr) throw nb::key_error("no such op");
-    return found->state == OpState::finished ? nb::object(to_python(found->result)) : nb::none();
-  }, "op"_a);
+      "kind"_a, "reduce_op"_a, "tag"_a, "root"_a, "source"_a, "target"_a.none(), "dtypes"_a, "retry"_a, "timeout_ns"_a,
+      "quantisation"_a = 0, "again"_a = false, "contribute"_a = true);
+  cls.def(
+      "poll",
+      [](PyCore& self, std::uint64_t op) -> nb::object {
+        const OpPtr found = self.core_.find(op);
+        if (found == nullptr) throw nb::key_error("no such op");
+        return found->state == OpState::finished ? nb::object(to_python(found->result)) : nb::none();
+      },
+      "op"_a);
   cls.def("cancel", [](PyCore& self, std::uint64_t op) { return self.core_.cancel(op); }, "op"_a);
-  cls.def("release", [](PyCore& self, std::uint64_t op) {
-    self.core_.release(op);
-    self.kept_.erase(op);
-  }, "op"_a);
+  cls.def(
+      "release",
+      [](PyCore& self, std::uint64_t op) {
+        self.core_.release(op);
+        self.kept_.erase(op);
+      },
+      "op"_a);
 }
 
 }  // namespace ringfold

@@ -15,7 +15,8 @@ constexpr int patience_after_interrupt = 50;  // in signal checks: how long a Do
 class PyEngine {
  public:
   PyEngine(int spin_us, int same_host_buffer, std::string congestion)
-      : engine_(EngineSettings{.spin = Ns{spin_us} * 1000, .same_host_buffer = same_host_buffer, .congestion = std::move(congestion)}) {}
+      : engine_(EngineSettings{
+            .spin = Ns{spin_us} * 1000, .same_host_buffer = same_host_buffer, .congestion = std::move(congestion)}) {}
 
   Engine& engine() { return engine_; }
   const std::shared_ptr<Returned>& returned() const { return returned_; }
@@ -162,7 +163,8 @@ void bind_engine(nb::module_& m) {
         nb::gil_scoped_release free;
         return self.engine().dial(host, port, timeout_ms * millisecond, source);
       },
-      "host"_a, "port"_a, "timeout_ms"_a, "source"_a = "", "Begin to connect to a literal address, from one of this host's own.");
+      "host"_a, "port"_a, "timeout_ms"_a, "source"_a = "",
+      "Begin to connect to a literal address, from one of this host's own.");
   cls.def(
       "next_event",
       [](PyEngine& self, double timeout_s) -> nb::object {
@@ -200,7 +202,8 @@ void bind_engine(nb::module_& m) {
         const auto found = self.engine().locked([&](Core& core) { return core.path_rates(monotonic_now(), peer); });
         return std::vector<std::uint64_t>(found.begin(), found.end());
       },
-      "peer"_a, "Bytes per second on each path to a peer while it was busy; 0 where none were measured in the last second.");
+      "peer"_a,
+      "Bytes per second on each path to a peer while it was busy; 0 where none were measured in the last second.");
   cls.def(
       "path_trips",
       [](PyEngine& self, PeerId peer) {
@@ -210,11 +213,12 @@ void bind_engine(nb::module_& m) {
         for (const RoundTrip& trip : found) trips.emplace_back(trip.smoothed / 1'000, trip.least / 1'000);
         return trips;
       },
-      "peer"_a, "The smoothed and the shortest round trip on each path to a peer in microseconds; 0 where none was seen lately.");
+      "peer"_a,
+      "The smoothed and the shortest round trip on each path to a peer in microseconds; 0 where none was seen lately.");
   const auto submit = [](PyEngine& self, int kind, int reduce_op, std::uint64_t tag, int root,
-                       const std::vector<Array>& source, const std::optional<std::vector<Array>>& target,
-                       const std::vector<int>& dtypes, int retry, Ns timeout_ns, int quantisation, bool again,
-                       bool contribute) {
+                         const std::vector<Array>& source, const std::optional<std::vector<Array>>& target,
+                         const std::vector<int>& dtypes, int retry, Ns timeout_ns, int quantisation, bool again,
+                         bool contribute) {
     Call call = make_call(kind, reduce_op, tag, root, source, target, dtypes, retry, timeout_ns, quantisation);
     call.spec.again = again;
     call.spec.contribute = contribute;
@@ -233,7 +237,8 @@ void bind_engine(nb::module_& m) {
         return self.collective(std::move(call));
       },
       "kind"_a, "reduce_op"_a, "tag"_a, "root"_a, "source"_a, "target"_a.none(), "dtypes"_a, "retry"_a, "timeout_ns"_a,
-      "quantisation"_a = 0, "contribute"_a = true, "Begin an op, drive it from this thread to its end, and return its result.");
+      "quantisation"_a = 0, "contribute"_a = true,
+      "Begin an op, drive it from this thread to its end, and return its result.");
   cls.def(
       "all_reduce",
       [](PyEngine& self, const Array& array, int dtype, int reduce_op, std::uint64_t tag, int retry, Ns timeout_ns) {

@@ -82,7 +82,8 @@ void bind_hints(nb::module_& m) {
   reader.def_prop_ro("table_generation", &HintReader::table_generation, "The agent's life that wrote the file, or 0.");
   reader.def("written_ns", &HintReader::written_ns, "slot"_a, "When the agent changed a slot last, or 0.");
   reader.def(
-      "word", [](const HintReader& self, std::uint32_t slot, std::uint32_t generation) { return self.read(slot, generation); },
+      "word",
+      [](const HintReader& self, std::uint32_t slot, std::uint32_t generation) { return self.read(slot, generation); },
       "slot"_a, "generation"_a, "The slot's word for this owner, or 0: local.");
   reader.def(
       "read",

@@ -2,7 +2,9 @@
 #include "convert.hpp"
 
 NB_MODULE(_native, m) {
-  m.doc() = "Ringfold's native core: kernels, the state hash, the sans-I/O engine core, the engine with sockets, the prober, hints, and the relay.";
+  m.doc() =
+      "Ringfold's native core: kernels, the state hash, the sans-I/O engine core, the engine with sockets, the prober, "
+      "hints, and the relay.";
   nb::set_leak_warnings(false);
   ringfold::bind_kernels(m);
   ringfold::bind_hash(m);

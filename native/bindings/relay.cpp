@@ -1,6 +1,6 @@
 // The relay of the lab's long cables. Every call releases the GIL: the relay's thread may hold the lock for a turn.
-#include "convert.hpp"
 #include "ringfold/relay.hpp"
+#include "convert.hpp"
 
 namespace ringfold {
 namespace {
@@ -26,7 +26,8 @@ void check(std::int64_t delay_ns, double loss) {
 
 void bind_relay(nb::module_& m) {
   using relay::Relay;
-  nb::class_<Relay> cls(m, "Relay", "Cables with a delay and a loss between pairs of descriptors, and a thread for them.");
+  nb::class_<Relay> cls(m, "Relay",
+                        "Cables with a delay and a loss between pairs of descriptors, and a thread for them.");
   cls.def(nb::init<>(), nb::call_guard<nb::gil_scoped_release>());
   cls.def(
       "add",

@@ -1,9 +1,9 @@
 // What the fuzz programs share: values taken from the input, checks that end the program, and a count of memory held.
 //
-// A program is one function of the input, without clock, thread or randomness: the same input does the same again. The input
-// is a script. Each byte chooses an action or one of its parameters, and where it ends everything is 0, so that every input
-// means something and a small change of it is a small change of what happens. Frames are built from it with the right magic
-// and checksums, because a fuzzer does not guess a CRC; a part of them is left broken.
+// A program is one function of the input, without clock, thread or randomness: the same input does the same again. The
+// input is a script. Each byte chooses an action or one of its parameters, and where it ends everything is 0, so that
+// every input means something and a small change of it is a small change of what happens. Frames are built from it with
+// the right magic and checksums, because a fuzzer does not guess a CRC; a part of them is left broken.
 //
 // Include this file once per program: it replaces operator new, to count.
 #pragma once
@@ -23,14 +23,14 @@
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);
 
-#define REQUIRE(condition, ...)                                                    \
-  do {                                                                             \
-    if (!(condition)) {                                                            \
+#define REQUIRE(condition, ...)                                                           \
+  do {                                                                                    \
+    if (!(condition)) {                                                                   \
       std::fprintf(stderr, "%s:%d: does not hold: %s: ", __FILE__, __LINE__, #condition); \
-      std::fprintf(stderr, __VA_ARGS__);                                           \
-      std::fprintf(stderr, "\n");                                                  \
-      std::abort();                                                                \
-    }                                                                              \
+      std::fprintf(stderr, __VA_ARGS__);                                                  \
+      std::fprintf(stderr, "\n");                                                         \
+      std::abort();                                                                       \
+    }                                                                                     \
   } while (false)
 
 namespace fuzz {
@@ -53,7 +53,9 @@ class Input {
     copy_to(&out, sizeof out);
     return out;
   }
-  std::size_t below(std::size_t limit) { return limit <= 1 ? 0 : (limit <= 256 ? byte() : value<std::uint32_t>()) % limit; }
+  std::size_t below(std::size_t limit) {
+    return limit <= 1 ? 0 : (limit <= 256 ? byte() : value<std::uint32_t>()) % limit;
+  }
   bool chance(unsigned of_256) { return byte() >= 256 - of_256; }  // an input that has ended does nothing unusual
   Bytes bytes(std::size_t count) {
     Bytes out(count);

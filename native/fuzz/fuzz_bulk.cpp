@@ -1,8 +1,8 @@
 // Bulk connections: blocks that were asked for and others, filler, messages, and the other side's hunger for blocks.
 //
-// Checked: only the memory of expected blocks is written, and never after the connection has ended; a batch is reported once,
-// with exactly the blocks whose hash is another one; one connection's end leaves the others; memory held is bounded by what was
-// delivered and queued.
+// Checked: only the memory of expected blocks is written, and never after the connection has ended; a batch is reported
+// once, with exactly the blocks whose hash is another one; one connection's end leaves the others; memory held is
+// bounded by what was delivered and queued.
 #include <array>
 #include <map>
 #include <memory>
@@ -24,13 +24,15 @@ struct Batch {
   std::vector<std::uint64_t> hashes;
   std::vector<Block> blocks() {
     std::vector<Block> out;
-    for (std::size_t i = 0; i < memory.size(); ++i) out.push_back({memory[i].data() + guard, memory[i].size() - 2 * guard, hashes[i]});
+    for (std::size_t i = 0; i < memory.size(); ++i)
+      out.push_back({memory[i].data() + guard, memory[i].size() - 2 * guard, hashes[i]});
     return out;
   }
   void check_guards() const {
     for (const Bytes& each : memory) {
       for (std::size_t i = 0; i < guard; ++i) {
-        REQUIRE(each[i] == std::byte{9} && each[each.size() - 1 - i] == std::byte{9}, "memory beside a block was written");
+        REQUIRE(each[i] == std::byte{9} && each[each.size() - 1 - i] == std::byte{9},
+                "memory beside a block was written");
       }
     }
   }
@@ -75,7 +77,8 @@ class Peer {
       if (event->kind == Event::Kind::closed) end(event->conn);
       if (event->kind != Event::Kind::blocks) continue;
       auto& expected = visit->second.expected;
-      REQUIRE(!expected.empty() && expected.begin()->first == event->batch, "batch %d is out of order", int(event->batch));
+      REQUIRE(!expected.empty() && expected.begin()->first == event->batch, "batch %d is out of order",
+              int(event->batch));
       Batch& batch = expected.begin()->second;
       batch.check_guards();
       REQUIRE(event->bad == differing(batch.blocks()), "the wrong blocks were called bad");
@@ -143,7 +146,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       }
       case 6: {
         const Bytes body = input.bytes(input.below(64));
-        const auto length = input.number<std::uint32_t>({static_cast<std::uint32_t>(body.size() + 1), 0, max_bulk_bytes + 1});
+        const auto length =
+            input.number<std::uint32_t>({static_cast<std::uint32_t>(body.size() + 1), 0, max_bulk_bytes + 1});
         frame = fuzz::control_frame(length, input.number<std::uint8_t>({0, 4, 5, 1, 3}), body);
         break;
       }
@@ -194,7 +198,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     peer.core.take_closing();
     if (steps % 8 == 0) peer.check();
     const std::size_t held = fuzz::bytes_held - std::min(before, fuzz::bytes_held);
-    REQUIRE(held < 4 * delivered + 8 * asked + 8 * size + (std::size_t{8} << 20), "%zu bytes held, %zu delivered", held, delivered);
+    REQUIRE(held < 4 * delivered + 8 * asked + 8 * size + (std::size_t{8} << 20), "%zu bytes held, %zu delivered", held,
+            delivered);
   }
   peer.core.forget_blocks();
   peer.check();

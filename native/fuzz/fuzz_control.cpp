@@ -1,7 +1,7 @@
 // The control connection of a peer with ops in flight: heartbeats, evidence and messages of a master that is not sane.
 //
-// Checked: an op is committed only with a payload of the right size of every rank, and then its buffer is what those payloads
-// say; in every other case, however it ends, its buffer is as it was passed in.
+// Checked: an op is committed only with a payload of the right size of every rank, and then its buffer is what those
+// payloads say; in every other case, however it ends, its buffer is as it was passed in.
 #include <array>
 
 #include "fuzz.hpp"
@@ -66,10 +66,12 @@ class Peer {
     for (const Called& call : calls) {
       const bool is_ok = call.op->state == OpState::finished && call.op->result.status == OpStatus::ok;
       if (is_ok && !call.op->small) {  // only who receives nothing has finished its part without lanes
-        REQUIRE(call.op->spec.kind == OpKind::broadcast && call.op->spec.root == 0, "tag %d has finished", int(call.op->spec.tag));
+        REQUIRE(call.op->spec.kind == OpKind::broadcast && call.op->spec.root == 0, "tag %d has finished",
+                int(call.op->spec.tag));
         REQUIRE(call.values == call.original, "tag %d is not as it was", int(call.op->spec.tag));
       } else if (is_ok) {
-        REQUIRE(!call.expected.empty() || call.original.empty(), "tag %d is committed without evidence", int(call.op->spec.tag));
+        REQUIRE(!call.expected.empty() || call.original.empty(), "tag %d is committed without evidence",
+                int(call.op->spec.tag));
         REQUIRE(call.values == call.expected, "tag %d has a wrong result", int(call.op->spec.tag));
       } else {
         REQUIRE(call.values == call.original, "tag %d is not as it was", int(call.op->spec.tag));
@@ -99,7 +101,8 @@ Bytes evidence(Input& input, Peer& peer) {
   put(body, input.value<std::uint64_t>());
   put(body, count);
   std::vector<std::vector<std::uint32_t>> payloads(size);
-  bool is_whole = its_epoch == epoch && sequence == call.op->sequence && fingerprint == call.op->fingerprint && count == size;
+  bool is_whole =
+      its_epoch == epoch && sequence == call.op->sequence && fingerprint == call.op->fingerprint && count == size;
   for (std::uint16_t i = 0; i < count; ++i) {
     const bool silent = !call.op->small || (call.op->spec.kind == OpKind::broadcast && i != call.op->spec.root);
     const std::size_t wanted = silent ? 0 : call.op->bytes;
@@ -138,7 +141,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t byte
         break;
       case 1: {
         const Bytes body = input.bytes(input.below(64));
-        const auto length = input.number<std::uint32_t>({static_cast<std::uint32_t>(body.size() + 1), 0, max_control_bytes});
+        const auto length =
+            input.number<std::uint32_t>({static_cast<std::uint32_t>(body.size() + 1), 0, max_control_bytes});
         frame = fuzz::control_frame(length, input.number<std::uint8_t>({0, 1, 3, 2, 4, 5}), body);
         break;
       }
@@ -174,7 +178,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t byte
     REQUIRE(peer.core.lanes().size() == 2, "%zu lanes", peer.core.lanes().size());
     peer.check();
     const std::size_t held = fuzz::bytes_held - std::min(before, fuzz::bytes_held);
-    REQUIRE(held < 4 * delivered + 256 * static_cast<std::size_t>(steps) + (4u << 20), "%zu bytes held of %zu", held, delivered);
+    REQUIRE(held < 4 * delivered + 256 * static_cast<std::size_t>(steps) + (4u << 20), "%zu bytes held of %zu", held,
+            delivered);
   }
   peer.core.fail_all(OpStatus::failed, {});
   peer.check();

@@ -1,7 +1,8 @@
 // Strangers at the data port of a peer with an op in flight: whatever they send, it concerns their own connection only.
 //
-// Checked: nothing of a stranger is read beyond the message that somebody has to decide about; no lane frame of an unproven
-// connection counts; the memory held for it is bounded; every event is about a stranger; lanes, op and buffer are untouched.
+// Checked: nothing of a stranger is read beyond the message that somebody has to decide about; no lane frame of an
+// unproven connection counts; the memory held for it is bounded; every event is about a stranger; lanes, op and buffer
+// are untouched.
 #include <map>
 #include <set>
 
@@ -35,7 +36,8 @@ class Peer {
     REQUIRE(core.lanes().size() == 2, "%zu lanes", core.lanes().size());
     REQUIRE(op_->state == OpState::running && values_ == original_, "the op in flight has changed");
     const Stats& stats = core.stats();
-    REQUIRE(stats.committed + stats.aborted + stats.drained + stats.duplicates + stats.restarted == 0, "a frame was counted");
+    REQUIRE(stats.committed + stats.aborted + stats.drained + stats.duplicates + stats.restarted == 0,
+            "a frame was counted");
   }
 
   // A lane frame as a neighbour could send it.
@@ -109,7 +111,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       case 3: {
         const Bytes body = input.bytes(input.chance(16) ? input.below(17'000) : input.below(64));
         const auto length = input.number<std::uint32_t>({static_cast<std::uint32_t>(body.size() + 1)});
-        fuzz::feed(peer.core, conn, fuzz::control_frame(length, input.number<std::uint8_t>({0, 0, 0, 1, 3}), body), peer.now, most);
+        fuzz::feed(peer.core, conn, fuzz::control_frame(length, input.number<std::uint8_t>({0, 0, 0, 1, 3}), body),
+                   peer.now, most);
         break;
       }
       case 4:
@@ -141,8 +144,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     peer.core.take_closing();
     peer.check_untouched();
     const std::size_t held = fuzz::bytes_held - std::min(before, fuzz::bytes_held);
-    REQUIRE(held < (most_strangers + 1) * held_by_stranger + 64 * size + 65'536, "%zu bytes held for %zu strangers", held,
-            strangers.size());
+    REQUIRE(held < (most_strangers + 1) * held_by_stranger + 64 * size + 65'536, "%zu bytes held for %zu strangers",
+            held, strangers.size());
   }
   return 0;
 }

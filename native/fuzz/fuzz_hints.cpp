@@ -1,8 +1,8 @@
 // The table of hints: any content of the file, as readers, the engine's lanes and the next agent meet it.
 //
-// Checked: a reader takes no advice from a table that is not fresh, nor for another owner; shares and paths are within their
-// limits; lanes complete an op under any advice; the next writer takes the file over, or says why not, and what it lays out is
-// whole.
+// Checked: a reader takes no advice from a table that is not fresh, nor for another owner; shares and paths are within
+// their limits; lanes complete an op under any advice; the next writer takes the file over, or says why not, and what
+// it lays out is whole.
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -65,7 +65,8 @@ ringfold_hint_slot slot(Input& input) {
              form << RINGFOLD_WORD_FORM_AT | (input.value<std::uint64_t>() & ((std::uint64_t{1} << 40) - 1));
   if (input.chance(16)) out.word = input.value<std::uint64_t>();
   out.sequence = input.number<std::uint32_t>({2, 2, 3});
-  out.wide[0] = generation << RINGFOLD_WORD_GENERATION_AT | std::uint64_t{input.byte()} << 16 | input.value<std::uint16_t>();
+  out.wide[0] =
+      generation << RINGFOLD_WORD_GENERATION_AT | std::uint64_t{input.byte()} << 16 | input.value<std::uint16_t>();
   for (int i = 1; i < 5; ++i) out.wide[i] = input.value<std::uint64_t>();
   out.written_ns = input.byte();
   return out;
@@ -112,7 +113,8 @@ void reduce_under(FollowedHints& advice, std::uint32_t paths) {
         for (const Lane& lane : lanes) {
           const bool is_out = lane.from == i && lane.out == conn, is_in = lane.from != i && lane.in == conn;
           if (!is_out && !is_in) continue;
-          for (Bytes sent = fuzz::take(cores[i], conn, now, 4096); !sent.empty(); sent = fuzz::take(cores[i], conn, now, 4096)) {
+          for (Bytes sent = fuzz::take(cores[i], conn, now, 4096); !sent.empty();
+               sent = fuzz::take(cores[i], conn, now, 4096)) {
             fuzz::feed(cores[1 - i], is_out ? lane.in : lane.out, sent, now);
           }
         }
@@ -121,13 +123,15 @@ void reduce_under(FollowedHints& advice, std::uint32_t paths) {
     if (!moved) break;
   }
   for (const OpPtr& op : ops) {
-    REQUIRE(op->state == OpState::finished && op->result.status == OpStatus::ok, "an op does not end under this advice");
+    REQUIRE(op->state == OpState::finished && op->result.status == OpStatus::ok,
+            "an op does not end under this advice");
   }
   for (const auto& each : values) REQUIRE(each == std::vector<std::int32_t>(200, 3), "a wrong result");
 }
 
 void check_reader(const hints::Reader& reader) {
-  for (std::uint32_t number : {0u, 1u, slots - 1, std::uint32_t{RINGFOLD_HINTS_SLOTS} - 1, std::uint32_t{RINGFOLD_HINTS_SLOTS}, ~0u}) {
+  for (std::uint32_t number :
+       {0u, 1u, slots - 1, std::uint32_t{RINGFOLD_HINTS_SLOTS} - 1, std::uint32_t{RINGFOLD_HINTS_SLOTS}, ~0u}) {
     for (std::uint32_t generation = 0; generation < 3; ++generation) {
       ringfold_hint hint{};
       const auto result = reader.read(number, generation, hint);
@@ -161,7 +165,8 @@ void take_over(const std::string& path) {
       writer.open(number, generation);
       writer.publish(number, shares, 0);
       ringfold_hint hint{};
-      REQUIRE(reader.read(number, generation, hint) == RINGFOLD_HINT_READ && hint.paths == 5, "what was published is not read");
+      REQUIRE(reader.read(number, generation, hint) == RINGFOLD_HINT_READ && hint.paths == 5,
+              "what was published is not read");
     }
   } catch (const std::runtime_error&) {  // it holds something else: said, and left alone
   }
@@ -191,7 +196,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     reader.look(now);
     check_reader(reader);
     FollowedHints advice;
-    for (PeerId peer = 0; peer < 2; ++peer) advice.follow(peer, file.path, static_cast<std::uint32_t>(input.below(slots)), 1);
+    for (PeerId peer = 0; peer < 2; ++peer)
+      advice.follow(peer, file.path, static_cast<std::uint32_t>(input.below(slots)), 1);
     advice.look(static_cast<Ns>(now));
     if (reader.state() == hints::State::fresh) reduce_under(advice, paths);
     if (input.chance(8)) {  // somebody truncates what is mapped

@@ -1,9 +1,9 @@
-// A ring of cores with a proxy on every lane that tampers with what passes: flips bits, drops, repeats, reorders and forges
-// frames, loses lanes, and begins new epochs, while ops are in flight.
+// A ring of cores with a proxy on every lane that tampers with what passes: flips bits, drops, repeats, reorders and
+// forges frames, loses lanes, and begins new epochs, while ops are in flight.
 //
 // Checked, at every rank and for every op:
-// - a committed op has the right result, of those ranks that contribute, and names these, unless a forged frame with right checksums came into the ring (who knows the
-//   secrets of an epoch and lies about a segment is believed);
+// - a committed op has the right result, of those ranks that contribute, and names these, unless a forged frame with
+//   right checksums came into the ring (a peer that knows the secrets of an epoch and forges a segment is believed);
 // - an op that is not committed leaves its buffer as it was passed in;
 // - without forged frames, a new epoch with new lanes completes every op, whatever was lost or repeated before;
 // - what is wrong on one link closes that link and no other, and a frame that closes it counts for nothing;
@@ -126,7 +126,9 @@ class Ring {
     return static_cast<std::int32_t>((rank + 1) * 1000 + tag * 100 + call % 50 * 2 + at % 2);
   }
 
-  bool contributes(std::uint32_t rank, std::uint64_t call) const { return (shape.silent >> (rank + call) % 4 & 1) == 0; }
+  bool contributes(std::uint32_t rank, std::uint64_t call) const {
+    return (shape.silent >> (rank + call) % 4 & 1) == 0;
+  }
 
   void fill(std::vector<std::int32_t>& values, std::uint32_t rank, std::uint64_t tag, std::uint64_t call) const {
     values.resize(shape.count);
@@ -150,7 +152,8 @@ class Ring {
     spec.timeout = timeout;
     spec.contribute = contributes(rank, call.number);
     auto* at = reinterpret_cast<std::byte*>(call.values.data());
-    spec.spans.push_back({at, at, call.values.size() * 4, shape.is_float() ? kernels::DType::f32 : kernels::DType::i32, 0});
+    spec.spans.push_back(
+        {at, at, call.values.size() * 4, shape.is_float() ? kernels::DType::f32 : kernels::DType::i32, 0});
     spec.gathered = reinterpret_cast<std::byte*>(call.gathered.data());
     call.op = cores[rank]->find(cores[rank]->submit(now, spec));
   }
@@ -162,7 +165,9 @@ class Ring {
     if (shape.kind == OpKind::broadcast) return call.values == inputs[tag % shape.size];
     if (shape.kind == OpKind::all_gather) {
       for (std::uint32_t r = 0; r < shape.size; ++r) {
-        if (!std::equal(inputs[r].begin(), inputs[r].end(), call.gathered.begin() + static_cast<std::ptrdiff_t>(r * shape.count))) return false;
+        if (!std::equal(inputs[r].begin(), inputs[r].end(),
+                        call.gathered.begin() + static_cast<std::ptrdiff_t>(r * shape.count)))
+          return false;
       }
       return call.values == call.original;
     }
@@ -170,7 +175,8 @@ class Ring {
     const std::size_t chunk = shape.count / shape.size, from = scatters ? rank * chunk : 0;
     for (std::size_t at = 0; at < (scatters ? chunk : shape.count); ++at) {
       std::int32_t sum = 0;
-      for (std::uint32_t r = 0; r < shape.size; ++r) sum += contributes(r, call.number) ? value(r, tag, call.number, from + at) : 0;
+      for (std::uint32_t r = 0; r < shape.size; ++r)
+        sum += contributes(r, call.number) ? value(r, tag, call.number, from + at) : 0;
       if (shape.is_float()) {
         float real = 0;
         std::memcpy(&real, &call.values[at], sizeof real);
@@ -198,10 +204,13 @@ class Ring {
         const Call& call = calls[rank][tag];
         if (call.op->state != OpState::finished) continue;
         if (call.op->result.status == OpStatus::ok) {
-          REQUIRE(is_forged || is_right(rank, tag), "rank %u tag %d call %d: a wrong result", rank, int(tag), int(call.number));
-          REQUIRE(is_forged || are_named(call), "rank %u tag %d call %d: wrong names", rank, int(tag), int(call.number));
+          REQUIRE(is_forged || is_right(rank, tag), "rank %u tag %d call %d: a wrong result", rank, int(tag),
+                  int(call.number));
+          REQUIRE(is_forged || are_named(call), "rank %u tag %d call %d: wrong names", rank, int(tag),
+                  int(call.number));
         } else {
-          REQUIRE(call.values == call.original, "rank %u tag %d call %d: not as it was", rank, int(tag), int(call.number));
+          REQUIRE(call.values == call.original, "rank %u tag %d call %d: not as it was", rank, int(tag),
+                  int(call.number));
         }
       }
     }
@@ -245,7 +254,8 @@ class Ring {
   std::vector<std::uint64_t> progress_of(std::size_t rank) const {
     std::vector<std::uint64_t> out;
     for (const Call& call : calls[rank]) {
-      out.insert(out.end(), {std::uint64_t(call.op->state), call.op->done_count, call.op->result.received_bytes, call.op->registrations});
+      out.insert(out.end(), {std::uint64_t(call.op->state), call.op->done_count, call.op->result.received_bytes,
+                             call.op->registrations});
     }
     return out;
   }
@@ -263,7 +273,8 @@ class Ring {
     const std::size_t taken = fuzz::feed(*cores[stream.to], stream.target, bytes, now, most);
     delivered += taken;
     const auto after = lanes_of(stream);
-    REQUIRE(after.second == before.second, "%zu other lanes of rank %zu, of %zu", after.second, stream.to, before.second);
+    REQUIRE(after.second == before.second, "%zu other lanes of rank %zu, of %zu", after.second, stream.to,
+            before.second);
     stream.is_aligned = stream.is_aligned && taken == bytes.size() && is_one_frame(bytes);
     const bool is_refused = before.first > 0 && after.first == 0;
     REQUIRE(!stream.is_aligned || !is_refused || progress == progress_of(stream.to), "a frame that was refused counts");
@@ -291,7 +302,8 @@ class Ring {
     }
   }
 
-  // New lanes, and nobody tampers with them: every rank comes as far as the one that is furthest, and all calls are committed.
+  // New lanes, and nobody tampers with them: every rank comes as far as the one that is furthest, and all calls are
+  // committed.
   void complete() {
     next_epoch();
     for (int rounds = 0; rounds < 100; ++rounds) {
@@ -313,8 +325,8 @@ class Ring {
     }
     for (const auto& rank : calls) {
       for (const Call& call : rank) {
-        REQUIRE(call.op->state == OpState::finished && call.op->result.status == OpStatus::ok, "call %d of tag %d never ends",
-                int(call.number), int(call.op->spec.tag));
+        REQUIRE(call.op->state == OpState::finished && call.op->result.status == OpStatus::ok,
+                "call %d of tag %d never ends", int(call.number), int(call.op->spec.tag));
       }
     }
   }
@@ -432,7 +444,8 @@ void act(Input& input, Ring& ring) {
       break;
     case 13:
       ring.now += input.value<std::uint32_t>();
-      to.acknowledged(ring.now, stream.target, input.value<std::uint16_t>(), input.value<std::uint32_t>(), input.value<std::uint16_t>());
+      to.acknowledged(ring.now, stream.target, input.value<std::uint16_t>(), input.value<std::uint32_t>(),
+                      input.value<std::uint16_t>());
       break;
     case 14:
       ring.now += input.value<std::uint32_t>();
@@ -472,7 +485,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     ring.take_events();
     ring.check();
     const std::size_t held = fuzz::bytes_held - std::min(before, fuzz::bytes_held);
-    REQUIRE(held < usual + 8 * ring.delivered + 4096 * static_cast<std::size_t>(steps), "%zu bytes held, %zu delivered", held, ring.delivered);
+    REQUIRE(held < usual + 8 * ring.delivered + 4096 * static_cast<std::size_t>(steps), "%zu bytes held, %zu delivered",
+            held, ring.delivered);
   }
   ring.settle_down();
   ring.check();

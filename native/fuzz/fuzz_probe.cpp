@@ -1,12 +1,13 @@
 // Probe packets: what strangers, and neighbours that know the key, send to a node that probes and is probed.
 //
-// Checked: who does not know the key changes nothing and gets no answer; a neighbour gets at most three answers for each sequence,
-// none larger than what it sent; exchanges and answers in flight are bounded; any stamps, however absurd, can be filtered.
+// Checked: who does not know the key changes nothing and gets no answer; a neighbour gets at most three answers for
+// each sequence, none larger than what it sent; exchanges and answers in flight are bounded; any stamps, however
+// absurd, can be filtered.
 #include "fuzz.hpp"
 #include "ringfold/probe.hpp"
 
-using ringfold::Ns;
 using fuzz::Input;
+using ringfold::Ns;
 using namespace ringfold::probe;
 
 namespace {
@@ -57,7 +58,8 @@ Packet packet(Input& input, const Probing& probing) {
   out.stepped = input.chance(32);
   out.src = input.number<std::uint32_t>({2, 2, 3, 4, 1});
   out.dst = input.number<std::uint32_t>({me});
-  out.sequence = input.chance(32) ? input.value<std::uint64_t>() & sequence_mask : probing.newest - input.below(8) + input.below(4);
+  out.sequence = input.chance(32) ? input.value<std::uint64_t>() & sequence_mask
+                                  : probing.newest - input.below(8) + input.below(4);
   out.a = input.number<Ns>({probing.now, 0});
   out.b = input.number<Ns>({probing.now, 0});
   return out;
@@ -67,7 +69,8 @@ void look(std::vector<Window> windows) {
   for (Window& window : windows) {
     filter(window, gap);
     REQUIRE(window.kept.size() == window.rows.size(), "%zu flags of %zu rows", window.kept.size(), window.rows.size());
-    REQUIRE(window.lost <= window.sent && window.rows.size() <= window.sent, "%d lost of %d", int(window.lost), int(window.sent));
+    REQUIRE(window.lost <= window.sent && window.rows.size() <= window.sent, "%d lost of %d", int(window.lost),
+            int(window.sent));
   }
 }
 
@@ -116,7 +119,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
         probing.core.received(probing.now, bytes, endpoint(9), stamp);
         const CoreStats& after = probing.core.stats();
         REQUIRE(after.malformed + after.spoofed == before.malformed + before.spoofed + 1, "a forged packet was taken");
-        REQUIRE(after.valid == before.valid && probing.core.in_flight() == in_flight, "a forged packet has changed something");
+        REQUIRE(after.valid == before.valid && probing.core.in_flight() == in_flight,
+                "a forged packet has changed something");
         break;
       }
       case 7:

@@ -1,4 +1,5 @@
-// Runs a fuzz program over files and folders of inputs: what was found once is looked at in every test run, by any compiler.
+// Runs a fuzz program over files and folders of inputs: what was found once is looked at in every test run, by any
+// compiler.
 #include <cstdint>
 #include <cstdio>
 #include <filesystem>

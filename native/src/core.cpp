@@ -221,24 +221,24 @@ std::vector<ConnId> Core::take_dirty() {
   return std::exchange(dirty_, {});
 }
 
-std::size_t Core::frame_limit() const {
-  return std::max({spec_.segment_bytes, spec_.small_bytes, sizeof(Descriptor)});
-}
+std::size_t Core::frame_limit() const { return std::max({spec_.segment_bytes, spec_.small_bytes, sizeof(Descriptor)}); }
 
-// A neighbour that has not called an op yet keeps its early segments. How many of them it must be ready to keep, and how many
-// it may be sent, is one number, by direction and over all ops together, that both sides work out from the epoch's record.
+// A neighbour that has not called an op yet keeps its early segments. How many of them it must be ready to keep, and
+// how many it may be sent, is one number, by direction and over all ops together, that both sides work out from the
+// epoch's record.
 //
-// The sender counts what it sent of ops that the neighbour is not known to have called, and beyond the limit sends no more of
-// them. Any frame about an op shows that its sender has called it, so most ops need no word for that. But an op of which the
-// last segments are held back may wait for just this word. So whoever has received half the limit, for ops of which it has
-// said nothing, says Ready for those that it has called (`early_came`): the other side is held back only by more than that.
+// The sender counts what it sent of ops that the neighbour is not known to have called, and beyond the limit sends no
+// more of them. Any frame about an op shows that its sender has called it, so most ops need no word for that. But an op
+// of which the last segments are held back may wait for just this word. So whoever has received half the limit, for ops
+// of which it has said nothing, says Ready for those that it has called (`early_came`): the other side is held back
+// only by more than that.
 std::size_t Core::early_limit() const {
   constexpr std::size_t most = std::size_t{64} << 20, segments = 64, least_segments = 4;
   return std::max(std::min(segments * frame_limit(), most), least_segments * frame_limit());
 }
 
-// Reading: the buffer holds at most one incomplete frame. Once its header is known, exactly its rest and the next header
-// are asked for, so that a stream of large segments is never moved about in memory.
+// Reading: the buffer holds at most one incomplete frame. Once its header is known, exactly its rest and the next
+// header are asked for, so that a stream of large segments is never moved about in memory.
 std::span<std::byte> Core::receive_space(ConnId id) {
   Conn* conn = find_conn(id);
   if (conn == nullptr || conn->held || conn->closing) return {};
@@ -254,7 +254,8 @@ std::span<std::byte> Core::receive_space(ConnId id) {
     if (have >= sizeof header) {
       std::memcpy(&header, conn->rx.data() + conn->rx_begin, sizeof header);
       want = sizeof header + header.length - have + sizeof header;
-      // Larger than any frame of this epoch: it will only be drained, and takes as much memory as has come, not as it announces.
+      // Larger than any frame of this epoch: it will only be drained, and takes as much memory as has come, not as it
+      // announces.
       if (header.length > frame_limit()) want = std::min(want, first_read_bytes);
     }
   } else if (have >= control_head_bytes) {

@@ -1,20 +1,21 @@
 // Bulk connections: blocks of shared state, filler to measure a link with, and messages between them.
 //
-// A frame is `u32 length | u8 kind | body`. A block's body is read straight into the memory where it belongs: while a block
-// is under way, that memory is what the connection offers to be read into. So the receiver says beforehand which blocks come,
-// in their order (expect_blocks), and anything else is a breach of the protocol. Sending copies nothing either: a frame
-// borrows the caller's memory, and `keep` holds on to it.
+// A frame is `u32 length | u8 kind | body`. A block's body is read straight into the memory where it belongs: while a
+// block is under way, that memory is what the connection offers to be read into. So the receiver says beforehand which
+// blocks come, in their order (expect_blocks), and anything else is a breach of the protocol. Sending copies nothing
+// either: a frame borrows the caller's memory, and `keep` holds on to it.
 //
 // Invariants:
-// - Inside a block or a filler frame, nothing is left in `rx`: whatever was read ahead has been moved to where it belongs.
+// - Inside a block or a filler frame, nothing is left in `rx`: whatever was read ahead has been moved to where it
+//   belongs.
 // - A connection that is closed or lost reads and writes no memory of the caller's from then on.
 // - Filler that has not begun is at the end of `tx`: everything else that is queued goes before it.
 //
-// A sample is to show the link, and not when this process had the CPU. So it tells the last moment at which the count was
-// whole: something had come, and nothing was left to read. A process that slept and finds a full buffer gives no sample
-// half-way through it, and a lump counts from when it came, not from when somebody looked. Only where the reader never
-// catches up, the count as it is will do: there the reader is the link's pace. The clock starts with the first filler that
-// comes, and only what comes later is counted.
+// A sample is to show the link, and not when this process had the CPU. So it tells the last moment at which the count
+// was whole: something had come, and nothing was left to read. A process that slept and finds a full buffer gives no
+// sample half-way through it, and a lump counts from when it came, not from when somebody looked. Only where the reader
+// never catches up, the count as it is will do: there the reader is the link's pace. The clock starts with the first
+// filler that comes, and only what comes later is counted.
 #include <algorithm>
 #include <array>
 #include <stdexcept>
@@ -88,7 +89,8 @@ Core::Conn* Core::find_bulk(ConnId id) {
 void Core::make_bulk(Ns now, ConnId id) {
   Conn* conn = find_conn(id);
   if (conn == nullptr || conn->closing) return;
-  if (conn->role != Role::handshake) throw std::invalid_argument("only a connection in its handshake becomes a bulk connection");
+  if (conn->role != Role::handshake)
+    throw std::invalid_argument("only a connection in its handshake becomes a bulk connection");
   conn->role = Role::bulk;
   conn->held = false;
   process(now, *conn);
@@ -107,8 +109,9 @@ void Core::send_blocks(Ns now, ConnId id, const std::vector<Block>& blocks, cons
   for (const Block& block : blocks) bytes += block.bytes;
   // The other side chooses what it asks for, so this is its fault and not the caller's.
   if (conn->bulk.queued_blocks + bytes > most_queued_blocks) {
-    violation(now, *conn, "it asks for blocks and does not read them: more than " +
-                              std::to_string(most_queued_blocks >> 20) + " MiB would wait");
+    violation(now, *conn,
+              "it asks for blocks and does not read them: more than " + std::to_string(most_queued_blocks >> 20) +
+                  " MiB would wait");
     return;
   }
   conn->bulk.queued_blocks += bytes;
@@ -221,8 +224,8 @@ bool Core::bulk_head(Ns now, Conn& conn) {
     const Batch& batch = bulk.batches.front();
     const std::size_t wanted = batch.blocks[batch.next].bytes;
     if (bytes != wanted) {
-      violation(now, conn, "a block of " + std::to_string(bytes) + " bytes where " + std::to_string(wanted) +
-                               " were asked for");
+      violation(now, conn,
+                "a block of " + std::to_string(bytes) + " bytes where " + std::to_string(wanted) + " were asked for");
       return false;
     }
     bulk.in_block = true;
@@ -314,8 +317,8 @@ void Core::drop_filler(Conn& conn) {
   }
 }
 
-// The connection is about to be closed: only messages are worth sending. The rest of a block that has begun goes along if
-// a message follows it, as a copy, because the caller's memory is its own again.
+// The connection is about to be closed: only messages are worth sending. The rest of a block that has begun goes along
+// if a message follows it, as a copy, because the caller's memory is its own again.
 void Core::drop_blocks(Conn& conn) {
   conn.bulk = {};
   std::erase_if(conn.tx, [&](const OutFrame& frame) {

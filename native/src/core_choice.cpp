@@ -1,13 +1,13 @@
 // Which lane of a link takes the next segment: whoever can, except where somebody knows better.
 //
-// A lane that has room asks whether it *may take* the next segment. Two things speak against it. It would be *too late*: the
-// others will have sent all that is left before it could bring one segment more. Or it is not *advised*: the host's agent, or
-// the program, has said how the paths of this link are to share the work. Shares count for the first segments of an op, where
-// pulling has shown nothing yet, or for all of them if they are caps; a path under backpressure gets nothing while another one
-// lives.
+// A lane that has room asks whether it *may take* the next segment. Two things speak against it. It would be *too
+// late*: the others will have sent all that is left before it could bring one segment more. Or it is not *advised*: the
+// host's agent, or the program, has said how the paths of this link are to share the work. Shares count for the first
+// segments of an op, where pulling has shown nothing yet, or for all of them if they are caps; a path under
+// backpressure gets nothing while another one lives.
 //
-// Invariant: what may be sent is sent. Of all lanes there is always one that may take the next segment, and whoever leaves
-// it to others makes them look (`leave_to_others`).
+// Invariant: what may be sent is sent. Of all lanes there is always one that may take the next segment, and whoever
+// leaves it to others makes them look (`leave_to_others`).
 #include <algorithm>
 #include <limits>
 #include <optional>
@@ -40,15 +40,15 @@ void Core::advice_changed() {
   }
 }
 
-// Only of the link that payload goes out by: what is said back is so little that its rate would be that of the words, not of
-// the path.
+// Only of the link that payload goes out by: what is said back is so little that its rate would be that of the words,
+// not of the path.
 bool Core::may_take(const Conn& conn, const OpPtr& op) const {
   return !conn.sharing.shared || (is_advised(conn, op) && !too_late(conn, op));
 }
 
-// Who leaves a segment to others makes sure that they look: one of them may have declined before, when this lane was the
-// better one, and nothing has happened to it since. False: there is nobody to leave it to. Hints can change between two
-// reads; then each lane may find that another one is meant, and what nobody takes would never be sent.
+// Who leaves a segment to others makes sure that they look: one of them may have declined before, when this lane was
+// the better one, and nothing has happened to it since. False: there is nobody to leave it to. Hints can change between
+// two reads; then each lane may find that another one is meant, and what nobody takes would never be sent.
 bool Core::leave_to_others(const Conn& conn, const OpPtr& op) {
   if (planted_.tell_nobody) return true;
   bool is_left = false;
@@ -62,10 +62,11 @@ bool Core::leave_to_others(const Conn& conn, const OpPtr& op) {
   return is_left;
 }
 
-// Near the end a slow lane leaves what is left to the others, if they will have sent all of it before it could bring one
-// segment more. So there is little to be sent twice. A lane is never late beside others of which none is sooner: so there is
-// always one that may take the next segment. And a lane is given the benefit of the doubt: whatever its last rate was, an eighth
-// of the others' is assumed. Otherwise one that was slow once would get nothing, and never show that it is fast again.
+// Near the end a slow lane leaves what is left to the others, if they will have sent all of it before it could bring
+// one segment more. So there is little to be sent twice. A lane is never late beside others of which none is sooner: so
+// there is always one that may take the next segment. And a lane is given the benefit of the doubt: whatever its last
+// rate was, an eighth of the others' is assumed. Otherwise one that was slow once would get nothing, and never show
+// that it is fast again.
 bool Core::too_late(const Conn& conn, const OpPtr& op) const {
   if (PathShares advice; !is_measured(conn) && advice_for(conn, advice)) return too_late_by_shares(conn, op, advice);
   if (conn.rate <= 0) return false;
@@ -91,8 +92,9 @@ bool Core::too_late(const Conn& conn, const OpPtr& op) const {
   return std::max(takes, conn.round_trip) + silent(conn) > without;
 }
 
-// A lane whose rate is not known is presumed to be like the others, in proportion to the shares if there are any: at a cold
-// start a Done must not go behind a segment on the slow path, nor the slow path take over what the fast one is about to bring.
+// A lane whose rate is not known is presumed to be like the others, in proportion to the shares if there are any: at a
+// cold start a Done must not go behind a segment on the slow path, nor the slow path take over what the fast one is
+// about to bring.
 double Core::presumed_rate(const Conn& conn) const {
   if (conn.rate > 0) return conn.rate;
   PathShares advice;
@@ -129,7 +131,8 @@ bool Core::too_late_by_shares(const Conn& conn, const OpPtr& op, const PathShare
   auto bytes = static_cast<double>(op->sendable_bytes(conn.outgoing));
   for (const auto& [id, other] : conns_) {
     if (id == conn.id || !same_link(other, conn) || other.mark_sent != spec_.epoch) continue;
-    if (advice.share[other.sharing.path] == 0 || silent(other) >= no_longer_counted_on || !is_advised(other, op)) continue;
+    if (advice.share[other.sharing.path] == 0 || silent(other) >= no_longer_counted_on || !is_advised(other, op))
+      continue;
     shares += advice.share[other.sharing.path];
     bytes += static_cast<double>(other.sent_total - other.acknowledged_total + other.tx_bytes);
     soonest = std::min(soonest, takes(other));
@@ -215,8 +218,7 @@ Core::Conn* Core::lane_for_control(bool outgoing) {
     if (conn.mark_sent != spec_.epoch) continue;
     const bool vetoed = is_vetoed(conn);  // behind a full queue even the shortest frame is late
     const Ns soon = conn.sharing.shared ? arrives_in(conn, sizeof(FrameHeader)) : 0;
-    if (best == nullptr ||
-        std::tie(vetoed, soon, conn.tx_bytes) < std::tie(best_is_vetoed, soonest, best->tx_bytes)) {
+    if (best == nullptr || std::tie(vetoed, soon, conn.tx_bytes) < std::tie(best_is_vetoed, soonest, best->tx_bytes)) {
       best = &conn;
       soonest = soon;
       best_is_vetoed = vetoed;

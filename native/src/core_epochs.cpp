@@ -18,8 +18,8 @@ std::vector<SealedOp> Core::seal(std::uint32_t epoch) {
   if (!planted_.done_after_seal) sealed_ = true;
   for (const auto& [number, tag] : tags_) {
     if (tag.has_committed) {
-      out.push_back({number, tag.committed, 2, tag.committed_registrations, tag.committed_payloads,
-                     tag.committed_descriptor});
+      out.push_back(
+          {number, tag.committed, 2, tag.committed_registrations, tag.committed_payloads, tag.committed_descriptor});
     }
     if (tag.running) {
       const bool done = tag.running->state == OpState::done;
@@ -63,8 +63,8 @@ void Core::settle(Ns, std::uint32_t epoch, const std::vector<Verdict>& verdicts,
   std::sort(waiting_.begin(), waiting_.end(), [](const OpPtr& a, const OpPtr& b) { return a->id < b->id; });
 }
 
-// A call that ended without success ends so for every member: one that is late for it must not take the others' next call
-// for it.
+// A call that ended without success ends so for every member: one that is late for it must not take the others' next
+// call for it.
 void Core::refuse(const CallName& name, Bytes reason) {
   const std::uint64_t tag = std::get<0>(name), step = std::get<1>(name);
   const std::uint32_t call = std::get<2>(name);

@@ -1,10 +1,11 @@
 // Several lanes share a link's work.
 //
-// Segments are pulled by whichever lane can take more, so nobody has to know the lanes' rates beforehand. What remains is
-// the end: a lane that is slow, or dead, holds frames that everybody waits for. Two things are known about a frame that a
-// lane has sent. The transport says how many bytes the other side's *kernel* has got: good for judging how fast a lane
-// is. And the other side's *core* reports how many frames it has dealt with (`applied`): good for knowing what may be
-// forgotten. In between a frame is a *flight*: the lane remembers enough of it to let another lane send it again.
+// Segments are pulled by whichever lane can take more, so nobody has to know the lanes' rates beforehand. What remains
+// is the end: a lane that is slow, or dead, holds frames that everybody waits for. Two things are known about a frame
+// that a lane has sent. The transport says how many bytes the other side's *kernel* has got: good for judging how fast
+// a lane is. And the other side's *core* reports how many frames it has dealt with (`applied`): good for knowing what
+// may be forgotten. In between a frame is a *flight*: the lane remembers enough of it to let another lane send it
+// again.
 //
 //   The tail. A lane that has nothing to do takes over the last frame of the slowest one, if it is likely to bring it
 //   sooner. What the slow lane has not begun is taken away from it; the rest is sent twice.
@@ -13,8 +14,8 @@
 //
 // Invariants:
 // - Frames count from the lane's first, in the order of sending, `applied` frames not among them: both ends agree.
-// - Receivers take everything twice without harm: segments by the op's bitmap, Dones by rank, Open and Ready as they are,
-//   early frames by what is stashed already; frames of finished sequences are drained.
+// - Receivers take everything twice without harm: segments by the op's bitmap, Dones by rank, Open and Ready as they
+//   are, early frames by what is stashed already; frames of finished sequences are drained.
 // - A segment that is sent twice never reads the caller's memory any more: the copy that arrived may have led to that
 //   memory being overwritten, by the value that came back around the ring. So the second one is a copy, made while the
 //   memory was right (`superseded`), and the rest of a first one that has begun becomes a copy, too.
@@ -35,15 +36,15 @@ constexpr std::uint64_t tell_after_frames = 64;
 constexpr std::uint64_t most_unreported_bytes = std::uint64_t{1} << 30;
 constexpr std::size_t most_unreported_frames = std::size_t{1} << 18;
 constexpr Ns millisecond = 1'000'000;
-constexpr Ns tail_margin = millisecond;           // sending twice must gain at least this
-constexpr Ns rate_over = 10 * millisecond;        // shorter stretches say little about a lane's rate
+constexpr Ns tail_margin = millisecond;     // sending twice must gain at least this
+constexpr Ns rate_over = 10 * millisecond;  // shorter stretches say little about a lane's rate
 constexpr Ns unsent_for = 4 * millisecond;
 constexpr std::size_t least_unsent = 16 * 1024, most_unsent = 1024 * 1024;
 constexpr std::uint64_t acknowledged_at_once = 18'000;  // two packets, however large; less may wait for more to come,
 constexpr Ns acknowledged_later = 50 * millisecond;     // and Linux waits 40 ms
 constexpr double busy_window = 1e9;
-constexpr Ns rate_is_new = 1000 * millisecond;    // for those who want to know what the paths do now
-constexpr double for_ever = 1e15;                 // eleven days: so many nanoseconds can be added up without a thought
+constexpr Ns rate_is_new = 1000 * millisecond;  // for those who want to know what the paths do now
+constexpr double for_ever = 1e15;               // eleven days: so many nanoseconds can be added up without a thought
 
 }  // namespace
 
@@ -131,10 +132,11 @@ void Core::acknowledged(Ns now, ConnId id, std::uint64_t unacknowledged, Ns roun
 
 // Over stretches in which something was on the way all the time.
 //
-// On a long way, one that takes longer than such a stretch, two more things count. Nothing comes back in the first round trip,
-// however fast the lane is: the first stretch begins with the first acknowledgement, and every one lasts a round trip or more,
-// because bytes come back in the bunches in which they were sent. And a lane that ran dry was as slow as its work, not as its
-// way: that says nothing. Otherwise a lane would lose its rate whenever an op begins, and look late to all others.
+// On a long way, one that takes longer than such a stretch, two more things count. Nothing comes back in the first
+// round trip, however fast the lane is: the first stretch begins with the first acknowledgement, and every one lasts a
+// round trip or more, because bytes come back in the bunches in which they were sent. And a lane that ran dry was as
+// slow as its work, not as its way: that says nothing. Otherwise a lane would lose its rate whenever an op begins, and
+// look late to all others.
 void Core::measure(Conn& conn, Ns now, std::uint64_t acknowledged) {
   const bool busy = conn.sent_total > acknowledged;
   const bool is_far = conn.least_trip >= rate_over;
@@ -261,8 +263,8 @@ void Core::copy_segment(OutFrame& frame) const {
 
 // The tail of a slow lane.
 
-// For how much longer than a round trip nothing has been acknowledged of what is on the way; as of the last look, because
-// since then nobody knows: who was late itself must not take the others for silent.
+// For how much longer than a round trip nothing has been acknowledged of what is on the way; as of the last look,
+// because since then nobody knows: who was late itself must not take the others for silent.
 Ns Core::stalled(const Conn& conn) {
   if (conn.sent_total == conn.acknowledged_total) return 0;
   return std::max<Ns>(conn.looked_at - conn.last_acknowledged - conn.round_trip, 0);
@@ -281,8 +283,8 @@ void Core::note_much(Conn& conn, Ns now, std::size_t more) {
   if (before <= acknowledged_at_once && before + more > acknowledged_at_once) conn.much_since = now;
 }
 
-// How long so many bytes take. The rate of a lane that was silent for a second is next to nothing, and what it would take
-// is more than a number of nanoseconds can hold.
+// How long so many bytes take. The rate of a lane that was silent for a second is next to nothing, and what it would
+// take is more than a number of nanoseconds can hold.
 Ns Core::time_for(double bytes, double rate) { return static_cast<Ns>(std::min(bytes / rate, for_ever)); }
 
 // How long until so many more bytes, sent now, have arrived.
@@ -291,8 +293,8 @@ Ns Core::arrives_in(const Conn& conn, std::size_t bytes) const {
   return std::max(time_for(ahead, presumed_rate(conn)), conn.round_trip) + silent(conn);
 }
 
-// How long until the byte at `end` has arrived, as far as one can tell. What is sent twice already is given the doubt: if
-// not, two lanes would send a short frame back and forth until it is acknowledged.
+// How long until the byte at `end` has arrived, as far as one can tell. What is sent twice already is given the doubt:
+// if not, two lanes would send a short frame back and forth until it is acknowledged.
 Ns Core::overdue_by(const Conn& conn, std::uint64_t end, bool is_copy) {
   const auto left = static_cast<double>(end - std::min(end, conn.acknowledged_total));
   const Ns takes = conn.rate > 0 ? time_for(left, conn.rate) : 0;
@@ -314,7 +316,8 @@ Core::Tail Core::find_tail(const Conn& idle) {
       const OutFrame& frame = conn.tx[i];
       length = frame.total;
       is_copy = frame.is_copy;
-      if (frame.has_header && !frame.again && worth_sending(frame.header, frame.op, frame.item)) tail = {&conn, i, true};
+      if (frame.has_header && !frame.again && worth_sending(frame.header, frame.op, frame.item))
+        tail = {&conn, i, true};
       else end -= frame.total - frame.sent;
     }
     for (std::size_t i = conn.flights.size(); i-- > 0 && tail.lane == nullptr;) {

@@ -8,7 +8,7 @@
 namespace ringfold {
 namespace {
 
-constexpr std::size_t max_control = 4096;                       // Open, Ready and the like, of one op
+constexpr std::size_t max_control = 4096;                        // Open, Ready and the like, of one op
 constexpr std::size_t least_timed_bytes = std::size_t{4} << 20;  // of payload: less says little about a link
 constexpr std::size_t max_tags = 4096;  // called by one peer in an epoch: what its seal may have to list
 // Calls of both neighbours that are not called here yet: each of them counts its own.
@@ -55,7 +55,8 @@ bool Core::on_lane_frame(Conn& conn, const FrameHeader& header, const std::byte*
     ++stats_.drained;
     return true;
   }
-  const bool known = (header.kind >= LaneFrame::mark && header.kind <= LaneFrame::ready) || header.kind == LaneFrame::absent;
+  const bool known =
+      (header.kind >= LaneFrame::mark && header.kind <= LaneFrame::ready) || header.kind == LaneFrame::absent;
   if (!known || (header.kind == LaneFrame::open && conn.outgoing)) {
     why = "frame kind " + std::to_string(static_cast<int>(header.kind)) + " has no place here";
     return false;
@@ -86,15 +87,16 @@ bool Core::stash(TagState& tag, Conn& conn, const FrameHeader& header, const std
     ++stats_.duplicates;  // it came again over another lane
     return true;
   }
-  // Of each op: a segment from both sides, the payloads of a small one, and Open, Ready and Dones without a payload. Of all
-  // ops together: segments up to the limit that the sender knows, too. The payloads of small ops are limited by their tags.
+  // Of each op: a segment from both sides, the payloads of a small one, and Open, Ready and Dones without a payload. Of
+  // all ops together: segments up to the limit that the sender knows, too. The payloads of small ops are limited by
+  // their tags.
   const bool is_segment = header.kind == LaneFrame::data;
   const std::size_t early = is_segment ? header.length : 0;
   const std::size_t of_tag = 2 * frame_limit() + spec_.size * (spec_.small_bytes + sizeof header) + max_control;
-  const bool is_too_much = tag.stash_bytes + header.length + sizeof header > of_tag ||
-                           stashed_segments_[conn.outgoing] + early > early_limit() ||
-                           (!is_segment && header.length > sizeof(Descriptor) &&
-                            header.length * spec_.size > max_payload_bytes(header.tag));
+  const bool is_too_much =
+      tag.stash_bytes + header.length + sizeof header > of_tag ||
+      stashed_segments_[conn.outgoing] + early > early_limit() ||
+      (!is_segment && header.length > sizeof(Descriptor) && header.length * spec_.size > max_payload_bytes(header.tag));
   if (header.sequence != tag.next || is_too_much) {
     why = "op " + std::to_string(header.sequence) + " of tag " + std::to_string(header.tag) + " is too far ahead";
     return false;
@@ -122,7 +124,10 @@ bool Core::on_op_frame(const OpPtr& op, bool from_next, const FrameHeader& heade
     }
     if (header.fingerprint != op->fingerprint && !op->mismatch_told) {
       op->mismatch_told = true;
-      Event event{.kind = Event::Kind::mismatch, .peer = previous_peer(), .epoch = op->epoch, .tag = header.tag,
+      Event event{.kind = Event::Kind::mismatch,
+                  .peer = previous_peer(),
+                  .epoch = op->epoch,
+                  .tag = header.tag,
                   .sequence = header.sequence};
       event.body = raw(op->descriptor);
       event.other = bytes_of(payload, header.length);
@@ -167,8 +172,8 @@ bool Core::on_data(const OpPtr& op, bool from_next, const FrameHeader& header, c
   return true;
 }
 
-// How far the word of rank `origin` has come with this frame, and how far it goes: what all are to know goes both ways around the
-// ring and stops half-way, where the one from the other side has been.
+// How far the word of rank `origin` has come with this frame, and how far it goes: what all are to know goes both ways
+// around the ring and stops half-way, where the one from the other side has been.
 Core::Journey Core::journey(std::uint32_t origin, bool from_next) const {
   const std::uint32_t n = spec_.size;
   const std::uint32_t travelled = from_next ? (origin + n - spec_.rank) % n : (spec_.rank + n - origin) % n;

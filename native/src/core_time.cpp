@@ -8,7 +8,7 @@ namespace ringfold {
 namespace {
 
 constexpr Ns millisecond = 1'000'000;
-constexpr Ns late_after = 200 * millisecond;      // a gap between ticks that means: the observer itself was late
+constexpr Ns late_after = 200 * millisecond;  // a gap between ticks that means: the observer itself was late
 constexpr Ns flush_before_close = 1'000 * millisecond;
 constexpr Ns announce_after = 100 * millisecond;  // ops younger than this are nobody's business
 constexpr std::size_t most_announced = 64;

@@ -14,11 +14,11 @@ namespace ringfold {
 using CrcExtend = uint32_t (*)(uint32_t state, const uint8_t* bytes, size_t count);
 
 struct Level {
-    const char* name;
-    const kernels::Table* kernels;
-    const quantize::Table* quantize;
-    CrcExtend crc;
-    hash::Absorb hash;
+  const char* name;
+  const kernels::Table* kernels;
+  const quantize::Table* quantize;
+  CrcExtend crc;
+  hash::Absorb hash;
 };
 
 // The level in use; detected on the first call.

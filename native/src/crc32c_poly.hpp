@@ -1,8 +1,8 @@
 // Arithmetic of polynomials over GF(2) modulo CRC-32C's, which every fast CRC is built from.
 //
-// A polynomial of degree < 32 is held reflected, as the CRC register holds it: bit i is the coefficient of x^(31-i). Running a
-// register over n zero bytes multiplies it by x^(8n); so two halves of a message can be summed up separately and joined, and
-// 16 bytes at a time can be folded onto the bytes that follow them.
+// A polynomial of degree < 32 is held reflected, as the CRC register holds it: bit i is the coefficient of x^(31-i).
+// Running a register over n zero bytes multiplies it by x^(8n); so two halves of a message can be summed up separately
+// and joined, and 16 bytes at a time can be folded onto the bytes that follow them.
 #pragma once
 
 #include <cstddef>
@@ -20,17 +20,17 @@ inline constexpr uint32_t one = 0x80000000;
 constexpr uint32_t times_x(uint32_t a) { return (a >> 1) ^ (a & 1 ? polynomial : 0); }
 
 constexpr uint32_t multiply(uint32_t a, uint32_t b) {
-    uint32_t product = 0;
-    for (; b != 0; b <<= 1, a = times_x(a))
-        if (b & one) product ^= a;
-    return product;
+  uint32_t product = 0;
+  for (; b != 0; b <<= 1, a = times_x(a))
+    if (b & one) product ^= a;
+  return product;
 }
 
 constexpr uint32_t x_to_the(uint64_t power) {
-    uint32_t result = one;
-    for (uint32_t square = one >> 1; power != 0; power >>= 1, square = multiply(square, square))
-        if (power & 1) result = multiply(result, square);
-    return result;
+  uint32_t result = one;
+  for (uint32_t square = one >> 1; power != 0; power >>= 1, square = multiply(square, square))
+    if (power & 1) result = multiply(result, square);
+  return result;
 }
 
 }  // namespace

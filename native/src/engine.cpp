@@ -19,10 +19,10 @@ namespace {
 
 constexpr Ns millisecond = 1'000'000;
 constexpr Ns tick_every = 10 * millisecond;
-constexpr Ns driver_is_late = 3 * tick_every;    // since a tick: then whoever has the mutex does it
-constexpr Ns longest_way = millisecond / 5;      // for which a driver waits until others have had their turn
+constexpr Ns driver_is_late = 3 * tick_every;  // since a tick: then whoever has the mutex does it
+constexpr Ns longest_way = millisecond / 5;    // for which a driver waits until others have had their turn
 constexpr Ns ack_check_every = 100 * millisecond;
-constexpr Ns parked_for = 10 * millisecond;      // how often a parked service thread looks whether it is needed
+constexpr Ns parked_for = 10 * millisecond;  // how often a parked service thread looks whether it is needed
 constexpr Ns parked_after_call = 2 * millisecond;
 constexpr Ns longest_spin_on_paths = 20'000;
 
@@ -51,7 +51,8 @@ Ns monotonic_now() {
 Engine::Engine(EngineSettings settings) : settings_(settings), cores_(usable_cores()) {
   epoll_ = ::epoll_create1(EPOLL_CLOEXEC);
   wake_ = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  if (epoll_ < 0 || wake_ < 0) throw std::runtime_error("no descriptors for an engine: " + std::string(strerror(errno)));
+  if (epoll_ < 0 || wake_ < 0)
+    throw std::runtime_error("no descriptors for an engine: " + std::string(strerror(errno)));
   epoll_event event{EPOLLIN, {.u64 = wake_key}};
   ::epoll_ctl(epoll_, EPOLL_CTL_ADD, wake_, &event);
   thread_ = std::thread([this] { service(); });
@@ -66,8 +67,8 @@ Engine::~Engine() {
   for (const int fd : {wake_, epoll_}) ::close(fd);
 }
 
-// The two descriptors that are no connection stay open until the engine is destroyed: a thread that was about to wait in
-// epoll_wait or to wake somebody would otherwise do it to whatever file has got the number meanwhile.
+// The two descriptors that are no connection stay open until the engine is destroyed: a thread that was about to wait
+// in epoll_wait or to wake somebody would otherwise do it to whatever file has got the number meanwhile.
 void Engine::shutdown() {
   {
     std::unique_lock lock(mutex_);
@@ -142,11 +143,12 @@ void Engine::give_way(std::unique_lock<std::mutex>& lock) {
 // Whether something waits that a sleeper in epoll_wait would not be woken for.
 bool Engine::has_unsent() const {
   if (core_.has_dirty()) return true;
-  return std::any_of(sockets_.begin(), sockets_.end(), [](const auto& each) { return each.second.blocked != each.second.armed; });
+  return std::any_of(sockets_.begin(), sockets_.end(),
+                     [](const auto& each) { return each.second.blocked != each.second.armed; });
 }
 
-// Between two looks while spinning. With more peers here than cores, the one that is waited for needs this core; otherwise
-// there is nobody to give it to.
+// Between two looks while spinning. With more peers here than cores, the one that is waited for needs this core;
+// otherwise there is nobody to give it to.
 void Engine::wait_a_moment(std::unique_lock<std::mutex>& lock) {
   if (core_.peers_here() <= cores_) {
     pause_cpu();
@@ -301,8 +303,8 @@ std::uint64_t Engine::submit_to_drive(OpSpec spec) {
   return id;
 }
 
-// A large op on several paths waits for networks, and every segment of it is a chance to sleep: whoever polled through all of
-// them would take the core from the kernel, which has packets to move.
+// A large op on several paths waits for networks, and every segment of it is a chance to sleep: whoever polled through
+// all of them would take the core from the kernel, which has packets to move.
 Ns Engine::spin_for(const Op& op) const {
   return core_.multipath() && !op.small ? std::min(settings_.spin, longest_spin_on_paths) : settings_.spin;
 }

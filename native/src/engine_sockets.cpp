@@ -21,15 +21,17 @@ namespace ringfold {
 namespace {
 
 constexpr Ns listener_pause = 100'000'000;
-constexpr Ns look_every = 500'000;  // at the lanes of shared links, while they have bytes on the way
+constexpr Ns look_every = 500'000;               // at the lanes of shared links, while they have bytes on the way
 constexpr std::size_t flush_bytes = 512 * 1024;  // then reading gets its turn
 constexpr std::size_t bulk_turn_bytes = std::size_t{1} << 20;  // of one bulk connection: then the others get theirs
-constexpr int filler_unsent_bytes = 128 * 1024;  // in the kernel: a message should not wait behind more filler than this
-constexpr int path_unsent_bytes = 16 * 1024;      // in the kernel, of each lane of a link with several paths
-constexpr std::uint32_t short_way_us = 20'000;  // below, losses are the path's own queue being full, and soon made up for
+// In the kernel: a message should not wait behind more filler than this.
+constexpr int filler_unsent_bytes = 128 * 1024;
+constexpr int path_unsent_bytes = 16 * 1024;  // in the kernel, of each lane of a link with several paths
+// Below this RTT, losses come from the path's own full queue, and TCP soon recovers from them.
+constexpr std::uint32_t low_rtt_us = 20'000;
 
-// What the kernel tells beyond glibc's tcp_info. The shortest round trip is that of the way; the mean is that of the handshake
-// too, in which somebody may have been slow.
+// What the kernel tells beyond glibc's tcp_info. The shortest round trip is that of the way; the mean is that of the
+// handshake too, in which somebody may have been slow.
 struct TcpFacts {
   tcp_info info;
   std::uint64_t rates_and_bytes[4];
@@ -50,33 +52,34 @@ void use_congestion(int fd, const std::string& name) {
 }
 
 // A measurement has well under a second. On a short way, where the acknowledgements of one direction queue behind the
-// filler of the other, BBR takes them for a slow link and needs seconds to notice. So does CUBIC now and then: its slow start
-// ends early when acknowledgements come in trains, and from a few packets in flight it creeps for seconds, evenly. Reno, which
-// every kernel has, starts until something is lost, and so fills the link at once. On a long way, where packets get lost for
-// no reason, the host's own choice knows better.
+// filler of the other, BBR takes them for a slow link and needs seconds to notice. So does CUBIC now and then: its slow
+// start ends early when acknowledgements come in trains, and from a few packets in flight it creeps for seconds,
+// evenly. Reno, which every kernel has, starts until something is lost, and so fills the link at once. On a long way,
+// where packets get lost for no reason, the host's own choice knows better.
 void prepare_for_filler(int fd) {
   ::setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &filler_unsent_bytes, sizeof filler_unsent_bytes);
-  if (const auto trip_us = shortest_trip_us(fd); trip_us && *trip_us < short_way_us) use_congestion(fd, "reno");
+  if (const auto trip_us = shortest_trip_us(fd); trip_us && *trip_us < low_rtt_us) use_congestion(fd, "reno");
 }
 
-// Among several paths CUBIC fills a queue evenly; BBR's probing of each path by itself made the split noisier and the sum
-// smaller. On one long way packets get lost for no reason, and CUBIC takes each loss for a full queue: over 150 ms with one
-// packet in a thousand lost, a lane gets no further than 4 Mbit/s. BBR goes by the rate that it measures. It also keeps its
-// rate over the pauses between ops. Where the kernel does not let us have it, the host's own choice stands.
+// Among several paths CUBIC fills a queue evenly; BBR's probing of each path by itself made the split noisier and the
+// sum smaller. On one long way packets get lost for no reason, and CUBIC takes each loss for a full queue: over 150 ms
+// with one packet in a thousand lost, a lane gets no further than 4 Mbit/s. BBR goes by the rate that it measures. It
+// also keeps its rate over the pauses between ops. Where the kernel does not let us have it, the host's own choice
+// stands.
 void choose_congestion(int fd, std::uint32_t paths, const std::string& wanted) {
   if (wanted == "host") return;
   if (wanted != "auto") {
     use_congestion(fd, wanted);
   } else if (paths > 1) {
     use_congestion(fd, "cubic");
-  } else if (const auto trip_us = shortest_trip_us(fd); trip_us && *trip_us >= short_way_us) {
+  } else if (const auto trip_us = shortest_trip_us(fd); trip_us && *trip_us >= low_rtt_us) {
     use_congestion(fd, "bbr");
   }
 }
 
-// Nobody waits for a lane that others can stand in for: a way that carries nothing is given up, also when it is idle. But
-// not before the master would have given up the neighbour itself (peers are more patient with the master than it with them).
-// What the kernel has taken cannot be given to another lane any more: it gets little ahead.
+// Nobody waits for a lane that others can stand in for: a way that carries nothing is given up, also when it is idle.
+// But not before the master would have given up the neighbour itself (peers are more patient with the master than it
+// with them). What the kernel has taken cannot be given to another lane any more: it gets little ahead.
 void prepare_shared(int fd, Ns master_dead_after) {
   const int gone_ms = std::max(6'000, static_cast<int>(std::min<Ns>(master_dead_after / 5'000'000, 600'000)));
   const int idle_s = 2, every_s = gone_ms / 3'000, tries = 2, on = 1;
@@ -233,7 +236,8 @@ bool Engine::read_some(Socket& socket, Ns now) {
       close_socket(conn);
       return true;
     }
-    // What is measured is stamped after it was read: a stamp from before would be early by as long as this thread slept.
+    // What is measured is stamped after it was read: a stamp from before would be early by as long as this thread
+    // slept.
     core_.received(core_.is_bulk(conn) ? monotonic_now() : now, conn, static_cast<std::size_t>(n));
     total += static_cast<std::size_t>(n);
     const bool was_all = static_cast<std::size_t>(n) < space.size();
@@ -295,7 +299,8 @@ void Engine::look_at_lanes(Ns now) {
     socklen_t bytes = sizeof facts;
     if (queued > 0) ::getsockopt(it->second.fd, IPPROTO_TCP, TCP_INFO, &facts, &bytes);
     const std::uint32_t least_us = facts.min_rtt_us == ~std::uint32_t{0} ? 0 : facts.min_rtt_us;  // ~0: none yet
-    core_.acknowledged(now, conn, static_cast<std::uint64_t>(queued), Ns{facts.info.tcpi_rtt} * 1'000, Ns{least_us} * 1'000);
+    core_.acknowledged(now, conn, static_cast<std::uint64_t>(queued), Ns{facts.info.tcpi_rtt} * 1'000,
+                       Ns{least_us} * 1'000);
     const auto unsent = static_cast<int>(core_.unsent_wanted(conn));
     if (unsent == 0 || std::abs(unsent - it->second.unsent) <= it->second.unsent / 4) continue;
     it->second.unsent = unsent;
@@ -317,7 +322,8 @@ void Engine::pause_listener() {
   listener_paused_until_ = monotonic_now() + listener_pause;
 }
 
-// Python judges who may stay, and it may be busy for long. Until then strangers must not use up the trainer's descriptors.
+// Python judges who may stay, and it may be busy for long. Until then strangers must not use up the trainer's
+// descriptors.
 void Engine::accept_all() {
   while (true) {
     if (core_.unproven() >= settings_.max_unproven) {
@@ -326,8 +332,7 @@ void Engine::accept_all() {
     }
     sockaddr_storage remote{};
     socklen_t bytes = sizeof remote;
-    const int fd =
-        ::accept4(listener_, reinterpret_cast<sockaddr*>(&remote), &bytes, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    const int fd = ::accept4(listener_, reinterpret_cast<sockaddr*>(&remote), &bytes, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (fd < 0) {
       if (errno == EMFILE || errno == ENFILE) pause_listener();
       return;

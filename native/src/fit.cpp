@@ -50,8 +50,8 @@ std::size_t trim(Points& points) {
   return before - points.size();
 }
 
-// How far the floor of a slice of the window lies from the floors of its side's other slices: the median over all slices.
-// Noise makes it small, and so does a queue for a part of the window; a clock that bends makes it large.
+// How far the floor of a slice of the window lies from the floors of its side's other slices: the median over all
+// slices. Noise makes it small, and so does a queue for a part of the window; a clock that bends makes it large.
 double residual(const Points& points, double alpha) {
   const auto middle_of = [](std::vector<double> values) {
     std::sort(values.begin(), values.end());
@@ -65,7 +65,8 @@ double residual(const Points& points, double alpha) {
     std::vector<double> floors;
     for (std::size_t k = 0; k < slices; ++k) {
       part.clear();
-      for (std::size_t i = n * k / slices; i < n * (k + 1) / slices; i += every) part.push_back({side->residual(i, alpha), 0});
+      for (std::size_t i = n * k / slices; i < n * (k + 1) / slices; i += every)
+        part.push_back({side->residual(i, alpha), 0});
       keep_lowest(part, part.size() / 10 + 1);
       double floor = part[0].residual;
       for (const Low& each : part) floor = std::max(floor, each.residual);
@@ -116,7 +117,8 @@ Result fit(const Window& window, Estimator estimator) {
   }
   if (result.refused = points.refused; !result.refused.empty()) return result;
   if (2 * points.half < shortest_ns) {
-    std::snprintf(text, sizeof text, "all pairs lie within %.1f ms, too short for a slope", 2e-6 * static_cast<double>(points.half));
+    std::snprintf(text, sizeof text, "all pairs lie within %.1f ms, too short for a slope",
+                  2e-6 * static_cast<double>(points.half));
     result.refused = text;
     return result;
   }

@@ -1,19 +1,21 @@
 // Which line to believe, and how far.
 //
-// Take the points of one side, detrended, in order: r(1) <= r(2) <= ... The k-th of them is a fine floor to draw a line through,
-// for any k. Its standard error is sqrt(k) times the distance between neighbours there. If the floor is *sharp* (packets can be
-// late, never early), that distance does not depend on k, and the lowest points are by far the best: the hulls. If stamps are
-// noisy, the floor is *soft*: the lowest points are few and far between, and a deeper level is better, the more so the softer it
-// is. So the choice of an estimator is the choice of a level, and the data say which: the one with the least standard error.
+// Take the points of one side, detrended, in order: r(1) <= r(2) <= ... The k-th of them is a fine floor to draw a line
+// through, for any k. Its standard error is sqrt(k) times the distance between neighbours there. If the floor is
+// *sharp* (packets can be late, never early), that distance does not depend on k, and the lowest points are by far the
+// best: the hulls. If stamps are noisy, the floor is *soft*: the lowest points are few and far between, and a deeper
+// level is better, the more so the softer it is. So the choice of an estimator is the choice of a level, and the data
+// say which: the one with the least standard error.
 //
-// All that holds if both directions have the same distribution, for then both floors are drawn too high by the same amount,
-// and their middle is right. If one direction is busy, its quantile lies further from its floor than the other's. That shows:
-// the distances from level q to level 2q differ. Then quantiles are charged with the bias that this lets expect, and
-// two other lines compete: the hulls (the least level has the least bias), and the middles of the quickest round trips,
-// where a packet is only chosen together with its answer, so that a queue in one direction removes points from both.
+// All that holds if both directions have the same distribution, for then both floors are drawn too high by the same
+// amount, and their middle is right. If one direction is busy, its quantile lies further from its floor than the
+// other's. That shows: the distances from level q to level 2q differ. Then quantiles are charged with the bias that
+// this lets expect, and two other lines compete: the hulls (the least level has the least bias), and the middles of the
+// quickest round trips, where a packet is only chosen together with its answer, so that a queue in one direction
+// removes points from both.
 //
-// How exact a floor is where it was seen and how far that is from t0 both count: a direction that was free only in the first
-// second of the window says less about its middle. `together` does that sum.
+// How exact a floor is where it was seen and how far that is from t0 both count: a direction that was free only in the
+// first second of the window says less about its middle. `together` does that sum.
 
 #include <algorithm>
 #include <cmath>
@@ -29,15 +31,16 @@ namespace {
 
 constexpr double named_level = 0.05;  // of the estimator "quantile"
 constexpr double levels[] = {0.1, 0.05, 0.025, 0.0125, 0.00625};
-constexpr double fewest_below = 3;  // points under a level, unless there is no other
+constexpr double fewest_below = 3;                    // points under a level, unless there is no other
 constexpr double many_trips = 0.1, few_trips = 0.02;  // of all, the quickest
-constexpr double unlike = 4;      // standard deviations between the sides' widths
-constexpr double disagree = 2.5;  // standard deviations between two lines
-constexpr double bias_charge = 2;  // a soft floor lies further below its quantile than the distance to the next level tells
-// The error of the hull, in distances between the points next to it; from simulation. A floor is soft if the very lowest points
-// are lonelier than those a little higher.
+constexpr double unlike = 4;                          // standard deviations between the sides' widths
+constexpr double disagree = 2.5;                      // standard deviations between two lines
+// A soft floor lies further below its quantile than the distance to the next level shows.
+constexpr double bias_charge = 2;
+// The error of the hull, in distances between the points next to it; from simulation. A floor is soft if the very
+// lowest points are lonelier than those a little higher.
 constexpr double soft_from = 2.5, soft_charge = 1.5, sharp_charge = 1.3;
-constexpr double busy_charge = 1.5;  // the hull of a busy side is too high, by about as much as it is uncertain
+constexpr double busy_charge = 1.5;     // the hull of a busy side is too high, by about as much as it is uncertain
 constexpr double least_error_ns = 0.3;  // stamps are whole nanoseconds
 constexpr int jackknife = 8;
 
@@ -77,7 +80,8 @@ struct Evidence {
 };
 
 Evidence evidence(const Tail& tail, double count, double error) {
-  const auto n = std::clamp<std::size_t>(static_cast<std::size_t>(count), std::min<std::size_t>(8, tail.size()), tail.size());
+  const auto n =
+      std::clamp<std::size_t>(static_cast<std::size_t>(count), std::min<std::size_t>(8, tail.size()), tail.size());
   double sum = 0, squares = 0;
   for (std::size_t i = 0; i < n; ++i) sum += tail[i].x;
   const double mean = sum / static_cast<double>(n);
@@ -90,7 +94,8 @@ struct Errors {
 };
 
 Errors together(const Evidence& upper, const Evidence& lower) {
-  const double slope = 1 / std::sqrt(upper.variance / (upper.error * upper.error) + lower.variance / (lower.error * lower.error));
+  const double slope =
+      1 / std::sqrt(upper.variance / (upper.error * upper.error) + lower.variance / (lower.error * lower.error));
   return {std::hypot(upper.error / 2, lower.error / 2, slope * (upper.x + lower.x) / 2), slope};
 }
 
@@ -111,7 +116,8 @@ Errors hull_errors(const Points& points, double alpha, bool may_be_sharp) {
     double lonely = 0;
     for (const double k : {2.0, 3.0, 4.0}) lonely = std::max(lonely, tail.error(1, 0, k));
     const bool sharp = may_be_sharp && lonely < soft_from * dense;
-    return evidence(tail, static_cast<double>(count), sharp ? sharp_charge * tail.error(1, 0, 8) : soft_charge * lonely);
+    return evidence(tail, static_cast<double>(count),
+                    sharp ? sharp_charge * tail.error(1, 0, 8) : soft_charge * lonely);
   };
   const Evidence upper = side(points.upper), lower = side(points.lower);
   const double sigma = together(upper, lower).sigma;
@@ -136,8 +142,10 @@ Choice with(const char* estimator, const Line& line, const Errors& errors, std::
 // Both sides' lowest points, and how many points they are the lowest of.
 struct Floors {
   Floors(const Points& points, double alpha)
-      : upper(points.upper, alpha, count(points.upper)), lower(points.lower, alpha, count(points.lower)),
-        upper_count(static_cast<double>(points.upper.size())), lower_count(static_cast<double>(points.lower.size())) {}
+      : upper(points.upper, alpha, count(points.upper)),
+        lower(points.lower, alpha, count(points.lower)),
+        upper_count(static_cast<double>(points.upper.size())),
+        lower_count(static_cast<double>(points.lower.size())) {}
 
   static std::size_t count(const Side& side) {
     return static_cast<std::size_t>(2 * levels[0] * static_cast<double>(side.size())) + 8;
@@ -158,7 +166,8 @@ Widths widths(const Floors& floors, double q) {
   const double above = q * floors.upper_count, below = q * floors.lower_count;
   const double upper = floors.upper.at(2 * above) - floors.upper.at(above);
   const double lower = floors.lower.at(2 * below) - floors.lower.at(below);
-  const double error = std::hypot(floors.upper.error(above, above / 2, 2 * above), floors.lower.error(below, below / 2, 2 * below));
+  const double error =
+      std::hypot(floors.upper.error(above, above / 2, 2 * above), floors.lower.error(below, below / 2, 2 * below));
   return {upper, lower, std::abs(upper - lower) / error};
 }
 
@@ -180,8 +189,8 @@ Likeness compare(const Floors& floors) {
                      forward ? "backward" : "forward")};
 }
 
-// The middles of the quickest round trips. A smaller share of them has less bias and more scatter: the larger share, if that
-// does not contradict. With too few trips nothing is certain.
+// The middles of the quickest round trips. A smaller share of them has less bias and more scatter: the larger share, if
+// that does not contradict. With too few trips nothing is certain.
 Trips quickest_trips(const Points& points) {
   if (points.trips.size() < fewest_pairs) return {{}, std::numeric_limits<double>::infinity(), 0};
   const std::vector<RoundTrip> quick = quickest(points.trips, many_trips);
@@ -192,7 +201,7 @@ Trips quickest_trips(const Points& points) {
 
 struct BestLevel {
   double q = 0, error = 0, width = 0;
-  double doubted = 0;  // the error, and what chance may have made of it
+  double doubted = 0;    // the error, and what chance may have made of it
   bool deepest = false;  // no lower level is clearly worse: the floor may be sharp
 };
 
@@ -235,7 +244,8 @@ Choice automatic(const Points& points, const Corridor& corridor) {
     return with("min-rtt", trips.line, {trips.sigma, trips.sigma_alpha},
                 say("%s: the quickest round trips (%.0f ns)", because.c_str(), trips.sigma));
   const Level level = best.q == named_level ? start : quantile(points, best.q, start.line.alpha);
-  const Errors errors = level_errors(floors.upper, floors.lower, best.q * floors.upper_count, best.q * floors.lower_count);
+  const Errors errors =
+      level_errors(floors.upper, floors.lower, best.q * floors.upper_count, best.q * floors.lower_count);
   return with("quantile", level.line, {best.error, errors.sigma_alpha},
               say("%s, with a spread of %.0f ns: the %.3g %% quantiles", because.c_str(), best.width, 100 * best.q));
 }
@@ -282,7 +292,8 @@ Choice choose(const Points& points, const Corridor& corridor, Estimator estimato
     case Estimator::hull:
       return with("hull", {corridor.alpha, corridor.beta}, hull_errors(points, corridor.alpha, true), "asked for");
     case Estimator::svm:
-      return with("svm", svm(points, 1), by_parts(points, [](const Points& some) { return svm(some, jackknife); }), "asked for");
+      return with("svm", svm(points, 1), by_parts(points, [](const Points& some) { return svm(some, jackknife); }),
+                  "asked for");
     case Estimator::least_squares:
       return with("least-squares", least_squares(points), by_parts(points, least_squares), "asked for");
     case Estimator::min_rtt: {

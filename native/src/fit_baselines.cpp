@@ -1,4 +1,5 @@
-// What everybody tries first: regressions. They are here to be compared with, and (the round trips) to keep the choice honest.
+// What everybody tries first: regressions. They are here to be compared with, and (the round trips) to keep the choice
+// honest.
 
 #include <algorithm>
 #include <cmath>
@@ -10,7 +11,8 @@ namespace ringfold::fitting {
 namespace {
 
 constexpr int huber_rounds = 4;
-constexpr double huber_width = 1.345;     // in standard deviations: 95 % of the efficiency of least squares on normal noise
+// In standard deviations: 95 % of the efficiency of least squares on normal noise.
+constexpr double huber_width = 1.345;
 constexpr double deviation_of_mad = 1.4826;
 
 // Sums of a weighted regression of y on x.
@@ -43,7 +45,8 @@ Line least_squares(const Points& points) {
 
 std::vector<RoundTrip> quickest(const std::vector<RoundTrip>& trips, double share) {
   const std::size_t all = trips.size();
-  const auto wanted = std::clamp(static_cast<std::size_t>(share * static_cast<double>(all)), std::min(fewest_pairs, all), all);
+  const auto wanted =
+      std::clamp(static_cast<std::size_t>(share * static_cast<double>(all)), std::min(fewest_pairs, all), all);
   std::vector<Low> quick(all);
   for (std::size_t i = 0; i < all; ++i) quick[i] = {trips[i].rtt, static_cast<double>(i)};
   keep_lowest(quick, wanted);

@@ -1,18 +1,19 @@
 // The corridor between the two sides.
 //
-// Take a slope a. The highest line of that slope below all upper points has the height U(a) = min(u_i - a x_i) at x = 0, the
-// lowest one above all lower points L(a) = max(l_j - a x_j). Only vertices of the convex hulls ever decide. U is concave and L is
-// convex, both are straight between the slopes of the hulls' sides; so G = U - L, the gap, is concave and straight between those
-// slopes, and one walk over them in order finds all there is to know:
+// Take a slope a. The highest line of that slope below all upper points has the height U(a) = min(u_i - a x_i) at x =
+// 0, the lowest one above all lower points L(a) = max(l_j - a x_j). Only vertices of the convex hulls ever decide. U is
+// concave and L is convex, both are straight between the slopes of the hulls' sides; so G = U - L, the gap, is concave
+// and straight between those slopes, and one walk over them in order finds all there is to know:
 //
 //   the slope of the largest gap             where G turns from rising to falling
 //   the steepest and the flattest line       the two roots of G
 //
-// At another place x* the same holds with x - x* for x: the highest value of any line of the corridor at x* is the maximum of
-// U over the slopes between the roots. In the middle of the window that is a point of the hull unless the slope there is outside;
-// then it is the value at the nearer root.
+// At another place x* the same holds with x - x* for x: the highest value of any line of the corridor at x* is the
+// maximum of U over the slopes between the roots. In the middle of the window that is a point of the hull unless the
+// slope there is outside; then it is the value at the nearer root.
 //
-// Why the vertical gap: the Euclidean margin between two sets depends on the units of the axes, the vertical one does not.
+// Why the vertical gap: the Euclidean margin between two sets depends on the units of the axes, the vertical one does
+// not.
 
 #include <algorithm>
 #include <cmath>
@@ -36,7 +37,8 @@ std::vector<std::size_t> hull(const Side& side) {
     }
     while (kept.size() >= 2) {
       const std::size_t a = kept[kept.size() - 2], b = kept.back();
-      const double turn = (side.x[b] - side.x[a]) * (side.y[i] - side.y[a]) - (side.y[b] - side.y[a]) * (side.x[i] - side.x[a]);
+      const double turn =
+          (side.x[b] - side.x[a]) * (side.y[i] - side.y[a]) - (side.y[b] - side.y[a]) * (side.x[i] - side.x[a]);
       if (turn > 0) break;
       kept.pop_back();
     }
@@ -45,8 +47,9 @@ std::vector<std::size_t> hull(const Side& side) {
   return kept;
 }
 
-// The floor of one side as a function of the line's slope: the height at `at` of an upright line of slope `sign * a` that
-// touches the hull from below. The hull's sides get steeper from left to right, so a search finds the vertex that is touched.
+// The floor of one side as a function of the line's slope: the height at `at` of an upright line of slope `sign * a`
+// that touches the hull from below. The hull's sides get steeper from left to right, so a search finds the vertex that
+// is touched.
 class Floor {
  public:
   Floor(const Side& side, const std::vector<std::size_t>& hull) : side_(side), hull_(hull) {
@@ -66,9 +69,11 @@ class Floor {
     for (const double each : steepness_) turns.push_back(side_.sign * each);
   }
 
-  // The highest floor at `at` with a slope from `lowest` to `highest`: along the hull's side there, if that is not too steep.
+  // The highest floor at `at` with a slope from `lowest` to `highest`: along the hull's side there, if that is not too
+  // steep.
   double highest_at(double at, double lowest, double highest) const {
-    const auto right = std::lower_bound(hull_.begin(), hull_.end(), at, [&](std::size_t i, double x) { return side_.x[i] < x; });
+    const auto right =
+        std::lower_bound(hull_.begin(), hull_.end(), at, [&](std::size_t i, double x) { return side_.x[i] < x; });
     const auto k = static_cast<std::size_t>(right - hull_.begin());
     const double upright = k == 0 ? -infinity : k == hull_.size() ? infinity : steepness_[k - 1];
     return height(std::clamp(side_.sign * upright, lowest, highest), at);
@@ -80,7 +85,8 @@ class Floor {
   std::vector<double> steepness_;
 };
 
-// Where the gap, falling from `inside` (>= 0) to beyond the last turn, reaches 0. The gap is straight outside of all turns.
+// Where the gap, falling from `inside` (>= 0) to beyond the last turn, reaches 0. The gap is straight outside of all
+// turns.
 double root(const std::vector<double>& slopes, const std::vector<double>& gaps, std::size_t best, int step,
             double steepness) {
   std::size_t i = best;
@@ -126,7 +132,8 @@ Corridor corridor(const Side& upper, const Side& lower) {
 
 Extent extent(const Corridor& corridor, const Side& upper, const Side& lower, double x) {
   const Floor above(upper, corridor.upper_hull), below(lower, corridor.lower_hull);
-  return {-below.highest_at(x, corridor.lowest, corridor.highest), above.highest_at(x, corridor.lowest, corridor.highest)};
+  return {-below.highest_at(x, corridor.lowest, corridor.highest),
+          above.highest_at(x, corridor.lowest, corridor.highest)};
 }
 
 }  // namespace ringfold::fitting

@@ -1,8 +1,9 @@
 // The parts of a fit, for fit_*.cpp and their tests.
 //
-// Both sides are kept *upright*: a lower point's difference has its sign changed, so that on either side a delay pushes a point
-// up from the floor, and one piece of code serves both. On the lower side the line then has slope -alpha. x counts from t0 and y
-// from the exact integer `origin`; only these small numbers become double, so that clocks 10^17 ns apart lose nothing.
+// Both sides are kept *upright*: a lower point's difference has its sign changed, so that on either side a delay pushes
+// a point up from the floor, and one piece of code serves both. On the lower side the line then has slope -alpha. x
+// counts from t0 and y from the exact integer `origin`; only these small numbers become double, so that clocks 10^17 ns
+// apart lose nothing.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +13,8 @@
 
 namespace ringfold::fitting {
 
-// A difference that may run over: stamps are whatever a packet said. What ran over is far from all others, and is refused.
+// A difference that may run over: stamps are whatever a packet said. What ran over is far from all others, and is
+// refused.
 inline std::int64_t minus(std::int64_t a, std::int64_t b) {
   return static_cast<std::int64_t>(static_cast<std::uint64_t>(a) - static_cast<std::uint64_t>(b));
 }
@@ -29,8 +31,8 @@ struct Side {
   double residual(std::size_t i, double alpha) const { return y[i] - sign * alpha * x[i]; }
 };
 
-// A packet there and a packet back of one exchange, `span` apart. While the other end held it, the clocks drifted: until
-// `straighten` has taken that out, `rtt` is off by the skew times the span (4 ms at 30 ppm are 120 ns).
+// A packet there and a packet back of one exchange, `span` apart. While the other end held it, the clocks drifted:
+// until `straighten` has taken that out, `rtt` is off by the skew times the span (4 ms at 30 ppm are 120 ns).
 struct RoundTrip {
   double x, middle, rtt, span;
 };
@@ -61,19 +63,20 @@ struct Low {
   double residual, x;
 };
 
-// Brings the `count` lowest to the front, in no order, and drops most of the others. Of thousands of points a few hundred
-// matter; a threshold from a sample sets them apart in one pass without a branch, which is most of the work of nth_element.
+// Brings the `count` lowest to the front, in no order, and drops most of the others. Of thousands of points a few
+// hundred matter; a threshold from a sample sets them apart in one pass without a branch, which is most of the work of
+// nth_element.
 void keep_lowest(std::vector<Low>& points, std::size_t count);
 
 // ---- fit_hull.cpp
 
 // The lines of one slope between the sides: the gap, and the highest and lowest of them at x = 0. A gap below 0: none.
 struct Corridor {
-  double alpha = 0;             // of the largest gap
+  double alpha = 0;  // of the largest gap
   double gap = 0;
-  double beta = 0;              // the middle of the gap
+  double beta = 0;                 // the middle of the gap
   double lowest = 0, highest = 0;  // slopes of the lines that fit at all
-  bool overlap = true;          // false: the sides do not overlap in time, and every slope fits
+  bool overlap = true;             // false: the sides do not overlap in time, and every slope fits
   std::vector<std::size_t> upper_hull, lower_hull;
 
   bool crosses() const { return gap < 0; }

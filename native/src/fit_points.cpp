@@ -56,7 +56,8 @@ void keep_lowest(std::vector<Low>& points, std::size_t count) {
     double sample[512];
     const std::size_t stride = std::max(sampled_every, (n + 511) / 512), taken = (n + stride - 1) / stride;
     for (std::size_t i = 0; i < taken; ++i) sample[i] = points[i * stride].residual;
-    // A sample of m has about m * count / n of the lowest; two and a half standard deviations more is nearly always enough.
+    // A sample of m has about m * count / n of the lowest; two and a half standard deviations more is nearly always
+    // enough.
     const double share = static_cast<double>(count) / static_cast<double>(n) * static_cast<double>(taken);
     const std::size_t place = std::min(static_cast<std::size_t>(share + 2.5 * std::sqrt(share) + 2), taken - 1);
     std::nth_element(sample, sample + place, sample + taken);
@@ -101,7 +102,8 @@ Points collect(const Window& window) {
 
   sort_by_x(upper);
   sort_by_x(lower);
-  const std::int64_t first = std::min(upper.front().x, lower.front().x), last = std::max(upper.back().x, lower.back().x);
+  const std::int64_t first = std::min(upper.front().x, lower.front().x),
+                     last = std::max(upper.back().x, lower.back().x);
   const std::int64_t span = minus(last, first);
   if (span < 0 || span >= exact) {
     points.refused = "the stamps are further apart than any window is long";

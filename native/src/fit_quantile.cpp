@@ -1,16 +1,17 @@
 // Two quantiles with one slope.
 //
-// For a slope a and a level q, the best height of a side is the q-quantile of its upright residuals. What is left is one
-// unknown, a, and a convex function of it: the check loss, summed over both sides. Its derivative needs only the sum of x over
-// the points below the quantile,
+// For a slope a and a level q, the best height of a side is the q-quantile of its upright residuals. What is left is
+// one unknown, a, and a convex function of it: the check loss, summed over both sides. Its derivative needs only the
+// sum of x over the points below the quantile,
 //
 //   D(a) = S_upper(a) - S_lower(a),    S(a) = sum of x below - q * sum of all x
 //
-// (when the slope is right, the points below are spread over the window as all points are), and D only grows with a. So: begin
-// near, bracket the root, close in. The point that the quantile cuts counts with the part of it that is below.
+// (when the slope is right, the points below are spread over the window as all points are), and D only grows with a.
+// So: begin near, bracket the root, close in. The point that the quantile cuts counts with the part of it that is
+// below.
 //
-// Only points near the floor ever are below. The search looks at the lowest few times q of each side at its first slope, and at
-// the end checks on all points that none was left out.
+// Only points near the floor ever are below. The search looks at the lowest few times q of each side at its first
+// slope, and at the end checks on all points that none was left out.
 
 #include <algorithm>
 #include <cmath>
@@ -44,7 +45,8 @@ Cut cut(const Active& side, double a, std::vector<Low>& scratch) {
   for (std::size_t i = 0; i < n; ++i) scratch[i] = {side.y[i] - side.sign * a * side.x[i], side.x[i]};
   const auto below = std::min(static_cast<std::size_t>(side.rank), n - 1);
   const auto at = scratch.begin() + static_cast<std::ptrdiff_t>(below);
-  std::nth_element(scratch.begin(), at, scratch.end(), [](const Low& p, const Low& r) { return p.residual < r.residual; });
+  std::nth_element(scratch.begin(), at, scratch.end(),
+                   [](const Low& p, const Low& r) { return p.residual < r.residual; });
   double sum = 0;
   for (auto each = scratch.begin(); each != at; ++each) sum += each->x;
   return {at->residual, sum + (side.rank - static_cast<double>(below)) * at->x - side.all_x};
@@ -78,7 +80,8 @@ Active lowest(const Side& side, double q, double a, double share, std::vector<Lo
 bool left_one_out(const Side& side, const Active& active, double a, double height) {
   std::size_t below = 0, below_active = 0;
   for (std::size_t i = 0; i < side.size(); ++i) below += side.residual(i, a) < height;
-  for (std::size_t i = 0; i < active.x.size(); ++i) below_active += active.y[i] - active.sign * a * active.x[i] < height;
+  for (std::size_t i = 0; i < active.x.size(); ++i)
+    below_active += active.y[i] - active.sign * a * active.x[i] < height;
   return below != below_active;
 }
 
@@ -88,8 +91,10 @@ double find_root(Gradient gradient, double start, double step, double near_enoug
   double low = start, high = start;
   double at_low = gradient(start), at_high = at_low;
   if (at_low == 0) return start;
-  for (int i = 0; i < 60 && at_low > 0; ++i, step *= 2) high = low, at_high = at_low, low -= step, at_low = gradient(low);
-  for (int i = 0; i < 60 && at_high < 0; ++i, step *= 2) low = high, at_low = at_high, high += step, at_high = gradient(high);
+  for (int i = 0; i < 60 && at_low > 0; ++i, step *= 2)
+    high = low, at_high = at_low, low -= step, at_low = gradient(low);
+  for (int i = 0; i < 60 && at_high < 0; ++i, step *= 2)
+    low = high, at_low = at_high, high += step, at_high = gradient(high);
   for (int i = 0; i < 100 && high - low > near_enough; ++i) {
     double share = i % 3 == 2 ? 0.5 : at_low / (at_low - at_high);
     share = std::clamp(share, 0.02, 0.98);
@@ -127,7 +132,8 @@ double rough_slope(const Points& points) {
     const auto spots = floor_spots(*side);
     for (std::size_t i = 0; i < spots.size(); ++i)
       for (std::size_t j = i + (spots.size() + 2) / 3; j < spots.size(); ++j)
-        if (spots[j].x > spots[i].x) steep.push_back(side->sign * (spots[j].y - spots[i].y) / (spots[j].x - spots[i].x));
+        if (spots[j].x > spots[i].x)
+          steep.push_back(side->sign * (spots[j].y - spots[i].y) / (spots[j].x - spots[i].x));
   }
   if (steep.empty()) return 0;
   const auto middle = steep.begin() + static_cast<std::ptrdiff_t>(steep.size() / 2);
@@ -143,13 +149,12 @@ Level quantile(const Points& points, double q, double start) {
   for (const double share : {2.0, 5.0, 1e9}) {
     const Active upper = lowest(points.upper, q, alpha, share, scratch);
     const Active lower = lowest(points.lower, q, alpha, share, scratch);
-    const auto gradient = [&](double a) {
-      return cut(upper, a, scratch).gradient - cut(lower, a, scratch).gradient;
-    };
+    const auto gradient = [&](double a) { return cut(upper, a, scratch).gradient - cut(lower, a, scratch).gradient; };
     alpha = find_root(gradient, alpha, first_step_ns / static_cast<double>(points.half), near_enough);
     above = cut(upper, alpha, scratch);
     below = cut(lower, alpha, scratch);
-    if (!left_one_out(points.upper, upper, alpha, above.height) && !left_one_out(points.lower, lower, alpha, below.height))
+    if (!left_one_out(points.upper, upper, alpha, above.height) &&
+        !left_one_out(points.lower, lower, alpha, below.height))
       break;
   }
   return {{alpha, (above.height - below.height) / 2}, above.height, below.height};

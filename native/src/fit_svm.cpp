@@ -1,12 +1,12 @@
-// The linear support vector machine: the line with the widest margin between upper and lower points, where a point inside the
-// margin costs C times its depth. Both axes are first scaled to 0..1.
+// The linear support vector machine: the line with the widest margin between upper and lower points, where a point
+// inside the margin costs C times its depth. Both axes are first scaled to 0..1.
 //
-// Its weakness is that scaling. The margin is Euclidean, so its width and what C means depend on the range of y: one packet
-// delayed by a millisecond squeezes the floor into a thousandth of the axis, the margin swallows most points, and the line
-// becomes little better than the mean of all. The slope suffers first. It is here to be compared with.
+// Its weakness is that scaling. The margin is Euclidean, so its width and what C means depend on the range of y: one
+// packet delayed by a millisecond squeezes the floor into a thousandth of the axis, the margin swallows most points,
+// and the line becomes little better than the mean of all. The slope suffers first. It is here to be compared with.
 //
-// Three unknowns and thousands of points: not the dual, but Newton's method on the primal, with the corner of the hinge loss
-// rounded off over a width that shrinks from round to round until it no longer matters. The same steps every time.
+// Three unknowns and thousands of points: not the dual, but Newton's method on the primal, with the corner of the hinge
+// loss rounded off over a width that shrinks from round to round until it no longer matters. The same steps every time.
 
 #include <algorithm>
 #include <array>

@@ -1,16 +1,16 @@
 // The inner loop of rf64, which every CPU level has its own version of.
 //
-// Words first. A *word* is 64 bits, little-endian. A *row* is 32 words; a *lane* is the words at one place of all rows. Each
-// lane has a state, and absorbs its word of a row by
+// Words first. A *word* is 64 bits, little-endian. A *row* is 32 words; a *lane* is the words at one place of all rows.
+// Each lane has a state, and absorbs its word of a row by
 //
 //     x = state ^ word;  x += low(x) * first;  swap the halves of x;  x += low(x) * second;  state = x
 //
 // where low(x) are the lower 32 bits. Why this:
-// - Both additions can be undone (the factors are even, so the lower half is multiplied by an odd number, and it tells what
-//   was added to the upper half). So a changed word always changes the state, and later words cannot undo it unless they
-//   are changed as well.
-// - Each half is multiplied with all 64 bits of the product kept: a difference in the highest bit spreads as far as one in
-//   the lowest.
+// - Both additions can be undone (the factors are even, so the lower half is multiplied by an odd number, and it
+//   determines what was added to the upper half). So a changed word always changes the state, and later words cannot
+//   undo it unless they are changed as well.
+// - Each half is multiplied with all 64 bits of the product kept: a difference in the highest bit spreads as far as one
+//   in the lowest.
 // - It needs one 32-bit multiplication per half, which AVX2 and GPUs have, and lanes know nothing of each other.
 #pragma once
 

@@ -72,7 +72,7 @@ Writer::Writer(const std::string& path, std::uint64_t stale_after_ns, unsigned m
   fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, mode);
   if (fd_ < 0) fail(path, errno == ELOOP ? "it is a symbolic link" : strerror(errno));
   try {
-    struct stat about {};
+    struct stat about{};
     if (::fstat(fd_, &about) != 0) fail(path, strerror(errno));
     if (!S_ISREG(about.st_mode)) fail(path, "it is not a regular file");
     if (about.st_uid != ::geteuid()) fail(path, "it belongs to user " + std::to_string(about.st_uid));
@@ -124,7 +124,8 @@ void Writer::close() {
   ::close(fd_);  // and with it goes the lock
 }
 
-// Another version's readers look at the first 16 bytes before anything else: those say "not yours" until all is laid out.
+// Another version's readers look at the first 16 bytes before anything else: those say "not yours" until all is laid
+// out.
 void Writer::lay_out() {
   ringfold_hints_header& head = *header();
   store(head.abi, 0u);
@@ -232,11 +233,16 @@ void Writer::beat() {
 
 const char* name_of(State state) {
   switch (state) {
-    case State::fresh: return "fresh";
-    case State::missing: return "missing";
-    case State::foreign: return "foreign";
-    case State::other_abi: return "other version";
-    case State::stale: return "stale";
+    case State::fresh:
+      return "fresh";
+    case State::missing:
+      return "missing";
+    case State::foreign:
+      return "foreign";
+    case State::other_abi:
+      return "other version";
+    case State::stale:
+      return "stale";
   }
   return "";
 }
@@ -261,7 +267,7 @@ State Reader::look(std::uint64_t now_ns) {
   unmap();
   state_ = static_cast<State>(ringfold_hints_map_file(path_.c_str(), &map_));
   if (map_.base == nullptr) return state_;
-  guard_mapping(map_.base, RINGFOLD_HINTS_FILE_BYTES);  // before the first look: the file may have shrunk since it was mapped
+  guard_mapping(map_.base, RINGFOLD_HINTS_FILE_BYTES);  // before the first read: the file may have shrunk since
   state_ = static_cast<State>(ringfold_hints_look(&map_, ringfold_hints_now()));
   if (state_ == State::foreign) unmap();
   return state_;

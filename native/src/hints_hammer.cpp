@@ -18,9 +18,12 @@ struct Pattern {
 
 constexpr std::size_t path_counts[] = {2, 4, wide_paths, 3};
 
-std::uint32_t mark(std::uint32_t share, std::size_t paths) { return (share * 2'654'435'761u >> 16) & ((1u << paths) - 1); }
+std::uint32_t mark(std::uint32_t share, std::size_t paths) {
+  return (share * 2'654'435'761u >> 16) & ((1u << paths) - 1);
+}
 
-// Odd slots are always wide, so that the area is rewritten under the eyes of readers; in even ones the form changes too.
+// Odd slots are always wide, so that the area is rewritten under the eyes of readers; in even ones the form changes
+// too.
 Pattern pattern(std::uint64_t number, std::uint32_t slot) {
   Pattern out;
   out.paths = slot % 2 == 1 ? wide_paths : path_counts[number & 3];
@@ -66,8 +69,12 @@ Hammered hammer_reads(Reader& reader, std::uint32_t slots, std::span<const std::
     if (each % reads_a_look == 0) reader.look(ringfold_hints_now());
     const auto slot = static_cast<std::uint32_t>(each % slots);
     switch (reader.read(slot, generations[slot], hint)) {
-      case RINGFOLD_HINT_LOCAL: ++out.local; break;
-      case RINGFOLD_HINT_BUSY: ++out.busy; break;
+      case RINGFOLD_HINT_LOCAL:
+        ++out.local;
+        break;
+      case RINGFOLD_HINT_BUSY:
+        ++out.busy;
+        break;
       case RINGFOLD_HINT_READ:
         ++out.hints;
         if (!is_whole(hint)) ++out.torn;

@@ -1,5 +1,5 @@
-// What one compilation of kernels_level.inc offers. Plain function pointers, so that nothing compiled for a wider CPU can be
-// picked by the linker for a narrower one.
+// What one compilation of kernels_level.inc offers. Plain function pointers, so that nothing compiled for a wider CPU
+// can be picked by the linker for a narrower one.
 #pragma once
 
 #include <cstddef>
@@ -16,11 +16,11 @@ using NarrowKernel = void (*)(void* target, const float* source, size_t count);
 using CopyKernel = void (*)(void* target, const void* source, size_t bytes);
 
 struct Table {
-    ReduceKernel reduce[dtype_count][reduce_op_count];
-    DivideKernel divide[dtype_count];      // called with divisor >= 2 only
-    WidenKernel widen_f16, widen_bf16;
-    NarrowKernel narrow_f16, narrow_bf16;  // rounds to nearest even
-    CopyKernel stream_copy;                // writes past the cache where the CPU can; needs stream_fence() afterwards
+  ReduceKernel reduce[dtype_count][reduce_op_count];
+  DivideKernel divide[dtype_count];  // called with divisor >= 2 only
+  WidenKernel widen_f16, widen_bf16;
+  NarrowKernel narrow_f16, narrow_bf16;  // rounds to nearest even
+  CopyKernel stream_copy;                // writes past the cache where the CPU can; needs stream_fence() afterwards
 };
 
 namespace generic {

@@ -21,7 +21,7 @@ struct Range {
 
 std::array<Range, 64> ranges;
 std::mutex changing;
-struct sigaction before {};
+struct sigaction before{};
 
 bool put_zeros(std::uintptr_t at) {
   for (const Range& range : ranges) {
@@ -56,7 +56,7 @@ void on_bus_error(int number, siginfo_t* about, void* context) {
 }
 
 void install() {
-  struct sigaction ours {};
+  struct sigaction ours{};
   ours.sa_sigaction = on_bus_error;
   ours.sa_flags = SA_SIGINFO | SA_ONSTACK;
   sigemptyset(&ours.sa_mask);

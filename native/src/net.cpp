@@ -41,16 +41,17 @@ bool same_host(int fd) {
   if (::getpeername(fd, reinterpret_cast<sockaddr*>(&there), &there_bytes) != 0) return false;
   if (here.ss_family != there.ss_family) return false;
   if (here.ss_family == AF_INET) {
-    return reinterpret_cast<sockaddr_in&>(here).sin_addr.s_addr == reinterpret_cast<sockaddr_in&>(there).sin_addr.s_addr;
+    return reinterpret_cast<sockaddr_in&>(here).sin_addr.s_addr ==
+           reinterpret_cast<sockaddr_in&>(there).sin_addr.s_addr;
   }
-  return std::memcmp(&reinterpret_cast<sockaddr_in6&>(here).sin6_addr, &reinterpret_cast<sockaddr_in6&>(there).sin6_addr,
-                     sizeof(in6_addr)) == 0;
+  return std::memcmp(&reinterpret_cast<sockaddr_in6&>(here).sin6_addr,
+                     &reinterpret_cast<sockaddr_in6&>(there).sin6_addr, sizeof(in6_addr)) == 0;
 }
 
 }  // namespace
 
-// Between machines the kernel sizes the buffers best. On one host there is no distance to fill: what is in flight should
-// stay in the cache, so the buffers are small and fixed.
+// Between machines the kernel sizes the buffers best. On one host there is no distance to fill: what is in flight
+// should stay in the cache, so the buffers are small and fixed.
 void prepare(int fd, int same_host_buffer) {
   const int one = 1;
   ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);

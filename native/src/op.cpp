@@ -13,8 +13,8 @@ constexpr std::size_t past_cache_bytes = std::size_t{4} << 20;
 // A quantised op is for slow links: smaller segments are on their way to the next hop sooner, and are encoded in cache.
 constexpr std::size_t quantised_segment_bytes = std::size_t{256} << 10;
 constexpr std::size_t smallest_fine_segment = std::size_t{16} << 10;
-// On several paths the slow one holds the op up by as long as its last segment takes. A thousandth of what travels is soon
-// through; but every segment has a price.
+// On several paths the slow one holds the op up by as long as its last segment takes. A thousandth of what travels is
+// soon through; but every segment has a price.
 std::size_t fine_segment(std::size_t bytes, std::uint32_t size) {
   const std::size_t chunk = size > 2 ? bytes / size : bytes;
   std::size_t segment = smallest_fine_segment;
@@ -50,9 +50,9 @@ std::size_t total_bytes(const OpSpec& spec) {
 
 }  // namespace
 
-// The last committed small op of every tag is kept whole, for a seal to carry. All of them together must fit into a control
-// frame: a few tags may have large payloads, many tags smaller ones, and the rest goes around the ring. Every peer decides
-// this from what it knows without asking: tag, bytes and members.
+// The last committed small op of every tag is kept whole, for a seal to carry. All of them together must fit into a
+// control frame: a few tags may have large payloads, many tags smaller ones, and the rest goes around the ring. Every
+// peer decides this from what it knows without asking: tag, bytes and members.
 std::size_t max_payload_bytes(std::uint64_t tag) {
   if (tag < 16) return std::size_t{1} << 20;
   return tag < 256 ? std::size_t{128} << 10 : 0;
@@ -131,7 +131,10 @@ void Op::start(std::uint32_t rank, std::uint32_t size, std::size_t small_bytes, 
     const std::size_t end = plan_.chunk_begin[origin.chunk + 1];
     for (std::size_t at = plan_.chunk_begin[origin.chunk]; at < end; at += plan_.segment_bytes) {
       const std::uint32_t length = wire_bytes(at, segment_end(origin.chunk, at));
-      own_[origin.send.to_next].push_back({.stage = origin.send.stage, .own = true, .length = length, .offset = at,
+      own_[origin.send.to_next].push_back({.stage = origin.send.stage,
+                                           .own = true,
+                                           .length = length,
+                                           .offset = at,
                                            .contributors = !reduces() || spec.contribute ? 1u : 0u});
     }
   }
@@ -185,14 +188,15 @@ bool Op::superseded(const Sendable& item) const {
   for (std::size_t stage = item.stage; stage < plan_.receives.size(); ++stage) {
     const Receive& receive = plan_.receives[stage];
     if (receive.chunk < 0) continue;
-    const bool same = item.offset >= plan_.chunk_begin[receive.chunk] && item.offset < plan_.chunk_begin[receive.chunk + 1];
+    const bool same =
+        item.offset >= plan_.chunk_begin[receive.chunk] && item.offset < plan_.chunk_begin[receive.chunk + 1];
     if (same && received(static_cast<std::uint16_t>(stage), item.offset)) return true;
   }
   return false;
 }
 
 Sendable Op::take_sendable(bool to_next) {
-  std::deque<Sendable>& queue = !again_[to_next].empty()      ? again_[to_next]
+  std::deque<Sendable>& queue = !again_[to_next].empty()     ? again_[to_next]
                                 : forwards_[to_next].empty() ? own_[to_next]
                                                              : forwards_[to_next];
   Sendable item = std::move(queue.front());
@@ -277,8 +281,9 @@ Op::Applied Op::apply(bool from_next, std::uint16_t stage, std::uint64_t offset,
     return Applied::yes;
   }
   const std::uint32_t own = spec.contribute ? 1 : 0;
-  const Incoming in{offset, payload, value_bytes, crc, contributors,
-                    receive.after >= 0 ? stage_counts_[static_cast<std::size_t>(receive.after)] : own};
+  const Incoming in{offset,       payload,
+                    value_bytes,  crc,
+                    contributors, receive.after >= 0 ? stage_counts_[static_cast<std::size_t>(receive.after)] : own};
   if (!count(receive, stage, in)) return Applied::invalid;
   if (!seen) {
     const std::size_t bit = receive.first_bit + (offset - begin) / plan_.segment_bytes;
@@ -352,8 +357,12 @@ void Op::write(const Receive& receive, const Incoming& in) {
   }
   for (std::uint8_t i = 0; i < receive.pass_count; ++i) {
     const Send& send = receive.passes[i];
-    forwards_[send.to_next].push_back({.stage = send.stage, .length = in.length, .offset = in.offset, .crc = forward_crc,
-                                       .crc_known = true, .contributors = together});
+    forwards_[send.to_next].push_back({.stage = send.stage,
+                                       .length = in.length,
+                                       .offset = in.offset,
+                                       .crc = forward_crc,
+                                       .crc_known = true,
+                                       .contributors = together});
   }
 }
 
@@ -383,13 +392,15 @@ std::uint32_t Op::write_span(const Receive& receive, const Incoming& in, const S
   return 0;
 }
 
-// Reduces into the segment for the next hop, or passes the segment on as it came. Memory is written once the value is final.
+// Reduces into the segment for the next hop, or passes the segment on as it came. Memory is written once the value is
+// final.
 void Op::write_quantised(const Receive& receive, const Incoming& in) {
   const std::uint32_t together = receive.reduce ? in.together() : in.contributors;
   const std::uint32_t by = divisor(receive, together);
   const bool reduces_here = receive.reduce && in.here > 0, has_value = in.contributors > 0;
   const bool is_new = reduces_here || (has_value && by > 1);  // otherwise it is passed on as it came
-  std::vector<std::byte> forward(is_new || receive.pass_count > 0 ? wire_bytes(in.offset, segment_end(receive.chunk, in.offset)) : 0);
+  std::vector<std::byte> forward(
+      is_new || receive.pass_count > 0 ? wire_bytes(in.offset, segment_end(receive.chunk, in.offset)) : 0);
   std::size_t wire_at = 0;
   for_spans(in.offset, segment_end(receive.chunk, in.offset),
             [&](const Span& span, std::size_t inside, std::size_t at, std::size_t count) {
@@ -400,7 +411,8 @@ void Op::write_quantised(const Receive& receive, const Incoming& in) {
               std::byte* encoded = forward.data() + wire_at;
               std::byte* target = span.target + inside;
               const auto finish = [&](const std::byte* with) {
-                quantize::finish(spec.scheme, span.dtype, spec.reduce_op, encoded, incoming, with, items, by, target, backup);
+                quantize::finish(spec.scheme, span.dtype, spec.reduce_op, encoded, incoming, with, items, by, target,
+                                 backup);
               };
               wire_at += quantize::encoded_bytes(spec.scheme, span.dtype, items);
               if (reduces_here && has_value && receive.last_reduce) {
@@ -428,8 +440,13 @@ void Op::write_quantised(const Receive& receive, const Incoming& in) {
   const Payload shared = together > 0 ? Payload(std::move(forward)) : Payload();
   for (std::uint8_t i = 0; i < receive.pass_count; ++i) {
     const Send& send = receive.passes[i];
-    forwards_[send.to_next].push_back({.stage = send.stage, .length = in.length, .offset = in.offset, .crc = crc,
-                                       .crc_known = true, .encoded = shared, .contributors = together});
+    forwards_[send.to_next].push_back({.stage = send.stage,
+                                       .length = in.length,
+                                       .offset = in.offset,
+                                       .crc = crc,
+                                       .crc_known = true,
+                                       .encoded = shared,
+                                       .contributors = together});
   }
 }
 
@@ -489,11 +506,13 @@ void Op::fold() {
     const std::size_t items = count / item_bytes(span.dtype);
     if (contributors == 0) std::memset(target, 0, count);
     if (contributors == 1) std::memcpy(target, operands[0] + at, count);
-    if (contributors > 1) kernels::reduce(span.dtype, spec.reduce_op, target, operands[0] + at, operands[1] + at, items);
+    if (contributors > 1)
+      kernels::reduce(span.dtype, spec.reduce_op, target, operands[0] + at, operands[1] + at, items);
     for (std::uint32_t i = 2; i < contributors; ++i) {
       kernels::reduce(span.dtype, spec.reduce_op, target, target, operands[i] + at, items);
     }
-    if (spec.reduce_op == kernels::ReduceOp::avg) kernels::divide(span.dtype, target, divide_by_size ? n : contributors, items);
+    if (spec.reduce_op == kernels::ReduceOp::avg)
+      kernels::divide(span.dtype, target, divide_by_size ? n : contributors, items);
   });
 }
 

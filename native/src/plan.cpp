@@ -5,7 +5,7 @@
 namespace ringfold {
 namespace {
 
-constexpr std::size_t chunk_grain = 64;    // no element is ever cut: item sizes divide it
+constexpr std::size_t chunk_grain = 64;  // no element is ever cut: item sizes divide it
 constexpr std::size_t smallest_segment = 32 * 1024;
 constexpr std::size_t largest_square = std::size_t{2} << 20;  // beyond, the ring keeps both directions busier
 

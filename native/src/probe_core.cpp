@@ -11,7 +11,7 @@ constexpr Ns millisecond = 1'000'000;
 constexpr Ns answer_timeout = 1'000 * millisecond;  // then an exchange is lost
 constexpr Ns second_timeout = 20 * millisecond;     // after Pt1: then Pt2 will not come, and the answer goes without
 constexpr Ns stamp_timeout = 100 * millisecond;     // after Pr2: then its stamp will not come
-constexpr Ns stepped_for = 100 * millisecond;        // or four cycles: a packet or two may get lost
+constexpr Ns stepped_for = 100 * millisecond;       // or four cycles: a packet or two may get lost
 constexpr Ns early_enough = 2'000;                  // the timer counts by a clock that is a little different
 constexpr std::size_t most_answers = 256;           // of one neighbour at a time: a second, at the default cadence
 constexpr std::size_t most_rows = 1 << 16;          // of one edge, when nobody rotates
@@ -19,13 +19,9 @@ constexpr std::uint64_t late_by = 8;                // behind a complete exchang
 
 enum Column { t1_tx, t1_rx, t2_tx, t2_rx, r1_tx, r1_rx, r2_tx, r2_rx };
 
-bool has_forward(const Row& row) {
-  return row[t1_tx] != 0 && row[t1_rx] != 0 && row[t2_tx] != 0 && row[t2_rx] != 0;
-}
+bool has_forward(const Row& row) { return row[t1_tx] != 0 && row[t1_rx] != 0 && row[t2_tx] != 0 && row[t2_rx] != 0; }
 
-bool has_backward(const Row& row) {
-  return row[r1_tx] != 0 && row[r1_rx] != 0 && row[r2_tx] != 0 && row[r2_rx] != 0;
-}
+bool has_backward(const Row& row) { return row[r1_tx] != 0 && row[r1_rx] != 0 && row[r2_tx] != 0 && row[r2_rx] != 0; }
 
 // In the order of sending; they mostly are.
 std::vector<Row> by_sequence(std::vector<Row> rows, const std::vector<std::uint64_t>& sequences) {
@@ -137,8 +133,9 @@ Window Core::closed(Ns node_now, const OutEdge& edge, std::vector<Row> rows) con
   window.duplicates = edge.duplicates;
   window.user_stamps = user_stamps_ || edge.user_stamps;
   window.stepped = window_stepped_;
-  if (edge.stepped) window.stepped += (window.stepped.empty() ? "" : "; ") + std::string("the clock of node ") +
-                                      std::to_string(edge.link.node) + "'s host stepped";
+  if (edge.stepped)
+    window.stepped += (window.stepped.empty() ? "" : "; ") + std::string("the clock of node ") +
+                      std::to_string(edge.link.node) + "'s host stepped";
   return window;
 }
 
@@ -357,10 +354,11 @@ void Core::step(Ns now, std::vector<Outgoing>& out) {
 }
 
 // The first packet of a batch finds cold caches and takes a few hundred nanoseconds longer. If it were always the same
-// edge's, or always a probe and never an answer, that would be an asymmetry, which no estimator can see. So all take turns,
-// in the same order at both instants of a cycle, for the spacing of pairs. Pd1 is not stamped and goes last.
+// edge's, or always a probe and never an answer, that would be an asymmetry, which no estimator can see. So all take
+// turns, in the same order at both instants of a cycle, for the spacing of pairs. Pd1 is not stamped and goes last.
 void Core::take_turns(std::vector<Outgoing>& out) const {
-  const auto end = std::stable_partition(out.begin(), out.end(), [](const Outgoing& each) { return each.wants_stamp(); });
+  const auto end =
+      std::stable_partition(out.begin(), out.end(), [](const Outgoing& each) { return each.wants_stamp(); });
   const auto count = static_cast<std::uint64_t>(end - out.begin());
   if (count > 1) std::rotate(out.begin(), out.begin() + static_cast<std::ptrdiff_t>(cycles_ % count), end);
 }

@@ -407,10 +407,10 @@ void Prober::drain_packets() {
       mmsghdr& header = io.messages.headers[static_cast<std::size_t>(i)];
       const Messages::Room& room = io.messages.rooms[static_cast<std::size_t>(i)];
       // A long one is cut off by the kernel; its length here is still not that of a packet.
-      Arrived arrived{room.bytes, std::min<std::size_t>(header.msg_len, room.bytes.size()), {},
-                      read_notes(header.msg_hdr).real};
-      arrived.from.length = static_cast<std::uint8_t>(
-          std::min<std::size_t>(header.msg_hdr.msg_namelen, arrived.from.bytes.size()));
+      Arrived arrived{
+          room.bytes, std::min<std::size_t>(header.msg_len, room.bytes.size()), {}, read_notes(header.msg_hdr).real};
+      arrived.from.length =
+          static_cast<std::uint8_t>(std::min<std::size_t>(header.msg_hdr.msg_namelen, arrived.from.bytes.size()));
       std::memcpy(arrived.from.bytes.data(), &room.name, arrived.from.length);
       ++(arrived.real != 0 ? io.rx_stamps : io.rx_unstamped);
       if (arrived.real == 0) arrived.real = real;

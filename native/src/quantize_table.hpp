@@ -9,8 +9,8 @@ namespace ringfold::quantize {
 // What a block's values span. `top_bits` is the largest absolute value as its bits, which order like integers: from
 // 0x7f800000 on, there is an infinity or a NaN in the block, and `low` and `high` mean nothing. Zeros are positive.
 struct Extent {
-    float low, high;
-    uint32_t top_bits;
+  float low, high;
+  uint32_t top_bits;
 };
 
 // `steps_per_unit` is one over the step, `base` is the value of code 0 (min-max) or the zero point (zero-scale).
@@ -19,9 +19,9 @@ using EncodeKernel = void (*)(uint8_t* codes, const float* values, size_t count,
 using DecodeKernel = void (*)(float* values, const uint8_t* codes, size_t count, float step, float base);
 
 struct Table {
-    ExtentKernel extent;     // of at least one value
-    EncodeKernel encode[4];  // by scheme, less one
-    DecodeKernel decode[4];
+  ExtentKernel extent;     // of at least one value
+  EncodeKernel encode[4];  // by scheme, less one
+  DecodeKernel decode[4];
 };
 
 namespace generic {

@@ -20,7 +20,7 @@ namespace ringfold::relay {
 namespace {
 
 constexpr Ns second = 1'000'000'000;
-constexpr int packets_a_turn = 64;                  // of one descriptor; then the others get their turn
+constexpr int packets_a_turn = 64;  // of one descriptor; then the others get their turn
 constexpr std::size_t largest_packet = 65'536 + 18;
 constexpr std::size_t spare_packets = 4'096;
 
@@ -209,7 +209,8 @@ void Relay::run() {
     if (::poll(polled.data(), polled.size(), -1) <= 0) continue;
     for (const pollfd& each : {polled[0], polled[1]}) {
       std::uint64_t count = 0;
-      if (each.revents != 0) [[maybe_unused]] const auto got = ::read(each.fd, &count, sizeof count);
+      if (each.revents != 0) [[maybe_unused]]
+        const auto got = ::read(each.fd, &count, sizeof count);
     }
     mark_gone(polled);
     // An alarm that rang is set again also for the same instant: a turn may have left packets of it over.
@@ -217,7 +218,8 @@ void Relay::run() {
   }
 }
 
-// A descriptor whose device was taken away is an error for ever: it is not asked again, or the thread would never sleep.
+// A descriptor whose device was taken away is an error for ever: it is not asked again, or the thread would never
+// sleep.
 void Relay::mark_gone(const std::vector<pollfd>& polled) {
   for (std::size_t i = 2; i < polled.size(); ++i) {
     if (!(polled[i].revents & (POLLERR | POLLHUP | POLLNVAL)) || (polled[i].revents & POLLIN)) continue;

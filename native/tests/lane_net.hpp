@@ -1,9 +1,9 @@
 // Kernels and paths for tests of lanes: cores in a ring, and lanes that sleep until they are woken.
 //
 // As in the engine, a lane is flushed when the core has marked it, or when its kernel has room again after it was full;
-// nobody else looks at it. So a wake-up that the core forgets is an op that never ends. A path has a rate and a latency, so
-// lanes have rates, round trips and bytes on the way; it may be cut (nothing arrives, nothing is lost), and its connections
-// may end.
+// nobody else looks at it. So a wake-up that the core forgets is an op that never ends. A path has a rate and a
+// latency, so lanes have rates, round trips and bytes on the way; it may be cut (nothing arrives, nothing is lost), and
+// its connections may end.
 #pragma once
 
 #include <algorithm>
@@ -51,7 +51,9 @@ struct Lane {
 class Weather {
  public:
   explicit Weather(unsigned seed) : rng(seed) {}
-  std::size_t pick(std::size_t from, std::size_t to) { return std::uniform_int_distribution<std::size_t>(from, to)(rng); }
+  std::size_t pick(std::size_t from, std::size_t to) {
+    return std::uniform_int_distribution<std::size_t>(from, to)(rng);
+  }
   double between(double from, double to) { return std::uniform_real_distribution<double>(from, to)(rng); }
   bool chance(double of) { return between(0, 1) < of; }
 
@@ -167,7 +169,7 @@ class Net {
   void flush_marked() {
     bool any = true;
     for (int rounds = 0; any; ++rounds) {
-      CHECK_SAYING(rounds < 10'000, "lanes wake each other for ever");
+      CHECK_MESSAGE(rounds < 10'000, "lanes wake each other for ever");
       if (rounds >= 10'000) return;
       any = false;
       for (std::size_t i = 0; i < size_; ++i) {

@@ -10,7 +10,7 @@
 
 static int failures = 0;
 
-static void check(int holds, const char *what) {
+static void check(int holds, const char* what) {
   if (holds) return;
   fprintf(stderr, "read_hints: failed: %s\n", what);
   ++failures;
@@ -31,12 +31,13 @@ static int check_words(void) {
   check(ringfold_word_share(two, 2) == 0, "a path that is not there");
   check(ringfold_word_share(four, 1) == 65535 && ringfold_word_share(four, 0) == 0, "4095 is everything");
   check(ringfold_word_backpressure(four) == 5, "backpressure of paths 0 and 2");
-  check(ringfold_word_share(broken, 1) == 65535 && ringfold_word_share(broken, 2) == 0, "shares never exceed the whole");
+  check(ringfold_word_share(broken, 1) == 65535 && ringfold_word_share(broken, 2) == 0,
+        "shares never exceed the whole");
   if (failures == 0) puts("read_hints: ok");
   return failures != 0;
 }
 
-static void print_slot(const struct ringfold_hints_map *map, enum ringfold_hints_state state, const char *argument) {
+static void print_slot(const struct ringfold_hints_map* map, enum ringfold_hints_state state, const char* argument) {
   struct ringfold_hint hint = {{0}, 0, 0};
   unsigned slot = 0, generation = 0, path;
   if (sscanf(argument, "%u:%u", &slot, &generation) != 2) {
@@ -45,16 +46,21 @@ static void print_slot(const struct ringfold_hints_map *map, enum ringfold_hints
   }
   printf("%d ", (int)state);
   switch (state == RINGFOLD_HINTS_OK ? ringfold_hint_read(map->base, slot, generation, &hint) : RINGFOLD_HINT_LOCAL) {
-    case RINGFOLD_HINT_LOCAL: puts("local"); return;
-    case RINGFOLD_HINT_BUSY: puts("busy"); return;
-    case RINGFOLD_HINT_READ: break;
+    case RINGFOLD_HINT_LOCAL:
+      puts("local");
+      return;
+    case RINGFOLD_HINT_BUSY:
+      puts("busy");
+      return;
+    case RINGFOLD_HINT_READ:
+      break;
   }
   printf("%u %u", (unsigned)hint.paths, (unsigned)hint.backpressure);
   for (path = 0; path < hint.paths; ++path) printf(" %u", (unsigned)hint.shares[path]);
   puts("");
 }
 
-int main(int count, char **arguments) {
+int main(int count, char** arguments) {
   struct ringfold_hints_map map;
   enum ringfold_hints_state state;
   int each;

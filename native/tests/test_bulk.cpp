@@ -110,7 +110,7 @@ void feed(Core& core, ConnId conn, const Bytes& bytes, Ns now = 1) {
   }
 }
 
-void blocks_of_all_sizes_arrive_in_their_batches() {
+TEST(blocks_of_all_sizes_arrive_in_their_batches) {
   for (const std::size_t most : {3ul, 700ul, 300'000ul}) {
     Visit visit(5, most);
     const std::size_t scale = most == 3 ? 64 : 1;  // one byte at a time takes long
@@ -138,7 +138,7 @@ void blocks_of_all_sizes_arrive_in_their_batches() {
   }
 }
 
-void a_large_block_is_read_straight_into_its_memory() {
+TEST(a_large_block_is_read_straight_into_its_memory) {
   Visit visit;
   Bytes sent = content(200'000, 1), got(200'000);
   visit.right.expect_blocks(visit.b, 1, {{got.data(), got.size(), std::nullopt}}, keep());
@@ -148,7 +148,7 @@ void a_large_block_is_read_straight_into_its_memory() {
   CHECK(visit.right.receive_space(visit.b).size() == got.size());
 }
 
-void messages_keep_their_place_between_blocks() {
+TEST(messages_keep_their_place_between_blocks) {
   Visit visit(3);
   Bytes one = content(3'000, 1), two = content(70'000, 2), in_one(3'000), in_two(70'000);
   visit.right.expect_blocks(visit.b, 1, {{in_one.data(), in_one.size(), std::nullopt}}, keep());
@@ -167,7 +167,7 @@ void messages_keep_their_place_between_blocks() {
   CHECK(in_one == one && in_two == two);
 }
 
-void wrong_content_is_named_by_its_index() {
+TEST(wrong_content_is_named_by_its_index) {
   Visit visit;
   Bytes sent = content(900, 1), got(900);
   std::vector<Block> out, in;
@@ -184,7 +184,7 @@ void wrong_content_is_named_by_its_index() {
   CHECK(differing(in) == std::vector<std::uint32_t>{1});
 }
 
-void a_breach_closes_the_connection_and_says_why() {
+TEST(a_breach_closes_the_connection_and_says_why) {
   const std::vector<std::pair<Bytes, std::string>> lies = {
       {frame(11, 4, 10), "a block of 10 bytes where 100 were asked for"},
       {frame(0, 0, 0), "a frame of 0 bytes"},
@@ -202,8 +202,8 @@ void a_breach_closes_the_connection_and_says_why() {
     core.expect_blocks(conn, 1, {{got.data(), got.size(), std::nullopt}}, held);
     feed(core, conn, bytes);
     const auto event = core.next_event();
-    CHECK_SAYING(event && event->kind == Event::Kind::closed && event->text.starts_with(why), "%s: %s", why.c_str(),
-                 event ? event->text.c_str() : "no event");
+    CHECK_MESSAGE(event && event->kind == Event::Kind::closed && event->text.starts_with(why), "%s: %s", why.c_str(),
+                  event ? event->text.c_str() : "no event");
     CHECK(core.take_closing() == std::vector<ConnId>{conn});
     CHECK(held.use_count() == 1 && got == Bytes(100, std::byte{1}));
   }
@@ -215,7 +215,7 @@ void a_breach_closes_the_connection_and_says_why() {
   CHECK(event && event->text == "a block that nobody asked for");
 }
 
-void loss_in_the_middle_writes_nothing_more_and_lets_go() {
+TEST(loss_in_the_middle_writes_nothing_more_and_lets_go) {
   Visit visit(4);
   Bytes sent = content(50'000, 1), got(50'000);
   const Keep out = keep(), in = keep();
@@ -233,7 +233,7 @@ void loss_in_the_middle_writes_nothing_more_and_lets_go() {
   CHECK(in.use_count() == 1);
 }
 
-void memory_is_let_go_of_as_soon_as_its_blocks_are_through() {
+TEST(memory_is_let_go_of_as_soon_as_its_blocks_are_through) {
   Visit visit(4);
   Bytes sent = content(5'000, 1), got(5'000);
   const Keep out = keep(), in = keep();
@@ -243,7 +243,7 @@ void memory_is_let_go_of_as_soon_as_its_blocks_are_through() {
   CHECK(in.use_count() == 1 && out.use_count() == 1);
 }
 
-void a_closed_connection_still_says_its_last_words() {
+TEST(a_closed_connection_still_says_its_last_words) {
   Visit visit(6);
   Bytes sent = content(50'000, 1), got(50'000);
   const Bytes original = sent;
@@ -264,7 +264,7 @@ void a_closed_connection_still_says_its_last_words() {
   CHECK(visit.left.take_closing() == std::vector<ConnId>{visit.a});
 }
 
-void nothing_but_blocks_and_filler_is_not_worth_waiting_for() {
+TEST(nothing_but_blocks_and_filler_is_not_worth_waiting_for) {
   Visit visit(6);
   Bytes sent = content(50'000, 1), got(50'000);
   visit.right.expect_blocks(visit.b, 1, {{got.data(), got.size(), std::nullopt}}, keep());
@@ -274,7 +274,7 @@ void nothing_but_blocks_and_filler_is_not_worth_waiting_for() {
   CHECK(visit.left.take_closing() == std::vector<ConnId>{visit.a});
 }
 
-void a_closing_receiver_writes_nothing_more() {
+TEST(a_closing_receiver_writes_nothing_more) {
   Visit visit(6);
   Bytes sent = content(50'000, 1), got(50'000);
   const Keep in = keep();
@@ -286,7 +286,7 @@ void a_closing_receiver_writes_nothing_more() {
   CHECK(in.use_count() == 1 && visit.right.receive_space(visit.b).empty());
 }
 
-void messages_go_before_filler_that_has_not_begun() {
+TEST(messages_go_before_filler_that_has_not_begun) {
   Visit visit(2, 10'000);
   visit.left.fill(visit.a, true);
   CHECK(visit.left.take_filling() == std::vector<ConnId>{visit.a});
@@ -312,7 +312,7 @@ void messages_go_before_filler_that_has_not_begun() {
   CHECK(events.size() == 1 && words(events[0]) == "still in step");
 }
 
-void samples_tell_a_rate() {
+TEST(samples_tell_a_rate) {
   Core core;
   const ConnId conn = core.open("somebody", false);
   core.make_bulk(1, conn);
@@ -349,7 +349,7 @@ void read_filler(Core& core, ConnId conn, Ns now, std::size_t most) {
   core.received(now, conn, bytes);
 }
 
-void a_reader_that_is_behind_waits_with_its_sample_until_it_has_caught_up() {
+TEST(a_reader_that_is_behind_waits_with_its_sample_until_it_has_caught_up) {
   Core core;
   const ConnId conn = core.open("somebody", false);
   core.make_bulk(1, conn);
@@ -376,7 +376,7 @@ void a_reader_that_is_behind_waits_with_its_sample_until_it_has_caught_up() {
   for (const Event& event : events) CHECK(event.counted == event.elapsed);
 }
 
-void who_asks_and_does_not_read_is_dropped() {
+TEST(who_asks_and_does_not_read_is_dropped) {
   Visit visit;
   Bytes block(8 << 20);
   const Keep out = keep();
@@ -386,7 +386,7 @@ void who_asks_and_does_not_read_is_dropped() {
   CHECK(out.use_count() == 1);
 }
 
-void who_reads_may_go_on_asking() {
+TEST(who_reads_may_go_on_asking) {
   Visit visit(1, 1 << 22);
   Bytes block(8 << 20), got(8 << 20);
   for (int i = 0; i < 10; ++i) {
@@ -406,7 +406,7 @@ bool refuses(const std::function<void()>& call) {
   return false;
 }
 
-void what_makes_no_sense_is_refused() {
+TEST(what_makes_no_sense_is_refused) {
   Core core;
   const ConnId conn = core.open("somebody", false);
   Bytes memory(10);
@@ -421,7 +421,7 @@ void what_makes_no_sense_is_refused() {
 }
 
 // What was read together with the handshake's last message is bulk already.
-void frames_behind_the_handshake_are_not_lost() {
+TEST(frames_behind_the_handshake_are_not_lost) {
   Core core;
   const ConnId conn = core.open("somebody", true);
   Bytes bytes = frame(6, 0, 5);
@@ -435,7 +435,7 @@ void frames_behind_the_handshake_are_not_lost() {
   CHECK(events.size() == 1 && events[0].body.size() == 3);
 }
 
-void garbage_ends_a_bulk_connection_and_nothing_else() {
+TEST(garbage_ends_a_bulk_connection_and_nothing_else) {
   std::mt19937 rng(11);
   for (int i = 0; i < 500; ++i) {
     Core core;
@@ -451,25 +451,3 @@ void garbage_ends_a_bulk_connection_and_nothing_else() {
 }
 
 }  // namespace
-
-int main() {
-  blocks_of_all_sizes_arrive_in_their_batches();
-  a_large_block_is_read_straight_into_its_memory();
-  messages_keep_their_place_between_blocks();
-  wrong_content_is_named_by_its_index();
-  a_breach_closes_the_connection_and_says_why();
-  loss_in_the_middle_writes_nothing_more_and_lets_go();
-  memory_is_let_go_of_as_soon_as_its_blocks_are_through();
-  a_closed_connection_still_says_its_last_words();
-  nothing_but_blocks_and_filler_is_not_worth_waiting_for();
-  a_closing_receiver_writes_nothing_more();
-  messages_go_before_filler_that_has_not_begun();
-  samples_tell_a_rate();
-  a_reader_that_is_behind_waits_with_its_sample_until_it_has_caught_up();
-  who_asks_and_does_not_read_is_dropped();
-  who_reads_may_go_on_asking();
-  what_makes_no_sense_is_refused();
-  frames_behind_the_handshake_are_not_lost();
-  garbage_ends_a_bulk_connection_and_nothing_else();
-  return check::verdict("test_bulk");
-}

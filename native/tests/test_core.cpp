@@ -91,8 +91,8 @@ class Ring {
   std::vector<Wire> wires_;
 };
 
-OpSpec call(std::vector<float>& values, OpKind kind = OpKind::all_reduce,
-            kernels::ReduceOp op = kernels::ReduceOp::sum, Retry retry = Retry::engine) {
+OpSpec call(std::vector<float>& values, OpKind kind = OpKind::all_reduce, kernels::ReduceOp op = kernels::ReduceOp::sum,
+            Retry retry = Retry::engine) {
   OpSpec spec;
   spec.kind = kind;
   spec.reduce_op = op;
@@ -127,7 +127,7 @@ bool ok(Core& core, std::uint64_t id) {
   return op->state == OpState::finished && op->result.status == OpStatus::ok;
 }
 
-void all_reduce_in_every_shape() {
+TEST(all_reduce_in_every_shape) {
   for (const std::uint32_t ranks : {2u, 3u, 4u, 5u}) {
     for (const int lanes : {1, 3}) {
       for (const std::size_t count : {0ul, 1ul, 2ul, 17ul, 100ul, 1000ul, 5003ul}) {
@@ -152,7 +152,7 @@ void all_reduce_in_every_shape() {
   }
 }
 
-void many_ops_in_a_row_and_many_tags() {
+TEST(many_ops_in_a_row_and_many_tags) {
   Ring ring(3, 2, 64, 128, 9);
   ring.install(1);
   for (int round = 0; round < 20; ++round) {
@@ -179,7 +179,7 @@ void many_ops_in_a_row_and_many_tags() {
   CHECK(ring.core(0).stats().committed == 320);
 }
 
-void other_kinds() {
+TEST(other_kinds) {
   for (const std::size_t small : {0ul, 4096ul}) {
     Ring ring(4, 1, small, 128, 5);
     ring.install(1);
@@ -235,15 +235,21 @@ using Operand = std::optional<float>;
 Operand together(kernels::ReduceOp op, Operand a, Operand b) {
   if (!a || !b) return a ? a : b;
   switch (op) {
-    case kernels::ReduceOp::prod: return *a * *b;
-    case kernels::ReduceOp::min: return std::min(*a, *b);
-    case kernels::ReduceOp::max: return std::max(*a, *b);
-    default: return *a + *b;
+    case kernels::ReduceOp::prod:
+      return *a * *b;
+    case kernels::ReduceOp::min:
+      return std::min(*a, *b);
+    case kernels::ReduceOp::max:
+      return std::max(*a, *b);
+    default:
+      return *a + *b;
   }
 }
 
-// What element `i` must be, bit by bit: the operands of those that contribute, in the order of the schedule, and nobody else's.
-float contributed(const std::vector<std::vector<float>>& given, unsigned mask, kernels::ReduceOp op, std::size_t i, bool small) {
+// What element `i` must be, bit by bit: the operands of those that contribute, in the order of the schedule, and nobody
+// else's.
+float contributed(const std::vector<std::vector<float>>& given, unsigned mask, kernels::ReduceOp op, std::size_t i,
+                  bool small) {
   const auto ranks = static_cast<std::uint32_t>(given.size());
   const Plan plan = make_plan(OpKind::all_reduce, given[0].size() * sizeof(float), 0, ranks, 0, 256);
   const auto of = [&](std::uint32_t rank) { return mask >> rank & 1 ? Operand(given[rank][i]) : Operand(); };
@@ -267,7 +273,7 @@ std::vector<PeerId> names(unsigned mask) {
   return out;
 }
 
-void who_contributes_nothing_gets_the_result_of_the_others() {
+TEST(who_contributes_nothing_gets_the_result_of_the_others) {
   using kernels::ReduceOp;
   for (const std::uint32_t ranks : {2u, 3u, 4u, 5u}) {
     for (unsigned mask = 0; mask < 1u << ranks; ++mask) {
@@ -312,7 +318,7 @@ void who_contributes_nothing_gets_the_result_of_the_others() {
 }
 
 // Of one contributor nothing is computed: zeros keep their sign and NaNs their payload, wherever it stands in the ring.
-void one_contributor_gives_everybody_its_bits() {
+TEST(one_contributor_gives_everybody_its_bits) {
   for (const std::uint32_t ranks : {2u, 3u, 4u, 5u}) {
     for (std::uint32_t only = 0; only < ranks; ++only) {
       for (const std::size_t small : {0ul, 4096ul}) {
@@ -336,7 +342,7 @@ void one_contributor_gives_everybody_its_bits() {
   }
 }
 
-void a_quantised_op_is_over_those_that_contribute() {
+TEST(a_quantised_op_is_over_those_that_contribute) {
   for (const auto scheme : {quantize::Scheme::minmax8, quantize::Scheme::zeroscale8}) {
     for (const std::uint32_t ranks : {2u, 3u, 4u}) {
       for (unsigned mask = 0; mask < 1u << ranks; ++mask) {
@@ -365,7 +371,7 @@ void a_quantised_op_is_over_those_that_contribute() {
   }
 }
 
-void a_scattered_reduction_is_over_those_that_contribute() {
+TEST(a_scattered_reduction_is_over_those_that_contribute) {
   for (const std::size_t small : {0ul, 4096ul}) {
     for (unsigned mask = 0; mask < 16; ++mask) {
       Ring ring(4, 1, small, 128, mask);
@@ -392,8 +398,9 @@ void a_scattered_reduction_is_over_those_that_contribute() {
   }
 }
 
-// A verdict commits what all survivors have done: each of them must know by then who contributed, although no Done has come.
-void who_contributed_is_known_when_the_local_part_is_done() {
+// A verdict commits what all survivors have done: each of them must know by then who contributed, although no Done has
+// come.
+TEST(who_contributed_is_known_when_the_local_part_is_done) {
   for (unsigned mask = 0; mask < 32; ++mask) {
     Ring ring(5, 1, 0, 128, mask);
     ring.install(1);
@@ -418,7 +425,7 @@ void who_contributed_is_known_when_the_local_part_is_done() {
 }
 
 // Where the payloads are told by the master, in evidence or in a verdict, it says who has none.
-void a_verdict_brings_the_payloads_of_those_that_contribute() {
+TEST(a_verdict_brings_the_payloads_of_those_that_contribute) {
   Ring ring(3, 1, 4096, 128, 1);
   ring.install(1);
   auto data = inputs(3, 10);
@@ -435,8 +442,8 @@ void a_verdict_brings_the_payloads_of_those_that_contribute() {
   for (std::size_t i = 0; i < 10; ++i) CHECK(data[1][i] == (given[0][i] + given[1][i]) / 2);
 }
 
-// Stops a run after every possible number of moves, aborts it, and wants every byte back; then retries to the end. Rank 1 may be
-// one that contributes nothing.
+// Stops a run after every possible number of moves, aborts it, and wants every byte back; then retries to the end. Rank
+// 1 may be one that contributes nothing.
 void abort_at_every_point(std::size_t ranks, quantize::Scheme scheme = quantize::Scheme::none, bool silent = false) {
   int unfinished = 0;
   for (int moves = 0; moves < 400; moves += 3) {
@@ -488,7 +495,8 @@ void abort_at_every_point(std::size_t ranks, quantize::Scheme scheme = quantize:
 constexpr quantize::Scheme all_schemes[] = {quantize::Scheme::minmax8, quantize::Scheme::minmax4,
                                             quantize::Scheme::zeroscale8, quantize::Scheme::zeroscale4};
 
-// Values of -1 to 1, so that every quantisation of a partial sum of `ranks` of them has a step of at most 2 ranks / top.
+// Values of -1 to 1, so that every quantisation of a partial sum of `ranks` of them has a step of at most 2 ranks /
+// top.
 std::vector<std::vector<float>> noise(std::size_t ranks, std::size_t count) {
   std::mt19937 rng(static_cast<unsigned>(ranks * 1000 + count));
   std::uniform_real_distribution<float> between(-1, 1);
@@ -497,7 +505,7 @@ std::vector<std::vector<float>> noise(std::size_t ranks, std::size_t count) {
   return out;
 }
 
-void a_quantised_op_is_near_the_sum_with_the_same_bits_everywhere() {
+TEST(a_quantised_op_is_near_the_sum_with_the_same_bits_everywhere) {
   for (const quantize::Scheme scheme : all_schemes) {
     const bool narrow = scheme == quantize::Scheme::minmax4 || scheme == quantize::Scheme::zeroscale4;
     for (const std::uint32_t ranks : {2u, 3u, 4u, 5u}) {
@@ -532,7 +540,7 @@ void a_quantised_op_is_near_the_sum_with_the_same_bits_everywhere() {
 }
 
 // Many small arrays of all three dtypes in one op: blocks and segments end at odd places.
-void a_quantised_op_of_many_arrays() {
+TEST(a_quantised_op_of_many_arrays) {
   for (const quantize::Scheme scheme : all_schemes) {
     Ring ring(3, 1, 0, 640, 4);
     ring.install(1);
@@ -559,7 +567,7 @@ void a_quantised_op_of_many_arrays() {
   }
 }
 
-void a_late_verdict_commits_what_everybody_finished() {
+TEST(a_late_verdict_commits_what_everybody_finished) {
   Ring ring(2, 1, 0, 128, 3);
   ring.install(1);
   auto data = inputs(2, 64);
@@ -576,7 +584,7 @@ void a_late_verdict_commits_what_everybody_finished() {
   CHECK(data[0] == data[1] && data[0][5] == expected(2, 5));
 }
 
-void a_verdict_about_another_call_of_the_sequence_is_not_meant() {
+TEST(a_verdict_about_another_call_of_the_sequence_is_not_meant) {
   Ring ring(2, 1, 0, 128, 3);
   ring.install(1);
   auto data = inputs(2, 64);
@@ -594,7 +602,7 @@ bool is_refused(const Core& core, std::uint64_t id) {
 }
 
 // A call has a name: its tag, its step, and how many calls on the tag were made before it.
-void a_refused_call_fails_whenever_it_is_made() {
+TEST(a_refused_call_fails_whenever_it_is_made) {
   Ring ring(2, 1, 0, 128, 3);
   ring.install(1);
   auto data = inputs(2, 64);
@@ -629,7 +637,7 @@ void a_refused_call_fails_whenever_it_is_made() {
   CHECK(core.find(admitted)->state == OpState::waiting && core.find(admitted)->descriptor.call == 0);
 }
 
-void another_attempt_has_the_name_of_the_first() {
+TEST(another_attempt_has_the_name_of_the_first) {
   Ring ring(2, 1, 0, 128, 3);
   ring.install(1);
   auto data = inputs(2, 64);
@@ -645,7 +653,7 @@ void another_attempt_has_the_name_of_the_first() {
   CHECK(core.find(second)->fingerprint == fingerprint);
 }
 
-void another_quantisation_is_a_mismatch() {
+TEST(another_quantisation_is_a_mismatch) {
   Ring ring(2, 1, 0, 128, 3);
   ring.install(1);
   auto data = noise(2, 200);
@@ -664,7 +672,7 @@ void another_quantisation_is_a_mismatch() {
   }
 }
 
-void a_mismatch_is_told_and_applied_nowhere() {
+TEST(a_mismatch_is_told_and_applied_nowhere) {
   Ring ring(2, 1, 0, 128, 3);
   ring.install(1);
   auto data = inputs(2, 200);
@@ -681,7 +689,7 @@ void a_mismatch_is_told_and_applied_nowhere() {
   }
 }
 
-void alone_there_is_nobody_to_reduce_with() {
+TEST(alone_there_is_nobody_to_reduce_with) {
   Ring ring(1, 1, 64, 128);
   ring.install(1);
   auto data = inputs(1, 8);
@@ -689,7 +697,7 @@ void alone_there_is_nobody_to_reduce_with() {
   CHECK(ring.core(0).find(id)->result.status == OpStatus::too_few);
 }
 
-void garbage_ends_a_connection_and_nothing_else() {
+TEST(garbage_ends_a_connection_and_nothing_else) {
   std::mt19937 rng(11);
   for (int i = 0; i < 500; ++i) {
     Core core;
@@ -708,7 +716,7 @@ void garbage_ends_a_connection_and_nothing_else() {
   }
 }
 
-void a_cancelled_op_gives_the_memory_back() {
+TEST(a_cancelled_op_gives_the_memory_back) {
   Ring ring(2, 1, 0, 128, 3);
   ring.install(1);
   auto data = inputs(2, 400);
@@ -723,32 +731,20 @@ void a_cancelled_op_gives_the_memory_back() {
   ring.run();
 }
 
-}  // namespace
-
-int main() {
-  all_reduce_in_every_shape();
-  many_ops_in_a_row_and_many_tags();
-  other_kinds();
+TEST(an_abort_at_any_point_restores_the_memory) {
   for (const std::size_t ranks : {2, 3, 4}) abort_at_every_point(ranks);
-  for (const std::size_t ranks : {2, 3, 4}) abort_at_every_point(ranks, quantize::Scheme::minmax8);
-  for (const std::size_t ranks : {2, 3, 4}) abort_at_every_point(ranks, quantize::Scheme::none, true);
-  for (const std::size_t ranks : {3, 4}) abort_at_every_point(ranks, quantize::Scheme::minmax8, true);
-  who_contributes_nothing_gets_the_result_of_the_others();
-  one_contributor_gives_everybody_its_bits();
-  a_quantised_op_is_over_those_that_contribute();
-  a_scattered_reduction_is_over_those_that_contribute();
-  who_contributed_is_known_when_the_local_part_is_done();
-  a_verdict_brings_the_payloads_of_those_that_contribute();
-  a_quantised_op_is_near_the_sum_with_the_same_bits_everywhere();
-  a_quantised_op_of_many_arrays();
-  a_late_verdict_commits_what_everybody_finished();
-  a_verdict_about_another_call_of_the_sequence_is_not_meant();
-  a_refused_call_fails_whenever_it_is_made();
-  another_attempt_has_the_name_of_the_first();
-  a_mismatch_is_told_and_applied_nowhere();
-  another_quantisation_is_a_mismatch();
-  alone_there_is_nobody_to_reduce_with();
-  garbage_ends_a_connection_and_nothing_else();
-  a_cancelled_op_gives_the_memory_back();
-  return check::verdict("test_core");
 }
+
+TEST(an_abort_of_a_quantised_op_restores_the_memory) {
+  for (const std::size_t ranks : {2, 3, 4}) abort_at_every_point(ranks, quantize::Scheme::minmax8);
+}
+
+TEST(an_abort_restores_the_memory_of_a_rank_without_a_contribution) {
+  for (const std::size_t ranks : {2, 3, 4}) abort_at_every_point(ranks, quantize::Scheme::none, true);
+}
+
+TEST(an_abort_of_a_quantised_op_restores_the_memory_of_a_rank_without_a_contribution) {
+  for (const std::size_t ranks : {3, 4}) abort_at_every_point(ranks, quantize::Scheme::minmax8, true);
+}
+
+}  // namespace

@@ -1,7 +1,9 @@
-// The engine with its threads: several engines in one process, connected over loopback, called from many threads at once.
+// The engine with its threads: several engines in one process, connected over loopback, called from many threads at
+// once.
 //
 // What is checked here is checked elsewhere for the core alone. The point is who touches what at the same time, so this
-// test is worth most under the thread sanitizer. Threads wait for what they need, with a deadline, and never for a time.
+// test is worth most under the thread sanitizer. Threads wait for what they need, with a deadline, and never for a
+// time.
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
@@ -30,6 +32,15 @@ constexpr Ns op_timeout = 300 * second;
 std::ptrdiff_t open_descriptors() {
   return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), std::filesystem::directory_iterator());
 }
+
+// At the end of a test, as many descriptors are open as at its beginning.
+class DescriptorCheck {
+ public:
+  ~DescriptorCheck() { CHECK(open_descriptors() == before_); }
+
+ private:
+  const std::ptrdiff_t before_ = open_descriptors();
+};
 
 template <typename Condition>
 bool eventually(Condition holds) {
@@ -73,7 +84,8 @@ class Peer {
     std::unique_lock lock(mutex_);
     Event found;
     const auto arrived = [&] {
-      const auto at = std::find_if(events_.begin(), events_.end(), [&](const Event& each) { return each.kind == kind; });
+      const auto at =
+          std::find_if(events_.begin(), events_.end(), [&](const Event& each) { return each.kind == kind; });
       if (at == events_.end()) return false;
       found = std::move(*at);
       events_.erase(at);
@@ -161,8 +173,8 @@ class Ring {
     }
   }
 
-  // What a master does when a link is lost: all seal, an op that is committed anywhere is committed everywhere, the rest
-  // runs again in the next epoch, over new lanes.
+  // What a master does when a link is lost: all seal, an op that is committed anywhere is committed everywhere, the
+  // rest runs again in the next epoch, over new lanes.
   void next_epoch() {
     std::map<std::pair<std::uint64_t, std::uint32_t>, Verdict> verdicts;
     for (std::uint32_t i = 0; i < size(); ++i) {
@@ -226,7 +238,8 @@ OpStatus call(Engine& engine, std::vector<float>& values, std::uint64_t tag, boo
 void call_often(Ring& ring, std::uint32_t rank, std::uint64_t tag, int calls, std::size_t count) {
   for (int i = 0; i < calls; ++i) {
     std::vector<float> values(count);
-    for (std::size_t at = 0; at < count; ++at) values[at] = static_cast<float>(rank + 1 + tag + (at + static_cast<std::size_t>(i)) % 5);
+    for (std::size_t at = 0; at < count; ++at)
+      values[at] = static_cast<float>(rank + 1 + tag + (at + static_cast<std::size_t>(i)) % 5);
     const bool drives = (tag + rank + static_cast<std::uint64_t>(i)) % 2 == 0;
     CHECK(call(ring.engine(rank), values, tag, drives) == OpStatus::ok);
     const auto n = static_cast<float>(ring.size());
@@ -234,8 +247,8 @@ void call_often(Ring& ring, std::uint32_t rank, std::uint64_t tag, int calls, st
     for (std::size_t at = 0; at < count; ++at) {
       const float rest = static_cast<float>(tag + (at + static_cast<std::size_t>(i)) % 5);
       if (values[at] == ranks + n * rest) continue;
-      CHECK_SAYING(false, "rank %u tag %llu call %d: element %zu is %f", rank, static_cast<unsigned long long>(tag), i, at,
-                   static_cast<double>(values[at]));
+      CHECK_MESSAGE(false, "rank %u tag %llu call %d: element %zu is %f", rank, static_cast<unsigned long long>(tag), i,
+                    at, static_cast<double>(values[at]));
       break;
     }
   }
@@ -263,6 +276,7 @@ void look_around(Ring& ring, const std::atomic<bool>& enough) {
 }
 
 void many_threads_call_at_once(Shape shape) {
+  const DescriptorCheck check_descriptors;
   Ring ring(shape);
   std::atomic<bool> enough{false};
   Threads callers, watchers;
@@ -276,7 +290,8 @@ void many_threads_call_at_once(Shape shape) {
   enough.store(true);
 }
 
-void a_lost_link_costs_an_epoch_and_no_op() {
+TEST(a_lost_link_costs_an_epoch_and_no_op) {
+  const DescriptorCheck check_descriptors;
   Ring ring({.size = 3});
   Threads callers;
   for (std::uint32_t rank = 0; rank < ring.size(); ++rank) {
@@ -295,7 +310,8 @@ void a_lost_link_costs_an_epoch_and_no_op() {
   callers.join();
 }
 
-void a_lost_lane_of_several_costs_nothing() {
+TEST(a_lost_lane_of_several_costs_nothing) {
+  const DescriptorCheck check_descriptors;
   Ring ring({.size = 2, .lanes = 4, .paths = 2});
   Threads callers;
   for (std::uint32_t rank = 0; rank < ring.size(); ++rank) {
@@ -317,7 +333,8 @@ void a_lost_lane_of_several_costs_nothing() {
   CHECK(!ring.peer(0).has(Event::Kind::link_lost) && !ring.peer(1).has(Event::Kind::link_lost));
 }
 
-void blocks_and_filler_pass_beside_ops() {
+TEST(blocks_and_filler_pass_beside_ops) {
+  const DescriptorCheck check_descriptors;
   Ring ring({.size = 2});
   const auto [out, in] = ring.connection(0, 1);
   ring.engine(0).with_core([out = out](Core& core, Ns now) { core.make_bulk(now, out); });
@@ -344,7 +361,8 @@ void blocks_and_filler_pass_beside_ops() {
 }
 
 // Nobody else calls the op: it is waited for, driven and given up by different threads.
-void an_op_is_given_up_by_another_thread() {
+TEST(an_op_is_given_up_by_another_thread) {
+  const DescriptorCheck check_descriptors;
   Ring ring({.size = 2});
   for (int i = 0; i < 10; ++i) {
     std::vector<float> values(9'000, 1.0f);
@@ -362,7 +380,8 @@ void an_op_is_given_up_by_another_thread() {
 }
 
 // Every way of waiting ends, memory is as it was or the result, and late commands do no harm.
-void shutdown_ends_whatever_is_under_way() {
+TEST(shutdown_ends_whatever_is_under_way) {
+  const DescriptorCheck check_descriptors;
   for (int round = 0; round < 12; ++round) {
     Ring ring({.size = 2, .spin = round % 2 == 0 ? Ns{0} : Ns{100'000}});
     constexpr std::size_t count = 200'000;
@@ -377,7 +396,8 @@ void shutdown_ends_whatever_is_under_way() {
           Engine& engine = ring.engine(rank);
           std::vector<float>& mine = values[tag * 2 + rank];
           const bool drives = (tag + rank) % 2 == 0;
-          const std::uint64_t op = drives ? engine.submit_to_drive(all_reduce(mine, tag)) : engine.submit(all_reduce(mine, tag));
+          const std::uint64_t op =
+              drives ? engine.submit_to_drive(all_reduce(mine, tag)) : engine.submit(all_reduce(mine, tag));
           begun.fetch_add(1);
           CHECK(drives ? eventually([&] { return engine.run(op, second / 10); }) : engine.wait(op, patience));
           const OpStatus status = status_of(engine, op);
@@ -407,18 +427,10 @@ void shutdown_ends_whatever_is_under_way() {
   }
 }
 
-}  // namespace
+TEST(many_threads_call_at_once_on_three_peers) { many_threads_call_at_once({.size = 3}); }
 
-int main() {
-  const std::ptrdiff_t before = open_descriptors();
-  many_threads_call_at_once({.size = 3});
-  many_threads_call_at_once({.size = 2, .spin = 0});
-  many_threads_call_at_once({.size = 2, .lanes = 4, .paths = 2});
-  a_lost_link_costs_an_epoch_and_no_op();
-  a_lost_lane_of_several_costs_nothing();
-  blocks_and_filler_pass_beside_ops();
-  an_op_is_given_up_by_another_thread();
-  shutdown_ends_whatever_is_under_way();
-  CHECK(open_descriptors() == before);
-  return check::verdict("test_engine_threads");
-}
+TEST(many_threads_call_at_once_without_spinning) { many_threads_call_at_once({.size = 2, .spin = 0}); }
+
+TEST(many_threads_call_at_once_on_two_paths) { many_threads_call_at_once({.size = 2, .lanes = 4, .paths = 2}); }
+
+}  // namespace

@@ -36,7 +36,7 @@ struct Folder {
 };
 
 ino_t inode(const std::string& path) {
-  struct stat about {};
+  struct stat about{};
   ::stat(path.c_str(), &about);
   return about.st_ino;
 }
@@ -53,7 +53,7 @@ bool throws(const std::function<void()>& action) {
 
 State look(Reader& reader) { return reader.look(ringfold_hints_now() + second); }  // past the pause between tries
 
-void words_keep_their_shares() {
+TEST(words_keep_their_shares) {
   for (const Shares& shares : {Shares{65535, 0}, Shares{0, 65535}, Shares{32767, 32768}, Shares{1, 65534}}) {
     const Word word = make_word(5, shares, 2);
     CHECK(ringfold_word_share(word, 0) == shares[0] && ringfold_word_share(word, 1) == shares[1]);
@@ -67,7 +67,7 @@ void words_keep_their_shares() {
     std::uint32_t sum = 0;
     for (std::uint32_t path = 0; path < 4; ++path) {
       const int off = static_cast<int>(ringfold_word_share(word, path)) - shares[path];
-      CHECK_SAYING(std::abs(off) <= 32, "path %u of first %u is off by %d", path, first, off);
+      CHECK_MESSAGE(std::abs(off) <= 32, "path %u of first %u is off by %d", path, first, off);
       sum += ringfold_word_share(word, path);
     }
     CHECK(sum == 65535);
@@ -76,7 +76,7 @@ void words_keep_their_shares() {
   CHECK(ringfold_word_share(make_word(1, Shares{0, 32768, 32767}, 0), 0) == 0);
 }
 
-void what_is_published_is_read() {
+TEST(what_is_published_is_read) {
   Folder folder;
   Writer writer(folder.file(), second, 0644);
   Reader reader(folder.file());
@@ -101,7 +101,7 @@ void what_is_published_is_read() {
   CHECK(throws<std::out_of_range>([&] { writer.open(4096, 1); }));
 }
 
-void the_agent_goes_and_comes_back() {
+TEST(the_agent_goes_and_comes_back) {
   Folder folder;
   Reader early(folder.file());
   CHECK(early.state() == State::missing);
@@ -125,7 +125,7 @@ void the_agent_goes_and_comes_back() {
   CHECK(early.table_generation() == generation + 1);
 }
 
-void a_torn_slot_is_nobodys() {
+TEST(a_torn_slot_is_nobodys) {
   Folder folder;
   Reader reader(folder.file());
   ringfold_hint hint{};
@@ -147,9 +147,11 @@ void a_torn_slot_is_nobodys() {
   CHECK(reader.read(1, 5, hint) == RINGFOLD_HINT_READ && hint.shares[1] == 2);
 }
 
-void other_versions_and_strangers() {
+TEST(other_versions_and_strangers) {
   Folder folder;
-  { Writer writer(folder.file(), second, 0644); }
+  {
+    Writer writer(folder.file(), second, 0644);
+  }
   const auto poke = [&](std::size_t at, std::uint32_t value) {
     std::fstream file(folder.file(), std::ios::in | std::ios::out | std::ios::binary);
     file.seekp(static_cast<std::streamoff>(at));
@@ -172,10 +174,12 @@ void other_versions_and_strangers() {
   CHECK(shorter.state() == State::foreign);
 }
 
-void a_file_that_was_replaced_is_found() {
+TEST(a_file_that_was_replaced_is_found) {
   Folder folder;
   Reader reader(folder.file());
-  { Writer writer(folder.file(), second, 0644); }
+  {
+    Writer writer(folder.file(), second, 0644);
+  }
   look(reader);
   std::filesystem::remove(folder.file());
   Writer writer(folder.file(), 10 * second, 0644);
@@ -183,7 +187,7 @@ void a_file_that_was_replaced_is_found() {
 }
 
 // Its pages are gone, also under a reader that is between its look and its read.
-void a_truncated_file_is_local_until_it_is_whole() {
+TEST(a_truncated_file_is_local_until_it_is_whole) {
   Folder folder;
   Writer writer(folder.file(), 10 * second, 0644);
   writer.open(4'000, 7);
@@ -206,9 +210,11 @@ void a_truncated_file_is_local_until_it_is_whole() {
 }
 
 // The size that a reader has seen is not the size that it maps.
-void a_file_that_shrinks_while_it_is_opened_is_local() {
+TEST(a_file_that_shrinks_while_it_is_opened_is_local) {
   Folder folder;
-  { Writer writer(folder.file(), 10 * second, 0644); }
+  {
+    Writer writer(folder.file(), 10 * second, 0644);
+  }
   std::atomic<bool> enough{false};
   std::thread shrinks([&] {
     while (!enough.load()) {
@@ -224,7 +230,7 @@ void a_file_that_shrinks_while_it_is_opened_is_local() {
   shrinks.join();
 }
 
-void links_and_directories_are_refused() {
+TEST(links_and_directories_are_refused) {
   Folder folder;
   std::ofstream(folder.path / "mine") << "precious";
   std::filesystem::create_symlink(folder.path / "mine", folder.file());
@@ -236,11 +242,13 @@ void links_and_directories_are_refused() {
 }
 
 // A writer that is killed again and again, and a reader that never sees half of anything.
-void nothing_is_torn_by_kills() {
+TEST(nothing_is_torn_by_kills) {
   Folder folder;
   constexpr std::uint32_t slots = 4;
   const std::vector<std::uint32_t> generations(slots, 11);
-  { Writer writer(folder.file(), 10 * second, 0644); }
+  {
+    Writer writer(folder.file(), 10 * second, 0644);
+  }
   Reader reader(folder.file());
   Hammered all;
   for (int life = 0; life < 12; ++life) {
@@ -261,22 +269,8 @@ void nothing_is_torn_by_kills() {
     ::waitpid(child, nullptr, 0);
   }
   CHECK(all.hints > 10'000);
-  CHECK_SAYING(all.torn == 0, "%llu torn of %llu", static_cast<unsigned long long>(all.torn),
-               static_cast<unsigned long long>(all.hints));
+  CHECK_MESSAGE(all.torn == 0, "%llu torn of %llu", static_cast<unsigned long long>(all.torn),
+                static_cast<unsigned long long>(all.hints));
 }
 
 }  // namespace
-
-int main() {
-  words_keep_their_shares();
-  what_is_published_is_read();
-  the_agent_goes_and_comes_back();
-  a_torn_slot_is_nobodys();
-  other_versions_and_strangers();
-  a_file_that_was_replaced_is_found();
-  a_truncated_file_is_local_until_it_is_whole();
-  a_file_that_shrinks_while_it_is_opened_is_local();
-  links_and_directories_are_refused();
-  nothing_is_torn_by_kills();
-  return check::verdict("hints");
-}

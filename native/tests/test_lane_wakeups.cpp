@@ -1,10 +1,10 @@
 // Lanes that sleep until they are woken: does every op end, whatever happens to lanes, paths and advice?
 //
-// Stories are drawn from seeds: ops over lanes (lane_net.hpp) that are cut, end, come back, and become faster and slower;
-// epochs that change in mid-op; advice that changes at random, at each read if it must. When the faults are over,
-// everything that was called has to end soon, with the sums.
+// Stories are drawn from seeds: ops over lanes (lane_net.hpp) that are cut, end, come back, and become faster and
+// slower; epochs that change in mid-op; advice that changes at random, at each read if it must. When the faults are
+// over, everything that was called has to end soon, with the sums.
 //
-// More seeds than CI has time for: test_lane_wakeups FIRST COUNT.
+// More seeds than CI has time for: SEEDS=FIRST:COUNT test_lane_wakeups 'every_op_ends*'.
 #include <cmath>
 #include <cstdlib>
 
@@ -37,7 +37,8 @@ class Story {
  public:
   // `mixed`: all kinds of ops that go over the ring, not only all_reduce in place.
   explicit Story(unsigned seed, bool mixed = false, Planted planted = {}) : weather_(seed), seed_(seed) {
-    const auto size = static_cast<std::uint32_t>(weather_.pick(2, 5)), paths = static_cast<std::uint32_t>(weather_.pick(1, 3));
+    const auto size = static_cast<std::uint32_t>(weather_.pick(2, 5)),
+               paths = static_cast<std::uint32_t>(weather_.pick(1, 3));
     lanes_ = static_cast<std::uint32_t>(paths > 1 ? weather_.pick(1, 2) : weather_.pick(2, 4));
     net_ = std::make_unique<Net>(size, paths, lanes_, weather_, planted);
     for (std::uint32_t edge = 0; edge < size; ++edge) {
@@ -94,7 +95,8 @@ class Story {
     net_->turn(static_cast<Ns>(weather_.pick(20, 600)) * microsecond);
     for (std::size_t i = 0; i < net_->size(); ++i) {
       while (const auto event = net_->core(i).next_event()) {
-        CHECK_SAYING(event->kind != Event::Kind::link_lost, "seed %u: a link was lost: %s", seed_, event->text.c_str());
+        CHECK_MESSAGE(event->kind != Event::Kind::link_lost, "seed %u: a link was lost: %s", seed_,
+                      event->text.c_str());
       }
     }
   }
@@ -171,9 +173,12 @@ class Story {
         heals_.push_back({net_->now + static_cast<Ns>(weather_.between(1, longest) * millisecond), edge, path});
         return;
       }
-      case 1: return reset(edge, path);
-      case 2: return change_rate(edge, path);
-      case 3: return new_epoch();
+      case 1:
+        return reset(edge, path);
+      case 2:
+        return change_rate(edge, path);
+      case 3:
+        return new_epoch();
       default: {
         const PeerId peer = weather_.chance(0.8) ? (edge + 1) % net_->size() : (edge + net_->size() - 1) % net_->size();
         net_->core(edge).set_path_shares(peer, weather_.advice(net_->paths()));
@@ -206,9 +211,8 @@ class Story {
   void reconnect() {
     const auto edge = static_cast<std::uint32_t>(weather_.pick(0, net_->size() - 1));
     const auto number = static_cast<std::uint32_t>(weather_.pick(0, lanes_ * net_->paths() - 1));
-    const bool is_there = std::any_of(net_->lanes().begin(), net_->lanes().end(), [&](const auto& lane) {
-      return lane->edge == edge && lane->number == number;
-    });
+    const bool is_there = std::any_of(net_->lanes().begin(), net_->lanes().end(),
+                                      [&](const auto& lane) { return lane->edge == edge && lane->number == number; });
     if (!is_there && !net_->path(edge, number % net_->paths()).is_cut) net_->connect(edge, number, epoch_);
   }
 
@@ -255,20 +259,28 @@ class Story {
   std::vector<Heal> heals_;
 };
 
+// The first seed and how many: from the environment, or `usual` of them from 0.
+std::pair<unsigned, unsigned> seeds(unsigned usual) {
+  unsigned first = 0, count = usual;
+  const char* given = std::getenv("SEEDS");
+  if (given != nullptr) CHECK(std::sscanf(given, "%u:%u", &first, &count) == 2);
+  return {first, count};
+}
+
 void every_op_ends(unsigned first, unsigned count, bool mixed = false) {
   for (unsigned seed = first; seed < first + count; ++seed) {
-    CHECK_SAYING(Story(seed, mixed).ends(), "seed %u%s does not end well", seed, mixed ? ", mixed," : "");
+    CHECK_MESSAGE(Story(seed, mixed).ends(), "seed %u%s does not end well", seed, mixed ? ", mixed," : "");
   }
 }
 
-// 289: lanes that had been silent for long, each of which was sure that another one was sooner. 1970, 14954: advice that
-// changed between two reads, so that each lane left the segment to the other.
-void seeds_that_found_something_find_nothing_any_more() {
+// 289: lanes that had been silent for long, each of which was sure that another one was sooner. 1970, 14954: advice
+// that changed between two reads, so that each lane left the segment to the other.
+TEST(seeds_that_found_something_find_nothing_any_more) {
   for (const unsigned seed : {289u, 1970u, 14954u}) every_op_ends(seed, 1);
 }
 
 // 404 is the first; what else changes in the engine may make another one the first.
-void a_forgotten_wake_up_is_found() {
+TEST(a_forgotten_wake_up_is_found) {
   Planted planted;
   planted.tell_nobody = true;
   bool is_found = false;
@@ -301,9 +313,9 @@ LaneFrame first_frame(Core& core, ConnId conn) {
   return header.kind;
 }
 
-// The rate of a lane that had been silent for a second was next to nothing, and the time for one frame at that rate more
-// than a number can hold: it became the fastest of all.
-void a_lane_that_was_silent_is_not_taken_for_the_soonest() {
+// The rate of a lane that had been silent for a second was next to nothing, and the time for one frame at that rate
+// more than a number can hold: it became the fastest of all.
+TEST(a_lane_that_was_silent_is_not_taken_for_the_soonest) {
   for (int phase = 0; phase < 10; ++phase) {
     Weather weather(1);
     Net net(2, 2, 1, weather);
@@ -320,25 +332,20 @@ void a_lane_that_was_silent_is_not_taken_for_the_soonest() {
     for (const std::uint32_t edge : {0u, 1u}) net.path(edge, 1).is_cut = false;
     for (int i = 0; i < 5; ++i) net.turn(millisecond);
     Pair after(net, 1'000);
-    CHECK_SAYING(first_frame(net.core(0), net.lanes()[0]->out.source) == LaneFrame::open, "healed in phase %d", phase);
+    CHECK_MESSAGE(first_frame(net.core(0), net.lanes()[0]->out.source) == LaneFrame::open, "healed in phase %d", phase);
     for (int i = 0; i < 1'000 && !after.is_over(); ++i) net.turn(millisecond);
     CHECK(after.is_over());
   }
 }
 
-}  // namespace
-
-int main(int count, char** arguments) {
-  if (count == 3) {
-    for (const bool mixed : {false, true}) {
-      every_op_ends(static_cast<unsigned>(std::atoi(arguments[1])), static_cast<unsigned>(std::atoi(arguments[2])), mixed);
-    }
-    return check::verdict("test_lane_wakeups");
-  }
-  every_op_ends(0, 150);
-  every_op_ends(0, 100, true);
-  seeds_that_found_something_find_nothing_any_more();
-  a_forgotten_wake_up_is_found();
-  a_lane_that_was_silent_is_not_taken_for_the_soonest();
-  return check::verdict("test_lane_wakeups");
+TEST(every_op_ends_in_stories_of_equal_lanes) {
+  const auto [first, count] = seeds(150);
+  every_op_ends(first, count);
 }
+
+TEST(every_op_ends_in_stories_of_mixed_lanes) {
+  const auto [first, count] = seeds(100);
+  every_op_ends(first, count, true);
+}
+
+}  // namespace

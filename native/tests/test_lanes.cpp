@@ -1,4 +1,5 @@
-// Links with several lanes: lanes that end at every point of an op, that are slow, that come late; and advice about paths.
+// Links with several lanes: lanes that end at every point of an op, that are slow, that come late; and advice about
+// paths.
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -28,7 +29,8 @@ struct Wire {
   std::size_t carried[2] = {};    // by direction: delivered
 };
 
-// Cores in a ring, one lane per path and edge. A wire that is cut delivers nothing, but takes what a window has room for.
+// Cores in a ring, one lane per path and edge. A wire that is cut delivers nothing, but takes what a window has room
+// for.
 class Ring {
  public:
   Ring(std::uint32_t size, std::uint32_t paths, std::size_t segment, unsigned seed) : rng_(seed), paths_(paths) {
@@ -89,12 +91,13 @@ class Ring {
 
  private:
   bool carry(Wire& wire, int way) {
-    const auto [from, source, to, target] =
-        way == 0 ? std::tuple(wire.a_core, wire.a, wire.b_core, wire.b) : std::tuple(wire.b_core, wire.b, wire.a_core, wire.a);
+    const auto [from, source, to, target] = way == 0 ? std::tuple(wire.a_core, wire.a, wire.b_core, wire.b)
+                                                     : std::tuple(wire.b_core, wire.b, wire.a_core, wire.a);
     iovec pieces[8];
     const std::size_t count = core(from).gather(source, pieces, 8);
     if (count == 0) return false;
-    std::size_t bytes = std::min<std::size_t>(std::uniform_int_distribution<std::size_t>(1, 700)(rng_), pieces[0].iov_len);
+    std::size_t bytes =
+        std::min<std::size_t>(std::uniform_int_distribution<std::size_t>(1, 700)(rng_), pieces[0].iov_len);
     if (wire.cut) {
       bytes = std::min(bytes, window - std::min(window, wire.in_kernel[way]));
       if (bytes == 0) return false;
@@ -153,7 +156,7 @@ void check_end(Ring& ring, const Run& run) {
 }
 
 // Whatever had been sent, delivered or reported at that point: everybody ends with the sum, and nobody loses a link.
-void lanes_that_end_at_any_point_cost_no_op() {
+TEST(lanes_that_end_at_any_point_cost_no_op) {
   for (const std::uint32_t ranks : {2u, 3u, 4u, 5u}) {
     for (unsigned seed = 0; seed < 60; ++seed) {
       Ring ring(ranks, 3, 256, seed);
@@ -176,7 +179,7 @@ void lanes_that_end_at_any_point_cost_no_op() {
   }
 }
 
-void a_lane_that_comes_late_takes_part() {
+TEST(a_lane_that_comes_late_takes_part) {
   Ring ring(2, 2, 256, 5);
   for (std::size_t at = ring.wires().size(); at-- > 0;) {
     if (ring.wires()[at].path == 1) ring.end_wire(at);
@@ -190,7 +193,7 @@ void a_lane_that_comes_late_takes_part() {
 }
 
 // A path that swallows everything is not an end of its lanes, but what it holds goes again over the other one.
-void the_tail_of_a_silent_lane_is_sent_again() {
+TEST(the_tail_of_a_silent_lane_is_sent_again) {
   Ring ring(2, 2, 256, 7);
   ring.run();
   for (Wire& wire : ring.wires()) wire.cut = wire.path == 1;
@@ -205,7 +208,7 @@ void the_tail_of_a_silent_lane_is_sent_again() {
   CHECK(ring.core(0).stats().reissued > 0 && ring.core(0).stats().lanes_lost == 0);
 }
 
-void memory_is_let_go_of_when_a_segment_was_sent_twice() {
+TEST(memory_is_let_go_of_when_a_segment_was_sent_twice) {
   Ring ring(2, 2, 256, 8);
   ring.run();
   for (Wire& wire : ring.wires()) wire.cut = wire.path == 1;
@@ -238,7 +241,7 @@ std::array<std::uint64_t, max_paths> split(const PathShares& shares, std::size_t
   return ring.core(0).path_bytes(true);
 }
 
-void shares_are_caps_when_they_are_meant_so() {
+TEST(shares_are_caps_when_they_are_meant_so) {
   const auto even = split({{100, 100}, PathShares::capped}, 64'000);
   CHECK(std::max(even[0], even[1]) - std::min(even[0], even[1]) <= 256);
   const auto fifth = split({{80, 20}, PathShares::capped}, 64'000);
@@ -247,7 +250,7 @@ void shares_are_caps_when_they_are_meant_so() {
   CHECK(thirds[0] + thirds[1] + thirds[2] == 256'000);
 }
 
-void a_weight_decides_the_first_segments() {
+TEST(a_weight_decides_the_first_segments) {
   const auto one = split({{60'000, 5'000}, 0}, 64);  // a single segment
   CHECK(one[0] == 256 && one[1] == 0);
   const auto four = split({{48'000, 16'000}, 0}, 256);
@@ -255,14 +258,14 @@ void a_weight_decides_the_first_segments() {
 }
 
 // At a cold start no rate is known: near the end a path of a small share is not waited for.
-void shares_stand_for_rates_that_are_not_known() {
+TEST(shares_stand_for_rates_that_are_not_known) {
   const auto few = split({{60'000, 6'000}, 0}, 16 * 64);
   CHECK(few[0] + few[1] == 16 * 256 && few[1] <= 2 * 256);
   const auto equal = split({{33'000, 33'000}, 0}, 16 * 64);
   CHECK(equal[1] >= 6 * 256 && equal[1] <= 10 * 256);
 }
 
-void a_vetoed_path_gets_nothing_while_another_one_lives() {
+TEST(a_vetoed_path_gets_nothing_while_another_one_lives) {
   const auto vetoed = split({{}, 1u << 0}, 10'000);
   CHECK(vetoed[0] == 0 && vetoed[1] == 40'000);
   const auto both = split({{}, 3u}, 10'000);
@@ -283,7 +286,7 @@ class Advice : public PathHints {
   PathShares given{{}, 2u};
 };
 
-void hints_are_asked_before_each_segment_and_may_be_silent() {
+TEST(hints_are_asked_before_each_segment_and_may_be_silent) {
   Ring ring(2, 2, 256, 12);
   ring.run();
   Advice advice;
@@ -301,7 +304,7 @@ void hints_are_asked_before_each_segment_and_may_be_silent() {
 }
 
 // What is said back to the previous member goes by the advice about that neighbour, whatever is said of the next one.
-void the_way_back_goes_by_its_own_advice() {
+TEST(the_way_back_goes_by_its_own_advice) {
   for (const std::uint32_t vetoed : {0u, 1u}) {
     Ring ring(3, 2, 256, 15);
     ring.run();
@@ -348,7 +351,7 @@ std::array<std::uint64_t, max_paths> sent_with(Ring& ring, std::size_t count) {
   return sent;
 }
 
-void a_hint_word_is_weight_and_veto_and_nothing_when_it_is_stale() {
+TEST(a_hint_word_is_weight_and_veto_and_nothing_when_it_is_stale) {
   Agent agent;
   Ring ring(2, 2, 256, 13);
   ring.run();
@@ -382,7 +385,7 @@ void a_hint_word_is_weight_and_veto_and_nothing_when_it_is_stale() {
   CHECK(sent_with(ring, 10'000)[0] > 0);
 }
 
-void the_advice_of_many_paths_is_read_whole() {
+TEST(the_advice_of_many_paths_is_read_whole) {
   Agent agent;
   const std::uint16_t shares[] = {10'000, 20'000, 0, 30'000, 5'535};
   agent.writer.publish(7, shares, 1u << 2);
@@ -395,7 +398,7 @@ void the_advice_of_many_paths_is_read_whole() {
   CHECK(!agent.followed.read(1, found));
 }
 
-void a_vetoed_path_does_not_get_the_tail_of_another_one() {
+TEST(a_vetoed_path_does_not_get_the_tail_of_another_one) {
   Ring ring(2, 2, 256, 14);
   ring.run();
   Advice advice;
@@ -415,7 +418,7 @@ void a_vetoed_path_does_not_get_the_tail_of_another_one() {
   check_end(ring, run);
 }
 
-void round_trips_are_told_by_path_and_only_while_they_are_new() {
+TEST(round_trips_are_told_by_path_and_only_while_they_are_new) {
   Core core;
   const Ns now = 5'000 * millisecond;
   ConnId lanes[4];
@@ -434,7 +437,7 @@ void round_trips_are_told_by_path_and_only_while_they_are_new() {
 }
 
 // A process that gets no core for a while reads what has come before it looks at what was acknowledged meanwhile.
-void who_was_late_itself_does_not_take_a_path_for_silent() {
+TEST(who_was_late_itself_does_not_take_a_path_for_silent) {
   Ring ring(2, 2, 256, 15);
   ring.run();
   ring.core(0).set_path_shares(1, {{}, 1u << 1});
@@ -449,8 +452,9 @@ void who_was_late_itself_does_not_take_a_path_for_silent() {
   CHECK(ring.core(0).path_bytes(true)[1] == 0);
 }
 
-// 1 MB/s over 100 ms. Neither the first round trip, in which nothing comes back, nor a lane that ran dry says anything of a rate.
-void on_a_long_way_a_rate_is_that_of_the_way() {
+// 1 MB/s over 100 ms. Neither the first round trip, in which nothing comes back, nor a lane that ran dry says anything
+// of a rate.
+TEST(on_a_long_way_a_rate_is_that_of_the_way) {
   constexpr Ns trip = 100 * millisecond;
   Ring ring(2, 2, 1 << 20, 15);
   ring.run();
@@ -490,7 +494,7 @@ void on_a_long_way_a_rate_is_that_of_the_way() {
   CHECK(rate() == before);
 }
 
-void a_report_of_more_than_was_sent_ends_the_link() {
+TEST(a_report_of_more_than_was_sent_ends_the_link) {
   Core core;
   const ConnId conn = core.open("x", true);
   core.promote(1, conn, false, 4, 0, {true, 0, 2, 0});
@@ -507,7 +511,7 @@ void a_report_of_more_than_was_sent_ends_the_link() {
 }
 
 // After an op a lane may have the last, short frame on the way for as long as the other kernel likes to wait for more.
-void a_late_acknowledgement_of_a_short_frame_is_no_silence() {
+TEST(a_late_acknowledgement_of_a_short_frame_is_no_silence) {
   Ring ring(2, 2, 256, 16);
   ring.run();
   ring.core(0).set_path_shares(1, {{}, 1u << 1});
@@ -521,7 +525,7 @@ void a_late_acknowledgement_of_a_short_frame_is_no_silence() {
   CHECK(ring.core(0).path_bytes(true)[1] == 0);
 }
 
-void a_short_frame_does_not_go_back_and_forth_until_it_is_acknowledged() {
+TEST(a_short_frame_does_not_go_back_and_forth_until_it_is_acknowledged) {
   Ring ring(2, 2, 256, 17);
   ring.run();
   Run run = begin(ring, 1'000);
@@ -543,7 +547,7 @@ void feed(Core& core, ConnId conn, FrameHeader header) {
 }
 
 // What was sent is remembered until it is reported: a neighbour that never reports must not fill the memory.
-void a_neighbour_that_reports_nothing_loses_the_link() {
+TEST(a_neighbour_that_reports_nothing_loses_the_link) {
   Core core;
   ConnId out[2];
   for (std::uint32_t lane = 0; lane < 2; ++lane) {
@@ -574,27 +578,3 @@ void a_neighbour_that_reports_nothing_loses_the_link() {
 }
 
 }  // namespace
-
-int main() {
-  lanes_that_end_at_any_point_cost_no_op();
-  a_lane_that_comes_late_takes_part();
-  the_tail_of_a_silent_lane_is_sent_again();
-  memory_is_let_go_of_when_a_segment_was_sent_twice();
-  shares_are_caps_when_they_are_meant_so();
-  a_weight_decides_the_first_segments();
-  shares_stand_for_rates_that_are_not_known();
-  a_vetoed_path_gets_nothing_while_another_one_lives();
-  hints_are_asked_before_each_segment_and_may_be_silent();
-  the_way_back_goes_by_its_own_advice();
-  a_hint_word_is_weight_and_veto_and_nothing_when_it_is_stale();
-  the_advice_of_many_paths_is_read_whole();
-  a_vetoed_path_does_not_get_the_tail_of_another_one();
-  round_trips_are_told_by_path_and_only_while_they_are_new();
-  who_was_late_itself_does_not_take_a_path_for_silent();
-  on_a_long_way_a_rate_is_that_of_the_way();
-  a_report_of_more_than_was_sent_ends_the_link();
-  a_neighbour_that_reports_nothing_loses_the_link();
-  a_late_acknowledgement_of_a_short_frame_is_no_silence();
-  a_short_frame_does_not_go_back_and_forth_until_it_is_acknowledged();
-  return check::verdict("test_lanes");
-}

@@ -24,23 +24,29 @@ Key counting_key() {
 
 // Packets
 
-void siphash_gives_the_known_values() {
+TEST(siphash_gives_the_known_values) {
   const Key key = counting_key();
   std::vector<std::uint8_t> bytes;
   const std::map<std::size_t, std::uint64_t> known{
       {0, 0x726fdb47dd0e0e31}, {1, 0x74f839c593dc67fd}, {8, 0x93f5f5799a932462}, {15, 0xa129ca6149be45e5}};
   for (std::size_t i = 0; i < 16; ++i) {
-    if (known.contains(i)) CHECK_SAYING(siphash(key, bytes) == known.at(i), "SipHash of %zu bytes", i);
+    if (known.contains(i)) CHECK_MESSAGE(siphash(key, bytes) == known.at(i), "SipHash of %zu bytes", i);
     bytes.push_back(static_cast<std::uint8_t>(i));
   }
 }
 
 Packet some_packet() {
-  return {.kind = Kind::pr2, .user_stamps = true, .stepped = false, .src = 0xfedcba98, .dst = 7, .sequence = 0xabcdef012345,
-          .a = 1'234'567'890'123'456'789, .b = -5};
+  return {.kind = Kind::pr2,
+          .user_stamps = true,
+          .stepped = false,
+          .src = 0xfedcba98,
+          .dst = 7,
+          .sequence = 0xabcdef012345,
+          .a = 1'234'567'890'123'456'789,
+          .b = -5};
 }
 
-void a_packet_comes_out_as_it_went_in() {
+TEST(a_packet_comes_out_as_it_went_in) {
   for (int kind = 1; kind <= 5; ++kind) {
     Packet in = some_packet(), out;
     in.kind = static_cast<Kind>(kind);
@@ -52,13 +58,13 @@ void a_packet_comes_out_as_it_went_in() {
   }
 }
 
-void a_change_of_any_bit_is_refused() {
+TEST(a_change_of_any_bit_is_refused) {
   const Wire wire = encode(counting_key(), some_packet());
   for (std::size_t bit = 0; bit < 8 * wire.size(); ++bit) {
     Wire changed = wire;
     changed[bit / 8] ^= static_cast<std::uint8_t>(1u << bit % 8);
     Packet out;
-    CHECK_SAYING(decode(counting_key(), changed, out) != Reading::good, "bit %zu", bit);
+    CHECK_MESSAGE(decode(counting_key(), changed, out) != Reading::good, "bit %zu", bit);
   }
   Key other = counting_key();
   other[15] ^= 1;
@@ -66,7 +72,7 @@ void a_change_of_any_bit_is_refused() {
   CHECK(decode(other, wire, out) == Reading::spoofed);
 }
 
-void another_size_or_kind_is_malformed() {
+TEST(another_size_or_kind_is_malformed) {
   const Wire wire = encode(counting_key(), some_packet());
   Packet out;
   std::vector<std::uint8_t> longer(wire.begin(), wire.end());
@@ -84,10 +90,11 @@ void another_size_or_kind_is_malformed() {
 
 // Clocks
 
-void a_virtual_clock_is_exact() {
+TEST(a_virtual_clock_is_exact) {
   std::mt19937_64 rng(5);
   for (int i = 0; i < 20'000; ++i) {
-    const Ns raw = static_cast<Ns>(rng() >> 3), anchor = static_cast<Ns>(rng() >> 3), offset = static_cast<Ns>(rng() >> 24);
+    const Ns raw = static_cast<Ns>(rng() >> 3), anchor = static_cast<Ns>(rng() >> 3),
+             offset = static_cast<Ns>(rng() >> 24);
     const std::int64_t drift = static_cast<std::int64_t>(rng() % 2'000'000) - 1'000'000;
     const __int128 product = static_cast<__int128>(raw - anchor) * drift;
     __int128 quotient = product / s;
@@ -115,7 +122,7 @@ struct Host {
   }
 };
 
-void the_map_is_better_than_its_samples() {
+TEST(the_map_is_better_than_its_samples) {
   Host host;
   ClockMap map;
   double squares = 0;
@@ -131,12 +138,12 @@ void the_map_is_better_than_its_samples() {
     }
   }
   const double rms = std::sqrt(squares / count);
-  CHECK_SAYING(rms < 2.0, "%.2f ns off", rms);  // the samples: 3.2
+  CHECK_MESSAGE(rms < 2.0, "%.2f ns off", rms);  // the samples: 3.2
   CHECK(map.noise() > 2 && map.noise() < 5);
 }
 
 // At the start, wakes come close together, and a thread that did not get its core finds stamps older than its samples.
-void the_first_samples_are_not_trusted_with_the_slope() {
+TEST(the_first_samples_are_not_trusted_with_the_slope) {
   Ns worst = 0;
   for (unsigned seed = 1; seed <= 200; ++seed) {
     Host host;
@@ -150,10 +157,10 @@ void the_first_samples_are_not_trusted_with_the_slope() {
       worst = std::max(worst, std::abs(map.to_raw(host.real(raw - 5 * ms)) - (raw - 5 * ms)));
     }
   }
-  CHECK_SAYING(worst < 60, "%lld ns off", static_cast<long long>(worst));
+  CHECK_MESSAGE(worst < 60, "%lld ns off", static_cast<long long>(worst));
 }
 
-void a_bend_is_followed_and_is_no_step() {
+TEST(a_bend_is_followed_and_is_no_step) {
   Host host;
   ClockMap map;
   Ns worst = 0;
@@ -164,10 +171,10 @@ void a_bend_is_followed_and_is_no_step() {
     if (raw > 6 * s + 4 * ms) worst = std::max(worst, std::abs(map.to_raw(host.real(raw - ms)) - (raw - ms)));
   }
   CHECK(map.bends() >= 1);
-  CHECK_SAYING(worst < 15, "%lld ns off", static_cast<long long>(worst));
+  CHECK_MESSAGE(worst < 15, "%lld ns off", static_cast<long long>(worst));
 }
 
-void a_step_is_seen_once_and_measured() {
+TEST(a_step_is_seen_once_and_measured) {
   for (const Ns step : {ms, -ms, 100 * us, -10 * us, 3'600 * s}) {
     Host host;
     ClockMap map;
@@ -177,7 +184,7 @@ void a_step_is_seen_once_and_measured() {
       host.sample(map, raw);
       if (map.step() == 0) continue;
       ++steps;
-      CHECK_SAYING(std::abs(map.step() - step) < 40, "%lld seen", static_cast<long long>(map.step()));
+      CHECK_MESSAGE(std::abs(map.step() - step) < 40, "%lld seen", static_cast<long long>(map.step()));
     }
     CHECK(steps == 1);
     CHECK(std::abs(map.to_raw(host.real(7 * s - ms)) - (7 * s - ms)) < 15);
@@ -190,16 +197,18 @@ Window window_of(std::size_t count, const std::function<Ns(std::size_t)>& change
   Window window;
   for (std::size_t i = 0; i < count; ++i) {
     const Ns t = static_cast<Ns>(i + 1) * 4 * ms;
-    window.rows.push_back({t, t + 9, t + 800 * us, t + 9 + 800 * us + change(i), t, t + 9, t + 800 * us, t + 9 + 800 * us});
+    window.rows.push_back(
+        {t, t + 9, t + 800 * us, t + 9 + 800 * us + change(i), t, t + 9, t + 800 * us, t + 9 + 800 * us});
   }
   return window;
 }
 
 std::size_t forward_kept(const Window& window) {
-  return static_cast<std::size_t>(std::count_if(window.kept.begin(), window.kept.end(), [](auto each) { return each & 1; }));
+  return static_cast<std::size_t>(
+      std::count_if(window.kept.begin(), window.kept.end(), [](auto each) { return each & 1; }));
 }
 
-void pairs_that_met_a_queue_are_filtered() {
+TEST(pairs_that_met_a_queue_are_filtered) {
   Window window = window_of(1'000, [](std::size_t i) { return i % 5 == 0 ? 3 * us : static_cast<Ns>(i % 7) * 10; });
   filter(window, 800 * us);
   CHECK(forward_kept(window) == 800);
@@ -208,23 +217,23 @@ void pairs_that_met_a_queue_are_filtered() {
   CHECK(std::all_of(window.kept.begin(), window.kept.end(), [](auto each) { return (each & 2) != 0; }));
 }
 
-void drift_between_the_clocks_filters_nothing() {
+TEST(drift_between_the_clocks_filters_nothing) {
   Window window = window_of(1'000, [](std::size_t i) { return 160 * us + static_cast<Ns>(i % 3); });
   filter(window, 800 * us);
   CHECK(forward_kept(window) == 1'000);
 }
 
-void a_bad_path_keeps_its_best_quarter() {
+TEST(a_bad_path_keeps_its_best_quarter) {
   std::mt19937 rng(2);
   Window window = window_of(1'000, [&](std::size_t) { return static_cast<Ns>(rng() % 20'000) * us; });
   filter(window, 800 * us);
-  CHECK_SAYING(forward_kept(window) >= 250 && forward_kept(window) < 300, "%zu kept", forward_kept(window));
+  CHECK_MESSAGE(forward_kept(window) >= 250 && forward_kept(window) < 300, "%zu kept", forward_kept(window));
   Window small = window_of(15, [&](std::size_t) { return static_cast<Ns>(rng() % 20'000) * us; });
   filter(small, 800 * us);
   CHECK(forward_kept(small) == 15);
 }
 
-void a_pair_that_is_not_whole_is_neither_kept_nor_filtered() {
+TEST(a_pair_that_is_not_whole_is_neither_kept_nor_filtered) {
   Window window = window_of(100, [](std::size_t) { return 0; });
   for (Row& row : window.rows) row[7] = 0;
   filter(window, 800 * us);
@@ -232,7 +241,7 @@ void a_pair_that_is_not_whole_is_neither_kept_nor_filtered() {
   CHECK(std::all_of(window.kept.begin(), window.kept.end(), [](auto each) { return each == 1; }));
 }
 
-void absurd_stamps_do_no_harm() {
+TEST(absurd_stamps_do_no_harm) {
   constexpr Ns most = std::numeric_limits<Ns>::max(), least = std::numeric_limits<Ns>::min();
   Window window = window_of(100, [](std::size_t) { return 0; });
   for (std::size_t i = 0; i < 100; ++i) window.rows[i] = {most, least, least, most, least, most, most, least};
@@ -242,21 +251,3 @@ void absurd_stamps_do_no_harm() {
 }
 
 }  // namespace
-
-int main() {
-  siphash_gives_the_known_values();
-  a_packet_comes_out_as_it_went_in();
-  a_change_of_any_bit_is_refused();
-  another_size_or_kind_is_malformed();
-  a_virtual_clock_is_exact();
-  the_map_is_better_than_its_samples();
-  the_first_samples_are_not_trusted_with_the_slope();
-  a_bend_is_followed_and_is_no_step();
-  a_step_is_seen_once_and_measured();
-  pairs_that_met_a_queue_are_filtered();
-  drift_between_the_clocks_filters_nothing();
-  a_bad_path_keeps_its_best_quarter();
-  a_pair_that_is_not_whole_is_neither_kept_nor_filtered();
-  absurd_stamps_do_no_harm();
-  return check::verdict("test_probe");
-}

@@ -81,7 +81,8 @@ class Network {
       const Flying next = flying_.begin()->second;
       flying_.erase(flying_.begin());
       const auto core = cores.find(next.to);
-      if (core != cores.end()) core->second.received(now, next.wire, endpoint_of(next.from), next.stamp + offset[next.to]);
+      if (core != cores.end())
+        core->second.received(now, next.wire, endpoint_of(next.from), next.stamp + offset[next.to]);
     }
   }
   std::multimap<Ns, Flying> flying_;
@@ -104,12 +105,12 @@ struct Pair : Network {
   }
 };
 
-void exchanges_give_whole_rows_in_order() {
+TEST(exchanges_give_whole_rows_in_order) {
   Pair net;
   net.run(2 * s);
   const Window window = net.rotate();
   CHECK(window.src == 1 && window.dst == 2 && window.end - window.begin == 2 * s);
-  CHECK_SAYING(window.rows.size() > 515 && window.rows.size() < 530, "%zu rows", window.rows.size());
+  CHECK_MESSAGE(window.rows.size() > 515 && window.rows.size() < 530, "%zu rows", window.rows.size());
   CHECK(window.sent == window.rows.size() && window.lost == 0 && window.duplicates == 0 && window.filtered == 0);
   for (std::size_t i = 0; i < window.rows.size(); ++i) {
     const Row& row = window.rows[i];
@@ -122,7 +123,7 @@ void exchanges_give_whole_rows_in_order() {
   }
 }
 
-void a_lost_packet_costs_its_pair_and_counts() {
+TEST(a_lost_packet_costs_its_pair_and_counts) {
   for (const Kind kind : {Kind::pt1, Kind::pt2, Kind::pr1, Kind::pr2, Kind::pd1}) {
     Pair net;
     int count = 0;
@@ -131,9 +132,9 @@ void a_lost_packet_costs_its_pair_and_counts() {
     };
     net.run(3 * s);
     const Window window = net.rotate();
-    CHECK_SAYING(std::abs(static_cast<double>(window.lost) / static_cast<double>(window.sent) - 0.1) < 0.01,
-                 "kind %d: %llu of %llu lost", static_cast<int>(kind), static_cast<unsigned long long>(window.lost),
-                 static_cast<unsigned long long>(window.sent));
+    CHECK_MESSAGE(std::abs(static_cast<double>(window.lost) / static_cast<double>(window.sent) - 0.1) < 0.01,
+                  "kind %d: %llu of %llu lost", static_cast<int>(kind), static_cast<unsigned long long>(window.lost),
+                  static_cast<unsigned long long>(window.sent));
     std::size_t forward = 0, backward = 0;
     for (const Row& row : window.rows) {
       forward += row[0] != 0 && row[1] != 0 && row[2] != 0 && row[3] != 0;
@@ -142,25 +143,26 @@ void a_lost_packet_costs_its_pair_and_counts() {
     const std::size_t whole = window.sent - window.lost;
     // Without Pt1 there is nothing to answer; Pr2 has a part in both pairs.
     const bool costs_forward = kind != Kind::pd1, costs_backward = kind != Kind::pt2;
-    CHECK_SAYING(forward == (costs_forward ? whole : window.sent), "kind %d forward", static_cast<int>(kind));
-    CHECK_SAYING(backward == (costs_backward ? whole : window.sent), "kind %d backward", static_cast<int>(kind));
+    CHECK_MESSAGE(forward == (costs_forward ? whole : window.sent), "kind %d forward", static_cast<int>(kind));
+    CHECK_MESSAGE(backward == (costs_backward ? whole : window.sent), "kind %d backward", static_cast<int>(kind));
     CHECK(std::is_sorted(window.rows.begin(), window.rows.end()));
   }
 }
 
-void copies_are_counted_and_change_nothing() {
+TEST(copies_are_counted_and_change_nothing) {
   Pair net;
   net.fate = [](const Packet&) { return Network::Copies{0, 40 * us, 300 * ms}; };
   net.run(2 * s);
   const Window window = net.rotate();
   CHECK(window.lost == 0 && window.rows.size() > 515);
-  for (const Row& row : window.rows) CHECK(row[1] - row[0] == net.delay + 72 * ms && row[5] - row[4] == net.delay - 72 * ms);
+  for (const Row& row : window.rows)
+    CHECK(row[1] - row[0] == net.delay + 72 * ms && row[5] - row[4] == net.delay - 72 * ms);
   CHECK(window.duplicates > 5 * window.rows.size() / 2);
   CHECK(net.sent[Kind::pr1] <= net.sent[Kind::pt1]);
   CHECK(net.responder.stats().duplicates + net.responder.stats().replayed > 3 * window.rows.size());
 }
 
-void reordering_loses_nothing() {
+TEST(reordering_loses_nothing) {
   Pair net;
   std::mt19937 rng(7);
   net.fate = [&](const Packet&) { return Network::Copies{static_cast<Ns>(rng() % 9) * ms}; };
@@ -168,10 +170,11 @@ void reordering_loses_nothing() {
   const Window window = net.rotate();
   CHECK(window.lost == 0 && window.rows.size() > 700);
   CHECK(std::is_sorted(window.rows.begin(), window.rows.end()));
-  for (const Row& row : window.rows) CHECK(row[1] - row[0] >= net.delay + 72 * ms && row[5] - row[4] >= net.delay - 72 * ms);
+  for (const Row& row : window.rows)
+    CHECK(row[1] - row[0] >= net.delay + 72 * ms && row[5] - row[4] >= net.delay - 72 * ms);
 }
 
-void what_was_heard_once_is_not_heard_again() {
+TEST(what_was_heard_once_is_not_heard_again) {
   Pair net;
   net.run(s);
   net.prober.pause();
@@ -182,12 +185,13 @@ void what_was_heard_once_is_not_heard_again() {
   for (const auto& [to, wire] : old) net.inject(to, wire);
   net.run(s);
   CHECK(net.sent == sent);
-  CHECK(net.responder.stats().replayed - at_responder == static_cast<std::uint64_t>(sent.at(Kind::pt1) + sent.at(Kind::pt2)));
+  CHECK(net.responder.stats().replayed - at_responder ==
+        static_cast<std::uint64_t>(sent.at(Kind::pt1) + sent.at(Kind::pt2)));
   CHECK(net.prober.stats().duplicates + net.prober.stats().replayed - at_prober ==
         static_cast<std::uint64_t>(sent.at(Kind::pr1) + sent.at(Kind::pr2) + sent.at(Kind::pd1)));
 }
 
-void what_was_heard_stays_known_under_the_same_key_only() {
+TEST(what_was_heard_stays_known_under_the_same_key_only) {
   Pair net;
   net.run(100 * ms);
   const Wire old = net.heard[0].second;
@@ -201,7 +205,7 @@ void what_was_heard_stays_known_under_the_same_key_only() {
   CHECK(net.responder.in_flight() == 1);
 }
 
-void strangers_and_liars_are_counted_and_get_nothing() {
+TEST(strangers_and_liars_are_counted_and_get_nothing) {
   Pair net;
   net.prober.pause();
   const auto forged = [](Kind kind, Node src, Node dst) {
@@ -225,14 +229,14 @@ void strangers_and_liars_are_counted_and_get_nothing() {
   CHECK(net.sent.empty());
 }
 
-void without_a_key_nobody_is_heard() {
+TEST(without_a_key_nobody_is_heard) {
   Core core(1, 0);
   core.received(0, encode(Key{}, {.kind = Kind::pt1, .src = 0, .dst = 1, .sequence = 1}), endpoint_of(2), 1);
   CHECK(core.stats().spoofed == 1);
 }
 
 // A neighbour behind NAT does not come from the address that the graph says.
-void answers_go_to_where_the_probe_came_from() {
+TEST(answers_go_to_where_the_probe_came_from) {
   Pair net;
   net.prober.pause();
   for (const Kind kind : {Kind::pt1, Kind::pt2}) {
@@ -243,7 +247,7 @@ void answers_go_to_where_the_probe_came_from() {
   CHECK(net.addressed == std::set<int>{99});
 }
 
-void answers_are_bounded() {
+TEST(answers_are_bounded) {
   Pair net;
   net.prober.pause();
   for (std::uint64_t i = 0; i < 5'000; ++i) {
@@ -253,7 +257,7 @@ void answers_are_bounded() {
   CHECK(net.responder.stats().refused == 5'000 - 256);
 }
 
-void a_silent_neighbour_is_all_loss() {
+TEST(a_silent_neighbour_is_all_loss) {
   Pair net;
   net.fate = [](const Packet&) { return Network::Copies{}; };
   net.run(4 * s);
@@ -261,7 +265,7 @@ void a_silent_neighbour_is_all_loss() {
   CHECK(window.rows.empty() && window.sent > 700 && window.lost == window.sent);
 }
 
-void losses_of_the_last_second_count() {
+TEST(losses_of_the_last_second_count) {
   Pair net;
   int count = 0;
   net.fate = [&](const Packet& packet) {
@@ -272,7 +276,7 @@ void losses_of_the_last_second_count() {
   CHECK(window.lost > 100);
 }
 
-void a_rotation_drops_what_is_in_flight() {
+TEST(a_rotation_drops_what_is_in_flight) {
   Pair net;
   std::uint64_t rows = 0;
   for (int i = 0; i < 100; ++i) {
@@ -283,11 +287,11 @@ void a_rotation_drops_what_is_in_flight() {
     rows += window.rows.size();
   }
   const auto begun = static_cast<std::uint64_t>(net.sent[Kind::pt1]);
-  CHECK_SAYING(rows > begun * 7 / 10 && rows < begun, "%llu of %llu", static_cast<unsigned long long>(rows),
-               static_cast<unsigned long long>(begun));
+  CHECK_MESSAGE(rows > begun * 7 / 10 && rows < begun, "%llu of %llu", static_cast<unsigned long long>(rows),
+                static_cast<unsigned long long>(begun));
 }
 
-void paused_means_answering_only() {
+TEST(paused_means_answering_only) {
   Pair net;
   net.run(100 * ms);
   net.prober.pause();
@@ -303,7 +307,7 @@ void paused_means_answering_only() {
   CHECK(net.rotate().rows.size() >= 24);
 }
 
-void a_step_shows_at_both_ends() {
+TEST(a_step_shows_at_both_ends) {
   Pair net;
   net.run(100 * ms);
   net.responder.stepped(net.now, "it stepped");
@@ -317,7 +321,7 @@ void a_step_shows_at_both_ends() {
   CHECK(net.rotate().stepped.empty());
 }
 
-void user_stamps_of_either_end_show() {
+TEST(user_stamps_of_either_end_show) {
   Pair net;
   net.run(100 * ms);
   CHECK(!net.rotate().user_stamps);
@@ -326,7 +330,7 @@ void user_stamps_of_either_end_show() {
   CHECK(net.rotate().user_stamps);
 }
 
-void a_missing_stamp_costs_its_pair_only() {
+TEST(a_missing_stamp_costs_its_pair_only) {
   Pair net;
   const Packet answer{.kind = Kind::pr1, .src = 2, .dst = 1, .sequence = 1'000'013, .a = 5};
   net.fate = [&](const Packet& packet) {
@@ -342,16 +346,18 @@ void a_missing_stamp_costs_its_pair_only() {
   CHECK(window.lost == 1);
 }
 
-void many_edges_wake_no_more_often() {
+TEST(many_edges_wake_no_more_often) {
   const auto ticks = [](Node others) {
     Network net;
     std::vector<Link> links;
     for (Node i = 2; i < 2 + others; ++i) links.push_back({i, endpoint_of(i)});
     net.add(1).configure(0, counting_key(), links, links);
-    for (const Link& link : links) net.add(link.node).configure(0, counting_key(), {{1, endpoint_of(1)}}, {{1, endpoint_of(1)}});
+    for (const Link& link : links)
+      net.add(link.node).configure(0, counting_key(), {{1, endpoint_of(1)}}, {{1, endpoint_of(1)}});
     for (auto& [node, core] : net.cores) core.resume(net.now, net.now, 800 * us, 3 * ms);
     net.run(s);
-    for (const Window& window : net.cores.at(1).rotate(net.now, net.now)) CHECK(window.rows.size() > 255 && window.lost == 0);
+    for (const Window& window : net.cores.at(1).rotate(net.now, net.now))
+      CHECK(window.rows.size() > 255 && window.lost == 0);
     return net.cores.at(1).stats().ticks;
   };
   CHECK(ticks(1) == ticks(8));
@@ -359,7 +365,7 @@ void many_edges_wake_no_more_often() {
 }
 
 // Who goes first pays for cold caches: over time, every probe and every answer must, equally often.
-void packets_take_turns_in_going_first() {
+TEST(packets_take_turns_in_going_first) {
   Core core(1, 0);
   const std::vector<Link> links{{2, endpoint_of(2)}, {3, endpoint_of(3)}};
   core.configure(0, counting_key(), links, links);
@@ -378,17 +384,21 @@ void packets_take_turns_in_going_first() {
     ++went_first[{out[0].packet.kind, out[0].packet.dst}];
   }
   CHECK(went_first.size() == 8);
-  for (const auto& [who, count] : went_first) CHECK_SAYING(count >= 45 && count <= 55, "%d times", count);
+  for (const auto& [who, count] : went_first) CHECK_MESSAGE(count >= 45 && count <= 55, "%d times", count);
 }
 
-void garbage_does_no_harm() {
+TEST(garbage_does_no_harm) {
   Pair net;
   std::mt19937 rng(11);
   for (int i = 0; i < 20'000; ++i) {
     const auto below = [&](unsigned limit) { return static_cast<unsigned>(rng() % limit); };
     const Node src = below(5);
-    Wire wire = encode(counting_key(), {.kind = static_cast<Kind>(1 + below(5)), .src = src, .dst = below(3),
-                                        .sequence = 1'000'000 + below(2'000), .a = static_cast<Ns>(rng()), .b = -1});
+    Wire wire = encode(counting_key(), {.kind = static_cast<Kind>(1 + below(5)),
+                                        .src = src,
+                                        .dst = below(3),
+                                        .sequence = 1'000'000 + below(2'000),
+                                        .a = static_cast<Ns>(rng()),
+                                        .b = -1});
     if (src < 3) wire[below(40)] ^= static_cast<std::uint8_t>(1 + below(255));  // who knows the key is no neighbour
     net.inject(1 + below(2), {wire.data(), i % 16 == 0 ? below(40) : 40}, static_cast<Ns>(rng() % 3));
     if (i % 100 == 0) net.run(us);
@@ -398,27 +408,3 @@ void garbage_does_no_harm() {
 }
 
 }  // namespace
-
-int main() {
-  exchanges_give_whole_rows_in_order();
-  a_lost_packet_costs_its_pair_and_counts();
-  copies_are_counted_and_change_nothing();
-  reordering_loses_nothing();
-  what_was_heard_once_is_not_heard_again();
-  what_was_heard_stays_known_under_the_same_key_only();
-  strangers_and_liars_are_counted_and_get_nothing();
-  without_a_key_nobody_is_heard();
-  answers_go_to_where_the_probe_came_from();
-  answers_are_bounded();
-  a_silent_neighbour_is_all_loss();
-  losses_of_the_last_second_count();
-  a_rotation_drops_what_is_in_flight();
-  paused_means_answering_only();
-  a_step_shows_at_both_ends();
-  user_stamps_of_either_end_show();
-  a_missing_stamp_costs_its_pair_only();
-  many_edges_wake_no_more_often();
-  packets_take_turns_in_going_first();
-  garbage_does_no_harm();
-  return check::verdict("test_probe_core");
-}

@@ -61,7 +61,7 @@ void rows_come_and_are_causal(bool user_stamps) {
   CHECK(nodes[0]->stats().cpu > 0);
 }
 
-void steering_from_many_threads_does_no_harm() {
+TEST(steering_from_many_threads_does_no_harm) {
   auto nodes = three(false);
   configure(nodes, 1);
   std::vector<std::thread> threads;
@@ -89,11 +89,8 @@ void steering_from_many_threads_does_no_harm() {
   for (auto& node : nodes) node->shutdown();
 }
 
-}  // namespace
+TEST(rows_with_kernel_stamps_come_and_are_causal) { rows_come_and_are_causal(false); }
 
-int main() {
-  rows_come_and_are_causal(false);
-  rows_come_and_are_causal(true);
-  steering_from_many_threads_does_no_harm();
-  return check::verdict("test_probe_socket");
-}
+TEST(rows_with_user_stamps_come_and_are_causal) { rows_come_and_are_causal(true); }
+
+}  // namespace

@@ -30,7 +30,7 @@ std::string taken(Line& line, Ns now) {
   return out;
 }
 
-void a_packet_takes_its_time() {
+TEST(a_packet_takes_its_time) {
   Line line(1);
   line.set(10 * ms, 0);
   CHECK(!line.due());
@@ -45,7 +45,7 @@ void a_packet_takes_its_time() {
   CHECK(line.stats().on_the_way == 0);
 }
 
-void a_shorter_delay_overtakes_nothing() {
+TEST(a_shorter_delay_overtakes_nothing) {
   Line line(1);
   line.set(10 * ms, 0);
   line.push(0, bytes_of("a"));
@@ -57,7 +57,7 @@ void a_shorter_delay_overtakes_nothing() {
   CHECK(line.due() == 21 * ms);
 }
 
-void the_share_that_was_asked_for_is_lost_and_a_seed_decides_which() {
+TEST(the_share_that_was_asked_for_is_lost_and_a_seed_decides_which) {
   std::array<std::string, 3> seen;
   const std::array<std::uint64_t, 3> seeds{7, 7, 8};
   for (std::size_t i = 0; i < seeds.size(); ++i) {
@@ -65,7 +65,7 @@ void the_share_that_was_asked_for_is_lost_and_a_seed_decides_which() {
     line.set(0, 0.1);
     for (int n = 0; n < 20'000; ++n) line.push(n, bytes_of(n % 2 ? "x" : "y"));
     seen[i] = taken(line, 20'000);
-    CHECK_SAYING(line.stats().lost > 1'800 && line.stats().lost < 2'200, "%lu lost", line.stats().lost);
+    CHECK_MESSAGE(line.stats().lost > 1'800 && line.stats().lost < 2'200, "%lu lost", line.stats().lost);
     CHECK(seen[i].size() + line.stats().lost == 20'000);
   }
   CHECK(seen[0] == seen[1]);
@@ -80,7 +80,7 @@ void the_share_that_was_asked_for_is_lost_and_a_seed_decides_which() {
   CHECK(none.stats().lost == 0);
 }
 
-void a_full_line_drops_what_comes() {
+TEST(a_full_line_drops_what_comes) {
   Line line(1, 10);
   line.set(1 * ms, 0);
   for (int n = 0; n < 5; ++n) line.push(0, bytes_of("abc"));
@@ -111,7 +111,7 @@ Ns now() {
   return Ns{at.tv_sec} * 1'000 * ms + at.tv_nsec;
 }
 
-void the_relay_carries_packets_both_ways_and_not_before_their_time() {
+TEST(the_relay_carries_packets_both_ways_and_not_before_their_time) {
   Pair host, other;
   Relay relay;
   const auto cable = relay.add(host.ends[1], other.ends[1], 5 * ms, 0, 1);
@@ -132,7 +132,7 @@ void the_relay_carries_packets_both_ways_and_not_before_their_time() {
 }
 
 // More packets than a turn hands over, all due at one instant: none may wait for the next arrival.
-void a_crowd_of_packets_all_arrives() {
+TEST(a_crowd_of_packets_all_arrives) {
   Pair host, other;
   const int room = 1 << 20;
   for (const int end : {host.ends[0], other.ends[1]}) ::setsockopt(end, SOL_SOCKET, SO_SNDBUF, &room, sizeof room);
@@ -145,10 +145,10 @@ void a_crowd_of_packets_all_arrives() {
     if (sent % 5 == 0) ::usleep(100);  // a socket pair holds few
   }
   while (got < sent && heard(other.ends[0]) == "x") ++got;
-  CHECK_SAYING(sent > 5 && got == sent, "%d of %d", got, sent);
+  CHECK_MESSAGE(sent > 5 && got == sent, "%d of %d", got, sent);
 }
 
-void what_is_no_cable_is_refused() {
+TEST(what_is_no_cable_is_refused) {
   Relay relay;
   bool refused = false;
   try {
@@ -165,14 +165,3 @@ void what_is_no_cable_is_refused() {
 }
 
 }  // namespace
-
-int main() {
-  a_packet_takes_its_time();
-  a_shorter_delay_overtakes_nothing();
-  the_share_that_was_asked_for_is_lost_and_a_seed_decides_which();
-  a_full_line_drops_what_comes();
-  the_relay_carries_packets_both_ways_and_not_before_their_time();
-  a_crowd_of_packets_all_arrives();
-  what_is_no_cable_is_refused();
-  return check::verdict("relay");
-}

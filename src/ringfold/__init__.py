@@ -66,13 +66,12 @@ if TYPE_CHECKING:
     from ringfold.iteration.shell import GlobalIteration
     from ringfold.master.thread import MasterThread
     from ringfold.peer.communicator import Communicator
-    from ringfold.peer.handle import Handle
     from ringfold.peer.joining import JoinRequest
-    from ringfold.peer.outcome import Meeting, ReduceInfo
+    from ringfold.peer.outcome import Handle, Meeting, ReduceInfo
     from ringfold.peer.settings import PeerTimings
     from ringfold.peer.step_ops import StepHandle
     from ringfold.peer.steps import Step
-    from ringfold.peer.sync.states import SyncInfo
+    from ringfold.peer.sync.sync_call import SyncInfo
     from ringfold.probe.nodes.alone import Prober
     from ringfold.runtime.rendezvous import Rendezvous
     from ringfold.state.checkpoint import Checkpoints
@@ -127,7 +126,7 @@ _LAZY = {
     "Communicator": "ringfold.peer.communicator",
     "Divergence": "ringfold.wire.status",
     "GlobalIteration": "ringfold.iteration.shell",
-    "Handle": "ringfold.peer.handle",
+    "Handle": "ringfold.peer.outcome",
     "MayDiffer": "ringfold.state.shared",
     "Meeting": "ringfold.peer.outcome",
     "PeerTimings": "ringfold.peer.settings",
@@ -136,7 +135,7 @@ _LAZY = {
     "SharedState": "ringfold.state.shared",
     "Step": "ringfold.peer.steps",
     "StepHandle": "ringfold.peer.step_ops",
-    "SyncInfo": "ringfold.peer.sync.states",
+    "SyncInfo": "ringfold.peer.sync.sync_call",
 }
 
 
@@ -206,7 +205,7 @@ def _join_own_master(request: "JoinRequest") -> "Communicator":
     from ringfold.peer import joining
     from ringfold.runtime.clock import monotonic_ns
     from ringfold.runtime.rendezvous import Rendezvous
-    from ringfold.runtime.resolve import pause
+    from ringfold.runtime.threads import pause
 
     given = {"master": joining.listed(request.address), "run": request.run, "join_timeout_s": request.timeout_s}
     settings = load({**given, "token_file": request.token_file})
@@ -267,7 +266,7 @@ def _listen(request: "JoinRequest", settings: "Resolved", tries: int) -> "Master
     from ringfold.master.settings import master_settings
     from ringfold.master.thread import MasterThread
     from ringfold.peer import joining
-    from ringfold.runtime import resolve
+    from ringfold.runtime import threads
 
     token, listen = joining.token_of(request, settings), settings.listed("master")[:1]
     while True:
@@ -277,7 +276,7 @@ def _listen(request: "JoinRequest", settings: "Resolved", tries: int) -> "Master
         except OSError as error:
             if error.errno != errno.EADDRINUSE or tries <= 0:
                 raise ConfigError(f"the master cannot listen on {', '.join(listen)}: {error}") from error
-        resolve.pause(0.05)
+        threads.pause(0.05)
 
 
 def __getattr__(name: str) -> object:

@@ -9,8 +9,8 @@ import pytest
 
 from ringfold.agent.monitors import NicReading, QdiscMonitor, pause_count
 from ringfold.agent.reports import Reporter
-from ringfold.runtime.interfaces import interfaces
 from ringfold.runtime.netlink import EthtoolReader, QdiscReader, interface_index
+from ringfold.runtime.network import interfaces
 from ringfold.tools.shaped import HUB, Shape, ShapedNetwork, missing
 from ringfold.wire.telemetry import NicQueues, Packet, address_number, decode
 

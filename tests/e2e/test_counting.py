@@ -15,7 +15,7 @@ from ringfold.config import load
 from ringfold.iteration.record import decode
 from ringfold.master.settings import master_settings
 from ringfold.master.thread import MasterThread
-from ringfold.runtime.ask import StatusConnection
+from ringfold.runtime.master_client import MasterClient
 from ringfold.store import open_store
 
 pytestmark = pytest.mark.waiting
@@ -167,5 +167,5 @@ def _arrival(folder: Path) -> bytes:
 
 
 def _peers(master: str) -> int:
-    with StatusConnection(master, b"") as connection:
-        return len(connection.ask().peers)
+    with MasterClient(master, b"") as connection:
+        return len(connection.status().peers)

@@ -17,7 +17,7 @@ import ringfold as rf
 from ringfold.master.server import MasterServer
 from ringfold.master.settings import MasterSettings
 from ringfold.master.thread import MasterThread
-from ringfold.runtime import ask
+from ringfold.runtime import master_client
 from ringfold.wire.probing import RoundId
 
 LARGE = 1_000_000
@@ -79,8 +79,8 @@ def test_a_frozen_leader_is_replaced_wakes_up_stands_by_and_leads_again(cluster:
     leader.expect_log("stands by")
     for peer in peers:
         step_with(peer, 2, after=woken)
-    with ask.reach([leader.address, standby.address], b"") as connection:
-        assert connection.ask().leader == standby.address
+    with master_client.connect([leader.address, standby.address], b"") as connection:
+        assert connection.status().leader == standby.address
     killed = standby.kill()
     leader.expect_log("leading with fence 3")
     for peer in peers:
@@ -105,7 +105,7 @@ def ask_until_it_knows(standby: str, leader: str) -> None:
     deadline = time.monotonic() + 10
     while True:
         try:
-            ask.reach([standby], b"").close()
+            master_client.connect([standby], b"").close()
         except rf.MasterUnreachable as error:
             if leader in str(error) or time.monotonic() > deadline:
                 raise

@@ -281,7 +281,7 @@ def fork_with_flows(me: Me) -> None:
             child = os.fork()
             if child == 0:
                 run.leave()  # of the copy: nothing happens to the parent
-                client = run._session.advice._client
+                client = run._session.path_shares._client
                 with pytest.raises(UsageError, match="forked"):
                     client.register("10.0.0.1", "10.0.0.2", [("10.0.0.1", "10.0.0.2"), ("10.1.0.1", "10.1.0.2")])
                 client.deregister(1)

@@ -18,7 +18,7 @@ import pytest
 from cluster import PATIENCE_S, Child, Cluster, Master, Me, Peer, until
 from training import end_training, start_training, step_with
 
-from ringfold.runtime.ask import StatusConnection
+from ringfold.runtime.master_client import MasterClient
 from ringfold.wire.frames import (
     FrameKind,
     FrameReader,
@@ -263,8 +263,8 @@ def _wait_dropped(strangers: Sequence[socket.socket]) -> None:
 def _epoch_and_port(master: Master, peer: Peer) -> tuple[int, int]:
     name = f"p{peer.name.rpartition(' ')[2]}"
     token = TOKEN if "--token-file" in Path(f"/proc/{master.pid}/cmdline").read_bytes().decode() else b""
-    with StatusConnection(master.address, token) as connection:
-        status = connection.ask()
+    with MasterClient(master.address, token) as connection:
+        status = connection.status()
     [port] = [each.port for each in status.peers if each.name == name]
     return status.groups[0].epoch, port
 

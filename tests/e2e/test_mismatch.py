@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from cluster import Cluster, Me, Peer, until
 
-from ringfold.runtime import ask
+from ringfold.runtime import master_client
 
 MEET_S = 2.0
 """Calls that can never meet are reported within a second; the other second is for a loaded machine."""
@@ -112,8 +112,8 @@ def test_wrong_newcomers_do_not_outvote_members_of_long_standing(cluster: Cluste
 
 
 def _is_disputed(master: str) -> bool:
-    with ask.reach([master], b"") as connection:
-        return any("different calls" in each.what for each in connection.ask().waiting)
+    with master_client.connect([master], b"") as connection:
+        return any("different calls" in each.what for each in connection.status().waiting)
 
 
 def train_with_strangers(me: Me) -> None:

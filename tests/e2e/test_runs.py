@@ -15,7 +15,7 @@ import ringfold as rf
 from ringfold.master.events import Effect, Event
 from ringfold.master.machine import Master as Machine
 from ringfold.master.thread import MasterThread
-from ringfold.runtime import ask, resolve
+from ringfold.runtime import master_client, threads
 
 pytestmark = pytest.mark.waiting
 
@@ -60,7 +60,7 @@ def forget(cluster: Cluster, name: str) -> None:
 
 def states(cluster: Cluster) -> dict[str, tuple[str, int]]:
     assert cluster.master is not None
-    with ask.reach([cluster.master.address], b"") as connection:
+    with master_client.connect([cluster.master.address], b"") as connection:
         return {run.name: (run.state, run.revision) for run in connection.runs().runs}
 
 
@@ -162,8 +162,8 @@ def test_a_token_is_proven_for_a_run() -> None:
         kwargs = {"timeout_s": 30.0, "token": TOKEN}
         with rf.join(master.address, run="a", **kwargs) as a, rf.join(master.address, **kwargs) as default:  # type: ignore[arg-type]
             assert (a.peer_id, a.group_size) == (default.peer_id, default.group_size) == (1, 1)
-            with ask.reach([master.address], TOKEN.encode(), run="a") as connection:
-                assert [peer.peer for peer in connection.ask().peers] == [1]
+            with master_client.connect([master.address], TOKEN.encode(), run="a") as connection:
+                assert [peer.peer for peer in connection.status().peers] == [1]
         with pytest.raises(rf.ConfigError, match="wrong token"):
             rf.join(master.address, run="a", timeout_s=30, token="another one of 16 bytes")
 
@@ -269,19 +269,19 @@ def test_a_run_that_breaks_in_the_master_goes_on_from_its_journal(
         b.update_topology()
         assert b.epoch == epochs[1]
         for run, fence in (("a", 2), ("b", 1)):
-            with ask.reach([master.address], b"", run=run) as connection:
-                assert connection.ask().fence == fence
+            with master_client.connect([master.address], b"", run=run) as connection:
+                assert connection.status().fence == fence
 
 
 def test_who_hosts_waits_for_the_port_of_a_host_that_was_just_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its lock is free already, and its port is not: the first try finds it in use, and the next one has it."""
     port = free_port()
-    dying, pause = socket.create_server(("127.0.0.1", port)), resolve.pause
+    dying, pause = socket.create_server(("127.0.0.1", port)), threads.pause
 
     def port_is_freed(seconds: float) -> None:
         dying.close()
         pause(seconds)
 
-    monkeypatch.setattr(resolve, "pause", port_is_freed)
+    monkeypatch.setattr(threads, "pause", port_is_freed)
     with dying, rf.join(f"127.0.0.1:{port}", host_master=True, timeout_s=30) as run:
         assert run.peer_id == 1

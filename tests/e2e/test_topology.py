@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 from cluster import Cluster, Me, by_id, until
 
-from ringfold.runtime import ask
+from ringfold.runtime import master_client
 from ringfold.tools.shaped import HUB, Shape, ShapedNetwork, missing
 from ringfold.wire.status import Status
 
 
 def look(address: str) -> Status:
-    with ask.reach([address], b"") as connection:
-        return connection.ask()
+    with master_client.connect([address], b"") as connection:
+        return connection.status()
 
 
 def optimize(me: Me) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ringfold.runtime.congestion import congestion_missing
+from ringfold.runtime.network import congestion_missing
 from ringfold.tools import lab as labs
 from ringfold.tools.bench import wan
 from ringfold.tools.bench.wan import Cell, Plan

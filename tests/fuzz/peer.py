@@ -360,7 +360,7 @@ class PeerRun:
                 proof = prove(SECRET, "lane", nonce_of(conn), bytes(32), *parts)
                 self._hear(conn, m.LaneHello(VERSION, *claim, bytes(32), proof))
             case "visit":
-                purpose, number = next(iter(self.machine._visits._expected), ("state", self.ballot))
+                purpose, number = next(iter(self.machine._sessions._expected), ("state", self.ballot))
                 claimed = (number, 1 if purpose == "measure" else 4, ME)
                 parts = [purpose.encode(), *(each.to_bytes(8, "little") for each in claimed)]
                 proof = prove(SECRET, "visit", nonce_of(conn), bytes(32), *parts)
@@ -459,10 +459,10 @@ class PeerRun:
 
     def _visiting(self, rng: Random, conn: int) -> Step:
         """What the other end of an open visit does next: what it was asked for, mostly."""
-        visit, last = self.machine._visits.open.get(conn), self.hellos.get(conn)
+        visit, last = self.machine._sessions.open.get(conn), self.hellos.get(conn)
         if visit is None or rng.random() < 0.1:
             return ["body", conn, encode(self._on_visit(rng)).hex()]
-        if visit.errand[0] == "measure":
+        if visit.task[0] == "measure":
             rate = encode(msgspec.convert({"type": "rate", "bytes_per_s": 1e6}, OnVisit))
             samples = ["sample", conn, rng.choice((10**5, 10**6, 10**7)), rng.randrange(1, 40)]
             return samples if rng.random() < 0.8 else ["body", conn, rate.hex()]
@@ -479,7 +479,7 @@ class PeerRun:
             BlocksWanted([(1, rng.choice((0, 1, 2**63 - 1, -1)))]),
         ]
         given: list[m.Message] = [Have([(0, 0, 1)]), Have([]), Have([(1, 0, 1)]), Hashes([(0, self._hashes(0))])]
-        return ["body", conn, encode(rng.choice(given if visit.is_visitor else wanted)).hex()]
+        return ["body", conn, encode(rng.choice(given if visit.is_dialler else wanted)).hex()]
 
     def _on_visit(self, rng: Random) -> m.Message:
         """Anything that may come on a visit, in turn or not."""

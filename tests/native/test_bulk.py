@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ringfold.peer.carry import event_of
-from ringfold.peer.engine import Engine, RawBlock, RawEvent, new_engine
+from ringfold.peer.engine import Engine, RawBlock, RawEvent, event_of, new_engine
 from ringfold.peer.events import BlocksReceived, Sampled
 from ringfold.testing.core import Core, new_core
 

@@ -7,8 +7,8 @@ import pytest
 
 from ringfold.errors import Evicted, MasterUnreachable
 from ringfold.peer.effects import Effect
-from ringfold.peer.facts import EpochFacts
 from ringfold.peer.machine import PeerMachine
+from ringfold.peer.votes import EpochFacts
 from ringfold.testing import (
     AllReduce,
     Broadcast,

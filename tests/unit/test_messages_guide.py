@@ -13,8 +13,8 @@ from ringfold.master.evicting import reasons
 from ringfold.master.life import Life, finished_text
 from ringfold.master.meeting import Caller, clashing_calls
 from ringfold.master.stalls import Absent, Key, Stall, eviction
+from ringfold.peer.machine import join_too_late
 from ringfold.peer.outcome import error_of
-from ringfold.peer.reports import join_too_late
 from ringfold.state.election import Failed, Finished, elect
 from ringfold.wire.events import AdmissionDelayed, MasterAway, PeersStalled, ResumeDelayed, RunBegun, StateRolledBack
 from ringfold.wire.messages import (

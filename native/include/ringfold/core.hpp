@@ -2,8 +2,9 @@
 //
 // It knows four kinds of connection. A *handshake* connection delivers one message at a time and then holds, so that
 // nothing behind the message is parsed before somebody decided what the connection is. The *control* connection to the
-// master carries messages for Python, and heartbeats and evidence that are handled here. A *lane* carries frames between
-// neighbours of the ring. A *bulk* connection carries a visit: messages for Python, blocks of shared state, and filler.
+// master carries messages for Python, and heartbeats and evidence that are handled here. A *lane* carries frames
+// between neighbours of the ring. A *bulk* connection carries a visit: messages for Python, blocks of shared state, and
+// filler.
 //
 // Epochs: an op runs in the installed epoch. After seal() no Done leaves and no evidence counts, until settle() has
 // decided every op and install() begins the next epoch, in which retryable ops start again. A lane announces an epoch
@@ -11,9 +12,9 @@
 // installed here yet.
 //
 // Commit: an op is finished with success when Done of every member has been seen (evidence), or by a verdict.
-// core.cpp moves bytes and frames, core_ops.cpp decides what they mean for ops, core_epochs.cpp seals, settles and installs,
-// core_time.cpp beats and judges deadlines, core_bulk.cpp carries blocks and filler, core_lanes.cpp shares a link's work
-// among several lanes, core_choice.cpp says which of them takes what.
+// core.cpp moves bytes and frames, core_ops.cpp decides what they mean for ops, core_epochs.cpp seals, settles and
+// installs, core_time.cpp beats and judges deadlines, core_bulk.cpp carries blocks and filler, core_lanes.cpp shares a
+// link's work among several lanes, core_choice.cpp says which of them takes what.
 #pragma once
 
 #include <sys/uio.h>
@@ -47,18 +48,31 @@ inline Bytes raw(const Descriptor& descriptor) {
 }
 
 struct Event {
-  enum class Kind { opened, accepted, message, closed, link_lost, mismatch, op_timeout, op_cancelled, silent, blocks, sample, wake };
+  enum class Kind {
+    opened,
+    accepted,
+    message,
+    closed,
+    link_lost,
+    mismatch,
+    op_timeout,
+    op_cancelled,
+    silent,
+    blocks,
+    sample,
+    wake
+  };
   Kind kind = Kind::wake;
   ConnId conn = 0;
   PeerId peer = 0;
   bool outgoing = false;
-  std::uint32_t epoch = 0;           // mismatch, op_timeout, op_cancelled: in which the op ran
+  std::uint32_t epoch = 0;  // mismatch, op_timeout, op_cancelled: in which the op ran
   std::uint64_t tag = 0;
   std::uint32_t sequence = 0;
   std::uint64_t milliseconds = 0;
-  std::uint64_t batch = 0;           // blocks: the caller's number, and the indices of those with another hash
+  std::uint64_t batch = 0;  // blocks: the caller's number, and the indices of those with another hash
   std::vector<std::uint32_t> bad{};
-  Ns elapsed = 0;                    // sample: since the first filler; `bytes` of it had come by `counted`
+  Ns elapsed = 0;  // sample: since the first filler; `bytes` of it had come by `counted`
   Ns counted = 0;
   std::uint64_t bytes = 0;
   std::string text{};
@@ -73,11 +87,11 @@ struct Planted {
   bool accept_old_epoch = false;
   bool apply_duplicate = false;
   bool done_after_seal = false;
-  bool forget_lane = false;     // what was on a lost lane is not sent again
-  bool tell_nobody = false;     // a lane that leaves a segment to others does not make them look
-  bool apply_finished = false;  // a frame of a finished sequence counts for the op that runs
-  bool divide_by_size = false;  // an average is over the ring, not over those that contributed
-  bool early_unlimited = false; // each op counts its early segments by itself, and nobody all of them
+  bool forget_lane = false;      // what was on a lost lane is not sent again
+  bool tell_nobody = false;      // a lane that leaves a segment to others does not make them look
+  bool apply_finished = false;   // a frame of a finished sequence counts for the op that runs
+  bool divide_by_size = false;   // an average is over the ring, not over those that contributed
+  bool early_unlimited = false;  // each op counts its early segments by itself, and nobody all of them
 };
 
 struct SealedOp {
@@ -126,7 +140,7 @@ struct LaneInfo {
 
 // How a lane stands to the others of its link.
 struct Sharing {
-  bool shared = false;      // the link is to have several lanes: one that is lost costs nothing but time
+  bool shared = false;  // the link is to have several lanes: one that is lost costs nothing but time
   std::uint32_t path = 0;
   std::uint32_t paths = 1;
   std::uint32_t epoch = 0;  // if this one is installed already, the lane joins it late and is marked at once
@@ -142,8 +156,8 @@ struct PathShares {
   std::uint32_t flags = 0;
 };
 
-// How long the way there and back takes: as it is now, and at its shortest (0: unknown). What is more than the shortest is
-// time in queues, or the other side's kernel took its time to acknowledge.
+// How long the way there and back takes: as it is now, and at its shortest (0: unknown). What is more than the shortest
+// is time in queues, or the other side's kernel took its time to acknowledge.
 struct RoundTrip {
   Ns smoothed = 0, least = 0;
 };
@@ -203,8 +217,8 @@ class Core {
   std::vector<ConnId> take_dirty();
   bool has_dirty() const { return !dirty_.empty(); }
   void touch(ConnId conn);
-  // What the transport says of a lane: bytes that the other side's kernel has not got, the round trip as it is now, and the
-  // shortest that there was (0: unknown).
+  // What the transport says of a lane: bytes that the other side's kernel has not got, the round trip as it is now, and
+  // the shortest that there was (0: unknown).
   void acknowledged(Ns now, ConnId conn, std::uint64_t unacknowledged, Ns round_trip = 0, Ns least_trip = 0);
 
   // Lanes that were promoted since this was last asked.
@@ -220,18 +234,20 @@ class Core {
   void set_path_hints(const PathHints* hints) { hints_ = hints; }
   // The advice of the hints is another one: lanes that it held back look again.
   void advice_changed();
-  // Bytes per second that were acknowledged on each path to a peer while some were on the way; 0: none in the last second.
+  // Bytes per second that were acknowledged on each path to a peer while some were on the way; 0: none in the last
+  // second.
   std::array<std::uint64_t, max_paths> path_rates(Ns now, PeerId peer) const;
-  // The round trips on each path to a peer, over the lanes of both links to it; zeros: none was seen in the last second.
+  // The round trips on each path to a peer, over the lanes of both links to it; zeros: none was seen in the last
+  // second.
   std::array<RoundTrip, max_paths> path_trips(Ns now, PeerId peer) const;
   // Bytes of payload assigned to each path of the link to the next (or previous) peer since the epoch began.
   std::array<std::uint64_t, max_paths> path_bytes(bool to_next) const { return path_bytes_[to_next]; }
   // The control connection, if its last echo is overdue (0 otherwise): are its bytes acknowledged, at least?
   ConnId late_echo(Ns now) const { return control_ != 0 && now - last_echoed_ > 2 * heartbeat_ ? control_ : 0; }
 
-  // Bulk connections. What is said about a connection that is gone is ignored; std::invalid_argument where it is no bulk
-  // connection, and for blocks that nobody could send. The memory is read or written until the blocks are through, or the
-  // connection is closed or lost, and never after that.
+  // Bulk connections. What is said about a connection that is gone is ignored; std::invalid_argument where it is no
+  // bulk connection, and for blocks that nobody could send. The memory is read or written until the blocks are through,
+  // or the connection is closed or lost, and never after that.
   void make_bulk(Ns now, ConnId conn);
   void send_blocks(Ns now, ConnId conn, const std::vector<Block>& blocks, const Keep& keep);
   void expect_blocks(ConnId conn, std::uint64_t batch, std::vector<Block> blocks, Keep keep);
@@ -284,8 +300,8 @@ class Core {
   enum class Role : std::uint8_t { handshake, control, lane, bulk };
   struct Conn;
 
-  // A frame on its way out: 64 bytes of lane header (or none), then a segment of an op, or bytes of its own and after them
-  // bytes that it borrows (a block of the caller's memory, or filler).
+  // A frame on its way out: 64 bytes of lane header (or none), then a segment of an op, or bytes of its own and after
+  // them bytes that it borrows (a block of the caller's memory, or filler).
   struct OutFrame {
     FrameHeader header;
     bool has_header = false;
@@ -314,7 +330,7 @@ class Core {
   };
   struct Tail {
     Conn* lane = nullptr;
-    std::size_t at = 0;      // in its `tx` or its `flights`
+    std::size_t at = 0;  // in its `tx` or its `flights`
     bool is_queued = false;
   };
 
@@ -339,7 +355,7 @@ class Core {
     std::uint64_t filler_bytes = 0;  // read
     std::uint64_t counted = 0;       // `filler_bytes` when nothing was left to read, and when that was
     Ns counted_at = 0;
-    bool counted_anew = false;       // since the last sample
+    bool counted_anew = false;  // since the last sample
     Ns sample_every = 0, next_sample = 0, behind_since = 0;
   };
 
@@ -373,20 +389,20 @@ class Core {
     // Lanes of shared links:
     Sharing sharing;
     std::deque<Flight> flights;
-    std::uint64_t confirmed = 0;     // frames of this lane before the first of `flights`
-    std::uint64_t frames_seen = 0;   // received, without `applied`
-    std::uint64_t frames_told = 0;   // of those, reported
+    std::uint64_t confirmed = 0;    // frames of this lane before the first of `flights`
+    std::uint64_t frames_seen = 0;  // received, without `applied`
+    std::uint64_t frames_told = 0;  // of those, reported
     std::size_t bytes_untold = 0;
-    double rate = 0;                 // of acknowledged bytes, per nanosecond, while some were on the way
+    double rate = 0;  // of acknowledged bytes, per nanosecond, while some were on the way
     Ns round_trip = 0, least_trip = 0;
-    Ns tripped = 0;                  // when the transport last said so
-    Ns much_since = 0;               // since when enough is on the way to be acknowledged at once
-    Ns looked_at = 0;                // when the transport was last asked
-    Ns busy_since = 0;               // where the present stretch of that began, and what was acknowledged then
+    Ns tripped = 0;     // when the transport last said so
+    Ns much_since = 0;  // since when enough is on the way to be acknowledged at once
+    Ns looked_at = 0;   // when the transport was last asked
+    Ns busy_since = 0;  // where the present stretch of that began, and what was acknowledged then
     std::uint64_t busy_from = 0;
-    bool awaits_first = false;       // it began from nothing, and nothing has been acknowledged since
-    bool ran_dry = false;            // there was a moment without anything to send in it
-    Ns measured = 0;                 // when `rate` was last looked at
+    bool awaits_first = false;           // it began from nothing, and nothing has been acknowledged since
+    bool ran_dry = false;                // there was a moment without anything to send in it
+    Ns measured = 0;                     // when `rate` was last looked at
     double busy_bytes = 0, busy_ns = 0;  // the same over about the last second of such time, for the agent
   };
 
@@ -398,15 +414,16 @@ class Core {
 
   struct TagState {
     std::uint32_t next = 0;
-    OpPtr running;
-    bool called = false;     // here; otherwise only neighbours have
-    bool cancelled = false;  // an op was given up here, which the neighbours still wait for: the next one runs in the next epoch
+    OpPtr running{};
+    bool called = false;  // here; otherwise only neighbours have
+    // An op was cancelled here that the neighbours still wait for: the next one runs in the next epoch.
+    bool cancelled = false;
     bool has_committed = false;
     std::uint32_t committed = 0;
-    Descriptor committed_descriptor;
+    Descriptor committed_descriptor{};
     std::uint64_t committed_registrations = 0;
-    std::optional<Payloads> committed_payloads;
-    std::vector<Stashed> stash;
+    std::optional<Payloads> committed_payloads{};
+    std::vector<Stashed> stash{};
     std::size_t stash_bytes = 0;
     std::size_t stashed_segments[2] = {};  // of these, the payload of segments, by direction
   };
@@ -541,19 +558,22 @@ class Core {
   EpochSpec spec_;  // of the installed epoch; epoch 0: none yet
   bool sealed_ = true;
   std::uint64_t registrations_ = 0;
-  Ns now_ = 0;                   // of the bytes or the command at hand
+  Ns now_ = 0;                       // of the bytes or the command at hand
   std::uint64_t best_out_rate_ = 0;  // of the ops that ended since the last beat, in bytes per second
   std::unordered_map<std::uint64_t, TagState> tags_;
-  TagState& tag_state(std::uint64_t tag) { return tags_.try_emplace(tag, TagState{.next = first_sequence_}).first->second; }
+  TagState& tag_state(std::uint64_t tag) {
+    return tags_.try_emplace(tag, TagState{.next = first_sequence_}).first->second;
+  }
   void forget_tags();
   std::uint32_t first_sequence_ = 0;
   std::size_t called_tags_ = 0;
   // Early segments, by direction; see early_limit().
-  std::size_t early_sent_[2] = {};      // to a neighbour that is not known to have called their op
-  std::size_t early_received_[2] = {};  // from one that has not been told that this peer has
+  std::size_t early_sent_[2] = {};        // to a neighbour that is not known to have called their op
+  std::size_t early_received_[2] = {};    // from one that has not been told that this peer has
   std::size_t stashed_segments_[2] = {};  // of these, for ops that this peer has not called
   std::uint64_t step_ = no_step;
-  std::unordered_map<std::uint64_t, std::uint32_t> calls_;  // by tag: how many were made in this step, or since an admission
+  // By tag: how many calls were made in this step, or since an admission.
+  std::unordered_map<std::uint64_t, std::uint32_t> calls_;
   struct Refusal {
     std::uint32_t epoch;  // in which it was decided
     Bytes reason;

@@ -2,13 +2,13 @@
 //
 // Who drives: a synchronous call drives from the calling thread (no hand-off, no wake-up). Otherwise the service thread
 // does. While a synchronous call drives, and for a moment after it, the service thread stays parked, so that a loop of
-// calls never pays for waking it. So every call, however short, must see to it that the clock ticks: whoever drives looks
-// at all sockets and ticks at least every `tick_every`. A driver that gets no core, or not the mutex, is late with that;
-// then the parked thread does it in its place. Python is never entered from here, and the GIL is never taken under the
-// mutex.
+// calls never pays for waking it. So every call, however short, must see to it that the clock ticks: whoever drives
+// looks at all sockets and ticks at least every `tick_every`. A driver that gets no core, or not the mutex, is late
+// with that; then the parked thread does it in its place. Python is never entered from here, and the GIL is never taken
+// under the mutex.
 //
-// Whoever drives computes, and all peers must compute the same: every thread does so under a FloatEnvironment, whatever the
-// program or another library has set in it.
+// Whoever drives computes, and all peers must compute the same: every thread does so under a FloatEnvironment, whatever
+// the program or another library has set in it.
 #pragma once
 
 #include <sys/epoll.h>
@@ -32,8 +32,8 @@ Ns monotonic_now();
 
 struct EngineSettings {
   Ns spin = 300'000;
-  int same_host_buffer = 1 << 20;  // bytes; 0: the kernel's own tuning on one host too
-  std::size_t max_unproven = 256;  // accepted connections that nobody has judged; more wait in the kernel's backlog
+  int same_host_buffer = 1 << 20;   // bytes; 0: the kernel's own tuning on one host too
+  std::size_t max_unproven = 256;   // accepted connections that nobody has judged; more wait in the kernel's backlog
   std::string congestion = "auto";  // control of the lanes: "auto", "host", or one that the kernel knows
 };
 
@@ -47,8 +47,8 @@ class Engine {
   // Binds the data port: the first free one of `tries` ports from `first_port` on (0: any). Returns it; throws
   // std::runtime_error.
   std::uint16_t listen(const std::string& host, std::uint16_t first_port, int tries);
-  // Begins to connect to a literal address; "opened" or "closed" follows. `source` is the address to connect from, where
-  // it is one of this machine's (behind NAT the advertised one is not).
+  // Begins to connect to a literal address; "opened" or "closed" follows. `source` is the address to connect from,
+  // where it is one of this machine's (behind NAT the advertised one is not).
   ConnId dial(const std::string& host, std::uint16_t port, Ns timeout, const std::string& source = {});
 
   // Runs `command(core, now)` under the mutex, then sends what it queued and wakes who must know.
@@ -65,8 +65,8 @@ class Engine {
     return look(core_);
   }
 
-  // Advice of the host's agent about the paths to a peer: where it is. It is in force until forget_hints, while the agent
-  // is alive and the place is still this flow's.
+  // Advice of the host's agent about the paths to a peer: where it is. It is in force until forget_hints, while the
+  // agent is alive and the place is still this flow's.
   void follow_hints(PeerId peer, const std::string& file, std::uint32_t slot, std::uint32_t generation);
   void forget_hints(PeerId peer);
 
@@ -82,8 +82,8 @@ class Engine {
   bool wait(std::uint64_t op, Ns most);
 
   void shutdown();
-  // Around a fork, so that the child's copy is whole. The parent goes on; the child lets go of every descriptor, so that
-  // it does not keep a dead parent's connections open.
+  // Around a fork, so that the child's copy is whole. The parent goes on; the child lets go of every descriptor, so
+  // that it does not keep a dead parent's connections open.
   void before_fork();
   void forked_parent() { mutex_.unlock(); }
   void forked_child();

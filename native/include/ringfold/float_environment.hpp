@@ -1,7 +1,8 @@
 // One floating-point environment for every thread that reduces: all peers must get the same bits.
 //
-// The rounding mode, and whether subnormal numbers are flushed to zero, belong to the thread, and any library may change
-// them (torch.set_flush_denormal, -ffast-math at start-up, fesetround). A thread also inherits them from the one that made it.
+// The rounding mode, and whether subnormal numbers are flushed to zero, belong to the thread, and any library may
+// change them (torch.set_flush_denormal, -ffast-math at start-up, fesetround). A thread also inherits them from the one
+// that made it.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +13,8 @@
 
 namespace ringfold {
 
-// While this lives, the thread rounds to nearest, keeps subnormal numbers and traps nothing. Then its own environment is
-// back, with the exception flags that it had.
+// While this lives, the thread rounds to nearest, keeps subnormal numbers and traps nothing. Then its own environment
+// is back, with the exception flags that it had.
 class FloatEnvironment {
  public:
   FloatEnvironment() : saved_(get()) { set(standard); }

@@ -1,4 +1,5 @@
-// The bytes on a lane, on a control connection and on a bulk connection. All little-endian; Linux on x86-64 and aarch64 both are.
+// The bytes on a lane, on a control connection and on a bulk connection. All little-endian; Linux on x86-64 and aarch64
+// both are.
 #pragma once
 
 #include <cstddef>
@@ -18,11 +19,11 @@ inline constexpr std::uint32_t lane_magic = 0x444c4652;  // "RFLD"
 inline constexpr std::uint8_t lane_version = 1;
 
 enum class LaneFrame : std::uint8_t {
-  mark = 1,   // every later frame of this lane belongs to `epoch`
-  open = 2,   // payload: the descriptor of an op the sender has called
-  data = 3,   // payload: one segment, at `stage` and `offset`
-  done = 4,   // the local part at rank `origin` is finished; a small op's payload travels inside
-  ready = 5,  // the receiver has called the op: more than the eager bytes may come
+  mark = 1,     // every later frame of this lane belongs to `epoch`
+  open = 2,     // payload: the descriptor of an op the sender has called
+  data = 3,     // payload: one segment, at `stage` and `offset`
+  done = 4,     // the local part at rank `origin` is finished; a small op's payload travels inside
+  ready = 5,    // the receiver has called the op: more than the eager bytes may come
   applied = 6,  // on shared links: `offset` frames of this lane have been dealt with; not counted itself
   absent = 7,   // rank `origin` contributes nothing to the op; a small op's Done says so itself
 };
@@ -42,7 +43,8 @@ struct FrameHeader {
   std::uint32_t fingerprint = 0;
   std::uint32_t origin = 0;
   std::uint64_t registrations = 0;
-  std::uint32_t contributors = 0;  // data: how many ranks the value is of, 0 without a payload; done: whether `origin` is one
+  // data: how many ranks have contributed to the value, 0 without a payload; done: 1 if `origin` contributes.
+  std::uint32_t contributors = 0;
   std::uint32_t header_crc = 0;
 
   std::uint32_t crc() const { return crc32c(this, offsetof(FrameHeader, header_crc)); }

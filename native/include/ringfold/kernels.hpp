@@ -1,8 +1,9 @@
 // Elementwise kernels of the data plane: what runs once per byte of a reduce.
 //
-// Every function picks the widest code the CPU can run, once per process. The levels give the same bits: each element is
-// computed by the same IEEE operations in the same order, and every NaN written is the one canonical quiet NaN of its type
-// (positive, no payload), because which payload survives an addition is up to the compiler's choice of operand order.
+// Every function picks the widest code the CPU can run, once per process. The levels give the same bits: each element
+// is computed by the same IEEE operations in the same order, and every NaN written is the one canonical quiet NaN of
+// its type (positive, no payload), because which payload survives an addition is up to the compiler's choice of operand
+// order.
 //
 // Pointers need no alignment. `target` is exactly `a`, or overlaps nothing else.
 #pragma once
@@ -27,21 +28,21 @@ void reduce(DType dtype, ReduceOp op, void* target, const void* a, const void* b
 
 // Where old bytes are saved before they are overwritten. A backup that is larger than the cache is written past it.
 struct Backup {
-    void* at = nullptr;  // nullptr: nothing is saved
-    bool past_cache = false;
+  void* at = nullptr;  // nullptr: nothing is saved
+  bool past_cache = false;
 };
 
-// The ring's inner step in one pass over the cache: save `a`, target = a op b (or b op a: the order decides between zeros of
-// different sign), and when divisor > 1, target = target / divisor. Returns the CRC-32C of the target's bytes, or 0 when it
-// is not wanted. The target may be `a`.
+// The ring's inner step in one pass over the cache: save `a`, target = a op b (or b op a: the order decides between
+// zeros of different sign), and when divisor > 1, target = target / divisor. Returns the CRC-32C of the target's bytes,
+// or 0 when it is not wanted. The target may be `a`.
 uint32_t reduce_step(DType dtype, ReduceOp op, void* target, const void* a, const void* b, size_t count, Backup backup,
                      uint32_t divisor, bool want_crc, bool b_first = false);
 
 // target[i] = target[i] / divisor: correctly rounded for floats, truncating for integers. 0 and 1 leave it as it is.
 void divide(DType dtype, void* target, uint32_t divisor, size_t count);
 
-// Save the target's old bytes, then copy `source` over it: into the cache if it is sent on next, past it if it is large and
-// nobody looks at it soon. No two ranges overlap.
+// Save the target's old bytes, then copy `source` over it: into the cache if it is sent on next, past it if it is large
+// and nobody looks at it soon. No two ranges overlap.
 void overwrite(void* target, const void* source, size_t bytes, Backup backup, bool past_cache = false);
 
 // "avx512", "avx2" or "generic".

@@ -4,15 +4,16 @@
 // multiple of eight never splits an element). In place, `source` and `target` are the same memory and every byte is
 // saved to `backup` when it is first overwritten, so that an abort can put it back at any time until the commit.
 //
-// A quantised op has the same plan and the same offsets, but its segments travel encoded and are therefore shorter. A segment's
-// encoding is that of its pieces, one after the other: blocks never reach into another array. Encoded segments belong to what
-// is queued for sending, not to the caller's memory.
+// A quantised op has the same plan and the same offsets, but its segments travel encoded and are therefore shorter. A
+// segment's encoding is that of its pieces, one after the other: blocks never reach into another array. Encoded
+// segments belong to what is queued for sending, not to the caller's memory.
 //
-// A rank may take part in a reduction without contributing to it: its operand does not exist, whatever its memory holds. So a
-// value has a count of contributors, which travels with each segment; the owner of the final value divides by it. A value of
-// nobody has no bytes and travels as an empty segment; where it is final it is written as zeros. What is reduced with it is
-// passed on as it is, so the bits are those of a reduction by the contributors alone. Who contributed is known to a rank before its
-// local part is finished: the count of the final value says how many ranks to learn of (`set_absent`).
+// A rank may take part in a reduction without contributing to it: its operand does not exist, whatever its memory
+// holds. So a value has a count of contributors, which travels with each segment; the owner of the final value divides
+// by it. A value of nobody has no bytes and travels as an empty segment; where it is final it is written as zeros. What
+// is reduced with it is passed on as it is, so the bits are those of a reduction by the contributors alone. Who
+// contributed is known to a rank before its local part is finished: the count of the final value says how many ranks to
+// learn of (`set_absent`).
 #pragma once
 
 #include <array>
@@ -58,7 +59,8 @@ struct OpSpec {
   std::vector<Span> spans;
   std::uint64_t step = no_step;  // these two are set by the core
   std::uint32_t call = 0;
-  std::byte* gathered = nullptr;  // all_gather: where everybody's bytes go; reduce_scatter: where this rank's chunk goes
+  // all_gather: the output of all ranks' bytes; reduce_scatter: the output of this rank's chunk.
+  std::byte* gathered = nullptr;
 };
 
 enum class OpStatus : std::uint8_t { ok = 0, aborted = 1, too_few = 2, failed = 3, cancelled = 4 };
@@ -80,8 +82,8 @@ struct OpResult {
   std::uint64_t received_bytes = 0;
 };
 
-// Bytes that several holders share without copying them: a small op's payload is folded, forwarded and kept for a seal. One that
-// was never given is not there, which is not the same as empty: its rank contributes nothing.
+// Bytes that several holders share without copying them: a small op's payload is folded, forwarded and kept for a seal.
+// One that was never given is not there, which is not the same as empty: its rank contributes nothing.
 class Payload {
  public:
   Payload() = default;
@@ -100,13 +102,13 @@ using Payloads = std::vector<Payload>;  // by rank
 // A segment that may be sent now.
 struct Sendable {
   std::uint16_t stage = 0;
-  bool own = false;  // the caller's bytes, not a value that was received
+  bool own = false;          // the caller's bytes, not a value that was received
   std::uint32_t length = 0;  // of a value as it travels
   std::uint64_t offset = 0;
   std::uint32_t crc = 0;
   bool crc_known = false;
-  Payload encoded{};  // quantised ops: the segment as it travels; own ones are encoded when they are taken
-  bool again = false;  // it has been sent before, on a lane that is lost
+  Payload encoded{};               // quantised ops: the segment as it travels; own ones are encoded when they are taken
+  bool again = false;              // it has been sent before, on a lane that is lost
   std::uint32_t contributors = 1;  // 0: there is no value, and nothing travels but the header
 
   std::uint32_t travelling_bytes() const { return contributors > 0 ? length : 0; }
@@ -145,10 +147,10 @@ class Op {
   std::size_t early_received[2] = {};  // payload that came before the neighbour was told that this peer has
   std::array<std::uint64_t, max_paths> assigned[2] = {};  // bytes by path
 
-  std::vector<bool> dones;     // by rank
+  std::vector<bool> dones;  // by rank
   std::uint32_t done_count = 0;
   std::uint64_t registrations = 0;
-  Payloads payloads;           // small ops only
+  Payloads payloads;            // small ops only
   bool divide_by_size = false;  // a planted bug: the division is by the ring's size, not by the count of contributors
 
   // Begins (again) in an epoch. Everything of an earlier attempt is forgotten.
@@ -225,8 +227,8 @@ class Op {
   };
 
   void write(const Receive& receive, const Incoming& in);
-  std::uint32_t write_span(const Receive& receive, const Incoming& in, const Span& span, std::size_t inside, std::size_t at,
-                           std::size_t count);
+  std::uint32_t write_span(const Receive& receive, const Incoming& in, const Span& span, std::size_t inside,
+                           std::size_t at, std::size_t count);
   void write_quantised(const Receive& receive, const Incoming& in);
   bool count(const Receive& receive, std::uint16_t stage, const Incoming& in);
   std::uint32_t divisor(const Receive& receive, std::uint32_t contributors) const;
@@ -250,7 +252,8 @@ class Op {
   std::uint32_t absent_count_ = 0;
   std::uint32_t final_count_ = 0;  // contributors of the final value, once a segment of it is here
   bool has_final_ = false;
-  std::vector<std::uint32_t> stage_counts_;  // by stage: contributors of the value here, as long as a later stage is reduced into it
+  // By stage: contributors of the value here, as long as a later stage is reduced into it.
+  std::vector<std::uint32_t> stage_counts_;
   std::deque<Sendable> own_[2];
   std::deque<Sendable> forwards_[2];
   std::deque<Sendable> again_[2];

@@ -1,8 +1,8 @@
 // Advice about paths from the transport agent: the slot of each neighbour's flow, read at every segment.
 //
-// Words: a *place* is the slot and the generation that the agent gave a flow. The engine looks at the file once per turn
-// (`look`: is the agent alive, has a hint changed?) and reads the slot's word before each segment (`read`). An agent that
-// is stale or gone, and a slot that has another owner by now, mean that there is no advice: lanes just pull.
+// Words: a *place* is the slot and the generation that the agent gave a flow. The engine checks the file once per
+// turn (`look`: is the agent alive, has a hint changed?) and reads the slot's word before each segment (`read`). An
+// agent that is stale or gone, and a slot that has another owner by now, mean that there is no advice: lanes just pull.
 //
 // All under the engine's mutex. Nothing here waits, and nothing throws but for want of memory.
 #pragma once
@@ -17,8 +17,8 @@
 
 namespace ringfold {
 
-// What a hint means for lanes. Shares are weights. A path under backpressure is vetoed, and so is one without a share; if
-// every path is under backpressure, they are equally bad, and only the shares count.
+// What a hint means for lanes. Shares are weights. A path under backpressure is vetoed, and so is one without a share;
+// if every path is under backpressure, they are equally bad, and only the shares count.
 PathShares advice_of(const ringfold_hint& hint);
 
 class FollowedHints final : public PathHints {
@@ -35,7 +35,7 @@ class FollowedHints final : public PathHints {
  private:
   struct Place {
     std::uint32_t slot = 0, generation = 0;
-    mutable ringfold_hint hint{};   // the last one: kept while the agent is writing a wide one
+    mutable ringfold_hint hint{};  // the last one: kept while the agent is writing a wide one
     mutable bool has_hint = false;
     PathShares seen{};
     bool has_seen = false;

@@ -1,23 +1,23 @@
 // Who sends what when: the schedule of one op on the ring, seen from one rank.
 //
-// Words: the op's buffer is one range of bytes, cut into chunks; a chunk travels as segments. A *stage* names one hop of
-// one chunk; sender and receiver know it by the same number. What is received at a stage either is reduced (target = source
-// op incoming) or overwrites the target, and may then be passed on at later stages. Lanes carry payload both ways, so a
-// rank sends to the next and to the previous member.
+// Words: the op's buffer is one range of bytes, cut into chunks; a chunk travels as segments. A *stage* names one hop
+// of one chunk; sender and receiver know it by the same number. What is received at a stage either is reduced (target =
+// source op incoming) or overwrites the target, and may then be passed on at later stages. Lanes carry payload both
+// ways, so a rank sends to the next and to the previous member.
 //
 // all_reduce, n ranks, B bytes: every rank sends and receives 2(n-1)/n B.
-//   n = 2: the ranks exchange the whole buffer in one stage and both reduce all of it, in rank order, so that both compute
-//     the same bits.
-//   n = 4, up to 2 MiB: a ring of four is a square. Each rank exchanges halves with one neighbour, then quarters with the other, and
-//     the way back: 4 exchanges in a row instead of 6.
-//   otherwise, and always when quantised: at stage s < n-1 rank r receives and reduces chunk r-s-1; it ends up owning chunk r+1, which then circulates
-//     unchanged for n-1 stages.
+//   n = 2: the ranks exchange the whole buffer in one stage. Both reduce all of it, in rank order, so both compute the
+//     same bits.
+//   n = 4, up to 2 MiB: a ring of four is a square. Each rank exchanges halves with one neighbour, then quarters with
+//     the other, then the same in reverse order: 4 exchanges in a row instead of 6.
+//   otherwise, and always when quantised: at stage s < n-1 rank r receives and reduces chunk r-s-1. It ends up owning
+//     chunk r+1, which then circulates unchanged for n-1 stages.
 // In each of them one rank computes the final value of a byte (or both compute it from the same operands in the same
 // order), so all hold the same bits. reduce_scatter is the first half of the ring, shifted so that rank r owns chunk r;
 // all_gather is the second half; broadcast is a chain from the root with one chunk and n-1 hops.
 //
-// A quantised all_reduce writes a chunk to the target only once, when its final value is there: what is reduced before goes
-// straight into the segment for the next hop. So only the last reduce and the circulating chunks touch memory.
+// A quantised all_reduce writes a chunk to the target only once, when its final value is there: what is reduced before
+// goes straight into the segment for the next hop. So only the last reduce and the circulating chunks touch memory.
 #pragma once
 
 #include <array>
@@ -35,12 +35,12 @@ struct Send {
 };
 
 struct Receive {
-  std::int32_t chunk = -1;   // -1: nothing arrives at this stage
+  std::int32_t chunk = -1;  // -1: nothing arrives at this stage
   bool reduce = false;
   bool first_touch = false;  // the range has not been written by an earlier stage: its old bytes must be saved
   bool last_reduce = false;  // this rank becomes the owner of the final value
   bool from_next = false;
-  std::int32_t after = -1;   // the stage whose value this one is reduced into: an earlier arrival waits for it
+  std::int32_t after = -1;  // the stage whose value this one is reduced into: an earlier arrival waits for it
   std::uint8_t pass_count = 0;
   std::array<Send, 2> passes{};
   std::uint32_t first_bit = 0;
@@ -59,15 +59,13 @@ struct Plan {
   std::vector<std::size_t> chunk_begin;  // one more than there are chunks
   std::vector<Receive> receives;         // by stage
   std::vector<Origin> origins;
-  bool exchange = false;                 // what is sent and what is received are the same range
+  bool exchange = false;  // what is sent and what is received are the same range
   std::uint32_t receive_segments = 0;
   std::size_t bytes_from_previous = 0;
   std::size_t bytes_from_next = 0;
 
   std::size_t chunk_bytes(std::int32_t chunk) const { return chunk_begin[chunk + 1] - chunk_begin[chunk]; }
-  std::size_t segments(std::int32_t chunk) const {
-    return (chunk_bytes(chunk) + segment_bytes - 1) / segment_bytes;
-  }
+  std::size_t segments(std::int32_t chunk) const { return (chunk_bytes(chunk) + segment_bytes - 1) / segment_bytes; }
 };
 
 // `bytes` is the whole range: the input of an all_reduce, reduce_scatter or broadcast, the output of an all_gather.

@@ -25,8 +25,7 @@ class BackupPool {
 #endif
       at_ = static_cast<std::byte*>(memory);
     }
-    Buffer(Buffer&& other) noexcept
-        : at_(std::exchange(other.at_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+    Buffer(Buffer&& other) noexcept : at_(std::exchange(other.at_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
     Buffer& operator=(Buffer&& other) noexcept {
       std::swap(at_, other.at_);
       std::swap(bytes_, other.bytes_);

@@ -14,9 +14,9 @@
 //   32  u64  tag: SipHash-2-4 of bytes 0 to 31 under the key of the probe graph
 //
 // The tag is the authority: who does not know the key is not heard. Addresses are not compared, and answers go to where
-// the probe came from, because a neighbour behind NAT does not come from the address by which it is known. That cannot be
-// turned against others: an answer is as large as a probe, there are three for each sequence that is heard for the first
-// time, and a captured probe is heard once at most.
+// the probe came from, because a neighbour behind NAT does not come from the address by which it is known. That cannot
+// be turned against others: an answer is as large as a probe, there are three for each sequence that is heard for the
+// first time, and a captured probe is heard once at most.
 //
 // Sequences start from the time of day (Unix nanoseconds / 2^16) and grow by one a cycle, which is slower than the time
 // of day grows. So a prober that was restarted goes on above where it stopped, and a responder can refuse what is old.
@@ -64,11 +64,11 @@ Ns virtual_clock(Ns raw, Ns anchor, Ns offset, std::int64_t drift_ppb);
 
 // From CLOCK_REALTIME, in which the kernel stamps, to CLOCK_MONOTONIC_RAW, which nobody steers.
 //
-// A sample is a reading of the one between two readings of the other. Between changes of the kernel's steering both clocks
-// are straight lines of the same counter, so a line through the last samples is more exact than any sample. A sample that
-// lies off the line beyond its own uncertainty is a *bend* (the steering changed): what came before the last sample is
-// forgotten. One that lies off by more than steering can explain is a *step*: everything before it is forgotten, and a
-// stamp made since the last sample could be of either side, so the shell throws it away.
+// A sample is a reading of the one between two readings of the other. Between changes of the kernel's steering both
+// clocks are straight lines of the same counter, so a line through the last samples is more exact than any sample. A
+// sample that lies off the line beyond its own uncertainty is a *bend* (the steering changed): what came before the
+// last sample is forgotten. One that lies off by more than steering can explain is a *step*: everything before it is
+// forgotten, and a stamp made since the last sample could be of either side, so the shell throws it away.
 class ClockMap {
  public:
   // `slope`: by how much CLOCK_REALTIME is steered to run faster, as far as it is known.
@@ -140,11 +140,11 @@ struct Window {
 
 // Fills `kept`, `filtered` and `threshold` from the rows.
 //
-// By how much the spacing of a pair changed on the way is compared with how much the spacing of the window's other pairs
-// did, in each direction by itself: centre (the clocks' drift moves it) and spread are medians. The threshold is six
-// spreads (four standard deviations, were they normal), at least `least_threshold` and at most a fifth of the gap. And
-// whatever the noise, the best quarter passes, and no fewer than 20 pairs: on a path that is bad all the time, a bad
-// estimate with an honest uncertainty is better than none.
+// By how much the spacing of a pair changed on the way is compared with how much the spacing of the window's other
+// pairs did, in each direction by itself: centre (the clocks' drift moves it) and spread are medians. The threshold is
+// six spreads (four standard deviations, were they normal), at least `least_threshold` and at most a fifth of the gap.
+// And whatever the noise, the best quarter passes, and no fewer than 20 pairs: on a path that is bad all the time, a
+// bad estimate with an honest uncertainty is better than none.
 void filter(Window& window, Ns gap);
 
 struct CoreStats {
@@ -152,15 +152,16 @@ struct CoreStats {
   std::uint64_t unstamped = 0, ticks = 0, ticks_late = 0, tx_stamps = 0, valid = 0, complete = 0;
 };
 
-// The exchanges of one node, as prober and as responder. `now` is raw time and only plans; stamps are by the node's clock.
+// The exchanges of one node, as prober and as responder. `now` is raw time and only plans; stamps are by the node's
+// clock.
 //
 // Everything is sent at two instants of a cycle of gap + pause, because the kernel stamps what comes in between:
 //   first   all Pt1; all Pr1 of exchanges whose Pt2 is in (or will not come); Pd1 of the last cycle's answers
 //   second  one gap later: all Pt2 and Pr2
 // So a node wakes twice a cycle, however many edges it has, and an answer comes within a cycle.
 //
-// Invariants: sequences of an edge's exchanges are consecutive. An exchange is decided once: complete, or lost, or dropped
-// because its window ended. A responder holds at most `most_answers` of one neighbour.
+// Invariants: sequences of an edge's exchanges are consecutive. An exchange is decided once: complete, or lost, or
+// dropped because its window ended. A responder holds at most `most_answers` of one neighbour.
 class Core {
  public:
   Core(Node me, std::uint64_t first_sequence) : me_(me), sequence_(first_sequence & sequence_mask) {}
@@ -244,8 +245,8 @@ class Core {
   void expire(Ns now, OutEdge& edge);
   void first_instant(Ns now, std::vector<Outgoing>& out);
   void second_instant(Ns now, std::vector<Outgoing>& out);
-  void send(Ns now, std::vector<Outgoing>& out, Kind kind, std::size_t link, const Link& to, std::uint64_t sequence, Ns a,
-            Ns b);
+  void send(Ns now, std::vector<Outgoing>& out, Kind kind, std::size_t link, const Link& to, std::uint64_t sequence,
+            Ns a, Ns b);
   void take_turns(std::vector<Outgoing>& out) const;
   void begin_window(Ns node_now);
   bool is_busy() const;

@@ -1,8 +1,9 @@
 // The shell around a probe core: one UDP socket, one thread, and the kernel's stamps.
 //
-// The thread wakes at the core's instants, reads all that came (packets, and from the error queue the stamps of what was
-// sent), looks at the clocks once, and sends all that is due. While there is nothing to do it sleeps until something
-// comes. The mutex guards the core and is never held in a system call, so that a rotation does not wait for one.
+// The thread wakes at the core's instants, reads all that came (packets, and from the error queue the stamps of what
+// was sent), looks at the clocks once, and sends all that is due. While there is nothing to do it sleeps until
+// something comes. The mutex guards the core and is never held in a system call, so that a rotation does not wait for
+// one.
 #pragma once
 
 #include <atomic>
@@ -19,8 +20,8 @@ namespace ringfold::probe {
 
 struct Settings {
   Node node = 0;
-  std::string host;         // a literal address of this host
-  std::uint16_t port = 0;   // 0: any
+  std::string host;        // a literal address of this host
+  std::uint16_t port = 0;  // 0: any
   Ns anchor = 0, offset = 0;
   std::int64_t drift_ppb = 0;
   bool user_stamps = false;  // do without the kernel's

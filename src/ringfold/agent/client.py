@@ -20,10 +20,10 @@ from types import TracebackType
 from ringfold import _native
 from ringfold.agent.enrolment import SERVED_S, Enrolment, pause_s
 from ringfold.errors import AgentUnreachable, RemoteProtocolError, UsageError
-from ringfold.runtime import server as rim
 from ringfold.runtime import threads
 from ringfold.runtime.clock import monotonic_ns
-from ringfold.runtime.local import Doorbell, LocalConnection, distrust, identity
+from ringfold.runtime.local import LocalConnection, WakeEvent, distrust, identity
+from ringfold.runtime.process import close_on_fork, keep_on_fork
 from ringfold.wire.agent import (
     AGENT_PROTOCOL,
     HINTS_NAME,
@@ -72,7 +72,7 @@ class AgentClient:
         self._enrolment = Enrolment(name)
         self._changed = threads.Condition()
         self._outbox: list[ToAgent] = []
-        self._bell = Doorbell()
+        self._bell = WakeEvent()
         self._is_closing = self._is_closed = self._is_wanted = False
         self._pid = os.getpid()
         self._last_connection = 0
@@ -223,7 +223,7 @@ class AgentClient:
         """Talk until the connection ends, whoever ends it."""
         reader = FrameReader(MAX_ANSWER_BYTES)
         fd = connection.fileno()
-        rim.guard(fd)
+        close_on_fork(fd)
         try:
             with self._changed:
                 self._outbox = self._enrolment.connected()
@@ -237,7 +237,7 @@ class AgentClient:
         except (OSError, RemoteProtocolError) as error:
             _log.info("the agent's connection is given up: %s", error)
         finally:
-            rim.unguard(fd)
+            keep_on_fork(fd)
             connection.close()
             with self._changed:
                 lost, self._outbox, self._directory = self._enrolment.disconnected(), [], None

@@ -49,11 +49,12 @@ from ringfold.agent.telemetry import TelemetryDesk
 from ringfold.agent.watching import NicWatch
 from ringfold.config import TELEMETRY_PORT, is_loopback, split_address
 from ringfold.errors import ConfigError
-from ringfold.runtime import server as rim
+from ringfold.runtime import asyncio_support
 from ringfold.runtime.clock import monotonic_ns, unix_ns
 from ringfold.runtime.datagrams import DatagramPort
 from ringfold.runtime.local import BACKLOG, identity, listen_unix, own_directory, touch
 from ringfold.runtime.log_limit import LogRateLimiter
+from ringfold.runtime.process import close_on_fork, keep_on_fork
 from ringfold.wire.agent import HINTS_NAME, SOCKET_NAME
 from ringfold.wire.telemetry import Gate, GateSettings
 
@@ -165,7 +166,7 @@ class AgentServer:
             server = await asyncio.get_running_loop().create_unix_server(
                 lambda: Door(self._rounds), sock=sock, backlog=BACKLOG
             )
-            rim.guard(sock.fileno())
+            close_on_fork(sock.fileno())
             self._files = {each: identity(each) for each in (path, self.directory / HINTS_NAME)}
             for address in self._settings.telemetry:
                 self._listen(address)
@@ -180,7 +181,7 @@ class AgentServer:
             await asyncio.gather(beating, return_exceptions=True)
             if server is not None:
                 for each in server.sockets:
-                    rim.unguard(each.fileno())
+                    keep_on_fork(each.fileno())
                 server.close()
                 if identity(path) == self._files.get(path):
                     path.unlink(missing_ok=True)
@@ -229,7 +230,7 @@ class AgentServer:
         except OSError as error:
             raise ConfigError(f"cannot take telemetry at {address}: {error.strerror or error}") from None
         self._ears.append(ear)
-        self._machine.telemetry.append(rim.address_text(ear.port.name))
+        self._machine.telemetry.append(asyncio_support.address_text(ear.port.name))
 
     # Decisions
 
@@ -357,7 +358,7 @@ class AgentThread:
     def __init__(self, settings: AgentSettings) -> None:
         """Returns once clients may come."""
         self.server = AgentServer(settings)
-        self._thread = rim.LoopThread("ringfold-agent", self.server.serve)
+        self._thread = asyncio_support.LoopThread("ringfold-agent", self.server.serve)
         self._thread.wait_ready()
 
     def call(self, function: Callable[[], None]) -> None:

@@ -23,9 +23,9 @@ from typing import Protocol
 from ringfold.agent.machine import ClientMalformed, ClientSaid, Event
 from ringfold.agent.registry import Client
 from ringfold.errors import RemoteProtocolError
-from ringfold.runtime import server as rim
 from ringfold.runtime.clock import monotonic_ns
 from ringfold.runtime.local import credentials
+from ringfold.runtime.process import close_on_fork, keep_on_fork
 from ringfold.wire.agent import MAX_REQUEST_BYTES, FromAgent, agent_frame, decode_to_agent
 from ringfold.wire.frames import FrameKind, FrameReader
 
@@ -144,7 +144,7 @@ class Door(asyncio.BufferedProtocol):
         self._transport = transport
         sock = transport.get_extra_info("socket")
         self._fd = sock.fileno()
-        rim.guard(self._fd)
+        close_on_fork(self._fd)
         transport.set_write_buffer_limits(high=MAX_QUEUED_BYTES)
         who = credentials(sock)
         self._client = self._hall.opened(self, who.uid, who.pid)
@@ -228,6 +228,6 @@ class Door(asyncio.BufferedProtocol):
             self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        rim.unguard(self._fd)
+        keep_on_fork(self._fd)
         self._rounds.reads(self)
         self._hall.lost(self._client)

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterable
 
 from ringfold.agent.monitors import NicReading, open_monitors, overlay
-from ringfold.runtime.interfaces import interfaces
+from ringfold.runtime.network import interfaces
 from ringfold.wire.telemetry import address_number
 
 LOOK_NS = 1_000_000

@@ -76,12 +76,12 @@ def _settings(resolved: "Resolved") -> "AgentSettings":
     from ringfold.agent.daemon import AgentSettings
     from ringfold.agent.registry import Quota
     from ringfold.agent.reports import ReportSettings
-    from ringfold.runtime.process import allow_many_files
+    from ringfold.runtime.process import raise_open_file_limit
     from ringfold.wire.telemetry import GateSettings
 
     flows = resolved.integer("agent_user_flows")
     # Every connection is an open file: one user must not have them all.
-    clients = min(Quota().clients, allow_many_files() // 4)
+    clients = min(Quota().clients, raise_open_file_limit() // 4)
     keys = _keys(resolved)
     allow = resolved.listed("agent_allow") or (("any",) if keys else GateSettings().allow)
     return AgentSettings(
@@ -109,16 +109,16 @@ async def _serve(settings: "AgentSettings") -> None:
     import logging
 
     from ringfold.agent.daemon import AgentServer
-    from ringfold.runtime.process import be_prompt, keep_what_is_there, stop_signals
+    from ringfold.runtime.process import freeze_garbage_collector, request_prompt_scheduling, stop_signals
 
-    be_prompt()
+    request_prompt_scheduling()
     server = AgentServer(settings)
 
     def stop(signal: str) -> None:
         logging.getLogger(__name__).info("%s: the agent ends", signal)
         server.stop()
 
-    keep_what_is_there()
+    freeze_garbage_collector()
     with stop_signals(stop):
         await server.serve(lambda: typer.echo(f"serving at {server.directory}"))
 

@@ -21,7 +21,7 @@ def doctor(
     from ringfold import config as settings
     from ringfold.cli.output import COLOURS, console, print_json, table
     from ringfold.runtime import doctor as room
-    from ringfold.runtime.machine import look
+    from ringfold.runtime.hardware import read_hardware
 
     resolved = settings.load({"master": master, "token_file": token_file, "config": config})
     # A master that nobody named is not missing: the default address alone asks for nothing.
@@ -34,7 +34,7 @@ def doctor(
     )
     failed = any(check.outcome == "fail" for check in checks)
     if as_json:
-        print_json({"ok": not failed, "checks": checks, "machine": look()})
+        print_json({"ok": not failed, "checks": checks, "machine": read_hardware()})
     else:
         rows = [
             (Text(check.outcome, style=COLOURS[check.outcome]), check.name, check.found, check.advice)

@@ -23,12 +23,12 @@ def evict(
     from ringfold import config as settings
     from ringfold.cli.output import console, print_json
     from ringfold.errors import RingfoldError
-    from ringfold.runtime import ask, resolve
+    from ringfold.runtime import master_client, network, process
 
     resolved = settings.load({"master": address, "run": run, "token_file": token_file, "config": config})
     masters, token, wanted = resolved.listed("master"), resolved.token(), resolved.named_run()
-    with ask.reach(masters, token, run=wanted) as connection:
-        response = connection.evict(peer, reason, f"{resolve.user_name()} on {resolve.host_name()}")
+    with master_client.connect(masters, token, run=wanted) as connection:
+        response = connection.evict(peer, reason, f"{process.user_name()} on {network.host_name()}")
     if as_json:
         print_json(response)
         raise typer.Exit(0 if response.done else 1)

@@ -65,7 +65,7 @@ async def _serve(resolved: "Resolved") -> None:
 
     from ringfold.master.server import MasterServer
     from ringfold.master.settings import master_settings
-    from ringfold.runtime.process import keep_what_is_there, stop_signals
+    from ringfold.runtime.process import freeze_garbage_collector, stop_signals
 
     log = logging.getLogger(__name__)
     server = MasterServer(
@@ -86,7 +86,7 @@ async def _serve(resolved: "Resolved") -> None:
         # On standard output, apart from the log: a script that chose port 0 reads here where to join.
         typer.echo(f"listening on {', '.join(server.addresses)}")
 
-    keep_what_is_there()
+    freeze_garbage_collector()
     with stop_signals(stop):
         await server.serve(ready)
 
@@ -130,7 +130,7 @@ def _make_private(path: Path) -> None:
 
 def _name_of_journal(host: str, port: int) -> str:
     """One for each machine (home directories are shared), address and port: no two runs meet in it by chance."""
-    from ringfold.runtime.resolve import host_name
+    from ringfold.runtime.network import host_name
 
     words = "-".join((host_name(), host, str(port)))
     return f"master-{''.join(letter if letter.isalnum() or letter in '.-' else '_' for letter in words)}.db"

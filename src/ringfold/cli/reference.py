@@ -21,11 +21,10 @@ from ringfold.cli import build
 from ringfold.clock.global_clock import GlobalClock, Instant
 from ringfold.config import SETTINGS, Setting
 from ringfold.peer.communicator import Communicator
-from ringfold.peer.handle import Handle
-from ringfold.peer.outcome import ReduceInfo
+from ringfold.peer.outcome import Handle, ReduceInfo
 from ringfold.peer.step_ops import StepHandle
 from ringfold.peer.steps import Step
-from ringfold.peer.sync.states import SyncInfo
+from ringfold.peer.sync.sync_call import SyncInfo
 from ringfold.probe.nodes.alone import Prober, ProbeWindow
 from ringfold.state.checkpoint import Checkpoints
 from ringfold.state.shared import MayDiffer, SharedState

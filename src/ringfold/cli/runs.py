@@ -7,7 +7,7 @@ import typer
 from typer.core import TyperGroup
 
 if TYPE_CHECKING:
-    from ringfold.runtime.ask import StatusConnection
+    from ringfold.runtime.master_client import MasterClient
     from ringfold.wire.runs import RunInfo, RunList
 
 
@@ -71,12 +71,12 @@ def forget(
         _show(connection.address, left, as_json=as_json)
 
 
-def _reach(master: list[str] | None, token_file: Path | None, config: Path | None) -> "StatusConnection":
+def _reach(master: list[str] | None, token_file: Path | None, config: Path | None) -> "MasterClient":
     from ringfold import config as settings
-    from ringfold.runtime import ask
+    from ringfold.runtime import master_client
 
     resolved = settings.load({"master": master or None, "token_file": token_file, "config": config})
-    return ask.reach(resolved.listed("master"), resolved.token())
+    return master_client.connect(resolved.listed("master"), resolved.token())
 
 
 def _show(address: str, listed: "RunList", *, as_json: bool) -> None:

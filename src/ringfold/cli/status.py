@@ -39,20 +39,20 @@ def status(
     from ringfold import config as settings
     from ringfold.cli.output import console, print_json
     from ringfold.errors import UsageError
-    from ringfold.runtime import ask
+    from ringfold.runtime import master_client
 
     if as_json and watch:
         raise UsageError("--json prints one object; leave out --watch")
     resolved = settings.load({"master": address, "run": run, "token_file": token_file, "config": config})
     masters, token, wanted = resolved.listed("master"), resolved.token(), resolved.named_run()
     if watch:
-        _watch(ask.follow(masters, token, every_ms / 1000, run=wanted))
+        _watch(master_client.follow_status(masters, token, every_ms / 1000, run=wanted))
         return
-    with ask.reach(masters, token, run=wanted) as connection:
+    with master_client.connect(masters, token, run=wanted) as connection:
         if as_json:
-            print_json(connection.ask())
+            print_json(connection.status())
         else:
-            console.print(render(connection.address, connection.ask()))
+            console.print(render(connection.address, connection.status()))
 
 
 def _watch(seen: "Iterator[tuple[str, Status] | MasterUnreachable]") -> None:

@@ -19,8 +19,8 @@ from ringfold.errors import ConfigError
 from ringfold.master.server import MasterServer
 from ringfold.master.settings import master_settings
 from ringfold.runtime import threads
+from ringfold.runtime.asyncio_support import LoopThread
 from ringfold.runtime.process import stop_at_signals
-from ringfold.runtime.server import LoopThread
 
 
 class MasterNode:

@@ -44,10 +44,9 @@ from ringfold.errors import ConfigError, Evicted, MasterUnreachable, RingfoldErr
 from ringfold.peer import communicator as peer
 from ringfold.peer import joining
 from ringfold.peer.buffers import ArrayLike
-from ringfold.peer.handle import Handle
+from ringfold.peer.outcome import Handle
 from ringfold.peer.outcome import ReduceInfo as Reduced
-from ringfold.runtime import resolve
-from ringfold.runtime.ask import reach
+from ringfold.runtime import master_client, threads
 
 __all__ = [
     "AsyncReduceHandle",
@@ -119,7 +118,7 @@ class Communicator:
         reason: RingfoldError | None = None
         for attempt in range(n_attempts):
             if attempt:
-                resolve.pause(ATTEMPT_PAUSE_S)
+                threads.pause(ATTEMPT_PAUSE_S)
             try:
                 self._joined = self._join()
             except ConfigError as error:  # another attempt would end the same way
@@ -135,7 +134,7 @@ class Communicator:
     def _join(self) -> peer.Communicator:
         settings = config.load({"master": [self._address]})
         # A join waits for its master, an attempt must not: so it looks first.
-        reach([self._address], settings.token(), REACH_S).close()
+        master_client.connect([self._address], settings.token(), REACH_S).close()
         patience_s = ADMISSION_S if settings.origin("join_timeout_s") == "default" else None
         return joining.join(joining.JoinRequest(address=[self._address], group=self._group, timeout_s=patience_s))
 

@@ -31,7 +31,7 @@ from ringfold.iteration.operations import (
     sent,
 )
 from ringfold.iteration.record import NONE_YET, Hold, Quorum, Record, Rules, Self, decide
-from ringfold.runtime import clock, entropy, threads
+from ringfold.runtime import clock, threads
 from ringfold.store import open_store
 from ringfold.store.base import Lease, Store
 
@@ -162,7 +162,7 @@ class GlobalIteration:
         self._store: Store = open_store(store) if isinstance(store, str) else store
         me = Self(
             rank=rank,
-            incarnation=entropy.random_bytes(8).hex(),
+            incarnation=clock.random_bytes(8).hex(),
             can_list=self._store.can_list,
             has_leases=self._store.has_leases,
             name=name,

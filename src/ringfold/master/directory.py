@@ -16,7 +16,7 @@ import msgspec
 from ringfold.config import DEFAULT_RUN
 from ringfold.errors import StoreError, StoreUnknown
 from ringfold.master.keeper import Deposed
-from ringfold.runtime.entropy import random_bytes
+from ringfold.runtime.clock import random_bytes
 from ringfold.runtime.threads import Lock
 from ringfold.store.base import Entry, Lost, Store, version_of
 from ringfold.wire.decoding import decode

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from ringfold.errors import RemoteProtocolError
 from ringfold.master.events import Beat, Conn, DoneSeen, Event, Malformed, Piece, Received
-from ringfold.runtime import server as rim
+from ringfold.runtime import asyncio_support
+from ringfold.runtime.process import close_on_fork, keep_on_fork
 from ringfold.wire.frames import FrameKind, FrameReader, decode_done, decode_heartbeat, decode_to_master
 
 if TYPE_CHECKING:
@@ -37,14 +38,14 @@ class Door(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
         self._fd = transport.get_extra_info("socket").fileno()
-        rim.guard(self._fd)
-        rim.no_delay(transport)
-        rim.keep_alive(transport, SILENCE_S)
+        close_on_fork(self._fd)
+        asyncio_support.no_delay(transport)
+        asyncio_support.keep_alive(transport, SILENCE_S)
         transport.set_write_buffer_limits(high=MAX_QUEUED_BYTES)
         if self._server.is_stopping:
             transport.abort()  # it slipped in while the doors were being closed
             return
-        self.conn = self._server.opened(self, rim.remote_name(transport))
+        self.conn = self._server.opened(self, asyncio_support.remote_name(transport))
 
     def data_received(self, chunk: bytes) -> None:
         if not self._server.is_open(self.conn):
@@ -109,5 +110,5 @@ class Door(asyncio.Protocol):
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        rim.unguard(self._fd)
+        keep_on_fork(self._fd)
         self._server.lost(self, str(exc) if exc is not None else "")

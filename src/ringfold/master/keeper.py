@@ -19,7 +19,7 @@ import msgspec
 from ringfold.config import DEFAULT_RUN
 from ringfold.errors import StoreError, StoreUnknown
 from ringfold.master.journal import NO_JOURNAL, Journal, decode, encode
-from ringfold.runtime.entropy import random_bytes
+from ringfold.runtime.clock import random_bytes
 from ringfold.store.base import VALUE_LIMIT, Entry, Lost, Store, version_of
 from ringfold.wire.decoding import decode as decode_bytes
 

@@ -53,11 +53,10 @@ from ringfold.master.runs import Routed, Runs
 from ringfold.master.settings import MasterSettings
 from ringfold.master.turns import Turns
 from ringfold.probe.logs.files import ExportSettings, Log
-from ringfold.runtime import server as rim
-from ringfold.runtime.aside import ask_aside
-from ringfold.runtime.clock import monotonic_ns, unix_ns
-from ringfold.runtime.entropy import random_bytes
+from ringfold.runtime import asyncio_support
+from ringfold.runtime.clock import monotonic_ns, random_bytes, unix_ns
 from ringfold.runtime.log_limit import LogRateLimiter
+from ringfold.runtime.process import close_on_fork, keep_on_fork, run_in_subprocess
 from ringfold.store import StoreClient, open_store
 from ringfold.topology.moonshot import Question, decode_answer
 from ringfold.wire.events import ConnectionDropped, Notice, RoundDone
@@ -194,13 +193,13 @@ class MasterServer:
             server = await loop.create_server(lambda: Door(self), host, port, reuse_address=True, backlog=1024)
             self._servers.append(server)
             for sock in server.sockets:
-                rim.guard(sock.fileno())
-                self.addresses.append(rim.address_text(sock.getsockname()))
+                close_on_fork(sock.fileno())
+                self.addresses.append(asyncio_support.address_text(sock.getsockname()))
 
     async def _shut(self) -> None:
         for server in self._servers:
             for sock in server.sockets:
-                rim.unguard(sock.fileno())
+                keep_on_fork(sock.fileno())
             server.close()
         for door in list(self._doors.values()):
             self._say_goodbye(door)
@@ -431,7 +430,7 @@ class MasterServer:
     async def _search(self, run: str, group: GroupId, question: Question) -> None:
         """The long search for a better ring. Nobody waits for it, so that its failure is only logged."""
         try:
-            said = await ask_aside("ringfold.topology.moonshot", msgspec.json.encode(question), MOONSHOT_S)
+            said = await run_in_subprocess("ringfold.topology.moonshot", msgspec.json.encode(question), MOONSHOT_S)
         except OSError as error:
             _log.warning("the long search for a better ring cannot be started: %s", error)
             return

@@ -5,7 +5,7 @@ from types import TracebackType
 
 from ringfold.master.server import LEASE_S, MasterServer
 from ringfold.master.settings import MasterSettings
-from ringfold.runtime import server as rim
+from ringfold.runtime import asyncio_support
 from ringfold.wire.events import Notice
 
 
@@ -27,7 +27,7 @@ class MasterThread:
         """Returns once it listens; raises OSError if it cannot."""
         used = settings or MasterSettings()
         self._server = MasterServer(used, listen, token, insecure, on_notice, journal, lease_s, alone=alone)
-        self._thread = rim.LoopThread("ringfold-master", self._server.serve)
+        self._thread = asyncio_support.LoopThread("ringfold-master", self._server.serve)
         self._thread.wait_ready()
 
     @property

@@ -1,12 +1,15 @@
 """The communicator: what a training process holds.
 
-Read `machine.py` first: it owns every transition of a peer, from the first word with the master to the last. Its parts
-are `control.py` (reaching the master and proving the token), `lanes.py` (connecting the ring of an epoch), `calls.py`
-(run-wide votes) and `memory.py` (what the next master cannot know, should this one be lost); `events.py` and
-`effects.py` are its words, `settings.py` its numbers. All these are pure.
+The core is pure. Read `machine.py` first: it owns every transition of a peer, from the first message to the master to
+the last. Its parts are `control.py` (reaching a master, proving the token, checking its messages), `votes.py` (run-wide
+calls), `lanes.py` (connecting the ring of an epoch), `side_channels.py` (bulk sessions between members beside the
+ring) with their two users, `sync/` (shared state) and `measure/` (the rate of a link). `events.py` and `effects.py` are
+the machine's inputs and outputs, `settings.py` its numbers.
 
-Then the shell: `carry.py` (effects -> engine commands), `session.py` (the engine, one thread, and who waits for what),
-`outcome.py` (how an op's end becomes a value or an exception), `ops.py` (ops that run in any epoch, or in one),
-`results.py` (results of another size than the array). On top of it what users see: `handle.py`, `communicator.py`,
-`steps.py` with `step_ops.py` (several ops of a step in flight), and `joining.py`: from an address to a communicator.
+Then the shell: `codes.py` (numbers shared with the native engine), `engine.py` (its commands, and effects as commands),
+`path_shares.py` (the host agent's hints about paths), `session.py` (the engine, one thread, and the calls that wait),
+`buffers.py` (arrays as the engine takes them), `outcome.py` (how an op ends: value, exception, handle) and `ops.py`
+(ops that run in any epoch, or in one). On top of it what users see: `communicator.py`, `steps.py` with `step_ops.py`
+(several ops of a step in flight) and `counting.py` (steps numbered by a global iteration), and `joining.py`: from an
+address to a communicator.
 """

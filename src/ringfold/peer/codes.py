@@ -1,6 +1,10 @@
 """The numbers that Python and the native engine share. They travel in an op's descriptor: append, never reorder."""
 
 from enum import IntEnum
+from typing import Self
+
+from ringfold.wire.descriptor import Descriptor
+from ringfold.wire.messages import Verdict
 
 
 class OpKind(IntEnum):
@@ -34,6 +38,13 @@ class Final(IntEnum):
 
     NO = 0
     OVER = 1
+
+    @classmethod
+    def of(cls, verdict: Verdict) -> Self:
+        """Whether a call ended for good without success: its deadline passed, or it was called without retry."""
+        kind = None if verdict.commit or verdict.reason is None else verdict.reason.kind
+        is_single = not verdict.commit and Descriptor.unpack(verdict.descriptor).retry == Retry.NEVER
+        return cls.OVER if kind == "deadline" or is_single else cls.NO
 
 
 REDUCE_OPS = {"sum": 0, "avg": 1, "prod": 2, "min": 3, "max": 4}

@@ -23,21 +23,22 @@ from ringfold.clock.global_clock import GlobalClock
 from ringfold.errors import UsageError
 from ringfold.peer.buffers import (
     CODES,
+    Array,
     ArrayLike,
     Buffers,
+    Result,
+    Source,
     Spans,
     in_and_out,
     spans_of,
 )
 from ringfold.peer.codes import REDUCE_OPS, OpKind
 from ringfold.peer.counting import Counter
-from ringfold.peer.handle import Handle
 from ringfold.peer.ops import BINDING, Ops, by_caller, positive_ns, quantisation_code, reduce_code, refusal
-from ringfold.peer.outcome import Meeting, ReduceInfo
-from ringfold.peer.results import Array, Result, Source
+from ringfold.peer.outcome import Handle, Meeting, ReduceInfo
 from ringfold.peer.session import Session
 from ringfold.peer.steps import Step, StepSettings, steps
-from ringfold.peer.sync.states import (
+from ringfold.peer.sync.sync_call import (
     OnDivergence,
     SyncInfo,
     check_diverged,
@@ -45,7 +46,7 @@ from ringfold.peer.sync.states import (
     check_unchanged,
     sync_state,
 )
-from ringfold.runtime import ask
+from ringfold.runtime import master_client
 from ringfold.runtime.sigterm import Sigterm
 from ringfold.state.shared import SharedState
 from ringfold.wire.messages import Record, SyncStrategy
@@ -523,7 +524,7 @@ class Communicator:
         identity = machine.identity
         if wanted in (str(machine.peer), identity.name):
             raise UsageError(f"evict: {wanted} is this peer itself: call leave()")
-        with ask.reach(machine.masters, identity.token, run=identity.run, is_of_run=True) as connection:
+        with master_client.connect(machine.masters, identity.token, run=identity.run, is_of_run=True) as connection:
             response = connection.evict(wanted, reason, f"peer {machine.peer} ({identity.name})")
         if not response.done:
             raise UsageError(f"evict: {response.text}")

@@ -1,14 +1,56 @@
-"""The handle on the native engine: its commands as types, so that the rooms above compile without it.
+"""The native engine: its commands as types, effects as commands, and its reports as events.
 
 `Commands` is what the sans-I/O core and the engine with sockets have in common; the simulation drives the first, a peer
-the second. Everything is cheap and never blocks, except where it says so.
+the second. All commands are cheap and never block, except where their docstring says so. The session of a peer and the
+simulation both use `execute` and `event_of`, so the simulation runs the production translation.
 """
 
 import importlib
-from collections.abc import Sequence
-from typing import Any, Protocol, cast
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, assert_never, cast
 
+import msgspec
 from numpy import ndarray
+
+from ringfold.peer.codes import Final, OpStatus
+from ringfold.peer.effects import (
+    CloseConn,
+    EngineEffect,
+    ExpectBlocks,
+    FailAll,
+    Fill,
+    Install,
+    MakeBulk,
+    MakeControl,
+    Promote,
+    RefuseCalls,
+    RestartCalls,
+    Resume,
+    SealEngine,
+    SendBlocks,
+    SendMessage,
+    SetRegistrations,
+    Settle,
+)
+from ringfold.peer.events import (
+    Accepted,
+    BlocksChanged,
+    BlocksReceived,
+    Closed,
+    EngineSealed,
+    Event,
+    LinkLost,
+    MessageReceived,
+    Mismatch,
+    OpCancelled,
+    Opened,
+    OpTimedOut,
+    Sampled,
+    Silent,
+)
+from ringfold.wire import frames
+from ringfold.wire.descriptor import Descriptor, fingerprint
+from ringfold.wire.messages import OpRef, OpState, Reason, SealedOp, Verdict
 
 OpResult = tuple[int, bytes, int, tuple[int, ...], int, int, int]
 """status, reason, epoch, contributors (peer ids, sorted), registrations, bytes sent, bytes received"""
@@ -184,3 +226,113 @@ def new_engine(spin_us: int, congestion: str = "auto") -> Engine:
     """A fresh engine. It owns no socket yet. `congestion` is the control of its lanes, as the setting of that name."""
     native = importlib.import_module("ringfold._native")
     return cast(Engine, native.Engine(spin_us=spin_us, congestion=congestion))
+
+
+_reasons = msgspec.msgpack.Decoder(Reason)
+_STATES: tuple[OpState, ...] = ("unfinished", "done", "committed")
+
+
+def execute(engine: Commands, effect: EngineEffect) -> EngineSealed | BlocksChanged | None:
+    """Give the engine the command of `effect`; return the event that answers it, where there is one."""
+    match effect:
+        case SendMessage(conn, message):
+            engine.send(conn, frames.encode(message))
+        case Resume(conn):
+            engine.resume(conn)
+        case MakeControl(conn, heartbeat_ms, dead_after_ms):
+            engine.make_control(conn, heartbeat_ms, dead_after_ms)
+        case Promote(conn, outgoing, peer, lane, shared, path, paths, epoch):
+            engine.promote(conn, outgoing, peer, lane, shared, path, paths, epoch)
+        case MakeBulk(conn):
+            engine.make_bulk(conn)
+        case SendBlocks(conn, blocks):
+            changed = engine.send_blocks(conn, list(blocks))
+            return BlocksChanged(conn, tuple(changed)) if changed else None
+        case ExpectBlocks(conn, batch, blocks):
+            engine.expect_blocks(conn, batch, list(blocks))
+        case Fill(conn, on, sample_ns):
+            engine.fill(conn, on)
+            engine.sample(conn, sample_ns)
+        case CloseConn(conn, reason):
+            engine.close(conn, reason)
+        case SetRegistrations(count):
+            engine.set_registrations(count)
+        case SealEngine(epoch):
+            return EngineSealed(epoch, tuple(_sealed_op(raw) for raw in engine.seal(epoch)))
+        case Settle(epoch, verdicts, default_reason):
+            engine.settle(epoch, [_raw_verdict(verdict) for verdict in verdicts], encode_reason(default_reason))
+        case RefuseCalls(verdicts):
+            for verdict in verdicts:
+                op = Descriptor.unpack(verdict.descriptor)
+                assert verdict.reason is not None
+                engine.refuse(verdict.op.tag, op.step, op.call, encode_reason(verdict.reason))
+        case RestartCalls():
+            engine.restart_calls()
+        case Install():
+            engine.install(
+                effect.epoch,
+                effect.rank,
+                len(effect.members),
+                list(effect.members),
+                effect.evidence_by_master,
+                effect.small_bytes,
+                effect.segment_bytes,
+                effect.peers_here,
+                effect.multipath,
+            )
+        case FailAll(reason):
+            engine.fail_all(OpStatus.FAILED, encode_reason(reason))
+        case _:
+            assert_never(effect)
+    return None
+
+
+def event_of(engine: Commands, raw: RawEvent, nonce: Callable[[], bytes]) -> Event | None:
+    """The event that an engine's report is; None for a mere wake-up."""
+    match raw:
+        case ("opened", conn):
+            return Opened(conn, nonce())
+        case ("accepted", conn, remote):
+            return Accepted(conn, remote, nonce())
+        case ("message", conn, body):
+            return MessageReceived(conn, body)
+        case ("closed", conn, reason):
+            return Closed(conn, reason)
+        case ("link_lost", peer, outgoing, reason):
+            lanes = [lane for lane in engine.lanes() if lane[1:3] == (outgoing, peer)]
+            return LinkLost(peer, outgoing, reason, tuple(lane[0] for lane in lanes))
+        case ("mismatch", peer, epoch, tag, sequence, mine, theirs):
+            return Mismatch(peer, epoch, tag, sequence, mine, theirs)
+        case ("op_timeout", epoch, tag, sequence, waited_ms, descriptor):
+            return OpTimedOut(epoch, tag, sequence, waited_ms, descriptor)
+        case ("op_cancelled", epoch, tag, sequence):
+            return OpCancelled(epoch, tag, sequence)
+        case ("blocks", conn, batch, bad):
+            return BlocksReceived(conn, batch, tuple(bad))
+        case ("sample", conn, elapsed_ns, counted_ns, received):
+            return Sampled(conn, elapsed_ns, counted_ns, received)
+        case ("silent", conn, silent_ms):
+            return Silent(conn, silent_ms)
+        case ("wake",):
+            return None
+    raise AssertionError(f"the engine reports {raw!r}")
+
+
+def encode_reason(reason: Reason) -> bytes:
+    return msgspec.msgpack.encode(reason)
+
+
+def decode_reason(raw: bytes) -> Reason:
+    """A reason that this process gave the engine and gets back with an op's result."""
+    return _reasons.decode(raw) if raw else Reason("lost", "the op was aborted")
+
+
+def _sealed_op(raw: RawSealedOp) -> SealedOp:
+    tag, sequence, state, registrations, payloads, descriptor = raw
+    return SealedOp(OpRef(tag, sequence), _STATES[state], registrations, payloads, descriptor)
+
+
+def _raw_verdict(verdict: Verdict) -> RawVerdict:
+    told = b"" if verdict.reason is None else encode_reason(verdict.reason)
+    op, called, final = verdict.op, fingerprint(verdict.descriptor), Final.of(verdict)
+    return (op.tag, op.sequence, called, verdict.commit, verdict.registrations, verdict.payloads, final, told)

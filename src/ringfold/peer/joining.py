@@ -8,19 +8,19 @@ from pathlib import Path
 
 from ringfold import config
 from ringfold.errors import ConfigError, MasterUnreachable
-from ringfold.peer.advice import PathAdvice
 from ringfold.peer.communicator import Communicator
 from ringfold.peer.control import TELL_NS
 from ringfold.peer.engine import Engine, new_engine
 from ringfold.peer.ops import positive_ns
+from ringfold.peer.path_shares import PathShares
 from ringfold.peer.session import S, Session
 from ringfold.peer.settings import Identity, PeerTimings
 from ringfold.probe.logs.files import ExportSettings, Log
 from ringfold.probe.nodes.prober import ProbeSocket
-from ringfold.runtime import resolve
+from ringfold.runtime import network, threads
 from ringfold.runtime.clock import monotonic_ns
-from ringfold.runtime.congestion import congestion_missing
-from ringfold.runtime.machine import usable_cores
+from ringfold.runtime.hardware import usable_cores
+from ringfold.runtime.network import congestion_missing
 from ringfold.wire.messages import MAX_PATHS
 from ringfold.wire.proof import run_token
 
@@ -92,7 +92,7 @@ def _new_session(request: JoinRequest, settings: config.Resolved) -> tuple[Sessi
     if len(advertised) > MAX_PATHS:
         raise ConfigError(f"advertise: {len(advertised)} addresses, but a peer has at most {MAX_PATHS} paths")
     local = _local_addresses(masters)
-    host = request.host or resolve.host_name()
+    host = request.host or network.host_name()
     engine = new_engine(settings.integer("spin_us"), _congestion(settings.text("congestion")))
     bind = _bind_host(local, advertised)
     try:
@@ -115,7 +115,7 @@ def _new_session(request: JoinRequest, settings: config.Resolved) -> tuple[Sessi
     if settings.text("agent") == "auto":
         chosen = settings.value("agent_dir")
         assert chosen is None or isinstance(chosen, Path)
-        session.advice = PathAdvice(engine, config.agent_directories(chosen), identity.name)
+        session.path_shares = PathShares(engine, config.agent_directories(chosen), identity.name)
 
     def let_it_join() -> None:
         try:
@@ -182,7 +182,7 @@ def reachable(address: str) -> str:
     host, port = config.split_address(address)
     if host not in _WILDCARDS:
         return address
-    own = resolve.own_address(v6=":" in host)
+    own = network.own_address(v6=":" in host)
     return f"[{own}]:{port}" if ":" in own else f"{own}:{port}"
 
 
@@ -209,7 +209,7 @@ def _resolved(addresses: Sequence[str], deadline_ns: int) -> tuple[tuple[str, in
             if host in _WILDCARDS:
                 raise ConfigError(f"{host} is no address to connect to; name the master's own")
             try:
-                found += [(literal, port) for literal in resolve.literals(host, port)]
+                found += [(literal, port) for literal in network.literals(host, port)]
             except OSError as error:
                 reason = error.strerror or str(error)
         if found:
@@ -220,13 +220,13 @@ def _resolved(addresses: Sequence[str], deadline_ns: int) -> tuple[tuple[str, in
             tell_ns, left_s = monotonic_ns() + TELL_NS, (deadline_ns - monotonic_ns()) / S
             shown = ", ".join(addresses)
             _log.warning("no such name: %s (%s); trying for another %.0f s (join_timeout_s)", shown, reason, left_s)
-        resolve.pause(pause_s)
+        threads.pause(pause_s)
         pause_s = min(2 * pause_s, 1.0)
 
 
 def _literal(host: str) -> str:
     try:
-        return resolve.literals(host, 0)[0]
+        return network.literals(host, 0)[0]
     except OSError as error:
         raise ConfigError(f"advertise: {host!r} is no address of this machine ({error})") from error
 
@@ -240,7 +240,7 @@ def _local_addresses(masters: Sequence[tuple[str, int]]) -> tuple[str, ...]:
     reason: OSError | None = None
     for master in masters:
         try:
-            found[resolve.local_address_towards(*master)] = None
+            found[network.local_address_towards(*master)] = None
         except OSError as error:
             reason = error
     if not found:

@@ -1,34 +1,38 @@
 """Connecting the ring of an epoch: which lanes this peer needs, dials, waits for, keeps and closes. Pure.
 
 In an epoch with n > 1 members a peer has two links: *outgoing* to the next member and *incoming* from the previous one,
-with one lane or several each (`paths.py`). A lane is named by (outgoing, neighbour, number); with two members both
-links lead to the same peer, so the direction belongs to the name. Which end dials an edge is the record's choice (NAT,
-firewalls).
+with one lane or several each. A lane is named by (outgoing, neighbour, number); with two members both links lead to the
+same peer, so the direction belongs to the name. The record says which end dials an edge (NAT, firewalls).
 
-A link with several lanes is *shared*: they stand in for each other, and the engine sends again what was lost with one
-of them. Such a link is there when one of its lanes is, after a little patience for the others; those that are missing
-are dialled again and again, may come while the epoch runs, and the link is lost with its last lane.
+A peer that lists several addresses as paths declares: these are my interfaces, each on a network of its own. Path i
+leads from address i of one end to address i of the other, so every host lists its addresses in the same order. If one
+end has fewer, its addresses serve several paths in turn. A link has `lanes` lanes per path; lane k is on path k modulo
+the number of paths.
+
+A link with several lanes is *shared*: they stand in for each other, and the engine resends what was lost with one of
+them. Such a link is up when one of its lanes is, after a short wait for the others. Missing lanes are dialled again and
+again and may connect while the epoch runs. The link is lost with its last lane.
 
 A record begins an attachment. Lanes of the last epoch that are still right are kept. The handshake of a lane:
 
     dialler                                  acceptor
-       |  <---------------- Challenge(nonce)     |     a guest: unproven, few, and not for long
+       |  <---------------- Challenge(nonce)     |     pending: unproven, few, and not for long
        |  LaneHello(epoch, edge, proof) ------>  |     parked while its epoch is not known here yet
        |  <---------------- LaneWelcome(proof)   |     a lane at the acceptor
        |  a lane at the dialler                  |
 
-A neighbour that lost its end of a lane brings a new one, and the stale one is closed here. On a link with one lane
-that is safe only until this peer has installed the epoch: afterwards frames may have gone down the stale lane, so the
+A neighbour that lost its end of a lane dials a new one, and the stale one is closed here. On a link with one lane that
+is safe only until this peer has installed the epoch: afterwards frames may have been sent on the stale lane, so the
 link is reported lost instead, and the next epoch connects it.
 """
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
 from ringfold.errors import RemoteProtocolError
 from ringfold.peer.effects import CloseConn, Dial, Effect, Promote, Resume, SendMessage, Tell
-from ringfold.peer.paths import LaneKey, Link, Way, needed_lanes, way_of
 from ringfold.peer.settings import MS, PeerTimings
 from ringfold.wire import frames
 from ringfold.wire.decoding import checked
@@ -40,12 +44,59 @@ from ringfold.wire.messages import (
     Handshake,
     LaneHello,
     LaneWelcome,
+    Member,
     PeerId,
     Record,
     Refused,
     VisitHello,
 )
 from ringfold.wire.proof import link_key, prove, proven
+
+Link = tuple[bool, PeerId]
+"""outgoing, neighbour"""
+LaneKey = tuple[bool, PeerId, int]
+"""outgoing, neighbour, number"""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How to reach the other end of a lane: the addresses to try, and where to come from ("": from anywhere)."""
+
+    path: int
+    paths: int
+    targets: tuple[str, ...]
+    port: int
+    source: str = ""
+
+
+def paths_between(one: Member, other: Member) -> int:
+    return max(one.paths, other.paths)
+
+
+def needed_lanes(record: Record, me: PeerId) -> Iterator[tuple[LaneKey, bool]]:
+    """Each lane that `me` has in the ring of `record`, and whether it dials it."""
+    ring = record.members
+    if len(ring) < 2:
+        return
+    rank = next(rank for rank, member in enumerate(ring) if member.peer == me)
+    before, after = rank - 1, (rank + 1) % len(ring)
+    for number in range(record.lanes * paths_between(ring[rank], ring[after])):
+        yield (True, ring[after].peer, number), record.dialers[rank] == me
+    for number in range(record.lanes * paths_between(ring[rank], ring[before])):
+        yield (False, ring[before].peer, number), record.dialers[before] == me
+
+
+def way_of(record: Record, me: PeerId, lane: LaneKey) -> Way:
+    """The way of a lane from here. On a link with one path, lane i begins at the neighbour's address i."""
+    here = next(member for member in record.members if member.peer == me)
+    there = next(member for member in record.members if member.peer == lane[1])
+    paths = paths_between(here, there)
+    if paths == 1:
+        first = lane[2] % max(1, len(there.addresses))
+        return Way(0, 1, (*there.addresses[first:], *there.addresses[:first]), there.port)
+    path = lane[2] % paths
+    target, source = there.addresses[path % there.paths], here.addresses[path % here.paths]
+    return Way(path, paths, (target,), there.port, source if here.paths > 1 else "")
 
 
 @dataclass(slots=True)

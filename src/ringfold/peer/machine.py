@@ -24,9 +24,18 @@ is sent.
 from collections.abc import Iterable
 from typing import assert_never
 
-from ringfold.errors import CallMismatch, Evicted, MasterUnreachable, RemoteProtocolError, RingfoldError
-from ringfold.peer.calls import Calls
-from ringfold.peer.control import CONTROL_KEY, Control, Refusal
+from msgspec import structs
+
+from ringfold.errors import (
+    CallMismatch,
+    DeadlineExceeded,
+    Evicted,
+    MasterUnreachable,
+    RemoteProtocolError,
+    RingfoldError,
+)
+from ringfold.peer.codes import Final
+from ringfold.peer.control import CONTROL_KEY, Control, Refusal, decode_from_master
 from ringfold.peer.effects import (
     CallFinished,
     CloseConn,
@@ -47,7 +56,6 @@ from ringfold.peer.effects import (
     SyncSucceeded,
     Tell,
 )
-from ringfold.peer.errands import Errands
 from ringfold.peer.events import (
     Accepted,
     BlocksChanged,
@@ -73,13 +81,13 @@ from ringfold.peer.events import (
     Silent,
     Tick,
 )
-from ringfold.peer.facts import Facts
-from ringfold.peer.incoming import decode_from_master
 from ringfold.peer.lanes import Lanes, Turn
-from ringfold.peer.memory import Memory
-from ringfold.peer.reports import is_admission, join_too_late, op_report, refusals, settlement
+from ringfold.peer.measure.link_rate import LinkMeasurement
 from ringfold.peer.settings import MS, Identity, PeerTimings
-from ringfold.peer.visits import FIRST_KEY as FIRST_VISIT
+from ringfold.peer.side_channels import FIRST_KEY as FIRST_SESSION_KEY
+from ringfold.peer.side_channels import BulkSessions, SideChannels
+from ringfold.peer.sync.syncing import Syncing
+from ringfold.peer.votes import Calls, Facts, Memory
 from ringfold.state.manifest import Snapshot
 from ringfold.wire import messages
 from ringfold.wire.events import (
@@ -90,7 +98,19 @@ from ringfold.wire.events import (
     ResumeDelayed,
     StateRolledBack,
 )
-from ringfold.wire.messages import Divergence, Epoch, Message, PeerId, Reason, Record, Resumed, Welcome, World
+from ringfold.wire.messages import (
+    Divergence,
+    Epoch,
+    Message,
+    OpRef,
+    PeerId,
+    Reason,
+    Record,
+    Resumed,
+    Verdict,
+    Welcome,
+    World,
+)
 from ringfold.wire.naming import with_names, with_you
 from ringfold.wire.probing import NodeWelcome, ProbeAnswer, ProbeGraph, ProbeHalt, RoundClock, RoundEnd, RoundStart
 
@@ -115,8 +135,10 @@ class PeerMachine:
         self._timings = timings
         self._control = Control(identity, timings)
         self._lanes = Lanes(timings, identity.token)
-        self._errands = Errands(timings, identity.token, self._say)
-        self._visits, self._syncing = self._errands.visits, self._errands.syncing
+        self._sessions = BulkSessions(timings, identity.token)
+        self._syncing = Syncing(self._sessions, self._say)
+        self._measurement = LinkMeasurement(self._sessions, self._say)
+        self._channels = SideChannels(self._sessions, {"state": self._syncing, "measure": self._measurement})
         self._calls = Calls(timings.answer_ms)
         self._memory = Memory()
         self._planned_by = 0  # the fence of the master whose sync this peer takes part in
@@ -163,7 +185,7 @@ class PeerMachine:
         """When the next Tick is due."""
         if self.ended:
             return None
-        parts = (self._control, self._lanes, self._errands, self._calls)
+        parts = (self._control, self._lanes, self._channels, self._calls)
         times = [time for part in parts if (time := part.next_deadline_ns()) is not None]
         if self._control.stage == "proven" and not self._joined:
             times.append(self._join_by_ns)
@@ -187,7 +209,7 @@ class PeerMachine:
             case BlocksChanged():
                 effects = self._syncing.changed(event)
             case Sampled():
-                effects = self._errands.measuring.sampled(event)
+                effects = self._measurement.sampled(event)
             case Silent(conn, silent_ms):
                 effects = self._silent(now_ns, conn, silent_ms)
             case EngineSealed(epoch, ops):
@@ -218,34 +240,34 @@ class PeerMachine:
             case _:
                 assert_never(event)
         effects += self._attached(now_ns)
-        if self._errands.measuring.is_busy and not self._calls.waits_in("optimize"):
-            effects += self._errands.measuring.end("the call is over")
+        if self._measurement.is_busy and not self._calls.waits_in("optimize"):
+            effects += self._measurement.end("the call is over")
         self._check_invariants()
         return effects
 
     # Connections
 
     def _connection(self, now_ns: int, event: Dialled | DialFailed | Opened | Accepted | Closed) -> list[Effect]:
-        control, lanes, visits = self._control, self._lanes, self._visits
+        control, lanes, sessions = self._control, self._lanes, self._sessions
         match event:
             case Dialled(key, conn):
-                if key >= FIRST_VISIT:
-                    return visits.dialled(key, conn)
+                if key >= FIRST_SESSION_KEY:
+                    return sessions.dialled(key, conn)
                 if key != CONTROL_KEY:
                     return lanes.dialled(key, conn)
                 control.dialled(conn)
                 return []
             case DialFailed(key, reason):
-                if key >= FIRST_VISIT:
-                    return self._errands.visited(now_ns, *visits.dial_failed(now_ns, key, reason))
+                if key >= FIRST_SESSION_KEY:
+                    return self._channels.report(now_ns, *sessions.dial_failed(now_ns, key, reason))
                 if key == CONTROL_KEY:
                     return control.not_connected(now_ns, reason)
                 return lanes.dial_failed(now_ns, key, reason)
             case Opened(conn, nonce):
                 if conn == control.conn:
                     control.opened(now_ns, nonce)
-                elif visits.is_setting_out(conn):
-                    visits.opened(conn, nonce)
+                elif sessions.is_dialling(conn):
+                    sessions.opened(conn, nonce)
                 else:
                     lanes.opened(conn, nonce)
                 return []
@@ -256,21 +278,21 @@ class PeerMachine:
                     if control.stage != "proven":
                         return control.closed(now_ns, reason)
                     return self._seek_master(now_ns, f"its connection closed ({reason})")
-                over = visits.closed(now_ns, conn, reason)
+                over = sessions.closed(now_ns, conn, reason)
                 if over is not None:
-                    return self._errands.visited(now_ns, *over)
+                    return self._channels.report(now_ns, *over)
                 return self._turn(now_ns, lanes.closed(now_ns, conn, reason))
 
     def _let_visitors_in(self, now_ns: int) -> list[Effect]:
         """Look at the guests that want to visit: the master may have spoken of them by now."""
         effects: list[Effect] = []
         for conn, nonce, hello, round_trip_ns in self._lanes.visitors():
-            verdict = self._visits.judge(conn, nonce, hello, round_trip_ns)
+            verdict = self._sessions.judge(conn, nonce, hello, round_trip_ns)
             if isinstance(verdict, str):
                 effects += self._lanes.turn_away(conn, verdict)
             elif verdict is not None:
                 self._lanes.let_in(conn)
-                effects += self._errands.visited(now_ns, verdict[0], [verdict[1]])
+                effects += self._channels.report(now_ns, verdict[0], [verdict[1]])
         return effects
 
     def _turn(self, now_ns: int, turn: Turn) -> list[Effect]:
@@ -314,17 +336,17 @@ class PeerMachine:
     # What the master says
 
     def _message(self, now_ns: int, event: MessageReceived) -> list[Effect]:
-        if event.conn in self._visits.open:
-            return self._errands.message(now_ns, event.conn, event.body)
-        if self._visits.is_setting_out(event.conn):
-            return self._errands.visited(now_ns, *self._visits.message(now_ns, event.conn, event.body))
+        if event.conn in self._sessions.open:
+            return self._channels.message(now_ns, event.conn, event.body)
+        if self._sessions.is_dialling(event.conn):
+            return self._channels.report(now_ns, *self._sessions.message(now_ns, event.conn, event.body))
         if event.conn != self._control.conn:
             return self._turn(now_ns, self._lanes.message(now_ns, event.conn, event.body))
         if self._control.stage != "proven":
             effects, outcome = self._control.message(now_ns, event.body)
             match outcome:
                 case Welcome():
-                    self.peer = self._lanes.me = self._visits.me = outcome.peer
+                    self.peer = self._lanes.me = self._sessions.me = outcome.peer
                 case Resumed():
                     effects += self._resumed(now_ns)
                 case Refusal(error):
@@ -373,8 +395,8 @@ class PeerMachine:
                 return self._sync_done(said)
             case messages.Measure():
                 if not self._calls.waits_in("optimize"):
-                    return self._errands.measuring.refuse(said)
-                return [*self._errands.measuring.begin(now_ns, said), *self._let_visitors_in(now_ns)]
+                    return self._measurement.refuse(said)
+                return [*self._measurement.begin(now_ns, said), *self._let_visitors_in(now_ns)]
             case messages.Evicted(reason=reason, for_call=for_call, on_request=on_request):
                 told = with_you(reason, self.peer) or "this peer called something else than the others"
                 error = CallMismatch(told) if for_call else Evicted(reason, self._me, on_request)
@@ -410,7 +432,7 @@ class PeerMachine:
         asked = self._calls.planned(plan.ballot)
         if asked is None:
             # The program gave the call up, and the master hears of it. Who wants to visit need not wait here.
-            return [*self._visits.stop(("state", plan.sync), "it was given up"), *self._let_visitors_in(now_ns)]
+            return [*self._sessions.stop(("state", plan.sync), "it was given up"), *self._let_visitors_in(now_ns)]
         try:
             if asked.snapshot is None:
                 raise RemoteProtocolError(f"it plans a sync for call {plan.ballot}, which is none")
@@ -544,7 +566,7 @@ class PeerMachine:
             return self._end(reaching.error, "the master is unreachable")
         if self._control.stage == "proven" and not self._joined and now_ns >= self._join_by_ns:
             return self._join_too_late(now_ns)
-        effects = reaching + self._lanes.tick(now_ns) + self._errands.tick(now_ns)
+        effects = reaching + self._lanes.tick(now_ns) + self._channels.tick(now_ns)
         withdrawn, failed = self._calls.tick(now_ns)
         for vote in withdrawn:
             effects += self._say(vote)
@@ -569,7 +591,7 @@ class PeerMachine:
     def _end(self, error: RingfoldError | None, reason: str) -> list[Effect]:
         assert not self.ended
         self.ended, self._steady = True, False
-        effects = self._lanes.end(reason) + self._errands.end(reason)
+        effects = self._lanes.end(reason) + self._channels.end(reason)
         if self._control.conn is not None:
             effects.append(CloseConn(self._control.conn, reason))
         return [*effects, FailAll(Reason("evicted", reason)), Ended(error)]
@@ -592,3 +614,64 @@ class PeerMachine:
         assert self.engine_epoch <= newest
         assert not self._steady or self.engine_epoch == newest
         assert self.ended or not self._steady or self._control.stage == "proven"
+
+
+def settlement(before: Record, record: Record) -> Settle:
+    """How the ops of the epoch `before` end, by the record that follows it."""
+    default = _default_reason(before, record)
+    return Settle(record.previous, _with_reasons(record, default), default)
+
+
+def refusals(before: Record, record: Record) -> tuple[Verdict, ...]:
+    """The calls of the epoch before that ended without success, and that nobody tries again."""
+    verdicts = _with_reasons(record, _default_reason(before, record))
+    return tuple(verdict for verdict in verdicts if Final.of(verdict) is Final.OVER)
+
+
+def is_admission(before: Record, record: Record) -> bool:
+    """Whether somebody is a member of the new record who was in none before. All others wait in `update_topology`."""
+    return not {member.peer for member in record.members} <= {member.peer for member in before.members}
+
+
+def op_report(
+    event: Mismatch | OpTimedOut | OpCancelled,
+) -> messages.OpMismatch | messages.OpTimeout | messages.OpCancelled:
+    """What the master is told of an op that cannot end well."""
+    epoch, op = event.epoch, OpRef(event.tag, event.sequence)
+    match event:
+        case Mismatch():
+            return messages.OpMismatch(epoch, op, event.peer, event.mine, event.theirs)
+        case OpTimedOut():
+            return messages.OpTimeout(epoch, op, event.waited_ms, event.descriptor, event.final)
+        case OpCancelled():
+            return messages.OpCancelled(epoch, op)
+        case _:
+            assert_never(event)
+
+
+def join_too_late(
+    who: str, waited_ms: int, patience_ms: int, waits: messages.AdmissionWaits | None
+) -> DeadlineExceeded:
+    """What a program hears that joined in vain: whom its admission waited for, as the master said last."""
+    why = "not all peers of the run have called update_topology, or they could not be connected"
+    peers: list[PeerId] = []
+    if waits is not None:
+        why, peers = waits.text, waits.peers
+    text = (
+        f"join: {who} was not admitted within {waited_ms / 1000:.1f} s: {why}. `steps` calls update_topology between "
+        "steps; other programs must call it on all peers. The setting join_timeout_s "
+        f"({patience_ms / 1000:.0f} s) says how long to wait while nothing moves"
+    )
+    return DeadlineExceeded("join", peers, waited_ms, text)
+
+
+def _default_reason(before: Record, record: Record) -> Reason:
+    gone = sorted({member.peer for member in before.members} - {member.peer for member in record.members})
+    return Reason("lost" if gone else "edge", record.reason, gone)
+
+
+def _with_reasons(record: Record, default: Reason) -> tuple[Verdict, ...]:
+    return tuple(
+        verdict if verdict.commit or verdict.reason is not None else structs.replace(verdict, reason=default)
+        for verdict in record.verdicts
+    )

@@ -13,8 +13,7 @@ from ringfold.errors import CollectiveAborted, RingfoldError, StateError, UsageE
 from ringfold.peer.buffers import Spans
 from ringfold.peer.codes import DTYPES, QUANTISABLE, QUANTISATIONS, REDUCE_OPS, OpKind, Retry
 from ringfold.peer.engine import OpResult
-from ringfold.peer.handle import Handle
-from ringfold.peer.outcome import ReduceInfo, error_of_op
+from ringfold.peer.outcome import Handle, ReduceInfo, error_of_op
 from ringfold.peer.session import S, Session
 from ringfold.runtime import threads
 from ringfold.state.shared import SharedState

@@ -18,12 +18,10 @@ import os
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import NoReturn, TypeVar
+from typing import NamedTuple, NoReturn, Self, TypeVar
 
 from ringfold.clock.global_clock import ClockModel, GlobalClock
 from ringfold.errors import RingfoldError, UsageError
-from ringfold.peer import carry
-from ringfold.peer.advice import PathAdvice
 from ringfold.peer.effects import (
     CallFinished,
     CallSucceeded,
@@ -40,7 +38,7 @@ from ringfold.peer.effects import (
     SyncSucceeded,
     Tell,
 )
-from ringfold.peer.engine import Engine
+from ringfold.peer.engine import Engine, event_of, execute
 from ringfold.peer.events import (
     CallBusy,
     CallGivenUp,
@@ -56,8 +54,7 @@ from ringfold.peer.events import (
 )
 from ringfold.peer.machine import PeerMachine
 from ringfold.peer.outcome import again, error_of
-from ringfold.peer.paths import flows_of
-from ringfold.peer.reports import EpochRuns
+from ringfold.peer.path_shares import PathShares, flows_of
 from ringfold.peer.settings import Identity, PeerTimings
 from ringfold.probe.logs.files import Log
 from ringfold.probe.nodes.prober import ProbeSocket
@@ -65,12 +62,11 @@ from ringfold.probe.nodes.shell import NodeShell
 from ringfold.probe.rounds.events import MasterConnected, MasterDisconnected, MessageReceived, ToRoundMaster
 from ringfold.probe.rounds.node import RoundNode
 from ringfold.runtime import threads
-from ringfold.runtime.clock import monotonic_ns, raw_ns
-from ringfold.runtime.entropy import random_bytes
+from ringfold.runtime.clock import monotonic_ns, random_bytes, raw_ns
 from ringfold.runtime.log_limit import LogRateLimiter
 from ringfold.state.manifest import Snapshot
 from ringfold.wire.events import ConnectionDropped
-from ringfold.wire.messages import Offer, Reason, Record, VoteKind
+from ringfold.wire.messages import Epoch, GroupId, Offer, PeerId, Reason, Record, VoteKind
 from ringfold.wire.naming import with_names
 from ringfold.wire.probing import NodeClock, NodeId
 from ringfold.wire.progress import MAX_BUSY_MS
@@ -91,6 +87,22 @@ S = 1_000_000_000
 T = TypeVar("T")
 
 
+class EpochRuns(NamedTuple):
+    """What the log says at level debug when an epoch begins to run here: before any op can end in it."""
+
+    group: GroupId
+    epoch: Epoch
+    fence: int
+    ring: tuple[PeerId, ...]
+
+    @classmethod
+    def of(cls, record: Record) -> Self:
+        return cls(record.group, record.epoch, record.fence, tuple(member.peer for member in record.members))
+
+    def __str__(self) -> str:
+        return f"group {self.group}: epoch {self.epoch} (fence {self.fence}) runs here, with ring {list(self.ring)}"
+
+
 class Session:
     """A peer's stay in a run. Thread-safe."""
 
@@ -109,7 +121,7 @@ class Session:
         """Called once, in the session's thread, when everything is closed."""
         self.probing: NodeShell | None = None
         """The node that this peer is, if it probes."""
-        self.advice: PathAdvice | None = None
+        self.path_shares: PathShares | None = None
         """What the host's agent says about paths, if it is to be asked."""
         self._said: list[ToRoundMaster] = []
         """What that node said in the present step."""
@@ -255,22 +267,22 @@ class Session:
             except Exception:
                 _log.exception("probing did not end as it should")
 
-    def _advise(self, do: Callable[[PathAdvice], None]) -> None:
+    def _advise(self, do: Callable[[PathShares], None]) -> None:
         """As with probing: if advice fails, there is none."""
-        if self.advice is None:
+        if self.path_shares is None:
             return
         try:
-            do(self.advice)
+            do(self.path_shares)
         except Exception:
             _log.exception("the agent's advice failed; this peer goes on without it")
             self._end_advice()
 
-    def _follow_paths(self, advice: PathAdvice) -> None:
+    def _follow_paths(self, advice: PathShares) -> None:
         assert self.machine.record is not None
         advice.follow(flows_of(self.machine.record, self.machine.peer))
 
     def _end_advice(self) -> None:
-        advice, self.advice = self.advice, None
+        advice, self.path_shares = self.path_shares, None
         if advice is not None:
             try:
                 advice.close()
@@ -338,7 +350,7 @@ class Session:
             while not self._stopping:
                 raw = self.engine.next_event(self._sleep_s())
                 with self._changed:
-                    event = None if raw is None else carry.event_of(self.engine, raw, _nonce)
+                    event = None if raw is None else event_of(self.engine, raw, _nonce)
                     if isinstance(event, OpTimedOut):
                         event = replace(event, final=event.tag in self.final_tags)
                     if event is not None:
@@ -356,7 +368,7 @@ class Session:
             self._let_go()
 
     def _sleep_s(self) -> float:
-        advice = self.advice
+        advice = self.path_shares
         dues = [self.machine.next_deadline_ns(), None if advice is None else advice.next_ns()]
         due = min((each for each in dues if each is not None), default=None)
         sleep_s = LONGEST_SLEEP_S if due is None else min(max(0.0, (due - monotonic_ns()) / S), LONGEST_SLEEP_S)
@@ -368,7 +380,7 @@ class Session:
         with self._changed:
             if not self.machine.ended and self.error is None:
                 self._step(CallLeave(stopped=True))  # said, but not waited for
-            carry.command(self.engine, FailAll(Reason("evicted", "this peer has left the run")))
+            execute(self.engine, FailAll(Reason("evicted", "this peer has left the run")))
             self._end_advice()
             # Before anybody learns that it is over: until then the engine may still write into a program's arrays.
             self.engine.shutdown()
@@ -432,10 +444,10 @@ class Session:
             case Install():
                 if self.machine.record is not None:
                     _log.debug("%s", EpochRuns.of(self.machine.record))
-                carry.command(self.engine, effect)
+                execute(self.engine, effect)
                 self._advise(self._follow_paths)
             case _:
-                return carry.command(self.engine, effect)
+                return execute(self.engine, effect)
         return None
 
     def _raise_over(self, operation: str) -> NoReturn:

@@ -45,16 +45,14 @@ from ringfold.errors import (
     TooFewPeers,
     UsageError,
 )
-from ringfold.peer.buffers import ArrayLike, Buffers, in_and_out
+from ringfold.peer.buffers import Array, ArrayLike, Buffers, in_and_out, result_alone
 from ringfold.peer.counting import TAG, Counter, Counting, NotYet
-from ringfold.peer.handle import SLICE_S
 from ringfold.peer.ops import Ops, bound
-from ringfold.peer.outcome import ReduceInfo, again
-from ringfold.peer.results import Array, result_alone
+from ringfold.peer.outcome import SLICE_S, ReduceInfo, again
 from ringfold.peer.step_ops import Outstanding, StepHandle, StepOp
 from ringfold.peer.step_ops import result_alone as reduce_alone
-from ringfold.peer.sync.resuming import CheckpointStore, Resuming, check_used
-from ringfold.peer.sync.states import (
+from ringfold.peer.sync.resume import CheckpointStore, Resuming, check_used
+from ringfold.peer.sync.sync_call import (
     OnDivergence,
     SyncInfo,
     check_diverged,

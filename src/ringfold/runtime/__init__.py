@@ -1,9 +1,10 @@
-"""The rim: the only Python code that touches sockets, clocks, randomness, threads and processes.
+"""The I/O seam: the only Python code that touches sockets, clocks, randomness, threads, signals and processes.
 
-Each file is one seam and decides nothing. `clock.py`, `entropy.py`, `threads.py` and `resolve.py` hand the rest of the
-package what it may not take itself; `server.py` and `process.py` are what a master needs of its process, `sigterm.py`
-is what a training loop does; `ask.py` looks at a running master;
-`machine.py` and `doctor.py` read what this machine is and judge it; `http.py`, `calls.py` and `inotify.py` are what the
-stores need: questions to a server, calls that may never return, a bell for a file. `log_limit.py` keeps
-strangers from filling the log.
+It decides nothing about a run. Read `clock.py` and `threads.py` first: other packages take time, randomness, threads
+and locks from them. `process.py` is about this process and its children, and `sigterm.py` about ending a training loop
+on SIGTERM. `network.py` resolves names and lists addresses; `asyncio_support.py` adds to asyncio what servers need, and
+`log_limit.py` keeps remote input from filling the log. `local.py` and `rendezvous.py` connect programs of one host.
+`master_client.py` sends requests to a running master. `hardware.py` reads what this machine is and `doctor.py` judges
+it. The stores use `http.py`. The agent uses `datagrams.py` and `feeds.py` to receive telemetry and `netlink.py` to read
+the queues of network interfaces.
 """

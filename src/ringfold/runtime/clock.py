@@ -1,31 +1,36 @@
-"""The clock: integer nanoseconds, monotonic, the only one that decisions see. And clocks that measure: the raw one that
-probes are stamped by, and a thread's use of the CPU."""
+"""Clocks and random bytes: the two inputs that pure code never reads itself. Its shell puts them into events."""
 
+import os
 import time
+
+_CLOCK_RAW = getattr(time, "CLOCK_MONOTONIC_RAW", time.CLOCK_MONOTONIC)
 
 
 def monotonic_ns() -> int:
+    """The clock that all decisions use."""
     return time.monotonic_ns()
 
 
 def unix_ns() -> int:
-    """The wall clock, which others may set: only to compare with what other machines wrote down."""
+    """The wall clock, which may be set at any time: use it only to compare with times that other machines recorded."""
     return time.time_ns()
 
 
 def raw_ns() -> int:
-    """CLOCK_MONOTONIC_RAW: nobody steers it, so it runs straight. Where there is none, the monotonic clock."""
-    return time.clock_gettime_ns(_RAW)
-
-
-_RAW = getattr(time, "CLOCK_MONOTONIC_RAW", time.CLOCK_MONOTONIC)
+    """CLOCK_MONOTONIC_RAW, which NTP does not slew: probes are stamped with it. CLOCK_MONOTONIC where it is absent."""
+    return time.clock_gettime_ns(_CLOCK_RAW)
 
 
 def thread_cpu_ns() -> int:
-    """How long the calling thread has run so far; time in which others had the core does not count."""
+    """CPU time of the calling thread."""
     return time.thread_time_ns()
 
 
 def process_cpu_ns() -> int:
-    """How long all threads of this process have run so far, together."""
+    """CPU time of all threads of this process."""
     return time.process_time_ns()
+
+
+def random_bytes(count: int) -> bytes:
+    """Random bytes from the kernel, for nonces and secrets."""
+    return os.urandom(count)

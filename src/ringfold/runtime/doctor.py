@@ -20,8 +20,8 @@ from msgspec import Struct
 
 from ringfold.config import DATA_PORT, MASTER_PORT
 from ringfold.errors import RingfoldError
-from ringfold.runtime import ask
-from ringfold.runtime.machine import Machine, look, read_text, soft_limit
+from ringfold.runtime import master_client
+from ringfold.runtime.hardware import Hardware, read_hardware, read_text, soft_limit
 
 Outcome = Literal["ok", "warn", "fail"]
 
@@ -47,7 +47,7 @@ def examine(
     master: Sequence[str] = (), token: bytes = b"", *, master_port: int = MASTER_PORT, data_port: int = DATA_PORT
 ) -> list[Check]:
     """Every check, in reading order; with `master`, also whether one of its addresses answers and takes the token."""
-    machine = look()
+    machine = read_hardware()
     checks = [
         check_native(),
         judge_cpu(machine),
@@ -84,21 +84,21 @@ def check_native() -> Check:
     return Check("native core", "ok", "ringfold._native loads")
 
 
-def judge_cpu(machine: Machine) -> Check:
+def judge_cpu(machine: Hardware) -> Check:
     found = f"{machine.cpu}, {machine.cpu_level} ({' '.join(machine.cpu_features) or 'no vector features'})"
     if machine.architecture == "aarch64" or {"avx2", "f16c"} <= set(machine.cpu_features):
         return Check("cpu", "ok", found)
     return Check("cpu", "warn", found, "without AVX2 and F16C the generic kernels run: right, but slower")
 
 
-def judge_cores(machine: Machine) -> Check:
+def judge_cores(machine: Hardware) -> Check:
     found = f"{machine.cores} usable"
     if machine.cores >= 2:
         return Check("cores", "ok", found)
     return Check("cores", "warn", found, "with one core peers on this host take turns; give it two or more")
 
 
-def judge_memory(machine: Machine) -> Check:
+def judge_memory(machine: Hardware) -> Check:
     found = f"{_size(machine.memory_free_bytes)} free of {_size(machine.memory_bytes)}"
     if machine.memory_free_bytes >= 512 * _MIB:
         return Check("memory", "ok", found)
@@ -261,8 +261,8 @@ def judge_huge_pages(enabled: str) -> Check:
 
 def check_master(addresses: Sequence[str], token: bytes) -> Check:
     try:
-        with ask.reach(addresses, token, timeout_s=3.0) as connection:
-            status = connection.ask()
+        with master_client.connect(addresses, token, timeout_s=3.0) as connection:
+            status = connection.status()
     except RingfoldError as error:
         advice = "is it running there, does a firewall let the port through, is --token-file the run's token?"
         return Check("master", "fail", str(error), advice)

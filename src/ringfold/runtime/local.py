@@ -1,21 +1,27 @@
 """Programs of one machine: Unix sockets, who is at their other end, and directories that nobody else can write to."""
 
 import contextlib
+import ctypes
 import os
 import select
 import socket
 import stat
 import struct
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ringfold.errors import ConfigError
-from ringfold.runtime.server import guard, unguard
+from ringfold.runtime.process import close_on_fork, keep_on_fork
 
 BACKLOG = 1_024
 """How many connections may wait to be taken. (asyncio asks for fewer if it is not told.)"""
 _CREDENTIALS = struct.Struct("3i")
+_IN_MODIFY = 0x2
+_IN_ATTRIB = 0x4
+_IN_CLOSE_WRITE = 0x8
+_INOTIFY_BUFFER_BYTES = 64 * (struct.calcsize("iIII") + 256)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +111,7 @@ def listen_unix(path: Path, mode: int) -> socket.socket:
     return sock
 
 
-class Doorbell:
+class WakeEvent:
     """Wakes a thread that waits in `LocalConnection.wait`. May be rung from anywhere, any number of times.
 
     A forked child that rings its copy wakes nobody.
@@ -113,7 +119,7 @@ class Doorbell:
 
     def __init__(self) -> None:
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        guard(self.fd)
+        close_on_fork(self.fd)
 
     def ring(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -132,7 +138,7 @@ class Doorbell:
             os.eventfd_read(self.fd)
 
     def close(self) -> None:
-        unguard(self.fd)
+        keep_on_fork(self.fd)
         os.close(self.fd)
 
 
@@ -179,7 +185,7 @@ class LocalConnection:
                 return
             del self._queued[:sent]
 
-    def wait(self, timeout_s: float | None, bell: Doorbell | None = None) -> bytes | None:
+    def wait(self, timeout_s: float | None, bell: WakeEvent | None = None) -> bytes | None:
         """What has come; empty at the end of the stream, None if the time is over or the bell rang first."""
         poll = select.poll()
         poll.register(self._socket, select.POLLIN | (select.POLLOUT if self._queued else 0))
@@ -200,3 +206,35 @@ class LocalConnection:
 
     def close(self) -> None:
         self._socket.close()
+
+
+class FileWatch:
+    """Rings when a file is written to or its times are set; it hears everything from its making on."""
+
+    def __init__(self, path: str) -> None:
+        """Raises OSError where the kernel has no such bell, or none to spare."""
+        if sys.platform != "linux":
+            raise OSError("inotify is Linux")
+        libc = ctypes.CDLL(None, use_errno=True)
+        self._fd = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        if self._fd < 0:
+            raise OSError(ctypes.get_errno(), "inotify_init1")
+        if libc.inotify_add_watch(self._fd, os.fsencode(path), _IN_MODIFY | _IN_ATTRIB | _IN_CLOSE_WRITE) < 0:
+            number = ctypes.get_errno()
+            os.close(self._fd)
+            raise OSError(number, os.strerror(number), path)
+        self._poll = select.poll()
+        self._poll.register(self._fd, select.POLLIN)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether it rang. All rings so far count as one."""
+        if not self._poll.poll(max(0.0, timeout_s) * 1_000):
+            return False
+        try:
+            os.read(self._fd, _INOTIFY_BUFFER_BYTES)
+        except BlockingIOError:
+            return False
+        return True
+
+    def close(self) -> None:
+        os.close(self._fd)

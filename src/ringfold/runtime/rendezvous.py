@@ -12,8 +12,7 @@ import stat
 from pathlib import Path
 
 from ringfold.errors import ConfigError
-from ringfold.runtime.process import process_mark, process_of_mark_is_gone
-from ringfold.runtime.server import guard, unguard
+from ringfold.runtime.process import close_on_fork, keep_on_fork, process_mark, process_of_mark_is_gone
 
 _MAX_BYTES = 4_096
 
@@ -38,7 +37,7 @@ class Rendezvous:
         except OSError:
             return False
         self._is_host = True
-        guard(self._fd)
+        close_on_fork(self._fd)
         self.withdraw()
         return True
 
@@ -63,7 +62,7 @@ class Rendezvous:
         if fd >= 0:
             if self._is_host:
                 fcntl.flock(fd, fcntl.LOCK_UN)  # also for a child that was forked a moment ago
-                unguard(fd)
+                keep_on_fork(fd)
             os.close(fd)
 
 

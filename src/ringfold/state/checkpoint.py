@@ -44,7 +44,7 @@ import msgspec
 import numpy as np
 
 from ringfold.errors import StateError, UsageError
-from ringfold.runtime.entropy import random_bytes
+from ringfold.runtime.clock import random_bytes
 from ringfold.state import hashing
 from ringfold.state.hashing import BLOCK_BYTES
 from ringfold.state.lineage import branch_of, is_abandoned_by_any, is_past

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ringfold.errors import UsageError
-from ringfold.runtime.machine import usable_cores
+from ringfold.runtime.hardware import usable_cores
 from ringfold.wire.messages import HashKind
 
 BLOCK_BYTES = 1 << 20

@@ -33,7 +33,7 @@ from ringfold.errors import (
     StoreWentBack,
     UsageError,
 )
-from ringfold.runtime import clock, entropy, threads
+from ringfold.runtime import clock, threads
 from ringfold.store.base import (
     ANY,
     KEY_LIMIT,
@@ -127,7 +127,7 @@ class StoreClient:
         self._lock = threads.Lock()
         self._watch = LeaseWatch()
         self._known = known or Generation("", 0)
-        self._meet(known, nonce or entropy.random_bytes(16).hex())
+        self._meet(known, nonce or clock.random_bytes(16).hex())
 
     def _meet(self, known: Generation | None, nonce: str) -> None:
         """Learn which store this is. Who knows it from before never founds it anew."""

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from ringfold.errors import ConfigError, StoreError, StoreUnknown, StoreUnreachable
-from ringfold.runtime import inotify, threads
+from ringfold.runtime import local, threads
 from ringfold.store.base import (
     Added,
     AnyVersion,
@@ -367,7 +367,7 @@ class _Bells:
                 hung.bell.close()
         try:
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666))
-            return _Hung(inotify.FileBell(path), path, _inode(Path(path)))
+            return _Hung(local.FileWatch(path), path, _inode(Path(path)))
         except OSError:
             return None
 
@@ -389,7 +389,7 @@ class _Bells:
 class _Hung(NamedTuple):
     """A bell, and the file that it hangs at."""
 
-    bell: inotify.FileBell
+    bell: local.FileWatch
     path: str
     file: tuple[int, int] | None
 

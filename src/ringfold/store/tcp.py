@@ -30,7 +30,7 @@ from types import ModuleType
 from typing import Protocol, TypeVar
 
 from ringfold.errors import ConfigError, MissingPackage, StoreError, StoreUnknown, StoreUnreachable
-from ringfold.runtime import calls, clock, threads
+from ringfold.runtime import clock, network, threads
 from ringfold.store.base import (
     Added,
     AnyVersion,
@@ -107,7 +107,7 @@ class _Attempt:
 class _Link:
     """One connection, used by one call at a time, and the generation that was there when it was made."""
 
-    def __init__(self, torch: Torch, caller: calls.Caller, generation: str | None) -> None:
+    def __init__(self, torch: Torch, caller: threads.CallThread, generation: str | None) -> None:
         self.torch, self.caller, self.generation = torch, caller, generation
 
 
@@ -136,7 +136,7 @@ class TcpDriver:
 
     def _serve(self) -> object:
         try:
-            descriptor, self._port = calls.listening(self._host, self._port)
+            descriptor, self._port = network.listening(self._host, self._port)
         except OSError as error:
             raise ConfigError(f"cannot listen at {self._host}:{self._port}: {error}") from error
         return self._torch.TCPStore(
@@ -186,7 +186,7 @@ class TcpDriver:
         with self._lock:
             idle, self._idle = self._idle, []
         for link in idle:
-            link.caller.leave()
+            link.caller.abandon()
         self._served = None
 
     # What a write does, in the thread that makes it
@@ -269,12 +269,12 @@ class TcpDriver:
         try:
             value = pending.result(max(0.001, deadline.left_s()))
         except (TimeoutError, RuntimeError) as error:
-            link.caller.leave()
+            link.caller.abandon()
             has_begun = attempt is not None and attempt.give_up()
             why = str(error).partition("\n")[0] or f"no answer within {deadline.timeout_s:g} s"
             raise (StoreUnknown if has_begun else StoreUnreachable)(self.name, why) from None
         except BaseException:
-            link.caller.leave()
+            link.caller.abandon()
             raise
         self.put_back(link)
         return value
@@ -290,9 +290,9 @@ class TcpDriver:
             if self._idle:
                 return self._idle.pop()
         # torch writes a page of complaints about every attempt that fails: look first.
-        if why := calls.can_connect(self._host, self._port, deadline.left_s()):
+        if why := network.can_connect(self._host, self._port, deadline.left_s()):
             raise StoreUnreachable(self.name, why)
-        caller = calls.Caller("ringfold-tcpstore")
+        caller = threads.CallThread("ringfold-tcpstore")
         limit = timedelta(seconds=max(0.1, deadline.left_s()))
 
         def connect() -> tuple[Torch, str | None]:
@@ -304,7 +304,7 @@ class TcpDriver:
             torch, generation = caller.start(connect).result(max(0.001, deadline.left_s()))
             return _Link(torch, caller, generation)
         except (TimeoutError, RuntimeError) as error:
-            caller.leave()
+            caller.abandon()
             why = str(error).partition("\n")[0] or f"no answer within {deadline.timeout_s:g} s"
             raise StoreUnreachable(self.name, why) from None
 
@@ -319,7 +319,7 @@ class TcpBell:
     def __init__(self, driver: TcpDriver, key: str, link: _Link) -> None:
         self._driver, self._key, self._link = driver, key, link
         self._bell, self._heard = "", ""
-        self._pending: calls.Pending[None] | None = None
+        self._pending: threads.PendingCall[None] | None = None
 
     def wait(self, read: Read, timeout_s: float) -> None:
         bell = self._driver.bell(self._key, read.entry)
@@ -343,7 +343,7 @@ class TcpBell:
         if self._is_free():
             self._driver.put_back(self._link)
         else:
-            self._link.caller.leave()
+            self._link.caller.abandon()
 
     def _is_free(self) -> bool:
         """End a pending wait; returns whether the connection can be used again."""

@@ -1,7 +1,7 @@
 """The simulated peer process: the production machine and the production engine core, with virtual sockets under them.
 
 It does what the peer's session and the engine's epoll loop do together: bytes that arrive go into the core, what the
-core reports goes to the machine, the machine's effects become commands of the core (`ringfold.peer.carry`, the same
+core reports goes to the machine, the machine's effects become commands of the core (`ringfold.peer.engine`, the same
 code), and what the core wants to send goes into the network as its windows allow.
 
 A connection is known to the machine by the number of the network's end, because a dial has no connection in the core
@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from ringfold.config import DEFAULT_RUN
 from ringfold.errors import RingfoldError, UsageError
-from ringfold.peer import carry
 from ringfold.peer.codes import DTYPES, REDUCE_OPS, OpStatus
 from ringfold.peer.effects import (
     CallFinished,
@@ -34,7 +33,7 @@ from ringfold.peer.effects import (
     SyncSucceeded,
     Tell,
 )
-from ringfold.peer.engine import OpResult
+from ringfold.peer.engine import OpResult, event_of, execute
 from ringfold.peer.events import CallBusy, CallJoin, CallLeave, CallVote, Closed, Dialled, Event, OpTimedOut, Tick
 from ringfold.peer.machine import PeerMachine
 from ringfold.peer.outcome import again, error_of, error_of_op
@@ -418,7 +417,7 @@ class SimPeer:
         core, sockets = self.core, self._sockets
         core.set_now(self.sim.scheduler.now)
         while (raw := core.next_event()) is not None:
-            event = carry.event_of(sockets, sockets.translate(raw), self._nonce)
+            event = event_of(sockets, sockets.translate(raw), self._nonce)
             if isinstance(event, OpTimedOut):
                 event = replace(event, final=event.tag not in self._usual_tags)
             if event is not None:
@@ -510,7 +509,7 @@ class SimPeer:
                 raise AssertionError("rounds are simulated by themselves: these peers do not probe")
             case _:
                 self._watch(effect)
-                answer = carry.command(self._sockets, garbled(self.sim.rng, effect) if self.lies else effect)
+                answer = execute(self._sockets, garbled(self.sim.rng, effect) if self.lies else effect)
                 if answer is not None:
                     self._step(answer)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, assert_never
 
 from ringfold.errors import Evicted, MasterUnreachable, RingfoldError, UsageError
 from ringfold.peer.effects import CallSucceeded, SyncInterrupted, SyncSucceeded
-from ringfold.peer.sync.states import Attempt
+from ringfold.peer.sync.sync_call import Attempt
 from ringfold.testing.checks import Violation
 from ringfold.testing.program import (
     ArePending,

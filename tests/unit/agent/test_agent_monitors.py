@@ -24,8 +24,8 @@ from ringfold.agent.monitors import (
 from ringfold.errors import ConfigError
 from ringfold.runtime import threads
 from ringfold.runtime.clock import monotonic_ns
-from ringfold.runtime.interfaces import interfaces
 from ringfold.runtime.netlink import EthtoolReader
+from ringfold.runtime.network import interfaces
 
 WAIT_S = 20.0
 ROOT = Path(__file__).parents[3]

@@ -23,8 +23,8 @@ from ringfold.config import load
 from ringfold.errors import ConfigError, MasterUnreachable, RingfoldError, UsageError
 from ringfold.master.settings import MasterSettings, master_settings
 from ringfold.master.thread import MasterThread
-from ringfold.runtime import ask, doctor
-from ringfold.runtime.machine import Machine, cpu_level, look
+from ringfold.runtime import doctor, master_client
+from ringfold.runtime.hardware import Hardware, cpu_level, read_hardware
 from ringfold.tools.spawn import free_port
 from ringfold.wire.events import PeerSuspected
 from ringfold.wire.frames import FrameKind, FrameReader, decode_to_master, frame, message_frame
@@ -356,8 +356,8 @@ def test_status_proves_the_token(
 
 
 def test_a_connection_can_ask_again(fake_master: Start) -> None:
-    with ask.StatusConnection(fake_master(answering(b"")), b"") as connection:
-        assert connection.ask() == connection.ask() == STATUS
+    with master_client.MasterClient(fake_master(answering(b"")), b"") as connection:
+        assert connection.status() == connection.status() == STATUS
         seen = connection.watch(0)
         assert [next(seen), next(seen)] == [STATUS, STATUS]
 
@@ -367,9 +367,9 @@ def test_who_looks_sees_the_next_leader_when_the_first_is_gone(tmp_path: Path) -
     with MasterThread(journal=store) as one, MasterThread(journal=store) as two:
         masters = [one.address, two.address]
         for _ in range(5_000):  # until one of them has taken the lead
-            with suppress(MasterUnreachable), ask.reach(masters, b""):
+            with suppress(MasterUnreachable), master_client.connect(masters, b""):
                 break
-        seen = ask.follow(masters, b"", 0.01)
+        seen = master_client.follow_status(masters, b"", 0.01)
         where = next(look[0] for look in seen if isinstance(look, tuple))
         first, second = (one, two) if where == one.address else (two, one)
         first.stop()
@@ -383,7 +383,7 @@ def test_if_nobody_leads_it_is_said_of_each_master_why(fake_master: Start) -> No
         connection.sendall(message_frame(Refused("this master stands by", again=True)))
 
     with pytest.raises(MasterUnreachable, match=r"stands by.*Connection refused"):
-        ask.reach([fake_master(stands_by), silent], b"")
+        master_client.connect([fake_master(stands_by), silent], b"")
 
 
 def test_nobody_there_is_code_1_with_a_hint(ringfold_command: Run, capsys: pytest.CaptureFixture[str]) -> None:
@@ -409,7 +409,7 @@ def test_nobody_there_is_code_1_with_a_hint(ringfold_command: Run, capsys: pytes
 )
 def test_a_stranger_on_the_port_is_named_not_believed(fake_master: Start, stream: bytes, complaint: str) -> None:
     with pytest.raises(RingfoldError, match=complaint):
-        ask.StatusConnection(fake_master(saying(stream)), b"")
+        master_client.MasterClient(fake_master(saying(stream)), b"")
 
 
 def test_silence_ends_at_the_deadline(fake_master: Start) -> None:
@@ -418,16 +418,16 @@ def test_silence_ends_at_the_deadline(fake_master: Start) -> None:
             pass
 
     with pytest.raises(MasterUnreachable, match=r"said nothing within 0\.05 s, and a Ringfold master speaks first"):
-        ask.StatusConnection(fake_master(silent), b"", timeout_s=0.05)
+        master_client.MasterClient(fake_master(silent), b"", timeout_s=0.05)
 
 
 def test_the_first_address_that_answers_is_used(fake_master: Start) -> None:
     nobody = f"127.0.0.1:{free_port()}"
     address = fake_master(answering(b""))
-    with ask.reach([nobody, address], b"") as connection:
+    with master_client.connect([nobody, address], b"") as connection:
         assert connection.address == address
     with pytest.raises(MasterUnreachable, match=nobody):
-        ask.reach([nobody], b"")
+        master_client.connect([nobody], b"")
 
 
 # master
@@ -470,8 +470,8 @@ def test_the_master_answers_and_ends_cleanly(
 ) -> None:
     """A visitor who stays connected does not keep it from ending; the log is JSON from the first line to the last."""
     child, address = real_master
-    with ask.StatusConnection(address, b"") as connection:
-        assert connection.ask().world == World()
+    with master_client.MasterClient(address, b"") as connection:
+        assert connection.status().world == World()
         child.send_signal(number)
         _, errors = child.communicate(timeout=20)
     assert child.returncode == 0, errors
@@ -509,9 +509,9 @@ def test_members_that_notice_late_that_a_master_is_gone_are_waited_for() -> None
 # doctor
 
 
-def machine(**changes: object) -> Machine:
+def machine(**changes: object) -> Hardware:
     """A good machine, with changes."""
-    good = Machine("h", "6", "x86_64", "cpu", "x86-64-v3", ["avx2", "f16c"], 8, 2**34, 2**33, "3.11", {})
+    good = Hardware("h", "6", "x86_64", "cpu", "x86-64-v3", ["avx2", "f16c"], 8, 2**34, 2**33, "3.11", {})
     return msgspec.structs.replace(good, **changes)
 
 
@@ -563,7 +563,7 @@ def test_cpu_levels_have_no_gaps() -> None:
 
 
 def test_this_machine_can_be_looked_at() -> None:
-    seen = look()
+    seen = read_hardware()
     assert seen.cores >= 1
     assert seen.memory_bytes >= seen.memory_free_bytes > 0
 

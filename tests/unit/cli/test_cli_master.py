@@ -30,7 +30,7 @@ def test_another_machine_with_the_same_home_has_another_journal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = address(tmp_path, listen=["127.0.0.1:5000"])
-    monkeypatch.setattr("ringfold.runtime.resolve.host_name", lambda: "elsewhere")
+    monkeypatch.setattr("ringfold.runtime.network.host_name", lambda: "elsewhere")
     assert address(tmp_path, listen=["127.0.0.1:5000"]) != first
 
 

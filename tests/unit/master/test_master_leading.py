@@ -14,7 +14,7 @@ from ringfold.master.keeper import KEY, PART_BYTES, Deposed, Keeper
 from ringfold.master.leading import LEASE_KEY, Candidate, Leadership
 from ringfold.master.server import MasterServer
 from ringfold.master.settings import MasterSettings
-from ringfold.runtime import ask
+from ringfold.runtime import master_client
 from ringfold.runtime.clock import monotonic_ns
 from ringfold.store import StoreClient, open_store
 
@@ -255,8 +255,8 @@ def test_a_write_that_hangs_from_an_earlier_lead_keeps_the_next_one_waiting_for_
     def look(address: str) -> int:
         while True:
             try:
-                with ask.reach([address], b"") as connection:
-                    return connection.ask().fence
+                with master_client.connect([address], b"") as connection:
+                    return connection.status().fence
             except MasterUnreachable:
                 threading.Event().wait(0.02)
 

@@ -12,8 +12,8 @@ import ringfold as rf
 from ringfold.iteration.record import Record, decode
 from ringfold.master.thread import MasterThread
 from ringfold.peer.counting import Counting, Facts, NoSpeaker, NotYet
-from ringfold.runtime.ask import StatusConnection
 from ringfold.runtime.clock import monotonic_ns
+from ringfold.runtime.master_client import MasterClient
 from ringfold.store.base import Generation, Write, Written
 from ringfold.store.client import StoreClient
 from ringfold.store.in_memory import MemoryDriver, MemoryServer
@@ -376,10 +376,10 @@ def _until(condition: Callable[[], bool]) -> None:
 
 
 def _accepted(master: MasterThread) -> int:
-    with closing(StatusConnection(master.address, b"")) as connection:
-        return sum(len(group.ring) for group in connection.ask().groups)
+    with closing(MasterClient(master.address, b"")) as connection:
+        return sum(len(group.ring) for group in connection.status().groups)
 
 
 def _registered(master: MasterThread) -> int:
-    with closing(StatusConnection(master.address, b"")) as connection:
-        return len(connection.ask().peers)
+    with closing(MasterClient(master.address, b"")) as connection:
+        return len(connection.status().peers)

@@ -43,7 +43,7 @@ from ringfold.peer.events import (
 )
 from ringfold.peer.machine import PeerMachine
 from ringfold.peer.settings import Identity, PeerTimings
-from ringfold.peer.sync.states import SyncInfo, sync_state
+from ringfold.peer.sync.sync_call import SyncInfo, sync_state
 from ringfold.peer.sync.syncing import MOST_VISITS, STALL_NS, TELL_NS
 from ringfold.state import hashing, serve
 from ringfold.state.election import Plan, elect

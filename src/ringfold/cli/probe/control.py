@@ -58,10 +58,10 @@ def _steer(
 ) -> None:  # fmt: skip
     from ringfold import config as settings
     from ringfold.cli.output import complaints, console, print_json
-    from ringfold.runtime import ask
+    from ringfold.runtime import master_client
 
     resolved = settings.load({"master": address, "run": run, "token_file": token_file, "config": config})
-    with ask.reach(resolved.listed("master"), resolved.token(), run=resolved.named_run()) as connection:
+    with master_client.connect(resolved.listed("master"), resolved.token(), run=resolved.named_run()) as connection:
         if action == "round":
             connection.timeout_s = ROUND_S
             if not as_json:

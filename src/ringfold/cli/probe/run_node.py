@@ -37,8 +37,8 @@ from ringfold.probe.rounds.events import FromRoundMaster
 from ringfold.probe.rounds.gloo import GlooRoundResult, GlooRounds, TorchCollectives
 from ringfold.probe.rounds.node import RoundNode
 from ringfold.probe.rounds.settings import RoundSettings
-from ringfold.runtime import resolve
-from ringfold.runtime.process import keep_what_is_there, signals_end_at_once, stop_signals, term_is_exit
+from ringfold.runtime import network
+from ringfold.runtime.process import freeze_garbage_collector, signals_end_at_once, stop_signals, term_is_exit
 from ringfold.wire.probing import EdgeFit, NodeClock, NodeId, RoundId, RoundStart
 from ringfold.wire.proof import run_token
 
@@ -91,7 +91,7 @@ def probe_alone(nodes: Path, options: NodeOptions) -> None:
         log = None
         if options.export is not None:
             settings = ExportSettings(directory=options.export, points=options.points)
-            log = Log(settings, node=prober.node, name=prober.me.name, host=resolve.host_name())
+            log = Log(settings, node=prober.node, name=prober.me.name, host=network.host_name())
             log.begin(prober.socket.now())
         try:
             _announce(prober, as_json=options.as_json)
@@ -230,9 +230,9 @@ class _Logs:
         if options.export is None:
             return
         settings = ExportSettings(directory=Path(options.export), points=options.points)
-        self._own = Log(settings, node=prober.node, name=prober.me.name, host=resolve.host_name())
+        self._own = Log(settings, node=prober.node, name=prober.me.name, host=network.host_name())
         if prober.node == min(prober.nodes.by_id):
-            self._all = Log(settings, host=resolve.host_name())
+            self._all = Log(settings, host=network.host_name())
 
     def write(self, taken: GlooRoundResult) -> None:
         if self._own is None:
@@ -268,16 +268,16 @@ async def _run_until_stopped(resolved: Resolved, options: NodeOptions) -> None:
     masters = resolved.listed("master")
     host, port = config.split_address(masters[0])
     try:
-        local = resolve.local_address_towards(resolve.literals(host, port)[0], port)
+        local = network.local_address_towards(network.literals(host, port)[0], port)
     except OSError as error:
         raise ConfigError(f"no route to the master at {masters[0]}: {error}") from None
     try:
-        advertised = [resolve.literals(name, 0)[0] for name in resolved.listed("advertise")]
+        advertised = [network.literals(name, 0)[0] for name in resolved.listed("advertise")]
     except OSError as error:
         raise ConfigError(f"advertise: {error}") from None
     bind = local if not advertised else "::" if ":" in local else "0.0.0.0"
     prober = bound(bind, resolved.integer("data_port"), options)
-    name = resolved.text("name") or f"{resolve.host_name()}:{os.getpid()}"
+    name = resolved.text("name") or f"{network.host_name()}:{os.getpid()}"
     stop = asyncio.Event()
 
     def connected(where: str, node: NodeId) -> None:
@@ -297,7 +297,7 @@ async def _run_until_stopped(resolved: Resolved, options: NodeOptions) -> None:
         masters,
         token,
         name=name,
-        host=resolve.host_name(),
+        host=network.host_name(),
         addresses=advertised or (local,),
         port=prober.port,
         listen_only=options.listen_only,
@@ -311,12 +311,12 @@ async def _run_until_stopped(resolved: Resolved, options: NodeOptions) -> None:
         if not isinstance(directory, Path):
             return None
         settings = ExportSettings(directory=directory, points=options.points)
-        return Log(settings, node=node_id, name=name, host=resolve.host_name())
+        return Log(settings, node=node_id, name=name, host=network.host_name())
 
     node.shell = NodeShell(
         RoundNode(), prober, node.send, adopt, open_log=open_log, estimator=options.estimator, token=token
     )
-    keep_what_is_there()
+    freeze_garbage_collector()
     with stop_signals(lambda _: stop.set()):
         await node.run(stop)
 

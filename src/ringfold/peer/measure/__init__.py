@@ -1,1 +1,1 @@
-"""A peer's part in the measurement of one link: `measuring.py`, from the master's request to the report. Pure."""
+"""A peer's part in the measurement of one link: `link_rate.py`, from the master's request to the report. Pure."""

@@ -22,7 +22,7 @@ from ringfold.errors import RemoteProtocolError
 from ringfold.peer.effects import Block, Effect, ExpectBlocks, SendBlocks, SendMessage
 from ringfold.peer.events import BlocksChanged, BlocksReceived
 from ringfold.peer.settings import MS
-from ringfold.peer.visits import Arrived, Errand, Failed, Visits
+from ringfold.peer.side_channels import BulkSessions, SessionFailed, SessionOpened, TaskId
 from ringfold.state import wishes
 from ringfold.state.fetch import Fetch
 from ringfold.state.hashing import block_hash, digest_bytes
@@ -64,7 +64,7 @@ class _Sync:
     """The sync in progress."""
 
     plan: SyncPlan
-    errand: Errand
+    task: TaskId
     snapshot: Snapshot
     shelf: Shelf
     fetch: Fetch | None
@@ -93,7 +93,7 @@ class _Sync:
 class Syncing:
     """The sync that this peer takes part in, if there is one."""
 
-    def __init__(self, visits: Visits, say: Callable[[Message], list[Effect]]) -> None:
+    def __init__(self, visits: BulkSessions, say: Callable[[Message], list[Effect]]) -> None:
         self._visits = visits
         self._say = say
         self._sync: _Sync | None = None
@@ -124,17 +124,17 @@ class Syncing:
             raise RemoteProtocolError(f"in sync {plan.sync} peer {me} fetches, but is no receiver")
         wanted = wanted_of(snapshot, plan.fetch)
         self.tx_bytes = self.rx_bytes = 0
-        errand: Errand = ("state", plan.sync)
-        self._visits.expect(errand, plan.secret, receivers)
+        task: TaskId = ("state", plan.sync)
+        self._visits.expect(task, plan.secret, receivers)
         if not plan.fetch:
-            self._sync = _Sync(plan, errand, snapshot, Shelf(snapshot), None)
+            self._sync = _Sync(plan, task, snapshot, Shelf(snapshot), None)
             return []
         turn = receivers.index(me)
         holders = [member.peer for member in plan.holders]
         fellows = [peer for peer in receivers if peer != me]
         place = turn, len(receivers)
         fetching = Fetch(wanted, snapshot.hash, holders, fellows, place, snapshot.block_bytes)
-        sync = self._sync = _Sync(plan, errand, snapshot, Shelf(snapshot, fetching), fetching)
+        sync = self._sync = _Sync(plan, task, snapshot, Shelf(snapshot, fetching), fetching)
         sync.hosts, sync.told_ns = list(_hosts(plan, me, turn)), now_ns
         return [*self._carry_out(now_ns, sync, fetching.start()), *self._set_out(now_ns, sync)]
 
@@ -154,7 +154,7 @@ class Syncing:
                 break
             sync.hosts.remove(host)
             sync.visiting.add(host.peer)
-            more, failed = self._visits.visit(now_ns, sync.errand, host)
+            more, failed = self._visits.dial(now_ns, sync.task, host)
             effects += more
             for failure in failed:
                 effects += self._lose(now_ns, sync, failure.peer, failure.reason)
@@ -163,7 +163,7 @@ class Syncing:
     def end(self, reason: str) -> list[Effect]:
         """The sync is over here, one way or the other."""
         sync, self._sync = self._sync, None
-        return [] if sync is None else self._visits.stop(sync.errand, reason)
+        return [] if sync is None else self._visits.stop(sync.task, reason)
 
     def members(self, now_ns: int, peers: set[PeerId]) -> list[Effect]:
         """The group has changed: a source that is no member any more may be frozen, and is not waited for."""
@@ -189,7 +189,7 @@ class Syncing:
             if sync is not None and peer in sync.sources and now_ns - heard >= STALL_NS:
                 conn, reason = sync.sources[peer], f"nothing came from it for {STALL_NS // MS} ms"
                 effects += self._visits.drop(conn, reason)
-                effects += self.failed(now_ns, Failed(sync.errand, peer, conn, True, reason))
+                effects += self.session_failed(now_ns, SessionFailed(sync.task, peer, conn, True, reason))
         return effects
 
     def _owing(self) -> list[tuple[PeerId, int]]:
@@ -198,14 +198,14 @@ class Syncing:
             return []
         return [(peer, sync.heard[peer]) for peer in sorted(sync.sources) if sync.fetch.owes(peer)]
 
-    # Visits
+    # BulkSessions
 
-    def arrived(self, now_ns: int, visit: Arrived) -> list[Effect]:
+    def session_opened(self, now_ns: int, visit: SessionOpened) -> list[Effect]:
         """A visit is open: this peer's to a source, or another receiver's to this peer."""
         sync = self._sync
-        if sync is None or visit.errand != sync.errand:
+        if sync is None or visit.task != sync.task:
             return self._visits.drop(visit.conn, "the sync is over")
-        if not visit.is_visitor:
+        if not visit.is_dialler:
             return [SendMessage(visit.conn, Have(ranges)) for ranges in self._greeting(sync)]
         assert sync.fetch is not None
         sync.sources[visit.peer] = visit.conn
@@ -215,12 +215,12 @@ class Syncing:
     def _greeting(self, sync: _Sync) -> list[list[wishes.Range]]:
         return [] if sync.fetch is None else sync.shelf.greeting()
 
-    def failed(self, now_ns: int, failed: Failed) -> list[Effect]:
+    def session_failed(self, now_ns: int, failed: SessionFailed) -> list[Effect]:
         """A visit could not be made, or its connection is gone."""
         sync = self._sync
-        if sync is None or failed.errand != sync.errand:
+        if sync is None or failed.task != sync.task:
             return []
-        if failed.is_visitor:
+        if failed.is_dialler:
             times = sync.failed_visits[failed.peer] = sync.failed_visits.get(failed.peer, 0) + 1
             if failed.is_refused or sync.reported or times >= MOST_VISITS:
                 return self._lose(now_ns, sync, failed.peer, failed.reason)
@@ -233,7 +233,7 @@ class Syncing:
         assert sync.fetch is not None
         sync.sources.pop(peer, None)
         host = next(member for member in (*sync.plan.holders, *sync.plan.receivers) if member.peer == peer)
-        setting_out, _ = self._visits.visit(now_ns, sync.errand, host, times * PAUSE_MS)
+        setting_out, _ = self._visits.dial(now_ns, sync.task, host, times * PAUSE_MS)
         return setting_out + self._carry_out(now_ns, sync, sync.fetch.source_away(peer))
 
     def _lose(self, now_ns: int, sync: _Sync, peer: PeerId, reason: str) -> list[Effect]:
@@ -241,7 +241,7 @@ class Syncing:
         assert sync.fetch is not None
         conn = sync.sources.pop(peer, None)
         sync.visiting.discard(peer)
-        closing = self._visits.turn_back(sync.errand, peer, reason)
+        closing = self._visits.cancel_dial(sync.task, peer, reason)
         closing += [] if conn is None else self._visits.drop(conn, reason)
         going_on = self._carry_out(now_ns, sync, sync.fetch.source_lost(peer))
         return closing + going_on + self._set_out(now_ns, sync)
@@ -249,15 +249,15 @@ class Syncing:
     def message(self, now_ns: int, conn: int, body: bytes) -> list[Effect]:
         """What somebody says on an open visit."""
         sync, visit = self._sync, self._visits.open[conn]
-        if sync is None or visit.errand != sync.errand:
+        if sync is None or visit.task != sync.task:
             return self._visits.drop(conn, "the sync is over")
         try:
             said = frames.decode_on_visit(body)
-            if visit.is_visitor:
+            if visit.is_dialler:
                 return self._source_says(now_ns, sync, visit.peer, said)
             return self._visitor_says(sync, conn, said)
         except RemoteProtocolError as error:
-            if visit.is_visitor:
+            if visit.is_dialler:
                 return self._lose(now_ns, sync, visit.peer, str(error))
             return self._visits.drop(conn, str(error))
 
@@ -326,7 +326,7 @@ class Syncing:
         # Also after it was complete: from then on it counts as a holder.
         telling = [] if sync.changed else self._say(SyncReport(sync.plan.sync, "changed", text))
         sync.reported = sync.changed = True
-        return [*telling, *self._visits.stop(sync.errand, "its state changed during the sync")]
+        return [*telling, *self._visits.stop(sync.task, "its state changed during the sync")]
 
     # What the fetch decides
 
@@ -373,7 +373,7 @@ class Syncing:
 
     def _visitors(self, sync: _Sync) -> list[int]:
         visits = self._visits.open.items()
-        return [conn for conn, visit in visits if visit.errand == sync.errand and not visit.is_visitor]
+        return [conn for conn, visit in visits if visit.task == sync.task and not visit.is_dialler]
 
     def _report(self, sync: _Sync, report: SyncReport) -> list[Effect]:
         """How the fetch has ended, said once."""

@@ -16,7 +16,7 @@ from ringfold.probe.fit import EdgeWindow, fit
 from ringfold.probe.graph.draw import draw
 from ringfold.probe.nodes.nodes_file import Nodes, make_nodes, read_nodes
 from ringfold.probe.nodes.prober import ProbeSocket, ProbeStats
-from ringfold.runtime import resolve
+from ringfold.runtime import network, threads
 from ringfold.wire.probing import Cadence, EdgeFit, Neighbour, NodeId
 
 
@@ -69,7 +69,7 @@ class Prober:
             self.nodes = make_nodes(
                 nodes, secret, listeners=listeners, neighbours=neighbours, seed=seed, insecure=insecure
             )
-        self.me = self.nodes.named(me or resolve.host_name())
+        self.me = self.nodes.named(me or network.host_name())
         self._gap_us = gap_us
         self._pause_us = pause_us
         self._window_ms = window_ms
@@ -107,7 +107,7 @@ class Prober:
     def window(self, seconds: float | None = None) -> ProbeWindow:
         """Probe for one window, by default of `window_ms`, and fit it. Blocks until then."""
         self.begin()
-        resolve.pause(self._window_ms / 1_000 if seconds is None else seconds)
+        threads.pause(self._window_ms / 1_000 if seconds is None else seconds)
         return self.end()
 
     def windows(self) -> Iterator[ProbeWindow]:
@@ -148,7 +148,7 @@ class Prober:
 def _resolve_address(node: Neighbour) -> Neighbour:
     """The node with its address as a literal."""
     try:
-        literal = resolve.literals(node.address, node.port)[0]
+        literal = network.literals(node.address, node.port)[0]
     except OSError as error:
         raise ConfigError(f"node {node.name}: {node.address!r} is not known ({error})") from None
     return Neighbour(node.node, node.name, literal, node.port)

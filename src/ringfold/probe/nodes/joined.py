@@ -20,8 +20,9 @@ from ringfold.probe.rounds.events import (
     MessageReceived,
     ToRoundMaster,
 )
-from ringfold.runtime import server as asyncio_support
-from ringfold.runtime.entropy import random_bytes
+from ringfold.runtime import asyncio_support
+from ringfold.runtime.clock import random_bytes
+from ringfold.runtime.process import close_on_fork, keep_on_fork
 from ringfold.wire.frames import MAX_FRAME_BYTES, FrameKind, FrameReader, decode_from_master, message_frame
 from ringfold.wire.messages import PROTOCOL_VERSION, Challenge, Message, Refused
 from ringfold.wire.probing import (
@@ -155,7 +156,7 @@ class JoinedNode:
         async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
             reader, writer = await asyncio.open_connection(host, port)
         fd = writer.get_extra_info("socket").fileno()
-        asyncio_support.guard(fd)
+        close_on_fork(fd)
         asyncio_support.no_delay(writer.transport)
         asyncio_support.keep_alive(writer.transport, KEEPALIVE_S)
         try:
@@ -170,7 +171,7 @@ class JoinedNode:
                         raise RemoteProtocolError(f"it sent a {kind.name} frame to a node")
                     self._receive(decode_from_master(body))
         finally:
-            asyncio_support.unguard(fd)
+            keep_on_fork(fd)
             was_welcomed = self._writer is not None
             self._writer = None
             writer.close()

@@ -19,7 +19,7 @@ from ringfold.errors import AgentUnreachable
 from ringfold.runtime.clock import monotonic_ns, unix_ns
 from ringfold.runtime.datagrams import DatagramSender
 from ringfold.runtime.local import LocalConnection
-from ringfold.runtime.process import be_prompt
+from ringfold.runtime.process import request_prompt_scheduling
 from ringfold.tools.bench import report as reports
 from ringfold.tools.bench.report import Column, Row, Sheet, microseconds, spread
 from ringfold.tools.spawn import ChildFailed, Crew, free_port
@@ -66,7 +66,7 @@ def command(
         progress.update(task, description="killing writers", advance=1)
         figures.append(torn(reads))
         progress.update(task, description="telemetry", advance=1)
-        be_prompt()  # the time between looking at the clock and sending is not the agent's; nothing comes after this
+        request_prompt_scheduling()  # a late send would count as delay of the agent; nothing comes after this
         figures.append(telemetry(packets))
     settings: dict[str, object] = {"reads": reads, "packets": packets, "flows": flows}
     result = reports.report("hints", settings, figures)

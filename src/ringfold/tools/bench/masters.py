@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 
 from ringfold.errors import MasterUnreachable
-from ringfold.runtime.ask import StatusConnection
+from ringfold.runtime.master_client import MasterClient
 from ringfold.tools.shaped import HUB, ShapedNetwork
 from ringfold.tools.spawn import ChildFailed, Crew, free_port
 
@@ -77,8 +77,8 @@ def _wait(crew: Crew, name: str, address: str, there: Callable[[], AbstractConte
 
 def registrations(address: str) -> int:
     """How many peers have ever registered in the run."""
-    with StatusConnection(address, b"") as connection:
-        return connection.ask().registrations
+    with MasterClient(address, b"") as connection:
+        return connection.status().registrations
 
 
 def wait_registered(crew: Crew, address: str, count: int, timeout_s: float = 60.0) -> None:

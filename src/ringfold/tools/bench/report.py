@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from ringfold.errors import ConfigError
-from ringfold.runtime import machine
+from ringfold.runtime import hardware
 from ringfold.runtime.process import term_is_exit
 from ringfold.tools.bench.targets import Check, Value, check
 from ringfold.tools.spawn import ChildFailed
@@ -31,7 +31,7 @@ class Report(msgspec.Struct, kw_only=True):
     settings: dict[str, object]
     figures: list[Row]
     samples_ms: dict[str, list[float]] = {}
-    machine: machine.Machine
+    machine: hardware.Hardware
     versions: dict[str, str]
     peers: list[str]
     skipped: dict[str, str]
@@ -49,7 +49,7 @@ def report(
     notes: Sequence[str] = (),
 ) -> Report:
     """A report about this machine and these versions."""
-    facts = machine.look()
+    facts = hardware.read_hardware()
     return Report(
         bench=bench,
         settings=settings,

@@ -14,7 +14,7 @@ import numpy as np
 import typer
 
 from ringfold.errors import MasterUnreachable
-from ringfold.runtime.ask import StatusConnection
+from ringfold.runtime.master_client import MasterClient
 from ringfold.tools import shaped
 from ringfold.tools.bench import report as reports
 from ringfold.tools.bench.masters import START_S, start_master
@@ -151,7 +151,7 @@ def _on_shaped_links(total: int, holders: int, mbit: float) -> Row:
 def _wait_for_master(crew: Crew, network: ShapedNetwork, where: str) -> None:
     for _ in range(int(START_S / 0.05)):
         try:
-            with network.within(HUB), StatusConnection(where, b""):
+            with network.within(HUB), MasterClient(where, b""):
                 return
         except MasterUnreachable:
             crew.pause(0.05)

@@ -20,8 +20,8 @@ import msgspec
 import numpy as np
 import typer
 
-from ringfold.runtime.ask import StatusConnection
 from ringfold.runtime.clock import thread_cpu_ns
+from ringfold.runtime.master_client import MasterClient
 from ringfold.tools.bench import report as reports
 from ringfold.tools.bench.masters import start_master_in
 from ringfold.tools.bench.report import Column, Row, microseconds
@@ -124,8 +124,8 @@ def measure(peers: int, plan: Plan) -> Row:
         crew.gather(names, START_S)
         crew.send(names, {"optimize": True})
         replies = crew.gather(names, CALL_S)
-        with network.within(HUB), StatusConnection(where, b"") as connection:
-            status = connection.ask()
+        with network.within(HUB), MasterClient(where, b"") as connection:
+            status = connection.status()
         for name in names:
             crew.release(name)
     hosts = hosts_of(status, network, peers)

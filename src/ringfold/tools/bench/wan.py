@@ -30,7 +30,7 @@ import msgspec
 import typer
 from rich.progress import Progress
 
-from ringfold.runtime.congestion import congestion_missing
+from ringfold.runtime.network import congestion_missing
 from ringfold.tools import lab as labs
 from ringfold.tools.bench import report as reports
 from ringfold.tools.bench.masters import HUB_PORT, master_command

@@ -15,8 +15,7 @@ import sys
 from pathlib import Path
 from typing import cast
 
-from ringfold.runtime.clock import monotonic_ns
-from ringfold.runtime.entropy import random_bytes
+from ringfold.runtime.clock import monotonic_ns, random_bytes
 from ringfold.tools.spawn import Line, LineClosed, Message
 from ringfold.wire.frames import (
     Done,

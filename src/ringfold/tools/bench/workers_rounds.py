@@ -29,8 +29,8 @@ from ringfold.probe.rounds.gloo import GlooRounds
 from ringfold.probe.rounds.node import RoundNode
 from ringfold.probe.rounds.settings import Adaptive, RoundSettings
 from ringfold.runtime.clock import monotonic_ns
-from ringfold.runtime.process import keep_what_is_there
-from ringfold.runtime.resolve import pause
+from ringfold.runtime.process import freeze_garbage_collector
+from ringfold.runtime.threads import pause
 from ringfold.tools.spawn import Line, LineClosed, Message
 from ringfold.wire.probing import EdgeFit, Neighbour, NodeClock, NodeId, RoundEnd, RoundStart
 
@@ -219,7 +219,7 @@ class Worker:
     async def run(self) -> None:
         recorded = record() if self._order.is_recorded else []
         nodes = [self._node(self._order.first + number, recorded) for number in range(self._order.nodes)]
-        keep_what_is_there()
+        freeze_garbage_collector()
         asyncio.get_running_loop().add_reader(self._line.fileno(), self._told)
         await asyncio.gather(*(node.run(self._stop) for node in nodes))
 

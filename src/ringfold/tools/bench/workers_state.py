@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 import ringfold as rf
 from ringfold.runtime.clock import monotonic_ns
-from ringfold.runtime.machine import usable_cores
+from ringfold.runtime.hardware import usable_cores
 from ringfold.state.hashing import block_hashes
 from ringfold.tools.spawn import Line, LineClosed, Message
 

@@ -51,7 +51,7 @@ def soak(
     and replaying what was committed must give the same weights. Exit code 1 when a check fails or a process hangs;
     the seed is printed.
     """
-    from ringfold.runtime.entropy import random_bytes
+    from ringfold.runtime.clock import random_bytes
     from ringfold.tools.bench.report import size_bytes
 
     chosen = int.from_bytes(random_bytes(4), "little") if seed is None else seed

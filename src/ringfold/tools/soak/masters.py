@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ringfold.errors import RingfoldError
-from ringfold.runtime.ask import StatusConnection
+from ringfold.runtime.master_client import MasterClient
 from ringfold.tools.bench.masters import launch_master, wait_for_master
 from ringfold.tools.soak.faults import Fault, Faults
 from ringfold.tools.spawn import ChildFailed, Crew, free_port
@@ -73,8 +73,8 @@ class Masters:
         for master in self.masters:
             if master.is_up and not master.is_frozen:
                 try:
-                    with StatusConnection(master.address, b"", ASK_S) as connection:
-                        return master, connection.ask()
+                    with MasterClient(master.address, b"", ASK_S) as connection:
+                        return master, connection.status()
                 except RingfoldError:
                     continue
         return None

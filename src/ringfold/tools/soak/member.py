@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 import ringfold as rf
-from ringfold.runtime import resolve
+from ringfold.runtime import threads
 from ringfold.tools.spawn import Line, LineClosed
 
 COUNT = 100_000
@@ -71,7 +71,7 @@ def train(run: rf.Communicator, line: Line, checkpoints: str, log: int) -> None:
         if wish == "skip":
             continue
         if wish == "hang":
-            resolve.pause(float(order["seconds"] if order is not None else 0))
+            threads.pause(float(order["seconds"] if order is not None else 0))
         arrays = [np.append(gradient(run.peer_id, step.number), np.float32(wish == "stop"))]
         if wish == "extra":
             arrays.append(np.zeros(1, np.float32))
@@ -95,7 +95,7 @@ def train(run: rf.Communicator, line: Line, checkpoints: str, log: int) -> None:
             state.push_revision()
             line.send({"what": "finished", "step": state.revision, "digest": digest(weights)})
             return
-        resolve.pause(PAUSE_S)
+        threads.pause(PAUSE_S)
 
 
 def digest(weights: Floats) -> str:

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 import ringfold as rf
-from ringfold.peer.reports import EpochRuns
+from ringfold.peer.session import EpochRuns
 from ringfold.runtime.clock import monotonic_ns
 from ringfold.tools.soak.epochs import EpochBegun, StepMade
 from ringfold.tools.spawn import Line, LineClosed

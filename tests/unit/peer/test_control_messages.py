@@ -6,9 +6,9 @@ from test_peer_machine import CONTROL, MASTER_NONCE, ME, NONCE, TOKEN, Peer, joi
 
 from ringfold.config import SETTINGS
 from ringfold.errors import RemoteProtocolError
+from ringfold.peer.control import decode_from_master
 from ringfold.peer.effects import CloseConn, Effect, Ended
 from ringfold.peer.events import Opened
-from ringfold.peer.incoming import decode_from_master
 from ringfold.wire import messages as m
 from ringfold.wire.base import PROTOCOL_VERSION as VERSION
 from ringfold.wire.frames import encode

@@ -1,16 +1,39 @@
-"""The votes of this peer: cast in an epoch, cast again in the next one, withdrawn at their deadline. Pure.
+"""The run-wide calls of this peer: its votes, what the answers decide, and what the next master needs. Pure.
 
 A vote counts in one epoch only. When the epoch changes while the program still waits, the vote is cast again as soon as
-the new one is installed everywhere; the program does not notice. The master knows a ballot that it has answered, so a
+the new epoch is installed everywhere; the program does not notice. The master knows a ballot that it has answered, so a
 vote that crosses its answer on the wire does no harm. A vote for a sync is used up by the master's plan: from then on
-the call waits for the sync's end, whatever happens to epochs.
+the call waits for the end of the sync, whatever happens to epochs.
+
+The next step of a program depends on facts that must be the same on every member. `are_peers_pending` compares a count
+that an op carried with the count up to which everybody was settled when the epoch of the op was made. A peer that is
+alone, or in one of several groups, asks the run instead. Both numbers come from records and from the answers to calls,
+never from what this peer happened to receive by now.
+
+If the master is lost, this peer sends the next one what that one cannot know: answers that other peers may not have
+received, and the voters of the last sync.
 """
 
+from collections import deque
 from dataclasses import dataclass
 
+from ringfold.peer.effects import CallSucceeded
 from ringfold.peer.events import CallVote
 from ringfold.peer.settings import MS
-from ringfold.wire.messages import Epoch, Reason, Vote, VoteKind, VoteWithdrawn
+from ringfold.wire.answers import Answer, SyncVoters
+from ringfold.wire.messages import (
+    CallDone,
+    CallFailed,
+    Epoch,
+    Reason,
+    Record,
+    Returned,
+    SyncDone,
+    SyncPlan,
+    Vote,
+    VoteKind,
+    VoteWithdrawn,
+)
 
 
 @dataclass(slots=True)
@@ -140,3 +163,93 @@ class Calls:
             call.deadline_ns if call.answer_by_ns is None else call.answer_by_ns for call in self._waiting.values()
         ]
         return min(times, default=None)
+
+
+REMEMBERED_EPOCHS = 1_024
+
+
+@dataclass(frozen=True, slots=True)
+class EpochFacts:
+    """What `are_peers_pending` needs to know of an epoch, the same on all its members."""
+
+    registrations: int
+    groups: int
+
+
+class Facts:
+    """The facts of the last epochs, and the admission that has yet to be reported to the program."""
+
+    def __init__(self) -> None:
+        self.by_epoch: dict[Epoch, EpochFacts] = {}
+        self.heard = 0
+        """How many registrations the master has told of: what goes into the next op, and decides nothing here."""
+        self._admission: Record | None = None  # the last record with newcomers, until an update or the join reports it
+
+    def recorded(self, record: Record) -> None:
+        self.by_epoch[record.epoch] = EpochFacts(record.registrations, record.world.groups)
+        if record.newcomers:
+            self._admission = record
+        if len(self.by_epoch) > REMEMBERED_EPOCHS:
+            del self.by_epoch[min(self.by_epoch)]
+
+    def joined(self, record: Record) -> Record:
+        """The record that this peer joined with; `record` is the newest one.
+
+        The epoch may have changed since; those who voted go by the record with the newcomers, too.
+        """
+        admission, self._admission = self._admission, None
+        return admission or record
+
+    def call_failed(self) -> None:
+        self._admission = None
+
+    def call_done(self, done: CallDone, record: Record) -> CallSucceeded:
+        """A call is complete. What it answers must be the same on every peer that was in it.
+
+        A newcomer has only the record to go by, so the record's `pending` is the answer of the call that admitted it.
+        Neither does it hear how many groups are left when the call is done: a group may have died out since its record.
+        All of an admission count as many as the record did, or more; to ask the run once too often does no harm.
+        """
+        admission, self._admission = self._admission, None
+        pending, groups, groups_now = done.pending, done.world.groups, done.world.groups
+        if admission is not None:
+            pending, groups = admission.pending, max(groups, admission.world.groups)
+            groups_now = max(groups_now, record.world.groups)
+        settled = record.registrations
+        if admission is None and not done.pending:
+            # Who registered since the record is gone again.
+            settled = max(settled, done.registrations)
+        self.by_epoch[record.epoch] = EpochFacts(settled, groups_now)
+        return CallSucceeded(pending, groups, done.world)
+
+
+REMEMBERED = 4
+"""Answers that this peer shares with others. One would do, but for programs that are at fault."""
+
+
+class Memory:
+    """Listens to what the master says about calls."""
+
+    def __init__(self) -> None:
+        self._answers: deque[Answer] = deque(maxlen=REMEMBERED)
+        self._last_sync: SyncVoters | None = None
+        self.redoes = False
+        """Whether the last sync was interrupted, and is being called anew."""
+
+    def hear(self, said: object) -> None:
+        """A word of the master."""
+        if isinstance(said, CallDone | CallFailed | SyncPlan | SyncDone):
+            self.redoes = False
+        match said:
+            case CallDone() | CallFailed() if said.voters:
+                self._answers.append(said)
+            case CallFailed(of_sync=SyncVoters() as voters):
+                self._last_sync = voters
+            case SyncPlan():
+                self._last_sync = SyncVoters(said.sync, said.voters)
+            case SyncDone():
+                self._last_sync = None
+
+    def brought(self, ballot: int, is_installed: bool) -> Returned:
+        """What this peer brings along to another master."""
+        return Returned(list(self._answers), ballot, is_installed, self._last_sync, self.redoes)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ringfold.errors import StateError, StateLost
-from ringfold.peer.sync.resuming import MAX_ASKED, Resuming, check_used
+from ringfold.peer.sync.resume import MAX_ASKED, Resuming, check_used
 from ringfold.state.checkpoint import Checkpoints
 from ringfold.state.lineage import begin
 from ringfold.state.shared import SharedState, set_lineage, set_torn

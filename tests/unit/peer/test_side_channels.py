@@ -1,10 +1,10 @@
-"""Visits between members: the handshake, who is let in, who waits, and for how long."""
+"""BulkSessions between members: the handshake, who is let in, who waits, and for how long."""
 
 import pytest
 
 from ringfold.peer.effects import CloseConn, Dial, Effect, MakeBulk, Resume, SendMessage
 from ringfold.peer.settings import PeerTimings
-from ringfold.peer.visits import FIRST_KEY, Arrived, Errand, Failed, Visits
+from ringfold.peer.side_channels import FIRST_KEY, BulkSessions, SessionFailed, SessionOpened, TaskId
 from ringfold.wire import frames
 from ringfold.wire.base import PROTOCOL_VERSION as VERSION
 from ringfold.wire.messages import Challenge, Member, Message, Refused, VisitHello, VisitWelcome
@@ -14,7 +14,7 @@ MS = 1_000_000
 SECRET = b"of the visit"
 TOKEN = b"of the run"
 KEY = link_key(TOKEN, SECRET)
-ERRAND: Errand = ("state", 3)
+ERRAND: TaskId = ("state", 3)
 GUEST, HOST = 5, 6
 NONCE, CHALLENGE = b"v" * 32, b"c" * 32
 TIMINGS = PeerTimings(connect_ms=1_000, handshake_ms=2_000)
@@ -25,19 +25,19 @@ class Visitor:
     """The visits of a peer that wants to visit another one; the test plays the host and the network."""
 
     def __init__(self, addresses: int = 1) -> None:
-        self.visits = Visits(TIMINGS, TOKEN)
+        self.visits = BulkSessions(TIMINGS, TOKEN)
         self.visits.me = GUEST
         self.visits.expect(ERRAND, SECRET, [GUEST])
         self.now_ns = 0
         self.last_conn = 0
         self.host = Member(HOST, "n", "h", [f"10.0.0.{number}" for number in range(addresses)], 1)
         self.dials: list[Dial] = []
-        self.failures: list[Failed] = []
+        self.failures: list[SessionFailed] = []
 
     def sets_out(self) -> None:
-        self.take(*self.visits.visit(self.now_ns, ERRAND, self.host))
+        self.take(*self.visits.dial(self.now_ns, ERRAND, self.host))
 
-    def take(self, effects: list[Effect], outcomes: list[Failed]) -> list[Effect]:
+    def take(self, effects: list[Effect], outcomes: list[SessionFailed]) -> list[Effect]:
         """Dials are answered with a connection at once, as the shell does."""
         self.failures += outcomes
         for dial in [effect for effect in effects if isinstance(effect, Dial)]:
@@ -46,9 +46,9 @@ class Visitor:
             assert self.visits.dialled(dial.key, self.last_conn) == []
         return effects
 
-    def hears(self, message: Message) -> tuple[list[Effect], list[Arrived | Failed]]:
+    def hears(self, message: Message) -> tuple[list[Effect], list[SessionOpened | SessionFailed]]:
         effects, outcomes = self.visits.message(self.now_ns, self.last_conn, frames.encode(message))
-        self.take(effects, [each for each in outcomes if isinstance(each, Failed)])
+        self.take(effects, [each for each in outcomes if isinstance(each, SessionFailed)])
         return effects, outcomes
 
     def at_the_door(self) -> VisitHello:
@@ -71,10 +71,10 @@ def welcome(key: bytes = KEY) -> VisitWelcome:
     return VisitWelcome(prove(key, "visit_welcome", NONCE, CHALLENGE))
 
 
-def host(visitors: tuple[int, ...] = (GUEST,), errand: Errand = ERRAND) -> Visits:
-    visits = Visits(TIMINGS, TOKEN)
+def host(visitors: tuple[int, ...] = (GUEST,), task: TaskId = ERRAND) -> BulkSessions:
+    visits = BulkSessions(TIMINGS, TOKEN)
     visits.me = HOST
-    visits.expect(errand, SECRET, visitors)
+    visits.expect(task, SECRET, visitors)
     return visits
 
 
@@ -95,7 +95,7 @@ def test_a_visitor_proves_the_secret_and_is_open_with_the_welcome() -> None:
     visitor.now_ns = 7 * MS
     effects, outcomes = visitor.hears(welcome())
     assert effects == [MakeBulk(visitor.last_conn)]
-    assert outcomes == [Arrived(ERRAND, HOST, visitor.last_conn, True, round_trip_ns=7 * MS)]
+    assert outcomes == [SessionOpened(ERRAND, HOST, visitor.last_conn, True, round_trip_ns=7 * MS)]
     assert visitor.visits.open == {visitor.last_conn: outcomes[0]}
     assert visitor.visits.next_deadline_ns() is None
 
@@ -109,7 +109,7 @@ def test_a_host_that_does_not_know_the_secret_is_left() -> None:
     visitor.at_the_door()
     effects, outcomes = visitor.hears(welcome(b"another"))
     assert effects == [CloseConn(visitor.last_conn, "it does not know the secret of this visit")]
-    assert [(each.reason, each.conn) for each in outcomes if isinstance(each, Failed)] == [
+    assert [(each.reason, each.conn) for each in outcomes if isinstance(each, SessionFailed)] == [
         ("it does not know the secret of this visit", None)
     ]
     assert visitor.visits.open == {}
@@ -127,7 +127,7 @@ def test_what_is_no_message_ends_the_visit() -> None:
     visitor = setting_out()
     visitor.visits.opened(visitor.last_conn, NONCE)
     _, outcomes = visitor.visits.message(0, visitor.last_conn, b"\xc1")
-    assert isinstance(outcomes[0], Failed)
+    assert isinstance(outcomes[0], SessionFailed)
 
 
 def test_every_address_is_tried() -> None:
@@ -139,7 +139,7 @@ def test_every_address_is_tried() -> None:
     assert [dial.host for dial in visitor.dials] == ["10.0.0.0", "10.0.0.1", "10.0.0.2"]
     visitor.at_the_door()
     _, outcomes = visitor.hears(welcome())
-    assert isinstance(outcomes[0], Arrived)
+    assert isinstance(outcomes[0], SessionOpened)
     assert visitor.failures == []
 
 
@@ -184,7 +184,7 @@ def test_the_end_of_an_open_visit_is_told_with_its_connection() -> None:
     visitor.hears(welcome())
     assert visitor.visits.closed(0, visitor.last_conn, "reset") == (
         [],
-        [Failed(ERRAND, HOST, visitor.last_conn, True, "reset")],
+        [SessionFailed(ERRAND, HOST, visitor.last_conn, True, "reset")],
     )
     assert visitor.visits.closed(0, visitor.last_conn, "reset") is None
 
@@ -203,7 +203,7 @@ def test_a_stopped_errand_closes_what_is_open_and_what_is_on_its_way() -> None:
 def test_stopping_one_errand_leaves_the_others_alone() -> None:
     visitor = setting_out()
     assert visitor.visits.stop(("state", 2), "over") == []
-    assert visitor.visits.is_setting_out(visitor.last_conn)
+    assert visitor.visits.is_dialling(visitor.last_conn)
 
 
 def test_the_end_closes_everything() -> None:
@@ -213,20 +213,20 @@ def test_the_end_closes_everything() -> None:
 
 def test_a_visit_may_begin_with_a_pause() -> None:
     visitor = Visitor()
-    visitor.take(*visitor.visits.visit(0, ERRAND, visitor.host, 250))
+    visitor.take(*visitor.visits.dial(0, ERRAND, visitor.host, 250))
     assert visitor.dials == []
     assert visitor.visits.next_deadline_ns() == 250 * MS
     visitor.take(*visitor.visits.tick(250 * MS))
     assert len(visitor.dials) == 1
     visitor.at_the_door()
     _, outcomes = visitor.hears(welcome())
-    assert isinstance(outcomes[0], Arrived)
+    assert isinstance(outcomes[0], SessionOpened)
 
 
 def test_who_turns_back_leaves_nothing_behind() -> None:
     visitor = setting_out()
-    assert visitor.visits.turn_back(ERRAND, HOST + 1, "gone") == []
-    assert visitor.visits.turn_back(ERRAND, HOST, "gone") == [CloseConn(1, "gone")]
+    assert visitor.visits.cancel_dial(ERRAND, HOST + 1, "gone") == []
+    assert visitor.visits.cancel_dial(ERRAND, HOST, "gone") == [CloseConn(1, "gone")]
     assert visitor.visits.next_deadline_ns() is None
     assert visitor.visits.closed(0, 1, "reset") is None
 
@@ -248,13 +248,13 @@ def test_a_host_that_says_no_is_told_from_one_that_cannot_be_reached() -> None:
 def test_a_guest_that_proves_the_secret_is_let_in() -> None:
     visits = host()
     verdict = visits.judge(9, CHALLENGE, hello())
-    arrived = Arrived(ERRAND, GUEST, 9, False)
+    arrived = SessionOpened(ERRAND, GUEST, 9, False)
     assert verdict == ([SendMessage(9, welcome()), MakeBulk(9)], arrived)
     assert visits.open == {9: arrived}
 
 
 def test_a_guest_waits_until_its_errand_is_announced() -> None:
-    visits = Visits(TIMINGS, TOKEN)
+    visits = BulkSessions(TIMINGS, TOKEN)
     visits.me = HOST
     assert visits.judge(9, CHALLENGE, hello()) is None
     visits.expect(ERRAND, SECRET, [GUEST])
@@ -296,7 +296,7 @@ def test_a_guest_of_an_errand_that_is_over_is_turned_away_at_once() -> None:
 
 
 def test_a_guest_of_an_errand_in_which_the_host_takes_no_part_is_turned_away_at_once() -> None:
-    visits = Visits(TIMINGS, TOKEN)
+    visits = BulkSessions(TIMINGS, TOKEN)
     visits.me = HOST
     visits.stop(ERRAND, "the call was given up before its plan came")
     assert isinstance(visits.judge(9, CHALLENGE, hello()), str)

@@ -17,7 +17,7 @@ _X86_LEVELS = (
 _NOTABLE = ("sse4_2", "avx2", "f16c", "fma", "avx512f", "avx512bw", "avx512_fp16", "avx512_bf16", "asimd", "crc32")
 
 
-class Machine(Struct, frozen=True):
+class Hardware(Struct, frozen=True):
     """The machine at one instant. Sizes in bytes; `cores` are those this process may use."""
 
     host: str
@@ -33,11 +33,11 @@ class Machine(Struct, frozen=True):
     versions: dict[str, str]
 
 
-def look() -> Machine:
+def read_hardware() -> Hardware:
     """Read the facts from /proc and from Python; what cannot be read is empty or zero, never an error."""
     cpu = cpu_facts()
     memory = memory_facts()
-    return Machine(
+    return Hardware(
         host=socket.gethostname(),
         kernel=platform.release(),
         architecture=platform.machine(),

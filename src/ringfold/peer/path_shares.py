@@ -17,12 +17,14 @@ from pathlib import Path
 
 from ringfold.agent.client import AgentClient
 from ringfold.peer.engine import Engine
-from ringfold.peer.paths import FlowPaths
+from ringfold.peer.lanes import paths_between
 from ringfold.wire.agent import Place
-from ringfold.wire.messages import PeerId
+from ringfold.wire.messages import PeerId, Record
 
 REPORT_EVERY_NS = 250_000_000
 
+FlowPaths = tuple[tuple[str, str], ...]
+"""Own and other address of each path."""
 _Followed = tuple[Path, Place]
 
 
@@ -34,7 +36,7 @@ class _Flow:
     """Where the engine reads the advice."""
 
 
-class PathAdvice:
+class PathShares:
     """What the agent and the engine are told of each other."""
 
     def __init__(
@@ -110,3 +112,22 @@ class PathAdvice:
         self._client.deregister(flow.connection)
         if flow.followed is not None:
             self._engine.forget_hints(peer)
+
+
+def flows_of(record: Record, me: PeerId) -> dict[PeerId, FlowPaths]:
+    """The neighbours that `me` sends to in this ring, with the paths to each; nobody where there is only one path.
+
+    Payload goes to the next member, and what is said back (Ready, Dones, small ops) to the previous one: behind a full
+    queue that is as late as payload. In a ring of two both are the same neighbour, and one flow.
+    """
+    ring = record.members
+    if len(ring) < 2:
+        return {}
+    rank = next(rank for rank, member in enumerate(ring) if member.peer == me)
+    here, flows = ring[rank], {}
+    for there in (ring[(rank + 1) % len(ring)], ring[rank - 1]):
+        paths = paths_between(here, there)
+        if paths > 1:
+            ends = ((here.addresses[path % here.paths], there.addresses[path % there.paths]) for path in range(paths))
+            flows[there.peer] = tuple(ends)
+    return flows

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ringfold.runtime.aside import ask_aside
+from ringfold.runtime.process import run_in_subprocess
 
 MODULE = "ringfold.topology.moonshot"
 SLOW = """
@@ -42,18 +42,18 @@ def is_gone(pid_file: Path) -> bool:
 
 def test_the_answer_comes_back() -> None:
     question = {"members": [1, 2, 3], "rates": [[1, 2, 5.0], [2, 3, 5.0], [3, 1, 5.0]]}
-    said = asyncio.run(ask_aside(MODULE, json.dumps(question).encode(), 60))
+    said = asyncio.run(run_in_subprocess(MODULE, json.dumps(question).encode(), 60))
     assert said is not None
     assert json.loads(said)["solution"]["ring"] == [1, 2, 3]
 
 
 def test_a_program_that_fails_has_no_answer() -> None:
-    assert asyncio.run(ask_aside(MODULE, b"nonsense", 60)) is None
+    assert asyncio.run(run_in_subprocess(MODULE, b"nonsense", 60)) is None
 
 
 def test_a_program_that_takes_too_long_is_ended(slow_program: Path) -> None:
     async def ask() -> bytes | None:
-        asking = asyncio.create_task(ask_aside("slow_program", b"", 2.0))
+        asking = asyncio.create_task(run_in_subprocess("slow_program", b"", 2.0))
         return await asking
 
     assert asyncio.run(ask()) is None
@@ -62,7 +62,7 @@ def test_a_program_that_takes_too_long_is_ended(slow_program: Path) -> None:
 
 def test_who_stops_asking_ends_the_program(slow_program: Path) -> None:
     async def ask() -> None:
-        asking = asyncio.create_task(ask_aside("slow_program", b"", 60))
+        asking = asyncio.create_task(run_in_subprocess("slow_program", b"", 60))
         await asyncio.to_thread(wait_until_it_runs, slow_program)
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -11,8 +11,7 @@ from types import TracebackType
 
 from ringfold.config import DEFAULT_RUN, check_run_name, split_address
 from ringfold.errors import ConfigError, MasterUnreachable, RemoteProtocolError
-from ringfold.runtime.clock import monotonic_ns
-from ringfold.runtime.entropy import random_bytes
+from ringfold.runtime.clock import monotonic_ns, random_bytes
 from ringfold.wire.frames import MAX_FRAME_BYTES, FrameKind, FrameReader, decode_from_master, message_frame
 from ringfold.wire.messages import (
     PROTOCOL_VERSION,
@@ -37,7 +36,7 @@ class _NoAnswer(MasterUnreachable):
     """The connection is there, and nothing comes."""
 
 
-class StatusConnection:
+class MasterClient:
     """A connection that can ask for the status any number of times. Each question has `timeout_s` to be answered.
 
     `run` names the run that questions are about; without one it is the default run, or the only one there is. One
@@ -74,7 +73,7 @@ class StatusConnection:
         # A status of many peers is larger than what a stranger may send in a handshake.
         self._reader.limit = MAX_FRAME_BYTES
 
-    def ask(self) -> Status:
+    def status(self) -> Status:
         """The run as the master sees it now."""
         nonce, proof = self._proof("status")
         answer = self._question(StatusRequest(PROTOCOL_VERSION, nonce, proof, self._run))
@@ -143,7 +142,7 @@ class StatusConnection:
     def watch(self, every_s: float) -> Iterator[Status]:
         """The status now, and again every so often, for as long as the caller goes on."""
         while True:
-            yield self.ask()
+            yield self.status()
             time.sleep(every_s)
 
     def _next(self) -> FromMaster:
@@ -177,7 +176,7 @@ class StatusConnection:
     def close(self) -> None:
         self._socket.close()
 
-    def __enter__(self) -> "StatusConnection":
+    def __enter__(self) -> "MasterClient":
         return self
 
     def __exit__(
@@ -186,16 +185,16 @@ class StatusConnection:
         self.close()
 
 
-def reach(
+def connect(
     addresses: Sequence[str], token: bytes, timeout_s: float = 5.0, run: str = "", *, is_of_run: bool = False
-) -> StatusConnection:
+) -> MasterClient:
     """A connection to the first of a master's addresses that answers. If none does, the error says why of each."""
     if not addresses:
         raise ConfigError("no address of a master was given")
     failures: list[MasterUnreachable] = []
     for address in addresses:
         try:
-            return StatusConnection(address, token, timeout_s, run, is_of_run=is_of_run)
+            return MasterClient(address, token, timeout_s, run, is_of_run=is_of_run)
         except MasterUnreachable as error:
             failures.append(error)
     if len(failures) == 1:
@@ -204,14 +203,14 @@ def reach(
     raise MasterUnreachable(", ".join(addresses), reasons)
 
 
-def follow(
+def follow_status(
     addresses: Sequence[str], token: bytes, every_s: float, timeout_s: float = 5.0, run: str = ""
 ) -> Iterator[tuple[str, Status] | MasterUnreachable]:
     """The status now and again, from whoever leads by then. Raises if nobody does at first; later it says so."""
     has_seen = False
     while True:
         try:
-            with reach(addresses, token, timeout_s, run) as connection:
+            with connect(addresses, token, timeout_s, run) as connection:
                 for status in connection.watch(every_s):
                     has_seen = True
                     yield connection.address, status

@@ -25,7 +25,7 @@ from ringfold.errors import RemoteProtocolError
 from ringfold.peer.effects import Effect, Fill, SendMessage
 from ringfold.peer.events import Sampled
 from ringfold.peer.settings import MS
-from ringfold.peer.visits import Arrived, Errand, Failed, Visits
+from ringfold.peer.side_channels import BulkSessions, SessionFailed, SessionOpened, TaskId
 from ringfold.topology.estimate import DEADLINE_NS, Estimate, RateEstimate
 from ringfold.wire import frames
 from ringfold.wire.messages import Measure, Measured, Message
@@ -41,7 +41,7 @@ class _Test:
     """The measurement in progress. `until_ns` is the end of it all, `fill_until_ns` that of this end's own figure."""
 
     order: Measure
-    errand: Errand
+    task: TaskId
     until_ns: int
     estimate: RateEstimate = field(default_factory=RateEstimate)
     conn: int | None = None
@@ -56,10 +56,10 @@ class _Test:
         return self.until_ns if self.conn is None or self.has_reported else self.fill_until_ns
 
 
-class Measuring:
+class LinkMeasurement:
     """The measurement that this peer takes part in, if there is one."""
 
-    def __init__(self, visits: Visits, say: Callable[[Message], list[Effect]]) -> None:
+    def __init__(self, visits: BulkSessions, say: Callable[[Message], list[Effect]]) -> None:
         self._visits = visits
         self._say = say
         self._test: _Test | None = None
@@ -71,11 +71,11 @@ class Measuring:
     def begin(self, now_ns: int, order: Measure) -> list[Effect]:
         """The master wants the link to another peer measured."""
         effects = self.end("the next measurement begins")
-        errand: Errand = ("measure", order.test)
-        self._test = test = _Test(order, errand, now_ns + order.most_ms * MS)
-        self._visits.expect(errand, order.secret, () if order.dials else (order.other.peer,))
+        task: TaskId = ("measure", order.test)
+        self._test = test = _Test(order, task, now_ns + order.most_ms * MS)
+        self._visits.expect(task, order.secret, () if order.dials else (order.other.peer,))
         if order.dials:
-            more, failed = self._visits.visit(now_ns, errand, order.other)
+            more, failed = self._visits.dial(now_ns, task, order.other)
             effects += more
             for failure in failed:
                 effects += self._fail(test, f"no way to peer {order.other.peer}: {failure.reason}")
@@ -89,14 +89,14 @@ class Measuring:
     def end(self, reason: str) -> list[Effect]:
         """No measurement any more, without a word."""
         test, self._test = self._test, None
-        return [] if test is None else self._visits.stop(test.errand, reason)
+        return [] if test is None else self._visits.stop(test.task, reason)
 
-    # Visits
+    # BulkSessions
 
-    def arrived(self, now_ns: int, visit: Arrived) -> list[Effect]:
+    def session_opened(self, now_ns: int, visit: SessionOpened) -> list[Effect]:
         """The two are connected: fill."""
         test = self._test
-        if test is None or visit.errand != test.errand or test.conn is not None:
+        if test is None or visit.task != test.task or test.conn is not None:
             return self._visits.drop(visit.conn, "the measurement is over, or has its connection")
         test.conn, test.round_trip_ns = visit.conn, visit.round_trip_ns
         longest = max(DEADLINE_NS, ROUND_TRIPS * visit.round_trip_ns)
@@ -105,10 +105,10 @@ class Measuring:
         test.fill_until_ns = min(now_ns + longest + visit.round_trip_ns + SAMPLE_NS, test.until_ns)
         return [Fill(visit.conn, True, SAMPLE_NS)]
 
-    def failed(self, failed: Failed) -> list[Effect]:
+    def session_failed(self, now_ns: int, failed: SessionFailed) -> list[Effect]:
         """The other one cannot be reached, or the connection is gone."""
         test = self._test
-        if test is None or failed.errand != test.errand:
+        if test is None or failed.task != test.task:
             return []
         if failed.conn is not None and failed.conn != test.conn:
             return []

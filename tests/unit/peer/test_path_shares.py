@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from ringfold.agent.client import AgentClient
-from ringfold.peer.advice import REPORT_EVERY_NS, PathAdvice
 from ringfold.peer.engine import Engine
-from ringfold.peer.paths import FlowPaths, flows_of
+from ringfold.peer.path_shares import REPORT_EVERY_NS, FlowPaths, PathShares, flows_of
 from ringfold.wire.agent import Place
 from ringfold.wire.messages import Member, Record, World
 
@@ -68,14 +67,14 @@ class FakeClient:
         self.closed = True
 
 
-def advised() -> tuple[PathAdvice, FakeEngine, list[FakeClient]]:
+def advised() -> tuple[PathShares, FakeEngine, list[FakeClient]]:
     engine, clients = FakeEngine(), []
 
     def client(*arguments: Any) -> AgentClient:  # noqa: ANN401 - as AgentClient takes them
         clients.append(FakeClient(*arguments))
         return cast(AgentClient, clients[-1])
 
-    return PathAdvice(cast(Engine, engine), [Path("/run/agent")], "trainer", client), engine, clients
+    return PathShares(cast(Engine, engine), [Path("/run/agent")], "trainer", client), engine, clients
 
 
 def record(*members: Member) -> Record:

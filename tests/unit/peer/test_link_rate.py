@@ -4,32 +4,32 @@ import pytest
 
 from ringfold.peer.effects import CloseConn, Dial, Effect, Fill, SendMessage
 from ringfold.peer.events import Sampled
-from ringfold.peer.measure.measuring import SAMPLE_NS, Measuring
+from ringfold.peer.measure.link_rate import SAMPLE_NS, LinkMeasurement
 from ringfold.peer.settings import MS, PeerTimings
-from ringfold.peer.visits import Arrived, Errand, Failed, Visits
+from ringfold.peer.side_channels import BulkSessions, SessionFailed, SessionOpened, TaskId
 from ringfold.wire import frames
 from ringfold.wire.messages import Measure, Measured, Member, Message
 from ringfold.wire.visiting import Have, Rate
 
 MASTER, CONN = 1, 7
-ERRAND: Errand = ("measure", 3)
+ERRAND: TaskId = ("measure", 3)
 OTHER = Member(9, "nine", "host", ["10.0.0.9"], 48149)
 
 
 class Bench:
-    """A `Measuring` with its visits, and a clock."""
+    """A `LinkMeasurement` with its visits, and a clock."""
 
     def __init__(self, *, dials: bool = False, most_ms: int = 4_000) -> None:
         self.now_ns = 0
-        self.visits = Visits(PeerTimings())
+        self.visits = BulkSessions(PeerTimings())
         self.visits.me = 5
-        self.measuring = Measuring(self.visits, lambda message: [SendMessage(MASTER, message)])
+        self.measuring = LinkMeasurement(self.visits, lambda message: [SendMessage(MASTER, message)])
         self.begun = self.measuring.begin(0, Measure(3, OTHER, dials, b"secret", most_ms))
 
     def arrive(self, round_trip_ms: float = 0.1, conn: int = CONN) -> list[Effect]:
-        visit = Arrived(ERRAND, 9, conn, False, int(round_trip_ms * MS))
+        visit = SessionOpened(ERRAND, 9, conn, False, int(round_trip_ms * MS))
         self.visits.open[conn] = visit
-        return self.measuring.arrived(self.now_ns, visit)
+        return self.measuring.session_opened(self.now_ns, visit)
 
     def flow(self, mbit: float, ms: int, since_ms: int = 0) -> list[Effect]:
         """Filler comes at an even rate; ends early when something is said about it."""
@@ -176,7 +176,7 @@ def test_nobody_came() -> None:
 
 def test_no_way_to_the_other_one() -> None:
     bench = Bench(dials=True)
-    effects = bench.measuring.failed(Failed(ERRAND, 9, None, True, "Connection refused"))
+    effects = bench.measuring.session_failed(0, SessionFailed(ERRAND, 9, None, True, "Connection refused"))
     assert report_of(effects).failed == "no way to peer 9: Connection refused"
 
 
@@ -184,7 +184,7 @@ def test_a_connection_that_breaks_before_the_figure_is_a_failure() -> None:
     bench = Bench()
     bench.arrive()
     del bench.visits.open[CONN]
-    effects = bench.measuring.failed(Failed(ERRAND, 9, CONN, False, "reset"))
+    effects = bench.measuring.session_failed(0, SessionFailed(ERRAND, 9, CONN, False, "reset"))
     assert report_of(effects).failed == "the connection with peer 9 ended: reset"
 
 
@@ -193,7 +193,7 @@ def test_a_connection_that_ends_after_the_figure_is_none() -> None:
     bench.arrive()
     bench.flow(mbit=400, ms=800)
     del bench.visits.open[CONN]
-    assert bench.measuring.failed(Failed(ERRAND, 9, CONN, False, "closed")) == []
+    assert bench.measuring.session_failed(0, SessionFailed(ERRAND, 9, CONN, False, "closed")) == []
     assert not bench.measuring.is_busy
 
 
