@@ -22,6 +22,7 @@ from typing import assert_never
 
 from ringfold.errors import DeadlineExceeded, RingfoldError, StoreUnreachable, StoreWentBack, Superseded
 from ringfold.iteration.machine import Machine
+from ringfold.iteration.model import Self
 from ringfold.iteration.operations import (
     NS,
     Answer,
@@ -35,10 +36,9 @@ from ringfold.iteration.operations import (
     Pause,
     WaitFor,
 )
-from ringfold.iteration.record import Self
 from ringfold.store.base import version_of
 from ringfold.store.client import StoreClient
-from ringfold.store.in_memory import Crashed, Fault, MemoryDriver, MemoryServer, Snapshot
+from ringfold.store.memory import Crashed, Fault, MemoryDriver, MemoryServer, Snapshot
 from ringfold.testing.iterating_checks import Broken, Checks
 from ringfold.testing.iterating_parts import (
     PREFIX,

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ringfold.iteration.machine import Begun
+from ringfold.iteration.model import Begun
 from ringfold.iteration.record import Record, Rules, decode
 from ringfold.store.base import version_of
-from ringfold.store.in_memory import MemoryServer
+from ringfold.store.memory import MemoryServer
 
 if TYPE_CHECKING:
     from ringfold.testing.iterating_parts import Life

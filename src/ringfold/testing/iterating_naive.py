@@ -7,7 +7,7 @@ counter, clears the arrivals and signals. When that takes too long, a rank goes 
 
 from typing import TYPE_CHECKING
 
-from ringfold.iteration.machine import Begun
+from ringfold.iteration.model import Begun
 from ringfold.iteration.operations import NS, Beat, Delete, Get, Pause, Steps
 from ringfold.store.base import Entry
 

@@ -4,12 +4,11 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from ringfold.iteration.liveness import Timing
-from ringfold.iteration.machine import Begun
+from ringfold.iteration.model import Begun, Timing
 from ringfold.iteration.operations import Answer, Operation, Steps, sent
 from ringfold.iteration.record import Rules
 from ringfold.store.client import StoreClient
-from ringfold.store.in_memory import Fault, MemoryDriver
+from ringfold.store.memory import Fault, MemoryDriver
 
 PREFIX = "run"
 TIMING = Timing(heartbeat_s=1.0, inactive_after_s=6.0)

@@ -6,10 +6,12 @@ from msgspec.structs import replace
 
 from ringfold.errors import StoreUnknown, Superseded
 from ringfold.iteration import liveness
-from ringfold.iteration.liveness import Look, Lookout, Timing
-from ringfold.iteration.machine import Begun, Machine
-from ringfold.iteration.operations import Beat, Call, Delete, Get, Ns, Outcome, Pause, Steps, WaitFor
-from ringfold.iteration.record import Advance, Hold, Record, Rules, Seat, Self, decode, encode
+from ringfold.iteration.asking import Call
+from ringfold.iteration.looking import Lookout
+from ringfold.iteration.machine import Machine
+from ringfold.iteration.model import Begun, Look, Self, Timing
+from ringfold.iteration.operations import Beat, Delete, Get, Ns, Outcome, Pause, Steps, WaitFor
+from ringfold.iteration.record import Advance, Hold, Record, Rules, Seat, decode, encode
 from ringfold.store.base import Entry, Generation
 from ringfold.store.client import StoreClient
 from ringfold.testing.iterating_parts import PREFIX, TIMING

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Literal, get_args
 
-from ringfold.probe.rounds.events import MS, CommandReceived, ResidualObserved
+from ringfold.probe.rounds.events import MS, Commanded, Watched
 from ringfold.probe.rounds.master import RoundMaster
 from ringfold.probe.rounds.node import RoundNode
 from ringfold.probe.rounds.settings import Adaptive, RoundSettings
@@ -232,7 +232,7 @@ class RoundSimulation:
                     self.scheduler.after(rng.randint(0, 600 * MS), self._command, rng.choice(("stop", "round")))
             case "alarm":
                 if node.is_alive:
-                    node.event(ResidualObserved(node.id, node.id + 1, 10**9))
+                    node.event(Watched(node.id, node.id + 1, 10**9))
             case "memory":
                 self._remember()
 
@@ -293,7 +293,7 @@ class RoundSimulation:
                 self.world.history.unanswered(action, limit_ms)
 
         self.scheduler.after(limit_ms * MS, look)
-        master.event(CommandReceived(asker, action, label))
+        master.event(Commanded(asker, action, label))
 
     # The end
 

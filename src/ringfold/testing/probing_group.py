@@ -9,13 +9,13 @@ from collections.abc import Sequence
 
 from ringfold.probe.rounds.events import (
     MS,
-    CommandReceived,
+    Commanded,
+    Connected,
+    Disconnected,
     FromRoundMaster,
-    MasterConnected,
-    MasterDisconnected,
-    MessageReceived,
-    NodeConnected,
-    ReportReceived,
+    Heard,
+    NodeCame,
+    Reported,
 )
 from ringfold.testing.probing_world import SimNode, World
 from ringfold.wire.probing import NodeId, RoundReport
@@ -38,13 +38,13 @@ class GlooGroup:
         for node in self.ranks:
             node.id = world.fresh_id(node)
         for node in self.ranks:
-            node.event(MasterConnected(node.id))
+            node.event(Connected(node.id))
             if node.listen_only:
                 self.master.listeners.add(node.id)
-            self.master.event(NodeConnected(node.id, node.facts(), node.listen_only, node.machine.last))
+            self.master.event(NodeCame(node.id, node.facts(), node.listen_only, node.machine.last))
         # Only now: a graph of some of the ranks would leave the others out of a gather that waits for all.
         self.master.asked[START_ASKER] = "start"
-        self.master.event(CommandReceived(START_ASKER, "start"))
+        self.master.event(Commanded(START_ASKER, "start"))
 
     def join(self, node: SimNode, report: RoundReport) -> None:
         """A rank enters the gather."""
@@ -62,7 +62,7 @@ class GlooGroup:
     def _gathered(self, reports: dict[NodeId, RoundReport]) -> None:
         if self.is_up:
             for node, report in sorted(reports.items()):
-                self.master.event(ReportReceived(node, report, 300))
+                self.master.event(Reported(node, report, 300))
 
     def broadcast(self, node: NodeId, message: FromRoundMaster) -> None:
         at = max(self.world.now + self.world.way_ns(), self._last_ns + 1)
@@ -71,7 +71,7 @@ class GlooGroup:
 
     def _deliver(self, node: SimNode, id: NodeId, message: FromRoundMaster) -> None:
         if self.is_up and node.id == id:
-            node.event(MessageReceived(message))
+            node.event(Heard(message))
 
     def _timeout(self, gather: int) -> None:
         if gather == self._gathers:
@@ -94,4 +94,4 @@ class GlooGroup:
         self.world.stop_master()
         self.world.group = None
         for node in self.ranks:
-            node.event(MasterDisconnected(reason))
+            node.event(Disconnected(reason))

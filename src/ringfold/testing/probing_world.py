@@ -12,38 +12,36 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ringfold.probe.rounds.calculation import RoundResult
-from ringfold.probe.rounds.effects import (
-    ConfigureProber,
-    ExportWindow,
-    NodeEffect,
-    PauseProbing,
-    PublishSummary,
-    ResumeProbing,
-    RotateWindow,
-    SendProbeResponse,
-    SendToMaster,
-    SendToNode,
-)
 from ringfold.probe.rounds.events import (
     MS,
-    AlarmReceived,
+    Alarmed,
+    Answer,
+    Calculated,
+    Configure,
+    Connected,
+    Disconnected,
+    Export,
     FromRoundMaster,
-    MasterConnected,
-    MasterDisconnected,
+    Heard,
     MasterEvent,
-    MessageReceived,
-    NodeConnected,
-    NodeDisconnected,
+    NodeCame,
+    NodeEffect,
     NodeEvent,
-    ReportReceived,
+    NodeGone,
+    PauseProbing,
+    Publish,
+    Reported,
+    Resume,
+    Rotate,
+    Say,
+    SendTo,
     Tick,
     ToRoundMaster,
     WindowFitted,
 )
-from ringfold.probe.rounds.gather import LATE_GRACE_MS, LATE_MS
+from ringfold.probe.rounds.gather import LATE_MS, PATIENCE_MS
 from ringfold.probe.rounds.master import RoundMaster
-from ringfold.probe.rounds.node import NEVER, NodeState, RoundNode
+from ringfold.probe.rounds.node import NEVER, RoundNode
 from ringfold.probe.rounds.settings import RoundSettings
 from ringfold.testing.probing_checks import RoundHistory, RoundTruth, WindowTruth
 from ringfold.testing.probing_weather import Clock, Messages, Trap
@@ -156,7 +154,7 @@ class World:
 
     def _travel(self, after_ns: int, deliver: Callable[..., None], conn: Conn, event: object) -> int:
         at = self.now + self.way_ns()
-        greets = isinstance(event, MasterConnected | NodeConnected)
+        greets = isinstance(event, Connected | NodeCame)
         if greets or self.rng.random() >= self.messages.overtakes:
             at = max(at, after_ns + 1)
         self.scheduler.at(at, deliver, conn, event)
@@ -176,7 +174,7 @@ class World:
         edges |= {(node, sorted(set(nodes) - {node})[0]) for node in probers}
         return sorted((src, dst) for src, dst in edges if src != dst)
 
-    def calculate(self, fits: Sequence[EdgeFit], utc: Mapping[NodeId, int], history: object) -> RoundResult:
+    def calculate(self, fits: Sequence[EdgeFit], utc: Mapping[NodeId, int], history: object) -> Calculated:
         nodes = sorted({node for fit in fits for node in (fit.src, fit.dst)})
         clocks = [NodeClock(node, 0, utc.get(node, 0), 0.0, 1.0, -1, 1, 0.0) for node in nodes]
         advice, adaptive = None, self.settings.adaptive
@@ -184,7 +182,7 @@ class World:
             lengths = adaptive.window_min_ms, self.settings.window_ms, adaptive.window_max_ms
             advice = Advice(self.settings.pause_us, self.rng.choice(lengths), "drawn")
         took_ns = self.rng.randint(0, 5 * MS)
-        return RoundResult(nodes[0], clocks, [EdgeView(fit) for fit in fits], advice=advice, took_ns=took_ns)
+        return Calculated(nodes[0], clocks, [EdgeView(fit) for fit in fits], advice=advice, took_ns=took_ns)
 
 
 class SimMaster:
@@ -213,7 +211,7 @@ class SimMaster:
             self.event(event, conn)
 
     def lost(self, conn: Conn) -> None:
-        self.event(NodeDisconnected(conn.id, "reset"), conn)
+        self.event(NodeGone(conn.id, "reset"), conn)
 
     def event(self, event: MasterEvent, conn: Conn | None = None) -> None:
         if not self.is_alive:
@@ -221,10 +219,10 @@ class SimMaster:
         if self.is_frozen:
             self._queue.append((event, conn))
             return
-        if isinstance(event, NodeConnected) and conn is not None:
+        if isinstance(event, NodeCame) and conn is not None:
             self.conns[conn.id] = conn
             self.listeners |= {conn.id} if event.listen_only else set()
-        elif isinstance(event, NodeDisconnected):
+        elif isinstance(event, NodeGone):
             if self.conns.get(event.node) is not conn:
                 return
             del self.conns[event.node]
@@ -233,13 +231,13 @@ class SimMaster:
         effects = machine.step(world.now, event)
         for effect in effects:
             match effect:
-                case SendToNode(node, message):
+                case SendTo(node, message):
                     self._sent(node, message, starts)
-                case PublishSummary(summary):
+                case Publish(summary):
                     missing = f", missing {summary.missing}" if summary.missing else ""
                     world.note("master", f"round {summary.round} is complete{missing}")
                     world.history.publish(world.now, self.fence, summary, self.listeners)
-                case SendProbeResponse(asker):
+                case Answer(asker):
                     assert asker in self.asked, f"command {asker} is answered twice"
                     del self.asked[asker]
                 case _:
@@ -266,7 +264,7 @@ class SimMaster:
         if world.group is not None:
             world.group.broadcast(node, message)
         elif conn is not None:
-            world.to_node(conn, MessageReceived(message))
+            world.to_node(conn, Heard(message))
 
     def _watch(self) -> None:
         """A round that is gathered must be over by its deadline, if this process is there to see it."""
@@ -274,7 +272,7 @@ class SimMaster:
         if not machine.is_gathering or round is None or round == self._watched:
             return
         self._watched, freezes = round, self.freezes
-        limit_ms = world.settings.gather_ms(world.history.rounds[round].cadence) + LATE_MS + LATE_GRACE_MS + SLACK_MS
+        limit_ms = world.settings.gather_ms(world.history.rounds[round].cadence) + LATE_MS + PATIENCE_MS + SLACK_MS
 
         def look() -> None:
             if self.is_alive and self.freezes == freezes and machine.round == round:
@@ -385,8 +383,8 @@ class SimNode:
             self.id = self.world.fresh_id(self)
         conn = self.conn = Conn(self, master, self.id)
         master.dialled.append(conn)
-        self.world.to_master(conn, NodeConnected(self.id, self.facts(), self.listen_only, self.machine.last))
-        self.world.to_node(conn, MasterConnected(self.id))
+        self.world.to_master(conn, NodeCame(self.id, self.facts(), self.listen_only, self.machine.last))
+        self.world.to_node(conn, Connected(self.id))
 
     def facts(self) -> Neighbour:
         return Neighbour(self.id, self.name, "10.0.0.1", 50_000)
@@ -398,7 +396,7 @@ class SimNode:
     def lost(self, conn: Conn) -> None:
         if conn is self.conn:
             self.conn = None
-            self.event(MasterDisconnected("reset"))
+            self.event(Disconnected("reset"))
             self._dial_soon()
 
     # The machine
@@ -412,7 +410,7 @@ class SimNode:
         world, self._stood_at = self.world, self.machine.last
         effects = self.machine.step(self.clock.read(world.now), event)
         world.history.stepped(self.process, self.name, self.machine.last, event, effects)
-        if isinstance(event, MessageReceived):
+        if isinstance(event, Heard):
             heard = event.message
             number = heard.number if isinstance(heard, ProbeGraph) else heard.round.sequence
             world.note(self.name, f"hears {type(heard).__name__} {number}")
@@ -423,15 +421,15 @@ class SimNode:
 
     def _carry_out(self, effect: NodeEffect) -> None:
         match effect:
-            case ConfigureProber(key, out):
+            case Configure(key, out):
                 self.key, self._out = key, [other.node for other in out]
-            case ResumeProbing():
+            case Resume():
                 self._begun_ns = self.world.now
-            case RotateWindow(window):
+            case Rotate(window):
                 self._rotate(window)
-            case SendToMaster(message):
+            case Say(message):
                 self._say(message)
-            case ExportWindow():
+            case Export():
                 exports = self.world.history.exports
                 exports[self.process] = exports.get(self.process, 0) + 1
             case PauseProbing() | _:
@@ -442,9 +440,9 @@ class SimNode:
             if isinstance(message, RoundReport):
                 self.world.group.join(self, message)
         elif self.conn is not None and isinstance(message, RoundReport):
-            self.world.to_master(self.conn, ReportReceived(self.id, message, 300))
+            self.world.to_master(self.conn, Reported(self.id, message, 300))
         elif self.conn is not None and isinstance(message, RoundAlarm):
-            self.world.to_master(self.conn, AlarmReceived(self.id, message))
+            self.world.to_master(self.conn, Alarmed(self.id, message))
 
     def _rotate(self, window: int) -> None:
         """The prober's answer: exact lines, with a note that says which window they are really of."""
@@ -474,7 +472,7 @@ class SimNode:
 
     def _watch(self) -> None:
         """A node that waits for a RoundStart must go on alone by its deadline."""
-        waits = self.machine.last if self.machine.state is NodeState.WAITING else None
+        waits = self.machine.last if self.machine.phase == "waiting" else None
         known, self._waits_since = self._waits_since, waits
         if waits is None or waits == known:
             return

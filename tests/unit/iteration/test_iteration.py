@@ -16,29 +16,29 @@ from ringfold.errors import (
     Superseded,
     UsageError,
 )
-from ringfold.iteration.liveness import Timing, Watch
-from ringfold.iteration.machine import Begun, Machine, State
+from ringfold.iteration.liveness import LivenessMonitor, LivenessTiming
+from ringfold.iteration.machine import BegunIteration, IterationMachine, State
 from ringfold.iteration.operations import (
     NS,
     Answer,
-    Beat,
     CompareAndSet,
     Delete,
     Get,
+    Heartbeat,
     ListKeys,
     Operation,
     Outcome,
     Pause,
     Steps,
     WaitFor,
-    sent,
+    send_reply,
 )
-from ringfold.iteration.record import NONE_YET, Advance, Hold, Record, Rules, Self, decide, decode, encode
+from ringfold.iteration.record import NONE_YET, Advance, Hold, RankIdentity, Record, Rules, decide, decode, encode
 from ringfold.store.base import version_of
 from ringfold.store.client import StoreClient
 from ringfold.store.in_memory import Call, Crashed, Fault, MemoryDriver, MemoryServer
 
-TIMING = Timing(heartbeat_s=5, inactive_after_s=30)
+TIMING = LivenessTiming(heartbeat_s=5, inactive_after_s=30)
 
 
 class Stage:
@@ -51,7 +51,7 @@ class Stage:
 
     def rank(self, rank: int, rules: Rules, *, can_list: bool = True, has_leases: bool = False) -> "Process":
         self.count += 1
-        me = Self(rank=rank, incarnation=f"{rank}-{self.count}", can_list=can_list, has_leases=has_leases)
+        me = RankIdentity(rank=rank, incarnation=f"{rank}-{self.count}", can_list=can_list, has_leases=has_leases)
         return Process(self, me, rules)
 
     def ranks(self, rules: Rules, **flavour: bool) -> list["Process"]:
@@ -75,15 +75,15 @@ class Stage:
 class Process:
     """One incarnation, whose courses are taken operation by operation."""
 
-    def __init__(self, stage: Stage, me: Self, rules: Rules) -> None:
-        self.stage, self.machine = stage, Machine(me, rules, TIMING)
+    def __init__(self, stage: Stage, me: RankIdentity, rules: Rules) -> None:
+        self.stage, self.machine = stage, IterationMachine(me, rules, TIMING)
         self.fault: Callable[[Call], Fault | None] = lambda call: None
         self.jump_ns = 0
         self.operations: list[Operation] = []
         driver = MemoryDriver(stage.server, sleep=lambda s: None, fault=lambda call: self.fault(call))
         self.driver = driver
         self.client = StoreClient(driver, prefix="run", timeout_s=0.001, now_ns=lambda: 0, nonce=f"g{stage.count}")
-        self._waiting: tuple[Steps[Begun], WaitFor] | None = None
+        self._waiting: tuple[Steps[BegunIteration], WaitFor] | None = None
 
     @property
     def now_ns(self) -> int:
@@ -92,7 +92,7 @@ class Process:
     def register(self) -> None:
         self._over(self.machine.register(self.now_ns, 600))
 
-    def next(self, timeout_s: float = 600, finished: int = NONE_YET) -> Begun:
+    def next(self, timeout_s: float = 600, finished: int = NONE_YET) -> BegunIteration:
         """The next iteration, which must be there without waiting for anybody."""
         begun = self._advance(self.machine.next(self.now_ns, timeout_s, finished), None)
         assert begun is not None, f"it waits: {self.machine.hold}"
@@ -104,13 +104,13 @@ class Process:
         assert self.machine.hold is not None
         return self.machine.hold
 
-    def goes_on(self) -> Begun:
+    def goes_on(self) -> BegunIteration:
         """Who waited looks again, and must be handed the next iteration now."""
         begun = self.looks_again()
         assert begun is not None, f"it still waits: {self.machine.hold}"
         return begun
 
-    def looks_again(self) -> Begun | None:
+    def looks_again(self) -> BegunIteration | None:
         assert self._waiting is not None
         course, wait = self._waiting
         return self._advance(course, Answer(self.now_ns, self.client.get(wait.key)))
@@ -120,7 +120,7 @@ class Process:
         course = self.machine.pulse()
         operation = next(course)
         while not isinstance(operation, Pause):
-            operation = sent(course, Answer(self.now_ns, self._asked(operation)))
+            operation = send_reply(course, Answer(self.now_ns, self._asked(operation)))
 
     def leaves(self) -> None:
         self._over(self.machine.leave(self.now_ns, 5))
@@ -132,15 +132,15 @@ class Process:
         answer: Answer | None = None
         while True:
             try:
-                operation = next(course) if answer is None else sent(course, answer)
+                operation = next(course) if answer is None else send_reply(course, answer)
             except StopIteration:
                 return
             answer = Answer(self.now_ns, self._asked(operation))
 
-    def _advance(self, course: Steps[Begun], answer: Answer | None) -> Begun | None:
+    def _advance(self, course: Steps[BegunIteration], answer: Answer | None) -> BegunIteration | None:
         while True:
             try:
-                operation = next(course) if answer is None else sent(course, answer)
+                operation = next(course) if answer is None else send_reply(course, answer)
             except StopIteration as over:
                 return over.value  # type: ignore[no-any-return]
             if isinstance(operation, WaitFor):
@@ -164,7 +164,7 @@ class Process:
                     return self.client.compare_and_set(key, expected, value)
                 case Delete(key, expected):
                     self.client.delete(key, expected)
-                case Beat(key, value):
+                case Heartbeat(key, value):
                     self.client.set(key, value)
                 case Pause(seconds):
                     self.stage.now_ns += round(seconds * NS)
@@ -181,7 +181,7 @@ def fails_once(kind: str, key: str, fault: Fault) -> Callable[[Call], Fault | No
     return lambda call: left.pop() if left and call.kind == kind and call.key.endswith(key) else None
 
 
-def until_given_up(stage: Stage, waiting: Process, alive: list[Process], seconds: int = 60) -> Begun:
+def until_given_up(stage: Stage, waiting: Process, alive: list[Process], seconds: int = 60) -> BegunIteration:
     """Let time pass, in which some show life and one looks, until it goes on."""
     for second in range(seconds):
         stage.now_ns += NS
@@ -233,8 +233,8 @@ def test_a_winner_that_dies_after_winning_leaves_nothing_undone() -> None:
     winner.fault = fails_once("write", "/record", "crash after")
     with pytest.raises(Crashed):
         winner.next()
-    assert one.goes_on() == Begun(1, (0, 1, 2), 0, False)
-    assert two.goes_on() == Begun(1, (0, 1, 2), 0, False)
+    assert one.goes_on() == BegunIteration(1, (0, 1, 2), 0, False)
+    assert two.goes_on() == BegunIteration(1, (0, 1, 2), 0, False)
     one.waits()
     two.waits()
     assert until_given_up(stage, one, [one, two]).members == (1, 2)
@@ -449,7 +449,7 @@ def test_a_newcomer_is_a_member_of_the_next_iteration() -> None:
     stage = Stage()
     rules = Rules(2)
     zero = stage.rank(0, rules)
-    assert zero.next() == Begun(0, (0,), 0, True)
+    assert zero.next() == BegunIteration(0, (0,), 0, True)
     one = stage.rank(1, rules)
     assert one.waits().missing == (0,)
     assert zero.next().members == (0, 1)
@@ -480,7 +480,7 @@ def test_a_successor_that_has_finished_the_iteration_does_not_do_it_again() -> N
     successor = stage.rank(1, rules)
     assert successor.waits(finished=0).missing == (0,)
     assert zero.next().iteration == 1
-    assert successor.goes_on() == Begun(1, (0, 1), 0, False)
+    assert successor.goes_on() == BegunIteration(1, (0, 1), 0, False)
 
 
 def test_a_successor_is_handed_what_its_predecessor_could_tell_nobody() -> None:
@@ -741,10 +741,10 @@ def test_ranks_with_different_rules_are_told_both() -> None:
         lambda: Rules(2, 3),
         lambda: Rules(2, 0),
         lambda: Rules(2, 1, "half"),  # type: ignore[arg-type]
-        lambda: Timing(heartbeat_s=5, inactive_after_s=9),
-        lambda: Timing(heartbeat_s=0, inactive_after_s=9),
-        lambda: Machine(Self(rank=2, incarnation="a"), Rules(2), TIMING),
-        lambda: Machine(Self(rank=-1, incarnation="a"), Rules(2), TIMING),
+        lambda: LivenessTiming(heartbeat_s=5, inactive_after_s=9),
+        lambda: LivenessTiming(heartbeat_s=0, inactive_after_s=9),
+        lambda: IterationMachine(RankIdentity(rank=2, incarnation="a"), Rules(2), TIMING),
+        lambda: IterationMachine(RankIdentity(rank=-1, incarnation="a"), Rules(2), TIMING),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(make: Callable[[], object]) -> None:
@@ -755,8 +755,8 @@ def test_settings_that_make_no_sense_are_refused(make: Callable[[], object]) -> 
 # Liveness
 
 
-def watch(*, has_leases: bool = False) -> Watch:
-    return Watch(has_leases=has_leases, inactive_after_ns=30 * NS, absent_ns=5 * NS)
+def watch(*, has_leases: bool = False) -> LivenessMonitor:
+    return LivenessMonitor(has_leases=has_leases, inactive_after_ns=30 * NS, absent_ns=5 * NS)
 
 
 def test_a_version_that_changes_is_life() -> None:

@@ -12,12 +12,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ringfold.probe.fit import EdgeWindow, fit
+from ringfold.probe.base import EdgeWindow
+from ringfold.probe.fit import fit
 from ringfold.probe.graph.draw import draw
 from ringfold.probe.models import Sample
-from ringfold.probe.nodes.nodes_file import derive_key
+from ringfold.probe.nodes.file import key_of
 from ringfold.probe.nodes.prober import ProbeSocket, ProbeStats, raw_now
-from ringfold.probe.rounds.calculation import Calculation, RoundResult
+from ringfold.probe.rounds.calculation import Calculation
+from ringfold.probe.rounds.events import Calculated
 from ringfold.probe.rounds.settings import RoundSettings
 from ringfold.tools.bench.clock_truth import INSTANTS, Clocks, NodeErrors, edge_outside, node_errors, with_truth
 from ringfold.tools.shaped import ShapedNetwork
@@ -34,7 +36,7 @@ class RoundSeen:
     samples: list[Sample]
     fits: list[EdgeFit]
     """In the order of the samples."""
-    result: RoundResult
+    result: Calculated
     nodes: NodeErrors
     edges_outside: int
     """How many corridors (of an edge at an instant) do not contain the truth."""
@@ -90,7 +92,7 @@ class Nodes:
             node: Neighbour(node, f"node-{node}", network.address(host) if network else "127.0.0.1", prober.port)
             for host, (node, prober) in enumerate(self.probers.items())
         }
-        key = derive_key(b"bench clock")
+        key = key_of(b"bench clock")
         for node, prober in self.probers.items():
             out = [known[dst] for src, dst in self.edges if src == node]
             into = [known[src] for src, dst in self.edges if dst == node]
@@ -123,7 +125,7 @@ class Nodes:
         return ColumnSeen(seen, shares, stats, out_edges=ends[0], in_edges=ends[1])
 
     def _judge(
-        self, windows: Sequence[EdgeWindow], fits: list[EdgeFit], result: RoundResult, instants: Sequence[int]
+        self, windows: Sequence[EdgeWindow], fits: list[EdgeFit], result: Calculated, instants: Sequence[int]
     ) -> RoundSeen:
         samples = [with_truth(window, self._clocks) for window in windows]
         outside = sum(edge_outside(sample, found) for sample, found in zip(samples, fits, strict=True))

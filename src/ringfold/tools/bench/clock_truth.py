@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ringfold.clock.global_clock import ClockModel
-from ringfold.probe.fit import BACKWARD_KEPT, COLUMNS, FORWARD_KEPT, EdgeWindow
+from ringfold.clock.model import ClockModel
+from ringfold.probe.base import BACKWARD_KEPT, COLUMNS, FORWARD_KEPT, EdgeWindow
 from ringfold.probe.models import Sample
 from ringfold.probe.nodes.prober import virtual
 from ringfold.wire.probing import EdgeFit, NodeClock, NodeId
