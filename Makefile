@@ -139,13 +139,9 @@ tidy: .venv/.ready
 
 sim: .venv/.ready
 	$(call STEP,simulation$(if $(SEED), of seed $(SEED), with $(SEEDS) seeds))
-	$(BIN)/python -m ringfold.testing $(if $(SEED),--seed $(SEED) --trace,--seeds $(SEEDS) --planted)
-	$(if $(SEED),,$(BIN)/python -m ringfold.testing --failover --seeds $(SEEDS) --planted)
-	$(if $(SEED),,$(BIN)/python -m ringfold.testing --stalls --seeds $(SEEDS) --planted)
-	$(if $(SEED),,$(BIN)/python -m ringfold.testing --resume --seeds $(SEEDS) --planted)
-	$(if $(SEED),,$(BIN)/python -m ringfold.testing --runs --seeds $(SEEDS) --planted)
-	$(if $(SEED),,$(BIN)/python -m ringfold.testing --probing --seeds $(SEEDS) --planted)
-	$(if $(SEED),,$(BIN)/python -m ringfold.testing --iterations --seeds $(SEEDS) --planted)
+	$(BIN)/python -m ringfold.testing $(if $(SEED),--seed $(SEED) --trace,--seeds $(SEEDS))
+	$(if $(SEED),,for mode in failover stalls resume runs probing iterations; do $(BIN)/python -m ringfold.testing --$$mode --seeds $(SEEDS); done)
+	$(if $(SEED),,PYTHONPATH=tests $(BIN)/python -m planted)
 
 soak: .venv/.ready
 	$(call STEP,soak for $(SOAK_MINUTES) minutes)

@@ -100,7 +100,7 @@ def median_us(work: Callable[[], object], calls: int = 50) -> float:
 
 
 def figures(gpu_hash: ModuleType) -> Iterator[dict[str, object]]:
-    kernels = import_module("ringfold.state.gpu_kernels")
+    kernels = import_module("ringfold.state.gpu_hash_kernels")
     buffer = torch.randint(0, 256, (max(SIZES) + 16,), dtype=torch.uint8, device="cuda")
     for size in SIZES:
         tensor = buffer[:size]

@@ -3,6 +3,7 @@
 import logging
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,9 @@ settings.register_profile("ringfold", _patient, derandomize=True, database=None)
 # `make fuzz` (--hypothesis-profile=fuzz): fresh ones, and many more where a test does not count them itself.
 settings.register_profile("fuzz", _patient, max_examples=1_000, database=None, print_blob=True)
 settings.load_profile("ringfold")
+
+# Test files import `planted` and `hash_reference` by name.
+sys.path.insert(0, str(Path(__file__).parent))
 
 # Nothing here multiplies large matrices, and every process that loads NumPy would start threads for it: a third of what
 # loading it costs.

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from ringfold.tools.bench.stores import missing
 from ringfold.tools.soak import director, iterating
-from ringfold.tools.soak.director import Director, Hang, left_by, of_sessions
-from ringfold.tools.soak.iterating import IterationDirector
-from ringfold.tools.soak.iterating_checks import checks
+from ringfold.tools.soak.checks import Hang, left_by, of_sessions
+from ringfold.tools.soak.director import Director
+from ringfold.tools.soak.iterating import IterationDirector, checks
 from ringfold.tools.spawn import Crew
+from ringfold.tools.stores import missing
 
 
 def soak(*arguments: str) -> "subprocess.Popen[str]":

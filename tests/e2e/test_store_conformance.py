@@ -13,7 +13,7 @@ from stores import SERVERS, Server, those, until
 from ringfold.errors import ConfigError, LeaseLost, RingfoldError, StoreUnreachable, UsageError
 from ringfold.store import Entry, Lost, StoreClient, Won, open_store, version_of
 from ringfold.store.base import Bell, Read
-from ringfold.store.memory import MemoryDriver, MemoryServer
+from ringfold.store.in_memory import MemoryDriver, MemoryServer
 
 pytestmark = pytest.mark.waiting
 

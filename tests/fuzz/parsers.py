@@ -143,7 +143,7 @@ PARSERS: dict[str, Parser] = {
     "kept-journal": (StoreError, _kept, _packed(keeper._Head)),
     "links": (StoreError, _links, _packed(journal.Links)),
     "iteration": (StoreError, lambda raw: record.decode("here", raw), _json(record.Record)),
-    "checkpoint": (StateError, _manifest, _json(checkpoint.Manifest)),
+    "checkpoint": (StateError, _manifest, _json(checkpoint.CheckpointManifest)),
     "probe-log": (UsageError, lines.decode, _json(lines.Line)),
     "moonshot-answer": (RemoteProtocolError, moonshot.decode_answer, _json(moonshot.Answer)),
     "telemetry": (RemoteProtocolError, _datagram, _telemetry),

@@ -7,12 +7,12 @@ from importlib.util import find_spec
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import hash_reference
 import numpy as np
 import pytest
 
 from ringfold.errors import UsageError
 from ringfold.state import gpu_hash
-from ringfold.testing import hash_reference
 
 if TYPE_CHECKING:
     import torch
@@ -60,9 +60,9 @@ def test_a_parameter_that_requires_grad() -> None:
 
 def test_an_array_of_several_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = torch_with_cuda()
-    from ringfold.state import gpu_kernels
+    from ringfold.state import gpu_hash_kernels
 
-    monkeypatch.setattr(gpu_kernels, "SLICE_BLOCKS", 2)
+    monkeypatch.setattr(gpu_hash_kernels, "SLICE_BLOCKS", 2)
     tensor = torch.arange(5 * MIB // 4 + 9, dtype=torch.int32, device="cuda")
     assert gpu_hash.block_hashes(tensor) == hash_reference.block_hashes(content(tensor))
 
@@ -86,12 +86,12 @@ def test_a_tensor_on_the_host_is_refused() -> None:
 
 INTERPRETED = """
 import numpy as np, torch
-from ringfold.state import gpu_kernels
-from ringfold.testing import hash_reference
+from ringfold.state import gpu_hash_kernels
+import hash_reference
 
 for count, offset in ((1, 0), (257, 1), (2 * 16_384 + 6, 4)):
     noise = np.random.default_rng(count).integers(0, 256, count + offset, dtype=np.uint8)
-    got = gpu_kernels.block_hashes(torch.from_numpy(noise)[offset:]).numpy().tobytes()
+    got = gpu_hash_kernels.block_hashes(torch.from_numpy(noise)[offset:]).numpy().tobytes()
     assert got == hash_reference.block_hashes(noise[offset:].tobytes()), (count, offset)
 print("identical")
 """

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 
+import hash_reference
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ringfold import _native
-from ringfold.testing import hash_reference
 
 MIB = 1 << 20
 

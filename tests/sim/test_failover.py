@@ -1,8 +1,9 @@
 """Masters that are lost and replaced: the simulation finds nothing wrong with us, and everything that is planted."""
 
 import pytest
+from planted import find
+from planted.failover import BUGS
 
-from ringfold.testing.failover_planted import FAILOVER_BUGS, find_in_failover
 from ringfold.testing.masters import lead
 from ringfold.testing.scenario import run_failover
 from ringfold.testing.simulation import Setup, Simulation, quick_settings
@@ -19,7 +20,7 @@ FOUND_BY = {
     "lost_revision": 44,
     "seals_once": 138,
 }
-"""The first seed that finds a planted bug. `python -m ringfold.testing --failover --from 1 --planted` finds it."""
+"""The first seed that finds a planted bug. `PYTHONPATH=tests python -m planted failover --from 1` finds it."""
 MOST_SEEDS = 100
 """From that seed on: what else changes in the simulation may make another one the first."""
 
@@ -29,10 +30,10 @@ def test_seeds_with_masters_that_are_lost_keep_every_promise() -> None:
         run_failover(seed)
 
 
-@pytest.mark.parametrize("name", FAILOVER_BUGS)
+@pytest.mark.parametrize("name", BUGS)
 def test_a_planted_bug_of_failover_is_found(name: str) -> None:
-    failure = find_in_failover(name, first=FOUND_BY[name], most=MOST_SEEDS)
-    assert failure is not None, f"{FAILOVER_BUGS[name].text}: not found within {MOST_SEEDS} seeds"
+    failure = find(BUGS[name], first=FOUND_BY[name], most=MOST_SEEDS)
+    assert failure is not None, f"{BUGS[name].text}: not found within {MOST_SEEDS} seeds"
     assert f"--failover --seed {failure.seed}" in str(failure)
     run_failover(failure.seed)  # it is the bug that was found: without it the same seed keeps every promise
 

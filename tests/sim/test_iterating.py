@@ -1,13 +1,14 @@
 """The global iteration under simulated faults; and the simulation itself, which must find what is wrong on purpose."""
 
 import pytest
+from planted import find
+from planted.classic_iteration import naive
+from planted.iterations import BUGS
 
 from ringfold.iteration.record import Rules
 from ringfold.testing.__main__ import main
-from ringfold.testing.iterating import Simulated
-from ringfold.testing.iterating_naive import naive
-from ringfold.testing.iterating_parts import Story, Trouble
-from ringfold.testing.iterating_stories import BUGS, draw, every_crash, find, run_story
+from ringfold.testing.iterating import Simulated, Story, Trouble
+from ringfold.testing.iterating_stories import draw, every_crash, run_story
 from ringfold.testing.scheduler import SimulationFailure
 
 SEEDS = 300
@@ -36,7 +37,7 @@ def test_a_crash_at_every_store_operation_does_no_harm(can_list: bool, has_lease
 
 @pytest.mark.parametrize("name", BUGS)
 def test_a_planted_bug_is_found(name: str) -> None:
-    failure = find(name, first=1, most=MOST_SEEDS)
+    failure = find(BUGS[name], first=1, most=MOST_SEEDS)
     assert failure is not None, f"{BUGS[name].text}: not found within {MOST_SEEDS} seeds"
     assert f"--iterations --seed {failure.seed}" in str(failure)
     run_story(failure.seed)  # it is the bug that was found: without it the same seed keeps every promise

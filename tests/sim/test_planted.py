@@ -1,8 +1,9 @@
 """The simulation is itself tested: every planted bug is found, and the code without one is not accused."""
 
 import pytest
+from planted import find
+from planted.runs import BUGS
 
-from ringfold.testing.planted import BUGS, find
 from ringfold.testing.scenario import run_seed
 from ringfold.testing.scheduler import SimulationFailure
 
@@ -25,20 +26,20 @@ FOUND_BY = {
     "steps_by_hearsay": 328,
 }
 """The first seeds that find planted bugs, of those that many seeds do not: the search begins there. What changes in the
-simulation may make others the first. `python -m ringfold.testing --from 1 --planted` finds them."""
+simulation may make others the first. `PYTHONPATH=tests python -m planted runs --from 1` finds them."""
 
 
 @pytest.mark.parametrize("name", BUGS)
 def test_a_planted_bug_is_found(name: str) -> None:
-    failure = find(name, first=FOUND_BY.get(name, 1), most=MOST_SEEDS)
+    failure = find(BUGS[name], first=FOUND_BY.get(name, 1), most=MOST_SEEDS)
     assert failure is not None, f"{BUGS[name].text}: not found within {MOST_SEEDS} seeds"
     assert f"--seed {failure.seed}" in str(failure)
     run_seed(failure.seed)  # it is the bug that was found: without it the same seed keeps every promise
 
 
 def test_a_planted_bug_is_found_again_by_its_seed() -> None:
-    failure = find("no_restore", first=1, most=MOST_SEEDS)
+    failure = find(BUGS["no_restore"], first=1, most=MOST_SEEDS)
     assert failure is not None
     with pytest.raises(SimulationFailure) as again:
-        run_seed(failure.seed, BUGS["no_restore"].setup)
+        BUGS["no_restore"].run(failure.seed)
     assert (again.value.text, again.value.tail) == (failure.text, failure.tail)

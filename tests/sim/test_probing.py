@@ -1,9 +1,10 @@
 """Rounds of probing under drawn faults; and planted bugs in them, each of which must be found."""
 
 import pytest
+from planted import find
+from planted.probing import BUGS
 
 from ringfold.testing.probing import draw_rounds, run_rounds
-from ringfold.testing.probing_planted import ROUND_BUGS, find_in_rounds
 from ringfold.testing.scheduler import SimulationFailure
 from ringfold.wire.probing import RoundKind
 
@@ -30,17 +31,17 @@ def test_the_same_seed_gives_the_same_run() -> None:
     assert run_rounds(7).digest != run_rounds(8).digest
 
 
-@pytest.mark.parametrize("name", ROUND_BUGS)
+@pytest.mark.parametrize("name", BUGS)
 def test_a_planted_bug_is_found(name: str) -> None:
-    failure = find_in_rounds(name, first=1, most=MOST_SEEDS)
-    assert failure is not None, f"{ROUND_BUGS[name].text}: not found within {MOST_SEEDS} seeds"
+    failure = find(BUGS[name], first=1, most=MOST_SEEDS)
+    assert failure is not None, f"{BUGS[name].text}: not found within {MOST_SEEDS} seeds"
     assert f"--probing --seed {failure.seed}" in str(failure)
     run_rounds(failure.seed)  # it is the bug that was found: without it the same seed keeps every promise
 
 
 def test_a_planted_bug_is_found_again_by_its_seed() -> None:
-    failure = find_in_rounds("late_report", first=1, most=MOST_SEEDS)
+    failure = find(BUGS["late_report"], first=1, most=MOST_SEEDS)
     assert failure is not None
     with pytest.raises(SimulationFailure) as again:
-        run_rounds(failure.seed, ROUND_BUGS["late_report"].setup)
+        BUGS["late_report"].run(failure.seed)
     assert (again.value.text, again.value.tail) == (failure.text, failure.tail)

@@ -1,17 +1,19 @@
 """Several runs on one master: the simulation finds nothing wrong with us, and everything that is planted."""
 
 import pytest
+from planted import find
+from planted.several import BUGS
 
 from ringfold.errors import ConfigError
 from ringfold.testing.masters import lead
-from ringfold.testing.several import SEVERAL_BUGS, SeveralMaster, find_in_several, run_several
+from ringfold.testing.several import SeveralMaster, run_several
 from ringfold.testing.simulation import Setup, Simulation, quick_settings
 from ringfold.testing.stateful import Looping, looping
 from ringfold.testing.workloads import Training, training
 
 SEEDS = 12
 FOUND_BY = {"one_journal": 1, "forgotten_runs": 2, "unfenced_runs": 3, "confused_runs": 2}
-"""The first seed that finds a planted bug. `python -m ringfold.testing --runs --from 1 --planted` finds it."""
+"""The first seed that finds a planted bug. `PYTHONPATH=tests python -m planted several --from 1` finds it."""
 MOST_SEEDS = 60
 
 
@@ -20,10 +22,10 @@ def test_seeds_with_several_runs_keep_every_promise() -> None:
         run_several(seed)
 
 
-@pytest.mark.parametrize("name", SEVERAL_BUGS)
+@pytest.mark.parametrize("name", BUGS)
 def test_a_planted_bug_of_several_runs_is_found(name: str) -> None:
-    failure = find_in_several(name, first=FOUND_BY[name], most=MOST_SEEDS)
-    assert failure is not None, f"{SEVERAL_BUGS[name].text}: not found within {MOST_SEEDS} seeds"
+    failure = find(BUGS[name], first=FOUND_BY[name], most=MOST_SEEDS)
+    assert failure is not None, f"{BUGS[name].text}: not found within {MOST_SEEDS} seeds"
     assert f"--runs --seed {failure.seed}" in str(failure)
     run_several(failure.seed)  # it is the bug that was found: without it the same seed keeps every promise
 

@@ -1,13 +1,14 @@
 """Programs that hang: the simulation finds nothing wrong with us, and everything that is planted."""
 
 import pytest
+from planted import find
+from planted.stalls import BUGS
 
 from ringfold.testing.scenario import run_stalls
-from ringfold.testing.stalling_planted import STALL_BUGS, find_in_stalls
 
 SEEDS = 12
 FOUND_BY = {"impatient_watchdog": 1, "deaf_watchdog": 1}
-"""The first seed that finds a planted bug. `python -m ringfold.testing --stalls --from 1 --planted` finds it."""
+"""The first seed that finds a planted bug. `PYTHONPATH=tests python -m planted stalls --from 1` finds it."""
 MOST_SEEDS = 200
 """From that seed on: what else changes in the simulation may make another one the first."""
 
@@ -17,10 +18,10 @@ def test_seeds_with_programs_that_hang_keep_every_promise() -> None:
     assert sum(outcome.faults["evicted for a stall"] for outcome in outcomes) > 0, "nobody was evicted"
 
 
-@pytest.mark.parametrize("name", STALL_BUGS)
+@pytest.mark.parametrize("name", BUGS)
 def test_a_planted_bug_of_the_watchdog_is_found(name: str) -> None:
-    failure = find_in_stalls(name, first=FOUND_BY[name], most=MOST_SEEDS)
-    assert failure is not None, f"{STALL_BUGS[name].text}: not found within {MOST_SEEDS} seeds"
+    failure = find(BUGS[name], first=FOUND_BY[name], most=MOST_SEEDS)
+    assert failure is not None, f"{BUGS[name].text}: not found within {MOST_SEEDS} seeds"
     assert f"--stalls --seed {failure.seed}" in str(failure)
     run_stalls(failure.seed)  # it is the bug that was found: without it the same seed keeps every promise
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 import pytest
+from planted.runs import BUGS, is_stateful
 
 from ringfold.errors import HashMismatch, RevisionViolation, StateDiverged, StateError, StateLost, UsageError
 from ringfold.state.shared import MayDiffer
@@ -29,7 +30,6 @@ from ringfold.testing import (
     draw,
     looping,
 )
-from ringfold.testing.planted import BUGS
 from ringfold.testing.program import AGREE_TAG
 from ringfold.testing.scenario import run_seed
 from ringfold.testing.sync_checks import SyncHistory
@@ -580,4 +580,4 @@ def test_writing_to_a_state_that_nobody_syncs_is_noticed(sim: Simulation) -> Non
 
 
 def test_planted_bugs_cover_state() -> None:
-    assert sum(bug.is_of_state for bug in BUGS.values()) >= 10
+    assert sum(bug.concerns is is_stateful for bug in BUGS.values()) >= 10

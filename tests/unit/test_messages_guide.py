@@ -15,7 +15,7 @@ from ringfold.master.meeting import Caller, clashing_calls
 from ringfold.master.stalls import Absent, Key, Stall, eviction
 from ringfold.peer.machine import join_too_late
 from ringfold.peer.outcome import error_of
-from ringfold.state.election import Failed, Finished, elect
+from ringfold.state.election import FinishedSync, NoWinner, elect
 from ringfold.wire.events import AdmissionDelayed, MasterAway, PeersStalled, ResumeDelayed, RunBegun, StateRolledBack
 from ringfold.wire.messages import (
     PROTOCOL_VERSION,
@@ -134,8 +134,8 @@ def test_the_guide_shows_what_is_said_after_all_were_killed() -> None:
 
 def test_the_guide_shows_what_to_do_when_the_state_is_lost() -> None:
     offer = Offer(0, "enforce-popular", "rf64", [])
-    decision = elect({1: offer}, Finished(534, frozenset({9}), b"gone"), Lineage("run", "lineage"))
-    assert isinstance(decision, Failed)
+    decision = elect({1: offer}, FinishedSync(534, frozenset({9}), b"gone"), Lineage("run", "lineage"))
+    assert isinstance(decision, NoWinner)
     reason = decision.reasons[1]
     told = structs.replace(reason, text=with_names(reason.text, NAMES))
     assert shown(f"StateLost: {error_of(told, 'sync_shared_state', 5, 1)}")

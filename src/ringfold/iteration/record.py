@@ -104,8 +104,8 @@ class Registration(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Record(Struct, frozen=True, forbid_unknown_fields=True):
-    """What is agreed. `winner` is the rank that wrote this iteration; `nonce` identifies this write, and `trail` has the
-    nonces of the writes before it."""
+    """What is agreed. `winner` is the rank that wrote this iteration, `nonce` identifies this write, and `trail` has
+    the nonces of the writes before it."""
 
     rules: Rules
     iteration: int = NONE_YET

@@ -32,7 +32,7 @@ from ringfold.master.life import Life, restored
 from ringfold.master.liveness import MS
 from ringfold.master.run import Admission, Away, Change, Run
 from ringfold.master.verdicts import Cause
-from ringfold.state.election import Finished
+from ringfold.state.election import FinishedSync
 from ringfold.topology.links import Entry, Source
 from ringfold.wire.decoding import decode as decode_bytes
 from ringfold.wire.messages import CallFailed, Divergence, Epoch, GroupId, Lineage, PeerId, Reason, Record, Rollback
@@ -213,7 +213,7 @@ def restore(run: Run, journal: Journal, now: Ns) -> None:
             group.finished_failures, group.finished_diverged = last.failures, last.diverged
             group.diverged, group.divergences = list(last.diverged), len(last.diverged)
             group.finished_rollback = last.rollback
-            group.finished = Finished(last.revision, frozenset(last.ballots), last.roots, tuple(last.names))
+            group.finished = FinishedSync(last.revision, frozenset(last.ballots), last.roots, tuple(last.names))
         record = group.record = entry.record
         if record is None:
             continue

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from ringfold.master.events import Ns
 from ringfold.master.liveness import MS
 from ringfold.master.run import Group, Run
-from ringfold.state.election import Decision, Failed, Finished, Plan
+from ringfold.state.election import ElectedState, ElectionResult, FinishedSync, NoWinner
 from ringfold.wire.events import ResumeDelayed
 from ringfold.wire.messages import Member, Offer, PeerId, ResumeWaits
 
@@ -47,9 +47,9 @@ def missing_names(last: Iterable[str], here: Iterable[str]) -> list[str]:
     return sorted((Counter(last) - Counter(here)).elements())
 
 
-def may_wait(decision: Decision, offers: Mapping[PeerId, Offer], last: Finished) -> bool:
+def may_wait(decision: ElectionResult, offers: Mapping[PeerId, Offer], last: FinishedSync) -> bool:
     """Whether a decision is about a lost state, somebody else may have something newer, and these can wait for it."""
-    if isinstance(decision, Plan):
+    if isinstance(decision, ElectedState):
         is_resume = decision.resumes
     else:
         # Nothing can be newer than the last revision itself.
@@ -59,9 +59,9 @@ def may_wait(decision: Decision, offers: Mapping[PeerId, Offer], last: Finished)
     return is_resume and are_loops and not all(offer.rollback for offer in offers.values())
 
 
-def asks_for_a_checkpoint(decision: Decision) -> bool:
+def asks_for_a_checkpoint(decision: ElectionResult) -> bool:
     """Whether a sync fails only for somebody to load the checkpoint that it needs."""
-    return isinstance(decision, Failed) and any(reason.checkpoint is not None for reason in decision.reasons.values())
+    return isinstance(decision, NoWinner) and any(reason.checkpoint is not None for reason in decision.reasons.values())
 
 
 class Resuming:
@@ -76,7 +76,12 @@ class Resuming:
         return waiting is not None and waiting.ballots == ballots and not self._is_over(now, waiting)
 
     def waits(
-        self, now: Ns, group: Group, ballots: dict[PeerId, int], offers: Mapping[PeerId, Offer], decision: Decision
+        self,
+        now: Ns,
+        group: Group,
+        ballots: dict[PeerId, int],
+        offers: Mapping[PeerId, Offer],
+        decision: ElectionResult,
     ) -> bool:
         """Whether this decision is put off. Afterwards the group is one that waits, or one that does not."""
         last, since, group.resume = group.finished, group.resume_since, None
@@ -86,7 +91,7 @@ class Resuming:
                 group.resume, group.resume_since = waiting, waiting.since
                 self._tell(now, group, waiting, last)
                 return True
-        if isinstance(decision, Plan):
+        if isinstance(decision, ElectedState):
             group.resume_since = None
         return False
 
@@ -109,13 +114,13 @@ class Resuming:
         )
         return any(ballot is not None and ballot.number == number for ballot, number in here)
 
-    def _missing(self, group: Group, last: Finished) -> list[str]:
+    def _missing(self, group: Group, last: FinishedSync) -> list[str]:
         return missing_names(last.names, (known_as(peer.member) for peer in self._run.live(group)))
 
     def _is_over(self, now: Ns, waiting: ResumeWait) -> bool:
         return not waiting.missing or now - waiting.since >= self._run.settings.resume_wait_ms * MS
 
-    def _tell(self, now: Ns, group: Group, waiting: ResumeWait, last: Finished) -> None:
+    def _tell(self, now: Ns, group: Group, waiting: ResumeWait, last: FinishedSync) -> None:
         waiting.told = now
         left_ms = left(self._run, now, waiting)
         shown = waiting.missing[:NAMES_SHOWN]

@@ -23,7 +23,7 @@ from ringfold.master.life import Life
 from ringfold.master.liveness import MS, Pace
 from ringfold.master.settings import MasterSettings
 from ringfold.master.verdicts import Cause
-from ringfold.state.election import Finished, Plan
+from ringfold.state.election import ElectedState, FinishedSync
 from ringfold.topology.links import BandwidthStore, DelayStore
 from ringfold.topology.ring import Edge
 from ringfold.wire.events import CallRefused, Notice, PeerGone
@@ -198,7 +198,7 @@ class Sync:
 
     number: int
     since: Ns
-    plan: Plan
+    plan: ElectedState
     ballots: dict[PeerId, int]
     """Who takes part, and waits for its end."""
     holders: set[PeerId]
@@ -247,7 +247,7 @@ class Group:
     installed: Ns = 0
     sync: Sync | None = None
     """The sync in progress."""
-    finished: Finished | None = None
+    finished: FinishedSync | None = None
     """The last sync that finished: what the next one is measured by."""
     orphaned_sync: int = 0
     """The number of that sync, if all members of the run went without taking its state along."""

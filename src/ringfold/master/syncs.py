@@ -13,7 +13,7 @@ The sync ends when nobody is unfinished. A peer that is at fault (its revision j
 changed while it was sent), or stuck, fails alone, and the others go on without it: it did not take part, so that at the
 next sync it has no vote and receives. When all fail because the state is lost, the next sync says so, too.
 
-A sync that finishes says which lineage the state is part of (`state/lineage.py`). It is the one of the sync before,
+A sync that finishes says which lineage the state is part of (`state/ancestry.py`). It is the one of the sync before,
 unless the run went back, or begins: then a new lineage branches from what the winner brought. Before a run goes back by
 itself, it waits for those who may have something newer (`resuming.py`). A run of several groups does not.
 """
@@ -28,9 +28,9 @@ from ringfold.master.events import Ns
 from ringfold.master.resuming import Resuming, asks_for_a_checkpoint, known_as
 from ringfold.master.run import Group, Peer, Run, Sync
 from ringfold.master.words import names
-from ringfold.state.election import Decision, Failed, Finished, Plan, diverged, elect
+from ringfold.state.ancestry import begin
+from ringfold.state.election import ElectedState, ElectionResult, FinishedSync, NoWinner, diverged, elect
 from ringfold.state.hashing import digest_bytes
-from ringfold.state.lineage import begin
 from ringfold.wire.events import CallRefused, PeerDiverged, StateRolledBack, SyncBegun, SyncEnded
 from ringfold.wire.lineage import MAX_ANCESTORS, MAX_CHECKPOINTS
 from ringfold.wire.messages import (
@@ -82,11 +82,11 @@ class Syncs:
         if self._resuming.waits(now, group, numbers, offers, decision):
             return False
         group.redo.clear()
-        if isinstance(decision, Failed) and not asks_for_a_checkpoint(decision):
+        if isinstance(decision, NoWinner) and not asks_for_a_checkpoint(decision):
             decision = self._begun_again(group, offers) or decision
-        if isinstance(decision, Failed):
+        if isinstance(decision, NoWinner):
             if decision.is_lost and self._must_agree(group):
-                decision = Failed({peer: _of_several_groups(reason) for peer, reason in decision.reasons.items()})
+                decision = NoWinner({peer: _of_several_groups(reason) for peer, reason in decision.reasons.items()})
             reasons = life.with_advice(run, decision.reasons)
             self._run.fail_calls(reasons, numbers)
             if not asks_for_a_checkpoint(decision):
@@ -116,12 +116,12 @@ class Syncs:
         run.tell(SyncBegun(group.id, sync.number, decision.revision, sorted(sync.holders), sorted(fetching)))
         return True
 
-    def _begun_again(self, group: Group, offers: Mapping[PeerId, Offer]) -> Plan | None:
+    def _begun_again(self, group: Group, offers: Mapping[PeerId, Offer]) -> ElectedState | None:
         """What is done instead if the state was lost with the run's last member, and the run begins again."""
         if not life.begins_again(self._run, group, offers):
             return None
         decision = self._elect(offers, None, None)
-        if isinstance(decision, Failed):
+        if isinstance(decision, NoWinner):
             return None
         life.begin_again(self._run, group)
         return decision
@@ -132,7 +132,9 @@ class Syncs:
         others = (each for each in self._run.groups.values() if each is not group)
         return group.finished is not None and any(each.finished is not None for each in others)
 
-    def _elect(self, offers: Mapping[PeerId, Offer], last: Finished | None, present: Lineage | None) -> Decision:
+    def _elect(
+        self, offers: Mapping[PeerId, Offer], last: FinishedSync | None, present: Lineage | None
+    ) -> ElectionResult:
         return elect(offers, last, present)
 
     def _lineage(self, group: Group, sync: Sync, brought: Lineage | None) -> Lineage:
@@ -153,7 +155,9 @@ class Syncs:
         """Tell those who wait for whom."""
         self._resuming.tick(now)
 
-    def _diverged(self, offers: Mapping[PeerId, Offer], plan: Plan, last: Finished | None) -> dict[PeerId, Divergence]:
+    def _diverged(
+        self, offers: Mapping[PeerId, Offer], plan: ElectedState, last: FinishedSync | None
+    ) -> dict[PeerId, Divergence]:
         return {
             found.peer: Divergence(
                 found.peer,

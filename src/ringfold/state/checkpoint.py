@@ -7,7 +7,7 @@ the content's digest. Inside, little-endian:
     u32, u32   the version of the format (1), and zero
     u64        the length of the manifest
     16 bytes   BLAKE2b of the manifest
-    ...        the manifest: JSON, see `Manifest`; hashes in base64
+    ...        the manifest: JSON, see `CheckpointManifest`; hashes in base64
     ...        zeros up to a multiple of 64; from here on the manifest's offsets count
     ...        the arrays' bytes, each at its offset, which is a multiple of 64
 
@@ -19,9 +19,9 @@ Sharing a directory. Peers of one host save the same content, so the name is the
 the file there and has nothing to do, and if two write at once, the second rename puts the same bytes in place. A writer
 holds a lock on its unfinished file. So a leftover is one that can be locked: its writer is dead, and it is removed.
 
-Lineages. The manifest names the history that the state belongs to (`lineage.py`). After a rollback a directory may hold
-checkpoints of a branch that the run has abandoned: they are not loaded as the newest, and they are pruned apart from
-those of the run's own history, so that neither kind displaces the other.
+Lineages. The manifest names the lineage that the state belongs to (`ancestry.py`). After a rollback a directory may
+hold checkpoints of a branch that the run has abandoned. They are not loaded as the newest. They are pruned separately
+from those of the run's own lineage, so that neither kind displaces the other.
 
 Loading. The whole file is checked before the first byte of the state is touched; then it is read again, checked again,
 and written into the arrays. A damaged file leaves the state as it was. Only a disk that fails between the two readings
@@ -46,10 +46,10 @@ import numpy as np
 from ringfold.errors import StateError, UsageError
 from ringfold.runtime.clock import random_bytes
 from ringfold.state import hashing
-from ringfold.state.hashing import BLOCK_BYTES
-from ringfold.state.lineage import branch_of, is_abandoned_by_any, is_past
+from ringfold.state.ancestry import branch_of, is_abandoned_by_any, is_past
+from ringfold.state.array_memory import ArrayMemory, block_count, memory_of
+from ringfold.state.hashing import BLOCK_BYTES, Bytes
 from ringfold.state.manifest import Snapshot, digest_of
-from ringfold.state.memory import Bytes, Memory, block_count, memory_of
 from ringfold.state.shared import Loaded, SharedState, note_saved, set_lineage, set_torn
 from ringfold.wire.decoding import decode
 from ringfold.wire.lineage import MAX_CHECKPOINTS
@@ -64,10 +64,10 @@ _NAME = re.compile(r"state-(\d{12,19})-([0-9a-f]{16})\.ringfold")
 _UNFINISHED = re.compile(r"\.state-\d{12,19}-[0-9a-f]{16}\.saving")
 _ALIGNMENT = 64
 _CHUNK_BYTES = 8 * BLOCK_BYTES
-_MOST_MANIFEST_BYTES = 1 << 30
+MAX_MANIFEST_BYTES = 1 << 30
 
 
-class Entry(msgspec.Struct, frozen=True):
+class CheckpointEntry(msgspec.Struct, frozen=True):
     """One array of a checkpoint: what it is, where its bytes begin in the file, and their hashes."""
 
     name: str
@@ -80,17 +80,17 @@ class Entry(msgspec.Struct, frozen=True):
     hashes: bytes
 
 
-class Manifest(msgspec.Struct, frozen=True):
+class CheckpointManifest(msgspec.Struct, frozen=True):
     """What a checkpoint holds."""
 
     revision: int
     hash: HashKind
-    keys: list[Entry]
+    keys: list[CheckpointEntry]
     lineage: Lineage | None = None
     """The history that it belongs to; files of older versions name none."""
 
 
-_manifests = msgspec.json.Decoder(Manifest)
+_manifests = msgspec.json.Decoder(CheckpointManifest)
 
 
 class _Damaged(StateError):
@@ -257,7 +257,7 @@ class Checkpoints:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 path.unlink(missing_ok=True)
 
-    def _write(self, path: Path, manifest: Manifest, memories: list[Memory]) -> None:
+    def _write(self, path: Path, manifest: CheckpointManifest, memories: list[ArrayMemory]) -> None:
         revision = _revision_of(path)
         unfinished, file = _create(lambda: self.directory / f".state-{revision:012}-{random_bytes(8).hex()}.saving")
         try:
@@ -286,19 +286,21 @@ def _create(new_name: Callable[[], Path]) -> tuple[Path, FileIO]:
         file.close()
 
 
-def _laid_out(snapshot: Snapshot) -> Manifest:
+def _laid_out(snapshot: Snapshot) -> CheckpointManifest:
     """Where everything goes. The offsets are part of the manifest whose length they depend on, so they count from the
     begin of the arrays; `_begin_of` says where that is.
     """
     entries = []
     offset = 0
     for key, memory, hashes in zip(snapshot.keys, snapshot.memories, snapshot.hashes, strict=True):
-        entries.append(Entry(key.name, key.dtype, key.shape, key.may_differ, offset, memory.nbytes, key.root, hashes))
+        entries.append(
+            CheckpointEntry(key.name, key.dtype, key.shape, key.may_differ, offset, memory.nbytes, key.root, hashes)
+        )
         offset = _aligned(offset + memory.nbytes)
-    return Manifest(snapshot.revision, snapshot.hash, entries, snapshot.lineage)
+    return CheckpointManifest(snapshot.revision, snapshot.hash, entries, snapshot.lineage)
 
 
-def _write_all(file: FileIO, manifest: Manifest, memories: list[Memory]) -> None:
+def _write_all(file: FileIO, manifest: CheckpointManifest, memories: list[ArrayMemory]) -> None:
     encoded = msgspec.json.encode(manifest)
     _write_bytes(file, _HEAD.pack(MAGIC, VERSION, 0, len(encoded), blake2b(encoded, digest_size=16).digest()))
     _write_bytes(file, encoded)
@@ -341,7 +343,7 @@ def _sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
-def _is_there(path: Path, manifest: Manifest) -> bool:
+def _is_there(path: Path, manifest: CheckpointManifest) -> bool:
     """Whether this very content was saved before: by this peer, or by another one that shares the directory."""
     try:
         with open(path, "rb", buffering=0) as file:
@@ -373,7 +375,7 @@ def _load(path: Path, state: SharedState) -> int:
     return manifest.revision
 
 
-def _digest(manifest: Manifest, state: SharedState) -> bytes:
+def _digest(manifest: CheckpointManifest, state: SharedState) -> bytes:
     """What `digest_of` an offer of exactly this content is."""
     if manifest.hash != state.hash:
         return digest_of(Snapshot.take(state).offer("enforce-popular"))
@@ -381,7 +383,7 @@ def _digest(manifest: Manifest, state: SharedState) -> bytes:
     return digest_of(Offer(manifest.revision, "enforce-popular", manifest.hash, keys))
 
 
-def _manifest_in(path: Path, file: FileIO) -> tuple[Manifest, int]:
+def _manifest_in(path: Path, file: FileIO) -> tuple[CheckpointManifest, int]:
     """The manifest of an open checkpoint, and where its arrays begin."""
     head = file.read(_HEAD.size)
     if len(head) < _HEAD.size or not head.startswith(MAGIC):
@@ -390,7 +392,7 @@ def _manifest_in(path: Path, file: FileIO) -> tuple[Manifest, int]:
     if version != VERSION:
         raise StateError(f"{path} has version {version} of the format; this Ringfold reads version {VERSION}")
     encoded = b""
-    if length <= _MOST_MANIFEST_BYTES:
+    if length <= MAX_MANIFEST_BYTES:
         while len(encoded) < length and (more := file.read(length - len(encoded))):
             encoded += more
     if len(encoded) != length or blake2b(encoded, digest_size=16).digest() != digest:
@@ -399,7 +401,7 @@ def _manifest_in(path: Path, file: FileIO) -> tuple[Manifest, int]:
     return manifest, _begin_of(encoded)
 
 
-def _check_fit(path: Path, manifest: Manifest, memories: dict[str, Memory]) -> None:
+def _check_fit(path: Path, manifest: CheckpointManifest, memories: dict[str, ArrayMemory]) -> None:
     """The program's arrays must be those of the checkpoint."""
     saved = {entry.name: entry for entry in manifest.keys}
     for name in sorted(saved.keys() | memories.keys()):
@@ -417,7 +419,9 @@ def _check_fit(path: Path, manifest: Manifest, memories: dict[str, Memory]) -> N
             raise _Damaged(f"the manifest of {path} makes no sense: {name!r}")
 
 
-def _chunks(path: Path, file: FileIO, manifest: Manifest, begin: int) -> Iterator[tuple[Entry, int, Bytes]]:
+def _chunks(
+    path: Path, file: FileIO, manifest: CheckpointManifest, begin: int
+) -> Iterator[tuple[CheckpointEntry, int, Bytes]]:
     """Every array in stretches of whole blocks, in one buffer that is used again and again."""
     buffer = np.empty(_CHUNK_BYTES, np.uint8)
     for entry in manifest.keys:
@@ -433,12 +437,12 @@ def _chunks(path: Path, file: FileIO, manifest: Manifest, begin: int) -> Iterato
             yield entry, first, chunk
 
 
-def _check_chunk(path: Path, manifest: Manifest, entry: Entry, first: int, chunk: Bytes) -> None:
+def _check_chunk(path: Path, manifest: CheckpointManifest, entry: CheckpointEntry, first: int, chunk: Bytes) -> None:
     if not _has_hashes(chunk, entry, first, manifest.hash):
         raise _Damaged(f"{path} is damaged: the content of {entry.name!r} does not have its hash")
 
 
-def _has_hashes(chunk: Bytes, entry: Entry, first: int, kind: HashKind) -> bool:
+def _has_hashes(chunk: Bytes, entry: CheckpointEntry, first: int, kind: HashKind) -> bool:
     """Whether a stretch of whole blocks of an array is what the manifest says."""
     size = hashing.digest_bytes(kind)
     place = first // BLOCK_BYTES * size
@@ -471,7 +475,7 @@ def _begin_of(encoded: bytes) -> int:
     return _aligned(_HEAD.size + len(encoded))
 
 
-def _size_of(manifest: Manifest, begin: int) -> int:
+def _size_of(manifest: CheckpointManifest, begin: int) -> int:
     return begin + max((entry.offset + entry.nbytes for entry in manifest.keys), default=0)
 
 

@@ -15,10 +15,11 @@ Who votes. The group remembers its last finished sync: the revision R, who took 
 A participant that is torn no longer has what it took part in, so it counts as not here. `receive-only` never votes.
 
 Resume. R is lost with all who had it, and the run goes on from the newest *eligible* checkpoint: one of the group's
-present lineage up to R, or of an ancestor up to where that was left (`lineage.py`). A checkpoint of an abandoned branch
-or of another run is not eligible, nor is a state that is no checkpoint. Peers list the checkpoints that they could load
-beside what they offer. If the newest eligible one is not loaded, nobody wins: the reason names it, the peer that has it
-loads it, and all sync again. Where nothing is finished, but a lineage is known, eligible checkpoints come first, too.
+present lineage up to R, or of an ancestor up to where that was left (`ancestry.py`). A checkpoint of an abandoned
+branch or of another run is not eligible, nor is a state that is no checkpoint. Peers list the checkpoints that they
+could load beside what they offer. If the newest eligible one is not loaded, nobody wins: the reason names it, the peer
+that has it loads it, and all sync again. Where nothing is finished, but a lineage is known, eligible checkpoints come
+first, too.
 
 What is valid. A voter may be at R with the content of R (nothing happened since), or at R + 1 (the one change that
 everybody makes between two syncs), or at any revision from R on if its step loop counted every one of them. Anything
@@ -35,14 +36,14 @@ depends on the offers alone, not on their order.
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from ringfold.state.ancestry import branch_of, is_abandoned, is_abandoned_by_any, is_past
 from ringfold.state.hashing import digest_bytes
-from ringfold.state.lineage import branch_of, is_abandoned, is_abandoned_by_any, is_past
 from ringfold.state.manifest import digest_of, have_one_structure
 from ringfold.wire.messages import Branch, KeyOffer, Lineage, Offer, PeerId, Reason
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class FinishedSync:
     """The last sync of a group that came to its end: what must not be lost."""
 
     revision: int
@@ -54,7 +55,7 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ElectedState:
     """What happens now. `participants` are all who are not rejected; who is neither holder nor in `fetch` has it all,
     but does not send. `rollback`: the run goes on from another revision than the one that was finished last. `resumes`:
     nobody had to agree to that, because it is a checkpoint of the run's own history.
@@ -72,13 +73,13 @@ class Plan:
     winner: PeerId = 0
     resumes: bool = False
 
-    def finished(self, participants: Iterable[PeerId], names: Iterable[str] = ()) -> Finished:
+    def finished(self, participants: Iterable[PeerId], names: Iterable[str] = ()) -> FinishedSync:
         """What is to be remembered when these have reported that they are complete."""
-        return Finished(self.revision, frozenset(participants), self.roots, tuple(sorted(names)))
+        return FinishedSync(self.revision, frozenset(participants), self.roots, tuple(sorted(names)))
 
 
 @dataclass(frozen=True, slots=True)
-class Diverged:
+class DivergedPeer:
     """A long-standing member that holds other content than the winner, at the winner's revision."""
 
     peer: PeerId
@@ -88,7 +89,7 @@ class Diverged:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class NoWinner:
     """Nobody's state wins, and nobody's state is touched: why, for each peer."""
 
     reasons: dict[PeerId, Reason]
@@ -99,21 +100,21 @@ class Failed:
         return any(reason.kind == "state_lost" for reason in self.reasons.values())
 
 
-Decision = Plan | Failed
+ElectionResult = ElectedState | NoWinner
 
 
-def elect(offers: Mapping[PeerId, Offer], last: Finished | None, present: Lineage | None = None) -> Decision:
+def elect(offers: Mapping[PeerId, Offer], last: FinishedSync | None, present: Lineage | None = None) -> ElectionResult:
     """Decide a sync among these offers, after the group's last finished one, in the group's present lineage."""
     offers = {peer: offers[peer] for peer in sorted(offers)}
     if reason := _mixed_strategies(offers):
-        return Failed(dict.fromkeys(offers, reason))
+        return NoWinner(dict.fromkeys(offers, reason))
     malformed, digests = _looked_at(offers)
     sound = {peer: offer for peer, offer in offers.items() if peer in digests}
 
     vote = _vote(sound, digests, last, present)
     rejected = {**malformed, **vote.rejected}
     if vote.failure is not None:
-        return Failed({peer: rejected.get(peer, vote.failure) for peer in offers})
+        return NoWinner({peer: rejected.get(peer, vote.failure) for peer in offers})
 
     expected = max(sound[peer].revision for peer in vote.candidates)
     counted = [peer for peer in vote.candidates if sound[peer].revision == expected]
@@ -123,7 +124,7 @@ def elect(offers: Mapping[PeerId, Offer], last: Finished | None, present: Lineag
     return replace(plan, text=said, rollback=vote.rollback, winner=winners[0], resumes=vote.resumes)
 
 
-def diverged(offers: Mapping[PeerId, Offer], plan: Plan, last: Finished | None) -> list[Diverged]:
+def diverged(offers: Mapping[PeerId, Offer], plan: ElectedState, last: FinishedSync | None) -> list[DivergedPeer]:
     """The members that should hold the winning content, and do not.
 
     A newcomer need not hold it, nor a peer that is torn, is a revision behind or only receives; after a rollback, no
@@ -132,13 +133,13 @@ def diverged(offers: Mapping[PeerId, Offer], plan: Plan, last: Finished | None) 
     if last is None or plan.rollback:
         return []
     return [
-        Diverged(peer, [offers[peer].keys[index].name for index, _ in lacking], last.revision)
+        DivergedPeer(peer, [offers[peer].keys[index].name for index, _ in lacking], last.revision)
         for peer, lacking in sorted(plan.fetch.items())
         if peer in last.participants and _should_agree(offers[peer], plan)
     ]
 
 
-def _should_agree(offer: Offer, plan: Plan) -> bool:
+def _should_agree(offer: Offer, plan: ElectedState) -> bool:
     return offer.revision == plan.revision and not offer.torn and offer.strategy != "receive-only"
 
 
@@ -154,7 +155,7 @@ class _Vote:
 
 
 def _vote(
-    offers: Mapping[PeerId, Offer], digests: Mapping[PeerId, bytes], last: Finished | None, present: Lineage | None
+    offers: Mapping[PeerId, Offer], digests: Mapping[PeerId, bytes], last: FinishedSync | None, present: Lineage | None
 ) -> _Vote:
     """The candidates, before any revision is preferred to another."""
     whole = [peer for peer, offer in offers.items() if not offer.torn]
@@ -204,7 +205,7 @@ def _resume(
     digests: Mapping[PeerId, bytes],
     whole: Iterable[PeerId],
     present: Lineage,
-    last: Finished,
+    last: FinishedSync,
 ) -> _Vote:
     """The newest eligible checkpoint, among those that are loaded and those that could be."""
 
@@ -244,7 +245,7 @@ def _voting(offers: Mapping[PeerId, Offer], peers: Iterable[PeerId]) -> list[Pee
 
 
 def _of_participants(
-    offers: Mapping[PeerId, Offer], voters: Iterable[PeerId], exact: Collection[PeerId], last: Finished
+    offers: Mapping[PeerId, Offer], voters: Iterable[PeerId], exact: Collection[PeerId], last: FinishedSync
 ) -> _Vote:
     """Which voters are candidates, and which break the rule of one increment."""
     candidates, rejected = [], {}
@@ -265,7 +266,7 @@ def _among_senders(
     digests: Mapping[PeerId, bytes],
     vote: _Vote,
     eligible: Collection[PeerId],
-    last: Finished | None,
+    last: FinishedSync | None,
 ) -> _Vote:
     """A sender must win, so all senders must agree, and each must be allowed to vote. And somebody must."""
     senders = [peer for peer, offer in offers.items() if offer.strategy == "send-only"]
@@ -298,7 +299,7 @@ def _plan(
     revision: int,
     rejected: dict[PeerId, Reason],
     digests: Mapping[PeerId, bytes],
-) -> Plan:
+) -> ElectedState:
     """Compare everybody with the winner: structure first, then the content of each key that counts."""
     winner = winners[0]
     won = offers[winner]
@@ -324,7 +325,7 @@ def _plan(
     if rejected:
         text += f"; without {names(sorted(rejected))}"
     rejected = dict(sorted(rejected.items()))
-    return Plan(revision, digests[winner], holders, fetch, participants, rejected, rollback=False, text=text)
+    return ElectedState(revision, digests[winner], holders, fetch, participants, rejected, rollback=False, text=text)
 
 
 def _lacking(offer: Offer, winner: Offer) -> list[tuple[int, bytes]]:
@@ -391,7 +392,7 @@ def _malformed(peer: PeerId, offer: Offer, *, look_at_keys: bool) -> Reason | No
     return None
 
 
-def _violation(peer: PeerId, offer: Offer, last: Finished) -> Reason:
+def _violation(peer: PeerId, offer: Offer, last: FinishedSync) -> Reason:
     text = (
         f"the shared state of peer {peer} has revision {offer.revision}, but revision {last.revision + 1} is next: the "
         f"last sync ended at {last.revision}, and the revision goes up by exactly one between two syncs"
@@ -399,13 +400,13 @@ def _violation(peer: PeerId, offer: Offer, last: Finished) -> Reason:
     return Reason("revision", text, [peer], numbers=[last.revision + 1, offer.revision])
 
 
-def _wanted(checkpoint: Branch, last: Finished | None) -> Reason:
+def _wanted(checkpoint: Branch, last: FinishedSync | None) -> Reason:
     """Somebody has it on disk: it is asked for, and this text is seen only if it cannot be loaded."""
     text = f"{_name(last)} is lost, and revision {checkpoint.revision}, a checkpoint to go on from, is not loaded yet"
     return Reason("state_lost", text, numbers=[0 if last is None else last.revision], checkpoint=checkpoint)
 
 
-def _lost(offers: Mapping[PeerId, Offer], last: Finished | None, present: Lineage | None) -> Reason:
+def _lost(offers: Mapping[PeerId, Offer], last: FinishedSync | None, present: Lineage | None) -> Reason:
     found = (f"revision {offer.revision} on peer {peer}{_flaw(offer, last, present)}" for peer, offer in offers.items())
     text = (
         f"{_name(last)} is lost: all peers that had it are gone. What is here cannot replace it "
@@ -417,15 +418,15 @@ def _lost(offers: Mapping[PeerId, Offer], last: Finished | None, present: Lineag
     return Reason("state_lost", text, numbers=[0 if last is None else last.revision])
 
 
-def _name(last: Finished | None) -> str:
+def _name(last: FinishedSync | None) -> str:
     return "the shared state" if last is None else f"revision {last.revision} of the shared state"
 
 
-def _or_load(last: Finished | None) -> str:
+def _or_load(last: FinishedSync | None) -> str:
     return "" if last is None else f", or load exactly revision {last.revision}"
 
 
-def _flaw(offer: Offer, last: Finished | None, present: Lineage | None) -> str:
+def _flaw(offer: Offer, last: FinishedSync | None, present: Lineage | None) -> str:
     of = _branch(offer)
     if offer.torn:
         return ", torn"
@@ -441,7 +442,9 @@ def _flaw(offer: Offer, last: Finished | None, present: Lineage | None) -> str:
     return "" if offer.is_loaded else ", not a checkpoint"
 
 
-def _no_candidate(offers: Mapping[PeerId, Offer], rejected: Mapping[PeerId, Reason], last: Finished | None) -> Reason:
+def _no_candidate(
+    offers: Mapping[PeerId, Offer], rejected: Mapping[PeerId, Reason], last: FinishedSync | None
+) -> Reason:
     """Each peer with the reason why its state cannot be the one."""
     said = []
     for peer, offer in offers.items():

@@ -29,21 +29,21 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ringfold.state.hashing import BLOCK_BYTES, digest_bytes, root_hash
-from ringfold.state.memory import block_count, block_range
-from ringfold.state.pool import Pool
-from ringfold.state.wishes import (
-    Announce,
-    AskBlocks,
-    AskHashes,
-    Complete,
-    Corrupt,
-    Drop,
-    Effect,
-    Range,
-    Stuck,
-    Wanted,
+from ringfold.state.array_memory import block_count, block_range
+from ringfold.state.fetch_effects import (
+    AnnounceBlocks,
+    BlockRange,
+    CorruptBlock,
+    DropSource,
+    FetchComplete,
+    FetchEffect,
+    FetchStuck,
+    RequestBlocks,
+    RequestHashes,
+    WantedKey,
 )
+from ringfold.state.hashing import BLOCK_BYTES, digest_bytes, root_hash
+from ringfold.state.pool import BlockPool
 from ringfold.wire.messages import HashKind, PeerId
 
 WINDOW_BLOCKS = 4
@@ -53,7 +53,7 @@ HASHES_KEYS = 1024
 """How many keys' hash lists are asked for at once,"""
 HASHES_BYTES = 1 << 20
 """and how long they may be together, unless it is the list of one key."""
-MOST_WRONG = 3
+MAX_WRONG_BLOCKS = 3
 """How many wrong blocks a source may send before it is not asked at all any more."""
 
 
@@ -61,7 +61,7 @@ MOST_WRONG = 3
 class _Key:
     """A key that is fetched. Its blocks are numbered from `base` on."""
 
-    wanted: Wanted
+    wanted: WantedKey
     base: int
     count: int
     hashes: bytes | None = None
@@ -90,7 +90,7 @@ class Fetch:
 
     def __init__(
         self,
-        wanted: Sequence[Wanted],
+        wanted: Sequence[WantedKey],
         kind: HashKind,
         holders: Iterable[PeerId],
         fellows: Iterable[PeerId] = (),
@@ -115,7 +115,7 @@ class Fetch:
         self._by_number = {key.wanted.key: key for key in self._keys}
         turn, receivers = place
         start = base * turn // receivers if base else 0
-        self._pool = Pool(base, start)
+        self._pool = BlockPool(base, start)
         first = max(bisect_right(self._bases, start) - 1, 0)
         self._unasked = deque(key.wanted.key for key in self._keys[first:] + self._keys[:first])
         self._unlisted = len(self._keys)
@@ -149,7 +149,7 @@ class Fetch:
         """Whether this key is one that is fetched."""
         return key in self._by_number
 
-    def here(self) -> list[Range]:
+    def here(self) -> list[BlockRange]:
         """All blocks of the fetched keys that are here and verified: what a fellow that connects now must hear."""
         return self._ranges(block for block in range(self._total) if self._here[block])
 
@@ -170,21 +170,21 @@ class Fetch:
 
     # What happens
 
-    def start(self) -> list[Effect]:
-        """Begin. Complete at once if there is nothing to fetch."""
+    def start(self) -> list[FetchEffect]:
+        """Begin. FetchComplete at once if there is nothing to fetch."""
         return self._go_on([])
 
-    def source_ready(self, peer: PeerId) -> list[Effect]:
+    def source_ready(self, peer: PeerId) -> list[FetchEffect]:
         """The connection to a source stands."""
         source = self._sources.get(peer)
         if self._over or source is None:
             return []
         if not source.trusted:
-            return [Drop(peer, "it was dropped before")]
+            return [DropSource(peer, "it was dropped before")]
         source.ready = source.live = True
         return self._go_on([])
 
-    def source_lost(self, peer: PeerId) -> list[Effect]:
+    def source_lost(self, peer: PeerId) -> list[FetchEffect]:
         """A source cannot be reached, or its connection is gone: nothing more is written by it."""
         source = self._sources.get(peer)
         if self._over or source is None or not source.live:
@@ -192,7 +192,7 @@ class Fetch:
         self._lose(source)
         return self._go_on([])
 
-    def source_away(self, peer: PeerId) -> list[Effect]:
+    def source_away(self, peer: PeerId) -> list[FetchEffect]:
         """The connection to a source is gone, and is being made anew: what it owed is wanted elsewhere, and it is still
         hoped for. `source_ready` or `source_lost` follows.
         """
@@ -203,12 +203,12 @@ class Fetch:
         source.live, source.at_end = True, False
         return self._go_on([])
 
-    def hashes(self, peer: PeerId, lists: Sequence[tuple[int, bytes]]) -> list[Effect]:
+    def hashes(self, peer: PeerId, lists: Sequence[tuple[int, bytes]]) -> list[FetchEffect]:
         """Hash lists came from a source, as (key, list)."""
         source = self._talking(peer)
         if source is None:
             return []
-        effects: list[Effect] = []
+        effects: list[FetchEffect] = []
         equal: list[int] = []
         for number, hashes in lists:
             if number not in source.asked:
@@ -217,7 +217,7 @@ class Fetch:
             key = self._by_number[number]
             fits = len(hashes) == key.count * self._digest
             if not fits or root_hash(hashes, key.wanted.nbytes, self._kind) != key.wanted.root:
-                effects.append(Corrupt(peer, number, None))
+                effects.append(CorruptBlock(peer, number, None))
                 self._distrust(source, f"its block hashes of key {number} do not give the key's root", effects)
                 break
             source.asked.remove(number)
@@ -225,12 +225,12 @@ class Fetch:
         self._announce(equal, effects)
         return self._go_on(effects)
 
-    def have(self, peer: PeerId, ranges: Sequence[Range]) -> list[Effect]:
+    def have(self, peer: PeerId, ranges: Sequence[BlockRange]) -> list[FetchEffect]:
         """A fellow announced blocks."""
         source = self._talking(peer)
         if source is None or source.is_holder:
             return []
-        effects: list[Effect] = []
+        effects: list[FetchEffect] = []
         if not ranges:
             source.at_end = self._look_again = True
         for number, first, count in ranges:
@@ -244,19 +244,19 @@ class Fetch:
             self._pool.announce(peer, key.base + first, key.base + first + count)
         return self._go_on(effects)
 
-    def blocks(self, peer: PeerId, batch: int, bad: Sequence[int] = ()) -> list[Effect]:
+    def blocks(self, peer: PeerId, batch: int, bad: Sequence[int] = ()) -> list[FetchEffect]:
         """A batch is in; `bad` are the places in it whose content does not have its hash."""
         source = self._talking(peer)
         if source is None or batch not in source.batches:
             return []
-        effects: list[Effect] = []
+        effects: list[FetchEffect] = []
         blocks = source.batches.pop(batch)
         source.outstanding -= sum(map(self._cost, blocks))
         wrong = [blocks[index] for index in sorted(set(bad))]
         good = [block for index, block in enumerate(blocks) if index not in set(bad)]
         for block in wrong:
             key = self._key_of(block)
-            effects.append(Corrupt(peer, key.wanted.key, block - key.base))
+            effects.append(CorruptBlock(peer, key.wanted.key, block - key.base))
             self._pool.refuse(peer, block)
             self._look_again = True
             self.wasted_bytes += self._length(block)
@@ -266,28 +266,28 @@ class Fetch:
         self.received[peer] = self.received.get(peer, 0) + sum(map(self._length, good))
         self._pool.put(wrong)
         source.wrong += len(wrong)
-        if source.wrong >= MOST_WRONG:
+        if source.wrong >= MAX_WRONG_BLOCKS:
             self._distrust(source, f"{source.wrong} blocks that it sent were wrong", effects)
         self._announce(good, effects)
         return self._go_on(effects)
 
     # How it goes on
 
-    def _go_on(self, effects: list[Effect]) -> list[Effect]:
+    def _go_on(self, effects: list[FetchEffect]) -> list[FetchEffect]:
         """Give work to whoever has room; see whether this is the end."""
         if self._over:
             return effects
         complete = not self._unlisted and not self._missing
         if not self._without_holders and (complete or not self._may_be_given()):
             self._without_holders = True
-            effects.append(Announce([]))
+            effects.append(AnnounceBlocks([]))
         if complete:
             self._over = True
-            return [*effects, Complete()]
+            return [*effects, FetchComplete()]
         if text := self._hopeless():
             self._over = True
             blame = sorted(source.peer for source in self._sources.values() if source.wrong or not source.live)
-            return [*effects, Stuck(text, blame)]
+            return [*effects, FetchStuck(text, blame)]
         ready = [source for source in self._order if source.live and source.ready]
         for source in ready:
             self._ask_hashes(source, effects)
@@ -305,7 +305,7 @@ class Fetch:
         refused = self._pool.refused_of(holders)
         return self._missing > sum(not self._here[block] for block in refused)
 
-    def _ask_hashes(self, source: _Source, effects: list[Effect]) -> None:
+    def _ask_hashes(self, source: _Source, effects: list[FetchEffect]) -> None:
         """One request at a time. A fellow is asked when no holder is left, and for keys that it knows."""
         if source.asked or not self._unasked or (not source.is_holder and not self._without_holders):
             return
@@ -322,9 +322,9 @@ class Fetch:
             source.asked.update(keys)
             chosen = set(keys)
             self._unasked = deque(number for number in self._unasked if number not in chosen)
-            effects.append(AskHashes(source.peer, keys))
+            effects.append(RequestHashes(source.peer, keys))
 
-    def _ask_blocks(self, source: _Source, effects: list[Effect]) -> bool:
+    def _ask_blocks(self, source: _Source, effects: list[FetchEffect]) -> bool:
         """Ask for one more batch, if there is room for it and the source has something."""
         room = self._window - source.outstanding
         if source.outstanding and room < self._block_bytes:
@@ -335,7 +335,7 @@ class Fetch:
         source.batches[self._batch] = blocks
         source.outstanding += sum(map(self._cost, blocks))
         named = [(key.wanted.key, block - key.base) for block in blocks for key in (self._key_of(block),)]
-        effects.append(AskBlocks(source.peer, self._batch, named))
+        effects.append(RequestBlocks(source.peer, self._batch, named))
         self._batch += 1
         return True
 
@@ -371,14 +371,14 @@ class Fetch:
         source.outstanding = 0
         self._pool.forget(source.peer)
 
-    def _distrust(self, source: _Source, text: str, effects: list[Effect]) -> None:
+    def _distrust(self, source: _Source, text: str, effects: list[FetchEffect]) -> None:
         source.trusted = False
         self._lose(source)
-        effects.append(Drop(source.peer, text))
+        effects.append(DropSource(source.peer, text))
 
-    def _announce(self, blocks: list[int], effects: list[Effect]) -> None:
+    def _announce(self, blocks: list[int], effects: list[FetchEffect]) -> None:
         if blocks:
-            effects.append(Announce(self._ranges(sorted(blocks))))
+            effects.append(AnnounceBlocks(self._ranges(sorted(blocks))))
 
     def _hopeless(self) -> str:
         """Why the rest can never come; empty while it can. Looked at anew only when something got worse."""
@@ -421,9 +421,9 @@ class Fetch:
         """A block's share of a window. A tiny one counts for more than its bytes, so that a batch has an end."""
         return max(self._length(block), self._block_bytes // BATCH_BLOCKS)
 
-    def _ranges(self, blocks: Iterable[int]) -> list[Range]:
+    def _ranges(self, blocks: Iterable[int]) -> list[BlockRange]:
         """Ascending blocks as (key, first, count)."""
-        ranges: list[Range] = []
+        ranges: list[BlockRange] = []
         for block in blocks:
             key = self._key_of(block)
             number, place = key.wanted.key, block - key.base

@@ -1,8 +1,8 @@
 """rf64 where the state is: the block hashes of a CUDA tensor, computed on its GPU.
 
-Only the hashes cross the bus, 8 bytes per MiB. The numbers are those of `hashing.block_hashes` for the same bytes. What
-runs on the GPU is in `gpu_kernels.py`, written in Triton, which comes with PyTorch's CUDA builds and is imported only
-when a tensor is hashed.
+Only the hashes cross the bus, 8 bytes per MiB. They are equal to those of `hashing.block_hashes` for the same bytes.
+The kernels are in `gpu_hash_kernels.py`. They are written in Triton, which comes with PyTorch's CUDA builds, and are
+imported only when a tensor is hashed.
 """
 
 from typing import TYPE_CHECKING
@@ -25,7 +25,7 @@ def block_hashes(tensor: "torch.Tensor") -> bytes:
     if tensor.numel() == 0:
         return b""
     try:
-        from ringfold.state import gpu_kernels
+        from ringfold.state import gpu_hash_kernels
     except ImportError as error:
         raise UsageError(f"hashing on a GPU needs Triton, which comes with PyTorch for CUDA ({error})") from error
     import torch
@@ -33,5 +33,5 @@ def block_hashes(tensor: "torch.Tensor") -> bytes:
     # Without detach, a tensor that requires grad could not be seen as bytes.
     memory = tensor.detach().reshape(-1).view(torch.uint8)
     with torch.cuda.device(tensor.device):
-        hashes: bytes = gpu_kernels.block_hashes(memory).cpu().numpy().tobytes()
+        hashes: bytes = gpu_hash_kernels.block_hashes(memory).cpu().numpy().tobytes()
     return hashes

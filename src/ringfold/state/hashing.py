@@ -21,7 +21,7 @@ BLOCK_BYTES = 1 << 20
 
 _WORTH_THREADS = 8 * BLOCK_BYTES
 
-Memory = npt.NDArray[np.uint8]
+Bytes = npt.NDArray[np.uint8]
 
 
 def digest_bytes(kind: HashKind) -> int:
@@ -46,7 +46,7 @@ def check_available(kind: HashKind) -> None:
             raise UsageError(f"there is no hash {kind!r}: choose 'rf64' or 'blake3'")
 
 
-def block_hashes(memory: Memory, kind: HashKind, threads: int = 0, block_bytes: int = BLOCK_BYTES) -> bytes:
+def block_hashes(memory: Bytes, kind: HashKind, threads: int = 0, block_bytes: int = BLOCK_BYTES) -> bytes:
     """The hashes of all blocks of a contiguous array, one after the other. `threads` 0 means one per core.
 
     An empty array has no blocks. The GIL is released meanwhile; whoever writes to the array makes the result worthless.
@@ -70,7 +70,7 @@ def block_hashes(memory: Memory, kind: HashKind, threads: int = 0, block_bytes: 
             assert_never(kind)
 
 
-def block_hash(block: Memory | bytes, kind: HashKind) -> bytes:
+def block_hash(block: Bytes | bytes, kind: HashKind) -> bytes:
     """The hash of one block, on the calling thread."""
     match kind:
         case "rf64":

@@ -12,8 +12,8 @@ import msgspec
 from msgspec.structs import replace
 
 from ringfold.state import hashing
+from ringfold.state.array_memory import ArrayMemory, memory_of
 from ringfold.state.hashing import BLOCK_BYTES
-from ringfold.state.memory import Memory, memory_of
 from ringfold.state.shared import Loaded, SharedState
 from ringfold.wire.messages import Branch, HashKind, KeyOffer, Lineage, Offer, SyncStrategy
 
@@ -27,7 +27,7 @@ class Snapshot:
     revision: int
     hash: HashKind
     torn: bool
-    memories: list[Memory]
+    memories: list[ArrayMemory]
     hashes: list[bytes]
     """Per key the hashes of its blocks, one after the other; empty for one that may differ."""
     keys: list[KeyOffer]

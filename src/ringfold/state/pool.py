@@ -16,7 +16,7 @@ from heapq import heapify, heappop, heappush
 from ringfold.wire.messages import PeerId
 
 
-class Pool:
+class BlockPool:
     """The free blocks. What is taken out is the caller's until it is put back."""
 
     def __init__(self, total: int, start: int) -> None:

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ringfold.errors import RemoteProtocolError
+from ringfold.state.array_memory import block_count, block_range
 from ringfold.state.fetch import BATCH_BLOCKS, HASHES_BYTES, HASHES_KEYS, WINDOW_BLOCKS, Fetch
-from ringfold.state.hashing import digest_bytes
+from ringfold.state.fetch_effects import BlockRange, WantedKey
+from ringfold.state.hashing import Bytes, digest_bytes
 from ringfold.state.manifest import Snapshot
-from ringfold.state.memory import Bytes, block_count, block_range
-from ringfold.state.wishes import Range, Wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +27,13 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class BlockRefusal:
     """Why a visitor does not get what it asked for. An honest one never hears this."""
 
     text: str
 
 
-class Shelf:
+class BlockServer:
     """What is here to be given. `fetch` is what this peer itself receives, if it does."""
 
     def __init__(self, snapshot: Snapshot, fetch: Fetch | None = None) -> None:
@@ -41,7 +41,7 @@ class Shelf:
         self._fetch = fetch
         self._digest = digest_bytes(snapshot.hash)
 
-    def greeting(self) -> list[list[Range]]:
+    def greeting(self) -> list[list[BlockRange]]:
         """What a receiver announces to a fellow that has just come, one `Have` each: all that is here now, and an empty
         one if nothing new will come from here any more.
         """
@@ -53,42 +53,42 @@ class Shelf:
         ranges += self._fetch.here()
         return ([ranges] if ranges else []) + ([[]] if self._fetch.at_end else [])
 
-    def hashes_for(self, keys: Sequence[int]) -> list[tuple[int, bytes]] | Refusal:
+    def hashes_for(self, keys: Sequence[int]) -> list[tuple[int, bytes]] | BlockRefusal:
         """The hash lists of these keys, no more of them than a `Fetch` asks for at once."""
         if not 0 < len(keys) <= HASHES_KEYS:
-            return Refusal(f"the block hashes of {len(keys)} keys at once: from 1 to {HASHES_KEYS} are given")
+            return BlockRefusal(f"the block hashes of {len(keys)} keys at once: from 1 to {HASHES_KEYS} are given")
         lists: list[tuple[int, bytes]] = []
         size = 0
         for key in keys:
             found = self._hashes_of(key)
             if found is None:
-                return Refusal(f"the block hashes of key {key} are not here")
+                return BlockRefusal(f"the block hashes of key {key} are not here")
             size += len(found)
             if lists and size > HASHES_BYTES:
-                return Refusal(f"more than {HASHES_BYTES} bytes of block hashes at once are too many")
+                return BlockRefusal(f"more than {HASHES_BYTES} bytes of block hashes at once are too many")
             lists.append((key, found))
         return lists
 
-    def blocks_for(self, blocks: Sequence[tuple[int, int]]) -> list[Piece] | Refusal:
+    def blocks_for(self, blocks: Sequence[tuple[int, int]]) -> list[Piece] | BlockRefusal:
         """The memory of these blocks, in this order. A block on a device is copied to the host for it."""
         if not blocks:
-            return Refusal("no blocks were asked for")
+            return BlockRefusal("no blocks were asked for")
         block_bytes, most = self._snapshot.block_bytes, 2 * WINDOW_BLOCKS * self._snapshot.block_bytes
         if len(blocks) > WINDOW_BLOCKS * BATCH_BLOCKS:
-            return Refusal(f"{len(blocks)} blocks at once are too many")
+            return BlockRefusal(f"{len(blocks)} blocks at once are too many")
         pieces = []
         size = 0
         for key, block in blocks:
             hashes = self._hashes_of(key)
             if hashes is None or not 0 <= block < len(hashes) // self._digest:
-                return Refusal(f"there is no block {block} of key {key} here")
+                return BlockRefusal(f"there is no block {block} of key {key} here")
             if not self._is_whole(key) and not (self._fetch is not None and self._fetch.has(key, block)):
-                return Refusal(f"block {block} of key {key} is not here yet")
+                return BlockRefusal(f"block {block} of key {key} is not here yet")
             memory = self._snapshot.memories[key]
             first, last = block_range(block, memory.nbytes, block_bytes)
             size += last - first
             if size > most:
-                return Refusal(f"more than {most} bytes at once are too many")
+                return BlockRefusal(f"more than {most} bytes at once are too many")
             expected = hashes[block * self._digest : (block + 1) * self._digest]
             if memory.host is not None:
                 pieces.append(Piece(memory.host, first, last - first, expected))
@@ -109,7 +109,7 @@ class Shelf:
         return not fetched and not self._snapshot.keys[key].may_differ
 
 
-def wanted_of(snapshot: Snapshot, fetch: Sequence[tuple[int, bytes]]) -> list[Wanted]:
+def wanted_of(snapshot: Snapshot, fetch: Sequence[tuple[int, bytes]]) -> list[WantedKey]:
     """A plan's list of keys to fetch, with what is here of them now. Raises `RemoteProtocolError` on strange keys."""
     if len({key for key, _ in fetch}) < len(fetch):
         raise RemoteProtocolError("the plan of a sync names a key twice")
@@ -117,4 +117,4 @@ def wanted_of(snapshot: Snapshot, fetch: Sequence[tuple[int, bytes]]) -> list[Wa
         known = 0 <= key < len(snapshot.keys) and not snapshot.keys[key].may_differ
         if not known or len(root) != digest_bytes(snapshot.hash):
             raise RemoteProtocolError(f"the plan of a sync names key {key}, which cannot be fetched here")
-    return [Wanted(key, root, snapshot.memories[key].nbytes, snapshot.hashes[key]) for key, root in fetch]
+    return [WantedKey(key, root, snapshot.memories[key].nbytes, snapshot.hashes[key]) for key, root in fetch]

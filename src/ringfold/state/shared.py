@@ -11,10 +11,10 @@ from typing import NamedTuple, SupportsIndex, get_args
 
 from ringfold.errors import UsageError
 from ringfold.state import hashing
-from ringfold.state.memory import memory_of
+from ringfold.state.array_memory import memory_of
 from ringfold.wire.messages import HashKind, Lineage
 
-MOST_KEYS = 100_000
+MAX_KEYS = 100_000
 
 
 class Loaded(NamedTuple):
@@ -83,8 +83,8 @@ class SharedState:
     def _fill(self, arrays: dict[str, object], revision: int, hash: HashKind) -> None:
         if strange := [name for name in arrays if not isinstance(name, str) or not name]:
             raise UsageError(f"an array's name must be a non-empty string, not {strange[0]!r}")
-        if len(arrays) > MOST_KEYS:
-            raise UsageError(f"a shared state has at most {MOST_KEYS} arrays, not {len(arrays)}; share larger ones")
+        if len(arrays) > MAX_KEYS:
+            raise UsageError(f"a shared state has at most {MAX_KEYS} arrays, not {len(arrays)}; share larger ones")
         if hash not in get_args(HashKind):
             raise UsageError(f"unknown hash {hash!r}; there are {', '.join(get_args(HashKind))}")
         hashing.check_available(hash)

@@ -12,8 +12,8 @@ Read `scheduler.py` (time and the trace) and `network.py` (what may happen to by
 `peers.py` (the two processes; `sockets.py` and `core.py` stand between a peer and its engine), `program.py` and
 `runner.py` (what users do on a peer; `blocking.py` for users who write plain code), `checks.py` and `sync_checks.py`
 (the promises), `simulation.py` (all of it together). On top: `workloads.py`, `stateful.py`, `faults.py` and
-`scenario.py` draw a run from a seed, `planted.py` proves that bugs are found, and `python -m ringfold.testing` runs
-seeds by the thousand. Rounds of probing and the global iteration have simulations of their own, which begin in
+`scenario.py` draw a run from a seed, and `python -m ringfold.testing` runs seeds by the thousand; bugs that it must
+find are in `tests/planted`. Rounds of probing and the global iteration have simulations of their own, which begin in
 `probing.py` and `iterating.py`.
 """
 

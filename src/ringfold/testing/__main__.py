@@ -1,4 +1,4 @@
-"""`python -m ringfold.testing`: run many seeds, replay one, or see that planted bugs are found."""
+"""`python -m ringfold.testing`: run many seeds, or replay one."""
 
 import argparse
 import logging
@@ -13,18 +13,13 @@ from typing import Protocol, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Column, Table
+from rich.table import Table
 
-from ringfold.testing.failover_planted import FAILOVER_BUGS, find_in_failover
-from ringfold.testing.planted import BUGS, find
 from ringfold.testing.probing import RoundOutcome, run_rounds
-from ringfold.testing.probing_planted import ROUND_BUGS, find_in_rounds
 from ringfold.testing.resuming import run_resume
-from ringfold.testing.resuming_planted import RESUME_BUGS, find_in_resumes
 from ringfold.testing.scenario import Outcome, run_failover, run_seed, run_stalls
 from ringfold.testing.scheduler import SimulationFailure
-from ringfold.testing.several import SEVERAL_BUGS, find_in_several, run_several
-from ringfold.testing.stalling_planted import STALL_BUGS, find_in_stalls
+from ringfold.testing.several import run_several
 
 BATCH = 10
 """Seeds per task: enough that handing them out costs nothing."""
@@ -139,7 +134,7 @@ def run_many(
     run: Callable[[Sequence[int]], list[Result | SimulationFailure]],
 ) -> None:
     """Run `count` seeds from `first` on, in so many processes, with a progress bar, and add them up."""
-    with _progress(console) as progress:
+    with progress_bar(console) as progress:
         task = progress.add_task("seeds", total=count)
         for batch in _in_processes(_batches(range(first, first + count)), jobs, run):
             for outcome in batch:
@@ -197,31 +192,6 @@ def _show_end(table: Table, virtual_ms: float, failures: Sequence[SimulationFail
         console.print(str(failure), markup=False, highlight=False)
 
 
-def plant(
-    bugs: Sequence[str],
-    look: Callable[[str, int, int], SimulationFailure | None],
-    first: int,
-    most: int,
-    jobs: int,
-    console: Console,
-) -> int:
-    """Look for every planted bug; exit code 1 if one stays hidden for `most` seeds."""
-    columns = (Column(name, no_wrap=True) for name in ("planted bug", "found by seed", "after"))
-    table = Table(*columns, Column("as", ratio=1, no_wrap=True, overflow="ellipsis"), expand=True)
-    hidden = 0
-    with _progress(console) as progress, ProcessPoolExecutor(jobs) as pool:
-        task = progress.add_task("planted bugs", total=len(bugs))
-        for name, found in zip(bugs, pool.map(look, bugs, [first] * len(bugs), [most] * len(bugs)), strict=True):
-            progress.advance(task)
-            if found is None:
-                hidden += 1
-                table.add_row(name, "[red]not found[/red]", f"{most} seeds", "")
-            else:
-                table.add_row(name, str(found.seed), f"{found.seed - first + 1} seeds", found.text.splitlines()[0])
-    console.print(table)
-    return 1 if hidden else 0
-
-
 def replay(seed: int, trace: bool, run: Callable[..., Outcome | RoundOutcome], console: Console) -> int:
     """Run one seed again; with `trace`, print everything that happens in it."""
     echo = (lambda line: console.print(line, markup=False, highlight=False)) if trace else None
@@ -234,7 +204,8 @@ def replay(seed: int, trace: bool, run: Callable[..., Outcome | RoundOutcome], c
     return 0
 
 
-def _progress(console: Console) -> Progress:
+def progress_bar(console: Console) -> Progress:
+    """A progress bar that is gone when the work is done."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     return Progress(*columns, TimeRemainingColumn(), console=console, transient=True)
 
@@ -245,14 +216,13 @@ def fresh_seed() -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Parse, run, show; 1 if a promise was broken or a planted bug stayed hidden."""
+    """Parse, run, show; 1 if a promise was broken."""
     parser = argparse.ArgumentParser(prog="python -m ringfold.testing", description=__doc__)
     parser.add_argument("--seeds", type=int, default=100, help="how many seeds to run")
     parser.add_argument("--from", type=int, dest="first", default=None, help="the first seed; else a fresh number")
     parser.add_argument("--seed", type=int, help="run only this one")
     parser.add_argument("--trace", action="store_true", help="with --seed: print every event")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
-    parser.add_argument("--planted", action="store_true", help="also look for the planted bugs, in up to 1,000 seeds")
     parser.add_argument("--probing", action="store_true", help="rounds of probing instead of collectives")
     parser.add_argument("--iterations", action="store_true", help="stories of the global iteration over a store")
     parser.add_argument("--failover", action="store_true", help="masters are lost and replaced, besides")
@@ -275,35 +245,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rounds = RoundTotal()
         run_many(first, options.seeds, options.jobs, console, rounds, run_round_batch)
         show_rounds(rounds, first, console)
-        failures, bugs, look = rounds.failures, tuple(ROUND_BUGS), find_in_rounds
-    else:
-        total = Total()
-        batch = run_several_batch if options.runs else run_failover_batch if options.failover else run_batch
-        batch = run_stall_batch if options.stalls else run_resume_batch if options.resume else batch
-        run_many(first, options.seeds, options.jobs, console, total, batch)
-        show(total, first, console)
-        failures, bugs, look = total.failures, tuple(BUGS), find
-        if options.failover:
-            bugs, look = tuple(FAILOVER_BUGS), find_in_failover
-        elif options.stalls:
-            bugs, look = tuple(STALL_BUGS), find_in_stalls
-        elif options.resume:
-            bugs, look = tuple(RESUME_BUGS), find_in_resumes
-        elif options.runs:
-            bugs, look = tuple(SEVERAL_BUGS), find_in_several
-    hidden = plant(bugs, look, first, 1_000, options.jobs, console) if options.planted else 0
-    return 1 if failures or hidden else 0
+        return 1 if rounds.failures else 0
+    total = Total()
+    batch = run_several_batch if options.runs else run_failover_batch if options.failover else run_batch
+    batch = run_stall_batch if options.stalls else run_resume_batch if options.resume else batch
+    run_many(first, options.seeds, options.jobs, console, total, batch)
+    show(total, first, console)
+    return 1 if total.failures else 0
 
 
 def _iterations(options: argparse.Namespace, console: Console) -> int:
-    from ringfold.testing import iterating_runs
+    from ringfold.testing import iterating_stories
 
     if options.seed is not None:
-        return iterating_runs.replay(options.seed, trace=options.trace, console=console)
+        return iterating_stories.replay(options.seed, trace=options.trace, console=console)
     first = fresh_seed() if options.first is None else options.first
-    return iterating_runs.run(
-        first=first, count=options.seeds, jobs=options.jobs, planted=options.planted, console=console
-    )
+    return iterating_stories.run(first=first, count=options.seeds, jobs=options.jobs, console=console)
 
 
 if __name__ == "__main__":

@@ -16,43 +16,147 @@ And for the record, at every change: its versions, fences and members, the quoru
 superseded.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
 from random import Random
-from typing import assert_never
+from typing import TYPE_CHECKING, Literal, Protocol, assert_never
 
 from ringfold.errors import DeadlineExceeded, RingfoldError, StoreUnreachable, StoreWentBack, Superseded
-from ringfold.iteration.machine import Machine
-from ringfold.iteration.model import Self
+from ringfold.iteration.liveness import LivenessTiming
+from ringfold.iteration.machine import BegunIteration, IterationMachine
 from ringfold.iteration.operations import (
     NS,
-    Answer,
-    Beat,
     CompareAndSet,
     Delete,
     Get,
+    Heartbeat,
     ListKeys,
     Operation,
-    Outcome,
     Pause,
+    Steps,
+    StoreOutcome,
+    StoreReply,
     WaitFor,
+    send_reply,
 )
+from ringfold.iteration.record import RankIdentity, Record, Rules, decode
 from ringfold.store.base import version_of
 from ringfold.store.client import StoreClient
-from ringfold.store.memory import Crashed, Fault, MemoryDriver, MemoryServer, Snapshot
-from ringfold.testing.iterating_checks import Broken, Checks
-from ringfold.testing.iterating_parts import (
-    PREFIX,
-    SETTLED,
-    TIMING,
-    Agreeing,
-    Course,
-    Fiber,
-    Life,
-    Result,
-    Story,
-    Trouble,
-)
+from ringfold.store.in_memory import Crashed, Fault, MemoryDriver, MemoryServer, Snapshot
 from ringfold.testing.scheduler import MS, Scheduler, SimulationFailure, Trace
+
+PREFIX = "run"
+TIMING = LivenessTiming(heartbeat_s=1.0, inactive_after_s=6.0)
+SETTLED = 3
+"""So many iterations everybody must be handed once the faults have stopped."""
+
+Kind = Literal["crash", "pause", "cut", "twin", "leave", "jump", "outage", "wipe", "restore"]
+Moment = Literal["crash", "crash after"]
+
+
+class Agreeing(Protocol):
+    """A protocol for the global iteration, as the simulation drives it."""
+
+    def next(self, now_ns: int, timeout_s: float) -> Steps[BegunIteration]: ...
+
+    def send_heartbeats(self) -> Steps[None]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trouble:
+    """Something that happens to ranks, or to the store, at an instant."""
+
+    kind: Kind
+    at_ms: int
+    ranks: tuple[int, ...] = ()
+    for_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Story:
+    """One schedule: everything that is not drawn on the way."""
+
+    seed: int
+    rules: Rules
+    can_list: bool = True
+    has_leases: bool = False
+    troubles: tuple[Trouble, ...] = ()
+    crash_at: tuple[int, int, Moment] | None = None
+    """A rank, the number of one of its store operations, and when in it the life ends."""
+    losses: float = 0.0
+    """The share of operations to which something happens, until the faults stop."""
+    quiet_ms: int = 0
+    """When the faults stop."""
+    stay_dead: tuple[int, ...] = ()
+    slow: float = 0.05
+    """The share of trainings that take longer than it takes to be given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a schedule came to."""
+
+    iterations: int
+    lives: int
+    operations: int
+    virtual_ms: float
+    troubles: tuple[str, ...]
+
+
+Course = Generator[Operation, StoreReply, None]
+
+
+@dataclass(eq=False, slots=True)
+class Fiber:
+    """One of the two sequences of steps of a life."""
+
+    course: Course
+    has_begun: bool = False
+    is_running: bool = False
+
+    def send(self, answer: StoreReply) -> Operation:
+        """Hand over what became of the last operation; returns the next."""
+        self.is_running = True
+        try:
+            if not self.has_begun:
+                self.has_begun = True
+                return next(self.course)
+            return send_reply(self.course, answer)
+        finally:
+            self.is_running = False
+
+    def close(self) -> None:
+        if not self.is_running:
+            self.course.close()
+
+
+@dataclass(eq=False, slots=True)
+class Life:
+    """One process of one rank."""
+
+    rank: int
+    incarnation: str
+    born_ns: int
+    agreeing: Agreeing | None = None
+    client: StoreClient | None = None
+    driver: MemoryDriver | None = None
+    history: int = -1
+    jump_ns: int = 0
+    log: list[int] = field(default_factory=list)
+    finished: int = -1
+    is_up: bool = True
+    is_paused: bool = False
+    is_cut: bool = False
+    is_leaving: bool = False
+    is_troubled: bool = False
+    """Whether anything ever happened to it for which the others may give it up."""
+    fault: Fault | None = None
+    fibers: list[Fiber] = field(default_factory=list)
+    held: list[Callable[[], None]] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return f"rank {self.incarnation}"
+
 
 RECORD = f"{PREFIX}/iteration/record"
 
@@ -70,7 +174,7 @@ AgreeingOf = Callable[["Simulated", Life], Agreeing]
 
 
 def production(sim: "Simulated", life: Life) -> Agreeing:
-    return Machine(sim.self_of(life), sim.story.rules, TIMING)
+    return IterationMachine(sim.self_of(life), sim.story.rules, TIMING)
 
 
 class Simulated:
@@ -219,8 +323,8 @@ class Simulated:
 
     # Lives
 
-    def self_of(self, life: Life) -> Self:
-        return Self(
+    def self_of(self, life: Life) -> RankIdentity:
+        return RankIdentity(
             rank=life.rank,
             incarnation=life.incarnation,
             can_list=self.story.can_list,
@@ -267,7 +371,7 @@ class Simulated:
             return
         life.history = self.history
         life.agreeing = self._agreeing(self, life)
-        life.fibers = [Fiber(self._program(life, life.agreeing)), Fiber(life.agreeing.pulse())]
+        life.fibers = [Fiber(self._program(life, life.agreeing)), Fiber(life.agreeing.send_heartbeats())]
         for fiber in life.fibers:
             self._send(life, fiber, None)
 
@@ -284,7 +388,7 @@ class Simulated:
             self.note(life, f"begins {begun.iteration} of {list(begun.members)}{', won' if begun.is_winner else ''}")
             is_on_its_way = self.sched.now - self._back_ns < 700 * MS
             self.checks.begun(life, begun, self.history, is_on_its_way=is_on_its_way)
-            if life.is_leaving and isinstance(agreeing, Machine):
+            if life.is_leaving and isinstance(agreeing, IterationMachine):
                 try:
                     yield from agreeing.leave(self.now_ns(life), 5)
                 except (DeadlineExceeded, StoreUnreachable) as error:
@@ -320,7 +424,7 @@ class Simulated:
 
     # Steps
 
-    def _send(self, life: Life, fiber: Fiber, outcome: Outcome) -> None:
+    def _send(self, life: Life, fiber: Fiber, outcome: StoreOutcome) -> None:
         """Hand an answer to a sequence of steps, and see to what it asks for next."""
         if not life.is_up:
             return
@@ -329,7 +433,7 @@ class Simulated:
             return
         is_program = fiber is life.fibers[0]
         try:
-            operation = fiber.send(Answer(self.now_ns(life), outcome))
+            operation = fiber.send(StoreReply(self.now_ns(life), outcome))
         except StopIteration:
             return
         except Superseded as error:
@@ -380,7 +484,7 @@ class Simulated:
             return  # it was still on its way out when the process died
         life.fault = self._draw_fault(life) if life.is_up else "lost reply"
         self._expire()
-        outcome: Outcome
+        outcome: StoreOutcome
         try:
             outcome = self._carried_out(life, operation)
         except Crashed as crash:
@@ -393,7 +497,7 @@ class Simulated:
         self._noticed()
         self.sched.after(self._delay_ns(), self._send, life, fiber, outcome)
 
-    def _carried_out(self, life: Life, operation: Operation) -> Outcome:
+    def _carried_out(self, life: Life, operation: Operation) -> StoreOutcome:
         client = life.client
         assert client is not None
         match operation:
@@ -406,7 +510,7 @@ class Simulated:
             case Delete(key, expected):
                 client.delete(key, expected)
                 return None
-            case Beat(key, value, ttl_s):
+            case Heartbeat(key, value, ttl_s):
                 if self.story.has_leases:
                     self._leases[f"{PREFIX}/{key}"] = self.sched.now + round(ttl_s * NS)
                 client.set(key, value)
@@ -449,3 +553,150 @@ class Simulated:
 
     def _failure(self, text: str) -> SimulationFailure:
         return StoryFailure(self.story.seed, text, self.sched.trace.tail())
+
+
+# Checks
+
+
+if TYPE_CHECKING:
+    from ringfold.testing.iterating import Life
+
+
+class Broken(AssertionError):
+    """A promise was broken; the text says which."""
+
+
+class Checks:
+    """The history of one store, as an outsider sees it."""
+
+    def __init__(self, rules: Rules, lives: Sequence["Life"]) -> None:
+        self._rules, self._lives = rules, lives
+        self._winners: dict[tuple[int, int], str] = {}
+        self._members: dict[tuple[int, int], dict[int, str]] = {}
+        self._ousted: set[str] = set()
+        self._record: Record | None = None
+        self._version = 0
+
+    # What lives are handed
+
+    def begun(self, life: "Life", begun: BegunIteration, history: int, *, is_on_its_way: bool) -> None:
+        """A life is handed an iteration; perhaps the answer was on its way when the store went back."""
+        number, last = begun.iteration, life.log[-1] if life.log else None
+        if not self._may_go_on(life, history):
+            if not is_on_its_way or (life.history, number) not in self._members:
+                raise Broken(f"{life} goes on with {number} although the store went back")
+            history = life.history
+        life.history = history
+        if last is not None and number <= last:
+            raise Broken(f"{life} is handed {number} after {last}: a repeated iteration")
+        if last is not None and number > last + 1:
+            self._skipped(life, range(last + 1, number), history)
+        if begun.is_winner:
+            other = self._winners.setdefault((history, number), life.incarnation)
+            if other != life.incarnation:
+                raise Broken(f"iteration {number} has two winners: {other} and {life.incarnation}")
+        for one in self._lives:
+            is_healthy = one.is_up and not one.is_troubled and one.history == history
+            if is_healthy and one.log and one.log[-1] == number - 1 > one.finished:
+                raise Broken(f"{life} begins {number}, and {one} has not finished {number - 1}")
+        life.log.append(number)
+        agreed = self._members.get((history, number))
+        if agreed is not None and list(agreed) != list(begun.members):
+            raise Broken(f"{life} believes that {begun.members} are in {number}; agreed are {list(agreed)}")
+
+    def _skipped(self, life: "Life", numbers: range, history: int) -> None:
+        if not life.is_troubled:
+            raise Broken(f"{life} lost iteration {numbers[0]}, and nothing ever happened to it")
+        for number in numbers:
+            # It may have become a member without noticing, and been given up then: the next one began without it.
+            both = (self._members.get((history, one), {}) for one in (number, number + 1))
+            if all(members.get(life.rank) == life.incarnation for members in both):
+                raise Broken(f"{life} lost iteration {number}, in which the others waited for it")
+
+    def superseded(self, life: "Life") -> None:
+        """A life says that somebody else has taken its seat."""
+        if not any(one.rank == life.rank and one is not life for one in self._lives):
+            raise Broken(f"{life} believes that it was superseded, and there is nobody else")
+
+    def refused(self, life: "Life", history: int) -> None:
+        """A life says that the store went back."""
+        if life.history == history:
+            raise Broken(f"{life} believes that the store went back, and it did not")
+
+    # The record
+
+    def _may_go_on(self, life: "Life", history: int) -> bool:
+        """Whether a life knows this store, or an earlier one of which it has seen nothing that was taken back."""
+        if life.history == history:
+            return True
+        return bool(life.log) and self._members.get((history, life.log[-1])) is self._members.get(
+            (life.history, life.log[-1]), {}
+        )
+
+    def new_history(self, server: MemoryServer, key: str, history: int) -> None:
+        """The store went back: what is in it now is where it begins."""
+        entry = server.entries.get(key)
+        self._ousted.clear()
+        self._version = version_of(entry)
+        self._record = None if entry is None else decode("memory:", entry.value)
+        kept = -1 if self._record is None else self._record.iteration
+        past = [(number, members) for (one, number), members in self._members.items() if one == history - 1]
+        self._members.update({(history, number): members for number, members in past if number <= kept})
+
+    def look(self, server: MemoryServer, key: str, history: int) -> None:
+        """Check the record if it was changed."""
+        entry = server.entries.get(key)
+        if version_of(entry) == self._version:
+            return
+        if entry is None:
+            raise Broken("the record was removed")
+        record, before = decode("memory:", entry.value), self._record or Record(self._rules)
+        self._version, self._record = entry.version, record
+        if record.version != before.version + 1:
+            raise Broken(f"the record's version went from {before.version} to {record.version}")
+        if record.fence < before.fence:
+            raise Broken(f"the fence went from {before.fence} to {record.fence}")
+        self._check_seats(before, record)
+        if record.iteration == before.iteration:
+            return
+        if record.iteration != before.iteration + 1:
+            raise Broken(f"the iteration went from {before.iteration} to {record.iteration}")
+        self._members[history, record.iteration] = record.members
+        self._check_advance(before, record)
+
+    def _check_seats(self, before: Record, record: Record) -> None:
+        for rank, seat in before.roster.items():
+            now = record.roster.get(rank)
+            if now is None:
+                raise Broken(f"rank {rank} lost its seat")
+            if now.incarnation != seat.incarnation:
+                self._ousted.add(seat.incarnation)
+                if now.fence <= seat.fence:
+                    raise Broken(f"rank {rank} was taken over with fence {now.fence}, after {seat.fence}")
+        for seat in record.roster.values():
+            if seat.incarnation in self._ousted:
+                raise Broken(f"{seat.incarnation} speaks again although it was superseded")
+
+    def _check_advance(self, before: Record, record: Record) -> None:
+        lives = {life.incarnation: life for life in self._lives}
+        if len(record.members) < self._rules.min_ranks:
+            raise Broken(f"iteration {record.iteration} began with {len(record.members)} ranks")
+        present = [rank for rank in before.members if not before.roster[rank].gone]
+        if self._rules.quorum == "majority":
+            voters = present or range(self._rules.world)
+            if 2 * sum(rank in record.members for rank in voters) <= len(voters):
+                raise Broken(f"iteration {record.iteration} began without a majority of {list(voters)}")
+        for rank, incarnation in record.members.items():
+            life = lives[incarnation]
+            if before.members.get(rank) == incarnation and life.finished < before.iteration:
+                raise Broken(f"{life} counts as arrived at {before.iteration}, which it has not finished")
+        for rank in present:
+            life = lives[before.members[rank]]
+            if rank not in record.members and not life.is_troubled:
+                raise Broken(f"{life} was left behind in {before.iteration}, and nothing ever happened to it")
+
+    def at_end(self) -> None:
+        """Everybody's log once more, as a whole."""
+        for life in self._lives:
+            if life.log != sorted(set(life.log)):
+                raise Broken(f"{life} was handed {life.log}")

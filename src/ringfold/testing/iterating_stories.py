@@ -1,19 +1,22 @@
-"""Stories for the global iteration, drawn from a seed; the bugs that they must find; and one crash at every operation.
+"""Stories for the global iteration, drawn from a seed; and one crash at every operation.
 
 Half of the drawn stories have one life end at one store operation, drawn from all that a rank makes in its first
 seconds, before or after it is carried out; `every_crash` goes through all of them for a small story. The rest of a
 story is drawn freely. A store that goes back is a story of its own: a life that is cut off all the while cannot know.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from random import Random
 
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
 from ringfold.iteration.record import Quorum, Rules
-from ringfold.testing.iterating import AgreeingOf, Simulated
-from ringfold.testing.iterating_naive import naive
-from ringfold.testing.iterating_parts import Kind, Moment, Result, Story, Trouble
-from ringfold.testing.iterating_planted import MACHINES
+from ringfold.testing.iterating import Kind, Moment, Result, Simulated, Story, Trouble
 from ringfold.testing.scheduler import SimulationFailure
 
 _WITHIN_MS = 9_000
@@ -87,25 +90,71 @@ def _with_crash(story: Story, rank: int, number: int, moment: Moment) -> Story:
     return replace(story, crash_at=(rank, number, moment))
 
 
-@dataclass(frozen=True, slots=True)
-class Bug:
-    """A protocol that is wrong in one place, or, for the classic one, in many."""
+# Many stories at once: `python -m ringfold.testing --iterations`
 
-    text: str
-    agreeing: AgreeingOf
+_BATCH = 25
 
 
-BUGS = {
-    "naive": Bug("the classic protocol: set, then get == me", naive),
-    **{name: Bug(text, machine) for name, (text, machine) in MACHINES.items()},
-}
+def run(*, first: int, count: int, jobs: int, console: Console) -> int:
+    """Run many stories and show what they came to; 1 if something is wrong."""
+    counts: Counter[str] = Counter()
+    failures: list[SimulationFailure] = []
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("stories", total=count)
+        for outcomes in _batches(range(first, first + count), jobs):
+            progress.advance(task, len(outcomes))
+            for outcome in outcomes:
+                if isinstance(outcome, SimulationFailure):
+                    failures.append(outcome)
+                    console.print(f"[red]violation[/red] {outcome.text} [dim](seed {outcome.seed})[/dim]")
+                else:
+                    _count(counts, outcome)
+    table = Table(title=f"{count} stories of the global iteration from {first}", show_header=False)
+    for what, number in sorted(counts.items()):
+        table.add_row(what, f"{number:,}")
+    table.add_row("violations", f"[red]{len(failures)}[/red]" if failures else "[green]0[/green]")
+    console.print(table)
+    for failure in failures[:3]:
+        console.print(str(failure), markup=False, highlight=False)
+    return 1 if failures else 0
 
 
-def find(name: str, first: int, most: int) -> SimulationFailure | None:
-    """The first story that finds a bug; None if it stays hidden in `most` of them."""
-    for seed in range(first, first + most):
+def replay(seed: int, *, trace: bool, console: Console) -> int:
+    """Run one story again."""
+    echo = (lambda line: console.print(line, markup=False, highlight=False)) if trace else None
+    console.print(str(draw(seed)), markup=False, highlight=False)
+    try:
+        console.print(str(run_story(seed, echo)), markup=False, highlight=False)
+    except SimulationFailure as failure:
+        console.print(str(failure), markup=False, highlight=False)
+        return 1
+    return 0
+
+
+def run_batch(seeds: Sequence[int]) -> list[Result | SimulationFailure]:
+    """Some stories; a broken promise is an outcome too."""
+    outcomes: list[Result | SimulationFailure] = []
+    for seed in seeds:
         try:
-            Simulated(draw(seed), BUGS[name].agreeing).run()
+            outcomes.append(run_story(seed))
         except SimulationFailure as failure:
-            return failure
-    return None
+            outcomes.append(failure)
+    return outcomes
+
+
+def _batches(seeds: range, jobs: int) -> Iterator[list[Result | SimulationFailure]]:
+    batches = [seeds[start : start + _BATCH] for start in range(0, len(seeds), _BATCH)]
+    if jobs == 1:
+        yield from map(run_batch, batches)
+        return
+    with ProcessPoolExecutor(jobs) as pool:
+        yield from pool.map(run_batch, batches)
+
+
+def _count(counts: Counter[str], result: Result) -> None:
+    counts["iterations"] += result.iterations + 1
+    counts["lives"] += result.lives
+    counts["store operations"] += result.operations
+    counts["virtual seconds"] += round(result.virtual_ms / 1_000)
+    counts.update(f"trouble: {kind}" for kind in result.troubles)

@@ -43,7 +43,7 @@ from ringfold.state.shared import SharedState
 from ringfold.testing.blocking import SimRun
 from ringfold.testing.checks import Violation
 from ringfold.testing.core import new_core
-from ringfold.testing.lies import garbled
+from ringfold.testing.hostile import garbled
 from ringfold.testing.network import End, on_path
 from ringfold.testing.nodes import MASTER_PORT
 from ringfold.testing.program import AGREE_TAG, USUAL_TIMEOUT_MS, Collective, ProgramOf, Reduced

@@ -5,10 +5,10 @@ restarts of nodes and of the master, freezes, lost connections, messages that ar
 that jump by a millisecond to an hour, slow fits, alarms, commands, joins and leaves. At `faults_ms` all of it is over,
 and everything that is gone for no good reason is started again: from there a whole round must come within a bound.
 
-    python -m ringfold.testing --probing --seeds 1000 --planted
+    python -m ringfold.testing --probing --seeds 1000
 
-`probing_world.py` is what it happens in, `probing_checks.py` are the promises, `probing_planted.py` proves that broken
-ones are found.
+`probing_world.py` is what it happens in, `probing_checks.py` are the promises, `tests/planted/probing.py`
+proves that broken ones are found.
 """
 
 from collections import Counter
@@ -17,14 +17,12 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Literal, get_args
 
-from ringfold.probe.rounds.events import MS, Commanded, Watched
+from ringfold.probe.rounds.events import MS, CommandReceived, ResidualObserved
 from ringfold.probe.rounds.master import RoundMaster
 from ringfold.probe.rounds.node import RoundNode
 from ringfold.probe.rounds.settings import Adaptive, RoundSettings
 from ringfold.testing.checks import Violation
-from ringfold.testing.probing_group import GlooGroup
-from ringfold.testing.probing_weather import Clock, Messages, Trap
-from ringfold.testing.probing_world import SimNode, World
+from ringfold.testing.probing_world import Clock, GlooGroup, Messages, SimNode, Trap, World
 from ringfold.testing.scheduler import Scheduler, SimulationFailure, Trace
 from ringfold.wire.probing import Cadence, ProbeAction, ProbeGraph, RoundEnd, RoundId, RoundKind, RoundStart
 
@@ -227,12 +225,12 @@ class RoundSimulation:
             case "leave":
                 self._leave(node)
             case "command":
-                self._command(rng.choice(("start", "stop", "round", "round", "show")))
+                self._handle_command(rng.choice(("start", "stop", "round", "round", "show")))
                 if rng.random() < 0.4:
-                    self.scheduler.after(rng.randint(0, 600 * MS), self._command, rng.choice(("stop", "round")))
+                    self.scheduler.after(rng.randint(0, 600 * MS), self._handle_command, rng.choice(("stop", "round")))
             case "alarm":
                 if node.is_alive:
-                    node.event(Watched(node.id, node.id + 1, 10**9))
+                    node.event(ResidualObserved(node.id, node.id + 1, 10**9))
             case "memory":
                 self._remember()
 
@@ -276,7 +274,7 @@ class RoundSimulation:
         if self.scenario.settings.kind != "gloo" and self.world.fence:
             self._add(listen_only=False, last=RoundId(self.world.fence, self.rng.randint(50, 500)))
 
-    def _command(self, action: ProbeAction) -> None:
+    def _handle_command(self, action: ProbeAction) -> None:
         master, settings = self.world.master, self.scenario.settings
         if master is None or settings.kind == "gloo" or (self._is_healed and action == "stop"):
             return
@@ -293,7 +291,7 @@ class RoundSimulation:
                 self.world.history.unanswered(action, limit_ms)
 
         self.scheduler.after(limit_ms * MS, look)
-        master.event(Commanded(asker, action, label))
+        master.event(CommandReceived(asker, action, label))
 
     # The end
 
@@ -311,7 +309,7 @@ class RoundSimulation:
         if world.master is not None:
             world.master.wake()
             if not world.master.machine.is_on:
-                self._command("start")
+                self._handle_command("start")
         self._healed_published = len(world.history.published)
         self._healed_exports = dict(world.history.exports)
 

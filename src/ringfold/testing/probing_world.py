@@ -5,46 +5,47 @@ fits are exact: they come from the true clocks, unless something makes a real fi
 neighbour that is gone). A connection keeps the order of messages, as TCP does, except where the weather is *messy*:
 then messages are also repeated and overtaken, which no machine may rely on not to happen.
 
-With `gloo` there are no connections but a group of ranks (`probing_group.py`).
+With `gloo` there are no connections but a group of ranks.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
 
+from ringfold.probe.rounds.calculation import RoundResult
+from ringfold.probe.rounds.effects import (
+    ConfigureProber,
+    ExportWindow,
+    NodeEffect,
+    PauseProbing,
+    PublishSummary,
+    ResumeProbing,
+    RotateWindow,
+    SendProbeResponse,
+    SendToMaster,
+    SendToNode,
+)
 from ringfold.probe.rounds.events import (
     MS,
-    Alarmed,
-    Answer,
-    Calculated,
-    Configure,
-    Connected,
-    Disconnected,
-    Export,
+    AlarmReceived,
+    CommandReceived,
     FromRoundMaster,
-    Heard,
+    MasterConnected,
+    MasterDisconnected,
     MasterEvent,
-    NodeCame,
-    NodeEffect,
+    MessageReceived,
+    NodeConnected,
+    NodeDisconnected,
     NodeEvent,
-    NodeGone,
-    PauseProbing,
-    Publish,
-    Reported,
-    Resume,
-    Rotate,
-    Say,
-    SendTo,
+    ReportReceived,
     Tick,
     ToRoundMaster,
     WindowFitted,
 )
-from ringfold.probe.rounds.gather import LATE_MS, PATIENCE_MS
+from ringfold.probe.rounds.gather import LATE_GRACE_MS, LATE_MS
 from ringfold.probe.rounds.master import RoundMaster
-from ringfold.probe.rounds.node import NEVER, RoundNode
+from ringfold.probe.rounds.node import NEVER, NodeState, RoundNode
 from ringfold.probe.rounds.settings import RoundSettings
 from ringfold.testing.probing_checks import RoundHistory, RoundTruth, WindowTruth
-from ringfold.testing.probing_weather import Clock, Messages, Trap
 from ringfold.testing.scheduler import Scheduler, Timer
 from ringfold.wire.probing import (
     Advice,
@@ -61,8 +62,46 @@ from ringfold.wire.probing import (
     RoundStart,
 )
 
-if TYPE_CHECKING:
-    from ringfold.testing.probing_group import GlooGroup
+
+@dataclass(slots=True)
+class Clock:
+    """C(t) = offset + (1 + drift) t, with jumps."""
+
+    offset_ns: int
+    drift: float
+    jumps: list[int] = field(default_factory=list)
+    """When it jumped, in true time."""
+
+    def read(self, now_ns: int) -> int:
+        return now_ns + self.offset_ns + int(now_ns * self.drift)
+
+    def when(self, now_ns: int, clock_ns: int) -> int:
+        """The true time at which it will show `clock_ns`, if it does not jump."""
+        return now_ns + int((clock_ns - self.read(now_ns)) / (1 + self.drift)) + 1
+
+    def jump(self, now_ns: int, by_ns: int) -> None:
+        self.offset_ns += by_ns
+        self.jumps.append(now_ns)
+
+
+@dataclass(slots=True)
+class Messages:
+    """How messages travel at the moment."""
+
+    latency_us: tuple[int, int] = (50, 2_000)
+    repeats: float = 0.0
+    overtakes: float = 0.0
+    slow: float = 0.0
+    slow_ms: int = 3_000
+
+
+@dataclass(slots=True)
+class Trap:
+    """Something that happens just after the master has said a message of this type to somebody."""
+
+    after: type[FromRoundMaster]
+    action: Callable[[], None]
+
 
 UTC_NS = 1_700_000_000 * 10**9
 SLACK_MS = 50
@@ -154,7 +193,7 @@ class World:
 
     def _travel(self, after_ns: int, deliver: Callable[..., None], conn: Conn, event: object) -> int:
         at = self.now + self.way_ns()
-        greets = isinstance(event, Connected | NodeCame)
+        greets = isinstance(event, MasterConnected | NodeConnected)
         if greets or self.rng.random() >= self.messages.overtakes:
             at = max(at, after_ns + 1)
         self.scheduler.at(at, deliver, conn, event)
@@ -174,7 +213,7 @@ class World:
         edges |= {(node, sorted(set(nodes) - {node})[0]) for node in probers}
         return sorted((src, dst) for src, dst in edges if src != dst)
 
-    def calculate(self, fits: Sequence[EdgeFit], utc: Mapping[NodeId, int], history: object) -> Calculated:
+    def calculate(self, fits: Sequence[EdgeFit], utc: Mapping[NodeId, int], history: object) -> RoundResult:
         nodes = sorted({node for fit in fits for node in (fit.src, fit.dst)})
         clocks = [NodeClock(node, 0, utc.get(node, 0), 0.0, 1.0, -1, 1, 0.0) for node in nodes]
         advice, adaptive = None, self.settings.adaptive
@@ -182,7 +221,7 @@ class World:
             lengths = adaptive.window_min_ms, self.settings.window_ms, adaptive.window_max_ms
             advice = Advice(self.settings.pause_us, self.rng.choice(lengths), "drawn")
         took_ns = self.rng.randint(0, 5 * MS)
-        return Calculated(nodes[0], clocks, [EdgeView(fit) for fit in fits], advice=advice, took_ns=took_ns)
+        return RoundResult(nodes[0], clocks, [EdgeView(fit) for fit in fits], advice=advice, took_ns=took_ns)
 
 
 class SimMaster:
@@ -211,7 +250,7 @@ class SimMaster:
             self.event(event, conn)
 
     def lost(self, conn: Conn) -> None:
-        self.event(NodeGone(conn.id, "reset"), conn)
+        self.event(NodeDisconnected(conn.id, "reset"), conn)
 
     def event(self, event: MasterEvent, conn: Conn | None = None) -> None:
         if not self.is_alive:
@@ -219,10 +258,10 @@ class SimMaster:
         if self.is_frozen:
             self._queue.append((event, conn))
             return
-        if isinstance(event, NodeCame) and conn is not None:
+        if isinstance(event, NodeConnected) and conn is not None:
             self.conns[conn.id] = conn
             self.listeners |= {conn.id} if event.listen_only else set()
-        elif isinstance(event, NodeGone):
+        elif isinstance(event, NodeDisconnected):
             if self.conns.get(event.node) is not conn:
                 return
             del self.conns[event.node]
@@ -231,13 +270,13 @@ class SimMaster:
         effects = machine.step(world.now, event)
         for effect in effects:
             match effect:
-                case SendTo(node, message):
+                case SendToNode(node, message):
                     self._sent(node, message, starts)
-                case Publish(summary):
+                case PublishSummary(summary):
                     missing = f", missing {summary.missing}" if summary.missing else ""
                     world.note("master", f"round {summary.round} is complete{missing}")
                     world.history.publish(world.now, self.fence, summary, self.listeners)
-                case Answer(asker):
+                case SendProbeResponse(asker):
                     assert asker in self.asked, f"command {asker} is answered twice"
                     del self.asked[asker]
                 case _:
@@ -264,7 +303,7 @@ class SimMaster:
         if world.group is not None:
             world.group.broadcast(node, message)
         elif conn is not None:
-            world.to_node(conn, Heard(message))
+            world.to_node(conn, MessageReceived(message))
 
     def _watch(self) -> None:
         """A round that is gathered must be over by its deadline, if this process is there to see it."""
@@ -272,7 +311,7 @@ class SimMaster:
         if not machine.is_gathering or round is None or round == self._watched:
             return
         self._watched, freezes = round, self.freezes
-        limit_ms = world.settings.gather_ms(world.history.rounds[round].cadence) + LATE_MS + PATIENCE_MS + SLACK_MS
+        limit_ms = world.settings.gather_ms(world.history.rounds[round].cadence) + LATE_MS + LATE_GRACE_MS + SLACK_MS
 
         def look() -> None:
             if self.is_alive and self.freezes == freezes and machine.round == round:
@@ -383,8 +422,8 @@ class SimNode:
             self.id = self.world.fresh_id(self)
         conn = self.conn = Conn(self, master, self.id)
         master.dialled.append(conn)
-        self.world.to_master(conn, NodeCame(self.id, self.facts(), self.listen_only, self.machine.last))
-        self.world.to_node(conn, Connected(self.id))
+        self.world.to_master(conn, NodeConnected(self.id, self.facts(), self.listen_only, self.machine.last))
+        self.world.to_node(conn, MasterConnected(self.id))
 
     def facts(self) -> Neighbour:
         return Neighbour(self.id, self.name, "10.0.0.1", 50_000)
@@ -396,7 +435,7 @@ class SimNode:
     def lost(self, conn: Conn) -> None:
         if conn is self.conn:
             self.conn = None
-            self.event(Disconnected("reset"))
+            self.event(MasterDisconnected("reset"))
             self._dial_soon()
 
     # The machine
@@ -410,7 +449,7 @@ class SimNode:
         world, self._stood_at = self.world, self.machine.last
         effects = self.machine.step(self.clock.read(world.now), event)
         world.history.stepped(self.process, self.name, self.machine.last, event, effects)
-        if isinstance(event, Heard):
+        if isinstance(event, MessageReceived):
             heard = event.message
             number = heard.number if isinstance(heard, ProbeGraph) else heard.round.sequence
             world.note(self.name, f"hears {type(heard).__name__} {number}")
@@ -421,15 +460,15 @@ class SimNode:
 
     def _carry_out(self, effect: NodeEffect) -> None:
         match effect:
-            case Configure(key, out):
+            case ConfigureProber(key, out):
                 self.key, self._out = key, [other.node for other in out]
-            case Resume():
+            case ResumeProbing():
                 self._begun_ns = self.world.now
-            case Rotate(window):
+            case RotateWindow(window):
                 self._rotate(window)
-            case Say(message):
+            case SendToMaster(message):
                 self._say(message)
-            case Export():
+            case ExportWindow():
                 exports = self.world.history.exports
                 exports[self.process] = exports.get(self.process, 0) + 1
             case PauseProbing() | _:
@@ -440,9 +479,9 @@ class SimNode:
             if isinstance(message, RoundReport):
                 self.world.group.join(self, message)
         elif self.conn is not None and isinstance(message, RoundReport):
-            self.world.to_master(self.conn, Reported(self.id, message, 300))
+            self.world.to_master(self.conn, ReportReceived(self.id, message, 300))
         elif self.conn is not None and isinstance(message, RoundAlarm):
-            self.world.to_master(self.conn, Alarmed(self.id, message))
+            self.world.to_master(self.conn, AlarmReceived(self.id, message))
 
     def _rotate(self, window: int) -> None:
         """The prober's answer: exact lines, with a note that says which window they are really of."""
@@ -472,7 +511,7 @@ class SimNode:
 
     def _watch(self) -> None:
         """A node that waits for a RoundStart must go on alone by its deadline."""
-        waits = self.machine.last if self.machine.phase == "waiting" else None
+        waits = self.machine.last if self.machine.state is NodeState.WAITING else None
         known, self._waits_since = self._waits_since, waits
         if waits is None or waits == known:
             return
@@ -498,3 +537,83 @@ class SimNode:
     def _tick(self, process: int) -> None:
         if not self.is_frozen:
             self.event(Tick(), process)
+
+
+# A simulated process group, for `gloo` rounds. It has no connections: reports arrive together or not at all. If a rank
+# is missing at the timeout, the group is broken for everybody; the simulation makes a new one when all ranks are there.
+
+START_ASKER = -1
+
+
+class GlooGroup:
+    """A process group: gather and broadcast, each with a timeout. Rank 0's machine calculates."""
+
+    def __init__(self, world: World, ranks: Sequence[SimNode]) -> None:
+        self.world, self.ranks, self.is_up = world, list(ranks), True
+        self._joined: dict[NodeId, RoundReport] = {}
+        self._gathers = 0
+        self._last_ns = 0
+        world.group = self
+        world.start_master()
+        assert world.master is not None
+        self.master = world.master
+        for node in self.ranks:
+            node.id = world.fresh_id(node)
+        for node in self.ranks:
+            node.event(MasterConnected(node.id))
+            if node.listen_only:
+                self.master.listeners.add(node.id)
+            self.master.event(NodeConnected(node.id, node.facts(), node.listen_only, node.machine.last))
+        # Only now: a graph of some of the ranks would leave the others out of a gather that waits for all.
+        self.master.asked[START_ASKER] = "start"
+        self.master.event(CommandReceived(START_ASKER, "start"))
+
+    def join(self, node: SimNode, report: RoundReport) -> None:
+        """A rank enters the gather."""
+        if not self.is_up or node not in self.ranks:
+            return
+        if not self._joined:
+            self._gathers += 1
+            self.world.scheduler.after(self.world.settings.gloo_timeout_ms * MS, self._timeout, self._gathers)
+        self._joined[node.id] = report
+        if len(self._joined) == sum(not rank.listen_only for rank in self.ranks):
+            joined, self._joined = self._joined, {}
+            self._gathers += 1
+            self.world.scheduler.after(self.world.way_ns(), self._gathered, joined)
+
+    def _gathered(self, reports: dict[NodeId, RoundReport]) -> None:
+        if self.is_up:
+            for node, report in sorted(reports.items()):
+                self.master.event(ReportReceived(node, report, 300))
+
+    def broadcast(self, node: NodeId, message: FromRoundMaster) -> None:
+        at = max(self.world.now + self.world.way_ns(), self._last_ns + 1)
+        self._last_ns = at
+        self.world.scheduler.at(at, self._deliver, self.world.by_id[node], node, message)
+
+    def _deliver(self, node: SimNode, id: NodeId, message: FromRoundMaster) -> None:
+        if self.is_up and node.id == id:
+            node.event(MessageReceived(message))
+
+    def _timeout(self, gather: int) -> None:
+        if gather == self._gathers:
+            self.end("a collective has timed out")
+
+    def lost(self, node: SimNode) -> None:
+        """A rank died; Gloo notices by its connection, or by the timeout of a gather that it should be in."""
+        is_first = node is self.ranks[0]
+        if is_first:
+            self.end(f"rank 0, {node.name}, is gone")
+        elif node in self.ranks and self.is_up and (node.listen_only or self.world.rng.random() < 0.5):
+            self.world.scheduler.after(self.world.rng.randint(0, 50 * MS), self.end, f"{node.name} is gone")
+
+    def end(self, reason: str) -> None:
+        """The group is broken, for everybody."""
+        if not self.is_up:
+            return
+        self.is_up = False
+        self.world.note("gloo", reason)
+        self.world.stop_master()
+        self.world.group = None
+        for node in self.ranks:
+            node.event(MasterDisconnected(reason))

@@ -20,7 +20,7 @@ import numpy as np
 
 from ringfold.config import DEFAULT_RUN
 from ringfold.errors import DeadlineExceeded, StateError, StateLost
-from ringfold.state.lineage import branch_of, is_abandoned_by_any
+from ringfold.state.ancestry import branch_of, is_abandoned_by_any
 from ringfold.state.manifest import Snapshot, digest_of
 from ringfold.state.shared import Loaded, SharedState, lineage_of, set_lineage, set_torn
 from ringfold.testing.blocking import SimRun, blocking

@@ -13,15 +13,11 @@ from dataclasses import dataclass
 from random import Random
 
 from ringfold.config import DEFAULT_RUN
-from ringfold.master.claims import RunClaim
 from ringfold.master.events import Effect, Send, Tell
-from ringfold.master.journal import decode
-from ringfold.master.runs import Runs
 from ringfold.testing import faults
 from ringfold.testing.checks import Violation
-from ringfold.testing.masters import SimStore, inject_master
+from ringfold.testing.masters import inject_master
 from ringfold.testing.nodes import SimMaster
-from ringfold.testing.planted import Bug
 from ringfold.testing.program import ProgramOf
 from ringfold.testing.scenario import Outcome, Scenario, draw_failover, outcome_of
 from ringfold.testing.scheduler import SimulationFailure
@@ -29,7 +25,7 @@ from ringfold.testing.simulation import Setup, Simulation
 from ringfold.testing.stateful import Looping, looping
 from ringfold.testing.workloads import Training, training
 from ringfold.wire.events import RunBegun, RunEnded
-from ringfold.wire.messages import Resume, Welcome
+from ringfold.wire.messages import Welcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,65 +106,3 @@ def _run(sim: Simulation, scenario: Scenario, beside: list[Beside]) -> Outcome:
             sim.scheduler.at(int(at_ms * 1_000_000), members[who].kill)
     sim.run_until(cluster.finished, limit_ms=scenario.limit_ms)
     return outcome_of(sim)
-
-
-# Bugs on purpose
-
-
-class OneJournal(SimStore):
-    """All runs but the first have one journal."""
-
-    def write(self, run: str, expected: int, raw: bytes) -> int | None:
-        shared = run if run == DEFAULT_RUN else "run-1"
-        version = super().write(shared, self.version(shared), raw)
-        self.journals.setdefault(run, raw)
-        self.journals[run] = self.journals[shared]
-        return version
-
-
-class ForgetsRuns(SimStore):
-    """A new leader does not learn of the runs that have names."""
-
-    def take_over(self, fence: int) -> None:
-        super().take_over(fence)
-        self.journals = {run: raw for run, raw in self.journals.items() if run == DEFAULT_RUN}
-
-
-class UnfencedRuns(SimStore):
-    """Only the default run is fenced: a deposed leader goes on with the others."""
-
-    def write(self, run: str, expected: int, raw: bytes) -> int | None:
-        if run != DEFAULT_RUN and decode(raw, "simulated").fence < self.fence:
-            return expected + 1  # as if it had been written
-        return super().write(run, self.version(run) if run != DEFAULT_RUN else expected, raw)
-
-
-class _Confused(Runs):
-    """Who comes back is taken for a peer of the default run."""
-
-    def _named(self, claim: RunClaim) -> str:
-        return DEFAULT_RUN if isinstance(claim, Resume) else super()._named(claim)
-
-
-class Confused(SeveralMaster):
-    def __init__(self, sim: Simulation, runs: Runs, *rest: object) -> None:
-        runs.__class__ = _Confused
-        super().__init__(sim, runs, *rest)  # type: ignore[arg-type]
-
-
-SEVERAL_BUGS: dict[str, Bug] = {
-    "one_journal": Bug("runs with names share a journal", Setup(shell=SeveralMaster, store=OneJournal)),
-    "forgotten_runs": Bug("a new leader does not learn of other runs", Setup(shell=SeveralMaster, store=ForgetsRuns)),
-    "unfenced_runs": Bug("a deposed leader goes on with other runs", Setup(shell=SeveralMaster, store=UnfencedRuns)),
-    "confused_runs": Bug("who comes back to one run is taken for a peer of another", Setup(shell=Confused)),
-}
-
-
-def find_in_several(name: str, first: int, most: int) -> SimulationFailure | None:
-    """The first failure that a planted bug leads to; None if it stays hidden for `most` seeds from `first` on."""
-    for seed in range(first, first + most):
-        try:
-            run_several(seed, SEVERAL_BUGS[name].setup)
-        except SimulationFailure as failure:
-            return failure
-    return None

@@ -22,13 +22,13 @@ from ringfold.master.settings import MasterSettings
 from ringfold.peer.engine import CAPPED
 from ringfold.peer.settings import PeerTimings
 from ringfold.testing.checks import History, Violation
+from ringfold.testing.hostile import GarbageClient
 from ringfold.testing.masters import MASTER_HOSTS, SimStore
 from ringfold.testing.network import Link, Network, Weather, on_path
 from ringfold.testing.nodes import MASTER_PORT, SimMaster
 from ringfold.testing.peers import DATA_PORT, SimPeer
 from ringfold.testing.program import ProgramOf
 from ringfold.testing.scheduler import MS, Scheduler, SimulationFailure, Trace
-from ringfold.testing.strangers import Stranger
 from ringfold.testing.sync_checks import SyncHistory
 from ringfold.testing.workloads import Training, training
 from ringfold.wire.messages import Liveness
@@ -75,7 +75,7 @@ class Setup:
     op_timeout_ms: int = 300_000
     """Of calls that ask for no timeout of their own."""
     planted: str = ""
-    """A bug for the engine, by name. See `planted.py`."""
+    """A bug for the engine, by name. See `tests/planted`."""
     first_sequence: int = 0
     """Where the ops of every tag begin to count; shortly before 2^32 they wrap around."""
 
@@ -352,7 +352,7 @@ class Simulation:
 
     def throw_garbage(self, peer: SimPeer) -> None:
         """A stranger connects to the master and to a peer, and talks nonsense."""
-        stranger = Stranger(self.network)
+        stranger = GarbageClient(self.network)
         stranger.bother(self.master.name, MASTER_PORT)
         stranger.bother(peer.name, DATA_PORT)
 

@@ -11,7 +11,7 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 _NAMES = Path("/run/netns")
@@ -89,3 +89,39 @@ def _set_namespace(descriptor: int) -> None:
     if libc.setns(descriptor, _CLONE_NEWNET) != 0:
         number = ctypes.get_errno()
         raise ShapingFailed(number, f"setns: {os.strerror(number)}")
+
+
+class Orders:
+    """Lines for `ip`, `tc` and `bridge`, by namespace. Those of one tool in one namespace keep their order."""
+
+    def __init__(self) -> None:
+        self._lines: dict[tuple[str, str], list[str]] = {}
+
+    def add(self, tool: str, space: str, *lines: str) -> None:
+        """More lines, for later."""
+        self._lines.setdefault((tool, space), []).extend(lines)
+
+    def extend(self, tool: str, space: str, lines: Iterable[str]) -> None:
+        self.add(tool, space, *lines)
+
+    def carry_out(self) -> None:
+        """All that was collected. When one fails, the others are carried out all the same; then it is raised."""
+        batches = [(words, "\n".join(lines) + "\n") for words, lines in self._lines.items() if lines]
+        self._lines.clear()
+        begun = [
+            subprocess.Popen(
+                [tool, "-n", space, "-batch", "-"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for (tool, space), _ in batches
+        ]
+        failures = []
+        for child, ((tool, space), text) in zip(begun, batches, strict=True):
+            _, errors = child.communicate(text)
+            if child.returncode != 0:
+                failures.append(f"{tool} -n {space}: {errors.strip()}\nin: {text}")
+        if failures:
+            raise ShapingFailed("".join(failures))

@@ -15,6 +15,7 @@ MPTCP = 262
 """IPPROTO_MPTCP. The socket module has it only since Python 3.10, and not everywhere."""
 _CHUNK = bytes(65_536)
 _DONE = b"d"
+_DATAGRAM_BYTES = 1_400
 
 Streams = list[socket.socket]
 
@@ -112,6 +113,25 @@ def exchange(stream: socket.socket, size: int) -> int:
         selector.modify(stream, interest)
     selector.close()
     return time.monotonic_ns() - began
+
+
+def send_bursts(address: str, port: int, burst_bytes: int, period_us: int) -> None:
+    """Send a burst of UDP datagrams in every period, until the process ends.
+
+    A burst larger than a shaper's bucket waits in its queue, and what is sent just after it waits behind it.
+    """
+    payload, count = bytes(_DATAGRAM_BYTES), max(1, round(burst_bytes / _DATAGRAM_BYTES))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        sender.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * burst_bytes)
+        begin, number = time.monotonic(), 0
+        while True:
+            for _ in range(count):
+                try:
+                    sender.sendto(payload, (address, port))
+                except OSError:  # nothing listens there, or the buffer is full: losses do not matter here
+                    continue
+            number += 1
+            time.sleep(max(0.0, begin + number * period_us / 1e6 - time.monotonic()))
 
 
 def _send_some(stream: socket.socket, chunk: bytes | memoryview) -> int:

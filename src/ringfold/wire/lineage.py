@@ -2,7 +2,7 @@
 
 A *lineage* is a sequence of revisions in which each one was made from the one before. A rollback ends it and begins
 another one, which branches from a revision of the old one: what comes after that revision in the old lineage is
-abandoned. What this means for checkpoints is decided in `state/lineage.py`.
+abandoned. What this means for checkpoints is decided in `state/ancestry.py`.
 """
 
 from msgspec import Struct, field

@@ -20,16 +20,16 @@ from ringfold.iteration.liveness import LivenessMonitor, LivenessTiming
 from ringfold.iteration.machine import BegunIteration, IterationMachine, State
 from ringfold.iteration.operations import (
     NS,
-    Answer,
     CompareAndSet,
     Delete,
     Get,
     Heartbeat,
     ListKeys,
     Operation,
-    Outcome,
     Pause,
     Steps,
+    StoreOutcome,
+    StoreReply,
     WaitFor,
     send_reply,
 )
@@ -113,14 +113,14 @@ class Process:
     def looks_again(self) -> BegunIteration | None:
         assert self._waiting is not None
         course, wait = self._waiting
-        return self._advance(course, Answer(self.now_ns, self.client.get(wait.key)))
+        return self._advance(course, StoreReply(self.now_ns, self.client.get(wait.key)))
 
     def beats(self) -> None:
         """Show life once."""
-        course = self.machine.pulse()
+        course = self.machine.send_heartbeats()
         operation = next(course)
         while not isinstance(operation, Pause):
-            operation = send_reply(course, Answer(self.now_ns, self._asked(operation)))
+            operation = send_reply(course, StoreReply(self.now_ns, self._asked(operation)))
 
     def leaves(self) -> None:
         self._over(self.machine.leave(self.now_ns, 5))
@@ -129,15 +129,15 @@ class Process:
         self._over(self.machine.arrive(self.now_ns, 600))
 
     def _over(self, course: Steps[None]) -> None:
-        answer: Answer | None = None
+        answer: StoreReply | None = None
         while True:
             try:
                 operation = next(course) if answer is None else send_reply(course, answer)
             except StopIteration:
                 return
-            answer = Answer(self.now_ns, self._asked(operation))
+            answer = StoreReply(self.now_ns, self._asked(operation))
 
-    def _advance(self, course: Steps[BegunIteration], answer: Answer | None) -> BegunIteration | None:
+    def _advance(self, course: Steps[BegunIteration], answer: StoreReply | None) -> BegunIteration | None:
         while True:
             try:
                 operation = next(course) if answer is None else send_reply(course, answer)
@@ -148,11 +148,11 @@ class Process:
                 if version_of(entry) == operation.seen:
                     self._waiting = course, operation
                     return None
-                answer = Answer(self.now_ns, entry)
+                answer = StoreReply(self.now_ns, entry)
                 continue
-            answer = Answer(self.now_ns, self._asked(operation))
+            answer = StoreReply(self.now_ns, self._asked(operation))
 
-    def _asked(self, operation: Operation) -> Outcome:
+    def _asked(self, operation: Operation) -> StoreOutcome:
         self.operations.append(operation)
         try:
             match operation:
@@ -351,7 +351,7 @@ def test_a_store_that_went_back_and_has_overtaken_what_a_rank_knew_is_refused() 
     while stage.server.stamp is None or stage.server.stamp.revision <= known:
         again.beats()
     stage.rank(1, Rules(2)).next()
-    with pytest.raises(StoreWentBack, match="does not come out of"):
+    with pytest.raises(StoreWentBack, match="is not a successor of"):
         zero.next()
 
 
@@ -496,7 +496,7 @@ def test_who_has_finished_what_nobody_agreed_on_is_of_another_history() -> None:
     stage = Stage()
     rules = Rules(2, 2)
     stage.ranks(rules)
-    with pytest.raises(UsageError, match="finished iteration 5, and the ranks have agreed on 0"):
+    with pytest.raises(UsageError, match="finished iteration 5, but the ranks have only agreed on 0"):
         stage.rank(1, rules).next(finished=5)
 
 
@@ -652,10 +652,10 @@ def test_a_finished_run_needs_no_members_to_be_seen_as_finished() -> None:
 def record(members: list[int], *, world: int = 5, gone: tuple[int, ...] = (), rules: Rules | None = None) -> Record:
     made = Record(rules or Rules(world), 3)
     for rank in range(world):
-        made = made.seated(rank, f"i{rank}", "n")
+        made = made.with_registration(rank, f"i{rank}", "n")
     made = replace(made, members={rank: f"i{rank}" for rank in members})
     for rank in gone:
-        made = made.left(rank, "n")
+        made = made.with_departure(rank, "n")
     return made
 
 
@@ -690,7 +690,7 @@ def test_a_majority_is_of_those_who_agreed_before(
 
 
 def test_a_record_survives_the_store() -> None:
-    before = record([0, 1]).advanced([0, 1, 2], 1, "nonce")
+    before = record([0, 1]).with_next_iteration([0, 1, 2], 1, "nonce")
     assert decode("memory:", encode(before)) == before
     assert (before.iteration, before.winner, before.members) == (4, 1, {0: "i0", 1: "i1", 2: "i2"})
     assert [seat.last for seat in before.roster.values()] == [4, 4, 4, NONE_YET, NONE_YET]
@@ -700,10 +700,10 @@ def test_a_record_comes_out_of_those_before_it_and_of_no_other() -> None:
     base = record([0, 1])
     line = [base]
     for number in range(40):
-        line.append(line[-1].advanced([0, 1], 0, f"a{number}"))
+        line.append(line[-1].with_next_iteration([0, 1], 0, f"a{number}"))
     other = base
     for number in range(3):
-        other = other.advanced([0, 1], 0, f"b{number}")
+        other = other.with_next_iteration([0, 1], 0, f"b{number}")
     assert all(late.follows(early) for at, late in enumerate(line) for early in line[: at + 1])
     assert not any(early.follows(late) for at, late in enumerate(line) for early in line[:at])
     assert not any(late.follows(other) for late in line[1:16])
@@ -761,23 +761,23 @@ def watch(*, has_leases: bool = False) -> LivenessMonitor:
 
 def test_a_version_that_changes_is_life() -> None:
     seen = watch()
-    assert not any(seen.look(second * NS, "a", second // 5) for second in range(1, 300))
+    assert not any(seen.observe(second * NS, "a", second // 5) for second in range(1, 300))
 
 
 def test_a_version_that_stands_still_is_death_after_the_whole_time() -> None:
     seen = watch()
-    assert next(second for second in range(60) if seen.look(second * NS, "a", 7)) == 30
+    assert next(second for second in range(60) if seen.observe(second * NS, "a", 7)) == 30
 
 
 def test_a_lease_that_is_there_is_life_whatever_its_version() -> None:
     seen = watch(has_leases=True)
-    assert not any(seen.look(second * NS, "a", 7) for second in range(300))
-    assert next(second for second in range(300, 400) if seen.look(second * NS, "a", 0)) == 305
+    assert not any(seen.observe(second * NS, "a", 7) for second in range(300))
+    assert next(second for second in range(300, 400) if seen.observe(second * NS, "a", 0)) == 305
 
 
 def test_an_observer_that_was_away_does_not_judge() -> None:
     seen = watch()
-    seen.look(0, "a", 7)
-    assert not seen.look(3_600 * NS, "a", 7)
-    assert not seen.look(7_200 * NS, "a", 7)
+    seen.observe(0, "a", 7)
+    assert not seen.observe(3_600 * NS, "a", 7)
+    assert not seen.observe(7_200 * NS, "a", 7)
     assert seen.age_ns(7_200 * NS, "a") == 7_200 * NS

@@ -8,8 +8,8 @@ import pytest
 
 from ringfold.errors import StateError, StateLost
 from ringfold.peer.sync.resume import MAX_ASKED, Resuming, check_used
+from ringfold.state.ancestry import begin
 from ringfold.state.checkpoint import Checkpoints
-from ringfold.state.lineage import begin
 from ringfold.state.shared import SharedState, set_lineage, set_torn
 from ringfold.wire.lineage import Branch, Lineage
 

@@ -44,13 +44,13 @@ from ringfold.peer.events import (
 from ringfold.peer.machine import PeerMachine
 from ringfold.peer.settings import Identity, PeerTimings
 from ringfold.peer.sync.sync_call import SyncInfo, sync_state
-from ringfold.peer.sync.syncing import MOST_VISITS, STALL_NS, TELL_NS
+from ringfold.peer.sync.syncing import MAX_CONNECT_ATTEMPTS, PROGRESS_REPORT_INTERVAL_NS, SOURCE_TIMEOUT_NS
 from ringfold.state import hashing, serve
-from ringfold.state.election import Plan, elect
+from ringfold.state.election import ElectedState, elect
 from ringfold.state.fetch import HASHES_KEYS
 from ringfold.state.hashing import BLOCK_BYTES, block_hash
 from ringfold.state.manifest import Snapshot
-from ringfold.state.serve import Refusal, Shelf
+from ringfold.state.serve import BlockRefusal, BlockServer
 from ringfold.state.shared import SharedState, set_torn
 from ringfold.wire import frames
 from ringfold.wire.base import PROTOCOL_VERSION as VERSION
@@ -320,10 +320,10 @@ class Net:
             offers[peer] = vote.offer
         return offers
 
-    def plan(self, offers: dict[int, Offer], late: Iterable[int] = ()) -> Plan:
+    def plan(self, offers: dict[int, Offer], late: Iterable[int] = ()) -> ElectedState:
         """Decide the sync, and send the plans, except to those who are `late`."""
         decision = elect(offers, None)
-        assert isinstance(decision, Plan)
+        assert isinstance(decision, ElectedState)
         self.syncs += 1
         self.plans = {peer: self.plan_for(peer, decision) for peer in decision.participants}
         for peer, plan in self.plans.items():
@@ -331,7 +331,7 @@ class Net:
                 self[peer].hears(plan)
         return decision
 
-    def plan_for(self, peer: int, decision: Plan) -> SyncPlan:
+    def plan_for(self, peer: int, decision: ElectedState) -> SyncPlan:
         return SyncPlan(
             ballot=self[peer].ballot,
             sync=self.syncs,
@@ -491,7 +491,7 @@ def test_a_source_that_lives_but_sends_nothing_is_not_waited_for() -> None:
     del net.nodes[1]
     net.run()
     assert net[3].reports("complete") == []
-    net.wait(STALL_NS // MS + 10_000)
+    net.wait(SOURCE_TIMEOUT_NS // MS + 10_000)
     assert len(net[3].reports("complete")) == 1
     assert content(states[3]) == content(states[2])
 
@@ -500,7 +500,7 @@ def test_a_source_that_was_idle_for_long_has_its_time_when_it_is_asked_again() -
     net = Net(1, 2)
     begun(net)
     net.run(lambda: any(net[2].expected.values()))
-    net.now_ns += STALL_NS - 1
+    net.now_ns += SOURCE_TIMEOUT_NS - 1
     net.turn()
     net.run()
     assert len(net[2].reports("complete")) == 1
@@ -512,19 +512,19 @@ def test_a_sync_that_moves_does_not_run_out_of_time() -> None:
     states = {1: state(0, 7), 2: state(2)}
     net.plan(net.vote(states, timeout_ms=8_000))
     net.run(lambda: any(net[2].expected.values()))
-    net.now_ns += TELL_NS
+    net.now_ns += PROGRESS_REPORT_INTERVAL_NS
     net.run()
     assert [report.outcome for report in net[2].reports("progress")] == ["progress"]
     for node in (net[1], net[2]):
         node.hears(SyncGoesOn(1))
-        assert node.machine.next_deadline_ns() == TELL_NS + 8_000 * MS
+        assert node.machine.next_deadline_ns() == PROGRESS_REPORT_INTERVAL_NS + 8_000 * MS
 
 
 def test_a_connection_that_breaks_is_made_anew() -> None:
     """The holder is still there: a hiccup of the network is no reason to leave a receiver with half a state."""
     net = Net(1, 2)
     states = begun(net)
-    for _ in range(MOST_VISITS - 1):
+    for _ in range(MAX_CONNECT_ATTEMPTS - 1):
         net.run(lambda: any(net[2].expected.values()))
         net.cut(1, 2)
         net.run()
@@ -840,17 +840,17 @@ def test_who_asks_for_nonsense_gets_nothing_and_harms_nobody(wanted: Message) ->
 
 
 def test_who_asks_for_more_hashes_than_a_fetch_does_is_refused() -> None:
-    shelf = Shelf(Snapshot.take(state(0)))
+    shelf = BlockServer(Snapshot.take(state(0)))
     assert isinstance(shelf.hashes_for([0]), list)
-    assert isinstance(shelf.hashes_for([0] * (HASHES_KEYS + 1)), Refusal)
-    assert isinstance(shelf.hashes_for([]), Refusal)
+    assert isinstance(shelf.hashes_for([0] * (HASHES_KEYS + 1)), BlockRefusal)
+    assert isinstance(shelf.hashes_for([]), BlockRefusal)
 
 
 def test_many_long_hash_lists_at_once_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serve, "HASHES_BYTES", 40)
-    shelf = Shelf(Snapshot.take(state(0)))
+    shelf = BlockServer(Snapshot.take(state(0)))
     assert isinstance(shelf.hashes_for([3]), list), "the list of one key may be as long as it is"
-    assert isinstance(shelf.hashes_for([0, 3]), Refusal)
+    assert isinstance(shelf.hashes_for([0, 3]), BlockRefusal)
 
 
 @pytest.mark.parametrize(

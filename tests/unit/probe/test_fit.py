@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ringfold.errors import UsageError
 from ringfold.probe.fit import BACKWARD_KEPT, BASELINES, COLUMNS, ESTIMATORS, FORWARD_KEPT, EdgeWindow, fit
 from ringfold.probe.models import MODELS, Sample, window
-from ringfold.tools.bench import estimators as bench
+from ringfold.tools.bench import clock_truth as bench
 
 ALL = ESTIMATORS + BASELINES
 SOURCE_STAMPS = [COLUMNS.index(name) for name in ("t1_tx", "t2_tx", "r1_rx", "r2_rx")]

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import hash_reference
 import numpy as np
 import pytest
 
 from ringfold.errors import UsageError
 from ringfold.state import hashing
-from ringfold.testing import hash_reference
 from ringfold.wire.messages import HashKind
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "hash.md"
@@ -39,7 +39,7 @@ def vectors() -> dict[str, tuple[int, list[int], int]]:
     return found
 
 
-def memory(content: bytes) -> hashing.Memory:
+def memory(content: bytes) -> hashing.Bytes:
     return np.frombuffer(content, np.uint8)
 
 

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from ringfold.errors import StateError, UsageError
-from ringfold.state.checkpoint import _HEAD, Checkpoints, Entry
-from ringfold.state.lineage import begin
+from ringfold.state.ancestry import begin
+from ringfold.state.checkpoint import _HEAD, CheckpointEntry, Checkpoints
 from ringfold.state.manifest import Snapshot
 from ringfold.state.shared import MayDiffer, SharedState, lineage_of, set_lineage, set_torn
 from ringfold.wire.lineage import Branch, Lineage
@@ -455,7 +455,7 @@ def test_what_is_written_now_has_the_fields_that_the_version_before_reads(tmp_pa
     class Before(msgspec.Struct):
         revision: int
         hash: str
-        keys: list[Entry]
+        keys: list[CheckpointEntry]
 
     checkpoints = Checkpoints(tmp_path)
     save_at(checkpoints, NEW, 145, 1)

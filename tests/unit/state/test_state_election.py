@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfold.state.election import Decision, Diverged, Failed, Finished, Plan, diverged, elect
+from ringfold.state.election import DivergedPeer, ElectedState, ElectionResult, FinishedSync, NoWinner, diverged, elect
 from ringfold.state.manifest import digest_of
 from ringfold.wire.messages import KeyOffer, Offer, Reason, SyncStrategy
 
@@ -29,17 +29,17 @@ def offer(
     return Offer(revision, strategy, "rf64", keys or [key("model", content)], torn, stepped, rollback)
 
 
-def finished(revision: int, participants: set[int], content: str = "a") -> Finished:
-    return Finished(revision, frozenset(participants), digest_of(offer(revision, content)))
+def finished(revision: int, participants: set[int], content: str = "a") -> FinishedSync:
+    return FinishedSync(revision, frozenset(participants), digest_of(offer(revision, content)))
 
 
-def plan(decision: Decision) -> Plan:
-    assert isinstance(decision, Plan), decision
+def plan(decision: ElectionResult) -> ElectedState:
+    assert isinstance(decision, ElectedState), decision
     return decision
 
 
-def failed(decision: Decision) -> dict[int, Reason]:
-    assert isinstance(decision, Failed), decision
+def failed(decision: ElectionResult) -> dict[int, Reason]:
+    assert isinstance(decision, NoWinner), decision
     return decision.reasons
 
 
@@ -352,7 +352,7 @@ SHAPES = [[key("m", "1"), key("n", "1", differs=True)], [key("m", "2"), key("n",
 ALIKE = st.sampled_from([["enforce-popular"], ["send-only", "receive-only"]])
 
 
-Ballot = tuple[dict[int, Offer], Finished | None]
+Ballot = tuple[dict[int, Offer], FinishedSync | None]
 
 
 @st.composite
@@ -372,7 +372,9 @@ def ballots(draw: st.DrawFn) -> Ballot:
     offers = draw(st.dictionaries(st.integers(0, 6), one, min_size=1, max_size=6))
     if draw(st.booleans()):
         return offers, None
-    last = Finished(5, draw(st.frozensets(st.integers(0, 6))), digest_of(offer(5, keys=draw(st.sampled_from(SHAPES)))))
+    last = FinishedSync(
+        5, draw(st.frozensets(st.integers(0, 6))), digest_of(offer(5, keys=draw(st.sampled_from(SHAPES))))
+    )
     return offers, last
 
 
@@ -386,7 +388,7 @@ def test_the_order_of_offers_does_not_matter(ballot: Ballot, data: st.DataObject
 def test_the_winner_is_a_voter_and_holders_have_its_content(ballot: Ballot) -> None:
     offers, last = ballot
     result = elect(offers, last)
-    if isinstance(result, Failed):
+    if isinstance(result, NoWinner):
         assert set(result.reasons) == set(offers)
         return
     here = last is not None and any(peer in last.participants and not offers[peer].torn for peer in offers)
@@ -409,7 +411,7 @@ def test_everybody_is_in_one_role_and_fetching_leads_to_the_winners_content(
 ) -> None:
     offers, last = ballot
     result = elect(offers, last)
-    if isinstance(result, Failed):
+    if isinstance(result, NoWinner):
         return
     assert sorted([*result.participants, *result.rejected]) == sorted(offers)
     assert not set(result.fetch) & set(result.holders)
@@ -426,7 +428,7 @@ def test_everybody_is_in_one_role_and_fetching_leads_to_the_winners_content(
 def test_a_finished_revision_is_not_lost_without_an_agreement(ballot: Ballot) -> None:
     offers, last = ballot
     result = elect(offers, last)
-    if last is None or isinstance(result, Failed) or result.rollback:
+    if last is None or isinstance(result, NoWinner) or result.rollback:
         return
     assert result.revision >= last.revision
     if result.revision == last.revision:
@@ -436,7 +438,7 @@ def test_a_finished_revision_is_not_lost_without_an_agreement(ballot: Ballot) ->
 # Who should have had what the others have
 
 
-def found(offers: dict[int, Offer], last: Finished | None) -> list[Diverged]:
+def found(offers: dict[int, Offer], last: FinishedSync | None) -> list[DivergedPeer]:
     return diverged(offers, plan(elect(offers, last)), last)
 
 
@@ -444,16 +446,16 @@ def test_a_participant_with_other_content_at_the_winners_revision_has_diverged()
     here = [key("a", "1"), key("b", "2"), key("c", "3")]
     there = [key("a", "1"), key("b", "x"), key("c", "y")]
     offers = {0: offer(8, keys=here), 1: offer(8, keys=there), 2: offer(8, keys=here)}
-    assert found(offers, finished(7, {0, 1, 2})) == [Diverged(1, ["b", "c"], 7)]
+    assert found(offers, finished(7, {0, 1, 2})) == [DivergedPeer(1, ["b", "c"], 7)]
 
 
 def test_a_participant_that_changed_without_counting_has_diverged() -> None:
-    assert found({0: offer(7), 1: offer(7, "x")}, finished(7, {0, 1})) == [Diverged(1, ["model"], 7)]
+    assert found({0: offer(7), 1: offer(7, "x")}, finished(7, {0, 1})) == [DivergedPeer(1, ["model"], 7)]
 
 
 def test_in_a_step_loop_it_is_the_last_sync_since_which_it_happened() -> None:
     offers = {peer: offer(112, content, stepped=True) for peer, content in enumerate("bbx")}
-    assert found(offers, finished(100, {0, 1, 2})) == [Diverged(2, ["model"], 100)]
+    assert found(offers, finished(100, {0, 1, 2})) == [DivergedPeer(2, ["model"], 100)]
 
 
 @pytest.mark.parametrize(

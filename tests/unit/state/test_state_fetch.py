@@ -8,10 +8,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringfold.state import fetch as fetching
+from ringfold.state.array_memory import block_count, block_range
 from ringfold.state.fetch import Fetch
+from ringfold.state.fetch_effects import (
+    AnnounceBlocks,
+    CorruptBlock,
+    DropSource,
+    FetchComplete,
+    FetchEffect,
+    FetchStuck,
+    RequestBlocks,
+    RequestHashes,
+    WantedKey,
+)
 from ringfold.state.hashing import BLOCK_BYTES, block_hash, digest_bytes, root_hash
-from ringfold.state.memory import block_count, block_range
-from ringfold.state.wishes import Announce, AskBlocks, AskHashes, Complete, Corrupt, Drop, Effect, Stuck, Wanted
 
 MIB = BLOCK_BYTES
 KIND = "rf64"
@@ -39,9 +49,9 @@ class Winner:
                 first, last = block_range(block, sizes[key], block_bytes)
                 self.mine[key][first:last] = self.arrays[key][first:last]
 
-    def wanted(self) -> list[Wanted]:
+    def wanted(self) -> list[WantedKey]:
         return [
-            Wanted(key, root_hash(hashes, array.size, KIND), array.size, hashes_of(mine, self.block_bytes))
+            WantedKey(key, root_hash(hashes, array.size, KIND), array.size, hashes_of(mine, self.block_bytes))
             for key, (array, hashes, mine) in enumerate(zip(self.arrays, self.hashes, self.mine, strict=True))
         ]
 
@@ -49,7 +59,7 @@ class Winner:
         return [(key, self.hashes[key]) for key in keys]
 
 
-def of_kind(kind: type, effects: list[Effect]) -> list:  # type: ignore[type-arg]
+def of_kind(kind: type, effects: list[FetchEffect]) -> list:  # type: ignore[type-arg]
     return [effect for effect in effects if isinstance(effect, kind)]
 
 
@@ -60,55 +70,55 @@ def started(winner: Winner, holders: list[int], fellows: list[int] | None = None
     return fetch
 
 
-def listed(fetch: Fetch, winner: Winner, holder: int) -> list[Effect]:
+def listed(fetch: Fetch, winner: Winner, holder: int) -> list[FetchEffect]:
     """Connect one holder and let it give all hash lists."""
-    [ask] = of_kind(AskHashes, fetch.source_ready(holder))
+    [ask] = of_kind(RequestHashes, fetch.source_ready(holder))
     return fetch.hashes(holder, winner.lists(ask.keys))
 
 
 def test_nothing_to_fetch_is_complete_at_once() -> None:
-    assert Fetch([], KIND, [1]).start() == [Announce([]), Complete()]
+    assert Fetch([], KIND, [1]).start() == [AnnounceBlocks([]), FetchComplete()]
 
 
 def test_only_blocks_that_differ_are_asked_for() -> None:
     winner = Winner([5 * MIB + 3], same=[[0, 2, 5]])
     effects = listed(started(winner, [1]), winner, 1)
-    assert of_kind(Announce, effects) == [Announce([(0, 0, 1), (0, 2, 1), (0, 5, 1)])]
-    assert sorted(block for ask in of_kind(AskBlocks, effects) for block in ask.blocks) == [(0, 1), (0, 3), (0, 4)]
+    assert of_kind(AnnounceBlocks, effects) == [AnnounceBlocks([(0, 0, 1), (0, 2, 1), (0, 5, 1)])]
+    assert sorted(block for ask in of_kind(RequestBlocks, effects) for block in ask.blocks) == [(0, 1), (0, 3), (0, 4)]
 
 
 def test_no_more_than_a_window_is_outstanding_at_a_source() -> None:
     winner = Winner([20 * MIB])
     fetch = started(winner, [1])
-    asks = of_kind(AskBlocks, listed(fetch, winner, 1))
+    asks = of_kind(RequestBlocks, listed(fetch, winner, 1))
     assert len(asks) == 4
     assert all(len(ask.blocks) == 1 for ask in asks)
-    [more] = of_kind(AskBlocks, fetch.blocks(1, asks[0].batch))
+    [more] = of_kind(RequestBlocks, fetch.blocks(1, asks[0].batch))
     assert more.blocks == [(0, 4)]
 
 
 def test_a_block_larger_than_the_window_is_asked_for_alone() -> None:
     winner = Winner([3 * MIB])
     fetch = started(winner, [1], window_bytes=1000)
-    assert [ask.blocks for ask in of_kind(AskBlocks, listed(fetch, winner, 1))] == [[(0, 0)]]
+    assert [ask.blocks for ask in of_kind(RequestBlocks, listed(fetch, winner, 1))] == [[(0, 0)]]
 
 
 def test_small_blocks_share_a_batch() -> None:
     winner = Winner([100] * 3000)
     fetch = started(winner, [1])
-    [first] = of_kind(AskHashes, fetch.source_ready(1))
+    [first] = of_kind(RequestHashes, fetch.source_ready(1))
     effects = fetch.hashes(1, winner.lists(first.keys))
-    assert [len(ask.blocks) for ask in of_kind(AskBlocks, effects)] == [1024]
-    [second] = of_kind(AskHashes, effects)
+    assert [len(ask.blocks) for ask in of_kind(RequestBlocks, effects)] == [1024]
+    [second] = of_kind(RequestHashes, effects)
     assert len(second.keys) == 1024
 
 
 def test_work_goes_to_whoever_has_room() -> None:
     winner = Winner([12 * MIB])
     fetch = started(winner, [1, 2])
-    asks = of_kind(AskBlocks, listed(fetch, winner, 1))
+    asks = of_kind(RequestBlocks, listed(fetch, winner, 1))
     assert {ask.peer for ask in asks} == {1}
-    late = of_kind(AskBlocks, fetch.source_ready(2))
+    late = of_kind(RequestBlocks, fetch.source_ready(2))
     assert [ask.peer for ask in late] == [2, 2, 2, 2]
     assert not {b for a in asks for b in a.blocks} & {b for a in late for b in a.blocks}
 
@@ -116,7 +126,7 @@ def test_work_goes_to_whoever_has_room() -> None:
 def test_a_lost_source_costs_only_what_it_still_owed() -> None:
     winner = Winner([8 * MIB])
     fetch = started(winner, [1, 2])
-    asks = of_kind(AskBlocks, listed(fetch, winner, 1))
+    asks = of_kind(RequestBlocks, listed(fetch, winner, 1))
     fetch.blocks(1, asks[0].batch)
     fetch.source_ready(2)
     fetch.source_lost(1)
@@ -131,11 +141,11 @@ def test_a_hash_list_that_does_not_give_the_root_costs_the_source_its_trust() ->
     fetch.source_ready(1)
     fetch.source_ready(2)
     wrong, drop, again = fetch.hashes(1, [(0, bytes(16))])
-    assert wrong == Corrupt(1, 0, None)
-    assert isinstance(drop, Drop)
+    assert wrong == CorruptBlock(1, 0, None)
+    assert isinstance(drop, DropSource)
     assert drop.peer == 1
-    assert again == AskHashes(2, [0])
-    assert [type(effect) for effect in fetch.source_ready(1)] == [Drop]
+    assert again == RequestHashes(2, [0])
+    assert [type(effect) for effect in fetch.source_ready(1)] == [DropSource]
 
 
 def test_hashes_that_nobody_asked_for_cost_the_source_its_trust() -> None:
@@ -143,40 +153,40 @@ def test_hashes_that_nobody_asked_for_cost_the_source_its_trust() -> None:
     fetch = started(winner, [1, 2])
     fetch.source_ready(1)
     fetch.source_ready(2)
-    assert of_kind(Drop, fetch.hashes(2, winner.lists([0])))
+    assert of_kind(DropSource, fetch.hashes(2, winner.lists([0])))
 
 
 def test_a_wrong_block_is_asked_of_somebody_else() -> None:
     winner = Winner([MIB])
     fetch = started(winner, [1, 2])
-    [ask] = of_kind(AskBlocks, listed(fetch, winner, 1))
-    assert fetch.blocks(1, ask.batch, [0]) == [Corrupt(1, 0, 0)]
+    [ask] = of_kind(RequestBlocks, listed(fetch, winner, 1))
+    assert fetch.blocks(1, ask.batch, [0]) == [CorruptBlock(1, 0, 0)]
     [again] = fetch.source_ready(2)
-    assert isinstance(again, AskBlocks)
+    assert isinstance(again, RequestBlocks)
     assert again.peer == 2
-    assert fetch.blocks(2, again.batch)[-1] == Complete()
+    assert fetch.blocks(2, again.batch)[-1] == FetchComplete()
     assert (fetch.received, fetch.wasted_bytes) == ({1: 0, 2: MIB}, MIB)
 
 
 def test_a_block_that_the_only_holder_gives_wrongly_leaves_the_fetch_stuck() -> None:
     winner = Winner([MIB])
     fetch = started(winner, [1])
-    [ask] = of_kind(AskBlocks, listed(fetch, winner, 1))
+    [ask] = of_kind(RequestBlocks, listed(fetch, winner, 1))
     corrupt, at_end, stuck = fetch.blocks(1, ask.batch, [0])
-    assert (corrupt, at_end) == (Corrupt(1, 0, 0), Announce([]))
-    assert isinstance(stuck, Stuck)
+    assert (corrupt, at_end) == (CorruptBlock(1, 0, 0), AnnounceBlocks([]))
+    assert isinstance(stuck, FetchStuck)
     assert stuck.blame == [1]
 
 
 def test_a_source_of_several_wrong_blocks_is_dropped_before_its_blocks_are_asked_elsewhere() -> None:
     winner = Winner([8 * MIB])
     fetch = started(winner, [1, 2])
-    asks = of_kind(AskBlocks, listed(fetch, winner, 1))
+    asks = of_kind(RequestBlocks, listed(fetch, winner, 1))
     fetch.source_ready(2)
     for ask in asks[:2]:
         fetch.blocks(1, ask.batch, [0])
     effects = fetch.blocks(1, asks[2].batch, [0])
-    assert [type(effect) for effect in effects[:2]] == [Corrupt, Drop]
+    assert [type(effect) for effect in effects[:2]] == [CorruptBlock, DropSource]
     assert fetch.blocks(1, asks[3].batch) == []
 
 
@@ -185,8 +195,8 @@ def test_the_last_holder_gone_is_told_to_the_fellows_who_may_still_help() -> Non
     fetch = started(winner, [1], [5])
     listed(fetch, winner, 1)
     fetch.source_ready(5)
-    assert fetch.source_lost(1) == [Announce([])]
-    [ask] = of_kind(AskBlocks, fetch.have(5, [(0, 0, 2)]))[:1]
+    assert fetch.source_lost(1) == [AnnounceBlocks([])]
+    [ask] = of_kind(RequestBlocks, fetch.have(5, [(0, 0, 2)]))[:1]
     assert ask.peer == 5
     assert fetch.at_end
 
@@ -198,7 +208,7 @@ def test_two_receivers_without_holders_do_not_wait_for_each_other_for_ever() -> 
     fetch.source_ready(5)
     fetch.source_lost(1)
     fetch.have(5, [(0, 0, 1)])
-    [stuck] = of_kind(Stuck, fetch.have(5, []))
+    [stuck] = of_kind(FetchStuck, fetch.have(5, []))
     assert "block 1 of key 0" in stuck.text
 
 
@@ -206,11 +216,11 @@ def test_two_receivers_who_got_the_same_block_wrongly_do_not_wait_for_each_other
     """The holder has sent too little nonsense to be dropped, but will not be asked for this block again."""
     winner = Winner([2 * MIB])
     fetch = started(winner, [1], [5])
-    wrong, right = of_kind(AskBlocks, listed(fetch, winner, 1))
+    wrong, right = of_kind(RequestBlocks, listed(fetch, winner, 1))
     fetch.source_ready(5)
-    assert of_kind(Announce, fetch.blocks(1, wrong.batch, [0])) == []
-    assert fetch.blocks(1, right.batch) == [Announce([(0, 1, 1)]), Announce([])]
-    [stuck] = of_kind(Stuck, fetch.have(5, []))
+    assert of_kind(AnnounceBlocks, fetch.blocks(1, wrong.batch, [0])) == []
+    assert fetch.blocks(1, right.batch) == [AnnounceBlocks([(0, 1, 1)]), AnnounceBlocks([])]
+    [stuck] = of_kind(FetchStuck, fetch.have(5, []))
     assert "block 0 of key 0" in stuck.text
 
 
@@ -220,7 +230,7 @@ def test_hash_lists_come_from_a_fellow_when_no_holder_is_left() -> None:
     fetch.source_ready(5)
     fetch.have(5, [(1, 0, 1)])
     effects = fetch.source_lost(1)
-    assert AskHashes(5, [1]) in effects
+    assert RequestHashes(5, [1]) in effects
 
 
 def test_fellows_give_what_they_have_and_holders_the_rest() -> None:
@@ -228,7 +238,7 @@ def test_fellows_give_what_they_have_and_holders_the_rest() -> None:
     fetch = started(winner, [1], [5])
     fetch.source_ready(5)
     fetch.have(5, [(0, 0, 4)])
-    asks = of_kind(AskBlocks, listed(fetch, winner, 1))
+    asks = of_kind(RequestBlocks, listed(fetch, winner, 1))
     by = {peer: [block for ask in asks if ask.peer == peer for _, block in ask.blocks] for peer in (1, 5)}
     assert by == {5: [0, 1, 2, 3], 1: [4, 5, 6, 7]}
 
@@ -239,7 +249,7 @@ def test_receivers_begin_at_different_places() -> None:
     for turn in range(4):
         fetch = started(winner, [1], place=(turn, 4))
         effects = listed(fetch, winner, 1)
-        firsts.append(of_kind(AskBlocks, effects)[0].blocks[0])
+        firsts.append(of_kind(RequestBlocks, effects)[0].blocks[0])
     assert firsts == [(0, 0), (0, 2), (1, 0), (1, 2)]
 
 
@@ -247,7 +257,7 @@ def test_receivers_begin_at_different_places() -> None:
 def test_an_announcement_of_blocks_that_do_not_exist_costs_the_fellow_its_trust(ranges: list[tuple]) -> None:  # type: ignore[type-arg]
     fetch = started(Winner([2 * MIB]), [1], [5])
     fetch.source_ready(5)
-    assert of_kind(Drop, fetch.have(5, ranges))
+    assert of_kind(DropSource, fetch.have(5, ranges))
 
 
 def test_an_announcement_of_a_key_that_is_not_fetched_means_nothing() -> None:
@@ -259,8 +269,8 @@ def test_an_announcement_of_a_key_that_is_not_fetched_means_nothing() -> None:
 def test_nothing_follows_the_end() -> None:
     winner = Winner([MIB])
     fetch = started(winner, [1])
-    [ask] = of_kind(AskBlocks, listed(fetch, winner, 1))
-    assert fetch.blocks(1, ask.batch)[-1] == Complete()
+    [ask] = of_kind(RequestBlocks, listed(fetch, winner, 1))
+    assert fetch.blocks(1, ask.batch)[-1] == FetchComplete()
     assert fetch.source_lost(1) == []
     assert fetch.source_ready(2) == []
 
@@ -278,19 +288,19 @@ class World:
     good: set[int]
     liars: set[int]
     fellows: dict[int, list[tuple[int, int]]]
-    queue: list[Effect] = field(default_factory=list)
+    queue: list[FetchEffect] = field(default_factory=list)
     open: set[int] = field(default_factory=set)
     asked: dict[tuple[int, int], int] = field(default_factory=dict)
     """Blocks that are outstanding, and at whom."""
     verified: set[tuple[int, int]] = field(default_factory=set)
-    end: Effect | None = None
+    end: FetchEffect | None = None
 
-    def take(self, effects: list[Effect]) -> None:
+    def take(self, effects: list[FetchEffect]) -> None:
         """Carry out what needs no chance at once; keep requests for later."""
         for effect in effects:
             assert self.end is None, "something followed the end"
             match effect:
-                case AskBlocks(peer, _, blocks):
+                case RequestBlocks(peer, _, blocks):
                     assert peer in self.open
                     for each in blocks:
                         assert each not in self.asked, "asked twice at the same time"
@@ -298,17 +308,17 @@ class World:
                         assert peer not in self.fellows or each in self.fellows[peer]
                         self.asked[each] = peer
                     self.queue.append(effect)
-                case AskHashes(peer, _):
+                case RequestHashes(peer, _):
                     assert peer in self.open
                     self.queue.append(effect)
-                case Drop(peer, _):
+                case DropSource(peer, _):
                     assert peer in self.liars
                     self.close(peer)
-                case Complete() | Stuck():
+                case FetchComplete() | FetchStuck():
                     self.end = effect
-                case Announce(ranges):
+                case AnnounceBlocks(ranges):
                     self.verified |= {(key, first + i) for key, first, count in ranges for i in range(count)}
-                case Corrupt(peer, _, _):
+                case CorruptBlock(peer, _, _):
                     assert peer in self.liars
 
     def close(self, peer: int) -> None:
@@ -316,14 +326,14 @@ class World:
         self.queue = [effect for effect in self.queue if effect.peer != peer]  # type: ignore[union-attr]
         self.asked = {block: at for block, at in self.asked.items() if at != peer}
 
-    def answer(self, effect: Effect) -> None:
+    def answer(self, effect: FetchEffect) -> None:
         match effect:
-            case AskHashes(peer, keys):
+            case RequestHashes(peer, keys):
                 lists = self.winner.lists(keys)
                 if peer in self.liars and self.draw.draw(st.booleans()):
                     lists[-1] = (lists[-1][0], bytes(len(lists[-1][1])))
                 self.take(self.fetch.hashes(peer, lists))
-            case AskBlocks(peer, batch, blocks):
+            case RequestBlocks(peer, batch, blocks):
                 bad = []
                 for place, (key, block) in enumerate(blocks):
                     first, last = block_range(block, self.winner.arrays[key].size, self.winner.block_bytes)
@@ -407,7 +417,7 @@ def run_fetch(data: st.DataObject) -> None:
         world.answer(world.queue.pop())
     assert world.end is not None, "it waits for something that cannot come"
     if world.good:
-        assert world.end == Complete()
-    if world.end == Complete():
+        assert world.end == FetchComplete()
+    if world.end == FetchComplete():
         for mine, right in zip(winner.mine, winner.arrays, strict=True):
             assert mine.tobytes() == right.tobytes()

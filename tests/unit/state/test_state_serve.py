@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from ringfold.errors import RemoteProtocolError
-from ringfold.state.election import Plan, elect
+from ringfold.state.election import ElectedState, elect
 from ringfold.state.fetch import Fetch
+from ringfold.state.fetch_effects import AnnounceBlocks, FetchComplete, FetchEffect, RequestBlocks, RequestHashes
 from ringfold.state.hashing import BLOCK_BYTES, block_hash, digest_bytes
 from ringfold.state.manifest import Snapshot
-from ringfold.state.serve import Refusal, Shelf, wanted_of
+from ringfold.state.serve import BlockRefusal, BlockServer, wanted_of
 from ringfold.state.shared import MayDiffer, SharedState
-from ringfold.state.wishes import Announce, AskBlocks, AskHashes, Complete, Effect
 
 MIB = BLOCK_BYTES
 
@@ -24,7 +24,7 @@ def state_of(seed: int) -> SharedState:
 
 def test_a_holder_gives_blocks_with_the_hash_that_they_have() -> None:
     state = state_of(1)
-    pieces = Shelf(Snapshot.take(state)).blocks_for([(0, 7), (0, 0)])
+    pieces = BlockServer(Snapshot.take(state)).blocks_for([(0, 7), (0, 0)])
     assert isinstance(pieces, list)
     assert [(piece.offset, piece.length) for piece in pieces] == [(7 * MIB, 11), (0, MIB)]
     for piece in pieces:
@@ -46,27 +46,27 @@ def test_a_holder_gives_blocks_with_the_hash_that_they_have() -> None:
     ids=["past the end", "before the begin", "no key", "negative key", "may differ", "too much", "too many"],
 )
 def test_what_is_not_here_is_refused_with_a_text(blocks: list[tuple[int, int]], words: str) -> None:
-    refusal = Shelf(Snapshot.take(state_of(1))).blocks_for(blocks)
-    assert isinstance(refusal, Refusal)
+    refusal = BlockServer(Snapshot.take(state_of(1))).blocks_for(blocks)
+    assert isinstance(refusal, BlockRefusal)
     assert words in refusal.text
 
 
 def test_hashes_of_what_may_differ_are_refused() -> None:
-    assert isinstance(Shelf(Snapshot.take(state_of(1))).hashes_for([1]), Refusal)
+    assert isinstance(BlockServer(Snapshot.take(state_of(1))).hashes_for([1]), BlockRefusal)
 
 
 def test_a_receiver_gives_only_what_it_has_verified() -> None:
     winner, mine = Snapshot.take(state_of(1)), Snapshot.take(state_of(2))
     fetch = Fetch(wanted_of(mine, [(0, winner.keys[0].root)]), "rf64", [1])
-    shelf = Shelf(mine, fetch)
-    assert isinstance(shelf.hashes_for([0]), Refusal)
+    shelf = BlockServer(mine, fetch)
+    assert isinstance(shelf.hashes_for([0]), BlockRefusal)
     fetch.start()
     fetch.source_ready(1)
-    asks = [effect for effect in fetch.hashes(1, [(0, winner.hashes[0])]) if isinstance(effect, AskBlocks)]
-    assert isinstance(shelf.blocks_for(asks[0].blocks), Refusal)
+    asks = [effect for effect in fetch.hashes(1, [(0, winner.hashes[0])]) if isinstance(effect, RequestBlocks)]
+    assert isinstance(shelf.blocks_for(asks[0].blocks), BlockRefusal)
     fetch.blocks(1, asks[0].batch)
     assert isinstance(shelf.blocks_for(asks[0].blocks), list)
-    assert isinstance(shelf.blocks_for(asks[1].blocks), Refusal)
+    assert isinstance(shelf.blocks_for(asks[1].blocks), BlockRefusal)
     assert shelf.hashes_for([0]) == [(0, winner.hashes[0])]
 
 
@@ -74,10 +74,10 @@ def test_a_greeting_tells_what_is_here_and_never_by_chance_that_this_is_the_end(
     holder, mine = Snapshot.take(SharedState(a=np.ones(3))), Snapshot.take(SharedState(a=np.zeros(3)))
     fetch = Fetch(wanted_of(mine, [(0, holder.keys[0].root)]), "rf64", [1], [2])
     fetch.start()
-    assert Shelf(mine, fetch).greeting() == []
-    assert Shelf(holder).greeting() == [[(0, 0, 1)], []]
+    assert BlockServer(mine, fetch).greeting() == []
+    assert BlockServer(holder).greeting() == [[(0, 0, 1)], []]
     fetch.source_lost(1)
-    assert Shelf(mine, fetch).greeting() == [[]]
+    assert BlockServer(mine, fetch).greeting() == [[]]
 
 
 @pytest.mark.parametrize("fetch", [[(0, b"short")], [(1, bytes(8))], [(999, bytes(8))]])
@@ -93,7 +93,7 @@ class Visit:
         self.states = states
         self.snapshots = {peer: Snapshot.take(state) for peer, state in states.items()}
         plan = elect({peer: each.offer("enforce-popular") for peer, each in self.snapshots.items()}, None)
-        assert isinstance(plan, Plan)
+        assert isinstance(plan, ElectedState)
         self.plan = plan
         turns = sorted(plan.fetch)
         self.fetches = {
@@ -106,8 +106,10 @@ class Visit:
             )
             for peer, keys in plan.fetch.items()
         }
-        self.shelves = {peer: Shelf(snapshot, self.fetches.get(peer)) for peer, snapshot in self.snapshots.items()}
-        self.todo: list[tuple[int, Effect]] = []
+        self.shelves = {
+            peer: BlockServer(snapshot, self.fetches.get(peer)) for peer, snapshot in self.snapshots.items()
+        }
+        self.todo: list[tuple[int, FetchEffect]] = []
         self.complete: set[int] = set()
         self.turns = 0
 
@@ -122,23 +124,23 @@ class Visit:
             self.turns += 1
             turn, self.todo, busy = self.todo, [], set()
             for peer, effect in turn:
-                if isinstance(effect, AskBlocks) and effect.peer in busy:
+                if isinstance(effect, RequestBlocks) and effect.peer in busy:
                     self.todo.append((peer, effect))
                     continue
-                busy |= {effect.peer} if isinstance(effect, AskBlocks) else set()
+                busy |= {effect.peer} if isinstance(effect, RequestBlocks) else set()
                 self.carry_out(peer, effect)
 
-    def add(self, peer: int, effects: list[Effect]) -> None:
+    def add(self, peer: int, effects: list[FetchEffect]) -> None:
         self.todo += [(peer, effect) for effect in effects]
 
-    def carry_out(self, peer: int, effect: Effect) -> None:
+    def carry_out(self, peer: int, effect: FetchEffect) -> None:
         fetch = self.fetches[peer]
         match effect:
-            case AskHashes(source, keys):
+            case RequestHashes(source, keys):
                 lists = self.shelves[source].hashes_for(keys)
                 assert isinstance(lists, list)
                 self.add(peer, fetch.hashes(source, lists))
-            case AskBlocks(source, batch, blocks):
+            case RequestBlocks(source, batch, blocks):
                 pieces = self.shelves[source].blocks_for(blocks)
                 assert isinstance(pieces, list)
                 for (key, block), piece in zip(blocks, pieces, strict=True):
@@ -150,10 +152,10 @@ class Visit:
                     size = digest_bytes("rf64")
                     assert hashes[block * size : (block + 1) * size] == block_hash(landing, "rf64") == piece.expected
                 self.add(peer, fetch.blocks(source, batch))
-            case Announce(ranges):
+            case AnnounceBlocks(ranges):
                 for other in self.fetches.keys() - {peer}:
                     self.add(other, self.fetches[other].have(peer, ranges))
-            case Complete():
+            case FetchComplete():
                 self.complete.add(peer)
             case _:
                 raise AssertionError(effect)

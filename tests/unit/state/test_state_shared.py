@@ -9,10 +9,10 @@ import pytest
 
 import ringfold as rf
 from ringfold.errors import UsageError
+from ringfold.state.array_memory import ArrayMemory, block_count, block_range, memory_of
 from ringfold.state.hashing import BLOCK_BYTES, block_hash, block_hashes, root_hash
 from ringfold.state.manifest import Snapshot, digest_of
-from ringfold.state.memory import Memory, block_count, block_range, memory_of
-from ringfold.state.shared import MOST_KEYS, SharedState, set_torn
+from ringfold.state.shared import MAX_KEYS, SharedState, set_torn
 from ringfold.wire.messages import KeyOffer
 
 # What the program holds
@@ -64,7 +64,7 @@ def test_a_step_loop_may_have_no_arrays_at_all() -> None:
         (lambda: SharedState(w=np.array([object()])), "'w' holds Python objects"),
         (lambda: SharedState(w=np.zeros(3, [("a", "f4"), ("b", "O")])), "'w' holds Python objects"),
         (lambda: SharedState(w=np.zeros(1), hash="md5"), "unknown hash 'md5'"),  # type: ignore[arg-type]
-        (lambda: SharedState({str(i): np.zeros(0) for i in range(MOST_KEYS + 1)}), "at most 100000"),
+        (lambda: SharedState({str(i): np.zeros(0) for i in range(MAX_KEYS + 1)}), "at most 100000"),
     ],
 )
 def test_what_no_sync_could_use_is_refused_with_its_name(make: Callable[[], object], words: str) -> None:
@@ -72,7 +72,7 @@ def test_what_no_sync_could_use_is_refused_with_its_name(make: Callable[[], obje
         make()
 
 
-# Memory
+# ArrayMemory
 
 SHARED = [
     (np.arange(6, dtype=np.float32).reshape(2, 3), "float32", (2, 3)),
@@ -157,7 +157,7 @@ def test_reading_and_landing_give_the_array_itself() -> None:
 
 
 class FakeDevice:
-    """A flat byte tensor that is not in host memory, as far as `Memory` can tell."""
+    """A flat byte tensor that is not in host memory, as far as `ArrayMemory` can tell."""
 
     is_cuda = False
 
@@ -175,9 +175,9 @@ class FakeDevice:
 
 
 def test_device_memory_is_hashed_in_stretches_to_the_same_hashes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ringfold.state.memory._STAGE_BYTES", 2 * BLOCK_BYTES)
+    monkeypatch.setattr("ringfold.state.array_memory._STAGE_BYTES", 2 * BLOCK_BYTES)
     content = np.random.default_rng(1).integers(0, 256, 5 * BLOCK_BYTES + 7, np.uint8)
-    memory = Memory("uint8", (content.size,), content.size, None, FakeDevice(content))  # type: ignore[arg-type]
+    memory = ArrayMemory("uint8", (content.size,), content.size, None, FakeDevice(content))  # type: ignore[arg-type]
     assert memory.block_hashes("rf64") == block_hashes(content, "rf64")
     assert not np.shares_memory(memory.landing(0, 5), content)
 

@@ -22,19 +22,8 @@ from typer.testing import CliRunner
 
 from ringfold.errors import ConfigError
 from ringfold.tools import shaped
-from ringfold.tools.bench import (
-    allreduce,
-    app,
-    iteration,
-    multipath,
-    multipath_hints,
-    multipath_sheets,
-    quantize,
-    report,
-    targets,
-    wan,
-)
-from ringfold.tools.bench import workers_allreduce as workers
+from ringfold.tools.bench import allreduce, app, iteration, multipath, quantize, report, targets, wan
+from ringfold.tools.bench import allreduce_worker as workers
 from ringfold.tools.spawn import ChildFailed, Crew
 
 WAIT_S = 20.0
@@ -453,9 +442,9 @@ def test_backpressure_is_as_late_as_the_last_segment_of_a_path_in_use() -> None:
     ms = 1_000_000
     given = [50 * ms, 99 * ms, 104 * ms, 360 * ms, 900 * ms]
     said = [(100 * ms, 300 * ms), (800 * ms, 850 * ms)]  # at the second, the path had not been in use
-    row = multipath_hints.judged({"given_ns": given}, said)
+    row = multipath.judged({"given_ns": given}, said)
     assert (row["packets"], row["latency_ms"], row["back_ms"]) == (1, 4.0, 60.0)
-    assert multipath_hints.judged({"given_ns": []}, said)["latency_ms"] is None
+    assert multipath.judged({"given_ns": []}, said)["latency_ms"] is None
 
 
 def test_every_figure_of_multipath_is_whole_in_80_columns() -> None:
@@ -475,7 +464,7 @@ def test_every_figure_of_multipath_is_whole_in_80_columns() -> None:
         {"part": "steady", "way": "with hints", "layout": "switch", "samples": 1_234, "mean": 0.333, "std": 0.106},
     ]
     shown = io.StringIO()
-    found = multipath_sheets.sheets(figures)
+    found = multipath.sheets(figures)
     report.render(report.report("multipath", {}, figures), found, Console(file=shown, width=80))
     lines = [re.split(r"\s{2,}", line.strip()) for line in shown.getvalue().splitlines()]
     assert "…" not in shown.getvalue()

@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from ringfold.probe.base import BACKWARD_KEPT, FORWARD_KEPT, EdgeWindow
+from ringfold.probe.fit import BACKWARD_KEPT, FORWARD_KEPT, EdgeWindow
 from ringfold.probe.models import Sample
 from ringfold.runtime.clock import monotonic_ns
-from ringfold.tools import load
 from ringfold.tools.bench import app, clock
 from ringfold.tools.bench.clock_truth import (
     INSTANTS,
@@ -223,7 +222,7 @@ def test_an_unknown_column_is_refused() -> None:
 
 def test_busy_processes_run_on_every_core_and_end_with_their_crew() -> None:
     with Crew() as crew:
-        pids = [crew.pid(name) for name in load.busy_cores(crew)]
+        pids = [crew.pid(name) for name in clock.start_busy_cores(crew)]
         deadline = monotonic_ns() + 20 * SECOND
         while not all(_used_ticks(pid) > 5 for pid in pids):
             assert monotonic_ns() < deadline, "a busy process does not use its core"

@@ -4,7 +4,7 @@ import pytest
 
 from ringfold.tools.bench import rounds
 from ringfold.tools.bench.rounds import Case, growth_of, plan, turns_of
-from ringfold.tools.bench.workers_rounds import Mark, Marks
+from ringfold.tools.bench.rounds_worker import Mark, Marks
 
 MS = 1_000_000
 

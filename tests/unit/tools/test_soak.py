@@ -3,13 +3,12 @@
 import numpy as np
 import pytest
 
-from ringfold.tools.soak import epochs, iterating, iterating_checks
-from ringfold.tools.soak.checks import checks
-from ringfold.tools.soak.director import Outcome, Tally
+from ringfold.tools.soak import epochs, iterating
+from ringfold.tools.soak.checks import MIB, Sample, growth
+from ringfold.tools.soak.director import Outcome, Tally, checks
 from ringfold.tools.soak.epochs import EpochBegun, StepMade
 from ringfold.tools.soak.faults import Fault, Faults
-from ringfold.tools.soak.growth import MIB, Sample, growth
-from ringfold.tools.soak.history import Entry, judge
+from ringfold.tools.soak.iterating import Entry, judge
 
 LOG: list[EpochBegun | StepMade] = [EpochBegun(0, 1, 1, (1, 2)), StepMade(0, ((1, 2),), 0)]
 
@@ -156,7 +155,7 @@ def test_a_soak_of_iterations_is_judged_by_logs_and_stores(
     log: list[Entry], agreed: int, keys: list[str], broken: list[str]
 ) -> None:
     outcome = iterating.Outcome(7, logs={"sqlite": {0: log}}, agreed={"sqlite": agreed}, keys={"sqlite": keys})
-    assert [check.promise for check in iterating_checks.checks(outcome) if not check.kept] == broken
+    assert [check.promise for check in iterating.checks(outcome) if not check.kept] == broken
 
 
 # What the logs of peers have in common

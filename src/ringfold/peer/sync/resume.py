@@ -11,7 +11,7 @@ from collections import Counter
 from typing import Protocol
 
 from ringfold.errors import StateError, StateLost
-from ringfold.state.lineage import branch_of, is_past
+from ringfold.state.ancestry import branch_of, is_past
 from ringfold.state.shared import SharedState, lineage_of
 from ringfold.wire.messages import Branch, Lineage
 

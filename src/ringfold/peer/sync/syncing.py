@@ -23,34 +23,34 @@ from ringfold.peer.effects import Block, Effect, ExpectBlocks, SendBlocks, SendM
 from ringfold.peer.events import BlocksChanged, BlocksReceived
 from ringfold.peer.settings import MS
 from ringfold.peer.side_channels import BulkSessions, SessionFailed, SessionOpened, TaskId
-from ringfold.state import wishes
+from ringfold.state import fetch_effects
+from ringfold.state.array_memory import block_range
 from ringfold.state.fetch import Fetch
-from ringfold.state.hashing import block_hash, digest_bytes
+from ringfold.state.hashing import Bytes, block_hash, digest_bytes
 from ringfold.state.manifest import Snapshot
-from ringfold.state.memory import Bytes, block_range
-from ringfold.state.serve import Piece, Refusal, Shelf, wanted_of
+from ringfold.state.serve import BlockRefusal, BlockServer, Piece, wanted_of
 from ringfold.wire import frames
 from ringfold.wire.decoding import checked
 from ringfold.wire.messages import Divergence, HashKind, Member, Message, PeerId, Refused, SyncPlan, SyncReport
 from ringfold.wire.visiting import BlocksWanted, Hashes, HashesWanted, Have
 
-MOST_HOLDERS = 8
+MAX_HOLDERS = 8
 """How many holders a receiver visits at a time: more would not be faster, and many receivers would ask them all."""
-MOST_FELLOWS = 3
+MAX_RELAY_RECEIVERS = 3
 """How many other receivers it visits: what goes around between them, the holders need not send twice."""
 
-MOST_VISITS = 4
+MAX_CONNECT_ATTEMPTS = 4
 """How often a source is visited whose connection breaks or cannot be made: it may be the only one with the rest."""
-STALL_NS = 30_000 * MS
+SOURCE_TIMEOUT_NS = 30_000 * MS
 """A source that owes something and sends nothing for so long is visited anew, and its blocks are asked elsewhere."""
-TELL_NS = 5_000 * MS
+PROGRESS_REPORT_INTERVAL_NS = 5_000 * MS
 """How often a receiver tells the master that it makes progress."""
-PAUSE_MS = 250
+RECONNECT_PAUSE_MS = 250
 """Before it is visited again; longer each time."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Landing:
+class PendingBlock:
     """Where a block that was asked for arrives: in the array itself, or in host memory on its way to a device."""
 
     key: int
@@ -66,7 +66,7 @@ class _Sync:
     plan: SyncPlan
     task: TaskId
     snapshot: Snapshot
-    shelf: Shelf
+    shelf: BlockServer
     fetch: Fetch | None
     hosts: list[Member] = field(default_factory=list)
     """Whom to visit when somebody whom this peer visits is gone."""
@@ -78,7 +78,7 @@ class _Sync:
     """When each of them last sent something, or was last asked."""
     told_ns: int = 0
     """When the master last heard that this peer makes progress."""
-    landings: dict[int, list[_Landing]] = field(default_factory=dict)
+    landings: dict[int, list[PendingBlock]] = field(default_factory=dict)
     """By batch: what was asked for and is not here yet."""
     sent_to: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     """Per visitor what was sent to it last, to name what has changed."""
@@ -127,14 +127,14 @@ class Syncing:
         task: TaskId = ("state", plan.sync)
         self._visits.expect(task, plan.secret, receivers)
         if not plan.fetch:
-            self._sync = _Sync(plan, task, snapshot, Shelf(snapshot), None)
+            self._sync = _Sync(plan, task, snapshot, BlockServer(snapshot), None)
             return []
         turn = receivers.index(me)
         holders = [member.peer for member in plan.holders]
         fellows = [peer for peer in receivers if peer != me]
         place = turn, len(receivers)
         fetching = Fetch(wanted, snapshot.hash, holders, fellows, place, snapshot.block_bytes)
-        sync = self._sync = _Sync(plan, task, snapshot, Shelf(snapshot, fetching), fetching)
+        sync = self._sync = _Sync(plan, task, snapshot, BlockServer(snapshot, fetching), fetching)
         sync.hosts, sync.told_ns = list(_hosts(plan, me, turn)), now_ns
         return [*self._carry_out(now_ns, sync, fetching.start()), *self._set_out(now_ns, sync)]
 
@@ -146,9 +146,11 @@ class Syncing:
         while sync.hosts and not sync.reported:
             near = sum(peer in holders for peer in sync.visiting)
             waiting = [host for host in sync.hosts if host.peer in holders]
-            if waiting and near < MOST_HOLDERS:
+            if waiting and near < MAX_HOLDERS:
                 host = waiting[0]
-            elif len(sync.hosts) > len(waiting) and (sync.fetch.at_end or len(sync.visiting) - near < MOST_FELLOWS):
+            elif len(sync.hosts) > len(waiting) and (
+                sync.fetch.at_end or len(sync.visiting) - near < MAX_RELAY_RECEIVERS
+            ):
                 host = next(host for host in sync.hosts if host.peer not in holders)
             else:
                 break
@@ -179,15 +181,15 @@ class Syncing:
 
     def next_deadline_ns(self) -> int | None:
         """When a source that owes something has been silent for too long."""
-        return min((heard + STALL_NS for _, heard in self._owing()), default=None)
+        return min((heard + SOURCE_TIMEOUT_NS for _, heard in self._owing()), default=None)
 
     def tick(self, now_ns: int) -> list[Effect]:
         """Nothing waits for ever: a source that lives but does not send is as good as gone."""
         effects: list[Effect] = []
         for peer, heard in self._owing():
             sync = self._sync
-            if sync is not None and peer in sync.sources and now_ns - heard >= STALL_NS:
-                conn, reason = sync.sources[peer], f"nothing came from it for {STALL_NS // MS} ms"
+            if sync is not None and peer in sync.sources and now_ns - heard >= SOURCE_TIMEOUT_NS:
+                conn, reason = sync.sources[peer], f"nothing came from it for {SOURCE_TIMEOUT_NS // MS} ms"
                 effects += self._visits.drop(conn, reason)
                 effects += self.session_failed(now_ns, SessionFailed(sync.task, peer, conn, True, reason))
         return effects
@@ -212,7 +214,7 @@ class Syncing:
         sync.heard[visit.peer] = now_ns
         return self._carry_out(now_ns, sync, sync.fetch.source_ready(visit.peer))
 
-    def _greeting(self, sync: _Sync) -> list[list[wishes.Range]]:
+    def _greeting(self, sync: _Sync) -> list[list[fetch_effects.BlockRange]]:
         return [] if sync.fetch is None else sync.shelf.greeting()
 
     def session_failed(self, now_ns: int, failed: SessionFailed) -> list[Effect]:
@@ -222,7 +224,7 @@ class Syncing:
             return []
         if failed.is_dialler:
             times = sync.failed_visits[failed.peer] = sync.failed_visits.get(failed.peer, 0) + 1
-            if failed.is_refused or sync.reported or times >= MOST_VISITS:
+            if failed.is_refused or sync.reported or times >= MAX_CONNECT_ATTEMPTS:
                 return self._lose(now_ns, sync, failed.peer, failed.reason)
             return self._visit_again(now_ns, sync, failed.peer, times)
         sync.sent_to.pop(failed.conn or 0, None)
@@ -233,7 +235,7 @@ class Syncing:
         assert sync.fetch is not None
         sync.sources.pop(peer, None)
         host = next(member for member in (*sync.plan.holders, *sync.plan.receivers) if member.peer == peer)
-        setting_out, _ = self._visits.dial(now_ns, sync.task, host, times * PAUSE_MS)
+        setting_out, _ = self._visits.dial(now_ns, sync.task, host, times * RECONNECT_PAUSE_MS)
         return setting_out + self._carry_out(now_ns, sync, sync.fetch.source_away(peer))
 
     def _lose(self, now_ns: int, sync: _Sync, peer: PeerId, reason: str) -> list[Effect]:
@@ -278,10 +280,10 @@ class Syncing:
         match said:
             case HashesWanted(keys=keys):
                 lists = checked(sync.shelf.hashes_for, keys)
-                return [SendMessage(conn, Refused(lists.text) if isinstance(lists, Refusal) else Hashes(lists))]
+                return [SendMessage(conn, Refused(lists.text) if isinstance(lists, BlockRefusal) else Hashes(lists))]
             case BlocksWanted(blocks=wanted):
                 pieces = checked(sync.shelf.blocks_for, wanted)
-                if isinstance(pieces, Refusal):
+                if isinstance(pieces, BlockRefusal):
                     return [SendMessage(conn, Refused(pieces.text))]
                 sync.sent_to[conn] = wanted
                 changed = _changed(pieces, sync.snapshot.hash)
@@ -302,7 +304,7 @@ class Syncing:
             return []
         telling: list[Effect] = []
         sync.heard[visit.peer] = now_ns
-        if now_ns - sync.told_ns >= TELL_NS:
+        if now_ns - sync.told_ns >= PROGRESS_REPORT_INTERVAL_NS:
             sync.told_ns = now_ns
             telling = self._say(SyncReport(sync.plan.sync, "progress"))
         bad = set(event.bad)
@@ -330,33 +332,35 @@ class Syncing:
 
     # What the fetch decides
 
-    def _carry_out(self, now_ns: int, sync: _Sync, wanted: list[wishes.Effect]) -> list[Effect]:
+    def _carry_out(self, now_ns: int, sync: _Sync, wanted: list[fetch_effects.FetchEffect]) -> list[Effect]:
         effects: list[Effect] = []
         number = sync.plan.sync
         for wish in wanted:
             match wish:
-                case wishes.AskHashes(peer, keys):
+                case fetch_effects.RequestHashes(peer, keys):
                     sync.heard[peer] = now_ns
                     effects.append(SendMessage(sync.sources[peer], HashesWanted(keys)))
-                case wishes.AskBlocks(peer, batch, blocks):
+                case fetch_effects.RequestBlocks(peer, batch, blocks):
                     sync.heard[peer] = now_ns
                     effects += self._ask_blocks(sync, sync.sources[peer], batch, blocks)
-                case wishes.Announce(ranges):
+                case fetch_effects.AnnounceBlocks(ranges):
                     effects += [SendMessage(conn, Have(ranges)) for conn in self._visitors(sync)]
-                    if not ranges and not isinstance(wanted[-1], wishes.Complete | wishes.Stuck):
+                    if not ranges and not isinstance(
+                        wanted[-1], fetch_effects.FetchComplete | fetch_effects.FetchStuck
+                    ):
                         effects += self._set_out(now_ns, sync)
-                case wishes.Corrupt(peer, key, block):
+                case fetch_effects.CorruptBlock(peer, key, block):
                     what = "the list of hashes" if block is None else f"block {block}"
                     text = f"{what} of {sync.snapshot.keys[key].name!r} does not have its hash"
                     effects += self._say(SyncReport(number, "corrupt", text, [peer]))
-                case wishes.Drop(peer, text):
+                case fetch_effects.DropSource(peer, text):
                     gone = sync.sources.pop(peer, None)
                     sync.visiting.discard(peer)
                     effects += [] if gone is None else self._visits.drop(gone, text)
                     effects += self._set_out(now_ns, sync)
-                case wishes.Complete():
+                case fetch_effects.FetchComplete():
                     effects += self._report(sync, SyncReport(number, "complete", received_bytes=self.rx_bytes))
-                case wishes.Stuck(text, blame):
+                case fetch_effects.FetchStuck(text, blame):
                     effects += self._report(sync, SyncReport(number, "stuck", text, blame))
         return effects
 
@@ -383,7 +387,7 @@ class Syncing:
         return self._say(report)
 
 
-def _landings(sync: _Sync, blocks: list[tuple[int, int]]) -> Iterator[_Landing]:
+def _landings(sync: _Sync, blocks: list[tuple[int, int]]) -> Iterator[PendingBlock]:
     assert sync.fetch is not None
     digest = digest_bytes(sync.snapshot.hash)
     for key, block in blocks:
@@ -391,7 +395,7 @@ def _landings(sync: _Sync, blocks: list[tuple[int, int]]) -> Iterator[_Landing]:
         assert hashes is not None, "a block is asked for only when its hash is known"
         expected = hashes[block * digest : (block + 1) * digest]
         first, last = block_range(block, memory.nbytes, sync.snapshot.block_bytes)
-        yield _Landing(key, block, memory.landing(first, last), expected)
+        yield PendingBlock(key, block, memory.landing(first, last), expected)
 
 
 def _changed(pieces: list[Piece], kind: HashKind) -> tuple[int, ...]:

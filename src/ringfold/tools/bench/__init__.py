@@ -1,10 +1,12 @@
 """`ringfold bench`: the figures that Ringfold promises, measured on this machine.
 
-One file per bench (`allreduce`, `quantize`, `topology`, `recovery`, `failover`, `join`, `master`, `memory`, `state`,
-`clock`, `rounds`, `iteration`, `hints`, `multipath`, `wan`); the processes that a bench starts are in the `workers_*`
-files, and `masters.py` starts a real master for them. `clock.py` has its nodes in `clock_nodes.py`, their truth in
-`clock_truth.py` and the estimators' table in `estimators.py`. `report.py` is how figures leave: tables, or one JSON
-object. `targets.py` compares them with `benchmarks/targets.toml`.
+Read `report.py` (figures leave as tables or as one JSON object) and `targets.py` (they are compared with
+`benchmarks/targets.toml`), then a benchmark. Each is one file, named after its command: `allreduce.py` (also `bench
+memory`), `quantize.py`, `topology.py`, `recovery.py` (also `bench failover`), `join.py`, `master.py`, `state.py`,
+`clock.py` (its truth and its estimators are in `clock_truth.py`), `rounds.py`, `iteration.py`, `hints.py`,
+`multipath.py` and `wan.py`. The processes that they start are in `workers.py`, and for three of them in
+`allreduce_worker.py`, `master_worker.py` and `rounds_worker.py`. `masters.py` and `agents.py` start real masters and
+agents.
 """
 
 import typer
@@ -12,12 +14,10 @@ import typer
 from ringfold.tools.bench import (
     allreduce,
     clock,
-    failover,
     hints,
     iteration,
     join,
     master,
-    memory,
     multipath,
     quantize,
     recovery,
@@ -35,9 +35,9 @@ app.command("allreduce")(allreduce.command)
 app.command("quantize")(quantize.command)
 app.command("topology")(topology.command)
 app.command("recovery")(recovery.command)
-app.command("failover")(failover.command)
+app.command("failover")(recovery.failover_command)
 app.command("join")(join.command)
-app.command("memory")(memory.command)
+app.command("memory")(allreduce.memory_command)
 app.command("master")(master.command)
 app.command("multipath")(multipath.command)
 app.command("state")(state.command)

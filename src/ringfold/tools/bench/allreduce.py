@@ -1,9 +1,13 @@
 """`ringfold bench allreduce`: in-place all-reduce over TCP loopback, against gloo and Open MPI in the same run.
 
 For each world size, one team of processes per library is started; idle teams sleep in a read. For each size, the teams
-take turns in rounds, so that a drift of the machine hits all of them. A round is a block of ops back to back; the
-figure of a library is the median over all rounds of rank 0's op times, and beside it stands the mean over ranks of the
-block time per op, which a library cannot improve by letting rank 0 run ahead.
+take turns in rounds, so that a drift of the machine affects all of them. A round is a block of ops back to back. The
+figure of a library is the median over all rounds of rank 0's op times. Beside it is the mean over ranks of the block
+time per op, which a library cannot improve by letting rank 0 run ahead.
+
+`ringfold bench memory`: how much an in-place all-reduce raises a peer's peak resident memory. The peak (VmHWM) is reset
+just before the op, with the buffer resident already. What it grows by belongs to the op: scratch, and the backup from
+which a late abort is restored.
 """
 
 import importlib.util
@@ -17,13 +21,13 @@ import msgspec
 import typer
 
 from ringfold.tools.bench import report as reports
+from ringfold.tools.bench.allreduce_worker import DTYPES
 from ringfold.tools.bench.masters import start_master
 from ringfold.tools.bench.report import Column, Row, microseconds, size_bytes, size_text, spread, times
-from ringfold.tools.bench.workers_allreduce import DTYPES
 from ringfold.tools.spawn import ChildFailed, Crew, Message
 
 LIBRARIES = ("gloo", "mpi")
-WORKER = str(Path(__file__).with_name("workers_allreduce.py"))
+WORKER = str(Path(__file__).with_name("allreduce_worker.py"))
 START_S = 120.0
 ROUND_S = 300.0
 MAX_ITERATIONS = 20_000
@@ -203,3 +207,47 @@ def ratio(row: Row, library: str, figure: str) -> float:
     if not (isinstance(other, float) and isinstance(own, float)):
         raise ChildFailed(library, "no figures to compare")
     return other / own
+
+
+PEER_WORKER = str(Path(__file__).with_name("workers.py"))
+MEMORY_S = 120.0
+
+MEMORY_COLUMNS = (
+    Column("peers", "peers"),
+    Column("size", "size_bytes", reports.size_text),
+    Column("extra, first op", "first_over_buffer", times),
+    Column("extra, second op", "second_over_buffer", times),
+    Column("worst", "extra_over_buffer", times),
+)
+
+
+def memory_command(
+    size: Annotated[str, typer.Option(help="Bytes of the buffer.")] = "256M",
+    peers: Annotated[int, typer.Option(help="Peers in the run.", min=2)] = 2,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Compare with benchmarks/targets.toml.")] = False,
+) -> None:
+    """Extra peak memory of an in-place all-reduce, as a multiple of its buffer."""
+    buffer = size_bytes(size)
+    names = [f"peer-{number}" for number in range(peers)]
+    with reports.guarded(as_json=as_json) as progress, Crew() as crew:
+        progress.add_task("measuring", total=None)
+        where = start_master(crew, "master")
+        for name in names:
+            command = [sys.executable, "-P", PEER_WORKER, "memory", crew.address, name, where, str(buffer), str(peers)]
+            crew.start(name, command)
+        crew.meet(names, MEMORY_S)
+        replies = crew.gather(names, MEMORY_S)
+        if wrong := [name for name, reply in replies.items() if not reply["verified"]]:
+            raise ChildFailed(wrong[0], "holds a wrong sum")
+    first, second = (max(int(reply["extra_bytes"][op]) for reply in replies.values()) for op in range(2))
+    row: Row = {
+        "peers": peers,
+        "size_bytes": buffer,
+        "extra_bytes": max(first, second),
+        "first_over_buffer": first / buffer,
+        "second_over_buffer": second / buffer,
+        "extra_over_buffer": max(first, second) / buffer,
+    }
+    result = reports.report("memory", {"size": size, "peers": peers}, [row])
+    reports.finish(result, MEMORY_COLUMNS, as_json=as_json, against_targets=check)

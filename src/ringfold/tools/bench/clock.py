@@ -1,29 +1,34 @@
-"""`ringfold bench clock`: how far the nodes' global clocks are from the truth, and how good each estimator is.
+"""`ringfold bench clock`: the error of the nodes' global clocks against a known truth, and the error of each estimator.
 
-Virtual clocks, real UDP. Nodes in this process probe each other through the kernel, and rounds are calculated as in
-production; the truth (`clock_truth.py`) is known because each node's clock was made up. A *column* is a condition:
+Virtual clocks, real UDP. Nodes in this process probe each other through the kernel. Drawing, probing, fitting and
+calculating are production code. Only the transport of a report to the master is left out: this process reads the window
+of each prober, one after the other, which takes microseconds. The truth (`clock_truth.py`) is known because each node's
+clock is virtual. A *column* is a condition:
 
-- `idle`: loopback, and nothing besides.
-- `loaded`: the same, while a busy process sits on every core.
+- `idle`: loopback, and no other load.
+- `loaded`: the same, while a busy process runs on every core.
 - `shaped`: every node is a host of its own. Half of the hosts have a slow downlink and a fast uplink, the others the
   opposite, so the two directions between them differ; and bursts of other traffic go to the slow downlinks, where
   probes wait behind them, in that direction only. `standing` is the same with so much traffic that the queues never
-  empty. Both need root. (Why downlinks: the kernel stamps a packet after the sender's own queue, so what waits there
-  is no delay to anybody.)
+  empty. Both need root. (Why downlinks: the kernel stamps a packet after the sender's own queue, so waiting there is
+  no delay to anybody.)
 
 Three kinds of rows (`part`): `nodes` has the error of the nodes' clocks in each column, at many instants of every
 window; `edges` has every estimator on the very same windows; `models` has every estimator on simulated windows, where
 delays are drawn from models.
 
-An asymmetry that never goes away (the shortest delay there is not the shortest delay back) looks like an offset to any
-estimator. The truth shows it: `asymmetry_*` is half that difference, the part of the error nobody could avoid.
+A permanent asymmetry (the shortest delays of the two directions differ) looks like an offset to any estimator. The
+truth shows it: `asymmetry_*` is half that difference, the part of the error that no estimator can avoid.
 """
 
 import math
 import os
+import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -31,19 +36,33 @@ import numpy as np
 import numpy.typing as npt
 import typer
 
-from ringfold.probe import fit
+from ringfold.probe.fit import BASELINES, ESTIMATORS, EdgeWindow, fit
+from ringfold.probe.graph.draw import draw
 from ringfold.probe.models import Sample
-from ringfold.probe.nodes.prober import raw_now
+from ringfold.probe.nodes.nodes_file import derive_key
+from ringfold.probe.nodes.prober import ProbeSocket, ProbeStats, raw_now
+from ringfold.probe.rounds.calculation import Calculation, RoundResult
 from ringfold.probe.rounds.settings import RoundSettings
-from ringfold.tools import load
 from ringfold.tools.bench import report as reports
-from ringfold.tools.bench.clock_nodes import ColumnSeen, Nodes
-from ringfold.tools.bench.clock_truth import asymmetry_ns, spread_clocks
-from ringfold.tools.bench.estimators import MARGIN, MARGIN_NS, compare, simulated
+from ringfold.tools.bench.clock_truth import (
+    INSTANTS,
+    MARGIN,
+    MARGIN_NS,
+    Clocks,
+    NodeErrors,
+    asymmetry_ns,
+    compare,
+    edge_outside,
+    node_errors,
+    simulated,
+    spread_clocks,
+    with_truth,
+)
 from ringfold.tools.bench.report import Column, Row, Sheet
 from ringfold.tools.bench.targets import Value
 from ringfold.tools.shaped import HUB, Shape, ShapedNetwork, ShapingFailed, missing
 from ringfold.tools.spawn import Crew
+from ringfold.wire.probing import EdgeFit, Neighbour, NodeId
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -56,6 +75,8 @@ BURST_BYTES = 131_072
 LOADS = {"shaped": 0.6, "standing": 1.1}
 """Other traffic, as a share of a slow downlink."""
 DISCARD_PORT = 9
+WORKER = str(Path(__file__).with_name("workers.py"))
+START_S = 30.0
 
 
 def _ns(value: Value) -> str:
@@ -64,7 +85,7 @@ def _ns(value: Value) -> str:
     return f"{value:.3g} ns" if abs(value) < 1_000 else reports.microseconds(value / 1_000)
 
 
-NODES = (
+NODE_COLUMNS = (
     Column("column", "column"),
     Column("p50", "p50_ns", _ns),
     Column("p99", "p99_ns", _ns),
@@ -74,9 +95,9 @@ NODES = (
     Column("asymmetry", "asymmetry_p50_ns", _ns),
     Column("CPU", "cpu_share", lambda value: f"{value:.1%}"),
 )
-ESTIMATORS = (
+ESTIMATOR_COLUMNS = (
     Column("column", "column"),
-    *(Column(name, name, _ns) for name in fit.ESTIMATORS + fit.BASELINES),
+    *(Column(name, name, _ns) for name in ESTIMATORS + BASELINES),
     Column("enough", "within", lambda value: "yes" if value else "no"),
 )
 
@@ -133,6 +154,117 @@ def command(
     reports.finish(result, _sheets(rows), as_json=as_json, against_targets=check)
 
 
+# Nodes
+
+
+Wait = Callable[[float], None]
+"""Lets so many seconds pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundSeen:
+    """One round: its windows beside the truth, what production made of them, and how far off that is."""
+
+    samples: list[Sample]
+    fits: list[EdgeFit]
+    """In the order of the samples."""
+    result: RoundResult
+    nodes: NodeErrors
+    edges_outside: int
+    """How many corridors (of an edge at an instant) do not contain the truth."""
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnSeen:
+    """All rounds under one condition, and what probing cost each node."""
+
+    rounds: list[RoundSeen]
+    cpu_shares: list[float]
+    """Of one core, while it probed; by node."""
+    stats: list[ProbeStats]
+    """By node."""
+    out_edges: int
+    in_edges: int
+    """What the node with the most has."""
+
+
+class Nodes:
+    """One prober for each virtual clock, as a context. The graph is drawn, and nobody sends yet."""
+
+    def __init__(self, clocks: Clocks, settings: RoundSettings, network: ShapedNetwork | None = None) -> None:
+        self._clocks, self._settings = clocks, settings
+        self.probers: dict[NodeId, ProbeSocket] = {}
+        self._stack = ExitStack()
+        try:
+            for host, (node, clock) in enumerate(sorted(clocks.items())):
+                with network.within(host) if network else nullcontext():
+                    prober = ProbeSocket(
+                        node,
+                        network.address(host) if network else "127.0.0.1",
+                        offset_ns=clock.offset_ns,
+                        drift_ppb=clock.drift_ppb,
+                        anchor_ns=clock.anchor_ns,
+                    )
+                self.probers[node] = self._stack.enter_context(prober)
+            self.edges = draw(sorted(clocks), (), settings.neighbours, settings.seed)
+            self._introduce(network)
+        except BaseException:
+            self._stack.close()
+            raise
+
+    def __enter__(self) -> "Nodes":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def _introduce(self, network: ShapedNetwork | None) -> None:
+        """Tell everybody whom it probes and who may probe it."""
+        known = {
+            node: Neighbour(node, f"node-{node}", network.address(host) if network else "127.0.0.1", prober.port)
+            for host, (node, prober) in enumerate(self.probers.items())
+        }
+        key = derive_key(b"bench clock")
+        for node, prober in self.probers.items():
+            out = [known[dst] for src, dst in self.edges if src == node]
+            into = [known[src] for src, dst in self.edges if dst == node]
+            prober.configure(key, out, into)
+
+    def rounds(self, count: int, wait: Wait, advance: Callable[[], None]) -> ColumnSeen:
+        """Probe for `count` windows without a pause between them, and calculate each as soon as it is over."""
+        cadence = self._settings.cadence
+        calculation = Calculation(self._settings)
+        probers = list(self.probers.values())
+        history: object = None
+        seen: list[RoundSeen] = []
+        began_ns, before_ns = raw_now(), [prober.stats().cpu_ns for prober in probers]
+        for prober in probers:
+            prober.resume(cadence.gap_us, cadence.pause_us)
+        for _ in range(count):
+            opened_ns = raw_now()
+            wait(cadence.window_ms / 1_000)
+            instants = [round(instant) for instant in np.linspace(opened_ns, raw_now(), INSTANTS)]
+            windows = [window for prober in probers for window in prober.rotate()]
+            utc = {prober.node: prober.utc() for prober in probers}
+            fits = [fit(window) for window in windows]
+            result = calculation(fits, utc, history)
+            history = result.history
+            seen.append(self._judge(windows, fits, result, instants))
+            advance()
+        took_ns, stats = raw_now() - began_ns, [prober.stats() for prober in probers]
+        shares = [(now.cpu_ns - before) / took_ns for now, before in zip(stats, before_ns, strict=True)]
+        ends = [Counter(ends).most_common(1)[0][1] for ends in zip(*self.edges, strict=True)]
+        return ColumnSeen(seen, shares, stats, out_edges=ends[0], in_edges=ends[1])
+
+    def _judge(
+        self, windows: Sequence[EdgeWindow], fits: list[EdgeFit], result: RoundResult, instants: Sequence[int]
+    ) -> RoundSeen:
+        samples = [with_truth(window, self._clocks) for window in windows]
+        outside = sum(edge_outside(sample, found) for sample, found in zip(samples, fits, strict=True))
+        nodes = node_errors(result.nodes, result.reference, self._clocks, instants)
+        return RoundSeen(samples, fits, result, nodes, outside)
+
+
 # Columns
 
 
@@ -159,16 +291,34 @@ def _condition(column: str, nodes: int) -> Iterator[tuple[Crew, ShapedNetwork | 
     if column not in SHAPED:
         with Crew() as crew:
             if column == "loaded":
-                load.busy_cores(crew)
+                start_busy_cores(crew)
             yield crew, None
         return
     slow, fast = Shape(up_mbit=SLOW_MBIT, down_mbit=FAST_MBIT), Shape(up_mbit=FAST_MBIT, down_mbit=SLOW_MBIT)
     period_us = round(BURST_BYTES * 8 / (SLOW_MBIT * LOADS[column]))
     with ShapedNetwork([(slow, fast)[host % 2] for host in range(nodes)]) as network, Crew() as crew:
         for host in range(1, nodes, 2):
-            to = (network.address(host), DISCARD_PORT)
-            load.bursts(crew, f"bursts-{host}", to, BURST_BYTES, period_us, partial(network.inside, HUB))
+            start_bursts(crew, network, host, period_us)
         yield crew, network
+
+
+def start_busy_cores(crew: Crew) -> list[str]:
+    """Keep every core busy that this process may use, by one process each; returns their names once all of them run."""
+    names = []
+    for core in sorted(os.sched_getaffinity(0)):
+        names.append(f"busy-{core}")
+        crew.start(names[-1], [sys.executable, "-P", WORKER, "busy", crew.address, names[-1], str(core)])
+    crew.meet(names, START_S)
+    return names
+
+
+def start_bursts(crew: Crew, network: ShapedNetwork, host: int, period_us: int) -> None:
+    """Send bursts from the hub to a host, for as long as the crew lives. Whether anything listens does not matter."""
+    name = f"bursts-{host}"
+    arguments = [network.address(host), str(DISCARD_PORT), str(BURST_BYTES), str(period_us)]
+    command = [sys.executable, "-P", WORKER, "bursts", crew.address, name, *arguments]
+    crew.start(name, network.inside(HUB, command))
+    crew.meet([name], START_S)
 
 
 # Figures
@@ -241,7 +391,7 @@ def _asymmetry(samples: Sequence[Sample]) -> Floats:
 
 def _sheets(rows: Sequence[Row]) -> list[Sheet]:
     """For the eye: the nodes, and an estimator a column."""
-    sheets = [Sheet("error of the nodes' clocks", [row for row in rows if row["part"] == "nodes"], NODES)]
+    sheets = [Sheet("error of the nodes' clocks", [row for row in rows if row["part"] == "nodes"], NODE_COLUMNS)]
     parts = {"edges": "of the same windows", "models": "of simulated windows"}
     for part, of_what in parts.items():
         for key, where in (("rms_ns", "in the middle"), ("ends_rms_ns", "at the ends")):
@@ -253,7 +403,7 @@ def _sheets(rows: Sequence[Row]) -> list[Sheet]:
                     if key == "rms_ns" and "within" in row:
                         line["within"] = row["within"]
             title = f"error (RMS) of each estimator {where} {of_what}"
-            sheets += [Sheet(title, list(by_column.values()), ESTIMATORS)] if by_column else []
+            sheets += [Sheet(title, list(by_column.values()), ESTIMATOR_COLUMNS)] if by_column else []
     return sheets
 
 

@@ -1,23 +1,29 @@
-"""What is true about clocks that were made up, and how far a round's result is from it. Pure.
+"""The true offset and drift of virtual clocks, and the errors of rounds and estimators against them. Pure.
 
 Every node's clock is virtual: raw time plus an offset and a drift that only this side of the benchmark knows. So at any
 raw time the true reading of every clock is known to the nanosecond, and with it everything that probing can only
 estimate: the line of each edge, the delay of each packet in each direction, the error of each node.
 
-The error of a node at an instant is what its clock says global time is, minus what the reference's clock says at the
-same instant. Nobody can do better than agree with the reference: global time has no other definition.
+The error of a node at an instant is its clock's global time minus that of the reference's clock at the same instant.
+Agreement with the reference is the best that is possible: global time has no other definition.
+
+The second half fits the same windows with every estimator: how far each is from the truth, what it costs, and which one
+the default chose. Its windows come from delay models or from anywhere else where the truth is known (`Sample`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from ringfold.clock.model import ClockModel
-from ringfold.probe.base import BACKWARD_KEPT, COLUMNS, FORWARD_KEPT, EdgeWindow
-from ringfold.probe.models import Sample
+from ringfold.clock.global_clock import ClockModel
+from ringfold.probe.fit import BACKWARD_KEPT, BASELINES, COLUMNS, ESTIMATORS, FORWARD_KEPT, EdgeWindow, fit
+from ringfold.probe.models import MODELS, Sample, window
 from ringfold.probe.nodes.prober import virtual
+from ringfold.runtime.clock import thread_cpu_ns
+from ringfold.tools.bench.report import Row
 from ringfold.wire.probing import EdgeFit, NodeClock, NodeId
 
 INSTANTS = 101
@@ -145,3 +151,87 @@ def _delays(
 def _least(delays: Sequence[npt.NDArray[np.float64]]) -> float:
     both = np.concatenate(delays)
     return float(both.min()) if both.size else float("nan")
+
+
+MARGIN, MARGIN_NS = 1.10, 25.0
+"""The default must be within this factor of the best estimator, or within so many nanoseconds."""
+
+
+def simulated(seeds: int, pairs: int = 0, names: Iterable[str] = tuple(MODELS)) -> dict[str, list[Sample]]:
+    """`seeds` windows of each delay model; the same every time."""
+    return {name: [window(MODELS[name], np.random.default_rng(seed), pairs) for seed in range(seeds)] for name in names}
+
+
+def compare(columns: Mapping[str, Iterable[Sample]]) -> list[Row]:
+    """Fit all windows of all columns with all estimators.
+
+    `rms_ns` is the root mean square error at t0, `ends_rms_ns` that at the window's ends, `sigma_ns` what the fits said
+    about it themselves, `outside` how many certified bounds missed the truth. The rows of "auto" also have `chose`,
+    `best_ns` (the least `rms_ns` of the column) and `within`: whether auto is as near to the best as it has to be.
+    """
+    rows: list[Row] = []
+    for model, samples in columns.items():
+        windows = list(samples)
+        column = [_row(model, estimator, windows) for estimator in ESTIMATORS + BASELINES]
+        best = min(_number(row, "rms_ns") for row in column)
+        auto = column[0]
+        auto["best_ns"] = best
+        auto["within"] = _number(auto, "rms_ns") <= max(MARGIN * best, best + MARGIN_NS)
+        rows += column
+    return rows
+
+
+def errors(sample: Sample, found: EdgeFit) -> tuple[float, float, float]:
+    """The line minus the truth, at the window's begin, middle and end."""
+    offset = found.beta_ns - sample.offset_ns
+    before, at, after = (
+        offset + found.alpha * shift - sample.truth(found.t0_ns + shift) for shift in (-found.half_ns, 0, found.half_ns)
+    )
+    return before, at, after
+
+
+def is_outside(found: EdgeFit, line_minus_truth: tuple[float, float, float]) -> bool:
+    """Whether the certified bound misses the truth at the begin, the middle or the end."""
+    bounds = zip(found.low, line_minus_truth, found.high, strict=True)
+    return not all(low <= -error <= high for low, error, high in bounds)
+
+
+def _row(model: str, estimator: str, samples: list[Sample]) -> Row:
+    off, sigmas, took, outside = [], [], [], 0
+    chosen: Counter[str] = Counter()
+    for sample in samples:
+        begin = thread_cpu_ns()
+        found = fit(sample.window, estimator)
+        took.append(thread_cpu_ns() - begin)
+        if found.refused:
+            continue
+        error = errors(sample, found)
+        off.append(error)
+        sigmas.append(found.sigma_ns)
+        outside += is_outside(found, error)
+        chosen[found.estimator] += 1
+    squares = np.square(np.array(off, np.float64).reshape(-1, 3))
+    row: Row = {
+        "model": model,
+        "estimator": estimator,
+        "windows": len(samples),
+        "refused": len(samples) - len(off),
+        "rms_ns": _root_mean(squares[:, 1]),
+        "ends_rms_ns": _root_mean(squares[:, ::2]),
+        "sigma_ns": _root_mean(np.square(np.array(sigmas, np.float64))),
+        "ms": float(np.median(took)) / 1e6,
+        "outside": outside,
+    }
+    if estimator == "auto":
+        row["chose"] = ", ".join(f"{name} {count / len(off):.0%}" for name, count in chosen.most_common())
+    return row
+
+
+def _root_mean(squares: np.ndarray) -> float:
+    return float(np.sqrt(squares.mean())) if squares.size else float("inf")
+
+
+def _number(row: Row, key: str) -> float:
+    value = row[key]
+    assert isinstance(value, float)
+    return value

@@ -39,7 +39,7 @@ from ringfold.wire.agent import (
 from ringfold.wire.frames import FrameReader
 from ringfold.wire.telemetry import Congestion, Packet, address_number, encode
 
-WORKER = str(Path(__file__).with_name("workers_hints.py"))
+WORKER = str(Path(__file__).with_name("workers.py"))
 PATHS = (("10.0.0.1", "10.0.0.2"), ("10.1.0.1", "10.1.0.2"))
 TORN_SLOTS = 4
 TORN_GENERATION = 11
@@ -227,7 +227,7 @@ def torn(reads: int) -> Row:
     with Crew() as crew:
         path = str(crew.directory / HINTS_NAME)
         slots = [str(TORN_SLOTS), str(TORN_GENERATION)]
-        crew.start("writers", [sys.executable, "-P", WORKER, crew.address, "writers", path, *slots])
+        crew.start("writers", [sys.executable, "-P", WORKER, "hints", crew.address, "writers", path, *slots])
         crew.meet(["writers"], START_S)
         crew.gather(["writers"], START_S)
         reader = _native.HintReader(path)

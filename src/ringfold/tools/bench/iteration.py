@@ -17,10 +17,10 @@ import typer
 
 from ringfold.tools.bench import report as reports
 from ringfold.tools.bench.report import Column, Row, microseconds, spread
-from ringfold.tools.bench.stores import KINDS, StoreServer, missing
 from ringfold.tools.spawn import ChildFailed, Crew
+from ringfold.tools.stores import KINDS, StoreServer, missing
 
-WORKER = str(Path(__file__).with_name("workers_iteration.py"))
+WORKER = str(Path(__file__).with_name("workers.py"))
 START_S = 300.0
 REPLY_S = 240.0
 COLUMNS = (
@@ -80,7 +80,7 @@ def measured(kind: str, world: int, iterations: int, wait_s: float) -> Row:
         server.wait()
         names = [f"rank-{rank}" for rank in range(world)]
         for rank, name in enumerate(names):
-            command = [sys.executable, "-P", WORKER, crew.address, name, server.url, str(rank), str(world)]
+            command = [sys.executable, "-P", WORKER, "iteration", crew.address, name, server.url, str(rank), str(world)]
             crew.start(name, command)
         crew.meet(names, START_S)
         crew.gather(names, START_S)

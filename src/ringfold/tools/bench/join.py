@@ -18,7 +18,7 @@ from ringfold.tools.bench.masters import start_master, wait_registered
 from ringfold.tools.bench.report import Column, Row, microseconds, spread
 from ringfold.tools.spawn import ChildFailed, Crew
 
-WORKER = str(Path(__file__).with_name("workers_run.py"))
+WORKER = str(Path(__file__).with_name("workers.py"))
 FOUNDERS = 2
 START_S = 60.0
 REPLY_S = 60.0

@@ -17,7 +17,7 @@ from ringfold.tools.bench.masters import start_master
 from ringfold.tools.bench.report import Column, Row, microseconds, spread
 from ringfold.tools.spawn import Crew
 
-WORKER = str(Path(__file__).with_name("workers_master.py"))
+WORKER = str(Path(__file__).with_name("master_worker.py"))
 WAIT_S = 120.0
 
 COLUMNS = (

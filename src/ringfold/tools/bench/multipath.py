@@ -8,11 +8,23 @@ and receives B bytes, so `share` is B / (time * ceiling).
 Beside ours (lanes on all paths that pull segments): the first path alone, a fixed split into equal parts by the same
 engine, and the kernel's Multipath TCP with the same bytes both ways. Then in mid-transfer: the rates of the first two
 paths are swapped (`over_best` is the time over that of the ceiling, the median of some swaps), and each of them is cut
-without a word, one after the other: the op must succeed in the same epoch, and the path be used again after it is
-whole (`back_s` later).
+silently, one after the other: the op must succeed in the same epoch, and the path must be used again after it is
+restored (`back_s` later).
 
-Last, ops of one to four segments without and with hints (shares by the paths' rates): `gain` is the time without over
-that with them. `multipath_hints.py` has the parts with real agents; `--hints` is those alone.
+Then ops of one to four segments without and with hints (shares by the paths' rates): `gain` is the time without hints
+over that with them.
+
+The last parts (`--hints`: only these) have real agents:
+
+- *cold start*: the first op of new connections, with unequal paths. The agents know the rates (a fixed share), the
+  peers do not.
+- *switch*: a third host begins to fill the queue of one path inside the switch, where no sender can see it; the switch
+  sends telemetry to the agents every 5 ms. One op of one to four segments, or a larger one, 0.3 s after that.
+- *backpressure*: in the middle of an op a telemetry packet has 255 for one path. `latency_ms` is how much later the
+  last segment was given to that path, the worst of several packets; `back_ms` is the time from the packet with 0 to
+  the next segment on the path.
+- *steady*: ops without a pause, with the switch's real telemetry: how much the agent's share varies (`std`, of 1), with
+  the bottleneck at the hosts and with it inside the switch, where the senders' own bytes fill the queues.
 
 Needs root, `ip` and `tc`: without them everything is skipped, and `--check` is a miss.
 """
@@ -20,25 +32,31 @@ Needs root, `ip` and `tc`: without them everything is skipped, and `--check` is 
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import typer
 
+from ringfold.agent.client import AgentConsole
+from ringfold.runtime import threads
+from ringfold.runtime.clock import monotonic_ns
 from ringfold.tools import lab as labs
-from ringfold.tools.bench import multipath_hints
 from ringfold.tools.bench import report as reports
+from ringfold.tools.bench.agents import send_congestion, start_agent
 from ringfold.tools.bench.masters import HUB_PORT, master_command
-from ringfold.tools.bench.multipath_sheets import sheets
-from ringfold.tools.bench.report import Row, size_bytes
-from ringfold.tools.lab import SWITCH, Lab, ShapingFailed
+from ringfold.tools.bench.report import Column, Row, Sheet, microseconds, size_bytes, size_text, times
+from ringfold.tools.bench.targets import Value
+from ringfold.tools.lab import SWITCH, Lab, ShapingFailed, Telemetry, TelemetrySender
 from ringfold.tools.spawn import ChildFailed, Crew, Message
 from ringfold.tools.streams import mptcp_commands, mptcp_missing
+from ringfold.wire.agent import HINTS_NAME
 
-WORKER = str(Path(__file__).with_name("workers_multipath.py"))
+WORKER = str(Path(__file__).with_name("workers.py"))
 START_S = 60.0
 OP_S = 90.0
 SETTLE_S = 0.6
@@ -93,7 +111,7 @@ def command(
                 rows += measure(layout, plan, with_mptcp="mptcp" not in skipped)
                 progress.advance(task)
             progress.update(task, description="hints")
-            rows += multipath_hints.measure(plan.steady_s, PACKETS) if "paths" not in skipped else []
+            rows += measure_hints(plan.steady_s, PACKETS) if "paths" not in skipped else []
         except ShapingFailed as error:
             skipped["paths"], rows = f"paths cannot be shaped here: {error}", []
     if "paths" in skipped:
@@ -155,7 +173,7 @@ def _peers(
         crew.start("master", command, env={"RINGFOLD_TOKEN_FILE": "", **small})
         for host, name in enumerate(NAMES):
             mine = ",".join(lab.addresses(host)[:paths])
-            order = [sys.executable, "-P", WORKER, "ringfold", crew.address, name, where, mine]
+            order = [sys.executable, "-P", WORKER, "multipath", crew.address, name, where, mine]
             agent = (agents or {}).get(host)
             advice = {"RINGFOLD_AGENT": "off"} if agent is None else {"RINGFOLD_AGENT_DIR": str(agent)}
             crew.start(name, lab.inside(host, order), env={"RINGFOLD_DATA_PORT": "48149", **advice})
@@ -322,3 +340,297 @@ def _streams(lab: Lab, paths: int, kind: str) -> Iterator[Crew]:
         yield crew
         for name in NAMES:
             crew.release(name)
+
+
+COLD_RATES = (100.0, 10.0)
+COLD_BYTES = (2 * SEGMENT_BYTES, 4 * SEGMENT_BYTES, 16 * SEGMENT_BYTES)
+COLD_STARTS = 5
+RATE = 40.0
+CROSS_MBIT = 55.0
+UNSEEN_ROUNDS = 5
+FILL_S = 0.3
+LOADS = ("load-0", "load-1")
+SHORT_BURST, LONG_BURST = 3_200, 67_050
+HELD_S, CLEAR_S = 0.2, 0.4
+TELEMETRY_MS = 5.0
+WATCHED_BYTES = 48 << 20
+STEADY_BYTES = 4 << 20
+SETTLED_S, SAMPLE_S = 5.0, 0.01
+AGENT_START_S = 30.0
+S, MS = 1e9, 1e6
+
+
+def measure_hints(steady_s: float, packets: int) -> list[Row]:
+    """All rows. Needs what a lab needs."""
+    rows = list(_cold())
+    rows += _unseen()
+    rows.append(_backpressure(packets))
+    rows += [_steady(steady_s, at_switch=at_switch) for at_switch in (False, True)]
+    return rows
+
+
+def _lab_paths(rates: Sequence[float], *, at_switch: bool = False, burst_bytes: int = LONG_BURST) -> list[labs.Path]:
+    shaped = []
+    for number, rate in enumerate(rates):
+        up, down = (None, rate) if at_switch else (rate, None)
+        shaped.append(labs.Path(name=f"path{number}", up=up, down=down, burst_bytes=burst_bytes))
+    return [*shaped, labs.Path(name="control")]
+
+
+@contextmanager
+def _advised(lab: Lab, *, agents: bool, policy: str = "auto") -> Iterator[tuple[Crew, list[Path]]]:
+    """Two peers on two paths, each with an agent or both without, and ready: their flows have places."""
+    with tempfile.TemporaryDirectory(prefix="ringfold-bench-") as root, Crew() as daemons:
+        directories = [Path(root) / f"agent{host}" for host in range(2)] if agents else []
+        for host, directory in enumerate(directories):
+            start_agent(daemons, f"agent-{host}", lab, host, directory, policy=policy)
+        for directory in directories:
+            _until(daemons, (directory / HINTS_NAME).exists, "an agent does not start")
+        with _peers(lab, 2, small_bytes=0, agents=dict(enumerate(directories))) as crew:
+            for directory in directories:
+                _until(crew, partial(_has_flow, directory), "no flow is registered")
+            yield crew, directories
+
+
+def _until(crew: Crew, holds: Callable[[], bool], what: str) -> None:
+    deadline_ns = monotonic_ns() + int(AGENT_START_S * S)
+    while not holds():
+        if monotonic_ns() > deadline_ns:
+            raise ChildFailed("agent", what)
+        crew.pause(0.01)
+
+
+def _has_flow(directory: Path) -> bool:
+    return bool(_shares(directory))
+
+
+def _shares(directory: Path) -> list[tuple[float, ...]]:
+    """The shares of each flow of an agent."""
+    with AgentConsole([directory]) as console:
+        return [flow.shares for flow in console.flows()]
+
+
+def _op_us(crew: Crew, size: int) -> float:
+    """Microseconds of one verified op."""
+    return _op(crew, size)[0] / 1_000
+
+
+def _cold() -> Iterator[Row]:
+    share = COLD_RATES[1] / sum(COLD_RATES)
+    for size in COLD_BYTES:
+        without = None
+        for way in ("ringfold", "with hints"):
+            took = []
+            for _ in range(COLD_STARTS):
+                with (
+                    Lab(hosts=2, paths=_lab_paths(COLD_RATES, burst_bytes=SHORT_BURST)) as lab,
+                    _advised(lab, agents=way == "with hints", policy=f"static:{share:.4f}") as (crew, _),
+                ):
+                    took.append(_op_us(crew, size))
+            median = statistics.median(took)
+            row: Row = {"part": "cold start", "way": way, "size_bytes": size, "median_us": median}
+            without = without or median
+            yield row if way == "ringfold" else row | {"gain": without / median}
+
+
+def _unseen() -> Iterator[Row]:
+    """A third host begins to fill path 1 inside the switch, both ways; soon after, there is one op. Several times."""
+    sizes = [segments * SEGMENT_BYTES for segments in (1, 2, 3, 4, 64)]
+    without: dict[int, float] = {}
+    for way in ("ringfold", "with hints"):
+        took: dict[int, list[float]] = {size: [] for size in sizes}
+        with (
+            Lab(hosts=3, paths=_lab_paths((RATE, RATE), at_switch=True, burst_bytes=SHORT_BURST)) as lab,
+            _advised(lab, agents=way == "with hints") as (crew, _),
+            TelemetrySender(lab, via="control") as tell,
+            Telemetry(lab, tell, every_ms=TELEMETRY_MS),
+            Crew() as others,
+        ):
+            traffic = [sys.executable, "-m", "ringfold.tools.lab.traffic"]
+            for host in range(2):
+                target = f"{lab.address(host, 1)}:9"
+                others.start(f"sink-{host}", lab.inside(host, [*traffic, "receive", target]))
+                load = ["udp", target, "--seconds", "600", "--mbit", str(CROSS_MBIT)]
+                others.start(LOADS[host], lab.inside(2, [*traffic, *load]))
+            others.pause(0.5)
+            for size in sizes * UNSEEN_ROUNDS:
+                for load_name in LOADS:
+                    others.freeze(load_name)
+                others.pause(CLEAR_S)
+                for _ in range(3):  # both paths are seen to be good
+                    _op_us(crew, 16 * SEGMENT_BYTES)
+                for load_name in LOADS:
+                    others.thaw(load_name)
+                others.pause(FILL_S)
+                took[size].append(_op_us(crew, size))
+        for size, each in took.items():
+            median = statistics.median(each)
+            row: Row = {"part": "switch", "way": way, "size_bytes": size, "median_us": median}
+            gain = without.setdefault(size, median) / median
+            yield row if way == "ringfold" else row | {"gain": gain}
+
+
+def _backpressure(packets: int) -> Row:
+    with Lab(hosts=2, paths=_lab_paths((RATE, RATE))) as lab, _advised(lab, agents=True) as (crew, _):
+        crew.send(NAMES, {"do": "watch", "size_bytes": WATCHED_BYTES})
+        crew.gather(NAMES, OP_S)
+        crew.pause(CLEAR_S)
+        said: list[tuple[int, int]] = []
+        for _ in range(packets):
+            held_ns = monotonic_ns()
+            send_congestion(lab, 0, path=1, congestion=255)
+            crew.pause(HELD_S)
+            clear_ns = monotonic_ns()
+            send_congestion(lab, 0, path=1, congestion=0)
+            said.append((held_ns, clear_ns))
+            crew.pause(CLEAR_S)
+        replies = crew.gather(NAMES, OP_S)
+    return {"part": "backpressure", "way": "with hints", **judged(replies["side-0"], said)}
+
+
+def judged(reply: Message, said: Sequence[tuple[int, int]]) -> Row:
+    """From when the path got segments, and when it was held and cleared, to how late both were."""
+    given: list[int] = reply["given_ns"]
+    late, back = [], []
+    for held_ns, clear_ns in said:
+        if not any(held_ns - HELD_S * S < at < held_ns for at in given):
+            continue  # it was not in use: nothing is shown
+        late.append(max((at - held_ns for at in given if held_ns < at < clear_ns), default=0))
+        back.append(min((at - clear_ns for at in given if at > clear_ns), default=None))
+    if not late:
+        return {"packets": 0, "latency_ms": None}
+    known = [each for each in back if each is not None]
+    median = statistics.median(late) / MS
+    row: Row = {"packets": len(late), "median_us": median * 1_000, "latency_ms": max(late) / MS}
+    return row | {"returned": len(known), "back_ms": statistics.median(known) / MS if known else None}
+
+
+@contextmanager
+def _sampled(directory: Path) -> Iterator[list[tuple[int, float]]]:
+    """When, and what the second path's share was then, of an agent's only flow: looked at all the time."""
+    samples: list[tuple[int, float]] = []
+    over = threads.Event()
+
+    def look() -> None:
+        with AgentConsole([directory]) as console:
+            while not over.wait(SAMPLE_S):
+                samples.extend((monotonic_ns(), flow.shares[1]) for flow in console.flows() if flow.shares)
+
+    thread = threads.start("sampling", look)
+    try:
+        yield samples
+    finally:
+        over.set()
+        thread.join()
+
+
+def _steady(seconds: float, *, at_switch: bool) -> Row:
+    rates = (RATE, RATE / 2)
+    with (
+        Lab(hosts=2, paths=_lab_paths(rates, at_switch=at_switch)) as lab,
+        _advised(lab, agents=True) as (crew, directories),
+        TelemetrySender(lab, via="control") as tell,
+        Telemetry(lab, tell, every_ms=TELEMETRY_MS),
+    ):
+        ends_ns = monotonic_ns() + int((SETTLED_S + seconds) * S)
+        settled_ns = monotonic_ns() + int(SETTLED_S * S)
+        with _sampled(directories[0]) as samples:
+            while monotonic_ns() < ends_ns:
+                _op_us(crew, STEADY_BYTES)
+    shares = [share for at_ns, share in samples if at_ns >= settled_ns]
+    base: Row = {"part": "steady", "way": "with hints", "layout": "switch" if at_switch else "hosts"}
+    if len(shares) < 2:
+        return base | {"std": None}
+    figures: Row = {"samples": len(shares), "mean": statistics.fmean(shares), "std": statistics.pstdev(shares)}
+    return base | figures
+
+
+_PATHS = Column("paths", "layout")
+_SIZE = Column("size", "size_bytes", size_text)
+_TIME = Column("time", "median_us", microseconds)
+_TWICE = Column("sent twice", "reissued")
+_HINTS = (
+    Column("without hints", "without_us", microseconds),
+    Column("with hints", "with_us", microseconds),
+    Column("gain", "gain", times),
+)
+
+
+def _percent(value: Value) -> str:
+    return f"{value:.1%}"
+
+
+def _milliseconds(value: Value) -> str:
+    return f"{value:.1f} ms"
+
+
+_OVER = Column("over the best", "over_best", lambda value: f"{value:.3f}")
+_TRANSFER = (
+    _PATHS,
+    Column("way", "way"),
+    _SIZE,
+    _TIME,
+    Column("Mbit/s", "mbit", lambda value: f"{value:.1f}"),
+    Column("of the ceiling", "share", _percent),
+    _TWICE,
+)
+_CUT = (
+    _PATHS,
+    Column("cut path", "path"),
+    _SIZE,
+    _TIME,
+    _OVER,
+    _TWICE,
+    Column("back after", "back_s", lambda value: f"{value:.1f} s"),
+)
+_BACKPRESSURE = (
+    Column("packets", "packets"),
+    Column("late, median", "median_us", microseconds),
+    Column("late, worst", "latency_ms", _milliseconds),
+    Column("came back", "returned"),
+    Column("back after", "back_ms", _milliseconds),
+)
+_STEADY = (
+    Column("bottleneck", "layout"),
+    Column("samples", "samples"),
+    Column("mean share", "mean", _percent),
+    Column("share varies", "std", _percent),
+)
+
+
+def side_by_side(rows: Sequence[Row]) -> list[Row]:
+    """One row for what was measured without and with hints, by paths and size, in the order of the first of them."""
+    found: dict[tuple[Value, Value], Row] = {}
+    for row in rows:
+        key = (row.get("layout"), row.get("size_bytes"))
+        both = found.setdefault(key, {name: row[name] for name in ("layout", "size_bytes") if name in row})
+        both["with_us" if row.get("way") == "with hints" else "without_us"] = row.get("median_us")
+        if "gain" in row:
+            both["gain"] = row["gain"]
+    return list(found.values())
+
+
+def _as_they_are(rows: Sequence[Row]) -> list[Row]:
+    return list(rows)
+
+
+_PARTS: tuple[tuple[str, tuple[str, ...], Sequence[Column], Callable[[Sequence[Row]], list[Row]]], ...] = (
+    ("transfers, beside the ceiling that plain TCP reaches", ("ceiling", "transfer"), _TRANSFER, _as_they_are),
+    ("rates swapped in mid-transfer", ("swap",), (_PATHS, _SIZE, _TIME, _OVER, _TWICE), _as_they_are),
+    ("a path cut in mid-transfer", ("cut",), _CUT, _as_they_are),
+    ("few segments", ("few segments",), (_PATHS, _SIZE, *_HINTS), side_by_side),
+    ("cold start", ("cold start",), (_SIZE, *_HINTS), side_by_side),
+    ("congestion inside the switch", ("switch",), (_SIZE, *_HINTS), side_by_side),
+    ("backpressure in mid-transfer", ("backpressure",), _BACKPRESSURE, _as_they_are),
+    ("steady state", ("steady",), _STEADY, _as_they_are),
+)
+
+
+def sheets(figures: Sequence[Row]) -> list[Sheet]:
+    """A table for each part that has figures."""
+    made = []
+    for title, parts, columns, arrange in _PARTS:
+        rows = [row for row in figures if row["part"] in parts]
+        if rows:
+            made.append(Sheet(title, arrange(rows), columns))
+    return made

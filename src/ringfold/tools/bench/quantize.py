@@ -27,7 +27,7 @@ from ringfold.tools.bench.report import Column, Row, microseconds, size_bytes, s
 from ringfold.tools.shaped import Shape, ShapedNetwork, ShapingFailed, missing
 from ringfold.tools.spawn import ChildFailed, Crew
 
-WORKER = str(Path(__file__).with_name("workers_run.py"))
+WORKER = str(Path(__file__).with_name("workers.py"))
 PLAIN = "none"
 KERNEL_BYTES = 64 << 20
 KERNEL_REPEATS = 9

@@ -1,23 +1,38 @@
-"""`ringfold bench recovery`: how long a run stands still when a peer is killed or frozen.
+"""`ringfold bench recovery`, `ringfold bench failover`: how long a run stands still without a peer, or its master.
 
-Peers reduce without a pause. The parent kills one of them at a random instant and waits until every survivor has
-committed an op without it; the figure is the time from just before the signal to the *last* survivor's commit. Then a
-new peer takes the dead one's place, and the next round begins when all have committed an op with it.
+*recovery*: peers reduce without a pause. The parent kills one of them at a random instant and waits until every
+survivor has committed an op without it; the figure is the time from just before the signal to the *last* survivor's
+commit. Then a new peer takes the place of the killed one, and the next round begins when all have committed an op with
+it.
+
+*failover*: peers reduce without a pause, with evidence by the master, so that no op can end without one. The parent
+kills the leader at a random instant.
+
+- `standby`: another master on the same store takes over. The figure is the time from just before the signal to the
+  *last* peer's first commit under the new leader.
+- `restart`: the same command is started again. The figure is the time from just before that start.
+- `without a master`: evidence travels on the ring, and nobody leads for a second. The figure is the longest time
+  between two commits of any peer.
+
+All masters run on this machine, where a standby sees that the leader's process has ended and does not wait for its
+lease. Between machines the lease comes on top of the figure.
 """
 
 import sys
+import tempfile
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 import typer
 
+from ringfold.runtime.clock import monotonic_ns
 from ringfold.tools.bench import report as reports
-from ringfold.tools.bench.masters import start_master
+from ringfold.tools.bench.masters import launch_master, start_master, wait_for_master
 from ringfold.tools.bench.report import Column, Row, microseconds, size_bytes, spread
-from ringfold.tools.spawn import ChildFailed, Crew
+from ringfold.tools.spawn import ChildFailed, Crew, free_port
 
-WORKER = str(Path(__file__).with_name("workers_run.py"))
+WORKER = str(Path(__file__).with_name("workers.py"))
 START_S = 60.0
 REPLY_S = 30.0
 
@@ -115,3 +130,147 @@ class Run:
             if got[1]["contributors"] == contributors:
                 first[got[0]] = int(got[1]["at_ns"])
         return max(first.values())
+
+
+ALONE_S = 1.0
+
+FAILOVER_COLUMNS = (
+    Column("what", "what"),
+    Column("peers", "peers"),
+    Column("times", "count"),
+    Column("lease", "lease_us", microseconds),
+    Column("median", "median_us", microseconds),
+    Column("p90", "p90_us", microseconds),
+    Column("worst", "worst_us", microseconds),
+    Column("median beyond the lease", "median_beyond_lease_us", microseconds),
+)
+
+
+def failover_command(
+    peers: Annotated[int, typer.Option(help="Peers in the run.", min=2)] = 4,
+    size: Annotated[str, typer.Option(help="Bytes that each op reduces.")] = "1M",
+    kills: Annotated[int, typer.Option(help="How often a master is killed, each way.", min=1)] = 5,
+    lease_s: Annotated[float, typer.Option(help="The lease of the leading master.", min=0.5)] = 3.0,
+    seed: Annotated[int, typer.Option(help="Decides after how long a master is killed.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Compare with benchmarks/targets.toml.")] = False,
+) -> None:
+    """Time from the end of a master to the peers' next committed op, with a standby, after a restart, and alone."""
+    generator = np.random.default_rng(seed)
+    rows: list[Row] = []
+    with reports.guarded(as_json=as_json) as progress, tempfile.TemporaryDirectory(prefix="ringfold-") as folder:
+        task = progress.add_task("failing over", total=2 * kills + 1)
+        for what in ("standby", "restart"):
+            with Crew() as crew:
+                journal, standby = Path(folder) / f"{what}.db", what == "standby"
+                run = FailoverRun(crew, peers, size_bytes(size), journal, lease_s, standby=standby)
+                taken = []
+                for _ in range(kills):
+                    crew.pause(float(generator.uniform(0.2, 0.5)))
+                    taken.append(run.replace() if what == "standby" else run.restart())
+                    progress.advance(task)
+            row: Row = {"what": what, "peers": peers, "lease_us": lease_s * 1e6, **spread(taken)}
+            if what == "standby":
+                row["median_beyond_lease_us"] = float(np.median(taken)) / 1e3 - lease_s * 1e6
+            rows.append(row)
+        with Crew() as crew:
+            run = FailoverRun(crew, peers, size_bytes(size), Path(folder) / "alone.db", lease_s, evidence="ring")
+            longest = run.alone()
+            rows.append({"what": "without a master", "peers": peers, "lease_us": lease_s * 1e6, **spread(longest)})
+            progress.advance(task)
+    settings: dict[str, object] = {"peers": peers, "size": size, "kills": kills, "lease_s": lease_s, "seed": seed}
+    reports.finish(reports.report("failover", settings, rows), FAILOVER_COLUMNS, as_json=as_json, against_targets=check)
+
+
+class FailoverRun:
+    """Peers that reduce without a pause, and one master that leads, or two."""
+
+    def __init__(
+        self,
+        crew: Crew,
+        peers: int,
+        size: int,
+        journal: Path,
+        lease_s: float,
+        *,
+        standby: bool = False,
+        evidence: str = "master",
+    ) -> None:
+        self._crew = crew
+        self._settings = {"store": f"sqlite://{journal}", "lease_s": lease_s, "evidence": evidence}
+        self._masters = {"master-0": start_master(crew, "master-0", **self._settings)}
+        self._started, self._leader = 1, "master-0"
+        spare = f"127.0.0.1:{free_port()}"
+        self._where = f"{self._masters['master-0']},{spare}" if standby else self._masters["master-0"]
+        self._spare = spare
+        if standby:
+            self._stand_by()
+        self._names = [f"peer-{number}" for number in range(peers)]
+        for name in self._names:
+            command = [sys.executable, "-P", WORKER, "failover", crew.address, name, self._where]
+            crew.start(name, [*command, str(size), str(peers)])
+        crew.meet(self._names, START_S)
+        self._epoch = 0
+        self._wait(peers)
+
+    def _stand_by(self) -> None:
+        """Start a master on the address that is free; it finds that another one leads."""
+        name = f"master-{self._started}"
+        self._started += 1
+        launch_master(self._crew, name, self._spare, **self._settings)
+        self._masters[name] = self._spare
+
+    def replace(self) -> int:
+        """Kill the leader; the nanoseconds until all peers have committed under the standby. Then it has one itself."""
+        at, old = self._crew.kill(self._leader), self._leader
+        last = self._wait(len(self._names))
+        self._crew.reap(old, START_S)
+        self._spare = self._masters.pop(old)
+        [self._leader] = self._masters
+        self._stand_by()
+        self._crew.pause(1.0)
+        return last - at
+
+    def restart(self) -> int:
+        """Kill the master and start it again; the nanoseconds from the start to the last peer's commit."""
+        self._crew.kill(self._leader)
+        self._crew.reap(self._leader, START_S)
+        address = self._masters.pop(self._leader)
+        self._crew.pause(0.5)
+        self._leader = f"master-{self._started}"
+        self._started += 1
+        at = monotonic_ns()
+        launch_master(self._crew, self._leader, address, **self._settings)
+        self._masters[self._leader] = address
+        last = self._wait(len(self._names))
+        wait_for_master(self._crew, self._leader, address)
+        return last - at
+
+    def alone(self) -> list[int]:
+        """Kill the master, and let nobody lead for a while; each peer's longest time between two commits."""
+        self._crew.send(self._names, {"begin": True})
+        self._crew.kill(self._leader)
+        self._crew.pause(ALONE_S)
+        self._crew.send(self._names, {"report": True})
+        return [self._longest(name) for name in self._names]
+
+    def _longest(self, name: str) -> int:
+        while True:
+            got = self._crew.receive(START_S, [name])
+            if got is None:
+                raise ChildFailed(name, f"did not report within {START_S:.0f} s", self._crew.log_tail(name))
+            if "longest_ns" in got[1]:
+                return int(got[1]["longest_ns"])
+
+    def _wait(self, peers: int) -> int:
+        """Wait until all have committed an op in a newer epoch; the instant of the last one's first."""
+        first: dict[str, tuple[int, int]] = {}
+        while len(first) < peers or len({epoch for epoch, _ in first.values()}) > 1:
+            got = self._crew.receive(START_S, self._names)
+            if got is None:
+                raise ChildFailed(self._names[0], f"no op within {START_S:.0f} s", self._crew.log_tail(self._names[0]))
+            name, said = got
+            if said["contributors"] == peers and said["epoch"] > self._epoch:
+                first[name] = (int(said["epoch"]), int(said["at_ns"]))
+        self._epoch = max(epoch for epoch, _ in first.values())
+        return max(at for _, at in first.values())

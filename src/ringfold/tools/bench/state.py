@@ -23,7 +23,7 @@ from ringfold.tools.bench.targets import Value
 from ringfold.tools.shaped import HUB, Shape, ShapedNetwork
 from ringfold.tools.spawn import ChildFailed, Crew, Message
 
-WORKER = str(Path(__file__).with_name("workers_state.py"))
+WORKER = str(Path(__file__).with_name("workers.py"))
 NEWCOMER = "newcomer"
 WAIT_S = 120.0
 HASH_BYTES_PER_S = 8e9
@@ -161,7 +161,7 @@ def _wait_for_master(crew: Crew, network: ShapedNetwork, where: str) -> None:
 def _start(crew: Crew, where: str, total: int, holders: int, network: ShapedNetwork | None = None) -> list[str]:
     names = [*(f"holder-{number}" for number in range(holders)), NEWCOMER]
     for host, name in enumerate(names):
-        command = [sys.executable, "-P", WORKER, crew.address, name, where, str(total), str(holders)]
+        command = [sys.executable, "-P", WORKER, "state", crew.address, name, where, str(total), str(holders)]
         crew.start(name, command if network is None else network.inside(host, command))
     crew.meet(names, WAIT_S)
     crew.gather(names, WAIT_S)

@@ -31,7 +31,7 @@ from ringfold.topology.ring import edges_of
 from ringfold.topology.solve import Solution, best_ring, bottleneck_bound, known_or
 from ringfold.wire.status import Status
 
-WORKER = str(Path(__file__).with_name("workers_run.py"))
+WORKER = str(Path(__file__).with_name("workers.py"))
 START_S = 60.0
 CALL_S = 120.0
 SMALL = (4, 5, 6, 7)

@@ -39,8 +39,7 @@ from ringfold.tools.bench.targets import Value
 from ringfold.tools.lab import Lab, ShapingFailed
 from ringfold.tools.spawn import ChildFailed, Crew
 
-PEER = str(Path(__file__).with_name("workers_wan.py"))
-STREAMS = str(Path(__file__).with_name("workers_multipath.py"))
+WORKER = str(Path(__file__).with_name("workers.py"))
 START_S = 60.0
 OP_S = 180.0
 SETTLE_S = 4.0
@@ -221,7 +220,7 @@ def peers(lab: Lab, cell: Cell, evidence: str) -> Iterator[Crew]:
         mine = {"RINGFOLD_DATA_PORT": "48149", "RINGFOLD_AGENT": "off", "RINGFOLD_CONGESTION": cell.congestion}
         crew.start("master", lab.inside(MASTER, master_command(where)), env=settings)
         for host, name in enumerate(NAMES):
-            order = [sys.executable, "-P", PEER, crew.address, name, where, lab.address(host)]
+            order = [sys.executable, "-P", WORKER, "wan", crew.address, name, where, lab.address(host)]
             crew.start(name, lab.inside(host, order), env=mine)
         crew.meet(NAMES, START_S)
         crew.gather(NAMES, START_S)
@@ -279,7 +278,7 @@ def saturated(lab: Lab, streams: int, congestion: str, settle_s: float = SETTLE_
     ways = [",".join([lab.address(host)] * streams) for host in range(2)]
     with Crew() as crew:
         for host, name in enumerate(NAMES):
-            order = [sys.executable, "-P", STREAMS, "streams", crew.address, name, str(host), ways[host]]
+            order = [sys.executable, "-P", WORKER, "streams", crew.address, name, str(host), ways[host]]
             crew.start(name, lab.inside(host, [*order, ways[1 - host], congestion]))
         crew.meet(NAMES, START_S)
         crew.gather(NAMES, START_S)

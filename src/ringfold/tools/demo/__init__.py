@@ -1,7 +1,7 @@
 """`ringfold demo`: a training run that survives, on one machine, in well under a minute.
 
 Read `trainer.py` first: it is what a user of Ringfold writes. `model.py` is what it trains, `director.py` is the parent
-that kills, freezes and adds peers, `outcome.py` checks what came out, and `screen.py` is what one sees meanwhile.
+that kills, freezes and adds peers, `outcome.py` checks the result, and `screen.py` shows the progress.
 """
 
 from typing import TYPE_CHECKING, Annotated

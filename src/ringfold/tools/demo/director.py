@@ -129,7 +129,7 @@ class Director:
     def compare(self) -> Iterator[int]:
         """Train once more, undisturbed, and add the loss to the outcome. Yields the steps."""
         name = "undisturbed"
-        self._spawn(name, "alone", self._seed, self.steps, self._founders)
+        self._spawn(name, "model", self._seed, self.steps, self._founders)
         self._crew.meet([name], PATIENCE_S)
         while (got := self._crew.receive(PATIENCE_S, [name])) is not None:
             if "held_out" in got[1]:

@@ -5,14 +5,20 @@
 It learns from the text of Python's own manual, which every Python brings along (`help("LAMBDA")` prints a page of it).
 All weights live in one vector, and the layers are views of it: an update is one line, and so is the hash that shows
 that two peers hold the same bits.
+
+Run as `python -m ringfold.tools.demo.model ADDRESS NAME SEED STEPS RANKS`, it trains undisturbed in one process.
 """
 
 import hashlib
+import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+
+from ringfold.tools.spawn import Line, LineClosed
 
 Codes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -171,3 +177,20 @@ def _examples(codes: Codes, starts: npt.NDArray[np.int64]) -> Batch:
 def _surprise(likelihood: Floats, batch: Batch) -> float:
     right = likelihood[np.arange(len(batch.after)), batch.after]
     return float(-np.log(np.maximum(right, 1e-30)).mean())
+
+
+def main(arguments: list[str]) -> None:
+    """The undisturbed training, for comparison."""
+    address, name, seed, steps, ranks = arguments
+    line = Line.dial(address, name)
+    text, model = Text(), Model(int(seed))
+    try:
+        for step in train_alone(model, text, int(seed), int(steps), int(ranks)):
+            line.send({"step": step})
+        line.send({"held_out": model.loss(text.held_out)})
+    except LineClosed:
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

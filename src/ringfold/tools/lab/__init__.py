@@ -13,8 +13,9 @@
 It needs root, `ip`, `tc` and `bridge`. Leaving the context ends what runs inside and removes everything; what a lab
 that was killed outright has left behind is removed by the next one.
 
-Read `model.py` for the words, then `network.py`; `relayed.py` and `relay.cpp` are the long cables, `switch.py` is
-telemetry. `file.py`, `story.py` and `running.py` are `ringfold lab`: what a file says, what happens when, and doing it.
+Read `model.py` (hosts, paths, cables), then `network.py` (the namespaces, and the native relay that delays and loses
+packets); `switch.py` is telemetry. `file.py`, `story.py` and `running.py` are `ringfold lab`: what a file contains,
+what happens when, and doing it. `traffic.py` sends and receives plain traffic.
 """
 
 from ringfold.tools.lab.model import SWITCH, Change, Path

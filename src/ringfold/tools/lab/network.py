@@ -1,13 +1,15 @@
 """A lab's namespaces, cables and shapers, as a context. See `model.py` for the words.
 
-Everything is said to the kernel with `ip`, `tc` and `bridge` (`orders.py`). Hardware addresses, neighbours and the
+Everything is configured with `ip`, `tc` and `bridge`. Hardware addresses, neighbours and the
 bridges' tables are fixed beforehand: no ARP gets lost, and no frame is flooded to a host that it is not for.
 """
 
 import contextlib
+import fcntl
 import itertools
 import os
 import signal
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,10 +18,73 @@ from typing import IO, Any, Self
 
 from ringfold.runtime.process import term_is_exit
 from ringfold.tools import namespaces, spawn
-from ringfold.tools.lab import relayed
 from ringfold.tools.lab.model import SWITCH, Cable, Change, Path, Rate, plan
-from ringfold.tools.lab.orders import Orders
-from ringfold.tools.lab.relayed import Relayed
+from ringfold.tools.namespaces import Orders
+
+TUN_DEVICE = "/dev/net/tun"
+_TUNSETIFF = 0x400454CA
+_TUNSETCARRIER = 0x400454E2
+_IFF_TAP, _IFF_NO_PI = 0x0002, 0x1000
+
+Key = tuple[int, int]
+
+
+def tap_missing() -> str | None:
+    """Why packets cannot be delayed or lost here, or None when they can (as far as one can tell without trying)."""
+    return (
+        None if os.path.exists(TUN_DEVICE) else f"delay and loss need {TUN_DEVICE}, which is not there (modprobe tun)"
+    )
+
+
+def open_tap(name: str) -> int:
+    """A new TAP device in the namespace of the calling thread, as a descriptor. It is gone when that is closed."""
+    descriptor = os.open(TUN_DEVICE, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        fcntl.ioctl(descriptor, _TUNSETIFF, struct.pack("16sH22x", name.encode(), _IFF_TAP | _IFF_NO_PI))
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+class Relayed:
+    """The relayed cables of a lab, by (host, path)."""
+
+    def __init__(self, seed: int) -> None:
+        from ringfold._native import Relay
+
+        self._relay, self._seed = Relay(), seed
+        self._numbers: dict[Key, int] = {}
+        self._ends: dict[Key, tuple[int, int]] = {}
+
+    def lay(self, key: Key, near: int, far: int, cable: Cable) -> None:
+        """Join two descriptors, which are ours from now on: `near` is the host's."""
+        self._ends[key] = (near, far)
+        seed = (self._seed << 16 | key[0] << 8 | key[1]) & (1 << 64) - 1
+        self._numbers[key] = self._relay.add(near, far, _delay_ns(cable), cable.loss, seed)
+
+    def set(self, key: Key, cable: Cable) -> None:
+        self._relay.set(self._numbers[key], _delay_ns(cable), cable.loss)
+
+    def set_carrier(self, key: Key, up: bool) -> None:
+        """Whether the host's interface has a cable in it."""
+        fcntl.ioctl(self._ends[key][0], _TUNSETCARRIER, struct.pack("i", up))
+
+    def stats(self, key: Key) -> tuple[dict[str, int], dict[str, int]]:
+        """Counts of the packets that went up the cable, and of those that came down."""
+        return self._relay.stats(self._numbers[key])
+
+    def close(self) -> None:
+        self._relay.close()
+        while self._ends:
+            for descriptor in self._ends.popitem()[1]:
+                with contextlib.suppress(OSError):
+                    os.close(descriptor)
+
+
+def _delay_ns(cable: Cable) -> int:
+    return round(cable.rtt_ms * 1e6 / 4)
+
 
 PREFIX = "ringfold-lab"
 _numbers = itertools.count()
@@ -29,7 +94,7 @@ _TAP_QUEUE = 2_000
 
 def missing(*, delay: bool = False) -> str | None:
     """Why there can be no lab here (or none with delay and loss), or None when there can, as far as one can tell."""
-    return namespaces.missing(("ip", "tc", "bridge")) or (relayed.missing() if delay else None)
+    return namespaces.missing(("ip", "tc", "bridge")) or (tap_missing() if delay else None)
 
 
 class Lab:
@@ -281,9 +346,9 @@ class Lab:
             return
         assert self._relayed is not None
         with self.within(host):
-            near = relayed.open_tap(device)
+            near = open_tap(device)
         with self.within(SWITCH):
-            far = relayed.open_tap(port)
+            far = open_tap(port)
         self._relayed.lay((host, path), near, far, self._cables[host, path])
         for where, name in ((space, device), (self.space(SWITCH), port)):
             orders.add("ip", where, f"link set {name} txqueuelen {_TAP_QUEUE}")

@@ -2,14 +2,13 @@
 
 There are three parts.
 
-* *Peers* of a run and its two masters: read `trainer.py` first, what a peer does and what it checks at every step;
-  `director.py` is the parent that disturbs and watches, `masters.py` what is done to masters, `epochs.py` what all
-  peers' logs must have in common, and `checks.py` judges what came out.
-* *Ranks* that agree through stores (`--iterations`): `rank.py`, `iterating.py`, `history.py` and `iterating_checks.py`.
-* *Members* that go wrong in other ways than by dying (`--members`): `member.py`, `members.py`, and `members_replay.py`,
-  which computes their weights again.
+* *Peers* of a run and its two masters: read `trainer.py` first, a peer and what it checks at every step; `director.py`
+  is the parent that disturbs and watches, `masters.py` disturbs the masters, and `epochs.py` compares all peers' logs.
+* *Ranks* that agree through stores (`--iterations`): `rank.py` and `iterating.py`.
+* *Members* that fail in other ways than by dying (`--members`): `member.py` and `members.py`.
 
-The first two draw from a list of `faults.py`, and `growth.py` judges memory and descriptors.
+The first two draw from a list of `faults.py`. `checks.py` is shared: checks, growth of memory and descriptors, hangs,
+and what is left behind.
 """
 
 from collections.abc import Callable, Iterator
@@ -67,7 +66,7 @@ def soak(
 
 def _kinds(text: str) -> list[str]:
     from ringfold.cli.output import complaints
-    from ringfold.tools.bench.stores import KINDS, missing
+    from ringfold.tools.stores import KINDS, missing
 
     kinds = [kind.strip() for kind in text.split(",")]
     # A TCPStore is gone with its process, and could not be started again.
@@ -82,7 +81,7 @@ def _kinds(text: str) -> list[str]:
 def _finish(seed: int, minutes: float, perform: Callable[[], tuple[object, "list[Check]"]], as_json: bool) -> None:
     """Perform a part, say what came out of it, and exit with 1 if that is not what it must be."""
     from ringfold.cli.output import complaints, console, print_json
-    from ringfold.tools.soak.director import Hang
+    from ringfold.tools.soak.checks import Hang
     from ringfold.tools.spawn import ChildFailed
 
     try:
@@ -116,8 +115,8 @@ def _reduce(
     minutes: float, peers: int, every_s: float, state_bytes: int, seed: int, *, quiet: bool
 ) -> tuple[object, "list[Check]"]:
     """The part with peers."""
-    from ringfold.tools.soak.checks import checks
-    from ringfold.tools.soak.director import Director, left_by, shared_memory
+    from ringfold.tools.soak.checks import left_by, shared_memory
+    from ringfold.tools.soak.director import Director, checks
     from ringfold.tools.spawn import Crew
 
     before = shared_memory()
@@ -139,9 +138,8 @@ def _iterate(
     minutes: float, kinds: list[str], ranks: int, every_s: float, seed: int, *, quiet: bool
 ) -> tuple[object, "list[Check]"]:
     """The part with ranks and stores."""
-    from ringfold.tools.soak.director import left_by, shared_memory
-    from ringfold.tools.soak.iterating import IterationDirector
-    from ringfold.tools.soak.iterating_checks import checks, histories
+    from ringfold.tools.soak.checks import left_by, shared_memory
+    from ringfold.tools.soak.iterating import IterationDirector, checks, histories
     from ringfold.tools.spawn import Crew
 
     before = shared_memory()
@@ -161,7 +159,7 @@ def _iterate(
 
 def _go_wrong(minutes: float, *, quiet: bool) -> tuple[object, "list[Check]"]:
     """The part with members that go wrong."""
-    from ringfold.tools.soak.director import left_by, shared_memory
+    from ringfold.tools.soak.checks import left_by, shared_memory
     from ringfold.tools.soak.members import MembersDirector, checks
     from ringfold.tools.spawn import Crew
 

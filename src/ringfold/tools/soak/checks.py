@@ -1,10 +1,25 @@
-"""What a soak must show, judged from its outcome. Pure."""
+"""What the three parts of the soak share: a check, growth of a process, a hang, and what is left behind.
 
+Growth compares the first third of a process's samples with the last third. Memory and descriptors go up and down with
+the number of peers, so one sample against another shows nothing; medians of long stretches do. What a process allocates
+at its start is not growth: the first samples are left out.
+"""
+
+import contextlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
 from typing import NamedTuple
 
-from ringfold.tools.soak.director import Outcome
-from ringfold.tools.soak.growth import growth
-from ringfold.tools.soak.history import shown
+from ringfold.tools.spawn import Crew
+from ringfold.wire.messages import Status
+
+MIB = 1 << 20
+MAX_SHOWN = 3
+_WARM_UP = 0.1
+_MIN_SAMPLES = 9
 
 
 class Check(NamedTuple):
@@ -15,60 +30,96 @@ class Check(NamedTuple):
     fact: str
 
 
-def checks(outcome: Outcome) -> list[Check]:
-    """Divergence and hangs end a soak at once, so what is left to judge is how it ended."""
-    tally = outcome.tally
-    found = [
-        Check(
-            "nothing hangs, and no member of a sync diverges",
-            True,
-            f"{tally.step} steps with evidence by {tally.evidence}; peers: {tally.kills} kills, {tally.freezes} "
-            f"freezes ({tally.evictions} evictions), {tally.joins} joins; masters killed {tally.masters_killed} times, "
-            f"frozen {tally.masters_frozen} times, both killed {tally.both_masters_killed} times; the longest silence "
-            f"was {tally.longest_silence_s:.1f} s, the longest time without a committed op "
-            f"{tally.longest_without_commit_s:.1f} s",
-        ),
-        *_history(outcome),
+def shown(breaches: Sequence[str]) -> str:
+    """The first few of many."""
+    more = f" and {len(breaches) - MAX_SHOWN} more" if len(breaches) > MAX_SHOWN else ""
+    return "; ".join(breaches[:MAX_SHOWN]) + more
+
+
+class Hang(Exception):
+    """A peer made no progress. `status` is the run as its leader saw it then, `log` what the peer wrote last."""
+
+    def __init__(self, name: str, text: str, status: Status | None, log: str) -> None:
+        super().__init__(name, text, log)
+        self.name, self.text, self.status, self.log = name, text, status, log
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What the kernel says about a process at one moment."""
+
+    resident_bytes: int
+    descriptors: int
+
+
+def sample(pid: int) -> Sample:
+    """Resident memory and open descriptors of a process."""
+    resident = 0
+    for text in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if text.startswith("VmRSS:"):
+            resident = int(text.split()[1]) * 1024
+    return Sample(resident, len(os.listdir(f"/proc/{pid}/fd")))
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """The medians of the first and of the last third, and whether that counts as growth."""
+
+    name: str
+    what: str
+    first: float
+    last: float
+    allowed: float
+
+    @property
+    def is_flat(self) -> bool:
+        return self.last - self.first <= self.allowed
+
+    def __str__(self) -> str:
+        unit, scale = (" MiB", MIB) if self.what == "memory" else ("", 1)
+        first, last = self.first / scale, self.last / scale
+        return f"{self.name}: {self.what} {first:.1f}{unit} at first, {last:.1f}{unit} at last"
+
+
+def growth(name: str, samples: Sequence[Sample]) -> list[Growth]:
+    """Memory and descriptors of one process; empty if there are too few samples to say anything."""
+    warm = samples[int(len(samples) * _WARM_UP) :]
+    if len(warm) < _MIN_SAMPLES:
+        return []
+    third = len(warm) // 3
+    early, late = warm[:third], warm[-third:]
+    memory = _medians([sample.resident_bytes for sample in early], [sample.resident_bytes for sample in late])
+    descriptors = _medians([sample.descriptors for sample in early], [sample.descriptors for sample in late])
+    return [
+        Growth(name, "memory", *memory, max(8 * MIB, memory[0] / 10)),
+        Growth(name, "descriptors", *descriptors, max(8, descriptors[0] / 4)),
     ]
-    ends = set(outcome.digests.values())
-    last = ", ".join(f"step {step}, digest {digest:08x}" for step, digest in sorted(ends))
-    found.append(Check("all end with the same bits", len(ends) == 1, f"{len(outcome.digests)} peers: {last}"))
-    for name, samples in outcome.samples.items():
-        for each in growth(name, samples):
-            found.append(Check(f"{name} does not grow in {each.what}", each.is_flat, str(each)))
-    found += _masters(outcome)
-    left = "; ".join(outcome.left_behind) or "no process, no file, no shared memory"
-    found.append(Check("nothing is left behind", not outcome.left_behind, left))
+
+
+def _medians(early: Sequence[int], late: Sequence[int]) -> tuple[float, float]:
+    return median(early), median(late)
+
+
+def of_sessions(pids: set[int]) -> list[str]:
+    """The processes that still live in a session that one of these led."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                command, _, facts = entry.joinpath("stat").read_text().rpartition(")")
+                if int(facts.split()[3]) in pids:
+                    found.append(command.replace(" (", ": ", 1))
     return found
 
 
-def _history(outcome: Outcome) -> list[Check]:
-    history = outcome.history
-    leaders = f"{history.epochs} epochs of {history.fences} leaderships"
-    return [
-        Check(
-            "epochs and steps grow strictly in every peer's log",
-            not history.going_back,
-            shown(history.going_back) or f"{len(history.longest_ns)} logs",
-        ),
-        Check(
-            "there is one history of epochs",
-            not history.two_histories and history.epochs > 0,
-            shown(history.two_histories) or leaders,
-        ),
-        Check(
-            "peers agree on what was committed",
-            not history.ops_apart and history.committed > 0,
-            shown(history.ops_apart) or f"{history.committed} ops of {history.steps} steps",
-        ),
-    ]
+def shared_memory() -> set[str]:
+    """What lies in /dev/shm under our name."""
+    where = Path("/dev/shm")
+    return {path.name for path in where.iterdir() if "ringfold" in path.name} if where.is_dir() else set()
 
 
-def _masters(outcome: Outcome) -> list[Check]:
-    """No single life grows, either: one that leads, is deposed and leads again could keep what it had."""
-    grown = [each for name, samples in outcome.master_samples.items() for each in growth(name, samples)]
-    if not grown:
-        return []
-    wrong = [str(each) for each in grown if not each.is_flat]
-    worst = max(grown, key=lambda each: (each.last - each.first) / each.allowed)
-    return [Check("no life of a master grows", not wrong, shown(wrong) or f"{len(grown) // 2} lives; {worst}")]
+def left_by(crew: Crew, pids: set[int], shared_before: set[str]) -> list[str]:
+    """What is still there of a crew that has been closed: its folder, processes, shared memory."""
+    found = [str(crew.directory)] if crew.directory.exists() else []
+    found += [f"process {process}" for process in of_sessions(pids)]
+    return found + [f"/dev/shm/{name}" for name in sorted(shared_memory() - shared_before)]

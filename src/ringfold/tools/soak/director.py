@@ -10,7 +10,6 @@ first one. Who does not is named, with the run's status and the stacks of its th
 stand still: twice the time for which a new leader waits for the members that died with the old one, and the lease.
 """
 
-import contextlib
 import os
 import signal
 import sys
@@ -22,12 +21,11 @@ import msgspec
 import numpy as np
 
 from ringfold.runtime.clock import monotonic_ns
+from ringfold.tools.soak.checks import Check, Hang, Sample, growth, sample, shown
 from ringfold.tools.soak.epochs import EpochHistory, Line, judge
 from ringfold.tools.soak.faults import Fault, Faults
-from ringfold.tools.soak.growth import Sample
 from ringfold.tools.soak.masters import Masters
 from ringfold.tools.spawn import Crew, Message
-from ringfold.wire.messages import Status
 
 LIVENESS: dict[str, object] = {"heartbeat_ms": 100, "suspect_after_ms": 600, "evict_after_ms": 2_000}
 VETERANS = 2
@@ -38,14 +36,6 @@ AFTER_THAW_S = 5.0
 """Who is evicted so soon after it was frozen, is so because of that."""
 S = 1_000_000_000
 LEADER = "the leading master"
-
-
-class Hang(Exception):
-    """A peer made no progress. `status` is the run as its leader saw it then, `log` what the peer wrote last."""
-
-    def __init__(self, name: str, text: str, status: Status | None, log: str) -> None:
-        super().__init__(name, text, log)
-        self.name, self.text, self.status, self.log = name, text, status, log
 
 
 @dataclass(slots=True)
@@ -92,7 +82,7 @@ class Tally:
 
 @dataclass(slots=True)
 class Outcome:
-    """What came out of it, for `checks.py` to judge."""
+    """What came out of it, for `checks` to judge."""
 
     tally: Tally
     minutes: float
@@ -320,35 +310,60 @@ def _lines(path: Path) -> Iterator[Line]:
                 yield decode(text)
 
 
-def sample(pid: int) -> Sample:
-    """Resident memory and open descriptors of a process."""
-    resident = 0
-    for text in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if text.startswith("VmRSS:"):
-            resident = int(text.split()[1]) * 1024
-    return Sample(resident, len(os.listdir(f"/proc/{pid}/fd")))
-
-
-def of_sessions(pids: set[int]) -> list[str]:
-    """The processes that still live in a session that one of these led."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                command, _, facts = entry.joinpath("stat").read_text().rpartition(")")
-                if int(facts.split()[3]) in pids:
-                    found.append(command.replace(" (", ": ", 1))
+def checks(outcome: Outcome) -> list[Check]:
+    """Divergence and hangs end a soak at once, so what is left to judge is how it ended."""
+    tally = outcome.tally
+    found = [
+        Check(
+            "nothing hangs, and no member of a sync diverges",
+            True,
+            f"{tally.step} steps with evidence by {tally.evidence}; peers: {tally.kills} kills, {tally.freezes} "
+            f"freezes ({tally.evictions} evictions), {tally.joins} joins; masters killed {tally.masters_killed} times, "
+            f"frozen {tally.masters_frozen} times, both killed {tally.both_masters_killed} times; the longest silence "
+            f"was {tally.longest_silence_s:.1f} s, the longest time without a committed op "
+            f"{tally.longest_without_commit_s:.1f} s",
+        ),
+        *_history(outcome),
+    ]
+    ends = set(outcome.digests.values())
+    last = ", ".join(f"step {step}, digest {digest:08x}" for step, digest in sorted(ends))
+    found.append(Check("all end with the same bits", len(ends) == 1, f"{len(outcome.digests)} peers: {last}"))
+    for name, samples in outcome.samples.items():
+        for each in growth(name, samples):
+            found.append(Check(f"{name} does not grow in {each.what}", each.is_flat, str(each)))
+    found += _masters(outcome)
+    left = "; ".join(outcome.left_behind) or "no process, no file, no shared memory"
+    found.append(Check("nothing is left behind", not outcome.left_behind, left))
     return found
 
 
-def shared_memory() -> set[str]:
-    """What lies in /dev/shm under our name."""
-    where = Path("/dev/shm")
-    return {path.name for path in where.iterdir() if "ringfold" in path.name} if where.is_dir() else set()
+def _history(outcome: Outcome) -> list[Check]:
+    history = outcome.history
+    leaders = f"{history.epochs} epochs of {history.fences} leaderships"
+    return [
+        Check(
+            "epochs and steps grow strictly in every peer's log",
+            not history.going_back,
+            shown(history.going_back) or f"{len(history.longest_ns)} logs",
+        ),
+        Check(
+            "there is one history of epochs",
+            not history.two_histories and history.epochs > 0,
+            shown(history.two_histories) or leaders,
+        ),
+        Check(
+            "peers agree on what was committed",
+            not history.ops_apart and history.committed > 0,
+            shown(history.ops_apart) or f"{history.committed} ops of {history.steps} steps",
+        ),
+    ]
 
 
-def left_by(crew: Crew, pids: set[int], shared_before: set[str]) -> list[str]:
-    """What is still there of a crew that has been closed: its folder, processes, shared memory."""
-    found = [str(crew.directory)] if crew.directory.exists() else []
-    found += [f"process {process}" for process in of_sessions(pids)]
-    return found + [f"/dev/shm/{name}" for name in sorted(shared_memory() - shared_before)]
+def _masters(outcome: Outcome) -> list[Check]:
+    """No single life grows, either: one that leads, is deposed and leads again could keep what it had."""
+    grown = [each for name, samples in outcome.master_samples.items() for each in growth(name, samples)]
+    if not grown:
+        return []
+    wrong = [str(each) for each in grown if not each.is_flat]
+    worst = max(grown, key=lambda each: (each.last - each.first) / each.allowed)
+    return [Check("no life of a master grows", not wrong, shown(wrong) or f"{len(grown) // 2} lives; {worst}")]

@@ -12,9 +12,10 @@ store is away and a silent rank is waited for.
 import os
 import signal
 import sys
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -22,12 +23,11 @@ import numpy as np
 
 from ringfold.runtime.clock import monotonic_ns
 from ringfold.store import open_store
-from ringfold.tools.bench.stores import StoreServer
-from ringfold.tools.soak.director import Hang, sample
+from ringfold.tools.soak.checks import Check, Hang, Sample, growth, sample, shown
 from ringfold.tools.soak.faults import Fault, Faults, S
-from ringfold.tools.soak.growth import Sample
-from ringfold.tools.soak.history import Entry
+from ringfold.tools.soak.rank import Entry
 from ringfold.tools.spawn import ChildFailed, Crew, Message
+from ringfold.tools.stores import StoreServer
 
 VETERANS = 2
 HANG_S = 60.0
@@ -84,7 +84,7 @@ class World:
 
 @dataclass(slots=True)
 class Outcome:
-    """What came out of it, for `iterating_checks.py` to judge."""
+    """What came out of it, for `checks` to judge."""
 
     seed: int
     faults: dict[str, int] = field(default_factory=dict)
@@ -345,3 +345,108 @@ class IterationDirector:
                 outcome.agreed[world.kind] = -1 if record is None else msgspec.json.decode(record.value)["iteration"]
                 outcome.keys[world.kind] = sorted(store.list("iteration/ranks/"))
         outcome.left_behind += [f"in the temporary directory: {path.name}" for path in self._scratch.iterdir()]
+
+
+@dataclass(slots=True)
+class History:
+    """What was found: breaches, by what they break, and some figures."""
+
+    going_back: list[str] = field(default_factory=list)
+    two_winners: list[str] = field(default_factory=list)
+    two_histories: list[str] = field(default_factory=list)
+    entries: int = 0
+    lives: int = 0
+    last: int = -1
+    missed: int = 0
+    orphaned: int = 0
+    """Iterations of which the winner told nobody: it was killed, or frozen and superseded, just after it won."""
+
+
+def judge(logs: Mapping[int, Sequence[Entry]]) -> History:
+    """Hold the logs of one store's ranks (by rank) against each other."""
+    found = History()
+    winners: dict[int, set[str]] = defaultdict(set)
+    members: dict[int, set[tuple[int, ...]]] = defaultdict(set)
+    for rank, log in logs.items():
+        _judge_rank(found, rank, log)
+        for entry in log:
+            members[entry.iteration].add(entry.members)
+            if entry.is_winner:
+                winners[entry.iteration].add(entry.incarnation)
+            if rank not in entry.members:
+                found.two_histories.append(f"rank {rank} was handed {entry.iteration}, which has {entry.members}")
+    for number, sets in sorted(members.items()):
+        found.last = max(found.last, number)
+        if len(sets) > 1:
+            found.two_histories.append(f"iteration {number} has members {' and '.join(map(str, sorted(sets)))}")
+        if len(winners[number]) > 1:
+            found.two_winners.append(f"iteration {number}: {', '.join(sorted(winners[number]))}")
+        found.orphaned += not winners[number]
+    return found
+
+
+def _judge_rank(found: History, rank: int, log: Sequence[Entry]) -> None:
+    """In one life numbers grow, and skip what was said to be missed; the next life does not begin before the last."""
+    lives: dict[tuple[int, str], list[Entry]] = defaultdict(list)
+    for entry in log:
+        lives[entry.fence, entry.incarnation].append(entry)
+    found.entries += len(log)
+    found.lives += len(lives)
+    reached = -1
+    for (fence, incarnation), life in sorted(lives.items()):
+        if life[0].iteration < reached:
+            text = f"rank {rank}: {incarnation} (fence {fence}) begins at {life[0].iteration}, after {reached}"
+            found.going_back.append(text)
+        for before, after in pairwise(life):
+            found.missed += after.missed
+            if after.iteration != before.iteration + 1 + after.missed or after.missed < 0:
+                text = f"{before.iteration} is followed by {after.iteration}, with {after.missed} missed"
+                found.going_back.append(f"rank {rank}, {incarnation}: {text}")
+        reached = max(reached, life[-1].iteration)
+
+
+def histories(outcome: Outcome) -> dict[str, History]:
+    """What the logs of each store say."""
+    return {kind: judge(logs) for kind, logs in outcome.logs.items()}
+
+
+def checks(outcome: Outcome) -> list[Check]:
+    """A hang ends a soak at once, so what is left to judge is what was written."""
+    faults = ", ".join(f"{name} {count} times" for name, count in sorted(outcome.faults.items())) or "no faults"
+    silence = f"the longest silence of a living rank was {outcome.longest_silence_s:.1f} s"
+    found = [Check("nothing hangs", True, f"{faults}; {silence}")]
+    for kind, history in histories(outcome).items():
+        agreed = outcome.agreed[kind]
+        figures = (
+            f"{history.last + 1} iterations, {history.entries} entries of {history.lives} processes, "
+            f"{history.missed} missed by somebody, {history.orphaned} whose winner told nobody"
+        )
+        found += [
+            Check(
+                f"{kind}: iterations grow strictly in every rank's log",
+                not history.going_back and history.entries > 0,
+                shown(history.going_back) or figures,
+            ),
+            Check(
+                f"{kind}: an iteration has one winner",
+                not history.two_winners,
+                shown(history.two_winners) or f"{history.last + 1 - history.orphaned} winners that told it",
+            ),
+            Check(
+                f"{kind}: there is one history",
+                not history.two_histories and agreed >= history.last,
+                shown(history.two_histories) or f"same members everywhere; the record ends at iteration {agreed}",
+            ),
+            Check(
+                f"{kind}: nothing is left in the store but the record",
+                not outcome.keys[kind],
+                shown(outcome.keys[kind]) or "no key of any of these processes",
+            ),
+        ]
+    for name, samples in outcome.samples.items():
+        found += [
+            Check(f"{name} does not grow in {each.what}", each.is_flat, str(each)) for each in growth(name, samples)
+        ]
+    left = "; ".join(outcome.left_behind) or "no process, no file, no shared memory"
+    found.append(Check("nothing is left behind", not outcome.left_behind, left))
+    return found

@@ -1,7 +1,7 @@
 """A member that goes wrong: `python -m ringfold.tools.soak.member LINE PROCESS MASTER RUN NAME CHECKPOINTS LOG`.
 
 It is the loop of the README, and it goes wrong when its parent says so, in the ways in which programs do. It writes
-each committed step to a log, with those who contributed to it. From that `members_replay.py` computes the weights.
+each committed step to a log, with those who contributed to it. From that `members.py` computes the weights.
 
 The gradients are whole numbers, a function of peer and step. So a sum is exact in any order of the ring, and an average
 is one correctly rounded division: to replay a step one needs to know who contributed, and nothing else.

@@ -5,24 +5,24 @@ leaves a step out; one changes its weights; one gets SIGTERM; all are killed and
 four train together before the next one begins. The two members of the second run, on the same master, must notice
 nothing.
 
-At the end the weights are computed again from what was committed (`members_replay.py`), and must have the same bits.
+At the end the weights are computed again from what was committed (the end of this file), and must have the same bits.
 """
 
 import os
 import signal
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+import numpy as np
+
 from ringfold.runtime.clock import monotonic_ns
 from ringfold.tools.bench.masters import start_master
-from ringfold.tools.soak.checks import Check
-from ringfold.tools.soak.director import Hang
-from ringfold.tools.soak.history import shown
-from ringfold.tools.soak.member import MISMATCH_STATUS, SAVE_EVERY, digest
-from ringfold.tools.soak.members_replay import history, missing, read, replay
+from ringfold.tools.soak.checks import Check, Hang, shown
+from ringfold.tools.soak.member import COUNT, MISMATCH_STATUS, SAVE_EVERY, Floats, StepMade, digest, gradient, learn
 from ringfold.tools.spawn import Crew, Message
 
 FIRST, SECOND = "worst", "beside"
@@ -306,3 +306,45 @@ def checks(outcome: Outcome) -> list[Check]:
     left = "; ".join(outcome.left_behind) or "no process, no file, no shared memory"
     found.append(Check("nothing is left behind", not outcome.left_behind, left))
     return found
+
+
+Contributors = tuple[int, ...]
+
+
+def history(logs: Mapping[int, Iterable[Iterable[StepMade]]]) -> dict[int, Contributors]:
+    """Who contributed to each step of the run, from the logs of each generation."""
+    steps: dict[int, Contributors] = {}
+    for _, of_members in sorted(logs.items()):
+        said: dict[int, Counter[Contributors]] = {}
+        for log in of_members:
+            for made in log:
+                said.setdefault(made.step, Counter())[made.contributors] += 1
+        if said:
+            steps = {step: who for step, who in steps.items() if step < min(said)}
+            steps |= {step: counts.most_common(1)[0][0] for step, counts in sorted(said.items())}
+    return steps
+
+
+def missing(steps: Mapping[int, Contributors], last: int) -> list[int]:
+    """Steps before `last` that nobody wrote down."""
+    return [step for step in range(last) if step not in steps]
+
+
+def replay(steps: Mapping[int, Contributors], last: int) -> Floats:
+    """The weights after all steps before `last`."""
+    weights = np.zeros(COUNT, np.float32)
+    for step in range(last):
+        total = np.zeros(COUNT, np.float32)
+        for peer in steps[step]:
+            total += gradient(peer, step)
+        learn(weights, total / np.float32(len(steps[step])) if steps[step] else total)
+    return weights
+
+
+def read(path: Path) -> Iterable[StepMade]:
+    """What a member wrote; a kill may have cut the last line short."""
+    decode = msgspec.json.Decoder(StepMade).decode
+    with path.open("rb") as log:
+        for text in log:
+            if text.endswith(b"\n"):
+                yield decode(text)

@@ -1,7 +1,7 @@
 """One rank of the soak: `python -m ringfold.tools.soak.rank LINE NAME STORE RANK WORLD LOG`.
 
 What it is handed it writes to its log at once, in one write, so that whatever was handed out before it is killed can be
-judged afterwards (see `history.py`). All lives of a rank share one log.
+judged afterwards (see `iterating.py`). All lives of a rank share one log.
 
 Waiting is cut short every now and then, as `next` allows: it goes on waiting by calling again, and meanwhile hears the
 parent. SIGUSR1 writes the stacks of all threads to the process's output: the parent sends it to whoever hangs.
@@ -17,7 +17,6 @@ import msgspec
 import ringfold as rf
 from ringfold.runtime import threads
 from ringfold.runtime.clock import monotonic_ns
-from ringfold.tools.soak.history import Entry
 from ringfold.tools.spawn import Line, LineClosed
 
 HEARTBEAT_S = 1.0
@@ -28,6 +27,17 @@ TURN_S = 2.0
 WORK_S = 0.02
 """What takes the place of training."""
 REPORT_NS = 100_000_000
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """An iteration that was handed to a rank: what it was told about it."""
+
+    iteration: int
+    incarnation: str
+    fence: int
+    members: tuple[int, ...]
+    missed: int
+    is_winner: bool
 
 
 def main(arguments: list[str]) -> None:

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from msgspec import structs
 from test_state_election import failed, finished, offer, plan
 
-from ringfold.state.election import Decision, Failed, Plan, elect
-from ringfold.state.lineage import begin, branch_of, is_abandoned, is_past
+from ringfold.state.ancestry import begin, branch_of, is_abandoned, is_past
+from ringfold.state.election import ElectedState, ElectionResult, NoWinner, elect
 from ringfold.wire.lineage import MAX_ANCESTORS, Branch, Lineage
 from ringfold.wire.messages import Offer
 
@@ -69,7 +69,7 @@ def saved(revision: int, lineage: Lineage | None, content: str = "a", **more: ob
     return structs.replace(made, **more)
 
 
-def resumed(decision: Decision) -> Plan:
+def resumed(decision: ElectionResult) -> ElectedState:
     result = plan(decision)
     assert result.resumes
     assert result.rollback
@@ -227,7 +227,7 @@ def test_a_run_resumes_only_from_its_own_past_and_asks_only_for_that(
     offers: dict[int, Offer], present: Lineage
 ) -> None:
     decision = elect(offers, replace(finished(150, {1}, "lost")), present)
-    if isinstance(decision, Failed):
+    if isinstance(decision, NoWinner):
         wanted = {reason.checkpoint for reason in decision.reasons.values()} - {None}
         assert all(branch is not None and is_past(branch, present, 150) for branch in wanted)
         return

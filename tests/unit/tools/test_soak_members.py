@@ -3,7 +3,7 @@
 import numpy as np
 
 from ringfold.tools.soak.member import COUNT, StepMade, gradient, learn
-from ringfold.tools.soak.members_replay import history, missing, replay
+from ringfold.tools.soak.members import history, missing, replay
 
 
 def made(*steps: tuple[int, tuple[int, ...]]) -> list[StepMade]:

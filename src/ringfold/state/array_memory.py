@@ -1,11 +1,11 @@
 """One array of a shared state as bytes: what it is, where it lies, and how to read and write a stretch of it.
 
-*Host* memory is what the CPU can address. An array that lies there is used in place: `Memory.host` is a flat view of
-its bytes, and nothing is copied. An array on a *device* (a torch tensor on a GPU) is read and written through host
-memory, a stretch at a time, so that a state of any size needs only a few blocks of it.
+*Host* memory is what the CPU can address. An array there is used in place: `ArrayMemory.host` is a flat view of its
+bytes, and nothing is copied. An array on a *device* (a torch tensor on a GPU) is read and written through host memory,
+a part at a time, so that a state of any size needs only a few blocks of host memory.
 
 A name is bound to an array once, but the array may change between two syncs (a tensor is resized, or moved to a GPU
-with `module.to`). So a `Memory` is made anew for each sync, and never kept.
+with `module.to`). So a `ArrayMemory` is made anew for each sync, and never kept.
 
 The dtype goes by name, so that two peers agree on it whatever library their arrays come from: "float32", "bfloat16".
 What has no such name goes by NumPy's own string: a big-endian float32 is ">f4", which is another dtype than "float32".
@@ -24,10 +24,9 @@ import numpy.typing as npt
 
 from ringfold.errors import UsageError
 from ringfold.state import hashing
-from ringfold.state.hashing import BLOCK_BYTES
+from ringfold.state.hashing import BLOCK_BYTES, Bytes
 from ringfold.wire.messages import HashKind
 
-Bytes = npt.NDArray[np.uint8]
 _STAGE_BYTES = 16 * BLOCK_BYTES
 """How much of a device's memory is hashed at once where that has to happen on the CPU."""
 _DLPACK_CPU = 1
@@ -45,7 +44,7 @@ def block_range(block: int, nbytes: int, block_bytes: int = BLOCK_BYTES) -> tupl
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class ArrayMemory:
     """The bytes of one array, and what they mean. Exactly one of `host` and `device` is there; both are flat bytes."""
 
     dtype: str
@@ -95,7 +94,7 @@ class Memory:
         return b"".join(hashing.block_hashes(stretch, kind, threads) for stretch in stretches)
 
 
-def memory_of(array: object, name: str) -> Memory:
+def memory_of(array: object, name: str) -> ArrayMemory:
     """The memory of the array called `name`, without a copy. Raises `UsageError` where it cannot be used in place."""
     if isinstance(array, np.ndarray):
         return _of_numpy(array, name)
@@ -135,7 +134,7 @@ class _Tensor(Protocol):
     def numpy(self) -> npt.NDArray[Any]: ...
 
 
-def _of_numpy(array: npt.NDArray[Any], name: str) -> Memory:
+def _of_numpy(array: npt.NDArray[Any], name: str) -> ArrayMemory:
     dtype = _NAMES.get(array.dtype) or _name_of(array.dtype, name)
     if not array.flags.c_contiguous:
         raise UsageError(f"{name!r} is not contiguous; share numpy.ascontiguousarray(x) and work on that")
@@ -145,7 +144,7 @@ def _of_numpy(array: npt.NDArray[Any], name: str) -> Memory:
         flat: Bytes = array.reshape(-1).view(np.ndarray).view(np.uint8)
     except (TypeError, ValueError) as error:
         raise UsageError(f"{name!r} ({dtype}) cannot be seen as bytes: {error}") from error
-    return Memory(dtype, array.shape, array.nbytes, flat)
+    return ArrayMemory(dtype, array.shape, array.nbytes, flat)
 
 
 _NAMES: dict[np.dtype[Any], str] = {}
@@ -177,7 +176,7 @@ def _numpy_of(exported: memoryview, name: str) -> npt.NDArray[Any]:
         raise UsageError(f"{name!r} has items of format {exported.format!r}, which is no dtype: {error}") from error
 
 
-def _of_tensor(tensor: _Tensor, name: str) -> Memory:
+def _of_tensor(tensor: _Tensor, name: str) -> ArrayMemory:
     """A torch tensor, on the CPU or on a device. Its gradient's history is left out: only the numbers are shared."""
     where = str(tensor.device)
     if str(tensor.layout) != "torch.strided" or where.startswith("meta"):
@@ -190,13 +189,13 @@ def _of_tensor(tensor: _Tensor, name: str) -> Memory:
         flat = tensor.detach().reshape(-1).view(_torch().uint8)
         if where == "cpu":
             host: Bytes = flat.numpy()
-            return Memory(dtype, shape, host.nbytes, host)
+            return ArrayMemory(dtype, shape, host.nbytes, host)
     except (RuntimeError, TypeError) as error:
         raise UsageError(f"{name!r} ({dtype} on {where}) cannot be seen as bytes: {error}") from error
-    return Memory(dtype, shape, int(flat.shape[0]), None, flat)
+    return ArrayMemory(dtype, shape, int(flat.shape[0]), None, flat)
 
 
-def _of_dlpack(array: object, name: str) -> Memory:
+def _of_dlpack(array: object, name: str) -> ArrayMemory:
     if not isinstance(array, _SupportsDLPack):
         kind = type(array).__name__
         raise UsageError(f"{name!r} is a {kind}, which has neither the buffer protocol nor DLPack; share an array")

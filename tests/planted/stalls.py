@@ -1,12 +1,13 @@
 """Wrong watchdogs on purpose: the simulation of stalls must find them (see `planted.py`)."""
 
+from functools import partial
+
+from planted import Bug
 from ringfold.master.events import Ns
 from ringfold.master.machine import Master
 from ringfold.master.run import Peer
 from ringfold.master.stalls import Judgement, Stall, Watchdog
-from ringfold.testing.planted import Bug
 from ringfold.testing.scenario import run_stalls
-from ringfold.testing.scheduler import SimulationFailure
 from ringfold.testing.simulation import Setup
 from ringfold.wire.messages import Busy
 
@@ -35,17 +36,11 @@ def _with_watchdog(watchdog: type[Watchdog]) -> Setup:
     return Setup(master=Wrong)
 
 
-STALL_BUGS: dict[str, Bug] = {
-    "impatient_watchdog": Bug("the watchdog evicts in a step that is slow for all", _with_watchdog(_Impatient)),
-    "deaf_watchdog": Bug("the watchdog does not hear that a peer is busy", _with_watchdog(_Deaf)),
+def _bug(text: str, setup: Setup) -> Bug:
+    return Bug(text, partial(run_stalls, base=setup))
+
+
+BUGS: dict[str, Bug] = {
+    "impatient_watchdog": _bug("the watchdog evicts in a step that is slow for all", _with_watchdog(_Impatient)),
+    "deaf_watchdog": _bug("the watchdog does not hear that a peer is busy", _with_watchdog(_Deaf)),
 }
-
-
-def find_in_stalls(name: str, first: int, most: int) -> SimulationFailure | None:
-    """The first failure that a planted bug leads to; None if it stays hidden for `most` seeds from `first` on."""
-    for seed in range(first, first + most):
-        try:
-            run_stalls(seed, STALL_BUGS[name].setup)
-        except SimulationFailure as failure:
-            return failure
-    return None

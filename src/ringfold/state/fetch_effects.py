@@ -4,12 +4,12 @@ from dataclasses import dataclass
 
 from ringfold.wire.messages import PeerId
 
-Range = tuple[int, int, int]
+BlockRange = tuple[int, int, int]
 """Blocks, as (key, first, count)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedKey:
     """A key to fetch: its root according to the plan, its size, and the hashes of what is here now."""
 
     key: int
@@ -19,7 +19,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class AskHashes:
+class RequestHashes:
     """Ask this source for the block hashes of these keys."""
 
     peer: PeerId
@@ -27,7 +27,7 @@ class AskHashes:
 
 
 @dataclass(frozen=True, slots=True)
-class AskBlocks:
+class RequestBlocks:
     """Ask this source for these blocks, as (key, block), and expect them in this order as one batch."""
 
     peer: PeerId
@@ -36,16 +36,16 @@ class AskBlocks:
 
 
 @dataclass(frozen=True, slots=True)
-class Announce:
+class AnnounceBlocks:
     """Tell all fellows that these blocks are here now, as (key, first, count). None at all: nothing new will come from
     here, except what other fellows have.
     """
 
-    ranges: list[Range]
+    ranges: list[BlockRange]
 
 
 @dataclass(frozen=True, slots=True)
-class Corrupt:
+class CorruptBlock:
     """A block came wrong, or (without one) the key's list of hashes. It is fetched elsewhere; all should hear of it."""
 
     peer: PeerId
@@ -54,7 +54,7 @@ class Corrupt:
 
 
 @dataclass(frozen=True, slots=True)
-class Drop:
+class DropSource:
     """Close the connection to this source, before anything else: it does not keep to the protocol, or lies."""
 
     peer: PeerId
@@ -62,16 +62,16 @@ class Drop:
 
 
 @dataclass(frozen=True, slots=True)
-class Complete:
+class FetchComplete:
     """Every block is here and verified. Nothing follows."""
 
 
 @dataclass(frozen=True, slots=True)
-class Stuck:
+class FetchStuck:
     """Something is missing that nobody has any more. Nothing follows; what was written leaves the state torn."""
 
     text: str
     blame: list[PeerId]
 
 
-Effect = AskHashes | AskBlocks | Announce | Corrupt | Drop | Complete | Stuck
+FetchEffect = RequestHashes | RequestBlocks | AnnounceBlocks | CorruptBlock | DropSource | FetchComplete | FetchStuck

@@ -1,9 +1,11 @@
 """Bugs on purpose in how a run outlives its master: each must be found by the simulation of masters that are lost."""
 
 from collections.abc import Iterable
+from functools import partial
 
 from msgspec import structs
 
+from planted import Bug
 from ringfold.master.events import Effect, Persist
 from ringfold.master.journal import Journal
 from ringfold.master.keeping import Keeping
@@ -16,9 +18,7 @@ from ringfold.peer.machine import PeerMachine
 from ringfold.testing.masters import SimStore
 from ringfold.testing.nodes import SimMaster
 from ringfold.testing.peers import SimPeer
-from ringfold.testing.planted import Bug
 from ringfold.testing.scenario import run_failover
-from ringfold.testing.scheduler import SimulationFailure
 from ringfold.testing.simulation import Setup
 from ringfold.wire.messages import CallDone, CallFailed, Epoch, PeerId, Seal, Sealed
 
@@ -98,23 +98,17 @@ class SealsOnce(SimPeer):
     machine_type = _SealsOnce
 
 
-FAILOVER_BUGS: dict[str, Bug] = {
-    "no_fence": Bug("a deposed leader's writes are taken", Setup(store=Lawless)),
-    "speaks_first": Bug("a master says what it has not written yet", Setup(shell=SpeaksBeforeItWrites)),
-    "record_kept_back": Bug("a record is not sent again to who lacks it", _with_returning(_KeepsRecords)),
-    "answers_kept_back": Bug("an answer is not handed on to who lacks it", _with_returning(_KeepsAnswers)),
-    "not_waited_for": Bug("a new master goes on when the first member is back", _with_returning(_Impatient)),
-    "lost_admission": Bug("an admission that was begun is forgotten", _with_returning(_ForgetsAdmissions)),
-    "lost_revision": Bug("the journal forgets what a sync finished", Setup(master=_ForgetsRevisions)),
-    "seals_once": Bug("a peer that sealed before seals nothing the next time", Setup(peer=SealsOnce)),
+def _bug(text: str, setup: Setup) -> Bug:
+    return Bug(text, partial(run_failover, base=setup))
+
+
+BUGS: dict[str, Bug] = {
+    "no_fence": _bug("a deposed leader's writes are taken", Setup(store=Lawless)),
+    "speaks_first": _bug("a master says what it has not written yet", Setup(shell=SpeaksBeforeItWrites)),
+    "record_kept_back": _bug("a record is not sent again to who lacks it", _with_returning(_KeepsRecords)),
+    "answers_kept_back": _bug("an answer is not handed on to who lacks it", _with_returning(_KeepsAnswers)),
+    "not_waited_for": _bug("a new master goes on when the first member is back", _with_returning(_Impatient)),
+    "lost_admission": _bug("an admission that was begun is forgotten", _with_returning(_ForgetsAdmissions)),
+    "lost_revision": _bug("the journal forgets what a sync finished", Setup(master=_ForgetsRevisions)),
+    "seals_once": _bug("a peer that sealed before seals nothing the next time", Setup(peer=SealsOnce)),
 }
-
-
-def find_in_failover(name: str, first: int, most: int) -> SimulationFailure | None:
-    """The first failure that a planted bug leads to; None if it stays hidden for `most` seeds from `first` on."""
-    for seed in range(first, first + most):
-        try:
-            run_failover(seed, FAILOVER_BUGS[name].setup)
-        except SimulationFailure as failure:
-            return failure
-    return None

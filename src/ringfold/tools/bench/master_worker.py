@@ -1,4 +1,4 @@
-"""Many peers of a master in one process: `workers_master.py LINE NAME HOST PORT`.
+"""Many peers of a master in one process: `master_worker.py LINE NAME HOST PORT`.
 
 The peers speak the real control protocol and nothing else: they join, are admitted by a vote, answer beats, seals and
 records, and send Done; there are no lanes and no arrays. So the figures show the master, not the cost of 64 training

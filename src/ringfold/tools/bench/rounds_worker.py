@@ -1,4 +1,4 @@
-"""Nodes of a benchmark about rounds: `workers_rounds.py WHAT LINE NAME ORDER`.
+"""Nodes of a benchmark about rounds: `rounds_worker.py WHAT LINE NAME ORDER`.
 
 `WHAT` is `nodes` (of a master) or `rank` (of a Gloo group); `ORDER` is JSON. This file is run by path, without its
 package, to keep a start short.
@@ -17,8 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from ringfold.probe.base import EdgeWindow
-from ringfold.probe.fit import fit
+from ringfold.probe.fit import EdgeWindow, fit
 from ringfold.probe.graph.draw import draw
 from ringfold.probe.logs.files import ExportSettings, Log
 from ringfold.probe.nodes.joined import JoinedNode
@@ -164,9 +163,9 @@ class RealShell(NodeShell):
 
     _ahead_ns = 0
 
-    def _fit_ahead(self) -> None:
+    def _fit_early(self) -> None:
         began = monotonic_ns()
-        super()._fit_ahead()
+        super()._fit_early()
         self._ahead_ns = monotonic_ns() - began
 
     def _fit(self, windows: Sequence[EdgeWindow]) -> tuple[list[EdgeFit], int]:
@@ -254,17 +253,17 @@ class Worker:
 
         node = JoinedNode(
             [order.master], b"", name=f"bench-{number}", host="bench", addresses=[HOST], port=prober.port,
-            on_connected=connected, on_heard=heard,
+            on_connected=connected, on_message=heard,
         )  # fmt: skip
         node.shell = self._shell(node, prober, recorded)
         return node
 
     def _shell(self, node: JoinedNode, prober: ProbeSocket, recorded: Sequence[EdgeFit]) -> NodeShell:
         if self._order.is_recorded:
-            shell = RecordedShell(RoundNode(), prober, node.say, _nothing)
+            shell = RecordedShell(RoundNode(), prober, node.send, _nothing)
             shell.recorded = recorded
             return shell
-        real = RealShell(RoundNode(), prober, node.say, _nothing, open_log=self._log)
+        real = RealShell(RoundNode(), prober, node.send, _nothing, open_log=self._log)
         real.fits_ns = self._marks.fits_ns
         return real
 
@@ -316,7 +315,7 @@ def record() -> list[EdgeFit]:
 def rank(line: Line, order: Order) -> None:
     """One rank of a Gloo group, with a real prober. Its window's end and the next one's beginning stand for the marks:
     there is no RoundEnd, and the start comes out of a broadcast."""
-    from ringfold.probe.rounds.gloo_group import TorchCollectives
+    from ringfold.probe.rounds.gloo import TorchCollectives
 
     number, marks = order.first, Marks()
     prober = StampedProber(number, HOST, order.probe_ports[number])

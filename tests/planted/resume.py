@@ -1,15 +1,16 @@
 """Bugs on purpose in how a run goes on after all its peers were killed; the stories of resumes must find them all."""
 
 from collections.abc import Mapping
+from functools import partial
 
 from msgspec import structs
 
+from planted import Bug
+from planted.runs import with_syncs
 from ringfold.master.run import Group, Sync
 from ringfold.master.syncs import Syncs
-from ringfold.state.election import Decision, Finished
-from ringfold.testing.planted import Bug, with_syncs
+from ringfold.state.election import ElectionResult, FinishedSync
 from ringfold.testing.resuming import run_resume
-from ringfold.testing.scheduler import SimulationFailure
 from ringfold.testing.simulation import Setup
 from ringfold.wire.messages import Branch, Lineage, Offer, PeerId
 
@@ -17,7 +18,9 @@ from ringfold.wire.messages import Branch, Lineage, Offer, PeerId
 class _MixesLineages(Syncs):
     """Whatever lineage somebody brings counts as an ancestor, up to any revision."""
 
-    def _elect(self, offers: Mapping[PeerId, Offer], last: Finished | None, present: Lineage | None) -> Decision:
+    def _elect(
+        self, offers: Mapping[PeerId, Offer], last: FinishedSync | None, present: Lineage | None
+    ) -> ElectionResult:
         if present is not None:
             listed = {each.lineage for offer in offers.values() for each in offer.checkpoints}
             brought = {offer.lineage.id for offer in offers.values() if offer.lineage is not None}
@@ -37,7 +40,9 @@ class _KeepsTheLineage(Syncs):
 class _TakesWhatIsLoaded(Syncs):
     """What peers could load is not looked at."""
 
-    def _elect(self, offers: Mapping[PeerId, Offer], last: Finished | None, present: Lineage | None) -> Decision:
+    def _elect(
+        self, offers: Mapping[PeerId, Offer], last: FinishedSync | None, present: Lineage | None
+    ) -> ElectionResult:
         here = {peer: structs.replace(offer, checkpoints=[]) for peer, offer in offers.items()}
         return super()._elect(here, last, present)
 
@@ -49,19 +54,13 @@ class _HasNoAncestors(Syncs):
         return super()._lineage(group, sync, None)
 
 
-RESUME_BUGS: dict[str, Bug] = {
-    "mixes_lineages": Bug("an abandoned branch's higher revision wins", Setup(master=with_syncs(_MixesLineages))),
-    "one_lineage": Bug("a rollback begins no new lineage", Setup(master=with_syncs(_KeepsTheLineage))),
-    "only_loaded": Bug("a newer checkpoint on a disk is ignored", Setup(master=with_syncs(_TakesWhatIsLoaded))),
-    "no_ancestors": Bug("what a lineage branched from is forgotten", Setup(master=with_syncs(_HasNoAncestors))),
+def _bug(text: str, setup: Setup) -> Bug:
+    return Bug(text, partial(run_resume, base=setup))
+
+
+BUGS: dict[str, Bug] = {
+    "mixes_lineages": _bug("an abandoned branch's higher revision wins", Setup(master=with_syncs(_MixesLineages))),
+    "one_lineage": _bug("a rollback begins no new lineage", Setup(master=with_syncs(_KeepsTheLineage))),
+    "only_loaded": _bug("a newer checkpoint on a disk is ignored", Setup(master=with_syncs(_TakesWhatIsLoaded))),
+    "no_ancestors": _bug("what a lineage branched from is forgotten", Setup(master=with_syncs(_HasNoAncestors))),
 }
-
-
-def find_in_resumes(name: str, first: int, most: int) -> SimulationFailure | None:
-    """The first failure that a planted bug leads to; None if it stays hidden for `most` seeds from `first` on."""
-    for seed in range(first, first + most):
-        try:
-            run_resume(seed, RESUME_BUGS[name].setup)
-        except SimulationFailure as failure:
-            return failure
-    return None

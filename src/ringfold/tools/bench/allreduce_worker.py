@@ -1,4 +1,4 @@
-"""One rank of `ringfold bench allreduce`, for each library: `workers_allreduce.py LIBRARY LINE WORLD RANK WHERE`.
+"""One rank of `ringfold bench allreduce`, for each library: `allreduce_worker.py LIBRARY LINE WORLD RANK WHERE`.
 
 The rank does what its line tells it: a *round* is a verified op, some ops to warm up, `iterations` timed ops back to
 back, and a verified op again, all in place on one buffer. The three libraries differ in one function only, so that the

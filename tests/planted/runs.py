@@ -1,16 +1,16 @@
-"""Bugs on purpose: if the simulation does not find these, its silence about the real code means nothing.
+"""Planted bugs of collectives, epochs and syncs.
 
-Each is a small wrong version of one production rule. Those of the master and the peer are subclasses here; those of the
-engine are switches of the native core, which only the simulation can set.
+Those of the master and the peer are subclasses here; those of the engine are switches of the native core.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import count, islice
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from msgspec import structs
 
+from planted import Bug
 from ringfold.master.calls import Calls
 from ringfold.master.disputes import Disputes, Ruling, judge
 from ringfold.master.epochs import Epochs
@@ -25,26 +25,28 @@ from ringfold.peer.events import BlocksReceived, Event
 from ringfold.peer.machine import PeerMachine
 from ringfold.peer.settings import Identity, PeerTimings
 from ringfold.peer.sync.syncing import Syncing
-from ringfold.state.election import Decision, Finished
+from ringfold.state.election import ElectionResult, FinishedSync
 from ringfold.state.fetch import Fetch
 from ringfold.state.manifest import Snapshot
 from ringfold.testing.blocking import SimRun
 from ringfold.testing.peers import SimPeer
 from ringfold.testing.scenario import draw, run_seed
-from ringfold.testing.scheduler import SimulationFailure
 from ringfold.testing.simulation import Setup
 from ringfold.testing.workloads import Training
 from ringfold.wire.messages import Hello, Lineage, Offer, PeerId, Record, SealedOp, SyncPlan, Verdict, Vote
 
 
-@dataclass(frozen=True, slots=True)
-class Bug:
-    """A planted bug: what is wrong, and the parts that do it wrong."""
+def is_stateful(seed: int) -> bool:
+    return not isinstance(draw(seed).work, Training)
 
-    text: str
-    setup: Setup
-    is_of_state: bool = False
+
+def is_stateless(seed: int) -> bool:
+    return isinstance(draw(seed).work, Training)
+
+
+def _bug(text: str, setup: Setup, *, needs_state: bool = False) -> Bug:
     """Whether programs with shared state are needed to find it; else those without find it sooner."""
+    return Bug(text, partial(run_seed, base=setup), is_stateful if needs_state else is_stateless)
 
 
 # Verdicts
@@ -149,24 +151,32 @@ class AnswersFromHearsay(SimPeer):
 
 
 class _StrangersVote(Syncs):
-    def _elect(self, offers: Mapping[PeerId, Offer], last: Finished | None, present: Lineage | None) -> Decision:
+    def _elect(
+        self, offers: Mapping[PeerId, Offer], last: FinishedSync | None, present: Lineage | None
+    ) -> ElectionResult:
         return super()._elect(offers, last and replace(last, participants=frozenset(offers)), present)
 
 
 class _TornVotes(Syncs):
-    def _elect(self, offers: Mapping[PeerId, Offer], last: Finished | None, present: Lineage | None) -> Decision:
+    def _elect(
+        self, offers: Mapping[PeerId, Offer], last: FinishedSync | None, present: Lineage | None
+    ) -> ElectionResult:
         whole = {peer: structs.replace(offer, torn=False) for peer, offer in offers.items()}
         return super()._elect(whole, last, present)
 
 
 class _AnyRevision(Syncs):
-    def _elect(self, offers: Mapping[PeerId, Offer], last: Finished | None, present: Lineage | None) -> Decision:
+    def _elect(
+        self, offers: Mapping[PeerId, Offer], last: FinishedSync | None, present: Lineage | None
+    ) -> ElectionResult:
         stepped = {peer: structs.replace(offer, stepped=True) for peer, offer in offers.items()}
         return super()._elect(stepped, last, present)
 
 
 class _GoesBack(Syncs):
-    def _elect(self, offers: Mapping[PeerId, Offer], last: Finished | None, present: Lineage | None) -> Decision:
+    def _elect(
+        self, offers: Mapping[PeerId, Offer], last: FinishedSync | None, present: Lineage | None
+    ) -> ElectionResult:
         return super()._elect(offers, None, None)
 
 
@@ -255,9 +265,9 @@ def _native(name: str) -> Setup:
 
 def _of_state(text: str, *, master: type[Syncs] | None = None, peer: type[Syncing] | None = None) -> Bug:
     if master is not None:
-        return Bug(text, Setup(master=with_syncs(master)), is_of_state=True)
+        return _bug(text, Setup(master=with_syncs(master)), needs_state=True)
     assert peer is not None
-    return Bug(text, Setup(peer=_with_syncing(peer)), is_of_state=True)
+    return _bug(text, Setup(peer=_with_syncing(peer)), needs_state=True)
 
 
 class _AgainstTheMost(Disputes):
@@ -293,28 +303,28 @@ class ForgetsRefusals(SimPeer):
 
 
 BUGS: dict[str, Bug] = {
-    "against_the_most": Bug("a dispute evicts the most", Setup(master=_with_disputes(_AgainstTheMost))),
-    "newcomers_decide": Bug("newcomers decide a dispute", Setup(master=_with_disputes(_NewcomersDecide))),
-    "forgotten_refusals": Bug("a call that was refused is made late", Setup(peer=ForgetsRefusals)),
-    "commit_missing_done": Bug("the engine commits with one Done missing", _native("commit_missing_done")),
-    "no_restore": Bug("the engine does not restore buffers on a late abort", _native("no_restore")),
-    "accept_old_epoch": Bug("the engine accepts a frame of an old epoch", _native("accept_old_epoch")),
-    "apply_duplicate": Bug("the engine applies a duplicate segment twice", _native("apply_duplicate")),
-    "done_after_seal": Bug("the engine goes on with Done and evidence after the seal", _native("done_after_seal")),
-    "forget_lane": Bug("what was on a lost lane is not sent again", _native("forget_lane")),
-    "tell_nobody": Bug("a lane leaves a segment to others and does not make them look", _native("tell_nobody")),
-    "apply_finished": Bug("the engine applies a frame of a finished sequence", _native("apply_finished")),
-    "divide_by_size": Bug("an average is over the ring, not over those that contributed", _native("divide_by_size")),
-    "early_unlimited": Bug("early segments are counted for each op, and not together", _native("early_unlimited")),
-    "ignored_survivor": Bug("a verdict that ignores a survivor", Setup(master=IgnoresASurvivor)),
-    "commit_unfinished": Bug("a verdict that commits what one survivor has not done", Setup(master=CommitsUnfinished)),
-    "forgotten_payloads": Bug("a record without a small op's payloads", Setup(master=ForgetsPayloads)),
-    "record_before_seal": Bug("a record before the last seal is in", Setup(master=RecordsBeforeTheLastSeal)),
-    "old_votes": Bug("a vote of an old epoch counts", Setup(master=CountsOldVotes)),
-    "admitted_unasked": Bug("a newcomer is admitted without a vote", Setup(master=AdmitsWithoutAVote)),
-    "impatient_clock": Bug("a master judges right after its own pause", Setup(master=JudgesAfterItsOwnPause)),
-    "deaf_peer": Bug("a peer that ignores verdicts", Setup(peer=IgnoresVerdicts)),
-    "hearsay": Bug("are_peers_pending answers by hearsay", Setup(peer=AnswersFromHearsay)),
+    "against_the_most": _bug("a dispute evicts the most", Setup(master=_with_disputes(_AgainstTheMost))),
+    "newcomers_decide": _bug("newcomers decide a dispute", Setup(master=_with_disputes(_NewcomersDecide))),
+    "forgotten_refusals": _bug("a call that was refused is made late", Setup(peer=ForgetsRefusals)),
+    "commit_missing_done": _bug("the engine commits with one Done missing", _native("commit_missing_done")),
+    "no_restore": _bug("the engine does not restore buffers on a late abort", _native("no_restore")),
+    "accept_old_epoch": _bug("the engine accepts a frame of an old epoch", _native("accept_old_epoch")),
+    "apply_duplicate": _bug("the engine applies a duplicate segment twice", _native("apply_duplicate")),
+    "done_after_seal": _bug("the engine goes on with Done and evidence after the seal", _native("done_after_seal")),
+    "forget_lane": _bug("what was on a lost lane is not sent again", _native("forget_lane")),
+    "tell_nobody": _bug("a lane leaves a segment to others and does not make them look", _native("tell_nobody")),
+    "apply_finished": _bug("the engine applies a frame of a finished sequence", _native("apply_finished")),
+    "divide_by_size": _bug("an average is over the ring, not over those that contributed", _native("divide_by_size")),
+    "early_unlimited": _bug("early segments are counted for each op, and not together", _native("early_unlimited")),
+    "ignored_survivor": _bug("a verdict that ignores a survivor", Setup(master=IgnoresASurvivor)),
+    "commit_unfinished": _bug("a verdict that commits what one survivor has not done", Setup(master=CommitsUnfinished)),
+    "forgotten_payloads": _bug("a record without a small op's payloads", Setup(master=ForgetsPayloads)),
+    "record_before_seal": _bug("a record before the last seal is in", Setup(master=RecordsBeforeTheLastSeal)),
+    "old_votes": _bug("a vote of an old epoch counts", Setup(master=CountsOldVotes)),
+    "admitted_unasked": _bug("a newcomer is admitted without a vote", Setup(master=AdmitsWithoutAVote)),
+    "impatient_clock": _bug("a master judges right after its own pause", Setup(master=JudgesAfterItsOwnPause)),
+    "deaf_peer": _bug("a peer that ignores verdicts", Setup(peer=IgnoresVerdicts)),
+    "hearsay": _bug("are_peers_pending answers by hearsay", Setup(peer=AnswersFromHearsay)),
     "strangers_vote": _of_state("a newcomer's state may win a sync", master=_StrangersVote),
     "torn_votes": _of_state("a torn state may win a sync", master=_TornVotes),
     "any_revision": _of_state("a revision that jumped may win a sync", master=_AnyRevision),
@@ -324,21 +334,6 @@ BUGS: dict[str, Bug] = {
     "forgotten_blocks": _of_state("a lost holder's blocks are forgotten", peer=_ForgetsItsDebtors),
     "old_block": _of_state("a receiver keeps an old block", peer=_KeepsAnOldBlock),
     "never_torn": _of_state("a state that is half-written is not marked as torn", peer=_NeverTorn),
-    "steps_by_hearsay": Bug("a step loop goes by hearsay", Setup(peer=StepsByHearsay), is_of_state=True),
+    "steps_by_hearsay": _bug("a step loop goes by hearsay", Setup(peer=StepsByHearsay), needs_state=True),
     "writes_on": _of_state("a receiver goes on after its sync has ended", peer=_WritesOn),
 }
-
-
-def find(name: str, first: int, most: int) -> SimulationFailure | None:
-    """The first failure that a planted bug leads to; None if it stays hidden.
-
-    Tried are `most` seeds from `first` on, of those whose programs have to do with it.
-    """
-    bug = BUGS[name]
-    seeds = (seed for seed in count(first) if isinstance(draw(seed).work, Training) != bug.is_of_state)
-    for seed in islice(seeds, most):
-        try:
-            run_seed(seed, bug.setup)
-        except SimulationFailure as failure:
-            return failure
-    return None

@@ -1,0 +1,75 @@
+"""Hostile input in the simulation.
+
+`GarbageClient` has no token: it connects to ports of the run and sends garbage. `garbled` is a faulty peer: bad
+memory, a bad network card, or malice; only the hashes show it.
+"""
+
+from random import Random
+
+import numpy as np
+
+from ringfold.peer.effects import Block, EngineEffect, SendBlocks, SendMessage
+from ringfold.testing.network import End, Network
+from ringfold.testing.scheduler import MS
+from ringfold.wire.visiting import Hashes
+
+DIAL_NS = 500 * MS
+
+
+class GarbageClient:
+    """Sends a few random bytes, or the beginning of a frame that is too long, or nothing at all."""
+
+    def __init__(self, network: Network) -> None:
+        self._network = network
+        self.host = network.add_host(f"garbage-client-{len(network.hosts)}", self)
+
+    def bother(self, target: str, port: int) -> None:
+        self._network.dial(self.host, target, port, DIAL_NS)
+
+    def opened(self, end: End) -> None:
+        rng = self._network.scheduler.rng
+        too_long, no_message = b"\xff\xff\xff\x7f\x00", b"\x05\x00\x00\x00\x00junk"
+        noise = rng.choice((b"", rng.randbytes(200), too_long, no_message, b"GET / HTTP/1.1"))
+        self._network.send(end, noise[: end.room])
+
+    def accepted(self, end: End) -> None:
+        raise AssertionError("nobody dials a garbage client")
+
+    def received(self, end: End, chunk: bytes) -> None:
+        pass
+
+    def writable(self, end: End) -> None:
+        pass
+
+    def lost(self, end: End, reason: str) -> None:
+        pass
+
+    def woken(self) -> None:
+        pass
+
+
+BAD_BLOCKS = 0.5
+"""The share of blocks that a faulty peer garbles,"""
+BAD_HASH_LISTS = 0.2
+"""and of hash lists."""
+
+
+def garbled(rng: Random, effect: EngineEffect) -> EngineEffect:
+    """The effect with some of its payload changed on the way, where it has any."""
+    match effect:
+        case SendBlocks(conn, blocks):
+            return SendBlocks(
+                conn, tuple(_wrong(rng, block) if rng.random() < BAD_BLOCKS else block for block in blocks)
+            )
+        case SendMessage(conn, Hashes(lists=lists)) if rng.random() < BAD_HASH_LISTS:
+            key, hashes = lists[-1]
+            return SendMessage(conn, Hashes([*lists[:-1], (key, bytes(len(hashes)))]))
+        case _:
+            return effect
+
+
+def _wrong(rng: Random, block: Block) -> Block:
+    memory, offset, length, _ = block
+    copy = np.array(memory[offset : offset + length])
+    copy[rng.randrange(length)] ^= 1 << rng.randrange(8)
+    return copy, 0, length, None

@@ -1,0 +1,493 @@
+"""The processes that benchmarks start: `workers.py WHAT ADDRESS NAME ARGUMENT...`. `WHAT` is one of `WORKERS`.
+
+A worker connects to the cluster at `ADDRESS`, does what it is sent, and reports instants of the machine-wide monotonic
+clock. This file is run by path, without its package, so that a process starts quickly. The workers of three benchmarks
+have files of their own: `allreduce_worker.py`, `master_worker.py` and `rounds_worker.py`.
+"""
+
+import hashlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+import ringfold as rf
+from ringfold import _native
+from ringfold.peer.engine import CAPPED, Engine
+from ringfold.runtime import threads
+from ringfold.runtime.clock import monotonic_ns, process_cpu_ns
+from ringfold.runtime.hardware import usable_cores
+from ringfold.state.hashing import block_hashes
+from ringfold.tools import streams
+from ringfold.tools.spawn import Line, LineClosed, Message, die_with_parent
+
+Bytes = npt.NDArray[np.uint8]
+STEP_S = 0.001
+WAN_OP_S = 120.0
+ITERATION_S = 240.0
+HINT_WRITER_S = 0.02
+"""How long a writer of hints lives."""
+HINT_STALE_NS = 60_000_000_000
+STREAM_PORT = 5_201
+STREAM_CONGESTION = {"tcp": "cubic", "mptcp": "cubic", "host": ""}
+"""The congestion control of plain streams by their kind; any other kind is the name of one."""
+SHARE_UNIT = 65_535
+
+
+def main(arguments: list[str]) -> None:
+    what, address, name, *rest = arguments
+    line = Line.dial(address, name)
+    try:
+        WORKERS[what](line, *rest)
+    except LineClosed:
+        os._exit(0)
+    except Exception as error:
+        line.send({"error": f"{type(error).__name__}: {error}"})
+        raise
+
+
+def next_order(line: Line) -> Message:
+    order = line.receive()
+    assert order is not None
+    return order
+
+
+# Peers of a run
+
+
+def recovery(line: Line, where: str, size: int, founders: int) -> None:
+    """Reduce for ever, let newcomers in, and report the instant of every commit whose number of peers is a new one."""
+    run = rf.join(where)
+    while run.group_size < founders:
+        run.update_topology(min_world=founders)
+    buffer = np.empty(size // 4, np.float32)
+    contributors = 0
+    while True:
+        buffer.fill(1)
+        info = run.all_reduce(buffer, op="sum")
+        at = monotonic_ns()
+        world = len(info.contributors)
+        if not (buffer[0] == buffer[buffer.size // 2] == buffer[-1] == world):
+            raise AssertionError(f"{world} contributed ones, but the sum is {buffer[0]} to {buffer[-1]}")
+        if world != contributors:
+            contributors = world
+            line.send({"contributors": contributors, "at_ns": at})
+        if run.are_peers_pending():
+            run.update_topology()
+
+
+def failover(line: Line, where: str, size: int, founders: int) -> None:
+    """Reduce for ever; report the first commit of every epoch, and on demand the longest time between two commits."""
+    run = rf.join(where.split(","))
+    while run.group_size < founders:
+        run.update_topology(min_world=founders)
+    buffer = np.empty(size // 4, np.float32)
+    epoch, longest, before = 0, 0, monotonic_ns()
+    while True:
+        buffer.fill(1)
+        info = run.all_reduce(buffer, op="sum")
+        at = monotonic_ns()
+        world = len(info.contributors)
+        if not (buffer[0] == buffer[-1] == world):
+            raise AssertionError(f"{world} contributed ones, but the sum is {buffer[0]} to {buffer[-1]}")
+        longest, before = max(longest, at - before), at
+        if info.epoch != epoch:
+            epoch = info.epoch
+            line.send({"epoch": epoch, "contributors": world, "at_ns": at})
+        order = line.receive(0.0)
+        if order is not None and "begin" in order:
+            longest, before = 0, monotonic_ns()
+        elif order is not None:
+            line.send({"longest_ns": longest})
+
+
+def join(line: Line, where: str, founders: int) -> None:
+    """Join when told to, then take steps of about a millisecond; vote in the step in which all hear of a new round.
+
+    The number of the round travels through an all-reduce, so that all members vote after the same op.
+    """
+    line.send({"armed": True})
+    heard = voted_for = next_order(line)["round"]
+    run = rf.join(where)
+    joined = monotonic_ns()
+    while run.group_size < founders:
+        run.update_topology(min_world=founders)
+    line.send({"joined_ns": joined, "group_size": run.group_size})
+    ballot = np.zeros(1, np.int64)
+    while True:
+        if (order := line.receive(STEP_S)) is not None:
+            heard = order["round"]
+        ballot[0] = heard
+        run.all_reduce(ballot, op="max")
+        if ballot[0] > voted_for:
+            voted_for = int(ballot[0])
+            voted = monotonic_ns()
+            run.update_topology()
+            line.send({"voted_ns": voted, "returned_ns": monotonic_ns(), "group_size": run.group_size})
+
+
+def memory(line: Line, where: str, size: int, founders: int) -> None:
+    """Report how much an in-place all-reduce raises this process's peak of resident memory, first and second time."""
+    run = rf.join(where)
+    while run.group_size < founders:
+        run.update_topology(min_world=founders)
+    # Warmed up with a small buffer: an engine may keep an op's memory, which would then not count below.
+    run.all_reduce(np.ones(1 << 14, np.float32), op="sum")
+    buffer = np.ones(size // 4, np.float32)
+    extra = [_extra_peak(run, buffer) for _ in range(2)]
+    verified = bool((buffer == founders**2).all())
+    line.send({"extra_bytes": extra, "verified": verified})
+    next_order(line)
+
+
+def quantize(line: Line, where: str, size: int, founders: int) -> None:
+    """Reduce a buffer as often as told to, quantised as told to; report the time, the bytes and the result of each."""
+    run = rf.join(where)
+    while run.group_size < founders:
+        run.update_topology(min_world=founders)
+    inputs = [np.random.default_rng(rank).uniform(-1, 1, size // 4).astype(np.float32) for rank in range(founders)]
+    total = sum(inputs[1:], start=inputs[0])
+    mine = inputs[run.rank].copy()
+    del inputs
+    buffer = np.empty_like(mine)
+    line.send({"group_size": run.group_size})
+    while True:
+        scheme = next_order(line)["scheme"]
+        buffer[:] = mine
+        run.barrier()
+        before = monotonic_ns()
+        info = run.all_reduce(buffer, op="sum", quantize=scheme)
+        took = monotonic_ns() - before
+        # A partial sum of k numbers has a step of 2k / top at most, and is off by half of it; the total comes last.
+        top = {None: 1e7, "8": 255.0, "4": 15.0}[scheme and scheme[-1]]
+        most = (sum(range(1, founders)) + founders) / top + 1e-5
+        near = bool(np.abs(buffer - total).max() <= most)
+        digest = hashlib.blake2b(buffer.data, digest_size=16).hexdigest()
+        line.send({"took_ns": took, "sent_bytes": info.tx_bytes, "near": near, "digest": digest})
+
+
+def topology(line: Line, where: str, founders: int) -> None:
+    """Call `optimize_topology` when told to, and once more when everything is known; report how long each took."""
+    run = rf.join(where)
+    while run.group_size < founders:
+        run.update_topology(min_world=founders)
+    line.send({"group_size": run.group_size})
+    next_order(line)
+    took = []
+    for _ in range(2):
+        run.barrier()
+        before = monotonic_ns()
+        run.optimize_topology()
+        took.append(monotonic_ns() - before)
+    run.barrier()
+    line.send({"took_ns": took[0], "again_ns": took[1]})
+    next_order(line)
+
+
+def _extra_peak(run: "rf.Communicator", buffer: npt.NDArray[np.float32]) -> int:
+    # Writing 5 resets the peak to what is resident now.
+    Path("/proc/self/clear_refs").write_text("5")
+    before = _status_bytes("VmHWM")
+    run.all_reduce(buffer, op="sum")
+    return _status_bytes("VmHWM") - before
+
+
+def _status_bytes(key: str) -> int:
+    for text in Path("/proc/self/status").read_text().splitlines():
+        if text.startswith(f"{key}:"):
+            return int(text.split()[1]) * 1024
+    raise LookupError(key)
+
+
+# Shared state
+
+
+def state(line: Line, where: str, size: int, holders: int) -> None:
+    """Join, then sync as often as the parent says. The state is random: zeros would be too easy for everybody."""
+    content = np.random.default_rng(1).bytes(size)
+    memory = np.frombuffer(bytearray(content), np.uint8)
+    shared = rf.SharedState(state=memory)
+    run = rf.join(where)
+    while run.group_size < holders + 1:
+        run.update_topology(min_world=holders + 1)
+    run.sync_shared_state(shared)
+    line.send({"peer": run.peer_id})
+    while True:
+        order = line.receive()
+        assert order is not None
+        if order["what"] == "hash":
+            line.send(hash_rate(run, memory))
+            continue
+        spoil(memory, order["spoil"])
+        reply = timed_sync(run, shared)
+        reply["is_whole"] = memory.tobytes() == content
+        line.send(reply)
+
+
+def timed_sync(run: rf.Communicator, shared: rf.SharedState) -> Message:
+    """One sync that all begin together."""
+    run.barrier()
+    began = monotonic_ns()
+    info = run.sync_shared_state(shared)
+    took = monotonic_ns() - began
+    return {"took_ns": took, "rx_bytes": info.rx_bytes, "tx_bytes": info.tx_bytes}
+
+
+def hash_rate(run: rf.Communicator, memory: Bytes) -> Message:
+    """Hash what a sync hashes, and as it does: all peers of the machine at once, each on all cores."""
+    run.barrier()
+    began = monotonic_ns()
+    block_hashes(memory, "rf64")
+    together = monotonic_ns() - began
+    run.barrier()
+    alone = 0
+    if run.rank == 0:
+        began = monotonic_ns()
+        block_hashes(memory, "rf64", threads=1)
+        alone = monotonic_ns() - began
+    run.barrier()
+    return {"together_ns": together, "alone_ns": alone, "cores": usable_cores()}
+
+
+def spoil(memory: Bytes, how: str) -> None:
+    """Make this peer lack everything, one block or nothing."""
+    match how:
+        case "everything":
+            np.bitwise_xor(memory, np.uint8(0x5A), out=memory)
+        case "one block":
+            memory[memory.size // 2] ^= 0xFF
+
+
+# High-latency paths
+
+
+def wan_peer(line: Line, master: str, mine: str) -> None:
+    run = rf.join(master, advertise=[mine])
+    while run.group_size < 2:
+        run.update_topology(min_world=2)
+    line.send({"lanes": sum(outgoing for _, outgoing, _, _ in run._session.engine.lanes())})
+    while (order := line.receive()) is not None:
+        line.send((large_op if order["do"] == "large" else small_ops)(run, order))
+
+
+def large_op(run: rf.Communicator, order: Message) -> Message:
+    """One op that both sides begin together, as nearly as a barrier can say."""
+    expected = np.arange(order["size_bytes"] // 4, dtype=np.float32) % 251
+    buffer = expected.copy()
+    expected *= 2
+    before = run._session.engine.stats()
+    run.barrier()
+    began = monotonic_ns()
+    info = run.all_reduce(buffer, op="sum", timeout_s=WAN_OP_S)
+    took = monotonic_ns() - began
+    after = run._session.engine.stats()
+    right = len(info.contributors) == 2 and bool((buffer == expected).all())
+    counts = {key: after[key] - before[key] for key in ("reissued", "lanes_lost", "aborted")}
+    return {"took_ns": [took], "right": right, **counts}
+
+
+def small_ops(run: rf.Communicator, order: Message) -> Message:
+    """Ops back to back: each begins here when the one before is known to be done everywhere."""
+    buffer = np.zeros(order["size_bytes"] // 4, np.float32)
+    took, right = [], True
+    for number in range(order["count"]):
+        buffer[:] = number
+        began = monotonic_ns()
+        run.all_reduce(buffer, op="sum", timeout_s=WAN_OP_S)
+        took.append(monotonic_ns() - began)
+        right = right and bool((buffer == 2 * number).all())
+    return {"took_ns": took, "right": right, "aborted": 0}
+
+
+# Several paths
+
+
+def multipath_peer(line: Line, master: str, addresses: str) -> None:
+    run = rf.join(master, advertise=addresses.split(","))
+    while run.group_size < 2:
+        run.update_topology(min_world=2)
+    engine = run._session.engine
+    neighbour = next(other for _, outgoing, other, _ in engine.lanes() if outgoing)
+    line.send({"ready": True})
+    buffer = np.zeros(1, np.float32)
+    while (order := line.receive()) is not None:
+        if order["do"] == "shares":  # none: pull again
+            shares = [int(share * SHARE_UNIT) for share in order["shares"]]
+            engine.set_path_shares(neighbour, shares, CAPPED if order.get("capped", True) else 0)
+            line.send({"done": True})
+            continue
+        if buffer.nbytes != order["size_bytes"]:
+            buffer = np.zeros(order["size_bytes"] // 4, np.float32)
+        buffer[:] = np.arange(buffer.size, dtype=np.float32) % 251
+        before, was = engine.stats(), engine.path_bytes(True)
+        run.barrier()
+        line.send({"began_ns": monotonic_ns()})
+        began = monotonic_ns()
+        with given_times(engine, on=order["do"] == "watch") as given:
+            info = run.all_reduce(buffer, op="sum", timeout_s=60)
+        took = monotonic_ns() - began
+        right = bool((buffer == (np.arange(buffer.size, dtype=np.float32) % 251) * 2).all())
+        after, now = engine.stats(), engine.path_bytes(True)
+        line.send(
+            {
+                "took_ns": took,
+                "right": right and len(info.contributors) == 2,
+                "epoch": info.epoch,
+                "path_bytes": [new - old for new, old in zip(now, was, strict=True)],
+                "lanes": len(engine.lanes()),
+                "given_ns": given,
+                **{key: after[key] - before[key] for key in ("reissued", "lanes_lost", "aborted")},
+            }
+        )
+
+
+@contextmanager
+def given_times(engine: Engine, *, on: bool) -> Iterator[list[int]]:
+    """When path 1 was given payload to send, looked at a few thousand times a second."""
+    given: list[int] = []
+    if not on:
+        yield given
+        return
+    over = threads.Event()
+
+    def look() -> None:
+        last = engine.path_bytes(True)[1]
+        while not over.wait(0.0002):
+            if (now := engine.path_bytes(True)[1]) != last:
+                last = now
+                given.append(monotonic_ns())
+
+    thread = threads.start("watching", look)
+    try:
+        yield given
+    finally:
+        over.set()
+        thread.join()
+
+
+def plain_streams(line: Line, number: str, mine: str, theirs: str, kind: str) -> None:
+    is_mptcp, congestion = kind == "mptcp", STREAM_CONGESTION.get(kind, kind)
+    if number == "0":
+        with streams.listening(mine.split(","), STREAM_PORT, mptcp=is_mptcp) as listeners:
+            line.send({"ready": True})
+            made = streams.accepted(listeners, congestion=congestion)
+    else:
+        line.send({"ready": True})
+        next_order(line)
+        made = streams.connected(mine.split(","), theirs.split(","), STREAM_PORT, mptcp=is_mptcp, congestion=congestion)
+    while (order := line.receive()) is not None:
+        if order["do"] == "saturate":
+            line.send({"rates": streams.saturate(made, order["settle_s"], order["seconds"])})
+        else:
+            line.send({"took_ns": streams.exchange(made[0], order["size_bytes"])})
+
+
+# Ranks that agree through a store
+
+
+def iteration_rank(line: Line, store: str, rank: int, world: int) -> None:
+    """Begin with all others, then do what the parent says."""
+    with rf.GlobalIteration(store, rank, world, min_ranks=world, timeout_s=ITERATION_S) as iteration:
+        line.send({"first": iteration.next()})
+        while True:
+            order = line.receive()
+            assert order is not None
+            if order["what"] == "agree":
+                line.send(agree(iteration, order["count"]))
+            else:
+                line.send(wait_for_rank_0(iteration, order["s"]))
+
+
+def agree(iteration: rf.GlobalIteration, count: int) -> Message:
+    """So many iterations with nothing to do in them: when each was asked for, and when it was there."""
+    called, returned, numbers = [], [], []
+    for _ in range(count):
+        called.append(monotonic_ns())
+        numbers.append(iteration.next())
+        returned.append(monotonic_ns())
+    return {"called": called, "returned": returned, "numbers": numbers}
+
+
+def wait_for_rank_0(iteration: rf.GlobalIteration, seconds: float) -> Message:
+    """One iteration that rank 0 does not finish for a while: the share of one core that waiting takes."""
+    if iteration.rank == 0:
+        threads.Event().wait(seconds)
+        iteration.next()
+        return {}
+    began, began_cpu = monotonic_ns(), process_cpu_ns()
+    iteration.next()
+    return {"cpu_share": (process_cpu_ns() - began_cpu) / (monotonic_ns() - began)}
+
+
+# Hints
+
+
+def hint_writers(line: Line, path: str, slots: int, generation: int) -> None:
+    """Fork writers of hints one after the other, and kill each after some milliseconds; report how many.
+
+    Each takes the file over and publishes without pause.
+    """
+    kills = 0
+    while True:
+        child = _fork_writer(path, slots, generation)
+        if not kills:
+            line.send({"ready": True})
+        order = line.receive(HINT_WRITER_S)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        kills += 1
+        if order is not None:
+            line.send({"kills": kills})
+            return
+
+
+def _fork_writer(path: str, slots: int, generation: int) -> int:
+    parent = os.getpid()
+    child = os.fork()
+    if child:
+        return child
+    try:
+        die_with_parent(parent)
+        writer = _native.HintWriter(path, HINT_STALE_NS, 0o600)
+        for slot in range(slots):
+            writer.open(slot, generation)
+        writer.hammer(slots, 0)
+    finally:
+        os._exit(1)
+
+
+# Background load
+
+
+def busy_core(line: Line, core: int) -> None:
+    """Keep one core busy until the cluster ends."""
+    os.sched_setaffinity(0, {core})
+    while True:
+        pass
+
+
+WORKERS: dict[str, Callable[..., None]] = {
+    "recovery": lambda line, where, size, founders: recovery(line, where, int(size), int(founders)),
+    "failover": lambda line, where, size, founders: failover(line, where, int(size), int(founders)),
+    "join": lambda line, where, founders: join(line, where, int(founders)),
+    "memory": lambda line, where, size, founders: memory(line, where, int(size), int(founders)),
+    "quantize": lambda line, where, size, founders: quantize(line, where, int(size), int(founders)),
+    "topology": lambda line, where, founders: topology(line, where, int(founders)),
+    "state": lambda line, where, size, holders: state(line, where, int(size), int(holders)),
+    "wan": wan_peer,
+    "multipath": multipath_peer,
+    "streams": plain_streams,
+    "iteration": lambda line, store, rank, world: iteration_rank(line, store, int(rank), int(world)),
+    "hints": lambda line, path, slots, generation: hint_writers(line, path, int(slots), int(generation)),
+    "busy": lambda line, core: busy_core(line, int(core)),
+    "bursts": lambda line, to, port, size, us: streams.send_bursts(to, int(port), int(size), int(us)),
+}
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,166 @@
+"""Bugs on purpose in the round machines: the simulation of rounds must find every one of them."""
+
+from functools import partial
+
+from planted import Bug
+from ringfold.probe.rounds.effects import NodeEffect
+from ringfold.probe.rounds.events import MS, CommandReceived, NodeConnected
+from ringfold.probe.rounds.gather import NewestWindows, OpenRound, TakenReports
+from ringfold.probe.rounds.master import RoundMaster
+from ringfold.probe.rounds.metrics import ReceivedReport
+from ringfold.probe.rounds.node import RoundNode
+from ringfold.testing.probing import ProbingSetup, draw_rounds, run_rounds
+from ringfold.wire.probing import NodeId, ProbeGraph, ProbeHalt, RoundId, RoundStart
+
+
+def _bug(text: str, setup: ProbingSetup) -> Bug:
+    """Tried are the seeds whose kind of round has to do with it."""
+    return Bug(text, partial(run_rounds, setup=setup), lambda seed: draw_rounds(seed).settings.kind in setup.kinds)
+
+
+# Nodes
+
+
+class AcceptsLowerIds(RoundNode):
+    def _is_higher(self, round: RoundId, step: int) -> bool:
+        return (round, step) != self._position
+
+
+class NeverGoesOnAlone(RoundNode):
+    def _continue_alone(self, now_ns: int) -> list[NodeEffect]:
+        self._deadline_ns = None
+        return []
+
+
+class WakesFromAHalt(RoundNode):
+    def _halt(self, now_ns: int, halt: ProbeHalt) -> list[NodeEffect]:
+        deadline_ns = self._deadline_ns
+        effects = super()._halt(now_ns, halt)
+        self._deadline_ns = deadline_ns
+        return effects
+
+
+class CountsWindowsPerRound(RoundNode):
+    def _start_round(self, now_ns: int, start: RoundStart) -> list[NodeEffect]:
+        if start.round.fence > self._position[0].fence:
+            self._next_window = 1
+        return super()._start_round(now_ns, start)
+
+
+class RemembersOldGraphs(RoundNode):
+    """A graph's number is compared with that of another master's graph."""
+
+    _highest_graph = 0
+
+    def _is_newer(self, graph: ProbeGraph) -> bool:
+        is_newer = graph.number > self._highest_graph
+        self._highest_graph = max(self._highest_graph, graph.number)
+        return is_newer
+
+
+# The master
+
+
+class WaitsForListeners(RoundMaster):
+    def _pending_nodes(self, round: OpenRound) -> list[NodeId]:
+        listeners = {node for node, member in self._members.items() if member.listen_only}
+        return sorted(set(super()._pending_nodes(round)) | (listeners - round.received.keys()))
+
+    def _is_complete(self, now_ns: int, round: OpenRound) -> bool:
+        return super()._is_complete(now_ns, round) and not self._pending_nodes(round)
+
+
+class ForgetsTheDeadline(RoundMaster):
+    def _end_window(self, now_ns: int, round: OpenRound) -> None:
+        super()._end_window(now_ns, round)
+        round.deadline_ns += 3_600_000 * MS
+
+
+class RestartsAtOne(RoundMaster):
+    def _raise_highest(self, seen: RoundId, node: NodeId) -> None:
+        return
+
+
+class CountsLateReports(RoundMaster):
+    def _is_counted(self, round: OpenRound, node: NodeId, received: ReceivedReport) -> bool:
+        is_first = node in round.participants and node not in round.received
+        return self.is_gathering and is_first
+
+
+class ForgetsWhoIsMissing(RoundMaster):
+    def _take_reports(self, now_ns: int, round: OpenRound) -> TakenReports:
+        received, fits, _ = super()._take_reports(now_ns, round)
+        return received, fits, {}
+
+
+class KeepsTheGraph(RoundMaster):
+    def _add_node(self, now_ns: int, event: NodeConnected) -> None:
+        was_dirty = self._is_graph_stale
+        super()._add_node(now_ns, event)
+        self._is_graph_stale = was_dirty
+
+
+class HandsDownClocks(RoundMaster):
+    def _remove_node(self, now_ns: int, node: NodeId, reason: str) -> None:
+        super()._remove_node(now_ns, node, reason)
+        if self._round is not None:
+            self._round.present.add(node)
+
+
+class ForgetsTheAsker(RoundMaster):
+    def _handle_command(self, now_ns: int, event: CommandReceived) -> None:
+        if event.action == "stop":
+            self._requests.take()
+        super()._handle_command(now_ns, event)
+
+
+class _EqualIds(NewestWindows):
+    def is_fresh(self, now_ns: int, node: NodeId) -> bool:
+        newest = max((one.report.window for one in self.reports.values()), default=0)
+        return super().is_fresh(now_ns, node) and self.reports[node].report.window == newest
+
+
+class CombinesByEqualIds(RoundMaster):
+    """`time`: only windows with the same number are combined."""
+
+    def __init__(self, *arguments: object, **named: object) -> None:
+        super().__init__(*arguments, **named)  # type: ignore[arg-type]
+        self._newest_windows = _EqualIds()
+
+
+class _Ageless(NewestWindows):
+    def is_recent(self, now_ns: int, round: RoundId) -> bool:
+        return True
+
+
+class CombinesOldWindows(RoundMaster):
+    """`time`: a report counts however old it is."""
+
+    def __init__(self, *arguments: object, **named: object) -> None:
+        super().__init__(*arguments, **named)  # type: ignore[arg-type]
+        self._newest_windows = _Ageless()
+
+
+BUGS: dict[str, Bug] = {
+    "lower_id": _bug("a node accepts a lower id", ProbingSetup(node=AcceptsLowerIds)),
+    "never_alone": _bug("a node never goes on alone", ProbingSetup(node=NeverGoesOnAlone, kinds=("master", "gloo"))),
+    "wakes_from_halt": _bug(
+        "a halted node starts again by itself", ProbingSetup(node=WakesFromAHalt, kinds=("master", "time"))
+    ),
+    "windows_restart": _bug("a node counts its windows anew", ProbingSetup(node=CountsWindowsPerRound)),
+    "old_graph_number": _bug(
+        "a node compares graphs of two masters", ProbingSetup(node=RemembersOldGraphs, kinds=("master",))
+    ),
+    "waits_for_listeners": _bug("the master waits for listeners", ProbingSetup(WaitsForListeners, kinds=("master",))),
+    "no_deadline": _bug("the master forgets the deadline", ProbingSetup(ForgetsTheDeadline, kinds=("master", "time"))),
+    "restarts_at_one": _bug("a new master counts from 1 again", ProbingSetup(RestartsAtOne)),
+    "late_report": _bug("a late report counts for the next round", ProbingSetup(CountsLateReports, kinds=("master",))),
+    "unnamed": _bug("nobody is named as missing", ProbingSetup(ForgetsWhoIsMissing, kinds=("master", "time"))),
+    "old_graph": _bug("no new graph for a newcomer", ProbingSetup(KeepsTheGraph, kinds=("master", "time"))),
+    "former_clock": _bug(
+        "a node gets the clock of its former life", ProbingSetup(HandsDownClocks, kinds=("master", "time"))
+    ),
+    "asker": _bug("stop forgets who waits for a round", ProbingSetup(ForgetsTheAsker, kinds=("master", "time"))),
+    "equal_ids": _bug("windows are combined by equal ids", ProbingSetup(CombinesByEqualIds, kinds=("time",))),
+    "old_windows": _bug("old windows are combined as new", ProbingSetup(CombinesOldWindows, kinds=("time",))),
+}
