@@ -12,6 +12,7 @@ Importing this is cheap: what needs NumPy or the native core is loaded when it i
 # The rooms, in the order of imports (each uses the ones above it, never the ones below or beside it):
 #
 #   errors, config   every exception, by what the caller does next; every setting, and who reads it
+#   states           transition tables of state machines
 #   wire             messages and frames, as bytes and as types
 #   runtime          sockets, clocks, randomness, threads, processes: the only Python code that touches them
 #   store            a key-value store with compare-and-set and leases: sqlite, TCPStore, etcd, Redis

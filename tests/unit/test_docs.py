@@ -1,6 +1,9 @@
-"""The reference pages say what the code says, and nothing in the code is missing from them."""
+"""The reference pages match the code, the index of decisions is complete, and files that the docs name exist."""
 
 import inspect
+import re
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -11,7 +14,22 @@ from ringfold.cli.reference import PAGES
 from ringfold.config import SETTINGS
 from ringfold.wire import agent, answers, base, events, frames, messages, probing, progress, returning, status, visiting
 
-REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference"
+ROOT = Path(__file__).resolve().parents[2]
+REFERENCE = ROOT / "docs" / "reference"
+DECISIONS = ROOT / "docs" / "adr"
+PAGES_THAT_NAME_FILES = [
+    *sorted((ROOT / "docs" / "concepts").glob("*.md")),
+    *sorted((ROOT / "docs" / "guides").glob("*.md")),
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "examples" / "README.md",
+]
+SOURCE_ENDINGS = ("py", "pyi", "cpp", "hpp", "h", "c", "sh", "inc", "service")
+FILE_NAME = re.compile(
+    rf"(?<![\w.*<>{{}}/-])((?:\.{{0,2}}/)*\w[\w.-]*(?:/[\w.-]+)*\.(?:{'|'.join(SOURCE_ENDINGS)}))\b(?![\w/(])"
+)
+PROGRAMS_OF_USERS = {"train.py", "train_one.py", "server.py", "client.py"}
+"""Files that examples in the text start, and that a reader would write."""
 
 
 def page(name: str) -> str:
@@ -68,3 +86,67 @@ def test_every_message_says_what_it_means() -> None:
     structs = [thing for thing in own if hasattr(thing, "__struct_fields__")]
     assert len(structs) > 20
     assert not [thing.__name__ for thing in structs if not vars(thing).get("__doc__")]
+
+
+def titles() -> Iterator[tuple[int, str, str]]:
+    """Number, title and file name of every decision record."""
+    for path in sorted(DECISIONS.glob("[0-9]*.md")):
+        number, _, title = path.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ").partition(". ")
+        yield int(number), title, path.name
+
+
+def test_the_index_of_decisions_is_complete() -> None:
+    rows = re.findall(
+        r"^\| (\d+) \| \[(.+)\]\((.+)\) \| accepted.* \| \d{4}-\d\d-\d\d \|$",
+        (DECISIONS / "README.md").read_text(encoding="utf-8"),
+        re.MULTILINE,
+    )
+    assert [(int(number), title, file) for number, title, file in rows] == list(titles())
+
+
+def test_decisions_are_numbered_without_gaps() -> None:
+    assert [number for number, _, _ in titles()] == list(range(1, len(list(titles())) + 1))
+    assert all(file.startswith(f"{number:04}-") for number, _, file in titles())
+
+
+@cache
+def files() -> frozenset[str]:
+    """The paths of all files that a page may name, and every end of such a path (`master/machine.py`, `machine.py`)."""
+    folders = ("src", "native", "include", "tests", "examples", "benchmarks", "deploy", "docs", ".ci")
+    paths = [path.relative_to(ROOT) for folder in folders for path in (ROOT / folder).rglob("*.*")]
+    paths += [path.relative_to(ROOT) for path in ROOT.glob("*.*")]
+    return frozenset("/".join(path.parts[start:]) for path in paths for start in range(len(path.parts)))
+
+
+def exists(name: str, page: Path) -> bool:
+    return name in files() or name in PROGRAMS_OF_USERS or (page.parent / name).exists()
+
+
+@pytest.mark.parametrize("page", PAGES_THAT_NAME_FILES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_every_file_that_a_page_names_exists(page: Path) -> None:
+    missing = sorted({name for name in FILE_NAME.findall(page.read_text(encoding="utf-8")) if not exists(name, page)})
+    assert not missing
+
+
+@pytest.mark.parametrize(
+    "page", sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]), ids=lambda page: page.name
+)
+def test_every_link_between_pages_leads_somewhere(page: Path) -> None:
+    text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    missing = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        name, _, anchor = target.partition("#")
+        if "://" in target:
+            continue
+        other = page if not name else page.parent / name
+        if not other.exists() or (anchor and other.suffix == ".md" and anchor not in anchors(other)):
+            missing.append(target)
+    assert not missing
+
+
+@cache
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

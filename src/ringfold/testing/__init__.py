@@ -1,20 +1,26 @@
 """A deterministic simulation of Ringfold: whole runs in one process, on a simulated network and clock.
 
-The production master, the production peer machine and the production engine core are driven by a seed. What a seed
-does wrong it does wrong again, event by event; what it finds is printed with the command that replays it.
+A seed drives the production master, the production peer machine and the production engine core. The same seed always
+gives the same events. A failure is printed with the command that replays it.
 
     sim = Simulation(seed=7)
     cluster = sim.cluster(peers=5)
     sim.crash(sim.rng.choice(cluster.peers), within_ms=2_000)
     sim.run_until(cluster.finished, limit_ms=60_000)
 
-Read `scheduler.py` (time and the trace) and `network.py` (what may happen to bytes) first, then `nodes.py` and
-`peers.py` (the two processes; `sockets.py` and `core.py` stand between a peer and its engine), `program.py` and
-`runner.py` (what users do on a peer; `blocking.py` for users who write plain code), `checks.py` and `sync_checks.py`
-(the promises), `simulation.py` (all of it together). On top: `workloads.py`, `stateful.py`, `faults.py` and
-`scenario.py` draw a run from a seed, and `python -m ringfold.testing` runs seeds by the thousand; bugs that it must
-find are in `tests/planted`. Rounds of probing and the global iteration have simulations of their own, which begin in
-`probing.py` and `iterating.py`.
+The base: `scheduler.py` (time and the trace), `network.py` (connections and what may happen to bytes), `nodes.py` (the
+master process), `peers.py` (the peer process) with `core.py` and `sockets.py` (the engine core and its sockets),
+`masters.py` (masters that fail over), `hostile.py` (hostile input).
+
+Programs and checks: `program.py` (what a user's program may call), `runner.py` (runs it), `blocking.py` (programs in
+plain blocking code), `workloads.py`, `stateful.py` and `stalling.py` (the programs), `checks.py` and `sync_checks.py`
+(the promises). `simulation.py` puts a run together.
+
+From seeds to runs: `faults.py`, `scenario.py`, `several.py` (several runs on one master) and `resuming.py` (all peers
+are killed). `python -m ringfold.testing` runs many seeds. Bugs that the simulation must find are in `tests/planted`.
+
+Probe rounds have a simulation of their own: `probing.py`, `probing_world.py`, `probing_checks.py`. So has the global
+iteration: `iterating.py`, `iterating_stories.py`.
 """
 
 from ringfold.testing.blocking import SimRun, blocking
