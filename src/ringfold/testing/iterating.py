@@ -2,9 +2,9 @@
 
 A *life* is one process of one rank. It runs two sequences of steps, as the real one has two threads: its program (next
 iteration, train, next, ...) and its heartbeats. Every operation they yield travels to the store, is carried out there
-at one instant, and its answer travels back. At each of them the life may die, before it is carried out or after; the answer
-may be lost; the operation may be late. Besides, lives are paused, cut off, doubled, restarted at once or much later,
-their clocks jump by an hour, and the store stands still, is emptied or put back.
+at one instant, and its answer travels back. At each of them the life may die, before it is carried out or after; the
+answer may be lost; the operation may be late. Besides, lives are paused, cut off, doubled, restarted at once or much
+later, their clocks jump by an hour, and the store stands still, is emptied or put back.
 
 What is checked, for any protocol, by what lives really did:
 - nobody wins an iteration that somebody else has won;
