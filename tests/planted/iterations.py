@@ -189,9 +189,9 @@ class _Credulous(StoreClient):
 
     @property
     def generation(self) -> Generation:
-        return self._driver.found(None, self._deadline(None)) or Generation("", 0)
+        return self._driver.ensure_generation(None, self._deadline(None)) or Generation("", 0)
 
-    def _check(self, stamp: Generation | None, guard: Generation) -> None:
+    def _check(self, generation: Generation | None, guard: Generation) -> None:
         pass
 
 

@@ -310,7 +310,7 @@ class Simulated:
             self.sched.after(trouble.for_ms * MS, self._strike, trouble)
             return
         if self._snapshot is not None and trouble.kind == "restore":
-            if self._snapshot.stamp == self.server.stamp:
+            if self._snapshot.generation == self.server.generation:
                 return
             self.server.restore(self._snapshot)
         else:

@@ -36,7 +36,7 @@ from ringfold.iteration.operations import (
 from ringfold.iteration.record import NONE_YET, Advance, Hold, RankIdentity, Record, Rules, decide, decode, encode
 from ringfold.store.base import version_of
 from ringfold.store.client import StoreClient
-from ringfold.store.in_memory import Call, Crashed, Fault, MemoryDriver, MemoryServer
+from ringfold.store.in_memory import Crashed, Fault, MemoryDriver, MemoryServer, StoreCall
 
 TIMING = LivenessTiming(heartbeat_s=5, inactive_after_s=30)
 
@@ -77,7 +77,7 @@ class Process:
 
     def __init__(self, stage: Stage, me: RankIdentity, rules: Rules) -> None:
         self.stage, self.machine = stage, IterationMachine(me, rules, TIMING)
-        self.fault: Callable[[Call], Fault | None] = lambda call: None
+        self.fault: Callable[[StoreCall], Fault | None] = lambda call: None
         self.jump_ns = 0
         self.operations: list[Operation] = []
         driver = MemoryDriver(stage.server, sleep=lambda s: None, fault=lambda call: self.fault(call))
@@ -175,7 +175,7 @@ class Process:
         return None
 
 
-def fails_once(kind: str, key: str, fault: Fault) -> Callable[[Call], Fault | None]:
+def fails_once(kind: str, key: str, fault: Fault) -> Callable[[StoreCall], Fault | None]:
     """A fault at the next call of a kind to a key that ends like this."""
     left = [fault]
     return lambda call: left.pop() if left and call.kind == kind and call.key.endswith(key) else None
@@ -348,7 +348,7 @@ def test_a_store_that_went_back_and_has_overtaken_what_a_rank_knew_is_refused() 
     known = zero.client.generation.revision
     again = stage.rank(1, Rules(2))
     again.next()
-    while stage.server.stamp is None or stage.server.stamp.revision <= known:
+    while stage.server.generation is None or stage.server.generation.revision <= known:
         again.beats()
     stage.rank(1, Rules(2)).next()
     with pytest.raises(StoreWentBack, match="is not a successor of"):
@@ -431,7 +431,7 @@ def test_a_registration_of_unknown_outcome_is_not_repeated_over_a_successor() ->
     old, new = stage.rank(1, Rules(2)), stage.rank(1, Rules(2))
     once = fails_once("write", "/record", "lost reply")
 
-    def and_then(call: Call) -> Fault | None:
+    def and_then(call: StoreCall) -> Fault | None:
         if call.kind == "read" and stage.record.roster[1].incarnation == old.machine.me.incarnation:
             new.register()  # after the write that lost its answer, and before that is looked into
         return once(call)
