@@ -145,7 +145,7 @@ PARSERS: dict[str, Parser] = {
     "iteration": (StoreError, lambda raw: record.decode("here", raw), _json(record.Record)),
     "checkpoint": (StateError, _manifest, _json(checkpoint.CheckpointManifest)),
     "probe-log": (UsageError, lines.decode, _json(lines.Line)),
-    "moonshot-answer": (RemoteProtocolError, moonshot.decode_answer, _json(moonshot.Answer)),
+    "moonshot-answer": (RemoteProtocolError, moonshot.decode_response, _json(moonshot.MoonshotResponse)),
     "telemetry": (RemoteProtocolError, _datagram, _telemetry),
     "adapter": (UsageError, _lines, _json(_Line)),
 }

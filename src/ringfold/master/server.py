@@ -58,7 +58,7 @@ from ringfold.runtime.clock import monotonic_ns, random_bytes, unix_ns
 from ringfold.runtime.log_limit import LogRateLimiter
 from ringfold.runtime.process import close_on_fork, keep_on_fork, run_in_subprocess
 from ringfold.store import StoreClient, open_store
-from ringfold.topology.moonshot import Question, decode_answer
+from ringfold.topology.moonshot import MoonshotRequest, decode_response
 from ringfold.wire.events import ConnectionDropped, Notice, RoundDone
 from ringfold.wire.frames import (
     MAX_FRAME_BYTES,
@@ -427,7 +427,7 @@ class MasterServer:
             case _:
                 assert_never(effect)
 
-    async def _search(self, run: str, group: GroupId, question: Question) -> None:
+    async def _search(self, run: str, group: GroupId, question: MoonshotRequest) -> None:
         """The long search for a better ring. Nobody waits for it, so that its failure is only logged."""
         try:
             said = await run_in_subprocess("ringfold.topology.moonshot", msgspec.json.encode(question), MOONSHOT_S)
@@ -438,7 +438,7 @@ class MasterServer:
             _log.info("the long search for a better ring of group %d came to nothing", group)
             return
         try:
-            found = decode_answer(said)
+            found = decode_response(said)
         except RemoteProtocolError as error:
             _log.warning("the long search for a better ring of group %d wrote no answer: %s", group, error)
             return

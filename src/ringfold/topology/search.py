@@ -35,12 +35,12 @@ Matrix = npt.NDArray[np.float64]
 Rows = list[int]
 
 WORSE_ONE_IN = 24
-"""How often the walk takes a change that makes more cycles."""
-ROW_LOOKS = 64 * 64
+"""How often the walk accepts a change that makes more cycles."""
+ROW_PAIRS = 64 * 64
 
 
-class Draw:
-    """Numbers that look random and follow from the seed alone (the splitmix64 generator)."""
+class SplitMix64:
+    """Pseudo-random numbers that depend on the seed alone."""
 
     def __init__(self, seed: int) -> None:
         self._state = seed & 0xFFFF_FFFF_FFFF_FFFF
@@ -90,7 +90,7 @@ def _one_reaches_all(rows: Rows, inside: int) -> bool:
     while left:
         last = (left & -left).bit_length() - 1
         left &= ~_reached(rows, last, left)
-    # If any place does, the last one that had to be tried does: nobody before it reached it.
+    # If any place does, the last one that had to be tried does: none before it reached it.
     return _reached(rows, last, inside) == inside
 
 
@@ -119,7 +119,7 @@ def cover_of(rows: Rows, hint: Sequence[int]) -> list[int] | None:
 def _augment(rows: Rows, successor: list[int], predecessor: list[int], start: int, taken: int, turn: int) -> bool:
     """Give `start` a successor; others on a shortest alternating path get another one. `taken` successors stay.
 
-    `turn` says with which place to begin to look, so that different turns find different paths.
+    `turn` is the place at which the search begins, so that different turns find different paths.
     """
     came_from: dict[int, int] = {}
     open_to = ~taken
@@ -151,7 +151,7 @@ def _move_up(successor: list[int], predecessor: list[int], came_from: dict[int, 
 
 
 def cycles_of(successor: Sequence[int]) -> tuple[int, list[int]]:
-    """How many cycles, and for every place the set of places in its cycle."""
+    """The number of cycles, and for every place the set of places in its cycle."""
     cycle = [0] * len(successor)
     count = 0
     for start in range(len(successor)):
@@ -168,7 +168,7 @@ def cycles_of(successor: Sequence[int]) -> tuple[int, list[int]]:
     return count, cycle
 
 
-def ring_within(rows: Rows, hint: Sequence[int], draw: Draw, steps: int) -> tuple[list[int] | None, int]:
+def ring_within(rows: Rows, hint: Sequence[int], random: SplitMix64, steps: int) -> tuple[list[int] | None, int]:
     """A ring over allowed links as a list of places, or None if none was found; and how many steps it took.
 
     `hint` has every place's successor in a ring to start from, or -1.
@@ -180,23 +180,23 @@ def ring_within(rows: Rows, hint: Sequence[int], draw: Draw, steps: int) -> tupl
     used = 1
     while count > 1 and used < steps:
         used += 1
-        changed = _changed(rows, successor, cycle, draw)
+        changed = _changed(rows, successor, cycle, random)
         if changed is None:
             continue
         new_count, new_cycle = cycles_of(changed)
-        if new_count <= count or draw.below(WORSE_ONE_IN) == 0:
+        if new_count <= count or random.below(WORSE_ONE_IN) == 0:
             successor, count, cycle = changed, new_count, new_cycle
     return (_read(successor) if count == 1 else None), used
 
 
-def _changed(rows: Rows, successor: list[int], cycle: list[int], draw: Draw) -> list[int] | None:
-    """The cover with a link from one cycle to another in it; None if none leads out of a place that was drawn."""
+def _changed(rows: Rows, successor: list[int], cycle: list[int], random: SplitMix64) -> list[int] | None:
+    """The cover with a new link between two cycles; None if no such link leaves the place that was drawn."""
     size = len(rows)
-    place = draw.below(size)
+    place = random.below(size)
     out = rows[place] & ~cycle[place]
     if not out:
         return None
-    nth = draw.below(out.bit_count())
+    nth = random.below(out.bit_count())
     for _ in range(nth):
         out &= out - 1
     after = (out & -out).bit_length() - 1
@@ -207,7 +207,7 @@ def _changed(rows: Rows, successor: list[int], cycle: list[int], draw: Draw) -> 
     robbed, freed = predecessor[after], successor[place]
     successor[place], predecessor[after] = after, place
     successor[robbed], predecessor[freed] = -1, -1
-    if _augment(rows, successor, predecessor, robbed, 1 << after, draw.below(size)):
+    if _augment(rows, successor, predecessor, robbed, 1 << after, random.below(size)):
         return successor
     return None
 
@@ -219,45 +219,47 @@ def _read(successor: Sequence[int]) -> list[int]:
     return ring
 
 
-class Exchange:
-    """Improves one ring. Rates and costs are whole numbers; a step is a row, or its part of ROW_LOOKS looks."""
+class SegmentExchange:
+    """Improves one ring. Rates and costs are whole numbers; a step is a row, or ROW_PAIRS pairs of it."""
 
-    def __init__(self, rate: Matrix, cost: Matrix, allowed: npt.NDArray[np.bool_], draw: Draw, steps: int) -> None:
+    def __init__(
+        self, rate: Matrix, cost: Matrix, allowed: npt.NDArray[np.bool_], random: SplitMix64, steps: int
+    ) -> None:
         size = len(rate)
         worst = -1.0 - size * float(rate[allowed].max())
         self._rate = np.where(allowed, rate, worst)
         self._cost = cost
-        self._draw = draw
+        self._random = random
         self._upper = np.where(np.triu(np.ones((size, size), dtype=bool), 1), 0.0, -np.inf)
-        self._row_steps = max(1, size * size // ROW_LOOKS)
+        self._row_steps = max(1, size * size // ROW_PAIRS)
         self._steps_left = steps
 
     def improve(self, ring: Sequence[int]) -> list[int]:
-        """A ring at least as good as the given one, which uses allowed links only; then so does the answer."""
+        """A ring at least as good as the given one. It uses allowed links only if the given one does."""
         best = self._settle(np.array(ring, dtype=np.intp))
-        worth = self._worth(best)
+        value = self._value(best)
         while self._steps_left > 0 and len(best) >= 8:
             tried = self._settle(self._kick(best))
-            if (new := self._worth(tried)) > worth:
-                best, worth = tried, new
+            if (new := self._value(tried)) > value:
+                best, value = tried, new
         return [int(place) for place in best]
 
-    def _worth(self, ring: npt.NDArray[np.intp]) -> tuple[float, float]:
+    def _value(self, ring: npt.NDArray[np.intp]) -> tuple[float, float]:
         after = np.roll(ring, -1)
         return float(self._rate[ring, after].sum()), -float(self._cost[ring, after].sum())
 
     def _kick(self, ring: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
         size = len(ring)
-        length = min(size, 24)  # near each other, so that most of the ring stays as it is
-        turned = np.roll(ring, -self._draw.below(size))
+        length = min(size, 24)  # near each other, so that most of the ring is kept
+        turned = np.roll(ring, -self._random.below(size))
         cuts: set[int] = set()
         while len(cuts) < 3:
-            cuts.add(1 + self._draw.below(length - 1))
+            cuts.add(1 + self._random.below(length - 1))
         a, b, c = sorted(cuts)
         return np.concatenate([turned[:a], turned[c:length], turned[b:c], turned[a:b], turned[length:]])
 
     def _settle(self, ring: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
-        """Exchange until no row gains."""
+        """SegmentExchange until no row gains."""
         quiet, row = 0, 0
         while quiet < len(ring) and self._steps_left > 0:
             self._steps_left -= self._row_steps
@@ -270,7 +272,7 @@ class Exchange:
         return ring
 
     def _best_of_row(self, ring: npt.NDArray[np.intp]) -> npt.NDArray[np.intp] | None:
-        """The best exchange with a cut behind the first place, if it gains: a larger sum, or as large for less cost."""
+        """The best exchange with a cut behind the first place, if it gains: a larger sum, or an equal one for less."""
         gain = self._row(self._rate, ring)
         most = gain.max(initial=-np.inf)
         if most < 0:
@@ -282,9 +284,9 @@ class Exchange:
         j, k = j + 1, k + 1
         return np.concatenate([ring[:1], ring[j + 1 : k + 1], ring[1 : j + 1], ring[k + 1 :]])
 
-    def _row(self, worth: Matrix, ring: npt.NDArray[np.intp]) -> Matrix:
-        """What m[0, j] + m[j, k] + m[k, 0] is for all 0 < j < k, at [j - 1, k - 1]."""
+    def _row(self, value: Matrix, ring: npt.NDArray[np.intp]) -> Matrix:
+        """m[0, j] + m[j, k] + m[k, 0] for all 0 < j < k, at [j - 1, k - 1]."""
         after = np.roll(ring, -1)
-        m = worth[np.ix_(ring, after)]
+        m = value[np.ix_(ring, after)]
         m = m - m.diagonal()[:, None]
         return m[0, 1:, None] + m[1:, 1:] + m[1:, 0] + self._upper[1:, 1:]

@@ -134,8 +134,8 @@ def test_links_that_cannot_be_read_are_not_known(raw: bytes) -> None:
 def test_json_from_outside_raises_only_what_is_documented(raw: bytes, tmp_path: Path) -> None:
     cases: list[tuple[type[RingfoldError], Callable[[bytes], object]]] = [
         (UsageError, lines.decode),
-        (UsageError, moonshot.answer_json),
-        (RemoteProtocolError, moonshot.decode_answer),
+        (UsageError, moonshot.solve_json),
+        (RemoteProtocolError, moonshot.decode_response),
         (StoreError, partial(record.decode, "here")),
         (StateError, lambda content: _checkpoint(content, tmp_path)),
         (StoreError, partial(_etcd, 200)),
