@@ -139,7 +139,7 @@ class IgnoresVerdicts(SimPeer):
 
 
 class AnswersFromHearsay(SimPeer):
-    """Says who is pending by what this peer has heard so far, instead of by the op that last returned."""
+    """Answers who is pending by what this peer has received so far, instead of by the op that last returned."""
 
     def pending_here(self) -> bool | None:
         answer = super().pending_here()
@@ -324,7 +324,7 @@ BUGS: dict[str, Bug] = {
     "admitted_unasked": _bug("a newcomer is admitted without a vote", Setup(master=AdmitsWithoutAVote)),
     "impatient_clock": _bug("a master judges right after its own pause", Setup(master=JudgesAfterItsOwnPause)),
     "deaf_peer": _bug("a peer that ignores verdicts", Setup(peer=IgnoresVerdicts)),
-    "hearsay": _bug("are_peers_pending answers by hearsay", Setup(peer=AnswersFromHearsay)),
+    "hearsay": _bug("are_peers_pending answers by what this peer has received", Setup(peer=AnswersFromHearsay)),
     "strangers_vote": _of_state("a newcomer's state may win a sync", master=_StrangersVote),
     "torn_votes": _of_state("a torn state may win a sync", master=_TornVotes),
     "any_revision": _of_state("a revision that jumped may win a sync", master=_AnyRevision),
@@ -334,6 +334,8 @@ BUGS: dict[str, Bug] = {
     "forgotten_blocks": _of_state("a lost holder's blocks are forgotten", peer=_ForgetsItsDebtors),
     "old_block": _of_state("a receiver keeps an old block", peer=_KeepsAnOldBlock),
     "never_torn": _of_state("a state that is half-written is not marked as torn", peer=_NeverTorn),
-    "steps_by_hearsay": _bug("a step loop goes by hearsay", Setup(peer=StepsByHearsay), needs_state=True),
+    "steps_by_hearsay": _bug(
+        "a step loop goes by what this peer has received", Setup(peer=StepsByHearsay), needs_state=True
+    ),
     "writes_on": _of_state("a receiver goes on after its sync has ended", peer=_WritesOn),
 }

@@ -55,7 +55,7 @@ BAD_HASH_LISTS = 0.2
 
 
 def garbled(rng: Random, effect: EngineEffect) -> EngineEffect:
-    """The effect with some of its payload changed on the way, where it has any."""
+    """The effect with some of its payload changed, where it has any."""
     match effect:
         case SendBlocks(conn, blocks):
             return SendBlocks(

@@ -254,7 +254,7 @@ class SimPeer:
         self._when_called.setdefault(number, []).append(action)
 
     def advised(self, shares: Sequence[int], flags: int) -> None:
-        """Somebody knows better how to use the paths to its neighbours."""
+        """The agent advises how to split links over paths."""
         for neighbour in self.members:
             self.core.set_path_shares(neighbour, shares, flags)
         self.later(0, self._turn)
@@ -264,7 +264,7 @@ class SimPeer:
         self.sim.touched.add(self.name)
 
     def busy_for(self, ms: float) -> None:
-        """The program says that it is busy, or no longer."""
+        """The program reports that it is busy, or no longer."""
         until = self.sim.scheduler.now + int(ms * MS) if ms else 0
         self.later(0, lambda: self._react(CallBusy(until)))
 
@@ -407,7 +407,7 @@ class SimPeer:
             self.later(TICK_NS, self._tick)
 
     def _react(self, event: Event) -> None:
-        """Tell the machine, and let everything come to rest."""
+        """Pass an event to the machine, and run until nothing is left to do."""
         self.core.set_now(self.sim.scheduler.now)
         self._step(event)
         self._turn()
@@ -514,7 +514,7 @@ class SimPeer:
                     self._step(answer)
 
     def _watch(self, effect: EngineEffect) -> None:
-        """Let the checkers know what this peer was told about epochs."""
+        """Pass what this peer received about epochs to the checkers."""
         match effect:
             case SetRegistrations(count):
                 self.heard_registrations = count

@@ -143,7 +143,7 @@ class Sleep:
 
 @dataclass(frozen=True, slots=True)
 class BusyFor:
-    """What `run.busy` says: the program works on something else, for so long at the most; 0: no longer."""
+    """What `run.busy` reports: the program works on something else, for so long at the most; 0: no longer."""
 
     ms: float
 

@@ -1,10 +1,10 @@
 """The promises about shared state, checked against everything that peers offered and held.
 
-Words. A *content* is the digest of all arrays that count, by name, dtype, shape and bytes: it is computed here from the
+Terms. A *content* is the digest of all arrays that count, by name, dtype, shape and bytes: it is computed here from the
 bytes themselves, so that nothing rests on the hashes that are under test. A peer's state is *at rest* while its program
-waits in anything but a sync, and between a sync's end and the program's next word.
+waits in anything but a sync, and between a sync's end and the program's next call.
 
-What is known: every offer with its content (from the peer), who was sent a plan and who was told that the sync is done
+What is known: every offer with its content (from the peer), who was sent a plan and who was sent the end of the sync
 (from the master's messages), and what every peer held at its end of the sync.
 
 Checked at once:
@@ -136,7 +136,7 @@ class SyncHistory:
         self._calls[peer, ballot].meddled = True
 
     def succeeded(self, peer: PeerId, ballot: int, revision: int) -> None:
-        """A peer is told that its sync is done: it must hold the winner's state now."""
+        """A peer's sync is done: it must hold the winner's state now."""
         call = self._calls[peer, ballot]
         bits = bits_of(call.snapshot)
         sync = self._syncs.get(call.sync or 0)
@@ -202,7 +202,7 @@ class SyncHistory:
         if theirs != content:
             raise Violation(f"peers {other} and {peer} took part in sync {sync}, and differ at step {revision}")
 
-    # What the master says
+    # What the master decides
 
     def planned(self, peer: PeerId, plan: SyncPlan) -> None:
         """The master sends a plan."""
