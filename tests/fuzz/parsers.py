@@ -138,7 +138,7 @@ PARSERS: dict[str, Parser] = {
         lambda raw: agent.decode_from_agent(FrameKind.MESSAGE, raw),
         _packed(agent.FromAgent),
     ),
-    "gloo": (RemoteProtocolError, lambda raw: gloo._decoded(gloo._report, raw, 1), _reports),
+    "gloo": (RemoteProtocolError, lambda raw: gloo._decode(gloo._report_decoder, raw, 1), _reports),
     "journal": (StoreError, lambda raw: journal.decode(raw, "here"), _packed(journal.Journal)),
     "kept-journal": (StoreError, _kept, _packed(keeper._Head)),
     "links": (StoreError, _links, _packed(journal.Links)),

@@ -21,13 +21,13 @@ from ringfold.master.run import Ballot, Dispute, Group, Peer
 from ringfold.master.syncs import Syncs
 from ringfold.master.verdicts import Cause
 from ringfold.peer.effects import CloseConn, Effect, RefuseCalls, Settle
-from ringfold.peer.events import BlocksReceived, Event
+from ringfold.peer.events import BlocksReceived, BlocksWritten, Event
 from ringfold.peer.machine import PeerMachine
 from ringfold.peer.settings import Identity, PeerTimings
 from ringfold.peer.sync.syncing import Syncing
 from ringfold.state.election import ElectionResult, FinishedSync
 from ringfold.state.fetch import Fetch
-from ringfold.state.manifest import Snapshot
+from ringfold.state.manifest import StateManifest
 from ringfold.testing.blocking import SimRun
 from ringfold.testing.peers import SimPeer
 from ringfold.testing.scenario import draw, run_seed
@@ -217,16 +217,16 @@ class _Lazy(Fetch):
 
 
 class _KeepsAnOldBlock(Syncing):
-    def begin(self, now_ns: int, me: PeerId, plan: SyncPlan, snapshot: Snapshot) -> list[Effect]:
-        effects = super().begin(now_ns, me, plan, snapshot)
+    def begin(self, now_ns: int, me: PeerId, plan: SyncPlan, manifest: StateManifest) -> list[Effect]:
+        effects = super().begin(now_ns, me, plan, manifest)
         if self._sync is not None and self._sync.fetch is not None:
             self._sync.fetch.__class__ = _Lazy
         return effects
 
 
 class _NeverTorn(Syncing):
-    def received(self, now_ns: int, event: BlocksReceived) -> list[Effect]:
-        effects = super().received(now_ns, event)
+    def written(self, now_ns: int, event: BlocksWritten) -> list[Effect]:
+        effects = super().written(now_ns, event)
         self.written_to = None
         return effects
 

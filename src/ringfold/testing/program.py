@@ -17,8 +17,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ringfold.state.manifest import Snapshot
 from ringfold.state.shared import SharedState
+from ringfold.state.snapshot import Snapshot
 from ringfold.wire.messages import Offer, SyncStrategy
 
 Array = npt.NDArray[Any]

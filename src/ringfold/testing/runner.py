@@ -229,7 +229,7 @@ class Runner:
         self._sync = sync
         peer, attempt = self._peer, Attempt(sync.state, threads=1)
         snapshot = attempt.snapshot
-        offer = snapshot.offer(sync.strategy, stepped=sync.stepped, rollback=sync.rollback)
+        offer = snapshot.manifest.offer(sync.strategy, stepped=sync.stepped, rollback=sync.rollback)
         ballot = self._awaited_ballot = peer.vote("sync", sync.min_world, sync.timeout_ms, offer, snapshot)
         self._awaited_sync = attempt
         if sync.meddle is not None:

@@ -29,7 +29,7 @@ from hashlib import blake2b
 
 import numpy as np
 
-from ringfold.state.manifest import Snapshot
+from ringfold.state.snapshot import Snapshot
 from ringfold.testing.checks import Violation
 from ringfold.wire.messages import Branch, Offer, PeerId, SyncDone, SyncPlan
 
@@ -334,7 +334,7 @@ def _is_valid(call: _Offered, last: _Finished) -> bool:
 def bits_of(snapshot: Snapshot) -> Bits:
     """Everything that the arrays of a snapshot hold now."""
     counts, differs = blake2b(digest_size=16), blake2b(digest_size=16)
-    for key, memory in zip(snapshot.keys, snapshot.memories, strict=True):
+    for key, memory in zip(snapshot.manifest.keys, snapshot.memories, strict=True):
         counts.update(repr((key.name, key.dtype, key.shape, key.may_differ)).encode())
         assert memory.host is not None
         (differs if key.may_differ else counts).update(np.ascontiguousarray(memory.host).data)
