@@ -42,7 +42,7 @@ from ringfold.testing.masters import LEASE_MS, SimStore, lead_later
 from ringfold.testing.network import End
 from ringfold.testing.scheduler import MS
 from ringfold.testing.stalling import judge_stall
-from ringfold.topology.moonshot import Question
+from ringfold.topology.moonshot import Question, answer
 from ringfold.wire.events import (
     EpochInstalled,
     EpochRecorded,
