@@ -35,7 +35,8 @@ import numpy as np
 import numpy.typing as npt
 import typer
 
-from ringfold.probe.fit import BASELINES, ESTIMATORS, EdgeWindow, fit
+from ringfold.probe.exchanges import EdgeWindow
+from ringfold.probe.fit import BASELINES, ESTIMATORS, fit
 from ringfold.probe.graph.draw import draw
 from ringfold.probe.models import Sample
 from ringfold.probe.nodes.nodes_file import derive_key

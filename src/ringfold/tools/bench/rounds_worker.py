@@ -17,7 +17,8 @@ from pathlib import Path
 
 import msgspec
 
-from ringfold.probe.fit import EdgeWindow, fit
+from ringfold.probe.exchanges import EdgeWindow
+from ringfold.probe.fit import fit
 from ringfold.probe.graph.draw import draw
 from ringfold.probe.logs.files import ExportSettings, Log
 from ringfold.probe.nodes.joined import JoinedNode
