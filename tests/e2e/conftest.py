@@ -1,36 +1,34 @@
 """What the tests with real processes share: a cluster that is gone when the test is."""
 
+import contextlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-# Test files and the processes they start import `cluster` by its name.
+# Test files and the processes they start import `programs` by its name.
 sys.path.insert(0, str(Path(__file__).parent))
 
-from cluster import Cluster
-from netns import Network
+from programs import ProgramCluster
+
+from ringfold.tools.shaped import Shape, ShapedNetwork, ShapingFailed
 
 
 @pytest.fixture
-def cluster() -> Iterator[Cluster]:
+def cluster() -> Iterator[ProgramCluster]:
     """A run without a master yet; whatever is started in it is killed at the end."""
-    with Cluster() as running:
+    with ProgramCluster() as running:
         yield running
 
 
 @pytest.fixture
-def network(cluster: Cluster) -> Iterator[Network]:
-    made = None
-    try:
+def network(cluster: ProgramCluster) -> Iterator[ShapedNetwork]:
+    """Hosts on a bridge; host 0 is there, others are added."""
+    with contextlib.ExitStack() as stack:
         try:
-            made = Network()
-            made.add_host(1)
-        except OSError as error:
+            made = stack.enter_context(ShapedNetwork([Shape()]))
+        except ShapingFailed as error:
             pytest.skip(f"network namespaces do not work here: {error}")
+        stack.callback(cluster.close)  # processes before the namespaces that they run in
         yield made
-    finally:
-        cluster.close()  # processes before the namespaces that they run in
-        if made is not None:
-            made.close()

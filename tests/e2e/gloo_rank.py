@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 
 from ringfold.errors import DeadlineExceeded
-from ringfold.probe.fit import EdgeWindow
+from ringfold.probe.exchanges import EdgeWindow
 from ringfold.probe.rounds.calculation import RoundResult
 from ringfold.probe.rounds.gloo import GlooRounds, TorchCollectives
 from ringfold.probe.rounds.settings import RoundSettings

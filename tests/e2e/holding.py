@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-from cluster import Cluster, Fact, Me, Peer
+from programs import Message, Process, ProgramCluster, ProgramContext
 
 MIB = 1 << 20
 Spec = dict[str, Any]
@@ -54,20 +54,20 @@ def digest_of(seed: int, nbytes: int) -> int:
 # The test's side
 
 
-def start_holders(cluster: Cluster, *states: dict[str, Spec], **options: Any) -> list[Peer]:  # noqa: ANN401 - as start
+def start_holders(cluster: ProgramCluster, *states: dict[str, Spec], **options: Any) -> list[Process]:  # noqa: ANN401 - as start
     """One peer for each state, members of one group, lowest peer id first as the states are."""
-    peers: list[Peer] = []
+    peers: list[Process] = []
     for state in states:
         peers.append(start_holder(cluster, state, **options))
         for peer in peers[:-1]:
-            peer.tell("update")
+            peer.send("update")
         for peer in peers[:-1]:
             peer.expect("updated")
         peers[-1].expect("joined", size=len(peers))
     return peers
 
 
-def start_holder(cluster: Cluster, state: dict[str, Spec], **options: Any) -> Peer:  # noqa: ANN401 - as start
+def start_holder(cluster: ProgramCluster, state: dict[str, Spec], **options: Any) -> Process:  # noqa: ANN401 - as start
     """One more peer. It is registered when this returns; members must update to let it in."""
     assert cluster.master is not None
     registered = len(cluster.master.events("peer_registered"))
@@ -76,49 +76,49 @@ def start_holder(cluster: Cluster, state: dict[str, Spec], **options: Any) -> Pe
     return peer
 
 
-def admit(members: Sequence[Peer]) -> None:
+def admit(members: Sequence[Process]) -> None:
     for peer in members:
-        peer.tell("update")
+        peer.send("update")
     for peer in members:
         peer.expect("updated")
 
 
-def sync(peers: Sequence[Peer], **arguments: object) -> list[Fact]:
+def sync(peers: Sequence[Process], **arguments: object) -> list[Message]:
     """All sync at once; what each says. A peer that fails fails the test."""
     return [peer.expect("synced") for peer in tell_sync(peers, **arguments)]
 
 
-def tell_sync(peers: Sequence[Peer], **arguments: object) -> Sequence[Peer]:
+def tell_sync(peers: Sequence[Process], **arguments: object) -> Sequence[Process]:
     for peer in peers:
-        peer.tell("sync", **arguments)
+        peer.send("sync", **arguments)
     return peers
 
 
-def check_goes_on(peers: Sequence[Peer]) -> None:
+def check_goes_on(peers: Sequence[Process]) -> None:
     """These peers can still reduce with each other."""
     for peer in peers:
-        peer.tell("reduce")
+        peer.send("reduce")
     for peer in peers:
         assert peer.expect("reduced")["total"] == len(peers)
 
 
-def end(peers: Sequence[Peer]) -> None:
+def end(peers: Sequence[Process]) -> None:
     for peer in peers:
-        peer.tell("end")
+        peer.send("end")
     for peer in peers:
-        peer.finish()
+        peer.wait_success()
 
 
 # The peer's side
 
 
-def hold(me: Me) -> None:
+def hold(me: ProgramContext) -> None:
     holder = Holder(me.options["state"], me.options.get("revision", 0), me.options.get("hash", "rf64"))
     with me.join() as run:
-        me.say("joined", peer=run.peer_id, size=run.group_size, members=run.members)
-        while (order := me.hear())["tell"] != "end":
-            facts = {name: value for name, value in order.items() if name != "tell"}
-            holder.obey(me, run, order["tell"], facts)
+        me.report("joined", peer=run.peer_id, size=run.group_size, members=run.members)
+        while (order := me.receive())["what"] != "end":
+            facts = {name: value for name, value in order.items() if name != "what"}
+            holder.obey(me, run, order["what"], facts)
 
 
 class Holder:
@@ -134,7 +134,7 @@ class Holder:
             arrays[name] = rf.MayDiffer(array) if each.get("may_differ") else array
         self.state = rf.SharedState(arrays, revision=revision, hash=hash)  # type: ignore[arg-type]
 
-    def obey(self, me: Me, run: Any, word: str, facts: Fact) -> None:  # noqa: ANN401 - a communicator
+    def obey(self, me: ProgramContext, run: Any, word: str, facts: Message) -> None:  # noqa: ANN401 - a communicator
         match word:
             case "sync":
                 self.sync(me, run, **facts)
@@ -149,24 +149,24 @@ class Holder:
                 self.state.push_revision()
             case "update":
                 run.update_topology()
-                me.say("updated", size=run.group_size, members=run.members)
+                me.report("updated", size=run.group_size, members=run.members)
             case "reduce":
                 self.reduce(me, run)
             case _:
                 raise AssertionError(f"told {word!r}")
 
-    def reduce(self, me: Me, run: Any) -> None:  # noqa: ANN401 - a communicator
+    def reduce(self, me: ProgramContext, run: Any) -> None:  # noqa: ANN401 - a communicator
         from ringfold import RingfoldError
 
         ones = np.ones(50_000)
         try:
             run.all_reduce(ones)
         except RingfoldError as error:
-            me.say("failed", error=type(error).__name__, words=str(error))
+            me.report("failed", error=type(error).__name__, words=str(error))
         else:
-            me.say("reduced", total=ones[-1])
+            me.report("reduced", total=ones[-1])
 
-    def sync(self, me: Me, run: Any, **facts: Any) -> None:  # noqa: ANN401 - a communicator, and arguments
+    def sync(self, me: ProgramContext, run: Any, **facts: Any) -> None:  # noqa: ANN401 - a communicator, and arguments
         from ringfold import RingfoldError
 
         strike, churn = facts.pop("strike", None), facts.pop("churn", None)
@@ -176,9 +176,9 @@ class Holder:
             except RingfoldError as error:
                 known = {name: value for name, value in vars(error).items() if not name.startswith("_")}
                 said = {"error": type(error).__name__, "words": str(error), "torn": self.state.torn}
-                me.say("failed", **said, **known)
+                me.report("failed", **said, **known)
                 return
-        me.say(
+        me.report(
             "synced",
             revision=self.state.revision,
             rx=info.rx_bytes,
@@ -189,7 +189,7 @@ class Holder:
 
 
 @contextmanager
-def striking(me: Me, raw: dict[str, Any], strike: Fact | None) -> Iterator[None]:
+def striking(me: ProgramContext, raw: dict[str, Any], strike: Message | None) -> Iterator[None]:
     """While this lasts: when `blocks` blocks of array `name` have changed, send `signal` to `pid`, once."""
     if strike is None:
         yield
@@ -203,7 +203,7 @@ def striking(me: Me, raw: dict[str, Any], strike: Fact | None) -> Iterator[None]
             changed = int((watched != before).sum())
             if changed >= strike["blocks"]:
                 os.kill(strike["pid"], signal.Signals[strike["signal"]])
-                me.say("struck", blocks=changed)
+                me.report("struck", blocks=changed)
                 return
 
     thread = threading.Thread(target=watch, daemon=True)

@@ -1,13 +1,13 @@
 """A training loop as a PCCL user writes it, for a run in which peers are killed and added all the time.
 
-    python pccl_churn.py ADDRESS STOP_FILE
+    python pccl_churn.py CLUSTER NAME ADDRESS STOP_FILE
 
-Only names of PCCL are used. Each step reduces a batch of arrays in place; every peer contributes the same known values,
-so that each result must be a whole number of contributions, the same number in every element. The peer prints each step
-that it has finished with a digest of all results, as a JSON line, and ends with the others once STOP_FILE exists.
+Only names of PCCL are used, besides the channel to the test. Each step reduces a batch of arrays in place; every peer
+contributes the same known values, so that each result must be a whole number of contributions, the same number in every
+element. The peer reports each step that it has finished, with a digest of all results, and ends with the others once
+STOP_FILE exists.
 """
 
-import json
 import os
 import sys
 import time
@@ -24,15 +24,16 @@ from ringfold.compat.pccl import (
     ReduceOpDescriptor,
     Result,
 )
+from ringfold.tools.cluster import Channel
 
 SIZES = [1, 7, 500, 3_000, 20_000, 60_000, 60_001, 5]
 AGREE_TAG = 1000
 
 
-def main(address: str, stop_file: str) -> None:
+def main(channel: Channel, address: str, stop_file: str) -> None:
     peer = Communicator(address)
     peer.connect(n_attempts=20)
-    say(say="connected", world=peer.get_attribute(Attribute.GLOBAL_WORLD_SIZE))
+    channel.send({"what": "connected", "world": peer.get_attribute(Attribute.GLOBAL_WORLD_SIZE)})
     step, stop, is_new = 0, False, True
     while not stop:
         # Whoever was just accepted does not ask: those who accepted it have asked, and go on.
@@ -52,9 +53,9 @@ def main(address: str, stop_file: str) -> None:
             stop = False
             continue
         check(arrays, step, info)
-        say(say="step", step=step, digest=digest(arrays), world=info)
+        channel.send({"what": "step", "step": step, "digest": digest(arrays), "world": info})
         step += 1
-    say(say="end", step=step)
+    channel.send({"what": "end", "step": step})
 
 
 def agree(peer: Communicator, step: int, stop: bool) -> tuple[int, bool]:
@@ -100,10 +101,5 @@ def digest(arrays: list[np.ndarray]) -> int:
     return value
 
 
-def say(**facts: object) -> None:
-    sys.stdout.write(json.dumps(facts) + "\n")
-    sys.stdout.flush()
-
-
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(Channel.connect(sys.argv[1], sys.argv[2]), *sys.argv[3:])

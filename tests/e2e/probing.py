@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from cluster import PATIENCE_S, Cluster, Command, Fact, Late, Master
+from programs import WAIT_S, MasterProcess, Message, Process, ProgramCluster
 
 from ringfold.probe.logs.files import LogReader, logs_in
 from ringfold.probe.logs.lines import FitLine, RoundLine, WindowLine
@@ -19,30 +19,31 @@ SHORT = {"probe_window_ms": WINDOW_MS, "probe_adapt": "false", "log_level": "deb
 class Rounds:
     """The rounds of a master, from what it logs: looked at one after the other, each once."""
 
-    def __init__(self, master: Master) -> None:
+    def __init__(self, master: MasterProcess) -> None:
         self._master, self._seen = master, 0
 
     def next(
-        self, where: Callable[[Fact], bool] = lambda summary: True, what: str = "any", timeout_s: float = PATIENCE_S
-    ) -> Fact:
+        self, where: Callable[[Message], bool] = lambda summary: True, what: str = "any", timeout_s: float = WAIT_S
+    ) -> Message:
         """The next round's summary that fits; those before it count as seen."""
 
-        def wanted(line: Fact) -> bool:
-            return line.get("event") == "round_done" and where(line["summary"])
+        deadline = time.monotonic() + timeout_s
+        while True:
+            rounds = self._master.events("round_done")
+            for index in range(self._seen, len(rounds)):
+                summary: Message = rounds[index]["summary"]
+                if where(summary):
+                    self._seen = index + 1
+                    return summary
+            if time.monotonic() >= deadline or not self._master.is_running:
+                raise AssertionError(f"no such round within {timeout_s:g} s ({what}){self._quote()}")
+            time.sleep(0.01)
 
-        log = self._master.log
-        index = log.find(wanted, self._seen, time.monotonic() + timeout_s)
-        if index is None:
-            raise Late(f"no such round within {timeout_s:g} s ({what}){self._quote()}")
-        self._seen = index + 1
-        summary: Fact = log.all[index]["summary"]
-        return summary
-
-    def whole(self, *names: str) -> Fact:
+    def whole(self, *names: str) -> Message:
         """The next round in which exactly these nodes have a clock, and nobody is missing."""
         return self.next(lambda summary: clocked(summary) == set(names) and not missing(summary), f"of all {names}")
 
-    def without(self, name: str) -> Fact:
+    def without(self, name: str) -> Message:
         """The next round that names this node as missing."""
         return self.next(lambda summary: name in missing(summary), f"without {name}")
 
@@ -51,17 +52,19 @@ class Rounds:
         return "\n".join(["", *rounds[-8:]])
 
 
-def clocked(summary: Fact) -> set[str]:
+def clocked(summary: Message) -> set[str]:
     """The names of the nodes that a round gave a clock."""
     return {summary["names"][str(clock["node"])] for clock in summary["nodes"]}
 
 
-def missing(summary: Fact) -> dict[str, str]:
+def missing(summary: Message) -> dict[str, str]:
     """By name, why a node is missing."""
     return {summary["names"][node]: why for node, why in summary.get("missing", {}).items()}
 
 
-def start_nodes(cluster: Cluster, names: Sequence[str], *options: str, export: Path | None = None) -> list[Command]:
+def start_nodes(
+    cluster: ProgramCluster, names: Sequence[str], *options: str, export: Path | None = None
+) -> list[Process]:
     """`ringfold probe --master`, once for each name, with a log of its own under `export`. Returns once all are in."""
     assert cluster.master is not None
     nodes = []
@@ -73,7 +76,7 @@ def start_nodes(cluster: Cluster, names: Sequence[str], *options: str, export: P
             )
         )
     for node in nodes:
-        node.expect_text("of the master at")
+        node.expect_output("of the master at")
     return nodes
 
 

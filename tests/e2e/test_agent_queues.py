@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from ringfold.agent.monitors import NicReading, QdiscMonitor, pause_count
-from ringfold.agent.reports import Reporter
+from ringfold.agent.telemetry import Reporter
 from ringfold.runtime.netlink import EthtoolReader, QdiscReader, interface_index
 from ringfold.runtime.network import interfaces
 from ringfold.tools.shaped import HUB, Shape, ShapedNetwork, missing

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cluster import Cluster, Me
+from programs import ProgramCluster, ProgramContext
 
 pytestmark = pytest.mark.waiting
 
@@ -47,7 +47,7 @@ def total(shape: tuple[int, ...], dtype: str = "float32") -> Array:
     return sum(content(rank, shape, dtype) for rank in range(WORLD))
 
 
-def gathered(me: Me, world: int = WORLD) -> Run:
+def gathered(me: ProgramContext, world: int = WORLD) -> Run:
     run = me.join(op_timeout_s=30.0)
     while run.group_size < world:
         run.update_topology(min_world=world)
@@ -57,29 +57,29 @@ def gathered(me: Me, world: int = WORLD) -> Run:
 # Every collective
 
 
-def test_peers_with_different_layouts_reduce_the_same_elements(cluster: Cluster) -> None:
+def test_peers_with_different_layouts_reduce_the_same_elements(cluster: ProgramCluster) -> None:
     cluster.start_master()
-    peers = cluster.start(exercise, WORLD)
+    peers = cluster.start_program(exercise, WORLD)
     for name in EXERCISES:
         digests = {peer.expect("digest", name=name, timeout_s=60)["digest"] for peer in peers}
         assert len(digests) == 1, name
     for peer in peers:
-        peer.finish()
+        peer.wait_success()
 
 
-def exercise(me: Me) -> None:
+def exercise(me: ProgramContext) -> None:
     with gathered(me) as run:
         for name, body in EXERCISES.items():
             digest = 0
             for shared in body(run):
                 digest = zlib.crc32(np.array(shared, order="C").tobytes(), digest)
-            me.say("digest", name=name, digest=digest)
+            me.report("digest", name=name, digest=digest)
         run.barrier()
 
 
-def test_peers_that_leave_out_different_arrays_never_reduce_them_with_each_other(cluster: Cluster) -> None:
+def test_peers_that_leave_out_different_arrays_never_reduce_them_with_each_other(cluster: ProgramCluster) -> None:
     cluster.start_master()
-    peers = cluster.start(leave_out_another, WORLD)
+    peers = cluster.start_program(leave_out_another, WORLD)
     said = [peer.expect("ended") for peer in peers]
     assert sorted(fact["error"] for fact in said) == ["", "", "CallMismatch"]
     [wrong] = [fact for fact in said if fact["error"]]
@@ -87,10 +87,10 @@ def test_peers_that_leave_out_different_arrays_never_reduce_them_with_each_other
     assert wrong["left"] == [1.0, 1.0]
     assert all(fact["left"] == [2.0, 2.0] for fact in said if not fact["error"])
     for peer in peers:
-        peer.finish()
+        peer.wait_success()
 
 
-def leave_out_another(me: Me) -> None:
+def leave_out_another(me: ProgramContext) -> None:
     """One of three leaves out another array of the same size: the two others go on."""
     from ringfold import CallMismatch
 
@@ -102,7 +102,7 @@ def leave_out_another(me: Me) -> None:
             run.all_reduce(arrays, skip_none=True)
         except CallMismatch as failure:
             error, words = type(failure).__name__, str(failure)
-        me.say("ended", error=error, words=words, left=[float(each[0]) for each in arrays if each is not None])
+        me.report("ended", error=error, words=words, left=[float(each[0]) for each in arrays if each is not None])
 
 
 def in_place(run: Run) -> Iterator[Array]:
@@ -274,16 +274,16 @@ EXERCISES: dict[str, Callable[[Run], Iterator[Array]]] = {
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
-def test_steps_take_the_same_arrays(cluster: Cluster, world: int) -> None:
+def test_steps_take_the_same_arrays(cluster: ProgramCluster, world: int) -> None:
     """With one peer, with two, and with three, which are different ways through the loop."""
     cluster.start_master()
-    peers = cluster.start(train, world, world=world)
+    peers = cluster.start_program(train, world, world=world)
     for peer in peers:
         assert peer.expect("trained")["sums"] == [world, world]
-        peer.finish()
+        peer.wait_success()
 
 
-def train(me: Me) -> None:
+def train(me: ProgramContext) -> None:
     world = int(me.options["world"])
     with me.join() as run:
         for step in run.steps(until=2, min_world=world):
@@ -292,28 +292,28 @@ def train(me: Me) -> None:
             step.all_reduce([None, mine], skip_none=True)
             step.all_reduce({"a": mine, "b": None}, out={"a": out, "b": None}, op="avg", skip_none=True)
             sums = [float(mine.mean()), float(out.mean())]
-        me.say("trained", sums=sums)
+        me.report("trained", sums=sums)
 
 
 # Aborts
 
 
-def test_an_aborted_op_leaves_strided_arrays_as_they_were(cluster: Cluster) -> None:
-    """Peer 2 dies in the middle of the op. Of the others one waits in the call, and one for a handle."""
+def test_an_aborted_op_leaves_strided_arrays_as_they_were(cluster: ProgramCluster) -> None:
+    """Process 2 dies in the middle of the op. Of the others one waits in the call, and one for a handle."""
     cluster.start_master()
-    peers = {peer.expect("joined")["peer"]: peer for peer in cluster.start(reduce_without_retry, WORLD)}
+    peers = {peer.expect("joined")["peer"]: peer for peer in cluster.start_program(reduce_without_retry, WORLD)}
     for peer in (peers[1], peers[3]):
         lost = peer.expect("lost")
         assert lost["error"] == "PeerLost"
         assert lost["intact"]
         assert peer.expect("reduced")["contributors"] == 2
-        peer.finish()
+        peer.wait_success()
 
 
-def reduce_without_retry(me: Me) -> None:
+def reduce_without_retry(me: ProgramContext) -> None:
     shape = (2_000, 4_000)
     with gathered(me) as run:
-        me.say("joined", peer=run.peer_id)
+        me.report("joined", peer=run.peer_id)
         mine = in_layout(content(run.peer_id, shape), {1: 1, 2: 0, 3: 2}[run.peer_id])
         memory = mine if mine.base is None else mine.base
         before = memory.tobytes(order="A")
@@ -330,7 +330,7 @@ def reduce_without_retry(me: Me) -> None:
                 facts["intact"] = memory.tobytes(order="A") == before
         info = run.all_reduce(mine)
         assert (mine == content(1, shape) + content(3, shape)).all()
-        me.say("reduced", contributors=len(info.contributors))
+        me.report("reduced", contributors=len(info.contributors))
 
 
 def die_once_summed(samples: Array, sums: Array) -> None:
@@ -342,18 +342,18 @@ def die_once_summed(samples: Array, sums: Array) -> None:
 # Devices
 
 
-def test_tensors_on_a_device_are_reduced_through_host_memory(cluster: Cluster) -> None:
+def test_tensors_on_a_device_are_reduced_through_host_memory(cluster: ProgramCluster) -> None:
     """One peer has its tensors on a device; torch's own machinery copies them, as it does for a GPU."""
     registration = pytest.importorskip("torch.utils.backend_registration")
     if not hasattr(registration, "_setup_privateuseone_for_python_backend"):
         pytest.skip("needs a PyTorch with devices in Python")
     cluster.start_master()
-    peers = cluster.start(reduce_on_a_device, 2)
+    peers = cluster.start_program(reduce_on_a_device, 2)
     for peer in peers:
-        peer.finish()
+        peer.wait_success()
 
 
-def reduce_on_a_device(me: Me) -> None:
+def reduce_on_a_device(me: ProgramContext) -> None:
     from ringfold import UsageError
 
     def placed(numbers: Array) -> Array:

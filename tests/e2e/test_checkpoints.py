@@ -10,14 +10,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cluster import Cluster, Fact, Me, Peer
+from programs import Message, Process, ProgramCluster, ProgramContext
 
 pytestmark = pytest.mark.waiting
 
 COUNT = 200_000
 
 
-def train(me: Me) -> None:
+def train(me: ProgramContext) -> None:
     """`steps` with a checkpoint every 5 steps. Each step adds ones, so that the weights tell how many there were."""
     import ringfold as rf
 
@@ -27,27 +27,27 @@ def train(me: Me) -> None:
     state = rf.SharedState(weights=weights)
     more = {name: me.options[name] for name in ("rollback", "until") if name in me.options}
     with me.join() as run:
-        me.say("joined", peer=run.peer_id)
+        me.report("joined", peer=run.peer_id)
         with me.failing("failed") if me.options.get("fails") else nullcontext():
             for step in run.steps(state, checkpoint=me.options["directory"], every=5, min_world=2, **more):
                 ones = np.ones(COUNT, np.float32)
                 step.all_reduce(ones, op="avg")
                 weights += ones
-                me.say("step", number=step.number, weight=weights[-1], digest=zlib.crc32(weights.data))
+                me.report("step", number=step.number, weight=weights[-1], digest=zlib.crc32(weights.data))
                 if step.number == me.options.get("pause_at"):
-                    me.hear()
-    me.say("end", revision=state.revision)
+                    me.receive()
+    me.report("end", revision=state.revision)
 
 
-def run_until_killed(cluster: Cluster, directory: Path, at: int = 12, **settings: object) -> None:
+def run_until_killed(cluster: ProgramCluster, directory: Path, at: int = 12, **settings: object) -> None:
     """Two peers take the steps up to `at` and are killed there."""
     cluster.start_master(**settings)
-    peers = cluster.start(train, 2, directory=str(directory), pause_at=at)
+    peers = cluster.start_program(train, 2, directory=str(directory), pause_at=at)
     for peer in peers:
         peer.expect("step", number=at)
     for peer in peers:
         peer.kill()
-        peer.end()
+        peer.wait()
 
 
 def revisions(directory: Path) -> list[int]:
@@ -56,44 +56,44 @@ def revisions(directory: Path) -> list[int]:
     return Checkpoints(directory).revisions()
 
 
-def first_step(peers: list[Peer]) -> Fact:
+def first_step(peers: list[Process]) -> Message:
     """Where all of them began, and that it was the same."""
     facts = [peer.expect("step") for peer in peers]
     assert len({(fact["number"], fact["digest"]) for fact in facts}) == 1
     return facts[0]
 
 
-def check_weights(fact: Fact) -> None:
+def check_weights(fact: Message) -> None:
     assert fact["weight"] == fact["number"] + 1, "the weights are not those of this step"
 
 
 @pytest.mark.parametrize("master", ["the same", "a new"])
-def test_a_run_goes_on_after_all_peers_were_killed(cluster: Cluster, tmp_path: Path, master: str) -> None:
+def test_a_run_goes_on_after_all_peers_were_killed(cluster: ProgramCluster, tmp_path: Path, master: str) -> None:
     run_until_killed(cluster, tmp_path)
     assert revisions(tmp_path) == [10, 5, 0]
     if master == "a new":
         cluster.start_master()
-    peers = cluster.start(train, 2, directory=str(tmp_path), until=20)
+    peers = cluster.start_program(train, 2, directory=str(tmp_path), until=20)
     fact = first_step(peers)
     assert fact["number"] == 10
     check_weights(fact)
     for peer in peers:
         assert peer.expect("end")["revision"] == 20
-        peer.finish()
+        peer.wait_success()
     assert revisions(tmp_path) == [20, 15, 10]
 
 
-def test_one_peer_with_a_checkpoint_is_enough(cluster: Cluster, tmp_path: Path) -> None:
+def test_one_peer_with_a_checkpoint_is_enough(cluster: ProgramCluster, tmp_path: Path) -> None:
     """The other one's disk is new: it gets the state from the first."""
     run_until_killed(cluster, tmp_path / "old")
     cluster.start_master()
-    peers = cluster.start(train, directory=str(tmp_path / "new"), until=20)
-    peers += cluster.start(train, directory=str(tmp_path / "old"), until=20)
+    peers = cluster.start_program(train, directory=str(tmp_path / "new"), until=20)
+    peers += cluster.start_program(train, directory=str(tmp_path / "old"), until=20)
     fact = first_step(peers)
     assert fact["number"] == 10
     check_weights(fact)
     for peer in peers:
-        peer.finish()
+        peer.wait_success()
     assert revisions(tmp_path / "new")[0] == 20
 
 
@@ -103,59 +103,61 @@ def damage(path: Path) -> None:
     path.write_bytes(content)
 
 
-def test_a_damaged_file_is_skipped_for_the_one_before_it(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_damaged_file_is_skipped_for_the_one_before_it(cluster: ProgramCluster, tmp_path: Path) -> None:
     run_until_killed(cluster, tmp_path)
     damage(max(tmp_path.glob("state-*")))
     cluster.start_master()
-    peers = cluster.start(train, 2, directory=str(tmp_path), until=8)
+    peers = cluster.start_program(train, 2, directory=str(tmp_path), until=8)
     fact = first_step(peers)
     assert fact["number"] == 5
     check_weights(fact)
     for peer in peers:
         peer.expect_log("skipped a checkpoint")
-        peer.finish()
+        peer.wait_success()
 
 
-def test_an_older_checkpoint_is_taken_where_the_last_revision_is_damaged(cluster: Cluster, tmp_path: Path) -> None:
+def test_an_older_checkpoint_is_taken_where_the_last_revision_is_damaged(
+    cluster: ProgramCluster, tmp_path: Path
+) -> None:
     """The master knows that revision 10 was there. It is lost, and revision 5 is of the same history."""
     run_until_killed(cluster, tmp_path, resume_wait_s=0)
     damage(max(tmp_path.glob("state-*")))
-    peers = cluster.start(train, 2, directory=str(tmp_path), until=8)
+    peers = cluster.start_program(train, 2, directory=str(tmp_path), until=8)
     fact = first_step(peers)
     assert fact["number"] == 5
     check_weights(fact)
     for peer in peers:
         peer.expect_log("revision 10 is lost with all peers that had it: the run goes on from revision 5 of peer ")
-        peer.finish()
+        peer.wait_success()
 
 
-def test_a_rollback_takes_it(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_rollback_takes_it(cluster: ProgramCluster, tmp_path: Path) -> None:
     run_until_killed(cluster, tmp_path)
     damage(max(tmp_path.glob("state-*")))
-    peers = cluster.start(train, 2, directory=str(tmp_path), until=8, rollback=True)
+    peers = cluster.start_program(train, 2, directory=str(tmp_path), until=8, rollback=True)
     fact = first_step(peers)
     assert fact["number"] == 5
     check_weights(fact)
     for peer in peers:
-        peer.finish()
+        peer.wait_success()
 
 
 # Disks. Training is worth more than a checkpoint: it goes on, and says that nothing was saved.
 
 
-def check_trains_without_saving(cluster: Cluster, directory: Path, words: str, **options: object) -> None:
+def check_trains_without_saving(cluster: ProgramCluster, directory: Path, words: str, **options: object) -> None:
     cluster.start_master()
-    peers = cluster.start(train, 2, directory=str(directory), until=12, **options)
+    peers = cluster.start_program(train, 2, directory=str(directory), until=12, **options)
     for peer in peers:
         assert peer.expect("end")["revision"] == 12
-        peer.finish()
+        peer.wait_success()
         peer.expect_log("no checkpoint of step 5")
         peer.expect_log(words)
     assert revisions(directory) == []
     assert not [path for path in directory.iterdir() if path.name.endswith(".saving")], "an unfinished file was left"
 
 
-def test_a_file_that_may_not_grow_does_not_end_the_training(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_file_that_may_not_grow_does_not_end_the_training(cluster: ProgramCluster, tmp_path: Path) -> None:
     check_trains_without_saving(cluster, tmp_path, "File too large", largest_file=COUNT * 2)
 
 
@@ -183,9 +185,9 @@ def _mounted(where: Path, option: str) -> Iterator[Path]:
         subprocess.run(["umount", "-l", str(where)], check=True)
 
 
-def test_a_full_disk_does_not_end_the_training(cluster: Cluster, small_disk: Path) -> None:
+def test_a_full_disk_does_not_end_the_training(cluster: ProgramCluster, small_disk: Path) -> None:
     check_trains_without_saving(cluster, small_disk, "No space left on device")
 
 
-def test_a_read_only_disk_does_not_end_the_training(cluster: Cluster, read_only_disk: Path) -> None:
+def test_a_read_only_disk_does_not_end_the_training(cluster: ProgramCluster, read_only_disk: Path) -> None:
     check_trains_without_saving(cluster, read_only_disk, "Read-only file system")

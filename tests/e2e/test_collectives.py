@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cluster import Cluster, Me
+from programs import ProgramCluster, ProgramContext
 
 pytestmark = pytest.mark.waiting
 
@@ -31,17 +31,19 @@ Run = Any
     [{"evidence": "ring"}, {"evidence": "master"}, {"evidence": "ring", "lanes": 3, "segment_bytes": 4_096}],
     ids=["ring", "master", "three-lanes"],
 )
-def test_collectives_equal_numpy_and_are_the_same_everywhere(cluster: Cluster, settings: dict[str, object]) -> None:
+def test_collectives_equal_numpy_and_are_the_same_everywhere(
+    cluster: ProgramCluster, settings: dict[str, object]
+) -> None:
     cluster.start_master(**settings)
-    peers = cluster.start(exercise, WORLD)
+    peers = cluster.start_program(exercise, WORLD)
     for name in EXERCISES:
         digests = {peer.expect("digest", name=name, timeout_s=60)["digest"] for peer in peers}
         assert len(digests) == 1, name
     for peer in peers:
-        peer.finish()
+        peer.wait_success()
 
 
-def exercise(me: Me) -> None:
+def exercise(me: ProgramContext) -> None:
     with me.join(op_timeout_s=30.0) as run:
         while run.group_size < WORLD:
             run.update_topology(min_world=WORLD)
@@ -49,7 +51,7 @@ def exercise(me: Me) -> None:
             digest = 0
             for shared in body(run):
                 digest = zlib.crc32(np.ascontiguousarray(shared).tobytes(), digest)
-            me.say("digest", name=name, digest=digest)
+            me.report("digest", name=name, digest=digest)
         run.barrier()
 
 
@@ -248,24 +250,24 @@ EXERCISES: dict[str, Callable[[Run], Iterator[Array]]] = {
 }
 
 
-def test_a_barrier_waits_for_everybody(cluster: Cluster) -> None:
+def test_a_barrier_waits_for_everybody(cluster: ProgramCluster) -> None:
     cluster.start_master()
-    peers = cluster.start(meet_at_a_barrier, WORLD)
+    peers = cluster.start_program(meet_at_a_barrier, WORLD)
     [last] = [peer for peer in peers if peer.expect("joined")["rank"] == 0]
-    last.tell()
+    last.send()
     come = last.expect("come")["at"]
     for peer in peers:
         assert peer.expect("through")["at"] > come
-        peer.finish()
+        peer.wait_success()
 
 
-def meet_at_a_barrier(me: Me) -> None:
+def meet_at_a_barrier(me: ProgramContext) -> None:
     with me.join() as run:
         while run.group_size < WORLD:
             run.update_topology(min_world=WORLD)
-        me.say("joined", rank=run.rank)
+        me.report("joined", rank=run.rank)
         if run.rank == 0:
-            me.hear()
-            me.say("come")
+            me.receive()
+            me.report("come")
         run.barrier()
-        me.say("through")
+        me.report("through")

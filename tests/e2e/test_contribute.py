@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import pytest
-from cluster import Cluster, Me, by_id
+from programs import ProgramCluster, ProgramContext, by_id
 
 import ringfold as rf
 from ringfold.master.settings import MasterSettings
@@ -241,23 +241,23 @@ def test_a_tag_in_flight_and_a_wait_that_ends_early(master: MasterThread) -> Non
 # Deaths
 
 
-def test_a_death_in_the_middle_leaves_the_others_with_their_contributors(cluster: Cluster) -> None:
+def test_a_death_in_the_middle_leaves_the_others_with_their_contributors(cluster: ProgramCluster) -> None:
     cluster.start_master()
-    peers = by_id(cluster.start(die_in_the_middle, 4))
+    peers = by_id(cluster.start_program(die_in_the_middle, 4))
     facts = [peers[number].expect("reduced") for number in (1, 3, 4)]
     for fact in facts:
         assert fact == {**fact, "contributors": [1, 4], "value": 5.0, "intact": True}
     for number in (1, 3, 4):
-        peers[number].finish()
+        peers[number].wait_success()
 
 
-def die_in_the_middle(me: Me) -> None:
-    """Peer 2 contributes and kills itself when the first final values reach it; peer 3 contributes nothing."""
+def die_in_the_middle(me: ProgramContext) -> None:
+    """Process 2 contributes and kills itself when the first final values reach it; peer 3 contributes nothing."""
     count = 6_000_000
     with me.join() as run:
         while run.group_size < 4:
             run.update_topology(min_world=4)
-        me.say("joined", peer=run.peer_id)
+        me.report("joined", peer=run.peer_id)
         given = np.full(count, float(run.peer_id), np.float32)
         if run.peer_id == 3:
             given.fill(np.nan)
@@ -272,7 +272,7 @@ def die_in_the_middle(me: Me) -> None:
             except rf.PeerLost:
                 is_intact &= buffer.tobytes() == given.tobytes()
         facts = {"contributors": list(info.contributors), "value": float(buffer[0]), "intact": is_intact}
-        me.say("reduced", same=bool((buffer == buffer[0]).all()), **facts)
+        me.report("reduced", same=bool((buffer == buffer[0]).all()), **facts)
 
 
 def _kill_this_once_changed(buffer: npt.NDArray[np.float32]) -> None:
@@ -282,10 +282,10 @@ def _kill_this_once_changed(buffer: npt.NDArray[np.float32]) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_ops_in_flight_of_a_step_survive_a_death_in_any_order_of_waits(cluster: Cluster) -> None:
+def test_ops_in_flight_of_a_step_survive_a_death_in_any_order_of_waits(cluster: ProgramCluster) -> None:
     """With min_world=3 all of them are bound to an epoch: they are tried again, and wait for a new peer together."""
     cluster.start_master()
-    peers = by_id(cluster.start(step_in_flight, 3, victim=3))
+    peers = by_id(cluster.start_program(step_in_flight, 3, victim=3))
     peers[3].expect("begun")
     peers[3].kill()
     late = cluster.start_one(step_in_flight)
@@ -295,25 +295,25 @@ def test_ops_in_flight_of_a_step_survive_a_death_in_any_order_of_waits(cluster: 
         assert result["values"] == [[3.0, 6.0, 9.0], [3.0, 6.0, 9.0]]
         assert result["contributors"] == [[1, 2, 4]] * 3
     for peer in rest:
-        peer.finish()
+        peer.wait_success()
 
 
-def step_in_flight(me: Me) -> None:
+def step_in_flight(me: ProgramContext) -> None:
     with me.join() as run:
         while run.group_size < 3:
             run.update_topology(min_world=3)
-        me.say("joined", peer=run.peer_id)
+        me.report("joined", peer=run.peer_id)
         values, named = [], []
         for step in run.steps(until=2, min_world=3):
             buffers = [np.full(400_000, 1.0 + tag) for tag in range(3)]
             if step.number == 0 and run.peer_id == me.options.get("victim"):
                 step.all_reduce_async(buffers[0], tag=0)
-                me.say("begun")
-                me.hear()
+                me.report("begun")
+                me.receive()
             handles = [step.all_reduce_async(buffer, tag=tag) for tag, buffer in enumerate(buffers)]
             infos = {}
             for tag in range(3) if run.peer_id == 1 else reversed(range(3)):
                 infos[tag] = handles[tag].wait()
             values.append([float(buffer[0]) for buffer in buffers])
             named = [list(infos[tag].contributors) for tag in range(3)]
-        me.say("done", values=values, contributors=named)
+        me.report("done", values=values, contributors=named)

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from cluster import Cluster, Me, by_id
+from programs import ProgramCluster, ProgramContext, by_id
 
 pytestmark = pytest.mark.waiting
 
@@ -12,7 +12,7 @@ COUNT = 300_000
 """Of 8 bytes: three blocks."""
 
 
-def train(me: Me) -> None:
+def train(me: ProgramContext) -> None:
     """Twelve steps, compared every five. The peer with the highest id is off in one number after step `off_in`."""
     import ringfold as rf
 
@@ -22,7 +22,7 @@ def train(me: Me) -> None:
     with me.join() as run:
         while run.group_size < 3:
             run.update_topology(min_world=3)
-        me.say("joined", peer=run.peer_id)
+        me.report("joined", peer=run.peer_id)
         try:
             for step in run.steps(
                 state, until=12, check_every=5, on_divergence=me.options.get("on_divergence", "repair")
@@ -34,9 +34,9 @@ def train(me: Me) -> None:
                 if run.peer_id == 3 and step.number == me.options["off_in"]:
                     weights[-1] += 0.5
         except rf.StateDiverged as error:
-            me.say("raised", **vars(error), words=str(error), sums=[weights.sum(), moments.sum()])
-        me.say("end", revision=state.revision, sums=[weights.sum(), moments.sum()])
-        me.hear()
+            me.report("raised", **vars(error), words=str(error), sums=[weights.sum(), moments.sum()])
+        me.report("end", revision=state.revision, sums=[weights.sum(), moments.sum()])
+        me.receive()
 
 
 def sums(steps: int) -> list[float]:
@@ -44,10 +44,12 @@ def sums(steps: int) -> list[float]:
 
 
 @pytest.mark.parametrize(("off_in", "since", "found_at"), [(6, 5, 10), (11, 10, 12)])
-def test_every_peer_and_the_status_name_who_was_off(cluster: Cluster, off_in: int, since: int, found_at: int) -> None:
+def test_every_peer_and_the_status_name_who_was_off(
+    cluster: ProgramCluster, off_in: int, since: int, found_at: int
+) -> None:
     """In the last steps, too: the loop compares once more at its end."""
     master = cluster.start_master()
-    peers = by_id(cluster.start(train, 3, off_in=off_in))
+    peers = by_id(cluster.start_program(train, 3, off_in=off_in))
     for peer in peers.values():
         fact = peer.expect("end")
         assert (fact["revision"], fact["sums"]) == (12, sums(12))
@@ -63,24 +65,23 @@ def test_every_peer_and_the_status_name_who_was_off(cluster: Cluster, off_in: in
             assert words in line
     assert [event["divergence"]["peer"] for event in master.events("peer_diverged")] == [3]
     shown = cluster.start_command("status", "status", master.address, "--json")
-    assert shown.end() == 0
-    shown.out.join()
-    group = json.loads("".join(fact["text"] for fact in shown.out.all))["groups"][0]
+    assert shown.wait() == 0
+    group = json.loads(shown.stdout.text())["groups"][0]
     assert (group["divergences"], [each["peer"] for each in group["diverged"]]) == (1, [3])
     for peer in peers.values():
-        peer.tell()
-        peer.finish()
+        peer.send()
+        peer.wait_success()
 
 
-def test_on_divergence_raise_is_an_error_where_it_happened_and_the_others_go_on(cluster: Cluster) -> None:
+def test_on_divergence_raise_is_an_error_where_it_happened_and_the_others_go_on(cluster: ProgramCluster) -> None:
     cluster.start_master()
-    peers = by_id(cluster.start(train, 3, off_in=6, on_divergence="raise"))
+    peers = by_id(cluster.start_program(train, 3, off_in=6, on_divergence="raise"))
     fact = peers[3].expect("raised")
     assert (fact["peer"], fact["revision"], fact["since"], fact["keys"]) == (3, 10, 5, ["weights"])
     assert fact["sums"] == sums(10), "it has the run's state when the error is raised"
-    peers[3].tell()
-    peers[3].finish()
+    peers[3].send()
+    peers[3].wait_success()
     for peer in (peers[1], peers[2]):
         assert peer.expect("end")["sums"] == sums(12)
-        peer.tell()
-        peer.finish()
+        peer.send()
+        peer.wait_success()

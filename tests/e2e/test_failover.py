@@ -3,13 +3,13 @@
 import asyncio
 import resource
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from cluster import Cluster, Master, Peer
 from ports import free_port, free_ports
 from probing import SHORT, Rounds
+from programs import MasterProcess, Process, ProgramCluster
 from stores import Etcd
 from training import end_training, start_training, step_with, train
 
@@ -24,20 +24,25 @@ LARGE = 1_000_000
 LEASE_S = 1.0
 
 
-def start_on(cluster: Cluster, port: int, store: Path | str, **settings: object) -> Master:
+def start_on(
+    cluster: ProgramCluster, port: int, store: Path | str, *, inside: Sequence[str] = (), **settings: object
+) -> MasterProcess:
     url = store if isinstance(store, str) else f"sqlite://{store}"
-    return cluster.start_master(listen=f"127.0.0.1:{port}", store=url, lease_s=LEASE_S, **settings)
+    where = f"127.0.0.1:{port}"
+    return cluster.start_master(listen=where, inside=inside, store=url, lease_s=LEASE_S, **settings)
 
 
-def check_no_step_is_lost(peers: list[Peer]) -> None:
+def check_no_step_is_lost(peers: list[Process]) -> None:
     """Told to stop, all end, and each has made every step once."""
     end_training(peers)
     for peer in peers:
-        numbers = [fact["number"] for fact in peer.said("step")]
+        numbers = [fact["number"] for fact in peer.reports("step")]
         assert numbers == list(range(len(numbers))), "no step is lost, and none is made twice"
 
 
-def test_peers_go_on_without_a_master_and_with_the_one_that_is_started_again(cluster: Cluster, tmp_path: Path) -> None:
+def test_peers_go_on_without_a_master_and_with_the_one_that_is_started_again(
+    cluster: ProgramCluster, tmp_path: Path
+) -> None:
     """Evidence travels on the ring. Rounds of probing go on, too, above those of the first master."""
     port = free_port()
     first = start_on(cluster, port, tmp_path / "journal.db", evidence="ring", **SHORT)
@@ -46,7 +51,7 @@ def test_peers_go_on_without_a_master_and_with_the_one_that_is_started_again(clu
     for peer in peers:
         peer.expect("step", lambda fact: fact["clock_ns"])
     killed = first.kill()
-    first.end()
+    first.wait()
     for peer in peers:
         step_with(peer, 2, after=killed + 0.2)
     second = start_on(cluster, port, tmp_path / "journal.db", evidence="ring", **SHORT)
@@ -58,11 +63,13 @@ def test_peers_go_on_without_a_master_and_with_the_one_that_is_started_again(clu
         peer.expect("step", lambda fact: fact["epoch"] >= epoch)
     check_no_step_is_lost(peers)
     for peer in peers:
-        shown = [fact["clock_ns"] for fact in peer.said("step")]
+        shown = [fact["clock_ns"] for fact in peer.reports("step")]
         assert shown == sorted(shown), "the clock is kept, and never goes back"
 
 
-def test_a_frozen_leader_is_replaced_wakes_up_stands_by_and_leads_again(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_frozen_leader_is_replaced_wakes_up_stands_by_and_leads_again(
+    cluster: ProgramCluster, tmp_path: Path
+) -> None:
     """Evidence travels through the master, so that every op needs one. A wide-awake leader is killed in the end."""
     one, two = free_ports(2)
     leader = start_on(cluster, one, tmp_path / "journal.db", evidence="master")
@@ -86,7 +93,7 @@ def test_a_frozen_leader_is_replaced_wakes_up_stands_by_and_leads_again(cluster:
     for peer in peers:
         step_with(peer, 2, after=killed)
     check_no_step_is_lost(peers)
-    assert not any(peer.said("evicted") for peer in peers)
+    assert not any(peer.reports("evicted") for peer in peers)
 
 
 def test_a_standby_says_who_leads(tmp_path: Path) -> None:
@@ -111,16 +118,20 @@ def ask_until_it_knows(standby: str, leader: str) -> None:
                 raise
 
 
-def test_a_full_disk_stops_the_master_and_it_leads_again_when_there_is_room(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_full_disk_stops_the_master_and_it_leads_again_when_there_is_room(
+    cluster: ProgramCluster, tmp_path: Path
+) -> None:
     """No file of the process may grow any more: to SQLite that is a full disk."""
-    master = start_on(cluster, free_port(), tmp_path / "journal.db")
+    # Its output goes through pipes: the limit is for the journal, not for the files that the cluster keeps.
+    piped = ["bash", "-c", 'exec "$@" > >(cat) 2> >(cat >&2)', "bash"]
+    master = start_on(cluster, free_port(), tmp_path / "journal.db", inside=piped)
     master.expect_log("leading with fence 1")
-    cluster.start(train, 1)[0].expect("joined")
+    cluster.start_program(train, 1)[0].expect("joined")
     before = resource.prlimit(master.pid, resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
-    late = cluster.start(train, 1)[0]
+    late = cluster.start_program(train, 1)[0]
     master.expect_log("does not lead any more")
     master.expect_log("this master does not lead: the journal cannot be used")
-    assert not late.said("joined")
+    assert not late.reports("joined")
     resource.prlimit(master.pid, resource.RLIMIT_FSIZE, before)
     master.expect_log("leading with fence 2")
     late.expect("joined")
@@ -138,7 +149,9 @@ def etcd(tmp_path: Path) -> Iterator[Etcd]:
         server.stop()
 
 
-def test_a_lost_store_stops_the_master_and_it_leads_again_when_the_store_is_back(cluster: Cluster, etcd: Etcd) -> None:
+def test_a_lost_store_stops_the_master_and_it_leads_again_when_the_store_is_back(
+    cluster: ProgramCluster, etcd: Etcd
+) -> None:
     """Ops with evidence on the ring go on meanwhile."""
     master = start_on(cluster, free_port(), etcd.url, evidence="ring")
     peers = start_training(cluster, 2, floats=10_000)
@@ -162,7 +175,7 @@ def test_a_standby_sends_a_newcomer_on_to_the_leader(tmp_path: Path) -> None:
         assert run.group_size == 1
 
 
-def test_a_standby_sends_a_node_that_only_probes_on_to_the_leader(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_standby_sends_a_node_that_only_probes_on_to_the_leader(cluster: ProgramCluster, tmp_path: Path) -> None:
     store = f"sqlite://{tmp_path}/journal.db"
     with (
         MasterThread(journal=store) as leader,
@@ -171,7 +184,7 @@ def test_a_standby_sends_a_node_that_only_probes_on_to_the_leader(cluster: Clust
     ):
         both = ("--master", standby.address, "--master", leader.address)
         node = cluster.start_command("node", "probe", *both, "--name", "n")
-        node.expect_text(f"of the master at {leader.address}")
+        node.expect_output(f"of the master at {leader.address}")
 
 
 def test_a_master_that_is_stopped_hands_over_at_once(tmp_path: Path) -> None:

@@ -6,73 +6,73 @@ import sys
 from pathlib import Path
 
 import pytest
-from cluster import PATIENCE_S, Child, Cluster, until
-from netns import PORT, Network
+from programs import WAIT_S, ProgramCluster
 from stores import Etcd
 from training import end_training, start_training, step_with
+
+from ringfold.tools.cluster import MASTER_PORT
+from ringfold.tools.shaped import ShapedNetwork
 
 pytestmark = pytest.mark.netns
 
 LEASE_S = 1.0
-MASTERS = ("10.77.0.1", "10.77.0.2")
-STORE = "10.77.0.3"
+MASTERS, STORE, PEERS = (0, 1), 2, 3
+"""Hosts."""
 
 
-def start_etcd(cluster: Cluster, network: Network, folder: Path) -> str:
-    """etcd on host 3; its address."""
-    network.add_host(3)
-    here, peers = f"http://{STORE}:2379", f"http://{STORE}:2380"
+def start_etcd(cluster: ProgramCluster, network: ShapedNetwork, folder: Path) -> str:
+    """etcd on a host of its own; its address."""
+    address = network.address(STORE)
+    here, peers = f"http://{address}:2379", f"http://{address}:2380"
     where = ["--listen-client-urls", here, "--advertise-client-urls", here, "--listen-peer-urls", peers]
     where += ["--initial-advertise-peer-urls", peers, "--initial-cluster", f"m={peers}"]
-    command = [*network.on(3), "etcd", "--name", "m", "--data-dir", str(folder), "--log-level", "info", *where]
-    etcd = Child("etcd", command, {}, str)
-    cluster.children.append(etcd)
-    until(lambda: "ready to serve client requests" in str(etcd.log.all), "etcd is ready")
-    return f"etcd://{STORE}:2379?timeout_s=1"
+    command = [*network.inside(STORE), "etcd", "--name", "m", "--data-dir", str(folder), "--log-level", "info", *where]
+    cluster.start("etcd", command).expect_log("ready to serve client requests")
+    return f"etcd://{address}:2379?timeout_s=1"
 
 
-def leader_of(network: Network, master: str) -> str:
+def leader_of(network: ShapedNetwork, master: str) -> str:
     """Who leads, by what `ringfold status` of a master says on the peers' machine."""
     command = [sys.executable, "-c", "from ringfold.cli import main; main()", "status", master, "--json"]
-    ran = subprocess.run([*network.on(11), *command], capture_output=True, check=True, timeout=PATIENCE_S)
+    ran = subprocess.run([*network.inside(PEERS), *command], capture_output=True, check=True, timeout=WAIT_S)
     leader: str = json.loads(ran.stdout)["leader"]
     return leader
 
 
 def test_a_leader_that_is_cut_off_is_replaced_and_does_no_harm(
-    cluster: Cluster, network: Network, tmp_path: Path
+    cluster: ProgramCluster, network: ShapedNetwork, tmp_path: Path
 ) -> None:
     if missing := Etcd.missing():
         pytest.skip(missing)
+    for _ in (*MASTERS[1:], STORE, PEERS):
+        network.add_host()
     store = start_etcd(cluster, network, tmp_path / "etcd")
-    network.add_host(2)
     masters = []
-    for number, host in enumerate(MASTERS, start=1):
+    for host in MASTERS:
         masters.append(
             cluster.start_master(
-                listen=f"{host}:{PORT}",
+                listen=f"{network.address(host)}:{MASTER_PORT}",
                 arguments=["--insecure"],
-                inside=network.on(number),
+                inside=network.inside(host),
                 store=store,
                 lease_s=LEASE_S,
                 evidence="master",
             )
         )
-        masters[-1].expect_log("leading with fence 1" if number == 1 else "stands by")
+        masters[-1].expect_log("leading with fence 1" if host == MASTERS[0] else "stands by")
     leader, standby = masters
-    network.add_host(11)
     both = f"{leader.address},{standby.address}"
-    peers = start_training(cluster, 2, floats=10_000, address=both, inside=network.on(11))
-    cut = network.unplug(1)
+    peers = start_training(cluster, 2, floats=10_000, address=both, inside=network.inside(PEERS))
+    cut = network.unplug(MASTERS[0])
     standby.expect_log("leading with fence 2")
     leader.expect_log("does not lead any more")
     for peer in peers:
         step_with(peer, 2, after=cut)
     assert leader_of(network, standby.address) == standby.address
-    plugged = network.plug(1)
+    plugged = network.plug(MASTERS[0])
     leader.expect_log(f"stands by ({standby.address} leads)")
     for peer in peers:
         step_with(peer, 2, after=plugged)
     assert len(standby.events("epoch_recorded")) == 1, "the deposed leader's return changed nothing"
-    assert not any(peer.said("evicted") for peer in peers)
+    assert not any(peer.reports("evicted") for peer in peers)
     end_training(peers)

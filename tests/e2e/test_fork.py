@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cluster import Cluster, Me, until
 from ports import free_port
+from programs import ProgramCluster, ProgramContext, until
 from training import end_training, start_training, step_with
 
 from ringfold.agent.client import AgentConsole
@@ -26,10 +26,10 @@ def outlive_the_parent() -> None:
     os._exit(0)
 
 
-def sockets() -> list[str]:
+def sockets(channel: int = -1) -> list[str]:
     """What this process holds of the network."""
     held = []
-    for name in os.listdir("/proc/self/fd"):
+    for name in set(os.listdir("/proc/self/fd")) - {str(channel)}:
         try:
             target = os.readlink(f"/proc/self/fd/{name}")
         except OSError:
@@ -39,7 +39,7 @@ def sockets() -> list[str]:
     return held
 
 
-def test_the_death_of_a_trainer_with_living_children_is_seen_at_once(cluster: Cluster) -> None:
+def test_the_death_of_a_trainer_with_living_children_is_seen_at_once(cluster: ProgramCluster) -> None:
     """It would take 60 s to be evicted. A closed connection is death at once, and children hold none."""
     cluster.start_master(heartbeat_ms=250, suspect_after_ms=1_000, evict_after_ms=60_000)
     peers = start_training(cluster, 2)
@@ -55,7 +55,7 @@ def test_the_death_of_a_trainer_with_living_children_is_seen_at_once(cluster: Cl
     end_training(peers)
 
 
-def train_with_children(me: Me) -> None:
+def train_with_children(me: ProgramContext) -> None:
     from training import gradients
 
     with me.join() as run:
@@ -65,24 +65,24 @@ def train_with_children(me: Me) -> None:
             if child == 0:
                 outlive_the_parent()
             children.append(child)
-        me.say("forked", children=children)
+        me.report("forked", children=children)
         while True:
             run.all_reduce(np.zeros(2, np.int64), op="max", tag=1)
             run.all_reduce(gradients(run.peer_id, 0, 100_000))
 
 
-def test_children_forked_in_the_middle_of_ops_hold_nothing_and_end(cluster: Cluster) -> None:
+def test_children_forked_in_the_middle_of_ops_hold_nothing_and_end(cluster: ProgramCluster) -> None:
     """Whatever the engine's threads were doing at the fork: the child closes the sockets, and its objects can go."""
     cluster.start_master()
-    peers = cluster.start(fork_in_the_middle, 2)
+    peers = cluster.start_program(fork_in_the_middle, 2)
     for peer in peers:
         for fact in [peer.expect("child") for _ in range(8)]:
             assert fact["status"] == 0
         assert peer.expect("reduced")["right"]
-        peer.finish()
+        peer.wait_success()
 
 
-def fork_in_the_middle(me: Me) -> None:
+def fork_in_the_middle(me: ProgramContext) -> None:
     run = me.join()
     while run.group_size < 2:
         run.update_topology(min_world=2)
@@ -92,7 +92,7 @@ def fork_in_the_middle(me: Me) -> None:
         handles = [run.all_reduce_async(array, tag=tag) for tag, array in enumerate(arrays)]
         child = os.fork()
         if child == 0:
-            held = sockets()
+            held = sockets(me.fileno())
             del handles, run
             gc.collect()
             # A clean end, not os._exit: finalizers and destructors must not wait for threads that are not here.
@@ -100,26 +100,26 @@ def fork_in_the_middle(me: Me) -> None:
         for handle in handles:
             handle.wait(30)
         right = right and all(bool((array == 3).all()) for array in arrays)
-        me.say("child", number=number, status=os.waitpid(child, 0)[1])
-    me.say("reduced", right=right)
+        me.report("child", number=number, status=os.waitpid(child, 0)[1])
+    me.report("reduced", right=right)
     run.leave()
 
 
-def test_a_child_waits_for_nothing_whatever_a_thread_held_at_the_fork(cluster: Cluster) -> None:
+def test_a_child_waits_for_nothing_whatever_a_thread_held_at_the_fork(cluster: ProgramCluster) -> None:
     """A thread of the parent waits in a call and has locks; it does not exist in the child."""
     cluster.start_master()
-    forker, other = cluster.start(fork_beside_a_call, 2)
+    forker, other = cluster.start_program(fork_beside_a_call, 2)
     for peer in (forker, other):
         peer.expect("joined")
-    forker.tell("fork")
+    forker.send("fork")
     assert forker.expect("child")["status"] == 0
-    other.tell("vote")
+    other.send("vote")
     for peer in (forker, other):
-        peer.tell("end")
-        peer.finish()
+        peer.send("end")
+        peer.wait_success()
 
 
-def fork_beside_a_call(me: Me) -> None:
+def fork_beside_a_call(me: ProgramContext) -> None:
     import signal
     import threading
 
@@ -128,8 +128,8 @@ def fork_beside_a_call(me: Me) -> None:
     with me.join() as run:
         while run.group_size < 2:
             run.update_topology(min_world=2)
-        me.say("joined")
-        if me.hear()["tell"] == "fork":
+        me.report("joined")
+        if me.receive()["what"] == "fork":
             session = run._session
             handle = run.all_reduce_async(np.ones(10), tag=5)  # the other one never calls it
             held, let_go = threading.Event(), threading.Event()
@@ -161,23 +161,23 @@ def fork_beside_a_call(me: Me) -> None:
                 os._exit(0)
             let_go.set()
             holder.join()
-            me.say("child", status=os.waitpid(child, 0)[1])
+            me.report("child", status=os.waitpid(child, 0)[1])
         else:
             run.all_reduce(np.ones(10), tag=5)
-        me.hear("end")
+        me.receive("end")
 
 
-def test_a_child_cannot_use_the_parents_membership_but_may_join_itself(cluster: Cluster) -> None:
+def test_a_child_cannot_use_the_parents_membership_but_may_join_itself(cluster: ProgramCluster) -> None:
     cluster.start_master()
     parent = cluster.start_one(fork_a_peer)
     refused = parent.expect("refused")
     assert refused["error"] == "UsageError"
     assert "forked" in refused["words"]
     assert {parent.expect("reduced")["by"], parent.expect("reduced")["by"]} == {"parent", "child"}
-    parent.finish()
+    parent.wait_success()
 
 
-def fork_a_peer(me: Me) -> None:
+def fork_a_peer(me: ProgramContext) -> None:
     run = me.join()
     child = os.fork()
     if child == 0:
@@ -188,27 +188,27 @@ def fork_a_peer(me: Me) -> None:
     else:
         who = "parent"
         run.update_topology(min_world=2)
-    me.say("reduced", by=who, contributors=len(run.all_reduce(np.ones(100_000)).contributors))
+    me.report("reduced", by=who, contributors=len(run.all_reduce(np.ones(100_000)).contributors))
     run.leave()
     if who == "parent":
         assert os.waitpid(child, 0)[1] == 0
 
 
-def test_a_program_that_a_trainer_starts_inherits_no_socket(cluster: Cluster) -> None:
+def test_a_program_that_a_trainer_starts_inherits_no_socket(cluster: ProgramCluster) -> None:
     cluster.start_master()
     peer = cluster.start_one(start_a_program)
     assert peer.expect("held")["sockets"] == []
-    peer.finish()
+    peer.wait_success()
 
 
-def start_a_program(me: Me) -> None:
+def start_a_program(me: ProgramContext) -> None:
     with me.join():
         code = "import test_fork; print(test_fork.sockets())"
         ran = subprocess.run([sys.executable, "-c", code], close_fds=False, capture_output=True, text=True, check=True)
-        me.say("held", sockets=[name for name in ran.stdout.strip("[]\n").split(", ") if name])
+        me.report("held", sockets=[name for name in ran.stdout.strip("[]\n").split(", ") if name])
 
 
-def test_the_death_of_a_hosted_master_is_seen_although_its_process_forked(cluster: Cluster) -> None:
+def test_the_death_of_a_hosted_master_is_seen_although_its_process_forked(cluster: ProgramCluster) -> None:
     address = f"127.0.0.1:{free_port()}"
     host = cluster.start_one(host_the_master, address=address)
     guest = cluster.start_one(lose_the_master, address=address)
@@ -220,26 +220,26 @@ def test_the_death_of_a_hosted_master_is_seen_although_its_process_forked(cluste
     assert lost["at"] - killed < 2.5, "heartbeats would need longer than a closed connection"
 
 
-def host_the_master(me: Me) -> None:
+def host_the_master(me: ProgramContext) -> None:
     with me.join(host_master=True) as run:
         while run.group_size < 2:
             run.update_topology(min_world=2)
         if os.fork() == 0:
             outlive_the_parent()
-        me.say("forked")
-        me.hear()
+        me.report("forked")
+        me.receive()
 
 
-def lose_the_master(me: Me) -> None:
+def lose_the_master(me: ProgramContext) -> None:
     with me.join() as run:
         while run.group_size < 2:
             run.update_topology(min_world=2)
-        me.say("joined")
+        me.report("joined")
         with me.failing("lost"):
             run.barrier()
 
 
-def test_a_child_takes_nothing_from_the_flows_and_hints_of_its_parent(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_child_takes_nothing_from_the_flows_and_hints_of_its_parent(cluster: ProgramCluster, tmp_path: Path) -> None:
     """Three peers with two paths each have six flows with the agent, and they are the same ones after a child's end.
 
     The engine goes on reading the parent's hints, for both neighbours: what is set now decides where segments go.
@@ -257,27 +257,27 @@ def test_a_child_takes_nothing_from_the_flows_and_hints_of_its_parent(cluster: C
             until(lambda: len(console.flows()) == 6, "each peer has a flow to each neighbour")
             before = console.flows()
             assert sorted(flow.pid for flow in before) == sorted(2 * [forker.pid, *(peer.pid for peer in others)])
-            forker.tell("fork")
+            forker.send("fork")
             assert forker.expect("child")["status"] == 0
             assert [flow.number for flow in console.flows()] == [flow.number for flow in before]
             for listed in before:
                 if listed.pid == forker.pid:
                     assert console.set_shares(listed.flow.source, listed.flow.destination, (0.0, 1.0)) == 1
             for peer in (forker, *others):
-                peer.tell("reduce")
+                peer.send("reduce")
             sent = forker.expect("reduced")["path_bytes"]
         assert (sent[0], sent[1] > 0) == (0, True)
         for peer in (forker, *others):
-            peer.tell("end")
-            peer.finish()
+            peer.send("end")
+            peer.wait_success()
 
 
-def fork_with_flows(me: Me) -> None:
+def fork_with_flows(me: ProgramContext) -> None:
     os.environ["RINGFOLD_AGENT_DIR"] = me.options["agent"]
     with me.join() as run:
         while run.group_size < 3:
             run.update_topology(min_world=3)
-        if me.hear()["tell"] == "fork":
+        if me.receive()["what"] == "fork":
             child = os.fork()
             if child == 0:
                 run.leave()  # of the copy: nothing happens to the parent
@@ -287,12 +287,12 @@ def fork_with_flows(me: Me) -> None:
                 client.deregister(1)
                 client.close()
                 gc.collect()
-                sys.exit(f"holds {held}" if (held := sockets()) else 0)
-            me.say("child", status=os.waitpid(child, 0)[1])
-            me.hear("reduce")
+                sys.exit(f"holds {held}" if (held := sockets(me.fileno())) else 0)
+            me.report("child", status=os.waitpid(child, 0)[1])
+            me.receive("reduce")
         engine = run._session.engine
         before = engine.path_bytes(True)
         run.all_reduce(np.ones(500_000, np.float32))
         moved = [now - old for now, old in zip(engine.path_bytes(True), before, strict=True)]
-        me.say("reduced", path_bytes=moved[:2])
-        me.hear("end")
+        me.report("reduced", path_bytes=moved[:2])
+        me.receive("end")

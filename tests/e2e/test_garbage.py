@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from cluster import PATIENCE_S, Child, Cluster, Master, Me, Peer, until
+from programs import WAIT_S, MasterProcess, Process, ProgramCluster, ProgramContext, until
 from training import end_training, start_training, step_with
 
 from ringfold.runtime.master_client import MasterClient
@@ -105,7 +105,7 @@ def _at_a_peer(epoch: int) -> dict[str, tuple[Say, str]]:
     }
 
 
-def test_garbage_at_the_ports_disturbs_nothing(cluster: Cluster, tmp_path: Path) -> None:
+def test_garbage_at_the_ports_disturbs_nothing(cluster: ProgramCluster, tmp_path: Path) -> None:
     token_file = tmp_path / "token"
     token_file.write_bytes(TOKEN)
     token_file.chmod(0o600)
@@ -123,7 +123,7 @@ def test_garbage_at_the_ports_disturbs_nothing(cluster: Cluster, tmp_path: Path)
     end_training(peers)
 
 
-def test_idle_connections_and_half_frames_exhaust_nothing(cluster: Cluster, tmp_path: Path) -> None:
+def test_idle_connections_and_half_frames_exhaust_nothing(cluster: ProgramCluster, tmp_path: Path) -> None:
     """Many come and say nothing, or half of something. The oldest go at once, the others when their time is over."""
     master = cluster.start_master()
     peers = start_training(cluster, WORLD, floats=20_000)
@@ -153,14 +153,14 @@ def test_idle_connections_and_half_frames_exhaust_nothing(cluster: Cluster, tmp_
     end_training(peers)
 
 
-def test_strangers_that_come_while_python_is_busy_do_not_use_up_the_descriptors(cluster: Cluster) -> None:
+def test_strangers_that_come_while_python_is_busy_do_not_use_up_the_descriptors(cluster: ProgramCluster) -> None:
     """Native code accepts connections and Python judges them. While the GIL is held, nobody judges."""
     master = cluster.start_master(evict_after_ms=20_000)
     trainer = cluster.start_one(hold_the_gil)
     trainer.expect("joined")
     _, data_port = _epoch_and_port(master, trainer)
     with _many_descriptors():
-        trainer.tell("hold")
+        trainer.send("hold")
         trainer.expect("holding")
         strangers = []
         for _ in range(2 * IDLE):
@@ -174,32 +174,32 @@ def test_strangers_that_come_while_python_is_busy_do_not_use_up_the_descriptors(
         for stranger in strangers:
             stranger.close()
     assert held["highest"] < 400, "strangers took the trainer's descriptors"
-    trainer.tell("end")
+    trainer.send("end")
     assert trainer.expect("reduced")["opened"] == 50
-    trainer.finish()
+    trainer.wait_success()
 
 
-def hold_the_gil(me: Me) -> None:
+def hold_the_gil(me: ProgramContext) -> None:
     """Hold the GIL, as a long call into a library does, and look how many descriptors there are meanwhile."""
     import ctypes
     import os
 
     with me.join() as run:
-        me.say("joined", peer=run.peer_id)
-        me.hear("hold")
-        me.say("holding")
+        me.report("joined", peer=run.peer_id)
+        me.receive("hold")
+        me.report("holding")
         highest = 0
         for _ in range(20):
             # PyDLL calls with the GIL held.
             ctypes.PyDLL("libc.so.6").usleep(100_000)
             highest = max(highest, len(os.listdir("/proc/self/fd")))
-        me.say("held", highest=highest)
-        me.hear("end")
+        me.report("held", highest=highest)
+        me.receive("end")
         files = [open(os.devnull) for _ in range(50)]  # noqa: SIM115 - descriptors, as a data loader needs them
-        me.say("reduced", opened=len(files))
+        me.report("reduced", opened=len(files))
 
 
-def test_a_member_that_lies_goes_alone(cluster: Cluster) -> None:
+def test_a_member_that_lies_goes_alone(cluster: ProgramCluster) -> None:
     """Somebody proves the token and then breaks the protocol: it is dropped, and the log says why."""
     master = cluster.start_master()
     peers = start_training(cluster, 2, floats=20_000)
@@ -214,7 +214,7 @@ def test_a_member_that_lies_goes_alone(cluster: Cluster) -> None:
     end_training(peers)
 
 
-def _throw(target: Master | Peer, port: int, garbage: dict[str, tuple[Say, str]]) -> None:
+def _throw(target: MasterProcess | Process, port: int, garbage: dict[str, tuple[Say, str]]) -> None:
     """Throw each kind at the port many times, see every thrower dropped, and the reason in the log, a few times."""
     for say, reason in garbage.values():
         for _ in range(TIMES):
@@ -227,7 +227,7 @@ def _throw(target: Master | Peer, port: int, garbage: dict[str, tuple[Say, str]]
 
 
 def _connect(port: int) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
+    return socket.create_connection(("127.0.0.1", port), timeout=WAIT_S)
 
 
 def _challenge(stranger: socket.socket) -> bytes:
@@ -242,7 +242,7 @@ def _challenge(stranger: socket.socket) -> bytes:
 
 def _wait_dropped(strangers: Sequence[socket.socket]) -> None:
     """Until the other side has closed all of these connections."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + WAIT_S
     poll = select.poll()
     left = {stranger.fileno(): stranger for stranger in strangers}
     for fd in left:
@@ -260,7 +260,7 @@ def _wait_dropped(strangers: Sequence[socket.socket]) -> None:
                 left.pop(fd).close()
 
 
-def _epoch_and_port(master: Master, peer: Peer) -> tuple[int, int]:
+def _epoch_and_port(master: MasterProcess, peer: Process) -> tuple[int, int]:
     name = f"p{peer.name.rpartition(' ')[2]}"
     token = TOKEN if "--token-file" in Path(f"/proc/{master.pid}/cmdline").read_bytes().decode() else b""
     with MasterClient(master.address, token) as connection:
@@ -270,7 +270,7 @@ def _epoch_and_port(master: Master, peer: Peer) -> tuple[int, int]:
 
 
 @contextlib.contextmanager
-def _unchanged(*children: Child) -> Iterator[None]:
+def _unchanged(*children: Process) -> Iterator[None]:
     """Afterwards the processes hold as many descriptors as before, and not much more memory."""
     before = [(child.descriptors(), child.resident_bytes()) for child in children]
     yield

@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from cluster import Cluster, Fact, Me, Peer
+from programs import Message, Process, ProgramCluster, ProgramContext
 
 pytestmark = pytest.mark.waiting
 
@@ -25,14 +25,14 @@ def load() -> ModuleType:
     return module
 
 
-def take_part(me: Me) -> None:
+def take_part(me: ProgramContext) -> None:
     """The example's own `main`, with a report of each step."""
     grid: Any = load()
     take_step, shard = grid.take_step, me.options["shard"]
 
     def told(run: Any, of: int, state: Any, weights: Any) -> None:  # noqa: ANN401 - as the example's
         take_step(run, of, state, weights)
-        me.say(
+        me.report(
             "step",
             number=state.revision,
             size=run.group_size,
@@ -46,16 +46,16 @@ def take_part(me: Me) -> None:
     grid.main(me.address, shard, me.options["steps"], me.options["fewest"])
 
 
-def start(cluster: Cluster, shard: int, fewest: int) -> Peer:
+def start(cluster: ProgramCluster, shard: int, fewest: int) -> Process:
     return cluster.start_one(take_part, shard=shard, steps=STEPS, fewest=fewest)
 
 
-def step_in(peer: Peer, **facts: int) -> Fact:
+def step_in(peer: Process, **facts: int) -> Message:
     return peer.expect("step", **facts)
 
 
 @pytest.mark.parametrize("order", range(3))
-def test_a_grid_fills_up_in_any_order_and_survives_a_death(cluster: Cluster, order: int) -> None:
+def test_a_grid_fills_up_in_any_order_and_survives_a_death(cluster: ProgramCluster, order: int) -> None:
     cluster.start_master()
     seats = [0, 0, 0, 1, 1, 1]
     random.Random(order).shuffle(seats)
@@ -75,12 +75,12 @@ def test_a_grid_fills_up_in_any_order_and_survives_a_death(cluster: Cluster, ord
     for _, peer in peers:
         step_in(peer, world=6, size=3)
     for _, peer in peers:
-        peer.finish(60)
+        peer.wait_success(60)
     # The victim, too: in the first steps, before the grid was full, it may have been the only one of its shard.
     check_lock_step([victim, *(peer for _, peer in peers)], seats=2)
 
 
-def test_nothing_happens_while_a_shard_is_missing(cluster: Cluster) -> None:
+def test_nothing_happens_while_a_shard_is_missing(cluster: ProgramCluster) -> None:
     """Three peers of one shard wait, and nobody waits for ever: the first peer of the other shard starts the grid."""
     master = cluster.start_master()
     peers = [start(cluster, 0, 2) for _ in range(3)]
@@ -90,10 +90,10 @@ def test_nothing_happens_while_a_shard_is_missing(cluster: Cluster) -> None:
         assert step_in(peer)["groups"] == 2
     step_in(missing, size=1)
     for peer in [*peers, missing]:
-        peer.finish(60)
+        peer.wait_success(60)
 
 
-def test_a_shard_that_dies_out_stops_the_grid_and_says_what_is_lost(cluster: Cluster) -> None:
+def test_a_shard_that_dies_out_stops_the_grid_and_says_what_is_lost(cluster: ProgramCluster) -> None:
     cluster.start_master(resume_wait_s=0)
     peers = [start(cluster, 0, 3) for _ in range(2)]
     last = start(cluster, 1, 3)
@@ -102,16 +102,16 @@ def test_a_shard_that_dies_out_stops_the_grid_and_says_what_is_lost(cluster: Clu
     last.kill()
     heir = start(cluster, 1, 3)
     heir.expect_log("StateLost")
-    assert heir.end() != 0
+    assert heir.wait() != 0
     for peer in peers:
         assert peer.is_running
 
 
-def check_lock_step(peers: list[Peer], seats: int) -> None:
+def check_lock_step(peers: list[Process], seats: int) -> None:
     """The members of a group have the same bits at each step, and nobody begins a step that another has not come to."""
-    steps: dict[int, list[Fact]] = {}
+    steps: dict[int, list[Message]] = {}
     for peer in peers:
-        for fact in peer.said("step"):
+        for fact in peer.reports("step"):
             steps.setdefault(fact["number"], []).append(fact)
     assert sorted(steps) == list(range(1, STEPS + 1))
     for number, facts in steps.items():

@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 
 import numpy as np
-from cluster import PATIENCE_S, Cluster, Me, Peer, until
 from hostile import BitFlipper, Strangers, paced_flips
+from programs import WAIT_S, Process, ProgramCluster, ProgramContext, until
 
 TOKEN = "the token of this run"
 WORLD = 3
@@ -28,7 +28,7 @@ def numbers(peer: int, step: int) -> "np.ndarray[tuple[int], np.dtype[np.float32
     return np.random.default_rng((peer, step)).integers(-1_000, 1_000, FLOATS).astype(np.float32)
 
 
-def guarded_loop(me: Me) -> None:
+def guarded_loop(me: ProgramContext) -> None:
     """Reduce until told to stop, behind a proxy, and check every result. After an eviction, join again."""
     from ringfold import Evicted
     from ringfold.peer import joining
@@ -36,8 +36,8 @@ def guarded_loop(me: Me) -> None:
     real = joining.Identity
 
     def behind_proxy(**facts: object) -> object:
-        me.say("port", port=facts["port"])
-        return real(**{**facts, "port": me.hear()["tell"]})  # type: ignore[arg-type]
+        me.report("port", port=facts["port"])
+        return real(**{**facts, "port": me.receive()["what"]})  # type: ignore[arg-type]
 
     joining.Identity = behind_proxy  # type: ignore[assignment, misc]
     world, step = WORLD, 0
@@ -50,7 +50,7 @@ def guarded_loop(me: Me) -> None:
                 while not stop:
                     while run.are_peers_pending():
                         run.update_topology()
-                    agreed = np.array([step, me.told() and me.hear()["tell"] == "stop"], np.int64)
+                    agreed = np.array([step, me.has_message() and me.receive()["what"] == "stop"], np.int64)
                     run.all_reduce(agreed, op="max", tag=1)
                     step, stop = int(agreed[0]), bool(agreed[1])
                     result = numbers(run.peer_id, step)
@@ -59,16 +59,16 @@ def guarded_loop(me: Me) -> None:
                     members = run.members
                     known = len(info.contributors) == len(members) and info.epoch == run.epoch
                     right = bool((result == sum(numbers(member, step) for member in members)).all()) if known else None
-                    me.say("step", number=step, epoch=info.epoch, contributors=len(info.contributors), right=right)
+                    me.report("step", number=step, epoch=info.epoch, contributors=len(info.contributors), right=right)
                     step += 1
-                me.say("end", step=step)
+                me.report("end", step=step)
                 return
             except Evicted as error:
-                me.say("evicted", words=str(error))
+                me.report("evicted", words=str(error))
                 world = 1
 
 
-def test_a_run_goes_on_under_hostile_traffic(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_run_goes_on_under_hostile_traffic(cluster: ProgramCluster, tmp_path: Path) -> None:
     token_file = tmp_path / "token"
     token_file.write_text(TOKEN)
     token_file.chmod(0o600)
@@ -82,7 +82,7 @@ def test_a_run_goes_on_under_hostile_traffic(cluster: Cluster, tmp_path: Path) -
         for peer, flipper in zip(peers, flippers, strict=True):
             flipper.target = peer.expect("port")["port"]
             ports.append(flipper.target)
-            peer.tell(flipper.port)
+            peer.send(flipper.port)
         before = _together(peers)
         held = [(child, child.descriptors(), child.resident_bytes()) for child in (master, *peers)]
         everywhere = [int(master.address.rpartition(":")[2]), *ports, *(flipper.port for flipper in flippers)]
@@ -102,9 +102,9 @@ def test_a_run_goes_on_under_hostile_traffic(cluster: Cluster, tmp_path: Path) -
             until(lambda: child.descriptors() <= descriptors + 4, f"{child.name} has closed what strangers opened")  # noqa: B023
             grown = child.resident_bytes() - resident
             assert grown < MEMORY_BYTES, f"{child.name} has grown by {grown} bytes"
-        peers[0].tell("stop")
+        peers[0].send("stop")
         for peer in peers:
-            peer.finish()
+            peer.wait_success()
         _check(peers, flipped)
     finally:
         if strangers is not None:
@@ -113,23 +113,23 @@ def test_a_run_goes_on_under_hostile_traffic(cluster: Cluster, tmp_path: Path) -
             flipper.close()
 
 
-def _together(peers: list[Peer]) -> int:
+def _together(peers: list[Process]) -> int:
     """Wait for a step from now on that all three contribute to; its number."""
     now = time.monotonic()
     facts = [
-        peer.expect("step", lambda fact: fact["at"] >= now and fact["contributors"] == WORLD, timeout_s=2 * PATIENCE_S)
+        peer.expect("step", lambda fact: fact["at"] >= now and fact["contributors"] == WORLD, timeout_s=2 * WAIT_S)
         for peer in peers
     ]
     return max(fact["number"] for fact in facts)
 
 
-def _check(peers: list[Peer], flipped: int) -> None:
-    facts = [fact for peer in peers for fact in peer.said("step")]
+def _check(peers: list[Process], flipped: int) -> None:
+    facts = [fact for peer in peers for fact in peer.reports("step")]
     assert facts
     wrong = [fact for fact in facts if fact["right"] is False]
     assert not wrong, f"{len(wrong)} wrong results, the first: {wrong[0]}"
     assert sum(fact["right"] is True for fact in facts) > len(facts) // 2, "too few results could be checked"
-    gone = [fact for peer in peers for fact in peer.said("evicted")]
+    gone = [fact for peer in peers for fact in peer.reports("evicted")]
     assert not gone, f"somebody innocent was evicted: {gone}"
     epochs = {fact["epoch"] for fact in facts}
     assert max(epochs) - min(epochs) <= 2 * flipped + 2, f"{len(epochs)} epochs for {flipped} flipped bits"

@@ -178,7 +178,7 @@ def test_what_a_killed_lab_left_is_removed_by_the_next(lab: Lab) -> None:
     space, pid = killed.stdout.split()
     assert space in spaces()
     with Lab(hosts=1) as following:
-        assert space in following.swept
+        assert space in following.removed
         assert space not in spaces()
         assert lab.space("a") in spaces()
         deadline = time.monotonic() + 5

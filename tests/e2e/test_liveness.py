@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 import pytest
-from cluster import FAST, Cluster, Me, Peer, until
+from programs import FAST, Process, ProgramCluster, ProgramContext, until
 from training import check_same_bits, end_training, gradients, start_training, step_with, train
 
 EVICT_S = FAST["evict_after_ms"] / 1_000
@@ -16,11 +16,11 @@ LARGE = 1_000_000
 
 
 @pytest.mark.parametrize("evidence", ["ring", "master"])
-def test_survivors_of_a_kill_inside_an_op_go_on_with_the_same_bits(cluster: Cluster, evidence: str) -> None:
+def test_survivors_of_a_kill_inside_an_op_go_on_with_the_same_bits(cluster: ProgramCluster, evidence: str) -> None:
     cluster.start_master(evidence=evidence)
     peers = start_training(cluster, 4, floats=LARGE, strike="SIGKILL")
     killed = peers.pop(1)
-    killed.tell("strike")
+    killed.send("strike")
     for peer in peers:
         step_with(peer, 3)
     check_same_bits([*peers, killed])
@@ -28,7 +28,7 @@ def test_survivors_of_a_kill_inside_an_op_go_on_with_the_same_bits(cluster: Clus
 
 
 @pytest.mark.parametrize("evidence", ["ring", "master"])
-def test_survivors_of_a_kill_between_small_ops_go_on_with_the_same_bits(cluster: Cluster, evidence: str) -> None:
+def test_survivors_of_a_kill_between_small_ops_go_on_with_the_same_bits(cluster: ProgramCluster, evidence: str) -> None:
     cluster.start_master(evidence=evidence)
     peers = start_training(cluster, 4, floats=1_000)
     killed = peers.pop(2)
@@ -39,24 +39,24 @@ def test_survivors_of_a_kill_between_small_ops_go_on_with_the_same_bits(cluster:
     end_training(peers)
 
 
-def test_a_retried_op_is_the_sum_over_the_survivors(cluster: Cluster) -> None:
+def test_a_retried_op_is_the_sum_over_the_survivors(cluster: ProgramCluster) -> None:
     """It starts again from the buffers as they were passed in, so nothing of the dead peer is left in it."""
     cluster.start_master()
     peers = start_training(cluster, 3, floats=LARGE, strike="SIGKILL")
-    ids = [peer.said("joined")[0]["peer"] for peer in peers]
+    ids = [peer.reports("joined")[0]["peer"] for peer in peers]
     killed = peers.pop(2)
-    killed.tell("strike")
+    killed.send("strike")
     retried = step_with(peers[0], 2)
     end_training(peers)
     expected = sum(gradients(peer, retried["number"], LARGE).astype(np.float64) for peer in ids[:2])
     assert retried["total"] == pytest.approx(expected.sum(), abs=1.0)
 
 
-def test_a_frozen_peer_is_evicted_in_time_and_joins_anew(cluster: Cluster) -> None:
+def test_a_frozen_peer_is_evicted_in_time_and_joins_anew(cluster: ProgramCluster) -> None:
     cluster.start_master()
     peers = start_training(cluster, 3, floats=LARGE, strike="SIGSTOP")
     sleeper = peers.pop(0)
-    sleeper.tell("strike")
+    sleeper.send("strike")
     sleeper.wait_frozen()
     frozen = time.monotonic()
     usual_s = max(_longest_step_s(peer) for peer in peers)
@@ -71,33 +71,33 @@ def test_a_frozen_peer_is_evicted_in_time_and_joins_anew(cluster: Cluster) -> No
     end_training([*peers, sleeper])
 
 
-def _longest_step_s(peer: Peer) -> float:
+def _longest_step_s(peer: Process) -> float:
     """What a step with everybody takes here: it computes, too, and that is no part of what is measured."""
-    ends = [fact["at"] for fact in peer.said("step") if fact["contributors"] == 3]
+    ends = [fact["at"] for fact in peer.reports("step") if fact["contributors"] == 3]
     return max(later - sooner for sooner, later in itertools.pairwise(ends))
 
 
-def test_a_peer_that_holds_the_gil_is_alive(cluster: Cluster) -> None:
+def test_a_peer_that_holds_the_gil_is_alive(cluster: ProgramCluster) -> None:
     """Heartbeats come from native code: a GIL held for three evictions' worth of time evicts nobody."""
     cluster.start_master()
-    peers = cluster.start(hold_the_gil, 3)
+    peers = cluster.start_program(hold_the_gil, 3)
     for peer in peers:
         assert peer.expect("reduced")["contributors"] == 3
-        peer.finish()
+        peer.wait_success()
 
 
-def hold_the_gil(me: Me) -> None:
+def hold_the_gil(me: ProgramContext) -> None:
     with me.join() as run:
         while run.group_size < 3:
             run.update_topology(min_world=3)
         if run.rank == 0:
             ctypes.PyDLL(None).usleep(int(3 * EVICT_S * 1e6))
         info = run.all_reduce(np.ones(100_000, np.float32))
-        me.say("reduced", contributors=len(info.contributors))
+        me.report("reduced", contributors=len(info.contributors))
 
 
 @pytest.mark.parametrize("evidence", ["ring", "master"])
-def test_a_paused_master_evicts_nobody(cluster: Cluster, evidence: str) -> None:
+def test_a_paused_master_evicts_nobody(cluster: ProgramCluster, evidence: str) -> None:
     """With evidence on the ring, ops go on while the master is away. It wakes, and admits peers again."""
     master = cluster.start_master(evidence=evidence)
     peers = start_training(cluster, 3)
@@ -110,27 +110,27 @@ def test_a_paused_master_evicts_nobody(cluster: Cluster, evidence: str) -> None:
     woken = master.thaw()
     for peer in peers:
         step_with(peer, 3, after=woken + EVICT_S)
-    peers += cluster.start(train)
+    peers += cluster.start_program(train)
     for peer in peers:
         step_with(peer, 4)
     end_training(peers)
     assert {event["how"] for event in master.events("peer_gone")} <= {"left"}
 
 
-def test_a_peer_that_never_calls_the_op_is_named(cluster: Cluster) -> None:
+def test_a_peer_that_never_calls_the_op_is_named(cluster: ProgramCluster) -> None:
     cluster.start_master()
-    peers = cluster.start(wait_for_the_absent, 3)
+    peers = cluster.start_program(wait_for_the_absent, 3)
     _check_the_absent_is_named(peers)
-    [late] = [fact for peer in peers for fact in peer.said("late")]
+    [late] = [fact for peer in peers for fact in peer.reports("late")]
     assert late["error"] == "DeadlineExceeded"
 
 
-def wait_for_the_absent(me: Me) -> None:
+def wait_for_the_absent(me: ProgramContext) -> None:
     with me.join() as run:
         while run.group_size < 3:
             run.update_topology(min_world=3, timeout_s=30)
         absent = run.rank == 1
-        me.say("joined", peer=run.peer_id, absent=absent)
+        me.report("joined", peer=run.peer_id, absent=absent)
         if not absent:
             buffer = np.arange(50_000.0)
             with me.failing("deadline") as facts:
@@ -138,34 +138,34 @@ def wait_for_the_absent(me: Me) -> None:
                     run.all_reduce(buffer, timeout_s=1.0)
                 finally:
                     facts["intact"] = bool((buffer == np.arange(50_000.0)).all())
-        me.hear()
+        me.receive()
         if absent:
             with me.failing("late"):  # a deadline of the others is one of this peer, too
                 run.all_reduce(np.arange(50_000.0), timeout_s=30)
-        me.say("reduced", contributors=len(run.all_reduce(np.ones(10), timeout_s=30).contributors))
+        me.report("reduced", contributors=len(run.all_reduce(np.ones(10), timeout_s=30).contributors))
 
 
-def test_a_peer_that_never_votes_is_named(cluster: Cluster) -> None:
+def test_a_peer_that_never_votes_is_named(cluster: ProgramCluster) -> None:
     cluster.start_master()
-    peers = cluster.start(vote_without_the_absent, 3)
+    peers = cluster.start_program(vote_without_the_absent, 3)
     _check_the_absent_is_named(peers)
 
 
-def vote_without_the_absent(me: Me) -> None:
+def vote_without_the_absent(me: ProgramContext) -> None:
     with me.join() as run:
         while run.group_size < 3:
             run.update_topology(min_world=3)
         absent = run.rank == 2
-        me.say("joined", peer=run.peer_id, absent=absent)
+        me.report("joined", peer=run.peer_id, absent=absent)
         if not absent:
             with me.failing("deadline", intact=True):
                 run.update_topology(timeout_s=1.0)
-        me.hear()
+        me.receive()
         run.update_topology()
-        me.say("reduced", contributors=len(run.all_reduce(np.ones(10)).contributors))
+        me.report("reduced", contributors=len(run.all_reduce(np.ones(10)).contributors))
 
 
-def _check_the_absent_is_named(peers: list[Peer]) -> None:
+def _check_the_absent_is_named(peers: list[Process]) -> None:
     """Those who waited learn for whom, after the time they gave; then all of them go on together."""
     joined = [peer.expect("joined") for peer in peers]
     [absent] = [fact["peer"] for fact in joined if fact["absent"]]
@@ -180,7 +180,7 @@ def _check_the_absent_is_named(peers: list[Peer]) -> None:
         assert 1.0 <= late["took_s"] < 5.0
         assert late["intact"]
     for peer in peers:
-        peer.tell()
+        peer.send()
     for peer in peers:
         assert peer.expect("reduced")["contributors"] == 3
-        peer.finish()
+        peer.wait_success()

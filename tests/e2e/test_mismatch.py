@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cluster import Cluster, Me, Peer, until
+from programs import Process, ProgramCluster, ProgramContext, until
 
 from ringfold.runtime import master_client
 
@@ -39,9 +39,11 @@ def _differing() -> dict[str, tuple[Any, Call, Any, Call]]:
 
 
 @pytest.mark.parametrize("evidence", ["ring", "master"])
-def test_a_newcomer_that_calls_something_else_is_evicted_and_the_others_go_on(cluster: Cluster, evidence: str) -> None:
+def test_a_newcomer_that_calls_something_else_is_evicted_and_the_others_go_on(
+    cluster: ProgramCluster, evidence: str
+) -> None:
     cluster.start_master(evidence=evidence)
-    veterans = cluster.start(call_together, 2)
+    veterans = cluster.start_program(call_together, 2)
     for veteran in veterans:
         veteran.expect("ready")
     for name in _differing():
@@ -52,11 +54,11 @@ def test_a_newcomer_that_calls_something_else_is_evicted_and_the_others_go_on(cl
         assert wrong["words"].count(") as call 1") == 2, wrong
         assert "2 of 2 members that were here before the last newcomers called it" in wrong["words"]
         assert wrong["intact"], wrong
-        odd.finish()
+        odd.wait_success()
         for veteran in veterans:
             assert veteran.expect("called", case=name)["contributors"] == 2
     for veteran in veterans:
-        veteran.finish()
+        veteran.wait_success()
 
 
 def _gather(run: Any, size: int) -> None:  # noqa: ANN401 - a communicator
@@ -64,21 +66,21 @@ def _gather(run: Any, size: int) -> None:  # noqa: ANN401 - a communicator
         run.update_topology(min_world=size)
 
 
-def call_together(me: Me) -> None:
+def call_together(me: ProgramContext) -> None:
     with me.join(op_timeout_s=20.0) as run:
         _gather(run, 2)
         run.all_reduce(np.ones(10))
-        me.say("ready")
+        me.report("ready")
         for name, (array, call, _, _) in _differing().items():
             _gather(run, 3)
             given = [np.copy(part) for part in array] if isinstance(array, list) else np.copy(array)
             info: Any = call(run, given)
             pairs = zip(given, array, strict=True) if isinstance(given, list) else [(given, array)]
             assert all((now == 2 * then).all() for now, then in pairs)
-            me.say("called", case=name, contributors=len(info.contributors))
+            me.report("called", case=name, contributors=len(info.contributors))
 
 
-def call_something_else(me: Me) -> None:
+def call_something_else(me: ProgramContext) -> None:
     _, _, array, call = _differing()[me.options["case"]]
     before = [np.copy(part) for part in array] if isinstance(array, list) else np.copy(array)
     with me.join(op_timeout_s=20.0) as run, me.failing("wrong") as facts:
@@ -89,26 +91,26 @@ def call_something_else(me: Me) -> None:
             facts["intact"] = all(bool((now == then).all()) for now, then in pairs)
 
 
-def test_wrong_newcomers_do_not_outvote_members_of_long_standing(cluster: Cluster) -> None:
+def test_wrong_newcomers_do_not_outvote_members_of_long_standing(cluster: ProgramCluster) -> None:
     """And until one of these has called, nobody fails: the status names both sides."""
     master = cluster.start_master()
-    veterans = cluster.start(train_with_strangers, 2)
+    veterans = cluster.start_program(train_with_strangers, 2)
     for veteran in veterans:
         veteran.expect("trained")
-    wrong = cluster.start(train_wrongly, 3)
+    wrong = cluster.start_program(train_wrongly, 3)
     for veteran in veterans:
         veteran.expect("admitted", size=5)
     for peer in wrong:
         peer.expect("calls")
-    veterans[0].tell()
+    veterans[0].send()
     until(lambda: _is_disputed(master.address), "the status names the dispute")
-    veterans[1].tell()
+    veterans[1].send()
     for peer in wrong:
         assert peer.expect("wrong")["error"] == "CallMismatch"
-        peer.finish()
+        peer.wait_success()
     for veteran in veterans:
         veteran.expect("went on", contributors=2)
-        veteran.finish()
+        veteran.wait_success()
 
 
 def _is_disputed(master: str) -> bool:
@@ -116,26 +118,26 @@ def _is_disputed(master: str) -> bool:
         return any("different calls" in each.what for each in connection.status().waiting)
 
 
-def train_with_strangers(me: Me) -> None:
+def train_with_strangers(me: ProgramContext) -> None:
     with me.join(op_timeout_s=20.0) as run:
         _gather(run, 2)
         run.all_reduce(np.ones(10))
-        me.say("trained")
+        me.report("trained")
         _gather(run, 5)
-        me.say("admitted", size=run.group_size)
-        me.hear()
-        me.say("went on", contributors=len(run.all_reduce(np.ones(60_000)).contributors))
+        me.report("admitted", size=run.group_size)
+        me.receive()
+        me.report("went on", contributors=len(run.all_reduce(np.ones(60_000)).contributors))
 
 
-def train_wrongly(me: Me) -> None:
+def train_wrongly(me: ProgramContext) -> None:
     with me.join(op_timeout_s=20.0) as run, me.failing("wrong"):
-        me.say("calls")
+        me.report("calls")
         run.all_reduce(np.ones(60_001))
 
 
-def test_a_peer_that_skips_a_step_is_named_at_its_first_op(cluster: Cluster) -> None:
+def test_a_peer_that_skips_a_step_is_named_at_its_first_op(cluster: ProgramCluster) -> None:
     cluster.start_master()
-    peers = cluster.start(skip_a_step, 3)
+    peers = cluster.start_program(skip_a_step, 3)
     said = [peer.expect("ended") for peer in peers]
     [wrong] = [fact for fact in said if fact["skipped"]]
     assert wrong["error"] == "CallMismatch", wrong
@@ -143,10 +145,10 @@ def test_a_peer_that_skips_a_step_is_named_at_its_first_op(cluster: Cluster) -> 
     assert "are at step 3" in wrong["words"]
     assert all(fact["total"] == sum(range(3)) * 3 + sum(range(3, 8)) * 2 for fact in said if not fact["skipped"]), said
     for peer in peers:
-        peer.finish()
+        peer.wait_success()
 
 
-def skip_a_step(me: Me) -> None:
+def skip_a_step(me: ProgramContext) -> None:
     from ringfold import CallMismatch
 
     total, skipped, error, words = 0.0, False, "", ""
@@ -163,39 +165,39 @@ def skip_a_step(me: Me) -> None:
                 total += float(gradient[0])
         except CallMismatch as failure:
             error, words = type(failure).__name__, str(failure)
-        me.say("ended", total=total, skipped=skipped, error=error, words=words)
+        me.report("ended", total=total, skipped=skipped, error=error, words=words)
 
 
 @pytest.mark.parametrize("count", [100, 60_000], ids=["small", "large"])
 @pytest.mark.parametrize("evidence", ["ring", "master"])
-def test_a_vote_and_an_op_never_meet(cluster: Cluster, evidence: str, count: int) -> None:
+def test_a_vote_and_an_op_never_meet(cluster: ProgramCluster, evidence: str, count: int) -> None:
     """Two are in the op, one is in a vote: that one is wrong, and the op of the others is done without it."""
     cluster.start_master(evidence=evidence)
-    peers = cluster.start(vote_against_an_op, 3, floats=count)
+    peers = cluster.start_program(vote_against_an_op, 3, floats=count)
     wrong, *right = sorted(peers, key=lambda peer: int(peer.expect("begin")["rank"]))
     _check_evicted(wrong, ["waits in update_topology", "in op tag 0 sequence 3", "(2 of 3 "])
     for peer in right:
         peer.expect("done", contributors=2)
-        peer.finish()
+        peer.wait_success()
 
 
-def vote_against_an_op(me: Me) -> None:
+def vote_against_an_op(me: ProgramContext) -> None:
     with me.join(op_timeout_s=20.0) as run:
         _gather(run, 3)
         for _ in range(3):
             run.all_reduce(np.ones(me.options["floats"]))
         buffer = np.arange(float(me.options["floats"]))
-        me.say("begin", rank=run.rank)
+        me.report("begin", rank=run.rank)
         if run.rank == 0:
             with me.failing("clash"):
                 run.update_topology()
             return
         info = run.all_reduce(buffer)
         assert (buffer == 2 * np.arange(float(me.options["floats"]))).all()
-        me.say("done", contributors=len(info.contributors))
+        me.report("done", contributors=len(info.contributors))
 
 
-def test_two_different_votes_never_meet(cluster: Cluster) -> None:
+def test_two_different_votes_never_meet(cluster: ProgramCluster) -> None:
     """In two groups that are equally large: the one with the longest member is right."""
     cluster.start_master()
     first = cluster.start_one(vote_differently, join={"group": 0}, vote="update")
@@ -204,46 +206,46 @@ def test_two_different_votes_never_meet(cluster: Cluster) -> None:
     sides = ["waits in update_topology", "waits in are_peers_pending", "peer 1 (p0) joined first"]
     _check_evicted(second, sides)
     first.expect("done")
-    first.finish()
+    first.wait_success()
 
 
-def vote_differently(me: Me) -> None:
+def vote_differently(me: ProgramContext) -> None:
     with me.join(op_timeout_s=20.0) as run:
-        me.say("joined")
+        me.report("joined")
         while run.world_size < 2:
             if run.are_peers_pending():
                 run.update_topology()
-        me.say("begin")
+        me.report("begin")
         if me.options["vote"] == "update":
             run.update_topology()
-            me.say("done")
+            me.report("done")
             return
         with me.failing("clash"):
             run.are_peers_pending()
 
 
-def _check_evicted(peer: Peer, words: list[str]) -> None:
+def _check_evicted(peer: Process, words: list[str]) -> None:
     """It gets the error in time, which names both sides, and what to do."""
     clash = peer.expect("clash")
     assert clash["error"] == "CallMismatch"
     for each in [*words, "can never meet", ", you)", "fix the program, then join again"]:
         assert each in clash["words"], clash["words"]
-    assert clash["at"] - peer.said("begin")[0]["at"] < MEET_S
-    peer.finish()
+    assert clash["at"] - peer.reports("begin")[0]["at"] < MEET_S
+    peer.wait_success()
 
 
-def test_ops_with_different_tags_are_left_to_the_deadline(cluster: Cluster) -> None:
+def test_ops_with_different_tags_are_left_to_the_deadline(cluster: ProgramCluster) -> None:
     """They might meet yet: another thread may be on its way to the other tag."""
     cluster.start_master()
-    peers = cluster.start(wait_under_own_tag, 2)
+    peers = cluster.start_program(wait_under_own_tag, 2)
     for peer in peers:
         late = peer.expect("late")
         assert late["error"] == "DeadlineExceeded"
         assert late["took_s"] >= 1.0
-        peer.finish()
+        peer.wait_success()
 
 
-def wait_under_own_tag(me: Me) -> None:
+def wait_under_own_tag(me: ProgramContext) -> None:
     with me.join(op_timeout_s=1.0) as run:
         while run.group_size < 2:
             run.update_topology(min_world=2, timeout_s=30)

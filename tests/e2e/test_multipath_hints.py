@@ -10,9 +10,9 @@ from ringfold.agent.client import AgentConsole
 from ringfold.runtime.clock import monotonic_ns
 from ringfold.tools import lab as labs
 from ringfold.tools.bench import multipath
-from ringfold.tools.bench.agents import send_congestion, start_agent
+from ringfold.tools.bench.multipath import send_congestion, start_lab_agent
+from ringfold.tools.cluster import Cluster
 from ringfold.tools.lab import Lab
-from ringfold.tools.spawn import Crew
 from ringfold.wire.agent import HINTS_NAME, SOCKET_NAME, ListedFlow
 
 pytestmark = pytest.mark.skipif(labs.missing() is not None, reason=str(labs.missing()))
@@ -21,11 +21,11 @@ SIZE = 1 << 20
 WAIT_S = 30.0
 
 
-def until(crew: Crew, holds: Callable[[], bool], what: str) -> None:
+def until(cluster: Cluster, holds: Callable[[], bool], what: str) -> None:
     deadline_ns = monotonic_ns() + int(WAIT_S * 1e9)
     while not holds():
         assert monotonic_ns() < deadline_ns, what
-        crew.pause(0.01)
+        cluster.pause(0.01)
 
 
 @contextmanager
@@ -42,47 +42,47 @@ def flows(directory: Path) -> list[ListedFlow]:
         return console.flows()
 
 
-def sent(crew: Crew) -> list[int]:
+def sent(cluster: Cluster) -> list[int]:
     """What the host with the agent sent on each path, in one op."""
-    _, replies = multipath._op(crew, SIZE)
+    _, replies = multipath._op(cluster, SIZE)
     return list(replies["side-0"]["path_bytes"][:2])
 
 
 def test_telemetry_takes_a_path_away_and_gives_it_back_and_a_dead_agent_costs_nothing(tmp_path: Path) -> None:
     directory = tmp_path / "agent"
-    with two_hosts() as lab, Crew() as agents:
-        start_agent(agents, "agent", lab, 0, directory)
+    with two_hosts() as lab, Cluster() as agents:
+        start_lab_agent(agents, "agent", lab, 0, directory)
         until(agents, lambda: (directory / HINTS_NAME).exists(), "the agent does not start")
-        with multipath._peers(lab, 2, agents={0: directory}) as crew:
-            until(crew, lambda: len(flows(directory)) == 1, "the flow is not registered")
+        with multipath._peers(lab, 2, agents={0: directory}) as cluster:
+            until(cluster, lambda: len(flows(directory)) == 1, "the flow is not registered")
             (flow,) = flows(directory)
             assert [flow.flow.source, flow.flow.destination] == [lab.address(host) for host in (0, 1)]
-            assert all(sent(crew))
+            assert all(sent(cluster))
 
             def are_timed() -> bool:
-                sent(crew)
+                sent(cluster)
                 seen = flows(directory)[0]
                 return all(seen.srtt_us) and all(seen.min_rtt_us) and all(seen.bytes_per_s)
 
-            until(crew, are_timed, "rates and round trips of the paths do not reach the agent")
+            until(cluster, are_timed, "rates and round trips of the paths do not reach the agent")
 
             def is_held() -> bool:
                 send_congestion(lab, 0, path=1, congestion=255)
                 return flows(directory)[0].backpressure == (False, True)
 
-            until(crew, is_held, "the agent does not hear the switch")
+            until(cluster, is_held, "the agent does not hear the switch")
             send_congestion(lab, 0, path=1, congestion=255)  # good for a second: longer than an op
-            first, second = sent(crew)
+            first, second = sent(cluster)
             assert (first > 0, second) == (True, 0)
 
             def is_used_again() -> bool:
                 send_congestion(lab, 0, path=1, congestion=0)
-                return sent(crew)[1] > 0
+                return sent(cluster)[1] > 0
 
-            until(crew, is_used_again, "a path that is clear again is not used")
+            until(cluster, is_used_again, "a path that is clear again is not used")
 
             send_congestion(lab, 0, path=1, congestion=255)
-            multipath._ask(crew, {"do": "op", "size_bytes": 4 * SIZE})
+            multipath._ask(cluster, {"do": "op", "size_bytes": 4 * SIZE})
             agents.kill("agent")
-            multipath._result(crew)  # verified, and in the first attempt
-            until(crew, lambda: sent(crew)[1] > 0, "the hints of a dead agent are still believed")
+            multipath._result(cluster)  # verified, and in the first attempt
+            until(cluster, lambda: sent(cluster)[1] > 0, "the hints of a dead agent are still believed")

@@ -1,9 +1,11 @@
 """Cut cables: every process in a network namespace of its own, joined by a bridge, as on separate machines."""
 
 import pytest
-from cluster import FAST, Cluster, Master, Peer, by_id, until
-from netns import PORT, Network
+from programs import FAST, MasterProcess, Process, ProgramCluster, by_id, until
 from training import check_same_bits, step_with, train
+
+from ringfold.tools.cluster import MASTER_PORT
+from ringfold.tools.shaped import ShapedNetwork
 
 pytestmark = pytest.mark.netns
 
@@ -11,17 +13,21 @@ EVICT_S = FAST["evict_after_ms"] / 1_000
 SLACK_S = 1.0
 
 
-def start_hosts(cluster: Cluster, network: Network, count: int, *cuts: tuple[int, int]) -> tuple[Master, list[Peer]]:
-    """A master on host 1, and peer n on host 10 + n, for n from 1 on. `cuts` are there from the beginning."""
-    address = f"10.77.0.1:{PORT}"
-    master = cluster.start_master(listen=address, arguments=["--insecure"], inside=network.on(1))
-    for number in range(1, count + 1):
-        network.add_host(10 + number)
+def start_hosts(
+    cluster: ProgramCluster, network: ShapedNetwork, count: int, *cuts: tuple[int, int]
+) -> tuple[MasterProcess, list[Process]]:
+    """A master on host 0, and peer n on host n, for n from 1 on. `cuts` are there from the beginning."""
+    address = f"{network.address(0)}:{MASTER_PORT}"
+    master = cluster.start_master(listen=address, arguments=["--insecure"], inside=network.inside(0))
+    for _ in range(count):
+        network.add_host()
     for source, target in cuts:
         network.cut(source, target)
     started = []
     for number in range(1, count + 1):
-        started += cluster.start(train, inside=network.on(10 + number), address=address, world=count, floats=300_000)
+        started += cluster.start_program(
+            train, inside=network.inside(number), address=address, world=count, floats=300_000
+        )
         master.expect_registered(number)
     peers = by_id(started)
     for peer in started:
@@ -29,12 +35,12 @@ def start_hosts(cluster: Cluster, network: Network, count: int, *cuts: tuple[int
     return master, [peers[number] for number in range(1, count + 1)]
 
 
-BOTH = [(11, 12), (12, 11)]
+BOTH = [(1, 2), (2, 1)]
 
 
 @pytest.mark.parametrize("cuts", [BOTH, BOTH[:1], BOTH[1:]], ids=["both ways", "with the ring", "against the ring"])
 def test_the_ring_is_planned_around_a_cut_between_two_peers(
-    cluster: Cluster, network: Network, cuts: list[tuple[int, int]]
+    cluster: ProgramCluster, network: ShapedNetwork, cuts: list[tuple[int, int]]
 ) -> None:
     """Both peers live and reach everybody else: nobody is evicted, and all four go on."""
     master, peers = start_hosts(cluster, network, 4)
@@ -50,7 +56,7 @@ def test_the_ring_is_planned_around_a_cut_between_two_peers(
     check_same_bits(peers)
 
 
-def test_an_edge_that_cannot_be_connected_is_planned_around(cluster: Cluster, network: Network) -> None:
+def test_an_edge_that_cannot_be_connected_is_planned_around(cluster: ProgramCluster, network: ShapedNetwork) -> None:
     """The cable was cut before anybody came: neither end can dial the other, and the ring goes another way."""
     master, peers = start_hosts(cluster, network, 4, *BOTH)
     master.expect_log("neither end could connect it")
@@ -58,7 +64,7 @@ def test_an_edge_that_cannot_be_connected_is_planned_around(cluster: Cluster, ne
     check_same_bits(peers)
 
 
-def test_without_another_ring_one_end_of_a_cut_is_evicted(cluster: Cluster, network: Network) -> None:
+def test_without_another_ring_one_end_of_a_cut_is_evicted(cluster: ProgramCluster, network: ShapedNetwork) -> None:
     """Three peers have one ring only."""
     _, peers = start_hosts(cluster, network, 3)
     at = max(network.cut(*cut) for cut in BOTH)
@@ -68,20 +74,20 @@ def test_without_another_ring_one_end_of_a_cut_is_evicted(cluster: Cluster, netw
     check_same_bits(peers)
 
 
-def test_who_cannot_reach_the_master_is_evicted_in_time(cluster: Cluster, network: Network) -> None:
+def test_who_cannot_reach_the_master_is_evicted_in_time(cluster: ProgramCluster, network: ShapedNetwork) -> None:
     """It hears the master, but is not heard. Whether it can be told so is up to TCP, which misses acknowledgements."""
     _, peers = start_hosts(cluster, network, 3)
-    at = network.cut(13, 1)
+    at = network.cut(3, 0)
     for peer in peers[:2]:
         assert step_with(peer, 2, after=at)["at"] - at < EVICT_S + SLACK_S
     learns_that_it_is_out(peers[2])
     check_same_bits(peers)
 
 
-def test_whom_the_master_cannot_reach_is_evicted_in_time(cluster: Cluster, network: Network) -> None:
+def test_whom_the_master_cannot_reach_is_evicted_in_time(cluster: ProgramCluster, network: ShapedNetwork) -> None:
     """It is heard, but its heartbeats echo nothing new. It cannot be told, and gives the master up by itself."""
     master, peers = start_hosts(cluster, network, 3)
-    at = network.cut(1, 13)
+    at = network.cut(0, 3)
     for peer in peers[:2]:
         assert step_with(peer, 2, after=at)["at"] - at < EVICT_S + SLACK_S
     [gone] = master.events("peer_gone")
@@ -91,17 +97,18 @@ def test_whom_the_master_cannot_reach_is_evicted_in_time(cluster: Cluster, netwo
     check_same_bits(peers)
 
 
-def test_who_is_cut_off_entirely_is_evicted_in_time(cluster: Cluster, network: Network) -> None:
+def test_who_is_cut_off_entirely_is_evicted_in_time(cluster: ProgramCluster, network: ShapedNetwork) -> None:
     _, peers = start_hosts(cluster, network, 3)
-    at = network.unplug(13)
+    at = network.unplug(3)
     for peer in peers[:2]:
         assert step_with(peer, 2, after=at)["at"] - at < EVICT_S + SLACK_S
     learns_that_it_is_out(peers[2])
     check_same_bits(peers)
 
 
-def learns_that_it_is_out(peer: Peer) -> None:
+def learns_that_it_is_out(peer: Process) -> None:
     """It is told, or gives the master up by itself; its program is not left waiting."""
     until(
-        lambda: peer.said("evicted") or "MasterUnreachable" in str(peer.log.all), f"{peer.name} learns that it is out"
+        lambda: peer.reports("evicted") or "MasterUnreachable" in peer.stderr.text(),
+        f"{peer.name} learns that it is out",
     )

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from cluster import Cluster, until
 from probing import (
     SHORT,
     WINDOW_MS,
@@ -14,12 +13,13 @@ from probing import (
     start_nodes,
     windows_of,
 )
+from programs import ProgramCluster, until
 
 REPORT_TIMEOUT_MS = 1_000
 
 
 @pytest.mark.parametrize("count", [2, 4])
-def test_rounds_follow_each_other(cluster: Cluster, count: int) -> None:
+def test_rounds_follow_each_other(cluster: ProgramCluster, count: int) -> None:
     master = cluster.start_master(**SHORT)
     names = [f"n{number}" for number in range(count)]
     start_nodes(cluster, names)
@@ -31,7 +31,7 @@ def test_rounds_follow_each_other(cluster: Cluster, count: int) -> None:
     assert second["metrics"]["report_bytes"] > 0
 
 
-def test_a_killed_master_stops_nobody_and_rounds_go_on_above(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_killed_master_stops_nobody_and_rounds_go_on_above(cluster: ProgramCluster, tmp_path: Path) -> None:
     """Killed in the middle of a window; the nodes go on alone, and find the next master at the same port."""
     names = ["n0", "n1", "n2"]
     master = cluster.start_master(probe_export=tmp_path / "run", **SHORT)
@@ -40,7 +40,7 @@ def test_a_killed_master_stops_nobody_and_rounds_go_on_above(cluster: Cluster, t
     until(lambda: rounds_in(tmp_path / "run"), "a round of the first master is written")
     before = len(rounds_in(tmp_path / "run"))
     master.kill()
-    master.end()
+    master.wait()
     for node in nodes:
         node.expect_log("goes on alone")
     seen = {name: windows_of(tmp_path / name)[-1].window for name in names}
@@ -54,7 +54,7 @@ def test_a_killed_master_stops_nobody_and_rounds_go_on_above(cluster: Cluster, t
         check_never_back([line.round_id for line in windows_of(tmp_path / name)], may_repeat=True)
 
 
-def test_a_killed_node_is_named_as_missing_and_the_others_go_on(cluster: Cluster) -> None:
+def test_a_killed_node_is_named_as_missing_and_the_others_go_on(cluster: ProgramCluster) -> None:
     # A window that is long enough for this test to act inside it.
     master = cluster.start_master(**{**SHORT, "probe_window_ms": 2_000})
     nodes = start_nodes(cluster, ["n0", "n1", "n2"])
@@ -65,7 +65,9 @@ def test_a_killed_node_is_named_as_missing_and_the_others_go_on(cluster: Cluster
     rounds.whole("n0", "n2")
 
 
-def test_a_frozen_node_is_named_as_missing_and_comes_back_when_it_wakes(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_frozen_node_is_named_as_missing_and_comes_back_when_it_wakes(
+    cluster: ProgramCluster, tmp_path: Path
+) -> None:
     master = cluster.start_master(**SHORT)
     names = ["n0", "n1", "n2"]
     nodes = start_nodes(cluster, names, export=tmp_path)
@@ -81,7 +83,7 @@ def test_a_frozen_node_is_named_as_missing_and_comes_back_when_it_wakes(cluster:
         check_never_back([line.round_id for line in windows_of(tmp_path / name)], may_repeat=True)
 
 
-def test_a_restarted_node_is_part_of_the_next_graph(cluster: Cluster) -> None:
+def test_a_restarted_node_is_part_of_the_next_graph(cluster: ProgramCluster) -> None:
     master = cluster.start_master(**SHORT)
     nodes = start_nodes(cluster, ["n0", "n1"])
     rounds = Rounds(master)
@@ -91,7 +93,7 @@ def test_a_restarted_node_is_part_of_the_next_graph(cluster: Cluster) -> None:
     rounds.whole("n0", "n2")
 
 
-def test_nobody_waits_for_a_node_that_only_listens(cluster: Cluster) -> None:
+def test_nobody_waits_for_a_node_that_only_listens(cluster: ProgramCluster) -> None:
     """Even when it is frozen: a round that waited for it would last at least a window and the report timeout."""
     master = cluster.start_master(**SHORT)
     probing = ["n0", "n1", "n2"]
@@ -124,7 +126,7 @@ def _begin_ns(summary: dict[str, object]) -> int:
     return begin
 
 
-def test_a_full_disk_ends_the_log_of_the_run_and_nothing_else(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_full_disk_ends_the_log_of_the_run_and_nothing_else(cluster: ProgramCluster, tmp_path: Path) -> None:
     (tmp_path / "run.jsonl").symlink_to("/dev/full")
     master = cluster.start_master(probe_export=tmp_path, **SHORT)
     start_nodes(cluster, ["n0", "n1"])
@@ -134,10 +136,10 @@ def test_a_full_disk_ends_the_log_of_the_run_and_nothing_else(cluster: Cluster, 
     rounds.whole("n0", "n1")
 
 
-def test_a_directory_that_cannot_be_written_is_said_at_the_start(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_written_is_said_at_the_start(cluster: ProgramCluster, tmp_path: Path) -> None:
     (tmp_path / "logs").write_text("in the way")
     refused = cluster.start_command(
         "a master", "master", "--listen", "127.0.0.1:0", probe_export=tmp_path / "logs", log_level="error"
     )
-    assert refused.end() == 2
+    assert refused.wait() == 2
     refused.expect_log("cannot be written")

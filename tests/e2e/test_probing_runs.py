@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-from cluster import PATIENCE_S, Cluster, Command, Fact, Me, Peer, until
 from probing import SHORT, Rounds, clocked, rounds_in, start_nodes, windows_of
+from programs import WAIT_S, Message, Process, ProgramCluster, ProgramContext, until
 
 from ringfold.wire.probing import RoundId
 
@@ -24,30 +24,28 @@ PT1 = 1
 # The command line
 
 
-def probe(cluster: Cluster, *arguments: str, **settings: object) -> tuple[int, Command]:
+def probe(cluster: ProgramCluster, *arguments: str, **settings: object) -> tuple[int, Process]:
     """Run `ringfold probe ...` to its end; its exit status."""
     assert cluster.master is not None
     action, *options = arguments
     command = cluster.start_command(f"probe {action}", "probe", action, cluster.master.address, *options, **settings)
-    return command.end(PATIENCE_S), command
+    return command.wait(WAIT_S), command
 
 
-def answer_of(cluster: Cluster, *arguments: str) -> Fact:
+def answer_of(cluster: ProgramCluster, *arguments: str) -> Message:
     """The JSON that a command of steering prints."""
     status, command = probe(cluster, *arguments, "--json")
-    assert status == 0, command.quote()
+    assert status == 0, command.describe()
     return _printed(command)
 
 
-def _printed(command: Command) -> Fact:
+def _printed(command: Process) -> Message:
     """The one JSON object that a command printed, over one line or many."""
-    command.out.join()
-    lines = [fact["text"] if fact.keys() == {"text"} else json.dumps(fact) for fact in command.out.all]
-    printed: Fact = json.loads("\n".join(lines))
+    printed: Message = json.loads(command.stdout.text())
     return printed
 
 
-def test_probing_is_stopped_started_and_asked_for_one_round(cluster: Cluster, tmp_path: Path) -> None:
+def test_probing_is_stopped_started_and_asked_for_one_round(cluster: ProgramCluster, tmp_path: Path) -> None:
     master = cluster.start_master(probe_export=tmp_path / "run", **SHORT)
     names = ["n0", "n1"]
     start_nodes(cluster, names, export=tmp_path)
@@ -76,53 +74,53 @@ def test_probing_is_stopped_started_and_asked_for_one_round(cluster: Cluster, tm
         until(lambda windows=windows: labels <= {line.label for line in windows_of(windows)}, "a node's has")  # type: ignore[misc]
     status, shown = probe(cluster, "show")
     assert status == 0
-    shown.expect_text("(fence 1), kind master")
+    shown.expect_output("(fence 1), kind master")
 
 
-def test_a_round_without_nodes_is_refused_with_the_reason(cluster: Cluster) -> None:
+def test_a_round_without_nodes_is_refused_with_the_reason(cluster: ProgramCluster) -> None:
     cluster.start_master(**SHORT)
     status, command = probe(cluster, "round")
     assert status == 1
-    command.expect_text("there is nobody to probe")
+    command.expect_output("there is nobody to probe")
 
 
-def test_a_node_that_finds_another_program_at_the_masters_port_says_so(cluster: Cluster) -> None:
+def test_a_node_that_finds_another_program_at_the_masters_port_says_so(cluster: ProgramCluster) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         address = f"127.0.0.1:{other.getsockname()[1]}"
         node = cluster.start_command("a node", "probe", "--master", address)
-        other.settimeout(PATIENCE_S)
+        other.settimeout(WAIT_S)
         visitor, _ = other.accept()
         with visitor:
             visitor.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")
             node.expect_log("what listens there is no Ringfold master: it began with 'SSH-' (an SSH server?)")
 
 
-def test_a_wrong_token_is_refused_with_a_clear_error(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_wrong_token_is_refused_with_a_clear_error(cluster: ProgramCluster, tmp_path: Path) -> None:
     right, wrong = tmp_path / "right", tmp_path / "wrong"
     right.write_text("the token of this run")
     wrong.write_text("guessed")
     master = cluster.start_master(token_file=right, **SHORT)
     stranger = cluster.start_command("a stranger", "probe", "--master", master.address, token_file=wrong)
-    assert stranger.end() == 2
+    assert stranger.wait() == 2
     stranger.expect_log("wrong token")
     status, asking = probe(cluster, "stop", token_file=wrong)
     assert status == 2
     asking.expect_log("wrong token")
     friend = cluster.start_command("a friend", "probe", "--master", master.address, token_file=right)
-    friend.expect_text("of the master at")
+    friend.expect_output("of the master at")
 
 
 # Peers of a run
 
 
-def trains_and_probes(me: Me) -> None:
+def trains_and_probes(me: ProgramContext) -> None:
     """Reduce for ever, and say what the clock says, between two readings of the clock that both peers share."""
     from ringfold.runtime.clock import raw_ns
 
     with me.join(probe=True) as run:
         while run.group_size < me.options["world"]:
             run.update_topology(min_world=me.options["world"])
-        me.say("joined", peer=run.peer_id)
+        me.report("joined", peer=run.peer_id)
         ready = False
         step = 0
         while True:
@@ -130,23 +128,23 @@ def trains_and_probes(me: Me) -> None:
             step += 1
             if run.clock.is_ready and not ready:
                 ready = True
-                me.say("ready", step=step)
+                me.report("ready", step=step)
             # A step of a few milliseconds, as training has: probes and rounds get a core as well.
             select.select([0], [], [], 0.005)
-            if me.told():
-                me.hear("time")
+            if me.has_message():
+                me.receive("time")
                 before = raw_ns()
                 now = run.clock.now()
                 facts = {"earliest": now.earliest, "latest": now.latest, "ns": now.ns}
-                me.say("time", before=before, after=raw_ns(), step=step, **facts)
+                me.report("time", before=before, after=raw_ns(), step=step, **facts)
 
 
-def test_peers_that_probe_share_a_clock_while_they_train(cluster: Cluster) -> None:
+def test_peers_that_probe_share_a_clock_while_they_train(cluster: ProgramCluster) -> None:
     master = cluster.start_master(**SHORT)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
         # Somebody else has the UDP port of the first data port: the peers take others.
         other.bind(("127.0.0.1", 0))
-        peers = cluster.start(trains_and_probes, 2, world=2, join={"port": other.getsockname()[1]})
+        peers = cluster.start_program(trains_and_probes, 2, world=2, join={"port": other.getsockname()[1]})
         for peer in peers:
             peer.expect("ready")
     Rounds(master).whole("p0", "p1")
@@ -163,23 +161,23 @@ def test_peers_that_probe_share_a_clock_while_they_train(cluster: Cluster) -> No
         assert 0 <= link["loss"] < 1
 
 
-def _time(peer: Peer) -> Fact:
-    peer.tell("time")
+def _time(peer: Process) -> Message:
+    peer.send("time")
     return peer.expect("time")
 
 
-def _links(cluster: Cluster) -> list[Fact]:
+def _links(cluster: ProgramCluster) -> list[Message]:
     assert cluster.master is not None
     status = cluster.start_command("status", "status", cluster.master.address, "--json")
-    assert status.end() == 0
-    links: list[Fact] = _printed(status)["links"]
+    assert status.wait() == 0
+    links: list[Message] = _printed(status)["links"]
     return links
 
 
 # Strangers at the port
 
 
-def counted_node(me: Me) -> None:
+def counted_node(me: ProgramContext) -> None:
     """A node that says its number and port, and on demand what its prober has counted. It is known at `port`."""
     from ringfold.probe.nodes.joined import JoinedNode
     from ringfold.probe.nodes.prober import ProbeSocket
@@ -188,38 +186,38 @@ def counted_node(me: Me) -> None:
 
     async def run() -> None:
         prober = ProbeSocket(0, "127.0.0.1")
-        me.say("port", port=prober.port)
-        known_at = me.hear("known at")["port"]
+        me.report("port", port=prober.port)
+        known_at = me.receive("known at")["port"]
         node = JoinedNode(
             [me.address], b"", name=me.options["name"], host="here", addresses=["127.0.0.1"], port=known_at,
-            on_connected=lambda _, number: me.say("connected", node=number),
+            on_connected=lambda _, number: me.report("connected", node=number),
         )  # fmt: skip
         node.shell = NodeShell(RoundNode(), prober, node.send, lambda clock: None)
         stop = asyncio.Event()
         living = asyncio.create_task(node.run(stop))
         while True:
-            await asyncio.to_thread(me.hear, "stats")
+            await asyncio.to_thread(me.receive, "stats")
             assert not living.done()
             stats = prober.stats()
-            me.say("stats", **{name: getattr(stats, name) for name in stats.__struct_fields__})
+            me.report("stats", **{name: getattr(stats, name) for name in stats.__struct_fields__})
 
     asyncio.run(run())
 
 
-def _start_counted(cluster: Cluster, name: str) -> tuple[Peer, int]:
+def _start_counted(cluster: ProgramCluster, name: str) -> tuple[Process, int]:
     peer = cluster.start_one(counted_node, name=name)
     return peer, peer.expect("port")["port"]
 
 
-def _stats(peer: Peer) -> Fact:
-    peer.tell("stats")
+def _stats(peer: Process) -> Message:
+    peer.send("stats")
     return peer.expect("stats")
 
 
-def test_garbage_and_spoofed_packets_are_counted_and_ignored(cluster: Cluster) -> None:
+def test_garbage_and_spoofed_packets_are_counted_and_ignored(cluster: ProgramCluster) -> None:
     master = cluster.start_master(**SHORT)
     victim, port = _start_counted(cluster, "n0")
-    victim.tell("known at", port=port)
+    victim.send("known at", port=port)
     me = victim.expect("connected")["node"]
     start_nodes(cluster, ["n1"])
     rounds = Rounds(master)
@@ -246,12 +244,12 @@ def _probe(src: int, dst: int, sequence: int, tag: bytes) -> bytes:
     return head + sequence.to_bytes(6, "little") + tag
 
 
-def test_replayed_packets_are_counted_and_ignored(cluster: Cluster) -> None:
+def test_replayed_packets_are_counted_and_ignored(cluster: ProgramCluster) -> None:
     """A relay stands before a node, as a NAT would; it keeps what it passed on, and says it again later."""
     master = cluster.start_master(**SHORT)
     victim, port = _start_counted(cluster, "n0")
     with Relay(port).running() as relay:
-        victim.tell("known at", port=relay.port)
+        victim.send("known at", port=relay.port)
         victim.expect("connected")
         start_nodes(cluster, ["n1"])
         rounds = Rounds(master)
@@ -289,7 +287,7 @@ class Relay:
                 # An empty packet of our own wakes the thread that waits in it.
                 end.sendto(b"", end.getsockname())
             for thread in threads:
-                thread.join(PATIENCE_S)
+                thread.join(WAIT_S)
             for end in (self._outer, self._inner):
                 end.close()
 

@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import pytest
-from cluster import Cluster, Me, by_id
+from programs import ProgramCluster, ProgramContext, by_id
 from training import check_same_bits, end_training, gradients, start_training, step_with
 
 import ringfold as rf
@@ -183,39 +183,39 @@ def test_what_cannot_be_quantised_is_refused_before_anything_is_sent(master: Mas
 
 
 @pytest.mark.parametrize("world", [2, 3, 4])
-def test_processes_agree_on_every_bit(cluster: Cluster, world: int) -> None:
+def test_processes_agree_on_every_bit(cluster: ProgramCluster, world: int) -> None:
     cluster.start_master()
     end_training(start_training(cluster, world, quantize="minmax8"))
 
 
-def test_survivors_go_on_after_a_kill_in_the_middle_of_an_op(cluster: Cluster) -> None:
+def test_survivors_go_on_after_a_kill_in_the_middle_of_an_op(cluster: ProgramCluster) -> None:
     cluster.start_master()
     peers = start_training(cluster, 3, quantize="zeroscale8", floats=3_000_000, strike="SIGKILL")
-    peers[1].tell("strike")
+    peers[1].send("strike")
     at = peers[1].expect("striking")["at"]
     for peer in (peers[0], peers[2]):
         step_with(peer, 2, after=at)
     check_same_bits(peers)
 
 
-def test_without_retry_a_death_in_the_middle_leaves_the_buffer_as_it_was(cluster: Cluster) -> None:
+def test_without_retry_a_death_in_the_middle_leaves_the_buffer_as_it_was(cluster: ProgramCluster) -> None:
     cluster.start_master()
-    peers = by_id(cluster.start(die_in_the_middle, 3))
+    peers = by_id(cluster.start_program(die_in_the_middle, 3))
     for peer in (peers[1], peers[3]):
         lost = peer.expect("lost")
         assert lost["error"] == "PeerLost"
         assert lost["intact"]
         assert peer.expect("reduced")["contributors"] == 2
-        peer.finish()
+        peer.wait_success()
 
 
-def die_in_the_middle(me: Me) -> None:
-    """Peer 2 kills itself when final values reach it: then the peer before it in the ring has written them, too."""
+def die_in_the_middle(me: ProgramContext) -> None:
+    """Process 2 kills itself when final values reach it: then the peer before it in the ring has written them, too."""
     count = 8_000_000
     with me.join() as run:
         while run.group_size < 3:
             run.update_topology(min_world=3)
-        me.say("joined", peer=run.peer_id)
+        me.report("joined", peer=run.peer_id)
         buffer = gradients(run.peer_id, 0, count)
         before = buffer.copy()
         if run.peer_id == 2:
@@ -228,7 +228,7 @@ def die_in_the_middle(me: Me) -> None:
                 run.all_reduce(buffer, retry=False, quantize="minmax8")
             finally:
                 facts["intact"] = buffer.tobytes() == before.tobytes()
-        me.say("reduced", contributors=len(run.all_reduce(buffer, quantize="minmax8").contributors))
+        me.report("reduced", contributors=len(run.all_reduce(buffer, quantize="minmax8").contributors))
 
 
 def _kill_this_once_changed(samples: npt.NDArray[np.float32], before: npt.NDArray[np.float32]) -> None:

@@ -2,15 +2,15 @@
 
 import numpy as np
 import pytest
-from cluster import Cluster, Me, Peer
+from programs import Process, ProgramCluster, ProgramContext
 
 pytestmark = pytest.mark.waiting
 
 COUNT = 50_000
 
 
-def train(me: Me) -> None:
-    """Steps until the run is told to stop. Peer `frozen` stops itself where it is told to.
+def train(me: ProgramContext) -> None:
+    """Steps until the run is told to stop. Process `frozen` stops itself where it is told to.
 
     `at`: "op" before the first op of a step, "later" before the second, "between" after the last.
     """
@@ -33,7 +33,7 @@ def train(me: Me) -> None:
     with me.join() as run:
         while run.group_size < me.options["world"]:
             run.update_topology(min_world=me.options["world"])
-        me.say("joined", peer=run.peer_id)
+        me.report("joined", peer=run.peer_id)
         try:
             check_every = 1 if at == "between" else 1_000
             for step in run.steps(state, check_every=check_every, rejoin=me.options.get("rejoin", True)):
@@ -43,27 +43,27 @@ def train(me: Me) -> None:
                 info = step.all_reduce(gradients, op="avg")
                 assert (gradients == 1.0 + step.number).all(), "an average over those that computed it for this step"
                 freeze("later")
-                stop = np.full(COUNT, me.told(), np.int64)  # so large that nobody has it before all have sent it
+                stop = np.full(COUNT, me.has_message(), np.int64)  # so large that nobody has it before all have sent it
                 step.all_reduce(stop, op="max")
                 weights += gradients - step.number
-                me.say("step", number=step.number, before=before, peer=run.peer_id, world=len(info.contributors))
+                me.report("step", number=step.number, before=before, peer=run.peer_id, world=len(info.contributors))
                 freeze("between")
                 if stop[0]:
                     break
         except rf.Evicted as error:
-            me.say("evicted", words=str(error))
+            me.report("evicted", words=str(error))
             return
-        me.say("end", revision=state.revision, number=step.number, weights=[weights.min(), weights.max()])
+        me.report("end", revision=state.revision, number=step.number, weights=[weights.min(), weights.max()])
 
 
-def start(cluster: Cluster, **options: object) -> tuple[list[Peer], Peer]:
+def start(cluster: ProgramCluster, **options: object) -> tuple[list[Process], Process]:
     """Two peers, and one that freezes; all three train."""
-    peers = cluster.start(train, 2, world=3, **options)
+    peers = cluster.start_program(train, 2, world=3, **options)
     return peers, cluster.start_one(train, world=3, freezes=True, **options)
 
 
 @pytest.mark.parametrize("at", ["op", "between"])
-def test_a_frozen_peer_comes_back_by_itself_and_goes_on_with_the_others(cluster: Cluster, at: str) -> None:
+def test_a_frozen_peer_comes_back_by_itself_and_goes_on_with_the_others(cluster: ProgramCluster, at: str) -> None:
     cluster.start_master()
     peers, sleeper = start(cluster, at=at)
     sleeper.wait_frozen()
@@ -74,21 +74,21 @@ def test_a_frozen_peer_comes_back_by_itself_and_goes_on_with_the_others(cluster:
         peer.expect("step", world=3, timeout_s=40)
         while peer.expect("step", world=3)["number"] < 12:
             pass
-    assert "evicted" not in {fact.get("say") for fact in sleeper.out.all}
-    back = next(fact for fact in sleeper.said("step") if fact["peer"] == 4)
+    assert "evicted" not in {message.get("what") for message in sleeper.messages}
+    back = next(fact for fact in sleeper.reports("step") if fact["peer"] == 4)
     if at == "op":
         assert back["number"] > back["before"], "the step that it was in becomes the group's"
-    peers[0].tell()
+    peers[0].send()
     ends = [peer.expect("end") for peer in [*peers, sleeper]]
     for end in ends:
         # Every step adds exactly one: to the weights of the peer that came back as well.
         assert end["weights"] == [end["number"] + 1] * 2
     for peer in [*peers, sleeper]:
-        peer.finish()
+        peer.wait_success()
 
 
 @pytest.mark.parametrize(("at", "rejoin"), [("later", True), ("op", False)])
-def test_where_it_cannot_follow_the_eviction_is_raised(cluster: Cluster, at: str, rejoin: bool) -> None:
+def test_where_it_cannot_follow_the_eviction_is_raised(cluster: ProgramCluster, at: str, rejoin: bool) -> None:
     cluster.start_master()
     peers, sleeper = start(cluster, at=at, rejoin=rejoin)
     sleeper.wait_frozen()
@@ -96,8 +96,8 @@ def test_where_it_cannot_follow_the_eviction_is_raised(cluster: Cluster, at: str
         peer.expect("step", world=2)
     sleeper.thaw()
     assert "join again" in sleeper.expect("evicted")["words"]
-    sleeper.finish()
-    peers[0].tell()
+    sleeper.wait_success()
+    peers[0].send()
     for peer in peers:
         peer.expect("end")
-        peer.finish()
+        peer.wait_success()

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cluster import Cluster, Fact, Me, Peer
 from ports import free_port
+from programs import Message, Process, ProgramCluster, ProgramContext
 
 pytestmark = pytest.mark.waiting
 
 COUNT = 50_000
 
 
-def train(me: Me) -> None:
+def train(me: ProgramContext) -> None:
     """`steps` with a checkpoint every 5 steps. Each step adds ones, so that the weights tell how many there were."""
     import ringfold as rf
 
@@ -26,22 +26,22 @@ def train(me: Me) -> None:
     if me.options.get("directory"):
         chosen |= {"checkpoint": me.options["directory"], "every": 5}
     with me.join() as run:
-        me.say("joined", peer=run.peer_id)
+        me.report("joined", peer=run.peer_id)
         with me.failing("failed") if me.options.get("fails") else nullcontext():
             for step in run.steps(state, **chosen):
                 ones = np.ones(COUNT, np.float32)
                 step.all_reduce(ones, op="avg")
                 weights += ones
-                me.say("step", number=step.number, weight=weights[-1])
+                me.report("step", number=step.number, weight=weights[-1])
                 if step.number in me.options.get("pauses", ()):
-                    me.hear()
-    me.say("end", revision=state.revision)
+                    me.receive()
+    me.report("end", revision=state.revision)
 
 
 class Stage:
     """A master with a journal that can be started again in its place, and peers with names and disks of their own."""
 
-    def __init__(self, cluster: Cluster, tmp_path: Path, run: str = "default", **settings: object) -> None:
+    def __init__(self, cluster: ProgramCluster, tmp_path: Path, run: str = "default", **settings: object) -> None:
         self.cluster, self.path, self.run, self.settings = cluster, tmp_path, run, settings
         self.port = free_port()
         self.start_master()
@@ -50,7 +50,7 @@ class Stage:
         journal = self.path / "journal.db"
         self.master = self.cluster.start_master(listen=f"127.0.0.1:{self.port}", journal=journal, **self.settings)
 
-    def start(self, *names: str, **options: object) -> list[Peer]:
+    def start(self, *names: str, **options: object) -> list[Process]:
         options = {"min_world": len(names), **options}
         return [
             self.cluster.start_one(
@@ -59,11 +59,11 @@ class Stage:
             for name in names
         ]
 
-    def kill(self, peers: list[Peer], *, master: bool = False) -> None:
+    def kill(self, peers: list[Process], *, master: bool = False) -> None:
         for each in (*peers, self.master) if master else peers:
             each.kill()
         for each in (*peers, self.master) if master else peers:
-            each.end()
+            each.wait()
         if master:
             self.start_master()
 
@@ -77,14 +77,14 @@ class Stage:
             path.unlink()
 
 
-def all_at(peers: list[Peer], number: int) -> None:
+def all_at(peers: list[Process], number: int) -> None:
     for peer in peers:
         peer.expect("step", number=number)
 
 
-def first_step(peers: list[Peer]) -> int:
+def first_step(peers: list[Process]) -> int:
     """Where all of them began, and that the weights were those of this step."""
-    facts: list[Fact] = [peer.expect("step") for peer in peers]
+    facts: list[Message] = [peer.expect("step") for peer in peers]
     assert {fact["weight"] for fact in facts} == {facts[0]["number"] + 1}
     assert len({fact["number"] for fact in facts}) == 1
     return int(facts[0]["number"])
@@ -92,7 +92,7 @@ def first_step(peers: list[Peer]) -> int:
 
 @pytest.mark.parametrize("master", ["is there", "is killed, too"])
 def test_a_run_that_was_synced_after_its_last_checkpoint_goes_on_from_that(
-    cluster: Cluster, tmp_path: Path, master: str
+    cluster: ProgramCluster, tmp_path: Path, master: str
 ) -> None:
     """A join makes all sync at revision 13. The newest checkpoint is that of 10."""
     stage = Stage(cluster, tmp_path)
@@ -101,7 +101,7 @@ def test_a_run_that_was_synced_after_its_last_checkpoint_goes_on_from_that(
     newcomer = stage.start("c", min_world=2, pauses=[14])
     stage.master.expect_registered(3)
     for peer in peers:
-        peer.tell("go on")
+        peer.send("go on")
     assert first_step(newcomer) == 13
     all_at([*peers, *newcomer], 14)
     stage.kill([*peers, *newcomer], master=master == "is killed, too")
@@ -109,10 +109,10 @@ def test_a_run_that_was_synced_after_its_last_checkpoint_goes_on_from_that(
     peers = stage.start("a", "b", "c", until=20)
     assert first_step(peers) == 10
     for peer in peers:
-        peer.finish()
+        peer.wait_success()
         peer.expect_log("revision 13 is lost with all peers that had it: the run goes on from revision 10 of peer ")
         peer.expect_log("3 steps are lost")
-        assert peer.said("end")[0]["revision"] == 20
+        assert peer.reports("end")[0]["revision"] == 20
     [told] = stage.master.events("state_rolled_back")
     assert (told["rollback"]["revision"], told["rollback"]["lost"]) == (10, 13)
     assert stage.revisions("c") == [20, 15]
@@ -120,7 +120,7 @@ def test_a_run_that_was_synced_after_its_last_checkpoint_goes_on_from_that(
 
 @pytest.mark.parametrize("holder", ["another", "the same"])
 def test_an_abandoned_checkpoint_does_not_win_although_its_revision_is_higher(
-    cluster: Cluster, tmp_path: Path, holder: str
+    cluster: ProgramCluster, tmp_path: Path, holder: str
 ) -> None:
     """The right one is on another disk, or behind the abandoned one on the same disk."""
     stage = Stage(cluster, tmp_path, resume_wait_s=1)
@@ -144,14 +144,16 @@ def test_an_abandoned_checkpoint_does_not_win_although_its_revision_is_higher(
     peers = [*stage.start("a", "b", **how), *stage.start("c", directory=None, **how)]
     assert first_step(peers) == 10
     for peer in peers:
-        peer.finish()
+        peer.wait_success()
         peer.expect_log("revision 13 is lost with all peers that had it: the run goes on from revision 10 of peer ")
     if holder == "the same":
         peers[0].expect_log("revision 10 was loaded, for the run to go on from")
     peers[0].expect_log("the checkpoint of revision 15 that was loaded here is not used: it belongs to a branch")
 
 
-def test_the_first_to_come_back_waits_for_the_one_with_the_newest_checkpoint(cluster: Cluster, tmp_path: Path) -> None:
+def test_the_first_to_come_back_waits_for_the_one_with_the_newest_checkpoint(
+    cluster: ProgramCluster, tmp_path: Path
+) -> None:
     stage = Stage(cluster, tmp_path)
     peers = stage.start("a", "b", pauses=[17], check_every=1)
     all_at(peers, 17)
@@ -163,14 +165,16 @@ def test_the_first_to_come_back_waits_for_the_one_with_the_newest_checkpoint(clu
     status = [sys.executable, "-m", "ringfold.cli", "status", f"127.0.0.1:{stage.port}", "--json"]
     shown = subprocess.run(status, capture_output=True, text=True, check=True).stdout
     assert "revision 17 is lost; before a checkpoint is taken, 'a' may come: for another" in shown
-    assert not first.said("step")
+    assert not first.reports("step")
     peers = [first, *stage.start("a", min_world=1, until=19)]
     assert first_step(peers) == 15
     for peer in peers:
-        peer.finish()
+        peer.wait_success()
 
 
-def test_without_any_checkpoint_the_error_says_what_to_do_and_that_works(cluster: Cluster, tmp_path: Path) -> None:
+def test_without_any_checkpoint_the_error_says_what_to_do_and_that_works(
+    cluster: ProgramCluster, tmp_path: Path
+) -> None:
     """In a run that has a name of its own: the default run would begin again."""
     stage = Stage(cluster, tmp_path, run="nightly")
     peers = [*stage.start("a", min_world=1, until=100, pauses=[3], check_every=1)]
@@ -183,7 +187,7 @@ def test_without_any_checkpoint_the_error_says_what_to_do_and_that_works(cluster
     assert "start all peers with rollback=True" in failed["words"]
     assert "start a peer that has them, with steps(state, checkpoint=DIR)" in failed["words"]
     assert "to begin run nightly again: `ringfold runs forget nightly`" in failed["words"]
-    peer.finish()
+    peer.wait_success()
     [peer] = stage.start("a", rollback=True, until=5)
     assert first_step([peer]) == 0
-    peer.finish()
+    peer.wait_success()

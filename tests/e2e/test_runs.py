@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cluster import Cluster, Me, Peer, until
 from ports import free_port, free_ports
+from programs import Process, ProgramCluster, ProgramContext, until
 from test_failover import check_no_step_is_lost, start_on
 from training import end_training, start_training, step_with
 
@@ -22,68 +22,68 @@ pytestmark = pytest.mark.waiting
 TOKEN = "a token of 16 bytes or more"
 
 
-def learn(me: Me) -> None:
+def learn(me: ProgramContext) -> None:
     """A loop with a state, from step to step. It says each step, and pauses for ever at `pause_at`."""
     weights = np.zeros(1_000, np.float32)
     options = me.options
     with me.join() as run:
-        me.say("joined", peer=run.peer_id, members=run.members)
+        me.report("joined", peer=run.peer_id, members=run.members)
         state = rf.SharedState(weights=weights)
         world = options.get("world", 1)
         for step in run.steps(state, until=options.get("until", 10), min_world=world, check_every=1):
             gradient = np.ones(1_000, np.float32)
             step.all_reduce(gradient, op="avg")
             weights += gradient
-            me.say("step", number=step.number, weight=float(weights[0]))
+            me.report("step", number=step.number, weight=float(weights[0]))
             if step.number == options.get("pause_at"):
-                me.hear()
-        me.say("end", revision=state.revision)
+                me.receive()
+        me.report("end", revision=state.revision)
 
 
-def try_to_learn(me: Me) -> None:
+def try_to_learn(me: ProgramContext) -> None:
     with me.failing("failed"):
         learn(me)
 
 
-def kill(peers: list[Peer]) -> None:
+def kill(peers: list[Process]) -> None:
     for peer in peers:
         peer.kill()
-        peer.end()
+        peer.wait()
 
 
-def forget(cluster: Cluster, name: str) -> None:
+def forget(cluster: ProgramCluster, name: str) -> None:
     assert cluster.master is not None
     command = cluster.start_command("forget", "runs", "forget", name, cluster.master.address)
-    command.expect_text(f"run {name} is forgotten")
-    assert command.end() == 0
+    command.expect_output(f"run {name} is forgotten")
+    assert command.wait() == 0
 
 
-def states(cluster: Cluster) -> dict[str, tuple[str, int]]:
+def states(cluster: ProgramCluster) -> dict[str, tuple[str, int]]:
     assert cluster.master is not None
     with master_client.connect([cluster.master.address], b"") as connection:
         return {run.name: (run.state, run.revision) for run in connection.runs().runs}
 
 
-def test_after_a_killed_test_run_the_next_one_begins_at_once(cluster: Cluster) -> None:
+def test_after_a_killed_test_run_the_next_one_begins_at_once(cluster: ProgramCluster) -> None:
     """Nobody names the run, and nobody has a checkpoint: then nobody wants the lost state back."""
     master = cluster.start_master()
-    peers = cluster.start(learn, 2, world=2, pause_at=5)
+    peers = cluster.start_program(learn, 2, world=2, pause_at=5)
     for peer in peers:
         peer.expect("step", number=5)
     kill(peers)
-    again = cluster.start(learn, 2, world=2)
+    again = cluster.start_program(learn, 2, world=2)
     for peer in again:
         assert peer.expect("step")["number"] == 0
         peer.expect("end", revision=10)
-        peer.finish()
+        peer.wait_success()
     master.expect_log("run default begins again, as incarnation 2: it was abandoned at revision")
 
 
-def test_the_end_of_a_named_run_is_final_until_it_is_forgotten(cluster: Cluster) -> None:
+def test_the_end_of_a_named_run_is_final_until_it_is_forgotten(cluster: ProgramCluster) -> None:
     cluster.start_master()
     named = {"run": "nightly-7"}
-    for peer in cluster.start(learn, 2, world=2, join=named):
-        peer.finish()
+    for peer in cluster.start_program(learn, 2, world=2, join=named):
+        peer.wait_success()
     late = cluster.start_one(try_to_learn, join=named)
     failed = late.expect("failed", error="ConfigError")
     assert "run nightly-7 finished at revision 10" in failed["words"]
@@ -93,34 +93,36 @@ def test_the_end_of_a_named_run_is_final_until_it_is_forgotten(cluster: Cluster)
     forget(cluster, "nightly-7")
     again = cluster.start_one(learn, join=named)
     again.expect("end", revision=10)
-    again.finish()
+    again.wait_success()
 
 
-def test_a_named_run_that_was_killed_keeps_its_lost_state(cluster: Cluster) -> None:
+def test_a_named_run_that_was_killed_keeps_its_lost_state(cluster: ProgramCluster) -> None:
     cluster.start_master()
     named = {"run": "nightly-7"}
     victim = cluster.start_one(learn, join=named, pause_at=5)
     victim.expect("step", number=5)
     refused = cluster.start_command("forget", "runs", "forget", "nightly-7", "--master", cluster.master.address)  # type: ignore[union-attr]
     refused.expect_log("run nightly-7 has 1 peers: stop them first")
-    assert refused.end() != 0
+    assert refused.wait() != 0
     kill([victim])
     heir = cluster.start_one(try_to_learn, join=named)
     assert "`ringfold runs forget nightly-7`" in heir.expect("failed", error="StateLost")["words"]
-    heir.finish()
+    heir.wait_success()
     assert states(cluster)["nightly-7"][0] == "abandoned"
     forget(cluster, "nightly-7")
-    cluster.start_one(learn, join=named).finish()
+    cluster.start_one(learn, join=named).wait_success()
 
 
-def test_a_run_goes_on_bit_by_bit_while_others_are_killed_finish_and_begin(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_run_goes_on_bit_by_bit_while_others_are_killed_finish_and_begin(
+    cluster: ProgramCluster, tmp_path: Path
+) -> None:
     port = free_port()
     master = start_on(cluster, port, tmp_path / "journal.db")
     going = start_training(cluster, 2, floats=10_000, join={"run": "going"})
     killed = start_training(cluster, 2, floats=10_000, join={"run": "killed"})
     kill(killed)
-    for peer in cluster.start(learn, 2, world=2, join={"run": "short"}):
-        peer.finish()
+    for peer in cluster.start_program(learn, 2, world=2, join={"run": "short"}):
+        peer.wait_success()
     for peer in going:
         step_with(peer, 2)
     until(lambda: states(cluster)["killed"][0] == "abandoned", "the death of the others is noticed")
@@ -132,15 +134,15 @@ def test_a_run_goes_on_bit_by_bit_while_others_are_killed_finish_and_begin(clust
         assert len(event["ring"]) <= 2
 
 
-def test_a_standby_takes_over_all_runs(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_standby_takes_over_all_runs(cluster: ProgramCluster, tmp_path: Path) -> None:
     one, two = free_ports(2)
     leader = start_on(cluster, one, tmp_path / "journal.db", evidence="master")
     leader.expect_log("leading with fence 1")
     standby = start_on(cluster, two, tmp_path / "journal.db", evidence="master")
     standby.expect_log("stands by")
     where = f"{leader.address},{standby.address}"
-    for peer in cluster.start(learn, 1, join={"run": "over"}, address=where):
-        peer.finish()
+    for peer in cluster.start_program(learn, 1, join={"run": "over"}, address=where):
+        peer.wait_success()
     names = ("a", "b", "default")
     runs = [start_training(cluster, 2, floats=10_000, join={"run": run}, address=where) for run in names]
     killed = leader.kill()
@@ -154,7 +156,7 @@ def test_a_standby_takes_over_all_runs(cluster: Cluster, tmp_path: Path) -> None
     assert {found[name][0] for name in names} == {"running"}
     for peers in runs:
         check_no_step_is_lost(peers)
-    assert not any(peer.said("evicted") for peers in runs for peer in peers)
+    assert not any(peer.reports("evicted") for peers in runs for peer in peers)
 
 
 def test_a_token_is_proven_for_a_run() -> None:
@@ -173,27 +175,27 @@ def test_a_name_that_cannot_be_is_an_error_before_anything_is_tried() -> None:
         rf.join("127.0.0.1:1", run="a b")
 
 
-def test_the_commands_show_runs(cluster: Cluster) -> None:
+def test_the_commands_show_runs(cluster: ProgramCluster) -> None:
     master = cluster.start_master()
     peers = start_training(cluster, 2, join={"run": "a"}, floats=1_000)
     listed = cluster.start_command("runs", "runs", master.address, "--json")
-    assert listed.end() == 0
-    runs = json.loads("".join(json.dumps(fact) if "text" not in fact else fact["text"] for fact in listed.out.all))
+    assert listed.wait() == 0
+    runs = json.loads(listed.stdout.text())
     assert [(run["name"], run["state"], run["peers"]) for run in runs["runs"]] == [("a", "running", 2)]
     shown = cluster.start_command("status", "status", master.address)
-    shown.expect_text("run a of ")
+    shown.expect_output("run a of ")
     wrong = cluster.start_command("status", "status", master.address, "--run", "b")
     wrong.expect_log("there is no run b here; there are: a")
     late = cluster.start_one(learn, pause_at=5)
     late.expect("step", number=5)
     both = cluster.start_command("status", "status", master.address)
-    both.expect_text("it serves other runs, too: a")
-    late.tell()
-    late.finish()
+    both.expect_output("it serves other runs, too: a")
+    late.send()
+    late.wait_success()
     end_training(peers)
 
 
-def host_or_join(me: Me) -> None:
+def host_or_join(me: ProgramContext) -> None:
     """The same script in every process: one of them hosts the master."""
     with me.join(host_master=True) as run:
         while run.group_size < me.options["world"]:
@@ -201,46 +203,46 @@ def host_or_join(me: Me) -> None:
         total = np.ones(10, np.float32)
         if run.group_size > 1:
             run.all_reduce(total, op="sum")
-        me.say("reduced", total=float(total[0]), peer=run.peer_id)
-        me.hear()
+        me.report("reduced", total=float(total[0]), peer=run.peer_id)
+        me.receive()
         if me.options.get("outlives"):
             with me.failing("lost"):
                 run.all_reduce(total)
                 run.update_topology()
 
 
-def test_the_same_script_in_several_processes_has_one_master(cluster: Cluster) -> None:
+def test_the_same_script_in_several_processes_has_one_master(cluster: ProgramCluster) -> None:
     """Started at the same instant, in any order: whoever is first hosts."""
     port = free_port()
     for _ in range(2):
-        peers = cluster.start(host_or_join, 3, address=f"127.0.0.1:{port}", world=3)
+        peers = cluster.start_program(host_or_join, 3, address=f"127.0.0.1:{port}", world=3)
         facts = [peer.expect("reduced", total=3.0) for peer in peers]
         assert sorted(fact["peer"] for fact in facts) == [1, 2, 3]
         # Who hosts ends last, so that the others leave in peace: it is the first peer.
         for _, peer in sorted(zip([fact["peer"] for fact in facts], peers, strict=True), key=lambda pair: -pair[0]):
-            peer.tell()
-            peer.finish()
+            peer.send()
+            peer.wait_success()
 
 
-def test_who_hosts_is_replaced_after_it_was_killed(cluster: Cluster) -> None:
+def test_who_hosts_is_replaced_after_it_was_killed(cluster: ProgramCluster) -> None:
     port = free_port()
-    [first] = cluster.start(host_or_join, 1, address=f"127.0.0.1:{port}", world=1)
+    [first] = cluster.start_program(host_or_join, 1, address=f"127.0.0.1:{port}", world=1)
     first.expect("reduced", total=1.0)
     kill([first])
-    [second] = cluster.start(host_or_join, 1, address=f"127.0.0.1:{port}", world=1)
+    [second] = cluster.start_program(host_or_join, 1, address=f"127.0.0.1:{port}", world=1)
     second.expect("reduced", total=1.0)
-    second.tell()
-    second.finish()
+    second.send()
+    second.wait_success()
 
 
-def test_the_end_of_the_host_is_the_end_of_the_run(cluster: Cluster) -> None:
+def test_the_end_of_the_host_is_the_end_of_the_run(cluster: ProgramCluster) -> None:
     port = free_port()
-    peers = cluster.start(host_or_join, 2, address=f"127.0.0.1:{port}", world=2, outlives=True)
+    peers = cluster.start_program(host_or_join, 2, address=f"127.0.0.1:{port}", world=2, outlives=True)
     by_peer = {peer.expect("reduced", total=2.0)["peer"]: peer for peer in peers}
     kill([by_peer[1]])
-    by_peer[2].tell()
+    by_peer[2].send()
     by_peer[2].expect("lost", error="MasterUnreachable")
-    by_peer[2].finish()
+    by_peer[2].wait_success()
 
 
 def test_a_run_that_breaks_in_the_master_goes_on_from_its_journal(

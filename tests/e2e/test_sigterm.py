@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cluster import Cluster, Me, Peer, until
+from programs import Process, ProgramCluster, ProgramContext, until
 
 pytestmark = pytest.mark.waiting
 
@@ -19,7 +19,7 @@ LONG_S = 600.0
 """A grace that no test waits for."""
 
 
-def train(me: Me) -> None:
+def train(me: ProgramContext) -> None:
     """A loop of steps that add one to each weight. Options, all optional:
 
     `grace_s`: the setting. `pause_in`: the step in which the program waits for the test before its op; `pause_after`:
@@ -36,69 +36,69 @@ def train(me: Me) -> None:
     weights = np.zeros(COUNT, np.float32)
     state = rf.SharedState(weights=weights)
     with me.join() as run:
-        me.say("joined", peer=run.peer_id)
+        me.report("joined", peer=run.peer_id)
         for step in run.steps(state, **{"min_world": 3, **options.get("loop", {})}):
-            me.say("begins", number=step.number)
+            me.report("begins", number=step.number)
             if step.number == options.get("pause_in"):
-                me.say("paused", number=step.number)
-                me.hear()
+                me.report("paused", number=step.number)
+                me.receive()
             if step.number == 0 and options.get("fork"):
                 fork(me)
             if step.number == options.get("careless_in"):
-                me.say("careless")
+                me.report("careless")
                 with contextlib.suppress(rf.RingfoldError):
                     run.barrier(tag=5)
                 weights += 1
                 continue
             if options.get("twice"):
                 step.all_reduce(np.ones(1))
-                me.say("half", number=step.number)
+                me.report("half", number=step.number)
                 if step.number == options.get("pause_between"):
-                    me.say("paused", number=step.number)
-                    me.hear()
+                    me.report("paused", number=step.number)
+                    me.receive()
             ones = np.ones(COUNT, np.float32)
             info = step.all_reduce(ones, op="avg")
             weights += ones
-            me.say("step", number=step.number, weight=weights[-1], contributors=len(info.contributors))
+            me.report("step", number=step.number, weight=weights[-1], contributors=len(info.contributors))
             if step.number == options.get("pause_after"):
-                me.say("paused", number=step.number)
-                me.hear()
-        me.say("end", revision=state.revision, restored=signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL)
+                me.report("paused", number=step.number)
+                me.receive()
+        me.report("end", revision=state.revision, restored=signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL)
 
 
-def own_handler(me: Me, kind: str) -> None:
+def own_handler(me: ProgramContext, kind: str) -> None:
     def handle(number: int, frame: object) -> None:
-        me.say("handled")
+        me.report("handled")
         if kind == "exits":
             sys.exit(7)
 
     signal.signal(signal.SIGTERM, handle)
 
 
-def fork(me: Me) -> None:
+def fork(me: ProgramContext) -> None:
     """A child, as a data loader has them, is ended by SIGTERM as always."""
     child = os.fork()
     if child == 0:
         while True:
             signal.pause()
     os.kill(child, signal.SIGTERM)  # at once: also a signal that comes while it forks must end it
-    me.say("forked", status=os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    me.report("forked", status=os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
-def begin(cluster: Cluster, count: int = 3, **options: Any) -> list[Peer]:  # noqa: ANN401 - as Cluster.start
+def begin(cluster: ProgramCluster, count: int = 3, **options: Any) -> list[Process]:  # noqa: ANN401 - as ProgramCluster.start
     """So many peers, with a few steps behind them."""
-    peers = cluster.start(train, count, **options)
+    peers = cluster.start_program(train, count, **options)
     for peer in peers:
         peer.expect("step", lambda fact: fact["number"] >= 2)
     return peers
 
 
-def gone(cluster: Cluster) -> list[str]:
+def gone(cluster: ProgramCluster) -> list[str]:
     assert cluster.master is not None
     return [fact["how"] for fact in cluster.master.events("peer_gone")]
 
 
-def expect_gone(cluster: Cluster, *how: str) -> None:
+def expect_gone(cluster: ProgramCluster, *how: str) -> None:
     until(lambda: len(gone(cluster)) >= len(how), f"{len(how)} peers are gone")
     assert gone(cluster) == list(how)
 
@@ -109,11 +109,11 @@ def revisions(directory: Path) -> list[int]:
     return Checkpoints(directory).revisions()
 
 
-def test_one_of_three_leaves_and_the_others_go_on(cluster: Cluster) -> None:
+def test_one_of_three_leaves_and_the_others_go_on(cluster: ProgramCluster) -> None:
     cluster.start_master()
     peers = begin(cluster, loop={"min_world": 1})
-    peers[0].signal(signal.SIGTERM)
-    assert peers[0].end() == -signal.SIGTERM
+    peers[0].send_signal(signal.SIGTERM)
+    assert peers[0].wait() == -signal.SIGTERM
     expect_gone(cluster, "left")
     peers[0].expect_log("SIGTERM: this peer leaves the run")
     for peer in peers[1:]:
@@ -123,45 +123,45 @@ def test_one_of_three_leaves_and_the_others_go_on(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("master", ["the same", "a new"])
 def test_all_at_once_end_and_the_run_goes_on_from_what_they_saved(
-    cluster: Cluster, tmp_path: Path, master: str
+    cluster: ProgramCluster, tmp_path: Path, master: str
 ) -> None:
     """With a grace that nobody can wait for: a peer that is alone in a step must not wait for those that have left."""
     cluster.start_master()
     loop = {"checkpoint": str(tmp_path), "every": 1_000, "check_every": 1_000}
     peers = begin(cluster, loop=loop)
     for peer in peers:
-        peer.signal(signal.SIGTERM)
-    assert [peer.end() for peer in peers] == [-signal.SIGTERM] * 3
+        peer.send_signal(signal.SIGTERM)
+    assert [peer.wait() for peer in peers] == [-signal.SIGTERM] * 3
     expect_gone(cluster, "left", "left", "left")
     newest = max(revisions(tmp_path))
-    done = max(fact["number"] for peer in peers for fact in peer.said("step"))
+    done = max(fact["number"] for peer in peers for fact in peer.reports("step"))
     assert newest == done + 1
     if master == "a new":
         cluster.start_master()
-    again = cluster.start(train, 3, loop=loop)
+    again = cluster.start_program(train, 3, loop=loop)
     for peer in again:
         peer.expect("step")
-        first = peer.said("step")[0]
+        first = peer.reports("step")[0]
         assert (first["number"], first["weight"]) == (newest, newest + 1.0)
 
 
 def test_what_a_single_peer_saved_does_not_keep_the_others_from_their_last_sync(
-    cluster: Cluster, tmp_path: Path
+    cluster: ProgramCluster, tmp_path: Path
 ) -> None:
     """One leaves after the last sync and saves; the others are killed. The master knows the sync, and nothing later."""
     cluster.start_master()
     loop = {"checkpoint": str(tmp_path), "every": 5, "check_every": 5, "min_world": 1}
-    peers = cluster.start(train, 3, pause_in=7, loop={**loop, "min_world": 3})
+    peers = cluster.start_program(train, 3, pause_in=7, loop={**loop, "min_world": 3})
     for peer in peers:
         peer.expect("paused")
-    peers[0].signal(signal.SIGTERM)
-    peers[0].tell()
+    peers[0].send_signal(signal.SIGTERM)
+    peers[0].send()
     for peer in peers[1:]:
-        peer.tell()
-    assert peers[0].end() == -signal.SIGTERM
+        peer.send()
+    assert peers[0].wait() == -signal.SIGTERM
     for peer in peers[1:]:
         peer.kill()
-        peer.end()
+        peer.wait()
     expect_gone(cluster, "left", "lost", "lost")
     assert revisions(tmp_path) == [8, 5, 0]
     again = cluster.start_one(train, loop=loop)
@@ -169,46 +169,46 @@ def test_what_a_single_peer_saved_does_not_keep_the_others_from_their_last_sync(
     again.expect_log("revision 5 was loaded, for the run to go on from")
 
 
-def test_a_wait_for_peers_ends_at_once(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_wait_for_peers_ends_at_once(cluster: ProgramCluster, tmp_path: Path) -> None:
     """One before its first step, and one inside a step: all others have left."""
     cluster.start_master()
     first = cluster.start_one(train, loop={"checkpoint": str(tmp_path / "first")})
     first.expect_log("1 of at least 3 peers are there")
-    others = cluster.start(train, 2, pause_in=5, loop={"checkpoint": str(tmp_path / "others")})
+    others = cluster.start_program(train, 2, pause_in=5, loop={"checkpoint": str(tmp_path / "others")})
     for peer in others:
         peer.expect("paused")
-    until(lambda: len(first.said("step")) == 5, "it waits in the next step")
+    until(lambda: len(first.reports("step")) == 5, "it waits in the next step")
     for peer in others:
         peer.kill()
     first.expect_log("step 5: 1 of at least 3 peers are there")
-    first.signal(signal.SIGTERM)
-    assert first.end() == -signal.SIGTERM
+    first.send_signal(signal.SIGTERM)
+    assert first.wait() == -signal.SIGTERM
     expect_gone(cluster, "lost", "lost", "left")
     assert max(revisions(tmp_path / "first")) == 5
 
     alone = cluster.start_one(train, loop={"checkpoint": str(tmp_path / "alone")})
     alone.expect_log("1 of at least 3 peers are there")
-    alone.signal(signal.SIGTERM)
-    assert alone.end() == -signal.SIGTERM
+    alone.send_signal(signal.SIGTERM)
+    assert alone.wait() == -signal.SIGTERM
     expect_gone(cluster, "lost", "lost", "left", "left")
     assert revisions(tmp_path / "alone") == [], "what it holds was never the run's"
 
 
-def test_a_stuck_op_is_aborted_when_the_grace_is_over(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_stuck_op_is_aborted_when_the_grace_is_over(cluster: ProgramCluster, tmp_path: Path) -> None:
     cluster.start_master()
     late = cluster.start_one(train, pause_in=7, loop={"checkpoint": str(tmp_path / "late"), "every": 5})
-    stuck = cluster.start(train, 2, grace_s=1.0, loop={"checkpoint": str(tmp_path / "stuck"), "every": 5})
+    stuck = cluster.start_program(train, 2, grace_s=1.0, loop={"checkpoint": str(tmp_path / "stuck"), "every": 5})
     late.expect("paused")
     for peer in stuck:
         peer.expect("begins", number=7)  # at the boundary before it would stop at once
-    at = min([peer.signal(signal.SIGTERM) for peer in stuck])
-    assert [peer.end() for peer in stuck] == [-signal.SIGTERM] * 2
+    at = min([peer.send_signal(signal.SIGTERM) for peer in stuck])
+    assert [peer.wait() for peer in stuck] == [-signal.SIGTERM] * 2
     assert time.monotonic() - at >= 1.0
     expect_gone(cluster, "left", "left")
     assert max(revisions(tmp_path / "stuck")) == 7
 
 
-def test_a_stuck_sync_is_aborted_when_the_grace_is_over(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_stuck_sync_is_aborted_when_the_grace_is_over(cluster: ProgramCluster, tmp_path: Path) -> None:
     """Nothing has been received yet, so the state is that of the boundary."""
     cluster.start_master()
     loop = {"min_world": 2, "check_every": 5, "every": 100}
@@ -216,36 +216,36 @@ def test_a_stuck_sync_is_aborted_when_the_grace_is_over(cluster: Cluster, tmp_pa
     stuck = cluster.start_one(train, grace_s=0.2, loop={**loop, "checkpoint": str(tmp_path / "stuck")})
     late.expect("paused")
     stuck.expect("step", number=4)
-    stuck.signal(signal.SIGTERM)
-    assert stuck.end() == -signal.SIGTERM
+    stuck.send_signal(signal.SIGTERM)
+    assert stuck.wait() == -signal.SIGTERM
     expect_gone(cluster, "left")
     assert max(revisions(tmp_path / "stuck")) == 5
 
 
-def test_a_program_that_is_busy_is_interrupted_when_the_grace_is_over(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_program_that_is_busy_is_interrupted_when_the_grace_is_over(cluster: ProgramCluster, tmp_path: Path) -> None:
     """It may have changed half of its state by then, so nothing is saved but what was."""
     cluster.start_master()
     loop = {"min_world": 1, "checkpoint": str(tmp_path), "every": 5}
     peer = cluster.start_one(train, grace_s=0.2, pause_in=7, loop=loop)
     peer.expect("paused")
-    peer.signal(signal.SIGTERM)
-    assert peer.end() == -signal.SIGTERM
+    peer.send_signal(signal.SIGTERM)
+    assert peer.wait() == -signal.SIGTERM
     expect_gone(cluster, "left")
     assert max(revisions(tmp_path)) == 5
 
 
-def test_a_step_that_ends_within_the_grace_is_saved(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_step_that_ends_within_the_grace_is_saved(cluster: ProgramCluster, tmp_path: Path) -> None:
     cluster.start_master()
     peer = cluster.start_one(train, pause_after=7, loop={"min_world": 1, "checkpoint": str(tmp_path), "every": 5})
     peer.expect("paused")
-    peer.signal(signal.SIGTERM)
-    peer.tell()
-    assert peer.end() == -signal.SIGTERM
+    peer.send_signal(signal.SIGTERM)
+    peer.send()
+    assert peer.wait() == -signal.SIGTERM
     expect_gone(cluster, "left")
     assert max(revisions(tmp_path)) == 8
 
 
-def test_a_step_in_which_an_op_was_committed_is_not_saved(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_step_in_which_an_op_was_committed_is_not_saved(cluster: ProgramCluster, tmp_path: Path) -> None:
     """Its second op is stuck. By then the program may have changed the state."""
     cluster.start_master()
     loop = {"min_world": 2, "checkpoint": str(tmp_path), "every": 5}
@@ -253,77 +253,77 @@ def test_a_step_in_which_an_op_was_committed_is_not_saved(cluster: Cluster, tmp_
     late = cluster.start_one(train, pause_between=7, twice=True, loop=loop)
     late.expect("paused")
     stuck.expect("half", number=7)
-    stuck.signal(signal.SIGTERM)
-    assert stuck.end() == -signal.SIGTERM
+    stuck.send_signal(signal.SIGTERM)
+    assert stuck.wait() == -signal.SIGTERM
     expect_gone(cluster, "left")
     assert max(revisions(tmp_path)) == 5
 
 
-def test_a_step_that_went_on_without_its_ops_is_not_saved(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_step_that_went_on_without_its_ops_is_not_saved(cluster: ProgramCluster, tmp_path: Path) -> None:
     cluster.start_master()
     loop = {"min_world": 2, "checkpoint": str(tmp_path), "every": 5}
     careless = cluster.start_one(train, grace_s=0.2, careless_in=7, handler="returns", loop=loop)
     late = cluster.start_one(train, pause_in=7, loop=loop)
     late.expect("paused")
     careless.expect("careless")
-    careless.signal(signal.SIGTERM)
+    careless.send_signal(signal.SIGTERM)
     assert careless.expect("end")["revision"] == 8
-    careless.finish()
+    careless.wait_success()
     assert max(revisions(tmp_path)) == 5
 
 
 @pytest.mark.parametrize(("kind", "status"), [("exits", 7), ("returns", 0)])
-def test_the_programs_own_handler_runs_when_the_peer_has_left(cluster: Cluster, kind: str, status: int) -> None:
+def test_the_programs_own_handler_runs_when_the_peer_has_left(cluster: ProgramCluster, kind: str, status: int) -> None:
     cluster.start_master()
     peer = begin(cluster, 1, handler=kind, loop={"min_world": 1})[0]
-    peer.signal(signal.SIGTERM)
+    peer.send_signal(signal.SIGTERM)
     peer.expect("handled")
-    assert peer.end() == status
+    assert peer.wait() == status
     expect_gone(cluster, "left")
-    assert len(peer.said("handled")) == 1
-    assert [fact["restored"] for fact in peer.said("end")] == [True] * (kind == "returns")
+    assert len(peer.reports("handled")) == 1
+    assert [fact["restored"] for fact in peer.reports("end")] == [True] * (kind == "returns")
 
 
-def test_a_step_that_was_aborted_does_not_go_on_after_the_programs_own_handler(cluster: Cluster) -> None:
+def test_a_step_that_was_aborted_does_not_go_on_after_the_programs_own_handler(cluster: ProgramCluster) -> None:
     cluster.start_master()
-    cluster.start(train, 1, pause_in=3)
-    stuck = cluster.start(train, 2, grace_s=0.2, handler="returns")[0]
+    cluster.start_program(train, 1, pause_in=3)
+    stuck = cluster.start_program(train, 2, grace_s=0.2, handler="returns")[0]
     stuck.expect("begins", number=3)
-    stuck.signal(signal.SIGTERM)
+    stuck.send_signal(signal.SIGTERM)
     stuck.expect("handled")
-    assert stuck.end() == 143
-    assert len(stuck.said("handled")) == 1
-    assert len(stuck.said("step")) == 3
+    assert stuck.wait() == 143
+    assert len(stuck.reports("handled")) == 1
+    assert len(stuck.reports("step")) == 3
 
 
-def test_a_second_signal_acts_at_once(cluster: Cluster) -> None:
+def test_a_second_signal_acts_at_once(cluster: ProgramCluster) -> None:
     cluster.start_master()
     peer = cluster.start_one(train, pause_in=3, loop={"min_world": 1})
     peer.expect("paused")
-    peer.signal(signal.SIGTERM)
+    peer.send_signal(signal.SIGTERM)
     peer.expect_log("SIGTERM: what was begun may end within 600 s")
 
     def again() -> bool:
         """The interpreter does not notice a signal that comes right before a system call, so there may be a third."""
         if peer.is_running:
-            peer.signal(signal.SIGTERM)
+            peer.send_signal(signal.SIGTERM)
         return not peer.is_running
 
     until(again, "it has ended")
-    assert peer.end() == -signal.SIGTERM
+    assert peer.wait() == -signal.SIGTERM
     expect_gone(cluster, "lost")
 
 
-def test_with_the_handling_turned_off_the_signal_does_what_it_always_does(cluster: Cluster) -> None:
+def test_with_the_handling_turned_off_the_signal_does_what_it_always_does(cluster: ProgramCluster) -> None:
     cluster.start_master()
     peer = begin(cluster, 1, loop={"min_world": 1, "handle_sigterm": False})[0]
-    peer.signal(signal.SIGTERM)
-    assert peer.end() == -signal.SIGTERM
+    peer.send_signal(signal.SIGTERM)
+    assert peer.wait() == -signal.SIGTERM
     expect_gone(cluster, "lost")
 
 
-def test_a_forked_child_is_ended_by_it_as_always(cluster: Cluster) -> None:
+def test_a_forked_child_is_ended_by_it_as_always(cluster: ProgramCluster) -> None:
     cluster.start_master()
     peer = cluster.start_one(train, fork=True, loop={"min_world": 1, "until": 3})
     assert peer.expect("forked")["status"] == -signal.SIGTERM
-    peer.finish()
+    peer.wait_success()

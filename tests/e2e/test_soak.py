@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from ringfold.tools.cluster import Cluster
 from ringfold.tools.soak import director, iterating
 from ringfold.tools.soak.checks import Hang, left_by, of_sessions
 from ringfold.tools.soak.director import Director
 from ringfold.tools.soak.iterating import IterationDirector, checks
-from ringfold.tools.spawn import Crew
 from ringfold.tools.stores import missing
 
 
@@ -34,12 +34,12 @@ def test_a_short_soak_keeps_every_promise() -> None:
 
 
 def test_ctrl_c_ends_every_process(tmp_path: Path) -> None:
-    # The files of the crew go where this test can see them.
+    # The files of the cluster go where this test can see them.
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     command = [sys.executable, "-m", "ringfold.cli", "soak", "--peers", "4", "--state", "1M"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     try:
-        while not list(tmp_path.glob("ringfold-crew-*/peer-0.log")):
+        while not list(tmp_path.glob("ringfold-cluster-*/peer-0.log")):
             assert process.poll() is None
     finally:
         process.send_signal(signal.SIGINT)
@@ -53,12 +53,12 @@ def test_who_hangs_is_named_with_the_status(monkeypatch: pytest.MonkeyPatch) -> 
     """The watchdog does not know that this peer was frozen by somebody else, and the master does not evict."""
     monkeypatch.setattr(director, "HANG_S", 2.0)
     monkeypatch.setattr(director, "LIVENESS", {"evict_after_ms": 600_000})
-    with Crew() as crew:
-        plot = Director(crew, 4, 1_000, 1, 1 << 20)
+    with Cluster() as cluster:
+        plot = Director(cluster, 4, 1_000, 1, 1 << 20)
 
         def freeze_once(seconds: float) -> None:
             if plot.tally.step > 3:
-                os.kill(crew.pid("veteran-0"), signal.SIGSTOP)
+                os.kill(cluster.pid("veteran-0"), signal.SIGSTOP)
 
         with pytest.raises(Hang) as raised:
             plot.direct(1.0, freeze_once)
@@ -71,23 +71,23 @@ def test_who_hangs_is_named_with_the_status(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_short_soak_of_iterations_keeps_every_promise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(iterating, "AWAY_S", 1.0)
     kinds = [kind for kind in ("sqlite", "redis") if not missing(kind)]
-    with Crew() as crew:
-        plot = IterationDirector(crew, kinds, 3, 0.1, 1)
+    with Cluster() as cluster:
+        plot = IterationDirector(cluster, kinds, 3, 0.1, 1)
         outcome = plot.direct(0.02)
-    outcome.left_behind += left_by(crew, plot.pids, set())
+    outcome.left_behind += left_by(cluster, plot.pids, set())
     assert sum(outcome.faults.values()) >= 2
     assert [check for check in checks(outcome) if not check.kept] == []
 
 
 def test_a_rank_that_hangs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """The watchdog does not know that this one was frozen by somebody else."""
-    with Crew() as crew:
-        plot = IterationDirector(crew, ["sqlite"], 3, 1_000, 1)
+    with Cluster() as cluster:
+        plot = IterationDirector(cluster, ["sqlite"], 3, 1_000, 1)
 
         def freeze_soon(seconds: float) -> None:
             monkeypatch.setattr(iterating, "HANG_S", 1.5)
             if seconds > 0.5:
-                os.kill(crew.pid("sqlite-rank-0.1"), signal.SIGSTOP)
+                os.kill(cluster.pid("sqlite-rank-0.1"), signal.SIGSTOP)
 
         with pytest.raises(Hang) as raised:
             plot.direct(1.0, freeze_soon)

@@ -6,96 +6,96 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cluster import Cluster, Fact, Me, Peer, until
+from programs import Message, Process, ProgramCluster, ProgramContext, until
 
 STEPS = 12
 HANGS_AT = 6
 
 
-def test_a_hung_loader_is_evicted_and_the_others_finish(cluster: Cluster) -> None:
+def test_a_hung_loader_is_evicted_and_the_others_finish(cluster: ProgramCluster) -> None:
     master = cluster.start_master(stall_timeout_s=1)
-    peers = cluster.start(train_with_a_loader, 4)
+    peers = cluster.start_program(train_with_a_loader, 4)
     hung = _hang(peers)
     _check_finished([peer for peer in peers if peer is not hung], rest=3)
-    hung.tell("wake")
+    hung.send("wake")
     evicted = hung.expect("evicted")
     assert "did not come (stall_timeout_s 1.0 s)" in evicted["words"]
     assert "run.busy(up_to_s=...)" in evicted["words"]
     assert evicted["words"].endswith("join again and sync state before the first op")
     hung.expect("joined again")
-    hung.finish()
+    hung.wait_success()
     [stalled] = master.events("peers_stalled")
     assert len(stalled["waiting"]) == 3
 
 
 @pytest.mark.parametrize("retry", [True, False])
-def test_at_the_op_timeout_the_absent_are_evicted_and_the_others_finish(cluster: Cluster, retry: bool) -> None:
+def test_at_the_op_timeout_the_absent_are_evicted_and_the_others_finish(cluster: ProgramCluster, retry: bool) -> None:
     """Two of four are no minority: the watchdog leaves them alone, and the time of the op ends their membership."""
     master = cluster.start_master(stall_timeout_s="off")
-    peers = cluster.start(train_with_a_loader, 4, join={"op_timeout_s": 1.0}, retry=retry)
+    peers = cluster.start_program(train_with_a_loader, 4, join={"op_timeout_s": 1.0}, retry=retry)
     ranks = {peer.expect("joined")["rank"]: peer for peer in peers}
     hung = [ranks[0], ranks[1]]
     for peer in peers:
-        peer.tell("hang" if peer in hung else "train")
+        peer.send("hang" if peer in hung else "train")
     for peer in hung:
         peer.expect("hangs")
     _check_finished([ranks[2], ranks[3]], rest=2)
     for peer in hung:
-        peer.tell("wake")
+        peer.send("wake")
         assert "op_timeout_s 1." in peer.expect("evicted")["words"]
     assert not master.events("call_refused")
 
 
-def test_who_says_that_it_is_busy_is_waited_for(cluster: Cluster) -> None:
+def test_who_says_that_it_is_busy_is_waited_for(cluster: ProgramCluster) -> None:
     """For longer than the stall timeout, and longer than the ops' own time."""
     master = cluster.start_master(stall_timeout_s=1)
-    peers = cluster.start(train_with_a_loader, 4, join={"op_timeout_s": 1.5}, busy_s=60)
+    peers = cluster.start_program(train_with_a_loader, 4, join={"op_timeout_s": 1.5}, busy_s=60)
     busy = _hang(peers)
     until(lambda: _waiting(cluster, "busy for another"), "status shows who is busy")
     until(lambda: _waited_ms(cluster) > 3_000, "three times the stall timeout, and twice that of an op")
-    busy.tell("wake")
+    busy.send("wake")
     for peer in peers:
         finished = peer.expect("finished")
         assert finished["contributors"] == [4] * STEPS
     assert not master.events("peers_stalled")
 
 
-def test_somebody_who_is_busy_for_longer_than_it_said_is_evicted(cluster: Cluster) -> None:
+def test_somebody_who_is_busy_for_longer_than_it_said_is_evicted(cluster: ProgramCluster) -> None:
     cluster.start_master(stall_timeout_s=1)
-    peers = cluster.start(train_with_a_loader, 4, busy_s=1.0)
+    peers = cluster.start_program(train_with_a_loader, 4, busy_s=1.0)
     busy = _hang(peers)
     _check_finished([peer for peer in peers if peer is not busy], rest=3)
-    busy.tell("wake")
+    busy.send("wake")
     busy.expect("evicted")
 
 
-def _hang(peers: list[Peer]) -> Peer:
+def _hang(peers: list[Process]) -> Process:
     """Let the one with rank 1 hang in a step, and the others go on."""
     ranks = {peer.expect("joined")["rank"]: peer for peer in peers}
     for rank, peer in ranks.items():
-        peer.tell("hang" if rank == 1 else "train")
+        peer.send("hang" if rank == 1 else "train")
     ranks[1].expect("hangs")
     return ranks[1]
 
 
-def _check_finished(peers: list[Peer], rest: int) -> None:
+def _check_finished(peers: list[Process], rest: int) -> None:
     """Everybody has made all steps, the late ones without those that hung, with the sums of exactly the members."""
     for peer in peers:
         finished = peer.expect("finished")
         assert finished["contributors"] == [4] * HANGS_AT + [rest] * (STEPS - HANGS_AT)
         assert finished["sums"] == finished["contributors"]
-        peer.finish()
+        peer.wait_success()
 
 
-def train_with_a_loader(me: Me) -> None:
+def train_with_a_loader(me: ProgramContext) -> None:
     """Steps with a data loader that hangs once, if the test says so; `busy_s`: it says so itself, up to that long."""
     from ringfold import CollectiveAborted, Evicted
 
     with me.join() as run:
         while run.group_size < 4:
             run.update_topology(min_world=4, timeout_s=60)
-        me.say("joined", peer=run.peer_id, rank=run.rank)
-        hangs = me.hear()["tell"] == "hang"
+        me.report("joined", peer=run.peer_id, rank=run.rank)
+        hangs = me.receive()["what"] == "hang"
         contributors: list[int] = []
         sums: list[int] = []
         try:
@@ -110,124 +110,123 @@ def train_with_a_loader(me: Me) -> None:
                     continue
                 sums.append(int(gradient[0]))
         except Evicted as error:
-            me.say("evicted", words=str(error))
+            me.report("evicted", words=str(error))
         else:
-            me.say("finished", contributors=contributors, sums=sums)
+            me.report("finished", contributors=contributors, sums=sums)
             return
     with me.join():
-        me.say("joined again")
+        me.report("joined again")
 
 
-def _hang_here(me: Me, run: Any) -> None:  # noqa: ANN401 - a communicator; Ringfold is imported by programs only
+def _hang_here(me: ProgramContext, run: Any) -> None:  # noqa: ANN401 - a communicator; Ringfold is imported by programs only
     busy_s = me.options.get("busy_s")
     if busy_s is None:
-        me.say("hangs")
-        me.hear("wake")
+        me.report("hangs")
+        me.receive("wake")
         return
     with run.busy(up_to_s=busy_s):
-        me.say("hangs")
-        me.hear("wake")
+        me.report("hangs")
+        me.receive("wake")
 
 
-def _status(cluster: Cluster) -> list[Fact]:
+def _status(cluster: ProgramCluster) -> list[Message]:
     assert cluster.master is not None
     command = cluster.start_command("status", "status", cluster.master.address, "--json")
-    assert command.end() == 0
-    command.out.join()
-    waiting: list[Fact] = json.loads("\n".join(fact["text"] for fact in command.out.all))["waiting"]
+    assert command.wait() == 0
+    waiting: list[Message] = json.loads(command.stdout.text())["waiting"]
     return waiting
 
 
-def _waiting(cluster: Cluster, words: str) -> bool:
+def _waiting(cluster: ProgramCluster, words: str) -> bool:
     return any(words in wait["eviction"] for wait in _status(cluster))
 
 
-def _waited_ms(cluster: Cluster) -> int:
+def _waited_ms(cluster: ProgramCluster) -> int:
     return max((wait["since_ms"] for wait in _status(cluster)), default=0)
 
 
 # In the step loop
 
 
-def test_a_step_loop_goes_on_without_a_peer_that_hangs_and_takes_it_back(cluster: Cluster) -> None:
+def test_a_step_loop_goes_on_without_a_peer_that_hangs_and_takes_it_back(cluster: ProgramCluster) -> None:
     """A newcomer waits to be admitted meanwhile, so that the others may wait in a vote as well as in an op."""
     master = cluster.start_master(stall_timeout_s=1)
-    peers = cluster.start(steps_with_a_loader, 3)
+    peers = cluster.start_program(steps_with_a_loader, 3)
     hung = cluster.start_one(steps_with_a_loader, hangs=True)
     hung.expect("hangs")
-    peers += cluster.start(steps_with_a_loader, 1)
+    peers += cluster.start_program(steps_with_a_loader, 1)
     master.expect_log("peers_stalled")
-    hung.tell("wake")
+    hung.send("wake")
     assert "stall_timeout_s 1.0 s" in hung.expect_log("joining again, as a newcomer")
     finished = [peer.expect("finished") for peer in [*peers, hung]]
     assert len({fact["weights"] for fact in finished}) == 1
     for peer in [*peers, hung]:
-        peer.finish()
+        peer.wait_success()
     assert len(master.events("peers_stalled")) == 1
 
 
-def steps_with_a_loader(me: Me) -> None:
+def steps_with_a_loader(me: ProgramContext) -> None:
     from ringfold import SharedState
 
     weights = np.zeros(1_000)
     with me.join() as run:
         for count, step in enumerate(run.steps(SharedState(weights=weights), until=300, min_world=3)):
             if me.options.get("hangs", False) and count == 8:
-                me.say("hangs")
-                me.hear("wake")
+                me.report("hangs")
+                me.receive("wake")
             time.sleep(0.01)
             gradient = np.ones(1_000)
             step.all_reduce(gradient, op="avg")
             weights += gradient
-        me.say("finished", weights=float(weights.sum()))
+        me.report("finished", weights=float(weights.sum()))
 
 
 # On request
 
 
 @pytest.mark.parametrize("by", ["number", "name"])
-def test_a_peer_is_evicted_by_the_command_line(cluster: Cluster, by: str) -> None:
+def test_a_peer_is_evicted_by_the_command_line(cluster: ProgramCluster, by: str) -> None:
     master = cluster.start_master(stall_timeout_s="off")
-    peers = cluster.start(train_with_a_loader, 4)
+    peers = cluster.start_program(train_with_a_loader, 4)
     hung = _hang(peers)
-    number = hung.said("joined")[0]["peer"]
+    number = hung.reports("joined")[0]["peer"]
     name = f"p{peers.index(hung)}"
     wanted = str(number) if by == "number" else name
     command = cluster.start_command("evict", "evict", wanted, master.address, "--reason", "its loader hangs")
-    command.expect_text(f"peer {number} ({name}) is evicted; it may join again")
-    assert command.end() == 0
+    command.expect_output(f"peer {number} ({name}) is evicted; it may join again")
+    assert command.wait() == 0
     _check_finished([peer for peer in peers if peer is not hung], rest=3)
-    hung.tell("wake")
+    hung.send("wake")
     words = hung.expect("evicted")["words"]
     assert "asked for it: its loader hangs; join again" in words
     hung.expect("joined again")
-    hung.finish()
+    hung.wait_success()
     nobody = cluster.start_command("evict", "evict", "77", master.address)
     nobody.expect_log("there is no peer '77' in this run")
-    assert nobody.end() == 1
+    assert nobody.wait() == 1
 
 
-def test_a_peer_evicts_another_one(cluster: Cluster) -> None:
+def test_a_peer_evicts_another_one(cluster: ProgramCluster) -> None:
     cluster.start_master()
-    peers = cluster.start(evict_each_other, 3)
+    peers = cluster.start_program(evict_each_other, 3)
     ranks = {peer.expect("joined")["rank"]: peer for peer in peers}
     refusals = ranks[0].expect("refused")["words"]
     assert "is this peer itself: call leave()" in refusals[0]
     assert "there is no peer 'nobody' in this run" in refusals[1]
     assert ranks[1].expect("reduced")["contributors"] == 2
     assert ranks[0].expect("reduced")["contributors"] == 2
-    ranks[2].tell()
-    me = ranks[0].said("joined")[0]
+    ranks[2].send()
+    me = ranks[0].reports("joined")[0]
     assert f"peer {me['peer']} ({me['name']}) asked for it: too slow" in ranks[2].expect("evicted")["words"]
 
 
-def evict_each_other(me: Me) -> None:
+def evict_each_other(me: ProgramContext) -> None:
     from ringfold import Evicted, UsageError
 
     with me.join() as run:
         while run.group_size < 3:
             run.update_topology(min_world=3)
-        me.say("joined", peer=run.peer_id, rank=run.rank, name=me._join["name"])
+        me.report("joined", peer=run.peer_id, rank=run.rank, name=me._join["name"])
         rank, last = run.rank, run.members[2]
         if rank == 0:
             words = []
@@ -236,11 +235,11 @@ def evict_each_other(me: Me) -> None:
                     run.evict(wanted)
                 except UsageError as error:
                     words.append(str(error))
-            me.say("refused", words=words)
+            me.report("refused", words=words)
             run.evict(last, "too slow")
         if rank == 2:
-            me.hear()
+            me.receive()
         try:
-            me.say("reduced", contributors=len(run.all_reduce(np.ones(10)).contributors))
+            me.report("reduced", contributors=len(run.all_reduce(np.ones(10)).contributors))
         except Evicted as error:
-            me.say("evicted", words=str(error))
+            me.report("evicted", words=str(error))

@@ -3,7 +3,6 @@
 import re
 
 import pytest
-from cluster import Cluster
 from holding import (
     MIB,
     Spec,
@@ -17,6 +16,7 @@ from holding import (
     sync,
     tell_sync,
 )
+from programs import ProgramCluster
 
 pytestmark = pytest.mark.waiting
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.waiting
 
 
 @pytest.mark.parametrize("library", ["numpy", "unaligned", "torch"])
-def test_a_newcomer_gets_every_bit(cluster: Cluster, library: str) -> None:
+def test_a_newcomer_gets_every_bit(cluster: ProgramCluster, library: str) -> None:
     if library == "torch":
         pytest.importorskip("torch")
     cluster.start_master()
@@ -39,7 +39,7 @@ def test_a_newcomer_gets_every_bit(cluster: Cluster, library: str) -> None:
     end(peers)
 
 
-def test_torch_and_numpy_peers_share_a_state(cluster: Cluster) -> None:
+def test_torch_and_numpy_peers_share_a_state(cluster: ProgramCluster) -> None:
     pytest.importorskip("torch")
     cluster.start_master()
     shape = [10, 20, 30]
@@ -51,7 +51,7 @@ def test_torch_and_numpy_peers_share_a_state(cluster: Cluster) -> None:
     end(peers)
 
 
-def test_arrays_without_bytes_and_without_dimensions(cluster: Cluster) -> None:
+def test_arrays_without_bytes_and_without_dimensions(cluster: ProgramCluster) -> None:
     cluster.start_master()
     states = [
         {"empty": spec("float32", 0, seed), "scalar": spec("float64", 1, seed, shape=[]), "one": spec("uint8", 1, seed)}
@@ -64,7 +64,7 @@ def test_arrays_without_bytes_and_without_dimensions(cluster: Cluster) -> None:
     end(peers)
 
 
-def test_thousands_of_keys(cluster: Cluster) -> None:
+def test_thousands_of_keys(cluster: ProgramCluster) -> None:
     cluster.start_master()
     peers = start_holders(cluster, *({"layer": spec("float32", 10, seed, times=5_000)} for seed in (1, 2)))
     here, there = sync(peers)
@@ -74,7 +74,7 @@ def test_thousands_of_keys(cluster: Cluster) -> None:
     end(peers)
 
 
-def test_what_may_differ_stays_as_it_is(cluster: Cluster) -> None:
+def test_what_may_differ_stays_as_it_is(cluster: ProgramCluster) -> None:
     cluster.start_master()
     states = [{"a": spec(count=5_000, seed=n), "own": spec(count=700, seed=n, may_differ=True)} for n in (1, 2)]
     peers = start_holders(cluster, *states)
@@ -84,7 +84,7 @@ def test_what_may_differ_stays_as_it_is(cluster: Cluster) -> None:
     end(peers)
 
 
-def test_blake3_states_are_verified_by_blake3(cluster: Cluster) -> None:
+def test_blake3_states_are_verified_by_blake3(cluster: ProgramCluster) -> None:
     pytest.importorskip("blake3")
     cluster.start_master()
     peers = start_holders(cluster, *({"a": spec(count=3 * MIB + 5, seed=seed)} for seed in (1, 2)), hash="blake3")
@@ -100,7 +100,7 @@ def big(seed: int, mib: int = 8) -> dict[str, Spec]:
     return {"a": spec(count=mib * MIB, seed=seed)}
 
 
-def test_the_most_popular_content_wins(cluster: Cluster) -> None:
+def test_the_most_popular_content_wins(cluster: ProgramCluster) -> None:
     cluster.start_master()
     peers = start_holders(cluster, big(1), big(2), big(2))
     facts = sync(peers)
@@ -109,14 +109,14 @@ def test_the_most_popular_content_wins(cluster: Cluster) -> None:
     end(peers)
 
 
-def test_the_longest_member_wins_a_tie(cluster: Cluster) -> None:
+def test_the_longest_member_wins_a_tie(cluster: ProgramCluster) -> None:
     cluster.start_master()
     peers = start_holders(cluster, big(5), big(3))
     assert {fact["digests"]["a"] for fact in sync(peers)} == {digest_of(5, 8 * MIB)}
     end(peers)
 
 
-def test_newcomers_have_no_vote_even_when_they_are_many(cluster: Cluster) -> None:
+def test_newcomers_have_no_vote_even_when_they_are_many(cluster: ProgramCluster) -> None:
     cluster.start_master()
     peers = start_holders(cluster, big(1))
     sync(peers)
@@ -126,7 +126,7 @@ def test_newcomers_have_no_vote_even_when_they_are_many(cluster: Cluster) -> Non
     end(peers)
 
 
-def test_the_one_who_sends_wins_over_those_who_only_receive(cluster: Cluster) -> None:
+def test_the_one_who_sends_wins_over_those_who_only_receive(cluster: ProgramCluster) -> None:
     cluster.start_master()
     peers = start_holders(cluster, big(1), big(1), big(2))
     tell_sync(peers[:2], strategy="receive-only")
@@ -135,7 +135,7 @@ def test_the_one_who_sends_wins_over_those_who_only_receive(cluster: Cluster) ->
     end(peers)
 
 
-def test_enforce_popular_does_not_mix_with_other_strategies(cluster: Cluster) -> None:
+def test_enforce_popular_does_not_mix_with_other_strategies(cluster: ProgramCluster) -> None:
     cluster.start_master()
     peers = start_holders(cluster, big(1), big(2))
     tell_sync(peers[:1], strategy="enforce-popular")
@@ -148,10 +148,10 @@ def test_enforce_popular_does_not_mix_with_other_strategies(cluster: Cluster) ->
     end(peers)
 
 
-def test_two_senders_that_differ_are_both_named(cluster: Cluster) -> None:
+def test_two_senders_that_differ_are_both_named(cluster: ProgramCluster) -> None:
     cluster.start_master()
     peers = start_holders(cluster, big(1), big(2))
-    ids = [peer.said("joined")[0]["peer"] for peer in peers]
+    ids = [peer.reports("joined")[0]["peer"] for peer in peers]
     tell_sync(peers, strategy="send-only")
     for peer in peers:
         words = peer.expect("failed", error="StateError")["words"]
@@ -160,7 +160,7 @@ def test_two_senders_that_differ_are_both_named(cluster: Cluster) -> None:
     end(peers)
 
 
-def test_expect_unchanged_tells_the_receiver(cluster: Cluster) -> None:
+def test_expect_unchanged_tells_the_receiver(cluster: ProgramCluster) -> None:
     cluster.start_master()
     peers = start_holders(cluster, big(1), big(2))
     tell_sync(peers, expect_unchanged=True)
@@ -174,19 +174,19 @@ def test_expect_unchanged_tells_the_receiver(cluster: Cluster) -> None:
 # What travels
 
 
-def test_only_the_blocks_that_differ_travel(cluster: Cluster) -> None:
+def test_only_the_blocks_that_differ_travel(cluster: ProgramCluster) -> None:
     cluster.start_master()
     peers = start_holders(cluster, big(1, 32), big(1, 32))
     assert [fact["rx"] for fact in sync(peers)] == [0, 0]
-    peers[1].tell("poke", name="a", at=17 * MIB + 5)
-    peers[1].tell("poke", name="a", at=30 * MIB)
+    peers[1].send("poke", name="a", at=17 * MIB + 5)
+    peers[1].send("poke", name="a", at=30 * MIB)
     facts = sync(peers)
     assert [(fact["tx"], fact["rx"]) for fact in facts] == [(2 * MIB, 0), (0, 2 * MIB)]
     assert facts[0]["digests"] == facts[1]["digests"]
     end(peers)
 
 
-def test_only_the_keys_that_differ_travel(cluster: Cluster) -> None:
+def test_only_the_keys_that_differ_travel(cluster: ProgramCluster) -> None:
     cluster.start_master()
     states = [{f"k{key}": spec(count=100_000, seed=key) for key in range(20)} for _ in range(2)]
     states[1]["k7"]["seed"] = 99
@@ -195,7 +195,7 @@ def test_only_the_keys_that_differ_travel(cluster: Cluster) -> None:
     end(peers)
 
 
-def test_all_holders_serve_a_newcomer(cluster: Cluster) -> None:
+def test_all_holders_serve_a_newcomer(cluster: ProgramCluster) -> None:
     cluster.start_master()
     peers = start_holders(cluster, big(1, 64), big(1, 64), big(1, 64))
     sync(peers)
@@ -207,7 +207,7 @@ def test_all_holders_serve_a_newcomer(cluster: Cluster) -> None:
     end(peers)
 
 
-def test_newcomers_give_each_other_what_they_have_got(cluster: Cluster) -> None:
+def test_newcomers_give_each_other_what_they_have_got(cluster: ProgramCluster) -> None:
     cluster.start_master()
     peers = start_holders(cluster, big(1, 64))
     sync(peers)
@@ -223,30 +223,30 @@ def test_newcomers_give_each_other_what_they_have_got(cluster: Cluster) -> None:
 # The revision
 
 
-def test_the_revision_goes_along(cluster: Cluster) -> None:
+def test_the_revision_goes_along(cluster: ProgramCluster) -> None:
     cluster.start_master()
     peers = start_holders(cluster, big(1))
-    peers[0].tell("revision", to=41)
+    peers[0].send("revision", to=41)
     sync(peers)
-    peers[0].tell("push")
+    peers[0].send("push")
     peers.append(start_holder(cluster, big(2)))
     admit(peers[:1])
     assert [fact["revision"] for fact in sync(peers)] == [42, 42]
     end(peers)
 
 
-def test_a_revision_that_jumps_is_refused_and_the_others_go_on(cluster: Cluster) -> None:
+def test_a_revision_that_jumps_is_refused_and_the_others_go_on(cluster: ProgramCluster) -> None:
     cluster.start_master()
     peers = start_holders(cluster, big(1), big(1), big(1))
     sync(peers)
     for peer in peers:
-        peer.tell("push")
-    peers[2].tell("push")
+        peer.send("push")
+    peers[2].send("push")
     tell_sync(peers)
     for peer in peers[:2]:
         assert peer.expect("synced")["revision"] == 1
     failed = peers[2].expect("failed", error="RevisionViolation", expected=1, got=2)
-    assert f"peer {peers[2].said('joined')[0]['peer']}" in failed["words"]
+    assert f"peer {peers[2].reports('joined')[0]['peer']}" in failed["words"]
     check_goes_on(peers)
     assert [fact["revision"] for fact in sync(peers)] == [1, 1, 1]
     end(peers)
@@ -264,7 +264,7 @@ def test_a_revision_that_jumps_is_refused_and_the_others_go_on(cluster: Cluster)
     ids=["keys", "dtypes", "sizes", "shapes", "may differ"],
 )
 def test_a_peer_with_another_structure_is_told_and_the_others_go_on(
-    cluster: Cluster, other: dict[str, Spec], words: str
+    cluster: ProgramCluster, other: dict[str, Spec], words: str
 ) -> None:
     cluster.start_master()
     peers = start_holders(cluster, {"a": spec(count=9, seed=1)}, {"a": spec(count=9, seed=1)}, other)
@@ -272,7 +272,7 @@ def test_a_peer_with_another_structure_is_told_and_the_others_go_on(
     for peer in peers[:2]:
         peer.expect("synced")
     failed = peers[2].expect("failed", error="StateError")["words"]
-    assert f"peer {peers[2].said('joined')[0]['peer']}" in failed
+    assert f"peer {peers[2].reports('joined')[0]['peer']}" in failed
     assert words in failed
     check_goes_on(peers)
     end(peers)

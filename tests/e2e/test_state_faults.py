@@ -4,7 +4,6 @@ import re
 import signal
 
 import pytest
-from cluster import Cluster, Me, Peer
 from holding import (
     MIB,
     Spec,
@@ -19,6 +18,7 @@ from holding import (
     sync,
     tell_sync,
 )
+from programs import Process, ProgramCluster, ProgramContext
 
 SIZE = 128 * MIB
 
@@ -27,7 +27,7 @@ def large(seed: int) -> dict[str, Spec]:
     return {"a": spec(count=SIZE, seed=seed)}
 
 
-def struck(cluster: Cluster, holders: int, victim: int, word: str) -> tuple[list[Peer], Peer]:
+def struck(cluster: ProgramCluster, holders: int, victim: int, word: str) -> tuple[list[Process], Process]:
     """Holders and a newcomer in a sync, of whom `victim` (-1: the newcomer) gets a signal in the middle of it."""
     cluster.start_master()
     peers = start_holders(cluster, *[large(1)] * holders)
@@ -44,7 +44,7 @@ def struck(cluster: Cluster, holders: int, victim: int, word: str) -> tuple[list
     return [*peers, target], newcomer
 
 
-def test_a_holder_that_is_killed_costs_only_what_it_still_owed(cluster: Cluster) -> None:
+def test_a_holder_that_is_killed_costs_only_what_it_still_owed(cluster: ProgramCluster) -> None:
     peers, newcomer = struck(cluster, 2, 0, "SIGKILL")
     survivor, _ = peers
     fact = newcomer.expect("synced")
@@ -55,7 +55,7 @@ def test_a_holder_that_is_killed_costs_only_what_it_still_owed(cluster: Cluster)
     end([survivor, newcomer])
 
 
-def test_a_frozen_holder_is_not_waited_for_longer_than_its_eviction(cluster: Cluster) -> None:
+def test_a_frozen_holder_is_not_waited_for_longer_than_its_eviction(cluster: ProgramCluster) -> None:
     peers, newcomer = struck(cluster, 2, 1, "SIGSTOP")
     survivor, frozen = peers
     fact = newcomer.expect("synced")
@@ -68,16 +68,16 @@ def test_a_frozen_holder_is_not_waited_for_longer_than_its_eviction(cluster: Clu
     end([survivor, newcomer])
 
 
-def test_a_newcomer_that_is_killed_costs_the_holders_nothing(cluster: Cluster) -> None:
+def test_a_newcomer_that_is_killed_costs_the_holders_nothing(cluster: ProgramCluster) -> None:
     peers, newcomer = struck(cluster, 2, -1, "SIGKILL")
-    assert newcomer.end() == -signal.SIGKILL
+    assert newcomer.wait() == -signal.SIGKILL
     for peer in peers:
         assert peer.expect("synced")["rx"] == 0
     check_goes_on(peers)
     end(peers)
 
 
-def test_the_only_holder_that_is_killed_takes_the_state_along(cluster: Cluster) -> None:
+def test_the_only_holder_that_is_killed_takes_the_state_along(cluster: ProgramCluster) -> None:
     """The newcomer is left with a torn state; a peer that brings exactly the lost revision heals it."""
     _, newcomer = struck(cluster, 1, 0, "SIGKILL")
     # The newcomer may notice before the master does; then the error cannot be as exact.
@@ -95,7 +95,7 @@ def test_the_only_holder_that_is_killed_takes_the_state_along(cluster: Cluster) 
     end([newcomer, saviour])
 
 
-def lie(me: Me) -> None:
+def lie(me: ProgramContext) -> None:
     """A holder that sends other bytes than it has, and does not look at their hashes itself."""
     from ringfold.peer.sync import syncing
 
@@ -108,7 +108,7 @@ def lie(me: Me) -> None:
     hold(me)
 
 
-def with_a_liar(cluster: Cluster, honest: int) -> tuple[list[Peer], Peer, Peer]:
+def with_a_liar(cluster: ProgramCluster, honest: int) -> tuple[list[Process], Process, Process]:
     """Honest holders, a lying one, and a newcomer that is told to sync with them."""
     master = cluster.start_master()
     peers = start_holders(cluster, *[large(1)] * honest)
@@ -124,30 +124,30 @@ def with_a_liar(cluster: Cluster, honest: int) -> tuple[list[Peer], Peer, Peer]:
     return peers, liar, newcomer
 
 
-def test_corrupt_blocks_are_fetched_elsewhere_and_their_sender_is_named(cluster: Cluster) -> None:
+def test_corrupt_blocks_are_fetched_elsewhere_and_their_sender_is_named(cluster: ProgramCluster) -> None:
     peers, liar, newcomer = with_a_liar(cluster, 1)
     assert newcomer.expect("synced")["digests"]["a"] == digest_of(1, SIZE)
     assert peers[0].expect("synced")["tx"] >= SIZE - 8 * MIB
     liar.expect("synced")
     assert cluster.master is not None
-    cluster.master.expect_log(f"got a wrong block from peer {liar.said('joined')[0]['peer']}")
+    cluster.master.expect_log(f"got a wrong block from peer {liar.reports('joined')[0]['peer']}")
     check_goes_on([*peers, liar, newcomer])
     end([*peers, liar, newcomer])
 
 
-def test_nobody_but_a_liar_is_a_hash_mismatch_that_names_it(cluster: Cluster) -> None:
+def test_nobody_but_a_liar_is_a_hash_mismatch_that_names_it(cluster: ProgramCluster) -> None:
     _, liar, newcomer = with_a_liar(cluster, 0)
     failed = newcomer.expect("failed", error="HashMismatch")
-    assert failed["peers"] == [liar.said("joined")[0]["peer"]]
+    assert failed["peers"] == [liar.reports("joined")[0]["peer"]]
     assert failed["torn"]
     liar.expect("synced")
-    newcomer.tell("reduce")
+    newcomer.send("reduce")
     assert "only partly written" in newcomer.expect("failed", error="StateError")["words"]
     end([liar, newcomer])
 
 
 @pytest.mark.parametrize("kind", ["rf64", "blake3"])
-def test_a_holder_whose_state_changes_meanwhile_fails_alone_and_is_named(cluster: Cluster, kind: str) -> None:
+def test_a_holder_whose_state_changes_meanwhile_fails_alone_and_is_named(cluster: ProgramCluster, kind: str) -> None:
     if kind == "blake3":
         pytest.importorskip("blake3")
     cluster.start_master()
@@ -159,7 +159,7 @@ def test_a_holder_whose_state_changes_meanwhile_fails_alone_and_is_named(cluster
     tell_sync([steady, newcomer])
     tell_sync([restless], churn="a")
     failed = restless.expect("failed", error="HashMismatch")
-    number = restless.said("joined")[0]["peer"]
+    number = restless.reports("joined")[0]["peer"]
     assert re.search(rf"peer {number} \(p\d, you\) changed during the sync: 'a' was written to", failed["words"])
     assert newcomer.expect("synced")["digests"]["a"] == digest_of(1, SIZE)
     steady.expect("synced")
@@ -172,24 +172,24 @@ def test_a_holder_whose_state_changes_meanwhile_fails_alone_and_is_named(cluster
 # The last revision must not be lost without a word
 
 
-def lost_at_revision_3(cluster: Cluster) -> Peer:
+def lost_at_revision_3(cluster: ProgramCluster) -> Process:
     """A newcomer whose fellows had revision 3, and are dead now."""
     cluster.start_master()
     small = {"a": spec(count=MIB, seed=1)}
     peers = start_holders(cluster, small, small)
     for peer in peers:
-        peer.tell("revision", to=3)
+        peer.send("revision", to=3)
     sync(peers)
     newcomer = start_holder(cluster, {"a": spec(count=MIB, seed=2)})
     admit(peers)
     newcomer.expect("joined")
     for peer in peers:
         peer.kill()
-        peer.end()
+        peer.wait()
     return newcomer
 
 
-def test_a_lost_state_names_its_revision(cluster: Cluster) -> None:
+def test_a_lost_state_names_its_revision(cluster: ProgramCluster) -> None:
     newcomer = lost_at_revision_3(cluster)
     tell_sync([newcomer])
     failed = newcomer.expect("failed", error="StateLost", revision=3)
@@ -198,28 +198,28 @@ def test_a_lost_state_names_its_revision(cluster: Cluster) -> None:
     end([newcomer])
 
 
-def test_exactly_the_lost_revision_brings_the_run_back(cluster: Cluster) -> None:
+def test_exactly_the_lost_revision_brings_the_run_back(cluster: ProgramCluster) -> None:
     newcomer = lost_at_revision_3(cluster)
-    newcomer.tell("fill", name="a", seed=1)
-    newcomer.tell("revision", to=3)
+    newcomer.send("fill", name="a", seed=1)
+    newcomer.send("revision", to=3)
     assert sync([newcomer])[0]["revision"] == 3
     end([newcomer])
 
 
-def test_the_lost_revision_with_other_content_is_not_taken(cluster: Cluster) -> None:
+def test_the_lost_revision_with_other_content_is_not_taken(cluster: ProgramCluster) -> None:
     newcomer = lost_at_revision_3(cluster)
-    newcomer.tell("revision", to=3)
+    newcomer.send("revision", to=3)
     tell_sync([newcomer])
     assert "with other content" in newcomer.expect("failed", error="StateLost")["words"]
     end([newcomer])
 
 
-def test_an_older_revision_is_taken_with_a_rollback_only(cluster: Cluster) -> None:
+def test_an_older_revision_is_taken_with_a_rollback_only(cluster: ProgramCluster) -> None:
     newcomer = lost_at_revision_3(cluster)
-    newcomer.tell("revision", to=2)
+    newcomer.send("revision", to=2)
     tell_sync([newcomer])
     newcomer.expect("failed", error="StateLost", revision=3)
     assert sync([newcomer], rollback=True)[0]["revision"] == 2
-    newcomer.tell("push")
+    newcomer.send("push")
     assert sync([newcomer])[0]["revision"] == 3
     end([newcomer])

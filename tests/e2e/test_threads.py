@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from cluster import Cluster, Me, by_id
+from programs import ProgramCluster, ProgramContext, by_id
 
 WORLD = 2
 
@@ -31,22 +31,22 @@ def _in_threads(bodies: list[Callable[[], None]]) -> None:
         raise failures[0]
 
 
-def _gather(me: Me) -> Any:  # noqa: ANN401 - a communicator
+def _gather(me: ProgramContext) -> Any:  # noqa: ANN401 - a communicator
     run = me.join(op_timeout_s=30.0)
     while run.group_size < WORLD:
         run.update_topology(min_world=WORLD)
     return run
 
 
-def test_threads_with_tags_of_their_own_call_what_they_like(cluster: Cluster) -> None:
+def test_threads_with_tags_of_their_own_call_what_they_like(cluster: ProgramCluster) -> None:
     """Blocking and handled ops of many sizes, at the same time, in as many threads as tags."""
     cluster.start_master()
-    peers = cluster.start(reduce_in_many_threads, WORLD)
+    peers = cluster.start_program(reduce_in_many_threads, WORLD)
     for peer in peers:
-        peer.finish(60)
+        peer.wait_success(60)
 
 
-def reduce_in_many_threads(me: Me) -> None:
+def reduce_in_many_threads(me: ProgramContext) -> None:
     with _gather(me) as run:
 
         def work(tag: int) -> None:
@@ -60,30 +60,30 @@ def reduce_in_many_threads(me: Me) -> None:
         run.barrier()
 
 
-def test_a_tag_carries_one_op_at_a_time(cluster: Cluster) -> None:
+def test_a_tag_carries_one_op_at_a_time(cluster: ProgramCluster) -> None:
     cluster.start_master()
-    peers = cluster.start(use_one_tag_twice, WORLD)
+    peers = cluster.start_program(use_one_tag_twice, WORLD)
     for peer in peers:
         peer.expect("joined")
     for peer in peers:
-        if peer.said("joined")[0]["rank"] == 0:
+        if peer.reports("joined")[0]["rank"] == 0:
             for how in ("blocking", "handled"):
                 refused = peer.expect("refused", how=how)
                 assert refused["error"] == "UsageError"
                 assert "tag" in refused["words"]
     for peer in peers:
-        peer.tell()
+        peer.send()
     for peer in peers:
         assert peer.expect("reduced")["contributors"] == WORLD
-        peer.finish()
+        peer.wait_success()
 
 
-def use_one_tag_twice(me: Me) -> None:
+def use_one_tag_twice(me: ProgramContext) -> None:
     with _gather(me) as run:
-        me.say("joined", rank=run.rank)
+        me.report("joined", rank=run.rank)
         if run.rank:
-            me.hear()
-            me.say("reduced", contributors=len(run.all_reduce(np.ones(50_000), tag=5).contributors))
+            me.receive()
+            me.report("reduced", contributors=len(run.all_reduce(np.ones(50_000), tag=5).contributors))
             return
         started, infos = threading.Event(), []
 
@@ -100,7 +100,7 @@ def use_one_tag_twice(me: Me) -> None:
         with me.failing("refused", how="handled"):
             run.all_reduce_async(np.ones(10), tag=5)
         thread.join()
-        me.say("reduced", contributors=len(infos[0].contributors))
+        me.report("reduced", contributors=len(infos[0].contributors))
 
 
 def _wait_in_flight(run: Any, tag: int) -> None:  # noqa: ANN401 - a communicator
@@ -116,41 +116,41 @@ def _wait_in_flight(run: Any, tag: int) -> None:  # noqa: ANN401 - a communicato
             return
 
 
-def test_run_wide_calls_and_ops_exclude_each_other(cluster: Cluster) -> None:
+def test_run_wide_calls_and_ops_exclude_each_other(cluster: ProgramCluster) -> None:
     """An op of any thread, driven or handled, forbids them; so does another thread's run-wide call."""
     cluster.start_master()
-    peers = cluster.start(call_run_wide_too_early, WORLD)
+    peers = cluster.start_program(call_run_wide_too_early, WORLD)
     for peer in peers:
         peer.expect("joined")
-    [caller] = [peer for peer in peers if peer.said("joined")[0]["rank"] == 0]
+    [caller] = [peer for peer in peers if peer.reports("joined")[0]["rank"] == 0]
     for how in ("blocking", "handled"):
         for call in ("update_topology", "are_peers_pending"):
             refused = caller.expect("refused", how=how, call=call)
             assert refused["error"] == "UsageError"
             assert "in flight (tag 3)" in refused["words"]
         for peer in peers:
-            peer.tell()
+            peer.send()
             if peer is not caller:
                 peer.expect("reduced")
     assert "another thread" in caller.expect("refused", how="vote")["words"]
     for peer in peers:
         if peer is not caller:
-            peer.tell()
+            peer.send()
     for peer in peers:
-        peer.finish()
+        peer.wait_success()
 
 
-def call_run_wide_too_early(me: Me) -> None:
+def call_run_wide_too_early(me: ProgramContext) -> None:
     from ringfold import UsageError
 
     with _gather(me) as run:
-        me.say("joined", rank=run.rank)
+        me.report("joined", rank=run.rank)
         if run.rank:
             for _ in range(2):
-                me.hear()
+                me.receive()
                 run.all_reduce(np.ones(50_000), tag=3)
-                me.say("reduced")
-            me.hear()
+                me.report("reduced")
+            me.receive()
             run.update_topology()
             return
 
@@ -164,11 +164,11 @@ def call_run_wide_too_early(me: Me) -> None:
         _wait_in_flight(run, 3)
         refusals("blocking")
         thread.join()
-        me.hear()
+        me.receive()
         handle = run.all_reduce_async(np.ones(50_000), tag=3)
         refusals("handled")
         handle.wait(30)
-        me.hear()
+        me.receive()
         outcomes = []
 
         def vote() -> None:
@@ -177,28 +177,28 @@ def call_run_wide_too_early(me: Me) -> None:
                 outcomes.append("done")
             except UsageError as error:
                 outcomes.append("refused")
-                me.say("refused", how="vote", words=str(error))
+                me.report("refused", how="vote", words=str(error))
 
         _in_threads([vote, vote])
         assert sorted(outcomes) == ["done", "refused"]
 
 
-def test_everybody_who_waits_for_a_handle_gets_the_same_answer(cluster: Cluster) -> None:
+def test_everybody_who_waits_for_a_handle_gets_the_same_answer(cluster: ProgramCluster) -> None:
     cluster.start_master()
-    peers = by_id(cluster.start(wait_in_many_threads, WORLD))
+    peers = by_id(cluster.start_program(wait_in_many_threads, WORLD))
     peers[1].expect("waiting")
     peers[2].kill()
     answers = peers[1].expect("answers")["answers"]
     assert len(answers) == 8
     assert set(answers) == {"TooFewPeers"}
-    peers[1].finish()
+    peers[1].wait_success()
 
 
-def wait_in_many_threads(me: Me) -> None:
+def wait_in_many_threads(me: ProgramContext) -> None:
     with _gather(me) as run:
-        me.say("joined", peer=run.peer_id)
+        me.report("joined", peer=run.peer_id)
         if run.peer_id == 2:
-            me.hear()
+            me.receive()
         handle = run.all_reduce_async(np.ones(50_000))
         answers = []
 
@@ -209,26 +209,26 @@ def wait_in_many_threads(me: Me) -> None:
             except Exception as error:
                 answers.append(type(error).__name__)
 
-        me.say("waiting")
+        me.report("waiting")
         _in_threads([wait] * 8)
-        me.say("answers", answers=answers)
+        me.report("answers", answers=answers)
 
 
-def test_leaving_ends_the_ops_of_other_threads(cluster: Cluster) -> None:
+def test_leaving_ends_the_ops_of_other_threads(cluster: ProgramCluster) -> None:
     cluster.start_master()
-    peers = cluster.start(leave_under_an_op, WORLD)
+    peers = cluster.start_program(leave_under_an_op, WORLD)
     for peer in peers:
         if peer.expect("joined")["rank"] == 0:
             assert peer.expect("ended")["error"] == "UsageError"
-            assert "left" in peer.said("ended")[0]["words"]
+            assert "left" in peer.reports("ended")[0]["words"]
         else:
             assert peer.expect("alone")["error"] == "TooFewPeers"
-        peer.finish()
+        peer.wait_success()
 
 
-def leave_under_an_op(me: Me) -> None:
+def leave_under_an_op(me: ProgramContext) -> None:
     run = _gather(me)
-    me.say("joined", rank=run.rank)
+    me.report("joined", rank=run.rank)
     if run.rank:
         with me.failing("alone"):
             run.all_reduce(np.ones(50_000), tag=8)
@@ -245,24 +245,24 @@ def leave_under_an_op(me: Me) -> None:
     thread.join()
 
 
-def test_after_ctrl_c_the_op_can_be_called_again(cluster: Cluster) -> None:
+def test_after_ctrl_c_the_op_can_be_called_again(cluster: ProgramCluster) -> None:
     """The interrupted peer gives its op up; the others' op is retried, and meets the second call."""
     cluster.start_master()
-    peers = cluster.start(interrupt_an_op, WORLD)
+    peers = cluster.start_program(interrupt_an_op, WORLD)
     for peer in peers:
         peer.expect("joined")
-    [interrupted] = [peer for peer in peers if peer.said("joined")[0]["rank"] == 0]
+    [interrupted] = [peer for peer in peers if peer.reports("joined")[0]["rank"] == 0]
     assert interrupted.expect("interrupted")["intact"]
     for peer in peers:
-        peer.tell()
+        peer.send()
     for peer in peers:
         assert peer.expect("reduced")["contributors"] == WORLD
-        peer.finish()
+        peer.wait_success()
 
 
-def interrupt_an_op(me: Me) -> None:
+def interrupt_an_op(me: ProgramContext) -> None:
     with _gather(me) as run:
-        me.say("joined", rank=run.rank)
+        me.report("joined", rank=run.rank)
         array = np.arange(50_000.0)
         if run.rank == 0:
 
@@ -274,19 +274,19 @@ def interrupt_an_op(me: Me) -> None:
             try:
                 run.all_reduce(array)
             except KeyboardInterrupt:
-                me.say("interrupted", intact=bool((array == np.arange(50_000.0)).all()))
-        me.hear()
-        me.say("reduced", contributors=len(run.all_reduce(array).contributors))
+                me.report("interrupted", intact=bool((array == np.arange(50_000.0)).all()))
+        me.receive()
+        me.report("reduced", contributors=len(run.all_reduce(array).contributors))
 
 
-def test_busy_and_evict_are_legal_beside_everything_else(cluster: Cluster) -> None:
+def test_busy_and_evict_are_legal_beside_everything_else(cluster: ProgramCluster) -> None:
     cluster.start_master()
-    peers = cluster.start(work_and_be_busy, WORLD)
+    peers = cluster.start_program(work_and_be_busy, WORLD)
     for peer in peers:
-        peer.finish(60)
+        peer.wait_success(60)
 
 
-def work_and_be_busy(me: Me) -> None:
+def work_and_be_busy(me: ProgramContext) -> None:
     from ringfold import UsageError
 
     with _gather(me) as run:
@@ -305,7 +305,7 @@ def work_and_be_busy(me: Me) -> None:
                 try:
                     run.evict("nobody")
                 except UsageError as error:
-                    me.say("refused", words=str(error))
+                    me.report("refused", words=str(error))
 
         _in_threads([reduce, be_busy, be_busy, evict_nobody])
         run.barrier()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cluster import Cluster, Me, by_id, until
+from programs import ProgramCluster, ProgramContext, by_id, until
 
 from ringfold.runtime import master_client
 from ringfold.tools.shaped import HUB, Shape, ShapedNetwork, missing
@@ -17,28 +17,28 @@ def look(address: str) -> Status:
         return connection.status()
 
 
-def optimize(me: Me) -> None:
+def optimize(me: ProgramContext) -> None:
     """Join with others, optimise when told to, and reduce before and after."""
     with me.join() as run:
         while run.group_size < me.options["peers"]:
             run.update_topology(min_world=me.options["peers"])
-        me.say("joined", peer=run.peer_id, pid=Path("/proc/self").resolve().name)
+        me.report("joined", peer=run.peer_id, pid=Path("/proc/self").resolve().name)
         run.all_reduce(np.ones(100_000, np.float32))
-        me.hear()
+        me.receive()
         run.optimize_topology(timeout_s=30)
         values = np.ones(100_000, np.float32)
         info = run.all_reduce(values)
         right = bool((values == len(info.contributors)).all())
-        me.say("reduced", contributors=len(info.contributors), right=right, members=run.members, epoch=run.epoch)
-        me.hear()
+        me.report("reduced", contributors=len(info.contributors), right=right, members=run.members, epoch=run.epoch)
+        me.receive()
 
 
-def test_all_links_are_measured_and_ops_go_on(cluster: Cluster) -> None:
+def test_all_links_are_measured_and_ops_go_on(cluster: ProgramCluster) -> None:
     master = cluster.start_master()
-    peers = cluster.start(optimize, 3, peers=3)
+    peers = cluster.start_program(optimize, 3, peers=3)
     by_id(peers)
     for peer in peers:
-        peer.tell()
+        peer.send()
     facts = [peer.expect("reduced", contributors=3, right=True) for peer in peers]
     assert len({(tuple(fact["members"]), fact["epoch"]) for fact in facts}) == 1
     [measured] = master.events("links_measured")
@@ -48,15 +48,15 @@ def test_all_links_are_measured_and_ops_go_on(cluster: Cluster) -> None:
     assert {(link.source, link.target) for link in links} == set(itertools.permutations((1, 2, 3), 2))
     assert all(link.bytes_per_s > 1e6 and link.delay_us is not None for link in links)
     for peer in peers:
-        peer.tell()
-        peer.finish()
+        peer.send()
+        peer.wait_success()
 
 
-def test_a_peer_killed_during_the_measurement_costs_only_its_own_links(cluster: Cluster) -> None:
+def test_a_peer_killed_during_the_measurement_costs_only_its_own_links(cluster: ProgramCluster) -> None:
     master = cluster.start_master()
-    peers = by_id(cluster.start(optimize, 4, peers=4))
+    peers = by_id(cluster.start_program(optimize, 4, peers=4))
     for peer in peers.values():
-        peer.tell()
+        peer.send()
     until(lambda: any(peer.phase == "OPTIMIZE_TOPOLOGY" for peer in look(master.address).peers), "links are measured")
     peers[3].kill()
     left = [peers[number] for number in (1, 2, 4)]
@@ -65,13 +65,13 @@ def test_a_peer_killed_during_the_measurement_costs_only_its_own_links(cluster: 
     known = {(link.source, link.target) for link in look(master.address).links}
     assert known == set(itertools.permutations((1, 2, 4), 2))
     for peer in left:
-        peer.tell()
-        peer.finish()
+        peer.send()
+        peer.wait_success()
 
 
 @pytest.mark.netns
 @pytest.mark.skipif(missing() is not None, reason=str(missing()))
-def test_shaped_links_are_estimated_and_the_slow_one_is_avoided(cluster: Cluster) -> None:
+def test_shaped_links_are_estimated_and_the_slow_one_is_avoided(cluster: ProgramCluster) -> None:
     """One pair of four hosts is slow; in the ring that is chosen the two are no neighbours."""
     slow = {(0, 1): 10.0, (1, 0): 10.0}
     pairs = {pair: slow.get(pair, 60.0) for pair in itertools.permutations(range(4), 2)}
@@ -82,7 +82,7 @@ def test_shaped_links_are_estimated_and_the_slow_one_is_avoided(cluster: Cluster
         peers = [cluster.start_one(optimize, inside=network.inside(host, []), peers=4) for host in range(4)]
         hosts = {number: peers.index(peer) for number, peer in by_id(peers).items()}
         for peer in peers:
-            peer.tell()
+            peer.send()
         [ring] = {tuple(peer.expect("reduced", contributors=4, right=True)["members"]) for peer in peers}
         used = {(hosts[a], hosts[b]) for a, b in zip(ring, [*ring[1:], ring[0]], strict=True)}
         assert not used & slow.keys()
@@ -95,5 +95,5 @@ def test_shaped_links_are_estimated_and_the_slow_one_is_avoided(cluster: Cluster
         assert len(errors) == 12
         assert max(abs(error) for error in errors.values()) <= 0.1, errors
         for peer in peers:
-            peer.tell()
-            peer.finish()
+            peer.send()
+            peer.wait_success()

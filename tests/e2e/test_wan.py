@@ -10,8 +10,8 @@ from ringfold.runtime.network import congestion_missing
 from ringfold.tools import lab as labs
 from ringfold.tools.bench import wan
 from ringfold.tools.bench.wan import Cell, Plan
+from ringfold.tools.cluster import Cluster
 from ringfold.tools.lab import Lab
-from ringfold.tools.spawn import Crew
 
 pytestmark = pytest.mark.skipif(labs.missing(delay=True) is not None, reason=str(labs.missing(delay=True)))
 
@@ -21,18 +21,18 @@ HOSTS_DEFAULT = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 
 
 @contextmanager
-def running(cell: Cell) -> Iterator[tuple[Lab, Crew]]:
+def running(cell: Cell) -> Iterator[tuple[Lab, Cluster]]:
     """Two peers and a master in a lab, on hosts whose own congestion control is reno."""
     with Lab(hosts=3, paths=[labs.Path(name="far", up=100.0, rtt_ms=cell.rtt_ms)]) as lab:
         for host in range(2):
             with lab.within(host):
                 HOSTS_DEFAULT.write_text("reno")
-        with wan.peers(lab, cell, "master") as crew:
-            yield lab, crew
+        with wan.peers(lab, cell, "master") as cluster:
+            yield lab, cluster
 
 
 @pytest.fixture(scope="module")
-def far() -> Iterator[tuple[Lab, Crew]]:
+def far() -> Iterator[tuple[Lab, Cluster]]:
     with running(FAR) as both:
         yield both
 
@@ -44,19 +44,19 @@ def controls(lab: Lab, cell: Cell) -> set[str]:
     return {word for line in told for word in line.split() if word in ("reno", "cubic", "bbr")}
 
 
-def test_a_small_op_takes_the_way_to_the_master_and_back(far: tuple[Lab, Crew]) -> None:
+def test_a_small_op_takes_the_way_to_the_master_and_back(far: tuple[Lab, Cluster]) -> None:
     row = wan.small(far[1], 3, FAR.rtt_ms)
     assert isinstance(row["extra_ms"], float)
     assert row["extra_ms"] > -1
 
 
-def test_a_large_op_is_measured(far: tuple[Lab, Crew]) -> None:
+def test_a_large_op_is_measured(far: tuple[Lab, Cluster]) -> None:
     plan = Plan([], [], [], [], 100.0, 1 << 18, rounds=1, small_rounds=0, plain=False)
     row = wan.large(far[1], plan, 1e7, FAR.rtt_ms)
     assert (row["size_bytes"], row["count"]) == (1 << 18, 1)
 
 
-def test_on_a_long_way_lanes_have_bbr_where_the_kernel_offers_it(far: tuple[Lab, Crew]) -> None:
+def test_on_a_long_way_lanes_have_bbr_where_the_kernel_offers_it(far: tuple[Lab, Cluster]) -> None:
     assert controls(far[0], FAR) == {"reno" if congestion_missing("bbr") else "bbr"}
 
 

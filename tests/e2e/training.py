@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from cluster import Cluster, Fact, Me, Peer
+from programs import Message, Process, ProgramCluster, ProgramContext
 
 Floats = "np.ndarray[tuple[int], np.dtype[np.float32]]"
 
@@ -18,7 +18,7 @@ def gradients(peer: int, step: int, count: int) -> Floats:
     return np.random.default_rng((peer, step)).standard_normal(count, np.float32)
 
 
-def train(me: Me) -> None:
+def train(me: ProgramContext) -> None:
     """Reduce until told to stop; after an eviction, join again. Options, all optional:
 
     `world`: how many peers to wait for. `floats`: how many an op has. `group`: as in `join`. `strike`: a signal that
@@ -32,16 +32,16 @@ def train(me: Me) -> None:
         with me.join() as run:
             while run.group_size < world:
                 run.update_topology(min_world=world)
-            me.say("joined", peer=run.peer_id, members=run.members, epoch=run.epoch)
+            me.report("joined", peer=run.peer_id, members=run.members, epoch=run.epoch)
             try:
                 _loop(me, run)
                 return
             except Evicted as error:
-                me.say("evicted", words=str(error))
+                me.report("evicted", words=str(error))
                 world = 1
 
 
-def _loop(me: Me, run: Any) -> None:  # noqa: ANN401 - a communicator; Ringfold is imported by programs only
+def _loop(me: ProgramContext, run: Any) -> None:  # noqa: ANN401 - a communicator; Ringfold is imported by programs only
     """Says each step: its number, the digest and sum of the result, and how many contributed.
 
     All members agree on step and stop by an op of their own, so that a newcomer learns the step and all end together.
@@ -51,7 +51,7 @@ def _loop(me: Me, run: Any) -> None:  # noqa: ANN401 - a communicator; Ringfold 
     while not stop:
         while run.are_peers_pending():
             run.update_topology()
-        word = me.hear()["tell"] if me.told() else ""
+        word = me.receive()["what"] if me.has_message() else ""
         agreed = np.array([step, word == "stop"], np.int64)
         run.all_reduce(agreed, op="max", tag=1)
         step, stop = int(agreed[0]), bool(agreed[1])
@@ -61,17 +61,17 @@ def _loop(me: Me, run: Any) -> None:  # noqa: ANN401 - a communicator; Ringfold 
         try:
             info = run.all_reduce(result, quantize=me.options.get("quantize"))
         except Exception:
-            me.say("intact", intact=bool((result == gradients(run.peer_id, step, count)).all()))
+            me.report("intact", intact=bool((result == gradients(run.peer_id, step, count)).all()))
             raise
         digest, total = zlib.crc32(result.tobytes()), result.sum(dtype=np.float64)
         now = {"clock_ns": run.clock.now().ns if run.clock.is_ready else 0} if me.options.get("clock") else {}
         now |= {"contributors": len(info.contributors), "epoch": info.epoch}
-        me.say("step", number=step, digest=digest, total=total, **now)
+        me.report("step", number=step, digest=digest, total=total, **now)
         step += 1
-    me.say("end", step=step)
+    me.report("end", step=step)
 
 
-def _strike_inside(me: Me, buffer: Floats) -> None:
+def _strike_inside(me: ProgramContext, buffer: Floats) -> None:
     """Let a thread send this process its signal once the op has begun to write into its buffer."""
     before = buffer.copy()
 
@@ -80,31 +80,31 @@ def _strike_inside(me: Me, buffer: Floats) -> None:
             pass
         os.kill(os.getpid(), signal.Signals[me.options["strike"]])
 
-    me.say("striking")
+    me.report("striking")
     threading.Thread(target=watch, daemon=True).start()
 
 
-def start_training(cluster: Cluster, world: int, **options: Any) -> list[Peer]:  # noqa: ANN401 - as Cluster.start
+def start_training(cluster: ProgramCluster, world: int, **options: Any) -> list[Process]:  # noqa: ANN401 - as ProgramCluster.start
     """So many peers in one group, with a few steps behind them."""
-    peers = cluster.start(train, world, world=world, **options)
+    peers = cluster.start_program(train, world, world=world, **options)
     for peer in peers:
         peer.expect("step", lambda fact: fact["number"] >= 3)
     return peers
 
 
-def end_training(peers: Sequence[Peer]) -> None:
+def end_training(peers: Sequence[Process]) -> None:
     """Tell one to stop; all end with it, and all agreed on every step."""
-    peers[0].tell("stop")
+    peers[0].send("stop")
     for peer in peers:
-        peer.finish()
+        peer.wait_success()
     check_same_bits(peers)
 
 
-def check_same_bits(peers: Sequence[Peer]) -> None:
+def check_same_bits(peers: Sequence[Process]) -> None:
     """Every step that several peers committed has the same digest and contributors with all of them."""
-    steps: dict[int, list[Fact]] = {}
+    steps: dict[int, list[Message]] = {}
     for peer in peers:
-        for fact in peer.said("step"):
+        for fact in peer.reports("step"):
             steps.setdefault(fact["number"], []).append(fact)
     assert steps
     for number, facts in steps.items():
@@ -112,7 +112,7 @@ def check_same_bits(peers: Sequence[Peer]) -> None:
         assert len(outcomes) == 1, f"step {number}: {facts}"
 
 
-def step_with(peer: Peer, contributors: int, after: float = 0.0, timeout_s: float = 30.0) -> Fact:
+def step_with(peer: Process, contributors: int, after: float = 0.0, timeout_s: float = 30.0) -> Message:
     """The next step of a peer, said at or after a time, that so many contributed to."""
     return peer.expect(
         "step", lambda fact: fact["contributors"] == contributors and fact["at"] >= after, timeout_s=timeout_s

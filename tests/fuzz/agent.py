@@ -4,25 +4,22 @@ from random import Random
 from typing import Any
 
 from ringfold.agent.adapters import Observation
-from ringfold.agent.machine import (
-    AgentMachine,
-    Answer,
-    ClientGone,
-    ClientMalformed,
-    ClientOpened,
-    ClientSaid,
-    Datagram,
-    Decide,
-    Drop,
+from ringfold.agent.effects import CloseConnection, PublishAdvice, SendMessage
+from ringfold.agent.events import (
+    ConnectionClosed,
+    ConnectionOpened,
+    DatagramReceived,
     Event,
-    Observed,
-    Publish,
-    Queues,
-    Self,
+    MalformedMessageReceived,
+    MessageReceived,
+    NicQueuesRead,
+    QueueObserved,
+    Tick,
 )
+from ringfold.agent.machine import AgentIdentity, AgentMachine
 from ringfold.agent.registry import Quota, Registry
 from ringfold.agent.steering import Steering, parse_policy
-from ringfold.agent.telemetry import TelemetryDesk
+from ringfold.agent.telemetry import TelemetryIngest
 from ringfold.errors import RemoteProtocolError
 from ringfold.wire import telemetry
 from ringfold.wire.agent import (
@@ -49,21 +46,21 @@ class AgentRun:
     """An agent of eight slots, and its clients."""
 
     def __init__(self, policy: str) -> None:
-        me = Self(pid=1, uid=500, generation=3, hints="hints", started_ns=0)
-        desk = TelemetryDesk(Gate(GateSettings(allow=("any",))))
-        self.machine = AgentMachine(me, Registry([0] * 8, Quota()), Steering(parse_policy(policy), desk))
+        me = AgentIdentity(pid=1, uid=500, generation=3, hints="hints", started_ns=0)
+        ingest = TelemetryIngest(Gate(GateSettings(allow=("any",))))
+        self.machine = AgentMachine(me, Registry([0] * 8, Quota()), Steering(parse_policy(policy), ingest))
         self.now, self.last = 0, 0
         self.clients: dict[int, FrameReader] = {}
 
     def step(self, event: Event) -> None:
         for effect in self.machine.step(self.now, event):
             match effect:
-                case Answer(_, message):
+                case SendMessage(_, message):
                     assert len(agent_frame(message)) <= MAX_ANSWER_BYTES
-                case Drop(client, why):
+                case CloseConnection(client, why):
                     assert why
                     self.clients.pop(client, None)
-                case Publish(slot, shares, backpressure):
+                case PublishAdvice(slot, shares, backpressure):
                     assert 0 <= slot < 8
                     assert 0 <= sum(shares) <= 65_535
                     assert all(0 <= share <= 65_535 for share in shares)
@@ -77,32 +74,32 @@ class AgentRun:
             case ["open", uid]:
                 self.last += 1
                 self.clients[self.last] = FrameReader(MAX_REQUEST_BYTES)
-                self.step(ClientOpened(self.last, uid, 7))
+                self.step(ConnectionOpened(self.last, uid, 7))
             case ["bytes", client, text] if client in self.clients:
                 self._feed(client, bytes.fromhex(text))
             case ["gone", client] if client in self.clients:
                 del self.clients[client]
-                self.step(ClientGone(client))
+                self.step(ConnectionClosed(client))
             case ["datagram", text]:
-                self.step(Datagram(10**18 + self.now, bytes.fromhex(text), "10.0.0.9"))
+                self.step(DatagramReceived(10**18 + self.now, bytes.fromhex(text), "10.0.0.9"))
             case ["observed", congestion, path]:
                 body = telemetry.Congestion(0, 0, path, congestion, 9, 0, 0)
-                self.step(Observed(10**18 + self.now, Observation(body)))
+                self.step(QueueObserved(10**18 + self.now, Observation(body)))
             case ["queues", pressure]:
                 number = telemetry.address_number("10.0.0.1")
-                self.step(Queues({number: float(pressure)}))
+                self.step(NicQueuesRead({number: float(pressure)}))
             case ["decide", ms]:
                 self.now += ms * MS
-                self.step(Decide(only_urgent=ms == 0))
+                self.step(Tick(only_urgent=ms == 0))
 
     def _feed(self, client: int, raw: bytes) -> None:
         try:
             for kind, body in self.clients[client].feed(raw):
-                self.step(ClientSaid(client, decode_to_agent(kind, body)))
+                self.step(MessageReceived(client, decode_to_agent(kind, body)))
                 if client not in self.clients:
                     return
         except RemoteProtocolError as error:
-            self.step(ClientMalformed(client, str(error)))
+            self.step(MalformedMessageReceived(client, str(error)))
 
     def propose(self, rng: Random) -> Step:
         clients = list(self.clients)

@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from ringfold.agent.adapters import JsonAdapter, _Line
-from ringfold.agent.telemetry import TelemetryDesk
+from ringfold.agent.adapters import JsonAdapter, _JsonLine
+from ringfold.agent.telemetry import TelemetryIngest
 from ringfold.errors import RemoteProtocolError, RingfoldError, StateError, StoreError, UsageError
 from ringfold.iteration import record
 from ringfold.master import journal, keeper
@@ -80,15 +80,15 @@ def _manifest(raw: bytes) -> None:
             checkpoint._manifest_in(path, file)
 
 
-_desk = TelemetryDesk(Gate(GateSettings(keys={}, allow=("any",))))
+_ingest = TelemetryIngest(Gate(GateSettings(keys={}, allow=("any",))))
 
 
 def _datagram(raw: bytes) -> None:
     """The gate and the table behind it, which keep what was accepted."""
     for now in (0, 10**9):
-        _desk.datagram(now, 10**18 + now, raw, "10.0.0.1")
-    _desk.table.reading(10**9, 1, 2, 3)
-    assert len(_desk.gate._seen) <= GateSettings().most_senders
+        _ingest.datagram(now, 10**18 + now, raw, "10.0.0.1")
+    _ingest.table.reading(10**9, 1, 2, 3)
+    assert len(_ingest.gate._seen) <= GateSettings().most_senders
 
 
 def _lines(raw: bytes) -> None:
@@ -96,7 +96,7 @@ def _lines(raw: bytes) -> None:
     for start in range(0, len(raw), 11):
         for said in adapter.feed(raw[start : start + 11]):
             if not isinstance(said, Refusal):
-                _desk.table.observed(0, 10**18, said.body, said.unix_ns or 0)
+                _ingest.table.add_observation(0, 10**18, said.body, said.unix_ns or 0)
     adapter.feed(b"\n")
 
 
@@ -138,7 +138,7 @@ PARSERS: dict[str, Parser] = {
         lambda raw: agent.decode_from_agent(FrameKind.MESSAGE, raw),
         _packed(agent.FromAgent),
     ),
-    "gloo": (RemoteProtocolError, lambda raw: gloo._decoded(gloo._report, raw, 1), _reports),
+    "gloo": (RemoteProtocolError, lambda raw: gloo._decode(gloo._report_decoder, raw, 1), _reports),
     "journal": (StoreError, lambda raw: journal.decode(raw, "here"), _packed(journal.Journal)),
     "kept-journal": (StoreError, _kept, _packed(keeper._Head)),
     "links": (StoreError, _links, _packed(journal.Links)),
@@ -147,7 +147,7 @@ PARSERS: dict[str, Parser] = {
     "probe-log": (UsageError, lines.decode, _json(lines.Line)),
     "moonshot-answer": (RemoteProtocolError, moonshot.decode_response, _json(moonshot.MoonshotResponse)),
     "telemetry": (RemoteProtocolError, _datagram, _telemetry),
-    "adapter": (UsageError, _lines, _json(_Line)),
+    "adapter": (UsageError, _lines, _json(_JsonLine)),
 }
 
 

@@ -32,11 +32,13 @@ from ringfold.peer.effects import (
     SetRegistrations,
     Settle,
     Tell,
+    WriteBlocks,
 )
 from ringfold.peer.events import (
     Accepted,
     BlocksChanged,
     BlocksReceived,
+    BlocksWritten,
     CallGivenUp,
     CallJoin,
     CallLeave,
@@ -59,8 +61,8 @@ from ringfold.peer.events import (
 from ringfold.peer.machine import PeerMachine
 from ringfold.peer.outcome import error_of
 from ringfold.peer.settings import Identity, PeerTimings
-from ringfold.state.manifest import Snapshot
 from ringfold.state.shared import SharedState
+from ringfold.state.snapshot import Snapshot
 from ringfold.wire import messages as m
 from ringfold.wire.answers import Reason
 from ringfold.wire.base import PROTOCOL_VERSION as VERSION
@@ -135,6 +137,8 @@ class PeerRun:
                 self.conns[conn] = "bulk"
             case ExpectBlocks(conn, batch, blocks):
                 self.expected.setdefault(conn, []).append((batch, len(blocks)))
+            case WriteBlocks(conn, batch, bad):
+                self.step(BlocksWritten(conn, batch, bad))
             case Install(epoch):
                 self.epoch = epoch
 
@@ -174,7 +178,8 @@ class PeerRun:
             case ExpectBlocks(_, batch, blocks) if blocks:
                 assert 0 <= batch < U64
             case SendBlocks(_, blocks):
-                assert all(offset + length <= memory.size for memory, offset, length, _ in blocks)
+                sizes = [array.nbytes for array in self.arrays.values()]
+                assert all(block.offset + block.nbytes <= sizes[block.key] for block in blocks)
             case CallFinished(_, Reason() as reason):
                 assert isinstance(error_of(reason, "a call", 1, 2), RingfoldError)
             case Ended(error):
@@ -248,11 +253,11 @@ class PeerRun:
         if self.machine._calls._waiting or self.machine.ended:
             return
         self.ballot += 1
-        offer = snapshot = None
+        offer = manifest = None
         if kind == "sync":
-            snapshot = Snapshot.take(SharedState(**self.arrays, revision=self.ballot))  # type: ignore[arg-type]
-            offer = snapshot.offer("enforce-popular")
-        self.step(CallVote(self.ballot, kind, 0, self.now + 3_000 * MS, (), offer, snapshot))
+            manifest = Snapshot.take(SharedState(**self.arrays, revision=self.ballot)).manifest  # type: ignore[arg-type]
+            offer = manifest.offer("enforce-popular")
+        self.step(CallVote(self.ballot, kind, 0, self.now + 3_000 * MS, (), offer, manifest))
 
     def _op(self, word: str) -> None:
         match word:
@@ -325,7 +330,7 @@ class PeerRun:
             case "seal":
                 self._hear(conn, m.Seal(epoch, "a script"))
             case "plan":
-                won = Snapshot.take(SharedState(**self.other_arrays))
+                won = Snapshot.take(SharedState(**self.other_arrays)).manifest
                 fetch = [(key, won.keys[key].root) for key in facts]
                 others = [self._member(peer) for peer in self.others[:2]]
                 receivers = [self._member(ME), self._member(4)]
@@ -495,7 +500,7 @@ class PeerRun:
         return msgspec.convert(rng.choice(choices), OnVisit)
 
     def _hashes(self, key: int) -> bytes:
-        return Snapshot.take(SharedState(**self.other_arrays)).hashes[key]
+        return Snapshot.take(SharedState(**self.other_arrays)).manifest.hashes[key]
 
     def _hints(self) -> dict[str, list[Any]]:
         epoch = 0 if self.machine.record is None else self.machine.record.epoch

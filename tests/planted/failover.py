@@ -23,7 +23,7 @@ from ringfold.testing.simulation import Setup
 from ringfold.wire.messages import CallDone, CallFailed, Epoch, PeerId, Seal, Sealed
 
 
-class Lawless(SimStore):
+class TakesEveryWrite(SimStore):
     """Takes every write, also of a leader that is deposed."""
 
     def write(self, run: str, expected: int, raw: bytes) -> int | None:
@@ -103,8 +103,8 @@ def _bug(text: str, setup: Setup) -> Bug:
 
 
 BUGS: dict[str, Bug] = {
-    "no_fence": _bug("a deposed leader's writes are taken", Setup(store=Lawless)),
-    "speaks_first": _bug("a master says what it has not written yet", Setup(shell=SpeaksBeforeItWrites)),
+    "no_fence": _bug("a deposed leader's writes are taken", Setup(store=TakesEveryWrite)),
+    "speaks_first": _bug("a master sends what it has not written yet", Setup(shell=SpeaksBeforeItWrites)),
     "record_kept_back": _bug("a record is not sent again to who lacks it", _with_returning(_KeepsRecords)),
     "answers_kept_back": _bug("an answer is not handed on to who lacks it", _with_returning(_KeepsAnswers)),
     "not_waited_for": _bug("a new master goes on when the first member is back", _with_returning(_Impatient)),

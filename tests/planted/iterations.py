@@ -51,7 +51,7 @@ class NeverLooksAgain(IterationMachine):
 
 
 class ComesBack(IterationMachine):
-    """Registers anew when somebody else has taken its seat."""
+    """Registers again when somebody else has taken its seat."""
 
     def _check_registration(self, record: Record) -> None:
         try:
@@ -222,7 +222,7 @@ BUGS: dict[str, Bug] = {
     "any_incarnation": _bug("the arrival of a dead incarnation counts", _of(CountsTheDead)),
     "no_rules": _bug("min_ranks and quorum are ignored", _of(ForgetsItsRules)),
     "by_the_clock": _bug("a clock that jumps makes others look dead", _of(JudgesByTheClock)),
-    "deaf": _bug("signs of life are not heard", _of(JudgesAtOnce)),
+    "deaf": _bug("heartbeats are ignored", _of(JudgesAtOnce)),
     "erased_arrivals": _bug("the winner removes arrivals", _of(ForgetsArrivals)),
     "any_store": _bug("a store that went back is believed", _trusting),
     "silent": _bug("a rank does not show that it is alive", _of(ForgetsToBeat)),

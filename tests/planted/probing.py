@@ -147,7 +147,9 @@ BUGS: dict[str, Bug] = {
     "wakes_from_halt": _bug(
         "a halted node starts again by itself", ProbingSetup(node=WakesFromAHalt, kinds=("master", "time"))
     ),
-    "windows_restart": _bug("a node counts its windows anew", ProbingSetup(node=CountsWindowsPerRound)),
+    "windows_restart": _bug(
+        "a node numbers its windows from the start again", ProbingSetup(node=CountsWindowsPerRound)
+    ),
     "old_graph_number": _bug(
         "a node compares graphs of two masters", ProbingSetup(node=RemembersOldGraphs, kinds=("master",))
     ),

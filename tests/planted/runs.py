@@ -21,13 +21,13 @@ from ringfold.master.run import Ballot, Dispute, Group, Peer
 from ringfold.master.syncs import Syncs
 from ringfold.master.verdicts import Cause
 from ringfold.peer.effects import CloseConn, Effect, RefuseCalls, Settle
-from ringfold.peer.events import BlocksReceived, Event
+from ringfold.peer.events import BlocksReceived, BlocksWritten, Event
 from ringfold.peer.machine import PeerMachine
 from ringfold.peer.settings import Identity, PeerTimings
 from ringfold.peer.sync.syncing import Syncing
 from ringfold.state.election import ElectionResult, FinishedSync
 from ringfold.state.fetch import Fetch
-from ringfold.state.manifest import Snapshot
+from ringfold.state.manifest import StateManifest
 from ringfold.testing.blocking import SimRun
 from ringfold.testing.peers import SimPeer
 from ringfold.testing.scenario import draw, run_seed
@@ -139,7 +139,7 @@ class IgnoresVerdicts(SimPeer):
 
 
 class AnswersFromHearsay(SimPeer):
-    """Says who is pending by what this peer has heard so far, instead of by the op that last returned."""
+    """Answers who is pending by what this peer has received so far, instead of by the op that last returned."""
 
     def pending_here(self) -> bool | None:
         answer = super().pending_here()
@@ -217,16 +217,16 @@ class _Lazy(Fetch):
 
 
 class _KeepsAnOldBlock(Syncing):
-    def begin(self, now_ns: int, me: PeerId, plan: SyncPlan, snapshot: Snapshot) -> list[Effect]:
-        effects = super().begin(now_ns, me, plan, snapshot)
+    def begin(self, now_ns: int, me: PeerId, plan: SyncPlan, manifest: StateManifest) -> list[Effect]:
+        effects = super().begin(now_ns, me, plan, manifest)
         if self._sync is not None and self._sync.fetch is not None:
             self._sync.fetch.__class__ = _Lazy
         return effects
 
 
 class _NeverTorn(Syncing):
-    def received(self, now_ns: int, event: BlocksReceived) -> list[Effect]:
-        effects = super().received(now_ns, event)
+    def written(self, now_ns: int, event: BlocksWritten) -> list[Effect]:
+        effects = super().written(now_ns, event)
         self.written_to = None
         return effects
 
@@ -324,7 +324,7 @@ BUGS: dict[str, Bug] = {
     "admitted_unasked": _bug("a newcomer is admitted without a vote", Setup(master=AdmitsWithoutAVote)),
     "impatient_clock": _bug("a master judges right after its own pause", Setup(master=JudgesAfterItsOwnPause)),
     "deaf_peer": _bug("a peer that ignores verdicts", Setup(peer=IgnoresVerdicts)),
-    "hearsay": _bug("are_peers_pending answers by hearsay", Setup(peer=AnswersFromHearsay)),
+    "hearsay": _bug("are_peers_pending answers by what this peer has received", Setup(peer=AnswersFromHearsay)),
     "strangers_vote": _of_state("a newcomer's state may win a sync", master=_StrangersVote),
     "torn_votes": _of_state("a torn state may win a sync", master=_TornVotes),
     "any_revision": _of_state("a revision that jumped may win a sync", master=_AnyRevision),
@@ -334,6 +334,8 @@ BUGS: dict[str, Bug] = {
     "forgotten_blocks": _of_state("a lost holder's blocks are forgotten", peer=_ForgetsItsDebtors),
     "old_block": _of_state("a receiver keeps an old block", peer=_KeepsAnOldBlock),
     "never_torn": _of_state("a state that is half-written is not marked as torn", peer=_NeverTorn),
-    "steps_by_hearsay": _bug("a step loop goes by hearsay", Setup(peer=StepsByHearsay), needs_state=True),
+    "steps_by_hearsay": _bug(
+        "a step loop goes by what this peer has received", Setup(peer=StepsByHearsay), needs_state=True
+    ),
     "writes_on": _of_state("a receiver goes on after its sync has ended", peer=_WritesOn),
 }

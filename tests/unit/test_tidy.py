@@ -129,6 +129,174 @@ def test_the_direction_check_sees_what_it_should(room: str, line: str, allowed: 
     assert (not faults) == allowed
 
 
+# Purity. A module whose docstring says "Pure", and every machine, decides and does nothing else: it reads no clock,
+# opens nothing, and touches no byte of a program's arrays. So it imports nothing that could, and no module of Ringfold
+# that imports such a thing. The check is one of imports: it does not see what is done by an object that is passed in.
+
+IMPURE = {
+    "numpy": "it copies and writes arrays",
+    "torch": "it copies and writes arrays, on devices too",
+    "triton": "it runs on a device",
+    "socket": "I/O",
+    "select": "I/O",
+    "ssl": "I/O",
+    "asyncio": "I/O and time",
+    "subprocess": "processes",
+    "multiprocessing": "processes",
+    "threading": "threads",
+    "time": "a clock",
+    "random": "randomness",
+    "secrets": "randomness",
+    "uuid": "randomness",
+    "os": "the environment, files and processes",
+    "logging": "output",
+    "ringfold.runtime": "sockets, clocks, randomness and threads",
+    "ringfold._native": "it writes arrays, and has threads",
+}
+PURE_EXCEPTIONS: dict[str, tuple[set[str], str]] = {
+    "ringfold.topology": ({"numpy"}, "ring orders are computed on small matrices that are its own"),
+    "ringfold.probe": ({"numpy"}, "statistics of probes are computed on arrays that are its own"),
+    "ringfold.state.blocks": ({"ringfold._native"}, "the root of a hash list is a function of bytes"),
+    "ringfold.config": ({"os", "logging"}, "pure modules use its constants and checks; only loading reads anything"),
+    "ringfold.agent.adapters": ({"ringfold.runtime"}, "pure modules use its type of an observation"),
+    "ringfold.agent.monitors": ({"ringfold.runtime", "os", "logging"}, "pure modules use its type of a reading"),
+}
+"""Modules, or packages with all of their modules, that may import something impure, each with the reason."""
+
+PURE_LEAVES = (
+    "ringfold.state.ancestry",
+    "ringfold.state.blocks",
+    "ringfold.state.election",
+    "ringfold.state.fetch",
+    "ringfold.state.fetch_effects",
+    "ringfold.state.manifest",
+    "ringfold.state.pool",
+    "ringfold.state.serve",
+    "ringfold.peer.sync.syncing",
+)
+"""The leaves around the program's arrays, which must go on saying that they are pure."""
+
+
+def module_of(path: Path) -> str:
+    return ".".join(("ringfold", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__")
+
+
+@cache
+def paths_of_modules() -> dict[str, Path]:
+    return {module_of(path): path for path in modules()}
+
+
+def says_pure(path: Path) -> bool:
+    """Whether a module of the library promises to be pure. The docstring of a package describes its modules."""
+    is_of_library = TIER.get(room_of(path), len(TIERS)) < len(TIERS) - 1 and room_of(path) != "runtime"
+    if not is_of_library or path.name == "__init__.py":
+        return False
+    return path.name == "machine.py" or re.search(r"\bPure\b", ast.get_docstring(tree_of(path)) or "") is not None
+
+
+def imported_modules(tree: ast.Module, path: Path) -> Iterator[tuple[str, int]]:
+    """The dotted names that a file imports at run time, also inside functions and by `import_module`, with the line."""
+    package = ("ringfold", *path.relative_to(SOURCE).parent.parts)
+    for_types = {
+        id(node)
+        for block in ast.walk(tree)
+        if isinstance(block, ast.If) and isinstance(block.test, ast.Name) and block.test.id == "TYPE_CHECKING"
+        for statement in block.body
+        for node in ast.walk(statement)
+    }
+    for node in ast.walk(tree):
+        if id(node) in for_types:
+            continue
+        match node:
+            case ast.Import(names):
+                yield from ((alias.name, node.lineno) for alias in names)
+            case ast.ImportFrom(module, names, level):
+                base = ".".join(package[: len(package) - level + 1]) if level else ""
+                start = ".".join(part for part in (base, module) if part)
+                yield from ((f"{start}.{alias.name}", node.lineno) for alias in names)
+            case ast.Call(
+                func=ast.Name("import_module" | "__import__") | ast.Attribute(attr="import_module"),
+                args=[ast.Constant(str(name)), *_],
+            ):
+                yield name, node.lineno
+
+
+def is_under(name: str, package: str) -> bool:
+    return name == package or name.startswith(f"{package}.")
+
+
+def impure(tree: ast.Module, path: Path) -> list[str]:
+    """What makes a module impure: its own imports, and those of the modules of Ringfold that it imports."""
+    known = paths_of_modules()
+    found: list[str] = []
+    seen = {module_of(path)}
+    to_visit = [(tree, path)]
+    while to_visit:
+        tree, path = to_visit.pop()
+        module = module_of(path)
+        allowed = {name for of, (names, _) in PURE_EXCEPTIONS.items() if is_under(module, of) for name in names}
+        for name, line in imported_modules(tree, path):
+            if reason := next((why for bad, why in IMPURE.items() if is_under(name, bad)), None):
+                if not any(is_under(name, each) for each in allowed):
+                    found.append(f"{name_of(path)}:{line} imports {name}: {reason}")
+                continue
+            target = name if name in known else name.rpartition(".")[0]
+            if target in known and target not in seen and target != "ringfold":
+                seen.add(target)
+                to_visit.append((tree_of(known[target]), known[target]))
+    return found
+
+
+def test_pure_modules_import_nothing_impure() -> None:
+    faults = {name_of(path): found for path in modules() if says_pure(path) and (found := impure(tree_of(path), path))}
+    assert not faults, "\n".join(f"{path} says that it is pure, but {'; '.join(why)}" for path, why in faults.items())
+
+
+def test_machines_and_the_leaves_around_arrays_are_checked() -> None:
+    pure = {module_of(path) for path in modules() if says_pure(path)}
+    assert {f"ringfold.{room}.machine" for room in ("agent", "iteration", "master", "peer")} <= pure
+    assert not set(PURE_LEAVES) - pure, "their docstrings do not say Pure"
+
+
+@pytest.mark.parametrize(
+    ("room", "line", "allowed"),
+    [
+        ("state", "from hashlib import blake2b", True),
+        ("state", "import numpy as np", False),
+        ("state", "from numpy import copyto", False),
+        ("state", "import numpy.typing", False),
+        ("state", "def copy():\n    import torch", False),
+        ("state", "torch = import_module('torch')", False),
+        ("state", "torch = importlib.import_module('torch.cuda')", False),
+        ("state", "if TYPE_CHECKING:\n    import numpy", True),
+        ("state", "if TYPE_CHECKING:\n    import msgspec\nelse:\n    import numpy", False),
+        ("peer", "import socket", False),
+        ("peer", "from threading import Lock", False),
+        ("peer", "from time import monotonic_ns", False),
+        ("peer", "import random", False),
+        ("peer", "import os.path", False),
+        ("peer", "import timeit", True),
+        ("peer", "from ringfold import runtime", False),
+        ("peer", "from ringfold.runtime.clock import monotonic_ns", False),
+        ("peer", "from ..runtime import clock", False),
+        ("peer", "from ringfold.state.blocks import BlockRef", True),
+        ("peer", "from ringfold.state.manifest import StateManifest", True),
+        ("peer", "from ringfold.state.hashing import block_hash", False),
+        ("peer", "from ringfold.state.snapshot import Snapshot", False),
+        ("peer", "from ringfold.state import array_memory", False),
+        ("peer", "from .sync import transfer", False),
+        ("topology", "import numpy as np", True),
+        ("topology", "import torch", False),
+        ("master", "from ringfold import topology", True),
+        ("master", "import ringfold._native", False),
+    ],
+)
+def test_the_purity_check_sees_what_it_should(room: str, line: str, allowed: bool) -> None:
+    """The check itself can fail: known good and bad imports, direct ones and those of an imported module."""
+    path = SOURCE / room / "made_up.py"
+    assert (not impure(ast.parse(line), path)) == allowed
+
+
 def test_functions_are_short() -> None:
     long = {
         f"{name_of(path)}:{node.name}": lines

@@ -1,11 +1,11 @@
-"""The per-host transport agent: it watches paths and tells every process on the host how to split its flows over them.
+"""The per-host transport agent: it measures paths and advises every process on the host how to split its flows.
 
-Read `wire/agent.py` for what processes say to it, `registry.py` for who has which slot, `steering.py` for how
-congestion becomes advice, and `machine.py`, which ties them together. `daemon.py` is the shell with the sockets and
-the hints, `doors.py` has the clients' connections; `client.py` is what a process holds, around `enrolment.py`.
-The layout of the hints is in include/ringfold_hints.h.
+The messages between processes and the agent are in `wire/agent.py`; the layout of the hints is in
+include/ringfold_hints.h. Read `registry.py` first (which client has which flow in which slot), then `machine.py`, the
+state machine, with `events.py` and `effects.py`. It advises by `steering.py` (when to decide about which pair) and
+`policy.py` (congestion and rates become shares). `telemetry.py` takes the reports of switches and makes those of the
+agent, `adapters.py` parses other feeds, and `monitors.py` reads the queues of the host's interfaces.
 
-For what it knows and decides, read `policy.py` (congestion and rates -> shares), `telemetry.py` (what switches said,
-and which flows it is about), `adapters.py` (other feeds into the same), `monitors.py` (the host's own queues) and
-`reports.py` (what the agent tells the switches).
+`daemon.py` is the shell with the sockets and the hints; `connections.py` serves the clients, and `host_monitor.py` runs
+the monitors, reports and feeds. `client.py` is what a process uses to register its flows.
 """

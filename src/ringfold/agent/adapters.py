@@ -1,19 +1,19 @@
-"""Other feeds than packets: an adapter turns what a collector says into observations of queues.
+"""Telemetry from other sources than packets: an adapter parses the output of a collector into observations of queues.
 
-An adapter is pure: bytes in, observations out. Where the bytes come from is another matter (`runtime/feeds.py`), so any
-adapter reads from standard input, a file, a Unix socket or a page that is polled. `pump` joins the two.
+An adapter is pure: bytes in, observations out. The bytes come from `runtime/feeds.py`, so any adapter reads from
+standard input, a file, a Unix socket or an HTTP page that is polled. `pump` connects the two.
 
-The one that is built in, `json`, takes a JSON object per line, or an array of them on one line:
+The built-in adapter, `json`, takes a JSON object per line, or an array of them on one line:
 
     {"source": "10.0.0.1", "destination": "10.0.1.0/24", "path": 1, "congestion": 180}
     {"destination": "10.0.0.2", "path": 0, "depth_bytes": 40000, "limit_bytes": 100000, "unix_ns": 1700000000000000000}
 
-`source` and `destination` are addresses, networks, or "any" (which they are if they are missing). Congestion is given,
-0 to 255, or follows from the depth and the limit (full is 200). `unix_ns` is when it was measured; missing, it is now.
-Fields that are not named here are ignored: collectors say a lot.
+`source` and `destination` are addresses, networks, or "any", the default. Congestion is given, 0 to 255, or computed
+from the depth and the limit (full is 200). `unix_ns` is the time of measurement, by default now. Other fields are
+ignored.
 
-More adapters come from packages that declare, as this one does for `json`, an entry point of the group
-`ringfold.telemetry`: a callable without arguments that gives an `Adapter`. docs/guides/telemetry.md shows how to feed
+Other packages add adapters with an entry point of the group `ringfold.telemetry`, as this package does for `json`: a
+callable without arguments that returns an `Adapter`. docs/guides/telemetry.md shows how to feed
 it from gNMI and sFlow collectors.
 """
 
@@ -36,14 +36,14 @@ MAX_LINE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """A queue as an adapter saw it. `unix_ns` None: just now."""
+    """A queue as an adapter reports it. `unix_ns` None: now."""
 
     body: Congestion
     unix_ns: int | None = None
 
 
 class Adapter(Protocol):
-    """Takes the bytes of a feed as they come, in any pieces. What makes no sense becomes a Refusal, and it goes on."""
+    """Parses the bytes of a feed, in chunks of any size. Input that cannot be parsed becomes a Refusal."""
 
     def feed(self, chunk: bytes) -> list[Observation | Refusal]: ...
 
@@ -52,7 +52,7 @@ _Level = Annotated[float, msgspec.Meta(ge=0, le=255)]
 _Bytes = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 
 
-class _Line(msgspec.Struct):
+class _JsonLine(msgspec.Struct):
     path: Annotated[int, msgspec.Meta(ge=0, lt=MOST_PATHS)]
     source: str = "any"
     destination: str = "any"
@@ -63,12 +63,12 @@ class _Line(msgspec.Struct):
 
 
 class JsonAdapter:
-    """Lines of JSON, as the head of this file describes them."""
+    """JSON lines, as described at the head of this file."""
 
     def __init__(self) -> None:
         self._rest = b""
         self._is_skipping = False
-        self._decoder = msgspec.json.Decoder(_Line | list[_Line])
+        self._decoder = msgspec.json.Decoder(_JsonLine | list[_JsonLine])
 
     def feed(self, chunk: bytes) -> list[Observation | Refusal]:
         *lines, self._rest = (self._rest + chunk).split(b"\n")
@@ -86,13 +86,13 @@ class JsonAdapter:
 
     def _line(self, line: bytes) -> list[Observation | Refusal]:
         try:
-            said = decode(self._decoder.decode, line, what="not a line of telemetry: ")
+            parsed = decode(self._decoder.decode, line, what="not a line of telemetry: ")
         except RemoteProtocolError as error:
             return [Refusal("feed", str(error))]
-        return [_observed(one) for one in (said if isinstance(said, list) else [said])]
+        return [_parse_observation(one) for one in (parsed if isinstance(parsed, list) else [parsed])]
 
 
-def _observed(line: _Line) -> Observation | Refusal:
+def _parse_observation(line: _JsonLine) -> Observation | Refusal:
     try:
         source, source_bits = prefix_number(line.source)
         destination, destination_bits = prefix_number(line.destination)
@@ -103,7 +103,7 @@ def _observed(line: _Line) -> Observation | Refusal:
     elif line.limit_bytes:
         level = FULL_QUEUE * min(1.0, line.depth_bytes / line.limit_bytes)
     else:
-        return Refusal("feed", "neither congestion nor limit_bytes: how full is it?")
+        return Refusal("feed", "neither congestion nor limit_bytes: the congestion is unknown")
     depth = line.depth_bytes
     body = Congestion(source, destination, line.path, round(level), depth, source_bits, destination_bits)
     return Observation(body, line.unix_ns)
@@ -119,7 +119,7 @@ def open_adapter(name: str) -> Adapter:
     found = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
     if name not in found:
         known = ", ".join(sorted({*BUILT_IN, *found}))
-        raise ConfigError(f"there is no telemetry adapter {name!r}; known are {known}")
+        raise ConfigError(f"there is no telemetry adapter {name!r}; there are {known}")
     try:
         adapter: Adapter = found[name].load()()
     except Exception as error:
@@ -131,15 +131,15 @@ def parse_feed(text: str) -> tuple[str, str]:
     """`ADAPTER=WHERE` as (adapter, where): "json=unix:/run/collector.sock"."""
     name, separator, where = text.partition("=")
     if not separator or not name or not where:
-        raise ConfigError(f"{text!r} is no feed; write ADAPTER=WHERE, as in json=/run/telemetry.fifo")
+        raise ConfigError(f"{text!r} is not a feed; write ADAPTER=WHERE, as in json=/run/telemetry.fifo")
     return name, where
 
 
 async def pump(
     adapter: Adapter, where: str, deliver: Callable[[Observation | Refusal], None], poll_s: float = 1.0
 ) -> None:
-    """Hand over everything that a feed says, until it ends or the task is cancelled."""
+    """Deliver all observations of a feed, until it ends or the task is cancelled."""
     async with aclosing(chunks(where, poll_s)) as source:
         async for chunk in source:
-            for said in adapter.feed(chunk):
-                deliver(said)
+            for observation in adapter.feed(chunk):
+                deliver(observation)

@@ -1,24 +1,33 @@
-"""What a process holds of its host's agent: it registers flows and is told where their hints are.
+"""What a process uses of its host's agent: it registers flows and learns where their hints are.
 
-`AgentClient` never makes its caller wait and never raises because of the agent. A thread of its own looks for the
-agent, connects, registers everything, and does it again whenever the agent was away. Without an agent, flows have no
-place, which means the local policy. It is looked for ever more seldom (`pause_s`), and at once for a new flow.
+`FlowRegistrations` is the pure part: flows in, requests out, places back. It keeps the flows of the process, with or
+without an agent. When a connection begins, all of them are registered; when it ends, none has a place any more. So an
+agent may start, stop and start again at any time, and the owner of a flow does not notice. A flow that was refused
+because of a limit is registered again later, one at a time (`retry`). A place belongs to the connection that gave it. A
+response for a flow that has ended needs no handling: the Deregister that was sent after the request undoes it.
 
-A client belongs to the process that made it. In a forked child its copy is dead: it registers nothing, and neither its
-end nor the child's takes anything from the parent. What a child has mapped of the hints is read-only.
+`AgentClient` never blocks its caller and never raises because of the agent. A thread of its own looks for the agent,
+connects, registers all flows, and repeats that whenever the connection was lost. Without an agent, flows have no place,
+which means the local policy. The longer no agent was found, the longer the pause between two attempts
+(`reconnect_delay_s`); a new flow ends the pause.
 
-An agent is trusted if its directory belongs to root or to this user, and others cannot write to it: hints are advice
-about where bytes go.
+A client belongs to the process that created it. In a forked child its copy does nothing: it registers nothing, and
+neither closing it nor the end of the child affects the parent. The child's mapping of the hints is read-only.
+
+An agent is trusted if its directory belongs to root or to this user, and no other user can write to it: hints are
+advice about where bytes go.
 """
 
 import logging
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
 from ringfold import _native
-from ringfold.agent.enrolment import SERVED_S, Enrolment, pause_s
+from ringfold.agent.registry import invalid_flow
 from ringfold.errors import AgentUnreachable, RemoteProtocolError, UsageError
 from ringfold.runtime import threads
 from ringfold.runtime.clock import monotonic_ns
@@ -34,6 +43,7 @@ from ringfold.wire.agent import (
     AgentStatus,
     AgentWelcome,
     AskAgent,
+    Deregister,
     Flow,
     FlowList,
     FromAgent,
@@ -41,6 +51,8 @@ from ringfold.wire.agent import (
     ListFlows,
     Measured,
     Place,
+    Register,
+    Registered,
     SetShares,
     SharesSet,
     ToAgent,
@@ -49,17 +61,130 @@ from ringfold.wire.agent import (
 )
 from ringfold.wire.frames import FrameReader
 
-RETRY_S = 1.0
+MIN_RECONNECT_DELAY_S = 0.05
+MAX_RECONNECT_DELAY_S = 30.0
+MIN_SERVED_S = 1.0
+"""After a connection this long, the delay before the next attempt starts again from the minimum."""
+RETRY_INTERVAL_S = 1.0
 MAX_QUEUED_BYTES = 16 * 1024 * 1024
 
 _log = logging.getLogger("ringfold.agent.client")
 
 
+def reconnect_delay_s(away_s: float) -> float:
+    """The pause before the next attempt to connect, if there was no agent for `away_s`.
+
+    An eighth of that time: a restarted agent is found at once. On a host without an agent there are some 70 attempts in
+    the first four minutes, each of a few microseconds, and then one every 30 s.
+    """
+    return min(MAX_RECONNECT_DELAY_S, max(MIN_RECONNECT_DELAY_S, away_s / 8))
+
+
+@dataclass(eq=False, slots=True)
+class WantedFlow:
+    """A flow of the process. `place` is where its hints are; None: local policy, and `refused` may be the reason."""
+
+    flow: Flow
+    place: Place | None = None
+    refused: str = ""
+    is_valid: bool = True
+    """Whether an agent would accept it; if not, it is not sent."""
+
+
+@dataclass(eq=False, slots=True)
+class FlowRegistrations:
+    """The flows of one process and their places."""
+
+    name: str
+    flows: dict[int, WantedFlow] = field(default_factory=dict)
+    generation: int = 0
+    """The generation of the agent's table that the places belong to; 0: there is no agent."""
+    refusals: Counter[str] = field(default_factory=Counter)
+    _is_connected: bool = False
+    _last_request: int = 0
+    _pending: dict[int, int] = field(default_factory=dict)
+    _over_limit: dict[int, None] = field(default_factory=dict)
+
+    def add(self, flow: Flow) -> list[ToAgent]:
+        assert flow.connection not in self.flows
+        why = invalid_flow(flow)
+        self.flows[flow.connection] = WantedFlow(flow, refused=why, is_valid=not why)
+        return [self._register(flow)] if self._is_connected and not why else []
+
+    def remove(self, connection: int) -> list[ToAgent]:
+        """The flow has ended. No effect for an unknown flow."""
+        self._over_limit.pop(connection, None)
+        wanted = self.flows.pop(connection, None)
+        if wanted is None or not wanted.is_valid or not self._is_connected:
+            return []
+        self._last_request += 1
+        return [Deregister(self._last_request, connection)]
+
+    def measured(self, report: Measured) -> list[ToAgent]:
+        wanted = self.flows.get(report.connection)
+        return [report] if wanted is not None and wanted.place is not None else []
+
+    @property
+    def has_retries(self) -> bool:
+        """Whether `retry` has something to send."""
+        return bool(self._over_limit)
+
+    def retry(self) -> list[ToAgent]:
+        """Register one flow again that was refused because of a limit."""
+        connection = next(iter(self._over_limit), None)
+        if connection is None:
+            return []
+        del self._over_limit[connection]
+        return [self._register(self.flows[connection].flow)]
+
+    def connected(self) -> list[ToAgent]:
+        """A connection was opened: send the hello, and register all flows."""
+        self._is_connected = True
+        self._pending.clear()
+        valid = [wanted.flow for wanted in self.flows.values() if wanted.is_valid]
+        return [AgentHello(AGENT_PROTOCOL, self.name), *map(self._register, valid)]
+
+    def disconnected(self) -> list[int]:
+        """The connection was lost. Returns the flows that had a place."""
+        self._is_connected, self.generation = False, 0
+        self._over_limit.clear()
+        lost = [connection for connection, wanted in self.flows.items() if wanted.place is not None]
+        for wanted in self.flows.values():
+            wanted.place = None
+        return lost
+
+    def receive(self, message: FromAgent) -> list[int]:
+        """Take a message of the agent. Returns the flows whose place has changed."""
+        match message:
+            case AgentWelcome(_, generation):
+                self.generation = generation
+            case Registered(request, connection, slot, generation):
+                wanted = self.flows.get(connection)
+                if self._pending.pop(request, None) is not None and wanted is not None:
+                    wanted.place, wanted.refused = (slot, generation), ""
+                    return [connection]
+            case AgentRefused(request, kind, text):
+                self.refusals[kind] += 1
+                refused = self._pending.pop(request, None)
+                if refused is not None and (wanted := self.flows.get(refused)) is not None:
+                    wanted.refused = text
+                    if kind in ("quota", "full"):
+                        self._over_limit[refused] = None
+            case _:
+                pass
+        return []
+
+    def _register(self, flow: Flow) -> Register:
+        self._last_request += 1
+        self._pending[self._last_request] = flow.connection
+        return Register(self._last_request, flow)
+
+
 class AgentClient:
     """Registers flows with the agent of this host, for as long as it lives. Use it with `with`, or `close` it.
 
-    `directories` are looked at in turn; the first with an agent is taken. `on_place` is called with a flow's connection
-    and its place (None: local policy) whenever that changes, in the client's own thread.
+    `directories` are tried in turn; the first one with an agent is used. `on_place` is called in the client's thread
+    with a flow's connection and its place (None: local policy) whenever the place changes.
     """
 
     def __init__(
@@ -69,18 +194,20 @@ class AgentClient:
         on_place: Callable[[int, Place | None], None] | None = None,
     ) -> None:
         self._directories, self._on_place = list(directories), on_place
-        self._enrolment = Enrolment(name)
+        self._registrations = FlowRegistrations(name)
         self._changed = threads.Condition()
         self._outbox: list[ToAgent] = []
-        self._bell = WakeEvent()
-        self._is_closing = self._is_closed = self._is_wanted = False
+        self._wake = WakeEvent()
+        self._is_closing = False
+        self._is_closed = False
+        self._has_new_flow = False
         self._pid = os.getpid()
         self._last_connection = 0
         self._directory: Path | None = None
         self._retry_ns: int | None = None
         self._warned: set[str] = set()
         self.distrusted = ""
-        """Why the last agent that was found is not used, if it was for its files."""
+        """Why the last agent that was found is not trusted; empty if it is."""
         self._thread = threads.start("ringfold-agent-client", self._run)
 
     def register(
@@ -92,48 +219,51 @@ class AgentClient:
         source_host: str = "",
         destination_host: str = "",
     ) -> int:
-        """There is a flow; returns its connection number at once. Its place comes when an agent has given it one."""
-        if self._is_foreign:
-            raise UsageError("this agent client belongs to the process that forked this one; make another")
+        """Register a flow, and return its connection number at once. Its place follows when an agent has assigned
+        one."""
+        if self._is_forked:
+            raise UsageError("this agent client belongs to the parent process; create another")
         with self._changed:
             if self._is_closing:
                 raise UsageError("this agent client is closed")
             self._last_connection += 1
             flow = Flow(self._last_connection, source, destination, tuple(paths), source_host, destination_host)
             try:
-                self._post(self._enrolment.want(flow))
+                self._post(self._registrations.add(flow))
             except (TypeError, ValueError, AttributeError) as error:
-                raise UsageError(f"a flow has addresses as text, and pairs of them as paths: {error}") from None
-            self._is_wanted = True
-            self._bell.ring()
+                raise UsageError(
+                    f"the addresses of a flow are text, and its paths are pairs of them: {error}"
+                ) from None
+            self._has_new_flow = True
+            self._wake.set()
         return flow.connection
 
     def deregister(self, connection: int) -> None:
         """The flow has ended."""
-        if self._is_foreign:
+        if self._is_forked:
             return
         with self._changed:
-            self._post(self._enrolment.drop(connection))
+            self._post(self._registrations.remove(connection))
 
     def measured(
         self, connection: int, bytes_per_s: Sequence[int], srtt_us: Sequence[int] = (), min_rtt_us: Sequence[int] = ()
     ) -> None:
-        """Tell the agent what was measured on each path of a flow. Without an agent, nobody is told."""
-        if self._is_foreign:
+        """Report to the agent what was measured on each path of a flow. No effect without an agent."""
+        if self._is_forked:
             return
         report = Measured(connection, tuple(bytes_per_s), tuple(srtt_us), tuple(min_rtt_us))
         with self._changed:
-            self._post(self._enrolment.measured(report))
+            self._post(self._registrations.measured(report))
 
     def place(self, connection: int) -> Place | None:
         """Where the hints of a flow are: (slot, generation). None: local policy."""
-        wish = self._enrolment.wishes.get(connection)
-        return None if wish is None else wish.place
+        wanted = self._registrations.flows.get(connection)
+        return None if wanted is None else wanted.place
 
     def refusal(self, connection: int) -> str:
-        """Why the agent gave this flow no place; empty if it did not say no."""
-        wish = self._enrolment.wishes.get(connection)
-        return "" if wish is None else wish.refused
+        """Why the agent refused this flow; empty if it did not."""
+        wanted = self._registrations.flows.get(connection)
+        return "" if wanted is None else wanted.refused
 
     @property
     def hints(self) -> Path | None:
@@ -141,22 +271,22 @@ class AgentClient:
         return None if self._directory is None else self._directory / HINTS_NAME
 
     def reader(self) -> _native.HintReader | None:
-        """A reader of that file, for consumers in Python."""
+        """A reader of that file, for Python code."""
         return None if self.hints is None else _native.HintReader(str(self.hints))
 
     def wait(self, holds: Callable[["AgentClient"], bool], timeout_s: float) -> bool:
-        """Wait until something holds, looking again at each change of a place; whether it did in time."""
+        """Wait until `holds` returns true, called at each change of a place; whether it did before the timeout."""
         with self._changed:
             return self._changed.wait_for(lambda: holds(self), timeout_s)
 
     def close(self) -> None:
-        """Deregister everything and end. May be called again."""
-        if self._is_foreign:
+        """Deregister all flows and end. May be called more than once."""
+        if self._is_forked:
             return
         with self._changed:
             self._is_closing = True
             if not self._is_closed:
-                self._bell.ring()
+                self._wake.set()
         if not threads.is_current(self._thread):
             self._thread.join()
 
@@ -173,31 +303,32 @@ class AgentClient:
     def _run(self) -> None:
         away_ns = monotonic_ns()
         while not self._is_closing:
-            self._is_wanted = False
+            self._has_new_flow = False
             connection = self._connect()
             if connection is not None:
                 began_ns = monotonic_ns()
                 self._serve(connection)
-                if monotonic_ns() - began_ns > SERVED_S * 1e9:
+                if monotonic_ns() - began_ns > MIN_SERVED_S * 1e9:
                     away_ns = monotonic_ns()
             now_ns = monotonic_ns()
-            until_ns = now_ns + int(pause_s((now_ns - away_ns) / 1e9) * 1e9)
-            while not (self._is_closing or self._is_wanted) and (left_ns := until_ns - monotonic_ns()) > 0:
-                self._bell.wait(left_ns / 1e9)
+            until_ns = now_ns + int(reconnect_delay_s((now_ns - away_ns) / 1e9) * 1e9)
+            while not (self._is_closing or self._has_new_flow) and (left_ns := until_ns - monotonic_ns()) > 0:
+                self._wake.wait(left_ns / 1e9)
         with self._changed:
             self._is_closed = True
-            self._bell.close()
+            self._wake.close()
 
     @property
-    def _is_foreign(self) -> bool:
-        """Asked before the lock is taken: in a forked child nobody may be there to let go of it."""
+    def _is_forked(self) -> bool:
+        """Whether this is a forked child. Checked before the lock: in a child no thread may be left that releases
+        it."""
         return os.getpid() != self._pid
 
     def _post(self, messages: Sequence[ToAgent]) -> None:
-        """For the thread to send. The lock is held."""
+        """Queue messages for the thread to send. The lock is held."""
         if messages and not self._is_closed:
             self._outbox += messages
-            self._bell.ring()
+            self._wake.set()
 
     def _connect(self) -> LocalConnection | None:
         for directory in self._directories:
@@ -206,7 +337,7 @@ class AgentClient:
             if why := distrust(directory) or distrust(directory / HINTS_NAME):
                 if why not in self._warned:
                     self._warned.add(why)
-                    _log.warning("an agent is not used: %s", why)
+                    _log.warning("an agent is not trusted: %s", why)
                 with self._changed:
                     self.distrusted = why
                     self._changed.notify_all()
@@ -220,42 +351,42 @@ class AgentClient:
         return None
 
     def _serve(self, connection: LocalConnection) -> None:
-        """Talk until the connection ends, whoever ends it."""
+        """Exchange messages until one side closes the connection."""
         reader = FrameReader(MAX_ANSWER_BYTES)
         fd = connection.fileno()
         close_on_fork(fd)
         try:
             with self._changed:
-                self._outbox = self._enrolment.connected()
+                self._outbox = self._registrations.connected()
             while not self._is_closing:
                 self._send(connection)
-                chunk = connection.wait(self._retry_s(), self._bell)
+                chunk = connection.wait(self._retry_s(), self._wake)
                 if chunk == b"":
                     return
                 if chunk:
-                    self._heard([decode_from_agent(*each) for each in reader.feed(chunk)])
+                    self._receive([decode_from_agent(*each) for each in reader.feed(chunk)])
         except (OSError, RemoteProtocolError) as error:
-            _log.info("the agent's connection is given up: %s", error)
+            _log.info("the connection to the agent is closed: %s", error)
         finally:
             keep_on_fork(fd)
             connection.close()
             with self._changed:
-                lost, self._outbox, self._directory = self._enrolment.disconnected(), [], None
-                self._tell(lost)
+                lost, self._outbox, self._directory = self._registrations.disconnected(), [], None
+                self._announce(lost)
 
     def _retry_s(self) -> float | None:
-        """How long to wait at most; asks again for a flow that was refused when that time has come."""
+        """How long to wait for messages; registers a refused flow again when that is due."""
         with self._changed:
-            if not self._enrolment.has_refused:
+            if not self._registrations.has_retries:
                 self._retry_ns = None
                 return None
             now_ns = monotonic_ns()
             if self._retry_ns is not None and now_ns >= self._retry_ns:
-                self._outbox += self._enrolment.retry()
+                self._outbox += self._registrations.retry()
                 self._retry_ns = None
                 return 0.0
             if self._retry_ns is None:
-                self._retry_ns = now_ns + int(RETRY_S * 1e9)
+                self._retry_ns = now_ns + int(RETRY_INTERVAL_S * 1e9)
             return (self._retry_ns - now_ns) / 1e9
 
     def _send(self, connection: LocalConnection) -> None:
@@ -264,16 +395,16 @@ class AgentClient:
         if outgoing:
             connection.send(b"".join(map(agent_frame, outgoing)))
         if connection.queued > MAX_QUEUED_BYTES:
-            raise ConnectionError("it does not read")
+            raise ConnectionError("the agent does not read")
 
-    def _heard(self, messages: Sequence[FromAgent]) -> None:
+    def _receive(self, messages: Sequence[FromAgent]) -> None:
         with self._changed:
             for message in messages:
                 if isinstance(message, AgentRefused):
-                    _log.info("the agent refuses: %s", message.text)
-                self._tell(self._enrolment.heard(message))
+                    _log.info("the agent refused: %s", message.text)
+                self._announce(self._registrations.receive(message))
 
-    def _tell(self, connections: Sequence[int]) -> None:
+    def _announce(self, connections: Sequence[int]) -> None:
         for connection in connections:
             if self._on_place is not None:
                 self._on_place(connection, self.place(connection))
@@ -281,65 +412,65 @@ class AgentClient:
 
 
 class AgentConsole:
-    """A connection of somebody who looks at an agent or steers it. Each question has `timeout_s` to be answered."""
+    """A connection that reads the state of an agent or sets shares. Each request has a timeout of `timeout_s`."""
 
     def __init__(self, directories: Sequence[Path], timeout_s: float = 5.0) -> None:
         self._timeout_s, self._last_request = timeout_s, 0
         self._reader = FrameReader(MAX_ANSWER_BYTES)
-        self._waiting: list[FromAgent] = []
-        self._where, self._connection = _first(directories)
+        self._received: list[FromAgent] = []
+        self._where, self._connection = _connect_first(directories)
         try:
-            welcome = self._question(AgentHello(AGENT_PROTOCOL, "console"))
+            welcome = self._request(AgentHello(AGENT_PROTOCOL, "console"))
             if not isinstance(welcome, AgentWelcome):
-                raise RemoteProtocolError(f"{self._where} did not begin with a welcome: is it a Ringfold agent?")
+                raise RemoteProtocolError(f"{self._where} did not send a welcome first: is it a Ringfold agent?")
         except BaseException:
             self._connection.close()
             raise
 
     def status(self) -> AgentStatus:
-        answer = self._question(AskAgent(self._next()))
-        assert isinstance(answer, AgentStatus), answer
-        return answer
+        response = self._request(AskAgent(self._next_request()))
+        assert isinstance(response, AgentStatus), response
+        return response
 
     def flows(self) -> list[ListedFlow]:
         """All flows that this user may see."""
         flows: list[ListedFlow] = []
         more = True
         while more:
-            answer = self._question(ListFlows(self._next(), flows[-1].number if flows else 0))
-            assert isinstance(answer, FlowList), answer
-            flows += answer.flows
-            more = answer.more
+            response = self._request(ListFlows(self._next_request(), flows[-1].number if flows else 0))
+            assert isinstance(response, FlowList), response
+            flows += response.flows
+            more = response.more
         return flows
 
     def set_shares(self, source: str, destination: str, shares: Sequence[float]) -> int:
-        """Fix shares (none: let the policy decide); returns how many slots follow. Raises UsageError if refused."""
-        answer = self._question(SetShares(self._next(), source, destination, tuple(shares)))
-        assert isinstance(answer, SharesSet), answer
-        return answer.slots
+        """Fix shares (none: the policy decides); returns the number of slots. Raises UsageError if refused."""
+        response = self._request(SetShares(self._next_request(), source, destination, tuple(shares)))
+        assert isinstance(response, SharesSet), response
+        return response.slots
 
-    def _next(self) -> int:
+    def _next_request(self) -> int:
         self._last_request += 1
         return self._last_request
 
-    def _question(self, message: ToAgent) -> FromAgent:
+    def _request(self, message: ToAgent) -> FromAgent:
         deadline_ns = monotonic_ns() + int(self._timeout_s * 1e9)
         try:
             self._connection.send(agent_frame(message))
-            while not self._waiting:
+            while not self._received:
                 left_s = (deadline_ns - monotonic_ns()) / 1e9
                 if left_s <= 0:
-                    raise AgentUnreachable(self._where, f"no answer within {self._timeout_s:g} s")
+                    raise AgentUnreachable(self._where, f"no response within {self._timeout_s:g} s")
                 chunk = self._connection.wait(left_s)
                 if chunk == b"":
                     raise AgentUnreachable(self._where, "it closed the connection")
-                self._waiting += [decode_from_agent(*each) for each in self._reader.feed(chunk or b"")]
+                self._received += [decode_from_agent(*each) for each in self._reader.feed(chunk or b"")]
         except OSError as error:
             raise AgentUnreachable(self._where, error.strerror or str(error)) from None
-        answer = self._waiting.pop(0)
-        if isinstance(answer, AgentRefused):
-            raise UsageError(f"the agent refused: {answer.text}")
-        return answer
+        response = self._received.pop(0)
+        if isinstance(response, AgentRefused):
+            raise UsageError(f"the agent refused: {response.text}")
+        return response
 
     def close(self) -> None:
         self._connection.close()
@@ -353,8 +484,8 @@ class AgentConsole:
         self.close()
 
 
-def _first(directories: Sequence[Path]) -> tuple[str, LocalConnection]:
-    """The first agent that takes a connection: a killed one leaves its socket behind."""
+def _connect_first(directories: Sequence[Path]) -> tuple[str, LocalConnection]:
+    """Connect to the first agent that accepts. A killed agent leaves its socket behind."""
     why = ""
     for directory in directories:
         where = str(directory / SOCKET_NAME)

@@ -1,12 +1,12 @@
 """The shell of the agent: a Unix socket and telemetry in, hints in shared memory out. It decides nothing.
 
-In the runtime directory there are two things. `hints` is the table, locked by the one agent that writes it; the lock is
-what makes an agent the only one, so a killed agent leaves nothing that its successor could not take over. `agent.sock`
-is replaced by whoever holds the lock.
+The runtime directory has two files. `hints` is the table. The agent that writes it holds a lock on it, so that there is
+only one agent, and a killed agent leaves nothing behind that its successor cannot take over. `agent.sock` is replaced
+by the agent that holds the lock.
 
-Who may do what follows from who runs it. An agent of root serves everybody on the host: the directory is 0755, the
-socket 0666, the hints 0644. Anybody else's agent serves its own user: 0700, 0600, 0600. Hints hold no addresses, and
-registering is bounded by a quota per user.
+An agent that root runs serves all users of the host: the directory has mode 0755, the socket 0666, the hints 0644. The
+agent of another user serves only that user: 0700, 0600, 0600. Hints hold no addresses, and a quota bounds what each
+user registers.
 """
 
 import asyncio
@@ -20,33 +20,33 @@ from types import TracebackType
 from typing import assert_never
 
 from ringfold import _native
-from ringfold.agent.doors import BURST_NS, PART, REST_S, Allowance, Door, Rounds
-from ringfold.agent.machine import (
-    AgentMachine,
-    Answer,
-    ClientGone,
-    ClientMalformed,
-    ClientOpened,
-    ClientSaid,
-    Datagram,
-    Decide,
-    Drop,
+from ringfold.agent.connections import BURST_NS, CPU_SHARE, REST_S, ClientConnection, ClientScheduler, CpuBudget
+from ringfold.agent.effects import (
+    CloseConnection,
     Effect,
-    Event,
-    Observed,
     OpenSlot,
-    PairCame,
-    PairWent,
-    Publish,
-    Self,
-    Withdraw,
+    PublishAdvice,
+    SendMessage,
+    UnwatchPair,
+    WatchPair,
+    WithdrawAdvice,
 )
+from ringfold.agent.events import (
+    ConnectionClosed,
+    ConnectionOpened,
+    DatagramReceived,
+    Event,
+    MalformedMessageReceived,
+    MessageReceived,
+    QueueObserved,
+    Tick,
+)
+from ringfold.agent.host_monitor import HostMonitor
+from ringfold.agent.machine import AgentIdentity, AgentMachine
+from ringfold.agent.monitors import NicWatch
 from ringfold.agent.registry import Client, Quota, Registry
-from ringfold.agent.reports import ReportSettings
 from ringfold.agent.steering import Steering, parse_policy
-from ringfold.agent.surroundings import Surroundings
-from ringfold.agent.telemetry import TelemetryDesk
-from ringfold.agent.watching import NicWatch
+from ringfold.agent.telemetry import ReportSettings, TelemetryIngest
 from ringfold.config import TELEMETRY_PORT, is_loopback, split_address
 from ringfold.errors import ConfigError
 from ringfold.runtime import asyncio_support
@@ -58,21 +58,21 @@ from ringfold.runtime.process import close_on_fork, keep_on_fork
 from ringfold.wire.agent import HINTS_NAME, SOCKET_NAME
 from ringfold.wire.telemetry import Gate, GateSettings
 
-BEAT_S = 0.1
+HEARTBEAT_S = 0.1
 STALE_NS = 1_000_000_000
-"""Readers go by their local policy when the heartbeat is this old: ten beats, because a busy host may hold up a few."""
-
-"""Of so many dropped clients the log tells in this time; beyond that it only counts them."""
-FILES_EVERY = 10
+"""Readers use their local policy when the heartbeat is this old: ten heartbeats, because a busy host may delay a
+few."""
+CHECK_FILES_EVERY = 10
+"""Heartbeats between two checks that the socket and the hints are still this agent's."""
 TOUCH_EVERY = 36_000
-"""How many beats lie between two looks at the own files, and between two marks for those who tidy up /tmp."""
+"""Heartbeats between two touches of the hints, so that programs that clean up /tmp do not remove them."""
 
 _log = logging.getLogger("ringfold.agent")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentSettings:
-    """How one agent runs. `is_shared`: for all users of the host, or only for its own (None: if it is root's)."""
+    """How one agent runs. `is_shared`: it serves all users of the host, or only its own (None: all if root runs it)."""
 
     directory: Path
     policy: str = "auto"
@@ -92,7 +92,7 @@ class AgentSettings:
         for address in self.telemetry:
             host, _ = split_address(address, TELEMETRY_PORT)
             if not is_loopback(host) and self.gate.allow == GateSettings().allow and not self.gate.keys:
-                raise ConfigError(f"taking telemetry at {host} lets others steer: give a list of senders, or a key")
+                raise ConfigError(f"other machines can send telemetry to {host}: give a list of senders, or a key")
 
     @property
     def shared(self) -> bool:
@@ -103,13 +103,13 @@ class AgentServer:
     """One agent on real sockets."""
 
     def __init__(self, settings: AgentSettings) -> None:
-        """Takes the directory; raises ConfigError if it is not to be had, or another agent has it."""
+        """Take over the directory; raises ConfigError if that fails, or if another agent has it."""
         self._settings = settings
-        steering = Steering(parse_policy(settings.policy), TelemetryDesk(Gate(settings.gate)))
+        steering = Steering(parse_policy(settings.policy), TelemetryIngest(Gate(settings.gate)))
         self.directory = settings.directory
         own_directory(self.directory, 0o755 if settings.shared else 0o700)
         self._hints = _open_hints(self.directory / HINTS_NAME, 0o644 if settings.shared else 0o600)
-        me = Self(
+        me = AgentIdentity(
             pid=os.getpid(),
             uid=os.geteuid(),
             generation=self._hints.generation,
@@ -117,33 +117,33 @@ class AgentServer:
             started_ns=monotonic_ns(),
         )
         self._machine = AgentMachine(me, Registry(self._hints.slot_generations(), settings.quota), steering)
-        self._doors: dict[Client, Door] = {}
-        self._rounds = Rounds(self)
+        self._connections: dict[Client, ClientConnection] = {}
+        self._scheduler = ClientScheduler(self)
         self._last_client = 0
         self._stopping: asyncio.Event | None = None
         self._failure: BaseException | None = None
-        self._surroundings = self._look_around()
-        self._ears: list[_Ear] = []
-        self._alarm: asyncio.TimerHandle | None = None
-        self._alarm_ns = 0
+        self._host_monitor = self._make_host_monitor()
+        self._listeners: list[TelemetryListener] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_ns = 0
         self._rest_until_ns = 0
         self._log_limit = LogRateLimiter()
         self._files: dict[Path, tuple[int, int, int] | None] = {}
 
     @property
     def telemetry(self) -> list[str]:
-        """Where it takes telemetry, once it does; with the ports that the kernel chose for port 0."""
+        """The addresses at which it receives telemetry, once it serves. Port 0 is replaced by the actual port."""
         return self._machine.telemetry
 
-    def _look_around(self) -> Surroundings:
+    def _make_host_monitor(self) -> HostMonitor:
         chosen = self._settings
         watch: NicWatch | None = None
         try:
             watch = NicWatch(chosen.monitors) if chosen.watch_nics else None
             if watch is not None:
                 self._machine.monitors = watch.states
-            return Surroundings(
-                self._told, watch=watch, report_to=chosen.report_to, reports=chosen.reports, feeds=chosen.feeds
+            return HostMonitor(
+                self._take_event, watch=watch, report_to=chosen.report_to, reports=chosen.reports, feeds=chosen.feeds
             )
         except BaseException:
             if watch is not None:
@@ -151,48 +151,48 @@ class AgentServer:
             self._hints.close()
             raise
 
-    def _told(self, event: Event) -> None:
+    def _take_event(self, event: Event) -> None:
         self.step(event)
         self.decide()
 
     async def serve(self, ready: Callable[[], None] | None = None) -> None:
-        """Serve until `stop`. `ready` is called once clients may come."""
+        """Serve until `stop`. `ready` is called once clients can connect."""
         self._stopping = asyncio.Event()
         path = self.directory / SOCKET_NAME
         server: asyncio.Server | None = None
-        beating = asyncio.create_task(self._beat(), name="ringfold agent heartbeat")
+        heartbeats = asyncio.create_task(self._send_heartbeats(), name="ringfold agent heartbeat")
         try:
             sock = listen_unix(path, 0o666 if self._settings.shared else 0o600)
             server = await asyncio.get_running_loop().create_unix_server(
-                lambda: Door(self._rounds), sock=sock, backlog=BACKLOG
+                lambda: ClientConnection(self._scheduler), sock=sock, backlog=BACKLOG
             )
             close_on_fork(sock.fileno())
             self._files = {each: identity(each) for each in (path, self.directory / HINTS_NAME)}
             for address in self._settings.telemetry:
                 self._listen(address)
-            self._surroundings.start()
-            heard = f", telemetry at {', '.join(self.telemetry)}" if self.telemetry else ""
-            _log.info("serving at %s, life %d of this table%s", path, self._hints.generation, heard)
+            self._host_monitor.start()
+            receives = f", telemetry at {', '.join(self.telemetry)}" if self.telemetry else ""
+            _log.info("serving at %s, life %d of this table%s", path, self._hints.generation, receives)
             if ready is not None:
                 ready()
             await self._stopping.wait()
         finally:
-            beating.cancel()
-            await asyncio.gather(beating, return_exceptions=True)
+            heartbeats.cancel()
+            await asyncio.gather(heartbeats, return_exceptions=True)
             if server is not None:
                 for each in server.sockets:
                     keep_on_fork(each.fileno())
                 server.close()
                 if identity(path) == self._files.get(path):
                     path.unlink(missing_ok=True)
-            for ear in self._ears:
-                ear.port.close()
-            await self._surroundings.stop()
-            if self._alarm is not None:
-                self._alarm.cancel()
-            for door in list(self._doors.values()):
-                door.leave()
-            self._doors.clear()
+            for listener in self._listeners:
+                listener.port.close()
+            await self._host_monitor.stop()
+            if self._timer is not None:
+                self._timer.cancel()
+            for connection in list(self._connections.values()):
+                connection.close()
+            self._connections.clear()
             self.close()
         if self._failure is not None:
             raise self._failure
@@ -203,152 +203,156 @@ class AgentServer:
             self._stopping.set()
 
     def close(self) -> None:
-        """Let go of the hints; readers see at once that nobody is there. `serve` does it at its end."""
+        """Release the hints; readers see at once that there is no agent. `serve` calls it at its end."""
         self._hints.close()
 
-    async def _beat(self) -> None:
+    async def _send_heartbeats(self) -> None:
         for number in itertools.count():
             self._hints.beat()
-            if number % FILES_EVERY == 0:
-                self._look_at_files()
+            if number % CHECK_FILES_EVERY == 0:
+                self._check_files()
             if number % TOUCH_EVERY == 0:
                 touch(self.directory / HINTS_NAME)
-            await asyncio.sleep(BEAT_S)
+            await asyncio.sleep(HEARTBEAT_S)
 
-    def _look_at_files(self) -> None:
-        """An agent whose files were taken away is found by nobody, and another one can start beside it: it ends."""
-        gone = [str(path) for path, file in self._files.items() if identity(path) != file]
-        if gone and self._failure is None:
-            taken = f"{' and '.join(gone)} was removed, replaced or truncated"
-            self._failure = ConfigError(f"{taken}; the agent ends: start it anew")
+    def _check_files(self) -> None:
+        """End if the socket or the hints were removed: no client finds this agent then, and another one can start."""
+        removed = [str(path) for path, file in self._files.items() if identity(path) != file]
+        if removed and self._failure is None:
+            what = f"{' and '.join(removed)} was removed, replaced or truncated"
+            self._failure = ConfigError(f"{what}; the agent ends: start it again")
             self.stop()
 
     def _listen(self, address: str) -> None:
         host, port = split_address(address, TELEMETRY_PORT)
         try:
-            ear = _Ear(self, host, port)
+            listener = TelemetryListener(self, host, port)
         except OSError as error:
-            raise ConfigError(f"cannot take telemetry at {address}: {error.strerror or error}") from None
-        self._ears.append(ear)
-        self._machine.telemetry.append(asyncio_support.address_text(ear.port.name))
+            raise ConfigError(f"cannot receive telemetry at {address}: {error.strerror or error}") from None
+        self._listeners.append(listener)
+        self._machine.telemetry.append(asyncio_support.address_text(listener.port.name))
 
     # Decisions
 
     def decide(self) -> None:
-        """Decide what is due now, and come back for what is due later. Call it after every event or batch of them."""
+        """Let the machine decide what is due, and set a timer for the rest. Call it after every event or batch of
+        them."""
         if self._machine.is_urgent:
-            self.step(Decide(only_urgent=True))
+            self.step(Tick(only_urgent=True))
         wake_ns = self._machine.wake_ns()
         if wake_ns is not None and max(wake_ns, self._rest_until_ns) <= monotonic_ns():
             began_ns = monotonic_ns()
-            self.step(Decide())
+            self.step(Tick())
             ended_ns = monotonic_ns()
             self._rest_until_ns = 2 * ended_ns - began_ns
             wake_ns = self._machine.wake_ns()
         if self._machine.is_urgent:
-            at_ns = 0  # and before that, everybody else's turn
+            at_ns = 0  # after the other callbacks of the event loop
         elif wake_ns is None:
             return
         else:
             at_ns = max(wake_ns, self._rest_until_ns)
-        if self._alarm is not None:
-            if self._alarm_ns <= at_ns:
+        if self._timer is not None:
+            if self._timer_ns <= at_ns:
                 return
-            self._alarm.cancel()
-        self._alarm_ns = at_ns
-        self._alarm = asyncio.get_running_loop().call_later(max(0, at_ns - monotonic_ns()) / 1e9, self._rang)
+            self._timer.cancel()
+        self._timer_ns = at_ns
+        self._timer = asyncio.get_running_loop().call_later(max(0, at_ns - monotonic_ns()) / 1e9, self._on_timer)
 
-    def _rang(self) -> None:
-        self._alarm = None
+    def _on_timer(self) -> None:
+        self._timer = None
         self.decide()
 
     # Events in, effects out
 
     def step(self, event: Event) -> None:
-        """Step the machine and do what it says. What breaks it because of a remote's message costs that remote its
-        connection. If its tables are not sound after that, or nobody is to blame, they are worth nothing: it ends."""
+        """Step the machine and carry out the effects.
+
+        If the message of a client raises an exception, that client is disconnected. The agent ends if its tables are
+        inconsistent after that, or if the event came from no client.
+        """
         if self._failure is not None:
             return
         try:
-            self._do_all(event)
+            self._apply(event)
         except Exception as error:
             try:
-                if not isinstance(event, ClientSaid | Datagram | Observed):
+                if not isinstance(event, MessageReceived | DatagramReceived | QueueObserved):
                     raise
-                self._warn("the agent broke at %r", event, exc_info=True)
-                if isinstance(event, ClientSaid):
-                    self._do_all(
-                        ClientMalformed(event.client, f"the agent broke at its {type(event.message).__name__}")
-                    )
+                self._warn("exception at %r", event, exc_info=True)
+                if isinstance(event, MessageReceived):
+                    text = f"the agent failed on its {type(event.message).__name__}"
+                    self._apply(MalformedMessageReceived(event.client, text))
                 self._machine.check()
             except Exception:
-                _log.exception("the agent broke at %r, and cannot go on", event)
+                _log.exception("exception at %r; the agent ends", event)
                 self._failure = error
                 self.stop()
 
-    def _do_all(self, event: Event) -> None:
+    def _apply(self, event: Event) -> None:
         for effect in self._machine.step(monotonic_ns(), event):
-            self._do(effect)
+            self._carry_out(effect)
 
     def _warn(self, text: str, *facts: object, exc_info: bool = False) -> None:
-        """Log what a client did, or what came of it. Lines that differ by the client's number alone are the same."""
+        """Log an error of a client, rate-limited. The number of the client does not make two lines different."""
         if (more := self._log_limit.take(monotonic_ns(), f"{text}: {facts[-1]}")) is not None:
             _log.warning(text + "%s", *facts, more, exc_info=exc_info)
 
-    def _do(self, effect: Effect) -> None:
+    def _carry_out(self, effect: Effect) -> None:
         match effect:
-            case Answer(client, message):
-                if (door := self._doors.get(client)) is not None:
-                    door.answer(message)
+            case SendMessage(client, message):
+                if (connection := self._connections.get(client)) is not None:
+                    connection.send(message)
             case OpenSlot(slot, generation):
                 self._hints.open(slot, generation)
-            case Publish(slot, shares, backpressure):
+            case PublishAdvice(slot, shares, backpressure):
                 self._hints.publish(slot, shares, backpressure)
-            case Withdraw(slot):
+            case WithdrawAdvice(slot):
                 self._hints.withdraw(slot)
-            case PairCame(pair):
-                self._surroundings.pair_came(pair)
-            case PairWent(pair):
-                self._surroundings.pair_went(pair)
-            case Drop(client, why):
-                self._warn("client %d is dropped: %s", client, why)
-                if (door := self._doors.pop(client, None)) is not None:
-                    door.leave()
+            case WatchPair(pair):
+                self._host_monitor.watch_pair(pair)
+            case UnwatchPair(pair):
+                self._host_monitor.unwatch_pair(pair)
+            case CloseConnection(client, why):
+                self._warn("client %d is disconnected: %s", client, why)
+                if (connection := self._connections.pop(client, None)) is not None:
+                    connection.close()
             case _:
                 assert_never(effect)
 
-    # Doors
+    # Connections
 
-    def opened(self, door: Door, uid: int, pid: int) -> Client:
+    def connection_opened(self, connection: ClientConnection, uid: int, pid: int) -> Client:
         self._last_client += 1
-        self._doors[self._last_client] = door
-        self.step(ClientOpened(self._last_client, uid, pid))
+        self._connections[self._last_client] = connection
+        self.step(ConnectionOpened(self._last_client, uid, pid))
         return self._last_client
 
-    def lost(self, client: Client) -> None:
-        if self._doors.pop(client, None) is not None:
-            self.step(ClientGone(client))
+    def connection_closed(self, client: Client) -> None:
+        if self._connections.pop(client, None) is not None:
+            self.step(ConnectionClosed(client))
 
     def is_open(self, client: Client) -> bool:
-        return client in self._doors
+        return client in self._connections
 
 
-class _Ear:
-    """A port for telemetry. Whatever comes is the machine's to judge; nothing is ever answered.
+class TelemetryListener:
+    """A UDP port for telemetry. The machine decides what is accepted; there are no responses.
 
-    Anybody may send anything, as fast as he likes: what takes more than PART of a core is left to the kernel to drop.
+    Anyone may send anything at any rate. Processing takes at most CPU_SHARE of a core; beyond that the kernel drops
+    datagrams.
     """
 
     def __init__(self, server: AgentServer, host: str, port: int) -> None:
-        self._server, self._allowance = server, Allowance(PART, BURST_NS)
-        self.port = DatagramPort(host, port, self._heard)
+        self._server, self._budget = server, CpuBudget(CPU_SHARE, BURST_NS)
+        self.port = DatagramPort(host, port, self._receive)
 
-    def _heard(self, content: bytes, address: str) -> None:
+    def _receive(self, content: bytes, address: str) -> None:
         began_ns = monotonic_ns()
-        self._server.step(Datagram(unix_ns(), content, address))
+        self._server.step(DatagramReceived(unix_ns(), content, address))
         self._server.decide()
-        self._allowance.spend(began_ns, monotonic_ns())
-        if self._allowance.is_spent:
+        self._budget.spend(began_ns, monotonic_ns())
+        if self._budget.is_spent:
             self.port.pause(REST_S)
 
 
@@ -356,13 +360,13 @@ class AgentThread:
     """An agent in a thread of its own, for tests and notebooks. Use it with `with`."""
 
     def __init__(self, settings: AgentSettings) -> None:
-        """Returns once clients may come."""
+        """Returns once clients can connect."""
         self.server = AgentServer(settings)
         self._thread = asyncio_support.LoopThread("ringfold-agent", self.server.serve)
         self._thread.wait_ready()
 
     def call(self, function: Callable[[], None]) -> None:
-        """Run something in the agent's loop."""
+        """Run a function in the agent's event loop."""
         self._thread.call(function)
 
     def stop(self) -> None:
@@ -370,7 +374,7 @@ class AgentThread:
         self.join()
 
     def join(self) -> None:
-        """Wait until it ends by itself; raises what it ended of."""
+        """Wait until it ends; raises the error that ended it."""
         self._thread.join()
 
     def __enter__(self) -> "AgentThread":

@@ -1,28 +1,34 @@
-"""The host's own queues: what waits in its NICs, and whether they are paused.
+"""The host's own queues: what waits in its NICs, whether they are paused, and when they are read.
 
-A monitor reads one NIC at a time, in some microseconds, and says what it knows; what it does not know is None. Several
-monitors are laid over each other (`NicMonitors`): each part is taken from the first one that knows it.
+A monitor reads one NIC at a time, in some microseconds, and returns what it knows; the rest is None. `NicMonitors`
+combines several monitors: each field comes from the first one that knows it.
 
     qdisc    the root queue of the NIC: bytes that wait, the queue's limit, drops        (netlink, about 15 us)
-    ethtool  pause frames that came in since the last look, from the driver's counters   (ioctl; real NICs only)
+    ethtool  pause frames that came in since the last read, from the driver's counters   (ioctl; real NICs only)
     sys      the speed of the link, bytes and drops so far, what waits to be received    (/sys and /proc)
 
-Monitors are found by entry points of the group `ringfold.monitors`: a callable without arguments that gives a
-`Monitor`. Those three are declared in pyproject.toml as other packages declare theirs; BUILT_IN has them besides for
-a source tree that was not installed, and so that no package replaces one of them by taking its name.
+Monitors are entry points of the group `ringfold.monitors`: a callable without arguments that returns a `Monitor`. These
+three are declared in pyproject.toml as other packages declare theirs. BUILT_IN has them, too, for a source tree that is
+not installed, and so that no package replaces one of them by taking its name.
 
-A monitor of another package may fail in any way. One that does not load is left out; one that raises something else
-than OSError is left out from then on. Both are logged once, and `NicMonitors.states` says why.
+A monitor of another package may fail in any way. One that does not load is not used. One that raises something else
+than OSError is not used again. Both are logged once, and `NicMonitors.states` has the reason.
 
-Linux has no queue of bytes received per NIC: what the NIC has delivered and no core has looked at yet waits in the
-cores' input queues (softnet), which all NICs share, counted in packets. `rx_bytes` is that count times 1,500: a rough
-figure, and the same for every NIC.
+Linux has no queue of received bytes per NIC: packets that the NIC has delivered and no core has processed wait in the
+input queues of the cores (softnet), which all NICs share. `rx_bytes` is their number times 1,500: an estimate, and the
+same for every NIC.
+
+`NicWatch` reads an interface while a registered flow has a path from one of its addresses. It reads the queues every
+BUSY_INTERVAL_NS while one of them holds bytes, or did a moment ago; every ACTIVE_INTERVAL_NS while all are empty and
+bytes are sent; and every IDLE_INTERVAL_NS while hardly any are sent, because no queue can fill then, and the agent must
+cost nothing. Slower readings (pause frames, the speed of the link) have intervals of their own. Without flows nothing
+is read.
 """
 
 import logging
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import entry_points
@@ -30,12 +36,14 @@ from typing import Protocol
 
 from ringfold.errors import ConfigError
 from ringfold.runtime.netlink import EthtoolReader, QdiscReader, interface_index
+from ringfold.runtime.network import interfaces
+from ringfold.wire.telemetry import address_number
 
 ENTRY_POINTS = "ringfold.monitors"
-FULL_BYTES = 1 << 20
-"""What counts as a full queue if neither its limit nor its rate is known."""
-FULL_S = 0.05
-"""A queue that takes this long to drain is full, whatever its limit allows."""
+DEFAULT_LIMIT_BYTES = 1 << 20
+"""The size of a full queue if neither its limit nor its rate is known."""
+MAX_DRAIN_S = 0.05
+"""A queue that takes this long to drain counts as full, whatever its limit."""
 PACKET_BYTES = 1_500
 
 _log = logging.getLogger("ringfold.agent")
@@ -43,35 +51,35 @@ _log = logging.getLogger("ringfold.agent")
 
 @dataclass(frozen=True, slots=True)
 class NicReading:
-    """What is known about one NIC now."""
+    """What is known about one NIC."""
 
     tx_bytes: int | None = None
     tx_limit_bytes: int | None = None
     rate_bytes_s: int | None = None
-    """How fast it drains: of its shaper, or of the link."""
+    """How fast it drains: the rate of its shaper, or of the link."""
     rx_bytes: int | None = None
     drops: int | None = None
     sent_bytes: int | None = None
     received_bytes: int | None = None
     is_paused: bool | None = None
-    """Pause frames told it to stop since the last look."""
+    """It received pause frames since the last read."""
 
     def pressure(self) -> float | None:
-        """Its congestion, 0 to 255, as `PathInput.local` wants it; None if nothing is known.
+        """Its congestion, 0 to 255, for `PathInput.local`; None if nothing is known.
 
-        It is how full the queue is: of its limit, or of what drains in 50 ms, whichever is less.
+        It is the fill level of the queue, relative to its limit or to what drains in 50 ms, whichever is less.
         """
         if self.is_paused:
             return 255.0
         if self.tx_bytes is None:
             return None if self.is_paused is None else 0.0
-        bounds = [self.tx_limit_bytes or 0, int((self.rate_bytes_s or 0) * FULL_S)]
-        full = min((bound for bound in bounds if bound > 0), default=FULL_BYTES)
+        bounds = [self.tx_limit_bytes or 0, int((self.rate_bytes_s or 0) * MAX_DRAIN_S)]
+        full = min((bound for bound in bounds if bound > 0), default=DEFAULT_LIMIT_BYTES)
         return 255.0 * min(1.0, self.tx_bytes / full)
 
 
 class Monitor(Protocol):
-    """One way to look at a NIC. `read` raises OSError if the NIC is gone; knowing nothing is an empty reading."""
+    """A source of readings. `read` raises OSError if the NIC is gone; if nothing is known, the reading is empty."""
 
     def read(self, nic: str) -> NicReading: ...
 
@@ -92,7 +100,7 @@ class QdiscMonitor:
         try:
             queue = self._reader.root(index)
         except OSError:
-            # The NIC may have come back under the same name with another number: look it up next time.
+            # The NIC may exist again under the same name with another index: look it up next time.
             del self._indices[nic]
             raise
         if queue is None:
@@ -110,7 +118,7 @@ class QdiscMonitor:
 
 
 class EthtoolMonitor:
-    """Pause frames received (802.3x and per priority), by whatever name the driver counts them."""
+    """Received pause frames (802.3x and per priority), under any name that drivers use."""
 
     def __init__(self, reader: EthtoolReader | None = None) -> None:
         self._reader = reader or EthtoolReader()
@@ -133,10 +141,10 @@ _NOT_A_COUNT = re.compile(r"duration|transition|xon")
 
 
 def pause_count(statistics: Mapping[str, int]) -> int | None:
-    """How often the network told the NIC to stop, of a driver's statistics; None if the driver does not count it.
+    """The number of pause frames in a driver's statistics; None if the driver does not count them.
 
-    Pauses that were *received* count: those are the ones that stop us. What the NIC sent, and storms of that (mlx5),
-    stop the others. Durations and transitions count the same twice, and XON says to go on.
+    Only *received* frames count: they stop this host. Frames that the NIC sent, and storms of those (mlx5), stop
+    others. Durations and transitions would count the same frame twice, and XON ends a pause.
     """
     found = [
         value
@@ -147,7 +155,7 @@ def pause_count(statistics: Mapping[str, int]) -> int | None:
 
 
 class SysMonitor:
-    """Counters and the speed of the link, out of /sys/class/net, and the cores' input queues out of /proc."""
+    """Counters and the speed of the link from /sys/class/net, and the cores' input queues from /proc."""
 
     def __init__(self, sys: str = "/sys/class/net", softnet: str = "/proc/net/softnet_stat") -> None:
         self._sys, self._softnet = sys, softnet
@@ -177,7 +185,7 @@ class SysMonitor:
             return None
 
     def _waiting(self) -> int | None:
-        """Packets in all cores' input queues. The kernel says so since 5.10, in the twelfth column."""
+        """Packets in the input queues of all cores: the twelfth column, since Linux 5.10."""
         try:
             with open(self._softnet, "rb", buffering=0) as file:
                 rows = [row.split() for row in file.read(1 << 20).splitlines()]
@@ -190,7 +198,7 @@ BUILT_IN: dict[str, Callable[[], Monitor]] = {"qdisc": QdiscMonitor, "ethtool": 
 
 
 def known_monitors() -> dict[str, Callable[[], Callable[[], Monitor]]]:
-    """By name, what loads each monitor that is to be had: those of this package, and what other packages declare."""
+    """By name, what loads each available monitor: those of this package, and those that other packages declare."""
     found = {point.name: point.load for point in entry_points(group=ENTRY_POINTS)}
     return {**found, **{name: partial(_itself, make) for name, make in BUILT_IN.items()}}
 
@@ -200,28 +208,28 @@ def _itself(make: Callable[[], Monitor]) -> Callable[[], Monitor]:
 
 
 def open_monitors(names: Sequence[str]) -> "NicMonitors":
-    """The monitors of these names. One that does not work here is left out and says why; a name that nobody has is the
-    caller's mistake, and raises ConfigError."""
+    """The monitors of these names. One that does not work here is not used, with the reason in `states`. Raises
+    ConfigError for an unknown name."""
     known = known_monitors()
     if unknown := [name for name in names if name not in known]:
-        raise ConfigError(f"there is no NIC monitor {unknown[0]!r}; known are {', '.join(sorted(known))}")
-    monitors, broken = {}, {}
+        raise ConfigError(f"there is no NIC monitor {unknown[0]!r}; there are {', '.join(sorted(known))}")
+    monitors, failed = {}, {}
     for name in names:
         try:
             monitors[name] = known[name]()()
         except Exception as error:
-            broken[name] = _why(error)
-            _log.warning("the NIC monitor %r does not work here: %s", name, broken[name])
-    return NicMonitors(monitors, broken)
+            failed[name] = _error_text(error)
+            _log.warning("the NIC monitor %r does not work here: %s", name, failed[name])
+    return NicMonitors(monitors, failed)
 
 
 class NicMonitors:
-    """Several monitors as one. What one cannot read is left out; a NIC that none can read has an empty reading."""
+    """Several monitors as one. A NIC that no monitor can read has an empty reading."""
 
-    def __init__(self, monitors: Mapping[str, Monitor], broken: Mapping[str, str] | None = None) -> None:
+    def __init__(self, monitors: Mapping[str, Monitor], failed: Mapping[str, str] | None = None) -> None:
         self._monitors = dict(monitors)
-        self.states = {**dict.fromkeys(monitors, ""), **(broken or {})}
-        """By name, why a monitor is not used any more; empty: it is."""
+        self.states = {**dict.fromkeys(monitors, ""), **(failed or {})}
+        """By name, why a monitor is not used; empty: it is used."""
         self.failures = 0
 
     def read(self, nic: str) -> NicReading:
@@ -233,16 +241,16 @@ class NicMonitors:
             except OSError:
                 self.failures += 1
             except Exception as error:
-                self._leave_out(name, error)
+                self._disable(name, error)
         return whole
 
     def close(self) -> None:
         for name, monitor in self._monitors.items():
             _close(name, monitor)
 
-    def _leave_out(self, name: str, error: Exception) -> None:
-        self.states[name] = _why(error)
-        _log.error("the NIC monitor %r broke and is not asked any more", name, exc_info=error)
+    def _disable(self, name: str, error: Exception) -> None:
+        self.states[name] = _error_text(error)
+        _log.error("the NIC monitor %r failed and is not used any more", name, exc_info=error)
         _close(name, self._monitors.pop(name))
 
 
@@ -250,18 +258,133 @@ def _close(name: str, monitor: Monitor) -> None:
     try:
         monitor.close()
     except Exception as error:
-        _log.warning("the NIC monitor %r does not close: %s", name, _why(error))
+        _log.warning("the NIC monitor %r does not close: %s", name, _error_text(error))
 
 
-def _why(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
 def overlay(first: NicReading, second: NicReading) -> NicReading:
-    """What `first` knows, and besides what only `second` does."""
+    """`first`, with the gaps filled from `second`."""
     gaps = {
         name: value
         for name in NicReading.__dataclass_fields__
         if getattr(first, name) is None and (value := getattr(second, name)) is not None
     }
     return replace(first, **gaps) if gaps else first
+
+
+BUSY_INTERVAL_NS = 1_000_000
+ACTIVE_INTERVAL_NS = 10_000_000
+IDLE_INTERVAL_NS = 50_000_000
+BUSY_FOR_NS = 100_000_000
+SLOW_INTERVAL_NS = 50_000_000
+IDLE_SLOW_INTERVAL_NS = 500_000_000
+MIN_ACTIVE_BYTES_S = 1_000_000
+"""An interface that sends less than this is idle: it takes a second to fill a queue that drains in 50 ms."""
+ADDRESS_REFRESH_NS = 1_000_000_000
+FAST_MONITORS = ("qdisc",)
+SLOW_MONITORS = ("ethtool", "sys")
+
+_log = logging.getLogger("ringfold.agent")
+Nics = dict[tuple[str, int], NicReading]
+
+
+class NicWatch:
+    """Reads the interfaces of the addresses in use. `more` are monitors from other packages.
+
+    Raises ConfigError for an unknown name; a monitor that does not work is not used.
+    """
+
+    def __init__(self, more: Iterable[str] = ()) -> None:
+        others = [name for name in more if name not in (*FAST_MONITORS, *SLOW_MONITORS)]
+        self._slow = open_monitors([*SLOW_MONITORS, *others])
+        self._fast = open_monitors(FAST_MONITORS)
+        self._counts: dict[str, int] = {}
+        self._names: dict[str, str] = {}
+        self._last_refresh_ns: int | None = None
+        self._slow_readings: dict[str, NicReading] = {}
+        self._last_slow_ns: int | None = None
+        self._last_busy_ns = 0
+        self._last_sent_ns = 0
+        self._sent: dict[str, tuple[int, int]] = {}
+
+    def add_address(self, address: str) -> None:
+        """A path starts at this address."""
+        self._counts[address] = self._counts.get(address, 0) + 1
+        self._last_refresh_ns = None
+
+    def remove_address(self, address: str) -> None:
+        self._counts[address] -= 1
+        if not self._counts[address]:
+            del self._counts[address]
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no address is in use."""
+        return not self._counts
+
+    def states(self) -> dict[str, str]:
+        """By name, why a monitor is not used; empty: it is used."""
+        return {**self._fast.states, **self._slow.states}
+
+    def read(self, now_ns: int) -> Nics:
+        """Read the interfaces: what is known of each, by its name and the address that flows use."""
+        self._refresh_addresses(now_ns)
+        used = [(name, address) for address in self._counts if (name := self._interface(address))]
+        names = sorted({name for name, _ in used})
+        slow_ns = IDLE_SLOW_INTERVAL_NS if self._is_idle(now_ns) else SLOW_INTERVAL_NS
+        is_due = self._last_slow_ns is None or now_ns - self._last_slow_ns >= slow_ns
+        if is_due or not self._slow_readings.keys() >= set(names):
+            self._slow_readings, self._last_slow_ns = {name: self._slow.read(name) for name in names}, now_ns
+        queues = {name: self._fast.read(name) for name in names}
+        if any([self._is_sending(now_ns, name, queue.sent_bytes) for name, queue in queues.items()]):
+            self._last_sent_ns = now_ns
+        readings = {name: overlay(queue, self._slow_readings[name]) for name, queue in queues.items()}
+        if any(reading.tx_bytes or reading.is_paused for reading in readings.values()):
+            self._last_busy_ns = now_ns
+        return {(name, address_number(address)): readings[name] for name, address in used}
+
+    def next_ns(self, now_ns: int) -> int:
+        """When to read next."""
+        if now_ns - self._last_busy_ns <= BUSY_FOR_NS:
+            return now_ns + BUSY_INTERVAL_NS
+        return now_ns + (IDLE_INTERVAL_NS if self._is_idle(now_ns) else ACTIVE_INTERVAL_NS)
+
+    def _is_idle(self, now_ns: int) -> bool:
+        return now_ns - max(self._last_busy_ns, self._last_sent_ns) > BUSY_FOR_NS
+
+    def _is_sending(self, now_ns: int, name: str, sent: int | None) -> bool:
+        """Whether an interface with a queue is active: it sent MIN_ACTIVE_BYTES_S or more since the last check."""
+        if sent is None:
+            return False
+        at_ns, before = self._sent.get(name, (0, 0))
+        if sent >= before and now_ns - at_ns < ACTIVE_INTERVAL_NS:
+            return False  # too short a time to measure a rate
+        self._sent[name] = (now_ns, sent)
+        return (sent - before) * 1_000_000_000 >= MIN_ACTIVE_BYTES_S * (now_ns - at_ns)
+
+    def close(self) -> None:
+        self._fast.close()
+        self._slow.close()
+
+    def _interface(self, address: str) -> str:
+        """The interface of an address; a link-local address names it. Empty if the address is not of this host."""
+        plain, _, scope = address.partition("%")
+        return scope if scope in self._names.values() else self._names.get(plain, "")
+
+    def _refresh_addresses(self, now_ns: int) -> None:
+        """Read which interface has which address: every ADDRESS_REFRESH_NS, and at once for a new address."""
+        if self._last_refresh_ns is None or now_ns - self._last_refresh_ns >= ADDRESS_REFRESH_NS:
+            self._last_refresh_ns = now_ns
+            try:
+                self._names = interfaces()
+            except OSError as error:
+                _log.warning("the addresses of this host cannot be read: %s", error)
+
+
+def pressures(nics: Nics) -> dict[int, float]:
+    """By address, the pressure of its interface, where that is known."""
+    known = ((address, reading.pressure()) for (_, address), reading in nics.items())
+    return {address: pressure for address, pressure in known if pressure is not None}

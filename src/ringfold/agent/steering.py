@@ -1,24 +1,25 @@
 """From congestion and rates to advice for each pair. Pure.
 
-What people fixed (`agent set`) comes first, then a static policy, then the policy that follows congestion. That one
-smooths, so a pair is looked at again and again after something new is known about it: FIRST_LOOKS times every POLL_NS,
-then whenever its shares are expected to have moved by STRIDE, at least every HELD_NS while a path is held and every
-WARM_NS else, and not at all when nothing is known about it. `wake_ns` says when the next look is due; an agent without
-news sleeps. Looks fall on a common grid of POLL_NS, so that there is one call for many pairs.
+Shares that were fixed by hand (`agent set`) come first, then a static policy, then the policy that follows congestion.
+That policy smooths its inputs, so after new information about a pair it decides several times: FAST_DECISIONS times
+every POLL_INTERVAL_NS, then whenever the shares are expected to have moved by TARGET_CHANGE, at least every
+HELD_INTERVAL_NS while a path is held and every MAX_INTERVAL_NS otherwise, and not at all if nothing is known about the
+pair. `wake_ns` is when the next decision is due; an agent without new information sleeps. Decisions fall on a common
+grid of POLL_INTERVAL_NS, so that one call serves many pairs.
 
-A pair of which nothing is known gets no advice: its sender's local policy is better than a guess. Nor does one whose
-paths are said to be clear and whose rates are not known: equal shares would be a guess as well, and a bad one where
-paths are unequal. If everything that was known has become stale, the advice is withdrawn.
+A pair without information gets no advice: the local policy of its sender is better than a guess. Nor does a pair whose
+paths are clear and whose rates are unknown: equal shares would be a guess, too, and a bad one for unequal paths. If all
+information about a pair has become stale, its advice is withdrawn.
 
-Round trips that senders measured are kept to be looked at, and steer nothing. The time beyond the shortest one would be
-time in queues if nothing else took time, but a sender with more to send fills the queue of its path itself (its rate
-says already what it gets there), and one with little to send is acknowledged late (delayed acknowledgements: 2 to 40 ms
-on a way that is empty).
+RTTs that senders measured are only shown; they do not change shares. RTT above the minimum is not a measure of queues:
+a sender with more to send fills the queue of its path itself (its rate includes that already), and one with little to
+send gets late acknowledgements (delayed ACKs add 2 to 40 ms on an empty path).
 
-One look costs some ten microseconds, and there may be thousands of pairs: `decide` takes the MOST_AT_ONCE that have
-waited for longest, and the shell leaves a pause between two calls that is as long as the call was, at least. What is
-*urgent* does not wait for that: backpressure, and news about a pair that was not looked at just now, unless it is news
-about many. `decide_urgent` takes MOST_URGENT of them, so that the shell gets to its other duties; then it is called on.
+A decision costs some ten microseconds, and there may be thousands of pairs. `decide` takes the MAX_DUE_PER_CALL pairs
+that have been due for longest, and the shell pauses between two calls at least as long as the call took. *Urgent* pairs
+do not wait for that: those with backpressure, and those with new information and no recent decision, unless the
+information is about many pairs. `decide_urgent` takes MAX_URGENT_PER_CALL of them, so that the shell gets to its other
+work; then it is called again.
 """
 
 import heapq
@@ -31,25 +32,25 @@ from typing import TypeVar
 from ringfold.agent.adapters import Observation
 from ringfold.agent.policy import Decision, FlowInput, PathInput, Policy
 from ringfold.agent.registry import Pair
-from ringfold.agent.telemetry import TelemetryDesk
+from ringfold.agent.telemetry import TelemetryIngest
 from ringfold.errors import ConfigError
 from ringfold.wire.agent import Measured
 from ringfold.wire.telemetry import EXACT, Congestion, Refusal, address_number, masked
 
-POLL_NS = 1_000_000
-HELD_NS = 5_000_000
-WARM_NS = 50_000_000
-FIRST_LOOKS = 5
-MOST_AT_ONCE = 16
-MOST_URGENT = 64
-MOST_REPORTS = 64
-"""Of so many flows of a pair what they measured is kept."""
-SAME = 1e-4
-"""Shares that differ by less are the same."""
-STRIDE = 0.02
+POLL_INTERVAL_NS = 1_000_000
+HELD_INTERVAL_NS = 5_000_000
+MAX_INTERVAL_NS = 50_000_000
+FAST_DECISIONS = 5
+MAX_DUE_PER_CALL = 16
+MAX_URGENT_PER_CALL = 64
+MAX_REPORTS_PER_PAIR = 64
+"""The measurements of this many flows of a pair are kept."""
+MIN_CHANGE = 1e-4
+"""Shares that differ by less count as equal."""
+TARGET_CHANGE = 0.02
 BACKPRESSURE = 240
-CONGESTED = 32
-"""Less than this is no reason to move bytes while rates are not known."""
+MIN_CONGESTION = 32
+"""Less congestion is no reason for advice while rates are unknown."""
 RATE_STALE_NS = 10_000_000_000
 
 _Exact = tuple[int, int, int]
@@ -59,9 +60,9 @@ V = TypeVar("V")
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """How a pair's bytes should be split (shares of 1), which paths must not be used, and what that comes from.
+    """The shares of a pair's paths (they sum to 1), which paths are under backpressure, and the reason.
 
-    No shares: there is no advice any more.
+    No shares: the advice is withdrawn.
     """
 
     pair: Pair
@@ -75,43 +76,43 @@ class Advice:
 
 
 @dataclass(frozen=True, slots=True)
-class _Report:
-    """The rate that one flow measured on each path."""
+class _RateReport:
+    """The rates that one flow measured on each path."""
 
     at_ns: int
     rates: Sequence[float | None]
 
 
 @dataclass(eq=False, slots=True)
-class _Known:
-    """A pair that is steered: its paths' addresses as numbers, what was measured, and when it is looked at."""
+class _SteeredPair:
+    """A pair: the addresses of its paths as numbers, what was measured, and when the next decision is due."""
 
     pair: Pair
     ends: list[tuple[int, int]]
-    reports: dict[int, _Report] = field(default_factory=dict)
-    """The newest of each flow of the pair that has rates, by the flow's number."""
-    said: dict[int, Measured] = field(default_factory=dict)
-    """The newest of each flow, whatever it says."""
+    reports: dict[int, _RateReport] = field(default_factory=dict)
+    """The newest report with rates of each flow, by its number."""
+    last_reports: dict[int, Measured] = field(default_factory=dict)
+    """The newest report of each flow."""
     due_ns: int | None = None
-    looked_ns: int = -POLL_NS
-    looks: int = 0
-    """Since the last news."""
-    told: Decision | None = None
+    last_decision_ns: int = -POLL_INTERVAL_NS
+    decisions: int = 0
+    """Since the last new information."""
+    published: Decision | None = None
     fixed: tuple[float, ...] | None = None
 
 
 class Steering:
-    """Holds what is known about each pair, and says when advice changes."""
+    """Holds what is known about each pair, and returns advice when it changes."""
 
     def __init__(
         self,
         static: Sequence[float] | None = None,
-        desk: TelemetryDesk | None = None,
+        ingest: TelemetryIngest | None = None,
         policy: Policy | None = None,
     ) -> None:
         self._static = static
-        self._desk, self._policy = desk or TelemetryDesk(), policy or Policy()
-        self._known: dict[int, _Known] = {}
+        self._ingest, self._policy = ingest or TelemetryIngest(), policy or Policy()
+        self._pairs: dict[int, _SteeredPair] = {}
         self._exact: dict[_Exact, set[int]] = {}
         self._by_local: dict[int, set[int]] = {}
         self._by_remote: dict[int, set[int]] = {}
@@ -125,154 +126,156 @@ class Steering:
 
     @property
     def counts(self) -> Counter[str]:
-        table = self._desk.table
+        table = self._ingest.table
         found = Counter({f"telemetry {name}": count for name, count in table.counts.items()})
-        return found + Counter({"telemetry packets": self._desk.gate.accepted})
+        return found + Counter({"telemetry packets": self._ingest.gate.accepted})
 
     @property
     def refused(self) -> Counter[str]:
-        return Counter({f"telemetry {name}": count for name, count in self._desk.gate.refused.items()})
+        return Counter({f"telemetry {name}": count for name, count in self._ingest.gate.refused.items()})
 
     # Pairs
 
     def added(self, pair: Pair) -> Advice | None:
-        """There is a new pair: advice for it, if there is any already. What the policy says follows with `decide`."""
+        """Add a pair. Returns advice that depends on no measurement; the advice of the policy follows with `decide`."""
         ends = [(address_number(local), address_number(remote)) for local, remote in pair.paths]
-        self._known[pair.slot] = _Known(pair, ends)
+        self._pairs[pair.slot] = _SteeredPair(pair, ends)
         for path, (source, destination) in enumerate(ends):
             self._exact.setdefault((source, destination, path), set()).add(pair.slot)
             self._by_local.setdefault(source, set()).add(pair.slot)
             self._by_remote.setdefault(destination, set()).add(pair.slot)
-        if len(self._desk.table):
-            self._look_at(pair.slot, 0)
-        return self._standing(pair)
+        if len(self._ingest.table):
+            self._schedule(pair.slot, 0)
+        return self._static_advice(pair)
 
     def removed(self, pair: Pair) -> None:
-        known = self._known.pop(pair.slot)
+        steered = self._pairs.pop(pair.slot)
         self._urgent.pop(pair.slot, None)
         self._policy.forget(pair.slot)
-        for path, (source, destination) in enumerate(known.ends):
-            _without(self._exact, (source, destination, path), pair.slot)
-            _without(self._by_local, source, pair.slot)
-            _without(self._by_remote, destination, pair.slot)
+        for path, (source, destination) in enumerate(steered.ends):
+            _discard(self._exact, (source, destination, path), pair.slot)
+            _discard(self._by_local, source, pair.slot)
+            _discard(self._by_remote, destination, pair.slot)
 
     def fix(self, pair: Pair, shares: Sequence[float]) -> Advice | None:
-        """Somebody decided; without shares, nobody did any more."""
-        known = self._known[pair.slot]
-        known.fixed, known.told = tuple(shares) or None, None
-        self._look_at(pair.slot, 0)
-        return self._standing(pair)
+        """Fix the shares of a pair by hand; no shares: the policy decides again."""
+        steered = self._pairs[pair.slot]
+        steered.fixed, steered.published = tuple(shares) or None, None
+        self._schedule(pair.slot, 0)
+        return self._static_advice(pair)
 
-    def _standing(self, pair: Pair) -> Advice | None:
-        """What does not depend on anything that is measured."""
+    def _static_advice(self, pair: Pair) -> Advice | None:
+        """Advice that depends on no measurement, if there is any."""
         clear = (False,) * len(pair.paths)
-        if (fixed := self._known[pair.slot].fixed) is not None:
+        if (fixed := self._pairs[pair.slot].fixed) is not None:
             return Advice(pair, fixed, clear, "fixed by hand")
         if self._static is not None and len(self._static) == len(pair.paths):
             return Advice(pair, self._static, clear, "the static policy of this agent")
         return None
 
-    # News
+    # New information
 
     def datagram(self, now_ns: int, unix_ns: int, content: bytes, address: str) -> None:
-        """Telemetry, or what claims to be."""
-        news = self._desk.datagram(now_ns, unix_ns, content, address)
-        if isinstance(news, Congestion):
-            self._stir(now_ns, news)
+        """A datagram from a telemetry port, of any content."""
+        report = self._ingest.datagram(now_ns, unix_ns, content, address)
+        if isinstance(report, Congestion):
+            self._on_congestion(now_ns, report)
 
-    def observed(self, now_ns: int, unix_ns: int, what: Observation | Refusal) -> None:
-        """The same for what an adapter brought."""
-        if isinstance(what, Refusal):
-            self._desk.gate.refused[what.reason] += 1
-        elif self._desk.table.observed(now_ns, unix_ns, what.body, what.unix_ns or unix_ns):
-            self._stir(now_ns, what.body)
+    def observed(self, now_ns: int, unix_ns: int, observation: Observation | Refusal) -> None:
+        """An observation of a feed."""
+        if isinstance(observation, Refusal):
+            self._ingest.gate.refused[observation.reason] += 1
+        elif self._ingest.table.add_observation(now_ns, unix_ns, observation.body, observation.unix_ns or unix_ns):
+            self._on_congestion(now_ns, observation.body)
 
-    def _stir(self, now_ns: int, news: Congestion) -> None:
-        if news.source_bits == news.destination_bits == EXACT:
-            slots = list(self._exact.get((news.source, news.destination, news.path), ()))
+    def _on_congestion(self, now_ns: int, report: Congestion) -> None:
+        if report.source_bits == report.destination_bits == EXACT:
+            slots = list(self._exact.get((report.source, report.destination, report.path), ()))
         else:
-            slots = [slot for slot in self._candidates(news) if _is_about(news, self._known[slot].ends)]
-        is_urgent = news.congestion >= BACKPRESSURE
+            slots = [slot for slot in self._candidates(report) if _is_about(report, self._pairs[slot].ends)]
+        is_urgent = report.congestion >= BACKPRESSURE
         for slot in slots:
-            self._news(now_ns, slot, is_urgent=is_urgent, may_wait=not is_urgent and len(slots) > MOST_AT_ONCE)
+            may_wait = not is_urgent and len(slots) > MAX_DUE_PER_CALL
+            self._schedule_decision(now_ns, slot, is_urgent=is_urgent, may_wait=may_wait)
 
-    def _candidates(self, news: Congestion) -> Iterable[int]:
-        """The slots that a packet with a prefix may be about: a switch's port has a host at one of its ends."""
-        if news.destination_bits == EXACT:
-            return self._by_remote.get(news.destination, ())
-        if news.source_bits == EXACT:
-            return self._by_local.get(news.source, ())
-        return self._known
+    def _candidates(self, report: Congestion) -> Iterable[int]:
+        """The slots that a packet with a prefix may be about. If one prefix is a host, only the pairs of that host."""
+        if report.destination_bits == EXACT:
+            return self._by_remote.get(report.destination, ())
+        if report.source_bits == EXACT:
+            return self._by_local.get(report.source, ())
+        return self._pairs
 
     def measured(self, now_ns: int, pair: Pair, flow: int, report: Measured) -> None:
-        """What the sender of one flow (by its number) measured on the paths of this pair.
+        """The sender of a flow (by its number) reported its measurements on the paths of this pair.
 
-        A report without rates takes back none: rates are good for RATE_STALE_NS.
+        A report without rates keeps the former rates: rates are valid for RATE_STALE_NS.
         """
-        known = self._known[pair.slot]
-        _keep(known.said, flow, report)
+        steered = self._pairs[pair.slot]
+        _keep_newest(steered.last_reports, flow, report)
         rates = [float(rate) if rate > 0 else None for rate in report.bytes_per_s]
         if any(rates):
-            _keep(known.reports, flow, _Report(now_ns, rates))
-            self._news(now_ns, pair.slot)
+            _keep_newest(steered.reports, flow, _RateReport(now_ns, rates))
+            self._schedule_decision(now_ns, pair.slot)
 
     def last_report(self, slot: int, flow: int) -> Measured | None:
-        """What this flow of the pair in this slot measured last; None if nothing is known."""
-        known = self._known.get(slot)
-        return None if known is None else known.said.get(flow)
+        """The last report of a flow of the pair in this slot; None if there is none."""
+        steered = self._pairs.get(slot)
+        return None if steered is None else steered.last_reports.get(flow)
 
     def local(self, now_ns: int, pressures: Mapping[int, float]) -> None:
-        """How full the queue of the own interface is (0 to 255) that each local address belongs to."""
+        """The queues of this host's interfaces were read: their pressure (0 to 255), by local address."""
         before, self._local = self._local, dict(pressures)
         for address in sorted(before.keys() | pressures.keys()):
             if before.get(address) != pressures.get(address):
                 for slot in self._by_local.get(address, ()):
-                    self._news(now_ns, slot, may_wait=True)
+                    self._schedule_decision(now_ns, slot, may_wait=True)
 
-    def _news(self, now_ns: int, slot: int, *, is_urgent: bool = False, may_wait: bool = False) -> None:
-        """A stream of news is looked at every POLL_NS; what comes after a while is urgent.
+    def _schedule_decision(self, now_ns: int, slot: int, *, is_urgent: bool = False, may_wait: bool = False) -> None:
+        """A stream of new information leads to a decision every POLL_INTERVAL_NS; after a pause it is urgent.
 
-        Unless it may wait: a NIC's queue is news for all its pairs, which may be thousands, a thousand times a second.
+        Unless it may wait: the queue of a NIC concerns all its pairs, which may be thousands, a thousand times a
+        second.
         """
-        known = self._known[slot]
-        known.looks = 0
+        steered = self._pairs[slot]
+        steered.decisions = 0
         if may_wait:
-            self._look_at(slot, _on_grid(max(now_ns, known.looked_ns + POLL_NS)))
-        elif is_urgent or now_ns - known.looked_ns >= POLL_NS:
+            self._schedule(slot, _round_up_to_poll(max(now_ns, steered.last_decision_ns + POLL_INTERVAL_NS)))
+        elif is_urgent or now_ns - steered.last_decision_ns >= POLL_INTERVAL_NS:
             self._urgent[slot] = None
         else:
-            self._look_at(slot, _on_grid(known.looked_ns + POLL_NS))
+            self._schedule(slot, _round_up_to_poll(steered.last_decision_ns + POLL_INTERVAL_NS))
 
     # Decisions
 
     def wake_ns(self) -> int | None:
-        """When `decide` has something to do; None: not before there is news."""
+        """When the next decision is due; None: not before there is new information."""
         while self._due:
             due_ns, slot = self._due[0]
-            known = self._known.get(slot)
-            if known is not None and known.due_ns == due_ns:
+            steered = self._pairs.get(slot)
+            if steered is not None and steered.due_ns == due_ns:
                 return due_ns
             heapq.heappop(self._due)
         return None
 
     @property
     def is_urgent(self) -> bool:
-        """Whether there is something that `decide_urgent` should not wait with."""
+        """Whether `decide_urgent` should be called at once."""
         return bool(self._urgent)
 
     def decide_urgent(self, now_ns: int) -> list[Advice]:
-        """Advice that is new about what is urgent, or about some of it: look at `is_urgent` again."""
-        slots = list(islice(self._urgent, MOST_URGENT))
+        """New advice about some urgent pairs. Check `is_urgent` again after it."""
+        slots = list(islice(self._urgent, MAX_URGENT_PER_CALL))
         for slot in slots:
             del self._urgent[slot]
         return self._decide(now_ns, slots)
 
     def decide(self, now_ns: int) -> list[Advice]:
-        """Advice that is new about the pairs that are due."""
+        """New advice about the pairs that are due."""
         slots: list[int] = []
-        while len(slots) < MOST_AT_ONCE and (due_ns := self.wake_ns()) is not None and due_ns <= now_ns:
+        while len(slots) < MAX_DUE_PER_CALL and (due_ns := self.wake_ns()) is not None and due_ns <= now_ns:
             _, slot = heapq.heappop(self._due)
-            self._known[slot].due_ns = None
+            self._pairs[slot].due_ns = None
             slots.append(slot)
         return self._decide(now_ns, slots)
 
@@ -280,29 +283,29 @@ class Steering:
         inputs: list[FlowInput] = []
         advice: list[Advice] = []
         for slot in slots:
-            known = self._known[slot]
-            if self._standing(known.pair) is not None:
+            steered = self._pairs[slot]
+            if self._static_advice(steered.pair) is not None:
                 continue
-            paths = self._inputs(now_ns, known)
-            if _is_worth(paths, has_advice=known.told is not None):
+            paths = self._inputs(now_ns, steered)
+            if _is_advice_useful(paths, has_advice=steered.published is not None):
                 inputs.append(FlowInput(slot, paths))
                 continue
-            known.looked_ns = now_ns
-            if known.told is not None:
-                known.told = None
+            steered.last_decision_ns = now_ns
+            if steered.published is not None:
+                steered.published = None
                 self._policy.forget(slot)
-                advice.append(Advice(known.pair, (), (), "nothing is known any more"))
+                advice.append(Advice(steered.pair, (), (), "nothing is known any more"))
         for one, decision in zip(inputs, self._policy.step(now_ns, inputs), strict=True):
             assert isinstance(one.flow, int)
-            advice += self._conclude(now_ns, self._known[one.flow], decision)
+            advice += self._publish_if_changed(now_ns, self._pairs[one.flow], decision)
         return advice
 
-    def _inputs(self, now_ns: int, known: _Known) -> tuple[PathInput, ...]:
-        """What is known of each path now. The flows of a pair share its paths: what they got there together counts."""
-        rated = [report.rates for report in known.reports.values() if now_ns - report.at_ns <= RATE_STALE_NS]
+    def _inputs(self, now_ns: int, steered: _SteeredPair) -> tuple[PathInput, ...]:
+        """What is known of each path. The flows of a pair share its paths, so their rates are added."""
+        rated = [report.rates for report in steered.reports.values() if now_ns - report.at_ns <= RATE_STALE_NS]
         inputs = []
-        for path, (source, destination) in enumerate(known.ends):
-            reading = self._desk.table.reading(now_ns, source, destination, path)
+        for path, (source, destination) in enumerate(steered.ends):
+            reading = self._ingest.table.reading(now_ns, source, destination, path)
             rates = [rate for each in rated if (rate := each[path]) is not None]
             inputs.append(
                 PathInput(
@@ -315,64 +318,67 @@ class Steering:
             )
         return tuple(inputs)
 
-    def _conclude(self, now_ns: int, known: _Known, decision: Decision) -> list[Advice]:
-        """Tell it if it is another one than before, and say when to look again."""
-        told = known.told
-        elapsed_ns = max(POLL_NS, now_ns - known.looked_ns)
-        known.looked_ns = now_ns
-        known.looks += 1
-        moved = 1.0 if told is None or told.backpressure != decision.backpressure else _distance(told, decision)
-        pause_ns = POLL_NS
-        if known.looks > FIRST_LOOKS:
-            longest_ns = HELD_NS if any(decision.backpressure) else WARM_NS
-            pause_ns = int(min(longest_ns, max(POLL_NS, elapsed_ns * STRIDE / max(moved, SAME))))
-        self._look_at(known.pair.slot, _on_grid(now_ns + pause_ns))
-        if moved < SAME:
+    def _publish_if_changed(self, now_ns: int, steered: _SteeredPair, decision: Decision) -> list[Advice]:
+        """Return the advice if it changed, and schedule the next decision."""
+        published = steered.published
+        elapsed_ns = max(POLL_INTERVAL_NS, now_ns - steered.last_decision_ns)
+        steered.last_decision_ns = now_ns
+        steered.decisions += 1
+        moved = 1.0
+        if published is not None and published.backpressure == decision.backpressure:
+            moved = _distance(published, decision)
+        pause_ns = POLL_INTERVAL_NS
+        if steered.decisions > FAST_DECISIONS:
+            max_pause_ns = HELD_INTERVAL_NS if any(decision.backpressure) else MAX_INTERVAL_NS
+            expected_ns = elapsed_ns * TARGET_CHANGE / max(moved, MIN_CHANGE)
+            pause_ns = int(min(max_pause_ns, max(POLL_INTERVAL_NS, expected_ns)))
+        self._schedule(steered.pair.slot, _round_up_to_poll(now_ns + pause_ns))
+        if moved < MIN_CHANGE:
             return []
-        known.told = decision
-        return [Advice(known.pair, decision.shares, decision.backpressure, decision)]
+        steered.published = decision
+        return [Advice(steered.pair, decision.shares, decision.backpressure, decision)]
 
-    def _look_at(self, slot: int, at_ns: int) -> None:
-        known = self._known[slot]
-        if known.due_ns is None or at_ns < known.due_ns:
-            known.due_ns = at_ns
+    def _schedule(self, slot: int, at_ns: int) -> None:
+        steered = self._pairs[slot]
+        if steered.due_ns is None or at_ns < steered.due_ns:
+            steered.due_ns = at_ns
             heapq.heappush(self._due, (at_ns, slot))
 
 
-def _is_about(news: Congestion, ends: Sequence[tuple[int, int]]) -> bool:
-    """Whether a packet with a prefix speaks of a path between these ends."""
-    if news.path >= len(ends):
+def _is_about(report: Congestion, ends: Sequence[tuple[int, int]]) -> bool:
+    """Whether a packet with a prefix is about a path between these addresses."""
+    if report.path >= len(ends):
         return False
-    source, destination = ends[news.path]
-    return masked(source, news.source_bits) == news.source and (
-        masked(destination, news.destination_bits) == news.destination
+    source, destination = ends[report.path]
+    return masked(source, report.source_bits) == report.source and (
+        masked(destination, report.destination_bits) == report.destination
     )
 
 
-def _is_worth(paths: Sequence[PathInput], *, has_advice: bool) -> bool:
-    """Whether advice is better than none. Advice that was given stands until nothing is known any more."""
+def _is_advice_useful(paths: Sequence[PathInput], *, has_advice: bool) -> bool:
+    """Whether advice is better than none. Published advice stays until nothing is known any more."""
     if any(path.rate is not None for path in paths):
         return True
-    return any(path.congestion is not None and (has_advice or path.congestion >= CONGESTED) for path in paths)
+    return any(path.congestion is not None and (has_advice or path.congestion >= MIN_CONGESTION) for path in paths)
 
 
-def _keep(newest: dict[int, V], flow: int, report: V) -> None:
-    """The newest stands last, and of MOST_REPORTS flows one is kept."""
+def _keep_newest(newest: dict[int, V], flow: int, report: V) -> None:
+    """Add the newest report at the end, and keep at most MAX_REPORTS_PER_PAIR."""
     newest.pop(flow, None)
     newest[flow] = report
-    if len(newest) > MOST_REPORTS:
+    if len(newest) > MAX_REPORTS_PER_PAIR:
         del newest[next(iter(newest))]
 
 
-def _on_grid(at_ns: int) -> int:
-    return -(-at_ns // POLL_NS) * POLL_NS
+def _round_up_to_poll(at_ns: int) -> int:
+    return -(-at_ns // POLL_INTERVAL_NS) * POLL_INTERVAL_NS
 
 
 def _distance(one: Decision, other: Decision) -> float:
     return max(abs(mine - yours) for mine, yours in zip(one.shares, other.shares, strict=True))
 
 
-def _without(index: dict[K, set[int]], key: K, slot: int) -> None:
+def _discard(index: dict[K, set[int]], key: K, slot: int) -> None:
     slots = index.get(key, set())
     slots.discard(slot)
     if not slots:
@@ -389,7 +395,7 @@ def parse_policy(text: str) -> tuple[float, ...] | None:
             raise ValueError
         shares = tuple(float(number) for number in numbers.split(","))
     except ValueError:
-        raise ConfigError(f"{text!r} is no policy; write auto, static:SHARE or static:SHARE,SHARE,...") from None
+        raise ConfigError(f"{text!r} is not a policy; write auto, static:SHARE or static:SHARE,SHARE,...") from None
     if len(shares) == 1:
         shares = (1 - shares[0], shares[0])
     if not all(0 <= share <= 1 for share in shares) or abs(sum(shares) - 1) > 1e-3:

@@ -75,7 +75,7 @@ def agent(
 def _settings(resolved: "Resolved") -> "AgentSettings":
     from ringfold.agent.daemon import AgentSettings
     from ringfold.agent.registry import Quota
-    from ringfold.agent.reports import ReportSettings
+    from ringfold.agent.telemetry import ReportSettings
     from ringfold.runtime.process import raise_open_file_limit
     from ringfold.wire.telemetry import GateSettings
 

@@ -41,9 +41,9 @@ def lab(
         raise UsageError(f"a lab cannot be made here: {why}")
     try:
         with Lab(found.plan.hosts, found.plan.paths, cables=found.cables, seed=found.seed) as made:
-            if made.swept:
+            if made.removed:
                 complaints.print(
-                    f"removed what an earlier lab left: {', '.join(made.swept)}", style="dim", soft_wrap=True
+                    f"removed what an earlier lab left: {', '.join(made.removed)}", style="dim", soft_wrap=True
                 )
             tell = _as_json() if as_json else _as_text(found)
             with _telemetry(made, found):

@@ -1,6 +1,6 @@
-"""Other libraries' APIs on top of the communicator, so that their programs run after changing an import.
+"""APIs of other libraries on top of the communicator: their programs run after changing an import.
 
-`pccl.py` is the only door: it has every name of PCCL's Python package. Behind it, `words.py` has the enumerations and
-descriptors, `results.py` says which error of Ringfold becomes which result of PCCL, `operands.py` checks arrays,
-`batch.py` is the helper that retries many ops, `shared.py` the shared state, and `master.py` the master node.
+`pccl.py` has every name of PCCL's Python package; programs import nothing else. It defines the communicator, and uses
+`descriptors.py` (enumerations, descriptors, arrays and shared state, with their checks), `results.py` (which error of
+Ringfold becomes which result of PCCL) and `master.py` (the master node).
 """

@@ -1,11 +1,11 @@
-"""PCCL's master node: a master in a thread of this process, which the process does not outlive by accident.
+"""PCCL's master node: a master in a thread of this process. The process stays up until the master ends.
 
-A PCCL master script ends after `node.run()` and relies on the node's destructor to stay up. Python has two ends at
-which that must work. A node in a function is destroyed when the function returns: `__del__` waits there. A node in a
-module is destroyed when the interpreter has already stopped all other threads, which is too late to serve; so the
-master's thread is no daemon, and the interpreter waits for it before it begins to end.
+A PCCL master script ends after `node.run()` and relies on the node's destructor to stay up. There are two cases. A node
+in a function is destroyed when the function returns: `__del__` waits there. A node in a module is destroyed after the
+interpreter has stopped all other threads, which is too late to serve. So the master's thread is not a daemon, and the
+interpreter waits for it before it shuts down.
 
-Either way SIGINT, SIGTERM or `interrupt()` end the wait, and the script's exit is a good one.
+In both cases SIGINT, SIGTERM or `interrupt()` end the wait, and the script exits with status 0.
 """
 
 import argparse
@@ -26,11 +26,11 @@ from ringfold.runtime.process import stop_at_signals
 class MasterNode:
     """A master at `listen_address`: "ip:port", "[IPv6]:port" or a host name. Its destructor waits for its end.
 
-    Beyond loopback a master wants a join token (RINGFOLD_TOKEN_FILE), or RINGFOLD_INSECURE=1, said aloud.
+    Beyond loopback a master needs a join token (RINGFOLD_TOKEN_FILE), or RINGFOLD_INSECURE=1.
     """
 
     def __init__(self, listen_address: str) -> None:
-        self._running: _Running | None = None
+        self._running: _RunningMaster | None = None
         try:
             config.split_address(listen_address)
         except ConfigError as error:
@@ -43,11 +43,11 @@ class MasterNode:
         return self._listen_address if self._running is None else self._running.server.addresses[0]
 
     def run(self) -> None:
-        """Begin to serve, and return. Peers may connect from now on."""
+        """Start to serve, and return. Peers can connect from now on."""
         if self._running is not None:
-            raise PCCLError(Result.INVALID_USAGE, "MasterNode.run", "it runs already, or has ended; make another one")
+            raise PCCLError(Result.INVALID_USAGE, "MasterNode.run", "it runs already, or has ended; create another one")
         try:
-            self._running = _Running(config.load({"listen": [self._listen_address]}))
+            self._running = _RunningMaster(config.load({"listen": [self._listen_address]}))
         except ConfigError as error:
             text = f"{error} (RINGFOLD_TOKEN_FILE, or RINGFOLD_INSECURE=1)" if "insecure" in str(error) else str(error)
             raise PCCLError(Result.INVALID_USAGE, "MasterNode.run", text) from error
@@ -56,7 +56,7 @@ class MasterNode:
             raise PCCLError(Result.MASTER_CONNECTION_FAILED, "MasterNode.run", text) from error
 
     def interrupt(self) -> None:
-        """Tell it to end, and return at once. May be called from a signal handler, and again."""
+        """Stop it, and return at once. May be called from a signal handler, and more than once."""
         if self._running is not None:
             self._running.stop()
 
@@ -65,8 +65,8 @@ class MasterNode:
             self._running.wait()
 
 
-class _Running:
-    """The server and its thread. Whoever waits for it does not need the node."""
+class _RunningMaster:
+    """The server and its thread. Waiting for it does not need the node."""
 
     def __init__(self, settings: config.Resolved) -> None:
         """Returns once it listens."""
@@ -92,13 +92,14 @@ class _Running:
 def main(arguments: Sequence[str] | None = None) -> None:
     """`pccl_master`: run a master until SIGTERM or Ctrl-C. `ringfold master` has more options."""
     parser = argparse.ArgumentParser("pccl_master", description="Run a master for PCCL programs on Ringfold.")
-    parser.add_argument("--listen-address", help="host:port or [IPv6]:port; without it, as RINGFOLD_LISTEN says")
+    parser.add_argument("--listen-address", help="host:port or [IPv6]:port; the default is RINGFOLD_LISTEN")
     parser.add_argument("--token-file", help="file with the join token of the run")
     parser.add_argument("--insecure", action="store_true", default=None, help="listen beyond loopback without a token")
     given = parser.parse_args(arguments)
     try:
         listen = None if given.listen_address is None else [given.listen_address]
-        running = _Running(config.load({"listen": listen, "token_file": given.token_file, "insecure": given.insecure}))
+        chosen = {"listen": listen, "token_file": given.token_file, "insecure": given.insecure}
+        running = _RunningMaster(config.load(chosen))
     except ConfigError as error:
         hint = " (--token-file FILE or --insecure)" if "insecure" in str(error) else ""
         parser.error(f"{error}{hint}")

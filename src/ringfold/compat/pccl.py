@@ -5,42 +5,46 @@ retry helper succeeds only if every op did, all dtypes have kernels, frozen peer
 are errors that print both sides, and host names and IPv6 addresses are accepted. docs/guides/from-pccl.md has the
 tables.
 
-Three things to know before reading on.
+Three rules explain the code.
 
-* Every op is called with `retry=False` underneath, because a PCCL program sees its aborts and calls again. Whether an
-  op retries is part of what peers must agree on, so the batch helper does it too, and calls again by itself.
-* An op starts at once, so one peer may see an op aborted that another has not called yet. If the first then goes to a
-  run-wide call (`update_topology`), the other stands in an op that needs the first: the master notices, and fails both.
-  The op's caller gets its error and comes to the run-wide call, where `_run_wide` has called again to meet it.
-* When this peer is evicted or its master gone, that is remembered: every later call says so, `get_attribute` too, so
-  that a loop around a failed call ends.
+* Every op is called with `retry=False`, because a PCCL program sees aborts and calls again itself. Peers must agree on
+  whether an op retries, so the batch call uses `retry=False`, too, and repeats aborted ops itself.
+* An op starts at once, so one peer may see the abort of an op that another peer has not called yet. If the first then
+  makes a run-wide call (`update_topology`), the other waits in an op that needs the first: the master detects that, and
+  fails both calls. The caller of the op gets its error and goes on to the run-wide call, where it meets the first peer,
+  because `_run_wide` repeats the call.
+* After an eviction, or when the master is lost, every later call raises that error again, also `get_attribute`. So a
+  loop around a failed call ends.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol, TypeVar, cast
 
 from ringfold import config
-from ringfold.compat import operands
-from ringfold.compat.batch import reduce_all
-from ringfold.compat.master import MasterNode
-from ringfold.compat.operands import Operands, ReduceOpDescriptor
-from ringfold.compat.results import PCCLError, Result, result_of
-from ringfold.compat.shared import SharedState, TensorInfo
-from ringfold.compat.words import (
+from ringfold.compat.descriptors import (
     Attribute,
     DataType,
     DeviceType,
     DistributionHint,
+    Operands,
     QuantizationAlgorithm,
     QuantizationOptions,
     ReduceDescriptor,
     ReduceInfo,
     ReduceOp,
+    ReduceOpDescriptor,
     ReduceOperandDescriptor,
+    SharedState,
     SharedStateSyncInfo,
     SharedStateSyncStrategy,
+    TensorInfo,
+    check_operands,
 )
-from ringfold.errors import ConfigError, Evicted, MasterUnreachable, RingfoldError, UsageError
+from ringfold.compat.master import MasterNode
+from ringfold.compat.results import PCCLError, Result, result_of
+from ringfold.errors import CollectiveAborted, ConfigError, Evicted, MasterUnreachable, RingfoldError, UsageError
 from ringfold.peer import communicator as peer
 from ringfold.peer import joining
 from ringfold.peer.buffers import ArrayLike
@@ -72,13 +76,13 @@ __all__ = [
 ]
 
 ATTEMPT_PAUSE_S = 1.0
-REACH_S = 5.0
-"""How long one attempt waits for a master that accepts connections to say something."""
-ADMISSION_S = 86_400.0
-"""How long `connect` waits to be accepted: peers call `update_topology` when they like. RINGFOLD_JOIN_TIMEOUT_S, or
-the settings file, says otherwise."""
-MEETING_TRIES = 3
-"""How often a run-wide call is made that clashed with another peer's op; see above."""
+CONNECT_TIMEOUT_S = 5.0
+"""How long one attempt waits for the first message of a master that accepts connections."""
+ADMISSION_TIMEOUT_S = 86_400.0
+"""How long `connect` waits to be accepted: peers may call `update_topology` at any time. RINGFOLD_JOIN_TIMEOUT_S, or
+the settings file, overrides it."""
+MAX_RUN_WIDE_ATTEMPTS = 3
+"""How often a run-wide call is made that collided with an op of another peer; see above."""
 
 T = TypeVar("T")
 
@@ -95,26 +99,26 @@ class Communicator:
         except ConfigError as error:
             raise PCCLError(Result.INVALID_ARGUMENT, "Communicator", str(error)) from error
         if peer_group < 0 or p2p_connection_pool_size < 0:
-            text = "peer_group and p2p_connection_pool_size are numbers from 0 on"
+            text = "peer_group and p2p_connection_pool_size are 0 or more"
             raise PCCLError(Result.INVALID_ARGUMENT, "Communicator", text)
         self._address, self._group = address, peer_group
         self._joined: peer.Communicator | None = None
         self._over: RingfoldError | None = None
         self._unseen: dict[int, Handle] = {}
-        """By tag, the handles whose end the program has not seen yet."""
+        """By tag, the handles whose outcome the program has not seen yet."""
         self._abandoned: list[Handle] = []
-        """What a batch that was interrupted (by Ctrl-C) has left in flight: nobody will wait for it."""
+        """Ops that an interrupted batch (Ctrl-C) left in flight: the program does not wait for them."""
 
     def connect(self, n_attempts: int = 5) -> None:
-        """Join the run; returns when the peers that are in it have accepted this one (the first are, at once).
+        """Join the run; returns when its peers have accepted this one (the first peers are accepted at once).
 
         The master is tried `n_attempts` times, a second apart; then a plain Exception is raised. A peer that was
         evicted may connect again: it must sync its state before its first op.
         """
         if n_attempts < 1:
-            raise PCCLError(Result.INVALID_ARGUMENT, "connect", f"{n_attempts} attempts are none")
+            raise PCCLError(Result.INVALID_ARGUMENT, "connect", f"n_attempts must be at least 1, not {n_attempts}")
         if self._joined is not None and self._over is None:
-            raise PCCLError(Result.INVALID_USAGE, "connect", "this communicator is connected")
+            raise PCCLError(Result.INVALID_USAGE, "connect", "this communicator is connected already")
         reason: RingfoldError | None = None
         for attempt in range(n_attempts):
             if attempt:
@@ -133,10 +137,10 @@ class Communicator:
 
     def _join(self) -> peer.Communicator:
         settings = config.load({"master": [self._address]})
-        # A join waits for its master, an attempt must not: so it looks first.
-        master_client.connect([self._address], settings.token(), REACH_S).close()
-        patience_s = ADMISSION_S if settings.origin("join_timeout_s") == "default" else None
-        return joining.join(joining.JoinRequest(address=[self._address], group=self._group, timeout_s=patience_s))
+        # A join waits until its master appears, and an attempt must not: so it connects once before.
+        master_client.connect([self._address], settings.token(), CONNECT_TIMEOUT_S).close()
+        timeout_s = ADMISSION_TIMEOUT_S if settings.origin("join_timeout_s") == "default" else None
+        return joining.join(joining.JoinRequest(address=[self._address], group=self._group, timeout_s=timeout_s))
 
     def get_attribute(self, attribute: Attribute) -> int:
         """A number about the run, as of the newest epoch this peer knows."""
@@ -155,11 +159,11 @@ class Communicator:
     # Run-wide calls
 
     def update_topology(self) -> None:
-        """Accept everybody who waits in `connect`. Returns when all accepted peers of the run have called it."""
+        """Accept all peers that wait in `connect`. Returns when all accepted peers of the run have called it."""
         self._run_wide("update_topology", lambda run: run.update_topology())
 
     def are_peers_pending(self) -> bool:
-        """Whether somebody waits to be accepted. The same answer on every peer at the same point of the program."""
+        """Whether a peer waits to be accepted. The same result on every peer at the same point of the program."""
         return self._run_wide("are_peers_pending", lambda run: run.are_peers_pending())
 
     def optimize_topology(self) -> None:
@@ -173,7 +177,7 @@ class Communicator:
     ) -> SharedStateSyncInfo:
         """Make the state bit-identical on all peers of the group; `shared_state.revision` is the agreed one after it.
 
-        A revision that did not go up by exactly one is INVALID_USAGE; if nobody who is left has the state,
+        A revision that did not go up by exactly one is INVALID_USAGE. If no remaining peer has the state, it is
         NO_SHARED_STATE_AVAILABLE.
         """
         if not isinstance(strategy, SharedStateSyncStrategy):
@@ -203,7 +207,7 @@ class Communicator:
         """
         func = "all_reduce"
         run = self._run(func)
-        call = operands.check(func, send, recv, op, tag, operand_descriptor, quantization_options)
+        call = check_operands(func, send, recv, op, tag, operand_descriptor, quantization_options)
         self._free_tag(call.tag)
         try:
             return _info(run.all_reduce(call.send, out=_out(call), op=call.op, tag=call.tag, **_how(call)))
@@ -226,7 +230,7 @@ class Communicator:
         """
         func = "all_reduce_async"
         run = self._run(func)
-        call = operands.check(func, send, recv, op, tag, operand_descriptor, quantization_options)
+        call = check_operands(func, send, recv, op, tag, operand_descriptor, quantization_options)
         if run.group_size < 2:
             raise PCCLError(Result.TOO_FEW_PEERS, func, "this peer is alone in its group")
         try:
@@ -249,7 +253,7 @@ class Communicator:
         _check_batch(func, calls, max_in_flight)
         self._check_free(func, calls)
         try:
-            outcome = reduce_all(len(calls), lambda place: self._begin(run, calls[place]), max_in_flight)
+            outcome = reduce_all(len(calls), lambda index: self._begin(run, calls[index]), max_in_flight)
         finally:
             left = [self._unseen.pop(call.tag) for call in calls if call.tag in self._unseen]
             self._abandoned += [handle for handle in left if not handle.done()]
@@ -267,7 +271,7 @@ class Communicator:
         return handle
 
     def _free_tag(self, tag: int) -> None:
-        """A tag may be used again as soon as its op is done, also if nobody has waited for it yet."""
+        """A tag may be used again as soon as its op is done, also if the program has not waited for it yet."""
         earlier = self._unseen.get(tag)
         if earlier is not None and earlier.done():
             del self._unseen[tag]
@@ -293,15 +297,15 @@ class Communicator:
         run = self._run(func)
         self._abandoned = [handle for handle in self._abandoned if not handle.done()]
         if self._unseen or self._abandoned:
-            flying = ", ".join(str(handle.operation) for handle in [*self._unseen.values(), *self._abandoned])
-            raise PCCLError(Result.PENDING_ASYNC_OPS, func, f"wait for the ops in flight first: {flying}")
-        tries = MEETING_TRIES
+            in_flight = ", ".join(str(handle.operation) for handle in [*self._unseen.values(), *self._abandoned])
+            raise PCCLError(Result.PENDING_ASYNC_OPS, func, f"wait for the ops in flight first: {in_flight}")
+        tries = MAX_RUN_WIDE_ATTEMPTS
         while True:
             tries -= 1
             try:
                 return call(run)
             except UsageError as error:
-                # Without peers the fault is here; with them, somebody stood elsewhere and was told so, too.
+                # Without peers the error is of this call. With peers, they made another call and got the error, too.
                 if not error.peers or not tries:
                     self._fail(error, func)
             except RingfoldError as error:
@@ -312,12 +316,12 @@ class Communicator:
         raise PCCLError.of(error, func, completed_tags) from error
 
     def _note(self, error: RingfoldError) -> None:
-        """Remember an error after which nothing works any more."""
+        """Keep an error after which every call fails."""
         if isinstance(error, Evicted | MasterUnreachable):
             self._over = error
 
     def _seen(self, tag: int, handle: Handle) -> None:
-        """The program knows how the op ended."""
+        """The program has seen the outcome of the op."""
         if self._unseen.get(tag) is handle:
             del self._unseen[tag]
 
@@ -333,7 +337,7 @@ class AsyncReduceHandle:
     def wait(self) -> tuple[bool, int, ReduceInfo]:
         """Block until the op has ended: whether it succeeded, its `Result` as a number, and its information.
 
-        Never raises on failure; the information is then all zeros. Every wait gives the same answer.
+        Never raises on failure; the information is then all zeros. Every wait returns the same.
         """
         try:
             answer = True, int(Result.SUCCESS), _info(self._handle.wait())
@@ -368,7 +372,61 @@ def _info(info: Reduced) -> ReduceInfo:
     return ReduceInfo(len(info.contributors), info.tx_bytes, info.rx_bytes)
 
 
+# A batch of ops
+
+
+class _OpInFlight(Protocol):
+    """A handle of the communicator."""
+
+    def wait(self) -> Reduced: ...
+
+
+@dataclass(frozen=True, slots=True)
+class BatchOutcome:
+    """What each op of a batch returned, in the order of the batch; None: it did not succeed. `error` is why."""
+
+    infos: list[Reduced | None]
+    error: RingfoldError | None
+
+
+def reduce_all(count: int, begin: Callable[[int], _OpInFlight], max_in_flight: int) -> BatchOutcome:
+    """Begin the ops 0 to count - 1, at most `max_in_flight` at once, and again after each abort, until all succeeded.
+
+    `begin` gets the index of an op. Nothing is in flight any more when this returns.
+
+    Survivors never deadlock: an op commits on all survivors or is aborted on all of them, so all agree on which ops
+    remain. Each keeps the first few of those in flight, in the order of the batch, and waits for the very first. That
+    op is in flight on every survivor, or will be as soon as the abort is noticed there. So it ends, and all move on. A
+    peer that had not called an op yet when it was aborted calls it, and meets the peers that call it again.
+
+    Only an abort is retried. Any other error (no peer left, a deadline, an eviction) ends the batch: first all ops in
+    flight are waited for, then the error is returned with the ops that had succeeded.
+    """
+    infos: list[Reduced | None] = [None] * count
+    in_flight: deque[tuple[int, _OpInFlight]] = deque()
+    begun = 0
+    try:
+        while begun < count or in_flight:
+            while begun < count and len(in_flight) < max_in_flight:
+                in_flight.append((begun, begin(begun)))
+                begun += 1
+            index, first = in_flight[0]
+            try:
+                infos[index] = first.wait()
+                in_flight.popleft()
+            except CollectiveAborted:
+                in_flight[0] = (index, begin(index))
+    except RingfoldError as error:
+        for index, op in in_flight:
+            try:
+                infos[index] = op.wait()
+            except RingfoldError:
+                infos[index] = None
+        return BatchOutcome(infos, error)
+    return BatchOutcome(infos, None)
+
+
 class _Newer(Protocol):
-    """The run-wide call about links, as much of it as is used here."""
+    """The part of the communicator that is used here."""
 
     def optimize_topology(self) -> object: ...

@@ -1,8 +1,8 @@
-"""What PCCL calls a result, and which of Ringfold's errors becomes which. The one place; the guide shows the table.
+"""PCCL's results, and the one mapping from Ringfold's errors to them. The guide shows it as a table.
 
-A PCCL program that fails reads the world size and calls again. That is the right move after an abort, and a busy loop
-when this peer is no longer in the run: so an eviction is a MASTER_CONNECTION_FAILED, like a master that is gone, and
-not a RANK_CONNECTION_LOST.
+After an error a PCCL program reads the world size and calls again. That is right after an abort, and a busy loop if
+this peer is no longer in the run. So an eviction is a MASTER_CONNECTION_FAILED, like a lost master, and not a
+RANK_CONNECTION_LOST.
 """
 
 from enum import IntEnum
@@ -44,9 +44,9 @@ class Result(IntEnum):
 
 
 class PCCLError(Exception):
-    """A call failed. `result` says how, `func_name` which, `text` why; `__cause__` is Ringfold's own error.
+    """A call failed: `func_name` with `result`, because of `text`. `__cause__` is Ringfold's own error.
 
-    `completed_tags` are the ops of a batch that had succeeded before it failed: the same ones on every survivor.
+    `completed_tags` are the ops of a batch that succeeded before it failed: the same ones on every survivor.
     """
 
     def __init__(self, result: Result, func_name: str, text: str = "", completed_tags: tuple[int, ...] = ()) -> None:
@@ -65,11 +65,11 @@ TOPOLOGY_CALLS = {
     "update_topology": Result.UPDATE_TOPOLOGY_FAILED,
     "optimize_topology": Result.TOPOLOGY_OPTIMIZATION_FAILED,
 }
-"""What an abort or a deadline is called in a topology call; elsewhere it is a RANK_CONNECTION_LOST."""
+"""The result of an abort or a deadline in a topology call; in other calls it is RANK_CONNECTION_LOST."""
 
 
 def result_of(error: RingfoldError, func_name: str) -> Result:
-    """PCCL's name for an error of Ringfold."""
+    """The PCCL result for an error of Ringfold."""
     match error:
         case ConfigError():
             return Result.INVALID_ARGUMENT

@@ -29,8 +29,8 @@ from ringfold.master.resuming import Resuming, asks_for_a_checkpoint, known_as
 from ringfold.master.run import Group, Peer, Run, Sync
 from ringfold.master.words import names
 from ringfold.state.ancestry import begin
+from ringfold.state.blocks import digest_bytes
 from ringfold.state.election import ElectedState, ElectionResult, FinishedSync, NoWinner, diverged, elect
-from ringfold.state.hashing import digest_bytes
 from ringfold.wire.events import CallRefused, PeerDiverged, StateRolledBack, SyncBegun, SyncEnded
 from ringfold.wire.lineage import MAX_ANCESTORS, MAX_CHECKPOINTS
 from ringfold.wire.messages import (

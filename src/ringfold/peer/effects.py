@@ -2,16 +2,11 @@
 
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
-
 from ringfold.errors import RingfoldError
 from ringfold.probe.rounds.events import FromRoundMaster
+from ringfold.state.blocks import BlockRef
 from ringfold.wire.events import Notice
 from ringfold.wire.messages import Divergence, Epoch, Lineage, Message, PeerId, Reason, Record, Verdict, World
-
-Block = tuple[npt.NDArray[np.uint8], int, int, int | None]
-"""A block where it lies: an array of bytes, offset, length, and its rf64 hash (None: the engine does not check it)."""
 
 # Commands of the engine
 
@@ -61,23 +56,6 @@ class MakeBulk:
     """The connection is an open visit now: it carries messages, blocks and filler."""
 
     conn: int
-
-
-@dataclass(frozen=True, slots=True)
-class SendBlocks:
-    """Send these blocks of shared state. Where one of them is not what it was, nothing is sent: `BlocksChanged`."""
-
-    conn: int
-    blocks: tuple[Block, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ExpectBlocks:
-    """The next blocks on this connection are these; `BlocksReceived` tells when the last one is in."""
-
-    conn: int
-    batch: int
-    blocks: tuple[Block, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +125,37 @@ class FailAll:
     """The session is over: every op fails, now and later."""
 
     reason: Reason
+
+
+# What is done to the arrays of the sync in progress. They are the caller's, and the shell's to read and write.
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectBlocks:
+    """The next blocks on this connection are these. `BlocksReceived` follows when the last one has arrived."""
+
+    conn: int
+    batch: int
+    blocks: tuple[BlockRef, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WriteBlocks:
+    """A batch has arrived: verify what the engine has not, and write it where it belongs, without the blocks at the
+    places `bad`. `BlocksWritten` follows.
+    """
+
+    conn: int
+    batch: int
+    bad: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SendBlocks:
+    """Read these blocks and send them. If one of them has another hash by now, none is sent: `BlocksChanged`."""
+
+    conn: int
+    blocks: tuple[BlockRef, ...]
 
 
 # What the shell does itself
@@ -246,8 +255,6 @@ EngineEffect = (
     | MakeControl
     | Promote
     | MakeBulk
-    | SendBlocks
-    | ExpectBlocks
     | Fill
     | CloseConn
     | SetRegistrations
@@ -259,4 +266,5 @@ EngineEffect = (
     | FailAll
 )
 ShellEffect = Dial | Joined | CallFinished | Ended | Tell | ProbeHeard | ProbeCut
-Effect = EngineEffect | ShellEffect
+BlockEffect = ExpectBlocks | WriteBlocks | SendBlocks
+Effect = EngineEffect | BlockEffect | ShellEffect

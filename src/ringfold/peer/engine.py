@@ -16,7 +16,6 @@ from ringfold.peer.codes import Final, OpStatus
 from ringfold.peer.effects import (
     CloseConn,
     EngineEffect,
-    ExpectBlocks,
     FailAll,
     Fill,
     Install,
@@ -27,14 +26,12 @@ from ringfold.peer.effects import (
     RestartCalls,
     Resume,
     SealEngine,
-    SendBlocks,
     SendMessage,
     SetRegistrations,
     Settle,
 )
 from ringfold.peer.events import (
     Accepted,
-    BlocksChanged,
     BlocksReceived,
     Closed,
     EngineSealed,
@@ -232,7 +229,7 @@ _reasons = msgspec.msgpack.Decoder(Reason)
 _STATES: tuple[OpState, ...] = ("unfinished", "done", "committed")
 
 
-def execute(engine: Commands, effect: EngineEffect) -> EngineSealed | BlocksChanged | None:
+def execute(engine: Commands, effect: EngineEffect) -> EngineSealed | None:
     """Give the engine the command of `effect`; return the event that answers it, where there is one."""
     match effect:
         case SendMessage(conn, message):
@@ -245,11 +242,6 @@ def execute(engine: Commands, effect: EngineEffect) -> EngineSealed | BlocksChan
             engine.promote(conn, outgoing, peer, lane, shared, path, paths, epoch)
         case MakeBulk(conn):
             engine.make_bulk(conn)
-        case SendBlocks(conn, blocks):
-            changed = engine.send_blocks(conn, list(blocks))
-            return BlocksChanged(conn, tuple(changed)) if changed else None
-        case ExpectBlocks(conn, batch, blocks):
-            engine.expect_blocks(conn, batch, list(blocks))
         case Fill(conn, on, sample_ns):
             engine.fill(conn, on)
             engine.sample(conn, sample_ns)

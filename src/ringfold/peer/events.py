@@ -6,7 +6,7 @@ Randomness comes in from outside: a `nonce` is fresh random bytes that the shell
 from dataclasses import dataclass
 
 from ringfold.probe.rounds.events import ToRoundMaster
-from ringfold.state.manifest import Snapshot
+from ringfold.state.manifest import StateManifest
 from ringfold.wire.messages import Epoch, Offer, PeerId, SealedOp, Sequence, Tag, VoteKind
 
 
@@ -113,7 +113,16 @@ class Silent:
 
 @dataclass(frozen=True, slots=True)
 class BlocksReceived:
-    """A batch of blocks is in memory. `bad` are those, by their place in the batch, that do not have their hash."""
+    """A batch of blocks is in host memory. `bad` are the places in the batch of those with another rf64 hash."""
+
+    conn: int
+    batch: int
+    bad: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksWritten:
+    """The answer to `WriteBlocks`: the batch is verified and in its arrays, without the blocks at the places `bad`."""
 
     conn: int
     batch: int
@@ -175,7 +184,7 @@ class CallVote:
     deadline_ns: int
     progress: tuple[tuple[Tag, int], ...] = ()
     offer: Offer | None = None
-    snapshot: Snapshot | None = None
+    manifest: StateManifest | None = None
     called_ns: int | None = None
     final: bool = True
     """Whether the program asked for this deadline: then it raises there, and evicts nobody."""
@@ -222,6 +231,7 @@ Event = (
     | OpCancelled
     | Silent
     | BlocksReceived
+    | BlocksWritten
     | BlocksChanged
     | Sampled
     | EngineSealed

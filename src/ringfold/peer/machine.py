@@ -60,6 +60,7 @@ from ringfold.peer.events import (
     Accepted,
     BlocksChanged,
     BlocksReceived,
+    BlocksWritten,
     CallBusy,
     CallGivenUp,
     CallJoin,
@@ -88,7 +89,7 @@ from ringfold.peer.side_channels import FIRST_KEY as FIRST_SESSION_KEY
 from ringfold.peer.side_channels import BulkSessions, SideChannels
 from ringfold.peer.sync.syncing import Syncing
 from ringfold.peer.votes import Calls, Facts, Memory
-from ringfold.state.manifest import Snapshot
+from ringfold.state.manifest import StateManifest
 from ringfold.wire import messages
 from ringfold.wire.events import (
     AdmissionDelayed,
@@ -172,9 +173,9 @@ class PeerMachine:
     def _me(self) -> str:
         return with_you(with_names(f"peer {self.peer}", {self.peer: self.identity.name}), self.peer)
 
-    def has_written(self, snapshot: Snapshot) -> bool:
-        """Whether a sync has begun to write blocks of another state into the memory of this one."""
-        return self._syncing.written_to is snapshot
+    def has_written(self, manifest: StateManifest) -> bool:
+        """Whether a sync has begun to write blocks of another state into the arrays of this one."""
+        return self._syncing.written_to is manifest
 
     def synced(self) -> None:
         """The program has seen a sync end well."""
@@ -206,6 +207,8 @@ class PeerMachine:
                 effects = self._op_report(event)
             case BlocksReceived():
                 effects = self._syncing.received(now_ns, event)
+            case BlocksWritten():
+                effects = self._syncing.written(now_ns, event)
             case BlocksChanged():
                 effects = self._syncing.changed(event)
             case Sampled():
@@ -434,9 +437,9 @@ class PeerMachine:
             # The program gave the call up, and the master hears of it. Who wants to visit need not wait here.
             return [*self._sessions.stop(("state", plan.sync), "it was given up"), *self._let_visitors_in(now_ns)]
         try:
-            if asked.snapshot is None:
+            if asked.manifest is None:
                 raise RemoteProtocolError(f"it plans a sync for call {plan.ballot}, which is none")
-            effects = self._syncing.begin(now_ns, self.peer, plan, asked.snapshot)
+            effects = self._syncing.begin(now_ns, self.peer, plan, asked.manifest)
             self._planned_by = self._fence
         except RemoteProtocolError as error:
             return self._lose_master(f"it does not keep to the protocol ({error})")

@@ -5,6 +5,14 @@ vote, leave) steps the machine from its own thread. One lock keeps steps apart; 
 run, never while somebody waits for the network. So no epoch is sealed or installed while it is held, and an op that is
 submitted under it belongs to the epoch that was looked at (`submit_in_epoch`).
 
+The bytes of a sync's blocks are read, verified and written by the thread without the lock (`_copy_blocks`), so that a
+copy to or from a GPU, or a blake3 hash, holds nobody up who only wants to look at the machine. This is safe because
+nobody else touches the arrays meanwhile: the program that owns them is blocked in the sync, and its call does not
+return, for whatever reason, while a copy runs (`_end_transfer`). All copies of a peer are made by this one thread, one
+after the other, before it takes the next event; so no source is lost or replaced during one. A program that writes to
+its arrays from another thread during a sync breaks the contract of `sync_shared_state`, with or without the lock; the
+hashes find that out.
+
 A peer that probes is a node, too, and its shell runs in the same thread under the same lock. Training does not depend
 on it: whatever it raises ends probing, and nothing else. The same goes for the advice of the host's agent.
 
@@ -16,6 +24,7 @@ import contextlib
 import logging
 import os
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import NamedTuple, NoReturn, Self, TypeVar
@@ -28,15 +37,18 @@ from ringfold.peer.effects import (
     Dial,
     Effect,
     Ended,
+    ExpectBlocks,
     FailAll,
     Install,
     Joined,
     Outcome,
     ProbeCut,
     ProbeHeard,
+    SendBlocks,
     SyncInterrupted,
     SyncSucceeded,
     Tell,
+    WriteBlocks,
 )
 from ringfold.peer.engine import Engine, event_of, execute
 from ringfold.peer.events import (
@@ -56,6 +68,7 @@ from ringfold.peer.machine import PeerMachine
 from ringfold.peer.outcome import again, error_of
 from ringfold.peer.path_shares import PathShares, flows_of
 from ringfold.peer.settings import Identity, PeerTimings
+from ringfold.peer.sync.transfer import BlockTransfer
 from ringfold.probe.logs.files import Log
 from ringfold.probe.nodes.prober import ProbeSocket
 from ringfold.probe.nodes.shell import NodeShell
@@ -64,7 +77,7 @@ from ringfold.probe.rounds.node import RoundNode
 from ringfold.runtime import threads
 from ringfold.runtime.clock import monotonic_ns, random_bytes, raw_ns
 from ringfold.runtime.log_limit import LogRateLimiter
-from ringfold.state.manifest import Snapshot
+from ringfold.state.snapshot import Snapshot
 from ringfold.wire.events import ConnectionDropped
 from ringfold.wire.messages import Epoch, GroupId, Offer, PeerId, Reason, Record, VoteKind
 from ringfold.wire.naming import with_names
@@ -139,6 +152,11 @@ class Session:
         self.final_tags: set[int] = set()
         """Tags whose op in flight has a timeout that its call asked for."""
         self._calling = ""  # the run-wide call that somebody waits in
+        self._transfer: BlockTransfer | None = None
+        """The arrays of the sync that somebody waits in."""
+        self._copies: deque[tuple[BlockTransfer, SendBlocks | WriteBlocks]] = deque()
+        """Block effects for the thread to carry out without the lock."""
+        self._is_copying = False
         self._thread = threads.start("ringfold-peer", self._serve)
         _sessions.add(self)
 
@@ -185,13 +203,15 @@ class Session:
             if self._calling:
                 raise UsageError(f"{operation}: another thread of this process waits in {self._calling}")
             self._calling = operation
+            self._transfer = None if snapshot is None else BlockTransfer(snapshot)
+            manifest = None if snapshot is None else snapshot.manifest
             self._last_ballot += 1
             ballot = self._last_ballot
             try:
                 called_ns = monotonic_ns()
                 deadline_ns = called_ns + int(timeout_s * S)
                 progress = tuple(self.engine.progress())
-                self._call(CallVote(ballot, kind, min_world, deadline_ns, progress, offer, snapshot, called_ns, final))
+                self._call(CallVote(ballot, kind, min_world, deadline_ns, progress, offer, manifest, called_ns, final))
                 while ballot not in self._outcomes and not self.is_over:
                     self._changed.wait(SIGNAL_S)
             except BaseException:
@@ -200,12 +220,20 @@ class Session:
                 raise
             finally:
                 self._calling = ""
+                self._end_transfer()
             outcome = self._outcomes.pop(ballot, None)
             if outcome is None:
                 self._raise_over(operation)
             if isinstance(outcome, Reason):
                 raise error_of(outcome, operation, self.machine.engine_epoch, self.machine.peer)
             return outcome
+
+    def _end_transfer(self) -> None:
+        """The program goes on, and may change its arrays: wait for the copy that runs, and begin no other."""
+        self._transfer = None
+        self._copies.clear()
+        while self._is_copying:
+            self._changed.wait()
 
     @contextlib.contextmanager
     def busy(self, up_to_s: float) -> Iterator[None]:
@@ -361,11 +389,37 @@ class Session:
                     self._probe(lambda shell: shell.tick())
                     self._advise(lambda advice: advice.tick(monotonic_ns()))
                     self._say_what_was_said()
+                self._copy_blocks()
         except Exception as error:
             _log.exception("the peer's thread failed; the session is over")
             self.error = RingfoldError(f"the peer's thread failed: {error!r}")
         finally:
             self._let_go()
+
+    def _copy_blocks(self) -> None:
+        """Carry out the block effects of the sync in progress, without the lock, and step the machine with the results.
+
+        What is queued for a sync that is over is dropped: its arrays are the program's again.
+        """
+        while self._copies:
+            with self._changed:
+                if not self._copies:
+                    return  # the call has ended
+                transfer, effect = self._copies.popleft()
+                self._is_copying = True
+            event: Event | None
+            try:
+                if isinstance(effect, WriteBlocks):
+                    event = transfer.write(effect)
+                else:
+                    event = transfer.send(self.engine, effect)
+            finally:
+                with self._changed:
+                    self._is_copying = False
+                    self._changed.notify_all()
+            with self._changed:
+                if event is not None and transfer is self._transfer:
+                    self._step(event)
 
     def _sleep_s(self) -> float:
         advice = self.path_shares
@@ -441,6 +495,13 @@ class Session:
                 if self._is_node:
                     self._is_node = False
                     self._probe(lambda shell: shell.step(MasterDisconnected("the master is gone")))
+            case ExpectBlocks():
+                # At once: the request for these blocks is the next effect, and they may arrive right after it.
+                assert self._transfer is not None
+                self._transfer.expect(self.engine, effect)
+            case SendBlocks() | WriteBlocks():
+                assert self._transfer is not None
+                self._copies.append((self._transfer, effect))
             case Install():
                 if self.machine.record is not None:
                     _log.debug("%s", EpochRuns.of(self.machine.record))

@@ -1,4 +1,4 @@
-"""Programs of one machine: Unix sockets, who is at their other end, and directories that nobody else can write to."""
+"""Programs of one host: Unix sockets and their credentials, private directories, and wake-ups by the kernel."""
 
 import contextlib
 import ctypes
@@ -16,7 +16,7 @@ from ringfold.errors import ConfigError
 from ringfold.runtime.process import close_on_fork, keep_on_fork
 
 BACKLOG = 1_024
-"""How many connections may wait to be taken. (asyncio asks for fewer if it is not told.)"""
+"""How many connections may wait to be accepted. (The default of asyncio is lower.)"""
 _CREDENTIALS = struct.Struct("3i")
 _IN_MODIFY = 0x2
 _IN_ATTRIB = 0x4
@@ -26,22 +26,22 @@ _INOTIFY_BUFFER_BYTES = 64 * (struct.calcsize("iIII") + 256)
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """The process at the other end of a Unix socket, as the kernel knows it."""
+    """The process at the other end of a Unix socket, as the kernel reports it."""
 
     pid: int
     uid: int
     gid: int
 
 
-def credentials(sock: Any) -> Credentials:  # noqa: ANN401 - a socket, or what asyncio shows of one
-    """Who connected; as of that moment (SO_PEERCRED)."""
+def credentials(sock: Any) -> Credentials:  # noqa: ANN401 - a socket, or asyncio's wrapper of one
+    """The credentials of the remote process when it connected (SO_PEERCRED)."""
     return Credentials(*_CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)))
 
 
 def own_directory(path: Path, mode: int) -> None:
-    """Make `path` a directory of this user with this mode; raises ConfigError if somebody else could interfere in it.
+    """Make `path` a directory of this user with this mode; raises ConfigError if another user could write to it.
 
-    One that is there must be a real directory and this user's own. Its mode is set.
+    An existing one must be a real directory and belong to this user. Its mode is set.
     """
     try:
         path.mkdir(mode=0o700, parents=True)
@@ -58,9 +58,9 @@ def own_directory(path: Path, mode: int) -> None:
 
 
 def distrust(path: Path) -> str:
-    """Why a file or directory of another program should not be trusted; empty if it may be.
+    """Why a file or directory of another program is not trusted; empty if it is.
 
-    It may be if it belongs to root or to this user, and nobody else can write to it.
+    It is trusted if it belongs to root or to this user, and no other user can write to it.
     """
     try:
         about = path.lstat()
@@ -76,7 +76,7 @@ def distrust(path: Path) -> str:
 
 
 def identity(path: Path) -> tuple[int, int, int] | None:
-    """Which file this name is now (device, inode and size); None: none."""
+    """Device, inode and size of the file of this name; None if there is none."""
     try:
         about = path.lstat()
     except OSError:
@@ -85,16 +85,16 @@ def identity(path: Path) -> tuple[int, int, int] | None:
 
 
 def touch(path: Path) -> None:
-    """Show those who tidy up old files that this one is in use. A file that is gone stays gone."""
+    """Set the times of a file, so that programs that remove old files keep it. A removed file is not created again."""
     with contextlib.suppress(OSError):
         os.utime(path, follow_symlinks=False)
 
 
 def listen_unix(path: Path, mode: int) -> socket.socket:
-    """Listen at `path`, and replace a socket that is there: the caller holds the lock that makes it the only one."""
+    """Listen at `path`, and replace an existing socket: the caller holds the lock that makes it the only listener."""
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISSOCK(path.lstat().st_mode):
-            raise ConfigError(f"{path} is in the way: it is not a socket")
+            raise ConfigError(f"{path} exists and is not a socket")
         path.unlink()
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -112,28 +112,28 @@ def listen_unix(path: Path, mode: int) -> socket.socket:
 
 
 class WakeEvent:
-    """Wakes a thread that waits in `LocalConnection.wait`. May be rung from anywhere, any number of times.
+    """Wakes a thread that waits in `LocalConnection.wait` (eventfd). Any thread may set it, any number of times.
 
-    A forked child that rings its copy wakes nobody.
+    The copy in a forked child has no effect.
     """
 
     def __init__(self) -> None:
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         close_on_fork(self.fd)
 
-    def ring(self) -> None:
+    def set(self) -> None:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_write(self.fd, 1)
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Whether it rang before the time was over."""
+        """Whether it was set before the timeout. Clears it."""
         poll = select.poll()
         poll.register(self.fd, select.POLLIN)
-        rang = bool(poll.poll(None if timeout_s is None else max(0, int(timeout_s * 1_000))))
-        self.hear()
-        return rang
+        is_set = bool(poll.poll(None if timeout_s is None else max(0, int(timeout_s * 1_000))))
+        self.clear()
+        return is_set
 
-    def hear(self) -> None:
+    def clear(self) -> None:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self.fd)
 
@@ -143,7 +143,7 @@ class WakeEvent:
 
 
 class LocalConnection:
-    """A stream to a program of this machine that never blocks but in `wait`. Raises OSError when it is broken."""
+    """A stream to a program of this host. Only `wait` blocks. Raises OSError when the connection is broken."""
 
     def __init__(self, path: Path) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -167,9 +167,10 @@ class LocalConnection:
         return credentials(self._socket)
 
     def send(self, chunk: bytes) -> None:
-        """Queue it, and send what goes at once; `wait` sends the rest.
+        """Queue bytes, and send what the kernel takes at once; `wait` sends the rest.
 
-        What comes too late for the other side is dropped: it may have said why it closed, and `wait` brings that first.
+        If the remote side has closed the connection, the bytes are dropped: its last message may be the reason, and
+        `wait` returns it first.
         """
         self._queued += chunk
         self._flush()
@@ -185,15 +186,15 @@ class LocalConnection:
                 return
             del self._queued[:sent]
 
-    def wait(self, timeout_s: float | None, bell: WakeEvent | None = None) -> bytes | None:
-        """What has come; empty at the end of the stream, None if the time is over or the bell rang first."""
+    def wait(self, timeout_s: float | None, wake: WakeEvent | None = None) -> bytes | None:
+        """Received bytes; empty at the end of the stream, None at the timeout or when `wake` was set first."""
         poll = select.poll()
         poll.register(self._socket, select.POLLIN | (select.POLLOUT if self._queued else 0))
-        if bell is not None:
-            poll.register(bell.fd, select.POLLIN)
+        if wake is not None:
+            poll.register(wake.fd, select.POLLIN)
         ready = dict(poll.poll(None if timeout_s is None else max(0, int(timeout_s * 1_000 + 0.999))))
-        if bell is not None and bell.fd in ready:
-            bell.hear()
+        if wake is not None and wake.fd in ready:
+            wake.clear()
         state = ready.get(self._socket.fileno(), 0)
         if state & select.POLLOUT:
             self._flush()
@@ -209,10 +210,10 @@ class LocalConnection:
 
 
 class FileWatch:
-    """Rings when a file is written to or its times are set; it hears everything from its making on."""
+    """Reports that a file was written to or its times were set (inotify), from its creation on."""
 
     def __init__(self, path: str) -> None:
-        """Raises OSError where the kernel has no such bell, or none to spare."""
+        """Raises OSError where the kernel has no inotify, or no watch left."""
         if sys.platform != "linux":
             raise OSError("inotify is Linux")
         libc = ctypes.CDLL(None, use_errno=True)
@@ -227,7 +228,7 @@ class FileWatch:
         self._poll.register(self._fd, select.POLLIN)
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether it rang. All rings so far count as one."""
+        """Whether the file changed before the timeout, or since the last call. Several changes count as one."""
         if not self._poll.poll(max(0.0, timeout_s) * 1_000):
             return False
         try:

@@ -1,4 +1,4 @@
-"""Is this checkpoint in my past? Lineages as pure questions.
+"""Which revisions are in the past of a lineage, and which it has abandoned. Pure.
 
 A lineage's past is its own revisions, and of each ancestor the revisions up to where it was left:
 

@@ -24,23 +24,13 @@ import numpy.typing as npt
 
 from ringfold.errors import UsageError
 from ringfold.state import hashing
-from ringfold.state.hashing import BLOCK_BYTES, Bytes
+from ringfold.state.blocks import BLOCK_BYTES
+from ringfold.state.hashing import Bytes
 from ringfold.wire.messages import HashKind
 
 _STAGE_BYTES = 16 * BLOCK_BYTES
 """How much of a device's memory is hashed at once where that has to happen on the CPU."""
 _DLPACK_CPU = 1
-
-
-def block_count(nbytes: int, block_bytes: int = BLOCK_BYTES) -> int:
-    """How many blocks hold so many bytes. The last one may be short, and nothing has no block."""
-    return -(-nbytes // block_bytes)
-
-
-def block_range(block: int, nbytes: int, block_bytes: int = BLOCK_BYTES) -> tuple[int, int]:
-    """Where a block begins and ends in an array of so many bytes."""
-    first = block * block_bytes
-    return first, min(first + block_bytes, nbytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +61,8 @@ class ArrayMemory:
         source = content if content.flags.writeable else content.copy()  # torch warns about read-only memory
         self.device[first:last].copy_(_torch().from_numpy(source))
 
-    def landing(self, first: int, last: int) -> Bytes:
-        """Host memory to receive these bytes in: the array itself where it lies there. `write` it when it is full."""
+    def receive_buffer(self, first: int, last: int) -> Bytes:
+        """Host memory to receive these bytes in: the array itself where it is there. `write` it when it is full."""
         if self.host is not None:
             return self.host[first:last]
         return np.empty(last - first, np.uint8)

@@ -47,10 +47,12 @@ from ringfold.errors import StateError, UsageError
 from ringfold.runtime.clock import random_bytes
 from ringfold.state import hashing
 from ringfold.state.ancestry import branch_of, is_abandoned_by_any, is_past
-from ringfold.state.array_memory import ArrayMemory, block_count, memory_of
-from ringfold.state.hashing import BLOCK_BYTES, Bytes
-from ringfold.state.manifest import Snapshot, digest_of
-from ringfold.state.shared import Loaded, SharedState, note_saved, set_lineage, set_torn
+from ringfold.state.array_memory import ArrayMemory, memory_of
+from ringfold.state.blocks import BLOCK_BYTES, block_count, digest_bytes
+from ringfold.state.hashing import Bytes
+from ringfold.state.manifest import LoadedCheckpoint, StateManifest, digest_of
+from ringfold.state.shared import SharedState, note_saved, set_lineage, set_torn
+from ringfold.state.snapshot import Snapshot
 from ringfold.wire.decoding import decode
 from ringfold.wire.lineage import MAX_CHECKPOINTS
 from ringfold.wire.messages import Branch, HashKind, KeyOffer, Lineage, Offer
@@ -120,15 +122,15 @@ class Checkpoints:
             raise StateError("the shared state is torn, so it is not saved: sync first, or load a checkpoint")
         note_saved(state)
         snapshot = Snapshot.take(state, private=True)
-        manifest = _laid_out(snapshot)
-        path = self.directory / _file_name(snapshot)
+        manifest = _laid_out(snapshot.manifest)
+        path = self.directory / _file_name(snapshot.manifest)
         with _told(f"the checkpoint {path} cannot be written"):
             _make_directory(self.directory)
             self._remove_leftovers()
             if not _is_there(path, manifest):
                 self._write(path, manifest, snapshot.memories)
             _sync_directory(self.directory)
-            self._prune(path, snapshot.lineage)
+            self._prune(path, manifest.lineage)
         return path
 
     def load_newest(self, state: SharedState) -> int | None:
@@ -286,18 +288,18 @@ def _create(new_name: Callable[[], Path]) -> tuple[Path, FileIO]:
         file.close()
 
 
-def _laid_out(snapshot: Snapshot) -> CheckpointManifest:
+def _laid_out(state: StateManifest) -> CheckpointManifest:
     """Where everything goes. The offsets are part of the manifest whose length they depend on, so they count from the
     begin of the arrays; `_begin_of` says where that is.
     """
     entries = []
     offset = 0
-    for key, memory, hashes in zip(snapshot.keys, snapshot.memories, snapshot.hashes, strict=True):
+    for key, nbytes, hashes in zip(state.keys, state.sizes, state.hashes, strict=True):
         entries.append(
-            CheckpointEntry(key.name, key.dtype, key.shape, key.may_differ, offset, memory.nbytes, key.root, hashes)
+            CheckpointEntry(key.name, key.dtype, key.shape, key.may_differ, offset, nbytes, key.root, hashes)
         )
-        offset = _aligned(offset + memory.nbytes)
-    return CheckpointManifest(snapshot.revision, snapshot.hash, entries, snapshot.lineage)
+        offset = _aligned(offset + nbytes)
+    return CheckpointManifest(state.revision, state.hash, entries, state.lineage)
 
 
 def _write_all(file: FileIO, manifest: CheckpointManifest, memories: list[ArrayMemory]) -> None:
@@ -369,7 +371,7 @@ def _load(path: Path, state: SharedState) -> int:
             _check_chunk(path, manifest, entry, first, chunk)
             memories[entry.name].write(first, chunk)
     state.revision = manifest.revision
-    set_lineage(state, manifest.lineage, Loaded(manifest.revision, _digest(manifest, state)))
+    set_lineage(state, manifest.lineage, LoadedCheckpoint(manifest.revision, _digest(manifest, state)))
     set_torn(state, False)
     note_saved(state)
     return manifest.revision
@@ -378,7 +380,7 @@ def _load(path: Path, state: SharedState) -> int:
 def _digest(manifest: CheckpointManifest, state: SharedState) -> bytes:
     """What `digest_of` an offer of exactly this content is."""
     if manifest.hash != state.hash:
-        return digest_of(Snapshot.take(state).offer("enforce-popular"))
+        return digest_of(Snapshot.take(state).manifest.offer("enforce-popular"))
     keys = [KeyOffer(each.name, each.dtype, each.shape, each.root, each.may_differ) for each in manifest.keys]
     return digest_of(Offer(manifest.revision, "enforce-popular", manifest.hash, keys))
 
@@ -414,7 +416,7 @@ def _check_fit(path: Path, manifest: CheckpointManifest, memories: dict[str, Arr
         here = f"{memories[name].dtype} {list(memories[name].shape)}"
         if here != there:
             raise UsageError(f"{name!r} is {there} in {path}, but {here} in the shared state")
-        count = block_count(entry.nbytes) * hashing.digest_bytes(manifest.hash)
+        count = block_count(entry.nbytes) * digest_bytes(manifest.hash)
         if entry.nbytes != memories[name].nbytes or len(entry.hashes) != count or entry.offset < 0:
             raise _Damaged(f"the manifest of {path} makes no sense: {name!r}")
 
@@ -444,7 +446,7 @@ def _check_chunk(path: Path, manifest: CheckpointManifest, entry: CheckpointEntr
 
 def _has_hashes(chunk: Bytes, entry: CheckpointEntry, first: int, kind: HashKind) -> bool:
     """Whether a stretch of whole blocks of an array is what the manifest says."""
-    size = hashing.digest_bytes(kind)
+    size = digest_bytes(kind)
     place = first // BLOCK_BYTES * size
     found = hashing.block_hashes(chunk, kind)
     return found == entry.hashes[place : place + len(found)]
@@ -453,12 +455,12 @@ def _has_hashes(chunk: Bytes, entry: CheckpointEntry, first: int, kind: HashKind
 # Leaves
 
 
-def _file_name(snapshot: Snapshot) -> str:
+def _file_name(state: StateManifest) -> str:
     """The digest covers what may differ, too: two peers whose content differs there do not have the same file."""
-    own = blake2b(digest_of(snapshot.offer("enforce-popular")), digest_size=8)
-    for key in snapshot.keys:
+    own = blake2b(digest_of(state.offer("enforce-popular")), digest_size=8)
+    for key in state.keys:
         own.update(key.root)
-    return f"state-{snapshot.revision:012}-{own.hexdigest()}.ringfold"
+    return f"state-{state.revision:012}-{own.hexdigest()}.ringfold"
 
 
 def _revision_of(path: Path) -> int:

@@ -37,7 +37,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from ringfold.state.ancestry import branch_of, is_abandoned, is_abandoned_by_any, is_past
-from ringfold.state.hashing import digest_bytes
+from ringfold.state.blocks import digest_bytes
 from ringfold.state.manifest import digest_of, have_one_structure
 from ringfold.wire.messages import Branch, KeyOffer, Lineage, Offer, PeerId, Reason
 

@@ -24,15 +24,21 @@ has, and that no fellow with a holder may still get, will never come: then, and 
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
-from ringfold.state.array_memory import block_count, block_range
+from ringfold.state.blocks import (
+    BLOCK_BYTES,
+    BlockRange,
+    BlockRef,
+    block_count,
+    block_range,
+    block_ref,
+    digest_bytes,
+    root_hash,
+)
 from ringfold.state.fetch_effects import (
     AnnounceBlocks,
-    BlockRange,
     CorruptBlock,
     DropSource,
     FetchComplete,
@@ -42,7 +48,6 @@ from ringfold.state.fetch_effects import (
     RequestHashes,
     WantedKey,
 )
-from ringfold.state.hashing import BLOCK_BYTES, digest_bytes, root_hash
 from ringfold.state.pool import BlockPool
 from ringfold.wire.messages import HashKind, PeerId
 
@@ -144,6 +149,12 @@ class Fetch:
     def hashes_of(self, key: int) -> bytes | None:
         """The verified hash list of a key that is fetched, when it is known."""
         return self._by_number[key].hashes
+
+    def block_ref(self, key: int, block: int) -> BlockRef:
+        """A block of a fetched key whose hash list is known: where it belongs, and its digest."""
+        found = self._by_number[key]
+        assert found.hashes is not None, "a block is requested only when its hash is known"
+        return block_ref(key, block, found.wanted.nbytes, found.hashes, self._kind, self._block_bytes)
 
     def fetches(self, key: int) -> bool:
         """Whether this key is one that is fetched."""
@@ -344,15 +355,10 @@ class Fetch:
         key.hashes = hashes
         self._unlisted -= 1
         self._look_again = True
-        if key.count == 1:
-            equal = hashes == key.wanted.own
-            differs, same = ([], [key.base]) if equal else ([key.base], [])
-        else:
-            shape = (key.count, self._digest)
-            here = np.frombuffer(key.wanted.own, np.uint8).reshape(shape)
-            unequal = (np.frombuffer(hashes, np.uint8).reshape(shape) != here).any(axis=1)
-            differs = (np.flatnonzero(unequal) + key.base).tolist()
-            same = (np.flatnonzero(~unequal) + key.base).tolist()
+        pairs = zip(_split(hashes, self._digest), _split(key.wanted.own, self._digest), strict=True)
+        equal = [theirs == own for theirs, own in pairs]
+        differs = [block for block, is_equal in enumerate(equal, key.base) if not is_equal]
+        same = [block for block, is_equal in enumerate(equal, key.base) if is_equal]
         for block in same:
             self._here[block] = 1
         self._missing += len(differs)
@@ -437,6 +443,10 @@ class Fetch:
         for source in self._sources.values():
             assert source.live or not (source.batches or source.asked)
             assert source.outstanding <= max(self._window, self._block_bytes)
+
+
+def _split(hashes: bytes, size: int) -> Iterator[bytes]:
+    return (hashes[at : at + size] for at in range(0, len(hashes), size))
 
 
 def _rotated(sources: list[_Source], turn: int) -> list[_Source]:

@@ -1,11 +1,9 @@
-"""What a receiver of a sync lacks, and what its fetch wants done: `fetch.py` decides, `peer/sync/` does it."""
+"""What a receiver lacks, and the effects of its fetch: `fetch.py` decides, `peer/sync/` carries them out. Pure."""
 
 from dataclasses import dataclass
 
+from ringfold.state.blocks import BlockRange
 from ringfold.wire.messages import PeerId
-
-BlockRange = tuple[int, int, int]
-"""Blocks, as (key, first, count)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,66 +1,56 @@
-"""What a peer has at one moment: the memory of each array, the hashes of its blocks, and the offer made of them.
+"""What a peer has at one moment, without the bytes: names, sizes and hashes of its arrays, and the offer made of them.
 
-A snapshot copies nothing: it holds for as long as nobody changes the arrays, which is until the sync has ended. Making
-one reads the whole state once, at the speed of memory. The content of an array that may differ is not read at all.
+Pure. The bytes that a manifest describes are in the `Snapshot` that it belongs to (`snapshot.py`), which only the shell
+holds.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
-from ringfold.state import hashing
-from ringfold.state.array_memory import ArrayMemory, memory_of
-from ringfold.state.hashing import BLOCK_BYTES
-from ringfold.state.shared import Loaded, SharedState
+from ringfold.state.blocks import BLOCK_BYTES
 from ringfold.wire.messages import Branch, HashKind, KeyOffer, Lineage, Offer, SyncStrategy
 
 _encoder = msgspec.msgpack.Encoder()
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """The state as it was taken, keys in the order of the manifest. A key's number is its place in these lists."""
+class LoadedCheckpoint(NamedTuple):
+    """A checkpoint that was loaded: its revision, and the digest of its content."""
+
+    revision: int
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StateManifest:
+    """The arrays of a state in the order of their names. An array's key is its index in these lists.
+
+    Two manifests are the same only if they are one object: each sync call makes its own.
+    """
 
     revision: int
     hash: HashKind
     torn: bool
-    memories: list[ArrayMemory]
-    hashes: list[bytes]
-    """Per key the hashes of its blocks, one after the other; empty for one that may differ."""
     keys: list[KeyOffer]
+    sizes: list[int]
+    """Per key the bytes of the array."""
+    hashes: list[bytes]
+    """Per key the hashes of its blocks, one after the other; empty for an array that may differ."""
     block_bytes: int = BLOCK_BYTES
     lineage: Lineage | None = None
-    loaded: Loaded | None = None
+    loaded: LoadedCheckpoint | None = None
     """The checkpoint that was loaded last."""
     is_saved: bool = False
-    """Whether the program keeps checkpoints of it."""
-
-    @classmethod
-    def take(cls, state: SharedState, threads: int = 0, *, private: bool = False) -> "Snapshot":
-        """Hash everything with so many threads (0: one per core). `private`: also the content that may differ."""
-        kind, block_bytes = state.hash, state._block_bytes
-        memories, hashes, keys = [], [], []
-        for name, array in state.arrays.items():
-            memory = memory_of(array, name)
-            differs = state.may_differ(name)
-            if differs and not private:
-                blocks, root = b"", b""
-            else:
-                blocks = memory.block_hashes(kind, 1 if memory.nbytes <= BLOCK_BYTES else threads, block_bytes)
-                root = hashing.root_hash(blocks, memory.nbytes, kind)
-            memories.append(memory)
-            hashes.append(blocks)
-            keys.append(KeyOffer(name, memory.dtype, list(memory.shape), root, differs))
-        history = state._lineage, state._loaded, state._is_saved
-        return cls(state.revision, kind, state.torn, memories, hashes, keys, block_bytes, *history)
+    """Whether the program saves checkpoints of the state."""
 
     @property
     def nbytes(self) -> int:
-        """How large the state is, all arrays together."""
-        return sum(memory.nbytes for memory in self.memories)
+        """The size of the state, all arrays together."""
+        return sum(self.sizes)
 
     def offer(
         self,
@@ -70,7 +60,7 @@ class Snapshot:
         rollback: bool = False,
         checkpoints: Sequence[Branch] = (),
     ) -> Offer:
-        """What this peer says to the master at the beginning of a sync."""
+        """What this peer sends to the master at the beginning of a sync."""
         offer = Offer(
             self.revision,
             strategy,
@@ -89,7 +79,7 @@ class Snapshot:
 
 
 def have_one_structure(one: Offer, other: Offer) -> bool:
-    """Whether two peers have in common what they must before their content can be compared."""
+    """Whether two peers have the same names, dtypes, shapes and hash, so that their content can be compared."""
     return (
         one.hash == other.hash
         and len(one.keys) == len(other.keys)
@@ -104,7 +94,7 @@ def have_one_structure(one: Offer, other: Offer) -> bool:
 
 
 def digest_of(offer: Offer) -> bytes:
-    """16 bytes that are equal where two offers have the same structure and the same content that counts."""
+    """16 bytes that are equal for two offers with the same structure and the same content that counts."""
     keys = offer.keys
     if any(key.may_differ and key.root for key in keys):
         keys = [replace(key, root=b"") if key.may_differ else key for key in keys]

@@ -1,4 +1,4 @@
-"""Which block a receiver asks for next, and of whom. A leaf of `fetch.py`, and as pure.
+"""Which block a receiver requests next, and from which source. Pure: a leaf of `fetch.py`.
 
 All blocks that may be fetched are numbered through, key after key. A block is *free* while it is wanted and asked of
 nobody. Receivers of one sync begin at different places of the numbering (`start`) and go around: so each takes another

@@ -7,21 +7,16 @@ checkpoint that is loaded completely, takes the mark away.
 
 import operator
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple, SupportsIndex, get_args
+from typing import SupportsIndex, get_args
 
 from ringfold.errors import UsageError
 from ringfold.state import hashing
 from ringfold.state.array_memory import memory_of
+from ringfold.state.blocks import BLOCK_BYTES
+from ringfold.state.manifest import LoadedCheckpoint
 from ringfold.wire.messages import HashKind, Lineage
 
 MAX_KEYS = 100_000
-
-
-class Loaded(NamedTuple):
-    """A checkpoint that was loaded: its revision, and the digest of its content."""
-
-    revision: int
-    digest: bytes
 
 
 class MayDiffer:
@@ -53,7 +48,7 @@ class SharedState:
     lie (it needs the extra `blake3`). All peers must use the same one.
     """
 
-    _block_bytes = hashing.BLOCK_BYTES
+    _block_bytes = BLOCK_BYTES
     """What is hashed and transferred as one. Only simulated states, which are small, have another size."""
 
     def __init__(
@@ -100,7 +95,7 @@ class SharedState:
         self._hash: HashKind = hash
         self._torn = False
         self._lineage: Lineage | None = None
-        self._loaded: Loaded | None = None
+        self._loaded: LoadedCheckpoint | None = None
         self._is_saved = False
         self.revision = revision
 
@@ -169,6 +164,6 @@ def lineage_of(state: SharedState) -> Lineage | None:
     return state._lineage
 
 
-def set_lineage(state: SharedState, lineage: Lineage | None, loaded: Loaded | None = None) -> None:
+def set_lineage(state: SharedState, lineage: Lineage | None, loaded: LoadedCheckpoint | None = None) -> None:
     """The state is part of this history from now on. `loaded` says which checkpoint it is, for as long as it is."""
     state._lineage, state._loaded = lineage, loaded

@@ -30,7 +30,7 @@ from ringfold.peer.outcome import again
 from ringfold.peer.session import Session
 from ringfold.runtime import threads
 from ringfold.runtime.sigterm import Sigterm
-from ringfold.state.manifest import Snapshot
+from ringfold.state.snapshot import Snapshot
 from ringfold.testing.program import (
     ArePending,
     Collective,

@@ -1,7 +1,7 @@
 """The promises, checked against everything that programs saw.
 
 An op is known by (group, epoch, tag, index): the index-th call on that tag that ended in that epoch at a peer. A peer
-*survives* an epoch when it was told the verdicts about it, or left cleanly, or is there at the end: what the others
+*survives* an epoch when it received the verdicts about it, or left cleanly, or is there at the end: what the others
 decide about the last epoch of a peer that was killed or evicted does not concern it any more.
 
 Checked at once, so that the trace ends where it went wrong:
@@ -37,7 +37,7 @@ class _Peer:
     """By tag, in the order they were made."""
     installed: int = 0
     settled: int = 0
-    """The newest epoch whose verdicts it was told."""
+    """The newest epoch whose verdicts it received."""
     returned: OpKey | None = None
     asked: int = 0
     """How often it asked who is pending since an op returned."""
@@ -55,13 +55,13 @@ class History:
         self.answers: dict[tuple[OpKey, int], dict[int, bool]] = {}
         self.aborted = 0
 
-    # What nodes tell
+    # What nodes report
 
     def joined(self, peer: int, group: int) -> None:
         self.peers[peer] = _Peer(group)
 
     def settled(self, peer: int, epoch: int) -> None:
-        """A peer was told the verdicts about an epoch: it survived it."""
+        """A peer received the verdicts of an epoch: it survived it."""
         known = self.peers[peer]
         known.settled = max(known.settled, epoch)
 
@@ -73,7 +73,7 @@ class History:
         known.installed, group = epoch, known.group
         agreed = self.rings.setdefault((group, epoch), ring)
         if agreed != ring:
-            raise Violation(f"group {group}, epoch {epoch}: peer {peer} was told the ring {ring}, others {agreed}")
+            raise Violation(f"group {group}, epoch {epoch}: peer {peer} received the ring {ring}, others {agreed}")
 
     def called(self, peer: int, request: Collective) -> Call:
         group = self.peers[peer].group
@@ -107,7 +107,7 @@ class History:
             raise Violation(f"{_name(call)} ended with {error} and did not restore the buffer")
 
     def answered(self, peer: int, pending: bool) -> None:
-        """A peer was told whether somebody is pending."""
+        """A peer received whether newcomers are pending."""
         known = self.peers[peer]
         if known.returned is not None:
             self.answers.setdefault((known.returned, known.asked), {})[peer] = pending
@@ -158,7 +158,7 @@ class History:
         group, epoch, _, index = key
         ring = self.rings.get((group, epoch))
         if ring is None:
-            raise Violation(f"{_name(call)} succeeded in epoch {epoch}, which nobody was told of")
+            raise Violation(f"{_name(call)} succeeded in epoch {epoch}, which no peer received")
         # The root of a broadcast needs nobody: if it alone survives, the op is committed whoever had called it.
         sources = [ring[call.request.root]] if call.request.kind is Kind.BROADCAST else ring
         theirs = {member: self._made(member, epoch, index, call) for member in sources}

@@ -4,11 +4,13 @@
 memory, a bad network card, or malice; only the hashes show it.
 """
 
+from collections.abc import Sequence
 from random import Random
 
 import numpy as np
 
-from ringfold.peer.effects import Block, EngineEffect, SendBlocks, SendMessage
+from ringfold.peer.effects import EngineEffect, SendMessage
+from ringfold.peer.engine import RawBlock
 from ringfold.testing.network import End, Network
 from ringfold.testing.scheduler import MS
 from ringfold.wire.visiting import Hashes
@@ -55,12 +57,8 @@ BAD_HASH_LISTS = 0.2
 
 
 def garbled(rng: Random, effect: EngineEffect) -> EngineEffect:
-    """The effect with some of its payload changed on the way, where it has any."""
+    """The effect with some of its payload changed, where it has any."""
     match effect:
-        case SendBlocks(conn, blocks):
-            return SendBlocks(
-                conn, tuple(_wrong(rng, block) if rng.random() < BAD_BLOCKS else block for block in blocks)
-            )
         case SendMessage(conn, Hashes(lists=lists)) if rng.random() < BAD_HASH_LISTS:
             key, hashes = lists[-1]
             return SendMessage(conn, Hashes([*lists[:-1], (key, bytes(len(hashes)))]))
@@ -68,7 +66,12 @@ def garbled(rng: Random, effect: EngineEffect) -> EngineEffect:
             return effect
 
 
-def _wrong(rng: Random, block: Block) -> Block:
+def garbled_blocks(rng: Random, blocks: Sequence[RawBlock]) -> list[RawBlock]:
+    """The blocks with some of them changed."""
+    return [_wrong(rng, block) if rng.random() < BAD_BLOCKS else block for block in blocks]
+
+
+def _wrong(rng: Random, block: RawBlock) -> RawBlock:
     memory, offset, length, _ = block
     copy = np.array(memory[offset : offset + length])
     copy[rng.randrange(length)] ^= 1 << rng.randrange(8)

@@ -74,7 +74,7 @@ class Trouble:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Story:
-    """One schedule: everything that is not drawn on the way."""
+    """One schedule: everything that is not drawn while it runs."""
 
     seed: int
     rules: Rules
@@ -392,7 +392,7 @@ class Simulated:
                 try:
                     yield from agreeing.leave(self.now_ns(life), 5)
                 except (DeadlineExceeded, StoreUnreachable) as error:
-                    self.note(life, f"leaves without a word: {error}")
+                    self.note(life, f"leaves without a message: {error}")
                 self._end(life, "leaves")
                 self._restart_later(life)
                 return
@@ -614,12 +614,12 @@ class Checks:
                 raise Broken(f"{life} lost iteration {number}, in which the others waited for it")
 
     def superseded(self, life: "Life") -> None:
-        """A life says that somebody else has taken its seat."""
+        """A life reports that another one has taken its seat."""
         if not any(one.rank == life.rank and one is not life for one in self._lives):
             raise Broken(f"{life} believes that it was superseded, and there is nobody else")
 
     def refused(self, life: "Life", history: int) -> None:
-        """A life says that the store went back."""
+        """A life reports that the store went back."""
         if life.history == history:
             raise Broken(f"{life} believes that the store went back, and it did not")
 

@@ -5,14 +5,14 @@ connection ends. What the network may do to it:
 
 - every direction of a pair of hosts has its own latency, jitter, rate and window, drawn from the seed. Jitter never
   reorders inside a connection; between connections (two lanes of a link) everything may overtake everything;
-- a sender may have at most a window of bytes on the way that the receiver has not read yet. A full window means that
+- a sender may have at most a window of bytes in flight that the receiver has not read yet. A full window means that
   the sender is simply not asked for more, until there is room again (`Process.writable`);
 - a blocked direction holds bytes back, and connection requests too; they go on when it heals. A partition that lasts
   may reset the connections that cross it;
 - a host may have several addresses, one per path; from an address of one host to one of another, conditions are their
   own, and a path may be cut or slow while the others are not. What happens to a pair of hosts happens to all its paths;
-- a killed process's connections end at the other side, after what is still on the way or a part of it. A host that
-  lost its power says nothing at all;
+- a killed process's connections end at the other side, after what is still in flight or a part of it. A host that
+  lost its power sends nothing at all;
 - a frozen process reads nothing and runs nothing, while the others' bytes queue up and time goes on.
 """
 
@@ -132,7 +132,7 @@ class End:
         self.paused = False
         """The process does not want to read now; see `Network.read_on`."""
         self.starved = False
-        """The process had more to send than fitted; it is told when there is room."""
+        """The process had more to send than fitted; `writable` is called when there is room."""
         self.outbound: _Pipe
         self.inbound: _Pipe
         self.other: End
@@ -147,7 +147,7 @@ class End:
 
 
 class _Pipe:
-    """The bytes of one direction of one connection that are on the way."""
+    """The bytes of one direction of one connection that are in flight."""
 
     __slots__ = ("busy_until", "in_flight", "last_arrival", "link", "queue", "scheduled", "source", "stalled", "target")
 
@@ -186,7 +186,7 @@ class Network:
         return host
 
     def dial(self, host: Host, target: str, port: int, timeout_ns: int, source: str = "") -> End:
-        """Connect to a port of `target`. The process hears `opened`, or `lost` when nobody answers in time."""
+        """Connect to a port of `target`. The process gets `opened`, or `lost` if there is no answer in time."""
         remote = self.hosts.get(host_of(target))
         near_address = source or host.name
         there, back = self.link(near_address, target), self.link(target, near_address)
@@ -202,7 +202,7 @@ class Network:
         return near
 
     def send(self, end: End, chunk: bytes) -> None:
-        """Put bytes on the way. The caller keeps to `end.room`."""
+        """Put bytes in flight. The caller keeps to `end.room`."""
         if not chunk or end.closed:
             return
         pipe, link, scheduler = end.outbound, end.outbound.link, self.scheduler
@@ -294,7 +294,7 @@ class Network:
             self._push(pipe, self.scheduler.now + self._delay(pipe.link), _What.END, RESET.encode())
 
     def power_off(self, host: Host) -> None:
-        """The host is gone without a word: nothing arrives from it any more, and nothing gets through to it."""
+        """The host is gone and closes no connection: nothing arrives from it any more, or gets through to it."""
         host.alive, host.dark = False, True
         for end in list(host.ends.values()):
             self._release(end)
@@ -416,7 +416,7 @@ class Network:
             self._push(end.inbound, self.scheduler.now, _What.END, reason.encode())
             return
         self._release(end)
-        # The other side hears of it, unless it knows already: a half-open connection does not stay.
+        # The other side is notified, unless it knows already: a half-open connection does not stay.
         other = end.other
         if not other.closed and (other.established or end.outbound.queue):
             self._push(end.outbound, self.scheduler.now + self._delay(end.outbound.link), _What.END, RESET.encode())
@@ -427,7 +427,7 @@ class Network:
         end.host.ends.pop(end.id, None)
 
     def _truncate(self, pipe: _Pipe) -> None:
-        """Lose a random tail of what is on the way."""
+        """Lose a random tail of what is in flight."""
         keep = self.scheduler.rng.randint(0, len(pipe.queue))
         while len(pipe.queue) > keep:
             _, what, payload = pipe.queue.pop()

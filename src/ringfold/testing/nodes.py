@@ -231,7 +231,7 @@ class SimMaster:
         version = self._store.write(run, self._versions.get(run, 0), raw)
         if version is not None:
             for effect in self._outbox(run).covered():
-                self._watch(run, effect)  # it is decided now, whether or not anybody is ever told
+                self._watch(run, effect)  # it is decided now, whether or not it is ever sent
                 self._watched.setdefault(run, []).append(effect)
         self.sim.scheduler.after(self.sim.rng.randint(*self.sim.setup.write_us) * 1_000, self._learn, run, version)
 
@@ -269,7 +269,7 @@ class SimMaster:
         return self._store.fence == self.fence or self.sim.rng.random() < 0.5
 
     def _lost_lease(self) -> None:
-        """It slept through its lease: somebody else leads, or it begins anew."""
+        """It slept through its lease: somebody else leads, or it starts again."""
         self.die("has lost its lease")
         lead_later(self.sim, self.sim.rng.uniform(1, 50))
 
@@ -338,7 +338,7 @@ class SimMaster:
                 assert_never(effect)
 
     def _check_apart(self, run: str, conn: int, message: Message) -> None:
-        """What a run says reaches its own peers only, and names no others."""
+        """What a run sends reaches its own peers only, and names no others."""
         known = self.sim.by_name.get(self._names.get(conn, ""))
         if not run or known is None:
             return
@@ -350,7 +350,7 @@ class SimMaster:
                 raise Violation(f"{peer.name} is of run {peer.run}, and run {run} has a {what} with or for it")
 
     def _watch(self, run: str, effect: Effect) -> None:
-        """Let the checkers know what the master says about members and syncs, as soon as it is decided."""
+        """Pass what the master decides about members and syncs to the checkers at once."""
         syncs = self.sim.book(run or DEFAULT_RUN).syncs
         match effect:
             case Send(conn, SyncPlan() as plan):

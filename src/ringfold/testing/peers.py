@@ -22,28 +22,43 @@ from ringfold.peer.effects import (
     Effect,
     Ended,
     EngineEffect,
+    ExpectBlocks,
     Install,
     Joined,
     Outcome,
     ProbeCut,
     ProbeHeard,
+    SendBlocks,
     SetRegistrations,
     Settle,
     SyncInterrupted,
     SyncSucceeded,
     Tell,
+    WriteBlocks,
 )
 from ringfold.peer.engine import OpResult, event_of, execute
-from ringfold.peer.events import CallBusy, CallJoin, CallLeave, CallVote, Closed, Dialled, Event, OpTimedOut, Tick
+from ringfold.peer.events import (
+    BlocksChanged,
+    CallBusy,
+    CallJoin,
+    CallLeave,
+    CallVote,
+    Closed,
+    Dialled,
+    Event,
+    OpTimedOut,
+    Tick,
+)
 from ringfold.peer.machine import PeerMachine
 from ringfold.peer.outcome import again, error_of, error_of_op
 from ringfold.peer.settings import Identity
-from ringfold.state.manifest import Snapshot
+from ringfold.peer.sync.transfer import BlockTransfer
 from ringfold.state.shared import SharedState
+from ringfold.state.snapshot import Snapshot
 from ringfold.testing.blocking import SimRun
 from ringfold.testing.checks import Violation
 from ringfold.testing.core import new_core
-from ringfold.testing.hostile import garbled
+from ringfold.testing.hostile import garbled, garbled_blocks
 from ringfold.testing.network import End, on_path
 from ringfold.testing.nodes import MASTER_PORT
 from ringfold.testing.program import AGREE_TAG, USUAL_TIMEOUT_MS, Collective, ProgramOf, Reduced
@@ -99,6 +114,8 @@ class SimPeer:
         self._ballot = 0
         self._syncing: int | None = None
         """The ballot of the sync that the program waits in."""
+        self._transfer: BlockTransfer | None = None
+        """The arrays of the sync that the program called last."""
         self._calls = 0
         self._usual_tags: set[int] = set()
         """Tags whose op in flight has no timeout of its own."""
@@ -254,7 +271,7 @@ class SimPeer:
         self._when_called.setdefault(number, []).append(action)
 
     def advised(self, shares: Sequence[int], flags: int) -> None:
-        """Somebody knows better how to use the paths to its neighbours."""
+        """The agent advises how to split links over paths."""
         for neighbour in self.members:
             self.core.set_path_shares(neighbour, shares, flags)
         self.later(0, self._turn)
@@ -264,7 +281,7 @@ class SimPeer:
         self.sim.touched.add(self.name)
 
     def busy_for(self, ms: float) -> None:
-        """The program says that it is busy, or no longer."""
+        """The program reports that it is busy, or no longer."""
         until = self.sim.scheduler.now + int(ms * MS) if ms else 0
         self.later(0, lambda: self._react(CallBusy(until)))
 
@@ -344,9 +361,11 @@ class SimPeer:
         if offer is not None and snapshot is not None:
             self._count_call()
             self._syncing = ballot
+            self._transfer = BlockTransfer(snapshot)
             self.book.syncs.offered(self.peer, self.group, ballot, offer, snapshot)
         progress = tuple(self.core.progress())
-        call = CallVote(ballot, kind, min_world, deadline, progress, offer, snapshot, final=final)
+        manifest = None if snapshot is None else snapshot.manifest
+        call = CallVote(ballot, kind, min_world, deadline, progress, offer, manifest, final=final)
         self.later(0, lambda: self._react(call))
         return ballot
 
@@ -407,7 +426,7 @@ class SimPeer:
             self.later(TICK_NS, self._tick)
 
     def _react(self, event: Event) -> None:
-        """Tell the machine, and let everything come to rest."""
+        """Pass an event to the machine, and run until nothing is left to do."""
         self.core.set_now(self.sim.scheduler.now)
         self._step(event)
         self._turn()
@@ -507,14 +526,35 @@ class SimPeer:
                 self.sim.note(self.name, str(notice))
             case ProbeHeard() | ProbeCut():
                 raise AssertionError("rounds are simulated by themselves: these peers do not probe")
+            case ExpectBlocks():
+                self._blocks.expect(self._sockets, effect)
+            case WriteBlocks():
+                self._step(self._blocks.write(effect))
+            case SendBlocks():
+                self._send_blocks(effect)
             case _:
                 self._watch(effect)
                 answer = execute(self._sockets, garbled(self.sim.rng, effect) if self.lies else effect)
                 if answer is not None:
                     self._step(answer)
 
+    @property
+    def _blocks(self) -> BlockTransfer:
+        assert self._transfer is not None
+        return self._transfer
+
+    def _send_blocks(self, effect: SendBlocks) -> None:
+        """As `BlockTransfer.send`, with wrong bytes where this peer lies."""
+        blocks = self._blocks.read(effect)
+        changed = self._blocks.changed(effect, blocks)
+        if not changed:
+            sent = garbled_blocks(self.sim.rng, blocks) if self.lies else blocks
+            changed = self._sockets.send_blocks(effect.conn, sent)
+        if changed:
+            self._step(BlocksChanged(effect.conn, tuple(changed)))
+
     def _watch(self, effect: EngineEffect) -> None:
-        """Let the checkers know what this peer was told about epochs."""
+        """Pass what this peer received about epochs to the checkers."""
         match effect:
             case SetRegistrations(count):
                 self.heard_registrations = count

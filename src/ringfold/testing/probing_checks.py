@@ -2,8 +2,8 @@
 
 Checked at once, so that the trace ends where it went wrong:
 - the newest round that a node knows of never goes back, neither its id nor its sequence; published ids only grow;
-- a node's windows are numbered upwards, and none is opened while it is told to halt;
-- what a summary combines is what it says: windows that this very round has ended, or (in `time`) windows that are not
+- a node's windows are numbered upwards, and none is opened while it is halted;
+- a summary combines what it names: windows that this very round has ended, or (in `time`) windows that are not
   older than two of them; and a node that brought nothing new is named;
 - every participant that is missing is named, and nobody else; listeners are not waited for;
 - the master waits no longer than its deadline, nor does a node, nor does somebody who gave a command.
@@ -44,7 +44,7 @@ class RoundTruth:
     listeners: set[NodeId]
     cadence: Cadence
     told: dict[NodeId, object] = field(default_factory=dict)
-    """The connection that each node was told its start on."""
+    """The connection that each node received its start on."""
 
 
 @dataclass(slots=True)
@@ -84,7 +84,7 @@ class RoundHistory:
             match effect:
                 case ResumeProbing(_, window):
                     if known.is_halted:
-                        raise Violation(f"{name} was told to halt, and opens window {window}")
+                        raise Violation(f"{name} was halted, and opens window {window}")
                     if window <= known.window:
                         raise Violation(f"{name} opens window {window} after {known.window}")
                     known.window = window

@@ -97,7 +97,7 @@ class Messages:
 
 @dataclass(slots=True)
 class Trap:
-    """Something that happens just after the master has said a message of this type to somebody."""
+    """Something that happens just after the master has sent a message of this type."""
 
     after: type[FromRoundMaster]
     action: Callable[[], None]
@@ -236,7 +236,7 @@ class SimMaster:
         self.is_alive, self.is_frozen = True, False
         self.dialled: list[Conn] = []
         self.conns: dict[NodeId, Conn] = {}
-        """Those that have said who they are."""
+        """Those that have identified themselves."""
         self.listeners: set[NodeId] = set()
         self.probes: dict[NodeId, bool] = {}
         self.asked: dict[int, str] = {}
@@ -452,7 +452,7 @@ class SimNode:
         if isinstance(event, MessageReceived):
             heard = event.message
             number = heard.number if isinstance(heard, ProbeGraph) else heard.round.sequence
-            world.note(self.name, f"hears {type(heard).__name__} {number}")
+            world.note(self.name, f"receives {type(heard).__name__} {number}")
         for effect in effects:
             self._carry_out(effect)
         self._watch()

@@ -17,8 +17,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ringfold.state.manifest import Snapshot
 from ringfold.state.shared import SharedState
+from ringfold.state.snapshot import Snapshot
 from ringfold.wire.messages import Offer, SyncStrategy
 
 Array = npt.NDArray[Any]
@@ -143,7 +143,7 @@ class Sleep:
 
 @dataclass(frozen=True, slots=True)
 class BusyFor:
-    """What `run.busy` says: the program works on something else, for so long at the most; 0: no longer."""
+    """What `run.busy` reports: the program works on something else, for so long at the most; 0: no longer."""
 
     ms: float
 

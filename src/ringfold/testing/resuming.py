@@ -21,8 +21,9 @@ import numpy as np
 from ringfold.config import DEFAULT_RUN
 from ringfold.errors import DeadlineExceeded, StateError, StateLost
 from ringfold.state.ancestry import branch_of, is_abandoned_by_any
-from ringfold.state.manifest import Snapshot, digest_of
-from ringfold.state.shared import Loaded, SharedState, lineage_of, set_lineage, set_torn
+from ringfold.state.manifest import LoadedCheckpoint, digest_of
+from ringfold.state.shared import SharedState, lineage_of, set_lineage, set_torn
+from ringfold.state.snapshot import Snapshot
 from ringfold.testing.blocking import SimRun, blocking
 from ringfold.testing.checks import Violation
 from ringfold.testing.masters import lead
@@ -95,8 +96,8 @@ class SimDisk:
         for name, array in state.arrays.items():
             array[...] = file.arrays[name]  # type: ignore[index]
         state.revision = file.revision
-        digest = digest_of(Snapshot.take(state).offer("enforce-popular"))
-        set_lineage(state, file.lineage, Loaded(file.revision, digest))
+        digest = digest_of(Snapshot.take(state).manifest.offer("enforce-popular"))
+        set_lineage(state, file.lineage, LoadedCheckpoint(file.revision, digest))
         set_torn(state, False)
         return file.revision
 

@@ -73,7 +73,7 @@ class Runner:
         self._resume_soon(peer if error is None else error)
 
     def landed(self, op: int, outcome: Reduced | RingfoldError, epoch: int) -> None:
-        """The engine has finished an op. Its buffers are judged now; the program hears of it when it waits for it."""
+        """The engine has finished an op. Its buffers are judged now; the program gets it when it waits for it."""
         call, history = self._flying.pop(op), self._peer.book.history
         if isinstance(outcome, Reduced):
             history.succeeded(call, outcome.epoch, outcome.contributors)
@@ -229,7 +229,7 @@ class Runner:
         self._sync = sync
         peer, attempt = self._peer, Attempt(sync.state, threads=1)
         snapshot = attempt.snapshot
-        offer = snapshot.offer(sync.strategy, stepped=sync.stepped, rollback=sync.rollback)
+        offer = snapshot.manifest.offer(sync.strategy, stepped=sync.stepped, rollback=sync.rollback)
         ballot = self._awaited_ballot = peer.vote("sync", sync.min_world, sync.timeout_ms, offer, snapshot)
         self._awaited_sync = attempt
         if sync.meddle is not None:

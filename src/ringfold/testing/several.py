@@ -5,7 +5,8 @@ small runs with names of their own, on the same masters. Each run has its own ch
 epochs from one: what reaches a peer of another run is a violation by itself, or looks to its checkers like one. Nothing
 that befalls the peers of one run may cost another a member.
 
-A run with a name that has finished lets nobody in. Who comes too late is told so, and that is checked as well.
+A run with a name that has finished admits nobody: a peer that comes too late is refused with that reason, which is
+checked as well.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""A whole run in one process: a master, peers with programs, a network between them, and somebody who breaks things.
+"""A whole run in one process: a master, peers with programs, a network between them, and faults.
 
     sim = Simulation(seed=7)
     cluster = sim.cluster(peers=5)
@@ -133,17 +133,17 @@ class Simulation:
         self.store = self.setup.store()
         self._first_master()
         self.touched: set[str] = set()
-        """Peers that a fault was about: they may be cast out for it."""
+        """Peers that a fault was about: they may be evicted for it."""
         self.finished_runs: set[str] = set()
-        """Runs with names, which let nobody in any more."""
+        """Runs with names, which admit nobody any more."""
         self.master_was_silent = False
         self.judges_evictions = False
         self.rejoin = False
-        """Whether a peer that was cast out joins anew."""
+        """Whether a peer that was evicted joins again."""
         self.at_next_sync: list[Callable[[list[int], list[int]], None]] = []
         """What to do when the master has planned the next sync, given who holds the state and who fetches it."""
         self.at_next_admission: list[Callable[[list[str]], None]] = []
-        """What to do when members are next told of newcomers, given their names."""
+        """What to do when members are next notified of newcomers, given their names."""
         self._program: ProgramOf | None = None
         self.given_names: dict[str, str] = {}
         """The names that processes give themselves, by host: one that is started again is known by it."""
@@ -242,7 +242,7 @@ class Simulation:
         """Nobody is evicted without a fault that was about it."""
         excused = peer.name in self.touched or (self.master_was_silent and isinstance(error, MasterUnreachable))
         if self.judges_evictions and not excused:
-            raise Violation(f"{peer.name} was cast out, and no fault was about it: {error}")
+            raise Violation(f"{peer.name} was evicted, and no fault was about it: {error}")
 
     def start_again(self, peer: SimPeer) -> None:
         """A peer's program has ended and wants to be started again, as one that crashed is."""
@@ -255,7 +255,7 @@ class Simulation:
             action(holders, receivers)
 
     def admission_begins(self, newcomers: list[str]) -> None:
-        """Members are told of these newcomers. Faults may wait for that."""
+        """Members are notified of these newcomers. Faults may wait for that."""
         waiting, self.at_next_admission = self.at_next_admission, []
         for action in waiting:
             action(newcomers)
@@ -267,7 +267,7 @@ class Simulation:
         self._soon(within_ms, peer.kill)
 
     def power_off(self, peer: SimPeer, *, within_ms: float = 0) -> None:
-        """Take the peer's host away without a word to anybody."""
+        """Take the peer's host down; no connection is closed."""
         self._soon(within_ms, peer.kill, True)
 
     def freeze(self, node: SimPeer | SimMaster, *, for_ms: float, within_ms: float = 0) -> None:
@@ -324,7 +324,7 @@ class Simulation:
         self.network.reset_path(on_path(one.name, path), on_path(two.name, path), keep)
 
     def advise(self, peer: SimPeer, *, for_ms: float) -> None:
-        """Advice about the peer's paths that changes again and again; the last word stays."""
+        """Advice about the peer's paths that changes again and again; the last one stays."""
         until = self.scheduler.now + int(for_ms * MS)
 
         def speak() -> None:
@@ -351,10 +351,10 @@ class Simulation:
         self.scheduler.after(int(for_ms * MS), heal)
 
     def throw_garbage(self, peer: SimPeer) -> None:
-        """A stranger connects to the master and to a peer, and talks nonsense."""
-        stranger = GarbageClient(self.network)
-        stranger.bother(self.master.name, MASTER_PORT)
-        stranger.bother(peer.name, DATA_PORT)
+        """A client without a token connects to the master and to a peer, and sends garbage."""
+        client = GarbageClient(self.network)
+        client.bother(self.master.name, MASTER_PORT)
+        client.bother(peer.name, DATA_PORT)
 
     def lie(self, peer: SimPeer, *, for_ms: float) -> None:
         """Some of the blocks and hashes that the peer sends are wrong."""

@@ -14,7 +14,7 @@ _ABOUT_A_CONNECTION = frozenset({"opened", "accepted", "message", "closed", "sil
 
 
 class Sockets:
-    """All connections of one process. What is said about one that is gone is ignored, as an engine does."""
+    """All connections of one process. Events of one that is gone are ignored, as an engine does."""
 
     def __init__(self, core: Core, network: Network) -> None:
         self._core, self._network = core, network

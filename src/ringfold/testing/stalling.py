@@ -4,7 +4,7 @@ A step of a training loop (`workloads.py`) may begin with a pause, drawn from (s
 
 * a few hang, for longer than the watchdog allows: they may be evicted, and nobody else;
 * everybody is slow, with different speeds: nobody may be evicted;
-* one is busy by its own word, for as long: it must not be evicted; or it stays longer than it said, and may be.
+* one is busy by its own report, for as long: it must not be evicted; or it stays longer than it reported, and may be.
 
 Judged at each eviction for a stall (`judge_stall`), by what programs really do then: those who are evicted had hung,
 were a strict minority where the watchdog decided it, and no other member was at its own work. In the end, as in every
@@ -61,7 +61,7 @@ def pause(stalls: Stalls, me: Self, step: int) -> Program:
     elif kind < stalls.hangs + stalls.slow + stalls.busy and is_chosen:
         length = mine.uniform(0.5, 2.0) * timeout
         if mine.random() < 0.3:
-            me.may_be_evicted()  # it says too little
+            me.may_be_evicted()  # it reports too short a time
             yield BusyFor(0.5 * length)
         else:
             yield BusyFor(length + 1_000)

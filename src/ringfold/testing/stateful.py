@@ -349,7 +349,7 @@ def _strategy(work: Syncing, me: Self, attempt: int, draw: Random) -> SyncStrate
 
 
 def _wipe(state: SharedState) -> None:
-    """Begin anew, where there is nothing to load."""
+    """Start again, where there is nothing to load."""
     for name, array in state.arrays.items():
         if not state.may_differ(name):
             array[...] = 0  # type: ignore[index]

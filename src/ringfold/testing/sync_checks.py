@@ -1,10 +1,10 @@
 """The promises about shared state, checked against everything that peers offered and held.
 
-Words. A *content* is the digest of all arrays that count, by name, dtype, shape and bytes: it is computed here from the
+Terms. A *content* is the digest of all arrays that count, by name, dtype, shape and bytes: it is computed here from the
 bytes themselves, so that nothing rests on the hashes that are under test. A peer's state is *at rest* while its program
-waits in anything but a sync, and between a sync's end and the program's next word.
+waits in anything but a sync, and between a sync's end and the program's next call.
 
-What is known: every offer with its content (from the peer), who was sent a plan and who was told that the sync is done
+What is known: every offer with its content (from the peer), who was sent a plan and who was sent the end of the sync
 (from the master's messages), and what every peer held at its end of the sync.
 
 Checked at once:
@@ -29,7 +29,7 @@ from hashlib import blake2b
 
 import numpy as np
 
-from ringfold.state.manifest import Snapshot
+from ringfold.state.snapshot import Snapshot
 from ringfold.testing.checks import Violation
 from ringfold.wire.messages import Branch, Offer, PeerId, SyncDone, SyncPlan
 
@@ -136,7 +136,7 @@ class SyncHistory:
         self._calls[peer, ballot].meddled = True
 
     def succeeded(self, peer: PeerId, ballot: int, revision: int) -> None:
-        """A peer is told that its sync is done: it must hold the winner's state now."""
+        """A peer's sync is done: it must hold the winner's state now."""
         call = self._calls[peer, ballot]
         bits = bits_of(call.snapshot)
         sync = self._syncs.get(call.sync or 0)
@@ -202,7 +202,7 @@ class SyncHistory:
         if theirs != content:
             raise Violation(f"peers {other} and {peer} took part in sync {sync}, and differ at step {revision}")
 
-    # What the master says
+    # What the master decides
 
     def planned(self, peer: PeerId, plan: SyncPlan) -> None:
         """The master sends a plan."""
@@ -334,7 +334,7 @@ def _is_valid(call: _Offered, last: _Finished) -> bool:
 def bits_of(snapshot: Snapshot) -> Bits:
     """Everything that the arrays of a snapshot hold now."""
     counts, differs = blake2b(digest_size=16), blake2b(digest_size=16)
-    for key, memory in zip(snapshot.keys, snapshot.memories, strict=True):
+    for key, memory in zip(snapshot.manifest.keys, snapshot.memories, strict=True):
         counts.update(repr((key.name, key.dtype, key.shape, key.may_differ)).encode())
         assert memory.host is not None
         (differs if key.may_differ else counts).update(np.ascontiguousarray(memory.host).data)

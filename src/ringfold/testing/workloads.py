@@ -71,7 +71,7 @@ class Training:
     stalls: Stalls | None = None
     """What steps begin with: somebody hangs, or all are slow."""
     optimise_every: int = 0
-    """Before every so many steps the links are measured and the ring is chosen anew; 0: never."""
+    """Before every so many steps the links are measured and the ring is chosen again; 0: never."""
     silent: float = 0.0
     """The share of reductions to which a peer contributes nothing; to some nobody does, if it is not 0."""
 
@@ -186,7 +186,7 @@ def _come_late(work: Training, me: Self, step: int) -> Program:
 
 
 def _burst(work: Training, me: Self, step: int, draw: Random, retry: bool) -> Generator[Request, Any, int]:
-    """Hundreds of ops in flight at once. Nobody may be taken for a liar because others have called what it has not."""
+    """Hundreds of ops in flight at once. No peer may be evicted because others have called what it has not."""
     sizes = [_size(work, draw) for _ in range(draw.randint(work.burst // 2, work.burst))]
     # Low tags are for small ops; the others go around the ring, however small they are.
     first = draw.choice((100, 1_000))

@@ -1,6 +1,7 @@
 """Programs around the library, which the library never imports: benchmarks, soak tests, the demo, the lab.
 
-Read `spawn.py` (processes that never outlive their parent), `namespaces.py` (network namespaces), `shaped.py` (hosts
-with slow links) and `lab/` (hosts with several paths); then the programs: `demo/`, `soak/`, `bench/`. `stores.py`
-starts store servers for the soak and the benchmarks; `streams.py` has plain TCP and UDP traffic to compare with.
+Read `cluster.py` (a local cluster of processes, which never outlive their parent), `namespaces.py` (network
+namespaces), `shaped.py` (hosts around a bridge) and `lab/` (hosts with several paths); then the programs: `demo/`,
+`soak/`, `bench/`. `stores.py` starts store servers for the soak and the benchmarks; `streams.py` has plain TCP and UDP
+traffic to compare with.
 """

@@ -6,7 +6,7 @@ import sys
 
 from ringfold.errors import StoreError
 from ringfold.store import open_store
-from ringfold.tools.spawn import ChildFailed, Crew, free_port
+from ringfold.tools.cluster import Cluster, ProcessFailed, free_port
 
 KINDS = ("sqlite", "redis", "etcd", "tcp")
 ANSWER_S = 60.0
@@ -25,15 +25,15 @@ def missing(kind: str) -> str:
 
 
 class StoreServer:
-    """One store, with a folder of the crew for what it keeps. It may be killed, and started again on the same folder.
+    """One store, with a folder in the cluster's directory. It may be killed, and started again on the same folder.
 
     Redis flushes every write to the disk before it answers, as etcd and sqlite do. sqlite has no process: there is
     nothing to start, to freeze or to kill.
     """
 
-    def __init__(self, crew: Crew, kind: str, name: str = "store") -> None:
-        self.kind, self._crew, self._stem = kind, crew, name
-        self._folder, self._port, self._peer_port = crew.directory / name, free_port(), free_port()
+    def __init__(self, cluster: Cluster, kind: str, name: str = "store") -> None:
+        self.kind, self._cluster, self._stem = kind, cluster, name
+        self._folder, self._port, self._peer_port = cluster.directory / name, free_port(), free_port()
         self._folder.mkdir()
         self._lives = 0
 
@@ -45,27 +45,27 @@ class StoreServer:
 
     @property
     def name(self) -> str | None:
-        """The crew's name of the process; None where there is none."""
+        """The cluster's name of the process; None where there is none."""
         return f"{self._stem}.{self._lives}" if self._lives else None
 
     def start(self) -> None:
         if self.kind != "sqlite":
             self._lives += 1
             assert self.name is not None
-            self._crew.start(self.name, self._command())
+            self._cluster.start(self.name, self._command())
 
     def wait(self, timeout_s: float = ANSWER_S) -> None:
         """Return once it answers."""
         try:
             open_store(self.url, prefix="look", timeout_s=timeout_s).close()
         except StoreError as error:
-            raise ChildFailed(self._stem, str(error), self._crew.log_tail(self.name or self._stem)) from error
+            raise ProcessFailed(self._stem, str(error), self._cluster.log_tail(self.name or self._stem)) from error
 
     def kill(self) -> None:
         """SIGKILL, and wait for its end, so that its folder is free."""
         assert self.name is not None
-        self._crew.kill(self.name)
-        self._crew.reap(self.name, 10)
+        self._cluster.kill(self.name)
+        self._cluster.wait_exit(self.name, 10)
 
     def _command(self) -> list[str]:
         here, folder = f"http://127.0.0.1:{self._port}", str(self._folder)

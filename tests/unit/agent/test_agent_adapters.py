@@ -60,7 +60,7 @@ def test_lines_may_come_in_any_pieces(sizes: list[int]) -> None:
         (b'{"path": 16, "congestion": 1}', "path"),
         (b'{"path": 0, "congestion": 256}', "congestion"),
         (b'{"path": 0, "congestion": "high"}', "congestion"),
-        (b'{"path": 0}', "how full"),
+        (b'{"path": 0}', "congestion is unknown"),
         (b'{"path": 0, "congestion": 1, "source": "leaf-3"}', "leaf-3"),
         (b'{"congestion": 1}', "path"),
     ],
@@ -80,7 +80,7 @@ def test_a_line_without_end_is_dropped_and_the_feed_goes_on() -> None:
 
 
 def test_an_unknown_adapter_is_refused_with_the_names_of_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match="'gnmi'; known are json"):
+    with pytest.raises(ConfigError, match="'gnmi'; there are json"):
         open_adapter("gnmi")
 
 

@@ -15,6 +15,7 @@ import pytest
 from ringfold import _native
 from ringfold.agent import client as client_module
 from ringfold.agent.client import AgentClient, AgentConsole
+from ringfold.agent.connections import MAX_QUEUED_BYTES
 from ringfold.agent.daemon import (
     HINTS_NAME,
     SOCKET_NAME,
@@ -22,11 +23,10 @@ from ringfold.agent.daemon import (
     AgentSettings,
     AgentThread,
 )
-from ringfold.agent.doors import MAX_QUEUED_BYTES
+from ringfold.agent.monitors import NicWatch
 from ringfold.agent.registry import Quota
-from ringfold.agent.reports import ReportSettings
-from ringfold.agent.steering import MOST_URGENT
-from ringfold.agent.watching import NicWatch
+from ringfold.agent.steering import MAX_URGENT_PER_CALL
+from ringfold.agent.telemetry import ReportSettings
 from ringfold.config import split_address
 from ringfold.errors import AgentUnreachable, ConfigError, UsageError
 from ringfold.runtime import threads
@@ -114,7 +114,7 @@ def test_a_new_flow_is_reason_enough_to_look_for_an_agent_at_once(
         looked.set()
         return 3_600.0
 
-    monkeypatch.setattr(client_module, "pause_s", never_again)
+    monkeypatch.setattr(client_module, "reconnect_delay_s", never_again)
     with AgentClient([directory], "job") as client:
         assert looked.wait(WAIT_S)
         with AgentThread(settings(directory)):
@@ -164,7 +164,7 @@ def test_a_slot_with_a_new_owner_is_not_read_by_the_old_one(directory: Path) -> 
         new = placed(client, flows[-1])
         assert (new[0], new[1] != old[1]) == (old[0], True)
         assert (reader.read(*new), reader.read(*old)) == (([49151, 16384], 0), None)
-        assert "taken" in _refused(client, client.register("10.0.0.1", "10.99.0.1", PATHS))
+        assert "slots are in use" in _refused(client, client.register("10.0.0.1", "10.99.0.1", PATHS))
 
 
 def _refused(client: AgentClient, flow: int) -> str:
@@ -218,7 +218,7 @@ def test_garbage_is_refused_counted_and_harmless(agent: AgentThread, directory: 
 def test_a_client_that_registers_without_end_meets_its_quota(directory: Path) -> None:
     with AgentThread(settings(directory, quota=Quota(flows=3))), AgentClient([directory], "greedy") as client:
         flows = [client.register("10.0.0.1", "10.0.0.2", PATHS) for _ in range(10)]
-        assert "no more are allowed" in _refused(client, flows[-1])
+        assert "the most that are allowed" in _refused(client, flows[-1])
         assert [client.place(flow) is not None for flow in flows] == [True] * 3 + [False] * 7
 
 
@@ -254,7 +254,7 @@ def test_a_client_that_does_not_read_is_not_read_from_and_harms_nobody(agent: Ag
 
 
 def test_of_many_that_do_not_read_some_are_given_up(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ringfold.agent.doors.MOST_UNREAD_BYTES", 3 * MAX_QUEUED_BYTES)
+    monkeypatch.setattr("ringfold.agent.connections.MAX_UNREAD_BYTES", 3 * MAX_QUEUED_BYTES)
     with AgentThread(settings(directory)), contextlib.ExitStack() as stack, AgentConsole([directory]) as console:
         for _ in range(4):
             stack.enter_context(deaf(directory))
@@ -266,7 +266,7 @@ def test_of_many_that_do_not_read_some_are_given_up(directory: Path, monkeypatch
 def test_an_agent_whose_table_was_taken_away_ends(
     directory: Path, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Path], None]
 ) -> None:
-    monkeypatch.setattr("ringfold.agent.daemon.FILES_EVERY", 1)
+    monkeypatch.setattr("ringfold.agent.daemon.CHECK_FILES_EVERY", 1)
     agent = AgentThread(settings(directory))
     spoil(directory / HINTS_NAME)
     with pytest.raises(ConfigError, match=r"hints was removed, replaced or truncated"):
@@ -285,7 +285,7 @@ def test_the_log_tells_of_few_of_many_dropped_clients(
 ) -> None:
     for _ in range(MAX_REPEATS + 20):
         strange(directory, b"garbage!")
-    assert sum("is dropped" in each.message for each in caplog.records) == MAX_REPEATS
+    assert sum("is disconnected" in each.message for each in caplog.records) == MAX_REPEATS
     with AgentConsole([directory]) as console:
         assert console.status().refused == {"invalid": MAX_REPEATS + 20}
 
@@ -378,12 +378,12 @@ def test_a_client_complains_once_of_each_agent_that_it_does_not_trust(
             for _ in range(6):  # three looks at both
                 before = client.distrusted
                 assert client.wait(lambda each, before=before: each.distrusted != before, WAIT_S)  # type: ignore[misc]
-    assert sum("is not used" in each.message for each in caplog.records) == 2
+    assert sum("is not trusted" in each.message for each in caplog.records) == 2
 
 
 def test_one_connection_too_many_is_told_so(directory: Path) -> None:
     with AgentThread(settings(directory, quota=Quota(clients=1))), AgentConsole([directory]) as first:
-        with pytest.raises(UsageError, match="no more are allowed"):
+        with pytest.raises(UsageError, match="the most that are allowed"):
             AgentConsole([directory])
         assert first.status().refused == {"quota": 1}
 
@@ -398,7 +398,7 @@ def test_a_console_passes_over_a_socket_that_a_killed_agent_left(directory: Path
 
 
 def test_addresses_that_are_not_text_are_a_mistake_of_the_caller(directory: Path) -> None:
-    with AgentClient([directory], "job") as client, pytest.raises(UsageError, match="as text"):
+    with AgentClient([directory], "job") as client, pytest.raises(UsageError, match="are text"):
         client.register(ipaddress.ip_address("10.0.0.1"), "10.0.0.2", PATHS)  # type: ignore[arg-type]
 
 
@@ -469,7 +469,7 @@ def test_backpressure_in_a_packet_takes_the_path_away(heard: Heard) -> None:
 def test_backpressure_on_many_pairs_reaches_all(directory: Path) -> None:
     listening = AgentSettings(directory=directory, telemetry=("127.0.0.1:0",))
     with AgentThread(listening) as agent, AgentClient([directory], "job") as client, _udp(agent) as send:
-        ends = [("10.0.0.1", f"10.2.0.{number}") for number in range(2 * MOST_URGENT)]
+        ends = [("10.0.0.1", f"10.2.0.{number}") for number in range(2 * MAX_URGENT_PER_CALL)]
         flows = [client.register(*end, [end, PATHS[1]]) for end in ends]
         placed(client, flows[-1])
         body = Congestion(0, address_number("10.2.0.0"), 0, 255, 0, 0, 120)
@@ -511,7 +511,7 @@ def test_bad_telemetry_is_counted_and_changes_nothing(heard: Heard, directory: P
 
 
 def test_telemetry_from_beyond_this_host_needs_a_list_or_a_key(directory: Path) -> None:
-    with pytest.raises(ConfigError, match="lets others steer"):
+    with pytest.raises(ConfigError, match="can send telemetry"):
         AgentSettings(directory=directory, telemetry=("0.0.0.0:0",))
     AgentSettings(directory=directory, telemetry=("0.0.0.0:0",), gate=GateSettings(allow=["10.0.0.0/8"]))
 
@@ -522,11 +522,11 @@ def test_telemetry_from_beyond_this_host_needs_a_list_or_a_key(directory: Path) 
 def test_the_interface_of_an_address_is_watched_while_a_flow_uses_it() -> None:
     watch = NicWatch()
     assert watch.is_idle
-    watch.use("127.0.0.1")
-    assert [name for name, _ in watch.look(monotonic_ns())] == ["lo"]
-    watch.leave("127.0.0.1")
+    watch.add_address("127.0.0.1")
+    assert [name for name, _ in watch.read(monotonic_ns())] == ["lo"]
+    watch.remove_address("127.0.0.1")
     assert watch.is_idle
-    assert watch.look(monotonic_ns()) == {}
+    assert watch.read(monotonic_ns()) == {}
     watch.close()
 
 
@@ -614,7 +614,7 @@ def test_a_request_that_breaks_the_agent_costs_only_its_client(
                 directory, agent_frame(AgentHello(1, "unlucky")) + agent_frame(AskAgent(1)) + agent_frame(AskAgent(2))
             )
         assert isinstance(refused, AgentRefused)
-        assert "the agent broke at its AskAgent" in refused.text
+        assert "the agent failed on its AskAgent" in refused.text
         assert bystander.place(flow) is not None
     with AgentConsole([directory]) as console:
         assert console.status().refused == {"invalid": 1}

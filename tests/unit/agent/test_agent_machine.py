@@ -6,27 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfold.agent.enrolment import LONGEST_PAUSE_S, Enrolment, pause_s
-from ringfold.agent.machine import (
-    MOST_REFUSED,
-    AgentMachine,
-    Answer,
-    ClientGone,
-    ClientMalformed,
-    ClientOpened,
-    ClientSaid,
-    Drop,
+from ringfold.agent.client import MAX_RECONNECT_DELAY_S, FlowRegistrations, reconnect_delay_s
+from ringfold.agent.effects import (
+    CloseConnection,
     Effect,
-    Event,
     OpenSlot,
-    PairCame,
-    Publish,
-    Self,
-    Withdraw,
-    quantise,
+    PublishAdvice,
+    SendMessage,
+    WatchPair,
+    WithdrawAdvice,
 )
+from ringfold.agent.events import ConnectionClosed, ConnectionOpened, Event, MalformedMessageReceived, MessageReceived
+from ringfold.agent.machine import MAX_REFUSALS, AgentIdentity, AgentMachine, quantise
 from ringfold.agent.policy import Decision
-from ringfold.agent.registry import Quota, Registry, fault
+from ringfold.agent.registry import Quota, Registry, invalid_flow
 from ringfold.agent.steering import Steering, parse_policy
 from ringfold.cli.agent import _flow_row
 from ringfold.errors import ConfigError
@@ -69,19 +62,19 @@ class Host:
     """An agent, and the effects of what was said to it."""
 
     def __init__(self, policy: str = "auto", slots: int = 8, quota: Quota | None = None) -> None:
-        me = Self(pid=1, uid=AGENT_UID, generation=3, hints="/x/hints", started_ns=0)
+        me = AgentIdentity(pid=1, uid=AGENT_UID, generation=3, hints="/x/hints", started_ns=0)
         self.machine = AgentMachine(me, Registry([0] * slots, quota), Steering(parse_policy(policy)))
 
     def open(self, client: int, uid: int = 1000) -> "Host":
-        self.machine.step(0, ClientOpened(client, uid, 40 + client))
+        self.machine.step(0, ConnectionOpened(client, uid, 40 + client))
         self.say(client, AgentHello(AGENT_PROTOCOL, f"job {client}"))
         return self
 
     def say(self, client: int, message: ToAgent) -> list[Effect]:
-        return self.machine.step(1_000_000, ClientSaid(client, message))
+        return self.machine.step(1_000_000, MessageReceived(client, message))
 
     def answer(self, client: int, message: ToAgent, kind: type[E]) -> E:
-        answers = [each.message for each in self.say(client, message) if isinstance(each, Answer)]
+        answers = [each.message for each in self.say(client, message) if isinstance(each, SendMessage)]
         assert len(answers) == 1
         assert isinstance(answers[0], kind), answers[0]
         return answers[0]
@@ -89,30 +82,30 @@ class Host:
 
 def test_hello_is_answered_with_the_agents_life() -> None:
     host = Host()
-    host.machine.step(0, ClientOpened(1, 1000, 41))
+    host.machine.step(0, ConnectionOpened(1, 1000, 41))
     assert host.answer(1, AgentHello(AGENT_PROTOCOL, "job"), AgentWelcome).generation == 3
 
 
 @pytest.mark.parametrize("first", [AskAgent(1), Register(1, flow(1)), AgentHello(99, "job")])
 def test_who_does_not_begin_with_a_right_hello_is_dropped(first: ToAgent) -> None:
     host = Host()
-    host.machine.step(0, ClientOpened(1, 1000, 41))
+    host.machine.step(0, ConnectionOpened(1, 1000, 41))
     effects = host.say(1, first)
-    assert isinstance(effects[-1], Drop)
+    assert isinstance(effects[-1], CloseConnection)
     assert host.say(1, AgentHello(AGENT_PROTOCOL, "job")) == []
 
 
 def test_the_slot_is_opened_before_the_flow_is_told_of_it() -> None:
     effects = Host("static:0.25").open(1).say(1, Register(7, flow(1)))
-    assert [type(effect) for effect in effects] == [OpenSlot, Publish, PairCame, Answer]
-    assert effects[-1] == Answer(1, Registered(7, 1, 0, 1))
-    assert effects[1] == Publish(0, [49151, 16384], 0)
+    assert [type(effect) for effect in effects] == [OpenSlot, PublishAdvice, WatchPair, SendMessage]
+    assert effects[-1] == SendMessage(1, Registered(7, 1, 0, 1))
+    assert effects[1] == PublishAdvice(0, [49151, 16384], 0)
 
 
 def test_the_end_of_a_client_withdraws_its_hints() -> None:
     host = Host().open(1)
     host.say(1, Register(1, flow(1)))
-    assert Withdraw(0) in host.machine.step(2, ClientGone(1))
+    assert WithdrawAdvice(0) in host.machine.step(2, ConnectionClosed(1))
     assert not host.machine.has_flows
 
 
@@ -120,8 +113,8 @@ def test_a_flow_that_others_still_have_keeps_its_hints() -> None:
     host = Host().open(1).open(2)
     for client in (1, 2):
         host.say(client, Register(1, flow(1)))
-    assert Withdraw(0) not in host.say(1, Deregister(2, 1))
-    assert Withdraw(0) in host.say(2, Deregister(2, 1))
+    assert WithdrawAdvice(0) not in host.say(1, Deregister(2, 1))
+    assert WithdrawAdvice(0) in host.say(2, Deregister(2, 1))
 
 
 def test_a_refused_request_names_its_number_and_keeps_the_connection() -> None:
@@ -136,21 +129,21 @@ def test_a_client_that_never_stops_registering_is_dropped_in_the_end() -> None:
     host = Host(quota=Quota(flows=1)).open(1).open(2, uid=2000)
     dropped = [
         number
-        for number in range(MOST_REFUSED + 10)
-        if any(isinstance(e, Drop) for e in host.say(1, Register(1, flow(number))))
+        for number in range(MAX_REFUSALS + 10)
+        if any(isinstance(e, CloseConnection) for e in host.say(1, Register(1, flow(number))))
     ]
     assert len(dropped) == 1
     assert host.answer(2, Register(1, flow(1)), Registered).slot >= 0
-    assert host.answer(2, AskAgent(1), AgentStatus).refused["quota"] > MOST_REFUSED
+    assert host.answer(2, AskAgent(1), AgentStatus).refused["quota"] > MAX_REFUSALS
 
 
 def test_garbage_drops_who_sent_it_and_frees_what_he_had() -> None:
     host = Host().open(1)
     host.say(1, Register(1, flow(1)))
-    effects = host.machine.step(2, ClientMalformed(1, "not msgpack"))
-    assert Withdraw(0) in effects
-    assert isinstance(effects[-1], Drop)
-    assert host.machine.step(2, ClientMalformed(1, "again")) == []
+    effects = host.machine.step(2, MalformedMessageReceived(1, "not msgpack"))
+    assert WithdrawAdvice(0) in effects
+    assert isinstance(effects[-1], CloseConnection)
+    assert host.machine.step(2, MalformedMessageReceived(1, "again")) == []
 
 
 def test_users_see_their_own_flows_and_the_agents_user_sees_all() -> None:
@@ -178,7 +171,7 @@ def test_the_longest_page_of_the_longest_flows_fits_an_answer() -> None:
     """Else a user whose names are long could keep root from looking at the agent."""
     name, address = "\U00010348" * 255, "fe80:1111:1111:1111:1111:1111:1111:1111%interface-name0"
     flow = Flow(2**63 - 1, address, address, ((address, address),) * MOST_PATHS, name, name)
-    assert fault(flow) == ""
+    assert invalid_flow(flow) == ""
     why = Decision(0, (1.0,) * 16, (True,) * 16, (255.0,) * 16, (1e19,) * 16, 2.0).why
     each = ListedFlow(2**63, 2**31, 2**31, name[:100], flow, 4_095, 2**20, (1 / 3,) * 16, (True,) * 16, why)
     assert len(agent_frame(FlowList(1, [each] * PAGE_FLOWS, True))) < MAX_ANSWER_BYTES
@@ -189,7 +182,7 @@ def test_only_root_and_the_agents_user_fix_shares() -> None:
     host.say(1, Register(1, flow(1)))
     wish = SetShares(1, "10.0.0.1", "10.0.0.2", (0.0, 1.0))
     assert host.answer(1, wish, AgentRefused).kind == "forbidden"
-    assert Publish(0, [0, 65535], 0) in host.say(2, wish)
+    assert PublishAdvice(0, [0, 65535], 0) in host.say(2, wish)
     assert host.answer(2, wish, SharesSet).slots == 1
 
 
@@ -197,7 +190,7 @@ def test_shares_handed_back_leave_no_advice_behind() -> None:
     host = Host().open(1, uid=0)
     host.say(1, Register(1, flow(1)))
     host.say(1, SetShares(1, "10.0.0.1", "10.0.0.2", (0.0, 1.0)))
-    assert Withdraw(0) in host.say(1, SetShares(1, "10.0.0.1", "10.0.0.2"))
+    assert WithdrawAdvice(0) in host.say(1, SetShares(1, "10.0.0.1", "10.0.0.2"))
 
 
 @pytest.mark.parametrize("shares", [(1.0,), (0.5, 0.4), (-0.5, 1.5), (0.2, 0.3, 0.5)])
@@ -258,78 +251,78 @@ def test_another_policy_is_refused(text: str) -> None:
 def test_an_agent_is_looked_for_ever_more_seldom_and_never_less_than_every_half_minute() -> None:
     at_s, looks = 0.0, []
     while at_s < 600:
-        at_s += pause_s(at_s)
+        at_s += reconnect_delay_s(at_s)
         looks.append(at_s)
     assert sum(at_s <= 2 for at_s in looks) >= 10
     assert sum(at_s <= 240 for at_s in looks) <= 75
-    assert looks[-1] - looks[-2] == LONGEST_PAUSE_S
+    assert looks[-1] - looks[-2] == MAX_RECONNECT_DELAY_S
 
 
 def test_a_client_asks_for_everything_again_when_the_agent_comes_back() -> None:
-    client = Enrolment("job")
-    assert client.want(flow(1)) == []
+    client = FlowRegistrations("job")
+    assert client.add(flow(1)) == []
     assert [type(message) for message in client.connected()] == [AgentHello, Register]
-    assert client.heard(Registered(1, 1, 5, 9)) == [1]
-    assert client.wishes[1].place == (5, 9)
+    assert client.receive(Registered(1, 1, 5, 9)) == [1]
+    assert client.flows[1].place == (5, 9)
     assert client.disconnected() == [1]
-    assert client.wishes[1].place is None
+    assert client.flows[1].place is None
     again = client.connected()[1]
     assert isinstance(again, Register)
-    client.heard(Registered(again.request, 1, 6, 2))
-    assert client.wishes[1].place == (6, 2)
+    client.receive(Registered(again.request, 1, 6, 2))
+    assert client.flows[1].place == (6, 2)
 
 
 def test_an_answer_for_a_flow_that_has_ended_gives_no_place() -> None:
-    client = Enrolment("job")
+    client = FlowRegistrations("job")
     client.connected()
-    request = client.want(flow(1))[0]
+    request = client.add(flow(1))[0]
     assert isinstance(request, Register)
-    assert isinstance(client.drop(1)[0], Deregister)
-    assert client.heard(Registered(request.request, 1, 5, 9)) == []
+    assert isinstance(client.remove(1)[0], Deregister)
+    assert client.receive(Registered(request.request, 1, 5, 9)) == []
 
 
 def test_an_answer_of_an_earlier_connection_gives_no_place() -> None:
-    client = Enrolment("job")
+    client = FlowRegistrations("job")
     client.connected()
-    request = client.want(flow(1))[0]
+    request = client.add(flow(1))[0]
     assert isinstance(request, Register)
     client.disconnected()
     client.connected()
-    assert client.heard(Registered(request.request, 1, 5, 9)) == []
+    assert client.receive(Registered(request.request, 1, 5, 9)) == []
 
 
 def test_a_flow_that_no_agent_would_take_is_never_asked_for() -> None:
     """One that is too long for a frame would cost the connection, and with it all other flows."""
-    enrolment = Enrolment("job")
-    enrolment.want(Flow(1, "10.0.0.1", "10.0.0.2", PATHS))
-    enrolment.want(Flow(2, "10.0.0.1", "10.0.0.2", PATHS, "x" * 100_000))
+    enrolment = FlowRegistrations("job")
+    enrolment.add(Flow(1, "10.0.0.1", "10.0.0.2", PATHS))
+    enrolment.add(Flow(2, "10.0.0.1", "10.0.0.2", PATHS, "x" * 100_000))
     asked = [each.flow.connection for each in enrolment.connected() if isinstance(each, Register)]
-    assert (asked, enrolment.drop(2)) == ([1], [])
+    assert (asked, enrolment.remove(2)) == ([1], [])
 
 
 def test_a_refused_flow_knows_why() -> None:
-    client = Enrolment("job")
+    client = FlowRegistrations("job")
     client.connected()
-    request = client.want(flow(1))[0]
+    request = client.add(flow(1))[0]
     assert isinstance(request, Register)
-    client.heard(AgentRefused(request.request, "full", "all slots are taken"))
-    assert (client.wishes[1].place, client.wishes[1].refused) == (None, "all slots are taken")
+    client.receive(AgentRefused(request.request, "full", "all slots are taken"))
+    assert (client.flows[1].place, client.flows[1].refused) == (None, "all slots are taken")
 
 
 def test_a_flow_that_there_was_no_room_for_is_asked_for_again_and_a_bad_one_is_not() -> None:
-    client = Enrolment("job")
+    client = FlowRegistrations("job")
     client.connected()
-    requests = [*client.want(flow(1)), *client.want(flow(2))]
+    requests = [*client.add(flow(1)), *client.add(flow(2))]
     for request, kind in zip(requests, ("full", "invalid"), strict=True):
         assert isinstance(request, Register)
-        client.heard(AgentRefused(request.request, kind, "no"))
-    assert client.has_refused
+        client.receive(AgentRefused(request.request, kind, "no"))
+    assert client.has_retries
     (again,) = client.retry()
     assert isinstance(again, Register)
     assert again.flow.connection == 1
     assert client.retry() == []
-    client.heard(Registered(again.request, 1, 5, 9))
-    assert (client.wishes[1].place, client.has_refused) == ((5, 9), False)
+    client.receive(Registered(again.request, 1, 5, 9))
+    assert (client.flows[1].place, client.has_retries) == ((5, 9), False)
 
 
 # Both sides together
@@ -339,7 +332,7 @@ class World:
     """An agent that may be restarted, and clients whose connections may break with anything under way on them."""
 
     def __init__(self, clients: int) -> None:
-        self.clients = [Enrolment(f"job {number}") for number in range(clients)]
+        self.clients = [FlowRegistrations(f"job {number}") for number in range(clients)]
         self.links: list[int | None] = [None] * clients
         self.wires: dict[int, tuple[list[ToAgent], list[FromAgent]]] = {}
         self.generations, self.lives, self.last_link = [0] * 4, 0, 0
@@ -351,13 +344,13 @@ class World:
             self.cut(client)
         self.lives += 1
         self.registry = Registry(self.generations, Quota(flows=6, slots=3))
-        me = Self(pid=1, uid=AGENT_UID, generation=self.lives, hints="", started_ns=0)
+        me = AgentIdentity(pid=1, uid=AGENT_UID, generation=self.lives, hints="", started_ns=0)
         self.machine = AgentMachine(me, self.registry, Steering())
 
     def do(self, event: Event) -> None:
         for effect in self.machine.step(0, event):
             match effect:
-                case Answer(link, message) if link in self.wires:
+                case SendMessage(link, message) if link in self.wires:
                     self.wires[link][1].append(message)
                 case OpenSlot(slot, generation):
                     self.generations[slot] = generation
@@ -371,14 +364,14 @@ class World:
             self.last_link += 1
             self.links[client] = self.last_link
             self.wires[self.last_link] = (self.clients[client].connected(), [])
-            self.do(ClientOpened(self.last_link, 1000, client))
+            self.do(ConnectionOpened(self.last_link, 1000, client))
 
     def cut(self, client: int) -> None:
         if (link := self.links[client]) is not None:
             self.links[client] = None
             del self.wires[link]
             self.clients[client].disconnected()
-            self.do(ClientGone(link))
+            self.do(ConnectionClosed(link))
 
     def send(self, client: int, messages: list[ToAgent]) -> None:
         if (link := self.links[client]) is not None:
@@ -390,9 +383,9 @@ class World:
             return
         up, down = self.wires[link]
         for _ in range(min(most, len(up))):
-            self.do(ClientSaid(link, up.pop(0)))
+            self.do(MessageReceived(link, up.pop(0)))
         for _ in range(min(most, len(down))):
-            self.clients[client].heard(down.pop(0))
+            self.clients[client].receive(down.pop(0))
 
 
 STEPS = ["connect", "cut", "want", "want", "drop", "carry", "carry", "carry", "restart"]
@@ -409,10 +402,10 @@ def test_clients_and_agent_agree_in_the_end_whatever_broke(script: list[tuple[st
             case "cut":
                 world.cut(client)
             case "want":
-                world.send(client, world.clients[client].want(flow(last, destination=number)))
+                world.send(client, world.clients[client].add(flow(last, destination=number)))
             case "drop":
-                first = next(iter(world.clients[client].wishes), -1)
-                world.send(client, world.clients[client].drop(first))
+                first = next(iter(world.clients[client].flows), -1)
+                world.send(client, world.clients[client].remove(first))
             case "carry":
                 world.carry(client)
             case _:
@@ -425,7 +418,7 @@ def test_clients_and_agent_agree_in_the_end_whatever_broke(script: list[tuple[st
     for client, enrolment in enumerate(world.clients):
         link = world.links[client]
         assert link is not None
-        for connection, wish in enrolment.wishes.items():
+        for connection, wish in enrolment.flows.items():
             assert wish.place == kept.pop((link, connection), None)
             assert (wish.place is None) == (wish.refused != "")
     assert not kept

@@ -158,7 +158,7 @@ def test_a_monitor_that_fails_leaves_the_others_alone() -> None:
 
 
 def test_an_unknown_monitor_is_refused_with_the_names_of_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match="'nope'; known are ethtool, qdisc, sys"):
+    with pytest.raises(ConfigError, match="'nope'; there are ethtool, qdisc, sys"):
         open_monitors(["nope"])
 
 
@@ -216,7 +216,7 @@ def test_a_monitor_that_breaks_is_not_asked_again(caplog: pytest.LogCaptureFixtu
     several = open_monitors(["wild", "rings"])
     assert [several.read("eth0") for _ in range(3)] == [NicReading(tx_bytes=7_000)] * 3
     assert several.states == {"wild": "ZeroDivisionError: no rings", "rings": ""}
-    assert caplog.text.count("'wild' broke") == 1
+    assert caplog.text.count("'wild' failed") == 1
 
 
 @pytest.mark.usefixtures("package")

@@ -207,7 +207,7 @@ def test_fixed_shares_are_kept_whatever_happens() -> None:
 
 
 def test_fixed_shares_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(ValueError, match="no shares of 2 paths"):
+    with pytest.raises(ValueError, match="not the shares of 2 paths"):
         Policy().step(0, [FlowInput(0, (PathInput(), PathInput()), fixed=(0.7, 0.7))])
 
 

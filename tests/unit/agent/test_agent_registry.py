@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfold.agent.registry import LAST_GENERATION, Change, Quota, Refusal, Registry
+from ringfold.agent.registry import MAX_GENERATION, Quota, Registry, RegistryChange, RequestRefusal
 from ringfold.wire.agent import Flow
 
 PATHS = (("10.0.0.1", "10.0.0.2"), ("10.1.0.1", "10.1.0.2"))
@@ -21,13 +21,13 @@ def registry(slots: int = 4, clients: int = 1, **quota: int) -> Registry:
     return made
 
 
-def added(found: Change | Refusal) -> Change:
-    assert isinstance(found, Change), found
+def added(found: RegistryChange | RequestRefusal) -> RegistryChange:
+    assert isinstance(found, RegistryChange), found
     return found
 
 
-def refused(found: Change | Refusal | None) -> str:
-    assert isinstance(found, Refusal), found
+def refused(found: RegistryChange | RequestRefusal | None) -> str:
+    assert isinstance(found, RequestRefusal), found
     return found.kind
 
 
@@ -72,7 +72,7 @@ def test_a_reused_slot_has_another_generation() -> None:
 
 
 def test_a_generation_is_never_zero() -> None:
-    host = Registry([LAST_GENERATION])
+    host = Registry([MAX_GENERATION])
     host.open(1, 0, 1)
     assert added(host.register(1, flow(1))).entry.pair.place == (0, 1)
 
@@ -167,14 +167,14 @@ def test_slots_flows_and_quotas_always_agree(script: list[tuple[str, int, int, i
     host = Registry([0] * 3, Quota(clients=2, flows=4, slots=2))
     owners: dict[tuple[int, int], object] = {}
     for action, client, connection, destination in script:
-        is_there = host.tenant(client) is not None
+        is_there = host.record(client) is not None
         if action == "open" and not is_there:
             host.open(client, uid=client % 2, pid=client)
         elif action == "close":
             host.close(client)
         elif action == "register" and is_there:
             found = host.register(client, flow(connection, destination))
-            if isinstance(found, Change):
+            if isinstance(found, RegistryChange):
                 pair = found.entry.pair
                 assert owners.setdefault(pair.place, pair) is pair
         elif action == "deregister" and is_there:
@@ -208,5 +208,5 @@ def test_link_local_addresses_of_two_interfaces_are_two() -> None:
 def test_an_address_brings_no_escape_sequences_along(scope: str) -> None:
     found = registry().register(1, Flow(1, f"fe80::1%{scope}", "10.0.0.2", PATHS))
     assert refused(found) == "invalid"
-    assert isinstance(found, Refusal)
+    assert isinstance(found, RequestRefusal)
     assert found.text.isprintable()

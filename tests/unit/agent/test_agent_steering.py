@@ -4,7 +4,14 @@ from itertools import count
 
 from ringfold.agent.adapters import Observation
 from ringfold.agent.registry import Pair
-from ringfold.agent.steering import MOST_AT_ONCE, MOST_URGENT, POLL_NS, WARM_NS, Advice, Steering
+from ringfold.agent.steering import (
+    MAX_DUE_PER_CALL,
+    MAX_INTERVAL_NS,
+    MAX_URGENT_PER_CALL,
+    POLL_INTERVAL_NS,
+    Advice,
+    Steering,
+)
 from ringfold.wire.agent import Measured
 from ringfold.wire.telemetry import Congestion, Packet, Refusal, address_number, encode, prefix_number
 
@@ -54,7 +61,7 @@ def test_a_stream_of_news_is_looked_at_once_a_poll() -> None:
     assert not steering.is_urgent
     wake_ns = steering.wake_ns()
     assert wake_ns is not None
-    assert SECOND < wake_ns <= SECOND + 2 * POLL_NS
+    assert SECOND < wake_ns <= SECOND + 2 * POLL_INTERVAL_NS
 
 
 def test_a_pair_at_rest_is_looked_at_seldom_and_one_without_news_never() -> None:
@@ -66,7 +73,7 @@ def test_a_pair_at_rest_is_looked_at_seldom_and_one_without_news_never() -> None
     wake_ns = steering.wake_ns()
     assert wake_ns is not None
     assert wake_ns > SECOND + 200_000_000
-    assert wake_ns <= SECOND + 200_000_000 + WARM_NS + POLL_NS
+    assert wake_ns <= SECOND + 200_000_000 + MAX_INTERVAL_NS + POLL_INTERVAL_NS
 
 
 def test_shares_follow_measured_rates() -> None:
@@ -115,7 +122,7 @@ def test_clear_paths_of_unknown_rates_get_no_advice() -> None:
     steering.added(pair())
     for path in (0, 1):
         say(steering, SECOND, path, 0)
-    assert all_advice(steering, SECOND, SECOND + POLL_NS) == []
+    assert all_advice(steering, SECOND, SECOND + POLL_INTERVAL_NS) == []
 
 
 def test_advice_is_withdrawn_when_everything_is_stale() -> None:
@@ -152,7 +159,7 @@ def test_a_pair_that_comes_later_finds_what_is_known() -> None:
     say(steering, SECOND, 0, 255)
     steering.decide_urgent(SECOND)
     steering.added(pair(5))
-    assert 5 in {advice.pair.slot for advice in all_advice(steering, SECOND, SECOND + POLL_NS)}
+    assert 5 in {advice.pair.slot for advice in all_advice(steering, SECOND, SECOND + POLL_INTERVAL_NS)}
 
 
 def test_a_full_queue_of_the_own_interface_moves_bytes_away() -> None:
@@ -161,7 +168,7 @@ def test_a_full_queue_of_the_own_interface_moves_bytes_away() -> None:
     steering.measured(SECOND, pair(), 1, Measured(1, (10_000_000, 10_000_000)))
     before = all_advice(steering, SECOND, SECOND)[-1].shares
     steering.local(2 * SECOND, {address_number("10.0.0.1"): 230.0})
-    after = all_advice(steering, 2 * SECOND, 2 * SECOND + 50 * POLL_NS)[-1].shares
+    after = all_advice(steering, 2 * SECOND, 2 * SECOND + 50 * POLL_INTERVAL_NS)[-1].shares
     assert after[0] < before[0] - 0.1
 
 
@@ -172,9 +179,9 @@ def test_what_was_fixed_by_hand_stands_against_telemetry() -> None:
     assert advice is not None
     assert advice.shares == (0.3, 0.7)
     say(steering, SECOND, 1, 255)
-    assert all_advice(steering, SECOND, SECOND + POLL_NS) == []
+    assert all_advice(steering, SECOND, SECOND + POLL_INTERVAL_NS) == []
     assert steering.fix(pair(), ()) is None
-    assert all_advice(steering, SECOND, SECOND + POLL_NS)[-1].backpressure == (False, True)
+    assert all_advice(steering, SECOND, SECOND + POLL_INTERVAL_NS)[-1].backpressure == (False, True)
 
 
 def test_a_pair_that_went_is_not_looked_at() -> None:
@@ -216,19 +223,19 @@ def test_a_busy_interface_of_many_pairs_is_urgent_for_none() -> None:
 
 def test_backpressure_on_many_pairs_is_decided_in_pieces() -> None:
     steering = Steering()
-    for slot in range(MOST_URGENT + 10):
+    for slot in range(MAX_URGENT_PER_CALL + 10):
         steering.added(pair(slot))
     say(steering, SECOND, 0, 255, ("any", "10.0.0.0/24"))
     pieces = []
     while steering.is_urgent:
         pieces.append(len(steering.decide_urgent(SECOND)))
-    assert pieces == [MOST_URGENT, 10]
+    assert pieces == [MAX_URGENT_PER_CALL, 10]
 
 
 def test_other_news_about_many_pairs_is_not_urgent() -> None:
     steering = Steering()
-    for slot in range(MOST_AT_ONCE + 1):
+    for slot in range(MAX_DUE_PER_CALL + 1):
         steering.added(pair(slot))
     say(steering, SECOND, 0, 100, ("any", "10.0.0.2"))
     assert (steering.is_urgent, steering.wake_ns()) == (False, SECOND)
-    assert len(all_advice(steering, SECOND, SECOND)) == MOST_AT_ONCE + 1
+    assert len(all_advice(steering, SECOND, SECOND)) == MAX_DUE_PER_CALL + 1

@@ -25,7 +25,7 @@ from ringfold.master.settings import MasterSettings, master_settings
 from ringfold.master.thread import MasterThread
 from ringfold.runtime import doctor, master_client
 from ringfold.runtime.hardware import Hardware, cpu_level, read_hardware
-from ringfold.tools.spawn import free_port
+from ringfold.tools.cluster import free_port
 from ringfold.wire.events import PeerSuspected
 from ringfold.wire.frames import FrameKind, FrameReader, decode_to_master, frame, message_frame
 from ringfold.wire.messages import (

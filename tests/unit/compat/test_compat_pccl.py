@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringfold import errors
-from ringfold.compat import operands, pccl
-from ringfold.compat.batch import reduce_all
+from ringfold.compat import descriptors, pccl
+from ringfold.compat.descriptors import ReduceInfo
+from ringfold.compat.pccl import reduce_all
 from ringfold.compat.results import result_of
-from ringfold.compat.words import ReduceInfo
 from ringfold.errors import CollectiveAborted, Evicted, PeerLost, RingfoldError, TooFewPeers
 from ringfold.peer.outcome import ReduceInfo as Reduced
 
@@ -30,9 +30,9 @@ def refused(call: object, result: pccl.Result, words: str = "") -> None:
     assert words in str(caught.value)
 
 
-def check(send: object, recv: object, **more: object) -> operands.Operands:
+def check(send: object, recv: object, **more: object) -> descriptors.Operands:
     facts = {"op": SUM, "tag": 0, "operand": None, "quantization": None, **more}
-    return operands.check("all_reduce", send, recv, **facts)  # type: ignore[arg-type]
+    return descriptors.check_operands("all_reduce", send, recv, **facts)  # type: ignore[arg-type]
 
 
 # Values

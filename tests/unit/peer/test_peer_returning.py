@@ -34,8 +34,8 @@ from ringfold.peer.effects import (
     Tell,
 )
 from ringfold.peer.events import CallBusy, CallLeave, CallVote, Closed, DialFailed, MessageReceived, Opened, Silent
-from ringfold.state.manifest import Snapshot
 from ringfold.state.shared import SharedState
+from ringfold.state.snapshot import Snapshot
 from ringfold.wire import frames, messages
 from ringfold.wire.base import PROTOCOL_VERSION as VERSION
 from ringfold.wire.events import PeerDiverged
@@ -268,9 +268,9 @@ def test_a_wish_to_leave_is_said_again() -> None:
 
 def test_a_sync_of_a_master_that_is_gone_ends_with_the_next_ones_record() -> None:
     peer = member()
-    snapshot = Snapshot.take(SharedState({"w": np.zeros(4)}), 1)
-    offer = snapshot.offer("enforce-popular", stepped=False, rollback=False)
-    peer.step(CallVote(4, "sync", 0, 10**15, (), offer, snapshot))
+    manifest = Snapshot.take(SharedState({"w": np.zeros(4)}), 1).manifest
+    offer = manifest.offer("enforce-popular", stepped=False, rollback=False)
+    peer.step(CallVote(4, "sync", 0, 10**15, (), offer, manifest))
     plan: Message = SyncPlan(4, 9, 0, b"s", [Member(4, "n4", "h", ["10.0.0.4"], 1)], [], [], {4: 1, ME: 4})
     peer.step(MessageReceived(CONTROL, frames.encode(plan)))
     peer.step(Closed(CONTROL, "reset"))
@@ -295,9 +295,9 @@ def test_what_an_interrupted_sync_has_found_is_not_lost() -> None:
 def in_a_sync(deadline_ns: int, diverged: Sequence[messages.Divergence] = ()) -> Peer:
     """A member in a sync, ballot 4, that the master has planned."""
     peer = member()
-    snapshot = Snapshot.take(SharedState({"w": np.zeros(4)}), 1)
-    offer = snapshot.offer("enforce-popular", stepped=False, rollback=False)
-    peer.step(CallVote(4, "sync", 0, deadline_ns, (), offer, snapshot))
+    manifest = Snapshot.take(SharedState({"w": np.zeros(4)}), 1).manifest
+    offer = manifest.offer("enforce-popular", stepped=False, rollback=False)
+    peer.step(CallVote(4, "sync", 0, deadline_ns, (), offer, manifest))
     plan: Message = SyncPlan(4, 9, 0, b"s", [Member(4, "n4", "h", ["10.0.0.4"], 1)], [], [], {4: 1, ME: 4}, [*diverged])
     peer.step(MessageReceived(CONTROL, frames.encode(plan)))
     return peer

@@ -4,16 +4,20 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from ringfold.errors import RingfoldError, UsageError
-from ringfold.peer.effects import Effect
+from ringfold.peer import session as session_module
+from ringfold.peer.effects import CallFinished, Effect, SyncSucceeded, WriteBlocks
 from ringfold.peer.engine import Engine
-from ringfold.peer.events import CallBusy, Event
+from ringfold.peer.events import BlocksWritten, CallBusy, CallVote, Event
 from ringfold.peer.session import Session
 from ringfold.peer.settings import Identity, PeerTimings
 from ringfold.probe.nodes.shell import NodeShell
 from ringfold.runtime.clock import monotonic_ns
+from ringfold.state.shared import SharedState
+from ringfold.state.snapshot import Snapshot
 
 DEADLINE_S = 30.0
 IDENTITY = Identity(group=0, host="h", name="n", addresses=("127.0.0.1",), port=1)
@@ -166,3 +170,79 @@ def test_a_busy_without_a_sensible_end_is_refused(up_to_s: float) -> None:
     with pytest.raises(UsageError, match="up to a week"), session.busy(up_to_s):
         pass
     engine.broken.set()
+
+
+class SlowTransfer:
+    """A copy that takes until it is allowed to end."""
+
+    def __init__(self) -> None:
+        self.running, self.may_end = threading.Event(), threading.Event()
+
+    def write(self, effect: WriteBlocks) -> BlocksWritten:
+        self.running.set()
+        assert self.may_end.wait(DEADLINE_S)
+        return BlocksWritten(effect.conn, effect.batch, effect.bad)
+
+
+class SyncingSession:
+    """A session whose machine wants one batch written as soon as a sync is called, and ends the sync when it is."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.transfer = SlowTransfer()
+        monkeypatch.setattr(session_module, "BlockTransfer", lambda snapshot: self.transfer)
+        self.engine = WakefulEngine()
+        self.engine.progress = list  # type: ignore[attr-defined]
+        self.session = Session(cast(Engine, cast(Any, self.engine)), IDENTITY, PeerTimings())
+        self.session.machine.step = self._step  # type: ignore[method-assign]
+        self.events: list[Event] = []
+
+    def _step(self, now_ns: int, event: Event) -> list[Effect]:
+        self.events.append(event)
+        match event:
+            case CallVote():
+                return [WriteBlocks(1, 0, ())]
+            case BlocksWritten():
+                return [CallFinished(1, SyncSucceeded(7, 0, 4))]
+        return []
+
+    def sync(self) -> object:
+        snapshot = Snapshot.take(SharedState(a=np.zeros(4)))
+        return self.session.sync(snapshot.manifest.offer("enforce-popular"), snapshot, 0, DEADLINE_S)
+
+    def end(self) -> None:
+        self.engine.broken.set()
+        self.engine.wake()
+
+
+def test_blocks_are_copied_without_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    of = SyncingSession(monkeypatch)
+    with ThreadPoolExecutor(2) as pool:
+        syncing = pool.submit(of.sync)
+        assert of.transfer.running.wait(DEADLINE_S)
+        looking = pool.submit(of.session.locked, lambda machine: "free")
+        assert looking.result(DEADLINE_S) == "free"
+        assert not syncing.done()
+        of.transfer.may_end.set()
+        assert syncing.result(DEADLINE_S) == SyncSucceeded(7, 0, 4)
+    of.end()
+
+
+def test_no_sync_returns_while_a_copy_runs_and_what_comes_of_the_copy_is_dropped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The call may end at any moment, by a deadline or Ctrl-C; its arrays must be at rest when the program has them."""
+    of = SyncingSession(monkeypatch)
+    with ThreadPoolExecutor(1) as pool:
+        syncing = pool.submit(of.sync)
+        assert of.transfer.running.wait(DEADLINE_S)
+        with of.session._changed:
+            of.session._outcomes[1] = SyncSucceeded(8, 0, 0)
+            of.session._changed.notify_all()
+            while of.session._transfer is not None:
+                of.session._changed.wait(0.01)
+        assert not syncing.done()
+        of.transfer.may_end.set()
+        assert syncing.result(DEADLINE_S) == SyncSucceeded(8, 0, 0)
+    of.end()
+    of.session._thread.join(DEADLINE_S)
+    assert not any(isinstance(event, BlocksWritten) for event in of.events)

@@ -19,8 +19,8 @@ from ringfold.peer.effects import SyncSucceeded
 from ringfold.peer.ops import Ops
 from ringfold.peer.steps import Step, StepSettings, steps
 from ringfold.state.checkpoint import Checkpoints
-from ringfold.state.manifest import Snapshot
 from ringfold.state.shared import set_torn
+from ringfold.state.snapshot import Snapshot
 from ringfold.wire.messages import Offer
 
 DEADLINE_S = 30.0
@@ -212,7 +212,7 @@ class Session:
     def __init__(self) -> None:
         self.syncs: list[Offer] = []
         self.outcomes: list[Callable[[Snapshot], SyncSucceeded]] = []
-        self.machine = SimpleNamespace(synced=self._synced, has_written=lambda snapshot: self.has_written)
+        self.machine = SimpleNamespace(synced=self._synced, has_written=lambda manifest: self.has_written)
         self.has_newcomers = self.has_written = False
 
     def _synced(self) -> None:
@@ -338,7 +338,7 @@ def test_a_newcomer_takes_the_runs_number() -> None:
 def test_a_change_of_content_between_syncs_is_an_error_where_none_is_expected() -> None:
     run = Run()
     run.session.has_newcomers = True
-    received = [lambda snapshot: SyncSucceeded(snapshot.revision, 0, 24)] * 2
+    received = [lambda snapshot: SyncSucceeded(snapshot.manifest.revision, 0, 24)] * 2
     run.session.outcomes = list(received)
     loop = looped(run, a_state(1), until=9, check_every=4, expect_unchanged=True)
     assert [next(loop).number for _ in range(3)] == [1, 2, 3], "what a newcomer receives first is no surprise"
@@ -349,7 +349,7 @@ def test_a_change_of_content_between_syncs_is_an_error_where_none_is_expected() 
 def diverged(peer: int) -> Callable[[Snapshot], SyncSucceeded]:
     """A sync in which this peer was found to hold something else."""
     found = rf.Divergence(peer, "p", 4, 2, ["w"], 1, 24)
-    return lambda snapshot: SyncSucceeded(snapshot.revision, 0, 24, (found,))
+    return lambda snapshot: SyncSucceeded(snapshot.manifest.revision, 0, 24, (found,))
 
 
 def test_a_peer_that_has_diverged_raises_where_that_is_wanted() -> None:

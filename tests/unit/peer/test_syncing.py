@@ -1,11 +1,11 @@
 """Syncs between peers' machines that are wired together in memory; the test plays the master and the network."""
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from types import SimpleNamespace
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -14,7 +14,6 @@ import pytest
 
 from ringfold.errors import MasterUnreachable, StateError
 from ringfold.peer.effects import (
-    Block,
     CallFinished,
     CloseConn,
     Dial,
@@ -25,10 +24,11 @@ from ringfold.peer.effects import (
     SendBlocks,
     SendMessage,
     SyncSucceeded,
+    WriteBlocks,
 )
+from ringfold.peer.engine import Commands, RawBlock
 from ringfold.peer.events import (
     Accepted,
-    BlocksChanged,
     BlocksReceived,
     CallGivenUp,
     CallJoin,
@@ -45,13 +45,15 @@ from ringfold.peer.machine import PeerMachine
 from ringfold.peer.settings import Identity, PeerTimings
 from ringfold.peer.sync.sync_call import SyncInfo, sync_state
 from ringfold.peer.sync.syncing import MAX_CONNECT_ATTEMPTS, PROGRESS_REPORT_INTERVAL_NS, SOURCE_TIMEOUT_NS
-from ringfold.state import hashing, serve
+from ringfold.peer.sync.transfer import BlockTransfer
+from ringfold.state import blocks, hashing, serve
+from ringfold.state.blocks import BLOCK_BYTES
 from ringfold.state.election import ElectedState, elect
 from ringfold.state.fetch import HASHES_KEYS
-from ringfold.state.hashing import BLOCK_BYTES, block_hash
-from ringfold.state.manifest import Snapshot
+from ringfold.state.hashing import block_hash
 from ringfold.state.serve import BlockRefusal, BlockServer
 from ringfold.state.shared import SharedState, set_torn
+from ringfold.state.snapshot import Snapshot
 from ringfold.wire import frames
 from ringfold.wire.base import PROTOCOL_VERSION as VERSION
 from ringfold.wire.messages import (
@@ -91,7 +93,7 @@ class Batch:
     """A batch that a node's engine expects on a connection."""
 
     number: int
-    blocks: tuple[Block, ...]
+    blocks: Sequence[RawBlock]
     here: int = 0
     bad: list[int] = field(default_factory=list)
 
@@ -103,7 +105,8 @@ class Node:
         self.net, self.peer = net, peer
         identity = Identity(group=0, host="h", name="n", addresses=(f"10.0.0.{peer}",), port=1)
         self.machine = PeerMachine(identity, TIMINGS)
-        self.snapshot: Snapshot = Snapshot.take(SharedState(w=np.zeros(1)))
+        self.transfer: BlockTransfer | None = None
+        self.manifest = Snapshot.take(SharedState(w=np.zeros(1))).manifest
         self.expected: dict[int, deque[Batch]] = {}
         self.to_master: list[Message] = []
         self.finished: dict[int, object] = {}
@@ -137,11 +140,8 @@ class Node:
                 self.net.close(self, conn)
             case SealEngine(epoch):
                 self.step(EngineSealed(epoch, ()))
-            case ExpectBlocks(conn, batch, blocks):
-                if (self.peer, conn) in self.net.pipes:
-                    self.expected.setdefault(conn, deque()).append(Batch(batch, blocks))
-            case SendBlocks(conn, blocks):
-                self.send_blocks(conn, blocks)
+            case ExpectBlocks() | WriteBlocks() | SendBlocks():
+                self.move_blocks(effect)
             case CallFinished(ballot, outcome):
                 self.finished[ballot] = outcome
                 assert not any(self.expected.values()), "blocks are still expected after the call has returned"
@@ -149,15 +149,36 @@ class Node:
                 self.ended = error
                 assert not any(self.expected.values()), "blocks are still expected after the end"
 
-    def send_blocks(self, conn: int, blocks: tuple[Block, ...]) -> None:
+    def calls_sync(self, snapshot: Snapshot, offer: Offer, deadline_ns: int) -> None:
+        """The program calls sync_shared_state."""
+        self.ballot += 1
+        self.transfer, self.manifest = BlockTransfer(snapshot), snapshot.manifest
+        self.step(CallVote(self.ballot, "sync", 0, deadline_ns, (), offer, snapshot.manifest))
+
+    def move_blocks(self, effect: ExpectBlocks | WriteBlocks | SendBlocks) -> None:
+        assert self.transfer is not None
+        engine = cast(Commands, self)  # as much of it as a transfer uses
+        match effect:
+            case ExpectBlocks():
+                self.transfer.expect(engine, effect)
+            case WriteBlocks():
+                self.step(self.transfer.write(effect))
+            case SendBlocks():
+                changed = self.transfer.send(engine, effect)
+                if changed is not None:
+                    self.step(changed)
+
+    def expect_blocks(self, conn: int, batch: int, blocks: Sequence[RawBlock]) -> None:
+        if (self.peer, conn) in self.net.pipes:
+            self.expected.setdefault(conn, deque()).append(Batch(batch, blocks))
+
+    def send_blocks(self, conn: int, blocks: Sequence[RawBlock]) -> list[int]:
         content = [bytes(memory[offset : offset + length]) for memory, offset, length, _ in blocks]
         assert content, "the engine refuses to send no blocks"
         changed = [place for place, each in enumerate(blocks) if not _has_hash(content[place], each[3])]
-        if changed:
-            self.step(BlocksChanged(conn, tuple(changed)))
-            return
-        for each in content:
+        for each in [] if changed else content:
             self.net.say(self, conn, each)
+        return changed
 
     def receives(self, conn: int, content: bytes) -> None:
         """A block has come: it is written where it was expected, and only there."""
@@ -309,11 +330,9 @@ class Net:
         offers = {}
         for peer, state in states.items():
             node = self[peer]
-            node.ballot += 1
-            node.snapshot = snapshot = Snapshot.take(state)
-            offer = snapshot.offer("enforce-popular")
-            deadline_ns = self.now_ns + timeout_ms * MS
-            node.step(CallVote(node.ballot, "sync", 0, deadline_ns, (), offer, snapshot))
+            snapshot = Snapshot.take(state)
+            offer = snapshot.manifest.offer("enforce-popular")
+            node.calls_sync(snapshot, offer, self.now_ns + timeout_ms * MS)
             vote = node.to_master[-1]
             assert isinstance(vote, Vote)
             assert vote.offer is not None
@@ -430,7 +449,8 @@ def test_blake3_is_checked_by_the_peer_itself(monkeypatch: pytest.MonkeyPatch) -
         return blake2b(bytes(data), digest_size=32)
 
     blake3.AUTO = -1  # type: ignore[attr-defined]
-    monkeypatch.setattr(hashing, "_blake3", lambda: SimpleNamespace(blake3=blake3))
+    for module in (blocks, hashing):
+        monkeypatch.setattr(module, "load_blake3", lambda: SimpleNamespace(blake3=blake3))
     net = Net(1, 2, 3)
     net.lies = flipping(1, 1)
     states = {peer: state(0 if peer < 3 else 3, 7 if peer < 3 else 0, kind="blake3") for peer in (1, 2, 3)}
@@ -628,7 +648,7 @@ def test_a_withdrawn_sync_writes_no_more_bytes() -> None:
     net.run()
     assert isinstance(net[2].to_master[-1], VoteWithdrawn)
     assert content(states[2]) == before
-    assert net[2].machine.has_written(net[2].snapshot)
+    assert net[2].machine.has_written(net[2].manifest)
     assert are_open(net) == [0, 0]
 
 
@@ -687,7 +707,7 @@ def test_a_plan_for_a_call_that_was_given_up_is_ignored() -> None:
     net[2].step(CallGivenUp(1))
     net[2].hears(net.plans[2])
     net.run()
-    assert not net[2].machine.has_written(net[2].snapshot)
+    assert not net[2].machine.has_written(net[2].manifest)
     assert content(states[2]) == content(state(2))
 
 
@@ -726,9 +746,8 @@ def synced(net: Net, mine: SharedState, end: Callable[[], SyncSucceeded]) -> Syn
 
     def sync(snapshot: Snapshot) -> SyncSucceeded:
         offers = net.vote({1: state(0, 7)})
-        net[2].ballot += 1
-        offer = snapshot.offer("enforce-popular")
-        net[2].step(CallVote(net[2].ballot, "sync", 0, net.now_ns + 60_000 * MS, (), offer, snapshot))
+        offer = snapshot.manifest.offer("enforce-popular")
+        net[2].calls_sync(snapshot, offer, net.now_ns + 60_000 * MS)
         net.plan({**offers, 2: offer})
         return end()
 
@@ -840,17 +859,17 @@ def test_who_asks_for_nonsense_gets_nothing_and_harms_nobody(wanted: Message) ->
 
 
 def test_who_asks_for_more_hashes_than_a_fetch_does_is_refused() -> None:
-    shelf = BlockServer(Snapshot.take(state(0)))
-    assert isinstance(shelf.hashes_for([0]), list)
-    assert isinstance(shelf.hashes_for([0] * (HASHES_KEYS + 1)), BlockRefusal)
-    assert isinstance(shelf.hashes_for([]), BlockRefusal)
+    server = BlockServer(Snapshot.take(state(0)).manifest)
+    assert isinstance(server.hashes_for([0]), list)
+    assert isinstance(server.hashes_for([0] * (HASHES_KEYS + 1)), BlockRefusal)
+    assert isinstance(server.hashes_for([]), BlockRefusal)
 
 
 def test_many_long_hash_lists_at_once_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serve, "HASHES_BYTES", 40)
-    shelf = BlockServer(Snapshot.take(state(0)))
-    assert isinstance(shelf.hashes_for([3]), list), "the list of one key may be as long as it is"
-    assert isinstance(shelf.hashes_for([0, 3]), BlockRefusal)
+    server = BlockServer(Snapshot.take(state(0)).manifest)
+    assert isinstance(server.hashes_for([3]), list), "the list of one key may be as long as it is"
+    assert isinstance(server.hashes_for([0, 3]), BlockRefusal)
 
 
 @pytest.mark.parametrize(

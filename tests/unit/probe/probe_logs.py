@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ringfold.probe.fit import BACKWARD_KEPT, FORWARD_KEPT, EdgeWindow
+from ringfold.probe.exchanges import BACKWARD_KEPT, FORWARD_KEPT, EdgeWindow
 from ringfold.probe.logs.files import ExportSettings, Log
 from ringfold.probe.logs.lines import Stretch
 from ringfold.wire.probing import (

@@ -10,7 +10,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ringfold.errors import UsageError
-from ringfold.probe.fit import BACKWARD_KEPT, BASELINES, COLUMNS, ESTIMATORS, FORWARD_KEPT, EdgeWindow, fit
+from ringfold.probe.exchanges import BACKWARD_KEPT, COLUMNS, FORWARD_KEPT, EdgeWindow
+from ringfold.probe.fit import BASELINES, ESTIMATORS, fit
 from ringfold.probe.models import MODELS, Sample, window
 from ringfold.tools.bench import clock_truth as bench
 

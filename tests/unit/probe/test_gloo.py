@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ringfold.errors import ConfigError, DeadlineExceeded, RemoteProtocolError
-from ringfold.probe.fit import EdgeWindow
+from ringfold.probe.exchanges import EdgeWindow
 from ringfold.probe.rounds.calculation import RoundResult
 from ringfold.probe.rounds.gloo import GlooRoundResult, GlooRounds, TorchCollectives
 from ringfold.probe.rounds.settings import RoundSettings

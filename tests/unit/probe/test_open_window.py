@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ringfold.probe.fit import EdgeWindow
+from ringfold.probe.exchanges import EdgeWindow
 from ringfold.probe.nodes.open_window import LEAD_NS, EarlyFits
 from ringfold.wire.probing import EdgeFit
 

@@ -19,7 +19,7 @@ from hypothesis.extra import numpy as arrays
 from probe_logs import UNIX_NS, WINDOW_NS, MadeUpRun, emptied
 
 from ringfold.errors import ConfigError, UsageError
-from ringfold.probe.fit import EdgeWindow
+from ringfold.probe.exchanges import EdgeWindow
 from ringfold.probe.logs.files import ExportSettings, Log, LogReader, logs_in
 from ringfold.probe.logs.lines import (
     VERSION,

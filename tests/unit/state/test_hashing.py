@@ -12,6 +12,7 @@ import pytest
 
 from ringfold.errors import UsageError
 from ringfold.state import hashing
+from ringfold.state.blocks import digest_bytes, load_blake3, root_hash
 from ringfold.wire.messages import HashKind
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "hash.md"
@@ -59,7 +60,7 @@ def test_the_native_core_gives_the_vectors_of_the_page(name: str) -> None:
     hashes = hashing.block_hashes(memory(content), "rf64")
     assert len(content) == count
     assert np.frombuffer(hashes, "<u8").tolist() == blocks
-    assert hashing.root_hash(hashes, count, "rf64") == root.to_bytes(8, "little")
+    assert root_hash(hashes, count, "rf64") == root.to_bytes(8, "little")
 
 
 @pytest.mark.parametrize("name", MESSAGES)
@@ -74,7 +75,7 @@ def test_the_reference_gives_the_vectors_of_the_page(name: str) -> None:
 def test_an_array_has_one_hash_per_block(kind: HashKind) -> None:
     need(kind)
     array = memory(np.random.default_rng(3).bytes(2 * MIB + 5))
-    size = hashing.digest_bytes(kind)
+    size = digest_bytes(kind)
     hashes = hashing.block_hashes(array, kind)
     assert [hashes[at : at + size] for at in range(0, len(hashes), size)] == [
         hashing.block_hash(array[at : at + MIB], kind) for at in (0, MIB, 2 * MIB)
@@ -93,23 +94,23 @@ def test_threads_change_nothing(kind: HashKind) -> None:
 def test_a_block_may_be_bytes_or_an_array(kind: HashKind) -> None:
     need(kind)
     assert hashing.block_hash(b"abc", kind) == hashing.block_hash(memory(b"abc"), kind)
-    assert len(hashing.block_hash(b"abc", kind)) == hashing.digest_bytes(kind)
+    assert len(hashing.block_hash(b"abc", kind)) == digest_bytes(kind)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_empty_array_has_no_blocks_and_a_root(kind: HashKind) -> None:
     need(kind)
     assert hashing.block_hashes(memory(b""), kind) == b""
-    assert len(hashing.root_hash(b"", 0, kind)) == hashing.digest_bytes(kind)
+    assert len(root_hash(b"", 0, kind)) == digest_bytes(kind)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_root_tells_apart_sizes_orders_and_numbers_of_blocks(kind: HashKind) -> None:
     need(kind)
-    size = hashing.digest_bytes(kind)
+    size = digest_bytes(kind)
     one, two, zero = b"\x01" * size, b"\x02" * size, bytes(size)
     roots = [
-        hashing.root_hash(hashes, total, kind)
+        root_hash(hashes, total, kind)
         for hashes, total in (
             (one + two, 2 * MIB),
             (two + one, 2 * MIB),
@@ -127,9 +128,9 @@ def test_a_root_tells_apart_sizes_orders_and_numbers_of_blocks(kind: HashKind) -
 def no_blake3(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As if the package were not installed."""
     monkeypatch.setitem(sys.modules, "blake3", None)
-    hashing._blake3.cache_clear()
+    load_blake3.cache_clear()
     yield
-    hashing._blake3.cache_clear()
+    load_blake3.cache_clear()
 
 
 @pytest.mark.usefixtures("no_blake3")

@@ -18,8 +18,8 @@ import pytest
 from ringfold.errors import StateError, UsageError
 from ringfold.state.ancestry import begin
 from ringfold.state.checkpoint import _HEAD, CheckpointEntry, Checkpoints
-from ringfold.state.manifest import Snapshot
 from ringfold.state.shared import MayDiffer, SharedState, lineage_of, set_lineage, set_torn
+from ringfold.state.snapshot import Snapshot
 from ringfold.wire.lineage import Branch, Lineage
 
 
@@ -365,7 +365,7 @@ def test_a_checkpoint_carries_its_lineage(tmp_path: Path) -> None:
     state = fresh()
     checkpoints.load_newest(state)
     assert lineage_of(state) == NEW
-    offer = Snapshot.take(state).offer("enforce-popular")
+    offer = Snapshot.take(state).manifest.offer("enforce-popular")
     assert (offer.lineage, offer.is_loaded) == (NEW, True)
 
 
@@ -375,7 +375,7 @@ def test_a_state_that_was_changed_is_no_checkpoint_any_more(tmp_path: Path) -> N
     state = fresh()
     checkpoints.load_newest(state)
     state.arrays["w"][3] = 7  # type: ignore[index]
-    assert not Snapshot.take(state).offer("enforce-popular").is_loaded
+    assert not Snapshot.take(state).manifest.offer("enforce-popular").is_loaded
 
 
 def test_a_checkpoint_that_was_saved_with_another_hash_is_one_all_the_same(tmp_path: Path) -> None:
@@ -384,7 +384,7 @@ def test_a_checkpoint_that_was_saved_with_another_hash_is_one_all_the_same(tmp_p
     save_at(checkpoints, NEW, 145, 1)
     state = SharedState(w=np.zeros(10, np.float32), hash="blake3")
     checkpoints.load_newest(state)
-    assert Snapshot.take(state).offer("enforce-popular").is_loaded
+    assert Snapshot.take(state).manifest.offer("enforce-popular").is_loaded
 
 
 def test_what_is_private_may_change_without_making_it_another_checkpoint(tmp_path: Path) -> None:
@@ -394,7 +394,7 @@ def test_what_is_private_may_change_without_making_it_another_checkpoint(tmp_pat
     checkpoints.save(state)
     checkpoints.load_newest(state)
     seen += 1
-    assert Snapshot.take(state).offer("enforce-popular").is_loaded
+    assert Snapshot.take(state).manifest.offer("enforce-popular").is_loaded
 
 
 def test_an_abandoned_checkpoint_is_not_the_newest(tmp_path: Path) -> None:

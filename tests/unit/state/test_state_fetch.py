@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringfold.state import fetch as fetching
-from ringfold.state.array_memory import block_count, block_range
+from ringfold.state.blocks import BLOCK_BYTES, block_count, block_range, digest_bytes, root_hash
 from ringfold.state.fetch import Fetch
 from ringfold.state.fetch_effects import (
     AnnounceBlocks,
@@ -21,7 +21,7 @@ from ringfold.state.fetch_effects import (
     RequestHashes,
     WantedKey,
 )
-from ringfold.state.hashing import BLOCK_BYTES, block_hash, digest_bytes, root_hash
+from ringfold.state.hashing import block_hash
 
 MIB = BLOCK_BYTES
 KIND = "rf64"

@@ -4,13 +4,14 @@ import numpy as np
 import pytest
 
 from ringfold.errors import RemoteProtocolError
+from ringfold.state.blocks import BLOCK_BYTES
 from ringfold.state.election import ElectedState, elect
 from ringfold.state.fetch import Fetch
 from ringfold.state.fetch_effects import AnnounceBlocks, FetchComplete, FetchEffect, RequestBlocks, RequestHashes
-from ringfold.state.hashing import BLOCK_BYTES, block_hash, digest_bytes
-from ringfold.state.manifest import Snapshot
+from ringfold.state.hashing import block_hash
 from ringfold.state.serve import BlockRefusal, BlockServer, wanted_of
 from ringfold.state.shared import MayDiffer, SharedState
+from ringfold.state.snapshot import Snapshot
 
 MIB = BLOCK_BYTES
 
@@ -23,13 +24,12 @@ def state_of(seed: int) -> SharedState:
 
 
 def test_a_holder_gives_blocks_with_the_hash_that_they_have() -> None:
-    state = state_of(1)
-    pieces = BlockServer(Snapshot.take(state)).blocks_for([(0, 7), (0, 0)])
-    assert isinstance(pieces, list)
-    assert [(piece.offset, piece.length) for piece in pieces] == [(7 * MIB, 11), (0, MIB)]
-    for piece in pieces:
-        assert block_hash(piece.memory[piece.offset : piece.offset + piece.length], "rf64") == piece.expected
-        assert np.shares_memory(piece.memory, state.arrays["large"])  # type: ignore[arg-type]
+    snapshot = Snapshot.take(state_of(1))
+    blocks = BlockServer(snapshot.manifest).blocks_for([(0, 7), (0, 0)])
+    assert isinstance(blocks, list)
+    assert [(block.key, block.offset, block.nbytes) for block in blocks] == [(0, 7 * MIB, 11), (0, 0, MIB)]
+    for block in blocks:
+        assert block_hash(snapshot.memories[0].read(block.offset, block.offset + block.nbytes), "rf64") == block.digest
 
 
 @pytest.mark.parametrize(
@@ -46,44 +46,45 @@ def test_a_holder_gives_blocks_with_the_hash_that_they_have() -> None:
     ids=["past the end", "before the begin", "no key", "negative key", "may differ", "too much", "too many"],
 )
 def test_what_is_not_here_is_refused_with_a_text(blocks: list[tuple[int, int]], words: str) -> None:
-    refusal = BlockServer(Snapshot.take(state_of(1))).blocks_for(blocks)
+    refusal = BlockServer(Snapshot.take(state_of(1)).manifest).blocks_for(blocks)
     assert isinstance(refusal, BlockRefusal)
     assert words in refusal.text
 
 
 def test_hashes_of_what_may_differ_are_refused() -> None:
-    assert isinstance(BlockServer(Snapshot.take(state_of(1))).hashes_for([1]), BlockRefusal)
+    assert isinstance(BlockServer(Snapshot.take(state_of(1)).manifest).hashes_for([1]), BlockRefusal)
 
 
 def test_a_receiver_gives_only_what_it_has_verified() -> None:
-    winner, mine = Snapshot.take(state_of(1)), Snapshot.take(state_of(2))
+    winner, mine = Snapshot.take(state_of(1)).manifest, Snapshot.take(state_of(2)).manifest
     fetch = Fetch(wanted_of(mine, [(0, winner.keys[0].root)]), "rf64", [1])
-    shelf = BlockServer(mine, fetch)
-    assert isinstance(shelf.hashes_for([0]), BlockRefusal)
+    server = BlockServer(mine, fetch)
+    assert isinstance(server.hashes_for([0]), BlockRefusal)
     fetch.start()
     fetch.source_ready(1)
     asks = [effect for effect in fetch.hashes(1, [(0, winner.hashes[0])]) if isinstance(effect, RequestBlocks)]
-    assert isinstance(shelf.blocks_for(asks[0].blocks), BlockRefusal)
+    assert isinstance(server.blocks_for(asks[0].blocks), BlockRefusal)
     fetch.blocks(1, asks[0].batch)
-    assert isinstance(shelf.blocks_for(asks[0].blocks), list)
-    assert isinstance(shelf.blocks_for(asks[1].blocks), BlockRefusal)
-    assert shelf.hashes_for([0]) == [(0, winner.hashes[0])]
+    assert isinstance(server.blocks_for(asks[0].blocks), list)
+    assert isinstance(server.blocks_for(asks[1].blocks), BlockRefusal)
+    assert server.hashes_for([0]) == [(0, winner.hashes[0])]
 
 
 def test_a_greeting_tells_what_is_here_and_never_by_chance_that_this_is_the_end() -> None:
-    holder, mine = Snapshot.take(SharedState(a=np.ones(3))), Snapshot.take(SharedState(a=np.zeros(3)))
+    holder = Snapshot.take(SharedState(a=np.ones(3))).manifest
+    mine = Snapshot.take(SharedState(a=np.zeros(3))).manifest
     fetch = Fetch(wanted_of(mine, [(0, holder.keys[0].root)]), "rf64", [1], [2])
     fetch.start()
-    assert BlockServer(mine, fetch).greeting() == []
-    assert BlockServer(holder).greeting() == [[(0, 0, 1)], []]
+    assert BlockServer(mine, fetch).announcements() == []
+    assert BlockServer(holder).announcements() == [[(0, 0, 1)], []]
     fetch.source_lost(1)
-    assert BlockServer(mine, fetch).greeting() == [[]]
+    assert BlockServer(mine, fetch).announcements() == [[]]
 
 
 @pytest.mark.parametrize("fetch", [[(0, b"short")], [(1, bytes(8))], [(999, bytes(8))]])
 def test_a_plan_that_makes_no_sense_here_is_refused(fetch: list[tuple[int, bytes]]) -> None:
     with pytest.raises(RemoteProtocolError, match="key"):
-        wanted_of(Snapshot.take(state_of(1)), fetch)
+        wanted_of(Snapshot.take(state_of(1)).manifest, fetch)
 
 
 class Visit:
@@ -92,13 +93,13 @@ class Visit:
     def __init__(self, states: dict[int, SharedState]) -> None:
         self.states = states
         self.snapshots = {peer: Snapshot.take(state) for peer, state in states.items()}
-        plan = elect({peer: each.offer("enforce-popular") for peer, each in self.snapshots.items()}, None)
+        plan = elect({peer: each.manifest.offer("enforce-popular") for peer, each in self.snapshots.items()}, None)
         assert isinstance(plan, ElectedState)
         self.plan = plan
         turns = sorted(plan.fetch)
         self.fetches = {
             peer: Fetch(
-                wanted_of(self.snapshots[peer], keys),
+                wanted_of(self.snapshots[peer].manifest, keys),
                 "rf64",
                 plan.holders,
                 [other for other in turns if other != peer],
@@ -106,8 +107,8 @@ class Visit:
             )
             for peer, keys in plan.fetch.items()
         }
-        self.shelves = {
-            peer: BlockServer(snapshot, self.fetches.get(peer)) for peer, snapshot in self.snapshots.items()
+        self.servers = {
+            peer: BlockServer(snapshot.manifest, self.fetches.get(peer)) for peer, snapshot in self.snapshots.items()
         }
         self.todo: list[tuple[int, FetchEffect]] = []
         self.complete: set[int] = set()
@@ -118,7 +119,7 @@ class Visit:
             self.add(peer, fetch.start())
             for source in (*self.plan.holders, *(other for other in self.fetches if other != peer)):
                 self.add(peer, fetch.source_ready(source))
-                for ranges in self.shelves[source].greeting() if source in self.fetches else []:
+                for ranges in self.servers[source].announcements() if source in self.fetches else []:
                     self.add(peer, fetch.have(source, ranges))
         while self.todo:
             self.turns += 1
@@ -137,20 +138,18 @@ class Visit:
         fetch = self.fetches[peer]
         match effect:
             case RequestHashes(source, keys):
-                lists = self.shelves[source].hashes_for(keys)
+                lists = self.servers[source].hashes_for(keys)
                 assert isinstance(lists, list)
                 self.add(peer, fetch.hashes(source, lists))
             case RequestBlocks(source, batch, blocks):
-                pieces = self.shelves[source].blocks_for(blocks)
-                assert isinstance(pieces, list)
-                for (key, block), piece in zip(blocks, pieces, strict=True):
-                    first = block * MIB
-                    landing = self.snapshots[peer].memories[key].landing(first, first + piece.length)
-                    landing[:] = piece.memory[piece.offset : piece.offset + piece.length]
-                    hashes = fetch.hashes_of(key)
-                    assert hashes is not None
-                    size = digest_bytes("rf64")
-                    assert hashes[block * size : (block + 1) * size] == block_hash(landing, "rf64") == piece.expected
+                refs = self.servers[source].blocks_for(blocks)
+                assert isinstance(refs, list)
+                assert refs == [fetch.block_ref(key, block) for key, block in blocks]
+                for ref in refs:
+                    first, last = ref.offset, ref.offset + ref.nbytes
+                    buffer = self.snapshots[peer].memories[ref.key].receive_buffer(first, last)
+                    buffer[:] = self.snapshots[source].memories[ref.key].read(first, last)
+                    assert block_hash(buffer, "rf64") == ref.digest
                 self.add(peer, fetch.blocks(source, batch))
             case AnnounceBlocks(ranges):
                 for other in self.fetches.keys() - {peer}:

@@ -9,10 +9,12 @@ import pytest
 
 import ringfold as rf
 from ringfold.errors import UsageError
-from ringfold.state.array_memory import ArrayMemory, block_count, block_range, memory_of
-from ringfold.state.hashing import BLOCK_BYTES, block_hash, block_hashes, root_hash
-from ringfold.state.manifest import Snapshot, digest_of
+from ringfold.state.array_memory import ArrayMemory, memory_of
+from ringfold.state.blocks import BLOCK_BYTES, block_count, block_range, root_hash
+from ringfold.state.hashing import block_hash, block_hashes
+from ringfold.state.manifest import digest_of
 from ringfold.state.shared import MAX_KEYS, SharedState, set_torn
+from ringfold.state.snapshot import Snapshot
 from ringfold.wire.messages import KeyOffer
 
 # What the program holds
@@ -49,7 +51,7 @@ def test_torn_is_seen_and_not_set() -> None:
 
 def test_a_step_loop_may_have_no_arrays_at_all() -> None:
     state = SharedState._without_arrays(3)
-    assert Snapshot.take(state).offer("enforce-popular").keys == []
+    assert Snapshot.take(state).manifest.offer("enforce-popular").keys == []
 
 
 @pytest.mark.parametrize(
@@ -150,7 +152,7 @@ def test_reading_and_landing_give_the_array_itself() -> None:
     content = np.arange(10, dtype=np.uint8)
     memory = memory_of(content, "x")
     assert np.shares_memory(memory.read(2, 5), content)
-    landing = memory.landing(2, 5)
+    landing = memory.receive_buffer(2, 5)
     landing[:] = 0
     memory.write(2, landing)
     assert content.tolist() == [0, 1, 0, 0, 0, 5, 6, 7, 8, 9]
@@ -179,7 +181,7 @@ def test_device_memory_is_hashed_in_stretches_to_the_same_hashes(monkeypatch: py
     content = np.random.default_rng(1).integers(0, 256, 5 * BLOCK_BYTES + 7, np.uint8)
     memory = ArrayMemory("uint8", (content.size,), content.size, None, FakeDevice(content))  # type: ignore[arg-type]
     assert memory.block_hashes("rf64") == block_hashes(content, "rf64")
-    assert not np.shares_memory(memory.landing(0, 5), content)
+    assert not np.shares_memory(memory.receive_buffer(0, 5), content)
 
 
 def test_the_last_block_is_short_and_nothing_has_none() -> None:
@@ -192,23 +194,23 @@ def test_the_last_block_is_short_and_nothing_has_none() -> None:
 
 def test_a_snapshot_lists_keys_by_name_with_their_hashes() -> None:
     large = np.random.default_rng(1).integers(0, 256, BLOCK_BYTES + 5, np.uint8)
-    snapshot = Snapshot.take(SharedState(b=np.zeros((2, 2), np.float32), a=large, revision=9))
+    manifest = Snapshot.take(SharedState(b=np.zeros((2, 2), np.float32), a=large, revision=9)).manifest
     hashes = block_hash(large[:BLOCK_BYTES], "rf64") + block_hash(large[BLOCK_BYTES:], "rf64")
-    assert snapshot.hashes[0] == hashes
-    assert snapshot.keys[0] == KeyOffer("a", "uint8", [BLOCK_BYTES + 5], root_hash(hashes, large.size, "rf64"))
-    assert [key.name for key in snapshot.keys] == ["a", "b"]
-    assert (snapshot.revision, snapshot.nbytes) == (9, BLOCK_BYTES + 21)
+    assert manifest.hashes[0] == hashes
+    assert manifest.keys[0] == KeyOffer("a", "uint8", [BLOCK_BYTES + 5], root_hash(hashes, large.size, "rf64"))
+    assert [key.name for key in manifest.keys] == ["a", "b"]
+    assert (manifest.revision, manifest.nbytes) == (9, BLOCK_BYTES + 21)
 
 
 def test_what_may_differ_is_not_hashed() -> None:
-    snapshot = Snapshot.take(SharedState(a=rf.MayDiffer(np.ones(3))))
-    assert (snapshot.hashes, snapshot.keys[0].root, snapshot.keys[0].may_differ) == ([b""], b"", True)
+    manifest = Snapshot.take(SharedState(a=rf.MayDiffer(np.ones(3)))).manifest
+    assert (manifest.hashes, manifest.keys[0].root, manifest.keys[0].may_differ) == ([b""], b"", True)
 
 
 def test_an_offer_says_what_the_state_is() -> None:
     state = SharedState(a=np.ones(3), revision=2)
     set_torn(state, True)
-    offer = Snapshot.take(state).offer("send-only", stepped=True, rollback=True)
+    offer = Snapshot.take(state).manifest.offer("send-only", stepped=True, rollback=True)
     assert (offer.revision, offer.strategy, offer.hash) == (2, "send-only", "rf64")
     assert (offer.torn, offer.stepped, offer.rollback) == (True, True, True)
 
@@ -216,10 +218,10 @@ def test_an_offer_says_what_the_state_is() -> None:
 def test_a_tensor_that_changed_its_shape_is_seen_at_the_next_snapshot() -> None:
     memory = bytearray(4)
     state = SharedState(a=memory)
-    before = digest_of(Snapshot.take(state).offer("enforce-popular"))
+    before = digest_of(Snapshot.take(state).manifest.offer("enforce-popular"))
     memory += b"more"
-    assert Snapshot.take(state).keys[0].shape == [8]
-    assert digest_of(Snapshot.take(state).offer("enforce-popular")) != before
+    assert Snapshot.take(state).manifest.keys[0].shape == [8]
+    assert digest_of(Snapshot.take(state).manifest.offer("enforce-popular")) != before
 
 
 @pytest.mark.parametrize(
@@ -235,6 +237,6 @@ def test_a_tensor_that_changed_its_shape_is_seen_at_the_next_snapshot() -> None:
     ids=["revision", "shape", "dtype", "name", "content", "may differ"],
 )
 def test_a_digest_tells_structure_and_content_but_not_the_revision(other: SharedState) -> None:
-    mine = digest_of(Snapshot.take(SharedState(a=np.ones(4, np.float32))).offer("enforce-popular"))
-    theirs = digest_of(Snapshot.take(other).offer("enforce-popular"))
+    mine = digest_of(Snapshot.take(SharedState(a=np.ones(4, np.float32))).manifest.offer("enforce-popular"))
+    theirs = digest_of(Snapshot.take(other).manifest.offer("enforce-popular"))
     assert (mine == theirs) == (other.revision == 5)

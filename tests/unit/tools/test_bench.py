@@ -24,7 +24,7 @@ from ringfold.errors import ConfigError
 from ringfold.tools import shaped
 from ringfold.tools.bench import allreduce, app, iteration, multipath, quantize, report, targets, wan
 from ringfold.tools.bench import allreduce_worker as workers
-from ringfold.tools.spawn import ChildFailed, Crew
+from ringfold.tools.cluster import Cluster, ProcessFailed
 
 WAIT_S = 20.0
 Row = dict[str, float | int | str | bool | None]
@@ -200,29 +200,29 @@ def gone(pid: int) -> bool:
 
 
 def test_a_crew_takes_its_children_and_its_files_along() -> None:
-    with Crew() as crew:
-        crew.start("sleeper", ["sleep", "1000"])
-        pid, directory = crew.pid("sleeper"), crew.directory
+    with Cluster() as cluster:
+        cluster.start("sleeper", ["sleep", "1000"])
+        pid, directory = cluster.pid("sleeper"), cluster.directory
         os.kill(pid, 0)
     assert gone(pid)
     assert not directory.exists()
 
 
 def test_a_child_that_ends_early_is_named_with_its_last_words() -> None:
-    with Crew() as crew:
-        crew.start("speaker", ["sh", "-c", "echo no luck today; exit 3"])
-        with pytest.raises(ChildFailed, match=r"speaker: ended with status 3\nno luck today"):
-            crew.meet(["speaker"], WAIT_S)
+    with Cluster() as cluster:
+        cluster.start("speaker", ["sh", "-c", "echo no luck today; exit 3"])
+        with pytest.raises(ProcessFailed, match=r"speaker: ended with status 3\nno luck today"):
+            cluster.wait_connected(["speaker"], WAIT_S)
 
 
 def test_a_child_that_reports_an_error_fails_the_wait() -> None:
-    code = "import sys; from ringfold.tools.spawn import Line; l = Line.dial(sys.argv[1], 'w')"
+    code = "import sys; from ringfold.tools.cluster import Channel; l = Channel.connect(sys.argv[1], 'w')"
     code += "; l.send({'error': 'it broke'}); l.receive()"
-    with Crew() as crew:
-        crew.start("w", [sys.executable, "-c", code, crew.address])
-        crew.meet(["w"], WAIT_S)
-        with pytest.raises(ChildFailed, match="it broke"):
-            crew.gather(["w"], WAIT_S)
+    with Cluster() as cluster:
+        cluster.start("w", [sys.executable, "-c", code, cluster.address])
+        cluster.wait_connected(["w"], WAIT_S)
+        with pytest.raises(ProcessFailed, match="it broke"):
+            cluster.gather(["w"], WAIT_S)
 
 
 def test_a_signal_that_interrupts_no_system_call_ends_a_wait_all_the_same() -> None:
@@ -236,25 +236,25 @@ def test_a_signal_that_interrupts_no_system_call_ends_a_wait_all_the_same() -> N
             time.sleep(0.001)  # meanwhile the main thread gets on
         _thread.interrupt_main()
 
-    with Crew() as crew:
+    with Cluster() as cluster:
         interrupting = threading.Thread(target=interrupt)
         interrupting.start()
         began = time.monotonic()
         with pytest.raises(KeyboardInterrupt):  # noqa: PT012 - only from here on may it come
             is_waiting.set()
-            crew.receive(10 * WAIT_S)
+            cluster.receive(10 * WAIT_S)
         assert time.monotonic() - began < WAIT_S
         interrupting.join()
 
 
 PARENT = """
 import sys
-from ringfold.tools.spawn import Crew
+from ringfold.tools.cluster import Cluster
 stubborn = "import signal as s\\nfor n in s.SIGINT, s.SIGTERM: s.signal(n, s.SIG_IGN)\\nwhile True: s.pause()"
-with Crew() as crew:
-    crew.start("stubborn", [sys.executable, "-c", stubborn])
-    print(crew.pid("stubborn"), crew.directory, flush=True)
-    crew.receive(1000)
+with Cluster() as cluster:
+    cluster.start("stubborn", [sys.executable, "-c", stubborn])
+    print(cluster.pid("stubborn"), cluster.directory, flush=True)
+    cluster.receive(1000)
 """
 
 
@@ -330,9 +330,9 @@ def test_the_other_libraries_pass_the_same_verification(library: str) -> None:
     if reason := allreduce.missing_libraries([library]).get(library):
         pytest.skip(reason)
     plan = allreduce.Plan([2], [4096], [library], "f32", min_time_s=0.01, rounds=1)
-    with Crew() as crew:
-        allreduce.start_team(crew, library, 2)
-        outcome = allreduce.play(crew, library, 2, 4096, plan, 20, digest=True)
+    with Cluster() as cluster:
+        allreduce.start_team(cluster, library, 2)
+        outcome = allreduce.play(cluster, library, 2, 4096, plan, 20, digest=True)
     assert outcome["verified"]
     assert len(outcome["durations_ns"]) == 20
 
@@ -466,7 +466,7 @@ def test_every_figure_of_multipath_is_whole_in_80_columns() -> None:
     shown = io.StringIO()
     found = multipath.sheets(figures)
     report.render(report.report("multipath", {}, figures), found, Console(file=shown, width=80))
-    lines = [re.split(r"\s{2,}", line.strip()) for line in shown.getvalue().splitlines()]
+    lines = [re.split(r"\s{2,}", channel.strip()) for channel in shown.getvalue().splitlines()]
     assert "…" not in shown.getvalue()
     for sheet in found:
         for row in sheet.rows:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from ringfold.probe.fit import BACKWARD_KEPT, FORWARD_KEPT, EdgeWindow
+from ringfold.probe.exchanges import BACKWARD_KEPT, FORWARD_KEPT, EdgeWindow
 from ringfold.probe.models import Sample
 from ringfold.runtime.clock import monotonic_ns
 from ringfold.tools.bench import app, clock
@@ -21,7 +21,7 @@ from ringfold.tools.bench.clock_truth import (
     spread_clocks,
     with_truth,
 )
-from ringfold.tools.spawn import Crew
+from ringfold.tools.cluster import Cluster
 from ringfold.wire.probing import EdgeFit, NodeClock
 
 ANCHOR = 10**13
@@ -221,12 +221,12 @@ def test_an_unknown_column_is_refused() -> None:
 
 
 def test_busy_processes_run_on_every_core_and_end_with_their_crew() -> None:
-    with Crew() as crew:
-        pids = [crew.pid(name) for name in clock.start_busy_cores(crew)]
+    with Cluster() as cluster:
+        pids = [cluster.pid(name) for name in clock.start_busy_cores(cluster)]
         deadline = monotonic_ns() + 20 * SECOND
         while not all(_used_ticks(pid) > 5 for pid in pids):
             assert monotonic_ns() < deadline, "a busy process does not use its core"
-            crew.pause(0.01)
+            cluster.pause(0.01)
         cores = [line for pid in pids for line in _status(pid) if line.startswith("Cpus_allowed_list")]
     assert len(set(cores)) == len(pids)
     assert not any(Path("/proc", str(pid)).exists() for pid in pids)

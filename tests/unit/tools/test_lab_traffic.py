@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
+from ringfold.tools.cluster import free_port
 from ringfold.tools.lab.traffic import main
-from ringfold.tools.spawn import free_port
 
 RECEIVER = [sys.executable, "-m", "ringfold.tools.lab.traffic", "receive"]
 

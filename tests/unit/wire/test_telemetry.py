@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfold.agent.telemetry import MOST_LENGTHS, Telemetry, TelemetryDesk, TelemetrySettings
+from ringfold.agent.telemetry import MAX_PREFIX_LENGTHS, QueueTable, TelemetryIngest, TelemetrySettings
 from ringfold.errors import ConfigError
 from ringfold.wire.telemetry import (
     Body,
@@ -243,8 +243,8 @@ def test_a_short_key_is_refused_as_a_setting() -> None:
 
 
 def test_an_exact_pair_speaks_of_its_path_only() -> None:
-    table = Telemetry()
-    table.observed(0, T0, body(70, path=1), T0)
+    table = QueueTable()
+    table.add_observation(0, T0, body(70, path=1), T0)
     known = table.reading(0, HERE, THERE, 1)
     assert known is not None
     assert known.congestion == 70
@@ -253,92 +253,92 @@ def test_an_exact_pair_speaks_of_its_path_only() -> None:
 
 
 def test_a_prefix_speaks_of_all_pairs_in_it() -> None:
-    table = Telemetry()
-    table.observed(0, T0, toward("10.0.0.0/24", 90), T0)
+    table = QueueTable()
+    table.add_observation(0, T0, toward("10.0.0.0/24", 90), T0)
     assert table.reading(0, address_number("192.0.2.9"), THERE, 0) is not None
     assert table.reading(0, HERE, address_number("10.0.1.2"), 0) is None
 
 
 def test_of_several_that_apply_the_highest_congestion_counts() -> None:
-    table = Telemetry()
+    table = QueueTable()
     for each in (body(20), toward("10.0.0.2", 200), toward("any", 90, "10.0.0.1")):
-        table.observed(0, T0, each, T0)
+        table.add_observation(0, T0, each, T0)
     known = table.reading(0, HERE, THERE, 0)
     assert known is not None
     assert known.congestion == 200
 
 
 def test_what_is_not_renewed_becomes_unknown() -> None:
-    table = Telemetry(TelemetrySettings(stale_after_ms=100))
-    table.observed(0, T0, body(0), T0)
+    table = QueueTable(TelemetrySettings(stale_after_ms=100))
+    table.add_observation(0, T0, body(0), T0)
     assert table.reading(100 * MS, HERE, THERE, 0) is not None
     assert table.reading(101 * MS, HERE, THERE, 0) is None
 
 
 def test_a_stale_pair_gives_way_to_a_fresh_prefix() -> None:
-    table = Telemetry(TelemetrySettings(stale_after_ms=100))
-    table.observed(0, T0, body(250), T0)
-    table.observed(150 * MS, T0, toward("any", 5), T0)
+    table = QueueTable(TelemetrySettings(stale_after_ms=100))
+    table.add_observation(0, T0, body(250), T0)
+    table.add_observation(150 * MS, T0, toward("any", 5), T0)
     known = table.reading(150 * MS, HERE, THERE, 0)
     assert known is not None
     assert known.congestion == 5
 
 
 def test_an_older_measurement_does_not_replace_a_newer_one() -> None:
-    table = Telemetry()
-    assert table.observed(0, T0, body(9), T0)
-    assert not table.observed(1, T0, body(8), T0 - 1)
-    assert table.observed(2, T0, body(7), T0)
+    table = QueueTable()
+    assert table.add_observation(0, T0, body(9), T0)
+    assert not table.add_observation(1, T0, body(8), T0 - 1)
+    assert table.add_observation(2, T0, body(7), T0)
 
 
 def test_a_sender_whose_clock_went_back_is_heard_again_when_the_old_word_is_stale() -> None:
-    table = Telemetry(TelemetrySettings(stale_after_ms=100))
-    table.observed(0, T0, body(9), T0)
-    assert table.observed(101 * MS, T0, body(8), T0 - 10**15)
+    table = QueueTable(TelemetrySettings(stale_after_ms=100))
+    table.add_observation(0, T0, body(9), T0)
+    assert table.add_observation(101 * MS, T0, body(8), T0 - 10**15)
 
 
 def test_age_counts_from_the_measurement_if_clocks_agree_else_from_the_arrival() -> None:
-    table = Telemetry()
+    table = QueueTable()
     for late_ms, age_ms in ((30, 31), (-5, 1), (10_000, 1)):
-        table.observed(0, T0, body(1), T0 - late_ms * MS)
-        known = Telemetry.reading(table, MS, HERE, THERE, 0)
+        table.add_observation(0, T0, body(1), T0 - late_ms * MS)
+        known = QueueTable.reading(table, MS, HERE, THERE, 0)
         assert known is not None
         assert known.age_ns == age_ms * MS
-        table = Telemetry()
+        table = QueueTable()
 
 
 def test_a_full_table_makes_room_from_what_is_stale_only() -> None:
-    table = Telemetry(TelemetrySettings(stale_after_ms=100, most_entries=3))
+    table = QueueTable(TelemetrySettings(stale_after_ms=100, max_entries=3))
     for path in range(4):
-        table.observed(0, T0, body(1, path=path), T0)
+        table.add_observation(0, T0, body(1, path=path), T0)
     assert (len(table), table.counts["full"]) == (3, 1)
-    assert table.observed(101 * MS, T0, body(1, path=9), T0)
+    assert table.add_observation(101 * MS, T0, body(1, path=9), T0)
     assert len(table) == 1
 
 
 def test_a_measurement_from_the_future_gives_way_to_the_next_one() -> None:
-    table = Telemetry()
-    assert table.observed(0, T0, body(200), T0 + 3_600 * 10**9)
-    assert table.observed(1, T0 + 1, body(10), T0 + 1)
+    table = QueueTable()
+    assert table.add_observation(0, T0, body(200), T0 + 3_600 * 10**9)
+    assert table.add_observation(1, T0 + 1, body(10), T0 + 1)
 
 
 def test_a_full_table_is_not_gone_through_for_every_packet(monkeypatch: pytest.MonkeyPatch) -> None:
-    table = Telemetry(TelemetrySettings(most_entries=2))
+    table = QueueTable(TelemetrySettings(max_entries=2))
     for number in range(3):
-        table.observed(number, T0, body(source=number), T0)
-    monkeypatch.setattr(table, "_by_bits", None)  # nobody looks
-    table._forget_stale(4)
+        table.add_observation(number, T0, body(source=number), T0)
+    monkeypatch.setattr(table, "_by_bits", None)  # the entries are not visited
+    table._expire(4)
 
 
 def test_prefix_lengths_without_number_do_not_slow_the_table_down() -> None:
-    table = Telemetry()
+    table = QueueTable()
     for bits in range(129):
-        table.observed(0, T0, replace(body(), source=masked(HERE, bits), source_bits=bits), T0)
-    assert len(table) == MOST_LENGTHS
+        table.add_observation(0, T0, replace(body(), source=masked(HERE, bits), source_bits=bits), T0)
+    assert len(table) == MAX_PREFIX_LENGTHS
 
 
-def test_the_desk_gives_news_refusals_and_nothing() -> None:
-    desk = TelemetryDesk()
-    assert desk.datagram(0, T0, PLAIN, "127.0.0.1") == body()
-    assert reason(desk.datagram(0, T0, PLAIN, "127.0.0.1")) == "replayed"
-    assert desk.datagram(0, T0, encode(Packet(NicQueues("eth0", HERE, 1, 1), 2, T0)), "127.0.0.1") is None
+def test_the_ingest_returns_news_refusals_and_nothing() -> None:
+    ingest = TelemetryIngest()
+    assert ingest.datagram(0, T0, PLAIN, "127.0.0.1") == body()
+    assert reason(ingest.datagram(0, T0, PLAIN, "127.0.0.1")) == "replayed"
+    assert ingest.datagram(0, T0, encode(Packet(NicQueues("eth0", HERE, 1, 1), 2, T0)), "127.0.0.1") is None

@@ -7,8 +7,8 @@ from typing import Literal, NamedTuple, Protocol, TypeVar, get_args
 from ringfold.errors import HashMismatch, UsageError
 from ringfold.peer.effects import SyncInterrupted, SyncSucceeded
 from ringfold.peer.machine import PeerMachine
-from ringfold.state.manifest import Snapshot
 from ringfold.state.shared import SharedState, set_lineage, set_torn
+from ringfold.state.snapshot import Snapshot
 from ringfold.wire.events import divergence_error
 from ringfold.wire.messages import Branch, Divergence, Offer, PeerId, SyncStrategy
 
@@ -52,7 +52,7 @@ class Attempt:
 
     def failed(self, machine: PeerMachine) -> None:
         """The call raises: the state is torn if something was written into it."""
-        set_torn(self.state, self._was_torn or machine.has_written(self.snapshot))
+        set_torn(self.state, self._was_torn or machine.has_written(self.snapshot.manifest))
 
     def succeeded(self, machine: PeerMachine, done: SyncSucceeded) -> SyncInfo:
         """The state is the group's now."""
@@ -83,7 +83,7 @@ def sync_state(
     found: dict[PeerId, Divergence] = {}
     while True:
         attempt = Attempt(state)
-        offer = attempt.snapshot.offer(strategy, stepped=stepped, rollback=rollback, checkpoints=checkpoints)
+        offer = attempt.snapshot.manifest.offer(strategy, stepped=stepped, rollback=rollback, checkpoints=checkpoints)
         try:
             done = session.sync(offer, attempt.snapshot, min_world, timeout_s, final=final)
         except BaseException:

@@ -1,62 +1,64 @@
 """A peer's part in a sync, from the master's plan to its end. Pure.
 
-Everybody who takes part serves: a holder gives what it has, a receiver what it has got so far. A receiver visits
-holders and a few fellow receivers, and asks them for hashes and blocks as `state/fetch.py` decides. Blocks go from
-memory to memory: the engine writes them where they belong and checks their hashes, so what is decided here is only who
-asks whom for what.
+Every peer that takes part serves: a holder sends what it has, a receiver what it has received so far. A receiver opens
+bulk sessions to holders and to a few other receivers, and requests hashes and blocks as `state/fetch.py` decides.
+Blocks go from memory to memory: the shell reads, verifies and writes them (`transfer.py`), and this file decides only
+which peer requests which blocks from which source.
 
-    receiver                                     holder
+    receiver                                     source (a holder, or another receiver)
        |  HashesWanted(keys) ------------------>   |
-       |  <------------------------ Hashes(lists)  |     must give the roots of the plan
+       |  <------------------------ Hashes(lists)  |     must have the roots of the plan
        |  BlocksWanted(blocks) ---------------->   |     a few MiB at a time, from each source
-       |  <-------------------------- the blocks   |     hashed before they leave, and when they have come
-       |  Have(ranges) to whoever visits it        |
+       |  <-------------------------- the blocks   |     verified before they are sent, and after they have arrived
+       |  Have(ranges) to its own receivers        |
 
-A peer whose own state changes while it serves finds out by those hashes, and reports itself.
+Of one batch, a receiver's effects and events are:
+
+    ExpectBlocks, SendMessage(BlocksWanted)  ->  BlocksReceived  ->  WriteBlocks  ->  BlocksWritten
+
+and a source's are SendBlocks, and BlocksChanged if a block no longer has its hash. So a peer whose own state changes
+while it serves finds out by the hashes, and reports itself.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from ringfold.errors import RemoteProtocolError
-from ringfold.peer.effects import Block, Effect, ExpectBlocks, SendBlocks, SendMessage
-from ringfold.peer.events import BlocksChanged, BlocksReceived
+from ringfold.peer.effects import Effect, ExpectBlocks, SendBlocks, SendMessage, WriteBlocks
+from ringfold.peer.events import BlocksChanged, BlocksReceived, BlocksWritten
 from ringfold.peer.settings import MS
 from ringfold.peer.side_channels import BulkSessions, SessionFailed, SessionOpened, TaskId
-from ringfold.state import fetch_effects
-from ringfold.state.array_memory import block_range
+from ringfold.state.blocks import BlockRef
 from ringfold.state.fetch import Fetch
-from ringfold.state.hashing import Bytes, block_hash, digest_bytes
-from ringfold.state.manifest import Snapshot
-from ringfold.state.serve import BlockRefusal, BlockServer, Piece, wanted_of
+from ringfold.state.fetch_effects import (
+    AnnounceBlocks,
+    CorruptBlock,
+    DropSource,
+    FetchComplete,
+    FetchEffect,
+    FetchStuck,
+    RequestBlocks,
+    RequestHashes,
+)
+from ringfold.state.manifest import StateManifest
+from ringfold.state.serve import BlockRefusal, BlockServer, wanted_of
 from ringfold.wire import frames
 from ringfold.wire.decoding import checked
-from ringfold.wire.messages import Divergence, HashKind, Member, Message, PeerId, Refused, SyncPlan, SyncReport
+from ringfold.wire.messages import Divergence, Member, Message, PeerId, Refused, SyncPlan, SyncReport
 from ringfold.wire.visiting import BlocksWanted, Hashes, HashesWanted, Have
 
 MAX_HOLDERS = 8
-"""How many holders a receiver visits at a time: more would not be faster, and many receivers would ask them all."""
+"""The holders that a receiver has sessions with at a time: more would not be faster, and would load all holders."""
 MAX_RELAY_RECEIVERS = 3
-"""How many other receivers it visits: what goes around between them, the holders need not send twice."""
-
+"""The other receivers that it has sessions with: what they relay, the holders need not send twice."""
 MAX_CONNECT_ATTEMPTS = 4
-"""How often a source is visited whose connection breaks or cannot be made: it may be the only one with the rest."""
+"""How often a source is connected to whose connection breaks or fails: it may be the only one with the rest."""
 SOURCE_TIMEOUT_NS = 30_000 * MS
-"""A source that owes something and sends nothing for so long is visited anew, and its blocks are asked elsewhere."""
+"""A source that owes something and sends nothing for so long is reconnected to; its blocks are requested elsewhere."""
 PROGRESS_REPORT_INTERVAL_NS = 5_000 * MS
-"""How often a receiver tells the master that it makes progress."""
+"""How often a receiver reports to the master that it makes progress."""
 RECONNECT_PAUSE_MS = 250
-"""Before it is visited again; longer each time."""
-
-
-@dataclass(frozen=True, slots=True)
-class PendingBlock:
-    """Where a block that was asked for arrives: in the array itself, or in host memory on its way to a device."""
-
-    key: int
-    block: int
-    memory: Bytes
-    expected: bytes
+"""The pause before the first reconnection to a source; each further one is longer by as much."""
 
 
 @dataclass(slots=True)
@@ -65,26 +67,30 @@ class _Sync:
 
     plan: SyncPlan
     task: TaskId
-    snapshot: Snapshot
-    shelf: BlockServer
+    manifest: StateManifest
+    server: BlockServer
     fetch: Fetch | None
-    hosts: list[Member] = field(default_factory=list)
-    """Whom to visit when somebody whom this peer visits is gone."""
-    visiting: set[PeerId] = field(default_factory=set)
-    failed_visits: dict[PeerId, int] = field(default_factory=dict)
+    unused: list[Member] = field(default_factory=list)
+    """Further sources, in the order in which this peer connects to them."""
+    connected: set[PeerId] = field(default_factory=set)
+    """The sources that this peer has a session with, or connects to."""
+    failures: dict[PeerId, int] = field(default_factory=dict)
+    """How many sessions with a source have failed."""
     sources: dict[PeerId, int] = field(default_factory=dict)
-    """The open visits that this peer made: peer -> connection."""
-    heard: dict[PeerId, int] = field(default_factory=dict)
-    """When each of them last sent something, or was last asked."""
-    told_ns: int = 0
-    """When the master last heard that this peer makes progress."""
-    landings: dict[int, list[PendingBlock]] = field(default_factory=dict)
-    """By batch: what was asked for and is not here yet."""
+    """The open sessions with sources: peer -> connection."""
+    last_active_ns: dict[PeerId, int] = field(default_factory=dict)
+    """When each source last sent something, or was last sent a request."""
+    last_progress_report_ns: int = 0
+    requested: dict[int, tuple[BlockRef, ...]] = field(default_factory=dict)
+    """By batch: the blocks that were requested and have not arrived."""
+    writing: set[int] = field(default_factory=set)
+    """The batches that have arrived, and that the shell verifies and writes."""
     sent_to: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
-    """Per visitor what was sent to it last, to name what has changed."""
+    """By connection the blocks of the last request that was served on it, to name what has changed."""
     reported: bool = False
-    """Whether the fetch has come to its end here."""
+    """Whether the end of the fetch was reported."""
     changed: bool = False
+    """Whether this peer's own state has changed since the sync began."""
 
     def holders(self) -> set[PeerId]:
         return {member.peer for member in self.plan.holders}
@@ -93,17 +99,17 @@ class _Sync:
 class Syncing:
     """The sync that this peer takes part in, if there is one."""
 
-    def __init__(self, visits: BulkSessions, say: Callable[[Message], list[Effect]]) -> None:
-        self._visits = visits
-        self._say = say
+    def __init__(self, sessions: BulkSessions, send_to_master: Callable[[Message], list[Effect]]) -> None:
+        self._sessions = sessions
+        self._send_to_master = send_to_master
         self._sync: _Sync | None = None
         self.tx_bytes = self.rx_bytes = 0
-        self.written_to: Snapshot | None = None
-        """Into whose memory blocks of another state were asked for, until the program has seen the end of that."""
+        self.written_to: StateManifest | None = None
+        """The state into which blocks of another one were requested, until the program has seen that sync end."""
 
     @property
     def ballot(self) -> int | None:
-        """The call that the sync in progress answers."""
+        """The call that the sync in progress belongs to."""
         return None if self._sync is None else self._sync.plan.ballot
 
     @property
@@ -112,161 +118,162 @@ class Syncing:
         return () if self._sync is None else tuple(self._sync.plan.diverged)
 
     def moved(self, ballot: int) -> tuple[int, int]:
-        """The bytes sent and received for the sync of this call; none, if its plan never came."""
+        """The bytes sent and received for the sync of this call; none if its plan was never received."""
         return (self.tx_bytes, self.rx_bytes) if self.ballot == ballot else (0, 0)
 
-    def begin(self, now_ns: int, me: PeerId, plan: SyncPlan, snapshot: Snapshot) -> list[Effect]:
-        """The plan is here: serve, and fetch what is missing. `RemoteProtocolError` if it makes no sense here."""
+    def begin(self, now_ns: int, me: PeerId, plan: SyncPlan, manifest: StateManifest) -> list[Effect]:
+        """The plan was received: serve, and fetch what is missing. `RemoteProtocolError` if the plan makes no sense."""
         receivers = [member.peer for member in plan.receivers]
         if self._sync is not None:
             raise RemoteProtocolError(f"it plans sync {plan.sync} during sync {self._sync.plan.sync}")
         if plan.fetch and me not in receivers:
             raise RemoteProtocolError(f"in sync {plan.sync} peer {me} fetches, but is no receiver")
-        wanted = wanted_of(snapshot, plan.fetch)
+        wanted = wanted_of(manifest, plan.fetch)
         self.tx_bytes = self.rx_bytes = 0
         task: TaskId = ("state", plan.sync)
-        self._visits.expect(task, plan.secret, receivers)
+        self._sessions.expect(task, plan.secret, receivers)
         if not plan.fetch:
-            self._sync = _Sync(plan, task, snapshot, BlockServer(snapshot), None)
+            self._sync = _Sync(plan, task, manifest, BlockServer(manifest), None)
             return []
         turn = receivers.index(me)
         holders = [member.peer for member in plan.holders]
-        fellows = [peer for peer in receivers if peer != me]
+        relays = [peer for peer in receivers if peer != me]
         place = turn, len(receivers)
-        fetching = Fetch(wanted, snapshot.hash, holders, fellows, place, snapshot.block_bytes)
-        sync = self._sync = _Sync(plan, task, snapshot, BlockServer(snapshot, fetching), fetching)
-        sync.hosts, sync.told_ns = list(_hosts(plan, me, turn)), now_ns
-        return [*self._carry_out(now_ns, sync, fetching.start()), *self._set_out(now_ns, sync)]
+        fetching = Fetch(wanted, manifest.hash, holders, relays, place, manifest.block_bytes)
+        sync = self._sync = _Sync(plan, task, manifest, BlockServer(manifest, fetching), fetching)
+        sync.unused = list(_sources_in_order(plan, turn))
+        sync.last_progress_report_ns = now_ns
+        return [*self._carry_out(now_ns, sync, fetching.start()), *self._connect(now_ns, sync)]
 
-    def _set_out(self, now_ns: int, sync: _Sync) -> list[Effect]:
-        """Visit as many as is worth it. Where no holder can help, everybody who may have something."""
+    def _connect(self, now_ns: int, sync: _Sync) -> list[Effect]:
+        """Connect to as many sources as is useful; to all that may have something, if no holder can help."""
         assert sync.fetch is not None
         holders = sync.holders()
         effects: list[Effect] = []
-        while sync.hosts and not sync.reported:
-            near = sum(peer in holders for peer in sync.visiting)
-            waiting = [host for host in sync.hosts if host.peer in holders]
-            if waiting and near < MAX_HOLDERS:
-                host = waiting[0]
-            elif len(sync.hosts) > len(waiting) and (
-                sync.fetch.at_end or len(sync.visiting) - near < MAX_RELAY_RECEIVERS
+        while sync.unused and not sync.reported:
+            holders_connected = sum(peer in holders for peer in sync.connected)
+            relays_connected = len(sync.connected) - holders_connected
+            unused_holders = [source for source in sync.unused if source.peer in holders]
+            if unused_holders and holders_connected < MAX_HOLDERS:
+                source = unused_holders[0]
+            elif len(sync.unused) > len(unused_holders) and (
+                sync.fetch.at_end or relays_connected < MAX_RELAY_RECEIVERS
             ):
-                host = next(host for host in sync.hosts if host.peer not in holders)
+                source = next(each for each in sync.unused if each.peer not in holders)
             else:
                 break
-            sync.hosts.remove(host)
-            sync.visiting.add(host.peer)
-            more, failed = self._visits.dial(now_ns, sync.task, host)
+            sync.unused.remove(source)
+            sync.connected.add(source.peer)
+            more, failed = self._sessions.dial(now_ns, sync.task, source)
             effects += more
             for failure in failed:
                 effects += self._lose(now_ns, sync, failure.peer, failure.reason)
         return effects
 
     def end(self, reason: str) -> list[Effect]:
-        """The sync is over here, one way or the other."""
+        """The sync is over here, whatever its outcome."""
         sync, self._sync = self._sync, None
-        return [] if sync is None else self._visits.stop(sync.task, reason)
+        return [] if sync is None else self._sessions.stop(sync.task, reason)
 
     def members(self, now_ns: int, peers: set[PeerId]) -> list[Effect]:
-        """The group has changed: a source that is no member any more may be frozen, and is not waited for."""
+        """The group has changed: a source that is not a member any more may be frozen, and is not waited for."""
         sync = self._sync
         if sync is None or sync.fetch is None:
             return []
         effects: list[Effect] = []
-        sync.hosts = [host for host in sync.hosts if host.peer in peers]
+        sync.unused = [source for source in sync.unused if source.peer in peers]
         gone = {member.peer for member in (*sync.plan.holders, *sync.plan.receivers)} - peers
         for peer in sorted(gone):
             effects += self._lose(now_ns, sync, peer, "it is out of the run")
         return effects
 
     def next_deadline_ns(self) -> int | None:
-        """When a source that owes something has been silent for too long."""
-        return min((heard + SOURCE_TIMEOUT_NS for _, heard in self._owing()), default=None)
+        """When the next source that owes something has been silent for too long."""
+        return min((active_ns + SOURCE_TIMEOUT_NS for _, active_ns in self._owing()), default=None)
 
     def tick(self, now_ns: int) -> list[Effect]:
-        """Nothing waits for ever: a source that lives but does not send is as good as gone."""
+        """A source that is alive but sends nothing is treated as lost."""
         effects: list[Effect] = []
-        for peer, heard in self._owing():
+        for peer, active_ns in self._owing():
             sync = self._sync
-            if sync is not None and peer in sync.sources and now_ns - heard >= SOURCE_TIMEOUT_NS:
+            if sync is not None and peer in sync.sources and now_ns - active_ns >= SOURCE_TIMEOUT_NS:
                 conn, reason = sync.sources[peer], f"nothing came from it for {SOURCE_TIMEOUT_NS // MS} ms"
-                effects += self._visits.drop(conn, reason)
+                effects += self._sessions.drop(conn, reason)
                 effects += self.session_failed(now_ns, SessionFailed(sync.task, peer, conn, True, reason))
         return effects
 
     def _owing(self) -> list[tuple[PeerId, int]]:
+        """The sources that owe something, each with the time at which it was last active."""
         sync = self._sync
         if sync is None or sync.fetch is None:
             return []
-        return [(peer, sync.heard[peer]) for peer in sorted(sync.sources) if sync.fetch.owes(peer)]
+        return [(peer, sync.last_active_ns[peer]) for peer in sorted(sync.sources) if sync.fetch.owes(peer)]
 
-    # BulkSessions
+    # Bulk sessions
 
-    def session_opened(self, now_ns: int, visit: SessionOpened) -> list[Effect]:
-        """A visit is open: this peer's to a source, or another receiver's to this peer."""
+    def session_opened(self, now_ns: int, session: SessionOpened) -> list[Effect]:
+        """A session is open: this peer's to a source, or another receiver's to this peer."""
         sync = self._sync
-        if sync is None or visit.task != sync.task:
-            return self._visits.drop(visit.conn, "the sync is over")
-        if not visit.is_dialler:
-            return [SendMessage(visit.conn, Have(ranges)) for ranges in self._greeting(sync)]
+        if sync is None or session.task != sync.task:
+            return self._sessions.drop(session.conn, "the sync is over")
+        if not session.is_dialler:
+            announced = [] if sync.fetch is None else sync.server.announcements()
+            return [SendMessage(session.conn, Have(ranges)) for ranges in announced]
         assert sync.fetch is not None
-        sync.sources[visit.peer] = visit.conn
-        sync.heard[visit.peer] = now_ns
-        return self._carry_out(now_ns, sync, sync.fetch.source_ready(visit.peer))
-
-    def _greeting(self, sync: _Sync) -> list[list[fetch_effects.BlockRange]]:
-        return [] if sync.fetch is None else sync.shelf.greeting()
+        sync.sources[session.peer] = session.conn
+        sync.last_active_ns[session.peer] = now_ns
+        return self._carry_out(now_ns, sync, sync.fetch.source_ready(session.peer))
 
     def session_failed(self, now_ns: int, failed: SessionFailed) -> list[Effect]:
-        """A visit could not be made, or its connection is gone."""
+        """A session could not be opened, or its connection is lost."""
         sync = self._sync
         if sync is None or failed.task != sync.task:
             return []
         if failed.is_dialler:
-            times = sync.failed_visits[failed.peer] = sync.failed_visits.get(failed.peer, 0) + 1
+            times = sync.failures[failed.peer] = sync.failures.get(failed.peer, 0) + 1
             if failed.is_refused or sync.reported or times >= MAX_CONNECT_ATTEMPTS:
                 return self._lose(now_ns, sync, failed.peer, failed.reason)
-            return self._visit_again(now_ns, sync, failed.peer, times)
+            return self._reconnect(now_ns, sync, failed.peer, times)
         sync.sent_to.pop(failed.conn or 0, None)
         return []
 
-    def _visit_again(self, now_ns: int, sync: _Sync, peer: PeerId, times: int) -> list[Effect]:
-        """A source may still be there, although its connection is not; what it owed is asked elsewhere meanwhile."""
+    def _reconnect(self, now_ns: int, sync: _Sync, peer: PeerId, times: int) -> list[Effect]:
+        """The connection to a source is lost, but it may be alive. What it owed is requested elsewhere meanwhile."""
         assert sync.fetch is not None
         sync.sources.pop(peer, None)
-        host = next(member for member in (*sync.plan.holders, *sync.plan.receivers) if member.peer == peer)
-        setting_out, _ = self._visits.dial(now_ns, sync.task, host, times * RECONNECT_PAUSE_MS)
-        return setting_out + self._carry_out(now_ns, sync, sync.fetch.source_away(peer))
+        source = next(member for member in (*sync.plan.holders, *sync.plan.receivers) if member.peer == peer)
+        dialling, _ = self._sessions.dial(now_ns, sync.task, source, times * RECONNECT_PAUSE_MS)
+        return dialling + self._carry_out(now_ns, sync, sync.fetch.source_away(peer))
 
     def _lose(self, now_ns: int, sync: _Sync, peer: PeerId, reason: str) -> list[Effect]:
-        """A source is gone; its connection is closed before its blocks are asked elsewhere."""
+        """A source is lost. Its connection is closed before its blocks are requested elsewhere."""
         assert sync.fetch is not None
         conn = sync.sources.pop(peer, None)
-        sync.visiting.discard(peer)
-        closing = self._visits.cancel_dial(sync.task, peer, reason)
-        closing += [] if conn is None else self._visits.drop(conn, reason)
+        sync.connected.discard(peer)
+        closing = self._sessions.cancel_dial(sync.task, peer, reason)
+        closing += [] if conn is None else self._sessions.drop(conn, reason)
         going_on = self._carry_out(now_ns, sync, sync.fetch.source_lost(peer))
-        return closing + going_on + self._set_out(now_ns, sync)
+        return closing + going_on + self._connect(now_ns, sync)
 
     def message(self, now_ns: int, conn: int, body: bytes) -> list[Effect]:
-        """What somebody says on an open visit."""
-        sync, visit = self._sync, self._visits.open[conn]
-        if sync is None or visit.task != sync.task:
-            return self._visits.drop(conn, "the sync is over")
+        """A message was received on an open session."""
+        sync, session = self._sync, self._sessions.open[conn]
+        if sync is None or session.task != sync.task:
+            return self._sessions.drop(conn, "the sync is over")
         try:
-            said = frames.decode_on_visit(body)
-            if visit.is_dialler:
-                return self._source_says(now_ns, sync, visit.peer, said)
-            return self._visitor_says(sync, conn, said)
+            received = frames.decode_on_visit(body)
+            if session.is_dialler:
+                return self._from_source(now_ns, sync, session.peer, received)
+            return self._from_receiver(sync, conn, received)
         except RemoteProtocolError as error:
-            if visit.is_dialler:
-                return self._lose(now_ns, sync, visit.peer, str(error))
-            return self._visits.drop(conn, str(error))
+            if session.is_dialler:
+                return self._lose(now_ns, sync, session.peer, str(error))
+            return self._sessions.drop(conn, str(error))
 
-    def _source_says(self, now_ns: int, sync: _Sync, peer: PeerId, said: Message) -> list[Effect]:
+    def _from_source(self, now_ns: int, sync: _Sync, peer: PeerId, received: Message) -> list[Effect]:
         assert sync.fetch is not None
-        sync.heard[peer] = now_ns
-        match said:
+        sync.last_active_ns[peer] = now_ns
+        match received:
             case Hashes(lists=lists):
                 return self._carry_out(now_ns, sync, sync.fetch.hashes(peer, lists))
             case Have(ranges=ranges):
@@ -274,145 +281,119 @@ class Syncing:
             case Refused(reason=reason):
                 return self._lose(now_ns, sync, peer, f"refused: {reason}")
             case _:
-                raise RemoteProtocolError(f"it said {type(said).__name__} out of turn")
+                raise RemoteProtocolError(f"it sent {type(received).__name__} out of turn")
 
-    def _visitor_says(self, sync: _Sync, conn: int, said: Message) -> list[Effect]:
-        match said:
+    def _from_receiver(self, sync: _Sync, conn: int, received: Message) -> list[Effect]:
+        match received:
             case HashesWanted(keys=keys):
-                lists = checked(sync.shelf.hashes_for, keys)
+                lists = checked(sync.server.hashes_for, keys)
                 return [SendMessage(conn, Refused(lists.text) if isinstance(lists, BlockRefusal) else Hashes(lists))]
             case BlocksWanted(blocks=wanted):
-                pieces = checked(sync.shelf.blocks_for, wanted)
-                if isinstance(pieces, BlockRefusal):
-                    return [SendMessage(conn, Refused(pieces.text))]
+                blocks = checked(sync.server.blocks_for, wanted)
+                if isinstance(blocks, BlockRefusal):
+                    return [SendMessage(conn, Refused(blocks.text))]
                 sync.sent_to[conn] = wanted
-                changed = _changed(pieces, sync.snapshot.hash)
-                if changed:
-                    return self.changed(BlocksChanged(conn, changed))
-                self.tx_bytes += sum(piece.length for piece in pieces)
-                return [SendBlocks(conn, tuple(_raw(piece, sync.snapshot.hash) for piece in pieces))]
+                self.tx_bytes += sum(block.nbytes for block in blocks)
+                return [SendBlocks(conn, tuple(blocks))]
             case _:
-                raise RemoteProtocolError(f"it said {type(said).__name__} out of turn")
+                raise RemoteProtocolError(f"it sent {type(received).__name__} out of turn")
 
     # Blocks
 
     def received(self, now_ns: int, event: BlocksReceived) -> list[Effect]:
-        """A batch is in memory."""
-        sync, visit = self._sync, self._visits.open.get(event.conn)
-        landings = None if sync is None else sync.landings.pop(event.batch, None)
-        if sync is None or visit is None or sync.fetch is None or landings is None:
+        """A batch has arrived: it is to be verified and written."""
+        sync, session = self._sync, self._sessions.open.get(event.conn)
+        blocks = None if sync is None else sync.requested.pop(event.batch, None)
+        if sync is None or session is None or blocks is None:
             return []
-        telling: list[Effect] = []
-        sync.heard[visit.peer] = now_ns
-        if now_ns - sync.told_ns >= PROGRESS_REPORT_INTERVAL_NS:
-            sync.told_ns = now_ns
-            telling = self._say(SyncReport(sync.plan.sync, "progress"))
-        bad = set(event.bad)
-        for place, landing in enumerate(landings):
-            self.rx_bytes += landing.memory.size
-            if sync.snapshot.hash != "rf64" and block_hash(landing.memory, sync.snapshot.hash) != landing.expected:
-                bad.add(place)
-            if place not in bad:
-                memory = sync.snapshot.memories[landing.key]
-                memory.write(landing.block * sync.snapshot.block_bytes, landing.memory)
-        return telling + self._carry_out(now_ns, sync, sync.fetch.blocks(visit.peer, event.batch, sorted(bad)))
+        reporting: list[Effect] = []
+        sync.last_active_ns[session.peer] = now_ns
+        if now_ns - sync.last_progress_report_ns >= PROGRESS_REPORT_INTERVAL_NS:
+            sync.last_progress_report_ns = now_ns
+            reporting = self._send_to_master(SyncReport(sync.plan.sync, "progress"))
+        self.rx_bytes += sum(block.nbytes for block in blocks)
+        sync.writing.add(event.batch)
+        return [*reporting, WriteBlocks(event.conn, event.batch, event.bad)]
+
+    def written(self, now_ns: int, event: BlocksWritten) -> list[Effect]:
+        """A batch is verified and in its arrays. A source that was lost meanwhile no longer counts: what it owed was
+        requested elsewhere, and is written again with the same content.
+        """
+        sync, session = self._sync, self._sessions.open.get(event.conn)
+        if sync is None or event.batch not in sync.writing:
+            return []
+        sync.writing.remove(event.batch)
+        if session is None or sync.fetch is None:
+            return []
+        return self._carry_out(now_ns, sync, sync.fetch.blocks(session.peer, event.batch, event.bad))
 
     def changed(self, event: BlocksChanged) -> list[Effect]:
-        """This peer's own state is not what it was when the sync began. It serves no more."""
+        """This peer's own state has changed since the sync began. It stops serving."""
         sync = self._sync
-        if sync is None:
+        if sync is None or event.conn not in sync.sent_to:
             return []
-        wanted = sync.sent_to.get(event.conn, [])
-        names = sorted({sync.snapshot.keys[wanted[place][0]].name for place in event.places if place < len(wanted)})
+        wanted = sync.sent_to[event.conn]
+        names = sorted({sync.manifest.keys[wanted[place][0]].name for place in event.places if place < len(wanted)})
         text = f"{', '.join(map(repr, names))} {'was' if len(names) == 1 else 'were'} written to"
-        # Also after it was complete: from then on it counts as a holder.
-        telling = [] if sync.changed else self._say(SyncReport(sync.plan.sync, "changed", text))
+        # Also after its fetch was complete: from then on it counts as a holder.
+        reporting = [] if sync.changed else self._send_to_master(SyncReport(sync.plan.sync, "changed", text))
         sync.reported = sync.changed = True
-        return [*telling, *self._visits.stop(sync.task, "its state changed during the sync")]
+        return [*reporting, *self._sessions.stop(sync.task, "its state changed during the sync")]
 
     # What the fetch decides
 
-    def _carry_out(self, now_ns: int, sync: _Sync, wanted: list[fetch_effects.FetchEffect]) -> list[Effect]:
+    def _carry_out(self, now_ns: int, sync: _Sync, decided: list[FetchEffect]) -> list[Effect]:
         effects: list[Effect] = []
         number = sync.plan.sync
-        for wish in wanted:
-            match wish:
-                case fetch_effects.RequestHashes(peer, keys):
-                    sync.heard[peer] = now_ns
+        for effect in decided:
+            match effect:
+                case RequestHashes(peer, keys):
+                    sync.last_active_ns[peer] = now_ns
                     effects.append(SendMessage(sync.sources[peer], HashesWanted(keys)))
-                case fetch_effects.RequestBlocks(peer, batch, blocks):
-                    sync.heard[peer] = now_ns
-                    effects += self._ask_blocks(sync, sync.sources[peer], batch, blocks)
-                case fetch_effects.AnnounceBlocks(ranges):
-                    effects += [SendMessage(conn, Have(ranges)) for conn in self._visitors(sync)]
-                    if not ranges and not isinstance(
-                        wanted[-1], fetch_effects.FetchComplete | fetch_effects.FetchStuck
-                    ):
-                        effects += self._set_out(now_ns, sync)
-                case fetch_effects.CorruptBlock(peer, key, block):
+                case RequestBlocks(peer, batch, blocks):
+                    sync.last_active_ns[peer] = now_ns
+                    effects += self._request_blocks(sync, sync.sources[peer], batch, blocks)
+                case AnnounceBlocks(ranges):
+                    effects += [SendMessage(conn, Have(ranges)) for conn in self._receiver_conns(sync)]
+                    if not ranges and not isinstance(decided[-1], FetchComplete | FetchStuck):
+                        effects += self._connect(now_ns, sync)
+                case CorruptBlock(peer, key, block):
                     what = "the list of hashes" if block is None else f"block {block}"
-                    text = f"{what} of {sync.snapshot.keys[key].name!r} does not have its hash"
-                    effects += self._say(SyncReport(number, "corrupt", text, [peer]))
-                case fetch_effects.DropSource(peer, text):
+                    text = f"{what} of {sync.manifest.keys[key].name!r} does not have its hash"
+                    effects += self._send_to_master(SyncReport(number, "corrupt", text, [peer]))
+                case DropSource(peer, text):
                     gone = sync.sources.pop(peer, None)
-                    sync.visiting.discard(peer)
-                    effects += [] if gone is None else self._visits.drop(gone, text)
-                    effects += self._set_out(now_ns, sync)
-                case fetch_effects.FetchComplete():
+                    sync.connected.discard(peer)
+                    effects += [] if gone is None else self._sessions.drop(gone, text)
+                    effects += self._connect(now_ns, sync)
+                case FetchComplete():
                     effects += self._report(sync, SyncReport(number, "complete", received_bytes=self.rx_bytes))
-                case fetch_effects.FetchStuck(text, blame):
+                case FetchStuck(text, blame):
                     effects += self._report(sync, SyncReport(number, "stuck", text, blame))
         return effects
 
-    def _ask_blocks(self, sync: _Sync, conn: int, batch: int, blocks: list[tuple[int, int]]) -> list[Effect]:
-        landings = list(_landings(sync, blocks))
-        sync.landings[batch] = landings
-        self.written_to = sync.snapshot
-        is_rf64 = sync.snapshot.hash == "rf64"
-        targets: list[Block] = [
-            (each.memory, 0, each.memory.size, int.from_bytes(each.expected, "little") if is_rf64 else None)
-            for each in landings
-        ]
-        return [ExpectBlocks(conn, batch, tuple(targets)), SendMessage(conn, BlocksWanted(blocks))]
+    def _request_blocks(self, sync: _Sync, conn: int, batch: int, blocks: list[tuple[int, int]]) -> list[Effect]:
+        assert sync.fetch is not None
+        refs = tuple(sync.fetch.block_ref(key, block) for key, block in blocks)
+        sync.requested[batch] = refs
+        self.written_to = sync.manifest
+        return [ExpectBlocks(conn, batch, refs), SendMessage(conn, BlocksWanted(blocks))]
 
-    def _visitors(self, sync: _Sync) -> list[int]:
-        visits = self._visits.open.items()
-        return [conn for conn, visit in visits if visit.task == sync.task and not visit.is_dialler]
+    def _receiver_conns(self, sync: _Sync) -> list[int]:
+        """The connections on which other receivers fetch from this peer."""
+        sessions = self._sessions.open.items()
+        return [conn for conn, session in sessions if session.task == sync.task and not session.is_dialler]
 
     def _report(self, sync: _Sync, report: SyncReport) -> list[Effect]:
-        """How the fetch has ended, said once."""
+        """Report how the fetch has ended, once."""
         if sync.reported:
             return []
         sync.reported = True
-        return self._say(report)
+        return self._send_to_master(report)
 
 
-def _landings(sync: _Sync, blocks: list[tuple[int, int]]) -> Iterator[PendingBlock]:
-    assert sync.fetch is not None
-    digest = digest_bytes(sync.snapshot.hash)
-    for key, block in blocks:
-        memory, hashes = sync.snapshot.memories[key], sync.fetch.hashes_of(key)
-        assert hashes is not None, "a block is asked for only when its hash is known"
-        expected = hashes[block * digest : (block + 1) * digest]
-        first, last = block_range(block, memory.nbytes, sync.snapshot.block_bytes)
-        yield PendingBlock(key, block, memory.landing(first, last), expected)
-
-
-def _changed(pieces: list[Piece], kind: HashKind) -> tuple[int, ...]:
-    """Which pieces are not what they were. For rf64 the engine looks itself, right before it sends."""
-    if kind == "rf64":
-        return ()
-    content = [piece.memory[piece.offset : piece.offset + piece.length] for piece in pieces]
-    return tuple(place for place, piece in enumerate(pieces) if block_hash(content[place], kind) != piece.expected)
-
-
-def _raw(piece: Piece, kind: HashKind) -> Block:
-    expected = int.from_bytes(piece.expected, "little") if kind == "rf64" else None
-    return piece.memory, piece.offset, piece.length, expected
-
-
-def _hosts(plan: SyncPlan, me: PeerId, turn: int) -> Iterator[Member]:
-    """Whom to visit, in this order: holders, and the fellow receivers that come next, each beginning at another one."""
+def _sources_in_order(plan: SyncPlan, turn: int) -> Iterator[Member]:
+    """All sources: the holders, then the other receivers. Each receiver (`turn`) begins with another one."""
     start = turn % max(1, len(plan.holders))
     yield from (*plan.holders[start:], *plan.holders[:start])
     yield from (*plan.receivers[turn + 1 :], *plan.receivers[:turn])

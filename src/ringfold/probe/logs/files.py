@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 
 from ringfold.errors import ConfigError, UsageError
-from ringfold.probe.fit import EdgeWindow
+from ringfold.probe.exchanges import EdgeWindow
 from ringfold.probe.logs.lines import (
     VERSION,
     FitLine,

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from ringfold.errors import RemoteProtocolError, UsageError
-from ringfold.probe.fit import EdgeWindow, Stamps
+from ringfold.probe.exchanges import EdgeWindow, Stamps
 from ringfold.probe.logs.pack import pack, unpack
 from ringfold.wire.decoding import decode as decode_bytes
 from ringfold.wire.probing import Cadence, EdgeFit, NodeId, RoundId, RoundSummary

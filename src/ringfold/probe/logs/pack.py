@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ringfold.errors import UsageError
-from ringfold.probe.fit import COLUMNS
+from ringfold.probe.exchanges import COLUMNS
 
 MOST_ROWS = 1 << 22
 """More than four hours of one edge at the default cadence: who claims more in one window has damaged or evil bytes."""
@@ -80,7 +80,7 @@ def unpack(packed: bytes, rows: int) -> tuple[Stamps, Flags]:
 
 
 def _foretold(before: Sequence[Stamps], rows: int) -> Stamps:
-    """What the columns before the next one say about it; see `base.py` for the names."""
+    """What the columns before the next one say about it; see `exchanges.py` for the names."""
     match COLUMNS[len(before)]:
         case "t1_tx":
             return np.zeros(rows, np.int64)

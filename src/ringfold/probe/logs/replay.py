@@ -15,7 +15,7 @@ from typing import Protocol, TypeVar
 from msgspec import Struct
 
 from ringfold.errors import UsageError
-from ringfold.probe.fit import EdgeWindow
+from ringfold.probe.exchanges import EdgeWindow
 from ringfold.probe.logs.lines import FitLine, HeaderLine, Line, RoundLine, WindowLine, edge_window
 from ringfold.wire.probing import EdgeFit, EdgeView, LoopResidual, NodeClock, NodeId, RoundId, RoundSummary
 

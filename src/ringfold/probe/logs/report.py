@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct, field
 
-from ringfold.probe.fit import COLUMNS, EdgeWindow
+from ringfold.probe.exchanges import COLUMNS, EdgeWindow
 from ringfold.probe.logs.lines import FitLine, HeaderLine, Line, RoundLine, WindowLine, edge_window
 from ringfold.wire.probing import EdgeFit, NodeClock, NodeId, RoundSummary
 

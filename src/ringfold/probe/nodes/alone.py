@@ -12,7 +12,8 @@ from types import TracebackType
 from typing import Self
 
 from ringfold.errors import ConfigError, UsageError
-from ringfold.probe.fit import EdgeWindow, fit
+from ringfold.probe.exchanges import EdgeWindow
+from ringfold.probe.fit import fit
 from ringfold.probe.graph.draw import draw
 from ringfold.probe.nodes.nodes_file import Nodes, make_nodes, read_nodes
 from ringfold.probe.nodes.prober import ProbeSocket, ProbeStats

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 from msgspec import structs
 
-from ringfold.probe.fit import EdgeWindow
+from ringfold.probe.exchanges import EdgeWindow
 from ringfold.wire.probing import EdgeFit, NodeId
 
 LEAD_NS = 20_000_000

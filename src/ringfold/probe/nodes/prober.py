@@ -15,7 +15,7 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from ringfold.errors import ConfigError, UsageError
-from ringfold.probe.fit import EdgeWindow, Stamps
+from ringfold.probe.exchanges import EdgeWindow, Stamps
 from ringfold.runtime import threads
 from ringfold.wire.probing import (
     KEY_BYTES,

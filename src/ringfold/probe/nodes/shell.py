@@ -10,7 +10,8 @@ import logging
 from collections.abc import Callable, Sequence
 
 from ringfold.errors import UsageError
-from ringfold.probe.fit import EdgeWindow, fit
+from ringfold.probe.exchanges import EdgeWindow
+from ringfold.probe.fit import fit
 from ringfold.probe.logs.files import Log
 from ringfold.probe.logs.lines import Stretch, window_lines
 from ringfold.probe.nodes.nodes_file import derive_key

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar, assert_never
 import msgspec
 
 from ringfold.errors import ConfigError, DeadlineExceeded, RemoteProtocolError
-from ringfold.probe.fit import EdgeWindow
+from ringfold.probe.exchanges import EdgeWindow
 from ringfold.probe.rounds.calculation import CalculateRound, DrawGraph, RoundResult
 from ringfold.probe.rounds.effects import (
     AdoptClock,

@@ -5,8 +5,7 @@ Read `report.py` (figures leave as tables or as one JSON object) and `targets.py
 memory`), `quantize.py`, `topology.py`, `recovery.py` (also `bench failover`), `join.py`, `master.py`, `state.py`,
 `clock.py` (its truth and its estimators are in `clock_truth.py`), `rounds.py`, `iteration.py`, `hints.py`,
 `multipath.py` and `wan.py`. The processes that they start are in `workers.py`, and for three of them in
-`allreduce_worker.py`, `master_worker.py` and `rounds_worker.py`. `masters.py` and `agents.py` start real masters and
-agents.
+`allreduce_worker.py`, `master_worker.py` and `rounds_worker.py`.
 """
 
 import typer

@@ -22,9 +22,8 @@ import typer
 
 from ringfold.tools.bench import report as reports
 from ringfold.tools.bench.allreduce_worker import DTYPES
-from ringfold.tools.bench.masters import start_master
 from ringfold.tools.bench.report import Column, Row, microseconds, size_bytes, size_text, spread, times
-from ringfold.tools.spawn import ChildFailed, Crew, Message
+from ringfold.tools.cluster import Cluster, Message, ProcessFailed
 
 LIBRARIES = ("gloo", "mpi")
 WORKER = str(Path(__file__).with_name("allreduce_worker.py"))
@@ -88,15 +87,15 @@ def command(
     with reports.guarded(as_json=as_json) as progress:
         task = progress.add_task("starting", total=len(plan.worlds) * len(plan.sizes) * plan.rounds)
         for peers in plan.worlds:
-            with Crew() as crew:
+            with Cluster() as cluster:
                 progress.update(task, description=f"{peers} peers: starting {', '.join(teams)}")
                 for library in teams:
-                    start_team(crew, library, peers)
+                    start_team(cluster, library, peers)
                 for size in plan.sizes:
                     progress.update(task, description=f"{peers} peers, {size_text(size)}")
-                    figures.append(measure(crew, teams, peers, size, plan, lambda: progress.advance(task)))
+                    figures.append(measure(cluster, teams, peers, size, plan, lambda: progress.advance(task)))
                 for library in teams:
-                    crew.send(team(library, peers), {"do": "end"})
+                    cluster.send(team(library, peers), {"do": "end"})
     for row in figures:
         row.update({f"{library}_over_ringfold": None for library in skipped})
     result = reports.report("allreduce", msgspec.to_builtins(plan), figures, peers=teams, skipped=skipped)
@@ -123,34 +122,36 @@ def team(library: str, world: int) -> list[str]:
     return [f"{library}.{rank}" for rank in range(world)]
 
 
-def start_team(crew: Crew, library: str, world: int) -> None:
+def start_team(cluster: Cluster, library: str, world: int) -> None:
     """Start a library's ranks and wait until they are connected with each other."""
     env = {"OMP_NUM_THREADS": "1"}
     # Without -P the folder of the script would become importable, `join.py` and `master.py` included.
-    rank_command = [sys.executable, "-P", WORKER, library, crew.address, str(world)]
+    rank_command = [sys.executable, "-P", WORKER, library, cluster.address, str(world)]
     if library == "mpi":
         where = "-"
         mpirun = ["mpirun", "--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", "lo", "--oversubscribe"]
         mpirun += ["--allow-run-as-root", "-n", str(world)]
-        # Its session files go where the crew removes them.
-        env["TMPDIR"] = str(crew.directory)
-        crew.start("mpi", [*mpirun, *rank_command, "-", where], env=env, tidies_up=True)
+        # Its session files go where the cluster removes them.
+        env["TMPDIR"] = str(cluster.directory)
+        cluster.start("mpi", [*mpirun, *rank_command, "-", where], env=env, terminate_first=True)
     else:
         if library == "gloo":
             env["GLOO_SOCKET_IFNAME"] = "lo"
-            where = str(crew.directory / "gloo-store")
+            where = str(cluster.directory / "gloo-store")
         else:
-            where = start_master(crew, "master")
+            where = cluster.start_master().address
         for rank, name in enumerate(team(library, world)):
-            crew.start(name, [*rank_command, str(rank), where], env=env)
-    crew.meet(team(library, world), START_S)
-    crew.gather(team(library, world), START_S)
+            cluster.start(name, [*rank_command, str(rank), where], env=env)
+    cluster.wait_connected(team(library, world), START_S)
+    cluster.gather(team(library, world), START_S)
 
 
-def measure(crew: Crew, teams: Sequence[str], world: int, size: int, plan: Plan, advance: Callable[[], None]) -> Row:
+def measure(
+    cluster: Cluster, teams: Sequence[str], world: int, size: int, plan: Plan, advance: Callable[[], None]
+) -> Row:
     """All rounds of all teams at one size, as one row of figures."""
     iterations = {
-        library: iterations_for(play(crew, library, world, size, plan, 3)["durations_ns"], size, plan)
+        library: iterations_for(play(cluster, library, world, size, plan, 3)["durations_ns"], size, plan)
         for library in teams
     }
     durations: dict[str, list[int]] = {library: [] for library in teams}
@@ -158,7 +159,7 @@ def measure(crew: Crew, teams: Sequence[str], world: int, size: int, plan: Plan,
     verified, identical = True, {library: True for library in teams}
     for number in range(plan.rounds):
         for library in teams:
-            outcome = play(crew, library, world, size, plan, iterations[library], digest=number == 0)
+            outcome = play(cluster, library, world, size, plan, iterations[library], digest=number == 0)
             durations[library] += outcome["durations_ns"]
             blocks[library].append(outcome["block_ns"] / iterations[library])
             verified = verified and outcome["verified"]
@@ -178,14 +179,14 @@ def measure(crew: Crew, teams: Sequence[str], world: int, size: int, plan: Plan,
 
 
 def play(
-    crew: Crew, library: str, world: int, size: int, plan: Plan, iterations: int, *, digest: bool = False
+    cluster: Cluster, library: str, world: int, size: int, plan: Plan, iterations: int, *, digest: bool = False
 ) -> Message:
     """One round of one team, joined into one message: rank 0's op times, the mean block, and the verdicts of all."""
     order = {"do": "round", "size_bytes": size, "dtype": plan.dtype, "iterations": iterations, "digest": digest}
     order["warm_up"] = 1 if size >= LARGE_BYTES else 10
     names = team(library, world)
-    crew.send(names, order)
-    replies = crew.gather(names, ROUND_S)
+    cluster.send(names, order)
+    replies = cluster.gather(names, ROUND_S)
     return {
         "durations_ns": replies[names[0]]["durations_ns"],
         "block_ns": sum(reply["block_ns"] for reply in replies.values()) / world,
@@ -205,7 +206,7 @@ def iterations_for(trial_ns: Sequence[int], size: int, plan: Plan) -> int:
 def ratio(row: Row, library: str, figure: str) -> float:
     other, own = row[f"{library}_{figure}"], row[f"ringfold_{figure}"]
     if not (isinstance(other, float) and isinstance(own, float)):
-        raise ChildFailed(library, "no figures to compare")
+        raise ProcessFailed(library, "no figures to compare")
     return other / own
 
 
@@ -230,16 +231,15 @@ def memory_command(
     """Extra peak memory of an in-place all-reduce, as a multiple of its buffer."""
     buffer = size_bytes(size)
     names = [f"peer-{number}" for number in range(peers)]
-    with reports.guarded(as_json=as_json) as progress, Crew() as crew:
+    with reports.guarded(as_json=as_json) as progress, Cluster() as cluster:
         progress.add_task("measuring", total=None)
-        where = start_master(crew, "master")
+        where = cluster.start_master().address
         for name in names:
-            command = [sys.executable, "-P", PEER_WORKER, "memory", crew.address, name, where, str(buffer), str(peers)]
-            crew.start(name, command)
-        crew.meet(names, MEMORY_S)
-        replies = crew.gather(names, MEMORY_S)
+            cluster.start_worker(name, PEER_WORKER, "memory", where, buffer, peers)
+        cluster.wait_connected(names, MEMORY_S)
+        replies = cluster.gather(names, MEMORY_S)
         if wrong := [name for name, reply in replies.items() if not reply["verified"]]:
-            raise ChildFailed(wrong[0], "holds a wrong sum")
+            raise ProcessFailed(wrong[0], "holds a wrong sum")
     first, second = (max(int(reply["extra_bytes"][op]) for reply in replies.values()) for op in range(2))
     row: Row = {
         "peers": peers,

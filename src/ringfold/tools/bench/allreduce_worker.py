@@ -1,6 +1,6 @@
-"""One rank of `ringfold bench allreduce`, for each library: `allreduce_worker.py LIBRARY LINE WORLD RANK WHERE`.
+"""One rank of `ringfold bench allreduce`, for each library: `allreduce_worker.py LIBRARY ADDRESS WORLD RANK WHERE`.
 
-The rank does what its line tells it: a *round* is a verified op, some ops to warm up, `iterations` timed ops back to
+The rank does what it is sent: a *round* is a verified op, some ops to warm up, `iterations` timed ops back to
 back, and a verified op again, all in place on one buffer. The three libraries differ in one function only, so that the
 method is the same for all. This file is run by path, without its package, to keep a rank's start short.
 
@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ringfold.runtime.clock import monotonic_ns
-from ringfold.tools.spawn import Line, LineClosed, Message, die_with_parent
+from ringfold.tools.cluster import Channel, ChannelClosed, Message, die_with_parent
 
 Array = npt.NDArray[Any]
 AllReduce = Callable[[], object]
@@ -34,17 +34,17 @@ def main(arguments: list[str]) -> None:
     library, address, world, rank, where = arguments
     if library == "mpi":  # mpirun gives the ranks
         rank = importlib.import_module("mpi4py.MPI").COMM_WORLD.Get_rank()
-    line = Line.dial(address, f"{library}.{rank}")
+    channel = Channel.connect(address, f"{library}.{rank}")
     try:
         connect = {"ringfold": connect_ringfold, "gloo": connect_gloo, "mpi": connect_mpi}[library]
         bind = connect(int(world), int(rank), where)
-        line.send({"ready": True})
-        while (order := line.receive()) is not None and order["do"] == "round":
-            line.send(round_of(bind, int(world), int(rank), order))
-    except LineClosed:
+        channel.send({"ready": True})
+        while (order := channel.receive()) is not None and order["do"] == "round":
+            channel.send(round_of(bind, int(world), int(rank), order))
+    except ChannelClosed:
         os._exit(0)
     except Exception as error:
-        line.send({"error": f"{type(error).__name__}: {error}"})
+        channel.send({"error": f"{type(error).__name__}: {error}"})
         raise
 
 

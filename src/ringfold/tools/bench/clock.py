@@ -23,7 +23,6 @@ truth shows it: `asymmetry_*` is half that difference, the part of the error tha
 
 import math
 import os
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -36,7 +35,8 @@ import numpy as np
 import numpy.typing as npt
 import typer
 
-from ringfold.probe.fit import BASELINES, ESTIMATORS, EdgeWindow, fit
+from ringfold.probe.exchanges import EdgeWindow
+from ringfold.probe.fit import BASELINES, ESTIMATORS, fit
 from ringfold.probe.graph.draw import draw
 from ringfold.probe.models import Sample
 from ringfold.probe.nodes.nodes_file import derive_key
@@ -60,8 +60,8 @@ from ringfold.tools.bench.clock_truth import (
 )
 from ringfold.tools.bench.report import Column, Row, Sheet
 from ringfold.tools.bench.targets import Value
+from ringfold.tools.cluster import Cluster
 from ringfold.tools.shaped import HUB, Shape, ShapedNetwork, ShapingFailed, missing
-from ringfold.tools.spawn import Crew
 from ringfold.wire.probing import EdgeFit, Neighbour, NodeId
 
 Floats = npt.NDArray[np.float64]
@@ -276,49 +276,48 @@ def measure(column: str, plan: Plan, skipped: dict[str, str], advance: Callable[
     drift_ppb, offset_ns = round(plan.drift_ppm * 1_000), round(plan.offset_ms * 1e6)
     settings = RoundSettings(window_ms=plan.window_ms, neighbours=plan.neighbours)
     try:
-        with _condition(column, plan.nodes) as (crew, network):
+        with _condition(column, plan.nodes) as (cluster, network):
             clocks = spread_clocks(plan.nodes, offset_ns, drift_ppb, raw_now())
             with Nodes(clocks, settings, network) as nodes:
-                return nodes.rounds(plan.rounds, crew.pause, advance)
+                return nodes.rounds(plan.rounds, cluster.pause, advance)
     except ShapingFailed as error:
         skipped[column] = f"links cannot be shaped here: {error}"
         return None
 
 
 @contextmanager
-def _condition(column: str, nodes: int) -> Iterator[tuple[Crew, ShapedNetwork | None]]:
+def _condition(column: str, nodes: int) -> Iterator[tuple[Cluster, ShapedNetwork | None]]:
     """The world of a column. Leaving it ends all load, and removes the network."""
     if column not in SHAPED:
-        with Crew() as crew:
+        with Cluster() as cluster:
             if column == "loaded":
-                start_busy_cores(crew)
-            yield crew, None
+                start_busy_cores(cluster)
+            yield cluster, None
         return
     slow, fast = Shape(up_mbit=SLOW_MBIT, down_mbit=FAST_MBIT), Shape(up_mbit=FAST_MBIT, down_mbit=SLOW_MBIT)
     period_us = round(BURST_BYTES * 8 / (SLOW_MBIT * LOADS[column]))
-    with ShapedNetwork([(slow, fast)[host % 2] for host in range(nodes)]) as network, Crew() as crew:
+    with ShapedNetwork([(slow, fast)[host % 2] for host in range(nodes)]) as network, Cluster() as cluster:
         for host in range(1, nodes, 2):
-            start_bursts(crew, network, host, period_us)
-        yield crew, network
+            start_bursts(cluster, network, host, period_us)
+        yield cluster, network
 
 
-def start_busy_cores(crew: Crew) -> list[str]:
+def start_busy_cores(cluster: Cluster) -> list[str]:
     """Keep every core busy that this process may use, by one process each; returns their names once all of them run."""
     names = []
     for core in sorted(os.sched_getaffinity(0)):
         names.append(f"busy-{core}")
-        crew.start(names[-1], [sys.executable, "-P", WORKER, "busy", crew.address, names[-1], str(core)])
-    crew.meet(names, START_S)
+        cluster.start_worker(names[-1], WORKER, "busy", core)
+    cluster.wait_connected(names, START_S)
     return names
 
 
-def start_bursts(crew: Crew, network: ShapedNetwork, host: int, period_us: int) -> None:
-    """Send bursts from the hub to a host, for as long as the crew lives. Whether anything listens does not matter."""
+def start_bursts(cluster: Cluster, network: ShapedNetwork, host: int, period_us: int) -> None:
+    """Send bursts from the hub to a host, until the cluster ends. Whether anything listens does not matter."""
     name = f"bursts-{host}"
-    arguments = [network.address(host), str(DISCARD_PORT), str(BURST_BYTES), str(period_us)]
-    command = [sys.executable, "-P", WORKER, "bursts", crew.address, name, *arguments]
-    crew.start(name, network.inside(HUB, command))
-    crew.meet([name], START_S)
+    arguments = (network.address(host), DISCARD_PORT, BURST_BYTES, period_us)
+    cluster.start_worker(name, WORKER, "bursts", *arguments, inside=network.inside(HUB))
+    cluster.wait_connected([name], START_S)
 
 
 # Figures

@@ -19,7 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ringfold.clock.global_clock import ClockModel
-from ringfold.probe.fit import BACKWARD_KEPT, BASELINES, COLUMNS, ESTIMATORS, FORWARD_KEPT, EdgeWindow, fit
+from ringfold.probe.exchanges import BACKWARD_KEPT, COLUMNS, FORWARD_KEPT, EdgeWindow
+from ringfold.probe.fit import BASELINES, ESTIMATORS, fit
 from ringfold.probe.models import MODELS, Sample, window
 from ringfold.probe.nodes.prober import virtual
 from ringfold.runtime.clock import thread_cpu_ns

@@ -6,7 +6,6 @@ sleeps between packets. *registry*: flows registered and removed over the Unix s
 a writer that never pauses, dwells in the middle of its writes, and is killed again and again.
 """
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -22,7 +21,7 @@ from ringfold.runtime.local import LocalConnection
 from ringfold.runtime.process import request_prompt_scheduling
 from ringfold.tools.bench import report as reports
 from ringfold.tools.bench.report import Column, Row, Sheet, microseconds, spread
-from ringfold.tools.spawn import ChildFailed, Crew, free_port
+from ringfold.tools.cluster import Cluster, ProcessFailed, free_port
 from ringfold.wire.agent import (
     AGENT_PROTOCOL,
     HINTS_NAME,
@@ -47,7 +46,6 @@ PAIRS = 100
 START_S = 20.0
 WAIT_S = 5.0
 CHUNK = 1_000_000
-_MAIN = "from ringfold.cli import main; main()"
 
 
 def command(
@@ -99,8 +97,8 @@ def _sheets(figures: Sequence[Row]) -> list[Sheet]:
 
 def read_cost() -> Row:
     """The best of several turns: what a read costs, not what else the machine does."""
-    with Crew() as crew:
-        path = str(crew.directory / HINTS_NAME)
+    with Cluster() as cluster:
+        path = str(cluster.directory / HINTS_NAME)
         writer = _native.HintWriter(path, 60_000_000_000, 0o600)
         writer.open(5, 1)
         writer.publish(5, [21_845, 43_690])
@@ -110,41 +108,40 @@ def read_cost() -> Row:
     return {"part": "read", "read_ns": min(costs), "worst_turn_ns": max(costs)}
 
 
-def start_agent(crew: Crew, *options: str) -> Path:
+def start_agent(cluster: Cluster, *options: str) -> Path:
     """A real agent in a directory of its own; returns once it answers."""
-    directory = crew.directory / "agent"
-    command = [sys.executable, "-P", "-c", _MAIN, "agent", "--dir", str(directory), "--log-level", "warning", *options]
-    crew.start("agent", command)
+    directory = cluster.directory / "agent"
+    cluster.start_agent("agent", directory, *options)
     for _ in range(int(START_S / 0.05)):
         try:
             AgentConsole([directory]).close()
         except AgentUnreachable:
-            crew.pause(0.05)
+            cluster.pause(0.05)
         else:
             return directory
-    raise ChildFailed("agent", f"does not answer after {START_S:.0f} s", crew.log_tail("agent"))
+    raise ProcessFailed("agent", f"does not answer after {START_S:.0f} s", cluster.log_tail("agent"))
 
 
 def telemetry(packets: int) -> Row:
     """Each packet puts a path of one pair under backpressure. It is let go at once, and its turn comes again later."""
     port = free_port()
     times: list[int] = []
-    with Crew() as crew:
-        directory = start_agent(crew, "--telemetry", f"127.0.0.1:{port}")
+    with Cluster() as cluster:
+        directory = start_agent(cluster, "--telemetry", f"127.0.0.1:{port}")
         with AgentClient([directory], "bench") as client, DatagramSender("127.0.0.1", port) as sender:
             ends = [(f"10.9.0.{number}", f"10.9.1.{number}") for number in range(PAIRS)]
             flows = [client.register(source, target, [(source, target), *PATHS[1:]]) for source, target in ends]
             if not client.wait(lambda each: each.place(flows[-1]) is not None, START_S):
-                raise ChildFailed("agent", "gave no slot to a flow", crew.log_tail("agent"))
+                raise ProcessFailed("agent", "gave no slot to a flow", cluster.log_tail("agent"))
             reader = client.reader()
             assert reader is not None
             for turn in range(packets):
                 number = turn % PAIRS
                 place = client.place(flows[number])
                 assert place is not None
-                times.append(_written_after(crew, sender, _packet(ends[number], 255, 2 * turn), reader, place))
+                times.append(_written_after(cluster, sender, _packet(ends[number], 255, 2 * turn), reader, place))
                 sender.send(_packet(ends[number], 0, 2 * turn + 1))
-                crew.pause(0.01)
+                cluster.pause(0.01)
     return {"part": "telemetry", **spread(times)}
 
 
@@ -154,30 +151,30 @@ def _packet(ends: tuple[str, str], level: int, sequence: int) -> bytes:
 
 
 def _written_after(
-    crew: Crew, sender: DatagramSender, packet: bytes, reader: _native.HintReader, place: tuple[int, int]
+    cluster: Cluster, sender: DatagramSender, packet: bytes, reader: _native.HintReader, place: tuple[int, int]
 ) -> int:
     """From before the packet is sent until its backpressure was written, which the slot says: the one who measures
     may be without a core by then, and is not what is measured."""
-    _wait_for(crew, reader, place, held=False)
+    _wait_for(cluster, reader, place, held=False)
     began_ns = monotonic_ns()
     sender.send(packet)
-    _wait_for(crew, reader, place, held=True)
+    _wait_for(cluster, reader, place, held=True)
     return reader.written_ns(place[0]) - began_ns
 
 
-def _wait_for(crew: Crew, reader: _native.HintReader, place: tuple[int, int], *, held: bool) -> None:
+def _wait_for(cluster: Cluster, reader: _native.HintReader, place: tuple[int, int], *, held: bool) -> None:
     """Wait until path 0 is under backpressure, or free of it."""
     limit_ns = monotonic_ns() + int(WAIT_S * 1e9)
     while bool(reader.word(*place) >> 36 & 1) != held:
-        crew.pause(0.001)
+        cluster.pause(0.001)
         reader.look()
         if monotonic_ns() > limit_ns:
-            raise ChildFailed("agent", f"a packet did not show within {WAIT_S:.0f} s", crew.log_tail("agent"))
+            raise ProcessFailed("agent", f"a packet did not show within {WAIT_S:.0f} s", cluster.log_tail("agent"))
 
 
 def registry(flows: int) -> Row:
-    with Crew() as crew:
-        directory = start_agent(crew, "--telemetry", f"127.0.0.1:{free_port()}")
+    with Cluster() as cluster:
+        directory = start_agent(cluster, "--telemetry", f"127.0.0.1:{free_port()}")
         connection = LocalConnection(directory / SOCKET_NAME)
         try:
             _exchange(connection, [agent_frame(AgentHello(AGENT_PROTOCOL, "bench"))])
@@ -197,7 +194,7 @@ def registry(flows: int) -> Row:
             for number in numbers:
                 client.deregister(number)
             while console.status().flows and monotonic_ns() - began_ns < START_S * 1e9:
-                crew.pause(0.005)
+                cluster.pause(0.005)
             client_s = (monotonic_ns() - began_ns) / 1e9
     return {"part": "registry", "flows": flows, "flows_per_s": flows / plain_s, "client_flows_per_s": flows / client_s}
 
@@ -210,11 +207,11 @@ def _exchange(connection: LocalConnection, frames: Sequence[bytes]) -> None:
     while left:
         chunk = connection.wait(START_S)
         if chunk == b"" or monotonic_ns() > limit_ns:
-            raise ChildFailed("agent", f"{left} requests were not answered")
+            raise ProcessFailed("agent", f"{left} requests were not answered")
         for kind, body in reader.feed(chunk or b""):
             answer = decode_from_agent(kind, body)
             if isinstance(answer, AgentRefused):
-                raise ChildFailed("agent", answer.text)
+                raise ProcessFailed("agent", answer.text)
             left -= 1
 
 
@@ -224,20 +221,20 @@ def torn(reads: int) -> Row:
     A read that finds no writer's hint proves nothing, and is done in no time: those do not count as reads.
     """
     found = {"hints": 0, "local": 0, "busy": 0, "torn": 0, "nanoseconds": 0}
-    with Crew() as crew:
-        path = str(crew.directory / HINTS_NAME)
+    with Cluster() as cluster:
+        path = str(cluster.directory / HINTS_NAME)
         slots = [str(TORN_SLOTS), str(TORN_GENERATION)]
-        crew.start("writers", [sys.executable, "-P", WORKER, "hints", crew.address, "writers", path, *slots])
-        crew.meet(["writers"], START_S)
-        crew.gather(["writers"], START_S)
+        cluster.start_worker("writers", WORKER, "hints", path, *slots)
+        cluster.wait_connected(["writers"], START_S)
+        cluster.gather(["writers"], START_S)
         reader = _native.HintReader(path)
         generations, began_ns = [TORN_GENERATION] * TORN_SLOTS, monotonic_ns()
         while (done := found["hints"] + found["busy"]) < reads:
             if not done and monotonic_ns() - began_ns > START_S * 1e9:
-                raise ChildFailed("writers", f"wrote no hint in {START_S:.0f} s", crew.log_tail("writers"))
+                raise ProcessFailed("writers", f"wrote no hint in {START_S:.0f} s", cluster.log_tail("writers"))
             for key, count in reader.hammer(TORN_SLOTS, generations, min(CHUNK, reads - done)).items():
                 found[key] += count
-        crew.send(["writers"], {"what": "stop"})
-        kills = crew.gather(["writers"], START_S)["writers"]["kills"]
-        crew.release("writers")
+        cluster.send(["writers"], {"what": "stop"})
+        kills = cluster.gather(["writers"], START_S)["writers"]["kills"]
+        cluster.allow_exit("writers")
     return {"part": "torn", "reads": reads, "kills": kills, **{key: found[key] for key in found}}

@@ -8,7 +8,6 @@ the CPU that the others use meanwhile is measured.
 Servers are started for the purpose, durable as they would have to be (see `stores.py`).
 """
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -17,7 +16,7 @@ import typer
 
 from ringfold.tools.bench import report as reports
 from ringfold.tools.bench.report import Column, Row, microseconds, spread
-from ringfold.tools.spawn import ChildFailed, Crew
+from ringfold.tools.cluster import Cluster, ProcessFailed
 from ringfold.tools.stores import KINDS, StoreServer, missing
 
 WORKER = str(Path(__file__).with_name("workers.py"))
@@ -74,30 +73,29 @@ def _kind(text: str) -> str:
 
 def measured(kind: str, world: int, iterations: int, wait_s: float) -> Row:
     """The figures of so many ranks on a fresh store."""
-    with Crew() as crew:
-        server = StoreServer(crew, kind)
+    with Cluster() as cluster:
+        server = StoreServer(cluster, kind)
         server.start()
         server.wait()
         names = [f"rank-{rank}" for rank in range(world)]
         for rank, name in enumerate(names):
-            command = [sys.executable, "-P", WORKER, "iteration", crew.address, name, server.url, str(rank), str(world)]
-            crew.start(name, command)
-        crew.meet(names, START_S)
-        crew.gather(names, START_S)
-        crew.send(names, {"what": "agree", "count": 10})
-        crew.gather(names, REPLY_S)
-        crew.send(names, {"what": "agree", "count": iterations})
-        replies = crew.gather(names, REPLY_S).values()
+            cluster.start_worker(name, WORKER, "iteration", server.url, rank, world)
+        cluster.wait_connected(names, START_S)
+        cluster.gather(names, START_S)
+        cluster.send(names, {"what": "agree", "count": 10})
+        cluster.gather(names, REPLY_S)
+        cluster.send(names, {"what": "agree", "count": iterations})
+        replies = cluster.gather(names, REPLY_S).values()
         if len({tuple(reply["numbers"]) for reply in replies}) != 1:
-            raise ChildFailed(names[0], "the ranks were handed different numbers")
+            raise ProcessFailed(names[0], "the ranks were handed different numbers")
         called = np.array([reply["called"] for reply in replies], np.int64)
         returned = np.array([reply["returned"] for reply in replies], np.int64)
         ends = returned.max(axis=0)
         row: Row = {**spread(np.diff(ends)), **spread(ends - called.max(axis=0), "from_last_")}
         if wait_s and world > 1:
-            crew.send(names, {"what": "wait", "s": wait_s})
-            shares = [reply["cpu_share"] for reply in crew.gather(names, REPLY_S).values() if reply]
+            cluster.send(names, {"what": "wait", "s": wait_s})
+            shares = [reply["cpu_share"] for reply in cluster.gather(names, REPLY_S).values() if reply]
             row["waiting_cpu_percent"] = 100 * float(np.median(shares))
         for name in names:
-            crew.release(name)
+            cluster.allow_exit(name)
         return row

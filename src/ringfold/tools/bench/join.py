@@ -6,17 +6,16 @@ to vote, and all vote after the same op. The figure is the time from the last me
 fresh groups of two.
 """
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from ringfold.runtime.master_client import MasterClient
 from ringfold.tools.bench import report as reports
-from ringfold.tools.bench.masters import start_master, wait_registered
 from ringfold.tools.bench.report import Column, Row, microseconds, spread
-from ringfold.tools.spawn import ChildFailed, Crew
+from ringfold.tools.cluster import Cluster, ProcessFailed
 
 WORKER = str(Path(__file__).with_name("workers.py"))
 FOUNDERS = 2
@@ -43,15 +42,15 @@ def command(
     together: list[int] = []
     with reports.guarded(as_json=as_json) as progress:
         task = progress.add_task("one at a time", total=peers + repeats)
-        with Crew() as crew:
-            run = Run(crew, newcomers=peers)
+        with Cluster() as cluster:
+            run = Run(cluster, newcomers=peers)
             for newcomer in list(run.waiting):
                 alone.append(run.admit([newcomer]))
                 progress.advance(task)
         for _ in range(repeats):
             progress.update(task, description=f"{peers} at once")
-            with Crew() as crew:
-                run = Run(crew, newcomers=peers)
+            with Cluster() as cluster:
+                run = Run(cluster, newcomers=peers)
                 together.append(run.admit(list(run.waiting)))
                 progress.advance(task)
     into = f"{FOUNDERS} to {FOUNDERS + peers - 1}" if peers > 1 else str(FOUNDERS)
@@ -67,33 +66,41 @@ def command(
 class Run:
     """A master, two members that take steps, and newcomers whose processes wait for the word to join."""
 
-    def __init__(self, crew: Crew, newcomers: int) -> None:
-        self._crew = crew
-        self._where = start_master(crew, "master")
+    def __init__(self, cluster: Cluster, newcomers: int) -> None:
+        self._cluster = cluster
+        self._where = cluster.start_master().address
         self.members = [f"member-{number}" for number in range(FOUNDERS)]
         self.waiting = [f"newcomer-{number}" for number in range(newcomers)]
         self._round = 0
         for name in [*self.members, *self.waiting]:
             founders = FOUNDERS if name in self.members else 0
-            command = [sys.executable, "-P", WORKER, "join", crew.address, name, self._where, str(founders)]
-            crew.start(name, command)
-        crew.meet([*self.members, *self.waiting], START_S)
-        crew.gather([*self.members, *self.waiting], START_S)
-        crew.send(self.members, {"round": 0})
-        crew.gather(self.members, START_S)
+            cluster.start_worker(name, WORKER, "join", self._where, founders)
+        cluster.wait_connected([*self.members, *self.waiting], START_S)
+        cluster.gather([*self.members, *self.waiting], START_S)
+        cluster.send(self.members, {"round": 0})
+        cluster.gather(self.members, START_S)
 
     def admit(self, newcomers: Sequence[str]) -> int:
         """Let newcomers join; return the nanoseconds from the last vote to the last acceptance."""
         self._round += 1
-        self._crew.send(newcomers, {"round": self._round})
-        wait_registered(self._crew, self._where, len(self.members) + len(newcomers))
-        self._crew.send(self.members, {"round": self._round})
-        votes = self._crew.gather(self.members, REPLY_S)
-        joined = self._crew.gather(newcomers, REPLY_S)
+        self._cluster.send(newcomers, {"round": self._round})
+        self._wait_registered(len(self.members) + len(newcomers))
+        self._cluster.send(self.members, {"round": self._round})
+        votes = self._cluster.gather(self.members, REPLY_S)
+        joined = self._cluster.gather(newcomers, REPLY_S)
         self.members += newcomers
         self.waiting = [name for name in self.waiting if name not in newcomers]
         sizes = {reply["group_size"] for reply in [*votes.values(), *joined.values()]}
         if sizes != {len(self.members)}:
-            raise ChildFailed(newcomers[0], f"groups of {sorted(sizes)} where {len(self.members)} was expected")
+            raise ProcessFailed(newcomers[0], f"groups of {sorted(sizes)} where {len(self.members)} was expected")
         last_vote = max(int(reply["voted_ns"]) for reply in votes.values())
         return max(int(reply["joined_ns"]) for reply in joined.values()) - last_vote
+
+    def _wait_registered(self, count: int) -> None:
+        """Wait until so many peers have ever registered."""
+        for _ in range(int(REPLY_S / 0.005)):
+            with MasterClient(self._where, b"") as connection:
+                if connection.status().registrations >= count:
+                    return
+            self._cluster.pause(0.005)
+        raise ProcessFailed("master", f"fewer than {count} peers registered within {REPLY_S:.0f} s")

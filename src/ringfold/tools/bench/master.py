@@ -5,7 +5,6 @@ goes out to every peer; the next op starts when the last one has it. Beside the 
 time per op, which is what bounds it when peers are many machines.
 """
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -13,9 +12,8 @@ import typer
 
 from ringfold.config import split_address
 from ringfold.tools.bench import report as reports
-from ringfold.tools.bench.masters import start_master
 from ringfold.tools.bench.report import Column, Row, microseconds, spread
-from ringfold.tools.spawn import Crew
+from ringfold.tools.cluster import Cluster
 
 WORKER = str(Path(__file__).with_name("master_worker.py"))
 WAIT_S = 120.0
@@ -56,14 +54,14 @@ def command(
 
 def measure(connections: int, payload_bytes: int, seconds: float) -> Row:
     """One row: a fresh master, so many peers, ops for so long."""
-    with Crew() as crew:
-        where = start_master(crew, "master", evidence="master")
+    with Cluster() as cluster:
+        where = cluster.start_master(evidence="master").address
         host, port = split_address(where)
-        crew.start("crowd", [sys.executable, "-P", WORKER, crew.address, "crowd", host, str(port)])
-        crew.meet(["crowd"], WAIT_S)
+        cluster.start_worker("crowd", WORKER, host, port)
+        cluster.wait_connected(["crowd"], WAIT_S)
         order = {"connections": connections, "payload_bytes": payload_bytes, "warm_up": 20, "seconds": seconds}
-        crew.send(["crowd"], {**order, "master_pid": crew.pid("master")})
-        outcome = crew.gather(["crowd"], WAIT_S)["crowd"]
+        cluster.send(["crowd"], {**order, "master_pid": cluster.pid("master")})
+        outcome = cluster.gather(["crowd"], WAIT_S)["crowd"]
     ops = len(outcome["durations_ns"])
     per_op_us = outcome["master_cpu_ns"] / 1_000 / ops
     return {

@@ -1,4 +1,4 @@
-"""Many peers of a master in one process: `master_worker.py LINE NAME HOST PORT`.
+"""Many peers of a master in one process: `master_worker.py ADDRESS NAME HOST PORT`.
 
 The peers speak the real control protocol and nothing else: they join, are admitted by a vote, answer beats, seals and
 records, and send Done; there are no lanes and no arrays. So the figures show the master, not the cost of 64 training
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import cast
 
 from ringfold.runtime.clock import monotonic_ns, random_bytes
-from ringfold.tools.spawn import Line, LineClosed, Message
+from ringfold.tools.cluster import Channel, ChannelClosed, Message
 from ringfold.wire.frames import (
     Done,
     FrameKind,
@@ -224,14 +224,14 @@ def cpu_ns(pid: int) -> int:
 
 def main(arguments: list[str]) -> None:
     address, name, host, port = arguments
-    line = Line.dial(address, name)
+    channel = Channel.connect(address, name)
     try:
-        while (order := line.receive()) is not None:
-            line.send(asyncio.run(measure(order, host, int(port))))
-    except LineClosed:
+        while (order := channel.receive()) is not None:
+            channel.send(asyncio.run(measure(order, host, int(port))))
+    except ChannelClosed:
         return
     except Exception as error:
-        line.send({"error": f"{type(error).__name__}: {error}"})
+        channel.send({"error": f"{type(error).__name__}: {error}"})
         raise
 
 

@@ -37,24 +37,25 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import typer
 
 from ringfold.agent.client import AgentConsole
+from ringfold.config import TELEMETRY_PORT
 from ringfold.runtime import threads
-from ringfold.runtime.clock import monotonic_ns
+from ringfold.runtime.clock import monotonic_ns, unix_ns
+from ringfold.runtime.datagrams import DatagramSender
 from ringfold.tools import lab as labs
 from ringfold.tools.bench import report as reports
-from ringfold.tools.bench.agents import send_congestion, start_agent
-from ringfold.tools.bench.masters import HUB_PORT, master_command
 from ringfold.tools.bench.report import Column, Row, Sheet, microseconds, size_bytes, size_text, times
 from ringfold.tools.bench.targets import Value
+from ringfold.tools.cluster import MASTER_PORT, Cluster, Message, ProcessFailed
 from ringfold.tools.lab import SWITCH, Lab, ShapingFailed, Telemetry, TelemetrySender
-from ringfold.tools.spawn import ChildFailed, Crew, Message
 from ringfold.tools.streams import mptcp_commands, mptcp_missing
 from ringfold.wire.agent import HINTS_NAME
+from ringfold.wire.telemetry import Congestion, Packet, encode, prefix_number
 
 WORKER = str(Path(__file__).with_name("workers.py"))
 START_S = 60.0
@@ -68,6 +69,8 @@ SEGMENT_BYTES = 16 << 10
 FEW_ROUNDS = 21
 PACKETS = 10
 NAMES = ("side-0", "side-1")
+CONTROL = "control"
+"""The path of the master and of telemetry: not shaped, and no lane uses it."""
 Order = dict[str, object]
 
 
@@ -140,18 +143,18 @@ def measure(layout: str, plan: Plan, *, with_mptcp: bool) -> list[Row]:
     # The last path is the master's: not shaped, and no lane uses it.
     paths = [labs.Path(name=f"path{number}", up=rate) for number, rate in enumerate(rates)]
     rows: list[Row] = []
-    with Lab(hosts=2, paths=[*paths, labs.Path(name="control")]) as lab:
+    with Lab(hosts=2, paths=[*paths, labs.Path(name=CONTROL)]) as lab:
         ceiling = _ceiling(lab, len(rates))
         rows.append({"part": "ceiling", "layout": layout, "way": "plain TCP", "mbit": ceiling * 8 / 1e6, "share": 1.0})
         base: Row = {"part": "transfer", "layout": layout}
-        with _peers(lab, len(rates)) as crew:
-            rows += [{**base, **row} for row in _transfers(crew, "ringfold", plan, ceiling)]
-            _ask(crew, {"do": "shares", "shares": [1 / len(rates)] * len(rates), "capped": True})
-            rows += [{**base, **row} for row in _transfers(crew, "equal split", plan, ceiling)]
-            _ask(crew, {"do": "shares", "shares": [], "capped": False})
-            rows += [{"layout": layout, **row} for row in _changes(lab, crew, rates, plan, ceiling)]
-        with _peers(lab, 1) as crew:
-            rows += [{**base, **row} for row in _transfers(crew, "first path", plan, ceiling)]
+        with _peers(lab, len(rates)) as cluster:
+            rows += [{**base, **row} for row in _transfers(cluster, "ringfold", plan, ceiling)]
+            _ask(cluster, {"do": "shares", "shares": [1 / len(rates)] * len(rates), "capped": True})
+            rows += [{**base, **row} for row in _transfers(cluster, "equal split", plan, ceiling)]
+            _ask(cluster, {"do": "shares", "shares": [], "capped": False})
+            rows += [{"layout": layout, **row} for row in _changes(lab, cluster, rates, plan, ceiling)]
+        with _peers(lab, 1) as cluster:
+            rows += [{**base, **row} for row in _transfers(cluster, "first path", plan, ceiling)]
         if with_mptcp:
             rows += [{**base, **row} for row in _mptcp(lab, len(rates), plan, ceiling)]
     rows += [{"part": "few segments", "layout": layout, **row} for row in _few(rates)]
@@ -164,51 +167,51 @@ def measure(layout: str, plan: Plan, *, with_mptcp: bool) -> list[Row]:
 @contextmanager
 def _peers(
     lab: Lab, paths: int, *, small_bytes: int | None = None, agents: Mapping[int, Path] | None = None
-) -> Iterator[Crew]:
+) -> Iterator[Cluster]:
     """Two peers and a master, stopped at the end. `agents` are the directories of hosts' agents; no other is asked."""
-    with Crew() as crew:
-        where = f"{lab.address(SWITCH, 'control')}:{HUB_PORT}"
-        command = lab.inside(SWITCH, master_command(where))
-        small = {} if small_bytes is None else {"RINGFOLD_SMALL_BYTES": str(small_bytes)}
-        crew.start("master", command, env={"RINGFOLD_TOKEN_FILE": "", **small})
+    with Cluster() as cluster:
+        where = f"{lab.address(SWITCH, CONTROL)}:{MASTER_PORT}"
+        settings: dict[str, Any] = {} if small_bytes is None else {"small_bytes": small_bytes}
+        there = lab.inside(SWITCH)
+        cluster.start_master(listen=where, arguments=["--insecure"], inside=there, wait=False, **settings)
         for host, name in enumerate(NAMES):
             mine = ",".join(lab.addresses(host)[:paths])
-            order = [sys.executable, "-P", WORKER, "multipath", crew.address, name, where, mine]
             agent = (agents or {}).get(host)
             advice = {"RINGFOLD_AGENT": "off"} if agent is None else {"RINGFOLD_AGENT_DIR": str(agent)}
-            crew.start(name, lab.inside(host, order), env={"RINGFOLD_DATA_PORT": "48149", **advice})
-        crew.meet(NAMES, START_S)
-        crew.gather(NAMES, START_S)
-        yield crew
+            env = {"RINGFOLD_DATA_PORT": "48149", **advice}
+            cluster.start_worker(name, WORKER, "multipath", where, mine, inside=lab.inside(host), env=env)
+        cluster.wait_connected(NAMES, START_S)
+        cluster.gather(NAMES, START_S)
+        yield cluster
         for name in NAMES:
-            crew.release(name)
+            cluster.allow_exit(name)
 
 
-def _ask(crew: Crew, order: Order) -> dict[str, Message]:
-    crew.send(NAMES, order)
-    return crew.gather(NAMES, OP_S)
+def _ask(cluster: Cluster, order: Order) -> dict[str, Message]:
+    cluster.send(NAMES, order)
+    return cluster.gather(NAMES, OP_S)
 
 
-def _op(crew: Crew, size: int) -> tuple[int, dict[str, Message]]:
+def _op(cluster: Cluster, size: int) -> tuple[int, dict[str, Message]]:
     """One verified op: how long it took the slower side, and what both said."""
-    _ask(crew, {"do": "op", "size_bytes": size})
-    return _result(crew)
+    _ask(cluster, {"do": "op", "size_bytes": size})
+    return _result(cluster)
 
 
-def _result(crew: Crew) -> tuple[int, dict[str, Message]]:
-    replies = crew.gather(NAMES, OP_S)
+def _result(cluster: Cluster) -> tuple[int, dict[str, Message]]:
+    replies = cluster.gather(NAMES, OP_S)
     for name, reply in replies.items():
         if not reply["right"] or reply["aborted"]:
-            raise ChildFailed(name, f"the op went wrong: {reply}", crew.log_tail(name))
+            raise ProcessFailed(name, f"the op went wrong: {reply}", cluster.log_tail(name))
     return max(int(reply["took_ns"]) for reply in replies.values()), replies
 
 
-def _transfers(crew: Crew, way: str, plan: Plan, ceiling: float) -> Iterator[Row]:
+def _transfers(cluster: Cluster, way: str, plan: Plan, ceiling: float) -> Iterator[Row]:
     for _ in range(WARM_UP):  # a fresh connection finds its rate by losing packets
-        _op(crew, max(plan.sizes))
+        _op(cluster, max(plan.sizes))
     for size in plan.sizes:
-        _op(crew, size)
-        ops = [_op(crew, size) for _ in range(plan.rounds)]
+        _op(cluster, size)
+        ops = [_op(cluster, size) for _ in range(plan.rounds)]
         again = sum(int(reply["reissued"]) for _, replies in ops for reply in replies.values())
         yield _row(way, size, [took for took, _ in ops], ceiling) | {"reissued": again}
 
@@ -228,14 +231,14 @@ def _few(rates: Sequence[float]) -> Iterator[Row]:
     """
     paths = [labs.Path(name=f"path{number}", up=rate, burst_bytes=3_200) for number, rate in enumerate(rates)]
     without: dict[int, float] = {}
-    with Lab(hosts=2, paths=[*paths, labs.Path(name="control")]) as lab:
+    with Lab(hosts=2, paths=[*paths, labs.Path(name=CONTROL)]) as lab:
         for way in ("ringfold", "with hints"):
-            with _peers(lab, len(rates), small_bytes=0) as crew:
+            with _peers(lab, len(rates), small_bytes=0) as cluster:
                 if way == "with hints":
-                    _ask(crew, {"do": "shares", "shares": [rate / sum(rates) for rate in rates], "capped": False})
+                    _ask(cluster, {"do": "shares", "shares": [rate / sum(rates) for rate in rates], "capped": False})
                 for segments in range(1, 5):
                     size = segments * SEGMENT_BYTES
-                    took = statistics.median(_op(crew, size)[0] for _ in range(FEW_ROUNDS))
+                    took = statistics.median(_op(cluster, size)[0] for _ in range(FEW_ROUNDS))
                     row: Row = {"way": way, "size_bytes": size, "median_us": took / 1_000}
                     gain = without.setdefault(segments, took) / took
                     yield row if way == "ringfold" else row | {"gain": gain}
@@ -244,31 +247,31 @@ def _few(rates: Sequence[float]) -> Iterator[Row]:
 # In mid-transfer
 
 
-def _changes(lab: Lab, crew: Crew, rates: Sequence[float], plan: Plan, ceiling: float) -> Iterator[Row]:
+def _changes(lab: Lab, cluster: Cluster, rates: Sequence[float], plan: Plan, ceiling: float) -> Iterator[Row]:
     size = plan.change_bytes
     best_s = size / ceiling
     swapped = [*rates[1::-1], *rates[2:]]
     if rates[0] != rates[1]:
         ops = []
         for _ in range(SWAPS):
-            _op(crew, size // 4)
-            _ask(crew, {"do": "op", "size_bytes": size})
-            crew.pause(0.4 * best_s)
+            _op(cluster, size // 4)
+            _ask(cluster, {"do": "op", "size_bytes": size})
+            cluster.pause(0.4 * best_s)
             _set_rates(lab, swapped)
-            ops.append(_result(crew))
+            ops.append(_result(cluster))
             _set_rates(lab, rates)
         took, replies = sorted(ops, key=lambda op: op[0])[SWAPS // 2]
         yield {"part": "swap", "way": "ringfold", **_changed(size, took, best_s, replies)}
     for path in range(2):
-        _op(crew, size // 16)
+        _op(cluster, size // 16)
         left = sum(rates) - rates[path]
-        _ask(crew, {"do": "op", "size_bytes": size})
-        crew.pause(0.4 * best_s)
+        _ask(cluster, {"do": "op", "size_bytes": size})
+        cluster.pause(0.4 * best_s)
         lab.cut(path)
-        took, replies = _result(crew)
+        took, replies = _result(cluster)
         lab.restore(path)
         best = 0.4 * best_s + 0.6 * best_s * sum(rates) / left
-        row: Row = {"part": "cut", "way": "ringfold", "path": path, "back_s": _used_again(crew, path)}
+        row: Row = {"part": "cut", "way": "ringfold", "path": path, "back_s": _used_again(cluster, path)}
         yield row | _changed(size, took, best, replies)
 
 
@@ -288,16 +291,16 @@ def _changed(size: int, took_ns: int, best_s: float, replies: dict[str, Message]
     }
 
 
-def _used_again(crew: Crew, path: int) -> float | None:
+def _used_again(cluster: Cluster, path: int) -> float | None:
     """After how many seconds of ops the path carries a tenth of what it should again; None: not in time."""
     passed = 0.0
     while passed < BACK_WITHIN_S:
-        took, replies = _op(crew, 4 << 20)
+        took, replies = _op(cluster, 4 << 20)
         passed += took / 1e9
         given = [reply["path_bytes"] for reply in replies.values()]
         if all(sent[path] > 0.02 * sum(sent) for sent in given):
             return passed
-        crew.pause(0.1)
+        cluster.pause(0.1)
         passed += 0.1
     return None
 
@@ -307,39 +310,39 @@ def _used_again(crew: Crew, path: int) -> float | None:
 
 def _ceiling(lab: Lab, paths: int) -> float:
     """Payload per second over all paths, in the direction that has less of it. Two streams fill what one loses."""
-    with _streams(lab, paths, "tcp") as crew:
-        replies = _ask(crew, {"do": "saturate", "settle_s": SETTLE_S, "seconds": CEILING_S})
+    with _streams(lab, paths, "tcp") as cluster:
+        replies = _ask(cluster, {"do": "saturate", "settle_s": SETTLE_S, "seconds": CEILING_S})
     return min(sum(reply["rates"]) for reply in replies.values())
 
 
 def _mptcp(lab: Lab, paths: int, plan: Plan, ceiling: float) -> Iterator[Row]:
     for words in mptcp_commands([lab.space(0), lab.space(1)], lab.addresses(0)[:paths], lab.paths[:paths]):
         subprocess.run(words, check=True, capture_output=True)
-    with _streams(lab, paths, "mptcp") as crew:
+    with _streams(lab, paths, "mptcp") as cluster:
         for _ in range(WARM_UP):
-            _ask(crew, {"do": "exchange", "size_bytes": max(plan.sizes)})
+            _ask(cluster, {"do": "exchange", "size_bytes": max(plan.sizes)})
         for size in plan.sizes:
             took = []
             for _ in range(1 + plan.rounds):
-                replies = _ask(crew, {"do": "exchange", "size_bytes": size})
+                replies = _ask(cluster, {"do": "exchange", "size_bytes": size})
                 took.append(max(int(reply["took_ns"]) for reply in replies.values()))
             yield _row("MPTCP", size, took[1:], ceiling)
 
 
 @contextmanager
-def _streams(lab: Lab, paths: int, kind: str) -> Iterator[Crew]:
+def _streams(lab: Lab, paths: int, kind: str) -> Iterator[Cluster]:
     per_path = 1 if kind == "mptcp" else 2
     ways = [",".join(lab.addresses(host)[:paths] * per_path) for host in range(2)]
-    with Crew() as crew:
+    with Cluster() as cluster:
         for host, name in enumerate(NAMES):
-            order = [sys.executable, "-P", WORKER, "streams", crew.address, name, str(host), ways[host], ways[1 - host]]
-            crew.start(name, lab.inside(host, [*order, kind]))
-        crew.meet(NAMES, START_S)
-        crew.gather(NAMES, START_S)
-        crew.send(NAMES[1:], {"do": "connect"})
-        yield crew
+            ends = (host, ways[host], ways[1 - host], kind)
+            cluster.start_worker(name, WORKER, "streams", *ends, inside=lab.inside(host))
+        cluster.wait_connected(NAMES, START_S)
+        cluster.gather(NAMES, START_S)
+        cluster.send(NAMES[1:], {"do": "connect"})
+        yield cluster
         for name in NAMES:
-            crew.release(name)
+            cluster.allow_exit(name)
 
 
 COLD_RATES = (100.0, 10.0)
@@ -374,30 +377,49 @@ def _lab_paths(rates: Sequence[float], *, at_switch: bool = False, burst_bytes: 
     for number, rate in enumerate(rates):
         up, down = (None, rate) if at_switch else (rate, None)
         shaped.append(labs.Path(name=f"path{number}", up=up, down=down, burst_bytes=burst_bytes))
-    return [*shaped, labs.Path(name="control")]
+    return [*shaped, labs.Path(name=CONTROL)]
 
 
 @contextmanager
-def _advised(lab: Lab, *, agents: bool, policy: str = "auto") -> Iterator[tuple[Crew, list[Path]]]:
+def _advised(lab: Lab, *, agents: bool, policy: str = "auto") -> Iterator[tuple[Cluster, list[Path]]]:
     """Two peers on two paths, each with an agent or both without, and ready: their flows have places."""
-    with tempfile.TemporaryDirectory(prefix="ringfold-bench-") as root, Crew() as daemons:
+    with tempfile.TemporaryDirectory(prefix="ringfold-bench-") as root, Cluster() as daemons:
         directories = [Path(root) / f"agent{host}" for host in range(2)] if agents else []
         for host, directory in enumerate(directories):
-            start_agent(daemons, f"agent-{host}", lab, host, directory, policy=policy)
+            start_lab_agent(daemons, f"agent-{host}", lab, host, directory, policy=policy)
         for directory in directories:
             _until(daemons, (directory / HINTS_NAME).exists, "an agent does not start")
-        with _peers(lab, 2, small_bytes=0, agents=dict(enumerate(directories))) as crew:
+        with _peers(lab, 2, small_bytes=0, agents=dict(enumerate(directories))) as cluster:
             for directory in directories:
-                _until(crew, partial(_has_flow, directory), "no flow is registered")
-            yield crew, directories
+                _until(cluster, partial(_has_flow, directory), "no flow is registered")
+            yield cluster, directories
 
 
-def _until(crew: Crew, holds: Callable[[], bool], what: str) -> None:
+def start_lab_agent(cluster: Cluster, name: str, lab: Lab, host: int, directory: Path, *, policy: str = "auto") -> None:
+    """Start the agent of a host, which receives telemetry on the path `control`.
+
+    It uses telemetry and measured rates, not the host's own queues.
+    """
+    telemetry = f"{lab.address(host, CONTROL)}:{TELEMETRY_PORT}"
+    options = ["--no-nics", "--telemetry", telemetry, "--allow", "0.0.0.0/0", "--policy", policy]
+    cluster.start_agent(name, directory, *options, inside=lab.inside(host), log_level="error")
+
+
+def send_congestion(lab: Lab, host: int, *, path: int, congestion: int) -> None:
+    """Send a host's agent the congestion of a path of all its flows, as a switch would."""
+    number, bits = prefix_number("any")
+    now_ns = unix_ns()
+    packet = Packet(Congestion(number, number, path, congestion, 0, bits, bits), now_ns, now_ns)
+    with lab.within(host), DatagramSender(lab.address(host, CONTROL), TELEMETRY_PORT) as sender:
+        sender.send(encode(packet, None))
+
+
+def _until(cluster: Cluster, holds: Callable[[], bool], what: str) -> None:
     deadline_ns = monotonic_ns() + int(AGENT_START_S * S)
     while not holds():
         if monotonic_ns() > deadline_ns:
-            raise ChildFailed("agent", what)
-        crew.pause(0.01)
+            raise ProcessFailed("agent", what)
+        cluster.pause(0.01)
 
 
 def _has_flow(directory: Path) -> bool:
@@ -410,9 +432,9 @@ def _shares(directory: Path) -> list[tuple[float, ...]]:
         return [flow.shares for flow in console.flows()]
 
 
-def _op_us(crew: Crew, size: int) -> float:
+def _op_us(cluster: Cluster, size: int) -> float:
     """Microseconds of one verified op."""
-    return _op(crew, size)[0] / 1_000
+    return _op(cluster, size)[0] / 1_000
 
 
 def _cold() -> Iterator[Row]:
@@ -424,9 +446,9 @@ def _cold() -> Iterator[Row]:
             for _ in range(COLD_STARTS):
                 with (
                     Lab(hosts=2, paths=_lab_paths(COLD_RATES, burst_bytes=SHORT_BURST)) as lab,
-                    _advised(lab, agents=way == "with hints", policy=f"static:{share:.4f}") as (crew, _),
+                    _advised(lab, agents=way == "with hints", policy=f"static:{share:.4f}") as (cluster, _),
                 ):
-                    took.append(_op_us(crew, size))
+                    took.append(_op_us(cluster, size))
             median = statistics.median(took)
             row: Row = {"part": "cold start", "way": way, "size_bytes": size, "median_us": median}
             without = without or median
@@ -441,10 +463,10 @@ def _unseen() -> Iterator[Row]:
         took: dict[int, list[float]] = {size: [] for size in sizes}
         with (
             Lab(hosts=3, paths=_lab_paths((RATE, RATE), at_switch=True, burst_bytes=SHORT_BURST)) as lab,
-            _advised(lab, agents=way == "with hints") as (crew, _),
-            TelemetrySender(lab, via="control") as tell,
+            _advised(lab, agents=way == "with hints") as (cluster, _),
+            TelemetrySender(lab, via=CONTROL) as tell,
             Telemetry(lab, tell, every_ms=TELEMETRY_MS),
-            Crew() as others,
+            Cluster() as others,
         ):
             traffic = [sys.executable, "-m", "ringfold.tools.lab.traffic"]
             for host in range(2):
@@ -458,11 +480,11 @@ def _unseen() -> Iterator[Row]:
                     others.freeze(load_name)
                 others.pause(CLEAR_S)
                 for _ in range(3):  # both paths are seen to be good
-                    _op_us(crew, 16 * SEGMENT_BYTES)
+                    _op_us(cluster, 16 * SEGMENT_BYTES)
                 for load_name in LOADS:
                     others.thaw(load_name)
                 others.pause(FILL_S)
-                took[size].append(_op_us(crew, size))
+                took[size].append(_op_us(cluster, size))
         for size, each in took.items():
             median = statistics.median(each)
             row: Row = {"part": "switch", "way": way, "size_bytes": size, "median_us": median}
@@ -471,20 +493,20 @@ def _unseen() -> Iterator[Row]:
 
 
 def _backpressure(packets: int) -> Row:
-    with Lab(hosts=2, paths=_lab_paths((RATE, RATE))) as lab, _advised(lab, agents=True) as (crew, _):
-        crew.send(NAMES, {"do": "watch", "size_bytes": WATCHED_BYTES})
-        crew.gather(NAMES, OP_S)
-        crew.pause(CLEAR_S)
+    with Lab(hosts=2, paths=_lab_paths((RATE, RATE))) as lab, _advised(lab, agents=True) as (cluster, _):
+        cluster.send(NAMES, {"do": "watch", "size_bytes": WATCHED_BYTES})
+        cluster.gather(NAMES, OP_S)
+        cluster.pause(CLEAR_S)
         said: list[tuple[int, int]] = []
         for _ in range(packets):
             held_ns = monotonic_ns()
             send_congestion(lab, 0, path=1, congestion=255)
-            crew.pause(HELD_S)
+            cluster.pause(HELD_S)
             clear_ns = monotonic_ns()
             send_congestion(lab, 0, path=1, congestion=0)
             said.append((held_ns, clear_ns))
-            crew.pause(CLEAR_S)
-        replies = crew.gather(NAMES, OP_S)
+            cluster.pause(CLEAR_S)
+        replies = cluster.gather(NAMES, OP_S)
     return {"part": "backpressure", "way": "with hints", **judged(replies["side-0"], said)}
 
 
@@ -528,15 +550,15 @@ def _steady(seconds: float, *, at_switch: bool) -> Row:
     rates = (RATE, RATE / 2)
     with (
         Lab(hosts=2, paths=_lab_paths(rates, at_switch=at_switch)) as lab,
-        _advised(lab, agents=True) as (crew, directories),
-        TelemetrySender(lab, via="control") as tell,
+        _advised(lab, agents=True) as (cluster, directories),
+        TelemetrySender(lab, via=CONTROL) as tell,
         Telemetry(lab, tell, every_ms=TELEMETRY_MS),
     ):
         ends_ns = monotonic_ns() + int((SETTLED_S + seconds) * S)
         settled_ns = monotonic_ns() + int(SETTLED_S * S)
         with _sampled(directories[0]) as samples:
             while monotonic_ns() < ends_ns:
-                _op_us(crew, STEADY_BYTES)
+                _op_us(cluster, STEADY_BYTES)
     shares = [share for at_ns, share in samples if at_ns >= settled_ns]
     base: Row = {"part": "steady", "way": "with hints", "layout": "switch" if at_switch else "hosts"}
     if len(shares) < 2:

@@ -9,7 +9,6 @@ them. An op takes from the moment at which all have met in a barrier to the retu
 the median over all turns.
 """
 
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -22,10 +21,9 @@ from ringfold import _native
 from ringfold.peer.codes import DTYPES, QUANTISATIONS
 from ringfold.runtime.clock import thread_cpu_ns
 from ringfold.tools.bench import report as reports
-from ringfold.tools.bench.masters import start_master_in
 from ringfold.tools.bench.report import Column, Row, microseconds, size_bytes, size_text, spread, times
+from ringfold.tools.cluster import Cluster, ProcessFailed
 from ringfold.tools.shaped import Shape, ShapedNetwork, ShapingFailed, missing
-from ringfold.tools.spawn import ChildFailed, Crew
 
 WORKER = str(Path(__file__).with_name("workers.py"))
 PLAIN = "none"
@@ -124,19 +122,19 @@ def measure_links(peers: int, plan: Plan, advance: Callable[[], None]) -> list[R
     took: dict[str, list[int]] = {scheme: [] for scheme in schemes}
     sent: dict[str, int] = {}
     right = dict.fromkeys(schemes, True)
-    with ShapedNetwork([Shape(up_mbit=plan.mbit, down_mbit=plan.mbit)] * peers) as network, Crew() as crew:
-        names = start_peers(network, crew, peers, plan.size_bytes)
+    with ShapedNetwork([Shape(up_mbit=plan.mbit, down_mbit=plan.mbit)] * peers) as network, Cluster() as cluster:
+        names = start_peers(network, cluster, peers, plan.size_bytes)
         for _ in range(plan.rounds):
             for scheme in schemes:
-                crew.send(names, {"scheme": None if scheme == PLAIN else scheme})
-                replies = crew.gather(names, ROUND_S)
+                cluster.send(names, {"scheme": None if scheme == PLAIN else scheme})
+                replies = cluster.gather(names, ROUND_S)
                 took[scheme].append(max(int(reply["took_ns"]) for reply in replies.values()))
                 sent[scheme] = max(int(reply["sent_bytes"]) for reply in replies.values())
                 same = len({reply["digest"] for reply in replies.values()}) == 1
                 right[scheme] &= same and all(reply["near"] for reply in replies.values())
             advance()
         for name in names:
-            crew.release(name)
+            cluster.allow_exit(name)
     rows = []
     for scheme in schemes:
         row = link_row(peers, plan, scheme) | spread(took[scheme])
@@ -147,17 +145,17 @@ def measure_links(peers: int, plan: Plan, advance: Callable[[], None]) -> list[R
     return rows
 
 
-def start_peers(network: ShapedNetwork, crew: Crew, peers: int, size: int) -> Sequence[str]:
+def start_peers(network: ShapedNetwork, cluster: Cluster, peers: int, size: int) -> Sequence[str]:
     """A master in the hub and a peer on each host, all in one group."""
-    where = start_master_in(network, crew, "master")
+    where = network.start_master(cluster).address
     names = [f"peer-{number}" for number in range(peers)]
     for number, name in enumerate(names):
-        order = ["quantize", crew.address, name, where, str(size), str(peers)]
-        crew.start(name, network.inside(number, [sys.executable, "-P", WORKER, *order]), env={"OMP_NUM_THREADS": "1"})
-    crew.meet(names, START_S)
-    for name, reply in crew.gather(names, START_S).items():
+        env = {"OMP_NUM_THREADS": "1"}
+        cluster.start_worker(name, WORKER, "quantize", where, size, peers, inside=network.inside(number), env=env)
+    cluster.wait_connected(names, START_S)
+    for name, reply in cluster.gather(names, START_S).items():
         if reply["group_size"] != peers:
-            raise ChildFailed(name, f"is in a group of {reply['group_size']}, not {peers}")
+            raise ProcessFailed(name, f"is in a group of {reply['group_size']}, not {peers}")
     return names
 
 

@@ -18,19 +18,17 @@ All masters run on this machine, where a standby sees that the leader's process 
 lease. Between machines the lease comes on top of the figure.
 """
 
-import sys
 import tempfile
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import typer
 
 from ringfold.runtime.clock import monotonic_ns
 from ringfold.tools.bench import report as reports
-from ringfold.tools.bench.masters import launch_master, start_master, wait_for_master
 from ringfold.tools.bench.report import Column, Row, microseconds, size_bytes, spread
-from ringfold.tools.spawn import ChildFailed, Crew, free_port
+from ringfold.tools.cluster import Cluster, ProcessFailed, free_port
 
 WORKER = str(Path(__file__).with_name("workers.py"))
 START_S = 60.0
@@ -62,12 +60,12 @@ def command(
     """Time from the end of a peer to the survivors' next committed op."""
     rounds = stops if stop else kills
     taken: list[int] = []
-    with reports.guarded(as_json=as_json) as progress, Crew() as crew:
+    with reports.guarded(as_json=as_json) as progress, Cluster() as cluster:
         task = progress.add_task("starting", total=rounds)
-        run = Run(crew, peers, size_bytes(size), evict_after_ms)
+        run = Run(cluster, peers, size_bytes(size), evict_after_ms)
         generator = np.random.default_rng(seed)
         for _ in progress.track(range(rounds), task_id=task, description="freezing" if stop else "killing"):
-            crew.pause(float(generator.uniform(0.05, 0.15)))
+            cluster.pause(float(generator.uniform(0.05, 0.15)))
             victim = run.names[int(generator.integers(peers))]
             taken.append(run.lose(victim, freeze=stop))
             run.replace(victim)
@@ -85,48 +83,47 @@ def command(
 class Run:
     """A master and peers that reduce without a pause. `names` are the peers alive."""
 
-    def __init__(self, crew: Crew, peers: int, size: int, evict_after_ms: int) -> None:
-        self._crew, self._peers, self._size = crew, peers, size
+    def __init__(self, cluster: Cluster, peers: int, size: int, evict_after_ms: int) -> None:
+        self._cluster, self._peers, self._size = cluster, peers, size
         self._evict_after_s = evict_after_ms / 1_000
-        self._where = start_master(crew, "master", evict_after_ms=evict_after_ms)
+        self._where = cluster.start_master(evict_after_ms=evict_after_ms).address
         self._started = 0
         self.names: list[str] = []
         for _ in range(peers):
             self._start(founders=peers)
-        crew.meet(self.names, START_S)
+        cluster.wait_connected(self.names, START_S)
         self._wait_for(peers, START_S)
 
     def lose(self, victim: str, *, freeze: bool) -> int:
         """End or freeze a peer; return the nanoseconds until the last survivor committed without it."""
-        at = self._crew.freeze(victim) if freeze else self._crew.kill(victim)
+        at = self._cluster.freeze(victim) if freeze else self._cluster.kill(victim)
         self.names.remove(victim)
         last = self._wait_for(self._peers - 1, REPLY_S + self._evict_after_s)
         if freeze:
-            self._crew.kill(victim)
-        self._crew.reap(victim, REPLY_S)
+            self._cluster.kill(victim)
+        self._cluster.wait_exit(victim, REPLY_S)
         return last - at
 
     def replace(self, victim: str) -> None:
         """Start a peer in the lost one's place, and wait until everybody has committed an op with it."""
         self._start(founders=0)
-        self._crew.meet(self.names, START_S)
+        self._cluster.wait_connected(self.names, START_S)
         self._wait_for(self._peers, START_S)
 
     def _start(self, founders: int) -> None:
         name = f"peer-{self._started}"
         self._started += 1
-        command = [sys.executable, "-P", WORKER, "recovery", self._crew.address, name, self._where]
-        self._crew.start(name, [*command, str(self._size), str(founders)])
+        self._cluster.start_worker(name, WORKER, "recovery", self._where, self._size, founders)
         self.names.append(name)
 
     def _wait_for(self, contributors: int, timeout_s: float) -> int:
         """Wait until each living peer has committed an op of so many; return the instant of the last one's first."""
         first: dict[str, int] = {}
         while missing := [name for name in self.names if name not in first]:
-            got = self._crew.receive(timeout_s, missing)
+            got = self._cluster.receive(timeout_s, missing)
             if got is None:
-                log = self._crew.log_tail(missing[0])
-                raise ChildFailed(missing[0], f"committed no op of {contributors} within {timeout_s:.0f} s", log)
+                log = self._cluster.log_tail(missing[0])
+                raise ProcessFailed(missing[0], f"committed no op of {contributors} within {timeout_s:.0f} s", log)
             if got[1]["contributors"] == contributors:
                 first[got[0]] = int(got[1]["at_ns"])
         return max(first.values())
@@ -161,20 +158,20 @@ def failover_command(
     with reports.guarded(as_json=as_json) as progress, tempfile.TemporaryDirectory(prefix="ringfold-") as folder:
         task = progress.add_task("failing over", total=2 * kills + 1)
         for what in ("standby", "restart"):
-            with Crew() as crew:
+            with Cluster() as cluster:
                 journal, standby = Path(folder) / f"{what}.db", what == "standby"
-                run = FailoverRun(crew, peers, size_bytes(size), journal, lease_s, standby=standby)
+                run = FailoverRun(cluster, peers, size_bytes(size), journal, lease_s, standby=standby)
                 taken = []
                 for _ in range(kills):
-                    crew.pause(float(generator.uniform(0.2, 0.5)))
+                    cluster.pause(float(generator.uniform(0.2, 0.5)))
                     taken.append(run.replace() if what == "standby" else run.restart())
                     progress.advance(task)
             row: Row = {"what": what, "peers": peers, "lease_us": lease_s * 1e6, **spread(taken)}
             if what == "standby":
                 row["median_beyond_lease_us"] = float(np.median(taken)) / 1e3 - lease_s * 1e6
             rows.append(row)
-        with Crew() as crew:
-            run = FailoverRun(crew, peers, size_bytes(size), Path(folder) / "alone.db", lease_s, evidence="ring")
+        with Cluster() as cluster:
+            run = FailoverRun(cluster, peers, size_bytes(size), Path(folder) / "alone.db", lease_s, evidence="ring")
             longest = run.alone()
             rows.append({"what": "without a master", "peers": peers, "lease_us": lease_s * 1e6, **spread(longest)})
             progress.advance(task)
@@ -187,7 +184,7 @@ class FailoverRun:
 
     def __init__(
         self,
-        crew: Crew,
+        cluster: Cluster,
         peers: int,
         size: int,
         journal: Path,
@@ -196,20 +193,21 @@ class FailoverRun:
         standby: bool = False,
         evidence: str = "master",
     ) -> None:
-        self._crew = crew
-        self._settings = {"store": f"sqlite://{journal}", "lease_s": lease_s, "evidence": evidence}
-        self._masters = {"master-0": start_master(crew, "master-0", **self._settings)}
-        self._started, self._leader = 1, "master-0"
-        spare = f"127.0.0.1:{free_port()}"
-        self._where = f"{self._masters['master-0']},{spare}" if standby else self._masters["master-0"]
-        self._spare = spare
+        self._cluster = cluster
+        self._settings: dict[str, Any] = {"store": f"sqlite://{journal}", "lease_s": lease_s, "evidence": evidence}
+        first = cluster.start_master("master-0", **self._settings)
+        first.wait_leading()
+        self._leader = first.name
+        self._masters = {first.name: first.address}
+        self._started = 1
+        self._spare = f"127.0.0.1:{free_port()}"
+        self._where = f"{first.address},{self._spare}" if standby else first.address
         if standby:
             self._stand_by()
         self._names = [f"peer-{number}" for number in range(peers)]
         for name in self._names:
-            command = [sys.executable, "-P", WORKER, "failover", crew.address, name, self._where]
-            crew.start(name, [*command, str(size), str(peers)])
-        crew.meet(self._names, START_S)
+            cluster.start_worker(name, WORKER, "failover", self._where, size, peers)
+        cluster.wait_connected(self._names, START_S)
         self._epoch = 0
         self._wait(peers)
 
@@ -217,48 +215,48 @@ class FailoverRun:
         """Start a master on the address that is free; it finds that another one leads."""
         name = f"master-{self._started}"
         self._started += 1
-        launch_master(self._crew, name, self._spare, **self._settings)
+        self._cluster.start_master(name, listen=self._spare, wait=False, **self._settings)
         self._masters[name] = self._spare
 
     def replace(self) -> int:
         """Kill the leader; the nanoseconds until all peers have committed under the standby. Then it has one itself."""
-        at, old = self._crew.kill(self._leader), self._leader
+        at, old = self._cluster.kill(self._leader), self._leader
         last = self._wait(len(self._names))
-        self._crew.reap(old, START_S)
+        self._cluster.wait_exit(old, START_S)
         self._spare = self._masters.pop(old)
         [self._leader] = self._masters
         self._stand_by()
-        self._crew.pause(1.0)
+        self._cluster.pause(1.0)
         return last - at
 
     def restart(self) -> int:
         """Kill the master and start it again; the nanoseconds from the start to the last peer's commit."""
-        self._crew.kill(self._leader)
-        self._crew.reap(self._leader, START_S)
+        self._cluster.kill(self._leader)
+        self._cluster.wait_exit(self._leader, START_S)
         address = self._masters.pop(self._leader)
-        self._crew.pause(0.5)
+        self._cluster.pause(0.5)
         self._leader = f"master-{self._started}"
         self._started += 1
         at = monotonic_ns()
-        launch_master(self._crew, self._leader, address, **self._settings)
+        master = self._cluster.start_master(self._leader, listen=address, wait=False, **self._settings)
         self._masters[self._leader] = address
         last = self._wait(len(self._names))
-        wait_for_master(self._crew, self._leader, address)
+        master.wait_leading()
         return last - at
 
     def alone(self) -> list[int]:
         """Kill the master, and let nobody lead for a while; each peer's longest time between two commits."""
-        self._crew.send(self._names, {"begin": True})
-        self._crew.kill(self._leader)
-        self._crew.pause(ALONE_S)
-        self._crew.send(self._names, {"report": True})
+        self._cluster.send(self._names, {"begin": True})
+        self._cluster.kill(self._leader)
+        self._cluster.pause(ALONE_S)
+        self._cluster.send(self._names, {"report": True})
         return [self._longest(name) for name in self._names]
 
     def _longest(self, name: str) -> int:
         while True:
-            got = self._crew.receive(START_S, [name])
+            got = self._cluster.receive(START_S, [name])
             if got is None:
-                raise ChildFailed(name, f"did not report within {START_S:.0f} s", self._crew.log_tail(name))
+                raise ProcessFailed(name, f"did not report within {START_S:.0f} s", self._cluster.log_tail(name))
             if "longest_ns" in got[1]:
                 return int(got[1]["longest_ns"])
 
@@ -266,9 +264,11 @@ class FailoverRun:
         """Wait until all have committed an op in a newer epoch; the instant of the last one's first."""
         first: dict[str, tuple[int, int]] = {}
         while len(first) < peers or len({epoch for epoch, _ in first.values()}) > 1:
-            got = self._crew.receive(START_S, self._names)
+            got = self._cluster.receive(START_S, self._names)
             if got is None:
-                raise ChildFailed(self._names[0], f"no op within {START_S:.0f} s", self._crew.log_tail(self._names[0]))
+                raise ProcessFailed(
+                    self._names[0], f"no op within {START_S:.0f} s", self._cluster.log_tail(self._names[0])
+                )
             name, said = got
             if said["contributors"] == peers and said["epoch"] > self._epoch:
                 first[name] = (int(said["epoch"]), int(said["at_ns"]))

@@ -19,7 +19,7 @@ from ringfold.errors import ConfigError
 from ringfold.runtime import hardware
 from ringfold.runtime.process import term_is_exit
 from ringfold.tools.bench.targets import Check, Value, check
-from ringfold.tools.spawn import ChildFailed
+from ringfold.tools.cluster import ProcessFailed
 
 Row = dict[str, Value]
 
@@ -171,7 +171,7 @@ def guarded(*, as_json: bool) -> Iterator[Progress]:
     except KeyboardInterrupt:
         console.print("interrupted; all child processes are ended")
         raise typer.Exit(130) from None
-    except ChildFailed as error:
+    except ProcessFailed as error:
         console.print(f"[red]failed:[/] {error.name}: {error.text}", highlight=False)
         if error.log:
             console.print(error.log, style="dim", markup=False, highlight=False)

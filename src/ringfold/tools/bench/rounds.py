@@ -17,12 +17,11 @@ In rows with steps, every fourth node's clock steps by a millisecond in every wi
 
 import importlib.util
 import statistics
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -34,11 +33,10 @@ from ringfold.probe.logs.lines import FitLine, RoundLine, Stretch, WindowLine, w
 from ringfold.probe.models import MODELS, window
 from ringfold.runtime.clock import thread_cpu_ns
 from ringfold.tools.bench import report as reports
-from ringfold.tools.bench.masters import start_master
 from ringfold.tools.bench.report import Column, Row, Sheet, microseconds
 from ringfold.tools.bench.rounds_worker import Mark, Marks, Order
 from ringfold.tools.bench.targets import Value
-from ringfold.tools.spawn import Crew, free_port
+from ringfold.tools.cluster import Cluster, free_port
 from ringfold.wire.probing import RoundId, RoundMetrics
 
 WORKER = str(Path(__file__).with_name("rounds_worker.py"))
@@ -130,9 +128,9 @@ def plan(counts: Sequence[int], kinds: Sequence[str], rounds: int, long: int, sk
 
 def measure(case: Case) -> Row:
     """One row: a fresh master (or a fresh group), and so many rounds."""
-    with Crew() as crew:
-        logs = crew.directory / "logs"
-        outcome = _gloo(crew, case, logs) if case.kind == "gloo" else _with_master(crew, case, logs)
+    with Cluster() as cluster:
+        logs = cluster.directory / "logs"
+        outcome = _gloo(cluster, case, logs) if case.kind == "gloo" else _with_master(cluster, case, logs)
         row: Row = {
             "kind": case.kind,
             "nodes": case.nodes,
@@ -154,9 +152,9 @@ class Outcome(msgspec.Struct, frozen=True):
     master_cpu_ns: int = 0
 
 
-def _with_master(crew: Crew, case: Case, logs: Path) -> Outcome:
-    settings = {"probe_kind": case.kind, "probe_window_ms": case.window_ms, "probe_adapt": "false"}
-    where = start_master(crew, "master", probe_export=logs, **settings)
+def _with_master(cluster: Cluster, case: Case, logs: Path) -> Outcome:
+    settings: dict[str, Any] = {"probe_kind": case.kind, "probe_window_ms": case.window_ms, "probe_adapt": "false"}
+    where = cluster.start_master(probe_export=logs, **settings).address
     if case.is_recorded:
         workers = min(RECORDED_WORKERS, case.nodes)
         shares = [len(range(worker, case.nodes, workers)) for worker in range(workers)]
@@ -167,33 +165,32 @@ def _with_master(crew: Crew, case: Case, logs: Path) -> Outcome:
     for name, share in zip(names, shares, strict=True):
         export = "" if case.is_recorded else str(logs)
         order = Order(where, share, first, case.is_recorded, case.steps, export, case.points)
-        crew.start(name, [sys.executable, "-P", WORKER, "nodes", crew.address, name, _text(order)])
+        cluster.start_worker(name, WORKER, "nodes", _text(order))
         first += share
-    crew.meet(names, START_S)
-    crew.gather(names, START_S)
+    cluster.wait_connected(names, START_S)
+    cluster.gather(names, START_S)
     if case.kind == "local":
-        crew.pause(case.window_ms * case.rounds / 1_000)
+        cluster.pause(case.window_ms * case.rounds / 1_000)
         return Outcome({})
-    before = cpu_ns(crew.pid("master"))
-    crew.send(names, {"rounds": case.rounds + WARM_UP})
+    before = cpu_ns(cluster.pid("master"))
+    cluster.send(names, {"rounds": case.rounds + WARM_UP})
     patience_s = START_S + 3 * case.rounds * case.window_ms / 1_000
-    told = crew.gather(names, patience_s)
-    return Outcome(_marks(told), cpu_ns(crew.pid("master")) - before)
+    told = cluster.gather(names, patience_s)
+    return Outcome(_marks(told), cpu_ns(cluster.pid("master")) - before)
 
 
-def _gloo(crew: Crew, case: Case, logs: Path) -> Outcome:
+def _gloo(cluster: Cluster, case: Case, logs: Path) -> Outcome:
     names = [f"rank-{number}" for number in range(case.nodes)]
     port, ports = free_port(), [free_port() for _ in names]
     for number, name in enumerate(names):
         order = Order(
             first=number, export=str(logs), window_ms=case.window_ms, size=case.nodes, port=port, probe_ports=ports
         )
-        command = [sys.executable, "-P", WORKER, "rank", crew.address, name, _text(order)]
-        crew.start(name, command, env={"OMP_NUM_THREADS": "1"})
-    crew.meet(names, START_S)
-    crew.gather(names, START_S)
-    crew.send(names, {"rounds": case.rounds + WARM_UP})
-    return Outcome(_marks(crew.gather(names, START_S + 3 * case.rounds * case.window_ms / 1_000)))
+        cluster.start_worker(name, WORKER, "rank", _text(order), env={"OMP_NUM_THREADS": "1"})
+    cluster.wait_connected(names, START_S)
+    cluster.gather(names, START_S)
+    cluster.send(names, {"rounds": case.rounds + WARM_UP})
+    return Outcome(_marks(cluster.gather(names, START_S + 3 * case.rounds * case.window_ms / 1_000)))
 
 
 def _text(order: Order) -> str:

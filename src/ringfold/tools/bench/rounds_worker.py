@@ -1,4 +1,4 @@
-"""Nodes of a benchmark about rounds: `rounds_worker.py WHAT LINE NAME ORDER`.
+"""Nodes of a benchmark about rounds: `rounds_worker.py ADDRESS NAME WHAT ORDER`.
 
 `WHAT` is `nodes` (of a master) or `rank` (of a Gloo group); `ORDER` is JSON. This file is run by path, without its
 package, to keep a start short.
@@ -17,7 +17,8 @@ from pathlib import Path
 
 import msgspec
 
-from ringfold.probe.fit import EdgeWindow, fit
+from ringfold.probe.exchanges import EdgeWindow
+from ringfold.probe.fit import fit
 from ringfold.probe.graph.draw import draw
 from ringfold.probe.logs.files import ExportSettings, Log
 from ringfold.probe.nodes.joined import JoinedNode
@@ -31,7 +32,7 @@ from ringfold.probe.rounds.settings import Adaptive, RoundSettings
 from ringfold.runtime.clock import monotonic_ns
 from ringfold.runtime.process import freeze_garbage_collector
 from ringfold.runtime.threads import pause
-from ringfold.tools.spawn import Line, LineClosed, Message
+from ringfold.tools.cluster import Channel, ChannelClosed, Message
 from ringfold.wire.probing import EdgeFit, Neighbour, NodeClock, NodeId, RoundEnd, RoundStart
 
 HOST = "127.0.0.1"
@@ -191,26 +192,26 @@ class RecordedShell(NodeShell):
 
 
 def main(arguments: list[str]) -> None:
-    what, address, name, order = arguments
-    line = Line.dial(address, name)
+    address, name, what, order = arguments
+    channel = Channel.connect(address, name)
     wish = msgspec.json.decode(order, type=Order)
     try:
         if what == "rank":
-            rank(line, wish)
+            rank(channel, wish)
         else:
-            asyncio.run(Worker(line, wish).run())
-    except LineClosed:
+            asyncio.run(Worker(channel, wish).run())
+    except ChannelClosed:
         os._exit(0)
     except Exception as error:
-        line.send({"error": f"{type(error).__name__}: {error}"})
+        channel.send({"error": f"{type(error).__name__}: {error}"})
         raise
 
 
 class Worker:
-    """Nodes of a master, and the line to the benchmark."""
+    """Nodes of a master, and the channel to the benchmark."""
 
-    def __init__(self, line: Line, order: Order) -> None:
-        self._line, self._order = line, order
+    def __init__(self, channel: Channel, order: Order) -> None:
+        self._channel, self._order = channel, order
         self._marks = Marks()
         self._until = 0
         self._connected = 0
@@ -220,15 +221,15 @@ class Worker:
         recorded = record() if self._order.is_recorded else []
         nodes = [self._node(self._order.first + number, recorded) for number in range(self._order.nodes)]
         freeze_garbage_collector()
-        asyncio.get_running_loop().add_reader(self._line.fileno(), self._told)
+        asyncio.get_running_loop().add_reader(self._channel.fileno(), self._told)
         await asyncio.gather(*(node.run(self._stop) for node in nodes))
 
     def _told(self) -> None:
         try:
-            self._line.pull()
-        except LineClosed:
+            self._channel.pull()
+        except ChannelClosed:
             os._exit(0)
-        while (order := self._line.queued()) is not None:
+        while (order := self._channel.queued()) is not None:
             self._until = max(self._marks.starts, default=0) + 1 + int(order["rounds"])
 
     def _node(self, number: int, recorded: Sequence[EdgeFit]) -> JoinedNode:
@@ -249,7 +250,7 @@ class Worker:
         def connected(_: str, __: NodeId) -> None:
             self._connected += 1
             if self._connected == order.nodes:
-                self._line.send({"connected": order.nodes})
+                self._channel.send({"connected": order.nodes})
 
         node = JoinedNode(
             [order.master], b"", name=f"bench-{number}", host="bench", addresses=[HOST], port=prober.port,
@@ -275,7 +276,7 @@ class Worker:
         last = self._marks.starts.get(self._until)
         if self._until and last is not None and last.count == self._order.nodes:
             self._until = 0
-            self._line.send(said(self._marks))
+            self._channel.send(said(self._marks))
 
 
 def _nothing(clock: NodeClock) -> None:
@@ -312,7 +313,7 @@ def record() -> list[EdgeFit]:
     return good
 
 
-def rank(line: Line, order: Order) -> None:
+def rank(channel: Channel, order: Order) -> None:
     """One rank of a Gloo group, with a real prober. Its window's end and the next one's beginning stand for the marks:
     there is no RoundEnd, and the start comes out of a broadcast."""
     from ringfold.probe.rounds.gloo import TorchCollectives
@@ -324,9 +325,9 @@ def rank(line: Line, order: Order) -> None:
     group = TorchCollectives(number, order.size, HOST, order.port, interface="lo")
     facts = Neighbour(number, f"bench-{number}", HOST, prober.port)
     rounds = GlooRounds(group, settings, facts, prober, fit, draw, calculation, lambda _: KEY)
-    line.send({"connected": 1})
+    channel.send({"connected": 1})
     log = Log(ExportSettings(directory=Path(order.export))) if number == 0 and order.export else None
-    wanted = line.receive()
+    wanted = channel.receive()
     assert wanted is not None
     for _ in range(int(wanted["rounds"]) + 1):
         taken = rounds.round()
@@ -338,8 +339,8 @@ def rank(line: Line, order: Order) -> None:
         marks.starts[sequence + 1] = Mark(at_ns, at_ns, at_ns, closed_ns=prober.closed_ns)
         if log is not None:
             log.round(taken.summary)
-    line.send(said(marks))
-    line.receive()
+    channel.send(said(marks))
+    channel.receive()
 
 
 if __name__ == "__main__":

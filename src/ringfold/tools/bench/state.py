@@ -5,7 +5,6 @@ the time of the call, hashing included. The links are loopback, or (root only) o
 holder's uplink shaped, where a newcomer that asks several holders at once must be faster than with one.
 """
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -13,15 +12,12 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from ringfold.errors import MasterUnreachable
-from ringfold.runtime.master_client import MasterClient
 from ringfold.tools import shaped
 from ringfold.tools.bench import report as reports
-from ringfold.tools.bench.masters import START_S, start_master
 from ringfold.tools.bench.report import Column, Row, microseconds, size_bytes, times
 from ringfold.tools.bench.targets import Value
-from ringfold.tools.shaped import HUB, Shape, ShapedNetwork
-from ringfold.tools.spawn import ChildFailed, Crew, Message
+from ringfold.tools.cluster import Cluster, Message, ProcessFailed
+from ringfold.tools.shaped import Shape, ShapedNetwork
 
 WORKER = str(Path(__file__).with_name("workers.py"))
 NEWCOMER = "newcomer"
@@ -105,15 +101,15 @@ def _notes(rows: Sequence[Row]) -> list[str]:
 
 def _on_loopback(total: int, rounds: int) -> list[Row]:
     """One holder: everything, one block, nothing; and what hashing alone costs in the same processes."""
-    with Crew() as crew:
-        where = start_master(crew, "master")
-        names = _start(crew, where, total, 1)
+    with Cluster() as cluster:
+        where = cluster.start_master().address
+        names = _start(cluster, where, total, 1)
         facts: Row = {"links": "loopback", "holders": 1, "size_bytes": total}
-        everything = [_sync(crew, names, "everything") for _ in range(rounds)]
-        one_block = [_sync(crew, names, "one block") for _ in range(rounds)]
-        nothing = [_sync(crew, names, "nothing") for _ in range(rounds)]
-        crew.send(names, {"what": "hash"})
-        hashed = crew.gather(names, WAIT_S).values()
+        everything = [_sync(cluster, names, "everything") for _ in range(rounds)]
+        one_block = [_sync(cluster, names, "one block") for _ in range(rounds)]
+        nothing = [_sync(cluster, names, "nothing") for _ in range(rounds)]
+        cluster.send(names, {"what": "hash"})
+        hashed = cluster.gather(names, WAIT_S).values()
     alone_ns = max(int(reply["alone_ns"]) for reply in hashed)
     cores = min(int(reply["cores"]) for reply in hashed)
     hashing_us = total * len(names) / (HASH_BYTES_PER_S * cores) * 1e6
@@ -138,43 +134,29 @@ def _on_loopback(total: int, rounds: int) -> list[Row]:
 def _on_shaped_links(total: int, holders: int, mbit: float) -> Row:
     """A host for each peer. The holders' uplinks are the narrow place, the newcomer's link is not."""
     shapes = [*[Shape(up_mbit=mbit)] * holders, Shape()]
-    with ShapedNetwork(shapes) as network, Crew() as crew:
-        where = f"{network.address(HUB)}:48148"
-        main = "from ringfold.cli import main; main()"
-        command = [sys.executable, "-P", "-c", main, "master", "--listen", where, "--insecure", "--log-level", "error"]
-        crew.start("master", network.inside(HUB, command), env={"RINGFOLD_TOKEN_FILE": ""})
-        _wait_for_master(crew, network, where)
-        names = _start(crew, where, total, holders, network)
-        return _transfer([_sync(crew, names, "everything")])
+    with ShapedNetwork(shapes) as network, Cluster() as cluster:
+        where = network.start_master(cluster).address
+        names = _start(cluster, where, total, holders, network)
+        return _transfer([_sync(cluster, names, "everything")])
 
 
-def _wait_for_master(crew: Crew, network: ShapedNetwork, where: str) -> None:
-    for _ in range(int(START_S / 0.05)):
-        try:
-            with network.within(HUB), MasterClient(where, b""):
-                return
-        except MasterUnreachable:
-            crew.pause(0.05)
-    raise ChildFailed("master", f"does not answer at {where} after {START_S:.0f} s", crew.log_tail("master"))
-
-
-def _start(crew: Crew, where: str, total: int, holders: int, network: ShapedNetwork | None = None) -> list[str]:
+def _start(cluster: Cluster, where: str, total: int, holders: int, network: ShapedNetwork | None = None) -> list[str]:
     names = [*(f"holder-{number}" for number in range(holders)), NEWCOMER]
     for host, name in enumerate(names):
-        command = [sys.executable, "-P", WORKER, "state", crew.address, name, where, str(total), str(holders)]
-        crew.start(name, command if network is None else network.inside(host, command))
-    crew.meet(names, WAIT_S)
-    crew.gather(names, WAIT_S)
+        inside = () if network is None else network.inside(host)
+        cluster.start_worker(name, WORKER, "state", where, total, holders, inside=inside)
+    cluster.wait_connected(names, WAIT_S)
+    cluster.gather(names, WAIT_S)
     return names
 
 
-def _sync(crew: Crew, names: Sequence[str], spoil: str) -> Message:
+def _sync(cluster: Cluster, names: Sequence[str], spoil: str) -> Message:
     """One sync of which the newcomer lacks so much; what it reported, once all have the same again."""
     for name in names:
-        crew.send([name], {"what": "sync", "spoil": spoil if name == NEWCOMER else "nothing"})
-    replies = crew.gather(names, WAIT_S)
+        cluster.send([name], {"what": "sync", "spoil": spoil if name == NEWCOMER else "nothing"})
+    replies = cluster.gather(names, WAIT_S)
     if wrong := [name for name, reply in replies.items() if not reply["is_whole"]]:
-        raise ChildFailed(wrong[0], "has a wrong state after a sync")
+        raise ProcessFailed(wrong[0], "has a wrong state after a sync")
     return replies[NEWCOMER]
 
 

@@ -11,7 +11,6 @@ matrices must have the best slowest link), and over 64 simulated peers, beside t
 """
 
 import itertools
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -23,10 +22,9 @@ import typer
 from ringfold.runtime.clock import thread_cpu_ns
 from ringfold.runtime.master_client import MasterClient
 from ringfold.tools.bench import report as reports
-from ringfold.tools.bench.masters import start_master_in
 from ringfold.tools.bench.report import Column, Row, microseconds
+from ringfold.tools.cluster import Cluster, ProcessFailed
 from ringfold.tools.shaped import HUB, Shape, ShapedNetwork, ShapingFailed, missing
-from ringfold.tools.spawn import ChildFailed, Crew
 from ringfold.topology.ring import edges_of
 from ringfold.topology.solve import Solution, best_ring, bottleneck_bound, known_or
 from ringfold.wire.status import Status
@@ -114,26 +112,25 @@ def measure(peers: int, plan: Plan) -> Row:
     draw = np.random.default_rng((plan.seed, peers))
     pairs = itertools.permutations(range(peers), 2)
     rates = {pair: round(float(draw.uniform(plan.lowest_mbit, plan.highest_mbit)), 1) for pair in pairs}
-    with ShapedNetwork([Shape()] * peers, rates) as network, Crew() as crew:
-        where = start_master_in(network, crew, "master")
+    with ShapedNetwork([Shape()] * peers, rates) as network, Cluster() as cluster:
+        where = network.start_master(cluster).address
         names = [f"peer-{number}" for number in range(peers)]
         for number, name in enumerate(names):
-            order = [sys.executable, "-P", WORKER, "topology", crew.address, name, where, str(peers)]
-            crew.start(name, network.inside(number, order))
-        crew.meet(names, START_S)
-        crew.gather(names, START_S)
-        crew.send(names, {"optimize": True})
-        replies = crew.gather(names, CALL_S)
+            cluster.start_worker(name, WORKER, "topology", where, peers, inside=network.inside(number))
+        cluster.wait_connected(names, START_S)
+        cluster.gather(names, START_S)
+        cluster.send(names, {"optimize": True})
+        replies = cluster.gather(names, CALL_S)
         with network.within(HUB), MasterClient(where, b"") as connection:
             status = connection.status()
         for name in names:
-            crew.release(name)
+            cluster.allow_exit(name)
     hosts = hosts_of(status, network, peers)
     errors = [
         abs(link.bytes_per_s / (rates[hosts[link.source], hosts[link.target]] * 125_000) - 1) for link in status.links
     ]
     if len(errors) != len(rates):
-        raise ChildFailed("master", f"knows {len(errors)} of {len(rates)} links")
+        raise ProcessFailed("master", f"knows {len(errors)} of {len(rates)} links")
     ring = [hosts[peer] for peer in status.groups[0].ring]
     return {
         "part": "links",

@@ -20,11 +20,10 @@ Needs root, `ip`, `tc` and `/dev/net/tun`: without them everything is skipped, a
 """
 
 import statistics
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import typer
@@ -33,11 +32,10 @@ from rich.progress import Progress
 from ringfold.runtime.network import congestion_missing
 from ringfold.tools import lab as labs
 from ringfold.tools.bench import report as reports
-from ringfold.tools.bench.masters import HUB_PORT, master_command
 from ringfold.tools.bench.report import Column, Row, microseconds, size_bytes, size_text
 from ringfold.tools.bench.targets import Value
+from ringfold.tools.cluster import MASTER_PORT, Cluster, ProcessFailed
 from ringfold.tools.lab import Lab, ShapingFailed
-from ringfold.tools.spawn import ChildFailed, Crew
 
 WORKER = str(Path(__file__).with_name("workers.py"))
 START_S = 60.0
@@ -200,11 +198,11 @@ def measured(cell: Cell, plan: Plan, ceiling: float) -> Iterator[Row]:
         if plan.plain:
             control = HOSTS_OWN if cell.congestion == AUTO else cell.congestion
             row["plain_share"] = saturated(lab, cell.lanes, control) / ceiling
-        with peers(lab, cell, "auto") as crew:
-            yield row | large(crew, plan, ceiling, cell.rtt_ms)
+        with peers(lab, cell, "auto") as cluster:
+            yield row | large(cluster, plan, ceiling, cell.rtt_ms)
         if plan.small_rounds and cell.lanes == plan.lanes[0]:
-            with peers(lab, cell, "master") as crew:
-                yield {"part": "small", **base, **small(crew, plan.small_rounds, cell.rtt_ms)}
+            with peers(lab, cell, "master") as cluster:
+                yield {"part": "small", **base, **small(cluster, plan.small_rounds, cell.rtt_ms)}
 
 
 def lab_of(plan: Plan, rtt_ms: float, loss: float) -> Lab:
@@ -212,39 +210,39 @@ def lab_of(plan: Plan, rtt_ms: float, loss: float) -> Lab:
 
 
 @contextmanager
-def peers(lab: Lab, cell: Cell, evidence: str) -> Iterator[Crew]:
+def peers(lab: Lab, cell: Cell, evidence: str) -> Iterator[Cluster]:
     """Two peers with the cell's lanes between them, and a master on the third host."""
-    with Crew() as crew:
-        where = f"{lab.address(MASTER)}:{HUB_PORT}"
-        settings = {"RINGFOLD_TOKEN_FILE": "", "RINGFOLD_LANES": str(cell.lanes), "RINGFOLD_EVIDENCE": evidence}
+    with Cluster() as cluster:
+        where = f"{lab.address(MASTER)}:{MASTER_PORT}"
         mine = {"RINGFOLD_DATA_PORT": "48149", "RINGFOLD_AGENT": "off", "RINGFOLD_CONGESTION": cell.congestion}
-        crew.start("master", lab.inside(MASTER, master_command(where)), env=settings)
+        settings: dict[str, Any] = {"lanes": cell.lanes, "evidence": evidence}
+        there = lab.inside(MASTER)
+        cluster.start_master(listen=where, arguments=["--insecure"], inside=there, wait=False, **settings)
         for host, name in enumerate(NAMES):
-            order = [sys.executable, "-P", WORKER, "wan", crew.address, name, where, lab.address(host)]
-            crew.start(name, lab.inside(host, order), env=mine)
-        crew.meet(NAMES, START_S)
-        crew.gather(NAMES, START_S)
-        yield crew
+            cluster.start_worker(name, WORKER, "wan", where, lab.address(host), inside=lab.inside(host), env=mine)
+        cluster.wait_connected(NAMES, START_S)
+        cluster.gather(NAMES, START_S)
+        yield cluster
         for name in NAMES:
-            crew.release(name)
+            cluster.allow_exit(name)
 
 
-def ask(crew: Crew, order: dict[str, object]) -> tuple[list[int], int]:
+def ask(cluster: Cluster, order: dict[str, object]) -> tuple[list[int], int]:
     """What ops took on the slower side, one by one, and how many frames were sent twice. All must have gone right."""
-    crew.send(NAMES, order)
-    replies = crew.gather(NAMES, OP_S)
+    cluster.send(NAMES, order)
+    replies = cluster.gather(NAMES, OP_S)
     for name, reply in replies.items():
         if not reply["right"] or reply["aborted"]:
-            raise ChildFailed(name, f"the op went wrong: {reply}", crew.log_tail(name))
+            raise ProcessFailed(name, f"the op went wrong: {reply}", cluster.log_tail(name))
     took = [max(both) for both in zip(*(reply["took_ns"] for reply in replies.values()), strict=True)]
     return took, sum(int(reply.get("reissued", 0)) for reply in replies.values())
 
 
-def large(crew: Crew, plan: Plan, ceiling: float, rtt_ms: float) -> Row:
+def large(cluster: Cluster, plan: Plan, ceiling: float, rtt_ms: float) -> Row:
     order: dict[str, object] = {"do": "large", "size_bytes": plan.size_bytes}
     for _ in range(WARM_UP):
-        ask(crew, order)
-    ops = [ask(crew, order) for _ in range(plan.rounds)]
+        ask(cluster, order)
+    ops = [ask(cluster, order) for _ in range(plan.rounds)]
     row = judged([took[0] for took, _ in ops], plan.size_bytes, ceiling, rtt_ms)
     return row | {"reissued": sum(more for _, more in ops)}
 
@@ -257,10 +255,10 @@ def judged(took_ns: Sequence[int], size: int, ceiling: float, rtt_ms: float) -> 
     return row | {"beyond_trips": (median_s - size / ceiling) / rtt_ms * 1e3}
 
 
-def small(crew: Crew, count: int, rtt_ms: float) -> Row:
+def small(cluster: Cluster, count: int, rtt_ms: float) -> Row:
     order: dict[str, object] = {"do": "small", "size_bytes": SMALL_BYTES, "count": count}
-    ask(crew, {**order, "count": 3})
-    took_ns, _ = ask(crew, order)
+    ask(cluster, {**order, "count": 3})
+    took_ns, _ = ask(cluster, order)
     row: Row = {"size_bytes": SMALL_BYTES, **reports.spread(took_ns)}
     return row | {"extra_ms": statistics.median(took_ns) / 1e6 - rtt_ms}
 
@@ -276,15 +274,15 @@ def ceiling_of(plan: Plan) -> float:
 def saturated(lab: Lab, streams: int, congestion: str, settle_s: float = SETTLE_S) -> float:
     """Bytes of payload a second that so many plain streams carry both ways, in the slower direction."""
     ways = [",".join([lab.address(host)] * streams) for host in range(2)]
-    with Crew() as crew:
+    with Cluster() as cluster:
         for host, name in enumerate(NAMES):
-            order = [sys.executable, "-P", WORKER, "streams", crew.address, name, str(host), ways[host]]
-            crew.start(name, lab.inside(host, [*order, ways[1 - host], congestion]))
-        crew.meet(NAMES, START_S)
-        crew.gather(NAMES, START_S)
-        crew.send(NAMES[1:], {"do": "connect"})
-        crew.send(NAMES, {"do": "saturate", "settle_s": settle_s, "seconds": PLAIN_S})
-        replies = crew.gather(NAMES, OP_S)
+            ends = (host, ways[host], ways[1 - host], congestion)
+            cluster.start_worker(name, WORKER, "streams", *ends, inside=lab.inside(host))
+        cluster.wait_connected(NAMES, START_S)
+        cluster.gather(NAMES, START_S)
+        cluster.send(NAMES[1:], {"do": "connect"})
+        cluster.send(NAMES, {"do": "saturate", "settle_s": settle_s, "seconds": PLAIN_S})
+        replies = cluster.gather(NAMES, OP_S)
         for name in NAMES:
-            crew.release(name)
+            cluster.allow_exit(name)
     return min(sum(reply["rates"]) for reply in replies.values())

@@ -1,4 +1,4 @@
-"""The processes that benchmarks start: `workers.py WHAT ADDRESS NAME ARGUMENT...`. `WHAT` is one of `WORKERS`.
+"""The processes that benchmarks start: `workers.py ADDRESS NAME WHAT ARGUMENT...`. `WHAT` is one of `WORKERS`.
 
 A worker connects to the cluster at `ADDRESS`, does what it is sent, and reports instants of the machine-wide monotonic
 clock. This file is run by path, without its package, so that a process starts quickly. The workers of three benchmarks
@@ -24,7 +24,7 @@ from ringfold.runtime.clock import monotonic_ns, process_cpu_ns
 from ringfold.runtime.hardware import usable_cores
 from ringfold.state.hashing import block_hashes
 from ringfold.tools import streams
-from ringfold.tools.spawn import Line, LineClosed, Message, die_with_parent
+from ringfold.tools.cluster import Channel, ChannelClosed, Message, die_with_parent
 
 Bytes = npt.NDArray[np.uint8]
 STEP_S = 0.001
@@ -40,19 +40,19 @@ SHARE_UNIT = 65_535
 
 
 def main(arguments: list[str]) -> None:
-    what, address, name, *rest = arguments
-    line = Line.dial(address, name)
+    address, name, what, *rest = arguments
+    channel = Channel.connect(address, name)
     try:
-        WORKERS[what](line, *rest)
-    except LineClosed:
+        WORKERS[what](channel, *rest)
+    except ChannelClosed:
         os._exit(0)
     except Exception as error:
-        line.send({"error": f"{type(error).__name__}: {error}"})
+        channel.send({"error": f"{type(error).__name__}: {error}"})
         raise
 
 
-def next_order(line: Line) -> Message:
-    order = line.receive()
+def next_order(channel: Channel) -> Message:
+    order = channel.receive()
     assert order is not None
     return order
 
@@ -60,7 +60,7 @@ def next_order(line: Line) -> Message:
 # Peers of a run
 
 
-def recovery(line: Line, where: str, size: int, founders: int) -> None:
+def recovery(channel: Channel, where: str, size: int, founders: int) -> None:
     """Reduce for ever, let newcomers in, and report the instant of every commit whose number of peers is a new one."""
     run = rf.join(where)
     while run.group_size < founders:
@@ -76,12 +76,12 @@ def recovery(line: Line, where: str, size: int, founders: int) -> None:
             raise AssertionError(f"{world} contributed ones, but the sum is {buffer[0]} to {buffer[-1]}")
         if world != contributors:
             contributors = world
-            line.send({"contributors": contributors, "at_ns": at})
+            channel.send({"contributors": contributors, "at_ns": at})
         if run.are_peers_pending():
             run.update_topology()
 
 
-def failover(line: Line, where: str, size: int, founders: int) -> None:
+def failover(channel: Channel, where: str, size: int, founders: int) -> None:
     """Reduce for ever; report the first commit of every epoch, and on demand the longest time between two commits."""
     run = rf.join(where.split(","))
     while run.group_size < founders:
@@ -98,29 +98,29 @@ def failover(line: Line, where: str, size: int, founders: int) -> None:
         longest, before = max(longest, at - before), at
         if info.epoch != epoch:
             epoch = info.epoch
-            line.send({"epoch": epoch, "contributors": world, "at_ns": at})
-        order = line.receive(0.0)
+            channel.send({"epoch": epoch, "contributors": world, "at_ns": at})
+        order = channel.receive(0.0)
         if order is not None and "begin" in order:
             longest, before = 0, monotonic_ns()
         elif order is not None:
-            line.send({"longest_ns": longest})
+            channel.send({"longest_ns": longest})
 
 
-def join(line: Line, where: str, founders: int) -> None:
+def join(channel: Channel, where: str, founders: int) -> None:
     """Join when told to, then take steps of about a millisecond; vote in the step in which all hear of a new round.
 
     The number of the round travels through an all-reduce, so that all members vote after the same op.
     """
-    line.send({"armed": True})
-    heard = voted_for = next_order(line)["round"]
+    channel.send({"armed": True})
+    heard = voted_for = next_order(channel)["round"]
     run = rf.join(where)
     joined = monotonic_ns()
     while run.group_size < founders:
         run.update_topology(min_world=founders)
-    line.send({"joined_ns": joined, "group_size": run.group_size})
+    channel.send({"joined_ns": joined, "group_size": run.group_size})
     ballot = np.zeros(1, np.int64)
     while True:
-        if (order := line.receive(STEP_S)) is not None:
+        if (order := channel.receive(STEP_S)) is not None:
             heard = order["round"]
         ballot[0] = heard
         run.all_reduce(ballot, op="max")
@@ -128,10 +128,10 @@ def join(line: Line, where: str, founders: int) -> None:
             voted_for = int(ballot[0])
             voted = monotonic_ns()
             run.update_topology()
-            line.send({"voted_ns": voted, "returned_ns": monotonic_ns(), "group_size": run.group_size})
+            channel.send({"voted_ns": voted, "returned_ns": monotonic_ns(), "group_size": run.group_size})
 
 
-def memory(line: Line, where: str, size: int, founders: int) -> None:
+def memory(channel: Channel, where: str, size: int, founders: int) -> None:
     """Report how much an in-place all-reduce raises this process's peak of resident memory, first and second time."""
     run = rf.join(where)
     while run.group_size < founders:
@@ -141,11 +141,11 @@ def memory(line: Line, where: str, size: int, founders: int) -> None:
     buffer = np.ones(size // 4, np.float32)
     extra = [_extra_peak(run, buffer) for _ in range(2)]
     verified = bool((buffer == founders**2).all())
-    line.send({"extra_bytes": extra, "verified": verified})
-    next_order(line)
+    channel.send({"extra_bytes": extra, "verified": verified})
+    next_order(channel)
 
 
-def quantize(line: Line, where: str, size: int, founders: int) -> None:
+def quantize(channel: Channel, where: str, size: int, founders: int) -> None:
     """Reduce a buffer as often as told to, quantised as told to; report the time, the bytes and the result of each."""
     run = rf.join(where)
     while run.group_size < founders:
@@ -155,9 +155,9 @@ def quantize(line: Line, where: str, size: int, founders: int) -> None:
     mine = inputs[run.rank].copy()
     del inputs
     buffer = np.empty_like(mine)
-    line.send({"group_size": run.group_size})
+    channel.send({"group_size": run.group_size})
     while True:
-        scheme = next_order(line)["scheme"]
+        scheme = next_order(channel)["scheme"]
         buffer[:] = mine
         run.barrier()
         before = monotonic_ns()
@@ -168,16 +168,16 @@ def quantize(line: Line, where: str, size: int, founders: int) -> None:
         most = (sum(range(1, founders)) + founders) / top + 1e-5
         near = bool(np.abs(buffer - total).max() <= most)
         digest = hashlib.blake2b(buffer.data, digest_size=16).hexdigest()
-        line.send({"took_ns": took, "sent_bytes": info.tx_bytes, "near": near, "digest": digest})
+        channel.send({"took_ns": took, "sent_bytes": info.tx_bytes, "near": near, "digest": digest})
 
 
-def topology(line: Line, where: str, founders: int) -> None:
+def topology(channel: Channel, where: str, founders: int) -> None:
     """Call `optimize_topology` when told to, and once more when everything is known; report how long each took."""
     run = rf.join(where)
     while run.group_size < founders:
         run.update_topology(min_world=founders)
-    line.send({"group_size": run.group_size})
-    next_order(line)
+    channel.send({"group_size": run.group_size})
+    next_order(channel)
     took = []
     for _ in range(2):
         run.barrier()
@@ -185,8 +185,8 @@ def topology(line: Line, where: str, founders: int) -> None:
         run.optimize_topology()
         took.append(monotonic_ns() - before)
     run.barrier()
-    line.send({"took_ns": took[0], "again_ns": took[1]})
-    next_order(line)
+    channel.send({"took_ns": took[0], "again_ns": took[1]})
+    next_order(channel)
 
 
 def _extra_peak(run: "rf.Communicator", buffer: npt.NDArray[np.float32]) -> int:
@@ -207,7 +207,7 @@ def _status_bytes(key: str) -> int:
 # Shared state
 
 
-def state(line: Line, where: str, size: int, holders: int) -> None:
+def state(channel: Channel, where: str, size: int, holders: int) -> None:
     """Join, then sync as often as the parent says. The state is random: zeros would be too easy for everybody."""
     content = np.random.default_rng(1).bytes(size)
     memory = np.frombuffer(bytearray(content), np.uint8)
@@ -216,17 +216,17 @@ def state(line: Line, where: str, size: int, holders: int) -> None:
     while run.group_size < holders + 1:
         run.update_topology(min_world=holders + 1)
     run.sync_shared_state(shared)
-    line.send({"peer": run.peer_id})
+    channel.send({"peer": run.peer_id})
     while True:
-        order = line.receive()
+        order = channel.receive()
         assert order is not None
         if order["what"] == "hash":
-            line.send(hash_rate(run, memory))
+            channel.send(hash_rate(run, memory))
             continue
         spoil(memory, order["spoil"])
         reply = timed_sync(run, shared)
         reply["is_whole"] = memory.tobytes() == content
-        line.send(reply)
+        channel.send(reply)
 
 
 def timed_sync(run: rf.Communicator, shared: rf.SharedState) -> Message:
@@ -266,13 +266,13 @@ def spoil(memory: Bytes, how: str) -> None:
 # High-latency paths
 
 
-def wan_peer(line: Line, master: str, mine: str) -> None:
+def wan_peer(channel: Channel, master: str, mine: str) -> None:
     run = rf.join(master, advertise=[mine])
     while run.group_size < 2:
         run.update_topology(min_world=2)
-    line.send({"lanes": sum(outgoing for _, outgoing, _, _ in run._session.engine.lanes())})
-    while (order := line.receive()) is not None:
-        line.send((large_op if order["do"] == "large" else small_ops)(run, order))
+    channel.send({"lanes": sum(outgoing for _, outgoing, _, _ in run._session.engine.lanes())})
+    while (order := channel.receive()) is not None:
+        channel.send((large_op if order["do"] == "large" else small_ops)(run, order))
 
 
 def large_op(run: rf.Communicator, order: Message) -> Message:
@@ -307,33 +307,33 @@ def small_ops(run: rf.Communicator, order: Message) -> Message:
 # Several paths
 
 
-def multipath_peer(line: Line, master: str, addresses: str) -> None:
+def multipath_peer(channel: Channel, master: str, addresses: str) -> None:
     run = rf.join(master, advertise=addresses.split(","))
     while run.group_size < 2:
         run.update_topology(min_world=2)
     engine = run._session.engine
     neighbour = next(other for _, outgoing, other, _ in engine.lanes() if outgoing)
-    line.send({"ready": True})
+    channel.send({"ready": True})
     buffer = np.zeros(1, np.float32)
-    while (order := line.receive()) is not None:
+    while (order := channel.receive()) is not None:
         if order["do"] == "shares":  # none: pull again
             shares = [int(share * SHARE_UNIT) for share in order["shares"]]
             engine.set_path_shares(neighbour, shares, CAPPED if order.get("capped", True) else 0)
-            line.send({"done": True})
+            channel.send({"done": True})
             continue
         if buffer.nbytes != order["size_bytes"]:
             buffer = np.zeros(order["size_bytes"] // 4, np.float32)
         buffer[:] = np.arange(buffer.size, dtype=np.float32) % 251
         before, was = engine.stats(), engine.path_bytes(True)
         run.barrier()
-        line.send({"began_ns": monotonic_ns()})
+        channel.send({"began_ns": monotonic_ns()})
         began = monotonic_ns()
         with given_times(engine, on=order["do"] == "watch") as given:
             info = run.all_reduce(buffer, op="sum", timeout_s=60)
         took = monotonic_ns() - began
         right = bool((buffer == (np.arange(buffer.size, dtype=np.float32) % 251) * 2).all())
         after, now = engine.stats(), engine.path_bytes(True)
-        line.send(
+        channel.send(
             {
                 "took_ns": took,
                 "right": right and len(info.contributors) == 2,
@@ -370,37 +370,37 @@ def given_times(engine: Engine, *, on: bool) -> Iterator[list[int]]:
         thread.join()
 
 
-def plain_streams(line: Line, number: str, mine: str, theirs: str, kind: str) -> None:
+def plain_streams(channel: Channel, number: str, mine: str, theirs: str, kind: str) -> None:
     is_mptcp, congestion = kind == "mptcp", STREAM_CONGESTION.get(kind, kind)
     if number == "0":
         with streams.listening(mine.split(","), STREAM_PORT, mptcp=is_mptcp) as listeners:
-            line.send({"ready": True})
+            channel.send({"ready": True})
             made = streams.accepted(listeners, congestion=congestion)
     else:
-        line.send({"ready": True})
-        next_order(line)
+        channel.send({"ready": True})
+        next_order(channel)
         made = streams.connected(mine.split(","), theirs.split(","), STREAM_PORT, mptcp=is_mptcp, congestion=congestion)
-    while (order := line.receive()) is not None:
+    while (order := channel.receive()) is not None:
         if order["do"] == "saturate":
-            line.send({"rates": streams.saturate(made, order["settle_s"], order["seconds"])})
+            channel.send({"rates": streams.saturate(made, order["settle_s"], order["seconds"])})
         else:
-            line.send({"took_ns": streams.exchange(made[0], order["size_bytes"])})
+            channel.send({"took_ns": streams.exchange(made[0], order["size_bytes"])})
 
 
 # Ranks that agree through a store
 
 
-def iteration_rank(line: Line, store: str, rank: int, world: int) -> None:
+def iteration_rank(channel: Channel, store: str, rank: int, world: int) -> None:
     """Begin with all others, then do what the parent says."""
     with rf.GlobalIteration(store, rank, world, min_ranks=world, timeout_s=ITERATION_S) as iteration:
-        line.send({"first": iteration.next()})
+        channel.send({"first": iteration.next()})
         while True:
-            order = line.receive()
+            order = channel.receive()
             assert order is not None
             if order["what"] == "agree":
-                line.send(agree(iteration, order["count"]))
+                channel.send(agree(iteration, order["count"]))
             else:
-                line.send(wait_for_rank_0(iteration, order["s"]))
+                channel.send(wait_for_rank_0(iteration, order["s"]))
 
 
 def agree(iteration: rf.GlobalIteration, count: int) -> Message:
@@ -427,7 +427,7 @@ def wait_for_rank_0(iteration: rf.GlobalIteration, seconds: float) -> Message:
 # Hints
 
 
-def hint_writers(line: Line, path: str, slots: int, generation: int) -> None:
+def hint_writers(channel: Channel, path: str, slots: int, generation: int) -> None:
     """Fork writers of hints one after the other, and kill each after some milliseconds; report how many.
 
     Each takes the file over and publishes without pause.
@@ -436,13 +436,13 @@ def hint_writers(line: Line, path: str, slots: int, generation: int) -> None:
     while True:
         child = _fork_writer(path, slots, generation)
         if not kills:
-            line.send({"ready": True})
-        order = line.receive(HINT_WRITER_S)
+            channel.send({"ready": True})
+        order = channel.receive(HINT_WRITER_S)
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         kills += 1
         if order is not None:
-            line.send({"kills": kills})
+            channel.send({"kills": kills})
             return
 
 
@@ -464,7 +464,7 @@ def _fork_writer(path: str, slots: int, generation: int) -> int:
 # Background load
 
 
-def busy_core(line: Line, core: int) -> None:
+def busy_core(channel: Channel, core: int) -> None:
     """Keep one core busy until the cluster ends."""
     os.sched_setaffinity(0, {core})
     while True:
@@ -472,20 +472,20 @@ def busy_core(line: Line, core: int) -> None:
 
 
 WORKERS: dict[str, Callable[..., None]] = {
-    "recovery": lambda line, where, size, founders: recovery(line, where, int(size), int(founders)),
-    "failover": lambda line, where, size, founders: failover(line, where, int(size), int(founders)),
-    "join": lambda line, where, founders: join(line, where, int(founders)),
-    "memory": lambda line, where, size, founders: memory(line, where, int(size), int(founders)),
-    "quantize": lambda line, where, size, founders: quantize(line, where, int(size), int(founders)),
-    "topology": lambda line, where, founders: topology(line, where, int(founders)),
-    "state": lambda line, where, size, holders: state(line, where, int(size), int(holders)),
+    "recovery": lambda channel, where, size, founders: recovery(channel, where, int(size), int(founders)),
+    "failover": lambda channel, where, size, founders: failover(channel, where, int(size), int(founders)),
+    "join": lambda channel, where, founders: join(channel, where, int(founders)),
+    "memory": lambda channel, where, size, founders: memory(channel, where, int(size), int(founders)),
+    "quantize": lambda channel, where, size, founders: quantize(channel, where, int(size), int(founders)),
+    "topology": lambda channel, where, founders: topology(channel, where, int(founders)),
+    "state": lambda channel, where, size, holders: state(channel, where, int(size), int(holders)),
     "wan": wan_peer,
     "multipath": multipath_peer,
     "streams": plain_streams,
-    "iteration": lambda line, store, rank, world: iteration_rank(line, store, int(rank), int(world)),
-    "hints": lambda line, path, slots, generation: hint_writers(line, path, int(slots), int(generation)),
-    "busy": lambda line, core: busy_core(line, int(core)),
-    "bursts": lambda line, to, port, size, us: streams.send_bursts(to, int(port), int(size), int(us)),
+    "iteration": lambda channel, store, rank, world: iteration_rank(channel, store, int(rank), int(world)),
+    "hints": lambda channel, path, slots, generation: hint_writers(channel, path, int(slots), int(generation)),
+    "busy": lambda channel, core: busy_core(channel, int(core)),
+    "bursts": lambda channel, to, port, size, us: streams.send_bursts(to, int(port), int(size), int(us)),
 }
 
 

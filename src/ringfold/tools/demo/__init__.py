@@ -27,15 +27,15 @@ def demo(
     loss must be as good as that of an undisturbed training. Exit code 1 when a check fails.
     """
     from ringfold.cli.output import complaints, console, print_json
+    from ringfold.tools.cluster import ProcessFailed
     from ringfold.tools.demo import outcome as results
     from ringfold.tools.demo.director import PlotFailed
     from ringfold.tools.demo.screen import Plain, Quiet, Terminal
-    from ringfold.tools.spawn import ChildFailed
 
     screen = Quiet() if as_json else Terminal(console) if console.is_terminal else Plain(console)
     try:
         outcome = _perform(screen, peers, steps or (240 if fast else 1_500), seed)
-    except (PlotFailed, ChildFailed) as error:
+    except (PlotFailed, ProcessFailed) as error:
         complaints.print(f"the demo failed: {error}", style="red", markup=False, soft_wrap=True)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
@@ -53,11 +53,11 @@ def demo(
 
 def _perform(screen: "Quiet", peers: int, steps: int, seed: int) -> "Outcome":
     """The disturbed run, and after it the same training without disturbance, to compare with."""
+    from ringfold.tools.cluster import Cluster
     from ringfold.tools.demo.director import Director
-    from ringfold.tools.spawn import Crew
 
-    with Crew() as crew:
-        director = Director(crew, peers, steps, seed)
+    with Cluster() as cluster:
+        director = Director(cluster, peers, steps, seed)
         with screen.watching(director):
             outcome = director.direct()
         screen.follow(director.compare(), steps, "now the same training in one process, undisturbed")

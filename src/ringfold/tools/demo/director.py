@@ -8,16 +8,15 @@ the survivors. If they reduced that step without the victim, the op was aborted 
 was finished with the victim after all, the kill came too late; that is said, and another peer is killed.
 """
 
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from string import ascii_uppercase
+from typing import Any
 
 from ringfold.cli.output import duration
 from ringfold.runtime.clock import monotonic_ns
-from ringfold.tools.bench.masters import launch_master, start_master
+from ringfold.tools.cluster import Cluster, Message
 from ringfold.tools.demo.outcome import Arrival, Fault, MasterLoss, Outcome
-from ringfold.tools.spawn import Crew, Message
 
 LIVENESS = {"heartbeat_ms": 100, "suspect_after_ms": 400, "evict_after_ms": 1_500}
 """Shorter than a real run's, so that nobody looks at a frozen peer for five seconds."""
@@ -87,16 +86,16 @@ class Peer:
 class Director:
     """Runs the plot. `peers` and `events` are there for whoever shows them; `on_change` is called when they change."""
 
-    def __init__(self, crew: Crew, founders: int, steps: int, seed: int) -> None:
+    def __init__(self, cluster: Cluster, founders: int, steps: int, seed: int) -> None:
         self.steps = steps
         self.peers: dict[str, Peer] = {}
         self.events: list[str] = []
         self.on_change: Callable[[], None] = lambda: None
-        self._crew, self._founders, self._seed = crew, founders, seed
+        self._cluster, self._founders, self._seed = cluster, founders, seed
         self._where, self._master = "", "master"
         # With evidence by the master no op can end without one: that it is gone cannot be overlooked.
-        journal = f"sqlite://{crew.directory / 'journal.db'}"
-        self._master_settings = {**LIVENESS, "store": journal, "evidence": "master"}
+        journal = f"sqlite://{cluster.directory / 'journal.db'}"
+        self._master_settings: dict[str, Any] = {**LIVENESS, "store": journal, "evidence": "master"}
         self._began_ns = monotonic_ns()
         self._outcome = Outcome(founders=founders, steps=steps, seed=seed)
 
@@ -104,7 +103,9 @@ class Director:
 
     def direct(self) -> Outcome:
         """Train to the last step; kill, add, freeze and wake peers on the way, and kill the master."""
-        self._where = start_master(self._crew, self._master, **self._master_settings)
+        master = self._cluster.start_master(self._master, **self._master_settings)
+        master.wait_leading()
+        self._where = master.address
         founders = [self._start() for _ in range(self._founders)]
         newcomer = self._start()
         self._let_join(*founders)
@@ -130,10 +131,10 @@ class Director:
         """Train once more, undisturbed, and add the loss to the outcome. Yields the steps."""
         name = "undisturbed"
         self._spawn(name, "model", self._seed, self.steps, self._founders)
-        self._crew.meet([name], PATIENCE_S)
-        while (got := self._crew.receive(PATIENCE_S, [name])) is not None:
+        self._cluster.wait_connected([name], PATIENCE_S)
+        while (got := self._cluster.receive(PATIENCE_S, [name])) is not None:
             if "held_out" in got[1]:
-                self._crew.release(name)
+                self._cluster.allow_exit(name)
                 self._outcome.undisturbed = got[1]["held_out"]
                 return
             yield got[1]["step"]
@@ -150,12 +151,12 @@ class Director:
 
     def _let_join(self, *peers: Peer) -> int:
         """Say the word; return when it was said, on the clock that all processes share."""
-        self._crew.meet([peer.name for peer in peers], PATIENCE_S)
+        self._cluster.wait_connected([peer.name for peer in peers], PATIENCE_S)
         self._until(lambda: all(peer.state == "ready" for peer in peers), "all were ready")
         said_ns = monotonic_ns()
         for peer in peers:
             peer.state = "joining"
-        self._crew.send([peer.name for peer in peers], {"join": True})
+        self._cluster.send([peer.name for peer in peers], {"join": True})
         return said_ns
 
     def _kill_inside_an_all_reduce(self) -> Fault:
@@ -163,7 +164,7 @@ class Director:
         step = self._newest_step() + 1
         reporting = self._changes("a peer entered an all-reduce")
         victim = next(peer for peer in reporting if peer.inside is not None and peer.inside >= step)
-        at_ns = self._crew.kill(victim.name)
+        at_ns = self._cluster.kill(victim.name)
         assert victim.inside is not None
         step, victim.state = victim.inside, "killed"
         fault = self._recover(victim, "SIGKILL", step, at_ns)
@@ -179,7 +180,7 @@ class Director:
 
     def _freeze(self, victim: Peer) -> Peer:
         step = victim.last.step if victim.last else 0
-        at_ns = self._crew.freeze(victim.name)
+        at_ns = self._cluster.freeze(victim.name)
         victim.state = "frozen"
         self._say(f"{victim.name} frozen (SIGSTOP) at step {step}")
         fault = self._recover(victim, "SIGSTOP", step, at_ns)
@@ -189,7 +190,7 @@ class Director:
     def _wake(self, frozen: Peer) -> None:
         self._say(f"{frozen.name} woken (SIGCONT) while the others are at step {self._newest_step()}")
         frozen.state = "waking"
-        at_ns = self._crew.thaw(frozen.name)
+        at_ns = self._cluster.thaw(frozen.name)
         self._until(lambda: bool(self._outcome.evictions), f"{frozen.name} saw that it was evicted")
         self._arrive(frozen, "joined anew", at_ns)
 
@@ -203,11 +204,11 @@ class Director:
         step = next(peer.inside for peer in reporting if peer.inside is not None and peer.inside >= step)
         peers = self._alive()
         epoch = max(peer.last.epoch for peer in peers if peer.last)
-        at_ns = self._crew.kill(self._master)
-        self._crew.reap(self._master, PATIENCE_S)
+        at_ns = self._cluster.kill(self._master)
+        self._cluster.wait_exit(self._master, PATIENCE_S)
         self._say(f"the master killed in step {step}")
         self._master = f"{self._master}, again"
-        launch_master(self._crew, self._master, self._where, **self._master_settings)
+        self._cluster.start_master(self._master, listen=self._where, wait=False, **self._master_settings)
         self._until(lambda: all(peer.after_epoch(epoch) for peer in peers), "the peers went on with the next master")
         first = [commit for peer in peers if (commit := peer.after_epoch(epoch))]
         recovery_ms = (max(commit.at_ns for commit in first) - at_ns) / MS
@@ -223,7 +224,7 @@ class Director:
         self._until(lambda: all(peer.state == "finished" for peer in survivors), "everybody had finished")
         outcome = self._outcome
         outcome.seconds = (monotonic_ns() - self._began_ns) / 1e9
-        outcome.exit_codes = {peer.name: self._crew.reap(peer.name, PATIENCE_S) for peer in survivors}
+        outcome.exit_codes = {peer.name: self._cluster.wait_exit(peer.name, PATIENCE_S) for peer in survivors}
         outcome.digests = {peer.name: peer.digest for peer in survivors}
         outcome.held_out = {peer.name: peer.held_out for peer in survivors}
         commits = [commit for peer in self.peers.values() for commit in peer.commits]
@@ -235,8 +236,7 @@ class Director:
     # What the scenes are made of
 
     def _spawn(self, name: str, module: str, *arguments: object) -> None:
-        words = [f"ringfold.tools.demo.{module}", self._crew.address, name, *map(str, arguments)]
-        self._crew.start(name, [sys.executable, "-P", "-m", *words], env=CHILD_ENVIRONMENT)
+        self._cluster.start_worker(name, f"ringfold.tools.demo.{module}", *arguments, env=CHILD_ENVIRONMENT)
 
     def _recover(self, victim: Peer, signal: str, step: int, at_ns: int) -> Fault:
         """Wait until every survivor has committed an op in an epoch without the victim."""
@@ -294,7 +294,7 @@ class Director:
 
     def _changes(self, what: str) -> Iterator[Peer]:
         """Each peer that reports, right after it did. Fails when the run stands still, or ends, before `what` came."""
-        while (got := self._crew.receive(PATIENCE_S)) is not None:
+        while (got := self._cluster.receive(PATIENCE_S)) is not None:
             peer = self.peers[got[0]]
             self._take(peer, got[1])
             yield peer
@@ -321,7 +321,7 @@ class Director:
             case {"what": "finished", "digest": digest, "held_out": held_out, "sample": sample}:
                 peer.state, peer.digest, peer.held_out = "finished", digest, held_out
                 self._outcome.sample = sample
-                self._crew.release(peer.name)
+                self._cluster.allow_exit(peer.name)
             case _:
                 raise AssertionError(f"{peer.name} reported {message}")
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ringfold.tools.spawn import Line, LineClosed
+from ringfold.tools.cluster import Channel, ChannelClosed
 
 Codes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -159,7 +159,7 @@ def layers(vector: Floats) -> dict[str, Floats]:
 
 
 def encode(text: str) -> Codes:
-    """Line break -> 0, space to tilde -> 1 to 95; the few other characters of the manual count as spaces."""
+    """Channel break -> 0, space to tilde -> 1 to 95; the few other characters of the manual count as spaces."""
     points = np.frombuffer(text.encode("utf-32-le"), np.uint32).astype(np.int64)
     codes = np.where((points >= 32) & (points < 127), points - 31, 1)
     return np.where(points == ord("\n"), 0, codes).astype(np.uint8)
@@ -182,13 +182,13 @@ def _surprise(likelihood: Floats, batch: Batch) -> float:
 def main(arguments: list[str]) -> None:
     """The undisturbed training, for comparison."""
     address, name, seed, steps, ranks = arguments
-    line = Line.dial(address, name)
+    channel = Channel.connect(address, name)
     text, model = Text(), Model(int(seed))
     try:
         for step in train_alone(model, text, int(seed), int(steps), int(ranks)):
-            line.send({"step": step})
-        line.send({"held_out": model.loss(text.held_out)})
-    except LineClosed:
+            channel.send({"step": step})
+        channel.send({"held_out": model.loss(text.held_out)})
+    except ChannelClosed:
         os._exit(0)
 
 

@@ -11,15 +11,14 @@ import os
 import signal
 import struct
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import IO, Any, Self
 
-from ringfold.runtime.process import term_is_exit
-from ringfold.tools import namespaces, spawn
+from ringfold.tools import namespaces
+from ringfold.tools.cluster import launch, signal_session
 from ringfold.tools.lab.model import SWITCH, Cable, Change, Path, Rate, plan
-from ringfold.tools.namespaces import Orders
+from ringfold.tools.namespaces import CommandBatch, Namespaces, ShapingFailed
 
 TUN_DEVICE = "/dev/net/tun"
 _TUNSETIFF = 0x400454CA
@@ -113,8 +112,6 @@ class Lab:
         seed: int = 1,
     ) -> None:
         self.plan = plan(hosts if isinstance(hosts, int) else tuple(hosts), tuple(paths))
-        self.swept: list[str] = []
-        """The names of what earlier labs had left behind, removed when this one was entered."""
         self._cables: dict[tuple[int, int], Cable] = {
             (host, path): self.plan.paths[path].cable()
             for host in range(len(self.plan.hosts))
@@ -127,17 +124,14 @@ class Lab:
         self._relayed: Relayed | None = None
         self._seed = seed
         self._cuts: dict[tuple[int, int], str] = {}
-        self._prefix = f"{PREFIX}-{os.getpid()}-{next(_numbers)}"
-        self._made: list[str] = []
+        self._namespaces = Namespaces(PREFIX)
         self._children: list[subprocess.Popen[Any]] = []
-        self._guard = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
         if why := missing(delay=any(self._is_relayed)):
-            raise namespaces.ShapingFailed(f"no lab here: {why}")
-        self._guard.enter_context(term_is_exit())
+            raise ShapingFailed(f"no lab here: {why}")
+        self._namespaces.__enter__()
         try:
-            self.swept = namespaces.sweep(PREFIX)
             self._make()
         except BaseException:
             self.__exit__(None, None, None)
@@ -150,7 +144,12 @@ class Lab:
         try:
             self.close()
         finally:
-            self._guard.close()
+            self._namespaces.__exit__(kind, error, trace)
+
+    @property
+    def removed(self) -> list[str]:
+        """The names of what earlier labs had left behind, removed when this one was entered."""
+        return self._namespaces.removed
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -170,13 +169,13 @@ class Lab:
         """The addresses of a host, one per path."""
         return [self.plan.address(host, path) for path in range(len(self.plan.paths))]
 
-    def inside(self, host: str | int, command: Sequence[str]) -> list[str]:
-        """The command that runs `command` on a host. It becomes the command: same process, same session."""
-        return namespaces.inside(self.space(host), command)
+    def inside(self, host: str | int, command: Sequence[str] = ()) -> list[str]:
+        """The command line that runs `command` on a host, or its prefix. Process and session stay the same."""
+        return self._namespaces.inside(self._name(host), command)
 
     def within(self, host: str | int) -> contextlib.AbstractContextManager[None]:
         """The calling thread moves to a host: sockets that it makes belong there. Other threads stay where they are."""
-        return namespaces.within(self.space(host))
+        return self._namespaces.within(self._name(host))
 
     def port(self, host: str | int, path: str | int) -> str:
         """The switch's interface at the end of a host's cable; the host's has the name of the path."""
@@ -184,8 +183,11 @@ class Lab:
 
     def space(self, host: str | int) -> str:
         """The name of a host's namespace."""
+        return self._namespaces.name(self._name(host))
+
+    def _name(self, host: str | int) -> str:
         number = self.plan.host(host)
-        return f"{self._prefix}-{SWITCH if number == len(self.hosts) else self.hosts[number]}"
+        return SWITCH if number == len(self.hosts) else self.hosts[number]
 
     def start(
         self,
@@ -200,14 +202,7 @@ class Lab:
 
         It also ends with the thread that started it: the kernel ties it to that one.
         """
-        child: subprocess.Popen[bytes] = subprocess.Popen(
-            [sys.executable, "-I", "-S", spawn.__file__, str(os.getpid()), *self.inside(host, command)],
-            stdin=subprocess.DEVNULL,
-            stdout=stdout,
-            stderr=stderr,
-            env={**os.environ, **(env or {})},
-            start_new_session=True,
-        )
+        child = launch(self.inside(host, command), env=env, stdout=stdout, stderr=stderr)
         self._children = [each for each in self._children if each.poll() is None]
         self._children.append(child)
         return child
@@ -225,7 +220,7 @@ class Lab:
         try:
             out, errors = child.communicate(timeout=timeout_s)
         except BaseException:
-            _end(child, signal.SIGKILL)
+            signal_session(child, signal.SIGKILL)
             child.communicate()
             raise
         ran = subprocess.CompletedProcess(list(command), child.returncode, _text(out), _text(errors))
@@ -260,17 +255,17 @@ class Lab:
     def apply(self, *changes: Change) -> None:
         """Change the cables of paths, all at once. A change that makes no sense is refused before any is made."""
         cables = [(change, host, self.plan.path(change.path)) for change in changes for host in self._hosts_of(change)]
-        orders = Orders()
+        batch = CommandBatch()
         for change, host, path in cables:
             before = self._cables[host, path]
             after = self._cables[host, path] = change.applied(before)
             if (before.up_mbit, before.down_mbit) != (after.up_mbit, after.down_mbit):
-                self._shape(orders, host, path, before)
+                self._shape(batch, host, path, before)
             if change.cut is not None:
-                self._plug(orders, host, path, change.cut)
+                self._plug(batch, host, path, change.cut)
             if self._relayed is not None and change.needs_relay:
                 self._relayed.set((host, path), after)
-        orders.carry_out()
+        batch.run()
 
     def _hosts_of(self, change: Change) -> Sequence[int]:
         path = self.plan.path(change.path)
@@ -285,7 +280,7 @@ class Lab:
     def close(self) -> None:
         """End what runs inside and remove everything. Safe to call twice."""
         for child in self._children:
-            _end(child, signal.SIGKILL)
+            signal_session(child, signal.SIGKILL)
         for child in self._children:
             child.wait()
         self._children.clear()
@@ -293,18 +288,16 @@ class Lab:
             # Before the namespaces: a device that is gone would keep the relay's thread awake.
             self._relayed.close()
             self._relayed = None
-        for space in self._made:
-            namespaces.end_inside(space)
-        while self._made:
-            namespaces.remove(self._made.pop())
+        self._namespaces.kill_processes()
+        self._namespaces.close()
 
     def _make(self) -> None:
-        switch, orders = self._new(SWITCH), Orders()
+        switch, batch = self._namespaces.add(SWITCH), CommandBatch()
         for name in self.hosts:
-            self._new(name)
+            self._namespaces.add(name)
         for path in range(len(self.paths)):
             kind = "type bridge forward_delay 0 mcast_snooping 0"
-            orders.add(
+            batch.add(
                 "ip",
                 switch,
                 f"link add br{path} address {self.plan.hardware(SWITCH, path)} mtu {self._mtu(path)} {kind}",
@@ -315,34 +308,27 @@ class Lab:
         if any(self._is_relayed):
             self._relayed = Relayed(self._seed)
         for host, path in self._cables:
-            self._lay(orders, host, path)
-        orders.carry_out()
+            self._lay(batch, host, path)
+        batch.run()
         # From here on there are interfaces to speak of, in all namespaces.
         for host, path in self._cables:
-            self._set_up(orders, host, path)
-        orders.carry_out()
+            self._set_up(batch, host, path)
+        batch.run()
         for host, path in self._cables:
             # Only a port that is in its bridge can have an entry there.
             known = f"fdb replace {self.plan.hardware(host, path)} dev {self._port(host, path)} master static"
-            orders.add("bridge", switch, known)
-            self._shape(orders, host, path, Cable())
+            batch.add("bridge", switch, known)
+            self._shape(batch, host, path, Cable())
         for number in range(len(self.hosts)):
-            orders.extend("ip", self.space(number), self._neighbours(number))
-        orders.extend("ip", switch, self._neighbours(len(self.hosts)))
-        orders.carry_out()
+            batch.extend("ip", self.space(number), self._neighbours(number))
+        batch.extend("ip", switch, self._neighbours(len(self.hosts)))
+        batch.run()
 
-    def _new(self, host: str) -> str:
-        space = self.space(host)
-        # Noted first: an interrupt after the command must not leave it behind.
-        self._made.append(space)
-        namespaces.command("ip", "netns", "add", space)
-        return space
-
-    def _lay(self, orders: Orders, host: int, path: int) -> None:
+    def _lay(self, batch: CommandBatch, host: int, path: int) -> None:
         """The cable of a host to a path: a pair of devices, with our relay between them if need be."""
         port, device, space = self._port(host, path), self.paths[path], self.space(host)
         if not self._is_relayed[path]:
-            orders.add("ip", self.space(SWITCH), f"link add {port} type veth peer name {device} netns {space}")
+            batch.add("ip", self.space(SWITCH), f"link add {port} type veth peer name {device} netns {space}")
             return
         assert self._relayed is not None
         with self.within(host):
@@ -351,16 +337,15 @@ class Lab:
             far = open_tap(port)
         self._relayed.lay((host, path), near, far, self._cables[host, path])
         for where, name in ((space, device), (self.space(SWITCH), port)):
-            orders.add("ip", where, f"link set {name} txqueuelen {_TAP_QUEUE}")
+            batch.add("ip", where, f"link set {name} txqueuelen {_TAP_QUEUE}")
 
-    def _set_up(self, orders: Orders, host: int, path: int) -> None:
+    def _set_up(self, batch: CommandBatch, host: int, path: int) -> None:
         """Addresses at the host's end of a cable, the bridge at the other."""
         port, device, mtu = self._port(host, path), self.paths[path], f"mtu {self._mtu(path)}"
-        orders.add("ip", self.space(SWITCH), f"link set {port} addrgenmode none {mtu} master br{path} up")
-        orders.add(
+        batch.add("ip", self.space(SWITCH), f"link set {port} addrgenmode none {mtu} master br{path} up")
+        batch.add(
             "ip",
             self.space(host),
-            "link set lo up",
             f"link set {device} addrgenmode none {mtu} address {self.plan.hardware(host, path)}",
             f"addr add {self.address(host, path)}/24 dev {device}",
             f"link set {device} up",
@@ -376,7 +361,7 @@ class Lab:
                     known = f"lladdr {self.plan.hardware(name, path)} nud permanent"
                     yield f"neigh replace {self.address(name, path)} dev {way} {known}"
 
-    def _shape(self, orders: Orders, host: int, path: int, before: Cable) -> None:
+    def _shape(self, batch: CommandBatch, host: int, path: int, before: Cable) -> None:
         cable = self._cables[host, path]
         up, down = (self.space(host), self.paths[path]), (self.space(SWITCH), self._port(host, path))
         for (space, device), was, mbit in (
@@ -385,23 +370,23 @@ class Lab:
         ):
             if mbit is not None:
                 shaper = f"rate {round(mbit * 1_000)}kbit burst {cable.burst_bytes} limit {cable.limit_bytes(mbit)}"
-                orders.add("tc", space, f"qdisc replace dev {device} root tbf {shaper}")
+                batch.add("tc", space, f"qdisc replace dev {device} root tbf {shaper}")
             elif was is not None:
-                orders.add("tc", space, f"qdisc del dev {device} root")
+                batch.add("tc", space, f"qdisc del dev {device} root")
 
-    def _plug(self, orders: Orders, host: int, path: int, cut: str) -> None:
+    def _plug(self, batch: CommandBatch, host: int, path: int, cut: str) -> None:
         port, switch, before = self._port(host, path), self.space(SWITCH), self._cuts.get((host, path), "no")
         match before, cut:
             # Of the two tools only `bridge` sets the state; the other one's word is undone by the kernel at once.
             case "no", "silent":
-                orders.add("bridge", switch, f"link set dev {port} state 0")
+                batch.add("bridge", switch, f"link set dev {port} state 0")
             case "silent", "no":
-                orders.add("bridge", switch, f"link set dev {port} state 3")
+                batch.add("bridge", switch, f"link set dev {port} state 3")
             case (("no" | "silent"), "unplug"):
-                orders.add("ip", switch, f"link set {port} down")
+                batch.add("ip", switch, f"link set {port} down")
             case "unplug", "no":
                 # A port that comes up forwards by itself, whatever it was before.
-                orders.add("ip", switch, f"link set {port} up")
+                batch.add("ip", switch, f"link set {port} up")
             case _:  # the same again, or a silent cut of what is unplugged already
                 return
         self._cuts[host, path] = cut
@@ -413,12 +398,6 @@ class Lab:
 
     def _mtu(self, path: int) -> int:
         return self.plan.paths[path].mtu
-
-
-def _end(child: "subprocess.Popen[Any]", number: signal.Signals) -> None:
-    if child.poll() is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, number)
 
 
 def _text(output: bytes) -> str:

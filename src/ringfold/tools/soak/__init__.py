@@ -81,8 +81,8 @@ def _kinds(text: str) -> list[str]:
 def _finish(seed: int, minutes: float, perform: Callable[[], tuple[object, "list[Check]"]], as_json: bool) -> None:
     """Perform a part, say what came out of it, and exit with 1 if that is not what it must be."""
     from ringfold.cli.output import complaints, console, print_json
+    from ringfold.tools.cluster import ProcessFailed
     from ringfold.tools.soak.checks import Hang
-    from ringfold.tools.spawn import ChildFailed
 
     try:
         tally, found = perform()
@@ -97,7 +97,7 @@ def _finish(seed: int, minutes: float, perform: Callable[[], tuple[object, "list
         if error.status is not None:
             complaints.print(render("the master", error.status))
         raise typer.Exit(1) from None
-    except ChildFailed as error:
+    except ProcessFailed as error:
         complaints.print(f"failed (seed {seed}): {error}", style="red", markup=False, soft_wrap=True)
         raise typer.Exit(1) from None
     if as_json:
@@ -115,13 +115,13 @@ def _reduce(
     minutes: float, peers: int, every_s: float, state_bytes: int, seed: int, *, quiet: bool
 ) -> tuple[object, "list[Check]"]:
     """The part with peers."""
+    from ringfold.tools.cluster import Cluster
     from ringfold.tools.soak.checks import left_by, shared_memory
     from ringfold.tools.soak.director import Director, checks
-    from ringfold.tools.spawn import Crew
 
     before = shared_memory()
-    with _progress(minutes, quiet) as show, Crew() as crew:
-        director = Director(crew, peers, every_s, seed, state_bytes)
+    with _progress(minutes, quiet) as show, Cluster() as cluster:
+        director = Director(cluster, peers, every_s, seed, state_bytes)
         tally = director.tally
 
         def line() -> str:
@@ -130,7 +130,7 @@ def _reduce(
             return f"step {tally.step}, {len(director.peers)} peers, {counts}"
 
         outcome = director.direct(minutes, lambda seconds: show(seconds, line()))
-    outcome.left_behind += left_by(crew, director.pids, before)
+    outcome.left_behind += left_by(cluster, director.pids, before)
     return tally, checks(outcome)
 
 
@@ -138,20 +138,20 @@ def _iterate(
     minutes: float, kinds: list[str], ranks: int, every_s: float, seed: int, *, quiet: bool
 ) -> tuple[object, "list[Check]"]:
     """The part with ranks and stores."""
+    from ringfold.tools.cluster import Cluster
     from ringfold.tools.soak.checks import left_by, shared_memory
     from ringfold.tools.soak.iterating import IterationDirector, checks, histories
-    from ringfold.tools.spawn import Crew
 
     before = shared_memory()
-    with _progress(minutes, quiet) as show, Crew() as crew:
-        director = IterationDirector(crew, kinds, ranks, every_s, seed)
+    with _progress(minutes, quiet) as show, Cluster() as cluster:
+        director = IterationDirector(cluster, kinds, ranks, every_s, seed)
 
         def line() -> str:
             numbers = ", ".join(f"{world.kind} {world.number}" for world in director.worlds)
             return f"{numbers}; {director.faults.counts.total()} faults"
 
         outcome = director.direct(minutes, lambda seconds: show(seconds, line()))
-    outcome.left_behind += left_by(crew, director.pids, before)
+    outcome.left_behind += left_by(cluster, director.pids, before)
     iterations = {kind: history.last + 1 for kind, history in histories(outcome).items()}
     tally = {"iterations": iterations, "faults": outcome.faults, "longest_silence_s": outcome.longest_silence_s}
     return tally, checks(outcome)
@@ -159,20 +159,20 @@ def _iterate(
 
 def _go_wrong(minutes: float, *, quiet: bool) -> tuple[object, "list[Check]"]:
     """The part with members that go wrong."""
+    from ringfold.tools.cluster import Cluster
     from ringfold.tools.soak.checks import left_by, shared_memory
     from ringfold.tools.soak.members import MembersDirector, checks
-    from ringfold.tools.spawn import Crew
 
     before = shared_memory()
-    with _progress(minutes, quiet) as show, Crew() as crew:
-        director = MembersDirector(crew)
+    with _progress(minutes, quiet) as show, Cluster() as cluster:
+        director = MembersDirector(cluster)
 
         def line() -> str:
             steps = {slot.run: slot.step for slot in director.slots.values()}
             return f"{', '.join(f'{run} at step {step}' for run, step in steps.items())}; {director.scene}"
 
         outcome = director.direct(minutes, lambda seconds: show(seconds, line()))
-    outcome.left_behind += left_by(crew, director.pids, before)
+    outcome.left_behind += left_by(cluster, director.pids, before)
     tally = {"scenes": outcome.scenes, "steps": outcome.steps, "lost": outcome.lost}
     return tally, checks(outcome)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from ringfold.tools.spawn import Crew
+from ringfold.tools.cluster import Cluster
 from ringfold.wire.messages import Status
 
 MIB = 1 << 20
@@ -118,8 +118,8 @@ def shared_memory() -> set[str]:
     return {path.name for path in where.iterdir() if "ringfold" in path.name} if where.is_dir() else set()
 
 
-def left_by(crew: Crew, pids: set[int], shared_before: set[str]) -> list[str]:
-    """What is still there of a crew that has been closed: its folder, processes, shared memory."""
-    found = [str(crew.directory)] if crew.directory.exists() else []
+def left_by(cluster: Cluster, pids: set[int], shared_before: set[str]) -> list[str]:
+    """What is still there of a cluster that has been closed: its folder, processes, shared memory."""
+    found = [str(cluster.directory)] if cluster.directory.exists() else []
     found += [f"process {process}" for process in of_sessions(pids)]
     return found + [f"/dev/shm/{name}" for name in sorted(shared_memory() - shared_before)]

@@ -12,7 +12,6 @@ stand still: twice the time for which a new leader waits for the members that di
 
 import os
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,11 +20,11 @@ import msgspec
 import numpy as np
 
 from ringfold.runtime.clock import monotonic_ns
+from ringfold.tools.cluster import Cluster, Message
 from ringfold.tools.soak.checks import Check, Hang, Sample, growth, sample, shown
 from ringfold.tools.soak.epochs import EpochHistory, Line, judge
 from ringfold.tools.soak.faults import Fault, Faults
 from ringfold.tools.soak.masters import Masters
-from ringfold.tools.spawn import Crew, Message
 
 LIVENESS: dict[str, object] = {"heartbeat_ms": 100, "suspect_after_ms": 600, "evict_after_ms": 2_000}
 VETERANS = 2
@@ -100,11 +99,17 @@ class Outcome:
 class Director:
     """Disturbs a run for a while. `tally` and `peers` are there for whoever shows them."""
 
-    def __init__(self, crew: Crew, peers: int, every_s: float, seed: int, state_bytes: int) -> None:
+    def __init__(self, cluster: Cluster, peers: int, every_s: float, seed: int, state_bytes: int) -> None:
         # Both ways that evidence can take, by turns: through the master every op needs one.
         self.tally = Tally(evidence=("ring", "master")[seed % 2])
         self.peers: dict[str, Peer] = {}
-        self._crew, self._most, self._every_s, self._seed, self._state_bytes = crew, peers, every_s, seed, state_bytes
+        self._cluster, self._most, self._every_s, self._seed, self._state_bytes = (
+            cluster,
+            peers,
+            every_s,
+            seed,
+            state_bytes,
+        )
         self._fewest = max(VETERANS + 1, peers // 2)
         self._random = np.random.default_rng(seed)
         self._faults = Faults(
@@ -115,7 +120,9 @@ class Director:
             ],
             self._random,
         )
-        self._masters = Masters(crew, crew.directory / "journal.db", {**LIVENESS, "evidence": self.tally.evidence})
+        self._masters = Masters(
+            cluster, cluster.directory / "journal.db", {**LIVENESS, "evidence": self.tally.evidence}
+        )
         self.pids = self._masters.pids
         """Of all processes that were ever started."""
         self._faults.add(self._masters.faults(self._faults))
@@ -124,9 +131,9 @@ class Director:
         self._master_samples: dict[str, list[Sample]] = {}
         self._started = 0
         # Whatever a child puts into its temporary directory must be gone at the end.
-        self._scratch = crew.directory / "scratch"
+        self._scratch = cluster.directory / "scratch"
         self._scratch.mkdir()
-        self._logs = crew.directory / "logs"
+        self._logs = cluster.directory / "logs"
         self._logs.mkdir()
 
     def direct(self, minutes: float, on_change: Callable[[float], None] = lambda seconds: None) -> Outcome:
@@ -193,22 +200,21 @@ class Director:
         if not name:
             name = f"peer-{self._started}"
             self._started += 1
-        module = ["-m", "ringfold.tools.soak.trainer"]
-        command = [sys.executable, "-P", *module, self._crew.address, name, self._masters.where]
         env = {"OPENBLAS_NUM_THREADS": "1", "RINGFOLD_TOKEN_FILE": "", "TMPDIR": str(self._scratch)}
-        self._crew.start(name, [*command, str(self._seed), str(self._state_bytes), str(self._logs / name)], env=env)
+        arguments = (self._masters.where, self._seed, self._state_bytes, self._logs / name)
+        self._cluster.start_worker(name, "ringfold.tools.soak.trainer", *arguments, env=env)
         self.peers[name] = Peer(name, monotonic_ns() + int(START_S * S))
-        self.pids.add(self._crew.pid(name))
+        self.pids.add(self._cluster.pid(name))
         self.tally.joins += 1
 
     def _kill(self, name: str) -> None:
-        self._crew.kill(name)
-        self._crew.reap(name, 10)
+        self._cluster.kill(name)
+        self._cluster.wait_exit(name, 10)
         del self.peers[name]
         self.tally.kills += 1
 
     def _freeze(self, peer: Peer, until_ns: int) -> None:
-        self._crew.freeze(peer.name)
+        self._cluster.freeze(peer.name)
         peer.frozen_until_ns = until_ns
         self.tally.freezes += 1
 
@@ -218,14 +224,14 @@ class Director:
         """Take in what is reported for a while; wake whom it is time to wake; see whether anybody hangs."""
         end_ns = monotonic_ns() + int(seconds * S)
         while (left_ns := end_ns - monotonic_ns()) > 0:
-            if (got := self._crew.receive(left_ns / S)) is not None:
+            if (got := self._cluster.receive(left_ns / S)) is not None:
                 self._note(*got)
         now_ns = monotonic_ns()
         self._faults.settle(now_ns)
         for peer in self.peers.values():
             if peer.frozen_until_ns is not None:
                 if now_ns >= peer.frozen_until_ns:
-                    self._crew.thaw(peer.name)
+                    self._cluster.thaw(peer.name)
                     peer.frozen_until_ns, peer.thawed_ns = None, now_ns
                     peer.deadline_ns = now_ns + int(HANG_S * S)
             elif now_ns > peer.deadline_ns:
@@ -266,19 +272,19 @@ class Director:
 
     def _hang(self, peer: Peer) -> Hang:
         asked = self._masters.status()
-        os.kill(self._crew.pid(peer.name), signal.SIGUSR1)
-        self._crew.pause(0.5)
+        os.kill(self._cluster.pid(peer.name), signal.SIGUSR1)
+        self._cluster.pause(0.5)
         limit_s = HANG_S if peer.joined else START_S
         others = ", ".join(f"{other.name} at step {other.step}" for other in self.peers.values() if other is not peer)
         text = f"hangs: no step for {limit_s:.0f} s, the last one was {peer.step} ({others})"
-        return Hang(peer.name, text, None if asked is None else asked[1], self._crew.log_tail(peer.name))
+        return Hang(peer.name, text, None if asked is None else asked[1], self._cluster.log_tail(peer.name))
 
     def _sample(self) -> None:
-        self._crew.pause(0)  # it raises if a master has ended that nobody killed
+        self._cluster.pause(0)  # it raises if a master has ended that nobody killed
         for name in self._veterans:
-            self._samples[name].append(sample(self._crew.pid(name)))
+            self._samples[name].append(sample(self._cluster.pid(name)))
         if (asked := self._masters.status()) is not None:
-            taken = sample(self._crew.pid(asked[0].name))
+            taken = sample(self._cluster.pid(asked[0].name))
             self._samples[LEADER].append(taken)
             self._master_samples.setdefault(asked[0].name, []).append(taken)
 
@@ -287,13 +293,13 @@ class Director:
     def _end(self, outcome: Outcome) -> None:
         """All stop at the same step, compare, and end by themselves."""
         for name in self.peers:
-            self._crew.release(name)
-        self._crew.send(self._veterans[:1], {"what": "stop"})
+            self._cluster.allow_exit(name)
+        self._cluster.send(self._veterans[:1], {"what": "stop"})
         self._watch_until(lambda: all(peer.digest is not None for peer in self.peers.values()))
         for name, peer in self.peers.items():
             assert peer.digest is not None
             outcome.digests[name] = (peer.step, peer.digest)
-            if (status := self._crew.reap(name, 30)) != 0:
+            if (status := self._cluster.wait_exit(name, 30)) != 0:
                 outcome.left_behind.append(f"{name} ended with status {status}")
         outcome.left_behind += self._masters.end()
         outcome.history = judge({path.name: _lines(path) for path in sorted(self._logs.iterdir())})

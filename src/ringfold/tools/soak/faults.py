@@ -27,7 +27,7 @@ class Faults:
 
     def __init__(self, faults: Sequence[Fault], random: np.random.Generator) -> None:
         self._faults, self._random = list(faults), random
-        self._later: list[tuple[int, Callable[[], None]]] = []
+        self._later: list[tuple[int, Callable[[], object]]] = []
         self.counts: Counter[str] = Counter()
 
     def add(self, faults: Sequence[Fault]) -> None:
@@ -45,7 +45,7 @@ class Faults:
                 return fault.name
         return None
 
-    def later(self, at_ns: int, action: Callable[[], None]) -> None:
+    def later(self, at_ns: int, action: Callable[[], object]) -> None:
         """What ends a fault (a thaw, a restart) comes at a time of its own."""
         self._later.append((at_ns, action))
 

@@ -11,7 +11,6 @@ store is away and a silent rank is waited for.
 
 import os
 import signal
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,10 +22,10 @@ import numpy as np
 
 from ringfold.runtime.clock import monotonic_ns
 from ringfold.store import open_store
+from ringfold.tools.cluster import Cluster, Message, ProcessFailed
 from ringfold.tools.soak.checks import Check, Hang, Sample, growth, sample, shown
 from ringfold.tools.soak.faults import Fault, Faults, S
 from ringfold.tools.soak.rank import Entry
-from ringfold.tools.spawn import ChildFailed, Crew, Message
 from ringfold.tools.stores import StoreServer
 
 VETERANS = 2
@@ -102,13 +101,13 @@ class Outcome:
 class IterationDirector:
     """Disturbs ranks and stores for a while. `faults` and `worlds` are there for whoever shows them."""
 
-    def __init__(self, crew: Crew, kinds: Sequence[str], ranks: int, every_s: float, seed: int) -> None:
+    def __init__(self, cluster: Cluster, kinds: Sequence[str], ranks: int, every_s: float, seed: int) -> None:
         self.pids: set[int] = set()
-        self._crew, self._ranks, self._every_s = crew, ranks, every_s
+        self._cluster, self._ranks, self._every_s = cluster, ranks, every_s
         self._random = np.random.default_rng(seed)
-        self._scratch = crew.directory / "scratch"  # whatever a child puts there must be gone at the end
+        self._scratch = cluster.directory / "scratch"  # whatever a child puts there must be gone at the end
         self._scratch.mkdir()
-        self.worlds = [World(StoreServer(crew, kind, kind), crew.directory) for kind in kinds]
+        self.worlds = [World(StoreServer(cluster, kind, kind), cluster.directory) for kind in kinds]
         self._lives: dict[str, tuple[World, Life]] = {}
         self._outcome = Outcome(seed)
         self.faults = Faults(
@@ -166,8 +165,8 @@ class IterationDirector:
         if (found := self._any_life()) is None:
             return False
         world, life = found
-        self._crew.kill(life.name)
-        self._crew.reap(life.name, 10)
+        self._cluster.kill(life.name)
+        self._cluster.wait_exit(life.name, 10)
         self._forget(life.name)
         del world.lives[life.rank]
         # At once, so that nobody misses it; or after it was given up.
@@ -178,15 +177,15 @@ class IterationDirector:
         if (found := self._any_life(first=1)) is None:
             return False
         life = found[1]
-        self._crew.freeze(life.name)
+        self._cluster.freeze(life.name)
         life.is_frozen = True
         self.faults.later(now_ns + self.faults.seconds(0.1, AWAY_S), lambda: self._thaw(life))
         return True
 
     def _thaw(self, life: Life) -> None:
-        self._crew.thaw(life.name)
+        self._cluster.thaw(life.name)
         if life.is_ending:
-            self._crew.release(life.name)
+            self._cluster.allow_exit(life.name)
         life.is_frozen, life.deadline_ns = False, monotonic_ns() + int(HANG_S * S)
 
     def _double_rank(self, now_ns: int) -> bool:
@@ -195,7 +194,7 @@ class IterationDirector:
             return False
         world, life = found
         if self._random.random() < 0.5:
-            self._crew.freeze(life.name)
+            self._cluster.freeze(life.name)
             life.is_frozen = True
             self.faults.later(now_ns + self.faults.seconds(0.5, AWAY_S), lambda: self._thaw(life))
         self._let_end(world, life)
@@ -206,13 +205,13 @@ class IterationDirector:
         if (found := self._any_life()) is None:
             return False
         world, life = found
-        self._crew.send([life.name], {"what": "stop"})
+        self._cluster.send([life.name], {"what": "stop"})
         self._let_end(world, life)
         self.faults.later(now_ns + self.faults.seconds(0.05, AWAY_S), lambda: self._start(world, life.rank))
         return True
 
     def _let_end(self, world: World, life: Life) -> None:
-        self._crew.release(life.name)
+        self._cluster.allow_exit(life.name)
         life.is_ending, life.deadline_ns = True, monotonic_ns() + int(HANG_S * S)
         del world.lives[life.rank]
 
@@ -237,11 +236,11 @@ class IterationDirector:
             return False
         name = world.server.name
         assert name is not None
-        self._crew.freeze(name)
+        self._cluster.freeze(name)
         world.is_frozen = True
 
         def thaw() -> None:
-            self._crew.thaw(name)
+            self._cluster.thaw(name)
             world.is_frozen = False
 
         self.faults.later(now_ns + self.faults.seconds(0.1, 3), thaw)
@@ -250,16 +249,15 @@ class IterationDirector:
     def _start(self, world: World, rank: int) -> None:
         world.started[rank] += 1
         name = f"{world.kind}-rank-{rank}.{world.started[rank]}"
-        command = [sys.executable, "-P", "-m", "ringfold.tools.soak.rank", self._crew.address, name, world.server.url]
-        env = {"TMPDIR": str(self._scratch)}
-        self._crew.start(name, [*command, str(rank), str(self._ranks), str(world.log(rank))], env=env)
+        arguments = (world.server.url, rank, self._ranks, world.log(rank))
+        self._cluster.start_worker(name, "ringfold.tools.soak.rank", *arguments, env={"TMPDIR": str(self._scratch)})
         self._note_pid(name)
         life = world.lives[rank] = Life(name, rank, monotonic_ns() + int(HANG_S * S))
         self._lives[name] = (world, life)
 
     def _note_pid(self, name: str | None) -> None:
         if name is not None:
-            self.pids.add(self._crew.pid(name))
+            self.pids.add(self._cluster.pid(name))
 
     def _forget(self, name: str) -> None:
         del self._lives[name]
@@ -270,7 +268,7 @@ class IterationDirector:
         """Take in what is reported for a while; do what is due; see whether anybody hangs."""
         end_ns = monotonic_ns() + int(seconds * S)
         while (left_ns := end_ns - monotonic_ns()) > 0:
-            if (got := self._crew.receive(left_ns / S)) is not None:
+            if (got := self._cluster.receive(left_ns / S)) is not None:
                 self._note(*got)
         now_ns = monotonic_ns()
         self.faults.settle(now_ns)
@@ -282,7 +280,7 @@ class IterationDirector:
         if name not in self._lives:
             return
         if "error" in message:
-            raise ChildFailed(name, str(message["error"]), self._crew.log_tail(name))
+            raise ProcessFailed(name, str(message["error"]), self._cluster.log_tail(name))
         _, life = self._lives[name]
         now_ns = monotonic_ns()
         match message["what"]:
@@ -295,8 +293,10 @@ class IterationDirector:
                     life.deadline_ns = now_ns + int(HANG_S * S)
             case "ended":
                 if message["superseded"] and not life.is_ending:
-                    raise ChildFailed(name, "was superseded, and nobody else had its rank", self._crew.log_tail(name))
-                if (status := self._crew.reap(name, END_S)) != 0:
+                    raise ProcessFailed(
+                        name, "was superseded, and nobody else had its rank", self._cluster.log_tail(name)
+                    )
+                if (status := self._cluster.wait_exit(name, END_S)) != 0:
                     self._outcome.left_behind.append(f"{name} ended with status {status}")
                 self._forget(name)
 
@@ -314,18 +314,18 @@ class IterationDirector:
         )
 
     def _hang(self, world: World, life: Life) -> Hang:
-        os.kill(self._crew.pid(life.name), signal.SIGUSR1)
-        self._crew.pause(0.5)
+        os.kill(self._cluster.pid(life.name), signal.SIGUSR1)
+        self._cluster.pause(0.5)
         others = ", ".join(f"{other.name} at {other.number}" for other in world.lives.values() if other is not life)
         what = "did not end" if life.is_ending else "hangs: no iteration"
         text = f"{what} for {HANG_S:.0f} s, the last one was {life.number} ({others})"
-        return Hang(life.name, text, None, self._crew.log_tail(life.name))
+        return Hang(life.name, text, None, self._cluster.log_tail(life.name))
 
     def _sample(self) -> None:
         for world in self.worlds:
             for rank in range(min(VETERANS, self._ranks)):
                 life = world.lives[rank]
-                self._outcome.samples.setdefault(life.name, []).append(sample(self._crew.pid(life.name)))
+                self._outcome.samples.setdefault(life.name, []).append(sample(self._cluster.pid(life.name)))
 
     # The end
 
@@ -334,7 +334,7 @@ class IterationDirector:
         outcome = self._outcome
         for world in self.worlds:
             for life in list(world.lives.values()):
-                self._crew.send([life.name], {"what": "stop"})
+                self._cluster.send([life.name], {"what": "stop"})
                 self._let_end(world, life)
         self._watch_until(lambda: not self._lives)
         outcome.faults = dict(self.faults.counts)

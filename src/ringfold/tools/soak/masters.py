@@ -14,13 +14,14 @@ import os
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ringfold.errors import RingfoldError
 from ringfold.runtime.master_client import MasterClient
-from ringfold.tools.bench.masters import launch_master, wait_for_master
+from ringfold.tools.cluster import Cluster, MasterProcess, ProcessFailed, free_port
 from ringfold.tools.soak.faults import Fault, Faults
-from ringfold.tools.spawn import ChildFailed, Crew, free_port
 from ringfold.wire.messages import Status
 
 LEASE_S = 2.0
@@ -46,16 +47,16 @@ class Master:
 
     @property
     def name(self) -> str:
-        """The crew's name of the present life."""
+        """The cluster's name of the present life."""
         return f"{self.title}.{self.lives}"
 
 
 class Masters:
     """A leader and a standby. `where` is what peers join with."""
 
-    def __init__(self, crew: Crew, journal: Path, settings: dict[str, object]) -> None:
-        self._crew = crew
-        self._settings = {**settings, "store": f"sqlite://{journal}", "lease_s": LEASE_S}
+    def __init__(self, cluster: Cluster, journal: Path, settings: dict[str, Any]) -> None:
+        self._cluster = cluster
+        self._settings: dict[str, Any] = {**settings, "store": f"sqlite://{journal}", "lease_s": LEASE_S}
         self.masters = [Master(f"127.0.0.1:{free_port()}", f"master-{letter}") for letter in "ab"]
         self.where = ",".join(master.address for master in self.masters)
         self.pids: set[int] = set()
@@ -64,8 +65,7 @@ class Masters:
     def start(self) -> None:
         """The first one leads when this returns; the second one begins."""
         first, second = self.masters
-        self._start(first)
-        wait_for_master(self._crew, first.name, first.address)
+        self._start(first).wait_leading()
         self._start(second)
 
     def status(self) -> tuple[Master, Status] | None:
@@ -104,18 +104,18 @@ class Masters:
             if (master := leader()) is None:
                 return False
             self._kill(master)
-            faults.later(now_ns + faults.seconds(0.05, AWAY_S), lambda: self._start(master))
+            faults.later(now_ns + faults.seconds(0.05, AWAY_S), partial(self._start, master))
             return True
 
         def freeze_leader(now_ns: int) -> bool:
             if (master := leader()) is None:
                 return False
-            self._crew.freeze(master.name)
+            self._cluster.freeze(master.name)
             master.is_frozen, name = True, master.name
 
             def thaw() -> None:
                 if master.is_frozen and master.name == name:
-                    self._crew.thaw(name)
+                    self._cluster.thaw(name)
                     master.is_frozen = False
 
             faults.later(now_ns + faults.seconds(1.1 * LEASE_S, 3 * LEASE_S), thaw)
@@ -129,7 +129,7 @@ class Masters:
                 master = self.masters[place]
                 self._kill(master)
                 due_ns += faults.seconds(0.05, AWAY_S / 2)
-                faults.later(due_ns, lambda master=master: self._start(master))  # type: ignore[misc]
+                faults.later(due_ns, partial(self._start, master))
             return True
 
         return [
@@ -141,36 +141,29 @@ class Masters:
     def end(self) -> list[str]:
         """Stop all, with the peers gone; what did not end as it should."""
         for master in self.masters:
-            self._wait_until_it_listens(master)
-            self._crew.release(master.name)
-            os.kill(self._crew.pid(master.name), signal.SIGTERM)
+            # One that was just started does not handle SIGTERM yet.
+            self._cluster.processes[master.name].expect_output("listening on", START_S)
+            self._cluster.allow_exit(master.name)
+            os.kill(self._cluster.pid(master.name), signal.SIGTERM)
         wrong = []
         for master in self.masters:
             try:
-                status = self._crew.reap(master.name, END_S)
-            except ChildFailed as error:
+                status = self._cluster.wait_exit(master.name, END_S)
+            except ProcessFailed as error:
                 wrong.append(str(error))
             else:
                 if status != 0:
-                    wrong.append(f"{master.name} ended with status {status}: {self._crew.log_tail(master.name)}")
+                    wrong.append(f"{master.name} ended with status {status}: {self._cluster.log_tail(master.name)}")
         return wrong
 
-    def _wait_until_it_listens(self, master: Master) -> None:
-        """One that was just started does not know yet how to stop."""
-        said = self._crew.directory / f"{master.name}.log"
-        for _ in range(int(START_S / 0.05)):
-            if "listening on" in said.read_text(errors="replace"):
-                return
-            self._crew.pause(0.05)
-        raise ChildFailed(master.name, f"does not listen after {START_S:.0f} s", self._crew.log_tail(master.name))
-
-    def _start(self, master: Master) -> None:
+    def _start(self, master: Master) -> MasterProcess:
         master.lives += 1
-        launch_master(self._crew, master.name, master.address, **self._settings)
-        self.pids.add(self._crew.pid(master.name))
+        process = self._cluster.start_master(master.name, listen=master.address, wait=False, **self._settings)
+        self.pids.add(process.pid)
         master.is_up = True
+        return process
 
     def _kill(self, master: Master) -> None:
-        self._crew.kill(master.name)
-        self._crew.reap(master.name, END_S)
+        self._cluster.kill(master.name)
+        self._cluster.wait_exit(master.name, END_S)
         master.is_up = master.is_frozen = False

@@ -1,4 +1,4 @@
-"""A member that goes wrong: `python -m ringfold.tools.soak.member LINE PROCESS MASTER RUN NAME CHECKPOINTS LOG`.
+"""A member that goes wrong: `python -m ringfold.tools.soak.member ADDRESS PROCESS MASTER RUN NAME CHECKPOINTS LOG`.
 
 It is the loop of the README, and it goes wrong when its parent says so, in the ways in which programs do. It writes
 each committed step to a log, with those who contributed to it. From that `members.py` computes the weights.
@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 import ringfold as rf
 from ringfold.runtime import threads
-from ringfold.tools.spawn import Line, LineClosed
+from ringfold.tools.cluster import Channel, ChannelClosed
 
 COUNT = 100_000
 CHECK_EVERY = 10
@@ -47,26 +47,26 @@ def learn(weights: Floats, average: Floats) -> None:
 
 def main(arguments: list[str]) -> None:
     address, process, where, run, name, checkpoints, log = arguments
-    line = Line.dial(address, process)
-    line.send({"what": "ready"})
+    channel = Channel.connect(address, process)
+    channel.send({"what": "ready"})
     try:
         with open(log, "ab", buffering=0) as file, rf.join(where, run=run, name=name, timeout_s=120) as joined:
-            train(joined, line, checkpoints, file.fileno())
-    except LineClosed:
+            train(joined, channel, checkpoints, file.fileno())
+    except ChannelClosed:
         os._exit(0)
     except rf.CallMismatch as error:
-        line.send({"what": "mismatch", "words": str(error)})
+        channel.send({"what": "mismatch", "words": str(error)})
         sys.exit(MISMATCH_STATUS)
     except Exception as error:
-        line.send({"error": f"{type(error).__name__}: {error}"})
+        channel.send({"error": f"{type(error).__name__}: {error}"})
         raise
 
 
-def train(run: rf.Communicator, line: Line, checkpoints: str, log: int) -> None:
+def train(run: rf.Communicator, channel: Channel, checkpoints: str, log: int) -> None:
     weights = np.zeros(COUNT, np.float32)
     state = rf.SharedState(weights=weights)
     for step in run.steps(state, min_world=2, check_every=CHECK_EVERY, checkpoint=checkpoints, every=SAVE_EVERY):
-        order = line.receive(0)
+        order = channel.receive(0)
         wish = "" if order is None else order["what"]
         if wish == "skip":
             continue
@@ -81,7 +81,7 @@ def train(run: rf.Communicator, line: Line, checkpoints: str, log: int) -> None:
         if wish == "diverge":
             weights[7] += 1
         os.write(log, msgspec.json.encode(StepMade(step.number, info.contributors)) + b"\n")
-        line.send(
+        channel.send(
             {
                 "what": "step",
                 "step": step.number,
@@ -93,7 +93,7 @@ def train(run: rf.Communicator, line: Line, checkpoints: str, log: int) -> None:
         )
         if arrays[0][-1] > 0:
             state.push_revision()
-            line.send({"what": "finished", "step": state.revision, "digest": digest(weights)})
+            channel.send({"what": "finished", "step": state.revision, "digest": digest(weights)})
             return
         threads.pause(PAUSE_S)
 

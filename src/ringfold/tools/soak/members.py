@@ -10,20 +10,19 @@ At the end the weights are computed again from what was committed (the end of th
 
 import os
 import signal
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from ringfold.runtime.clock import monotonic_ns
-from ringfold.tools.bench.masters import start_master
+from ringfold.tools.cluster import Cluster, Message
 from ringfold.tools.soak.checks import Check, Hang, shown
 from ringfold.tools.soak.member import COUNT, MISMATCH_STATUS, SAVE_EVERY, Floats, StepMade, digest, gradient, learn
-from ringfold.tools.spawn import Crew, Message
 
 FIRST, SECOND = "worst", "beside"
 MEMBERS = {FIRST: ("a", "b", "c", "d"), SECOND: ("x", "y")}
@@ -34,7 +33,7 @@ PATIENCE_S = 120.0
 """How long a scene may take."""
 QUIET_S = 3.0
 """How long all train together between two scenes."""
-SETTINGS: dict[str, object] = {"heartbeat_ms": 200, "evict_after_ms": 5_000, "stall_timeout_s": STALL_S}
+SETTINGS: dict[str, Any] = {"heartbeat_ms": 200, "evict_after_ms": 5_000, "stall_timeout_s": STALL_S}
 S = 1_000_000_000
 
 
@@ -46,7 +45,7 @@ class Slot:
     name: str
     lives: int = 0
     process: str = ""
-    """The crew's name of the present process."""
+    """The cluster's name of the present process."""
     step: int = -1
     peer: int = 0
     contributors: int = 0
@@ -78,8 +77,8 @@ class Outcome:
 class MembersDirector:
     """Lets members go wrong for a while. `outcome` is there for those who show it."""
 
-    def __init__(self, crew: Crew) -> None:
-        self._crew, self.outcome, self.pids = crew, Outcome(), set[int]()
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster, self.outcome, self.pids = cluster, Outcome(), set[int]()
         self.slots = {name: Slot(run, name) for run, names in MEMBERS.items() for name in names}
         self._generation = Counter[str]()
         self._logs: dict[tuple[str, int], list[Path]] = {}
@@ -97,9 +96,11 @@ class MembersDirector:
     def direct(self, minutes: float, on_change: Callable[[float], None] = lambda seconds: None) -> Outcome:
         began_ns = monotonic_ns()
         self._tick = lambda: on_change((monotonic_ns() - began_ns) / S)
-        journal = self._crew.directory / "journal.db"
-        self._where = start_master(self._crew, "master", store=f"sqlite://{journal}", **SETTINGS)
-        self.pids.add(self._crew.pid("master"))
+        journal = self._cluster.directory / "journal.db"
+        master = self._cluster.start_master(store=f"sqlite://{journal}", **SETTINGS)
+        master.wait_leading()
+        self._where = master.address
+        self.pids.add(master.pid)
         for slot in self.slots.values():
             self._start(slot)
         self._all_train()
@@ -124,12 +125,12 @@ class MembersDirector:
     def _mismatch(self, name: str, order: str, words: str) -> None:
         """The member is evicted for its call, and ends; the others go on. A mended program takes its place."""
         slot = self.slots[name]
-        self._crew.release(slot.process)
-        self._crew.send([slot.process], {"what": order})
+        self._cluster.allow_exit(slot.process)
+        self._cluster.send([slot.process], {"what": order})
         self._watch_until(lambda: bool(slot.words), f"{name} hears of its mismatch")
         if ", you)" not in slot.words or words not in slot.words:
             self.outcome.wrong.append(f"{order}: the error does not say what was wrong: {slot.words}")
-        if (status := self._crew.reap(slot.process, 30)) != MISMATCH_STATUS:
+        if (status := self._cluster.wait_exit(slot.process, 30)) != MISMATCH_STATUS:
             self.outcome.wrong.append(f"{order}: it ended with status {status}")
         self._others_step(slot, 3)
         # The name of a program that was at fault is refused for a while: the mended one has another.
@@ -140,7 +141,7 @@ class MembersDirector:
         """It is evicted, comes back in the same process, and loses nothing but its contributions."""
         slot = self.slots["c"]
         before = slot.came_back
-        self._crew.send([slot.process], {"what": "hang", "seconds": HANG_S})
+        self._cluster.send([slot.process], {"what": "hang", "seconds": HANG_S})
         self._others_step(slot, 3)
         self._watch_until(lambda: slot.came_back > before, "c comes back by itself")
 
@@ -148,16 +149,16 @@ class MembersDirector:
         slot = self.slots["d"]
         for other in self.slots.values():
             other.diverged.clear()
-        self._crew.send([slot.process], {"what": "diverge"})
+        self._cluster.send([slot.process], {"what": "diverge"})
         name = self._name(slot)
         others = [each for each in self.slots.values() if each.run == FIRST]
         self._watch_until(lambda: all(name in each.diverged for each in others), "all hear that d has diverged")
 
     def _sigterm(self) -> None:
         slot = self.slots["c"]
-        self._crew.release(slot.process)
-        os.kill(self._crew.pid(slot.process), signal.SIGTERM)
-        if (status := self._crew.reap(slot.process, 60)) != -signal.SIGTERM:
+        self._cluster.allow_exit(slot.process)
+        os.kill(self._cluster.pid(slot.process), signal.SIGTERM)
+        if (status := self._cluster.wait_exit(slot.process, 60)) != -signal.SIGTERM:
             self.outcome.wrong.append(f"SIGTERM: the process ended with status {status}")
         self._others_step(slot, 3)
         self._start(slot)
@@ -167,9 +168,9 @@ class MembersDirector:
         slots = [slot for slot in self.slots.values() if slot.run == FIRST]
         last = max(slot.step for slot in slots)
         for slot in slots:
-            self._crew.kill(slot.process)
+            self._cluster.kill(slot.process)
         for slot in slots:
-            self._crew.reap(slot.process, 10)
+            self._cluster.wait_exit(slot.process, 10)
         self._generation[FIRST] += 1
         for slot in slots:
             self._start(slot)
@@ -188,14 +189,14 @@ class MembersDirector:
         name, generation = self._name(slot), self._generation[slot.run]
         starts = sum(len(paths) for paths in self._logs.values())
         slot.process = f"{name}.{starts}"
-        log = self._crew.directory / f"{slot.process}.steps"
+        log = self._cluster.directory / f"{slot.process}.steps"
         log.touch()
         self._logs.setdefault((slot.run, generation), []).append(log)
-        checkpoints = self._crew.directory / f"checkpoints-{slot.run}-{slot.name}"
-        command = [sys.executable, "-P", "-m", "ringfold.tools.soak.member", self._crew.address, slot.process]
+        checkpoints = self._cluster.directory / f"checkpoints-{slot.run}-{slot.name}"
         env = {"OPENBLAS_NUM_THREADS": "1", "RINGFOLD_TOKEN_FILE": ""}
-        self._crew.start(slot.process, [*command, self._where, slot.run, name, str(checkpoints), str(log)], env=env)
-        self.pids.add(self._crew.pid(slot.process))
+        arguments = (self._where, slot.run, name, checkpoints, log)
+        self._cluster.start_worker(slot.process, "ringfold.tools.soak.member", *arguments, env=env)
+        self.pids.add(self._cluster.pid(slot.process))
         slot.step, slot.contributors, slot.words, slot.peer = -1, 0, "", 0
 
     def _others_step(self, slot: Slot, steps: int) -> None:
@@ -223,9 +224,11 @@ class MembersDirector:
         while not settled():
             self._tick()
             if monotonic_ns() > end_ns:
-                logs = "\n".join(f"{slot.process}: {self._crew.log_tail(slot.process)}" for slot in self.slots.values())
+                logs = "\n".join(
+                    f"{slot.process}: {self._cluster.log_tail(slot.process)}" for slot in self.slots.values()
+                )
                 raise Hang("the run", f"waited {PATIENCE_S:.0f} s until {what}: {self.slots}", None, logs)
-            if (got := self._crew.receive(0.1)) is not None:
+            if (got := self._cluster.receive(0.1)) is not None:
                 self._note(*got)
 
     def _note(self, process: str, message: Message) -> None:
@@ -256,16 +259,16 @@ class MembersDirector:
 
     def _end(self) -> None:
         for slot in self.slots.values():
-            self._crew.release(slot.process)
+            self._cluster.allow_exit(slot.process)
         for run, names in MEMBERS.items():
-            self._crew.send([self.slots[names[0]].process], {"what": "stop"})
+            self._cluster.send([self.slots[names[0]].process], {"what": "stop"})
             members = [self.slots[name] for name in names]
             self._watch_until(lambda members=members: all(each.finished for each in members), f"{run} ends")  # type: ignore[misc]
             self.outcome.digests[run] = {}
             for slot in members:
                 assert slot.finished is not None
                 self.outcome.steps[run], self.outcome.digests[run][slot.name] = slot.finished
-                if (status := self._crew.reap(slot.process, 30)) != 0:
+                if (status := self._cluster.wait_exit(slot.process, 30)) != 0:
                     self.outcome.left_behind.append(f"{slot.process} ended with status {status}")
             self.outcome.replayed[run] = self._replay(run)
 

@@ -1,4 +1,4 @@
-"""One rank of the soak: `python -m ringfold.tools.soak.rank LINE NAME STORE RANK WORLD LOG`.
+"""One rank of the soak: `python -m ringfold.tools.soak.rank ADDRESS NAME STORE RANK WORLD LOG`.
 
 What it is handed it writes to its log at once, in one write, so that whatever was handed out before it is killed can be
 judged afterwards (see `iterating.py`). All lives of a rank share one log.
@@ -17,7 +17,7 @@ import msgspec
 import ringfold as rf
 from ringfold.runtime import threads
 from ringfold.runtime.clock import monotonic_ns
-from ringfold.tools.spawn import Line, LineClosed
+from ringfold.tools.cluster import Channel, ChannelClosed
 
 HEARTBEAT_S = 1.0
 INACTIVE_S = 4.0
@@ -43,25 +43,25 @@ class Entry(msgspec.Struct, frozen=True):
 def main(arguments: list[str]) -> None:
     address, name, store, rank, world, log = arguments
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    line = Line.dial(address, name)
+    channel = Channel.connect(address, name)
     try:
         with open(log, "ab", buffering=0) as book:
-            live(line, store, int(rank), int(world), book.fileno())
-    except LineClosed:
+            live(channel, store, int(rank), int(world), book.fileno())
+    except ChannelClosed:
         os._exit(0)
     except Exception as error:
-        line.send({"error": f"{type(error).__name__}: {error}"})
+        channel.send({"error": f"{type(error).__name__}: {error}"})
         raise
 
 
-def live(line: Line, store: str, rank: int, world: int, book: int) -> None:
+def live(channel: Channel, store: str, rank: int, world: int, book: int) -> None:
     """Iterate until the parent says that it is enough, or another process takes the rank over."""
     opened = rf.GlobalIteration(
         store, rank, world, heartbeat_s=HEARTBEAT_S, inactive_after_s=INACTIVE_S, min_ranks=min(MIN_RANKS, world)
     )
     last_ns, is_superseded = 0, False
     with opened as iteration:
-        while (order := line.receive(0)) is None or order["what"] != "stop":
+        while (order := channel.receive(0)) is None or order["what"] != "stop":
             try:
                 number = iteration.next(TURN_S)
             except (rf.DeadlineExceeded, rf.StoreUnreachable):
@@ -80,9 +80,9 @@ def live(line: Line, store: str, rank: int, world: int, book: int) -> None:
             os.write(book, msgspec.json.encode(entry) + b"\n")
             if monotonic_ns() - last_ns > REPORT_NS:
                 last_ns = monotonic_ns()
-                line.send({"what": "step", "number": number, "members": len(iteration.members)})
+                channel.send({"what": "step", "number": number, "members": len(iteration.members)})
             threads.Event().wait(WORK_S)
-    line.send({"what": "ended", "superseded": is_superseded})
+    channel.send({"what": "ended", "superseded": is_superseded})
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One peer of the soak: `python -m ringfold.tools.soak.trainer LINE NAME MASTERS SEED STATE_BYTES LOG`.
+"""One peer of the soak: `python -m ringfold.tools.soak.trainer ADDRESS NAME MASTERS SEED STATE_BYTES LOG`.
 
 It trains nothing, and changes its state by what it reduces, so that a wrong bit anywhere is a wrong bit in the state.
 All sizes come from the seed and the step: they are random, and the same on all peers. What must hold is checked here,
@@ -27,8 +27,8 @@ import numpy.typing as npt
 import ringfold as rf
 from ringfold.peer.session import EpochRuns
 from ringfold.runtime.clock import monotonic_ns
+from ringfold.tools.cluster import Channel, ChannelClosed
 from ringfold.tools.soak.epochs import EpochBegun, StepMade
-from ringfold.tools.spawn import Line, LineClosed
 
 TAGS = 8
 STOP_TAG = TAGS
@@ -48,14 +48,14 @@ class Broken(AssertionError):
 def main(arguments: list[str]) -> None:
     address, name, where, seed, state_bytes, log = arguments
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    line = Line.dial(address, name)
+    channel = Channel.connect(address, name)
     try:
         with open(log, "ab", buffering=0) as file:
-            live(line, name, where, Load(int(seed), int(state_bytes)), Book(file.fileno()))
-    except LineClosed:
+            live(channel, name, where, Load(int(seed), int(state_bytes)), Book(file.fileno()))
+    except ChannelClosed:
         os._exit(0)
     except Exception as error:
-        line.send({"error": f"{type(error).__name__}: {error}"})
+        channel.send({"error": f"{type(error).__name__}: {error}"})
         raise
 
 
@@ -131,20 +131,20 @@ class Load:
         return zlib.crc32(self.momentum.data, zlib.crc32(self.model.data))
 
 
-def live(line: Line, name: str, where: str, load: Load, book: Book) -> None:
+def live(channel: Channel, name: str, where: str, load: Load, book: Book) -> None:
     """Take steps until the parent says that it is enough. After an eviction, join again."""
-    line.send({"what": "ready"})
+    channel.send({"what": "ready"})
     while True:
         try:
             with rf.join(where, name=name, timeout_s=60, op_timeout_s=60) as run:
-                train(run, line, load, book)
+                train(run, channel, load, book)
             break
         except rf.Evicted as error:
-            line.send({"what": "evicted", "reason": error.reason})
-    line.send({"what": "finished", "step": load.state.revision, "digest": load.digest()})
+            channel.send({"what": "evicted", "reason": error.reason})
+    channel.send({"what": "finished", "step": load.state.revision, "digest": load.digest()})
 
 
-def train(run: rf.Communicator, line: Line, load: Load, book: Book) -> None:
+def train(run: rf.Communicator, channel: Channel, load: Load, book: Book) -> None:
     """One membership: steps until all agree to stop."""
     book.begin()
     stop = np.zeros(1, np.int64)
@@ -160,11 +160,11 @@ def train(run: rf.Communicator, line: Line, load: Load, book: Book) -> None:
         received += step.sync.rx_bytes
         now_ns = monotonic_ns()
         if not has_synced or now_ns - last_ns > REPORT_NS:
-            line.send({"what": "step", "step": step.number, "peer": run.peer_id, "world": run.group_size,
+            channel.send({"what": "step", "step": step.number, "peer": run.peer_id, "world": run.group_size,
                        "epoch": run.epoch, "rx_bytes": received, "tx_bytes": step.sync.tx_bytes})  # fmt: skip
             last_ns, received = now_ns, 0
         has_synced = True
-        if (order := line.receive(0)) is not None and order["what"] == "stop":
+        if (order := channel.receive(0)) is not None and order["what"] == "stop":
             stop[0] = 1
         for turn in range(ROUNDS):
             load.apply(step.number, reduce_on_all_tags(run, load, book, step.number, turn))

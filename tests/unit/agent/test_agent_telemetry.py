@@ -1,7 +1,7 @@
 """Reports to switches: said on change and on time, repeated for those who missed them."""
 
 from ringfold.agent.monitors import NicReading
-from ringfold.agent.reports import Reporter, ReportSettings
+from ringfold.agent.telemetry import Reporter, ReportSettings
 from ringfold.wire.telemetry import FlowAdded, FlowRemoved, NicQueues, Packet, decode
 
 MS = 1_000_000
