@@ -69,7 +69,7 @@ from ringfold.peer.outcome import again, error_of
 from ringfold.peer.path_shares import PathShares, flows_of
 from ringfold.peer.settings import Identity, PeerTimings
 from ringfold.peer.sync.transfer import BlockTransfer
-from ringfold.probe.logs.files import Log
+from ringfold.probe.logs.files import ProbeLog
 from ringfold.probe.nodes.prober import ProbeSocket
 from ringfold.probe.nodes.shell import NodeShell
 from ringfold.probe.rounds.events import MasterConnected, MasterDisconnected, MessageReceived, ToRoundMaster
@@ -259,7 +259,7 @@ class Session:
             if not self.is_over:
                 self._call(CallBusy(max(self._busy.values(), default=0)))
 
-    def probe(self, prober: ProbeSocket, open_log: Callable[[NodeId], Log | None]) -> None:
+    def probe(self, prober: ProbeSocket, open_log: Callable[[NodeId], ProbeLog | None]) -> None:
         """Be a node too, from the join on. The session closes the prober in the end."""
         self.probing = NodeShell(
             RoundNode(),

@@ -259,7 +259,7 @@ class SegmentExchange:
         return np.concatenate([turned[:a], turned[c:length], turned[b:c], turned[a:b], turned[length:]])
 
     def _settle(self, ring: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
-        """SegmentExchange until no row gains."""
+        """Exchange segments until no row gains."""
         quiet, row = 0, 0
         while quiet < len(ring) and self._steps_left > 0:
             self._steps_left -= self._row_steps

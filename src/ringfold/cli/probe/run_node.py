@@ -25,8 +25,8 @@ from ringfold.config import Resolved
 from ringfold.errors import ConfigError, DeadlineExceeded
 from ringfold.probe.fit import fit
 from ringfold.probe.graph.draw import draw
-from ringfold.probe.logs.files import ExportSettings, Log
-from ringfold.probe.logs.lines import Stretch, round_line, window_lines
+from ringfold.probe.logs.files import ExportSettings, ProbeLog
+from ringfold.probe.logs.lines import WindowFields, round_line, window_lines
 from ringfold.probe.nodes.alone import Prober, ProbeWindow
 from ringfold.probe.nodes.joined import JoinedNode
 from ringfold.probe.nodes.nodes_file import derive_key
@@ -91,7 +91,7 @@ def probe_alone(nodes: Path, options: NodeOptions) -> None:
         log = None
         if options.export is not None:
             settings = ExportSettings(directory=options.export, points=options.points)
-            log = Log(settings, node=prober.node, name=prober.me.name, host=network.host_name())
+            log = ProbeLog(settings, node=prober.node, name=prober.me.name, host=network.host_name())
             log.begin(prober.socket.now())
         try:
             _announce(prober, as_json=options.as_json)
@@ -119,8 +119,8 @@ def _announce(prober: Prober, *, as_json: bool) -> None:
     )
 
 
-def _stretch(prober: Prober, window: ProbeWindow) -> Stretch:
-    return Stretch(
+def _stretch(prober: Prober, window: ProbeWindow) -> WindowFields:
+    return WindowFields(
         node=prober.node,
         window=window.number,
         begin_ns=window.begin_ns,
@@ -230,15 +230,15 @@ class _Logs:
         if options.export is None:
             return
         settings = ExportSettings(directory=Path(options.export), points=options.points)
-        self._own = Log(settings, node=prober.node, name=prober.me.name, host=network.host_name())
+        self._own = ProbeLog(settings, node=prober.node, name=prober.me.name, host=network.host_name())
         if prober.node == min(prober.nodes.by_id):
-            self._all = Log(settings, host=network.host_name())
+            self._all = ProbeLog(settings, host=network.host_name())
 
     def write(self, taken: GlooRoundResult) -> None:
         if self._own is None:
             return
         for export in taken.exports:
-            stretch = Stretch(
+            stretch = WindowFields(
                 node=self._prober.node,
                 window=export.window,
                 begin_ns=export.begin_ns,
@@ -306,12 +306,12 @@ async def _run_until_stopped(resolved: Resolved, options: NodeOptions) -> None:
         on_message=heard,
     )
 
-    def open_log(node_id: NodeId) -> Log | None:
+    def open_log(node_id: NodeId) -> ProbeLog | None:
         directory = options.export or resolved.value("probe_export")
         if not isinstance(directory, Path):
             return None
         settings = ExportSettings(directory=directory, points=options.points)
-        return Log(settings, node=node_id, name=name, host=network.host_name())
+        return ProbeLog(settings, node=node_id, name=name, host=network.host_name())
 
     node.shell = NodeShell(
         RoundNode(), prober, node.send, adopt, open_log=open_log, estimator=options.estimator, token=token

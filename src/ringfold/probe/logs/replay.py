@@ -19,7 +19,7 @@ from ringfold.probe.exchanges import EdgeWindow
 from ringfold.probe.logs.lines import FitLine, HeaderLine, Line, RoundLine, WindowLine, edge_window
 from ringfold.wire.probing import EdgeFit, EdgeView, LoopResidual, NodeClock, NodeId, RoundId, RoundSummary
 
-MOST_WINDOWS_OLD = 2.5
+MAX_AGE_WINDOWS = 2.5
 _Edge = tuple[NodeId, NodeId]
 
 Fit = Callable[[EdgeWindow, str], EdgeFit]
@@ -27,7 +27,7 @@ Fit = Callable[[EdgeWindow, str], EdgeFit]
 
 
 class Refit(Struct, frozen=True):
-    """One edge and window: what the log says was fitted (None: nothing), and what is fitted now."""
+    """One edge and window: the fit in the log (None: there is none), and the new one."""
 
     src: NodeId
     dst: NodeId
@@ -40,17 +40,17 @@ class Refit(Struct, frozen=True):
     old: EdgeFit | None
     new: EdgeFit
     moved_ns: float | None
-    """How far the new line lies above the old one at the old t0; None if one of them was refused."""
+    """How far the new line is above the old one at the old t0; None if one of them was refused."""
 
 
 def replay(lines: Iterable[Line], fit: Fit, estimator: str) -> Iterator[Refit]:
     """Every recorded window fitted again, in the order of the log; needs the memory of one window.
 
-    Windows without points are passed over; a log that has only such ones is a UsageError.
+    Windows without points are skipped; a log that has only such ones is a UsageError.
     """
     waiting: dict[tuple[NodeId, NodeId], WindowLine] = {}
     current: tuple[NodeId, int] | None = None
-    recorded = bare = 0
+    recorded = without_points = 0
     for line in lines:
         if isinstance(line, RoundLine):
             continue
@@ -61,7 +61,7 @@ def replay(lines: Iterable[Line], fit: Fit, estimator: str) -> Iterator[Refit]:
             current = place
         match line:
             case WindowLine(exchanges=None):
-                bare += 1
+                without_points += 1
             case WindowLine():
                 waiting[line.src, line.dst] = line
                 recorded += 1
@@ -69,7 +69,7 @@ def replay(lines: Iterable[Line], fit: Fit, estimator: str) -> Iterator[Refit]:
                 yield _refit(found, old, fit, estimator)
     yield from (_refit(left, None, fit, estimator) for left in waiting.values())
     if not recorded:
-        what = "was written without its points (--points writes them)" if bare else "has no windows of a node"
+        what = "was written without its points (--points writes them)" if without_points else "has no windows of a node"
         raise UsageError(f"the log {what}, so nothing can be fitted again")
 
 
@@ -93,15 +93,15 @@ def _refit(line: WindowLine, old: EdgeFit | None, fit: Fit, estimator: str) -> R
 
 
 def moved_ns(old: EdgeFit, new: EdgeFit) -> float | None:
-    """How far the new line lies above the old one at the old t0. The large parts are subtracted as integers."""
+    """How far the new line is above the old one at the old t0. The large parts are subtracted as integers."""
     if old.refused or new.refused:
         return None
     return (new.beta_ns - old.beta_ns) + new.alpha * (old.t0_ns - new.t0_ns)
 
 
 class Gathering(Struct, frozen=True):
-    """What one calculation gets: the newest fit of each edge, and of each node that reported CLOCK_REALTIME minus its
-    clock. Begin and end are by the time of day; round and label are those of the newest fit.
+    """The input of one calculation: the newest fit of each edge, and CLOCK_REALTIME minus the clock of each node that
+    reported. Begin and end are times of day; round and label are those of the newest fit.
     """
 
     round_id: RoundId
@@ -124,7 +124,7 @@ def gather(lines: Iterable[FitLine]) -> list[Gathering]:
     for batch in _batches([(end, line) for end, _, _, line in timed], window_ns):
         newest |= {_edge(line): (end, line) for end, line in batch}
         last = batch[-1][0]
-        newest = {edge: found for edge, found in newest.items() if last - found[0] <= MOST_WINDOWS_OLD * window_ns}
+        newest = {edge: found for edge, found in newest.items() if last - found[0] <= MAX_AGE_WINDOWS * window_ns}
         gatherings.append(_gathering(newest, batch[-1][1]))
     return gatherings
 
@@ -132,8 +132,8 @@ def gather(lines: Iterable[FitLine]) -> list[Gathering]:
 _History = TypeVar("_History", covariant=True)
 
 
-class Calculated(Protocol[_History]):
-    """What a graph calculation gives: clocks, and what the next one wants to know."""
+class GraphCalculation(Protocol[_History]):
+    """The result of a graph calculation: clocks, and the history for the next one."""
 
     @property
     def reference(self) -> NodeId: ...
@@ -154,9 +154,9 @@ _Kept = TypeVar("_Kept")
 
 def combine(
     gatherings: Iterable[Gathering],
-    calculate: Callable[[Sequence[EdgeFit], Mapping[NodeId, int], _Kept | None], Calculated[_Kept]],
+    calculate: Callable[[Sequence[EdgeFit], Mapping[NodeId, int], _Kept | None], GraphCalculation[_Kept]],
 ) -> list[RoundSummary]:
-    """The result of each gathering, as a master would have published it; each calculation gets the history before."""
+    """The result of each gathering, as a master would have published it; each calculation gets the last history."""
     history: _Kept | None = None
     summaries = []
     for gathering in gatherings:
@@ -187,7 +187,7 @@ def _edge(line: FitLine) -> _Edge:
 
 
 def _batches(timed: list[tuple[int, FitLine]], window_ns: int) -> Iterator[list[tuple[int, FitLine]]]:
-    """Stretches in which no edge comes twice, none longer than a window."""
+    """Intervals in which no edge occurs twice, none longer than a window."""
     batch: list[tuple[int, FitLine]] = []
     edges: set[_Edge] = set()
     for end, line in timed:

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from ringfold.errors import UsageError
 from ringfold.probe.exchanges import EdgeWindow
 from ringfold.probe.fit import fit
-from ringfold.probe.logs.files import Log
-from ringfold.probe.logs.lines import Stretch, window_lines
+from ringfold.probe.logs.files import ProbeLog
+from ringfold.probe.logs.lines import WindowFields, window_lines
 from ringfold.probe.nodes.nodes_file import derive_key
 from ringfold.probe.nodes.open_window import EarlyFits, ResidualMonitor
 from ringfold.probe.nodes.prober import ProbeSocket
@@ -63,14 +63,14 @@ class NodeShell:
         send: Callable[[ToRoundMaster], None],
         adopt: Callable[[NodeClock], None],
         *,
-        open_log: Callable[[NodeId], Log | None] = lambda _: None,
+        open_log: Callable[[NodeId], ProbeLog | None] = lambda _: None,
         estimator: str = "auto",
         token: bytes = b"",
     ) -> None:
         self.machine, self.prober = machine, prober
         self._send, self._adopt = send, adopt
         self._open_log, self._estimator, self._token = open_log, estimator, token
-        self._log: Log | None = None
+        self._log: ProbeLog | None = None
         self._closed: dict[int, tuple[list[EdgeWindow], int]] = {}
         """The windows that were rotated and not yet exported, with UTC minus the node's clock."""
         self._opened_ns = 0
@@ -195,7 +195,7 @@ class NodeShell:
         self._closed = {number: kept for number, kept in self._closed.items() if number > export.window}
         if self._log is None:
             return
-        stretch = Stretch(
+        fields = WindowFields(
             round_id=export.round,
             label=export.label,
             begin_ns=export.begin_ns,
@@ -204,4 +204,4 @@ class NodeShell:
             window=export.window,
             utc_ns=utc_ns,
         )
-        self._log.write(window_lines(stretch, windows, list(export.edges), points=self._log.points))
+        self._log.write(window_lines(fields, windows, list(export.edges), points=self._log.points))

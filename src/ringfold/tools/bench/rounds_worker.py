@@ -20,7 +20,7 @@ import msgspec
 from ringfold.probe.exchanges import EdgeWindow
 from ringfold.probe.fit import fit
 from ringfold.probe.graph.draw import draw
-from ringfold.probe.logs.files import ExportSettings, Log
+from ringfold.probe.logs.files import ExportSettings, ProbeLog
 from ringfold.probe.nodes.joined import JoinedNode
 from ringfold.probe.nodes.prober import ProbeSocket, raw_now
 from ringfold.probe.nodes.shell import NodeShell
@@ -268,7 +268,7 @@ class Worker:
         real.fits_ns = self._marks.fits_ns
         return real
 
-    def _log(self, node: NodeId) -> Log | None:
+    def _log(self, node: NodeId) -> ProbeLog | None:
         return log_of(self._order, node)
 
     def _look(self) -> None:
@@ -283,10 +283,10 @@ def _nothing(clock: NodeClock) -> None:
     pass
 
 
-def log_of(order: Order, node: NodeId) -> Log | None:
+def log_of(order: Order, node: NodeId) -> ProbeLog | None:
     if not order.export:
         return None
-    return Log(ExportSettings(directory=Path(order.export), points=order.points), node=node)
+    return ProbeLog(ExportSettings(directory=Path(order.export), points=order.points), node=node)
 
 
 def said(marks: Marks) -> Message:
@@ -326,7 +326,7 @@ def rank(channel: Channel, order: Order) -> None:
     facts = Neighbour(number, f"bench-{number}", HOST, prober.port)
     rounds = GlooRounds(group, settings, facts, prober, fit, draw, calculation, lambda _: KEY)
     channel.send({"connected": 1})
-    log = Log(ExportSettings(directory=Path(order.export))) if number == 0 and order.export else None
+    log = ProbeLog(ExportSettings(directory=Path(order.export))) if number == 0 and order.export else None
     wanted = channel.receive()
     assert wanted is not None
     for _ in range(int(wanted["rounds"]) + 1):
