@@ -73,9 +73,9 @@ help:
 	touch $@
 
 # The native tests are configured beside the module and link the same library, so that it is compiled once and they run
-# what is shipped; pip builds the module only.
+# what is shipped; pip builds the module, and the test module, which only development builds have.
 MODULE := build/module
-MODULE_SETTINGS := --config-settings=build-dir=$(MODULE) --config-settings=build.targets=_native \
+MODULE_SETTINGS := --config-settings=build-dir=$(MODULE) '--config-settings=build.targets=_native;_native_testing' \
   --config-settings=cmake.define.RINGFOLD_NATIVE_TESTS=ON
 
 .PHONY: compiler
@@ -165,7 +165,9 @@ bench: .venv/.ready
 docs: .venv/.ready
 	$(call STEP,reference pages and the native stub)
 	$(BIN)/python -m ringfold.cli.reference docs/reference
-	$(BIN)/python -m nanobind.stubgen -q -m ringfold._native -o src/ringfold/_native.pyi
+	for module in _native _native_testing; do
+	  $(BIN)/python -m nanobind.stubgen -q -m ringfold.$$module -o src/ringfold/$$module.pyi
+	done
 
 # The native tests know no Python: once as shipped, and once with each of the sanitizers, by plain CMake
 
@@ -281,7 +283,7 @@ endef
 
 COVERAGE := build/coverage
 COVERED := $(COVERAGE)/venv/bin/python -m coverage
-COVERAGE_SETTINGS := --config-settings=build-dir=$(COVERAGE)/module --config-settings=build.targets=_native \
+COVERAGE_SETTINGS := --config-settings=build-dir=$(COVERAGE)/module '--config-settings=build.targets=_native;_native_testing' \
   --config-settings=cmake.define.RINGFOLD_NATIVE_TESTS=ON --config-settings=cmake.define.RINGFOLD_COVERAGE=ON
 
 .PHONY: coverage

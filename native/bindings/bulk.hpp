@@ -1,8 +1,8 @@
 // Bulk connections for Python, and how the arrays behind blocks stay alive.
 //
-// The core lets go of an array deep inside the engine, on any thread, under the engine's mutex, where the GIL must not
-// be taken. So what it lets go of is only put aside there, and given up when Python comes by next (a bulk command or
-// next_event).
+// The core releases an array deep inside the engine, on any thread, under the engine's mutex, where the GIL must not be
+// taken. So it only queues the array there. The next bulk command or next_event, which has the GIL, releases what is
+// queued.
 #pragma once
 
 #include <atomic>
@@ -21,24 +21,24 @@ using WriteArray = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::devi
 template <typename Of>
 using RawBlocks = std::vector<std::tuple<Of, std::size_t, std::size_t, std::optional<std::uint64_t>>>;
 
-// Arrays that the core is done with and that Python has not taken back yet.
-class Returned {
+// Arrays that the core has released and that wait for the GIL.
+class ReleaseQueue {
  public:
-  Returned() = default;
-  Returned(const Returned&) = delete;
-  Returned& operator=(const Returned&) = delete;
-  ~Returned() { let_go(); }
+  ReleaseQueue() = default;
+  ReleaseQueue(const ReleaseQueue&) = delete;
+  ReleaseQueue& operator=(const ReleaseQueue&) = delete;
+  ~ReleaseQueue() { release_queued(); }
 
-  // With the GIL.
-  void let_go() {
+  // Releases what is queued. With the GIL.
+  void release_queued() {
     for (Held* each = top_.exchange(nullptr); each != nullptr;) delete std::exchange(each, each->next);
   }
 
-  // What keeps `arrays` until the core has dropped the last copy of it; they come back here then. With the GIL.
+  // An owner of `arrays`: when the core has dropped its last copy, they are queued here. With the GIL.
   template <typename Of>
-  static Keep keep(const std::shared_ptr<Returned>& returned, std::vector<Of> arrays) {
+  static MemoryOwner keep(const std::shared_ptr<ReleaseQueue>& release_queue, std::vector<Of> arrays) {
     auto* held = new HeldArrays<Of>(std::move(arrays));
-    return Keep(static_cast<void*>(held), [returned, held](void*) { returned->put(held); });
+    return MemoryOwner(static_cast<void*>(held), [release_queue, held](void*) { release_queue->put(held); });
   }
 
  private:
@@ -86,7 +86,7 @@ void bind_bulk_commands(nb::class_<Class>& cls, With with) {
   cls.def(
       "send_blocks",
       [with](Class& self, ConnId conn, const RawBlocks<ReadArray>& raw) {
-        self.returned()->let_go();
+        self.release_queue()->release_queued();
         auto [blocks, arrays] = blocks_of(raw);
         std::vector<std::uint32_t> changed;
         {
@@ -94,7 +94,7 @@ void bind_bulk_commands(nb::class_<Class>& cls, With with) {
           changed = differing(blocks);
         }
         if (!changed.empty()) return changed;
-        const Keep keep = Returned::keep(self.returned(), std::move(arrays));
+        const MemoryOwner keep = ReleaseQueue::keep(self.release_queue(), std::move(arrays));
         with(self, [&](Core& core, Ns now) { core.send_blocks(now, conn, blocks, keep); });
         return changed;
       },
@@ -104,9 +104,9 @@ void bind_bulk_commands(nb::class_<Class>& cls, With with) {
   cls.def(
       "expect_blocks",
       [with](Class& self, ConnId conn, std::uint64_t batch, const RawBlocks<WriteArray>& raw) {
-        self.returned()->let_go();
+        self.release_queue()->release_queued();
         auto [blocks, arrays] = blocks_of(raw);
-        Keep keep = Returned::keep(self.returned(), std::move(arrays));
+        MemoryOwner keep = ReleaseQueue::keep(self.release_queue(), std::move(arrays));
         with(self, [&](Core& core, Ns) { core.expect_blocks(conn, batch, std::move(blocks), std::move(keep)); });
       },
       "conn"_a, "batch"_a, "blocks"_a.noconvert(),

@@ -140,7 +140,7 @@ void settle_aliases(OpSpec& spec, const std::vector<Array>& target) {
   }
 }
 
-// Python says this in words before it asks; here it is the engine's own safety.
+// Python reports this with a better text before; here it protects the engine.
 quantize::Scheme checked_scheme(int quantisation, const OpSpec& spec) {
   if (quantisation < 0 || quantisation >= static_cast<int>(quantize::scheme_count)) {
     throw nb::value_error("unknown quantisation");

@@ -1,4 +1,4 @@
-// Between Python's values and ours. Whatever is wrong with an argument is said here, before the engine sees it.
+// Between Python's values and ours. Wrong arguments are reported here, before the engine sees them.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -50,6 +50,5 @@ void bind_engine(nb::module_& m);
 void bind_probe(nb::module_& m);
 void bind_fit(nb::module_& m);
 void bind_hints(nb::module_& m);
-void bind_relay(nb::module_& m);
 
 }  // namespace ringfold

@@ -10,7 +10,7 @@ namespace ringfold {
 namespace {
 
 constexpr Ns signal_check_every = 100 * millisecond;
-constexpr int patience_after_interrupt = 50;  // in signal checks: how long a Done op may still be decided
+constexpr int max_checks_after_interrupt = 50;  // in signal checks: how long a Done op may still be decided
 
 class PyEngine {
  public:
@@ -19,7 +19,7 @@ class PyEngine {
             .spin = Ns{spin_us} * 1000, .same_host_buffer = same_host_buffer, .congestion = std::move(congestion)}) {}
 
   Engine& engine() { return engine_; }
-  const std::shared_ptr<Returned>& returned() const { return returned_; }
+  const std::shared_ptr<ReleaseQueue>& release_queue() const { return release_queue_; }
 
   std::uint64_t submit(Call call) {
     sweep();
@@ -90,9 +90,10 @@ class PyEngine {
       }
       if (finished && interrupts == 0) return take(op);
       if (interrupts == 0 && PyErr_CheckSignals() == 0) continue;
-      // Ctrl-C. An op whose Done has left may be committed elsewhere: its fate is waited for, but not for ever.
+      // Ctrl-C. An op whose Done has left may be committed elsewhere: its outcome is waited for, but not without a
+      // limit.
       ++interrupts;
-      if (finished || cancel(op) || interrupts > patience_after_interrupt) {
+      if (finished || cancel(op) || interrupts > max_checks_after_interrupt) {
         release(op);
         throw nb::python_error();
       }
@@ -134,7 +135,7 @@ class PyEngine {
     }
   }
 
-  const std::shared_ptr<Returned> returned_ = std::make_shared<Returned>();
+  const std::shared_ptr<ReleaseQueue> release_queue_ = std::make_shared<ReleaseQueue>();
   // The arrays of ops in flight. Declared before the engine, so that they outlive its thread, which may write to them.
   std::unordered_map<std::uint64_t, std::vector<Array>> kept_;
   std::unordered_set<std::uint64_t> abandoned_;
@@ -173,7 +174,7 @@ void bind_engine(nb::module_& m) {
           nb::gil_scoped_release free;
           event = self.engine().next_event(static_cast<Ns>(timeout_s * 1e9));
         }
-        self.returned()->let_go();
+        self.release_queue()->release_queued();
         return event ? nb::object(to_python(*event)) : nb::none();
       },
       "timeout_s"_a, "Block without the GIL until something happened or the time is over.");
@@ -205,16 +206,16 @@ void bind_engine(nb::module_& m) {
       "peer"_a,
       "Bytes per second on each path to a peer while it was busy; 0 where none were measured in the last second.");
   cls.def(
-      "path_trips",
+      "path_rtts",
       [](PyEngine& self, PeerId peer) {
         nb::gil_scoped_release free;
-        const auto found = self.engine().locked([&](Core& core) { return core.path_trips(monotonic_now(), peer); });
-        std::vector<std::pair<std::uint64_t, std::uint64_t>> trips;
-        for (const RoundTrip& trip : found) trips.emplace_back(trip.smoothed / 1'000, trip.least / 1'000);
-        return trips;
+        const auto found = self.engine().locked([&](Core& core) { return core.path_rtts(monotonic_now(), peer); });
+        std::vector<std::pair<std::uint64_t, std::uint64_t>> rtts;
+        for (const Rtt& rtt : found) rtts.emplace_back(rtt.smoothed / 1'000, rtt.min / 1'000);
+        return rtts;
       },
       "peer"_a,
-      "The smoothed and the shortest round trip on each path to a peer in microseconds; 0 where none was seen lately.");
+      "The smoothed and the minimum RTT of each path to a peer in microseconds; 0 where none was measured lately.");
   const auto submit = [](PyEngine& self, int kind, int reduce_op, std::uint64_t tag, int root,
                          const std::vector<Array>& source, const std::optional<std::vector<Array>>& target,
                          const std::vector<int>& dtypes, int retry, Ns timeout_ns, int quantisation, bool again,
@@ -245,7 +246,7 @@ void bind_engine(nb::module_& m) {
         return self.collective(make_call(0, reduce_op, tag, 0, {array}, std::nullopt, {dtype}, retry, timeout_ns, 0));
       },
       "array"_a.noconvert(), "dtype"_a, "reduce_op"_a, "tag"_a, "retry"_a, "timeout_ns"_a,
-      "The short way for one array in place.");
+      "A collective of one array in place, with fewer arguments.");
   cls.def(
       "tags_in_flight",
       [](PyEngine& self) {
@@ -263,10 +264,10 @@ void bind_engine(nb::module_& m) {
       nb::gil_scoped_release free;
       self.engine().shutdown();
     }
-    self.returned()->let_go();
+    self.release_queue()->release_queued();
   });
   cls.def("before_fork", [](PyEngine& self) {
-    nb::gil_scoped_release free;  // whoever holds the mutex may need the GIL to let go of it
+    nb::gil_scoped_release free;  // the holder of the mutex may need the GIL to release it
     self.engine().before_fork();
   });
   cls.def("forked_parent", [](PyEngine& self) { self.engine().forked_parent(); });

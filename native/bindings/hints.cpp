@@ -70,9 +70,6 @@ void bind_hints(nb::module_& m) {
   writer.def("word", &HintWriter::word, "slot"_a, "The word as readers see it.");
   writer.def("beat", &HintWriter::beat, "Say that the agent lives.");
   writer.def("close", &HintWriter::close, "Say that the agent has ended, and let go of the file.");
-  writer.def("tear", &HintWriter::tear, "slot"_a, "For crash tests: as if killed in the middle of a write.");
-  writer.def("hammer", &hints::hammer_writes, "slots"_a, "rounds"_a, nb::call_guard<nb::gil_scoped_release>(),
-             "Publish patterns without pause (0 rounds: until the process is killed).");
 
   nb::class_<HintReader> reader(m, "HintReader", "Reads hints without waiting; what cannot be read is local (None).");
   reader.def(nb::init<std::string>(), "path"_a);
@@ -93,25 +90,6 @@ void bind_hints(nb::module_& m) {
         return to_python(hint);
       },
       "slot"_a, "generation"_a, "(shares, backpressure) for this owner, or None: local.");
-  reader.def(
-      "hammer",
-      [](HintReader& self, std::uint32_t slots, const std::vector<std::uint32_t>& generations, std::uint64_t reads) {
-        hints::Hammered out;
-        {
-          nb::gil_scoped_release free;
-          out = hints::hammer_reads(self, slots, generations, reads);
-        }
-        nb::dict found;
-        found["hints"] = out.hints;
-        found["local"] = out.local;
-        found["busy"] = out.busy;
-        found["torn"] = out.torn;
-        found["nanoseconds"] = out.nanoseconds;
-        return found;
-      },
-      "slots"_a, "generations"_a, "reads"_a, "Read patterns without pause, and count those whose parts disagree.");
-  reader.def("cost_ns", &hints::read_cost_ns, "slot"_a, "generation"_a, "reads"_a,
-             nb::call_guard<nb::gil_scoped_release>(), "Nanoseconds per read of a word.");
 }
 
 }  // namespace ringfold

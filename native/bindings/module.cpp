@@ -4,7 +4,7 @@
 NB_MODULE(_native, m) {
   m.doc() =
       "Ringfold's native core: kernels, the state hash, the sans-I/O engine core, the engine with sockets, the prober, "
-      "hints, and the relay.";
+      "and hints.";
   nb::set_leak_warnings(false);
   ringfold::bind_kernels(m);
   ringfold::bind_hash(m);
@@ -13,5 +13,4 @@ NB_MODULE(_native, m) {
   ringfold::bind_probe(m);
   ringfold::bind_fit(m);
   ringfold::bind_hints(m);
-  ringfold::bind_relay(m);
 }

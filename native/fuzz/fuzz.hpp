@@ -86,12 +86,12 @@ inline std::size_t bytes_held = 0;
 
 // Feeds bytes as a shell does: only while there is space to read into. How many were taken.
 inline std::size_t feed(ringfold::Core& core, ringfold::ConnId conn, const Bytes& bytes, ringfold::Ns now,
-                        std::size_t most_at_once = ~std::size_t{0}) {
+                        std::size_t max_at_once = ~std::size_t{0}) {
   std::size_t at = 0;
   while (at < bytes.size()) {
     const auto space = core.receive_space(conn);
     if (space.empty()) break;
-    const std::size_t step = std::min({space.size(), bytes.size() - at, std::max<std::size_t>(most_at_once, 1)});
+    const std::size_t step = std::min({space.size(), bytes.size() - at, std::max<std::size_t>(max_at_once, 1)});
     std::memcpy(space.data(), bytes.data() + at, step);
     core.received(now, conn, step);
     at += step;
@@ -134,22 +134,23 @@ inline void seal(ringfold::FrameHeader& header, const Bytes& payload) {
 
 }  // namespace fuzz
 
-void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
+// Not inlined: GCC would take the pairs apart, and warn about what it sees of them.
+[[gnu::noinline]] void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
   void* const memory = std::malloc(std::max<std::size_t>(bytes, 1));
   if (memory != nullptr) fuzz::bytes_held += malloc_usable_size(memory);
   return memory;
 }
 
-void* operator new(std::size_t bytes) {
+[[gnu::noinline]] void* operator new(std::size_t bytes) {
   void* const memory = operator new(bytes, std::nothrow);
   if (memory == nullptr) throw std::bad_alloc();
   return memory;
 }
 
-void operator delete(void* memory) noexcept {
+[[gnu::noinline]] void operator delete(void* memory) noexcept {
   if (memory != nullptr) fuzz::bytes_held -= malloc_usable_size(memory);
   std::free(memory);
 }
 
-void operator delete(void* memory, std::size_t) noexcept { operator delete(memory); }
-void operator delete(void* memory, const std::nothrow_t&) noexcept { operator delete(memory); }
+[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept { operator delete(memory); }
+[[gnu::noinline]] void operator delete(void* memory, const std::nothrow_t&) noexcept { operator delete(memory); }

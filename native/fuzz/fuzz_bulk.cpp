@@ -1,4 +1,4 @@
-// Bulk connections: blocks that were asked for and others, filler, messages, and the other side's hunger for blocks.
+// Bulk connections: requested blocks and others, filler, messages, and requests of the other side for blocks.
 //
 // Checked: only the memory of expected blocks is written, and never after the connection has ended; a batch is reported
 // once, with exactly the blocks whose hash is another one; one connection's end leaves the others; memory held is
@@ -15,8 +15,8 @@ using fuzz::Input;
 
 namespace {
 
-constexpr std::size_t guard = 16;  // bytes around every block that nobody may write
-constexpr std::size_t most_connections = 3;
+constexpr std::size_t guard = 16;  // bytes around every block that must not be written
+constexpr std::size_t max_connections = 3;
 
 // The memory of one expected batch.
 struct Batch {
@@ -117,7 +117,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const std::size_t before = fuzz::bytes_held;
   for (int steps = 0; steps < 400 && !input.is_used_up(); ++steps) {
     const unsigned action = input.byte() % 14;
-    if (peer.visits.empty() || (action == 0 && peer.visits.size() < most_connections)) peer.open();
+    if (peer.visits.empty() || (action == 0 && peer.visits.size() < max_connections)) peer.open();
     peer.take_events();
     auto at = peer.visits.begin();
     std::advance(at, static_cast<std::ptrdiff_t>(input.below(peer.visits.size())));

@@ -65,7 +65,7 @@ class Peer {
   void check() {
     for (const Called& call : calls) {
       const bool is_ok = call.op->state == OpState::finished && call.op->result.status == OpStatus::ok;
-      if (is_ok && !call.op->small) {  // only who receives nothing has finished its part without lanes
+      if (is_ok && !call.op->small) {  // only a rank that receives nothing has finished its part without lanes
         REQUIRE(call.op->spec.kind == OpKind::broadcast && call.op->spec.root == 0, "tag %d has finished",
                 int(call.op->spec.tag));
         REQUIRE(call.values == call.original, "tag %d is not as it was", int(call.op->spec.tag));

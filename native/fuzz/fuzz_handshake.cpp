@@ -1,8 +1,8 @@
 // Strangers at the data port of a peer with an op in flight: whatever they send, it concerns their own connection only.
 //
-// Checked: nothing of a stranger is read beyond the message that somebody has to decide about; no lane frame of an
-// unproven connection counts; the memory held for it is bounded; every event is about a stranger; lanes, op and buffer
-// are untouched.
+// Checked: nothing of an unauthenticated client is read beyond the message that is to be judged; none of its lane
+// frames counts; the memory held for it is bounded; every event is about such a client; lanes, op and buffer are
+// untouched.
 #include <map>
 #include <set>
 
@@ -13,8 +13,8 @@ using fuzz::Input;
 
 namespace {
 
-constexpr std::size_t most_strangers = 4;
-constexpr std::size_t held_by_stranger = 2 * (max_handshake_bytes + 4096) + 4096;
+constexpr std::size_t max_unauthenticated = 4;
+constexpr std::size_t held_by_unauthenticated = 2 * (max_handshake_bytes + 4096) + 4096;
 
 class Peer {
  public:
@@ -95,7 +95,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const std::size_t before = fuzz::bytes_held;
   for (int steps = 0; steps < 500 && !input.is_used_up(); ++steps) {
     const unsigned action = input.byte() % 10;
-    if (strangers.empty() || (action == 0 && strangers.size() < most_strangers)) {
+    if (strangers.empty() || (action == 0 && strangers.size() < max_unauthenticated)) {
       peer.core.open("stranger", true);
       take_events(peer, strangers);
     }
@@ -144,8 +144,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     peer.core.take_closing();
     peer.check_untouched();
     const std::size_t held = fuzz::bytes_held - std::min(before, fuzz::bytes_held);
-    REQUIRE(held < (most_strangers + 1) * held_by_stranger + 64 * size + 65'536, "%zu bytes held for %zu strangers",
-            held, strangers.size());
+    REQUIRE(held < (max_unauthenticated + 1) * held_by_unauthenticated + 64 * size + 65'536,
+            "%zu bytes held for %zu strangers", held, strangers.size());
   }
   return 0;
 }

@@ -1,8 +1,8 @@
 // The table of hints: any content of the file, as readers, the engine's lanes and the next agent meet it.
 //
 // Checked: a reader takes no advice from a table that is not fresh, nor for another owner; shares and paths are within
-// their limits; lanes complete an op under any advice; the next writer takes the file over, or says why not, and what
-// it lays out is whole.
+// their limits; lanes complete an op under any advice; the next writer takes the file over, or throws with a reason,
+// and the table that it lays out is consistent.
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -168,7 +168,7 @@ void take_over(const std::string& path) {
       REQUIRE(reader.read(number, generation, hint) == RINGFOLD_HINT_READ && hint.paths == 5,
               "what was published is not read");
     }
-  } catch (const std::runtime_error&) {  // it holds something else: said, and left alone
+  } catch (const std::runtime_error&) {  // it holds something else: an error, and the file is left alone
   }
 }
 
@@ -200,7 +200,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       advice.follow(peer, file.path, static_cast<std::uint32_t>(input.below(slots)), 1);
     advice.look(static_cast<Ns>(now));
     if (reader.state() == hints::State::fresh) reduce_under(advice, paths);
-    if (input.chance(8)) {  // somebody truncates what is mapped
+    if (input.chance(8)) {  // the mapped file is truncated
       REQUIRE(::ftruncate(file.fd, static_cast<off_t>(input.below(whole))) == 0, "the file has no size");
       check_reader(reader);
       reader.look(now + second);

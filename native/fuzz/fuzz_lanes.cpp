@@ -302,8 +302,7 @@ class Ring {
     }
   }
 
-  // New lanes, and nobody tampers with them: every rank comes as far as the one that is furthest, and all calls are
-  // committed.
+  // New lanes without tampering: every rank gets as far as the furthest one, and all calls are committed.
   void complete() {
     next_epoch();
     for (int rounds = 0; rounds < 100; ++rounds) {
@@ -451,7 +450,7 @@ void act(Input& input, Ring& ring) {
       ring.now += input.value<std::uint32_t>();
       to.tick(ring.now);
       to.path_rates(ring.now, stream.from);
-      to.path_trips(ring.now, stream.from);
+      to.path_rtts(ring.now, stream.from);
       break;
     case 15:
       ring.next_epoch();

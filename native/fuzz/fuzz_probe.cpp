@@ -1,8 +1,8 @@
-// Probe packets: what strangers, and neighbours that know the key, send to a node that probes and is probed.
+// Probe packets: what unknown senders, and neighbours that know the key, send to a node that probes and is probed.
 //
-// Checked: who does not know the key changes nothing and gets no answer; a neighbour gets at most three answers for
-// each sequence, none larger than what it sent; exchanges and answers in flight are bounded; any stamps, however
-// absurd, can be filtered.
+// Checked: a sender that does not know the key changes nothing and gets no answer; a neighbour gets at most three
+// answers for each sequence, none larger than its probe; exchanges and answers in flight are bounded; any stamps,
+// however absurd, can be filtered.
 #include "fuzz.hpp"
 #include "ringfold/probe.hpp"
 

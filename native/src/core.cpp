@@ -11,7 +11,7 @@ namespace {
 constexpr std::size_t first_read_bytes = 64 * 1024;
 constexpr std::size_t queue_ahead_bytes = 64 * 1024;
 constexpr std::size_t queue_ahead_frames = 16;
-constexpr std::size_t most_pieces = 32;
+constexpr std::size_t max_pieces = 32;
 
 }  // namespace
 
@@ -47,7 +47,7 @@ ConnId Core::open(std::string remote, bool accepted) {
   return id;
 }
 
-std::size_t Core::unproven() const {
+std::size_t Core::unauthenticated() const {
   return static_cast<std::size_t>(std::count_if(conns_.begin(), conns_.end(), [](const auto& each) {
     return each.second.accepted && each.second.role == Role::handshake;
   }));
@@ -69,7 +69,7 @@ void Core::lost(Ns, ConnId id, std::string_view reason) {
   conns_.erase(id);
 }
 
-// Where others share its work, a lane's end is told as that of one connection. Otherwise the link has ended.
+// A lane that shares its link with others: its loss is reported as that of one connection. Otherwise the link is lost.
 void Core::drop_lane(Conn& broken, std::string reason) {
   if (!broken.sharing.shared || broken.closing || !has_sibling(broken)) {
     drop_link(broken, std::move(reason));
@@ -85,13 +85,13 @@ void Core::drop_lane(Conn& broken, std::string reason) {
   send_elsewhere(lost.mapped());
 }
 
-// All lanes of the link are closed, and it is told once.
+// All lanes of the link are closed, and the loss is reported once.
 void Core::drop_link(Conn& broken, std::string reason) {
   Event event{.kind = Event::Kind::link_lost, .peer = broken.peer, .outgoing = broken.outgoing};
   event.text = std::move(reason);
   const PeerId peer = broken.peer;
   const bool outgoing = broken.outgoing;
-  const bool told = broken.closing;
+  const bool already_reported = broken.closing;
   std::vector<ConnId> gone;
   for (auto& [id, conn] : conns_) {
     if (conn.role == Role::lane && conn.peer == peer && conn.outgoing == outgoing) gone.push_back(id);
@@ -101,7 +101,7 @@ void Core::drop_link(Conn& broken, std::string reason) {
     conns_.erase(id);
     closing_.push_back(id);
   }
-  if (!told) push_event(std::move(event));
+  if (!already_reported) push_event(std::move(event));
 }
 
 void Core::violation(Ns now, Conn& conn, std::string reason) {
@@ -165,9 +165,9 @@ void Core::make_control(Ns now, ConnId id, Ns heartbeat, Ns dead_after) {
   control_ = id;
   heartbeat_ = heartbeat;
   dead_after_ = dead_after;
-  last_heard_ = last_echoed_ = last_tick_ = next_beat_ = now;
-  beat_number_ = heard_number_ = echoed_number_ = 0;
-  silence_told_ = false;
+  last_received_ = last_echoed_ = last_tick_ = next_heartbeat_ = now;
+  heartbeat_number_ = received_number_ = echoed_number_ = 0;
+  silence_reported_ = false;
   process(now, *conn);
 }
 
@@ -223,22 +223,22 @@ std::vector<ConnId> Core::take_dirty() {
 
 std::size_t Core::frame_limit() const { return std::max({spec_.segment_bytes, spec_.small_bytes, sizeof(Descriptor)}); }
 
-// A neighbour that has not called an op yet keeps its early segments. How many of them it must be ready to keep, and
-// how many it may be sent, is one number, by direction and over all ops together, that both sides work out from the
-// epoch's record.
+// A neighbour that has not called an op yet stores its early segments. How much it must be able to store, and how much
+// it may be sent, is one number, by direction and over all ops together, that both sides compute from the epoch's
+// record.
 //
-// The sender counts what it sent of ops that the neighbour is not known to have called, and beyond the limit sends no
-// more of them. Any frame about an op shows that its sender has called it, so most ops need no word for that. But an op
-// of which the last segments are held back may wait for just this word. So whoever has received half the limit, for ops
-// of which it has said nothing, says Ready for those that it has called (`early_came`): the other side is held back
-// only by more than that.
+// The sender counts what it sent of ops that the neighbour is not known to have called. Beyond the limit it sends no
+// more of them. Any frame about an op shows that its sender has called it, so most ops need no Ready. But an op whose
+// last segments are held back may wait for just that. So a peer that has received half the limit, for ops of which it
+// has sent nothing, sends Ready for those that it has called (`on_early_bytes`): the other side is held back only by
+// more than that.
 std::size_t Core::early_limit() const {
-  constexpr std::size_t most = std::size_t{64} << 20, segments = 64, least_segments = 4;
-  return std::max(std::min(segments * frame_limit(), most), least_segments * frame_limit());
+  constexpr std::size_t most = std::size_t{64} << 20, segments = 64, min_segments = 4;
+  return std::max(std::min(segments * frame_limit(), most), min_segments * frame_limit());
 }
 
 // Reading: the buffer holds at most one incomplete frame. Once its header is known, exactly its rest and the next
-// header are asked for, so that a stream of large segments is never moved about in memory.
+// header are read, so that a stream of large segments is never moved in memory.
 std::span<std::byte> Core::receive_space(ConnId id) {
   Conn* conn = find_conn(id);
   if (conn == nullptr || conn->held || conn->closing) return {};
@@ -297,7 +297,7 @@ void Core::received(Ns now, ConnId id, std::size_t bytes) {
     take_sample(now, *conn);
   }
   // In the middle of a large frame, heartbeats and echoes wait behind it: its bytes are signs of life as well.
-  if (conn != nullptr && id == control_ && conn->rx_begin < conn->rx_end) last_heard_ = last_echoed_ = now;
+  if (conn != nullptr && id == control_ && conn->rx_begin < conn->rx_end) last_received_ = last_echoed_ = now;
 }
 
 void Core::process(Ns now, Conn& conn) {
@@ -333,7 +333,7 @@ bool Core::process_control(Ns now, Conn& conn) {
   const std::byte* body = at + control_head_bytes;
   const std::size_t bytes = length - 1;
   conn.rx_begin += 4 + std::size_t{length};
-  if (conn.role == Role::control) last_heard_ = now;
+  if (conn.role == Role::control) last_received_ = now;
   switch (kind) {
     case ControlFrame::message: {
       Event event{.kind = Event::Kind::message, .conn = conn.id};
@@ -349,12 +349,12 @@ bool Core::process_control(Ns now, Conn& conn) {
         violation(now, conn, "a heartbeat of " + std::to_string(bytes) + " bytes");
         return false;
       }
-      heard_number_ = std::max(heard_number_, number);
+      received_number_ = std::max(received_number_, number);
       if (echo > echoed_number_) {
         echoed_number_ = echo;
         last_echoed_ = now;
       }
-      silence_told_ = false;
+      silence_reported_ = false;
       return true;
     }
     case ControlFrame::evidence: {
@@ -401,8 +401,8 @@ bool Core::process_lane(Ns now, Conn& conn) {
   Conn* still = find_conn(id);
   if (still != nullptr && still->sharing.shared && header.kind != LaneFrame::applied) {
     ++still->frames_seen;
-    still->bytes_untold += header.length;
-    tell_applied(*still);
+    still->bytes_unacked += header.length;
+    report_applied(*still);
   }
   return true;
 }
@@ -428,11 +428,11 @@ void Core::mark_dirty_for(const OpPtr& op) {
   }
 }
 
-// A segment of very many arrays is copied once, instead of being gathered anew for each write.
+// A segment of very many arrays is copied once, instead of being gathered for each write.
 void Core::own_many_pieces(OutFrame& frame) {
   std::vector<Piece> pieces;
   frame.op->pieces(frame.item, pieces);
-  if (pieces.size() <= most_pieces) return;
+  if (pieces.size() <= max_pieces) return;
   Bytes copy;
   copy.reserve(frame.item.length);
   for (const Piece& piece : pieces) copy.insert(copy.end(), piece.at, piece.at + piece.bytes);
@@ -442,8 +442,8 @@ void Core::own_many_pieces(OutFrame& frame) {
 
 void Core::pull(Conn& conn) {
   // Among several lanes nothing is decided earlier than it must be.
-  const std::size_t most_frames = conn.sharing.shared ? 1 : queue_ahead_frames;
-  while (conn.tx_bytes < queue_ahead_bytes && conn.tx.size() < most_frames) {
+  const std::size_t max_frames = conn.sharing.shared ? 1 : queue_ahead_frames;
+  while (conn.tx_bytes < queue_ahead_bytes && conn.tx.size() < max_frames) {
     const bool to_next = conn.outgoing;
     const OpPtr op = next_op_to_send(to_next);
     if (op == nullptr && reissue(conn)) continue;
@@ -454,7 +454,7 @@ void Core::pull(Conn& conn) {
     frame.item = op->take_sendable(to_next);
     const bool again = frame.item.again;
     if (again && op->superseded(frame.item)) continue;
-    if (planted_.apply_duplicate && !again && frame.item.offset % 3 == 1) op->send_again(to_next, frame.item);
+    if (planted_.apply_duplicate && !again && frame.item.offset % 3 == 1) op->resend(to_next, frame.item);
     if (!again) op->eager_sent[to_next] += frame.item.length;
     const std::uint32_t length = frame.item.travelling_bytes();
     if (!again && !op->peer_ready[to_next]) {
@@ -473,7 +473,7 @@ void Core::pull(Conn& conn) {
     frame.total = sizeof(FrameHeader) + length;
     // What goes again is copied: the first one may have arrived, and its memory may be overwritten at any time.
     if (again) copy_segment(frame);
-    else if (op->spec.spans.size() > most_pieces) own_many_pieces(frame);
+    else if (op->spec.spans.size() > max_pieces) own_many_pieces(frame);
     conn.tx_bytes += frame.total;
     op->result.sent_bytes += length;
     conn.tx.push_back(std::move(frame));
@@ -518,7 +518,7 @@ void Core::sent(Ns now, ConnId id, std::size_t bytes) {
   stats_.sent_bytes += bytes;
   conn->tx_bytes -= bytes;
   if (conn->unacknowledged == 0) conn->last_acknowledged = now;
-  if (conn->sharing.shared) note_much(*conn, now, bytes);
+  if (conn->sharing.shared) note_saturation(*conn, now, bytes);
   conn->sent_total += bytes;
   while (bytes > 0) {
     OutFrame& frame = conn->tx.front();
@@ -530,11 +530,11 @@ void Core::sent(Ns now, ConnId id, std::size_t bytes) {
     if (conn->sharing.shared && frame.has_header) note_sent(*conn, frame, conn->sent_total - bytes);
     conn->tx.pop_front();
   }
-  if (conn->sharing.shared && remembers_too_much(*conn)) {
+  if (conn->sharing.shared && has_too_much_unreported(*conn)) {
     violation(now, *conn, "it takes frames, but reports none of them");
     return;
   }
-  // Behind a large frame of our own our heartbeats wait, so nothing is echoed; that its bytes move says as much.
+  // Heartbeats wait behind a large frame of our own, so nothing is echoed. Progress of its bytes counts instead.
   if (id == control_ && !conn->tx.empty()) last_echoed_ = now;
   if (conn->closing && conn->tx.empty()) {
     conns_.erase(id);

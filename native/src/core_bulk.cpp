@@ -1,9 +1,9 @@
 // Bulk connections: blocks of shared state, filler to measure a link with, and messages between them.
 //
-// A frame is `u32 length | u8 kind | body`. A block's body is read straight into the memory where it belongs: while a
-// block is under way, that memory is what the connection offers to be read into. So the receiver says beforehand which
-// blocks come, in their order (expect_blocks), and anything else is a breach of the protocol. Sending copies nothing
-// either: a frame borrows the caller's memory, and `keep` holds on to it.
+// A frame is `u32 length | u8 kind | body`. A block's body is read straight into its memory: while a block is being
+// received, that memory is what the connection offers to be read into. So the receiver declares beforehand which blocks
+// come, in their order (expect_blocks), and anything else is a protocol violation. Sending copies nothing either: a
+// frame borrows the caller's memory, and `keep` keeps it alive.
 //
 // Invariants:
 // - Inside a block or a filler frame, nothing is left in `rx`: whatever was read ahead has been moved to where it
@@ -11,10 +11,10 @@
 // - A connection that is closed or lost reads and writes no memory of the caller's from then on.
 // - Filler that has not begun is at the end of `tx`: everything else that is queued goes before it.
 //
-// A sample is to show the link, and not when this process had the CPU. So it tells the last moment at which the count
-// was whole: something had come, and nothing was left to read. A process that slept and finds a full buffer gives no
-// sample half-way through it, and a lump counts from when it came, not from when somebody looked. Only where the reader
-// never catches up, the count as it is will do: there the reader is the link's pace. The clock starts with the first
+// A sample measures the link, not the scheduling of this process. So it reports the last moment at which the count was
+// complete: something had come, and nothing was left to read. A process that slept and finds a full buffer gives no
+// sample half-way through it, and a burst counts from when it came, not from when it was read. Only where the reader
+// never catches up, the count as it is has to do: there the reader is the bottleneck. The clock starts with the first
 // filler that comes, and only what comes later is counted.
 #include <algorithm>
 #include <array>
@@ -30,7 +30,7 @@ constexpr std::size_t filler_frame_bytes = 64 * 1024;
 constexpr std::size_t filler_ahead_bytes = 4 * filler_frame_bytes;
 constexpr std::size_t filler_read_bytes = 256 * 1024;
 constexpr std::size_t read_ahead_bytes = 64 * 1024;  // of messages and of blocks that are smaller than this
-constexpr std::size_t most_queued_blocks = std::size_t{64} << 20;
+constexpr std::size_t max_queued_blocks = std::size_t{64} << 20;
 
 Payload head_of(ControlFrame kind, std::size_t bytes) {
   Bytes head;
@@ -101,16 +101,16 @@ bool Core::is_bulk(ConnId id) const {
   return conn != nullptr && conn->role == Role::bulk;
 }
 
-void Core::send_blocks(Ns now, ConnId id, const std::vector<Block>& blocks, const Keep& keep) {
+void Core::send_blocks(Ns now, ConnId id, const std::vector<Block>& blocks, const MemoryOwner& keep) {
   check_sizes(blocks);
   Conn* conn = find_bulk(id);
   if (conn == nullptr) return;
   std::size_t bytes = 0;
   for (const Block& block : blocks) bytes += block.bytes;
-  // The other side chooses what it asks for, so this is its fault and not the caller's.
-  if (conn->bulk.queued_blocks + bytes > most_queued_blocks) {
+  // The other side chooses what it requests, so this is its fault and not the caller's.
+  if (conn->bulk.queued_blocks + bytes > max_queued_blocks) {
     violation(now, *conn,
-              "it asks for blocks and does not read them: more than " + std::to_string(most_queued_blocks >> 20) +
+              "it asks for blocks and does not read them: more than " + std::to_string(max_queued_blocks >> 20) +
                   " MiB would wait");
     return;
   }
@@ -125,7 +125,7 @@ void Core::send_blocks(Ns now, ConnId id, const std::vector<Block>& blocks, cons
   }
 }
 
-void Core::expect_blocks(ConnId id, std::uint64_t batch, std::vector<Block> blocks, Keep keep) {
+void Core::expect_blocks(ConnId id, std::uint64_t batch, std::vector<Block> blocks, MemoryOwner keep) {
   check_sizes(blocks);
   Conn* conn = find_bulk(id);
   if (conn != nullptr) conn->bulk.batches.push_back({batch, std::move(blocks), std::move(keep)});
@@ -266,19 +266,19 @@ void Core::count_is_whole(Ns now, Bulk& bulk) {
   if (bulk.filler_bytes == bulk.counted) return;
   bulk.counted = bulk.filler_bytes;
   bulk.counted_at = now;
-  bulk.counted_anew = true;
+  bulk.is_recounted = true;
 }
 
 void Core::take_sample(Ns now, Conn& conn) {
   Bulk& bulk = conn.bulk;
   if (!bulk.filler_seen || bulk.sample_every == 0 || conn.closing || now < bulk.next_sample) return;
-  if (!bulk.counted_anew && bulk.filler_bytes > bulk.counted) {
+  if (!bulk.is_recounted && bulk.filler_bytes > bulk.counted) {
     if (bulk.behind_since == 0) bulk.behind_since = now;
     if (now - bulk.behind_since < bulk.sample_every / 4) return;
     count_is_whole(now, bulk);
   }
   bulk.next_sample = now + bulk.sample_every;
-  bulk.counted_anew = false;
+  bulk.is_recounted = false;
   bulk.behind_since = 0;
   push_event({.kind = Event::Kind::sample,
               .conn = conn.id,

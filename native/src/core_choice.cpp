@@ -1,13 +1,13 @@
-// Which lane of a link takes the next segment: whoever can, except where somebody knows better.
+// Which lane of a link takes the next segment: the first that can, unless a better one is known.
 //
-// A lane that has room asks whether it *may take* the next segment. Two things speak against it. It would be *too
-// late*: the others will have sent all that is left before it could bring one segment more. Or it is not *advised*: the
-// host's agent, or the program, has said how the paths of this link are to share the work. Shares count for the first
-// segments of an op, where pulling has shown nothing yet, or for all of them if they are caps; a path under
-// backpressure gets nothing while another one lives.
+// A lane that has room checks whether it *may take* the next segment. There are two reasons against it. It would be
+// *too late*: the others will have sent all that is left before it could deliver one segment more. Or it is not
+// *advised*: the host's agent, or the program, has set how the paths of this link are to share the work. Shares count
+// for the first segments of an op, where pulling has shown nothing yet, or for all of them if they are caps; a path
+// under backpressure gets nothing while another path is alive.
 //
-// Invariant: what may be sent is sent. Of all lanes there is always one that may take the next segment, and whoever
-// leaves it to others makes them look (`leave_to_others`).
+// Invariant: what may be sent is sent. There is always a lane that may take the next segment, and a lane that leaves it
+// to others wakes them (`leave_to_others`).
 #include <algorithm>
 #include <limits>
 #include <optional>
@@ -40,15 +40,15 @@ void Core::advice_changed() {
   }
 }
 
-// Only of the link that payload goes out by: what is said back is so little that its rate would be that of the words,
-// not of the path.
+// Only on the link that carries the payload: the reverse direction carries so little that its rate would be that of its
+// few frames, not of the path.
 bool Core::may_take(const Conn& conn, const OpPtr& op) const {
   return !conn.sharing.shared || (is_advised(conn, op) && !too_late(conn, op));
 }
 
-// Who leaves a segment to others makes sure that they look: one of them may have declined before, when this lane was
-// the better one, and nothing has happened to it since. False: there is nobody to leave it to. Hints can change between
-// two reads; then each lane may find that another one is meant, and what nobody takes would never be sent.
+// A lane that leaves a segment to others wakes them: one of them may have declined before, when this lane was the
+// better one, and nothing has happened to it since. False: there is no other lane for it. Hints can change between two
+// reads; then each lane may find that another one should take it, and a segment that none takes would never be sent.
 bool Core::leave_to_others(const Conn& conn, const OpPtr& op) {
   if (planted_.tell_nobody) return true;
   bool is_left = false;
@@ -62,11 +62,11 @@ bool Core::leave_to_others(const Conn& conn, const OpPtr& op) {
   return is_left;
 }
 
-// Near the end a slow lane leaves what is left to the others, if they will have sent all of it before it could bring
-// one segment more. So there is little to be sent twice. A lane is never late beside others of which none is sooner: so
-// there is always one that may take the next segment. And a lane is given the benefit of the doubt: whatever its last
-// rate was, an eighth of the others' is assumed. Otherwise one that was slow once would get nothing, and never show
-// that it is fast again.
+// Near the end a slow lane leaves what is left to the others, if they will have sent all of it before it could deliver
+// one segment more. So little has to be sent twice. A lane is never late if none of the others is sooner: so there is
+// always one that may take the next segment. And a lane gets the benefit of the doubt: whatever its last rate was, an
+// eighth of the others' is assumed. Otherwise a lane that was slow once would get nothing, and never show that it is
+// fast again.
 bool Core::too_late(const Conn& conn, const OpPtr& op) const {
   if (PathShares advice; !is_measured(conn) && advice_for(conn, advice)) return too_late_by_shares(conn, op, advice);
   if (conn.rate <= 0) return false;
@@ -89,7 +89,7 @@ bool Core::too_late(const Conn& conn, const OpPtr& op) const {
   const Ns without = std::max(time_for(bytes, rate), soonest);
   const auto ahead = static_cast<double>(conn.sent_total - conn.acknowledged_total + conn.tx_bytes + segment);
   const Ns takes = time_for(ahead, std::max(conn.rate, rate / benefit_of_doubt));
-  return std::max(takes, conn.round_trip) + silent(conn) > without;
+  return std::max(takes, conn.rtt) + silent(conn) > without;
 }
 
 // A lane whose rate is not known is presumed to be like the others, in proportion to the shares if there are any: at a
@@ -186,7 +186,7 @@ bool Core::is_advised(const Conn& conn, const OpPtr& op) const {
   const auto next = static_cast<double>(op->next_sendable(conn.outgoing).length);
   const auto segment = static_cast<double>(op->plan().segment_bytes);
   if ((advice.flags & PathShares::capped) == 0 && sent >= weighed_segments * segment) return true;
-  // How far a path would be behind its share. Who is furthest behind may always take the next segment.
+  // How far a path would be behind its share. The one furthest behind may always take the next segment.
   const auto behind = [&](std::size_t path) {
     return advice.share[path] / whole * (sent + next) - static_cast<double>(op->assigned[conn.outgoing][path]);
   };

@@ -82,7 +82,7 @@ void Core::refuse(const CallName& name, Bytes reason) {
   const bool is_past = step == step_ ? counted != calls_.end() && call + 1 < counted->second
                                      : step != no_step && step_ != no_step && step < step_;
   if (is_past || refused_.size() >= max_refused) return;
-  refused_.emplace(name, Refusal{spec_.epoch, std::move(reason)});
+  refused_.emplace(name, RefusedCall{spec_.epoch, std::move(reason)});
 }
 
 void Core::set_step(std::uint64_t step) {
@@ -102,7 +102,7 @@ void Core::restart_calls() {
   calls_.clear();
 }
 
-// What neighbours sent early, or were sent early, belongs to the epoch: nobody counts it any more.
+// Early segments belong to the epoch: after it they are counted no more.
 void Core::forget_tags() {
   tags_.clear();
   called_tags_ = 0;
@@ -124,13 +124,13 @@ void Core::install(Ns now, EpochSpec spec) {
   spec_.segment_bytes = std::max<std::size_t>((spec_.segment_bytes + 63) / 64 * 64, 64);
   sealed_ = false;
   for (auto& bytes : path_bytes_) bytes.fill(0);
-  best_out_rate_ = 0;  // it was of a link that the next beat no longer speaks of
+  best_out_rate_ = 0;  // the next heartbeat is about another link
   forget_tags();
   std::vector<ConnId> unheld;
   for (auto& [id, conn] : conns_) {
     if (conn.role != Role::lane) continue;
     conn.last_received = conn.last_acknowledged = now;
-    conn.confirmed += conn.flights.size();  // of an epoch that is over: nobody will ask for them
+    conn.confirmed += conn.flights.size();  // of an epoch that is over: they are not needed any more
     conn.flights.clear();
     mark(conn);
     if (conn.held && conn.mark_seen <= spec_.epoch) unheld.push_back(id);
@@ -140,7 +140,7 @@ void Core::install(Ns now, EpochSpec spec) {
     try {
       start(now, op);
     } catch (const std::bad_alloc&) {
-      finish(op, OpStatus::failed, {});  // the others go on without it, and its caller is told
+      finish(op, OpStatus::failed, {});  // the others go on without it; its caller gets the failure
     }
   }
   for (const ConnId id : unheld) resume(now, id);

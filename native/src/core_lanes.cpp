@@ -1,25 +1,22 @@
 // Several lanes share a link's work.
 //
-// Segments are pulled by whichever lane can take more, so nobody has to know the lanes' rates beforehand. What remains
-// is the end: a lane that is slow, or dead, holds frames that everybody waits for. Two things are known about a frame
-// that a lane has sent. The transport says how many bytes the other side's *kernel* has got: good for judging how fast
-// a lane is. And the other side's *core* reports how many frames it has dealt with (`applied`): good for knowing what
-// may be forgotten. In between a frame is a *flight*: the lane remembers enough of it to let another lane send it
-// again.
+// Segments are pulled by whichever lane can take more, so the lanes' rates need not be known beforehand. What remains
+// is the end: a lane that is slow, or dead, holds frames that all peers wait for. Two things are known about a frame
+// that a lane has sent. The transport reports how many bytes the other side's *kernel* has acknowledged: this shows how
+// fast a lane is. And the other side's *core* reports how many frames it has handled (`applied`): this shows what may
+// be forgotten. In between a frame is a *flight*: the lane keeps enough of it to let another lane send it again.
 //
-//   The tail. A lane that has nothing to do takes over the last frame of the slowest one, if it is likely to bring it
-//   sooner. What the slow lane has not begun is taken away from it; the rest is sent twice.
-//   A lost lane. Everything that was not reported goes again on the others: segments while their op is active, control
-//   frames of the epoch always, because a neighbour may still need the Done of an op that is finished here.
+//   The tail. An idle lane takes over the last frame of the slowest one, if it is likely to deliver it sooner. What the
+//   slow lane has not begun is taken away from it; the rest is sent twice.
 //
 // Invariants:
 // - Frames count from the lane's first, in the order of sending, `applied` frames not among them: both ends agree.
-// - Receivers take everything twice without harm: segments by the op's bitmap, Dones by rank, Open and Ready as they
-//   are, early frames by what is stashed already; frames of finished sequences are drained.
+// - Receivers handle duplicates: segments by the op's bitmap, Dones by rank, Open and Ready are idempotent, early
+//   frames by what is stashed already; frames of finished sequences are drained.
 // - A segment that is sent twice never reads the caller's memory any more: the copy that arrived may have led to that
 //   memory being overwritten, by the value that came back around the ring. So the second one is a copy, made while the
 //   memory was right (`superseded`), and the rest of a first one that has begun becomes a copy, too.
-// - A flight that another lane sends again is that lane's business; if that lane is lost, it goes again from there.
+// - A flight that another lane sends again belongs to that lane; if that lane is lost, it is sent again from there.
 #include <algorithm>
 #include <cassert>
 #include <cmath>
@@ -30,20 +27,20 @@
 namespace ringfold {
 namespace {
 
-constexpr std::size_t tell_after_bytes = 128 * 1024;
-constexpr std::uint64_t tell_after_frames = 64;
+constexpr std::size_t report_after_bytes = 128 * 1024;
+constexpr std::uint64_t report_after_frames = 64;
 // What a neighbour may have read without a report, or have in its kernel. Beyond, it does not mean to report at all.
-constexpr std::uint64_t most_unreported_bytes = std::uint64_t{1} << 30;
-constexpr std::size_t most_unreported_frames = std::size_t{1} << 18;
+constexpr std::uint64_t max_unreported_bytes = std::uint64_t{1} << 30;
+constexpr std::size_t max_unreported_frames = std::size_t{1} << 18;
 constexpr Ns millisecond = 1'000'000;
 constexpr Ns tail_margin = millisecond;     // sending twice must gain at least this
-constexpr Ns rate_over = 10 * millisecond;  // shorter stretches say little about a lane's rate
+constexpr Ns rate_over = 10 * millisecond;  // shorter stretches do not show a lane's rate
 constexpr Ns unsent_for = 4 * millisecond;
-constexpr std::size_t least_unsent = 16 * 1024, most_unsent = 1024 * 1024;
+constexpr std::size_t min_unsent = 16 * 1024, max_unsent = 1024 * 1024;
 constexpr std::uint64_t acknowledged_at_once = 18'000;  // two packets, however large; less may wait for more to come,
 constexpr Ns acknowledged_later = 50 * millisecond;     // and Linux waits 40 ms
 constexpr double busy_window = 1e9;
-constexpr Ns rate_is_new = 1000 * millisecond;  // for those who want to know what the paths do now
+constexpr Ns rate_is_new = 1000 * millisecond;  // older rates do not describe the paths now
 constexpr double for_ever = 1e15;               // eleven days: so many nanoseconds can be added up without a thought
 
 }  // namespace
@@ -73,21 +70,21 @@ void Core::note_sent(Conn& conn, OutFrame& frame, std::uint64_t end) {
   conn.flights.push_back(std::move(flight));
 }
 
-bool Core::remembers_too_much(const Conn& conn) {
+bool Core::has_too_much_unreported(const Conn& conn) {
   if (conn.flights.empty()) return false;
-  return conn.flights.size() > most_unreported_frames ||
-         conn.sent_total - conn.flights.front().end > most_unreported_bytes;
+  return conn.flights.size() > max_unreported_frames ||
+         conn.sent_total - conn.flights.front().end > max_unreported_bytes;
 }
 
-void Core::tell_applied(Conn& conn) {
-  const std::uint64_t untold = conn.frames_seen - conn.frames_told;
-  if (conn.bytes_untold < tell_after_bytes && untold < tell_after_frames) return;
+void Core::report_applied(Conn& conn) {
+  const std::uint64_t unacked = conn.frames_seen - conn.frames_acked;
+  if (conn.bytes_unacked < report_after_bytes && unacked < report_after_frames) return;
   FrameHeader header;
   header.kind = LaneFrame::applied;
   header.epoch = conn.mark_sent;
   header.offset = conn.frames_seen;
-  conn.frames_told = conn.frames_seen;
-  conn.bytes_untold = 0;
+  conn.frames_acked = conn.frames_seen;
+  conn.bytes_unacked = 0;
   lane_frame(conn, header, {});
 }
 
@@ -104,7 +101,7 @@ bool Core::on_applied(Conn& conn, std::uint64_t count, std::string& why) {
   return true;
 }
 
-void Core::acknowledged(Ns now, ConnId id, std::uint64_t unacknowledged, Ns round_trip, Ns least_trip) {
+void Core::acknowledged(Ns now, ConnId id, std::uint64_t unacknowledged, Ns rtt, Ns min_rtt) {
   Conn* conn = find_conn(id);
   if (conn == nullptr) return;
   now_ = now;
@@ -116,30 +113,30 @@ void Core::acknowledged(Ns now, ConnId id, std::uint64_t unacknowledged, Ns roun
     if (id == control_ && unacknowledged > 0) last_echoed_ = now;  // the large frame is the kernel's by now
   }
   conn->unacknowledged = unacknowledged;
-  if (round_trip > 0) {
-    conn->round_trip = round_trip;
-    if (least_trip > 0) conn->least_trip = least_trip;
-    else conn->least_trip = conn->least_trip > 0 ? std::min(conn->least_trip, round_trip) : round_trip;
-    conn->tripped = now;
+  if (rtt > 0) {
+    conn->rtt = rtt;
+    if (min_rtt > 0) conn->min_rtt = min_rtt;
+    else conn->min_rtt = conn->min_rtt > 0 ? std::min(conn->min_rtt, rtt) : rtt;
+    conn->rtt_sampled_at = now;
   }
   conn->looked_at = now;
   if (!conn->sharing.shared || unacknowledged == 0) return;
-  // Whoever has nothing to do looks again whether to help this one.
+  // An idle lane checks again whether to take over from this one.
   for (auto& [other_id, other] : conns_) {
     if (other_id != id && same_link(other, *conn) && other.tx.empty()) mark_dirty(other);
   }
 }
 
-// Over stretches in which something was on the way all the time.
+// Measured over stretches in which something was in flight all the time.
 //
-// On a long way, one that takes longer than such a stretch, two more things count. Nothing comes back in the first
-// round trip, however fast the lane is: the first stretch begins with the first acknowledgement, and every one lasts a
-// round trip or more, because bytes come back in the bunches in which they were sent. And a lane that ran dry was as
-// slow as its work, not as its way: that says nothing. Otherwise a lane would lose its rate whenever an op begins, and
-// look late to all others.
+// On a high-RTT path, one whose RTT exceeds such a stretch, two more things count. Nothing comes back in the first RTT,
+// however fast the lane is: the first stretch begins with the first acknowledgement, and every one lasts an RTT or
+// more, because acknowledgements come in the bursts in which the bytes were sent. And the rate of a lane that ran dry
+// is limited by its work, not by its path: such a stretch does not count. Otherwise a lane would lose its rate whenever
+// an op begins, and look late to all others.
 void Core::measure(Conn& conn, Ns now, std::uint64_t acknowledged) {
   const bool busy = conn.sent_total > acknowledged;
-  const bool is_far = conn.least_trip >= rate_over;
+  const bool is_far = conn.min_rtt >= rate_over;
   if (conn.tx.empty()) conn.ran_dry = true;
   if (is_far && conn.awaits_first && busy) {
     if (acknowledged == conn.busy_from) return;
@@ -148,7 +145,7 @@ void Core::measure(Conn& conn, Ns now, std::uint64_t acknowledged) {
     conn.busy_from = acknowledged;
     return;
   }
-  const Ns stretch = is_far ? conn.least_trip : rate_over;
+  const Ns stretch = is_far ? conn.min_rtt : rate_over;
   if (conn.busy_since != 0 && now - conn.busy_since >= stretch) {
     if (!is_far || !conn.ran_dry) note_rate(conn, now, acknowledged);
     conn.busy_since = 0;
@@ -178,7 +175,7 @@ std::size_t Core::unsent_wanted(ConnId id) const {
   const Conn* conn = find_conn(id);
   if (conn == nullptr || !conn->sharing.shared) return 0;
   const auto bytes = static_cast<std::size_t>(conn->rate * static_cast<double>(unsent_for));
-  return std::clamp(bytes, least_unsent, most_unsent);
+  return std::clamp(bytes, min_unsent, max_unsent);
 }
 
 bool Core::shared_in_flight() const {
@@ -198,22 +195,22 @@ std::array<std::uint64_t, max_paths> Core::path_rates(Ns now, PeerId peer) const
   return rates;
 }
 
-// Of several lanes the mean of what they see now, and the least that any of them saw.
-std::array<RoundTrip, max_paths> Core::path_trips(Ns now, PeerId peer) const {
-  std::array<RoundTrip, max_paths> trips{};
+// Of several lanes: the mean of their smoothed RTTs, and the minimum of their minima.
+std::array<Rtt, max_paths> Core::path_rtts(Ns now, PeerId peer) const {
+  std::array<Rtt, max_paths> rtts{};
   std::array<Ns, max_paths> lanes{};
   for (const auto& [id, conn] : conns_) {
     if (conn.role != Role::lane || conn.peer != peer || !conn.sharing.shared) continue;
-    if (conn.tripped == 0 || now - conn.tripped > rate_is_new) continue;
-    RoundTrip& trip = trips[conn.sharing.path];
-    trip.smoothed += conn.round_trip;
+    if (conn.rtt_sampled_at == 0 || now - conn.rtt_sampled_at > rate_is_new) continue;
+    Rtt& rtt = rtts[conn.sharing.path];
+    rtt.smoothed += conn.rtt;
     ++lanes[conn.sharing.path];
-    if (conn.least_trip > 0 && (trip.least == 0 || conn.least_trip < trip.least)) trip.least = conn.least_trip;
+    if (conn.min_rtt > 0 && (rtt.min == 0 || conn.min_rtt < rtt.min)) rtt.min = conn.min_rtt;
   }
   for (std::size_t path = 0; path < max_paths; ++path) {
-    if (lanes[path] > 0) trips[path].smoothed /= lanes[path];
+    if (lanes[path] > 0) rtts[path].smoothed /= lanes[path];
   }
-  return trips;
+  return rtts;
 }
 
 // A lost lane.
@@ -225,10 +222,10 @@ void Core::send_elsewhere(Conn& lost) {
     if (id != lost.id && same_link(other, lost)) mark_dirty(other);  // it may have left something to this one
   }
   for (const Flight& flight : lost.flights) {
-    if (!flight.again) go_again(lost.outgoing, flight.header, flight.op, flight.item, flight.owned);
+    if (!flight.again) requeue(lost.outgoing, flight.header, flight.op, flight.item, flight.owned);
   }
   for (const OutFrame& frame : lost.tx) {
-    if (frame.has_header && !frame.again) go_again(lost.outgoing, frame.header, frame.op, frame.item, frame.owned);
+    if (frame.has_header && !frame.again) requeue(lost.outgoing, frame.header, frame.op, frame.item, frame.owned);
   }
 }
 
@@ -239,12 +236,12 @@ bool Core::worth_sending(const FrameHeader& header, const OpPtr& op, const Senda
   return active && op->epoch == spec_.epoch && !op->superseded(item);
 }
 
-void Core::go_again(bool outgoing, const FrameHeader& header, const OpPtr& op, const Sendable& item,
-                    const Payload& owned) {
+void Core::requeue(bool outgoing, const FrameHeader& header, const OpPtr& op, const Sendable& item,
+                   const Payload& owned) {
   if (planted_.forget_lane || !worth_sending(header, op, item)) return;
   ++stats_.reissued;
   if (header.kind == LaneFrame::data) {
-    op->send_again(outgoing, item);
+    op->resend(outgoing, item);
     mark_dirty_for(op);
   } else if (Conn* conn = lane_for_control(outgoing)) {
     lane_frame(*conn, header, owned);
@@ -263,24 +260,24 @@ void Core::copy_segment(OutFrame& frame) const {
 
 // The tail of a slow lane.
 
-// For how much longer than a round trip nothing has been acknowledged of what is on the way; as of the last look,
-// because since then nobody knows: who was late itself must not take the others for silent.
+// How much longer than an RTT nothing in flight has been acknowledged, as of the last query: later than that nothing is
+// known, and a peer that was late itself must not take the others for silent.
 Ns Core::stalled(const Conn& conn) {
   if (conn.sent_total == conn.acknowledged_total) return 0;
-  return std::max<Ns>(conn.looked_at - conn.last_acknowledged - conn.round_trip, 0);
+  return std::max<Ns>(conn.looked_at - conn.last_acknowledged - conn.rtt, 0);
 }
 
-// The same with doubt: a short frame that nothing follows is acknowledged late on the best of paths. So the time counts
-// from when there was enough on the way to be acknowledged at once.
+// The same with the benefit of the doubt: a short frame that nothing follows is acknowledged late on the best of paths.
+// So the time counts from when so much was in flight that it is acknowledged at once.
 Ns Core::silent(const Conn& conn) {
   const Ns at_least = std::max<Ns>(stalled(conn) - acknowledged_later, 0);
   if (conn.sent_total - conn.acknowledged_total <= acknowledged_at_once) return at_least;
-  return std::max(conn.looked_at - std::max(conn.last_acknowledged, conn.much_since) - conn.round_trip, at_least);
+  return std::max(conn.looked_at - std::max(conn.last_acknowledged, conn.saturated_since) - conn.rtt, at_least);
 }
 
-void Core::note_much(Conn& conn, Ns now, std::size_t more) {
+void Core::note_saturation(Conn& conn, Ns now, std::size_t more) {
   const std::uint64_t before = conn.sent_total - conn.acknowledged_total;
-  if (before <= acknowledged_at_once && before + more > acknowledged_at_once) conn.much_since = now;
+  if (before <= acknowledged_at_once && before + more > acknowledged_at_once) conn.saturated_since = now;
 }
 
 // How long so many bytes take. The rate of a lane that was silent for a second is next to nothing, and what it would
@@ -290,11 +287,11 @@ Ns Core::time_for(double bytes, double rate) { return static_cast<Ns>(std::min(b
 // How long until so many more bytes, sent now, have arrived.
 Ns Core::arrives_in(const Conn& conn, std::size_t bytes) const {
   const auto ahead = static_cast<double>(conn.sent_total - conn.acknowledged_total + conn.tx_bytes + bytes);
-  return std::max(time_for(ahead, presumed_rate(conn)), conn.round_trip) + silent(conn);
+  return std::max(time_for(ahead, presumed_rate(conn)), conn.rtt) + silent(conn);
 }
 
-// How long until the byte at `end` has arrived, as far as one can tell. What is sent twice already is given the doubt:
-// if not, two lanes would send a short frame back and forth until it is acknowledged.
+// How long until the byte at `end` has arrived, estimated. A frame that was sent twice already gets the benefit of the
+// doubt: otherwise two lanes would send a short frame back and forth until it is acknowledged.
 Ns Core::overdue_by(const Conn& conn, std::uint64_t end, bool is_copy) {
   const auto left = static_cast<double>(end - std::min(end, conn.acknowledged_total));
   const Ns takes = conn.rate > 0 ? time_for(left, conn.rate) : 0;

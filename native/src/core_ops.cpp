@@ -8,8 +8,8 @@
 namespace ringfold {
 namespace {
 
-constexpr std::size_t max_control = 4096;                        // Open, Ready and the like, of one op
-constexpr std::size_t least_timed_bytes = std::size_t{4} << 20;  // of payload: less says little about a link
+constexpr std::size_t max_control = 4096;                      // Open, Ready and the like, of one op
+constexpr std::size_t min_timed_bytes = std::size_t{4} << 20;  // of payload: less does not show a link's rate
 constexpr std::size_t max_tags = 4096;  // called by one peer in an epoch: what its seal may have to list
 // Calls of both neighbours that are not called here yet: each of them counts its own.
 constexpr std::size_t max_known_tags = 3 * max_tags;
@@ -109,21 +109,21 @@ bool Core::stash(TagState& tag, Conn& conn, const FrameHeader& header, const std
   tag.stash_bytes += header.length + sizeof header;
   tag.stashed_segments[conn.outgoing] += early;
   stashed_segments_[conn.outgoing] += early;
-  early_came(conn.outgoing, early);
+  on_early_bytes(conn.outgoing, early);
   return true;
 }
 
 bool Core::on_op_frame(const OpPtr& op, bool from_next, const FrameHeader& header, const std::byte* payload,
                        std::string& why) {
-  neighbour_called(op, from_next);
+  on_neighbour_called(op, from_next);
   if (header.kind == LaneFrame::ready) return true;
   if (header.kind == LaneFrame::open) {
     if (header.length != sizeof(Descriptor) || !intact(header, payload)) {
       why = "a broken descriptor";
       return false;
     }
-    if (header.fingerprint != op->fingerprint && !op->mismatch_told) {
-      op->mismatch_told = true;
+    if (header.fingerprint != op->fingerprint && !op->mismatch_reported) {
+      op->mismatch_reported = true;
       Event event{.kind = Event::Kind::mismatch,
                   .peer = previous_peer(),
                   .epoch = op->epoch,
@@ -135,7 +135,7 @@ bool Core::on_op_frame(const OpPtr& op, bool from_next, const FrameHeader& heade
     }
     return true;
   }
-  if (header.fingerprint != op->fingerprint) return true;  // its descriptor tells, and the op ends by a verdict
+  if (header.fingerprint != op->fingerprint) return true;  // its descriptor shows that, and the op ends by a verdict
   if (header.kind == LaneFrame::data) return on_data(op, from_next, header, payload, why);
   if (header.kind == LaneFrame::absent) return on_absent(op, from_next, header, why);
   return on_done(op, from_next, header, payload, why);
@@ -163,24 +163,24 @@ bool Core::on_data(const OpPtr& op, bool from_next, const FrameHeader& header, c
       break;
   }
   op->result.received_bytes += header.length;
-  if (!op->told_ready[from_next]) {
+  if (!op->ready_sent[from_next]) {
     op->early_received[from_next] += header.length;
-    early_came(from_next, header.length);
+    on_early_bytes(from_next, header.length);
   }
   mark_dirty_for(op);
   if (op->state == OpState::running && op->local_part_finished()) local_part_done(op);
   return true;
 }
 
-// How far the word of rank `origin` has come with this frame, and how far it goes: what all are to know goes both ways
-// around the ring and stops half-way, where the one from the other side has been.
+// How far the frame of rank `origin` has come, and how far it goes: what all ranks must know travels in both directions
+// around the ring and stops half-way, where the frame from the other side has been.
 Core::Journey Core::journey(std::uint32_t origin, bool from_next) const {
   const std::uint32_t n = spec_.size;
   const std::uint32_t travelled = from_next ? (origin + n - spec_.rank) % n : (spec_.rank + n - origin) % n;
   return {travelled, from_next ? (n - 1) / 2 : n / 2};
 }
 
-// The names of those that contribute nothing. How many there are is told by the count of the final value.
+// The ranks that contribute nothing. The count of the final value determines how many there are.
 bool Core::on_absent(const OpPtr& op, bool from_next, const FrameHeader& header, std::string& why) {
   const bool is_rank = header.origin < spec_.size && header.origin != spec_.rank;
   if (!is_rank || header.length != 0 || op->small || !op->reduces()) {
@@ -317,8 +317,10 @@ void Core::start(Ns now, const OpPtr& op) {
     finish(op, OpStatus::too_few, {});
     return;
   }
-  // Memory first: if there is none, the tag's sequence has not moved.
+#ifdef RINGFOLD_PLANTED
   op->divide_by_size = planted_.divide_by_size;
+#endif
+  // Memory first: if there is none, the tag's sequence has not moved.
   op->start(spec_.rank, spec_.size, spec_.small_bytes, spec_.segment_bytes, spec_.multipath, pool_);
   TagState& tag = tag_state(op->spec.tag);
   called_tags_ += !std::exchange(tag.called, true);
@@ -340,7 +342,7 @@ void Core::start(Ns now, const OpPtr& op) {
     const std::size_t expected = from_next ? op->plan().bytes_from_next : op->plan().bytes_from_previous;
     if (op->small) continue;
     // Up to a segment it may all come early, unless much has come early already.
-    if (expected > spec_.segment_bytes || 2 * early_received_[from_next] > early_limit()) tell_ready(op, from_next);
+    if (expected > spec_.segment_bytes || 2 * early_received_[from_next] > early_limit()) send_ready(op, from_next);
   }
   if (op->small) op->payloads[spec_.rank] = op->own_payload();
   if (!op->small && op->is_absent(spec_.rank)) {
@@ -365,23 +367,24 @@ void Core::start(Ns now, const OpPtr& op) {
   }
 }
 
-void Core::tell_ready(const OpPtr& op, bool to_next) {
-  if (std::exchange(op->told_ready[to_next], true)) return;
+void Core::send_ready(const OpPtr& op, bool to_next) {
+  if (std::exchange(op->ready_sent[to_next], true)) return;
   early_received_[to_next] -= std::exchange(op->early_received[to_next], 0);
   if (Conn* conn = lane_for_control(to_next)) lane_frame(*conn, header_for(op, LaneFrame::ready), {});
 }
 
-// Early segments came. If they are many, the neighbour may be held back by them: it hears of all that is called here.
-void Core::early_came(bool from_next, std::size_t bytes) {
+// Early segments came. If they are many, the neighbour may be held back by them: it gets Ready for all ops that are
+// called here.
+void Core::on_early_bytes(bool from_next, std::size_t bytes) {
   early_received_[from_next] += bytes;
   if (2 * early_received_[from_next] <= early_limit()) return;
   for (const OpPtr& op : running_) {
-    if (!op->small) tell_ready(op, from_next);
+    if (!op->small) send_ready(op, from_next);
   }
 }
 
 // A frame about an op came from a neighbour, so it has called the op. Between two peers both neighbours are one.
-void Core::neighbour_called(const OpPtr& op, bool next) {
+void Core::on_neighbour_called(const OpPtr& op, bool next) {
   for (const bool to_next : {false, true}) {
     if (op->peer_ready[to_next] || (to_next != next && spec_.size > 2)) continue;
     op->peer_ready[to_next] = true;
@@ -405,7 +408,7 @@ void Core::release_early(const OpPtr& op, bool to_next) {
 void Core::local_part_done(const OpPtr& op) {
   if (!op->small) op->state = OpState::done;
   const std::uint64_t out_bytes = op->eager_sent[true];
-  if (out_bytes >= least_timed_bytes && op->absent_count() == 0) {
+  if (out_bytes >= min_timed_bytes && op->absent_count() == 0) {
     const double seconds = static_cast<double>(std::max<Ns>(now_ - op->started, 1)) / 1e9;
     best_out_rate_ = std::max(best_out_rate_, static_cast<std::uint64_t>(static_cast<double>(out_bytes) / seconds));
   }
@@ -484,7 +487,7 @@ void Core::finish(const OpPtr& op, OpStatus status, Bytes reason) {
   op->result.reason = std::move(reason);
   op->result.epoch = op->epoch;
   op->result.registrations = op->registrations;
-  op->let_go_of_memory(pool_);
+  op->release_memory(pool_);
   for (const bool direction : {false, true}) {
     early_received_[direction] -= std::exchange(op->early_received[direction], 0);
     release_early(op, direction);
@@ -513,7 +516,7 @@ void Core::detach(const OpPtr& op) {
         ++frame;
       }
     }
-    // What is done everywhere, or is to begin anew, need not be sent again.
+    // What is done on all ranks, or starts again, need not be sent again.
     for (Flight& flight : conn.flights) {
       if (flight.op != op) continue;
       flight.op = nullptr;
@@ -545,7 +548,7 @@ std::vector<std::uint64_t> Core::tags_in_flight() const {
   return out;
 }
 
-// Only an op whose Done has not left can be given up: nobody can have committed it.
+// Only an op whose Done has not been sent can be cancelled: no rank can have committed it.
 bool Core::cancel(std::uint64_t id) {
   const OpPtr op = find(id);
   if (op == nullptr || op->state == OpState::finished) return true;

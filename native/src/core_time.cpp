@@ -1,4 +1,5 @@
-// Time: heartbeats, silence, deadlines. An observer that was itself late gives everybody the time it slept.
+// Time: heartbeats, silence, deadlines. A gap between ticks means that this process slept: all deadlines are shifted by
+// it.
 #include <algorithm>
 #include <utility>
 
@@ -10,15 +11,15 @@ namespace {
 constexpr Ns millisecond = 1'000'000;
 constexpr Ns late_after = 200 * millisecond;  // a gap between ticks that means: the observer itself was late
 constexpr Ns flush_before_close = 1'000 * millisecond;
-constexpr Ns announce_after = 100 * millisecond;  // ops younger than this are nobody's business
-constexpr std::size_t most_announced = 64;
+constexpr Ns announce_after = 100 * millisecond;  // younger ops are not reported
+constexpr std::size_t max_announced = 64;
 
 }  // namespace
 
 void Core::tick(Ns now) {
   if (last_tick_ != 0 && now - last_tick_ > late_after) {
     const Ns gap = now - last_tick_;
-    last_heard_ += gap;
+    last_received_ += gap;
     last_echoed_ += gap;
     for (auto& [id, conn] : conns_) {
       conn.last_received += gap;
@@ -37,13 +38,13 @@ void Core::tick(Ns now) {
     conns_.erase(conn.id);
   }
   if (control_ != 0) {
-    if (now >= next_beat_) {
+    if (now >= next_heartbeat_) {
       beat(now);
-      next_beat_ = now + heartbeat_;
+      next_heartbeat_ = now + heartbeat_;
     }
-    const Ns silent = now - std::min(last_heard_, last_echoed_);
-    if (silent > dead_after_ && !silence_told_) {
-      silence_told_ = true;
+    const Ns silent = now - std::min(last_received_, last_echoed_);
+    if (silent > dead_after_ && !silence_reported_) {
+      silence_reported_ = true;
       push_event({.kind = Event::Kind::silent,
                   .conn = control_,
                   .milliseconds = static_cast<std::uint64_t>(silent / millisecond)});
@@ -54,8 +55,8 @@ void Core::tick(Ns now) {
   }
   for (const auto* ops : {&running_, &waiting_}) {
     for (const OpPtr& op : *ops) {
-      if (op->deadline_told || now < op->deadline) continue;
-      op->deadline_told = true;
+      if (op->timeout_reported || now < op->deadline) continue;
+      op->timeout_reported = true;
       push_event({.kind = Event::Kind::op_timeout,
                   .epoch = op->epoch,
                   .tag = op->spec.tag,
@@ -66,14 +67,14 @@ void Core::tick(Ns now) {
   }
 }
 
-Ns Core::next_deadline() const { return control_ != 0 ? next_beat_ : 0; }
+Ns Core::next_deadline() const { return control_ != 0 ? next_heartbeat_ : 0; }
 
 void Core::beat(Ns now) {
   Conn* conn = find_conn(control_);
   if (conn == nullptr) return;
   Bytes body;
-  put(body, ++beat_number_);
-  put(body, heard_number_);
+  put(body, ++heartbeat_number_);
+  put(body, received_number_);
   put(body, spec_.epoch);
   put(body, static_cast<std::uint32_t>(stalled_ms(now, true)));
   put(body, static_cast<std::uint32_t>(in_starved_ms(now)));
@@ -83,7 +84,7 @@ void Core::beat(Ns now) {
   put(body, std::exchange(best_out_rate_, 0));
   std::vector<OpPtr> old;
   for (const OpPtr& op : running_) {
-    if (now - op->started >= announce_after && old.size() < most_announced) old.push_back(op);
+    if (now - op->started >= announce_after && old.size() < max_announced) old.push_back(op);
   }
   put(body, static_cast<std::uint16_t>(old.size()));
   for (const OpPtr& op : old) {

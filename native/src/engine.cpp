@@ -19,8 +19,8 @@ namespace {
 
 constexpr Ns millisecond = 1'000'000;
 constexpr Ns tick_every = 10 * millisecond;
-constexpr Ns driver_is_late = 3 * tick_every;  // since a tick: then whoever has the mutex does it
-constexpr Ns longest_way = millisecond / 5;    // for which a driver waits until others have had their turn
+constexpr Ns driver_is_late = 3 * tick_every;  // since a tick: then any thread that has the mutex does it
+constexpr Ns max_yield = millisecond / 5;      // for which a driver waits until others have had their turn
 constexpr Ns ack_check_every = 100 * millisecond;
 constexpr Ns parked_for = 10 * millisecond;  // how often a parked service thread looks whether it is needed
 constexpr Ns parked_after_call = 2 * millisecond;
@@ -106,7 +106,7 @@ void Engine::forked_child() {
   }
 }
 
-// Turns: whoever has a command announces itself, and a driver lets it in between two rounds of polling.
+// Turns: a thread with a command announces itself, and a driver lets it in between two rounds of polling.
 
 Engine::Turn::Turn(Engine& engine) : engine_(engine) {
   engine_.turns_wanted_.fetch_add(1);
@@ -126,18 +126,19 @@ Engine::Turn::~Turn() {
   engine_.service_wanted_.notify_one();
   const bool nudge = engine_.in_epoll_.load() > 0 && (engine_.driving_.load() || engine_.has_unsent());
   engine_.mutex_.unlock();
-  if (nudge) engine_.wake();  // somebody sleeps in the kernel and does not know what was just decided or queued
+  if (nudge) engine_.wake();  // a thread in epoll_wait does not know what was just decided or queued
 }
 
-// Whoever was told of an event or of its op's end gets the mutex, too; a moment is enough, or it is busy elsewhere.
-void Engine::give_way(std::unique_lock<std::mutex>& lock) {
-  const auto wanted = [this] { return turns_wanted_.load() > 0 || told_.load(); };
+// A thread that was notified of an event or of its op's end gets the mutex, too. A moment is enough, or it is busy
+// elsewhere.
+void Engine::yield_mutex(std::unique_lock<std::mutex>& lock) {
+  const auto wanted = [this] { return turns_wanted_.load() > 0 || notified_.load(); };
   if (!wanted()) return;
   lock.unlock();
-  const Ns until = monotonic_now() + longest_way;
+  const Ns until = monotonic_now() + max_yield;
   while (wanted() && monotonic_now() < until) ::sched_yield();
   lock.lock();
-  told_.store(false);
+  notified_.store(false);
 }
 
 // Whether something waits that a sleeper in epoll_wait would not be woken for.
@@ -147,8 +148,8 @@ bool Engine::has_unsent() const {
                      [](const auto& each) { return each.second.blocked != each.second.armed; });
 }
 
-// Between two looks while spinning. With more peers here than cores, the one that is waited for needs this core;
-// otherwise there is nobody to give it to.
+// Between two polls while spinning. With more peers on this host than cores, the peer that is waited for needs this
+// core; otherwise nothing else can use it.
 void Engine::wait_a_moment(std::unique_lock<std::mutex>& lock) {
   if (core_.peers_here() <= cores_) {
     pause_cpu();
@@ -167,13 +168,13 @@ void Engine::wake() {
 void Engine::tell() {
   if (core_.has_events() && event_waiters_ > 0) {
     events_ready_.notify_one();
-    told_.store(true);
+    notified_.store(true);
   }
-  if (core_.finished_count() != told_finished_) {
-    told_finished_ = core_.finished_count();
+  if (core_.finished_count() != reported_finished_) {
+    reported_finished_ = core_.finished_count();
     if (op_waiters_ > 0) {
       ops_ready_.notify_all();
-      told_.store(true);
+      notified_.store(true);
     }
   }
 }
@@ -183,7 +184,7 @@ std::optional<Event> Engine::next_event(Ns timeout) {
   ++event_waiters_;
   events_ready_.wait_for(lock, std::chrono::nanoseconds(timeout), [&] { return core_.has_events() || stopping_; });
   --event_waiters_;
-  told_.store(false);
+  notified_.store(false);
   return core_.next_event();
 }
 
@@ -246,8 +247,8 @@ void Engine::look_at_hints(Ns now) {
   if (!hints_.empty() && hints_.look(now)) core_.advice_changed();
 }
 
-// The tail of a slow lane is nobody's event: while something is on the way, one looks.
-int Engine::patience_ms() const {
+// No event marks the tail of a slow lane: while something is in flight, the lanes are polled.
+int Engine::poll_timeout_ms() const {
   if (core_.has_dirty()) return 0;
   return core_.has_shared() && core_.shared_in_flight() ? 1 : 10;
 }
@@ -303,8 +304,8 @@ std::uint64_t Engine::submit_to_drive(OpSpec spec) {
   return id;
 }
 
-// A large op on several paths waits for networks, and every segment of it is a chance to sleep: whoever polled through
-// all of them would take the core from the kernel, which has packets to move.
+// A large op on several paths waits for networks, and every segment of it is a chance to sleep: spinning through all of
+// them would take the core from the kernel, which has packets to move.
 Ns Engine::spin_for(const Op& op) const {
   return core_.multipath() && !op.small ? std::min(settings_.spin, longest_spin_on_paths) : settings_.spin;
 }
@@ -320,7 +321,7 @@ bool Engine::run(std::uint64_t id, Ns most) {
     ops_ready_.wait_for(lock, std::chrono::nanoseconds(most),
                         [&] { return op->state == OpState::finished || !driving_.load() || stopping_; });
     --op_waiters_;
-    told_.store(false);
+    notified_.store(false);
     return op->state == OpState::finished;
   }
   const Driving drives(*this);
@@ -329,8 +330,8 @@ bool Engine::run(std::uint64_t id, Ns most) {
   Ns idle_since = began;
   for (int round = 0;; ++round) {
     const Ns now = monotonic_now();
-    // The service thread stays parked during a loop of calls, and a short call may end before its first look at all
-    // sockets: then heartbeats and the master's words depend on this look alone.
+    // The service thread stays parked during a loop of calls, and a short call may end before its first poll of all
+    // sockets: then heartbeats and the master's messages depend on this poll alone.
     if (now - last_tick_ >= tick_every) poll_all(lock, 0);
     if (op->state == OpState::finished || stopping_ || now - began >= most) break;
     look_at_lanes(now);
@@ -341,10 +342,10 @@ bool Engine::run(std::uint64_t id, Ns most) {
       if (round % 4 == 3) poll_all(lock, 0);
       wait_a_moment(lock);
     } else {
-      poll_all(lock, patience_ms());
+      poll_all(lock, poll_timeout_ms());
       idle_since = monotonic_now() - spin_for(*op) / 2;
     }
-    give_way(lock);
+    yield_mutex(lock);
   }
   return op->state == OpState::finished;
 }
@@ -364,7 +365,7 @@ bool Engine::wait(std::uint64_t id, Ns most) {
   ops_ready_.wait_for(lock, std::chrono::nanoseconds(most),
                       [&] { return op->state == OpState::finished || stopping_; });
   --op_waiters_;
-  told_.store(false);
+  notified_.store(false);
   return op->state == OpState::finished;
 }
 
@@ -383,7 +384,7 @@ void Engine::service() {
     epoll_event events[64];
     arm();
     const int fd = epoll_;
-    const int timeout = patience_ms();
+    const int timeout = poll_timeout_ms();
     in_epoll_.fetch_add(1);
     lock.unlock();
     const int count = ::epoll_wait(fd, events, 64, timeout);
@@ -398,7 +399,7 @@ void Engine::service() {
     flush_dirty(then);
     tick(then);
     tell();
-    give_way(lock);
+    yield_mutex(lock);
   }
 }
 

@@ -1,4 +1,4 @@
-// The engine's sockets: listening, connecting, reading, writing, and what epoll says of them. All under the mutex.
+// The engine's sockets: listening, connecting, reading, writing, and epoll events. All under the mutex.
 #include <linux/sockios.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -21,7 +21,7 @@ namespace ringfold {
 namespace {
 
 constexpr Ns listener_pause = 100'000'000;
-constexpr Ns look_every = 500'000;               // at the lanes of shared links, while they have bytes on the way
+constexpr Ns look_every = 500'000;               // at the lanes of shared links, while they have bytes in flight
 constexpr std::size_t flush_bytes = 512 * 1024;  // then reading gets its turn
 constexpr std::size_t bulk_turn_bytes = std::size_t{1} << 20;  // of one bulk connection: then the others get theirs
 // In the kernel: a message should not wait behind more filler than this.
@@ -30,8 +30,8 @@ constexpr int path_unsent_bytes = 16 * 1024;  // in the kernel, of each lane of 
 // Below this RTT, losses come from the path's own full queue, and TCP soon recovers from them.
 constexpr std::uint32_t low_rtt_us = 20'000;
 
-// What the kernel tells beyond glibc's tcp_info. The shortest round trip is that of the way; the mean is that of the
-// handshake too, in which somebody may have been slow.
+// What the kernel reports beyond glibc's tcp_info. The minimum RTT is that of the path; the mean includes the
+// handshake, in which a peer may have been slow.
 struct TcpFacts {
   tcp_info info;
   std::uint64_t rates_and_bytes[4];
@@ -40,7 +40,7 @@ struct TcpFacts {
 };
 static_assert(sizeof(tcp_info) == 104 && sizeof(TcpFacts) == 152);
 
-std::optional<std::uint32_t> shortest_trip_us(int fd) {
+std::optional<std::uint32_t> min_rtt_us(int fd) {
   TcpFacts facts{};
   socklen_t bytes = sizeof facts;
   if (::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &facts, &bytes) != 0) return std::nullopt;
@@ -51,35 +51,34 @@ void use_congestion(int fd, const std::string& name) {
   ::setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name.data(), static_cast<socklen_t>(name.size()));
 }
 
-// A measurement has well under a second. On a short way, where the acknowledgements of one direction queue behind the
-// filler of the other, BBR takes them for a slow link and needs seconds to notice. So does CUBIC now and then: its slow
-// start ends early when acknowledgements come in trains, and from a few packets in flight it creeps for seconds,
-// evenly. Reno, which every kernel has, starts until something is lost, and so fills the link at once. On a long way,
-// where packets get lost for no reason, the host's own choice knows better.
+// A measurement has well under a second. On a low-RTT path, where the acknowledgements of one direction queue behind
+// the filler of the other, BBR takes them for a slow link and needs seconds to notice. So does CUBIC now and then: its
+// slow start ends early when acknowledgements come in bursts, and from a few packets in flight it grows for seconds.
+// Reno, which every kernel has, stays in slow start until something is lost, and so fills the link at once. On a
+// high-RTT path with random loss, the host's own choice is better.
 void prepare_for_filler(int fd) {
   ::setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &filler_unsent_bytes, sizeof filler_unsent_bytes);
-  if (const auto trip_us = shortest_trip_us(fd); trip_us && *trip_us < low_rtt_us) use_congestion(fd, "reno");
+  if (const auto rtt_us = min_rtt_us(fd); rtt_us && *rtt_us < low_rtt_us) use_congestion(fd, "reno");
 }
 
 // Among several paths CUBIC fills a queue evenly; BBR's probing of each path by itself made the split noisier and the
-// sum smaller. On one long way packets get lost for no reason, and CUBIC takes each loss for a full queue: over 150 ms
-// with one packet in a thousand lost, a lane gets no further than 4 Mbit/s. BBR goes by the rate that it measures. It
-// also keeps its rate over the pauses between ops. Where the kernel does not let us have it, the host's own choice
-// stands.
+// sum smaller. On a single high-RTT path with random loss, CUBIC takes each loss for a full queue: at 150 ms and a loss
+// of 0.1 %, a lane gets no further than 4 Mbit/s. BBR follows the rate that it measures. It also keeps its rate over
+// the pauses between ops. Where the kernel does not permit it, the host's own choice stands.
 void choose_congestion(int fd, std::uint32_t paths, const std::string& wanted) {
   if (wanted == "host") return;
   if (wanted != "auto") {
     use_congestion(fd, wanted);
   } else if (paths > 1) {
     use_congestion(fd, "cubic");
-  } else if (const auto trip_us = shortest_trip_us(fd); trip_us && *trip_us >= low_rtt_us) {
+  } else if (const auto rtt_us = min_rtt_us(fd); rtt_us && *rtt_us >= low_rtt_us) {
     use_congestion(fd, "bbr");
   }
 }
 
-// Nobody waits for a lane that others can stand in for: a way that carries nothing is given up, also when it is idle.
-// But not before the master would have given up the neighbour itself (peers are more patient with the master than it
-// with them). What the kernel has taken cannot be given to another lane any more: it gets little ahead.
+// A lane that others can replace is not waited for: a path that carries nothing is given up, also when it is idle. But
+// not before the master would have evicted the neighbour itself (its timeouts for peers are shorter than theirs for
+// it). What the kernel has taken cannot be given to another lane any more: it gets little ahead.
 void prepare_shared(int fd, Ns master_dead_after) {
   const int gone_ms = std::max(6'000, static_cast<int>(std::min<Ns>(master_dead_after / 5'000'000, 600'000)));
   const int idle_s = 2, every_s = gone_ms / 3'000, tries = 2, on = 1;
@@ -129,7 +128,7 @@ ConnId Engine::dial(const std::string& host, std::uint16_t port, Ns timeout, con
   Turn turn(*this);
   const Ns now = monotonic_now();
   const ConnId conn = core_.open(host + ":" + std::to_string(port), false);
-  if (stopping_) {  // nobody would close the socket
+  if (stopping_) {  // nothing would close the socket
     core_.lost(now, conn, "the engine is shut down");
     return conn;
   }
@@ -261,7 +260,8 @@ bool Engine::flush(Socket& socket, Ns now) {
     const ssize_t n = ::sendmsg(socket.fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (n < 0) {
       if (errno == EINTR) continue;
-      // Also when the other side is gone: its last words, such as Evicted, may be unread. Reading finds the end then.
+      // Also when the other side has closed: its last message, such as Evicted, may be unread. Reading finds the end
+      // then.
       socket.blocked = true;
       return total > 0;
     }
@@ -285,7 +285,7 @@ bool Engine::flush_dirty(Ns now) {
   return progressed;
 }
 
-// What the kernel knows of lanes that share a link: how much is on the way, and how long the way is.
+// What the kernel reports about lanes that share a link: bytes in flight, and the RTT.
 void Engine::look_at_lanes(Ns now) {
   look_at_hints(now);
   if (!core_.has_shared() || now - last_look_ < look_every) return;
@@ -298,9 +298,9 @@ void Engine::look_at_lanes(Ns now) {
     TcpFacts facts{};
     socklen_t bytes = sizeof facts;
     if (queued > 0) ::getsockopt(it->second.fd, IPPROTO_TCP, TCP_INFO, &facts, &bytes);
-    const std::uint32_t least_us = facts.min_rtt_us == ~std::uint32_t{0} ? 0 : facts.min_rtt_us;  // ~0: none yet
+    const std::uint32_t min_us = facts.min_rtt_us == ~std::uint32_t{0} ? 0 : facts.min_rtt_us;  // ~0: none yet
     core_.acknowledged(now, conn, static_cast<std::uint64_t>(queued), Ns{facts.info.tcpi_rtt} * 1'000,
-                       Ns{least_us} * 1'000);
+                       Ns{min_us} * 1'000);
     const auto unsent = static_cast<int>(core_.unsent_wanted(conn));
     if (unsent == 0 || std::abs(unsent - it->second.unsent) <= it->second.unsent / 4) continue;
     it->second.unsent = unsent;
@@ -308,25 +308,25 @@ void Engine::look_at_lanes(Ns now) {
   }
 }
 
-// Only before blocking is the kernel asked to tell when a full socket drains: while driving, trying is cheaper.
+// EPOLLOUT is enabled only before blocking: while driving, trying to write is cheaper.
 void Engine::arm() {
   for (auto& [conn, socket] : sockets_) {
     if (socket.blocked != socket.armed) watch(socket);
   }
 }
 
-// Whoever waits in the backlog would make every look at the sockets return at once.
+// A connection in the backlog would make every poll of the sockets return at once.
 void Engine::pause_listener() {
   epoll_event event{0, {.u64 = listener_key}};
   ::epoll_ctl(epoll_, EPOLL_CTL_MOD, listener_, &event);
   listener_paused_until_ = monotonic_now() + listener_pause;
 }
 
-// Python judges who may stay, and it may be busy for long. Until then strangers must not use up the trainer's
-// descriptors.
+// Python authenticates connections, and it may be busy for long. Until then unauthenticated clients must not use up the
+// process's descriptors.
 void Engine::accept_all() {
   while (true) {
-    if (core_.unproven() >= settings_.max_unproven) {
+    if (core_.unauthenticated() >= settings_.max_unauthenticated) {
       pause_listener();
       return;
     }

@@ -46,7 +46,7 @@ std::size_t trim(Points& points) {
     side->x.resize(kept);
     side->y.resize(kept);
   }
-  std::erase_if(points.trips, [](const RoundTrip& trip) { return trip.rtt < 0; });
+  std::erase_if(points.rtts, [](const RttSample& sample) { return sample.rtt < 0; });
   return before - points.size();
 }
 
@@ -127,7 +127,7 @@ Result fit(const Window& window, Estimator estimator) {
   Corridor open = corridor(points.upper, points.lower);
   std::string trimmed_note;
   if (open.overlap && open.crosses()) {
-    const auto most = static_cast<std::size_t>(most_trimmed * static_cast<double>(points.size()));
+    const auto most = static_cast<std::size_t>(max_trimmed * static_cast<double>(points.size()));
     const std::size_t trimmed = trim(points);
     if (trimmed > most || std::min(points.upper.size(), points.lower.size()) < fewest_points) {
       std::snprintf(text, sizeof text, "the bounds cross: %zu of %zu points lie on the wrong side", trimmed,
@@ -144,7 +144,7 @@ Result fit(const Window& window, Estimator estimator) {
     return result;
   }
 
-  if (estimator == Estimator::min_rtt && points.trips.size() < fewest_pairs) {
+  if (estimator == Estimator::min_rtt && points.rtts.size() < fewest_pairs) {
     result.refused = "too few exchanges came whole for round trips";
     return result;
   }

@@ -31,17 +31,17 @@ namespace {
 
 constexpr double named_level = 0.05;  // of the estimator "quantile"
 constexpr double levels[] = {0.1, 0.05, 0.025, 0.0125, 0.00625};
-constexpr double fewest_below = 3;                    // points under a level, unless there is no other
-constexpr double many_trips = 0.1, few_trips = 0.02;  // of all, the quickest
-constexpr double unlike = 4;                          // standard deviations between the sides' widths
-constexpr double disagree = 2.5;                      // standard deviations between two lines
+constexpr double fewest_below = 3;                  // points under a level, unless there is no other
+constexpr double many_rtts = 0.1, few_rtts = 0.02;  // of all, the quickest
+constexpr double unlike = 4;                        // standard deviations between the sides' widths
+constexpr double disagree = 2.5;                    // standard deviations between two lines
 // A soft floor lies further below its quantile than the distance to the next level shows.
 constexpr double bias_charge = 2;
 // The error of the hull, in distances between the points next to it; from simulation. A floor is soft if the very
 // lowest points are lonelier than those a little higher.
 constexpr double soft_from = 2.5, soft_charge = 1.5, sharp_charge = 1.3;
-constexpr double busy_charge = 1.5;     // the hull of a busy side is too high, by about as much as it is uncertain
-constexpr double least_error_ns = 0.3;  // stamps are whole nanoseconds
+constexpr double busy_charge = 1.5;   // the hull of a busy side is too high, by about as much as it is uncertain
+constexpr double min_error_ns = 0.3;  // stamps are whole nanoseconds
 constexpr int jackknife = 8;
 
 // The lowest points of a side at some slope, in order.
@@ -64,7 +64,7 @@ class Tail {
   // The standard error of the k-th, from the distance between the points from `from` to `to`.
   double error(double k, double from, double to) const {
     to = std::min(to, static_cast<double>(low_.size() - 1));
-    return std::max(std::sqrt(std::max(k, 1.0)) * (at(to) - at(from)) / std::max(to - from, 1.0), least_error_ns);
+    return std::max(std::sqrt(std::max(k, 1.0)) * (at(to) - at(from)) / std::max(to - from, 1.0), min_error_ns);
   }
 
   std::size_t size() const { return low_.size(); }
@@ -191,38 +191,38 @@ Likeness compare(const Floors& floors) {
 
 // The middles of the quickest round trips. A smaller share of them has less bias and more scatter: the larger share, if
 // that does not contradict. With too few trips nothing is certain.
-Trips quickest_trips(const Points& points) {
-  if (points.trips.size() < fewest_pairs) return {{}, std::numeric_limits<double>::infinity(), 0};
-  const std::vector<RoundTrip> quick = quickest(points.trips, many_trips);
-  const Trips many = min_rtt(quick), few = min_rtt(quickest(quick, few_trips / many_trips));
+MinRttFit quickest_rtts(const Points& points) {
+  if (points.rtts.size() < fewest_pairs) return {{}, std::numeric_limits<double>::infinity(), 0};
+  const std::vector<RttSample> quick = quickest(points.rtts, many_rtts);
+  const MinRttFit many = min_rtt(quick), few = min_rtt(quickest(quick, few_rtts / many_rtts));
   const bool contradicts = std::abs(many.line.beta - few.line.beta) > disagree * few.sigma;
   return !contradicts && many.sigma <= few.sigma ? many : few;
 }
 
 struct BestLevel {
   double q = 0, error = 0, width = 0;
-  double doubted = 0;    // the error, and what chance may have made of it
-  bool deepest = false;  // no lower level is clearly worse: the floor may be sharp
+  double error_bound = 0;  // the error, and what chance may have made of it
+  bool deepest = false;    // no lower level is clearly worse: the floor may be sharp
 };
 
-BestLevel best_level(const Floors& floors, bool alike, const Trips& trips) {
+BestLevel best_level(const Floors& floors, bool alike, const MinRttFit& rtts) {
   BestLevel best;
-  double last = 0, last_doubt = 1;
+  double last = 0, last_margin = 1;
   for (const double q : levels) {
     if (!floors.has(q)) break;
     const double above = q * floors.upper_count, below = q * floors.lower_count;
     const Widths wide = widths(floors, q);
     const double sigma = level_errors(floors.upper, floors.lower, above, below).sigma;
     double bias = alike ? 0 : bias_charge * std::abs(wide.upper - wide.lower) / 2;
-    const double off = std::abs((floors.upper.at(above) - floors.lower.at(below)) / 2 - trips.line.beta);
-    if (off > (alike ? unlike : disagree) * std::hypot(sigma, trips.sigma)) bias = std::max(bias, off);
+    const double off = std::abs((floors.upper.at(above) - floors.lower.at(below)) / 2 - rtts.line.beta);
+    if (off > (alike ? unlike : disagree) * std::hypot(sigma, rtts.sigma)) bias = std::max(bias, off);
     last = std::hypot(sigma, bias);
     // An error that comes from few points may look small by chance, and the smallest is what is looked for.
-    last_doubt = 1 + 1 / std::sqrt(std::min(above, below));
-    if (best.q == 0 || last_doubt * last < best.doubted)
-      best = {q, last, (wide.upper + wide.lower) / 2, last_doubt * last, false};
+    last_margin = 1 + 1 / std::sqrt(std::min(above, below));
+    if (best.q == 0 || last_margin * last < best.error_bound)
+      best = {q, last, (wide.upper + wide.lower) / 2, last_margin * last, false};
   }
-  best.deepest = last <= (1 + last_doubt) / 2 * best.error;
+  best.deepest = last <= (1 + last_margin) / 2 * best.error;
   return best;
 }
 
@@ -230,19 +230,19 @@ Choice automatic(const Points& points, const Corridor& corridor) {
   const Level start = quantile(points, named_level, rough_slope(points));
   const Floors floors(points, start.line.alpha);
   const auto [alike, because] = compare(floors);
-  const Trips trips = quickest_trips(points);
-  const BestLevel best = best_level(floors, alike, trips);
+  const MinRttFit rtts = quickest_rtts(points);
+  const BestLevel best = best_level(floors, alike, rtts);
   // On a sharp floor the lowest level is the best one, and the hull is better still.
   Errors hull = hull_errors(points, corridor.alpha, best.deepest);
 
-  if (hull.sigma <= best.doubted && (alike || hull.sigma <= trips.sigma)) {
+  if (hull.sigma <= best.error_bound && (alike || hull.sigma <= rtts.sigma)) {
     if (!alike) hull.sigma *= busy_charge;
     return with("hull", {corridor.alpha, corridor.beta}, hull,
                 say("%s%s: the hulls (%.0f ns)", because.c_str(), alike ? " and sharp" : "", hull.sigma));
   }
-  if (!alike && trips.sigma < best.doubted)
-    return with("min-rtt", trips.line, {trips.sigma, trips.sigma_alpha},
-                say("%s: the quickest round trips (%.0f ns)", because.c_str(), trips.sigma));
+  if (!alike && rtts.sigma < best.error_bound)
+    return with("min-rtt", rtts.line, {rtts.sigma, rtts.sigma_alpha},
+                say("%s: the quickest round trips (%.0f ns)", because.c_str(), rtts.sigma));
   const Level level = best.q == named_level ? start : quantile(points, best.q, start.line.alpha);
   const Errors errors =
       level_errors(floors.upper, floors.lower, best.q * floors.upper_count, best.q * floors.lower_count);
@@ -278,7 +278,7 @@ Errors by_parts(const Points& points, Fit fit) {
   const auto deviation = [](double sum, double squares) {
     return std::sqrt(std::max(squares - sum * sum / jackknife, 0.0) / (jackknife - 1) / jackknife);
   };
-  return {std::max(deviation(betas, beta_squares), least_error_ns), deviation(alphas, alpha_squares)};
+  return {std::max(deviation(betas, beta_squares), min_error_ns), deviation(alphas, alpha_squares)};
 }
 
 }  // namespace
@@ -297,8 +297,8 @@ Choice choose(const Points& points, const Corridor& corridor, Estimator estimato
     case Estimator::least_squares:
       return with("least-squares", least_squares(points), by_parts(points, least_squares), "asked for");
     case Estimator::min_rtt: {
-      const Trips trips = min_rtt(quickest(points.trips, many_trips));
-      return with("min-rtt", trips.line, {trips.sigma, trips.sigma_alpha}, "asked for");
+      const MinRttFit rtts = min_rtt(quickest(points.rtts, many_rtts));
+      return with("min-rtt", rtts.line, {rtts.sigma, rtts.sigma_alpha}, "asked for");
     }
   }
   return {};

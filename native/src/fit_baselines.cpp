@@ -43,43 +43,43 @@ Line least_squares(const Points& points) {
   return {(above.alpha + below.alpha) / 2, (above.beta + below.beta) / 2};
 }
 
-std::vector<RoundTrip> quickest(const std::vector<RoundTrip>& trips, double share) {
-  const std::size_t all = trips.size();
+std::vector<RttSample> quickest(const std::vector<RttSample>& rtts, double share) {
+  const std::size_t all = rtts.size();
   const auto wanted =
       std::clamp(static_cast<std::size_t>(share * static_cast<double>(all)), std::min(fewest_pairs, all), all);
   std::vector<Low> quick(all);
-  for (std::size_t i = 0; i < all; ++i) quick[i] = {trips[i].rtt, static_cast<double>(i)};
+  for (std::size_t i = 0; i < all; ++i) quick[i] = {rtts[i].rtt, static_cast<double>(i)};
   keep_lowest(quick, wanted);
-  std::vector<RoundTrip> chosen;
+  std::vector<RttSample> chosen;
   chosen.reserve(wanted);
-  for (const Low& each : quick) chosen.push_back(trips[static_cast<std::size_t>(each.x)]);
+  for (const Low& each : quick) chosen.push_back(rtts[static_cast<std::size_t>(each.x)]);
   return chosen;
 }
 
-Trips min_rtt(const std::vector<RoundTrip>& trips) {
-  Trips found;
-  std::vector<double> off(trips.size());
+MinRttFit min_rtt(const std::vector<RttSample>& rtts) {
+  MinRttFit found;
+  std::vector<double> off(rtts.size());
   Sums sums;
-  for (const RoundTrip& trip : trips) sums.add(trip.x, trip.middle);
+  for (const RttSample& sample : rtts) sums.add(sample.x, sample.middle);
   found.line = sums.line();
   double scale = 0;
   for (int round = 0; round < huber_rounds; ++round) {
-    for (std::size_t i = 0; i < trips.size(); ++i)
-      off[i] = std::abs(trips[i].middle - found.line.beta - found.line.alpha * trips[i].x);
+    for (std::size_t i = 0; i < rtts.size(); ++i)
+      off[i] = std::abs(rtts[i].middle - found.line.beta - found.line.alpha * rtts[i].x);
     const auto middle = off.begin() + static_cast<std::ptrdiff_t>(off.size() / 2);
     std::nth_element(off.begin(), middle, off.end());
     scale = deviation_of_mad * *middle;
     if (scale <= 0) break;
     sums = {};
-    for (const RoundTrip& trip : trips) {
-      const double distance = std::abs(trip.middle - found.line.beta - found.line.alpha * trip.x);
-      sums.add(trip.x, trip.middle, std::min(1.0, huber_width * scale / std::max(distance, 1e-9)));
+    for (const RttSample& sample : rtts) {
+      const double distance = std::abs(sample.middle - found.line.beta - found.line.alpha * sample.x);
+      sums.add(sample.x, sample.middle, std::min(1.0, huber_width * scale / std::max(distance, 1e-9)));
     }
     found.line = sums.line();
   }
   // The chosen trips may lie in one part of the window; t0 may not.
   Sums places;
-  for (const RoundTrip& trip : trips) places.add(trip.x, 0);
+  for (const RttSample& sample : rtts) places.add(sample.x, 0);
   const double mean = places.x / places.w, variance = std::max(places.xx / places.w - mean * mean, 1.0);
   const double error = std::max(scale, 0.3) / std::sqrt(places.w);
   found.sigma_alpha = error / std::sqrt(variance);

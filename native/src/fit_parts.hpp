@@ -33,7 +33,7 @@ struct Side {
 
 // A packet there and a packet back of one exchange, `span` apart. While the other end held it, the clocks drifted:
 // until `straighten` has taken that out, `rtt` is off by the skew times the span (4 ms at 30 ppm are 120 ns).
-struct RoundTrip {
+struct RttSample {
   double x, middle, rtt, span;
 };
 
@@ -45,7 +45,7 @@ struct Delay {
 struct Points {
   std::int64_t t0 = 0, half = 0, origin = 0;
   Side upper, lower{{}, {}, -1};
-  std::vector<RoundTrip> trips;
+  std::vector<RttSample> rtts;
   std::size_t forward = 0, backward = 0, whole = 0;  // pairs kept there, back, both
   std::vector<Delay> delays;                         // as stamped, without regard to the skew
   const char* refused = "";
@@ -106,7 +106,7 @@ Level quantile(const Points& points, double q, double start);
 
 // ---- fit_svm.cpp and fit_baselines.cpp
 
-struct Trips {
+struct MinRttFit {
   Line line;
   double sigma = 0, sigma_alpha = 0;
 };
@@ -115,10 +115,10 @@ Line svm(const Points& points, double cost);
 Line least_squares(const Points& points);
 
 // The `share` of all trips that took least time, but not fewer than `fewest_pairs`.
-std::vector<RoundTrip> quickest(const std::vector<RoundTrip>& trips, double share);
+std::vector<RttSample> quickest(const std::vector<RttSample>& rtts, double share);
 
 // A robust regression over the middles of round trips.
-Trips min_rtt(const std::vector<RoundTrip>& trips);
+MinRttFit min_rtt(const std::vector<RttSample>& rtts);
 
 // ---- fit_auto.cpp
 

@@ -33,11 +33,11 @@ bool shift(const std::vector<Raw>& from, std::int64_t t0, std::int64_t origin, S
   return true;
 }
 
-void add_trip(std::vector<RoundTrip>& trips, const Points& points, const std::int64_t* t, const std::int64_t* r) {
+void add_rtt(std::vector<RttSample>& rtts, const Points& points, const std::int64_t* t, const std::int64_t* r) {
   const double there = static_cast<double>(minus(minus(t[1], t[0]), points.origin));
   const double back = static_cast<double>(minus(minus(r[0], r[1]), points.origin));
   const double begin = static_cast<double>(minus(t[0], points.t0)), end = static_cast<double>(minus(r[1], points.t0));
-  trips.push_back({(begin + end) / 2, (there + back) / 2, there - back, end - begin});
+  rtts.push_back({(begin + end) / 2, (there + back) / 2, there - back, end - begin});
 }
 
 constexpr std::size_t sampled_every = 16;
@@ -45,7 +45,7 @@ constexpr std::size_t sampled_every = 16;
 }  // namespace
 
 void straighten(Points& points, double slope) {
-  for (RoundTrip& trip : points.trips) trip.rtt += slope * trip.span;
+  for (RttSample& sample : points.rtts) sample.rtt += slope * sample.span;
 }
 
 void keep_lowest(std::vector<Low>& points, std::size_t count) {
@@ -116,12 +116,12 @@ Points collect(const Window& window) {
     points.refused = "the clocks' difference moved by weeks within the window";
     return points;
   }
-  points.trips.reserve(2 * points.whole);
+  points.rtts.reserve(2 * points.whole);
   for (std::size_t i = 0; i < window.rows; ++i) {
     if ((window.kept[i] & forward_kept) == 0 || (window.kept[i] & backward_kept) == 0) continue;
     const std::int64_t* s = window.stamps + columns * i;
-    add_trip(points.trips, points, s, s + 4);
-    add_trip(points.trips, points, s + 2, s + 6);
+    add_rtt(points.rtts, points, s, s + 4);
+    add_rtt(points.rtts, points, s + 2, s + 6);
   }
   return points;
 }

@@ -19,7 +19,7 @@ namespace ringfold::fitting {
 namespace {
 
 constexpr double first_width = 1, last_width = 1e-5, narrower = 0.1;
-constexpr int most_steps = 30;
+constexpr int max_steps = 30;
 
 using Vector = std::array<double, 3>;  // of x, of y, constant
 
@@ -72,7 +72,7 @@ Vector solve(std::array<Vector, 3> m, Vector b) {
 
 void descend(const std::vector<Sample>& samples, Vector& w, double cost, double width) {
   Loss here = loss(samples, w, cost, width);
-  for (int step = 0; step < most_steps; ++step) {
+  for (int step = 0; step < max_steps; ++step) {
     const Vector way = solve(here.curvature, here.gradient);
     double share = 1;
     Loss there;

@@ -91,9 +91,9 @@ void Op::start(std::uint32_t rank, std::uint32_t size, std::size_t small_bytes, 
                BackupPool& pool) {
   small = bytes <= small_bytes && bytes * size <= max_payload_bytes(spec.tag);
   state = OpState::running;
-  mismatch_told = deadline_told = false;
+  mismatch_reported = timeout_reported = false;
   for (const bool to_next : {false, true}) {
-    peer_ready[to_next] = told_ready[to_next] = false;
+    peer_ready[to_next] = ready_sent[to_next] = false;
     eager_sent[to_next] = early_sent[to_next] = early_received[to_next] = 0;
     own_[to_next].clear();
     forwards_[to_next].clear();
@@ -178,7 +178,7 @@ std::vector<std::byte> Op::encoded(std::size_t from, std::size_t to) const {
   return out;
 }
 
-void Op::send_again(bool to_next, Sendable item) {
+void Op::resend(bool to_next, Sendable item) {
   item.again = true;
   again_[to_next].push_back(std::move(item));
 }
@@ -541,7 +541,7 @@ void Op::deliver() {
   if (count) std::memcpy(spec.gathered, backup_.at() + begin, count);
 }
 
-void Op::let_go_of_memory(BackupPool& pool) {
+void Op::release_memory(BackupPool& pool) {
   for (const bool to_next : {false, true}) {
     own_[to_next].clear();
     forwards_[to_next].clear();

@@ -6,8 +6,8 @@
 namespace ringfold::probe {
 namespace {
 
-constexpr std::size_t most_samples = 32;
-constexpr Ns least_apart = 300'000;    // of two samples: else a burst of wakes would leave no baseline
+constexpr std::size_t max_samples = 32;
+constexpr Ns min_apart = 300'000;      // of two samples: else a burst of wakes would leave no baseline
 constexpr double slope_weight = 1e11;  // in ns^2: of the slope known before, against samples. It is that of two samples
                                        // 0.4 ms apart: closer ones say more about their own noise than about the slope
 constexpr double bend_ns = 30;         // beyond the sample's own uncertainty
@@ -37,9 +37,9 @@ void ClockMap::add(Ns raw_before, Ns real, Ns raw_after) {
       ++bends_;
     }
   }
-  if (samples_.size() > 1 && raw - samples_.back().raw < least_apart) return;
+  if (samples_.size() > 1 && raw - samples_.back().raw < min_apart) return;
   samples_.push_back(sample);
-  if (samples_.size() > most_samples) samples_.pop_front();
+  if (samples_.size() > max_samples) samples_.pop_front();
   fit();
 }
 
@@ -64,7 +64,7 @@ void ClockMap::fit() {
   }
   slope_ = xy / xx;
   intercept_ = mean_y - slope_ * mean_x;
-  if (samples_.size() < most_samples) return;
+  if (samples_.size() < max_samples) return;
   double squares = 0;
   for (const Sample& each : samples_) {
     const double rest = static_cast<double>(each.lead - last.lead) - predicted(each.raw);

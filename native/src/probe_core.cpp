@@ -13,8 +13,8 @@ constexpr Ns second_timeout = 20 * millisecond;     // after Pt1: then Pt2 will 
 constexpr Ns stamp_timeout = 100 * millisecond;     // after Pr2: then its stamp will not come
 constexpr Ns stepped_for = 100 * millisecond;       // or four cycles: a packet or two may get lost
 constexpr Ns early_enough = 2'000;                  // the timer counts by a clock that is a little different
-constexpr std::size_t most_answers = 256;           // of one neighbour at a time: a second, at the default cadence
-constexpr std::size_t most_rows = 1 << 16;          // of one edge, when nobody rotates
+constexpr std::size_t max_answers = 256;            // of one neighbour at a time: a second, at the default cadence
+constexpr std::size_t max_rows = 1 << 16;           // of one edge, when nobody rotates
 constexpr std::uint64_t late_by = 8;                // behind a complete exchange: at a rotation, this many mean lost
 
 enum Column { t1_tx, t1_rx, t2_tx, t2_rx, r1_tx, r1_rx, r2_tx, r2_rx };
@@ -224,7 +224,7 @@ void Core::probe_came(Ns now, InEdge& edge, const Packet& packet, const Endpoint
   ++stats_.valid;
   if (stamp == 0) return;
   if (answer == edge.answers.end()) {
-    if (edge.answers.size() >= most_answers) {
+    if (edge.answers.size() >= max_answers) {
       ++stats_.refused;
       return;
     }
@@ -297,9 +297,9 @@ void Core::decide(OutEdge& edge, std::uint64_t sequence, Exchange& exchange, Fat
     edge.newest_complete = std::max(edge.newest_complete, sequence);
   }
   if (!has_forward(exchange.row) && !has_backward(exchange.row)) return;
-  if (edge.rows.size() >= most_rows) {
-    edge.rows.erase(edge.rows.begin(), edge.rows.begin() + most_rows / 2);
-    edge.sequences.erase(edge.sequences.begin(), edge.sequences.begin() + most_rows / 2);
+  if (edge.rows.size() >= max_rows) {
+    edge.rows.erase(edge.rows.begin(), edge.rows.begin() + max_rows / 2);
+    edge.sequences.erase(edge.sequences.begin(), edge.sequences.begin() + max_rows / 2);
   }
   edge.rows.push_back(exchange.row);
   edge.sequences.push_back(sequence);

@@ -7,7 +7,7 @@
 namespace ringfold::probe {
 namespace {
 
-constexpr Ns least_threshold = 100;
+constexpr Ns min_threshold = 100;
 constexpr int spreads = 6;
 constexpr std::size_t fewest_kept = 20;
 
@@ -50,7 +50,7 @@ Ns filter_direction(Window& window, const Direction& way, Ns gap) {
   for (Ns& each : change) each = std::abs(each - centre);
   scratch = change;
   const Ns spread = ranked(scratch, scratch.size() / 2);
-  const Ns usual = std::clamp(spreads * spread, least_threshold, std::max(gap / 5, least_threshold));
+  const Ns usual = std::clamp(spreads * spread, min_threshold, std::max(gap / 5, min_threshold));
   const std::size_t must_keep = std::max(fewest_kept, change.size() / 4);
   const bool is_plenty = usual >= spread && must_keep <= change.size() / 2;  // half of all pairs are within the spread
   const Ns threshold = is_plenty ? usual : std::max(usual, ranked(scratch, must_keep - 1));

@@ -25,11 +25,11 @@ namespace ringfold::probe {
 namespace {
 
 constexpr Ns second = 1'000'000'000;
-constexpr Ns longest_sleep = second;          // so that a step of the clock is seen while it can be told from drift
-constexpr Ns after_garbage = 1'000'000;       // sleep at least this long when what woke us was worth nothing
-constexpr int batches_a_wake = 32;            // then sending gets its turn
-constexpr std::size_t most_expected = 4'096;  // transmit stamps that are waited for
-constexpr std::uint64_t stampless_sent = 200, stampless_heard = 100;
+constexpr Ns longest_sleep = second;     // so that a step of the clock is seen while it can be distinguished from drift
+constexpr Ns after_garbage = 1'000'000;  // sleep at least this long when what woke us was worth nothing
+constexpr int batches_a_wake = 32;       // then sending gets its turn
+constexpr std::size_t max_expected = 4'096;  // transmit stamps that are waited for
+constexpr std::uint64_t stampless_sent = 200, stampless_received = 100;
 
 Ns read_clock(clockid_t clock) {
   timespec now{};
@@ -62,7 +62,7 @@ double steering() {
 }
 
 // Asks the scheduler for short and prompt turns instead of long ones, where it can (Linux 6.12 on); it needs no right.
-void ask_for_short_turns() {
+void request_short_time_slices() {
 #if defined(SYS_sched_setattr)
   struct {
     std::uint32_t size = 48, policy = SCHED_OTHER;
@@ -321,7 +321,7 @@ void Prober::forked_child() {
 
 void Prober::run() {
   std::optional<Ns> due;
-  ask_for_short_turns();
+  request_short_time_slices();
   while (true) {
     wait(due);
     drain_packets();
@@ -437,7 +437,7 @@ void Prober::drain_stamps() {
     }
     if (count < static_cast<int>(batch)) break;
   }
-  while (io.expected.size() > most_expected) {
+  while (io.expected.size() > max_expected) {
     io.expected.pop_front();
     ++io.first_id;
   }
@@ -453,11 +453,11 @@ void Prober::look_at_clocks() {
 void Prober::judge_stamps() {
   Io& io = *io_;
   const CoreStats& stats = core_.stats();
-  if (io.kernel_tx && stats.tx_stamps == 0 && io.wanted >= stampless_sent && stats.valid >= stampless_heard) {
+  if (io.kernel_tx && stats.tx_stamps == 0 && io.wanted >= stampless_sent && stats.valid >= stampless_received) {
     io.kernel_tx = false;
     core_.use_user_stamps();
   }
-  if (io.kernel_rx && io.rx_stamps == 0 && io.rx_unstamped >= stampless_heard) {
+  if (io.kernel_rx && io.rx_stamps == 0 && io.rx_unstamped >= stampless_received) {
     io.kernel_rx = false;
     core_.use_user_stamps();
   }

@@ -2,7 +2,7 @@
 //
 // As in the engine, a lane is flushed when the core has marked it, or when its kernel has room again after it was full;
 // nobody else looks at it. So a wake-up that the core forgets is an op that never ends. A path has a rate and a
-// latency, so lanes have rates, round trips and bytes on the way; it may be cut (nothing arrives, nothing is lost), and
+// latency, so lanes have rates, round trips and bytes in flight; it may be cut (nothing arrives, nothing is lost), and
 // its connections may end.
 #pragma once
 
@@ -29,7 +29,7 @@ struct Path {
 };
 
 // One direction of a lane: what a kernel has taken and the other one has not got, in order.
-struct Way {
+struct Direction {
   struct Chunk {
     Bytes bytes;
     Ns arrives;
@@ -37,7 +37,7 @@ struct Way {
   std::size_t from = 0, to = 0;  // cores
   ConnId source = 0, target = 0;
   Path* path = nullptr;
-  std::deque<Chunk> on_the_way;
+  std::deque<Chunk> in_flight;
   std::size_t in_kernel = 0;
   Ns free_at = 0;  // when the path has sent all of it
   bool is_blocked = false;
@@ -45,7 +45,7 @@ struct Way {
 
 struct Lane {
   std::uint32_t edge, number, path;
-  Way out, back;
+  Direction out, back;
 };
 
 class Weather {
@@ -98,8 +98,8 @@ class Net {
   Net(std::uint32_t size, std::uint32_t paths, std::uint32_t lanes, Weather& weather, Planted planted = {})
       : size_(size), paths_(paths), window_(weather.pick(300, 3'000)) {
     for (std::uint32_t i = 0; i < size; ++i) cores_.push_back(std::make_unique<Core>(planted));
-    ways_.resize(size);
-    for (auto& edge : ways_) edge.resize(paths);
+    links_.resize(size);
+    for (auto& edge : links_) edge.resize(paths);
     for (std::uint32_t edge = 0; edge < size; ++edge) {
       for (std::uint32_t lane = 0; lane < lanes * paths; ++lane) connect(edge, lane, 0);
     }
@@ -107,7 +107,7 @@ class Net {
   }
 
   Core& core(std::size_t i) { return *cores_[i]; }
-  Path& path(std::uint32_t edge, std::uint32_t path) { return ways_[edge][path]; }
+  Path& path(std::uint32_t edge, std::uint32_t path) { return links_[edge][path]; }
   std::vector<std::unique_ptr<Lane>>& lanes() { return lanes_; }
   std::uint32_t size() const { return size_; }
   std::uint32_t paths() const { return paths_; }
@@ -129,8 +129,8 @@ class Net {
     const ConnId out = core(edge).open("next", false), in = core(to).open("previous", true);
     core(edge).promote(now, out, true, to, number, {true, path, paths_, epoch});
     core(to).promote(now, in, false, edge, number, {true, path, paths_, epoch});
-    lane->out = {edge, to, out, in, &ways_[edge][path], {}, 0, 0, false};
-    lane->back = {to, edge, in, out, &ways_[edge][path], {}, 0, 0, false};
+    lane->out = {edge, to, out, in, &links_[edge][path], {}, 0, 0, false};
+    lane->back = {to, edge, in, out, &links_[edge][path], {}, 0, 0, false};
     lanes_.push_back(std::move(lane));
   }
 
@@ -145,21 +145,22 @@ class Net {
   void turn(Ns later) {
     now += later;
     for (std::size_t at = 0; at < lanes_.size(); ++at) {
-      for (Way* way : {&lanes_[at]->out, &lanes_[at]->back}) deliver(*way);
+      for (Direction* direction : {&lanes_[at]->out, &lanes_[at]->back}) deliver(*direction);
     }
     if (now - last_look_ >= look_every) {
       last_look_ = now;
       for (const auto& lane : lanes_) {
-        for (const Way* way : {&lane->out, &lane->back}) {
-          core(way->from).acknowledged(now, way->source, way->in_kernel, 2 * way->path->latency);
+        for (const Direction* direction : {&lane->out, &lane->back}) {
+          core(direction->from)
+              .acknowledged(now, direction->source, direction->in_kernel, 2 * direction->path->latency);
         }
       }
     }
     for (const auto& lane : lanes_) {
-      for (Way* way : {&lane->out, &lane->back}) {
-        if (way->is_blocked && has_room(*way)) {
-          way->is_blocked = false;
-          flush(*way);
+      for (Direction* direction : {&lane->out, &lane->back}) {
+        if (direction->is_blocked && has_room(*direction)) {
+          direction->is_blocked = false;
+          flush(*direction);
         }
       }
     }
@@ -175,7 +176,8 @@ class Net {
       for (std::size_t i = 0; i < size_; ++i) {
         for (const ConnId conn : core(i).take_dirty()) {
           any = true;
-          if (Way* way = way_from(i, conn); way != nullptr && !way->is_blocked) flush(*way);
+          if (Direction* direction = direction_from(i, conn); direction != nullptr && !direction->is_blocked)
+            flush(*direction);
         }
       }
     }
@@ -184,62 +186,63 @@ class Net {
   Ns now = 1'000 * millisecond;
 
  private:
-  bool has_room(const Way& way) const { return way.in_kernel <= window_ / 2; }
+  bool has_room(const Direction& direction) const { return direction.in_kernel <= window_ / 2; }
 
-  Way* way_from(std::size_t i, ConnId conn) {
+  Direction* direction_from(std::size_t i, ConnId conn) {
     for (const auto& lane : lanes_) {
-      for (Way* way : {&lane->out, &lane->back}) {
-        if (way->from == i && way->source == conn) return way;
+      for (Direction* direction : {&lane->out, &lane->back}) {
+        if (direction->from == i && direction->source == conn) return direction;
       }
     }
     return nullptr;
   }
 
-  void flush(Way& way) {
+  void flush(Direction& direction) {
     while (true) {
       iovec pieces[64];
-      const std::size_t count = core(way.from).gather(way.source, pieces, 64);
+      const std::size_t count = core(direction.from).gather(direction.source, pieces, 64);
       if (count == 0) return;
       Bytes bytes;
       for (std::size_t i = 0; i < count; ++i) {
         const auto* at = static_cast<const std::byte*>(pieces[i].iov_base);
         bytes.insert(bytes.end(), at, at + pieces[i].iov_len);
       }
-      const std::size_t room = window_ - std::min(window_, way.in_kernel), offered = bytes.size();
+      const std::size_t room = window_ - std::min(window_, direction.in_kernel), offered = bytes.size();
       bytes.resize(std::min(room, offered));
       if (!bytes.empty()) {
         const std::size_t taken = bytes.size();
-        way.free_at = std::max(way.free_at, now) + static_cast<Ns>(static_cast<double>(taken) / way.path->rate);
-        way.on_the_way.push_back({std::move(bytes), way.free_at + way.path->latency});
-        way.in_kernel += taken;
-        core(way.from).sent(now, way.source, taken);
+        direction.free_at =
+            std::max(direction.free_at, now) + static_cast<Ns>(static_cast<double>(taken) / direction.path->rate);
+        direction.in_flight.push_back({std::move(bytes), direction.free_at + direction.path->latency});
+        direction.in_kernel += taken;
+        core(direction.from).sent(now, direction.source, taken);
       }
       if (room < offered) {
-        way.is_blocked = true;
+        direction.is_blocked = true;
         return;
       }
     }
   }
 
-  void deliver(Way& way) {
-    if (way.path->is_cut) return;
-    while (!way.on_the_way.empty() && way.on_the_way.front().arrives <= now) {
-      Way::Chunk& chunk = way.on_the_way.front();
-      const auto space = core(way.to).receive_space(way.target);
+  void deliver(Direction& direction) {
+    if (direction.path->is_cut) return;
+    while (!direction.in_flight.empty() && direction.in_flight.front().arrives <= now) {
+      Direction::Chunk& chunk = direction.in_flight.front();
+      const auto space = core(direction.to).receive_space(direction.target);
       const std::size_t count = std::min(space.size(), chunk.bytes.size());
       if (count == 0) return;  // the other side does not read now
       std::memcpy(space.data(), chunk.bytes.data(), count);
       chunk.bytes.erase(chunk.bytes.begin(), chunk.bytes.begin() + static_cast<std::ptrdiff_t>(count));
-      way.in_kernel -= count;
-      if (chunk.bytes.empty()) way.on_the_way.pop_front();
-      core(way.to).received(now, way.target, count);
+      direction.in_kernel -= count;
+      if (chunk.bytes.empty()) direction.in_flight.pop_front();
+      core(direction.to).received(now, direction.target, count);
     }
   }
 
   std::uint32_t size_, paths_;
   std::size_t window_;
   std::vector<std::unique_ptr<Core>> cores_;
-  std::vector<std::vector<Path>> ways_;  // by edge
+  std::vector<std::vector<Path>> links_;  // by edge
   std::vector<std::unique_ptr<Lane>> lanes_;
   Ns last_look_ = 0;
 };

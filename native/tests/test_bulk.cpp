@@ -83,9 +83,9 @@ Block whole(Bytes& memory, bool hashed = true) {
   return block;
 }
 
-Keep keep() { return std::make_shared<int>(0); }
+MemoryOwner keep() { return std::make_shared<int>(0); }
 
-void say(Core& core, ConnId conn, const std::string& words) { core.send(conn, words.data(), words.size()); }
+void send_text(Core& core, ConnId conn, const std::string& words) { core.send(conn, words.data(), words.size()); }
 
 std::string words(const Event& event) { return {reinterpret_cast<const char*>(event.body.data()), event.body.size()}; }
 
@@ -153,11 +153,11 @@ TEST(messages_keep_their_place_between_blocks) {
   Bytes one = content(3'000, 1), two = content(70'000, 2), in_one(3'000), in_two(70'000);
   visit.right.expect_blocks(visit.b, 1, {{in_one.data(), in_one.size(), std::nullopt}}, keep());
   visit.right.expect_blocks(visit.b, 2, {{in_two.data(), in_two.size(), std::nullopt}}, keep());
-  say(visit.left, visit.a, "before");
+  send_text(visit.left, visit.a, "before");
   visit.left.send_blocks(1, visit.a, {whole(one)}, keep());
-  say(visit.left, visit.a, "between");
+  send_text(visit.left, visit.a, "between");
   visit.left.send_blocks(1, visit.a, {whole(two)}, keep());
-  say(visit.left, visit.a, "");
+  send_text(visit.left, visit.a, "");
   visit.run();
   const auto events = Visit::events(visit.right);
   CHECK(events.size() == 5);
@@ -184,7 +184,7 @@ TEST(wrong_content_is_named_by_its_index) {
   CHECK(differing(in) == std::vector<std::uint32_t>{1});
 }
 
-TEST(a_breach_closes_the_connection_and_says_why) {
+TEST(a_protocol_violation_closes_the_connection_with_a_reason) {
   const std::vector<std::pair<Bytes, std::string>> lies = {
       {frame(11, 4, 10), "a block of 10 bytes where 100 were asked for"},
       {frame(0, 0, 0), "a frame of 0 bytes"},
@@ -198,7 +198,7 @@ TEST(a_breach_closes_the_connection_and_says_why) {
     const ConnId conn = core.open("somebody", false);
     core.make_bulk(1, conn);
     Bytes got(100, std::byte{1});
-    const Keep held = keep();
+    const MemoryOwner held = keep();
     core.expect_blocks(conn, 1, {{got.data(), got.size(), std::nullopt}}, held);
     feed(core, conn, bytes);
     const auto event = core.next_event();
@@ -215,10 +215,10 @@ TEST(a_breach_closes_the_connection_and_says_why) {
   CHECK(event && event->text == "a block that nobody asked for");
 }
 
-TEST(loss_in_the_middle_writes_nothing_more_and_lets_go) {
+TEST(a_lost_connection_writes_nothing_more_and_releases_the_memory) {
   Visit visit(4);
   Bytes sent = content(50'000, 1), got(50'000);
-  const Keep out = keep(), in = keep();
+  const MemoryOwner out = keep(), in = keep();
   visit.right.expect_blocks(visit.b, 1, {{got.data(), got.size(), std::nullopt}}, in);
   visit.left.send_blocks(1, visit.a, {whole(sent)}, out);
   while (visit.moved < 20'000) visit.move();
@@ -233,27 +233,27 @@ TEST(loss_in_the_middle_writes_nothing_more_and_lets_go) {
   CHECK(in.use_count() == 1);
 }
 
-TEST(memory_is_let_go_of_as_soon_as_its_blocks_are_through) {
+TEST(memory_is_released_as_soon_as_its_blocks_are_through) {
   Visit visit(4);
   Bytes sent = content(5'000, 1), got(5'000);
-  const Keep out = keep(), in = keep();
+  const MemoryOwner out = keep(), in = keep();
   visit.right.expect_blocks(visit.b, 1, {{got.data(), got.size(), std::nullopt}}, in);
   visit.left.send_blocks(1, visit.a, {whole(sent)}, out);
   visit.run();
   CHECK(in.use_count() == 1 && out.use_count() == 1);
 }
 
-TEST(a_closed_connection_still_says_its_last_words) {
+TEST(a_closed_connection_still_sends_its_queued_messages) {
   Visit visit(6);
   Bytes sent = content(50'000, 1), got(50'000);
   const Bytes original = sent;
-  const Keep out = keep();
+  const MemoryOwner out = keep();
   visit.right.expect_blocks(visit.b, 1, {{got.data(), got.size(), std::nullopt}}, keep());
   visit.left.send_blocks(1, visit.a, {whole(sent)}, out);
   visit.left.fill(visit.a, true);
   while (visit.moved < 10'000) visit.move();
   visit.left.send_blocks(1, visit.a, {whole(sent)}, out);
-  say(visit.left, visit.a, "farewell");
+  send_text(visit.left, visit.a, "farewell");
   visit.left.close(visit.a);
   CHECK(out.use_count() == 1);
   sent.assign(sent.size(), std::byte{0});  // the memory is the caller's again
@@ -264,7 +264,7 @@ TEST(a_closed_connection_still_says_its_last_words) {
   CHECK(visit.left.take_closing() == std::vector<ConnId>{visit.a});
 }
 
-TEST(nothing_but_blocks_and_filler_is_not_worth_waiting_for) {
+TEST(closing_does_not_wait_for_blocks_and_filler) {
   Visit visit(6);
   Bytes sent = content(50'000, 1), got(50'000);
   visit.right.expect_blocks(visit.b, 1, {{got.data(), got.size(), std::nullopt}}, keep());
@@ -277,11 +277,11 @@ TEST(nothing_but_blocks_and_filler_is_not_worth_waiting_for) {
 TEST(a_closing_receiver_writes_nothing_more) {
   Visit visit(6);
   Bytes sent = content(50'000, 1), got(50'000);
-  const Keep in = keep();
+  const MemoryOwner in = keep();
   visit.right.expect_blocks(visit.b, 1, {{got.data(), got.size(), std::nullopt}}, in);
   visit.left.send_blocks(1, visit.a, {whole(sent)}, keep());
   while (visit.moved < 10'000) visit.move();
-  say(visit.right, visit.b, "enough");
+  send_text(visit.right, visit.b, "enough");
   visit.right.close(visit.b);
   CHECK(in.use_count() == 1 && visit.right.receive_space(visit.b).empty());
 }
@@ -291,7 +291,7 @@ TEST(messages_go_before_filler_that_has_not_begun) {
   visit.left.fill(visit.a, true);
   CHECK(visit.left.take_filling() == std::vector<ConnId>{visit.a});
   while (visit.moved < 100'000) visit.move();
-  say(visit.left, visit.a, "now");
+  send_text(visit.left, visit.a, "now");
   const std::size_t before = visit.moved;
   std::vector<Event> events;
   while (events.empty() && visit.moved < before + 1'000'000) {
@@ -306,13 +306,13 @@ TEST(messages_go_before_filler_that_has_not_begun) {
   CHECK(visit.moved - until_here < 64 * 1024 + 10);  // at most the rest of one frame
   iovec piece;
   CHECK(visit.left.gather(visit.a, &piece, 1) == 0);
-  say(visit.left, visit.a, "still in step");
+  send_text(visit.left, visit.a, "still in step");
   visit.run();
   events = Visit::events(visit.right);
   CHECK(events.size() == 1 && words(events[0]) == "still in step");
 }
 
-TEST(samples_tell_a_rate) {
+TEST(samples_give_a_rate) {
   Core core;
   const ConnId conn = core.open("somebody", false);
   core.make_bulk(1, conn);
@@ -376,17 +376,17 @@ TEST(a_reader_that_is_behind_waits_with_its_sample_until_it_has_caught_up) {
   for (const Event& event : events) CHECK(event.counted == event.elapsed);
 }
 
-TEST(who_asks_and_does_not_read_is_dropped) {
+TEST(a_peer_that_requests_and_does_not_read_is_dropped) {
   Visit visit;
   Bytes block(8 << 20);
-  const Keep out = keep();
+  const MemoryOwner out = keep();
   for (int i = 0; i < 9; ++i) visit.left.send_blocks(1, visit.a, {{block.data(), block.size(), std::nullopt}}, out);
   const auto event = visit.left.next_event();
   CHECK(event && event->kind == Event::Kind::closed && event->text.starts_with("it asks for blocks and does not read"));
   CHECK(out.use_count() == 1);
 }
 
-TEST(who_reads_may_go_on_asking) {
+TEST(a_peer_that_reads_may_go_on_requesting) {
   Visit visit(1, 1 << 22);
   Bytes block(8 << 20), got(8 << 20);
   for (int i = 0; i < 10; ++i) {
@@ -406,7 +406,7 @@ bool refuses(const std::function<void()>& call) {
   return false;
 }
 
-TEST(what_makes_no_sense_is_refused) {
+TEST(invalid_commands_are_refused) {
   Core core;
   const ConnId conn = core.open("somebody", false);
   Bytes memory(10);

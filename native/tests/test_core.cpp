@@ -273,7 +273,7 @@ std::vector<PeerId> names(unsigned mask) {
   return out;
 }
 
-TEST(who_contributes_nothing_gets_the_result_of_the_others) {
+TEST(a_rank_without_a_contribution_gets_the_result_of_the_others) {
   using kernels::ReduceOp;
   for (const std::uint32_t ranks : {2u, 3u, 4u, 5u}) {
     for (unsigned mask = 0; mask < 1u << ranks; ++mask) {
@@ -318,7 +318,7 @@ TEST(who_contributes_nothing_gets_the_result_of_the_others) {
 }
 
 // Of one contributor nothing is computed: zeros keep their sign and NaNs their payload, wherever it stands in the ring.
-TEST(one_contributor_gives_everybody_its_bits) {
+TEST(the_bits_of_a_single_contributor_are_the_result) {
   for (const std::uint32_t ranks : {2u, 3u, 4u, 5u}) {
     for (std::uint32_t only = 0; only < ranks; ++only) {
       for (const std::size_t small : {0ul, 4096ul}) {
@@ -400,7 +400,7 @@ TEST(a_scattered_reduction_is_over_those_that_contribute) {
 
 // A verdict commits what all survivors have done: each of them must know by then who contributed, although no Done has
 // come.
-TEST(who_contributed_is_known_when_the_local_part_is_done) {
+TEST(contributors_are_known_when_the_local_part_is_done) {
   for (unsigned mask = 0; mask < 32; ++mask) {
     Ring ring(5, 1, 0, 128, mask);
     ring.install(1);
@@ -424,7 +424,7 @@ TEST(who_contributed_is_known_when_the_local_part_is_done) {
   }
 }
 
-// Where the payloads are told by the master, in evidence or in a verdict, it says who has none.
+// Where the master sends the payloads, in evidence or in a verdict, it marks the ranks without one.
 TEST(a_verdict_brings_the_payloads_of_those_that_contribute) {
   Ring ring(3, 1, 4096, 128, 1);
   ring.install(1);
@@ -584,7 +584,7 @@ TEST(a_late_verdict_commits_what_everybody_finished) {
   CHECK(data[0] == data[1] && data[0][5] == expected(2, 5));
 }
 
-TEST(a_verdict_about_another_call_of_the_sequence_is_not_meant) {
+TEST(a_verdict_about_another_call_of_the_sequence_is_ignored) {
   Ring ring(2, 1, 0, 128, 3);
   ring.install(1);
   auto data = inputs(2, 64);
@@ -665,14 +665,14 @@ TEST(another_quantisation_is_a_mismatch) {
   }
   ring.run();
   for (std::size_t r = 0; r < 2; ++r) {
-    int told = 0;
-    while (const auto event = ring.core(r).next_event()) told += event->kind == Event::Kind::mismatch;
-    CHECK(told == 1);
+    int reported = 0;
+    while (const auto event = ring.core(r).next_event()) reported += event->kind == Event::Kind::mismatch;
+    CHECK(reported == 1);
     CHECK(data[r] == before[r]);
   }
 }
 
-TEST(a_mismatch_is_told_and_applied_nowhere) {
+TEST(a_mismatch_is_reported_and_applied_nowhere) {
   Ring ring(2, 1, 0, 128, 3);
   ring.install(1);
   auto data = inputs(2, 200);
@@ -682,14 +682,14 @@ TEST(a_mismatch_is_told_and_applied_nowhere) {
   ring.core(1).submit(1, call(data[1]));
   ring.run();
   for (std::size_t r = 0; r < 2; ++r) {
-    int told = 0;
-    while (const auto event = ring.core(r).next_event()) told += event->kind == Event::Kind::mismatch;
-    CHECK(told == 1);
+    int reported = 0;
+    while (const auto event = ring.core(r).next_event()) reported += event->kind == Event::Kind::mismatch;
+    CHECK(reported == 1);
     CHECK(data[r] == before[r]);
   }
 }
 
-TEST(alone_there_is_nobody_to_reduce_with) {
+TEST(an_op_of_a_single_peer_has_too_few) {
   Ring ring(1, 1, 64, 128);
   ring.install(1);
   auto data = inputs(1, 8);
@@ -716,7 +716,7 @@ TEST(garbage_ends_a_connection_and_nothing_else) {
   }
 }
 
-TEST(a_cancelled_op_gives_the_memory_back) {
+TEST(a_cancelled_op_restores_the_memory) {
   Ring ring(2, 1, 0, 128, 3);
   ring.install(1);
   auto data = inputs(2, 400);

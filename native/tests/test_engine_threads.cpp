@@ -26,7 +26,7 @@ using namespace ringfold;
 namespace {
 
 constexpr Ns second = 1'000'000'000;
-constexpr Ns patience = 60 * second;
+constexpr Ns test_timeout = 60 * second;
 constexpr Ns op_timeout = 300 * second;
 
 std::ptrdiff_t open_descriptors() {
@@ -44,7 +44,7 @@ class DescriptorCheck {
 
 template <typename Condition>
 bool eventually(Condition holds) {
-  for (const Ns until = monotonic_now() + patience; monotonic_now() < until;) {
+  for (const Ns until = monotonic_now() + test_timeout; monotonic_now() < until;) {
     if (holds()) return true;
     std::this_thread::yield();
   }
@@ -91,7 +91,7 @@ class Peer {
       events_.erase(at);
       return true;
     };
-    CHECK(arrived_.wait_for(lock, std::chrono::nanoseconds(patience), arrived));
+    CHECK(arrived_.wait_for(lock, std::chrono::nanoseconds(test_timeout), arrived));
     return found;
   }
 
@@ -230,7 +230,7 @@ OpStatus call(Engine& engine, std::vector<float>& values, std::uint64_t tag, boo
     return status_of(engine, op);
   }
   const std::uint64_t op = engine.submit(all_reduce(values, tag));
-  CHECK(engine.wait(op, patience));
+  CHECK(engine.wait(op, test_timeout));
   return status_of(engine, op);
 }
 
@@ -262,7 +262,7 @@ void look_around(Ring& ring, const std::atomic<bool>& enough) {
       engine.locked([&](Core& core) {
         core.tags_in_flight();
         core.path_rates(monotonic_now(), (i + 1) % ring.size());
-        core.path_trips(monotonic_now(), (i + 1) % ring.size());
+        core.path_rtts(monotonic_now(), (i + 1) % ring.size());
         return core.stats().committed;
       });
       engine.wake();
@@ -361,7 +361,7 @@ TEST(blocks_and_filler_pass_beside_ops) {
 }
 
 // Nobody else calls the op: it is waited for, driven and given up by different threads.
-TEST(an_op_is_given_up_by_another_thread) {
+TEST(an_op_is_cancelled_by_another_thread) {
   const DescriptorCheck check_descriptors;
   Ring ring({.size = 2});
   for (int i = 0; i < 10; ++i) {
@@ -369,7 +369,7 @@ TEST(an_op_is_given_up_by_another_thread) {
     Engine& engine = ring.engine(0);
     const std::uint64_t op = engine.submit(all_reduce(values, 7, Retry::never));
     Threads waiters;
-    waiters.start([&] { CHECK(engine.wait(op, patience)); });
+    waiters.start([&] { CHECK(engine.wait(op, test_timeout)); });
     waiters.start([&] { CHECK(eventually([&] { return engine.run(op, second / 10); })); });
     CHECK(engine.with_core([&](Core& core, Ns) { return core.cancel(op); }));
     waiters.join();
@@ -380,7 +380,7 @@ TEST(an_op_is_given_up_by_another_thread) {
 }
 
 // Every way of waiting ends, memory is as it was or the result, and late commands do no harm.
-TEST(shutdown_ends_whatever_is_under_way) {
+TEST(shutdown_ends_whatever_is_in_progress) {
   const DescriptorCheck check_descriptors;
   for (int round = 0; round < 12; ++round) {
     Ring ring({.size = 2, .spin = round % 2 == 0 ? Ns{0} : Ns{100'000}});
@@ -399,7 +399,7 @@ TEST(shutdown_ends_whatever_is_under_way) {
           const std::uint64_t op =
               drives ? engine.submit_to_drive(all_reduce(mine, tag)) : engine.submit(all_reduce(mine, tag));
           begun.fetch_add(1);
-          CHECK(drives ? eventually([&] { return engine.run(op, second / 10); }) : engine.wait(op, patience));
+          CHECK(drives ? eventually([&] { return engine.run(op, second / 10); }) : engine.wait(op, test_timeout));
           const OpStatus status = status_of(engine, op);
           const float wanted = status == OpStatus::ok ? 2.0f : 1.0f;
           CHECK(status == OpStatus::ok || status == OpStatus::failed);

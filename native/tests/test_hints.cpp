@@ -16,6 +16,7 @@
 #include <thread>
 
 #include "check.hpp"
+#include "hints_hammer.hpp"
 #include "ringfold/hints.hpp"
 
 using namespace ringfold::hints;
@@ -53,7 +54,7 @@ bool throws(const std::function<void()>& action) {
 
 State look(Reader& reader) { return reader.look(ringfold_hints_now() + second); }  // past the pause between tries
 
-TEST(words_keep_their_shares) {
+TEST(hint_words_keep_their_shares) {
   for (const Shares& shares : {Shares{65535, 0}, Shares{0, 65535}, Shares{32767, 32768}, Shares{1, 65534}}) {
     const Word word = make_word(5, shares, 2);
     CHECK(ringfold_word_share(word, 0) == shares[0] && ringfold_word_share(word, 1) == shares[1]);
@@ -125,7 +126,7 @@ TEST(the_agent_goes_and_comes_back) {
   CHECK(early.table_generation() == generation + 1);
 }
 
-TEST(a_torn_slot_is_nobodys) {
+TEST(a_torn_slot_has_no_owner) {
   Folder folder;
   Reader reader(folder.file());
   ringfold_hint hint{};
@@ -147,7 +148,7 @@ TEST(a_torn_slot_is_nobodys) {
   CHECK(reader.read(1, 5, hint) == RINGFOLD_HINT_READ && hint.shares[1] == 2);
 }
 
-TEST(other_versions_and_strangers) {
+TEST(other_versions_and_foreign_files) {
   Folder folder;
   {
     Writer writer(folder.file(), second, 0644);

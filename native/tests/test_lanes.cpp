@@ -77,7 +77,7 @@ class Ring {
     while (move()) {
     }
   }
-  // As a shell does while something is on the way: tell the cores what the transport knows.
+  // As a shell does while something is in flight: report to the cores what the transport knows.
   void look(Ns later) {
     now += later;
     for (const Wire& wire : wires_) {
@@ -90,18 +90,18 @@ class Ring {
   std::mt19937 rng_;
 
  private:
-  bool carry(Wire& wire, int way) {
-    const auto [from, source, to, target] = way == 0 ? std::tuple(wire.a_core, wire.a, wire.b_core, wire.b)
-                                                     : std::tuple(wire.b_core, wire.b, wire.a_core, wire.a);
+  bool carry(Wire& wire, int direction) {
+    const auto [from, source, to, target] = direction == 0 ? std::tuple(wire.a_core, wire.a, wire.b_core, wire.b)
+                                                           : std::tuple(wire.b_core, wire.b, wire.a_core, wire.a);
     iovec pieces[8];
     const std::size_t count = core(from).gather(source, pieces, 8);
     if (count == 0) return false;
     std::size_t bytes =
         std::min<std::size_t>(std::uniform_int_distribution<std::size_t>(1, 700)(rng_), pieces[0].iov_len);
     if (wire.cut) {
-      bytes = std::min(bytes, window - std::min(window, wire.in_kernel[way]));
+      bytes = std::min(bytes, window - std::min(window, wire.in_kernel[direction]));
       if (bytes == 0) return false;
-      wire.in_kernel[way] += bytes;
+      wire.in_kernel[direction] += bytes;
       core(from).sent(now, source, bytes);
       return true;
     }
@@ -111,7 +111,7 @@ class Ring {
     std::memcpy(space.data(), pieces[0].iov_base, bytes);
     core(from).sent(now, source, bytes);
     core(to).received(now, target, bytes);
-    wire.carried[way] += bytes;
+    wire.carried[direction] += bytes;
     return true;
   }
 
@@ -208,7 +208,7 @@ TEST(the_tail_of_a_silent_lane_is_sent_again) {
   CHECK(ring.core(0).stats().reissued > 0 && ring.core(0).stats().lanes_lost == 0);
 }
 
-TEST(memory_is_let_go_of_when_a_segment_was_sent_twice) {
+TEST(memory_is_released_when_a_segment_was_sent_twice) {
   Ring ring(2, 2, 256, 8);
   ring.run();
   for (Wire& wire : ring.wires()) wire.cut = wire.path == 1;
@@ -241,7 +241,7 @@ std::array<std::uint64_t, max_paths> split(const PathShares& shares, std::size_t
   return ring.core(0).path_bytes(true);
 }
 
-TEST(shares_are_caps_when_they_are_meant_so) {
+TEST(shares_are_caps_when_they_are_flagged_so) {
   const auto even = split({{100, 100}, PathShares::capped}, 64'000);
   CHECK(std::max(even[0], even[1]) - std::min(even[0], even[1]) <= 256);
   const auto fifth = split({{80, 20}, PathShares::capped}, 64'000);
@@ -286,7 +286,7 @@ class Advice : public PathHints {
   PathShares given{{}, 2u};
 };
 
-TEST(hints_are_asked_before_each_segment_and_may_be_silent) {
+TEST(hints_are_read_before_each_segment_and_may_be_missing) {
   Ring ring(2, 2, 256, 12);
   ring.run();
   Advice advice;
@@ -304,7 +304,7 @@ TEST(hints_are_asked_before_each_segment_and_may_be_silent) {
 }
 
 // What is said back to the previous member goes by the advice about that neighbour, whatever is said of the next one.
-TEST(the_way_back_goes_by_its_own_advice) {
+TEST(the_reverse_direction_follows_its_own_advice) {
   for (const std::uint32_t vetoed : {0u, 1u}) {
     Ring ring(3, 2, 256, 15);
     ring.run();
@@ -418,7 +418,7 @@ TEST(a_vetoed_path_does_not_get_the_tail_of_another_one) {
   check_end(ring, run);
 }
 
-TEST(round_trips_are_told_by_path_and_only_while_they_are_new) {
+TEST(rtts_are_reported_by_path_and_only_while_they_are_new) {
   Core core;
   const Ns now = 5'000 * millisecond;
   ConnId lanes[4];
@@ -429,15 +429,15 @@ TEST(round_trips_are_told_by_path_and_only_while_they_are_new) {
   core.acknowledged(now, lanes[0], 0, 10 * millisecond, 3 * millisecond);
   core.acknowledged(now, lanes[2], 0, 20 * millisecond, 2 * millisecond);
   core.acknowledged(now, lanes[3], 0, 5 * millisecond);
-  const auto trips = core.path_trips(now, 7);
-  CHECK(trips[0].smoothed == 15 * millisecond && trips[0].least == 2 * millisecond);
-  CHECK(trips[1].smoothed == 5 * millisecond && trips[1].least == 5 * millisecond);  // the kernel did not say
-  CHECK(core.path_trips(now, 8)[0].smoothed == 0);
-  CHECK(core.path_trips(now + 1'001 * millisecond, 7)[0].smoothed == 0);
+  const auto rtts = core.path_rtts(now, 7);
+  CHECK(rtts[0].smoothed == 15 * millisecond && rtts[0].min == 2 * millisecond);
+  CHECK(rtts[1].smoothed == 5 * millisecond && rtts[1].min == 5 * millisecond);  // the kernel did not send_text
+  CHECK(core.path_rtts(now, 8)[0].smoothed == 0);
+  CHECK(core.path_rtts(now + 1'001 * millisecond, 7)[0].smoothed == 0);
 }
 
 // A process that gets no core for a while reads what has come before it looks at what was acknowledged meanwhile.
-TEST(who_was_late_itself_does_not_take_a_path_for_silent) {
+TEST(a_peer_that_was_late_itself_does_not_take_a_path_for_silent) {
   Ring ring(2, 2, 256, 15);
   ring.run();
   ring.core(0).set_path_shares(1, {{}, 1u << 1});
@@ -454,7 +454,7 @@ TEST(who_was_late_itself_does_not_take_a_path_for_silent) {
 
 // 1 MB/s over 100 ms. Neither the first round trip, in which nothing comes back, nor a lane that ran dry says anything
 // of a rate.
-TEST(on_a_long_way_a_rate_is_that_of_the_way) {
+TEST(on_a_high_rtt_path_the_rate_is_that_of_the_path) {
   constexpr Ns trip = 100 * millisecond;
   Ring ring(2, 2, 1 << 20, 15);
   ring.run();
@@ -505,12 +505,12 @@ TEST(a_report_of_more_than_was_sent_ends_the_link) {
   const auto space = core.receive_space(conn);
   std::memcpy(space.data(), &header, sizeof header);
   core.received(1, conn, sizeof header);
-  bool told = false;
-  while (const auto event = core.next_event()) told |= event->kind == Event::Kind::link_lost;
-  CHECK(told);
+  bool reported = false;
+  while (const auto event = core.next_event()) reported |= event->kind == Event::Kind::link_lost;
+  CHECK(reported);
 }
 
-// After an op a lane may have the last, short frame on the way for as long as the other kernel likes to wait for more.
+// After an op a lane may have the last, short frame in flight for as long as the other kernel likes to wait for more.
 TEST(a_late_acknowledgement_of_a_short_frame_is_no_silence) {
   Ring ring(2, 2, 256, 16);
   ring.run();
@@ -572,9 +572,9 @@ TEST(a_neighbour_that_reports_nothing_loses_the_link) {
     core.sent(1, out[0], bytes);
     ++frames;
   }
-  bool told = false;
-  while (const auto event = core.next_event()) told |= event->kind == Event::Kind::link_lost;
-  CHECK(told && frames > 200'000 && frames < 300'000);
+  bool reported = false;
+  while (const auto event = core.next_event()) reported |= event->kind == Event::Kind::link_lost;
+  CHECK(reported && frames > 200'000 && frames < 300'000);
 }
 
 }  // namespace

@@ -174,7 +174,7 @@ TEST(reordering_loses_nothing) {
     CHECK(row[1] - row[0] >= net.delay + 72 * ms && row[5] - row[4] >= net.delay - 72 * ms);
 }
 
-TEST(what_was_heard_once_is_not_heard_again) {
+TEST(a_replayed_packet_is_ignored) {
   Pair net;
   net.run(s);
   net.prober.pause();
@@ -191,7 +191,7 @@ TEST(what_was_heard_once_is_not_heard_again) {
         static_cast<std::uint64_t>(sent.at(Kind::pr1) + sent.at(Kind::pr2) + sent.at(Kind::pd1)));
 }
 
-TEST(what_was_heard_stays_known_under_the_same_key_only) {
+TEST(received_sequences_stay_known_under_the_same_key_only) {
   Pair net;
   net.run(100 * ms);
   const Wire old = net.heard[0].second;
@@ -205,7 +205,7 @@ TEST(what_was_heard_stays_known_under_the_same_key_only) {
   CHECK(net.responder.in_flight() == 1);
 }
 
-TEST(strangers_and_liars_are_counted_and_get_nothing) {
+TEST(unknown_and_spoofed_senders_are_counted_and_get_no_answer) {
   Pair net;
   net.prober.pause();
   const auto forged = [](Kind kind, Node src, Node dst) {
@@ -229,7 +229,7 @@ TEST(strangers_and_liars_are_counted_and_get_nothing) {
   CHECK(net.sent.empty());
 }
 
-TEST(without_a_key_nobody_is_heard) {
+TEST(without_a_key_no_packet_counts) {
   Core core(1, 0);
   core.received(0, encode(Key{}, {.kind = Kind::pt1, .src = 0, .dst = 1, .sequence = 1}), endpoint_of(2), 1);
   CHECK(core.stats().spoofed == 1);

@@ -8,7 +8,7 @@
 #include <string>
 
 #include "check.hpp"
-#include "ringfold/relay.hpp"
+#include "relay.hpp"
 
 using namespace ringfold::relay;
 
@@ -42,7 +42,7 @@ TEST(a_packet_takes_its_time) {
   CHECK(line.due() == 13 * ms);
   CHECK(taken(line, 14 * ms) == "b");
   CHECK(line.stats().latest == 1 * ms);
-  CHECK(line.stats().on_the_way == 0);
+  CHECK(line.stats().in_flight == 0);
 }
 
 TEST(a_shorter_delay_overtakes_nothing) {
@@ -57,7 +57,7 @@ TEST(a_shorter_delay_overtakes_nothing) {
   CHECK(line.due() == 21 * ms);
 }
 
-TEST(the_share_that_was_asked_for_is_lost_and_a_seed_decides_which) {
+TEST(the_configured_share_is_lost_and_a_seed_decides_which) {
   std::array<std::string, 3> seen;
   const std::array<std::uint64_t, 3> seeds{7, 7, 8};
   for (std::size_t i = 0; i < seeds.size(); ++i) {
@@ -111,7 +111,7 @@ Ns now() {
   return Ns{at.tv_sec} * 1'000 * ms + at.tv_nsec;
 }
 
-TEST(the_relay_carries_packets_both_ways_and_not_before_their_time) {
+TEST(the_relay_carries_packets_in_both_directions_and_not_before_their_time) {
   Pair host, other;
   Relay relay;
   const auto cable = relay.add(host.ends[1], other.ends[1], 5 * ms, 0, 1);
@@ -136,8 +136,8 @@ TEST(a_crowd_of_packets_all_arrives) {
   Pair host, other;
   const int room = 1 << 20;
   for (const int end : {host.ends[0], other.ends[1]}) ::setsockopt(end, SOL_SOCKET, SO_SNDBUF, &room, sizeof room);
-  const timeval patience{5, 0};
-  ::setsockopt(other.ends[0], SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+  const timeval test_timeout{5, 0};
+  ::setsockopt(other.ends[0], SOL_SOCKET, SO_RCVTIMEO, &test_timeout, sizeof test_timeout);
   Relay relay;
   relay.add(host.ends[1], other.ends[1], 20 * ms, 0, 1);
   int sent = 0, got = 0;
@@ -148,7 +148,7 @@ TEST(a_crowd_of_packets_all_arrives) {
   CHECK_MESSAGE(sent > 5 && got == sent, "%d of %d", got, sent);
 }
 
-TEST(what_is_no_cable_is_refused) {
+TEST(an_unknown_cable_is_refused) {
   Relay relay;
   bool refused = false;
   try {

@@ -1,5 +1,5 @@
 """
-Ringfold's native core: kernels, the state hash, the sans-I/O engine core, the engine with sockets, the prober, hints, and the relay.
+Ringfold's native core: kernels, the state hash, the sans-I/O engine core, the engine with sockets, the prober, and hints.
 """
 
 from collections.abc import Sequence
@@ -49,7 +49,7 @@ def hash_root(hashes: bytes, total_bytes: int) -> int:
 class Core:
     """The engine without I/O, for the simulation."""
 
-    def __init__(self, planted: str = '') -> None: ...
+    def __init__(self) -> None: ...
 
     def send(self, conn: int, body: bytes) -> None:
         """Queue a message."""
@@ -146,7 +146,7 @@ class Core:
 
     def tick(self, now: int) -> None: ...
 
-    def acknowledged(self, now: int, conn: int, unacknowledged: int, round_trip: int = 0) -> None: ...
+    def acknowledged(self, now: int, conn: int, unacknowledged: int, rtt: int = 0) -> None: ...
 
     def next_deadline(self) -> int: ...
 
@@ -270,9 +270,9 @@ class Engine:
         Bytes per second on each path to a peer while it was busy; 0 where none were measured in the last second.
         """
 
-    def path_trips(self, peer: int) -> list[tuple[int, int]]:
+    def path_rtts(self, peer: int) -> list[tuple[int, int]]:
         """
-        The smoothed and the shortest round trip on each path to a peer in microseconds; 0 where none was seen lately.
+        The smoothed and the minimum RTT of each path to a peer in microseconds; 0 where none was measured lately.
         """
 
     def submit(self, kind: int, reduce_op: int, tag: int, root: int, source: Sequence[Annotated[NDArray, dict(order='C', device='cpu')]], target: Sequence[Annotated[NDArray, dict(order='C', device='cpu')]] | None, dtypes: Sequence[int], retry: int, timeout_ns: int, quantisation: int = 0, again: bool = False, contribute: bool = True) -> int:
@@ -284,7 +284,7 @@ class Engine:
         """
 
     def all_reduce(self, array: Annotated[NDArray, dict(order='C', device='cpu')], dtype: int, reduce_op: int, tag: int, retry: int, timeout_ns: int) -> tuple:
-        """The short way for one array in place."""
+        """A collective of one array in place, with fewer arguments."""
 
     def tags_in_flight(self) -> list[int]:
         """The tags of all ops that have not ended."""
@@ -430,14 +430,6 @@ class HintWriter:
     def close(self) -> None:
         """Say that the agent has ended, and let go of the file."""
 
-    def tear(self, slot: int) -> None:
-        """For crash tests: as if killed in the middle of a write."""
-
-    def hammer(self, slots: int, rounds: int) -> None:
-        """
-        Publish patterns without pause (0 rounds: until the process is killed).
-        """
-
 class HintReader:
     """Reads hints without waiting; what cannot be read is local (None)."""
 
@@ -460,30 +452,3 @@ class HintReader:
 
     def read(self, slot: int, generation: int) -> tuple | None:
         """(shares, backpressure) for this owner, or None: local."""
-
-    def hammer(self, slots: int, generations: Sequence[int], reads: int) -> dict:
-        """Read patterns without pause, and count those whose parts disagree."""
-
-    def cost_ns(self, slot: int, generation: int, reads: int) -> float:
-        """Nanoseconds per read of a word."""
-
-class Relay:
-    """
-    Cables with a delay and a loss between pairs of descriptors, and a thread for them.
-    """
-
-    def __init__(self) -> None: ...
-
-    def add(self, near: int, far: int, delay_ns: int, loss: float, seed: int) -> int:
-        """
-        Join two descriptors by a cable; its number. What goes from `near` to `far` may get lost.
-        """
-
-    def set(self, cable: int, delay_ns: int, loss: float) -> None:
-        """Another delay (each way) and loss, for packets from now on."""
-
-    def stats(self, cable: int) -> tuple[dict, dict]:
-        """Counts of what went from `near` to `far`, and back."""
-
-    def close(self) -> None:
-        """End the thread. What is on the way is lost. Safe to call twice."""

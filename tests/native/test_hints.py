@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ringfold import _native
+from ringfold import _native, _native_testing
 from ringfold.runtime import threads
 from ringfold.runtime.clock import monotonic_ns
 
@@ -79,7 +79,7 @@ def test_a_c_program_reads_what_python_wrote(c_reader: Path, table: Path) -> Non
         "0 6 33 0 1 2 3 4 65525",
         *["0 local"] * 3,
     ]
-    writer.tear(100)
+    _native_testing.tear_hint(writer, 100)
     assert ask(c_reader, table, "100:5") == ["0 busy"]
     writer.close()
     assert ask(c_reader, table, places[0]) == ["4 local"]
@@ -149,14 +149,14 @@ def test_no_read_is_torn_while_the_writer_is_killed_again_and_again(table: Path)
                 writer = _native.HintWriter(str(table), STALE_NS, 0o644)
                 for slot in range(slots):
                     writer.open(slot, 11)
-                writer.hammer(slots, 0)
+                _native_testing.hammer_hint_writes(writer, slots, 0)
             finally:
                 os._exit(1)
         try:
             is_enough = False
             while not is_enough:  # until its life has begun, and some more
                 has_begun = reader.table_generation > life
-                found = reader.hammer(slots, generations, 100_000)
+                found = _native_testing.hammer_hint_reads(reader, slots, generations, 100_000)
                 seen = {key: seen[key] + found[key] for key in seen}
                 is_enough = has_begun and found["hints"] > 50_000
         finally:

@@ -1,20 +1,20 @@
 // The engine without I/O: bytes and `now` in, bytes and events out.
 //
 // It knows four kinds of connection. A *handshake* connection delivers one message at a time and then holds, so that
-// nothing behind the message is parsed before somebody decided what the connection is. The *control* connection to the
+// nothing behind the message is parsed before the role of the connection is decided. The *control* connection to the
 // master carries messages for Python, and heartbeats and evidence that are handled here. A *lane* carries frames
-// between neighbours of the ring. A *bulk* connection carries a visit: messages for Python, blocks of shared state, and
-// filler.
+// between neighbours of the ring. A *bulk* connection carries messages for Python, blocks of shared state, and filler
+// for measurements.
 //
 // Epochs: an op runs in the installed epoch. After seal() no Done leaves and no evidence counts, until settle() has
 // decided every op and install() begins the next epoch, in which retryable ops start again. A lane announces an epoch
 // with a mark; frames of older epochs are drained, and a lane is not read beyond the mark of an epoch that is not
 // installed here yet.
 //
-// Commit: an op is finished with success when Done of every member has been seen (evidence), or by a verdict.
-// core.cpp moves bytes and frames, core_ops.cpp decides what they mean for ops, core_epochs.cpp seals, settles and
-// installs, core_time.cpp beats and judges deadlines, core_bulk.cpp carries blocks and filler, core_lanes.cpp shares a
-// link's work among several lanes, core_choice.cpp says which of them takes what.
+// Commit: an op is finished with success when Done of every member has been received (evidence), or by a verdict.
+// core.cpp moves bytes and frames, core_ops.cpp handles the frames of ops, core_epochs.cpp seals, settles and installs,
+// core_time.cpp sends heartbeats and checks deadlines, core_bulk.cpp carries blocks and filler, core_lanes.cpp shares a
+// link's work among several lanes, core_choice.cpp decides which of them takes the next segment.
 #pragma once
 
 #include <sys/uio.h>
@@ -36,6 +36,7 @@
 
 #include "ringfold/frame.hpp"
 #include "ringfold/op.hpp"
+#include "ringfold/planted.hpp"
 
 namespace ringfold {
 
@@ -78,20 +79,6 @@ struct Event {
   std::string text{};
   Bytes body{};
   Bytes other{};
-};
-
-// Bugs that a simulation must be able to find. None is ever set outside of it.
-struct Planted {
-  bool commit_missing_done = false;
-  bool no_restore = false;
-  bool accept_old_epoch = false;
-  bool apply_duplicate = false;
-  bool done_after_seal = false;
-  bool forget_lane = false;      // what was on a lost lane is not sent again
-  bool tell_nobody = false;      // a lane that leaves a segment to others does not make them look
-  bool apply_finished = false;   // a frame of a finished sequence counts for the op that runs
-  bool divide_by_size = false;   // an average is over the ring, not over those that contributed
-  bool early_unlimited = false;  // each op counts its early segments by itself, and nobody all of them
 };
 
 struct SealedOp {
@@ -147,23 +134,21 @@ struct Sharing {
 };
 
 // Advice about the paths to one neighbour, looked at before each segment. Without shares and flags lanes just pull.
-//   weight  a path's share counts for the first few segments of an op; then whoever can take more, takes more
-//   cap     with `capped` a path never gets more than its share
-//   veto    a path whose bit is set gets no new segment while another path lives
+//   weight  a path's share counts for the first few segments of an op; then a path that can take more takes more
 struct PathShares {
   static constexpr std::uint32_t capped = 1u << 16;  // below it: one veto bit per path
   std::array<std::uint16_t, max_paths> share{};
   std::uint32_t flags = 0;
 };
 
-// How long the way there and back takes: as it is now, and at its shortest (0: unknown). What is more than the shortest
-// is time in queues, or the other side's kernel took its time to acknowledge.
-struct RoundTrip {
-  Ns smoothed = 0, least = 0;
+// The round-trip time of a path: smoothed, and its minimum (0: unknown). What exceeds the minimum is time in queues, or
+// a delayed acknowledgement.
+struct Rtt {
+  Ns smoothed = 0, min = 0;
 };
 
-// Where advice comes from, if not from set_path_shares(): asked under the engine's mutex before each segment, so it
-// must neither block nor throw. False: there is none now.
+// Where advice comes from, if not from set_path_shares(). It is read under the engine's mutex before each segment, so
+// it must neither block nor throw. False: there is no advice now.
 class PathHints {
  public:
   virtual ~PathHints() = default;
@@ -177,8 +162,8 @@ struct Block {
   std::optional<std::uint64_t> hash{};
 };
 
-// Whatever keeps the memory behind blocks alive. It may be let go of by any thread, under the engine's mutex.
-using Keep = std::shared_ptr<void>;
+// Keeps the memory behind blocks alive. Any thread may release it, under the engine's mutex.
+using MemoryOwner = std::shared_ptr<void>;
 
 // The indices of the blocks whose present content does not have its expected hash.
 std::vector<std::uint32_t> differing(const std::vector<Block>& blocks);
@@ -193,11 +178,15 @@ struct Stats {
 
 class Core {
  public:
+#ifdef RINGFOLD_PLANTED
   explicit Core(Planted planted = {}) : planted_(planted) {}
+#else
+  Core() = default;
+#endif
   Core(const Core&) = delete;
   Core& operator=(const Core&) = delete;
 
-  // Connections. The shell makes and loses them; the core says when one is to be closed (conns_to_close).
+  // Connections. The shell opens and loses them; the core lists those to close (take_closing).
   ConnId open(std::string remote, bool accepted);
   void opened(ConnId conn);
   void lost(Ns now, ConnId conn, std::string_view reason);
@@ -217,13 +206,13 @@ class Core {
   std::vector<ConnId> take_dirty();
   bool has_dirty() const { return !dirty_.empty(); }
   void touch(ConnId conn);
-  // What the transport says of a lane: bytes that the other side's kernel has not got, the round trip as it is now, and
-  // the shortest that there was (0: unknown).
-  void acknowledged(Ns now, ConnId conn, std::uint64_t unacknowledged, Ns round_trip = 0, Ns least_trip = 0);
+  // What the transport reports about a lane: bytes that the peer's kernel has not acknowledged, the smoothed RTT, and
+  // the minimum RTT (0: unknown).
+  void acknowledged(Ns now, ConnId conn, std::uint64_t unacknowledged, Ns rtt = 0, Ns min_rtt = 0);
 
-  // Lanes that were promoted since this was last asked.
+  // Lanes that were promoted since the last call.
   std::vector<LaneInfo> take_new_lanes() { return std::exchange(new_lanes_, {}); }
-  // Shared links: whether a lane of one has bytes on the way.
+  // Shared links: whether a lane of one has bytes in flight.
   bool shared_in_flight() const;
   // How many bytes the kernel should hold unsent for a lane among several: enough for as long as this thread may not
   // get a core, and no more, because they cannot be given to another lane. 0: as many as it likes.
@@ -234,23 +223,22 @@ class Core {
   void set_path_hints(const PathHints* hints) { hints_ = hints; }
   // The advice of the hints is another one: lanes that it held back look again.
   void advice_changed();
-  // Bytes per second that were acknowledged on each path to a peer while some were on the way; 0: none in the last
+  // Bytes per second that were acknowledged on each path to a peer while some were in flight; 0: none in the last
   // second.
   std::array<std::uint64_t, max_paths> path_rates(Ns now, PeerId peer) const;
-  // The round trips on each path to a peer, over the lanes of both links to it; zeros: none was seen in the last
-  // second.
-  std::array<RoundTrip, max_paths> path_trips(Ns now, PeerId peer) const;
+  // The RTT on each path to a peer, over the lanes of both links to it; zeros: none was measured in the last second.
+  std::array<Rtt, max_paths> path_rtts(Ns now, PeerId peer) const;
   // Bytes of payload assigned to each path of the link to the next (or previous) peer since the epoch began.
   std::array<std::uint64_t, max_paths> path_bytes(bool to_next) const { return path_bytes_[to_next]; }
   // The control connection, if its last echo is overdue (0 otherwise): are its bytes acknowledged, at least?
   ConnId late_echo(Ns now) const { return control_ != 0 && now - last_echoed_ > 2 * heartbeat_ ? control_ : 0; }
 
-  // Bulk connections. What is said about a connection that is gone is ignored; std::invalid_argument where it is no
-  // bulk connection, and for blocks that nobody could send. The memory is read or written until the blocks are through,
-  // or the connection is closed or lost, and never after that.
+  // Bulk connections. Commands for a connection that is closed are ignored; std::invalid_argument if it is no bulk
+  // connection, and for blocks that cannot be sent. The memory is read or written until the blocks are through, or the
+  // connection is closed or lost, and never after that.
   void make_bulk(Ns now, ConnId conn);
-  void send_blocks(Ns now, ConnId conn, const std::vector<Block>& blocks, const Keep& keep);
-  void expect_blocks(ConnId conn, std::uint64_t batch, std::vector<Block> blocks, Keep keep);
+  void send_blocks(Ns now, ConnId conn, const std::vector<Block>& blocks, const MemoryOwner& keep);
+  void expect_blocks(ConnId conn, std::uint64_t batch, std::vector<Block> blocks, MemoryOwner keep);
   void fill(ConnId conn, bool on);
   void sample(Ns now, ConnId conn, Ns every);
   bool is_bulk(ConnId conn) const;
@@ -268,11 +256,11 @@ class Core {
   void fail_all(OpStatus status, Bytes reason);
 
   // Accepted connections that have not become anything yet.
-  std::size_t unproven() const;
+  std::size_t unauthenticated() const;
 
   // The program begins this step, or is outside of any (`no_step`): calls are counted from 0 again.
   void set_step(std::uint64_t step);
-  // Somebody was admitted, who has made no call: all members count from 0 again. No op is in flight then.
+  // A member was admitted that has made no call: all members count from 0 again. No op is in flight then.
   void restart_calls();
   // This call fails, also if it has not been made here yet.
   void refuse(const CallName& name, Bytes reason);
@@ -300,15 +288,15 @@ class Core {
   enum class Role : std::uint8_t { handshake, control, lane, bulk };
   struct Conn;
 
-  // A frame on its way out: 64 bytes of lane header (or none), then a segment of an op, or bytes of its own and after
-  // them bytes that it borrows (a block of the caller's memory, or filler).
+  // A frame to be sent: 64 bytes of lane header (or none), then a segment of an op, or bytes of its own and after them
+  // bytes that it borrows (a block of the caller's memory, or filler).
   struct OutFrame {
     FrameHeader header;
     bool has_header = false;
     bool filler = false;
     Payload owned;
     std::span<const std::byte> borrowed;
-    Keep keep;
+    MemoryOwner keep;
     OpPtr op;
     Sendable item;
     bool copied = false;   // the segment is in `owned`, not in the op's memory
@@ -325,7 +313,7 @@ class Core {
     OpPtr op;
     Sendable item;
     std::uint64_t end = 0;  // bytes that the lane had sent with it
-    bool again = false;     // a copy of it is another lane's business now
+    bool again = false;     // another lane sends a copy of it
     bool is_copy = false;
   };
   struct Tail {
@@ -337,7 +325,7 @@ class Core {
   struct Batch {
     std::uint64_t number;
     std::vector<Block> blocks;
-    Keep keep;
+    MemoryOwner keep;
     std::size_t next = 0;
     std::vector<std::uint32_t> bad{};
   };
@@ -355,7 +343,7 @@ class Core {
     std::uint64_t filler_bytes = 0;  // read
     std::uint64_t counted = 0;       // `filler_bytes` when nothing was left to read, and when that was
     Ns counted_at = 0;
-    bool counted_anew = false;  // since the last sample
+    bool is_recounted = false;  // since the last sample
     Ns sample_every = 0, next_sample = 0, behind_since = 0;
   };
 
@@ -389,16 +377,16 @@ class Core {
     // Lanes of shared links:
     Sharing sharing;
     std::deque<Flight> flights;
-    std::uint64_t confirmed = 0;    // frames of this lane before the first of `flights`
-    std::uint64_t frames_seen = 0;  // received, without `applied`
-    std::uint64_t frames_told = 0;  // of those, reported
-    std::size_t bytes_untold = 0;
-    double rate = 0;  // of acknowledged bytes, per nanosecond, while some were on the way
-    Ns round_trip = 0, least_trip = 0;
-    Ns tripped = 0;     // when the transport last said so
-    Ns much_since = 0;  // since when enough is on the way to be acknowledged at once
-    Ns looked_at = 0;   // when the transport was last asked
-    Ns busy_since = 0;  // where the present stretch of that began, and what was acknowledged then
+    std::uint64_t confirmed = 0;     // frames of this lane before the first of `flights`
+    std::uint64_t frames_seen = 0;   // received, without `applied`
+    std::uint64_t frames_acked = 0;  // of those, reported
+    std::size_t bytes_unacked = 0;
+    double rate = 0;  // of acknowledged bytes, per nanosecond, while some were in flight
+    Ns rtt = 0, min_rtt = 0;
+    Ns rtt_sampled_at = 0;   // when the transport last reported it
+    Ns saturated_since = 0;  // since when so much is in flight that it is acknowledged at once
+    Ns looked_at = 0;        // when the transport was last queried
+    Ns busy_since = 0;       // where the present stretch of that began, and what was acknowledged then
     std::uint64_t busy_from = 0;
     bool awaits_first = false;           // it began from nothing, and nothing has been acknowledged since
     bool ran_dry = false;                // there was a moment without anything to send in it
@@ -455,16 +443,16 @@ class Core {
   static void note_sent(Conn& conn, OutFrame& frame, std::uint64_t end);
   static void measure(Conn& conn, Ns now, std::uint64_t acknowledged);
   static void note_rate(Conn& conn, Ns now, std::uint64_t acknowledged);
-  static bool remembers_too_much(const Conn& conn);
-  void tell_applied(Conn& conn);
+  static bool has_too_much_unreported(const Conn& conn);
+  void report_applied(Conn& conn);
   bool on_applied(Conn& conn, std::uint64_t count, std::string& why);
   void send_elsewhere(Conn& lost);
-  void go_again(bool outgoing, const FrameHeader& header, const OpPtr& op, const Sendable& item, const Payload& owned);
+  void requeue(bool outgoing, const FrameHeader& header, const OpPtr& op, const Sendable& item, const Payload& owned);
   void copy_segment(OutFrame& frame) const;
   bool worth_sending(const FrameHeader& header, const OpPtr& op, const Sendable& item) const;
   static Ns stalled(const Conn& conn);
   static Ns silent(const Conn& conn);
-  static void note_much(Conn& conn, Ns now, std::size_t more);
+  static void note_saturation(Conn& conn, Ns now, std::size_t more);
   static Ns time_for(double bytes, double rate);
   Ns arrives_in(const Conn& conn, std::size_t bytes) const;
   static Ns overdue_by(const Conn& conn, std::uint64_t end, bool is_copy);
@@ -519,9 +507,9 @@ class Core {
   bool on_evidence(const std::byte* body, std::size_t bytes, std::string& why);
   bool stash(TagState& tag, Conn& conn, const FrameHeader& header, const std::byte* payload, std::string& why);
   void start(Ns now, const OpPtr& op);
-  void tell_ready(const OpPtr& op, bool to_next);
-  void early_came(bool from_next, std::size_t bytes);
-  void neighbour_called(const OpPtr& op, bool next);
+  void send_ready(const OpPtr& op, bool to_next);
+  void on_early_bytes(bool from_next, std::size_t bytes);
+  void on_neighbour_called(const OpPtr& op, bool next);
   void release_early(const OpPtr& op, bool to_next);
   void local_part_done(const OpPtr& op);
   void send_done(const OpPtr& op, bool to_next, std::uint32_t origin, std::uint64_t registrations);
@@ -536,7 +524,11 @@ class Core {
   PeerId next_peer() const { return spec_.members[(spec_.rank + 1) % spec_.size]; }
   PeerId previous_peer() const { return spec_.members[(spec_.rank + spec_.size - 1) % spec_.size]; }
 
+#ifdef RINGFOLD_PLANTED
   Planted planted_;
+#else
+  static constexpr Planted planted_{};
+#endif
   Stats stats_;
   std::map<ConnId, Conn> conns_;
   ConnId next_conn_ = 1;
@@ -547,13 +539,13 @@ class Core {
   std::map<PeerId, PathShares> shares_;
   const PathHints* hints_ = nullptr;
   std::array<std::uint64_t, max_paths> path_bytes_[2] = {};
-  std::vector<ConnId> filling_;  // bulk connections that have been told to fill since the shell asked
+  std::vector<ConnId> filling_;  // bulk connections that began to fill since the last take_filling
   std::deque<Event> events_;
 
   ConnId control_ = 0;
-  Ns heartbeat_ = 0, dead_after_ = 0, next_beat_ = 0, last_heard_ = 0, last_echoed_ = 0, last_tick_ = 0;
-  std::uint64_t beat_number_ = 0, heard_number_ = 0, echoed_number_ = 0;
-  bool silence_told_ = false;
+  Ns heartbeat_ = 0, dead_after_ = 0, next_heartbeat_ = 0, last_received_ = 0, last_echoed_ = 0, last_tick_ = 0;
+  std::uint64_t heartbeat_number_ = 0, received_number_ = 0, echoed_number_ = 0;
+  bool silence_reported_ = false;
 
   EpochSpec spec_;  // of the installed epoch; epoch 0: none yet
   bool sealed_ = true;
@@ -569,16 +561,16 @@ class Core {
   std::size_t called_tags_ = 0;
   // Early segments, by direction; see early_limit().
   std::size_t early_sent_[2] = {};        // to a neighbour that is not known to have called their op
-  std::size_t early_received_[2] = {};    // from one that has not been told that this peer has
+  std::size_t early_received_[2] = {};    // from one that has not received Ready of this peer
   std::size_t stashed_segments_[2] = {};  // of these, for ops that this peer has not called
   std::uint64_t step_ = no_step;
   // By tag: how many calls were made in this step, or since an admission.
   std::unordered_map<std::uint64_t, std::uint32_t> calls_;
-  struct Refusal {
+  struct RefusedCall {
     std::uint32_t epoch;  // in which it was decided
     Bytes reason;
   };
-  std::map<CallName, Refusal> refused_;  // calls that will fail when they are made here
+  std::map<CallName, RefusedCall> refused_;  // calls that will fail when they are made here
   BackupPool pool_;
   std::uint64_t next_op_ = 1;
   std::unordered_map<std::uint64_t, OpPtr> ops_;

@@ -1,14 +1,13 @@
 // The epoll shell around a Core: sockets, one mutex, and one thread of its own.
 //
-// Who drives: a synchronous call drives from the calling thread (no hand-off, no wake-up). Otherwise the service thread
-// does. While a synchronous call drives, and for a moment after it, the service thread stays parked, so that a loop of
-// calls never pays for waking it. So every call, however short, must see to it that the clock ticks: whoever drives
-// looks at all sockets and ticks at least every `tick_every`. A driver that gets no core, or not the mutex, is late
-// with that; then the parked thread does it in its place. Python is never entered from here, and the GIL is never taken
-// under the mutex.
+// Driving: a synchronous call drives from the calling thread (no hand-off, no wake-up). Otherwise the service thread
+// drives. While a synchronous call drives, and for a moment after it, the service thread stays parked, so that a loop
+// of calls never pays for waking it. So every call, however short, must keep the clock ticking: the driver polls all
+// sockets and ticks at least every `tick_every`. A driver that gets no core, or not the mutex, is late with that; then
+// the parked thread does it. Python is never entered from here, and the GIL is never taken under the mutex.
 //
-// Whoever drives computes, and all peers must compute the same: every thread does so under a FloatEnvironment, whatever
-// the program or another library has set in it.
+// The driving thread computes, and all peers must compute the same bits: every thread does so under a FloatEnvironment,
+// whatever the program or another library has set in it.
 #pragma once
 
 #include <sys/epoll.h>
@@ -32,9 +31,9 @@ Ns monotonic_now();
 
 struct EngineSettings {
   Ns spin = 300'000;
-  int same_host_buffer = 1 << 20;   // bytes; 0: the kernel's own tuning on one host too
-  std::size_t max_unproven = 256;   // accepted connections that nobody has judged; more wait in the kernel's backlog
-  std::string congestion = "auto";  // control of the lanes: "auto", "host", or one that the kernel knows
+  int same_host_buffer = 1 << 20;         // bytes; 0: the kernel's own tuning on one host too
+  std::size_t max_unauthenticated = 256;  // accepted connections without a role; more wait in the kernel's backlog
+  std::string congestion = "auto";        // control of the lanes: "auto", "host", or one that the kernel knows
 };
 
 class Engine {
@@ -51,7 +50,7 @@ class Engine {
   // where it is one of this machine's (behind NAT the advertised one is not).
   ConnId dial(const std::string& host, std::uint16_t port, Ns timeout, const std::string& source = {});
 
-  // Runs `command(core, now)` under the mutex, then sends what it queued and wakes who must know.
+  // Runs `command(core, now)` under the mutex, then sends what it queued and wakes the threads that wait for it.
   template <typename Command>
   auto with_core(Command command) {
     Turn turn(*this);
@@ -82,7 +81,7 @@ class Engine {
   bool wait(std::uint64_t op, Ns most);
 
   void shutdown();
-  // Around a fork, so that the child's copy is whole. The parent goes on; the child lets go of every descriptor, so
+  // Around a fork, so that the child's copy is consistent. The parent goes on; the child closes every descriptor, so
   // that it does not keep a dead parent's connections open.
   void before_fork();
   void forked_parent() { mutex_.unlock(); }
@@ -99,8 +98,8 @@ class Engine {
     bool connecting = false;
     bool reading = true;
     bool blocked = false;  // the kernel takes no more: wait for EPOLLOUT
-    bool armed = false;    // EPOLLOUT is asked for
-    int unsent = 0;        // how much the kernel may hold unsent, where it was told
+    bool armed = false;    // EPOLLOUT is enabled
+    int unsent = 0;        // how much the kernel may hold unsent, where it was limited
     Ns deadline = 0;
   };
 
@@ -125,7 +124,7 @@ class Engine {
     Engine& engine_;
   };
 
-  // engine.cpp: who drives
+  // engine.cpp: driving
   void service();
   bool poll_hot(Ns now);
   void poll_all(std::unique_lock<std::mutex>& lock, int timeout_ms);
@@ -145,10 +144,10 @@ class Engine {
   void tick(Ns now);
   void look_at_lanes(Ns now);
   void look_at_hints(Ns now);
-  int patience_ms() const;
+  int poll_timeout_ms() const;
   Ns spin_for(const Op& op) const;
   void tell();
-  void give_way(std::unique_lock<std::mutex>& lock);
+  void yield_mutex(std::unique_lock<std::mutex>& lock);
   bool has_unsent() const;
   void wait_a_moment(std::unique_lock<std::mutex>& lock);
 
@@ -164,10 +163,10 @@ class Engine {
   std::atomic<int> turns_wanted_{0};
   std::atomic<bool> driving_{false};
   std::atomic<int> in_epoll_{0};
-  std::atomic<bool> told_{false};  // somebody was woken and has not had the mutex yet
+  std::atomic<bool> notified_{false};  // a waiter was woken and has not had the mutex yet
   bool wanted_ = false, stopping_ = false, forked_ = false;
   int op_waiters_ = 0, event_waiters_ = 0;
-  std::uint64_t told_finished_ = 0;
+  std::uint64_t reported_finished_ = 0;
   Ns last_drive_ = 0, last_tick_ = 0, last_ack_check_ = 0, last_look_ = 0, listener_paused_until_ = 0;
   std::thread thread_;
 };

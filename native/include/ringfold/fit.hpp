@@ -20,7 +20,7 @@ inline constexpr std::size_t columns = 8;  // t1_tx t1_rx t2_tx t2_rx r1_tx r1_r
 inline constexpr std::uint8_t forward_kept = 1, backward_kept = 2;
 inline constexpr std::size_t fewest_pairs = 10;          // in each direction
 inline constexpr std::int64_t shortest_ns = 10'000'000;  // between the first and the last point
-inline constexpr double most_trimmed = 0.02;             // of all points, when the bounds cross
+inline constexpr double max_trimmed = 0.02;              // of all points, when the bounds cross
 
 // What the certified bound allows on each side beyond the stamps themselves: for reading the clock (a kernel stamp is
 // mapped from one clock to another), and for an oscillator that does not keep a straight line over the window, as a

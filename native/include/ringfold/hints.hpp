@@ -1,11 +1,12 @@
-// Hints in shared memory: the agent's writer, and the reader that the engine asks at each segment.
+// Hints in shared memory: the agent's writer, and the reader that the engine uses at each segment.
 //
 // The layout and the rules are in include/ringfold_hints.h, which the reader here uses as any other consumer would. The
 // writer is the only code that stores into the file, and there is one writer at a time (flock). Its invariants:
 //   - a word is stored at once, so a narrow hint is whole or not there;
 //   - the wide area is written before a word that points at it becomes valid, under a sequence that is odd meanwhile;
 //   - a slot's generation only grows (modulo 2^20, never 0), also across restarts: it stays in the file;
-//   - after a restart every word is invalid, and every sequence even, before the heartbeat says that somebody is there.
+//   - after a restart every word is invalid, and every sequence even, before the heartbeat shows that the agent is
+//   alive.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +21,7 @@ namespace ringfold::hints {
 
 using Word = std::uint64_t;
 
-// Somebody else writes this file; `pid` says who, or 0.
+// Another process writes this file: `pid`, or 0 if that is unknown.
 struct InUse : std::runtime_error {
   InUse(const std::string& path, std::uint64_t pid);
   std::uint64_t pid;
@@ -48,7 +49,7 @@ class Writer {
   Word word(std::uint32_t slot) const;
 
   void beat();
-  // Says that nobody is there any more, and lets go of the file. May be called again.
+  // Marks the agent as gone, and closes the file. May be called again.
   void close();
 
   // For crash tests: dwells so long between the stores of a wide write. They are one cache line and otherwise appear
@@ -107,16 +108,5 @@ class Reader {
   State state_ = State::missing;
   std::uint64_t next_try_ns_ = 0;
 };
-
-// What benches and crash tests do without pause: hints whose parts belong together, so that a torn one shows.
-struct Hammered {
-  std::uint64_t hints = 0, local = 0, busy = 0, torn = 0, nanoseconds = 0;
-};
-// Publishes patterns of 2, 3, 4 and 8 paths, in `slots` slots, `rounds` times (0: until the process is killed).
-void hammer_writes(Writer& writer, std::uint32_t slots, std::uint64_t rounds);
-Hammered hammer_reads(Reader& reader, std::uint32_t slots, std::span<const std::uint32_t> generations,
-                      std::uint64_t reads);
-// Nanoseconds per read of one slot's word, as the engine reads it.
-double read_cost_ns(Reader& reader, std::uint32_t slot, std::uint32_t generation, std::uint64_t reads);
 
 }  // namespace ringfold::hints

@@ -1,4 +1,4 @@
-// Mappings of a file that somebody else may truncate.
+// Mappings of a file that another process may truncate.
 //
 // Whoever truncates a file takes the pages of its mappings away, and the next read of one is a SIGBUS. For hints that
 // would be one careless `cp` into the agent's directory, and the end of every training process on the host. So the

@@ -10,10 +10,10 @@
 //
 // A rank may take part in a reduction without contributing to it: its operand does not exist, whatever its memory
 // holds. So a value has a count of contributors, which travels with each segment; the owner of the final value divides
-// by it. A value of nobody has no bytes and travels as an empty segment; where it is final it is written as zeros. What
-// is reduced with it is passed on as it is, so the bits are those of a reduction by the contributors alone. Who
-// contributed is known to a rank before its local part is finished: the count of the final value says how many ranks to
-// learn of (`set_absent`).
+// by it. A value without contributors has no bytes and travels as an empty segment; where it is final it is written as
+// zeros. What is reduced with it is passed on unchanged, so the bits are those of a reduction by the contributors
+// alone. A rank knows all contributors before its local part is finished: the count of the final value determines how
+// many absent ranks it must learn of (`set_absent`).
 #pragma once
 
 #include <array>
@@ -42,7 +42,7 @@ struct Span {
   std::size_t at = 0;  // where it begins in the virtual range
 };
 
-// Who calls an aborted op again: nobody, the engine by itself, or the caller, because its arguments depend on the ring.
+// What retries an aborted op: nothing, the engine by itself, or the caller, because its arguments depend on the ring.
 enum class Retry : std::uint8_t { never = 0, engine = 1, caller = 2 };
 
 struct OpSpec {
@@ -136,22 +136,26 @@ class Op {
   std::uint32_t sequence = 0;
   Ns started = 0;
   Ns deadline = 0;
-  bool deadline_told = false;
+  bool timeout_reported = false;
   bool small = false;
-  bool mismatch_told = false;
+  bool mismatch_reported = false;
   // By direction, [1] to the next peer and [0] to the previous one:
   bool peer_ready[2] = {};  // it has called the op: no eager limit any more
-  bool told_ready[2] = {};  // and has been told that this peer has
+  bool ready_sent[2] = {};  // and has received Ready of this peer
   std::size_t eager_sent[2] = {};
   std::size_t early_sent[2] = {};      // of these, before the neighbour was known to have called the op
-  std::size_t early_received[2] = {};  // payload that came before the neighbour was told that this peer has
+  std::size_t early_received[2] = {};  // payload that came before Ready was sent to the neighbour
   std::array<std::uint64_t, max_paths> assigned[2] = {};  // bytes by path
 
   std::vector<bool> dones;  // by rank
   std::uint32_t done_count = 0;
   std::uint64_t registrations = 0;
-  Payloads payloads;            // small ops only
+  Payloads payloads;  // small ops only
+#ifdef RINGFOLD_PLANTED
   bool divide_by_size = false;  // a planted bug: the division is by the ring's size, not by the count of contributors
+#else
+  static constexpr bool divide_by_size = false;
+#endif
 
   // Begins (again) in an epoch. Everything of an earlier attempt is forgotten.
   // `fine`: segments small enough that paths of different speed end together.
@@ -180,9 +184,9 @@ class Op {
   std::size_t sendable_bytes(bool to_next) const {
     return (again_[to_next].size() + forwards_[to_next].size() + own_[to_next].size()) * plan_.segment_bytes;
   }
-  void send_again(bool to_next, Sendable item);
+  void resend(bool to_next, Sendable item);
   // Whether the segment's memory holds a later value by now. That value came around the ring, so the neighbour had the
-  // segment, whether or not it has said so.
+  // segment, whether or not it has reported that.
   bool superseded(const Sendable& item) const;
   // The memory behind a sendable segment, in order.
   void pieces(const Sendable& item, std::vector<Piece>& out) const;
@@ -202,7 +206,7 @@ class Op {
   void restore();
   // The last copy of a reduce_scatter, when the op is committed.
   void deliver();
-  void let_go_of_memory(BackupPool& pool);
+  void release_memory(BackupPool& pool);
 
  private:
   // A segment that came before the one it is to be reduced into.

@@ -140,9 +140,9 @@ struct Window {
 
 // Fills `kept`, `filtered` and `threshold` from the rows.
 //
-// By how much the spacing of a pair changed on the way is compared with how much the spacing of the window's other
+// By how much the spacing of a pair changed in flight is compared with how much the spacing of the window's other
 // pairs did, in each direction by itself: centre (the clocks' drift moves it) and spread are medians. The threshold is
-// six spreads (four standard deviations, were they normal), at least `least_threshold` and at most a fifth of the gap.
+// six spreads (four standard deviations, were they normal), at least `min_threshold` and at most a fifth of the gap.
 // And whatever the noise, the best quarter passes, and no fewer than 20 pairs: on a path that is bad all the time, a
 // bad estimate with an honest uncertainty is better than none.
 void filter(Window& window, Ns gap);
@@ -161,7 +161,7 @@ struct CoreStats {
 // So a node wakes twice a cycle, however many edges it has, and an answer comes within a cycle.
 //
 // Invariants: sequences of an edge's exchanges are consecutive. An exchange is decided once: complete, or lost, or
-// dropped because its window ended. A responder holds at most `most_answers` of one neighbour.
+// dropped because its window ended. A responder holds at most `max_answers` of one neighbour.
 class Core {
  public:
   Core(Node me, std::uint64_t first_sequence) : me_(me), sequence_(first_sequence & sequence_mask) {}
@@ -176,7 +176,7 @@ class Core {
   std::vector<Window> so_far(Ns node_now) const;
   // The newest rows of the open window, at most so many of each edge; nothing changes.
   std::vector<Window> peek(Ns node_now, std::size_t most) const;
-  // The node's number is another one from now on; neighbours of the old one must be configured anew.
+  // The node's number is another one from now on; neighbours of the old one must be configured again.
   void rename(Node me) { me_ = me; }
 
   void received(Ns now, std::span<const std::uint8_t> bytes, const Endpoint& from, Ns stamp);

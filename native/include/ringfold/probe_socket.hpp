@@ -45,7 +45,7 @@ Ns raw_now();
 
 class Prober {
  public:
-  // Binds the socket and starts the thread; throws std::runtime_error that says why not.
+  // Binds the socket and starts the thread; throws std::runtime_error with the reason.
   explicit Prober(Settings settings);
   ~Prober();
   Prober(const Prober&) = delete;
@@ -64,11 +64,11 @@ class Prober {
   Ns to_node(Ns raw) const { return virtual_clock(raw, settings_.anchor, settings_.offset, settings_.drift_ppb); }
   // CLOCK_REALTIME minus the node's clock.
   Ns utc() const;
-  // As if somebody set the host's time of day by so much.
+  // As if the host's time of day had been set forward by so much.
   void pretend_step(Ns step) { pretended_.fetch_add(step); }
 
   void shutdown();
-  // Around a fork, so that the child's copy is whole. The child lets go of the socket.
+  // Around a fork, so that the child's copy is consistent. The child closes the socket.
   void before_fork() { mutex_.lock(); }
   void forked_parent() { mutex_.unlock(); }
   void forked_child();

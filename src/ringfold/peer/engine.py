@@ -154,7 +154,7 @@ class Engine(Commands, Protocol):
         """Bytes per second acknowledged on each path to the next member while it was busy; 0: not in the last second.
         To the previous one too little goes for a rate, so there it is always 0."""
 
-    def path_trips(self, peer: int) -> list[tuple[int, int]]:
+    def path_rtts(self, peer: int) -> list[tuple[int, int]]:
         """The smoothed and the shortest round trip on each path to a neighbour, in microseconds; 0: none was seen in
         the last second."""
 

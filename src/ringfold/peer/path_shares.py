@@ -102,7 +102,7 @@ class PathShares:
 
     def _report(self, client: AgentClient, peer: PeerId, flow: _Flow) -> None:
         rates = self._engine.path_rates(peer)[: len(flow.paths)]
-        smoothed, least = zip(*self._engine.path_trips(peer)[: len(flow.paths)], strict=True)
+        smoothed, least = zip(*self._engine.path_rtts(peer)[: len(flow.paths)], strict=True)
         if any(rates) or any(smoothed):
             client.measured(flow.connection, rates, smoothed, least)
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Protocol, cast
 
 from ringfold.peer.engine import Array, Commands, OpResult, RawEvent
+from ringfold.runtime.development import require_testing_module
 
 
 class Core(Commands, Protocol):
@@ -16,7 +17,7 @@ class Core(Commands, Protocol):
     def readable(self, conn: int) -> bool: ...
     def receive(self, now: int, conn: int, data: bytes) -> None: ...
     def transmit(self, now: int, conn: int, limit: int) -> bytes: ...
-    def acknowledged(self, now: int, conn: int, unacknowledged: int, round_trip: int = 0) -> None: ...
+    def acknowledged(self, now: int, conn: int, unacknowledged: int, rtt: int = 0) -> None: ...
     def stats(self) -> dict[str, int]: ...
     def lost(self, now: int, conn: int, reason: str) -> None: ...
     def tick(self, now: int) -> None: ...
@@ -43,6 +44,8 @@ class Core(Commands, Protocol):
 
 
 def new_core(planted: str = "") -> Core:
-    """A fresh core, with a bug in it if one is named."""
-    native = importlib.import_module("ringfold._native")
-    return cast(Core, native.Core(planted=planted))
+    """A fresh core as it ships, or one with the bug of this name, which needs a development build."""
+    if not planted:
+        return cast(Core, importlib.import_module("ringfold._native").Core())
+    require_testing_module()
+    return cast(Core, importlib.import_module("ringfold._native_testing").PlantedCore(planted))

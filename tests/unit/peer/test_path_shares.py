@@ -33,7 +33,7 @@ class FakeEngine:
     def path_rates(self, _peer: int) -> list[int]:
         return self.rates
 
-    def path_trips(self, _peer: int) -> list[tuple[int, int]]:
+    def path_rtts(self, _peer: int) -> list[tuple[int, int]]:
         return self.trips
 
 

@@ -17,6 +17,7 @@ from ringfold.agent.client import AgentClient, AgentConsole
 from ringfold.errors import AgentUnreachable
 from ringfold.runtime.clock import monotonic_ns, unix_ns
 from ringfold.runtime.datagrams import DatagramSender
+from ringfold.runtime.development import require_testing_module
 from ringfold.runtime.local import LocalConnection
 from ringfold.runtime.process import request_prompt_scheduling
 from ringfold.tools.bench import report as reports
@@ -97,13 +98,16 @@ def _sheets(figures: Sequence[Row]) -> list[Sheet]:
 
 def read_cost() -> Row:
     """The best of several turns: what a read costs, not what else the machine does."""
+    require_testing_module()
+    from ringfold import _native_testing
+
     with Cluster() as cluster:
         path = str(cluster.directory / HINTS_NAME)
         writer = _native.HintWriter(path, 60_000_000_000, 0o600)
         writer.open(5, 1)
         writer.publish(5, [21_845, 43_690])
         reader = _native.HintReader(path)
-        costs = [reader.cost_ns(5, 1, 5_000_000) for _ in range(7)]
+        costs = [_native_testing.hint_read_cost_ns(reader, 5, 1, 5_000_000) for _ in range(7)]
         writer.close()
     return {"part": "read", "read_ns": min(costs), "worst_turn_ns": max(costs)}
 
@@ -220,6 +224,9 @@ def torn(reads: int) -> Row:
 
     A read that finds no writer's hint proves nothing, and is done in no time: those do not count as reads.
     """
+    require_testing_module()
+    from ringfold import _native_testing
+
     found = {"hints": 0, "local": 0, "busy": 0, "torn": 0, "nanoseconds": 0}
     with Cluster() as cluster:
         path = str(cluster.directory / HINTS_NAME)
@@ -232,7 +239,8 @@ def torn(reads: int) -> Row:
         while (done := found["hints"] + found["busy"]) < reads:
             if not done and monotonic_ns() - began_ns > START_S * 1e9:
                 raise ProcessFailed("writers", f"wrote no hint in {START_S:.0f} s", cluster.log_tail("writers"))
-            for key, count in reader.hammer(TORN_SLOTS, generations, min(CHUNK, reads - done)).items():
+            some = _native_testing.hammer_hint_reads(reader, TORN_SLOTS, generations, min(CHUNK, reads - done))
+            for key, count in some.items():
                 found[key] += count
         cluster.send(["writers"], {"what": "stop"})
         kills = cluster.gather(["writers"], START_S)["writers"]["kills"]

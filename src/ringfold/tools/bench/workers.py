@@ -447,6 +447,8 @@ def hint_writers(channel: Channel, path: str, slots: int, generation: int) -> No
 
 
 def _fork_writer(path: str, slots: int, generation: int) -> int:
+    from ringfold import _native_testing  # only development builds have it
+
     parent = os.getpid()
     child = os.fork()
     if child:
@@ -456,7 +458,7 @@ def _fork_writer(path: str, slots: int, generation: int) -> int:
         writer = _native.HintWriter(path, HINT_STALE_NS, 0o600)
         for slot in range(slots):
             writer.open(slot, generation)
-        writer.hammer(slots, 0)
+        _native_testing.hammer_hint_writes(writer, slots, 0)
     finally:
         os._exit(1)
 

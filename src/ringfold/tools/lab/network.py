@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import IO, Any, Self
 
+from ringfold.runtime.development import require_testing_module
 from ringfold.tools import namespaces
 from ringfold.tools.cluster import launch, signal_session
 from ringfold.tools.lab.model import SWITCH, Cable, Change, Path, Rate, plan
@@ -50,7 +51,8 @@ class Relayed:
     """The relayed cables of a lab, by (host, path)."""
 
     def __init__(self, seed: int) -> None:
-        from ringfold._native import Relay
+        require_testing_module()
+        from ringfold._native_testing import Relay
 
         self._relay, self._seed = Relay(), seed
         self._numbers: dict[Key, int] = {}

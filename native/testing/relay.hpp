@@ -1,4 +1,4 @@
-// Long and bad cables: packets that take their time, and packets that never arrive.
+// Cables with latency and loss: packets that arrive late, and packets that never arrive.
 //
 // A *cable* joins two descriptors that give and take one packet per call (TAP devices, in the lab: one in a host's
 // network namespace, one in the switch's). It has a *line* for each direction. A line holds every packet back for its
@@ -28,10 +28,10 @@ using Ns = std::int64_t;
 
 struct LineStats {
   std::uint64_t packets = 0, bytes = 0;  // taken in, the lost ones included
-  std::uint64_t lost = 0;                // as asked for
-  std::uint64_t overflowed = 0;          // more on the way than the line holds
+  std::uint64_t lost = 0;                // as configured
+  std::uint64_t overflowed = 0;          // more in flight than the line holds
   std::uint64_t refused = 0;             // the far end did not take them (its interface is down)
-  std::uint64_t on_the_way = 0;          // bytes, now
+  std::uint64_t in_flight = 0;           // bytes, now
   Ns latest = 0;                         // the most that a packet was handed over after its time
 };
 
@@ -39,13 +39,13 @@ class Line {
  public:
   explicit Line(std::uint64_t seed, std::size_t capacity = std::size_t{64} << 20) : state_(seed), capacity_(capacity) {}
 
-  // For packets from now on. Those on the way keep their time, and the order stays.
+  // For packets from now on. Those in flight keep their time, and the order stays.
   void set(Ns delay, double loss) {
     delay_ = delay;
     loss_ = loss;
   }
   void push(Ns now, std::span<const std::uint8_t> packet);
-  // When the next packet is to be handed over; nothing if none is on the way.
+  // When the next packet is to be handed over; nothing if none is in flight.
   std::optional<Ns> due() const;
   // The next packet, if its time has come. It stays until it is popped.
   std::optional<std::span<const std::uint8_t>> front(Ns now) const;
@@ -71,31 +71,31 @@ class Line {
 
 class Relay {
  public:
-  // Starts the thread; throws std::runtime_error that says why not.
+  // Starts the thread; throws std::runtime_error with the reason.
   Relay();
   ~Relay() { close(); }
   Relay(const Relay&) = delete;
   Relay& operator=(const Relay&) = delete;
 
-  // Joins two descriptors, which the relay duplicates. `loss` is of what goes from `near` to `far`; nothing is lost on
-  // the way back. The number of the cable.
+  // Joins two descriptors, which the relay duplicates. `loss` applies from `near` to `far`; nothing is lost in the
+  // other direction. The number of the cable.
   std::size_t add(int near, int far, Ns delay, double loss, std::uint64_t seed);
   // Throws std::out_of_range for a number that is no cable.
   void set(std::size_t cable, Ns delay, double loss);
   // There, and back.
   std::pair<LineStats, LineStats> stats(std::size_t cable);
-  // Ends the thread and lets go of the descriptors; what is on the way is lost. Safe to call twice, and in a child.
+  // Ends the thread and closes the descriptors; what is in flight is lost. Safe to call twice, and in a child.
   void close();
 
  private:
-  struct Way {
+  struct Direction {
     int from, to;
     Line line;
     bool is_gone = false;
   };
   struct Cable {
     int near, far;
-    Way there, back;
+    Direction there, back;
   };
 
   void run();

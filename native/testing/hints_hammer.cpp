@@ -1,7 +1,7 @@
-// Writing and reading without pause, to find torn hints. Every pattern says the same number several times.
-#include <array>
+// Every pattern contains the same number several times.
+#include "hints_hammer.hpp"
 
-#include "ringfold/hints.hpp"
+#include <array>
 
 namespace ringfold::hints {
 namespace {

@@ -1,6 +1,8 @@
-// The relay of the lab's long cables. Every call releases the GIL: the relay's thread may hold the lock for a turn.
-#include "ringfold/relay.hpp"
-#include "convert.hpp"
+// The relay of the lab's cables with latency and loss. Every call releases the GIL: the relay's thread may hold the
+// lock for a turn.
+#include "relay.hpp"
+
+#include "testing.hpp"
 
 namespace ringfold {
 namespace {
@@ -12,7 +14,7 @@ nb::dict to_python(const relay::LineStats& stats) {
   out["lost"] = stats.lost;
   out["overflowed"] = stats.overflowed;
   out["refused"] = stats.refused;
-  out["on_the_way_bytes"] = stats.on_the_way;
+  out["on_the_way_bytes"] = stats.in_flight;
   out["latest_ns"] = stats.latest;
   return out;
 }
@@ -45,7 +47,7 @@ void bind_relay(nb::module_& m) {
         nb::gil_scoped_release free;
         self.set(cable, delay_ns, loss);
       },
-      "cable"_a, "delay_ns"_a, "loss"_a, "Another delay (each way) and loss, for packets from now on.");
+      "cable"_a, "delay_ns"_a, "loss"_a, "Another delay (each direction) and loss, for packets from now on.");
   cls.def(
       "stats",
       [](Relay& self, std::size_t cable) {
@@ -58,7 +60,7 @@ void bind_relay(nb::module_& m) {
       },
       "cable"_a, "Counts of what went from `near` to `far`, and back.");
   cls.def("close", &Relay::close, nb::call_guard<nb::gil_scoped_release>(),
-          "End the thread. What is on the way is lost. Safe to call twice.");
+          "End the thread. What is in flight is lost. Safe to call twice.");
 }
 
 }  // namespace ringfold

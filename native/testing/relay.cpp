@@ -1,4 +1,4 @@
-#include "ringfold/relay.hpp"
+#include "relay.hpp"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -60,7 +60,7 @@ void Line::push(Ns now, std::span<const std::uint8_t> packet) {
     ++stats_.lost;
     return;
   }
-  if (stats_.on_the_way + packet.size() > capacity_) {
+  if (stats_.in_flight + packet.size() > capacity_) {
     ++stats_.overflowed;
     return;
   }
@@ -71,7 +71,7 @@ void Line::push(Ns now, std::span<const std::uint8_t> packet) {
   }
   next.bytes.assign(packet.begin(), packet.end());
   next.due = last_due_ = std::max(last_due_, now + delay_);
-  stats_.on_the_way += packet.size();
+  stats_.in_flight += packet.size();
   packets_.push_back(std::move(next));
 }
 
@@ -87,7 +87,7 @@ std::optional<std::span<const std::uint8_t>> Line::front(Ns now) const {
 
 void Line::pop(Ns now, bool taken) {
   Packet& packet = packets_.front();
-  stats_.on_the_way -= packet.bytes.size();
+  stats_.in_flight -= packet.bytes.size();
   stats_.refused += !taken;
   stats_.latest = std::max(stats_.latest, now - packet.due);
   if (spare_.size() < spare_packets) spare_.push_back(std::move(packet.bytes));
@@ -198,9 +198,9 @@ void Relay::run() {
       polled.assign({{wake_, POLLIN, 0}, {alarm_, POLLIN, 0}});
       // A scan of all cables on each turn: labs have dozens, and a turn moves many packets when there is much to do.
       for (const auto& cable : cables_) {
-        for (const Way* way : {&cable->there, &cable->back}) {
-          polled.push_back({way->is_gone ? -1 : way->from, POLLIN, 0});
-          if (const auto next = way->line.due()) due = due ? std::min(*due, *next) : *next;
+        for (const Direction* direction : {&cable->there, &cable->back}) {
+          polled.push_back({direction->is_gone ? -1 : direction->from, POLLIN, 0});
+          if (const auto next = direction->line.due()) due = due ? std::min(*due, *next) : *next;
         }
       }
     }
@@ -232,19 +232,19 @@ void Relay::mark_gone(const std::vector<pollfd>& polled) {
 // Takes in what has come and hands over what is due, on every cable.
 void Relay::turn(std::vector<std::uint8_t>& buffer) {
   for (const auto& cable : cables_) {
-    for (Way* way : {&cable->there, &cable->back}) {
+    for (Direction* direction : {&cable->there, &cable->back}) {
       const Ns now = clock_now();
       for (int i = 0; i < packets_a_turn; ++i) {
-        const ssize_t got = ::read(way->from, buffer.data(), buffer.size());
+        const ssize_t got = ::read(direction->from, buffer.data(), buffer.size());
         if (got <= 0) break;
-        way->line.push(now, {buffer.data(), static_cast<std::size_t>(got)});
+        direction->line.push(now, {buffer.data(), static_cast<std::size_t>(got)});
       }
       const Ns then = clock_now();
       for (int i = 0; i < packets_a_turn; ++i) {
-        const auto packet = way->line.front(then);
+        const auto packet = direction->line.front(then);
         if (!packet) break;
-        const bool taken = ::write(way->to, packet->data(), packet->size()) >= 0;
-        way->line.pop(then, taken);
+        const bool taken = ::write(direction->to, packet->data(), packet->size()) >= 0;
+        direction->line.pop(then, taken);
       }
     }
   }

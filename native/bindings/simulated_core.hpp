@@ -1,0 +1,161 @@
+// The core for the simulation: the commands of the engine, with virtual connections and a virtual clock. A template of
+// its binding, because the test module has one with planted bugs.
+#pragma once
+
+#include <unordered_map>
+
+#include "commands.hpp"
+
+namespace ringfold {
+
+class SimulatedCore {
+ public:
+  SimulatedCore() = default;
+#ifdef RINGFOLD_PLANTED
+  explicit SimulatedCore(Planted planted) : core_(planted) {}
+#endif
+
+  void receive(Ns now, ConnId conn, const nb::bytes& bytes) {
+    now_ = now;
+    const auto* at = reinterpret_cast<const std::byte*>(bytes.c_str());
+    std::size_t left = bytes.size();
+    while (left > 0) {
+      const auto space = core_.receive_space(conn);
+      if (space.empty()) throw nb::value_error("the connection must not be read now: ask readable() first");
+      const std::size_t step = std::min(left, space.size());
+      std::memcpy(space.data(), at, step);
+      core_.received(now, conn, step);
+      at += step;
+      left -= step;
+      if (left > 0 && core_.receive_space(conn).empty()) break;
+    }
+    unread_[conn].insert(unread_[conn].end(), at, at + left);
+  }
+
+  nb::bytes transmit(Ns now, ConnId conn, std::size_t limit) {
+    now_ = now;
+    std::string out;
+    while (out.size() < limit) {
+      iovec pieces[16];
+      const std::size_t count = core_.gather(conn, pieces, 16);
+      std::size_t taken = 0;
+      for (std::size_t i = 0; i < count && out.size() < limit; ++i) {
+        const std::size_t step = std::min<std::size_t>(pieces[i].iov_len, limit - out.size());
+        out.append(static_cast<const char*>(pieces[i].iov_base), step);
+        taken += step;
+      }
+      if (taken == 0) break;
+      core_.sent(now, conn, taken);
+    }
+    return nb::bytes(out.data(), out.size());
+  }
+
+  const std::shared_ptr<ReleaseQueue>& release_queue() const { return release_queue_; }
+
+  Ns now_ = 0;
+  Core core_;
+  std::unordered_map<std::uint64_t, std::vector<Array>> kept_;
+
+  // Bytes that arrived while the connection was held are offered again as soon as it may be read.
+  void retry_unread() {
+    bool again = true;
+    while (again) {
+      again = false;
+      for (auto& [conn, bytes] : unread_) {
+        if (bytes.empty() || core_.receive_space(conn).empty()) continue;
+        const Bytes waiting = std::exchange(bytes, {});
+        receive(now_, conn, to_python(waiting));
+        again = true;
+        break;
+      }
+    }
+  }
+  void forget(ConnId conn) { unread_.erase(conn); }
+
+ private:
+  const std::shared_ptr<ReleaseQueue> release_queue_ = std::make_shared<ReleaseQueue>();
+  std::unordered_map<ConnId, Bytes> unread_;
+};
+
+template <typename PyCore>
+void bind_simulated_core(nb::class_<PyCore>& cls) {
+  bind_commands(cls, [](PyCore& self, auto command) {
+    command(self.core_, self.now_);
+    self.retry_unread();
+  });
+  cls.def(
+      "set_first_sequence", [](PyCore& self, std::uint32_t first) { self.core_.set_first_sequence(first); }, "first"_a);
+  cls.def("set_now", [](PyCore& self, Ns now) { self.now_ = now; }, "now"_a);
+  cls.def(
+      "open",
+      [](PyCore& self, const std::string& remote, bool accepted) {
+        const ConnId conn = self.core_.open(remote, accepted);
+        if (!accepted) self.core_.opened(conn);
+        return conn;
+      },
+      "remote"_a, "accepted"_a);
+  cls.def("receive", &PyCore::receive, "now"_a, "conn"_a, "data"_a);
+  cls.def("transmit", &PyCore::transmit, "now"_a, "conn"_a, "limit"_a);
+  cls.def("readable", [](PyCore& self, ConnId conn) { return !self.core_.receive_space(conn).empty(); }, "conn"_a);
+  cls.def(
+      "lost",
+      [](PyCore& self, Ns now, ConnId conn, const std::string& reason) {
+        self.now_ = now;
+        self.core_.lost(now, conn, reason);
+        self.forget(conn);
+      },
+      "now"_a, "conn"_a, "reason"_a);
+  cls.def(
+      "tick",
+      [](PyCore& self, Ns now) {
+        self.now_ = now;
+        self.core_.tick(now);
+      },
+      "now"_a);
+  cls.def(
+      "acknowledged",
+      [](PyCore& self, Ns now, ConnId conn, std::uint64_t left, Ns rtt) {
+        self.core_.acknowledged(now, conn, left, rtt);
+      },
+      "now"_a, "conn"_a, "unacknowledged"_a, "rtt"_a = 0);
+  cls.def("next_deadline", [](PyCore& self) { return self.core_.next_deadline(); });
+  cls.def("next_event", [](PyCore& self) -> nb::object {
+    const auto event = self.core_.next_event();
+    self.release_queue()->release_queued();
+    return event ? nb::object(to_python(*event)) : nb::none();
+  });
+  cls.def("conns_to_flush", [](PyCore& self) { return self.core_.take_dirty(); });
+  cls.def("conns_to_close", [](PyCore& self) { return self.core_.take_closing(); });
+  cls.def(
+      "submit",
+      [](PyCore& self, int kind, int reduce_op, std::uint64_t tag, int root, const std::vector<Array>& source,
+         const std::optional<std::vector<Array>>& target, const std::vector<int>& dtypes, int retry, Ns timeout_ns,
+         int quantisation, bool again, bool contribute) {
+        Call call = make_call(kind, reduce_op, tag, root, source, target, dtypes, retry, timeout_ns, quantisation);
+        call.spec.again = again;
+        call.spec.contribute = contribute;
+        const std::uint64_t op = self.core_.submit(self.now_, std::move(call.spec));
+        self.kept_.emplace(op, std::move(call.arrays));
+        return op;
+      },
+      "kind"_a, "reduce_op"_a, "tag"_a, "root"_a, "source"_a, "target"_a.none(), "dtypes"_a, "retry"_a, "timeout_ns"_a,
+      "quantisation"_a = 0, "again"_a = false, "contribute"_a = true);
+  cls.def(
+      "poll",
+      [](PyCore& self, std::uint64_t op) -> nb::object {
+        const OpPtr found = self.core_.find(op);
+        if (found == nullptr) throw nb::key_error("no such op");
+        return found->state == OpState::finished ? nb::object(to_python(found->result)) : nb::none();
+      },
+      "op"_a);
+  cls.def("cancel", [](PyCore& self, std::uint64_t op) { return self.core_.cancel(op); }, "op"_a);
+  cls.def(
+      "release",
+      [](PyCore& self, std::uint64_t op) {
+        self.core_.release(op);
+        self.kept_.erase(op);
+      },
+      "op"_a);
+}
+
+}  // namespace ringfold

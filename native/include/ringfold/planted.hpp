@@ -1,0 +1,23 @@
+// Bugs that the simulation must be able to find.
+//
+// Only code that is compiled with RINGFOLD_PLANTED can have one: the test module `_native_testing` and the native tests
+// of the simulation. In the release module `planted_` is a constant without bugs, and every branch on it is compiled
+// out.
+#pragma once
+
+namespace ringfold {
+
+struct Planted {
+  bool commit_missing_done = false;  // an op is committed without the Done of one rank
+  bool no_restore = false;           // an aborted op leaves its buffers changed
+  bool accept_old_epoch = false;     // frames of another epoch count
+  bool apply_duplicate = false;      // a segment that is sent twice is reduced twice
+  bool done_after_seal = false;      // a sealed epoch goes on
+  bool forget_lane = false;          // what was on a lost lane is not sent again
+  bool tell_nobody = false;          // a lane that leaves a segment to others does not wake them
+  bool apply_finished = false;       // a frame of a finished sequence counts for the op that runs
+  bool divide_by_size = false;       // an average is over the ring, not over those that contributed
+  bool early_unlimited = false;      // each op counts its early segments by itself, and nobody counts all of them
+};
+
+}  // namespace ringfold
