@@ -112,7 +112,7 @@ class JudgesByTheClock(IterationMachine):
         )
 
 
-class _Impatient(liveness.Watch):
+class _Impatient(liveness.LivenessMonitor):
     def observe(self, now_ns: Ns, incarnation: str, version: int) -> bool:
         before = self._watched.get(incarnation)
         is_dead = super().observe(now_ns, incarnation, version)
@@ -130,7 +130,7 @@ class JudgesAtOnce(IterationMachine):
         self.observer.liveness = _Deaf(has_leases=False, inactive_after_ns=3 * 10**9, absent_ns=10**9)
 
 
-class _Deaf(liveness.Watch):
+class _Deaf(liveness.LivenessMonitor):
     def observe(self, now_ns: Ns, incarnation: str, version: int) -> bool:
         return super().observe(now_ns, incarnation, 1)
 
