@@ -567,7 +567,7 @@ def test_pending_is_the_same_whatever_the_order_of_waiting(master: MasterThread)
         begun.wait()
         if run.rank == 0:
             # The master knows of a newcomer before a peer does: only what this peer was told goes into its next op.
-            soon(lambda: run._session.locked(lambda machine: machine._facts.heard) == 3)
+            soon(lambda: run._session.locked(lambda machine: machine._facts.registrations) == 3)
         second = run.all_reduce_async(np.ones(4), tag=2)
         for handle in (second, first) if run.rank == 0 else (first, second):
             handle.wait(DEADLINE_S)

@@ -101,7 +101,7 @@ def _at_a_peer(epoch: int) -> dict[str, tuple[Say, str]]:
         "a lane of a wrong version": (lane(version=99), "protocol version 99"),
         "a lane with absurd numbers": (lane(source=-5), "numbers out of range"),
         "a heartbeat": (_raw(heartbeat_frame(Heartbeat(1, 0))), "unexpected frame kind 1"),
-        "a challenge": (_said(lambda nonce: Challenge(NONCE, VERSION, VERSION)), "it said Challenge out of turn"),
+        "a challenge": (_said(lambda nonce: Challenge(NONCE, VERSION, VERSION)), "it sent Challenge out of turn"),
     }
 
 
@@ -147,7 +147,7 @@ def test_idle_connections_and_half_frames_exhaust_nothing(cluster: ProgramCluste
     master.expect_log("it proved nothing within 5000 ms")
     victim.expect_log("too many connections that have proven nothing")
     victim.expect_log("no handshake in time")
-    victim.expect_log("its epoch did not come")
+    victim.expect_log("its epoch was not recorded here in time")
     after = step_with(peers[0], WORLD, after=time.monotonic())
     assert after["epoch"] == before["epoch"]
     end_training(peers)

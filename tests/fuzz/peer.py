@@ -24,14 +24,13 @@ from ringfold.peer.effects import (
     Joined,
     MakeBulk,
     MakeControl,
-    ProbeHeard,
+    Notify,
     Promote,
     SealEngine,
     SendBlocks,
     SendMessage,
     SetRegistrations,
     Settle,
-    Tell,
     WriteBlocks,
 )
 from ringfold.peer.events import (
@@ -61,6 +60,7 @@ from ringfold.peer.events import (
 from ringfold.peer.machine import PeerMachine
 from ringfold.peer.outcome import error_of
 from ringfold.peer.settings import Identity, PeerTimings
+from ringfold.peer.states import ControlState
 from ringfold.state.shared import SharedState
 from ringfold.state.snapshot import Snapshot
 from ringfold.wire import messages as m
@@ -184,11 +184,11 @@ class PeerRun:
                 assert isinstance(error_of(reason, "a call", 1, 2), RingfoldError)
             case Ended(error):
                 assert error is None or str(error)
-            case Tell(notice):
+            case Notify(notice):
                 assert str(notice)
             case FailAll(reason):
                 msgspec.msgpack.encode(reason)
-            case Joined() | ProbeHeard():
+            case Joined():
                 pass
 
     # Steps
@@ -196,7 +196,7 @@ class PeerRun:
     def apply(self, step: Step) -> None:
         match step:
             case ["join"]:
-                if self.machine._control.stage == "idle" and not self.machine._control.masters:
+                if self.machine._control.state is ControlState.IDLE and not self.machine._control.masters:
                     self.step(CallJoin((("10.0.0.1", 48148), ("10.0.0.9", 48148)), self.now + 20_000 * MS))
             case ["open", conn] if self.conns.get(conn) == "dialled":
                 self.conns[conn] = "opened"
@@ -435,14 +435,14 @@ class PeerRun:
                 return ["body", conn, rng.randbytes(rng.randrange(60)).hex()]
 
     def _honest(self, rng: Random) -> Step:
-        stage = self.machine._control.stage
-        if stage == "challenge":
+        state = self.machine._control.state
+        if state is ControlState.CHALLENGE:
             return ["master", "challenge"]
-        if stage == "welcome":
+        if state is ControlState.WELCOME:
             is_back = self.machine._control.ticket is not None
             return ["master", "resumed"] if is_back else ["master", "welcome", rng.random() < 0.8]
         ring = rng.choice(([ME], [1, ME], [ME, 1], [1, ME, 3], [4, 3, ME, 1]))
-        waiting = [call.asked.kind for call in self.machine._calls._waiting.values() if not call.is_planned]
+        waiting = [call.call.kind for call in self.machine._calls._waiting.values() if not call.is_planned]
         if "sync" in waiting and rng.random() < 0.7:
             return ["master", "plan", *rng.choice(([0], [0, 1], []))]
         if "optimize" in waiting and rng.random() < 0.7:

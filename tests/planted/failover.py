@@ -15,6 +15,7 @@ from ringfold.master.returning import Returning
 from ringfold.master.run import Peer
 from ringfold.peer.effects import Effect as PeerEffect
 from ringfold.peer.machine import PeerMachine
+from ringfold.peer.states import PeerState
 from ringfold.testing.masters import SimStore
 from ringfold.testing.nodes import SimMaster
 from ringfold.testing.peers import SimPeer
@@ -89,8 +90,8 @@ class _ForgetsRevisions(Master):
 
 class _SealsOnce(PeerMachine):
     def _seal(self, epoch: Epoch) -> list[PeerEffect]:
-        if self._sealed and self.record is not None and epoch == self.record.epoch:
-            return self._say(Sealed(epoch, []))
+        if self.state is PeerState.SEALED and self.record is not None and epoch == self.record.epoch:
+            return self._send_to_master(Sealed(epoch, []))
         return super()._seal(epoch)
 
 

@@ -20,6 +20,7 @@ from ringfold import errors
 from ringfold.cli import build
 from ringfold.clock.global_clock import GlobalClock, Instant
 from ringfold.config import SETTINGS, Setting
+from ringfold.peer import buffers
 from ringfold.peer.communicator import Communicator
 from ringfold.peer.outcome import Handle, ReduceInfo
 from ringfold.peer.step_ops import StepHandle
@@ -114,6 +115,9 @@ def api_page() -> str:
         "tuple or dict of them, fused into one op (a dict in the order of its sorted keys). Types: u/int 8-64, f16, "
         "bf16, f32, f64. "
         'bfloat16 comes as torch tensors, `ml_dtypes` arrays, or uint16 arrays with `dtype="bfloat16"`.',
+        "In signatures, `ArrayLike` is one array: a NumPy array, or an object with `__buffer__`, `__dlpack__` or "
+        "`__array__`. `Buffers` is an `ArrayLike`, a sequence of them, or a mapping of names to them; with `skip_none` "
+        "some may be None.",
         "Ringfold logs under `ringfold` (standard `logging`): warnings are shown by default, for more say "
         '`logging.basicConfig(level="INFO")`.',
         f"## ringfold.join\n\n```python\n{_signature('join', ringfold.join)}\n```\n\n{inspect.getdoc(ringfold.join)}",
@@ -144,6 +148,8 @@ def _signature(name: str, function: Callable[..., object]) -> str:
     signature = inspect.signature(function)
     parameters = [each for each in signature.parameters.values() if each.name != "self"]
     shown = re.sub(r"(: |-> )'([^']*)'", r"\1\2", str(signature.replace(parameters=parameters)))
+    for alias, union in (("Buffers", buffers.Buffers), ("ArrayLike", buffers.ArrayLike)):
+        shown = shown.replace(inspect.formatannotation(union), alias)
     return f"{name}{shown}" if len(shown) < 100 else f"{name}{shown}".replace(", ", ",\n    ")
 
 

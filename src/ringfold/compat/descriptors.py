@@ -335,7 +335,7 @@ class SharedState:
         return self._state
 
 
-def _array(info: TensorInfo) -> ArrayLike:
+def _array(info: TensorInfo) -> ArrayLike | shared.MayDiffer:
     if not info.allow_content_inequality:
         return info.tensor
     return shared.MayDiffer(info.tensor)

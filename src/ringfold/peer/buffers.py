@@ -1,17 +1,17 @@
-"""A caller's arrays as the engine takes them: in C order, in host memory, with a dtype code each.
+"""The caller's arrays as the engine takes them: in C order, in host memory, with a dtype code each.
 
-`all_reduce` accepts one array, or a list, tuple or dict of arrays; an array is anything with the buffer protocol
-(NumPy, `array.array`, `bytearray`, `memoryview`) or DLPack (torch and others). torch is never imported here: whoever
-holds a tensor has it loaded already.
+`all_reduce` accepts one array, or a list, tuple or dict of arrays. An array is an object with the buffer protocol
+(NumPy, `array.array`, `bytearray`, `memoryview`) or DLPack (torch and others). torch is never imported here: a program
+that has a tensor has loaded it already.
 
-An array in host memory and C order is used where it lies. Everything else (other strides, the memory of a device) is
-*staged*: the engine works on a copy in C order, which is copied back when the op has committed. So elements meet by
-their indices, whatever order each peer keeps them in, and an op that failed has not touched the caller's array.
+An array in host memory and C order is used in place. Every other one (other strides, the memory of a device) is
+*staged*: the engine works on a copy in C order, which is copied back when the op has committed. So elements are matched
+by their indices, whatever the memory order on each peer, and a failed op has not written to the caller's array.
 
-All peers must lay out the same op in the same way. So a dict goes by its sorted keys, and spans go by item size, the
-largest first: then a cut at a multiple of eight bytes never splits an element, whatever is fused. An array that is left
-out because it is None has an empty span, at a place that tells which one it was: peers that leave out different ones
-have different layouts, even where all sizes are equal.
+All peers must lay out the same op in the same way. So a dict is in the order of its sorted keys, and spans are in the
+order of item sizes, the largest first: then a cut at a multiple of eight bytes never splits an element. An array that
+is left out because it is None has an empty span at its place: peers that leave out different arrays have different
+layouts, even if all sizes are equal.
 """
 
 import sys
@@ -28,22 +28,34 @@ from ringfold.peer.codes import BFLOAT16, DTYPES
 Array = npt.NDArray[Any]
 
 CODES: dict[np.dtype[Any], int] = {np.dtype(name): code for name, code in DTYPES.items() if name != "bfloat16"}
-"""The dtypes that NumPy knows by itself; a big-endian one is a different key and is not found."""
+"""The dtypes that NumPy has itself; a big-endian dtype is a different key and is not found."""
 _DLPACK_CPU = 1
+
+
+class SupportsBuffer(Protocol):
+    """An object with the buffer protocol: `array.array`, `bytearray`, `memoryview`, NumPy arrays."""
+
+    def __buffer__(self, flags: int, /) -> memoryview: ...
 
 
 @runtime_checkable
 class SupportsDLPack(Protocol):
-    """An array of another library, handed over without a copy."""
+    """An array with the DLPack protocol, which shares its memory without a copy: torch tensors, JAX arrays."""
 
     def __dlpack__(self, *, stream: None = None) -> Any: ...  # noqa: ANN401  # a capsule has no name on Python 3.11
     def __dlpack_device__(self) -> tuple[int, int]: ...
 
 
-ArrayLike = object
-"""Whatever exports its memory. No static type covers both protocols on Python 3.11: it is checked when it is used."""
-Buffers = object
-"""One array, or a list, tuple or dict of them."""
+class SupportsArray(Protocol):
+    """An object that NumPy can read as an array, perhaps by a copy. It can be a source, never a target."""
+
+    def __array__(self) -> npt.NDArray[Any]: ...
+
+
+ArrayLike = npt.NDArray[Any] | SupportsBuffer | SupportsDLPack | SupportsArray
+"""One array of any library that exports its memory."""
+Buffers = ArrayLike | Sequence[ArrayLike | None] | Mapping[str, ArrayLike | None]
+"""One array, or a list, tuple or dict of them. None is legal only with `skip_none`."""
 CopyBack = Callable[[], None]
 
 
@@ -57,7 +69,7 @@ class Spans:
 
     @classmethod
     def of(cls, operands: "Sequence[Operand]", *, read: bool = True) -> "Spans":
-        """What the engine works on. Without `read` the content does not count: the op only writes there."""
+        """The memory that the engine works on. Without `read` the content is not copied: the op only writes there."""
         arrays, staged = [], []
         for operand in operands:
             array, copy_back = operand.in_c_order(read=read)
@@ -67,13 +79,13 @@ class Spans:
         return cls(arrays, [operand.code for operand in operands], staged)
 
     def copy_back(self) -> None:
-        """The op has committed, and this is what it wrote: staged results go to where the caller wants them."""
+        """The op has committed: copy staged results back to the caller's arrays."""
         for copy_back in self.staged:
             copy_back()
 
 
 def spans_of(buffers: Buffers, dtype: str | None = None, *, writable: bool = True, skip_none: bool = False) -> Spans:
-    """The spans of `buffers`. `dtype="bfloat16"` says that 16-bit integers hold the bits of bfloat16 numbers."""
+    """The spans of `buffers`. `dtype="bfloat16"` means that 16-bit integers hold the bits of bfloat16 numbers."""
     operands = _operands(buffers, dtype, writable=writable, skip_none=skip_none)
     if writable:
         check_apart(operands)
@@ -83,7 +95,7 @@ def spans_of(buffers: Buffers, dtype: str | None = None, *, writable: bool = Tru
 def in_and_out(
     buffers: Buffers, out: Buffers | None, dtype: str | None, *, skip_none: bool = False
 ) -> tuple[Spans, Spans | None]:
-    """The spans of an op from `buffers` to `out`; without a second one, it is in place."""
+    """The spans of an op from `buffers` to `out`; the second is None if the op is in place."""
     if out is None:
         return spans_of(buffers, dtype, skip_none=skip_none), None
     source = _operands(buffers, dtype, writable=False, skip_none=skip_none)
@@ -99,9 +111,9 @@ def in_and_out(
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """One array of the caller's, checked; nothing is copied yet.
+    """One array of the caller, checked; nothing is copied yet.
 
-    `view` is what NumPy sees of its memory, with any strides. In the memory of a device there is only the tensor.
+    `view` is a NumPy view of its memory, with any strides. For the memory of a device there is only the tensor.
     """
 
     code: int
@@ -114,7 +126,7 @@ class Operand:
 
     @property
     def described(self) -> str:
-        """Its dtype and shape, for people."""
+        """Its dtype and shape, for error texts."""
         if self.view is not None:
             return f"{self.view.dtype} {self.view.shape}"
         tensor = cast(_Tensor, self.tensor)
@@ -125,7 +137,7 @@ class Operand:
         return self.view is None or not self.view.flags.c_contiguous
 
     def in_c_order(self, *, read: bool) -> tuple[Array, CopyBack | None]:
-        """The array's own memory; or a copy in C order, filled if it is to be `read`, and how to copy it back."""
+        """The array's own memory; or a copy in C order, filled if `read`, and a function that copies it back."""
         view = self.view
         if view is None:
             return _host_copy(cast(_Tensor, self.tensor), read)
@@ -150,7 +162,7 @@ class Operand:
 def operand_of(
     array: ArrayLike, name: str = "the array", dtype: str | None = None, *, writable: bool = True
 ) -> Operand:
-    """One array, checked: it has a dtype that we reduce, and can be read, or written if the result goes there."""
+    """One array, checked: its dtype is supported, and it can be read, or written if it is `writable`."""
     if dtype is not None and dtype not in DTYPES:
         raise UsageError(f"unknown dtype {dtype!r}; supported are {', '.join(DTYPES)}")
     if hasattr(array, "data_ptr") and hasattr(array, "is_contiguous"):
@@ -191,8 +203,8 @@ _OVERLAPPING = (
 
 
 class _ReadOnly:
-    """Read-only memory under an interface that does not say so: the engine takes sources and targets alike, and only
-    reads sources. Keeps the array alive that it stands for.
+    """Read-only memory under an array interface that hides this: the engine takes sources and targets by the same type,
+    and only reads sources. It keeps the array alive.
     """
 
     def __init__(self, view: Array) -> None:
@@ -205,7 +217,7 @@ class _ReadOnly:
 def _operands(buffers: Buffers, dtype: str | None, *, writable: bool, skip_none: bool) -> list[Operand]:
     """The arrays in the order of the engine, with an empty one for each that is None."""
     operands: list[Operand] = []
-    skipped: list[int] = []  # how many arrays stand before each None
+    skipped: list[int] = []  # how many arrays are before each None
     for name, array in _named(buffers):
         if array is not None:
             operands.append(operand_of(array, name, dtype, writable=writable))
@@ -228,7 +240,7 @@ def _operands(buffers: Buffers, dtype: str | None, *, writable: bool, skip_none:
 _ITEM_BYTES = {code: 2 if code == BFLOAT16 else np.dtype(name).itemsize for name, code in DTYPES.items()}
 
 
-def _named(buffers: Buffers) -> list[tuple[str, ArrayLike]]:
+def _named(buffers: Buffers) -> list[tuple[str, ArrayLike | None]]:
     if isinstance(buffers, Mapping):
         if not all(isinstance(key, str) for key in buffers):
             raise UsageError("a dict of arrays needs keys that are strings, because all peers must sort them alike")
@@ -236,19 +248,19 @@ def _named(buffers: Buffers) -> list[tuple[str, ArrayLike]]:
     elif isinstance(buffers, list | tuple):
         named = [(f"array {index}", array) for index, array in enumerate(buffers)]
     else:
-        return [("the array", buffers)]
+        return [("the array", cast(ArrayLike, buffers))]
     if not named:
         raise UsageError("there are no arrays to work on; for an empty op call barrier()")
     return named
 
 
-# What may lie where
+# Overlaps
 
 
 def check_apart(written: Sequence[Operand], read: Sequence[Operand] = ()) -> None:
     """Refuse memory that is written twice, or both read and written by an op that is not in place.
 
-    The engine does so by itself, but of staged arrays it sees only the copies.
+    The engine checks this itself, but for staged arrays it has only the copies.
     """
     if not any(operand.is_staged for operand in (*written, *read)):
         return
@@ -286,7 +298,7 @@ def _address(view: Array) -> int:
 
 
 def _device_address(tensor: "_Tensor") -> object:
-    """Tensors with the same one begin with the same element. A device without addresses tells tensors apart itself."""
+    """Tensors with equal addresses begin with the same element. On a device without addresses tensors never overlap."""
     address = tensor.data_ptr()
     return (str(tensor.device), address) if address else id(tensor)
 
@@ -298,7 +310,7 @@ def _overlaps_itself(shape: Sequence[int], strides: Sequence[int], item_bytes: i
     axes = sorted((abs(stride), length) for length, stride in zip(shape, strides, strict=True) if length > 1)
     is_nested, reach, elements = True, item_bytes, 1
     for stride, length in axes:
-        is_nested &= stride >= reach  # each step goes beyond everything that the smaller steps reach
+        is_nested &= stride >= reach  # each step goes beyond the reach of all smaller steps
         reach += stride * (length - 1)
         elements *= length
     if is_nested or elements * item_bytes > reach:
@@ -335,7 +347,7 @@ def _numpy_view(array: ArrayLike, name: str) -> Array:
         except (RuntimeError, TypeError, ValueError) as error:
             why = f"cannot be read as a NumPy array: {error}"
         else:
-            view.flags.writeable = False  # it may be a copy, and what is written to that is lost
+            view.flags.writeable = False  # it may be a copy: writes to it would be lost
             return view
     raise UsageError(f"{name} is a {type(array).__name__}, which {why}")
 
@@ -405,7 +417,7 @@ def _tensor_view(tensor: _Tensor, kind: str, name: str) -> Array:
 
 
 def _host_copy(tensor: _Tensor, read: bool) -> tuple[Array, CopyBack]:
-    """A copy in C order and host memory, and how to copy it back. Both wait for the device's current stream."""
+    """A copy in C order in host memory, and a function that copies it back. Both wait for the current stream."""
     torch = sys.modules["torch"]
     host: _Tensor = tensor.contiguous().cpu() if read else torch.empty(tuple(tensor.shape), dtype=tensor.dtype)
 
@@ -432,7 +444,7 @@ def _code_of(view: Array, name: str, dtype: str | None) -> int:
 
 
 def _declared(found: int, kind: str, name: str, dtype: str | None) -> int:
-    """The code of an array that the caller says is `dtype`: what it is, or bfloat16 for the bits of such numbers."""
+    """The code of an array that the caller declares as `dtype`: its own, or bfloat16 for 16-bit integers."""
     if dtype is None or DTYPES[dtype] == found:
         return found
     if dtype == "bfloat16" and kind in ("uint16", "int16"):
@@ -453,16 +465,17 @@ class Source:
 
 
 class Result:
-    """Where the result of an op goes whose size depends on the ring: the caller's `out`, or an array made for it."""
+    """The target of an op whose size depends on the ring: the caller's `out`, or a new array."""
 
     def __init__(self, source: Source, out: ArrayLike | None, dtype: str | None) -> None:
-        self._source, self._dtype = source, dtype
+        self._source = source
+        self._dtype = dtype
         self._out = None if out is None else operand_of(out, "out=", dtype)
         self._array = out if isinstance(out, np.ndarray) else None if self._out is None else self._out.view
         self._spans = Spans([], [])
 
     def of_shape(self, shape: tuple[int, ...]) -> Spans:
-        """Where an op in a ring of this size writes to."""
+        """The memory that an op with a result of this shape writes to."""
         source, operand = self._source.operand, self._out
         if operand is None:
             self._array = np.empty(shape, self._source.kind)
@@ -474,7 +487,7 @@ class Result:
         return self._spans
 
     def written(self) -> Array:
-        """The op has committed: its result, as NumPy sees it."""
+        """The op has committed: its result as a NumPy array."""
         self._spans.copy_back()
         return self._spans.arrays[0] if self._array is None else self._array
 
@@ -482,10 +495,10 @@ class Result:
 def result_alone(
     array: ArrayLike, out: ArrayLike | None, dtype: str | None, *, gathers: bool, contribute: bool = True
 ) -> Array:
-    """What an all_gather, or a reduce_scatter, gives a group of one."""
+    """The result of an all_gather, or a reduce_scatter, in a group of one."""
     source = Source(array, dtype)
     result = Result(source, out, dtype)
     spans = result.of_shape((1, *source.shape) if gathers else (source.operand.size,))
-    given, there = source.spans.arrays[0].reshape(-1), spans.arrays[0].reshape(-1)
-    there[:] = given if contribute else 0
+    target = spans.arrays[0].reshape(-1)
+    target[:] = source.spans.arrays[0].reshape(-1) if contribute else 0
     return result.written()

@@ -1,4 +1,4 @@
-"""The numbers that Python and the native engine share. They travel in an op's descriptor: append, never reorder."""
+"""The numbers that Python and the native engine share. They are sent in an op's descriptor: append, never reorder."""
 
 from enum import IntEnum
 from typing import Self
@@ -26,7 +26,7 @@ class OpStatus(IntEnum):
 
 
 class Retry(IntEnum):
-    """Who tries an aborted op again: nobody, the engine, or the caller, because its arguments depend on the ring."""
+    """Who retries an aborted op: nobody, the engine, or the caller, because its arguments depend on the ring."""
 
     NEVER = 0
     ENGINE = 1
@@ -34,7 +34,7 @@ class Retry(IntEnum):
 
 
 class Final(IntEnum):
-    """Whether an aborted op may be tried again, or is over."""
+    """Whether an aborted op may be retried, or is over."""
 
     NO = 0
     OVER = 1
@@ -49,7 +49,7 @@ class Final(IntEnum):
 
 REDUCE_OPS = {"sum": 0, "avg": 1, "prod": 2, "min": 3, "max": 4}
 QUANTISATIONS = {"minmax8": 1, "minmax4": 2, "zeroscale8": 3, "zeroscale4": 4}
-"""How the segments of an all_reduce travel; 0 is as they are."""
+"""How the segments of an all_reduce are quantised; 0: not at all."""
 DTYPES = {
     "uint8": 0,
     "int8": 1,

@@ -1,13 +1,13 @@
 """The communicator: what a training process holds, from `join` to `leave`.
 
 `all_reduce` of one array is the hot path: a few checks, then the engine does everything from the calling thread. The
-rest of this file is about being right when the group changes under a call:
+rest of this file handles changes of the group during a call:
 
-* all_reduce, barrier and broadcast from rank 0 mean the same in any ring, so the engine itself restarts them.
+* all_reduce, barrier and broadcast from rank 0 mean the same in any ring, so the engine itself retries them.
 * all_gather, reduce_scatter and broadcast from another rank depend on the size or the order of the ring, so they are
   bound to an epoch (see `ops.py`).
-* `are_peers_pending` answers from what all members share: the op that last returned, with the facts of its epoch, or
-  the last run-wide call. What this process happens to have heard since plays no part.
+* The result of `are_peers_pending` depends only on what all members share: the op that returned last, with the facts of
+  its epoch, or the last run-wide call. Messages that this process has received since do not count.
 """
 
 import weakref
@@ -66,25 +66,27 @@ class Communicator:
         sigterm_grace_s: float = 20.0,
         join_again: "Callable[[], tuple[Session, Callable[[], None]]] | None" = None,
     ) -> None:
-        """`join_again` makes another session with the same settings, and a function that lets it join."""
-        self._sigterm_grace_s, self._join_again = sigterm_grace_s, join_again
+        """`join_again` makes another session with the same settings, and a function with which it joins."""
+        self._sigterm_grace_s = sigterm_grace_s
+        self._join_again = join_again
         self._ops = Ops(session, op_timeout_s)
         self._hold(session)
-        self._go_on()
+        self._begin_session()
 
     def _hold(self, session: Session) -> None:
-        self._session, self._close = session, weakref.finalize(self, session.close)
+        self._session = session
+        self._close = weakref.finalize(self, session.close)
 
-    def _go_on(self) -> None:
+    def _begin_session(self) -> None:
         """The session has joined."""
         session = self._session
-        self._ops.go_on_with(session)
+        self._ops.use_session(session)
         self._all_reduce = session.engine.all_reduce
         admission = session.joined_with
         assert admission is not None, "a communicator exists only after the join"
-        self._call_answer = (admission.pending, admission.world.groups)
+        self._call_result = (admission.pending, admission.world.groups)
 
-    # Where this peer stands
+    # This peer and its group
 
     @property
     def _record(self) -> Record:
@@ -94,7 +96,7 @@ class Communicator:
 
     @property
     def peer_id(self) -> int:
-        """This peer's number in the run. Numbers only grow: a lower one is a longer member."""
+        """This peer's id in the run. Ids only grow: lower ids joined earlier."""
         return self._session.machine.peer
 
     @property
@@ -109,17 +111,17 @@ class Communicator:
 
     @property
     def newcomers(self) -> tuple[int, ...]:
-        """Who was admitted with the newest epoch."""
+        """The peers that were admitted with the newest epoch."""
         return tuple(self._record.newcomers)
 
     @property
     def unsynced(self) -> frozenset[int]:
-        """The members that were admitted since the last sync (since ever, without one)."""
+        """The members that were admitted since the last sync (all that were ever admitted, without one)."""
         return self._session.locked(lambda machine: frozenset(machine.unsynced)) & frozenset(self.members)
 
     @property
     def has_newcomers(self) -> bool:
-        """Whether anybody was admitted since the last sync, even if it is gone by now: the same answer everywhere."""
+        """Whether a peer was admitted since the last sync, even if it is gone by now: the same on all members."""
         return self._session.locked(lambda machine: bool(machine.unsynced))
 
     @property
@@ -148,14 +150,14 @@ class Communicator:
 
     @property
     def spans_groups(self) -> bool:
-        """Whether the run has several groups, as all members of this one see it at this point of the program."""
+        """Whether the run has several groups: the same on all members of this one at the same point of the program."""
         last = self._ops.last
-        groups = self._call_answer[1] if last is None else self._session.machine.facts[last[2]].groups
+        groups = self._call_result[1] if last is None else self._session.machine.facts[last[2]].groups
         return groups > 1
 
     @property
     def clock(self) -> GlobalClock:
-        """Global time, the same on all nodes that probe; it is there once the first round of probing has ended."""
+        """Global time, the same on all nodes that probe; available once the first round of probing has ended."""
         return self._session.clock
 
     # Collectives
@@ -174,21 +176,21 @@ class Communicator:
         skip_none: bool = False,
         contribute: bool = True,
     ) -> ReduceInfo:
-        """Reduce `buffers` in place (or into `out`) over the group and return who contributed.
+        """Reduce `buffers` in place (or into `out`) over the group and return which peers contributed.
 
         `buffers` is an array, or a list, tuple or dict of arrays, fused into one op. `op` is sum, avg, prod, min or
         max. Every survivor ends with the same bytes. If the op is aborted, the buffers are exactly as passed in.
-        Unless `retry` is off, an abort is not seen: the op runs again with the survivors.
+        Unless `retry` is off, an abort is not visible: the op runs again with the survivors.
 
         With `skip_none` the buffers that are None (parameters without a gradient) are left out, and so is None in `out`
         at the same places. All peers must leave out the same ones; if they do not, all get an error.
 
         `quantize` sends float16, bfloat16 and float32 as 8 or 4 bits each: minmax8, minmax4, zeroscale8 or zeroscale4.
-        The result is then near the true one, and still the same bytes on every survivor; small ops stay exact.
+        The result is then approximate, and still the same bytes on every survivor; small ops stay exact.
 
-        A peer with `contribute=False` adds nothing and gets the result, which is that of the others alone: an average
-        is over those that contributed. What its buffers hold before plays no part. It is the same call as the others',
-        so each peer may choose for itself. Where nobody contributes, the result is zeros.
+        A peer with `contribute=False` adds nothing and gets the result of the others: an average is over the peers that
+        contributed. The content of its buffers before the call is ignored. It is the same call as the others', so each
+        peer may choose for itself. If nobody contributes, the result is zeros.
         """
         ops = self._ops
         if type(buffers) is _ndarray and out is None and dtype is None and quantize is None and contribute:
@@ -235,8 +237,8 @@ class Communicator:
     ) -> Handle:
         """Begin an `all_reduce` and return a handle on it. One op per tag may be in flight, and many tags.
 
-        Leave the buffers alone until the handle is done. Wait for every handle before `update_topology` and the like.
-        Arrays that are staged have their results when `done` or `wait` has told the end.
+        Do not touch the buffers until the handle is done. Wait for every handle before `update_topology` and the other
+        run-wide calls. Staged arrays have their results when `done` is True or `wait` has returned.
         """
         source, target = in_and_out(buffers, out, dtype, skip_none=skip_none)
         operation, number = f"all_reduce (tag {tag})", reduce_code(op)
@@ -263,7 +265,7 @@ class Communicator:
         dtype: str | None = None,
         timeout_s: float | None = None,
     ) -> ReduceInfo:
-        """Give everybody the buffers of the member with rank `root` in the epoch in which the op commits."""
+        """Copy the buffers of rank `root`, in the epoch in which the op commits, to all members."""
         ops, source, kind = self._ops, spans_of(buffers, dtype), OpKind.BROADCAST
         if root == 0:
             return ops.run("broadcast", kind, 0, tag, source, retry=retry, timeout_s=timeout_s)
@@ -289,10 +291,10 @@ class Communicator:
         dtype: str | None = None,
         timeout_s: float | None = None,
     ) -> Array:
-        """Everybody's `array`, stacked by rank: the result's first dimension is the group's size.
+        """The arrays of all members, stacked by rank: the result's first dimension is the group's size.
 
         With `out` the size is fixed: when an abort leaves a group of another size, the error is raised, not retried.
-        The result is a NumPy array: on the memory of `out`, or with the same numbers where that is on a device.
+        The result is a NumPy array: on the memory of `out`, or a copy of it if that is on a device.
         """
         ops = self._ops
         source = Source(array, dtype)
@@ -318,7 +320,7 @@ class Communicator:
         timeout_s: float | None = None,
         contribute: bool = True,
     ) -> Array:
-        """This rank's chunk of the reduced array. The flattened array is cut into as many equal chunks as members.
+        """This rank's chunk of the reduced array: the flattened array is cut into one equal chunk per member.
 
         `contribute` is as in `all_reduce`.
         """
@@ -355,7 +357,7 @@ class Communicator:
     # Run-wide calls
 
     def update_topology(self, min_world: int = 0, timeout_s: float | None = None) -> None:
-        """Admit everybody who has registered. Returns when all accepted peers of the run have called it.
+        """Admit all peers that have registered. Returns when all accepted peers of the run have called it.
 
         With `min_world` it also waits until the group has that many members. Newcomers have no state yet: sync it
         before the next op (`steps` does).
@@ -363,42 +365,42 @@ class Communicator:
         self._update(min_world, self._seconds(timeout_s), final=timeout_s is not None)
 
     def _admit(self, timeout_s: float) -> None:
-        """The same, of the step loop: its timeout is not one that the program asked for."""
+        """The same for the step loop: its timeout is not one that the program chose."""
         self._update(0, timeout_s, final=False)
 
     def _update(self, min_world: int, timeout_s: float, *, final: bool) -> None:
         self._ops.check_none_in_flight("update_topology")
         outcome = self._session.vote("update", "update_topology", min_world, timeout_s, final=final)
-        self._ops.last, self._call_answer = None, (outcome.pending, outcome.groups)
+        self._ops.last, self._call_result = None, (outcome.pending, outcome.groups)
 
     def optimize_topology(self, timeout_s: float | None = None) -> None:
         """Give every group the best ring for its links. Returns when all accepted peers of the run have called it.
 
-        Links whose rates are not known, or known for too long, are measured first: a few hundred milliseconds for each
-        of n - 1 rounds. Raises `TopologyFailed` if too many could not be measured; the rings are then as they were.
+        Links whose rates are unknown or too old are measured first: a few hundred milliseconds for each of n - 1
+        rounds. Raises `TopologyFailed` if too many could not be measured; the rings are then as they were.
         """
         self._ops.check_none_in_flight("optimize_topology")
         seconds, final = self._seconds(timeout_s), timeout_s is not None
         outcome = self._session.vote("optimize", "optimize_topology", 0, seconds, final=final)
-        self._ops.last, self._call_answer = None, (outcome.pending, outcome.groups)
+        self._ops.last, self._call_result = None, (outcome.pending, outcome.groups)
 
     def are_peers_pending(self) -> bool:
-        """Whether somebody waits to be admitted. The same answer on every peer at the same point of the program."""
+        """Whether peers wait to be admitted. The same on every peer at the same point of the program."""
         self._session.check_usable("are_peers_pending")
         self._ops.check_none_in_flight("are_peers_pending")
         if self.group_size > 1 and not self.spans_groups:
             last = self._ops.last
             if last is None:
-                return self._call_answer[0]
+                return self._call_result[0]
             epoch, registrations = last[2], last[4]
             return registrations > self._session.machine.facts[epoch].registrations
         return self._session.vote("pending", "are_peers_pending", 0, self._seconds(None), final=False).pending
 
     def meet(self, timeout_s: float | None = None) -> Meeting:
-        """Wait until every accepted peer of the run, of all groups, has called it; the run's numbers at that moment.
+        """Wait until every accepted peer of all groups has called it; return the run's numbers at that moment.
 
-        All who meet get the same answer. So what a program does next may depend on it, in all groups alike: whether
-        every group is there, and whether to call `update_topology`. Who was just admitted meets the others here first.
+        All peers get the same result. So the next step of a program may depend on it, in all groups alike: whether
+        every group has joined, and whether to call `update_topology`. A peer that was just admitted calls this first.
         """
         self._ops.check_none_in_flight("meet")
         seconds, final = self._seconds(timeout_s), timeout_s is not None
@@ -418,7 +420,7 @@ class Communicator:
     ) -> SyncInfo:
         """Make `state` the same, bit by bit, on every member of the group. Returns when all of them have called it.
 
-        The most popular content at the expected revision wins; only blocks that differ travel. Between two syncs the
+        The most popular content at the expected revision wins; only blocks that differ are sent. Between two syncs the
         revision goes up by at most one (`state.push_revision()`). `strategy` is "enforce-popular", or "send-only" and
         "receive-only" where one side is to win. `expect_unchanged` raises `HashMismatch` if anything was received.
         `rollback` agrees to go on from an older revision when the last one is lost.
@@ -460,27 +462,27 @@ class Communicator:
         """The training loop: yields numbered steps, and between them admits peers, waits for peers and syncs `state`.
 
         A newcomer begins at the run's step with the run's `state`. While the group has fewer than `min_world` members,
-        the loop waits, up to `wait_s` seconds. The state is compared after admissions and aborts, and every
-        `check_every` steps, and once more at the end (`until`). A member that has diverged is named in a warning of all
-        peers and gets the run's state; with `on_divergence="raise"` it raises `StateDiverged`.
+        the loop waits, up to `wait_s` seconds. The state is compared after admissions and aborts, every `check_every`
+        steps, and once more at the end (`until`). A member that has diverged is named in a warning on all peers and
+        gets the run's state; with `on_divergence="raise"` it raises `StateDiverged`.
 
         With `checkpoint=DIR` the state is saved there every `every` steps, the last `keep` stay, and the loop begins
-        with the newest one that is whole. If all peers were killed, the run goes on from the newest checkpoint of its
-        own history, after a wait for those who took part in the last sync (the setting `resume_wait_s`).
+        with the newest complete one. If all peers were killed, the run resumes from the newest checkpoint of its own
+        history, after a wait for the peers that took part in the last sync (the setting `resume_wait_s`).
 
         With `counter=GlobalIteration(store, rank, world)` a step's number is the iteration that several groups or runs
-        agree on, each of them being one rank: it begins when all active ones have finished the one before. All peers of
-        a group give the same rank and get the same numbers; one of them speaks for it, and another one when that one is
-        gone. A number that a group has missed is skipped (`step.missed`). The counter is closed with the loop.
+        agree on, each of them being one rank: it begins when all active ranks have finished the one before. All peers
+        of a group give the same rank and get the same numbers; one of them at a time requests them for the group. A
+        number that a group has missed is skipped (`step.missed`). The counter is closed with the loop.
 
         A peer that is evicted, because it was silent or kept the others waiting, joins again by itself: between steps,
-        or in the first op of a step. That op then is the one of the group's present step (`step.number` says which):
-        it adds nothing, and gets the result. In a later op, with a counter or with `rejoin=False`, `Evicted` is raised.
+        or in the first op of a step. That op then belongs to the group's present step (`step.number`): this peer adds
+        nothing to it, and gets the result. In a later op, with a counter or with `rejoin=False`, `Evicted` is raised.
 
-        SIGTERM ends the loop well: the step that is on may end within `sigterm_grace_s` seconds (a setting), and a wait
-        for peers ends at once. Then this peer leaves, saves the last step boundary if it has a `checkpoint`, and the
-        signal does what it did before the loop: by default it ends the process. A second SIGTERM does so at once. Only
-        the main thread can handle signals: a loop in another thread, or with `handle_sigterm=False`, changes nothing.
+        SIGTERM ends the loop at a step boundary: the present step may end within `sigterm_grace_s` seconds (a setting),
+        and a wait for peers ends at once. Then this peer leaves, saves the last step boundary if it has a `checkpoint`,
+        and the signal does what it did before the loop: by default it ends the process. A second SIGTERM does so at
+        once. A loop in another thread than the main one, or with `handle_sigterm=False`, leaves the signal alone.
         """
         settings = StepSettings(
             until=until,
@@ -500,21 +502,21 @@ class Communicator:
         )
         return steps(self, self._ops, state, settings)
 
-    # Who is waited for
+    # Membership
 
     def busy(self, up_to_s: float) -> AbstractContextManager[None]:
-        """Tell the master that this program does something long of its own: an evaluation, a save on rank 0.
+        """Report to the master that this program does something long of its own: an evaluation, a save on rank 0.
 
             with run.busy(up_to_s=900):
                 evaluate()
 
-        Others may wait meanwhile in an op or a call: this peer is not evicted for it, until the block ends or `up_to_s`
-        is over. Legal from any thread; where several overlap, the peer is busy until the last one ends.
+        Other peers may wait in an op or a call at the same time: this peer is not evicted for that until the block ends
+        or `up_to_s` is over. Legal from any thread; if several overlap, the peer is busy until the last one ends.
         """
         return self._session.busy(up_to_s)
 
     def evict(self, peer: int | str, reason: str = "") -> None:
-        """Have another peer (its id, or its name) evicted: the run goes on without it, and it may join again.
+        """Evict another peer (by id or name): the run goes on without it, and it may join again.
 
         Its error names this peer and the reason. Raises `UsageError` if there is no such peer, or several of that name,
         or if it is the last one of its group; for this peer itself, `leave`.
@@ -530,7 +532,7 @@ class Communicator:
             raise UsageError(f"evict: {response.text}")
 
     def rejoin(self) -> None:
-        """Join the run again after an eviction (`Evicted`), with the same settings, as a newcomer with a new number.
+        """Join the run again after an eviction (`Evicted`), with the same settings, as a newcomer with a new id.
 
         Sync state before the next op. `steps` does all of this by itself.
         """
@@ -539,27 +541,27 @@ class Communicator:
         old = self._session
         if not old.is_over:
             raise UsageError("rejoin: this peer is still in the run; call leave first to come back as a newcomer")
-        # A master in this process goes on with the new session.
+        # A master in this process stays, and the new session closes it.
         at_end, old.at_end = old.at_end, None
         old.close()
         self._close.detach()
         try:
-            session, let_it_join = self._join_again()
+            session, join_run = self._join_again()
         except BaseException:
             if at_end is not None:
                 at_end()
             raise
         session.at_end = at_end
         self._hold(session)  # from here on `leave` in another thread ends the join
-        let_it_join()
-        self._go_on()
+        join_run()
+        self._begin_session()
 
     def leave(self) -> None:
-        """Leave the run. What others do goes on without this peer; a second call does nothing."""
+        """Leave the run. The others go on without this peer; a second call does nothing."""
         self._close()
-        if self._session.has_let_go:
-            # A handle that nobody waits for refers to all this, and this to it: the engine's memory would stay until
-            # the garbage collector comes by, which may be never in a program that joins again and again.
+        if self._session.is_shut_down:
+            # A handle that nobody waits for is part of a reference cycle with this object: the engine's memory would
+            # stay until the garbage collector runs, which may be never in a program that joins again and again.
             self._ops.in_flight.clear()
 
     def __enter__(self) -> Self:

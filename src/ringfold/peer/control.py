@@ -18,11 +18,11 @@ milliseconds. Such a message would fail in the engine, after the machine has cha
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from ringfold.errors import ConfigError, Evicted, MasterUnreachable, RemoteProtocolError, RingfoldError
-from ringfold.peer.effects import CloseConn, Dial, Effect, MakeControl, Resume, SendMessage, Tell
+from ringfold.peer.effects import CloseConn, Dial, Effect, MakeControl, Notify, ResumeReading, SendMessage
 from ringfold.peer.settings import MS, Identity, PeerTimings
+from ringfold.peer.states import CONTROL_TRANSITIONS, ControlInput, ControlState, next_state
 from ringfold.topology.ring import edges_of
 from ringfold.wire import frames, messages
 from ringfold.wire.decoding import checked
@@ -46,22 +46,20 @@ from ringfold.wire.messages import (
 from ringfold.wire.proof import NONCE_BYTES, prove, proven
 from ringfold.wire.reaching import in_plain_words, not_a_master, said_nothing
 
-TELL_NS = 5_000 * MS
-"""How often the log says why nobody can be reached; the first time at once."""
-
-Stage = Literal["idle", "dialling", "challenge", "welcome", "proven"]
+LOG_EVERY_NS = 5_000 * MS
+"""How often the log says why no master can be reached; the first time at once."""
 
 
 @dataclass(slots=True)
-class Refusal:
-    """The master will not have this peer, or nobody can be reached any more."""
+class ControlFailed:
+    """A master has refused this peer, or none was reached in time."""
 
     error: RingfoldError
 
 
 @dataclass(slots=True)
 class Ticket:
-    """What lets a peer come back: who it is, its secret, and the newest fence and epoch that it knows."""
+    """What lets a peer resume at another master: its id, its secret, and the newest fence and epoch that it knows."""
 
     peer: PeerId
     secret: bytes
@@ -70,24 +68,34 @@ class Ticket:
 
 
 class Control:
-    """The control connection, and the way to it."""
+    """The connection to the master, from the first dial on."""
 
     def __init__(self, identity: Identity, timings: PeerTimings) -> None:
-        self.stage: Stage = "idle"
+        self.state = ControlState.IDLE
         self.conn: int | None = None
         self.masters: tuple[tuple[str, int], ...] = ()
-        self._identity, self._timings = identity, timings
+        self._identity = identity
+        self._timings = timings
         self._at = 0
-        self._since_ns = self._deadline_ns = 0
+        self._since_ns = 0
+        self._deadline_ns = 0
         self._pause_ms = timings.master_retry_ms
-        self._next_ns: int | None = None  # the next try when idle, the end of the handshake otherwise
-        self._nonce = self._challenge = b""
+        self._next_ns: int | None = None  # the next attempt when idle, the deadline of the handshake otherwise
+        self._nonce = b""
+        self._challenge = b""
         self.ticket: Ticket | None = None
         self._reasons: dict[str, str] = {}
-        """Why each master could not be reached when it was last tried."""
-        self._tell_ns: int | None = None
+        """Why the last attempt to reach each master failed."""
+        self._log_ns: int | None = None
         self._refusals: list[ConfigError] = []
         """Of a newcomer, in this round of masters."""
+
+    def _enter(self, given: ControlInput) -> None:
+        self.state = next_state(CONTROL_TRANSITIONS, self.state, given)
+
+    @property
+    def is_proven(self) -> bool:
+        return self.state is ControlState.PROVEN
 
     @property
     def address(self) -> str:
@@ -99,25 +107,31 @@ class Control:
         return tuple(_shown(*master) for master in (*self.masters[self._at :], *self.masters[: self._at]))
 
     def next_deadline_ns(self) -> int | None:
-        if self.stage == "proven" or not self.masters:
+        if self.is_proven or not self.masters:
             return None
         return self._deadline_ns if self._next_ns is None else min(self._next_ns, self._deadline_ns)
 
     def start(self, now_ns: int, masters: tuple[tuple[str, int], ...], deadline_ns: int) -> list[Effect]:
-        assert self.stage == "idle"
+        """Reach one of `masters` before the deadline."""
         assert masters
-        self.masters, self._deadline_ns, self._at = masters, deadline_ns, 0
+        self.masters = masters
+        self._at = 0
         self._since_ns = now_ns
+        self._deadline_ns = deadline_ns
         return self._dial()
 
     def lost(self, now_ns: int, deadline_ns: int, epoch: Epoch) -> list[Effect]:
-        """The master is gone: look for one, this or another, until the deadline. The next one in the list comes first,
-        because this one is not there."""
+        """The master is gone: seek one, this or another, until the deadline. The next one in the list is tried first,
+        because this one is down."""
         assert self.ticket is not None
         self.ticket.epoch = epoch
-        self.stage, self.conn, self._deadline_ns = "idle", None, deadline_ns
+        self._enter(ControlInput.LOST)
+        self.conn = None
+        self._since_ns = now_ns
+        self._deadline_ns = deadline_ns
         self._pause_ms = self._timings.master_retry_ms
-        self._reasons, self._tell_ns, self._since_ns = {}, None, now_ns
+        self._reasons = {}
+        self._log_ns = None
         self._at = (self._at + 1) % len(self.masters)
         return self._dial()
 
@@ -125,126 +139,136 @@ class Control:
         self.conn = conn
 
     def opened(self, now_ns: int, nonce: bytes) -> None:
-        self.stage, self._nonce = "challenge", nonce
-        self._next_ns = now_ns + self._try_ms * MS
+        self._enter(ControlInput.OPENED)
+        self._nonce = nonce
+        self._next_ns = now_ns + self._timeout_ms * MS
 
     @property
-    def may_return(self) -> bool:
-        """Whether another master could know this peer: its own keeps a journal."""
+    def may_resume(self) -> bool:
+        """Whether another master could know this peer: its own one has a journal."""
         return self.ticket is not None and bool(self.ticket.secret)
 
     @property
-    def _try_ms(self) -> int:
+    def _timeout_ms(self) -> int:
         return self._timings.handshake_ms if self.ticket is None else self._timings.reconnect_try_ms
 
     def failed(self, now_ns: int, reason: str) -> list[Effect]:
-        """This try came to nothing: the next master, after a pause when all were tried."""
+        """This attempt failed: try the next master, after a pause when all were tried."""
         self._reasons[self.address] = reason
-        self.stage, self.conn = "idle", None
+        self._enter(ControlInput.ATTEMPT_FAILED)
+        self.conn = None
         if self._at + 1 < len(self.masters):
             self._at += 1
             return self._dial()
         self._next_ns = now_ns + self._pause_ms * MS
         timings = self._timings
-        longest_ms = timings.master_retry_most_ms if self.ticket is None else timings.reconnect_most_ms
-        self._pause_ms = min(2 * self._pause_ms, longest_ms)
-        if self._tell_ns is not None and now_ns < self._tell_ns:
+        max_ms = timings.master_retry_most_ms if self.ticket is None else timings.reconnect_most_ms
+        self._pause_ms = min(2 * self._pause_ms, max_ms)
+        if self._log_ns is not None and now_ns < self._log_ns:
             return []
-        self._tell_ns = now_ns + TELL_NS
-        return [Tell(MasterAway(dict(self._reasons), max(0, self._deadline_ns - now_ns) // MS, self._patience))]
+        self._log_ns = now_ns + LOG_EVERY_NS
+        left_ms = max(0, self._deadline_ns - now_ns) // MS
+        return [Notify(MasterAway(dict(self._reasons), left_ms, self._timeout_setting))]
 
     def not_connected(self, now_ns: int, reason: str) -> list[Effect]:
-        """Nobody took the connection."""
+        """No connection was established."""
         return self.failed(now_ns, in_plain_words(reason))
 
     def closed(self, now_ns: int, reason: str) -> list[Effect]:
-        """The connection ended in the handshake, or was ended because of what came."""
-        if self.stage == "dialling":
+        """The connection ended in the handshake."""
+        if self.state is ControlState.DIALLING:
             return self.not_connected(now_ns, reason)
-        if self.stage == "challenge":
+        if self.state is ControlState.CHALLENGE:
             return self.failed(now_ns, not_a_master(reason))
         return self.failed(now_ns, f"it closed the connection in the handshake ({reason})")
 
     @property
-    def _patience(self) -> str:
-        """The setting that ends the attempts."""
+    def _timeout_setting(self) -> str:
+        """The setting that limits the attempts."""
         return "master_patience_s" if self.ticket is not None and self.ticket.epoch else "join_timeout_s"
 
-    def tick(self, now_ns: int) -> list[Effect] | Refusal:
-        if self.stage == "proven" or not self.masters:
+    def tick(self, now_ns: int) -> list[Effect] | ControlFailed:
+        if self.is_proven or not self.masters:
             return []
         if now_ns >= self._deadline_ns:
-            return Refusal(self._unreachable())
+            return ControlFailed(self._unreachable())
         if self._next_ns is None or now_ns < self._next_ns:
             return []
-        if self.stage == "idle":
+        if self.state is ControlState.IDLE:
             self._at = 0
             self._refusals.clear()
             return self._dial()
         assert self.conn is not None
-        reason = said_nothing(self._try_ms) if self.stage == "challenge" else "it did not answer the handshake in time"
-        return [CloseConn(self.conn, reason), *self.failed(now_ns, reason)]
+        is_silent = self.state is ControlState.CHALLENGE
+        reason = said_nothing(self._timeout_ms) if is_silent else "it did not answer the handshake in time"
+        return self._close(now_ns, reason)
 
     def _unreachable(self) -> MasterUnreachable:
-        """Nobody of the list, until the end: why not, of each."""
+        """No master was reached before the deadline: the reason for each."""
         reasons = self._reasons or {self.address: "no attempt has ended yet"}
-        over = f"given up after {(self._deadline_ns - self._since_ns) / MS / 1000:.1f} s, {self._patience}"
+        over = f"given up after {(self._deadline_ns - self._since_ns) / MS / 1000:.1f} s, {self._timeout_setting}"
         if len(reasons) == 1:
             [(address, reason)] = reasons.items()
             return MasterUnreachable(address, f"{reason} ({over})")
         why = "; ".join(f"{address}: {reason}" for address, reason in reasons.items())
         return MasterUnreachable(", ".join(reasons), f"{why} ({over})")
 
-    def message(self, now_ns: int, body: bytes) -> tuple[list[Effect], Welcome | Resumed | Refusal | None]:
-        """One message of the handshake: what to do, and the outcome if this was the last one."""
+    def message(self, now_ns: int, body: bytes) -> tuple[list[Effect], Welcome | Resumed | ControlFailed | None]:
+        """One message of the handshake: effects, and the outcome if this was the last one."""
         assert self.conn is not None
         try:
-            said = decode_from_master(body)
+            message = decode_from_master(body)
         except RemoteProtocolError as error:
-            reason = not_a_master(str(error)) if self.stage == "challenge" else f"it breaks the protocol ({error})"
-            return [CloseConn(self.conn, reason), *self.failed(now_ns, reason)], None
-        match said:
-            case Challenge() if self.stage == "challenge":
-                return self._answer(now_ns, said)
-            case Welcome() if self.stage == "welcome":
-                return self._welcomed(now_ns, said)
-            case Resumed() if self.stage == "welcome" and self.ticket is not None:
-                return self._resumed(now_ns, said, self.ticket)
+            is_first = self.state is ControlState.CHALLENGE
+            reason = not_a_master(str(error)) if is_first else f"it breaks the protocol ({error})"
+            return self._close(now_ns, reason), None
+        match message:
+            case Challenge() if self.state is ControlState.CHALLENGE:
+                return self._send_hello(now_ns, message)
+            case Welcome() if self.state is ControlState.WELCOME:
+                return self._welcomed(now_ns, message)
+            case Resumed() if self.state is ControlState.WELCOME and self.ticket is not None:
+                return self._resumed(now_ns, message, self.ticket)
             case messages.Evicted(reason=reason, proof=proof) if self._proves("evicted", reason, proof) and self.ticket:
-                return [], Refusal(Evicted(reason))
+                return [], ControlFailed(Evicted(reason))
             case messages.Refused(reason=reason, proof=proof) if self._proves("refused", reason, proof):
-                return [], Refusal(ConfigError(f"the master at {self.address} refused this peer: {reason}"))
+                return [], ControlFailed(ConfigError(f"the master at {self.address} refused this peer: {reason}"))
             case messages.Refused(reason=reason, again=True):
-                return [CloseConn(self.conn, reason), *self.failed(now_ns, reason)], None
+                return self._close(now_ns, reason), None
             case messages.Refused(reason=reason):
                 return self._refused(now_ns, f"refused this peer: {reason}")
             case _:
-                reason = f"it said {type(said).__name__} out of turn"
-                return [CloseConn(self.conn, reason), *self.failed(now_ns, reason)], None
+                return self._close(now_ns, f"it sent {type(message).__name__} out of turn"), None
+
+    def _close(self, now_ns: int, reason: str) -> list[Effect]:
+        """End this attempt, and go on to the next master."""
+        assert self.conn is not None
+        return [CloseConn(self.conn, reason), *self.failed(now_ns, reason)]
 
     def _dial(self) -> list[Effect]:
-        self.stage, self._next_ns = "dialling", None
+        self._enter(ControlInput.DIAL)
+        self._next_ns = None
         host, port = self.masters[self._at]
-        return [Dial(CONTROL_KEY, host, port, self._try_ms)]
+        return [Dial(CONTROL_KEY, host, port, self._timeout_ms)]
 
     def _proves(self, purpose: str, reason: str, proof: bytes) -> bool:
-        """Whether who says so knows the run's token."""
-        nonces = (self._challenge, self._nonce)
-        return self.stage == "welcome" and proven(self._identity.token, proof, purpose, *nonces, reason.encode())
+        """Whether the sender has proven the run's token."""
+        if self.state is not ControlState.WELCOME:
+            return False
+        return proven(self._identity.token, proof, purpose, self._challenge, self._nonce, reason.encode())
 
-    def _refused(self, now_ns: int, what: str) -> tuple[list[Effect], Refusal | None]:
-        """Somebody at a master's address does not want this peer, and proves nothing: `what` it did.
+    def _refused(self, now_ns: int, what: str) -> tuple[list[Effect], ControlFailed | None]:
+        """A server at a master's address refuses this peer without a proof: `what` it did.
 
-        A newcomer has nothing to lose, and gives up when nobody in the list wants it. Else it is a try that failed.
+        A newcomer gives up when all masters of the list refuse it. For a member it is a failed attempt.
         """
-        assert self.conn is not None
         if self.ticket is None:
             self._refusals.append(ConfigError(f"the master at {self.address} {what}"))
             if len(self._refusals) == len(self.masters):
-                return [], Refusal(self._refusals[0])
-        return [CloseConn(self.conn, f"it {what}"), *self.failed(now_ns, f"it {what}")], None
+                return [], ControlFailed(self._refusals[0])
+        return self._close(now_ns, f"it {what}"), None
 
-    def _answer(self, now_ns: int, challenge: Challenge) -> tuple[list[Effect], Refusal | None]:
+    def _send_hello(self, now_ns: int, challenge: Challenge) -> tuple[list[Effect], ControlFailed | None]:
         assert self.conn is not None
         if not challenge.oldest <= PROTOCOL_VERSION <= challenge.newest:
             spoken = f"{challenge.oldest} to {challenge.newest}"
@@ -253,9 +277,10 @@ class Control:
                 f"speaks protocol versions {spoken}, this peer {PROTOCOL_VERSION}; install matching versions",
             )
         me = self._identity
-        self.stage, self._challenge = "welcome", challenge.nonce
+        self._enter(ControlInput.HELLO_SENT)
+        self._challenge = challenge.nonce
         if self.ticket is not None:
-            return [SendMessage(self.conn, self._resume(self.ticket)), Resume(self.conn)], None
+            return [SendMessage(self.conn, self._resume(self.ticket)), ResumeReading(self.conn)], None
         hello = Hello(
             version=PROTOCOL_VERSION,
             group=me.group,
@@ -270,7 +295,7 @@ class Control:
             run=me.run,
         )
         assert len(self._nonce) == NONCE_BYTES
-        return [SendMessage(self.conn, hello), Resume(self.conn)], None
+        return [SendMessage(self.conn, hello), ResumeReading(self.conn)], None
 
     def _resume(self, ticket: Ticket) -> messages.Resume:
         me, nonces = self._identity, (self._challenge, self._nonce)
@@ -292,25 +317,25 @@ class Control:
             run=me.run,
         )
 
-    def _resumed(self, now_ns: int, said: Resumed, ticket: Ticket) -> tuple[list[Effect], Resumed | None]:
-        """A master knows this peer. One whose fence is no higher than what is known here does not lead."""
-        assert self.conn is not None
-        bound = (self._challenge, self._nonce, said.fence.to_bytes(8, "little"))
+    def _resumed(self, now_ns: int, message: Resumed, ticket: Ticket) -> tuple[list[Effect], Resumed | None]:
+        """A master knows this peer. A master whose fence is not higher than the ticket's does not lead."""
+        bound = (self._challenge, self._nonce, message.fence.to_bytes(8, "little"))
         expected = prove(ticket.secret, "resumed", *bound)
-        if said.fence <= ticket.fence or not proven(self._identity.token, said.proof, "resumed", *bound, expected):
-            reason = f"its fence is {said.fence}, and this peer knows {ticket.fence}, or its proof is wrong"
-            return [CloseConn(self.conn, reason), *self.failed(now_ns, reason)], None
-        ticket.fence = said.fence
-        return self._proven(said.liveness), said
+        is_proven = proven(self._identity.token, message.proof, "resumed", *bound, expected)
+        if message.fence <= ticket.fence or not is_proven:
+            reason = f"its fence is {message.fence}, and this peer knows {ticket.fence}, or its proof is wrong"
+            return self._close(now_ns, reason), None
+        ticket.fence = message.fence
+        return self._proven(message.liveness), message
 
     def _proven(self, liveness: messages.Liveness) -> list[Effect]:
         assert self.conn is not None
-        self.stage, self._next_ns = "proven", None
+        self._enter(ControlInput.PROVED)
+        self._next_ns = None
         dead_after_ms = self._timings.master_patience * liveness.evict_after_ms
         return [MakeControl(self.conn, liveness.heartbeat_ms, dead_after_ms)]
 
-    def _welcomed(self, now_ns: int, welcome: Welcome) -> tuple[list[Effect], Welcome | Refusal | None]:
-        assert self.conn is not None
+    def _welcomed(self, now_ns: int, welcome: Welcome) -> tuple[list[Effect], Welcome | ControlFailed | None]:
         if not proven(self._identity.token, welcome.proof, "welcome", self._nonce, self._challenge):
             return self._refused(now_ns, "does not know this run's token")
         self.ticket = Ticket(welcome.peer, welcome.secret, welcome.fence)
@@ -335,7 +360,7 @@ MAX_EVICT_MS = 24 * 3_600_000
 
 
 def decode_from_master(body: bytes) -> FromMaster:
-    """The message; RemoteProtocolError if it is none, or none that a master sends."""
+    """The decoded message; RemoteProtocolError if it is none, or not one that a master sends."""
     message = frames.decode_from_master(body)
     if (fault := checked(fault_of, message)) is not None:
         raise RemoteProtocolError(f"{type(message).__name__}: {fault}")
@@ -343,7 +368,7 @@ def decode_from_master(body: bytes) -> FromMaster:
 
 
 def fault_of(message: FromMaster) -> str | None:
-    """What is wrong with the message by itself, whatever the state; None if nothing is."""
+    """What is wrong with the message, in any state; None if nothing is."""
     match message:
         case Welcome(peer=peer, fence=fence, liveness=liveness):
             if not 0 < peer < _U63:

@@ -1,26 +1,26 @@
-"""Steps that are numbered by a global iteration: one peer of the group asks for the number, all take the same.
+"""Steps that are numbered by a global iteration: one peer of the group requests the number, all take the same.
 
-The words. The *counter* is a `GlobalIteration`; its rank is the whole group, whichever of its peers asks. The peer that
-asks is the *speaker*: it alone is registered in the store, waits there, and shows life there.
+The *counter* is a `GlobalIteration`; its rank is the whole group, whichever of its peers requests a number. The peer
+that does is the *speaker*: only the speaker is registered in the store, waits there, and renews its lease.
 
 What must hold, and why it does:
 
 1. *All peers of a group get one number for one step.* Each contributes the number that it knows for the step, or none,
    to one small all-reduce, and all take the largest. An op ends on all survivors with the same bits, so whatever is
    decided by its result is decided alike.
-2. *There is one speaker.* It says so in every such op. So where nobody says it, there is no speaker in the group (any
-   more), and the peer that has been a member for longest becomes it. It registers with an incarnation of its own, by
-   which the one before, if it still lives somewhere, is superseded.
-3. *A step that was begun keeps its number.* Who is in a step knows its number. When the group has become too small in
-   it and is joined by newcomers, all do the op again, and the newcomers are told.
-4. *A new speaker does not do again what the group has done.* It says which step was finished last (`next_after`), which
-   it knows from the revision of the shared state. What its predecessor was handed and could not tell anybody is handed
-   to it again: it is the same iteration.
-5. *Who is superseded as a speaker may only be out of the group.* A peer that was frozen learns of its successor and of
-   its eviction in any order. So it goes into the op without a number, and the op says whether it was evicted. Only if
-   it is asked to speak again, the rank was taken away from the whole group, and that is an error.
-6. *Nobody waits behind the store's back.* The speaker waits a second at a time, and then the group does its op without
-   a number. So it can admit newcomers while it waits for other ranks; it must, because those whom it waits for may be
+2. *There is one speaker.* It sets a flag in every such op. If nobody has set the flag, the group has no speaker (any
+   more), and the member with the lowest id, which joined earliest, becomes the speaker. It registers with a new
+   incarnation, which supersedes the previous speaker if that one is still alive.
+3. *A step that was begun keeps its number.* A peer in a step knows its number. When the group has become too small in
+   the step and newcomers join, all repeat the op, and the newcomers receive the number.
+4. *A new speaker does not repeat finished steps.* It requests the number after the last finished step (`next_after`),
+   which it knows from the revision of the shared state. A number that its predecessor received and could not share is
+   handed out again: it is the same iteration.
+5. *A superseded speaker may have been evicted.* A peer that was frozen learns of its successor and of its eviction in
+   any order. So it enters the op without a number, and the op shows whether it was evicted. Only if it becomes the
+   speaker again was the rank taken from the whole group, and that is an error.
+6. *The group never blocks in the store.* The speaker waits a second at a time, and then the group does its op without a
+   number. So it can admit newcomers while it waits for other ranks. It must, because the peers that it waits for may be
    among them (another group of the run cannot begin before all groups have voted for it).
 """
 
@@ -32,10 +32,10 @@ import numpy.typing as npt
 from ringfold.errors import DeadlineExceeded, StoreUnreachable, Superseded, UsageError
 
 TAG = (1 << 64) - 1
-"""The tag of the op that shares the number: out of the way of programs that count theirs from 0."""
+"""The tag of the op that shares the number: programs count their tags from 0."""
 
 TURN_S = 1.0
-"""How long the speaker waits before the group looks after its own affairs again."""
+"""How long the speaker waits in the store before the group does its op."""
 
 Facts = npt.NDArray[np.int64]
 _UNKNOWN = -1
@@ -46,11 +46,11 @@ class NotYet:
 
 
 class NoSpeaker:
-    """Nobody has asked for a number. There is a speaker now, who will: do the op again."""
+    """Nobody has requested a number. There is a speaker now, which will: repeat the op."""
 
 
 class Counter(Protocol):
-    """As much of a `GlobalIteration` as a training loop needs."""
+    """The part of a `GlobalIteration` that a training loop uses."""
 
     @property
     def rank(self) -> int: ...
@@ -66,8 +66,9 @@ class Counting:
     """One peer's part in numbering the steps of its group."""
 
     def __init__(self, counter: Counter, until: int | None) -> None:
-        self._counter, self._until = counter, until
-        self._number: int | None = None  # of the step that is on, as far as it is known here
+        self._counter = counter
+        self._until = until
+        self._number: int | None = None  # of the present step, if it is known here
         self._speaks = False
         self._waited_s = 0.0
         self._superseded: Superseded | None = None
@@ -75,14 +76,14 @@ class Counting:
         """How long the speaker may wait in the store, for one step."""
 
     def facts(self, peer: int, finished: int) -> Facts:
-        """What this peer contributes. The speaker waits here until the number is agreed, or for a turn."""
+        """What this peer contributes. The speaker waits here for the number, for `TURN_S` at most."""
         if self._speaks and self._number is None:
-            self._ask(finished)
+            self._request(finished)
         number = _UNKNOWN if self._number is None else self._number
         rank, world = self._counter.rank, self._counter.world
         return np.array([number, self._speaks, -peer, rank, -rank, world, -world], np.int64)
 
-    def _ask(self, finished: int) -> None:
+    def _request(self, finished: int) -> None:
         turn_s = min(TURN_S, self.wait_s)
         try:
             self._number = self._counter.next_after(finished, until=self._until, timeout_s=turn_s)
@@ -94,7 +95,7 @@ class Counting:
                 raise
 
     def judge(self, peer: int, facts: Facts) -> int | NotYet | NoSpeaker:
-        """The step's number, by the largest of all facts; or why there is none."""
+        """The step's number, by the maximum of all facts; or why there is none."""
         number, has_speaker, oldest, most, least, widest, narrowest = (int(fact) for fact in facts)
         if most != -least or widest != -narrowest:
             raise UsageError(
@@ -117,5 +118,5 @@ class Counting:
         self._number, self._waited_s = None, 0.0
 
     def end(self, *, leave: bool) -> None:
-        """The loop is over here. Unless the group goes on, by another speaker, its rank leaves."""
+        """The loop is over here. Unless the group goes on with another speaker, its rank leaves."""
         self._counter.close(leave=leave and self._speaks)

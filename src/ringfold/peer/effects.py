@@ -1,9 +1,8 @@
-"""What a peer's machine wants done. An `EngineEffect` is a command of the engine; the shell does the rest."""
+"""The outputs of a peer's machine. An `EngineEffect` is a command of the engine; the shell carries out the rest."""
 
 from dataclasses import dataclass
 
 from ringfold.errors import RingfoldError
-from ringfold.probe.rounds.events import FromRoundMaster
 from ringfold.state.blocks import BlockRef
 from ringfold.wire.events import Notice
 from ringfold.wire.messages import Divergence, Epoch, Lineage, Message, PeerId, Reason, Record, Verdict, World
@@ -18,7 +17,7 @@ class SendMessage:
 
 
 @dataclass(frozen=True, slots=True)
-class Resume:
+class ResumeReading:
     """Deliver the next message of a connection that is still in its handshake."""
 
     conn: int
@@ -26,7 +25,7 @@ class Resume:
 
 @dataclass(frozen=True, slots=True)
 class MakeControl:
-    """The connection is the control connection now: heartbeats flow, and silence is reported."""
+    """The connection is the control connection now: heartbeats are sent, and silence is reported."""
 
     conn: int
     heartbeat_ms: int
@@ -37,8 +36,8 @@ class MakeControl:
 class Promote:
     """The connection is a lane now, to or from a neighbour.
 
-    A `shared` link has, or is to have, several lanes, which stand in for each other. One that comes after `epoch` was
-    installed joins it late.
+    A `shared` link has, or will have, several lanes, which stand in for each other. A lane that connects after `epoch`
+    was installed joins it late.
     """
 
     conn: int
@@ -53,14 +52,14 @@ class Promote:
 
 @dataclass(frozen=True, slots=True)
 class MakeBulk:
-    """The connection is an open visit now: it carries messages, blocks and filler."""
+    """The connection is an open bulk session now: it carries messages, blocks and filler."""
 
     conn: int
 
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """Send filler as fast as it goes, or no more; what comes is counted, and told in `Sampled` (0: not told)."""
+    """Send filler as fast as possible, or stop; `Sampled` reports the arriving filler every `sample_ns` (0: never)."""
 
     conn: int
     on: bool
@@ -80,7 +79,7 @@ class SetRegistrations:
 
 @dataclass(frozen=True, slots=True)
 class SealEngine:
-    """Seal the epoch; answered by `EngineSealed`."""
+    """Seal the epoch; the response is `EngineSealed`."""
 
     epoch: Epoch
 
@@ -96,14 +95,14 @@ class Settle:
 
 @dataclass(frozen=True, slots=True)
 class RefuseCalls:
-    """These calls ended without success for all members: also where they have not been made yet."""
+    """These calls ended without success for all members, including those that have not made them yet."""
 
     verdicts: tuple[Verdict, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class RestartCalls:
-    """Somebody was admitted: from here on calls are counted from 0 again."""
+    """Peers were admitted: from here on calls are counted from 0 again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +114,9 @@ class Install:
     small_bytes: int
     segment_bytes: int
     peers_here: int
-    """How many members run on this host: more than it has cores, and waiting must give way to them."""
+    """How many members run on this host. If they are more than its cores, a waiting engine yields the CPU to them."""
     multipath: bool = False
-    """Some link of the ring has several lanes: ops are cut finely, so that slow ones and fast ones end together."""
+    """Some link of the ring has several lanes: ops are cut finely, so that slow and fast lanes end together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,12 +157,12 @@ class SendBlocks:
     blocks: tuple[BlockRef, ...]
 
 
-# What the shell does itself
+# Carried out by the shell itself
 
 
 @dataclass(frozen=True, slots=True)
 class Dial:
-    """Open a connection, from the address `source` if one is named; answered at once by `Dialled` or `DialFailed`."""
+    """Open a connection, from the address `source` if given; the response is `Dialled` or `DialFailed`, at once."""
 
     key: int
     host: str
@@ -181,7 +180,7 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class CallSucceeded:
-    """How a run-wide call ended well. `pending` and `groups` are the same on all peers that go on from here: those that
+    """A run-wide call has succeeded. `pending` and `groups` are the same on all peers that go on from here: those that
     were in the call, and those that it admitted.
     """
 
@@ -192,7 +191,7 @@ class CallSucceeded:
 
 @dataclass(frozen=True, slots=True)
 class SyncSucceeded:
-    """How a sync ended well: the revision of all who took part, and the bytes of blocks that this peer moved for it.
+    """A sync has succeeded: the revision of all members that took part, and the bytes of blocks that this peer moved.
 
     `diverged` are the members that should have had the state before, and had not. `lineage` is the history that the
     state is part of now."""
@@ -206,13 +205,13 @@ class SyncSucceeded:
 
 @dataclass(frozen=True, slots=True)
 class SyncInterrupted:
-    """A sync was under way when the master was lost, and came to no end: it is to be called again, from a new look at
-    the state, and the program need not know. What it had found out (`diverged`) may not be seen a second time."""
+    """The master was lost during a sync, which did not end. It is called again with a new snapshot of the state; the
+    program does not notice. Members that it had found to be `diverged` may not be found a second time."""
 
     diverged: tuple[Divergence, ...] = ()
 
 
-Outcome = CallSucceeded | SyncSucceeded | SyncInterrupted | Reason
+CallOutcome = CallSucceeded | SyncSucceeded | SyncInterrupted | Reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,38 +219,26 @@ class CallFinished:
     """A call is over: done, or failed for a reason."""
 
     ballot: int
-    outcome: Outcome
+    outcome: CallOutcome
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The session is over. Without an error the peer left as it wished."""
+    """The session is over. Without an error this peer has left by itself."""
 
     error: RingfoldError | None
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
-    """Something for observers."""
+class Notify:
+    """A notice for the log."""
 
     notice: Notice
 
 
-@dataclass(frozen=True, slots=True)
-class ProbeHeard:
-    """The master said something about probing: for the node that this peer is."""
-
-    message: FromRoundMaster
-
-
-@dataclass(frozen=True, slots=True)
-class ProbeCut:
-    """The master is gone: the node goes on without one, and keeps its clock, until it hears of another."""
-
-
 EngineEffect = (
     SendMessage
-    | Resume
+    | ResumeReading
     | MakeControl
     | Promote
     | MakeBulk
@@ -265,6 +252,6 @@ EngineEffect = (
     | Install
     | FailAll
 )
-ShellEffect = Dial | Joined | CallFinished | Ended | Tell | ProbeHeard | ProbeCut
+ShellEffect = Dial | Joined | CallFinished | Ended | Notify
 BlockEffect = ExpectBlocks | WriteBlocks | SendBlocks
 Effect = EngineEffect | BlockEffect | ShellEffect

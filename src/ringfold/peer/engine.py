@@ -24,7 +24,7 @@ from ringfold.peer.effects import (
     Promote,
     RefuseCalls,
     RestartCalls,
-    Resume,
+    ResumeReading,
     SealEngine,
     SendMessage,
     SetRegistrations,
@@ -65,7 +65,7 @@ CAPPED = 1 << 16
 
 
 class Commands(Protocol):
-    """What the peer machine's effects become."""
+    """The commands that carry out the machine's effects."""
 
     def send(self, conn: int, body: bytes) -> None: ...
     def resume(self, conn: int) -> None: ...
@@ -81,13 +81,13 @@ class Commands(Protocol):
     def seal(self, epoch: int) -> list[RawSealedOp]: ...
     def settle(self, epoch: int, verdicts: list[RawVerdict], default_reason: bytes) -> None: ...
     def refuse(self, tag: int, step: int, call: int, reason: bytes) -> None:
-        """This call fails, also if it has not been made here yet."""
+        """This call fails, even if it has not been made here yet."""
 
     def set_step(self, step: int) -> None:
         """The program begins this step (2**64 - 1: it is outside of any): calls are counted from 0 again."""
 
     def restart_calls(self) -> None:
-        """Somebody was admitted: all members count their calls from 0 again."""
+        """Peers were admitted: all members count their calls from 0 again."""
 
     def install(
         self,
@@ -104,36 +104,36 @@ class Commands(Protocol):
     def fail_all(self, status: int, reason: bytes) -> None: ...
     def progress(self) -> list[tuple[int, int]]: ...
     def set_path_shares(self, peer: int, shares: Sequence[int], flags: int = 0) -> None:
-        """Advice about the paths to a neighbour, in force from the next segment on: shares out of 65535 count for the
-        first segments of an op, and always with `CAPPED`; a path whose bit is set in `flags` gets nothing while another
-        one lives. No shares and no flags: lanes just pull."""
+        """Set the path shares towards a neighbour, from the next segment on. Shares (out of 65535) hold for the first
+        segments of an op, and always with `CAPPED`. A path whose bit is set in `flags` gets nothing while another one
+        is up. Without shares and flags lanes just pull."""
 
     def path_bytes(self, to_next: bool) -> list[int]:
         """Bytes of payload given to each path of a link since the epoch began."""
 
-    # Bulk connections. What is said about one that is gone is ignored.
+    # Bulk connections. Commands for one that is gone are ignored.
 
     def make_bulk(self, conn: int) -> None:
         """The handshake is over: the connection carries messages, blocks and filler from now on."""
 
     def send_blocks(self, conn: int, blocks: Sequence[RawBlock]) -> list[int]:
         """Queue blocks, straight from their memory. If some have another hash by now, none is sent, and the indices of
-        those are returned. The arrays are kept until the blocks are sent or the connection is gone; whoever changes
-        their content meanwhile sends the change."""
+        those are returned. The arrays are kept until the blocks are sent or the connection is gone; a change of their
+        content in the meantime is sent, too."""
 
     def expect_blocks(self, conn: int, batch: int, blocks: Sequence[RawBlock]) -> None:
         """The next blocks on the connection are these, in this order, and go straight into their memory. The event
         ("blocks", conn, batch, bad) comes when all are in: `bad` are the indices of those with another hash. Several
-        batches may be expected. When the connection is lost, what was expected is forgotten before ("closed", ...) is
-        told, and none of the memory is written any more."""
+        batches may be expected. When the connection is lost, they are forgotten before ("closed", ...) is reported, and
+        their memory is written no more."""
 
     def fill(self, conn: int, on: bool) -> None:
         """Send filler whenever there is nothing else to send; messages and blocks go before it."""
 
     def sample(self, conn: int, every_ns: int) -> None:
-        """From the first filler that comes on, tell ("sample", conn, elapsed_ns, counted_ns, received) about every so
-        often (0: no more). Times count from that first filler; `received` are the bytes that came after it until
-        `counted_ns`, the last moment at which something had come and nothing was left to read."""
+        """From the first filler on, report ("sample", conn, elapsed_ns, counted_ns, received) so often (0: stop).
+        Times count from that first filler; `received` are the bytes that arrived after it until `counted_ns`, the last
+        moment at which something had arrived and nothing was left to read."""
 
 
 class Engine(Commands, Protocol):
@@ -142,21 +142,21 @@ class Engine(Commands, Protocol):
     def listen(self, host: str, first_port: int, tries: int) -> int: ...
     def dial(self, host: str, port: int, timeout_ms: int, source: str = "") -> int: ...
     def next_event(self, timeout_s: float) -> RawEvent | None:
-        """Block without the GIL until something happened or the time is over."""
+        """Block without the GIL until there is an event, or until the timeout."""
 
     def wake(self) -> None: ...
     def follow_hints(self, peer: int, file: str, slot: int, generation: int) -> None:
-        """The host's agent advises about the paths to this neighbour, at this place of its file. The advice is read
-        before each segment, and there is none while the agent is silent or the place is another flow's."""
+        """Read the host agent's hint about the paths to this neighbour at this place of its file, before each segment.
+        There is no hint while the agent is silent or the place belongs to another flow."""
 
     def forget_hints(self, peer: int) -> None: ...
     def path_rates(self, peer: int) -> list[int]:
         """Bytes per second acknowledged on each path to the next member while it was busy; 0: not in the last second.
-        To the previous one too little goes for a rate, so there it is always 0."""
+        To the previous member too little is sent for a rate, so it is always 0."""
 
     def path_rtts(self, peer: int) -> list[tuple[int, int]]:
-        """The smoothed and the shortest round trip on each path to a neighbour, in microseconds; 0: none was seen in
-        the last second."""
+        """The smoothed and the minimum RTT on each path to a neighbour, in microseconds; 0: none was measured in the
+        last second."""
 
     def submit(
         self,
@@ -173,9 +173,9 @@ class Engine(Commands, Protocol):
         again: bool = False,
         contribute: bool = True,
     ) -> int:
-        """Begin an op; its number. `again`: another attempt of the last call on this tag (`Retry.CALLER`).
+        """Begin an op and return its number. `again`: another attempt of the last call on this tag (`Retry.CALLER`).
 
-        Without `contribute` the content of `source` plays no part in a reduction."""
+        Without `contribute` the content of `source` is not part of a reduction."""
 
     def collective(
         self,
@@ -194,33 +194,33 @@ class Engine(Commands, Protocol):
         """Submit, and drive the engine from this thread until the op ended."""
 
     def all_reduce(self, array: Array, dtype: int, reduce_op: int, tag: int, retry: int, timeout_ns: int) -> OpResult:
-        """`collective` for one array in place: the short way of the hot path."""
+        """`collective` for one array in place, for the hot path."""
 
     def run_op(self, op: int) -> OpResult:
         """Drive the engine from this thread until the op ended, and forget the op."""
 
     def wait_op(self, op: int, timeout_s: float) -> bool:
-        """Block without the GIL until the op ended (True) or the time is over."""
+        """Block without the GIL until the op has ended (True), or until the timeout."""
 
     def poll(self, op: int) -> OpResult | None: ...
     def tags_in_flight(self) -> list[int]:
-        """The tags of all ops that have not ended, those that another thread drives among them."""
+        """The tags of all ops that have not ended, including those that another thread drives."""
 
     def cancel(self, op: int) -> bool:
-        """Give an op up. False when it may be committed elsewhere already, so that its end must be waited for."""
+        """Cancel an op. False if it may be committed elsewhere already, so that its end must be waited for."""
 
     def release(self, op: int) -> None: ...
     def stats(self) -> dict[str, int]: ...
     def shutdown(self) -> None: ...
     def before_fork(self) -> None:
-        """Hold the engine still, until one of the next two is called in each of the two processes."""
+        """Stop the engine until one of the next two is called in each of the two processes."""
 
     def forked_parent(self) -> None: ...
     def forked_child(self) -> None: ...
 
 
 def new_engine(spin_us: int, congestion: str = "auto") -> Engine:
-    """A fresh engine. It owns no socket yet. `congestion` is the control of its lanes, as the setting of that name."""
+    """A new engine without sockets. `congestion` is the congestion control of its lanes, as in the setting."""
     native = importlib.import_module("ringfold._native")
     return cast(Engine, native.Engine(spin_us=spin_us, congestion=congestion))
 
@@ -230,11 +230,11 @@ _STATES: tuple[OpState, ...] = ("unfinished", "done", "committed")
 
 
 def execute(engine: Commands, effect: EngineEffect) -> EngineSealed | None:
-    """Give the engine the command of `effect`; return the event that answers it, where there is one."""
+    """Give the engine the command of `effect`; return its response, if it has one."""
     match effect:
         case SendMessage(conn, message):
             engine.send(conn, frames.encode(message))
-        case Resume(conn):
+        case ResumeReading(conn):
             engine.resume(conn)
         case MakeControl(conn, heartbeat_ms, dead_after_ms):
             engine.make_control(conn, heartbeat_ms, dead_after_ms)
@@ -280,7 +280,7 @@ def execute(engine: Commands, effect: EngineEffect) -> EngineSealed | None:
 
 
 def event_of(engine: Commands, raw: RawEvent, nonce: Callable[[], bytes]) -> Event | None:
-    """The event that an engine's report is; None for a mere wake-up."""
+    """The event for a report of the engine; None for a wake-up."""
     match raw:
         case ("opened", conn):
             return Opened(conn, nonce())
@@ -315,7 +315,7 @@ def encode_reason(reason: Reason) -> bytes:
 
 
 def decode_reason(raw: bytes) -> Reason:
-    """A reason that this process gave the engine and gets back with an op's result."""
+    """A reason that this process passed to the engine, which returns it with the result of an op."""
     return _reasons.decode(raw) if raw else Reason("lost", "the op was aborted")
 
 
@@ -325,6 +325,8 @@ def _sealed_op(raw: RawSealedOp) -> SealedOp:
 
 
 def _raw_verdict(verdict: Verdict) -> RawVerdict:
-    told = b"" if verdict.reason is None else encode_reason(verdict.reason)
-    op, called, final = verdict.op, fingerprint(verdict.descriptor), Final.of(verdict)
-    return (op.tag, op.sequence, called, verdict.commit, verdict.registrations, verdict.payloads, final, told)
+    op = verdict.op
+    called = fingerprint(verdict.descriptor)
+    reason = b"" if verdict.reason is None else encode_reason(verdict.reason)
+    final = Final.of(verdict)
+    return (op.tag, op.sequence, called, verdict.commit, verdict.registrations, verdict.payloads, final, reason)

@@ -1,18 +1,17 @@
-"""Everything that can happen to a peer: what the engine reports, and what the program calls.
+"""The inputs of a peer's machine: reports of the engine, and calls of the program.
 
-Randomness comes in from outside: a `nonce` is fresh random bytes that the shell puts into the event.
+The machine draws no random numbers: a `nonce` is fresh random bytes that the shell puts into the event.
 """
 
 from dataclasses import dataclass
 
-from ringfold.probe.rounds.events import ToRoundMaster
 from ringfold.state.manifest import StateManifest
 from ringfold.wire.messages import Epoch, Offer, PeerId, SealedOp, Sequence, Tag, VoteKind
 
 
 @dataclass(frozen=True, slots=True)
 class Dialled:
-    """The answer to `Dial`: the connection that will be reported opened or closed."""
+    """The response to `Dial`: the connection that will be reported opened or closed."""
 
     key: int
     conn: int
@@ -20,7 +19,7 @@ class Dialled:
 
 @dataclass(frozen=True, slots=True)
 class DialFailed:
-    """The answer to `Dial` when no connection could even be tried."""
+    """The response to `Dial` when no connection attempt could be made."""
 
     key: int
     reason: str
@@ -36,7 +35,7 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """Somebody connected to the data port."""
+    """A connection to the data port was accepted."""
 
     conn: int
     remote: str
@@ -59,13 +58,13 @@ class Closed:
 
 @dataclass(frozen=True, slots=True)
 class LinkLost:
-    """A lane broke; all lanes of its link are closed. `still_there` are the link's connections at the engine by now:
-    a neighbour may have brought new ones since the report was written."""
+    """A lane broke; all lanes of its link are closed. `live_conns` are the link's connections at the engine by now: a
+    neighbour may have opened new ones since the report was written."""
 
     peer: PeerId
     outgoing: bool
     reason: str
-    still_there: tuple[int, ...] = ()
+    live_conns: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +81,9 @@ class Mismatch:
 
 @dataclass(frozen=True, slots=True)
 class OpTimedOut:
-    """An op came to no end in time. `epoch` is the one that it ran in; by now another one may have begun.
+    """An op did not end in time. `epoch` is the one that it ran in; by now another one may have begun.
 
-    `final`: the program asked for this timeout."""
+    `final`: the program chose this timeout."""
 
     epoch: Epoch
     tag: Tag
@@ -96,7 +95,7 @@ class OpTimedOut:
 
 @dataclass(frozen=True, slots=True)
 class OpCancelled:
-    """The program gave an op up before its local part was done."""
+    """The program cancelled an op before its local part was done."""
 
     epoch: Epoch
     tag: Tag
@@ -122,7 +121,7 @@ class BlocksReceived:
 
 @dataclass(frozen=True, slots=True)
 class BlocksWritten:
-    """The answer to `WriteBlocks`: the batch is verified and in its arrays, without the blocks at the places `bad`."""
+    """The response to `WriteBlocks`: the batch is verified and written, except the blocks at the indices `bad`."""
 
     conn: int
     batch: int
@@ -131,7 +130,7 @@ class BlocksWritten:
 
 @dataclass(frozen=True, slots=True)
 class BlocksChanged:
-    """The answer to `SendBlocks` when the blocks at these places are not what they were: nothing was sent."""
+    """The response to `SendBlocks` when the blocks at these indices have changed: nothing was sent."""
 
     conn: int
     places: tuple[int, ...]
@@ -139,9 +138,9 @@ class BlocksChanged:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """A look at the filler, so long after the first of it came: by `counted_ns`, `received` bytes more had come.
+    """The filler that has arrived: `received` bytes by `counted_ns`. All times count from its first byte.
 
-    That was the last moment at which nothing that had come was left to read."""
+    `counted_ns` was the last moment at which nothing that had arrived was left to read."""
 
     conn: int
     elapsed_ns: int
@@ -151,7 +150,7 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class EngineSealed:
-    """The answer to `SealEngine`: where the ops of the epoch stand."""
+    """The response to `SealEngine`: how far the ops of the epoch are."""
 
     epoch: Epoch
     ops: tuple[SealedOp, ...]
@@ -174,8 +173,8 @@ class CallJoin:
 class CallVote:
     """The program waits in a call of the run, or of its group (a sync, with the state as it is now).
 
-    `progress` counts its ops per tag in the installed epoch. `called_ns`: when the program called, which may be a while
-    before this event is taken; None: now. The time that an error speaks of begins there, as the deadline does.
+    `progress` counts its ops per tag in the installed epoch. `called_ns`: when the program called, which may be some
+    time before this event is applied; None: now. The waiting time in error texts and the timeout begin there.
     """
 
     ballot: int
@@ -187,12 +186,12 @@ class CallVote:
     manifest: StateManifest | None = None
     called_ns: int | None = None
     final: bool = True
-    """Whether the program asked for this deadline: then it raises there, and evicts nobody."""
+    """Whether the program chose this deadline: then the call fails there, and no peer is evicted for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallBusy:
-    """The program works on something else than its calls, until then at the most; 0: no longer."""
+    """The program is busy with something else than its calls, until `until_ns` at most; 0: no longer."""
 
     until_ns: int
 
@@ -206,16 +205,9 @@ class CallGivenUp:
 
 @dataclass(frozen=True, slots=True)
 class CallLeave:
-    """The program wants to leave the run; `stopped` if it has not come to its end."""
+    """The program leaves the run; `stopped` if it has not finished."""
 
     stopped: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class ProbeSays:
-    """The node that this peer is has a word for the master."""
-
-    message: ToRoundMaster
 
 
 Event = (
@@ -241,5 +233,4 @@ Event = (
     | CallBusy
     | CallGivenUp
     | CallLeave
-    | ProbeSays
 )

@@ -9,7 +9,7 @@ from pathlib import Path
 from ringfold import config
 from ringfold.errors import ConfigError, MasterUnreachable
 from ringfold.peer.communicator import Communicator
-from ringfold.peer.control import TELL_NS
+from ringfold.peer.control import LOG_EVERY_NS
 from ringfold.peer.engine import Engine, new_engine
 from ringfold.peer.ops import positive_ns
 from ringfold.peer.path_shares import PathShares
@@ -26,14 +26,14 @@ from ringfold.wire.proof import run_token
 
 PORT_TRIES = 512
 PROBING_CORES = 8
-"""With `probe` at "auto", hosts with fewer cores do not probe: it would cost a training process too much of one."""
+"""With `probe` at "auto", hosts with fewer cores do not probe: it would take too much of one from the training."""
 _log = logging.getLogger("ringfold.peer")
 _WILDCARDS = ("0.0.0.0", "::", "*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinRequest:
-    """What the caller of `ringfold.join` wants; None means: as the settings say."""
+    """The arguments of `ringfold.join`; None: the value of the settings."""
 
     address: str | Sequence[str] | None = None
     group: int = 0
@@ -51,10 +51,10 @@ class JoinRequest:
 
 
 def join(request: JoinRequest, at_end: Callable[[], None] | None = None) -> Communicator:
-    """Join the run, and return when this peer is a member of a group. `at_end` is called when all is closed again."""
+    """Join the run, and return when this peer is a member of a group. `at_end` is called when everything is closed."""
     settings = _settings(request)
-    session, let_it_join = _new_session(request, settings)
-    let_it_join()
+    session, join_run = _new_session(request, settings)
+    join_run()
     session.at_end = at_end
     return Communicator(
         session,
@@ -83,7 +83,7 @@ def _settings(request: JoinRequest) -> config.Resolved:
 
 
 def _new_session(request: JoinRequest, settings: config.Resolved) -> tuple[Session, Callable[[], None]]:
-    """A session that has not joined yet, and the function that lets it; if that fails, the session is closed."""
+    """A session that has not joined yet, and the function that joins; if that fails, the session is closed."""
     run = config.check_run_name(settings.text("run"))
     token = run_token(token_of(request, settings), run)
     deadline_ns = monotonic_ns() + positive_ns(settings.number("join_timeout_s"))
@@ -117,7 +117,7 @@ def _new_session(request: JoinRequest, settings: config.Resolved) -> tuple[Sessi
         assert chosen is None or isinstance(chosen, Path)
         session.path_shares = PathShares(engine, config.agent_directories(chosen), identity.name)
 
-    def let_it_join() -> None:
+    def join_run() -> None:
         try:
             if prober is not None:
                 session.probe(prober, lambda node: _log_of(settings, node, identity))
@@ -126,7 +126,7 @@ def _new_session(request: JoinRequest, settings: config.Resolved) -> tuple[Sessi
             session.close()
             raise
 
-    return session, let_it_join
+    return session, join_run
 
 
 def _congestion(wanted: str) -> str:
@@ -136,16 +136,16 @@ def _congestion(wanted: str) -> str:
 
 
 def _timings(timings: PeerTimings, settings: config.Resolved) -> PeerTimings:
-    """With several masters, silence sends a peer to the next one as soon as it would send a peer out of the run."""
+    """With several masters, a peer goes to the next one after the silence that would get a peer evicted."""
     patience = 1 if len(settings.listed("master")) > 1 else timings.master_patience
     reconnect_ms = max(1, int(settings.number("master_patience_s") * 1_000))
     return replace(timings, master_patience=patience, reconnect_ms=reconnect_ms)
 
 
 def _listen(engine: Engine, settings: config.Resolved, bind: str) -> tuple[int, ProbeSocket | None]:
-    """Listen at the first port that is free; and if this peer is to probe, that is free for UDP as well.
+    """Listen at the first free port; if this peer is to probe, the port is free for UDP as well.
 
-    Who cannot probe trains all the same.
+    A peer that cannot probe still trains.
     """
     first, wanted = settings.integer("data_port"), settings.text("probe")
     if wanted == "off" or (wanted == "auto" and usable_cores() < PROBING_CORES):
@@ -173,12 +173,12 @@ def _log_of(settings: config.Resolved, node: int, identity: Identity) -> ProbeLo
     try:
         return ProbeLog(ExportSettings(directory=directory), node=node, name=identity.name, host=identity.host)
     except ConfigError as error:
-        _log.warning("windows of probing are not written down: %s", error)
+        _log.warning("probe windows are not exported: %s", error)
         return None
 
 
 def reachable(address: str) -> str:
-    """`address` as others would write it: a wildcard becomes this machine's own address."""
+    """`address` as other machines reach it: a wildcard becomes this machine's own address."""
     host, port = config.split_address(address)
     if host not in _WILDCARDS:
         return address
@@ -186,10 +186,10 @@ def reachable(address: str) -> str:
     return f"[{own}]:{port}" if ":" in own else f"{own}:{port}"
 
 
-def listed(words: str | Sequence[str] | None) -> list[str] | None:
-    if words is None:
+def listed(names: str | Sequence[str] | None) -> list[str] | None:
+    if names is None:
         return None
-    return [part.strip() for part in words.split(",") if part.strip()] if isinstance(words, str) else list(words)
+    return [part.strip() for part in names.split(",") if part.strip()] if isinstance(names, str) else list(names)
 
 
 def token_of(request: JoinRequest, settings: config.Resolved) -> bytes:
@@ -198,10 +198,10 @@ def token_of(request: JoinRequest, settings: config.Resolved) -> bytes:
 
 
 def _resolved(addresses: Sequence[str], deadline_ns: int) -> tuple[tuple[str, int], ...]:
-    """Every master as IP literal and port. A name that is not known yet is asked for again until the deadline."""
+    """Every master as IP literal and port. A name that cannot be resolved is tried again until the deadline."""
     if not addresses:
         raise ConfigError("the list of masters is empty; name at least one address")
-    pause_s, tell_ns = 0.05, 0
+    pause_s, log_ns = 0.05, 0
     while True:
         found: list[tuple[str, int]] = []
         reason = ""
@@ -216,8 +216,8 @@ def _resolved(addresses: Sequence[str], deadline_ns: int) -> tuple[tuple[str, in
             return tuple(found)
         if monotonic_ns() + int(pause_s * S) >= deadline_ns:
             raise MasterUnreachable(", ".join(addresses), f"the name is not known ({reason}): correct the address")
-        if monotonic_ns() >= tell_ns:
-            tell_ns, left_s = monotonic_ns() + TELL_NS, (deadline_ns - monotonic_ns()) / S
+        if monotonic_ns() >= log_ns:
+            log_ns, left_s = monotonic_ns() + LOG_EVERY_NS, (deadline_ns - monotonic_ns()) / S
             shown = ", ".join(addresses)
             _log.warning("no such name: %s (%s); trying for another %.0f s (join_timeout_s)", shown, reason, left_s)
         threads.pause(pause_s)
@@ -232,9 +232,9 @@ def _literal(host: str) -> str:
 
 
 def _local_addresses(masters: Sequence[tuple[str, int]]) -> tuple[str, ...]:
-    """This machine's addresses on the way to each master: any of them may be the one that answers.
+    """This machine's source addresses towards each master: any of the masters may be the one that responds.
 
-    Loopback is of use to others only if all masters are there.
+    Loopback is useful to other peers only if all masters are there.
     """
     found: dict[str, None] = {}
     reason: OSError | None = None
@@ -251,7 +251,7 @@ def _local_addresses(masters: Sequence[tuple[str, int]]) -> tuple[str, ...]:
 
 
 def _bind_host(local: tuple[str, ...], advertised: tuple[str, ...]) -> str:
-    """Listen where the others look: on the way to the master; everywhere, when that is not one address."""
+    """The address to listen on: the one towards the master; all addresses, if that is not one."""
     wanted = advertised or local
     if wanted == local and len(local) == 1:
         return local[0]

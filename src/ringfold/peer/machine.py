@@ -1,21 +1,25 @@
-"""The peer's machine: every transition of a peer, from the first word with the master to the last. Pure.
+"""The peer's machine: every decision of a peer, from the first message to a master to the last. Pure.
 
-    joining ----> registered ----> attaching ----> installed ----> steady          (a member, epoch after epoch)
-     Hello/        waits to be       |  ^   lanes     | Attached     | Installed: every member is attached
-     Welcome       admitted          |  |   complete  v              v
-                                     |  +-- Record -- sealed <------ Seal          (any change of members or order)
-                                     +--------------> sealed
+The states and their transitions are in `states.py`:
 
-Two epochs matter. `record.epoch` is the newest one the master recorded; `engine_epoch` is the one the engine runs. They
-differ between Record and Install. A Seal may name an epoch that this peer never installed (somebody else could not
-attach): the answer is then an empty list, and verdicts about that epoch are not for this peer, whose ops never ran in
-it.
+    CONNECTING --> REGISTERED --> ATTACHING --> INSTALLED --> STEADY          (a member, epoch after epoch)
+     Hello/        waits to be      |  ^  lanes     |  Attached    | Installed: every member is attached
+     Welcome       admitted         |  |  complete  v              v
+                                    |  +-- Record -- SEALED <----- Seal       (any change of members or order)
+                                    +--------------> SEALED
 
-Verdicts come with the Record and settle the old epoch before anything is connected: the program learns of an abort as
-early as it can, and ops that are retried wait in the engine for the Install.
+Two epochs matter. `record.epoch` is the newest one that the master recorded; `engine_epoch` is the one that the engine
+runs. They differ between Record and Install. A Seal may name an epoch that this peer never installed (another member
+could not attach): the response is then an empty list, and the verdicts of that epoch do not concern this peer, whose
+ops never ran in it.
 
-A master that is gone is not the end: the peer is *seeking* one (`control.py`), with everything else as it was, until it
+Verdicts arrive with the Record and settle the old epoch before anything is connected: the program learns of an abort as
+early as possible, and ops that are retried wait in the engine for the Install.
+
+A lost master does not end the session: the peer *seeks* one (`control.py`), with everything else as it was, until it
 has resumed; the new master then seals the epoch, as for any other change.
+
+Messages about probing do not pass through here: the session hands them to the probing shell.
 
 Invariants: the engine's epoch never exceeds the record's; a vote is cast only in a steady epoch; after `Ended` nothing
 is sent.
@@ -34,8 +38,9 @@ from ringfold.errors import (
     RemoteProtocolError,
     RingfoldError,
 )
+from ringfold.peer.acceptor import Acceptor
 from ringfold.peer.codes import Final
-from ringfold.peer.control import CONTROL_KEY, Control, Refusal, decode_from_master
+from ringfold.peer.control import CONTROL_KEY, Control, ControlFailed, decode_from_master
 from ringfold.peer.effects import (
     CallFinished,
     CloseConn,
@@ -44,8 +49,7 @@ from ringfold.peer.effects import (
     FailAll,
     Install,
     Joined,
-    ProbeCut,
-    ProbeHeard,
+    Notify,
     RefuseCalls,
     RestartCalls,
     SealEngine,
@@ -54,7 +58,6 @@ from ringfold.peer.effects import (
     Settle,
     SyncInterrupted,
     SyncSucceeded,
-    Tell,
 )
 from ringfold.peer.events import (
     Accepted,
@@ -77,18 +80,18 @@ from ringfold.peer.events import (
     OpCancelled,
     Opened,
     OpTimedOut,
-    ProbeSays,
     Sampled,
     Silent,
     Tick,
 )
-from ringfold.peer.lanes import Lanes, Turn
+from ringfold.peer.lanes import Lanes, LaneUpdate
 from ringfold.peer.measure.link_rate import LinkMeasurement
 from ringfold.peer.settings import MS, Identity, PeerTimings
 from ringfold.peer.side_channels import FIRST_KEY as FIRST_SESSION_KEY
 from ringfold.peer.side_channels import BulkSessions, SideChannels
+from ringfold.peer.states import PEER_TRANSITIONS, PeerInput, PeerState, next_state
 from ringfold.peer.sync.syncing import Syncing
-from ringfold.peer.votes import Calls, Facts, Memory
+from ringfold.peer.votes import AnswerLog, PendingCalls, RunFacts
 from ringfold.state.manifest import StateManifest
 from ringfold.wire import messages
 from ringfold.wire.events import (
@@ -115,58 +118,75 @@ from ringfold.wire.messages import (
 from ringfold.wire.naming import with_names, with_you
 from ringfold.wire.probing import NodeWelcome, ProbeAnswer, ProbeGraph, ProbeHalt, RoundClock, RoundEnd, RoundStart
 
-TELL_ADMISSION_NS = 10_000 * MS
+LOG_ADMISSION_NS = 10_000 * MS
 """How often the log says what the admission waits for."""
 
 
 class PeerMachine:
-    """Everything a peer decides. `step` is the only way in; the attributes are for reading."""
+    """Everything that a peer decides. `step` is the only input; the attributes are for reading."""
 
     def __init__(self, identity: Identity, timings: PeerTimings) -> None:
         self.identity = identity
+        self.state = PeerState.CONNECTING
         self.peer: PeerId = 0
         self.record: Record | None = None
         self.engine_epoch: Epoch = 0
         self.world = World()
-        self._facts = Facts()
+        self._facts = RunFacts()
         self.facts = self._facts.by_epoch
         self.unsynced: set[PeerId] = set()
-        """Who was admitted since the program last synced state."""
-        self.ended = False
+        """The peers that were admitted since the program last synced state."""
         self._timings = timings
         self._control = Control(identity, timings)
         self._lanes = Lanes(timings, identity.token)
         self._sessions = BulkSessions(timings, identity.token)
-        self._syncing = Syncing(self._sessions, self._say)
-        self._measurement = LinkMeasurement(self._sessions, self._say)
+        self._syncing = Syncing(self._sessions, self._send_to_master)
+        self._measurement = LinkMeasurement(self._sessions, self._send_to_master)
         self._channels = SideChannels(self._sessions, {"state": self._syncing, "measure": self._measurement})
-        self._calls = Calls(timings.answer_ms)
-        self._memory = Memory()
-        self._planned_by = 0  # the fence of the master whose sync this peer takes part in
+        self._acceptor = Acceptor(timings, self._lanes, self._channels)
+        self._calls = PendingCalls(timings.answer_ms)
+        self._answers = AnswerLog()
+        self._sync_fence = 0  # the fence of the master that planned the sync in which this peer takes part
         self._leaving: messages.Leave | None = None
-        self._sealed = False
-        self._steady = False
-        self._steady_epoch = 0  # the last one of which every member is known to be attached
-        self._joined = False
-        self._settled = True
-        self._join_since_ns = self._join_by_ns = self._join_patience_ns = 0
-        self._tell_admission_ns = 0
+        self._last_steady_epoch: Epoch = 0  # 0: this peer has never been a member of a steady epoch
+        self._join_since_ns = 0
+        self._join_deadline_ns = 0
+        self._join_timeout_ns = 0
+        self._log_admission_ns = 0
         self._admission: messages.AdmissionWaits | None = None
         self._busy_until_ns = 0
+
+    def _enter(self, given: PeerInput) -> None:
+        self.state = next_state(PEER_TRANSITIONS, self.state, given)
+
+    @property
+    def ended(self) -> bool:
+        """Whether this peer is out of the run."""
+        return self.state is PeerState.ENDED
+
+    @property
+    def has_joined(self) -> bool:
+        """Whether this peer has been a member of an epoch that every member has installed."""
+        return self._last_steady_epoch > 0
 
     @property
     def is_running(self) -> bool:
         """Whether the engine runs the newest record, so that an op submitted now belongs to it."""
-        return self.record is not None and self.engine_epoch == self.record.epoch and not self._sealed
+        return self.state in (PeerState.INSTALLED, PeerState.STEADY)
+
+    @property
+    def control_conn(self) -> int | None:
+        """The connection to a proven master; None while there is none."""
+        return self._control.conn if self._control.is_proven and not self.ended else None
 
     @property
     def masters(self) -> tuple[str, ...]:
-        """The addresses of all masters that this peer knows; first the one that it is connected to."""
+        """The addresses of all masters that this peer knows, beginning with the present one."""
         return self._control.addresses
 
     @property
     def names(self) -> dict[PeerId, str]:
-        """Of the members of the newest record."""
+        """The names of the members of the newest record."""
         return {} if self.record is None else {member.peer: member.name for member in self.record.members}
 
     @property
@@ -186,23 +206,23 @@ class PeerMachine:
         """When the next Tick is due."""
         if self.ended:
             return None
-        parts = (self._control, self._lanes, self._channels, self._calls)
+        parts = (self._control, self._acceptor, self._lanes, self._channels, self._calls)
         times = [time for part in parts if (time := part.next_deadline_ns()) is not None]
-        if self._control.stage == "proven" and not self._joined:
-            times.append(self._join_by_ns)
+        if self._control.is_proven and not self.has_joined:
+            times.append(self._join_deadline_ns)
         return min(times, default=None)
 
     def step(self, now_ns: int, event: Event) -> list[Effect]:
         """Apply one event; return what the shell must now do, in order."""
         if self.ended:
-            return self._after_the_end(event)
+            return self._after_end(event)
         match event:
             case MessageReceived():
                 effects = self._message(now_ns, event)
             case Dialled() | DialFailed() | Opened() | Accepted() | Closed():
                 effects = self._connection(now_ns, event)
-            case LinkLost(peer, outgoing, reason, still_there):
-                effects = self._turn(now_ns, self._lanes.link_lost(now_ns, (outgoing, peer), still_there, reason))
+            case LinkLost(peer, outgoing, reason, live_conns):
+                effects = self._report_lost(self._lanes.link_lost(now_ns, (outgoing, peer), live_conns, reason))
             case Mismatch() | OpTimedOut() | OpCancelled():
                 effects = self._op_report(event)
             case BlocksReceived():
@@ -214,39 +234,46 @@ class PeerMachine:
             case Sampled():
                 effects = self._measurement.sampled(event)
             case Silent(conn, silent_ms):
-                effects = self._silent(now_ns, conn, silent_ms)
+                effects = self._master_silent(now_ns, conn, silent_ms)
             case EngineSealed(epoch, ops):
-                effects = self._say(messages.Sealed(epoch, list(ops)))
+                effects = self._send_to_master(messages.Sealed(epoch, list(ops)))
             case Tick():
                 effects = self._tick(now_ns)
-            case CallJoin(masters, deadline_ns):
-                self._join_since_ns, self._join_by_ns = now_ns, deadline_ns
-                self._join_patience_ns, self._tell_admission_ns = deadline_ns - now_ns, now_ns + TELL_ADMISSION_NS
-                effects = self._control.start(now_ns, masters, deadline_ns)
-            case CallVote():
-                self._memory.redoes &= event.kind == "sync"
-                steady = self.engine_epoch if self._steady else None
-                votes = self._calls.ask(now_ns, event, self.engine_epoch, steady)
-                effects = [effect for vote in votes for effect in self._say(vote)]
-            case CallBusy(until_ns):
-                self._busy_until_ns = until_ns
-                effects = self._say(messages.Busy(self._busy_ms(now_ns)))
-            case CallGivenUp(ballot):
-                withdrawn, self._memory.redoes = self._calls.give_up(now_ns, ballot), False
-                effects = [] if withdrawn is None else [*self._say(withdrawn), *self._sync_over(ballot)]
-            case CallLeave(stopped):
-                self._leaving = messages.Leave(stopped)
-                is_in = self._control.stage == "proven" or self.record is not None
-                effects = self._say(self._leaving) if is_in else self._end(None, "left")
-            case ProbeSays(message):
-                effects = self._say(message)
+            case CallJoin() | CallVote() | CallBusy() | CallGivenUp() | CallLeave():
+                effects = self._call(now_ns, event)
             case _:
                 assert_never(event)
-        effects += self._attached(now_ns)
-        if self._measurement.is_busy and not self._calls.waits_in("optimize"):
+        effects += self._install_if_attached(now_ns)
+        if self._measurement.is_busy and not self._calls.is_waiting_in("optimize"):
             effects += self._measurement.end("the call is over")
         self._check_invariants()
         return effects
+
+    # Calls of the program
+
+    def _call(self, now_ns: int, event: CallJoin | CallVote | CallBusy | CallGivenUp | CallLeave) -> list[Effect]:
+        match event:
+            case CallJoin(masters, deadline_ns):
+                self._join_since_ns = now_ns
+                self._join_deadline_ns = deadline_ns
+                self._join_timeout_ns = deadline_ns - now_ns
+                self._log_admission_ns = now_ns + LOG_ADMISSION_NS
+                return self._control.start(now_ns, masters, deadline_ns)
+            case CallVote():
+                self._answers.repeats_sync &= event.kind == "sync"
+                steady_epoch = self.engine_epoch if self.state is PeerState.STEADY else None
+                return self._send_all(self._calls.add(now_ns, event, self.engine_epoch, steady_epoch))
+            case CallBusy(until_ns):
+                self._busy_until_ns = until_ns
+                return self._send_to_master(messages.Busy(self._busy_ms(now_ns)))
+            case CallGivenUp(ballot):
+                withdrawn = self._calls.give_up(now_ns, ballot)
+                self._answers.repeats_sync = False
+                return [] if withdrawn is None else [*self._send_to_master(withdrawn), *self._end_sync(ballot)]
+            case CallLeave(stopped):
+                self._leaving = messages.Leave(stopped)
+                is_known = self._control.is_proven or self.record is not None
+                return self._send_to_master(self._leaving) if is_known else self._end(None, "left")
 
     # Connections
 
@@ -275,54 +302,47 @@ class PeerMachine:
                     lanes.opened(conn, nonce)
                 return []
             case Accepted(conn, remote, nonce):
-                return lanes.accepted(now_ns, conn, remote, nonce)
+                return self._acceptor.accepted(now_ns, conn, remote, nonce)
             case Closed(conn, reason):
-                if conn == control.conn:
-                    if control.stage != "proven":
-                        return control.closed(now_ns, reason)
-                    return self._seek_master(now_ns, f"its connection closed ({reason})")
-                over = sessions.closed(now_ns, conn, reason)
-                if over is not None:
-                    return self._channels.report(now_ns, *over)
-                return self._turn(now_ns, lanes.closed(now_ns, conn, reason))
+                return self._closed(now_ns, conn, reason)
 
-    def _let_visitors_in(self, now_ns: int) -> list[Effect]:
-        """Look at the guests that want to visit: the master may have spoken of them by now."""
-        effects: list[Effect] = []
-        for conn, nonce, hello, round_trip_ns in self._lanes.visitors():
-            verdict = self._sessions.judge(conn, nonce, hello, round_trip_ns)
-            if isinstance(verdict, str):
-                effects += self._lanes.turn_away(conn, verdict)
-            elif verdict is not None:
-                self._lanes.let_in(conn)
-                effects += self._channels.report(now_ns, verdict[0], [verdict[1]])
-        return effects
+    def _closed(self, now_ns: int, conn: int, reason: str) -> list[Effect]:
+        if conn == self._control.conn:
+            if not self._control.is_proven:
+                return self._control.closed(now_ns, reason)
+            return self._seek_master(now_ns, f"its connection closed ({reason})")
+        if conn in self._acceptor:
+            return self._acceptor.closed(conn, reason)
+        outcome = self._sessions.closed(now_ns, conn, reason)
+        if outcome is not None:
+            return self._channels.report(now_ns, *outcome)
+        return self._report_lost(self._lanes.closed(now_ns, conn, reason))
 
-    def _turn(self, now_ns: int, turn: Turn) -> list[Effect]:
-        """A turn of the lanes. Links that broke are reported only in an epoch that runs: a seal outdates them."""
-        effects = turn.effects
-        if turn.visitor is not None:
-            effects += self._let_visitors_in(now_ns)
+    def _report_lost(self, update: LaneUpdate) -> list[Effect]:
+        """Report lost links to the master, but only those of an epoch that runs: a seal outdates them."""
+        effects = update.effects
         if self.is_running:
-            for lost in turn.lost:
+            for lost in update.lost:
                 source, target = self._lanes.ends((lost.outgoing, lost.peer))
-                effects += self._say(messages.LinkLost(self.engine_epoch, source, target, lost.reason))
+                effects += self._send_to_master(messages.LinkLost(self.engine_epoch, source, target, lost.reason))
         return effects
 
-    def _attached(self, now_ns: int) -> list[Effect]:
-        """Install the epoch when its lanes are complete, or report what cannot be had."""
+    def _install_if_attached(self, now_ns: int) -> list[Effect]:
+        """Install the epoch when its lanes are complete, or report which edges cannot be connected."""
         lanes, record = self._lanes, self.record
         if record is None or not lanes.attaching:
             return []
-        if failing := lanes.hopeless(now_ns):
+        if failed := lanes.failed_edges(now_ns):
+            self._enter(PeerInput.ATTACH_FAILED)
             return [
                 *lanes.stop("the epoch cannot be attached"),
-                *self._say(messages.AttachFailed(record.epoch, failing)),
+                *self._send_to_master(messages.AttachFailed(record.epoch, failed)),
             ]
-        if not lanes.complete(now_ns):
+        if not lanes.is_complete(now_ns):
             return []
         dialling = lanes.installed(now_ns)
-        self.engine_epoch, self._settled = record.epoch, False
+        self._enter(PeerInput.LANES_COMPLETE)
+        self.engine_epoch = record.epoch
         members = tuple(member.peer for member in record.members)
         install = Install(
             epoch=record.epoch,
@@ -334,161 +354,177 @@ class PeerMachine:
             peers_here=max(1, sum(member.host == self.identity.host for member in record.members)),
             multipath=record.lanes > 1 or any(member.paths > 1 for member in record.members),
         )
-        return [install, *self._say(messages.Attached(record.epoch)), *dialling]
+        return [install, *self._send_to_master(messages.Attached(record.epoch)), *dialling]
 
-    # What the master says
+    # Messages
 
     def _message(self, now_ns: int, event: MessageReceived) -> list[Effect]:
-        if event.conn in self._sessions.open:
-            return self._channels.message(now_ns, event.conn, event.body)
-        if self._sessions.is_dialling(event.conn):
-            return self._channels.report(now_ns, *self._sessions.message(now_ns, event.conn, event.body))
-        if event.conn != self._control.conn:
-            return self._turn(now_ns, self._lanes.message(now_ns, event.conn, event.body))
-        if self._control.stage != "proven":
-            effects, outcome = self._control.message(now_ns, event.body)
-            match outcome:
-                case Welcome():
-                    self.peer = self._lanes.me = self._sessions.me = outcome.peer
-                case Resumed():
-                    effects += self._resumed(now_ns)
-                case Refusal(error):
-                    if isinstance(error, Evicted):
-                        error = Evicted(error.reason, self._me)
-                    effects += self._end(None if self._leaving else error, "the master refused")
-            return effects
+        conn, body = event.conn, event.body
+        if conn in self._sessions.open:
+            return self._channels.message(now_ns, conn, body)
+        if self._sessions.is_dialling(conn):
+            return self._channels.report(now_ns, *self._sessions.message(now_ns, conn, body))
+        if conn in self._acceptor:
+            return self._report_lost(self._acceptor.message(now_ns, conn, body))
+        if conn != self._control.conn:
+            return self._lanes.message(now_ns, conn, body)
+        if not self._control.is_proven:
+            return self._handshake(now_ns, body)
         try:
-            said = decode_from_master(event.body)
+            message = decode_from_master(body)
         except RemoteProtocolError as error:
-            return self._lose_master(f"it does not keep to the protocol ({error})")
-        self._memory.hear(said)
-        return self._master_says(now_ns, said)
+            return self._lose_master(f"it breaks the protocol ({error})")
+        self._answers.note(message)
+        return self._from_master(now_ns, message)
 
-    def _master_says(self, now_ns: int, said: messages.FromMaster) -> list[Effect]:
-        match said:
+    def _handshake(self, now_ns: int, body: bytes) -> list[Effect]:
+        """A message of a master that has not proven the token yet."""
+        effects, outcome = self._control.message(now_ns, body)
+        match outcome:
+            case Welcome():
+                self.peer = self._lanes.me = self._sessions.me = outcome.peer
+                if self.state is PeerState.CONNECTING:
+                    self._enter(PeerInput.WELCOMED)
+            case Resumed():
+                effects += self._resumed(now_ns)
+            case ControlFailed(error):
+                if isinstance(error, Evicted):
+                    error = Evicted(error.reason, self._me)
+                effects += self._end(None if self._leaving else error, "the master refused")
+        return effects
+
+    def _from_master(self, now_ns: int, message: messages.FromMaster) -> list[Effect]:
+        match message:
             case messages.Registrations(count=count):
-                self._facts.heard = count
+                self._facts.registrations = count
                 return [SetRegistrations(count)]
             case messages.AdmissionWaits():
-                return self._admission_waits(now_ns, said)
+                return self._admission_waits(now_ns, message)
             case messages.Seal(epoch=epoch):
                 return self._seal(epoch)
             case Record():
-                return self._recorded(now_ns, said)
+                return self._recorded(now_ns, message)
             case messages.Installed(epoch=epoch, world=world):
                 return self._installed(epoch, world)
             case messages.CallDone():
-                return self._call_done(said)
+                return self._call_done(message)
             case messages.CallFailed(ballot=ballot, reason=reason):
                 self._facts.call_failed()
-                over = self._sync_over(ballot)
-                return [*over, CallFinished(ballot, reason)] if self._calls.finish(ballot) else over
+                effects = self._end_sync(ballot)
+                return [*effects, CallFinished(ballot, reason)] if self._calls.finish(ballot) else effects
             case messages.CallGoesOn(ballot=ballot):
                 self._calls.resume(now_ns, ballot)
                 return []
             case messages.SyncGoesOn(ballot=ballot):
-                self._calls.goes_on(now_ns, ballot)
+                self._calls.extend(now_ns, ballot)
                 return []
             case messages.ResumeWaits(ballot=ballot):
-                self._calls.goes_on(now_ns, ballot)
-                return [Tell(ResumeDelayed(self.identity.group, said.revision, said.names, said.left_ms))]
+                self._calls.extend(now_ns, ballot)
+                return [Notify(ResumeDelayed(self.identity.group, message.revision, message.names, message.left_ms))]
             case messages.SyncPlan():
-                return self._sync_planned(now_ns, said)
+                return self._sync_planned(now_ns, message)
             case messages.SyncDone():
-                return self._sync_done(said)
+                return self._sync_done(message)
             case messages.Measure():
-                if not self._calls.waits_in("optimize"):
-                    return self._measurement.refuse(said)
-                return [*self._measurement.begin(now_ns, said), *self._let_visitors_in(now_ns)]
+                if not self._calls.is_waiting_in("optimize"):
+                    return self._measurement.refuse(message)
+                return [*self._measurement.begin(now_ns, message), *self._acceptor.check_sessions(now_ns)]
             case messages.Evicted(reason=reason, for_call=for_call, on_request=on_request):
-                told = with_you(reason, self.peer) or "this peer called something else than the others"
-                error = CallMismatch(told) if for_call else Evicted(reason, self._me, on_request)
+                mismatch = with_you(reason, self.peer) or "this peer called something else than the others"
+                error = CallMismatch(mismatch) if for_call else Evicted(reason, self._me, on_request)
                 return self._end(error, f"evicted: {reason}")
             case messages.Left():
                 return self._end(None, "left")
             case messages.Refused(reason=reason):
                 return self._lose_master(f"it refuses this peer ({reason})")
             case ProbeGraph() | RoundStart() | RoundEnd() | RoundClock() | ProbeHalt():
-                return [ProbeHeard(said)] if self.identity.probes else []
+                return []  # this peer does not probe: else the session has handed it to the probing shell
             case messages.Challenge() | messages.Status() | messages.EvictResponse() | messages.RunList():
-                return self._lose_master(f"it said {type(said).__name__} out of turn")
+                return self._lose_master(f"it message {type(message).__name__} out of turn")
             case NodeWelcome() | ProbeAnswer() | Welcome() | Resumed():
-                return self._lose_master(f"it said {type(said).__name__} out of turn")
+                return self._lose_master(f"it message {type(message).__name__} out of turn")
             case _:
-                assert_never(said)
+                assert_never(message)
 
     def _admission_waits(self, now_ns: int, waits: messages.AdmissionWaits) -> list[Effect]:
-        """As long as those who are waited for get on with their work, this peer's patience starts again."""
-        if self._joined:
+        """While the peers that the admission waits for make progress, the timeout of the join starts again."""
+        if self.has_joined:
             return []
         self._admission = waits
         if waits.moving:
-            self._join_by_ns = max(self._join_by_ns, now_ns + self._join_patience_ns)
-        if now_ns < self._tell_admission_ns:
+            self._join_deadline_ns = max(self._join_deadline_ns, now_ns + self._join_timeout_ns)
+        if now_ns < self._log_admission_ns:
             return []
-        self._tell_admission_ns = now_ns + TELL_ADMISSION_NS
-        left_ms = None if waits.moving else max(0, self._join_by_ns - now_ns) // MS
+        self._log_admission_ns = now_ns + LOG_ADMISSION_NS
+        left_ms = None if waits.moving else max(0, self._join_deadline_ns - now_ns) // MS
         text = with_you(waits.text, self.peer)
-        return [Tell(AdmissionDelayed((now_ns - self._join_since_ns) // MS, text, left_ms))]
+        return [Notify(AdmissionDelayed((now_ns - self._join_since_ns) // MS, text, left_ms))]
 
     def _sync_planned(self, now_ns: int, plan: messages.SyncPlan) -> list[Effect]:
-        asked = self._calls.planned(plan.ballot)
-        if asked is None:
-            # The program gave the call up, and the master hears of it. Who wants to visit need not wait here.
-            return [*self._sessions.stop(("state", plan.sync), "it was given up"), *self._let_visitors_in(now_ns)]
+        call = self._calls.mark_planned(plan.ballot)
+        if call is None:
+            # The program has given up the call, and the master receives that. Peers that connect for it are refused.
+            stopping = self._sessions.stop(("state", plan.sync), "it was given up")
+            return [*stopping, *self._acceptor.check_sessions(now_ns)]
         try:
-            if asked.manifest is None:
+            if call.manifest is None:
                 raise RemoteProtocolError(f"it plans a sync for call {plan.ballot}, which is none")
-            effects = self._syncing.begin(now_ns, self.peer, plan, asked.manifest)
-            self._planned_by = self._fence
+            effects = self._syncing.begin(now_ns, self.peer, plan, call.manifest)
+            self._sync_fence = self._fence
         except RemoteProtocolError as error:
-            return self._lose_master(f"it does not keep to the protocol ({error})")
-        return effects + self._let_visitors_in(now_ns)
+            return self._lose_master(f"it breaks the protocol ({error})")
+        return effects + self._acceptor.check_sessions(now_ns)
 
-    def _sync_done(self, said: messages.SyncDone) -> list[Effect]:
-        done = SyncSucceeded(said.revision, *self._syncing.moved(said.ballot), tuple(said.diverged), said.lineage)
-        over = self._sync_over(said.ballot)
-        if not self._calls.finish(said.ballot):
-            return over
-        if said.rollback is not None:
-            over.append(Tell(StateRolledBack(self.identity.group, said.rollback)))
-        return [*over, *self._report_diverged(said.diverged), CallFinished(said.ballot, done)]
+    def _sync_done(self, message: messages.SyncDone) -> list[Effect]:
+        moved = self._syncing.moved(message.ballot)
+        done = SyncSucceeded(message.revision, *moved, tuple(message.diverged), message.lineage)
+        effects = self._end_sync(message.ballot)
+        if not self._calls.finish(message.ballot):
+            return effects
+        if message.rollback is not None:
+            effects.append(Notify(StateRolledBack(self.identity.group, message.rollback)))
+        return [*effects, *self._report_diverged(message.diverged), CallFinished(message.ballot, done)]
 
     def _report_diverged(self, diverged: Iterable[Divergence]) -> list[Effect]:
-        return [Tell(PeerDiverged(self.identity.group, each)) for each in diverged]
+        return [Notify(PeerDiverged(self.identity.group, each)) for each in diverged]
 
-    def _sync_over(self, ballot: int) -> list[Effect]:
+    def _end_sync(self, ballot: int) -> list[Effect]:
         return self._syncing.end("the sync is over") if self._syncing.ballot == ballot else []
+
+    # Epochs
 
     def _seal(self, epoch: Epoch) -> list[Effect]:
         if self.record is not None and epoch == self.record.epoch:
-            self._sealed, self._steady = True, False
-        # SealEngine comes last: its answer goes to the master before anything else happens.
+            self._enter(PeerInput.SEALED)
+        # SealEngine comes last: its response goes to the master before anything else happens.
         return [*self._lanes.stop("the epoch is sealed"), SealEngine(epoch)]
 
     def _recorded(self, now_ns: int, record: Record) -> list[Effect]:
-        known = 0 if self.record is None else self.record.epoch
+        before = self.record
+        known = 0 if before is None else before.epoch
         members = [member.peer for member in record.members]
         if record.fence > self._fence or record.epoch <= known or self.peer not in members:
             reason = f"a record of epoch {record.epoch} (fence {record.fence}) that is not for this peer"
-            return [Tell(ConnectionDropped(self._control.address, reason))]
-        settling: list[Effect] = []
-        if not self._settled and self.engine_epoch == record.previous:
-            settling.append(self._settle(record))
-        if self.record is not None:
-            if is_admission(self.record, record):
-                settling.append(RestartCalls())
-            elif refused := refusals(self.record, record):
+            return [Notify(ConnectionDropped(self._control.address, reason))]
+        effects: list[Effect] = []
+        if before is not None:
+            if self.engine_epoch == before.epoch == record.previous:
+                effects.append(self._settle(record))
+            if is_admission(before, record):
+                effects.append(RestartCalls())
+            elif refused := refusals(before, record):
                 # Calls of an epoch that never ran here ended for this peer, too.
-                settling.append(RefuseCalls(refused))
-        self._settled = True
-        self.record, self.world = record, record.world
-        self._sealed = self._steady = False
+                effects.append(RefuseCalls(refused))
+        self._enter(PeerInput.RECORDED)
+        self.record = record
+        self.world = record.world
         self.unsynced.update(record.newcomers)
         self._facts.recorded(record)
-        settling += self._interrupted(record.fence)
-        settling += self._syncing.members(now_ns, set(members))
-        return settling + self._turn(now_ns, self._lanes.begin(now_ns, record))
+        effects += self._interrupt_sync(record.fence)
+        effects += self._syncing.members(now_ns, set(members))
+        update = self._lanes.begin(now_ns, record)
+        update.add(self._acceptor.check_lanes())
+        return effects + self._report_lost(update)
 
     def _settle(self, record: Record) -> Settle:
         assert self.record is not None
@@ -498,12 +534,13 @@ class PeerMachine:
         if not self.is_running or epoch != self.engine_epoch:
             return []  # crossed a seal on the wire
         assert self.record is not None
-        self._steady, self._steady_epoch, self.world = True, epoch, world
+        self._enter(PeerInput.ALL_ATTACHED)
+        self.world = world
         effects: list[Effect] = []
-        if not self._joined:
-            self._joined = True
+        if not self.has_joined:
             effects.append(Joined(self._facts.joined(self.record)))
-        return effects + [effect for vote in self._calls.cast(epoch) for effect in self._say(vote)]
+        self._last_steady_epoch = epoch
+        return effects + self._send_all(self._calls.cast(epoch))
 
     def _call_done(self, done: messages.CallDone) -> list[Effect]:
         if not self._calls.finish(done.ballot) or self.record is None:
@@ -518,128 +555,133 @@ class PeerMachine:
         return 0 if self._control.ticket is None else self._control.ticket.fence
 
     def _seek_master(self, now_ns: int, reason: str) -> list[Effect]:
-        """Ops go on as far as they need no master, calls wait, and one with a higher fence is sought."""
-        if not self._control.may_return:
+        """Seek a master with a higher fence. Ops go on as far as they need no master, and calls wait."""
+        if not self._control.may_resume:
             return self._lose_master(reason)
         assert self._control.conn is not None
-        closing, self._steady = CloseConn(self._control.conn, reason), False
+        closing = CloseConn(self._control.conn, reason)
+        self._enter(PeerInput.MASTER_LOST)
         epoch = 0 if self.record is None else self.record.epoch
-        until_ns = now_ns + self._timings.reconnect_ms * MS if epoch else self._join_by_ns
-        cut: list[Effect] = [ProbeCut()] if self.identity.probes else []
-        lost = Tell(MasterLost(self._control.address, reason))
-        return [closing, lost, *cut, *self._control.lost(now_ns, until_ns, epoch)]
+        deadline_ns = now_ns + self._timings.reconnect_ms * MS if epoch else self._join_deadline_ns
+        lost = Notify(MasterLost(self._control.address, reason))
+        return [closing, lost, *self._control.lost(now_ns, deadline_ns, epoch)]
 
     def _resumed(self, now_ns: int) -> list[Effect]:
-        """A new master knows this peer: bring along what it cannot know."""
-        is_installed = self.record is not None and self._steady_epoch == self.record.epoch
-        brought = self._memory.brought(self._calls.ballot, is_installed)
+        """A new master knows this peer: send it what it cannot know."""
+        is_installed = self.record is not None and self._last_steady_epoch == self.record.epoch
+        report = self._answers.report(self._calls.ballot, is_installed)
         busy = [messages.Busy(self._busy_ms(now_ns))] if self._busy_until_ns > now_ns else []
         leaving = [] if self._leaving is None else [self._leaving]
-        words = (brought, *busy, *self._calls.overdue(now_ns), *leaving)
-        return [said for word in words for said in self._say(word)]
+        return self._send_all([report, *busy, *self._calls.withdraw_overdue(now_ns), *leaving])
 
     def _busy_ms(self, now_ns: int) -> int:
         return max(0, -((now_ns - self._busy_until_ns) // MS))
 
-    def _interrupted(self, fence: int) -> list[Effect]:
+    def _interrupt_sync(self, fence: int) -> list[Effect]:
         """A record of another master than the one that planned the sync: that sync will never end."""
-        if fence <= self._planned_by:
+        if fence <= self._sync_fence:
             return []
-        ballots = self._calls.interrupt()
-        self._memory.redoes |= bool(ballots)
+        ballots = self._calls.interrupt_syncs()
+        self._answers.repeats_sync |= bool(ballots)
         diverged = self._syncing.diverged
-        over = self._syncing.end("its master is gone") if self._syncing.ballot is not None else []
-        over += self._report_diverged(diverged)
-        return over + [CallFinished(ballot, SyncInterrupted(diverged)) for ballot in ballots]
+        effects = self._syncing.end("its master is gone") if self._syncing.ballot is not None else []
+        effects += self._report_diverged(diverged)
+        return effects + [CallFinished(ballot, SyncInterrupted(diverged)) for ballot in ballots]
 
-    # Ops, time and the end
+    # Ops, deadlines and the end
 
     def _op_report(self, event: Mismatch | OpTimedOut | OpCancelled) -> list[Effect]:
-        """What the engine says of an op goes to the master, unless its epoch is sealed or over: verdicts decide then.
+        """Forward the engine's report of an op to the master, unless its epoch is sealed or over: verdicts decide then.
 
-        In the next epoch the same tag and sequence may be another op, which has done nothing wrong.
+        In the next epoch the same tag and sequence may be another op, which is not at fault.
         """
         if not self.is_running or event.epoch != self.engine_epoch:
             return []
-        return self._say(op_report(event))
+        return self._send_to_master(op_report(event))
 
     def _tick(self, now_ns: int) -> list[Effect]:
-        reaching = self._control.tick(now_ns)
-        if isinstance(reaching, Refusal):
-            return self._end(reaching.error, "the master is unreachable")
-        if self._control.stage == "proven" and not self._joined and now_ns >= self._join_by_ns:
+        effects = self._control.tick(now_ns)
+        if isinstance(effects, ControlFailed):
+            return self._end(effects.error, "the master is unreachable")
+        if self._control.is_proven and not self.has_joined and now_ns >= self._join_deadline_ns:
             return self._join_too_late(now_ns)
-        effects = reaching + self._lanes.tick(now_ns) + self._channels.tick(now_ns)
+        effects = effects + self._acceptor.tick(now_ns) + self._lanes.tick(now_ns) + self._channels.tick(now_ns)
         withdrawn, failed = self._calls.tick(now_ns)
-        for vote in withdrawn:
-            effects += self._say(vote)
+        effects += self._send_all(withdrawn)
         for ballot, reason in failed:
-            self._memory.redoes = False
-            effects += [*self._sync_over(ballot), CallFinished(ballot, reason)]
+            self._answers.repeats_sync = False
+            effects += [*self._end_sync(ballot), CallFinished(ballot, reason)]
         return effects
 
     def _join_too_late(self, now_ns: int) -> list[Effect]:
-        waited_ms, patience_ms = (now_ns - self._join_since_ns) // MS, self._join_patience_ns // MS
-        error = join_too_late(self._me, waited_ms, patience_ms, self._admission)
-        return self._say(messages.Leave()) + self._end(error, "not admitted in time")
+        waited_ms = (now_ns - self._join_since_ns) // MS
+        error = join_too_late(self._me, waited_ms, self._join_timeout_ns // MS, self._admission)
+        return self._send_to_master(messages.Leave()) + self._end(error, "not admitted in time")
 
-    def _silent(self, now_ns: int, conn: int, silent_ms: int) -> list[Effect]:
-        reason = f"it has been silent for {silent_ms} ms"
-        return self._seek_master(now_ns, reason) if conn == self._control.conn else []
+    def _master_silent(self, now_ns: int, conn: int, silent_ms: int) -> list[Effect]:
+        if conn != self.control_conn:
+            return []
+        return self._seek_master(now_ns, f"it has been silent for {silent_ms} ms")
 
     def _lose_master(self, reason: str) -> list[Effect]:
+        """The master is gone for good."""
         error = None if self._leaving else MasterUnreachable(self._control.address, reason)
         return self._end(error, reason)
 
     def _end(self, error: RingfoldError | None, reason: str) -> list[Effect]:
-        assert not self.ended
-        self.ended, self._steady = True, False
-        effects = self._lanes.end(reason) + self._channels.end(reason)
+        self._enter(PeerInput.ENDED)
+        effects = self._lanes.end(reason) + self._acceptor.end(reason) + self._channels.end(reason)
         if self._control.conn is not None:
             effects.append(CloseConn(self._control.conn, reason))
         return [*effects, FailAll(Reason("evicted", reason)), Ended(error)]
 
-    def _after_the_end(self, event: Event) -> list[Effect]:
+    def _after_end(self, event: Event) -> list[Effect]:
         match event:
             case Accepted(conn, _, _) | Dialled(_, conn):
                 return [CloseConn(conn, "this peer is out of the run")]
         return []
 
-    def _say(self, message: Message) -> list[Effect]:
-        """To the master. While there is none it goes unsaid: the next one begins with a seal, which settles it."""
-        if self._control.stage != "proven":
+    def _send_to_master(self, message: Message) -> list[Effect]:
+        """Send a message to the master. Without a master it is dropped: the next one begins with a seal."""
+        if not self._control.is_proven:
             return []
         assert self._control.conn is not None
         return [SendMessage(self._control.conn, message)]
 
+    def _send_all(self, several: Iterable[Message]) -> list[Effect]:
+        return [effect for message in several for effect in self._send_to_master(message)]
+
     def _check_invariants(self) -> None:
         newest = 0 if self.record is None else self.record.epoch
         assert self.engine_epoch <= newest
-        assert not self._steady or self.engine_epoch == newest
-        assert self.ended or not self._steady or self._control.stage == "proven"
+        assert self.is_running <= (self.engine_epoch == newest)
+        assert self.state is not PeerState.STEADY or self._control.is_proven
+
+
+# Verdicts of a record, reports of ops
 
 
 def settlement(before: Record, record: Record) -> Settle:
-    """How the ops of the epoch `before` end, by the record that follows it."""
+    """How the ops of the epoch `before` end, by the record after it."""
     default = _default_reason(before, record)
     return Settle(record.previous, _with_reasons(record, default), default)
 
 
 def refusals(before: Record, record: Record) -> tuple[Verdict, ...]:
-    """The calls of the epoch before that ended without success, and that nobody tries again."""
+    """The calls of the epoch before that ended without success and are not retried."""
     verdicts = _with_reasons(record, _default_reason(before, record))
     return tuple(verdict for verdict in verdicts if Final.of(verdict) is Final.OVER)
 
 
 def is_admission(before: Record, record: Record) -> bool:
-    """Whether somebody is a member of the new record who was in none before. All others wait in `update_topology`."""
+    """Whether the new record has members that the old one had not. All others wait in `update_topology`."""
     return not {member.peer for member in record.members} <= {member.peer for member in before.members}
 
 
 def op_report(
     event: Mismatch | OpTimedOut | OpCancelled,
 ) -> messages.OpMismatch | messages.OpTimeout | messages.OpCancelled:
-    """What the master is told of an op that cannot end well."""
+    """The report to the master about an op that cannot succeed."""
     epoch, op = event.epoch, OpRef(event.tag, event.sequence)
     match event:
         case Mismatch():
@@ -652,10 +694,9 @@ def op_report(
             assert_never(event)
 
 
-def join_too_late(
-    who: str, waited_ms: int, patience_ms: int, waits: messages.AdmissionWaits | None
-) -> DeadlineExceeded:
-    """What a program hears that joined in vain: whom its admission waited for, as the master said last."""
+def join_too_late(who: str, waited_ms: int, timeout_ms: int, waits: messages.AdmissionWaits | None) -> DeadlineExceeded:
+    """The error of a join that was not admitted in time. It names the peers that the admission waited for, by the
+    master's last report."""
     why = "not all peers of the run have called update_topology, or they could not be connected"
     peers: list[PeerId] = []
     if waits is not None:
@@ -663,7 +704,7 @@ def join_too_late(
     text = (
         f"join: {who} was not admitted within {waited_ms / 1000:.1f} s: {why}. `steps` calls update_topology between "
         "steps; other programs must call it on all peers. The setting join_timeout_s "
-        f"({patience_ms / 1000:.0f} s) says how long to wait while nothing moves"
+        f"({timeout_ms / 1000:.0f} s) says how long to wait while nothing moves"
     )
     return DeadlineExceeded("join", peers, waited_ms, text)
 

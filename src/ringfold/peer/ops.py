@@ -1,8 +1,8 @@
-"""Ops as a peer submits them: what is checked before the engine sees one, and what becomes of its result.
+"""Submitting ops: the checks before the engine gets an op, and the handling of its result.
 
-An op that means the same in any ring is *run*: the engine restarts it by itself after an abort. One whose arguments
+An op that means the same in any ring is *run*: the engine retries it by itself after an abort. An op whose arguments
 depend on the ring (a size, a rank, a minimum of members) is *bound* to one epoch: it is submitted while that epoch
-cannot change, never restarted by the engine, and tried again here, with arguments made anew.
+cannot change, is never retried by the engine, and is retried here with new arguments.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -49,19 +49,20 @@ class Ops:
         self.in_flight: dict[int, Handle] = {}
         """Handles by tag, until the program has seen their end."""
         self.last: OpResult | None = None
-        """Of the ops that returned since the last run-wide call, the one that has heard of most registrations.
+        """Of the ops that returned since the last run-wide call, the one with the highest count of registrations.
 
-        All peers have seen the same ops return at the same point of the program, but perhaps in another order."""
-        self.go_on_with(session)
+        At the same point of the program the same ops have returned on all peers, but perhaps in another order."""
+        self.use_session(session)
         self.state: SharedState | None = None
-        """The shared state that was synced last: while it is torn, no op goes on from it."""
+        """The shared state that was synced last: while it is torn, no op is submitted."""
         self.last_epoch = 0
-        """In which the op was committed that returned last."""
+        """The epoch in which the op that returned last was committed."""
         self._noting = threads.RLock()
 
-    def go_on_with(self, session: Session) -> None:
-        """Nothing is in flight in this session, and nothing has returned."""
-        self.session, self.engine = session, session.engine
+    def use_session(self, session: Session) -> None:
+        """Use a new session: nothing is in flight there, and nothing has returned."""
+        self.session = session
+        self.engine = session.engine
         self.in_flight.clear()
         self.last = None
 
@@ -175,7 +176,7 @@ class Ops:
         retry: bool = False,
         fixed_size: bool = False,
     ) -> ReduceInfo:
-        """An op that is bound to one epoch. With `retry` it is tried again in the next, unless its size is fixed."""
+        """An op that is bound to one epoch. With `retry` it is retried in the next one, unless its size is fixed."""
         self.check_tag(operation, tag)
         binding, again = BINDING.get(), False
         while True:
@@ -233,8 +234,8 @@ class Ops:
         except (ValueError, TypeError) as error:
             raise refusal(operation, tag, error) from None
 
-    def look(self, operation: str, number: int) -> ReduceInfo | RingfoldError | None:
-        """How a submitted op has ended; None while it is in flight."""
+    def poll(self, operation: str, number: int) -> ReduceInfo | RingfoldError | None:
+        """The outcome of a submitted op; None while it is in flight."""
         try:
             result = self.engine.poll(number)
             return None if result is None else self.returned(operation, result)
@@ -259,7 +260,7 @@ class Ops:
                 self.last = result
 
     def error(self, operation: str, result: OpResult) -> RingfoldError:
-        # The session fails its ops and learns why it is over in one step: the lock waits for the end of that step.
+        # The session fails its ops and sets its error in one step: the lock waits for the end of that step.
         ended, me = self.session.locked(lambda machine: (self.session.error, machine.peer))
         return error_of_op(result, operation, ended, me)
 
@@ -272,7 +273,7 @@ class Ops:
             raise StateError(f"{text}; sync it again, or load a checkpoint")
 
     def check_none_in_flight(self, operation: str) -> None:
-        """Only collectives overlap. An op is in flight until the program has seen its end: on every peer alike."""
+        """Only collectives may overlap. An op is in flight until the program has seen its end, on every peer alike."""
         self.session.check_process(operation)
         tags = sorted({*self.in_flight, *self.engine.tags_in_flight()})
         if tags:
@@ -280,7 +281,7 @@ class Ops:
             raise UsageError(f"{operation}: ops are in flight (tag {listed}); wait for them to end first")
 
     def timeout_of(self, tag: int, timeout_s: float | None) -> int:
-        """How long the call on this tag may take. Where the call does not say, who is absent by then is evicted."""
+        """The timeout of a call on this tag. With the default timeout, peers that are absent after it are evicted."""
         if timeout_s is None:
             self.final_tags.discard(tag)
             return self.timeout_ns
@@ -334,7 +335,7 @@ def positive_ns(seconds: float) -> int:
 
 
 def refusal(operation: str, tag: object, error: Exception) -> UsageError:
-    """What the engine says of arguments that it cannot take, with the usual suspect named."""
+    """The error for arguments that the engine refuses. A bad tag is the most likely one, so it is checked here."""
     if not isinstance(tag, int) or not 0 <= tag < 1 << 64:
         return UsageError(f"{operation}: a tag is an integer from 0 to 2**64 - 1, not {tag!r}")
     return UsageError(f"{operation}: {error}")

@@ -28,9 +28,9 @@ from ringfold.wire.naming import with_you
 
 
 class ReduceInfo(NamedTuple):
-    """What a committed op tells: who contributed, in which epoch it was committed, and the bytes that this peer moved.
+    """A committed op: which peers contributed, in which epoch it was committed, and the bytes that this peer moved.
 
-    `contributors` are peer ids, sorted, and the same on every member: those that the result was computed from. Of an
+    `contributors` are the sorted ids of the peers that the result was computed from, the same on every member. For an
     op that reduces nothing they are all members.
     """
 
@@ -41,10 +41,10 @@ class ReduceInfo(NamedTuple):
 
 
 class Meeting(NamedTuple):
-    """The run at the moment when all its peers had met: the same numbers for everybody who was there.
+    """The run at the moment when all its peers had called `meet`: the same numbers on all of them.
 
     `world_size`, `groups` and `largest_group` are those of the communicator, which change at any time; these do not.
-    `pending` says that somebody waits to be admitted.
+    `pending`: peers wait to be admitted.
     """
 
     world_size: int
@@ -67,7 +67,7 @@ def error_of_op(result: OpResult, operation: str, ended: RingfoldError | None, m
         case OpStatus.FAILED:
             return again(ended) if ended is not None else UsageError(f"{operation}: this peer has left the run")
         case OpStatus.CANCELLED:
-            return CollectiveAborted(f"{operation} was given up here", epoch)
+            return CollectiveAborted(f"{operation} was cancelled here", epoch)
         case OpStatus.OK:
             raise AssertionError("a committed op is no error")
 
@@ -102,21 +102,21 @@ def error_of(reason: Reason, operation: str, epoch: Epoch, me: PeerId) -> Ringfo
 
 
 def _number(reason: Reason, place: int) -> int:
-    """One of the numbers of a reason; a master that leaves it out is no cause to fail in another way."""
+    """One of the numbers of a reason; 0 if the master has left it out."""
     return reason.numbers[place] if place < len(reason.numbers) else 0
 
 
 def again(error: RingfoldError) -> RingfoldError:
-    """The same error as a new object, so that threads that raise it do not share a traceback."""
+    """A copy of the error, so that threads that raise it do not share a traceback."""
     return type(error)(*error.args)
 
 
 SLICE_S = 0.1
-"""Waiting goes by slices of this length, because Ctrl-C is noticed between two of them only."""
+"""A wait is cut into slices of this length, because Ctrl-C is noticed only between two of them."""
 
 
 class Handle:
-    """An op in flight. Usable from any thread; whoever asks, and however often, gets the same answer."""
+    """An op in flight. Usable from any thread, several times; the result is always the same."""
 
     def __init__(
         self,
@@ -127,7 +127,9 @@ class Handle:
         finished: Callable[[OpResult], ReduceInfo | RingfoldError],
         check_process: Callable[[str], None],
     ) -> None:
-        self._engine, self._op, self.operation = engine, op, operation
+        self._engine = engine
+        self._op = op
+        self.operation = operation
         self._keep: object = keep  # the caller's arrays, until the op has ended
         self._finished: Callable[[OpResult], ReduceInfo | RingfoldError] | None = finished
         self._check_process = check_process
@@ -137,13 +139,13 @@ class Handle:
         self._outcome: ReduceInfo | RingfoldError | None = None
 
     def done(self) -> bool:
-        """Whether the op has ended, well or not. Never waits; staged arrays have their results when it says so."""
+        """Whether the op has ended, successfully or not. Never blocks; if True, staged arrays have their results."""
         self._check_process(self.operation)
         with self._lock:
-            return self._look()
+            return self._poll()
 
     def wait(self, timeout: float | None = None) -> ReduceInfo:
-        """Block until the op has ended; its information, or its error. A wait that ends early leaves the op running."""
+        """Block until the op has ended; return its information, or raise its error. A timeout leaves the op running."""
         self._check_process(self.operation)
         left_s = float("inf") if timeout is None else max(0.0, timeout)
         while not self._wait_slice(min(left_s, SLICE_S)):
@@ -151,7 +153,7 @@ class Handle:
             if left_s <= 0:
                 waited_ms = int((timeout or 0.0) * 1_000)
                 raise DeadlineExceeded("wait", (), waited_ms, f"{self.operation} still runs after {waited_ms} ms")
-        return self._answer()
+        return self._result()
 
     def __await__(self) -> Generator[Any, None, ReduceInfo]:
         """Wait inside an asyncio loop without blocking it. A cancelled await leaves the op running."""
@@ -163,7 +165,7 @@ class Handle:
                 yield from asyncio.get_running_loop().run_in_executor(None, self._wait_until, stop).__await__()
             finally:
                 stop.set()
-        return self._answer()
+        return self._result()
 
     def _wait_until(self, stop: threads.Event) -> None:
         while not stop.is_set() and not self._wait_slice(SLICE_S):
@@ -179,11 +181,11 @@ class Handle:
         finally:
             with self._lock:
                 self._waiters -= 1
-                ended = self._look()
+                ended = self._poll()
         return ended
 
-    def _look(self) -> bool:
-        """Ask the engine once, keep the answer, and let the op go when nobody is inside the engine for it."""
+    def _poll(self) -> bool:
+        """Poll the engine, keep the result, and release the op when no thread waits for it inside the engine."""
         if self._outcome is None:
             result = self._engine.poll(self._op)
             if result is None:
@@ -196,7 +198,7 @@ class Handle:
             self._engine.release(self._op)
         return True
 
-    def _answer(self) -> ReduceInfo:
+    def _result(self) -> ReduceInfo:
         outcome = self._outcome
         assert outcome is not None
         if isinstance(outcome, RingfoldError):

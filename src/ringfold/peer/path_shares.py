@@ -1,14 +1,14 @@
-"""The advice of the host's transport agent, for links with several paths.
+"""The path shares of the host's agent, for links with several paths.
 
 A peer registers one flow with the agent for each neighbour that it sends to over several paths: the next member of the
-ring, and the previous one. The agent answers with the place of the flow's hint in shared memory, the engine reads the
-hint there before each segment, and what the engine measures on each path (rates and round trips) goes back to the agent
-a few times a second.
+ring, and the previous one. The agent responds with the place of the flow's hint in shared memory. The engine reads the
+hint there before each segment. The rates and RTTs that the engine measures on each path are reported to the agent a few
+times a second.
 
-Nothing waits for the agent: `AgentClient` talks to it in a thread of its own, and everything here is cheap. All of it
-happens in steps of the session, under its lock; when a place changes, the client's thread only rings the engine, and
-the session's thread looks (`tick`). Without an agent flows have no place, and lanes go by what they measure. A peer
-whose links have one path each starts no client at all.
+Nothing waits for the agent: `AgentClient` communicates with it in a thread of its own, and every call here is cheap.
+All of them happen in steps of the session, under its lock. When a place changes, the client's thread only wakes the
+engine, and the session's thread reads the change (`tick`). Without an agent flows have no place, and lanes pull
+segments as fast as they can send. A peer whose links have one path each starts no client at all.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,11 +33,11 @@ class _Flow:
     connection: int
     paths: FlowPaths
     followed: _Followed | None = None
-    """Where the engine reads the advice."""
+    """Where the engine reads the hint."""
 
 
 class PathShares:
-    """What the agent and the engine are told of each other."""
+    """Connects the agent's hints with the engine, and the engine's measurements with the agent."""
 
     def __init__(
         self,
@@ -46,25 +46,27 @@ class PathShares:
         name: str,
         client: Callable[..., AgentClient] = AgentClient,
     ) -> None:
-        self._engine, self._directories, self._name = engine, tuple(directories), name
+        self._engine = engine
+        self._directories = tuple(directories)
+        self._name = name
         self._new_client = client
         self._client: AgentClient | None = None
         self._flows: dict[PeerId, _Flow] = {}
-        self._report_ns = 0
+        self._next_report_ns = 0
 
     def follow(self, wanted: Mapping[PeerId, FlowPaths]) -> None:
-        """These are the neighbours, and the paths to each, from now on. The same flow as before keeps its place."""
+        """Set the neighbours, and the paths to each. A flow that stays the same keeps its place."""
         for peer in [peer for peer, flow in self._flows.items() if wanted.get(peer) != flow.paths]:
             self._drop(peer)
         for peer, paths in wanted.items():
             if peer in self._flows:
                 continue
             if self._client is None:
-                self._client = self._new_client(self._directories, self._name, self._ring)
+                self._client = self._new_client(self._directories, self._name, self._wake)
             self._flows[peer] = _Flow(self._client.register(*paths[0], paths), paths)
 
     def tick(self, now_ns: int) -> None:
-        """Tell the engine of places that changed, and the agent of what was measured if it is time for that."""
+        """Pass changed places to the engine, and measurements to the agent when they are due."""
         client = self._client
         if client is None:
             return
@@ -78,15 +80,15 @@ class PathShares:
                 self._engine.forget_hints(peer)
             else:
                 self._engine.follow_hints(peer, str(found[0]), *found[1])
-        if now_ns >= self._report_ns:
-            self._report_ns = now_ns + REPORT_EVERY_NS
+        if now_ns >= self._next_report_ns:
+            self._next_report_ns = now_ns + REPORT_EVERY_NS
             for peer, flow in self._flows.items():
                 if flow.followed:
                     self._report(client, peer, flow)
 
-    def next_ns(self) -> int | None:
-        """When `tick` has something to do though nobody rings."""
-        return self._report_ns if any(flow.followed for flow in self._flows.values()) else None
+    def next_deadline_ns(self) -> int | None:
+        """When the next report is due."""
+        return self._next_report_ns if any(flow.followed for flow in self._flows.values()) else None
 
     def close(self) -> None:
         """Deregister everything; the client's thread has ended when this returns."""
@@ -96,8 +98,8 @@ class PathShares:
         if client is not None:
             client.close()
 
-    def _ring(self, _connection: int, _place: Place | None) -> None:
-        """In the client's thread."""
+    def _wake(self, _connection: int, _place: Place | None) -> None:
+        """Called in the client's thread."""
         self._engine.wake()
 
     def _report(self, client: AgentClient, peer: PeerId, flow: _Flow) -> None:
@@ -115,16 +117,17 @@ class PathShares:
 
 
 def flows_of(record: Record, me: PeerId) -> dict[PeerId, FlowPaths]:
-    """The neighbours that `me` sends to in this ring, with the paths to each; nobody where there is only one path.
+    """The neighbours that `me` sends to over several paths in this ring, with the paths to each.
 
-    Payload goes to the next member, and what is said back (Ready, Dones, small ops) to the previous one: behind a full
-    queue that is as late as payload. In a ring of two both are the same neighbour, and one flow.
+    Payload goes to the next member, and control frames (Ready, Done, small ops) to the previous one: behind a full
+    queue they are as late as payload. In a ring of two both are the same neighbour, and one flow.
     """
     ring = record.members
     if len(ring) < 2:
         return {}
     rank = next(rank for rank, member in enumerate(ring) if member.peer == me)
-    here, flows = ring[rank], {}
+    here = ring[rank]
+    flows = {}
     for there in (ring[(rank + 1) % len(ring)], ring[rank - 1]):
         paths = paths_between(here, there)
         if paths > 1:

@@ -1,9 +1,9 @@
-"""The shell around a peer's machine: the engine, one thread, and everybody who waits.
+"""The shell around a peer's machine: the engine, one thread, and the calls that wait.
 
-The thread blocks in the engine without the GIL, steps the machine, and carries effects out. A program's call (join,
-vote, leave) steps the machine from its own thread. One lock keeps steps apart; it is held while a step and its effects
-run, never while somebody waits for the network. So no epoch is sealed or installed while it is held, and an op that is
-submitted under it belongs to the epoch that was looked at (`submit_in_epoch`).
+The thread blocks in the engine without the GIL, steps the machine, and carries effects out. A call of the program
+(join, vote, leave) steps the machine from its own thread. One lock serialises steps; it is held while a step and its
+effects run, never during a wait for the network. So no epoch is sealed or installed while it is held, and an op that
+is submitted under it belongs to the epoch of the record that was read under it (`submit_in_epoch`).
 
 The bytes of a sync's blocks are read, verified and written by the thread without the lock (`_copy_blocks`), so that a
 copy to or from a GPU, or a blake3 hash, holds nobody up who only wants to look at the machine. This is safe because
@@ -13,11 +13,12 @@ after the other, before it takes the next event; so no source is lost or replace
 its arrays from another thread during a sync breaks the contract of `sync_shared_state`, with or without the lock; the
 hashes find that out.
 
-A peer that probes is a node, too, and its shell runs in the same thread under the same lock. Training does not depend
-on it: whatever it raises ends probing, and nothing else. The same goes for the advice of the host's agent.
+A peer that probes is a node, too. Its probing shell runs in the same thread under the same lock; it gets the master's
+messages about probing from here and sends its own over the control connection, past the machine. Training does not
+depend on it: any exception ends probing, and nothing else. The same holds for the path shares of the host's agent.
 
-Whatever ends the session, in the end there is no thread and no socket left. A forked child lets go of the parent's
-sockets at once, so that a data loader does not keep a dead trainer alive; its copy of the session is dead.
+Whatever ends the session, in the end there is no thread and no socket left. A forked child closes the parent's sockets
+at once, so that a data loader does not keep a dead trainer alive; its copy of the session is dead.
 """
 
 import contextlib
@@ -29,10 +30,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import NamedTuple, NoReturn, Self, TypeVar
 
+import msgspec
+
 from ringfold.clock.global_clock import ClockModel, GlobalClock
-from ringfold.errors import RingfoldError, UsageError
+from ringfold.errors import RemoteProtocolError, RingfoldError, UsageError
 from ringfold.peer.effects import (
     CallFinished,
+    CallOutcome,
     CallSucceeded,
     Dial,
     Effect,
@@ -41,13 +45,11 @@ from ringfold.peer.effects import (
     FailAll,
     Install,
     Joined,
-    Outcome,
-    ProbeCut,
-    ProbeHeard,
+    Notify,
     SendBlocks,
+    SendMessage,
     SyncInterrupted,
     SyncSucceeded,
-    Tell,
     WriteBlocks,
 )
 from ringfold.peer.engine import Engine, event_of, execute
@@ -60,8 +62,8 @@ from ringfold.peer.events import (
     DialFailed,
     Dialled,
     Event,
+    MessageReceived,
     OpTimedOut,
-    ProbeSays,
     Tick,
 )
 from ringfold.peer.machine import PeerMachine
@@ -72,12 +74,19 @@ from ringfold.peer.sync.transfer import BlockTransfer
 from ringfold.probe.logs.files import ProbeLog
 from ringfold.probe.nodes.prober import ProbeSocket
 from ringfold.probe.nodes.shell import NodeShell
-from ringfold.probe.rounds.events import MasterConnected, MasterDisconnected, MessageReceived, ToRoundMaster
+from ringfold.probe.rounds.events import (
+    FromRoundMaster,
+    MasterConnected,
+    MasterDisconnected,
+    MasterMessageReceived,
+    ToRoundMaster,
+)
 from ringfold.probe.rounds.node import RoundNode
 from ringfold.runtime import threads
 from ringfold.runtime.clock import monotonic_ns, random_bytes, raw_ns
 from ringfold.runtime.log_limit import LogRateLimiter
 from ringfold.state.snapshot import Snapshot
+from ringfold.wire.decoding import decode
 from ringfold.wire.events import ConnectionDropped
 from ringfold.wire.messages import Epoch, GroupId, Offer, PeerId, Reason, Record, VoteKind
 from ringfold.wire.naming import with_names
@@ -90,18 +99,18 @@ _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARN
 _sessions: "weakref.WeakSet[Session]" = weakref.WeakSet()
 
 LEAVE_S = 2.0
-"""How long closing waits for the master's consent to leave."""
-LONGEST_SLEEP_S = 60.0
+"""How long closing waits for the master's answer to `Leave`."""
+MAX_SLEEP_S = 60.0
 SIGNAL_S = 1.0
-"""A call waits in slices of this length: a signal that comes right before a wait does not end it, and its handler runs
-between two of them."""
+"""A call waits in slices of this length: a signal that arrives right before a wait does not end it, and its handler
+runs between two slices."""
 S = 1_000_000_000
 
 T = TypeVar("T")
 
 
 class EpochRuns(NamedTuple):
-    """What the log says at level debug when an epoch begins to run here: before any op can end in it."""
+    """The log line, at level debug, when an epoch begins to run here: before any op can end in it."""
 
     group: GroupId
     epoch: Epoch
@@ -117,7 +126,7 @@ class EpochRuns(NamedTuple):
 
 
 class Session:
-    """A peer's stay in a run. Thread-safe."""
+    """A peer's membership in a run, from join to leave. Thread-safe."""
 
     def __init__(self, engine: Engine, identity: Identity, timings: PeerTimings) -> None:
         self.engine = engine
@@ -125,45 +134,44 @@ class Session:
         self.error: RingfoldError | None = None
         self.is_over = False
         self.joined_with: Record | None = None
-        """The record that made this peer a member: what its communicator goes by until its first op."""
-        self.is_foreign = False
-        """This is a forked child's copy: nothing works here."""
+        """The record that made this peer a member: its communicator uses it until the first op has returned."""
+        self.is_forked = False
+        """This is the copy of a forked child: nothing works here."""
         self.at_end: Callable[[], None] | None = None
-        self.stopped = False
-        """Whether this peer, if it left now, would leave before its program has come to its end."""
         """Called once, in the session's thread, when everything is closed."""
+        self.stopped = False
+        """Whether this peer, if it left now, would leave before its program has finished."""
         self.probing: NodeShell | None = None
-        """The node that this peer is, if it probes."""
+        """The probing shell, if this peer probes."""
         self.path_shares: PathShares | None = None
-        """What the host's agent says about paths, if it is to be asked."""
-        self._said: list[ToRoundMaster] = []
-        """What that node said in the present step."""
-        self._is_node = False
+        """The hints of the host's agent about paths, if they are to be used."""
+        self._probe_conn: int | None = None
+        """The control connection over which the probing shell is connected to the master."""
         self._log_limit = LogRateLimiter()
         self._clock_model = ClockModel()
         self.clock = GlobalClock(self._clock_model, raw_ns)
         self._changed = threads.Condition(threads.RLock())
         self._joined = False
         self._stopping = False
-        self._outcomes: dict[int, Outcome] = {}
+        self._outcomes: dict[int, CallOutcome] = {}
         self._last_ballot = 0
         self._busy: dict[object, int] = {}
-        """The deadlines of all `busy` that are on."""
+        """The deadlines of all active `busy` blocks."""
         self.final_tags: set[int] = set()
-        """Tags whose op in flight has a timeout that its call asked for."""
-        self._calling = ""  # the run-wide call that somebody waits in
+        """Tags whose op in flight has a timeout that its call chose."""
+        self._calling = ""  # the run-wide call that a thread waits in
         self._transfer: BlockTransfer | None = None
-        """The arrays of the sync that somebody waits in."""
+        """The arrays of the sync that a thread waits in."""
         self._copies: deque[tuple[BlockTransfer, SendBlocks | WriteBlocks]] = deque()
         """Block effects for the thread to carry out without the lock."""
         self._is_copying = False
         self._thread = threads.start("ringfold-peer", self._serve)
         _sessions.add(self)
 
-    # What a program calls
+    # Calls of the program
 
     def join(self, masters: tuple[tuple[str, int], ...], deadline_ns: int) -> None:
-        """Block until this peer is a member of an installed epoch; raises when that does not come about."""
+        """Block until this peer is a member of an installed epoch; raise if it does not become one."""
         with self._changed:
             self._call(CallJoin(masters, deadline_ns))
             while not self._joined and not self.is_over:
@@ -174,7 +182,7 @@ class Session:
     def vote(
         self, kind: VoteKind, operation: str, min_world: int, timeout_s: float, *, final: bool = True
     ) -> CallSucceeded:
-        """Block in a run-wide call until it is complete, for everybody. A `final` timeout is one that was asked for."""
+        """Block in a run-wide call until it is complete on all peers. `final`: the caller chose the timeout."""
         outcome = self._call_and_wait(kind, operation, min_world, timeout_s, final=final)
         assert isinstance(outcome, CallSucceeded)
         return outcome
@@ -237,9 +245,9 @@ class Session:
 
     @contextlib.contextmanager
     def busy(self, up_to_s: float) -> Iterator[None]:
-        """The program works on something else, for so long at the most. Several may overlap: the last one counts.
+        """The program is busy with something else, for `up_to_s` at most. Several may overlap: the last one counts.
 
-        A session that is over is no reason to fail here: the next call says so."""
+        A session that is over does not fail here: the next call raises."""
         if not 0 < up_to_s <= MAX_BUSY_MS / 1_000:
             raise UsageError(f"busy: up_to_s is a positive number of seconds, up to a week, not {up_to_s!r}")
         self.check_process("busy")
@@ -260,11 +268,11 @@ class Session:
                 self._call(CallBusy(max(self._busy.values(), default=0)))
 
     def probe(self, prober: ProbeSocket, open_log: Callable[[NodeId], ProbeLog | None]) -> None:
-        """Be a node too, from the join on. The session closes the prober in the end."""
+        """Probe from the join on. The session closes the prober in the end."""
         self.probing = NodeShell(
             RoundNode(),
             prober,
-            self._say_of_probing,
+            self._send_probe_message,
             self._adopt,
             open_log=open_log,
             token=self.machine.identity.token,
@@ -273,12 +281,33 @@ class Session:
     def _adopt(self, clock: NodeClock) -> None:
         self._clock_model.adopt(clock, raw_ns())
 
-    def _say_of_probing(self, message: ToRoundMaster) -> None:
-        """What the node says goes to the master on the control connection, once the present step is carried out."""
-        self._said.append(message)
+    def _send_probe_message(self, message: ToRoundMaster) -> None:
+        """Send a message of the probing shell to the master. Without a master it is dropped."""
+        conn = self.machine.control_conn
+        if conn is not None:
+            execute(self.engine, SendMessage(conn, message))
+
+    def _receive_probe_message(self, event: MessageReceived) -> bool:
+        """Hand a message of the master about probing to the probing shell; False if it is for the machine."""
+        if self.probing is None or event.conn != self.machine.control_conn:
+            return False
+        message = _probe_message_of(event.body)
+        if message is None:
+            return False
+        if self._probe_conn is None:
+            self._probe_conn = event.conn
+            self._probe(lambda shell: shell.step(MasterConnected(self.machine.peer)))
+        self._probe(lambda shell: shell.step(MasterMessageReceived(message)))
+        return True
+
+    def _note_lost_master(self) -> None:
+        """The master is gone: the probing shell goes on without one, and keeps its clock, until another one calls."""
+        if self._probe_conn is not None and self._probe_conn != self.machine.control_conn and not self.machine.ended:
+            self._probe_conn = None
+            self._probe(lambda shell: shell.step(MasterDisconnected("the master is gone")))
 
     def _probe(self, do: Callable[[NodeShell], None]) -> None:
-        """Let the node do something. It is a guest here: if it fails, it is gone, and the peer goes on without it."""
+        """Call the probing shell. If it fails, probing ends, and the peer goes on without it."""
         if self.probing is None:
             return
         try:
@@ -293,34 +322,34 @@ class Session:
             try:
                 shell.close()
             except Exception:
-                _log.exception("probing did not end as it should")
+                _log.exception("probing could not be closed")
 
-    def _advise(self, do: Callable[[PathShares], None]) -> None:
-        """As with probing: if advice fails, there is none."""
+    def _use_path_shares(self, do: Callable[[PathShares], None]) -> None:
+        """As with probing: if they fail, the peer goes on without them."""
         if self.path_shares is None:
             return
         try:
             do(self.path_shares)
         except Exception:
-            _log.exception("the agent's advice failed; this peer goes on without it")
-            self._end_advice()
+            _log.exception("the agent's path shares failed; this peer goes on without them")
+            self._end_path_shares()
 
-    def _follow_paths(self, advice: PathShares) -> None:
+    def _follow_paths(self, shares: PathShares) -> None:
         assert self.machine.record is not None
-        advice.follow(flows_of(self.machine.record, self.machine.peer))
+        shares.follow(flows_of(self.machine.record, self.machine.peer))
 
-    def _end_advice(self) -> None:
-        advice, self.path_shares = self.path_shares, None
-        if advice is not None:
+    def _end_path_shares(self) -> None:
+        shares, self.path_shares = self.path_shares, None
+        if shares is not None:
             try:
-                advice.close()
+                shares.close()
             except Exception:
-                _log.exception("the agent's advice did not end as it should")
+                _log.exception("the agent's path shares could not be closed")
 
     def submit_in_epoch(self, operation: str, submit: Callable[[Record], T]) -> T:
         """Wait until the newest record runs, then call `submit` with it while it cannot change.
 
-        For ops whose arguments depend on the ring: a rank, a size. The attachment of an epoch is bounded, so this is.
+        For ops whose arguments depend on the ring: a rank, a size. An attachment has a deadline, so this wait ends.
         """
         with self._changed:
             while not self.machine.is_running:
@@ -331,13 +360,13 @@ class Session:
             return submit(self.machine.record)
 
     def locked(self, look: Callable[[PeerMachine], T]) -> T:
-        """Look at the machine, or clear what the program has dealt with, between two steps."""
+        """Read the machine between two steps, or clear what the program has handled."""
         with self._changed:
             return look(self.machine)
 
     def check_process(self, operation: str) -> None:
-        """Raise in a forked child, where nothing ever ends: there is no thread that drives the ops."""
-        if self.is_foreign:
+        """Raise in a forked child: it has no thread that drives the ops, so no call would ever return."""
+        if self.is_forked:
             raise UsageError(f"{operation}: this communicator belongs to the process that forked this one; join again")
 
     def check_usable(self, operation: str) -> None:
@@ -346,11 +375,11 @@ class Session:
             self._raise_over(operation)
 
     def close(self) -> None:
-        """Leave the run, and let go of the thread and all sockets. Safe to call twice, from anywhere, at any time."""
-        if self.is_foreign or self._stopping:
+        """Leave the run, end the thread and close all sockets. Safe to call twice, from any thread, at any time."""
+        if self.is_forked or self._stopping:
             return
         if threads.is_current(self._thread):
-            self._stopping = True  # garbage collection came by in our own thread: it ends itself
+            self._stopping = True  # called by the garbage collector in the session's own thread, which ends by itself
             return
         with self._changed:
             if not self.is_over:
@@ -361,14 +390,15 @@ class Session:
         self._thread.join(LEAVE_S)
 
     @property
-    def has_let_go(self) -> bool:
-        """Whether the engine is shut down: nothing of the program's memory is written to any more."""
+    def is_shut_down(self) -> bool:
+        """Whether the engine is shut down: it writes to the program's memory no more."""
         return not self._thread.is_alive()
 
     def forked(self) -> None:
         """In a forked child. The lock is replaced, because a thread that does not exist here may hold the old one."""
         self._changed = threads.Condition(threads.RLock())
-        self.is_foreign = self.is_over = True
+        self.is_forked = True
+        self.is_over = True
         self.engine.forked_child()
 
     # The thread
@@ -381,20 +411,21 @@ class Session:
                     event = None if raw is None else event_of(self.engine, raw, _nonce)
                     if isinstance(event, OpTimedOut):
                         event = replace(event, final=event.tag in self.final_tags)
+                    if isinstance(event, MessageReceived) and self._receive_probe_message(event):
+                        event = None
                     if event is not None:
                         self._step(event)
                     due = self.machine.next_deadline_ns()
                     if due is not None and due <= monotonic_ns():
                         self._step(Tick())
                     self._probe(lambda shell: shell.tick())
-                    self._advise(lambda advice: advice.tick(monotonic_ns()))
-                    self._say_what_was_said()
+                    self._use_path_shares(lambda shares: shares.tick(monotonic_ns()))
                 self._copy_blocks()
         except Exception as error:
             _log.exception("the peer's thread failed; the session is over")
             self.error = RingfoldError(f"the peer's thread failed: {error!r}")
         finally:
-            self._let_go()
+            self._shut_down()
 
     def _copy_blocks(self) -> None:
         """Carry out the block effects of the sync in progress, without the lock, and step the machine with the results.
@@ -422,21 +453,21 @@ class Session:
                     self._step(event)
 
     def _sleep_s(self) -> float:
-        advice = self.path_shares
-        dues = [self.machine.next_deadline_ns(), None if advice is None else advice.next_ns()]
+        shares = self.path_shares
+        dues = [self.machine.next_deadline_ns(), None if shares is None else shares.next_deadline_ns()]
         due = min((each for each in dues if each is not None), default=None)
-        sleep_s = LONGEST_SLEEP_S if due is None else min(max(0.0, (due - monotonic_ns()) / S), LONGEST_SLEEP_S)
+        sleep_s = MAX_SLEEP_S if due is None else min(max(0.0, (due - monotonic_ns()) / S), MAX_SLEEP_S)
         probing = self.probing
         probe_s = None if probing is None else probing.due_s()
         return sleep_s if probe_s is None else min(sleep_s, probe_s)
 
-    def _let_go(self) -> None:
+    def _shut_down(self) -> None:
         with self._changed:
             if not self.machine.ended and self.error is None:
-                self._step(CallLeave(stopped=True))  # said, but not waited for
+                self._step(CallLeave(stopped=True))  # sent; the answer is not waited for
             execute(self.engine, FailAll(Reason("evicted", "this peer has left the run")))
-            self._end_advice()
-            # Before anybody learns that it is over: until then the engine may still write into a program's arrays.
+            self._end_path_shares()
+            # Before any call returns: until then the engine may still write into the program's arrays.
             self.engine.shutdown()
             self._end_probing()
             self.is_over = True
@@ -447,25 +478,21 @@ class Session:
     # Effects
 
     def _call(self, event: Event) -> None:
-        """A program's event: it may move the next deadline, so the thread looks again."""
+        """An event of the program. It may move the next deadline, so the thread is woken."""
         self._step(event)
         self.engine.wake()
 
     def _step(self, event: Event) -> None:
         now_ns = monotonic_ns()
         for effect in self.machine.step(now_ns, event):
-            answer = self._carry_out(effect)
-            if answer is not None:
-                self._step(answer)
-        self._say_what_was_said()
+            response = self._carry_out(effect)
+            if response is not None:
+                self._step(response)
+        self._note_lost_master()
         self._changed.notify_all()
 
-    def _say_what_was_said(self) -> None:
-        while self._said:
-            self._step(ProbeSays(self._said.pop(0)))
-
     def _carry_out(self, effect: Effect) -> Event | None:
-        """Do what the machine wants done; the answer, where an effect has one, is its next event."""
+        """Carry out one effect; if it has a response, that is the machine's next event."""
         match effect:
             case Dial(key, host, port, timeout_ms, source):
                 try:
@@ -480,21 +507,12 @@ class Session:
                 self.is_over, self.error = True, error
                 if error is not None and self._joined:
                     _log.warning("%s", error)
-            case Tell(notice):
+            case Notify(notice):
                 more: str | None = ""
                 if isinstance(notice, ConnectionDropped):
                     more = self._log_limit.take(monotonic_ns(), notice.reason)
                 if more is not None:
                     _log.log(_LEVELS[notice.level], "%s%s", with_names(str(notice), self.machine.names), more)
-            case ProbeHeard(message):
-                if not self._is_node:
-                    self._is_node = True
-                    self._probe(lambda shell: shell.step(MasterConnected(self.machine.peer)))
-                self._probe(lambda shell: shell.step(MessageReceived(message)))
-            case ProbeCut():
-                if self._is_node:
-                    self._is_node = False
-                    self._probe(lambda shell: shell.step(MasterDisconnected("the master is gone")))
             case ExpectBlocks():
                 # At once: the request for these blocks is the next effect, and they may arrive right after it.
                 assert self._transfer is not None
@@ -506,7 +524,7 @@ class Session:
                 if self.machine.record is not None:
                     _log.debug("%s", EpochRuns.of(self.machine.record))
                 execute(self.engine, effect)
-                self._advise(self._follow_paths)
+                self._use_path_shares(self._follow_paths)
             case _:
                 return execute(self.engine, effect)
         return None
@@ -517,12 +535,23 @@ class Session:
         raise UsageError(f"{operation}: this peer has left the run; join again")
 
 
+_probe_messages: msgspec.msgpack.Decoder[FromRoundMaster] = msgspec.msgpack.Decoder(FromRoundMaster)
+
+
+def _probe_message_of(body: bytes) -> FromRoundMaster | None:
+    """The message, if it is one about probing."""
+    try:
+        return decode(_probe_messages.decode, body, what="not about probing: ")
+    except RemoteProtocolError:
+        return None
+
+
 def _nonce() -> bytes:
     return random_bytes(NONCE_BYTES)
 
 
 _forking: "dict[int, list[Session]]" = {}
-"""By thread: several may fork at once, and each lets go of exactly what it holds."""
+"""By thread: several may fork at once, and each releases exactly the sessions that it holds."""
 
 
 def _before_fork() -> None:

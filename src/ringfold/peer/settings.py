@@ -1,4 +1,4 @@
-"""The numbers and names a peer is made with."""
+"""The settings of a peer: its timeouts and its identity."""
 
 from dataclasses import dataclass
 
@@ -11,36 +11,36 @@ MS = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerTimings:
-    """How long a peer waits for what, when it connects to others."""
+    """The timeouts and limits of a peer when it connects to others."""
 
     handshake_ms: int = 5_000
-    """A connection that has proven nothing by then is closed."""
+    """A connection that has proven nothing after this time is closed."""
     connect_ms: int = 2_000
     """How long one lane is dialled, over all addresses of the neighbour."""
     redial_ms: int = 20
-    """The pause after a refused connection."""
+    """The pause after all addresses of a lane were tried."""
     attach_ms: int = 4_000
-    """Lanes that are missing by then are reported to the master, which proposes another ring."""
+    """Lanes that are missing after this time are reported to the master, which proposes another ring."""
     path_patience_ms: int = 300
-    """How long an attachment waits for the other lanes of a link that has one already; they may come later."""
+    """How long an attachment waits for the other lanes of a link that has one already; they may connect later."""
     path_redial_most_ms: int = 2_000
     """A lane that others stand in for is dialled again after a pause that doubles from `redial_ms` up to this."""
     master_retry_ms: int = 50
-    """The first pause between two tries to reach the master; it doubles up to `master_retry_most_ms`."""
+    """The first pause between two attempts to reach the master; it doubles up to `master_retry_most_ms`."""
     master_retry_most_ms: int = 1_000
     master_patience: int = 6
-    """For how many times `evict_after_ms` the master may be silent. A paused master evicts nobody, and ops need it not:
-    so peers do not give it up as soon as it would give up one of them."""
+    """For how many times `evict_after_ms` the master may be silent. A paused master evicts nobody, and ops do not need
+    it, so peers wait longer for it than it waits for a peer."""
     reconnect_ms: int = 60_000
-    """For how long a member tries to come back to the run when its master is gone."""
+    """For how long a member tries to resume when its master is gone."""
     reconnect_try_ms: int = 1_000
-    """How long one master may take to answer then: another one may be leading by now."""
+    """The timeout of one attempt to resume: another master may be the leader by now."""
     reconnect_most_ms: int = 100
-    """The longest pause between two rounds over all masters then."""
+    """The maximum pause between two rounds over all masters when a member resumes."""
     answer_ms: int = 1_000
-    """How long a call that ran out of time waits for the master to say who was missing."""
+    """How long an overdue call waits for the master to report which peers were missing."""
     unproven_most: int = 64
-    """Inbound connections that have proven nothing; one more, and the oldest goes."""
+    """The limit of inbound connections that have proven nothing; beyond it the oldest is closed."""
 
     def __post_init__(self) -> None:
         if not 0 < self.redial_ms < self.connect_ms <= self.attach_ms:
@@ -57,7 +57,7 @@ class PeerTimings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """What this peer says of itself in Hello. `addresses` are IP literals, the first `paths` of them one per path."""
+    """What a peer sends about itself in Hello. `addresses` are IP literals, the first `paths` of them one per path."""
 
     group: int
     host: str
@@ -65,7 +65,7 @@ class Identity:
     addresses: tuple[str, ...]
     port: int
     token: bytes = b""
-    """Of the run, which is derived from the master's."""
+    """The token of the run, which is derived from the master's."""
     run: str = DEFAULT_RUN
     probes: bool = False
     """Whether the same port takes UDP probes."""

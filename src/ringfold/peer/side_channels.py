@@ -1,26 +1,28 @@
-"""BulkSessions: connections between members beside the ring, for the blocks of a sync or to measure a link. Pure.
+"""Side channels: bulk sessions between members beside the ring, for the blocks of a sync or to measure a link. Pure.
 
-A visit is announced by the master: it tells both sides a number and a secret. The visitor dials the host's data port,
-each of its addresses once, and proves the secret:
+A bulk session is one connection. The master announces it: it sends both ends the number of a task (a sync or a
+measurement) and a secret. One end dials the data port of the other, each of its addresses once, and proves the secret:
 
-    visitor                                   host
-       |  <---------------- Challenge(nonce)    |     a guest of `lanes.py`, as every inbound connection is at first
-       |  VisitHello(number, proof) -------->   |     parked while the master's word has not come here yet,
-       |                                        |     refused where the task is over already
-       |  <---------------- VisitWelcome(proof) |     open at the host
-       |  open at the visitor                   |     the round trip: challenge to hello, hello to welcome
+    dialler                                   acceptor
+       |  <---------------- Challenge(nonce)    |     pending in `acceptor.py`, as every inbound connection is at first
+       |  VisitHello(number, proof) -------->   |     parked while the master's announcement has not arrived here,
+       |                                        |     refused if the task is over already
+       |  <---------------- VisitWelcome(proof) |     open at the acceptor
+       |  open at the dialler                   |     the RTT: challenge to hello, hello to welcome
 
-An open visit carries bulk frames. What they mean is for its purpose to say: `syncing.py` or `link_rate.py`.
+An open session carries bulk frames. `SideChannels` hands its messages to the owner of the task: `sync/syncing.py` or
+`measure/link_rate.py`. The states of a dial are in `states.py`.
 """
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 from ringfold.errors import RemoteProtocolError
-from ringfold.peer.effects import CloseConn, Dial, Effect, MakeBulk, Resume, SendMessage
+from ringfold.peer.effects import CloseConn, Dial, Effect, MakeBulk, ResumeReading, SendMessage
 from ringfold.peer.settings import MS, PeerTimings
+from ringfold.peer.states import DIAL_TRANSITIONS, DialInput, DialState, next_state
 from ringfold.wire import frames
 from ringfold.wire.decoding import checked
 from ringfold.wire.messages import (
@@ -36,17 +38,17 @@ from ringfold.wire.messages import (
 from ringfold.wire.proof import link_key, prove, proven
 
 FIRST_KEY = 1 << 32
-"""Dial keys of visits are above those of lanes."""
+"""Dial keys of bulk sessions are above those of lanes."""
 
 REMEMBERED_TASKS = 256
 
 TaskId = tuple[Purpose, int]
-"""What a visit is for: a purpose, and the number of the sync or measurement."""
+"""What a session is for: a purpose, and the number of the sync or measurement."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionOpened:
-    """A visit is open, and bulk frames may be sent. `round_trip_ns` is that of the handshake."""
+    """A session is open, and bulk frames may be sent. `round_trip_ns` is that of the handshake."""
 
     task: TaskId
     peer: PeerId
@@ -57,7 +59,7 @@ class SessionOpened:
 
 @dataclass(frozen=True, slots=True)
 class SessionFailed:
-    """A visit could not be made, or an open one is over. `is_refused`: the host does not want it, now or later."""
+    """A session could not be opened, or an open one is over. `is_refused`: the other end will not accept it later."""
 
     task: TaskId
     peer: PeerId
@@ -72,32 +74,35 @@ SessionOutcome = SessionOpened | SessionFailed
 
 @dataclass(slots=True)
 class _ExpectedTask:
-    """The master's word about an task: who may come for it, and the key of their proofs."""
+    """The master's announcement of a task: the peers that may dial this one for it, and the key of their proofs."""
 
     key: bytes
-    visitors: frozenset[PeerId]
+    diallers: frozenset[PeerId]
 
 
 @dataclass(slots=True)
 class OutgoingDial:
-    """A visit that this peer is about to make."""
+    """A session that this peer is about to open."""
 
     task: TaskId
-    host: Member
+    target: Member
     key: int = 0
     address: int = -1
     conn: int | None = None
-    stage: Literal["pause", "dialling", "challenge", "welcome"] = "dialling"
+    state: DialState = DialState.PAUSED
     nonce: bytes = b""
     challenge: bytes = b""
     hello_ns: int = 0
-    until_ns: int = 0
+    deadline_ns: int = 0
     reason: str = "it has no address"
     is_refused: bool = False
 
+    def enter(self, given: DialInput) -> None:
+        self.state = next_state(DIAL_TRANSITIONS, self.state, given)
+
 
 class BulkSessions:
-    """All visits of a peer, made and received."""
+    """All bulk sessions of a peer, dialled and accepted."""
 
     def __init__(self, timings: PeerTimings, token: bytes = b"") -> None:
         self.me: PeerId = 0
@@ -106,43 +111,44 @@ class BulkSessions:
         self._timings = timings
         self._expected: dict[TaskId, _ExpectedTask] = {}
         self._over: deque[TaskId] = deque(maxlen=REMEMBERED_TASKS)
-        self._setting: list[OutgoingDial] = []
+        self._dials: list[OutgoingDial] = []
         self._last_key = FIRST_KEY
 
-    # What the master's word begins and ends
+    # Tasks begin and end
 
-    def expect(self, task: TaskId, secret: bytes, visitors: Iterable[PeerId]) -> None:
-        """From now on these members may visit for `task`, and this peer may visit others for it."""
+    def expect(self, task: TaskId, secret: bytes, diallers: Iterable[PeerId]) -> None:
+        """From now on `diallers` may open sessions for `task`, and this peer may dial others for it."""
         if task in self._over:
             self._over.remove(task)
-        self._expected[task] = _ExpectedTask(link_key(self._token, secret), frozenset(visitors))
+        self._expected[task] = _ExpectedTask(link_key(self._token, secret), frozenset(diallers))
 
     def dial(
-        self, now_ns: int, task: TaskId, host: Member, pause_ms: int = 0
+        self, now_ns: int, task: TaskId, target: Member, pause_ms: int = 0
     ) -> tuple[list[Effect], list[SessionFailed]]:
-        """Set out for `host`, after a pause. `SessionOpened` or `SessionFailed` follows."""
-        setting = OutgoingDial(task, host)
-        self._setting.append(setting)
+        """Open a session with `target`, after a pause. `SessionOpened` or `SessionFailed` follows."""
+        dial = OutgoingDial(task, target)
+        self._dials.append(dial)
         if pause_ms:
-            setting.stage, setting.until_ns = "pause", now_ns + pause_ms * MS
+            dial.deadline_ns = now_ns + pause_ms * MS
             return [], []
-        return self._next_address(now_ns, setting)
+        return self._next_address(now_ns, dial)
 
-    def cancel_dial(self, task: TaskId, host: PeerId, reason: str) -> list[Effect]:
-        """Do not set out for `host` any more; its owner knows."""
-        back = [each for each in self._setting if (each.task, each.host.peer) == (task, host)]
-        self._setting = [each for each in self._setting if each not in back]
-        return [CloseConn(each.conn, reason) for each in back if each.conn is not None]
+    def cancel_dial(self, task: TaskId, target: PeerId, reason: str) -> list[Effect]:
+        """Stop dialling `target`. The owner of the task is not notified."""
+        cancelled = [dial for dial in self._dials if (dial.task, dial.target.peer) == (task, target)]
+        self._dials = [dial for dial in self._dials if dial not in cancelled]
+        return [CloseConn(dial.conn, reason) for dial in cancelled if dial.conn is not None]
 
     def stop(self, task: TaskId, reason: str) -> list[Effect]:
-        """The task is over: close everything that belongs to it, without a word to its owner. Who comes for it now is
-        turned away.
+        """The task is over: close everything that belongs to it, without a notice to its owner.
+
+        Peers that connect for it from now on are refused.
         """
         self._expected.pop(task, None)
         self._over.append(task)
-        gone = [setting.conn for setting in self._setting if setting.task == task]
-        gone += [conn for conn, visit in self.open.items() if visit.task == task]
-        self._setting = [setting for setting in self._setting if setting.task != task]
+        gone = [dial.conn for dial in self._dials if dial.task == task]
+        gone += [conn for conn, session in self.open.items() if session.task == task]
+        self._dials = [dial for dial in self._dials if dial.task != task]
         closing: list[Effect] = []
         for conn in gone:
             if conn is not None:
@@ -151,121 +157,131 @@ class BulkSessions:
         return closing
 
     def drop(self, conn: int, reason: str) -> list[Effect]:
-        """Close one open visit; its owner knows."""
+        """Close one open session. The owner of the task is not notified."""
         return [CloseConn(conn, reason)] if self.open.pop(conn, None) is not None else []
 
     def end(self, reason: str) -> list[Effect]:
         """Close everything."""
-        tasks = {*self._expected, *(setting.task for setting in self._setting)}
+        tasks = {*self._expected, *(dial.task for dial in self._dials)}
         return [effect for task in sorted(tasks) for effect in self.stop(task, reason)]
 
-    # What happens to a visit on its way
+    # Sessions that this peer dials
 
     def is_dialling(self, conn: int) -> bool:
-        return any(setting.conn == conn for setting in self._setting)
+        return any(dial.conn == conn for dial in self._dials)
 
     def next_deadline_ns(self) -> int | None:
-        return min((setting.until_ns for setting in self._setting), default=None)
+        return min((dial.deadline_ns for dial in self._dials), default=None)
 
     def tick(self, now_ns: int) -> tuple[list[Effect], list[SessionFailed]]:
-        """Nobody waits for ever at a door: a host that parks its visitor may never hear of the task."""
+        """Every dial has a deadline: a peer that parks the connection may never receive the announcement."""
         effects: list[Effect] = []
         failed: list[SessionFailed] = []
-        for setting in [each for each in self._setting if now_ns >= each.until_ns]:
-            if setting.conn is not None:
-                effects.append(CloseConn(setting.conn, "no answer in time"))
-            if setting.stage != "pause":
-                setting.reason, setting.is_refused = "no answer in time", False
-            more, lost = self._next_address(now_ns, setting)
+        for dial in [each for each in self._dials if now_ns >= each.deadline_ns]:
+            if dial.conn is not None:
+                effects.append(CloseConn(dial.conn, "no response in time"))
+            if dial.state is not DialState.PAUSED:
+                dial.reason = "no response in time"
+                dial.is_refused = False
+            more, lost = self._next_address(now_ns, dial)
             effects += more
             failed += lost
         return effects, failed
 
     def dialled(self, key: int, conn: int) -> list[Effect]:
-        setting = next((each for each in self._setting if each.key == key), None)
-        if setting is None:
-            return [CloseConn(conn, "no longer wanted")]
-        setting.conn = conn
+        dial = next((each for each in self._dials if each.key == key), None)
+        if dial is None:
+            return [CloseConn(conn, "no longer needed")]
+        dial.conn = conn
         return []
 
     def dial_failed(self, now_ns: int, key: int, reason: str) -> tuple[list[Effect], list[SessionFailed]]:
-        setting = next((each for each in self._setting if each.key == key), None)
-        if setting is None:
+        dial = next((each for each in self._dials if each.key == key), None)
+        if dial is None:
             return [], []
-        setting.reason, setting.is_refused = reason, False
-        return self._next_address(now_ns, setting)
+        dial.reason = reason
+        dial.is_refused = False
+        return self._next_address(now_ns, dial)
 
     def opened(self, conn: int, nonce: bytes) -> None:
-        for setting in self._setting:
-            if setting.conn == conn:
-                setting.stage, setting.nonce = "challenge", nonce
+        for dial in self._dials:
+            if dial.conn == conn:
+                dial.enter(DialInput.OPENED)
+                dial.nonce = nonce
 
     def message(self, now_ns: int, conn: int, body: bytes) -> tuple[list[Effect], list[SessionOutcome]]:
-        """The host's side of the handshake."""
-        setting = next(each for each in self._setting if each.conn == conn)
-        key = self._expected[setting.task].key
+        """A message of the handshake from the acceptor."""
+        dial = next(each for each in self._dials if each.conn == conn)
+        key = self._expected[dial.task].key
         try:
-            said = frames.decode_handshake(body)
+            message = frames.decode_handshake(body)
         except RemoteProtocolError as error:
-            return self._turned_away(now_ns, setting, str(error))
-        match said:
-            case Challenge(nonce=challenge) if setting.stage == "challenge":
-                setting.stage, setting.challenge, setting.hello_ns = "welcome", challenge, now_ns
-                claim = (*setting.task, self.me, setting.host.peer)
-                proof = prove(key, "visit", challenge, setting.nonce, *_as_parts(*claim))
-                hello = VisitHello(PROTOCOL_VERSION, *claim, setting.nonce, proof)
-                return [SendMessage(conn, hello), Resume(conn)], []
-            case VisitWelcome(proof=proof) if setting.stage == "welcome":
-                if not proven(key, proof, "visit_welcome", setting.nonce, setting.challenge):
-                    return self._turned_away(now_ns, setting, "it does not know the secret of this visit")
-                self._setting.remove(setting)
-                arrived = SessionOpened(setting.task, setting.host.peer, conn, True, now_ns - setting.hello_ns)
-                self.open[conn] = arrived
-                return [MakeBulk(conn)], [arrived]
-            case Refused(reason=words):
-                return self._turned_away(now_ns, setting, f"refused: {words}")
+            return self._refused(now_ns, dial, str(error))
+        match message:
+            case Challenge(nonce=challenge) if dial.state is DialState.CHALLENGE:
+                dial.enter(DialInput.HELLO_SENT)
+                dial.challenge = challenge
+                dial.hello_ns = now_ns
+                claim = (*dial.task, self.me, dial.target.peer)
+                proof = prove(key, "visit", challenge, dial.nonce, *_as_parts(*claim))
+                hello = VisitHello(PROTOCOL_VERSION, *claim, dial.nonce, proof)
+                return [SendMessage(conn, hello), ResumeReading(conn)], []
+            case VisitWelcome(proof=proof) if dial.state is DialState.WELCOME:
+                if not proven(key, proof, "visit_welcome", dial.nonce, dial.challenge):
+                    return self._refused(now_ns, dial, "it does not know the secret of this session")
+                self._dials.remove(dial)
+                opened = SessionOpened(dial.task, dial.target.peer, conn, True, now_ns - dial.hello_ns)
+                self.open[conn] = opened
+                return [MakeBulk(conn)], [opened]
+            case Refused(reason=text):
+                return self._refused(now_ns, dial, f"refused: {text}")
             case _:
-                return self._turned_away(now_ns, setting, f"it said {type(said).__name__} out of turn")
+                return self._refused(now_ns, dial, f"it sent {type(message).__name__} out of turn")
 
     def closed(self, now_ns: int, conn: int, reason: str) -> tuple[list[Effect], list[SessionFailed]] | None:
-        """A connection is gone. None if it was no visit."""
-        visit = self.open.pop(conn, None)
-        if visit is not None:
-            return [], [SessionFailed(visit.task, visit.peer, conn, visit.is_dialler, reason)]
-        setting = next((each for each in self._setting if each.conn == conn), None)
-        if setting is None:
+        """A connection is gone. None if it was no bulk session."""
+        session = self.open.pop(conn, None)
+        if session is not None:
+            return [], [SessionFailed(session.task, session.peer, conn, session.is_dialler, reason)]
+        dial = next((each for each in self._dials if each.conn == conn), None)
+        if dial is None:
             return None
-        setting.reason, setting.is_refused = reason, False
-        return self._next_address(now_ns, setting)
+        dial.reason = reason
+        dial.is_refused = False
+        return self._next_address(now_ns, dial)
 
-    def _turned_away(
-        self, now_ns: int, setting: OutgoingDial, reason: str
-    ) -> tuple[list[Effect], list[SessionOutcome]]:
-        assert setting.conn is not None
-        closing: list[Effect] = [CloseConn(setting.conn, reason)]
-        setting.reason, setting.is_refused = reason, True
-        effects, failed = self._next_address(now_ns, setting)
+    def _refused(self, now_ns: int, dial: OutgoingDial, reason: str) -> tuple[list[Effect], list[SessionOutcome]]:
+        assert dial.conn is not None
+        closing: list[Effect] = [CloseConn(dial.conn, reason)]
+        dial.reason = reason
+        dial.is_refused = True
+        effects, failed = self._next_address(now_ns, dial)
         return closing + effects, list(failed)
 
-    def _next_address(self, now_ns: int, setting: OutgoingDial) -> tuple[list[Effect], list[SessionFailed]]:
-        """Each address of the host is tried once."""
-        setting.address += 1
-        setting.conn, setting.stage = None, "dialling"
-        if setting.address >= len(setting.host.addresses):
-            self._setting.remove(setting)
-            return [], [SessionFailed(setting.task, setting.host.peer, None, True, setting.reason, setting.is_refused)]
+    def _next_address(self, now_ns: int, dial: OutgoingDial) -> tuple[list[Effect], list[SessionFailed]]:
+        """Dial the next address. Each address of the target is tried once."""
+        dial.address += 1
+        dial.conn = None
+        if dial.address >= len(dial.target.addresses):
+            dial.enter(DialInput.GIVE_UP)
+            self._dials.remove(dial)
+            return [], [SessionFailed(dial.task, dial.target.peer, None, True, dial.reason, dial.is_refused)]
+        dial.enter(DialInput.DIAL)
         self._last_key += 1
-        setting.key = self._last_key
-        setting.until_ns = now_ns + (self._timings.connect_ms + self._timings.handshake_ms) * MS
-        address = setting.host.addresses[setting.address]
-        return [Dial(setting.key, address, setting.host.port, self._timings.connect_ms)], []
+        dial.key = self._last_key
+        dial.deadline_ns = now_ns + (self._timings.connect_ms + self._timings.handshake_ms) * MS
+        address = dial.target.addresses[dial.address]
+        return [Dial(dial.key, address, dial.target.port, self._timings.connect_ms)], []
 
-    # Guests that want to visit this peer
+    # Sessions that other peers dial
 
-    def judge(
+    def accept(
         self, conn: int, nonce: bytes, hello: VisitHello, round_trip_ns: int = 0
     ) -> tuple[list[Effect], SessionOpened] | str | None:
-        """Let a guest in, or say why not; None: the master's word about its task has not come here yet."""
+        """Decide about an inbound connection. Effects and a session: it is open. Text: refuse it for this reason.
+
+        None: the master has not announced its task here yet.
+        """
         task: TaskId = (hello.purpose, hello.number)
         try:
             fault = checked(self._fault_of, nonce, hello)
@@ -276,13 +292,13 @@ class BulkSessions:
         expected = self._expected.get(task)
         if expected is None:
             return None
-        arrived = SessionOpened(task, hello.source, conn, False, round_trip_ns)
-        self.open[conn] = arrived
+        opened = SessionOpened(task, hello.source, conn, False, round_trip_ns)
+        self.open[conn] = opened
         welcome = VisitWelcome(prove(expected.key, "visit_welcome", hello.nonce, nonce))
-        return [SendMessage(conn, welcome), MakeBulk(conn)], arrived
+        return [SendMessage(conn, welcome), MakeBulk(conn)], opened
 
     def _fault_of(self, nonce: bytes, hello: VisitHello) -> str | None:
-        """Why this hello is wrong; None also while the master's word about its task has not come here yet."""
+        """Why this hello is wrong; None also while the master has not announced its task here."""
         if hello.version != PROTOCOL_VERSION:
             return f"protocol version {hello.version}, but this peer speaks {PROTOCOL_VERSION}"
         task: TaskId = (hello.purpose, hello.number)
@@ -294,9 +310,9 @@ class BulkSessions:
             return "numbers out of range"
         parts = _as_parts(hello.purpose, *claim)
         if not proven(expected.key, hello.proof, "visit", nonce, hello.nonce, *parts):
-            return "it does not know the secret of this visit"
-        if hello.target != self.me or hello.source not in expected.visitors:
-            return f"peer {hello.source} has no business with peer {hello.target} here"
+            return "it does not know the secret of this session"
+        if hello.target != self.me or hello.source not in expected.diallers:
+            return f"peer {hello.source} has no session with peer {hello.target} here"
         return None
 
 

@@ -1,13 +1,13 @@
-"""The async ops of a step, and how they come out the same on all members, in whatever order each of these waits.
+"""The async ops of a step. Their results are the same on all members, in whatever order each member waits for them.
 
-An op is *outstanding* until it has ended. With `min_world` up to 2 the engine tries an aborted op again by
-itself, and refuses a group of one. With more, an op is bound to an epoch with enough members (see `ops.py`), and an
-aborted one is submitted again from here. Before a member waits in any op of the step, it submits again all of its
-aborted ones, in the epoch that runs: two members that wait for different ones would wait for each other otherwise.
+An op is *outstanding* until it has ended. With `min_world` up to 2 the engine retries an aborted op by itself, and
+refuses a group of one. With a higher `min_world` an op is bound to an epoch with enough members (see `ops.py`), and an
+aborted op is submitted again from here. Before a member waits for any op of the step, it submits all of its aborted
+ops again, in the epoch that runs: otherwise two members that wait for different ops would wait for each other.
 
-Whether `min_world` still counts depends on whether an op of the step was committed, and all members come to the same
-answer. Verdicts settle every op of an epoch before the next one begins, so members know of the same commits there. And
-in an epoch that is too small no op is committed, unless one was before it.
+Whether `min_world` still holds depends on whether an op of the step was committed, and all members decide this alike.
+Verdicts settle every op of an epoch before the next one begins, so members know of the same commits there. And in an
+epoch that is too small no op is committed, unless one was committed before it.
 """
 
 from collections.abc import Callable
@@ -37,15 +37,18 @@ class StepOp:
         contribute: bool,
     ) -> None:
         self.source, self.target = in_and_out(buffers, out, dtype, skip_none=skip_none)
-        self.reduce_op, self.tag, self.timeout_s, self.contribute = reduce_code(op), tag, timeout_s, contribute
+        self.reduce_op = reduce_code(op)
+        self.tag = tag
+        self.timeout_s = timeout_s
+        self.contribute = contribute
         self.quantisation = quantisation_code(quantize, op, self.source.codes)
         self.operation = f"all_reduce (tag {tag})"
         self.number: int | None = None
-        """The engine's; None while it is not there."""
+        """The engine's number of the op; None while it is not submitted."""
         self.again = False
-        """Whether the next attempt has the name of an earlier one."""
+        """Whether the next submission is another attempt of the same call."""
         self.is_alone = False
-        """The last attempt found nobody else."""
+        """The last attempt found no other member."""
         self.outcome: ReduceInfo | RingfoldError | None = None
 
     def end(self, outcome: ReduceInfo | RingfoldError) -> None:
@@ -55,29 +58,31 @@ class StepOp:
         self.source, self.target = Spans([], []), None  # the caller's arrays
 
     def end_alone(self, info: ReduceInfo) -> None:
-        """Nobody else is there, and need not be: what this peer gave, or nothing, is the result."""
+        """The group has one member, which is enough: its own operand, or zeros, is the result."""
         result_alone(self.source, self.target, contribute=self.contribute)
         self.end(info if self.contribute else info._replace(contributors=()))
 
 
 class StepHandle:
-    """An `all_reduce` of a step in flight. It is for the thread that runs the loop."""
+    """An `all_reduce` of a step in flight. Only the thread that runs the loop may use it."""
 
     def __init__(self, op: StepOp, look: Callable[[], None], wait_for: Callable[[StepOp, float | None], None]) -> None:
-        """`wait_for` returns when the op is committed, and raises its error."""
-        self._op, self._look, self._wait_for = op, look, wait_for
+        """`wait_for` returns when the op is committed, or raises its error."""
+        self._op = op
+        self._look = look
+        self._wait_for = wait_for
 
     def done(self) -> bool:
-        """Whether the op has ended, so that `wait` returns at once. Never waits.
+        """Whether the op has ended, so that `wait` returns at once. Never blocks.
 
-        Only `wait`, and other ops of the step, wait for peers and try again what was aborted.
+        Only `wait`, and other ops of the step, wait for peers and retry aborted ops.
         """
         if self._op.outcome is None:
             self._look()
         return self._op.outcome is not None
 
     def wait(self, timeout: float | None = None) -> ReduceInfo:
-        """Block until the op has ended; its information, or its error. A wait that ends early leaves the op running."""
+        """Block until the op has ended; return its information, or raise its error. A timeout leaves the op running."""
         if not isinstance(self._op.outcome, ReduceInfo):
             self._wait_for(self._op, timeout)
         assert isinstance(self._op.outcome, ReduceInfo)
@@ -90,17 +95,19 @@ class StepHandle:
 class Outstanding:
     """The async ops of a step that have not ended, in the order they were begun.
 
-    `check_size` raises `TooFewPeers` if a group of that size is too small; `committed` is told of each commit.
+    `check_size` raises `TooFewPeers` if a group of that size is too small; `committed` is called for each commit.
     """
 
     def __init__(
         self, ops: Ops, *, is_bound: bool, check_size: Callable[[int], None], committed: Callable[[int], None]
     ) -> None:
-        self._ops, self._is_bound = ops, is_bound
-        self._check_size, self._committed = check_size, committed
+        self._ops = ops
+        self._is_bound = is_bound
+        self._check_size = check_size
+        self._committed = committed
         self._begun: list[StepOp] = []
         self.contributes = True
-        """False: what this peer has computed in this step is for another one."""
+        """False: what this peer has computed belongs to another step."""
 
     @property
     def first(self) -> StepOp | None:
@@ -111,7 +118,7 @@ class Outstanding:
             raise UsageError(f"{operation}: an op with tag {tag} is in flight; wait for it, or use another tag")
 
     def begin(self, op: StepOp) -> None:
-        """Submit an op; what cannot be submitted now is left to the next wait."""
+        """Submit an op; if it cannot be submitted now, the next wait does it."""
         self.check_tag("all_reduce_async", op.tag)
         self._begun.append(op)
         try:
@@ -124,7 +131,7 @@ class Outstanding:
             raise
 
     def submit(self) -> None:
-        """Submit all that the engine does not have. Raises `TooFewPeers` if the group is too small for that."""
+        """Submit all ops that the engine does not have. Raises `TooFewPeers` if the group is too small."""
         self.look()
         if not self._unsubmitted:
             return
@@ -135,16 +142,16 @@ class Outstanding:
         self._submit_all()
 
     def submit_in(self, record: Record) -> None:
-        """The same, in the epoch of this record, which cannot change meanwhile."""
+        """The same, in the epoch of this record, which cannot change during the call."""
         self.look()
         self._check_size(len(record.members))
         self._submit_all()
 
     def look(self) -> None:
-        """Note which ops have ended, and how."""
+        """Poll the ops, and note the outcomes of those that have ended."""
         for op in list(self._begun):
             number = op.number
-            ended = None if number is None else self._ops.look(op.operation, number)
+            ended = None if number is None else self._ops.poll(op.operation, number)
             if number is None or ended is None:
                 continue
             self._ops.engine.release(number)
@@ -155,20 +162,20 @@ class Outstanding:
                 case CollectiveAborted() if self._is_bound:
                     op.again = True
                 case Evicted():
-                    pass  # the next submission says so, too
+                    pass  # the next submission raises it, too
                 case _:
                     self._begun.remove(op)
                     op.end(ended)
                     if isinstance(ended, ReduceInfo):
                         self._committed(ended.epoch)
 
-    def begin_again(self) -> None:
-        """Peers were admitted: they begin with the step's first call, and all count from 0 again."""
+    def restart(self) -> None:
+        """Peers were admitted: they begin with the first call of the step, and all members count from 0 again."""
         for op in self._begun:
             op.number, op.again, op.is_alone = None, False, False
 
     def end_alone(self, info: ReduceInfo) -> None:
-        """Nobody else is there, and need not be."""
+        """The group has one member, which is enough: end the ops that found no other."""
         alone = [op for op in self._begun if op.is_alone]
         self._begun = [op for op in self._begun if not op.is_alone]
         for op in alone:
@@ -176,7 +183,7 @@ class Outstanding:
             op.end_alone(info)
 
     def abandon(self) -> None:
-        """The loop is over: the engine forgets the ops when they have ended."""
+        """The loop is over: release the ops; the engine forgets each when it has ended."""
         for op in self._begun:
             if op.number is not None:
                 self._ops.engine.release(op.number)

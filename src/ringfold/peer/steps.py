@@ -1,31 +1,31 @@
 """The training loop that users write: admission, waiting for peers, sync, checkpoints and retry, in numbered steps.
 
-Everything here must come out the same on all members, although each of them learns of an epoch change at another
-moment. These rules see to that:
+All decisions here must be the same on all members, although each member learns of an epoch change at another moment.
+These rules ensure that:
 
-1. A step begins with one question: is anybody pending? Whoever was just admitted does not ask, because it is the
-   answer. After an admission all members, old and new, do the same: wait until the group is large enough, then sync.
-2. What runs in a group that may be too small is bound to an epoch, and goes by *that* epoch's size: an op is submitted
-   in it, a sync is voted for in it. So a member that did not see the group shrink is turned back, and meets those who
-   saw it in the same update.
+1. A step begins with one question: are peers pending? A peer that was just admitted skips the question. After an
+   admission all members, old and new, do the same: wait until the group is large enough, then sync.
+2. What runs in a group that may be too small is bound to an epoch, and uses the size of *that* epoch: an op is
+   submitted in it, a sync is voted for in it. So a member that did not see the group shrink is refused, and calls the
+   same update as the members that saw it.
 3. Whether a step needs a sync is decided by what all members share: admissions since the last sync, the epochs in which
-   the ops of the last steps were committed (another one means an abort, or a death), and the step's number.
+   the ops of the last steps were committed (another epoch means an abort, or a lost peer), and the step's number.
 
-A step's number is the revision of the shared state, so a newcomer learns both in the sync. Where a counter gives the
-numbers (see `counting.py`), the group may have missed some: then all set the revision to the number they were given.
+A step's number is the revision of the shared state, so a newcomer learns both in the sync. If a counter gives the
+numbers (see `counting.py`), the group may have missed some: then all members set the revision to the number they got.
 
-Wait inside a step: the group may be too small only for the first op of a step. A newcomer that is admitted then begins
-at the first op, too. Later in the step it could not follow, so the survivors finish the step without waiting.
+Waiting inside a step: the group may be too small only for the first op of a step. A newcomer that is admitted then
+begins at the first op, too. Later in the step it could not follow, so the survivors finish the step without waiting.
 
 A peer that is evicted joins again by itself, as a newcomer: between steps, and in the first op of a step. There it gets
 the state of the group's present step, and goes on with that one: it enters the op without a contribution, because its
-own was computed for another step. In a later op of a step it could not follow, and the eviction is raised. Nor does it
-come back if somebody wanted it out, or after an eviction for its calls (`CallMismatch`), which it would make again.
+own was computed for another step. In a later op of a step it could not follow, and the eviction is raised. It does not
+join again after an eviction on request, nor after an eviction for its calls (`CallMismatch`), which it would repeat.
 
-SIGTERM is looked at between steps, and wherever the loop would wait for peers (`runtime/sigterm.py` has the rest). What
-is saved then is a state that no step has begun to change: that of a boundary, or of a step that no op has committed in,
-which is what a newcomer would get, too. It was not compared with the others', because nobody is waited for. So a master
-that still knows the last sync may want an older one instead (`resuming.py`).
+SIGTERM is checked between steps, and before the loop waits for peers (`runtime/sigterm.py` does the rest). The loop
+then saves a state that no step has begun to change: that of a step boundary, or of a step in which no op has committed;
+a newcomer would get the same. It is not compared with the other members' state, because the loop does not wait for
+them. So a master that still knows the last sync may request an older checkpoint instead (`sync/resume.py`).
 """
 
 import logging
@@ -68,33 +68,33 @@ from ringfold.wire.messages import Record
 _log = logging.getLogger("ringfold.steps")
 
 MAX_REJOINS = 3
-"""How often a peer joins again that finished no step in between: what evicts it will not go away by itself."""
+"""How often a peer joins again without a finished step in between: the cause of the evictions will not go away."""
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSettings:
-    """What a caller of `Communicator.steps` may choose."""
+    """The arguments of `Communicator.steps`."""
 
     until: int | None = None
     min_world: int = 1
     wait_s: float = 600.0
     check_every: int = 100
-    """A sync at least every so many steps, even when nothing has happened."""
+    """A sync at least every so many steps, even if no peer was admitted or lost."""
     checkpoint: str | Path | CheckpointStore | None = None
     every: int = 100
     keep: int = 3
     expect_unchanged: bool = False
     rollback: bool = False
     counter: Counter | None = None
-    """What numbers the steps, if not the revision of the state alone."""
+    """What numbers the steps, if it is not the revision of the state."""
     sigterm_grace_s: float | None = None
     """How long a step may still take after SIGTERM; None: the signal is left alone."""
     sigterm_type: Callable[[float, Callable[[], None]], Sigterm] = Sigterm
-    """How the signal is handled: a simulation has its own way."""
+    """How the signal is handled; a simulation has a class of its own."""
     on_divergence: OnDivergence = "repair"
     rejoin: bool = True
-    """Whether a peer that is evicted joins again. With a counter it does not: a group's word is one peer's to give."""
+    """Whether a peer that is evicted joins again. With a counter it does not: only one peer speaks for a group."""
 
     def __post_init__(self) -> None:
         for name in ("min_world", "check_every", "every", "keep"):
@@ -104,7 +104,7 @@ class StepSettings:
 
 
 class Run(Protocol):
-    """As much of a communicator as the loop calls."""
+    """The part of a communicator that the loop calls."""
 
     @property
     def peer_id(self) -> int: ...
@@ -177,7 +177,7 @@ def steps(run: Run, ops: Ops, state: SharedState | None, settings: StepSettings)
     if checkpoints is not None:
         note_saved(state)
         newest = max(checkpoints.revisions(), default=0)
-        # A program that has gone on since, and begins a second loop, is not taken back to what it saved before.
+        # A program that begins a second loop with a newer state must not go back to its checkpoint.
         if state.torn or newest >= state.revision:
             revision = checkpoints.load_newest(state)
             if revision is not None:
@@ -192,10 +192,10 @@ def _store(settings: StepSettings) -> CheckpointStore | None:
 
 
 class Step:
-    """One step of the run. `number` is the same on all peers; `sync` tells what the sync before it did.
+    """One step of the run. `number` is the same on all peers; `sync` describes the sync before it.
 
-    `missed` is how many numbers of a counter passed by without this group since its last step. If this peer is evicted
-    in the step's first op and joins again there, all three become those of the step that the group is at by then.
+    `missed` is how many numbers of a counter passed without this group since its last step. If this peer is evicted in
+    the step's first op and joins again there, all three become those of the group's present step.
     """
 
     __slots__ = ("_loop", "missed", "number", "sync")
@@ -216,10 +216,10 @@ class Step:
         skip_none: bool = False,
         contribute: bool = True,
     ) -> ReduceInfo:
-        """`Communicator.all_reduce` with at least `min_world` peers: with fewer, the attempt is discarded and waits.
+        """`Communicator.all_reduce` with at least `min_world` peers: with fewer, the attempt is discarded and the op
+        waits for peers.
 
-        A peer that is alone where it may be (`min_world=1`) gets its own buffers back, or zeros if it contributes
-        nothing.
+        A peer that is alone with `min_world=1` gets its own buffers back, or zeros if it contributes nothing.
         """
         return self._loop.all_reduce(
             self, _Call(buffers, op, tag, out, dtype, timeout_s, quantize, skip_none, contribute)
@@ -240,10 +240,10 @@ class Step:
     ) -> StepHandle:
         """Begin an `all_reduce` of this step and return a handle on it. One op per tag may be in flight, and many tags.
 
-        Its `wait` waits for peers and tries again as `all_reduce` does. Members may wait for their handles in any
-        order. As long as no op of the step is committed, all that are in flight count as its first: if the group falls
-        below `min_world`, they are discarded and run together when it is large enough again. A handle that the program
-        does not wait for is waited for at the end of the step.
+        Its `wait` waits for peers and retries as `all_reduce` does. Members may wait for their handles in any order.
+        While no op of the step is committed, all ops in flight count as its first: if the group falls below
+        `min_world`, they are discarded and run together when it is large enough again. At the end of the step the loop
+        waits for the handles that the program has not waited for.
         """
         begun = StepOp(
             buffers,
@@ -267,7 +267,7 @@ class Step:
         dtype: str | None = None,
         timeout_s: float | None = None,
     ) -> ReduceInfo:
-        """`Communicator.broadcast`, with the care that `all_reduce` takes."""
+        """`Communicator.broadcast`, with retries and waits as in `all_reduce`."""
         run = self._loop._run
         return self._loop.collective(
             self,
@@ -284,7 +284,7 @@ class Step:
         dtype: str | None = None,
         timeout_s: float | None = None,
     ) -> Array:
-        """`Communicator.all_gather`, with the care that `all_reduce` takes."""
+        """`Communicator.all_gather`, with retries and waits as in `all_reduce`."""
         run = self._loop._run
         return self._loop.collective(
             self,
@@ -303,7 +303,7 @@ class Step:
         timeout_s: float | None = None,
         contribute: bool = True,
     ) -> Array:
-        """`Communicator.reduce_scatter`, with the care that `all_reduce` takes."""
+        """`Communicator.reduce_scatter`, with retries and waits as in `all_reduce`."""
         loop = self._loop
         return loop.collective(
             self,
@@ -320,7 +320,7 @@ class Step:
         )
 
     def barrier(self, *, tag: int = 0, timeout_s: float | None = None) -> ReduceInfo:
-        """`Communicator.barrier`, with the care that `all_reduce` takes."""
+        """`Communicator.barrier`, with retries and waits as in `all_reduce`."""
         run = self._loop._run
         return self._loop.collective(self, lambda: run.barrier(tag=tag, timeout_s=timeout_s), self._loop.info_alone)
 
@@ -332,34 +332,37 @@ class Step:
 
 
 class Loop:
-    """The loop of one program, and what it shares with its steps."""
+    """The loop of one program, and the state that it shares with its steps."""
 
     def __init__(
         self, run: Run, ops: Ops, state: SharedState, settings: StepSettings, checkpoints: CheckpointStore | None
     ) -> None:
-        self._run, self._ops, self._state, self._settings = run, ops, state, settings
+        self._run = run
+        self._ops = ops
+        self._state = state
+        self._settings = settings
         self._checkpoints = checkpoints
         self._resuming = Resuming(checkpoints)
         counter = settings.counter
         self._counting = None if counter is None else Counting(counter, settings.until)
         self._min_world = settings.min_world
-        self._step: int | None = None  # the step that is on
+        self._step: int | None = None  # the present step
         self._reduced_in: int | None = None  # the step in which an op has committed
-        self._epoch: int | None = None  # of the ops since the last sync
-        self._is_shaken = False  # whether that epoch has changed since
+        self._epoch: int | None = None  # the epoch of the ops since the last sync
+        self._epoch_changed = False  # since the last sync
         self._is_member = False  # whether this peer has taken part in a sync
-        self._rejoins = 0  # since the last step that was finished
+        self._rejoins = 0  # since the last finished step
         self._sigterm = settings.sigterm_type(settings.sigterm_grace_s or 0.0, self._leave)
-        self._committed = 0  # ops of this peer, when the step began
+        self._committed = 0  # how many ops of this peer were committed when the step began
         self._outstanding = Outstanding(
             ops, is_bound=self._is_bound, check_size=self._check_size, committed=self._note_commit
         )
-        self._is_cut_off = False  # whether this peer left in the middle of a step that the program ended all the same
+        self._is_cut_off = False  # whether this peer left the run during a step that the program has finished
 
     def steps(self) -> Iterator[Step]:
         if self._settings.sigterm_grace_s is not None:
             self._sigterm.install()
-        # Who leaves before the loop has come to its end has not finished the run.
+        # A peer that leaves before the end of the loop has not finished the run.
         self._ops.session.stopped = self._settings.until is not None
         try:
             yield from self._steps()
@@ -383,13 +386,13 @@ class Loop:
     def _steps(self) -> Iterator[Step]:
         state, until = self._state, self._settings.until
         while until is None or state.revision < until:
-            step = self._coming_back(self._begin)
+            step = self._with_rejoin(self._begin)
             if step is None:
-                # The run was further than this newcomer. It goes on without it, so nobody would come to a last sync.
+                # The run is beyond `until`. It goes on without this newcomer, so no member would join a last sync.
                 self._save()
                 return
             if until is not None and step.number >= until:
-                break  # the others have finished without this group
+                break  # the other ranks have finished without this group
             self._enter(step)
             self._sigterm.is_inside = False
             self._check_sigterm()
@@ -403,16 +406,16 @@ class Loop:
             self._finish(number)
             self._check_sigterm()
         if self._checkpoints is not None or len(state):
-            self._prepare(last=True)  # what went wrong in the last steps would not be noticed otherwise
+            self._prepare(last=True)  # else a divergence in the last steps would not be noticed
         if until is not None and state.revision == until:
-            # The last step is over when everybody has finished it: who leaves then leaves nobody behind.
+            # The last step is over when all ranks have finished it: no rank waits for a peer that leaves then.
             while self._count(last=True) is None:
                 self._check_sigterm()
                 if self._admit():
                     self._prepare(last=True)
 
     def _begin(self) -> Step | None:
-        """Come to the group's next step; None if the run has gone on beyond `until`."""
+        """Get to the group's next step; None if the run is beyond `until`."""
         self._admit()
         info = self._prepare()
         due = self._state.revision
@@ -437,8 +440,8 @@ class Loop:
 
     # Eviction
 
-    def _coming_back(self, do: Callable[[], T]) -> T:
-        """`do`, from the beginning again each time that this peer was evicted meanwhile and has joined again."""
+    def _with_rejoin(self, do: Callable[[], T]) -> T:
+        """Call `do`; each time that this peer is evicted in it, join again and call it again."""
         while True:
             try:
                 return do()
@@ -446,8 +449,8 @@ class Loop:
                 self._rejoin(error)
 
     def _rejoin(self, error: Evicted) -> None:
-        is_wanted = self._settings.rejoin and self._counting is None and not error.on_request
-        if not is_wanted or self._rejoins >= MAX_REJOINS:
+        may_rejoin = self._settings.rejoin and self._counting is None and not error.on_request
+        if not may_rejoin or self._rejoins >= MAX_REJOINS:
             raise error
         self._check_sigterm()
         self._rejoins += 1
@@ -455,15 +458,18 @@ class Loop:
         with self._sigterm.waiting():
             self._run.rejoin()
         self._ops.session.stopped = self._settings.until is not None
-        self._is_member, self._is_shaken, self._epoch, self._reduced_in = False, False, None, None
+        self._is_member = False
+        self._epoch_changed = False
+        self._epoch = None
+        self._reduced_in = None
 
-    def _come_back_to(self, step: Step, error: Evicted) -> None:
+    def _rejoin_in(self, step: Step, error: Evicted) -> None:
         """Join again in the first op of a step, and make that step the group's present one."""
         self._rejoin(error)
-        now = self._coming_back(self._begin)
+        now = self._with_rejoin(self._begin)
         until = self._settings.until
         if now is None or (until is not None and now.number >= until):
-            raise Evicted(f"{error.reason}. Meanwhile the others have finished the run", error.who)
+            raise Evicted(f"{error.reason}. In the meantime the others have finished the run", error.who)
         if now.number != step.number:
             _log.warning("went on from step %d to the group's step %d", step.number, now.number)
         step.number, step.sync, step.missed = now.number, now.sync, now.missed
@@ -476,7 +482,7 @@ class Loop:
             raise _Stopped
 
     def _is_stopped_by(self, error: RingfoldError) -> bool:
-        """Whether an error of the loop's own calls means that SIGTERM has ended it. A state's own is raised."""
+        """Whether an error of the loop's own calls means that SIGTERM has ended it. A `StateError` is raised."""
         return isinstance(error, _Stopped) or (self._sigterm.is_overdue and not isinstance(error, StateError))
 
     def _leave(self) -> None:
@@ -484,13 +490,15 @@ class Loop:
         self._run.leave()
 
     def _stop(self, step: int | None = None) -> None:
-        """Leave, so that nobody waits for this peer; save what is whole; then the signal takes its effect."""
+        """Leave, so that no peer waits for this one; save a consistent state; then the signal takes effect."""
         self._sigterm.is_inside = True
         _log.warning("SIGTERM: this peer leaves the run at step %d", self._state.revision)
         self._sigterm.abort()
         self._end_counting(is_over=False)
-        is_whole = not self._is_cut_off if step is None else step == self._state.revision and not self._has_committed()
-        if self._is_member and is_whole:
+        is_boundary = not self._is_cut_off
+        if step is not None:
+            is_boundary = step == self._state.revision and not self._has_committed()
+        if self._is_member and is_boundary:
             self._save()
         self._sigterm.deliver()
 
@@ -508,7 +516,7 @@ class Loop:
         return self.collective(step, lambda: self._reduce(call), lambda: self._reduce_alone(call))
 
     def collective(self, step: Step, attempt: Callable[[], T], alone: Callable[[], T]) -> T:
-        """An op of a step. `alone` is what it gives where nobody else is there, and need not be."""
+        """An op of a step. `alone` makes its result in a group of one, if that is enough."""
 
         def do() -> T:
             self._outstanding.submit()
@@ -524,8 +532,8 @@ class Loop:
         return StepHandle(op, self._outstanding.look, lambda op, timeout: self._wait(step, op, timeout))
 
     def _guarded(self, step: Step, do: Callable[[], T]) -> T:
-        """`do`, unless SIGTERM ends the loop meanwhile."""
-        self._check_whole()
+        """Call `do`, unless SIGTERM ends the loop."""
+        self._check_not_torn()
         self._sigterm.is_inside = True
         try:
             return do()
@@ -533,40 +541,40 @@ class Loop:
             if not self._is_stopped_by(error):
                 raise
             self._stop(step.number)
-            # The former handler lets the program go on. This step cannot.
+            # The previous handler lets the program go on. This step cannot.
             raise SystemExit(EXIT_STATUS) from None
         finally:
             self._sigterm.is_inside = False
 
     def _among_enough(self, step: Step, do: Callable[[], T], alone: Callable[[], T]) -> T:
-        """`do`, again each time that the group was too small for it, or that this peer has joined again.
+        """Call `do` again each time that the group was too small for it, or that this peer has joined again.
 
-        The first op of a step waits for peers. Those that have committed it go on with those that are left.
+        The first op of a step waits for peers. Members that have committed it go on with those that are left.
         """
-        is_short = False
+        is_too_small = False
         while True:
             try:
-                if is_short:
+                if is_too_small:
                     self._prepare()
-                    self._count()  # which newcomers begin with, too
+                    self._count()  # newcomers begin with this op, too
                     self._note_committed()
-                    self._outstanding.begin_again()
-                    is_short = False
+                    self._outstanding.restart()
+                    is_too_small = False
                 return do()
             except TooFewPeers:
                 self._outstanding.look()
                 if self._needed == 1:
-                    self._committed = -1  # as good as committed
+                    self._committed = -1  # counts as committed
                     return alone()
-                is_short = True
+                is_too_small = True
             except Evicted as error:
                 self._outstanding.look()
                 if self._reduced_in == step.number:
                     raise
-                self._come_back_to(step, error)
-                self._outstanding.begin_again()
-                # What this peer has computed is for another step.
-                self._outstanding.contributes = is_short = False
+                self._rejoin_in(step, error)
+                self._outstanding.restart()
+                # What this peer has computed belongs to another step.
+                self._outstanding.contributes = is_too_small = False
 
     def _wait(self, step: Step, op: StepOp, timeout: float | None = None) -> None:
         left_s = float("inf") if timeout is None else max(0.0, timeout)
@@ -595,18 +603,18 @@ class Loop:
         self._guarded(step, lambda: self._among_enough(step, do, alone))
 
     def _wait_for_rest(self, step: Step) -> None:
-        """The step is over when all of its ops are; the first error of one is raised."""
+        """The step is over when all of its ops are; the first error is raised."""
         while (op := self._outstanding.first) is not None:
             self._wait(step, op)
 
     @property
     def contributes(self) -> bool:
-        """Whether what this peer has computed in this step is of this step."""
+        """Whether what this peer has computed belongs to this step."""
         return self._outstanding.contributes
 
     @property
     def _is_bound(self) -> bool:
-        # A group of one is refused by the engine, by the epoch's size, so up to two it may retry by itself.
+        # The engine refuses a group of one by the epoch's size, so up to two it may retry by itself.
         return self._min_world > 2
 
     @property
@@ -647,11 +655,11 @@ class Loop:
         )
 
     def _note(self, epoch: int) -> None:
-        self._is_shaken |= self._epoch not in (None, epoch)
+        self._epoch_changed |= self._epoch not in (None, epoch)
         self._epoch = epoch
 
     def _count(self, *, last: bool = False) -> int | None:
-        """The number of the step that is due, or of the one that is on; None if it is not agreed yet.
+        """The number of the next step, or of the present one; None if it is not agreed yet.
 
         Without a counter it is the revision.
         """
@@ -675,7 +683,7 @@ class Loop:
                 if needed > 1:
                     self._prepare()
                     continue
-                # Alone, one's own facts are all there are.
+                # Alone, this peer's facts are all there are.
             match counting.judge(run.peer_id, facts):
                 case int(number):
                     return number
@@ -685,41 +693,43 @@ class Loop:
     # Admission, waiting, sync
 
     def _admit(self) -> bool:
-        """Rule 1: ask once, and admit. Returns whether there was a vote about it."""
+        """Rule 1: ask once, and admit. Returns whether there was a vote."""
         run = self._run
-        # With several groups the question costs as much as the vote, and those who wait for peers are in a vote.
+        # With several groups the question costs as much as the vote, and members that wait for peers are in a vote.
         if not run.has_newcomers and (run.spans_groups or run.are_peers_pending()):
             run._admit(timeout_s=max(self._settings.wait_s, self._ops.timeout_s))
             return True
         return False
 
     def _prepare(self, *, last: bool = False) -> SyncInfo:
-        """Wait until the group is large enough, sync where rule 3 says so, and save where it is time."""
+        """Wait until the group is large enough, sync if rule 3 requires it, and save if it is due."""
         while True:
             if not last:
-                self._gather()
+                self._wait_for_peers()
             number = self._state.revision
             is_due = last or (self._checkpoints is not None and number % self._settings.every == 0)
-            if not (self._run.has_newcomers or self._is_shaken or number % self._settings.check_every == 0 or is_due):
-                self._check_whole()
+            if not (
+                self._run.has_newcomers or self._epoch_changed or number % self._settings.check_every == 0 or is_due
+            ):
+                self._check_not_torn()
                 return SyncInfo(number, checked=False)
             try:
                 info = self._sync(0 if last else self._min_world)
             except TooFewPeers:
-                continue  # the group has shrunk: those who saw it wait for peers already
+                continue  # the group has shrunk: members that saw it wait for peers already
             if is_due and self._state.revision == number:
                 self._save()
             return info
 
-    def _check_whole(self) -> None:
-        """A sync that failed here, but not elsewhere, leaves this peer with a state that no step may go on from."""
+    def _check_not_torn(self) -> None:
+        """A sync that failed only here leaves this peer with a state that no step may use."""
         if self._state.torn:
             raise StateError(
                 "the shared state is torn: a sync or a checkpoint was only partly written. "
                 "Leave and join again, so that the run syncs it, or load a checkpoint"
             )
 
-    def _gather(self) -> None:
+    def _wait_for_peers(self) -> None:
         """Wait until the group has `min_world` members."""
         run, needed, wait_s = self._run, self._min_world, self._settings.wait_s
         while run.group_size < needed:
@@ -730,7 +740,7 @@ class Loop:
                 run.update_topology(min_world=needed, timeout_s=wait_s)
 
     def _sync(self, min_world: int) -> SyncInfo:
-        """The run's state and step, on all members."""
+        """Get the run's state and step, on all members."""
         state, before = self._state, self._state.revision
         brought = None if self._is_member else lineage_of(state)
         self._ops.state = state
@@ -750,7 +760,9 @@ class Loop:
         if state.revision != before:
             log = _log.warning if self._is_member else _log.info
             log("went from step %d to the run's step %d", before, state.revision)
-        self._is_member, self._is_shaken, self._epoch = True, False, None
+        self._is_member = True
+        self._epoch_changed = False
+        self._epoch = None
         return info
 
     def _sync_once(self, min_world: int, *, is_listing: bool) -> SyncInfo:
@@ -767,18 +779,18 @@ class Loop:
         )
 
     def _save(self) -> None:
-        """A disk that fails must not end the training: the next checkpoint may succeed."""
+        """Save a checkpoint. A disk that fails must not end the training: the next one may succeed."""
         if self._checkpoints is None:
             return
         try:
-            with self._ops.session.busy(self._ops.timeout_s):  # others may have nothing to save, and wait
+            with self._ops.session.busy(self._ops.timeout_s):  # the others may have nothing to save, and wait
                 self._checkpoints.save(self._state)
         except (StateError, OSError) as error:
             _log.error("no checkpoint of step %d: %s", self._state.revision, error)
 
 
 class _Stopped(RingfoldError):
-    """SIGTERM came: the loop ends here. It never leaves this file."""
+    """SIGTERM has arrived: the loop ends here. It never leaves this file."""
 
 
 class _Call(NamedTuple):

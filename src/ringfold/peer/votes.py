@@ -37,94 +37,99 @@ from ringfold.wire.messages import (
 
 
 @dataclass(slots=True)
-class _Call:
-    asked: CallVote
-    asked_in: Epoch
+class _PendingCall:
+    """A call that the program waits in. After its deadline it waits for the master's answer to the withdrawal."""
+
+    call: CallVote
+    called_in: Epoch
     since_ns: int
     deadline_ns: int
     cast_in: Epoch | None = None
     is_planned: bool = False
-    answer_by_ns: int | None = None
+    answer_deadline_ns: int | None = None
 
 
-class Calls:
+class PendingCalls:
     """The calls that wait for the master, by ballot."""
 
     def __init__(self, answer_ms: int) -> None:
         self._answer_ns = answer_ms * MS
-        self._waiting: dict[int, _Call] = {}
+        self._waiting: dict[int, _PendingCall] = {}
 
     def __contains__(self, ballot: int) -> bool:
         return ballot in self._waiting
 
-    def ask(self, now_ns: int, call: CallVote, engine_epoch: Epoch, steady_epoch: Epoch | None) -> list[Vote]:
+    def add(self, now_ns: int, call: CallVote, engine_epoch: Epoch, steady_epoch: Epoch | None) -> list[Vote]:
+        """The program calls. The vote is cast at once if the epoch is steady."""
         assert call.ballot not in self._waiting
-        self._waiting[call.ballot] = _Call(
-            call, engine_epoch, now_ns if call.called_ns is None else call.called_ns, call.deadline_ns
-        )
+        since_ns = now_ns if call.called_ns is None else call.called_ns
+        self._waiting[call.ballot] = _PendingCall(call, engine_epoch, since_ns, call.deadline_ns)
         return [] if steady_epoch is None else self.cast(steady_epoch)
 
     def cast(self, epoch: Epoch) -> list[Vote]:
         """The votes to send, now that `epoch` is installed everywhere."""
         votes = []
-        for ballot, call in sorted(self._waiting.items()):
-            if call.cast_in == epoch or call.is_planned or call.answer_by_ns is not None:
+        for ballot, pending in sorted(self._waiting.items()):
+            if pending.cast_in == epoch or pending.is_planned or pending.answer_deadline_ns is not None:
                 continue
-            call.cast_in = epoch
+            pending.cast_in = epoch
+            call = pending.call
             # Ops cannot be in flight during a call, so in an epoch that is younger than the call there were none.
-            progress = list(call.asked.progress) if call.asked_in == epoch else []
-            votes.append(Vote(ballot, call.asked.kind, epoch, call.asked.min_world, progress, call.asked.offer))
+            progress = list(call.progress) if pending.called_in == epoch else []
+            votes.append(Vote(ballot, call.kind, epoch, call.min_world, progress, call.offer))
         return votes
 
-    def planned(self, ballot: int) -> CallVote | None:
+    def mark_planned(self, ballot: int) -> CallVote | None:
         """The master has planned the sync of this ballot. None if the program does not wait in it any more."""
-        call = self._waiting.get(ballot)
-        if call is None:
+        pending = self._waiting.get(ballot)
+        if pending is None:
             return None
-        call.is_planned = True
-        return call.asked
+        pending.is_planned = True
+        return pending.call
 
-    def waits_in(self, kind: VoteKind) -> bool:
-        """Whether the program waits in such a call, and its time is not over."""
-        return any(call.asked.kind == kind and call.answer_by_ns is None for call in self._waiting.values())
+    def is_waiting_in(self, kind: VoteKind) -> bool:
+        """Whether the program waits in such a call, and its deadline has not passed."""
+        calls = self._waiting.values()
+        return any(pending.call.kind == kind and pending.answer_deadline_ns is None for pending in calls)
 
-    def goes_on(self, now_ns: int, ballot: int) -> None:
-        """What the call waits for makes progress: it may wait as long again."""
-        call = self._waiting.get(ballot)
-        if call is not None:
-            call.deadline_ns = max(call.deadline_ns, now_ns + call.asked.deadline_ns - call.since_ns)
+    def extend(self, now_ns: int, ballot: int) -> None:
+        """The peers that the call waits for make progress: its timeout starts again."""
+        pending = self._waiting.get(ballot)
+        if pending is not None:
+            timeout_ns = pending.call.deadline_ns - pending.since_ns
+            pending.deadline_ns = max(pending.deadline_ns, now_ns + timeout_ns)
 
     def resume(self, now_ns: int, ballot: int) -> None:
-        """Those whom an overdue call waited for are evicted, or busy: it waits as long again."""
-        call = self._waiting.get(ballot)
-        if call is not None and call.answer_by_ns is not None:
-            call.answer_by_ns = None
-            self.goes_on(now_ns, ballot)
+        """The peers that an overdue call waited for are evicted, or busy: its timeout starts again."""
+        pending = self._waiting.get(ballot)
+        if pending is not None and pending.answer_deadline_ns is not None:
+            pending.answer_deadline_ns = None
+            self.extend(now_ns, ballot)
 
-    def interrupt(self) -> list[int]:
-        """Forget the calls whose sync was planned by a master that is gone; their ballots.
+    def interrupt_syncs(self) -> list[int]:
+        """Forget the calls whose sync was planned by a master that is gone; return their ballots.
 
-        One whose time is over stays: the new master hears so, and answers that.
+        An overdue call stays: the new master receives its withdrawal, and answers that.
         """
         waiting = sorted(self._waiting.items())
-        planned = [ballot for ballot, call in waiting if call.is_planned and call.answer_by_ns is None]
+        planned = [ballot for ballot, call in waiting if call.is_planned and call.answer_deadline_ns is None]
         for ballot in planned:
             del self._waiting[ballot]
         return planned
 
-    def overdue(self, now_ns: int) -> list[VoteWithdrawn]:
-        """What another master must be told: which calls are out of time. The one that knew is gone, or never did.
+    def withdraw_overdue(self, now_ns: int) -> list[VoteWithdrawn]:
+        """The withdrawals of overdue calls, for another master: the one that received them is gone.
 
-        A call that did not ask for its timeout waits as long again: that master knows nothing of who kept it waiting.
+        A call with a default timeout starts it again: the new master does not know which peers kept it waiting.
         """
-        said = []
-        for ballot, call in sorted(self._waiting.items()):
-            if call.answer_by_ns is not None and not call.asked.final:
+        withdrawn = []
+        for ballot, pending in sorted(self._waiting.items()):
+            if pending.answer_deadline_ns is not None and not pending.call.final:
                 self.resume(now_ns, ballot)
-            elif call.answer_by_ns is not None:
-                call.answer_by_ns = now_ns + self._answer_ns
-                said.append(VoteWithdrawn(ballot, (now_ns - call.since_ns) // MS))
-        return said
+            elif pending.answer_deadline_ns is not None:
+                pending.answer_deadline_ns = now_ns + self._answer_ns
+                withdrawn.append(VoteWithdrawn(ballot, (now_ns - pending.since_ns) // MS))
+        return withdrawn
 
     @property
     def ballot(self) -> int:
@@ -132,27 +137,27 @@ class Calls:
         return max(self._waiting, default=0)
 
     def finish(self, ballot: int) -> bool:
-        """Forget the call. Whether the program still waited in it."""
+        """Forget the call; whether the program still waited in it."""
         return self._waiting.pop(ballot, None) is not None
 
     def give_up(self, now_ns: int, ballot: int) -> VoteWithdrawn | None:
-        call = self._waiting.pop(ballot, None)
-        return None if call is None else VoteWithdrawn(ballot, (now_ns - call.since_ns) // MS)
+        pending = self._waiting.pop(ballot, None)
+        return None if pending is None else VoteWithdrawn(ballot, (now_ns - pending.since_ns) // MS)
 
     def tick(self, now_ns: int) -> tuple[list[VoteWithdrawn], list[tuple[int, Reason]]]:
-        """What to withdraw, and the calls that fail because the master does not even answer that."""
+        """The votes to withdraw, and the calls that fail because the master does not answer the withdrawal."""
         withdrawn: list[VoteWithdrawn] = []
         failed: list[tuple[int, Reason]] = []
-        for ballot, call in sorted(self._waiting.items()):
-            waited_ms = (now_ns - call.since_ns) // MS
-            if call.answer_by_ns is None:
-                if now_ns >= call.deadline_ns:
-                    call.answer_by_ns = now_ns + self._answer_ns
-                    withdrawn.append(VoteWithdrawn(ballot, waited_ms, call.asked.final))
-            elif now_ns >= call.answer_by_ns:
-                text = f"the call waited {waited_ms} ms, and the master did not say for whom"
-                if call.is_planned:
-                    text += ", of those who give or get the state"
+        for ballot, pending in sorted(self._waiting.items()):
+            waited_ms = (now_ns - pending.since_ns) // MS
+            if pending.answer_deadline_ns is None:
+                if now_ns >= pending.deadline_ns:
+                    pending.answer_deadline_ns = now_ns + self._answer_ns
+                    withdrawn.append(VoteWithdrawn(ballot, waited_ms, pending.call.final))
+            elif now_ns >= pending.answer_deadline_ns:
+                text = f"the call waited {waited_ms} ms, and the master did not report for which peers"
+                if pending.is_planned:
+                    text += ", of those that send or receive the state"
                 failed.append((ballot, Reason("deadline", text, [], waited_ms)))
         for ballot, _ in failed:
             del self._waiting[ballot]
@@ -160,29 +165,33 @@ class Calls:
 
     def next_deadline_ns(self) -> int | None:
         times = [
-            call.deadline_ns if call.answer_by_ns is None else call.answer_by_ns for call in self._waiting.values()
+            pending.deadline_ns if pending.answer_deadline_ns is None else pending.answer_deadline_ns
+            for pending in self._waiting.values()
         ]
         return min(times, default=None)
 
+
+# Facts that are the same on every member
 
 REMEMBERED_EPOCHS = 1_024
 
 
 @dataclass(frozen=True, slots=True)
 class EpochFacts:
-    """What `are_peers_pending` needs to know of an epoch, the same on all its members."""
+    """What `are_peers_pending` needs to know about an epoch, the same on all its members."""
 
     registrations: int
     groups: int
 
 
-class Facts:
+class RunFacts:
     """The facts of the last epochs, and the admission that has yet to be reported to the program."""
 
     def __init__(self) -> None:
         self.by_epoch: dict[Epoch, EpochFacts] = {}
-        self.heard = 0
-        """How many registrations the master has told of: what goes into the next op, and decides nothing here."""
+        self.registrations = 0
+        """The number of registrations by the master's last message: it goes into the next op, and decides nothing
+        here."""
         self._admission: Record | None = None  # the last record with newcomers, until an update or the join reports it
 
     def recorded(self, record: Record) -> None:
@@ -195,7 +204,7 @@ class Facts:
     def joined(self, record: Record) -> Record:
         """The record that this peer joined with; `record` is the newest one.
 
-        The epoch may have changed since; those who voted go by the record with the newcomers, too.
+        The epoch may have changed since; the members that voted go by the record with the newcomers, too.
         """
         admission, self._admission = self._admission, None
         return admission or record
@@ -204,52 +213,58 @@ class Facts:
         self._admission = None
 
     def call_done(self, done: CallDone, record: Record) -> CallSucceeded:
-        """A call is complete. What it answers must be the same on every peer that was in it.
+        """A call is complete. Its result must be the same on every peer that was in it.
 
-        A newcomer has only the record to go by, so the record's `pending` is the answer of the call that admitted it.
-        Neither does it hear how many groups are left when the call is done: a group may have died out since its record.
-        All of an admission count as many as the record did, or more; to ask the run once too often does no harm.
+        A newcomer has only the record to go by, so the record's `pending` is the result of the call that admitted it.
+        Nor does a newcomer learn how many groups are left when the call is done: a group may have ended since its
+        record. All peers of an admission count at least as many groups as the record did; to ask the run once too often
+        does no harm.
         """
         admission, self._admission = self._admission, None
-        pending, groups, groups_now = done.pending, done.world.groups, done.world.groups
+        pending = done.pending
+        groups = done.world.groups
+        groups_now = done.world.groups
         if admission is not None:
-            pending, groups = admission.pending, max(groups, admission.world.groups)
+            pending = admission.pending
+            groups = max(groups, admission.world.groups)
             groups_now = max(groups_now, record.world.groups)
         settled = record.registrations
         if admission is None and not done.pending:
-            # Who registered since the record is gone again.
+            # The peers that registered since the record have left again.
             settled = max(settled, done.registrations)
         self.by_epoch[record.epoch] = EpochFacts(settled, groups_now)
         return CallSucceeded(pending, groups, done.world)
 
 
-REMEMBERED = 4
-"""Answers that this peer shares with others. One would do, but for programs that are at fault."""
+# What the next master cannot know
+
+REMEMBERED_ANSWERS = 4
+"""Answers that this peer shares with others. One is enough, except for programs that are at fault."""
 
 
-class Memory:
-    """Listens to what the master says about calls."""
+class AnswerLog:
+    """The master's last answers to calls, for the next master."""
 
     def __init__(self) -> None:
-        self._answers: deque[Answer] = deque(maxlen=REMEMBERED)
+        self._answers: deque[Answer] = deque(maxlen=REMEMBERED_ANSWERS)
         self._last_sync: SyncVoters | None = None
-        self.redoes = False
-        """Whether the last sync was interrupted, and is being called anew."""
+        self.repeats_sync = False
+        """Whether the last sync was interrupted, and the program is about to call it again."""
 
-    def hear(self, said: object) -> None:
-        """A word of the master."""
-        if isinstance(said, CallDone | CallFailed | SyncPlan | SyncDone):
-            self.redoes = False
-        match said:
-            case CallDone() | CallFailed() if said.voters:
-                self._answers.append(said)
+    def note(self, message: object) -> None:
+        """A message of the master."""
+        if isinstance(message, CallDone | CallFailed | SyncPlan | SyncDone):
+            self.repeats_sync = False
+        match message:
+            case CallDone() | CallFailed() if message.voters:
+                self._answers.append(message)
             case CallFailed(of_sync=SyncVoters() as voters):
                 self._last_sync = voters
             case SyncPlan():
-                self._last_sync = SyncVoters(said.sync, said.voters)
+                self._last_sync = SyncVoters(message.sync, message.voters)
             case SyncDone():
                 self._last_sync = None
 
-    def brought(self, ballot: int, is_installed: bool) -> Returned:
-        """What this peer brings along to another master."""
-        return Returned(list(self._answers), ballot, is_installed, self._last_sync, self.redoes)
+    def report(self, ballot: int, is_installed: bool) -> Returned:
+        """What this peer sends to another master."""
+        return Returned(list(self._answers), ballot, is_installed, self._last_sync, self.repeats_sync)

@@ -88,7 +88,7 @@ class SimRun(Communicator):
         self._peer = peer
         self._hold(cast(Session, SimSession(self._line, peer)))
         self._close.atexit = False
-        self._go_on()
+        self._begin_session()
 
     def are_peers_pending(self) -> bool:
         """As always; the checkers hear of it."""
@@ -280,7 +280,7 @@ class SimSession:
         return self.machine.ended
 
     @property
-    def has_let_go(self) -> bool:
+    def is_shut_down(self) -> bool:
         return self._is_closed
 
     def vote(

@@ -17,6 +17,7 @@ from ringfold.errors import RingfoldError, UsageError
 from ringfold.peer.codes import DTYPES, REDUCE_OPS, OpStatus
 from ringfold.peer.effects import (
     CallFinished,
+    CallOutcome,
     CallSucceeded,
     Dial,
     Effect,
@@ -25,15 +26,12 @@ from ringfold.peer.effects import (
     ExpectBlocks,
     Install,
     Joined,
-    Outcome,
-    ProbeCut,
-    ProbeHeard,
+    Notify,
     SendBlocks,
     SetRegistrations,
     Settle,
     SyncInterrupted,
     SyncSucceeded,
-    Tell,
     WriteBlocks,
 )
 from ringfold.peer.engine import OpResult, event_of, execute
@@ -522,10 +520,8 @@ class SimPeer:
                     self.program_over(error)
                 else:
                     self._runner.session_over(error)
-            case Tell(notice):
+            case Notify(notice):
                 self.sim.note(self.name, str(notice))
-            case ProbeHeard() | ProbeCut():
-                raise AssertionError("rounds are simulated by themselves: these peers do not probe")
             case ExpectBlocks():
                 self._blocks.expect(self._sockets, effect)
             case WriteBlocks():
@@ -579,7 +575,7 @@ class SimPeer:
         assert self._runner is not None
         self._runner.goes_on_with(self, error)
 
-    def _call_over(self, ballot: int, outcome: Outcome) -> None:
+    def _call_over(self, ballot: int, outcome: CallOutcome) -> None:
         if self._runner is None:
             return
         if isinstance(outcome, SyncInterrupted):

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ringfold.probe.rounds.effects import NodeEffect, ResumeProbing, RotateWindow
-from ringfold.probe.rounds.events import MS, MessageReceived, NodeEvent
+from ringfold.probe.rounds.events import MS, MasterMessageReceived, NodeEvent
 from ringfold.probe.rounds.node import NEVER
 from ringfold.probe.rounds.settings import RoundSettings
 from ringfold.testing.checks import Violation
@@ -77,7 +77,7 @@ class RoundHistory:
         if last < known.last or last.sequence < known.last.sequence:
             raise Violation(f"{name} went back from round {known.last} to {last}")
         was_last, known.last = known.last, last
-        starts = isinstance(event, MessageReceived) and isinstance(event.message, RoundStart) and last > was_last
+        starts = isinstance(event, MasterMessageReceived) and isinstance(event.message, RoundStart) and last > was_last
         if starts:
             known.is_halted = False
         for effect in effects:
@@ -94,7 +94,11 @@ class RoundHistory:
                     known.window = window
                 case _:
                     pass
-        if isinstance(event, MessageReceived) and isinstance(event.message, ProbeHalt) and event.message.round == last:
+        if (
+            isinstance(event, MasterMessageReceived)
+            and isinstance(event.message, ProbeHalt)
+            and event.message.round == last
+        ):
             known.is_halted = True
 
     def waited_too_long(self, name: str, ms: float) -> None:

@@ -32,7 +32,7 @@ from ringfold.probe.rounds.events import (
     MasterConnected,
     MasterDisconnected,
     MasterEvent,
-    MessageReceived,
+    MasterMessageReceived,
     NodeConnected,
     NodeDisconnected,
     NodeEvent,
@@ -303,7 +303,7 @@ class SimMaster:
         if world.group is not None:
             world.group.broadcast(node, message)
         elif conn is not None:
-            world.to_node(conn, MessageReceived(message))
+            world.to_node(conn, MasterMessageReceived(message))
 
     def _watch(self) -> None:
         """A round that is gathered must be over by its deadline, if this process is there to see it."""
@@ -449,7 +449,7 @@ class SimNode:
         world, self._stood_at = self.world, self.machine.last
         effects = self.machine.step(self.clock.read(world.now), event)
         world.history.stepped(self.process, self.name, self.machine.last, event, effects)
-        if isinstance(event, MessageReceived):
+        if isinstance(event, MasterMessageReceived):
             heard = event.message
             number = heard.number if isinstance(heard, ProbeGraph) else heard.round.sequence
             world.note(self.name, f"receives {type(heard).__name__} {number}")
@@ -593,7 +593,7 @@ class GlooGroup:
 
     def _deliver(self, node: SimNode, id: NodeId, message: FromRoundMaster) -> None:
         if self.is_up and node.id == id:
-            node.event(MessageReceived(message))
+            node.event(MasterMessageReceived(message))
 
     def _timeout(self, gather: int) -> None:
         if gather == self._gathers:

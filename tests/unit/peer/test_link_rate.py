@@ -166,18 +166,18 @@ def test_the_masters_limit_bounds_the_time_of_a_very_long_way() -> None:
 def test_nothing_came() -> None:
     bench = Bench()
     bench.arrive(round_trip_ms=0)
-    assert report_of(bench.later(1_425)).failed == "nothing came from peer 9"
+    assert report_of(bench.later(1_425)).failed == "nothing arrived from peer 9"
     assert not bench.measuring.is_busy
 
 
 def test_nobody_came() -> None:
-    assert report_of(Bench().later(4_000)).failed == "peer 9 did not come within 4000 ms"
+    assert report_of(Bench().later(4_000)).failed == "peer 9 did not connect within 4000 ms"
 
 
 def test_no_way_to_the_other_one() -> None:
     bench = Bench(dials=True)
     effects = bench.measuring.session_failed(0, SessionFailed(ERRAND, 9, None, True, "Connection refused"))
-    assert report_of(effects).failed == "no way to peer 9: Connection refused"
+    assert report_of(effects).failed == "no route to peer 9: Connection refused"
 
 
 def test_a_connection_that_breaks_before_the_figure_is_a_failure() -> None:

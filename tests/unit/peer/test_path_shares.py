@@ -125,7 +125,7 @@ def test_links_with_one_path_have_no_flow_and_need_no_client() -> None:
     advice, _, clients = advised()
     advice.follow({})
     advice.tick(0)
-    assert (clients, advice.next_ns()) == ([], None)
+    assert (clients, advice.next_deadline_ns()) == ([], None)
 
 
 def test_the_engine_follows_a_place_until_it_is_gone() -> None:
@@ -166,7 +166,7 @@ def test_rates_go_back_a_few_times_a_second_while_there_is_a_place() -> None:
     for now_ns in (REPORT_EVERY_NS, REPORT_EVERY_NS + 1, 2 * REPORT_EVERY_NS):
         advice.tick(now_ns)
     assert clients[0].reports == [(1, [25_000_000, 6_000_000], (0, 0), (0, 0))] * 2
-    assert advice.next_ns() == 3 * REPORT_EVERY_NS
+    assert advice.next_deadline_ns() == 3 * REPORT_EVERY_NS
 
 
 def test_round_trips_go_back_also_where_no_rate_is_known() -> None:

@@ -20,13 +20,13 @@ from ringfold.peer.effects import (
     Joined,
     MakeBulk,
     MakeControl,
+    Notify,
     Promote,
-    Resume,
+    ResumeReading,
     SealEngine,
     SendMessage,
     SetRegistrations,
     Settle,
-    Tell,
 )
 from ringfold.peer.events import (
     Accepted,
@@ -217,7 +217,7 @@ def test_hello_proves_the_token_over_both_nonces() -> None:
     assert isinstance(hello, Hello)
     assert proven(TOKEN, hello.proof, "hello", MASTER_NONCE, NONCE)
     assert (hello.group, hello.port, hello.addresses) == (0, 48149, ["10.0.0.5"])
-    assert effects[-1] == Resume(CONTROL)
+    assert effects[-1] == ResumeReading(CONTROL)
 
 
 def test_welcome_makes_the_control_connection() -> None:
@@ -301,16 +301,16 @@ def test_an_unreachable_master_is_reported_at_the_deadline_with_the_last_reason(
 def test_the_log_says_at_once_and_every_five_seconds_why_nobody_can_be_reached() -> None:
     peer = Peer()
     joining(peer, (("10.0.0.1", 1), ("::1", 2)))
-    assert not only(peer.step(Closed(1, "Connection refused")), Tell)
-    told = [(peer.now_ns, effect) for effect in only(peer.step(Closed(2, "No route to host")), Tell)]
+    assert not only(peer.step(Closed(1, "Connection refused")), Notify)
+    told = [(peer.now_ns, effect) for effect in only(peer.step(Closed(2, "No route to host")), Notify)]
     while peer.now_ns < 9_900 * MS:
         effects = peer.later(100)
         while only(effects, Dial):
             effects = peer.step(Closed(peer.last_conn, "Connection refused"))
-        told += [(peer.now_ns, effect) for effect in only(effects, Tell)]
+        told += [(peer.now_ns, effect) for effect in only(effects, Notify)]
     assert [now_ns // (1_000 * MS) for now_ns, _ in told] == [0, 5]
     first = told[0][1]
-    assert isinstance(first, Tell)
+    assert isinstance(first, Notify)
     assert first.notice.level == "warning"
     assert str(first.notice) == (
         "the master at 10.0.0.1:1 cannot be reached: nothing listens there (Connection refused): start `ringfold "
@@ -358,8 +358,8 @@ def test_a_join_waits_on_while_the_run_moves_and_says_so_every_ten_seconds() -> 
         assert not peer.machine.ended
         peer.later(1_000)
         moving = second <= 25
-        for effect in only(peer.hears(CONTROL, structs.replace(WAITS, moving=moving)), Tell):
-            assert isinstance(effect, Tell)
+        for effect in only(peer.hears(CONTROL, structs.replace(WAITS, moving=moving)), Notify):
+            assert isinstance(effect, Notify)
             told.append((second, str(effect.notice)))
     text = f"not admitted after %d s: {WAITS.text}. Waiting %s"
     assert told == [
@@ -382,7 +382,7 @@ def test_a_master_that_ends_while_a_peer_leaves_it_is_no_error() -> None:
     peer.step(CallLeave())
     effects = peer.step(Closed(CONTROL, "closed by the other side"))
     assert end_of(effects) is None
-    assert not only(effects, Tell)
+    assert not only(effects, Notify)
 
 
 def test_who_is_never_admitted_says_so_and_leaves() -> None:
@@ -527,7 +527,7 @@ def test_a_wrong_lane_is_refused_and_told(hello: LaneHello, words: str) -> None:
     assert isinstance(refused, messages.Refused)
     assert words in refused.reason
     assert [effect.conn for effect in effects if isinstance(effect, CloseConn)] == [100]
-    [told] = [effect.notice for effect in effects if isinstance(effect, Tell)]
+    [told] = [effect.notice for effect in effects if isinstance(effect, Notify)]
     assert isinstance(told, ConnectionDropped)
     assert told.remote == "1.2.3.4:5"
 
@@ -537,7 +537,7 @@ def test_garbage_on_the_data_port_is_dropped_and_told() -> None:
     peer.step(Accepted(100, "1.2.3.4:5", NONCE))
     effects = peer.step(MessageReceived(100, b"\x00garbage"))
     assert only(effects, CloseConn)
-    assert only(effects, Tell)
+    assert only(effects, Notify)
 
 
 def test_a_guest_that_says_nothing_is_closed_in_time() -> None:
@@ -565,7 +565,7 @@ def test_a_newer_connection_replaces_a_stale_lane_during_the_attachment() -> Non
     closed = [effect.conn for effect in effects if isinstance(effect, CloseConn)]
     assert closed == [100]
     assert only(effects, Promote) == [Promote(101, False, 4, 0)]
-    assert effects.index(CloseConn(100, "the neighbour brought a newer connection")) < effects.index(
+    assert effects.index(CloseConn(100, "the neighbour has opened a newer connection")) < effects.index(
         Promote(101, False, 4, 0)
     )
 
@@ -663,7 +663,7 @@ def test_a_lane_that_the_neighbour_brings_again_is_taken_in_the_running_epoch() 
     peer.step(Accepted(102, "r", NONCE))
     effects = peer.hears(102, lane_hello(4, ME, 1, NONCE, lane=1))
     taken = Promote(102, False, 4, 1, shared=True, path=1, paths=2, epoch=1)
-    closed = CloseConn(101, "the neighbour brought a newer connection")
+    closed = CloseConn(101, "the neighbour has opened a newer connection")
     assert effects.index(taken) < effects.index(closed)
 
 
@@ -709,7 +709,7 @@ def test_a_report_about_a_link_that_was_connected_anew_since_is_ignored() -> Non
     for conn in (100, 101):
         peer.step(Accepted(conn, "r", NONCE))
         peer.hears(conn, lane_hello(4, ME, 1, NONCE))
-    peer.step(LinkLost(4, False, "the old one broke", still_there=(101,)))
+    peer.step(LinkLost(4, False, "the old one broke", live_conns=(101,)))
     peer.step(Opened(2, NONCE))
     peer.hears(2, Challenge(MASTER_NONCE, VERSION, VERSION))
     assert only(peer.hears(2, lane_welcome(NONCE, MASTER_NONCE)), Install)

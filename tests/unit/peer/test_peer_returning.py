@@ -1,7 +1,6 @@
 """A peer whose master is gone: it looks for one, proves who it is, and brings along what the next one cannot know."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 from test_peer_machine import (
@@ -28,10 +27,9 @@ from ringfold.peer.effects import (
     Dial,
     Effect,
     MakeControl,
-    ProbeCut,
+    Notify,
     SealEngine,
     SyncInterrupted,
-    Tell,
 )
 from ringfold.peer.events import CallBusy, CallLeave, CallVote, Closed, DialFailed, MessageReceived, Opened, Silent
 from ringfold.state.shared import SharedState
@@ -84,8 +82,8 @@ def brought(effects: list[Effect], peer: Peer) -> messages.Returned:
 
 def test_a_member_that_looks_for_its_master_says_which_setting_ends_that() -> None:
     peer = lost()
-    [told] = only(peer.step(Closed(peer.last_conn, "Connection refused")), Tell)
-    assert isinstance(told, Tell)
+    [told] = only(peer.step(Closed(peer.last_conn, "Connection refused")), Notify)
+    assert isinstance(told, Notify)
     assert str(told.notice).endswith("Trying for another 60 s (master_patience_s)")
 
 
@@ -288,7 +286,7 @@ def test_what_an_interrupted_sync_has_found_is_not_lost() -> None:
     resume(peer)
     peer.hears(peer.last_conn, messages.Seal(1, "the master changed"))
     effects = peer.hears(peer.last_conn, record(2, [4, ME], fence=2))
-    assert Tell(PeerDiverged(0, found)) in effects
+    assert Notify(PeerDiverged(0, found)) in effects
     assert CallFinished(4, SyncInterrupted((found,))) in effects
 
 
@@ -332,9 +330,3 @@ def test_a_sync_that_ran_out_of_time_is_not_called_anew() -> None:
     assert not only(peer.hears(peer.last_conn, record(2, [4, ME], fence=2)), CallFinished)
     late = messages.Reason("deadline", "too late")
     assert only(peer.hears(peer.last_conn, messages.CallFailed(4, late)), CallFinished) == [CallFinished(4, late)]
-
-
-def test_a_node_is_told_that_its_master_is_gone() -> None:
-    peer = member()
-    peer.machine.identity = replace(peer.machine.identity, probes=True)
-    assert only(peer.step(Closed(CONTROL, "reset")), ProbeCut)

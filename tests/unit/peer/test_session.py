@@ -1,5 +1,6 @@
 """The shell around a peer's machine: what a program may rely on when a session ends under its call."""
 
+import queue
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
@@ -9,15 +10,19 @@ import pytest
 
 from ringfold.errors import RingfoldError, UsageError
 from ringfold.peer import session as session_module
-from ringfold.peer.effects import CallFinished, Effect, SyncSucceeded, WriteBlocks
-from ringfold.peer.engine import Engine
-from ringfold.peer.events import BlocksWritten, CallBusy, CallVote, Event
+from ringfold.peer.effects import CallFinished, Effect, Ended, SyncSucceeded, WriteBlocks
+from ringfold.peer.engine import Engine, RawEvent
+from ringfold.peer.events import BlocksWritten, CallBusy, CallLeave, CallVote, Closed, Event
+from ringfold.peer.machine import PeerMachine
 from ringfold.peer.session import Session
 from ringfold.peer.settings import Identity, PeerTimings
 from ringfold.probe.nodes.shell import NodeShell
+from ringfold.probe.rounds.events import MasterConnected, MasterDisconnected, MasterMessageReceived
 from ringfold.runtime.clock import monotonic_ns
 from ringfold.state.shared import SharedState
 from ringfold.state.snapshot import Snapshot
+from ringfold.wire import frames
+from ringfold.wire.probing import ProbeHalt, RoundAlarm, RoundId
 
 DEADLINE_S = 30.0
 IDENTITY = Identity(group=0, host="h", name="n", addresses=("127.0.0.1",), port=1)
@@ -170,6 +175,88 @@ def test_a_busy_without_a_sensible_end_is_refused(up_to_s: float) -> None:
     with pytest.raises(UsageError, match="up to a week"), session.busy(up_to_s):
         pass
     engine.broken.set()
+
+
+class ScriptedEngine(WakefulEngine):
+    """An engine that reports what a test puts into it, and keeps what is sent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reports: queue.SimpleQueue[RawEvent] = queue.SimpleQueue()
+        self.sent: list[tuple[int, bytes]] = []
+
+    def next_event(self, timeout_s: float) -> RawEvent | None:  # type: ignore[override]
+        try:
+            return self.reports.get(timeout=min(timeout_s, 0.01))
+        except queue.Empty:
+            return None
+
+    def send(self, conn: int, body: bytes) -> None:
+        self.sent.append((conn, body))
+
+
+class ProvenMachine:
+    """A machine with a proven master; it counts the events that reach it."""
+
+    def __init__(self) -> None:
+        self.control_conn: int | None = 7
+        self.peer = 5
+        self.ended = False
+        self.events: list[Event] = []
+
+    def next_deadline_ns(self) -> int | None:
+        return None
+
+    def step(self, now_ns: int, event: Event) -> list[Effect]:
+        self.events.append(event)
+        if isinstance(event, Closed):
+            self.control_conn = None
+        if isinstance(event, CallLeave):
+            self.ended = True
+            return [Ended(None)]
+        return []
+
+
+class RecordingNode:
+    """A probing shell that keeps its inputs."""
+
+    def __init__(self) -> None:
+        self.inputs: queue.SimpleQueue[object] = queue.SimpleQueue()
+
+    def due_s(self) -> float:
+        return 60.0
+
+    def tick(self) -> None:
+        return None
+
+    def step(self, event: object) -> None:
+        self.inputs.put(event)
+
+    def close(self) -> None:
+        return None
+
+
+def test_messages_about_probing_go_past_the_machine() -> None:
+    """From the master to the probing shell and back; without a master its messages are dropped, and it knows."""
+    engine, machine, node = ScriptedEngine(), ProvenMachine(), RecordingNode()
+    session = Session(cast(Engine, cast(Any, engine)), IDENTITY, PeerTimings())
+    session.machine = cast(PeerMachine, cast(Any, machine))
+    session.probing = cast(NodeShell, cast(Any, node))
+    halt = ProbeHalt(RoundId(1, 1), "stopped")
+    engine.reports.put(("message", 7, frames.encode(halt)))
+    assert node.inputs.get(timeout=DEADLINE_S) == MasterConnected(5)
+    assert node.inputs.get(timeout=DEADLINE_S) == MasterMessageReceived(halt)
+    alarm = RoundAlarm(RoundId(1, 1), 5, 6, 1_000, 2_000)
+    session.locked(lambda _: session._send_probe_message(alarm))
+    assert engine.sent == [(7, frames.encode(alarm))]
+    assert machine.events == []
+    engine.reports.put(("closed", 7, "reset"))
+    assert isinstance(node.inputs.get(timeout=DEADLINE_S), MasterDisconnected)
+    session.locked(lambda _: session._send_probe_message(alarm))
+    assert len(engine.sent) == 1
+    assert machine.events == [Closed(7, "reset")]
+    session.close()
+    assert node.inputs.empty()
 
 
 class SlowTransfer:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ringfold.peer.effects import CloseConn, Dial, Effect, MakeBulk, Resume, SendMessage
+from ringfold.peer.effects import CloseConn, Dial, Effect, MakeBulk, ResumeReading, SendMessage
 from ringfold.peer.settings import PeerTimings
 from ringfold.peer.side_channels import FIRST_KEY, BulkSessions, SessionFailed, SessionOpened, TaskId
 from ringfold.wire import frames
@@ -57,7 +57,7 @@ class Visitor:
         effects, _ = self.hears(Challenge(CHALLENGE, VERSION, VERSION))
         (sent,) = [effect.message for effect in effects if isinstance(effect, SendMessage)]
         assert isinstance(sent, VisitHello)
-        assert Resume(self.last_conn) in effects
+        assert ResumeReading(self.last_conn) in effects
         return sent
 
 
@@ -108,9 +108,9 @@ def test_a_host_that_does_not_know_the_secret_is_left() -> None:
     visitor = setting_out()
     visitor.at_the_door()
     effects, outcomes = visitor.hears(welcome(b"another"))
-    assert effects == [CloseConn(visitor.last_conn, "it does not know the secret of this visit")]
+    assert effects == [CloseConn(visitor.last_conn, "it does not know the secret of this session")]
     assert [(each.reason, each.conn) for each in outcomes if isinstance(each, SessionFailed)] == [
-        ("it does not know the secret of this visit", None)
+        ("it does not know the secret of this session", None)
     ]
     assert visitor.visits.open == {}
 
@@ -164,17 +164,17 @@ def test_a_host_that_does_not_answer_is_left_at_the_deadline() -> None:
     assert visitor.visits.next_deadline_ns() == PATIENCE_NS
     assert visitor.visits.tick(PATIENCE_NS - 1) == ([], [])
     effects = visitor.take(*visitor.visits.tick(PATIENCE_NS))
-    assert effects[0] == CloseConn(1, "no answer in time")
+    assert effects[0] == CloseConn(1, "no response in time")
     assert len(visitor.dials) == 2
     visitor.take(*visitor.visits.tick(2 * PATIENCE_NS))
-    assert [failure.reason for failure in visitor.failures] == ["no answer in time"]
+    assert [failure.reason for failure in visitor.failures] == ["no response in time"]
 
 
 def test_a_connection_that_comes_too_late_is_closed() -> None:
     visitor = setting_out(addresses=2)
     first = visitor.dials[0].key
     visitor.take(*visitor.visits.tick(PATIENCE_NS))
-    assert visitor.visits.dialled(first, 77) == [CloseConn(77, "no longer wanted")]
+    assert visitor.visits.dialled(first, 77) == [CloseConn(77, "no longer needed")]
     assert visitor.visits.dial_failed(0, first, "too late") == ([], [])
 
 
@@ -247,7 +247,7 @@ def test_a_host_that_says_no_is_told_from_one_that_cannot_be_reached() -> None:
 
 def test_a_guest_that_proves_the_secret_is_let_in() -> None:
     visits = host()
-    verdict = visits.judge(9, CHALLENGE, hello())
+    verdict = visits.accept(9, CHALLENGE, hello())
     arrived = SessionOpened(ERRAND, GUEST, 9, False)
     assert verdict == ([SendMessage(9, welcome()), MakeBulk(9)], arrived)
     assert visits.open == {9: arrived}
@@ -256,16 +256,16 @@ def test_a_guest_that_proves_the_secret_is_let_in() -> None:
 def test_a_guest_waits_until_its_errand_is_announced() -> None:
     visits = BulkSessions(TIMINGS, TOKEN)
     visits.me = HOST
-    assert visits.judge(9, CHALLENGE, hello()) is None
+    assert visits.accept(9, CHALLENGE, hello()) is None
     visits.expect(ERRAND, SECRET, [GUEST])
-    assert not isinstance(visits.judge(9, CHALLENGE, hello()), str | None)
+    assert not isinstance(visits.accept(9, CHALLENGE, hello()), str | None)
 
 
 @pytest.mark.parametrize(
     ("said", "words"),
     [
-        (hello(source=7), "no business"),
-        (hello(target=8), "no business"),
+        (hello(source=7), "no session"),
+        (hello(target=8), "no session"),
         (VisitHello(VERSION, "state", 3, GUEST, HOST, NONCE, b"x" * 32), "secret"),
         (hello(key=SECRET), "secret"),  # overheard, without the token
         (VisitHello(VERSION, "state", 3, GUEST, HOST, b"o" * 32, hello().proof), "secret"),
@@ -276,21 +276,21 @@ def test_a_guest_waits_until_its_errand_is_announced() -> None:
 )
 def test_a_guest_that_has_no_business_here_is_turned_away(said: VisitHello, words: str) -> None:
     visits = host()
-    verdict = visits.judge(9, CHALLENGE, said)
+    verdict = visits.accept(9, CHALLENGE, said)
     assert isinstance(verdict, str)
     assert words in verdict
     assert visits.open == {}
 
 
 def test_a_proof_for_one_challenge_is_none_for_another() -> None:
-    assert isinstance(host().judge(9, b"d" * 32, hello()), str)
+    assert isinstance(host().accept(9, b"d" * 32, hello()), str)
 
 
 def test_a_guest_of_an_errand_that_is_over_is_turned_away_at_once() -> None:
     """It would stand at the door until its patience ends, and its own call with it."""
     visits = host()
     visits.stop(ERRAND, "over")
-    verdict = visits.judge(9, CHALLENGE, hello())
+    verdict = visits.accept(9, CHALLENGE, hello())
     assert isinstance(verdict, str)
     assert "over" in verdict
 
@@ -299,5 +299,5 @@ def test_a_guest_of_an_errand_in_which_the_host_takes_no_part_is_turned_away_at_
     visits = BulkSessions(TIMINGS, TOKEN)
     visits.me = HOST
     visits.stop(ERRAND, "the call was given up before its plan came")
-    assert isinstance(visits.judge(9, CHALLENGE, hello()), str)
-    assert visits.judge(9, CHALLENGE, hello(number=4)) is None
+    assert isinstance(visits.accept(9, CHALLENGE, hello()), str)
+    assert visits.accept(9, CHALLENGE, hello(number=4)) is None

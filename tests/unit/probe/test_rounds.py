@@ -30,7 +30,7 @@ from ringfold.probe.rounds.events import (
     MasterConnected,
     MasterDisconnected,
     MasterEvent,
-    MessageReceived,
+    MasterMessageReceived,
     NodeConnected,
     NodeDisconnected,
     ReportReceived,
@@ -655,7 +655,7 @@ class Seat:
         return self.node.step(self.now, event)  # type: ignore[arg-type]
 
     def hear(self, message: FromRoundMaster) -> list[NodeEffect]:
-        return self.step(MessageReceived(message))
+        return self.step(MasterMessageReceived(message))
 
     def start(self, sequence: int, *, deadline_ms: int = 6_000, pause_us: int = 3_000) -> list[NodeEffect]:
         cadence = Cadence(pause_us=pause_us)

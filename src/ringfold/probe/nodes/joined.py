@@ -17,7 +17,7 @@ from ringfold.probe.rounds.events import (
     FromRoundMaster,
     MasterConnected,
     MasterDisconnected,
-    MessageReceived,
+    MasterMessageReceived,
     ToRoundMaster,
 )
 from ringfold.runtime import asyncio_support
@@ -261,7 +261,7 @@ class JoinedNode:
             case ProbeGraph() | RoundStart() | RoundEnd() | RoundClock() | ProbeHalt():
                 if self._on_message is not None:
                     self._on_message(message)
-                self.shell.step(MessageReceived(message))
+                self.shell.step(MasterMessageReceived(message))
                 self._wake_if_earlier()
             case Refused(reason, again=True):
                 raise RemoteProtocolError(reason)

@@ -93,7 +93,7 @@ class MasterDisconnected(Struct, frozen=True):
     reason: str = ""
 
 
-class MessageReceived(Struct, frozen=True):
+class MasterMessageReceived(Struct, frozen=True):
     """The master has sent a message."""
 
     message: FromRoundMaster
@@ -122,4 +122,4 @@ class ResidualObserved(Struct, frozen=True):
     residual_ns: int
 
 
-NodeEvent = MasterConnected | MasterDisconnected | MessageReceived | WindowFitted | ResidualObserved | Tick
+NodeEvent = MasterConnected | MasterDisconnected | MasterMessageReceived | WindowFitted | ResidualObserved | Tick

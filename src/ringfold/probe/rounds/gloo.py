@@ -53,7 +53,7 @@ from ringfold.probe.rounds.events import (
     FromRoundMaster,
     MasterConnected,
     MasterDisconnected,
-    MessageReceived,
+    MasterMessageReceived,
     NodeConnected,
     ReportReceived,
     Tick,
@@ -271,7 +271,7 @@ class GlooRounds:
         outcome = _decode(_broadcast_decoder, self._call(lambda: self._group.broadcast(content, timeout_ms)), 0)
         self._result.summary = outcome.summary
         for message in outcome.messages.get(str(self._facts.node), ()):
-            self._run_effects(self.node.step(self._prober.now(), MessageReceived(message)))
+            self._run_effects(self.node.step(self._prober.now(), MasterMessageReceived(message)))
 
     def _probe(self) -> None:
         """Until this rank's window is fitted."""

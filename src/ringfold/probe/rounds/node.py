@@ -56,7 +56,7 @@ from ringfold.probe.rounds.events import (
     FromRoundMaster,
     MasterConnected,
     MasterDisconnected,
-    MessageReceived,
+    MasterMessageReceived,
     NodeEvent,
     ResidualObserved,
     Tick,
@@ -199,7 +199,7 @@ class RoundNode:
                 return self._connect(now_ns, node)
             case MasterDisconnected():
                 return self._disconnect(now_ns)
-            case MessageReceived(message):
+            case MasterMessageReceived(message):
                 return self._receive(now_ns, message)
             case WindowFitted():
                 return self._report_window(now_ns, event)
