@@ -1,4 +1,4 @@
-"""One rank of `gloo` rounds, for test_gloo_rounds.py: real collectives, a made-up prober. Says what happens as JSON."""
+"""One rank of `gloo` rounds, for test_gloo_rounds.py: real collectives, a fake prober. Prints what happens as JSON."""
 
 import json
 import os
@@ -60,7 +60,7 @@ def calculate(fits: Sequence[EdgeFit], utc: Mapping[NodeId, int], history: objec
     return RoundResult(nodes[0], clocks, [EdgeView(fit) for fit in fits])
 
 
-def say(**facts: object) -> None:
+def report(**facts: object) -> None:
     print(json.dumps(facts), flush=True)  # noqa: T201
 
 
@@ -74,21 +74,21 @@ def main(rank: int, size: int, port: int, mode: str) -> None:
     rounds = GlooRounds(group, settings, facts, prober, fit, draw, calculate, lambda _: key, listen_only=listens)
     for number in range(3):
         if number == 1 and rank == 1 and mode in ("die", "freeze"):
-            say(rank=rank, is_ready=True)
+            report(rank=rank, is_ready=True)
             os.kill(os.getpid(), signal.SIGKILL if mode == "die" else signal.SIGSTOP)
         began = time.monotonic()
         try:
             taken = rounds.round()
         except DeadlineExceeded as error:
             took_ms = (time.monotonic() - began) * 1_000
-            say(rank=rank, error=str(error), missing=list(error.peers), took_ms=took_ms)
+            report(rank=rank, error=str(error), missing=list(error.peers), took_ms=took_ms)
             alone = rounds.round()
-            say(rank=rank, alone=alone.exports[-1].is_alone, windows=[one.window for one in alone.exports])
+            report(rank=rank, alone=alone.exports[-1].is_alone, windows=[one.window for one in alone.exports])
             sys.stdin.read()  # rank 0 keeps the store in which the others look who is missing
             os._exit(0)
         summary = taken.summary
         assert summary is not None
-        say(
+        report(
             rank=rank,
             sequence=summary.round.sequence,
             missing=list(summary.missing),

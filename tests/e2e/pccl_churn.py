@@ -36,7 +36,7 @@ def main(channel: Channel, address: str, stop_file: str) -> None:
     channel.send({"what": "connected", "world": peer.get_attribute(Attribute.GLOBAL_WORLD_SIZE)})
     step, stop, is_new = 0, False, True
     while not stop:
-        # Whoever was just accepted does not ask: those who accepted it have asked, and go on.
+        # A peer that was just accepted does not call it: those that accepted it have, and go on.
         if not is_new and peer.are_peers_pending():
             peer.update_topology()
         is_new = False
@@ -84,7 +84,7 @@ def share(step: int, tag: int) -> int:
 
 
 def check(arrays: list[np.ndarray], step: int, world: int) -> None:
-    """Nothing counted twice, nothing half-reduced: an op that was aborted began anew from the original values."""
+    """Nothing counted twice, nothing half-reduced: an op that was aborted began again from the original values."""
     fewest = min(int(array[0]) // share(step, tag) for tag, array in enumerate(arrays))
     assert fewest == world, (fewest, world)
     for tag, array in enumerate(arrays):

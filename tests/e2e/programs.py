@@ -1,8 +1,8 @@
 """Functions of test files as processes: peers of a real master, which a test commands and watches.
 
-A *program* is a function at the top of a test file that takes one `ProgramContext`. Messages go both ways, as in any
-cluster of `ringfold.tools.cluster`: `me.report("step", number=3)` there is `peer.expect("step", number=3)` here, and
-`peer.send("strike")` here is `me.receive()` there. So a test never sleeps and hopes: it waits for a message, with a
+A *program* is a function at the top of a test file that takes one `ProgramContext`. Messages go in both directions, as
+in any cluster of `ringfold.tools.cluster`: `me.report("step", number=3)` there is `peer.expect("step", number=3)` here,
+and `peer.send("strike")` here is `me.receive()` there. So a test never sleeps and hopes: it waits for a message, with a
 deadline, and the error of a wait that failed has the last messages and log lines of the process.
 
 This file is both sides. Run as a script, `programs.py ADDRESS NAME ORDER`, it is such a process: it loads the test file
@@ -26,10 +26,10 @@ from ringfold.tools.cluster import (
     WAIT_S,
     Channel,
     ChannelClosed,
-    Cluster,
+    ClusterProcess,
+    LocalCluster,
     MasterProcess,
     Message,
-    Process,
     ProcessFailed,
     die_with_parent,
 )
@@ -38,9 +38,9 @@ __all__ = [
     "FAST",
     "WAIT_S",
     "Channel",
+    "ClusterProcess",
     "MasterProcess",
     "Message",
-    "Process",
     "ProcessFailed",
     "ProgramCluster",
     "ProgramContext",
@@ -56,7 +56,7 @@ On two cores the scheduler alone kept a runnable engine's thread waiting for up 
 """
 
 
-class ProgramCluster(Cluster):
+class ProgramCluster(LocalCluster):
     """A master, commands, and peers that run programs. Use it with `with`, or through the fixture `cluster`.
 
     No setting of the caller's environment reaches them, and any process may end at any time: tests wait for what they
@@ -72,7 +72,7 @@ class ProgramCluster(Cluster):
         # BLAS threads of many processes on few cores would be all that a test measures.
         path = os.pathsep.join([os.path.dirname(__file__), *filter(None, [os.environ.get("PYTHONPATH")])])
         super().__init__({**clean, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": path})
-        self.peers: list[Process] = []
+        self.peers: list[ClusterProcess] = []
         self.master: MasterProcess | None = None
 
     def start_master(
@@ -85,12 +85,14 @@ class ProgramCluster(Cluster):
         wait: bool = True,
         **settings: object,
     ) -> MasterProcess:
-        """As in a cluster; it is the master that programs join from now on. Liveness is fast unless told otherwise."""
+        """As in a cluster; programs started from now on join it. Liveness is fast unless `settings` change it."""
         more = {"listen": listen, "arguments": arguments, "inside": inside, "wait": wait}
         self.master = super().start_master(self._unused(name), **more, **settings)  # type: ignore[arg-type]
         return self.master
 
-    def start_command(self, name: str, *arguments: str, inside: Sequence[str] = (), **settings: object) -> Process:
+    def start_command(
+        self, name: str, *arguments: str, inside: Sequence[str] = (), **settings: object
+    ) -> ClusterProcess:
         return super().start_command(self._unused(name), *arguments, inside=inside, **settings)
 
     def start_program(
@@ -102,7 +104,7 @@ class ProgramCluster(Cluster):
         inside: Sequence[str] = (),
         address: str | None = None,
         **options: object,
-    ) -> list[Process]:
+    ) -> list[ClusterProcess]:
         """Start `count` peers that run `program`. `join` are arguments of `ringfold.join`, `options` the program's."""
         where = address or (self.master.address if self.master is not None else "")
         started = []
@@ -118,12 +120,12 @@ class ProgramCluster(Cluster):
             }
             name = f"peer process {number}"
             command = [*inside, sys.executable, __file__, self.address, name, json.dumps(order)]
-            peer = self._start(Process, name, command, {})
+            peer = self._start(ClusterProcess, name, command, {})
             self.peers.append(peer)
             started.append(peer)
         return started
 
-    def start_one(self, program: Callable[["ProgramContext"], None], **options: Any) -> Process:  # noqa: ANN401 - as `start_program`
+    def start_one(self, program: Callable[["ProgramContext"], None], **options: Any) -> ClusterProcess:  # noqa: ANN401 - as `start_program`
         return self.start_program(program, **options)[0]
 
     def _unused(self, name: str) -> str:
@@ -131,13 +133,13 @@ class ProgramCluster(Cluster):
         return f"{name}, {taken + 1}" if taken else name
 
 
-def by_id(peers: Sequence[Process]) -> dict[int, Process]:
+def by_id(peers: Sequence[ClusterProcess]) -> dict[int, ClusterProcess]:
     """The peers by their ids in the run, as they reported when they had joined. Processes start in any order."""
     return {peer.expect("joined")["peer"]: peer for peer in peers}
 
 
 def until(look: Callable[[], object], what: str, timeout_s: float = WAIT_S) -> None:
-    """Wait for something that only looking can tell, such as a number under /proc."""
+    """Poll until `look` is true, such as for a number under /proc."""
     deadline = time.monotonic() + timeout_s
     while not look():
         if time.monotonic() >= deadline:
@@ -196,7 +198,7 @@ class ProgramContext:
             yield more
         except RingfoldError as error:
             facts = {name: value for name, value in vars(error).items() if not name.startswith("_")}
-            facts |= {"error": type(error).__name__, "words": str(error), "took_s": time.monotonic() - began}
+            facts |= {"error": type(error).__name__, "message": str(error), "took_s": time.monotonic() - began}
             self.report(what, **facts, **more)
         else:
             raise AssertionError(f"nothing was raised where {what!r} was expected")

@@ -1,4 +1,4 @@
-"""The agent as a process: it is killed, started again, asked and steered from the command line."""
+"""The agent as a process: it is killed, started again, queried and configured from the command line."""
 
 import json
 import os
@@ -68,9 +68,11 @@ def agent(directory: Path, *options: str) -> Iterator["subprocess.Popen[str]"]:
 
 def ask(*arguments: object) -> str:
     """What `ringfold agent ...` prints. The command runs in this process: only the agent needs one of its own."""
-    said = CliRunner().invoke(app, [str(word) for word in arguments], env={"COLUMNS": "200"}, catch_exceptions=False)
-    assert said.exit_code == 0, said.output
-    return said.output
+    reported = CliRunner().invoke(
+        app, [str(word) for word in arguments], env={"COLUMNS": "200"}, catch_exceptions=False
+    )
+    assert reported.exit_code == 0, reported.output
+    return reported.output
 
 
 @pytest.fixture
@@ -110,8 +112,8 @@ def test_a_killed_clients_flows_are_freed(directory: Path) -> None:
         "print('ready', flush=True); sys.stdin.read()\n"
     )
     with agent(directory, "--telemetry", f"127.0.0.1:{free_port()}"):
-        words = [sys.executable, "-c", program, str(directory)]
-        with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as victim:
+        arguments = [sys.executable, "-c", program, str(directory)]
+        with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as victim:
             try:
                 assert victim.stdout is not None
                 assert victim.stdout.readline() == "ready\n"
@@ -140,7 +142,7 @@ def test_it_is_steered_from_the_command_line_and_ends_cleanly(directory: Path) -
         assert reader.read(*place) is None
 
         def held() -> str:
-            """What an agent says of a path that is told congested just now: it holds it for some milliseconds only."""
+            """The agent's state of a path that was just reported as congested: it lasts some milliseconds."""
             ask("inject", "10.1.0.1", "10.1.0.2", "--path", 1, "--congestion", 250, "--to", f"127.0.0.1:{port}")
             return ask("status", "--dir", directory) if reader.read(*place) == ([65535, 0], 2) else ""
 

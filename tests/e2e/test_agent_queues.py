@@ -1,4 +1,4 @@
-"""What the agent says about a NIC's queue, beside what `tc -s` says about it."""
+"""What the agent reports about a NIC's queue, beside what `tc -s` reports."""
 
 import json
 import socket
@@ -22,8 +22,8 @@ DEADLINE_S = 20
 
 def tc(device: str) -> dict[str, int | str]:
     """The root qdisc by iproute2, in the namespace of the calling thread."""
-    told = subprocess.run(["tc", "-s", "-j", "qdisc", "show", "dev", device], capture_output=True, check=True)
-    root: dict[str, int | str] = json.loads(told.stdout)[0]
+    shown = subprocess.run(["tc", "-s", "-j", "qdisc", "show", "dev", device], capture_output=True, check=True)
+    root: dict[str, int | str] = json.loads(shown.stdout)[0]
     return root
 
 
@@ -60,24 +60,24 @@ def test_reported_queues_agree_with_tc_within_ten_percent() -> None:
         monitor = QdiscMonitor()
         try:
             before = reported(Reporter(0), network.address(0), monitor.read("eth0"))
-            told = tc("eth0")
+            shown = tc("eth0")
             after = reported(Reporter(0), network.address(0), monitor.read("eth0"))
         finally:
             monitor.close()
-    # The queue drains meanwhile: what tc said lies between the two reports.
+    # The queue drains meanwhile: what tc reported lies between the two reports.
     assert after > 50_000, "the machine was too slow to look at the queue while it was there"
-    assert before * 1.1 >= int(told["backlog"]) >= after * 0.9
-    assert statistics.mean((before, after)) == pytest.approx(int(told["backlog"]), rel=0.1)
+    assert before * 1.1 >= int(shown["backlog"]) >= after * 0.9
+    assert statistics.mean((before, after)) == pytest.approx(int(shown["backlog"]), rel=0.1)
 
 
 def test_a_shaped_queue_tells_its_limit_its_rate_and_its_drops() -> None:
     with ShapedNetwork([Shape(up_mbit=1)]) as network, fill(network, 400), network.within(0), QdiscReader() as reader:
         queue = reader.root(interface_index("eth0"))
-        told = tc("eth0")
+        shown = tc("eth0")
     assert queue is not None
     assert (queue.kind, queue.rate_bytes_s) == ("tbf", 125_000)
     assert queue.limit_bytes == 4 * (65_536 + 1_514)
-    assert queue.drops == told["drops"]
+    assert queue.drops == shown["drops"]
     assert queue.drops > 0
 
 

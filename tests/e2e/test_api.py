@@ -270,7 +270,7 @@ def test_a_peer_that_does_not_take_part_is_named_at_the_ops_deadline(master: Mas
     together(master, 2, body)
 
 
-def test_a_vote_that_not_all_cast_names_who_is_missing(master: MasterThread) -> None:
+def test_a_vote_that_not_all_cast_names_the_missing_peers(master: MasterThread) -> None:
     given_up = threading.Event()
 
     def body(run: rf.Communicator) -> None:
@@ -319,7 +319,7 @@ def test_a_plain_loop_sees_a_newcomer_and_admits_it(master: MasterThread) -> Non
         assert newcomer.result(DEADLINE_S) == 3
 
 
-def test_who_leaves_does_not_disturb_the_others(master: MasterThread) -> None:
+def test_a_peer_that_leaves_does_not_disturb_the_others(master: MasterThread) -> None:
     def body(run: rf.Communicator) -> int:
         if run.rank == 1:
             return 0
@@ -373,7 +373,7 @@ def test_groups_of_one_run_reduce_apart(master: MasterThread) -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "words"),
+    ("call", "text"),
     [
         (lambda run: run.all_reduce(np.ones(3), op="median"), "median"),
         (lambda run: run.all_reduce(np.ones(3), tag=-1), "tag"),
@@ -388,10 +388,10 @@ def test_groups_of_one_run_reduce_apart(master: MasterThread) -> None:
     ],
 )
 def test_wrong_arguments_are_refused_before_anything_happens(
-    master: MasterThread, call: Callable[[rf.Communicator], object], words: str
+    master: MasterThread, call: Callable[[rf.Communicator], object], text: str
 ) -> None:
     def body(run: rf.Communicator) -> None:
-        with pytest.raises(rf.UsageError, match=words):
+        with pytest.raises(rf.UsageError, match=text):
             call(run)
         run.barrier()
 
@@ -425,7 +425,7 @@ def test_nothing_is_left_after_leaving(master: MasterThread) -> None:
             call()
 
 
-def test_who_leaves_with_ops_in_flight_keeps_nothing_of_the_engine(master: MasterThread) -> None:
+def test_a_peer_that_leaves_with_ops_in_flight_keeps_nothing_of_the_engine(master: MasterThread) -> None:
     """An evicted program often has handles that it never waits for; it may join again and again."""
     gc.collect()
     gc.disable()
@@ -484,22 +484,22 @@ def test_a_master_that_is_not_there_is_logged_at_once(caplog: pytest.LogCaptureF
 
 
 @pytest.mark.parametrize(
-    ("words", "why"),
+    ("sent", "why"),
     [
         (b"SSH-2.0-OpenSSH_9.6\r\n", r"no Ringfold master: it began with 'SSH-' \(an SSH server\?\)"),
         (b"", r"said nothing within 0\.3 s, and a Ringfold master speaks first"),
     ],
 )
-def test_something_that_is_no_master_is_named(words: bytes, why: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_something_that_is_no_master_is_named(sent: bytes, why: str, caplog: pytest.LogCaptureFixture) -> None:
     timings = rf.PeerTimings(handshake_ms=300)
-    with _server(words) as address, pytest.raises(rf.MasterUnreachable, match=why):
+    with _server(sent) as address, pytest.raises(rf.MasterUnreachable, match=why):
         rf.join(address, timeout_s=1, timings=timings)
     assert re.search(why, caplog.text)
 
 
 @contextlib.contextmanager
-def _server(words: bytes) -> Iterator[str]:
-    """Another program's port: it says `words` to every client, and waits."""
+def _server(sent: bytes) -> Iterator[str]:
+    """Another program's port: it sends `sent` to every client, and waits."""
     came: list[socket.socket] = []
     with socket.create_server(("127.0.0.1", 0)) as listener, contextlib.ExitStack() as stack:
 
@@ -507,7 +507,7 @@ def _server(words: bytes) -> Iterator[str]:
             with contextlib.suppress(OSError):
                 while True:
                     came.append(stack.enter_context(listener.accept()[0]))
-                    came[-1].sendall(words)
+                    came[-1].sendall(sent)
 
         thread = threading.Thread(target=serve)
         thread.start()
@@ -559,14 +559,14 @@ def test_out_may_be_the_buffer_itself_and_nothing_that_overlaps_it(master: Maste
 
 
 def test_pending_is_the_same_whatever_the_order_of_waiting(master: MasterThread) -> None:
-    """Of two ops, only the second heard of the newcomer; both orders of waiting for them must give one answer."""
+    """Of two ops, only the second knows of the newcomer; both orders of waiting for them must give one answer."""
 
     def body(run: rf.Communicator) -> bool:
         first = run.all_reduce_async(np.ones(4), tag=1)
-        soon(lambda: run._session.engine.stats()["committed"] == 1)  # done() would be a way of waiting for it
+        soon(lambda: run._session.engine.stats()["committed"] == 1)  # done() would wait for it
         begun.wait()
         if run.rank == 0:
-            # The master knows of a newcomer before a peer does: only what this peer was told goes into its next op.
+            # The master knows of a newcomer before a peer does: only what this peer has received goes into its next op.
             soon(lambda: run._session.locked(lambda machine: machine._facts.registrations) == 3)
         second = run.all_reduce_async(np.ones(4), tag=2)
         for handle in (second, first) if run.rank == 0 else (first, second):
@@ -651,7 +651,7 @@ def test_a_call_that_missed_its_deadline_is_never_joined_by_a_late_peer(master: 
 
 
 def test_a_newcomer_waits_for_long_steps_beyond_its_timeout(master: MasterThread) -> None:
-    """The steps take longer than its patience, and it is admitted at the end of one all the same."""
+    """The steps take longer than its timeout, and it is admitted at the end of one all the same."""
     work_s, stepping = 3.0, threading.Event()
 
     def train(name: str, timeout_s: float, work_s: float) -> int:
@@ -673,7 +673,7 @@ def test_a_newcomer_waits_for_long_steps_beyond_its_timeout(master: MasterThread
         assert [result.result() for result in results] == [3, 3, 3]
 
 
-def test_a_newcomer_that_nobody_admits_names_who_has_not_voted(master: MasterThread) -> None:
+def test_a_newcomer_that_is_not_admitted_names_the_peers_that_have_not_voted(master: MasterThread) -> None:
     with rf.join(master.address, name="busy") as run:
         why = (
             r"peer 2 \(late, you\) was not admitted within .* these have not called update_topology: "

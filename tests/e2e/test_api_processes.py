@@ -44,7 +44,7 @@ def watched() -> Iterator[Watched]:
 
 
 class Program:
-    """A Python process that has joined, and says on its standard output what it has reached."""
+    """A Python process that has joined, and prints what it has reached."""
 
     def __init__(self, watched: Watched, body: str) -> None:
         begin = f"""
@@ -65,8 +65,8 @@ class Program:
 
     def expect(self, word: str) -> None:
         assert self.process.stdout is not None
-        heard = self.process.stdout.readline().strip()
-        assert heard == word, heard + self.end()
+        line = self.process.stdout.readline().strip()
+        assert line == word, line + self.end()
 
     def end(self) -> str:
         """Wait for the end; what it wrote to standard error."""
@@ -102,7 +102,7 @@ def test_ctrl_c_ends_a_wait_and_the_peer_leaves_cleanly(watched: Watched, wait: 
     )
     with run:
         program.expect("waits")
-        # The signal may come before the wait or inside it; both must end the same way.
+        # The signal may come before the wait or inside it; both must end alike.
         program.process.send_signal(signal.SIGINT)
         assert "KeyboardInterrupt" in program.end()
         assert watched.next_gone().how == "left"

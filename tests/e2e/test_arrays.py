@@ -80,12 +80,12 @@ def exercise(me: ProgramContext) -> None:
 def test_peers_that_leave_out_different_arrays_never_reduce_them_with_each_other(cluster: ProgramCluster) -> None:
     cluster.start_master()
     peers = cluster.start_program(leave_out_another, WORLD)
-    said = [peer.expect("ended") for peer in peers]
-    assert sorted(fact["error"] for fact in said) == ["", "", "CallMismatch"]
-    [wrong] = [fact for fact in said if fact["error"]]
-    assert "layout" in wrong["words"]
+    reported = [peer.expect("ended") for peer in peers]
+    assert sorted(fact["error"] for fact in reported) == ["", "", "CallMismatch"]
+    [wrong] = [fact for fact in reported if fact["error"]]
+    assert "layout" in wrong["message"]
     assert wrong["left"] == [1.0, 1.0]
-    assert all(fact["left"] == [2.0, 2.0] for fact in said if not fact["error"])
+    assert all(fact["left"] == [2.0, 2.0] for fact in reported if not fact["error"])
     for peer in peers:
         peer.wait_success()
 
@@ -97,12 +97,12 @@ def leave_out_another(me: ProgramContext) -> None:
     with gathered(me) as run:
         arrays = [np.ones(5), np.ones(5), np.ones(5)]
         arrays[run.rank // 2] = None
-        error = words = ""
+        error = text = ""
         try:
             run.all_reduce(arrays, skip_none=True)
         except CallMismatch as failure:
-            error, words = type(failure).__name__, str(failure)
-        me.report("ended", error=error, words=words, left=[float(each[0]) for each in arrays if each is not None])
+            error, text = type(failure).__name__, str(failure)
+        me.report("ended", error=error, message=text, left=[float(each[0]) for each in arrays if each is not None])
 
 
 def in_place(run: Run) -> Iterator[Array]:
@@ -139,7 +139,7 @@ def quantized(run: Run) -> Iterator[Array]:
 
 
 def by_handles(run: Run) -> Iterator[Array]:
-    """The result is there when the handle says that it is done, or returns from a wait."""
+    """The result is there when the handle is done, or returns from a wait."""
     for shape in SHAPES:
         arrays = [in_layout(content(run.rank, shape), run.rank) for _ in range(4)]
         handles = [run.all_reduce_async(mine, tag=tag) for tag, mine in enumerate(arrays)]
@@ -275,7 +275,7 @@ EXERCISES: dict[str, Callable[[Run], Iterator[Array]]] = {
 
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_steps_take_the_same_arrays(cluster: ProgramCluster, world: int) -> None:
-    """With one peer, with two, and with three, which are different ways through the loop."""
+    """With one peer, with two, and with three, which take different branches of the loop."""
     cluster.start_master()
     peers = cluster.start_program(train, world, world=world)
     for peer in peers:
@@ -299,7 +299,7 @@ def train(me: ProgramContext) -> None:
 
 
 def test_an_aborted_op_leaves_strided_arrays_as_they_were(cluster: ProgramCluster) -> None:
-    """Process 2 dies in the middle of the op. Of the others one waits in the call, and one for a handle."""
+    """Peer 2 dies in the middle of the op. Of the others one waits in the call, and one for a handle."""
     cluster.start_master()
     peers = {peer.expect("joined")["peer"]: peer for peer in cluster.start_program(reduce_without_retry, WORLD)}
     for peer in (peers[1], peers[3]):

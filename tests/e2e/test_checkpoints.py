@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from programs import Message, Process, ProgramCluster, ProgramContext
+from programs import ClusterProcess, Message, ProgramCluster, ProgramContext
 
 pytestmark = pytest.mark.waiting
 
@@ -18,7 +18,7 @@ COUNT = 200_000
 
 
 def train(me: ProgramContext) -> None:
-    """`steps` with a checkpoint every 5 steps. Each step adds ones, so that the weights tell how many there were."""
+    """`steps` with a checkpoint every 5 steps. Each step adds ones, so that the weights show how many there were."""
     import ringfold as rf
 
     if limit := me.options.get("largest_file"):
@@ -56,7 +56,7 @@ def revisions(directory: Path) -> list[int]:
     return Checkpoints(directory).revisions()
 
 
-def first_step(peers: list[Process]) -> Message:
+def first_step(peers: list[ClusterProcess]) -> Message:
     """Where all of them began, and that it was the same."""
     facts = [peer.expect("step") for peer in peers]
     assert len({(fact["number"], fact["digest"]) for fact in facts}) == 1
@@ -142,17 +142,17 @@ def test_a_rollback_takes_it(cluster: ProgramCluster, tmp_path: Path) -> None:
         peer.wait_success()
 
 
-# Disks. Training is worth more than a checkpoint: it goes on, and says that nothing was saved.
+# Disks. Training is worth more than a checkpoint: it goes on, and logs that nothing was saved.
 
 
-def check_trains_without_saving(cluster: ProgramCluster, directory: Path, words: str, **options: object) -> None:
+def check_trains_without_saving(cluster: ProgramCluster, directory: Path, text: str, **options: object) -> None:
     cluster.start_master()
     peers = cluster.start_program(train, 2, directory=str(directory), until=12, **options)
     for peer in peers:
         assert peer.expect("end")["revision"] == 12
         peer.wait_success()
         peer.expect_log("no checkpoint of step 5")
-        peer.expect_log(words)
+        peer.expect_log(text)
     assert revisions(directory) == []
     assert not [path for path in directory.iterdir() if path.name.endswith(".saving")], "an unfinished file was left"
 

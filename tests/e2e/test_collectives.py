@@ -1,7 +1,7 @@
-"""Every collective between real processes, by every way that evidence and bytes can travel, checked against NumPy.
+"""Every collective between real processes, by every route of evidence and bytes, checked against NumPy.
 
-One set of three processes per way runs all exercises; each exercise checks its results and says a digest, and the test
-compares the digests of all peers: the same bits everywhere.
+One set of three processes per route runs all exercises; each exercise checks its results and reports a digest, and the
+test compares the digests of all peers: the same bits everywhere.
 """
 
 import threading
@@ -203,7 +203,7 @@ def scatters(run: Run) -> Iterator[Array]:
 
 
 def refusals(run: Run) -> Iterator[Array]:
-    """What cannot be done in place is refused before anything is sent, with words that help; then all go on."""
+    """What cannot be done in place is refused before anything is sent, with a helpful text; then all go on."""
     from ringfold import UsageError
 
     grid = np.ones((100, 100), np.float32)
@@ -224,8 +224,8 @@ def refusals(run: Run) -> Iterator[Array]:
         (lambda: run.reduce_scatter(np.ones(WORLD + 1)), "equal chunks"),
         (lambda: run.broadcast(grid, root=WORLD), f"rank {WORLD} does not exist"),
     ]
-    for call, words in cases:
-        with pytest.raises(UsageError, match=words):
+    for call, text in cases:
+        with pytest.raises(UsageError, match=text):
             call()
     assert (grid == 1).all()
     run.all_reduce(grid)

@@ -51,11 +51,11 @@ def together(address: str, peers: int, body: Callable[[Communicator, int], T], g
         return [future.result(DEADLINE_S) for future in [pool.submit(one, number) for number in range(peers)]]
 
 
-def failing(call: Callable[[], object], result: Result, words: str = "") -> PCCLError:
+def failing(call: Callable[[], object], result: Result, text: str = "") -> PCCLError:
     with pytest.raises(PCCLError) as caught:
         call()
     assert caught.value.result is result, caught.value
-    assert words in str(caught.value)
+    assert text in str(caught.value)
     return caught.value
 
 

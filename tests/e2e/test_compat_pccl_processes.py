@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from programs import WAIT_S, Process, ProgramCluster, ProgramContext
+from programs import WAIT_S, ClusterProcess, ProgramCluster, ProgramContext
 
 from ringfold import Communicator as Underneath
 from ringfold.compat.pccl import (
@@ -141,8 +141,8 @@ class Churn:
 
     def __init__(self, cluster: ProgramCluster, stop_file: Path) -> None:
         self.cluster, self.stop_file = cluster, stop_file
-        self.alive: list[Process] = []
-        self.dead: list[Process] = []
+        self.alive: list[ClusterProcess] = []
+        self.dead: list[ClusterProcess] = []
         self.compared = 0
         command = [*PCCL_MASTER, "--listen-address", "127.0.0.1:0"]
         self.address = listening(cluster.start("pccl_master", command, env=LIVELY))
@@ -152,7 +152,7 @@ class Churn:
             name = f"churn {len(self.alive) + len(self.dead)}"
             self.alive.append(self.cluster.start_worker(name, CHURN, self.address, self.stop_file))
 
-    def kill(self, peer: Process) -> None:
+    def kill(self, peer: ClusterProcess) -> None:
         """Not if the step would be lost with it: two that know it stay."""
         if sum(bool(other.reports("step")) for other in self.alive if other is not peer) < 2:
             return
@@ -209,15 +209,15 @@ IN_A_FUNCTION = BEGIN + (
 )
 
 
-def listening(child: Process) -> str:
+def listening(child: ClusterProcess) -> str:
     return child.expect_output("listening on").removeprefix("listening on ")
 
 
-def script(cluster: ProgramCluster, text: str, **env: str) -> Process:
+def script(cluster: ProgramCluster, text: str, **env: str) -> ClusterProcess:
     return cluster.start(f"master script {len(cluster.processes)}", [sys.executable, "-c", text], env=env)
 
 
-def ends_well(child: Process) -> None:
+def ends_well(child: ClusterProcess) -> None:
     assert child.wait() == 0, child.describe()
     assert not [line for line in child.stderr.lines if "Traceback" in line or "ignored" in line], child.describe()
 
@@ -299,7 +299,7 @@ def test_pccl_master_refuses_with_one_line(cluster: ProgramCluster, address: str
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "pccl"
 
 
-def example(cluster: ProgramCluster, name: str, *arguments: str) -> Process:
+def example(cluster: ProgramCluster, name: str, *arguments: str) -> ClusterProcess:
     return cluster.start(f"{name} {len(cluster.processes)}", [sys.executable, str(EXAMPLES / name), *arguments])
 
 

@@ -99,7 +99,7 @@ def test_everybody_names_the_same_contributors_in_every_way_of_evidence(evidence
         for mask in range(16):
             buffer, given = np.full(size, np.nan), np.full(size, float(1 << mine))
             info = run.all_reduce(given, out=buffer, op="sum", contribute=bool(mask >> mine & 1))
-            assert (buffer == mask).all(), "the sum says who contributed"
+            assert (buffer == mask).all(), "the sum shows which peers contributed"
             assert info.contributors == tuple(sorted(members[rank] for rank in range(4) if mask >> rank & 1))
             assert (given == 1 << mine).all(), "what is not the result's place is left alone"
             named.append(info.contributors)
@@ -252,7 +252,7 @@ def test_a_death_in_the_middle_leaves_the_others_with_their_contributors(cluster
 
 
 def die_in_the_middle(me: ProgramContext) -> None:
-    """Process 2 contributes and kills itself when the first final values reach it; peer 3 contributes nothing."""
+    """Peer 2 contributes and kills itself when the first final values reach it; peer 3 contributes nothing."""
     count = 6_000_000
     with me.join() as run:
         while run.group_size < 4:

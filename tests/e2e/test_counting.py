@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from stores import SOURCE, until
+from store_servers import SOURCE, until
 
 from ringfold.config import load
 from ringfold.iteration.record import decode
@@ -69,7 +69,7 @@ class Peer:
         return [int(line.split()[0]) for line in whole if line[0].isdigit()]
 
     def goes_on(self) -> None:
-        """Whoever paused at a step."""
+        """The peer that paused at a step."""
         assert self.process.stdin is not None
         self.process.stdin.write(b"\n")
         self.process.stdin.flush()
@@ -107,7 +107,7 @@ def start(tmp_path: Path, runs: list[str]) -> Iterator[Start]:
 
 
 def together(start: Start, size: int, pause_at: int) -> tuple[Peer, list[Peer], Peer]:
-    """So many peers of one run that are well under way, and one of the other. The longest member speaks for its run."""
+    """So many peers of one run that take steps, and one of the other. The earliest member reports for its run."""
     crew = [start(0, size) for _ in range(size)]
     other = start(1, 1, pause_at)
     until(lambda: all(len(peer.numbers()) > 20 for peer in (*crew, other)), "all peers to take steps", LIMIT_S)

@@ -17,7 +17,7 @@ DEMO = [sys.executable, "-m", "ringfold.cli", "demo", "--fast", "--peers", "3"]
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    """All temporary files go to a folder of the test, and every process of the demo can be told by its environment."""
+    """All temporary files go to a folder of the test, and the demo's processes are recognised by their environment."""
     return {**os.environ, "TMPDIR": str(tmp_path), "DEMO_OF": str(tmp_path), "COLUMNS": "120"}
 
 
@@ -41,7 +41,7 @@ def test_the_demo_keeps_its_promises(environment: dict[str, str], tmp_path: Path
     assert "sees that it was evicted" in ended.stdout
     assert "that was inside its all-reduce; started again -> ring of" in ended.stdout
     happened, promised = ended.stdout.split("What happened")[1].split("What was promised")
-    for row in ("aborts", "retries", "recovery from SIGKILL", "recovery from SIGSTOP", "joined", "joined anew"):
+    for row in ("aborts", "retries", "recovery from SIGKILL", "recovery from SIGSTOP", "joined", "rejoined"):
         assert f"\n{row} " in happened
     assert "evictions              peer" in happened
     assert "\nskipped " in happened
@@ -73,9 +73,9 @@ def test_an_interrupted_demo_leaves_nothing_behind(
         assert b"step" in demo.stdout.readline()
         assert len(processes_of(tmp_path)) >= 5  # the parent, a master, three peers
         demo.send_signal(number)
-        said = demo.stdout.read().decode()
-        assert demo.wait(LIMIT_S) == code, said
-    assert "Traceback" not in said
+        reported = demo.stdout.read().decode()
+        assert demo.wait(LIMIT_S) == code, reported
+    assert "Traceback" not in reported
     assert processes_of(tmp_path) == []
     assert list(tmp_path.iterdir()) == []
 

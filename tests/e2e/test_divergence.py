@@ -34,7 +34,7 @@ def train(me: ProgramContext) -> None:
                 if run.peer_id == 3 and step.number == me.options["off_in"]:
                     weights[-1] += 0.5
         except rf.StateDiverged as error:
-            me.report("raised", **vars(error), words=str(error), sums=[weights.sum(), moments.sum()])
+            me.report("raised", **vars(error), message=str(error), sums=[weights.sum(), moments.sum()])
         me.report("end", revision=state.revision, sums=[weights.sum(), moments.sum()])
         me.receive()
 
@@ -44,7 +44,7 @@ def sums(steps: int) -> list[float]:
 
 
 @pytest.mark.parametrize(("off_in", "since", "found_at"), [(6, 5, 10), (11, 10, 12)])
-def test_every_peer_and_the_status_name_who_was_off(
+def test_every_peer_and_the_status_name_the_peer_that_diverged(
     cluster: ProgramCluster, off_in: int, since: int, found_at: int
 ) -> None:
     """In the last steps, too: the loop compares once more at its end."""
@@ -56,13 +56,13 @@ def test_every_peer_and_the_status_name_who_was_off(
         line = peer.expect_log("had diverged")
         name = master.events("peer_registered")[2]["name"]
         received = COUNT * 8 % (1 << 20)  # the last block of three
-        for words in (
+        for text in (
             f"peer 3 ({name}) had diverged from the run at revision {found_at}: 'weights' held other bits",
             f"{received} bytes were received",
             f"agreed with the others at revision {since}",
             "MayDiffer",
         ):
-            assert words in line
+            assert text in line
     assert [event["divergence"]["peer"] for event in master.events("peer_diverged")] == [3]
     shown = cluster.start_command("status", "status", master.address, "--json")
     assert shown.wait() == 0

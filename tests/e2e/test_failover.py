@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 from ports import free_port, free_ports
-from probing import SHORT, Rounds
-from programs import MasterProcess, Process, ProgramCluster
-from stores import Etcd
-from training import end_training, start_training, step_with, train
+from probe_nodes import SHORT, Rounds
+from programs import ClusterProcess, MasterProcess, ProgramCluster
+from store_servers import Etcd
+from training_program import end_training, start_training, step_with, train
 
 import ringfold as rf
 from ringfold.master.server import MasterServer
@@ -32,8 +32,8 @@ def start_on(
     return cluster.start_master(listen=where, inside=inside, store=url, lease_s=LEASE_S, **settings)
 
 
-def check_no_step_is_lost(peers: list[Process]) -> None:
-    """Told to stop, all end, and each has made every step once."""
+def check_no_step_is_lost(peers: list[ClusterProcess]) -> None:
+    """After a stop all end, and each has made every step once."""
     end_training(peers)
     for peer in peers:
         numbers = [fact["number"] for fact in peer.reports("step")]
@@ -96,7 +96,7 @@ def test_a_frozen_leader_is_replaced_wakes_up_stands_by_and_leads_again(
     assert not any(peer.reports("evicted") for peer in peers)
 
 
-def test_a_standby_says_who_leads(tmp_path: Path) -> None:
+def test_a_standby_names_the_leader(tmp_path: Path) -> None:
     store = f"sqlite://{tmp_path}/journal.db"
     with (
         MasterThread(journal=store, lease_s=LEASE_S) as leader,

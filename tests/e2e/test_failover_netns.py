@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from programs import WAIT_S, ProgramCluster
-from stores import Etcd
-from training import end_training, start_training, step_with
+from store_servers import Etcd
+from training_program import end_training, start_training, step_with
 
 from ringfold.tools.cluster import MASTER_PORT
 from ringfold.tools.shaped import ShapedNetwork
@@ -32,7 +32,7 @@ def start_etcd(cluster: ProgramCluster, network: ShapedNetwork, folder: Path) ->
 
 
 def leader_of(network: ShapedNetwork, master: str) -> str:
-    """Who leads, by what `ringfold status` of a master says on the peers' machine."""
+    """The leader, by `ringfold status` of a master, on the peers' host."""
     command = [sys.executable, "-c", "from ringfold.cli import main; main()", "status", master, "--json"]
     ran = subprocess.run([*network.inside(PEERS), *command], capture_output=True, check=True, timeout=WAIT_S)
     leader: str = json.loads(ran.stdout)["leader"]

@@ -23,7 +23,7 @@ TINY = np.float32(1e-45)  # the smallest subnormal number
 
 
 class Environment(ctypes.Structure):
-    _fields_ = [("words", ctypes.c_uint8 * MXCSR_AT), ("mxcsr", ctypes.c_uint32)]
+    _fields_ = [("text", ctypes.c_uint8 * MXCSR_AT), ("mxcsr", ctypes.c_uint32)]
 
 
 def mxcsr() -> int:

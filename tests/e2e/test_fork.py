@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from ports import free_port
 from programs import ProgramCluster, ProgramContext, until
-from training import end_training, start_training, step_with
+from training_program import end_training, start_training, step_with
 
 from ringfold.agent.client import AgentConsole
 from ringfold.agent.daemon import AgentSettings, AgentThread
@@ -21,7 +21,7 @@ from ringfold.errors import UsageError
 def outlive_the_parent() -> None:
     """In a forked child: live until the test closes this process's standard input, then end."""
     poll = select.poll()
-    poll.register(0, 0)  # hang-ups only: what the test tells is for the parent
+    poll.register(0, 0)  # hang-ups only: what the test sends is for the parent
     poll.poll()
     os._exit(0)
 
@@ -172,7 +172,7 @@ def test_a_child_cannot_use_the_parents_membership_but_may_join_itself(cluster: 
     parent = cluster.start_one(fork_a_peer)
     refused = parent.expect("refused")
     assert refused["error"] == "UsageError"
-    assert "forked" in refused["words"]
+    assert "forked" in refused["message"]
     assert {parent.expect("reduced")["by"], parent.expect("reduced")["by"]} == {"parent", "child"}
     parent.wait_success()
 

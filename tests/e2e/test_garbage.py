@@ -1,7 +1,7 @@
 """Garbage at the master's port and at a peer's data port, during a running loop.
 
-The run goes on in the same epoch, the log says who was dropped and why, and afterwards master and peer hold as many
-descriptors, and about as much memory, as before.
+The run goes on in the same epoch, the log has which client was dropped, and why, and afterwards master and peer hold as
+many descriptors, and about as much memory, as before.
 """
 
 import contextlib
@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from programs import WAIT_S, MasterProcess, Process, ProgramCluster, ProgramContext, until
-from training import end_training, start_training, step_with
+from programs import WAIT_S, ClusterProcess, MasterProcess, ProgramCluster, ProgramContext, until
+from training_program import end_training, start_training, step_with
 
 from ringfold.runtime.master_client import MasterClient
 from ringfold.wire.frames import (
@@ -42,12 +42,12 @@ MEMORY_BYTES = 48 * 1024 * 1024
 NONCE = bytes(32)
 
 Say = Callable[[bytes], bytes]
-"""What a stranger sends, given the nonce of its challenge."""
+"""What a client sends, given the nonce of its challenge."""
 
 
 def _hello(nonce: bytes, *, version: int = VERSION, token: bytes = TOKEN, own_nonce: bytes = NONCE) -> Message:
     proof = prove(token, "hello", nonce, own_nonce)
-    return Hello(version, 0, "a host", "a stranger", ["127.0.0.1"], 1, own_nonce, proof)
+    return Hello(version, 0, "a host", "a client", ["127.0.0.1"], 1, own_nonce, proof)
 
 
 def _raw(data: bytes) -> Say:
@@ -133,16 +133,16 @@ def test_idle_connections_and_half_frames_exhaust_nothing(cluster: ProgramCluste
     ports = [int(master.address.rpartition(":")[2]), data_port]
     early = _said(lambda nonce: LaneHello(VERSION, epoch + 9, 1, 2, 0, NONCE, NONCE))
     with _unchanged(master, victim), _many_descriptors():
-        strangers = [_connect(port) for port in ports for _ in range(IDLE)]
+        clients = [_connect(port) for port in ports for _ in range(IDLE)]
         for port in ports:
             half = _connect(port)
             half.sendall(struct.pack("<IB", 1_000, 0) + b"\x81")
-            strangers.append(half)
-        strangers.append(_connect(data_port))
-        strangers[-1].sendall(early(NONCE))
+            clients.append(half)
+        clients.append(_connect(data_port))
+        clients[-1].sendall(early(NONCE))
         during = step_with(peers[0], WORLD, after=time.monotonic())
         assert during["number"] > before["number"]
-        _wait_dropped(strangers)
+        _wait_dropped(clients)
     master.expect_log("more than 256 connections have proven nothing yet")
     master.expect_log("it proved nothing within 5000 ms")
     victim.expect_log("too many connections that have proven nothing")
@@ -153,7 +153,7 @@ def test_idle_connections_and_half_frames_exhaust_nothing(cluster: ProgramCluste
     end_training(peers)
 
 
-def test_strangers_that_come_while_python_is_busy_do_not_use_up_the_descriptors(cluster: ProgramCluster) -> None:
+def test_clients_that_connect_while_python_is_busy_do_not_use_up_the_descriptors(cluster: ProgramCluster) -> None:
     """Native code accepts connections and Python judges them. While the GIL is held, nobody judges."""
     master = cluster.start_master(evict_after_ms=20_000)
     trainer = cluster.start_one(hold_the_gil)
@@ -162,18 +162,18 @@ def test_strangers_that_come_while_python_is_busy_do_not_use_up_the_descriptors(
     with _many_descriptors():
         trainer.send("hold")
         trainer.expect("holding")
-        strangers = []
+        clients = []
         for _ in range(2 * IDLE):
-            stranger = socket.socket()
-            stranger.setblocking(False)
-            stranger.connect_ex(("127.0.0.1", data_port))  # more than the backlog takes: not all of them get through
-            strangers.append(stranger)
+            client = socket.socket()
+            client.setblocking(False)
+            client.connect_ex(("127.0.0.1", data_port))  # more than the backlog takes: not all of them get through
+            clients.append(client)
         # The port takes no more for the moment, and no connection is in between.
-        until(lambda: trainer.descriptors() > 200, "strangers are accepted")
+        until(lambda: trainer.descriptors() > 200, "clients are accepted")
         held = trainer.expect("held", timeout_s=60)
-        for stranger in strangers:
-            stranger.close()
-    assert held["highest"] < 400, "strangers took the trainer's descriptors"
+        for client in clients:
+            client.close()
+    assert held["highest"] < 400, "clients took the trainer's descriptors"
     trainer.send("end")
     assert trainer.expect("reduced")["opened"] == 50
     trainer.wait_success()
@@ -200,7 +200,7 @@ def hold_the_gil(me: ProgramContext) -> None:
 
 
 def test_a_member_that_lies_goes_alone(cluster: ProgramCluster) -> None:
-    """Somebody proves the token and then breaks the protocol: it is dropped, and the log says why."""
+    """A client proves the token and then breaks the protocol: it is dropped, and the log has the reason."""
     master = cluster.start_master()
     peers = start_training(cluster, 2, floats=20_000)
     with _connect(int(master.address.rpartition(":")[2])) as liar:
@@ -209,20 +209,20 @@ def test_a_member_that_lies_goes_alone(cluster: ProgramCluster) -> None:
         liar.sendall(frame(FrameKind.DONE, bytes(3)))
         _wait_dropped([liar])
     line = master.expect_log("a fixed frame of 3 bytes")
-    assert "peer 3 (a stranger) at 127.0.0.1" in line
+    assert "peer 3 (a client) at 127.0.0.1" in line
     step_with(peers[0], 2, after=time.monotonic())
     end_training(peers)
 
 
-def _throw(target: MasterProcess | Process, port: int, garbage: dict[str, tuple[Say, str]]) -> None:
+def _throw(target: MasterProcess | ClusterProcess, port: int, garbage: dict[str, tuple[Say, str]]) -> None:
     """Throw each kind at the port many times, see every thrower dropped, and the reason in the log, a few times."""
     for say, reason in garbage.values():
         for _ in range(TIMES):
-            with _connect(port) as stranger:
-                nonce = _challenge(stranger)
+            with _connect(port) as client:
+                nonce = _challenge(client)
                 with contextlib.suppress(ConnectionError):
-                    stranger.sendall(say(nonce))
-                _wait_dropped([stranger])
+                    client.sendall(say(nonce))
+                _wait_dropped([client])
         target.expect_log(reason)
 
 
@@ -230,21 +230,21 @@ def _connect(port: int) -> socket.socket:
     return socket.create_connection(("127.0.0.1", port), timeout=WAIT_S)
 
 
-def _challenge(stranger: socket.socket) -> bytes:
+def _challenge(client: socket.socket) -> bytes:
     """The nonce that every acceptor begins with."""
     reader = FrameReader()
     while True:
-        for _, body in reader.feed(stranger.recv(4_096)):
+        for _, body in reader.feed(client.recv(4_096)):
             challenge = decode_handshake(body)
             assert isinstance(challenge, Challenge)
             return challenge.nonce
 
 
-def _wait_dropped(strangers: Sequence[socket.socket]) -> None:
+def _wait_dropped(clients: Sequence[socket.socket]) -> None:
     """Until the other side has closed all of these connections."""
     deadline = time.monotonic() + WAIT_S
     poll = select.poll()
-    left = {stranger.fileno(): stranger for stranger in strangers}
+    left = {client.fileno(): client for client in clients}
     for fd in left:
         poll.register(fd, select.POLLIN)
     while left:
@@ -260,7 +260,7 @@ def _wait_dropped(strangers: Sequence[socket.socket]) -> None:
                 left.pop(fd).close()
 
 
-def _epoch_and_port(master: MasterProcess, peer: Process) -> tuple[int, int]:
+def _epoch_and_port(master: MasterProcess, peer: ClusterProcess) -> tuple[int, int]:
     name = f"p{peer.name.rpartition(' ')[2]}"
     token = TOKEN if "--token-file" in Path(f"/proc/{master.pid}/cmdline").read_bytes().decode() else b""
     with MasterClient(master.address, token) as connection:
@@ -270,7 +270,7 @@ def _epoch_and_port(master: MasterProcess, peer: Process) -> tuple[int, int]:
 
 
 @contextlib.contextmanager
-def _unchanged(*children: Process) -> Iterator[None]:
+def _unchanged(*children: ClusterProcess) -> Iterator[None]:
     """Afterwards the processes hold as many descriptors as before, and not much more memory."""
     before = [(child.descriptors(), child.resident_bytes()) for child in children]
     yield
@@ -282,7 +282,7 @@ def _unchanged(*children: Process) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _many_descriptors() -> Iterator[None]:
-    """This test itself holds a connection for each stranger."""
+    """This test itself holds a connection for each client."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 2 * IDLE + 200
     if hard != resource.RLIM_INFINITY and hard < wanted:

@@ -6,8 +6,8 @@ import signal
 from pathlib import Path
 
 import pytest
+from fork_server import Forked
 from ports import free_port
-from preloaded import Forked
 
 needs_torch = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None, reason="gloo rounds need PyTorch (ringfold[torch]), which is not here"
@@ -17,10 +17,10 @@ DEADLINE_S = 120
 
 
 def run_ranks(size: int, mode: str) -> list[list[dict[str, object]]]:
-    """What each rank said. A rank that dies or freezes is ended here."""
+    """What each rank reported. A rank that dies or freezes is ended here."""
     port = str(free_port())
     ranks = [Forked(RANK.read_text(), str(rank), str(size), port, mode) for rank in range(size)]
-    said = []
+    reported = []
     try:
         # Rank 0 last: the others look into its store.
         order = [rank for rank in reversed(range(size)) if mode != "freeze" or rank != 1]
@@ -31,12 +31,12 @@ def run_ranks(size: int, mode: str) -> list[list[dict[str, object]]]:
         for rank in range(size):
             expected = -signal.SIGKILL if rank == 1 and mode in ("die", "freeze") else 0
             assert ranks[rank].returncode == expected
-            said.append([json.loads(line) for line in outputs[rank][0].splitlines()])
+            reported.append([json.loads(line) for line in outputs[rank][0].splitlines()])
     finally:
         for process in ranks:
             process.kill()
             process.wait()
-    return said
+    return reported
 
 
 @needs_torch
@@ -51,17 +51,17 @@ def test_ranks_make_whole_rounds_without_a_master(size: int) -> None:
 
 @needs_torch
 def test_a_rank_that_only_listens_is_in_the_group_and_not_in_the_way() -> None:
-    said = run_ranks(2, "listener")
-    assert [line["edges"] for line in said[0]] == [1, 1, 1]
-    assert [line["missing"] for line in said[1]] == [[], [], []]
+    reported = run_ranks(2, "listener")
+    assert [line["edges"] for line in reported[0]] == [1, 1, 1]
+    assert [line["missing"] for line in reported[1]] == [[], [], []]
 
 
 @needs_torch
 @pytest.mark.parametrize("mode", ["die", "freeze"])
 def test_a_lost_rank_is_named_by_the_deadline_and_the_others_go_on_alone(mode: str) -> None:
-    said = run_ranks(4, mode)
+    reported = run_ranks(4, mode)
     for rank in (0, 2, 3):
-        error, alone = said[rank][-2:]
+        error, alone = reported[rank][-2:]
         assert error["missing"] == [1], error
         assert "rank 1 did not come" in str(error["error"])
         assert float(str(error["took_ms"])) < 6_000  # the window, the timeout of 1.5 s, and the look at the store

@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from programs import Message, Process, ProgramCluster, ProgramContext
+from programs import ClusterProcess, Message, ProgramCluster, ProgramContext
 
 pytestmark = pytest.mark.waiting
 
@@ -46,11 +46,11 @@ def take_part(me: ProgramContext) -> None:
     grid.main(me.address, shard, me.options["steps"], me.options["fewest"])
 
 
-def start(cluster: ProgramCluster, shard: int, fewest: int) -> Process:
+def start(cluster: ProgramCluster, shard: int, fewest: int) -> ClusterProcess:
     return cluster.start_one(take_part, shard=shard, steps=STEPS, fewest=fewest)
 
 
-def step_in(peer: Process, **facts: int) -> Message:
+def step_in(peer: ClusterProcess, **facts: int) -> Message:
     return peer.expect("step", **facts)
 
 
@@ -93,7 +93,7 @@ def test_nothing_happens_while_a_shard_is_missing(cluster: ProgramCluster) -> No
         peer.wait_success(60)
 
 
-def test_a_shard_that_dies_out_stops_the_grid_and_says_what_is_lost(cluster: ProgramCluster) -> None:
+def test_a_shard_that_dies_out_stops_the_grid_and_names_what_is_lost(cluster: ProgramCluster) -> None:
     cluster.start_master(resume_wait_s=0)
     peers = [start(cluster, 0, 3) for _ in range(2)]
     last = start(cluster, 1, 3)
@@ -107,7 +107,7 @@ def test_a_shard_that_dies_out_stops_the_grid_and_says_what_is_lost(cluster: Pro
         assert peer.is_running
 
 
-def check_lock_step(peers: list[Process], seats: int) -> None:
+def check_lock_step(peers: list[ClusterProcess], seats: int) -> None:
     """The members of a group have the same bits at each step, and nobody begins a step that another has not come to."""
     steps: dict[int, list[Message]] = {}
     for peer in peers:

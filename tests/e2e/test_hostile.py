@@ -1,8 +1,8 @@
 """A live run of a master and three peers under hostile traffic: it goes on, and every op has the right result.
 
-Strangers come to every port, and a proxy flips bits of lanes that have proven themselves. The run may lose a link and
-an epoch for a flipped bit, and nothing for a stranger. `make fuzz` runs this for longer, with fresh randomness
-(HOSTILE_SECONDS, HOSTILE_SEED).
+Unauthenticated clients connect to every port, and a proxy flips bits of lanes that have proven themselves. The run may
+lose a link and an epoch for a flipped bit, and nothing for such a client. `make fuzz` runs this for longer, with fresh
+randomness (HOSTILE_SECONDS, HOSTILE_SEED).
 """
 
 import os
@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 
 import numpy as np
-from hostile import BitFlipper, Strangers, paced_flips
-from programs import WAIT_S, Process, ProgramCluster, ProgramContext, until
+from hostile_traffic import BitFlipper, UnauthenticatedClients, paced_flips
+from programs import WAIT_S, ClusterProcess, ProgramCluster, ProgramContext, until
 
 TOKEN = "the token of this run"
 WORLD = 3
@@ -29,7 +29,7 @@ def numbers(peer: int, step: int) -> "np.ndarray[tuple[int], np.dtype[np.float32
 
 
 def guarded_loop(me: ProgramContext) -> None:
-    """Reduce until told to stop, behind a proxy, and check every result. After an eviction, join again."""
+    """Reduce until a stop, behind a proxy, and check every result. After an eviction, join again."""
     from ringfold import Evicted
     from ringfold.peer import joining
 
@@ -64,7 +64,7 @@ def guarded_loop(me: ProgramContext) -> None:
                 me.report("end", step=step)
                 return
             except Evicted as error:
-                me.report("evicted", words=str(error))
+                me.report("evicted", message=str(error))
                 world = 1
 
 
@@ -74,7 +74,7 @@ def test_a_run_goes_on_under_hostile_traffic(cluster: ProgramCluster, tmp_path: 
     token_file.chmod(0o600)
     master = cluster.start_master(arguments=["--token-file", str(token_file)])
     flippers = [BitFlipper(random.Random(SEED + number)) for number in range(WORLD)]
-    strangers: Strangers | None = None
+    clients: UnauthenticatedClients | None = None
     try:
         join = {"token": TOKEN, "probe": True}
         peers = [cluster.start_one(guarded_loop, join=join) for _ in range(WORLD)]
@@ -86,7 +86,7 @@ def test_a_run_goes_on_under_hostile_traffic(cluster: ProgramCluster, tmp_path: 
         before = _together(peers)
         held = [(child, child.descriptors(), child.resident_bytes()) for child in (master, *peers)]
         everywhere = [int(master.address.rpartition(":")[2]), *ports, *(flipper.port for flipper in flippers)]
-        strangers = Strangers(everywhere, ports, SEED)
+        clients = UnauthenticatedClients(everywhere, ports, SEED)
 
         def alive() -> None:
             for child in (master, *peers):
@@ -94,12 +94,12 @@ def test_a_run_goes_on_under_hostile_traffic(cluster: ProgramCluster, tmp_path: 
 
         flipped = paced_flips(flippers, SECONDS, FLIP_EVERY_S, alive)
         during = _together(peers)
-        strangers.close()
+        clients.close()
         assert during > before
-        assert strangers.came > 10 * SECONDS, f"only {strangers.came} strangers came"
+        assert clients.came > 10 * SECONDS, f"only {clients.came} clients came"
         assert flipped, "no bit was flipped"
         for child, descriptors, resident in held:
-            until(lambda: child.descriptors() <= descriptors + 4, f"{child.name} has closed what strangers opened")  # noqa: B023
+            until(lambda: child.descriptors() <= descriptors + 4, f"{child.name} has closed what clients opened")  # noqa: B023
             grown = child.resident_bytes() - resident
             assert grown < MEMORY_BYTES, f"{child.name} has grown by {grown} bytes"
         peers[0].send("stop")
@@ -107,13 +107,13 @@ def test_a_run_goes_on_under_hostile_traffic(cluster: ProgramCluster, tmp_path: 
             peer.wait_success()
         _check(peers, flipped)
     finally:
-        if strangers is not None:
-            strangers.close()
+        if clients is not None:
+            clients.close()
         for flipper in flippers:
             flipper.close()
 
 
-def _together(peers: list[Process]) -> int:
+def _together(peers: list[ClusterProcess]) -> int:
     """Wait for a step from now on that all three contribute to; its number."""
     now = time.monotonic()
     facts = [
@@ -123,7 +123,7 @@ def _together(peers: list[Process]) -> int:
     return max(fact["number"] for fact in facts)
 
 
-def _check(peers: list[Process], flipped: int) -> None:
+def _check(peers: list[ClusterProcess], flipped: int) -> None:
     facts = [fact for peer in peers for fact in peer.reports("step")]
     assert facts
     wrong = [fact for fact in facts if fact["right"] is False]

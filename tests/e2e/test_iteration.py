@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from stores import SERVERS, SOURCE, Server, Sqlite, those, until
+from store_servers import SERVERS, SOURCE, Server, Sqlite, those, until
 
 import ringfold as rf
 from ringfold.iteration import State
@@ -208,7 +208,7 @@ def test_all_ranks_restart_where_they_were(server: Server, crew: list[Rank]) -> 
     assert [rank.begins() for rank in again] == [1, 1]
 
 
-def test_of_two_processes_with_one_rank_the_older_is_told(server: Server, crew: list[Rank]) -> None:
+def test_of_two_processes_with_one_rank_the_older_is_superseded(server: Server, crew: list[Rank]) -> None:
     old, other = together(crew, server, 2)
     crew.append(new := Rank(server, 0, 2, min_ranks=2))
     assert new.begins() == 0

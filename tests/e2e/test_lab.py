@@ -1,4 +1,4 @@
-"""The lab: paths as fast as asked for, changed and cut while it runs, and nothing left behind."""
+"""The lab: paths with the rates that were set, changed and cut while it runs, and nothing left behind."""
 
 import contextlib
 import json
@@ -62,8 +62,8 @@ def is_between(low: float, lab: Lab, source: str, target: str, path: str, high: 
     return False
 
 
-class Ear:
-    """A UDP socket of one host that hears what another says."""
+class Receiver:
+    """A UDP socket of one host that receives what another sends."""
 
     def __init__(self, lab: Lab, source: str, target: str, path: str) -> None:
         with lab.within(target):
@@ -73,8 +73,8 @@ class Ear:
             self._mouth = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._said = 0
 
-    def hears(self, timeout_s: float) -> bool:
-        """Whether it gets through, said again and again: an interface takes a moment to come up."""
+    def receives(self, timeout_s: float) -> bool:
+        """Whether a packet gets through, sent repeatedly: an interface takes a moment to come up."""
         self._said += 1
         word, deadline = str(self._said).encode(), time.monotonic() + timeout_s
         while (left := deadline - time.monotonic()) > 0:
@@ -97,8 +97,8 @@ def path(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def ear(lab: Lab, path: str) -> Iterator[Ear]:
-    made = Ear(lab, "a", "b", path)
+def receiver(lab: Lab, path: str) -> Iterator[Receiver]:
+    made = Receiver(lab, "a", "b", path)
     yield made
     lab.restore(path)
     made.close()
@@ -118,34 +118,36 @@ def test_a_rate_changes_for_one_host_and_comes_back(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("unplug", [False, True], ids=["silent", "unplugged"])
-def test_a_path_that_is_cut_carries_nothing_until_it_is_restored(lab: Lab, path: str, ear: Ear, unplug: bool) -> None:
-    assert ear.hears(5)
+def test_a_path_that_is_cut_carries_nothing_until_it_is_restored(
+    lab: Lab, path: str, receiver: Receiver, unplug: bool
+) -> None:
+    assert receiver.receives(5)
     lab.cut(path, host="b", unplug=unplug)
-    assert not ear.hears(0.1)
+    assert not receiver.receives(0.1)
     seen = lab.run("b", ["ip", "-oneline", "link", "show", path]).stdout
     assert ("NO-CARRIER" in seen) == unplug
     lab.restore(path, host="b")
-    assert ear.hears(5)
+    assert receiver.receives(5)
 
 
 @pytest.mark.parametrize("path", ["far"])
-def test_a_long_path_takes_half_of_its_round_trip_in_each_direction(lab: Lab, ear: Ear) -> None:
+def test_a_long_path_takes_half_of_its_round_trip_in_each_direction(lab: Lab, receiver: Receiver) -> None:
     lab.set_distance("far", rtt_ms=40)
     took = []
     for _ in range(TRIES):
         start = time.monotonic()
-        assert ear.hears(5)
+        assert receiver.receives(5)
         took.append(time.monotonic() - start)
     lab.set_distance("far", rtt_ms=0)
     assert 0.020 <= min(took) < 0.035
 
 
 @pytest.mark.parametrize("path", ["far"])
-def test_a_bad_path_loses_what_goes_up_the_cable(lab: Lab, ear: Ear) -> None:
+def test_a_bad_path_loses_what_goes_up_the_cable(lab: Lab, receiver: Receiver) -> None:
     lab.set_distance("far", loss=1, host="a")
-    assert not ear.hears(0.1)
+    assert not receiver.receives(0.1)
     lab.set_distance("far", loss=0, host="a")
-    assert ear.hears(5)
+    assert receiver.receives(5)
 
 
 def test_a_plain_path_refuses_to_become_long(lab: Lab) -> None:
@@ -216,11 +218,11 @@ def test_the_switch_tells_every_sender_of_a_queue(full: Lab) -> None:
                 ears[host].settimeout(10)
         send = stack.enter_context(TelemetrySender(full, via="fast", key=key, key_id=3))
         stack.enter_context(Telemetry(full, send, every_ms=2))
-        for host, ear in ears.items():
+        for host, receiver in ears.items():
             source, destination = (address_number(full.address(end, "slow")) for end in (host, "b"))
             # Queues that are empty are told of too.
             while True:
-                packet = decode(ear.recv(2_048), {3: key})
+                packet = decode(receiver.recv(2_048), {3: key})
                 assert isinstance(packet, Packet)
                 assert isinstance(packet.body, Congestion)
                 if packet.body.congestion:
@@ -234,8 +236,8 @@ def test_a_host_that_telemetry_cannot_reach_holds_up_nobody_else(lab: Lab) -> No
     with contextlib.ExitStack() as stack:
         stack.callback(lab.set_rate, "fast", down="200mbit", host="b")
         with lab.within("a"):
-            ear = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
-            ear.bind((lab.address("a", "fast"), TELEMETRY_PORT))
+            receiver = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+            receiver.bind((lab.address("a", "fast"), TELEMETRY_PORT))
         with lab.within("b"):
             stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)).bind(("0.0.0.0", TELEMETRY_PORT))
         with lab.within("c"):
@@ -250,12 +252,12 @@ def test_a_host_that_telemetry_cannot_reach_holds_up_nobody_else(lab: Lab) -> No
 
         stack.enter_context(Telemetry(lab, tell, every_ms=1))
         assert is_stuck.wait(10)
-        ear.setblocking(False)
+        receiver.setblocking(False)
         with contextlib.suppress(BlockingIOError):
             while True:
-                ear.recv(2_048)
-        ear.settimeout(10)
-        assert ear.recv(2_048)
+                receiver.recv(2_048)
+        receiver.settimeout(10)
+        assert receiver.recv(2_048)
 
 
 SCRIPT = """
@@ -293,8 +295,8 @@ def test_an_interrupted_lab_ends_what_it_started_and_leaves_nothing(tmp_path: Fi
                 child.send_signal(signal.SIGINT)
                 interrupted = True
     assert child.returncode == 130
-    assert [each["text"] for each in told if each["event"] == "line"] == ["at 10.79.0.1"]
-    assert [each["text"] for each in told if each["event"] == "changed"] == ["one: rate 10mbit"]
+    assert [each["message"] for each in told if each["event"] == "line"] == ["at 10.79.0.1"]
+    assert [each["message"] for each in told if each["event"] == "changed"] == ["one: rate 10mbit"]
     assert [(each["command"], each["status"]) for each in told if each["event"] == "ended"] == [
         ("stubborn", -signal.SIGKILL),
         ("first", -signal.SIGTERM),

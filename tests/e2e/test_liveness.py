@@ -6,8 +6,8 @@ import time
 
 import numpy as np
 import pytest
-from programs import FAST, Process, ProgramCluster, ProgramContext, until
-from training import check_same_bits, end_training, gradients, start_training, step_with, train
+from programs import FAST, ClusterProcess, ProgramCluster, ProgramContext, until
+from training_program import check_same_bits, end_training, gradients, start_training, step_with, train
 
 EVICT_S = FAST["evict_after_ms"] / 1_000
 SLACK_S = 0.5
@@ -52,7 +52,7 @@ def test_a_retried_op_is_the_sum_over_the_survivors(cluster: ProgramCluster) -> 
     assert retried["total"] == pytest.approx(expected.sum(), abs=1.0)
 
 
-def test_a_frozen_peer_is_evicted_in_time_and_joins_anew(cluster: ProgramCluster) -> None:
+def test_a_frozen_peer_is_evicted_in_time_and_rejoins(cluster: ProgramCluster) -> None:
     cluster.start_master()
     peers = start_training(cluster, 3, floats=LARGE, strike="SIGSTOP")
     sleeper = peers.pop(0)
@@ -65,13 +65,13 @@ def test_a_frozen_peer_is_evicted_in_time_and_joins_anew(cluster: ProgramCluster
     assert seen - frozen < EVICT_S + SLACK_S + 2 * usual_s
     woken = sleeper.thaw()
     assert sleeper.expect("intact")["intact"], "an op that ends with Evicted leaves its buffer as it was passed in"
-    assert "silent for" in sleeper.expect("evicted")["words"]
+    assert "silent for" in sleeper.expect("evicted")["message"]
     for peer in [*peers, sleeper]:
         step_with(peer, 3, after=woken)
     end_training([*peers, sleeper])
 
 
-def _longest_step_s(peer: Process) -> float:
+def _longest_step_s(peer: ClusterProcess) -> float:
     """What a step with everybody takes here: it computes, too, and that is no part of what is measured."""
     ends = [fact["at"] for fact in peer.reports("step") if fact["contributors"] == 3]
     return max(later - sooner for sooner, later in itertools.pairwise(ends))
@@ -165,7 +165,7 @@ def vote_without_the_absent(me: ProgramContext) -> None:
         me.report("reduced", contributors=len(run.all_reduce(np.ones(10)).contributors))
 
 
-def _check_the_absent_is_named(peers: list[Process]) -> None:
+def _check_the_absent_is_named(peers: list[ClusterProcess]) -> None:
     """Those who waited learn for whom, after the time they gave; then all of them go on together."""
     joined = [peer.expect("joined") for peer in peers]
     [absent] = [fact["peer"] for fact in joined if fact["absent"]]
@@ -175,7 +175,7 @@ def _check_the_absent_is_named(peers: list[Process]) -> None:
         late = peer.expect("deadline")
         assert late["error"] == "DeadlineExceeded"
         assert late["peers"] == [absent]
-        assert f"for peer {absent}" in late["words"]
+        assert f"for peer {absent}" in late["message"]
         assert late["waited_ms"] >= 1_000
         assert 1.0 <= late["took_s"] < 5.0
         assert late["intact"]

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from programs import Process, ProgramCluster, ProgramContext, by_id
-from training import end_training, gradients, start_training, step_with, train
+from programs import ClusterProcess, ProgramCluster, ProgramContext, by_id
+from training_program import end_training, gradients, start_training, step_with, train
 
 pytestmark = pytest.mark.waiting
 
@@ -27,10 +27,10 @@ def test_peers_join_a_running_loop_one_after_another(cluster: ProgramCluster) ->
 def test_eight_peers_are_admitted_by_one_vote(cluster: ProgramCluster) -> None:
     """More than eight members: with "auto" the evidence now travels through the master."""
     master = cluster.start_master()
-    peers = cluster.start_program(admit_when_told, 2)
+    peers = cluster.start_program(admit_on_request, 2)
     for peer in peers:
         peer.expect("together", size=2)
-    peers += cluster.start_program(admit_when_told, 8)
+    peers += cluster.start_program(admit_on_request, 8)
     master.expect_registered(10)
     for peer in peers[:2]:
         peer.send()
@@ -43,7 +43,7 @@ def test_eight_peers_are_admitted_by_one_vote(cluster: ProgramCluster) -> None:
         peer.wait_success()
 
 
-def admit_when_told(me: ProgramContext) -> None:
+def admit_on_request(me: ProgramContext) -> None:
     with me.join() as run:
         if run.group_size < 10:
             if run.group_size < 2:
@@ -60,7 +60,7 @@ def _say_where(me: ProgramContext, run: Any) -> None:  # noqa: ANN401 - a commun
     me.report("together", size=run.group_size, **facts)
 
 
-def test_a_lone_peers_plain_loop_meets_who_comes(cluster: ProgramCluster) -> None:
+def test_a_lone_peers_plain_loop_admits_newcomers(cluster: ProgramCluster) -> None:
     cluster.start_master()
     first = cluster.start_one(plain_loop)
     first.expect("alone")
@@ -88,9 +88,9 @@ def plain_loop(me: ProgramContext) -> None:
         me.report("end")
 
 
-def test_who_leaves_cleanly_is_not_lost(cluster: ProgramCluster) -> None:
+def test_a_peer_that_leaves_cleanly_is_not_lost(cluster: ProgramCluster) -> None:
     master = cluster.start_master()
-    peers = cluster.start_program(leave_when_told, 3)
+    peers = cluster.start_program(leave_on_request, 3)
     for peer in peers:
         peer.expect("joined")
     peers[0].send("leave")
@@ -98,17 +98,17 @@ def test_who_leaves_cleanly_is_not_lost(cluster: ProgramCluster) -> None:
         peer.send("reduce")
     peers[0].wait_success()
     for peer in peers[1:]:
-        # The others may have begun before or after the seal: either way the op is theirs alone.
+        # The others may have begun before or after the seal: in both cases the op is theirs alone.
         assert peer.expect("reduced")["contributors"] == 2
         peer.wait_success()
     master.expect_log("left: it asked to")
     assert {event["how"] for event in master.events("peer_gone")} == {"left"}
 
 
-def test_who_leaves_during_an_op_of_the_others_does_not_fail_it(cluster: ProgramCluster) -> None:
+def test_a_peer_that_leaves_during_an_op_of_the_others_does_not_fail_it(cluster: ProgramCluster) -> None:
     """The others sit in an op that waits for the leaver; it is retried without it."""
     cluster.start_master()
-    peers = cluster.start_program(leave_when_told, 3)
+    peers = cluster.start_program(leave_on_request, 3)
     for peer in peers:
         peer.expect("joined")
     for peer in peers[1:]:
@@ -121,7 +121,7 @@ def test_who_leaves_during_an_op_of_the_others_does_not_fail_it(cluster: Program
         assert peer.expect("reduced")["contributors"] == 2
 
 
-def leave_when_told(me: ProgramContext) -> None:
+def leave_on_request(me: ProgramContext) -> None:
     run = me.join()
     while run.group_size < 3:
         run.update_topology(min_world=3)
@@ -151,7 +151,7 @@ def test_a_survivor_that_is_alone_gets_too_few_peers(cluster: ProgramCluster) ->
 
 
 def be_left_alone(me: ProgramContext) -> None:
-    """Process 1 reduces with peer 2, which does not come; then with peer 3, which does."""
+    """Peer 1 reduces with peer 2, which does not come; then with peer 3, which does."""
     with me.join() as run:
         while run.group_size < 2:
             run.update_topology(min_world=2)
@@ -183,7 +183,7 @@ def test_without_retry_a_death_is_an_error_and_the_buffer_is_intact(cluster: Pro
 
 
 def reduce_without_retry(me: ProgramContext) -> None:
-    """Process 2 kills itself in the middle of the op, when all three are in it: who has not called it sees no abort."""
+    """Peer 2 kills itself in the middle of the op, when all three are in it: who has not called it sees no abort."""
     count = 8_000_000
     with me.join() as run:
         while run.group_size < 3:
@@ -244,7 +244,7 @@ def test_a_death_in_one_group_aborts_no_op_of_another(cluster: ProgramCluster) -
     assert epochs.pop()[0] == 2
 
 
-def _start_groups(cluster: ProgramCluster, *sizes: int) -> list[Process]:
+def _start_groups(cluster: ProgramCluster, *sizes: int) -> list[ClusterProcess]:
     """Groups with so many members each, all of them accepted."""
     total = sum(sizes)
     return [
@@ -256,7 +256,7 @@ def _start_groups(cluster: ProgramCluster, *sizes: int) -> list[Process]:
 
 def work_in_a_group(me: ProgramContext) -> None:
     with me.join() as run:
-        # Whoever is in votes until all are: an update also admits peers of other groups.
+        # A member votes until all are in: an update also admits peers of other groups.
         while run.world_size < me.options["total"]:
             run.update_topology()
         contributors = len(run.all_reduce(np.ones(30_000)).contributors)
@@ -276,7 +276,7 @@ def work_in_a_group(me: ProgramContext) -> None:
 # Is anybody pending?
 
 
-def test_all_peers_give_the_same_answers_about_who_is_pending(cluster: ProgramCluster) -> None:
+def test_all_peers_agree_on_whether_peers_are_pending(cluster: ProgramCluster) -> None:
     """Three peers ask after each op, while others register at times of their own."""
     cluster.start_master()
     peers = cluster.start_program(ask_after_each_op, 3, asks=True)

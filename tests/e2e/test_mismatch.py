@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from programs import Process, ProgramCluster, ProgramContext, until
+from programs import ClusterProcess, ProgramCluster, ProgramContext, until
 
 from ringfold.runtime import master_client
 
@@ -50,9 +50,9 @@ def test_a_newcomer_that_calls_something_else_is_evicted_and_the_others_go_on(
         odd = cluster.start_one(call_something_else, case=name)
         wrong = odd.expect("wrong")
         assert wrong["error"] == "CallMismatch", wrong
-        assert ", you) called " in wrong["words"], wrong
-        assert wrong["words"].count(") as call 1") == 2, wrong
-        assert "2 of 2 members that were here before the last newcomers called it" in wrong["words"]
+        assert ", you) called " in wrong["message"], wrong
+        assert wrong["message"].count(") as call 1") == 2, wrong
+        assert "2 of 2 members that were here before the last newcomers called it" in wrong["message"]
         assert wrong["intact"], wrong
         odd.wait_success()
         for veteran in veterans:
@@ -94,7 +94,7 @@ def call_something_else(me: ProgramContext) -> None:
 def test_wrong_newcomers_do_not_outvote_members_of_long_standing(cluster: ProgramCluster) -> None:
     """And until one of these has called, nobody fails: the status names both sides."""
     master = cluster.start_master()
-    veterans = cluster.start_program(train_with_strangers, 2)
+    veterans = cluster.start_program(train_with_newcomers, 2)
     for veteran in veterans:
         veteran.expect("trained")
     wrong = cluster.start_program(train_wrongly, 3)
@@ -118,7 +118,7 @@ def _is_disputed(master: str) -> bool:
         return any("different calls" in each.what for each in connection.status().waiting)
 
 
-def train_with_strangers(me: ProgramContext) -> None:
+def train_with_newcomers(me: ProgramContext) -> None:
     with me.join(op_timeout_s=20.0) as run:
         _gather(run, 2)
         run.all_reduce(np.ones(10))
@@ -138,12 +138,14 @@ def train_wrongly(me: ProgramContext) -> None:
 def test_a_peer_that_skips_a_step_is_named_at_its_first_op(cluster: ProgramCluster) -> None:
     cluster.start_master()
     peers = cluster.start_program(skip_a_step, 3)
-    said = [peer.expect("ended") for peer in peers]
-    [wrong] = [fact for fact in said if fact["skipped"]]
+    reported = [peer.expect("ended") for peer in peers]
+    [wrong] = [fact for fact in reported if fact["skipped"]]
     assert wrong["error"] == "CallMismatch", wrong
-    assert ", you) is at step 4" in wrong["words"]
-    assert "are at step 3" in wrong["words"]
-    assert all(fact["total"] == sum(range(3)) * 3 + sum(range(3, 8)) * 2 for fact in said if not fact["skipped"]), said
+    assert ", you) is at step 4" in wrong["message"]
+    assert "are at step 3" in wrong["message"]
+    assert all(fact["total"] == sum(range(3)) * 3 + sum(range(3, 8)) * 2 for fact in reported if not fact["skipped"]), (
+        reported
+    )
     for peer in peers:
         peer.wait_success()
 
@@ -151,7 +153,7 @@ def test_a_peer_that_skips_a_step_is_named_at_its_first_op(cluster: ProgramClust
 def skip_a_step(me: ProgramContext) -> None:
     from ringfold import CallMismatch
 
-    total, skipped, error, words = 0.0, False, "", ""
+    total, skipped, error, text = 0.0, False, "", ""
     with me.join(op_timeout_s=20.0) as run:
         _gather(run, 3)
         skips = run.rank == 1
@@ -164,8 +166,8 @@ def skip_a_step(me: ProgramContext) -> None:
                 step.all_reduce(gradient)
                 total += float(gradient[0])
         except CallMismatch as failure:
-            error, words = type(failure).__name__, str(failure)
-        me.report("ended", total=total, skipped=skipped, error=error, words=words)
+            error, text = type(failure).__name__, str(failure)
+        me.report("ended", total=total, skipped=skipped, error=error, message=text)
 
 
 @pytest.mark.parametrize("count", [100, 60_000], ids=["small", "large"])
@@ -224,18 +226,18 @@ def vote_differently(me: ProgramContext) -> None:
             run.are_peers_pending()
 
 
-def _check_evicted(peer: Process, words: list[str]) -> None:
+def _check_evicted(peer: ClusterProcess, text: list[str]) -> None:
     """It gets the error in time, which names both sides, and what to do."""
     clash = peer.expect("clash")
     assert clash["error"] == "CallMismatch"
-    for each in [*words, "can never meet", ", you)", "fix the program, then join again"]:
-        assert each in clash["words"], clash["words"]
+    for each in [*text, "can never meet", ", you)", "fix the program, then join again"]:
+        assert each in clash["message"], clash["message"]
     assert clash["at"] - peer.reports("begin")[0]["at"] < MEET_S
     peer.wait_success()
 
 
 def test_ops_with_different_tags_are_left_to_the_deadline(cluster: ProgramCluster) -> None:
-    """They might meet yet: another thread may be on its way to the other tag."""
+    """They might meet yet: another thread may be about to call the other tag."""
     cluster.start_master()
     peers = cluster.start_program(wait_under_own_tag, 2)
     for peer in peers:

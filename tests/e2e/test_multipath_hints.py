@@ -1,4 +1,4 @@
-"""Two hosts with two paths, and an agent on one of them: what a switch says of a path decides where segments go."""
+"""Two hosts with two paths, and an agent on one of them: a switch's telemetry decides where segments go."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from ringfold.runtime.clock import monotonic_ns
 from ringfold.tools import lab as labs
 from ringfold.tools.bench import multipath
 from ringfold.tools.bench.multipath import send_congestion, start_lab_agent
-from ringfold.tools.cluster import Cluster
+from ringfold.tools.cluster import LocalCluster
 from ringfold.tools.lab import Lab
 from ringfold.wire.agent import HINTS_NAME, SOCKET_NAME, ListedFlow
 
@@ -21,7 +21,7 @@ SIZE = 1 << 20
 WAIT_S = 30.0
 
 
-def until(cluster: Cluster, holds: Callable[[], bool], what: str) -> None:
+def until(cluster: LocalCluster, holds: Callable[[], bool], what: str) -> None:
     deadline_ns = monotonic_ns() + int(WAIT_S * 1e9)
     while not holds():
         assert monotonic_ns() < deadline_ns, what
@@ -42,7 +42,7 @@ def flows(directory: Path) -> list[ListedFlow]:
         return console.flows()
 
 
-def sent(cluster: Cluster) -> list[int]:
+def sent(cluster: LocalCluster) -> list[int]:
     """What the host with the agent sent on each path, in one op."""
     _, replies = multipath._op(cluster, SIZE)
     return list(replies["side-0"]["path_bytes"][:2])
@@ -50,7 +50,7 @@ def sent(cluster: Cluster) -> list[int]:
 
 def test_telemetry_takes_a_path_away_and_gives_it_back_and_a_dead_agent_costs_nothing(tmp_path: Path) -> None:
     directory = tmp_path / "agent"
-    with two_hosts() as lab, Cluster() as agents:
+    with two_hosts() as lab, LocalCluster() as agents:
         start_lab_agent(agents, "agent", lab, 0, directory)
         until(agents, lambda: (directory / HINTS_NAME).exists(), "the agent does not start")
         with multipath._peers(lab, 2, agents={0: directory}) as cluster:
@@ -64,13 +64,13 @@ def test_telemetry_takes_a_path_away_and_gives_it_back_and_a_dead_agent_costs_no
                 seen = flows(directory)[0]
                 return all(seen.srtt_us) and all(seen.min_rtt_us) and all(seen.bytes_per_s)
 
-            until(cluster, are_timed, "rates and round trips of the paths do not reach the agent")
+            until(cluster, are_timed, "rates and RTTs of the paths do not reach the agent")
 
             def is_held() -> bool:
                 send_congestion(lab, 0, path=1, congestion=255)
                 return flows(directory)[0].backpressure == (False, True)
 
-            until(cluster, is_held, "the agent does not hear the switch")
+            until(cluster, is_held, "the agent does not receive from the switch")
             send_congestion(lab, 0, path=1, congestion=255)  # good for a second: longer than an op
             first, second = sent(cluster)
             assert (first > 0, second) == (True, 0)
@@ -82,7 +82,7 @@ def test_telemetry_takes_a_path_away_and_gives_it_back_and_a_dead_agent_costs_no
             until(cluster, is_used_again, "a path that is clear again is not used")
 
             send_congestion(lab, 0, path=1, congestion=255)
-            multipath._ask(cluster, {"do": "op", "size_bytes": 4 * SIZE})
+            multipath._request(cluster, {"do": "op", "size_bytes": 4 * SIZE})
             agents.kill("agent")
             multipath._result(cluster)  # verified, and in the first attempt
             until(cluster, lambda: sent(cluster)[1] > 0, "the hints of a dead agent are still believed")

@@ -1,8 +1,8 @@
-"""Cut cables: every process in a network namespace of its own, joined by a bridge, as on separate machines."""
+"""Cut links: every process in a network namespace of its own, joined by a bridge, as on separate machines."""
 
 import pytest
-from programs import FAST, MasterProcess, Process, ProgramCluster, by_id, until
-from training import check_same_bits, step_with, train
+from programs import FAST, ClusterProcess, MasterProcess, ProgramCluster, by_id, until
+from training_program import check_same_bits, step_with, train
 
 from ringfold.tools.cluster import MASTER_PORT
 from ringfold.tools.shaped import ShapedNetwork
@@ -15,7 +15,7 @@ SLACK_S = 1.0
 
 def start_hosts(
     cluster: ProgramCluster, network: ShapedNetwork, count: int, *cuts: tuple[int, int]
-) -> tuple[MasterProcess, list[Process]]:
+) -> tuple[MasterProcess, list[ClusterProcess]]:
     """A master on host 0, and peer n on host n, for n from 1 on. `cuts` are there from the beginning."""
     address = f"{network.address(0)}:{MASTER_PORT}"
     master = cluster.start_master(listen=address, arguments=["--insecure"], inside=network.inside(0))
@@ -38,7 +38,9 @@ def start_hosts(
 BOTH = [(1, 2), (2, 1)]
 
 
-@pytest.mark.parametrize("cuts", [BOTH, BOTH[:1], BOTH[1:]], ids=["both ways", "with the ring", "against the ring"])
+@pytest.mark.parametrize(
+    "cuts", [BOTH, BOTH[:1], BOTH[1:]], ids=["both directions", "with the ring", "against the ring"]
+)
 def test_the_ring_is_planned_around_a_cut_between_two_peers(
     cluster: ProgramCluster, network: ShapedNetwork, cuts: list[tuple[int, int]]
 ) -> None:
@@ -57,7 +59,7 @@ def test_the_ring_is_planned_around_a_cut_between_two_peers(
 
 
 def test_an_edge_that_cannot_be_connected_is_planned_around(cluster: ProgramCluster, network: ShapedNetwork) -> None:
-    """The cable was cut before anybody came: neither end can dial the other, and the ring goes another way."""
+    """The link was cut before any peer joined: neither end can connect to the other."""
     master, peers = start_hosts(cluster, network, 4, *BOTH)
     master.expect_log("neither end could connect it")
     assert not master.events("peer_gone")
@@ -68,14 +70,16 @@ def test_without_another_ring_one_end_of_a_cut_is_evicted(cluster: ProgramCluste
     """Three peers have one ring only."""
     _, peers = start_hosts(cluster, network, 3)
     at = max(network.cut(*cut) for cut in BOTH)
-    assert "no ring without the bad edges 1 - 2 exists" in peers[1].expect("evicted")["words"]
+    assert "no ring without the bad edges 1 - 2 exists" in peers[1].expect("evicted")["message"]
     for peer in (peers[0], peers[2]):
         step_with(peer, 2, after=at)
     check_same_bits(peers)
 
 
-def test_who_cannot_reach_the_master_is_evicted_in_time(cluster: ProgramCluster, network: ShapedNetwork) -> None:
-    """It hears the master, but is not heard. Whether it can be told so is up to TCP, which misses acknowledgements."""
+def test_a_peer_that_cannot_reach_the_master_is_evicted_in_time(
+    cluster: ProgramCluster, network: ShapedNetwork
+) -> None:
+    """The master does not receive from it, only the reverse. Whether the eviction reaches it is up to TCP."""
     _, peers = start_hosts(cluster, network, 3)
     at = network.cut(3, 0)
     for peer in peers[:2]:
@@ -84,8 +88,10 @@ def test_who_cannot_reach_the_master_is_evicted_in_time(cluster: ProgramCluster,
     check_same_bits(peers)
 
 
-def test_whom_the_master_cannot_reach_is_evicted_in_time(cluster: ProgramCluster, network: ShapedNetwork) -> None:
-    """It is heard, but its heartbeats echo nothing new. It cannot be told, and gives the master up by itself."""
+def test_a_peer_that_the_master_cannot_reach_is_evicted_in_time(
+    cluster: ProgramCluster, network: ShapedNetwork
+) -> None:
+    """The master receives its heartbeats, but they echo nothing new. The eviction cannot reach it."""
     master, peers = start_hosts(cluster, network, 3)
     at = network.cut(0, 3)
     for peer in peers[:2]:
@@ -97,7 +103,7 @@ def test_whom_the_master_cannot_reach_is_evicted_in_time(cluster: ProgramCluster
     check_same_bits(peers)
 
 
-def test_who_is_cut_off_entirely_is_evicted_in_time(cluster: ProgramCluster, network: ShapedNetwork) -> None:
+def test_a_peer_that_is_cut_off_entirely_is_evicted_in_time(cluster: ProgramCluster, network: ShapedNetwork) -> None:
     _, peers = start_hosts(cluster, network, 3)
     at = network.unplug(3)
     for peer in peers[:2]:
@@ -106,8 +112,8 @@ def test_who_is_cut_off_entirely_is_evicted_in_time(cluster: ProgramCluster, net
     check_same_bits(peers)
 
 
-def learns_that_it_is_out(peer: Process) -> None:
-    """It is told, or gives the master up by itself; its program is not left waiting."""
+def learns_that_it_is_out(peer: ClusterProcess) -> None:
+    """It learns of its eviction, or gives the master up by itself; its program does not wait forever."""
     until(
         lambda: peer.reports("evicted") or "MasterUnreachable" in peer.stderr.text(),
         f"{peer.name} learns that it is out",

@@ -28,8 +28,8 @@ def file(nodes: dict[str, str], tmp_path: Path) -> Path:
     return path
 
 
-def ringfold(*words: object) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", "from ringfold.cli import main; main()", *map(str, words)]
+def ringfold(*arguments: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", "from ringfold.cli import main; main()", *map(str, arguments)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -43,8 +43,8 @@ def output(process: subprocess.Popen[str]) -> str:
 def logs(file: Path, tmp_path: Path) -> Iterator[Path]:
     """What three nodes wrote. They may end at different times, so some windows of the last to end are half empty."""
     where = tmp_path / "logs"
-    words = ("probe", "--nodes", file, "--windows", 3, "--window-ms", 700, "--export", where, "--points", "--json")
-    running = [ringfold(*words, "--me", name, "--offset-ns", offset) for name, offset in OFFSETS_NS.items()]
+    arguments = ("probe", "--nodes", file, "--windows", 3, "--window-ms", 700, "--export", where, "--points", "--json")
+    running = [ringfold(*arguments, "--me", name, "--offset-ns", offset) for name, offset in OFFSETS_NS.items()]
     try:
         for process in running:
             output(process)
@@ -114,8 +114,8 @@ def test_a_port_that_is_taken_is_named(nodes: dict[str, str]) -> None:
 def test_nodes_meet_through_gloo(file: Path, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     where = tmp_path / "logs"
-    words = ("probe", "--nodes", file, "--rounds", "gloo", "--windows", 2, "--window-ms", 700, "--export", where)
-    running = [ringfold(*words, "--me", name, "--offset-ns", offset) for name, offset in OFFSETS_NS.items()]
+    arguments = ("probe", "--nodes", file, "--rounds", "gloo", "--windows", 2, "--window-ms", 700, "--export", where)
+    running = [ringfold(*arguments, "--me", name, "--offset-ns", offset) for name, offset in OFFSETS_NS.items()]
     try:
         for process in running:
             output(process)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from probing import (
+from probe_nodes import (
     SHORT,
     WINDOW_MS,
     Rounds,

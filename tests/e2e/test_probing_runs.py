@@ -1,4 +1,4 @@
-"""Probing as people meet it: from the command line, inside a training run, and with strangers at the ports."""
+"""Probing from the command line, inside a training run, and with unauthenticated packets at the ports."""
 
 import asyncio
 import json
@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-from probing import SHORT, Rounds, clocked, rounds_in, start_nodes, windows_of
-from programs import WAIT_S, Message, Process, ProgramCluster, ProgramContext, until
+from probe_nodes import SHORT, Rounds, clocked, rounds_in, start_nodes, windows_of
+from programs import WAIT_S, ClusterProcess, Message, ProgramCluster, ProgramContext, until
 
 from ringfold.wire.probing import RoundId
 
@@ -24,7 +24,7 @@ PT1 = 1
 # The command line
 
 
-def probe(cluster: ProgramCluster, *arguments: str, **settings: object) -> tuple[int, Process]:
+def probe(cluster: ProgramCluster, *arguments: str, **settings: object) -> tuple[int, ClusterProcess]:
     """Run `ringfold probe ...` to its end; its exit status."""
     assert cluster.master is not None
     action, *options = arguments
@@ -39,7 +39,7 @@ def answer_of(cluster: ProgramCluster, *arguments: str) -> Message:
     return _printed(command)
 
 
-def _printed(command: Process) -> Message:
+def _printed(command: ClusterProcess) -> Message:
     """The one JSON object that a command printed, over one line or many."""
     printed: Message = json.loads(command.stdout.text())
     return printed
@@ -60,7 +60,7 @@ def test_probing_is_stopped_started_and_asked_for_one_round(cluster: ProgramClus
     assert labelled["summary"]["label"] == "before lunch"
     assert clocked(labelled["summary"]) == set(names)
     assert not labelled["is_on"]
-    until(lambda: rounds_in(tmp_path / "run")[-1].label == "before lunch", "the log of the run has the asked round")
+    until(lambda: rounds_in(tmp_path / "run")[-1].label == "before lunch", "the log of the run has the requested round")
     *_, before, last = rounds_in(tmp_path / "run")
     assert [before.label, last.label] == ["", "before lunch"]
     assert before.round_id == RoundId(*stopped["summary"]["round"]), "none came in between: probing is off"
@@ -84,7 +84,7 @@ def test_a_round_without_nodes_is_refused_with_the_reason(cluster: ProgramCluste
     command.expect_output("there is nobody to probe")
 
 
-def test_a_node_that_finds_another_program_at_the_masters_port_says_so(cluster: ProgramCluster) -> None:
+def test_a_node_that_finds_another_program_at_the_masters_port_reports_it(cluster: ProgramCluster) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         address = f"127.0.0.1:{other.getsockname()[1]}"
         node = cluster.start_command("a node", "probe", "--master", address)
@@ -100,9 +100,9 @@ def test_a_wrong_token_is_refused_with_a_clear_error(cluster: ProgramCluster, tm
     right.write_text("the token of this run")
     wrong.write_text("guessed")
     master = cluster.start_master(token_file=right, **SHORT)
-    stranger = cluster.start_command("a stranger", "probe", "--master", master.address, token_file=wrong)
-    assert stranger.wait() == 2
-    stranger.expect_log("wrong token")
+    refused = cluster.start_command("wrong token", "probe", "--master", master.address, token_file=wrong)
+    assert refused.wait() == 2
+    refused.expect_log("wrong token")
     status, asking = probe(cluster, "stop", token_file=wrong)
     assert status == 2
     asking.expect_log("wrong token")
@@ -114,7 +114,7 @@ def test_a_wrong_token_is_refused_with_a_clear_error(cluster: ProgramCluster, tm
 
 
 def trains_and_probes(me: ProgramContext) -> None:
-    """Reduce for ever, and say what the clock says, between two readings of the clock that both peers share."""
+    """Reduce forever, and report the clock, between two readings of the clock that both peers share."""
     from ringfold.runtime.clock import raw_ns
 
     with me.join(probe=True) as run:
@@ -161,7 +161,7 @@ def test_peers_that_probe_share_a_clock_while_they_train(cluster: ProgramCluster
         assert 0 <= link["loss"] < 1
 
 
-def _time(peer: Process) -> Message:
+def _time(peer: ClusterProcess) -> Message:
     peer.send("time")
     return peer.expect("time")
 
@@ -174,11 +174,11 @@ def _links(cluster: ProgramCluster) -> list[Message]:
     return links
 
 
-# Strangers at the port
+# Unauthenticated packets
 
 
 def counted_node(me: ProgramContext) -> None:
-    """A node that says its number and port, and on demand what its prober has counted. It is known at `port`."""
+    """A node that reports its number and port, and on request what its prober has counted. It is known at `port`."""
     from ringfold.probe.nodes.joined import JoinedNode
     from ringfold.probe.nodes.prober import ProbeSocket
     from ringfold.probe.nodes.shell import NodeShell
@@ -204,12 +204,12 @@ def counted_node(me: ProgramContext) -> None:
     asyncio.run(run())
 
 
-def _start_counted(cluster: ProgramCluster, name: str) -> tuple[Process, int]:
+def _start_counted(cluster: ProgramCluster, name: str) -> tuple[ClusterProcess, int]:
     peer = cluster.start_one(counted_node, name=name)
     return peer, peer.expect("port")["port"]
 
 
-def _stats(peer: Process) -> Message:
+def _stats(peer: ClusterProcess) -> Message:
     peer.send("stats")
     return peer.expect("stats")
 
@@ -224,11 +224,11 @@ def test_garbage_and_spoofed_packets_are_counted_and_ignored(cluster: ProgramClu
     other = next(node for node in map(int, rounds.whole("n0", "n1")["names"]) if node != me)
     before = _stats(victim)
     rng, count = random.Random(4), 200
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
         for number in range(count):
             for size in (0, 1, 39, 40, 41, 1_400):
-                stranger.sendto(rng.randbytes(size), ("127.0.0.1", port))
-            stranger.sendto(_probe(other, me, number, tag=rng.randbytes(8)), ("127.0.0.1", port))
+                sender.sendto(rng.randbytes(size), ("127.0.0.1", port))
+            sender.sendto(_probe(other, me, number, tag=rng.randbytes(8)), ("127.0.0.1", port))
     until(lambda: _stats(victim)["spoofed"] >= before["spoofed"] + 1, "a forged probe was counted")
     after = _stats(victim)
     # The socket's buffer may drop some of a burst: what came was counted, and nothing of it was answered or kept.
@@ -245,7 +245,7 @@ def _probe(src: int, dst: int, sequence: int, tag: bytes) -> bytes:
 
 
 def test_replayed_packets_are_counted_and_ignored(cluster: ProgramCluster) -> None:
-    """A relay stands before a node, as a NAT would; it keeps what it passed on, and says it again later."""
+    """A relay stands before a node, as a NAT would; it keeps what it forwarded, and sends it again later."""
     master = cluster.start_master(**SHORT)
     victim, port = _start_counted(cluster, "n0")
     with Relay(port).running() as relay:
@@ -263,7 +263,7 @@ def test_replayed_packets_are_counted_and_ignored(cluster: ProgramCluster) -> No
 
 
 class Relay:
-    """Passes UDP packets between one client and the port behind it, both ways."""
+    """Passes UDP packets between one client and the port behind it, in both directions."""
 
     def __init__(self, behind: int) -> None:
         self._outer = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from programs import ProgramCluster, ProgramContext, by_id
-from training import check_same_bits, end_training, gradients, start_training, step_with
+from training_program import check_same_bits, end_training, gradients, start_training, step_with
 
 import ringfold as rf
 from ringfold.master.thread import MasterThread
@@ -210,7 +210,7 @@ def test_without_retry_a_death_in_the_middle_leaves_the_buffer_as_it_was(cluster
 
 
 def die_in_the_middle(me: ProgramContext) -> None:
-    """Process 2 kills itself when final values reach it: then the peer before it in the ring has written them, too."""
+    """Peer 2 kills itself when final values reach it: then the peer before it in the ring has written them, too."""
     count = 8_000_000
     with me.join() as run:
         while run.group_size < 3:

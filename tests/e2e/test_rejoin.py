@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from programs import Process, ProgramCluster, ProgramContext
+from programs import ClusterProcess, ProgramCluster, ProgramContext
 
 pytestmark = pytest.mark.waiting
 
@@ -10,7 +10,7 @@ COUNT = 50_000
 
 
 def train(me: ProgramContext) -> None:
-    """Steps until the run is told to stop. Process `frozen` stops itself where it is told to.
+    """Steps until a stop. Peer `frozen` stops itself at the given step.
 
     `at`: "op" before the first op of a step, "later" before the second, "between" after the last.
     """
@@ -51,12 +51,12 @@ def train(me: ProgramContext) -> None:
                 if stop[0]:
                     break
         except rf.Evicted as error:
-            me.report("evicted", words=str(error))
+            me.report("evicted", message=str(error))
             return
         me.report("end", revision=state.revision, number=step.number, weights=[weights.min(), weights.max()])
 
 
-def start(cluster: ProgramCluster, **options: object) -> tuple[list[Process], Process]:
+def start(cluster: ProgramCluster, **options: object) -> tuple[list[ClusterProcess], ClusterProcess]:
     """Two peers, and one that freezes; all three train."""
     peers = cluster.start_program(train, 2, world=3, **options)
     return peers, cluster.start_one(train, world=3, freezes=True, **options)
@@ -95,7 +95,7 @@ def test_where_it_cannot_follow_the_eviction_is_raised(cluster: ProgramCluster, 
     for peer in peers:
         peer.expect("step", world=2)
     sleeper.thaw()
-    assert "join again" in sleeper.expect("evicted")["words"]
+    assert "join again" in sleeper.expect("evicted")["message"]
     sleeper.wait_success()
     peers[0].send()
     for peer in peers:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from ports import free_port
-from programs import Message, Process, ProgramCluster, ProgramContext
+from programs import ClusterProcess, Message, ProgramCluster, ProgramContext
 
 pytestmark = pytest.mark.waiting
 
@@ -16,7 +16,7 @@ COUNT = 50_000
 
 
 def train(me: ProgramContext) -> None:
-    """`steps` with a checkpoint every 5 steps. Each step adds ones, so that the weights tell how many there were."""
+    """`steps` with a checkpoint every 5 steps. Each step adds ones, so that the weights show how many there were."""
     import ringfold as rf
 
     weights = np.zeros(COUNT, np.float32)
@@ -50,7 +50,7 @@ class Stage:
         journal = self.path / "journal.db"
         self.master = self.cluster.start_master(listen=f"127.0.0.1:{self.port}", journal=journal, **self.settings)
 
-    def start(self, *names: str, **options: object) -> list[Process]:
+    def start(self, *names: str, **options: object) -> list[ClusterProcess]:
         options = {"min_world": len(names), **options}
         return [
             self.cluster.start_one(
@@ -59,7 +59,7 @@ class Stage:
             for name in names
         ]
 
-    def kill(self, peers: list[Process], *, master: bool = False) -> None:
+    def kill(self, peers: list[ClusterProcess], *, master: bool = False) -> None:
         for each in (*peers, self.master) if master else peers:
             each.kill()
         for each in (*peers, self.master) if master else peers:
@@ -77,12 +77,12 @@ class Stage:
             path.unlink()
 
 
-def all_at(peers: list[Process], number: int) -> None:
+def all_at(peers: list[ClusterProcess], number: int) -> None:
     for peer in peers:
         peer.expect("step", number=number)
 
 
-def first_step(peers: list[Process]) -> int:
+def first_step(peers: list[ClusterProcess]) -> int:
     """Where all of them began, and that the weights were those of this step."""
     facts: list[Message] = [peer.expect("step") for peer in peers]
     assert {fact["weight"] for fact in facts} == {facts[0]["number"] + 1}
@@ -113,8 +113,8 @@ def test_a_run_that_was_synced_after_its_last_checkpoint_goes_on_from_that(
         peer.expect_log("revision 13 is lost with all peers that had it: the run goes on from revision 10 of peer ")
         peer.expect_log("3 steps are lost")
         assert peer.reports("end")[0]["revision"] == 20
-    [told] = stage.master.events("state_rolled_back")
-    assert (told["rollback"]["revision"], told["rollback"]["lost"]) == (10, 13)
+    [shown] = stage.master.events("state_rolled_back")
+    assert (shown["rollback"]["revision"], shown["rollback"]["lost"]) == (10, 13)
     assert stage.revisions("c") == [20, 15]
 
 
@@ -172,9 +172,7 @@ def test_the_first_to_come_back_waits_for_the_one_with_the_newest_checkpoint(
         peer.wait_success()
 
 
-def test_without_any_checkpoint_the_error_says_what_to_do_and_that_works(
-    cluster: ProgramCluster, tmp_path: Path
-) -> None:
+def test_without_any_checkpoint_the_error_has_a_remedy_that_works(cluster: ProgramCluster, tmp_path: Path) -> None:
     """In a run that has a name of its own: the default run would begin again."""
     stage = Stage(cluster, tmp_path, run="nightly")
     peers = [*stage.start("a", min_world=1, until=100, pauses=[3], check_every=1)]
@@ -184,9 +182,9 @@ def test_without_any_checkpoint_the_error_says_what_to_do_and_that_works(
         path.unlink()
     [peer] = stage.start("a", fails=True)
     failed = peer.expect("failed", error="StateLost", revision=3)
-    assert "start all peers with rollback=True" in failed["words"]
-    assert "start a peer that has them, with steps(state, checkpoint=DIR)" in failed["words"]
-    assert "to begin run nightly again: `ringfold runs forget nightly`" in failed["words"]
+    assert "start all peers with rollback=True" in failed["message"]
+    assert "start a peer that has them, with steps(state, checkpoint=DIR)" in failed["message"]
+    assert "to begin run nightly again: `ringfold runs forget nightly`" in failed["message"]
     peer.wait_success()
     [peer] = stage.start("a", rollback=True, until=5)
     assert first_step([peer]) == 0

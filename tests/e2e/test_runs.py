@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from ports import free_port, free_ports
-from programs import Process, ProgramCluster, ProgramContext, until
+from programs import ClusterProcess, ProgramCluster, ProgramContext, until
 from test_failover import check_no_step_is_lost, start_on
-from training import end_training, start_training, step_with
+from training_program import end_training, start_training, step_with
 
 import ringfold as rf
 from ringfold.master.events import Effect, Event
@@ -45,7 +45,7 @@ def try_to_learn(me: ProgramContext) -> None:
         learn(me)
 
 
-def kill(peers: list[Process]) -> None:
+def kill(peers: list[ClusterProcess]) -> None:
     for peer in peers:
         peer.kill()
         peer.wait()
@@ -86,8 +86,8 @@ def test_the_end_of_a_named_run_is_final_until_it_is_forgotten(cluster: ProgramC
         peer.wait_success()
     late = cluster.start_one(try_to_learn, join=named)
     failed = late.expect("failed", error="ConfigError")
-    assert "run nightly-7 finished at revision 10" in failed["words"]
-    assert "`ringfold runs forget nightly-7`" in failed["words"]
+    assert "run nightly-7 finished at revision 10" in failed["message"]
+    assert "`ringfold runs forget nightly-7`" in failed["message"]
     assert failed["took_s"] < 20, "it learns so at once, and not at the end of its patience"
     assert states(cluster) == {"nightly-7": ("finished", 10)}
     forget(cluster, "nightly-7")
@@ -106,7 +106,7 @@ def test_a_named_run_that_was_killed_keeps_its_lost_state(cluster: ProgramCluste
     assert refused.wait() != 0
     kill([victim])
     heir = cluster.start_one(try_to_learn, join=named)
-    assert "`ringfold runs forget nightly-7`" in heir.expect("failed", error="StateLost")["words"]
+    assert "`ringfold runs forget nightly-7`" in heir.expect("failed", error="StateLost")["message"]
     heir.wait_success()
     assert states(cluster)["nightly-7"][0] == "abandoned"
     forget(cluster, "nightly-7")
@@ -224,7 +224,7 @@ def test_the_same_script_in_several_processes_has_one_master(cluster: ProgramClu
             peer.wait_success()
 
 
-def test_who_hosts_is_replaced_after_it_was_killed(cluster: ProgramCluster) -> None:
+def test_a_peer_that_hosts_is_replaced_after_it_was_killed(cluster: ProgramCluster) -> None:
     port = free_port()
     [first] = cluster.start_program(host_or_join, 1, address=f"127.0.0.1:{port}", world=1)
     first.expect("reduced", total=1.0)
@@ -275,7 +275,7 @@ def test_a_run_that_breaks_in_the_master_goes_on_from_its_journal(
                 assert connection.status().fence == fence
 
 
-def test_who_hosts_waits_for_the_port_of_a_host_that_was_just_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_that_hosts_waits_for_the_port_of_a_host_that_was_just_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its lock is free already, and its port is not: the first try finds it in use, and the next one has it."""
     port = free_port()
     dying, pause = socket.create_server(("127.0.0.1", port)), threads.pause

@@ -1,4 +1,4 @@
-"""Shaped networks: the rates that were asked for, and nothing left behind."""
+"""Shaped networks: the rates that were set, and nothing left behind."""
 
 import math
 import signal

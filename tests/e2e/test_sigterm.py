@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from programs import Process, ProgramCluster, ProgramContext, until
+from programs import ClusterProcess, ProgramCluster, ProgramContext, until
 
 pytestmark = pytest.mark.waiting
 
@@ -85,7 +85,7 @@ def fork(me: ProgramContext) -> None:
     me.report("forked", status=os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
-def begin(cluster: ProgramCluster, count: int = 3, **options: Any) -> list[Process]:  # noqa: ANN401 - as ProgramCluster.start
+def begin(cluster: ProgramCluster, count: int = 3, **options: Any) -> list[ClusterProcess]:  # noqa: ANN401 - as `start_program`
     """So many peers, with a few steps behind them."""
     peers = cluster.start_program(train, count, **options)
     for peer in peers:

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from ringfold.tools.cluster import Cluster
-from ringfold.tools.soak import director, iterating
+from ringfold.tools.cluster import LocalCluster
+from ringfold.tools.soak import iterations, peers
 from ringfold.tools.soak.checks import Hang, left_by, of_sessions
-from ringfold.tools.soak.director import Director
-from ringfold.tools.soak.iterating import IterationDirector, checks
+from ringfold.tools.soak.iterations import IterationSoak, checks
+from ringfold.tools.soak.peers import PeerSoak
 from ringfold.tools.stores import missing
 
 
@@ -25,12 +25,12 @@ def soak(*arguments: str) -> "subprocess.Popen[str]":
 def test_a_short_soak_keeps_every_promise() -> None:
     """With this seed the leader is killed while a peer is missing, and none is killed with it: that would take 10 s."""
     process = soak("--minutes", "0.1", "--peers", "4", "--every-s", "0.5", "--state", "4M", "--seed", "3", "--json")
-    said, complaints = process.communicate(timeout=120)
-    assert process.returncode == 0, said + complaints
-    told = json.loads(said)
-    assert told["tally"]["kills"] + told["tally"]["freezes"] >= 2
-    assert told["tally"]["masters_killed"] >= 1
-    assert all(check["kept"] for check in told["checks"])
+    reported, complaints = process.communicate(timeout=120)
+    assert process.returncode == 0, reported + complaints
+    shown = json.loads(reported)
+    assert shown["tally"]["kills"] + shown["tally"]["freezes"] >= 2
+    assert shown["tally"]["masters_killed"] >= 1
+    assert all(check["kept"] for check in shown["checks"])
 
 
 def test_ctrl_c_ends_every_process(tmp_path: Path) -> None:
@@ -39,7 +39,7 @@ def test_ctrl_c_ends_every_process(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "ringfold.cli", "soak", "--peers", "4", "--state", "1M"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     try:
-        while not list(tmp_path.glob("ringfold-cluster-*/peer-0.log")):
+        while not list(tmp_path.glob("rf-cluster-*/peer-0.log")):
             assert process.poll() is None
     finally:
         process.send_signal(signal.SIGINT)
@@ -49,12 +49,12 @@ def test_ctrl_c_ends_every_process(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_who_hangs_is_named_with_the_status(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_that_hangs_is_named_with_the_status(monkeypatch: pytest.MonkeyPatch) -> None:
     """The watchdog does not know that this peer was frozen by somebody else, and the master does not evict."""
-    monkeypatch.setattr(director, "HANG_S", 2.0)
-    monkeypatch.setattr(director, "LIVENESS", {"evict_after_ms": 600_000})
-    with Cluster() as cluster:
-        plot = Director(cluster, 4, 1_000, 1, 1 << 20)
+    monkeypatch.setattr(peers, "HANG_S", 2.0)
+    monkeypatch.setattr(peers, "LIVENESS", {"evict_after_ms": 600_000})
+    with LocalCluster() as cluster:
+        plot = PeerSoak(cluster, 4, 1_000, 1, 1 << 20)
 
         def freeze_once(seconds: float) -> None:
             if plot.tally.step > 3:
@@ -69,10 +69,10 @@ def test_who_hangs_is_named_with_the_status(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_short_soak_of_iterations_keeps_every_promise(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(iterating, "AWAY_S", 1.0)
+    monkeypatch.setattr(iterations, "MAX_AWAY_S", 1.0)
     kinds = [kind for kind in ("sqlite", "redis") if not missing(kind)]
-    with Cluster() as cluster:
-        plot = IterationDirector(cluster, kinds, 3, 0.1, 1)
+    with LocalCluster() as cluster:
+        plot = IterationSoak(cluster, kinds, 3, 0.1, 1)
         outcome = plot.direct(0.02)
     outcome.left_behind += left_by(cluster, plot.pids, set())
     assert sum(outcome.faults.values()) >= 2
@@ -81,11 +81,11 @@ def test_a_short_soak_of_iterations_keeps_every_promise(monkeypatch: pytest.Monk
 
 def test_a_rank_that_hangs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """The watchdog does not know that this one was frozen by somebody else."""
-    with Cluster() as cluster:
-        plot = IterationDirector(cluster, ["sqlite"], 3, 1_000, 1)
+    with LocalCluster() as cluster:
+        plot = IterationSoak(cluster, ["sqlite"], 3, 1_000, 1)
 
         def freeze_soon(seconds: float) -> None:
-            monkeypatch.setattr(iterating, "HANG_S", 1.5)
+            monkeypatch.setattr(iterations, "HANG_S", 1.5)
             if seconds > 0.5:
                 os.kill(cluster.pid("sqlite-rank-0.1"), signal.SIGSTOP)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from programs import Message, Process, ProgramCluster, ProgramContext, until
+from programs import ClusterProcess, Message, ProgramCluster, ProgramContext, until
 
 STEPS = 12
 HANGS_AT = 6
@@ -19,9 +19,9 @@ def test_a_hung_loader_is_evicted_and_the_others_finish(cluster: ProgramCluster)
     _check_finished([peer for peer in peers if peer is not hung], rest=3)
     hung.send("wake")
     evicted = hung.expect("evicted")
-    assert "did not come (stall_timeout_s 1.0 s)" in evicted["words"]
-    assert "run.busy(up_to_s=...)" in evicted["words"]
-    assert evicted["words"].endswith("join again and sync state before the first op")
+    assert "did not come (stall_timeout_s 1.0 s)" in evicted["message"]
+    assert "run.busy(up_to_s=...)" in evicted["message"]
+    assert evicted["message"].endswith("join again and sync state before the first op")
     hung.expect("joined again")
     hung.wait_success()
     [stalled] = master.events("peers_stalled")
@@ -42,11 +42,11 @@ def test_at_the_op_timeout_the_absent_are_evicted_and_the_others_finish(cluster:
     _check_finished([ranks[2], ranks[3]], rest=2)
     for peer in hung:
         peer.send("wake")
-        assert "op_timeout_s 1." in peer.expect("evicted")["words"]
+        assert "op_timeout_s 1." in peer.expect("evicted")["message"]
     assert not master.events("call_refused")
 
 
-def test_who_says_that_it_is_busy_is_waited_for(cluster: ProgramCluster) -> None:
+def test_a_peer_that_announces_to_be_busy_is_waited_for(cluster: ProgramCluster) -> None:
     """For longer than the stall timeout, and longer than the ops' own time."""
     master = cluster.start_master(stall_timeout_s=1)
     peers = cluster.start_program(train_with_a_loader, 4, join={"op_timeout_s": 1.5}, busy_s=60)
@@ -60,7 +60,7 @@ def test_who_says_that_it_is_busy_is_waited_for(cluster: ProgramCluster) -> None
     assert not master.events("peers_stalled")
 
 
-def test_somebody_who_is_busy_for_longer_than_it_said_is_evicted(cluster: ProgramCluster) -> None:
+def test_a_peer_that_is_busy_for_longer_than_announced_is_evicted(cluster: ProgramCluster) -> None:
     cluster.start_master(stall_timeout_s=1)
     peers = cluster.start_program(train_with_a_loader, 4, busy_s=1.0)
     busy = _hang(peers)
@@ -69,7 +69,7 @@ def test_somebody_who_is_busy_for_longer_than_it_said_is_evicted(cluster: Progra
     busy.expect("evicted")
 
 
-def _hang(peers: list[Process]) -> Process:
+def _hang(peers: list[ClusterProcess]) -> ClusterProcess:
     """Let the one with rank 1 hang in a step, and the others go on."""
     ranks = {peer.expect("joined")["rank"]: peer for peer in peers}
     for rank, peer in ranks.items():
@@ -78,7 +78,7 @@ def _hang(peers: list[Process]) -> Process:
     return ranks[1]
 
 
-def _check_finished(peers: list[Process], rest: int) -> None:
+def _check_finished(peers: list[ClusterProcess], rest: int) -> None:
     """Everybody has made all steps, the late ones without those that hung, with the sums of exactly the members."""
     for peer in peers:
         finished = peer.expect("finished")
@@ -88,7 +88,7 @@ def _check_finished(peers: list[Process], rest: int) -> None:
 
 
 def train_with_a_loader(me: ProgramContext) -> None:
-    """Steps with a data loader that hangs once, if the test says so; `busy_s`: it says so itself, up to that long."""
+    """Steps with a data loader that hangs once, on request; `busy_s`: it announces a wait of up to that long."""
     from ringfold import CollectiveAborted, Evicted
 
     with me.join() as run:
@@ -110,7 +110,7 @@ def train_with_a_loader(me: ProgramContext) -> None:
                     continue
                 sums.append(int(gradient[0]))
         except Evicted as error:
-            me.report("evicted", words=str(error))
+            me.report("evicted", message=str(error))
         else:
             me.report("finished", contributors=contributors, sums=sums)
             return
@@ -137,8 +137,8 @@ def _status(cluster: ProgramCluster) -> list[Message]:
     return waiting
 
 
-def _waiting(cluster: ProgramCluster, words: str) -> bool:
-    return any(words in wait["eviction"] for wait in _status(cluster))
+def _waiting(cluster: ProgramCluster, text: str) -> bool:
+    return any(text in wait["eviction"] for wait in _status(cluster))
 
 
 def _waited_ms(cluster: ProgramCluster) -> int:
@@ -197,8 +197,8 @@ def test_a_peer_is_evicted_by_the_command_line(cluster: ProgramCluster, by: str)
     assert command.wait() == 0
     _check_finished([peer for peer in peers if peer is not hung], rest=3)
     hung.send("wake")
-    words = hung.expect("evicted")["words"]
-    assert "asked for it: its loader hangs; join again" in words
+    text = hung.expect("evicted")["message"]
+    assert "asked for it: its loader hangs; join again" in text
     hung.expect("joined again")
     hung.wait_success()
     nobody = cluster.start_command("evict", "evict", "77", master.address)
@@ -210,14 +210,14 @@ def test_a_peer_evicts_another_one(cluster: ProgramCluster) -> None:
     cluster.start_master()
     peers = cluster.start_program(evict_each_other, 3)
     ranks = {peer.expect("joined")["rank"]: peer for peer in peers}
-    refusals = ranks[0].expect("refused")["words"]
+    refusals = ranks[0].expect("refused")["message"]
     assert "is this peer itself: call leave()" in refusals[0]
     assert "there is no peer 'nobody' in this run" in refusals[1]
     assert ranks[1].expect("reduced")["contributors"] == 2
     assert ranks[0].expect("reduced")["contributors"] == 2
     ranks[2].send()
     me = ranks[0].reports("joined")[0]
-    assert f"peer {me['peer']} ({me['name']}) asked for it: too slow" in ranks[2].expect("evicted")["words"]
+    assert f"peer {me['peer']} ({me['name']}) asked for it: too slow" in ranks[2].expect("evicted")["message"]
 
 
 def evict_each_other(me: ProgramContext) -> None:
@@ -229,17 +229,17 @@ def evict_each_other(me: ProgramContext) -> None:
         me.report("joined", peer=run.peer_id, rank=run.rank, name=me._join["name"])
         rank, last = run.rank, run.members[2]
         if rank == 0:
-            words = []
+            text = []
             for wanted in (run.peer_id, "nobody"):
                 try:
                     run.evict(wanted)
                 except UsageError as error:
-                    words.append(str(error))
-            me.report("refused", words=words)
+                    text.append(str(error))
+            me.report("refused", message=text)
             run.evict(last, "too slow")
         if rank == 2:
             me.receive()
         try:
             me.report("reduced", contributors=len(run.all_reduce(np.ones(10)).contributors))
         except Evicted as error:
-            me.report("evicted", words=str(error))
+            me.report("evicted", message=str(error))

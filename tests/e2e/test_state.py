@@ -3,7 +3,8 @@
 import re
 
 import pytest
-from holding import (
+from programs import ProgramCluster
+from state_program import (
     MIB,
     Spec,
     admit,
@@ -16,7 +17,6 @@ from holding import (
     sync,
     tell_sync,
 )
-from programs import ProgramCluster
 
 pytestmark = pytest.mark.waiting
 
@@ -126,7 +126,7 @@ def test_newcomers_have_no_vote_even_when_they_are_many(cluster: ProgramCluster)
     end(peers)
 
 
-def test_the_one_who_sends_wins_over_those_who_only_receive(cluster: ProgramCluster) -> None:
+def test_a_sender_wins_over_receive_only_peers(cluster: ProgramCluster) -> None:
     cluster.start_master()
     peers = start_holders(cluster, big(1), big(1), big(2))
     tell_sync(peers[:2], strategy="receive-only")
@@ -142,7 +142,7 @@ def test_enforce_popular_does_not_mix_with_other_strategies(cluster: ProgramClus
     tell_sync(peers[1:], strategy="send-only")
     for peer in peers:
         failed = peer.expect("failed", error="UsageError")
-        assert "send-only on peer" in failed["words"]
+        assert "send-only on peer" in failed["message"]
         assert not failed["torn"]
     sync(peers)
     end(peers)
@@ -154,9 +154,9 @@ def test_two_senders_that_differ_are_both_named(cluster: ProgramCluster) -> None
     ids = [peer.reports("joined")[0]["peer"] for peer in peers]
     tell_sync(peers, strategy="send-only")
     for peer in peers:
-        words = peer.expect("failed", error="StateError")["words"]
-        assert re.search(rf"peers {ids[0]} \(.*\) and {ids[1]} \(.*\) both want to send", words)
-        assert "'a' has different content" in words
+        text = peer.expect("failed", error="StateError")["message"]
+        assert re.search(rf"peers {ids[0]} \(.*\) and {ids[1]} \(.*\) both want to send", text)
+        assert "'a' has different content" in text
     end(peers)
 
 
@@ -165,7 +165,7 @@ def test_expect_unchanged_tells_the_receiver(cluster: ProgramCluster) -> None:
     peers = start_holders(cluster, big(1), big(2))
     tell_sync(peers, expect_unchanged=True)
     peers[0].expect("synced")
-    assert str(8 * MIB) in peers[1].expect("failed", error="HashMismatch")["words"]
+    assert str(8 * MIB) in peers[1].expect("failed", error="HashMismatch")["message"]
     for fact in sync(peers, expect_unchanged=True):
         assert fact["rx"] == 0
     end(peers)
@@ -246,14 +246,14 @@ def test_a_revision_that_jumps_is_refused_and_the_others_go_on(cluster: ProgramC
     for peer in peers[:2]:
         assert peer.expect("synced")["revision"] == 1
     failed = peers[2].expect("failed", error="RevisionViolation", expected=1, got=2)
-    assert f"peer {peers[2].reports('joined')[0]['peer']}" in failed["words"]
+    assert f"peer {peers[2].reports('joined')[0]['peer']}" in failed["message"]
     check_goes_on(peers)
     assert [fact["revision"] for fact in sync(peers)] == [1, 1, 1]
     end(peers)
 
 
 @pytest.mark.parametrize(
-    ("other", "words"),
+    ("other", "text"),
     [
         ({"a": spec(count=9), "b": spec()}, "'b'"),
         ({"a": spec("int8", 9)}, "int8"),
@@ -264,15 +264,15 @@ def test_a_revision_that_jumps_is_refused_and_the_others_go_on(cluster: ProgramC
     ids=["keys", "dtypes", "sizes", "shapes", "may differ"],
 )
 def test_a_peer_with_another_structure_is_told_and_the_others_go_on(
-    cluster: ProgramCluster, other: dict[str, Spec], words: str
+    cluster: ProgramCluster, other: dict[str, Spec], text: str
 ) -> None:
     cluster.start_master()
     peers = start_holders(cluster, {"a": spec(count=9, seed=1)}, {"a": spec(count=9, seed=1)}, other)
     tell_sync(peers)
     for peer in peers[:2]:
         peer.expect("synced")
-    failed = peers[2].expect("failed", error="StateError")["words"]
+    failed = peers[2].expect("failed", error="StateError")["message"]
     assert f"peer {peers[2].reports('joined')[0]['peer']}" in failed
-    assert words in failed
+    assert text in failed
     check_goes_on(peers)
     end(peers)

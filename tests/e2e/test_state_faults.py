@@ -4,7 +4,8 @@ import re
 import signal
 
 import pytest
-from holding import (
+from programs import ClusterProcess, ProgramCluster, ProgramContext
+from state_program import (
     MIB,
     Spec,
     admit,
@@ -18,7 +19,6 @@ from holding import (
     sync,
     tell_sync,
 )
-from programs import Process, ProgramCluster, ProgramContext
 
 SIZE = 128 * MIB
 
@@ -27,7 +27,9 @@ def large(seed: int) -> dict[str, Spec]:
     return {"a": spec(count=SIZE, seed=seed)}
 
 
-def struck(cluster: ProgramCluster, holders: int, victim: int, word: str) -> tuple[list[Process], Process]:
+def struck(
+    cluster: ProgramCluster, holders: int, victim: int, word: str
+) -> tuple[list[ClusterProcess], ClusterProcess]:
     """Holders and a newcomer in a sync, of whom `victim` (-1: the newcomer) gets a signal in the middle of it."""
     cluster.start_master()
     peers = start_holders(cluster, *[large(1)] * holders)
@@ -82,7 +84,7 @@ def test_the_only_holder_that_is_killed_takes_the_state_along(cluster: ProgramCl
     _, newcomer = struck(cluster, 1, 0, "SIGKILL")
     # The newcomer may notice before the master does; then the error cannot be as exact.
     failed = newcomer.expect("failed", lambda fact: fact["error"] in ("StateLost", "StateError"))
-    assert "revision 0" in failed["words"]
+    assert "revision 0" in failed["message"]
     assert failed["torn"]
     # A torn state does not become whole by itself, and by now everybody knows that the holder is gone.
     tell_sync([newcomer])
@@ -97,19 +99,26 @@ def test_the_only_holder_that_is_killed_takes_the_state_along(cluster: ProgramCl
 
 def lie(me: ProgramContext) -> None:
     """A holder that sends other bytes than it has, and does not look at their hashes itself."""
-    from ringfold.peer.sync import syncing
+    from ringfold.peer.effects import SendBlocks
+    from ringfold.peer.engine import RawBlock
+    from ringfold.peer.sync.transfer import BlockTransfer
 
-    def forged(piece: syncing.Piece, kind: str) -> tuple[object, int, int, None]:
-        wrong = piece.memory[piece.offset : piece.offset + piece.length].copy()
-        wrong[0] ^= 1
-        return wrong, 0, piece.length, None
+    read = BlockTransfer.read
 
-    syncing._raw = forged  # type: ignore[assignment]
+    def forged(self: BlockTransfer, effect: SendBlocks) -> list[RawBlock]:
+        blocks: list[RawBlock] = []
+        for memory, offset, length, _ in read(self, effect):
+            wrong = memory[offset : offset + length].copy()
+            wrong[0] ^= 1
+            blocks.append((wrong, 0, length, None))
+        return blocks
+
+    BlockTransfer.read = forged  # type: ignore[method-assign]
     hold(me)
 
 
-def with_a_liar(cluster: ProgramCluster, honest: int) -> tuple[list[Process], Process, Process]:
-    """Honest holders, a lying one, and a newcomer that is told to sync with them."""
+def with_a_liar(cluster: ProgramCluster, honest: int) -> tuple[list[ClusterProcess], ClusterProcess, ClusterProcess]:
+    """Honest holders, one that sends wrong content, and a newcomer that syncs with them."""
     master = cluster.start_master()
     peers = start_holders(cluster, *[large(1)] * honest)
     liar = cluster.start_one(lie, state=large(1))
@@ -142,7 +151,7 @@ def test_nobody_but_a_liar_is_a_hash_mismatch_that_names_it(cluster: ProgramClus
     assert failed["torn"]
     liar.expect("synced")
     newcomer.send("reduce")
-    assert "only partly written" in newcomer.expect("failed", error="StateError")["words"]
+    assert "only partly written" in newcomer.expect("failed", error="StateError")["message"]
     end([liar, newcomer])
 
 
@@ -160,7 +169,7 @@ def test_a_holder_whose_state_changes_meanwhile_fails_alone_and_is_named(cluster
     tell_sync([restless], churn="a")
     failed = restless.expect("failed", error="HashMismatch")
     number = restless.reports("joined")[0]["peer"]
-    assert re.search(rf"peer {number} \(p\d, you\) changed during the sync: 'a' was written to", failed["words"])
+    assert re.search(rf"peer {number} \(p\d, you\) changed during the sync: 'a' was written to", failed["message"])
     assert newcomer.expect("synced")["digests"]["a"] == digest_of(1, SIZE)
     steady.expect("synced")
     check_goes_on([*peers, newcomer])
@@ -172,7 +181,7 @@ def test_a_holder_whose_state_changes_meanwhile_fails_alone_and_is_named(cluster
 # The last revision must not be lost without a word
 
 
-def lost_at_revision_3(cluster: ProgramCluster) -> Process:
+def lost_at_revision_3(cluster: ProgramCluster) -> ClusterProcess:
     """A newcomer whose fellows had revision 3, and are dead now."""
     cluster.start_master()
     small = {"a": spec(count=MIB, seed=1)}
@@ -193,7 +202,7 @@ def test_a_lost_state_names_its_revision(cluster: ProgramCluster) -> None:
     newcomer = lost_at_revision_3(cluster)
     tell_sync([newcomer])
     failed = newcomer.expect("failed", error="StateLost", revision=3)
-    assert "revision 0 on peer" in failed["words"]
+    assert "revision 0 on peer" in failed["message"]
     assert not failed["torn"]
     end([newcomer])
 
@@ -210,7 +219,7 @@ def test_the_lost_revision_with_other_content_is_not_taken(cluster: ProgramClust
     newcomer = lost_at_revision_3(cluster)
     newcomer.send("revision", to=3)
     tell_sync([newcomer])
-    assert "with other content" in newcomer.expect("failed", error="StateLost")["words"]
+    assert "with other content" in newcomer.expect("failed", error="StateLost")["message"]
     end([newcomer])
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from stores import SERVERS, Server, those, until
+from store_servers import SERVERS, Server, those, until
 
 from ringfold.errors import ConfigError, LeaseLost, RingfoldError, StoreUnreachable, UsageError
 from ringfold.store import Entry, Lost, StoreClient, Won, open_store, version_of
@@ -259,7 +259,7 @@ def test_adding_to_what_is_no_number_is_refused_and_changes_nothing(store: Store
     assert store.get("text") == entry
 
 
-def test_delete_says_whether_there_was_something(store: StoreClient) -> None:
+def test_delete_returns_whether_there_was_something(store: StoreClient) -> None:
     store.set("key", b"")
     assert store.delete("key") is True
     assert store.delete("key") is False
@@ -282,7 +282,7 @@ def test_list_shows_the_keys_of_a_prefix_in_order(server: Server, store: StoreCl
     assert list(store.list()) == ["a", "a/1", "a/2", "a/ü", "b/1"]
 
 
-def test_a_store_that_cannot_list_says_so(server: Server, store: StoreClient) -> None:
+def test_a_store_that_cannot_list_reports_it(server: Server, store: StoreClient) -> None:
     assert store.can_list == server.can_list
     if not server.can_list:
         with pytest.raises(UsageError, match="roster"):
@@ -354,7 +354,7 @@ def test_wait_wakes_at_an_addition(store: StoreClient, opened: Open) -> None:
     assert outcome.value == b"7"
 
 
-def test_all_who_wait_wake(store: StoreClient, opened: Open) -> None:
+def test_all_waiters_wake(store: StoreClient, opened: Open) -> None:
     """Several clients, and several threads of one."""
     shared = opened()
     waiters = [Waiter(client, "key", 0) for client in (opened(), opened(), shared, shared, shared)]
@@ -500,8 +500,8 @@ while True:
 """
 
 
-def test_the_lease_of_a_killed_process_ends_and_wakes_those_who_wait(server: Server, store: StoreClient) -> None:
-    name = "test_the_lease_of_a_killed_process_ends_and_wakes_those_who_wait"
+def test_the_lease_of_a_killed_process_ends_and_wakes_waiters(server: Server, store: StoreClient) -> None:
+    name = "test_the_lease_of_a_killed_process_ends_and_wakes_waiters"
     holder = server.python(HOLD, server.url, name, str(TTL_S))
     try:
         assert holder.stdout is not None
@@ -514,7 +514,7 @@ def test_the_lease_of_a_killed_process_ends_and_wakes_those_who_wait(server: Ser
     assert store.lease("leader", b"me", 30) is not None
 
 
-def test_a_holder_who_comes_late_has_lost_its_lease(store: StoreClient) -> None:
+def test_a_holder_that_is_late_has_lost_its_lease(store: StoreClient) -> None:
     lease = store.lease("leader", b"me", 0.1)
     assert lease is not None
     until(lambda: lease.left_s() == 0, "the lease to be over by the holder's clock")

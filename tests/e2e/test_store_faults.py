@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from stores import SERVERS, Etcd, EtcdCluster, Server, python, those, until
+from store_servers import SERVERS, Etcd, EtcdCluster, Server, python, those, until
 
 from ringfold.errors import LeaseLost, StoreError, StoreReset, StoreUnknown, StoreUnreachable, StoreWentBack
 from ringfold.store import Entry, StoreClient, Won, open_store
@@ -183,7 +183,7 @@ def test_nothing_is_written_into_an_emptied_store(server: Server) -> None:
 
 
 @every_kind
-def test_a_store_that_was_founded_anew_is_refused_by_those_who_knew_the_old_one(server: Server) -> None:
+def test_a_store_that_was_created_again_is_refused_by_clients_of_the_old_one(server: Server) -> None:
     with opened(server) as store:
         known = store.generation
         server.wipe()
@@ -197,7 +197,7 @@ def test_a_store_that_was_founded_anew_is_refused_by_those_who_knew_the_old_one(
 
 
 @every_kind
-def test_who_knows_a_store_does_not_found_an_empty_one(server: Server) -> None:
+def test_a_client_that_knows_a_store_does_not_create_an_empty_one(server: Server) -> None:
     with opened(server) as store:
         known = store.generation
     server.wipe()
@@ -265,13 +265,13 @@ def test_redis_is_signed_in_to_and_a_wrong_password_is_no_outage(server: Server)
 
 @pytest.mark.parametrize("server", ["etcd"], indirect=True)
 def test_etcd_is_signed_in_to_and_a_wrong_password_is_no_outage(server: Server) -> None:
-    def tell(path: str, **what: object) -> None:
+    def post(path: str, **what: object) -> None:
         address = f"http://127.0.0.1:{server.port}/v3/auth/{path}"
         urllib.request.urlopen(urllib.request.Request(address, json.dumps(what).encode()), timeout=10).close()
 
-    tell("user/add", name="root", password="hunter2")
-    tell("user/grant", user="root", role="root")
-    tell("enable")
+    post("user/add", name="root", password="hunter2")
+    post("user/grant", user="root", role="root")
+    post("enable")
     with open_store(f"etcd://root:hunter2@127.0.0.1:{server.port}") as store:
         entry = store.set("key", b"one")
         assert store.wait("key", 0, 5) == entry
@@ -341,12 +341,12 @@ def test_a_sqlite_file_survives_processes_that_are_killed_while_they_write(serve
         acknowledged = [writer.stdout.readline() for _ in range(8)]
         writer.kill()
         acknowledged += writer.communicate()[0].splitlines()
-        said = max(int(line) for line in acknowledged if line.strip())
+        reported = max(int(line) for line in acknowledged if line.strip())
         with open_store(server.url, prefix="kills") as store:
             first, second = store.get("a"), store.get("b")
             assert first is not None
             assert second is not None
-            assert said <= int(second.value) <= int(first.value) <= int(second.value) + 1
+            assert reported <= int(second.value) <= int(first.value) <= int(second.value) + 1
             number = int(first.value)
     file = sqlite3.connect(server.url.removeprefix("sqlite://"))
     assert file.execute("PRAGMA integrity_check").fetchone() == ("ok",)
@@ -415,8 +415,8 @@ def test_a_file_of_another_program_is_refused_and_left_alone(server: Server, tmp
 
 
 @pytest.mark.parametrize("server", ["sqlite"], indirect=True)
-def test_a_file_that_was_swapped_is_noticed_by_those_who_have_it_open(server: Server) -> None:
-    """An open file goes on working after it was replaced; whoever trusts it is alone."""
+def test_a_file_that_was_swapped_is_noticed_by_clients_that_have_it_open(server: Server) -> None:
+    """An open file goes on working after it was replaced; a client that trusts it is alone."""
     with opened(server) as store:
         store.set("key", b"one")
         path = Path(server.url.removeprefix("sqlite://"))
@@ -431,7 +431,7 @@ def test_a_file_that_was_swapped_is_noticed_by_those_who_have_it_open(server: Se
 
 @pytest.mark.parametrize("server", ["redis"], indirect=True)
 def test_the_wait_of_a_lost_watch_goes_on(server: Server) -> None:
-    """The server closes the waiter's connection; it listens anew."""
+    """The server closes the waiter's connection; it listens again."""
     with opened(server) as store, opened(server) as other:
         result: list[Entry | None] = []
         waiter = threading.Thread(target=lambda: result.append(other.wait("key", 0, 60)), daemon=True)

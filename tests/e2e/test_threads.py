@@ -1,4 +1,4 @@
-"""Which calls are legal from which thread: what docs/guides/threads.md says, on real peers."""
+"""Which calls are legal from which thread: docs/guides/threads.md, on real peers."""
 
 import os
 import signal
@@ -70,7 +70,7 @@ def test_a_tag_carries_one_op_at_a_time(cluster: ProgramCluster) -> None:
             for how in ("blocking", "handled"):
                 refused = peer.expect("refused", how=how)
                 assert refused["error"] == "UsageError"
-                assert "tag" in refused["words"]
+                assert "tag" in refused["message"]
     for peer in peers:
         peer.send()
     for peer in peers:
@@ -104,7 +104,7 @@ def use_one_tag_twice(me: ProgramContext) -> None:
 
 
 def _wait_in_flight(run: Any, tag: int) -> None:  # noqa: ANN401 - a communicator
-    """Until a thread that was just started is inside its op, by the error that says so."""
+    """Until a thread that was just started is inside its op, by the error that this raises."""
     from ringfold import UsageError
 
     while True:
@@ -127,12 +127,12 @@ def test_run_wide_calls_and_ops_exclude_each_other(cluster: ProgramCluster) -> N
         for call in ("update_topology", "are_peers_pending"):
             refused = caller.expect("refused", how=how, call=call)
             assert refused["error"] == "UsageError"
-            assert "in flight (tag 3)" in refused["words"]
+            assert "in flight (tag 3)" in refused["message"]
         for peer in peers:
             peer.send()
             if peer is not caller:
                 peer.expect("reduced")
-    assert "another thread" in caller.expect("refused", how="vote")["words"]
+    assert "another thread" in caller.expect("refused", how="vote")["message"]
     for peer in peers:
         if peer is not caller:
             peer.send()
@@ -177,13 +177,13 @@ def call_run_wide_too_early(me: ProgramContext) -> None:
                 outcomes.append("done")
             except UsageError as error:
                 outcomes.append("refused")
-                me.report("refused", how="vote", words=str(error))
+                me.report("refused", how="vote", message=str(error))
 
         _in_threads([vote, vote])
         assert sorted(outcomes) == ["done", "refused"]
 
 
-def test_everybody_who_waits_for_a_handle_gets_the_same_answer(cluster: ProgramCluster) -> None:
+def test_all_threads_that_wait_for_a_handle_get_the_same_result(cluster: ProgramCluster) -> None:
     cluster.start_master()
     peers = by_id(cluster.start_program(wait_in_many_threads, WORLD))
     peers[1].expect("waiting")
@@ -220,7 +220,7 @@ def test_leaving_ends_the_ops_of_other_threads(cluster: ProgramCluster) -> None:
     for peer in peers:
         if peer.expect("joined")["rank"] == 0:
             assert peer.expect("ended")["error"] == "UsageError"
-            assert "left" in peer.reports("ended")[0]["words"]
+            assert "left" in peer.reports("ended")[0]["message"]
         else:
             assert peer.expect("alone")["error"] == "TooFewPeers"
         peer.wait_success()
@@ -305,7 +305,7 @@ def work_and_be_busy(me: ProgramContext) -> None:
                 try:
                     run.evict("nobody")
                 except UsageError as error:
-                    me.report("refused", words=str(error))
+                    me.report("refused", message=str(error))
 
         _in_threads([reduce, be_busy, be_busy, evict_nobody])
         run.barrier()

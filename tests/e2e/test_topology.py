@@ -18,7 +18,7 @@ def look(address: str) -> Status:
 
 
 def optimize(me: ProgramContext) -> None:
-    """Join with others, optimise when told to, and reduce before and after."""
+    """Join with others, optimise on request, and reduce before and after."""
     with me.join() as run:
         while run.group_size < me.options["peers"]:
             run.update_topology(min_world=me.options["peers"])

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from ringfold.tools.lab import Lab
     from ringfold.tools.lab.file import LabFile
-    from ringfold.tools.lab.running import Tell, Told
+    from ringfold.tools.lab.runner import LabEvent, Show
 
 COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "bright_cyan", "bright_green", "bright_magenta")
 
@@ -32,7 +32,7 @@ def lab(
     from ringfold.errors import RingfoldError, UsageError
     from ringfold.tools.lab import Lab, ShapingFailed, missing
     from ringfold.tools.lab.file import read
-    from ringfold.tools.lab.running import perform
+    from ringfold.tools.lab.runner import run_script
 
     found = read(file, sys.executable)
     if check:
@@ -45,9 +45,9 @@ def lab(
                 complaints.print(
                     f"removed what an earlier lab left: {', '.join(made.removed)}", style="dim", soft_wrap=True
                 )
-            tell = _as_json() if as_json else _as_text(found)
+            show = _as_json() if as_json else _as_text(found)
             with _telemetry(made, found):
-                status = perform(made, found.script, tell, queues_ns=found.queues_ns)
+                status = run_script(made, found.script, show, queues_ns=found.queues_ns)
     except ShapingFailed as error:
         raise RingfoldError(str(error)) from error
     except KeyboardInterrupt:
@@ -74,19 +74,19 @@ def _telemetry(made: "Lab", found: "LabFile") -> "Iterator[None]":
         yield
 
 
-def _as_json() -> "Tell":
+def _as_json() -> "Show":
     import sys
 
     import msgspec
 
-    def tell(told: "Told") -> None:
-        sys.stdout.write(msgspec.json.encode(told).decode() + "\n")
+    def show(event: "LabEvent") -> None:
+        sys.stdout.write(msgspec.json.encode(event).decode() + "\n")
         sys.stdout.flush()
 
-    return tell
+    return show
 
 
-def _as_text(found: "LabFile") -> "Tell":
+def _as_text(found: "LabFile") -> "Show":
     """Lines with the command's name in front, and what the lab does itself in between."""
     from rich.text import Text
 
@@ -95,33 +95,33 @@ def _as_text(found: "LabFile") -> "Tell":
     names = [command.name for command in found.script.commands]
     width = max(map(len, names), default=0)
 
-    def tell(told: "Told") -> None:
-        at = Text(f"{told.at_ms / 1000:8.2f} ", style="dim")
-        if told.event == "line":
-            colour = COLOURS[names.index(told.command) % len(COLOURS)]
-            line = at.append(f"{told.command:<{width}} | ", style=colour).append(told.text)
+    def show(event: "LabEvent") -> None:
+        at = Text(f"{event.at_ms / 1000:8.2f} ", style="dim")
+        if event.event == "line":
+            colour = COLOURS[names.index(event.command) % len(COLOURS)]
+            line = at.append(f"{event.command:<{width}} | ", style=colour).append(event.text)
         else:
-            line = at.append(f"{'lab':<{width}} | {_words(told)}", style="bold")
+            line = at.append(f"{'lab':<{width}} | {_describe(event)}", style="bold")
         console.print(line, soft_wrap=True)
 
-    return tell
+    return show
 
 
-def _words(told: "Told") -> str:
-    match told.event:
+def _describe(event: "LabEvent") -> str:
+    match event.event:
         case "started":
-            return f"{told.command} started on {told.host}: {told.text}"
+            return f"{event.command} started on {event.host}: {event.text}"
         case "ended":
-            return f"{told.command} ended with status {told.status}"
+            return f"{event.command} ended with status {event.status}"
         case "signalled":
-            return f"{told.text} to {told.command}"
+            return f"{event.text} to {event.command}"
         case "queue":
-            place = f"{told.path} at {told.host}" if told.end == "up" else f"{told.path} towards {told.host}"
-            return f"queue of {place}: {told.backlog_bytes:,} of {told.limit_bytes:,} B, {told.drops} dropped"
+            place = f"{event.path} at {event.host}" if event.end == "up" else f"{event.path} towards {event.host}"
+            return f"queue of {place}: {event.backlog_bytes:,} of {event.limit_bytes:,} B, {event.drops} dropped"
         case "over":
-            return f"over, status {told.status}: {told.text}"
+            return f"over, status {event.status}: {event.text}"
         case _:
-            return f"{told.event}: {told.text}"
+            return f"{event.event}: {event.text}"
 
 
 def _show(found: "LabFile") -> None:
@@ -135,10 +135,10 @@ def _show(found: "LabFile") -> None:
     cables = [[host, path, *_cable(found, host, path)] for path in plan.names for host in plan.hosts]
     console.print(table("cables", ["host", "path", "up", "down", "queue", "round trip", "loss"], cables))
     commands = [
-        [f"{each.at_ns / 1e9:g} s", each.name, each.host, " ".join(each.words)] for each in found.script.commands
+        [f"{each.at_ns / 1e9:g} s", each.name, each.host, " ".join(each.arguments)] for each in found.script.commands
     ]
     console.print(table("commands", ["at", "name", "host", "command"], commands))
-    changes = [[f"{each.at_ns / 1e9:g} s", str(each.deed)] for each in found.script.errands]
+    changes = [[f"{each.at_ns / 1e9:g} s", str(each.action)] for each in found.script.events]
     console.print(table("changes", ["at", "what"], changes))
 
 

@@ -28,7 +28,7 @@ from ringfold.master.events import Ns
 from ringfold.master.resuming import Resuming, asks_for_a_checkpoint, known_as
 from ringfold.master.run import Group, Peer, Run, Sync
 from ringfold.master.words import names
-from ringfold.state.ancestry import begin
+from ringfold.state.ancestry import new_lineage
 from ringfold.state.blocks import digest_bytes
 from ringfold.state.election import ElectedState, ElectionResult, FinishedSync, NoWinner, diverged, elect
 from ringfold.wire.events import CallRefused, PeerDiverged, StateRolledBack, SyncBegun, SyncEnded
@@ -149,7 +149,7 @@ class Syncs:
             brought = group.lineage
         run = derive(self._secret, "run").hex()[:ID_DIGITS]
         id = derive(self._secret, "lineage", sync.number).hex()[:ID_DIGITS]
-        return begin(run, id, brought, sync.plan.revision)
+        return new_lineage(run, id, brought, sync.plan.revision)
 
     def tick(self, now: Ns) -> None:
         """Tell those who wait for whom."""

@@ -1,16 +1,16 @@
-"""One array of a shared state as bytes: what it is, where it lies, and how to read and write a stretch of it.
+"""One array of a shared state as bytes: what it is, where it is, and how to read and write a part of it.
 
 *Host* memory is what the CPU can address. An array there is used in place: `ArrayMemory.host` is a flat view of its
 bytes, and nothing is copied. An array on a *device* (a torch tensor on a GPU) is read and written through host memory,
 a part at a time, so that a state of any size needs only a few blocks of host memory.
 
 A name is bound to an array once, but the array may change between two syncs (a tensor is resized, or moved to a GPU
-with `module.to`). So a `ArrayMemory` is made anew for each sync, and never kept.
+with `module.to`). So an `ArrayMemory` is made for each sync, and not kept.
 
 The dtype goes by name, so that two peers agree on it whatever library their arrays come from: "float32", "bfloat16".
 What has no such name goes by NumPy's own string: a big-endian float32 is ">f4", which is another dtype than "float32".
 
-torch is not imported unless there is a tensor: whoever holds one has it loaded already.
+torch is not imported unless there is a tensor: a program that holds one has loaded torch already.
 """
 
 import sys
@@ -29,13 +29,13 @@ from ringfold.state.hashing import Bytes
 from ringfold.wire.messages import HashKind
 
 _STAGE_BYTES = 16 * BLOCK_BYTES
-"""How much of a device's memory is hashed at once where that has to happen on the CPU."""
+"""How much of a device's memory is copied and hashed at once if the CPU has to hash it."""
 _DLPACK_CPU = 1
 
 
 @dataclass(frozen=True, slots=True)
 class ArrayMemory:
-    """The bytes of one array, and what they mean. Exactly one of `host` and `device` is there; both are flat bytes."""
+    """The bytes of one array, and what they mean. Exactly one of `host` and `device` is set; both are flat bytes."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -44,14 +44,14 @@ class ArrayMemory:
     device: "_Tensor | None" = None
 
     def read(self, first: int, last: int) -> Bytes:
-        """The bytes from `first` up to `last`, in host memory: the array itself where it lies there, else a copy."""
+        """The bytes from `first` up to `last` in host memory: the array itself if it is there, else a copy."""
         if self.host is not None:
             return self.host[first:last]
         assert self.device is not None
         return self.device[first:last].cpu().numpy()
 
     def write(self, first: int, content: Bytes) -> None:
-        """Put `content` at `first`. What lies there already, because it is part of the array itself, is left alone."""
+        """Write `content` at `first`. If it is part of the array itself, it is there already, and nothing is done."""
         last = first + content.size
         if self.host is not None:
             if not np.may_share_memory(self.host[first:last], content):
@@ -62,13 +62,13 @@ class ArrayMemory:
         self.device[first:last].copy_(_torch().from_numpy(source))
 
     def receive_buffer(self, first: int, last: int) -> Bytes:
-        """Host memory to receive these bytes in: the array itself where it is there. `write` it when it is full."""
+        """Host memory to receive these bytes in: the array itself if it is there. Call `write` when it is full."""
         if self.host is not None:
             return self.host[first:last]
         return np.empty(last - first, np.uint8)
 
     def block_hashes(self, kind: HashKind, threads: int = 0, block_bytes: int = BLOCK_BYTES) -> bytes:
-        """The hashes of all blocks. A GPU hashes what it has itself, where it can."""
+        """The hashes of all blocks. A GPU hashes its own memory if it can."""
         if self.host is not None:
             return hashing.block_hashes(self.host, kind, threads, block_bytes)
         assert self.device is not None
@@ -80,12 +80,12 @@ class ArrayMemory:
             except (ImportError, UsageError):
                 pass  # no Triton here: slower through the CPU, but the same hashes
         starts = range(0, self.nbytes, _STAGE_BYTES)
-        stretches = (self.read(start, min(start + _STAGE_BYTES, self.nbytes)) for start in starts)
-        return b"".join(hashing.block_hashes(stretch, kind, threads) for stretch in stretches)
+        parts = (self.read(start, min(start + _STAGE_BYTES, self.nbytes)) for start in starts)
+        return b"".join(hashing.block_hashes(part, kind, threads) for part in parts)
 
 
 def memory_of(array: object, name: str) -> ArrayMemory:
-    """The memory of the array called `name`, without a copy. Raises `UsageError` where it cannot be used in place."""
+    """The memory of the array called `name`, without a copy. Raises `UsageError` if it cannot be used in place."""
     if isinstance(array, np.ndarray):
         return _of_numpy(array, name)
     if hasattr(array, "data_ptr") and hasattr(array, "is_contiguous"):
@@ -106,7 +106,7 @@ class _SupportsDLPack(Protocol):
 
 
 class _Tensor(Protocol):
-    """As much of a torch tensor as is used here."""
+    """The part of a torch tensor that is used here."""
 
     device: Any
     dtype: Any
@@ -138,11 +138,11 @@ def _of_numpy(array: npt.NDArray[Any], name: str) -> ArrayMemory:
 
 
 _NAMES: dict[np.dtype[Any], str] = {}
-"""Names that were found already: NumPy makes them up anew at each call, and a state may have 100,000 arrays."""
+"""A cache: NumPy computes a dtype's name at each call, and a state may have 100,000 arrays."""
 
 
 def _name_of(dtype: np.dtype[Any], name: str) -> str:
-    """The name that all peers know a dtype by."""
+    """The name of a dtype that is the same on all peers."""
     if dtype.hasobject:
         raise UsageError(f"{name!r} holds Python objects ({dtype}), which are not the same bytes on two peers")
     if dtype.itemsize == 0:
@@ -167,7 +167,7 @@ def _numpy_of(exported: memoryview, name: str) -> npt.NDArray[Any]:
 
 
 def _of_tensor(tensor: _Tensor, name: str) -> ArrayMemory:
-    """A torch tensor, on the CPU or on a device. Its gradient's history is left out: only the numbers are shared."""
+    """A torch tensor, on the CPU or on a device. Only its values are shared, not its autograd history."""
     where = str(tensor.device)
     if str(tensor.layout) != "torch.strided" or where.startswith("meta"):
         raise UsageError(f"{name!r} is a tensor without plain memory ({tensor.layout} on {where})")

@@ -15,9 +15,9 @@ Saving. Everything goes into a file with a name of its own (`.state-...saving`),
 is hashed is what is written. Then the file is synced, renamed, and its directory is synced. A reader sees the whole
 file or none, and a crash leaves the older ones alone.
 
-Sharing a directory. Peers of one host save the same content, so the name is the same, too: whoever comes second finds
-the file there and has nothing to do, and if two write at once, the second rename puts the same bytes in place. A writer
-holds a lock on its unfinished file. So a leftover is one that can be locked: its writer is dead, and it is removed.
+Sharing a directory. Peers of one host save the same content, so the name is the same, too: the second one finds the
+file there and has nothing to do, and if two write at once, the second rename puts the same bytes in place. A writer
+holds a lock on its unfinished file. So an unfinished file that can be locked has no writer any more, and is removed.
 
 Lineages. The manifest names the lineage that the state belongs to (`ancestry.py`). After a rollback a directory may
 hold checkpoints of a branch that the run has abandoned. They are not loaded as the newest. They are pruned separately
@@ -83,20 +83,20 @@ class CheckpointEntry(msgspec.Struct, frozen=True):
 
 
 class CheckpointManifest(msgspec.Struct, frozen=True):
-    """What a checkpoint holds."""
+    """The content of a checkpoint: everything but the arrays' bytes."""
 
     revision: int
     hash: HashKind
     keys: list[CheckpointEntry]
     lineage: Lineage | None = None
-    """The history that it belongs to; files of older versions name none."""
+    """The lineage that it belongs to; files of older versions name none."""
 
 
 _manifests = msgspec.json.Decoder(CheckpointManifest)
 
 
 class _Damaged(StateError):
-    """A checkpoint is not what it says it is, or the disk does not give it back: another one may do."""
+    """A checkpoint is damaged, or the disk cannot read it: another checkpoint may do."""
 
 
 class Checkpoints:
@@ -124,7 +124,7 @@ class Checkpoints:
         snapshot = Snapshot.take(state, private=True)
         manifest = _laid_out(snapshot.manifest)
         path = self.directory / _file_name(snapshot.manifest)
-        with _told(f"the checkpoint {path} cannot be written"):
+        with _errors_named(f"the checkpoint {path} cannot be written"):
             _make_directory(self.directory)
             self._remove_leftovers()
             if not _is_there(path, manifest):
@@ -137,7 +137,7 @@ class Checkpoints:
         """Load the newest checkpoint that is whole, and return its revision; None if there is none at all.
 
         A damaged one is named in a warning, and the next older one is tried. If all are damaged, `StateError` says so:
-        to begin again in spite of them is for the caller to decide. What a later lineage has abandoned is not tried.
+        whether to begin again is for the caller to decide. What a later lineage has abandoned is not tried.
         """
         found = self._not_abandoned()
         was_torn = state.torn
@@ -199,7 +199,7 @@ class Checkpoints:
         return found
 
     def _not_abandoned(self) -> list[Path]:
-        """The files without those that a lineage in this directory has left behind."""
+        """The files without those that a lineage in this directory has abandoned."""
         found = self._lineages()
         known = [lineage for _, lineage in found if lineage is not None]
         return [
@@ -214,7 +214,7 @@ class Checkpoints:
 
     def paths(self) -> list[Path]:
         """The files, newest revision first; of one revision, the file that was saved last."""
-        with _told(f"the checkpoints in {self.directory} cannot be listed"):
+        with _errors_named(f"the checkpoints in {self.directory} cannot be listed"):
             if not self.directory.exists():
                 return []
             found = [path for path in self.directory.iterdir() if _NAME.fullmatch(path.name)]
@@ -225,17 +225,17 @@ class Checkpoints:
             return [path for *_, path in sorted(dated, reverse=True)]
 
     def discard_after(self, revision: int) -> list[Path]:
-        """Remove the checkpoints that are newer than `revision`: those of a history that was rolled back."""
+        """Remove the checkpoints that are newer than `revision`: those of a lineage that was rolled back."""
         gone = [path for path in self.paths() if _revision_of(path) > revision]
-        with _told(f"the checkpoints in {self.directory} cannot be removed"):
+        with _errors_named(f"the checkpoints in {self.directory} cannot be removed"):
             for path in gone:
                 path.unlink(missing_ok=True)
         return gone
 
     def _prune(self, saved: Path, present: Lineage | None) -> None:
-        """Keep the newest revisions, and whatever was saved just now. A file that cannot be removed harms nobody.
+        """Keep the newest revisions, and what was saved just now. A file that cannot be removed does no harm.
 
-        Those of the run's own history are counted apart from all others.
+        Those of the run's own lineage are counted separately from all others.
         """
         own: list[Path] = []
         others: list[Path] = []
@@ -253,7 +253,7 @@ class Checkpoints:
                         _log.warning("an old checkpoint cannot be removed: %s", error)
 
     def _remove_leftovers(self) -> None:
-        """Remove what crashed saves left behind: our own unfinished files that nobody has locked."""
+        """Remove the unfinished files of crashed saves: those that no writer has locked."""
         for path in [each for each in self.directory.iterdir() if _UNFINISHED.fullmatch(each.name)]:
             with suppress(OSError), open(path, "rb") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -277,11 +277,11 @@ class Checkpoints:
 
 
 def _create(new_name: Callable[[], Path]) -> tuple[Path, FileIO]:
-    """A new file that is locked. Whoever removes leftovers may get in between: then try another one."""
+    """A new file that is locked. If another process removes it before the lock is taken, try another one."""
     while True:
         path = new_name()
         file = open(path, "xb", buffering=0)  # noqa: SIM115  # the caller closes it
-        with suppress(OSError):  # a file system without locks: then nobody can take it for a leftover either
+        with suppress(OSError):  # a file system without locks: then no process removes it as a leftover either
             fcntl.flock(file, fcntl.LOCK_EX)
         if path.exists():
             return path, file
@@ -289,8 +289,8 @@ def _create(new_name: Callable[[], Path]) -> tuple[Path, FileIO]:
 
 
 def _laid_out(state: StateManifest) -> CheckpointManifest:
-    """Where everything goes. The offsets are part of the manifest whose length they depend on, so they count from the
-    begin of the arrays; `_begin_of` says where that is.
+    """The layout of the file. The offsets are part of the manifest, on whose length they would depend; so they count
+    from the begin of the arrays, which `_begin_of` computes.
     """
     entries = []
     offset = 0
@@ -320,14 +320,14 @@ def _write_all(file: FileIO, manifest: CheckpointManifest, memories: list[ArrayM
 
 
 def _write_bytes(file: FileIO, content: bytes | Bytes) -> None:
-    """All of it: an unbuffered file may take less at a time."""
+    """Write all of it: an unbuffered file may take less at a time."""
     view = memoryview(content) if isinstance(content, bytes) else content.data
     while view:
         view = view[file.write(view) :]
 
 
 def _make_directory(directory: Path) -> None:
-    """Make it with its parents. A new directory survives a crash once the one that holds its name is synced, too."""
+    """Make it with its parents. A new directory survives a crash once its parent directory is synced, too."""
     made = [each for each in (directory, *directory.parents) if not each.exists()]
     directory.mkdir(parents=True, exist_ok=True)
     for each in made:
@@ -346,7 +346,7 @@ def _sync_directory(directory: Path) -> None:
 
 
 def _is_there(path: Path, manifest: CheckpointManifest) -> bool:
-    """Whether this very content was saved before: by this peer, or by another one that shares the directory."""
+    """Whether exactly this content was saved before: by this peer, or by another one that shares the directory."""
     try:
         with open(path, "rb", buffering=0) as file:
             found, begin = _manifest_in(path, file)
@@ -359,7 +359,7 @@ def _is_there(path: Path, manifest: CheckpointManifest) -> bool:
 
 
 def _load(path: Path, state: SharedState) -> int:
-    with _told(f"the checkpoint {path} cannot be read"), open(path, "rb", buffering=0) as file:
+    with _errors_named(f"the checkpoint {path} cannot be read"), open(path, "rb", buffering=0) as file:
         manifest, begin = _manifest_in(path, file)
         memories = {name: memory_of(array, name) for name, array in state.arrays.items()}
         _check_fit(path, manifest, memories)
@@ -378,7 +378,7 @@ def _load(path: Path, state: SharedState) -> int:
 
 
 def _digest(manifest: CheckpointManifest, state: SharedState) -> bytes:
-    """What `digest_of` an offer of exactly this content is."""
+    """`digest_of` an offer of exactly this content."""
     if manifest.hash != state.hash:
         return digest_of(Snapshot.take(state).manifest.offer("enforce-popular"))
     keys = [KeyOffer(each.name, each.dtype, each.shape, each.root, each.may_differ) for each in manifest.keys]
@@ -424,7 +424,7 @@ def _check_fit(path: Path, manifest: CheckpointManifest, memories: dict[str, Arr
 def _chunks(
     path: Path, file: FileIO, manifest: CheckpointManifest, begin: int
 ) -> Iterator[tuple[CheckpointEntry, int, Bytes]]:
-    """Every array in stretches of whole blocks, in one buffer that is used again and again."""
+    """Every array in chunks of whole blocks, all in one buffer that is reused."""
     buffer = np.empty(_CHUNK_BYTES, np.uint8)
     for entry in manifest.keys:
         file.seek(begin + entry.offset)
@@ -445,7 +445,7 @@ def _check_chunk(path: Path, manifest: CheckpointManifest, entry: CheckpointEntr
 
 
 def _has_hashes(chunk: Bytes, entry: CheckpointEntry, first: int, kind: HashKind) -> bool:
-    """Whether a stretch of whole blocks of an array is what the manifest says."""
+    """Whether a chunk of whole blocks of an array has the hashes of the manifest."""
     size = digest_bytes(kind)
     place = first // BLOCK_BYTES * size
     found = hashing.block_hashes(chunk, kind)
@@ -482,8 +482,8 @@ def _size_of(manifest: CheckpointManifest, begin: int) -> int:
 
 
 @contextmanager
-def _told(what: str) -> Iterator[None]:
-    """The system's errors as ours, which name the file."""
+def _errors_named(what: str) -> Iterator[None]:
+    """Raise the system's errors as Ringfold's, which name the file."""
     try:
         yield
     except OSError as error:

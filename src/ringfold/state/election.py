@@ -1,35 +1,35 @@
-"""Whose state wins a sync, who fetches what, and who is left out. Pure: offers in, a decision with its reasons out.
+"""Whose state wins a sync, who fetches what, and who is rejected. Pure: offers in, a decision with its reasons out.
 
-Words. A peer *votes* for its own content by offering it. A *voter* may do so at all; a voter whose revision is valid is
-a *candidate*. The candidates at the highest revision, the *expected* one, are counted by content; the largest set wins,
-ties go to the set with the longest member (the lowest id). A *holder* has the winner's content, a *receiver* fetches
-what it lacks, a *rejected* peer takes no part and is told why while the others go on.
+Terms. A peer *votes* for its own content by offering it. A *voter* is allowed to; a voter whose revision is valid is a
+*candidate*. The candidates at the highest revision, the *expected* one, are counted by content. The largest set wins;
+ties go to the set with the lowest id (lower ids joined earlier). A *holder* has the winner's content, a *receiver*
+fetches what it lacks. A *rejected* peer takes no part and gets the reason, while the others continue.
 
 Who votes. The group remembers its last finished sync: the revision R, who took part, and the digest of the content.
 
-    nothing finished yet      everybody votes: a loaded checkpoint has a higher revision than a fresh start, and wins
-    a participant is here     participants vote; whoever joined since only receives
-    no participant is here    peers that bring exactly R with exactly its content; or else a *resume* (below)
-    all agree to a rollback   and there is no candidate otherwise: as if nothing had finished yet
+    nothing finished yet       all vote: a loaded checkpoint has a higher revision than a fresh start, and wins
+    a participant is present   participants vote; peers that joined since then only receive
+    no participant is present  peers with exactly R and exactly its content vote; if there is none, see *resume* below
+    all agree to a rollback    and there is no candidate otherwise: as if nothing had finished yet
 
-A participant that is torn no longer has what it took part in, so it counts as not here. `receive-only` never votes.
+A participant that is torn no longer has what it took part in, so it counts as absent. `receive-only` never votes.
 
-Resume. R is lost with all who had it, and the run goes on from the newest *eligible* checkpoint: one of the group's
-present lineage up to R, or of an ancestor up to where that was left (`ancestry.py`). A checkpoint of an abandoned
-branch or of another run is not eligible, nor is a state that is no checkpoint. Peers list the checkpoints that they
-could load beside what they offer. If the newest eligible one is not loaded, nobody wins: the reason names it, the peer
-that has it loads it, and all sync again. Where nothing is finished, but a lineage is known, eligible checkpoints come
-first, too.
+Resume. All peers that had R are lost, and the run continues from the newest *eligible* checkpoint: one of the group's
+present lineage up to R, or of an ancestor up to where the lineage branched off (`ancestry.py`). A checkpoint of an
+abandoned branch or of another run is not eligible, nor is a state that is not a checkpoint. Besides their offer, peers
+list the checkpoints that they could load. If the newest eligible one is not loaded, no state wins: the reason names the
+checkpoint, the peer that has it loads it, and all sync again. If nothing is finished, but a lineage is known, eligible
+checkpoints take precedence, too.
 
-What is valid. A voter may be at R with the content of R (nothing happened since), or at R + 1 (the one change that
-everybody makes between two syncs), or at any revision from R on if its step loop counted every one of them. Anything
-else is a violation, and that peer is rejected: it skipped a sync, counted twice, or went back. A voter at R with other
-content changed its state and did not say so; nobody can know that it is right, so it receives.
+Which revisions are valid. A voter may be at R with the content of R (nothing happened since), or at R + 1 (the one
+change that all peers make between two syncs), or at any revision from R on if its step loop counted each of them.
+Anything else is a violation, and that peer is rejected: it skipped a sync, counted twice, or went back. A voter at R
+with other content changed its state without counting; it cannot be known to be right, so it receives.
 
 The highest valid revision wins over the most popular one: a peer at R + 1 has made a change that all make, and the one
-at R has not made it yet. The other way round a change that was agreed upon would be lost.
+at R has not made it yet. Otherwise a change that was agreed upon would be lost.
 
-Invariants: the winner's content is the content of a voter; who is rejected neither holds nor fetches; what is decided
+Invariants: the winner's content is the content of a voter; a rejected peer neither holds nor fetches; the decision
 depends on the offers alone, not on their order.
 """
 
@@ -44,21 +44,22 @@ from ringfold.wire.messages import Branch, KeyOffer, Lineage, Offer, PeerId, Rea
 
 @dataclass(frozen=True, slots=True)
 class FinishedSync:
-    """The last sync of a group that came to its end: what must not be lost."""
+    """The last sync of a group that was completed: what must not be lost."""
 
     revision: int
     participants: frozenset[PeerId]
     roots: bytes
     """`digest_of` the content."""
     names: tuple[str, ...] = ()
-    """Of the participants that keep checkpoints, sorted: those who come back have other numbers."""
+    """The names of the participants that save checkpoints, sorted: a peer that comes back has another id."""
 
 
 @dataclass(frozen=True, slots=True)
 class ElectedState:
-    """What happens now. `participants` are all who are not rejected; who is neither holder nor in `fetch` has it all,
-    but does not send. `rollback`: the run goes on from another revision than the one that was finished last. `resumes`:
-    nobody had to agree to that, because it is a checkpoint of the run's own history.
+    """The state that wins, and who fetches it. `participants` are all peers that are not rejected; one that is neither
+    a holder nor in `fetch` has it all, but does not send. `rollback`: the run continues from another revision than the
+    one that was finished last. `resumes`: no peer had to agree to that, because it is a checkpoint of the run's own
+    lineage.
     """
 
     revision: int
@@ -74,13 +75,13 @@ class ElectedState:
     resumes: bool = False
 
     def finished(self, participants: Iterable[PeerId], names: Iterable[str] = ()) -> FinishedSync:
-        """What is to be remembered when these have reported that they are complete."""
+        """What the group remembers when these have reported that they are complete."""
         return FinishedSync(self.revision, frozenset(participants), self.roots, tuple(sorted(names)))
 
 
 @dataclass(frozen=True, slots=True)
 class DivergedPeer:
-    """A long-standing member that holds other content than the winner, at the winner's revision."""
+    """A participant of the last sync that has other content than the winner, at the winner's revision."""
 
     peer: PeerId
     keys: list[str]
@@ -90,7 +91,7 @@ class DivergedPeer:
 
 @dataclass(frozen=True, slots=True)
 class NoWinner:
-    """Nobody's state wins, and nobody's state is touched: why, for each peer."""
+    """No state wins, and no state is changed; the reason for each peer."""
 
     reasons: dict[PeerId, Reason]
 
@@ -108,7 +109,7 @@ def elect(offers: Mapping[PeerId, Offer], last: FinishedSync | None, present: Li
     offers = {peer: offers[peer] for peer in sorted(offers)}
     if reason := _mixed_strategies(offers):
         return NoWinner(dict.fromkeys(offers, reason))
-    malformed, digests = _looked_at(offers)
+    malformed, digests = _check_offers(offers)
     sound = {peer: offer for peer, offer in offers.items() if peer in digests}
 
     vote = _vote(sound, digests, last, present)
@@ -120,15 +121,15 @@ def elect(offers: Mapping[PeerId, Offer], last: FinishedSync | None, present: Li
     counted = [peer for peer in vote.candidates if sound[peer].revision == expected]
     winners = _most_popular(counted, digests)
     plan = _plan(sound, winners, expected, rejected, digests)
-    said = f"{plan.text}; {len(winners)} of {len(counted)} votes at this revision"
-    return replace(plan, text=said, rollback=vote.rollback, winner=winners[0], resumes=vote.resumes)
+    text = f"{plan.text}; {len(winners)} of {len(counted)} votes at this revision"
+    return replace(plan, text=text, rollback=vote.rollback, winner=winners[0], resumes=vote.resumes)
 
 
 def diverged(offers: Mapping[PeerId, Offer], plan: ElectedState, last: FinishedSync | None) -> list[DivergedPeer]:
-    """The members that should hold the winning content, and do not.
+    """The members that should have the winning content, and do not.
 
-    A newcomer need not hold it, nor a peer that is torn, is a revision behind or only receives; after a rollback, no
-    peer need.
+    A newcomer need not have it, nor a peer that is torn, is a revision behind or only receives; after a rollback, no
+    peer need have it.
     """
     if last is None or plan.rollback:
         return []
@@ -145,7 +146,7 @@ def _should_agree(offer: Offer, plan: ElectedState) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Vote:
-    """Who may win. A failure goes to everybody who is not rejected for a reason of their own."""
+    """Which peers may win. A failure goes to all peers that are not rejected for another reason."""
 
     candidates: list[PeerId]
     rejected: dict[PeerId, Reason]
@@ -183,7 +184,7 @@ def _vote(
 def _first_vote(
     offers: Mapping[PeerId, Offer], digests: Mapping[PeerId, bytes], whole: list[PeerId], present: Lineage | None
 ) -> _Vote:
-    """Nothing is finished, or the peers that had it left with it. What a known lineage has left is not taken."""
+    """Nothing is finished, or the peers that had it left with it. What a known lineage has abandoned cannot win."""
     known = [offer.lineage for offer in offers.values() if offer.lineage is not None]
     known += [] if present is None else [present]
     alive = [peer for peer in whole if (of := _branch(offers[peer])) is None or not is_abandoned_by_any(of, known)]
@@ -207,7 +208,7 @@ def _resume(
     present: Lineage,
     last: FinishedSync,
 ) -> _Vote:
-    """The newest eligible checkpoint, among those that are loaded and those that could be."""
+    """The newest eligible checkpoint wins, if it is loaded; if it is only listed, it has to be loaded first."""
 
     def is_eligible(peer: PeerId) -> bool:
         of = _branch(offers[peer])
@@ -229,7 +230,7 @@ def _branch(offer: Offer) -> Branch | None:
 
 
 def _newest_listed(offers: Mapping[PeerId, Offer], present: Lineage, newest: int | None) -> Branch | None:
-    """The newest eligible checkpoint that somebody could load."""
+    """The newest eligible checkpoint that some peer could load."""
     listed = {
         checkpoint
         for offer in offers.values()
@@ -268,12 +269,12 @@ def _among_senders(
     eligible: Collection[PeerId],
     last: FinishedSync | None,
 ) -> _Vote:
-    """A sender must win, so all senders must agree, and each must be allowed to vote. And somebody must."""
+    """A sender must win, so all senders must agree, and each must be allowed to vote. And there must be a candidate."""
     senders = [peer for peer, offer in offers.items() if offer.strategy == "send-only"]
-    if strangers := [peer for peer in senders if peer not in eligible]:
-        why = "is torn" if offers[strangers[0]].torn else "took no part in the group's last sync"
-        text = f"peer {strangers[0]} wants to send its state (send-only), but may not: it {why}"
-        return replace(vote, failure=Reason("state", text, strangers))
+    if ineligible := [peer for peer in senders if peer not in eligible]:
+        why = "is torn" if offers[ineligible[0]].torn else "took no part in the group's last sync"
+        text = f"peer {ineligible[0]} wants to send its state (send-only), but may not: it {why}"
+        return replace(vote, failure=Reason("state", text, ineligible))
     sent: dict[tuple[int, bytes], PeerId] = {}
     for peer in (peer for peer in senders if peer not in vote.rejected):
         sent.setdefault((offers[peer].revision, digests[peer]), peer)
@@ -300,7 +301,7 @@ def _plan(
     rejected: dict[PeerId, Reason],
     digests: Mapping[PeerId, bytes],
 ) -> ElectedState:
-    """Compare everybody with the winner: structure first, then the content of each key that counts."""
+    """Compare all peers with the winner: structure first, then the content of each key that counts."""
     winner = winners[0]
     won = offers[winner]
     holders, participants, fetch = [], [], {}
@@ -333,11 +334,11 @@ def _lacking(offer: Offer, winner: Offer) -> list[tuple[int, bytes]]:
     return [(index, won.root) for index, (own, won) in pairs if not won.may_differ and own.root != won.root]
 
 
-# What is said when it does not work
+# Reasons
 
 
 def names(peers: Iterable[PeerId]) -> str:
-    """Peers, as a sentence names them."""
+    """Peers, as named in a sentence."""
     listed = [str(peer) for peer in peers]
     if len(listed) == 1:
         return f"peer {listed[0]}"
@@ -351,19 +352,19 @@ def _mixed_strategies(offers: Mapping[PeerId, Offer]) -> Reason | None:
         used.setdefault(offer.strategy, []).append(peer)
     if "enforce-popular" not in used or len(used) == 1:
         return None
-    said = "; ".join(f"{strategy} on {names(peers)}" for strategy, peers in sorted(used.items()))
+    listed = "; ".join(f"{strategy} on {names(peers)}" for strategy, peers in sorted(used.items()))
     others = [peer for peer, offer in offers.items() if offer.strategy != "enforce-popular"]
-    return Reason("usage", f"enforce-popular is for all peers or for none: {said}", others)
+    return Reason("usage", f"enforce-popular is for all peers or for none: {listed}", others)
 
 
-def _looked_at(offers: Mapping[PeerId, Offer]) -> tuple[dict[PeerId, Reason], dict[PeerId, bytes]]:
-    """Who sent what makes no sense, and the digests of the others. Most peers have the same: that is read once."""
+def _check_offers(offers: Mapping[PeerId, Offer]) -> tuple[dict[PeerId, Reason], dict[PeerId, bytes]]:
+    """The peers whose offer makes no sense, and the digests of the others. Equal offers are checked once."""
     malformed: dict[PeerId, Reason] = {}
     digests: dict[PeerId, bytes] = {}
     sound: set[bytes] = set()
     for peer, offer in offers.items():
         digest = digest_of(offer)
-        reason = _malformed(peer, offer, look_at_keys=digest not in sound)
+        reason = _malformed(peer, offer, check_keys=digest not in sound)
         if reason is None:
             digests[peer] = digest
             sound.add(digest)
@@ -372,11 +373,11 @@ def _looked_at(offers: Mapping[PeerId, Offer]) -> tuple[dict[PeerId, Reason], di
     return malformed, digests
 
 
-def _malformed(peer: PeerId, offer: Offer, *, look_at_keys: bool) -> Reason | None:
-    """What no honest peer sends, and what would break the comparison."""
+def _malformed(peer: PeerId, offer: Offer, *, check_keys: bool) -> Reason | None:
+    """Why an offer cannot be compared; a peer that keeps to the protocol sends no such offer."""
     length = digest_bytes(offer.hash)
     previous = ""
-    for key in offer.keys if look_at_keys else ():
+    for key in offer.keys if check_keys else ():
         if key.name <= previous:
             why = f"{key.name!r} is not in order"
         elif min(key.shape, default=0) < 0:
@@ -401,7 +402,7 @@ def _violation(peer: PeerId, offer: Offer, last: FinishedSync) -> Reason:
 
 
 def _wanted(checkpoint: Branch, last: FinishedSync | None) -> Reason:
-    """Somebody has it on disk: it is asked for, and this text is seen only if it cannot be loaded."""
+    """A peer has it on disk and is requested to load it. This text is shown only if it cannot be loaded."""
     text = f"{_name(last)} is lost, and revision {checkpoint.revision}, a checkpoint to go on from, is not loaded yet"
     return Reason("state_lost", text, numbers=[0 if last is None else last.revision], checkpoint=checkpoint)
 
@@ -445,8 +446,8 @@ def _flaw(offer: Offer, last: FinishedSync | None, present: Lineage | None) -> s
 def _no_candidate(
     offers: Mapping[PeerId, Offer], rejected: Mapping[PeerId, Reason], last: FinishedSync | None
 ) -> Reason:
-    """Each peer with the reason why its state cannot be the one."""
-    said = []
+    """Each peer with the reason why its state cannot win."""
+    reasons = []
     for peer, offer in offers.items():
         if offer.torn:
             why = "is torn"
@@ -458,8 +459,8 @@ def _no_candidate(
             why = f"(revision {offer.revision}) took no part in the last sync"
         else:
             why = f"was changed, but still has revision {offer.revision}"
-        said.append(f"peer {peer} {why}")
-    return Reason("state", f"nobody has a state that the others could take: {'; '.join(said)}")
+        reasons.append(f"peer {peer} {why}")
+    return Reason("state", f"nobody has a state that the others could take: {'; '.join(reasons)}")
 
 
 def _difference(offers: Mapping[PeerId, Offer], one: PeerId, other: PeerId) -> str:
@@ -473,20 +474,20 @@ def _difference(offers: Mapping[PeerId, Offer], one: PeerId, other: PeerId) -> s
 
 
 def _other_structure(offer: Offer, won: Offer, winner: PeerId) -> str:
-    """The first thing in which two structures differ, with both sides."""
+    """The first difference of two structures, with both sides."""
     if offer.hash != won.hash:
         return f"its hash is {offer.hash}, but {won.hash} on peer {winner}"
     here = {key.name: key for key in offer.keys}
     there = {key.name: key for key in won.keys}
     for name in sorted(here.keys() | there.keys()):
         if name not in there:
-            return f"{name!r} is {_facts(here[name])} there, but is not there at all on peer {winner}"
+            return f"{name!r} is {_description(here[name])} there, but is not there at all on peer {winner}"
         if name not in here:
-            return f"{name!r} is missing there, but is {_facts(there[name])} on peer {winner}"
-        if _facts(here[name]) != _facts(there[name]):
-            return f"{name!r} is {_facts(here[name])} there, but {_facts(there[name])} on peer {winner}"
+            return f"{name!r} is missing there, but is {_description(there[name])} on peer {winner}"
+        if _description(here[name]) != _description(there[name]):
+            return f"{name!r} is {_description(here[name])} there, but {_description(there[name])} on peer {winner}"
     raise AssertionError("the structures are equal")
 
 
-def _facts(key: KeyOffer) -> str:
+def _description(key: KeyOffer) -> str:
     return f"{key.dtype} {list(key.shape)}" + (" and may differ" if key.may_differ else "")

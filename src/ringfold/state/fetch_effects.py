@@ -18,7 +18,7 @@ class WantedKey:
 
 @dataclass(frozen=True, slots=True)
 class RequestHashes:
-    """Ask this source for the block hashes of these keys."""
+    """Request the block hashes of these keys from this source."""
 
     peer: PeerId
     keys: list[int]
@@ -26,7 +26,7 @@ class RequestHashes:
 
 @dataclass(frozen=True, slots=True)
 class RequestBlocks:
-    """Ask this source for these blocks, as (key, block), and expect them in this order as one batch."""
+    """Request these blocks, as (key, block), from this source, and expect them in this order as one batch."""
 
     peer: PeerId
     batch: int
@@ -35,8 +35,8 @@ class RequestBlocks:
 
 @dataclass(frozen=True, slots=True)
 class AnnounceBlocks:
-    """Tell all fellows that these blocks are here now, as (key, first, count). None at all: nothing new will come from
-    here, except what other fellows have.
+    """Announce to all relays that these blocks are here now, as (key, first, count). An empty list: nothing new will
+    come from here, except what other relays have.
     """
 
     ranges: list[BlockRange]
@@ -44,7 +44,7 @@ class AnnounceBlocks:
 
 @dataclass(frozen=True, slots=True)
 class CorruptBlock:
-    """A block came wrong, or (without one) the key's list of hashes. It is fetched elsewhere; all should hear of it."""
+    """A block was wrong, or (None) the key's list of hashes. It is fetched elsewhere. Report it to the master."""
 
     peer: PeerId
     key: int
@@ -53,7 +53,7 @@ class CorruptBlock:
 
 @dataclass(frozen=True, slots=True)
 class DropSource:
-    """Close the connection to this source, before anything else: it does not keep to the protocol, or lies."""
+    """Close the connection to this source before the next effect: it breaks the protocol, or lies."""
 
     peer: PeerId
     text: str
@@ -66,7 +66,7 @@ class FetchComplete:
 
 @dataclass(frozen=True, slots=True)
 class FetchStuck:
-    """Something is missing that nobody has any more. Nothing follows; what was written leaves the state torn."""
+    """Something is missing that no source has any more. Nothing follows; what was written leaves the state torn."""
 
     text: str
     blame: list[PeerId]

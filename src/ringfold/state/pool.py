@@ -1,13 +1,14 @@
 """Which block a receiver requests next, and from which source. Pure: a leaf of `fetch.py`.
 
-All blocks that may be fetched are numbered through, key after key. A block is *free* while it is wanted and asked of
-nobody. Receivers of one sync begin at different places of the numbering (`start`) and go around: so each takes another
-part of the state from the holders first, and finds the rest at its *fellows*, the other receivers, when it gets there.
+All blocks that may be fetched are numbered consecutively, key after key. A block is *free* while it is wanted and not
+requested from any source. The receivers of one sync begin at different positions of the numbering (`start`) and wrap
+around. So each takes another part of the state from the holders first, and finds the rest at the *relays*, the other
+receivers, when it gets there.
 
-A fellow is asked only for what it announced. A holder has everything, but what a fellow has as well comes last there:
-the holders' links are the narrow place when many peers join at once.
+A relay is sent requests only for what it announced. A holder has everything, but what a relay has as well is requested
+from a holder last: the holders' links are the bottleneck when many peers join at once.
 
-The heaps are cleaned lazily: a block may lie in several of them, and counts only while it is free.
+The heaps are cleaned lazily: a block may be in several of them, and counts only while it is free.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -17,50 +18,50 @@ from ringfold.wire.messages import PeerId
 
 
 class BlockPool:
-    """The free blocks. What is taken out is the caller's until it is put back."""
+    """The free blocks. A block that is taken belongs to the caller until it is put back."""
 
     def __init__(self, total: int, start: int) -> None:
         self._total, self._start = total, start
         self._free: set[int] = set()
         self._rare: list[int] = []
-        """Blocks as distances from `start`, a heap: those that no fellow had when they were last looked at."""
+        """A heap of blocks, as distances from `start`: those that no relay had when they were last considered."""
         self._common: list[int] = []
         self._held: dict[PeerId, bytearray] = {}
-        self._of_fellow: dict[PeerId, list[int]] = {}
+        self._by_relay: dict[PeerId, list[int]] = {}
         self._refused: dict[int, set[PeerId]] = {}
 
     def put(self, blocks: Iterable[int]) -> None:
-        """These are wanted, and asked of nobody."""
+        """These are wanted, and not requested from any source."""
         fresh = [block for block in blocks if block not in self._free]
         self._free.update(fresh)
         places = [self._place(block) for block in fresh]
         _push_all(self._rare, places)
-        for fellow, held in self._held.items():
+        for relay, held in self._held.items():
             theirs = [place for place, block in zip(places, fresh, strict=True) if held[block]]
-            _push_all(self._of_fellow[fellow], theirs)
+            _push_all(self._by_relay[relay], theirs)
 
-    def announce(self, fellow: PeerId, first: int, last: int) -> None:
-        """A fellow has the blocks from `first` up to `last`."""
-        held = self._held.setdefault(fellow, bytearray(self._total))
-        heap = self._of_fellow.setdefault(fellow, [])
+    def announce(self, relay: PeerId, first: int, last: int) -> None:
+        """A relay has the blocks from `first` up to `last`."""
+        held = self._held.setdefault(relay, bytearray(self._total))
+        heap = self._by_relay.setdefault(relay, [])
         new = [block for block in range(first, last) if block in self._free and not held[block]]
         held[first:last] = b"\1" * (last - first)
         _push_all(heap, [self._place(block) for block in new])
 
-    def forget(self, fellow: PeerId) -> None:
-        """A fellow is gone, with what it had."""
-        self._held.pop(fellow, None)
-        self._of_fellow.pop(fellow, None)
+    def forget(self, relay: PeerId) -> None:
+        """A relay is lost, with what it had."""
+        self._held.pop(relay, None)
+        self._by_relay.pop(relay, None)
 
     def refuse(self, peer: PeerId, block: int) -> None:
         """Never take this block from this peer again."""
         self._refused.setdefault(block, set()).add(peer)
 
-    def take(self, peer: PeerId, is_holder: bool, most: int, cost: Callable[[int], int]) -> list[int]:
-        """The next blocks for this source, as many as `most` pays for, but at least one if it has any."""
-        heaps = [self._rare, self._common] if is_holder else [self._of_fellow.get(peer, [])]
+    def take(self, peer: PeerId, is_holder: bool, max_cost: int, cost: Callable[[int], int]) -> list[int]:
+        """The next blocks for this source, of a total cost up to `max_cost`, but at least one if it has any."""
+        heaps = [self._rare, self._common] if is_holder else [self._by_relay.get(peer, [])]
         taken: list[int] = []
-        aside: list[int] = []
+        skipped: list[int] = []
         for heap in heaps:
             while heap:
                 place = heappop(heap)
@@ -71,34 +72,34 @@ class BlockPool:
                     heappush(self._common, place)
                     continue
                 if peer in self._refused.get(block, ()):
-                    aside.append(place)
+                    skipped.append(place)
                     continue
-                if taken and cost(block) > most:
+                if taken and cost(block) > max_cost:
                     heappush(heap, place)
                     break
-                most -= cost(block)
+                max_cost -= cost(block)
                 self._free.remove(block)
                 taken.append(block)
             if taken:
                 break
         if is_holder:
-            _push_all(self._rare, aside)
+            _push_all(self._rare, skipped)
         return taken
 
-    def sources_of(self, block: int, holders: Iterable[PeerId], hopes: Iterable[PeerId]) -> bool:
-        """Whether this block can still come from one of `holders`, from a fellow, or from one who may get it yet."""
+    def has_source(self, block: int, holders: Iterable[PeerId], candidates: Iterable[PeerId]) -> bool:
+        """Whether this block can still come from a holder, from a relay, or from a candidate, which may get it yet."""
         refused = self._refused.get(block, ())
-        with_it = (fellow for fellow, held in self._held.items() if held[block])
-        return any(peer not in refused for peers in (holders, with_it, hopes) for peer in peers)
+        with_it = (relay for relay, held in self._held.items() if held[block])
+        return any(peer not in refused for peers in (holders, with_it, candidates) for peer in peers)
 
-    def holds_any(self, fellow: PeerId, first: int, last: int) -> bool:
-        """Whether a fellow announced one of these blocks."""
-        held = self._held.get(fellow)
+    def holds_any(self, relay: PeerId, first: int, last: int) -> bool:
+        """Whether a relay announced one of these blocks."""
+        held = self._held.get(relay)
         return held is not None and held.find(1, first, last) >= 0
 
     @property
     def has_refused(self) -> bool:
-        """Whether anybody gave a block wrongly."""
+        """Whether any source sent a block wrong."""
         return bool(self._refused)
 
     @property
@@ -108,11 +109,11 @@ class BlockPool:
 
     @property
     def refused(self) -> list[int]:
-        """The free blocks that somebody gave wrongly."""
+        """The free blocks that some source sent wrong."""
         return sorted(block for block in self._refused if block in self._free)
 
     def refused_of(self, peers: Collection[PeerId]) -> list[int]:
-        """The blocks that all of these gave wrongly."""
+        """The blocks that all of these sent wrong."""
         return [block for block, by in self._refused.items() if by.issuperset(peers)]
 
     def _place(self, block: int) -> int:

@@ -1,8 +1,8 @@
-"""The named arrays that all peers keep bit-identical, and the number that says how far they have come.
+"""The named arrays that all peers keep bit-identical, and the revision, which counts their common changes.
 
 A state is *torn* while some of its blocks come from another state than the rest: a sync, or the loading of a
-checkpoint, began to write and did not end. A torn state never votes. Whatever makes it whole again, a sync or a
-checkpoint that is loaded completely, takes the mark away.
+checkpoint, began to write and did not end. A torn state never votes. It is whole again after a sync, or after a
+checkpoint was loaded completely.
 """
 
 import operator
@@ -90,7 +90,7 @@ class SharedState:
             if isinstance(array, MayDiffer):
                 self._may_differ.add(name)
                 array = array.array
-            memory_of(array, name)  # refuse here what no sync could use
+            memory_of(array, name)  # raises now what each sync would raise
             self._arrays[name] = array
         self._hash: HashKind = hash
         self._torn = False
@@ -150,20 +150,20 @@ class SharedState:
 
 
 def set_torn(state: SharedState, torn: bool) -> None:
-    """Mark a state before the first byte of another one is written into it; take the mark away after the last."""
+    """Mark a state as torn before the first byte of another one is written into it; unmark it after the last."""
     state._torn = torn
 
 
 def note_saved(state: SharedState) -> None:
-    """The program keeps checkpoints of this state: after a loss, its process may come back with one."""
+    """The program saves checkpoints of this state: after a loss, its process may come back with one."""
     state._is_saved = True
 
 
 def lineage_of(state: SharedState) -> Lineage | None:
-    """The history that the state belongs to, as the last sync or the last checkpoint said."""
+    """The lineage that the state belongs to, according to the last sync or the last loaded checkpoint."""
     return state._lineage
 
 
 def set_lineage(state: SharedState, lineage: Lineage | None, loaded: LoadedCheckpoint | None = None) -> None:
-    """The state is part of this history from now on. `loaded` says which checkpoint it is, for as long as it is."""
+    """The state is part of this lineage from now on. `loaded` names the checkpoint that it is now, if it is one."""
     state._lineage, state._loaded = lineage, loaded

@@ -2,9 +2,10 @@
 
 Nothing outlives the parent, however it ends:
 
-* Every process asks the kernel for SIGKILL at its parent's death (PR_SET_PDEATHSIG, which survives exec). `launch` runs
-  this file as a script, which does that and then becomes the real command. Our own commands call `die_with_parent`
-  themselves, which saves the start of an interpreter; so does a grandchild, such as a rank that `mpirun` started.
+* The kernel sends every process SIGKILL at its parent's death (PR_SET_PDEATHSIG, which survives exec). `launch` runs
+  this file as a script, which requests that and then becomes the real command. Our own commands call
+  `die_with_parent` themselves, which saves the start of an interpreter; so does a grandchild, such as a rank that
+  `mpirun` started.
 * Every process leads a session of its own, so that a Ctrl-C of the terminal reaches the parent only. The parent ends
   its processes in its own order: first those that clean up after themselves, then all of them by group.
 * Sockets, output and scratch files are in one private directory, which is removed with the cluster.
@@ -41,10 +42,10 @@ from typing import IO, Any, Self, TypeVar
 
 Message = dict[str, Any]
 _Found = TypeVar("_Found")
-_Kind = TypeVar("_Kind", bound="Process")
+_Kind = TypeVar("_Kind", bound="ClusterProcess")
 
 WAIT_S = 30.0
-"""The deadline of every wait that nobody measures: long, because a loaded machine is no failure."""
+"""The deadline of every wait that is not measured: long, because a loaded machine is no failure."""
 START_S = 20.0
 MASTER_PORT = 48148
 _PR_SET_PDEATHSIG = 1
@@ -77,7 +78,7 @@ class ChannelClosed(EOFError):
 
 
 class Channel:
-    """One JSON object per line, both ways, over a connected Unix socket."""
+    """One JSON object per line, in both directions, over a connected Unix socket."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -173,7 +174,7 @@ class _Endpoint:
         """The index of the first message that no `expect` has passed."""
         self.is_closed = False
         self.closed_because = ""
-        """Set until the unexpected end was raised."""
+        """Why it was closed."""
         self.may_exit = False
 
     def pull(self) -> None:
@@ -192,10 +193,10 @@ class _Endpoint:
         return self.messages.pop(self.next) if len(self.messages) > self.next else None
 
 
-class Process:
+class ClusterProcess:
     """A process of a cluster. `stdout` and `stderr` are what it prints, `messages` what it has sent."""
 
-    def __init__(self, cluster: "Cluster", name: str, command: Sequence[str], env: Mapping[str, str]) -> None:
+    def __init__(self, cluster: "LocalCluster", name: str, command: Sequence[str], env: Mapping[str, str]) -> None:
         self.name, self._cluster = name, cluster
         paths = [cluster.directory / f"{name}.{end}" for end in ("out", "log")]
         self.stdout, self.stderr = map(Output, paths)
@@ -209,7 +210,7 @@ class Process:
     # Signals and the end
 
     def send_signal(self, number: signal.Signals) -> float:
-        """Send a signal; the monotonic time (s) just before, for those who measure."""
+        """Send a signal; the monotonic time (s) just before, for measurements."""
         at_s = time.monotonic()
         os.kill(self.pid, number)
         return at_s
@@ -235,7 +236,7 @@ class Process:
         self._endpoint.may_exit = True
 
     def wait_frozen(self) -> None:
-        """Wait until the kernel has stopped every thread, whoever sent the signal."""
+        """Wait until the kernel has stopped every thread. The signal may come from any process."""
         self._poll(lambda: all(state in "TZX" for state in self._thread_states()) or None, WAIT_S, "is not stopped")
 
     @property
@@ -269,7 +270,7 @@ class Process:
 
     @property
     def messages(self) -> list[Message]:
-        """What it has sent, except what `Cluster.receive` has taken."""
+        """What it has sent, except what `LocalCluster.receive` has taken."""
         return self._endpoint.messages
 
     def expect(
@@ -347,7 +348,7 @@ class Process:
         return self._poll(find, timeout_s, f"did not print {text!r}")
 
     def _poll(self, find: Callable[[], _Found | None], timeout_s: float, what: str) -> _Found:
-        """Wait for something that only looking can tell. A process that has ended will not do it any more."""
+        """Poll until `find` returns something. A process that has ended will not do it any more."""
         deadline = time.monotonic() + timeout_s
         while True:
             running = self.is_running
@@ -364,14 +365,14 @@ class Process:
         return not self.is_running
 
 
-class MasterProcess(Process):
+class MasterProcess(ClusterProcess):
     """`ringfold master`. `address` is the first address at which it listens."""
 
     address = ""
     _logged: Sequence[Message] = ()
 
     def wait_listening(self) -> None:
-        line = self.expect_output("listening on ", START_S)
+        line = self.expect_output("listening on ")
         self.address = line.removeprefix("listening on ").split(",")[0]
 
     def wait_leading(self, timeout_s: float = START_S) -> None:
@@ -398,11 +399,12 @@ class MasterProcess(Process):
 
     def expect_registered(self, count: int) -> None:
         """Wait until so many peers have ever registered, by its log."""
-        enough = lambda: len(self.events("peer_registered")) >= count or None  # noqa: E731 - what is polled
-        self._poll(enough, WAIT_S, f"has not registered {count} peers")
+        self._poll(
+            lambda: len(self.events("peer_registered")) >= count or None, WAIT_S, f"has not registered {count} peers"
+        )
 
 
-class Cluster:
+class LocalCluster:
     """The processes of one measurement or test, as a context: leaving it ends them and removes the rest.
 
     `environment` is what every process starts with; by default that of this process.
@@ -414,12 +416,13 @@ class Cluster:
     """Whether the end of a process is a failure until it is allowed."""
 
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
-        self.directory = Path(tempfile.mkdtemp(prefix="ringfold-cluster-"))
+        # Short: the path of a Unix socket has at most 107 bytes, and the temporary directory may be a long one.
+        self.directory = Path(tempfile.mkdtemp(prefix="rf-cluster-"))
         self.address = str(self.directory / "channel")
-        self.processes: dict[str, Process] = {}
+        self.processes: dict[str, ClusterProcess] = {}
         self._environment = dict(os.environ if environment is None else environment)
         self._endpoints: dict[str, _Endpoint] = {}
-        self._terminate_first: list[Process] = []
+        self._terminate_first: list[ClusterProcess] = []
         self._changed = threading.Condition()
         self._old_handler: Callable[[int, FrameType | None], Any] | int | signal.Handlers | None = None
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -448,9 +451,9 @@ class Cluster:
 
     def start(
         self, name: str, command: Sequence[str], *, env: Mapping[str, str] | None = None, terminate_first: bool = False
-    ) -> Process:
+    ) -> ClusterProcess:
         """Start any command. One that cleans up after itself (`mpirun`) is terminated first, and gets a moment."""
-        process = self._start(Process, name, [*_launcher(), *command], env or {})
+        process = self._start(ClusterProcess, name, [*_launcher(), *command], env or {})
         if terminate_first:
             self._terminate_first.append(process)
         return process
@@ -462,16 +465,20 @@ class Cluster:
         *arguments: object,
         inside: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
-    ) -> Process:
+    ) -> ClusterProcess:
         """Start a Python file or module that connects here: `SCRIPT ADDRESS NAME ARGUMENT...`."""
         target = [str(script)] if str(script).endswith(".py") else ["-m", str(script)]
         # Without -P the folder of a file would become importable, with everything beside it.
         command = [*inside, sys.executable, "-P", *target, self.address, name, *map(str, arguments)]
         return self.start(name, command, env=env)
 
-    def start_command(self, name: str, *arguments: str, inside: Sequence[str] = (), **settings: object) -> Process:
+    def start_command(
+        self, name: str, *arguments: str, inside: Sequence[str] = (), **settings: object
+    ) -> ClusterProcess:
         """Start a `ringfold` command. `inside` is a prefix, such as `network.inside(host)`."""
-        return self._start(Process, name, ringfold_command(*arguments, inside=inside), settings_environment(settings))
+        return self._start(
+            ClusterProcess, name, ringfold_command(*arguments, inside=inside), settings_environment(settings)
+        )
 
     def start_master(
         self,
@@ -494,7 +501,7 @@ class Cluster:
 
     def start_agent(
         self, name: str, directory: Path, *options: str, inside: Sequence[str] = (), log_level: str = "warning"
-    ) -> Process:
+    ) -> ClusterProcess:
         """Start `ringfold agent` with a directory of its own."""
         arguments = ["agent", "--dir", str(directory), "--log-level", log_level, *options]
         return self.start_command(name, *arguments, inside=inside)
@@ -572,7 +579,7 @@ class Cluster:
     def wait_for(
         self, find: Callable[[], _Found | None], timeout_s: float, give_up: Callable[[], bool] = lambda: False
     ) -> _Found | None:
-        """What `find` returns, looked for whenever a message came; None at the deadline, or when `give_up` says so."""
+        """The first result of `find`, called after every message; None at the deadline, or when `give_up` is true."""
         deadline = time.monotonic() + timeout_s
         give_up_at = None
         with self._changed:
@@ -587,7 +594,7 @@ class Cluster:
                     give_up_at = now + _HELLO_S
                 self._changed.wait(min(deadline - now, _MAX_WAIT_S if give_up_at is None else _POLL_S))
 
-    def drain(self, process: Process) -> None:
+    def drain(self, process: ClusterProcess) -> None:
         """Take in what a process that has ended had sent."""
         with self._changed:
             self.endpoint(process.name).pull()

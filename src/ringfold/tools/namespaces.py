@@ -44,7 +44,7 @@ def missing(tools: Sequence[str] = ("ip", "tc")) -> str | None:
 
 
 class Namespaces:
-    """The namespaces of one network, by host, as a context. Leaving it, in whatever way, removes all of them."""
+    """The namespaces of one network, by host, as a context. Leaving it removes all of them."""
 
     def __init__(self, prefix: str) -> None:
         self._kind, self._prefix = prefix, f"{prefix}-{os.getpid()}-{next(_numbers)}"

@@ -8,7 +8,7 @@ How to use it, together with a cluster of processes:
 
     if why := missing():
         ...  # show `why`, and skip
-    with ShapedNetwork([Shape(up_mbit=200, down_mbit=200)] * 4) as network, Cluster() as cluster:
+    with ShapedNetwork([Shape(up_mbit=200, down_mbit=200)] * 4) as network, LocalCluster() as cluster:
         where = network.start_master(cluster).address
         cluster.start_worker("peer-0", "worker.py", where, inside=network.inside(0))
         cluster.wait_connected(["peer-0"], 20)  # a cluster's channels are Unix sockets, which reach across namespaces
@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from ringfold.tools.cluster import MASTER_PORT, Cluster, MasterProcess
+from ringfold.tools.cluster import MASTER_PORT, LocalCluster, MasterProcess
 from ringfold.tools.namespaces import Namespaces, ShapingFailed, missing, run_command
 
 __all__ = ["HUB", "MAX_HOSTS", "Shape", "ShapedNetwork", "ShapingFailed", "missing"]
@@ -104,7 +104,7 @@ class ShapedNetwork:
         """The calling thread moves to a host: sockets that it makes belong there. Other threads stay where they are."""
         return self._namespaces.within(_name(host))
 
-    def start_master(self, cluster: Cluster) -> MasterProcess:
+    def start_master(self, cluster: LocalCluster) -> MasterProcess:
         """Start a master in the hub."""
         listen = f"{self.address(HUB)}:{MASTER_PORT}"
         return cluster.start_master(listen=listen, arguments=["--insecure"], inside=self.inside(HUB))

@@ -6,7 +6,7 @@ import sys
 
 from ringfold.errors import StoreError
 from ringfold.store import open_store
-from ringfold.tools.cluster import Cluster, ProcessFailed, free_port
+from ringfold.tools.cluster import LocalCluster, ProcessFailed, free_port
 
 KINDS = ("sqlite", "redis", "etcd", "tcp")
 ANSWER_S = 60.0
@@ -31,7 +31,7 @@ class StoreServer:
     nothing to start, to freeze or to kill.
     """
 
-    def __init__(self, cluster: Cluster, kind: str, name: str = "store") -> None:
+    def __init__(self, cluster: LocalCluster, kind: str, name: str = "store") -> None:
         self.kind, self._cluster, self._stem = kind, cluster, name
         self._folder, self._port, self._peer_port = cluster.directory / name, free_port(), free_port()
         self._folder.mkdir()

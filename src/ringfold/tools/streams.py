@@ -1,8 +1,9 @@
-"""Plain streams between two hosts, both ways at once: what the kernel alone can do, for benchmarks to compare with.
+"""Plain streams between two hosts, in both directions at once: the kernel alone, for benchmarks to compare with.
 
 One side listens and the other one connects: `listening` and `connected` give a stream per path, or with `mptcp` one
-Multipath TCP connection that the kernel spreads over the paths itself (`mptcp_commands` tell it which there are).
-`saturate` fills all streams for a while and says how much came on each; `exchange` moves so many bytes both ways.
+Multipath TCP connection that the kernel spreads over the paths itself (`mptcp_commands` configure them).
+`saturate` fills all streams for a while and returns the rate of each; `exchange` moves so many bytes both ways.
+`send_bursts` is UDP background traffic.
 """
 
 import selectors
@@ -30,7 +31,7 @@ def mptcp_missing() -> str | None:
 
 
 def mptcp_commands(spaces: Sequence[str], addresses: Sequence[str], devices: Sequence[str]) -> Iterator[list[str]]:
-    """The `ip` commands for two hosts' namespaces: the first one, which listens, tells the other of its `addresses`."""
+    """The `ip` commands for two hosts' namespaces: the first one, which listens, announces its `addresses`."""
     for space in spaces:
         yield ["ip", "-n", space, "mptcp", "limits", "set", "subflow", "8", "add_addr_accepted", "8"]
     for address, device in list(zip(addresses, devices, strict=True))[1:]:
@@ -94,22 +95,22 @@ def saturate(streams: Streams, settle_s: float, seconds: float) -> list[float]:
 def exchange(stream: socket.socket, size: int) -> int:
     """Send `size` bytes and receive as many; nanoseconds until both sides have all of theirs, and know it."""
     began = time.monotonic_ns()
-    left, wanted, told, heard = size, size, False, False
+    left, wanted, has_sent_done, has_received_done = size, size, False, False
     selector = selectors.DefaultSelector()
     selector.register(stream, selectors.EVENT_READ | selectors.EVENT_WRITE)
-    while not (told and heard):
+    while not (has_sent_done and has_received_done):
         events = selector.select(60)[0][1]
         if events & selectors.EVENT_READ:
             got = len(stream.recv(min(1 << 20, wanted) if wanted else 1))
             if not got:
                 raise ConnectionError("the other side is gone")
-            heard = not wanted
+            has_received_done = not wanted
             wanted -= min(got, wanted)
         if events & selectors.EVENT_WRITE and left:
             left -= _send_some(stream, memoryview(_CHUNK)[: min(left, len(_CHUNK))])
-        elif events & selectors.EVENT_WRITE and not wanted and not told:
-            told = _send_some(stream, _DONE) == 1
-        interest = selectors.EVENT_READ | (selectors.EVENT_WRITE if left or (not wanted and not told) else 0)
+        elif events & selectors.EVENT_WRITE and not wanted and not has_sent_done:
+            has_sent_done = _send_some(stream, _DONE) == 1
+        interest = selectors.EVENT_READ | (selectors.EVENT_WRITE if left or (not wanted and not has_sent_done) else 0)
         selector.modify(stream, interest)
     selector.close()
     return time.monotonic_ns() - began

@@ -83,7 +83,7 @@ def _ended(effects: list[Effect]) -> list[Ended]:
 
 def test_a_ring_without_its_dialers_ends_the_session_and_not_its_thread() -> None:
     peer = registered()
-    [ended] = _ended(peer.hears(CONTROL, replace(RECORD, dialers=[])))
+    [ended] = _ended(peer.receives(CONTROL, replace(RECORD, dialers=[])))
     assert "its dialers are not ends of its edges" in str(ended.error)
 
 
@@ -92,8 +92,8 @@ def test_a_welcome_that_cannot_be_meant_counts_as_a_failed_try() -> None:
     peer = Peer()
     joining(peer)
     peer.step(Opened(CONTROL, NONCE))
-    peer.hears(CONTROL, m.Challenge(MASTER_NONCE, VERSION, VERSION))
+    peer.receives(CONTROL, m.Challenge(MASTER_NONCE, VERSION, VERSION))
     proof = prove(TOKEN, "welcome", NONCE, MASTER_NONCE)
-    effects = peer.hears(CONTROL, m.Welcome(ME, 1, proof, m.Liveness(heartbeat_ms=0)))
+    effects = peer.receives(CONTROL, m.Welcome(ME, 1, proof, m.Liveness(heartbeat_ms=0)))
     assert not _ended(effects)
     assert any(isinstance(each, CloseConn) for each in effects)

@@ -20,7 +20,7 @@ from ringfold.store.in_memory import MemoryDriver, MemoryServer
 
 DEADLINE_S = 30.0
 
-# Who speaks, and what is said: pure
+# The speaker, and the numbers: pure
 
 
 class Fake:
@@ -147,9 +147,9 @@ def test_a_speaker_that_has_waited_for_as_long_as_it_may_raises() -> None:
         shared([lone])
 
 
-@pytest.mark.parametrize(("other", "told"), [({"rank": 1}, "ranks 0 to 1"), ({"world": 3}, "worlds 2 to 3")])
-def test_peers_of_one_group_with_different_counters_are_told(other: dict[str, int], told: str) -> None:
-    with pytest.raises(rf.UsageError, match=told):
+@pytest.mark.parametrize(("other", "text"), [({"rank": 1}, "ranks 0 to 1"), ({"world": 3}, "worlds 2 to 3")])
+def test_peers_of_one_group_with_different_counters_are_refused(other: dict[str, int], text: str) -> None:
+    with pytest.raises(rf.UsageError, match=text):
         shared([Member(1), Member(2, **other)])
 
 

@@ -103,7 +103,7 @@ class Peer:
                 effects = effects + self.machine.step(self.now_ns, Dialled(effect.key, self.last_conn))
         return effects
 
-    def hears(self, conn: int, message: Message) -> list[Effect]:
+    def receives(self, conn: int, message: Message) -> list[Effect]:
         return self.step(MessageReceived(conn, frames.encode(message)))
 
     def later(self, ms: int) -> list[Effect]:
@@ -125,8 +125,8 @@ def registered(timings: PeerTimings = TIMINGS) -> Peer:
     peer = Peer(timings)
     joining(peer)
     peer.step(Opened(CONTROL, NONCE))
-    peer.hears(CONTROL, Challenge(MASTER_NONCE, VERSION, VERSION))
-    peer.hears(CONTROL, Welcome(ME, 1, prove(TOKEN, "welcome", NONCE, MASTER_NONCE), Liveness()))
+    peer.receives(CONTROL, Challenge(MASTER_NONCE, VERSION, VERSION))
+    peer.receives(CONTROL, Welcome(ME, 1, prove(TOKEN, "welcome", NONCE, MASTER_NONCE), Liveness()))
     return peer
 
 
@@ -172,26 +172,26 @@ def lane_welcome(dialler_nonce: bytes, challenge: bytes) -> LaneWelcome:
 
 def attach(peer: Peer, made: Record, guest: int = 100) -> list[Effect]:
     """Bring a peer into an epoch of two or more members in which every source dials. Returns all effects."""
-    effects = peer.hears(CONTROL, made)
+    effects = peer.receives(CONTROL, made)
     dialled = peer.last_conn
     effects += peer.step(Opened(dialled, NONCE))
-    effects += peer.hears(dialled, Challenge(MASTER_NONCE, VERSION, VERSION))
-    effects += peer.hears(dialled, lane_welcome(NONCE, MASTER_NONCE))
+    effects += peer.receives(dialled, Challenge(MASTER_NONCE, VERSION, VERSION))
+    effects += peer.receives(dialled, lane_welcome(NONCE, MASTER_NONCE))
     ring = [member.peer for member in made.members]
     before = ring[ring.index(ME) - 1]
     effects += peer.step(Accepted(guest, "10.0.0.9:1", NONCE))
-    return effects + peer.hears(guest, lane_hello(before, ME, made.epoch, NONCE))
+    return effects + peer.receives(guest, lane_hello(before, ME, made.epoch, NONCE))
 
 
 def member(ring: list[int] | None = None, timings: PeerTimings = TIMINGS) -> Peer:
     """A peer in the installed epoch 1 of a ring, by default [4, 5]."""
     peer = registered(timings)
     attach(peer, record(1, ring or [4, ME]))
-    peer.hears(CONTROL, messages.Installed(1, World(2, 1, 2)))
+    peer.receives(CONTROL, messages.Installed(1, World(2, 1, 2)))
     return peer
 
 
-def said(effects: list[Effect], conn: int = CONTROL) -> list[Message]:
+def sent(effects: list[Effect], conn: int = CONTROL) -> list[Message]:
     return [effect.message for effect in effects if isinstance(effect, SendMessage) and effect.conn == conn]
 
 
@@ -212,8 +212,8 @@ def test_hello_proves_the_token_over_both_nonces() -> None:
     peer = Peer()
     assert joining(peer) == [Dial(0, "10.0.0.1", 48148, 5_000)]
     peer.step(Opened(CONTROL, NONCE))
-    effects = peer.hears(CONTROL, Challenge(MASTER_NONCE, VERSION, VERSION))
-    [hello] = said(effects)
+    effects = peer.receives(CONTROL, Challenge(MASTER_NONCE, VERSION, VERSION))
+    [hello] = sent(effects)
     assert isinstance(hello, Hello)
     assert proven(TOKEN, hello.proof, "hello", MASTER_NONCE, NONCE)
     assert (hello.group, hello.port, hello.addresses) == (0, 48149, ["10.0.0.5"])
@@ -224,9 +224,9 @@ def test_welcome_makes_the_control_connection() -> None:
     peer = Peer()
     joining(peer)
     peer.step(Opened(CONTROL, NONCE))
-    peer.hears(CONTROL, Challenge(MASTER_NONCE, VERSION, VERSION))
+    peer.receives(CONTROL, Challenge(MASTER_NONCE, VERSION, VERSION))
     proof = prove(TOKEN, "welcome", NONCE, MASTER_NONCE)
-    effects = peer.hears(CONTROL, Welcome(ME, 1, proof, Liveness(100, 400, 2_000)))
+    effects = peer.receives(CONTROL, Welcome(ME, 1, proof, Liveness(100, 400, 2_000)))
     assert effects == [MakeControl(CONTROL, 100, 6 * 2_000)]
     assert peer.machine.peer == ME
 
@@ -235,8 +235,8 @@ def test_a_master_that_does_not_know_the_token_is_not_believed() -> None:
     peer = Peer()
     joining(peer)
     peer.step(Opened(CONTROL, NONCE))
-    peer.hears(CONTROL, Challenge(MASTER_NONCE, VERSION, VERSION))
-    effects = peer.hears(CONTROL, Welcome(ME, 1, prove(b"other", "welcome", NONCE, MASTER_NONCE), Liveness()))
+    peer.receives(CONTROL, Challenge(MASTER_NONCE, VERSION, VERSION))
+    effects = peer.receives(CONTROL, Welcome(ME, 1, prove(b"other", "welcome", NONCE, MASTER_NONCE), Liveness()))
     assert isinstance(end_of(effects), ConfigError)
     assert not only(effects, MakeControl)
 
@@ -245,8 +245,8 @@ def test_a_refusal_ends_the_join_with_its_reason() -> None:
     peer = Peer()
     joining(peer)
     peer.step(Opened(CONTROL, NONCE))
-    peer.hears(CONTROL, Challenge(MASTER_NONCE, VERSION, VERSION))
-    error = end_of(peer.hears(CONTROL, messages.Refused("wrong token")))
+    peer.receives(CONTROL, Challenge(MASTER_NONCE, VERSION, VERSION))
+    error = end_of(peer.receives(CONTROL, messages.Refused("wrong token")))
     assert isinstance(error, ConfigError)
     assert "wrong token" in str(error)
 
@@ -255,9 +255,9 @@ def test_a_master_of_another_version_is_refused() -> None:
     peer = Peer()
     joining(peer)
     peer.step(Opened(CONTROL, NONCE))
-    effects = peer.hears(CONTROL, Challenge(MASTER_NONCE, VERSION + 1, VERSION + 2))
+    effects = peer.receives(CONTROL, Challenge(MASTER_NONCE, VERSION + 1, VERSION + 2))
     assert isinstance(end_of(effects), ConfigError)
-    assert not said(effects)
+    assert not sent(effects)
 
 
 def test_a_newcomer_that_one_of_several_masters_refuses_goes_on_to_the_next() -> None:
@@ -265,11 +265,11 @@ def test_a_newcomer_that_one_of_several_masters_refuses_goes_on_to_the_next() ->
     peer = Peer()
     joining(peer, (("10.0.0.1", 1), ("10.0.0.2", 2)))
     peer.step(Opened(CONTROL, NONCE))
-    assert only(peer.hears(CONTROL, Challenge(MASTER_NONCE, 7, 9)), Dial) == [Dial(0, "10.0.0.2", 2, 5_000)]
+    assert only(peer.receives(CONTROL, Challenge(MASTER_NONCE, 7, 9)), Dial) == [Dial(0, "10.0.0.2", 2, 5_000)]
     assert peer.machine._control._reasons["10.0.0.1:1"].startswith("it speaks protocol versions 7 to 9, this peer ")
     peer.step(Opened(peer.last_conn, NONCE))
-    peer.hears(peer.last_conn, Challenge(MASTER_NONCE, VERSION, VERSION))
-    error = end_of(peer.hears(peer.last_conn, messages.Refused("wrong token")))
+    peer.receives(peer.last_conn, Challenge(MASTER_NONCE, VERSION, VERSION))
+    error = end_of(peer.receives(peer.last_conn, messages.Refused("wrong token")))
     assert isinstance(error, ConfigError)
     assert "7 to 9" in str(error)
 
@@ -302,14 +302,14 @@ def test_the_log_says_at_once_and_every_five_seconds_why_nobody_can_be_reached()
     peer = Peer()
     joining(peer, (("10.0.0.1", 1), ("::1", 2)))
     assert not only(peer.step(Closed(1, "Connection refused")), Notify)
-    told = [(peer.now_ns, effect) for effect in only(peer.step(Closed(2, "No route to host")), Notify)]
+    notices = [(peer.now_ns, effect) for effect in only(peer.step(Closed(2, "No route to host")), Notify)]
     while peer.now_ns < 9_900 * MS:
         effects = peer.later(100)
         while only(effects, Dial):
             effects = peer.step(Closed(peer.last_conn, "Connection refused"))
-        told += [(peer.now_ns, effect) for effect in only(effects, Notify)]
-    assert [now_ns // (1_000 * MS) for now_ns, _ in told] == [0, 5]
-    first = told[0][1]
+        notices += [(peer.now_ns, effect) for effect in only(effects, Notify)]
+    assert [now_ns // (1_000 * MS) for now_ns, _ in notices] == [0, 5]
+    first = notices[0][1]
     assert isinstance(first, Notify)
     assert first.notice.level == "warning"
     assert str(first.notice) == (
@@ -340,7 +340,7 @@ WAITS = messages.AdmissionWaits("these have not called update_topology: peer 1 (
 
 def test_a_join_that_waits_in_vain_names_who_was_waited_for_and_the_setting() -> None:
     peer = registered()
-    assert peer.hears(CONTROL, WAITS) == []
+    assert peer.receives(CONTROL, WAITS) == []
     error = end_of(peer.later(10_000))
     assert isinstance(error, DeadlineExceeded)
     assert error.peers == (1,)
@@ -353,16 +353,16 @@ def test_a_join_that_waits_in_vain_names_who_was_waited_for_and_the_setting() ->
 
 def test_a_join_waits_on_while_the_run_moves_and_says_so_every_ten_seconds() -> None:
     peer = registered()
-    told: list[tuple[int, str]] = []
+    notices: list[tuple[int, str]] = []
     for second in range(1, 32):
         assert not peer.machine.ended
         peer.later(1_000)
         moving = second <= 25
-        for effect in only(peer.hears(CONTROL, structs.replace(WAITS, moving=moving)), Notify):
+        for effect in only(peer.receives(CONTROL, structs.replace(WAITS, moving=moving)), Notify):
             assert isinstance(effect, Notify)
-            told.append((second, str(effect.notice)))
+            notices.append((second, str(effect.notice)))
     text = f"not admitted after %d s: {WAITS.text}. Waiting %s"
-    assert told == [
+    assert notices == [
         (10, text % (10, "as long as they make progress")),
         (20, text % (20, "as long as they make progress")),
         (30, text % (30, "for another 5 s (join_timeout_s)")),
@@ -374,7 +374,7 @@ def test_a_join_waits_on_while_the_run_moves_and_says_so_every_ten_seconds() -> 
 def test_a_member_is_not_told_to_wait() -> None:
     peer = member()
     peer.now_ns = 20_000 * MS
-    assert peer.hears(CONTROL, WAITS) == []
+    assert peer.receives(CONTROL, WAITS) == []
 
 
 def test_a_master_that_ends_while_a_peer_leaves_it_is_no_error() -> None:
@@ -388,7 +388,7 @@ def test_a_master_that_ends_while_a_peer_leaves_it_is_no_error() -> None:
 def test_who_is_never_admitted_says_so_and_leaves() -> None:
     peer = registered()
     effects = peer.later(10_000)
-    assert said(effects) == [messages.Leave()]
+    assert sent(effects) == [messages.Leave()]
     error = end_of(effects)
     assert isinstance(error, DeadlineExceeded)
     assert error.operation == "join"
@@ -399,12 +399,12 @@ def test_who_is_never_admitted_says_so_and_leaves() -> None:
 
 def test_a_group_of_one_attaches_at_once() -> None:
     peer = registered()
-    effects = peer.hears(CONTROL, record(1, [ME], newcomers=[ME]))
+    effects = peer.receives(CONTROL, record(1, [ME], newcomers=[ME]))
     [install] = only(effects, Install)
     assert isinstance(install, Install)
     assert (install.epoch, install.rank, install.members) == (1, 0, (ME,))
-    assert said(effects) == [messages.Attached(1)]
-    effects = peer.hears(CONTROL, messages.Installed(1, World(1, 1, 1)))
+    assert sent(effects) == [messages.Attached(1)]
+    effects = peer.receives(CONTROL, messages.Installed(1, World(1, 1, 1)))
     assert len(only(effects, Joined)) == 1
     assert peer.machine.unsynced == {ME}
 
@@ -427,19 +427,19 @@ def test_two_members_have_two_links_between_them() -> None:
 
 def test_the_other_end_dials_when_the_record_says_so() -> None:
     peer = registered()
-    effects = peer.hears(CONTROL, record(1, [4, ME], dialers=[ME, 4]))
+    effects = peer.receives(CONTROL, record(1, [4, ME], dialers=[ME, 4]))
     assert only(effects, Dial) == [Dial(1, "10.0.0.4", 48149, 2_000)]
     peer.step(Opened(2, NONCE))
-    [hello] = said(peer.hears(2, Challenge(MASTER_NONCE, VERSION, VERSION)), conn=2)
+    [hello] = sent(peer.receives(2, Challenge(MASTER_NONCE, VERSION, VERSION)), conn=2)
     assert isinstance(hello, LaneHello)
     assert (hello.source, hello.target) == (4, ME)
-    assert only(peer.hears(2, lane_welcome(NONCE, MASTER_NONCE)), Promote) == [Promote(2, False, 4, 0)]
+    assert only(peer.receives(2, lane_welcome(NONCE, MASTER_NONCE)), Promote) == [Promote(2, False, 4, 0)]
 
 
 def test_lanes_begin_at_different_addresses() -> None:
     peer = registered()
     made = with_addresses(record(1, [4, ME], lanes=3), 0, ["10.0.0.4", "10.1.0.4"])
-    dials = only(peer.hears(CONTROL, made), Dial)
+    dials = only(peer.receives(CONTROL, made), Dial)
     assert [(dial.host, dial.timeout_ms) for dial in dials if isinstance(dial, Dial)] == [
         ("10.0.0.4", 1_000),
         ("10.1.0.4", 1_000),
@@ -449,7 +449,7 @@ def test_lanes_begin_at_different_addresses() -> None:
 
 def test_a_refused_dial_goes_to_the_next_address_then_pauses() -> None:
     peer = registered()
-    peer.hears(CONTROL, with_addresses(record(1, [4, ME]), 0, ["10.0.0.4", "10.1.0.4"]))
+    peer.receives(CONTROL, with_addresses(record(1, [4, ME]), 0, ["10.0.0.4", "10.1.0.4"]))
     [again] = only(peer.step(Closed(2, "refused")), Dial)
     assert isinstance(again, Dial)
     assert again.host == "10.1.0.4"
@@ -461,23 +461,23 @@ def test_a_refused_dial_goes_to_the_next_address_then_pauses() -> None:
 
 def test_lanes_that_nobody_brings_are_reported_at_the_deadline_all_at_once() -> None:
     peer = registered()
-    peer.hears(CONTROL, record(1, [4, ME, 6]))
-    assert said(peer.later(3_999)) == []
-    [failed] = said(peer.later(1))
+    peer.receives(CONTROL, record(1, [4, ME, 6]))
+    assert sent(peer.later(3_999)) == []
+    [failed] = sent(peer.later(1))
     assert isinstance(failed, messages.AttachFailed)
     assert [(edge.source, edge.target) for edge in failed.edges] == [(4, ME), (ME, 6)]
-    assert said(peer.later(5_000)) == []
+    assert sent(peer.later(5_000)) == []
 
 
 def test_a_dialler_alone_in_trouble_reports_when_it_gives_up() -> None:
     peer = registered()
-    peer.hears(CONTROL, record(1, [4, ME], dialers=[4, ME]))
+    peer.receives(CONTROL, record(1, [4, ME], dialers=[4, ME]))
     peer.step(Accepted(100, "r", NONCE))
-    peer.hears(100, lane_hello(4, ME, 1, NONCE))
+    peer.receives(100, lane_hello(4, ME, 1, NONCE))
     reports: list[Message] = []
     while not reports and peer.now_ns < 10_000 * MS:
         effects = peer.step(Closed(peer.last_conn, "refused")) + peer.later(20)
-        reports = said(effects)
+        reports = sent(effects)
     [failed] = reports
     assert isinstance(failed, messages.AttachFailed)
     assert [(edge.source, edge.target) for edge in failed.edges] == [(ME, 4)]
@@ -488,10 +488,10 @@ def test_a_dialler_alone_in_trouble_reports_when_it_gives_up() -> None:
 def test_a_lane_of_an_epoch_that_is_not_known_yet_is_parked() -> None:
     peer = registered()
     peer.step(Accepted(100, "r", NONCE))
-    assert peer.hears(100, lane_hello(4, ME, 1, NONCE)) == []
-    effects = peer.hears(CONTROL, record(1, [4, ME]))
+    assert peer.receives(100, lane_hello(4, ME, 1, NONCE)) == []
+    effects = peer.receives(CONTROL, record(1, [4, ME]))
     assert only(effects, Promote) == [Promote(100, False, 4, 0)]
-    [welcome] = said(effects, conn=100)
+    [welcome] = sent(effects, conn=100)
     assert isinstance(welcome, LaneWelcome)
     assert proven(KEY, welcome.proof, "lane_welcome", b"l" * 32, NONCE)
 
@@ -499,7 +499,7 @@ def test_a_lane_of_an_epoch_that_is_not_known_yet_is_parked() -> None:
 def test_a_parked_lane_whose_record_never_comes_is_dropped() -> None:
     peer = registered()
     peer.step(Accepted(100, "r", NONCE))
-    peer.hears(100, lane_hello(4, ME, 1, NONCE))
+    peer.receives(100, lane_hello(4, ME, 1, NONCE))
     effects = peer.later(5_000)
     assert [effect.conn for effect in effects if isinstance(effect, CloseConn)] == [100]
 
@@ -519,17 +519,17 @@ def test_a_parked_lane_whose_record_never_comes_is_dropped() -> None:
 )
 def test_a_wrong_lane_is_refused_and_told(hello: LaneHello, words: str) -> None:
     peer = registered()
-    peer.hears(CONTROL, record(1, [4, ME]))
+    peer.receives(CONTROL, record(1, [4, ME]))
     peer.step(Accepted(100, "1.2.3.4:5", NONCE))
-    effects = peer.hears(100, hello)
+    effects = peer.receives(100, hello)
     assert not only(effects, Promote)
-    [refused] = said(effects, conn=100)
+    [refused] = sent(effects, conn=100)
     assert isinstance(refused, messages.Refused)
     assert words in refused.reason
     assert [effect.conn for effect in effects if isinstance(effect, CloseConn)] == [100]
-    [told] = [effect.notice for effect in effects if isinstance(effect, Notify)]
-    assert isinstance(told, ConnectionDropped)
-    assert told.remote == "1.2.3.4:5"
+    [notice] = [effect.notice for effect in effects if isinstance(effect, Notify)]
+    assert isinstance(notice, ConnectionDropped)
+    assert notice.remote == "1.2.3.4:5"
 
 
 def test_garbage_on_the_data_port_is_dropped_and_told() -> None:
@@ -551,17 +551,17 @@ def test_guests_are_capped_and_the_oldest_silent_one_goes() -> None:
     peer = registered()
     for conn in range(100, 164):
         peer.step(Accepted(conn, f"r{conn}", NONCE))
-    peer.hears(100, lane_hello(4, ME, 1, NONCE))
+    peer.receives(100, lane_hello(4, ME, 1, NONCE))
     effects = peer.step(Accepted(200, "r200", NONCE))
     assert [effect.conn for effect in effects if isinstance(effect, CloseConn)] == [101]
 
 
 def test_a_newer_connection_replaces_a_stale_lane_during_the_attachment() -> None:
     peer = registered()
-    peer.hears(CONTROL, record(1, [4, ME]))
+    peer.receives(CONTROL, record(1, [4, ME]))
     for conn in (100, 101):
         peer.step(Accepted(conn, "r", NONCE))
-        effects = peer.hears(conn, lane_hello(4, ME, 1, NONCE))
+        effects = peer.receives(conn, lane_hello(4, ME, 1, NONCE))
     closed = [effect.conn for effect in effects if isinstance(effect, CloseConn)]
     assert closed == [100]
     assert only(effects, Promote) == [Promote(101, False, 4, 0)]
@@ -573,18 +573,18 @@ def test_a_newer_connection_replaces_a_stale_lane_during_the_attachment() -> Non
 def test_after_the_installation_a_newer_connection_means_that_the_link_is_lost() -> None:
     peer = member()
     peer.step(Accepted(101, "r", NONCE))
-    effects = peer.hears(101, lane_hello(4, ME, 1, NONCE))
+    effects = peer.receives(101, lane_hello(4, ME, 1, NONCE))
     assert not only(effects, Promote)
     assert {effect.conn for effect in effects if isinstance(effect, CloseConn)} == {100, 101}
-    [lost] = said(effects)
+    [lost] = sent(effects)
     assert isinstance(lost, messages.LinkLost)
     assert (lost.epoch, lost.source, lost.target) == (1, 4, ME)
 
 
 def test_lanes_that_are_still_right_are_kept() -> None:
     peer = member([4, ME, 6])
-    peer.hears(CONTROL, messages.Seal(1, "7 joins"))
-    effects = peer.hears(CONTROL, record(2, [4, ME, 7]))
+    peer.receives(CONTROL, messages.Seal(1, "7 joins"))
+    effects = peer.receives(CONTROL, record(2, [4, ME, 7]))
     # 4 -> me stays; me -> 6 is closed, me -> 7 dialled.
     assert [effect.conn for effect in effects if isinstance(effect, CloseConn)] == [2]
     assert [effect.host for effect in effects if isinstance(effect, Dial)] == ["10.0.0.7"]
@@ -592,8 +592,8 @@ def test_lanes_that_are_still_right_are_kept() -> None:
 
 def test_an_unchanged_ring_is_installed_without_dialling() -> None:
     peer = member()
-    peer.hears(CONTROL, messages.Seal(1, "a bad edge"))
-    effects = peer.hears(CONTROL, record(2, [4, ME]))
+    peer.receives(CONTROL, messages.Seal(1, "a bad edge"))
+    effects = peer.receives(CONTROL, record(2, [4, ME]))
     assert not only(effects, Dial)
     assert len(only(effects, Install)) == 1
 
@@ -609,14 +609,14 @@ def with_paths(made: Record, paths: int) -> Record:
 def on_two_paths() -> Peer:
     """A member whose links have two paths: connections 2 and 3 to its neighbour, 100 and 101 from it."""
     peer = registered()
-    peer.hears(CONTROL, with_paths(record(1, [4, ME]), 2))
+    peer.receives(CONTROL, with_paths(record(1, [4, ME]), 2))
     for conn in (2, 3):
         peer.step(Opened(conn, NONCE))
-        peer.hears(conn, Challenge(MASTER_NONCE, VERSION, VERSION))
-        peer.hears(conn, lane_welcome(NONCE, MASTER_NONCE))
+        peer.receives(conn, Challenge(MASTER_NONCE, VERSION, VERSION))
+        peer.receives(conn, lane_welcome(NONCE, MASTER_NONCE))
     for conn, lane in ((100, 0), (101, 1)):
         peer.step(Accepted(conn, "r", NONCE))
-        effects = peer.hears(conn, lane_hello(4, ME, 1, NONCE, lane=lane))
+        effects = peer.receives(conn, lane_hello(4, ME, 1, NONCE, lane=lane))
     [install] = only(effects, Install)
     assert isinstance(install, Install)
     assert install.multipath
@@ -625,7 +625,7 @@ def on_two_paths() -> Peer:
 
 def test_every_path_is_dialled_from_its_own_address() -> None:
     peer = registered()
-    dials = only(peer.hears(CONTROL, with_paths(record(1, [4, ME], lanes=2), 2)), Dial)
+    dials = only(peer.receives(CONTROL, with_paths(record(1, [4, ME], lanes=2), 2)), Dial)
     ways = [(dial.source, dial.host) for dial in dials if isinstance(dial, Dial)]
     assert ways == [(f"10.{path}.0.{ME}", f"10.{path}.0.4") for path in (0, 1, 0, 1)]
 
@@ -633,7 +633,7 @@ def test_every_path_is_dialled_from_its_own_address() -> None:
 def test_a_link_goes_on_without_a_lane_and_dials_it_again() -> None:
     peer = on_two_paths()
     effects = peer.step(Closed(2, "reset"))
-    assert not said(effects)
+    assert not sent(effects)
     [again] = only(peer.later(20), Dial)
     assert isinstance(again, Dial)
     assert again.host == "10.0.0.4"
@@ -653,15 +653,15 @@ def test_a_lane_that_stays_away_is_dialled_less_and_less_often() -> None:
 
 def test_a_link_is_lost_with_its_last_lane() -> None:
     peer = on_two_paths()
-    assert not said(peer.step(Closed(2, "reset")))
+    assert not sent(peer.step(Closed(2, "reset")))
     effects = peer.step(LinkLost(4, True, "reset too"))
-    assert said(effects) == [messages.LinkLost(1, ME, 4, "reset too")]
+    assert sent(effects) == [messages.LinkLost(1, ME, 4, "reset too")]
 
 
 def test_a_lane_that_the_neighbour_brings_again_is_taken_in_the_running_epoch() -> None:
     peer = on_two_paths()
     peer.step(Accepted(102, "r", NONCE))
-    effects = peer.hears(102, lane_hello(4, ME, 1, NONCE, lane=1))
+    effects = peer.receives(102, lane_hello(4, ME, 1, NONCE, lane=1))
     taken = Promote(102, False, 4, 1, shared=True, path=1, paths=2, epoch=1)
     closed = CloseConn(101, "the neighbour has opened a newer connection")
     assert effects.index(taken) < effects.index(closed)
@@ -669,58 +669,58 @@ def test_a_lane_that_the_neighbour_brings_again_is_taken_in_the_running_epoch() 
 
 def test_an_epoch_does_not_wait_for_ever_for_a_path() -> None:
     peer = registered()
-    peer.hears(CONTROL, with_paths(record(1, [4, ME]), 2))
+    peer.receives(CONTROL, with_paths(record(1, [4, ME]), 2))
     peer.step(Opened(2, NONCE))
-    peer.hears(2, Challenge(MASTER_NONCE, VERSION, VERSION))
-    peer.hears(2, lane_welcome(NONCE, MASTER_NONCE))
+    peer.receives(2, Challenge(MASTER_NONCE, VERSION, VERSION))
+    peer.receives(2, lane_welcome(NONCE, MASTER_NONCE))
     peer.step(Accepted(100, "r", NONCE))
-    assert not only(peer.hears(100, lane_hello(4, ME, 1, NONCE)), Install)
+    assert not only(peer.receives(100, lane_hello(4, ME, 1, NONCE)), Install)
     assert only(peer.later(300), Install)
 
 
 def test_lanes_of_a_link_that_lost_one_are_kept_for_the_next_epoch() -> None:
     peer = on_two_paths()
-    peer.hears(CONTROL, messages.Seal(1, "x"))
+    peer.receives(CONTROL, messages.Seal(1, "x"))
     peer.step(Closed(2, "reset"))
-    effects = peer.hears(CONTROL, with_paths(record(2, [4, ME]), 2))
+    effects = peer.receives(CONTROL, with_paths(record(2, [4, ME]), 2))
     assert len(only(effects, Dial)) == 1
     assert not [effect for effect in effects if isinstance(effect, CloseConn)]
 
 
 def test_a_lane_that_breaks_during_the_attachment_is_dialled_again() -> None:
     peer = registered()
-    peer.hears(CONTROL, record(1, [4, ME]))
+    peer.receives(CONTROL, record(1, [4, ME]))
     peer.step(Opened(2, NONCE))
-    peer.hears(2, Challenge(MASTER_NONCE, VERSION, VERSION))
-    peer.hears(2, lane_welcome(NONCE, MASTER_NONCE))
+    peer.receives(2, Challenge(MASTER_NONCE, VERSION, VERSION))
+    peer.receives(2, lane_welcome(NONCE, MASTER_NONCE))
     effects = peer.step(LinkLost(4, True, "reset"))
     assert len(only(effects, Dial)) == 1
-    assert not said(effects)
+    assert not sent(effects)
 
 
 def test_a_lost_link_of_the_installed_epoch_is_reported() -> None:
     effects = member().step(LinkLost(4, True, "reset"))
-    assert said(effects) == [messages.LinkLost(1, ME, 4, "reset")]
+    assert sent(effects) == [messages.LinkLost(1, ME, 4, "reset")]
 
 
 def test_a_report_about_a_link_that_was_connected_anew_since_is_ignored() -> None:
     peer = registered()
-    peer.hears(CONTROL, record(1, [4, ME]))
+    peer.receives(CONTROL, record(1, [4, ME]))
     for conn in (100, 101):
         peer.step(Accepted(conn, "r", NONCE))
-        peer.hears(conn, lane_hello(4, ME, 1, NONCE))
+        peer.receives(conn, lane_hello(4, ME, 1, NONCE))
     peer.step(LinkLost(4, False, "the old one broke", live_conns=(101,)))
     peer.step(Opened(2, NONCE))
-    peer.hears(2, Challenge(MASTER_NONCE, VERSION, VERSION))
-    assert only(peer.hears(2, lane_welcome(NONCE, MASTER_NONCE)), Install)
+    peer.receives(2, Challenge(MASTER_NONCE, VERSION, VERSION))
+    assert only(peer.receives(2, lane_welcome(NONCE, MASTER_NONCE)), Install)
 
 
 def test_an_acceptor_without_the_secret_is_not_believed() -> None:
     peer = registered()
-    peer.hears(CONTROL, record(1, [4, ME]))
+    peer.receives(CONTROL, record(1, [4, ME]))
     peer.step(Opened(2, NONCE))
-    peer.hears(2, Challenge(MASTER_NONCE, VERSION, VERSION))
-    effects = peer.hears(2, LaneWelcome(b"x" * 32))
+    peer.receives(2, Challenge(MASTER_NONCE, VERSION, VERSION))
+    effects = peer.receives(2, LaneWelcome(b"x" * 32))
     assert not only(effects, Promote)
     assert only(effects, CloseConn)
     assert only(peer.later(20), Dial)
@@ -731,28 +731,28 @@ def test_an_acceptor_without_the_secret_is_not_believed() -> None:
 
 def test_a_seal_is_answered_with_what_the_engine_lists() -> None:
     peer = member()
-    effects = peer.hears(CONTROL, messages.Seal(1, "x"))
+    effects = peer.receives(CONTROL, messages.Seal(1, "x"))
     assert effects == [SealEngine(1)]
     ops = (SealedOp(OpRef(0, 3), "done", 2),)
-    assert said(peer.step(EngineSealed(1, ops))) == [messages.Sealed(1, list(ops))]
+    assert sent(peer.step(EngineSealed(1, ops))) == [messages.Sealed(1, list(ops))]
 
 
 def test_a_seal_during_the_attachment_stops_the_dialling() -> None:
     peer = registered()
-    peer.hears(CONTROL, record(1, [4, ME]))
-    effects = peer.hears(CONTROL, messages.Seal(1, "x"))
+    peer.receives(CONTROL, record(1, [4, ME]))
+    effects = peer.receives(CONTROL, messages.Seal(1, "x"))
     assert [effect.conn for effect in effects if isinstance(effect, CloseConn)] == [2]
     assert effects[-1] == SealEngine(1)
-    assert said(peer.later(5_000)) == []
+    assert sent(peer.later(5_000)) == []
 
 
 def test_verdicts_settle_the_old_epoch_before_anything_is_connected() -> None:
     peer = member([4, ME, 6])
-    peer.hears(CONTROL, messages.Seal(1, "peer 6 died"))
+    peer.receives(CONTROL, messages.Seal(1, "peer 6 died"))
     commit = Verdict(OpRef(0, 1), True, registrations=7, descriptor=CALLED)
     abort = Verdict(OpRef(1, 1), False, descriptor=CALLED)
     usage = Verdict(OpRef(2, 1), False, reason=Reason("usage", "mismatch", [4]), descriptor=CALLED)
-    effects = peer.hears(CONTROL, record(2, [4, ME], reason="peer 6 died", verdicts=[commit, abort, usage]))
+    effects = peer.receives(CONTROL, record(2, [4, ME], reason="peer 6 died", verdicts=[commit, abort, usage]))
     settle = effects[0]
     assert isinstance(settle, Settle)
     assert settle.epoch == 1
@@ -763,40 +763,40 @@ def test_verdicts_settle_the_old_epoch_before_anything_is_connected() -> None:
 
 def test_with_all_members_alive_the_default_reason_is_the_edge() -> None:
     peer = member()
-    peer.hears(CONTROL, messages.Seal(1, "x"))
-    settle = peer.hears(CONTROL, record(2, [4, ME]))[0]
+    peer.receives(CONTROL, messages.Seal(1, "x"))
+    settle = peer.receives(CONTROL, record(2, [4, ME]))[0]
     assert isinstance(settle, Settle)
     assert settle.default_reason.kind == "edge"
 
 
 def test_verdicts_about_an_epoch_that_was_never_installed_here_are_not_applied() -> None:
     peer = member([4, ME, 6])
-    peer.hears(CONTROL, messages.Seal(1, "x"))
-    assert only(peer.hears(CONTROL, record(2, [4, ME, 7])), Settle)
-    peer.hears(CONTROL, messages.Seal(2, "7 cannot be had"))
-    effects = peer.hears(CONTROL, record(3, [4, ME], verdicts=[Verdict(OpRef(0, 0), True, descriptor=CALLED)]))
+    peer.receives(CONTROL, messages.Seal(1, "x"))
+    assert only(peer.receives(CONTROL, record(2, [4, ME, 7])), Settle)
+    peer.receives(CONTROL, messages.Seal(2, "7 cannot be had"))
+    effects = peer.receives(CONTROL, record(3, [4, ME], verdicts=[Verdict(OpRef(0, 0), True, descriptor=CALLED)]))
     assert not only(effects, Settle)
 
 
 def test_a_record_with_another_fence_than_the_masters_or_of_the_past_is_ignored() -> None:
     peer = member()
-    assert not only(peer.hears(CONTROL, record(2, [4, ME], fence=2)), Install)
-    assert not only(peer.hears(CONTROL, record(1, [4, ME])), Settle)
+    assert not only(peer.receives(CONTROL, record(2, [4, ME], fence=2)), Install)
+    assert not only(peer.receives(CONTROL, record(1, [4, ME])), Settle)
     assert peer.machine.record is not None
     assert peer.machine.record.epoch == 1
 
 
 def test_registrations_reach_the_engine() -> None:
-    assert registered().hears(CONTROL, messages.Registrations(9)) == [SetRegistrations(9)]
+    assert registered().receives(CONTROL, messages.Registrations(9)) == [SetRegistrations(9)]
 
 
 def test_newcomers_of_repeated_proposals_add_up() -> None:
     peer = member()
     peer.machine.unsynced.clear()
-    peer.hears(CONTROL, messages.Seal(1, "x"))
-    peer.hears(CONTROL, record(2, [4, ME, 7], newcomers=[7]))
-    peer.hears(CONTROL, messages.Seal(2, "x"))
-    peer.hears(CONTROL, record(3, [4, 7, ME], newcomers=[]))
+    peer.receives(CONTROL, messages.Seal(1, "x"))
+    peer.receives(CONTROL, record(2, [4, ME, 7], newcomers=[7]))
+    peer.receives(CONTROL, messages.Seal(2, "x"))
+    peer.receives(CONTROL, record(3, [4, 7, ME], newcomers=[]))
     assert peer.machine.unsynced == {7}
 
 
@@ -806,11 +806,11 @@ def test_newcomers_of_repeated_proposals_add_up() -> None:
 def test_what_the_master_sent_is_not_enough_to_bring_a_lane() -> None:
     """Somebody who overheard the record knows the epoch's secret. The key of a lane needs the token besides."""
     peer = registered()
-    peer.hears(CONTROL, record(1, [4, ME]))
+    peer.receives(CONTROL, record(1, [4, ME]))
     peer.step(Accepted(100, "10.0.0.9:1", NONCE))
-    effects = peer.hears(100, lane_hello(4, ME, 1, NONCE, key=SECRET))
+    effects = peer.receives(100, lane_hello(4, ME, 1, NONCE, key=SECRET))
     assert not only(effects, Promote)
-    [refused] = said(effects, 100)
+    [refused] = sent(effects, 100)
     assert isinstance(refused, messages.Refused)
     assert "secret" in refused.reason
 
@@ -818,19 +818,19 @@ def test_what_the_master_sent_is_not_enough_to_bring_a_lane() -> None:
 def test_what_the_engine_reports_of_ops_goes_to_the_master() -> None:
     peer = member()
     mine, theirs = b"a" * 32, b"b" * 32
-    assert said(peer.step(Mismatch(4, 1, 0, 1, mine, theirs))) == [messages.OpMismatch(1, OpRef(0, 1), 4, mine, theirs)]
-    assert said(peer.step(OpTimedOut(1, 0, 1, 300, CALLED))) == [messages.OpTimeout(1, OpRef(0, 1), 300, CALLED)]
+    assert sent(peer.step(Mismatch(4, 1, 0, 1, mine, theirs))) == [messages.OpMismatch(1, OpRef(0, 1), 4, mine, theirs)]
+    assert sent(peer.step(OpTimedOut(1, 0, 1, 300, CALLED))) == [messages.OpTimeout(1, OpRef(0, 1), 300, CALLED)]
     usual = OpTimedOut(1, 0, 1, 300, CALLED, final=False)
-    assert said(peer.step(usual)) == [messages.OpTimeout(1, OpRef(0, 1), 300, CALLED, final=False)]
-    assert said(peer.step(OpCancelled(1, 0, 1))) == [messages.OpCancelled(1, OpRef(0, 1))]
+    assert sent(peer.step(usual)) == [messages.OpTimeout(1, OpRef(0, 1), 300, CALLED, final=False)]
+    assert sent(peer.step(OpCancelled(1, 0, 1))) == [messages.OpCancelled(1, OpRef(0, 1))]
 
 
 def test_reports_of_a_sealed_epoch_are_outdated() -> None:
     peer = member()
-    peer.hears(CONTROL, messages.Seal(1, "x"))
+    peer.receives(CONTROL, messages.Seal(1, "x"))
     assert peer.step(Mismatch(4, 1, 0, 1, b"", b"")) == []
     assert peer.step(OpTimedOut(1, 0, 1, 300)) == []
-    assert said(peer.step(LinkLost(4, True, "reset"))) == []
+    assert sent(peer.step(LinkLost(4, True, "reset"))) == []
 
 
 def test_reports_of_an_older_epoch_do_not_accuse_an_op_of_the_newest() -> None:
@@ -854,92 +854,92 @@ def test_a_call_has_waited_since_the_program_made_it() -> None:
     peer = member()
     peer.now_ns += 40 * MS
     peer.step(replace(vote(timeout_ms=1_000), called_ns=peer.now_ns - 30 * MS, deadline_ns=peer.now_ns + 970 * MS))
-    [withdrawn] = [each for each in said(peer.later(970)) if isinstance(each, messages.VoteWithdrawn)]
+    [withdrawn] = [each for each in sent(peer.later(970)) if isinstance(each, messages.VoteWithdrawn)]
     assert withdrawn.waited_ms == 1_000
 
 
 def test_a_vote_is_cast_in_the_steady_epoch_with_its_progress() -> None:
     effects = member().step(vote(progress=((0, 4),)))
-    assert said(effects) == [messages.Vote(1, "update", 1, 2, [(0, 4)])]
+    assert sent(effects) == [messages.Vote(1, "update", 1, 2, [(0, 4)])]
 
 
 def test_a_vote_waits_for_the_end_of_an_epoch_change_and_is_cast_once() -> None:
     peer = member()
-    peer.hears(CONTROL, messages.Seal(1, "x"))
-    assert said(peer.step(vote(progress=((0, 4),)))) == []
-    assert said(peer.hears(CONTROL, record(2, [4, ME]))) == [messages.Attached(2)]
-    assert said(peer.hears(CONTROL, messages.Installed(2, World()))) == [messages.Vote(1, "update", 2, 2, [])]
-    assert said(peer.hears(CONTROL, messages.Installed(2, World()))) == []
+    peer.receives(CONTROL, messages.Seal(1, "x"))
+    assert sent(peer.step(vote(progress=((0, 4),)))) == []
+    assert sent(peer.receives(CONTROL, record(2, [4, ME]))) == [messages.Attached(2)]
+    assert sent(peer.receives(CONTROL, messages.Installed(2, World()))) == [messages.Vote(1, "update", 2, 2, [])]
+    assert sent(peer.receives(CONTROL, messages.Installed(2, World()))) == []
 
 
 def test_a_vote_is_cast_again_in_every_new_epoch_until_it_is_answered() -> None:
     peer = member()
     peer.step(vote())
     for epoch in (2, 3):
-        peer.hears(CONTROL, messages.Seal(epoch - 1, "x"))
-        peer.hears(CONTROL, record(epoch, [4, ME]))
-        again = said(peer.hears(CONTROL, messages.Installed(epoch, World())))
+        peer.receives(CONTROL, messages.Seal(epoch - 1, "x"))
+        peer.receives(CONTROL, record(epoch, [4, ME]))
+        again = sent(peer.receives(CONTROL, messages.Installed(epoch, World())))
         assert again == [messages.Vote(1, "update", epoch, 2, [])]
     world = World(3, 1, 3)
-    effects = peer.hears(CONTROL, messages.CallDone(1, True, world))
+    effects = peer.receives(CONTROL, messages.CallDone(1, True, world))
     assert effects == [CallFinished(1, CallSucceeded(True, 1, world))]
-    peer.hears(CONTROL, messages.Seal(3, "x"))
-    peer.hears(CONTROL, record(4, [4, ME]))
-    assert said(peer.hears(CONTROL, messages.Installed(4, World()))) == []
+    peer.receives(CONTROL, messages.Seal(3, "x"))
+    peer.receives(CONTROL, record(4, [4, ME]))
+    assert sent(peer.receives(CONTROL, messages.Installed(4, World()))) == []
 
 
 def test_an_installed_that_crossed_a_seal_casts_nothing() -> None:
     peer = member()
     peer.step(vote())
-    peer.hears(CONTROL, messages.Seal(1, "x"))
-    assert peer.hears(CONTROL, messages.Installed(1, World())) == []
+    peer.receives(CONTROL, messages.Seal(1, "x"))
+    assert peer.receives(CONTROL, messages.Installed(1, World())) == []
 
 
 def test_the_call_that_admitted_newcomers_answers_with_their_record() -> None:
     peer = member()
     peer.step(vote())
-    peer.hears(CONTROL, messages.Seal(1, "x"))
+    peer.receives(CONTROL, messages.Seal(1, "x"))
     # The newcomer connects in between 4 and this peer; the outgoing lane stays.
     made = record(2, [4, 7, ME], newcomers=[7], pending=False, dialers=[4, 7, ME])
-    peer.hears(CONTROL, made)
+    peer.receives(CONTROL, made)
     peer.step(Accepted(101, "r", NONCE))
-    peer.hears(101, lane_hello(7, ME, 2, NONCE))
-    peer.hears(CONTROL, messages.Installed(2, World(3, 1, 3)))
-    done = peer.hears(CONTROL, messages.CallDone(1, True, World(3, 1, 3)))
+    peer.receives(101, lane_hello(7, ME, 2, NONCE))
+    peer.receives(CONTROL, messages.Installed(2, World(3, 1, 3)))
+    done = peer.receives(CONTROL, messages.CallDone(1, True, World(3, 1, 3)))
     assert done == [CallFinished(1, CallSucceeded(False, 1, World(3, 1, 3)))]
     # The next call changed nothing, so its own answer counts.
     peer.step(vote(2))
-    done = peer.hears(CONTROL, messages.CallDone(2, True, World(3, 1, 3)))
+    done = peer.receives(CONTROL, messages.CallDone(2, True, World(3, 1, 3)))
     assert done == [CallFinished(2, CallSucceeded(True, 1, World(3, 1, 3)))]
 
 
 def test_at_its_deadline_a_call_asks_who_was_missing() -> None:
     peer = member()
     peer.step(vote())
-    assert said(peer.later(999)) == []
-    assert said(peer.later(1)) == [messages.VoteWithdrawn(1, 1_000)]
+    assert sent(peer.later(999)) == []
+    assert sent(peer.later(1)) == [messages.VoteWithdrawn(1, 1_000)]
     reason = Reason("deadline", "peer 4 has not voted", [4], 1_000)
-    assert peer.hears(CONTROL, messages.CallFailed(1, reason)) == [CallFinished(1, reason)]
+    assert peer.receives(CONTROL, messages.CallFailed(1, reason)) == [CallFinished(1, reason)]
 
 
 def test_a_call_that_did_not_ask_for_its_timeout_goes_on_when_the_master_says_so() -> None:
     peer = member()
     peer.step(replace(vote(), final=False))
-    assert said(peer.later(1_000)) == [messages.VoteWithdrawn(1, 1_000, final=False)]
-    assert peer.hears(CONTROL, messages.CallGoesOn(1)) == []
+    assert sent(peer.later(1_000)) == [messages.VoteWithdrawn(1, 1_000, final=False)]
+    assert peer.receives(CONTROL, messages.CallGoesOn(1)) == []
     assert peer.later(999) == [], "as long again"
-    peer.hears(CONTROL, messages.Seal(1, "peer 9 was evicted"))
-    peer.hears(CONTROL, record(2, [4, ME]))
-    cast = said(peer.hears(CONTROL, messages.Installed(2, World())))
+    peer.receives(CONTROL, messages.Seal(1, "peer 9 was evicted"))
+    peer.receives(CONTROL, record(2, [4, ME]))
+    cast = sent(peer.receives(CONTROL, messages.Installed(2, World())))
     assert cast == [messages.Vote(1, "update", 2, 2, [])]
-    assert said(peer.later(1)) == [messages.VoteWithdrawn(1, 2_000, final=False)]
-    assert peer.hears(CONTROL, messages.CallGoesOn(77)) == [], "a call that nobody waits in"
+    assert sent(peer.later(1)) == [messages.VoteWithdrawn(1, 2_000, final=False)]
+    assert peer.receives(CONTROL, messages.CallGoesOn(77)) == [], "a call that nobody waits in"
 
 
 def test_a_program_that_is_busy_says_for_how_long() -> None:
     peer = member()
-    assert said(peer.step(CallBusy(peer.now_ns + 1_500 * MS))) == [messages.Busy(1_500)]
-    assert said(peer.step(CallBusy(0))) == [messages.Busy(0)]
+    assert sent(peer.step(CallBusy(peer.now_ns + 1_500 * MS))) == [messages.Busy(1_500)]
+    assert sent(peer.step(CallBusy(0))) == [messages.Busy(0)]
 
 
 def test_a_call_fails_by_itself_when_the_master_does_not_say_who_was_missing() -> None:
@@ -955,8 +955,8 @@ def test_a_call_fails_by_itself_when_the_master_does_not_say_who_was_missing() -
 def test_a_call_that_is_given_up_is_withdrawn_and_its_answer_ignored() -> None:
     peer = member()
     peer.step(vote())
-    assert said(peer.step(CallGivenUp(1))) == [messages.VoteWithdrawn(1, 0)]
-    assert peer.hears(CONTROL, messages.CallDone(1, False, World())) == []
+    assert sent(peer.step(CallGivenUp(1))) == [messages.VoteWithdrawn(1, 0)]
+    assert peer.receives(CONTROL, messages.CallDone(1, False, World())) == []
 
 
 # The end
@@ -964,10 +964,10 @@ def test_a_call_that_is_given_up_is_withdrawn_and_its_answer_ignored() -> None:
 
 def test_leaving_answers_the_seal_and_ends_at_the_masters_word() -> None:
     peer = member()
-    assert said(peer.step(CallLeave())) == [messages.Leave()]
-    assert peer.hears(CONTROL, messages.Seal(1, "peer 5 leaves")) == [SealEngine(1)]
+    assert sent(peer.step(CallLeave())) == [messages.Leave()]
+    assert peer.receives(CONTROL, messages.Seal(1, "peer 5 leaves")) == [SealEngine(1)]
     peer.step(EngineSealed(1, ()))
-    effects = peer.hears(CONTROL, messages.Left())
+    effects = peer.receives(CONTROL, messages.Left())
     assert end_of(effects) is None
     assert only(effects, FailAll)
     assert {effect.conn for effect in effects if isinstance(effect, CloseConn)} == {CONTROL, 2, 100}
@@ -995,9 +995,9 @@ def test_whatever_ends_the_session_fails_every_op_and_closes_everything(
 
 def test_after_the_end_nothing_is_said_and_nobody_let_in() -> None:
     peer = member()
-    peer.hears(CONTROL, messages.Evicted("x"))
+    peer.receives(CONTROL, messages.Evicted("x"))
     assert peer.step(Accepted(300, "r", NONCE)) == [CloseConn(300, "this peer is out of the run")]
-    assert peer.hears(CONTROL, messages.Seal(1, "x")) == []
+    assert peer.receives(CONTROL, messages.Seal(1, "x")) == []
     assert peer.machine.next_deadline_ns() is None
 
 
@@ -1016,9 +1016,9 @@ def test_timings_that_make_no_sense_are_refused(wrong: dict[str, int]) -> None:
 def test_who_registered_and_went_away_again_is_not_pending_for_ever() -> None:
     """An update that finds nobody to admit settles the registrations that everybody in it has heard of."""
     peer = member()
-    peer.hears(CONTROL, messages.Registrations(9))
+    peer.receives(CONTROL, messages.Registrations(9))
     peer.step(CallVote(1, "update", 0, 10**12, ()))
-    peer.hears(CONTROL, messages.CallDone(1, False, World(2, 1, 2), 9))
+    peer.receives(CONTROL, messages.CallDone(1, False, World(2, 1, 2), 9))
     assert peer.machine.facts[peer.machine.engine_epoch].registrations == 9
 
 
@@ -1038,31 +1038,31 @@ def in_optimize() -> Peer:
 
 def test_a_peer_that_does_not_wait_in_the_call_measures_nothing() -> None:
     peer = member()
-    effects = peer.hears(CONTROL, measure())
-    [refusal] = said(effects)
+    effects = peer.receives(CONTROL, measure())
+    [refusal] = sent(effects)
     assert isinstance(refusal, messages.Measured)
     assert "does not wait in optimize_topology" in refusal.failed
     assert not only(effects, Dial)
 
 
-def visit_open(peer: Peer, test: int = 1) -> list[Effect]:
+def session_open(peer: Peer, test: int = 1) -> list[Effect]:
     """The host's part of a visit that the peer has set out for."""
     conn = peer.last_conn
     peer.step(Opened(conn, NONCE))
     peer.now_ns += 3 * MS
-    peer.hears(conn, Challenge(MASTER_NONCE, VERSION, VERSION))
+    peer.receives(conn, Challenge(MASTER_NONCE, VERSION, VERSION))
     peer.now_ns += 2 * MS
-    return peer.hears(conn, messages.VisitWelcome(prove(KEY, "visit_welcome", NONCE, MASTER_NONCE)))
+    return peer.receives(conn, messages.VisitWelcome(prove(KEY, "visit_welcome", NONCE, MASTER_NONCE)))
 
 
 def test_a_visit_to_measure_is_filled_and_its_rate_reported_with_the_round_trip() -> None:
     peer = in_optimize()
-    assert len(only(peer.hears(CONTROL, measure()), Dial)) == 1
+    assert len(only(peer.receives(CONTROL, measure()), Dial)) == 1
     conn = peer.last_conn
-    assert visit_open(peer) == [MakeBulk(conn), Fill(conn, True, 25 * MS)]
+    assert session_open(peer) == [MakeBulk(conn), Fill(conn, True, 25 * MS)]
     reports: list[Message] = []
     for sample in range(1, 16):
-        reports += said(peer.step(Sampled(conn, sample * 25 * MS, sample * 25 * MS, sample * 1_250_000)))
+        reports += sent(peer.step(Sampled(conn, sample * 25 * MS, sample * 25 * MS, sample * 1_250_000)))
     assert reports == [messages.Measured(1, 4, pytest.approx(5e7), 2_000)]
 
 
@@ -1072,27 +1072,27 @@ def test_a_visitor_that_comes_before_the_masters_word_is_let_in_with_it() -> Non
     nonce, parts = b"v" * 32, [b"measure", *(number.to_bytes(8, "little") for number in (1, 4, ME))]
     peer.now_ns += 7 * MS
     hello = messages.VisitHello(VERSION, "measure", 1, 4, ME, nonce, prove(KEY, "visit", NONCE, nonce, *parts))
-    assert peer.hears(50, hello) == []
-    effects = peer.hears(CONTROL, measure(dials=False))
+    assert peer.receives(50, hello) == []
+    effects = peer.receives(CONTROL, measure(dials=False))
     assert only(effects, MakeBulk) == [MakeBulk(50)]
     assert only(effects, Fill) == [Fill(50, True, 25 * MS)]
     reports: list[Message] = []
     for sample in range(1, 16):
-        reports += said(peer.step(Sampled(50, sample * 25 * MS, sample * 25 * MS, sample * 1_250_000)))
+        reports += sent(peer.step(Sampled(50, sample * 25 * MS, sample * 25 * MS, sample * 1_250_000)))
     assert reports == [messages.Measured(1, 4, pytest.approx(5e7), 7_000)]
 
 
 @pytest.mark.parametrize("end", ["done", "failed", "given up", "deadline"])
 def test_the_measurement_ends_with_the_call(end: str) -> None:
     peer = in_optimize()
-    peer.hears(CONTROL, measure())
+    peer.receives(CONTROL, measure())
     conn = peer.last_conn
-    visit_open(peer)
+    session_open(peer)
     match end:
         case "done":
-            effects = peer.hears(CONTROL, messages.CallDone(1, False, World(2, 1, 2)))
+            effects = peer.receives(CONTROL, messages.CallDone(1, False, World(2, 1, 2)))
         case "failed":
-            effects = peer.hears(CONTROL, messages.CallFailed(1, Reason("topology", "no")))
+            effects = peer.receives(CONTROL, messages.CallFailed(1, Reason("topology", "no")))
         case "given up":
             effects = peer.step(CallGivenUp(1))
         case _:

@@ -16,7 +16,7 @@ from test_peer_machine import (
     only,
     record,
     registered,
-    said,
+    sent,
 )
 from test_peer_machine import member as made_member
 
@@ -70,21 +70,21 @@ def resume(peer: Peer, fence: int = 2) -> list[Effect]:
     """Bring a peer that looks for a master to one with this fence."""
     conn = peer.last_conn
     peer.step(Opened(conn, NONCE))
-    peer.hears(conn, Challenge(MASTER_NONCE, VERSION, VERSION))
-    return peer.hears(conn, Resumed(fence, proof_of(fence), Liveness()))
+    peer.receives(conn, Challenge(MASTER_NONCE, VERSION, VERSION))
+    return peer.receives(conn, Resumed(fence, proof_of(fence), Liveness()))
 
 
 def brought(effects: list[Effect], peer: Peer) -> messages.Returned:
-    [first, *_] = said(effects, peer.last_conn)
+    [first, *_] = sent(effects, peer.last_conn)
     assert isinstance(first, messages.Returned)
     return first
 
 
 def test_a_member_that_looks_for_its_master_says_which_setting_ends_that() -> None:
     peer = lost()
-    [told] = only(peer.step(Closed(peer.last_conn, "Connection refused")), Notify)
-    assert isinstance(told, Notify)
-    assert str(told.notice).endswith("Trying for another 60 s (master_patience_s)")
+    [notify] = only(peer.step(Closed(peer.last_conn, "Connection refused")), Notify)
+    assert isinstance(notify, Notify)
+    assert str(notify.notice).endswith("Trying for another 60 s (master_patience_s)")
 
 
 def test_a_lost_connection_is_dialled_again_at_once() -> None:
@@ -102,7 +102,7 @@ def test_a_silent_master_is_left() -> None:
     assert only(effects, Dial)
 
 
-def test_a_peer_that_finds_no_master_within_its_patience_ends() -> None:
+def test_a_peer_that_finds_no_master_in_time_ends() -> None:
     peer = lost()
     peer.step(DialFailed(0, "refused"))
     for _ in range(10_000):
@@ -118,7 +118,7 @@ def test_a_peer_that_finds_no_master_within_its_patience_ends() -> None:
 def test_resuming_proves_the_token_and_the_members_secret() -> None:
     peer = lost()
     peer.step(Opened(peer.last_conn, NONCE))
-    [claim] = said(peer.hears(peer.last_conn, Challenge(MASTER_NONCE, VERSION, VERSION)), peer.last_conn)
+    [claim] = sent(peer.receives(peer.last_conn, Challenge(MASTER_NONCE, VERSION, VERSION)), peer.last_conn)
     assert isinstance(claim, messages.Resume)
     assert (claim.peer, claim.fence, claim.epoch) == (ME, 1, 1)
     assert proven(TOKEN, claim.proof, "resume", MASTER_NONCE, NONCE)
@@ -145,26 +145,26 @@ def test_a_master_that_does_not_know_the_members_secret_is_left() -> None:
     peer = lost()
     conn = peer.last_conn
     peer.step(Opened(conn, NONCE))
-    peer.hears(conn, Challenge(MASTER_NONCE, VERSION, VERSION))
-    assert not only(peer.hears(conn, Resumed(2, proof_of(2, b"another"), Liveness())), MakeControl)
+    peer.receives(conn, Challenge(MASTER_NONCE, VERSION, VERSION))
+    assert not only(peer.receives(conn, Resumed(2, proof_of(2, b"another"), Liveness())), MakeControl)
 
 
 def test_a_standby_sends_a_peer_on() -> None:
     peer = lost()
     conn = peer.last_conn
     peer.step(Opened(conn, NONCE))
-    effects = peer.hears(conn, messages.Refused("standing by", again=True))
+    effects = peer.receives(conn, messages.Refused("standing by", again=True))
     assert [effect.conn for effect in effects if isinstance(effect, CloseConn)] == [conn]
     assert only(peer.later(1_000), Dial)
 
 
 def test_a_master_that_was_started_with_another_token_does_not_end_a_member() -> None:
-    """The next start may be better. If none is, the error says what the last one was told."""
+    """The next start may be better. If none is, the error says what the last master answered."""
     peer = lost()
     conn = peer.last_conn
     peer.step(Opened(conn, NONCE))
-    peer.hears(conn, Challenge(MASTER_NONCE, VERSION, VERSION))
-    effects = peer.hears(conn, messages.Refused("another token"))
+    peer.receives(conn, Challenge(MASTER_NONCE, VERSION, VERSION))
+    effects = peer.receives(conn, messages.Refused("another token"))
     assert [effect.conn for effect in effects if isinstance(effect, CloseConn)] == [conn]
     assert only(peer.later(1_000), Dial)
     assert "another token" in str(end_of(peer.later(TIMINGS.reconnect_ms)))
@@ -173,9 +173,9 @@ def test_a_master_that_was_started_with_another_token_does_not_end_a_member() ->
 def test_an_eviction_that_comes_instead_of_a_welcome_ends_the_session() -> None:
     peer = lost()
     peer.step(Opened(peer.last_conn, NONCE))
-    peer.hears(peer.last_conn, Challenge(MASTER_NONCE, VERSION, VERSION))
+    peer.receives(peer.last_conn, Challenge(MASTER_NONCE, VERSION, VERSION))
     proof = prove(TOKEN, "evicted", MASTER_NONCE, NONCE, b"too late")
-    assert isinstance(end_of(peer.hears(peer.last_conn, messages.Evicted("too late", proof))), Evicted)
+    assert isinstance(end_of(peer.receives(peer.last_conn, messages.Evicted("too late", proof))), Evicted)
 
 
 def test_what_somebody_says_at_a_dead_masters_port_without_a_proof_ends_nothing() -> None:
@@ -193,7 +193,7 @@ def test_what_somebody_says_at_a_dead_masters_port_without_a_proof_ends_nothing(
         conn = peer.last_conn
         peer.step(Opened(conn, NONCE))
         for message in said_by_the_impostor:
-            effects = peer.hears(conn, message)
+            effects = peer.receives(conn, message)
         assert [effect.conn for effect in effects if isinstance(effect, CloseConn)] == [conn], said_by_the_impostor
         assert only(peer.later(1_000), Dial)
     assert only(resume(peer), MakeControl)
@@ -203,8 +203,8 @@ def test_what_somebody_says_at_a_dead_masters_port_without_a_proof_ends_nothing(
 def test_shared_answers_are_brought_along_and_those_of_one_peer_are_not() -> None:
     peer = member()
     shared = messages.CallDone(1, False, World(2, 1, 2), 3, {4: 7, ME: 1})
-    peer.hears(CONTROL, shared)
-    peer.hears(CONTROL, messages.CallFailed(2, messages.Reason("deadline", "x")))
+    peer.receives(CONTROL, shared)
+    peer.receives(CONTROL, messages.CallFailed(2, messages.Reason("deadline", "x")))
     peer.step(Closed(CONTROL, "reset"))
     assert brought(resume(peer), peer).answers == [shared]
 
@@ -215,25 +215,25 @@ def test_a_call_that_waits_is_named_and_cast_again_in_the_next_epoch() -> None:
     peer.step(Closed(CONTROL, "reset"))
     assert brought(resume(peer), peer).ballot == 3
     conn = peer.last_conn
-    peer.hears(conn, messages.Seal(1, "the master changed"))
-    peer.hears(conn, record(2, [ME], fence=2))
-    assert Vote(3, "update", 2) in said(peer.hears(conn, messages.Installed(2, World(1, 1, 1))), conn)
+    peer.receives(conn, messages.Seal(1, "the master changed"))
+    peer.receives(conn, record(2, [ME], fence=2))
+    assert Vote(3, "update", 2) in sent(peer.receives(conn, messages.Installed(2, World(1, 1, 1))), conn)
 
 
 def test_an_epoch_that_was_sealed_before_is_sealed_again() -> None:
     peer = member()
-    assert only(peer.hears(CONTROL, messages.Seal(1, "x")), SealEngine)
+    assert only(peer.receives(CONTROL, messages.Seal(1, "x")), SealEngine)
     peer.step(Closed(CONTROL, "reset"))
     resume(peer)
-    assert only(peer.hears(peer.last_conn, messages.Seal(1, "the master changed")), SealEngine)
+    assert only(peer.receives(peer.last_conn, messages.Seal(1, "the master changed")), SealEngine)
 
 
 def test_the_record_of_the_last_master_is_taken_from_the_next_one() -> None:
     peer = member()
-    peer.hears(CONTROL, messages.Seal(1, "x"))
+    peer.receives(CONTROL, messages.Seal(1, "x"))
     peer.step(Closed(CONTROL, "reset"))
     resume(peer)
-    peer.hears(peer.last_conn, record(2, [4, ME], fence=1))
+    peer.receives(peer.last_conn, record(2, [4, ME], fence=1))
     assert peer.machine.record is not None
     assert peer.machine.record.epoch == 2
 
@@ -242,7 +242,7 @@ def test_who_was_only_registered_shows_no_epoch() -> None:
     peer = with_secret(registered())
     peer.step(Closed(CONTROL, "reset"))
     peer.step(Opened(peer.last_conn, NONCE))
-    [claim] = said(peer.hears(peer.last_conn, Challenge(MASTER_NONCE, VERSION, VERSION)), peer.last_conn)
+    [claim] = sent(peer.receives(peer.last_conn, Challenge(MASTER_NONCE, VERSION, VERSION)), peer.last_conn)
     assert isinstance(claim, messages.Resume)
     assert claim.epoch == 0
 
@@ -252,7 +252,7 @@ def test_who_is_busy_says_so_again_and_only_for_what_is_left() -> None:
     peer.step(CallBusy(peer.now_ns + 5_000 * MS))
     peer.step(Closed(CONTROL, "reset"))
     peer.now_ns += 2_000 * MS
-    returned, busy = said(resume(peer), peer.last_conn)
+    returned, busy = sent(resume(peer), peer.last_conn)
     assert isinstance(returned, messages.Returned)
     assert busy == messages.Busy(3_000)
 
@@ -261,7 +261,7 @@ def test_a_wish_to_leave_is_said_again() -> None:
     peer = member()
     peer.step(CallLeave())
     peer.step(Closed(CONTROL, "reset"))
-    assert messages.Leave() in said(resume(peer), peer.last_conn)
+    assert messages.Leave() in sent(resume(peer), peer.last_conn)
 
 
 def test_a_sync_of_a_master_that_is_gone_ends_with_the_next_ones_record() -> None:
@@ -273,8 +273,8 @@ def test_a_sync_of_a_master_that_is_gone_ends_with_the_next_ones_record() -> Non
     peer.step(MessageReceived(CONTROL, frames.encode(plan)))
     peer.step(Closed(CONTROL, "reset"))
     assert brought(resume(peer), peer).last_sync == messages.SyncVoters(9, {4: 1, ME: 4})
-    peer.hears(peer.last_conn, messages.Seal(1, "the master changed"))
-    effects = peer.hears(peer.last_conn, record(2, [4, ME], fence=2))
+    peer.receives(peer.last_conn, messages.Seal(1, "the master changed"))
+    effects = peer.receives(peer.last_conn, record(2, [4, ME], fence=2))
     assert CallFinished(4, SyncInterrupted()) in effects
 
 
@@ -284,8 +284,8 @@ def test_what_an_interrupted_sync_has_found_is_not_lost() -> None:
     peer = in_a_sync(10**15, diverged=[found])
     peer.step(Closed(CONTROL, "reset"))
     resume(peer)
-    peer.hears(peer.last_conn, messages.Seal(1, "the master changed"))
-    effects = peer.hears(peer.last_conn, record(2, [4, ME], fence=2))
+    peer.receives(peer.last_conn, messages.Seal(1, "the master changed"))
+    effects = peer.receives(peer.last_conn, record(2, [4, ME], fence=2))
     assert Notify(PeerDiverged(0, found)) in effects
     assert CallFinished(4, SyncInterrupted((found,))) in effects
 
@@ -305,7 +305,7 @@ def test_a_call_that_ran_out_of_time_without_a_master_is_withdrawn_at_the_next_o
     peer = lost()
     peer.step(CallVote(3, "update", 0, 0))
     peer.later(10)
-    [returned, withdrawn] = said(resume(peer), peer.last_conn)
+    [returned, withdrawn] = sent(resume(peer), peer.last_conn)
     assert isinstance(returned, messages.Returned)
     assert isinstance(withdrawn, messages.VoteWithdrawn)
     assert withdrawn.ballot == returned.ballot == 3
@@ -316,17 +316,17 @@ def test_a_call_that_did_not_ask_for_its_timeout_starts_its_clock_again_at_the_n
     peer.step(CallVote(1, "update", 0, peer.now_ns + 1_000 * MS, final=False))
     peer.step(Closed(CONTROL, "reset"))
     peer.later(1_000)
-    assert [type(each) for each in said(resume(peer), peer.last_conn)] == [messages.Returned]
+    assert [type(each) for each in sent(resume(peer), peer.last_conn)] == [messages.Returned]
     assert only(peer.later(999), CallFinished) == []
 
 
-def test_a_sync_that_ran_out_of_time_is_not_called_anew() -> None:
-    """Whether it is in the sync that is decided anew must be one answer: the master hears that it is not."""
+def test_a_sync_that_ran_out_of_time_is_not_called_again() -> None:
+    """Whether it is in the sync that is decided again must be one answer: the master hears that it is not."""
     peer = in_a_sync(deadline_ns=0)
     peer.later(10)
     peer.step(Closed(CONTROL, "reset"))
     resume(peer)
-    peer.hears(peer.last_conn, messages.Seal(1, "the master changed"))
-    assert not only(peer.hears(peer.last_conn, record(2, [4, ME], fence=2)), CallFinished)
+    peer.receives(peer.last_conn, messages.Seal(1, "the master changed"))
+    assert not only(peer.receives(peer.last_conn, record(2, [4, ME], fence=2)), CallFinished)
     late = messages.Reason("deadline", "too late")
-    assert only(peer.hears(peer.last_conn, messages.CallFailed(4, late)), CallFinished) == [CallFinished(4, late)]
+    assert only(peer.receives(peer.last_conn, messages.CallFailed(4, late)), CallFinished) == [CallFinished(4, late)]

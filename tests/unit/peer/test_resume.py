@@ -8,13 +8,13 @@ import pytest
 
 from ringfold.errors import StateError, StateLost
 from ringfold.peer.sync.resume import MAX_ASKED, Resuming, check_used
-from ringfold.state.ancestry import begin
+from ringfold.state.ancestry import new_lineage
 from ringfold.state.checkpoint import Checkpoints
 from ringfold.state.shared import SharedState, set_lineage, set_torn
 from ringfold.wire.lineage import Branch, Lineage
 
 OLD = Lineage("run", "old")
-NEW = begin("run", "new", OLD, 140)
+NEW = new_lineage("run", "new", OLD, 140)
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ def test_a_checkpoint_that_the_run_does_not_use_is_named(
     before: Lineage | None, words: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     state = fresh()
-    set_lineage(state, begin("run", "third", NEW, 145))
+    set_lineage(state, new_lineage("run", "third", NEW, 145))
     with caplog.at_level(logging.WARNING, "ringfold.steps"):
         check_used(before, 144 if before is NEW else 150, state)
     assert words in caplog.text

@@ -29,7 +29,7 @@ IDENTITY = Identity(group=0, host="h", name="n", addresses=("127.0.0.1",), port=
 
 
 class BrokenEngine:
-    """An engine that fails when it is told to, and takes its time to let go of its sockets."""
+    """An engine that fails on demand, and takes its time to close its sockets."""
 
     def __init__(self) -> None:
         self.broken = threading.Event()
@@ -59,7 +59,7 @@ class BrokenEngine:
         return None
 
 
-def test_nobody_returns_from_a_call_before_the_engine_has_let_go() -> None:
+def test_nobody_returns_from_a_call_before_the_engine_is_shut_down() -> None:
     """Until then it may still write blocks of a state into the program's arrays."""
     engine = BrokenEngine()
     identity = Identity(group=0, host="h", name="n", addresses=("127.0.0.1",), port=1)
@@ -149,22 +149,22 @@ def test_a_node_that_cannot_be_closed_keeps_nobody_waiting() -> None:
 
 
 def test_a_peer_is_busy_until_the_last_of_its_blocks_ends() -> None:
-    said: list[int] = []
+    deadlines: list[int] = []
     session = Session(cast(Engine, cast(Any, BrokenEngine())), IDENTITY, PeerTimings())
     step = session.machine.step
 
-    def heard(now_ns: int, event: Event) -> list[Effect]:
+    def note(now_ns: int, event: Event) -> list[Effect]:
         if isinstance(event, CallBusy):
-            said.append(0 if not event.until_ns else round((event.until_ns - now_ns) / 1e9))
+            deadlines.append(0 if not event.until_ns else round((event.until_ns - now_ns) / 1e9))
         return step(now_ns, event)
 
-    session.machine.step = heard  # type: ignore[method-assign]
+    session.machine.step = note  # type: ignore[method-assign]
     with session.busy(100):
         with session.busy(900), session.busy(50):
             pass
         with pytest.raises(KeyError), session.busy(300):
             raise KeyError
-    assert said == [100, 900, 900, 900, 100, 300, 100, 0]
+    assert deadlines == [100, 900, 900, 900, 100, 300, 100, 0]
     session.engine.broken.set()  # type: ignore[attr-defined]
 
 

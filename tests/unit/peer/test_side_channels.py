@@ -14,28 +14,28 @@ MS = 1_000_000
 SECRET = b"of the visit"
 TOKEN = b"of the run"
 KEY = link_key(TOKEN, SECRET)
-ERRAND: TaskId = ("state", 3)
-GUEST, HOST = 5, 6
+TASK: TaskId = ("state", 3)
+DIALLER, ACCEPTOR = 5, 6
 NONCE, CHALLENGE = b"v" * 32, b"c" * 32
 TIMINGS = PeerTimings(connect_ms=1_000, handshake_ms=2_000)
-PATIENCE_NS = 3_000 * MS
+DEADLINE_NS = 3_000 * MS
 
 
-class Visitor:
-    """The visits of a peer that wants to visit another one; the test plays the host and the network."""
+class Dialler:
+    """The sessions of a peer that wants to visit another one; the test plays the host and the network."""
 
     def __init__(self, addresses: int = 1) -> None:
-        self.visits = BulkSessions(TIMINGS, TOKEN)
-        self.visits.me = GUEST
-        self.visits.expect(ERRAND, SECRET, [GUEST])
+        self.sessions = BulkSessions(TIMINGS, TOKEN)
+        self.sessions.me = DIALLER
+        self.sessions.expect(TASK, SECRET, [DIALLER])
         self.now_ns = 0
         self.last_conn = 0
-        self.host = Member(HOST, "n", "h", [f"10.0.0.{number}" for number in range(addresses)], 1)
+        self.target = Member(ACCEPTOR, "n", "h", [f"10.0.0.{number}" for number in range(addresses)], 1)
         self.dials: list[Dial] = []
         self.failures: list[SessionFailed] = []
 
-    def sets_out(self) -> None:
-        self.take(*self.visits.dial(self.now_ns, ERRAND, self.host))
+    def dials_target(self) -> None:
+        self.take(*self.sessions.dial(self.now_ns, TASK, self.target))
 
     def take(self, effects: list[Effect], outcomes: list[SessionFailed]) -> list[Effect]:
         """Dials are answered with a connection at once, as the shell does."""
@@ -43,199 +43,199 @@ class Visitor:
         for dial in [effect for effect in effects if isinstance(effect, Dial)]:
             self.dials.append(dial)
             self.last_conn += 1
-            assert self.visits.dialled(dial.key, self.last_conn) == []
+            assert self.sessions.dialled(dial.key, self.last_conn) == []
         return effects
 
-    def hears(self, message: Message) -> tuple[list[Effect], list[SessionOpened | SessionFailed]]:
-        effects, outcomes = self.visits.message(self.now_ns, self.last_conn, frames.encode(message))
+    def receives(self, message: Message) -> tuple[list[Effect], list[SessionOpened | SessionFailed]]:
+        effects, outcomes = self.sessions.message(self.now_ns, self.last_conn, frames.encode(message))
         self.take(effects, [each for each in outcomes if isinstance(each, SessionFailed)])
         return effects, outcomes
 
-    def at_the_door(self) -> VisitHello:
-        """Dialled, connected, challenged: the hello is on its way."""
-        self.visits.opened(self.last_conn, NONCE)
-        effects, _ = self.hears(Challenge(CHALLENGE, VERSION, VERSION))
+    def sends_hello(self) -> VisitHello:
+        """Dialled, connected, challenged: the hello is sent."""
+        self.sessions.opened(self.last_conn, NONCE)
+        effects, _ = self.receives(Challenge(CHALLENGE, VERSION, VERSION))
         (sent,) = [effect.message for effect in effects if isinstance(effect, SendMessage)]
         assert isinstance(sent, VisitHello)
         assert ResumeReading(self.last_conn) in effects
         return sent
 
 
-def setting_out(addresses: int = 1) -> Visitor:
-    visitor = Visitor(addresses)
-    visitor.sets_out()
-    return visitor
+def dialling(addresses: int = 1) -> Dialler:
+    dialler = Dialler(addresses)
+    dialler.dials_target()
+    return dialler
 
 
 def welcome(key: bytes = KEY) -> VisitWelcome:
     return VisitWelcome(prove(key, "visit_welcome", NONCE, CHALLENGE))
 
 
-def host(visitors: tuple[int, ...] = (GUEST,), task: TaskId = ERRAND) -> BulkSessions:
-    visits = BulkSessions(TIMINGS, TOKEN)
-    visits.me = HOST
-    visits.expect(task, SECRET, visitors)
-    return visits
+def acceptor(diallers: tuple[int, ...] = (DIALLER,), task: TaskId = TASK) -> BulkSessions:
+    sessions = BulkSessions(TIMINGS, TOKEN)
+    sessions.me = ACCEPTOR
+    sessions.expect(task, SECRET, diallers)
+    return sessions
 
 
 def hello(key: bytes = KEY, **changes: object) -> VisitHello:
-    """What an honest visitor says, with changes that it has proven."""
-    claim = {"purpose": "state", "number": 3, "source": GUEST, "target": HOST, **changes}
+    """What an honest dialler says, with changes that it has proven."""
+    claim = {"purpose": "state", "number": 3, "source": DIALLER, "target": ACCEPTOR, **changes}
     numbers = [claim[name].to_bytes(8, "little") for name in ("number", "source", "target")]  # type: ignore[attr-defined]
     proof = prove(key, "visit", CHALLENGE, NONCE, claim["purpose"].encode(), *numbers)  # type: ignore[attr-defined]
     return VisitHello(VERSION, claim["purpose"], claim["number"], claim["source"], claim["target"], NONCE, proof)  # type: ignore[arg-type]
 
 
-# The visitor
+# The dialler
 
 
-def test_a_visitor_proves_the_secret_and_is_open_with_the_welcome() -> None:
-    visitor = setting_out()
-    assert visitor.at_the_door() == hello()
-    visitor.now_ns = 7 * MS
-    effects, outcomes = visitor.hears(welcome())
-    assert effects == [MakeBulk(visitor.last_conn)]
-    assert outcomes == [SessionOpened(ERRAND, HOST, visitor.last_conn, True, round_trip_ns=7 * MS)]
-    assert visitor.visits.open == {visitor.last_conn: outcomes[0]}
-    assert visitor.visits.next_deadline_ns() is None
+def test_a_dialler_proves_the_secret_and_is_open_with_the_welcome() -> None:
+    dialler = dialling()
+    assert dialler.sends_hello() == hello()
+    dialler.now_ns = 7 * MS
+    effects, outcomes = dialler.receives(welcome())
+    assert effects == [MakeBulk(dialler.last_conn)]
+    assert outcomes == [SessionOpened(TASK, ACCEPTOR, dialler.last_conn, True, round_trip_ns=7 * MS)]
+    assert dialler.sessions.open == {dialler.last_conn: outcomes[0]}
+    assert dialler.sessions.next_deadline_ns() is None
 
 
-def test_the_dials_of_visits_are_told_from_those_of_lanes() -> None:
-    assert all(dial.key > FIRST_KEY for dial in setting_out().dials)
+def test_the_dial_keys_of_sessions_differ_from_those_of_lanes() -> None:
+    assert all(dial.key > FIRST_KEY for dial in dialling().dials)
 
 
-def test_a_host_that_does_not_know_the_secret_is_left() -> None:
-    visitor = setting_out()
-    visitor.at_the_door()
-    effects, outcomes = visitor.hears(welcome(b"another"))
-    assert effects == [CloseConn(visitor.last_conn, "it does not know the secret of this session")]
+def test_an_acceptor_that_does_not_know_the_secret_is_dropped() -> None:
+    dialler = dialling()
+    dialler.sends_hello()
+    effects, outcomes = dialler.receives(welcome(b"another"))
+    assert effects == [CloseConn(dialler.last_conn, "it does not know the secret of this session")]
     assert [(each.reason, each.conn) for each in outcomes if isinstance(each, SessionFailed)] == [
         ("it does not know the secret of this session", None)
     ]
-    assert visitor.visits.open == {}
+    assert dialler.sessions.open == {}
 
 
 @pytest.mark.parametrize("message", [welcome(), Refused("no"), hello()], ids=["welcome", "refused", "hello"])
-def test_what_is_said_out_of_turn_ends_the_visit(message: Message) -> None:
-    visitor = setting_out()
-    visitor.visits.opened(visitor.last_conn, NONCE)
-    visitor.hears(message)
-    assert len(visitor.failures) == 1
+def test_a_message_out_of_turn_ends_the_session(message: Message) -> None:
+    dialler = dialling()
+    dialler.sessions.opened(dialler.last_conn, NONCE)
+    dialler.receives(message)
+    assert len(dialler.failures) == 1
 
 
-def test_what_is_no_message_ends_the_visit() -> None:
-    visitor = setting_out()
-    visitor.visits.opened(visitor.last_conn, NONCE)
-    _, outcomes = visitor.visits.message(0, visitor.last_conn, b"\xc1")
+def test_bytes_that_are_no_message_end_the_session() -> None:
+    dialler = dialling()
+    dialler.sessions.opened(dialler.last_conn, NONCE)
+    _, outcomes = dialler.sessions.message(0, dialler.last_conn, b"\xc1")
     assert isinstance(outcomes[0], SessionFailed)
 
 
 def test_every_address_is_tried() -> None:
-    visitor = setting_out(addresses=3)
-    visitor.take(*visitor.visits.dial_failed(0, visitor.dials[-1].key, "no route"))
-    over = visitor.visits.closed(0, visitor.last_conn, "connection refused")
+    dialler = dialling(addresses=3)
+    dialler.take(*dialler.sessions.dial_failed(0, dialler.dials[-1].key, "no route"))
+    over = dialler.sessions.closed(0, dialler.last_conn, "connection refused")
     assert over is not None
-    visitor.take(*over)
-    assert [dial.host for dial in visitor.dials] == ["10.0.0.0", "10.0.0.1", "10.0.0.2"]
-    visitor.at_the_door()
-    _, outcomes = visitor.hears(welcome())
+    dialler.take(*over)
+    assert [dial.host for dial in dialler.dials] == ["10.0.0.0", "10.0.0.1", "10.0.0.2"]
+    dialler.sends_hello()
+    _, outcomes = dialler.receives(welcome())
     assert isinstance(outcomes[0], SessionOpened)
-    assert visitor.failures == []
+    assert dialler.failures == []
 
 
-def test_when_no_address_is_left_the_last_reason_is_told() -> None:
-    visitor = setting_out(addresses=2)
+def test_when_no_address_is_left_the_last_reason_is_reported() -> None:
+    dialler = dialling(addresses=2)
     for reason in ("no route", "connection refused"):
-        over = visitor.visits.closed(0, visitor.last_conn, reason)
+        over = dialler.sessions.closed(0, dialler.last_conn, reason)
         assert over is not None
-        visitor.take(*over)
-    assert [failure.reason for failure in visitor.failures] == ["connection refused"]
-    assert visitor.visits.next_deadline_ns() is None
+        dialler.take(*over)
+    assert [failure.reason for failure in dialler.failures] == ["connection refused"]
+    assert dialler.sessions.next_deadline_ns() is None
 
 
-def test_a_host_without_an_address_cannot_be_visited() -> None:
-    visitor = setting_out(addresses=0)
-    assert [(failure.reason, failure.peer) for failure in visitor.failures] == [("it has no address", HOST)]
+def test_a_target_without_an_address_cannot_be_dialled() -> None:
+    dialler = dialling(addresses=0)
+    assert [(failure.reason, failure.peer) for failure in dialler.failures] == [("it has no address", ACCEPTOR)]
 
 
-def test_a_host_that_does_not_answer_is_left_at_the_deadline() -> None:
-    visitor = setting_out(addresses=2)
-    visitor.at_the_door()
-    assert visitor.visits.next_deadline_ns() == PATIENCE_NS
-    assert visitor.visits.tick(PATIENCE_NS - 1) == ([], [])
-    effects = visitor.take(*visitor.visits.tick(PATIENCE_NS))
+def test_an_acceptor_that_does_not_respond_is_dropped_at_the_deadline() -> None:
+    dialler = dialling(addresses=2)
+    dialler.sends_hello()
+    assert dialler.sessions.next_deadline_ns() == DEADLINE_NS
+    assert dialler.sessions.tick(DEADLINE_NS - 1) == ([], [])
+    effects = dialler.take(*dialler.sessions.tick(DEADLINE_NS))
     assert effects[0] == CloseConn(1, "no response in time")
-    assert len(visitor.dials) == 2
-    visitor.take(*visitor.visits.tick(2 * PATIENCE_NS))
-    assert [failure.reason for failure in visitor.failures] == ["no response in time"]
+    assert len(dialler.dials) == 2
+    dialler.take(*dialler.sessions.tick(2 * DEADLINE_NS))
+    assert [failure.reason for failure in dialler.failures] == ["no response in time"]
 
 
-def test_a_connection_that_comes_too_late_is_closed() -> None:
-    visitor = setting_out(addresses=2)
-    first = visitor.dials[0].key
-    visitor.take(*visitor.visits.tick(PATIENCE_NS))
-    assert visitor.visits.dialled(first, 77) == [CloseConn(77, "no longer needed")]
-    assert visitor.visits.dial_failed(0, first, "too late") == ([], [])
+def test_a_connection_that_is_established_too_late_is_closed() -> None:
+    dialler = dialling(addresses=2)
+    first = dialler.dials[0].key
+    dialler.take(*dialler.sessions.tick(DEADLINE_NS))
+    assert dialler.sessions.dialled(first, 77) == [CloseConn(77, "no longer needed")]
+    assert dialler.sessions.dial_failed(0, first, "too late") == ([], [])
 
 
-def test_the_end_of_an_open_visit_is_told_with_its_connection() -> None:
-    visitor = setting_out()
-    visitor.at_the_door()
-    visitor.hears(welcome())
-    assert visitor.visits.closed(0, visitor.last_conn, "reset") == (
+def test_the_end_of_an_open_session_is_reported_with_its_connection() -> None:
+    dialler = dialling()
+    dialler.sends_hello()
+    dialler.receives(welcome())
+    assert dialler.sessions.closed(0, dialler.last_conn, "reset") == (
         [],
-        [SessionFailed(ERRAND, HOST, visitor.last_conn, True, "reset")],
+        [SessionFailed(TASK, ACCEPTOR, dialler.last_conn, True, "reset")],
     )
-    assert visitor.visits.closed(0, visitor.last_conn, "reset") is None
+    assert dialler.sessions.closed(0, dialler.last_conn, "reset") is None
 
 
-def test_a_stopped_errand_closes_what_is_open_and_what_is_on_its_way() -> None:
-    visitor = setting_out()
-    visitor.at_the_door()
-    visitor.hears(welcome())
-    visitor.sets_out()
-    assert visitor.visits.stop(ERRAND, "over") == [CloseConn(2, "over"), CloseConn(1, "over")]
-    assert visitor.visits.open == {}
-    assert visitor.visits.next_deadline_ns() is None
-    assert visitor.visits.closed(0, 1, "reset") is None
+def test_a_stopped_task_closes_open_sessions_and_dials() -> None:
+    dialler = dialling()
+    dialler.sends_hello()
+    dialler.receives(welcome())
+    dialler.dials_target()
+    assert dialler.sessions.stop(TASK, "over") == [CloseConn(2, "over"), CloseConn(1, "over")]
+    assert dialler.sessions.open == {}
+    assert dialler.sessions.next_deadline_ns() is None
+    assert dialler.sessions.closed(0, 1, "reset") is None
 
 
-def test_stopping_one_errand_leaves_the_others_alone() -> None:
-    visitor = setting_out()
-    assert visitor.visits.stop(("state", 2), "over") == []
-    assert visitor.visits.is_dialling(visitor.last_conn)
+def test_stopping_one_task_leaves_the_others_alone() -> None:
+    dialler = dialling()
+    assert dialler.sessions.stop(("state", 2), "over") == []
+    assert dialler.sessions.is_dialling(dialler.last_conn)
 
 
 def test_the_end_closes_everything() -> None:
-    visitor = setting_out()
-    assert visitor.visits.end("over") == [CloseConn(1, "over")]
+    dialler = dialling()
+    assert dialler.sessions.end("over") == [CloseConn(1, "over")]
 
 
-def test_a_visit_may_begin_with_a_pause() -> None:
-    visitor = Visitor()
-    visitor.take(*visitor.visits.dial(0, ERRAND, visitor.host, 250))
-    assert visitor.dials == []
-    assert visitor.visits.next_deadline_ns() == 250 * MS
-    visitor.take(*visitor.visits.tick(250 * MS))
-    assert len(visitor.dials) == 1
-    visitor.at_the_door()
-    _, outcomes = visitor.hears(welcome())
+def test_a_dial_may_begin_with_a_pause() -> None:
+    dialler = Dialler()
+    dialler.take(*dialler.sessions.dial(0, TASK, dialler.target, 250))
+    assert dialler.dials == []
+    assert dialler.sessions.next_deadline_ns() == 250 * MS
+    dialler.take(*dialler.sessions.tick(250 * MS))
+    assert len(dialler.dials) == 1
+    dialler.sends_hello()
+    _, outcomes = dialler.receives(welcome())
     assert isinstance(outcomes[0], SessionOpened)
 
 
-def test_who_turns_back_leaves_nothing_behind() -> None:
-    visitor = setting_out()
-    assert visitor.visits.cancel_dial(ERRAND, HOST + 1, "gone") == []
-    assert visitor.visits.cancel_dial(ERRAND, HOST, "gone") == [CloseConn(1, "gone")]
-    assert visitor.visits.next_deadline_ns() is None
-    assert visitor.visits.closed(0, 1, "reset") is None
+def test_a_cancelled_dial_leaves_nothing_behind() -> None:
+    dialler = dialling()
+    assert dialler.sessions.cancel_dial(TASK, ACCEPTOR + 1, "gone") == []
+    assert dialler.sessions.cancel_dial(TASK, ACCEPTOR, "gone") == [CloseConn(1, "gone")]
+    assert dialler.sessions.next_deadline_ns() is None
+    assert dialler.sessions.closed(0, 1, "reset") is None
 
 
-def test_a_host_that_says_no_is_told_from_one_that_cannot_be_reached() -> None:
-    refused, broken = setting_out(), setting_out()
-    refused.at_the_door()
-    refused.hears(Refused("this is over here"))
-    over = broken.visits.closed(0, broken.last_conn, "reset")
+def test_a_refusal_differs_from_a_target_that_cannot_be_reached() -> None:
+    refused, broken = dialling(), dialling()
+    refused.sends_hello()
+    refused.receives(Refused("this is over here"))
+    over = broken.sessions.closed(0, broken.last_conn, "reset")
     assert over is not None
     broken.take(*over)
     assert [failure.is_refused for failure in (*refused.failures, *broken.failures)] == [True, False]
@@ -245,59 +245,59 @@ def test_a_host_that_says_no_is_told_from_one_that_cannot_be_reached() -> None:
 # The host
 
 
-def test_a_guest_that_proves_the_secret_is_let_in() -> None:
-    visits = host()
-    verdict = visits.accept(9, CHALLENGE, hello())
-    arrived = SessionOpened(ERRAND, GUEST, 9, False)
+def test_a_peer_that_proves_the_secret_is_accepted() -> None:
+    sessions = acceptor()
+    verdict = sessions.accept(9, CHALLENGE, hello())
+    arrived = SessionOpened(TASK, DIALLER, 9, False)
     assert verdict == ([SendMessage(9, welcome()), MakeBulk(9)], arrived)
-    assert visits.open == {9: arrived}
+    assert sessions.open == {9: arrived}
 
 
-def test_a_guest_waits_until_its_errand_is_announced() -> None:
-    visits = BulkSessions(TIMINGS, TOKEN)
-    visits.me = HOST
-    assert visits.accept(9, CHALLENGE, hello()) is None
-    visits.expect(ERRAND, SECRET, [GUEST])
-    assert not isinstance(visits.accept(9, CHALLENGE, hello()), str | None)
+def test_a_connection_waits_until_its_task_is_announced() -> None:
+    sessions = BulkSessions(TIMINGS, TOKEN)
+    sessions.me = ACCEPTOR
+    assert sessions.accept(9, CHALLENGE, hello()) is None
+    sessions.expect(TASK, SECRET, [DIALLER])
+    assert not isinstance(sessions.accept(9, CHALLENGE, hello()), str | None)
 
 
 @pytest.mark.parametrize(
-    ("said", "words"),
+    ("wrong", "reason"),
     [
         (hello(source=7), "no session"),
         (hello(target=8), "no session"),
-        (VisitHello(VERSION, "state", 3, GUEST, HOST, NONCE, b"x" * 32), "secret"),
+        (VisitHello(VERSION, "state", 3, DIALLER, ACCEPTOR, NONCE, b"x" * 32), "secret"),
         (hello(key=SECRET), "secret"),  # overheard, without the token
-        (VisitHello(VERSION, "state", 3, GUEST, HOST, b"o" * 32, hello().proof), "secret"),
-        (VisitHello(VERSION, "state", 3, -1, HOST, NONCE, b"x" * 32), "out of range"),
-        (VisitHello(99, "state", 3, GUEST, HOST, NONCE, hello().proof), "version 99"),
+        (VisitHello(VERSION, "state", 3, DIALLER, ACCEPTOR, b"o" * 32, hello().proof), "secret"),
+        (VisitHello(VERSION, "state", 3, -1, ACCEPTOR, NONCE, b"x" * 32), "out of range"),
+        (VisitHello(99, "state", 3, DIALLER, ACCEPTOR, NONCE, hello().proof), "version 99"),
     ],
     ids=["not expected", "overheard", "for another", "wrong proof", "another nonce", "negative", "another version"],
 )
-def test_a_guest_that_has_no_business_here_is_turned_away(said: VisitHello, words: str) -> None:
-    visits = host()
-    verdict = visits.accept(9, CHALLENGE, said)
+def test_a_wrong_hello_is_refused(wrong: VisitHello, reason: str) -> None:
+    sessions = acceptor()
+    verdict = sessions.accept(9, CHALLENGE, wrong)
     assert isinstance(verdict, str)
-    assert words in verdict
-    assert visits.open == {}
+    assert reason in verdict
+    assert sessions.open == {}
 
 
 def test_a_proof_for_one_challenge_is_none_for_another() -> None:
-    assert isinstance(host().accept(9, b"d" * 32, hello()), str)
+    assert isinstance(acceptor().accept(9, b"d" * 32, hello()), str)
 
 
-def test_a_guest_of_an_errand_that_is_over_is_turned_away_at_once() -> None:
-    """It would stand at the door until its patience ends, and its own call with it."""
-    visits = host()
-    visits.stop(ERRAND, "over")
-    verdict = visits.accept(9, CHALLENGE, hello())
+def test_a_connection_for_a_task_that_is_over_is_refused_at_once() -> None:
+    """It would wait until its deadline, and its own call with it."""
+    sessions = acceptor()
+    sessions.stop(TASK, "over")
+    verdict = sessions.accept(9, CHALLENGE, hello())
     assert isinstance(verdict, str)
     assert "over" in verdict
 
 
-def test_a_guest_of_an_errand_in_which_the_host_takes_no_part_is_turned_away_at_once() -> None:
-    visits = BulkSessions(TIMINGS, TOKEN)
-    visits.me = HOST
-    visits.stop(ERRAND, "the call was given up before its plan came")
-    assert isinstance(visits.accept(9, CHALLENGE, hello()), str)
-    assert visits.accept(9, CHALLENGE, hello(number=4)) is None
+def test_a_connection_for_a_task_without_this_peer_is_refused_at_once() -> None:
+    sessions = BulkSessions(TIMINGS, TOKEN)
+    sessions.me = ACCEPTOR
+    sessions.stop(TASK, "the call was given up before its plan came")
+    assert isinstance(sessions.accept(9, CHALLENGE, hello()), str)
+    assert sessions.accept(9, CHALLENGE, hello(number=4)) is None

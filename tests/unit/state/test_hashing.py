@@ -1,4 +1,4 @@
-"""The hashes of shared state: the vectors in the docs, both kinds, and what is said when one is missing."""
+"""The hashes of shared state: the vectors in the docs, both kinds, and the error when one is missing."""
 
 import re
 import sys

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 from msgspec import structs
 from test_state_election import failed, finished, offer, plan
 
-from ringfold.state.ancestry import begin, branch_of, is_abandoned, is_past
+from ringfold.state.ancestry import branch_of, is_abandoned, is_past, new_lineage
 from ringfold.state.election import ElectedState, ElectionResult, NoWinner, elect
 from ringfold.wire.lineage import MAX_ANCESTORS, Branch, Lineage
 from ringfold.wire.messages import Offer
 
 OLD = Lineage("run", "old")
-NEW = begin("run", "new", OLD, 140)
+NEW = new_lineage("run", "new", OLD, 140)
 """The run went back from 150 to 140."""
 
 
@@ -37,14 +37,14 @@ def test_what_comes_after_the_branch_is_abandoned() -> None:
 
 
 def test_a_branch_from_an_earlier_revision_leaves_less_of_all_before_it() -> None:
-    third = begin("run", "third", NEW, 90)
+    third = new_lineage("run", "third", NEW, 90)
     assert third.ancestors == [Branch("new", 90), Branch("old", 90)]
 
 
 def test_the_oldest_ancestors_are_forgotten() -> None:
     lineage = OLD
     for number in range(MAX_ANCESTORS + 5):
-        lineage = begin("run", str(number), lineage, number)
+        lineage = new_lineage("run", str(number), lineage, number)
     assert len(lineage.ancestors) == MAX_ANCESTORS
     assert not is_past(Branch("old", 0), lineage)
 
@@ -53,7 +53,7 @@ def test_the_oldest_ancestors_are_forgotten() -> None:
 def test_nothing_is_both_past_and_abandoned(branches: list[int]) -> None:
     lineage = Lineage("run", "0")
     for number, revision in enumerate(branches):
-        lineage = begin("run", str(number + 1), lineage, revision)
+        lineage = new_lineage("run", str(number + 1), lineage, revision)
     for old in range(len(branches) + 1):
         for revision in range(22):
             branch = Branch(str(old), revision)
@@ -135,19 +135,19 @@ def test_a_torn_participant_with_a_checkpoint_resumes() -> None:
     assert resumed(elect(offers, finished(120, {1}), OLD)).revision == 100
 
 
-def test_a_newer_checkpoint_that_is_not_loaded_is_asked_for() -> None:
+def test_a_newer_checkpoint_that_is_not_loaded_is_requested() -> None:
     lists = saved(150, OLD, "x", checkpoints=[Branch("old", 150), Branch("old", 135)])
     reasons = failed(elect({5: lists, 6: saved(130, OLD)}, finished(160, {1}, "lost"), NEW))
     assert {reason.checkpoint for reason in reasons.values()} == {Branch("old", 135)}
     assert {reason.kind for reason in reasons.values()} == {"state_lost"}
 
 
-def test_what_is_loaded_is_not_asked_for_again() -> None:
+def test_what_is_loaded_is_not_requested_again() -> None:
     lists = saved(135, OLD, checkpoints=[Branch("old", 150), Branch("old", 135)])
     assert resumed(elect({5: lists}, finished(160, {1}, "lost"), NEW)).revision == 135
 
 
-def test_all_who_agree_go_on_from_the_runs_history_first_and_then_from_anything() -> None:
+def test_if_all_agree_the_run_continues_from_the_runs_history_first_and_then_from_anything() -> None:
     abandoned = saved(150, OLD, "x", rollback=True)
     both = {5: abandoned, 6: saved(140, NEW, rollback=True)}
     assert resumed(elect(both, finished(160, {1}, "lost"), NEW)).revision == 140
@@ -186,24 +186,24 @@ def test_of_two_lineages_that_know_nothing_of_each_other_the_highest_revision_wi
     assert plan(elect(offers, None)).revision == 150
 
 
-def test_when_everybody_left_the_runs_own_history_comes_first() -> None:
+def test_when_all_have_left_the_runs_own_history_comes_first() -> None:
     offers = {5: saved(150, OLD, "x"), 6: saved(700, Lineage("other", "y"), "y"), 7: saved(141, NEW)}
     assert plan(elect(offers, None, NEW)).revision == 141
 
 
-def test_when_everybody_left_another_run_may_begin_with_its_own_checkpoints() -> None:
+def test_when_all_have_left_another_run_may_begin_with_its_own_checkpoints() -> None:
     offers = {6: saved(700, Lineage("other", "y"), "y"), 7: offer(0)}
     assert plan(elect(offers, None, NEW)).revision == 700
 
 
-def test_when_everybody_left_an_abandoned_checkpoint_is_not_taken_for_the_run() -> None:
+def test_when_all_have_left_an_abandoned_checkpoint_is_not_taken_for_the_run() -> None:
     reasons = failed(elect({5: saved(150, OLD, "x")}, None, NEW))
     assert reasons[5].kind == "state_lost"
     assert "of an abandoned branch" in reasons[5].text
     assert plan(elect({5: saved(150, OLD, "x", rollback=True)}, None, NEW)).revision == 150
 
 
-def test_when_everybody_left_an_eligible_checkpoint_that_is_not_loaded_is_asked_for() -> None:
+def test_when_all_have_left_an_eligible_checkpoint_that_is_not_loaded_is_requested() -> None:
     lists = saved(150, OLD, "x", checkpoints=[Branch("old", 150), Branch("old", 140)])
     reasons = failed(elect({5: lists, 6: saved(130, OLD)}, None, NEW))
     assert reasons[5].checkpoint == Branch("old", 140)
@@ -211,7 +211,14 @@ def test_when_everybody_left_an_eligible_checkpoint_that_is_not_loaded_is_asked_
 
 # Whatever is offered
 
-LINEAGES = [None, OLD, NEW, begin("run", "third", NEW, 143), Lineage("other", "x"), begin("run", "twin", OLD, 120)]
+LINEAGES = [
+    None,
+    OLD,
+    NEW,
+    new_lineage("run", "third", NEW, 143),
+    Lineage("other", "x"),
+    new_lineage("run", "twin", OLD, 120),
+]
 
 
 @st.composite
@@ -223,7 +230,7 @@ def offered(draw: st.DrawFn) -> Offer:
 
 
 @given(st.dictionaries(st.integers(5, 9), offered(), min_size=1), st.sampled_from(LINEAGES[1:4]))
-def test_a_run_resumes_only_from_its_own_past_and_asks_only_for_that(
+def test_a_run_resumes_only_from_its_own_past_and_requests_only_that(
     offers: dict[int, Offer], present: Lineage
 ) -> None:
     decision = elect(offers, replace(finished(150, {1}, "lost")), present)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from ringfold.errors import StateError, UsageError
-from ringfold.state.ancestry import begin
+from ringfold.state.ancestry import new_lineage
 from ringfold.state.checkpoint import _HEAD, CheckpointEntry, Checkpoints
 from ringfold.state.shared import MayDiffer, SharedState, lineage_of, set_lineage, set_torn
 from ringfold.state.snapshot import Snapshot
@@ -346,7 +346,7 @@ def test_the_guide_shows_how_to_read_an_array_without_ringfold(tmp_path: Path) -
 
 WRITTEN_BEFORE = Path(__file__).parents[1] / "written_before"
 OLD = Lineage("run", "old")
-NEW = begin("run", "new", OLD, 140)
+NEW = new_lineage("run", "new", OLD, 140)
 
 
 def save_at(checkpoints: Checkpoints, lineage: Lineage | None, revision: int, value: int) -> None:

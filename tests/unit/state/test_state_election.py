@@ -101,7 +101,7 @@ def test_nothing_happened_since_is_fine() -> None:
     assert plan(elect({0: offer(5), 1: offer(5)}, finished(5, {0, 1}))).revision == 5
 
 
-def test_who_joined_since_receives_whatever_they_bring() -> None:
+def test_peers_that_joined_since_receive_whatever_they_bring() -> None:
     offers = {0: offer(6, "b"), 7: offer(900, "z"), 8: offer(900, "z"), 9: offer(6, "z")}
     result = plan(elect(offers, finished(5, {0, 1})))
     assert (result.revision, result.holders, sorted(result.fetch)) == (6, [0], [7, 8, 9])
@@ -116,12 +116,12 @@ def test_a_skipped_or_repeated_revision_is_a_violation_of_that_peer_alone(revisi
     assert "peer 1 has revision" in reason.text
 
 
-def test_if_all_violate_the_rule_all_are_told() -> None:
+def test_if_all_violate_the_rule_all_get_the_reason() -> None:
     reasons = failed(elect({0: offer(9), 1: offer(8)}, finished(5, {0, 1})))
     assert {peer: reason.numbers for peer, reason in reasons.items()} == {0: [6, 9], 1: [6, 8]}
 
 
-def test_receivers_are_told_when_no_voter_is_left() -> None:
+def test_receivers_get_the_reason_when_no_voter_is_left() -> None:
     reasons = failed(elect({0: offer(9), 7: offer(0)}, finished(5, {0})))
     assert (reasons[0].kind, reasons[7].kind) == ("revision", "state")
 
@@ -178,7 +178,7 @@ def test_only_torn_states_are_no_candidates() -> None:
 # Lost
 
 
-def test_if_all_who_had_it_are_gone_the_state_is_lost() -> None:
+def test_if_all_peers_that_had_it_are_gone_the_state_is_lost() -> None:
     reasons = failed(elect({7: offer(0), 8: offer(3)}, finished(5, {0, 1})))
     for reason in reasons.values():
         assert (reason.kind, reason.numbers) == ("state_lost", [5])
@@ -212,7 +212,7 @@ def test_an_older_revision_wins_if_all_agree_to_a_rollback() -> None:
     assert (result.revision, result.holders, result.rollback) == (4, [8], True)
 
 
-def test_one_who_does_not_agree_prevents_a_rollback() -> None:
+def test_one_peer_that_does_not_agree_prevents_a_rollback() -> None:
     offers = {7: offer(3, "old", rollback=True), 8: offer(4, "older")}
     assert failed(elect(offers, finished(5, {0, 1})))[7].kind == "state_lost"
 
@@ -223,7 +223,7 @@ def test_participants_may_agree_to_go_back_on_purpose() -> None:
     assert (result.revision, result.rollback) == (3, True)
 
 
-def test_agreeing_to_a_rollback_changes_nothing_while_somebody_can_go_on() -> None:
+def test_agreeing_to_a_rollback_changes_nothing_while_there_is_a_candidate() -> None:
     offers = {0: offer(6, "b", rollback=True), 7: offer(99, "z", rollback=True), 8: offer(99, "z", rollback=True)}
     result = plan(elect(offers, finished(5, {0})))
     assert (result.revision, result.holders, result.rollback) == (6, [0], False)
@@ -399,14 +399,14 @@ def test_the_winner_is_a_voter_and_holders_have_its_content(ballot: Ballot) -> N
         if not each.torn and each.strategy != "receive-only"
         if result.rollback or not here or (last is not None and peer in last.participants)
     ]
-    assert sources, "the content that won is nobody's who may vote"
+    assert sources, "the content that won is not that of a peer that may vote"
     assert set(sources) <= set(result.holders) | set(result.rejected)
     assert all(digest_of(offers[peer]) == result.roots for peer in result.holders)
     assert all(offers[peer].strategy != "receive-only" for peer in result.holders)
 
 
 @given(ballots())
-def test_everybody_is_in_one_role_and_fetching_leads_to_the_winners_content(
+def test_each_peer_has_one_role_and_fetching_leads_to_the_winners_content(
     ballot: Ballot,
 ) -> None:
     offers, last = ballot
@@ -467,7 +467,7 @@ def test_in_a_step_loop_it_is_the_last_sync_since_which_it_happened() -> None:
     ],
     ids=["torn", "a revision behind", "may differ"],
 )
-def test_who_is_not_expected_to_agree_has_not_diverged(other: Offer) -> None:
+def test_a_peer_that_is_not_expected_to_agree_has_not_diverged(other: Offer) -> None:
     differs = len(other.keys) > 1
     own = offer(8, keys=[key("model", "b"), key("seen", "y", differs=True)]) if differs else offer(8, "b")
     assert found({0: own, 1: other}, finished(7, {0, 1})) == []
@@ -478,11 +478,11 @@ def test_a_newcomer_has_not_diverged() -> None:
     assert found({0: offer(8, "b"), 1: offer(8, "x")}, None) == []
 
 
-def test_who_only_receives_has_not_diverged() -> None:
+def test_a_peer_that_only_receives_has_not_diverged() -> None:
     offers = {0: offer(8, "b", "send-only"), 1: offer(8, "x", "receive-only")}
     assert found(offers, finished(7, {0, 1})) == []
 
 
-def test_after_a_rollback_nobody_has_diverged() -> None:
+def test_after_a_rollback_no_peer_has_diverged() -> None:
     offers = {0: offer(5, "b", rollback=True), 1: offer(5, "x", rollback=True)}
     assert found(offers, finished(7, {0, 1})) == []

@@ -63,44 +63,48 @@ def of_kind(kind: type, effects: list[FetchEffect]) -> list:  # type: ignore[typ
     return [effect for effect in effects if isinstance(effect, kind)]
 
 
-def started(winner: Winner, holders: list[int], fellows: list[int] | None = None, **more: object) -> Fetch:
-    """A fetch whose sources are ready and whose hash lists are known, with the first blocks asked for."""
-    fetch = Fetch(winner.wanted(), KIND, holders, fellows or [], **more)  # type: ignore[arg-type]
+def started(winner: Winner, holders: list[int], relays: list[int] | None = None, **more: object) -> Fetch:
+    """A fetch whose sources are ready and whose hash lists are known, with the first blocks requested."""
+    fetch = Fetch(winner.wanted(), KIND, holders, relays or [], **more)  # type: ignore[arg-type]
     fetch.start()
     return fetch
 
 
 def listed(fetch: Fetch, winner: Winner, holder: int) -> list[FetchEffect]:
     """Connect one holder and let it give all hash lists."""
-    [ask] = of_kind(RequestHashes, fetch.source_ready(holder))
-    return fetch.hashes(holder, winner.lists(ask.keys))
+    [request] = of_kind(RequestHashes, fetch.source_ready(holder))
+    return fetch.hashes(holder, winner.lists(request.keys))
 
 
 def test_nothing_to_fetch_is_complete_at_once() -> None:
     assert Fetch([], KIND, [1]).start() == [AnnounceBlocks([]), FetchComplete()]
 
 
-def test_only_blocks_that_differ_are_asked_for() -> None:
+def test_only_blocks_that_differ_are_requested() -> None:
     winner = Winner([5 * MIB + 3], same=[[0, 2, 5]])
     effects = listed(started(winner, [1]), winner, 1)
     assert of_kind(AnnounceBlocks, effects) == [AnnounceBlocks([(0, 0, 1), (0, 2, 1), (0, 5, 1)])]
-    assert sorted(block for ask in of_kind(RequestBlocks, effects) for block in ask.blocks) == [(0, 1), (0, 3), (0, 4)]
+    assert sorted(block for request in of_kind(RequestBlocks, effects) for block in request.blocks) == [
+        (0, 1),
+        (0, 3),
+        (0, 4),
+    ]
 
 
 def test_no_more_than_a_window_is_outstanding_at_a_source() -> None:
     winner = Winner([20 * MIB])
     fetch = started(winner, [1])
-    asks = of_kind(RequestBlocks, listed(fetch, winner, 1))
-    assert len(asks) == 4
-    assert all(len(ask.blocks) == 1 for ask in asks)
-    [more] = of_kind(RequestBlocks, fetch.blocks(1, asks[0].batch))
+    requests = of_kind(RequestBlocks, listed(fetch, winner, 1))
+    assert len(requests) == 4
+    assert all(len(request.blocks) == 1 for request in requests)
+    [more] = of_kind(RequestBlocks, fetch.blocks(1, requests[0].batch))
     assert more.blocks == [(0, 4)]
 
 
-def test_a_block_larger_than_the_window_is_asked_for_alone() -> None:
+def test_a_block_larger_than_the_window_is_requested_alone() -> None:
     winner = Winner([3 * MIB])
     fetch = started(winner, [1], window_bytes=1000)
-    assert [ask.blocks for ask in of_kind(RequestBlocks, listed(fetch, winner, 1))] == [[(0, 0)]]
+    assert [request.blocks for request in of_kind(RequestBlocks, listed(fetch, winner, 1))] == [[(0, 0)]]
 
 
 def test_small_blocks_share_a_batch() -> None:
@@ -108,30 +112,30 @@ def test_small_blocks_share_a_batch() -> None:
     fetch = started(winner, [1])
     [first] = of_kind(RequestHashes, fetch.source_ready(1))
     effects = fetch.hashes(1, winner.lists(first.keys))
-    assert [len(ask.blocks) for ask in of_kind(RequestBlocks, effects)] == [1024]
+    assert [len(request.blocks) for request in of_kind(RequestBlocks, effects)] == [1024]
     [second] = of_kind(RequestHashes, effects)
     assert len(second.keys) == 1024
 
 
-def test_work_goes_to_whoever_has_room() -> None:
+def test_blocks_are_requested_from_each_source_that_has_room() -> None:
     winner = Winner([12 * MIB])
     fetch = started(winner, [1, 2])
-    asks = of_kind(RequestBlocks, listed(fetch, winner, 1))
-    assert {ask.peer for ask in asks} == {1}
+    requests = of_kind(RequestBlocks, listed(fetch, winner, 1))
+    assert {request.peer for request in requests} == {1}
     late = of_kind(RequestBlocks, fetch.source_ready(2))
-    assert [ask.peer for ask in late] == [2, 2, 2, 2]
-    assert not {b for a in asks for b in a.blocks} & {b for a in late for b in a.blocks}
+    assert [request.peer for request in late] == [2, 2, 2, 2]
+    assert not {b for a in requests for b in a.blocks} & {b for a in late for b in a.blocks}
 
 
 def test_a_lost_source_costs_only_what_it_still_owed() -> None:
     winner = Winner([8 * MIB])
     fetch = started(winner, [1, 2])
-    asks = of_kind(RequestBlocks, listed(fetch, winner, 1))
-    fetch.blocks(1, asks[0].batch)
+    requests = of_kind(RequestBlocks, listed(fetch, winner, 1))
+    fetch.blocks(1, requests[0].batch)
     fetch.source_ready(2)
     fetch.source_lost(1)
     assert fetch.missing_blocks == 7
-    assert fetch.has(0, asks[0].blocks[0][1])
+    assert fetch.has(0, requests[0].blocks[0][1])
     assert fetch.received == {1: MIB}
 
 
@@ -148,7 +152,7 @@ def test_a_hash_list_that_does_not_give_the_root_costs_the_source_its_trust() ->
     assert [type(effect) for effect in fetch.source_ready(1)] == [DropSource]
 
 
-def test_hashes_that_nobody_asked_for_cost_the_source_its_trust() -> None:
+def test_a_source_that_sends_hashes_that_were_not_requested_is_dropped() -> None:
     winner = Winner([2 * MIB])
     fetch = started(winner, [1, 2])
     fetch.source_ready(1)
@@ -156,11 +160,11 @@ def test_hashes_that_nobody_asked_for_cost_the_source_its_trust() -> None:
     assert of_kind(DropSource, fetch.hashes(2, winner.lists([0])))
 
 
-def test_a_wrong_block_is_asked_of_somebody_else() -> None:
+def test_a_wrong_block_is_requested_from_another_source() -> None:
     winner = Winner([MIB])
     fetch = started(winner, [1, 2])
-    [ask] = of_kind(RequestBlocks, listed(fetch, winner, 1))
-    assert fetch.blocks(1, ask.batch, [0]) == [CorruptBlock(1, 0, 0)]
+    [request] = of_kind(RequestBlocks, listed(fetch, winner, 1))
+    assert fetch.blocks(1, request.batch, [0]) == [CorruptBlock(1, 0, 0)]
     [again] = fetch.source_ready(2)
     assert isinstance(again, RequestBlocks)
     assert again.peer == 2
@@ -168,36 +172,36 @@ def test_a_wrong_block_is_asked_of_somebody_else() -> None:
     assert (fetch.received, fetch.wasted_bytes) == ({1: 0, 2: MIB}, MIB)
 
 
-def test_a_block_that_the_only_holder_gives_wrongly_leaves_the_fetch_stuck() -> None:
+def test_a_block_that_the_only_holder_sends_wrong_leaves_the_fetch_stuck() -> None:
     winner = Winner([MIB])
     fetch = started(winner, [1])
-    [ask] = of_kind(RequestBlocks, listed(fetch, winner, 1))
-    corrupt, at_end, stuck = fetch.blocks(1, ask.batch, [0])
+    [request] = of_kind(RequestBlocks, listed(fetch, winner, 1))
+    corrupt, at_end, stuck = fetch.blocks(1, request.batch, [0])
     assert (corrupt, at_end) == (CorruptBlock(1, 0, 0), AnnounceBlocks([]))
     assert isinstance(stuck, FetchStuck)
     assert stuck.blame == [1]
 
 
-def test_a_source_of_several_wrong_blocks_is_dropped_before_its_blocks_are_asked_elsewhere() -> None:
+def test_a_source_of_several_wrong_blocks_is_dropped_before_its_blocks_are_requested_elsewhere() -> None:
     winner = Winner([8 * MIB])
     fetch = started(winner, [1, 2])
-    asks = of_kind(RequestBlocks, listed(fetch, winner, 1))
+    requests = of_kind(RequestBlocks, listed(fetch, winner, 1))
     fetch.source_ready(2)
-    for ask in asks[:2]:
-        fetch.blocks(1, ask.batch, [0])
-    effects = fetch.blocks(1, asks[2].batch, [0])
+    for request in requests[:2]:
+        fetch.blocks(1, request.batch, [0])
+    effects = fetch.blocks(1, requests[2].batch, [0])
     assert [type(effect) for effect in effects[:2]] == [CorruptBlock, DropSource]
-    assert fetch.blocks(1, asks[3].batch) == []
+    assert fetch.blocks(1, requests[3].batch) == []
 
 
-def test_the_last_holder_gone_is_told_to_the_fellows_who_may_still_help() -> None:
+def test_the_loss_of_the_last_holder_is_announced_to_the_relays_which_may_still_help() -> None:
     winner = Winner([2 * MIB])
     fetch = started(winner, [1], [5])
     listed(fetch, winner, 1)
     fetch.source_ready(5)
     assert fetch.source_lost(1) == [AnnounceBlocks([])]
-    [ask] = of_kind(RequestBlocks, fetch.have(5, [(0, 0, 2)]))[:1]
-    assert ask.peer == 5
+    [request] = of_kind(RequestBlocks, fetch.have(5, [(0, 0, 2)]))[:1]
+    assert request.peer == 5
     assert fetch.at_end
 
 
@@ -212,8 +216,8 @@ def test_two_receivers_without_holders_do_not_wait_for_each_other_for_ever() -> 
     assert "block 1 of key 0" in stuck.text
 
 
-def test_two_receivers_who_got_the_same_block_wrongly_do_not_wait_for_each_other_for_ever() -> None:
-    """The holder has sent too little nonsense to be dropped, but will not be asked for this block again."""
+def test_two_receivers_that_got_the_same_wrong_block_do_not_wait_for_each_other_for_ever() -> None:
+    """The holder has sent too little nonsense to be dropped, but this block will not be requested from it again."""
     winner = Winner([2 * MIB])
     fetch = started(winner, [1], [5])
     wrong, right = of_kind(RequestBlocks, listed(fetch, winner, 1))
@@ -224,7 +228,7 @@ def test_two_receivers_who_got_the_same_block_wrongly_do_not_wait_for_each_other
     assert "block 0 of key 0" in stuck.text
 
 
-def test_hash_lists_come_from_a_fellow_when_no_holder_is_left() -> None:
+def test_hash_lists_come_from_a_relay_when_no_holder_is_left() -> None:
     winner = Winner([2 * MIB, MIB])
     fetch = started(winner, [1], [5])
     fetch.source_ready(5)
@@ -233,13 +237,15 @@ def test_hash_lists_come_from_a_fellow_when_no_holder_is_left() -> None:
     assert RequestHashes(5, [1]) in effects
 
 
-def test_fellows_give_what_they_have_and_holders_the_rest() -> None:
+def test_relays_give_what_they_have_and_holders_the_rest() -> None:
     winner = Winner([8 * MIB])
     fetch = started(winner, [1], [5])
     fetch.source_ready(5)
     fetch.have(5, [(0, 0, 4)])
-    asks = of_kind(RequestBlocks, listed(fetch, winner, 1))
-    by = {peer: [block for ask in asks if ask.peer == peer for _, block in ask.blocks] for peer in (1, 5)}
+    requests = of_kind(RequestBlocks, listed(fetch, winner, 1))
+    by = {
+        peer: [block for request in requests if request.peer == peer for _, block in request.blocks] for peer in (1, 5)
+    }
     assert by == {5: [0, 1, 2, 3], 1: [4, 5, 6, 7]}
 
 
@@ -254,7 +260,7 @@ def test_receivers_begin_at_different_places() -> None:
 
 
 @pytest.mark.parametrize("ranges", [[(0, 0, 3)], [(0, -1, 1)], [(0, 1, 10**15)], [(0, 0, 0)]])
-def test_an_announcement_of_blocks_that_do_not_exist_costs_the_fellow_its_trust(ranges: list[tuple]) -> None:  # type: ignore[type-arg]
+def test_an_announcement_of_blocks_that_do_not_exist_costs_the_relay_its_trust(ranges: list[tuple]) -> None:  # type: ignore[type-arg]
     fetch = started(Winner([2 * MIB]), [1], [5])
     fetch.source_ready(5)
     assert of_kind(DropSource, fetch.have(5, ranges))
@@ -269,8 +275,8 @@ def test_an_announcement_of_a_key_that_is_not_fetched_means_nothing() -> None:
 def test_nothing_follows_the_end() -> None:
     winner = Winner([MIB])
     fetch = started(winner, [1])
-    [ask] = of_kind(RequestBlocks, listed(fetch, winner, 1))
-    assert fetch.blocks(1, ask.batch)[-1] == FetchComplete()
+    [request] = of_kind(RequestBlocks, listed(fetch, winner, 1))
+    assert fetch.blocks(1, request.batch)[-1] == FetchComplete()
     assert fetch.source_lost(1) == []
     assert fetch.source_ready(2) == []
 
@@ -287,10 +293,10 @@ class World:
     draw: st.DataObject
     good: set[int]
     liars: set[int]
-    fellows: dict[int, list[tuple[int, int]]]
+    relays: dict[int, list[tuple[int, int]]]
     queue: list[FetchEffect] = field(default_factory=list)
     open: set[int] = field(default_factory=set)
-    asked: dict[tuple[int, int], int] = field(default_factory=dict)
+    requested: dict[tuple[int, int], int] = field(default_factory=dict)
     """Blocks that are outstanding, and at whom."""
     verified: set[tuple[int, int]] = field(default_factory=set)
     end: FetchEffect | None = None
@@ -303,10 +309,10 @@ class World:
                 case RequestBlocks(peer, _, blocks):
                     assert peer in self.open
                     for each in blocks:
-                        assert each not in self.asked, "asked twice at the same time"
-                        assert each not in self.verified, "asked again after it was verified"
-                        assert peer not in self.fellows or each in self.fellows[peer]
-                        self.asked[each] = peer
+                        assert each not in self.requested, "requested twice at the same time"
+                        assert each not in self.verified, "requested again after it was verified"
+                        assert peer not in self.relays or each in self.relays[peer]
+                        self.requested[each] = peer
                     self.queue.append(effect)
                 case RequestHashes(peer, _):
                     assert peer in self.open
@@ -324,7 +330,7 @@ class World:
     def close(self, peer: int) -> None:
         self.open.discard(peer)
         self.queue = [effect for effect in self.queue if effect.peer != peer]  # type: ignore[union-attr]
-        self.asked = {block: at for block, at in self.asked.items() if at != peer}
+        self.requested = {block: at for block, at in self.requested.items() if at != peer}
 
     def answer(self, effect: FetchEffect) -> None:
         match effect:
@@ -345,7 +351,7 @@ class World:
                     size = digest_bytes(KIND)
                     if block_hash(self.winner.mine[key][first:last], KIND) != hashes[block * size : (block + 1) * size]:
                         bad.append(place)
-                    del self.asked[key, block]
+                    del self.requested[key, block]
                 self.take(self.fetch.blocks(peer, batch, bad))
             case _:
                 raise AssertionError(effect)
@@ -353,7 +359,7 @@ class World:
 
 @settings(max_examples=150)
 @given(data=st.data())
-def test_a_fetch_completes_with_the_winners_bytes_or_says_that_it_cannot(data: st.DataObject) -> None:
+def test_a_fetch_completes_with_the_winners_bytes_or_reports_that_it_cannot(data: st.DataObject) -> None:
     """Whatever dies or lies: complete and right if an honest holder stays; else complete and right, or stuck."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fetching, "BATCH_BLOCKS", 4)
@@ -369,21 +375,21 @@ def run_fetch(data: st.DataObject) -> None:
     liars = data.draw(st.sets(st.sampled_from(sorted(holders | {11, 12})), max_size=3))
     doomed = data.draw(st.sets(st.sampled_from(sorted(holders | {11, 12})), max_size=5))
     every = [(key, block) for key, size in enumerate(sizes) for block in range(-(-size // 64))]
-    fellows: dict[int, list[tuple[int, int]]] = {11: [], 12: []}
+    relays: dict[int, list[tuple[int, int]]] = {11: [], 12: []}
     place = data.draw(st.integers(0, 2)), 3
-    fetch = Fetch(winner.wanted(), KIND, holders, fellows, place, block_bytes=64)
-    world = World(winner, fetch, data, holders - liars - doomed, liars, fellows)
+    fetch = Fetch(winner.wanted(), KIND, holders, relays, place, block_bytes=64)
+    world = World(winner, fetch, data, holders - liars - doomed, liars, relays)
     world.take(fetch.start())
-    untold = {peer: list(every) for peer in fellows}
+    unannounced = {peer: list(every) for peer in relays}
     unopened = sorted(holders | {11, 12})
     alive = set(unopened)
     hiccups = 3
     while world.end is None:
         moves = ["answer"] * bool(world.queue) + ["open"] * bool(unopened) + ["die"] * bool(alive & doomed)
         moves += ["hiccup"] * bool(hiccups and world.open)
-        moves += ["tell"] * any(peer in world.open and untold[peer] for peer in untold)
+        moves += ["announce"] * any(peer in world.open and unannounced[peer] for peer in unannounced)
         if not moves:
-            for peer in sorted(set(fellows) & world.open):  # the fellows have said everything
+            for peer in sorted(set(relays) & world.open):  # the relays have announced everything
                 world.take(fetch.have(peer, []) if world.end is None else [])
             break
         match data.draw(st.sampled_from(moves)):
@@ -404,15 +410,15 @@ def run_fetch(data: st.DataObject) -> None:
                 peer = data.draw(st.sampled_from(sorted(world.open)))
                 unopened.append(peer)
                 world.close(peer)
-                if peer in fellows:  # it greets again
-                    untold[peer], fellows[peer] = fellows[peer] + untold[peer], []
+                if peer in relays:  # it greets again
+                    unannounced[peer], relays[peer] = relays[peer] + unannounced[peer], []
                 world.take(fetch.source_away(peer))
-            case "tell":
-                peer = next(peer for peer in untold if peer in world.open and untold[peer])
-                count = data.draw(st.integers(1, len(untold[peer])))
-                told, untold[peer] = untold[peer][:count], untold[peer][count:]
-                fellows[peer] += told
-                world.take(fetch.have(peer, [(key, block, 1) for key, block in told]))
+            case "announce":
+                peer = next(peer for peer in unannounced if peer in world.open and unannounced[peer])
+                count = data.draw(st.integers(1, len(unannounced[peer])))
+                announced, unannounced[peer] = unannounced[peer][:count], unannounced[peer][count:]
+                relays[peer] += announced
+                world.take(fetch.have(peer, [(key, block, 1) for key, block in announced]))
     while world.end is None and world.queue:
         world.answer(world.queue.pop())
     assert world.end is not None, "it waits for something that cannot come"

@@ -1,4 +1,4 @@
-"""What a visitor gets, and what it does not; and two receivers that feed each other from one holder."""
+"""What a receiver gets, and what is refused; and receivers that relay to each other from one holder."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ def state_of(seed: int) -> SharedState:
     return SharedState(arrays, large=large, own=MayDiffer(np.array([seed])), same=np.ones(MIB // 4))
 
 
-def test_a_holder_gives_blocks_with_the_hash_that_they_have() -> None:
+def test_a_holder_serves_blocks_with_the_hash_that_they_have() -> None:
     snapshot = Snapshot.take(state_of(1))
     blocks = BlockServer(snapshot.manifest).blocks_for([(0, 7), (0, 0)])
     assert isinstance(blocks, list)
@@ -55,22 +55,22 @@ def test_hashes_of_what_may_differ_are_refused() -> None:
     assert isinstance(BlockServer(Snapshot.take(state_of(1)).manifest).hashes_for([1]), BlockRefusal)
 
 
-def test_a_receiver_gives_only_what_it_has_verified() -> None:
+def test_a_receiver_serves_only_what_it_has_verified() -> None:
     winner, mine = Snapshot.take(state_of(1)).manifest, Snapshot.take(state_of(2)).manifest
     fetch = Fetch(wanted_of(mine, [(0, winner.keys[0].root)]), "rf64", [1])
     server = BlockServer(mine, fetch)
     assert isinstance(server.hashes_for([0]), BlockRefusal)
     fetch.start()
     fetch.source_ready(1)
-    asks = [effect for effect in fetch.hashes(1, [(0, winner.hashes[0])]) if isinstance(effect, RequestBlocks)]
-    assert isinstance(server.blocks_for(asks[0].blocks), BlockRefusal)
-    fetch.blocks(1, asks[0].batch)
-    assert isinstance(server.blocks_for(asks[0].blocks), list)
-    assert isinstance(server.blocks_for(asks[1].blocks), BlockRefusal)
+    requests = [effect for effect in fetch.hashes(1, [(0, winner.hashes[0])]) if isinstance(effect, RequestBlocks)]
+    assert isinstance(server.blocks_for(requests[0].blocks), BlockRefusal)
+    fetch.blocks(1, requests[0].batch)
+    assert isinstance(server.blocks_for(requests[0].blocks), list)
+    assert isinstance(server.blocks_for(requests[1].blocks), BlockRefusal)
     assert server.hashes_for([0]) == [(0, winner.hashes[0])]
 
 
-def test_a_greeting_tells_what_is_here_and_never_by_chance_that_this_is_the_end() -> None:
+def test_announcements_list_what_is_here_and_are_empty_only_at_the_end() -> None:
     holder = Snapshot.take(SharedState(a=np.ones(3))).manifest
     mine = Snapshot.take(SharedState(a=np.zeros(3))).manifest
     fetch = Fetch(wanted_of(mine, [(0, holder.keys[0].root)]), "rf64", [1], [2])
@@ -87,7 +87,7 @@ def test_a_plan_that_makes_no_sense_here_is_refused(fetch: list[tuple[int, bytes
         wanted_of(Snapshot.take(state_of(1)).manifest, fetch)
 
 
-class Visit:
+class LocalSync:
     """Everybody in one process. Each source answers one request per turn, as if its uplink were the narrow place."""
 
     def __init__(self, states: dict[int, SharedState]) -> None:
@@ -163,22 +163,22 @@ class Visit:
 def test_receivers_end_with_the_holders_bytes() -> None:
     states = {peer: state_of(peer) for peer in (1, 2, 3, 4)}
     states[1].revision = 10
-    visit = Visit(states)
-    visit.run()
-    assert visit.complete == {2, 3, 4}
+    sync = LocalSync(states)
+    sync.run()
+    assert sync.complete == {2, 3, 4}
     for name in (name for name in states[1] if name != "own"):
         assert len({np.asarray(state.arrays[name]).tobytes() for state in states.values()}) == 1
     assert len({np.asarray(state.arrays["own"]).tobytes() for state in states.values()}) == 4
     size = 7 * MIB + 11 + 200 * 20
-    assert all(sum(fetch.received.values()) == size for fetch in visit.fetches.values())
+    assert all(sum(fetch.received.values()) == size for fetch in sync.fetches.values())
 
 
 def test_receivers_relieve_the_holder() -> None:
     """Three receivers would need 3 x 40 blocks of the holder; they need little more than each block once."""
     winner = np.random.default_rng(1).integers(0, 256, 40 * MIB, np.uint8)
     states = {peer: SharedState(large=np.zeros(40 * MIB, np.uint8)) for peer in (2, 3, 4)}
-    visit = Visit({1: SharedState(large=winner, revision=10), **states})
-    visit.run()
+    sync = LocalSync({1: SharedState(large=winner, revision=10), **states})
+    sync.run()
     assert all(np.array_equal(state.arrays["large"], winner) for state in states.values())  # type: ignore[arg-type]
-    sent = sum(fetch.received[1] for fetch in visit.fetches.values()) // MIB
+    sent = sum(fetch.received[1] for fetch in sync.fetches.values()) // MIB
     assert 40 <= sent < 60

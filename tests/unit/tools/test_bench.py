@@ -24,7 +24,7 @@ from ringfold.errors import ConfigError
 from ringfold.tools import shaped
 from ringfold.tools.bench import allreduce, app, iteration, multipath, quantize, report, targets, wan
 from ringfold.tools.bench import allreduce_worker as workers
-from ringfold.tools.cluster import Cluster, ProcessFailed
+from ringfold.tools.cluster import LocalCluster, ProcessFailed
 
 WAIT_S = 20.0
 Row = dict[str, float | int | str | bool | None]
@@ -63,14 +63,14 @@ def test_bounds_on_both_sides(target_file: Callable[[str], Path], bound: str, go
     assert verdicts(target_file(f"{bound} = 3"), [{"x": bad}]) == ["miss"]
 
 
-def test_a_target_speaks_about_its_rows_only(target_file: Callable[[str], Path]) -> None:
+def test_a_target_is_about_its_rows_only(target_file: Callable[[str], Path]) -> None:
     path = target_file("at_least = 2.0\nwhere = { world = 2, size = { max = 10 } }")
     good: Row = {"world": 2, "size": 10, "x": 3.0}
     assert verdicts(path, [good, {"world": 4, "size": 10, "x": 1.0}, {"world": 2, "size": 11, "x": 1.0}]) == ["hit"]
     assert verdicts(path, [good, {"world": 2, "size": 1, "x": 1.0}]) == ["miss"]
 
 
-def test_a_skipped_library_is_a_miss_that_says_why(target_file: Callable[[str], Path]) -> None:
+def test_a_skipped_library_is_a_miss_with_the_reason(target_file: Callable[[str], Path]) -> None:
     [found] = targets.check("b", [{"x": None}], {"gloo": "torch is not installed"}, target_file("at_least = 1"))
     assert found.verdict == "miss"
     assert "torch is not installed" in found.measured
@@ -155,7 +155,7 @@ def test_bad_sizes_are_refused(text: str) -> None:
     [(1_000_000, 4096, 1_000), (100, 4096, allreduce.MAX_ITERATIONS), (10**9, 4096, 20), (10**9, 1 << 28, 7)],
 )
 def test_rounds_are_long_enough_and_end(op_ns: int, size: int, iterations: int) -> None:
-    plan = allreduce.Plan([2], [size], [], "f32", min_time_s=1.0, rounds=3)
+    plan = allreduce.AllReducePlan([2], [size], [], "f32", min_time_s=1.0, rounds=3)
     assert allreduce.iterations_for([op_ns] * 3, size, plan) == iterations
 
 
@@ -199,8 +199,8 @@ def gone(pid: int) -> bool:
         return bool(select.select([handle], [], [], WAIT_S)[0])
 
 
-def test_a_crew_takes_its_children_and_its_files_along() -> None:
-    with Cluster() as cluster:
+def test_a_cluster_ends_its_processes_and_removes_its_files() -> None:
+    with LocalCluster() as cluster:
         cluster.start("sleeper", ["sleep", "1000"])
         pid, directory = cluster.pid("sleeper"), cluster.directory
         os.kill(pid, 0)
@@ -208,17 +208,17 @@ def test_a_crew_takes_its_children_and_its_files_along() -> None:
     assert not directory.exists()
 
 
-def test_a_child_that_ends_early_is_named_with_its_last_words() -> None:
-    with Cluster() as cluster:
+def test_a_process_that_ends_early_is_named_with_its_last_output() -> None:
+    with LocalCluster() as cluster:
         cluster.start("speaker", ["sh", "-c", "echo no luck today; exit 3"])
         with pytest.raises(ProcessFailed, match=r"speaker: ended with status 3\nno luck today"):
             cluster.wait_connected(["speaker"], WAIT_S)
 
 
-def test_a_child_that_reports_an_error_fails_the_wait() -> None:
-    code = "import sys; from ringfold.tools.cluster import Channel; l = Channel.connect(sys.argv[1], 'w')"
-    code += "; l.send({'error': 'it broke'}); l.receive()"
-    with Cluster() as cluster:
+def test_a_process_that_reports_an_error_fails_the_wait() -> None:
+    code = "import sys; from ringfold.tools.cluster import Channel; c = Channel.connect(sys.argv[1], 'w')"
+    code += "; c.send({'error': 'it broke'}); c.receive()"
+    with LocalCluster() as cluster:
         cluster.start("w", [sys.executable, "-c", code, cluster.address])
         cluster.wait_connected(["w"], WAIT_S)
         with pytest.raises(ProcessFailed, match="it broke"):
@@ -236,7 +236,7 @@ def test_a_signal_that_interrupts_no_system_call_ends_a_wait_all_the_same() -> N
             time.sleep(0.001)  # meanwhile the main thread gets on
         _thread.interrupt_main()
 
-    with Cluster() as cluster:
+    with LocalCluster() as cluster:
         interrupting = threading.Thread(target=interrupt)
         interrupting.start()
         began = time.monotonic()
@@ -249,9 +249,9 @@ def test_a_signal_that_interrupts_no_system_call_ends_a_wait_all_the_same() -> N
 
 PARENT = """
 import sys
-from ringfold.tools.cluster import Cluster
+from ringfold.tools.cluster import LocalCluster
 stubborn = "import signal as s\\nfor n in s.SIGINT, s.SIGTERM: s.signal(n, s.SIG_IGN)\\nwhile True: s.pause()"
-with Cluster() as cluster:
+with LocalCluster() as cluster:
     cluster.start("stubborn", [sys.executable, "-c", stubborn])
     print(cluster.pid("stubborn"), cluster.directory, flush=True)
     cluster.receive(1000)
@@ -259,7 +259,7 @@ with Cluster() as cluster:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_no_child_outlives_its_parent(number: signal.Signals) -> None:
+def test_no_process_outlives_its_parent(number: signal.Signals) -> None:
     """Whatever ends the parent, and though the child ignores polite signals."""
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
@@ -301,9 +301,9 @@ def test_every_bench_can_print_json_and_check_itself() -> None:
     }
     for command in app.registered_commands:
         # Rich folds the help to the terminal's width; a wide one keeps the options whole.
-        told = CliRunner().invoke(app, [str(command.name), "--help"], env={"COLUMNS": "200", "NO_COLOR": "1"})
-        assert "--json" in told.output
-        assert "--check" in told.output
+        shown = CliRunner().invoke(app, [str(command.name), "--help"], env={"COLUMNS": "200", "NO_COLOR": "1"})
+        assert "--json" in shown.output
+        assert "--check" in shown.output
 
 
 @pytest.mark.parametrize("arguments", [["--ranks", "none"], ["--ranks", "0"], ["--store", "file"]])
@@ -329,8 +329,8 @@ def test_unknown_libraries_and_dtypes_are_refused() -> None:
 def test_the_other_libraries_pass_the_same_verification(library: str) -> None:
     if reason := allreduce.missing_libraries([library]).get(library):
         pytest.skip(reason)
-    plan = allreduce.Plan([2], [4096], [library], "f32", min_time_s=0.01, rounds=1)
-    with Cluster() as cluster:
+    plan = allreduce.AllReducePlan([2], [4096], [library], "f32", min_time_s=0.01, rounds=1)
+    with LocalCluster() as cluster:
         allreduce.start_team(cluster, library, 2)
         outcome = allreduce.play(cluster, library, 2, 4096, plan, 20, digest=True)
     assert outcome["verified"]
@@ -441,10 +441,10 @@ def test_a_state_on_links_that_cannot_be_shaped_is_a_miss_with_the_reason(monkey
 def test_backpressure_is_as_late_as_the_last_segment_of_a_path_in_use() -> None:
     ms = 1_000_000
     given = [50 * ms, 99 * ms, 104 * ms, 360 * ms, 900 * ms]
-    said = [(100 * ms, 300 * ms), (800 * ms, 850 * ms)]  # at the second, the path had not been in use
-    row = multipath.judged({"given_ns": given}, said)
+    holds = [(100 * ms, 300 * ms), (800 * ms, 850 * ms)]  # at the second, the path had not been in use
+    row = multipath.judged({"given_ns": given}, holds)
     assert (row["packets"], row["latency_ms"], row["back_ms"]) == (1, 4.0, 60.0)
-    assert multipath.judged({"given_ns": []}, said)["latency_ms"] is None
+    assert multipath.judged({"given_ns": []}, holds)["latency_ms"] is None
 
 
 def test_every_figure_of_multipath_is_whole_in_80_columns() -> None:

@@ -21,7 +21,7 @@ from ringfold.tools.bench.clock_truth import (
     spread_clocks,
     with_truth,
 )
-from ringfold.tools.cluster import Cluster
+from ringfold.tools.cluster import LocalCluster
 from ringfold.wire.probing import EdgeFit, NodeClock
 
 ANCHOR = 10**13
@@ -220,8 +220,8 @@ def test_an_unknown_column_is_refused() -> None:
     assert "asleep" in ended.output
 
 
-def test_busy_processes_run_on_every_core_and_end_with_their_crew() -> None:
-    with Cluster() as cluster:
+def test_busy_processes_run_on_every_core_and_end_with_their_cluster() -> None:
+    with LocalCluster() as cluster:
         pids = [cluster.pid(name) for name in clock.start_busy_cores(cluster)]
         deadline = monotonic_ns() + 20 * SECOND
         while not all(_used_ticks(pid) > 5 for pid in pids):

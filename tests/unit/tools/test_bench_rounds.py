@@ -10,12 +10,12 @@ MS = 1_000_000
 
 
 def marks(*rounds_ns: tuple[int, int, int], count: int = 1, closed_ns: int = 0) -> Marks:
-    """Of each round: when its end was sent, when that was heard, and when the next start was heard."""
-    told = Marks()
+    """Of each round: when its end was sent, when that was received, and when the next start was received."""
+    marked = Marks()
     for number, (sent, ended, started) in enumerate(rounds_ns, 1):
-        told.ends[number] = Mark(sent, ended, ended, count)
-        told.starts[number + 1] = Mark(sent + 1, started, started, count, closed_ns)
-    return told
+        marked.ends[number] = Mark(sent, ended, ended, count)
+        marked.starts[number + 1] = Mark(sent + 1, started, started, count, closed_ns)
+    return marked
 
 
 def test_a_turn_lasts_until_the_last_node_has_heard_the_start() -> None:
@@ -31,16 +31,16 @@ def test_a_round_that_somebody_missed_does_not_count() -> None:
 def test_time_that_the_master_did_not_live_is_no_turn() -> None:
     """Its clock is behind by 300 ms from the second round on; that is in the stamps of all later messages."""
     lost = 300 * MS
-    told = marks((100, 110, 150), (1_000, 1_010 + lost, 1_060 + lost), (2_000, 2_020 + lost, 2_040 + lost))
-    first, second, third = turns_of("master", 1, [told])
+    marked = marks((100, 110, 150), (1_000, 1_010 + lost, 1_060 + lost), (2_000, 2_020 + lost, 2_040 + lost))
+    first, second, third = turns_of("master", 1, [marked])
     assert first == 50
     assert second <= 60
     assert third <= 40
 
 
 def test_a_slow_round_is_not_taken_for_lost_time() -> None:
-    told = marks((100, 110 + 300 * MS, 150 + 300 * MS), (10**9, 10**9 + 10, 10**9 + 50))
-    assert turns_of("master", 1, [told])[0] == 50 + 300 * MS
+    marked = marks((100, 110 + 300 * MS, 150 + 300 * MS), (10**9, 10**9 + 10, 10**9 + 50))
+    assert turns_of("master", 1, [marked])[0] == 50 + 300 * MS
 
 
 def test_time_rounds_are_measured_from_the_last_window() -> None:

@@ -5,18 +5,18 @@ from collections.abc import Callable
 import pytest
 from rich.console import Console
 
-from ringfold.tools.demo.outcome import Arrival, Check, Fault, MasterLoss, Outcome, as_text, checks
+from ringfold.tools.demo.outcome import Arrival, DemoCheck, DemoOutcome, MasterLoss, PeerLoss, as_text, checks
 
 
-def good() -> Outcome:
-    return Outcome(
+def good() -> DemoOutcome:
+    return DemoOutcome(
         founders=3,
         steps=100,
         seed=1,
         aborts=1,
         retries=2,
-        faults=[Fault("peer A", "SIGKILL", 20, 8.0, 2, inside=True), Fault("peer B", "SIGSTOP", 50, 1_500.0, 2)],
-        arrivals=[Arrival("peer D", "joined", 30, 40.0), Arrival("peer B", "joined anew", 70, 30.0)],
+        faults=[PeerLoss("peer A", "SIGKILL", 20, 8.0, 2, inside=True), PeerLoss("peer B", "SIGSTOP", 50, 1_500.0, 2)],
+        arrivals=[Arrival("peer D", "joined", 30, 40.0), Arrival("peer B", "rejoined", 70, 30.0)],
         master=MasterLoss(80, 600.0, 3, 3),
         evictions=["peer B: silent"],
         exit_codes={"peer B": 0, "peer C": 0, "peer D": 0},
@@ -27,7 +27,7 @@ def good() -> Outcome:
     )
 
 
-def broken(outcome: Outcome) -> list[Check]:
+def broken(outcome: DemoOutcome) -> list[DemoCheck]:
     return [check for check in checks(outcome) if not check.kept]
 
 
@@ -36,7 +36,7 @@ def test_a_good_outcome_keeps_every_promise() -> None:
     assert len(checks(good())) == 8
 
 
-def _finish_nobody(outcome: Outcome) -> None:
+def _finish_nobody(outcome: DemoOutcome) -> None:
     outcome.digests, outcome.exit_codes = {}, {}
 
 
@@ -46,8 +46,8 @@ def _finish_nobody(outcome: Outcome) -> None:
         (lambda it: setattr(it.faults[0], "inside", False), "killed inside"),
         (lambda it: it.faults.pop(), "frozen"),
         (lambda it: it.arrivals.pop(0), "new peer"),
-        (lambda it: it.arrivals.pop(), "joins anew"),
-        (lambda it: it.evictions.clear(), "joins anew"),
+        (lambda it: it.arrivals.pop(), "rejoins"),
+        (lambda it: it.evictions.clear(), "rejoins"),
         (lambda it: setattr(it.master, "kept", 2), "a master killed"),
         (lambda it: setattr(it.master, "inside", False), "a master killed"),
         (lambda it: it.exit_codes.update({"peer C": -11}), "cleanly"),
@@ -59,13 +59,13 @@ def _finish_nobody(outcome: Outcome) -> None:
         (lambda it: it.held_out.clear(), "held-out"),
     ],
 )
-def test_a_broken_promise_is_named(spoil: Callable[[Outcome], object], promise: str) -> None:
+def test_a_broken_promise_is_named(spoil: Callable[[DemoOutcome], object], promise: str) -> None:
     outcome = good()
     spoil(outcome)
     assert any(promise in check.promise for check in broken(outcome))
 
 
-def test_the_table_says_what_happened_and_reads_no_markup() -> None:
+def test_the_table_shows_what_happened_and_reads_no_markup() -> None:
     console = Console(width=120)
     with console.capture() as captured:
         console.print(as_text(good(), checks(good())))

@@ -9,7 +9,7 @@ from ringfold.tools.demo.model import (
     CONTEXT,
     HELD_OUT,
     SIZE,
-    Model,
+    CharacterModel,
     Text,
     decode,
     encode,
@@ -49,7 +49,7 @@ def test_the_following_character_is_the_one_that_follows(text: Text) -> None:
 
 def test_gradients_agree_with_differences_of_the_loss(text: Text) -> None:
     """In each layer, along the gradient's own direction, where a difference in f32 is far above its rounding."""
-    model, batch = Model(1), text.batch(1, 0, 0)
+    model, batch = CharacterModel(1), text.batch(1, 0, 0)
     _, grads = model.gradients(batch)
     weights = layers(model.weights)
     for name, gradient in grads.items():
@@ -64,7 +64,7 @@ def test_gradients_agree_with_differences_of_the_loss(text: Text) -> None:
 
 
 def test_the_average_of_the_ranks_gradients_is_the_gradient_of_all_their_examples(text: Text) -> None:
-    model = Model(1)
+    model = CharacterModel(1)
     batches = [text.batch(1, 0, rank) for rank in range(4)]
     average = np.zeros(SIZE, np.float32)
     for batch in batches:
@@ -76,7 +76,7 @@ def test_the_average_of_the_ranks_gradients_is_the_gradient_of_all_their_example
 
 
 def test_training_lowers_the_loss_on_text_that_was_held_out(text: Text) -> None:
-    model = Model(1)
+    model = CharacterModel(1)
     before = model.loss(text.held_out)
     assert before == pytest.approx(np.log(CHARACTERS), rel=0.15)
     assert list(train_alone(model, text, 1, 60, 2)) == list(range(60))
@@ -84,9 +84,9 @@ def test_training_lowers_the_loss_on_text_that_was_held_out(text: Text) -> None:
 
 
 def test_one_different_bit_of_weights_or_momentum_changes_the_digest() -> None:
-    model = Model(1)
+    model = CharacterModel(1)
     digests = {model.digest()}
-    assert Model(1).digest() in digests
+    assert CharacterModel(1).digest() in digests
     for vector in (model.weights, model.momentum):
         vector.view(np.uint32)[SIZE // 2] ^= 1
         digests.add(model.digest())
@@ -101,6 +101,6 @@ def test_layers_are_views_of_the_vector() -> None:
 
 
 def test_a_model_writes_what_it_is_asked_to() -> None:
-    written = Model(1).write("The import statement", 40)
+    written = CharacterModel(1).write("The import statement", 40)
     assert written.startswith("The import statement")
     assert len(written) == len("The import statement") + 40

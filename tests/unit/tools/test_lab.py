@@ -1,4 +1,4 @@
-"""The lab's pure parts: what a file says, what a change does to a cable, and what happens when."""
+"""The lab's pure parts: what a file contains, what a change does to a cable, and what happens when."""
 
 import signal
 from pathlib import Path as File
@@ -11,24 +11,24 @@ from ringfold.errors import UsageError
 from ringfold.tools import namespaces
 from ringfold.tools.lab.file import LabFile, parse, read
 from ringfold.tools.lab.model import SWITCH, Cable, Change, Path, mbit_of, plan
-from ringfold.tools.lab.story import (
+from ringfold.tools.lab.switch import Losses, Queue, Sample
+from ringfold.tools.lab.timeline import (
     GRACE_NS,
     RESTART_NS,
-    Command,
+    CommandEnded,
     Effect,
-    Ended,
     Ending,
-    Errand,
     Event,
     Interrupted,
     Kill,
+    LabCommand,
     Over,
     Script,
+    ScriptEvent,
     Start,
-    Story,
     Tick,
+    Timeline,
 )
-from ringfold.tools.lab.switch import Losses, Queue, Sample
 
 S = 1_000_000_000
 TERM, KILL = int(signal.SIGTERM), int(signal.SIGKILL)
@@ -100,19 +100,19 @@ def test_places_in_commands_become_addresses_and_other_braces_stay() -> None:
     run = ["{python}", "{a.slow}:1", "{switch}", "{x.y}", "{}", '{"a": 1}']
     found = tree(command=[{"name": "one", "host": "b", "run": run, "env": {"TO": "{b.fast}"}}])
     (command,) = found.script.commands
-    assert command.words == ("/usr/bin/python", "10.79.1.1:1", "10.79.0.254", "{x.y}", "{}", '{"a": 1}')
+    assert command.arguments == ("/usr/bin/python", "10.79.1.1:1", "10.79.0.254", "{x.y}", "{}", '{"a": 1}')
     assert command.env == (("TO", "10.79.0.2"),)
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "text"),
     [
         (
             {"change": [{"at_s": 1, "path": "quick", "rate": 5}]},
             "change 1: there is no path 'quick'; there are fast, slow",
         ),
         ({"change": [{"at_s": 1, "path": "fast"}]}, "change 1: nothing changes"),
-        ({"change": [{"at_s": 1, "rate": 5}]}, "change 1: say which path"),
+        ({"change": [{"at_s": 1, "rate": 5}]}, "change 1: name the path"),
         ({"change": [{"at_s": 1, "path": "fast", "cut": "maybe"}]}, "change 1: cut is"),
         ({"change": [{"at_s": 1, "path": "fast", "host": "switch", "rate": 5}]}, "change 1: the switch has no cable"),
         ({"change": [{"at_s": 1, "command": "x"}]}, "change 1: there is no command 'x'; there are none"),
@@ -128,10 +128,10 @@ def test_places_in_commands_become_addresses_and_other_braces_stay() -> None:
         ({"cable": [{"host": "a", "path": "fast", "loss": 2}]}, "cable of 'a' to 'fast': a loss is"),
     ],
 )
-def test_a_mistake_in_a_file_is_said_with_its_place(wrong: dict[str, object], said: str, tmp_path: File) -> None:
+def test_a_mistake_in_a_file_is_reported_with_its_place(wrong: dict[str, object], text: str, tmp_path: File) -> None:
     with pytest.raises(Exception, match=r".") as caught:
         parse({**TWO_PATHS, **wrong}, "")
-    assert said in str(caught.value)
+    assert text in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["hosts = [", "hosts = 2\npath = 3"])
@@ -149,7 +149,7 @@ def test_every_example_can_be_read() -> None:
         assert read(file, "python").script.commands
 
 
-def test_without_root_the_command_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: File) -> None:
+def test_without_root_the_command_reports_it(monkeypatch: pytest.MonkeyPatch, tmp_path: File) -> None:
     monkeypatch.setattr(namespaces.os, "geteuid", lambda: 1_000)
     file = tmp_path / "lab.toml"
     file.write_text('hosts = 1\n[[path]]\nname = "one"\n')
@@ -195,15 +195,15 @@ def test_what_a_queue_lost_is_forgotten_and_a_new_shaper_counts_from_zero() -> N
     assert _lost([(9_000, 500)]) == 0.0
 
 
-ONE = Command(name="one", host="a", words=("x",))
-LATE = Command(name="late", host="a", words=("x",), at_ns=5 * S)
-BACK = Command(name="back", host="b", words=("x",), background=True)
-AGAIN = Command(name="again", host="b", words=("x",), background=True, restart=True)
+ONE = LabCommand(name="one", host="a", arguments=("x",))
+LATE = LabCommand(name="late", host="a", arguments=("x",), at_ns=5 * S)
+BACK = LabCommand(name="back", host="b", arguments=("x",), background=True)
+AGAIN = LabCommand(name="again", host="b", arguments=("x",), background=True, restart=True)
 
 
-def tell(script: Script, *events: tuple[float, Event]) -> list[Effect]:
+def effects_of(script: Script, *events: tuple[float, Event]) -> list[Effect]:
     """What comes of the last event."""
-    story, effects = Story(script), list[Effect]()
+    story, effects = Timeline(script), list[Effect]()
     for at_s, event in events:
         effects = story.step(round(at_s * S), event)
     return effects
@@ -211,7 +211,7 @@ def tell(script: Script, *events: tuple[float, Event]) -> list[Effect]:
 
 def test_commands_and_changes_happen_at_their_time() -> None:
     change = Change(path="fast", rate=5)
-    story = Story(Script((ONE, LATE), (Errand(2 * S, change),)))
+    story = Timeline(Script((ONE, LATE), (ScriptEvent(2 * S, change),)))
     assert story.next_ns() == 0
     assert story.step(0, Tick()) == [Start(ONE)]
     assert story.next_ns() == 2 * S
@@ -223,46 +223,48 @@ def test_commands_and_changes_happen_at_their_time() -> None:
 
 def test_the_last_end_in_the_foreground_ends_the_lab_and_what_is_in_the_background() -> None:
     script = Script((ONE, LATE, BACK))
-    told = [(0, Tick()), (1, Ended("one", 0)), (5, Tick())]
-    assert tell(script, *told) == [Start(LATE)]
-    *_, kill = tell(script, *told, (6, Ended("late", 0)))
+    events = [(0, Tick()), (1, CommandEnded("one", 0)), (5, Tick())]
+    assert effects_of(script, *events) == [Start(LATE)]
+    *_, kill = effects_of(script, *events, (6, CommandEnded("late", 0)))
     assert kill == Kill("back", TERM)
-    over = tell(script, *told, (6, Ended("late", 0)), (7, Ended("back", -TERM)))
+    over = effects_of(script, *events, (6, CommandEnded("late", 0)), (7, CommandEnded("back", -TERM)))
     assert over == [Over(0, "all commands in the foreground have ended")]
 
 
 def test_a_failure_ends_the_lab_with_status_1() -> None:
-    effects = tell(Script((ONE, LATE)), (0, Tick()), (1, Ended("one", 3)))
+    effects = effects_of(Script((ONE, LATE)), (0, Tick()), (1, CommandEnded("one", 3)))
     assert effects == [Ending("one failed with status 3"), Over(1, "one failed with status 3")]
 
 
 def test_a_failure_in_the_background_ends_it_too() -> None:
-    assert Ending("back was ended by SIGSEGV") in tell(Script((ONE, BACK)), (0, Tick()), (1, Ended("back", -11)))
+    assert Ending("back was ended by SIGSEGV") in effects_of(
+        Script((ONE, BACK)), (0, Tick()), (1, CommandEnded("back", -11))
+    )
 
 
 def test_what_the_script_killed_has_not_failed() -> None:
-    script = Script((ONE, LATE), (Errand(1 * S, Kill("one", KILL)),))
-    assert tell(script, (0, Tick()), (1, Tick())) == [Kill("one", KILL)]
-    assert tell(script, (0, Tick()), (1, Tick()), (1.1, Ended("one", -KILL))) == []
+    script = Script((ONE, LATE), (ScriptEvent(1 * S, Kill("one", KILL)),))
+    assert effects_of(script, (0, Tick()), (1, Tick())) == [Kill("one", KILL)]
+    assert effects_of(script, (0, Tick()), (1, Tick()), (1.1, CommandEnded("one", -KILL))) == []
 
 
 def test_a_signal_to_a_command_that_has_ended_is_left_out() -> None:
-    script = Script((ONE, LATE), (Errand(2 * S, Kill("one", KILL)),))
-    assert tell(script, (0, Tick()), (1, Ended("one", 0)), (2, Tick())) == []
+    script = Script((ONE, LATE), (ScriptEvent(2 * S, Kill("one", KILL)),))
+    assert effects_of(script, (0, Tick()), (1, CommandEnded("one", 0)), (2, Tick())) == []
 
 
 def test_a_command_with_restart_comes_back_until_the_lab_ends() -> None:
-    story = Story(Script((ONE, AGAIN)))
+    story = Timeline(Script((ONE, AGAIN)))
     story.step(0, Tick())
-    assert story.step(S, Ended("again", 1)) == []
+    assert story.step(S, CommandEnded("again", 1)) == []
     assert story.next_ns() == S + RESTART_NS
     assert story.step(S + RESTART_NS, Tick()) == [Start(AGAIN)]
-    story.step(3 * S, Ended("again", 1))
-    assert story.step(3 * S, Ended("one", 0))[-1] == Over(0, "all commands in the foreground have ended")
+    story.step(3 * S, CommandEnded("again", 1))
+    assert story.step(3 * S, CommandEnded("one", 0))[-1] == Over(0, "all commands in the foreground have ended")
 
 
 def test_what_does_not_end_by_itself_is_killed_after_a_moment() -> None:
-    story = Story(Script((ONE,), end_ns=4 * S))
+    story = Timeline(Script((ONE,), end_ns=4 * S))
     story.step(0, Tick())
     assert story.next_ns() == 4 * S
     ending, kill = story.step(4 * S, Tick())
@@ -271,19 +273,19 @@ def test_what_does_not_end_by_itself_is_killed_after_a_moment() -> None:
     assert story.next_ns() == 4 * S + GRACE_NS
     assert story.step(4 * S + GRACE_NS, Tick()) == [Kill("one", KILL)]
     assert story.next_ns() is None
-    (over,) = story.step(8 * S, Ended("one", -KILL))
+    (over,) = story.step(8 * S, CommandEnded("one", -KILL))
     assert isinstance(over, Over)
     assert over.status == 0
 
 
 @pytest.mark.parametrize(("command", "status"), [(ONE, 130), (BACK, 0)])
 def test_an_interrupt_is_a_failure_only_while_something_in_the_foreground_is_to_end(
-    command: Command, status: int
+    command: LabCommand, status: int
 ) -> None:
-    told = [
+    events = [
         (0.0, Tick()),
         (1.0, Interrupted("SIGINT")),
         (2.0, Interrupted("SIGINT")),
-        (3.0, Ended(command.name, -TERM)),
+        (3.0, CommandEnded(command.name, -TERM)),
     ]
-    assert tell(Script((command,)), *told) == [Over(status, "SIGINT")]
+    assert effects_of(Script((command,)), *events) == [Over(status, "SIGINT")]

@@ -1,4 +1,4 @@
-"""Plain traffic for experiments: what a sender says it sent is what a receiver says has come."""
+"""Plain traffic for experiments: a receiver reports the rate that a sender reports."""
 
 import re
 import subprocess

@@ -1,20 +1,22 @@
-"""What a soak says about its samples and its end. The soak itself is in `tests/e2e/test_soak.py`."""
+"""How a soak judges its samples and its end. The soak itself is in `tests/e2e/test_soak.py`."""
 
 import numpy as np
 import pytest
 
-from ringfold.tools.soak import epochs, iterating
-from ringfold.tools.soak.checks import MIB, Sample, growth
-from ringfold.tools.soak.director import Outcome, Tally, checks
-from ringfold.tools.soak.epochs import EpochBegun, StepMade
-from ringfold.tools.soak.faults import Fault, Faults
-from ringfold.tools.soak.iterating import Entry, judge
+from ringfold.tools.soak import epochs, iterations
+from ringfold.tools.soak.checks import MIB, ResourceSample, growth
+from ringfold.tools.soak.epochs import EpochBegun, StepCommitted
+from ringfold.tools.soak.faults import FaultSchedule, SoakFault
+from ringfold.tools.soak.iterations import IterationEntry, judge
+from ringfold.tools.soak.peers import PeerSoakOutcome, Tally, checks
 
-LOG: list[EpochBegun | StepMade] = [EpochBegun(0, 1, 1, (1, 2)), StepMade(0, ((1, 2),), 0)]
+LOG: list[EpochBegun | StepCommitted] = [EpochBegun(0, 1, 1, (1, 2)), StepCommitted(0, ((1, 2),), 0)]
 
 
-def samples(count: int, grow_bytes: int = 0, grow_descriptors: float = 0) -> list[Sample]:
-    return [Sample(100 * MIB + index * grow_bytes, 20 + int(index * grow_descriptors)) for index in range(count)]
+def samples(count: int, grow_bytes: int = 0, grow_descriptors: float = 0) -> list[ResourceSample]:
+    return [
+        ResourceSample(100 * MIB + index * grow_bytes, 20 + int(index * grow_descriptors)) for index in range(count)
+    ]
 
 
 def test_a_process_that_stays_as_it_is_is_flat() -> None:
@@ -34,13 +36,13 @@ def test_descriptors_that_leak_are_found() -> None:
 
 
 def test_what_a_process_takes_at_its_start_is_no_growth() -> None:
-    begin = [Sample(10 * MIB, 3)] * 5
+    begin = [ResourceSample(10 * MIB, 3)] * 5
     assert all(each.is_flat for each in growth("x", begin + samples(60)))
 
 
 def test_peaks_are_no_growth() -> None:
     rising = samples(60)
-    rising[-3:] = [Sample(900 * MIB, 500)] * 3
+    rising[-3:] = [ResourceSample(900 * MIB, 500)] * 3
     assert all(each.is_flat for each in growth("x", rising))
 
 
@@ -60,28 +62,29 @@ def test_a_few_samples_say_nothing() -> None:
 def test_a_soak_is_judged_by_how_it_ended(
     digests: dict[str, tuple[int, int]], left: list[str], broken: list[str]
 ) -> None:
-    outcome = Outcome(Tally(), 1.0, 7, digests=digests, left_behind=left, history=epochs.judge({"a": LOG}))
+    outcome = PeerSoakOutcome(Tally(), 1.0, 7, digests=digests, left_behind=left, history=epochs.judge({"a": LOG}))
     assert [check.promise for check in checks(outcome) if not check.kept] == broken
 
 
-# Faults
+# FaultSchedule
 
 
 def test_a_fault_that_is_not_possible_is_drawn_again_and_not_counted() -> None:
-    faults = Faults(
-        [Fault("never", 100.0, lambda now: False), Fault("ever", 0.01, lambda now: True)], np.random.default_rng(1)
+    faults = FaultSchedule(
+        [SoakFault("never", 100.0, lambda now: False), SoakFault("ever", 0.01, lambda now: True)],
+        np.random.default_rng(1),
     )
     assert {faults.strike(0) for _ in range(20)} == {"ever"}
     assert faults.counts == {"ever": 20}
 
 
 def test_where_nothing_is_possible_nothing_is_done() -> None:
-    assert Faults([Fault("never", 1.0, lambda now: False)], np.random.default_rng(1)).strike(0) is None
+    assert FaultSchedule([SoakFault("never", 1.0, lambda now: False)], np.random.default_rng(1)).strike(0) is None
 
 
 def test_what_ends_a_fault_is_done_when_it_is_due_and_once() -> None:
     done: list[str] = []
-    faults = Faults([], np.random.default_rng(1))
+    faults = FaultSchedule([], np.random.default_rng(1))
     faults.later(20, lambda: done.append("late"))
     faults.later(10, lambda: done.append("early"))
     assert faults.settle(15)
@@ -93,10 +96,10 @@ def test_what_ends_a_fault_is_done_when_it_is_due_and_once() -> None:
 # What the logs of ranks have in common
 
 
-def entry(iteration: int, life: str = "a", fence: int = 1, missed: int = 0, **more: object) -> Entry:
+def entry(iteration: int, life: str = "a", fence: int = 1, missed: int = 0, **more: object) -> IterationEntry:
     members = more.get("members", (0, 1))
     assert isinstance(members, tuple)
-    return Entry(iteration, life, fence, members, missed, bool(more.get("is_winner", False)))
+    return IterationEntry(iteration, life, fence, members, missed, bool(more.get("is_winner", False)))
 
 
 def test_a_life_that_skips_what_it_missed_and_a_successor_that_repeats_the_last_are_in_order() -> None:
@@ -116,7 +119,7 @@ def test_a_life_that_skips_what_it_missed_and_a_successor_that_repeats_the_last_
     ],
     ids=["twice", "back", "a gap", "a successor before its predecessor"],
 )
-def test_a_log_that_does_not_grow_strictly_is_found(log: list[Entry]) -> None:
+def test_a_log_that_does_not_grow_strictly_is_found(log: list[IterationEntry]) -> None:
     assert len(judge({0: log}).going_back) == 1
 
 
@@ -137,7 +140,7 @@ def test_two_winners_of_one_iteration_are_found_and_one_that_told_nobody_is_coun
     [{0: [entry(3)], 1: [entry(3, "b", members=(1,))]}, {2: [entry(3)]}],
     ids=["other members", "not one of them"],
 )
-def test_logs_of_two_histories_are_found(logs: dict[int, list[Entry]]) -> None:
+def test_logs_of_two_histories_are_found(logs: dict[int, list[IterationEntry]]) -> None:
     assert judge(logs).two_histories
 
 
@@ -152,10 +155,12 @@ def test_logs_of_two_histories_are_found(logs: dict[int, list[Entry]]) -> None:
     ],
 )
 def test_a_soak_of_iterations_is_judged_by_logs_and_stores(
-    log: list[Entry], agreed: int, keys: list[str], broken: list[str]
+    log: list[IterationEntry], agreed: int, keys: list[str], broken: list[str]
 ) -> None:
-    outcome = iterating.Outcome(7, logs={"sqlite": {0: log}}, agreed={"sqlite": agreed}, keys={"sqlite": keys})
-    assert [check.promise for check in iterating.checks(outcome) if not check.kept] == broken
+    outcome = iterations.IterationSoakOutcome(
+        7, logs={"sqlite": {0: log}}, agreed={"sqlite": agreed}, keys={"sqlite": keys}
+    )
+    assert [check.promise for check in iterations.checks(outcome) if not check.kept] == broken
 
 
 # What the logs of peers have in common
@@ -165,8 +170,8 @@ def begun(epoch: int, ring: tuple[int, ...] = (1, 2), fence: int = 1) -> EpochBe
     return EpochBegun(0, epoch, fence, ring)
 
 
-def made(step: int, *ops: tuple[int, int], longest_ns: int = 0) -> StepMade:
-    return StepMade(step, ops, longest_ns)
+def made(step: int, *ops: tuple[int, int], longest_ns: int = 0) -> StepCommitted:
+    return StepCommitted(step, ops, longest_ns)
 
 
 def breaches(found: epochs.EpochHistory) -> list[int]:
@@ -195,7 +200,7 @@ def test_peers_that_were_in_other_epochs_of_one_history_agree() -> None:
     ],
     ids=["an older epoch", "an epoch twice", "an older step", "a step twice"],
 )
-def test_a_peer_that_goes_back_is_found(log: list[EpochBegun | StepMade]) -> None:
+def test_a_peer_that_goes_back_is_found(log: list[EpochBegun | StepCommitted]) -> None:
     assert breaches(epochs.judge({"a": log})) == [1, 0, 0]
 
 
@@ -232,15 +237,17 @@ def test_an_op_that_was_committed_in_two_epochs_is_found() -> None:
     ids=["back", "two rings", "an op out of its epoch", "nothing written"],
 )
 def test_a_soak_is_judged_by_the_history_of_epochs(
-    logs: dict[str, list[EpochBegun | StepMade]], broken: list[str]
+    logs: dict[str, list[EpochBegun | StepCommitted]], broken: list[str]
 ) -> None:
-    outcome = Outcome(Tally(), 1.0, 7, digests={"a": (9, 1)}, history=epochs.judge(logs))
+    outcome = PeerSoakOutcome(Tally(), 1.0, 7, digests={"a": (9, 1)}, history=epochs.judge(logs))
     assert [check.promise for check in checks(outcome) if not check.kept] == broken
 
 
 def test_a_life_of_a_master_that_grows_is_found_among_others() -> None:
     lives = {"master-a.1": samples(60), "master-b.1": samples(60, grow_descriptors=0.5), "master-a.2": samples(3)}
-    outcome = Outcome(Tally(), 1.0, 7, digests={"a": (9, 1)}, master_samples=lives, history=epochs.judge({"a": LOG}))
+    outcome = PeerSoakOutcome(
+        Tally(), 1.0, 7, digests={"a": (9, 1)}, master_samples=lives, history=epochs.judge({"a": LOG})
+    )
     [broken] = [check for check in checks(outcome) if not check.kept]
     assert broken.promise == "no life of a master grows"
     assert broken.fact.startswith("master-b.1: descriptors")

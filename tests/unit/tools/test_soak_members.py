@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from ringfold.tools.soak.member import COUNT, StepMade, gradient, learn
+from ringfold.tools.soak.member import COUNT, MemberStep, gradient, learn
 from ringfold.tools.soak.members import history, missing, replay
 
 
-def made(*steps: tuple[int, tuple[int, ...]]) -> list[StepMade]:
-    return [StepMade(step, who) for step, who in steps]
+def made(*steps: tuple[int, tuple[int, ...]]) -> list[MemberStep]:
+    return [MemberStep(step, who) for step, who in steps]
 
 
 def test_members_agree_and_the_most_are_right() -> None:
@@ -29,7 +29,7 @@ def test_a_step_that_nobody_wrote_down_is_missing() -> None:
     assert missing({0: (1,), 1: (2,)}, 2) == []
 
 
-def test_replaying_averages_over_those_who_contributed() -> None:
+def test_replaying_averages_over_the_contributors() -> None:
     weights = np.zeros(COUNT, np.float32)
     learn(weights, (gradient(1, 0) + gradient(3, 0)) / np.float32(2))
     learn(weights, gradient(3, 1))

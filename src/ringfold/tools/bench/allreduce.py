@@ -23,7 +23,7 @@ import typer
 from ringfold.tools.bench import report as reports
 from ringfold.tools.bench.allreduce_worker import DTYPES
 from ringfold.tools.bench.report import Column, Row, microseconds, size_bytes, size_text, spread, times
-from ringfold.tools.cluster import Cluster, Message, ProcessFailed
+from ringfold.tools.cluster import LocalCluster, Message, ProcessFailed
 
 LIBRARIES = ("gloo", "mpi")
 WORKER = str(Path(__file__).with_name("allreduce_worker.py"))
@@ -45,7 +45,7 @@ COLUMNS = (
 )
 
 
-class Plan(msgspec.Struct, frozen=True):
+class AllReducePlan(msgspec.Struct, frozen=True):
     """What is measured, and for how long."""
 
     worlds: list[int]
@@ -69,7 +69,7 @@ def command(
     check: Annotated[bool, typer.Option("--check", help="Compare with benchmarks/targets.toml.")] = False,
 ) -> None:
     """Time in-place all-reduce against gloo and Open MPI, interleaved, with verified results."""
-    plan = Plan(
+    plan = AllReducePlan(
         worlds=[int(one) for one in world.split(",")],
         sizes=[size_bytes(one) for one in sizes.split(",")],
         libraries=[one for one in against.split(",") if one not in ("", "none")],
@@ -87,7 +87,7 @@ def command(
     with reports.guarded(as_json=as_json) as progress:
         task = progress.add_task("starting", total=len(plan.worlds) * len(plan.sizes) * plan.rounds)
         for peers in plan.worlds:
-            with Cluster() as cluster:
+            with LocalCluster() as cluster:
                 progress.update(task, description=f"{peers} peers: starting {', '.join(teams)}")
                 for library in teams:
                     start_team(cluster, library, peers)
@@ -122,7 +122,7 @@ def team(library: str, world: int) -> list[str]:
     return [f"{library}.{rank}" for rank in range(world)]
 
 
-def start_team(cluster: Cluster, library: str, world: int) -> None:
+def start_team(cluster: LocalCluster, library: str, world: int) -> None:
     """Start a library's ranks and wait until they are connected with each other."""
     env = {"OMP_NUM_THREADS": "1"}
     # Without -P the folder of the script would become importable, `join.py` and `master.py` included.
@@ -147,7 +147,7 @@ def start_team(cluster: Cluster, library: str, world: int) -> None:
 
 
 def measure(
-    cluster: Cluster, teams: Sequence[str], world: int, size: int, plan: Plan, advance: Callable[[], None]
+    cluster: LocalCluster, teams: Sequence[str], world: int, size: int, plan: AllReducePlan, advance: Callable[[], None]
 ) -> Row:
     """All rounds of all teams at one size, as one row of figures."""
     iterations = {
@@ -179,7 +179,14 @@ def measure(
 
 
 def play(
-    cluster: Cluster, library: str, world: int, size: int, plan: Plan, iterations: int, *, digest: bool = False
+    cluster: LocalCluster,
+    library: str,
+    world: int,
+    size: int,
+    plan: AllReducePlan,
+    iterations: int,
+    *,
+    digest: bool = False,
 ) -> Message:
     """One round of one team, joined into one message: rank 0's op times, the mean block, and the verdicts of all."""
     order = {"do": "round", "size_bytes": size, "dtype": plan.dtype, "iterations": iterations, "digest": digest}
@@ -195,7 +202,7 @@ def play(
     }
 
 
-def iterations_for(trial_ns: Sequence[int], size: int, plan: Plan) -> int:
+def iterations_for(trial_ns: Sequence[int], size: int, plan: AllReducePlan) -> int:
     """How many ops fill a round: 20 at least; large buffers need that many over all rounds only."""
     one_ns = sorted(trial_ns)[len(trial_ns) // 2]
     wanted = int(plan.min_time_s * 1e9 / max(one_ns, 1))
@@ -231,7 +238,7 @@ def memory_command(
     """Extra peak memory of an in-place all-reduce, as a multiple of its buffer."""
     buffer = size_bytes(size)
     names = [f"peer-{number}" for number in range(peers)]
-    with reports.guarded(as_json=as_json) as progress, Cluster() as cluster:
+    with reports.guarded(as_json=as_json) as progress, LocalCluster() as cluster:
         progress.add_task("measuring", total=None)
         where = cluster.start_master().address
         for name in names:

@@ -97,7 +97,7 @@ def round_of(bind: Bind, world: int, rank: int, order: Message) -> Message:
     block = before - start
     verified = verified and not buffer.any() and verified_op(all_reduce, buffer, world, rank)
     digest = digest_of_op(all_reduce, buffer, rank) if order["digest"] else None
-    # Only rank 0's op times are asked for; the others' lists would be bytes for nothing.
+    # Only rank 0's op times are used; the others' lists would be wasted bytes.
     return {
         "verified": bool(verified),
         "digest": digest,

@@ -60,7 +60,7 @@ from ringfold.tools.bench.clock_truth import (
 )
 from ringfold.tools.bench.report import Column, Row, Sheet
 from ringfold.tools.bench.targets import Value
-from ringfold.tools.cluster import Cluster
+from ringfold.tools.cluster import LocalCluster
 from ringfold.tools.shaped import HUB, Shape, ShapedNetwork, ShapingFailed, missing
 from ringfold.wire.probing import EdgeFit, Neighbour, NodeId
 
@@ -102,7 +102,7 @@ ESTIMATOR_COLUMNS = (
 )
 
 
-class Plan(msgspec.Struct, frozen=True):
+class ClockPlan(msgspec.Struct, frozen=True):
     """What is measured."""
 
     nodes: int
@@ -117,8 +117,10 @@ class Plan(msgspec.Struct, frozen=True):
 
 def command(
     nodes: Annotated[int, typer.Option(help="Nodes, each with a clock of its own.", min=2, max=64)] = 8,
-    offset_ms: Annotated[float, typer.Option(help="Clocks are off by up to this, both ways.", min=0)] = 50.0,
-    drift_ppm: Annotated[float, typer.Option(help="Clocks drift by up to this, both ways.", min=0, max=400)] = 30.0,
+    offset_ms: Annotated[float, typer.Option(help="Clocks are off by up to this, ahead or behind.", min=0)] = 50.0,
+    drift_ppm: Annotated[
+        float, typer.Option(help="Clocks drift by up to this, faster or slower.", min=0, max=400)
+    ] = 30.0,
     rounds: Annotated[int, typer.Option(help="Windows in each column.", min=1)] = 3,
     columns: Annotated[str, typer.Option(help="Conditions, comma-separated.")] = ",".join(CONDITIONS),
     window_ms: Annotated[int, typer.Option(help="Length of a window.", min=100)] = 4_000,
@@ -128,23 +130,23 @@ def command(
     check: Annotated[bool, typer.Option("--check", help="Compare with benchmarks/targets.toml.")] = False,
 ) -> None:
     """Error of the global clock against a known truth, on loopback, under load and on shaped links (needs root)."""
-    asked = [column.strip() for column in columns.split(",")]
-    if unknown := sorted(set(asked) - set(CONDITIONS)):
+    wanted = [column.strip() for column in columns.split(",")]
+    if unknown := sorted(set(wanted) - set(CONDITIONS)):
         raise typer.BadParameter(f"there is no column {', '.join(unknown)}; there are {', '.join(CONDITIONS)}")
-    plan = Plan(nodes, offset_ms, drift_ppm, rounds, asked, window_ms, neighbours, seeds)
+    plan = ClockPlan(nodes, offset_ms, drift_ppm, rounds, wanted, window_ms, neighbours, seeds)
     skipped: dict[str, str] = {}
     rows: list[Row] = []
     samples: dict[str, list[Sample]] = {}
     before = os.getloadavg()[0]
     with reports.guarded(as_json=as_json) as progress:
-        task = progress.add_task("", total=plan.rounds * len(asked) + 2)
-        for column in asked:
+        task = progress.add_task("", total=plan.rounds * len(wanted) + 2)
+        for column in wanted:
             progress.update(task, description=column)
             seen = measure(column, plan, skipped, lambda: progress.advance(task))
             rows.append(nodes_row(column, seen))
             if seen is not None:
                 samples[column] = [sample for one in seen.rounds for sample in one.samples]
-        progress.update(task, description="estimators", completed=plan.rounds * len(asked))
+        progress.update(task, description="estimators", completed=plan.rounds * len(wanted))
         rows += estimator_rows("edges", samples)
         progress.update(task, description="models", advance=1)
         rows += estimator_rows("models", simulated(seeds) if seeds else {})
@@ -154,7 +156,7 @@ def command(
     reports.finish(result, _sheets(rows), as_json=as_json, against_targets=check)
 
 
-# Nodes
+# ClockNodes
 
 
 Wait = Callable[[float], None]
@@ -188,8 +190,8 @@ class ColumnSeen:
     """What the node with the most has."""
 
 
-class Nodes:
-    """One prober for each virtual clock, as a context. The graph is drawn, and nobody sends yet."""
+class ClockNodes:
+    """One prober for each virtual clock, as a context. The graph is drawn, and no prober sends yet."""
 
     def __init__(self, clocks: Clocks, settings: RoundSettings, network: ShapedNetwork | None = None) -> None:
         self._clocks, self._settings = clocks, settings
@@ -207,19 +209,19 @@ class Nodes:
                     )
                 self.probers[node] = self._stack.enter_context(prober)
             self.edges = draw(sorted(clocks), (), settings.neighbours, settings.seed)
-            self._introduce(network)
+            self._configure(network)
         except BaseException:
             self._stack.close()
             raise
 
-    def __enter__(self) -> "Nodes":
+    def __enter__(self) -> "ClockNodes":
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def _introduce(self, network: ShapedNetwork | None) -> None:
-        """Tell everybody whom it probes and who may probe it."""
+    def _configure(self, network: ShapedNetwork | None) -> None:
+        """Configure every prober: which nodes it probes, and which may probe it."""
         known = {
             node: Neighbour(node, f"node-{node}", network.address(host) if network else "127.0.0.1", prober.port)
             for host, (node, prober) in enumerate(self.probers.items())
@@ -268,7 +270,7 @@ class Nodes:
 # Columns
 
 
-def measure(column: str, plan: Plan, skipped: dict[str, str], advance: Callable[[], None]) -> ColumnSeen | None:
+def measure(column: str, plan: ClockPlan, skipped: dict[str, str], advance: Callable[[], None]) -> ColumnSeen | None:
     """All rounds of a column; None, and the reason in `skipped`, where it cannot be had."""
     if column in SHAPED and (why := missing()):
         skipped[column] = f"{why}; run it as root"
@@ -278,7 +280,7 @@ def measure(column: str, plan: Plan, skipped: dict[str, str], advance: Callable[
     try:
         with _condition(column, plan.nodes) as (cluster, network):
             clocks = spread_clocks(plan.nodes, offset_ns, drift_ppb, raw_now())
-            with Nodes(clocks, settings, network) as nodes:
+            with ClockNodes(clocks, settings, network) as nodes:
                 return nodes.rounds(plan.rounds, cluster.pause, advance)
     except ShapingFailed as error:
         skipped[column] = f"links cannot be shaped here: {error}"
@@ -286,23 +288,23 @@ def measure(column: str, plan: Plan, skipped: dict[str, str], advance: Callable[
 
 
 @contextmanager
-def _condition(column: str, nodes: int) -> Iterator[tuple[Cluster, ShapedNetwork | None]]:
+def _condition(column: str, nodes: int) -> Iterator[tuple[LocalCluster, ShapedNetwork | None]]:
     """The world of a column. Leaving it ends all load, and removes the network."""
     if column not in SHAPED:
-        with Cluster() as cluster:
+        with LocalCluster() as cluster:
             if column == "loaded":
                 start_busy_cores(cluster)
             yield cluster, None
         return
     slow, fast = Shape(up_mbit=SLOW_MBIT, down_mbit=FAST_MBIT), Shape(up_mbit=FAST_MBIT, down_mbit=SLOW_MBIT)
     period_us = round(BURST_BYTES * 8 / (SLOW_MBIT * LOADS[column]))
-    with ShapedNetwork([(slow, fast)[host % 2] for host in range(nodes)]) as network, Cluster() as cluster:
+    with ShapedNetwork([(slow, fast)[host % 2] for host in range(nodes)]) as network, LocalCluster() as cluster:
         for host in range(1, nodes, 2):
             start_bursts(cluster, network, host, period_us)
         yield cluster, network
 
 
-def start_busy_cores(cluster: Cluster) -> list[str]:
+def start_busy_cores(cluster: LocalCluster) -> list[str]:
     """Keep every core busy that this process may use, by one process each; returns their names once all of them run."""
     names = []
     for core in sorted(os.sched_getaffinity(0)):
@@ -312,7 +314,7 @@ def start_busy_cores(cluster: Cluster) -> list[str]:
     return names
 
 
-def start_bursts(cluster: Cluster, network: ShapedNetwork, host: int, period_us: int) -> None:
+def start_bursts(cluster: LocalCluster, network: ShapedNetwork, host: int, period_us: int) -> None:
     """Send bursts from the hub to a host, until the cluster ends. Whether anything listens does not matter."""
     name = f"bursts-{host}"
     arguments = (network.address(host), DISCARD_PORT, BURST_BYTES, period_us)
@@ -366,7 +368,7 @@ def _tail(values: Floats | Ints, names: dict[str, int]) -> Row:
 def estimator_rows(part: str, columns: dict[str, list[Sample]]) -> list[Row]:
     """Every estimator on the same windows. `beyond_ns` is how much too far the default is from the best one.
 
-    `asymmetry_rms_ns` tells how much of the error the windows leave no way to avoid.
+    `asymmetry_rms_ns` is the part of the error that no estimator can avoid on these windows.
     """
     rows: list[Row] = []
     unseen = {name: _asymmetry(samples) for name, samples in columns.items()}

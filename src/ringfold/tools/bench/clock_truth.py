@@ -83,13 +83,13 @@ class NodeErrors:
     errors: npt.NDArray[np.int64]
     """At each instant: G(its clock) - G(the reference's clock)."""
     bounds: npt.NDArray[np.int64]
-    """How far off the node says that it may be."""
+    """The error bound that the node reports."""
     outside: int
     """How many bounds (of a node at an instant) do not contain the truth."""
 
 
 def node_errors(found: Sequence[NodeClock], reference: NodeId, clocks: Clocks, instants: Sequence[int]) -> NodeErrors:
-    """How far a round's clocks are off at these raw times, and whether their bounds say so."""
+    """How far a round's clocks are off at these raw times, and whether their bounds contain the truth."""
     models = {clock.node: _model(clock) for clock in found}
     others = sorted(models.keys() - {reference})
     errors = np.zeros((len(others), len(instants)), np.int64)
@@ -98,10 +98,10 @@ def node_errors(found: Sequence[NodeClock], reference: NodeId, clocks: Clocks, i
     for column, raw_ns in enumerate(instants if others else ()):
         true_ns = models[reference].to_global(clocks[reference].at(raw_ns)).ns
         for row, node in enumerate(others):
-            said = models[node].to_global(clocks[node].at(raw_ns))
-            errors[row, column] = said.ns - true_ns
-            bounds[row, column] = said.error_ns
-            outside += not said.earliest <= true_ns <= said.latest
+            reading = models[node].to_global(clocks[node].at(raw_ns))
+            errors[row, column] = reading.ns - true_ns
+            bounds[row, column] = reading.error_ns
+            outside += not reading.earliest <= true_ns <= reading.latest
     return NodeErrors(errors, bounds, outside)
 
 
@@ -166,9 +166,10 @@ def simulated(seeds: int, pairs: int = 0, names: Iterable[str] = tuple(MODELS)) 
 def compare(columns: Mapping[str, Iterable[Sample]]) -> list[Row]:
     """Fit all windows of all columns with all estimators.
 
-    `rms_ns` is the root mean square error at t0, `ends_rms_ns` that at the window's ends, `sigma_ns` what the fits said
-    about it themselves, `outside` how many certified bounds missed the truth. The rows of "auto" also have `chose`,
-    `best_ns` (the least `rms_ns` of the column) and `within`: whether auto is as near to the best as it has to be.
+    `rms_ns` is the root mean square error at t0, `ends_rms_ns` that at the window's ends, `sigma_ns` what the fits
+    reported about it themselves, `outside` how many certified bounds missed the truth. The rows of "auto" also have
+    `chose`, `best_ns` (the least `rms_ns` of the column) and `within`: whether auto is as near to the best as it has to
+    be.
     """
     rows: list[Row] = []
     for model, samples in columns.items():

@@ -22,7 +22,7 @@ from ringfold.runtime.local import LocalConnection
 from ringfold.runtime.process import request_prompt_scheduling
 from ringfold.tools.bench import report as reports
 from ringfold.tools.bench.report import Column, Row, Sheet, microseconds, spread
-from ringfold.tools.cluster import Cluster, ProcessFailed, free_port
+from ringfold.tools.cluster import LocalCluster, ProcessFailed, free_port
 from ringfold.wire.agent import (
     AGENT_PROTOCOL,
     HINTS_NAME,
@@ -101,7 +101,7 @@ def read_cost() -> Row:
     require_testing_module()
     from ringfold import _native_testing
 
-    with Cluster() as cluster:
+    with LocalCluster() as cluster:
         path = str(cluster.directory / HINTS_NAME)
         writer = _native.HintWriter(path, 60_000_000_000, 0o600)
         writer.open(5, 1)
@@ -112,7 +112,7 @@ def read_cost() -> Row:
     return {"part": "read", "read_ns": min(costs), "worst_turn_ns": max(costs)}
 
 
-def start_agent(cluster: Cluster, *options: str) -> Path:
+def start_agent(cluster: LocalCluster, *options: str) -> Path:
     """A real agent in a directory of its own; returns once it answers."""
     directory = cluster.directory / "agent"
     cluster.start_agent("agent", directory, *options)
@@ -130,7 +130,7 @@ def telemetry(packets: int) -> Row:
     """Each packet puts a path of one pair under backpressure. It is let go at once, and its turn comes again later."""
     port = free_port()
     times: list[int] = []
-    with Cluster() as cluster:
+    with LocalCluster() as cluster:
         directory = start_agent(cluster, "--telemetry", f"127.0.0.1:{port}")
         with AgentClient([directory], "bench") as client, DatagramSender("127.0.0.1", port) as sender:
             ends = [(f"10.9.0.{number}", f"10.9.1.{number}") for number in range(PAIRS)]
@@ -155,9 +155,9 @@ def _packet(ends: tuple[str, str], level: int, sequence: int) -> bytes:
 
 
 def _written_after(
-    cluster: Cluster, sender: DatagramSender, packet: bytes, reader: _native.HintReader, place: tuple[int, int]
+    cluster: LocalCluster, sender: DatagramSender, packet: bytes, reader: _native.HintReader, place: tuple[int, int]
 ) -> int:
-    """From before the packet is sent until its backpressure was written, which the slot says: the one who measures
+    """From before the packet is sent until its backpressure was written, which the slot records: this process
     may be without a core by then, and is not what is measured."""
     _wait_for(cluster, reader, place, held=False)
     began_ns = monotonic_ns()
@@ -166,7 +166,7 @@ def _written_after(
     return reader.written_ns(place[0]) - began_ns
 
 
-def _wait_for(cluster: Cluster, reader: _native.HintReader, place: tuple[int, int], *, held: bool) -> None:
+def _wait_for(cluster: LocalCluster, reader: _native.HintReader, place: tuple[int, int], *, held: bool) -> None:
     """Wait until path 0 is under backpressure, or free of it."""
     limit_ns = monotonic_ns() + int(WAIT_S * 1e9)
     while bool(reader.word(*place) >> 36 & 1) != held:
@@ -177,7 +177,7 @@ def _wait_for(cluster: Cluster, reader: _native.HintReader, place: tuple[int, in
 
 
 def registry(flows: int) -> Row:
-    with Cluster() as cluster:
+    with LocalCluster() as cluster:
         directory = start_agent(cluster, "--telemetry", f"127.0.0.1:{free_port()}")
         connection = LocalConnection(directory / SOCKET_NAME)
         try:
@@ -228,7 +228,7 @@ def torn(reads: int) -> Row:
     from ringfold import _native_testing
 
     found = {"hints": 0, "local": 0, "busy": 0, "torn": 0, "nanoseconds": 0}
-    with Cluster() as cluster:
+    with LocalCluster() as cluster:
         path = str(cluster.directory / HINTS_NAME)
         slots = [str(TORN_SLOTS), str(TORN_GENERATION)]
         cluster.start_worker("writers", WORKER, "hints", path, *slots)

@@ -16,7 +16,7 @@ import typer
 
 from ringfold.tools.bench import report as reports
 from ringfold.tools.bench.report import Column, Row, microseconds, spread
-from ringfold.tools.cluster import Cluster, ProcessFailed
+from ringfold.tools.cluster import LocalCluster, ProcessFailed
 from ringfold.tools.stores import KINDS, StoreServer, missing
 
 WORKER = str(Path(__file__).with_name("workers.py"))
@@ -73,7 +73,7 @@ def _kind(text: str) -> str:
 
 def measured(kind: str, world: int, iterations: int, wait_s: float) -> Row:
     """The figures of so many ranks on a fresh store."""
-    with Cluster() as cluster:
+    with LocalCluster() as cluster:
         server = StoreServer(cluster, kind)
         server.start()
         server.wait()

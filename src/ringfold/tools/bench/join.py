@@ -1,9 +1,9 @@
 """`ringfold bench join`: how fast a newcomer is accepted once the others have voted.
 
-Members take steps of about a millisecond. When the master says that the newcomers are registered, the members are told
-to vote, and all vote after the same op. The figure is the time from the last member's vote to the instant at which the
-(last) newcomer's `join` returns. First one newcomer at a time joins a growing group, then all of them at once join
-fresh groups of two.
+Members take steps of about a millisecond. When the master reports that the newcomers are registered, the members are
+sent a request to vote, and all vote after the same op. The figure is the time from the last member's vote to the
+instant at which the (last) newcomer's `join` returns. First one newcomer at a time joins a growing group, then all of
+them at once join fresh groups of two.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ import typer
 from ringfold.runtime.master_client import MasterClient
 from ringfold.tools.bench import report as reports
 from ringfold.tools.bench.report import Column, Row, microseconds, spread
-from ringfold.tools.cluster import Cluster, ProcessFailed
+from ringfold.tools.cluster import LocalCluster, ProcessFailed
 
 WORKER = str(Path(__file__).with_name("workers.py"))
 FOUNDERS = 2
@@ -42,15 +42,15 @@ def command(
     together: list[int] = []
     with reports.guarded(as_json=as_json) as progress:
         task = progress.add_task("one at a time", total=peers + repeats)
-        with Cluster() as cluster:
-            run = Run(cluster, newcomers=peers)
+        with LocalCluster() as cluster:
+            run = JoinRun(cluster, newcomers=peers)
             for newcomer in list(run.waiting):
                 alone.append(run.admit([newcomer]))
                 progress.advance(task)
         for _ in range(repeats):
             progress.update(task, description=f"{peers} at once")
-            with Cluster() as cluster:
-                run = Run(cluster, newcomers=peers)
+            with LocalCluster() as cluster:
+                run = JoinRun(cluster, newcomers=peers)
                 together.append(run.admit(list(run.waiting)))
                 progress.advance(task)
     into = f"{FOUNDERS} to {FOUNDERS + peers - 1}" if peers > 1 else str(FOUNDERS)
@@ -63,10 +63,10 @@ def command(
     reports.finish(result, COLUMNS, as_json=as_json, against_targets=check)
 
 
-class Run:
-    """A master, two members that take steps, and newcomers whose processes wait for the word to join."""
+class JoinRun:
+    """A master, two members that take steps, and newcomers whose processes wait for the request to join."""
 
-    def __init__(self, cluster: Cluster, newcomers: int) -> None:
+    def __init__(self, cluster: LocalCluster, newcomers: int) -> None:
         self._cluster = cluster
         self._where = cluster.start_master().address
         self.members = [f"member-{number}" for number in range(FOUNDERS)]

@@ -1,6 +1,6 @@
 """`ringfold bench master`: how many ops a second one master carries when it brings the evidence.
 
-One process speaks for all peers, so the master has a core to itself. An op is: every peer's Done comes in, evidence
+One process has all peers, so the master has a core to itself. An op is: every peer's Done comes in, evidence
 goes out to every peer; the next op starts when the last one has it. Beside the rate stands the master's own processor
 time per op, which is what bounds it when peers are many machines.
 """
@@ -13,7 +13,7 @@ import typer
 from ringfold.config import split_address
 from ringfold.tools.bench import report as reports
 from ringfold.tools.bench.report import Column, Row, microseconds, spread
-from ringfold.tools.cluster import Cluster
+from ringfold.tools.cluster import LocalCluster
 
 WORKER = str(Path(__file__).with_name("master_worker.py"))
 WAIT_S = 120.0
@@ -38,14 +38,14 @@ def command(
 ) -> None:
     """Ops per second of a master that brings the evidence, with up to 64 peers."""
     payload_bytes = reports.size_bytes(payload)
-    crowds = sorted({count for count in (2, 8, connections) if count <= connections})
-    cases = [(crowd, size) for size in sorted({0, payload_bytes}) for crowd in crowds]
+    counts = sorted({count for count in (2, 8, connections) if count <= connections})
+    cases = [(count, size) for size in sorted({0, payload_bytes}) for count in counts]
     figures: list[Row] = []
     with reports.guarded(as_json=as_json) as progress:
         task = progress.add_task("starting", total=len(cases))
-        for crowd, size in cases:
-            progress.update(task, description=f"{crowd} peers, {size} bytes each")
-            figures.append(measure(crowd, size, min_time))
+        for count, size in cases:
+            progress.update(task, description=f"{count} peers, {size} bytes each")
+            figures.append(measure(count, size, min_time))
             progress.advance(task)
     settings: dict[str, object] = {"connections": connections, "payload": payload, "min_time_s": min_time}
     result = reports.report("master", settings, figures, notes=[what_it_allows(figures)])
@@ -54,14 +54,14 @@ def command(
 
 def measure(connections: int, payload_bytes: int, seconds: float) -> Row:
     """One row: a fresh master, so many peers, ops for so long."""
-    with Cluster() as cluster:
+    with LocalCluster() as cluster:
         where = cluster.start_master(evidence="master").address
         host, port = split_address(where)
-        cluster.start_worker("crowd", WORKER, host, port)
-        cluster.wait_connected(["crowd"], WAIT_S)
+        cluster.start_worker("peers", WORKER, host, port)
+        cluster.wait_connected(["peers"], WAIT_S)
         order = {"connections": connections, "payload_bytes": payload_bytes, "warm_up": 20, "seconds": seconds}
-        cluster.send(["crowd"], {**order, "master_pid": cluster.pid("master")})
-        outcome = cluster.gather(["crowd"], WAIT_S)["crowd"]
+        cluster.send(["peers"], {**order, "master_pid": cluster.pid("master")})
+        outcome = cluster.gather(["peers"], WAIT_S)["peers"]
     ops = len(outcome["durations_ns"])
     per_op_us = outcome["master_cpu_ns"] / 1_000 / ops
     return {
@@ -75,7 +75,7 @@ def measure(connections: int, payload_bytes: int, seconds: float) -> Row:
 
 
 def what_it_allows(figures: list[Row]) -> str:
-    """The largest crowd's rate in words."""
+    """The rate with the most peers, as a sentence."""
     row = max(figures, key=lambda row: (row["connections"], row["payload_bytes"]))
     rate, cpu_us = row["ops_per_s"], row["master_cpu_us_per_op"]
     assert isinstance(rate, float)

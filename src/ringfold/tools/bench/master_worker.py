@@ -1,9 +1,9 @@
 """Many peers of a master in one process: `master_worker.py ADDRESS NAME HOST PORT`.
 
-The peers speak the real control protocol and nothing else: they join, are admitted by a vote, answer beats, seals and
-records, and send Done; there are no lanes and no arrays. So the figures show the master, not the cost of 64 training
-processes on a small machine. An epoch of a run with evidence by the master needs no lane for small ops, hence a peer
-here says Attached at once.
+The peers use the real control protocol and nothing else: they join, are admitted by a vote, respond to heartbeats,
+seals and records, and send Done; there are no lanes and no arrays. So the figures show the master, not the cost of 64
+training processes on a small machine. An epoch of a run with evidence by the master needs no lane for small ops, hence
+a peer here sends Attached at once.
 
 The bodies of evidence frames are counted and skipped, because copying 64 times 64 KiB per op would measure this client.
 """
@@ -54,11 +54,11 @@ F32, SUM = 10, 0
 ADMISSION_S = 60.0
 
 
-class Peer(asyncio.Protocol):
+class ControlPeer(asyncio.Protocol):
     """One connection: a frame cutter that skips what evidence carries, and the few answers that a master needs."""
 
-    def __init__(self, crowd: "Crowd", number: int) -> None:
-        self._crowd, self._number = crowd, number
+    def __init__(self, peers: "ControlPeers", number: int) -> None:
+        self._peers, self._number = peers, number
         self._buffer = bytearray()
         self._skip = 0
         self._beats = 0
@@ -70,7 +70,7 @@ class Peer(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._crowd.fail(f"the master closed connection {self._number}: {error or 'no reason'}")
+        self._peers.fail(f"the master closed connection {self._number}: {error or 'no reason'}")
 
     def data_received(self, data: bytes) -> None:
         if self._skip:
@@ -88,7 +88,7 @@ class Peer(asyncio.Protocol):
                 here = min(len(buffer), 4 + length)
                 self._skip = 4 + length - here
                 del buffer[:here]
-                self._crowd.evidence(sequence)
+                self._peers.evidence(sequence)
                 continue
             if len(buffer) < 4 + length:
                 return
@@ -127,27 +127,27 @@ class Peer(asyncio.Protocol):
             case Installed():
                 self._installed()
             case Refused(reason=reason) | Evicted(reason=reason):
-                self._crowd.fail(f"peer {self.peer} was turned away: {reason}")
+                self._peers.fail(f"peer {self.peer} was turned away: {reason}")
             case CallFailed(reason=why):
-                self._crowd.fail(f"the vote of peer {self.peer} failed: {why.text}")
+                self._peers.fail(f"the vote of peer {self.peer} failed: {why.text}")
             case CallDone() | _:
                 pass
 
     def _installed(self) -> None:
-        if len(self._members) == self._crowd.size:
-            self._crowd.admitted()
+        if len(self._members) == self._peers.size:
+            self._peers.admitted()
         else:
             self._ballots += 1
-            vote = Vote(self._ballots, "update", self.epoch, min_world=self._crowd.size)
+            vote = Vote(self._ballots, "update", self.epoch, min_world=self._peers.size)
             self.transport.write(message_frame(vote))
 
 
-class Crowd:
+class ControlPeers:
     """All peers of one measurement. An op is over when every one of them has the evidence."""
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.peers: list[Peer] = []
+        self.peers: list[ControlPeer] = []
         self._missing = size
         self._over = asyncio.get_running_loop().create_future()
 
@@ -155,7 +155,7 @@ class Crowd:
         """Open all connections and wait until one epoch holds everybody."""
         loop = asyncio.get_running_loop()
         for number in range(self.size):
-            peer = Peer(self, number)
+            peer = ControlPeer(self, number)
             self.peers.append(peer)
             await loop.create_connection(lambda peer=peer: peer, host, port)  # type: ignore[misc]
         await asyncio.wait_for(self._over, ADMISSION_S)
@@ -193,26 +193,26 @@ class Crowd:
 
 async def measure(order: Message, host: str, port: int) -> Message:
     """Join with so many connections, then run ops for so long; report the time of each op."""
-    crowd = Crowd(order["connections"])
+    peers = ControlPeers(order["connections"])
     payload = bytes(order["payload_bytes"])
     descriptor = DESCRIPTOR.pack(0, F32, SUM, 0, 1, 0, 0, 1, 0, len(payload) // 4, len(payload))
     durations: list[int] = []
     try:
-        await crowd.connect(host, port)
+        await peers.connect(host, port)
         for sequence in range(order["warm_up"]):
-            await crowd.op(sequence, payload, descriptor)
+            await peers.op(sequence, payload, descriptor)
         sequence = order["warm_up"]
         cpu_before = cpu_ns(order["master_pid"])
         started = before = monotonic_ns()
         while before - started < order["seconds"] * 1e9:
-            await crowd.op(sequence, payload, descriptor)
+            await peers.op(sequence, payload, descriptor)
             after = monotonic_ns()
             durations.append(after - before)
             before = after
             sequence += 1
         used = cpu_ns(order["master_pid"]) - cpu_before
     finally:
-        crowd.close()
+        peers.close()
     return {"durations_ns": durations, "took_ns": before - started, "master_cpu_ns": used}
 
 

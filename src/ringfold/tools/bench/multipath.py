@@ -1,15 +1,15 @@
 """`ringfold bench multipath`: two hosts with several paths between them, and how much of those a transfer uses.
 
 The hosts are network namespaces whose paths have the rates of a layout (`200+50`: two paths, in Mbit/s), one queue per
-path at the sender. The *ceiling* is measured in the same lab: plain TCP on all paths at once, both ways as an
+path at the sender. The *ceiling* is measured in the same lab: plain TCP on all paths at once, in both directions as an
 all-reduce of two peers uses them, in bytes of payload per second, the slower direction's sum. An op of B bytes sends
 and receives B bytes, so `share` is B / (time * ceiling).
 
 Beside ours (lanes on all paths that pull segments): the first path alone, a fixed split into equal parts by the same
-engine, and the kernel's Multipath TCP with the same bytes both ways. Then in mid-transfer: the rates of the first two
-paths are swapped (`over_best` is the time over that of the ceiling, the median of some swaps), and each of them is cut
-silently, one after the other: the op must succeed in the same epoch, and the path must be used again after it is
-restored (`back_s` later).
+engine, and the kernel's Multipath TCP with the same bytes in both directions. Then in mid-transfer: the rates of the
+first two paths are swapped (`over_best` is the time over that of the ceiling, the median of some swaps), and each of
+them is cut silently, one after the other: the op must succeed in the same epoch, and the path must be used again after
+it is restored (`back_s` later).
 
 Then ops of one to four segments without and with hints (shares by the paths' rates): `gain` is the time without hints
 over that with them.
@@ -51,7 +51,7 @@ from ringfold.tools import lab as labs
 from ringfold.tools.bench import report as reports
 from ringfold.tools.bench.report import Column, Row, Sheet, microseconds, size_bytes, size_text, times
 from ringfold.tools.bench.targets import Value
-from ringfold.tools.cluster import MASTER_PORT, Cluster, Message, ProcessFailed
+from ringfold.tools.cluster import MASTER_PORT, LocalCluster, Message, ProcessFailed
 from ringfold.tools.lab import SWITCH, Lab, ShapingFailed, Telemetry, TelemetrySender
 from ringfold.tools.streams import mptcp_commands, mptcp_missing
 from ringfold.wire.agent import HINTS_NAME
@@ -74,7 +74,7 @@ CONTROL = "control"
 Order = dict[str, object]
 
 
-class Plan(msgspec.Struct, frozen=True):
+class MultipathPlan(msgspec.Struct, frozen=True):
     """What is measured."""
 
     layouts: list[str]
@@ -97,7 +97,7 @@ def command(
 ) -> None:
     """Transfers over several shaped paths beside the ceiling, a single path, a fixed split and MPTCP (needs root)."""
     chosen = [] if hints else layouts.split(",")
-    plan = Plan(chosen, [size_bytes(one) for one in sizes.split(",")], rounds, 32 << 20, steady)
+    plan = MultipathPlan(chosen, [size_bytes(one) for one in sizes.split(",")], rounds, 32 << 20, steady)
     for layout in plan.layouts:
         rates_of(layout)
     skipped: dict[str, str] = {}
@@ -137,7 +137,7 @@ def rates_of(layout: str) -> list[float]:
     return rates
 
 
-def measure(layout: str, plan: Plan, *, with_mptcp: bool) -> list[Row]:
+def measure(layout: str, plan: MultipathPlan, *, with_mptcp: bool) -> list[Row]:
     """All rows of one layout, in one lab."""
     rates = rates_of(layout)
     # The last path is the master's: not shaped, and no lane uses it.
@@ -149,9 +149,9 @@ def measure(layout: str, plan: Plan, *, with_mptcp: bool) -> list[Row]:
         base: Row = {"part": "transfer", "layout": layout}
         with _peers(lab, len(rates)) as cluster:
             rows += [{**base, **row} for row in _transfers(cluster, "ringfold", plan, ceiling)]
-            _ask(cluster, {"do": "shares", "shares": [1 / len(rates)] * len(rates), "capped": True})
+            _request(cluster, {"do": "shares", "shares": [1 / len(rates)] * len(rates), "capped": True})
             rows += [{**base, **row} for row in _transfers(cluster, "equal split", plan, ceiling)]
-            _ask(cluster, {"do": "shares", "shares": [], "capped": False})
+            _request(cluster, {"do": "shares", "shares": [], "capped": False})
             rows += [{"layout": layout, **row} for row in _changes(lab, cluster, rates, plan, ceiling)]
         with _peers(lab, 1) as cluster:
             rows += [{**base, **row} for row in _transfers(cluster, "first path", plan, ceiling)]
@@ -167,9 +167,9 @@ def measure(layout: str, plan: Plan, *, with_mptcp: bool) -> list[Row]:
 @contextmanager
 def _peers(
     lab: Lab, paths: int, *, small_bytes: int | None = None, agents: Mapping[int, Path] | None = None
-) -> Iterator[Cluster]:
-    """Two peers and a master, stopped at the end. `agents` are the directories of hosts' agents; no other is asked."""
-    with Cluster() as cluster:
+) -> Iterator[LocalCluster]:
+    """Two peers and a master, stopped at the end. `agents` are the directories of hosts' agents."""
+    with LocalCluster() as cluster:
         where = f"{lab.address(SWITCH, CONTROL)}:{MASTER_PORT}"
         settings: dict[str, Any] = {} if small_bytes is None else {"small_bytes": small_bytes}
         there = lab.inside(SWITCH)
@@ -187,18 +187,18 @@ def _peers(
             cluster.allow_exit(name)
 
 
-def _ask(cluster: Cluster, order: Order) -> dict[str, Message]:
+def _request(cluster: LocalCluster, order: Order) -> dict[str, Message]:
     cluster.send(NAMES, order)
     return cluster.gather(NAMES, OP_S)
 
 
-def _op(cluster: Cluster, size: int) -> tuple[int, dict[str, Message]]:
-    """One verified op: how long it took the slower side, and what both said."""
-    _ask(cluster, {"do": "op", "size_bytes": size})
+def _op(cluster: LocalCluster, size: int) -> tuple[int, dict[str, Message]]:
+    """One verified op: how long it took the slower side, and both reports."""
+    _request(cluster, {"do": "op", "size_bytes": size})
     return _result(cluster)
 
 
-def _result(cluster: Cluster) -> tuple[int, dict[str, Message]]:
+def _result(cluster: LocalCluster) -> tuple[int, dict[str, Message]]:
     replies = cluster.gather(NAMES, OP_S)
     for name, reply in replies.items():
         if not reply["right"] or reply["aborted"]:
@@ -206,7 +206,7 @@ def _result(cluster: Cluster) -> tuple[int, dict[str, Message]]:
     return max(int(reply["took_ns"]) for reply in replies.values()), replies
 
 
-def _transfers(cluster: Cluster, way: str, plan: Plan, ceiling: float) -> Iterator[Row]:
+def _transfers(cluster: LocalCluster, way: str, plan: MultipathPlan, ceiling: float) -> Iterator[Row]:
     for _ in range(WARM_UP):  # a fresh connection finds its rate by losing packets
         _op(cluster, max(plan.sizes))
     for size in plan.sizes:
@@ -225,7 +225,7 @@ def _row(way: str, size: int, took_ns: Sequence[int], ceiling: float) -> Row:
 
 
 def _few(rates: Sequence[float]) -> Iterator[Row]:
-    """Ops of one to four segments, without and with hints: so few say nothing about the paths by being pulled.
+    """Ops of one to four segments, without and with hints: pulling so few does not measure the paths.
 
     A shaper's burst would let all of them go at once, so these have nearly none.
     """
@@ -235,7 +235,9 @@ def _few(rates: Sequence[float]) -> Iterator[Row]:
         for way in ("ringfold", "with hints"):
             with _peers(lab, len(rates), small_bytes=0) as cluster:
                 if way == "with hints":
-                    _ask(cluster, {"do": "shares", "shares": [rate / sum(rates) for rate in rates], "capped": False})
+                    _request(
+                        cluster, {"do": "shares", "shares": [rate / sum(rates) for rate in rates], "capped": False}
+                    )
                 for segments in range(1, 5):
                     size = segments * SEGMENT_BYTES
                     took = statistics.median(_op(cluster, size)[0] for _ in range(FEW_ROUNDS))
@@ -247,7 +249,9 @@ def _few(rates: Sequence[float]) -> Iterator[Row]:
 # In mid-transfer
 
 
-def _changes(lab: Lab, cluster: Cluster, rates: Sequence[float], plan: Plan, ceiling: float) -> Iterator[Row]:
+def _changes(
+    lab: Lab, cluster: LocalCluster, rates: Sequence[float], plan: MultipathPlan, ceiling: float
+) -> Iterator[Row]:
     size = plan.change_bytes
     best_s = size / ceiling
     swapped = [*rates[1::-1], *rates[2:]]
@@ -255,7 +259,7 @@ def _changes(lab: Lab, cluster: Cluster, rates: Sequence[float], plan: Plan, cei
         ops = []
         for _ in range(SWAPS):
             _op(cluster, size // 4)
-            _ask(cluster, {"do": "op", "size_bytes": size})
+            _request(cluster, {"do": "op", "size_bytes": size})
             cluster.pause(0.4 * best_s)
             _set_rates(lab, swapped)
             ops.append(_result(cluster))
@@ -265,7 +269,7 @@ def _changes(lab: Lab, cluster: Cluster, rates: Sequence[float], plan: Plan, cei
     for path in range(2):
         _op(cluster, size // 16)
         left = sum(rates) - rates[path]
-        _ask(cluster, {"do": "op", "size_bytes": size})
+        _request(cluster, {"do": "op", "size_bytes": size})
         cluster.pause(0.4 * best_s)
         lab.cut(path)
         took, replies = _result(cluster)
@@ -291,7 +295,7 @@ def _changed(size: int, took_ns: int, best_s: float, replies: dict[str, Message]
     }
 
 
-def _used_again(cluster: Cluster, path: int) -> float | None:
+def _used_again(cluster: LocalCluster, path: int) -> float | None:
     """After how many seconds of ops the path carries a tenth of what it should again; None: not in time."""
     passed = 0.0
     while passed < BACK_WITHIN_S:
@@ -311,31 +315,31 @@ def _used_again(cluster: Cluster, path: int) -> float | None:
 def _ceiling(lab: Lab, paths: int) -> float:
     """Payload per second over all paths, in the direction that has less of it. Two streams fill what one loses."""
     with _streams(lab, paths, "tcp") as cluster:
-        replies = _ask(cluster, {"do": "saturate", "settle_s": SETTLE_S, "seconds": CEILING_S})
+        replies = _request(cluster, {"do": "saturate", "settle_s": SETTLE_S, "seconds": CEILING_S})
     return min(sum(reply["rates"]) for reply in replies.values())
 
 
-def _mptcp(lab: Lab, paths: int, plan: Plan, ceiling: float) -> Iterator[Row]:
-    for words in mptcp_commands([lab.space(0), lab.space(1)], lab.addresses(0)[:paths], lab.paths[:paths]):
-        subprocess.run(words, check=True, capture_output=True)
+def _mptcp(lab: Lab, paths: int, plan: MultipathPlan, ceiling: float) -> Iterator[Row]:
+    for command in mptcp_commands([lab.space(0), lab.space(1)], lab.addresses(0)[:paths], lab.paths[:paths]):
+        subprocess.run(command, check=True, capture_output=True)
     with _streams(lab, paths, "mptcp") as cluster:
         for _ in range(WARM_UP):
-            _ask(cluster, {"do": "exchange", "size_bytes": max(plan.sizes)})
+            _request(cluster, {"do": "exchange", "size_bytes": max(plan.sizes)})
         for size in plan.sizes:
             took = []
             for _ in range(1 + plan.rounds):
-                replies = _ask(cluster, {"do": "exchange", "size_bytes": size})
+                replies = _request(cluster, {"do": "exchange", "size_bytes": size})
                 took.append(max(int(reply["took_ns"]) for reply in replies.values()))
             yield _row("MPTCP", size, took[1:], ceiling)
 
 
 @contextmanager
-def _streams(lab: Lab, paths: int, kind: str) -> Iterator[Cluster]:
+def _streams(lab: Lab, paths: int, kind: str) -> Iterator[LocalCluster]:
     per_path = 1 if kind == "mptcp" else 2
-    ways = [",".join(lab.addresses(host)[:paths] * per_path) for host in range(2)]
-    with Cluster() as cluster:
+    addresses = [",".join(lab.addresses(host)[:paths] * per_path) for host in range(2)]
+    with LocalCluster() as cluster:
         for host, name in enumerate(NAMES):
-            ends = (host, ways[host], ways[1 - host], kind)
+            ends = (host, addresses[host], addresses[1 - host], kind)
             cluster.start_worker(name, WORKER, "streams", *ends, inside=lab.inside(host))
         cluster.wait_connected(NAMES, START_S)
         cluster.gather(NAMES, START_S)
@@ -381,9 +385,9 @@ def _lab_paths(rates: Sequence[float], *, at_switch: bool = False, burst_bytes: 
 
 
 @contextmanager
-def _advised(lab: Lab, *, agents: bool, policy: str = "auto") -> Iterator[tuple[Cluster, list[Path]]]:
+def _advised(lab: Lab, *, agents: bool, policy: str = "auto") -> Iterator[tuple[LocalCluster, list[Path]]]:
     """Two peers on two paths, each with an agent or both without, and ready: their flows have places."""
-    with tempfile.TemporaryDirectory(prefix="ringfold-bench-") as root, Cluster() as daemons:
+    with tempfile.TemporaryDirectory(prefix="ringfold-bench-") as root, LocalCluster() as daemons:
         directories = [Path(root) / f"agent{host}" for host in range(2)] if agents else []
         for host, directory in enumerate(directories):
             start_lab_agent(daemons, f"agent-{host}", lab, host, directory, policy=policy)
@@ -395,7 +399,9 @@ def _advised(lab: Lab, *, agents: bool, policy: str = "auto") -> Iterator[tuple[
             yield cluster, directories
 
 
-def start_lab_agent(cluster: Cluster, name: str, lab: Lab, host: int, directory: Path, *, policy: str = "auto") -> None:
+def start_lab_agent(
+    cluster: LocalCluster, name: str, lab: Lab, host: int, directory: Path, *, policy: str = "auto"
+) -> None:
     """Start the agent of a host, which receives telemetry on the path `control`.
 
     It uses telemetry and measured rates, not the host's own queues.
@@ -414,7 +420,7 @@ def send_congestion(lab: Lab, host: int, *, path: int, congestion: int) -> None:
         sender.send(encode(packet, None))
 
 
-def _until(cluster: Cluster, holds: Callable[[], bool], what: str) -> None:
+def _until(cluster: LocalCluster, holds: Callable[[], bool], what: str) -> None:
     deadline_ns = monotonic_ns() + int(AGENT_START_S * S)
     while not holds():
         if monotonic_ns() > deadline_ns:
@@ -432,7 +438,7 @@ def _shares(directory: Path) -> list[tuple[float, ...]]:
         return [flow.shares for flow in console.flows()]
 
 
-def _op_us(cluster: Cluster, size: int) -> float:
+def _op_us(cluster: LocalCluster, size: int) -> float:
     """Microseconds of one verified op."""
     return _op(cluster, size)[0] / 1_000
 
@@ -456,7 +462,7 @@ def _cold() -> Iterator[Row]:
 
 
 def _unseen() -> Iterator[Row]:
-    """A third host begins to fill path 1 inside the switch, both ways; soon after, there is one op. Several times."""
+    """Several times: a third host begins to fill path 1 inside the switch, in both directions; then there is one op."""
     sizes = [segments * SEGMENT_BYTES for segments in (1, 2, 3, 4, 64)]
     without: dict[int, float] = {}
     for way in ("ringfold", "with hints"):
@@ -464,9 +470,9 @@ def _unseen() -> Iterator[Row]:
         with (
             Lab(hosts=3, paths=_lab_paths((RATE, RATE), at_switch=True, burst_bytes=SHORT_BURST)) as lab,
             _advised(lab, agents=way == "with hints") as (cluster, _),
-            TelemetrySender(lab, via=CONTROL) as tell,
-            Telemetry(lab, tell, every_ms=TELEMETRY_MS),
-            Cluster() as others,
+            TelemetrySender(lab, via=CONTROL) as send,
+            Telemetry(lab, send, every_ms=TELEMETRY_MS),
+            LocalCluster() as others,
         ):
             traffic = [sys.executable, "-m", "ringfold.tools.lab.traffic"]
             for host in range(2):
@@ -497,24 +503,24 @@ def _backpressure(packets: int) -> Row:
         cluster.send(NAMES, {"do": "watch", "size_bytes": WATCHED_BYTES})
         cluster.gather(NAMES, OP_S)
         cluster.pause(CLEAR_S)
-        said: list[tuple[int, int]] = []
+        holds: list[tuple[int, int]] = []
         for _ in range(packets):
             held_ns = monotonic_ns()
             send_congestion(lab, 0, path=1, congestion=255)
             cluster.pause(HELD_S)
             clear_ns = monotonic_ns()
             send_congestion(lab, 0, path=1, congestion=0)
-            said.append((held_ns, clear_ns))
+            holds.append((held_ns, clear_ns))
             cluster.pause(CLEAR_S)
         replies = cluster.gather(NAMES, OP_S)
-    return {"part": "backpressure", "way": "with hints", **judged(replies["side-0"], said)}
+    return {"part": "backpressure", "way": "with hints", **judged(replies["side-0"], holds)}
 
 
-def judged(reply: Message, said: Sequence[tuple[int, int]]) -> Row:
+def judged(reply: Message, holds: Sequence[tuple[int, int]]) -> Row:
     """From when the path got segments, and when it was held and cleared, to how late both were."""
     given: list[int] = reply["given_ns"]
     late, back = [], []
-    for held_ns, clear_ns in said:
+    for held_ns, clear_ns in holds:
         if not any(held_ns - HELD_S * S < at < held_ns for at in given):
             continue  # it was not in use: nothing is shown
         late.append(max((at - held_ns for at in given if held_ns < at < clear_ns), default=0))
@@ -551,8 +557,8 @@ def _steady(seconds: float, *, at_switch: bool) -> Row:
     with (
         Lab(hosts=2, paths=_lab_paths(rates, at_switch=at_switch)) as lab,
         _advised(lab, agents=True) as (cluster, directories),
-        TelemetrySender(lab, via=CONTROL) as tell,
-        Telemetry(lab, tell, every_ms=TELEMETRY_MS),
+        TelemetrySender(lab, via=CONTROL) as send,
+        Telemetry(lab, send, every_ms=TELEMETRY_MS),
     ):
         ends_ns = monotonic_ns() + int((SETTLED_S + seconds) * S)
         settled_ns = monotonic_ns() + int(SETTLED_S * S)

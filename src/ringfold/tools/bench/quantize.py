@@ -22,7 +22,7 @@ from ringfold.peer.codes import DTYPES, QUANTISATIONS
 from ringfold.runtime.clock import thread_cpu_ns
 from ringfold.tools.bench import report as reports
 from ringfold.tools.bench.report import Column, Row, microseconds, size_bytes, size_text, spread, times
-from ringfold.tools.cluster import Cluster, ProcessFailed
+from ringfold.tools.cluster import LocalCluster, ProcessFailed
 from ringfold.tools.shaped import Shape, ShapedNetwork, ShapingFailed, missing
 
 WORKER = str(Path(__file__).with_name("workers.py"))
@@ -45,7 +45,7 @@ COLUMNS = (
 )
 
 
-class Plan(msgspec.Struct, frozen=True):
+class QuantizePlan(msgspec.Struct, frozen=True):
     """What is measured on links, and how often."""
 
     worlds: list[int]
@@ -57,13 +57,15 @@ class Plan(msgspec.Struct, frozen=True):
 def command(
     world: Annotated[str, typer.Option(help="Numbers of peers, comma-separated.")] = "2,4",
     size: Annotated[str, typer.Option(help="Size of the f32 buffer.")] = "16M",
-    mbit: Annotated[float, typer.Option(help="Rate of every peer's link, in Mbit/s, each way.", min=0.1)] = 200.0,
+    mbit: Annotated[
+        float, typer.Option(help="Rate of every peer's link, in Mbit/s, in each direction.", min=0.1)
+    ] = 200.0,
     rounds: Annotated[int, typer.Option(help="Ops of each kind.", min=1)] = 7,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Compare with benchmarks/targets.toml.")] = False,
 ) -> None:
     """Time quantisation on one core, and quantised all-reduce on slow links (needs root for network namespaces)."""
-    plan = Plan([int(one) for one in world.split(",")], size_bytes(size), mbit, rounds)
+    plan = QuantizePlan([int(one) for one in world.split(",")], size_bytes(size), mbit, rounds)
     if min(plan.worlds) < 2:
         raise typer.BadParameter("--world needs 2 peers or more")
     skipped: dict[str, str] = {}
@@ -116,13 +118,13 @@ def measure_kernels(advance: Callable[[], None]) -> list[Row]:
     return rows
 
 
-def measure_links(peers: int, plan: Plan, advance: Callable[[], None]) -> list[Row]:
+def measure_links(peers: int, plan: QuantizePlan, advance: Callable[[], None]) -> list[Row]:
     """One row per scheme, the unquantised one first, for one number of peers."""
     schemes = [PLAIN, *QUANTISATIONS]
     took: dict[str, list[int]] = {scheme: [] for scheme in schemes}
     sent: dict[str, int] = {}
     right = dict.fromkeys(schemes, True)
-    with ShapedNetwork([Shape(up_mbit=plan.mbit, down_mbit=plan.mbit)] * peers) as network, Cluster() as cluster:
+    with ShapedNetwork([Shape(up_mbit=plan.mbit, down_mbit=plan.mbit)] * peers) as network, LocalCluster() as cluster:
         names = start_peers(network, cluster, peers, plan.size_bytes)
         for _ in range(plan.rounds):
             for scheme in schemes:
@@ -145,7 +147,7 @@ def measure_links(peers: int, plan: Plan, advance: Callable[[], None]) -> list[R
     return rows
 
 
-def start_peers(network: ShapedNetwork, cluster: Cluster, peers: int, size: int) -> Sequence[str]:
+def start_peers(network: ShapedNetwork, cluster: LocalCluster, peers: int, size: int) -> Sequence[str]:
     """A master in the hub and a peer on each host, all in one group."""
     where = network.start_master(cluster).address
     names = [f"peer-{number}" for number in range(peers)]
@@ -159,7 +161,7 @@ def start_peers(network: ShapedNetwork, cluster: Cluster, peers: int, size: int)
     return names
 
 
-def link_row(peers: int, plan: Plan, scheme: str) -> Row:
+def link_row(peers: int, plan: QuantizePlan, scheme: str) -> Row:
     return {
         "part": "link",
         "scheme": scheme,

@@ -11,7 +11,7 @@ kills the leader at a random instant.
 - `standby`: another master on the same store takes over. The figure is the time from just before the signal to the
   *last* peer's first commit under the new leader.
 - `restart`: the same command is started again. The figure is the time from just before that start.
-- `without a master`: evidence travels on the ring, and nobody leads for a second. The figure is the longest time
+- `without a master`: evidence travels on the ring, and no master leads for a second. The figure is the longest time
   between two commits of any peer.
 
 All masters run on this machine, where a standby sees that the leader's process has ended and does not wait for its
@@ -28,7 +28,7 @@ import typer
 from ringfold.runtime.clock import monotonic_ns
 from ringfold.tools.bench import report as reports
 from ringfold.tools.bench.report import Column, Row, microseconds, size_bytes, spread
-from ringfold.tools.cluster import Cluster, ProcessFailed, free_port
+from ringfold.tools.cluster import LocalCluster, ProcessFailed, free_port
 
 WORKER = str(Path(__file__).with_name("workers.py"))
 START_S = 60.0
@@ -50,19 +50,19 @@ def command(
     peers: Annotated[int, typer.Option(help="Peers in the run.", min=3)] = 4,
     size: Annotated[str, typer.Option(help="Bytes that each op reduces.")] = "1M",
     kills: Annotated[int, typer.Option(help="How often a peer is killed.", min=1)] = 20,
-    stop: Annotated[bool, typer.Option("--stop", help="Freeze (SIGSTOP) instead; three times unless told.")] = False,
+    stop: Annotated[bool, typer.Option("--stop", help="Freeze (SIGSTOP) instead; three times by default.")] = False,
     stops: Annotated[int, typer.Option(help="How often a peer is frozen, with --stop.", min=1)] = 3,
     evict_after_ms: Annotated[int, typer.Option(help="Silence after which the master evicts.", min=1_001)] = 5_000,
-    seed: Annotated[int, typer.Option(help="Decides who is killed, and after how long.")] = 1,
+    seed: Annotated[int, typer.Option(help="Decides which peer is killed, and after how long.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Compare with benchmarks/targets.toml.")] = False,
 ) -> None:
     """Time from the end of a peer to the survivors' next committed op."""
     rounds = stops if stop else kills
     taken: list[int] = []
-    with reports.guarded(as_json=as_json) as progress, Cluster() as cluster:
+    with reports.guarded(as_json=as_json) as progress, LocalCluster() as cluster:
         task = progress.add_task("starting", total=rounds)
-        run = Run(cluster, peers, size_bytes(size), evict_after_ms)
+        run = RecoveryRun(cluster, peers, size_bytes(size), evict_after_ms)
         generator = np.random.default_rng(seed)
         for _ in progress.track(range(rounds), task_id=task, description="freezing" if stop else "killing"):
             cluster.pause(float(generator.uniform(0.05, 0.15)))
@@ -80,10 +80,10 @@ def command(
     reports.finish(result, COLUMNS, as_json=as_json, against_targets=check)
 
 
-class Run:
+class RecoveryRun:
     """A master and peers that reduce without a pause. `names` are the peers alive."""
 
-    def __init__(self, cluster: Cluster, peers: int, size: int, evict_after_ms: int) -> None:
+    def __init__(self, cluster: LocalCluster, peers: int, size: int, evict_after_ms: int) -> None:
         self._cluster, self._peers, self._size = cluster, peers, size
         self._evict_after_s = evict_after_ms / 1_000
         self._where = cluster.start_master(evict_after_ms=evict_after_ms).address
@@ -146,7 +146,7 @@ FAILOVER_COLUMNS = (
 def failover_command(
     peers: Annotated[int, typer.Option(help="Peers in the run.", min=2)] = 4,
     size: Annotated[str, typer.Option(help="Bytes that each op reduces.")] = "1M",
-    kills: Annotated[int, typer.Option(help="How often a master is killed, each way.", min=1)] = 5,
+    kills: Annotated[int, typer.Option(help="How often a master is killed, in each part.", min=1)] = 5,
     lease_s: Annotated[float, typer.Option(help="The lease of the leading master.", min=0.5)] = 3.0,
     seed: Annotated[int, typer.Option(help="Decides after how long a master is killed.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -158,7 +158,7 @@ def failover_command(
     with reports.guarded(as_json=as_json) as progress, tempfile.TemporaryDirectory(prefix="ringfold-") as folder:
         task = progress.add_task("failing over", total=2 * kills + 1)
         for what in ("standby", "restart"):
-            with Cluster() as cluster:
+            with LocalCluster() as cluster:
                 journal, standby = Path(folder) / f"{what}.db", what == "standby"
                 run = FailoverRun(cluster, peers, size_bytes(size), journal, lease_s, standby=standby)
                 taken = []
@@ -170,7 +170,7 @@ def failover_command(
             if what == "standby":
                 row["median_beyond_lease_us"] = float(np.median(taken)) / 1e3 - lease_s * 1e6
             rows.append(row)
-        with Cluster() as cluster:
+        with LocalCluster() as cluster:
             run = FailoverRun(cluster, peers, size_bytes(size), Path(folder) / "alone.db", lease_s, evidence="ring")
             longest = run.alone()
             rows.append({"what": "without a master", "peers": peers, "lease_us": lease_s * 1e6, **spread(longest)})
@@ -184,7 +184,7 @@ class FailoverRun:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: LocalCluster,
         peers: int,
         size: int,
         journal: Path,
@@ -245,7 +245,7 @@ class FailoverRun:
         return last - at
 
     def alone(self) -> list[int]:
-        """Kill the master, and let nobody lead for a while; each peer's longest time between two commits."""
+        """Kill the master, and let no master lead for a while; each peer's longest time between two commits."""
         self._cluster.send(self._names, {"begin": True})
         self._cluster.kill(self._leader)
         self._cluster.pause(ALONE_S)
@@ -269,8 +269,8 @@ class FailoverRun:
                 raise ProcessFailed(
                     self._names[0], f"no op within {START_S:.0f} s", self._cluster.log_tail(self._names[0])
                 )
-            name, said = got
-            if said["contributors"] == peers and said["epoch"] > self._epoch:
-                first[name] = (int(said["epoch"]), int(said["at_ns"]))
+            name, report = got
+            if report["contributors"] == peers and report["epoch"] > self._epoch:
+                first[name] = (int(report["epoch"]), int(report["at_ns"]))
         self._epoch = max(epoch for epoch, _ in first.values())
         return max(at for _, at in first.values())

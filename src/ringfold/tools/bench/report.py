@@ -1,4 +1,4 @@
-"""What a benchmark hands over: figures with the machine and the versions they belong to, as a table or as one JSON
+"""What a benchmark reports: figures with the machine and the versions they belong to, as a table or as one JSON
 object."""
 
 import re
@@ -18,13 +18,13 @@ from rich.table import Table
 from ringfold.errors import ConfigError
 from ringfold.runtime import hardware
 from ringfold.runtime.process import term_is_exit
-from ringfold.tools.bench.targets import Check, Value, check
+from ringfold.tools.bench.targets import TargetCheck, Value, check
 from ringfold.tools.cluster import ProcessFailed
 
 Row = dict[str, Value]
 
 
-class Report(msgspec.Struct, kw_only=True):
+class BenchReport(msgspec.Struct, kw_only=True):
     """One run of one benchmark. `figures` are flat rows, so that targets and scripts can pick from them by key."""
 
     bench: str
@@ -36,7 +36,7 @@ class Report(msgspec.Struct, kw_only=True):
     peers: list[str]
     skipped: dict[str, str]
     notes: list[str] = []
-    checks: list[Check] | None = None
+    checks: list[TargetCheck] | None = None
 
 
 def report(
@@ -47,10 +47,10 @@ def report(
     peers: Sequence[str] = ("ringfold",),
     skipped: dict[str, str] | None = None,
     notes: Sequence[str] = (),
-) -> Report:
+) -> BenchReport:
     """A report about this machine and these versions."""
     facts = hardware.read_hardware()
-    return Report(
+    return BenchReport(
         bench=bench,
         settings=settings,
         figures=figures,
@@ -63,9 +63,9 @@ def report(
 
 
 def finish(
-    result: Report, columns: "Sequence[Column] | Sequence[Sheet]", *, as_json: bool, against_targets: bool
+    result: BenchReport, columns: "Sequence[Column] | Sequence[Sheet]", *, as_json: bool, against_targets: bool
 ) -> None:
-    """Print the report (and the check, when asked for); raise `typer.Exit(1)` on a miss.
+    """Print the report (and the check, if wanted); raise `typer.Exit(1)` on a miss.
 
     With columns, the text is one table of all figures; with sheets, a table for each of them.
     """
@@ -94,20 +94,20 @@ class Column(msgspec.Struct, frozen=True):
 
 
 class Sheet(msgspec.Struct, frozen=True):
-    """One of several text tables. Its rows may be the figures arranged in another way."""
+    """One of several text tables. Its rows may be the figures in another arrangement."""
 
     title: str
     rows: Sequence[Row]
     columns: Sequence[Column]
 
 
-def sheets_of(result: Report, columns: Sequence[Column] | Sequence[Sheet]) -> list[Sheet]:
+def sheets_of(result: BenchReport, columns: Sequence[Column] | Sequence[Sheet]) -> list[Sheet]:
     sheets = [each for each in columns if isinstance(each, Sheet)]
     plain = [each for each in columns if isinstance(each, Column)]
     return sheets or [Sheet(f"ringfold bench {result.bench}", result.figures, plain)]
 
 
-def render(result: Report, sheets: Sequence[Sheet], console: Console) -> None:
+def render(result: BenchReport, sheets: Sequence[Sheet], console: Console) -> None:
     for sheet in sheets:
         table = _table(sheet.title)
         shown = [column for column in sheet.columns if any(column.key in row for row in sheet.rows)]
@@ -139,7 +139,7 @@ def _cell(column: Column, row: Row) -> str:
     return "-" if value is None else column.write(value)
 
 
-def _render_checks(checks: Sequence[Check], console: Console) -> None:
+def _render_checks(checks: Sequence[TargetCheck], console: Console) -> None:
     colours = {"hit": "green", "miss": "red", "not asked": "dim"}
     table = _table("targets")
     for heading in ("", "target", "condition", "measured"):
@@ -190,8 +190,8 @@ def spread(values_ns: Sequence[int] | np.ndarray, prefix: str = "") -> Row:
 def _openmpi_version() -> dict[str, str]:
     if shutil.which("mpirun") is None:
         return {}
-    said = subprocess.run(["mpirun", "--version"], capture_output=True, text=True, check=False).stdout
-    version = re.search(r"Open MPI\) (\S+)", said)
+    printed = subprocess.run(["mpirun", "--version"], capture_output=True, text=True, check=False).stdout
+    version = re.search(r"Open MPI\) (\S+)", printed)
     return {"openmpi": version[1]} if version else {}
 
 

@@ -1,4 +1,4 @@
-"""`ringfold bench rounds`: how long probing rests between two windows, and what a round costs.
+"""`ringfold bench rounds`: how long probing pauses between two windows, and what a round costs.
 
 A real master, real connections. Two kinds of nodes:
 
@@ -7,9 +7,9 @@ A real master, real connections. Two kinds of nodes:
   of windows that were recorded at the start. So what is measured is the protocol and the master, and not what 128
   probers and their fits cost on one machine.
 
-The figure of a round (`turn`) depends on its kind. `master`: from ROUND_END being sent to the last node's hearing of
+The figure of a round (`turn`) depends on its kind. `master`: from ROUND_END being sent to the last node's receiving
 ROUND_START, by the one monotonic clock of this machine. `gloo`: from the first window's end to the last rank's next
-window. `time`: from the last window's end to the last node's ROUND_START; nobody rests meanwhile. `local` has no
+window. `time`: from the last window's end to the last node's ROUND_START; no node pauses meanwhile. `local` has no
 rounds, only windows.
 
 In rows with steps, every fourth node's clock steps by a millisecond in every window, forward and back in turn.
@@ -34,13 +34,13 @@ from ringfold.probe.models import MODELS, window
 from ringfold.runtime.clock import thread_cpu_ns
 from ringfold.tools.bench import report as reports
 from ringfold.tools.bench.report import Column, Row, Sheet, microseconds
-from ringfold.tools.bench.rounds_worker import Mark, Marks, Order
+from ringfold.tools.bench.rounds_worker import Mark, Marks, WorkerOrder
 from ringfold.tools.bench.targets import Value
-from ringfold.tools.cluster import Cluster, free_port
+from ringfold.tools.cluster import LocalCluster, free_port
 from ringfold.wire.probing import RoundId, RoundMetrics
 
 WORKER = str(Path(__file__).with_name("rounds_worker.py"))
-MOST_PROCESSES = 8
+MAX_PROCESSES = 8
 RECORDED_WORKERS = 2
 START_S = 120.0
 SHORT_MS, RECORDED_MS, LONG_MS, TIME_MS = 500, 250, 4_000, 1_500
@@ -101,7 +101,7 @@ def command(
 
 def plan(counts: Sequence[int], kinds: Sequence[str], rounds: int, long: int, skipped: dict[str, str]) -> list[Case]:
     """Which rows there are; what cannot be measured here goes to `skipped`, with the reason."""
-    few = [count for count in counts if count <= MOST_PROCESSES]
+    few = [count for count in counts if count <= MAX_PROCESSES]
     cases: list[Case] = []
     if "master" in kinds:
         cases += [Case("master", count, False, SHORT_MS, rounds) for count in few]
@@ -128,7 +128,7 @@ def plan(counts: Sequence[int], kinds: Sequence[str], rounds: int, long: int, sk
 
 def measure(case: Case) -> Row:
     """One row: a fresh master (or a fresh group), and so many rounds."""
-    with Cluster() as cluster:
+    with LocalCluster() as cluster:
         logs = cluster.directory / "logs"
         outcome = _gloo(cluster, case, logs) if case.kind == "gloo" else _with_master(cluster, case, logs)
         row: Row = {
@@ -147,12 +147,12 @@ def measure(case: Case) -> Row:
         return row | _logged(logs)
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class RoundMarks(msgspec.Struct, frozen=True):
     marks: dict[str, Marks]
     master_cpu_ns: int = 0
 
 
-def _with_master(cluster: Cluster, case: Case, logs: Path) -> Outcome:
+def _with_master(cluster: LocalCluster, case: Case, logs: Path) -> RoundMarks:
     settings: dict[str, Any] = {"probe_kind": case.kind, "probe_window_ms": case.window_ms, "probe_adapt": "false"}
     where = cluster.start_master(probe_export=logs, **settings).address
     if case.is_recorded:
@@ -164,41 +164,41 @@ def _with_master(cluster: Cluster, case: Case, logs: Path) -> Outcome:
     first = 0
     for name, share in zip(names, shares, strict=True):
         export = "" if case.is_recorded else str(logs)
-        order = Order(where, share, first, case.is_recorded, case.steps, export, case.points)
+        order = WorkerOrder(where, share, first, case.is_recorded, case.steps, export, case.points)
         cluster.start_worker(name, WORKER, "nodes", _text(order))
         first += share
     cluster.wait_connected(names, START_S)
     cluster.gather(names, START_S)
     if case.kind == "local":
         cluster.pause(case.window_ms * case.rounds / 1_000)
-        return Outcome({})
+        return RoundMarks({})
     before = cpu_ns(cluster.pid("master"))
     cluster.send(names, {"rounds": case.rounds + WARM_UP})
-    patience_s = START_S + 3 * case.rounds * case.window_ms / 1_000
-    told = cluster.gather(names, patience_s)
-    return Outcome(_marks(told), cpu_ns(cluster.pid("master")) - before)
+    timeout_s = START_S + 3 * case.rounds * case.window_ms / 1_000
+    marks = cluster.gather(names, timeout_s)
+    return RoundMarks(_marks(marks), cpu_ns(cluster.pid("master")) - before)
 
 
-def _gloo(cluster: Cluster, case: Case, logs: Path) -> Outcome:
+def _gloo(cluster: LocalCluster, case: Case, logs: Path) -> RoundMarks:
     names = [f"rank-{number}" for number in range(case.nodes)]
     port, ports = free_port(), [free_port() for _ in names]
     for number, name in enumerate(names):
-        order = Order(
+        order = WorkerOrder(
             first=number, export=str(logs), window_ms=case.window_ms, size=case.nodes, port=port, probe_ports=ports
         )
         cluster.start_worker(name, WORKER, "rank", _text(order), env={"OMP_NUM_THREADS": "1"})
     cluster.wait_connected(names, START_S)
     cluster.gather(names, START_S)
     cluster.send(names, {"rounds": case.rounds + WARM_UP})
-    return Outcome(_marks(cluster.gather(names, START_S + 3 * case.rounds * case.window_ms / 1_000)))
+    return RoundMarks(_marks(cluster.gather(names, START_S + 3 * case.rounds * case.window_ms / 1_000)))
 
 
-def _text(order: Order) -> str:
+def _text(order: WorkerOrder) -> str:
     return msgspec.json.encode(order).decode()
 
 
-def _marks(told: Mapping[str, Mapping[str, object]]) -> dict[str, Marks]:
-    return {name: msgspec.convert(message, Marks, strict=False) for name, message in told.items()}
+def _marks(messages: Mapping[str, Mapping[str, object]]) -> dict[str, Marks]:
+    return {name: msgspec.convert(message, Marks, strict=False) for name, message in messages.items()}
 
 
 def cpu_ns(pid: int) -> int:
@@ -254,7 +254,7 @@ def _turns(turns: Sequence[int], window_ms: int) -> Row:
 
 
 def _logged(logs: Path) -> Row:
-    """What the logs say: the split of a round (medians), and the bytes of what was written down."""
+    """From the logs: the split of a round (medians), and the bytes of what was written down."""
     if not logs.exists():
         return {}
     row: Row = {}
@@ -317,7 +317,7 @@ def _growth_text(growth: Row) -> str:
     )
 
 
-# Words
+# Tables
 
 
 def _ms(value: Value) -> str:
@@ -383,7 +383,7 @@ def _case(row: Row) -> str:
 
 def _numbers(text: str) -> list[int]:
     try:
-        counts = sorted({int(word) for word in text.split(",")})
+        counts = sorted({int(each) for each in text.split(",")})
     except ValueError:
         counts = []
     if not counts or counts[0] < 2:
@@ -392,7 +392,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def _kinds(text: str) -> list[str]:
-    kinds = [word.strip() for word in text.split(",")]
+    kinds = [each.strip() for each in text.split(",")]
     if unknown := sorted(set(kinds) - set(KINDS)):
         raise typer.BadParameter(f"there is no kind {', '.join(unknown)}; there are {', '.join(KINDS)}")
     return kinds

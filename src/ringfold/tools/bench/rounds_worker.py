@@ -5,8 +5,8 @@ package, to keep a start short.
 
 A worker is one node that really probes, or many that do not: those have the production machine and the production
 connection each, and in place of a prober the fits of windows that were recorded when the worker started. What is
-measured are instants of the monotonic clock, which all processes of a machine share: when a message was heard, when a
-window was closed. They are collected by the rounds' sequence, the earliest and the latest of all nodes here.
+measured are instants of the monotonic clock, which all processes of a machine share: when a message was received, when
+a window was closed. They are collected by the rounds' sequence, the earliest and the latest of all nodes here.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ STEPPED = 4
 KEY = bytes(range(16))
 
 
-class Order(msgspec.Struct, frozen=True):
+class WorkerOrder(msgspec.Struct, frozen=True):
     """What a worker is to be."""
 
     master: str = ""
@@ -63,7 +63,7 @@ class Order(msgspec.Struct, frozen=True):
 
 
 class Mark(msgspec.Struct):
-    """Something that happens once a round at each node: when it was sent, and heard first and last, by how many."""
+    """Something that happens once a round at each node: when it was sent, and received first and last, by how many."""
 
     sent_ns: int
     first_ns: int
@@ -79,7 +79,7 @@ class Mark(msgspec.Struct):
 
 
 class Marks(msgspec.Struct):
-    """What a worker has to tell, by the rounds' sequences."""
+    """What a worker reports, by the rounds' sequences."""
 
     ends: dict[int, Mark] = {}
     starts: dict[int, Mark] = {}
@@ -112,7 +112,7 @@ class StampedProber(ProbeSocket):
 
 
 class NoProber(StampedProber):
-    """Probes nobody. Its clock is the host's raw one; `step_ns` makes it step."""
+    """Probes no node. Its clock is the host's raw one; `step_ns` makes it step."""
 
     def __init__(self) -> None:
         self.node, self.step_ns = 0, 0
@@ -158,7 +158,7 @@ class NoProber(StampedProber):
 
 
 class RealShell(NodeShell):
-    """The production shell; it tells how long fits take."""
+    """The production shell; it records how long fits take."""
 
     fits_ns: list[int]
 
@@ -194,12 +194,12 @@ class RecordedShell(NodeShell):
 def main(arguments: list[str]) -> None:
     address, name, what, order = arguments
     channel = Channel.connect(address, name)
-    wish = msgspec.json.decode(order, type=Order)
+    decoded = msgspec.json.decode(order, type=WorkerOrder)
     try:
         if what == "rank":
-            rank(channel, wish)
+            rank(channel, decoded)
         else:
-            asyncio.run(Worker(channel, wish).run())
+            asyncio.run(Worker(channel, decoded).run())
     except ChannelClosed:
         os._exit(0)
     except Exception as error:
@@ -210,7 +210,7 @@ def main(arguments: list[str]) -> None:
 class Worker:
     """Nodes of a master, and the channel to the benchmark."""
 
-    def __init__(self, channel: Channel, order: Order) -> None:
+    def __init__(self, channel: Channel, order: WorkerOrder) -> None:
         self._channel, self._order = channel, order
         self._marks = Marks()
         self._until = 0
@@ -221,10 +221,10 @@ class Worker:
         recorded = record() if self._order.is_recorded else []
         nodes = [self._node(self._order.first + number, recorded) for number in range(self._order.nodes)]
         freeze_garbage_collector()
-        asyncio.get_running_loop().add_reader(self._channel.fileno(), self._told)
+        asyncio.get_running_loop().add_reader(self._channel.fileno(), self._receive)
         await asyncio.gather(*(node.run(self._stop) for node in nodes))
 
-    def _told(self) -> None:
+    def _receive(self) -> None:
         try:
             self._channel.pull()
         except ChannelClosed:
@@ -237,7 +237,7 @@ class Worker:
         prober = NoProber() if order.is_recorded else StampedProber(0, HOST)
         is_stepped = order.steps and number % STEPPED == 1
 
-        def heard(message: FromRoundMaster) -> None:
+        def received(message: FromRoundMaster) -> None:
             match message:
                 case RoundEnd(round, sent_ns):
                     marks.end(round.sequence, sent_ns)
@@ -245,7 +245,7 @@ class Worker:
                     marks.start(round.sequence, sent_ns, prober.closed_ns)
                     if is_stepped:
                         prober.pretend_step(STEP_NS if round.sequence % 2 else -STEP_NS)
-                    self._look()
+                    self._report_when_done()
 
         def connected(_: str, __: NodeId) -> None:
             self._connected += 1
@@ -254,7 +254,7 @@ class Worker:
 
         node = JoinedNode(
             [order.master], b"", name=f"bench-{number}", host="bench", addresses=[HOST], port=prober.port,
-            on_connected=connected, on_message=heard,
+            on_connected=connected, on_message=received,
         )  # fmt: skip
         node.shell = self._shell(node, prober, recorded)
         return node
@@ -271,28 +271,28 @@ class Worker:
     def _log(self, node: NodeId) -> ProbeLog | None:
         return log_of(self._order, node)
 
-    def _look(self) -> None:
-        """Once all nodes here have begun the last round that was asked for, the marks go out."""
+    def _report_when_done(self) -> None:
+        """Once all nodes here have begun the last round that was requested, send the marks."""
         last = self._marks.starts.get(self._until)
         if self._until and last is not None and last.count == self._order.nodes:
             self._until = 0
-            self._channel.send(said(self._marks))
+            self._channel.send(as_message(self._marks))
 
 
 def _nothing(clock: NodeClock) -> None:
     pass
 
 
-def log_of(order: Order, node: NodeId) -> ProbeLog | None:
+def log_of(order: WorkerOrder, node: NodeId) -> ProbeLog | None:
     if not order.export:
         return None
     return ProbeLog(ExportSettings(directory=Path(order.export), points=order.points), node=node)
 
 
-def said(marks: Marks) -> Message:
+def as_message(marks: Marks) -> Message:
     """The marks as a message."""
-    told: Message = msgspec.json.decode(msgspec.json.encode(marks))
-    return told
+    message: Message = msgspec.json.decode(msgspec.json.encode(marks))
+    return message
 
 
 def record() -> list[EdgeFit]:
@@ -313,7 +313,7 @@ def record() -> list[EdgeFit]:
     return good
 
 
-def rank(channel: Channel, order: Order) -> None:
+def rank(channel: Channel, order: WorkerOrder) -> None:
     """One rank of a Gloo group, with a real prober. Its window's end and the next one's beginning stand for the marks:
     there is no RoundEnd, and the start comes out of a broadcast."""
     from ringfold.probe.rounds.gloo import TorchCollectives
@@ -339,7 +339,7 @@ def rank(channel: Channel, order: Order) -> None:
         marks.starts[sequence + 1] = Mark(at_ns, at_ns, at_ns, closed_ns=prober.closed_ns)
         if log is not None:
             log.round(taken.summary)
-    channel.send(said(marks))
+    channel.send(as_message(marks))
     channel.receive()
 
 

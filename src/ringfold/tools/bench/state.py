@@ -2,7 +2,7 @@
 
 One peer lacks the state, or a block of it, or nothing; the others hold it. All begin a sync at once, and the figure is
 the time of the call, hashing included. The links are loopback, or (root only) one network namespace a peer with each
-holder's uplink shaped, where a newcomer that asks several holders at once must be faster than with one.
+holder's uplink shaped, where a newcomer that fetches from several holders at once must be faster than with one.
 """
 
 from collections.abc import Sequence
@@ -16,14 +16,14 @@ from ringfold.tools import shaped
 from ringfold.tools.bench import report as reports
 from ringfold.tools.bench.report import Column, Row, microseconds, size_bytes, times
 from ringfold.tools.bench.targets import Value
-from ringfold.tools.cluster import Cluster, Message, ProcessFailed
+from ringfold.tools.cluster import LocalCluster, Message, ProcessFailed
 from ringfold.tools.shaped import Shape, ShapedNetwork
 
 WORKER = str(Path(__file__).with_name("workers.py"))
 NEWCOMER = "newcomer"
 WAIT_S = 120.0
 HASH_BYTES_PER_S = 8e9
-"""The speed of hashing that is asked for, per core."""
+"""The required speed of hashing, per core."""
 
 
 def _rate(value: Value) -> str:
@@ -74,7 +74,7 @@ def command(
 
 def _counts(text: str) -> list[int]:
     try:
-        counts = [int(word) for word in text.split(",")]
+        counts = [int(each) for each in text.split(",")]
     except ValueError:
         counts = []
     if not counts or min(counts) < 1:
@@ -95,13 +95,13 @@ def _notes(rows: Sequence[Row]) -> list[str]:
     """What the table has no room for."""
     row = next(row for row in rows if row["what"] == "unchanged")
     size, hashing, beyond = row["size_bytes"], row["hash_gb_per_s"], row["beyond_hashing_us"]
-    said = f"a state of {reports.size_text(size)}; one core hashed it at {_rate(hashing)} in the same run"
-    return [said, f"unchanged, beyond hashing at 8 GB/s per core: {microseconds(beyond)}"]
+    hashed = f"a state of {reports.size_text(size)}; one core hashed it at {_rate(hashing)} in the same run"
+    return [hashed, f"unchanged, beyond hashing at 8 GB/s per core: {microseconds(beyond)}"]
 
 
 def _on_loopback(total: int, rounds: int) -> list[Row]:
     """One holder: everything, one block, nothing; and what hashing alone costs in the same processes."""
-    with Cluster() as cluster:
+    with LocalCluster() as cluster:
         where = cluster.start_master().address
         names = _start(cluster, where, total, 1)
         facts: Row = {"links": "loopback", "holders": 1, "size_bytes": total}
@@ -134,13 +134,15 @@ def _on_loopback(total: int, rounds: int) -> list[Row]:
 def _on_shaped_links(total: int, holders: int, mbit: float) -> Row:
     """A host for each peer. The holders' uplinks are the narrow place, the newcomer's link is not."""
     shapes = [*[Shape(up_mbit=mbit)] * holders, Shape()]
-    with ShapedNetwork(shapes) as network, Cluster() as cluster:
+    with ShapedNetwork(shapes) as network, LocalCluster() as cluster:
         where = network.start_master(cluster).address
         names = _start(cluster, where, total, holders, network)
         return _transfer([_sync(cluster, names, "everything")])
 
 
-def _start(cluster: Cluster, where: str, total: int, holders: int, network: ShapedNetwork | None = None) -> list[str]:
+def _start(
+    cluster: LocalCluster, where: str, total: int, holders: int, network: ShapedNetwork | None = None
+) -> list[str]:
     names = [*(f"holder-{number}" for number in range(holders)), NEWCOMER]
     for host, name in enumerate(names):
         inside = () if network is None else network.inside(host)
@@ -150,7 +152,7 @@ def _start(cluster: Cluster, where: str, total: int, holders: int, network: Shap
     return names
 
 
-def _sync(cluster: Cluster, names: Sequence[str], spoil: str) -> Message:
+def _sync(cluster: LocalCluster, names: Sequence[str], spoil: str) -> Message:
     """One sync of which the newcomer lacks so much; what it reported, once all have the same again."""
     for name in names:
         cluster.send([name], {"what": "sync", "spoil": spoil if name == NEWCOMER else "nothing"})

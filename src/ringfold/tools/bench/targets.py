@@ -1,8 +1,8 @@
-"""`--check`: the figures that were asked for, against the figures that were measured.
+"""`--check`: the targets, against the figures that were measured.
 
-A target in `benchmarks/targets.toml` names a bench, a key of its rows, which rows it speaks about, and a bound. It is
+A target in `benchmarks/targets.toml` names a bench, a key of its rows, which rows it is about, and a bound. It is
 judged by the worst of its rows. A row whose value is missing because a library was skipped is a miss: what could not
-be measured was not shown. Rows that the user did not ask for (another world or size) leave a target "not asked".
+be measured was not shown. A target about rows that were not measured (another world or size) is "not asked".
 """
 
 import tomllib
@@ -26,7 +26,7 @@ class Range(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One figure asked for. `text` is the demand word for word; exactly one bound makes it checkable."""
+    """One target. `text` is the requirement as it was given; exactly one bound makes it checkable."""
 
     id: str
     text: str
@@ -51,7 +51,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise ConfigError(f"target {self.id} needs exactly one of at_least, above, at_most, below")
         return given[0]
 
-    def speaks_about(self, row: Mapping[str, Value]) -> bool:
+    def is_about(self, row: Mapping[str, Value]) -> bool:
         return all(_matches(row.get(key), wanted) for key, wanted in self.where.items())
 
     def met_by(self, value: float) -> bool:
@@ -66,8 +66,8 @@ class Target(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 return value < limit
 
 
-class Check(msgspec.Struct, frozen=True):
-    """What became of one target. `measured` says the worst value, and where."""
+class TargetCheck(msgspec.Struct, frozen=True):
+    """The result of one target. `measured` is the worst value, and where it was measured."""
 
     id: str
     text: str
@@ -96,28 +96,30 @@ def load(path: Path | None = None) -> list[Target]:
 
 def check(
     bench: str, rows: Sequence[Mapping[str, Value]], skipped: Mapping[str, str], path: Path | None = None
-) -> list[Check]:
-    """Judge every target of `bench` by the worst of its rows. Empty when no row was asked about."""
+) -> list[TargetCheck]:
+    """Judge every target of `bench` by the worst of its rows. Empty when no target is about these rows."""
     found = [_judge(target, rows, skipped) for target in load(path) if target.bench == bench]
     return found if any(one.verdict != "not asked" for one in found) else []
 
 
-def _judge(target: Target, rows: Sequence[Mapping[str, Value]], skipped: Mapping[str, str]) -> Check:
+def _judge(target: Target, rows: Sequence[Mapping[str, Value]], skipped: Mapping[str, str]) -> TargetCheck:
     name, limit = target.bound
     condition = f"{target.figure} {name.replace('_', ' ')} {limit:g}"
-    mine = [row for row in rows if target.figure in row and target.speaks_about(row)]
+    mine = [row for row in rows if target.figure in row and target.is_about(row)]
     if not mine:
-        return Check(target.id, target.text, condition, "not asked", "")
+        return TargetCheck(target.id, target.text, condition, "not asked", "")
     values = [(value, row) for row in mine if isinstance(value := row[target.figure], int | float)]
     if len(values) < len(mine):
         why = "; ".join(f"{library} skipped: {reason}" for library, reason in sorted(skipped.items()))
-        return Check(target.id, target.text, condition, "miss", f"not measured ({why or 'no value'})")
+        return TargetCheck(target.id, target.text, condition, "miss", f"not measured ({why or 'no value'})")
     pick = min if name in ("at_least", "above") else max
     value, row = pick(values, key=lambda pair: pair[0])
     keys = dict.fromkeys([*target.where, "world", "size_bytes"])
     where = ", ".join(f"{key} {row[key]}" for key in keys if key in row)
     verdict: Literal["hit", "miss"] = "hit" if target.met_by(value) else "miss"
-    return Check(target.id, target.text, condition, verdict, _number(value) + (f" at {where}" if where else ""), value)
+    return TargetCheck(
+        target.id, target.text, condition, verdict, _number(value) + (f" at {where}" if where else ""), value
+    )
 
 
 def _number(value: float) -> str:

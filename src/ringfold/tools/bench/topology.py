@@ -23,7 +23,7 @@ from ringfold.runtime.clock import thread_cpu_ns
 from ringfold.runtime.master_client import MasterClient
 from ringfold.tools.bench import report as reports
 from ringfold.tools.bench.report import Column, Row, microseconds
-from ringfold.tools.cluster import Cluster, ProcessFailed
+from ringfold.tools.cluster import LocalCluster, ProcessFailed
 from ringfold.tools.shaped import HUB, Shape, ShapedNetwork, ShapingFailed, missing
 from ringfold.topology.ring import edges_of
 from ringfold.topology.solve import Solution, best_ring, bottleneck_bound, known_or
@@ -50,7 +50,7 @@ COLUMNS = (
 )
 
 
-class Plan(msgspec.Struct, frozen=True):
+class TopologyPlan(msgspec.Struct, frozen=True):
     """What is measured."""
 
     peers: list[int]
@@ -92,7 +92,7 @@ def command(
     reports.finish(result, COLUMNS, as_json=as_json, against_targets=check)
 
 
-def plan_of(peers: str, mbit: str, matrices: int, seed: int) -> Plan:
+def plan_of(peers: str, mbit: str, matrices: int, seed: int) -> TopologyPlan:
     try:
         counts = [int(one) for one in peers.split(",")]
         low, _, high = mbit.partition("-")
@@ -101,18 +101,18 @@ def plan_of(peers: str, mbit: str, matrices: int, seed: int) -> Plan:
         raise typer.BadParameter("--peers wants numbers as 4,8 and --mbit a range as 40-120") from None
     if min(counts) < 3 or not 1 <= lowest <= highest:
         raise typer.BadParameter("--peers needs 3 or more, and --mbit rates of 1 or more, the lower one first")
-    return Plan(counts, lowest, highest, matrices, seed)
+    return TopologyPlan(counts, lowest, highest, matrices, seed)
 
 
 # On shaped links
 
 
-def measure(peers: int, plan: Plan) -> Row:
+def measure(peers: int, plan: TopologyPlan) -> Row:
     """One `optimize_topology` of so many peers that know nothing of their links."""
     draw = np.random.default_rng((plan.seed, peers))
     pairs = itertools.permutations(range(peers), 2)
     rates = {pair: round(float(draw.uniform(plan.lowest_mbit, plan.highest_mbit)), 1) for pair in pairs}
-    with ShapedNetwork([Shape()] * peers, rates) as network, Cluster() as cluster:
+    with ShapedNetwork([Shape()] * peers, rates) as network, LocalCluster() as cluster:
         where = network.start_master(cluster).address
         names = [f"peer-{number}" for number in range(peers)]
         for number, name in enumerate(names):
@@ -152,7 +152,7 @@ def hosts_of(status: Status, network: ShapedNetwork, peers: int) -> dict[int, in
 # The solver alone
 
 
-def solve_matrices(plan: Plan, advance: Callable[[], None]) -> list[Row]:
+def solve_matrices(plan: TopologyPlan, advance: Callable[[], None]) -> list[Row]:
     """A row for each number of peers."""
     rows: list[Row] = []
     for peers in (*SMALL, LARGE):

@@ -1,20 +1,21 @@
-"""`ringfold bench wan`: two peers far apart, and a master as far from both.
+"""`ringfold bench wan`: two peers with a high RTT between them, and a master with the same RTT to both.
 
-Three hosts of a lab share one path of a set rate (`--mbit`, both ways, queues of 50 ms at the senders), on which our
-relay delays and loses packets. Each *cell* is one round trip, one share of lost packets, one congestion control and one
-number of lanes, in a lab of its own, so that no connection inherits what the kernel has learnt from another cell.
+Three hosts of a lab share one path of a set rate (`--mbit`, in both directions, queues of 50 ms at the senders), on
+which our relay delays and loses packets. Each *cell* is one round-trip time, one share of lost packets, one congestion
+control and one number of lanes, in a lab of its own, so that no connection inherits what the kernel has learnt from
+another cell.
 
-*Ceiling*: what plain TCP carries of payload on the same path at the shortest distance without loss, both ways, in the
-slower direction. It is what the shaper leaves of its rate, measured once a run.
+*Ceiling*: what plain TCP carries of payload on the same path at the shortest distance without loss, in both
+directions, the slower one counts. It is what the shaper leaves of its rate, measured once a run.
 
 *Large ops*: `share` is the op's bytes over its time, as part of the ceiling: of the median op after a warm-up, and of
-the worst. An op has a beginning and an end, which the ceiling has not: `beyond_trips` is how many round trips the
+the worst. An op has a beginning and an end, which the ceiling has not: `beyond_trips` is how many RTTs the
 median op takes beyond its bytes at the ceiling. With `--plain`, `plain_share` is what as many plain streams carry in
-the same cell, steadily: what the relay and the kernel can do. `enough` is the answer to "how many lanes": for each way
+the same cell, steadily: what the relay and the kernel can do. `enough` is the answer to "how many lanes": for each path
 the fewest whose median reaches 90 % of the ceiling, or those that came nearest.
 
-*Small ops* have the master's evidence: a peer's word travels to the master, and the master's to the peers, which is one
-round trip. `extra_ms` is what the median op takes beyond the round trip that the relay was asked for.
+*Small ops* have the master's evidence: a message goes from a peer to the master and another one back, which is one RTT.
+`extra_ms` is what the median op takes beyond the RTT that the relay was set to.
 
 Needs root, `ip`, `tc` and `/dev/net/tun`: without them everything is skipped, and `--check` is a miss.
 """
@@ -34,7 +35,7 @@ from ringfold.tools import lab as labs
 from ringfold.tools.bench import report as reports
 from ringfold.tools.bench.report import Column, Row, microseconds, size_bytes, size_text
 from ringfold.tools.bench.targets import Value
-from ringfold.tools.cluster import MASTER_PORT, Cluster, ProcessFailed
+from ringfold.tools.cluster import MASTER_PORT, LocalCluster, ProcessFailed
 from ringfold.tools.lab import Lab, ShapingFailed
 
 WORKER = str(Path(__file__).with_name("workers.py"))
@@ -70,7 +71,7 @@ COLUMNS = (
 )
 
 
-class Plan(msgspec.Struct, frozen=True):
+class WanPlan(msgspec.Struct, frozen=True):
     """What is measured."""
 
     rtts_ms: list[float]
@@ -85,7 +86,7 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 class Cell(msgspec.Struct, frozen=True):
-    """One way between the hosts, and how many lanes use it."""
+    """One path between the hosts, and how many lanes use it."""
 
     rtt_ms: float
     loss: float
@@ -93,25 +94,25 @@ class Cell(msgspec.Struct, frozen=True):
     lanes: int
 
     @property
-    def words(self) -> str:
+    def text(self) -> str:
         return f"{self.rtt_ms:g} ms, {self.loss:.2%}, {self.lanes} lanes"
 
 
 def command(
-    rtts: Annotated[str, typer.Option("--rtt", help="Round trips in ms, comma-separated.")] = "20,80,150",
+    rtts: Annotated[str, typer.Option("--rtt", help="Round-trip times in ms, comma-separated.")] = "20,80,150",
     losses: Annotated[str, typer.Option("--loss", help="Shares of lost packets, comma-separated.")] = "0,0.001",
     lanes: Annotated[str, typer.Option(help="Numbers of lanes, comma-separated.")] = "1,4,8,16",
     congestion: Annotated[str, typer.Option(help="The peers' setting `congestion`, comma-separated.")] = AUTO,
-    mbit: Annotated[float, typer.Option(help="Rate of the path, both ways, in Mbit/s.", min=1)] = 100.0,
+    mbit: Annotated[float, typer.Option(help="Rate of the path, in both directions, in Mbit/s.", min=1)] = 100.0,
     size: Annotated[str, typer.Option(help="Size of a large op.")] = "64M",
     rounds: Annotated[int, typer.Option(help="Timed large ops of each cell.", min=1)] = 3,
-    small_rounds: Annotated[int, typer.Option("--small", help="Small ops of each way; 0: none.", min=0)] = 40,
+    small_rounds: Annotated[int, typer.Option("--small", help="Small ops of each path; 0: none.", min=0)] = 40,
     plain: Annotated[bool, typer.Option("--plain", help="Plain TCP streams in each cell, too.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Compare with benchmarks/targets.toml.")] = False,
 ) -> None:
-    """Large ops over one long and lossy path by number of lanes, and small ops by way of the master (needs root)."""
-    plan = Plan(
+    """Large ops over one high-RTT, lossy path by number of lanes, and small ops through the master (needs root)."""
+    plan = WanPlan(
         numbers("--rtt", rtts, 0.1, 10_000),
         numbers("--loss", losses, 0, 0.5),
         [int(one) for one in numbers("--lanes", lanes, 1, 64)],
@@ -142,13 +143,13 @@ def command(
     reports.finish(result, COLUMNS, as_json=as_json, against_targets=check)
 
 
-def run_all(plan: Plan, progress: Progress) -> list[Row]:
+def run_all(plan: WanPlan, progress: Progress) -> list[Row]:
     cells = list(cells_of(plan))
     task = progress.add_task("ceiling", total=len(cells) + 1)
     ceiling = ceiling_of(plan)
     rows: list[Row] = [{"part": "ceiling", "mbit": ceiling * 8 / 1e6, "share": 1.0}]
     for cell in cells:
-        progress.update(task, advance=1, description=cell.words)
+        progress.update(task, advance=1, description=cell.text)
         rows += measured(cell, plan, ceiling)
     return rows
 
@@ -163,7 +164,7 @@ def numbers(option: str, text: str, low: float, high: float) -> list[float]:
     return found
 
 
-def cells_of(plan: Plan) -> Iterator[Cell]:
+def cells_of(plan: WanPlan) -> Iterator[Cell]:
     for rtt_ms in plan.rtts_ms:
         for loss in plan.losses:
             for congestion in plan.congestion:
@@ -172,12 +173,12 @@ def cells_of(plan: Plan) -> Iterator[Cell]:
 
 
 def enough(rows: Sequence[Row]) -> list[Row]:
-    """For each way the row with the fewest lanes that reach 90 % of the ceiling, or else with the best share."""
-    ways: dict[tuple[Value, ...], list[Row]] = {}
+    """For each path the row with the fewest lanes that reach 90 % of the ceiling, or else with the best share."""
+    by_path: dict[tuple[Value, ...], list[Row]] = {}
     for row in rows:
         if row["part"] == "large":
-            ways.setdefault((row["rtt_ms"], row["loss"], row["congestion"]), []).append(row)
-    return [{**_fewest(tried), "part": "enough"} for tried in ways.values()]
+            by_path.setdefault((row["rtt_ms"], row["loss"], row["congestion"]), []).append(row)
+    return [{**_fewest(tried), "part": "enough"} for tried in by_path.values()]
 
 
 def _fewest(tried: Sequence[Row]) -> Row:
@@ -190,7 +191,7 @@ def _fewest(tried: Sequence[Row]) -> Row:
     return max(tried, key=rank)
 
 
-def measured(cell: Cell, plan: Plan, ceiling: float) -> Iterator[Row]:
+def measured(cell: Cell, plan: WanPlan, ceiling: float) -> Iterator[Row]:
     """The rows of one cell, in a lab of its own. Small ops use no lane, so one number of lanes is enough for them."""
     base: Row = {"rtt_ms": cell.rtt_ms, "loss": cell.loss, "congestion": cell.congestion, "lanes": cell.lanes}
     with lab_of(plan, cell.rtt_ms, cell.loss) as lab:
@@ -205,14 +206,14 @@ def measured(cell: Cell, plan: Plan, ceiling: float) -> Iterator[Row]:
                 yield {"part": "small", **base, **small(cluster, plan.small_rounds, cell.rtt_ms)}
 
 
-def lab_of(plan: Plan, rtt_ms: float, loss: float) -> Lab:
+def lab_of(plan: WanPlan, rtt_ms: float, loss: float) -> Lab:
     return Lab(hosts=3, paths=[labs.Path(name="far", up=plan.mbit, rtt_ms=rtt_ms, loss=loss)])
 
 
 @contextmanager
-def peers(lab: Lab, cell: Cell, evidence: str) -> Iterator[Cluster]:
+def peers(lab: Lab, cell: Cell, evidence: str) -> Iterator[LocalCluster]:
     """Two peers with the cell's lanes between them, and a master on the third host."""
-    with Cluster() as cluster:
+    with LocalCluster() as cluster:
         where = f"{lab.address(MASTER)}:{MASTER_PORT}"
         mine = {"RINGFOLD_DATA_PORT": "48149", "RINGFOLD_AGENT": "off", "RINGFOLD_CONGESTION": cell.congestion}
         settings: dict[str, Any] = {"lanes": cell.lanes, "evidence": evidence}
@@ -227,7 +228,7 @@ def peers(lab: Lab, cell: Cell, evidence: str) -> Iterator[Cluster]:
             cluster.allow_exit(name)
 
 
-def ask(cluster: Cluster, order: dict[str, object]) -> tuple[list[int], int]:
+def request(cluster: LocalCluster, order: dict[str, object]) -> tuple[list[int], int]:
     """What ops took on the slower side, one by one, and how many frames were sent twice. All must have gone right."""
     cluster.send(NAMES, order)
     replies = cluster.gather(NAMES, OP_S)
@@ -238,11 +239,11 @@ def ask(cluster: Cluster, order: dict[str, object]) -> tuple[list[int], int]:
     return took, sum(int(reply.get("reissued", 0)) for reply in replies.values())
 
 
-def large(cluster: Cluster, plan: Plan, ceiling: float, rtt_ms: float) -> Row:
+def large(cluster: LocalCluster, plan: WanPlan, ceiling: float, rtt_ms: float) -> Row:
     order: dict[str, object] = {"do": "large", "size_bytes": plan.size_bytes}
     for _ in range(WARM_UP):
-        ask(cluster, order)
-    ops = [ask(cluster, order) for _ in range(plan.rounds)]
+        request(cluster, order)
+    ops = [request(cluster, order) for _ in range(plan.rounds)]
     row = judged([took[0] for took, _ in ops], plan.size_bytes, ceiling, rtt_ms)
     return row | {"reissued": sum(more for _, more in ops)}
 
@@ -255,10 +256,10 @@ def judged(took_ns: Sequence[int], size: int, ceiling: float, rtt_ms: float) -> 
     return row | {"beyond_trips": (median_s - size / ceiling) / rtt_ms * 1e3}
 
 
-def small(cluster: Cluster, count: int, rtt_ms: float) -> Row:
+def small(cluster: LocalCluster, count: int, rtt_ms: float) -> Row:
     order: dict[str, object] = {"do": "small", "size_bytes": SMALL_BYTES, "count": count}
-    ask(cluster, {**order, "count": 3})
-    took_ns, _ = ask(cluster, order)
+    request(cluster, {**order, "count": 3})
+    took_ns, _ = request(cluster, order)
     row: Row = {"size_bytes": SMALL_BYTES, **reports.spread(took_ns)}
     return row | {"extra_ms": statistics.median(took_ns) / 1e6 - rtt_ms}
 
@@ -266,17 +267,17 @@ def small(cluster: Cluster, count: int, rtt_ms: float) -> Row:
 # The kernel alone
 
 
-def ceiling_of(plan: Plan) -> float:
+def ceiling_of(plan: WanPlan) -> float:
     with lab_of(plan, NEAREST_MS, 0.0) as lab:
         return saturated(lab, CEILING_STREAMS, HOSTS_OWN, settle_s=1.0)
 
 
 def saturated(lab: Lab, streams: int, congestion: str, settle_s: float = SETTLE_S) -> float:
-    """Bytes of payload a second that so many plain streams carry both ways, in the slower direction."""
-    ways = [",".join([lab.address(host)] * streams) for host in range(2)]
-    with Cluster() as cluster:
+    """Bytes of payload a second that so many plain streams carry in the slower direction."""
+    addresses = [",".join([lab.address(host)] * streams) for host in range(2)]
+    with LocalCluster() as cluster:
         for host, name in enumerate(NAMES):
-            ends = (host, ways[host], ways[1 - host], congestion)
+            ends = (host, addresses[host], addresses[1 - host], congestion)
             cluster.start_worker(name, WORKER, "streams", *ends, inside=lab.inside(host))
         cluster.wait_connected(NAMES, START_S)
         cluster.gather(NAMES, START_S)

@@ -61,7 +61,7 @@ def next_order(channel: Channel) -> Message:
 
 
 def recovery(channel: Channel, where: str, size: int, founders: int) -> None:
-    """Reduce for ever, let newcomers in, and report the instant of every commit whose number of peers is a new one."""
+    """Reduce forever, admit newcomers, and report the instant of every commit whose number of peers is a new one."""
     run = rf.join(where)
     while run.group_size < founders:
         run.update_topology(min_world=founders)
@@ -82,7 +82,7 @@ def recovery(channel: Channel, where: str, size: int, founders: int) -> None:
 
 
 def failover(channel: Channel, where: str, size: int, founders: int) -> None:
-    """Reduce for ever; report the first commit of every epoch, and on demand the longest time between two commits."""
+    """Reduce forever; report the first commit of every epoch, and on demand the longest time between two commits."""
     run = rf.join(where.split(","))
     while run.group_size < founders:
         run.update_topology(min_world=founders)
@@ -107,12 +107,12 @@ def failover(channel: Channel, where: str, size: int, founders: int) -> None:
 
 
 def join(channel: Channel, where: str, founders: int) -> None:
-    """Join when told to, then take steps of about a millisecond; vote in the step in which all hear of a new round.
+    """Join on request, then take steps of about a millisecond; vote in the step in which all learn of a new round.
 
     The number of the round travels through an all-reduce, so that all members vote after the same op.
     """
     channel.send({"armed": True})
-    heard = voted_for = next_order(channel)["round"]
+    newest = voted_for = next_order(channel)["round"]
     run = rf.join(where)
     joined = monotonic_ns()
     while run.group_size < founders:
@@ -121,8 +121,8 @@ def join(channel: Channel, where: str, founders: int) -> None:
     ballot = np.zeros(1, np.int64)
     while True:
         if (order := channel.receive(STEP_S)) is not None:
-            heard = order["round"]
-        ballot[0] = heard
+            newest = order["round"]
+        ballot[0] = newest
         run.all_reduce(ballot, op="max")
         if ballot[0] > voted_for:
             voted_for = int(ballot[0])
@@ -146,7 +146,7 @@ def memory(channel: Channel, where: str, size: int, founders: int) -> None:
 
 
 def quantize(channel: Channel, where: str, size: int, founders: int) -> None:
-    """Reduce a buffer as often as told to, quantised as told to; report the time, the bytes and the result of each."""
+    """Reduce a buffer once per request, with its quantisation; report the time, the bytes and the result of each."""
     run = rf.join(where)
     while run.group_size < founders:
         run.update_topology(min_world=founders)
@@ -172,7 +172,7 @@ def quantize(channel: Channel, where: str, size: int, founders: int) -> None:
 
 
 def topology(channel: Channel, where: str, founders: int) -> None:
-    """Call `optimize_topology` when told to, and once more when everything is known; report how long each took."""
+    """Call `optimize_topology` on request, and once more when everything is known; report how long each took."""
     run = rf.join(where)
     while run.group_size < founders:
         run.update_topology(min_world=founders)
@@ -208,7 +208,7 @@ def _status_bytes(key: str) -> int:
 
 
 def state(channel: Channel, where: str, size: int, holders: int) -> None:
-    """Join, then sync as often as the parent says. The state is random: zeros would be too easy for everybody."""
+    """Join, then sync once per request. The state is random: zeros would be too easy."""
     content = np.random.default_rng(1).bytes(size)
     memory = np.frombuffer(bytearray(content), np.uint8)
     shared = rf.SharedState(state=memory)
@@ -276,7 +276,7 @@ def wan_peer(channel: Channel, master: str, mine: str) -> None:
 
 
 def large_op(run: rf.Communicator, order: Message) -> Message:
-    """One op that both sides begin together, as nearly as a barrier can say."""
+    """One op that both sides begin together, as nearly as a barrier allows."""
     expected = np.arange(order["size_bytes"] // 4, dtype=np.float32) % 251
     buffer = expected.copy()
     expected *= 2
@@ -391,7 +391,7 @@ def plain_streams(channel: Channel, number: str, mine: str, theirs: str, kind: s
 
 
 def iteration_rank(channel: Channel, store: str, rank: int, world: int) -> None:
-    """Begin with all others, then do what the parent says."""
+    """Begin with all others, then do what is requested."""
     with rf.GlobalIteration(store, rank, world, min_ranks=world, timeout_s=ITERATION_S) as iteration:
         channel.send({"first": iteration.next()})
         while True:
@@ -404,7 +404,7 @@ def iteration_rank(channel: Channel, store: str, rank: int, world: int) -> None:
 
 
 def agree(iteration: rf.GlobalIteration, count: int) -> Message:
-    """So many iterations with nothing to do in them: when each was asked for, and when it was there."""
+    """So many iterations with nothing to do in them: when each was called for, and when it returned."""
     called, returned, numbers = [], [], []
     for _ in range(count):
         called.append(monotonic_ns())

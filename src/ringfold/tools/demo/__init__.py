@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from ringfold.tools.demo.outcome import Outcome
+    from ringfold.tools.demo.outcome import DemoOutcome
     from ringfold.tools.demo.screen import Quiet
 
 
@@ -29,13 +29,13 @@ def demo(
     from ringfold.cli.output import complaints, console, print_json
     from ringfold.tools.cluster import ProcessFailed
     from ringfold.tools.demo import outcome as results
-    from ringfold.tools.demo.director import PlotFailed
+    from ringfold.tools.demo.director import DemoFailed
     from ringfold.tools.demo.screen import Plain, Quiet, Terminal
 
     screen = Quiet() if as_json else Terminal(console) if console.is_terminal else Plain(console)
     try:
         outcome = _perform(screen, peers, steps or (240 if fast else 1_500), seed)
-    except (PlotFailed, ProcessFailed) as error:
+    except (DemoFailed, ProcessFailed) as error:
         complaints.print(f"the demo failed: {error}", style="red", markup=False, soft_wrap=True)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
@@ -51,13 +51,13 @@ def demo(
         raise typer.Exit(1)
 
 
-def _perform(screen: "Quiet", peers: int, steps: int, seed: int) -> "Outcome":
+def _perform(screen: "Quiet", peers: int, steps: int, seed: int) -> "DemoOutcome":
     """The disturbed run, and after it the same training without disturbance, to compare with."""
-    from ringfold.tools.cluster import Cluster
-    from ringfold.tools.demo.director import Director
+    from ringfold.tools.cluster import LocalCluster
+    from ringfold.tools.demo.director import DemoDirector
 
-    with Cluster() as cluster:
-        director = Director(cluster, peers, steps, seed)
+    with LocalCluster() as cluster:
+        director = DemoDirector(cluster, peers, steps, seed)
         with screen.watching(director):
             outcome = director.direct()
         screen.follow(director.compare(), steps, "now the same training in one process, undisturbed")

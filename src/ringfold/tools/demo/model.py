@@ -61,12 +61,12 @@ class Text:
         self.held_out = _examples(codes[-HELD_OUT:], np.arange(HELD_OUT - CONTEXT))
 
     def batch(self, seed: int, step: int, rank: int) -> Batch:
-        """The examples that one rank learns from in one step: drawn anew in each step, and others for each rank."""
+        """The examples that one rank learns from in one step: different ones in each step and for each rank."""
         generator = np.random.default_rng((seed, step, rank))
         return _examples(self._training, generator.integers(len(self._training) - CONTEXT, size=BATCH))
 
 
-class Model:
+class CharacterModel:
     """Weights, the momentum of their training, and the gradients of the last batch: three vectors of equal length."""
 
     def __init__(self, seed: int) -> None:
@@ -112,7 +112,7 @@ class Model:
         self.weights += self.momentum
 
     def write(self, beginning: str, length: int) -> str:
-        """Continue a text by drawing one character after the other, the likely ones a little more often than said."""
+        """Continue a text by drawing one character after the other, with a slightly sharpened distribution."""
         codes, generator = list(encode(beginning)), np.random.default_rng(0)
         for _ in range(length):
             before = np.array([codes[-CONTEXT:]], np.uint8)
@@ -133,7 +133,7 @@ class Model:
         return embedded, hidden, likelihood
 
 
-def train_alone(model: Model, text: Text, seed: int, steps: int, ranks: int) -> Iterator[int]:
+def train_alone(model: CharacterModel, text: Text, seed: int, steps: int, ranks: int) -> Iterator[int]:
     """Train as `ranks` undisturbed peers would, in one process: with the same batches, averaged. Yields every step."""
     for step in range(steps):
         batches = [text.batch(seed, step, rank) for rank in range(ranks)]
@@ -183,7 +183,7 @@ def main(arguments: list[str]) -> None:
     """The undisturbed training, for comparison."""
     address, name, seed, steps, ranks = arguments
     channel = Channel.connect(address, name)
-    text, model = Text(), Model(int(seed))
+    text, model = Text(), CharacterModel(int(seed))
     try:
         for step in train_alone(model, text, int(seed), int(steps), int(ranks)):
             channel.send({"step": step})

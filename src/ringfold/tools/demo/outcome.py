@@ -1,4 +1,4 @@
-"""What came out of the demo: the facts, the checks on them, and how both are shown."""
+"""The result of the demo: what was measured, the checks on it, and how both are shown."""
 
 import msgspec
 from rich.console import Group
@@ -15,8 +15,8 @@ SKIPPED = {
 }
 
 
-class Fault(msgspec.Struct):
-    """A peer that was taken out, and how long the others stood still."""
+class PeerLoss(msgspec.Struct):
+    """A peer that was taken out, and how long the others made no progress."""
 
     peer: str
     signal: str
@@ -50,7 +50,7 @@ class Arrival(msgspec.Struct):
     took_ms: float
 
 
-class Check(msgspec.Struct, frozen=True):
+class DemoCheck(msgspec.Struct, frozen=True):
     """One promise: kept or not, and what was seen."""
 
     promise: str
@@ -58,7 +58,7 @@ class Check(msgspec.Struct, frozen=True):
     seen: str
 
 
-class Outcome(msgspec.Struct):
+class DemoOutcome(msgspec.Struct):
     """Everything the peers reported, and the held-out loss of an undisturbed training beside it."""
 
     founders: int
@@ -70,7 +70,7 @@ class Outcome(msgspec.Struct):
     """All-reduces that were aborted, and by all survivors run again."""
     retries: int = 0
     """The same, counted at each survivor."""
-    faults: list[Fault] = []
+    faults: list[PeerLoss] = []
     arrivals: list[Arrival] = []
     master: MasterLoss | None = None
     evictions: list[str] = []
@@ -83,13 +83,13 @@ class Outcome(msgspec.Struct):
     """What the trained model writes."""
 
 
-def checks(outcome: Outcome) -> list[Check]:
+def checks(outcome: DemoOutcome) -> list[DemoCheck]:
     """Every promise of the demo. All must be kept."""
     kills = [fault for fault in outcome.faults if fault.signal == "SIGKILL"]
     struck = [f"step {fault.step}, next op after {duration(fault.recovery_ms)}" for fault in kills if fault.inside]
     evicted = [f"next op after {duration(fault.recovery_ms)}" for fault in outcome.faults if fault.signal == "SIGSTOP"]
     came = [_arrival(arrival) for arrival in outcome.arrivals if arrival.how == "joined"]
-    again = [_arrival(arrival) for arrival in outcome.arrivals if arrival.how == "joined anew"]
+    again = [_arrival(arrival) for arrival in outcome.arrivals if arrival.how == "rejoined"]
     failed = [f"{name}: exit code {code}" for name, code in outcome.exit_codes.items() if code != 0]
     count, different = len(outcome.digests), sorted(set(outcome.digests.values()))
     lost = outcome.master
@@ -103,30 +103,31 @@ def checks(outcome: Outcome) -> list[Check]:
     worst, excess = max(outcome.held_out.values(), default=float("nan")), max(excesses, default=float("nan"))
     compared = f"{worst:.4f} against {outcome.undisturbed:.4f} ({excess:+.1%}, at most {TOLERANCE:+.0%})"
     return [
-        Check("a peer killed inside an all-reduce stops nobody", bool(struck), _list(struck, f"{len(kills)} missed")),
-        Check("a frozen peer is evicted, the others go on", bool(evicted), _list(evicted, "nobody was frozen")),
-        Check("a new peer joins in the middle", bool(came), _list(came, "nobody came")),
-        Check("the evicted peer is told so and joins anew", bool(outcome.evictions and again), _list(again, "no")),
-        Check("a master killed inside an all-reduce stops nobody", bool(went_on), _list(went_on, "no")),
-        Check("all who live finish and leave cleanly", count >= 2 and not failed, _list(failed, f"{count} peers")),
-        Check("all hold the same bits of weights and momentum", count >= 2 and len(different) == 1,
+        DemoCheck("a peer killed inside an all-reduce stops nobody", bool(struck),
+                  _list(struck, f"{len(kills)} missed")),
+        DemoCheck("a frozen peer is evicted, the others go on", bool(evicted), _list(evicted, "nobody was frozen")),
+        DemoCheck("a new peer joins in the middle", bool(came), _list(came, "nobody came")),
+        DemoCheck("the evicted peer learns it and rejoins", bool(outcome.evictions and again), _list(again, "no")),
+        DemoCheck("a master killed inside an all-reduce stops nobody", bool(went_on), _list(went_on, "no")),
+        DemoCheck("all survivors finish and leave cleanly", count >= 2 and not failed, _list(failed, f"{count} peers")),
+        DemoCheck("all hold the same bits of weights and momentum", count >= 2 and len(different) == 1,
               f"{count} times {different[0][:16]}" if len(different) == 1 else bits),
-        Check("the held-out loss is as good as undisturbed", is_as_good, compared),
+        DemoCheck("the held-out loss is as good as undisturbed", is_as_good, compared),
     ]  # fmt: skip
 
 
-def as_json(outcome: Outcome, found: list[Check]) -> dict[str, object]:
+def as_json(outcome: DemoOutcome, found: list[DemoCheck]) -> dict[str, object]:
     """All facts and checks, for programs."""
     return {**msgspec.structs.asdict(outcome), "checks": found, "skipped": SKIPPED}
 
 
-def as_text(outcome: Outcome, found: list[Check]) -> Group:
+def as_text(outcome: DemoOutcome, found: list[DemoCheck]) -> Group:
     """All facts and checks, for people."""
     sample = Text(f'The model continues "The import statement": {" ".join(outcome.sample.split())}', "italic dim")
     return Group("", _summary(outcome), "", _check_table(found), "", sample)
 
 
-def _summary(outcome: Outcome) -> Table:
+def _summary(outcome: DemoOutcome) -> Table:
     """What happened, in a few lines."""
     rows = [
         ("steps", f"{outcome.steps} in {duration(outcome.seconds * 1_000)}, in {outcome.epochs} epochs"),
@@ -146,7 +147,7 @@ def _summary(outcome: Outcome) -> Table:
     return table("What happened", ("what", "how much"), rows)
 
 
-def _check_table(found: list[Check]) -> Table:
+def _check_table(found: list[DemoCheck]) -> Table:
     """The checks, one line each."""
     rows = [
         (Text("ok" if check.kept else "FAILED", COLOURS["ok" if check.kept else "fail"]), check.promise, check.seen)

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ringfold.runtime.clock import monotonic_ns
-from ringfold.tools.demo.director import Director, Peer
+from ringfold.tools.demo.director import DemoDirector, DemoPeer
 
 REDRAW_NS = 100_000_000
 STATES = {"training": "green", "killed": "bold red", "frozen": "bold cyan", "waking": "cyan", "finished": "bold green"}
@@ -21,7 +21,7 @@ class Quiet:
     """Shows nothing. The others are made from it."""
 
     @contextmanager
-    def watching(self, director: Director) -> Iterator[None]:
+    def watching(self, director: DemoDirector) -> Iterator[None]:
         """Inside, the screen follows the director."""
         yield
 
@@ -32,13 +32,13 @@ class Quiet:
 
 
 class Plain(Quiet):
-    """Whole lines: the events, and a word every tenth of the way."""
+    """Plain lines: the events, and the position after every tenth of the steps."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
 
     @contextmanager
-    def watching(self, director: Director) -> Iterator[None]:
+    def watching(self, director: DemoDirector) -> Iterator[None]:
         seen, tenth = 0, 0
 
         def look() -> None:
@@ -68,7 +68,7 @@ class Terminal(Quiet):
         self._console = console
 
     @contextmanager
-    def watching(self, director: Director) -> Iterator[None]:
+    def watching(self, director: DemoDirector) -> Iterator[None]:
         seen, drawn_ns = 0, 0
         with Live(console=self._console, auto_refresh=False) as live:
 
@@ -91,7 +91,7 @@ class Terminal(Quiet):
         with Progress(console=self._console, transient=True) as progress:
             super().follow(progress.track(work, total, description=what), total, what)
 
-    def _picture(self, director: Director) -> Group:
+    def _picture(self, director: DemoDirector) -> Group:
         rows = Table(box=None, pad_edge=False, header_style="dim")
         for heading in ("", "state", "step", "loss", "epoch", "world", ""):
             rows.add_column(heading, justify="right" if heading in ("step", "loss", "epoch", "world") else "left")
@@ -105,16 +105,16 @@ class Terminal(Quiet):
         return Group(Text(), rows, Text(foot, "dim"))
 
 
-def leading(director: Director) -> Peer | None:
+def leading(director: DemoDirector) -> DemoPeer | None:
     """The peer that is farthest."""
     return max((peer for peer in list(director.peers.values()) if peer.last), key=_step, default=None)
 
 
-def position(peer: Peer, steps: int) -> str:
+def position(peer: DemoPeer, steps: int) -> str:
     last = peer.last
     assert last is not None
     return f"step {last.step} of {steps}, loss {last.loss:.3f}, epoch {last.epoch}, world {last.world}"
 
 
-def _step(peer: Peer) -> int:
+def _step(peer: DemoPeer) -> int:
     return peer.last.step if peer.last else -1

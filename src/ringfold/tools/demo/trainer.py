@@ -10,7 +10,7 @@ import sys
 import ringfold as rf
 from ringfold.runtime.clock import monotonic_ns
 from ringfold.tools.cluster import Channel, ChannelClosed
-from ringfold.tools.demo.model import Model, Text
+from ringfold.tools.demo.model import CharacterModel, Text
 
 
 def main(arguments: list[str]) -> None:
@@ -19,15 +19,15 @@ def main(arguments: list[str]) -> None:
     try:
         live(channel, name, where, int(seed), int(steps))
     except ChannelClosed:
-        os._exit(0)  # the director is gone, and nobody wants the result
+        os._exit(0)  # the director is gone, and the result is not needed
     except Exception as error:
         channel.send({"error": f"{type(error).__name__}: {error}"})
         raise
 
 
 def live(channel: Channel, name: str, where: str, seed: int, steps: int) -> None:
-    """Wait for the word to join, train to the end whatever happens, and report what has been learnt."""
-    text, model = Text(), Model(seed)
+    """Wait for the message to join, train to the end, and report the result."""
+    text, model = Text(), CharacterModel(seed)
     channel.send({"what": "ready"})
     channel.receive()
     with rf.join(where, name=name) as run:
@@ -42,7 +42,7 @@ def live(channel: Channel, name: str, where: str, seed: int, steps: int) -> None
     )
 
 
-def train(run: rf.Communicator, channel: Channel, text: Text, model: Model, seed: int, steps: int) -> None:
+def train(run: rf.Communicator, channel: Channel, text: Text, model: CharacterModel, seed: int, steps: int) -> None:
     """The training loop. Peers die, freeze and come, and nothing here has to deal with it."""
     channel.send({"what": "joined"})
     state = rf.SharedState(weights=model.weights, momentum=model.momentum)

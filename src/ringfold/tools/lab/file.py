@@ -1,4 +1,4 @@
-"""A lab as a TOML file: hosts, paths, commands, and what changes when. Every mistake is said with its place.
+"""A lab as a TOML file: hosts, paths, commands, and what changes when. Every mistake is reported with its place.
 
 `docs/guides/lab.md` explains the file. Reading it needs no root and makes nothing.
 """
@@ -15,8 +15,8 @@ from typing import Any, ParamSpec, TypeVar
 import msgspec
 
 from ringfold.errors import UsageError
-from ringfold.tools.lab.model import SWITCH, Change, Path, Plan, plan
-from ringfold.tools.lab.story import Command, Deed, Errand, Kill, Script
+from ringfold.tools.lab.model import SWITCH, Change, LabLayout, Path, plan
+from ringfold.tools.lab.timeline import Action, Kill, LabCommand, Script, ScriptEvent
 from ringfold.wire.telemetry import TELEMETRY_PORT
 
 _P = ParamSpec("_P")
@@ -85,7 +85,7 @@ class ChangeTable(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class TelemetryTable(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """`[telemetry]`: the switch tells the hosts' agents about its queues."""
+    """`[telemetry]`: the switch sends the state of its queues to the hosts' agents."""
 
     every_ms: float = 5.0
     port: int = TELEMETRY_PORT
@@ -112,7 +112,7 @@ class LabTable(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 class LabFile:
     """A lab that was read: how to build it, and what happens in it."""
 
-    plan: Plan
+    plan: LabLayout
     cables: Mapping[tuple[str | int, str | int], Path]
     script: Script
     seed: int
@@ -140,11 +140,11 @@ def read(file: File, python: str) -> LabFile:
 def parse(tree: Mapping[str, object], python: str) -> LabFile:
     """The lab of a TOML tree. A mistake is a ValueError, or msgspec's ValidationError."""
     table = msgspec.convert(tree, LabTable)
-    errands = [
-        Errand(at_ns=_ns(each.at_s, f"change {number}"), deed=_at(f"change {number}", _deed, each))
+    events = [
+        ScriptEvent(at_ns=_ns(each.at_s, f"change {number}"), action=_at(f"change {number}", _action, each))
         for number, each in enumerate(table.change, 1)
     ]
-    moved = {errand.deed.path for errand in errands if isinstance(errand.deed, Change) and errand.deed.needs_relay}
+    moved = {event.action.path for event in events if isinstance(event.action, Change) and event.action.needs_relay}
     paths = [_at(f"path {each.name!r}", _path, each, each.name in moved) for each in table.path]
     made = plan(table.hosts, paths)
     cables: dict[tuple[str | int, str | int], Path] = {}
@@ -152,14 +152,14 @@ def parse(tree: Mapping[str, object], python: str) -> LabFile:
         where = f"cable of {cable.host!r} to {cable.path!r}"
         made.host(cable.host)
         cables[cable.host, cable.path] = _at(where, _cable, paths[made.path(cable.path)], cable)
-    for number, errand in enumerate(errands, 1):
-        _at(f"change {number}", _check_deed, errand, made, [each.name for each in table.command])
+    for number, event in enumerate(events, 1):
+        _at(f"change {number}", _check_deed, event, made, [each.name for each in table.command])
     commands = [_at(f"command {each.name!r}", _command, each, made, python) for each in table.command]
     end_ns = None if table.end_s is None else _ns(table.end_s, "end_s")
     queues_ns = None if table.queues_s is None else max(_SOONEST_NS, _ns(table.queues_s, "queues_s"))
     if table.telemetry is not None:
         _at("telemetry", _check_telemetry, table.telemetry, made)
-    script = Script(tuple(commands), tuple(errands), end_ns)
+    script = Script(tuple(commands), tuple(events), end_ns)
     return LabFile(made, cables, script, table.seed, table.telemetry, queues_ns)
 
 
@@ -168,7 +168,7 @@ def _path(table: PathTable, relay: bool) -> Path:
 
 
 def _cable(path: Path, table: CableTable) -> Path:
-    """The path as this host has it. A rate for the cable is one for both directions, whatever the path says of them."""
+    """The path as this host has it. A rate for the cable is one for both directions, whatever the path has for them."""
     given = _given(table)
     del given["host"], given["path"]
     if "rate" in given:
@@ -176,7 +176,7 @@ def _cable(path: Path, table: CableTable) -> Path:
     return replace(path, **given)
 
 
-def _deed(table: ChangeTable) -> Deed:
+def _action(table: ChangeTable) -> Action:
     given = {name: value for name, value in _given(table).items() if name not in ("at_s", "signal", "command")}
     if table.command is not None:
         if given:
@@ -186,7 +186,7 @@ def _deed(table: ChangeTable) -> Deed:
             raise ValueError(f"there is no signal {table.signal!r}")
         return Kill(table.command, int(signal.Signals[name]))
     if table.path is None:
-        raise ValueError("say which path changes, or which command gets a signal")
+        raise ValueError("name the path that changes, or the command that gets a signal")
     if isinstance(table.cut, bool):
         given["cut"] = "silent" if table.cut else "no"
     change = Change(**given)
@@ -195,8 +195,8 @@ def _deed(table: ChangeTable) -> Deed:
     return change
 
 
-def _check_deed(errand: Errand, made: Plan, commands: list[str]) -> None:
-    match errand.deed:
+def _check_deed(event: ScriptEvent, made: LabLayout, commands: list[str]) -> None:
+    match event.action:
         case Kill(name):
             if name not in commands:
                 raise ValueError(f"there is no command {name!r}; there are {', '.join(commands) or 'none'}")
@@ -206,7 +206,7 @@ def _check_deed(errand: Errand, made: Plan, commands: list[str]) -> None:
                 raise ValueError("the switch has no cable: name a host")
 
 
-def _check_telemetry(table: TelemetryTable, made: Plan) -> None:
+def _check_telemetry(table: TelemetryTable, made: LabLayout) -> None:
     made.path(table.via if table.via is not None else 0)
     if table.every_ms < 0.5:
         raise ValueError(f"every_ms is 0.5 at least, not {table.every_ms}")
@@ -216,15 +216,15 @@ def _check_telemetry(table: TelemetryTable, made: Plan) -> None:
         raise ValueError("a key has 16 bytes or more, and a key_id is 0 to 255")
 
 
-def _command(table: CommandTable, made: Plan, python: str) -> Command:
+def _command(table: CommandTable, made: LabLayout, python: str) -> LabCommand:
     made.host(table.host)
-    words = shlex.split(table.run) if isinstance(table.run, str) else table.run
-    if not words:
+    arguments = shlex.split(table.run) if isinstance(table.run, str) else table.run
+    if not arguments:
         raise ValueError("run is empty")
-    return Command(
+    return LabCommand(
         name=table.name,
         host=table.host,
-        words=tuple(_filled(word, made, python) for word in words),
+        arguments=tuple(_filled(argument, made, python) for argument in arguments),
         env=tuple(sorted((key, _filled(value, made, python)) for key, value in table.env.items())),
         at_ns=_ns(table.at_s, "at_s"),
         background=table.background or table.restart,
@@ -233,7 +233,7 @@ def _command(table: CommandTable, made: Plan, python: str) -> Command:
     )
 
 
-def _filled(word: str, made: Plan, python: str) -> str:
+def _filled(argument: str, made: LabLayout, python: str) -> str:
     """`{host.path}` is an address, `{host}` that on the first path. Other braces stay as they are."""
 
     def stand_in(found: re.Match[str]) -> str:
@@ -244,7 +244,7 @@ def _filled(word: str, made: Plan, python: str) -> str:
             return found[0]
         return made.address(name, path if path is not None else 0)
 
-    return _PLACE.sub(stand_in, word)
+    return _PLACE.sub(stand_in, argument)
 
 
 def _given(table: msgspec.Struct) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The words of a lab, as values: paths, cables, rates, queues, addresses. Pure.
+"""The model of a lab: paths, cables, rates, queues, addresses. Pure.
 
 A *host* is a network namespace. A *path* is a network of its own on which all hosts meet: a bridge in the *switch* (one
 more namespace), and a *cable* from each host to it. So two hosts with three paths have three pairs of addresses, and a
@@ -8,7 +8,7 @@ Each end of a cable may have a shaper with a queue: the host's end bounds what t
 what it receives (`down`). Where the smaller rate is, the queue builds: with `up` alone it is the sender's own and the
 sender can see it; with `down` alone it is in the switch, where the traffic of several senders meets.
 
-A cable may also be long and bad (`rtt_ms`, `loss`). Two hosts on a path with `rtt_ms` 20 are 20 ms apart, there and
+A cable may also have delay and loss (`rtt_ms`, `loss`). Two hosts on a path with `rtt_ms` 20 are 20 ms apart, there and
 back; a host and the switch 10. Of the packets that go up a cable the share `loss` is lost, none of those that come
 down: between two hosts, a packet is exposed to it once.
 """
@@ -38,7 +38,7 @@ class Path:
 
     Rates are texts ("200mbit", "1.5 gbit") or numbers of Mbit/s, of whole frames: TCP sees about 5 % less. `rate` is
     short for `up` and `down`. `queue_ms` is what waits in a queue before it drops, as time at its rate, at least four
-    bursts; `queue_bytes` says it in bytes, exactly. `relay` makes cables whose delay and loss can be set later, though
+    bursts; `queue_bytes` is the same in bytes, exactly. `relay` makes cables whose delay and loss can be set later, if
     there is none yet. `name` names the path and the hosts' interfaces on it.
     """
 
@@ -73,7 +73,7 @@ class Path:
         return self.relay or self.rtt_ms > 0 or self.loss > 0
 
     def cable(self) -> "Cable":
-        """A cable as this path says."""
+        """A cable of this path."""
         whole = mbit_of(self.rate)
         up, down = mbit_of(self.up), mbit_of(self.down)
         return Cable(
@@ -110,8 +110,8 @@ class Cable:
 class Change:
     """What becomes different about the cables of a path: of one host, or of all. What is None stays as it is.
 
-    A rate of "none" takes the shaper away. `cut` is "silent" (frames vanish, and nobody is told), "unplug" (the host
-    sees its interface go down) or "no" (whole again).
+    A rate of "none" removes the shaper. `cut` is "silent" (frames vanish, and no host is notified), "unplug" (the
+    host's interface goes down) or "no" (restored).
     """
 
     path: str | int
@@ -151,13 +151,15 @@ class Change:
         where = f"{self.path}" if self.host is None else f"{self.path} of {self.host}"
         fields = ("rate", "up", "down", "rtt_ms", "loss", "cut")
         given = {name: value for name in fields if (value := getattr(self, name)) is not None}
-        said = [f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for name, value in given.items()]
-        return f"{where}: {', '.join(said) or 'nothing'}"
+        shown = [
+            f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for name, value in given.items()
+        ]
+        return f"{where}: {', '.join(shown) or 'nothing'}"
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """The names and addresses of a lab: which host and which path is which, in whatever way it is said."""
+class LabLayout:
+    """The names and addresses of a lab: hosts and paths by name and by number."""
 
     hosts: tuple[str, ...]
     paths: tuple[Path, ...]
@@ -198,10 +200,10 @@ class Plan:
         return f"02:52:46:00:{self.path(path):02x}:{int(last):02x}"
 
 
-def plan(hosts: int | tuple[str, ...] | list[str], paths: list[Path] | tuple[Path, ...]) -> Plan:
+def plan(hosts: int | tuple[str, ...] | list[str], paths: list[Path] | tuple[Path, ...]) -> LabLayout:
     """A plan of so many hosts (h0, h1, ...), or of hosts with these names."""
     named = tuple(f"h{number}" for number in range(hosts)) if isinstance(hosts, int) else tuple(hosts)
-    return Plan(named, tuple(paths))
+    return LabLayout(named, tuple(paths))
 
 
 def mbit_of(rate: Rate) -> float | None:
@@ -210,7 +212,7 @@ def mbit_of(rate: Rate) -> float | None:
         return None
     if isinstance(rate, str):
         if (found := _RATE.fullmatch(rate)) is None:
-            raise ValueError(f'{rate!r} is no rate: say "200mbit", "1.5 gbit", "800kbit" or "none"')
+            raise ValueError(f'{rate!r} is no rate: use "200mbit", "1.5 gbit", "800kbit" or "none"')
         rate = float(found[1]) * _UNITS[found[2].lower()]
     if not (math.isfinite(rate) and rate >= 0.008):
         raise ValueError(f"a rate is 8 kbit/s or more, not {rate} Mbit/s")
@@ -218,9 +220,9 @@ def mbit_of(rate: Rate) -> float | None:
 
 
 def check_distance(rtt_ms: float, loss: float) -> None:
-    """Refuse a round trip or a loss that makes no sense."""
+    """Refuse a round-trip time or a loss that is out of range."""
     if not 0 <= rtt_ms <= MAX_RTT_MS:
-        raise ValueError(f"a round trip takes 0 to {MAX_RTT_MS:.0f} ms, not {rtt_ms}")
+        raise ValueError(f"a round-trip time is 0 to {MAX_RTT_MS:.0f} ms, not {rtt_ms}")
     if not 0 <= loss <= 1:
         raise ValueError(f"a loss is a share, 0 to 1, not {loss}")
 

@@ -1,4 +1,4 @@
-"""A lab's namespaces, cables and shapers, as a context. See `model.py` for the words.
+"""A lab's namespaces, cables and shapers, as a context. `model.py` defines the terms.
 
 Everything is configured with `ip`, `tc` and `bridge`. Hardware addresses, neighbours and the
 bridges' tables are fixed beforehand: no ARP gets lost, and no frame is flooded to a host that it is not for.
@@ -99,7 +99,7 @@ def missing(*, delay: bool = False) -> str | None:
 
 
 class Lab:
-    """Hosts that meet on paths. A host is said by name or number, a path too; no host means all hosts.
+    """Hosts that meet on paths. Hosts and paths are given by name or number; no host means all hosts.
 
     `hosts` is a number (they are called h0, h1, ...) or their names. `cables` are exceptions: what one host's cable to
     one path is like, by (host, path). `seed` decides which packets get lost.
@@ -120,9 +120,9 @@ class Lab:
             for path in range(len(self.plan.paths))
         }
         self._is_relayed = [path.is_relayed for path in paths]
-        for (name, way), given in (cables or {}).items():
-            self._cables[self.plan.host(name), self.plan.path(way)] = given.cable()
-            self._is_relayed[self.plan.path(way)] |= given.is_relayed
+        for (name, path), given in (cables or {}).items():
+            self._cables[self.plan.host(name), self.plan.path(path)] = given.cable()
+            self._is_relayed[self.plan.path(path)] |= given.is_relayed
         self._relayed: Relayed | None = None
         self._seed = seed
         self._cuts: dict[tuple[int, int], str] = {}
@@ -200,7 +200,7 @@ class Lab:
         stdout: int | IO[bytes] | None = None,
         stderr: int | IO[bytes] | None = None,
     ) -> subprocess.Popen[bytes]:
-        """Start a command on a host, in a session of its own. It ends when the lab ends, in whatever way that does.
+        """Start a command on a host, in a session of its own. It ends when the lab ends.
 
         It also ends with the thread that started it: the kernel ties it to that one.
         """
@@ -217,7 +217,7 @@ class Lab:
         timeout_s: float = 60.0,
         env: Mapping[str, str] | None = None,
     ) -> "subprocess.CompletedProcess[str]":
-        """Run a command on a host to its end; its output. A failure is CalledProcessError, with what it said."""
+        """Run a command on a host to its end; its output. A failure is CalledProcessError, with its output."""
         child = self.start(host, command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         try:
             out, errors = child.communicate(timeout=timeout_s)
@@ -236,11 +236,11 @@ class Lab:
         self.apply(Change(path=path, host=host, rate=rate, up=up, down=down))
 
     def cut(self, path: str | int, *, host: str | int | None = None, unplug: bool = False) -> None:
-        """Nothing passes any more. Nobody is told, unless it is unplugged: then the host sees its interface go down."""
+        """Nothing passes any more. The host is not notified, unless it is unplugged: then its interface goes down."""
         self.apply(Change(path=path, host=host, cut="unplug" if unplug else "silent"))
 
     def restore(self, path: str | int, *, host: str | int | None = None) -> None:
-        """Whole again, whichever way it was cut."""
+        """Restore it, however it was cut."""
         self.apply(Change(path=path, host=host, cut="no"))
 
     def set_distance(
@@ -251,7 +251,7 @@ class Lab:
         loss: float | None = None,
         host: str | int | None = None,
     ) -> None:
-        """Another round trip or loss, for packets from now on. The path must have had one, or `relay`."""
+        """Another round-trip time or loss, for packets from now on. The path must have had one, or `relay`."""
         self.apply(Change(path=path, host=host, rtt_ms=rtt_ms, loss=loss))
 
     def apply(self, *changes: Change) -> None:
@@ -354,14 +354,14 @@ class Lab:
         )
 
     def _neighbours(self, host: int) -> Iterator[str]:
-        """Who is where, for one host (or for the switch)."""
+        """The neighbour entries of one host (or of the switch)."""
         for path, device in enumerate(self.paths):
             for other in range(len(self.hosts) + 1):
                 if other != host:
                     name = SWITCH if other == len(self.hosts) else other
-                    way = f"br{path}" if host == len(self.hosts) else device
+                    device_or_bridge = f"br{path}" if host == len(self.hosts) else device
                     known = f"lladdr {self.plan.hardware(name, path)} nud permanent"
-                    yield f"neigh replace {self.address(name, path)} dev {way} {known}"
+                    yield f"neigh replace {self.address(name, path)} dev {device_or_bridge} {known}"
 
     def _shape(self, batch: CommandBatch, host: int, path: int, before: Cable) -> None:
         cable = self._cables[host, path]
@@ -379,7 +379,7 @@ class Lab:
     def _plug(self, batch: CommandBatch, host: int, path: int, cut: str) -> None:
         port, switch, before = self._port(host, path), self.space(SWITCH), self._cuts.get((host, path), "no")
         match before, cut:
-            # Of the two tools only `bridge` sets the state; the other one's word is undone by the kernel at once.
+            # Of the two tools only `bridge` sets the state; what the other one sets is undone by the kernel at once.
             case "no", "silent":
                 batch.add("bridge", switch, f"link set dev {port} state 0")
             case "silent", "no":

@@ -1,14 +1,14 @@
-"""The switch of a lab measures its real queues, and tells the hosts' agents about them: telemetry as from hardware.
+"""The switch of a lab measures its real queues, and sends them to the hosts' agents: telemetry as from hardware.
 
-A queue of the switch is the shaper of the port towards one host on one path (`down` in the words of `model.py`). All
-who send to that host on that path pass it, so the switch tells every other host, in one UDP packet for each: from you
-to that host, on that path, so congested. A packet names the pair by its addresses on the path that it speaks of, and
-the path by its number in the lab.
+A queue of the switch is the shaper of the port towards one host on one path (`down` in `model.py`). All
+traffic to that host on that path passes it, so the switch sends every other host one UDP packet: the congestion from
+that host to the destination, on that path. A packet has the addresses of the pair on its path, and the path's number in
+the lab.
 
 How congested: 0 to 200 is how full the queue is, of the shaper's limit. No more than that, because a full queue is what
-every TCP makes of a path that it has for itself: whoever called it backpressure would tell a sender to stop using the
-path that it uses well, and again as soon as it came back. 255, backpressure, is a queue that throws away a good part of
-what comes, as no TCP alone makes it: somebody sends who does not listen.
+every TCP makes of a path that it has for itself: to call it backpressure would make a sender stop using the path that
+it uses well, and again as soon as it came back. 255, backpressure, is a queue that throws away a good part of
+what comes, as no TCP alone makes it: a sender ignores congestion.
 """
 
 import contextlib
@@ -151,12 +151,12 @@ class Queues:
 
 
 class Telemetry:
-    """A thread that measures the switch's queues every `every_ms` and hands each sample to `tell`, as a context."""
+    """A thread that measures the switch's queues every `every_ms` and passes each sample to `send`, as a context."""
 
-    def __init__(self, lab: Lab, tell: Callable[[Sample], None], *, every_ms: float = 5.0) -> None:
+    def __init__(self, lab: Lab, send: Callable[[Sample], None], *, every_ms: float = 5.0) -> None:
         if every_ms < 0.5:
             raise ValueError(f"the switch measures every 0.5 ms at most, not every {every_ms}")
-        self._tell, self._every_s, self._hosts = tell, every_ms / 1_000, lab.hosts
+        self._send, self._every_s, self._hosts = send, every_ms / 1_000, lab.hosts
         self._queues = Queues(lab, ["down"])
         self._stop = threading.Event()
         self._thread = threading.Thread(name="ringfold-lab-telemetry", target=self._run, daemon=True)
@@ -181,7 +181,7 @@ class Telemetry:
                 figures = (queue.backlog_bytes, queue.limit_bytes, losses.of(time.monotonic(), queue))
                 for source in self._hosts:
                     if source != queue.host:
-                        self._tell(Sample(source, queue.host, queue.path, *figures))
+                        self._send(Sample(source, queue.host, queue.path, *figures))
             self.rounds += 1
             # A round that was late is not made up for: telemetry is about now.
             due = max(due + self._every_s, time.monotonic())
@@ -222,7 +222,7 @@ class TelemetrySender:
             self._sockets[sample.source].send(packet)
             self.sent += 1
         except OSError as error:
-            # Nobody listens, or too much is in the way: telemetry gets lost like everything else.
+            # Nothing listens there, or a queue is full: telemetry gets lost like everything else.
             if error.errno not in _LOST:
                 raise
             self.lost += 1

@@ -1,10 +1,10 @@
 """Plain traffic, for experiments: `python -m ringfold.tools.lab.traffic receive|tcp|udp ...`.
 
-    receive ADDRESS:PORT ...                  takes whatever comes by TCP and UDP, and says once a second how much
+    receive ADDRESS:PORT ...                  receives TCP and UDP, and prints the rate once a second
     tcp ADDRESS:PORT --seconds 10             one connection, as fast as it goes (or --mbit)
-    udp ADDRESS:PORT --seconds 10 --mbit 80   datagrams of 1,400 bytes at a rate: they do not give way to others
+    udp ADDRESS:PORT --seconds 10 --mbit 80   datagrams of 1,400 bytes at a rate: they ignore congestion
 
-A receiver goes on until it is ended. Senders say at the end how much they sent, and how fast.
+A receiver runs until it is ended. Senders print at the end how much they sent, and how fast.
 """
 
 import argparse
@@ -84,18 +84,18 @@ def _receive(places: list[tuple[str, int]]) -> None:
 
 def _send(kind: str, place: tuple[str, int], seconds: float, mbit: float | None) -> tuple[int, float]:
     if kind == "tcp":
-        way, chunk = _connected(place), _CHUNK
+        sender, chunk = _connected(place), _CHUNK
     else:
-        way, chunk = socket.socket(socket.AF_INET, socket.SOCK_DGRAM), _DATAGRAM
-        way.connect(place)
+        sender, chunk = socket.socket(socket.AF_INET, socket.SOCK_DGRAM), _DATAGRAM
+        sender.connect(place)
     began, sent = time.monotonic(), 0
-    with way:
+    with sender:
         while (passed := time.monotonic() - began) < seconds:
             if mbit is not None and sent > passed * mbit * 1e6 / 8:
                 time.sleep(_TICK_S)
                 continue
             try:
-                sent += way.send(chunk)
+                sent += sender.send(chunk)
             except (ConnectionRefusedError, BlockingIOError):  # nobody takes datagrams there (yet)
                 if kind == "tcp":
                     raise

@@ -1,10 +1,10 @@
-"""`ringfold soak`: real processes that are killed, frozen and added without a pause, for as long as one likes.
+"""`ringfold soak`: real processes that are killed, frozen and added without a pause.
 
 There are three parts.
 
-* *Peers* of a run and its two masters: read `trainer.py` first, a peer and what it checks at every step; `director.py`
+* *Peers* of a run and its two masters: read `peer.py` first, a peer and what it checks at every step; `peers.py`
   is the parent that disturbs and watches, `masters.py` disturbs the masters, and `epochs.py` compares all peers' logs.
-* *Ranks* that agree through stores (`--iterations`): `rank.py` and `iterating.py`.
+* *Ranks* that agree through stores (`--iterations`): `rank.py` and `iterations.py`.
 * *Members* that fail in other ways than by dying (`--members`): `member.py` and `members.py`.
 
 The first two draw from a list of `faults.py`. `checks.py` is shared: checks, growth of memory and descriptors, hangs,
@@ -19,13 +19,13 @@ import typer
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from ringfold.tools.soak.checks import Check
+    from ringfold.tools.soak.checks import SoakCheck
 
 STORES = "sqlite,redis,etcd"
 
 
 def soak(
-    minutes: Annotated[float, typer.Option(help="How long to go on.", min=0.1)] = 10.0,
+    minutes: Annotated[float, typer.Option(help="How long to run.", min=0.1)] = 10.0,
     peers: Annotated[int, typer.Option(help="The most peers at a time.", min=4, max=64)] = 8,
     every_s: Annotated[float, typer.Option(help="Seconds between two disturbances.", min=0.05)] = 2.0,
     state: Annotated[str, typer.Option(help="Bytes of shared state.")] = "16M",
@@ -33,7 +33,7 @@ def soak(
         bool, typer.Option("--iterations", help="Ranks that agree through stores, no peers.")
     ] = False,
     members: Annotated[
-        bool, typer.Option("--members", help="Members that go wrong, and a second run beside theirs.")
+        bool, typer.Option("--members", help="Members that fail, and a second run beside theirs.")
     ] = False,
     store: Annotated[str, typer.Option(help="With --iterations: kinds of store, with commas.")] = STORES,
     ranks: Annotated[int, typer.Option(help="With --iterations: ranks of each store.", min=3, max=64)] = 4,
@@ -44,9 +44,9 @@ def soak(
 
     Every peer reduces arrays of random sizes on 8 tags and compares the shared state by hash at every step. There are
     two masters, a leader and a standby: the leader is killed, or frozen for longer than its lease, or both are killed,
-    and the peers' logs must tell one history of epochs. With --iterations, ranks and the stores through which they
+    and the peers' logs must have one history of epochs. With --iterations, ranks and the stores through which they
     agree are killed, frozen and started again. With --members, members of a run pass an array too many, hang in their
-    loader, leave a step out, diverge, get SIGTERM, or are all killed; a second run on the same master must not notice,
+    loader, skip a step, diverge, get SIGTERM, or are all killed; a second run on the same master must not be affected,
     and replaying what was committed must give the same weights. Exit code 1 when a check fails or a process hangs;
     the seed is printed.
     """
@@ -55,7 +55,7 @@ def soak(
 
     chosen = int.from_bytes(random_bytes(4), "little") if seed is None else seed
     if members:
-        _finish(chosen, minutes, lambda: _go_wrong(minutes, quiet=as_json), as_json)
+        _finish(chosen, minutes, lambda: _misbehave(minutes, quiet=as_json), as_json)
     elif iterations:
         kinds = _kinds(store)
         _finish(chosen, minutes, lambda: _iterate(minutes, kinds, ranks, every_s, chosen, quiet=as_json), as_json)
@@ -78,8 +78,8 @@ def _kinds(text: str) -> list[str]:
     return [kind for kind in kinds if not missing(kind)]
 
 
-def _finish(seed: int, minutes: float, perform: Callable[[], tuple[object, "list[Check]"]], as_json: bool) -> None:
-    """Perform a part, say what came out of it, and exit with 1 if that is not what it must be."""
+def _finish(seed: int, minutes: float, perform: Callable[[], tuple[object, "list[SoakCheck]"]], as_json: bool) -> None:
+    """Run a part, print its checks, and exit with 1 if one failed."""
     from ringfold.cli.output import complaints, console, print_json
     from ringfold.tools.cluster import ProcessFailed
     from ringfold.tools.soak.checks import Hang
@@ -113,15 +113,15 @@ def _finish(seed: int, minutes: float, perform: Callable[[], tuple[object, "list
 
 def _reduce(
     minutes: float, peers: int, every_s: float, state_bytes: int, seed: int, *, quiet: bool
-) -> tuple[object, "list[Check]"]:
+) -> tuple[object, "list[SoakCheck]"]:
     """The part with peers."""
-    from ringfold.tools.cluster import Cluster
+    from ringfold.tools.cluster import LocalCluster
     from ringfold.tools.soak.checks import left_by, shared_memory
-    from ringfold.tools.soak.director import Director, checks
+    from ringfold.tools.soak.peers import PeerSoak, checks
 
     before = shared_memory()
-    with _progress(minutes, quiet) as show, Cluster() as cluster:
-        director = Director(cluster, peers, every_s, seed, state_bytes)
+    with _progress(minutes, quiet) as show, LocalCluster() as cluster:
+        director = PeerSoak(cluster, peers, every_s, seed, state_bytes)
         tally = director.tally
 
         def line() -> str:
@@ -136,15 +136,15 @@ def _reduce(
 
 def _iterate(
     minutes: float, kinds: list[str], ranks: int, every_s: float, seed: int, *, quiet: bool
-) -> tuple[object, "list[Check]"]:
+) -> tuple[object, "list[SoakCheck]"]:
     """The part with ranks and stores."""
-    from ringfold.tools.cluster import Cluster
+    from ringfold.tools.cluster import LocalCluster
     from ringfold.tools.soak.checks import left_by, shared_memory
-    from ringfold.tools.soak.iterating import IterationDirector, checks, histories
+    from ringfold.tools.soak.iterations import IterationSoak, checks, histories
 
     before = shared_memory()
-    with _progress(minutes, quiet) as show, Cluster() as cluster:
-        director = IterationDirector(cluster, kinds, ranks, every_s, seed)
+    with _progress(minutes, quiet) as show, LocalCluster() as cluster:
+        director = IterationSoak(cluster, kinds, ranks, every_s, seed)
 
         def line() -> str:
             numbers = ", ".join(f"{world.kind} {world.number}" for world in director.worlds)
@@ -157,15 +157,15 @@ def _iterate(
     return tally, checks(outcome)
 
 
-def _go_wrong(minutes: float, *, quiet: bool) -> tuple[object, "list[Check]"]:
-    """The part with members that go wrong."""
-    from ringfold.tools.cluster import Cluster
+def _misbehave(minutes: float, *, quiet: bool) -> tuple[object, "list[SoakCheck]"]:
+    """The part with members that fail."""
+    from ringfold.tools.cluster import LocalCluster
     from ringfold.tools.soak.checks import left_by, shared_memory
-    from ringfold.tools.soak.members import MembersDirector, checks
+    from ringfold.tools.soak.members import MemberSoak, checks
 
     before = shared_memory()
-    with _progress(minutes, quiet) as show, Cluster() as cluster:
-        director = MembersDirector(cluster)
+    with _progress(minutes, quiet) as show, LocalCluster() as cluster:
+        director = MemberSoak(cluster)
 
         def line() -> str:
             steps = {slot.run: slot.step for slot in director.slots.values()}
@@ -178,7 +178,7 @@ def _go_wrong(minutes: float, *, quiet: bool) -> tuple[object, "list[Check]"]:
 
 
 def _progress(minutes: float, quiet: bool) -> "AbstractContextManager[Callable[[float, str], None]]":
-    """A bar: it is told how many seconds have passed, and what to show."""
+    """A progress bar: called with the seconds that have passed and the text to show."""
     from contextlib import contextmanager
 
     from rich.console import Console

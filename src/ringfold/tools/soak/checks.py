@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from ringfold.tools.cluster import Cluster
+from ringfold.tools.cluster import LocalCluster
 from ringfold.wire.messages import Status
 
 MIB = 1 << 20
@@ -22,8 +22,8 @@ _WARM_UP = 0.1
 _MIN_SAMPLES = 9
 
 
-class Check(NamedTuple):
-    """A promise, whether it was kept, and how one can tell."""
+class SoakCheck(NamedTuple):
+    """A promise, whether it was kept, and what shows it."""
 
     promise: str
     kept: bool
@@ -45,20 +45,20 @@ class Hang(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """What the kernel says about a process at one moment."""
+class ResourceSample:
+    """Resources of a process at one moment."""
 
     resident_bytes: int
     descriptors: int
 
 
-def sample(pid: int) -> Sample:
+def sample(pid: int) -> ResourceSample:
     """Resident memory and open descriptors of a process."""
     resident = 0
     for text in Path(f"/proc/{pid}/status").read_text().splitlines():
         if text.startswith("VmRSS:"):
             resident = int(text.split()[1]) * 1024
-    return Sample(resident, len(os.listdir(f"/proc/{pid}/fd")))
+    return ResourceSample(resident, len(os.listdir(f"/proc/{pid}/fd")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +81,8 @@ class Growth:
         return f"{self.name}: {self.what} {first:.1f}{unit} at first, {last:.1f}{unit} at last"
 
 
-def growth(name: str, samples: Sequence[Sample]) -> list[Growth]:
-    """Memory and descriptors of one process; empty if there are too few samples to say anything."""
+def growth(name: str, samples: Sequence[ResourceSample]) -> list[Growth]:
+    """Memory and descriptors of one process; empty if there are too few samples."""
     warm = samples[int(len(samples) * _WARM_UP) :]
     if len(warm) < _MIN_SAMPLES:
         return []
@@ -118,7 +118,7 @@ def shared_memory() -> set[str]:
     return {path.name for path in where.iterdir() if "ringfold" in path.name} if where.is_dir() else set()
 
 
-def left_by(cluster: Cluster, pids: set[int], shared_before: set[str]) -> list[str]:
+def left_by(cluster: LocalCluster, pids: set[int], shared_before: set[str]) -> list[str]:
     """What is still there of a cluster that has been closed: its folder, processes, shared memory."""
     found = [str(cluster.directory)] if cluster.directory.exists() else []
     found += [f"process {process}" for process in of_sessions(pids)]

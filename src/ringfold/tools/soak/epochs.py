@@ -8,8 +8,8 @@ one history means:
   would give a number to a second ring.
 * In a log epoch numbers grow, and so do steps. With the epoch numbers grow the fences, over all logs: what an old
   leader decided comes before what a new one did.
-* An op is committed in an epoch that its peer was in, by as many as that epoch has members; and all who made a step say
-  the same of its ops.
+* An op is committed in an epoch that its peer was in, by as many as that epoch has members; and all peers that made a
+  step report the same about its ops.
 """
 
 from collections.abc import Iterable, Mapping
@@ -28,7 +28,7 @@ class EpochBegun(Struct, frozen=True, tag="epoch"):
     ring: tuple[int, ...]
 
 
-class StepMade(Struct, frozen=True, tag="step"):
+class StepCommitted(Struct, frozen=True, tag="step"):
     """All ops of a step are committed, in the order of the program: each one's epoch and number of contributors."""
 
     step: int
@@ -37,7 +37,7 @@ class StepMade(Struct, frozen=True, tag="step"):
     """The longest time between two commits, from the last one of the step before on."""
 
 
-Line = EpochBegun | StepMade
+Line = EpochBegun | StepCommitted
 
 
 @dataclass(slots=True)
@@ -60,7 +60,7 @@ def judge(logs: Mapping[str, Iterable[Line]]) -> EpochHistory:
     """Hold the logs of all processes (by name) against each other."""
     found = EpochHistory()
     epochs: dict[tuple[int, int], tuple[EpochBegun, str]] = {}
-    steps: dict[int, tuple[StepMade, str]] = {}
+    steps: dict[int, tuple[StepCommitted, str]] = {}
     for name, log in logs.items():
         mine: dict[int, EpochBegun] = {}
         newest = step = longest_ns = 0
@@ -74,7 +74,7 @@ def judge(logs: Mapping[str, Iterable[Line]]) -> EpochHistory:
                     first, whose = epochs.setdefault((line.group, line.epoch), (line, name))
                     if first != line:
                         found.two_histories.append(f"{_shown(first)} at {whose}, {_shown(line)} at {name}")
-                case StepMade():
+                case StepCommitted():
                     if line.step < step:
                         found.going_back.append(f"{name}: step {step - 1} is followed by {line.step}")
                     step = max(step, line.step + 1)
@@ -94,7 +94,7 @@ def judge(logs: Mapping[str, Iterable[Line]]) -> EpochHistory:
     return found
 
 
-def _judge_ops(found: EpochHistory, name: str, line: StepMade, mine: Mapping[int, EpochBegun]) -> None:
+def _judge_ops(found: EpochHistory, name: str, line: StepCommitted, mine: Mapping[int, EpochBegun]) -> None:
     for epoch, contributors in line.ops:
         if epoch not in mine:
             found.ops_apart.append(f"{name}, step {line.step}: an op of epoch {epoch}, in which it never was")
@@ -107,5 +107,5 @@ def _shown(line: EpochBegun) -> str:
     return f"epoch {line.epoch} (fence {line.fence}) with ring {list(line.ring)}"
 
 
-def _ops(line: StepMade) -> str:
+def _ops(line: StepCommitted) -> str:
     return " ".join(f"{epoch}:{contributors}" for epoch, contributors in line.ops)

@@ -13,7 +13,7 @@ import numpy as np
 S = 1_000_000_000
 
 
-class Fault(NamedTuple):
+class SoakFault(NamedTuple):
     """Something that may be done to a run at any time."""
 
     name: str
@@ -22,15 +22,15 @@ class Fault(NamedTuple):
     """Does it, at this time (ns); returns whether there was anybody to do it to."""
 
 
-class Faults:
+class FaultSchedule:
     """Draws faults, counts them, and does later what is to be done later."""
 
-    def __init__(self, faults: Sequence[Fault], random: np.random.Generator) -> None:
+    def __init__(self, faults: Sequence[SoakFault], random: np.random.Generator) -> None:
         self._faults, self._random = list(faults), random
         self._later: list[tuple[int, Callable[[], object]]] = []
         self.counts: Counter[str] = Counter()
 
-    def add(self, faults: Sequence[Fault]) -> None:
+    def add(self, faults: Sequence[SoakFault]) -> None:
         """More that may happen from now on."""
         self._faults += faults
 

@@ -1,13 +1,13 @@
-"""The masters of the soak: two on one journal, of which one leads, and what is done to them.
+"""The masters of the soak: two on one journal, of which one leads, and their faults.
 
 * The leader is killed, and started again a little later: it finds that the other one leads, and stands by.
 * The leader is frozen for longer than its lease. When it wakes up it still has its peers' connections and its plans,
-  and another one leads; what it would decide then must not count.
+  but another one leads; what it decides then must not count.
 * Both are killed. One is started again, and finds in the journal what it must go on with; the other one follows.
 
-Faults may meet: the new leader is killed while the old one is still frozen, say. Then nobody leads for a while. A new
-leader waits for members that died with the old one (10 s), and steps need a leader; so that the run goes on at all, it
-is left alone after `MOST_STRIKES` faults, until it has made a step again.
+Faults may overlap: the new leader may be killed while the old one is still frozen. Then nobody leads for a while. A new
+leader waits for members that died with the old one (10 s), and steps need a leader. So that the run makes progress at
+all, masters are left alone after `MAX_STRIKES` faults, until the run has made a step again.
 """
 
 import os
@@ -20,14 +20,14 @@ from typing import Any
 
 from ringfold.errors import RingfoldError
 from ringfold.runtime.master_client import MasterClient
-from ringfold.tools.cluster import Cluster, MasterProcess, ProcessFailed, free_port
-from ringfold.tools.soak.faults import Fault, Faults
+from ringfold.tools.cluster import LocalCluster, MasterProcess, ProcessFailed, free_port
+from ringfold.tools.soak.faults import FaultSchedule, SoakFault
 from ringfold.wire.messages import Status
 
 LEASE_S = 2.0
-AWAY_S = 4.0
-"""The longest that a master stays dead."""
-MOST_STRIKES = 2
+MAX_AWAY_S = 4.0
+"""How long a master stays dead at most."""
+MAX_STRIKES = 2
 AFTERMATH_NS = 500_000_000
 """A step that is reported so soon after a fault may have been made before it."""
 ASK_S = 0.5
@@ -36,7 +36,7 @@ END_S = 10.0
 
 
 @dataclass(slots=True)
-class Master:
+class SoakMaster:
     """An address at which there is a master, one life after the other."""
 
     address: str
@@ -51,13 +51,13 @@ class Master:
         return f"{self.title}.{self.lives}"
 
 
-class Masters:
+class SoakMasters:
     """A leader and a standby. `where` is what peers join with."""
 
-    def __init__(self, cluster: Cluster, journal: Path, settings: dict[str, Any]) -> None:
+    def __init__(self, cluster: LocalCluster, journal: Path, settings: dict[str, Any]) -> None:
         self._cluster = cluster
         self._settings: dict[str, Any] = {**settings, "store": f"sqlite://{journal}", "lease_s": LEASE_S}
-        self.masters = [Master(f"127.0.0.1:{free_port()}", f"master-{letter}") for letter in "ab"]
+        self.masters = [SoakMaster(f"127.0.0.1:{free_port()}", f"master-{letter}") for letter in "ab"]
         self.where = ",".join(master.address for master in self.masters)
         self.pids: set[int] = set()
         self._strikes = self._struck_ns = 0
@@ -68,8 +68,8 @@ class Masters:
         self._start(first).wait_leading()
         self._start(second)
 
-    def status(self) -> tuple[Master, Status] | None:
-        """Who leads, and the run as it sees it; None if nobody answers."""
+    def status(self) -> tuple[SoakMaster, Status] | None:
+        """The leader, and the run as it reports it; None if no master responds."""
         for master in self.masters:
             if master.is_up and not master.is_frozen:
                 try:
@@ -84,11 +84,11 @@ class Masters:
         if now_ns > self._struck_ns + AFTERMATH_NS:
             self._strikes = 0
 
-    def faults(self, faults: Faults) -> list[Fault]:
+    def faults(self, faults: FaultSchedule) -> list[SoakFault]:
         """What can be done to them. What ends a fault is left with `faults`."""
 
-        def leader() -> Master | None:
-            found = self.status() if self._strikes < MOST_STRIKES else None
+        def leader() -> SoakMaster | None:
+            found = self.status() if self._strikes < MAX_STRIKES else None
             return None if found is None else found[0]
 
         def counted(strike: Callable[[int], bool]) -> Callable[[int], bool]:
@@ -104,7 +104,7 @@ class Masters:
             if (master := leader()) is None:
                 return False
             self._kill(master)
-            faults.later(now_ns + faults.seconds(0.05, AWAY_S), partial(self._start, master))
+            faults.later(now_ns + faults.seconds(0.05, MAX_AWAY_S), partial(self._start, master))
             return True
 
         def freeze_leader(now_ns: int) -> bool:
@@ -128,14 +128,14 @@ class Masters:
             for place in faults.order(len(self.masters)):
                 master = self.masters[place]
                 self._kill(master)
-                due_ns += faults.seconds(0.05, AWAY_S / 2)
+                due_ns += faults.seconds(0.05, MAX_AWAY_S / 2)
                 faults.later(due_ns, partial(self._start, master))
             return True
 
         return [
-            Fault("master killed", 0.12, counted(kill_leader)),
-            Fault("master frozen", 0.08, counted(freeze_leader)),
-            Fault("both masters killed", 0.05, counted(kill_both)),
+            SoakFault("master killed", 0.12, counted(kill_leader)),
+            SoakFault("master frozen", 0.08, counted(freeze_leader)),
+            SoakFault("both masters killed", 0.05, counted(kill_both)),
         ]
 
     def end(self) -> list[str]:
@@ -156,14 +156,14 @@ class Masters:
                     wrong.append(f"{master.name} ended with status {status}: {self._cluster.log_tail(master.name)}")
         return wrong
 
-    def _start(self, master: Master) -> MasterProcess:
+    def _start(self, master: SoakMaster) -> MasterProcess:
         master.lives += 1
         process = self._cluster.start_master(master.name, listen=master.address, wait=False, **self._settings)
         self.pids.add(process.pid)
         master.is_up = True
         return process
 
-    def _kill(self, master: Master) -> None:
+    def _kill(self, master: SoakMaster) -> None:
         self._cluster.kill(master.name)
         self._cluster.wait_exit(master.name, END_S)
         master.is_up = master.is_frozen = False

@@ -1,10 +1,10 @@
 """A member that goes wrong: `python -m ringfold.tools.soak.member ADDRESS PROCESS MASTER RUN NAME CHECKPOINTS LOG`.
 
-It is the loop of the README, and it goes wrong when its parent says so, in the ways in which programs do. It writes
-each committed step to a log, with those who contributed to it. From that `members.py` computes the weights.
+It is the loop of the README, and it fails on request of its parent, as programs do. It writes
+each committed step to a log, with its contributors. From that `members.py` computes the weights.
 
 The gradients are whole numbers, a function of peer and step. So a sum is exact in any order of the ring, and an average
-is one correctly rounded division: to replay a step one needs to know who contributed, and nothing else.
+is one correctly rounded division: to replay a step, only its contributors are needed.
 """
 
 import os
@@ -28,8 +28,8 @@ MISMATCH_STATUS = 3
 Floats = npt.NDArray[np.float32]
 
 
-class StepMade(msgspec.Struct, frozen=True):
-    """A step that this peer has committed, and who contributed to it."""
+class MemberStep(msgspec.Struct, frozen=True):
+    """A step that this peer has committed, and its contributors."""
 
     step: int
     contributors: tuple[int, ...]
@@ -55,7 +55,7 @@ def main(arguments: list[str]) -> None:
     except ChannelClosed:
         os._exit(0)
     except rf.CallMismatch as error:
-        channel.send({"what": "mismatch", "words": str(error)})
+        channel.send({"what": "mismatch", "text": str(error)})
         sys.exit(MISMATCH_STATUS)
     except Exception as error:
         channel.send({"error": f"{type(error).__name__}: {error}"})
@@ -67,20 +67,20 @@ def train(run: rf.Communicator, channel: Channel, checkpoints: str, log: int) ->
     state = rf.SharedState(weights=weights)
     for step in run.steps(state, min_world=2, check_every=CHECK_EVERY, checkpoint=checkpoints, every=SAVE_EVERY):
         order = channel.receive(0)
-        wish = "" if order is None else order["what"]
-        if wish == "skip":
+        request = "" if order is None else order["what"]
+        if request == "skip":
             continue
-        if wish == "hang":
+        if request == "hang":
             threads.pause(float(order["seconds"] if order is not None else 0))
-        arrays = [np.append(gradient(run.peer_id, step.number), np.float32(wish == "stop"))]
-        if wish == "extra":
+        arrays = [np.append(gradient(run.peer_id, step.number), np.float32(request == "stop"))]
+        if request == "extra":
             arrays.append(np.zeros(1, np.float32))
         before = run.peer_id
         info = step.all_reduce(arrays, op="avg")
         learn(weights, arrays[0][:-1])
-        if wish == "diverge":
+        if request == "diverge":
             weights[7] += 1
-        os.write(log, msgspec.json.encode(StepMade(step.number, info.contributors)) + b"\n")
+        os.write(log, msgspec.json.encode(MemberStep(step.number, info.contributors)) + b"\n")
         channel.send(
             {
                 "what": "step",

@@ -1,9 +1,8 @@
-"""A run whose members go wrong one after the other, in every way that is not death, and a second run beside it.
+"""A run whose members fail one after the other, in every way except by dying, and a second run beside it.
 
-The *scenes*, again and again until the time is over: a member passes an array too many; one hangs in its loader; one
-leaves a step out; one changes its weights; one gets SIGTERM; all are killed and started again. After each scene the
-four train together before the next one begins. The two members of the second run, on the same master, must notice
-nothing.
+The *scenes* repeat until the time is over: a member passes an array too many; one hangs in its loader; one skips a
+step; one changes its weights; one gets SIGTERM; all are killed and started again. After each scene the four train
+together before the next one begins. The two members of the second run, on the same master, must not be affected.
 
 At the end the weights are computed again from what was committed (the end of this file), and must have the same bits.
 """
@@ -20,16 +19,16 @@ import msgspec
 import numpy as np
 
 from ringfold.runtime.clock import monotonic_ns
-from ringfold.tools.cluster import Cluster, Message
-from ringfold.tools.soak.checks import Check, Hang, shown
-from ringfold.tools.soak.member import COUNT, MISMATCH_STATUS, SAVE_EVERY, Floats, StepMade, digest, gradient, learn
+from ringfold.tools.cluster import LocalCluster, Message
+from ringfold.tools.soak.checks import Hang, SoakCheck, shown
+from ringfold.tools.soak.member import COUNT, MISMATCH_STATUS, SAVE_EVERY, Floats, MemberStep, digest, gradient, learn
 
 FIRST, SECOND = "worst", "beside"
 MEMBERS = {FIRST: ("a", "b", "c", "d"), SECOND: ("x", "y")}
 STALL_S = 8.0
 HANG_S = 20.0
 """How long a member hangs: well beyond the stall timeout."""
-PATIENCE_S = 120.0
+SCENE_TIMEOUT_S = 120.0
 """How long a scene may take."""
 QUIET_S = 3.0
 """How long all train together between two scenes."""
@@ -38,7 +37,7 @@ S = 1_000_000_000
 
 
 @dataclass(slots=True)
-class Slot:
+class MemberSlot:
     """One of the members, whatever process it is at the moment."""
 
     run: str
@@ -49,7 +48,7 @@ class Slot:
     step: int = -1
     peer: int = 0
     contributors: int = 0
-    words: str = ""
+    error_text: str = ""
     """Of its last mismatch."""
     came_back: int = 0
     diverged: set[str] = field(default_factory=set)
@@ -57,7 +56,7 @@ class Slot:
 
 
 @dataclass(slots=True)
-class Outcome:
+class MemberSoakOutcome:
     """What came out of it."""
 
     scenes: Counter[str] = field(default_factory=Counter)
@@ -74,12 +73,12 @@ class Outcome:
     left_behind: list[str] = field(default_factory=list)
 
 
-class MembersDirector:
-    """Lets members go wrong for a while. `outcome` is there for those who show it."""
+class MemberSoak:
+    """Makes members fail for a while. `outcome` can be shown meanwhile."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster, self.outcome, self.pids = cluster, Outcome(), set[int]()
-        self.slots = {name: Slot(run, name) for run, names in MEMBERS.items() for name in names}
+    def __init__(self, cluster: LocalCluster) -> None:
+        self._cluster, self.outcome, self.pids = cluster, MemberSoakOutcome(), set[int]()
+        self.slots = {name: MemberSlot(run, name) for run, names in MEMBERS.items() for name in names}
         self._generation = Counter[str]()
         self._logs: dict[tuple[str, int], list[Path]] = {}
         self._tick: Callable[[], None] = lambda: None
@@ -93,7 +92,7 @@ class MembersDirector:
             ("all killed", self._kill_all),
         ]
 
-    def direct(self, minutes: float, on_change: Callable[[float], None] = lambda seconds: None) -> Outcome:
+    def direct(self, minutes: float, on_change: Callable[[float], None] = lambda seconds: None) -> MemberSoakOutcome:
         began_ns = monotonic_ns()
         self._tick = lambda: on_change((monotonic_ns() - began_ns) / S)
         journal = self._cluster.directory / "journal.db"
@@ -122,18 +121,18 @@ class MembersDirector:
     def _skip(self) -> None:
         self._mismatch("b", "skip", "")
 
-    def _mismatch(self, name: str, order: str, words: str) -> None:
-        """The member is evicted for its call, and ends; the others go on. A mended program takes its place."""
+    def _mismatch(self, name: str, order: str, text: str) -> None:
+        """The member is evicted for its call, and ends; the others go on. A fixed program takes its place."""
         slot = self.slots[name]
         self._cluster.allow_exit(slot.process)
         self._cluster.send([slot.process], {"what": order})
-        self._watch_until(lambda: bool(slot.words), f"{name} hears of its mismatch")
-        if ", you)" not in slot.words or words not in slot.words:
-            self.outcome.wrong.append(f"{order}: the error does not say what was wrong: {slot.words}")
+        self._watch_until(lambda: bool(slot.error_text), f"{name} learns of its mismatch")
+        if ", you)" not in slot.error_text or text not in slot.error_text:
+            self.outcome.wrong.append(f"{order}: the error does not name the mismatch: {slot.error_text}")
         if (status := self._cluster.wait_exit(slot.process, 30)) != MISMATCH_STATUS:
             self.outcome.wrong.append(f"{order}: it ended with status {status}")
         self._others_step(slot, 3)
-        # The name of a program that was at fault is refused for a while: the mended one has another.
+        # The name of a program that was at fault is refused for a while: the fixed one has another.
         slot.lives += 1
         self._start(slot)
 
@@ -152,7 +151,7 @@ class MembersDirector:
         self._cluster.send([slot.process], {"what": "diverge"})
         name = self._name(slot)
         others = [each for each in self.slots.values() if each.run == FIRST]
-        self._watch_until(lambda: all(name in each.diverged for each in others), "all hear that d has diverged")
+        self._watch_until(lambda: all(name in each.diverged for each in others), "all learn that d has diverged")
 
     def _sigterm(self) -> None:
         slot = self.slots["c"]
@@ -182,10 +181,10 @@ class MembersDirector:
 
     # Watching
 
-    def _name(self, slot: Slot) -> str:
+    def _name(self, slot: MemberSlot) -> str:
         return f"{slot.name}{slot.lives or ''}"
 
-    def _start(self, slot: Slot) -> None:
+    def _start(self, slot: MemberSlot) -> None:
         name, generation = self._name(slot), self._generation[slot.run]
         starts = sum(len(paths) for paths in self._logs.values())
         slot.process = f"{name}.{starts}"
@@ -197,9 +196,12 @@ class MembersDirector:
         arguments = (self._where, slot.run, name, checkpoints, log)
         self._cluster.start_worker(slot.process, "ringfold.tools.soak.member", *arguments, env=env)
         self.pids.add(self._cluster.pid(slot.process))
-        slot.step, slot.contributors, slot.words, slot.peer = -1, 0, "", 0
+        slot.step = -1
+        slot.contributors = 0
+        slot.error_text = ""
+        slot.peer = 0
 
-    def _others_step(self, slot: Slot, steps: int) -> None:
+    def _others_step(self, slot: MemberSlot, steps: int) -> None:
         """The other members of its run go on without it."""
         others = [each for each in self.slots.values() if each.run == slot.run and each is not slot]
         wanted = {each.name: each.step + steps for each in others}
@@ -220,14 +222,14 @@ class MembersDirector:
         self._watch_until(together, "all train together")
 
     def _watch_until(self, settled: Callable[[], bool], what: str) -> None:
-        end_ns = monotonic_ns() + int(PATIENCE_S * S)
+        end_ns = monotonic_ns() + int(SCENE_TIMEOUT_S * S)
         while not settled():
             self._tick()
             if monotonic_ns() > end_ns:
                 logs = "\n".join(
                     f"{slot.process}: {self._cluster.log_tail(slot.process)}" for slot in self.slots.values()
                 )
-                raise Hang("the run", f"waited {PATIENCE_S:.0f} s until {what}: {self.slots}", None, logs)
+                raise Hang("the run", f"waited {SCENE_TIMEOUT_S:.0f} s until {what}: {self.slots}", None, logs)
             if (got := self._cluster.receive(0.1)) is not None:
                 self._note(*got)
 
@@ -243,11 +245,11 @@ class MembersDirector:
                 slot.came_back += message["came_back"]
                 slot.diverged |= set(message["diverged"])
             case "mismatch":
-                slot.words = message["words"]
+                slot.error_text = message["text"]
             case "finished":
                 slot.finished = message["step"], message["digest"]
 
-    def _judge_second(self, slot: Slot, message: Message) -> None:
+    def _judge_second(self, slot: MemberSlot, message: Message) -> None:
         """Once both of its members are there, nothing changes."""
         size = len(MEMBERS[SECOND])
         if slot.contributors == size and (message["contributors"] != size or message["peer"] != slot.peer):
@@ -284,47 +286,47 @@ class MembersDirector:
         return digest(replay(steps, last))
 
 
-def checks(outcome: Outcome) -> list[Check]:
+def checks(outcome: MemberSoakOutcome) -> list[SoakCheck]:
     """What must have come out of it."""
     scenes = ", ".join(f"{title} {count} times" for title, count in outcome.scenes.items())
     found = [
-        Check("the run outlives its worst member", not outcome.wrong, shown(outcome.wrong) or scenes),
-        Check(
+        SoakCheck("the run outlives its worst member", not outcome.wrong, shown(outcome.wrong) or scenes),
+        SoakCheck(
             "when all are killed, the run goes on from a checkpoint",
             bool(outcome.lost) and max(outcome.lost) <= 2 * SAVE_EVERY,
             f"steps lost each time: {', '.join(map(str, outcome.lost)) or 'never tried'}",
         ),
-        Check(
-            "the run beside it notices nothing",
+        SoakCheck(
+            "the run beside it is not affected",
             not outcome.disturbed and outcome.steps.get(SECOND, 0) > 0,
             shown(outcome.disturbed) or f"{outcome.steps.get(SECOND, 0)} steps",
         ),
     ]
     for run, digests in outcome.digests.items():
         ends = set(digests.values())
-        said = f"{len(digests)} members: {', '.join(sorted(ends))} after step {outcome.steps[run]}"
-        found.append(Check(f"{run}: all end with the same bits", len(ends) == 1, said))
+        fact = f"{len(digests)} members: {', '.join(sorted(ends))} after step {outcome.steps[run]}"
+        found.append(SoakCheck(f"{run}: all end with the same bits", len(ends) == 1, fact))
         again = outcome.replayed[run]
-        found.append(Check(f"{run}: replaying what was committed gives these bits", {again} == ends, again))
+        found.append(SoakCheck(f"{run}: replaying what was committed gives these bits", {again} == ends, again))
     left = "; ".join(outcome.left_behind) or "no process, no file, no shared memory"
-    found.append(Check("nothing is left behind", not outcome.left_behind, left))
+    found.append(SoakCheck("nothing is left behind", not outcome.left_behind, left))
     return found
 
 
 Contributors = tuple[int, ...]
 
 
-def history(logs: Mapping[int, Iterable[Iterable[StepMade]]]) -> dict[int, Contributors]:
-    """Who contributed to each step of the run, from the logs of each generation."""
+def history(logs: Mapping[int, Iterable[Iterable[MemberStep]]]) -> dict[int, Contributors]:
+    """The contributors to each step of the run, from the logs of each generation."""
     steps: dict[int, Contributors] = {}
     for _, of_members in sorted(logs.items()):
-        said: dict[int, Counter[Contributors]] = {}
+        reported: dict[int, Counter[Contributors]] = {}
         for log in of_members:
             for made in log:
-                said.setdefault(made.step, Counter())[made.contributors] += 1
-        if said:
-            steps = {step: who for step, who in steps.items() if step < min(said)}
-            steps |= {step: counts.most_common(1)[0][0] for step, counts in sorted(said.items())}
+                reported.setdefault(made.step, Counter())[made.contributors] += 1
+        if reported:
+            steps = {step: by for step, by in steps.items() if step < min(reported)}
+            steps |= {step: counts.most_common(1)[0][0] for step, counts in sorted(reported.items())}
     return steps
 
 
@@ -344,9 +346,9 @@ def replay(steps: Mapping[int, Contributors], last: int) -> Floats:
     return weights
 
 
-def read(path: Path) -> Iterable[StepMade]:
+def read(path: Path) -> Iterable[MemberStep]:
     """What a member wrote; a kill may have cut the last line short."""
-    decode = msgspec.json.Decoder(StepMade).decode
+    decode = msgspec.json.Decoder(MemberStep).decode
     with path.open("rb") as log:
         for text in log:
             if text.endswith(b"\n"):

@@ -1,10 +1,10 @@
 """One rank of the soak: `python -m ringfold.tools.soak.rank ADDRESS NAME STORE RANK WORLD LOG`.
 
 What it is handed it writes to its log at once, in one write, so that whatever was handed out before it is killed can be
-judged afterwards (see `iterating.py`). All lives of a rank share one log.
+judged afterwards (see `iterations.py`). All lives of a rank share one log.
 
-Waiting is cut short every now and then, as `next` allows: it goes on waiting by calling again, and meanwhile hears the
-parent. SIGUSR1 writes the stacks of all threads to the process's output: the parent sends it to whoever hangs.
+A wait ends every now and then, as `next` allows: it continues by calling again, and receives from the parent meanwhile.
+SIGUSR1 writes the stacks of all threads to the process's output: the parent sends it to a process that hangs.
 """
 
 import faulthandler
@@ -29,8 +29,8 @@ WORK_S = 0.02
 REPORT_NS = 100_000_000
 
 
-class Entry(msgspec.Struct, frozen=True):
-    """An iteration that was handed to a rank: what it was told about it."""
+class IterationEntry(msgspec.Struct, frozen=True):
+    """An iteration that was handed to a rank, with what the store had about it."""
 
     iteration: int
     incarnation: str
@@ -55,7 +55,7 @@ def main(arguments: list[str]) -> None:
 
 
 def live(channel: Channel, store: str, rank: int, world: int, book: int) -> None:
-    """Iterate until the parent says that it is enough, or another process takes the rank over."""
+    """Iterate until the parent sends a stop, or another process takes the rank over."""
     opened = rf.GlobalIteration(
         store, rank, world, heartbeat_s=HEARTBEAT_S, inactive_after_s=INACTIVE_S, min_ranks=min(MIN_RANKS, world)
     )
@@ -69,7 +69,7 @@ def live(channel: Channel, store: str, rank: int, world: int, book: int) -> None
             except rf.Superseded:
                 is_superseded = True
                 break
-            entry = Entry(
+            entry = IterationEntry(
                 number,
                 iteration.incarnation,
                 iteration.fence,

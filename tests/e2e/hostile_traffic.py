@@ -1,5 +1,7 @@
-"""Hostile traffic for a live run: strangers at every port, and a proxy that damages bytes of lanes which have proven
-themselves. Everything is drawn from a seed; when it happens is up to the machine."""
+"""Hostile traffic for a live run: unauthenticated clients at every port, and a proxy that damages authenticated lanes.
+
+Everything is drawn from a seed; when it happens is up to the machine.
+"""
 
 import contextlib
 import random
@@ -105,7 +107,7 @@ class BitFlipper:
             drop(one)
 
 
-class Strangers:
+class UnauthenticatedClients:
     """Connections to these ports that prove nothing, from a thread of their own."""
 
     def __init__(self, ports: list[int], udp: list[int], seed: int) -> None:
@@ -168,7 +170,7 @@ class Strangers:
         nonce, proof = rng.randbytes(32), rng.randbytes(32)
         number = rng.choice((0, 1, 2, 3, -1, 2**31, 2**63 - 1, 2**64 - 1, -(2**63)))
         messages = (
-            Hello(VERSION, 0, "host", "a stranger", ["127.0.0.1"], 9, nonce, proof),
+            Hello(VERSION, 0, "host", "a client", ["127.0.0.1"], 9, nonce, proof),
             LaneHello(VERSION, number, 1, 2, 0, nonce, proof),
             LaneHello(VERSION, 1, number, 2, 0, nonce, proof),
             VisitHello(VERSION, "state", number, 1, 2, nonce, proof),

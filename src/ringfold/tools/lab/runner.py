@@ -1,4 +1,4 @@
-"""A script is carried out in a lab: commands start, lines come out, cables change, and all of it is told as it happens.
+"""Runs a script in a lab: starts commands, reads their lines, changes cables, and shows all of it as it happens.
 
 One thread waits for everything: lines from the commands, their ends (as descriptors of processes), signals to us, and
 the story's next instant. Commands have sessions of their own, so Ctrl-C on the terminal reaches only this process,
@@ -19,14 +19,25 @@ import msgspec
 
 from ringfold.tools.lab.model import Change
 from ringfold.tools.lab.network import Lab
-from ringfold.tools.lab.story import Ended, Ending, Event, Interrupted, Kill, Over, Script, Start, Story, Tick
 from ringfold.tools.lab.switch import Queues
+from ringfold.tools.lab.timeline import (
+    CommandEnded,
+    Ending,
+    Event,
+    Interrupted,
+    Kill,
+    Over,
+    Script,
+    Start,
+    Tick,
+    Timeline,
+)
 
 _CHUNK = 65_536
-_LONGEST_LINE = 1 << 20
+_MAX_LINE = 1 << 20
 
 
-class Told(msgspec.Struct, omit_defaults=True):
+class LabEvent(msgspec.Struct, omit_defaults=True):
     """Something that happened, `at_ms` after the beginning.
 
     `event` is started, line, ended, changed, signalled, queue, ending or over. A line has `stream` (out or err) and
@@ -49,19 +60,19 @@ class Told(msgspec.Struct, omit_defaults=True):
     drops: int | None = None
 
 
-Tell = Callable[[Told], None]
+Show = Callable[[LabEvent], None]
 
 
-def perform(lab: Lab, script: Script, tell: Tell, *, queues_ns: int | None = None) -> int:
-    """Carry out a script in a lab that was entered; the exit status. What happens is told as it does.
+def run_script(lab: Lab, script: Script, show: Show, *, queues_ns: int | None = None) -> int:
+    """Run a script in a lab that was entered; the exit status. Every event is shown as it happens.
 
-    Queues that hold anything are told of every `queues_ns`, if that is given.
+    Queues that are not empty are shown every `queues_ns`, if that is given.
     """
-    with Performance(lab, script, tell, queues_ns) as performance:
+    with ScriptRun(lab, script, show, queues_ns) as performance:
         return performance.run()
 
 
-class _Pipe:
+class _CommandOutput:
     """The lines of one stream of a command, as they become whole."""
 
     def __init__(self, command: str, stream: str, descriptor: int) -> None:
@@ -76,20 +87,20 @@ class _Pipe:
             return [], True
         whole = (self._rest + chunk).split(b"\n")
         self._rest = whole.pop()
-        if self._rest and (not chunk or len(self._rest) > _LONGEST_LINE):
+        if self._rest and (not chunk or len(self._rest) > _MAX_LINE):
             whole.append(self._rest)
             self._rest = b""
         return [each.decode(errors="replace").rstrip("\r") for each in whole], bool(chunk)
 
 
-class Performance:
+class ScriptRun:
     """One script in one lab, as a context."""
 
-    def __init__(self, lab: Lab, script: Script, tell: Tell, queues_ns: int | None = None) -> None:
-        self._lab, self._story, self._tell = lab, Story(script), tell
+    def __init__(self, lab: Lab, script: Script, show: Show, queues_ns: int | None = None) -> None:
+        self._lab, self._timeline, self._show = lab, Timeline(script), show
         self._selector = selectors.DefaultSelector()
         self._children: dict[str, tuple[subprocess.Popen[bytes], int]] = {}
-        self._pipes: list[_Pipe] = []
+        self._pipes: list[_CommandOutput] = []
         self._events: list[Event] = []
         self._signals = 0
         self._over: Over | None = None
@@ -98,7 +109,7 @@ class Performance:
         self._guard = contextlib.ExitStack()
         self._began_ns = time.monotonic_ns()
 
-    def __enter__(self) -> "Performance":
+    def __enter__(self) -> "ScriptRun":
         self._guard.callback(self._selector.close)
         self._guard.enter_context(self._signals_as_events())
         if self._queues_ns is not None:
@@ -129,11 +140,11 @@ class Performance:
     def _now_ns(self) -> int:
         return time.monotonic_ns() - self._began_ns
 
-    def _say(self, event: str, **facts: object) -> None:
-        self._tell(msgspec.convert({"at_ms": round(self._now_ns() / 1e6, 1), "event": event, **facts}, Told))
+    def _emit(self, event: str, **facts: object) -> None:
+        self._show(msgspec.convert({"at_ms": round(self._now_ns() / 1e6, 1), "event": event, **facts}, LabEvent))
 
     def _step(self, event: Event) -> None:
-        effects = self._story.step(self._now_ns(), event)
+        effects = self._timeline.step(self._now_ns(), event)
         changes = [effect for effect in effects if isinstance(effect, Change)]
         if changes:  # those of one instant at once
             self._lab.apply(*changes)
@@ -142,14 +153,14 @@ class Performance:
                 case Start():
                     self._start(effect)
                 case Change():
-                    self._say("changed", text=str(effect))
+                    self._emit("changed", text=str(effect))
                 case Kill():
                     self._signal(effect)
                 case Ending(reason):
-                    self._say("ending", text=reason)
+                    self._emit("ending", text=reason)
                 case Over(status, reason):
                     self._over = effect
-                    self._say("over", status=status, text=reason)
+                    self._emit("over", status=status, text=reason)
                 case _:
                     assert_never(effect)
 
@@ -158,7 +169,7 @@ class Performance:
         given = {"LAB_HOST": command.host, "LAB_ADDRESSES": ",".join(self._lab.addresses(command.host))}
         child = self._lab.start(
             command.host,
-            command.words,
+            command.arguments,
             env={"PYTHONUNBUFFERED": "1", **given, **dict(command.env)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -169,28 +180,28 @@ class Performance:
         self._selector.register(descriptor, selectors.EVENT_READ, command.name)
         for stream, source in (("out", child.stdout), ("err", child.stderr)):
             assert source is not None
-            pipe = _Pipe(command.name, stream, os.dup(source.fileno()))
+            pipe = _CommandOutput(command.name, stream, os.dup(source.fileno()))
             source.close()
             os.set_blocking(pipe.descriptor, False)
             self._pipes.append(pipe)
             self._selector.register(pipe.descriptor, selectors.EVENT_READ, pipe)
-        self._say("started", command=command.name, host=command.host, pid=child.pid, text=" ".join(command.words))
+        self._emit("started", command=command.name, host=command.host, pid=child.pid, text=" ".join(command.arguments))
 
     def _signal(self, kill: Kill) -> None:
         child, _ = self._children[kill.command]
         # The whole session: a shell's children, too. One that only stops or wakes reaches all of them as well.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, kill.signal)
-        self._say("signalled", command=kill.command, text=signal.Signals(kill.signal).name)
+        self._emit("signalled", command=kill.command, text=signal.Signals(kill.signal).name)
 
     def _wait(self) -> None:
         """Until something happens; it is in the list of events then."""
-        due = min((at for at in (self._story.next_ns(), self._look_ns) if at is not None), default=None)
+        due = min((at for at in (self._timeline.next_ns(), self._look_ns) if at is not None), default=None)
         ready = self._selector.select(None if due is None else max(0.0, (due - self._now_ns()) / 1e9))
         ended = []
         for key, _ in ready:
             match key.data:
-                case _Pipe() as pipe:
+                case _CommandOutput() as pipe:
                     self._pull(pipe)
                 case str() as name:
                     ended.append(name)
@@ -202,19 +213,19 @@ class Performance:
         self._events.append(Tick())
 
     def _look(self) -> None:
-        """Tell of the queues, when it is time to."""
+        """Show the queues, when it is time to."""
         if self._queues is None or self._queues_ns is None or self._look_ns is None or self._now_ns() < self._look_ns:
             return
         self._look_ns = self._now_ns() + self._queues_ns
         for queue in self._queues.read():
             if queue.backlog_bytes:
                 facts = {name: getattr(queue, name) for name in ("host", "path", "end", "drops")}
-                self._say("queue", **facts, backlog_bytes=queue.backlog_bytes, limit_bytes=queue.limit_bytes)
+                self._emit("queue", **facts, backlog_bytes=queue.backlog_bytes, limit_bytes=queue.limit_bytes)
 
-    def _pull(self, pipe: _Pipe) -> None:
+    def _pull(self, pipe: _CommandOutput) -> None:
         lines, more = pipe.lines()
         for text in lines:
-            self._say("line", command=pipe.command, stream=pipe.stream, text=text)
+            self._emit("line", command=pipe.command, stream=pipe.stream, text=text)
         if not more:
             self._selector.unregister(pipe.descriptor)
             self._pipes.remove(pipe)
@@ -226,11 +237,11 @@ class Performance:
         os.close(descriptor)
         status = child.wait()
         for pipe in [each for each in self._pipes if each.command == name]:
-            # What it said last comes before the word of its end. A pipe that its children hold stays.
+            # What it printed last comes before its end. A pipe that its children hold stays.
             while pipe in self._pipes and _is_readable(pipe.descriptor):
                 self._pull(pipe)
-        self._say("ended", command=name, status=status)
-        self._events.append(Ended(name, status))
+        self._emit("ended", command=name, status=status)
+        self._events.append(CommandEnded(name, status))
 
     @contextlib.contextmanager
     def _signals_as_events(self) -> Iterator[None]:

@@ -1,13 +1,14 @@
 """The parent of the soak: it starts masters and peers, and from then on disturbs them without a pause.
 
-Who lives how long. *Veterans* are there from the beginning to the end, so that growth shows in them: the first one is
-never touched, the second one is frozen now and then (so it joins anew, again and again, in one process). All others
-are killed, frozen, and replaced. The world stays between a half of the peers and all of them. What is done to the two
-masters, in the same minutes, is in `masters.py`.
+Lifetimes. *Veterans* live from the beginning to the end, so that growth shows in them: the first one is never
+disturbed, the second one is frozen now and then, so it rejoins many times in one process. All others are killed, frozen
+and replaced. The world stays between half of the peers and all of them. `masters.py` disturbs the two masters at the
+same time.
 
 No hang. Every peer that is neither frozen nor dead reports a step within `HANG_S`; a newcomer has `START_S` for its
-first one. Who does not is named, with the run's status and the stacks of its threads. That is longer than the run may
-stand still: twice the time for which a new leader waits for the members that died with the old one, and the lease.
+first one. A peer that does not is named, with the run's status and the stacks of its threads. That is longer than the
+run may make no progress: twice the time for which a new leader waits for the members that died with the old one, and
+the lease.
 """
 
 import os
@@ -20,11 +21,11 @@ import msgspec
 import numpy as np
 
 from ringfold.runtime.clock import monotonic_ns
-from ringfold.tools.cluster import Cluster, Message
-from ringfold.tools.soak.checks import Check, Hang, Sample, growth, sample, shown
+from ringfold.tools.cluster import LocalCluster, Message
+from ringfold.tools.soak.checks import Hang, ResourceSample, SoakCheck, growth, sample, shown
 from ringfold.tools.soak.epochs import EpochHistory, Line, judge
-from ringfold.tools.soak.faults import Fault, Faults
-from ringfold.tools.soak.masters import Masters
+from ringfold.tools.soak.faults import FaultSchedule, SoakFault
+from ringfold.tools.soak.masters import SoakMasters
 
 LIVENESS: dict[str, object] = {"heartbeat_ms": 100, "suspect_after_ms": 600, "evict_after_ms": 2_000}
 VETERANS = 2
@@ -32,13 +33,13 @@ HANG_S = 45.0
 START_S = 60.0
 SAMPLE_S = 1.0
 AFTER_THAW_S = 5.0
-"""Who is evicted so soon after it was frozen, is so because of that."""
+"""An eviction so soon after a freeze is a consequence of it."""
 S = 1_000_000_000
 LEADER = "the leading master"
 
 
 @dataclass(slots=True)
-class Peer:
+class SoakPeer:
     """A peer process, as far as it has reported."""
 
     name: str
@@ -74,13 +75,13 @@ class Tally:
     longest_without_commit_s: float = 0.0
     """At the peer that is never touched."""
 
-    def count_master_faults(self, faults: Faults) -> None:
+    def count_master_faults(self, faults: FaultSchedule) -> None:
         self.masters_killed, self.masters_frozen = faults.counts["master killed"], faults.counts["master frozen"]
         self.both_masters_killed = faults.counts["both masters killed"]
 
 
 @dataclass(slots=True)
-class Outcome:
+class PeerSoakOutcome:
     """What came out of it, for `checks` to judge."""
 
     tally: Tally
@@ -88,21 +89,21 @@ class Outcome:
     seed: int
     digests: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Per peer that was there at the end: its last step, and the digest of its state."""
-    samples: dict[str, list[Sample]] = field(default_factory=dict)
-    """Per veteran, and of whoever led."""
-    master_samples: dict[str, list[Sample]] = field(default_factory=dict)
+    samples: dict[str, list[ResourceSample]] = field(default_factory=dict)
+    """Per veteran, and of the leader."""
+    master_samples: dict[str, list[ResourceSample]] = field(default_factory=dict)
     """Per life of a master: while it led, because a standby has no peers."""
     history: EpochHistory = field(default_factory=EpochHistory)
     left_behind: list[str] = field(default_factory=list)
 
 
-class Director:
-    """Disturbs a run for a while. `tally` and `peers` are there for whoever shows them."""
+class PeerSoak:
+    """Disturbs a run for a while. `tally` and `peers` can be shown meanwhile."""
 
-    def __init__(self, cluster: Cluster, peers: int, every_s: float, seed: int, state_bytes: int) -> None:
-        # Both ways that evidence can take, by turns: through the master every op needs one.
+    def __init__(self, cluster: LocalCluster, peers: int, every_s: float, seed: int, state_bytes: int) -> None:
+        # Both routes of evidence, in turn: with evidence by the master every op needs one.
         self.tally = Tally(evidence=("ring", "master")[seed % 2])
-        self.peers: dict[str, Peer] = {}
+        self.peers: dict[str, SoakPeer] = {}
         self._cluster, self._most, self._every_s, self._seed, self._state_bytes = (
             cluster,
             peers,
@@ -112,23 +113,23 @@ class Director:
         )
         self._fewest = max(VETERANS + 1, peers // 2)
         self._random = np.random.default_rng(seed)
-        self._faults = Faults(
+        self._faults = FaultSchedule(
             [
-                Fault("join", 0.5, self._add_one),
-                Fault("freeze", 0.15, self._freeze_one),
-                Fault("kill", 0.35, self._kill_one),
+                SoakFault("join", 0.5, self._add_one),
+                SoakFault("freeze", 0.15, self._freeze_one),
+                SoakFault("kill", 0.35, self._kill_one),
             ],
             self._random,
         )
-        self._masters = Masters(
+        self._masters = SoakMasters(
             cluster, cluster.directory / "journal.db", {**LIVENESS, "evidence": self.tally.evidence}
         )
         self.pids = self._masters.pids
         """Of all processes that were ever started."""
         self._faults.add(self._masters.faults(self._faults))
         self._veterans = [f"veteran-{number}" for number in range(VETERANS)]
-        self._samples: dict[str, list[Sample]] = {name: [] for name in (LEADER, *self._veterans)}
-        self._master_samples: dict[str, list[Sample]] = {}
+        self._samples: dict[str, list[ResourceSample]] = {name: [] for name in (LEADER, *self._veterans)}
+        self._master_samples: dict[str, list[ResourceSample]] = {}
         self._started = 0
         # Whatever a child puts into its temporary directory must be gone at the end.
         self._scratch = cluster.directory / "scratch"
@@ -136,8 +137,8 @@ class Director:
         self._logs = cluster.directory / "logs"
         self._logs.mkdir()
 
-    def direct(self, minutes: float, on_change: Callable[[float], None] = lambda seconds: None) -> Outcome:
-        """Disturb the run for so long, then let it settle and end. `on_change` hears how many seconds have passed."""
+    def direct(self, minutes: float, on_change: Callable[[float], None] = lambda seconds: None) -> PeerSoakOutcome:
+        """Disturb the run for so long, then let it settle and end. `on_change` gets the seconds that have passed."""
         self._masters.start()
         for name in self._veterans:
             self._start(name)
@@ -158,18 +159,20 @@ class Director:
             on_change((now_ns - began_ns) / S)
         self._watch_until(lambda: not self._faults.settle(monotonic_ns()))
         self._watch_until(self._all_step)
-        outcome = Outcome(self.tally, minutes, self._seed, samples=self._samples, master_samples=self._master_samples)
+        outcome = PeerSoakOutcome(
+            self.tally, minutes, self._seed, samples=self._samples, master_samples=self._master_samples
+        )
         self._end(outcome)
         return outcome
 
     # Disturbances
 
     @property
-    def _awake(self) -> list[Peer]:
+    def _awake(self) -> list[SoakPeer]:
         return [peer for peer in self.peers.values() if peer.frozen_until_ns is None]
 
-    def _mortals(self) -> list[str]:
-        """Who may be disturbed now; nobody where too few would be left."""
+    def _disturbable(self) -> list[str]:
+        """The peers that may be disturbed now; none if too few would be left."""
         awake = self._awake
         return [p.name for p in awake if p.name not in self._veterans] if len(awake) > self._fewest else []
 
@@ -181,19 +184,19 @@ class Director:
 
     def _freeze_one(self, now_ns: int) -> bool:
         """Long enough for an eviction, or not."""
-        if not (mortals := self._mortals()):
+        if not (candidates := self._disturbable()):
             return False
         # The veteran often: what an eviction leaves behind in a process adds up only there.
-        victim = self._veterans[-1] if self._random.random() < 0.4 else str(self._random.choice(mortals))
+        victim = self._veterans[-1] if self._random.random() < 0.4 else str(self._random.choice(candidates))
         if self.peers[victim].frozen_until_ns is None and self.peers[victim].joined:
             self._freeze(self.peers[victim], now_ns + int(self._random.uniform(0.1, 5.0) * S))
             return True
         return False
 
     def _kill_one(self, now_ns: int) -> bool:
-        if not (mortals := self._mortals()):
+        if not (candidates := self._disturbable()):
             return False
-        self._kill(str(self._random.choice(mortals)))
+        self._kill(str(self._random.choice(candidates)))
         return True
 
     def _start(self, name: str = "") -> None:
@@ -202,8 +205,8 @@ class Director:
             self._started += 1
         env = {"OPENBLAS_NUM_THREADS": "1", "RINGFOLD_TOKEN_FILE": "", "TMPDIR": str(self._scratch)}
         arguments = (self._masters.where, self._seed, self._state_bytes, self._logs / name)
-        self._cluster.start_worker(name, "ringfold.tools.soak.trainer", *arguments, env=env)
-        self.peers[name] = Peer(name, monotonic_ns() + int(START_S * S))
+        self._cluster.start_worker(name, "ringfold.tools.soak.peer", *arguments, env=env)
+        self.peers[name] = SoakPeer(name, monotonic_ns() + int(START_S * S))
         self.pids.add(self._cluster.pid(name))
         self.tally.joins += 1
 
@@ -213,7 +216,7 @@ class Director:
         del self.peers[name]
         self.tally.kills += 1
 
-    def _freeze(self, peer: Peer, until_ns: int) -> None:
+    def _freeze(self, peer: SoakPeer, until_ns: int) -> None:
         self._cluster.freeze(peer.name)
         peer.frozen_until_ns = until_ns
         self.tally.freezes += 1
@@ -221,7 +224,7 @@ class Director:
     # Watching
 
     def _watch(self, seconds: float) -> None:
-        """Take in what is reported for a while; wake whom it is time to wake; see whether anybody hangs."""
+        """Receive reports for a while; wake the peers whose freeze is over; raise if a peer hangs."""
         end_ns = monotonic_ns() + int(seconds * S)
         while (left_ns := end_ns - monotonic_ns()) > 0:
             if (got := self._cluster.receive(left_ns / S)) is not None:
@@ -270,27 +273,27 @@ class Director:
         everybody = self.peers.values()
         return all(peer.frozen_until_ns is None and peer.joined and peer.world == len(everybody) for peer in everybody)
 
-    def _hang(self, peer: Peer) -> Hang:
-        asked = self._masters.status()
+    def _hang(self, peer: SoakPeer) -> Hang:
+        found = self._masters.status()
         os.kill(self._cluster.pid(peer.name), signal.SIGUSR1)
         self._cluster.pause(0.5)
         limit_s = HANG_S if peer.joined else START_S
         others = ", ".join(f"{other.name} at step {other.step}" for other in self.peers.values() if other is not peer)
         text = f"hangs: no step for {limit_s:.0f} s, the last one was {peer.step} ({others})"
-        return Hang(peer.name, text, None if asked is None else asked[1], self._cluster.log_tail(peer.name))
+        return Hang(peer.name, text, None if found is None else found[1], self._cluster.log_tail(peer.name))
 
     def _sample(self) -> None:
-        self._cluster.pause(0)  # it raises if a master has ended that nobody killed
+        self._cluster.pause(0)  # it raises if a master has ended that was not killed
         for name in self._veterans:
             self._samples[name].append(sample(self._cluster.pid(name)))
-        if (asked := self._masters.status()) is not None:
-            taken = sample(self._cluster.pid(asked[0].name))
+        if (found := self._masters.status()) is not None:
+            taken = sample(self._cluster.pid(found[0].name))
             self._samples[LEADER].append(taken)
-            self._master_samples.setdefault(asked[0].name, []).append(taken)
+            self._master_samples.setdefault(found[0].name, []).append(taken)
 
     # The end
 
-    def _end(self, outcome: Outcome) -> None:
+    def _end(self, outcome: PeerSoakOutcome) -> None:
         """All stop at the same step, compare, and end by themselves."""
         for name in self.peers:
             self._cluster.allow_exit(name)
@@ -316,11 +319,11 @@ def _lines(path: Path) -> Iterator[Line]:
                 yield decode(text)
 
 
-def checks(outcome: Outcome) -> list[Check]:
+def checks(outcome: PeerSoakOutcome) -> list[SoakCheck]:
     """Divergence and hangs end a soak at once, so what is left to judge is how it ended."""
     tally = outcome.tally
     found = [
-        Check(
+        SoakCheck(
             "nothing hangs, and no member of a sync diverges",
             True,
             f"{tally.step} steps with evidence by {tally.evidence}; peers: {tally.kills} kills, {tally.freezes} "
@@ -333,31 +336,31 @@ def checks(outcome: Outcome) -> list[Check]:
     ]
     ends = set(outcome.digests.values())
     last = ", ".join(f"step {step}, digest {digest:08x}" for step, digest in sorted(ends))
-    found.append(Check("all end with the same bits", len(ends) == 1, f"{len(outcome.digests)} peers: {last}"))
+    found.append(SoakCheck("all end with the same bits", len(ends) == 1, f"{len(outcome.digests)} peers: {last}"))
     for name, samples in outcome.samples.items():
         for each in growth(name, samples):
-            found.append(Check(f"{name} does not grow in {each.what}", each.is_flat, str(each)))
+            found.append(SoakCheck(f"{name} does not grow in {each.what}", each.is_flat, str(each)))
     found += _masters(outcome)
     left = "; ".join(outcome.left_behind) or "no process, no file, no shared memory"
-    found.append(Check("nothing is left behind", not outcome.left_behind, left))
+    found.append(SoakCheck("nothing is left behind", not outcome.left_behind, left))
     return found
 
 
-def _history(outcome: Outcome) -> list[Check]:
+def _history(outcome: PeerSoakOutcome) -> list[SoakCheck]:
     history = outcome.history
     leaders = f"{history.epochs} epochs of {history.fences} leaderships"
     return [
-        Check(
+        SoakCheck(
             "epochs and steps grow strictly in every peer's log",
             not history.going_back,
             shown(history.going_back) or f"{len(history.longest_ns)} logs",
         ),
-        Check(
+        SoakCheck(
             "there is one history of epochs",
             not history.two_histories and history.epochs > 0,
             shown(history.two_histories) or leaders,
         ),
-        Check(
+        SoakCheck(
             "peers agree on what was committed",
             not history.ops_apart and history.committed > 0,
             shown(history.ops_apart) or f"{history.committed} ops of {history.steps} steps",
@@ -365,11 +368,11 @@ def _history(outcome: Outcome) -> list[Check]:
     ]
 
 
-def _masters(outcome: Outcome) -> list[Check]:
+def _masters(outcome: PeerSoakOutcome) -> list[SoakCheck]:
     """No single life grows, either: one that leads, is deposed and leads again could keep what it had."""
     grown = [each for name, samples in outcome.master_samples.items() for each in growth(name, samples)]
     if not grown:
         return []
     wrong = [str(each) for each in grown if not each.is_flat]
     worst = max(grown, key=lambda each: (each.last - each.first) / each.allowed)
-    return [Check("no life of a master grows", not wrong, shown(wrong) or f"{len(grown) // 2} lives; {worst}")]
+    return [SoakCheck("no life of a master grows", not wrong, shown(wrong) or f"{len(grown) // 2} lives; {worst}")]

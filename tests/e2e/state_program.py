@@ -1,7 +1,7 @@
-"""A program that the tests of shared state share: a peer that has a state, and does with it what it is told.
+"""A program that the tests of shared state share: a peer that has a state, and changes and syncs it on request.
 
 Its arrays are described by the test: {"model": {"dtype": "float32", "count": 1000, "seed": 1}}. Content is random bytes
-of the seed, so that a test can tell whose content a peer has by its digest. What the program is told, and says:
+of the seed, so that a digest shows whose content a peer has. What the program receives, and reports:
 
     sync      sync_shared_state with the given arguments: "synced", or "failed" with the error's facts
     fill      put the content of another seed into an array
@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-from programs import Message, Process, ProgramCluster, ProgramContext
+from programs import ClusterProcess, Message, ProgramCluster, ProgramContext
 
 MIB = 1 << 20
 Spec = dict[str, Any]
@@ -47,16 +47,16 @@ def content(seed: int, nbytes: int) -> bytes:
 
 
 def digest_of(seed: int, nbytes: int) -> int:
-    """What a holder says of an array with the content of `seed`."""
+    """What a holder reports of an array with the content of `seed`."""
     return zlib.crc32(content(seed, nbytes))
 
 
 # The test's side
 
 
-def start_holders(cluster: ProgramCluster, *states: dict[str, Spec], **options: Any) -> list[Process]:  # noqa: ANN401 - as start
+def start_holders(cluster: ProgramCluster, *states: dict[str, Spec], **options: Any) -> list[ClusterProcess]:  # noqa: ANN401 - as start
     """One peer for each state, members of one group, lowest peer id first as the states are."""
-    peers: list[Process] = []
+    peers: list[ClusterProcess] = []
     for state in states:
         peers.append(start_holder(cluster, state, **options))
         for peer in peers[:-1]:
@@ -67,7 +67,7 @@ def start_holders(cluster: ProgramCluster, *states: dict[str, Spec], **options: 
     return peers
 
 
-def start_holder(cluster: ProgramCluster, state: dict[str, Spec], **options: Any) -> Process:  # noqa: ANN401 - as start
+def start_holder(cluster: ProgramCluster, state: dict[str, Spec], **options: Any) -> ClusterProcess:  # noqa: ANN401 - as start
     """One more peer. It is registered when this returns; members must update to let it in."""
     assert cluster.master is not None
     registered = len(cluster.master.events("peer_registered"))
@@ -76,25 +76,25 @@ def start_holder(cluster: ProgramCluster, state: dict[str, Spec], **options: Any
     return peer
 
 
-def admit(members: Sequence[Process]) -> None:
+def admit(members: Sequence[ClusterProcess]) -> None:
     for peer in members:
         peer.send("update")
     for peer in members:
         peer.expect("updated")
 
 
-def sync(peers: Sequence[Process], **arguments: object) -> list[Message]:
-    """All sync at once; what each says. A peer that fails fails the test."""
+def sync(peers: Sequence[ClusterProcess], **arguments: object) -> list[Message]:
+    """All sync at once; what each reports. A peer that fails fails the test."""
     return [peer.expect("synced") for peer in tell_sync(peers, **arguments)]
 
 
-def tell_sync(peers: Sequence[Process], **arguments: object) -> Sequence[Process]:
+def tell_sync(peers: Sequence[ClusterProcess], **arguments: object) -> Sequence[ClusterProcess]:
     for peer in peers:
         peer.send("sync", **arguments)
     return peers
 
 
-def check_goes_on(peers: Sequence[Process]) -> None:
+def check_goes_on(peers: Sequence[ClusterProcess]) -> None:
     """These peers can still reduce with each other."""
     for peer in peers:
         peer.send("reduce")
@@ -102,7 +102,7 @@ def check_goes_on(peers: Sequence[Process]) -> None:
         assert peer.expect("reduced")["total"] == len(peers)
 
 
-def end(peers: Sequence[Process]) -> None:
+def end(peers: Sequence[ClusterProcess]) -> None:
     for peer in peers:
         peer.send("end")
     for peer in peers:
@@ -153,7 +153,7 @@ class Holder:
             case "reduce":
                 self.reduce(me, run)
             case _:
-                raise AssertionError(f"told {word!r}")
+                raise AssertionError(f"received {word!r}")
 
     def reduce(self, me: ProgramContext, run: Any) -> None:  # noqa: ANN401 - a communicator
         from ringfold import RingfoldError
@@ -162,7 +162,7 @@ class Holder:
         try:
             run.all_reduce(ones)
         except RingfoldError as error:
-            me.report("failed", error=type(error).__name__, words=str(error))
+            me.report("failed", error=type(error).__name__, message=str(error))
         else:
             me.report("reduced", total=ones[-1])
 
@@ -175,8 +175,8 @@ class Holder:
                 info = run.sync_shared_state(self.state, **facts)
             except RingfoldError as error:
                 known = {name: value for name, value in vars(error).items() if not name.startswith("_")}
-                said = {"error": type(error).__name__, "words": str(error), "torn": self.state.torn}
-                me.report("failed", **said, **known)
+                reported = {"error": type(error).__name__, "message": str(error), "torn": self.state.torn}
+                me.report("failed", **reported, **known)
                 return
         me.report(
             "synced",

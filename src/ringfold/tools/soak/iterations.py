@@ -22,22 +22,22 @@ import numpy as np
 
 from ringfold.runtime.clock import monotonic_ns
 from ringfold.store import open_store
-from ringfold.tools.cluster import Cluster, Message, ProcessFailed
-from ringfold.tools.soak.checks import Check, Hang, Sample, growth, sample, shown
-from ringfold.tools.soak.faults import Fault, Faults, S
-from ringfold.tools.soak.rank import Entry
+from ringfold.tools.cluster import LocalCluster, Message, ProcessFailed
+from ringfold.tools.soak.checks import Hang, ResourceSample, SoakCheck, growth, sample, shown
+from ringfold.tools.soak.faults import FaultSchedule, S, SoakFault
+from ringfold.tools.soak.rank import IterationEntry
 from ringfold.tools.stores import StoreServer
 
 VETERANS = 2
 HANG_S = 60.0
 SAMPLE_S = 1.0
 END_S = 30.0
-AWAY_S = 8.0
-"""The longest that a rank is dead or frozen: twice what it takes to be given up."""
+MAX_AWAY_S = 8.0
+"""How long a rank is dead or frozen at most: twice the time after which it is inactive."""
 
 
 @dataclass(slots=True)
-class Life:
+class RankProcess:
     """A process of a rank, as far as it has reported."""
 
     name: str
@@ -48,18 +48,18 @@ class Life:
     members: int = 0
     is_frozen: bool = False
     is_ending: bool = False
-    """It was told to stop, or its rank was taken over."""
+    """It was sent a stop, or its rank was taken over."""
 
 
 @dataclass(slots=True)
-class World:
+class StoreWorld:
     """A store, and the ranks that agree through it."""
 
     server: StoreServer
     folder: Path
     is_up: bool = True
     is_frozen: bool = False
-    lives: dict[int, Life] = field(default_factory=dict)
+    lives: dict[int, RankProcess] = field(default_factory=dict)
     """The newest process of each rank that has one."""
     started: Counter[int] = field(default_factory=Counter)
 
@@ -75,55 +75,55 @@ class World:
     def log(self, rank: int) -> Path:
         return self.folder / f"{self.kind}-{rank}"
 
-    def entries(self, rank: int) -> list[Entry]:
+    def entries(self, rank: int) -> list[IterationEntry]:
         """All that any process of a rank was handed."""
         lines = self.log(rank).read_bytes().splitlines() if self.log(rank).exists() else []
-        return [msgspec.json.decode(line, type=Entry) for line in lines]
+        return [msgspec.json.decode(line, type=IterationEntry) for line in lines]
 
 
 @dataclass(slots=True)
-class Outcome:
+class IterationSoakOutcome:
     """What came out of it, for `checks` to judge."""
 
     seed: int
     faults: dict[str, int] = field(default_factory=dict)
-    logs: dict[str, dict[int, list[Entry]]] = field(default_factory=dict)
+    logs: dict[str, dict[int, list[IterationEntry]]] = field(default_factory=dict)
     """Per kind of store and rank."""
     agreed: dict[str, int] = field(default_factory=dict)
     """The iteration in each store's record at the end."""
     keys: dict[str, list[str]] = field(default_factory=dict)
     """What is in each store at the end, below the record."""
-    samples: dict[str, list[Sample]] = field(default_factory=dict)
+    samples: dict[str, list[ResourceSample]] = field(default_factory=dict)
     longest_silence_s: float = 0.0
     left_behind: list[str] = field(default_factory=list)
 
 
-class IterationDirector:
-    """Disturbs ranks and stores for a while. `faults` and `worlds` are there for whoever shows them."""
+class IterationSoak:
+    """Disturbs ranks and stores for a while. `faults` and `worlds` can be shown meanwhile."""
 
-    def __init__(self, cluster: Cluster, kinds: Sequence[str], ranks: int, every_s: float, seed: int) -> None:
+    def __init__(self, cluster: LocalCluster, kinds: Sequence[str], ranks: int, every_s: float, seed: int) -> None:
         self.pids: set[int] = set()
         self._cluster, self._ranks, self._every_s = cluster, ranks, every_s
         self._random = np.random.default_rng(seed)
         self._scratch = cluster.directory / "scratch"  # whatever a child puts there must be gone at the end
         self._scratch.mkdir()
-        self.worlds = [World(StoreServer(cluster, kind, kind), cluster.directory) for kind in kinds]
-        self._lives: dict[str, tuple[World, Life]] = {}
-        self._outcome = Outcome(seed)
-        self.faults = Faults(
+        self.worlds = [StoreWorld(StoreServer(cluster, kind, kind), cluster.directory) for kind in kinds]
+        self._lives: dict[str, tuple[StoreWorld, RankProcess]] = {}
+        self._outcome = IterationSoakOutcome(seed)
+        self.faults = FaultSchedule(
             [
-                Fault("rank killed", 0.35, self._kill_rank),
-                Fault("rank frozen", 0.2, self._freeze_rank),
-                Fault("rank doubled", 0.1, self._double_rank),
-                Fault("rank left", 0.1, self._let_rank_leave),
-                Fault("store killed", 0.15, self._kill_store),
-                Fault("store frozen", 0.1, self._freeze_store),
+                SoakFault("rank killed", 0.35, self._kill_rank),
+                SoakFault("rank frozen", 0.2, self._freeze_rank),
+                SoakFault("rank doubled", 0.1, self._double_rank),
+                SoakFault("rank left", 0.1, self._let_rank_leave),
+                SoakFault("store killed", 0.15, self._kill_store),
+                SoakFault("store frozen", 0.1, self._freeze_store),
             ],
             self._random,
         )
 
-    def direct(self, minutes: float, on_change: Callable[[float], None] = lambda seconds: None) -> Outcome:
-        """Disturb for so long, then let all come together and end. `on_change` hears how many seconds have passed."""
+    def direct(self, minutes: float, on_change: Callable[[float], None] = lambda seconds: None) -> IterationSoakOutcome:
+        """Disturb for so long, then let all meet and end. `on_change` gets the seconds that have passed."""
         for world in self.worlds:
             world.server.start()
         for world in self.worlds:
@@ -149,11 +149,11 @@ class IterationDirector:
 
     # Disturbances
 
-    def _any_world(self, fits: Callable[[World], bool] = lambda world: True) -> World | None:
+    def _any_world(self, fits: Callable[[StoreWorld], bool] = lambda world: True) -> StoreWorld | None:
         fitting = [world for world in self.worlds if fits(world)]
         return fitting[int(self._random.integers(len(fitting)))] if fitting else None
 
-    def _any_life(self, *, first: int = VETERANS) -> tuple[World, Life] | None:
+    def _any_life(self, *, first: int = VETERANS) -> tuple[StoreWorld, RankProcess] | None:
         """A process that iterates, of a rank from `first` on, in a world of which most are there."""
         world = self._any_world(lambda world: len(world.lives) > self._ranks // 2)
         if world is None:
@@ -170,7 +170,7 @@ class IterationDirector:
         self._forget(life.name)
         del world.lives[life.rank]
         # At once, so that nobody misses it; or after it was given up.
-        self.faults.later(now_ns + self.faults.seconds(0.05, AWAY_S), lambda: self._start(world, life.rank))
+        self.faults.later(now_ns + self.faults.seconds(0.05, MAX_AWAY_S), lambda: self._start(world, life.rank))
         return True
 
     def _freeze_rank(self, now_ns: int) -> bool:
@@ -179,10 +179,10 @@ class IterationDirector:
         life = found[1]
         self._cluster.freeze(life.name)
         life.is_frozen = True
-        self.faults.later(now_ns + self.faults.seconds(0.1, AWAY_S), lambda: self._thaw(life))
+        self.faults.later(now_ns + self.faults.seconds(0.1, MAX_AWAY_S), lambda: self._thaw(life))
         return True
 
-    def _thaw(self, life: Life) -> None:
+    def _thaw(self, life: RankProcess) -> None:
         self._cluster.thaw(life.name)
         if life.is_ending:
             self._cluster.allow_exit(life.name)
@@ -196,7 +196,7 @@ class IterationDirector:
         if self._random.random() < 0.5:
             self._cluster.freeze(life.name)
             life.is_frozen = True
-            self.faults.later(now_ns + self.faults.seconds(0.5, AWAY_S), lambda: self._thaw(life))
+            self.faults.later(now_ns + self.faults.seconds(0.5, MAX_AWAY_S), lambda: self._thaw(life))
         self._let_end(world, life)
         self._start(world, life.rank)
         return True
@@ -207,10 +207,10 @@ class IterationDirector:
         world, life = found
         self._cluster.send([life.name], {"what": "stop"})
         self._let_end(world, life)
-        self.faults.later(now_ns + self.faults.seconds(0.05, AWAY_S), lambda: self._start(world, life.rank))
+        self.faults.later(now_ns + self.faults.seconds(0.05, MAX_AWAY_S), lambda: self._start(world, life.rank))
         return True
 
-    def _let_end(self, world: World, life: Life) -> None:
+    def _let_end(self, world: StoreWorld, life: RankProcess) -> None:
         self._cluster.allow_exit(life.name)
         life.is_ending, life.deadline_ns = True, monotonic_ns() + int(HANG_S * S)
         del world.lives[life.rank]
@@ -246,13 +246,13 @@ class IterationDirector:
         self.faults.later(now_ns + self.faults.seconds(0.1, 3), thaw)
         return True
 
-    def _start(self, world: World, rank: int) -> None:
+    def _start(self, world: StoreWorld, rank: int) -> None:
         world.started[rank] += 1
         name = f"{world.kind}-rank-{rank}.{world.started[rank]}"
         arguments = (world.server.url, rank, self._ranks, world.log(rank))
         self._cluster.start_worker(name, "ringfold.tools.soak.rank", *arguments, env={"TMPDIR": str(self._scratch)})
         self._note_pid(name)
-        life = world.lives[rank] = Life(name, rank, monotonic_ns() + int(HANG_S * S))
+        life = world.lives[rank] = RankProcess(name, rank, monotonic_ns() + int(HANG_S * S))
         self._lives[name] = (world, life)
 
     def _note_pid(self, name: str | None) -> None:
@@ -265,7 +265,7 @@ class IterationDirector:
     # Watching
 
     def _watch(self, seconds: float) -> None:
-        """Take in what is reported for a while; do what is due; see whether anybody hangs."""
+        """Receive reports for a while; do what is due; raise if a process hangs."""
         end_ns = monotonic_ns() + int(seconds * S)
         while (left_ns := end_ns - monotonic_ns()) > 0:
             if (got := self._cluster.receive(left_ns / S)) is not None:
@@ -313,7 +313,7 @@ class IterationDirector:
             for world in self.worlds
         )
 
-    def _hang(self, world: World, life: Life) -> Hang:
+    def _hang(self, world: StoreWorld, life: RankProcess) -> Hang:
         os.kill(self._cluster.pid(life.name), signal.SIGUSR1)
         self._cluster.pause(0.5)
         others = ", ".join(f"{other.name} at {other.number}" for other in world.lives.values() if other is not life)
@@ -348,7 +348,7 @@ class IterationDirector:
 
 
 @dataclass(slots=True)
-class History:
+class IterationHistory:
     """What was found: breaches, by what they break, and some figures."""
 
     going_back: list[str] = field(default_factory=list)
@@ -359,12 +359,12 @@ class History:
     last: int = -1
     missed: int = 0
     orphaned: int = 0
-    """Iterations of which the winner told nobody: it was killed, or frozen and superseded, just after it won."""
+    """Iterations whose winner reported to no rank: it was killed, or frozen and superseded, just after it won."""
 
 
-def judge(logs: Mapping[int, Sequence[Entry]]) -> History:
+def judge(logs: Mapping[int, Sequence[IterationEntry]]) -> IterationHistory:
     """Hold the logs of one store's ranks (by rank) against each other."""
-    found = History()
+    found = IterationHistory()
     winners: dict[int, set[str]] = defaultdict(set)
     members: dict[int, set[tuple[int, ...]]] = defaultdict(set)
     for rank, log in logs.items():
@@ -385,9 +385,9 @@ def judge(logs: Mapping[int, Sequence[Entry]]) -> History:
     return found
 
 
-def _judge_rank(found: History, rank: int, log: Sequence[Entry]) -> None:
-    """In one life numbers grow, and skip what was said to be missed; the next life does not begin before the last."""
-    lives: dict[tuple[int, str], list[Entry]] = defaultdict(list)
+def _judge_rank(found: IterationHistory, rank: int, log: Sequence[IterationEntry]) -> None:
+    """In one process numbers grow, and skip those reported as missed; the next process continues above them."""
+    lives: dict[tuple[int, str], list[IterationEntry]] = defaultdict(list)
     for entry in log:
         lives[entry.fence, entry.incarnation].append(entry)
     found.entries += len(log)
@@ -405,39 +405,39 @@ def _judge_rank(found: History, rank: int, log: Sequence[Entry]) -> None:
         reached = max(reached, life[-1].iteration)
 
 
-def histories(outcome: Outcome) -> dict[str, History]:
-    """What the logs of each store say."""
+def histories(outcome: IterationSoakOutcome) -> dict[str, IterationHistory]:
+    """The histories in the logs of each store."""
     return {kind: judge(logs) for kind, logs in outcome.logs.items()}
 
 
-def checks(outcome: Outcome) -> list[Check]:
+def checks(outcome: IterationSoakOutcome) -> list[SoakCheck]:
     """A hang ends a soak at once, so what is left to judge is what was written."""
     faults = ", ".join(f"{name} {count} times" for name, count in sorted(outcome.faults.items())) or "no faults"
     silence = f"the longest silence of a living rank was {outcome.longest_silence_s:.1f} s"
-    found = [Check("nothing hangs", True, f"{faults}; {silence}")]
+    found = [SoakCheck("nothing hangs", True, f"{faults}; {silence}")]
     for kind, history in histories(outcome).items():
         agreed = outcome.agreed[kind]
         figures = (
             f"{history.last + 1} iterations, {history.entries} entries of {history.lives} processes, "
-            f"{history.missed} missed by somebody, {history.orphaned} whose winner told nobody"
+            f"{history.missed} missed by somebody, {history.orphaned} without a report of the winner"
         )
         found += [
-            Check(
+            SoakCheck(
                 f"{kind}: iterations grow strictly in every rank's log",
                 not history.going_back and history.entries > 0,
                 shown(history.going_back) or figures,
             ),
-            Check(
+            SoakCheck(
                 f"{kind}: an iteration has one winner",
                 not history.two_winners,
-                shown(history.two_winners) or f"{history.last + 1 - history.orphaned} winners that told it",
+                shown(history.two_winners) or f"{history.last + 1 - history.orphaned} winners that reported it",
             ),
-            Check(
+            SoakCheck(
                 f"{kind}: there is one history",
                 not history.two_histories and agreed >= history.last,
                 shown(history.two_histories) or f"same members everywhere; the record ends at iteration {agreed}",
             ),
-            Check(
+            SoakCheck(
                 f"{kind}: nothing is left in the store but the record",
                 not outcome.keys[kind],
                 shown(outcome.keys[kind]) or "no key of any of these processes",
@@ -445,8 +445,8 @@ def checks(outcome: Outcome) -> list[Check]:
         ]
     for name, samples in outcome.samples.items():
         found += [
-            Check(f"{name} does not grow in {each.what}", each.is_flat, str(each)) for each in growth(name, samples)
+            SoakCheck(f"{name} does not grow in {each.what}", each.is_flat, str(each)) for each in growth(name, samples)
         ]
     left = "; ".join(outcome.left_behind) or "no process, no file, no shared memory"
-    found.append(Check("nothing is left behind", not outcome.left_behind, left))
+    found.append(SoakCheck("nothing is left behind", not outcome.left_behind, left))
     return found

@@ -1,9 +1,9 @@
-"""What happens in a lab, and when: a pure machine. `running.py` carries out what it says.
+"""What happens in a lab, and when: a pure state machine. `runner.py` carries out its effects.
 
-A lab *goes on* while a command in the foreground is yet to end; a command in the background is there as long as the lab
-is. It *ends* when the last one in the foreground has ended, when one fails that may not, at `end_ns`, or when it is
-told to. Then what still runs gets SIGTERM, and SIGKILL after a moment. With nothing in the foreground and no `end_ns`
-it goes on until it is told to end.
+A lab *runs* while a command in the foreground has not ended; a command in the background lives as long as the lab. It
+*ends* when the last one in the foreground has ended, when one fails that may not, at `end_ns`, or when it is
+interrupted. Then what still runs gets SIGTERM, and SIGKILL after a moment. With nothing in the foreground and no
+`end_ns` it runs until it is interrupted.
 
 A command that the script itself sends a signal is not a failure, whatever its status. One with `restart` is started
 again a second after its end, until the lab ends.
@@ -22,12 +22,12 @@ RESTART_NS = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Command:
+class LabCommand:
     """A command of the script: what runs on which host, and from when on."""
 
     name: str
     host: str
-    words: tuple[str, ...]
+    arguments: tuple[str, ...]
     env: tuple[tuple[str, str], ...] = ()
     at_ns: int = 0
     background: bool = False
@@ -46,23 +46,23 @@ class Kill:
         return f"{signal.Signals(self.signal).name} to {self.command}"
 
 
-Deed = Change | Kill
+Action = Change | Kill
 
 
 @dataclass(frozen=True, slots=True)
-class Errand:
+class ScriptEvent:
     """Something to do, at an instant after the beginning."""
 
     at_ns: int
-    deed: Deed
+    action: Action
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
     """All that is to happen."""
 
-    commands: tuple[Command, ...] = ()
-    errands: tuple[Errand, ...] = ()
+    commands: tuple[LabCommand, ...] = ()
+    events: tuple[ScriptEvent, ...] = ()
     end_ns: int | None = None
 
     def __post_init__(self) -> None:
@@ -80,7 +80,7 @@ class Tick:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class CommandEnded:
     """A command has ended; its status is negative when a signal ended it."""
 
     command: str
@@ -89,24 +89,24 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Interrupted:
-    """Somebody wants the lab to end."""
+    """The lab shall end."""
 
     reason: str
 
 
-Event = Tick | Ended | Interrupted
+Event = Tick | CommandEnded | Interrupted
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
     """Start a command."""
 
-    command: Command
+    command: LabCommand
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """From now on the lab ends; said once."""
+    """From now on the lab ends; emitted once."""
 
     reason: str
 
@@ -123,13 +123,13 @@ Effect = Start | Change | Kill | Ending | Over
 
 
 @dataclass(slots=True)
-class Story:
+class Timeline:
     """The machine. The instant 0 is the beginning of the lab."""
 
     script: Script
-    _pending: list[tuple[int, int, Command | Deed]] = field(default_factory=list)
+    _pending: list[tuple[int, int, LabCommand | Action]] = field(default_factory=list)
     _order: "itertools.count[int]" = field(default_factory=itertools.count)
-    _running: dict[str, Command] = field(default_factory=dict)
+    _running: dict[str, LabCommand] = field(default_factory=dict)
     _signalled: set[str] = field(default_factory=set)
     _unfinished: set[str] = field(default_factory=set)
     _kill_ns: int | None = None
@@ -142,8 +142,8 @@ class Story:
             self._put(command.at_ns, command)
             if not command.background:
                 self._unfinished.add(command.name)
-        for errand in self.script.errands:
-            self._put(errand.at_ns, errand.deed)
+        for event in self.script.events:
+            self._put(event.at_ns, event.action)
 
     def step(self, now_ns: int, event: Event) -> list[Effect]:
         """Apply one event; what is to be done now, in order."""
@@ -151,7 +151,7 @@ class Story:
         match event:
             case Tick():
                 pass
-            case Ended(name, status):
+            case CommandEnded(name, status):
                 effects += self._ended(now_ns, name, status)
             case Interrupted(reason):
                 effects += self._end(now_ns, 130 if self._unfinished else 0, reason)
@@ -166,7 +166,7 @@ class Story:
         instants = [each for each in (self.script.end_ns,) if each is not None]
         return min([*instants, *(at for at, _, _ in self._pending[:1])], default=None)
 
-    def _put(self, at_ns: int, what: Command | Deed) -> None:
+    def _put(self, at_ns: int, what: LabCommand | Action) -> None:
         heapq.heappush(self._pending, (at_ns, next(self._order), what))
 
     def _due(self, now_ns: int) -> list[Effect]:
@@ -174,7 +174,7 @@ class Story:
         while not self._reason and self._pending and self._pending[0][0] <= now_ns:
             what = heapq.heappop(self._pending)[2]
             match what:
-                case Command():
+                case LabCommand():
                     self._running[what.name] = what
                     effects.append(Start(what))
                 case Kill():
@@ -205,7 +205,7 @@ class Story:
             self._put(now_ns + RESTART_NS, command)
             return []
         if status != 0 and not wanted:
-            return self._end(now_ns, 1, f"{name} {_said(status)}")
+            return self._end(now_ns, 1, f"{name} {_describe(status)}")
         self._unfinished.discard(name)
         if not self._unfinished and not command.background:
             return self._end(now_ns, 0, "all commands in the foreground have ended")
@@ -218,7 +218,7 @@ class Story:
         return [Ending(reason), *(Kill(name, int(signal.SIGTERM)) for name in sorted(self._running))]
 
 
-def _said(status: int) -> str:
+def _describe(status: int) -> str:
     if status >= 0:
         return f"failed with status {status}"
     try:

@@ -1,16 +1,16 @@
-"""One peer of the soak: `python -m ringfold.tools.soak.trainer ADDRESS NAME MASTERS SEED STATE_BYTES LOG`.
+"""One peer of the soak: `python -m ringfold.tools.soak.peer ADDRESS NAME MASTERS SEED STATE_BYTES LOG`.
 
 It trains nothing, and changes its state by what it reduces, so that a wrong bit anywhere is a wrong bit in the state.
 All sizes come from the seed and the step: they are random, and the same on all peers. What must hold is checked here,
 where it would be seen first; whatever does not is sent to the parent as an error, which ends the soak:
 
-* The sync before each step compares hashes. Who took part in the one before must not receive a byte.
+* The sync before each step compares hashes. A peer that took part in the one before must not receive a byte.
 * The first element of each op counts its contributors.
 
 What can be judged only from all peers together it writes to a log, each line at once and in one write, so that a kill
 loses nothing that happened before: see `epochs.py`.
 
-SIGUSR1 writes the stacks of all threads to the process's output: the parent sends it to whoever hangs.
+SIGUSR1 writes the stacks of all threads to the process's output: the parent sends it to a process that hangs.
 """
 
 import faulthandler
@@ -28,7 +28,7 @@ import ringfold as rf
 from ringfold.peer.session import EpochRuns
 from ringfold.runtime.clock import monotonic_ns
 from ringfold.tools.cluster import Channel, ChannelClosed
-from ringfold.tools.soak.epochs import EpochBegun, StepMade
+from ringfold.tools.soak.epochs import EpochBegun, StepCommitted
 
 TAGS = 8
 STOP_TAG = TAGS
@@ -41,7 +41,7 @@ REPORT_NS = 100_000_000
 Floats = npt.NDArray[np.float32]
 
 
-class Broken(AssertionError):
+class PromiseBroken(AssertionError):
     """Something that Ringfold promises did not hold."""
 
 
@@ -51,7 +51,7 @@ def main(arguments: list[str]) -> None:
     channel = Channel.connect(address, name)
     try:
         with open(log, "ab", buffering=0) as file:
-            live(channel, name, where, Load(int(seed), int(state_bytes)), Book(file.fileno()))
+            live(channel, name, where, Workload(int(seed), int(state_bytes)), StepLog(file.fileno()))
     except ChannelClosed:
         os._exit(0)
     except Exception as error:
@@ -59,8 +59,8 @@ def main(arguments: list[str]) -> None:
         raise
 
 
-class Book(logging.Handler):
-    """The peer's log: the epochs that its session tells of, and the steps that it is told."""
+class StepLog(logging.Handler):
+    """The peer's log: the epochs that its session logs, and the steps that it commits."""
 
     def __init__(self, file: int) -> None:
         super().__init__()
@@ -68,20 +68,20 @@ class Book(logging.Handler):
         self._ops: list[tuple[int, int]] = []
         self._last_ns: int | None = None
         self._longest_ns = 0
-        told = logging.getLogger("ringfold.peer")
-        told.setLevel(logging.DEBUG)
-        told.addHandler(self)
+        logger = logging.getLogger("ringfold.peer")
+        logger.setLevel(logging.DEBUG)
+        logger.addHandler(self)
         # A logger that has a handler of its own does not write to the process's output any more.
-        spoken = logging.StreamHandler()
-        spoken.setLevel(logging.WARNING)
-        told.addHandler(spoken)
+        warnings = logging.StreamHandler()
+        warnings.setLevel(logging.WARNING)
+        logger.addHandler(warnings)
 
     def emit(self, record: logging.LogRecord) -> None:
         if isinstance(record.args, tuple) and record.args and isinstance(runs := record.args[0], EpochRuns):
             self._write(EpochBegun(*runs))
 
     def begin(self) -> None:
-        """A membership begins: what was committed of a step that did not end is not told."""
+        """A membership begins: what was committed of a step that did not end is not logged."""
         self._ops.clear()
 
     def committed(self, info: rf.ReduceInfo) -> None:
@@ -93,15 +93,15 @@ class Book(logging.Handler):
 
     def made(self, step: int) -> None:
         """All that was committed since the last time is this step's."""
-        self._write(StepMade(step, tuple(self._ops), self._longest_ns))
+        self._write(StepCommitted(step, tuple(self._ops), self._longest_ns))
         self._ops.clear()
         self._longest_ns = 0
 
-    def _write(self, entry: EpochBegun | StepMade) -> None:
+    def _write(self, entry: EpochBegun | StepCommitted) -> None:
         os.write(self._file, msgspec.json.encode(entry) + b"\n")
 
 
-class Load:
+class Workload:
     """What a peer keeps, and what it reduces. All memory is allocated once, so that growth is not its own."""
 
     def __init__(self, seed: int, state_bytes: int) -> None:
@@ -131,8 +131,8 @@ class Load:
         return zlib.crc32(self.momentum.data, zlib.crc32(self.model.data))
 
 
-def live(channel: Channel, name: str, where: str, load: Load, book: Book) -> None:
-    """Take steps until the parent says that it is enough. After an eviction, join again."""
+def live(channel: Channel, name: str, where: str, load: Workload, book: StepLog) -> None:
+    """Take steps until the parent sends a stop. After an eviction, join again."""
     channel.send({"what": "ready"})
     while True:
         try:
@@ -144,16 +144,16 @@ def live(channel: Channel, name: str, where: str, load: Load, book: Book) -> Non
     channel.send({"what": "finished", "step": load.state.revision, "digest": load.digest()})
 
 
-def train(run: rf.Communicator, channel: Channel, load: Load, book: Book) -> None:
+def train(run: rf.Communicator, channel: Channel, load: Workload, book: StepLog) -> None:
     """One membership: steps until all agree to stop."""
     book.begin()
     stop = np.zeros(1, np.int64)
     last_ns, has_synced, received = 0, False, 0
     for step in run.steps(load.state, min_world=2, wait_s=60, check_every=1, rejoin=False):
         if not step.sync.checked:
-            raise Broken(f"step {step.number} began without a sync")
+            raise PromiseBroken(f"step {step.number} began without a sync")
         if has_synced and step.sync.rx_bytes:
-            raise Broken(
+            raise PromiseBroken(
                 f"peer {run.peer_id} diverged: it took part in the last sync, and received {step.sync.rx_bytes} bytes "
                 f"at step {step.number}"
             )
@@ -175,7 +175,7 @@ def train(run: rf.Communicator, channel: Channel, load: Load, book: Book) -> Non
             return
 
 
-def reduce_on_all_tags(run: rf.Communicator, load: Load, book: Book, step: int, turn: int) -> list[Floats]:
+def reduce_on_all_tags(run: rf.Communicator, load: Workload, book: StepLog, step: int, turn: int) -> list[Floats]:
     """Begin an op on each tag, then wait for all of them, in another order."""
     results = [buffer[:size] for buffer, size in zip(load.buffers, load.sizes(step, turn), strict=True)]
     handles = []
@@ -187,7 +187,9 @@ def reduce_on_all_tags(run: rf.Communicator, load: Load, book: Book, step: int, 
         info = handles[tag].wait()
         book.committed(info)
         if results[tag][0] != len(info.contributors):
-            raise Broken(f"{len(info.contributors)} peers added a one at step {step}, and the sum is {results[tag][0]}")
+            raise PromiseBroken(
+                f"{len(info.contributors)} peers added a one at step {step}, and the sum is {results[tag][0]}"
+            )
     return results
 
 

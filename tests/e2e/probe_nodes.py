@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from programs import WAIT_S, MasterProcess, Message, Process, ProgramCluster
+from programs import WAIT_S, ClusterProcess, MasterProcess, Message, ProgramCluster
 
 from ringfold.probe.logs.files import LogReader, logs_in
 from ringfold.probe.logs.lines import FitLine, RoundLine, WindowLine
@@ -64,7 +64,7 @@ def missing(summary: Message) -> dict[str, str]:
 
 def start_nodes(
     cluster: ProgramCluster, names: Sequence[str], *options: str, export: Path | None = None
-) -> list[Process]:
+) -> list[ClusterProcess]:
     """`ringfold probe --master`, once for each name, with a log of its own under `export`. Returns once all are in."""
     assert cluster.master is not None
     nodes = []

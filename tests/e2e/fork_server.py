@@ -64,16 +64,16 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
     def communicate(self, timeout: float | None = None) -> tuple[bytes, None]:
-        """End its input, and take what it says until it has ended. A second time there is nothing to take."""
+        """Close its input, and return its output until it has ended. A second call returns nothing."""
         if self.stdout.closed:
             return b"", None
         deadline = None if timeout is None else time.monotonic() + timeout
         self.stdin.close()
         os.set_blocking(self.stdout.fileno(), True)
-        said = b"".join(self._chunks(deadline))
+        reported = b"".join(self._chunks(deadline))
         self.stdout.close()
         self.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
-        return said, None
+        return reported, None
 
     def _chunks(self, deadline: float | None) -> Iterator[bytes]:
         while True:

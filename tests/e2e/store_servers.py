@@ -1,4 +1,4 @@
-"""Real store servers for tests: started on free ports in a temporary folder, and treated badly.
+"""Real store servers for tests: started on free ports in a temporary folder, and disturbed.
 
 Each kind can be paused and resumed, killed and started again with what it kept, emptied, and put back to an earlier
 state, as far as such a store can. sqlite has no server; there the file is what is swapped.
@@ -17,8 +17,8 @@ import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from fork_server import SOURCE, Forked
 from ports import free_port, free_ports
-from preloaded import SOURCE, Forked
 
 Popen = subprocess.Popen[bytes]
 
@@ -43,7 +43,7 @@ def _state(task: Path) -> str:
 
 
 class Server:
-    """A store and its life. `missing` says why this machine cannot have it; empty when it can."""
+    """A store and its process. `missing` is why this machine cannot have it; empty when it can."""
 
     kind = ""
     can_list = True
@@ -214,14 +214,14 @@ class EtcdCluster:
         return "etcd://" + ",".join(f"127.0.0.1:{member.port}" for member in self.members)
 
     def leader(self) -> Etcd:
-        """Whoever leads now, by what the members say of themselves."""
+        """The leader, as the members report it."""
         for member in self.members:
             if member.process is None:
                 continue
             request = urllib.request.Request(f"http://127.0.0.1:{member.port}/v3/maintenance/status", b"{}")
             with urllib.request.urlopen(request, timeout=5) as answer:
-                said = json.load(answer)
-            if said.get("leader") == said["header"]["member_id"]:
+                reported = json.load(answer)
+            if reported.get("leader") == reported["header"]["member_id"]:
                 return member
         raise AssertionError("nobody leads")
 

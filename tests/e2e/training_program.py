@@ -1,4 +1,4 @@
-"""A program that many tests share: a loop of all-reduces that anybody may join, leave, die in or be frozen in."""
+"""A program that many tests share: a loop of all-reduces that peers may join, leave, die in or be frozen in."""
 
 import os
 import signal
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from programs import Message, Process, ProgramCluster, ProgramContext
+from programs import ClusterProcess, Message, ProgramCluster, ProgramContext
 
 Floats = "np.ndarray[tuple[int], np.dtype[np.float32]]"
 
@@ -19,11 +19,11 @@ def gradients(peer: int, step: int, count: int) -> Floats:
 
 
 def train(me: ProgramContext) -> None:
-    """Reduce until told to stop; after an eviction, join again. Options, all optional:
+    """Reduce until a stop; after an eviction, join again. Options, all optional:
 
     `world`: how many peers to wait for. `floats`: how many an op has. `group`: as in `join`. `strike`: a signal that
-    this process sends itself in the middle of its first op as soon as the test says "strike". `quantize`: as in an op.
-    `clock`: each step says what the global clock shows, 0 before it is there.
+    this process sends itself in the middle of its first op as soon as the test sends "strike". `quantize`: as in an op.
+    `clock`: each step reports what the global clock shows, 0 before it is there.
     """
     from ringfold import Evicted
 
@@ -37,12 +37,12 @@ def train(me: ProgramContext) -> None:
                 _loop(me, run)
                 return
             except Evicted as error:
-                me.report("evicted", words=str(error))
+                me.report("evicted", message=str(error))
                 world = 1
 
 
 def _loop(me: ProgramContext, run: Any) -> None:  # noqa: ANN401 - a communicator; Ringfold is imported by programs only
-    """Says each step: its number, the digest and sum of the result, and how many contributed.
+    """Reports each step: its number, the digest and sum of the result, and how many contributed.
 
     All members agree on step and stop by an op of their own, so that a newcomer learns the step and all end together.
     """
@@ -84,7 +84,7 @@ def _strike_inside(me: ProgramContext, buffer: Floats) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def start_training(cluster: ProgramCluster, world: int, **options: Any) -> list[Process]:  # noqa: ANN401 - as ProgramCluster.start
+def start_training(cluster: ProgramCluster, world: int, **options: Any) -> list[ClusterProcess]:  # noqa: ANN401 - as `start_program`
     """So many peers in one group, with a few steps behind them."""
     peers = cluster.start_program(train, world, world=world, **options)
     for peer in peers:
@@ -92,15 +92,15 @@ def start_training(cluster: ProgramCluster, world: int, **options: Any) -> list[
     return peers
 
 
-def end_training(peers: Sequence[Process]) -> None:
-    """Tell one to stop; all end with it, and all agreed on every step."""
+def end_training(peers: Sequence[ClusterProcess]) -> None:
+    """Stop one; all end with it, and all agreed on every step."""
     peers[0].send("stop")
     for peer in peers:
         peer.wait_success()
     check_same_bits(peers)
 
 
-def check_same_bits(peers: Sequence[Process]) -> None:
+def check_same_bits(peers: Sequence[ClusterProcess]) -> None:
     """Every step that several peers committed has the same digest and contributors with all of them."""
     steps: dict[int, list[Message]] = {}
     for peer in peers:
@@ -112,8 +112,8 @@ def check_same_bits(peers: Sequence[Process]) -> None:
         assert len(outcomes) == 1, f"step {number}: {facts}"
 
 
-def step_with(peer: Process, contributors: int, after: float = 0.0, timeout_s: float = 30.0) -> Message:
-    """The next step of a peer, said at or after a time, that so many contributed to."""
+def step_with(peer: ClusterProcess, contributors: int, after: float = 0.0, timeout_s: float = 30.0) -> Message:
+    """The next step of a peer, reported at or after a time, that so many contributed to."""
     return peer.expect(
         "step", lambda fact: fact["contributors"] == contributors and fact["at"] >= after, timeout_s=timeout_s
     )
