@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from ringfold.wire.frames import FrameKind, Heartbeat, frame, heartbeat_frame, message_frame
 from ringfold.wire.messages import PROTOCOL_VERSION as VERSION
-from ringfold.wire.messages import Challenge, Hello, LaneHello, Refused, StatusRequest, VisitHello
+from ringfold.wire.messages import BulkHello, Challenge, Hello, LaneHello, Refused, StatusRequest
 
 PROVEN_BYTES = 4_096
 """What a connection must have carried before it is damaged: a handshake has less than 1 KiB each way."""
@@ -173,7 +173,7 @@ class UnauthenticatedClients:
             Hello(VERSION, 0, "host", "a client", ["127.0.0.1"], 9, nonce, proof),
             LaneHello(VERSION, number, 1, 2, 0, nonce, proof),
             LaneHello(VERSION, 1, number, 2, 0, nonce, proof),
-            VisitHello(VERSION, "state", number, 1, 2, nonce, proof),
+            BulkHello(VERSION, "state", number, 1, 2, nonce, proof),
             StatusRequest(VERSION, nonce, proof),
             Challenge(nonce, VERSION, VERSION),
             Refused("go away"),

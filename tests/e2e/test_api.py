@@ -487,7 +487,7 @@ def test_a_master_that_is_not_there_is_logged_at_once(caplog: pytest.LogCaptureF
     ("sent", "why"),
     [
         (b"SSH-2.0-OpenSSH_9.6\r\n", r"no Ringfold master: it began with 'SSH-' \(an SSH server\?\)"),
-        (b"", r"said nothing within 0\.3 s, and a Ringfold master speaks first"),
+        (b"", r"sent nothing within 0\.3 s, and a Ringfold master sends first"),
     ],
 )
 def test_something_that_is_no_master_is_named(sent: bytes, why: str, caplog: pytest.LogCaptureFixture) -> None:

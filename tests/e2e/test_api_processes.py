@@ -12,7 +12,7 @@ import pytest
 
 import ringfold as rf
 from ringfold.master.thread import MasterThread
-from ringfold.wire.events import Notice, PeerGone
+from ringfold.wire.notices import Notice, PeerGone
 
 DEADLINE_S = 30.0
 

@@ -23,7 +23,7 @@ from ringfold.probe.rounds import gloo
 from ringfold.state import checkpoint
 from ringfold.store.base import Entry
 from ringfold.topology import moonshot
-from ringfold.wire import agent, descriptor, frames, messages, telemetry, visiting
+from ringfold.wire import agent, descriptor, frames, messages, telemetry
 from ringfold.wire.frames import MAX_HANDSHAKE_BYTES, FrameKind, FrameReader
 from ringfold.wire.telemetry import Gate, GateSettings, Refusal
 from tests.fuzz.values import Values, damaged
@@ -122,7 +122,7 @@ PARSERS: dict[str, Parser] = {
     "to-master": (RemoteProtocolError, frames.decode_to_master, _packed(messages.ToMaster)),
     "from-master": (RemoteProtocolError, frames.decode_from_master, _packed(messages.FromMaster)),
     "handshake": (RemoteProtocolError, frames.decode_handshake, _packed(messages.Handshake)),
-    "visit": (RemoteProtocolError, frames.decode_on_visit, _packed(visiting.OnVisit)),
+    "visit": (RemoteProtocolError, frames.decode_bulk, _packed(messages.BulkMessage)),
     "frames": (RemoteProtocolError, _frames, _stream),
     "heartbeat": (RemoteProtocolError, frames.decode_heartbeat, lambda values: values.rng.randbytes(58 + 42)),
     "master-beat": (RemoteProtocolError, frames.decode_master_beat, lambda values: values.rng.randbytes(16)),

@@ -64,11 +64,10 @@ from ringfold.peer.states import ControlState
 from ringfold.state.shared import SharedState
 from ringfold.state.snapshot import Snapshot
 from ringfold.wire import messages as m
-from ringfold.wire.answers import Reason
 from ringfold.wire.base import PROTOCOL_VERSION as VERSION
 from ringfold.wire.frames import MAX_FRAME_BYTES, encode
+from ringfold.wire.messages import BlocksWanted, BulkMessage, Hashes, HashesWanted, Have, Reason
 from ringfold.wire.proof import prove
-from ringfold.wire.visiting import BlocksWanted, Hashes, HashesWanted, Have, OnVisit
 from tests.fuzz.values import Values, damaged
 
 MS = 1_000_000
@@ -343,7 +342,7 @@ class PeerRun:
                     m.CallDone(self.ballot, False, m.World(2, 1, 2), 3, {ME: self.ballot}),
                     m.SyncDone(self.ballot, self.ballot, 5),
                     m.CallFailed(self.ballot, Reason("deadline", "late", [1], 5)),
-                    m.SyncGoesOn(self.ballot),
+                    m.SyncExtended(self.ballot),
                 ]
                 self._hear(conn, answers[facts[0] % len(answers)])
 
@@ -355,8 +354,8 @@ class PeerRun:
                 self._hear(conn, m.Challenge(MASTER_NONCE, VERSION, VERSION))
             case "welcome" if isinstance(hello, m.LaneHello):
                 self._hear(conn, m.LaneWelcome(prove(SECRET, "lane_welcome", hello.nonce, MASTER_NONCE)))
-            case "welcome" if isinstance(hello, m.VisitHello):
-                self._hear(conn, m.VisitWelcome(prove(SECRET, "visit_welcome", hello.nonce, MASTER_NONCE)))
+            case "welcome" if isinstance(hello, m.BulkHello):
+                self._hear(conn, m.BulkWelcome(prove(SECRET, "visit_welcome", hello.nonce, MASTER_NONCE)))
             case "lane" if self.machine.record is not None:
                 ring = [member.peer for member in self.machine.record.members]
                 before = ring[ring.index(ME) - 1] if ME in ring else 1
@@ -369,7 +368,7 @@ class PeerRun:
                 claimed = (number, 1 if purpose == "measure" else 4, ME)
                 parts = [purpose.encode(), *(each.to_bytes(8, "little") for each in claimed)]
                 proof = prove(SECRET, "visit", nonce_of(conn), bytes(32), *parts)
-                self._hear(conn, m.VisitHello(VERSION, purpose, *claimed, bytes(32), proof))
+                self._hear(conn, m.BulkHello(VERSION, purpose, *claimed, bytes(32), proof))
 
     # What comes next
 
@@ -395,11 +394,11 @@ class PeerRun:
         match choice:
             case 0:
                 values = Values(rng, self._hints())
-                kind: Any = rng.choice((m.FromMaster, m.Handshake, OnVisit))
+                kind: Any = rng.choice((m.FromMaster, m.Handshake, BulkMessage))
                 if self.conns.get(conn) == "control" and rng.random() < 0.95:
                     kind = rng.choice(LASTING)
                 elif self.conns.get(conn) == "bulk":
-                    kind = OnVisit
+                    kind = BulkMessage
                 raw = encode(values.of(kind, absurd=rng.choice((0.0, 0.05, 0.3))))
                 is_hurt = rng.random() < (0.01 if self.conns.get(conn) == "control" else 0.1)
                 return ["body", conn, (damaged(rng, raw) if is_hurt else raw).hex()]
@@ -468,7 +467,7 @@ class PeerRun:
         if visit is None or rng.random() < 0.1:
             return ["body", conn, encode(self._on_visit(rng)).hex()]
         if visit.task[0] == "measure":
-            rate = encode(msgspec.convert({"type": "rate", "bytes_per_s": 1e6}, OnVisit))
+            rate = encode(msgspec.convert({"type": "rate", "bytes_per_s": 1e6}, BulkMessage))
             samples = ["sample", conn, rng.choice((10**5, 10**6, 10**7)), rng.randrange(1, 40)]
             return samples if rng.random() < 0.8 else ["body", conn, rate.hex()]
         if self.expected.get(conn) and rng.random() < 0.7:
@@ -497,7 +496,7 @@ class PeerRun:
             {"type": "have", "ranges": []},
             {"type": "rate", "bytes_per_s": 1e6},
         ]
-        return msgspec.convert(rng.choice(choices), OnVisit)
+        return msgspec.convert(rng.choice(choices), BulkMessage)
 
     def _hashes(self, key: int) -> bytes:
         return Snapshot.take(SharedState(**self.other_arrays)).manifest.hashes[key]

@@ -508,11 +508,11 @@ def _message(message: m.FromMaster) -> str:
             who = f"from {[each.peer for each in message.holders]} to {[each.peer for each in message.receivers]}"
             fetch = f" | fetch {[(key, root.decode().strip()) for key, root in message.fetch]}" if message.fetch else ""
             return f"sync {message.sync} for call {message.ballot}: revision {message.revision} {who}{fetch}"
-        case m.CallGoesOn():
+        case m.CallExtended():
             return f"call {message.ballot} goes on"
         case m.EvictResponse():
             return f"{'done' if message.done else 'refused'}: {message.text}"
-        case m.SyncGoesOn():
+        case m.SyncExtended():
             return f"call {message.ballot}: the sync goes on"
         case m.SyncDone():
             return f"sync {message.sync} done for call {message.ballot}: revision {message.revision}"

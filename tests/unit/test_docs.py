@@ -12,7 +12,7 @@ from ringfold import errors
 from ringfold.cli import COMMANDS
 from ringfold.cli.reference import PAGES
 from ringfold.config import SETTINGS
-from ringfold.wire import agent, answers, base, events, frames, messages, probing, progress, returning, status, visiting
+from ringfold.wire import agent, base, frames, messages, notices, probing, status
 
 ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = ROOT / "docs" / "reference"
@@ -63,7 +63,7 @@ def test_every_exception_is_documented() -> None:
 def test_every_message_and_event_is_documented_with_its_fields() -> None:
     text = page("messages.md")
     missing = []
-    for module in (messages, answers, progress, returning, visiting, status, probing, agent, frames, events, base):
+    for module in (messages, status, probing, agent, frames, notices, base):
         for name, thing in vars(module).items():
             if not hasattr(thing, "__struct_fields__") or getattr(thing, "__module__", "") != module.__name__:
                 continue

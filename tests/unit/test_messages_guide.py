@@ -16,7 +16,13 @@ from ringfold.master.stalls import Absent, Key, Stall, eviction
 from ringfold.peer.machine import join_too_late
 from ringfold.peer.outcome import error_of
 from ringfold.state.election import FinishedSync, NoWinner, elect
-from ringfold.wire.events import AdmissionDelayed, MasterAway, PeersStalled, ResumeDelayed, RunBegun, StateRolledBack
+from ringfold.wire.diagnostics import (
+    explain_connect_error,
+    explain_no_challenge,
+    explain_not_a_master,
+    with_names,
+    with_you,
+)
 from ringfold.wire.messages import (
     PROTOCOL_VERSION,
     AdmissionWaits,
@@ -28,9 +34,8 @@ from ringfold.wire.messages import (
     Rollback,
     StatusRequest,
 )
-from ringfold.wire.naming import with_names, with_you
+from ringfold.wire.notices import AdmissionDelayed, MasterAway, PeersStalled, ResumeDelayed, RunBegun, StateRolledBack
 from ringfold.wire.proof import NONCE_BYTES, prove
-from ringfold.wire.reaching import in_plain_words, not_a_master, said_nothing
 
 GUIDE = re.sub(r"\s+", " ", (Path(__file__).parents[2] / "docs/guides/messages.md").read_text())
 NAMES = {1: "gpu-1", 2: "gpu-2"}
@@ -42,7 +47,7 @@ def shown(text: str) -> bool:
 
 
 def test_the_guide_shows_what_is_said_of_a_master_that_is_not_there() -> None:
-    address, why = "10.0.0.1:48148", in_plain_words("Connection refused")
+    address, why = "10.0.0.1:48148", explain_connect_error("Connection refused")
     assert shown(str(MasterAway({address: why}, 60_000, "join_timeout_s")))
     assert shown(f"MasterUnreachable: {MasterUnreachable(address, f'{why} (given up after 60.0 s, join_timeout_s)')}")
 
@@ -50,10 +55,10 @@ def test_the_guide_shows_what_is_said_of_a_master_that_is_not_there() -> None:
 @pytest.mark.parametrize(
     "reason",
     [
-        in_plain_words("no answer to the connection attempt").partition(":")[0],
-        in_plain_words("No route to host").partition(":")[0],
-        not_a_master("a frame of 759714643 bytes (limit 16384)"),
-        said_nothing(5_000).partition(":")[0],
+        explain_connect_error("no answer to the connection attempt").partition(":")[0],
+        explain_connect_error("No route to host").partition(":")[0],
+        explain_not_a_master("a frame of 759714643 bytes (limit 16384)"),
+        explain_no_challenge(5_000).partition(":")[0],
     ],
 )
 def test_the_guide_shows_why_a_master_is_not_reached(reason: str) -> None:
@@ -123,8 +128,8 @@ def test_the_guide_shows_evictions_on_request() -> None:
 
 
 def test_a_reason_that_another_machine_wrote_does_no_harm() -> None:
-    assert in_plain_words("not an address: {x}") == "not an address: {x}"
-    assert "no Ringfold master" in not_a_master(f"a frame of {'9' * 10_000} bytes")
+    assert explain_connect_error("not an address: {x}") == "not an address: {x}"
+    assert "no Ringfold master" in explain_not_a_master(f"a frame of {'9' * 10_000} bytes")
 
 
 def test_the_guide_shows_what_is_said_after_all_were_killed() -> None:

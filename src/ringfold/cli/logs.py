@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from ringfold.wire.events import Notice
+from ringfold.wire.notices import Notice
 
 
 class JsonLines(logging.Formatter):

@@ -29,7 +29,7 @@ from ringfold.peer.sync.sync_call import SyncInfo
 from ringfold.probe.nodes.alone import Prober, ProbeWindow
 from ringfold.state.checkpoint import Checkpoints
 from ringfold.state.shared import MayDiffer, SharedState
-from ringfold.wire import agent, answers, base, events, frames, messages, probing, progress, returning, status, visiting
+from ringfold.wire import agent, base, frames, messages, notices, probing, status
 
 _NOTE = "<!-- Written by `make docs` from the code; do not edit. -->\n"
 
@@ -81,28 +81,28 @@ def errors_page() -> str:
 
 
 def messages_page() -> str:
-    """Every message and fixed frame of the protocol, and every event."""
+    """Every message and fixed frame of the protocol, and every notice."""
     parts = [inspect.getdoc(messages) or "", f"The protocol version is {messages.PROTOCOL_VERSION}."]
     for title, union in (
         ("Peer to master", messages.ToMaster),
         ("Master to peer", messages.FromMaster),
-        ("Handshake of a lane or a visit", messages.Handshake),
-        ("On a visit", visiting.OnVisit),
+        ("Handshake of a lane or a bulk session", messages.Handshake),
+        ("In a bulk session", messages.BulkMessage),
         ("Process to agent", agent.ToAgent),
         ("Agent to process", agent.FromAgent),
     ):
         names = ", ".join(f"`{kind.__name__}`" for kind in typing.get_args(union))
         parts.append(f"**{title}:** {names}.")
     parts.append("## Messages")
-    rooms = (messages, answers, progress, returning, visiting, status, probing, agent, base)
+    rooms = (messages, status, probing, agent, base)
     kinds = [kind for module in rooms for _, kind in _classes(module) if kind is not base.Message]
     parts += [_struct(kind) for kind in kinds if _is_message(kind)]
     parts.append("## Parts of messages")
     parts += [_struct(kind) for kind in kinds if _is_struct(kind) and not _is_message(kind)]
     parts += ["## Fixed frames", inspect.getdoc(frames) or ""]
     parts += [_struct(kind) for _, kind in _classes(frames) if _is_struct(kind)]
-    parts += ["## Events", inspect.getdoc(events) or ""]
-    parts += [_struct(kind) for _, kind in _classes(events) if _is_struct(kind)]
+    parts += ["## Notices", inspect.getdoc(notices) or ""]
+    parts += [_struct(kind) for _, kind in _classes(notices) if _is_struct(kind)]
     return _page("Messages", *parts)
 
 
@@ -172,7 +172,7 @@ def _struct(kind: type) -> str:
 def _type_name(hint: object) -> str:
     """A type as the source writes it, without the names of modules."""
     text = hint.__name__ if isinstance(hint, type) and not typing.get_args(hint) else str(hint)
-    rooms = ("messages", "answers", "base", "status", "frames", "probing", "agent")
+    rooms = ("messages", "base", "status", "frames", "probing", "agent")
     for prefix in (*(f"ringfold.wire.{room}." for room in rooms), "typing."):
         text = text.replace(prefix, "")
     return text

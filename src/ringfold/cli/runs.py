@@ -8,7 +8,7 @@ from typer.core import TyperGroup
 
 if TYPE_CHECKING:
     from ringfold.runtime.master_client import MasterClient
-    from ringfold.wire.runs import RunInfo, RunList
+    from ringfold.wire.status import RunInfo, RunList
 
 
 class RunsGroup(TyperGroup):

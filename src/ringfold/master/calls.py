@@ -26,9 +26,8 @@ from ringfold.master.meeting import Caller, Working, clashing_calls, clashing_op
 from ringfold.master.run import Admission, Ballot, Group, Peer, Run, Standing
 from ringfold.master.syncs import Syncs, check_offer
 from ringfold.master.topology import Topology
-from ringfold.master.words import CALL, named, names, seconds
 from ringfold.wire.decoding import checked
-from ringfold.wire.events import CallRefused
+from ringfold.wire.diagnostics import CALL_NAMES, format_seconds, list_peers, name_op
 from ringfold.wire.messages import (
     AdmissionWaits,
     GroupId,
@@ -39,6 +38,7 @@ from ringfold.wire.messages import (
     VoteKind,
     VoteWithdrawn,
 )
+from ringfold.wire.notices import CallRefused
 
 TELL_NS = 1_000 * MS
 """How often newcomers are told what they wait for."""
@@ -68,7 +68,7 @@ def completion(run: Run, kind: VoteKind, group: GroupId | None = None) -> Ready 
     ballots = {peer.id: ballot for peer in members if (ballot := run.ballot(peer)) and ballot.kind == kind}
     missing = [peer.id for peer in members if peer.id not in ballots]
     if missing or not members:
-        return Wait(f"{len(missing)} of {len(members)} have not called it: {names(missing)}", missing)
+        return Wait(f"{len(missing)} of {len(members)} have not called it: {list_peers(missing)}", missing)
     if kind in ("pending", "sync"):
         return Ready()
     changing = [each.id for each in run.groups.values() if each.change is not None]
@@ -132,27 +132,27 @@ class Calls:
             del admission.ballots[peer.id]
             changing = [self._run.groups[group] for group in sorted(admission.groups)]
             missing = sorted({late for group in changing for late in self._epochs.missing(group)})
-            text = f"waited {seconds(waited)} in update_topology for {names(missing)} to attach"
+            text = f"waited {format_seconds(waited)} in update_topology for {list_peers(missing)} to attach"
         elif late is not None:
             missing, what = late
-            text = f"waited {seconds(waited)} in sync_shared_state for {names(missing)} to {what} the state"
+            text = f"waited {format_seconds(waited)} in sync_shared_state for {list_peers(missing)} to {what} the state"
         elif peer.id in self._run.groups[peer.group].redo:
             redo = self._run.groups[peer.group].redo
             redo.discard(peer.id)
             self._run.groups[peer.group].out_of_redo.add(peer.id)
             missing = sorted(redo)
-            text = f"waited {seconds(waited)} in sync_shared_state for {names(missing)} to get the state"
+            text = f"waited {format_seconds(waited)} in sync_shared_state for {list_peers(missing)} to get the state"
         elif self._topology.has_ballot(peer, message.ballot):
             missing, what = self._topology.withdraw(peer)
-            text = f"waited {seconds(waited)} in optimize_topology {what}"
+            text = f"waited {format_seconds(waited)} in optimize_topology {what}"
         else:
             kind: VoteKind = peer.ballot.kind if peer.ballot is not None else "update"
             state = completion(self._run, kind, peer.group)
             missing = self._absent(now, peer, kind, state) if isinstance(state, Wait) else []
-            why = f"for {names(missing)}" if missing or isinstance(state, Ready) else f"because {state.why}"
+            why = f"for {list_peers(missing)}" if missing or isinstance(state, Ready) else f"because {state.why}"
             if kind == "sync" and (waiting := self._run.groups[peer.group].resume) is not None:
                 why = f"for {', '.join(map(repr, waiting.missing))} to come back with a checkpoint"
-            text = f"waited {seconds(waited)} in {CALL[kind]} {why}"
+            text = f"waited {format_seconds(waited)} in {CALL_NAMES[kind]} {why}"
             peer.gave_up[kind] = now
         of_sync = sync.voters if sync is not None and late is not None else None
         told = self._run.fail_call(peer, message.ballot, Reason("deadline", text, missing, waited), of_sync=of_sync)
@@ -324,7 +324,8 @@ class Calls:
         changing = [group for group in run.groups.values() if group.change is not None]
         if changing:
             missing = sorted({peer for group in changing for peer in self._epochs.missing(group)})
-            text = f"the epoch changes, and {names(missing)} {'has' if len(missing) == 1 else 'have'} not answered yet"
+            have = "has" if len(missing) == 1 else "have"
+            text = f"the epoch changes, and {list_peers(missing)} {have} not answered yet"
         else:
             state = completion(run, "update")
             if isinstance(state, Ready):
@@ -342,12 +343,12 @@ class Calls:
         """What a member does instead of what it is waited for, as far as is known."""
         ballot, sync, ops = self._run.ballot(peer), self._run.groups[peer.group].sync, self._run.announced(peer)
         if ballot is not None:
-            return f"waits in {CALL[ballot.kind]}"
+            return f"waits in {CALL_NAMES[ballot.kind]}"
         if sync is not None and peer.id in sync.ballots:
             return "is in sync_shared_state"
         if ops:
-            return f"is in {named(OpRef(ops[0].tag, ops[0].sequence))}"
-        return f"has been in its own code for {seconds((now - peer.pace.moved) // MS)}"
+            return f"is in {name_op(OpRef(ops[0].tag, ops[0].sequence))}"
+        return f"has been in its own code for {format_seconds((now - peer.pace.moved) // MS)}"
 
     def _callers(self) -> Iterator[Caller]:
         standing = self._run.short_of_members()

@@ -27,11 +27,11 @@ from ringfold.master.events import Ns
 from ringfold.master.evidence import Mismatch
 from ringfold.master.meeting import Clash
 from ringfold.master.run import Dispute, Group, Peer, Run
-from ringfold.master.words import named, names
 from ringfold.wire.descriptor import Descriptor, describe, fingerprint, place, step_of
-from ringfold.wire.events import CallRefused
+from ringfold.wire.diagnostics import list_peers, name_op
 from ringfold.wire.frames import DESCRIPTOR_BYTES
 from ringfold.wire.messages import OpMismatch, OpRef, PeerId
+from ringfold.wire.notices import CallRefused
 
 SECOND = 1_000_000_000
 FIRST_PAUSE_S = 5
@@ -203,7 +203,7 @@ def sides(op: OpRef, dispute: Dispute) -> str:
     by_call: dict[Call, list[PeerId]] = {}
     for peer, call in sorted(dispute.calls.items()):
         by_call.setdefault(call, []).append(peer)
-    callers = {call: names(peers) for call, peers in by_call.items()}
+    callers = {call: list_peers(peers) for call, peers in by_call.items()}
     # What a neighbour was heard to call, and has not said itself yet.
     callers |= dict.fromkeys(dispute.descriptors.keys() - callers.keys(), "another peer")
     known = [Descriptor.unpack(each) for each in dispute.descriptors.values()]
@@ -219,4 +219,4 @@ def sides(op: OpRef, dispute: Dispute) -> str:
             said.append(f"{who} {'are' if len(by_call.get(call, ())) > 1 else 'is'} at {where(descriptor)}")
         else:
             said.append(f"{who} called {describe(descriptor)}")
-    return f"{named(op)}: {', but '.join(said[:2])}{''.join(f', {each}' for each in said[2:])}"
+    return f"{name_op(op)}: {', but '.join(said[:2])}{''.join(f', {each}' for each in said[2:])}"

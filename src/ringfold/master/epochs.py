@@ -28,9 +28,8 @@ from ringfold.master.evidence import Collector
 from ringfold.master.liveness import MS
 from ringfold.master.run import Away, Change, Group, LostLink, Peer, Run, Standing
 from ringfold.master.verdicts import Cause, broken_edge, joining, lost, summary
-from ringfold.master.words import names
 from ringfold.topology.ring import Edge, edges_of, ring_order
-from ringfold.wire.events import EdgeBad, EpochInstalled, EpochRecorded, EpochSealing, PeerGone
+from ringfold.wire.diagnostics import list_peers
 from ringfold.wire.frames import DESCRIPTOR_BYTES
 from ringfold.wire.messages import (
     Attached,
@@ -48,6 +47,7 @@ from ringfold.wire.messages import (
     SealedOp,
     Verdict,
 )
+from ringfold.wire.notices import EdgeBad, EpochInstalled, EpochRecorded, EpochSealing, PeerGone
 from ringfold.wire.proof import derive
 
 Decide = Callable[[Mapping[PeerId, Sequence[SealedOp]], Sequence[Cause]], list[Verdict]]
@@ -400,7 +400,7 @@ class Epochs:
             if sender.beat.ops:
                 stalled = max(stalled, receiver.beat.back_stalled_ms)
             if stalled >= limit:
-                reason = f"nothing moved for {stalled} ms although {names((source, target))} are alive"
+                reason = f"nothing moved for {stalled} ms although {list_peers((source, target))} are alive"
                 group.edges.mark_bad(now, source, target)
                 self._run.tell(EdgeBad(group.id, source, target, reason))
                 self.begin(now, group, broken_edge(source, target, reason))

@@ -11,9 +11,9 @@ from msgspec import Struct
 from ringfold.config import DEFAULT_RUN
 from ringfold.topology.moonshot import MoonshotRequest
 from ringfold.topology.solve import Solution
-from ringfold.wire.events import Notice
 from ringfold.wire.frames import Done, Evidence, Heartbeat
 from ringfold.wire.messages import FromMaster, GroupId, ToMaster
+from ringfold.wire.notices import Notice
 
 if TYPE_CHECKING:
     from ringfold.master.journal import Journal

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from ringfold.errors import RemoteProtocolError
 from ringfold.master.claims import MAX_TEXT_CHARS
 from ringfold.master.run import Peer, Run, Standing
-from ringfold.master.words import names
+from ringfold.wire.diagnostics import list_peers
 from ringfold.wire.messages import EvictRequest
 
 
@@ -24,14 +24,14 @@ def choose(run: Run, wanted: str) -> Peer | str:
     """The peer with this id or name; or why nobody is evicted, and what to do."""
     found = _matching(run.peers.values(), wanted)
     if not found:
-        known = run.named(names(run.peers)) if run.peers else "nobody"
+        known = run.named(list_peers(run.peers)) if run.peers else "nobody"
         return f"there is no peer {wanted!r} in this run, only {known}; `ringfold status` shows them"
     if len(found) > 1:
-        ids = names(peer.id for peer in found)
+        ids = list_peers(peer.id for peer in found)
         return f"{ids} have the name {wanted!r}: give one of their numbers"
     [peer] = found
     if run.away:
-        return f"this master waits for {names(run.away)} to come back: ask again in a few seconds"
+        return f"this master waits for {list_peers(run.away)} to come back: ask again in a few seconds"
     if peer.standing is Standing.ACCEPTED and len(run.live(run.groups[peer.group])) == 1:
         return (
             f"peer {peer.id} is the last member of group {peer.group}, and its state would be gone: "

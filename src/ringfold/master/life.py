@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Literal
 from msgspec import Struct, structs
 
 from ringfold.config import DEFAULT_RUN
-from ringfold.wire.events import RunBegun, RunEnded
 from ringfold.wire.messages import Offer, PeerId, Reason
+from ringfold.wire.notices import RunBegun, RunEnded
 
 if TYPE_CHECKING:
     from ringfold.master.run import Group, Run

@@ -82,7 +82,6 @@ from ringfold.probe.graph.draw import draw
 from ringfold.probe.rounds.calculation import Calculation
 from ringfold.probe.rounds.master import RoundMaster
 from ringfold.wire.decoding import checked
-from ringfold.wire.events import ConnectionDropped, PeerRegistered, PeerSuspected
 from ringfold.wire.frames import Heartbeat
 from ringfold.wire.messages import (
     PROTOCOL_VERSION,
@@ -118,10 +117,10 @@ from ringfold.wire.messages import (
     VoteWithdrawn,
     Welcome,
 )
+from ringfold.wire.notices import ConnectionDropped, PeerRegistered, PeerSuspected
 from ringfold.wire.probing import KEY_BYTES, NodeHello, ProbeCommand, RoundAlarm, RoundReport
 from ringfold.wire.proof import derive, prove, proven
-from ringfold.wire.runs import RunInfo, RunState
-from ringfold.wire.status import Waiting
+from ringfold.wire.status import RunInfo, RunState, Waiting
 
 
 class Master:

@@ -15,11 +15,11 @@ from collections.abc import Collection, Mapping, Sequence
 from msgspec import Struct
 
 from ringfold.master.events import Ns
-from ringfold.master.words import CALL, named, names
+from ringfold.wire.diagnostics import CALL_NAMES, list_peers, name_op
 from ringfold.wire.frames import Announced
 from ringfold.wire.messages import GroupId, OpRef, PeerId, Tag, VoteKind, is_before
 
-_NUMBER: dict[VoteKind, int] = {kind: number for number, kind in enumerate(CALL, 1)}
+_NUMBER: dict[VoteKind, int] = {kind: number for number, kind in enumerate(CALL_NAMES, 1)}
 _OP = 0
 
 
@@ -88,7 +88,7 @@ def clashing_ops(callers: Sequence[Caller], working: Sequence[Working], patience
             and not (op.tag in caller.progress and is_before(op.sequence, caller.progress[op.tag]))
         ]
         if any(work.seen - max(caller.since, work.since) >= patience for caller in outside for work in inside):
-            sides = [f"{names(workers)} {_wait(workers)} in {named(op)}", *_sides(outside)]
+            sides = [f"{list_peers(workers)} {_wait(workers)} in {name_op(op)}", *_sides(outside)]
             calls = dict.fromkeys(sorted(workers), _OP) | {caller.peer: _NUMBER[caller.kind] for caller in outside}
             clashes.append(Clash(calls, ", but ".join(sides), group))
     return clashes
@@ -99,7 +99,7 @@ def _sides(callers: Sequence[Caller]) -> list[str]:
     for caller in callers:
         by_kind.setdefault(caller.kind, []).append(caller.peer)
     sides = sorted(by_kind.items(), key=lambda side: min(side[1]))
-    return [f"{names(peers)} {_wait(peers)} in {CALL[kind]}" for kind, peers in sides]
+    return [f"{list_peers(peers)} {_wait(peers)} in {CALL_NAMES[kind]}" for kind, peers in sides]
 
 
 def absent_from(op: OpRef, others: Mapping[PeerId, Sequence[Announced]]) -> list[PeerId]:

@@ -12,10 +12,10 @@ from ringfold.master.evidence import Mismatch
 from ringfold.master.meeting import absent_from
 from ringfold.master.run import Peer, Run
 from ringfold.master.verdicts import Cause
-from ringfold.master.words import named, names, seconds
-from ringfold.wire.events import CallRefused
+from ringfold.wire.diagnostics import format_seconds, list_peers, name_op
 from ringfold.wire.frames import DESCRIPTOR_BYTES
 from ringfold.wire.messages import OpCancelled, OpMismatch, OpRef, OpTimeout, Reason
+from ringfold.wire.notices import CallRefused
 
 
 class Ops:
@@ -38,10 +38,10 @@ class Ops:
                 waited_ms = max(0, waited_ms)
                 others = {each.id: self._run.announced(each) for each in self._run.live(group) if each is not peer}
                 missing = absent_from(op, others)
-                text = f"{named(op)} waited {seconds(waited_ms)} for {names(missing)}"
+                text = f"{name_op(op)} waited {format_seconds(waited_ms)} for {list_peers(missing)}"
                 self._fault(now, peer, Reason("deadline", text, missing, waited_ms), op, descriptor)
             case OpCancelled(_, op):
-                reason = Reason("cancelled", f"peer {peer.id} gave up {named(op)}", [peer.id])
+                reason = Reason("cancelled", f"peer {peer.id} gave up {name_op(op)}", [peer.id])
                 self._epochs.begin(now, group, Cause(reason))
 
     def _fault(self, now: Ns, peer: Peer, reason: Reason, op: OpRef, descriptor: bytes = b"") -> None:

@@ -26,8 +26,8 @@ from ringfold.probe.rounds.events import (
 )
 from ringfold.probe.rounds.master import RoundMaster
 from ringfold.wire.decoding import checked, reason_of
-from ringfold.wire.events import ProbeNote, ProbingBroke, RoundDone
 from ringfold.wire.messages import Hello
+from ringfold.wire.notices import ProbeNote, ProbingBroke, RoundDone
 from ringfold.wire.probing import (
     Neighbour,
     NodeHello,

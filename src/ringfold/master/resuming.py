@@ -17,8 +17,8 @@ from ringfold.master.events import Ns
 from ringfold.master.liveness import MS
 from ringfold.master.run import Group, Run
 from ringfold.state.election import ElectedState, ElectionResult, FinishedSync, NoWinner
-from ringfold.wire.events import ResumeDelayed
 from ringfold.wire.messages import Member, Offer, PeerId, ResumeWaits
+from ringfold.wire.notices import ResumeDelayed
 
 TELL_NS = 5_000 * MS
 """How often those who wait are told for whom."""

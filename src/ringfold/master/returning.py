@@ -26,9 +26,8 @@ from ringfold.master.epochs import Epochs
 from ringfold.master.events import Ns
 from ringfold.master.run import Connection, Group, Peer, Run, Standing
 from ringfold.master.syncs import done_of
-from ringfold.master.words import seconds
 from ringfold.state.manifest import digest_of
-from ringfold.wire.events import PeerReturned
+from ringfold.wire.diagnostics import format_seconds
 from ringfold.wire.messages import (
     CallDone,
     CallFailed,
@@ -42,6 +41,7 @@ from ringfold.wire.messages import (
     Returned,
     Seal,
 )
+from ringfold.wire.notices import PeerReturned
 
 MOST_ANSWERS = 16
 NOTHING = digest_of(Offer(0, "enforce-popular", "rf64", []))
@@ -119,7 +119,7 @@ class Returning:
     def tick(self, now: Ns) -> None:
         """Give up whoever has not come back in time."""
         if self._run.away and now >= self._run.return_by:
-            how = f"did not come back within {seconds(self._run.settings.return_ms)} after the master changed"
+            how = f"did not come back within {format_seconds(self._run.settings.return_ms)} after the master changed"
             for peer, away in sorted(self._run.away.items()):
                 known = self._run.peers.get(peer)
                 if known is not None:

@@ -26,7 +26,7 @@ from ringfold.master.verdicts import Cause
 from ringfold.state.election import ElectedState, FinishedSync
 from ringfold.topology.links import BandwidthStore, DelayStore
 from ringfold.topology.ring import Edge
-from ringfold.wire.events import CallRefused, Notice, PeerGone
+from ringfold.wire.diagnostics import with_names
 from ringfold.wire.frames import Announced, Heartbeat
 from ringfold.wire.messages import (
     CallDone,
@@ -56,7 +56,7 @@ from ringfold.wire.messages import (
     VoteWithdrawn,
     World,
 )
-from ringfold.wire.naming import with_names
+from ringfold.wire.notices import CallRefused, Notice, PeerGone
 from ringfold.wire.probing import NodeId
 
 if TYPE_CHECKING:

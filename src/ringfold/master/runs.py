@@ -47,7 +47,6 @@ from ringfold.master.machine import Master
 from ringfold.master.run import WATCHER_IDLE_NS
 from ringfold.master.settings import MasterSettings
 from ringfold.wire.decoding import checked, reason_of
-from ringfold.wire.events import ConnectionDropped, RunForgotten
 from ringfold.wire.messages import (
     PROTOCOL_VERSION,
     Challenge,
@@ -62,9 +61,10 @@ from ringfold.wire.messages import (
     StatusRequest,
     ToMaster,
 )
+from ringfold.wire.notices import ConnectionDropped, RunForgotten
 from ringfold.wire.probing import NodeHello, ProbeCommand
 from ringfold.wire.proof import prove, run_token
-from ringfold.wire.runs import RunInfo
+from ringfold.wire.status import RunInfo
 
 FIRST_PAUSE_NS, LONGEST_PAUSE_NS = 1_000 * MS, 60_000 * MS
 """How long a run that broke waits before it begins again."""

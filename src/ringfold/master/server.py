@@ -59,7 +59,6 @@ from ringfold.runtime.log_limit import LogRateLimiter
 from ringfold.runtime.process import close_on_fork, keep_on_fork, run_in_subprocess
 from ringfold.store import StoreClient, open_store
 from ringfold.topology.moonshot import MoonshotRequest, decode_response
-from ringfold.wire.events import ConnectionDropped, Notice, RoundDone
 from ringfold.wire.frames import (
     MAX_FRAME_BYTES,
     evidence_frame,
@@ -67,6 +66,7 @@ from ringfold.wire.frames import (
     message_frame,
 )
 from ringfold.wire.messages import FromMaster, GroupId, Refused
+from ringfold.wire.notices import ConnectionDropped, Notice, RoundDone
 from ringfold.wire.proof import NONCE_BYTES
 
 TICK_S = 0.05

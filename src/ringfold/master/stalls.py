@@ -37,11 +37,21 @@ from ringfold.master.events import Ns
 from ringfold.master.liveness import MS
 from ringfold.master.run import Group, Peer, Run, Standing
 from ringfold.master.settings import MasterSettings
-from ringfold.master.words import CALL, named, names, seconds
-from ringfold.wire.events import PeersStalled
+from ringfold.wire.diagnostics import CALL_NAMES, format_seconds, list_peers, name_op
 from ringfold.wire.frames import DESCRIPTOR_BYTES
-from ringfold.wire.messages import Busy, CallGoesOn, GroupId, OpRef, OpTimeout, PeerId, Tag, VoteKind, VoteWithdrawn
-from ringfold.wire.progress import MAX_BUSY_MS
+from ringfold.wire.messages import (
+    MAX_BUSY_MS,
+    Busy,
+    CallExtended,
+    GroupId,
+    OpRef,
+    OpTimeout,
+    PeerId,
+    Tag,
+    VoteKind,
+    VoteWithdrawn,
+)
+from ringfold.wire.notices import PeersStalled
 
 ANNOUNCED_AFTER_MS = 100
 """Heartbeats name an op when it is as old as this."""
@@ -153,7 +163,7 @@ def judge(now: Ns, stall: Stall, timeout: Ns | None) -> Judgement:
         return Judgement(None, stall.excuse)
     not_idle = [each.peer for each in stall.absent if not each.is_idle]
     if not_idle:
-        return Judgement(None, f"{names(not_idle)} may be in a call, too")
+        return Judgement(None, f"{list_peers(not_idle)} may be in a call, too")
     busy = busy_text(now, stall.absent)
     if busy:
         return Judgement(None, busy)
@@ -169,7 +179,7 @@ def judge(now: Ns, stall: Stall, timeout: Ns | None) -> Judgement:
 def busy_text(now: Ns, absent: Iterable[Absent]) -> str:
     """Who of the absent is busy, for how long; empty if nobody is."""
     longest = max((each.busy_until for each in absent), default=0)
-    return f"busy for another {seconds((longest - now) // MS)}" if longest > now else ""
+    return f"busy for another {format_seconds((longest - now) // MS)}" if longest > now else ""
 
 
 def stall_timeout(settings: MasterSettings, usual: Ns) -> Ns | None:
@@ -263,8 +273,8 @@ def eviction(stall: Stall, waited_ms: int, limit: str) -> tuple[str, str]:
         did, advice = "is in it and sends nothing", _SILENT_ADVICE
     elif stall.key.kind == "sync":
         did, advice = "got no more of the state", _SYNC_ADVICE
-    how, why = f"waited {seconds(waited_ms)} for it", f"and it {did} ({limit})"
-    return f"{stall.what} {how}, {why}", f"{names(stall.since)} {how} in {stall.what}, {why}. {advice}"
+    how, why = f"waited {format_seconds(waited_ms)} for it", f"and it {did} ({limit})"
+    return f"{stall.what} {how}, {why}", f"{list_peers(stall.since)} {how} in {stall.what}, {why}. {advice}"
 
 
 class Watchdog:
@@ -342,7 +352,7 @@ class Watchdog:
                 return False
             elif not is_busy:
                 self._extended[peer.id] = message.ballot  # who got on a moment ago has one more chance
-        self._run.send(peer, CallGoesOn(message.ballot))
+        self._run.send(peer, CallExtended(message.ballot))
         return True
 
     def _guilty(self, now: Ns, stall: Stall, waited_ms: int) -> list[Absent]:
@@ -375,7 +385,7 @@ class Watchdog:
                 callers.setdefault(OpRef(told.tag, told.sequence), {})[member.id] = called
         counts, sizes = self._counts_of(group), {group.id: len(members)}
         for op, since in sorted(callers.items()):
-            key, what = Key("op", group.id, op), named(op)
+            key, what = Key("op", group.id, op), name_op(op)
             absent = [self._absent(each, group, counts.made(each.id, op)) for each in members if each.id not in since]
             if absent:
                 yield Stall(key, what, since, absent, sizes)
@@ -420,7 +430,7 @@ class Watchdog:
         waits_for_peers = not absent or (kind == "update" and bool(run.short_of_peers()))
         key = Key("call", -1 if group is None else group.id, vote=kind)
         sizes = {each.id: len(run.live(each)) for each in run.groups.values()}
-        yield Stall(key, CALL[kind], since, absent, sizes, "it waits for more peers" if waits_for_peers else "")
+        yield Stall(key, CALL_NAMES[kind], since, absent, sizes, "it waits for more peers" if waits_for_peers else "")
 
     def _absent(self, peer: Peer, group: Group, calls: int) -> Absent:
         return Absent(peer.id, self._is_idle(peer, group), calls, peer.busy_until, peer.pace.moved, group.id)
@@ -481,7 +491,7 @@ class Watchdog:
     def _limit(self, stall: Stall) -> str:
         chosen, timeout = self._settings.stall_timeout_ms, self._timeout(stall.key)
         assert timeout is not None
-        shown = f"stall_timeout_s {seconds(timeout // MS)}"
+        shown = f"stall_timeout_s {format_seconds(timeout // MS)}"
         return f"{shown}, by what it usually takes" if chosen == "auto" else shown
 
     def _evict(self, now: Ns, stall: Stall, limit: str) -> None:
@@ -524,4 +534,4 @@ class Watchdog:
 
 
 def _op_timeout(waited_ms: int) -> str:
-    return f"op_timeout_s {seconds(max(0, waited_ms))}"
+    return f"op_timeout_s {format_seconds(max(0, waited_ms))}"

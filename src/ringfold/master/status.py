@@ -23,7 +23,7 @@ from ringfold.master.run import Group, Peer, Run, Standing
 from ringfold.master.stalls import Judgement, Key, Watchdog
 from ringfold.master.topology import waits_for
 from ringfold.master.verdicts import summary
-from ringfold.master.words import CALL, named, names, seconds
+from ringfold.wire.diagnostics import CALL_NAMES, format_seconds, list_peers, name_op
 from ringfold.wire.frames import Announced
 from ringfold.wire.messages import GroupId, OpRef, PeerId, VoteKind
 from ringfold.wire.status import GroupStatus, LinkStatus, PeerStatus, Status, Waiting
@@ -70,7 +70,7 @@ def _with_eviction(waiting: Waiting, now: Ns, judgement: Judgement | None) -> Wa
     if judgement is None or not waiting.missing:
         return waiting
     left_ms = None if judgement.evict_at is None else max(0, judgement.evict_at - now) // MS
-    text = judgement.why if left_ms is None else f"in {seconds(left_ms)}"
+    text = judgement.why if left_ms is None else f"in {format_seconds(left_ms)}"
     return replace(waiting, eviction=text, evict_in_ms=left_ms)
 
 
@@ -88,7 +88,7 @@ def _peer(run: Run, now: Ns, peer: Peer) -> PeerStatus:
         suspected=peer.suspected,
         committed_ops=peer.beat.committed,
         ops=[
-            f"tag {op.tag} seq {op.sequence}: {phases[op.tag, op.sequence]} ({seconds(op.age_ms)})"
+            f"tag {op.tag} seq {op.sequence}: {phases[op.tag, op.sequence]} ({format_seconds(op.age_ms)})"
             for op in run.announced(peer)
         ],
     )
@@ -175,7 +175,7 @@ def _syncs(run: Run, now: Ns, judged: Mapping[Key, Judgement]) -> Iterator[Waiti
     for _, group in sorted(run.groups.items()):
         sync = group.sync
         if sync is not None:
-            holders = names(sorted(sync.holders))
+            holders = list_peers(sorted(sync.holders))
             what = f"group {group.id}: sync {sync.number} of revision {sync.plan.revision} from {holders}"
             waiting = Waiting(what, sorted(sync.ballots), sorted(sync.unfinished), (now - sync.since) // MS)
             yield _with_eviction(waiting, now, judged.get(Key("sync", group.id)))
@@ -187,7 +187,7 @@ def _resumes(run: Run, now: Ns) -> Iterator[Waiting]:
         waiting, last = group.resume, group.finished
         if waiting is not None and last is not None:
             whom = ", ".join(map(repr, waiting.missing))
-            until = f"for another {seconds(left(run, now, waiting))} (resume_wait_s)"
+            until = f"for another {format_seconds(left(run, now, waiting))} (resume_wait_s)"
             what = f"group {group.id}: revision {last.revision} is lost; before a checkpoint is taken, {whom} may come"
             yield Waiting(f"{what}: {until}", sorted(waiting.ballots), [], (now - waiting.since) // MS)
 
@@ -231,7 +231,9 @@ def _calls(run: Run, now: Ns, judged: Mapping[Key, Judgement]) -> Iterator[Waiti
         if ballots and isinstance(state, Wait):
             since = min(ballot.asked for ballot in ballots.values())
             where = "" if group is None else f"group {group}: "
-            waiting = Waiting(f"{where}{CALL[kind]}: {state.why}", list(ballots), state.missing, (now - since) // MS)
+            waiting = Waiting(
+                f"{where}{CALL_NAMES[kind]}: {state.why}", list(ballots), state.missing, (now - since) // MS
+            )
             key = Key("call", -1 if group is None else group, vote=kind)
             yield _with_eviction(waiting, now, judged.get(key))
 
@@ -256,5 +258,5 @@ def _ops(run: Run, now: Ns, judged: Mapping[Key, Judgement]) -> Iterator[Waiting
         for called, ages in sorted(callers.items()):
             absent = sorted(set(group.ring) & set(run.peers) - set(ages))
             if absent:
-                waiting = Waiting(f"group {group.id}: {named(called)}", sorted(ages), absent, max(ages.values()))
+                waiting = Waiting(f"group {group.id}: {name_op(called)}", sorted(ages), absent, max(ages.values()))
                 yield _with_eviction(waiting, now, judged.get(Key("op", group.id, called)))

@@ -27,13 +27,13 @@ from ringfold.master import life
 from ringfold.master.events import Ns
 from ringfold.master.resuming import Resuming, asks_for_a_checkpoint, known_as
 from ringfold.master.run import Group, Peer, Run, Sync
-from ringfold.master.words import names
 from ringfold.state.ancestry import new_lineage
 from ringfold.state.blocks import digest_bytes
 from ringfold.state.election import ElectedState, ElectionResult, FinishedSync, NoWinner, diverged, elect
-from ringfold.wire.events import CallRefused, PeerDiverged, StateRolledBack, SyncBegun, SyncEnded
-from ringfold.wire.lineage import MAX_ANCESTORS, MAX_CHECKPOINTS
+from ringfold.wire.diagnostics import list_peers
 from ringfold.wire.messages import (
+    MAX_ANCESTORS,
+    MAX_CHECKPOINTS,
     Divergence,
     Lineage,
     Offer,
@@ -41,11 +41,12 @@ from ringfold.wire.messages import (
     Reason,
     Rollback,
     SyncDone,
-    SyncGoesOn,
+    SyncExtended,
     SyncPlan,
     SyncReport,
     SyncVoters,
 )
+from ringfold.wire.notices import CallRefused, PeerDiverged, StateRolledBack, SyncBegun, SyncEnded
 from ringfold.wire.proof import derive
 
 MAX_KEYS = 200_000
@@ -207,7 +208,7 @@ class Syncs:
                 self._out(group, sync, peer, self._stuck(sync, peer, known, report.text))
             case "corrupt":
                 sync.corrupt.update(known)
-                text = f"peer {peer.id} got a wrong block from {names(known)}: {report.text}"
+                text = f"peer {peer.id} got a wrong block from {list_peers(known)}: {report.text}"
                 self._run.tell(CallRefused(known, text))
 
     def _goes_on(self, now: Ns, sync: Sync) -> None:
@@ -216,7 +217,7 @@ class Syncs:
             return
         sync.told = now
         for peer, ballot in sorted(sync.ballots.items()):
-            self._run.send(self._run.peers[peer], SyncGoesOn(ballot))
+            self._run.send(self._run.peers[peer], SyncExtended(ballot))
 
     def _stuck(self, sync: Sync, peer: Peer, blame: list[PeerId], why: str) -> Reason:
         """Why a peer did not get the state: it is lost to all, or those who have it gave it wrongly, or not at all.
@@ -229,9 +230,11 @@ class Syncs:
             text = f"revision {revision} of the shared state is lost: everybody who had it is gone ({why})"
             return Reason("state_lost", text, blame, 0, [revision])
         if not sync.holders:
-            text = f"peer {peer.id} could not get revision {revision}: {names(there)} gave the sync up ({why})"
+            text = f"peer {peer.id} could not get revision {revision}: {list_peers(there)} gave the sync up ({why})"
             return Reason("state", text, there)
-        text = f"peer {peer.id} could not get revision {revision} from {names(blame or sorted(sync.holders))}: {why}"
+        text = (
+            f"peer {peer.id} could not get revision {revision} from {list_peers(blame or sorted(sync.holders))}: {why}"
+        )
         return Reason("hash" if sync.corrupt & {*blame} else "state", text, blame)
 
     def _out(self, group: Group, sync: Sync, peer: Peer, reason: Reason) -> None:

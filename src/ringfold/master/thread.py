@@ -6,7 +6,7 @@ from types import TracebackType
 from ringfold.master.server import LEASE_S, MasterServer
 from ringfold.master.settings import MasterSettings
 from ringfold.runtime import asyncio_support
-from ringfold.wire.events import Notice
+from ringfold.wire.notices import Notice
 
 
 class MasterThread:

@@ -37,15 +37,15 @@ from ringfold.master.events import Ns, StartMoonshot
 from ringfold.master.liveness import MS
 from ringfold.master.run import Group, LinkTest, Optimisation, Peer, Run
 from ringfold.master.verdicts import Cause
-from ringfold.master.words import names
 from ringfold.topology.moonshot import MoonshotRequest
 from ringfold.topology.ring import Edge, edges_of
 from ringfold.topology.schedule import disjoint_rounds
 from ringfold.topology.solve import NoRing, Solution, best_ring, known_or, ring_value
 from ringfold.wire.decoding import checked
-from ringfold.wire.events import CallRefused, LinksMeasured, RingChosen
+from ringfold.wire.diagnostics import list_peers
 from ringfold.wire.frames import Heartbeat
 from ringfold.wire.messages import GroupId, Measure, Measured, PeerId, Reason
+from ringfold.wire.notices import CallRefused, LinksMeasured, RingChosen
 from ringfold.wire.proof import derive
 
 GRACE_MS = 1_000
@@ -108,7 +108,7 @@ class Topology:
         late = waits_for(self._run, self._epochs, optimisation)
         del optimisation.ballots[peer.id]
         what = "to be measured" if optimisation.changing is None else "to attach"
-        return late, f"for {names(late)} {what}"
+        return late, f"for {list_peers(late)} {what}"
 
     def settle(self, now: Ns) -> bool:
         """Move the optimisation on by one stage, if the facts allow it. False if nothing moved."""
@@ -202,7 +202,7 @@ class Topology:
         if going is not None:
             for number, test in [item for item in going.tests.items() if now >= item[1].deadline]:
                 silent = [peer for peer in test.pair if peer not in test.reports]
-                self._failed(going, number, f"no report from {names(silent)}")
+                self._failed(going, number, f"no report from {list_peers(silent)}")
         shown = [peer for peer, since in run.unmeasured.items() if now - since >= FAILED_SHOWN_NS]
         for peer in shown:
             del run.unmeasured[peer]

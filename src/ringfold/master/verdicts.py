@@ -23,7 +23,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
-from ringfold.master.words import names
+from ringfold.wire.diagnostics import list_peers
 from ringfold.wire.messages import OpRef, PeerId, Reason, SealedOp, Verdict
 
 _TEXTS_SHOWN = 3
@@ -104,4 +104,4 @@ def broken_edge(source: PeerId, target: PeerId, how: str) -> Cause:
 def joining(newcomers: Iterable[PeerId]) -> Cause:
     """An admission. Ops are not in flight then, so its reason is for people only."""
     who = sorted(newcomers)
-    return Cause(Reason("edge", f"{names(who)} {'joins' if len(who) == 1 else 'join'}"))
+    return Cause(Reason("edge", f"{list_peers(who)} {'joins' if len(who) == 1 else 'join'}"))

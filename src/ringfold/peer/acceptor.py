@@ -3,7 +3,7 @@
 Other peers connect for a lane of the ring (`lanes.py`), for a sync of shared state or for the measurement of a link
 (both are bulk sessions, `side_channels.py`). What a connection is for, only its hello says:
 
-    accepted --> Challenge is sent --> LaneHello or VisitHello --+--> proven: its owner takes the connection
+    accepted --> Challenge is sent --> LaneHello or BulkHello --+--> proven: its owner takes the connection
                                                                  +--> too early: parked until the master announces it
                                                                  +--> wrong: refused and closed
 
@@ -18,8 +18,8 @@ from ringfold.peer.lanes import Lanes, LaneUpdate
 from ringfold.peer.settings import MS, PeerTimings
 from ringfold.peer.side_channels import SideChannels
 from ringfold.wire import frames
-from ringfold.wire.events import ConnectionDropped
-from ringfold.wire.messages import PROTOCOL_VERSION, Challenge, LaneHello, Refused, VisitHello
+from ringfold.wire.messages import PROTOCOL_VERSION, BulkHello, Challenge, LaneHello, Refused
+from ringfold.wire.notices import ConnectionDropped
 
 
 @dataclass(slots=True)
@@ -30,7 +30,7 @@ class PendingInbound:
     nonce: bytes
     accepted_ns: int
     deadline_ns: int
-    parked: LaneHello | VisitHello | None = None
+    parked: LaneHello | BulkHello | None = None
     """A hello that the master has not announced here yet."""
     round_trip_ns: int = 0
     """From the challenge to the hello."""
@@ -70,7 +70,7 @@ class Acceptor:
             case LaneHello() if pending.parked is None:
                 pending.parked = hello
                 return self._check_lane(conn, pending, hello)
-            case VisitHello() if pending.parked is None:
+            case BulkHello() if pending.parked is None:
                 pending.parked = hello
                 pending.round_trip_ns = now_ns - pending.accepted_ns
                 return LaneUpdate(self.check_sessions(now_ns))
@@ -89,7 +89,7 @@ class Acceptor:
         """Look at the parked connections for bulk sessions: the master may have announced them, or they may be over."""
         effects: list[Effect] = []
         for conn, pending in list(self._pending.items()):
-            if not isinstance(pending.parked, VisitHello):
+            if not isinstance(pending.parked, BulkHello):
                 continue
             verdict = self._channels.sessions.accept(conn, pending.nonce, pending.parked, pending.round_trip_ns)
             if isinstance(verdict, str):
@@ -136,11 +136,11 @@ class Acceptor:
         return [CloseConn(conn, reason), Notify(ConnectionDropped(remote, reason))]
 
 
-def _why_late(parked: LaneHello | VisitHello | None) -> str:
+def _why_late(parked: LaneHello | BulkHello | None) -> str:
     match parked:
         case LaneHello():
             return "its epoch was not recorded here in time"
-        case VisitHello(purpose=purpose, number=number):
+        case BulkHello(purpose=purpose, number=number):
             return f"the master did not announce {purpose} {number} here"
         case None:
             return "no handshake in time"

@@ -26,7 +26,7 @@ from ringfold.peer.states import CONTROL_TRANSITIONS, ControlInput, ControlState
 from ringfold.topology.ring import edges_of
 from ringfold.wire import frames, messages
 from ringfold.wire.decoding import checked
-from ringfold.wire.events import MasterAway
+from ringfold.wire.diagnostics import explain_connect_error, explain_no_challenge, explain_not_a_master
 from ringfold.wire.messages import (
     MAX_PATHS,
     PROTOCOL_VERSION,
@@ -43,8 +43,8 @@ from ringfold.wire.messages import (
     SyncPlan,
     Welcome,
 )
+from ringfold.wire.notices import MasterAway
 from ringfold.wire.proof import NONCE_BYTES, prove, proven
-from ringfold.wire.reaching import in_plain_words, not_a_master, said_nothing
 
 LOG_EVERY_NS = 5_000 * MS
 """How often the log says why no master can be reached; the first time at once."""
@@ -172,14 +172,14 @@ class Control:
 
     def not_connected(self, now_ns: int, reason: str) -> list[Effect]:
         """No connection was established."""
-        return self.failed(now_ns, in_plain_words(reason))
+        return self.failed(now_ns, explain_connect_error(reason))
 
     def closed(self, now_ns: int, reason: str) -> list[Effect]:
         """The connection ended in the handshake."""
         if self.state is ControlState.DIALLING:
             return self.not_connected(now_ns, reason)
         if self.state is ControlState.CHALLENGE:
-            return self.failed(now_ns, not_a_master(reason))
+            return self.failed(now_ns, explain_not_a_master(reason))
         return self.failed(now_ns, f"it closed the connection in the handshake ({reason})")
 
     @property
@@ -200,7 +200,7 @@ class Control:
             return self._dial()
         assert self.conn is not None
         is_silent = self.state is ControlState.CHALLENGE
-        reason = said_nothing(self._timeout_ms) if is_silent else "it did not answer the handshake in time"
+        reason = explain_no_challenge(self._timeout_ms) if is_silent else "it did not answer the handshake in time"
         return self._close(now_ns, reason)
 
     def _unreachable(self) -> MasterUnreachable:
@@ -220,7 +220,7 @@ class Control:
             message = decode_from_master(body)
         except RemoteProtocolError as error:
             is_first = self.state is ControlState.CHALLENGE
-            reason = not_a_master(str(error)) if is_first else f"it breaks the protocol ({error})"
+            reason = explain_not_a_master(str(error)) if is_first else f"it breaks the protocol ({error})"
             return self._close(now_ns, reason), None
         match message:
             case Challenge() if self.state is ControlState.CHALLENGE:

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from ringfold.errors import RingfoldError
 from ringfold.state.blocks import BlockRef
-from ringfold.wire.events import Notice
 from ringfold.wire.messages import Divergence, Epoch, Lineage, Message, PeerId, Reason, Record, Verdict, World
+from ringfold.wire.notices import Notice
 
 # Commands of the engine
 

@@ -37,7 +37,6 @@ from ringfold.peer.settings import MS, PeerTimings
 from ringfold.peer.states import DIAL_TRANSITIONS, DialInput, DialState, next_state
 from ringfold.wire import frames
 from ringfold.wire.decoding import checked
-from ringfold.wire.events import LaneLost
 from ringfold.wire.messages import (
     PROTOCOL_VERSION,
     Challenge,
@@ -50,6 +49,7 @@ from ringfold.wire.messages import (
     Record,
     Refused,
 )
+from ringfold.wire.notices import LaneLost
 from ringfold.wire.proof import link_key, prove, proven
 
 Link = tuple[bool, PeerId]

@@ -94,14 +94,7 @@ from ringfold.peer.sync.syncing import Syncing
 from ringfold.peer.votes import AnswerLog, PendingCalls, RunFacts
 from ringfold.state.manifest import StateManifest
 from ringfold.wire import messages
-from ringfold.wire.events import (
-    AdmissionDelayed,
-    ConnectionDropped,
-    MasterLost,
-    PeerDiverged,
-    ResumeDelayed,
-    StateRolledBack,
-)
+from ringfold.wire.diagnostics import with_names, with_you
 from ringfold.wire.messages import (
     Divergence,
     Epoch,
@@ -115,7 +108,14 @@ from ringfold.wire.messages import (
     Welcome,
     World,
 )
-from ringfold.wire.naming import with_names, with_you
+from ringfold.wire.notices import (
+    AdmissionDelayed,
+    ConnectionDropped,
+    MasterLost,
+    PeerDiverged,
+    ResumeDelayed,
+    StateRolledBack,
+)
 from ringfold.wire.probing import NodeWelcome, ProbeAnswer, ProbeGraph, ProbeHalt, RoundClock, RoundEnd, RoundStart
 
 LOG_ADMISSION_NS = 10_000 * MS
@@ -412,10 +412,10 @@ class PeerMachine:
                 self._facts.call_failed()
                 effects = self._end_sync(ballot)
                 return [*effects, CallFinished(ballot, reason)] if self._calls.finish(ballot) else effects
-            case messages.CallGoesOn(ballot=ballot):
+            case messages.CallExtended(ballot=ballot):
                 self._calls.resume(now_ns, ballot)
                 return []
-            case messages.SyncGoesOn(ballot=ballot):
+            case messages.SyncExtended(ballot=ballot):
                 self._calls.extend(now_ns, ballot)
                 return []
             case messages.ResumeWaits(ballot=ballot):

@@ -23,8 +23,8 @@ from ringfold.errors import (
 from ringfold.peer.codes import OpStatus
 from ringfold.peer.engine import Engine, OpResult, decode_reason
 from ringfold.runtime import threads
+from ringfold.wire.diagnostics import with_you
 from ringfold.wire.messages import Epoch, PeerId, Reason
-from ringfold.wire.naming import with_you
 
 
 class ReduceInfo(NamedTuple):

@@ -87,11 +87,10 @@ from ringfold.runtime.clock import monotonic_ns, random_bytes, raw_ns
 from ringfold.runtime.log_limit import LogRateLimiter
 from ringfold.state.snapshot import Snapshot
 from ringfold.wire.decoding import decode
-from ringfold.wire.events import ConnectionDropped
-from ringfold.wire.messages import Epoch, GroupId, Offer, PeerId, Reason, Record, VoteKind
-from ringfold.wire.naming import with_names
+from ringfold.wire.diagnostics import with_names
+from ringfold.wire.messages import MAX_BUSY_MS, Epoch, GroupId, Offer, PeerId, Reason, Record, VoteKind
+from ringfold.wire.notices import ConnectionDropped
 from ringfold.wire.probing import NodeClock, NodeId
-from ringfold.wire.progress import MAX_BUSY_MS
 from ringfold.wire.proof import NONCE_BYTES
 
 _log = logging.getLogger("ringfold.peer")

@@ -5,9 +5,9 @@ measurement) and a secret. One end dials the data port of the other, each of its
 
     dialler                                   acceptor
        |  <---------------- Challenge(nonce)    |     pending in `acceptor.py`, as every inbound connection is at first
-       |  VisitHello(number, proof) -------->   |     parked while the master's announcement has not arrived here,
+       |  BulkHello(number, proof) -------->   |     parked while the master's announcement has not arrived here,
        |                                        |     refused if the task is over already
-       |  <---------------- VisitWelcome(proof) |     open at the acceptor
+       |  <---------------- BulkWelcome(proof) |     open at the acceptor
        |  open at the dialler                   |     the RTT: challenge to hello, hello to welcome
 
 An open session carries bulk frames. `SideChannels` hands its messages to the owner of the task: `sync/syncing.py` or
@@ -27,13 +27,13 @@ from ringfold.wire import frames
 from ringfold.wire.decoding import checked
 from ringfold.wire.messages import (
     PROTOCOL_VERSION,
+    BulkHello,
+    BulkWelcome,
     Challenge,
     Member,
     PeerId,
     Purpose,
     Refused,
-    VisitHello,
-    VisitWelcome,
 )
 from ringfold.wire.proof import link_key, prove, proven
 
@@ -224,9 +224,9 @@ class BulkSessions:
                 dial.hello_ns = now_ns
                 claim = (*dial.task, self.me, dial.target.peer)
                 proof = prove(key, "visit", challenge, dial.nonce, *_as_parts(*claim))
-                hello = VisitHello(PROTOCOL_VERSION, *claim, dial.nonce, proof)
+                hello = BulkHello(PROTOCOL_VERSION, *claim, dial.nonce, proof)
                 return [SendMessage(conn, hello), ResumeReading(conn)], []
-            case VisitWelcome(proof=proof) if dial.state is DialState.WELCOME:
+            case BulkWelcome(proof=proof) if dial.state is DialState.WELCOME:
                 if not proven(key, proof, "visit_welcome", dial.nonce, dial.challenge):
                     return self._refused(now_ns, dial, "it does not know the secret of this session")
                 self._dials.remove(dial)
@@ -276,7 +276,7 @@ class BulkSessions:
     # Sessions that other peers dial
 
     def accept(
-        self, conn: int, nonce: bytes, hello: VisitHello, round_trip_ns: int = 0
+        self, conn: int, nonce: bytes, hello: BulkHello, round_trip_ns: int = 0
     ) -> tuple[list[Effect], SessionOpened] | str | None:
         """Decide about an inbound connection. Effects and a session: it is open. Text: refuse it for this reason.
 
@@ -294,10 +294,10 @@ class BulkSessions:
             return None
         opened = SessionOpened(task, hello.source, conn, False, round_trip_ns)
         self.open[conn] = opened
-        welcome = VisitWelcome(prove(expected.key, "visit_welcome", hello.nonce, nonce))
+        welcome = BulkWelcome(prove(expected.key, "visit_welcome", hello.nonce, nonce))
         return [SendMessage(conn, welcome), MakeBulk(conn)], opened
 
-    def _fault_of(self, nonce: bytes, hello: VisitHello) -> str | None:
+    def _fault_of(self, nonce: bytes, hello: BulkHello) -> str | None:
         """Why this hello is wrong; None also while the master has not announced its task here."""
         if hello.version != PROTOCOL_VERSION:
             return f"protocol version {hello.version}, but this peer speaks {PROTOCOL_VERSION}"

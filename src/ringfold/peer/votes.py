@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from ringfold.peer.effects import CallSucceeded
 from ringfold.peer.events import CallVote
 from ringfold.peer.settings import MS
-from ringfold.wire.answers import Answer, SyncVoters
 from ringfold.wire.messages import (
+    Answer,
     CallDone,
     CallFailed,
     Epoch,
@@ -30,6 +30,7 @@ from ringfold.wire.messages import (
     Returned,
     SyncDone,
     SyncPlan,
+    SyncVoters,
     Vote,
     VoteKind,
     VoteWithdrawn,

@@ -12,6 +12,7 @@ from types import TracebackType
 from ringfold.config import DEFAULT_RUN, check_run_name, split_address
 from ringfold.errors import ConfigError, MasterUnreachable, RemoteProtocolError
 from ringfold.runtime.clock import monotonic_ns, random_bytes
+from ringfold.wire.diagnostics import explain_connect_error, explain_no_challenge, explain_not_a_master
 from ringfold.wire.frames import MAX_FRAME_BYTES, FrameKind, FrameReader, decode_from_master, message_frame
 from ringfold.wire.messages import (
     PROTOCOL_VERSION,
@@ -29,7 +30,6 @@ from ringfold.wire.messages import (
 )
 from ringfold.wire.probing import ProbeAction, ProbeAnswer, ProbeCommand
 from ringfold.wire.proof import NONCE_BYTES, prove, run_token
-from ringfold.wire.reaching import in_plain_words, not_a_master, said_nothing
 
 
 class _NoAnswer(MasterUnreachable):
@@ -56,7 +56,7 @@ class MasterClient:
         try:
             self._socket = socket.create_connection((host, port), timeout_s)
         except OSError as error:
-            raise MasterUnreachable(address, in_plain_words(error.strerror or str(error))) from None
+            raise MasterUnreachable(address, explain_connect_error(error.strerror or str(error))) from None
         try:
             challenge = self._greeting()
             if not isinstance(challenge, Challenge):
@@ -118,9 +118,9 @@ class MasterClient:
         try:
             return self._next()
         except RemoteProtocolError as error:
-            raise RemoteProtocolError(f"{self.address}: {not_a_master(str(error))}") from None
+            raise RemoteProtocolError(f"{self.address}: {explain_not_a_master(str(error))}") from None
         except _NoAnswer:
-            raise MasterUnreachable(self.address, said_nothing(int(self.timeout_s * 1_000))) from None
+            raise MasterUnreachable(self.address, explain_no_challenge(int(self.timeout_s * 1_000))) from None
 
     def _proof(self, purpose: str) -> tuple[bytes, bytes]:
         nonce = random_bytes(NONCE_BYTES)

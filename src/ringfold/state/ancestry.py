@@ -13,7 +13,7 @@ continues from a checkpoint of the run before, which is then its ancestor.
 
 from collections.abc import Iterable
 
-from ringfold.wire.lineage import MAX_ANCESTORS, Branch, Lineage
+from ringfold.wire.messages import MAX_ANCESTORS, Branch, Lineage
 
 
 def branch_of(lineage: Lineage, revision: int) -> Branch:

@@ -54,8 +54,7 @@ from ringfold.state.manifest import LoadedCheckpoint, StateManifest, digest_of
 from ringfold.state.shared import SharedState, note_saved, set_lineage, set_torn
 from ringfold.state.snapshot import Snapshot
 from ringfold.wire.decoding import decode
-from ringfold.wire.lineage import MAX_CHECKPOINTS
-from ringfold.wire.messages import Branch, HashKind, KeyOffer, Lineage, Offer
+from ringfold.wire.messages import MAX_CHECKPOINTS, Branch, HashKind, KeyOffer, Lineage, Offer
 
 _log = logging.getLogger(__name__)
 

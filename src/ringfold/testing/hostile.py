@@ -13,7 +13,7 @@ from ringfold.peer.effects import EngineEffect, SendMessage
 from ringfold.peer.engine import RawBlock
 from ringfold.testing.network import End, Network
 from ringfold.testing.scheduler import MS
-from ringfold.wire.visiting import Hashes
+from ringfold.wire.messages import Hashes
 
 DIAL_NS = 500 * MS
 

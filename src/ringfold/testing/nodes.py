@@ -43,15 +43,6 @@ from ringfold.testing.network import End
 from ringfold.testing.scheduler import MS
 from ringfold.testing.stalling import judge_stall
 from ringfold.topology.moonshot import MoonshotRequest, solve
-from ringfold.wire.events import (
-    EpochInstalled,
-    EpochRecorded,
-    LinksMeasured,
-    PeerGone,
-    PeersStalled,
-    RingChosen,
-    SyncBegun,
-)
 from ringfold.wire.frames import (
     MAX_FRAME_BYTES,
     FrameKind,
@@ -64,6 +55,15 @@ from ringfold.wire.frames import (
     message_frame,
 )
 from ringfold.wire.messages import Message, Record, SyncDone, SyncPlan
+from ringfold.wire.notices import (
+    EpochInstalled,
+    EpochRecorded,
+    LinksMeasured,
+    PeerGone,
+    PeersStalled,
+    RingChosen,
+    SyncBegun,
+)
 from ringfold.wire.proof import NONCE_BYTES
 
 if TYPE_CHECKING:

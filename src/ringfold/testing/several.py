@@ -25,8 +25,8 @@ from ringfold.testing.scheduler import SimulationFailure
 from ringfold.testing.simulation import Setup, Simulation
 from ringfold.testing.stateful import Looping, looping
 from ringfold.testing.workloads import Training, training
-from ringfold.wire.events import RunBegun, RunEnded
 from ringfold.wire.messages import Welcome
+from ringfold.wire.notices import RunBegun, RunEnded
 
 
 @dataclass(frozen=True, slots=True)

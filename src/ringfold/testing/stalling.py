@@ -21,7 +21,7 @@ from ringfold.testing.scheduler import MS
 
 if TYPE_CHECKING:
     from ringfold.testing.simulation import Simulation
-    from ringfold.wire.events import PeersStalled
+    from ringfold.wire.notices import PeersStalled
 
 NOTICED_AFTER_MS = 300
 """A program that went on so short a time ago may not be known to have done so."""

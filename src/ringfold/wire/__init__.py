@@ -1,7 +1,10 @@
 """Bytes <-> typed messages. No sockets, no clocks.
 
-Read `messages.py` first (what is said on a control connection and in a lane's handshake), then `frames.py` (how a
-message becomes bytes, and the fixed frames that native code reads and writes itself), then `proof.py` (how a secret is
-proven without being sent), `decoding.py` (how bytes from outside are decoded and checked) and `events.py` (what the
-rooms tell observers).
+Reading order: `base.py` (ids, and the base class of all messages), `messages.py` (control connections, handshakes and
+bulk sessions), `status.py` (requests of commands), `probing.py` (rounds of probing), `frames.py` (how a message becomes
+bytes, and the fixed frames that native code reads and writes itself), `descriptor.py` (the 48 bytes that describe an
+op), `proof.py` (how a secret is proven without being sent) and `decoding.py` (how bytes from outside are decoded and
+checked). `notices.py` has the events for observers: logs, metrics and traces. `diagnostics.py` has the texts that
+several rooms share. The agent of a host has its own protocols: `agent.py` (its Unix socket) and `telemetry.py`
+(packets from switches).
 """

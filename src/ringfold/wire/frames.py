@@ -15,14 +15,13 @@ import msgspec
 
 from ringfold.errors import RemoteProtocolError
 from ringfold.wire.decoding import decode
-from ringfold.wire.messages import FromMaster, Handshake, Message, ToMaster
-from ringfold.wire.visiting import OnVisit
+from ringfold.wire.messages import BulkMessage, FromMaster, Handshake, Message, ToMaster
 
 MAX_HANDSHAKE_BYTES = 16 * 1024
 """The largest frame taken from somebody who has not proven a secret yet."""
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 """The largest frame of a proven control connection: a verdict may carry every payload of several small ops."""
-MAX_VISIT_BYTES = 16 * 1024 * 1024
+MAX_BULK_MESSAGE_BYTES = 16 * 1024 * 1024
 """The largest message on a visit: the block hashes of a key of two terabytes fit."""
 
 
@@ -49,7 +48,7 @@ _encoder = msgspec.msgpack.Encoder()
 _to_master: msgspec.msgpack.Decoder[ToMaster] = msgspec.msgpack.Decoder(ToMaster)
 _from_master: msgspec.msgpack.Decoder[FromMaster] = msgspec.msgpack.Decoder(FromMaster)
 _handshake: msgspec.msgpack.Decoder[Handshake] = msgspec.msgpack.Decoder(Handshake)
-_on_visit: msgspec.msgpack.Decoder[OnVisit] = msgspec.msgpack.Decoder(OnVisit)
+_on_visit: msgspec.msgpack.Decoder[BulkMessage] = msgspec.msgpack.Decoder(BulkMessage)
 
 
 def encode(message: Message) -> bytes:
@@ -77,7 +76,7 @@ def decode_handshake(body: bytes) -> Handshake:
     return decode(_handshake.decode, body, what=_NO_MESSAGE)
 
 
-def decode_on_visit(body: bytes) -> OnVisit:
+def decode_bulk(body: bytes) -> BulkMessage:
     return decode(_on_visit.decode, body, what=_NO_MESSAGE)
 
 

@@ -1,24 +1,25 @@
-"""Every message of the control connection and of a lane's handshake.
+"""Every message of a control connection, of a lane's handshake, and of a bulk session.
 
-A connection to a master, or to a peer's data port, begins with the acceptor's `Challenge`. The other side answers with
-what it is: `Hello` (a peer joins), `Resume` (a peer comes back, after a master was lost), `NodeHello` (a process only
-probes), `StatusRequest` (somebody looks), `EvictRequest` (somebody wants a peer out), `ProbeCommand` (somebody steers
-the probing), `RunsRequest` and `ForgetRun` (about the runs of the master), `LaneHello` (a neighbour brings a lane) or
-`VisitHello` (a member wants shared state, or measures the link). All of them prove a secret over the challenge's nonce
-and never send it.
+A connection begins with the acceptor's `Challenge`. The acceptor is a master, or a peer on its data port. The other
+side then sends one of these, each with a proof of a secret over the challenge's nonce (the secret itself is never
+sent):
 
-Peer ids are given by the master and only grow, so a lower id is a longer member. An epoch number belongs to a group.
+* to a master: `Hello` (a peer joins), `Resume` (a member reconnects after a change of masters), `NodeHello` (a process
+  that only probes), `StatusRequest`, `EvictRequest`, `ProbeCommand`, `RunsRequest` or `ForgetRun` (a command);
+* to a peer: `LaneHello` (a neighbour opens a lane) or `BulkHello` (a member opens a bulk session, to fetch shared state
+  or to measure the link).
+
+The sections: handshakes, calls, ops, epochs, shared state, link measurements, leaving, and recovery after a change of
+masters. The unions at the end say which message goes in which direction. Messages about probing are in `probing.py`,
+those of commands in `status.py`.
+
+The master assigns peer ids, and they only grow: lower ids joined earlier. An epoch number belongs to a group.
 """
 
 from typing import Literal
 
 from msgspec import Struct, field
 
-from ringfold.wire.answers import CallDone as CallDone
-from ringfold.wire.answers import CallFailed as CallFailed
-from ringfold.wire.answers import Failure as Failure
-from ringfold.wire.answers import Reason as Reason
-from ringfold.wire.answers import SyncVoters as SyncVoters
 from ringfold.wire.base import PROTOCOL_VERSION as PROTOCOL_VERSION
 from ringfold.wire.base import Epoch as Epoch
 from ringfold.wire.base import EvidenceBy as EvidenceBy
@@ -35,9 +36,6 @@ from ringfold.wire.base import SyncStrategy as SyncStrategy
 from ringfold.wire.base import Tag as Tag
 from ringfold.wire.base import VoteKind as VoteKind
 from ringfold.wire.base import is_before as is_before
-from ringfold.wire.lineage import Branch as Branch
-from ringfold.wire.lineage import Lineage as Lineage
-from ringfold.wire.lineage import Rollback as Rollback
 from ringfold.wire.probing import (
     NodeHello,
     NodeWelcome,
@@ -51,22 +49,26 @@ from ringfold.wire.probing import (
     RoundReport,
     RoundStart,
 )
-from ringfold.wire.progress import Busy as Busy
-from ringfold.wire.progress import CallGoesOn as CallGoesOn
-from ringfold.wire.progress import EvictRequest as EvictRequest
-from ringfold.wire.progress import EvictResponse as EvictResponse
-from ringfold.wire.returning import Resume as Resume
-from ringfold.wire.returning import Resumed as Resumed
-from ringfold.wire.returning import Returned as Returned
-from ringfold.wire.runs import ForgetRun as ForgetRun
-from ringfold.wire.runs import RunList as RunList
-from ringfold.wire.runs import RunsRequest as RunsRequest
 from ringfold.wire.status import Divergence as Divergence
+from ringfold.wire.status import EvictRequest as EvictRequest
+from ringfold.wire.status import EvictResponse as EvictResponse
+from ringfold.wire.status import ForgetRun as ForgetRun
+from ringfold.wire.status import RunList as RunList
+from ringfold.wire.status import RunsRequest as RunsRequest
 from ringfold.wire.status import Status as Status
 from ringfold.wire.status import StatusRequest as StatusRequest
 from ringfold.wire.status import World as World
 
-# What both kinds of connection begin with
+MAX_PATHS = 8
+"""Of one link."""
+MAX_ANCESTORS = 64
+"""How many lineages back a history is known. A checkpoint of an older one cannot be resumed from."""
+MAX_CHECKPOINTS = 64
+"""How many checkpoints a peer lists in an offer: the newest ones."""
+MAX_BUSY_MS = 7 * 86_400_000
+"""A week."""
+
+# Handshakes
 
 
 class Challenge(Message, frozen=True, tag="challenge"):
@@ -77,15 +79,11 @@ class Challenge(Message, frozen=True, tag="challenge"):
     newest: int
 
 
-MAX_PATHS = 8
-"""Of one link."""
-
-
 class Refused(Message, frozen=True, tag="refused"):
-    """The acceptor's last words before it closes: why the other side is not let in.
+    """The acceptor's last message before it closes the connection: why it does not accept the other side.
 
-    With `again` it is not the other side's fault: a master that does not lead says so, and the next one may be asked.
-    With a `proof` of the run's token it is final, whatever other masters there are: the run has ended.
+    With `again` the other side is not at fault: a master that does not lead sends it, and the client tries the next
+    master. With a `proof` of the run's token it is final, whatever other masters there are: the run has ended.
     """
 
     reason: str
@@ -94,12 +92,12 @@ class Refused(Message, frozen=True, tag="refused"):
 
 
 class Hello(Message, frozen=True, tag="hello"):
-    """A peer asks to join a group of a run, and says where its data port can be reached (one address per path).
+    """A peer requests to join a group of a run. `addresses` and `port` are where its data port can be reached.
 
-    `run` is the name of the run, empty for the default one; `proof` is about that run's token.
+    `run` is the name of the run, empty for the default one; `proof` is made with that run's token.
 
-    With `probes` the same port number takes UDP probes, and the peer is a node of the probe graph. The first `paths` of
-    its addresses are paths of their own, to be used at the same time; any others are places to try instead.
+    With `probes` the same port number takes UDP probes, and the peer is a node of the probe graph. The first `paths`
+    addresses are separate paths, used at the same time; the others are alternatives.
     """
 
     version: int
@@ -116,10 +114,10 @@ class Hello(Message, frozen=True, tag="hello"):
 
 
 class Welcome(Message, frozen=True, tag="welcome"):
-    """The peer is registered. The master proves the token too, and gives the run's settings.
+    """The peer is registered. The master proves the token too, and sends the run's settings.
 
-    `secret` is this member's own: with it the peer proves to a later master who it is. It is empty where there will be
-    none, because this one keeps no journal.
+    `secret` belongs to this member: the peer proves its identity with it to a later master. It is empty if this master
+    has no journal, because then there is no later one.
     """
 
     peer: PeerId
@@ -129,11 +127,42 @@ class Welcome(Message, frozen=True, tag="welcome"):
     secret: bytes = b""
 
 
-class AdmissionWaits(Message, frozen=True, tag="admission_waits"):
-    """To a peer that waits to be admitted, about every second: what for (a sentence), and for whom.
+class Resume(Message, frozen=True, tag="resume"):
+    """A member reconnects to the run. `fence` and `epoch` are the newest that it knows, 0 if it knows none.
 
-    While those are `moving` (their ops go on, or they take no longer than they ever took) the peer's patience does not
-    run out: a step may be long.
+    The rest is as in `Hello`. `proof` is made with the token, `member_proof` with the secret from `Welcome`.
+    """
+
+    version: int
+    peer: PeerId
+    fence: int
+    epoch: Epoch
+    group: GroupId
+    host: str
+    name: str
+    addresses: list[str]
+    port: int
+    nonce: bytes
+    proof: bytes
+    member_proof: bytes
+    probes: bool = False
+    paths: int = 1
+    run: str = ""
+
+
+class Resumed(Message, frozen=True, tag="resumed"):
+    """The master knows the peer. It proves the token and the member's secret, both bound to its fence."""
+
+    fence: int
+    proof: bytes
+    liveness: Liveness
+
+
+class AdmissionWaits(Message, frozen=True, tag="admission_waits"):
+    """To a peer that waits to be admitted, about every second: what it waits for, and for which peers.
+
+    While those are `moving` (their ops make progress, or they take no longer than they ever took) the peer's join
+    timeout does not run out: a step may take long.
     """
 
     text: str
@@ -142,7 +171,7 @@ class AdmissionWaits(Message, frozen=True, tag="admission_waits"):
 
 
 class LaneHello(Message, frozen=True, tag="lane_hello"):
-    """A neighbour brings a lane of `epoch`: from `source` to `target` in ring direction, dialled by either of them."""
+    """A neighbour opens a lane of `epoch`, from `source` to `target` in ring direction. Either of them may dial."""
 
     version: int
     epoch: Epoch
@@ -153,8 +182,14 @@ class LaneHello(Message, frozen=True, tag="lane_hello"):
     proof: bytes
 
 
-class VisitHello(Message, frozen=True, tag="visit_hello"):
-    """A member visits another one: for the blocks of sync `number`, or for measurement `number`."""
+class LaneWelcome(Message, frozen=True, tag="lane_welcome"):
+    """The lane is accepted. After this message the connection carries lane frames only."""
+
+    proof: bytes
+
+
+class BulkHello(Message, frozen=True, tag="visit_hello"):
+    """A member opens a bulk session with another one: for the blocks of sync `number`, or for measurement `number`."""
 
     version: int
     purpose: Purpose
@@ -165,19 +200,177 @@ class VisitHello(Message, frozen=True, tag="visit_hello"):
     proof: bytes
 
 
-class VisitWelcome(Message, frozen=True, tag="visit_welcome"):
-    """The visitor is let in. After this message the connection carries bulk frames: messages, blocks and filler."""
+class BulkWelcome(Message, frozen=True, tag="visit_welcome"):
+    """The bulk session is accepted. After this message the connection carries bulk frames: messages, blocks, filler."""
 
     proof: bytes
 
 
-class LaneWelcome(Message, frozen=True, tag="lane_welcome"):
-    """The lane is taken. After this message the connection carries lane frames only."""
-
-    proof: bytes
+# Calls
 
 
-# Ops, as control messages speak of them
+class Branch(Struct, frozen=True, array_like=True, order=True):
+    """One revision of one lineage: where another lineage branches off, or where a checkpoint belongs."""
+
+    lineage: str
+    revision: int
+
+
+class Reason(Struct, frozen=True):
+    """Why something was aborted or refused: which error to raise, which peers it names, and a sentence for people."""
+
+    kind: ReasonKind
+    text: str
+    peers: list[PeerId] = []
+    waited_ms: int = 0
+    numbers: list[int] = []
+    """The error's other attributes: mostly revisions."""
+    checkpoint: Branch | None = None
+    """If the state is lost: the checkpoint to continue from. The peer that has it loads it, and all sync again."""
+
+
+class KeyOffer(Struct, frozen=True, array_like=True, gc=False):
+    """One array of a manifest. `root` is the hash over its blocks' hashes; it is not compared if it `may_differ`."""
+
+    name: str
+    dtype: str
+    shape: list[int]
+    root: bytes
+    may_differ: bool = False
+
+
+class Lineage(Struct, frozen=True):
+    """The history of a state. `run` and `id` are random; `ancestors` are the lineages before it, newest first, each
+    with the revision at which this history left it.
+
+    A *lineage* is a sequence of revisions, each made from the one before. A rollback ends a lineage and starts another
+    one, which branches off at a revision of the old one: what comes after that revision in the old lineage is
+    abandoned. `state/ancestry.py` decides what this means for checkpoints.
+    """
+
+    run: str
+    id: str
+    ancestors: list[Branch] = field(default_factory=list)
+
+
+class Offer(Struct, frozen=True):
+    """What a peer offers in a sync: its revision and its manifest, keys sorted by name.
+
+    A `torn` state is partly written and never votes. `stepped`: the peer's step loop counted every revision since the
+    last sync, so the revision may have grown by more than one. `rollback`: this peer agrees that the run continues from
+    an older revision than the last one.
+
+    `lineage` is the history that the state belongs to, if the peer knows it. `is_loaded`: the state is an unchanged
+    checkpoint. `checkpoints` are those that the peer could load instead. `is_saved`: its program writes checkpoints.
+    """
+
+    revision: int
+    strategy: SyncStrategy
+    hash: HashKind
+    keys: list[KeyOffer]
+    torn: bool = False
+    stepped: bool = False
+    rollback: bool = False
+    lineage: Lineage | None = None
+    is_loaded: bool = False
+    checkpoints: list[Branch] = field(default_factory=list)
+    is_saved: bool = False
+
+
+class Vote(Message, frozen=True, tag="vote"):
+    """The peer waits in a call of the run, or of its group, in this epoch.
+
+    `progress` counts its committed ops per tag in the epoch. A "sync" vote carries the peer's offer.
+    """
+
+    ballot: int
+    kind: VoteKind
+    epoch: Epoch
+    min_world: int = 0
+    progress: list[tuple[Tag, int]] = field(default_factory=list)
+    offer: Offer | None = None
+
+
+class VoteWithdrawn(Message, frozen=True, tag="vote_withdrawn"):
+    """The peer's call timed out after `waited_ms`; the master responds with `CallFailed` and the missing peers.
+
+    If it is not `final`, the master instead evicts the peers that the call waits for, and responds with `CallExtended`.
+    It is `final` if the program chose this timeout, or cancelled the call.
+    """
+
+    ballot: int
+    waited_ms: int
+    final: bool = True
+
+
+class Busy(Message, frozen=True, tag="busy"):
+    """For this long from now the peer does other work than its calls (`run.busy`); 0: no longer.
+
+    Until then it is not evicted for keeping others waiting.
+    """
+
+    ms: int
+
+
+class CallExtended(Message, frozen=True, tag="call_goes_on"):
+    """The peers that this ballot's call waited for are evicted, or busy: the call's timeout starts again."""
+
+    ballot: int
+
+
+class SyncVoters(Struct, frozen=True):
+    """The peers that were in a sync when it was decided, with their ballots. A peer that is out of the sync has another
+    ballot, or none."""
+
+    sync: int
+    ballots: dict[PeerId, int]
+
+
+class Failure(Struct, frozen=True):
+    """Why a call failed for these voters."""
+
+    reason: Reason
+    voters: dict[PeerId, int]
+
+
+class CallDone(Message, frozen=True, tag="call_done"):
+    """The run-wide call is complete; `pending` is the result of a "pending" vote. `registrations` is their count by
+    then.
+
+    A result that several peers share names its `voters`, each with its ballot. If the master dies while it sends the
+    result, some voters have it and some do not. Those that have it send it to the next master (`Returned`), which sends
+    it to the voters that lack it. A result for one peer alone (its call timed out) names no voters.
+    """
+
+    ballot: int
+    pending: bool
+    world: World
+    registrations: int = 0
+    voters: dict[PeerId, int] = field(default_factory=dict)
+
+
+class CallFailed(Message, frozen=True, tag="call_failed"):
+    """The run-wide call cannot complete. `voters` are as in `CallDone`."""
+
+    ballot: int
+    reason: Reason
+    voters: dict[PeerId, int] = field(default_factory=dict)
+    of_sync: SyncVoters | None = None
+    """If the peer is out of a sync that others continue: that sync."""
+    rest: list[Failure] = field(default_factory=list)
+    """The same call failed for these voters, for other reasons."""
+
+
+Answer = CallDone | CallFailed
+
+
+class Registrations(Message, frozen=True, tag="registrations"):
+    """How many peers have ever registered in the run; every Done repeats the last count received."""
+
+    count: int
+
+
+# Ops
 
 
 class OpRef(Struct, frozen=True, order=True):
@@ -202,7 +395,7 @@ class SealedOp(Struct, frozen=True):
 class Verdict(Struct, frozen=True):
     """What the new epoch decides about an op that was in doubt. An op without a verdict is aborted with `lost`.
 
-    A call that ends without success, and is not tried again, ends so for all members: also for one that is late.
+    A call that fails and is not retried fails for all members, also for one that makes the call later.
     """
 
     op: OpRef
@@ -211,108 +404,6 @@ class Verdict(Struct, frozen=True):
     payloads: list[bytes | None] | None = None
     reason: Reason | None = None
     descriptor: bytes = b""
-
-
-# Shared state
-
-
-class KeyOffer(Struct, frozen=True, array_like=True, gc=False):
-    """One array of a manifest. `root` is the hash over its blocks' hashes; it plays no part where it `may_differ`."""
-
-    name: str
-    dtype: str
-    shape: list[int]
-    root: bytes
-    may_differ: bool = False
-
-
-class Offer(Struct, frozen=True):
-    """What a peer brings to a sync: its revision and its manifest, keys sorted by name.
-
-    A `torn` state is partly written and never votes. `stepped`: every revision since the last sync was counted by the
-    peer's step loop, so that the revision may have gone up by more than one. `rollback`: this peer agrees that the run
-    goes on from an older revision than the last one.
-
-    `lineage` is the history that the state belongs to, as far as the peer knows one. `is_loaded`: it is a checkpoint,
-    and unchanged. `checkpoints` are those that the peer could load instead. `is_saved`: its program keeps checkpoints.
-    """
-
-    revision: int
-    strategy: SyncStrategy
-    hash: HashKind
-    keys: list[KeyOffer]
-    torn: bool = False
-    stepped: bool = False
-    rollback: bool = False
-    lineage: Lineage | None = None
-    is_loaded: bool = False
-    checkpoints: list[Branch] = field(default_factory=list)
-    is_saved: bool = False
-
-
-# Peer -> master
-
-
-class Vote(Message, frozen=True, tag="vote"):
-    """The peer waits in a call of the run, or of its group, in this epoch.
-
-    `progress` counts its committed ops per tag in the epoch. A "sync" comes with what the peer has to offer.
-    """
-
-    ballot: int
-    kind: VoteKind
-    epoch: Epoch
-    min_world: int = 0
-    progress: list[tuple[Tag, int]] = field(default_factory=list)
-    offer: Offer | None = None
-
-
-class VoteWithdrawn(Message, frozen=True, tag="vote_withdrawn"):
-    """The peer's call ran out of time (`waited_ms`); the master answers `CallFailed` that names the missing.
-
-    Unless it is `final` (the caller asked for this timeout, or gave the call up), the master rather evicts those who
-    keep it waiting, and answers `CallGoesOn`."""
-
-    ballot: int
-    waited_ms: int
-    final: bool = True
-
-
-class Sealed(Message, frozen=True, tag="sealed"):
-    """The peer sends no more Done and accepts no more evidence in `epoch`; this is where its ops stand."""
-
-    epoch: Epoch
-    ops: list[SealedOp]
-
-
-class Attached(Message, frozen=True, tag="attached"):
-    """All lanes of the peer in `epoch` are connected and marked."""
-
-    epoch: Epoch
-
-
-class EdgeFailure(Struct, frozen=True):
-    """A lane from `source` to `target` (ring direction) could not be had."""
-
-    source: PeerId
-    target: PeerId
-    reason: str
-
-
-class AttachFailed(Message, frozen=True, tag="attach_failed"):
-    """Some lanes of `epoch` could not be had: all failing edges at once."""
-
-    epoch: Epoch
-    edges: list[EdgeFailure]
-
-
-class LinkLost(Message, frozen=True, tag="link_lost"):
-    """A lane of the installed epoch broke although the neighbour may well be alive."""
-
-    epoch: Epoch
-    source: PeerId
-    target: PeerId
-    reason: str
 
 
 class OpMismatch(Message, frozen=True, tag="op_mismatch"):
@@ -326,9 +417,10 @@ class OpMismatch(Message, frozen=True, tag="op_mismatch"):
 
 
 class OpTimeout(Message, frozen=True, tag="op_timeout"):
-    """An op made no end within its deadline here.
+    """An op did not finish within its deadline here.
 
-    Unless it is `final` (the caller asked for this timeout), the master rather evicts those who are absent from it."""
+    If it is not `final` (the program chose this timeout), the master instead evicts the peers that are absent from it.
+    """
 
     epoch: Epoch
     op: OpRef
@@ -338,67 +430,31 @@ class OpTimeout(Message, frozen=True, tag="op_timeout"):
 
 
 class OpCancelled(Message, frozen=True, tag="op_cancelled"):
-    """The caller gave the op up (Ctrl-C) before its local part was done; it will never be done here."""
+    """The program cancelled the op (Ctrl-C) before its local part was done; it will never be done here."""
 
     epoch: Epoch
     op: OpRef
 
 
-class SyncReport(Message, frozen=True, tag="sync_report"):
-    """How a sync goes here.
-
-    `complete`: every key is here and verified. `changed`: this peer's own state changed while it was sent. `stuck`:
-    nobody is left from whom the rest could be had. Two end nothing: `corrupt` (a block of one of `blame` was wrong, and
-    is fetched from others), and `progress` (blocks have come, now and then said). `received_bytes` are those of blocks.
-    """
-
-    sync: int
-    outcome: Literal["complete", "changed", "stuck", "corrupt", "progress"]
-    text: str = ""
-    blame: list[PeerId] = field(default_factory=list)
-    received_bytes: int = 0
-
-
-class Measured(Message, frozen=True, tag="measured"):
-    """What came from `other` in a measurement: bytes a second, and the round trip. `failed` says why there is none.
-
-    A figure that is not `settled` is the best that could be said: the arrivals were never steady."""
-
-    test: int
-    other: PeerId
-    bytes_per_s: float = 0.0
-    round_trip_us: int = 0
-    settled: bool = True
-    failed: str = ""
-
-
-class Leave(Message, frozen=True, tag="leave"):
-    """The peer wants to leave; it answers the seal that follows, and goes when it is told `Left`.
-
-    One that was `stopped` (a signal, an exception, a loop that did not reach its end) has not finished the run.
-    """
-
-    stopped: bool = False
-
-
-# Master -> peer
-
-
-class Registrations(Message, frozen=True, tag="registrations"):
-    """How many peers have ever registered in the run; every Done repeats the number last heard."""
-
-    count: int
+# Epochs
 
 
 class Seal(Message, frozen=True, tag="seal"):
-    """Seal this epoch and answer `Sealed`. `reason` says why the epoch ends."""
+    """Seal this epoch and respond with `Sealed`. `reason` is why the epoch ends."""
 
     epoch: Epoch
     reason: str
 
 
+class Sealed(Message, frozen=True, tag="sealed"):
+    """The peer sends no more Done and accepts no more evidence in `epoch`; these are the states of its ops."""
+
+    epoch: Epoch
+    ops: list[SealedOp]
+
+
 class Member(Struct, frozen=True):
-    """A member of an epoch, as its neighbours need to know it."""
+    """A member of an epoch: how its neighbours name and reach it."""
 
     peer: PeerId
     name: str
@@ -411,9 +467,9 @@ class Member(Struct, frozen=True):
 class Record(Message, frozen=True, tag="record"):
     """A new epoch of the group: members in ring order, verdicts about the old one, and how to run ops in it.
 
-    `dialers[i]` is the peer that dials the lanes of edge i, from members[i] to members[i + 1]. `registrations` is the
-    count up to which everybody was admitted or is gone; `pending` says that more have registered by now. `lanes` are
-    those of each path.
+    `dialers[i]` is the peer that dials the lanes of edge i, from members[i] to members[i + 1]. Up to `registrations`
+    every registered peer was admitted or is gone; `pending`: more have registered by now. `lanes` is the number of
+    lanes per path.
     """
 
     group: GroupId
@@ -435,6 +491,27 @@ class Record(Message, frozen=True, tag="record"):
     world: World
 
 
+class Attached(Message, frozen=True, tag="attached"):
+    """All lanes of the peer in `epoch` are connected and marked."""
+
+    epoch: Epoch
+
+
+class EdgeFailure(Struct, frozen=True):
+    """A lane from `source` to `target` (ring direction) could not be connected."""
+
+    source: PeerId
+    target: PeerId
+    reason: str
+
+
+class AttachFailed(Message, frozen=True, tag="attach_failed"):
+    """Some lanes of `epoch` could not be connected: all failing edges at once."""
+
+    epoch: Epoch
+    edges: list[EdgeFailure]
+
+
 class Installed(Message, frozen=True, tag="installed"):
     """Every member of `epoch` is attached."""
 
@@ -442,11 +519,36 @@ class Installed(Message, frozen=True, tag="installed"):
     world: World
 
 
+class LinkLost(Message, frozen=True, tag="link_lost"):
+    """A lane of the installed epoch broke although the neighbour may be alive."""
+
+    epoch: Epoch
+    source: PeerId
+    target: PeerId
+    reason: str
+
+
+# Shared state
+
+
+class Rollback(Struct, frozen=True):
+    """A run continues from `revision`, which peer `source` had, because nobody has `lost` any more.
+
+    `is_agreed`: all members had agreed. Otherwise the revision is a checkpoint of the run's own history.
+    """
+
+    revision: int
+    lost: int
+    source: int
+    is_agreed: bool = False
+
+
 class SyncPlan(Message, frozen=True, tag="sync_plan"):
     """A sync is decided: this revision wins, `holders` have it, and this peer fetches the keys (by index) of `fetch`.
 
-    `receivers` fetch too; what one of them has got, the others may have from it. Each fetched key comes with its root.
-    `voters` are all who made an offer. `diverged` are those who should have had it before; nothing is received yet.
+    `receivers` fetch too, and each may fetch from the others what those have received. Each fetched key comes with its
+    root. `voters` are all that made an offer. `diverged` are the members that should have had this state already;
+    nothing is received yet.
     """
 
     ballot: int
@@ -460,8 +562,8 @@ class SyncPlan(Message, frozen=True, tag="sync_plan"):
     diverged: list[Divergence] = field(default_factory=list)
 
 
-class SyncGoesOn(Message, frozen=True, tag="sync_goes_on"):
-    """Somebody makes progress in the sync of this ballot: whoever waits for its end may wait as long again."""
+class SyncExtended(Message, frozen=True, tag="sync_goes_on"):
+    """Some peer makes progress in the sync of this ballot: the timeout of those that wait for its end starts again."""
 
     ballot: int
 
@@ -478,10 +580,26 @@ class ResumeWaits(Message, frozen=True, tag="resume_waits"):
     left_ms: int
 
 
-class SyncDone(Message, frozen=True, tag="sync_done"):
-    """Everybody who takes part in the sync has the winning state now. `diverged` are those who should have had it.
+class SyncReport(Message, frozen=True, tag="sync_report"):
+    """The state of a sync at this peer.
 
-    `lineage` is the history that the state is part of from now on. `rollback` says from where the run goes on, if not
+    `complete`: every key is here and verified. `changed`: this peer's own state changed while it was sent. `stuck`: no
+    peer is left from which the rest could be fetched. Two outcomes do not end the sync: `corrupt` (a block from one of
+    `blame` was wrong, and is fetched from others), and `progress` (blocks have arrived, sent now and then).
+    `received_bytes` counts bytes of blocks.
+    """
+
+    sync: int
+    outcome: Literal["complete", "changed", "stuck", "corrupt", "progress"]
+    text: str = ""
+    blame: list[PeerId] = field(default_factory=list)
+    received_bytes: int = 0
+
+
+class SyncDone(Message, frozen=True, tag="sync_done"):
+    """Every participant of the sync has the winning state now. `diverged` are those that should have had it before.
+
+    `lineage` is the history that the state is part of from now on. `rollback` is where the run continues from, if not
     from its last revision.
     """
 
@@ -493,8 +611,35 @@ class SyncDone(Message, frozen=True, tag="sync_done"):
     rollback: Rollback | None = None
 
 
+class HashesWanted(Message, frozen=True, tag="hashes_wanted"):
+    """In a bulk session: send the block hashes of these keys."""
+
+    keys: list[int]
+
+
+class Hashes(Message, frozen=True, tag="hashes"):
+    """Per key the concatenated hashes of its blocks; hashed together they must give the key's root."""
+
+    lists: list[tuple[int, bytes]]
+
+
+class BlocksWanted(Message, frozen=True, tag="blocks_wanted"):
+    """Send these blocks, as (key, block), in this order. Each arrives in a block frame."""
+
+    blocks: list[tuple[int, int]]
+
+
+class Have(Message, frozen=True, tag="have"):
+    """A receiver has these blocks now, as (key, first, count), and can send them to others."""
+
+    ranges: list[tuple[int, int, int]]
+
+
+# Link measurements
+
+
 class Measure(Message, frozen=True, tag="measure"):
-    """Measure the link to `other`, both ways at once; the one that `dials` visits the other. Answer `Measured`."""
+    """Measure the link to `other`, both directions at once; the peer that `dials` connects. Respond with `Measured`."""
 
     test: int
     other: Member
@@ -503,12 +648,48 @@ class Measure(Message, frozen=True, tag="measure"):
     most_ms: int
 
 
-class Evicted(Message, frozen=True, tag="evicted"):
-    """The run goes on without this peer; it may join again.
+class Rate(Message, frozen=True, tag="rate"):
+    """In a bulk session: the receiver of filler has measured enough of it."""
 
-    With `for_call` its program is at fault, which called something else than the others: it may join after a pause.
-    With `on_request` somebody wanted it out: it does not come back by itself.
-    `proof` shows in a handshake, where nothing else does, that the one who says so knows the token.
+    bytes_per_s: float
+
+
+class Measured(Message, frozen=True, tag="measured"):
+    """What arrived from `other` in a measurement: bytes per second, and the RTT. `failed` is why there is no figure.
+
+    A figure that is not `settled` is the best available: the arrival rate was never steady.
+    """
+
+    test: int
+    other: PeerId
+    bytes_per_s: float = 0.0
+    round_trip_us: int = 0
+    settled: bool = True
+    failed: str = ""
+
+
+# Leaving
+
+
+class Leave(Message, frozen=True, tag="leave"):
+    """The peer wants to leave. It responds to the seal that follows, and closes when it receives `Left`.
+
+    A peer that was `stopped` (a signal, an exception, a loop that did not reach its end) has not finished the run.
+    """
+
+    stopped: bool = False
+
+
+class Left(Message, frozen=True, tag="left"):
+    """The peer has left the run, as it requested; it may close."""
+
+
+class Evicted(Message, frozen=True, tag="evicted"):
+    """The run continues without this peer; it may join again.
+
+    With `for_call` its program is at fault, because it called something else than the others: it may join after a
+    pause. With `on_request` an operator or a program requested the eviction: the peer does not rejoin by itself.
+    `proof` is for handshakes, where nothing else shows that the sender knows the token.
     """
 
     reason: str
@@ -517,8 +698,36 @@ class Evicted(Message, frozen=True, tag="evicted"):
     on_request: bool = False
 
 
-class Left(Message, frozen=True, tag="left"):
-    """The peer is out of the run, as it asked; it may close."""
+# Recovery after a change of masters
+#
+#     peer                                             a master with a higher fence
+#       |  <------------------------ Challenge(nonce)    |
+#       |  Resume(id, what it knows, proofs) --------->  |     a member of the journalled epoch: it was away
+#       |  <------------------- Resumed(fence, proof)    |
+#       |  Returned(results, ballot) ----------------->  |     now it has returned
+#       |  <----- Record of its newest epoch, if it has only an older one; then Seal of that epoch
+#
+# A peer that is not a member anywhere yet is registered again (`Welcome`); a peer that the run continued without is
+# `Evicted`.
+
+
+class Returned(Message, frozen=True, tag="returned"):
+    """What a returning peer knows, so that nothing is decided twice.
+
+    `answers` are the last results that it shares with others; `ballot` is the call that its program waits in (0: none).
+    `installed`: it was told that every member of its epoch is attached. `last_sync`: the voters of the last sync that
+    it took part in, unless that sync ended. `redoes`: an earlier change of masters interrupted that sync, and the call
+    that the program waits in, or is about to make, is the same sync again.
+    """
+
+    answers: list[Answer] = field(default_factory=list)
+    ballot: int = 0
+    installed: bool = False
+    last_sync: SyncVoters | None = None
+    redoes: bool = False
+
+
+# Directions
 
 
 ToMaster = (
@@ -559,9 +768,9 @@ FromMaster = (
     | Installed
     | CallDone
     | CallFailed
-    | CallGoesOn
+    | CallExtended
     | SyncPlan
-    | SyncGoesOn
+    | SyncExtended
     | ResumeWaits
     | SyncDone
     | Measure
@@ -578,4 +787,5 @@ FromMaster = (
     | RoundEnd
     | RoundStart
 )
-Handshake = Challenge | Refused | LaneHello | LaneWelcome | VisitHello | VisitWelcome
+Handshake = Challenge | Refused | LaneHello | LaneWelcome | BulkHello | BulkWelcome
+BulkMessage = HashesWanted | Hashes | BlocksWanted | Have | Rate | Refused

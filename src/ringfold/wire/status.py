@@ -1,4 +1,7 @@
-"""The run as people see it: what `ringfold status` asks for and shows."""
+"""What commands request from a master, and what it responds: the status of a run, the list of runs, evictions.
+
+Each request proves a token as a peer does: the run's own, or (for the list of runs) the master's.
+"""
 
 from typing import Literal
 
@@ -6,6 +9,10 @@ from msgspec import Struct, field
 
 from ringfold.config import DEFAULT_RUN
 from ringfold.wire.base import Epoch, EvidenceBy, GroupId, Message, PeerId
+
+RunState = Literal["new", "running", "finished", "abandoned", "broken"]
+
+# The status of a run
 
 
 class World(Struct, frozen=True):
@@ -17,9 +24,9 @@ class World(Struct, frozen=True):
 
 
 class StatusRequest(Message, frozen=True, tag="status_request"):
-    """Somebody wants to look at a run. Proves that run's token like a peer.
+    """Request the status of a run; proves that run's token.
 
-    Without a name it is the default run, or the only one there is, and the token is the master's own.
+    An empty name is the default run, or the only one there is; the token is then the master's own.
     """
 
     version: int
@@ -60,9 +67,9 @@ class Divergence(Struct, frozen=True):
 
 
 class GroupStatus(Struct, frozen=True):
-    """One group: its epoch, its ring, and where an epoch change stands.
+    """One group: its epoch, its ring, and the phase of an epoch change.
 
-    `diverged` are the last few members whose state was not that of the others, `divergences` counts all."""
+    `diverged` are the last few members whose state differed from that of the others, `divergences` counts all."""
 
     group: GroupId
     epoch: Epoch
@@ -75,7 +82,7 @@ class GroupStatus(Struct, frozen=True):
 
 
 class LinkStatus(Struct, frozen=True):
-    """What is known of one directed link. `by` says from where its rate is: a collective's is a lower bound, and a link
+    """What is known of one directed link. `by` is the source of its rate: a collective's is a lower bound, and a link
     that was only probed has none (0)."""
 
     source: PeerId
@@ -85,13 +92,13 @@ class LinkStatus(Struct, frozen=True):
     age_ms: int
     by: Literal["measured", "collective", "probed"]
     loss: float | None = None
-    """The share of probe exchanges that did not come back; None without probing."""
+    """The fraction of probe exchanges without a response; None without probing."""
 
 
 class Waiting(Struct, frozen=True):
-    """What is waited for, by whom, for whom, and since when.
+    """One thing that peers wait for: which peers wait, which are missing, and for how long.
 
-    `evict_in_ms`: when those who are missing will be evicted; `eviction` says the same in words, or why they are not.
+    `evict_in_ms`: when the missing peers will be evicted; `eviction` is the same as text, or why they are not evicted.
     """
 
     what: str
@@ -114,10 +121,77 @@ class Status(Message, frozen=True, tag="status"):
     groups: list[GroupStatus] = field(default_factory=list)
     waiting: list[Waiting] = field(default_factory=list)
     links: list[LinkStatus] = field(default_factory=list)
-    """The newest news first, and not more than a few thousand: `known_links` counts all."""
+    """The most recently updated first, a few thousand at most: `known_links` counts all."""
     known_links: int = 0
     leader: str = ""
-    """The master that leads, and answers here."""
+    """The master that leads, and responds here."""
     run: str = DEFAULT_RUN
     other_runs: list[str] = field(default_factory=list)
-    """That this master serves, too."""
+    """The other runs that this master serves."""
+
+
+# The runs of a master
+
+
+class RunsRequest(Message, frozen=True, tag="runs_request"):
+    """Request the list of runs; proves the master's own token."""
+
+    version: int
+    nonce: bytes
+    proof: bytes
+
+
+class ForgetRun(Message, frozen=True, tag="forget_run"):
+    """Forget a run that has ended, so that its name is free again. The response is `RunList` or `Refused`."""
+
+    version: int
+    name: str
+    nonce: bytes
+    proof: bytes
+
+
+class RunInfo(Struct, frozen=True):
+    """One run. `since_s` is the wall clock of the master when the state began; 0 if it is not known."""
+
+    name: str
+    state: RunState
+    peers: int = 0
+    away: int = 0
+    """Members that a new master still waits for."""
+    revision: int = 0
+    incarnation: int = 1
+    since_s: int = 0
+    why: str = ""
+    """Why the run is broken."""
+
+
+class RunList(Message, frozen=True, tag="run_list"):
+    """All runs of a master, by name."""
+
+    runs: list[RunInfo] = field(default_factory=list)
+
+
+# Evictions on request
+
+
+class EvictRequest(Message, frozen=True, tag="evict_request"):
+    """Evict a peer: `peer` is its id or its name. `by` names the requester, for the log and for the peer itself. Proves
+    the run's token."""
+
+    version: int
+    peer: str
+    reason: str
+    by: str
+    nonce: bytes
+    proof: bytes
+    run: str = ""
+    """An empty name is the default run, or the only one."""
+
+
+class EvictResponse(Message, frozen=True, tag="evict_response"):
+    """The result. `peer` and `name` are those of the evicted peer, if there is one."""
+
+    done: bool
+    text: str
+    peer: PeerId = 0
+    name: str = ""

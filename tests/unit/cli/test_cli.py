@@ -26,7 +26,6 @@ from ringfold.master.thread import MasterThread
 from ringfold.runtime import doctor, master_client
 from ringfold.runtime.hardware import Hardware, cpu_level, read_hardware
 from ringfold.tools.cluster import free_port
-from ringfold.wire.events import PeerSuspected
 from ringfold.wire.frames import FrameKind, FrameReader, decode_to_master, frame, message_frame
 from ringfold.wire.messages import (
     PROTOCOL_VERSION,
@@ -38,6 +37,7 @@ from ringfold.wire.messages import (
     StatusRequest,
     World,
 )
+from ringfold.wire.notices import PeerSuspected
 from ringfold.wire.proof import proven
 from ringfold.wire.status import Divergence, GroupStatus, LinkStatus, PeerStatus, Waiting
 
@@ -417,7 +417,7 @@ def test_silence_ends_at_the_deadline(fake_master: Start) -> None:
         while visitor.recv(4096):
             pass
 
-    with pytest.raises(MasterUnreachable, match=r"said nothing within 0\.05 s, and a Ringfold master speaks first"):
+    with pytest.raises(MasterUnreachable, match=r"sent nothing within 0\.05 s, and a Ringfold master sends first"):
         master_client.MasterClient(fake_master(silent), b"", timeout_s=0.05)
 
 

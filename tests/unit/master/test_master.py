@@ -27,9 +27,9 @@ from ringfold.master.settings import MasterSettings
 from ringfold.wire import messages as m
 from ringfold.wire.base import PROTOCOL_VERSION as VERSION
 from ringfold.wire.descriptor import Descriptor
-from ringfold.wire.events import ConnectionDropped, Notice, PeerGone
 from ringfold.wire.frames import Announced, Done, Heartbeat
 from ringfold.wire.messages import FromMaster, ToMaster
+from ringfold.wire.notices import ConnectionDropped, Notice, PeerGone
 from ringfold.wire.proof import derive, prove, proven
 
 MS = 1_000_000

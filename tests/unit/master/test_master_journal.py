@@ -26,8 +26,8 @@ from ringfold.store.client import StoreClient
 from ringfold.store.in_memory import Fault, MemoryDriver, MemoryServer, StoreCall
 from ringfold.wire import messages as m
 from ringfold.wire.base import PROTOCOL_VERSION as VERSION
-from ringfold.wire.events import ProbeNote
 from ringfold.wire.frames import Evidence
+from ringfold.wire.notices import ProbeNote
 from ringfold.wire.proof import derive, prove
 
 MS = 1_000_000

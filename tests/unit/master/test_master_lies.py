@@ -8,8 +8,8 @@ from test_master_journal import NONCE, TOKEN, Stage, sent, taken_over
 from ringfold.master.events import Beat, Effect, Opened
 from ringfold.wire import messages as m
 from ringfold.wire.base import PROTOCOL_VERSION as VERSION
-from ringfold.wire.events import ProbingBroke
 from ringfold.wire.frames import Announced, Heartbeat, encode, message_frame
+from ringfold.wire.notices import ProbingBroke
 from ringfold.wire.probing import ProbeAnswer, RoundAlarm, RoundId
 from ringfold.wire.proof import prove
 from tests.fuzz.master import MasterRun

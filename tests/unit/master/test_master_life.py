@@ -13,7 +13,7 @@ from ringfold.master.machine import Master
 from ringfold.master.settings import MasterSettings
 from ringfold.wire import messages as m
 from ringfold.wire.base import PROTOCOL_VERSION
-from ringfold.wire.events import RunBegun, RunEnded
+from ringfold.wire.notices import RunBegun, RunEnded
 from ringfold.wire.proof import prove, proven
 
 ROOT = b"r" * 8

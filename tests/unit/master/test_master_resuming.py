@@ -12,7 +12,7 @@ from ringfold.master.machine import Master
 from ringfold.master.resuming import known_as, missing_names
 from ringfold.master.settings import MasterSettings
 from ringfold.wire import messages as m
-from ringfold.wire.events import ResumeDelayed, StateRolledBack
+from ringfold.wire.notices import ResumeDelayed, StateRolledBack
 
 WAIT_MS = 3_000
 KEYS = [m.KeyOffer("w", "float32", [4], b"12345678")]

@@ -38,7 +38,7 @@ from ringfold.wire import messages as m
 from ringfold.wire.base import PROTOCOL_VERSION as VERSION
 from ringfold.wire.frames import Heartbeat
 from ringfold.wire.proof import derive, prove, run_token
-from ringfold.wire.runs import RunInfo
+from ringfold.wire.status import RunInfo
 
 MS = 1_000_000
 

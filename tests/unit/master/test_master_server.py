@@ -22,7 +22,6 @@ from ringfold.master.server import MasterServer
 from ringfold.master.settings import MasterSettings
 from ringfold.master.thread import MasterThread
 from ringfold.probe.logs.files import ExportSettings, ProbeLog
-from ringfold.wire.events import ConnectionDropped, Notice, PeerGone, RoundDone
 from ringfold.wire.frames import (
     MAX_FRAME_BYTES,
     FrameKind,
@@ -50,6 +49,7 @@ from ringfold.wire.messages import (
     StatusRequest,
     Welcome,
 )
+from ringfold.wire.notices import ConnectionDropped, Notice, PeerGone, RoundDone
 from ringfold.wire.probing import RoundId, RoundSummary
 from ringfold.wire.proof import prove, proven, run_token
 

@@ -22,9 +22,9 @@ from ringfold.master.stalls import (
 from ringfold.wire import messages as m
 from ringfold.wire.base import PROTOCOL_VERSION as VERSION
 from ringfold.wire.descriptor import Descriptor
-from ringfold.wire.events import PeerGone, PeersStalled
 from ringfold.wire.frames import Announced, Heartbeat
 from ringfold.wire.messages import OpRef
+from ringfold.wire.notices import PeerGone, PeersStalled
 from ringfold.wire.proof import prove
 
 KEY = Key("op", 0, OpRef(0, 17))
@@ -432,9 +432,9 @@ def test_a_vote_whose_time_is_over_goes_on_without_the_absent() -> None:
         stage.say(peer, m.Vote(9, "update", 2))
     stage.go_on(2_000)
     answers = stage.say(1, m.VoteWithdrawn(9, 2_000, final=False))
-    assert m.CallGoesOn(9) in answers
+    assert m.CallExtended(9) in answers
     assert stage.evicted == [3]
-    assert stage.say(2, m.VoteWithdrawn(9, 2_000, final=False)) == [m.CallGoesOn(9)], "while the epoch changes"
+    assert stage.say(2, m.VoteWithdrawn(9, 2_000, final=False)) == [m.CallExtended(9)], "while the epoch changes"
     for peer in (1, 2):
         stage.say(peer, m.Sealed(2, []))
     for peer in (1, 2):
@@ -459,7 +459,7 @@ def test_an_op_whose_time_is_over_does_not_wait_for_ever_for_a_member_that_works
 def test_a_vote_whose_time_is_over_waits_once_more_for_a_member_that_works() -> None:
     stage = Slow(2)
     stage.say(1, m.Vote(9, "pending", 2))
-    for committed, answer in ((1, m.CallGoesOn), (2, m.CallFailed)):
+    for committed, answer in ((1, m.CallExtended), (2, m.CallFailed)):
         stage.go_on(5_000)
         stage.reports[2] = {"committed": committed}
         stage.go_on(500)
@@ -473,9 +473,9 @@ def test_a_vote_whose_time_is_over_waits_for_a_busy_member_as_long_as_it_said() 
     stage.say(1, m.Vote(9, "pending", 2))
     for _ in range(3):
         stage.go_on(20_000)
-        assert stage.say(1, m.VoteWithdrawn(9, 20_000, final=False)) == [m.CallGoesOn(9)]
+        assert stage.say(1, m.VoteWithdrawn(9, 20_000, final=False)) == [m.CallExtended(9)]
     stage.go_on(110_000)
-    assert m.CallGoesOn(9) in stage.say(1, m.VoteWithdrawn(9, 20_000, final=False))
+    assert m.CallExtended(9) in stage.say(1, m.VoteWithdrawn(9, 20_000, final=False))
     assert stage.evicted == [2]
 
 

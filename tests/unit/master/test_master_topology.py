@@ -27,8 +27,8 @@ from ringfold.master.settings import MasterSettings
 from ringfold.topology.moonshot import MoonshotRequest
 from ringfold.topology.solve import Solution
 from ringfold.wire import messages as m
-from ringfold.wire.events import LinksMeasured, RingChosen
 from ringfold.wire.frames import Heartbeat
+from ringfold.wire.notices import LinksMeasured, RingChosen
 from ringfold.wire.proof import prove
 
 MS = 1_000_000

@@ -8,8 +8,7 @@ from ringfold.peer.measure.link_rate import SAMPLE_NS, LinkMeasurement
 from ringfold.peer.settings import MS, PeerTimings
 from ringfold.peer.side_channels import BulkSessions, SessionFailed, SessionOpened, TaskId
 from ringfold.wire import frames
-from ringfold.wire.messages import Measure, Measured, Member, Message
-from ringfold.wire.visiting import Have, Rate
+from ringfold.wire.messages import Have, Measure, Measured, Member, Message, Rate
 
 MASTER, CONN = 1, 7
 TASK: TaskId = ("measure", 3)

@@ -55,7 +55,6 @@ from ringfold.peer.settings import Identity, PeerTimings
 from ringfold.wire import frames, messages
 from ringfold.wire.base import PROTOCOL_VERSION as VERSION
 from ringfold.wire.descriptor import Descriptor
-from ringfold.wire.events import ConnectionDropped
 from ringfold.wire.messages import (
     Challenge,
     Hello,
@@ -72,6 +71,7 @@ from ringfold.wire.messages import (
     Welcome,
     World,
 )
+from ringfold.wire.notices import ConnectionDropped
 from ringfold.wire.proof import link_key, prove, proven
 
 MS = 1_000_000
@@ -926,14 +926,14 @@ def test_a_call_that_did_not_ask_for_its_timeout_goes_on_when_the_master_says_so
     peer = member()
     peer.step(replace(vote(), final=False))
     assert sent(peer.later(1_000)) == [messages.VoteWithdrawn(1, 1_000, final=False)]
-    assert peer.receives(CONTROL, messages.CallGoesOn(1)) == []
+    assert peer.receives(CONTROL, messages.CallExtended(1)) == []
     assert peer.later(999) == [], "as long again"
     peer.receives(CONTROL, messages.Seal(1, "peer 9 was evicted"))
     peer.receives(CONTROL, record(2, [4, ME]))
     cast = sent(peer.receives(CONTROL, messages.Installed(2, World())))
     assert cast == [messages.Vote(1, "update", 2, 2, [])]
     assert sent(peer.later(1)) == [messages.VoteWithdrawn(1, 2_000, final=False)]
-    assert peer.receives(CONTROL, messages.CallGoesOn(77)) == [], "a call that nobody waits in"
+    assert peer.receives(CONTROL, messages.CallExtended(77)) == [], "a call that nobody waits in"
 
 
 def test_a_program_that_is_busy_says_for_how_long() -> None:
@@ -1052,7 +1052,7 @@ def session_open(peer: Peer, test: int = 1) -> list[Effect]:
     peer.now_ns += 3 * MS
     peer.receives(conn, Challenge(MASTER_NONCE, VERSION, VERSION))
     peer.now_ns += 2 * MS
-    return peer.receives(conn, messages.VisitWelcome(prove(KEY, "visit_welcome", NONCE, MASTER_NONCE)))
+    return peer.receives(conn, messages.BulkWelcome(prove(KEY, "visit_welcome", NONCE, MASTER_NONCE)))
 
 
 def test_a_visit_to_measure_is_filled_and_its_rate_reported_with_the_round_trip() -> None:
@@ -1071,7 +1071,7 @@ def test_a_visitor_that_comes_before_the_masters_word_is_let_in_with_it() -> Non
     peer.step(Accepted(50, "10.0.0.4:1", NONCE))
     nonce, parts = b"v" * 32, [b"measure", *(number.to_bytes(8, "little") for number in (1, 4, ME))]
     peer.now_ns += 7 * MS
-    hello = messages.VisitHello(VERSION, "measure", 1, 4, ME, nonce, prove(KEY, "visit", NONCE, nonce, *parts))
+    hello = messages.BulkHello(VERSION, "measure", 1, 4, ME, nonce, prove(KEY, "visit", NONCE, nonce, *parts))
     assert peer.receives(50, hello) == []
     effects = peer.receives(CONTROL, measure(dials=False))
     assert only(effects, MakeBulk) == [MakeBulk(50)]

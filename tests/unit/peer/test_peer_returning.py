@@ -36,8 +36,8 @@ from ringfold.state.shared import SharedState
 from ringfold.state.snapshot import Snapshot
 from ringfold.wire import frames, messages
 from ringfold.wire.base import PROTOCOL_VERSION as VERSION
-from ringfold.wire.events import PeerDiverged
 from ringfold.wire.messages import Challenge, Liveness, Member, Message, Resumed, SyncPlan, Vote, World
+from ringfold.wire.notices import PeerDiverged
 from ringfold.wire.proof import prove, proven
 
 OWN = b"the member's own secret"

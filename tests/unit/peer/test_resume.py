@@ -11,7 +11,7 @@ from ringfold.peer.sync.resume import MAX_ASKED, Resuming, check_used
 from ringfold.state.ancestry import new_lineage
 from ringfold.state.checkpoint import Checkpoints
 from ringfold.state.shared import SharedState, set_lineage, set_torn
-from ringfold.wire.lineage import Branch, Lineage
+from ringfold.wire.messages import Branch, Lineage
 
 OLD = Lineage("run", "old")
 NEW = new_lineage("run", "new", OLD, 140)

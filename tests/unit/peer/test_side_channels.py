@@ -7,7 +7,7 @@ from ringfold.peer.settings import PeerTimings
 from ringfold.peer.side_channels import FIRST_KEY, BulkSessions, SessionFailed, SessionOpened, TaskId
 from ringfold.wire import frames
 from ringfold.wire.base import PROTOCOL_VERSION as VERSION
-from ringfold.wire.messages import Challenge, Member, Message, Refused, VisitHello, VisitWelcome
+from ringfold.wire.messages import BulkHello, BulkWelcome, Challenge, Member, Message, Refused
 from ringfold.wire.proof import link_key, prove
 
 MS = 1_000_000
@@ -51,12 +51,12 @@ class Dialler:
         self.take(effects, [each for each in outcomes if isinstance(each, SessionFailed)])
         return effects, outcomes
 
-    def sends_hello(self) -> VisitHello:
+    def sends_hello(self) -> BulkHello:
         """Dialled, connected, challenged: the hello is sent."""
         self.sessions.opened(self.last_conn, NONCE)
         effects, _ = self.receives(Challenge(CHALLENGE, VERSION, VERSION))
         (sent,) = [effect.message for effect in effects if isinstance(effect, SendMessage)]
-        assert isinstance(sent, VisitHello)
+        assert isinstance(sent, BulkHello)
         assert ResumeReading(self.last_conn) in effects
         return sent
 
@@ -67,8 +67,8 @@ def dialling(addresses: int = 1) -> Dialler:
     return dialler
 
 
-def welcome(key: bytes = KEY) -> VisitWelcome:
-    return VisitWelcome(prove(key, "visit_welcome", NONCE, CHALLENGE))
+def welcome(key: bytes = KEY) -> BulkWelcome:
+    return BulkWelcome(prove(key, "visit_welcome", NONCE, CHALLENGE))
 
 
 def acceptor(diallers: tuple[int, ...] = (DIALLER,), task: TaskId = TASK) -> BulkSessions:
@@ -78,12 +78,12 @@ def acceptor(diallers: tuple[int, ...] = (DIALLER,), task: TaskId = TASK) -> Bul
     return sessions
 
 
-def hello(key: bytes = KEY, **changes: object) -> VisitHello:
+def hello(key: bytes = KEY, **changes: object) -> BulkHello:
     """What an honest dialler says, with changes that it has proven."""
     claim = {"purpose": "state", "number": 3, "source": DIALLER, "target": ACCEPTOR, **changes}
     numbers = [claim[name].to_bytes(8, "little") for name in ("number", "source", "target")]  # type: ignore[attr-defined]
     proof = prove(key, "visit", CHALLENGE, NONCE, claim["purpose"].encode(), *numbers)  # type: ignore[attr-defined]
-    return VisitHello(VERSION, claim["purpose"], claim["number"], claim["source"], claim["target"], NONCE, proof)  # type: ignore[arg-type]
+    return BulkHello(VERSION, claim["purpose"], claim["number"], claim["source"], claim["target"], NONCE, proof)  # type: ignore[arg-type]
 
 
 # The dialler
@@ -266,15 +266,15 @@ def test_a_connection_waits_until_its_task_is_announced() -> None:
     [
         (hello(source=7), "no session"),
         (hello(target=8), "no session"),
-        (VisitHello(VERSION, "state", 3, DIALLER, ACCEPTOR, NONCE, b"x" * 32), "secret"),
+        (BulkHello(VERSION, "state", 3, DIALLER, ACCEPTOR, NONCE, b"x" * 32), "secret"),
         (hello(key=SECRET), "secret"),  # overheard, without the token
-        (VisitHello(VERSION, "state", 3, DIALLER, ACCEPTOR, b"o" * 32, hello().proof), "secret"),
-        (VisitHello(VERSION, "state", 3, -1, ACCEPTOR, NONCE, b"x" * 32), "out of range"),
-        (VisitHello(99, "state", 3, DIALLER, ACCEPTOR, NONCE, hello().proof), "version 99"),
+        (BulkHello(VERSION, "state", 3, DIALLER, ACCEPTOR, b"o" * 32, hello().proof), "secret"),
+        (BulkHello(VERSION, "state", 3, -1, ACCEPTOR, NONCE, b"x" * 32), "out of range"),
+        (BulkHello(99, "state", 3, DIALLER, ACCEPTOR, NONCE, hello().proof), "version 99"),
     ],
     ids=["not expected", "overheard", "for another", "wrong proof", "another nonce", "negative", "another version"],
 )
-def test_a_wrong_hello_is_refused(wrong: VisitHello, reason: str) -> None:
+def test_a_wrong_hello_is_refused(wrong: BulkHello, reason: str) -> None:
     sessions = acceptor()
     verdict = sessions.accept(9, CHALLENGE, wrong)
     assert isinstance(verdict, str)

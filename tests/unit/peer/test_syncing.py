@@ -57,8 +57,11 @@ from ringfold.state.snapshot import Snapshot
 from ringfold.wire import frames
 from ringfold.wire.base import PROTOCOL_VERSION as VERSION
 from ringfold.wire.messages import (
+    BlocksWanted,
     CallFailed,
     Challenge,
+    Hashes,
+    HashesWanted,
     Installed,
     Liveness,
     Member,
@@ -68,7 +71,7 @@ from ringfold.wire.messages import (
     Record,
     Seal,
     SyncDone,
-    SyncGoesOn,
+    SyncExtended,
     SyncPlan,
     SyncReport,
     Vote,
@@ -77,7 +80,6 @@ from ringfold.wire.messages import (
     World,
 )
 from ringfold.wire.proof import prove
-from ringfold.wire.visiting import BlocksWanted, Hashes, HashesWanted
 
 MS = 1_000_000
 MIB = BLOCK_BYTES
@@ -536,7 +538,7 @@ def test_a_sync_that_moves_does_not_run_out_of_time() -> None:
     net.run()
     assert [report.outcome for report in net[2].reports("progress")] == ["progress"]
     for node in (net[1], net[2]):
-        node.receives_from_master(SyncGoesOn(1))
+        node.receives_from_master(SyncExtended(1))
         assert node.machine.next_deadline_ns() == PROGRESS_REPORT_INTERVAL_NS + 8_000 * MS
 
 

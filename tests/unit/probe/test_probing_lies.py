@@ -10,10 +10,10 @@ from ringfold.master.machine import Master
 from ringfold.master.settings import MasterSettings
 from ringfold.probe.logs.lines import decode, encode, round_line
 from ringfold.probe.rounds.settings import RoundSettings
-from ringfold.wire.events import RoundDone
 from ringfold.wire.frames import decode_to_master, message_frame
 from ringfold.wire.frames import encode as encode_message
 from ringfold.wire.messages import PROTOCOL_VERSION, FromMaster, Hello, ToMaster
+from ringfold.wire.notices import RoundDone
 from ringfold.wire.probing import (
     EdgeFit,
     NodeHello,

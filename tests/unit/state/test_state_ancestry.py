@@ -10,8 +10,7 @@ from test_state_election import failed, finished, offer, plan
 
 from ringfold.state.ancestry import branch_of, is_abandoned, is_past, new_lineage
 from ringfold.state.election import ElectedState, ElectionResult, NoWinner, elect
-from ringfold.wire.lineage import MAX_ANCESTORS, Branch, Lineage
-from ringfold.wire.messages import Offer
+from ringfold.wire.messages import MAX_ANCESTORS, Branch, Lineage, Offer
 
 OLD = Lineage("run", "old")
 NEW = new_lineage("run", "new", OLD, 140)

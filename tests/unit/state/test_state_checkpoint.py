@@ -20,7 +20,7 @@ from ringfold.state.ancestry import new_lineage
 from ringfold.state.checkpoint import _HEAD, CheckpointEntry, Checkpoints
 from ringfold.state.shared import MayDiffer, SharedState, lineage_of, set_lineage, set_torn
 from ringfold.state.snapshot import Snapshot
-from ringfold.wire.lineage import Branch, Lineage
+from ringfold.wire.messages import Branch, Lineage
 
 
 def state_of(seed: int, revision: int = 0, **more: object) -> SharedState:

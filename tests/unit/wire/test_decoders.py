@@ -92,7 +92,7 @@ WIRES: dict[str, Callable[[bytes], object]] = {
     "to the master": frames.decode_to_master,
     "from the master": frames.decode_from_master,
     "handshake": frames.decode_handshake,
-    "on a visit": frames.decode_on_visit,
+    "on a visit": frames.decode_bulk,
     "heartbeat": frames.decode_heartbeat,
     "master beat": frames.decode_master_beat,
     "done": lambda raw: frames.decode_done(raw[:30]),

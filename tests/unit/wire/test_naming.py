@@ -6,8 +6,8 @@ import pytest
 
 from ringfold.errors import Evicted
 from ringfold.peer.outcome import error_of
+from ringfold.wire.diagnostics import with_names, with_you
 from ringfold.wire.messages import Reason
-from ringfold.wire.naming import with_names, with_you
 
 NAMES = {1: "gpu-1", 2: "gpu-2", 3: "rack (7)", 4: "x" * 60}
 

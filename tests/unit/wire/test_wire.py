@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ringfold.errors import RemoteProtocolError
 from ringfold.probe.rounds.events import ToRoundMaster
-from ringfold.wire import answers, frames, messages, probing, returning, status, visiting
+from ringfold.wire import frames, messages, probing, status
 from ringfold.wire.frames import (
     DESCRIPTOR_BYTES,
     MAX_FRAME_BYTES,
@@ -100,11 +100,11 @@ def test_a_handshake_message_survives_the_trip(message: messages.Message) -> Non
 
 def test_every_message_belongs_to_a_direction() -> None:
     """A message that no decoder takes could be sent and never understood."""
-    unions = (messages.ToMaster, messages.FromMaster, messages.Handshake, visiting.OnVisit)
+    unions = (messages.ToMaster, messages.FromMaster, messages.Handshake, messages.BulkMessage)
     known = {kind for union in unions for kind in get_args(union)}
     defined = {
         thing
-        for module in (messages, visiting, probing, answers, returning, status)
+        for module in (messages, probing, status)
         for thing in vars(module).values()
         if isinstance(thing, type) and issubclass(thing, messages.Message) and thing is not messages.Message
     }

@@ -28,8 +28,7 @@ from ringfold.peer.side_channels import BulkSessions, SessionFailed, SessionOpen
 from ringfold.peer.states import MEASURE_TRANSITIONS, MeasureInput, MeasureState, next_state
 from ringfold.topology.estimate import DEADLINE_NS, Estimate, RateEstimate
 from ringfold.wire import frames
-from ringfold.wire.messages import Measure, Measured, Message
-from ringfold.wire.visiting import Rate
+from ringfold.wire.messages import Measure, Measured, Message, Rate
 
 SAMPLE_NS = 25 * MS
 ROUND_TRIPS = 20
@@ -135,7 +134,7 @@ class LinkMeasurement:
         if present is None or conn != present.conn:
             return self._sessions.drop(conn, "the measurement is over")
         try:
-            message = frames.decode_on_visit(body)
+            message = frames.decode_bulk(body)
             if not isinstance(message, Rate):
                 raise RemoteProtocolError(f"it sent {type(message).__name__} out of turn")
         except RemoteProtocolError as error:

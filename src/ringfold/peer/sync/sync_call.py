@@ -9,8 +9,8 @@ from ringfold.peer.effects import SyncInterrupted, SyncSucceeded
 from ringfold.peer.machine import PeerMachine
 from ringfold.state.shared import SharedState, set_lineage, set_torn
 from ringfold.state.snapshot import Snapshot
-from ringfold.wire.events import divergence_error
 from ringfold.wire.messages import Branch, Divergence, Offer, PeerId, SyncStrategy
+from ringfold.wire.notices import divergence_error
 
 T = TypeVar("T")
 OnDivergence = Literal["repair", "raise"]

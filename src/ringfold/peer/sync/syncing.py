@@ -44,8 +44,19 @@ from ringfold.state.manifest import StateManifest
 from ringfold.state.serve import BlockRefusal, BlockServer, wanted_of
 from ringfold.wire import frames
 from ringfold.wire.decoding import checked
-from ringfold.wire.messages import Divergence, Member, Message, PeerId, Refused, SyncPlan, SyncReport
-from ringfold.wire.visiting import BlocksWanted, Hashes, HashesWanted, Have
+from ringfold.wire.messages import (
+    BlocksWanted,
+    Divergence,
+    Hashes,
+    HashesWanted,
+    Have,
+    Member,
+    Message,
+    PeerId,
+    Refused,
+    SyncPlan,
+    SyncReport,
+)
 
 MAX_HOLDERS = 8
 """The holders that a receiver has sessions with at a time: more would not be faster, and would load all holders."""
@@ -261,7 +272,7 @@ class Syncing:
         if sync is None or session.task != sync.task:
             return self._sessions.drop(conn, "the sync is over")
         try:
-            received = frames.decode_on_visit(body)
+            received = frames.decode_bulk(body)
             if session.is_dialler:
                 return self._from_source(now_ns, sync, session.peer, received)
             return self._from_receiver(sync, conn, received)

@@ -23,6 +23,7 @@ from ringfold.probe.rounds.events import (
 from ringfold.runtime import asyncio_support
 from ringfold.runtime.clock import random_bytes
 from ringfold.runtime.process import close_on_fork, keep_on_fork
+from ringfold.wire.diagnostics import explain_connect_error, explain_no_challenge, explain_not_a_master
 from ringfold.wire.frames import MAX_FRAME_BYTES, FrameKind, FrameReader, decode_from_master, message_frame
 from ringfold.wire.messages import PROTOCOL_VERSION, Challenge, Message, Refused
 from ringfold.wire.probing import (
@@ -35,7 +36,6 @@ from ringfold.wire.probing import (
     RoundStart,
 )
 from ringfold.wire.proof import NONCE_BYTES, prove, proven
-from ringfold.wire.reaching import in_plain_words, not_a_master, said_nothing
 
 MIN_PAUSE_S, MAX_PAUSE_S = 0.05, 1.0
 HANDSHAKE_TIMEOUT_S = 5.0
@@ -140,11 +140,13 @@ class JoinedNode:
                         raise
                     reason = str(error)
                 except TimeoutError:
-                    reason = in_plain_words("timed out")
+                    reason = explain_connect_error("timed out")
                 except (OSError, UnicodeError, RemoteProtocolError) as error:
                     # asyncio's own text repeats the address, which is in the line already.
                     number = error.errno if isinstance(error, OSError) else None
-                    reason = in_plain_words(os.strerror(number)) if number else str(error) or type(error).__name__
+                    reason = (
+                        explain_connect_error(os.strerror(number)) if number else str(error) or type(error).__name__
+                    )
                 if reason != last_reason:
                     _log.warning("the master at %s:%d is away (%s); this node goes on", host, port, reason)
                     last_reason = reason
@@ -188,11 +190,11 @@ class JoinedNode:
             async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
                 return await self._join(reader, writer, frames, where)
         except TimeoutError:
-            raise RemoteProtocolError(said_nothing(int(HANDSHAKE_TIMEOUT_S * 1_000))) from None
+            raise RemoteProtocolError(explain_no_challenge(int(HANDSHAKE_TIMEOUT_S * 1_000))) from None
         except RemoteProtocolError as error:
             if self._is_master:
                 raise
-            raise RemoteProtocolError(not_a_master(str(error))) from None
+            raise RemoteProtocolError(explain_not_a_master(str(error))) from None
 
     async def _join(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, frames: FrameReader, where: str
