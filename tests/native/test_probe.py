@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ringfold import _native
 from ringfold.errors import ConfigError, UsageError
-from ringfold.probe.base import BACKWARD_KEPT, COLUMNS, FORWARD_KEPT, EdgeWindow
+from ringfold.probe.exchanges import BACKWARD_KEPT, COLUMNS, FORWARD_KEPT, EdgeWindow
 from ringfold.probe.nodes.prober import ProbeSocket, virtual
 from ringfold.wire.probing import Neighbour
 

@@ -19,7 +19,7 @@ from typing import Self, get_args
 
 import numpy as np
 
-from ringfold.clock.clock import GlobalClock
+from ringfold.clock.global_clock import GlobalClock
 from ringfold.errors import UsageError
 from ringfold.peer.buffers import (
     CODES,

@@ -19,7 +19,7 @@ from ringfold.peer.machine import PeerMachine
 from ringfold.peer.session import Session
 from ringfold.peer.settings import Identity, PeerTimings
 from ringfold.probe.nodes.shell import NodeShell
-from ringfold.probe.rounds.events import Connected, Disconnected, Heard
+from ringfold.probe.rounds.events import MasterConnected, MasterDisconnected, MasterMessageReceived
 from ringfold.runtime.clock import monotonic_ns
 from ringfold.state.shared import SharedState
 from ringfold.state.snapshot import Snapshot
@@ -251,14 +251,14 @@ def test_messages_about_probing_go_past_the_machine() -> None:
     session.probing = cast(NodeShell, cast(Any, node))
     halt = ProbeHalt(RoundId(1, 1), "stopped")
     engine.reports.put(engine_event("message", conn=7, body=frames.encode(halt)))
-    assert node.inputs.get(timeout=DEADLINE_S) == Connected(5)
-    assert node.inputs.get(timeout=DEADLINE_S) == Heard(halt)
+    assert node.inputs.get(timeout=DEADLINE_S) == MasterConnected(5)
+    assert node.inputs.get(timeout=DEADLINE_S) == MasterMessageReceived(halt)
     alarm = RoundAlarm(RoundId(1, 1), 5, 6, 1_000, 2_000)
     session.locked(lambda _: session._send_probe_message(alarm))
     assert engine.sent == [(7, frames.encode(alarm))]
     assert machine.events == []
     engine.reports.put(engine_event("closed", conn=7, text="reset"))
-    assert isinstance(node.inputs.get(timeout=DEADLINE_S), Disconnected)
+    assert isinstance(node.inputs.get(timeout=DEADLINE_S), MasterDisconnected)
     session.locked(lambda _: session._send_probe_message(alarm))
     assert len(engine.sent) == 1
     assert machine.events == [Closed(7, "reset")]
