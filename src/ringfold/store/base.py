@@ -17,14 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-<<<<<<< HEAD
-from ringfold.units import S
-
-ABSENT = 0
-"""The version of a key that is not there."""
-=======
 from ringfold.errors import StoreUnreachable
->>>>>>> main
+from ringfold.units import S
 
 ABSENT = 0
 """The version of an absent key."""
