@@ -9,20 +9,20 @@
 Importing this is cheap: what needs NumPy or the native core is loaded when it is first used.
 """
 
-# The rooms, in the order of imports (each uses the ones above it, never the ones below or beside it):
+# The packages, in the order of imports (each uses those above it, never those below or beside it):
 #
-#   errors, config   every exception, by what the caller does next; every setting, and who reads it
+#   errors, config   every exception, by what the caller does next; every setting and its sources
 #   states           transition tables of state machines
-#   wire             messages and frames, as bytes and as types
-#   runtime          sockets, clocks, randomness, threads, processes: the only Python code that touches them
+#   wire             messages and frames, as types and as bytes
+#   runtime          sockets, clocks, randomness, threads, processes: the only Python code that uses them
 #   store            a key-value store with compare-and-set and leases: sqlite, TCPStore, etcd, Redis
-#   topology         ring order. Pure
-#   probe, clock     UDP probes between nodes, what they say about links and clocks; the global clock
+#   topology         the ring order from measured links. Pure
+#   probe, clock     UDP probes between nodes, lines between their clocks; the global clock
 #   iteration        the global iteration: agreement through a store alone
-#   agent            the per-host agent: who sends where, how congested it is, and hints about how to split it
+#   agent            the per-host agent: flows, telemetry, and hints how to split traffic over paths
 #   state            shared state: the arrays that are bit-identical on all peers
 #   master           the state machine of a run, and the server around it
-#   peer             the communicator: what a training process holds; arrays as the native engine takes them
+#   peer             the communicator of a training process, and its native engine
 #   compat           the PCCL API on top of the communicator
 #   cli, testing     the commands; the deterministic simulation, public
 #   tools            programs around the library: benchmarks, soak tests, the demo, the lab

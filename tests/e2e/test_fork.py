@@ -18,10 +18,10 @@ from ringfold.agent.daemon import AgentSettings, AgentThread
 from ringfold.errors import UsageError
 
 
-def outlive_the_parent() -> None:
-    """In a forked child: live until the test closes this process's standard input, then end."""
+def outlive_the_parent(me: ProgramContext) -> None:
+    """In a forked child: live until the test closes the channel, then end."""
     poll = select.poll()
-    poll.register(0, 0)  # hang-ups only: what the test sends is for the parent
+    poll.register(me.fileno(), 0)  # hang-ups only: what the test sends is for the parent
     poll.poll()
     os._exit(0)
 
@@ -63,7 +63,7 @@ def train_with_children(me: ProgramContext) -> None:
         for _ in range(me.options["children"]):
             child = os.fork()
             if child == 0:
-                outlive_the_parent()
+                outlive_the_parent(me)
             children.append(child)
         me.report("forked", children=children)
         while True:
@@ -225,7 +225,7 @@ def host_the_master(me: ProgramContext) -> None:
         while run.group_size < 2:
             run.update_topology(min_world=2)
         if os.fork() == 0:
-            outlive_the_parent()
+            outlive_the_parent(me)
         me.report("forked")
         me.receive()
 

@@ -130,7 +130,7 @@ def trains_and_probes(me: ProgramContext) -> None:
                 ready = True
                 me.report("ready", step=step)
             # A step of a few milliseconds, as training has: probes and rounds get a core as well.
-            select.select([0], [], [], 0.005)
+            select.select([me.fileno()], [], [], 0.005)
             if me.has_message():
                 me.receive("time")
                 before = raw_ns()

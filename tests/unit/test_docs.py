@@ -18,7 +18,10 @@ ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = ROOT / "docs" / "reference"
 DECISIONS = ROOT / "docs" / "adr"
 PAGES_THAT_NAME_FILES = [
-    *sorted((ROOT / "docs" / "concepts").glob("*.md")),
+    *sorted(
+        set((ROOT / "docs" / "concepts").glob("*.md"))
+        - {ROOT / "docs/concepts" / name for name in ("glossary.md", "walks.md")}
+    ),
     *sorted((ROOT / "docs" / "guides").glob("*.md")),
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",

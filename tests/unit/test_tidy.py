@@ -20,9 +20,9 @@ TIERS = (
     ("observe",),
     ("torch", "compat", "cli", "testing", "tools"),
 )
-TIER = {room: number for number, rooms in enumerate(TIERS) for room in rooms}
+TIER = {package: number for number, packages in enumerate(TIERS) for package in packages}
 SIDEWAYS = {("config", "errors"), ("clock", "probe"), ("store", "runtime"), ("tools", "cli")}
-"""The imports inside one tier that are allowed. `cli` may use anything, and the package's face shows anything."""
+"""The imports inside one tier that are allowed. `cli` may use anything, and `ringfold` itself may import anything."""
 
 MAX_FUNCTION_LINES = 60
 LONG_FUNCTIONS: dict[str, str] = {}
@@ -50,21 +50,21 @@ def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), str(path))
 
 
-def room_of(path: Path) -> str:
-    """The room that a file belongs to; the package's own `__init__` and `__main__` are its face, "ringfold"."""
+def package_of(path: Path) -> str:
+    """The package of a file; `__init__` and `__main__` of Ringfold itself are "ringfold"."""
     first = path.relative_to(SOURCE).parts[0].removesuffix(".py")
     return "ringfold" if first in ("__init__", "__main__") else first
 
 
-def imported_rooms(tree: ast.Module, path: Path) -> Iterator[tuple[str, int]]:
-    """Every room of Ringfold that a file imports anywhere in it, with the line. The face itself is "ringfold"."""
-    package = ("ringfold", *path.relative_to(SOURCE).parent.parts)
+def imported_packages(tree: ast.Module, path: Path) -> Iterator[tuple[str, int]]:
+    """Every package of Ringfold that a file imports anywhere in it, with the line; "ringfold" is the library itself."""
+    parents = ("ringfold", *path.relative_to(SOURCE).parent.parts)
     for node in ast.walk(tree):
         match node:
             case ast.Import(names):
                 targets = [alias.name for alias in names]
             case ast.ImportFrom(module, names, level):
-                base = ".".join(package[: len(package) - level + 1]) if level else ""
+                base = ".".join(parents[: len(parents) - level + 1]) if level else ""
                 start = ".".join(part for part in (base, module) if part)
                 targets = [f"{start}.{alias.name}" for alias in names]
             case _:
@@ -76,20 +76,20 @@ def imported_rooms(tree: ast.Module, path: Path) -> Iterator[tuple[str, int]]:
                 yield (rest[0] if known else "ringfold"), node.lineno
 
 
-def fault(room: str, target: str) -> str:
-    """Why a room may not import another; empty when it may."""
+def fault(package: str, target: str) -> str:
+    """Why a package may not import another; empty when it may."""
     if target == "_native_testing":
-        return "" if room in ("testing", "tools") else "wheels do not contain the test module"
-    if room in ("ringfold", "cli") or target in (room, "_native"):
+        return "" if package in ("testing", "tools") else "wheels do not contain the test module"
+    if package in ("ringfold", "cli") or target in (package, "_native"):
         return ""
-    if room not in TIER:
-        return f"{room} is no room of DESIGN section 3"
+    if package not in TIER:
+        return f"{package} is in no tier"
     if target == "ringfold":
-        return "" if TIER[room] == len(TIERS) - 1 else "a room does not import the package's face"
-    if TIER[target] > TIER[room]:
-        return f"{target} stands above {room}"
-    if TIER[target] == TIER[room] and (room, target) not in SIDEWAYS:
-        return f"{target} and {room} stand side by side"
+        return "" if TIER[package] == len(TIERS) - 1 else "only the last tier imports the public names of ringfold"
+    if TIER[target] > TIER[package]:
+        return f"{target} is in a higher tier than {package}"
+    if TIER[target] == TIER[package] and (package, target) not in SIDEWAYS:
+        return f"{target} and {package} are in the same tier"
     return ""
 
 
@@ -97,14 +97,14 @@ def test_imports_go_one_way() -> None:
     faults = [
         f"{name_of(path)}:{line}: {why}"
         for path in modules()
-        for target, line in imported_rooms(tree_of(path), path)
-        if (why := fault(room_of(path), target))
+        for target, line in imported_packages(tree_of(path), path)
+        if (why := fault(package_of(path), target))
     ]
     assert not faults, "\n".join(faults)
 
 
 @pytest.mark.parametrize(
-    ("room", "line", "allowed"),
+    ("package", "line", "allowed"),
     [
         ("wire", "from ringfold.errors import UsageError", True),
         ("wire", "from ringfold import runtime", False),
@@ -124,10 +124,10 @@ def test_imports_go_one_way() -> None:
         ("helpers", "from ringfold import errors", False),
     ],
 )
-def test_the_direction_check_sees_what_it_should(room: str, line: str, allowed: bool) -> None:
+def test_the_direction_check_sees_what_it_should(package: str, line: str, allowed: bool) -> None:
     """The check itself can fail: known good and bad imports, in every way of writing them."""
-    path = SOURCE / room / "made_up.py"
-    faults = [why for target, _ in imported_rooms(ast.parse(line), path) if (why := fault(room_of(path), target))]
+    path = SOURCE / package / "made_up.py"
+    faults = [why for target, _ in imported_packages(ast.parse(line), path) if (why := fault(package_of(path), target))]
     assert (not faults) == allowed
 
 
@@ -190,7 +190,7 @@ def paths_of_modules() -> dict[str, Path]:
 
 def says_pure(path: Path) -> bool:
     """Whether a module of the library promises to be pure. The docstring of a package describes its modules."""
-    is_of_library = TIER.get(room_of(path), len(TIERS)) < len(TIERS) - 1 and room_of(path) != "runtime"
+    is_of_library = TIER.get(package_of(path), len(TIERS)) < len(TIERS) - 1 and package_of(path) != "runtime"
     if not is_of_library or path.name == "__init__.py":
         return False
     return path.name == "machine.py" or re.search(r"\bPure\b", ast.get_docstring(tree_of(path)) or "") is not None
@@ -198,7 +198,7 @@ def says_pure(path: Path) -> bool:
 
 def imported_modules(tree: ast.Module, path: Path) -> Iterator[tuple[str, int]]:
     """The dotted names that a file imports at run time, also inside functions and by `import_module`, with the line."""
-    package = ("ringfold", *path.relative_to(SOURCE).parent.parts)
+    parents = ("ringfold", *path.relative_to(SOURCE).parent.parts)
     for_types = {
         id(node)
         for block in ast.walk(tree)
@@ -213,7 +213,7 @@ def imported_modules(tree: ast.Module, path: Path) -> Iterator[tuple[str, int]]:
             case ast.Import(names):
                 yield from ((alias.name, node.lineno) for alias in names)
             case ast.ImportFrom(module, names, level):
-                base = ".".join(package[: len(package) - level + 1]) if level else ""
+                base = ".".join(parents[: len(parents) - level + 1]) if level else ""
                 start = ".".join(part for part in (base, module) if part)
                 yield from ((f"{start}.{alias.name}", node.lineno) for alias in names)
             case ast.Call(
@@ -256,12 +256,12 @@ def test_pure_modules_import_nothing_impure() -> None:
 
 def test_machines_and_the_leaves_around_arrays_are_checked() -> None:
     pure = {module_of(path) for path in modules() if says_pure(path)}
-    assert {f"ringfold.{room}.machine" for room in ("agent", "iteration", "master", "peer")} <= pure
+    assert {f"ringfold.{package}.machine" for package in ("agent", "iteration", "master", "peer")} <= pure
     assert not set(PURE_LEAVES) - pure, "their docstrings do not say Pure"
 
 
 @pytest.mark.parametrize(
-    ("room", "line", "allowed"),
+    ("package", "line", "allowed"),
     [
         ("state", "from hashlib import blake2b", True),
         ("state", "import numpy as np", False),
@@ -293,9 +293,9 @@ def test_machines_and_the_leaves_around_arrays_are_checked() -> None:
         ("master", "import ringfold._native", False),
     ],
 )
-def test_the_purity_check_sees_what_it_should(room: str, line: str, allowed: bool) -> None:
+def test_the_purity_check_sees_what_it_should(package: str, line: str, allowed: bool) -> None:
     """The check itself can fail: known good and bad imports, direct ones and those of an imported module."""
-    path = SOURCE / room / "made_up.py"
+    path = SOURCE / package / "made_up.py"
     assert (not impure(ast.parse(line), path)) == allowed
 
 
@@ -338,15 +338,9 @@ def test_every_room_and_module_says_what_it_is_for() -> None:
 
 # Packages whose `__init__` does not name all of its files yet.
 INCOMPLETE_MAPS = {
-    "agent",
     "cli",
     "master",
-    "peer",
-    "runtime",
     "state",
-    "tools/bench",
-    "tools/demo",
-    "tools/lab",
     "wire",
 }
 

@@ -88,7 +88,8 @@ class Counting:
         try:
             self._number = self._counter.next_after(finished, until=self._until, timeout_s=turn_s)
         except Superseded as error:
-            self._speaks, self._superseded = False, error
+            self._speaks = False
+            self._superseded = error
         except (DeadlineExceeded, StoreUnreachable):
             self._waited_s += turn_s
             if self._waited_s >= self.wait_s:
@@ -115,7 +116,8 @@ class Counting:
 
     def finish(self) -> None:
         """The step is over."""
-        self._number, self._waited_s = None, 0.0
+        self._number = None
+        self._waited_s = 0.0
 
     def end(self, *, leave: bool) -> None:
         """The loop is over here. Unless the group goes on with another speaker, its rank leaves."""

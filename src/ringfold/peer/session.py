@@ -54,6 +54,7 @@ from ringfold.peer.effects import (
 )
 from ringfold.peer.engine import Engine, event_of, execute
 from ringfold.peer.events import (
+    BlocksReceived,
     CallBusy,
     CallGivenUp,
     CallJoin,
@@ -446,7 +447,8 @@ class Session:
             finally:
                 with self._changed:
                     self._is_copying = False
-                    self._changed.notify_all()
+                    if transfer is not self._transfer:
+                        self._changed.notify_all()  # the call waits in `_end_transfer`
             with self._changed:
                 if event is not None and transfer is self._transfer:
                     self._step(event)
@@ -488,7 +490,9 @@ class Session:
             if response is not None:
                 self._step(response)
         self._note_lost_master()
-        self._changed.notify_all()
+        # No thread waits for a batch to arrive. To wake the program for each would cost more than the step.
+        if not isinstance(event, BlocksReceived):
+            self._changed.notify_all()
 
     def _carry_out(self, effect: Effect) -> Event | None:
         """Carry out one effect; if it has a response, that is the machine's next event."""
@@ -499,11 +503,13 @@ class Session:
                 except (RuntimeError, OSError, ValueError) as error:
                     return DialFailed(key, str(error))
             case Joined(record):
-                self._joined, self.joined_with = True, record
+                self._joined = True
+                self.joined_with = record
             case CallFinished(ballot, outcome):
                 self._outcomes[ballot] = outcome
             case Ended(error):
-                self.is_over, self.error = True, error
+                self.is_over = True
+                self.error = error
                 if error is not None and self._joined:
                     _log.warning("%s", error)
             case Notify(notice):

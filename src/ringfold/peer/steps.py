@@ -201,7 +201,10 @@ class Step:
     __slots__ = ("_loop", "missed", "number", "sync")
 
     def __init__(self, number: int, sync: SyncInfo, loop: "Loop", missed: int = 0) -> None:
-        self.number, self.sync, self._loop, self.missed = number, sync, loop, missed
+        self.number = number
+        self.sync = sync
+        self.missed = missed
+        self._loop = loop
 
     def all_reduce(
         self,

@@ -296,7 +296,7 @@ NONSENSE = {
     "a skew of": {"alpha": 2e-3},
     "negative or missing": {"half_ns": 0},
     "standard error": {"sigma_ns": -1.0},
-    "so large that the line says nothing": {"sigma_alpha": 1e30},
+    "so large that the line is useless": {"sigma_alpha": 1e30},
     "a time is out of range": {"beta_ns": 1 << 62},
     "time is out of": {"t0_ns": -(1 << 70)},
     "a bound is out of range": {"high": (1 << 62, 1, 1)},
@@ -593,11 +593,11 @@ def test_advice_gets_faster_at_once() -> None:
     assert advice.why == "faster: instability 5000 ns > 2000 ns"
 
 
-def test_advice_gets_slower_with_patience() -> None:
+def test_advice_gets_slower_after_several_stable_rounds() -> None:
     assert "not for 3 rounds yet" in advise([10.0, 10.0], NOW).why
     advice = advise([10.0, 10.0, 10.0], NOW)
     assert (advice.pause_us, advice.window_ms) == (4_500, 6_000)
-    assert advice.why.startswith("slower: 3 rounds below 200 ns")
+    assert advice.why.startswith("slower: 3 rounds with an instability below 200 ns")
 
 
 def test_advice_changes_nothing_where_the_cadence_is_fixed() -> None:
@@ -605,10 +605,10 @@ def test_advice_changes_nothing_where_the_cadence_is_fixed() -> None:
     assert (advice.pause_us, advice.window_ms) == (NOW.pause_us, NOW.window_ms)
 
 
-def test_advice_rests_between_calm_and_restless() -> None:
+def test_advice_keeps_the_cadence_between_stable_and_unstable() -> None:
     advice = advise([1_500.0] * 9, NOW)
     assert (advice.pause_us, advice.window_ms) == (NOW.pause_us, NOW.window_ms)
-    assert "between calm and restless" in advice.why
+    assert "between stable and unstable" in advice.why
 
 
 @given(st.lists(st.floats(0, 1e9), max_size=6), st.integers(1, 10**6), st.integers(1, 10**6))

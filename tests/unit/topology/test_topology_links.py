@@ -117,7 +117,7 @@ def test_what_is_no_rate_is_refused(figure: float) -> None:
 def test_nonsense_is_refused() -> None:
     with pytest.raises(UsageError, match="itself"):
         BandwidthStore().measured((1, 1), 1.0, 0, now=0)
-    with pytest.raises(UsageError, match="round trip"):
+    with pytest.raises(UsageError, match="RTT"):
         BandwidthStore().measured((1, 2), 1.0, -1, now=0)
     with pytest.raises(UsageError, match="at least one"):
         BandwidthStore(most=0)

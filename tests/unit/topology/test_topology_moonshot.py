@@ -55,6 +55,6 @@ def test_a_bad_question_is_named_and_ends_the_program_with_two() -> None:
 
 
 @pytest.mark.parametrize("question", [b"", b"[]", b'{"members": [1]}', b'{"members": [1], "rates": [], "speed": 1}'])
-def test_what_is_no_question_is_refused(question: bytes) -> None:
-    with pytest.raises(UsageError, match="no question"):
+def test_an_invalid_request_is_refused(question: bytes) -> None:
+    with pytest.raises(UsageError, match="not a request"):
         solve_json(question)

@@ -3,17 +3,15 @@
 The packets, the mapping between clocks and the exchanges are in `native/include/ringfold/probe.hpp`, with the reasons.
 """
 
-import importlib
 import os
 import weakref
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Protocol, Self, cast
+from typing import Self
 
-import numpy as np
-import numpy.typing as npt
 from msgspec import Struct
 
+from ringfold import _native
 from ringfold.errors import ConfigError, UsageError
 from ringfold.probe.exchanges import EdgeWindow, Stamps
 from ringfold.runtime import threads
@@ -29,7 +27,6 @@ from ringfold.wire.probing import (
 )
 
 _RawNeighbour = tuple[int, str, int]
-_RawWindow = tuple[int, int, int, npt.NDArray[np.int64], npt.NDArray[np.uint8], int, int, int, int, int, bool, str]
 
 
 class ProbeStats(Struct, frozen=True):
@@ -72,26 +69,6 @@ class ProbeStats(Struct, frozen=True):
     stamps: Stamps
 
 
-class _NativeProber(Protocol):
-    port: int
-
-    def configure(self, key: bytes, out: Sequence[_RawNeighbour], into: Sequence[_RawNeighbour]) -> None: ...
-    def resume(self, gap_ns: int, pause_ns: int) -> None: ...
-    def pause(self) -> None: ...
-    def rotate(self) -> list[_RawWindow]: ...
-    def so_far(self) -> list[_RawWindow]: ...
-    def peek(self, most: int) -> list[_RawWindow]: ...
-    def rename(self, node: int) -> None: ...
-    def stats(self) -> dict[str, Any]: ...
-    def now(self) -> int: ...
-    def utc(self) -> int: ...
-    def pretend_step(self, step_ns: int) -> None: ...
-    def shutdown(self) -> None: ...
-    def before_fork(self) -> None: ...
-    def forked_parent(self) -> None: ...
-    def forked_child(self) -> None: ...
-
-
 def virtual(raw_ns: int, anchor_ns: int, offset_ns: int, drift_ppb: int) -> int:
     """What a node's clock reads at a raw time, exactly as the native prober calculates it."""
     return raw_ns + offset_ns + (raw_ns - anchor_ns) * drift_ppb // 1_000_000_000
@@ -99,7 +76,7 @@ def virtual(raw_ns: int, anchor_ns: int, offset_ns: int, drift_ppb: int) -> int:
 
 def raw_now() -> int:
     """CLOCK_MONOTONIC_RAW of this host, in nanoseconds: the clock of a node without offset and drift."""
-    return int(importlib.import_module("ringfold._native").probe_raw_now())
+    return _native.probe_raw_now()
 
 
 class ProbeSocket:
@@ -132,12 +109,18 @@ class ProbeSocket:
         self.anchor_ns = raw_now() if anchor_ns is None else anchor_ns
         self.offset_ns = offset_ns
         self.drift_ppb = drift_ppb
-        native = importlib.import_module("ringfold._native")
         try:
-            made = native.Prober(node, bind, port, self.anchor_ns, offset_ns, drift_ppb, user_stamps)
+            self._native = _native.Prober(
+                node=node,
+                host=bind,
+                port=port,
+                anchor_ns=self.anchor_ns,
+                offset_ns=offset_ns,
+                drift_ppb=drift_ppb,
+                user_stamps=user_stamps,
+            )
         except RuntimeError as error:
             raise ConfigError(str(error)) from None
-        self._native = cast(_NativeProber, made)
         self._closed_reason = ""
         _open_probers.add(self)
 
@@ -181,17 +164,17 @@ class ProbeSocket:
         Exchanges in flight belong to no window: they are neither sent nor lost.
         """
         self._check()
-        return [self._window(raw) for raw in self._native.rotate()]
+        return [self._window(window) for window in self._native.rotate()]
 
     def so_far(self) -> list[EdgeWindow]:
         """The window as `rotate` would return it now. It stays open."""
         self._check()
-        return [self._window(raw) for raw in self._native.so_far()]
+        return [self._window(window) for window in self._native.so_far()]
 
     def peek(self, most: int = 128) -> list[EdgeWindow]:
         """The newest exchanges of the open window, at most `most` of each edge, unfiltered. The window stays open."""
         self._check()
-        return [self._window(raw) for raw in self._native.peek(most)]
+        return [self._window(window) for window in self._native.peek(most)]
 
     def rename(self, node: NodeId) -> None:
         """Change the node's id. Call `configure` next: neighbours reject packets with the old id."""
@@ -243,22 +226,21 @@ class ProbeSocket:
         if self._closed_reason:
             raise UsageError(self._closed_reason)
 
-    def _window(self, raw: _RawWindow) -> EdgeWindow:
-        dst, begin, end, rows, kept, sent, lost, duplicates, filtered, threshold, by_user, stepped = raw
+    def _window(self, window: _native.ProbeWindow) -> EdgeWindow:
         return EdgeWindow(
             src=self.node,
-            dst=dst,
-            begin_ns=begin,
-            end_ns=end,
-            exchanges=rows,
-            kept=kept,
-            sent=sent,
-            lost=lost,
-            duplicates=duplicates,
-            filtered=filtered,
-            threshold_ns=threshold,
-            stamps="user" if by_user else "kernel",
-            stepped=stepped,
+            dst=window.dst,
+            begin_ns=window.begin_ns,
+            end_ns=window.end_ns,
+            exchanges=window.exchanges,
+            kept=window.kept,
+            sent=window.sent,
+            lost=window.lost,
+            duplicates=window.duplicates,
+            filtered=window.filtered,
+            threshold_ns=window.threshold_ns,
+            stamps="user" if window.user_stamps else "kernel",
+            stepped=window.stepped,
         )
 
 

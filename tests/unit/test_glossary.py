@@ -1,0 +1,160 @@
+"""The glossary has the terms that the code uses, and no retired word is left in code, tests or pages."""
+
+import re
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+GLOSSARY = ROOT / "docs" / "concepts" / "glossary.md"
+FOLDERS = ("src/ringfold", "native", "include", "tests", "docs")
+ENDINGS = {".py", ".pyi", ".md", ".cpp", ".hpp", ".h", ".c", ".inc", ".txt", ".sh", ".toml", ".service"}
+KEPT_AS_WRITTEN = ("tests/fuzz/corpus", "tests/unit/written_before", "tests/unit/test_glossary.py")
+"""Inputs and files that earlier versions wrote, and this list."""
+
+# A retired word, as a regular expression that matches only where it is meant, and what to write instead.
+RETIRED = {
+    r"\bHall\b": "Host",
+    r"\b_Ear\b": "TelemetryListener",
+    r"\bTelemetryDesk\b": "TelemetryIngest",
+    r"\b_?Surroundings\b": "HostMonitor",
+    r"\bComplaints\b": "LogRateLimiter",
+    r"\breads_not\b": "on_write_blocked",
+    r"\b_say_what_was_said\b": "flush_probe_outbox",
+    r"\bgive_way\b": "yield_mutex",
+    r"\bgo_again\b": "requeue",
+    r"\bShelf\b": "BlockServer",
+    r"\bwishes\b": "fetch_effects, requests",
+    r"\b_Landing\b": "PendingBlock",
+    r"\bMOST_FELLOWS\b": "MAX_RELAY_RECEIVERS",
+    r"\bErrands?\b": "SideChannels",
+    r"\berrands?\b": "purpose",
+    r"\bVisits\b": "BulkSessions",
+    r"\b_?Guest\b": "PendingInbound",
+    r"\b_Setting\b": "OutgoingDial",
+    r"\b[Tt]he rim\b": "the I/O seam",
+    r"\bask_aside\b": "run_in_subprocess",
+    r"\baside\.py\b": "process.py",
+    r"\btripped\b": "rtt_sampled_at",
+    r"\bmuch_since\b": "saturated_since",
+    r"\bframes_told\b": "frames_acked",
+    r"\bbytes_untold\b": "bytes_unacked",
+    r"\blongest_way\b": "max_yield",
+    r"\bsince ever\b": "ever",
+    r"\bgiven the doubt\b": "gets the benefit of the doubt",
+    r"\bcast out\b": "evicted",
+    r"\bby hearsay\b": "from the newest count",
+    r"\bshel(?:f|ves)\b": "block server",
+    r"\b[Ss]urroundings\b": "environment",
+    r"\b(?:words|reports|facts)\.py\b": "named after their subject",
+    r"(?<!\w)_Ear\b": "TelemetryListener",
+    r"\bkeep_what_is_there\b": "freeze_garbage_collector",
+    r"\bbe_prompt\b": "request_prompt_scheduling",
+    r"\ballow_many_files\b": "raise_open_file_limit",
+    r"\bFileBell\b": "FileWatch",
+    r"\bStatusConnection\b": "MasterClient",
+    r"\bClientSaid\b": "MessageReceived",
+    r"\bClientGone\b": "ConnectionClosed",
+    r"\bPairCame\b": "WatchPair",
+    r"\bPairWent\b": "UnwatchPair",
+    r"\bMOST_KEYS\b": "MAX_KEYS",
+    r"\bMOST_REFUSED\b": "MAX_REFUSALS",
+    r"\bOnVisit\b": "BulkMessage",
+    r"\bVisitHello\b": "BulkHello, BulkWelcome",
+    r"\bVisitWelcome\b": "BulkHello, BulkWelcome",
+    r"\bCallGoesOn\b": "CallExtended",
+    r"\bSyncGoesOn\b": "SyncExtended",
+    r"\bin_plain_words\b": "explain_connect_error",
+    r"\bsaid_nothing\b": "explain_no_challenge",
+    r"\bleast_trip\b": "min_rtt",
+    r"\bpath_trips\b": "path_rtts",
+    r"\bRoundTrip\b": "Rtt",
+    r"\bnote_much\b": "note_saturation",
+    r"\blet_go_of_memory\b": "release_memory",
+    r"\bsend_again\b": "resend",
+    r"\btell_ready\b": "send_ready",
+    r"\btold_ready\b": "ready_sent",
+    r"\btell_applied\b": "report_applied",
+    r"\bdeadline_told\b": "timeout_reported",
+    r"\bmismatch_told\b": "mismatch_reported",
+    r"\bsilence_told_\b": "silence_reported_",
+    r"\blast_heard_\b": "last_received_",
+    r"\bheard_number_\b": "received_number_",
+    r"\bbeat_number_\b": "heartbeat_number_",
+    r"\bpatience_ms\b": "poll_timeout_ms",
+    r"\bpatience_after_interrupt\b": "max_checks_after_interrupt",
+    r"\bremembers_too_much\b": "has_too_much_unreported",
+    r"\bcounted_anew\b": "is_recounted",
+    r"\bearly_came\b": "on_early_bytes",
+    r"\bshort_way_us\b": "low_rtt_us",
+    r"\bCHECK_SAYING\b": "CHECK_MESSAGE",
+    r"\blast_doubt\b": "error_bound, last_margin",
+    r"\bask_for_short_turns\b": "request_short_time_slices",
+    r"(?<!\w)_Setting\b": "OutgoingDial",
+    r"\bway_of\b": "Route, route_of",
+    r"\bPathAdvice\b": "PathShares, path_shares.py",
+    r"\bProbeSays\b": "gone: the session routes messages about probing",
+    r"\bProbeHeard\b": "gone: the session routes messages about probing",
+    r"\bProbeCut\b": "gone: the session routes messages about probing",
+    r"\bstill_there\b": "live_conns",
+    r"\bhas_let_go\b": "is_shut_down",
+    r"\bcarry\.py\b": "engine.py, execute",
+    r"(?<!\w)_Landing\b": "PendingBlock",
+    r"\bMOST_HOLDERS\b": "MAX_HOLDERS",
+    r"\bMOST_VISITS\b": "MAX_CONNECT_ATTEMPTS",
+    r"\bMOST_WRONG\b": "MAX_WRONG_BLOCKS",
+    r"\bSTALL_NS\b": "SOURCE_TIMEOUT_NS",
+    r"\bAskHashes\b": "RequestHashes",
+    r"\bAskBlocks\b": "RequestBlocks",
+    r"\bgpu_kernels\.py\b": "gpu_hash_kernels.py",
+    r"\bChildFailed\b": "ProcessFailed",
+    r"\bPlotFailed\b": "DemoFailed",
+    r"\bMOST_STRIKES\b": "MAX_STRIKES, MAX_KILLS, MAX_PROCESSES, MAX_SHOWN",
+    r"\bKILLS_MOST\b": "MAX_STRIKES, MAX_KILLS, MAX_PROCESSES, MAX_SHOWN",
+    r"\bMOST_PROCESSES\b": "MAX_STRIKES, MAX_KILLS, MAX_PROCESSES, MAX_SHOWN",
+    r"\bMOST_SHOWN\b": "MAX_STRIKES, MAX_KILLS, MAX_PROCESSES, MAX_SHOWN",
+}
+
+
+def rows() -> list[tuple[str, str, str]]:
+    """Term, sentence and file of every row of the glossary."""
+    found = re.findall(r"^\| (.+?) \| (.+) \| `(.+)` \|$", GLOSSARY.read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(found) > 100
+    return found
+
+
+def words_of(text: str) -> str:
+    """The text in lower case, with names split into their words: `LaneKey`, `lane_key` and `lane-key` are alike."""
+    return re.sub(r"[-_\s]+", " ", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", text).lower())
+
+
+@cache
+def texts() -> dict[str, str]:
+    paths = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.suffix in ENDINGS]
+    named = {path.relative_to(ROOT).as_posix(): path for path in paths if path.is_file()}
+    return {
+        name: path.read_text(encoding="utf-8")
+        for name, path in sorted(named.items())
+        if not name.startswith(KEPT_AS_WRITTEN)
+    }
+
+
+def test_the_glossary_is_in_alphabetical_order() -> None:
+    terms = [term.lower() for term, _, _ in rows()]
+    assert terms == sorted(terms)
+    assert len(set(terms)) == len(terms)
+
+
+def test_every_term_is_one_sentence() -> None:
+    assert not [term for term, sentence, _ in rows() if not sentence.endswith(".")]
+
+
+def test_no_retired_word_is_left() -> None:
+    faults = []
+    for pattern, instead in RETIRED.items():
+        word = re.compile(pattern)
+        for name, text in texts().items():
+            faults += [
+                f"{name}:{text.count(chr(10), 0, match.start()) + 1}: {match.group()!r} is retired, use {instead!r}"
+                for match in word.finditer(text)
+            ]
+    assert not faults, "\n".join(faults)
