@@ -15,7 +15,7 @@ def test_an_op_survives_the_path_that_carries_most_of_it() -> None:
     paths = [labs.Path(name="path0", up=60.0), labs.Path(name="path1", up=20.0), labs.Path(name="control")]
     with Lab(hosts=2, paths=paths) as lab, multipath._peers(lab, 2) as cluster:
         _, before = multipath._op(cluster, SIZE)
-        multipath._ask(cluster, {"do": "op", "size_bytes": SIZE})
+        multipath._request(cluster, {"do": "op", "size_bytes": SIZE})
         lab.cut(0)
         _, replies = multipath._result(cluster)  # verified, and in the first attempt
         lab.restore(0)
