@@ -20,7 +20,7 @@ class SetsTheRecord(IterationMachine):
     """Writes the next record without a condition, and takes that for winning."""
 
     def _advance(self, call: ProgramCall, record: Record, decision: Advance) -> Steps[None]:
-        wanted = record.advanced(decision.ranks, self.me.rank, self._nonce())
+        wanted = record.with_next_iteration(decision.ranks, self.me.rank, self._nonce())
         yield from call.execute(Heartbeat(self.keys.record, encode(wanted), 1e6))
         self._won = wanted.iteration
         yield from self._read(call)
