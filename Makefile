@@ -166,7 +166,7 @@ docs: .venv/.ready
 	$(call STEP,reference pages and the native stub)
 	$(BIN)/python -m ringfold.cli.reference docs/reference
 	for module in _native _native_testing; do
-	  $(BIN)/python -m nanobind.stubgen -q -m ringfold.$$module -o src/ringfold/$$module.pyi
+	  $(BIN)/python -m nanobind.stubgen -q -p native/bindings/stub.pat -m ringfold.$$module -o src/ringfold/$$module.pyi
 	done
 
 # The native tests know no Python: once as shipped, and once with each of the sanitizers, by plain CMake

@@ -29,13 +29,12 @@ void bind_commands(nb::class_<Class>& cls, With with) {
       "conn"_a, "heartbeat_ms"_a, "dead_after_ms"_a, "The connection is the control connection: heartbeats flow.");
   cls.def(
       "promote",
-      [with](Class& self, ConnId conn, bool outgoing, PeerId peer, std::uint32_t lane, bool shared, std::uint32_t path,
-             std::uint32_t paths, std::uint32_t epoch) {
-        const Sharing sharing{shared, path, paths, epoch};
-        with(self, [&](Core& core, Ns now) { core.promote(now, conn, outgoing, peer, lane, sharing); });
+      [with](Class& self, const LanePromotion& lane) {
+        with(self, [&](Core& core, Ns now) {
+          core.promote(now, lane.conn, lane.outgoing, lane.peer, lane.lane, lane.sharing);
+        });
       },
-      "conn"_a, "outgoing"_a, "peer"_a, "lane"_a, "shared"_a = false, "path"_a = 0, "paths"_a = 1, "epoch"_a = 0,
-      "The connection is a lane; with `epoch` installed already, it joins that one late.");
+      "lane"_a, "The connection is a lane.");
   cls.def(
       "set_path_shares",
       [with](Class& self, PeerId peer, const std::vector<std::uint16_t>& shares, std::uint32_t flags) {
@@ -64,11 +63,9 @@ void bind_commands(nb::class_<Class>& cls, With with) {
       [with](Class& self) {
         std::vector<LaneInfo> found;
         with(self, [&](Core& core, Ns) { found = core.lanes(); });
-        std::vector<std::tuple<ConnId, bool, PeerId, std::uint32_t>> out;
-        for (const LaneInfo& lane : found) out.emplace_back(lane.conn, lane.outgoing, lane.peer, lane.lane);
-        return out;
+        return found;
       },
-      "All lanes: (conn, outgoing, peer, lane).");
+      "All lanes.");
   cls.def(
       "set_registrations",
       [with](Class& self, std::uint64_t count) { with(self, [&](Core& core, Ns) { core.set_registrations(count); }); },
@@ -78,15 +75,14 @@ void bind_commands(nb::class_<Class>& cls, With with) {
       [with](Class& self, std::uint32_t epoch) {
         std::vector<SealedOp> ops;
         with(self, [&](Core& core, Ns) { ops = core.seal(epoch); });
-        return to_python(ops);
+        return ops;
       },
-      "epoch"_a, "Send no more Done, accept no more evidence; where every op stands.");
+      "epoch"_a, "Send no more Done, accept no more evidence; the state of every op.");
   cls.def(
       "settle",
-      [with](Class& self, std::uint32_t epoch, const std::vector<RawVerdict>& verdicts, const nb::bytes& reason) {
-        const std::vector<Verdict> decided = from_python(verdicts);
+      [with](Class& self, std::uint32_t epoch, const std::vector<Verdict>& verdicts, const nb::bytes& reason) {
         const Bytes otherwise = from_python(reason);
-        with(self, [&](Core& core, Ns now) { core.settle(now, epoch, decided, otherwise); });
+        with(self, [&](Core& core, Ns now) { core.settle(now, epoch, verdicts, otherwise); });
       },
       "epoch"_a, "verdicts"_a, "default_reason"_a, "Decide every op of the sealed epoch.");
   cls.def(
@@ -104,16 +100,10 @@ void bind_commands(nb::class_<Class>& cls, With with) {
       "Somebody was admitted: all members count their calls from 0 again.");
   cls.def(
       "install",
-      [with](Class& self, std::uint32_t epoch, std::uint32_t rank, std::uint32_t size, std::vector<PeerId> members,
-             bool evidence_by_master, std::size_t small_bytes, std::size_t segment_bytes, std::uint32_t peers_here,
-             bool multipath) {
-        EpochSpec spec = epoch_spec(epoch, rank, size, std::move(members), evidence_by_master, small_bytes,
-                                    segment_bytes, peers_here);
-        spec.multipath = multipath;
-        with(self, [&](Core& core, Ns now) { core.install(now, std::move(spec)); });
+      [with](Class& self, const EpochSpec& epoch) {
+        with(self, [&](Core& core, Ns now) { core.install(now, epoch); });
       },
-      "epoch"_a, "rank"_a, "size"_a, "members"_a, "evidence_by_master"_a, "small_bytes"_a, "segment_bytes"_a,
-      "peers_here"_a = 1, "multipath"_a = false, "Begin an epoch: mark the lanes, start the waiting ops.");
+      "epoch"_a, "Begin an epoch: mark the lanes, start the waiting ops.");
   cls.def(
       "progress",
       [with](Class& self) {

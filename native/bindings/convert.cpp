@@ -11,67 +11,6 @@ Bytes from_python(const nb::bytes& bytes) {
 
 nb::bytes to_python(const Bytes& bytes) { return nb::bytes(reinterpret_cast<const char*>(bytes.data()), bytes.size()); }
 
-nb::object to_python(const std::optional<Payloads>& payloads) {
-  if (!payloads) return nb::none();
-  nb::list out;
-  for (const Payload& payload : *payloads) {
-    if (payload.is_there()) out.append(nb::bytes(reinterpret_cast<const char*>(payload.data()), payload.size()));
-    else out.append(nb::none());
-  }
-  return out;
-}
-
-nb::tuple to_python(const Event& event) {
-  switch (event.kind) {
-    case Event::Kind::opened:
-      return nb::make_tuple("opened", event.conn);
-    case Event::Kind::accepted:
-      return nb::make_tuple("accepted", event.conn, event.text);
-    case Event::Kind::message:
-      return nb::make_tuple("message", event.conn, to_python(event.body));
-    case Event::Kind::closed:
-      return nb::make_tuple("closed", event.conn, event.text);
-    case Event::Kind::link_lost:
-      return nb::make_tuple("link_lost", event.peer, event.outgoing, event.text);
-    case Event::Kind::mismatch:
-      return nb::make_tuple("mismatch", event.peer, event.epoch, event.tag, event.sequence, to_python(event.body),
-                            to_python(event.other));
-    case Event::Kind::op_timeout:
-      return nb::make_tuple("op_timeout", event.epoch, event.tag, event.sequence, event.milliseconds,
-                            to_python(event.body));
-    case Event::Kind::op_cancelled:
-      return nb::make_tuple("op_cancelled", event.epoch, event.tag, event.sequence);
-    case Event::Kind::silent:
-      return nb::make_tuple("silent", event.conn, event.milliseconds);
-    case Event::Kind::blocks:
-      return nb::make_tuple("blocks", event.conn, event.batch, event.bad);
-    case Event::Kind::sample:
-      return nb::make_tuple("sample", event.conn, event.elapsed, event.counted, event.bytes);
-    case Event::Kind::wake:
-      break;
-  }
-  return nb::make_tuple("wake");
-}
-
-nb::tuple to_python(const OpResult& result) {
-  const auto contributors = nb::steal<nb::tuple>(PyTuple_New(static_cast<Py_ssize_t>(result.contributors.size())));
-  for (std::size_t i = 0; i < result.contributors.size(); ++i) {
-    PyTuple_SetItem(contributors.ptr(), static_cast<Py_ssize_t>(i), nb::int_(result.contributors[i]).release().ptr());
-  }
-  return nb::make_tuple(static_cast<int>(result.status), to_python(result.reason), result.epoch, contributors,
-                        result.registrations, result.sent_bytes, result.received_bytes);
-}
-
-nb::list to_python(const std::vector<SealedOp>& ops) {
-  nb::list out;
-  for (const SealedOp& op : ops) {
-    const Bytes descriptor = raw(op.descriptor);
-    out.append(
-        nb::make_tuple(op.tag, op.sequence, op.state, op.registrations, to_python(op.payloads), to_python(descriptor)));
-  }
-  return out;
-}
-
 nb::dict to_python(const Stats& stats) {
   nb::dict out;
   out["committed"] = stats.committed;
@@ -84,21 +23,6 @@ nb::dict to_python(const Stats& stats) {
   out["reissued"] = stats.reissued;
   out["lanes_lost"] = stats.lanes_lost;
   out["lane_violations"] = stats.lane_violations;
-  return out;
-}
-
-std::vector<Verdict> from_python(const std::vector<RawVerdict>& raw) {
-  std::vector<Verdict> out;
-  for (const auto& [tag, sequence, fingerprint, commit, registrations, payloads, final, reason] : raw) {
-    Verdict verdict{tag, sequence, fingerprint, commit, registrations, std::nullopt, final, from_python(reason)};
-    if (payloads) {
-      verdict.payloads.emplace();
-      for (const std::optional<nb::bytes>& payload : *payloads) {
-        verdict.payloads->push_back(payload ? Payload(from_python(*payload)) : Payload());
-      }
-    }
-    out.push_back(std::move(verdict));
-  }
   return out;
 }
 
@@ -155,19 +79,23 @@ quantize::Scheme checked_scheme(int quantisation, const OpSpec& spec) {
 
 }  // namespace
 
-Call make_call(int kind, int reduce_op, std::uint64_t tag, int root, const std::vector<Array>& source,
-               const std::optional<std::vector<Array>>& target, const std::vector<int>& dtypes, int retry, Ns timeout,
-               int quantisation) {
-  if (kind < 0 || kind > 4 || reduce_op < 0 || reduce_op > 4) throw nb::value_error("unknown kind or reduce op");
-  if (retry < 0 || retry > 2) throw nb::value_error("unknown kind of retry");
+Call make_call(const OpRequest& request) {
+  const auto& source = request.source;
+  const auto& target = request.target;
+  const auto& dtypes = request.dtypes;
+  if (request.kind < 0 || request.kind > 4 || request.reduce_op < 0 || request.reduce_op > 4)
+    throw nb::value_error("unknown kind or reduce op");
+  if (request.retry < 0 || request.retry > 2) throw nb::value_error("unknown kind of retry");
   if (dtypes.size() != source.size()) throw nb::value_error("one dtype per array");
   Call call;
-  call.spec.kind = static_cast<OpKind>(kind);
-  call.spec.reduce_op = static_cast<kernels::ReduceOp>(reduce_op);
-  call.spec.tag = tag;
-  call.spec.root = static_cast<std::uint16_t>(root);
-  call.spec.retry = static_cast<Retry>(retry);
-  call.spec.timeout = timeout;
+  call.spec.kind = static_cast<OpKind>(request.kind);
+  call.spec.reduce_op = static_cast<kernels::ReduceOp>(request.reduce_op);
+  call.spec.tag = request.tag;
+  call.spec.root = static_cast<std::uint16_t>(request.root);
+  call.spec.retry = static_cast<Retry>(request.retry);
+  call.spec.timeout = request.timeout;
+  call.spec.again = request.again;
+  call.spec.contribute = request.contribute;
   call.spec.in_place = !target.has_value();
   const bool gathers = call.spec.kind == OpKind::all_gather || call.spec.kind == OpKind::reduce_scatter;
   if (gathers && (!target || target->size() != 1 || source.size() != 1)) {
@@ -189,17 +117,11 @@ Call make_call(int kind, int reduce_op, std::uint64_t tag, int root, const std::
     call.spec.spans.push_back(span);
   }
   if (gathers) call.spec.gathered = static_cast<std::byte*>(target->front().data());
-  call.spec.scheme = checked_scheme(quantisation, call.spec);
+  call.spec.scheme = checked_scheme(request.quantisation, call.spec);
   settle_aliases(call.spec, target ? *target : std::vector<Array>{});
   call.arrays = source;
   if (target) call.arrays.insert(call.arrays.end(), target->begin(), target->end());
   return call;
-}
-
-EpochSpec epoch_spec(std::uint32_t epoch, std::uint32_t rank, std::uint32_t size, std::vector<PeerId> members,
-                     bool by_master, std::size_t small_bytes, std::size_t segment_bytes, std::uint32_t peers_here) {
-  if (members.size() != size || rank >= size) throw nb::value_error("rank, size and members do not agree");
-  return {epoch, rank, size, std::move(members), by_master, small_bytes, segment_bytes, peers_here};
 }
 
 }  // namespace ringfold

@@ -17,32 +17,49 @@ using namespace nb::literals;
 namespace ringfold {
 
 using Array = nb::ndarray<nb::device::cpu, nb::c_contig>;
-using RawVerdict = std::tuple<std::uint64_t, std::uint32_t, std::uint32_t, bool, std::uint64_t,
-                              std::optional<std::vector<std::optional<nb::bytes>>>, int, nb::bytes>;
-
 inline constexpr Ns millisecond = 1'000'000;
 
 Bytes from_python(const nb::bytes& bytes);
-std::vector<Verdict> from_python(const std::vector<RawVerdict>& raw);
 nb::bytes to_python(const Bytes& bytes);
-nb::object to_python(const std::optional<Payloads>& payloads);
-nb::tuple to_python(const Event& event);
-nb::tuple to_python(const OpResult& result);
-nb::list to_python(const std::vector<SealedOp>& ops);
 nb::dict to_python(const Stats& stats);
 
-// What Python hands over for one op. The arrays stay alive as long as this does.
+// A collective as Python requests it. The arrays are read and written until the op has ended.
+struct OpRequest {
+  int kind = 0;
+  int reduce_op = 0;
+  std::uint64_t tag = 0;
+  int root = 0;
+  std::vector<Array> source;
+  std::optional<std::vector<Array>> target;
+  std::vector<int> dtypes;
+  int retry = 0;
+  Ns timeout = 0;
+  int quantisation = 0;
+  bool again = false;
+  bool contribute = true;
+  std::vector<nb::object> source_objects{};  // what Python passed in
+  std::optional<std::vector<nb::object>> target_objects{};
+};
+
+// The same as the engine takes it. The arrays stay alive as long as this does.
 struct Call {
   OpSpec spec;
   std::vector<Array> arrays;
 };
 
-Call make_call(int kind, int reduce_op, std::uint64_t tag, int root, const std::vector<Array>& source,
-               const std::optional<std::vector<Array>>& target, const std::vector<int>& dtypes, int retry, Ns timeout,
-               int quantisation);
-EpochSpec epoch_spec(std::uint32_t epoch, std::uint32_t rank, std::uint32_t size, std::vector<PeerId> members,
-                     bool by_master, std::size_t small_bytes, std::size_t segment_bytes, std::uint32_t peers_here);
+// Checks the request, and throws nb::value_error with what is wrong.
+Call make_call(const OpRequest& request);
 
+// A connection that becomes a lane.
+struct LanePromotion {
+  ConnId conn = 0;
+  bool outgoing = false;
+  PeerId peer = 0;
+  std::uint32_t lane = 0;
+  Sharing sharing;
+};
+
+void bind_structs(nb::module_& m);
 void bind_kernels(nb::module_& m);
 void bind_hash(nb::module_& m);
 void bind_core(nb::module_& m);

@@ -32,7 +32,7 @@ class PyEngine {
     return op;
   }
 
-  nb::tuple collective(Call call) {
+  OpResult collective(Call call) {
     std::uint64_t op = 0;
     bool finished = false;
     {
@@ -45,14 +45,14 @@ class PyEngine {
     return run_on(op);
   }
 
-  nb::tuple run_op(std::uint64_t op) { return run_on(op); }
+  OpResult run_op(std::uint64_t op) { return run_on(op); }
 
   bool wait_op(std::uint64_t op, double timeout_s) {
     nb::gil_scoped_release free;
     return engine_.wait(op, static_cast<Ns>(timeout_s * 1e9));
   }
 
-  nb::object poll(std::uint64_t op) {
+  std::optional<OpResult> poll(std::uint64_t op) {
     OpPtr found;
     bool finished = false;
     {
@@ -63,9 +63,9 @@ class PyEngine {
       });
     }
     if (found == nullptr) throw nb::key_error("no such op");
-    if (!finished) return nb::none();
+    if (!finished) return std::nullopt;
     kept_.erase(op);
-    return to_python(found->result);
+    return found->result;
   }
 
   bool cancel(std::uint64_t op) {
@@ -80,7 +80,7 @@ class PyEngine {
   }
 
  private:
-  nb::tuple run_on(std::uint64_t op) {
+  OpResult run_on(std::uint64_t op) {
     int interrupts = 0;
     while (true) {
       bool finished = false;
@@ -100,7 +100,7 @@ class PyEngine {
     }
   }
 
-  nb::tuple take(std::uint64_t op) {
+  OpResult take(std::uint64_t op) {
     OpPtr found;
     {
       nb::gil_scoped_release free;
@@ -111,7 +111,7 @@ class PyEngine {
     }
     kept_.erase(op);
     if (found == nullptr) throw nb::key_error("no such op");
-    return to_python(found->result);
+    return std::move(found->result);  // the core has forgotten the op
   }
 
   void sweep() {
@@ -168,14 +168,14 @@ void bind_engine(nb::module_& m) {
       "Begin to connect to a literal address, from one of this host's own.");
   cls.def(
       "next_event",
-      [](PyEngine& self, double timeout_s) -> nb::object {
+      [](PyEngine& self, double timeout_s) {
         std::optional<Event> event;
         {
           nb::gil_scoped_release free;
           event = self.engine().next_event(static_cast<Ns>(timeout_s * 1e9));
         }
         self.release_queue()->release_queued();
-        return event ? nb::object(to_python(*event)) : nb::none();
+        return event;
       },
       "timeout_s"_a, "Block without the GIL until something happened or the time is over.");
   cls.def("wake", [](PyEngine& self) {
@@ -216,34 +216,22 @@ void bind_engine(nb::module_& m) {
       },
       "peer"_a,
       "The smoothed and the minimum RTT of each path to a peer in microseconds; 0 where none was measured lately.");
-  const auto submit = [](PyEngine& self, int kind, int reduce_op, std::uint64_t tag, int root,
-                         const std::vector<Array>& source, const std::optional<std::vector<Array>>& target,
-                         const std::vector<int>& dtypes, int retry, Ns timeout_ns, int quantisation, bool again,
-                         bool contribute) {
-    Call call = make_call(kind, reduce_op, tag, root, source, target, dtypes, retry, timeout_ns, quantisation);
-    call.spec.again = again;
-    call.spec.contribute = contribute;
-    return self.submit(std::move(call));
-  };
-  cls.def("submit", submit, "kind"_a, "reduce_op"_a, "tag"_a, "root"_a, "source"_a, "target"_a.none(), "dtypes"_a,
-          "retry"_a, "timeout_ns"_a, "quantisation"_a = 0, "again"_a = false, "contribute"_a = true,
-          "Begin an op that the engine's own thread drives; its id.");
   cls.def(
-      "collective",
-      [](PyEngine& self, int kind, int reduce_op, std::uint64_t tag, int root, const std::vector<Array>& source,
-         const std::optional<std::vector<Array>>& target, const std::vector<int>& dtypes, int retry, Ns timeout_ns,
-         int quantisation, bool contribute) {
-        Call call = make_call(kind, reduce_op, tag, root, source, target, dtypes, retry, timeout_ns, quantisation);
-        call.spec.contribute = contribute;
-        return self.collective(std::move(call));
-      },
-      "kind"_a, "reduce_op"_a, "tag"_a, "root"_a, "source"_a, "target"_a.none(), "dtypes"_a, "retry"_a, "timeout_ns"_a,
-      "quantisation"_a = 0, "contribute"_a = true,
-      "Begin an op, drive it from this thread to its end, and return its result.");
+      "submit", [](PyEngine& self, const OpRequest& request) { return self.submit(make_call(request)); }, "request"_a,
+      "Begin an op that the engine's own thread drives; its id.");
+  cls.def(
+      "collective", [](PyEngine& self, const OpRequest& request) { return self.collective(make_call(request)); },
+      "request"_a, "Begin an op, drive it from this thread to its end, and return its result.");
   cls.def(
       "all_reduce",
       [](PyEngine& self, const Array& array, int dtype, int reduce_op, std::uint64_t tag, int retry, Ns timeout_ns) {
-        return self.collective(make_call(0, reduce_op, tag, 0, {array}, std::nullopt, {dtype}, retry, timeout_ns, 0));
+        return self.collective(make_call({.reduce_op = reduce_op,
+                                          .tag = tag,
+                                          .source = {array},
+                                          .target = std::nullopt,
+                                          .dtypes = {dtype},
+                                          .retry = retry,
+                                          .timeout = timeout_ns}));
       },
       "array"_a.noconvert(), "dtype"_a, "reduce_op"_a, "tag"_a, "retry"_a, "timeout_ns"_a,
       "A collective of one array in place, with fewer arguments.");

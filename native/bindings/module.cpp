@@ -8,6 +8,7 @@ NB_MODULE(_native, m) {
   nb::set_leak_warnings(false);
   ringfold::bind_kernels(m);
   ringfold::bind_hash(m);
+  ringfold::bind_structs(m);
   ringfold::bind_core(m);
   ringfold::bind_engine(m);
   ringfold::bind_probe(m);

@@ -34,13 +34,47 @@ nb::object array_of(Vector&& vector, std::initializer_list<std::size_t> shape) {
   return nb::cast(nb::ndarray<nb::numpy, Scalar>(kept->data(), shape, owner));
 }
 
-nb::tuple to_python(probe::Window&& window) {
-  const std::size_t count = window.rows.size();
+// A window as Python gets it: its rows and marks are arrays.
+struct PyWindow {
+  Node dst;
+  std::int64_t begin, end;
+  nb::object rows, kept;
+  std::uint64_t sent, lost, duplicates, filtered;
+  std::int64_t threshold;
+  bool user_stamps;
+  std::string stepped;
+};
+
+std::vector<PyWindow> to_python(std::vector<probe::Window>&& windows) {
   static_assert(sizeof(probe::Row) == 8 * sizeof(std::int64_t));
-  return nb::make_tuple(window.dst, window.begin, window.end,
-                        array_of<std::int64_t>(std::move(window.rows), {count, 8}),
-                        array_of<std::uint8_t>(std::move(window.kept), {count}), window.sent, window.lost,
-                        window.duplicates, window.filtered, window.threshold, window.user_stamps, window.stepped);
+  std::vector<PyWindow> out;
+  for (probe::Window& window : windows) {
+    const std::size_t count = window.rows.size();
+    out.push_back({window.dst, window.begin, window.end, array_of<std::int64_t>(std::move(window.rows), {count, 8}),
+                   array_of<std::uint8_t>(std::move(window.kept), {count}), window.sent, window.lost, window.duplicates,
+                   window.filtered, window.threshold, window.user_stamps, window.stepped});
+  }
+  return out;
+}
+
+void bind_window(nb::module_& m) {
+  nb::class_<PyWindow> window(m, "ProbeWindow", "What a window holds about one out-edge.");
+  window.def_ro("dst", &PyWindow::dst);
+  window.def_ro("begin_ns", &PyWindow::begin);
+  window.def_ro("end_ns", &PyWindow::end);
+  window.def_prop_ro(
+      "exchanges", [](const PyWindow& self) { return self.rows; },
+      nb::sig("def exchanges(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None, 8))]"), "Eight stamps each.");
+  window.def_prop_ro(
+      "kept", [](const PyWindow& self) { return self.kept; },
+      nb::sig("def kept(self) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]"), "Bits by exchange.");
+  window.def_ro("sent", &PyWindow::sent);
+  window.def_ro("lost", &PyWindow::lost);
+  window.def_ro("duplicates", &PyWindow::duplicates);
+  window.def_ro("filtered", &PyWindow::filtered);
+  window.def_ro("threshold_ns", &PyWindow::threshold);
+  window.def_ro("user_stamps", &PyWindow::user_stamps);
+  window.def_ro("stepped", &PyWindow::stepped);
 }
 
 nb::dict to_python(const probe::Stats& stats) {
@@ -92,6 +126,7 @@ void bind_probe(nb::module_& m) {
       "key"_a, "kind"_a, "src"_a, "dst"_a, "sequence"_a, "a"_a = 0, "b"_a = 0,
       "The bytes of a probe packet (kind 1 to 5: Pt1, Pt2, Pr1, Pr2, Pd1).");
 
+  bind_window(m);
   nb::class_<probe::Prober> cls(m, "Prober", "The probe socket of one node, with a thread of its own.");
   cls.def(
       "__init__",
@@ -99,7 +134,7 @@ void bind_probe(nb::module_& m) {
          std::int64_t offset_ns, std::int64_t drift_ppb, bool user_stamps) {
         new (self) probe::Prober({node, host, port, anchor_ns, offset_ns, drift_ppb, user_stamps});
       },
-      "node"_a, "host"_a, "port"_a, "anchor_ns"_a, "offset_ns"_a, "drift_ppb"_a, "user_stamps"_a);
+      nb::kw_only(), "node"_a, "host"_a, "port"_a, "anchor_ns"_a, "offset_ns"_a, "drift_ppb"_a, "user_stamps"_a);
   cls.def_prop_ro("port", &probe::Prober::port, "The UDP port.");
   cls.def(
       "configure",
@@ -123,12 +158,9 @@ void bind_probe(nb::module_& m) {
           nb::gil_scoped_release free;
           windows = self.rotate();
         }
-        nb::list out;
-        for (probe::Window& each : windows) out.append(to_python(std::move(each)));
-        return out;
+        return to_python(std::move(windows));
       },
-      "Close the window: for each edge (dst, begin, end, rows, kept, sent, lost, duplicates, filtered, threshold, "
-      "user stamps, stepped).");
+      "Close the window and begin the next; the closed one, by edge.");
   cls.def(
       "so_far",
       [](probe::Prober& self) {
@@ -137,19 +169,12 @@ void bind_probe(nb::module_& m) {
           nb::gil_scoped_release free;
           windows = self.so_far();
         }
-        nb::list out;
-        for (probe::Window& each : windows) out.append(to_python(std::move(each)));
-        return out;
+        return to_python(std::move(windows));
       },
       "The window as `rotate` would give it now; it goes on.");
   cls.def(
-      "peek",
-      [](probe::Prober& self, std::size_t most) {
-        nb::list out;
-        for (probe::Window& each : self.peek(most)) out.append(to_python(std::move(each)));
-        return out;
-      },
-      "most"_a, "The newest exchanges of the open window, unfiltered, as `rotate` gives them.");
+      "peek", [](probe::Prober& self, std::size_t most) { return to_python(self.peek(most)); }, "most"_a,
+      "The newest exchanges of the open window, unfiltered, as `rotate` gives them.");
   cls.def("rename", &probe::Prober::rename, "node"_a, "The node has another number from now on.");
   cls.def("stats", [](probe::Prober& self) { return to_python(self.stats()); }, "Counts since the beginning.");
   cls.def("now", [](probe::Prober& self) { return self.to_node(probe::raw_now()); }, "The node's clock.");

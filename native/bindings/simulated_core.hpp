@@ -119,33 +119,29 @@ void bind_simulated_core(nb::class_<PyCore>& cls) {
       },
       "now"_a, "conn"_a, "unacknowledged"_a, "rtt"_a = 0);
   cls.def("next_deadline", [](PyCore& self) { return self.core_.next_deadline(); });
-  cls.def("next_event", [](PyCore& self) -> nb::object {
-    const auto event = self.core_.next_event();
+  cls.def("next_event", [](PyCore& self) {
+    std::optional<Event> event = self.core_.next_event();
     self.release_queue()->release_queued();
-    return event ? nb::object(to_python(*event)) : nb::none();
+    return event;
   });
   cls.def("conns_to_flush", [](PyCore& self) { return self.core_.take_dirty(); });
   cls.def("conns_to_close", [](PyCore& self) { return self.core_.take_closing(); });
   cls.def(
       "submit",
-      [](PyCore& self, int kind, int reduce_op, std::uint64_t tag, int root, const std::vector<Array>& source,
-         const std::optional<std::vector<Array>>& target, const std::vector<int>& dtypes, int retry, Ns timeout_ns,
-         int quantisation, bool again, bool contribute) {
-        Call call = make_call(kind, reduce_op, tag, root, source, target, dtypes, retry, timeout_ns, quantisation);
-        call.spec.again = again;
-        call.spec.contribute = contribute;
+      [](PyCore& self, const OpRequest& request) {
+        Call call = make_call(request);
         const std::uint64_t op = self.core_.submit(self.now_, std::move(call.spec));
         self.kept_.emplace(op, std::move(call.arrays));
         return op;
       },
-      "kind"_a, "reduce_op"_a, "tag"_a, "root"_a, "source"_a, "target"_a.none(), "dtypes"_a, "retry"_a, "timeout_ns"_a,
-      "quantisation"_a = 0, "again"_a = false, "contribute"_a = true);
+      "request"_a);
   cls.def(
       "poll",
-      [](PyCore& self, std::uint64_t op) -> nb::object {
+      [](PyCore& self, std::uint64_t op) -> std::optional<OpResult> {
         const OpPtr found = self.core_.find(op);
         if (found == nullptr) throw nb::key_error("no such op");
-        return found->state == OpState::finished ? nb::object(to_python(found->result)) : nb::none();
+        if (found->state != OpState::finished) return std::nullopt;
+        return found->result;
       },
       "op"_a);
   cls.def("cancel", [](PyCore& self, std::uint64_t op) { return self.core_.cancel(op); }, "op"_a);

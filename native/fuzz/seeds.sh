@@ -7,7 +7,7 @@
 # another name than seed-* once broke something and stay as they are.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-most=24
+max_seeds=24
 
 targets=("$@")
 if [ "${#targets[@]}" = 0 ]; then
@@ -26,7 +26,7 @@ for target in "${targets[@]}"; do
   number=0
   # The cover is written with the inputs that add the most first.
   while read -r file; do
-    [ "$number" -lt "$most" ] || break
+    [ "$number" -lt "$max_seeds" ] || break
     cp "$file" "$(printf '%s/seed-%02d' "$kept" "$number")"
     number=$((number + 1))
   done < <(ls -tr -d "$cover"/*)

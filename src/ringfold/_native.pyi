@@ -46,6 +46,251 @@ def hash_root(hashes: bytes, total_bytes: int) -> int:
     The rf64 root of an array, from what `hash_blocks` gave for it and its size.
     """
 
+class OpRequest:
+    """A collective. Its arrays are read and written until it has ended."""
+
+    def __init__(self, *, kind: int, reduce_op: int, tag: int, source: Sequence[NDArray], dtypes: Sequence[int], retry: int, timeout_ns: int, target: Sequence[NDArray] | None = None, root: int = 0, quantisation: int = 0, again: bool = False, contribute: bool = True) -> None:
+        """
+        `again`: another attempt of the last call on this tag. Without `contribute` the content of `source` has no part in a reduction. Without `target` the op is in place.
+        """
+
+    @property
+    def kind(self) -> int: ...
+
+    @property
+    def reduce_op(self) -> int: ...
+
+    @property
+    def tag(self) -> int: ...
+
+    @property
+    def root(self) -> int: ...
+
+    @property
+    def source(self, /) -> list[NDArray]:
+        """The arrays, as they were passed in."""
+
+    @property
+    def target(self, /) -> list[NDArray] | None: ...
+
+    @property
+    def dtypes(self) -> list[int]: ...
+
+    @property
+    def retry(self) -> int: ...
+
+    @property
+    def timeout_ns(self) -> int: ...
+
+    @property
+    def quantisation(self) -> int: ...
+
+    @property
+    def again(self) -> bool: ...
+
+    @property
+    def contribute(self) -> bool: ...
+
+class OpResult:
+    """How an op ended."""
+
+    def __init__(self, *, status: int, reason: bytes = ..., epoch: int = 0, contributors: Sequence[int] = (), registrations: int = 0, sent_bytes: int = 0, received_bytes: int = 0) -> None: ...
+
+    @property
+    def status(self) -> int: ...
+
+    @property
+    def reason(self) -> bytes: ...
+
+    @property
+    def epoch(self) -> int: ...
+
+    @property
+    def contributors(self) -> tuple[int, ...]: ...
+
+    @property
+    def registrations(self) -> int: ...
+
+    @property
+    def sent_bytes(self) -> int: ...
+
+    @property
+    def received_bytes(self) -> int: ...
+
+class EpochSpec:
+    """An epoch as this rank installs it."""
+
+    def __init__(self, *, epoch: int, rank: int, members: Sequence[int], evidence_by_master: bool, small_bytes: int, segment_bytes: int, peers_here: int = 1, multipath: bool = False) -> None: ...
+
+    @property
+    def epoch(self) -> int: ...
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def members(self) -> list[int]:
+        """Peer ids, by rank."""
+
+    @property
+    def evidence_by_master(self) -> bool: ...
+
+    @property
+    def small_bytes(self) -> int: ...
+
+    @property
+    def segment_bytes(self) -> int: ...
+
+    @property
+    def peers_here(self) -> int:
+        """Members on this host."""
+
+    @property
+    def multipath(self) -> bool: ...
+
+class OpAtSeal:
+    """The state of an op when its epoch was sealed."""
+
+    @property
+    def tag(self) -> int: ...
+
+    @property
+    def sequence(self) -> int: ...
+
+    @property
+    def state(self) -> int:
+        """0 unfinished, 1 done, 2 committed."""
+
+    @property
+    def registrations(self) -> int: ...
+
+    @property
+    def payloads(self) -> list[bytes | None] | None:
+        """By rank."""
+
+    @property
+    def descriptor(self) -> bytes: ...
+
+class OpVerdict:
+    """The master's decision about an op of a sealed epoch."""
+
+    def __init__(self, *, tag: int, sequence: int, fingerprint: int, commit: bool, registrations: int, payloads: Sequence[bytes | None] | None, final: int, reason: bytes) -> None:
+        """`fingerprint` is that of the op's descriptor, `final` a `Final`."""
+
+    @property
+    def tag(self) -> int: ...
+
+    @property
+    def sequence(self) -> int: ...
+
+    @property
+    def commit(self) -> bool: ...
+
+class LanePromotion:
+    """A connection that becomes a lane."""
+
+    def __init__(self, *, conn: int, outgoing: bool, peer: int, lane: int, shared: bool = False, path: int = 0, paths: int = 1, epoch: int = 0) -> None:
+        """With `epoch` installed already, the lane joins that epoch late."""
+
+    @property
+    def conn(self) -> int: ...
+
+    @conn.setter
+    def conn(self, arg: int, /) -> None: ...
+
+class LaneInfo:
+    """A lane of the ring."""
+
+    @property
+    def conn(self) -> int: ...
+
+    @conn.setter
+    def conn(self, arg: int, /) -> None: ...
+
+    @property
+    def outgoing(self) -> bool: ...
+
+    @property
+    def peer(self) -> int: ...
+
+    @property
+    def lane(self) -> int: ...
+
+class EngineEvent:
+    """
+    What happened in the engine. `kind` decides which of the fields are set.
+    """
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def conn(self) -> int:
+        """opened, accepted, message, closed, silent, blocks, sample"""
+
+    @conn.setter
+    def conn(self, arg: int, /) -> None: ...
+
+    @property
+    def peer(self) -> int:
+        """link_lost, mismatch"""
+
+    @property
+    def outgoing(self) -> bool:
+        """link_lost"""
+
+    @property
+    def text(self) -> str:
+        """accepted: the remote address; closed, link_lost: the reason"""
+
+    @property
+    def body(self) -> bytes:
+        """message: its bytes"""
+
+    @property
+    def epoch(self) -> int:
+        """mismatch, op_timeout, op_cancelled: in which the op ran"""
+
+    @property
+    def tag(self) -> int: ...
+
+    @property
+    def sequence(self) -> int: ...
+
+    @property
+    def descriptor(self) -> bytes:
+        """mismatch, op_timeout: of the call that was made here"""
+
+    @property
+    def other_descriptor(self) -> bytes:
+        """mismatch: of the call that the neighbour made"""
+
+    @property
+    def waited_ms(self) -> int:
+        """op_timeout, silent"""
+
+    @property
+    def batch(self) -> int:
+        """blocks: the number that was passed to expect_blocks"""
+
+    @property
+    def bad(self) -> list[int]:
+        """blocks: the indices of those with another hash"""
+
+    @property
+    def elapsed_ns(self) -> int:
+        """sample: since the first filler"""
+
+    @property
+    def counted_ns(self) -> int:
+        """sample: when `received_bytes` had come"""
+
+    @property
+    def received_bytes(self) -> int:
+        """sample: filler after the first, until `counted_ns`"""
+
+    def __repr__(self) -> str: ...
+
 class Core:
     """The engine without I/O, for the simulation."""
 
@@ -60,10 +305,8 @@ class Core:
     def make_control(self, conn: int, heartbeat_ms: int, dead_after_ms: int) -> None:
         """The connection is the control connection: heartbeats flow."""
 
-    def promote(self, conn: int, outgoing: bool, peer: int, lane: int, shared: bool = False, path: int = 0, paths: int = 1, epoch: int = 0) -> None:
-        """
-        The connection is a lane; with `epoch` installed already, it joins that one late.
-        """
+    def promote(self, lane: LanePromotion) -> None:
+        """The connection is a lane."""
 
     def set_path_shares(self, peer: int, shares: Sequence[int], flags: int = 0) -> None:
         """
@@ -76,16 +319,16 @@ class Core:
     def close(self, conn: int, reason: str = '') -> None:
         """Send what is queued, then close."""
 
-    def lanes(self) -> list[tuple[int, bool, int, int]]:
-        """All lanes: (conn, outgoing, peer, lane)."""
+    def lanes(self) -> list[LaneInfo]:
+        """All lanes."""
 
     def set_registrations(self, count: int) -> None:
         """What every later Done repeats."""
 
-    def seal(self, epoch: int) -> list:
-        """Send no more Done, accept no more evidence; where every op stands."""
+    def seal(self, epoch: int) -> list[OpAtSeal]:
+        """Send no more Done, accept no more evidence; the state of every op."""
 
-    def settle(self, epoch: int, verdicts: Sequence[tuple[int, int, int, bool, int, Sequence[bytes | None] | None, int, bytes]], default_reason: bytes) -> None:
+    def settle(self, epoch: int, verdicts: Sequence[OpVerdict], default_reason: bytes) -> None:
         """Decide every op of the sealed epoch."""
 
     def refuse(self, tag: int, step: int, call: int, reason: bytes) -> None:
@@ -99,7 +342,7 @@ class Core:
     def restart_calls(self) -> None:
         """Somebody was admitted: all members count their calls from 0 again."""
 
-    def install(self, epoch: int, rank: int, size: int, members: Sequence[int], evidence_by_master: bool, small_bytes: int, segment_bytes: int, peers_here: int = 1, multipath: bool = False) -> None:
+    def install(self, epoch: EpochSpec) -> None:
         """Begin an epoch: mark the lanes, start the waiting ops."""
 
     def progress(self) -> list[tuple[int, int]]:
@@ -150,15 +393,15 @@ class Core:
 
     def next_deadline(self) -> int: ...
 
-    def next_event(self) -> object: ...
+    def next_event(self) -> EngineEvent | None: ...
 
     def conns_to_flush(self) -> list[int]: ...
 
     def conns_to_close(self) -> list[int]: ...
 
-    def submit(self, kind: int, reduce_op: int, tag: int, root: int, source: Sequence[Annotated[NDArray, dict(order='C', device='cpu')]], target: Sequence[Annotated[NDArray, dict(order='C', device='cpu')]] | None, dtypes: Sequence[int], retry: int, timeout_ns: int, quantisation: int = 0, again: bool = False, contribute: bool = True) -> int: ...
+    def submit(self, request: OpRequest) -> int: ...
 
-    def poll(self, op: int) -> object: ...
+    def poll(self, op: int) -> OpResult | None: ...
 
     def cancel(self, op: int) -> bool: ...
 
@@ -178,10 +421,8 @@ class Engine:
     def make_control(self, conn: int, heartbeat_ms: int, dead_after_ms: int) -> None:
         """The connection is the control connection: heartbeats flow."""
 
-    def promote(self, conn: int, outgoing: bool, peer: int, lane: int, shared: bool = False, path: int = 0, paths: int = 1, epoch: int = 0) -> None:
-        """
-        The connection is a lane; with `epoch` installed already, it joins that one late.
-        """
+    def promote(self, lane: LanePromotion) -> None:
+        """The connection is a lane."""
 
     def set_path_shares(self, peer: int, shares: Sequence[int], flags: int = 0) -> None:
         """
@@ -194,16 +435,16 @@ class Engine:
     def close(self, conn: int, reason: str = '') -> None:
         """Send what is queued, then close."""
 
-    def lanes(self) -> list[tuple[int, bool, int, int]]:
-        """All lanes: (conn, outgoing, peer, lane)."""
+    def lanes(self) -> list[LaneInfo]:
+        """All lanes."""
 
     def set_registrations(self, count: int) -> None:
         """What every later Done repeats."""
 
-    def seal(self, epoch: int) -> list:
-        """Send no more Done, accept no more evidence; where every op stands."""
+    def seal(self, epoch: int) -> list[OpAtSeal]:
+        """Send no more Done, accept no more evidence; the state of every op."""
 
-    def settle(self, epoch: int, verdicts: Sequence[tuple[int, int, int, bool, int, Sequence[bytes | None] | None, int, bytes]], default_reason: bytes) -> None:
+    def settle(self, epoch: int, verdicts: Sequence[OpVerdict], default_reason: bytes) -> None:
         """Decide every op of the sealed epoch."""
 
     def refuse(self, tag: int, step: int, call: int, reason: bytes) -> None:
@@ -217,7 +458,7 @@ class Engine:
     def restart_calls(self) -> None:
         """Somebody was admitted: all members count their calls from 0 again."""
 
-    def install(self, epoch: int, rank: int, size: int, members: Sequence[int], evidence_by_master: bool, small_bytes: int, segment_bytes: int, peers_here: int = 1, multipath: bool = False) -> None:
+    def install(self, epoch: EpochSpec) -> None:
         """Begin an epoch: mark the lanes, start the waiting ops."""
 
     def progress(self) -> list[tuple[int, int]]:
@@ -254,7 +495,7 @@ class Engine:
     def dial(self, host: str, port: int, timeout_ms: int, source: str = '') -> int:
         """Begin to connect to a literal address, from one of this host's own."""
 
-    def next_event(self, timeout_s: float) -> object:
+    def next_event(self, timeout_s: float) -> EngineEvent | None:
         """Block without the GIL until something happened or the time is over."""
 
     def wake(self) -> None: ...
@@ -275,27 +516,27 @@ class Engine:
         The smoothed and the minimum RTT of each path to a peer in microseconds; 0 where none was measured lately.
         """
 
-    def submit(self, kind: int, reduce_op: int, tag: int, root: int, source: Sequence[Annotated[NDArray, dict(order='C', device='cpu')]], target: Sequence[Annotated[NDArray, dict(order='C', device='cpu')]] | None, dtypes: Sequence[int], retry: int, timeout_ns: int, quantisation: int = 0, again: bool = False, contribute: bool = True) -> int:
+    def submit(self, request: OpRequest) -> int:
         """Begin an op that the engine's own thread drives; its id."""
 
-    def collective(self, kind: int, reduce_op: int, tag: int, root: int, source: Sequence[Annotated[NDArray, dict(order='C', device='cpu')]], target: Sequence[Annotated[NDArray, dict(order='C', device='cpu')]] | None, dtypes: Sequence[int], retry: int, timeout_ns: int, quantisation: int = 0, contribute: bool = True) -> tuple:
+    def collective(self, request: OpRequest) -> OpResult:
         """
         Begin an op, drive it from this thread to its end, and return its result.
         """
 
-    def all_reduce(self, array: Annotated[NDArray, dict(order='C', device='cpu')], dtype: int, reduce_op: int, tag: int, retry: int, timeout_ns: int) -> tuple:
+    def all_reduce(self, array: Annotated[NDArray, dict(order='C', device='cpu')], dtype: int, reduce_op: int, tag: int, retry: int, timeout_ns: int) -> OpResult:
         """A collective of one array in place, with fewer arguments."""
 
     def tags_in_flight(self) -> list[int]:
         """The tags of all ops that have not ended."""
 
-    def run_op(self, op: int) -> tuple:
+    def run_op(self, op: int) -> OpResult:
         """Drive from this thread until the op ended; its result, once."""
 
     def wait_op(self, op: int, timeout_s: float) -> bool:
         """Block without the GIL until the op ended."""
 
-    def poll(self, op: int) -> object:
+    def poll(self, op: int) -> OpResult | None:
         """The op's result, or None while it is in flight."""
 
     def cancel(self, op: int) -> bool:
@@ -321,10 +562,51 @@ def probe_siphash(key: bytes, bytes: bytes) -> int:
 def probe_packet(key: bytes, kind: int, src: int, dst: int, sequence: int, a: int = 0, b: int = 0) -> bytes:
     """The bytes of a probe packet (kind 1 to 5: Pt1, Pt2, Pr1, Pr2, Pd1)."""
 
+class ProbeWindow:
+    """What a window holds about one out-edge."""
+
+    @property
+    def dst(self) -> int: ...
+
+    @property
+    def begin_ns(self) -> int: ...
+
+    @property
+    def end_ns(self) -> int: ...
+
+    @property
+    def exchanges(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None, 8))]:
+        """Eight stamps each."""
+
+    @property
+    def kept(self) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
+        """Bits by exchange."""
+
+    @property
+    def sent(self) -> int: ...
+
+    @property
+    def lost(self) -> int: ...
+
+    @property
+    def duplicates(self) -> int: ...
+
+    @property
+    def filtered(self) -> int: ...
+
+    @property
+    def threshold_ns(self) -> int: ...
+
+    @property
+    def user_stamps(self) -> bool: ...
+
+    @property
+    def stepped(self) -> str: ...
+
 class Prober:
     """The probe socket of one node, with a thread of its own."""
 
-    def __init__(self, node: int, host: str, port: int, anchor_ns: int, offset_ns: int, drift_ppb: int, user_stamps: bool) -> None: ...
+    def __init__(self, *, node: int, host: str, port: int, anchor_ns: int, offset_ns: int, drift_ppb: int, user_stamps: bool) -> None: ...
 
     @property
     def port(self) -> int:
@@ -339,15 +621,13 @@ class Prober:
     def pause(self) -> None:
         """Send no more probes; answer."""
 
-    def rotate(self) -> list:
-        """
-        Close the window: for each edge (dst, begin, end, rows, kept, sent, lost, duplicates, filtered, threshold, user stamps, stepped).
-        """
+    def rotate(self) -> list[ProbeWindow]:
+        """Close the window and begin the next; the closed one, by edge."""
 
-    def so_far(self) -> list:
+    def so_far(self) -> list[ProbeWindow]:
         """The window as `rotate` would give it now; it goes on."""
 
-    def peek(self, most: int) -> list:
+    def peek(self, most: int) -> list[ProbeWindow]:
         """
         The newest exchanges of the open window, unfiltered, as `rotate` gives them.
         """

@@ -25,10 +25,8 @@ class PlantedCore:
     def make_control(self, conn: int, heartbeat_ms: int, dead_after_ms: int) -> None:
         """The connection is the control connection: heartbeats flow."""
 
-    def promote(self, conn: int, outgoing: bool, peer: int, lane: int, shared: bool = False, path: int = 0, paths: int = 1, epoch: int = 0) -> None:
-        """
-        The connection is a lane; with `epoch` installed already, it joins that one late.
-        """
+    def promote(self, lane: ringfold._native.LanePromotion) -> None:
+        """The connection is a lane."""
 
     def set_path_shares(self, peer: int, shares: Sequence[int], flags: int = 0) -> None:
         """
@@ -41,16 +39,16 @@ class PlantedCore:
     def close(self, conn: int, reason: str = '') -> None:
         """Send what is queued, then close."""
 
-    def lanes(self) -> list[tuple[int, bool, int, int]]:
-        """All lanes: (conn, outgoing, peer, lane)."""
+    def lanes(self) -> list[ringfold._native.LaneInfo]:
+        """All lanes."""
 
     def set_registrations(self, count: int) -> None:
         """What every later Done repeats."""
 
-    def seal(self, epoch: int) -> list:
-        """Send no more Done, accept no more evidence; where every op stands."""
+    def seal(self, epoch: int) -> list[ringfold._native.OpAtSeal]:
+        """Send no more Done, accept no more evidence; the state of every op."""
 
-    def settle(self, epoch: int, verdicts: Sequence[tuple[int, int, int, bool, int, Sequence[bytes | None] | None, int, bytes]], default_reason: bytes) -> None:
+    def settle(self, epoch: int, verdicts: Sequence[ringfold._native.OpVerdict], default_reason: bytes) -> None:
         """Decide every op of the sealed epoch."""
 
     def refuse(self, tag: int, step: int, call: int, reason: bytes) -> None:
@@ -64,7 +62,7 @@ class PlantedCore:
     def restart_calls(self) -> None:
         """Somebody was admitted: all members count their calls from 0 again."""
 
-    def install(self, epoch: int, rank: int, size: int, members: Sequence[int], evidence_by_master: bool, small_bytes: int, segment_bytes: int, peers_here: int = 1, multipath: bool = False) -> None:
+    def install(self, epoch: ringfold._native.EpochSpec) -> None:
         """Begin an epoch: mark the lanes, start the waiting ops."""
 
     def progress(self) -> list[tuple[int, int]]:
@@ -115,15 +113,15 @@ class PlantedCore:
 
     def next_deadline(self) -> int: ...
 
-    def next_event(self) -> object: ...
+    def next_event(self) -> ringfold._native.EngineEvent | None: ...
 
     def conns_to_flush(self) -> list[int]: ...
 
     def conns_to_close(self) -> list[int]: ...
 
-    def submit(self, kind: int, reduce_op: int, tag: int, root: int, source: Sequence[Annotated[NDArray, dict(order='C', device='cpu')]], target: Sequence[Annotated[NDArray, dict(order='C', device='cpu')]] | None, dtypes: Sequence[int], retry: int, timeout_ns: int, quantisation: int = 0, again: bool = False, contribute: bool = True) -> int: ...
+    def submit(self, request: ringfold._native.OpRequest) -> int: ...
 
-    def poll(self, op: int) -> object: ...
+    def poll(self, op: int) -> ringfold._native.OpResult | None: ...
 
     def cancel(self, op: int) -> bool: ...
 

@@ -153,7 +153,7 @@ if __name__ == "__main__":
     import torch.distributed  # noqa: F401 - this is what it is for
 
     import ringfold.iteration.shell
-    import ringfold.probe.rounds.gloo_group
+    import ringfold.probe.rounds.gloo
     import ringfold.store.tcp  # noqa: F401
 
     _request = _serve(socket.socket(fileno=int(sys.argv[1])))

@@ -10,10 +10,9 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 
 from ringfold.errors import DeadlineExceeded
-from ringfold.probe.base import EdgeWindow
-from ringfold.probe.rounds.events import Calculated
-from ringfold.probe.rounds.gloo import GlooRounds
-from ringfold.probe.rounds.gloo_group import TorchCollectives
+from ringfold.probe.exchanges import EdgeWindow
+from ringfold.probe.rounds.calculation import RoundResult
+from ringfold.probe.rounds.gloo import GlooRounds, TorchCollectives
 from ringfold.probe.rounds.settings import RoundSettings
 from ringfold.wire.probing import EdgeFit, EdgeView, Neighbour, NodeClock, NodeId
 
@@ -55,10 +54,10 @@ def draw(nodes: Sequence[NodeId], listeners: Collection[NodeId], neighbours: int
     return [(src, dst) for src in nodes if src not in listeners for dst in nodes if src != dst]
 
 
-def calculate(fits: Sequence[EdgeFit], utc: Mapping[NodeId, int], history: object) -> Calculated:
+def calculate(fits: Sequence[EdgeFit], utc: Mapping[NodeId, int], history: object) -> RoundResult:
     nodes = sorted({node for fit in fits for node in (fit.src, fit.dst)})
     clocks = [NodeClock(node, 0, -node * 10**9, 0.0, 1.0, -1, 1, 0.0) for node in nodes]
-    return Calculated(nodes[0], clocks, [EdgeView(fit) for fit in fits])
+    return RoundResult(nodes[0], clocks, [EdgeView(fit) for fit in fits])
 
 
 def report(**facts: object) -> None:

@@ -287,7 +287,7 @@ def test_a_minority_waits_with_a_quorum(server: Server, crew: list[Rank]) -> Non
         rank.signal(signal.SIGKILL)
     crew[0].finishes()
     with open_store(server.url, timeout_s=10) as store:
-        from ringfold.iteration.observing import Observer
+        from ringfold.iteration.shell import Observer
 
         observer = Observer(store, heartbeat_s=1, inactive_after_s=4)
         until(lambda: "no majority" in _reason(observer), "the minority to stand still", 30)

@@ -192,7 +192,7 @@ def counted_node(me: ProgramContext) -> None:
             [me.address], b"", name=me.options["name"], host="here", addresses=["127.0.0.1"], port=known_at,
             on_connected=lambda _, number: me.report("connected", node=number),
         )  # fmt: skip
-        node.shell = NodeShell(RoundNode(), prober, node.say, lambda clock: None)
+        node.shell = NodeShell(RoundNode(), prober, node.send, lambda clock: None)
         stop = asyncio.Event()
         living = asyncio.create_task(node.run(stop))
         while True:

@@ -12,8 +12,8 @@ from store_servers import SERVERS, Server, those, until
 
 from ringfold.errors import ConfigError, LeaseLost, RingfoldError, StoreUnreachable, UsageError
 from ringfold.store import Entry, Lost, StoreClient, Won, open_store, version_of
-from ringfold.store.base import Bell, Read
-from ringfold.store.memory import MemoryDriver, MemoryServer
+from ringfold.store.base import KeyWatch, Read
+from ringfold.store.in_memory import MemoryDriver, MemoryServer
 
 pytestmark = pytest.mark.waiting
 
@@ -392,26 +392,27 @@ def test_no_change_is_slept_through(store: StoreClient, opened: Open) -> None:
 
 
 class Announced:
-    """A bell that says when somebody waits for it."""
+    """A watch that reports when a client waits for it."""
 
-    def __init__(self, bell: Bell, is_waited_for: threading.Event) -> None:
-        self.bell, self.is_waited_for = bell, is_waited_for
+    def __init__(self, watch: KeyWatch, is_waited_for: threading.Event) -> None:
+        self.watch = watch
+        self.is_waited_for = is_waited_for
 
     def wait(self, read: Read, timeout_s: float) -> None:
         self.is_waited_for.set()
-        self.bell.wait(read, timeout_s)
+        self.watch.wait(read, timeout_s)
 
     def close(self) -> None:
-        self.bell.close()
+        self.watch.close()
 
 
 @pytest.mark.parametrize("what", ["make", "set", "swap", "add", "delete"])
-def test_it_is_the_bell_that_wakes(server: Server, opened: Open, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
-    """With a slow poll so slow that a missed bell would be noticed."""
+def test_the_watch_wakes_the_waiter(server: Server, opened: Open, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    """With a slow poll so slow that a missed notification would be noticed."""
     monkeypatch.setattr(f"ringfold.store.{server.kind}._SLOW_POLL_S", 60.0)
     is_waited_for, store, other = threading.Event(), opened(), opened()
-    listen = other._driver.listen
-    monkeypatch.setattr(other._driver, "listen", lambda *about: Announced(listen(*about), is_waited_for))
+    watch = other._driver.watch
+    monkeypatch.setattr(other._driver, "watch", lambda *about: Announced(watch(*about), is_waited_for))
     key = f"key {what}"
     entry = None if what == "make" else store.set(key, b"1")
     waiter = Waiter(other, key, version_of(entry), 40)

@@ -1,22 +1,23 @@
-"""An engine that calls drive, one after another: what else it has to do does not wait until they end."""
+"""An engine that a loop of calls drives: its other duties do not wait until the loop ends."""
 
 import socket
 import time
 
 import numpy as np
 
+from ringfold._native import EpochSpec
 from ringfold.peer.engine import Engine, new_engine
 from ringfold.wire.frames import FrameKind, FrameReader
 
 HEARTBEAT_MS = 10
 BEATS = 100
-PATIENCE_S = 5.0
+DEADLINE_S = 5.0
 """Five times as long as so many heartbeats take."""
 FLOAT32 = 10
 
 
 def test_a_loop_of_short_calls_sends_its_heartbeats() -> None:
-    """Each call ends before it must wait for anybody, and the next one comes before the engine's own thread may drive.
+    """Each call ends without waiting, and the next one comes before the engine's own thread may drive.
 
     A peer alone in its ring is the extreme: its ops end when they are submitted.
     """
@@ -26,9 +27,14 @@ def test_a_loop_of_short_calls_sends_its_heartbeats() -> None:
             conn = engine.dial("127.0.0.1", listener.getsockname()[1], 5_000)
             master, _ = listener.accept()
         with master:
-            assert engine.next_event(PATIENCE_S) == ("opened", conn)
+            opened = engine.next_event(DEADLINE_S)
+            assert opened is not None
+            assert (opened.kind, opened.conn) == ("opened", conn)
             engine.make_control(conn, HEARTBEAT_MS, 60_000)
-            engine.install(1, 0, 1, [1], False, 1024, 1 << 20, 1)
+            alone = EpochSpec(
+                epoch=1, rank=0, members=[1], evidence_by_master=False, small_bytes=1024, segment_bytes=1 << 20
+            )
+            engine.install(alone)
             beats, took_s = _call_until_it_has_beaten(engine, master)
     finally:
         engine.shutdown()
@@ -36,10 +42,10 @@ def test_a_loop_of_short_calls_sends_its_heartbeats() -> None:
 
 
 def _call_until_it_has_beaten(engine: Engine, master: socket.socket) -> tuple[int, float]:
-    """Call without a pause until so many heartbeats have come, or patience ends; how many came, and in which time."""
+    """Call without a pause until enough heartbeats have come, or the deadline is over; their number, and the time."""
     array, reader, beats, began = np.ones(4, np.float32), FrameReader(), 0, time.monotonic()
     master.setblocking(False)
-    while beats < BEATS and time.monotonic() - began < PATIENCE_S:
+    while beats < BEATS and time.monotonic() - began < DEADLINE_S:
         for _ in range(100):
             engine.all_reduce(array, FLOAT32, 0, 0, False, 10**12)
         try:

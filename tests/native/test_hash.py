@@ -28,13 +28,13 @@ def noise(count: int) -> bytes:
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 255, 256, 257, 512, 16_383, 16_384, 16_385, 16_641, 40_000, MIB])
-def test_a_block_hashes_to_what_the_reference_says(level: str, count: int) -> None:
+def test_a_block_hashes_as_the_reference(level: str, count: int) -> None:
     block = noise(count)
     assert _native.hash_block(block) == hash_reference.block_hash(block)
 
 
 @given(block=st.binary(max_size=600))
-def test_short_blocks_hash_to_what_the_reference_says(block: bytes) -> None:
+def test_short_blocks_hash_as_the_reference(block: bytes) -> None:
     assert _native.hash_block(block) == hash_reference.block_hash(block)
 
 
@@ -60,7 +60,7 @@ def test_threads_change_nothing() -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 31, 32, 2047, 2048, 5000])
-def test_a_root_is_what_the_reference_says(count: int) -> None:
+def test_a_root_is_that_of_the_reference(count: int) -> None:
     hashes = noise(8 * count)
     total = max(0, count * MIB - 3)
     assert _native.hash_root(hashes, total) == hash_reference.root_hash(hashes, total)

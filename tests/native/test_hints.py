@@ -31,7 +31,7 @@ def test_the_classic_multiplier_is_a_share(sup_bw: int, share: int) -> None:
 
 
 @pytest.mark.parametrize("vector", VECTORS["words"], ids=lambda vector: vector["what"])
-def test_a_word_has_the_bits_that_the_page_says(vector: dict) -> None:
+def test_a_word_has_the_bits_of_the_reference_page(vector: dict) -> None:
     word = _native.hint_word(vector["generation"], vector["shares"], vector["backpressure"])
     assert f"{word:016x}" == vector["word"]
     parts = _native.hint_word_parts(word)
@@ -196,7 +196,7 @@ def test_a_reader_survives_a_table_that_is_truncated_and_comes_back_with_it(tabl
 
 
 def test_a_bus_error_elsewhere_still_ends_the_process(table: Path) -> None:
-    """With a reader in the process, and whether it is a fault or only said to be one."""
+    """With a reader in the process, whether it is a fault or a signal that was sent."""
     program = (
         "import mmap, os, signal, sys; from ringfold import _native\n"
         "path, other, what = sys.argv[1:]\n"

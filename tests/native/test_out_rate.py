@@ -1,8 +1,9 @@
-"""What a heartbeat says of the rate at which ops sent to the next peer: two cores and a clock that the test sets."""
+"""The rate to the next peer that a heartbeat reports: two cores and a clock that the test sets."""
 
 import numpy as np
 import pytest
 
+from ringfold._native import EpochSpec, LanePromotion, OpRequest
 from ringfold.testing.core import Core, new_core
 from ringfold.wire.frames import FrameKind, FrameReader, Heartbeat, decode_heartbeat
 
@@ -12,7 +13,7 @@ START_NS = 1_000 * MS
 
 
 class Pair:
-    """A ring of two cores, each with a control connection that nobody answers on."""
+    """A ring of two cores, each with a control connection without answers."""
 
     def __init__(self) -> None:
         self.now = START_NS
@@ -24,11 +25,20 @@ class Pair:
             core.make_control(master, 250, 60_000)
         for rank in (0, 1):
             out, into = self.cores[rank].open("next", False), self.cores[1 - rank].open("previous", True)
-            self.cores[rank].promote(out, True, 1 - rank, 0)
-            self.cores[1 - rank].promote(into, False, rank, 0)
+            self.cores[rank].promote(LanePromotion(conn=out, outgoing=True, peer=1 - rank, lane=0))
+            self.cores[1 - rank].promote(LanePromotion(conn=into, outgoing=False, peer=rank, lane=0))
             self.lanes += [(rank, out, 1 - rank, into), (1 - rank, into, rank, out)]
         for rank, core in enumerate(self.cores):
-            core.install(1, rank, 2, [0, 1], False, 1024, MiB, 1)
+            core.install(
+                EpochSpec(
+                    epoch=1,
+                    rank=rank,
+                    members=[0, 1],
+                    evidence_by_master=False,
+                    small_bytes=1024,
+                    segment_bytes=MiB,
+                )
+            )
 
     def all_reduce(self, size: int, took_ms: int) -> None:
         """An op over `size` bytes; the clock moves once, before its first byte does."""
@@ -36,7 +46,8 @@ class Pair:
         ops = []
         for core, array in zip(self.cores, arrays, strict=True):
             core.set_now(self.now)
-            ops.append(core.submit(0, 0, 0, 0, [array], None, [10], True, 10**12))
+            request = OpRequest(kind=0, reduce_op=0, tag=0, source=[array], dtypes=[10], retry=1, timeout_ns=10**12)
+            ops.append(core.submit(request))
         self.now += took_ms * MS
         moved = True
         while moved:
@@ -48,7 +59,7 @@ class Pair:
         for core, op in zip(self.cores, ops, strict=True):
             result = core.poll(op)
             assert result is not None
-            assert result[0] == 0
+            assert result.status == 0
             core.release(op)
 
     def beat(self, rank: int = 0) -> Heartbeat:
@@ -62,7 +73,7 @@ class Pair:
         return decode_heartbeat(body)
 
 
-def test_an_op_of_some_size_tells_its_rate_once() -> None:
+def test_the_rate_of_a_large_op_is_reported_once() -> None:
     pair = Pair()
     pair.all_reduce(8 * MiB, took_ms=100)
     assert pair.beat().out_rate == pytest.approx(8 * MiB / 0.1, rel=0.15)
@@ -76,7 +87,7 @@ def test_the_best_op_since_the_last_beat_counts() -> None:
     assert pair.beat().out_rate == pytest.approx(8 * MiB / 0.05, rel=0.15)
 
 
-def test_a_small_op_says_nothing_of_a_rate() -> None:
+def test_a_small_op_gives_no_rate() -> None:
     pair = Pair()
     pair.all_reduce(2 * MiB, took_ms=1)
     assert pair.beat().out_rate == 0

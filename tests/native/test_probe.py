@@ -1,4 +1,4 @@
-"""Probers on loopback: real packets, the kernel's stamps, and people who lie."""
+"""Probers on loopback: real packets, the kernel's stamps, and forged packets."""
 
 import os
 import socket
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ringfold import _native
 from ringfold.errors import ConfigError, UsageError
-from ringfold.probe.base import BACKWARD_KEPT, COLUMNS, FORWARD_KEPT, EdgeWindow
+from ringfold.probe.exchanges import BACKWARD_KEPT, COLUMNS, FORWARD_KEPT, EdgeWindow
 from ringfold.probe.nodes.prober import ProbeSocket, virtual
 from ringfold.wire.probing import Neighbour
 
@@ -57,7 +57,7 @@ def nodes(count: int, host: str = "127.0.0.1", *, user_stamps: bool = False) -> 
 
 
 def collect(probers: Sequence[ProbeSocket], rows: int) -> list[list[EdgeWindow]]:
-    """Let everybody probe until each has so many exchanges an edge, on average, and close the windows."""
+    """Let all probe until each has so many exchanges an edge, on average, and close the windows."""
     for prober in probers:
         prober.resume(gap_us=200, pause_us=500)
     before = [prober.stats().complete for prober in probers]
@@ -75,7 +75,7 @@ def raw_of(stamps: np.ndarray, prober: ProbeSocket) -> np.ndarray:
 
 
 def delays(window: EdgeWindow, probers: Sequence[ProbeSocket]) -> np.ndarray:
-    """One way, of all packets of whole exchanges, with the virtual clocks taken away."""
+    """One-way delays of all packets of whole exchanges, with the virtual clocks taken away."""
     column = {name: window.exchanges[(window.exchanges != 0).all(axis=1), i] for i, name in enumerate(COLUMNS)}
     src, dst = probers[window.src], probers[window.dst]
     there = [raw_of(column[f"t{i}_rx"], dst) - raw_of(column[f"t{i}_tx"], src) for i in (1, 2)]
@@ -182,7 +182,7 @@ def test_a_rotation_is_cheap() -> None:
         assert spent < 1_000_000
 
 
-def test_paused_it_answers_and_does_not_ask() -> None:
+def test_a_paused_prober_answers_and_does_not_probe() -> None:
     with nodes(2) as probers:
         one, other = probers
         one.resume(gap_us=200, pause_us=500)
@@ -241,7 +241,7 @@ def test_an_address_without_a_route_costs_the_others_nothing() -> None:
         assert one.stats().send_errors > 80
 
 
-def test_garbage_liars_and_strangers_are_counted_and_do_no_harm() -> None:
+def test_garbage_and_forged_packets_are_counted_and_do_no_harm() -> None:
     with nodes(2) as probers:
         one = probers[0]
         for prober in probers:
@@ -277,7 +277,7 @@ def test_a_replayed_probe_is_answered_once() -> None:
         until(lambda: one.stats().sent == 6, "the answers to a fresh one")
 
 
-def test_answers_that_nobody_asked_for_are_counted() -> None:
+def test_unexpected_answers_are_counted() -> None:
     with nodes(2) as probers:
         send_raw([_native.probe_packet(KEY, PR1, 1, 0, 12, 5, 6)] * 3, probers[0].port)
         until(lambda: probers[0].stats().replayed == 3, "the answers")
@@ -318,7 +318,7 @@ def test_now_is_the_virtual_clock() -> None:
         assert abs(utc - before) < 1_000_000_000
 
 
-def test_a_taken_port_is_said_clearly() -> None:
+def test_a_port_in_use_is_an_error_with_a_clear_text() -> None:
     with (
         ProbeSocket(0, "127.0.0.1") as prober,
         pytest.raises(ConfigError, match=rf"127.0.0.1 port {prober.port}.*taken"),
@@ -344,7 +344,7 @@ def test_the_number_of_a_tcp_port_can_be_used() -> None:
         ([Neighbour(1, "x", "::1", 9)], "cannot be reached"),
     ],
 )
-def test_neighbours_that_cannot_be(neighbours: list[Neighbour], words: str) -> None:
+def test_invalid_neighbours_are_refused(neighbours: list[Neighbour], words: str) -> None:
     with ProbeSocket(0, "127.0.0.1") as prober:
         with pytest.raises(UsageError, match=words):
             prober.configure(KEY, neighbours, [])
@@ -352,7 +352,7 @@ def test_neighbours_that_cannot_be(neighbours: list[Neighbour], words: str) -> N
             prober.configure(KEY, [], neighbours)
 
 
-def test_settings_that_cannot_be() -> None:
+def test_invalid_settings_are_refused() -> None:
     with pytest.raises(ConfigError, match="not an address"):
         ProbeSocket(0, "nonsense")
     with ProbeSocket(0, "127.0.0.1") as prober:
@@ -373,7 +373,7 @@ def test_closed_is_closed() -> None:
         prober.rotate()
 
 
-def test_a_forked_child_lets_go_of_the_socket() -> None:
+def test_a_forked_child_closes_the_socket() -> None:
     """The parent's port is free as soon as the parent closes it, though the child lives."""
     with nodes(2) as probers:
         collect(probers, 20)

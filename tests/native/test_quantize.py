@@ -1,4 +1,4 @@
-"""Quantisation against a reference in NumPy, and the promises that the header makes, as properties."""
+"""Quantisation against a reference in NumPy, and the guarantees of the header, as properties."""
 
 from collections.abc import Iterator
 

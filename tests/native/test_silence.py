@@ -1,4 +1,4 @@
-"""When a peer takes its master for silent: what it says itself must get through, or at least move."""
+"""When a peer takes its master for silent: its own frames must be echoed, or at least make progress."""
 
 import pytest
 
@@ -11,7 +11,7 @@ LARGE = 1_000_000
 
 
 class Wire:
-    """A peer's core, and a master that is heard all the time but whose echoes do not advance."""
+    """A peer's core, and a master that sends all the time but whose echoes do not advance."""
 
     def __init__(self) -> None:
         self.now = 5_000 * MS
@@ -26,11 +26,11 @@ class Wire:
         self.core.receive(self.now, self.conn, master_beat(1, 0))
         self.core.tick(self.now)
         while (event := self.core.next_event()) is not None:
-            self.silent |= event[0] == "silent"
+            self.silent |= event.kind == "silent"
 
 
 @pytest.mark.parametrize("drains", [True, False])
-def test_a_large_frame_on_its_way_is_as_good_as_an_echo_if_it_moves(drains: bool) -> None:
+def test_progress_of_a_large_frame_counts_as_an_echo(drains: bool) -> None:
     wire = Wire()
     wire.core.send(wire.conn, bytes(LARGE))
     for _ in range(2 * DEAD_AFTER_MS // 100):
@@ -41,7 +41,7 @@ def test_a_large_frame_on_its_way_is_as_good_as_an_echo_if_it_moves(drains: bool
 
 
 @pytest.mark.parametrize("drains", [True, False])
-def test_so_is_one_that_the_kernel_has_taken(drains: bool) -> None:
+def test_progress_of_a_frame_in_the_kernel_counts_as_an_echo(drains: bool) -> None:
     wire = Wire()
     wire.core.send(wire.conn, bytes(LARGE))
     left = 0

@@ -5,8 +5,8 @@ list that is read and written back, "consensus" is to set a key and to find ones
 counter, clears the arrivals and signals. When that takes too long, a rank goes on with what it has.
 """
 
-from ringfold.iteration.model import Begun
-from ringfold.iteration.operations import NS, Beat, Delete, Get, Pause, Steps
+from ringfold.iteration.machine import BegunIteration
+from ringfold.iteration.operations import NS, Delete, Get, Heartbeat, Pause, Steps
 from ringfold.store.base import Entry
 from ringfold.testing.iterating import Agreeing, Life, Simulated
 
@@ -24,7 +24,7 @@ class Naive:
         self._current = -1
         self._now_ns = 0
 
-    def next(self, now_ns: int, timeout_s: float) -> Steps[Begun]:
+    def next(self, now_ns: int, timeout_s: float) -> Steps[BegunIteration]:
         if self._current < 0:
             return self._begun((yield from self._number(COUNTER)), is_winner=False)
         yield from self._put(f"rank_{self._rank}_last_iteration", str(self._current))
@@ -47,16 +47,16 @@ class Naive:
             yield Pause(_POLL_S)
         return self._begun((yield from self._number(COUNTER)), is_winner=False)
 
-    def pulse(self) -> Steps[None]:
+    def send_heartbeats(self) -> Steps[None]:
         while True:
             answer = yield Get(COUNTER)
             self._now_ns = answer.now_ns
             yield from self._put(f"heartbeat_{self._rank}", str(answer.now_ns))
             yield Pause(1.0)
 
-    def _begun(self, number: int, *, is_winner: bool) -> Begun:
+    def _begun(self, number: int, *, is_winner: bool) -> BegunIteration:
         self._current = number
-        return Begun(number, tuple(range(self._world)), 0, is_winner)
+        return BegunIteration(number, tuple(range(self._world)), 0, is_winner)
 
     def _active(self) -> Steps[list[int]]:
         active = []
@@ -74,8 +74,8 @@ class Naive:
         return answer.outcome.value.decode() if isinstance(answer.outcome, Entry) else ""
 
     def _put(self, key: str, text: str) -> Steps[None]:
-        """A plain write, which a Beat is where there are no leases; what goes wrong is swallowed."""
-        answer = yield Beat(key, text.encode(), 1e6)
+        """A plain write, which a Heartbeat is where there are no leases; what goes wrong is swallowed."""
+        answer = yield Heartbeat(key, text.encode(), 1e6)
         self._now_ns = answer.now_ns
 
 

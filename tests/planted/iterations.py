@@ -6,181 +6,179 @@ from planted import Bug
 from planted.classic_iteration import naive
 from ringfold.errors import StoreUnknown, Superseded
 from ringfold.iteration import liveness
-from ringfold.iteration.asking import Call
-from ringfold.iteration.looking import Lookout
-from ringfold.iteration.machine import Machine
-from ringfold.iteration.model import Begun, Look, Self, Timing
-from ringfold.iteration.operations import Beat, Delete, Get, Ns, Outcome, Pause, Steps, WaitFor
-from ringfold.iteration.record import Advance, Hold, Record, Rules, Seat, decode, encode
+from ringfold.iteration.liveness import LivenessTiming, RankObservation, RankObserver
+from ringfold.iteration.machine import BegunIteration, IterationMachine
+from ringfold.iteration.operations import Delete, Get, Heartbeat, Ns, Pause, ProgramCall, Steps, StoreOutcome, WaitFor
+from ringfold.iteration.record import Advance, Hold, RankIdentity, Record, Registration, Rules, decode, encode
 from ringfold.store.base import Entry, Generation
 from ringfold.store.client import StoreClient
 from ringfold.testing.iterating import PREFIX, TIMING, Agreeing, AgreeingOf, Life, Simulated
 from ringfold.testing.iterating_stories import draw
 
 
-class SetsTheRecord(Machine):
+class SetsTheRecord(IterationMachine):
     """Writes the next record without a condition, and takes that for winning."""
 
-    def _advance(self, call: Call, record: Record, decision: Advance) -> Steps[None]:
+    def _advance(self, call: ProgramCall, record: Record, decision: Advance) -> Steps[None]:
         wanted = record.advanced(decision.ranks, self.me.rank, self._nonce())
-        yield from call.ask(Beat(self.keys.record, encode(wanted), 1e6))
+        yield from call.execute(Heartbeat(self.keys.record, encode(wanted), 1e6))
         self._won = wanted.iteration
         yield from self._read(call)
 
 
-class TakesUnknownForWon(Machine):
+class TakesUnknownForWon(IterationMachine):
     """Goes on with what it wanted to write although nobody knows whether it was written."""
 
-    def _write(self, call: Call, wanted: Record) -> Steps[Outcome]:
+    def _write(self, call: ProgramCall, wanted: Record) -> Steps[StoreOutcome]:
         outcome = yield from super()._write(call, wanted)
         if isinstance(outcome, StoreUnknown):
             self.record = wanted
         return outcome
 
 
-class NeverLooksAgain(Machine):
+class NeverLooksAgain(IterationMachine):
     """Waits for a newer record, and for nothing else."""
 
-    def _read(self, call: Call, operation: Get | WaitFor | None = None) -> Steps[None]:
+    def _read(self, call: ProgramCall, operation: Get | WaitFor | None = None) -> Steps[None]:
         if isinstance(operation, WaitFor):
             operation = WaitFor(operation.key, operation.seen, 1e5)
         yield from super()._read(call, operation)
 
-    def _pulse(self) -> Steps[None]:
+    def _send_heartbeats(self) -> Steps[None]:
         while True:  # nothing is read in the background either
-            yield Beat(self._alive, b"", self.timing.inactive_after_s)
+            yield Heartbeat(self._alive, b"", self.timing.inactive_after_s)
             yield Pause(self.timing.heartbeat_s)
 
 
-class ComesBack(Machine):
+class ComesBack(IterationMachine):
     """Registers again when somebody else has taken its seat."""
 
-    def _check_seat(self, record: Record) -> None:
+    def _check_registration(self, record: Record) -> None:
         try:
-            super()._check_seat(record)
+            super()._check_registration(record)
         except Superseded:
             self.fence = 0
 
-    def _next(self, call: Call) -> Steps[Begun]:
+    def _next(self, call: ProgramCall) -> Steps[BegunIteration]:
         while True:
             yield from self._register(call)
             if self.record is not None and self.record.roster[self.me.rank].incarnation == self.me.incarnation:
                 return (yield from super()._next(call))
 
 
-class DoesNotRepeat(Machine):
+class DoesNotRepeat(IterationMachine):
     """Takes its predecessor's seat over, and the iteration that it was in for done."""
 
-    def _register(self, call: Call) -> Steps[None]:
+    def _register(self, call: ProgramCall) -> Steps[None]:
         was_seated = bool(self.fence)
         yield from super()._register(call)
         if not was_seated and self.resumed is not None and self.record is not None:
             self.iteration = self.record.iteration
 
 
-class CountsTheDead(Machine):
+class CountsTheDead(IterationMachine):
     """Counts an arrival for a rank, whichever incarnation it is of."""
 
-    def __init__(self, me: Self, rules: Rules, timing: Timing) -> None:
+    def __init__(self, me: RankIdentity, rules: Rules, timing: LivenessTiming) -> None:
         super().__init__(me, rules, timing)
-        self.lookout = _AnyIncarnation(me, self.keys, timing)
+        self.observer = _AnyIncarnation(me, self.keys, timing)
 
 
-class _AnyIncarnation(Lookout):
-    def _judge(self, now_ns: Ns, record: Record, found: dict[str, Entry]) -> Look:
-        right = super()._judge(now_ns, record, found)
+class _AnyIncarnation(RankObserver):
+    def _evaluate(self, now_ns: Ns, record: Record, found: dict[str, Entry]) -> RankObservation:
+        right = super()._evaluate(now_ns, record, found)
         ranks = {
             int(key.removeprefix(self._keys.ranks).split("/")[0])
             for key, entry in found.items()
-            if key.endswith("/arrived") and self.counts(record, entry)
+            if key.endswith("/arrived") and self.is_arrival(record, entry)
         }
-        return Look(right.arrived | ranks, right.dead, ())
+        return RankObservation(right.arrived | ranks, right.dead, ())
 
 
-class ForgetsItsRules(Machine):
+class ForgetsItsRules(IterationMachine):
     """Decides as if any live subset would do."""
 
-    def _decide(self, record: Record, look: Look) -> Advance | Hold:
+    def _decide(self, record: Record, look: RankObservation) -> Advance | Hold:
         return super()._decide(replace(record, rules=Rules(record.rules.world)), look)
 
 
-class JudgesByTheClock(Machine):
+class JudgesByTheClock(IterationMachine):
     """Counts a gap between two looks in full."""
 
-    def __init__(self, me: Self, rules: Rules, timing: Timing) -> None:
+    def __init__(self, me: RankIdentity, rules: Rules, timing: LivenessTiming) -> None:
         super().__init__(me, rules, timing)
-        self.lookout.watch = _Impatient(
+        self.observer.liveness = _Impatient(
             has_leases=me.has_leases, inactive_after_ns=round(timing.inactive_after_s * 1e9), absent_ns=10**9
         )
 
 
-class _Impatient(liveness.Watch):
-    def look(self, now_ns: Ns, incarnation: str, version: int) -> bool:
+class _Impatient(liveness.LivenessMonitor):
+    def observe(self, now_ns: Ns, incarnation: str, version: int) -> bool:
         before = self._watched.get(incarnation)
-        is_dead = super().look(now_ns, incarnation, version)
+        is_dead = super().observe(now_ns, incarnation, version)
         if before is not None and before is self._watched[incarnation]:
             before.watched_ns = now_ns - before.first_ns
             return self.is_dead(incarnation)
         return is_dead
 
 
-class JudgesAtOnce(Machine):
+class JudgesAtOnce(IterationMachine):
     """Gives up whoever is late, whether it shows life or not."""
 
-    def __init__(self, me: Self, rules: Rules, timing: Timing) -> None:
+    def __init__(self, me: RankIdentity, rules: Rules, timing: LivenessTiming) -> None:
         super().__init__(me, rules, timing)
-        self.lookout.watch = _Deaf(has_leases=False, inactive_after_ns=3 * 10**9, absent_ns=10**9)
+        self.observer.liveness = _Deaf(has_leases=False, inactive_after_ns=3 * 10**9, absent_ns=10**9)
 
 
-class _Deaf(liveness.Watch):
-    def look(self, now_ns: Ns, incarnation: str, version: int) -> bool:
-        return super().look(now_ns, incarnation, 1)
+class _Deaf(liveness.LivenessMonitor):
+    def observe(self, now_ns: Ns, incarnation: str, version: int) -> bool:
+        return super().observe(now_ns, incarnation, 1)
 
 
-class ForgetsArrivals(Machine):
+class ForgetsArrivals(IterationMachine):
     """Removes everybody's arrivals after winning, as the classic protocol does."""
 
-    def _advance(self, call: Call, record: Record, decision: Advance) -> Steps[None]:
+    def _advance(self, call: ProgramCall, record: Record, decision: Advance) -> Steps[None]:
         yield from super()._advance(call, record, decision)
         if self._won > record.iteration:
             for rank in decision.ranks:
                 yield Delete(self.keys.arrived(rank, record.roster[rank].incarnation))
 
-    def _turn(self, call: Call, record: Record) -> Steps[None]:
+    def _observe_and_decide(self, call: ProgramCall, record: Record) -> Steps[None]:
         arrival = self._arrival
-        yield from super()._turn(call, record)
+        yield from super()._observe_and_decide(call, record)
         self._arrival = self._arrival or arrival
 
 
-class TrustsAnyStore(Machine):
+class TrustsAnyStore(IterationMachine):
     """Goes on with whatever the store says, also when that is older than what it knows."""
 
     def _check_order(self, record: Record | None, known: Record) -> None:
         if record is not None and record.version < known.version:
             self.record = None
 
-    def _check_seat(self, record: Record) -> None:
+    def _check_registration(self, record: Record) -> None:
         pass
 
 
-class ForgetsToBeat(Machine):
+class ForgetsToBeat(IterationMachine):
     """Registers without having shown life, and shows it rarely."""
 
-    def _beat_once(self, call: Call) -> Steps[None]:
+    def _send_first_heartbeat(self, call: ProgramCall) -> Steps[None]:
         yield from ()
 
-    def _pulse(self) -> Steps[None]:
+    def _send_heartbeats(self) -> Steps[None]:
         while True:
             yield Pause(2.5 * self.timing.inactive_after_s)
-            yield Beat(self._alive, b"", self.timing.inactive_after_s)
+            yield Heartbeat(self._alive, b"", self.timing.inactive_after_s)
 
 
-class LosesItsSeat(Machine):
+class LosesItsSeat(IterationMachine):
     """Registers by writing a fence that somebody else may have."""
 
-    def _try_seat(self, call: Call, base: Record, before: Seat | None) -> Steps[None]:
-        wanted = base.seated(self.me.rank, self.me.incarnation, self._nonce())
-        yield from call.ask(Beat(self.keys.record, encode(wanted), 1e6))
+    def _try_register(self, call: ProgramCall, base: Record, before: Registration | None) -> Steps[None]:
+        wanted = base.with_registration(self.me.rank, self.me.incarnation, self._nonce())
+        yield from call.execute(Heartbeat(self.keys.record, encode(wanted), 1e6))
         entry = yield from call.get(self.keys.record)
         if entry is not None:
             self.record, self._entry = decode("memory:", entry.value), entry
@@ -191,9 +189,9 @@ class _Credulous(StoreClient):
 
     @property
     def generation(self) -> Generation:
-        return self._driver.found(None, self._deadline(None)) or Generation("", 0)
+        return self._driver.ensure_generation(None, self._deadline(None)) or Generation("", 0)
 
-    def _check(self, stamp: Generation | None, guard: Generation) -> None:
+    def _check(self, generation: Generation | None, guard: Generation) -> None:
         pass
 
 
@@ -203,7 +201,7 @@ def _trusting(sim: Simulated, life: Life) -> Agreeing:
     return TrustsAnyStore(sim.self_of(life), sim.story.rules, TIMING)
 
 
-def _of(machine: type[Machine]) -> AgreeingOf:
+def _of(machine: type[IterationMachine]) -> AgreeingOf:
     def make(sim: Simulated, life: Life) -> Agreeing:
         return machine(sim.self_of(life), sim.story.rules, TIMING)
 

@@ -3,13 +3,14 @@
 from functools import partial
 
 from planted import Bug
-from ringfold.probe.rounds.events import MS, Commanded, NodeCame, NodeEffect
-from ringfold.probe.rounds.gather import Newest, OpenRound
+from ringfold.probe.rounds.effects import NodeEffect
+from ringfold.probe.rounds.events import MS, CommandReceived, NodeConnected
+from ringfold.probe.rounds.gather import NewestWindows, OpenRound, TakenReports
 from ringfold.probe.rounds.master import RoundMaster
-from ringfold.probe.rounds.metrics import Received
+from ringfold.probe.rounds.metrics import ReceivedReport
 from ringfold.probe.rounds.node import RoundNode
 from ringfold.testing.probing import ProbingSetup, draw_rounds, run_rounds
-from ringfold.wire.probing import EdgeFit, NodeId, ProbeGraph, ProbeHalt, RoundId, RoundStart
+from ringfold.wire.probing import NodeId, ProbeGraph, ProbeHalt, RoundId, RoundStart
 
 
 def _bug(text: str, setup: ProbingSetup) -> Bug:
@@ -26,7 +27,7 @@ class AcceptsLowerIds(RoundNode):
 
 
 class NeverGoesOnAlone(RoundNode):
-    def _go_on_alone(self, now_ns: int) -> list[NodeEffect]:
+    def _continue_alone(self, now_ns: int) -> list[NodeEffect]:
         self._deadline_ns = None
         return []
 
@@ -40,10 +41,10 @@ class WakesFromAHalt(RoundNode):
 
 
 class CountsWindowsPerRound(RoundNode):
-    def _start(self, now_ns: int, start: RoundStart) -> list[NodeEffect]:
+    def _start_round(self, now_ns: int, start: RoundStart) -> list[NodeEffect]:
         if start.round.fence > self._position[0].fence:
             self._next_window = 1
-        return super()._start(now_ns, start)
+        return super()._start_round(now_ns, start)
 
 
 class RemembersOldGraphs(RoundNode):
@@ -61,59 +62,59 @@ class RemembersOldGraphs(RoundNode):
 
 
 class WaitsForListeners(RoundMaster):
-    def _waiting_for(self, round: OpenRound) -> list[NodeId]:
+    def _pending_nodes(self, round: OpenRound) -> list[NodeId]:
         listeners = {node for node, member in self._members.items() if member.listen_only}
-        return sorted(set(super()._waiting_for(round)) | (listeners - round.received.keys()))
+        return sorted(set(super()._pending_nodes(round)) | (listeners - round.received.keys()))
 
     def _is_complete(self, now_ns: int, round: OpenRound) -> bool:
-        return super()._is_complete(now_ns, round) and not self._waiting_for(round)
+        return super()._is_complete(now_ns, round) and not self._pending_nodes(round)
 
 
 class ForgetsTheDeadline(RoundMaster):
-    def _end(self, now_ns: int, round: OpenRound) -> None:
-        super()._end(now_ns, round)
+    def _end_window(self, now_ns: int, round: OpenRound) -> None:
+        super()._end_window(now_ns, round)
         round.deadline_ns += 3_600_000 * MS
 
 
 class RestartsAtOne(RoundMaster):
-    def _learn(self, seen: RoundId, node: NodeId) -> None:
+    def _raise_highest(self, seen: RoundId, node: NodeId) -> None:
         return
 
 
 class CountsLateReports(RoundMaster):
-    def _counts(self, round: OpenRound, node: NodeId, received: Received) -> bool:
+    def _is_counted(self, round: OpenRound, node: NodeId, received: ReceivedReport) -> bool:
         is_first = node in round.participants and node not in round.received
-        return round.is_gathering and is_first
+        return self.is_gathering and is_first
 
 
 class ForgetsWhoIsMissing(RoundMaster):
-    def _take(self, now_ns: int, round: OpenRound) -> tuple[dict[NodeId, Received], list[EdgeFit], dict[NodeId, str]]:
-        received, fits, _ = super()._take(now_ns, round)
+    def _take_reports(self, now_ns: int, round: OpenRound) -> TakenReports:
+        received, fits, _ = super()._take_reports(now_ns, round)
         return received, fits, {}
 
 
 class KeepsTheGraph(RoundMaster):
-    def _came(self, now_ns: int, event: NodeCame) -> None:
-        was_dirty = self._is_dirty
-        super()._came(now_ns, event)
-        self._is_dirty = was_dirty
+    def _add_node(self, now_ns: int, event: NodeConnected) -> None:
+        was_dirty = self._is_graph_stale
+        super()._add_node(now_ns, event)
+        self._is_graph_stale = was_dirty
 
 
 class HandsDownClocks(RoundMaster):
-    def _gone(self, now_ns: int, node: NodeId, reason: str) -> None:
-        super()._gone(now_ns, node, reason)
+    def _remove_node(self, now_ns: int, node: NodeId, reason: str) -> None:
+        super()._remove_node(now_ns, node, reason)
         if self._round is not None:
             self._round.present.add(node)
 
 
 class ForgetsTheAsker(RoundMaster):
-    def _command(self, now_ns: int, event: Commanded) -> None:
+    def _handle_command(self, now_ns: int, event: CommandReceived) -> None:
         if event.action == "stop":
-            self._asks.take()
-        super()._command(now_ns, event)
+            self._requests.take()
+        super()._handle_command(now_ns, event)
 
 
-class _EqualIds(Newest):
+class _EqualIds(NewestWindows):
     def is_fresh(self, now_ns: int, node: NodeId) -> bool:
         newest = max((one.report.window for one in self.reports.values()), default=0)
         return super().is_fresh(now_ns, node) and self.reports[node].report.window == newest
@@ -124,11 +125,11 @@ class CombinesByEqualIds(RoundMaster):
 
     def __init__(self, *arguments: object, **named: object) -> None:
         super().__init__(*arguments, **named)  # type: ignore[arg-type]
-        self._newest = _EqualIds()
+        self._newest_windows = _EqualIds()
 
 
-class _Ageless(Newest):
-    def is_young(self, now_ns: int, round: RoundId) -> bool:
+class _Ageless(NewestWindows):
+    def is_recent(self, now_ns: int, round: RoundId) -> bool:
         return True
 
 
@@ -137,7 +138,7 @@ class CombinesOldWindows(RoundMaster):
 
     def __init__(self, *arguments: object, **named: object) -> None:
         super().__init__(*arguments, **named)  # type: ignore[arg-type]
-        self._newest = _Ageless()
+        self._newest_windows = _Ageless()
 
 
 BUGS: dict[str, Bug] = {

@@ -10,8 +10,7 @@ if TYPE_CHECKING:
     from rich.console import Group
     from rich.text import Text
 
-    from ringfold.iteration.observing import Observer, RankView, View
-    from ringfold.iteration.shell import GlobalIteration
+    from ringfold.iteration.shell import GlobalIteration, Observer, RankView, View
     from ringfold.store.client import StoreClient
 
 POLL_S = 0.5
@@ -52,8 +51,7 @@ def iterate(
     Without a command it shows a global iteration: once, as JSON (--json), or again and again (--watch).
     """
     from ringfold.errors import UsageError
-    from ringfold.iteration.observing import Observer
-    from ringfold.iteration.shell import GlobalIteration
+    from ringfold.iteration.shell import GlobalIteration, Observer
     from ringfold.store import open_store
 
     if watch + as_json + bool(command) > 1:

@@ -18,8 +18,7 @@ import typer.main
 import ringfold
 from ringfold import errors
 from ringfold.cli import build
-from ringfold.clock.clock import GlobalClock
-from ringfold.clock.model import Instant
+from ringfold.clock.global_clock import GlobalClock, Instant
 from ringfold.config import SETTINGS, Setting
 from ringfold.peer import buffers
 from ringfold.peer.communicator import Communicator

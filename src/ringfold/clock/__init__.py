@@ -1,1 +1,1 @@
-"""The global clock that probing gives, with its bound. `model.py` is the mathematics, `clock.py` what users hold."""
+"""The global clock that probing gives, with a bound on its error: all of it is in `global_clock.py`."""

@@ -1,11 +1,11 @@
-"""The global iteration: ranks agree on the next one through a store alone, without a master.
+"""The global iteration: ranks agree on the next iteration through a store alone, without a master.
 
-Read `record.py` first (the one record, what may become of it, and when it may move on), then `machine.py` (the protocol
-of one rank, as steps over store operations), with `operations.py`, `asking.py`, `looking.py` and `liveness.py` as its
-parts. All of that is pure. `shell.py` carries the steps out on a store: `GlobalIteration` is what programs use.
+Read `record.py` first (the one record, how it changes, and when it may advance), then `operations.py` (requests to a
+store), `liveness.py` (which ranks have arrived, and which are dead) and `machine.py` (the protocol of one rank). All of
+that is pure. `shell.py` runs the steps on a store: programs use its `GlobalIteration`.
 """
 
-from ringfold.iteration.model import Resumed, State
+from ringfold.iteration.machine import Resumed, State
 from ringfold.iteration.shell import GlobalIteration
 
 __all__ = ["GlobalIteration", "Resumed", "State"]

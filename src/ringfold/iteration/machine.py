@@ -1,62 +1,133 @@
 """The protocol of one rank: every decision, as steps that yield store operations. Pure.
 
-The five states, and what a rank does in each:
+The states, and what a rank does in each (TRANSITIONS has the legal changes):
 
-    TRAINING        the iteration was handed to the program; nothing is asked of the store
-    READY           its arrival is in the store; it waits for the others, or for a newer record
-    CONSENSUS       all that are waited for have arrived: it tries the compare-and-set
-    ADVANCE         there is a newer record, its own or somebody else's; it finds its place in it
-    NEW_ITERATION   it is a member of that iteration; the number goes to the program
+    TRAINING        the program runs the iteration; the store is not used
+    READY           the arrival is in the store; the rank waits for the others, or for a newer record
+    CONSENSUS       all ranks that are waited for have arrived: it tries the compare-and-set
+    ADVANCE         there is a newer record, written by this rank or by another one
+    NEW_ITERATION   this rank is a member of that iteration; `next` returns its number
 
 *One write decides.* The record goes from n to n + 1 in one compare-and-set, on condition of the record that the
-decision was made on. So of all that try one wins, and whatever changed meanwhile (a rank registered, or left) lets it
-fail and be decided again. Nothing is left to be finished by a winner: it may die at once.
+decision was made on. So of all ranks that try one wins, and any change in between (a rank registered, or left) makes it
+fail, and the decision is made again. A winner has nothing more to do: it may die at once.
 
-*Unknown outcomes.* Each write of the record carries a nonce of its own. Who does not know what became of its write
-reads again: its nonce says that it was made; any other record is judged as if somebody else had made it. A write that
-arrives late finds another version, and fails.
+*Unknown outcomes.* Each write of the record has a nonce of its own. A rank that does not know the outcome of its write
+reads again: its nonce says that the write was made; any other record is treated as written by another rank. A write
+that arrives late finds another version, and fails.
 
-*Arrivals.* Each incarnation has one key for them, which holds the number of the iteration it has finished: what counts
-is a number that is not lower than n, in the key of the incarnation that has the rank's seat. So nobody ever removes the
-arrival of somebody alive, a number from the past counts for nothing, and there is nothing to collect per iteration. The
-key is written by compare-and-set, too, so that a late write cannot replace a newer one.
+*Arrivals.* Each incarnation has one key for its arrivals. It contains the number of the iteration that was finished. It
+counts if it is not lower than n, and if the incarnation is the registered one of its rank. So the arrival of a live
+rank is never removed, an old number counts for nothing, and there is nothing to clean up per iteration. The key is
+written by compare-and-set, too, so that a late write cannot replace a newer one.
 
-*Waiting.* Who has finished writes its arrival, and then looks, so that of several last ones somebody sees all. Who made
-the present iteration was the last to finish the one before, and likely is again: it looks first, and if all others have
-arrived it advances without an arrival of its own. Who has to wait waits for the record to change, and looks again at a
-slow pace: for those who died, and for a last one that died before it tried.
+*Waiting.* A rank that has finished writes its arrival, and then observes the others, so that of several last ranks at
+least one sees all arrivals. The winner of the present iteration was the last to finish the one before, and likely is
+again: it observes first, and if all others have arrived it advances without an arrival of its own. A rank that has to
+wait waits for the record to change, and observes again at a low rate: for ranks that died, and for a last rank that
+died before it tried.
 
-*Members and newcomers.* A rank that is a member of the record's iteration, and has not had it yet, does it. Everybody
-else arrives at it at once, without doing it, and is a member of the next. So who restarts while the others still wait
-does the iteration again; who was away for longer catches up.
+*Members and newcomers.* A rank that is a member of the record's iteration, and has not run it yet, runs it. Every other
+rank arrives at it at once, without running it, and is a member of the next. So a rank that restarts while the others
+still wait runs the iteration again; a rank that was away for longer continues with the present one.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
 from typing import TypeVar
 
 from ringfold.errors import DeadlineExceeded, StoreUnknown, StoreUnreachable, StoreWentBack, Superseded, UsageError
-from ringfold.iteration.asking import Call
-from ringfold.iteration.looking import Lookout, finished_by
-from ringfold.iteration.model import Begun, Keys, Look, Resumed, Self, State, Timing
-from ringfold.iteration.operations import Beat, CompareAndSet, Delete, Get, Ns, Outcome, Pause, Steps, WaitFor
-from ringfold.iteration.record import NONE_YET, Advance, Hold, Record, Rules, Seat, decide, decode, encode
+from ringfold.iteration.liveness import LivenessTiming, RankObservation, RankObserver, finished_iteration
+from ringfold.iteration.operations import (
+    CompareAndSet,
+    Delete,
+    Get,
+    Heartbeat,
+    Ns,
+    Pause,
+    ProgramCall,
+    Steps,
+    StoreOutcome,
+    WaitFor,
+)
+from ringfold.iteration.record import (
+    NONE_YET,
+    Advance,
+    Hold,
+    Keys,
+    RankIdentity,
+    Record,
+    Registration,
+    Rules,
+    decide,
+    decode,
+    encode,
+)
+from ringfold.states import Transitions
 from ringfold.store.base import Entry, Lost, Won, version_of
 
 Value = TypeVar("Value")
 
 
-class Machine:
+class State(StrEnum):
+    """What a rank is doing; see the head of this file."""
+
+    TRAINING = "TRAINING"
+    READY = "READY"
+    CONSENSUS = "CONSENSUS"
+    ADVANCE = "ADVANCE"
+    NEW_ITERATION = "NEW_ITERATION"
+
+
+TRANSITIONS = Transitions(
+    {
+        State.READY: {State.READY, State.CONSENSUS, State.ADVANCE},
+        State.CONSENSUS: {State.CONSENSUS, State.READY, State.ADVANCE},
+        State.ADVANCE: {State.ADVANCE, State.READY, State.CONSENSUS, State.NEW_ITERATION},
+        State.NEW_ITERATION: {State.TRAINING},
+        State.TRAINING: {State.READY, State.CONSENSUS, State.ADVANCE},
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class BegunIteration:
+    """An iteration that begins: its members, how many passed without this rank, and whether this rank won it."""
+
+    iteration: int
+    members: tuple[int, ...]
+    missed: int
+    is_winner: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """What a restarted rank finds: the last iteration of its predecessor, and the present one."""
+
+    last: int
+    iteration: int
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether the others advanced while the rank was away."""
+        return self.iteration > self.last
+
+
+class IterationMachine:
     """One incarnation of one rank.
 
-    Its steps may be taken from two threads, the program's and the one that shows life, as long as they take turns.
+    Two threads may run its steps, the program's and the one that sends heartbeats, as long as they take turns.
     """
 
-    def __init__(self, me: Self, rules: Rules, timing: Timing) -> None:
+    def __init__(self, me: RankIdentity, rules: Rules, timing: LivenessTiming) -> None:
         if not 0 <= me.rank < rules.world:
             raise UsageError(f"rank {me.rank} is not between 0 and {rules.world - 1} (world is {rules.world})")
-        self.me, self.rules, self.timing = me, rules, timing
+        self.me = me
+        self.rules = rules
+        self.timing = timing
         self.keys = Keys(me.name)
-        self.lookout = Lookout(me, self.keys, timing)
+        self.observer = RankObserver(me, self.keys, timing)
         self.state = State.READY
         self.iteration = NONE_YET
         self.record: Record | None = None
@@ -64,7 +135,7 @@ class Machine:
         self.fence = 0
         self.hold: Hold | None = None
         self.until: int | None = None
-        """From here on an iteration is the end, for which nobody has to be a member: the members may be gone."""
+        """From this iteration on `next` returns to non-members, too: the run is over, and the members may be gone."""
         self.error: Exception | None = None
         self.has_left = False
         self._entry: Entry | None = None
@@ -73,230 +144,237 @@ class Machine:
         self._alive = self.keys.alive(me.rank, me.incarnation)
         self._nonces = 0
         self._won = NONE_YET
-        self._is_open = False
-        self._before: Seat | None = None
+        self._is_outcome_unknown = False
+        self._before: Registration | None = None
 
     # What a program calls
 
     def register(self, now_ns: Ns, timeout_s: float) -> Steps[None]:
-        """Take the rank's seat, once in a life."""
-        yield from self._guarded(self._register(self._called("register", now_ns, timeout_s)))
+        """Register for the rank, once per incarnation."""
+        yield from self._guarded(self._register(self._begin_call("register", now_ns, timeout_s)))
 
-    def next(self, now_ns: Ns, timeout_s: float, finished: int = NONE_YET) -> Steps[Begun]:
-        """Finish the iteration that was handed out last, if there was one, and wait for the next.
+    def next(self, now_ns: Ns, timeout_s: float, finished: int = NONE_YET) -> Steps[BegunIteration]:
+        """Finish the last iteration that was returned, if there was one, and wait for the next.
 
-        `finished` is what this rank has finished by other means: its predecessor may have been handed it.
+        `finished` is an iteration that this rank has finished otherwise: its predecessor may have run it.
         """
-        call = self._called("next", now_ns, timeout_s)
+        call = self._begin_call("next", now_ns, timeout_s)
         yield from self._guarded(self._register(call))
         if finished > self.iteration:
-            yield from self._guarded(self._take_over(call, finished))
+            yield from self._guarded(self._continue_after(call, finished))
         return (yield from self._guarded(self._next(call)))
 
     def arrive(self, now_ns: Ns, timeout_s: float) -> Steps[None]:
-        """Finish the iteration that was handed out last, and do not wait for the others."""
-        call = self._called("arrive", now_ns, timeout_s)
+        """Finish the last iteration that was returned, and do not wait for the others."""
+        call = self._begin_call("arrive", now_ns, timeout_s)
         yield from self._guarded(self._register(call))
         yield from self._guarded(self._arrive(call, self.iteration))
 
     def leave(self, now_ns: Ns, timeout_s: float) -> Steps[None]:
-        """Say that this incarnation goes, so that nobody waits for it. It cannot come back."""
-        call = self._called("leave", now_ns, timeout_s)
+        """Leave, so that no rank waits for this incarnation. It cannot return."""
+        call = self._begin_call("leave", now_ns, timeout_s)
         self.has_left = True
         while self.fence and self.record is not None and not self.record.roster[self.me.rank].gone:
-            outcome = yield from self._write(call, self.record.left(self.me.rank, self._nonce()))
+            outcome = yield from self._write(call, self.record.with_departure(self.me.rank, self._nonce()))
             if isinstance(outcome, StoreUnknown):
                 yield from self._read(call)
         for key in (self._alive, self._arrived):
             yield Delete(key)
 
-    def observe(self, now_ns: Ns, timeout_s: float) -> Steps[Look]:
-        """Read the record, and look at everybody. Needs no registration."""
-        call = self._called("observe", now_ns, timeout_s)
+    def observe(self, now_ns: Ns, timeout_s: float) -> Steps[RankObservation]:
+        """Read the record, and observe all ranks. Needs no registration."""
+        call = self._begin_call("observe", now_ns, timeout_s)
         yield from self._guarded(self._read(call))
         if self.record is None:
-            return Look(frozenset(), frozenset())
-        return (yield from self._guarded(self.lookout.look_at_all(call, self.record)))
+            return RankObservation(frozenset(), frozenset())
+        return (yield from self._guarded(self.observer.observe_all(call, self.record)))
 
-    def pulse(self) -> Steps[None]:
-        """Show life again and again, and look at the others meanwhile. It ends when this incarnation may not go on."""
-        yield from self._guarded(self._pulse())
+    def send_heartbeats(self) -> Steps[None]:
+        """Send heartbeats periodically, and observe the others. Ends when this incarnation may not continue."""
+        yield from self._guarded(self._send_heartbeats())
 
-    def _pulse(self) -> Steps[None]:
+    def _send_heartbeats(self) -> Steps[None]:
         beat = 0
         while self.error is None and not self.has_left:
             beat += 1
-            answer = yield Beat(self._alive, f"{self.me.incarnation} {beat}".encode(), self.timing.inactive_after_s)
-            is_heard = not isinstance(answer.outcome, StoreUnknown | StoreUnreachable)
-            if is_heard and self.fence and self.error is None and not self.has_left:
+            reply = yield Heartbeat(self._alive, f"{self.me.incarnation} {beat}".encode(), self.timing.inactive_after_s)
+            is_sent = not isinstance(reply.outcome, StoreUnknown | StoreUnreachable)
+            if is_sent and self.fence and self.error is None and not self.has_left:
                 try:
-                    yield from self.observe(answer.now_ns, self.timing.heartbeat_s)
+                    yield from self.observe(reply.now_ns, self.timing.heartbeat_s)
                 except StoreUnreachable:
-                    is_heard = False
-            yield Pause(self.timing.heartbeat_s if is_heard else self.timing.heartbeat_s / 5)
+                    is_sent = False
+            yield Pause(self.timing.heartbeat_s if is_sent else self.timing.heartbeat_s / 5)
 
     def is_dead(self, rank: int) -> bool:
-        """What was seen of a rank so far."""
-        seat = None if self.record is None else self.record.roster.get(rank)
-        return seat is not None and (seat.gone or self.lookout.watch.is_dead(seat.incarnation))
+        """Whether a rank is dead, by the observations so far."""
+        registration = None if self.record is None else self.record.roster.get(rank)
+        if registration is None:
+            return False
+        return registration.gone or self.observer.liveness.is_dead(registration.incarnation)
 
     # Registering
 
-    def _register(self, call: Call) -> Steps[None]:
-        """Whoever registers takes the seat: the newest incarnation speaks."""
+    def _register(self, call: ProgramCall) -> Steps[None]:
+        """The newest incarnation replaces the registered one."""
         if self.fence:
             return
-        yield from self._beat_once(call)
+        yield from self._send_first_heartbeat(call)
         yield from self._read(call)
         while True:
             base = self.record or Record(self.rules)
             self._check_rules(base)
-            seat = base.roster.get(self.me.rank)
-            if seat is not None and seat.incarnation == self.me.incarnation:
+            registration = base.roster.get(self.me.rank)
+            if registration is not None and registration.incarnation == self.me.incarnation:
                 break
-            yield from self._try_seat(call, base, seat)
-        self.fence = seat.fence
+            yield from self._try_register(call, base, registration)
+        self.fence = registration.fence
         if self._before is not None:
-            self.resumed = Resumed(seat.last, base.iteration)
-            # What is left of the predecessor counts for nothing any more.
+            self.resumed = Resumed(registration.last, base.iteration)
+            # The keys of the predecessor do not count any more.
             for key in (self.keys.alive, self.keys.arrived):
                 yield Delete(key(self.me.rank, self._before.incarnation))
 
-    def _try_seat(self, call: Call, base: Record, before: Seat | None) -> Steps[None]:
-        """Try to register. But once only: after a try of which the outcome is open, somebody new in the seat may be a
-        successor, and a superseded incarnation does not register again."""
-        if self._is_open and before is not None and before != self._before:
+    def _try_register(self, call: ProgramCall, base: Record, before: Registration | None) -> Steps[None]:
+        """Try to register, but only once. After a try with an unknown outcome, another incarnation may be a successor
+        of this one, and a superseded incarnation does not register again."""
+        if self._is_outcome_unknown and before is not None and before != self._before:
             raise Superseded(self.me.rank, self.me.incarnation, before.incarnation)
-        was_open, self._is_open, self._before = self._is_open, True, before
-        outcome = yield from self._write(call, base.seated(self.me.rank, self.me.incarnation, self._nonce()))
+        was_unknown = self._is_outcome_unknown
+        self._is_outcome_unknown = True
+        self._before = before
+        outcome = yield from self._write(call, base.with_registration(self.me.rank, self.me.incarnation, self._nonce()))
         if isinstance(outcome, StoreUnknown):
             yield from self._read(call)
         else:
-            self._is_open = was_open
+            self._is_outcome_unknown = was_unknown
 
     def _check_rules(self, record: Record) -> None:
         if record.rules != self.rules:
             raise UsageError(
                 f"rank {self.me.rank} has {_rules(self.rules)}, and the others have {_rules(record.rules)}; "
-                "give all the same, or begin a new history with another name or prefix"
+                "use the same for all, or start a new history with another name or prefix"
             )
 
-    def _beat_once(self, call: Call) -> Steps[None]:
-        """First show life, then register: nobody sees a seat without."""
+    def _send_first_heartbeat(self, call: ProgramCall) -> Steps[None]:
+        """The first heartbeat precedes the registration: no rank sees a registration without one."""
         while True:
-            answer = yield Beat(self._alive, f"{self.me.incarnation} 0".encode(), self.timing.inactive_after_s)
-            call.now_ns = answer.now_ns
-            if not isinstance(answer.outcome, StoreUnknown | StoreUnreachable):
+            reply = yield Heartbeat(self._alive, f"{self.me.incarnation} 0".encode(), self.timing.inactive_after_s)
+            call.now_ns = reply.now_ns
+            if not isinstance(reply.outcome, StoreUnknown | StoreUnreachable):
                 return
-            yield from call.wait_for_store(answer)
+            yield from call.wait_for_store(reply)
 
     # From one iteration to the next
 
-    def _next(self, call: Call) -> Steps[Begun]:
+    def _next(self, call: ProgramCall) -> Steps[BegunIteration]:
         while True:
-            if self.error is not None:  # the pulse has found that this incarnation may not go on
+            if self.error is not None:  # the heartbeat thread has found that this incarnation may not continue
                 raise self.error
             record = self.record
             assert record is not None, "registered without a record"
             if record.iteration > self.iteration:
-                self.state = State.ADVANCE
+                self._move_to(State.ADVANCE)
                 is_over = self.until is not None and record.iteration >= self.until
                 if self.me.rank in record.members or is_over:
                     return self._begun(record)
             if self._won != self.iteration:
                 yield from self._arrive(call, record.iteration)
-            if self.record is record:  # else the pulse has read a newer one
-                yield from self._turn(call, record)
+            if self.record is record:  # else the heartbeat thread has read a newer one
+                yield from self._observe_and_decide(call, record)
 
-    def _take_over(self, call: Call, finished: int) -> Steps[None]:
-        """Go on behind `finished` as if it had been handed out here."""
+    def _continue_after(self, call: ProgramCall, finished: int) -> Steps[None]:
+        """Continue after `finished` as if `next` had returned it here."""
         yield from self._read(call)
         agreed = NONE_YET if self.record is None else self.record.iteration
         if finished > agreed:
             raise UsageError(
-                f"rank {self.me.rank} says that it has finished iteration {finished}, and the ranks have agreed on "
+                f"rank {self.me.rank} has finished iteration {finished}, but the ranks have only agreed on "
                 f"{agreed} so far: its state belongs to another history (another store, prefix or name)"
             )
         self.iteration = finished
 
-    def _begun(self, record: Record) -> Begun:
-        self.state = State.NEW_ITERATION
+    def _begun(self, record: Record) -> BegunIteration:
+        self._move_to(State.NEW_ITERATION)
         missed = 0 if self.iteration == NONE_YET else record.iteration - self.iteration - 1
-        self.iteration, self.hold = record.iteration, None
-        self.state = State.TRAINING
-        return Begun(record.iteration, tuple(record.members), missed, self._won == record.iteration)
+        self.iteration = record.iteration
+        self.hold = None
+        self._move_to(State.TRAINING)
+        return BegunIteration(record.iteration, tuple(record.members), missed, self._won == record.iteration)
 
-    def _arrive(self, call: Call, iteration: int) -> Steps[None]:
-        """Put into the store that this incarnation has finished `iteration`, or has no part in it."""
+    def _arrive(self, call: ProgramCall, iteration: int) -> Steps[None]:
+        """Write to the store that this incarnation has finished `iteration`, or is not a member of it."""
         while not self._has_arrived_at(iteration):
-            said = CompareAndSet(self._arrived, self._arrival, b"%d" % iteration, lasting=False)
-            outcome = yield from call.ask(said)
+            write = CompareAndSet(self._arrived, self._arrival, b"%d" % iteration, lasting=False)
+            outcome = yield from call.execute(write)
             match outcome:
                 case Won(entry):
                     self._arrival = entry
                 case Lost(present):
-                    self._arrival = present  # nobody else writes it: an earlier try was made after all
+                    self._arrival = present  # only this incarnation writes it: an earlier try succeeded after all
                 case _:
                     self._arrival = yield from call.get(self._arrived)
-        self.state = State.READY
+        self._move_to(State.READY)
 
     def _has_arrived_at(self, iteration: int) -> bool:
-        return finished_by(self._arrival) >= iteration
+        return finished_iteration(self._arrival) >= iteration
 
-    def _turn(self, call: Call, record: Record) -> Steps[None]:
-        """Look; then try to advance, or say that one has arrived, or wait for somebody else to advance."""
-        entry, is_written = self._entry, self._has_arrived_at(record.iteration)
-        look = yield from self.lookout.look(call, record)
+    def _observe_and_decide(self, call: ProgramCall, record: Record) -> Steps[None]:
+        """Observe; then try to advance, or write the arrival, or wait for another rank to advance."""
+        entry = self._entry
+        is_written = self._has_arrived_at(record.iteration)
+        observation = yield from self.observer.observe(call, record)
         if self.record is not record:
             return
-        decision = self._decide(record, look)
+        decision = self._decide(record, observation)
         if isinstance(decision, Advance):
-            self.state, self.hold = State.CONSENSUS, None
+            self._move_to(State.CONSENSUS)
+            self.hold = None
             yield from self._advance(call, record, decision)
             if self._won > record.iteration:
-                for key, stray in look.strays:
-                    yield Delete(key, stray)
+                for key, orphan in observation.orphans:
+                    yield Delete(key, orphan)
             return
         self.hold = decision
         if not is_written:
             yield from self._arrive(call, record.iteration)
-        elif self.me.rank not in look.arrived:
-            self._arrival = None  # it was removed, by whomsoever: write it again
+        elif self.me.rank not in observation.arrived:
+            self._arrival = None  # it was removed by somebody: write it again
         elif call.is_over:
-            raise self._overdue(call, decision)
+            raise self._timeout_error(call, decision)
         else:
-            patience_s = min(self.timing.look_s, call.left_s)
-            yield from self._read(call, WaitFor(self.keys.record, version_of(entry), patience_s))
+            wait_s = min(self.timing.observe_interval_s, call.left_s)
+            yield from self._read(call, WaitFor(self.keys.record, version_of(entry), wait_s))
 
-    def _decide(self, record: Record, look: Look) -> Advance | Hold:
-        return decide(record, look.arrived | {self.me.rank}, look.dead)
+    def _decide(self, record: Record, observation: RankObservation) -> Advance | Hold:
+        return decide(record, observation.arrived | {self.me.rank}, observation.dead)
 
-    def _advance(self, call: Call, record: Record, decision: Advance) -> Steps[None]:
-        wanted = record.advanced(decision.ranks, self.me.rank, self._nonce())
+    def _advance(self, call: ProgramCall, record: Record, decision: Advance) -> Steps[None]:
+        wanted = record.with_next_iteration(decision.ranks, self.me.rank, self._nonce())
         outcome = yield from self._write(call, wanted)
         if isinstance(outcome, StoreUnknown):
             yield from self._read(call)
         if isinstance(outcome, Won) or (self.record is not None and self.record.nonce == wanted.nonce):
             self._won = wanted.iteration
 
-    def _overdue(self, call: Call, hold: Hold) -> DeadlineExceeded:
+    def _timeout_error(self, call: ProgramCall, hold: Hold) -> DeadlineExceeded:
         after = "the first iteration" if self.iteration == NONE_YET else f"the one after iteration {self.iteration}"
         text = f"rank {self.me.rank} waited {call.waited_ms / 1000:.1f} s for {after}: {hold.reason}"
         return DeadlineExceeded(call.operation, hold.missing, call.waited_ms, text)
 
     # The record
 
-    def _read(self, call: Call, operation: Get | WaitFor | None = None) -> Steps[None]:
-        """Learn the record as it is now."""
+    def _read(self, call: ProgramCall, operation: Get | WaitFor | None = None) -> Steps[None]:
+        """Read the record."""
         known = self.record
-        outcome = yield from call.ask(operation or Get(self.keys.record))
-        assert outcome is None or isinstance(outcome, Entry), "a read was answered with something else"
+        outcome = yield from call.execute(operation or Get(self.keys.record))
+        assert outcome is None or isinstance(outcome, Entry), "the outcome of a read is not an entry"
         self._learn(outcome, known)
 
-    def _write(self, call: Call, wanted: Record) -> Steps[Outcome]:
-        """Try to replace the record. Afterwards it is known how it stands, unless the outcome is not."""
+    def _write(self, call: ProgramCall, wanted: Record) -> Steps[StoreOutcome]:
+        """Try to replace the record. Afterwards the present record is known, unless the outcome is unknown."""
         known = self.record
-        outcome = yield from call.ask(CompareAndSet(self.keys.record, self._entry, encode(wanted)))
+        outcome = yield from call.execute(CompareAndSet(self.keys.record, self._entry, encode(wanted)))
         match outcome:
             case Won(entry):
                 self._learn(entry, known)
@@ -305,14 +383,14 @@ class Machine:
         return outcome
 
     def _learn(self, entry: Entry | None, known: Record | None) -> None:
-        """Take note of a record; `known` is what was known before it was asked for. It must not be older than that."""
+        """Accept a record; `known` is the last one before the request was sent. It must not be older than that."""
         record = None if entry is None else decode(self.me.store, entry.value)
         if known is not None:
             self._check_order(record, known)
         if record is None or (self.record is not None and record.version <= self.record.version):
             return
         if self.fence:
-            self._check_seat(record)
+            self._check_registration(record)
         self.record, self._entry = record, entry
 
     def _check_order(self, record: Record | None, known: Record) -> None:
@@ -321,30 +399,33 @@ class Machine:
         if not record.follows(known):
             raise StoreWentBack(
                 self.me.store,
-                f"the record has version {record.version} and iteration {record.iteration}, and does not come out of "
+                f"the record has version {record.version} and iteration {record.iteration}, and is not a successor of "
                 f"the one with version {known.version} and iteration {known.iteration} that was there before",
             )
 
-    def _check_seat(self, record: Record) -> None:
-        seat = record.roster.get(self.me.rank)
-        if seat is None or seat.fence < self.fence:
-            raise StoreWentBack(self.me.store, f"the record does not know that rank {self.me.rank} registered")
-        if seat.incarnation != self.me.incarnation:
-            raise Superseded(self.me.rank, self.me.incarnation, seat.incarnation)
+    def _check_registration(self, record: Record) -> None:
+        registration = record.roster.get(self.me.rank)
+        if registration is None or registration.fence < self.fence:
+            raise StoreWentBack(self.me.store, f"rank {self.me.rank} has registered, but not in this record")
+        if registration.incarnation != self.me.incarnation:
+            raise Superseded(self.me.rank, self.me.incarnation, registration.incarnation)
+
+    def _move_to(self, state: State) -> None:
+        self.state = TRANSITIONS.move(self.state, state)
 
     def _nonce(self) -> str:
         self._nonces += 1
         return f"{self.me.incarnation}:{self._nonces}"
 
-    def _called(self, operation: str, now_ns: Ns, timeout_s: float) -> Call:
+    def _begin_call(self, operation: str, now_ns: Ns, timeout_s: float) -> ProgramCall:
         if self.error is not None:
             raise self.error
         if self.has_left:
-            raise UsageError("this rank has left; make a new GlobalIteration to come back")
-        return Call.of(operation, now_ns, timeout_s)
+            raise UsageError("this rank has left; make a new GlobalIteration to return")
+        return ProgramCall.of(operation, now_ns, timeout_s)
 
     def _guarded(self, steps: Steps[Value]) -> Steps[Value]:
-        """What ends this incarnation ends it for good: whatever is called later raises the same."""
+        """An error that ends this incarnation ends it for good: every later call raises it again."""
         try:
             return (yield from steps)
         except (Superseded, StoreWentBack) as error:
@@ -356,4 +437,4 @@ def _rules(rules: Rules) -> str:
     return f"world={rules.world}, min_ranks={rules.min_ranks}, quorum={rules.quorum!r}"
 
 
-MachineOf = Callable[[Self, Rules, Timing], Machine]
+IterationMachineOf = Callable[[RankIdentity, Rules, LivenessTiming], IterationMachine]

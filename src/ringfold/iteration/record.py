@@ -1,24 +1,24 @@
-"""The record that all ranks agree on, what may become of it, and the decision when it may move on. Pure.
+"""The record that all ranks agree on, how it changes, and the decision when it may advance. Pure.
 
-The words. A *seat* is a rank's place in the record: the incarnation that speaks for the rank, and the fence that this
-incarnation got when it registered. The *roster* is all seats, of every rank that ever registered. The *members* are the
-ranks that take part in the present iteration; the others in the roster are newcomers, or were left behind, and get in
-with the next one.
+Terms. A *registration* is a rank's entry in the record: the incarnation that acts for the rank, and the fence that this
+incarnation got when it registered. The *roster* is all registrations, of every rank that ever registered. The *members*
+are the ranks that take part in the present iteration; the others in the roster are newcomers, or were left behind, and
+become members with the next one.
 
 The record changes by compare-and-set only, in four ways, and in each its version grows by one:
 
-    found     there is no record yet: iteration -1 (`NONE_YET`), no members
-    seat      an incarnation registers, and gets the next fence. It takes its rank's seat over from an older one; where
-              the rank is a member, the newcomer is, too, and has to do the present iteration (again)
-    leave     an incarnation says that it goes. Its seat stays, marked as gone
-    advance   iteration n becomes n + 1, with everybody in it who has arrived and is not known to be dead
+    create    there is no record yet: iteration -1 (`NONE_YET`), no members
+    register  an incarnation registers, and gets the next fence. It replaces an older one of its rank; where the rank is
+              a member, the newcomer is, too, and has to do the present iteration (again)
+    leave     an incarnation leaves. Its registration stays, marked as gone
+    advance   iteration n becomes n + 1. Its members are all ranks that have arrived and are not known to be dead
 
 Invariants: the version and the fence only grow; the iteration grows by single steps; a member's incarnation is the one
-of its seat. So "who speaks for rank r" and "who is waited for in iteration n" have one answer at any time, and whoever
-finds another incarnation with a higher fence in its seat knows that it is superseded, for good.
+of its registration. So "which incarnation acts for rank r" and "which ranks are waited for in iteration n" have one
+answer at any time. An incarnation that finds another one with a higher fence in its place is superseded for good.
 
-Who reads a record holds it against the last one that it knew: it must have come out of that. A store that was put back
-to an earlier state, and has been written to since, is known by it, even if its versions have overtaken what the reader
+A reader compares a record with the last one that it knew: it must be a successor of that. So a store that was restored
+to an earlier state, and has been written to since, is detected, even if its versions have overtaken what the reader
 knew: the nonces of the last records are in the record.
 
 The rules (`world`, `min_ranks`, `quorum`) are in the record, too: ranks that were started with different ones would
@@ -38,7 +38,7 @@ from ringfold.errors import StoreError, UsageError
 from ringfold.wire.decoding import decode as decode_bytes
 
 NONE_YET = -1
-"""The iteration of a record in which none was agreed so far."""
+"""The iteration of a record before the first agreement."""
 FORMAT = 1
 TRAIL = 16
 """How many nonces of earlier records a record carries."""
@@ -46,8 +46,40 @@ TRAIL = 16
 Quorum = Literal["majority"]
 
 
+class Keys:
+    """The keys of one global iteration in the store."""
+
+    def __init__(self, name: str) -> None:
+        self.record = f"{name}/record"
+        self.ranks = f"{name}/ranks/"
+
+    def arrived(self, rank: int, incarnation: str) -> str:
+        return f"{self.ranks}{rank}/{incarnation}/arrived"
+
+    def alive(self, rank: int, incarnation: str) -> str:
+        return f"{self.ranks}{rank}/{incarnation}/alive"
+
+    def incarnation(self, key: str) -> str:
+        """The incarnation that a key below `ranks` belongs to; empty for a foreign key."""
+        parts = key.removeprefix(self.ranks).split("/")
+        return parts[1] if len(parts) == 3 else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankIdentity:
+    """The rank that a machine acts for, and what the store can do. Each process has its own incarnation."""
+
+    rank: int
+    incarnation: str
+    can_list: bool = True
+    has_leases: bool = False
+    name: str = "iteration"
+    """The prefix of the keys: several global iterations may share a store."""
+    store: str = "the store"
+
+
 class Rules(Struct, frozen=True, forbid_unknown_fields=True):
-    """What an agreement needs. The same for all ranks, or they are told."""
+    """What an agreement needs. Ranks with different rules cannot register."""
 
     world: int
     min_ranks: int = 1
@@ -62,8 +94,8 @@ class Rules(Struct, frozen=True, forbid_unknown_fields=True):
             raise UsageError(f"quorum is None or 'majority', not {self.quorum!r}")
 
 
-class Seat(Struct, frozen=True, forbid_unknown_fields=True):
-    """A rank's place: who speaks for it, since which fence, and the last iteration in which it was a member."""
+class Registration(Struct, frozen=True, forbid_unknown_fields=True):
+    """The incarnation that acts for a rank, its fence, and the last iteration in which the rank was a member."""
 
     incarnation: str
     fence: int
@@ -72,22 +104,22 @@ class Seat(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Record(Struct, frozen=True, forbid_unknown_fields=True):
-    """What is agreed. `winner` is the rank that made this iteration; `nonce` tells this very write from all others, and
-    `trail` has those of the writes just before it."""
+    """What is agreed. `winner` is the rank that wrote this iteration, `nonce` identifies this write, and `trail` has
+    the nonces of the writes before it."""
 
     rules: Rules
     iteration: int = NONE_YET
     version: int = 0
     fence: int = 0
     members: dict[int, str] = {}
-    roster: dict[int, Seat] = {}
+    roster: dict[int, Registration] = {}
     winner: int | None = None
     nonce: str = ""
     trail: list[str] = []
     format: int = FORMAT
 
     def follows(self, known: "Record") -> bool:
-        """Whether this is `known`, or may have come out of it. Where the trail reaches back so far, it does."""
+        """Whether this is `known`, or may be a successor of it. It is certain where the trail reaches back so far."""
         distance = self.version - known.version
         if distance < 0 or self.iteration < known.iteration:
             return False
@@ -95,21 +127,21 @@ class Record(Struct, frozen=True, forbid_unknown_fields=True):
             return self.nonce == known.nonce
         return distance > len(self.trail) or self.trail[-distance] == known.nonce
 
-    def seated(self, rank: int, incarnation: str, nonce: str) -> "Record":
-        """With this incarnation as the one that speaks for the rank."""
+    def with_registration(self, rank: int, incarnation: str, nonce: str) -> "Record":
+        """The record after this incarnation has registered for the rank."""
         before = self.roster.get(rank)
-        seat = Seat(incarnation, self.fence + 1, NONE_YET if before is None else before.last)
+        seat = Registration(incarnation, self.fence + 1, NONE_YET if before is None else before.last)
         members = {**self.members, rank: incarnation} if rank in self.members else self.members
         roster = dict(sorted({**self.roster, rank: seat}.items()))
         return self._next(nonce, fence=seat.fence, members=members, roster=roster)
 
-    def left(self, rank: int, nonce: str) -> "Record":
-        """With this rank gone, so that nobody waits for it."""
+    def with_departure(self, rank: int, nonce: str) -> "Record":
+        """The record after this rank has left: it is not waited for any more."""
         seat = replace(self.roster[rank], gone=True)
         return self._next(nonce, roster={**self.roster, rank: seat})
 
-    def advanced(self, ranks: Collection[int], winner: int, nonce: str) -> "Record":
-        """In the next iteration, with these ranks as its members."""
+    def with_next_iteration(self, ranks: Collection[int], winner: int, nonce: str) -> "Record":
+        """The record of the next iteration, with these ranks as its members."""
         iteration = self.iteration + 1
         members = {rank: self.roster[rank].incarnation for rank in sorted(ranks)}
         roster = {
@@ -121,7 +153,7 @@ class Record(Struct, frozen=True, forbid_unknown_fields=True):
         self,
         nonce: str,
         *,
-        roster: dict[int, Seat],
+        roster: dict[int, Registration],
         members: dict[int, str] | None = None,
         fence: int | None = None,
         iteration: int | None = None,
@@ -141,7 +173,7 @@ class Record(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def present(self) -> list[int]:
-        """The members that have not said that they go."""
+        """The members that have not left."""
         return [rank for rank in self.members if not self.roster[rank].gone]
 
 
@@ -153,37 +185,37 @@ _decoder = msgspec.json.Decoder(Record)
 
 
 def decode(store: str, value: bytes) -> Record:
-    """A record that was read from the store with this address. Whatever is not one is refused."""
-    no_record = "the key holds no record of a global iteration: "
-    record = decode_bytes(_decoder.decode, value, partial(StoreError, store), no_record)
+    """Decode a record that was read from the store with this address. Raises StoreError if it is not one."""
+    what = "the key does not contain a record of a global iteration: "
+    record = decode_bytes(_decoder.decode, value, partial(StoreError, store), what)
     if record.format != FORMAT:
         raise StoreError(store, f"the record has format {record.format}, and this version of Ringfold reads {FORMAT}")
     if any(rank not in record.roster or record.roster[rank].incarnation != one for rank, one in record.members.items()):
-        raise StoreError(store, "the record names a member that has no seat")
+        raise StoreError(store, "the record has a member that is not registered")
     return record
 
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """The iteration may move on, with these ranks."""
+    """The iteration may advance, with these ranks."""
 
     ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """The iteration may not move on yet: for whom one waits, and why."""
+    """The iteration may not advance yet: which ranks it waits for, and why."""
 
     missing: tuple[int, ...]
     reason: str
 
 
 def decide(record: Record, arrived: Collection[int], dead: Collection[int]) -> Advance | Hold:
-    """Whether iteration n may become n + 1, given who has arrived at n and who is known to be dead.
+    """Whether iteration n may become n + 1, given the ranks that have arrived at n and those that are known to be dead.
 
-    Every member that is not dead is waited for. Then it takes `min_ranks` that go on, and with `quorum` more than half
-    of the members that were agreed before (ranks are counted, whichever incarnation speaks for them). Who left by
-    itself does not count. Where nothing was agreed before, it is more than half of the world.
+    Every member that is not dead is waited for. Then at least `min_ranks` must continue, and with `quorum` more than
+    half of the members of iteration n (ranks are counted, whichever incarnation acts for them). Ranks that left do not
+    count. Before the first agreement, it is more than half of the world.
     """
     missing = tuple(rank for rank in record.present if rank not in arrived and rank not in dead)
     if missing:

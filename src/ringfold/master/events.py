@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from ringfold.config import DEFAULT_RUN
-from ringfold.topology.moonshot import Question
+from ringfold.topology.moonshot import MoonshotRequest
 from ringfold.topology.solve import Solution
 from ringfold.wire.frames import Done, Evidence, Heartbeat
 from ringfold.wire.messages import FromMaster, GroupId, ToMaster
@@ -154,7 +154,7 @@ class StartMoonshot(Struct, frozen=True):
     one is going on, another is not begun."""
 
     group: GroupId
-    question: Question
+    question: MoonshotRequest
 
 
 class Broken(Struct, frozen=True):

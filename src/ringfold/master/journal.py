@@ -33,7 +33,7 @@ from ringfold.master.liveness import MS
 from ringfold.master.run import Admission, Away, Change, Run
 from ringfold.master.verdicts import Cause
 from ringfold.state.election import FinishedSync
-from ringfold.topology.bandwidth import Entry, Source
+from ringfold.topology.links import LinkBandwidth, Source
 from ringfold.wire.decoding import decode as decode_bytes
 from ringfold.wire.messages import CallFailed, Divergence, Epoch, GroupId, Lineage, PeerId, Reason, Record, Rollback
 
@@ -253,4 +253,4 @@ def restore_links(run: Run, raw: bytes, now: Ns) -> None:
     for link in links.entries if links.format == FORMAT else ():
         edge = (link.source, link.target)
         if link.source != link.target and {*edge} <= run.away.keys() and 0 < link.bytes_per_s < math.inf:
-            run.links.restore(edge, Entry(link.bytes_per_s, link.delay_us, now - link.age_ms * MS, link.how))
+            run.links.restore(edge, LinkBandwidth(link.bytes_per_s, link.delay_us, now - link.age_ms * MS, link.how))

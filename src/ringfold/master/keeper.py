@@ -20,14 +20,14 @@ from ringfold.config import DEFAULT_RUN
 from ringfold.errors import StoreError, StoreUnknown
 from ringfold.master.journal import NO_JOURNAL, Journal, decode, encode
 from ringfold.runtime.clock import random_bytes
-from ringfold.store.base import VALUE_LIMIT, Entry, Lost, Store, version_of
+from ringfold.store.base import MAX_VALUE_BYTES, Entry, Lost, Store, version_of
 from ringfold.wire.decoding import decode as decode_bytes
 
 KEY = "master/journal"
 """Of the default run, as every version had it."""
 LINKS_KEY = "master/links"
 RUN_KEY = "master/run/"
-PART_BYTES = VALUE_LIMIT // 2
+PART_BYTES = MAX_VALUE_BYTES // 2
 MAX_PARTS = 65_536
 
 

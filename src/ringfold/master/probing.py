@@ -14,18 +14,14 @@ from ringfold.errors import RemoteProtocolError
 from ringfold.master.claims import check_names
 from ringfold.master.events import Conn, Ns, Send
 from ringfold.master.run import Connection, Run
+from ringfold.probe.rounds.effects import LogNote, MasterEffect, PublishSummary, SendProbeResponse, SendToNode
 from ringfold.probe.rounds.events import (
-    Alarmed,
-    Answer,
-    Commanded,
-    MasterEffect,
+    AlarmReceived,
+    CommandReceived,
     MasterEvent,
-    NodeCame,
-    NodeGone,
-    Note,
-    Publish,
-    Reported,
-    SendTo,
+    NodeConnected,
+    NodeDisconnected,
+    ReportReceived,
     Tick,
 )
 from ringfold.probe.rounds.master import RoundMaster
@@ -79,7 +75,7 @@ class Probing:
             self._run.tell(ProbeNote(f"peer {connection.peer.id} is no node: {fault}"))
             return
         facts = Neighbour(connection.peer.id, hello.name, hello.addresses[0], hello.port)
-        self._came(now, connection, NodeCame(facts.node, facts, False, RoundId()))
+        self._came(now, connection, NodeConnected(facts.node, facts, False, RoundId()))
 
     def node_came(self, now: Ns, connection: Connection, hello: NodeHello, proof: bytes) -> None:
         """A process that only probes is let in; `proof` is what it is welcomed with."""
@@ -94,7 +90,7 @@ class Probing:
         facts = Neighbour(node, hello.name, hello.addresses[0], hello.port)
         # It is told its id before it hears of its graph.
         self._run.out.append(Send(connection.id, NodeWelcome(node, proof)))
-        self._came(now, connection, NodeCame(node, facts, hello.listen_only, hello.last))
+        self._came(now, connection, NodeConnected(node, facts, hello.listen_only, hello.last))
 
     def _number(self, wish: NodeId) -> NodeId:
         """The number that the node had before, if it is free: its log goes on, whoever is the master now."""
@@ -105,7 +101,7 @@ class Probing:
     def _full(self) -> str:
         return f"there are {MOST_NODES} nodes already" if len(self._conns) >= MOST_NODES else ""
 
-    def _came(self, now: Ns, connection: Connection, event: NodeCame) -> None:
+    def _came(self, now: Ns, connection: Connection, event: NodeConnected) -> None:
         connection.node = event.node
         self._conns[event.node], self._names[event.node] = connection.id, event.facts.name
         self._step(now, event)
@@ -115,7 +111,7 @@ class Probing:
         gone, self._run.gone_nodes = self._run.gone_nodes, []
         for node in gone:
             if self._conns.pop(node, None) is not None:
-                self._step(now, NodeGone(node))
+                self._step(now, NodeDisconnected(node))
         if gone and (not self._rounds.owes_summary or self._rounds.settings.kind == "local"):
             self._forget_names()
 
@@ -126,16 +122,16 @@ class Probing:
         if node not in self._conns:
             raise RemoteProtocolError(f"{type(report).__name__} from somebody who does not probe")
         if isinstance(report, RoundAlarm):
-            self._step(now, Alarmed(node, report))
+            self._step(now, AlarmReceived(node, report))
             return
-        self._step(now, Reported(node, report, size))
+        self._step(now, ReportReceived(node, report, size))
 
     def command(self, now: Ns, conn: Conn, command: ProbeCommand) -> None:
         """Somebody steers."""
         if len(command.label) > LONGEST_LABEL or not command.label.isprintable():
             raise RemoteProtocolError(f"a label must be printable and have at most {LONGEST_LABEL} letters")
         self._run.connections[conn].waits = True
-        self._step(now, Commanded(conn, command.action, command.label))
+        self._step(now, CommandReceived(conn, command.action, command.label))
 
     def tick(self, now: Ns) -> None:
         if self.broken:
@@ -147,36 +143,36 @@ class Probing:
     def _step(self, now: Ns, event: MasterEvent) -> None:
         """Step the rounds. The run does not depend on them: if they break, they have ended, and the run goes on."""
         if self.broken:
-            if isinstance(event, Commanded) and event.asker in self._run.connections:
-                self._run.connections[event.asker].waits = False
-                self._run.out.append(Send(event.asker, ProbeAnswer(False, self.broken, False)))
+            if isinstance(event, CommandReceived) and event.requester in self._run.connections:
+                self._run.connections[event.requester].waits = False
+                self._run.out.append(Send(event.requester, ProbeAnswer(False, self.broken, False)))
             return
         try:
             self._carry_out(now, self._rounds.step(now, event))
         except Exception as error:
             self.broken = f"probing has ended, and needs a new master: {reason_of(error)}"
             self._run.tell(ProbingBroke(f"{self.broken} (at {type(event).__name__})"))
-            if isinstance(event, Commanded):
+            if isinstance(event, CommandReceived):
                 self._step(now, event)
 
     def _carry_out(self, now: Ns, effects: Sequence[MasterEffect]) -> None:
         for effect in effects:
             match effect:
-                case SendTo(node, message):
+                case SendToNode(node, message):
                     conn = self._conns.get(node)
                     if conn is not None:
                         self._run.out.append(Send(conn, message))
-                case Answer(asker, answer):
-                    if asker in self._run.connections:
-                        self._run.connections[asker].waits = False
+                case SendProbeResponse(requester, answer):
+                    if requester in self._run.connections:
+                        self._run.connections[requester].waits = False
                         named = answer.summary and self._named(answer.summary)
-                        self._run.out.append(Send(asker, structs.replace(answer, summary=named)))
-                case Publish(summary):
+                        self._run.out.append(Send(requester, structs.replace(answer, summary=named)))
+                case PublishSummary(summary):
                     self.summary = self._named(summary)
                     self._learn(now, summary)
                     self._run.tell(RoundDone(self.summary))
                     self._forget_names()
-                case Note(text):
+                case LogNote(text):
                     self._run.tell(ProbeNote(text))
         if self._rounds.sequence > self._run.rounds:
             self._run.rounds = self._rounds.sequence + RESERVED_ROUNDS

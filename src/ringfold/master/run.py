@@ -24,8 +24,7 @@ from ringfold.master.liveness import MS, Pace
 from ringfold.master.settings import MasterSettings
 from ringfold.master.verdicts import Cause
 from ringfold.state.election import ElectedState, FinishedSync
-from ringfold.topology.bandwidth import BandwidthStore
-from ringfold.topology.delays import DelayStore
+from ringfold.topology.links import BandwidthStore, DelayStore
 from ringfold.topology.ring import Edge
 from ringfold.wire.diagnostics import with_names
 from ringfold.wire.frames import Announced, Heartbeat

@@ -52,13 +52,13 @@ from ringfold.master.outbox import Outbox
 from ringfold.master.runs import Routed, Runs
 from ringfold.master.settings import MasterSettings
 from ringfold.master.turns import Turns
-from ringfold.probe.logs.files import ExportSettings, Log
+from ringfold.probe.logs.files import ExportSettings, ProbeLog
 from ringfold.runtime import asyncio_support
 from ringfold.runtime.clock import monotonic_ns, random_bytes, unix_ns
 from ringfold.runtime.log_limit import LogRateLimiter
 from ringfold.runtime.process import close_on_fork, keep_on_fork, run_in_subprocess
 from ringfold.store import StoreClient, open_store
-from ringfold.topology.moonshot import Question, decode_answer
+from ringfold.topology.moonshot import MoonshotRequest, decode_response
 from ringfold.wire.frames import (
     MAX_FRAME_BYTES,
     evidence_frame,
@@ -111,8 +111,8 @@ class MasterServer:
         self._on_notice = on_notice
         self._log_limit = LogRateLimiter()
         self._export = settings.export
-        self._rounds: Log | None = None
-        self._other_rounds: dict[str, Log] = {}
+        self._rounds: ProbeLog | None = None
+        self._other_rounds: dict[str, ProbeLog] = {}
         self._settings, self._token = settings, token
         alive, self._stepped_ns = settings.liveness, 0
         # Whom they have not heard since a heartbeat before it fell asleep, peers may leave this soon.
@@ -187,7 +187,7 @@ class MasterServer:
 
     async def _open(self) -> None:
         if self._export is not None:
-            self._rounds = Log(ExportSettings(directory=self._export))
+            self._rounds = ProbeLog(ExportSettings(directory=self._export))
         loop = asyncio.get_running_loop()
         for host, port in self._listen:
             server = await loop.create_server(lambda: Door(self), host, port, reuse_address=True, backlog=1024)
@@ -427,7 +427,7 @@ class MasterServer:
             case _:
                 assert_never(effect)
 
-    async def _search(self, run: str, group: GroupId, question: Question) -> None:
+    async def _search(self, run: str, group: GroupId, question: MoonshotRequest) -> None:
         """The long search for a better ring. Nobody waits for it, so that its failure is only logged."""
         try:
             said = await run_in_subprocess("ringfold.topology.moonshot", msgspec.json.encode(question), MOONSHOT_S)
@@ -438,7 +438,7 @@ class MasterServer:
             _log.info("the long search for a better ring of group %d came to nothing", group)
             return
         try:
-            found = decode_answer(said)
+            found = decode_response(said)
         except RemoteProtocolError as error:
             _log.warning("the long search for a better ring of group %d wrote no answer: %s", group, error)
             return
@@ -446,7 +446,7 @@ class MasterServer:
             self.step(MoonshotFound(group, found.solution, run))
 
     def _tell(self, run: str, notice: Notice) -> None:
-        """Log it, write a round down, pass it to the observer. A run does not end because its observer does."""
+        """ProbeLog it, write a round down, pass it to the observer. A run does not end because its observer does."""
         more: str | None = ""
         if isinstance(notice, ConnectionDropped):
             more = self._log_limit.take(monotonic_ns(), notice.reason)
@@ -462,12 +462,12 @@ class MasterServer:
         except Exception:
             _log.exception("an observer failed at %r", notice)
 
-    def _round_log(self, run: str) -> Log | None:
+    def _round_log(self, run: str) -> ProbeLog | None:
         """Where a run's rounds are written down: in a folder of its own, unless it is the default one."""
         if self._rounds is None or self._export is None or run == DEFAULT_RUN:
             return self._rounds
         if run not in self._other_rounds:
-            self._other_rounds[run] = Log(ExportSettings(directory=self._export / run))
+            self._other_rounds[run] = ProbeLog(ExportSettings(directory=self._export / run))
         return self._other_rounds[run]
 
     def _encode(self, message: FromMaster) -> bytes:

@@ -37,10 +37,10 @@ from ringfold.master.events import Ns, StartMoonshot
 from ringfold.master.liveness import MS
 from ringfold.master.run import Group, LinkTest, Optimisation, Peer, Run
 from ringfold.master.verdicts import Cause
-from ringfold.topology.moonshot import Question
+from ringfold.topology.moonshot import MoonshotRequest
 from ringfold.topology.ring import Edge, edges_of
-from ringfold.topology.rounds import disjoint_rounds
-from ringfold.topology.solve import NoRing, Solution, best_ring, known_or, worth
+from ringfold.topology.schedule import disjoint_rounds
+from ringfold.topology.solve import NoRing, Solution, best_ring, known_or, ring_value
 from ringfold.wire.decoding import checked
 from ringfold.wire.diagnostics import list_peers
 from ringfold.wire.frames import Heartbeat
@@ -264,20 +264,20 @@ class Topology:
         self._run.tell(CallRefused(peers, text))
 
     def _choose(self, group: Group) -> Choice:
-        """The best ring by what is known now. Among rings of equal worth, the present one."""
+        """The best ring by what is known now. Among rings of equal value, the present one."""
         known = self._run.links.known(group.ring)
         rate = known_or({edge: entry.bytes_per_s for edge, entry in known.items()}, 0.0)
         delay = known_or({edge: self._delay_us(edge, entry.delay_us) for edge, entry in known.items()}, 0.0)
         bad = group.edges.bad()
         found = best_ring(group.ring, rate, delay, start=group.ring, forbidden=bad)
         if isinstance(found, NoRing):
-            slowest = worth(group.ring, rate, delay)[0]
+            slowest = ring_value(group.ring, rate, delay)[0]
             return Choice(list(group.ring), slowest, True, True, f"kept: {found.reason}", [])
         ring, slowest, kept, reason = list(found.ring), found.slowest, found.kept, found.reason
         shot, group.moonshot = group.moonshot, []
         is_usable = sorted(shot) == sorted(ring) and not bad & set(edges_of(shot))
-        if is_usable and worth(shot, rate, delay) > worth(ring, rate, delay):
-            ring, slowest, kept = shot, worth(shot, rate, delay)[0], False
+        if is_usable and ring_value(shot, rate, delay) > ring_value(ring, rate, delay):
+            ring, slowest, kept = shot, ring_value(shot, rate, delay)[0], False
             reason = "found by a long search since the last call"
         unknown = [edge for edge in edges_of(ring) if edge not in known]
         return Choice(ring, slowest, kept, found.exact, reason, unknown)
@@ -289,9 +289,9 @@ class Topology:
 
     # The long search
 
-    def _question(self, group: Group, start: list[PeerId]) -> Question:
+    def _question(self, group: Group, start: list[PeerId]) -> MoonshotRequest:
         known = self._run.links.known(group.ring)
-        return Question(
+        return MoonshotRequest(
             members=sorted(group.ring),
             rates=[(*edge, entry.bytes_per_s) for edge, entry in known.items()],
             delays=[(*edge, self._delay_us(edge, entry.delay_us)) for edge, entry in known.items()],

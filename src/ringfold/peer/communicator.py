@@ -19,7 +19,7 @@ from typing import Self, get_args
 
 import numpy as np
 
-from ringfold.clock.clock import GlobalClock
+from ringfold.clock.global_clock import GlobalClock
 from ringfold.errors import UsageError
 from ringfold.peer.buffers import (
     CODES,
@@ -152,7 +152,7 @@ class Communicator:
     def spans_groups(self) -> bool:
         """Whether the run has several groups: the same on all members of this one at the same point of the program."""
         last = self._ops.last
-        groups = self._call_result[1] if last is None else self._session.machine.facts[last[2]].groups
+        groups = self._call_result[1] if last is None else self._session.machine.facts[last.epoch].groups
         return groups > 1
 
     @property
@@ -392,7 +392,7 @@ class Communicator:
             last = self._ops.last
             if last is None:
                 return self._call_result[0]
-            epoch, registrations = last[2], last[4]
+            epoch, registrations = last.epoch, last.registrations
             return registrations > self._session.machine.facts[epoch].registrations
         return self._session.vote("pending", "are_peers_pending", 0, self._seconds(None), final=False).pending
 

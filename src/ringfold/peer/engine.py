@@ -12,6 +12,16 @@ from typing import Any, Protocol, assert_never, cast
 import msgspec
 from numpy import ndarray
 
+from ringfold._native import (
+    EngineEvent,
+    EpochSpec,
+    LaneInfo,
+    LanePromotion,
+    OpAtSeal,
+    OpRequest,
+    OpResult,
+    OpVerdict,
+)
 from ringfold.peer.codes import Final, OpStatus
 from ringfold.peer.effects import (
     CloseConn,
@@ -49,13 +59,6 @@ from ringfold.wire import frames
 from ringfold.wire.descriptor import Descriptor, fingerprint
 from ringfold.wire.messages import OpRef, OpState, Reason, SealedOp, Verdict
 
-OpResult = tuple[int, bytes, int, tuple[int, ...], int, int, int]
-"""status, reason, epoch, contributors (peer ids, sorted), registrations, bytes sent, bytes received"""
-RawSealedOp = tuple[int, int, int, int, list[bytes | None] | None, bytes]
-"""tag, sequence, state (0 unfinished, 1 done, 2 committed), registrations, payloads by rank, descriptor"""
-RawVerdict = tuple[int, int, int, bool, int, list[bytes | None] | None, int, bytes]
-"""tag, sequence, the descriptor's fingerprint, commit, registrations, payloads, final (`Final`), reason"""
-RawEvent = tuple[Any, ...]
 Array = ndarray[Any, Any]
 RawBlock = tuple[Array, int, int, int | None]
 """memory (uint8, one dimension, contiguous), offset, length, and the rf64 hash that the content should have"""
@@ -70,16 +73,12 @@ class Commands(Protocol):
     def send(self, conn: int, body: bytes) -> None: ...
     def resume(self, conn: int) -> None: ...
     def make_control(self, conn: int, heartbeat_ms: int, dead_after_ms: int) -> None: ...
-    def promote(
-        self, conn: int, outgoing: bool, peer: int, lane: int, shared: bool, path: int, paths: int, epoch: int
-    ) -> None: ...
+    def promote(self, lane: LanePromotion) -> None: ...
     def close(self, conn: int, reason: str) -> None: ...
-    def lanes(self) -> list[tuple[int, bool, int, int]]:
-        """Every lane: connection, outgoing, peer, number."""
-
+    def lanes(self) -> list[LaneInfo]: ...
     def set_registrations(self, count: int) -> None: ...
-    def seal(self, epoch: int) -> list[RawSealedOp]: ...
-    def settle(self, epoch: int, verdicts: list[RawVerdict], default_reason: bytes) -> None: ...
+    def seal(self, epoch: int) -> list[OpAtSeal]: ...
+    def settle(self, epoch: int, verdicts: list[OpVerdict], default_reason: bytes) -> None: ...
     def refuse(self, tag: int, step: int, call: int, reason: bytes) -> None:
         """This call fails, even if it has not been made here yet."""
 
@@ -89,18 +88,7 @@ class Commands(Protocol):
     def restart_calls(self) -> None:
         """Peers were admitted: all members count their calls from 0 again."""
 
-    def install(
-        self,
-        epoch: int,
-        rank: int,
-        size: int,
-        members: list[int],
-        evidence_by_master: bool,
-        small_bytes: int,
-        segment_bytes: int,
-        peers_here: int,
-        multipath: bool,
-    ) -> None: ...
+    def install(self, epoch: EpochSpec) -> None: ...
     def fail_all(self, status: int, reason: bytes) -> None: ...
     def progress(self) -> list[tuple[int, int]]: ...
     def set_path_shares(self, peer: int, shares: Sequence[int], flags: int = 0) -> None:
@@ -123,17 +111,17 @@ class Commands(Protocol):
 
     def expect_blocks(self, conn: int, batch: int, blocks: Sequence[RawBlock]) -> None:
         """The next blocks on the connection are these, in this order, and go straight into their memory. The event
-        ("blocks", conn, batch, bad) comes when all are in: `bad` are the indices of those with another hash. Several
-        batches may be expected. When the connection is lost, they are forgotten before ("closed", ...) is reported, and
-        their memory is written no more."""
+        `blocks` comes when all are in: `bad` are the indices of those with another hash. Several batches may be
+        expected. When the connection is lost, they are forgotten before `closed` is reported, and their memory is
+        written no more."""
 
     def fill(self, conn: int, on: bool) -> None:
         """Send filler whenever there is nothing else to send; messages and blocks go before it."""
 
     def sample(self, conn: int, every_ns: int) -> None:
-        """From the first filler on, report ("sample", conn, elapsed_ns, counted_ns, received) so often (0: stop).
-        Times count from that first filler; `received` are the bytes that arrived after it until `counted_ns`, the last
-        moment at which something had arrived and nothing was left to read."""
+        """From the first filler on, report the event `sample` so often (0: stop). Its times count from that first
+        filler; `received_bytes` are the bytes that arrived after it until `counted_ns`, the last moment at which
+        something had arrived and nothing was left to read."""
 
 
 class Engine(Commands, Protocol):
@@ -141,7 +129,7 @@ class Engine(Commands, Protocol):
 
     def listen(self, host: str, first_port: int, tries: int) -> int: ...
     def dial(self, host: str, port: int, timeout_ms: int, source: str = "") -> int: ...
-    def next_event(self, timeout_s: float) -> RawEvent | None:
+    def next_event(self, timeout_s: float) -> EngineEvent | None:
         """Block without the GIL until there is an event, or until the timeout."""
 
     def wake(self) -> None: ...
@@ -158,39 +146,10 @@ class Engine(Commands, Protocol):
         """The smoothed and the minimum RTT on each path to a neighbour, in microseconds; 0: none was measured in the
         last second."""
 
-    def submit(
-        self,
-        kind: int,
-        reduce_op: int,
-        tag: int,
-        root: int,
-        source: Sequence[Array],
-        target: Sequence[Array] | None,
-        dtypes: Sequence[int],
-        retry: int,
-        timeout_ns: int,
-        quantisation: int = 0,
-        again: bool = False,
-        contribute: bool = True,
-    ) -> int:
-        """Begin an op and return its number. `again`: another attempt of the last call on this tag (`Retry.CALLER`).
+    def submit(self, request: OpRequest) -> int:
+        """Begin an op that the engine's own thread drives; its number."""
 
-        Without `contribute` the content of `source` is not part of a reduction."""
-
-    def collective(
-        self,
-        kind: int,
-        reduce_op: int,
-        tag: int,
-        root: int,
-        source: Sequence[Array],
-        target: Sequence[Array] | None,
-        dtypes: Sequence[int],
-        retry: int,
-        timeout_ns: int,
-        quantisation: int = 0,
-        contribute: bool = True,
-    ) -> OpResult:
+    def collective(self, request: OpRequest) -> OpResult:
         """Submit, and drive the engine from this thread until the op ended."""
 
     def all_reduce(self, array: Array, dtype: int, reduce_op: int, tag: int, retry: int, timeout_ns: int) -> OpResult:
@@ -238,8 +197,8 @@ def execute(engine: Commands, effect: EngineEffect) -> EngineSealed | None:
             engine.resume(conn)
         case MakeControl(conn, heartbeat_ms, dead_after_ms):
             engine.make_control(conn, heartbeat_ms, dead_after_ms)
-        case Promote(conn, outgoing, peer, lane, shared, path, paths, epoch):
-            engine.promote(conn, outgoing, peer, lane, shared, path, paths, epoch)
+        case Promote():
+            engine.promote(_lane(effect))
         case MakeBulk(conn):
             engine.make_bulk(conn)
         case Fill(conn, on, sample_ns):
@@ -250,9 +209,9 @@ def execute(engine: Commands, effect: EngineEffect) -> EngineSealed | None:
         case SetRegistrations(count):
             engine.set_registrations(count)
         case SealEngine(epoch):
-            return EngineSealed(epoch, tuple(_sealed_op(raw) for raw in engine.seal(epoch)))
+            return EngineSealed(epoch, tuple(_sealed_op(op) for op in engine.seal(epoch)))
         case Settle(epoch, verdicts, default_reason):
-            engine.settle(epoch, [_raw_verdict(verdict) for verdict in verdicts], encode_reason(default_reason))
+            engine.settle(epoch, [_verdict(verdict) for verdict in verdicts], encode_reason(default_reason))
         case RefuseCalls(verdicts):
             for verdict in verdicts:
                 op = Descriptor.unpack(verdict.descriptor)
@@ -261,17 +220,7 @@ def execute(engine: Commands, effect: EngineEffect) -> EngineSealed | None:
         case RestartCalls():
             engine.restart_calls()
         case Install():
-            engine.install(
-                effect.epoch,
-                effect.rank,
-                len(effect.members),
-                list(effect.members),
-                effect.evidence_by_master,
-                effect.small_bytes,
-                effect.segment_bytes,
-                effect.peers_here,
-                effect.multipath,
-            )
+            engine.install(_epoch(effect))
         case FailAll(reason):
             engine.fail_all(OpStatus.FAILED, encode_reason(reason))
         case _:
@@ -279,35 +228,37 @@ def execute(engine: Commands, effect: EngineEffect) -> EngineSealed | None:
     return None
 
 
-def event_of(engine: Commands, raw: RawEvent, nonce: Callable[[], bytes]) -> Event | None:
-    """The event for a report of the engine; None for a wake-up."""
-    match raw:
-        case ("opened", conn):
-            return Opened(conn, nonce())
-        case ("accepted", conn, remote):
-            return Accepted(conn, remote, nonce())
-        case ("message", conn, body):
-            return MessageReceived(conn, body)
-        case ("closed", conn, reason):
-            return Closed(conn, reason)
-        case ("link_lost", peer, outgoing, reason):
-            lanes = [lane for lane in engine.lanes() if lane[1:3] == (outgoing, peer)]
-            return LinkLost(peer, outgoing, reason, tuple(lane[0] for lane in lanes))
-        case ("mismatch", peer, epoch, tag, sequence, mine, theirs):
-            return Mismatch(peer, epoch, tag, sequence, mine, theirs)
-        case ("op_timeout", epoch, tag, sequence, waited_ms, descriptor):
-            return OpTimedOut(epoch, tag, sequence, waited_ms, descriptor)
-        case ("op_cancelled", epoch, tag, sequence):
-            return OpCancelled(epoch, tag, sequence)
-        case ("blocks", conn, batch, bad):
-            return BlocksReceived(conn, batch, tuple(bad))
-        case ("sample", conn, elapsed_ns, counted_ns, received):
-            return Sampled(conn, elapsed_ns, counted_ns, received)
-        case ("silent", conn, silent_ms):
-            return Silent(conn, silent_ms)
-        case ("wake",):
+def event_of(engine: Commands, event: EngineEvent, nonce: Callable[[], bytes]) -> Event | None:
+    """The peer machine's event for an event of the engine; None for a wake-up."""
+    match event.kind:
+        case "opened":
+            return Opened(event.conn, nonce())
+        case "accepted":
+            return Accepted(event.conn, event.text, nonce())
+        case "message":
+            return MessageReceived(event.conn, event.body)
+        case "closed":
+            return Closed(event.conn, event.text)
+        case "link_lost":
+            link = (event.peer, event.outgoing)
+            left = tuple(lane.conn for lane in engine.lanes() if (lane.peer, lane.outgoing) == link)
+            return LinkLost(event.peer, event.outgoing, event.text, left)
+        case "mismatch":
+            op = (event.epoch, event.tag, event.sequence)
+            return Mismatch(event.peer, *op, event.descriptor, event.other_descriptor)
+        case "op_timeout":
+            return OpTimedOut(event.epoch, event.tag, event.sequence, event.waited_ms, event.descriptor)
+        case "op_cancelled":
+            return OpCancelled(event.epoch, event.tag, event.sequence)
+        case "blocks":
+            return BlocksReceived(event.conn, event.batch, tuple(event.bad))
+        case "sample":
+            return Sampled(event.conn, event.elapsed_ns, event.counted_ns, event.received_bytes)
+        case "silent":
+            return Silent(event.conn, event.waited_ms)
+        case "wake":
             return None
-    raise AssertionError(f"the engine reports {raw!r}")
+    raise AssertionError(f"the engine reports {event!r}")
 
 
 def encode_reason(reason: Reason) -> bytes:
@@ -319,14 +270,44 @@ def decode_reason(raw: bytes) -> Reason:
     return _reasons.decode(raw) if raw else Reason("lost", "the op was aborted")
 
 
-def _sealed_op(raw: RawSealedOp) -> SealedOp:
-    tag, sequence, state, registrations, payloads, descriptor = raw
-    return SealedOp(OpRef(tag, sequence), _STATES[state], registrations, payloads, descriptor)
+def _sealed_op(op: OpAtSeal) -> SealedOp:
+    return SealedOp(OpRef(op.tag, op.sequence), _STATES[op.state], op.registrations, op.payloads, op.descriptor)
 
 
-def _raw_verdict(verdict: Verdict) -> RawVerdict:
-    op = verdict.op
-    called = fingerprint(verdict.descriptor)
-    reason = b"" if verdict.reason is None else encode_reason(verdict.reason)
-    final = Final.of(verdict)
-    return (op.tag, op.sequence, called, verdict.commit, verdict.registrations, verdict.payloads, final, reason)
+def _verdict(verdict: Verdict) -> OpVerdict:
+    return OpVerdict(
+        tag=verdict.op.tag,
+        sequence=verdict.op.sequence,
+        fingerprint=fingerprint(verdict.descriptor),
+        commit=verdict.commit,
+        registrations=verdict.registrations,
+        payloads=verdict.payloads,
+        final=Final.of(verdict),
+        reason=b"" if verdict.reason is None else encode_reason(verdict.reason),
+    )
+
+
+def _lane(effect: Promote) -> LanePromotion:
+    return LanePromotion(
+        conn=effect.conn,
+        outgoing=effect.outgoing,
+        peer=effect.peer,
+        lane=effect.lane,
+        shared=effect.shared,
+        path=effect.path,
+        paths=effect.paths,
+        epoch=effect.epoch,
+    )
+
+
+def _epoch(effect: Install) -> EpochSpec:
+    return EpochSpec(
+        epoch=effect.epoch,
+        rank=effect.rank,
+        members=effect.members,
+        evidence_by_master=effect.evidence_by_master,
+        small_bytes=effect.small_bytes,
+        segment_bytes=effect.segment_bytes,
+        peers_here=effect.peers_here,
+        multipath=effect.multipath,
+    )

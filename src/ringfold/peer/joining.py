@@ -15,7 +15,7 @@ from ringfold.peer.ops import positive_ns
 from ringfold.peer.path_shares import PathShares
 from ringfold.peer.session import S, Session
 from ringfold.peer.settings import Identity, PeerTimings
-from ringfold.probe.logs.files import ExportSettings, Log
+from ringfold.probe.logs.files import ExportSettings, ProbeLog
 from ringfold.probe.nodes.prober import ProbeSocket
 from ringfold.runtime import network, threads
 from ringfold.runtime.clock import monotonic_ns
@@ -166,12 +166,12 @@ def _listen(engine: Engine, settings: config.Resolved, bind: str) -> tuple[int, 
     return engine.listen(bind, first, PORT_TRIES), None
 
 
-def _log_of(settings: config.Resolved, node: int, identity: Identity) -> Log | None:
+def _log_of(settings: config.Resolved, node: int, identity: Identity) -> ProbeLog | None:
     directory = settings.value("probe_export")
     if not isinstance(directory, Path):
         return None
     try:
-        return Log(ExportSettings(directory=directory), node=node, name=identity.name, host=identity.host)
+        return ProbeLog(ExportSettings(directory=directory), node=node, name=identity.name, host=identity.host)
     except ConfigError as error:
         _log.warning("probe windows are not exported: %s", error)
         return None

@@ -9,16 +9,19 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+from ringfold._native import OpRequest, OpResult
 from ringfold.errors import CollectiveAborted, RingfoldError, StateError, UsageError
 from ringfold.peer.buffers import Spans
-from ringfold.peer.codes import DTYPES, QUANTISABLE, QUANTISATIONS, REDUCE_OPS, OpKind, Retry
-from ringfold.peer.engine import OpResult
+from ringfold.peer.codes import DTYPES, QUANTISABLE, QUANTISATIONS, REDUCE_OPS, OpKind, OpStatus, Retry
 from ringfold.peer.outcome import Handle, ReduceInfo, error_of_op
 from ringfold.peer.session import S, Session
 from ringfold.runtime import threads
 from ringfold.state.shared import SharedState
 from ringfold.wire.descriptor import NO_STEP
 from ringfold.wire.messages import Record
+
+OK = int(OpStatus.OK)
+"""Every op is compared with it: an int compares faster than a member of an enumeration."""
 
 Submit = Callable[[Record, bool], int]
 """Submits a bound op, given the record of the epoch that runs, and whether it is another attempt of the same call;
@@ -103,21 +106,20 @@ class Ops:
             (target or source).copy_back()
             return info
         self.check_tag(operation, tag)
-        arrays = None if target is None else target.arrays
-        codes, timeout_ns = source.codes, self.timeout_of(tag, timeout_s)
         try:
             result = self.engine.collective(
-                kind,
-                reduce_op,
-                tag,
-                0,
-                source.arrays,
-                arrays,
-                codes,
-                1 if retry else 0,
-                timeout_ns,
-                quantisation,
-                contribute,
+                OpRequest(
+                    kind=kind,
+                    reduce_op=reduce_op,
+                    tag=tag,
+                    source=source.arrays,
+                    target=None if target is None else target.arrays,
+                    dtypes=source.codes,
+                    retry=Retry.ENGINE if retry else Retry.NEVER,
+                    timeout_ns=self.timeout_of(tag, timeout_s),
+                    quantisation=quantisation,
+                    contribute=contribute,
+                )
             )
         except (ValueError, TypeError) as error:
             raise refusal(operation, tag, error) from None
@@ -156,7 +158,7 @@ class Ops:
 
         def finished(result: OpResult) -> ReduceInfo | RingfoldError:
             self.in_flight.pop(tag, None)
-            if result[0] != 0:
+            if result.status != OK:
                 return self.error(operation, result)
             self._note(result)
             (target or source).copy_back()
@@ -214,22 +216,22 @@ class Ops:
         again: bool = False,
         contribute: bool = True,
     ) -> int:
-        arrays = None if target is None else target.arrays
-        codes, timeout_ns = source.codes, self.timeout_of(tag, timeout_s)
         try:
             return self.engine.submit(
-                kind,
-                reduce_op,
-                tag,
-                root,
-                source.arrays,
-                arrays,
-                codes,
-                retry,
-                timeout_ns,
-                quantisation,
-                again,
-                contribute,
+                OpRequest(
+                    kind=kind,
+                    reduce_op=reduce_op,
+                    tag=tag,
+                    root=root,
+                    source=source.arrays,
+                    target=None if target is None else target.arrays,
+                    dtypes=source.codes,
+                    retry=retry,
+                    timeout_ns=self.timeout_of(tag, timeout_s),
+                    quantisation=quantisation,
+                    again=again,
+                    contribute=contribute,
+                )
             )
         except (ValueError, TypeError) as error:
             raise refusal(operation, tag, error) from None
@@ -247,16 +249,16 @@ class Ops:
         self.engine.set_step(NO_STEP if step is None else step)
 
     def returned(self, operation: str, result: OpResult) -> ReduceInfo:
-        if result[0] != 0:
+        if result.status != OK:
             raise self.error(operation, result)
         self._note(result)
         return info_of(result)
 
     def _note(self, result: OpResult) -> None:
         with self._noting:
-            self.last_epoch = result[2]
-            last = self.last
-            if last is None or (result[2], result[4]) > (last[2], last[4]):
+            epoch, last = result.epoch, self.last
+            self.last_epoch = epoch
+            if last is None or (epoch, result.registrations) > (last.epoch, last.registrations):
                 self.last = result
 
     def error(self, operation: str, result: OpResult) -> RingfoldError:
@@ -291,7 +293,7 @@ class Ops:
 
 
 def info_of(result: OpResult) -> ReduceInfo:
-    return ReduceInfo(result[3], result[2], result[5], result[6])
+    return ReduceInfo(result.contributors, result.epoch, result.sent_bytes, result.received_bytes)
 
 
 def reduce_code(op: str) -> int:

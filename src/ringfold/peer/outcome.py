@@ -5,6 +5,7 @@ either.
 from collections.abc import Callable, Generator
 from typing import Any, NamedTuple
 
+from ringfold._native import OpResult
 from ringfold.errors import (
     CollectiveAborted,
     DeadlineExceeded,
@@ -21,7 +22,7 @@ from ringfold.errors import (
     UsageError,
 )
 from ringfold.peer.codes import OpStatus
-from ringfold.peer.engine import Engine, OpResult, decode_reason
+from ringfold.peer.engine import Engine, decode_reason
 from ringfold.runtime import threads
 from ringfold.wire.diagnostics import with_you
 from ringfold.wire.messages import Epoch, PeerId, Reason
@@ -58,16 +59,15 @@ _WAIT_LONGER = "; `ringfold status` shows what they do, and op_timeout_s (or tim
 
 def error_of_op(result: OpResult, operation: str, ended: RingfoldError | None, me: PeerId) -> RingfoldError:
     """The exception for an op that did not succeed. `ended` is why the session is over, if it is."""
-    status, reason, epoch, contributors = result[:4]
-    match OpStatus(status):
+    match OpStatus(result.status):
         case OpStatus.ABORTED:
-            return error_of(decode_reason(reason), operation, epoch, me)
+            return error_of(decode_reason(result.reason), operation, result.epoch, me)
         case OpStatus.TOO_FEW:
-            return TooFewPeers(len(contributors))
+            return TooFewPeers(len(result.contributors))
         case OpStatus.FAILED:
             return again(ended) if ended is not None else UsageError(f"{operation}: this peer has left the run")
         case OpStatus.CANCELLED:
-            return CollectiveAborted(f"{operation} was cancelled here", epoch)
+            return CollectiveAborted(f"{operation} was cancelled here", result.epoch)
         case OpStatus.OK:
             raise AssertionError("a committed op is no error")
 

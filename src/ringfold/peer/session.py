@@ -32,8 +32,7 @@ from typing import NamedTuple, NoReturn, Self, TypeVar
 
 import msgspec
 
-from ringfold.clock.clock import GlobalClock
-from ringfold.clock.model import ClockModel
+from ringfold.clock.global_clock import ClockModel, GlobalClock
 from ringfold.errors import RemoteProtocolError, RingfoldError, UsageError
 from ringfold.peer.effects import (
     CallFinished,
@@ -73,10 +72,16 @@ from ringfold.peer.outcome import again, error_of
 from ringfold.peer.path_shares import PathShares, flows_of
 from ringfold.peer.settings import Identity, PeerTimings
 from ringfold.peer.sync.transfer import BlockTransfer
-from ringfold.probe.logs.files import Log
+from ringfold.probe.logs.files import ProbeLog
 from ringfold.probe.nodes.prober import ProbeSocket
 from ringfold.probe.nodes.shell import NodeShell
-from ringfold.probe.rounds.events import Connected, Disconnected, FromRoundMaster, Heard, ToRoundMaster
+from ringfold.probe.rounds.events import (
+    FromRoundMaster,
+    MasterConnected,
+    MasterDisconnected,
+    MasterMessageReceived,
+    ToRoundMaster,
+)
 from ringfold.probe.rounds.node import RoundNode
 from ringfold.runtime import threads
 from ringfold.runtime.clock import monotonic_ns, random_bytes, raw_ns
@@ -262,7 +267,7 @@ class Session:
             if not self.is_over:
                 self._call(CallBusy(max(self._busy.values(), default=0)))
 
-    def probe(self, prober: ProbeSocket, open_log: Callable[[NodeId], Log | None]) -> None:
+    def probe(self, prober: ProbeSocket, open_log: Callable[[NodeId], ProbeLog | None]) -> None:
         """Probe from the join on. The session closes the prober in the end."""
         self.probing = NodeShell(
             RoundNode(),
@@ -291,15 +296,15 @@ class Session:
             return False
         if self._probe_conn is None:
             self._probe_conn = event.conn
-            self._probe(lambda shell: shell.step(Connected(self.machine.peer)))
-        self._probe(lambda shell: shell.step(Heard(message)))
+            self._probe(lambda shell: shell.step(MasterConnected(self.machine.peer)))
+        self._probe(lambda shell: shell.step(MasterMessageReceived(message)))
         return True
 
     def _note_lost_master(self) -> None:
         """The master is gone: the probing shell goes on without one, and keeps its clock, until another one calls."""
         if self._probe_conn is not None and self._probe_conn != self.machine.control_conn and not self.machine.ended:
             self._probe_conn = None
-            self._probe(lambda shell: shell.step(Disconnected("the master is gone")))
+            self._probe(lambda shell: shell.step(MasterDisconnected("the master is gone")))
 
     def _probe(self, do: Callable[[NodeShell], None]) -> None:
         """Call the probing shell. If it fails, probing ends, and the peer goes on without it."""

@@ -1,7 +1,7 @@
 """From a window of one edge to its line.
 
 The estimators are native (`native/src/fit_*.cpp`, each with its idea at the head); docs/concepts/estimators.md compares
-them. Here is what the window says besides its stamps.
+them. `fit` adds the counts of the window.
 """
 
 from typing import Any
@@ -10,7 +10,7 @@ import numpy as np
 
 from ringfold import _native
 from ringfold.errors import UsageError
-from ringfold.probe.base import BACKWARD_KEPT, FORWARD_KEPT, EdgeWindow
+from ringfold.probe.exchanges import BACKWARD_KEPT, FORWARD_KEPT, EdgeWindow
 from ringfold.wire.probing import EdgeFit
 
 ESTIMATORS = ("auto", "quantile", "hull", "svm")

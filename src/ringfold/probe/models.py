@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ringfold.probe.base import BACKWARD_KEPT, FORWARD_KEPT, EdgeWindow
+from ringfold.probe.exchanges import BACKWARD_KEPT, FORWARD_KEPT, EdgeWindow
 
 Floats = npt.NDArray[np.float64]
 Delay = Callable[[np.random.Generator, int], Floats]

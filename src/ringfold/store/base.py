@@ -1,35 +1,37 @@
-"""The words of the room, the interface that everybody uses, and the smaller one that a backend fills in.
+"""The terms, the interface for callers (`Store`), and the smaller one that a backend implements (`Driver`).
 
-*Version.* Every write of a key gives it a version: a positive number that no other write of that key ever had or will
-have, also after the key was deleted and made again, and that grows. 0 stands for "absent". So a version says which
-write one has seen, and a compare-and-set against it cannot be fooled by a value that went away and came back.
+*Version.* Every write of a key gives it a version: a positive number that grows, and that no other write of that key
+ever has, also after the key was deleted and created again. 0 stands for "absent". So a version identifies a write, and
+a compare-and-set against it has no ABA problem.
 
-*Generation.* The first client of a namespace writes a random id into it, once. That id, with the highest revision
-(a number that grows with every write, to any key) that a client has seen, is what the client holds against every
-answer: another id or none means that the store was emptied, a lower revision means that it came back from an old
-snapshot. Both are refused, and a write is refused *by the store*, in the same atomic step that would have made it.
+*Generation.* The first client of a namespace writes a random id into it, once. Clients compare every response with that
+id, and with the highest revision that they have seen (a number that grows with every write, to any key). Another id or
+none means that the store was emptied, a lower revision means that it was restored from an old snapshot. Both are
+refused, and a write is refused *by the store*, in the same atomic step that would have made it.
 
-*Lease.* A key that goes away unless its holder renews it. To everybody else it looks like any other key. A store with
-leases of its own ends them by its own clock. For the others each client ends them for itself: see `leases.py`.
+*Lease.* A key that expires unless its holder renews it. For all others it is a key like any other. A store with leases
+of its own expires them by its own clock. For the others each client does it: see `client.py`.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-ABSENT = 0
-"""The version of a key that is not there."""
+from ringfold.errors import StoreUnreachable
 
-KEY_LIMIT = 512
-VALUE_LIMIT = 1 << 20
-"""Longest key, in bytes of UTF-8, and largest value: what every backend takes without being configured for it."""
+ABSENT = 0
+"""The version of an absent key."""
+
+MAX_KEY_BYTES = 512
+MAX_VALUE_BYTES = 1 << 20
+"""What every backend accepts in its default configuration. Keys are counted in UTF-8."""
 
 NS = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What a key holds. `ttl_ms` is the time to live of a lease, where the store tells; 0 for other keys."""
+    """The value of a key, and its version. `ttl_ms` is the time to live of a lease, if known; 0 for other keys."""
 
     value: bytes
     version: int
@@ -42,28 +44,28 @@ def version_of(entry: Entry | None) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Won:
-    """The compare-and-set was made; `entry` is what the key holds because of it."""
+    """The compare-and-set was made; `entry` is the new entry of the key."""
 
     entry: Entry
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Nothing was changed, because the key holds `present` (None: nothing) and not what was expected."""
+    """Nothing was changed: the entry of the key is `present` (None: absent), and not the expected one."""
 
     present: Entry | None
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """Which store this is, and how far it had come. Compare the id; the revision only ever grows."""
+    """Which store this is, and its revision. The id must be equal; the revision only grows."""
 
     id: str
     revision: int
 
 
 class Lease(Protocol):
-    """A key that is held. It is lost by not being renewed for `ttl_s`; `fence` is higher than any earlier holder's."""
+    """A key that is held. It is lost if it is not renewed for `ttl_s`; `fence` is higher than any earlier holder's."""
 
     @property
     def key(self) -> str: ...
@@ -75,25 +77,25 @@ class Lease(Protocol):
     def fence(self) -> int: ...
 
     def left_s(self) -> float:
-        """For how long the lease is certainly still held, as far as is known here; 0 when it may be lost."""
+        """How long the lease is certainly still held; 0 if it may be lost."""
 
     def renew(self, timeout_s: float | None = None) -> None:
-        """Hold it for another `ttl_s`. Raises LeaseLost for good, or StoreUnreachable while there is time to retry."""
+        """Hold it for another `ttl_s`. Raises LeaseLost (final), or StoreUnreachable while there is time to retry."""
 
     def release(self, timeout_s: float | None = None) -> None:
-        """Give the key up, if it is still held. A lease that cannot be given up now ends by itself."""
+        """Delete the key, if it is still held. A lease that cannot be released now expires."""
 
 
 class Store(Protocol):
     """A key-value store with compare-and-set. Every method may be called from any thread, and has a deadline.
 
-    `timeout_s` is how long a call may take altogether; None takes the store's own. A read is repeated until then. A
-    write is repeated as long as it certainly was not made (StoreUnreachable); once its fate is open it raises
-    StoreUnknown at once.
+    `timeout_s` is how long a call may take in total; None is the store's default. A read is retried until then. A write
+    is retried as long as it certainly was not made (StoreUnreachable); if its outcome is unknown it raises StoreUnknown
+    at once.
 
-    What is not `lasting` means nothing after all processes that have seen it are gone: a sign of life, an arrival. It
-    survives whoever is killed, but a store that lives on one machine with all its clients may lose it with the machine.
-    A lasting write makes those before it last.
+    A write that is not `lasting` matters only to processes that run now: a heartbeat, an arrival. It survives the death
+    of any process, but a store that is on one machine with all its clients may lose it with the machine. A lasting
+    write also flushes those before it.
     """
 
     @property
@@ -102,49 +104,49 @@ class Store(Protocol):
 
     @property
     def has_leases(self) -> bool:
-        """Whether the store itself ends leases. Otherwise each observer does, after watching for the whole time."""
+        """Whether the store itself expires leases. Otherwise each client does, after observing one for its TTL."""
 
     @property
     def generation(self) -> Generation:
-        """Which store this is, with the highest revision seen here. Keep it, and hand it to `open_store` as `known`."""
+        """Which store this is, with the highest revision seen here. Pass it to `open_store` as `known` later."""
 
     def get(self, key: str, timeout_s: float | None = None) -> Entry | None: ...
 
     def set(self, key: str, value: bytes, timeout_s: float | None = None, *, lasting: bool = True) -> Entry:
-        """Write whatever was there before."""
+        """Write unconditionally."""
 
     def compare_and_set(
         self, key: str, expected: Entry | None, value: bytes, timeout_s: float | None = None, *, lasting: bool = True
     ) -> Won | Lost:
-        """Write only if the key still holds the write that `expected` is (None: if it is absent)."""
+        """Write only if the entry of the key is still `expected` (None: if it is absent)."""
 
     def add(self, key: str, delta: int = 1, timeout_s: float | None = None) -> int:
         """Add to a counter, which is a decimal number as text, and return the sum. An absent key counts as 0."""
 
     def delete(self, key: str, expected: Entry | None = None, timeout_s: float | None = None) -> bool:
-        """Remove the key; with `expected`, only if it still holds that write. Returns whether something was removed."""
+        """Remove the key; with `expected`, only if that is still its entry. Returns whether something was removed."""
 
     def list(self, prefix: str = "", timeout_s: float | None = None) -> dict[str, Entry]:
-        """All keys that begin with `prefix`, in order, as they were at one instant. See `can_list`."""
+        """All keys with this `prefix`, in order, as an atomic snapshot. See `can_list`."""
 
     def wait(self, key: str, seen: int, timeout_s: float | None = None) -> Entry | None:
-        """What the key holds, as soon as its version is not `seen` (0: absent), or else at the deadline.
+        """The entry of the key, as soon as its version is not `seen` (0: absent), or else at the deadline.
 
-        A version that is still `seen` means that time is up. Of several changes in a row the last may be all one sees.
+        A version that is still `seen` means a timeout. Of several changes in a row perhaps only the last is seen.
         """
 
     def lease(self, key: str, value: bytes, ttl_s: float, timeout_s: float | None = None) -> Lease | None:
-        """Take the key if it is absent, and hold it; None if it is there.
+        """Create the key if it is absent, and hold it; None if it exists.
 
-        `value` names the holder: no two holders may use the same one.
+        `value` identifies the holder: no two holders may use the same one.
         """
 
     def close(self) -> None:
-        """Let go of connections and files. Leases are not released: they end by themselves."""
+        """Close connections and files. Leases are not released: they expire."""
 
 
 class Deadline:
-    """An instant on the monotonic clock until which a call may take."""
+    """The deadline of a call, on the monotonic clock."""
 
     def __init__(self, now_ns: Callable[[], int], timeout_s: float) -> None:
         self._now_ns = now_ns
@@ -160,17 +162,17 @@ class Deadline:
 
 
 class AnyVersion:
-    """No condition on what a key holds."""
+    """No condition on the entry of a key."""
 
 
 ANY = AnyVersion()
 Condition = Entry | AnyVersion | None
-"""What a write demands of the key: to hold exactly this write, anything, or (None) to be absent."""
+"""The condition of a write: the key has exactly this entry, any, or (None) is absent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """One atomic change. A `value` of None deletes; `ttl_ms` puts the key under a lease; for `lasting` see `Store`."""
+    """One atomic change. A `value` of None deletes; `ttl_ms` makes the key a lease; for `lasting` see `Store`."""
 
     key: str
     value: bytes | None
@@ -181,55 +183,57 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """The answer to reading one key. `stamp` is what the store said of itself in the same atomic step; None: gone."""
+    """The result of reading one key. `generation` is read in the same atomic step; None: the store was emptied."""
 
     entry: Entry | None
-    stamp: Generation | None
+    generation: Generation | None
 
 
 @dataclass(frozen=True, slots=True)
 class Scanned:
+    """The result of listing a prefix."""
+
     entries: dict[str, Entry]
-    stamp: Generation | None
+    generation: Generation | None
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Whether the change was made. `entry` is what the key holds now, `was_there` whether it held something before."""
+    """Whether the change was made. `entry` is the entry of the key now, `existed` whether it had one before."""
 
-    is_made: bool
+    was_applied: bool
     entry: Entry | None
-    stamp: Generation | None
-    was_there: bool = False
+    generation: Generation | None
+    existed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """The sum; None when the key holds something that is no number."""
+    """The sum; None if the value of the key is not a number."""
 
     total: int | None
-    stamp: Generation | None
+    generation: Generation | None
 
 
-class Bell(Protocol):
-    """Rings, more or less reliably, when a key changes."""
+class KeyWatch(Protocol):
+    """Notifies, more or less reliably, when a key changes."""
 
     def wait(self, read: Read, timeout_s: float) -> None:
-        """Return when the key has changed since `read`, at the latest after `timeout_s`, and sooner as one likes.
+        """Return when the key has changed since `read`, at the latest after `timeout_s`.
 
-        It may return for no reason. It must not sleep through a change for longer than the backend's slow poll. Raises
-        StoreUnreachable when it will never ring again.
+        It may return early without a change. It must not miss a change for longer than the backend's slow poll. Raises
+        StoreUnreachable if it is broken for good.
         """
 
     def close(self) -> None: ...
 
 
 class Driver(Protocol):
-    """What a backend does; `client.py` makes a `Store` of it.
+    """What a backend implements; `client.py` makes a `Store` of it.
 
-    Keys come complete, with the namespace. `guard` is what the client knows of the store: a change to a store that does
-    not fit it must not be made (where the store can check it), and the answer's stamp tells. Raises StoreUnreachable
-    if nothing was changed, StoreUnknown if perhaps something was.
+    Keys are complete, with the namespace. `guard` is the generation that the client knows: a store that does not match
+    it must not be changed (if the store can check it); the client compares it with the response. Raises
+    StoreUnreachable if nothing was changed, StoreUnknown if perhaps something was.
     """
 
     @property
@@ -241,8 +245,8 @@ class Driver(Protocol):
     @property
     def has_leases(self) -> bool: ...
 
-    def found(self, nonce: str | None, deadline: Deadline) -> Generation | None:
-        """The stamp of the store. With a nonce, a store that has no generation gets this one."""
+    def ensure_generation(self, nonce: str | None, deadline: Deadline) -> Generation | None:
+        """The generation of the store. With a nonce, a store that has none gets this one."""
 
     def read(self, key: str, guard: Generation, deadline: Deadline) -> Read: ...
 
@@ -252,10 +256,37 @@ class Driver(Protocol):
 
     def scan(self, prefix: str, guard: Generation, deadline: Deadline) -> Scanned: ...
 
-    def keep(self, key: str, entry: Entry, guard: Generation, deadline: Deadline) -> Written:
+    def renew(self, key: str, entry: Entry, guard: Generation, deadline: Deadline) -> Written:
         """Renew the store's own lease on a key. Only called where `has_leases`."""
 
-    def listen(self, key: str, deadline: Deadline) -> Bell:
-        """A bell that hears every change from now on."""
+    def watch(self, key: str, deadline: Deadline) -> KeyWatch:
+        """A watch that sees every change from now on."""
 
     def close(self) -> None: ...
+
+
+# Counters: decimal numbers as text, the same in every backend
+
+_MAX_DIGITS = 15
+"""Below 2**53, so that a Lua number is exact for every counter."""
+
+
+def total_of(present: Entry | None, delta: int) -> int | None:
+    """The sum of a counter and `delta`; None if the value is not a counter."""
+    text = b"0" if present is None else present.value
+    digits = text.removeprefix(b"-")
+    return int(text) + delta if digits.isdigit() and len(digits) <= _MAX_DIGITS else None
+
+
+def add_by_writing(driver: Driver, key: str, delta: int, guard: Generation, deadline: Deadline) -> Added:
+    """Add by compare-and-set, where the store has no counters: retry until it succeeds."""
+    while True:
+        read = driver.read(key, guard, deadline)
+        total = total_of(read.entry, delta)
+        if total is None or read.generation is None or read.generation.id != guard.id:
+            return Added(total, read.generation)
+        written = driver.write(Write(key, str(total).encode(), read.entry), guard, deadline)
+        if written.was_applied:
+            return Added(total, written.generation)
+        if deadline.is_over():
+            raise StoreUnreachable(driver.name, f"other clients changed {key!r} for {deadline.timeout_s:g} s")

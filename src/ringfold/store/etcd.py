@@ -1,16 +1,16 @@
 """etcd: the store between machines. Durable and replicated, with leases and watches of its own.
 
-We speak to the JSON gateway that every etcd from 3.4 on has on its client port (see docs/adr/0021): a call is one POST,
-and except for leases one call is one transaction, which etcd carries out atomically and in one order for everybody.
+The driver uses the JSON gateway that every etcd from 3.4 on has on its client port (see docs/adr/0021): a call is one
+POST, and except for leases one call is one transaction, which etcd executes atomically and in one order for all.
 
 *Version* is the key's `mod_revision`. *Generation* is the value of one key of the namespace, and *revision* is that
-key's `mod_revision`: every write also writes this key, with the same value. So a transaction can demand both, "this id"
-and "not older than I know", and a store that went back refuses the write by itself.
+key's `mod_revision`: every write also writes this key, with the same value. So a transaction can require both, "this
+id" and "not older than I know", and a store that was restored refuses the write by itself.
 
-*Leases* are etcd's, in whole seconds, rounded up, and not shorter than a few elections (2 s by default). *Waking* is a
-watch. A slow poll stands behind it, for a watch whose server hangs.
+*Leases* are etcd's, in whole seconds, rounded up, and not shorter than a few elections (2 s by default). *Notification*
+is a watch, with a slow poll in case the server of the watch hangs.
 
-With several members given, the next one is asked when one does not answer.
+With several members, the next one is tried when one does not respond.
 """
 
 import math
@@ -24,8 +24,18 @@ import msgspec
 
 from ringfold.errors import ConfigError, StoreError, StoreUnknown, StoreUnreachable
 from ringfold.runtime import http, threads
-from ringfold.store.base import Added, AnyVersion, Deadline, Entry, Generation, Read, Scanned, Write, Written
-from ringfold.store.counting import add_by_writing
+from ringfold.store.base import (
+    Added,
+    AnyVersion,
+    Deadline,
+    Entry,
+    Generation,
+    Read,
+    Scanned,
+    Write,
+    Written,
+    add_by_writing,
+)
 from ringfold.wire.decoding import decode
 
 _PORT = 2379
@@ -84,19 +94,20 @@ class _Fault(msgspec.Struct):
     error: object = ""
 
 
-Answer = TypeVar("Answer", _Transaction, _Lease, _KeptAlive, _Token)
+Response = TypeVar("Response", _Transaction, _Lease, _KeptAlive, _Token)
 
 
-class _Refused(Exception):
-    """The server answered with an error."""
+class _EtcdError(Exception):
+    """The server responded with an error."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(code, text)
-        self.code, self.text = code, text
+        self.code = code
+        self.text = text
 
 
-def _fault_of(said: bytes) -> tuple[int, str]:
-    fault = msgspec.json.decode(said, type=_Fault, strict=False)
+def _error_of(body: bytes) -> tuple[int, str]:
+    fault = msgspec.json.decode(body, type=_Fault, strict=False)
     return fault.code, fault.message or str(fault.error)
 
 
@@ -115,130 +126,136 @@ class EtcdDriver:
         self._members = [http.HttpClient(*_address(host), tls=scheme == "etcds") for host in hosts.split(",")]
         self._member = 0
         self._token = ""
-        self._founding = f"{namespace}/!generation".encode()
+        self._generation_key = f"{namespace}/!generation".encode()
         self._lock = threads.Lock()
         self._leases: dict[str, int] = {}
 
-    def found(self, nonce: str | None, deadline: Deadline) -> Generation | None:
-        look = _range(self._founding)
-        is_absent: Json = {"target": "CREATE", "key": self._founding, "create_revision": 0}
-        make: Json = {"request_put": {"key": self._founding, "value": (nonce or "").encode()}}
-        demands, then = ([is_absent], [make, look]) if nonce else ([], [look])
-        done = self._transact(demands, then, [look], deadline, lost=False)
-        return _stamp(done.pairs(len(done.responses) - 1))
+    def ensure_generation(self, nonce: str | None, deadline: Deadline) -> Generation | None:
+        look = _range(self._generation_key)
+        is_absent: Json = {"target": "CREATE", "key": self._generation_key, "create_revision": 0}
+        make: Json = {"request_put": {"key": self._generation_key, "value": (nonce or "").encode()}}
+        conditions, then = ([is_absent], [make, look]) if nonce else ([], [look])
+        done = self._transact(conditions, then, [look], deadline, lost=False)
+        return _generation(done.pairs(len(done.responses) - 1))
 
     def read(self, key: str, guard: Generation, deadline: Deadline) -> Read:
-        done = self._transact([], [_range(self._founding), _range(key.encode())], [], deadline, lost=False)
-        return Read(_entry(done.pairs(1)), _stamp(done.pairs(0)))
+        done = self._transact([], [_range(self._generation_key), _range(key.encode())], [], deadline, lost=False)
+        return Read(_entry(done.pairs(1)), _generation(done.pairs(0)))
 
     def scan(self, prefix: str, guard: Generation, deadline: Deadline) -> Scanned:
         start = prefix.encode()
         until = start[:-1] + bytes([start[-1] + 1])
-        done = self._transact([], [_range(self._founding), _range(start, until)], [], deadline, lost=False)
+        done = self._transact([], [_range(self._generation_key), _range(start, until)], [], deadline, lost=False)
         found = {pair.key.decode(errors="replace"): Entry(pair.value, pair.mod_revision) for pair in done.pairs(1)}
-        return Scanned(found, _stamp(done.pairs(0)))
+        return Scanned(found, _generation(done.pairs(0)))
 
     def write(self, write: Write, guard: Generation, deadline: Deadline) -> Written:
         lease = self._grant(write.ttl_ms, deadline) if write.ttl_ms else 0
-        written = self._written(write, guard, lease, deadline)
+        written = self._write_in_transaction(write, guard, lease, deadline)
         with self._lock:
-            ended = lease if lease and not written.is_made else self._leases.pop(write.key, 0) if written.is_made else 0
-            if lease and written.is_made:
+            ended = (
+                lease
+                if lease and not written.was_applied
+                else self._leases.pop(write.key, 0)
+                if written.was_applied
+                else 0
+            )
+            if lease and written.was_applied:
                 self._leases[write.key] = lease
         if ended:
             self._revoke(ended, deadline)
         return written
 
-    def _written(self, write: Write, guard: Generation, lease: int, deadline: Deadline) -> Written:
-        key, look = write.key.encode(), [_range(self._founding), _range(write.key.encode())]
+    def _write_in_transaction(self, write: Write, guard: Generation, lease: int, deadline: Deadline) -> Written:
+        key, look = write.key.encode(), [_range(self._generation_key), _range(write.key.encode())]
         change: Json = (
             {"request_delete_range": {"key": key}}
             if write.value is None
             else {"request_put": {"key": key, "value": write.value, "lease": lease}}
         )
-        touch: Json = {"request_put": {"key": self._founding, "value": guard.id.encode()}}
-        demands = [*self._guarded(guard), *_demanded(key, write)]
-        done = self._transact(demands, [*look, change, touch], look, deadline, lost=True)
+        touch: Json = {"request_put": {"key": self._generation_key, "value": guard.id.encode()}}
+        conditions = [*self._guard_conditions(guard), *_condition_of(key, write)]
+        done = self._transact(conditions, [*look, change, touch], look, deadline, lost=True)
         before = _entry(done.pairs(1))
         if not done.succeeded:
-            return Written(False, before, _stamp(done.pairs(0)))
+            return Written(False, before, _generation(done.pairs(0)))
         entry = None if write.value is None else Entry(write.value, done.header.revision)
-        return Written(True, entry, Generation(guard.id, done.header.revision), was_there=before is not None)
+        return Written(True, entry, Generation(guard.id, done.header.revision), existed=before is not None)
 
     def add(self, key: str, delta: int, guard: Generation, deadline: Deadline) -> Added:
         return add_by_writing(self, key, delta, guard, deadline)
 
-    def keep(self, key: str, entry: Entry, guard: Generation, deadline: Deadline) -> Written:
+    def renew(self, key: str, entry: Entry, guard: Generation, deadline: Deadline) -> Written:
         with self._lock:
             lease = self._leases.get(key, 0)
-        kept = self._ask("lease/keepalive", {"ID": lease}, _KeptAlive, deadline, lost=False)
+        kept = self._request("lease/keepalive", {"ID": lease}, _KeptAlive, deadline, lost=False)
         read = self.read(key, guard, deadline)
         is_held = kept.result.TTL > 0 and read.entry is not None and read.entry.version == entry.version
-        return Written(is_held, read.entry, read.stamp, was_there=read.entry is not None)
+        return Written(is_held, read.entry, read.generation, existed=read.entry is not None)
 
-    def listen(self, key: str, deadline: Deadline) -> "EtcdBell":
-        question = msgspec.json.encode({"create_request": {"key": key.encode()}})
+    def watch(self, key: str, deadline: Deadline) -> "EtcdKeyWatch":
+        request = msgspec.json.encode({"create_request": {"key": key.encode()}})
         try:
             member = self._members[self._member]
-            stream = member.stream("/v3/watch", question, self._headers(deadline), deadline.left_s())
+            stream = member.stream("/v3/watch", request, self._headers(deadline), deadline.left_s())
         except OSError as error:
             self._next_member()
             raise StoreUnreachable(self.name, str(error)) from error
-        except _Refused as error:
+        except _EtcdError as error:
             raise StoreError(self.name, error.text) from error
         if stream.status != 200:
             stream.close()
             self._token = ""
-            raise StoreUnreachable(self.name, f"it refused to watch: {stream.first[:200].decode(errors='replace')}")
-        return EtcdBell(stream, self.name)
+            raise StoreUnreachable(self.name, f"the watch was refused: {stream.first[:200].decode(errors='replace')}")
+        return EtcdKeyWatch(stream, self.name)
 
     def close(self) -> None:
         for member in self._members:
             member.close()
 
-    def _guarded(self, guard: Generation) -> list[Json]:
-        """The demand that the store is the one we know, and not older."""
+    def _guard_conditions(self, guard: Generation) -> list[Json]:
+        """The condition that the store has the known generation, and is not older."""
         return [
-            {"target": "VALUE", "key": self._founding, "value": guard.id.encode()},
-            {"target": "MOD", "key": self._founding, "mod_revision": guard.revision - 1, "result": "GREATER"},
+            {"target": "VALUE", "key": self._generation_key, "value": guard.id.encode()},
+            {"target": "MOD", "key": self._generation_key, "mod_revision": guard.revision - 1, "result": "GREATER"},
         ]
 
     def _grant(self, ttl_ms: int, deadline: Deadline) -> int:
-        # A lease without a key ends by itself: there is nothing open about it.
-        return self._ask("lease/grant", {"TTL": math.ceil(ttl_ms / 1_000)}, _Lease, deadline, lost=False).ID
+        # A lease without a key expires: its outcome need not be known.
+        return self._request("lease/grant", {"TTL": math.ceil(ttl_ms / 1_000)}, _Lease, deadline, lost=False).ID
 
     def _revoke(self, lease: int, deadline: Deadline) -> None:
-        with suppress(StoreError):  # it ends by itself
-            self._ask("lease/revoke", {"ID": lease}, _Lease, deadline, lost=False)
+        with suppress(StoreError):  # it expires
+            self._request("lease/revoke", {"ID": lease}, _Lease, deadline, lost=False)
 
     def _transact(
-        self, demands: list[Json], then: list[Json], otherwise: list[Json], deadline: Deadline, *, lost: bool
+        self, conditions: list[Json], then: list[Json], otherwise: list[Json], deadline: Deadline, *, lost: bool
     ) -> _Transaction:
-        question: Json = {"compare": demands, "success": then, "failure": otherwise}
-        done = self._ask("kv/txn", question, _Transaction, deadline, lost=lost)
+        request: Json = {"compare": conditions, "success": then, "failure": otherwise}
+        done = self._request("kv/txn", request, _Transaction, deadline, lost=lost)
         if len(done.responses) < len(then if done.succeeded else otherwise):
             unclear = StoreUnknown if lost else StoreError
-            raise unclear(self.name, "this is no etcd: its transaction answers less than it was asked")
+            raise unclear(self.name, "this is not an etcd: the response to a transaction is incomplete")
         return done
 
-    def _ask(self, path: str, question: Json, kind: type[Answer], deadline: Deadline, *, lost: bool) -> Answer:
-        """One question. `lost` says whether it changes something, so that a lost answer leaves that open."""
+    def _request(self, path: str, request: Json, kind: type[Response], deadline: Deadline, *, lost: bool) -> Response:
+        """One request. `lost`: it changes something, so its outcome is unknown if the response is lost."""
         unanswered = StoreUnknown if lost else StoreUnreachable
         try:
             try:
-                return self._post(path, question, kind, deadline)
-            except _Refused as refusal:
-                if refusal.code != _UNAUTHENTICATED or not self._user:
+                return self._post(path, request, kind, deadline)
+            except _EtcdError as error:
+                if error.code != _UNAUTHENTICATED or not self._user:
                     raise
-                self._token = ""  # it was too old
-                return self._post(path, question, kind, deadline)
+                self._token = ""  # it has expired
+                return self._post(path, request, kind, deadline)
         except http.NotSent as error:
             self._next_member()
             raise StoreUnreachable(self.name, str(error)) from error
         except http.NoAnswer as error:
             self._next_member()
-            raise unanswered(self.name, f"no answer within {deadline.timeout_s:g} s: {error}") from error
-        except _Refused as error:
+            raise unanswered(self.name, f"no response within {deadline.timeout_s:g} s: {error}") from error
+        except _EtcdError as error:
             if error.code in _OPEN_CODES:
                 self._next_member()
                 raise unanswered(self.name, error.text) from error
@@ -246,16 +263,16 @@ class EtcdDriver:
                 raise StoreUnreachable(self.name, "the lease ended before it was used") from error
             raise StoreError(self.name, error.text) from error
 
-    def _post(self, path: str, question: Json, kind: type[Answer], deadline: Deadline) -> Answer:
+    def _post(self, path: str, request: Json, kind: type[Response], deadline: Deadline) -> Response:
         headers = self._headers(deadline) if path != "auth/authenticate" else {}
-        member, body = self._members[self._member], msgspec.json.encode(question)
-        # One member that hangs must leave time to ask another.
+        member, body = self._members[self._member], msgspec.json.encode(request)
+        # One member that hangs must leave time to try another.
         limit_s = deadline.left_s() if len(self._members) == 1 else deadline.left_s() / 2
-        status, said = member.post(f"/v3/{path}", body, headers, limit_s)
-        error, what = partial(StoreError, self.name), f"this is no etcd with a JSON gateway (status {status}): "
+        status, response = member.post(f"/v3/{path}", body, headers, limit_s)
+        error, what = partial(StoreError, self.name), f"this is not an etcd with a JSON gateway (status {status}): "
         if status != 200:
-            raise _Refused(*decode(_fault_of, said, error, what))
-        return decode(msgspec.json.Decoder(kind, strict=False).decode, said, error, what)
+            raise _EtcdError(*decode(_error_of, response, error, what))
+        return decode(msgspec.json.Decoder(kind, strict=False).decode, response, error, what)
 
     def _headers(self, deadline: Deadline) -> dict[str, str]:
         if self._user and not self._token:
@@ -272,7 +289,7 @@ def _address(host: str) -> tuple[str, int]:
     if not colon or host.endswith("]"):
         name, port = host, str(_PORT)
     if not name or not port.isdigit():
-        raise ConfigError(f"{host!r} is no address of an etcd server; write host or host:port")
+        raise ConfigError(f"{host!r} is not an address of an etcd server; write host or host:port")
     return name.removeprefix("[").removesuffix("]"), int(port)
 
 
@@ -280,8 +297,8 @@ def _range(key: bytes, until: bytes = b"") -> Json:
     return {"request_range": {"key": key, "range_end": until} if until else {"key": key}}
 
 
-def _demanded(key: bytes, write: Write) -> list[Json]:
-    """A write's condition. Version and value: after a restore, etcd gives old numbers to new writes."""
+def _condition_of(key: bytes, write: Write) -> list[Json]:
+    """A write's condition. Version and value: after a restore, etcd reuses old numbers for new writes."""
     match write.condition:
         case AnyVersion():
             return []
@@ -294,7 +311,7 @@ def _demanded(key: bytes, write: Write) -> list[Json]:
             ]
 
 
-def _stamp(pairs: list[_Pair]) -> Generation | None:
+def _generation(pairs: list[_Pair]) -> Generation | None:
     return Generation(pairs[0].value.decode(errors="replace"), pairs[0].mod_revision) if pairs else None
 
 
@@ -302,11 +319,12 @@ def _entry(pairs: list[_Pair]) -> Entry | None:
     return Entry(pairs[0].value, pairs[0].mod_revision) if pairs else None
 
 
-class EtcdBell:
+class EtcdKeyWatch:
     """A watch of one key."""
 
     def __init__(self, stream: http.HttpStream, name: str) -> None:
-        self._stream, self._name = stream, name
+        self._stream = stream
+        self._name = name
 
     def wait(self, read: Read, timeout_s: float) -> None:
         try:

@@ -1,15 +1,15 @@
 """Redis: each call is one Lua script, so it is one atomic step and one round trip.
 
-A key is a hash with value, version and time to live; a lease is its expiry, which Redis keeps. One more hash of the
-namespace holds the generation and the revision, and a sorted set holds the names, for listing (an expired lease leaves
-its name behind until the next list). All names of a namespace share one hash tag, so they lie together in a cluster.
+A key is a hash with value, version and time to live; a lease is its expiry, by Redis itself. Another hash of the
+namespace has the generation and the revision, and a sorted set has the names, for listing (an expired lease leaves its
+name there until the next list). All names of a namespace share one hash tag, so they are on one node of a cluster.
 
-*Waking.* A script that changes a key publishes on a channel with its name. Published messages are not kept, so waiters
-also look once a second; the end of a lease is seen by looking, too.
+*Notification.* A script that changes a key publishes on a channel with its name. Published messages are not stored, so
+waiters also poll once a second; the expiry of a lease is seen by polling, too.
 
-*Durable* is what the server's settings make of it: `appendonly yes` and `appendfsync always` for what a sqlite file
-does by itself. With anything less a crash of the server takes acknowledged writes back, and with replicas a failover
-does. The revision shows that, and the client refuses to go on.
+*Durability* depends on the server's settings: `appendonly yes` and `appendfsync always` are equal to what a sqlite file
+does by default. With anything less a crash of the server loses acknowledged writes, and with replicas a failover does.
+The revision shows that, and the client refuses to continue.
 """
 
 import logging
@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 _SLOW_POLL_S = 1.0
 
 _FITS = """
-local function stamp() return redis.call('HMGET', KEYS[1], 'id', 'revision') end
+local function generation() return redis.call('HMGET', KEYS[1], 'id', 'revision') end
 local function entry(key) return redis.call('HMGET', key, 'value', 'version', 'ttl_ms') end
 local function fits(at) return at[1] == ARGV[1] and tonumber(at[2]) >= tonumber(ARGV[2]) end
 local function put(value, ttl_ms)
@@ -45,41 +45,41 @@ if ARGV[1] ~= '' and redis.call('EXISTS', KEYS[1]) == 0 then
 end
 return redis.call('HMGET', KEYS[1], 'id', 'revision')
 """
-_READ = _FITS + "return {stamp(), entry(KEYS[2])}"
+_READ = _FITS + "return {generation(), entry(KEYS[2])}"
 _WRITE = (
     _FITS
     + """
-local at, now = stamp(), entry(KEYS[2])
+local at, now = generation(), entry(KEYS[2])
 local is_met = ARGV[3] == 'any' or (now[2] or '0') == ARGV[3]
 if not fits(at) or not is_met then return {at, now, 0, 0} end
-local was_there = now[2] and 1 or 0
+local existed = now[2] and 1 or 0
 if ARGV[4] == 'put' then
   put(ARGV[5], ARGV[6])
-elseif was_there == 1 then
+elseif existed == 1 then
   redis.call('HINCRBY', KEYS[1], 'revision', 1)
   redis.call('DEL', KEYS[2])
   redis.call('ZREM', KEYS[3], KEYS[2])
   redis.call('PUBLISH', KEYS[2], 'changed')
 end
-return {stamp(), entry(KEYS[2]), 1, was_there}
+return {generation(), entry(KEYS[2]), 1, existed}
 """
 )
 _ADD = (
     _FITS
     + """
-local at, now = stamp(), entry(KEYS[2])
+local at, now = generation(), entry(KEYS[2])
 local text = now[1] or '0'
 if not fits(at) then return {at, '0'} end
 if not string.match(text, '^-?%d+$') or #text > 16 then return {at, false} end
 local total = string.format('%.0f', tonumber(text) + tonumber(ARGV[3]))
 put(total, 0)
-return {stamp(), total}
+return {generation(), total}
 """
 )
 _KEEP = (
     _FITS
     + """
-local at, now = stamp(), entry(KEYS[2])
+local at, now = generation(), entry(KEYS[2])
 if not fits(at) or now[2] ~= ARGV[3] then return {at, now, 0, 0} end
 redis.call('PEXPIRE', KEYS[2], ARGV[4])
 return {at, now, 1, 1}
@@ -97,13 +97,13 @@ for _, name in ipairs(redis.call('ZRANGEBYLEX', KEYS[3], '[' .. KEYS[2], '(' .. 
     redis.call('ZREM', KEYS[3], name)
   end
 end
-return {stamp(), found}
+return {generation(), found}
 """
 )
 
 
 class Connection(Protocol):
-    """What we use of redis-py's connection: it packs, parses, signs in and speaks TLS; the deadlines are ours."""
+    """What is used of redis-py's connection: encoding, authentication and TLS; the deadlines are not."""
 
     socket_connect_timeout: float
     socket_timeout: float
@@ -136,19 +136,21 @@ class RedisDriver:
         try:
             self._pool = self._redis.ConnectionPool.from_url(url, protocol=2)
         except ValueError as error:
-            raise ConfigError(f"{self.name} is no address of a Redis server: {error}") from error
+            raise ConfigError(f"{self.name} is not an address of a Redis server: {error}") from error
         self._lock = threads.Lock()
         self._idle: list[Connection] = []
         self._pid = os.getpid()
 
-    def found(self, nonce: str | None, deadline: Deadline) -> Generation | None:
+    def ensure_generation(self, nonce: str | None, deadline: Deadline) -> Generation | None:
         if nonce is not None:
-            self._warn_if_forgetful(deadline)
-        return _stamp(self._call(("EVAL", _FOUND, 1, self._key("!generation"), nonce or ""), deadline, is_read=True))
+            self._warn_if_not_durable(deadline)
+        return _generation(
+            self._call(("EVAL", _FOUND, 1, self._key("!generation"), nonce or ""), deadline, is_read=True)
+        )
 
     def read(self, key: str, guard: Generation, deadline: Deadline) -> Read:
         at, now = self._run(_READ, key, guard, deadline, is_read=True)
-        return Read(_entry(now), _stamp(at))
+        return Read(_entry(now), _generation(at))
 
     def write(self, write: Write, guard: Generation, deadline: Deadline) -> Written:
         match write.condition:
@@ -163,24 +165,24 @@ class RedisDriver:
 
     def add(self, key: str, delta: int, guard: Generation, deadline: Deadline) -> Added:
         at, total = self._run(_ADD, key, guard, deadline, delta)
-        return Added(None if total is None else int(total), _stamp(at))
+        return Added(None if total is None else int(total), _generation(at))
 
     def scan(self, prefix: str, guard: Generation, deadline: Deadline) -> Scanned:
         at, found = self._run(_SCAN, prefix, guard, deadline, is_read=True)
         skip = len(self._key(""))
         entries = {f"{self._namespace}/{name.decode(errors='replace')[skip:]}": _entry(now) for name, now in found}
-        return Scanned({name: entry for name, entry in entries.items() if entry is not None}, _stamp(at))
+        return Scanned({name: entry for name, entry in entries.items() if entry is not None}, _generation(at))
 
-    def keep(self, key: str, entry: Entry, guard: Generation, deadline: Deadline) -> Written:
-        # Renewing twice is renewing: there is nothing open about it.
+    def renew(self, key: str, entry: Entry, guard: Generation, deadline: Deadline) -> Written:
+        # Renewal is idempotent: its outcome need not be known.
         return _written(self._run(_KEEP, key, guard, deadline, entry.version, entry.ttl_ms, is_read=True))
 
-    def listen(self, key: str, deadline: Deadline) -> "RedisBell":
+    def watch(self, key: str, deadline: Deadline) -> "RedisKeyWatch":
         connection = self._connected(deadline)
         try:
             connection.send_command("SUBSCRIBE", self._full(key))
             if not connection.can_read(deadline.left_s()):
-                raise StoreUnreachable(self.name, f"no answer within {deadline.timeout_s:g} s")
+                raise StoreUnreachable(self.name, f"no response within {deadline.timeout_s:g} s")
             connection.read_response()
         except (self._redis.ConnectionError, self._redis.TimeoutError) as error:
             connection.disconnect()
@@ -188,7 +190,7 @@ class RedisDriver:
         except BaseException:
             connection.disconnect()
             raise
-        return RedisBell(self._redis, connection, self.name)
+        return RedisKeyWatch(self._redis, connection, self.name)
 
     def close(self) -> None:
         with self._lock:
@@ -200,7 +202,7 @@ class RedisDriver:
         return f"{{{self._namespace}}}/{rest}"
 
     def _full(self, key: str) -> str:
-        """The name in Redis of a key that comes with its namespace."""
+        """The name in Redis of a key with its namespace."""
         return self._key(key[len(self._namespace) + 1 :])
 
     def _run(
@@ -210,15 +212,15 @@ class RedisDriver:
         return self._call(("EVAL", script, 3, *keys, guard.id, guard.revision, *rest), deadline, is_read=is_read)
 
     def _call(self, command: tuple[Word, ...], deadline: Deadline, *, is_read: bool) -> list[Any]:
-        """Send one command and read its answer. What is lost on the way is StoreUnknown, unless it only reads."""
+        """Send one command and read its response. If that is lost it is StoreUnknown, unless the command only reads."""
         connection = self._connected(deadline)
         lost = StoreUnreachable if is_read else StoreUnknown
         try:
             connection.send_command(*command)
             if not connection.can_read(max(0.001, deadline.left_s())):
                 connection.disconnect()
-                raise lost(self.name, f"no answer within {deadline.timeout_s:g} s")
-            answer = connection.read_response()
+                raise lost(self.name, f"no response within {deadline.timeout_s:g} s")
+            response = connection.read_response()
         except self._redis.exceptions.BusyLoadingError as error:
             connection.disconnect()
             raise StoreUnreachable(self.name, str(error)) from error
@@ -230,10 +232,10 @@ class RedisDriver:
             raise StoreError(self.name, str(error)) from error
         with self._lock:
             self._idle.append(connection)
-        return answer
+        return response
 
     def _connected(self, deadline: Deadline) -> Connection:
-        """A connection that nobody else uses. One that the server has closed meanwhile is not taken."""
+        """A connection for exclusive use. One that the server has closed in the meantime is not used."""
         while (connection := self._taken()) is not None:
             try:
                 if not connection.can_read(0):
@@ -241,7 +243,7 @@ class RedisDriver:
             except self._redis.RedisError:
                 pass
             connection.disconnect()
-        # The pool itself would count connections, also those that are gone.
+        # The pool itself would also count connections that are closed.
         made: Connection = self._pool.connection_class(**self._pool.connection_kwargs)
         made.socket_connect_timeout = made.socket_timeout = max(0.05, deadline.left_s())
         try:
@@ -256,20 +258,20 @@ class RedisDriver:
 
     def _taken(self) -> Connection | None:
         with self._lock:
-            if self._pid != os.getpid():  # after a fork they are the parent's
+            if self._pid != os.getpid():  # after a fork they belong to the parent
                 self._pid, self._idle = os.getpid(), []
             return self._idle.pop() if self._idle else None
 
-    def _warn_if_forgetful(self, deadline: Deadline) -> None:
+    def _warn_if_not_durable(self, deadline: Deadline) -> None:
         try:
-            said = self._call(("CONFIG", "GET", "appendonly"), deadline, is_read=True)
+            values = self._call(("CONFIG", "GET", "appendonly"), deadline, is_read=True)
         except StoreError:
-            return  # not everybody may ask
-        if said and said[-1] != b"yes":
-            _log.warning("%s keeps no append-only file: a crash of the server ends the run (appendonly yes)", self.name)
+            return  # CONFIG may be forbidden
+        if values and values[-1] != b"yes":
+            _log.warning("%s has no append-only file: a crash of the server ends the run (appendonly yes)", self.name)
 
 
-def _stamp(row: list[bytes | None]) -> Generation | None:
+def _generation(row: list[bytes | None]) -> Generation | None:
     name, revision = row
     return None if name is None or revision is None else Generation(name.decode(errors="replace"), int(revision))
 
@@ -279,16 +281,18 @@ def _entry(row: list[bytes | None]) -> Entry | None:
     return None if value is None or version is None else Entry(value, int(version), int(ttl_ms or 0))
 
 
-def _written(answer: list[Any]) -> Written:
-    at, now, is_made, was_there = answer
-    return Written(bool(is_made), _entry(now), _stamp(at), bool(was_there))
+def _written(response: list[Any]) -> Written:
+    at, now, was_applied, existed = response
+    return Written(bool(was_applied), _entry(now), _generation(at), bool(existed))
 
 
-class RedisBell:
-    """A connection that has subscribed to one key's changes."""
+class RedisKeyWatch:
+    """A connection that is subscribed to the changes of one key."""
 
     def __init__(self, redis: ModuleType, connection: Connection, name: str) -> None:
-        self._redis, self._connection, self._name = redis, connection, name
+        self._redis = redis
+        self._connection = connection
+        self._name = name
 
     def wait(self, read: Read, timeout_s: float) -> None:
         try:

@@ -1,24 +1,25 @@
 """sqlite: a file that all processes of one machine share. Nothing to install, nothing to run.
 
-One row of `meta` holds the generation and the revision; every statement that reads or writes a key reads or writes this
+One row of `meta` has the generation and the revision; every statement that reads or writes a key reads or writes this
 row in the same transaction. A version is the revision at which the key was written.
 
-*Durable.* Write-ahead log, synchronous FULL: a write that was answered has been flushed to the disk, whatever is killed
-then. What is not lasting goes into the log unflushed (synchronous NORMAL), and the next lasting write flushes it, too:
-only the machine's own end can lose it, and with it all who had seen it. *Many writers.* A write begins with BEGIN
-IMMEDIATE, so it never fails half-way for want of the lock; who does not get the lock tries again until its deadline.
+*Durability.* Write-ahead log, synchronous FULL: a write that was acknowledged is on the disk. A write that is not
+lasting goes into the log unflushed (synchronous NORMAL), and the next lasting write flushes it, too: only a crash of
+the machine can lose it, and all processes that had seen it end with the machine. *Many writers.* A write begins with
+BEGIN IMMEDIATE, so it never fails half-way for want of the lock; a process that does not get the lock retries until its
+deadline.
 
-*Waking.* A bell is a file beside the database, made by the first who waits for a key, and watched with inotify; whoever
-writes the key touches it, if it is there. Keys share a few hundred bells, so who waits for one key is hardly ever woken
-for another: with one bell for all, n ranks that arrive one by one would wake each other n * n times. Somebody killed
-between the write and the touch is covered by a slow poll.
+*Notification.* Waiters watch a file beside the database with inotify. The first waiter of a key creates it; a writer of
+the key touches it, if it exists. Keys share a few hundred such files, so waiters are rarely woken for another key: with
+one file for all, n ranks that arrive one by one would wake each other n * n times. A slow poll covers a writer that is
+killed between the write and the touch.
 
-*The file may be swapped.* An open database goes on as if nothing were, although everybody else uses the new file. So
-every call compares the inode behind the path with the one that is open, and opens the new one if it differs; its
-generation and revision tell whether that is acceptable. (A file that was put there without removing the old one's
-write-ahead log is not touched at all.) Only founding makes a file; nobody makes a lost one anew.
+*The file may be replaced.* An open database does not notice, although all other processes use the new file. So every
+call compares the inode of the path with the open one, and opens the new file if it differs; its generation and revision
+show whether that is acceptable. (A file that was put there without removing the old one's write-ahead log is never
+opened.) Only the first client of a namespace creates a file; a lost file is never created again.
 
-*Not on a network disk*: its locks and shared memory are not what the write-ahead log needs. That is refused.
+*Not on a network disk*: its locks and shared memory do not satisfy the write-ahead log. That is refused.
 """
 
 import logging
@@ -42,9 +43,9 @@ from ringfold.store.base import (
     Scanned,
     Write,
     Written,
+    total_of,
     version_of,
 )
-from ringfold.store.counting import total_of
 
 Value = TypeVar("Value")
 _log = logging.getLogger(__name__)
@@ -68,14 +69,14 @@ _NETWORK = frozenset(
     {"nfs", "nfs4", "cifs", "smb2", "smb3", "smbfs", "afs", "ceph", "glusterfs", "lustre", "beegfs", "gpfs", "orangefs"}
 )
 _LOCK_PAUSE_S = 0.0005
-_LAST_LOCK_PAUSE_S = 0.01
+_MAX_LOCK_PAUSE_S = 0.01
 _SLOW_POLL_S = 0.05
 _POLL_S = 0.005
-_BELLS_KEPT = 8
+_MAX_IDLE_WATCHES = 8
 
 
 class SqliteDriver:
-    """A database file, through one connection that reads and one that writes."""
+    """A database file, with one connection for reads and one for writes."""
 
     can_list = True
     has_leases = False
@@ -86,7 +87,7 @@ class SqliteDriver:
         if not self._path.parent.is_dir():
             raise ConfigError(f"{self.name}: the folder {self._path.parent} does not exist")
         self._check_disk(allow_network)
-        self._bells = _Bells(self._path)
+        self._watches = _FileWatches(self._path)
         self._reader, self._writer = _Connection(self._path, self.name), _Connection(self._path, self.name)
 
     def _check_disk(self, allow_network: bool) -> None:
@@ -96,12 +97,12 @@ class SqliteDriver:
                 return
             if not allow_network:
                 raise ConfigError(
-                    f"{self.name} lies on a network disk ({kind}), where sqlite loses data. Put it on a local disk "
+                    f"{self.name} is on a network disk ({kind}), where sqlite loses data. Put it on a local disk "
                     "(allow_network=True if this one is), or use etcd between machines"
                 )
-            _log.warning("%s lies on a network disk (%s), where sqlite may lose data", self.name, kind)
+            _log.warning("%s is on a network disk (%s), where sqlite may lose data", self.name, kind)
 
-    def found(self, nonce: str | None, deadline: Deadline) -> Generation | None:
+    def ensure_generation(self, nonce: str | None, deadline: Deadline) -> Generation | None:
         def enter(db: sqlite3.Connection) -> None:
             if nonce is not None:
                 db.execute("INSERT OR IGNORE INTO meta VALUES (1, ?, 1)", (nonce,))
@@ -109,14 +110,14 @@ class SqliteDriver:
         if nonce is not None:
             self._writer.create(deadline)
             self._writer.change(enter, deadline)
-        return self._reader.look(_stamp, deadline)
+        return self._reader.look(_generation, deadline)
 
     def read(self, key: str, guard: Generation, deadline: Deadline) -> Read:
         row = self._reader.look(lambda db: db.execute(_READ, (key,)).fetchone(), deadline)
         return Read(None, None) if row is None else Read(_entry(row[2:]), Generation(*row[:2]))
 
     def scan(self, prefix: str, guard: Generation, deadline: Deadline) -> Scanned:
-        # No text sorts behind the last code point, and a prefix is never empty.
+        # No text sorts after the last code point, and a prefix is never empty.
         bounds = (prefix, prefix + "\U0010ffff")
         rows = self._reader.look(lambda db: db.execute(_SCAN, bounds).fetchall(), deadline)
         if not rows:
@@ -127,8 +128,8 @@ class SqliteDriver:
         written = self._writer.change(lambda db: _write(db, write, guard), deadline, lasting=write.lasting)
         if written is None:
             return Written(False, None, None)
-        if written.is_made:
-            self._bells.ring(write.key)
+        if written.was_applied:
+            self._watches.notify(write.key)
         return written
 
     def add(self, key: str, delta: int, guard: Generation, deadline: Deadline) -> Added:
@@ -137,25 +138,25 @@ class SqliteDriver:
             total = None if row is None else total_of(_entry(row[2:]), delta)
             if row is None or total is None:
                 return Added(total, None if row is None else Generation(*row[:2]))
-            return Added(total, _write(db, Write(key, str(total).encode()), guard).stamp)
+            return Added(total, _write(db, Write(key, str(total).encode()), guard).generation)
 
         added = self._writer.change(change, deadline)
-        self._bells.ring(key)
+        self._watches.notify(key)
         return Added(0, None) if added is None else added
 
-    def keep(self, key: str, entry: Entry, guard: Generation, deadline: Deadline) -> Written:
-        raise AssertionError("a store without leases was asked to keep one")
+    def renew(self, key: str, entry: Entry, guard: Generation, deadline: Deadline) -> Written:
+        raise AssertionError("this store has no leases")
 
-    def listen(self, key: str, deadline: Deadline) -> "SqliteBell":
-        return SqliteBell(self._bells, key)
+    def watch(self, key: str, deadline: Deadline) -> "SqliteKeyWatch":
+        return SqliteKeyWatch(self._watches, key)
 
     def close(self) -> None:
-        self._bells.close()
+        self._watches.close()
         self._reader.close()
         self._writer.close()
 
 
-def _stamp(db: sqlite3.Connection) -> Generation | None:
+def _generation(db: sqlite3.Connection) -> Generation | None:
     row = db.execute("SELECT generation, revision FROM meta WHERE one = 1").fetchone()
     return None if row is None else Generation(*row)
 
@@ -169,21 +170,21 @@ def _write(db: sqlite3.Connection, write: Write, guard: Generation) -> Written:
     row = db.execute(_READ, (write.key,)).fetchone()
     if row is None:
         return Written(False, None, None)
-    present, stamp = _entry(row[2:]), Generation(*row[:2])
+    present, generation = _entry(row[2:]), Generation(*row[:2])
     is_met = isinstance(write.condition, AnyVersion) or version_of(present) == version_of(write.condition)
-    if stamp.id != guard.id or stamp.revision < guard.revision or not is_met:
-        return Written(False, present, stamp)
+    if generation.id != guard.id or generation.revision < guard.revision or not is_met:
+        return Written(False, present, generation)
     if write.value is None and present is None:
-        return Written(True, None, stamp)
-    stamp = Generation(stamp.id, stamp.revision + 1)
-    db.execute("UPDATE meta SET revision = ? WHERE one = 1", (stamp.revision,))
+        return Written(True, None, generation)
+    generation = Generation(generation.id, generation.revision + 1)
+    db.execute("UPDATE meta SET revision = ? WHERE one = 1", (generation.revision,))
     if write.value is None:
         db.execute("DELETE FROM entries WHERE key = ?", (write.key,))
-        return Written(True, None, stamp, was_there=True)
-    entry = Entry(write.value, stamp.revision, write.ttl_ms)
+        return Written(True, None, generation, existed=True)
+    entry = Entry(write.value, generation.revision, write.ttl_ms)
     row = (write.key, entry.value, entry.version, entry.ttl_ms)
     db.execute("INSERT OR REPLACE INTO entries VALUES (?, ?, ?, ?)", row)
-    return Written(True, entry, stamp, was_there=present is not None)
+    return Written(True, entry, generation, existed=present is not None)
 
 
 class _Connection:
@@ -201,21 +202,21 @@ class _Connection:
         self._inherited: list[sqlite3.Connection] = []
 
     def create(self, deadline: Deadline) -> None:
-        """Make the file and its tables, unless they are there."""
-        with self._mine(deadline):
-            self._patiently(lambda: self._make(), deadline)
+        """Create the file and its tables, unless they exist."""
+        with self._exclusive(deadline):
+            self._retry_while_locked(lambda: self._make(), deadline)
 
     def look(self, body: Callable[[sqlite3.Connection], Value], deadline: Deadline) -> Value | None:
         """The result of one statement; None if there is no database."""
-        with self._mine(deadline):
-            return self._patiently(lambda: None if (db := self._opened()) is None else body(db), deadline)
+        with self._exclusive(deadline):
+            return self._retry_while_locked(lambda: None if (db := self._opened()) is None else body(db), deadline)
 
     def change(
         self, body: Callable[[sqlite3.Connection], Value], deadline: Deadline, *, lasting: bool = True
     ) -> Value | None:
-        """The result of a write transaction, which is on the disk if it is lasting; None if there is no database."""
-        with self._mine(deadline):
-            db = self._patiently(lambda: self._begun(lasting), deadline)
+        """The result of a write transaction, flushed to the disk if it is lasting; None if there is no database."""
+        with self._exclusive(deadline):
+            db = self._retry_while_locked(lambda: self._begun(lasting), deadline)
             if db is None:
                 return None
             try:
@@ -237,7 +238,7 @@ class _Connection:
             self._drop()
 
     @contextmanager
-    def _mine(self, deadline: Deadline) -> Iterator[None]:
+    def _exclusive(self, deadline: Deadline) -> Iterator[None]:
         if not self._lock.acquire(timeout=max(0.001, deadline.left_s())):
             raise StoreUnreachable(self._name, f"other threads used it for {deadline.timeout_s:g} s")
         try:
@@ -245,8 +246,8 @@ class _Connection:
         finally:
             self._lock.release()
 
-    def _patiently(self, step: Callable[[], Value], deadline: Deadline) -> Value:
-        """Do something for which another process may hold the lock."""
+    def _retry_while_locked(self, step: Callable[[], Value], deadline: Deadline) -> Value:
+        """Retry a step while another process holds the lock, until the deadline."""
         pause_s = _LOCK_PAUSE_S
         while True:
             try:
@@ -258,10 +259,10 @@ class _Connection:
                 if deadline.left_s() <= pause_s:
                     text = f"another process held its lock for {deadline.timeout_s:g} s"
                     raise StoreUnreachable(self._name, text) from error
-            except OSError as error:  # not even the path can be looked at: its folder, or its disk, is gone
+            except OSError as error:  # the path cannot be read: its folder, or its disk, is gone
                 raise StoreError(self._name, error.strerror or str(error)) from error
             threads.Event().wait(pause_s)
-            pause_s = min(pause_s * 1.5, _LAST_LOCK_PAUSE_S)
+            pause_s = min(pause_s * 1.5, _MAX_LOCK_PAUSE_S)
 
     def _begun(self, lasting: bool) -> sqlite3.Connection | None:
         db = self._opened()
@@ -273,16 +274,16 @@ class _Connection:
         return db
 
     def _opened(self) -> sqlite3.Connection | None:
-        """A connection to the file that is there now; None if there is none, or one that must not be touched."""
+        """A connection to the present file; None if there is none, or one that must not be opened."""
         if self._pid != os.getpid():
-            self._leave_to_parent()
+            self._leave_connection_to_parent()
         there = _inode(self._path)
         if there is None:
             self._drop()
             return None
         if self._db is not None and there != self._file:
-            # Opening the new file with the old one's log would mix the two. The log's inode is not given to another
-            # file as long as our old connection has it open.
+            # Opening the new file with the old one's log would mix the two. The log's inode is not reused as long as
+            # the old connection has it open.
             if self._log is not None and _inode(self._log_path) == self._log:
                 return None
             self._drop()
@@ -291,7 +292,10 @@ class _Connection:
             if not self._is_ours(db):
                 db.close()
                 return None
-            self._db, self._file, self._log, self._flushes = db, there, _inode(self._log_path), True
+            self._db = db
+            self._file = there
+            self._log = _inode(self._log_path)
+            self._flushes = True
         return self._db
 
     def _make(self) -> None:
@@ -324,8 +328,8 @@ class _Connection:
         if db is not None:
             db.close()
 
-    def _leave_to_parent(self) -> None:
-        """A forked child must neither use nor close what its parent has open: sqlite would tidy up under the parent."""
+    def _leave_connection_to_parent(self) -> None:
+        """A forked child must neither use nor close the parent's connection: sqlite would remove its files."""
         if self._db is not None:
             self._inherited.append(self._db)
         self._db, self._file, self._pid = None, None, os.getpid()
@@ -339,80 +343,80 @@ def _inode(path: Path) -> tuple[int, int] | None:
     return there.st_dev, there.st_ino
 
 
-class _Bells:
-    """The bells of a database. Those that nobody waits for now are kept: the kernel takes 20 ms to take one down."""
+class _FileWatches:
+    """The watched files of a database. Idle watches are reused: the kernel takes 20 ms to remove one."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._lock = threads.Lock()
-        self._idle: list[_Hung] = []
+        self._idle: list[_IdleWatch] = []
         self._pid = os.getpid()
 
-    def ring(self, key: str) -> None:
-        """Wake those who wait for a key. Where that fails, their slow poll finds the change."""
+    def notify(self, key: str) -> None:
+        """Wake the waiters of a key. If that fails, their slow poll finds the change."""
         with suppress(OSError):
             os.utime(self._file_of(key))
 
-    def take(self, key: str) -> "_Hung | None":
-        """A bell that hears of every write of a key from now on; None where there are none."""
+    def take(self, key: str) -> "_IdleWatch | None":
+        """A watch that sees every write of a key from now on; None if inotify is not available."""
         path = self._file_of(key)
         with self._lock:
-            if self._pid != os.getpid():  # after a fork they are the parent's, and so is what they hear
+            if self._pid != os.getpid():  # after a fork they and their events belong to the parent
                 self._pid, self._idle = os.getpid(), []
-            for hung in [hung for hung in self._idle if hung.path == path]:
-                self._idle.remove(hung)
-                if hung.file == _inode(Path(path)):
-                    hung.bell.wait(0)
-                    return hung
-                hung.bell.close()
+            for idle in [idle for idle in self._idle if idle.path == path]:
+                self._idle.remove(idle)
+                if idle.file == _inode(Path(path)):
+                    idle.watch.wait(0)
+                    return idle
+                idle.watch.close()
         try:
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666))
-            return _Hung(local.FileWatch(path), path, _inode(Path(path)))
+            return _IdleWatch(local.FileWatch(path), path, _inode(Path(path)))
         except OSError:
             return None
 
-    def put_back(self, hung: "_Hung") -> None:
+    def put_back(self, idle: "_IdleWatch") -> None:
         with self._lock:
-            self._idle.append(hung)
-            if len(self._idle) > _BELLS_KEPT:
-                self._idle.pop(0).bell.close()
+            self._idle.append(idle)
+            if len(self._idle) > _MAX_IDLE_WATCHES:
+                self._idle.pop(0).watch.close()
 
     def close(self) -> None:
         with self._lock:
             while self._idle and self._pid == os.getpid():
-                self._idle.pop().bell.close()
+                self._idle.pop().watch.close()
 
     def _file_of(self, key: str) -> str:
         return f"{self._path}-bell-{zlib.crc32(key.encode()) & 0xFF:02x}"
 
 
-class _Hung(NamedTuple):
-    """A bell, and the file that it hangs at."""
+class _IdleWatch(NamedTuple):
+    """A watch, and the file that it watches."""
 
-    bell: local.FileWatch
+    watch: local.FileWatch
     path: str
     file: tuple[int, int] | None
 
 
-class SqliteBell:
-    """Rings when a key was written, and seldom for another one; without inotify it polls."""
+class SqliteKeyWatch:
+    """Notifies when a key was written, and rarely for another one; without inotify it polls."""
 
-    def __init__(self, bells: _Bells, key: str) -> None:
-        self._bells, self._hung = bells, bells.take(key)
+    def __init__(self, watches: _FileWatches, key: str) -> None:
+        self._watches, self._idle_watch = watches, watches.take(key)
 
     def wait(self, read: Read, timeout_s: float) -> None:
-        if self._hung is None:
+        if self._idle_watch is None:
             threads.Event().wait(min(timeout_s, _POLL_S))
         else:
-            self._hung.bell.wait(min(timeout_s, _SLOW_POLL_S))
+            self._idle_watch.watch.wait(min(timeout_s, _SLOW_POLL_S))
 
     def close(self) -> None:
-        if self._hung is not None:
-            self._bells.put_back(self._hung)
+        if self._idle_watch is not None:
+            self._watches.put_back(self._idle_watch)
 
 
 def file_system(mounts: str, folder: Path) -> str:
-    """The kind of file system that a folder lies on, by the text of /proc/self/mounts."""
+    """The type of the file system of a folder, by the text of /proc/self/mounts."""
     best, kind = "", ""
     for line in mounts.splitlines():
         _, point, found, *_ = line.split()

@@ -1,22 +1,21 @@
-"""torch's TCPStore: what a PyTorch job has anyway. In memory, one server, no leases, no listing, no waking.
+"""torch's TCPStore: what a PyTorch job has anyway. In memory, one server, no leases, no listing, no notification.
 
-What is built on top of it here, and why:
-- *Versions.* A value is stored behind a header with a version, taken from a counter of the namespace, so no two writes
-  ever store the same bytes. That also tells winners from losers: `compare_set` answers with what the key holds then,
-  and two clients that write equal bytes would both read their own.
-- *Reading.* `get` of a missing key blocks. `compare_set` with an expectation that is never stored changes nothing and
-  answers at once: with the value, or, on a missing key, with the expectation itself.
-- *Deleting on a condition* is not there; a tombstone is written instead (a header without a value). It stays until the
-  key is deleted without a condition, or made again.
-- *Waking.* `compare_set` wakes nobody, and `wait` only wakes when a key appears. So a write that replaces version v
-  of a key sets the key's bell for v, which those who have seen v wait for; a slow poll stands behind that. A bell stays
-  for a while, for those who are just about to wait; its maker removes it some bells later.
-- *Deadlines.* A call to a server that hangs does not return. Calls are made in threads that can be left behind, and a
-  thread that was left behind before it wrote writes no more.
+What is added here, and why:
+- *Versions.* A value is stored behind a header with a version from a counter of the namespace, so no two writes ever
+  store the same bytes. That also distinguishes winners from losers: `compare_set` returns the value of the key
+  afterwards, and two clients that write equal bytes would both read their own.
+- *Reading.* `get` of a missing key blocks. `compare_set` with an expected value that is never stored changes nothing
+  and returns at once: the value, or, for a missing key, the expected value itself.
+- *Deleting on a condition* does not exist; a tombstone is written instead (a header without a value). It stays until
+  the key is deleted unconditionally, or created again.
+- *Notification.* `compare_set` wakes no waiter, and `wait` only returns when a key appears. So a write that replaces
+  version v of a key sets the notification key of v, and waiters that have seen v wait for it; a slow poll is the
+  fallback. A notification key stays for a while, for waiters that are just about to wait; its writer removes it later.
+- *Deadlines.* A call to a server that hangs does not return. Calls are made in threads that can be abandoned, and a
+  thread that was abandoned before it wrote does not write.
 
-A TCPStore lives and dies with its process, and its clients' connections with it: the generation is looked at whenever a
-connection is made. Nothing protects it but the network: there is no password. With `serve` it listens at the address
-that was given and no other.
+A TCPStore ends with its process, and its clients' connections with it: the generation is read whenever a connection is
+made. It has no password: only the network protects it. With `serve` it listens at the given address only.
 """
 
 import os
@@ -31,22 +30,32 @@ from typing import Protocol, TypeVar
 
 from ringfold.errors import ConfigError, MissingPackage, StoreError, StoreUnknown, StoreUnreachable
 from ringfold.runtime import clock, network, threads
-from ringfold.store.base import Added, AnyVersion, Deadline, Entry, Generation, Read, Scanned, Write, Written
-from ringfold.store.counting import add_by_writing
+from ringfold.store.base import (
+    Added,
+    AnyVersion,
+    Deadline,
+    Entry,
+    Generation,
+    Read,
+    Scanned,
+    Write,
+    Written,
+    add_by_writing,
+)
 
 Value = TypeVar("Value")
 
 _HEADER = struct.Struct(">QIB")  # version, time to live in ms, whether there is a value
-_QUESTION = b"?"  # shorter than any header, so it is never stored
+_NEVER_STORED = b"?"  # shorter than any header
 _FOR_EVER = timedelta(days=1)
 _SLOW_POLL_S = 0.5
 _POLL_S = 0.02
-_BELLS_KEPT = 64
+_MAX_NOTIFICATION_KEYS = 64
 _END_S = 1.0
 
 
 class Torch(Protocol):
-    """What we use of torch.distributed.TCPStore."""
+    """What is used of torch.distributed.TCPStore."""
 
     def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes: ...
 
@@ -66,7 +75,7 @@ def _packed(entry: Entry | None, version: int = 0) -> bytes:
 
 
 def _unpacked(raw: bytes) -> Entry | None:
-    """What a key holds; None also for the answer of a missing key, and for a tombstone."""
+    """The entry in the bytes of a key; None also for a missing key, and for a tombstone."""
     if len(raw) < _HEADER.size:
         return None
     version, ttl_ms, is_there = _HEADER.unpack_from(raw)
@@ -74,7 +83,7 @@ def _unpacked(raw: bytes) -> Entry | None:
 
 
 class _Attempt:
-    """Whether a write may still begin, and whether it did: decided once, between its thread and who waits for it."""
+    """Whether a write may still begin, and whether it did: decided once, between its thread and the waiting one."""
 
     def __init__(self) -> None:
         self._lock = threads.Lock()
@@ -84,10 +93,10 @@ class _Attempt:
     def begin(self) -> None:
         with self._lock:
             if self._is_over:
-                raise TimeoutError("it was given up before it began")
+                raise TimeoutError("it was abandoned before it began")
             self.has_begun = True
 
-    def give_up(self) -> bool:
+    def abandon(self) -> bool:
         """Returns whether it has begun."""
         with self._lock:
             self._is_over = True
@@ -95,10 +104,12 @@ class _Attempt:
 
 
 class _Link:
-    """One connection, used by one call at a time, and the generation that was there when it was made."""
+    """One connection, used by one call at a time, and the generation when it was made."""
 
     def __init__(self, torch: Torch, caller: threads.CallThread, generation: str | None) -> None:
-        self.torch, self.caller, self.generation = torch, caller, generation
+        self.torch = torch
+        self.caller = caller
+        self.generation = generation
 
 
 class TcpDriver:
@@ -114,14 +125,14 @@ class TcpDriver:
             raise MissingPackage("torch", "torch", "a store at tcp://") from error
         host, colon, port = url.removeprefix("tcp://").rstrip("/").rpartition(":")
         if not host or not colon or not port.isdigit():
-            raise ConfigError(f"{url!r} is no address of a TCPStore; write tcp://host:port")
+            raise ConfigError(f"{url!r} is not an address of a TCPStore; write tcp://host:port")
         self._host, self._port = host.removeprefix("[").removesuffix("]"), int(port)
         self._served = self._serve() if serve else None
         self.name = f"tcp://{host}:{self._port}"
         self._namespace = namespace
         self._lock = threads.Lock()
         self._idle: list[_Link] = []
-        self._rung: deque[str] = deque()
+        self._notified: deque[str] = deque()
         self._pid = os.getpid()
 
     def _serve(self) -> object:
@@ -133,44 +144,48 @@ class TcpDriver:
             self._host, self._port, None, True, wait_for_workers=False, master_listen_fd=descriptor
         )
 
-    def found(self, nonce: str | None, deadline: Deadline) -> Generation | None:
+    def ensure_generation(self, nonce: str | None, deadline: Deadline) -> Generation | None:
         def body(torch: Torch) -> Generation | None:
-            name, counter = self._inner("generation"), self._inner("versions")
-            raw = torch.compare_set(name, b"" if nonce else _QUESTION, _packed(Entry((nonce or "").encode(), 1)))
+            name, counter = self._internal_key("generation"), self._internal_key("versions")
+            raw = torch.compare_set(name, b"" if nonce else _NEVER_STORED, _packed(Entry((nonce or "").encode(), 1)))
             entry = _unpacked(raw)
             return None if entry is None else Generation(entry.value.decode(errors="replace"), torch.add(counter, 0))
 
         link = self._connected(deadline)
-        stamp = self._made(link, body, deadline)
-        link.generation = None if stamp is None else stamp.id
-        return stamp
+        generation = self._call(link, body, deadline)
+        link.generation = None if generation is None else generation.id
+        return generation
 
     def read(self, key: str, guard: Generation, deadline: Deadline) -> Read:
         link = self._connected(deadline)
-        entry = _unpacked(self._made(link, lambda torch: torch.compare_set(key, _QUESTION, _QUESTION), deadline))
-        return Read(entry, self._stamp(link, guard, entry))
+        entry = _unpacked(
+            self._call(link, lambda torch: torch.compare_set(key, _NEVER_STORED, _NEVER_STORED), deadline)
+        )
+        return Read(entry, self._generation(link, guard, entry))
 
     def write(self, write: Write, guard: Generation, deadline: Deadline) -> Written:
         link, attempt = self._connected(deadline), _Attempt()
         if link.generation != guard.id:
             self.put_back(link)
-            return Written(False, None, self._stamp(link, guard, None))
-        body = self._dropping if write.value is None and isinstance(write.condition, AnyVersion) else self._swapping
-        made = self._made(link, lambda torch: body(torch, write, attempt), deadline, attempt)
-        is_made, entry, was_there = made
-        return Written(is_made, entry, self._stamp(link, guard, entry), was_there)
+            return Written(False, None, self._generation(link, guard, None))
+        body = (
+            self._delete if write.value is None and isinstance(write.condition, AnyVersion) else self._compare_and_swap
+        )
+        made = self._call(link, lambda torch: body(torch, write, attempt), deadline, attempt)
+        was_applied, entry, existed = made
+        return Written(was_applied, entry, self._generation(link, guard, entry), existed)
 
     def add(self, key: str, delta: int, guard: Generation, deadline: Deadline) -> Added:
         return add_by_writing(self, key, delta, guard, deadline)
 
     def scan(self, prefix: str, guard: Generation, deadline: Deadline) -> Scanned:
-        raise AssertionError("a store that cannot list was asked to")
+        raise AssertionError("this store cannot list")
 
-    def keep(self, key: str, entry: Entry, guard: Generation, deadline: Deadline) -> Written:
-        raise AssertionError("a store without leases was asked to keep one")
+    def renew(self, key: str, entry: Entry, guard: Generation, deadline: Deadline) -> Written:
+        raise AssertionError("this store has no leases")
 
-    def listen(self, key: str, deadline: Deadline) -> "TcpBell":
-        return TcpBell(self, key, self._connected(deadline))
+    def watch(self, key: str, deadline: Deadline) -> "TcpKeyWatch":
+        return TcpKeyWatch(self, key, self._connected(deadline))
 
     def close(self) -> None:
         with self._lock:
@@ -179,89 +194,89 @@ class TcpDriver:
             link.caller.abandon()
         self._served = None
 
-    # What a write does, in the thread that makes it
+    # Writes, in the thread that makes them
 
-    def _swapping(self, torch: Torch, write: Write, attempt: _Attempt) -> tuple[bool, Entry | None, bool]:
-        """Whether it was written, what the key holds now, and whether it held something before."""
+    def _compare_and_swap(self, torch: Torch, write: Write, attempt: _Attempt) -> tuple[bool, Entry | None, bool]:
+        """Whether it was written, the entry of the key now, and whether it had one before."""
         match write.condition:
             case AnyVersion():
-                held = torch.compare_set(write.key, _QUESTION, _QUESTION)
-                expected = b"" if held == _QUESTION else held
+                held = torch.compare_set(write.key, _NEVER_STORED, _NEVER_STORED)
+                expected = b"" if held == _NEVER_STORED else held
             case None:
                 expected = b""
             case Entry() as demanded:
                 expected = _packed(demanded)
         while True:
-            version = torch.add(self._inner("versions"), 1)
+            version = torch.add(self._internal_key("versions"), 1)
             entry = None if write.value is None else Entry(write.value, version, write.ttl_ms)
             desired = _packed(entry, version)
             attempt.begin()
             held = torch.compare_set(write.key, expected, desired)
             if held == desired:
                 before = _unpacked(expected)
-                self._ring(torch, write.key, before, is_gone=entry is None)
+                self._notify(torch, write.key, before, is_gone=entry is None)
                 return True, entry, before is not None
-            if held == expected:  # the answer of a key that is not there
+            if held == expected:  # the key is missing
                 held = b""
             may_try = isinstance(write.condition, AnyVersion) or (write.condition is None and _unpacked(held) is None)
             if not may_try:
                 return False, _unpacked(held), False
             expected = held
 
-    def _dropping(self, torch: Torch, write: Write, attempt: _Attempt) -> tuple[bool, Entry | None, bool]:
-        before = _unpacked(torch.compare_set(write.key, _QUESTION, _QUESTION))
+    def _delete(self, torch: Torch, write: Write, attempt: _Attempt) -> tuple[bool, Entry | None, bool]:
+        before = _unpacked(torch.compare_set(write.key, _NEVER_STORED, _NEVER_STORED))
         attempt.begin()
-        was_there = torch.delete_key(write.key) and before is not None
-        self._ring(torch, write.key, before, is_gone=True)
-        return True, None, was_there
+        existed = torch.delete_key(write.key) and before is not None
+        self._notify(torch, write.key, before, is_gone=True)
+        return True, None, existed
 
-    def _ring(self, torch: Torch, key: str, before: Entry | None, *, is_gone: bool) -> None:
-        """Wake those who have seen `before`. The write is made: nothing that fails here may make it look otherwise."""
-        bell = self.bell(key, before)
+    def _notify(self, torch: Torch, key: str, before: Entry | None, *, is_gone: bool) -> None:
+        """Wake the waiters that have seen `before`. The write is made: errors here must not hide that."""
+        name = self.notification_key(key, before)
         with self._lock:
-            self._rung.append(bell)
-            old = [self._rung.popleft()] if len(self._rung) > _BELLS_KEPT else []
-        if is_gone:  # or whoever waits for the key to come back would find it rung
-            old.append(self.bell(key, None))
+            self._notified.append(name)
+            old = [self._notified.popleft()] if len(self._notified) > _MAX_NOTIFICATION_KEYS else []
+        if is_gone:  # or waiters for the key to be created again would return at once
+            old.append(self.notification_key(key, None))
         with suppress(RuntimeError):
-            torch.set(bell, b"1")
-            for name in old:
-                torch.delete_key(name)
+            torch.set(name, b"1")
+            for each in old:
+                torch.delete_key(each)
 
     # Connections
 
-    def bell(self, key: str, seen: Entry | None) -> str:
-        return self._inner(f"bell/{0 if seen is None else seen.version}/{key}")
+    def notification_key(self, key: str, seen: Entry | None) -> str:
+        return self._internal_key(f"bell/{0 if seen is None else seen.version}/{key}")
 
-    def ring_again(self, bell: str, deadline: Deadline) -> None:
-        """Wake whoever waits for one bell."""
+    def wake(self, key: str, deadline: Deadline) -> None:
+        """Wake the waiters for one notification key."""
 
         def body(torch: Torch) -> None:
-            torch.set(bell, b"1")
-            torch.delete_key(bell)
+            torch.set(key, b"1")
+            torch.delete_key(key)
 
-        self._made(self._connected(deadline), body, deadline)
+        self._call(self._connected(deadline), body, deadline)
 
-    def _inner(self, name: str) -> str:
+    def _internal_key(self, name: str) -> str:
         return f"{self._namespace}/!{name}"
 
-    def _stamp(self, link: _Link, guard: Generation, entry: Entry | None) -> Generation | None:
-        """A TCPStore cannot go back: a connection that still stands leads to the store that it was made to."""
+    def _generation(self, link: _Link, guard: Generation, entry: Entry | None) -> Generation | None:
+        """A TCPStore cannot be restored: an open connection always leads to the same store."""
         if link.generation is None:
             return None
         return Generation(link.generation, max(guard.revision, 0 if entry is None else entry.version))
 
-    def _made(
+    def _call(
         self, link: _Link, body: Callable[[Torch], Value], deadline: Deadline, attempt: _Attempt | None = None
     ) -> Value:
-        """Make a call on a connection, and put that back. Without an attempt, nothing is changed by it."""
+        """Make a call on a connection, and put that back. A call without an attempt changes nothing."""
         pending = link.caller.start(lambda: body(link.torch))
         try:
             value = pending.result(max(0.001, deadline.left_s()))
         except (TimeoutError, RuntimeError) as error:
             link.caller.abandon()
-            has_begun = attempt is not None and attempt.give_up()
-            why = str(error).partition("\n")[0] or f"no answer within {deadline.timeout_s:g} s"
+            has_begun = attempt is not None and attempt.abandon()
+            why = str(error).partition("\n")[0] or f"no response within {deadline.timeout_s:g} s"
             raise (StoreUnknown if has_begun else StoreUnreachable)(self.name, why) from None
         except BaseException:
             link.caller.abandon()
@@ -275,11 +290,11 @@ class TcpDriver:
 
     def _connected(self, deadline: Deadline) -> _Link:
         with self._lock:
-            if self._pid != os.getpid():  # after a fork they are the parent's, and their threads are gone
+            if self._pid != os.getpid():  # after a fork they belong to the parent, and their threads are gone
                 self._pid, self._idle = os.getpid(), []
             if self._idle:
                 return self._idle.pop()
-        # torch writes a page of complaints about every attempt that fails: look first.
+        # torch logs a page for every attempt that fails: check first.
         if why := network.can_connect(self._host, self._port, deadline.left_s()):
             raise StoreUnreachable(self.name, why)
         caller = threads.CallThread("ringfold-tcpstore")
@@ -287,7 +302,7 @@ class TcpDriver:
 
         def connect() -> tuple[Torch, str | None]:
             torch = self._torch.TCPStore(self._host, self._port, None, False, timeout=limit, wait_for_workers=False)
-            entry = _unpacked(torch.compare_set(self._inner("generation"), _QUESTION, _QUESTION))
+            entry = _unpacked(torch.compare_set(self._internal_key("generation"), _NEVER_STORED, _NEVER_STORED))
             return torch, None if entry is None else entry.value.decode(errors="replace")
 
         try:
@@ -295,39 +310,44 @@ class TcpDriver:
             return _Link(torch, caller, generation)
         except (TimeoutError, RuntimeError) as error:
             caller.abandon()
-            why = str(error).partition("\n")[0] or f"no answer within {deadline.timeout_s:g} s"
+            why = str(error).partition("\n")[0] or f"no response within {deadline.timeout_s:g} s"
             raise StoreUnreachable(self.name, why) from None
 
 
-class TcpBell:
-    """Waits for a bell key to appear, on a connection of its own.
+class TcpKeyWatch:
+    """Waits for a notification key to appear, on a connection of its own.
 
-    Ending a wait early makes torch complain, so it is left pending from one look to the next. A wait that nobody needs
-    any more is ended by ringing that bell oneself.
+    Ending a wait early makes torch log errors, so it stays pending from one poll to the next. A wait that is not needed
+    any more is ended by setting its notification key.
     """
 
     def __init__(self, driver: TcpDriver, key: str, link: _Link) -> None:
-        self._driver, self._key, self._link = driver, key, link
-        self._bell, self._heard = "", ""
+        self._driver = driver
+        self._key = key
+        self._link = link
+        self._awaited = ""
+        self._last_notified = ""
         self._pending: threads.PendingCall[None] | None = None
 
     def wait(self, read: Read, timeout_s: float) -> None:
-        bell = self._driver.bell(self._key, read.entry)
-        if bell == self._heard:  # somebody rang for nothing, and perhaps it still stands there
+        awaited = self._driver.notification_key(self._key, read.entry)
+        if awaited == self._last_notified:  # a notification without a change, and perhaps the key still exists
             threads.Event().wait(min(timeout_s, _POLL_S))
             return
-        if self._pending is not None and self._bell != bell and not self._is_free():
+        if self._pending is not None and self._awaited != awaited and not self._is_free():
             raise StoreUnreachable(self._driver.name, "a wait could not be ended")
         if self._pending is None:
-            torch, self._bell = self._link.torch, bell
-            self._pending = self._link.caller.start(lambda: torch.wait([bell], _FOR_EVER))
+            torch = self._link.torch
+            self._awaited = awaited
+            self._pending = self._link.caller.start(lambda: torch.wait([awaited], _FOR_EVER))
         try:
             self._pending.result(min(timeout_s, _SLOW_POLL_S))
         except TimeoutError:
             return
         except RuntimeError as error:
             raise StoreUnreachable(self._driver.name, str(error).partition("\n")[0]) from None
-        self._pending, self._heard = None, bell
+        self._pending = None
+        self._last_notified = awaited
 
     def close(self) -> None:
         if self._is_free():
@@ -341,7 +361,7 @@ class TcpBell:
             return True
         limit = Deadline(clock.monotonic_ns, _END_S)
         try:
-            self._driver.ring_again(self._bell, limit)
+            self._driver.wake(self._awaited, limit)
             self._pending.result(limit.left_s())
         except (StoreError, RuntimeError, TimeoutError):
             return False

@@ -13,18 +13,19 @@ whole history. Where a session would wait for its thread, this one yields the re
 A program whose peer is killed is hung up: its call raises `HungUp`, which no program should catch, and its thread ends.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar, cast
 
 import numpy as np
 
+from ringfold._native import OpRequest, OpResult
 from ringfold.errors import RingfoldError, UsageError
-from ringfold.peer.codes import DTYPES, REDUCE_OPS
+from ringfold.peer.codes import DTYPES, REDUCE_OPS, OpStatus
 from ringfold.peer.communicator import Communicator
 from ringfold.peer.effects import CallSucceeded, SyncInterrupted, SyncSucceeded
-from ringfold.peer.engine import Array, OpResult
+from ringfold.peer.engine import Array
 from ringfold.peer.machine import PeerMachine
 from ringfold.peer.outcome import again
 from ringfold.peer.session import Session
@@ -340,38 +341,23 @@ class SimEngine:
         self._line, self._peer = line, peer
         self._ended: dict[int, object] = {}
 
-    def submit(
-        self,
-        kind: int,
-        reduce_op: int,
-        tag: int,
-        root: int,
-        source: Sequence[Array],
-        target: Sequence[Array] | None,
-        dtypes: Sequence[int],
-        retry: int,
-        timeout_ns: int,
-        quantisation: int = 0,
-        again: bool = False,
-        contribute: bool = True,
-    ) -> int:
-        if target is not None or len(source) > 1 or [DTYPES[array.dtype.name] for array in source] != list(dtypes):
+    def submit(self, request: OpRequest) -> int:
+        codes = [DTYPES[array.dtype.name] for array in request.source]
+        if request.target is not None or len(request.source) > 1 or codes != request.dtypes:
             raise NotImplementedError("one array, in place, in its own dtype: the rest is not simulated")
-        array = source[0] if source else np.zeros(0, np.uint8)
-        timeout_ms = timeout_ns // MS
         handle = self._line.ask(
             Collective(
-                array,
-                OPS[reduce_op],
-                tag,
-                retry,
-                Kind(kind),
-                root,
-                timeout_ms,
+                request.source[0] if request.source else np.zeros(0, np.uint8),
+                OPS[request.reduce_op],
+                request.tag,
+                request.retry,
+                Kind(request.kind),
+                request.root,
+                request.timeout_ns // MS,
                 wait=False,
-                quantisation=quantisation,
-                again=again,
-                contribute=contribute,
+                quantisation=request.quantisation,
+                again=request.again,
+                contribute=request.contribute,
             )
         )
         assert isinstance(handle, int)
@@ -399,27 +385,20 @@ class SimEngine:
     def run_op(self, op: int) -> OpResult:
         return _result(self._line.ask(Wait(op)))
 
-    def collective(
-        self,
-        kind: int,
-        reduce_op: int,
-        tag: int,
-        root: int,
-        source: Sequence[Array],
-        target: Sequence[Array] | None,
-        dtypes: Sequence[int],
-        retry: int,
-        timeout_ns: int,
-        quantisation: int = 0,
-        contribute: bool = True,
-    ) -> OpResult:
-        begun = self.submit(
-            kind, reduce_op, tag, root, source, target, dtypes, retry, timeout_ns, quantisation, contribute=contribute
-        )
-        return self.run_op(begun)
+    def collective(self, request: OpRequest) -> OpResult:
+        return self.run_op(self.submit(request))
 
     def all_reduce(self, array: Array, dtype: int, reduce_op: int, tag: int, retry: int, timeout_ns: int) -> OpResult:
-        return self.collective(Kind.ALL_REDUCE, reduce_op, tag, 0, [array], None, [dtype], retry, timeout_ns)
+        request = OpRequest(
+            kind=Kind.ALL_REDUCE,
+            reduce_op=reduce_op,
+            tag=tag,
+            source=[array],
+            dtypes=[dtype],
+            retry=retry,
+            timeout_ns=timeout_ns,
+        )
+        return self.collective(request)
 
     def tags_in_flight(self) -> list[int]:
         return []
@@ -433,4 +412,9 @@ class SimEngine:
 
 def _result(reduced: object) -> OpResult:
     assert isinstance(reduced, Reduced)
-    return 0, b"", reduced.epoch, reduced.contributors, reduced.registrations, 0, 0
+    return OpResult(
+        status=OpStatus.OK,
+        epoch=reduced.epoch,
+        contributors=reduced.contributors,
+        registrations=reduced.registrations,
+    )

@@ -1,10 +1,10 @@
 """The native engine core as the simulation sees it: types for what `ringfold._native.Core` offers."""
 
 import importlib
-from collections.abc import Sequence
 from typing import Protocol, cast
 
-from ringfold.peer.engine import Array, Commands, OpResult, RawEvent
+from ringfold._native import EngineEvent, OpRequest, OpResult
+from ringfold.peer.engine import Commands
 from ringfold.runtime.development import require_testing_module
 
 
@@ -21,24 +21,10 @@ class Core(Commands, Protocol):
     def stats(self) -> dict[str, int]: ...
     def lost(self, now: int, conn: int, reason: str) -> None: ...
     def tick(self, now: int) -> None: ...
-    def next_event(self) -> RawEvent | None: ...
+    def next_event(self) -> EngineEvent | None: ...
     def conns_to_flush(self) -> list[int]: ...
     def conns_to_close(self) -> list[int]: ...
-    def submit(
-        self,
-        kind: int,
-        reduce_op: int,
-        tag: int,
-        root: int,
-        source: Sequence[Array],
-        target: Sequence[Array] | None,
-        dtypes: Sequence[int],
-        retry: int,
-        timeout_ns: int,
-        quantisation: int = 0,
-        again: bool = False,
-        contribute: bool = True,
-    ) -> int: ...
+    def submit(self, request: OpRequest) -> int: ...
     def poll(self, op: int) -> OpResult | None: ...
     def release(self, op: int) -> None: ...
 

@@ -1,10 +1,10 @@
 """The global iteration, simulated: ranks with the production steps over a store in memory, and everything goes wrong.
 
 A *life* is one process of one rank. It runs two sequences of steps, as the real one has two threads: its program (next
-iteration, train, next, ...) and its pulse. Every operation they yield travels to the store, is carried out there at one
-instant, and its answer travels back. At each of them the life may die, before it is carried out or after; the answer
-may be lost; the operation may be late. Besides, lives are paused, cut off, doubled, restarted at once or much later,
-their clocks jump by an hour, and the store stands still, is emptied or put back.
+iteration, train, next, ...) and its heartbeats. Every operation they yield travels to the store, is carried out there
+at one instant, and its answer travels back. At each of them the life may die, before it is carried out or after; the
+answer may be lost; the operation may be late. Besides, lives are paused, cut off, doubled, restarted at once or much
+later, their clocks jump by an hour, and the store stands still, is emptied or put back.
 
 What is checked, for any protocol, by what lives really did:
 - nobody wins an iteration that somebody else has won;
@@ -22,31 +22,31 @@ from random import Random
 from typing import TYPE_CHECKING, Literal, Protocol, assert_never
 
 from ringfold.errors import DeadlineExceeded, RingfoldError, StoreUnreachable, StoreWentBack, Superseded
-from ringfold.iteration.machine import Machine
-from ringfold.iteration.model import Begun, Self, Timing
+from ringfold.iteration.liveness import LivenessTiming
+from ringfold.iteration.machine import BegunIteration, IterationMachine
 from ringfold.iteration.operations import (
     NS,
-    Answer,
-    Beat,
     CompareAndSet,
     Delete,
     Get,
+    Heartbeat,
     ListKeys,
     Operation,
-    Outcome,
     Pause,
     Steps,
+    StoreOutcome,
+    StoreReply,
     WaitFor,
-    sent,
+    send_reply,
 )
-from ringfold.iteration.record import Record, Rules, decode
+from ringfold.iteration.record import RankIdentity, Record, Rules, decode
 from ringfold.store.base import version_of
 from ringfold.store.client import StoreClient
-from ringfold.store.memory import Crashed, Fault, MemoryDriver, MemoryServer, Snapshot
+from ringfold.store.in_memory import Crashed, Fault, MemoryDriver, MemoryServer, Snapshot
 from ringfold.testing.scheduler import MS, Scheduler, SimulationFailure, Trace
 
 PREFIX = "run"
-TIMING = Timing(heartbeat_s=1.0, inactive_after_s=6.0)
+TIMING = LivenessTiming(heartbeat_s=1.0, inactive_after_s=6.0)
 SETTLED = 3
 """So many iterations everybody must be handed once the faults have stopped."""
 
@@ -57,9 +57,9 @@ Moment = Literal["crash", "crash after"]
 class Agreeing(Protocol):
     """A protocol for the global iteration, as the simulation drives it."""
 
-    def next(self, now_ns: int, timeout_s: float) -> Steps[Begun]: ...
+    def next(self, now_ns: int, timeout_s: float) -> Steps[BegunIteration]: ...
 
-    def pulse(self) -> Steps[None]: ...
+    def send_heartbeats(self) -> Steps[None]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +103,7 @@ class Result:
     troubles: tuple[str, ...]
 
 
-Course = Generator[Operation, Answer, None]
+Course = Generator[Operation, StoreReply, None]
 
 
 @dataclass(eq=False, slots=True)
@@ -114,14 +114,14 @@ class Fiber:
     has_begun: bool = False
     is_running: bool = False
 
-    def send(self, answer: Answer) -> Operation:
+    def send(self, answer: StoreReply) -> Operation:
         """Hand over what became of the last operation; returns the next."""
         self.is_running = True
         try:
             if not self.has_begun:
                 self.has_begun = True
                 return next(self.course)
-            return sent(self.course, answer)
+            return send_reply(self.course, answer)
         finally:
             self.is_running = False
 
@@ -174,7 +174,7 @@ AgreeingOf = Callable[["Simulated", Life], Agreeing]
 
 
 def production(sim: "Simulated", life: Life) -> Agreeing:
-    return Machine(sim.self_of(life), sim.story.rules, TIMING)
+    return IterationMachine(sim.self_of(life), sim.story.rules, TIMING)
 
 
 class Simulated:
@@ -310,7 +310,7 @@ class Simulated:
             self.sched.after(trouble.for_ms * MS, self._strike, trouble)
             return
         if self._snapshot is not None and trouble.kind == "restore":
-            if self._snapshot.stamp == self.server.stamp:
+            if self._snapshot.generation == self.server.generation:
                 return
             self.server.restore(self._snapshot)
         else:
@@ -323,8 +323,8 @@ class Simulated:
 
     # Lives
 
-    def self_of(self, life: Life) -> Self:
-        return Self(
+    def self_of(self, life: Life) -> RankIdentity:
+        return RankIdentity(
             rank=life.rank,
             incarnation=life.incarnation,
             can_list=self.story.can_list,
@@ -371,7 +371,7 @@ class Simulated:
             return
         life.history = self.history
         life.agreeing = self._agreeing(self, life)
-        life.fibers = [Fiber(self._program(life, life.agreeing)), Fiber(life.agreeing.pulse())]
+        life.fibers = [Fiber(self._program(life, life.agreeing)), Fiber(life.agreeing.send_heartbeats())]
         for fiber in life.fibers:
             self._send(life, fiber, None)
 
@@ -388,7 +388,7 @@ class Simulated:
             self.note(life, f"begins {begun.iteration} of {list(begun.members)}{', won' if begun.is_winner else ''}")
             is_on_its_way = self.sched.now - self._back_ns < 700 * MS
             self.checks.begun(life, begun, self.history, is_on_its_way=is_on_its_way)
-            if life.is_leaving and isinstance(agreeing, Machine):
+            if life.is_leaving and isinstance(agreeing, IterationMachine):
                 try:
                     yield from agreeing.leave(self.now_ns(life), 5)
                 except (DeadlineExceeded, StoreUnreachable) as error:
@@ -424,7 +424,7 @@ class Simulated:
 
     # Steps
 
-    def _send(self, life: Life, fiber: Fiber, outcome: Outcome) -> None:
+    def _send(self, life: Life, fiber: Fiber, outcome: StoreOutcome) -> None:
         """Hand an answer to a sequence of steps, and see to what it asks for next."""
         if not life.is_up:
             return
@@ -433,7 +433,7 @@ class Simulated:
             return
         is_program = fiber is life.fibers[0]
         try:
-            operation = fiber.send(Answer(self.now_ns(life), outcome))
+            operation = fiber.send(StoreReply(self.now_ns(life), outcome))
         except StopIteration:
             return
         except Superseded as error:
@@ -484,7 +484,7 @@ class Simulated:
             return  # it was still on its way out when the process died
         life.fault = self._draw_fault(life) if life.is_up else "lost reply"
         self._expire()
-        outcome: Outcome
+        outcome: StoreOutcome
         try:
             outcome = self._carried_out(life, operation)
         except Crashed as crash:
@@ -497,7 +497,7 @@ class Simulated:
         self._noticed()
         self.sched.after(self._delay_ns(), self._send, life, fiber, outcome)
 
-    def _carried_out(self, life: Life, operation: Operation) -> Outcome:
+    def _carried_out(self, life: Life, operation: Operation) -> StoreOutcome:
         client = life.client
         assert client is not None
         match operation:
@@ -510,7 +510,7 @@ class Simulated:
             case Delete(key, expected):
                 client.delete(key, expected)
                 return None
-            case Beat(key, value, ttl_s):
+            case Heartbeat(key, value, ttl_s):
                 if self.story.has_leases:
                     self._leases[f"{PREFIX}/{key}"] = self.sched.now + round(ttl_s * NS)
                 client.set(key, value)
@@ -579,7 +579,7 @@ class Checks:
 
     # What lives are handed
 
-    def begun(self, life: "Life", begun: Begun, history: int, *, is_on_its_way: bool) -> None:
+    def begun(self, life: "Life", begun: BegunIteration, history: int, *, is_on_its_way: bool) -> None:
         """A life is handed an iteration; perhaps the answer was on its way when the store went back."""
         number, last = begun.iteration, life.log[-1] if life.log else None
         if not self._may_go_on(life, history):

@@ -42,7 +42,7 @@ from ringfold.testing.masters import LEASE_MS, SimStore, lead_later
 from ringfold.testing.network import End
 from ringfold.testing.scheduler import MS
 from ringfold.testing.stalling import judge_stall
-from ringfold.topology.moonshot import Question, answer
+from ringfold.topology.moonshot import MoonshotRequest, solve
 from ringfold.wire.frames import (
     MAX_FRAME_BYTES,
     FrameKind,
@@ -367,9 +367,9 @@ class SimMaster:
     def _peer(self, conn: int) -> "SimPeer":
         return self.sim.by_name[self._names[conn]]
 
-    def _search(self, run: str, group: int, question: Question) -> None:
+    def _search(self, run: str, group: int, question: MoonshotRequest) -> None:
         """The long search, as short as a test can afford."""
-        found = answer(msgspec.structs.replace(question, budget=SEARCH_BUDGET))
+        found = solve(msgspec.structs.replace(question, budget=SEARCH_BUDGET))
         if found.solution is not None and not self.host.frozen:
             self._step(MoonshotFound(group, found.solution, run))
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ringfold._native import OpRequest, OpResult
 from ringfold.config import DEFAULT_RUN
 from ringfold.errors import RingfoldError, UsageError
 from ringfold.peer.codes import DTYPES, REDUCE_OPS, OpStatus
@@ -34,7 +35,7 @@ from ringfold.peer.effects import (
     SyncSucceeded,
     WriteBlocks,
 )
-from ringfold.peer.engine import OpResult, event_of, execute
+from ringfold.peer.engine import event_of, execute
 from ringfold.peer.events import (
     BlocksChanged,
     CallBusy,
@@ -304,18 +305,19 @@ class SimPeer:
         self.core.set_now(self.sim.scheduler.now)
         barrier = not request.array.size
         op = self.core.submit(
-            request.kind,
-            REDUCE_OPS[request.op],
-            request.tag,
-            request.root,
-            [] if barrier else [request.array],
-            None,
-            [] if barrier else [DTYPES[request.array.dtype.name]],
-            request.retry,
-            self._timeout_ms(request) * MS,
-            request.quantisation,
-            request.again,
-            request.contribute,
+            OpRequest(
+                kind=request.kind,
+                reduce_op=REDUCE_OPS[request.op],
+                tag=request.tag,
+                root=request.root,
+                source=[] if barrier else [request.array],
+                dtypes=[] if barrier else [DTYPES[request.array.dtype.name]],
+                retry=request.retry,
+                timeout_ns=self._timeout_ms(request) * MS,
+                quantisation=request.quantisation,
+                again=request.again,
+                contribute=request.contribute,
+            )
         )
         self.later(0, self._turn)
         return op
@@ -433,8 +435,8 @@ class SimPeer:
         """Hand on what the core reports and wants sent, until it is quiet."""
         core, sockets = self.core, self._sockets
         core.set_now(self.sim.scheduler.now)
-        while (raw := core.next_event()) is not None:
-            event = event_of(sockets, sockets.translate(raw), self._nonce)
+        while (reported := core.next_event()) is not None:
+            event = event_of(sockets, sockets.translate(reported), self._nonce)
             if isinstance(event, OpTimedOut):
                 event = replace(event, final=event.tag not in self._usual_tags)
             if event is not None:
@@ -477,12 +479,11 @@ class SimPeer:
             result = self.core.poll(op)
             if result is not None:
                 self.core.release(op)
-                runner.landed(op, self._outcome(result), result[2])
+                runner.landed(op, self._outcome(result), result.epoch)
 
     def _outcome(self, result: OpResult) -> Reduced | RingfoldError:
-        status, _, epoch, contributors, registrations = result[:5]
-        if status == OpStatus.OK:
-            return Reduced(epoch, contributors, registrations)
+        if result.status == OpStatus.OK:
+            return Reduced(result.epoch, result.contributors, result.registrations)
         return error_of_op(result, "op", self.ended_with, self.machine.peer)
 
     def _read_on(self) -> None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Literal, get_args
 
-from ringfold.probe.rounds.events import MS, Commanded, Watched
+from ringfold.probe.rounds.events import MS, CommandReceived, ResidualObserved
 from ringfold.probe.rounds.master import RoundMaster
 from ringfold.probe.rounds.node import RoundNode
 from ringfold.probe.rounds.settings import Adaptive, RoundSettings
@@ -225,12 +225,12 @@ class RoundSimulation:
             case "leave":
                 self._leave(node)
             case "command":
-                self._command(rng.choice(("start", "stop", "round", "round", "show")))
+                self._handle_command(rng.choice(("start", "stop", "round", "round", "show")))
                 if rng.random() < 0.4:
-                    self.scheduler.after(rng.randint(0, 600 * MS), self._command, rng.choice(("stop", "round")))
+                    self.scheduler.after(rng.randint(0, 600 * MS), self._handle_command, rng.choice(("stop", "round")))
             case "alarm":
                 if node.is_alive:
-                    node.event(Watched(node.id, node.id + 1, 10**9))
+                    node.event(ResidualObserved(node.id, node.id + 1, 10**9))
             case "memory":
                 self._remember()
 
@@ -274,7 +274,7 @@ class RoundSimulation:
         if self.scenario.settings.kind != "gloo" and self.world.fence:
             self._add(listen_only=False, last=RoundId(self.world.fence, self.rng.randint(50, 500)))
 
-    def _command(self, action: ProbeAction) -> None:
+    def _handle_command(self, action: ProbeAction) -> None:
         master, settings = self.world.master, self.scenario.settings
         if master is None or settings.kind == "gloo" or (self._is_healed and action == "stop"):
             return
@@ -291,7 +291,7 @@ class RoundSimulation:
                 self.world.history.unanswered(action, limit_ms)
 
         self.scheduler.after(limit_ms * MS, look)
-        master.event(Commanded(asker, action, label))
+        master.event(CommandReceived(asker, action, label))
 
     # The end
 
@@ -309,7 +309,7 @@ class RoundSimulation:
         if world.master is not None:
             world.master.wake()
             if not world.master.machine.is_on:
-                self._command("start")
+                self._handle_command("start")
         self._healed_published = len(world.history.published)
         self._healed_exports = dict(world.history.exports)
 

@@ -15,7 +15,8 @@ The truth comes from the simulated world (true time, true clocks), and reaches t
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ringfold.probe.rounds.events import MS, Heard, NodeEffect, NodeEvent, Resume, Rotate
+from ringfold.probe.rounds.effects import NodeEffect, ResumeProbing, RotateWindow
+from ringfold.probe.rounds.events import MS, MasterMessageReceived, NodeEvent
 from ringfold.probe.rounds.node import NEVER
 from ringfold.probe.rounds.settings import RoundSettings
 from ringfold.testing.checks import Violation
@@ -76,24 +77,28 @@ class RoundHistory:
         if last < known.last or last.sequence < known.last.sequence:
             raise Violation(f"{name} went back from round {known.last} to {last}")
         was_last, known.last = known.last, last
-        starts = isinstance(event, Heard) and isinstance(event.message, RoundStart) and last > was_last
+        starts = isinstance(event, MasterMessageReceived) and isinstance(event.message, RoundStart) and last > was_last
         if starts:
             known.is_halted = False
         for effect in effects:
             match effect:
-                case Resume(_, window):
+                case ResumeProbing(_, window):
                     if known.is_halted:
                         raise Violation(f"{name} was halted, and opens window {window}")
                     if window <= known.window:
                         raise Violation(f"{name} opens window {window} after {known.window}")
                     known.window = window
-                case Rotate(window):
+                case RotateWindow(window):
                     if window < known.window:
                         raise Violation(f"{name} closes window {window} after {known.window}")
                     known.window = window
                 case _:
                     pass
-        if isinstance(event, Heard) and isinstance(event.message, ProbeHalt) and event.message.round == last:
+        if (
+            isinstance(event, MasterMessageReceived)
+            and isinstance(event.message, ProbeHalt)
+            and event.message.round == last
+        ):
             known.is_halted = True
 
     def waited_too_long(self, name: str, ms: float) -> None:

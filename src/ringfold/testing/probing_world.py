@@ -11,37 +11,39 @@ With `gloo` there are no connections but a group of ranks.
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from ringfold.probe.rounds.calculation import RoundResult
+from ringfold.probe.rounds.effects import (
+    ConfigureProber,
+    ExportWindow,
+    NodeEffect,
+    PauseProbing,
+    PublishSummary,
+    ResumeProbing,
+    RotateWindow,
+    SendProbeResponse,
+    SendToMaster,
+    SendToNode,
+)
 from ringfold.probe.rounds.events import (
     MS,
-    Alarmed,
-    Answer,
-    Calculated,
-    Commanded,
-    Configure,
-    Connected,
-    Disconnected,
-    Export,
+    AlarmReceived,
+    CommandReceived,
     FromRoundMaster,
-    Heard,
+    MasterConnected,
+    MasterDisconnected,
     MasterEvent,
-    NodeCame,
-    NodeEffect,
+    MasterMessageReceived,
+    NodeConnected,
+    NodeDisconnected,
     NodeEvent,
-    NodeGone,
-    PauseProbing,
-    Publish,
-    Reported,
-    Resume,
-    Rotate,
-    Say,
-    SendTo,
+    ReportReceived,
     Tick,
     ToRoundMaster,
     WindowFitted,
 )
-from ringfold.probe.rounds.gather import LATE_MS, PATIENCE_MS
+from ringfold.probe.rounds.gather import LATE_GRACE_MS, LATE_MS
 from ringfold.probe.rounds.master import RoundMaster
-from ringfold.probe.rounds.node import NEVER, RoundNode
+from ringfold.probe.rounds.node import NEVER, NodeState, RoundNode
 from ringfold.probe.rounds.settings import RoundSettings
 from ringfold.testing.probing_checks import RoundHistory, RoundTruth, WindowTruth
 from ringfold.testing.scheduler import Scheduler, Timer
@@ -191,7 +193,7 @@ class World:
 
     def _travel(self, after_ns: int, deliver: Callable[..., None], conn: Conn, event: object) -> int:
         at = self.now + self.way_ns()
-        greets = isinstance(event, Connected | NodeCame)
+        greets = isinstance(event, MasterConnected | NodeConnected)
         if greets or self.rng.random() >= self.messages.overtakes:
             at = max(at, after_ns + 1)
         self.scheduler.at(at, deliver, conn, event)
@@ -211,7 +213,7 @@ class World:
         edges |= {(node, sorted(set(nodes) - {node})[0]) for node in probers}
         return sorted((src, dst) for src, dst in edges if src != dst)
 
-    def calculate(self, fits: Sequence[EdgeFit], utc: Mapping[NodeId, int], history: object) -> Calculated:
+    def calculate(self, fits: Sequence[EdgeFit], utc: Mapping[NodeId, int], history: object) -> RoundResult:
         nodes = sorted({node for fit in fits for node in (fit.src, fit.dst)})
         clocks = [NodeClock(node, 0, utc.get(node, 0), 0.0, 1.0, -1, 1, 0.0) for node in nodes]
         advice, adaptive = None, self.settings.adaptive
@@ -219,7 +221,7 @@ class World:
             lengths = adaptive.window_min_ms, self.settings.window_ms, adaptive.window_max_ms
             advice = Advice(self.settings.pause_us, self.rng.choice(lengths), "drawn")
         took_ns = self.rng.randint(0, 5 * MS)
-        return Calculated(nodes[0], clocks, [EdgeView(fit) for fit in fits], advice=advice, took_ns=took_ns)
+        return RoundResult(nodes[0], clocks, [EdgeView(fit) for fit in fits], advice=advice, took_ns=took_ns)
 
 
 class SimMaster:
@@ -248,7 +250,7 @@ class SimMaster:
             self.event(event, conn)
 
     def lost(self, conn: Conn) -> None:
-        self.event(NodeGone(conn.id, "reset"), conn)
+        self.event(NodeDisconnected(conn.id, "reset"), conn)
 
     def event(self, event: MasterEvent, conn: Conn | None = None) -> None:
         if not self.is_alive:
@@ -256,10 +258,10 @@ class SimMaster:
         if self.is_frozen:
             self._queue.append((event, conn))
             return
-        if isinstance(event, NodeCame) and conn is not None:
+        if isinstance(event, NodeConnected) and conn is not None:
             self.conns[conn.id] = conn
             self.listeners |= {conn.id} if event.listen_only else set()
-        elif isinstance(event, NodeGone):
+        elif isinstance(event, NodeDisconnected):
             if self.conns.get(event.node) is not conn:
                 return
             del self.conns[event.node]
@@ -268,13 +270,13 @@ class SimMaster:
         effects = machine.step(world.now, event)
         for effect in effects:
             match effect:
-                case SendTo(node, message):
+                case SendToNode(node, message):
                     self._sent(node, message, starts)
-                case Publish(summary):
+                case PublishSummary(summary):
                     missing = f", missing {summary.missing}" if summary.missing else ""
                     world.note("master", f"round {summary.round} is complete{missing}")
                     world.history.publish(world.now, self.fence, summary, self.listeners)
-                case Answer(asker):
+                case SendProbeResponse(asker):
                     assert asker in self.asked, f"command {asker} is answered twice"
                     del self.asked[asker]
                 case _:
@@ -301,7 +303,7 @@ class SimMaster:
         if world.group is not None:
             world.group.broadcast(node, message)
         elif conn is not None:
-            world.to_node(conn, Heard(message))
+            world.to_node(conn, MasterMessageReceived(message))
 
     def _watch(self) -> None:
         """A round that is gathered must be over by its deadline, if this process is there to see it."""
@@ -309,7 +311,7 @@ class SimMaster:
         if not machine.is_gathering or round is None or round == self._watched:
             return
         self._watched, freezes = round, self.freezes
-        limit_ms = world.settings.gather_ms(world.history.rounds[round].cadence) + LATE_MS + PATIENCE_MS + SLACK_MS
+        limit_ms = world.settings.gather_ms(world.history.rounds[round].cadence) + LATE_MS + LATE_GRACE_MS + SLACK_MS
 
         def look() -> None:
             if self.is_alive and self.freezes == freezes and machine.round == round:
@@ -420,8 +422,8 @@ class SimNode:
             self.id = self.world.fresh_id(self)
         conn = self.conn = Conn(self, master, self.id)
         master.dialled.append(conn)
-        self.world.to_master(conn, NodeCame(self.id, self.facts(), self.listen_only, self.machine.last))
-        self.world.to_node(conn, Connected(self.id))
+        self.world.to_master(conn, NodeConnected(self.id, self.facts(), self.listen_only, self.machine.last))
+        self.world.to_node(conn, MasterConnected(self.id))
 
     def facts(self) -> Neighbour:
         return Neighbour(self.id, self.name, "10.0.0.1", 50_000)
@@ -433,7 +435,7 @@ class SimNode:
     def lost(self, conn: Conn) -> None:
         if conn is self.conn:
             self.conn = None
-            self.event(Disconnected("reset"))
+            self.event(MasterDisconnected("reset"))
             self._dial_soon()
 
     # The machine
@@ -447,7 +449,7 @@ class SimNode:
         world, self._stood_at = self.world, self.machine.last
         effects = self.machine.step(self.clock.read(world.now), event)
         world.history.stepped(self.process, self.name, self.machine.last, event, effects)
-        if isinstance(event, Heard):
+        if isinstance(event, MasterMessageReceived):
             heard = event.message
             number = heard.number if isinstance(heard, ProbeGraph) else heard.round.sequence
             world.note(self.name, f"receives {type(heard).__name__} {number}")
@@ -458,15 +460,15 @@ class SimNode:
 
     def _carry_out(self, effect: NodeEffect) -> None:
         match effect:
-            case Configure(key, out):
+            case ConfigureProber(key, out):
                 self.key, self._out = key, [other.node for other in out]
-            case Resume():
+            case ResumeProbing():
                 self._begun_ns = self.world.now
-            case Rotate(window):
+            case RotateWindow(window):
                 self._rotate(window)
-            case Say(message):
+            case SendToMaster(message):
                 self._say(message)
-            case Export():
+            case ExportWindow():
                 exports = self.world.history.exports
                 exports[self.process] = exports.get(self.process, 0) + 1
             case PauseProbing() | _:
@@ -477,9 +479,9 @@ class SimNode:
             if isinstance(message, RoundReport):
                 self.world.group.join(self, message)
         elif self.conn is not None and isinstance(message, RoundReport):
-            self.world.to_master(self.conn, Reported(self.id, message, 300))
+            self.world.to_master(self.conn, ReportReceived(self.id, message, 300))
         elif self.conn is not None and isinstance(message, RoundAlarm):
-            self.world.to_master(self.conn, Alarmed(self.id, message))
+            self.world.to_master(self.conn, AlarmReceived(self.id, message))
 
     def _rotate(self, window: int) -> None:
         """The prober's answer: exact lines, with a note that says which window they are really of."""
@@ -509,7 +511,7 @@ class SimNode:
 
     def _watch(self) -> None:
         """A node that waits for a RoundStart must go on alone by its deadline."""
-        waits = self.machine.last if self.machine.phase == "waiting" else None
+        waits = self.machine.last if self.machine.state is NodeState.WAITING else None
         known, self._waits_since = self._waits_since, waits
         if waits is None or waits == known:
             return
@@ -558,13 +560,13 @@ class GlooGroup:
         for node in self.ranks:
             node.id = world.fresh_id(node)
         for node in self.ranks:
-            node.event(Connected(node.id))
+            node.event(MasterConnected(node.id))
             if node.listen_only:
                 self.master.listeners.add(node.id)
-            self.master.event(NodeCame(node.id, node.facts(), node.listen_only, node.machine.last))
+            self.master.event(NodeConnected(node.id, node.facts(), node.listen_only, node.machine.last))
         # Only now: a graph of some of the ranks would leave the others out of a gather that waits for all.
         self.master.asked[START_ASKER] = "start"
-        self.master.event(Commanded(START_ASKER, "start"))
+        self.master.event(CommandReceived(START_ASKER, "start"))
 
     def join(self, node: SimNode, report: RoundReport) -> None:
         """A rank enters the gather."""
@@ -582,7 +584,7 @@ class GlooGroup:
     def _gathered(self, reports: dict[NodeId, RoundReport]) -> None:
         if self.is_up:
             for node, report in sorted(reports.items()):
-                self.master.event(Reported(node, report, 300))
+                self.master.event(ReportReceived(node, report, 300))
 
     def broadcast(self, node: NodeId, message: FromRoundMaster) -> None:
         at = max(self.world.now + self.world.way_ns(), self._last_ns + 1)
@@ -591,7 +593,7 @@ class GlooGroup:
 
     def _deliver(self, node: SimNode, id: NodeId, message: FromRoundMaster) -> None:
         if self.is_up and node.id == id:
-            node.event(Heard(message))
+            node.event(MasterMessageReceived(message))
 
     def _timeout(self, gather: int) -> None:
         if gather == self._gathers:
@@ -614,4 +616,4 @@ class GlooGroup:
         self.world.stop_master()
         self.world.group = None
         for node in self.ranks:
-            node.event(Disconnected(reason))
+            node.event(MasterDisconnected(reason))

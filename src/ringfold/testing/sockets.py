@@ -6,7 +6,8 @@ peer machine is given the number of the network's end, and this translates both 
 
 from collections.abc import Iterator, Sequence
 
-from ringfold.peer.engine import RawBlock, RawEvent, RawSealedOp, RawVerdict
+from ringfold._native import EngineEvent, EpochSpec, LaneInfo, LanePromotion, OpAtSeal, OpVerdict
+from ringfold.peer.engine import RawBlock
 from ringfold.testing.core import Core
 from ringfold.testing.network import End, Network
 
@@ -40,9 +41,11 @@ class Sockets:
     def live(self) -> Iterator[tuple[int, End]]:
         return ((number, end) for number, end in self.ends.items() if not end.closed)
 
-    def translate(self, raw: RawEvent) -> RawEvent:
-        """A report of the core, with the network's number in it."""
-        return (raw[0], self.ends[raw[1]].id, *raw[2:]) if raw[0] in _ABOUT_A_CONNECTION else raw
+    def translate(self, event: EngineEvent) -> EngineEvent:
+        """An event of the core, with the network's number in it."""
+        if event.kind in _ABOUT_A_CONNECTION:
+            event.conn = self.ends[event.conn].id
+        return event
 
     # The commands of an engine
 
@@ -57,11 +60,10 @@ class Sockets:
     def make_control(self, conn: int, heartbeat_ms: int, dead_after_ms: int) -> None:
         self._core.make_control(self._numbers[conn], heartbeat_ms, dead_after_ms)
 
-    def promote(
-        self, conn: int, outgoing: bool, peer: int, lane: int, shared: bool, path: int, paths: int, epoch: int
-    ) -> None:
-        if conn in self._numbers:
-            self._core.promote(self._numbers[conn], outgoing, peer, lane, shared, path, paths, epoch)
+    def promote(self, lane: LanePromotion) -> None:
+        if lane.conn in self._numbers:
+            lane.conn = self._numbers[lane.conn]
+            self._core.promote(lane)
 
     def close(self, conn: int, reason: str) -> None:
         if conn in self._numbers:
@@ -69,16 +71,19 @@ class Sockets:
         elif conn in self._dialling:
             self._network.close(self._dialling.pop(conn))
 
-    def lanes(self) -> list[tuple[int, bool, int, int]]:
-        return [(self.ends[conn].id, outgoing, peer, lane) for conn, outgoing, peer, lane in self._core.lanes()]
+    def lanes(self) -> list[LaneInfo]:
+        lanes = self._core.lanes()
+        for lane in lanes:
+            lane.conn = self.ends[lane.conn].id
+        return lanes
 
     def set_registrations(self, count: int) -> None:
         self._core.set_registrations(count)
 
-    def seal(self, epoch: int) -> list[RawSealedOp]:
+    def seal(self, epoch: int) -> list[OpAtSeal]:
         return self._core.seal(epoch)
 
-    def settle(self, epoch: int, verdicts: list[RawVerdict], default_reason: bytes) -> None:
+    def settle(self, epoch: int, verdicts: list[OpVerdict], default_reason: bytes) -> None:
         self._core.settle(epoch, verdicts, default_reason)
 
     def refuse(self, tag: int, step: int, call: int, reason: bytes) -> None:
@@ -90,21 +95,8 @@ class Sockets:
     def restart_calls(self) -> None:
         self._core.restart_calls()
 
-    def install(
-        self,
-        epoch: int,
-        rank: int,
-        size: int,
-        members: list[int],
-        evidence_by_master: bool,
-        small_bytes: int,
-        segment_bytes: int,
-        peers_here: int,
-        multipath: bool,
-    ) -> None:
-        self._core.install(
-            epoch, rank, size, members, evidence_by_master, small_bytes, segment_bytes, peers_here, multipath
-        )
+    def install(self, epoch: EpochSpec) -> None:
+        self._core.install(epoch)
 
     def fail_all(self, status: int, reason: bytes) -> None:
         self._core.fail_all(status, reason)

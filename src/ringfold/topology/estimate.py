@@ -1,33 +1,33 @@
-"""From the arrivals of one measurement to a rate: when to stop, and what it is.
+"""From the arrivals of one measurement to a rate: when to stop, and the result.
 
-The other side sends as fast as it can; the receiver counts. A *point* of the count is a moment at which everything that
-had come was counted, and how much that was. The count's slope is the rate, but not everywhere:
+The other side sends as fast as it can; the receiver counts. A *point* of the count is an instant, and the number of
+bytes that had arrived by then. The slope of the count is the rate, but not everywhere:
 
-* TCP starts slowly and doubles with every round trip, and may creep for longer while its acknowledgements queue;
-* a shaper (a token bucket) lets a *burst* through at line speed before it holds the rate;
-* on a busy machine the sender may be off the CPU for tens or hundreds of milliseconds, and then nothing comes. (If it
-  is the receiver, points are far apart; its kernel goes on receiving, so the next point is where it should be.)
+* TCP starts slowly and doubles with every RTT, and may be slow for longer while its acknowledgements queue;
+* a shaper (a token bucket) passes a *burst* at line speed before it limits the rate;
+* on a busy machine the sender may be off the CPU for tens or hundreds of milliseconds, and then nothing arrives. (If it
+  is the receiver, points are far apart; its kernel continues to receive, so the next point is right.)
 
-All but the burst only ever slow a link down. So only a recent *stretch* of points is looked at, and a straight line is
-laid through it (least squares). The stretch is *settled* if four things hold:
+All except the burst only make a link slower. So only a recent *segment* of points is used, and a straight line is
+fitted to it (least squares). The segment is *settled* if four conditions hold:
 
-* it is straight: no point strays from the line by more than STRAY of the bytes of the stretch. A pause or a burst bends
-  it;
-* its parts agree: the slopes of its WINDOWS consecutive windows differ by at most AGREE. A slow start does not pass,
+* it is straight: no point is off the line by more than STRAY of the bytes of the segment. A pause or a burst bends it;
+* its parts agree: the slopes of its WINDOWS consecutive windows differ by at most AGREE. A slow start fails this,
   because its windows grow;
-* it is long enough, in time and in points: bytes come in *lumps* of up to 64 KiB, so that at 10 Mbit/s there is a point
-  every 52 ms at most, however often one looks;
-* it is as fast as the link has been. TCP that has lost many packets creeps back for hundreds of milliseconds, steadily;
-  a look of LOOK_NS that was faster by more than SLOWER shows that this is not the link's pace. BURST of a look does not
-  count: so much a shaper may have saved up while the sender paused. Looks begin when the first burst, which may be
-  larger, is over: it goes at line speed, but TCP needs HEAD_ROUND_TRIPS to send a megabyte of it.
+* it is long enough, in time and in points: bytes arrive in *chunks* of up to 64 KiB, so that at 10 Mbit/s there is a
+  point every 52 ms at most, however often the count is read;
+* it is as fast as the link has been. TCP that has lost many packets recovers for hundreds of milliseconds, steadily; an
+  interval of INTERVAL_NS that was faster by more than SLOWER shows that this is not the link's rate. BURST bytes of an
+  interval do not count: a shaper may have saved up so many while the sender paused. Intervals begin after the first
+  burst, which may be larger: it is sent at line speed, but TCP needs HEAD_ROUND_TRIPS to send a megabyte of it.
 
-The fastest settled stretch is taken. Slow and lumpy links need a long one, fast ones stop early.
+The fastest settled segment is taken. Slow links with large chunks need a long one, fast ones stop early.
 
-A stretch that is straight and agrees only within ROUGH times as much is *rough*: somebody is busy, and may have slowed
-the link down by as much. One that is ROUGH_LENGTHS as long ends the measurement, for nothing better is to be expected,
-but it is not settled. Nor is what is given at the deadline: the line through the second half, or the fastest look if
-that is more; half of it, if there is too little for a stretch. So what is not settled is rather too low than too high.
+A segment that is straight and agrees only within ROUGH times as much is *rough*: a machine is busy, and may have slowed
+the link down by as much. One that is ROUGH_LENGTHS as long ends the measurement, because nothing better is to be
+expected, but it is not settled. The result at the deadline is not settled either: the line through the second half, or
+the fastest interval if that is more; half of it, if there is too little for a segment. So a result that is not settled
+is rather too low than too high.
 """
 
 import itertools
@@ -41,22 +41,22 @@ Ns = int
 MS = 1_000_000
 
 DEADLINE_NS = 1_400 * MS
-SHORTEST_NS = 250 * MS
-"""A shorter stretch proves nothing: somebody's scheduler may have been kind."""
+MIN_SEGMENT_NS = 250 * MS
+"""A shorter segment proves nothing: it may depend on the scheduler."""
 STEADY_ROUND_TRIPS = 2
-"""Nor does one that is shorter than this: within one round trip a slow start may look steady."""
+"""Nor does one that is shorter than this: within one RTT a slow start may look steady."""
 WINDOWS = 3
-FEWEST_POINTS = 9
+MIN_POINTS = 9
 WINDOW_POINTS = 3
-"""Of two windows that meet in a point, both have it."""
+"""A point between two windows belongs to both."""
 AGREE = 0.025
 STRAY = 0.01
 ROUGH = 2
 ROUGH_LENGTHS = 2
-LOOK_NS = 200 * MS
-LOOK_POINTS = 6
+INTERVAL_NS = 200 * MS
+INTERVAL_POINTS = 6
 BURST = 64 * 1024
-"""The largest packet that a kernel hands over at once, and so the smallest bucket that a shaper can have."""
+"""The largest packet of a kernel (GSO), and so the smallest bucket that a shaper can have."""
 HEAD_NS = 50 * MS
 HEAD_ROUND_TRIPS = 7
 SLOWER = 0.04
@@ -66,7 +66,7 @@ Point = tuple[Ns, int]
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A rate; `settled` if it can be relied on, and why it is what it is."""
+    """A rate, whether it is reliable (`settled`), and how it was determined."""
 
     bytes_per_s: float
     settled: bool
@@ -74,31 +74,31 @@ class Estimate:
 
 
 class RateEstimate:
-    """Fed with samples, about one in 25 ms; says when it knows enough.
+    """Takes samples, about one in 25 ms, until the estimate is good enough.
 
-    Answers depend on the samples alone. With fewer samples it settles later, or not at all.
+    Results depend on the samples alone. With fewer samples it settles later, or not at all.
     """
 
     def __init__(self, deadline_ns: Ns = DEADLINE_NS, round_trip_ns: Ns = 0) -> None:
         if deadline_ns <= 0 or round_trip_ns < 0:
-            raise UsageError(f"no measurement ends after {deadline_ns} ns, with a round trip of {round_trip_ns} ns")
+            raise UsageError(f"a deadline of {deadline_ns} ns or an RTT of {round_trip_ns} ns is not possible")
         self._deadline_ns = deadline_ns
-        self._shortest_ns = max(SHORTEST_NS, STEADY_ROUND_TRIPS * round_trip_ns)
+        self._min_segment_ns = max(MIN_SEGMENT_NS, STEADY_ROUND_TRIPS * round_trip_ns)
         self._head_ns = HEAD_NS + HEAD_ROUND_TRIPS * round_trip_ns
         self._now_ns = 0
         self._points: list[Point] = [(0, 0)]
-        self._next_look = 0
-        self._best_look = 0.0
+        self._next_interval = 0
+        self._best_interval_rate = 0.0
 
     def sample(self, elapsed_ns: Ns, received: int, counted_ns: Ns | None = None) -> Estimate | None:
-        """So much had come by `counted_ns` (by now, if that is not given), all since the measurement began.
+        """Add a point: `received` bytes by `counted_ns` (default: now), since the measurement began.
 
-        The estimate, once it is over; None: go on."""
+        Returns the estimate at the end of the measurement; None: continue."""
         at = elapsed_ns if counted_ns is None else counted_ns
         last_ns, last = self._points[-1]
         if elapsed_ns < self._now_ns or at > elapsed_ns or at < last_ns or received < last:
-            told = f"{received} B by {at} ns at {elapsed_ns} ns, after {last} B by {last_ns} ns"
-            raise UsageError(f"samples go back: {told}")
+            text = f"{received} B by {at} ns at {elapsed_ns} ns, after {last} B by {last_ns} ns"
+            raise UsageError(f"samples go back: {text}")
         self._now_ns = elapsed_ns
         if received > last:
             if at == last_ns:
@@ -110,7 +110,7 @@ class RateEstimate:
         return None if elapsed_ns < self._deadline_ns else self.best()
 
     def best(self) -> Estimate:
-        """What can be said now, settled or not: for a measurement that had to end."""
+        """The best estimate now, settled or not: for a measurement that had to end."""
         settled = self._settled()
         if settled is not None:
             return settled
@@ -121,54 +121,54 @@ class RateEstimate:
         half = [point for point in points if point[0] >= middle]
         if len(half) < WINDOW_POINTS:
             half = points
-        slope = _line(half)[0] if half[-1][0] - half[0][0] >= SHORTEST_NS else _line(half)[0] / 2
+        slope = _line(half)[0] if half[-1][0] - half[0][0] >= MIN_SEGMENT_NS else _line(half)[0] / 2
         slope = max(slope, self._fastest())
         return Estimate(slope, False, f"no steady rate in {self._now_ns // MS} ms; the best of it is taken")
 
     def _fastest(self) -> float:
-        """The rate of the fastest look, less a burst; 0.0 while there is none that is long enough to tell."""
-        while (look := self._look(self._next_look)) is not None:
-            self._next_look += 1
-            if look[0][0] >= self._head_ns:
-                length_s = (look[-1][0] - look[0][0]) / 1e9
-                self._best_look = max(self._best_look, _line(look)[0] - BURST / length_s)
-        return self._best_look
+        """The rate of the fastest interval, less a burst; 0.0 while there is none that is long enough."""
+        while (interval := self._interval(self._next_interval)) is not None:
+            self._next_interval += 1
+            if interval[0][0] >= self._head_ns:
+                length_s = (interval[-1][0] - interval[0][0]) / 1e9
+                self._best_interval_rate = max(self._best_interval_rate, _line(interval)[0] - BURST / length_s)
+        return self._best_interval_rate
 
-    def _look(self, begin: int) -> list[Point] | None:
-        """The look that begins at this point: as short as it may be, so that it misses no good moment."""
-        for end in range(begin + LOOK_POINTS, len(self._points) + 1):
-            if self._points[end - 1][0] - self._points[begin][0] >= LOOK_NS:
+    def _interval(self, begin: int) -> list[Point] | None:
+        """The interval that begins at this point: as short as possible, so that no fast one is missed."""
+        for end in range(begin + INTERVAL_POINTS, len(self._points) + 1):
+            if self._points[end - 1][0] - self._points[begin][0] >= INTERVAL_NS:
                 return self._points[begin:end]
         return None
 
     def _settled(self) -> Estimate | None:
-        """The fastest of the settled stretches that end here, or else of the rough ones; each begins at a point."""
+        """The fastest of the settled segments that end here, or else of the rough ones; each begins at a point."""
         end = self._points[-1][0]
         best = Estimate(0.0, False, "")
         for place, (at, _) in enumerate(self._points):
-            if end - at < self._shortest_ns or len(self._points) - place < FEWEST_POINTS:
+            if end - at < self._min_segment_ns or len(self._points) - place < MIN_POINTS:
                 break
             slope, bend = _straight(self._points[place:])
             is_settled = bend <= 1
-            is_rough = bend <= ROUGH and end - at >= ROUGH_LENGTHS * self._shortest_ns
+            is_rough = bend <= ROUGH and end - at >= ROUGH_LENGTHS * self._min_segment_ns
             if (is_settled or is_rough) and (is_settled, slope) > (best.settled, best.bytes_per_s):
                 best = Estimate(slope, is_settled, f"{'' if is_settled else 'nearly '}steady for {(end - at) // MS} ms")
         is_slow = self._fastest() > best.bytes_per_s * (1 + SLOWER)
         return None if is_slow or best.bytes_per_s == 0 else best
 
 
-def _straight(stretch: Sequence[Point]) -> tuple[float, float]:
-    """The slope in bytes a second, and how bent the stretch is: 1 is as much as may be."""
-    slope, stray = _line(stretch)
-    begin, length = stretch[0][0], stretch[-1][0] - stretch[0][0]
+def _straight(segment: Sequence[Point]) -> tuple[float, float]:
+    """The slope in bytes a second, and how bent the segment is: 1 is the limit."""
+    slope, stray = _line(segment)
+    begin, length = segment[0][0], segment[-1][0] - segment[0][0]
     bounds = [begin + length * number // WINDOWS for number in range(WINDOWS + 1)]
     slopes = []
     for low, high in itertools.pairwise(bounds):
-        window = [point for point in stretch if low <= point[0] <= high]
+        window = [point for point in segment if low <= point[0] <= high]
         if len(window) < WINDOW_POINTS:
             return slope, math.inf
         slopes.append(_line(window)[0])
-    strays = stray / (STRAY * (stretch[-1][1] - stretch[0][1]))
+    strays = stray / (STRAY * (segment[-1][1] - segment[0][1]))
     return slope, max(strays, (max(slopes) - min(slopes)) / (AGREE * slope))
 
 

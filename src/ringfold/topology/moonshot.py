@@ -1,8 +1,8 @@
-"""The same question with far more steps, as a program: `python -m ringfold.topology.moonshot`.
+"""The search for a ring with far more steps, as a program: `python -m ringfold.topology.moonshot`.
 
-It reads one JSON object on stdin (a `Question`) and writes one on stdout (an `Answer`). The master starts it after an
-`optimize_topology` of many members, and looks at the answer at the next one: a ring that is better by then is adopted
-if the members are still the same. A process of its own, so that the master's event loop never waits for it.
+It reads one JSON object on stdin (a `MoonshotRequest`) and writes one on stdout (a `MoonshotResponse`). The master
+starts it after an `optimize_topology` of many members, and reads the response at the next one: a better ring is adopted
+if the members are still the same. It is a process of its own, so that the master's event loop never waits for it.
 """
 
 import sys
@@ -16,13 +16,13 @@ from ringfold.topology.solve import NoRing, Solution, best_ring, known_or
 from ringfold.wire.decoding import decode
 
 BUDGET = 400_000
-"""Fifty times what is spent while the peers wait. For 64 members, about 20 seconds."""
+"""Fifty times the steps of a search that peers wait for. For 64 members, about 20 seconds."""
 
 Figures = Collection[tuple[int, int, float]]
 
 
-class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Links are (source, target, figure); one that is not named has `unknown` bytes a second and no delay."""
+class MoonshotRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Links are (source, target, figure); a link that is not listed has `unknown` bytes a second and no delay."""
 
     members: list[int]
     rates: list[tuple[int, int, float]]
@@ -35,8 +35,8 @@ class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     budget: int = BUDGET
 
 
-class Answer(msgspec.Struct, frozen=True):
-    """Either a solution, or why there is none."""
+class MoonshotResponse(msgspec.Struct, frozen=True):
+    """Either a solution, or the reason why there is none."""
 
     solution: Solution | None = None
     no_ring: NoRing | None = None
@@ -54,7 +54,7 @@ def moonshot(
     unknown: float = 0.0,
     margin: float = 0.0,
 ) -> Solution | NoRing:
-    """`best_ring` with a large budget and plain arguments. What it relies on is what `best_ring` promises."""
+    """`best_ring` with a large budget and plain arguments."""
     return best_ring(
         members,
         known_or({(source, target): figure for source, target, figure in rates}, unknown),
@@ -67,34 +67,34 @@ def moonshot(
     )
 
 
-def answer(asked: Question) -> Answer:
-    """The answer to a question. UsageError if it makes no sense."""
-    found = moonshot(**{field: getattr(asked, field) for field in Question.__struct_fields__})
-    return Answer(no_ring=found) if isinstance(found, NoRing) else Answer(solution=found)
+def solve(request: MoonshotRequest) -> MoonshotResponse:
+    """The response to a request. Raises UsageError if it is invalid."""
+    found = moonshot(**{field: getattr(request, field) for field in MoonshotRequest.__struct_fields__})
+    return MoonshotResponse(no_ring=found) if isinstance(found, NoRing) else MoonshotResponse(solution=found)
 
 
-_question = msgspec.json.Decoder(Question)
-_answer = msgspec.json.Decoder(Answer)
+_request_decoder = msgspec.json.Decoder(MoonshotRequest)
+_response_decoder = msgspec.json.Decoder(MoonshotResponse)
 
 
-def decode_answer(said: bytes) -> Answer:
-    """What the program wrote; RemoteProtocolError if it is no answer."""
-    return decode(_answer.decode, said, what="no answer of a moonshot: ")
+def decode_response(raw: bytes) -> MoonshotResponse:
+    """The response that the program wrote; RemoteProtocolError if it is invalid."""
+    return decode(_response_decoder.decode, raw, what="not a response of a moonshot: ")
 
 
-def answer_json(question: bytes) -> bytes:
+def solve_json(raw: bytes) -> bytes:
     """JSON in, JSON out."""
-    asked = decode(_question.decode, question, UsageError, "no question for a moonshot: ")
-    return msgspec.json.encode(answer(asked))
+    request = decode(_request_decoder.decode, raw, UsageError, "not a request for a moonshot: ")
+    return msgspec.json.encode(solve(request))
 
 
 def main() -> int:
     try:
-        said = answer_json(sys.stdin.buffer.read())
+        response = solve_json(sys.stdin.buffer.read())
     except UsageError as error:
         sys.stderr.write(f"{error}\n")
         return 2
-    sys.stdout.buffer.write(said + b"\n")
+    sys.stdout.buffer.write(response + b"\n")
     return 0
 
 

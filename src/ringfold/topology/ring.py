@@ -3,11 +3,11 @@
 A *ring* is a directed cyclic order of the members: each one sends to the next, and the last to the first. With one
 member there is no edge; with two there are two (there and back).
 
-The ring that is in use is kept where possible, because every changed edge costs a connection. So the order asked for
-comes back unchanged if it has no bad edge. Otherwise members are moved, one at a time, as long as each move leaves
-fewer bad edges; when that gets stuck, a depth-first search tries the members in the order in which they follow each
-other in the preferred ring. The search remembers dead ends (which members are used, and where it stands), so it visits
-at most n * 2^n states: it is exact for up to EXACT_MEMBERS, and bounded by STEP_BUDGET beyond.
+The present ring is kept where possible, because every changed edge costs a connection. So the preferred order is
+returned unchanged if it has no bad edge. Otherwise members are moved, one at a time, as long as each move leaves fewer
+bad edges. When no move does, a depth-first search tries the members in the order of the preferred ring. The search
+remembers dead ends (the set of used members, and the last one), so it visits at most n * 2^n states: it is exact for up
+to EXACT_MEMBERS, and bounded by STEP_BUDGET beyond.
 """
 
 from collections.abc import Sequence, Set
@@ -70,7 +70,7 @@ def _first_better_move(ring: list[int], bad_edges: Set[Edge], count: int) -> lis
 
 
 def _search(ring: list[int], bad_edges: Set[Edge]) -> list[int] | None:
-    """Depth-first: extend a path from the first member by whoever follows soonest in the preferred ring."""
+    """Depth-first: extend a path from the first member by the next one in the preferred ring."""
     size = len(ring)
     budget = STEP_BUDGET if size > EXACT_MEMBERS else size * size << size
     everybody = (1 << size) - 1

@@ -1,4 +1,4 @@
-"""What every message is made of: the base class, and the words that messages use for numbers and choices."""
+"""The base class of all messages, and the types of ids, numbers and choices in them."""
 
 from typing import Literal
 
@@ -40,7 +40,7 @@ def is_before(a: Sequence, b: Sequence) -> bool:
 
 
 class Message(Struct, frozen=True, forbid_unknown_fields=True, tag_field="type"):
-    """The base of all messages. Unknown fields and types are refused."""
+    """The base class of all messages. Unknown fields and types are refused."""
 
 
 class Liveness(Struct, frozen=True):

@@ -1,14 +1,14 @@
-"""What an op is and which call it is, in 48 bytes: two peers that call different things are told both.
+"""What an op is and which call it is, in 48 bytes, so that an error can show what two peers called differently.
 
-A call has a *name* that all members give it: its tag, its step, and how many calls on that tag were made before it in
-the step, or since an admission, where there are no steps. Sequences count the ops of an epoch and restart with each;
-a name stays with its call, however often the op is tried again.
+A call has a *name* that is the same on all members: its tag, its step, and how many calls on that tag were made before
+it in the step (without steps: since an admission). Sequences count the ops of an epoch and restart with each epoch; a
+name stays with its call, however often the op is retried.
 
 The layout is fixed and little-endian because the engine writes it and compares it:
 
     u8 kind | u8 dtype (255 mixed) | u8 reduce op | u8 quantisation | u8 retry | u8 zero | u16 root |
     u32 arrays | u32 CRC of the arrays' dtypes and counts | u64 elements | u64 bytes |
-    u64 step (2^64 - 1 outside of any) | u32 call | u32 zero
+    u64 step (2^64 - 1 without a step) | u32 call | u32 zero
 """
 
 import struct
@@ -24,11 +24,11 @@ QUANTISATIONS = ("none", "minmax8", "minmax4", "zeroscale8", "zeroscale4")
 RETRIES = ("False", "True", "True, by the caller")
 MIXED = 255
 NO_STEP = (1 << 64) - 1
-"""The step of a call outside of any."""
+"""The step of a call that is in no step."""
 
 _LAYOUT = struct.Struct("<BBBBBxHIIQQQI4x")
 _SHAPE_BYTES = 32
-"""The part that a training loop repeats for days; the rest counts."""
+"""The part that is the same in every iteration of a training loop; its CRC is cached."""
 assert _LAYOUT.size == DESCRIPTOR_BYTES
 
 
@@ -57,7 +57,7 @@ class Descriptor(NamedTuple):
 
 
 def describe(packed: bytes) -> str:
-    """A descriptor for people. Two that differ read differently; numbers without a name are shown as numbers."""
+    """A descriptor as text. Two different ones have different texts; unknown values are shown as numbers."""
     if len(packed) != DESCRIPTOR_BYTES:
         return f"an op with a descriptor of {len(packed)} bytes"
     op = Descriptor.unpack(packed)
@@ -81,13 +81,13 @@ def describe(packed: bytes) -> str:
 
 
 def place(packed: bytes) -> str:
-    """Where in its program a call stands, for people: "call 2 of step 7"."""
+    """The place of a call in its program, as text: "call 2 of step 7"."""
     op = Descriptor.unpack(packed)
     return f"call {op.call + 1}" if op.step == NO_STEP else f"call {op.call + 1} of step {op.step}"
 
 
 def step_of(packed: bytes) -> str:
-    """The step of a call, for people."""
+    """The step of a call, as text."""
     step = Descriptor.unpack(packed).step
     return "no step" if step == NO_STEP else f"step {step}"
 

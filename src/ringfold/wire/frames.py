@@ -2,7 +2,7 @@
 
 A frame is `u32 length | u8 kind | body`, little-endian; the length counts the kind and the body. MESSAGE bodies are
 msgpack of the types in `messages.py`. The other kinds have fixed layouts because a peer's engine handles them without
-Python: heartbeats must flow while the GIL is held, and evidence must not wait for it. On a visit there are two more
+Python: heartbeats must flow while the GIL is held, and evidence must not wait for it. A bulk session has two more
 kinds, which only engines send and read: 4 (a block of shared state) and 5 (filler, to measure a link with).
 """
 
@@ -18,11 +18,11 @@ from ringfold.wire.decoding import decode
 from ringfold.wire.messages import BulkMessage, FromMaster, Handshake, Message, ToMaster
 
 MAX_HANDSHAKE_BYTES = 16 * 1024
-"""The largest frame taken from somebody who has not proven a secret yet."""
+"""The largest frame accepted from an unauthenticated client."""
 MAX_FRAME_BYTES = 64 * 1024 * 1024
-"""The largest frame of a proven control connection: a verdict may carry every payload of several small ops."""
+"""The largest frame of an authenticated control connection: a verdict may carry all payloads of several small ops."""
 MAX_BULK_MESSAGE_BYTES = 16 * 1024 * 1024
-"""The largest message on a visit: the block hashes of a key of two terabytes fit."""
+"""The largest message of a bulk session: the block hashes of a key of two terabytes fit."""
 
 
 class FrameKind(IntEnum):
@@ -41,7 +41,7 @@ _EVIDENCE = struct.Struct("<IQIIQH")
 
 DESCRIPTOR_BYTES = 48
 NO_PAYLOAD = 0xFFFF_FFFF
-"""In evidence, instead of a payload's length: that rank contributes nothing."""
+"""In evidence, in place of a payload's length: that rank contributes nothing."""
 
 M = TypeVar("M", bound=Message)
 _encoder = msgspec.msgpack.Encoder()
@@ -84,7 +84,7 @@ _NO_MESSAGE = "not a message of this protocol: "
 
 
 class FrameReader:
-    """Cuts a byte stream into frames. `limit` may be raised once the other side has proven its secret."""
+    """Cuts a byte stream into frames. `limit` may be raised after the other side is authenticated."""
 
     def __init__(self, limit: int = MAX_HANDSHAKE_BYTES) -> None:
         self.limit = limit
@@ -92,11 +92,11 @@ class FrameReader:
 
     @property
     def is_inside(self) -> bool:
-        """Whether a part of a frame has come, and not its end."""
+        """Whether a part of a frame has arrived, and not its end."""
         return bool(self._buffer)
 
     def feed(self, chunk: bytes) -> Iterator[tuple[FrameKind, bytes]]:
-        """Yield the frames that are complete now. A bad length or kind raises before any memory is spent on it."""
+        """Yield the frames that are complete now. A bad length or kind raises before memory is used for it."""
         self._buffer += chunk
         while len(self._buffer) >= _HEAD.size:
             length, kind = _HEAD.unpack_from(self._buffer)
@@ -112,7 +112,7 @@ class FrameReader:
 
 
 class Announced(msgspec.Struct, frozen=True):
-    """An op that has been in flight for a while, as a heartbeat tells it."""
+    """An op that has been in flight for a while, as a heartbeat announces it."""
 
     tag: int
     sequence: int
@@ -122,15 +122,15 @@ class Announced(msgspec.Struct, frozen=True):
 
 
 class Heartbeat(msgspec.Struct, frozen=True):
-    """A peer's heartbeat: `echo` is the highest number heard from the master; the rest is what it is busy with.
+    """A peer's heartbeat: `echo` is the highest number received from the master; the rest is about the peer's ops.
 
-    `out_stalled_ms`: an op has bytes for the next peer and none were acknowledged for so long. `in_starved_ms`: an op
-    waits for the previous peer and nothing came for so long. `back_stalled_ms`: it has bytes for the *previous* peer
-    (what is said on the way back, or its half of an exchange) and none were acknowledged for so long. `received` counts
-    the bytes that came from the master: while a large record is under way they show that the peer hears, although no
-    echo can come before its end. `out_rate` is the best rate, in bytes per second, at which an op's payload went to the
-    next peer since the last beat: only ops that sent 4 MiB or more there count, from their start to the end of their
-    local part; 0 if none did.
+    `out_stalled_ms`: an op has bytes for the next peer, and none were acknowledged for this long. `in_starved_ms`: an
+    op waits for the previous peer, and nothing arrived for this long. `back_stalled_ms`: an op has bytes for the
+    *previous* peer (the reverse direction of a lane, or its half of an exchange), and none were acknowledged for this
+    long. `received` counts the bytes from the master: during a large record they show that the peer receives, although
+    its echo advances only after the record. `out_rate` is the best rate, in bytes per second, at which an op's payload
+    went to the next peer since the last heartbeat: only ops that sent 4 MiB or more count, from their start to the end
+    of their local part; 0 if there are none.
     """
 
     number: int
@@ -146,8 +146,8 @@ class Heartbeat(msgspec.Struct, frozen=True):
 
 
 class Done(msgspec.Struct, frozen=True):
-    """A peer's local part of an op is finished (evidence by the master). A small op's payload travels inside; None is
-    that of a peer that contributes nothing.
+    """A peer's local part of an op is done (evidence by the master). A small op's payload travels inside; it is None if
+    the peer contributes nothing.
     """
 
     epoch: int
@@ -160,7 +160,7 @@ class Done(msgspec.Struct, frozen=True):
 
 
 class Evidence(msgspec.Struct, frozen=True):
-    """Done of every member has been seen; `payloads` by rank (empty ones for a large op, None as in `Done`)."""
+    """Done of every member has arrived; `payloads` are by rank (empty ones for a large op, None as in `Done`)."""
 
     epoch: int
     tag: int

@@ -1,12 +1,12 @@
-"""What nodes and the master say about probing: graphs, rounds, fits, summaries.
+"""Messages between nodes and the master about probing: graphs, rounds, fits, summaries.
 
-A *node* is whoever probes: a peer with probing on, or a process that only probes (`NodeHello`). Its clock is its own
-CLOCK_MONOTONIC_RAW in integer nanoseconds; every time in here that has no other owner is by the sender's clock. An
-*edge* is directed, from the node that probes to the one that answers; its line is
+A *node* is a peer with probing on, or a process that only probes (`NodeHello`). Its clock is its own
+CLOCK_MONOTONIC_RAW in integer nanoseconds; every time in here is by the sender's clock, unless it says otherwise. An
+*edge* is directed, from the node that probes to the node that responds; its line is
 
     C_dst - C_src = beta + alpha * (C_src - t0)
 
-A round's id is (fence, sequence) and never goes back: who has seen a higher one ignores a lower one.
+A round's id is (fence, sequence) and only grows: a node that has seen a higher one ignores a lower one.
 """
 
 from typing import Literal
@@ -22,11 +22,11 @@ ProbeAction = Literal["start", "stop", "round", "show"]
 KEY_BYTES = 16
 MIN_GAP_US, MAX_GAP_US = 50, 10_000
 MIN_PAUSE_US, MAX_PAUSE_US = 150, 10_000_000
-"""The cadences that a node's prober takes."""
+"""The limits of a node's probing cadence."""
 
 
 class RoundId(Struct, frozen=True, order=True, array_like=True):
-    """Which round: `fence` counts masters, `sequence` counts rounds and goes on over masters too."""
+    """The id of a round: `fence` counts masters, `sequence` counts rounds, also over a change of masters."""
 
     fence: int = 0
     sequence: int = 0
@@ -36,7 +36,7 @@ class RoundId(Struct, frozen=True, order=True, array_like=True):
 
 
 class Neighbour(Struct, frozen=True):
-    """The other end of an edge, and the UDP socket where it answers."""
+    """The other end of an edge, and the UDP address at which it responds."""
 
     node: NodeId
     name: str
@@ -53,12 +53,13 @@ class Cadence(Struct, frozen=True):
 
 
 class EdgeFit(Struct, frozen=True, omit_defaults=True, gc=False):
-    """One edge over one window, as its prober sees it. `refused` says why there is no line; then only counts hold.
+    """One edge over one window, as its prober measured it. `refused` is why there is no line; then only the counts are
+    set.
 
     `t0_ns` is the middle of the points in the source's clock, and they lie within `half_ns` of it. `sigma_ns` is the
     standard error of the line at t0, `sigma_alpha` that of the slope. `low` and `high` bound the truth with certainty
     if no stamp is wrong: how far it may lie from the fitted line at t0 - half, at t0 and at t0 + half; in between,
-    straight lines join them. Delays are half round trips without the time that the other end took.
+    straight lines join them. Delays are half RTTs without the processing time of the other end.
     """
 
     src: NodeId
@@ -72,13 +73,13 @@ class EdgeFit(Struct, frozen=True, omit_defaults=True, gc=False):
     low: tuple[int, int, int] = (0, 0, 0)
     high: tuple[int, int, int] = (0, 0, 0)
     residual_ns: float = 0.0
-    """How far the typical point of the floor lies from where the line and the delay put it."""
+    """The typical distance of a point of the floor from the line plus delay."""
     delay_min_ns: int = 0
     delay_p50_ns: int = 0
     delay_p99_ns: int = 0
     sent: int = 0
     pairs: int = 0
-    """Exchanges that came whole and passed the filter."""
+    """Complete exchanges that passed the filter."""
     lost: int = 0
     duplicates: int = 0
     filtered: int = 0
@@ -91,7 +92,7 @@ class NodeClock(Struct, frozen=True):
     """How a node's clock becomes global time: G(c) = global_ns + (c - t0_ns) * (1 + rate).
 
     Global time reads like Unix time in nanoseconds. `low_ns` <= truth - G <= `high_ns` at t0, by the certified bounds
-    of the edges on the way to the `reference`; `sigma_ns` is the standard error. Away from t0 both grow by `growth` a
+    of the edges on the path to the `reference`; `sigma_ns` is the standard error. Away from t0 both grow by `growth` a
     nanosecond.
     """
 
@@ -106,7 +107,7 @@ class NodeClock(Struct, frozen=True):
 
 
 class EdgeView(Struct, frozen=True, omit_defaults=True):
-    """An edge after the calculation: what was reported, and what the whole graph says (the consensus)."""
+    """An edge after the calculation: what was reported, and the consensus of the whole graph."""
 
     fit: EdgeFit
     alpha: float = 0.0
@@ -114,7 +115,7 @@ class EdgeView(Struct, frozen=True, omit_defaults=True):
     residual_ns: float = 0.0
     """Reported minus consensus, at t0."""
     dropped: str = ""
-    """Why it had no part in the result; empty if it had."""
+    """Why it was not used for the result; empty if it was."""
     in_tree: bool = False
 
 
@@ -137,7 +138,7 @@ class RoundMetrics(Struct, frozen=True, omit_defaults=True):
     """What a round cost. Times in nanoseconds; spreads are over the nodes, in global time."""
 
     control_latency_ns: list[int] = field(default_factory=list)
-    """One way, per node that reported."""
+    """One-way latency, per node that reported."""
     stop_spread_ns: int = 0
     resume_spread_ns: int = 0
     stop_ns: int = 0
@@ -146,7 +147,7 @@ class RoundMetrics(Struct, frozen=True, omit_defaults=True):
     calculate_ns: int = 0
     restart_ns: int = 0
     total_ns: int = 0
-    """ROUND_END sent until the last ROUND_START is known to have come, as far as the master can tell."""
+    """From sending ROUND_END until the last ROUND_START has arrived, as far as the master can tell."""
     sequence_skew: int = 0
     report_bytes: int = 0
     retries: int = 0
@@ -179,8 +180,8 @@ class RoundSummary(Struct, frozen=True, omit_defaults=True):
 
 
 class NodeHello(Message, frozen=True, tag="node_hello"):
-    """A process that only probes asks to be a node. `last` is the newest round it has seen from any master, `number`
-    the number that it had with the last one (0: none), which it keeps if nobody has it."""
+    """A process that only probes requests to be a node. `last` is the newest round it has seen from any master,
+    `number` the node id that it had with the last master (0: none), which it keeps if it is free."""
 
     version: int
     host: str
@@ -197,16 +198,16 @@ class NodeHello(Message, frozen=True, tag="node_hello"):
 
 
 class NodeWelcome(Message, frozen=True, tag="node_welcome"):
-    """The node is in. The master proves the token too."""
+    """The node is accepted. The master proves the token too."""
 
     node: NodeId
     proof: bytes
 
 
 class ProbeGraph(Message, frozen=True, tag="probe_graph"):
-    """Whom this node probes (`out`), and who may probe it (`into`), with the key of the packets' tags.
+    """The nodes that this node probes (`out`), and those that may probe it (`into`), with the key of the packets' tags.
 
-    A higher `number` replaces a lower one. Without any neighbour there is nothing to do.
+    A higher `number` replaces a lower one.
     """
 
     number: int
@@ -217,19 +218,20 @@ class ProbeGraph(Message, frozen=True, tag="probe_graph"):
 
 
 class RoundEnd(Message, frozen=True, tag="round_end"):
-    """The window of this round is over: rotate, fit, report. If nothing follows in `deadline_ms`, go on alone."""
+    """The window of this round is over: rotate, fit, report. If nothing follows in `deadline_ms`, continue without a
+    master."""
 
     round: RoundId
     sent_ns: int
     label: str = ""
-    """The round's, which may have been chosen after it began."""
+    """The round's label, which may have been chosen after its start."""
     deadline_ms: int = 2_000
 
 
 class RoundReport(Message, frozen=True, tag="round_report"):
     """A node's window. `round` is the one that ended it, or the last one seen where windows go by the node's clock.
 
-    `end_sent_ns` echoes the RoundEnd (0 without one); `held_ns` is the time between hearing it and sending this.
+    `end_sent_ns` echoes the RoundEnd (0 without one); `held_ns` is the time between receiving it and sending this.
     """
 
     round: RoundId
@@ -245,13 +247,13 @@ class RoundReport(Message, frozen=True, tag="round_report"):
     held_ns: int = 0
     fit_ns: int = 0
     resumed_ns: int = 0
-    """When it began this window."""
+    """When this window started."""
     retries: int = 0
     queue_depth: int = 0
 
 
 class RoundStart(Message, frozen=True, tag="round_start"):
-    """The next window begins. If nothing follows within `deadline_ms`, the node goes on alone."""
+    """The next window starts. If nothing follows within `deadline_ms`, the node continues without a master."""
 
     round: RoundId
     label: str
@@ -259,18 +261,18 @@ class RoundStart(Message, frozen=True, tag="round_start"):
     deadline_ms: int
     sent_ns: int
     anomaly_ns: int = 100_000
-    """An edge that strays by more in the middle of the window is worth a RoundAlarm."""
+    """An edge that deviates by more than this within the window causes a RoundAlarm."""
 
 
 class RoundClock(Message, frozen=True, tag="round_clock"):
-    """A node's part of the result of `round`. It comes while the next window is open."""
+    """A node's part of the result of `round`. It arrives while the next window is open."""
 
     round: RoundId
     clock: NodeClock
 
 
 class RoundAlarm(Message, frozen=True, tag="round_alarm"):
-    """An edge of this node strays from its line by more than the threshold, in the middle of a window."""
+    """An edge of this node deviates from its line by more than the threshold, within a window."""
 
     round: RoundId
     src: NodeId
@@ -280,14 +282,14 @@ class RoundAlarm(Message, frozen=True, tag="round_alarm"):
 
 
 class ProbeHalt(Message, frozen=True, tag="probe_halt"):
-    """Stop sending probes at once, until the next RoundStart of a higher round. Answering goes on."""
+    """Stop sending probes at once, until the next RoundStart of a higher round. Responding to probes continues."""
 
     round: RoundId
     reason: str
 
 
 class ProbeCommand(Message, frozen=True, tag="probe_command"):
-    """Somebody (the command line) steers probing, or looks at it. It proves the token as a StatusRequest does."""
+    """A command controls probing, or shows it. It proves the token as a StatusRequest does."""
 
     version: int
     action: ProbeAction
@@ -298,7 +300,7 @@ class ProbeCommand(Message, frozen=True, tag="probe_command"):
 
 
 class ProbeAnswer(Message, frozen=True, tag="probe_answer"):
-    """What came of it: `done` false and a reason, or the newest round."""
+    """The result of a command: `done` false and a reason, or the newest round."""
 
     done: bool
     text: str

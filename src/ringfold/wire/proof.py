@@ -1,4 +1,4 @@
-"""Proving a shared secret without sending it: HMAC-SHA256 over both nonces and what is being claimed."""
+"""Proving a shared secret without sending it: HMAC-SHA256 over both nonces and the content of the request."""
 
 import hashlib
 import hmac
@@ -9,7 +9,7 @@ NONCE_BYTES = 32
 
 
 def prove(secret: bytes, purpose: str, *parts: bytes) -> bytes:
-    """The proof that its maker knows `secret`, bound to a purpose and to every part (each length-prefixed)."""
+    """A proof that the sender knows `secret`, bound to a purpose and to every part (each length-prefixed)."""
     mac = hmac.new(secret, digestmod=hashlib.sha256)
     for part in (purpose.encode(), *parts):
         mac.update(len(part).to_bytes(4, "little"))
@@ -18,24 +18,25 @@ def prove(secret: bytes, purpose: str, *parts: bytes) -> bytes:
 
 
 def proven(secret: bytes, proof: bytes, purpose: str, *parts: bytes) -> bool:
-    """Whether `proof` was made with the same secret for the same claim; takes the same time either way."""
+    """Whether `proof` was made with the same secret for the same parts, in constant time."""
     return hmac.compare_digest(proof, prove(secret, purpose, *parts))
 
 
 def link_key(token: bytes, secret: bytes) -> bytes:
-    """The key of proofs between two peers: made of what the master sent them, and of the token, which nobody sends.
+    """The key of proofs between two peers: derived from what the master sent them, and from the token, which is never
+    sent.
 
-    Who overhears the master's messages has the one without the other.
+    An eavesdropper on the master's messages has the one without the other.
     """
     return prove(token, "link", secret)
 
 
 def run_token(token: bytes, run: str) -> bytes:
-    """The token of one run of a master: who proves it in one run has proven nothing in another. Without a token of the
-    master there is none to derive; the default run has the master's own."""
+    """The token of one run of a master: a proof for one run is not valid for another. Without a token of the master
+    there is none to derive; the default run has the master's own."""
     return token if not token or run == DEFAULT_RUN else prove(token, "run", run.encode())
 
 
 def derive(secret: bytes, purpose: str, *numbers: int) -> bytes:
-    """A secret of its own for one purpose, so that a run needs randomness once."""
+    """Derive a secret for one purpose, so that a run needs randomness once."""
     return prove(secret, purpose, *(number.to_bytes(8, "little") for number in numbers))

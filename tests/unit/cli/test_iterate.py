@@ -12,8 +12,8 @@ import ringfold as rf
 from ringfold.cli import build
 from ringfold.cli.iterate import render
 from ringfold.errors import UsageError
-from ringfold.iteration.observing import Observer, RankView, View
 from ringfold.iteration.record import Rules
+from ringfold.iteration.shell import Observer, RankView, View
 from ringfold.store import open_store
 
 

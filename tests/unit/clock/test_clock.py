@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringfold.clock.clock import GlobalClock
-from ringfold.clock.model import ClockModel, ClockSettings, Instant
+from ringfold.clock.global_clock import ClockModel, ClockSettings, GlobalClock, Instant
 from ringfold.errors import ClockNotReady, ConfigError
 from ringfold.wire.probing import NodeClock
 

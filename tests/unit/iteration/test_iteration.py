@@ -16,30 +16,29 @@ from ringfold.errors import (
     Superseded,
     UsageError,
 )
-from ringfold.iteration.liveness import Watch
-from ringfold.iteration.machine import Machine
-from ringfold.iteration.model import Begun, Self, State, Timing
+from ringfold.iteration.liveness import LivenessMonitor, LivenessTiming
+from ringfold.iteration.machine import BegunIteration, IterationMachine, State
 from ringfold.iteration.operations import (
     NS,
-    Answer,
-    Beat,
     CompareAndSet,
     Delete,
     Get,
+    Heartbeat,
     ListKeys,
     Operation,
-    Outcome,
     Pause,
     Steps,
+    StoreOutcome,
+    StoreReply,
     WaitFor,
-    sent,
+    send_reply,
 )
-from ringfold.iteration.record import NONE_YET, Advance, Hold, Record, Rules, decide, decode, encode
+from ringfold.iteration.record import NONE_YET, Advance, Hold, RankIdentity, Record, Rules, decide, decode, encode
 from ringfold.store.base import version_of
 from ringfold.store.client import StoreClient
-from ringfold.store.memory import Call, Crashed, Fault, MemoryDriver, MemoryServer
+from ringfold.store.in_memory import Crashed, Fault, MemoryDriver, MemoryServer, StoreCall
 
-TIMING = Timing(heartbeat_s=5, inactive_after_s=30)
+TIMING = LivenessTiming(heartbeat_s=5, inactive_after_s=30)
 
 
 class Stage:
@@ -52,7 +51,7 @@ class Stage:
 
     def rank(self, rank: int, rules: Rules, *, can_list: bool = True, has_leases: bool = False) -> "Process":
         self.count += 1
-        me = Self(rank=rank, incarnation=f"{rank}-{self.count}", can_list=can_list, has_leases=has_leases)
+        me = RankIdentity(rank=rank, incarnation=f"{rank}-{self.count}", can_list=can_list, has_leases=has_leases)
         return Process(self, me, rules)
 
     def ranks(self, rules: Rules, **flavour: bool) -> list["Process"]:
@@ -76,15 +75,15 @@ class Stage:
 class Process:
     """One incarnation, whose courses are taken operation by operation."""
 
-    def __init__(self, stage: Stage, me: Self, rules: Rules) -> None:
-        self.stage, self.machine = stage, Machine(me, rules, TIMING)
-        self.fault: Callable[[Call], Fault | None] = lambda call: None
+    def __init__(self, stage: Stage, me: RankIdentity, rules: Rules) -> None:
+        self.stage, self.machine = stage, IterationMachine(me, rules, TIMING)
+        self.fault: Callable[[StoreCall], Fault | None] = lambda call: None
         self.jump_ns = 0
         self.operations: list[Operation] = []
         driver = MemoryDriver(stage.server, sleep=lambda s: None, fault=lambda call: self.fault(call))
         self.driver = driver
         self.client = StoreClient(driver, prefix="run", timeout_s=0.001, now_ns=lambda: 0, nonce=f"g{stage.count}")
-        self._waiting: tuple[Steps[Begun], WaitFor] | None = None
+        self._waiting: tuple[Steps[BegunIteration], WaitFor] | None = None
 
     @property
     def now_ns(self) -> int:
@@ -93,7 +92,7 @@ class Process:
     def register(self) -> None:
         self._over(self.machine.register(self.now_ns, 600))
 
-    def next(self, timeout_s: float = 600, finished: int = NONE_YET) -> Begun:
+    def next(self, timeout_s: float = 600, finished: int = NONE_YET) -> BegunIteration:
         """The next iteration, which must be there without waiting for anybody."""
         begun = self._advance(self.machine.next(self.now_ns, timeout_s, finished), None)
         assert begun is not None, f"it waits: {self.machine.hold}"
@@ -105,23 +104,23 @@ class Process:
         assert self.machine.hold is not None
         return self.machine.hold
 
-    def goes_on(self) -> Begun:
+    def goes_on(self) -> BegunIteration:
         """Who waited looks again, and must be handed the next iteration now."""
         begun = self.looks_again()
         assert begun is not None, f"it still waits: {self.machine.hold}"
         return begun
 
-    def looks_again(self) -> Begun | None:
+    def looks_again(self) -> BegunIteration | None:
         assert self._waiting is not None
         course, wait = self._waiting
-        return self._advance(course, Answer(self.now_ns, self.client.get(wait.key)))
+        return self._advance(course, StoreReply(self.now_ns, self.client.get(wait.key)))
 
     def beats(self) -> None:
         """Show life once."""
-        course = self.machine.pulse()
+        course = self.machine.send_heartbeats()
         operation = next(course)
         while not isinstance(operation, Pause):
-            operation = sent(course, Answer(self.now_ns, self._asked(operation)))
+            operation = send_reply(course, StoreReply(self.now_ns, self._asked(operation)))
 
     def leaves(self) -> None:
         self._over(self.machine.leave(self.now_ns, 5))
@@ -130,18 +129,18 @@ class Process:
         self._over(self.machine.arrive(self.now_ns, 600))
 
     def _over(self, course: Steps[None]) -> None:
-        answer: Answer | None = None
+        answer: StoreReply | None = None
         while True:
             try:
-                operation = next(course) if answer is None else sent(course, answer)
+                operation = next(course) if answer is None else send_reply(course, answer)
             except StopIteration:
                 return
-            answer = Answer(self.now_ns, self._asked(operation))
+            answer = StoreReply(self.now_ns, self._asked(operation))
 
-    def _advance(self, course: Steps[Begun], answer: Answer | None) -> Begun | None:
+    def _advance(self, course: Steps[BegunIteration], answer: StoreReply | None) -> BegunIteration | None:
         while True:
             try:
-                operation = next(course) if answer is None else sent(course, answer)
+                operation = next(course) if answer is None else send_reply(course, answer)
             except StopIteration as over:
                 return over.value  # type: ignore[no-any-return]
             if isinstance(operation, WaitFor):
@@ -149,11 +148,11 @@ class Process:
                 if version_of(entry) == operation.seen:
                     self._waiting = course, operation
                     return None
-                answer = Answer(self.now_ns, entry)
+                answer = StoreReply(self.now_ns, entry)
                 continue
-            answer = Answer(self.now_ns, self._asked(operation))
+            answer = StoreReply(self.now_ns, self._asked(operation))
 
-    def _asked(self, operation: Operation) -> Outcome:
+    def _asked(self, operation: Operation) -> StoreOutcome:
         self.operations.append(operation)
         try:
             match operation:
@@ -165,7 +164,7 @@ class Process:
                     return self.client.compare_and_set(key, expected, value)
                 case Delete(key, expected):
                     self.client.delete(key, expected)
-                case Beat(key, value):
+                case Heartbeat(key, value):
                     self.client.set(key, value)
                 case Pause(seconds):
                     self.stage.now_ns += round(seconds * NS)
@@ -176,13 +175,13 @@ class Process:
         return None
 
 
-def fails_once(kind: str, key: str, fault: Fault) -> Callable[[Call], Fault | None]:
+def fails_once(kind: str, key: str, fault: Fault) -> Callable[[StoreCall], Fault | None]:
     """A fault at the next call of a kind to a key that ends like this."""
     left = [fault]
     return lambda call: left.pop() if left and call.kind == kind and call.key.endswith(key) else None
 
 
-def until_given_up(stage: Stage, waiting: Process, alive: list[Process], seconds: int = 60) -> Begun:
+def until_given_up(stage: Stage, waiting: Process, alive: list[Process], seconds: int = 60) -> BegunIteration:
     """Let time pass, in which some show life and one looks, until it goes on."""
     for second in range(seconds):
         stage.now_ns += NS
@@ -234,8 +233,8 @@ def test_a_winner_that_dies_after_winning_leaves_nothing_undone() -> None:
     winner.fault = fails_once("write", "/record", "crash after")
     with pytest.raises(Crashed):
         winner.next()
-    assert one.goes_on() == Begun(1, (0, 1, 2), 0, False)
-    assert two.goes_on() == Begun(1, (0, 1, 2), 0, False)
+    assert one.goes_on() == BegunIteration(1, (0, 1, 2), 0, False)
+    assert two.goes_on() == BegunIteration(1, (0, 1, 2), 0, False)
     one.waits()
     two.waits()
     assert until_given_up(stage, one, [one, two]).members == (1, 2)
@@ -349,10 +348,10 @@ def test_a_store_that_went_back_and_has_overtaken_what_a_rank_knew_is_refused() 
     known = zero.client.generation.revision
     again = stage.rank(1, Rules(2))
     again.next()
-    while stage.server.stamp is None or stage.server.stamp.revision <= known:
+    while stage.server.generation is None or stage.server.generation.revision <= known:
         again.beats()
     stage.rank(1, Rules(2)).next()
-    with pytest.raises(StoreWentBack, match="does not come out of"):
+    with pytest.raises(StoreWentBack, match="is not a successor of"):
         zero.next()
 
 
@@ -432,7 +431,7 @@ def test_a_registration_of_unknown_outcome_is_not_repeated_over_a_successor() ->
     old, new = stage.rank(1, Rules(2)), stage.rank(1, Rules(2))
     once = fails_once("write", "/record", "lost reply")
 
-    def and_then(call: Call) -> Fault | None:
+    def and_then(call: StoreCall) -> Fault | None:
         if call.kind == "read" and stage.record.roster[1].incarnation == old.machine.me.incarnation:
             new.register()  # after the write that lost its answer, and before that is looked into
         return once(call)
@@ -450,7 +449,7 @@ def test_a_newcomer_is_a_member_of_the_next_iteration() -> None:
     stage = Stage()
     rules = Rules(2)
     zero = stage.rank(0, rules)
-    assert zero.next() == Begun(0, (0,), 0, True)
+    assert zero.next() == BegunIteration(0, (0,), 0, True)
     one = stage.rank(1, rules)
     assert one.waits().missing == (0,)
     assert zero.next().members == (0, 1)
@@ -481,7 +480,7 @@ def test_a_successor_that_has_finished_the_iteration_does_not_do_it_again() -> N
     successor = stage.rank(1, rules)
     assert successor.waits(finished=0).missing == (0,)
     assert zero.next().iteration == 1
-    assert successor.goes_on() == Begun(1, (0, 1), 0, False)
+    assert successor.goes_on() == BegunIteration(1, (0, 1), 0, False)
 
 
 def test_a_successor_is_handed_what_its_predecessor_could_tell_nobody() -> None:
@@ -497,7 +496,7 @@ def test_who_has_finished_what_nobody_agreed_on_is_of_another_history() -> None:
     stage = Stage()
     rules = Rules(2, 2)
     stage.ranks(rules)
-    with pytest.raises(UsageError, match="finished iteration 5, and the ranks have agreed on 0"):
+    with pytest.raises(UsageError, match="finished iteration 5, but the ranks have only agreed on 0"):
         stage.rank(1, rules).next(finished=5)
 
 
@@ -653,10 +652,10 @@ def test_a_finished_run_needs_no_members_to_be_seen_as_finished() -> None:
 def record(members: list[int], *, world: int = 5, gone: tuple[int, ...] = (), rules: Rules | None = None) -> Record:
     made = Record(rules or Rules(world), 3)
     for rank in range(world):
-        made = made.seated(rank, f"i{rank}", "n")
+        made = made.with_registration(rank, f"i{rank}", "n")
     made = replace(made, members={rank: f"i{rank}" for rank in members})
     for rank in gone:
-        made = made.left(rank, "n")
+        made = made.with_departure(rank, "n")
     return made
 
 
@@ -691,7 +690,7 @@ def test_a_majority_is_of_those_who_agreed_before(
 
 
 def test_a_record_survives_the_store() -> None:
-    before = record([0, 1]).advanced([0, 1, 2], 1, "nonce")
+    before = record([0, 1]).with_next_iteration([0, 1, 2], 1, "nonce")
     assert decode("memory:", encode(before)) == before
     assert (before.iteration, before.winner, before.members) == (4, 1, {0: "i0", 1: "i1", 2: "i2"})
     assert [seat.last for seat in before.roster.values()] == [4, 4, 4, NONE_YET, NONE_YET]
@@ -701,10 +700,10 @@ def test_a_record_comes_out_of_those_before_it_and_of_no_other() -> None:
     base = record([0, 1])
     line = [base]
     for number in range(40):
-        line.append(line[-1].advanced([0, 1], 0, f"a{number}"))
+        line.append(line[-1].with_next_iteration([0, 1], 0, f"a{number}"))
     other = base
     for number in range(3):
-        other = other.advanced([0, 1], 0, f"b{number}")
+        other = other.with_next_iteration([0, 1], 0, f"b{number}")
     assert all(late.follows(early) for at, late in enumerate(line) for early in line[: at + 1])
     assert not any(early.follows(late) for at, late in enumerate(line) for early in line[:at])
     assert not any(late.follows(other) for late in line[1:16])
@@ -742,10 +741,10 @@ def test_ranks_with_different_rules_are_told_both() -> None:
         lambda: Rules(2, 3),
         lambda: Rules(2, 0),
         lambda: Rules(2, 1, "half"),  # type: ignore[arg-type]
-        lambda: Timing(heartbeat_s=5, inactive_after_s=9),
-        lambda: Timing(heartbeat_s=0, inactive_after_s=9),
-        lambda: Machine(Self(rank=2, incarnation="a"), Rules(2), TIMING),
-        lambda: Machine(Self(rank=-1, incarnation="a"), Rules(2), TIMING),
+        lambda: LivenessTiming(heartbeat_s=5, inactive_after_s=9),
+        lambda: LivenessTiming(heartbeat_s=0, inactive_after_s=9),
+        lambda: IterationMachine(RankIdentity(rank=2, incarnation="a"), Rules(2), TIMING),
+        lambda: IterationMachine(RankIdentity(rank=-1, incarnation="a"), Rules(2), TIMING),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(make: Callable[[], object]) -> None:
@@ -756,29 +755,29 @@ def test_settings_that_make_no_sense_are_refused(make: Callable[[], object]) -> 
 # Liveness
 
 
-def watch(*, has_leases: bool = False) -> Watch:
-    return Watch(has_leases=has_leases, inactive_after_ns=30 * NS, absent_ns=5 * NS)
+def watch(*, has_leases: bool = False) -> LivenessMonitor:
+    return LivenessMonitor(has_leases=has_leases, inactive_after_ns=30 * NS, absent_ns=5 * NS)
 
 
 def test_a_version_that_changes_is_life() -> None:
     seen = watch()
-    assert not any(seen.look(second * NS, "a", second // 5) for second in range(1, 300))
+    assert not any(seen.observe(second * NS, "a", second // 5) for second in range(1, 300))
 
 
 def test_a_version_that_stands_still_is_death_after_the_whole_time() -> None:
     seen = watch()
-    assert next(second for second in range(60) if seen.look(second * NS, "a", 7)) == 30
+    assert next(second for second in range(60) if seen.observe(second * NS, "a", 7)) == 30
 
 
 def test_a_lease_that_is_there_is_life_whatever_its_version() -> None:
     seen = watch(has_leases=True)
-    assert not any(seen.look(second * NS, "a", 7) for second in range(300))
-    assert next(second for second in range(300, 400) if seen.look(second * NS, "a", 0)) == 305
+    assert not any(seen.observe(second * NS, "a", 7) for second in range(300))
+    assert next(second for second in range(300, 400) if seen.observe(second * NS, "a", 0)) == 305
 
 
 def test_an_observer_that_was_away_does_not_judge() -> None:
     seen = watch()
-    seen.look(0, "a", 7)
-    assert not seen.look(3_600 * NS, "a", 7)
-    assert not seen.look(7_200 * NS, "a", 7)
+    seen.observe(0, "a", 7)
+    assert not seen.observe(3_600 * NS, "a", 7)
+    assert not seen.observe(7_200 * NS, "a", 7)
     assert seen.age_ns(7_200 * NS, "a") == 7_200 * NS

@@ -23,7 +23,7 @@ from ringfold.master.machine import Master
 from ringfold.master.outbox import Outbox
 from ringfold.master.settings import MasterSettings
 from ringfold.store.client import StoreClient
-from ringfold.store.memory import Call, Fault, MemoryDriver, MemoryServer
+from ringfold.store.in_memory import Fault, MemoryDriver, MemoryServer, StoreCall
 from ringfold.wire import messages as m
 from ringfold.wire.base import PROTOCOL_VERSION as VERSION
 from ringfold.wire.frames import Evidence
@@ -368,7 +368,7 @@ def test_a_connection_that_breaks_while_it_resumes_may_be_made_again() -> None:
 def client(server: MemoryServer, fault: Fault | None = None) -> StoreClient:
     """With a fault, every write has it."""
 
-    def decide(call: Call) -> Fault | None:
+    def decide(call: StoreCall) -> Fault | None:
         return fault if call.kind == "write" else None
 
     return StoreClient(MemoryDriver(server, sleep=lambda seconds: None, fault=decide), prefix="run")

@@ -8,7 +8,7 @@ from ringfold.master.journal import Journal, closed, decode, encode
 from ringfold.master.keeper import Keeper
 from ringfold.master.life import Life
 from ringfold.master.probing import RESERVED_ROUNDS
-from ringfold.store.memory import MemoryServer
+from ringfold.store.in_memory import MemoryServer
 from ringfold.wire import messages as m
 from ringfold.wire.base import PROTOCOL_VERSION as VERSION
 from ringfold.wire.probing import NodeHello, ProbeCommand, ProbeGraph, RoundId, RoundStart

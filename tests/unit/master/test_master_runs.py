@@ -33,7 +33,7 @@ from ringfold.master.run import Connection
 from ringfold.master.runs import Runs
 from ringfold.master.settings import MasterSettings
 from ringfold.store.client import StoreClient
-from ringfold.store.memory import MemoryDriver, MemoryServer
+from ringfold.store.in_memory import MemoryDriver, MemoryServer
 from ringfold.wire import messages as m
 from ringfold.wire.base import PROTOCOL_VERSION as VERSION
 from ringfold.wire.frames import Heartbeat

@@ -21,7 +21,7 @@ from ringfold.master.runs import Runs
 from ringfold.master.server import MasterServer
 from ringfold.master.settings import MasterSettings
 from ringfold.master.thread import MasterThread
-from ringfold.probe.logs.files import ExportSettings, Log
+from ringfold.probe.logs.files import ExportSettings, ProbeLog
 from ringfold.wire.frames import (
     MAX_FRAME_BYTES,
     FrameKind,
@@ -399,9 +399,9 @@ def test_a_log_of_rounds_that_fails_does_not_end_the_master(
     def fail(*_: object) -> None:
         raise OverflowError("a number that no line can carry")
 
-    monkeypatch.setattr(Log, "round", fail)
+    monkeypatch.setattr(ProbeLog, "round", fail)
     server = MasterServer(MasterSettings(export=tmp_path), ["127.0.0.1:0"])
-    server._rounds = Log(ExportSettings(directory=tmp_path))
+    server._rounds = ProbeLog(ExportSettings(directory=tmp_path))
     summary = RoundSummary(RoundId(1, 1), "master", "", 0, 0, -1, [], [])
     server._do("default", Tell(RoundDone(summary)))
     server._rounds.close()

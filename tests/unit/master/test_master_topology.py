@@ -24,7 +24,7 @@ from ringfold.master.events import (
 from ringfold.master.machine import Master
 from ringfold.master.server import MasterServer
 from ringfold.master.settings import MasterSettings
-from ringfold.topology.moonshot import Question
+from ringfold.topology.moonshot import MoonshotRequest
 from ringfold.topology.solve import Solution
 from ringfold.wire import messages as m
 from ringfold.wire.frames import Heartbeat
@@ -259,7 +259,7 @@ def test_the_server_asks_a_process_of_its_own_and_tells_the_machine() -> None:
     async def ask() -> list[object]:
         server, told = MasterServer(MasterSettings(), ["127.0.0.1:0"]), list[object]()
         server.step = told.append  # type: ignore[method-assign]
-        await server._search("default", 3, Question(members, rates, budget=1))
+        await server._search("default", 3, MoonshotRequest(members, rates, budget=1))
         return told
 
     [found] = asyncio.run(ask())

@@ -16,7 +16,7 @@ from ringfold.runtime.clock import monotonic_ns
 from ringfold.runtime.master_client import MasterClient
 from ringfold.store.base import Generation, Write, Written
 from ringfold.store.client import StoreClient
-from ringfold.store.memory import MemoryDriver, MemoryServer
+from ringfold.store.in_memory import MemoryDriver, MemoryServer
 
 DEADLINE_S = 30.0
 
@@ -364,7 +364,7 @@ def test_a_state_of_another_history_is_refused(scene: Scene) -> None:
     with rf.join(scene.runs[0].address, timeout_s=DEADLINE_S) as run:
         peer = scene.peer(0, world=1)
         state = rf.SharedState({"w": np.zeros(2)}, revision=7)
-        with pytest.raises(rf.UsageError, match="finished iteration 6, and the ranks have agreed on -1"):
+        with pytest.raises(rf.UsageError, match="finished iteration 6, but the ranks have only agreed on -1"):
             next(iter(run.steps(state, until=9, counter=peer.counter())))
 
 

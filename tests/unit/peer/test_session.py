@@ -3,21 +3,23 @@
 import queue
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
+from ringfold._native import EngineEvent
 from ringfold.errors import RingfoldError, UsageError
 from ringfold.peer import session as session_module
 from ringfold.peer.effects import CallFinished, Effect, Ended, SyncSucceeded, WriteBlocks
-from ringfold.peer.engine import Engine, RawEvent
+from ringfold.peer.engine import Engine
 from ringfold.peer.events import BlocksWritten, CallBusy, CallLeave, CallVote, Closed, Event
 from ringfold.peer.machine import PeerMachine
 from ringfold.peer.session import Session
 from ringfold.peer.settings import Identity, PeerTimings
 from ringfold.probe.nodes.shell import NodeShell
-from ringfold.probe.rounds.events import Connected, Disconnected, Heard
+from ringfold.probe.rounds.events import MasterConnected, MasterDisconnected, MasterMessageReceived
 from ringfold.runtime.clock import monotonic_ns
 from ringfold.state.shared import SharedState
 from ringfold.state.snapshot import Snapshot
@@ -26,6 +28,11 @@ from ringfold.wire.probing import ProbeHalt, RoundAlarm, RoundId
 
 DEADLINE_S = 30.0
 IDENTITY = Identity(group=0, host="h", name="n", addresses=("127.0.0.1",), port=1)
+
+
+def engine_event(kind: str, **fields: object) -> EngineEvent:
+    """An event as the engine reports it, with these fields."""
+    return cast(EngineEvent, SimpleNamespace(kind=kind, **fields))
 
 
 class BrokenEngine:
@@ -182,10 +189,10 @@ class ScriptedEngine(WakefulEngine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.reports: queue.SimpleQueue[RawEvent] = queue.SimpleQueue()
+        self.reports: queue.SimpleQueue[EngineEvent] = queue.SimpleQueue()
         self.sent: list[tuple[int, bytes]] = []
 
-    def next_event(self, timeout_s: float) -> RawEvent | None:  # type: ignore[override]
+    def next_event(self, timeout_s: float) -> EngineEvent | None:  # type: ignore[override]
         try:
             return self.reports.get(timeout=min(timeout_s, 0.01))
         except queue.Empty:
@@ -243,15 +250,15 @@ def test_messages_about_probing_go_past_the_machine() -> None:
     session.machine = cast(PeerMachine, cast(Any, machine))
     session.probing = cast(NodeShell, cast(Any, node))
     halt = ProbeHalt(RoundId(1, 1), "stopped")
-    engine.reports.put(("message", 7, frames.encode(halt)))
-    assert node.inputs.get(timeout=DEADLINE_S) == Connected(5)
-    assert node.inputs.get(timeout=DEADLINE_S) == Heard(halt)
+    engine.reports.put(engine_event("message", conn=7, body=frames.encode(halt)))
+    assert node.inputs.get(timeout=DEADLINE_S) == MasterConnected(5)
+    assert node.inputs.get(timeout=DEADLINE_S) == MasterMessageReceived(halt)
     alarm = RoundAlarm(RoundId(1, 1), 5, 6, 1_000, 2_000)
     session.locked(lambda _: session._send_probe_message(alarm))
     assert engine.sent == [(7, frames.encode(alarm))]
     assert machine.events == []
-    engine.reports.put(("closed", 7, "reset"))
-    assert isinstance(node.inputs.get(timeout=DEADLINE_S), Disconnected)
+    engine.reports.put(engine_event("closed", conn=7, text="reset"))
+    assert isinstance(node.inputs.get(timeout=DEADLINE_S), MasterDisconnected)
     session.locked(lambda _: session._send_probe_message(alarm))
     assert len(engine.sent) == 1
     assert machine.events == [Closed(7, "reset")]

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from ringfold.probe.base import BACKWARD_KEPT, FORWARD_KEPT, EdgeWindow
-from ringfold.probe.logs.files import ExportSettings, Log
-from ringfold.probe.logs.lines import Stretch
+from ringfold.probe.exchanges import BACKWARD_KEPT, FORWARD_KEPT, EdgeWindow
+from ringfold.probe.logs.files import ExportSettings, ProbeLog
+from ringfold.probe.logs.lines import WindowFields
 from ringfold.wire.probing import (
     EdgeFit,
     EdgeView,
@@ -129,12 +129,12 @@ class MadeUpRun:
             estimator=estimator,
         )
 
-    def stretch(self, node: NodeId, number: int) -> Stretch:
+    def stretch(self, node: NodeId, number: int) -> WindowFields:
         clock = self.clocks[node]
         begin, end = clock.at(number * WINDOW_NS), clock.at((number + 1) * WINDOW_NS)
         utc = UNIX_NS + (number + 1) * WINDOW_NS - end
         place = RoundId(1, number + 1)
-        return Stretch(
+        return WindowFields(
             round_id=place, label="warm up", node=node, window=number, begin_ns=begin, end_ns=end, utc_ns=utc
         )
 
@@ -181,12 +181,12 @@ class MadeUpRun:
         """Write all logs of the run."""
         settings = ExportSettings(directory=directory, points=points)
         for node in nodes if nodes is not None else sorted(self.clocks):
-            with Log(settings, node=node, name=f"host-{node}") as log:
+            with ProbeLog(settings, node=node, name=f"host-{node}") as log:
                 for number in range(self.windows):
                     windows = self.windows_of(node, number)
                     log.window(self.stretch(node, number), windows, [self.true_fit(each) for each in windows])
         if rounds:
-            with Log(settings) as log:
+            with ProbeLog(settings) as log:
                 for number in range(self.windows):
                     log.round(self.summary(number), {node: f"host-{node}" for node in self.clocks})
 

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ringfold.errors import UsageError
-from ringfold.probe.base import BACKWARD_KEPT, COLUMNS, FORWARD_KEPT, EdgeWindow
+from ringfold.probe.exchanges import BACKWARD_KEPT, COLUMNS, FORWARD_KEPT, EdgeWindow
 from ringfold.probe.fit import BASELINES, ESTIMATORS, fit
 from ringfold.probe.models import MODELS, Sample, window
 from ringfold.tools.bench import clock_truth as bench

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from ringfold.errors import ConfigError, DeadlineExceeded, RemoteProtocolError
-from ringfold.probe.base import EdgeWindow
-from ringfold.probe.rounds.events import Calculated
-from ringfold.probe.rounds.gloo import GlooRounds, Taken
-from ringfold.probe.rounds.gloo_group import TorchCollectives
+from ringfold.probe.exchanges import EdgeWindow
+from ringfold.probe.rounds.calculation import RoundResult
+from ringfold.probe.rounds.gloo import GlooRoundResult, GlooRounds, TorchCollectives
 from ringfold.probe.rounds.settings import RoundSettings
 from ringfold.wire.probing import EdgeFit, EdgeView, Neighbour, NodeClock, NodeId, RoundId
 
@@ -85,10 +84,10 @@ def ring(nodes: Sequence[NodeId], listeners: Collection[NodeId], neighbours: int
     return [(src, dst) for src in nodes if src not in listeners for dst in nodes if src != dst]
 
 
-def plain(fits: Sequence[EdgeFit], utc: Mapping[NodeId, int], history: object) -> Calculated:
+def plain(fits: Sequence[EdgeFit], utc: Mapping[NodeId, int], history: object) -> RoundResult:
     nodes = sorted({node for fit in fits for node in (fit.src, fit.dst)})
     clocks = [NodeClock(node, 0, 0, 0.0, 1.0, -1, 1, 0.0) for node in nodes]
-    return Calculated(nodes[0], clocks, [EdgeView(fit) for fit in fits])
+    return RoundResult(nodes[0], clocks, [EdgeView(fit) for fit in fits])
 
 
 def make(collectives: ByThreads, *, node_id: int | None = None, last: GlooRounds | None = None) -> GlooRounds:
@@ -125,10 +124,10 @@ def together(works: Sequence[Callable[[], object]]) -> list[object]:
     return results
 
 
-def taken(results: Sequence[object]) -> list[Taken]:
+def taken(results: Sequence[object]) -> list[GlooRoundResult]:
     for result in results:
-        assert isinstance(result, Taken), result
-    return [result for result in results if isinstance(result, Taken)]
+        assert isinstance(result, GlooRoundResult), result
+    return [result for result in results if isinstance(result, GlooRoundResult)]
 
 
 def test_every_rank_gets_the_summary_and_its_clock() -> None:

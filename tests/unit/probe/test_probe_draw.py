@@ -116,5 +116,5 @@ def test_a_node_alone_and_listeners_alone_have_no_edges() -> None:
 def test_nonsense_is_refused() -> None:
     with pytest.raises(UsageError, match="at least one neighbour"):
         draw([1, 2], (), 0, 0)
-    with pytest.raises(UsageError, match="named twice"):
+    with pytest.raises(UsageError, match="occurs twice"):
         draw([1, 2, 1], (), 2, 0)

@@ -19,15 +19,15 @@ from hypothesis.extra import numpy as arrays
 from probe_logs import UNIX_NS, WINDOW_NS, MadeUpRun, emptied
 
 from ringfold.errors import ConfigError, UsageError
-from ringfold.probe.base import EdgeWindow
-from ringfold.probe.logs.files import ExportSettings, Log, LogReader, logs_in
+from ringfold.probe.exchanges import EdgeWindow
+from ringfold.probe.logs.files import ExportSettings, LogReader, ProbeLog, logs_in
 from ringfold.probe.logs.lines import (
     VERSION,
     FitLine,
     HeaderLine,
     Line,
     RoundLine,
-    Stretch,
+    WindowFields,
     WindowLine,
     decode,
     edge_window,
@@ -35,9 +35,8 @@ from ringfold.probe.logs.lines import (
     round_line,
     window_lines,
 )
-from ringfold.probe.logs.offline import combine, gather
-from ringfold.probe.logs.pack import MOST_ROWS, pack, unpack
-from ringfold.probe.logs.replay import replay
+from ringfold.probe.logs.pack import MAX_ROWS, pack, unpack
+from ringfold.probe.logs.replay import combine, gather, replay
 from ringfold.wire.probing import EdgeFit, EdgeView, LoopResidual, NodeClock, NodeId, RoundId
 
 RUN = MadeUpRun()
@@ -58,7 +57,7 @@ def same(left: EdgeWindow, right: EdgeWindow) -> bool:
     return arrays_equal and facts[0] == facts[1]
 
 
-def fill(log: Log, windows: int, node: NodeId = 1) -> None:
+def fill(log: ProbeLog, windows: int, node: NodeId = 1) -> None:
     for number in range(windows):
         held = RUN.windows_of(node, number)
         log.window(RUN.stretch(node, number), held, [RUN.true_fit(each) for each in held])
@@ -85,17 +84,17 @@ def test_an_exchange_takes_less_than_a_third_of_its_stamps() -> None:
     assert len(pack(window.exchanges, window.kept)) < window.exchanges.nbytes / 3
 
 
-@pytest.mark.parametrize("rows", [59, 61, MOST_ROWS, MOST_ROWS + 1, -1])
+@pytest.mark.parametrize("rows", [59, 61, MAX_ROWS, MAX_ROWS + 1, -1])
 def test_a_wrong_number_of_rows_is_refused(rows: int) -> None:
     packed = pack(np.ones((60, 8), np.int64), np.zeros(60, np.uint8))
-    with pytest.raises(UsageError, match=r"damaged|believable"):
+    with pytest.raises(UsageError, match=r"corrupt|too many"):
         unpack(packed, rows)
 
 
 @pytest.mark.parametrize("cut", [1, 4, 9, 40])
 def test_stamps_that_lack_their_end_are_refused(cut: int) -> None:
     window = RUN.edge_window(1, 2, 0)
-    with pytest.raises(UsageError, match="damaged"):
+    with pytest.raises(UsageError, match="corrupt"):
         unpack(pack(window.exchanges, window.kept)[:-cut], len(window.exchanges))
 
 
@@ -156,11 +155,11 @@ def test_every_line_has_round_label_begin_and_end(tmp_path: Path) -> None:
         assert line["end_ns"] - line["begin_ns"] == pytest.approx(WINDOW_NS, rel=1e-3)
 
 
-def test_damaged_points_are_named_by_edge_and_window() -> None:
+def test_corrupt_points_are_named_by_edge_and_window() -> None:
     (line,) = window_lines(RUN.stretch(1, 2), [RUN.edge_window(1, 2, 2)], [], points=True)
     assert line.exchanges is not None
     broken = msgspec.structs.replace(line, exchanges=line.exchanges[:-9])
-    with pytest.raises(UsageError, match="window 2 of edge 1 -> 2: the exchanges are damaged"):
+    with pytest.raises(UsageError, match="window 2 of edge 1 -> 2: the exchanges are corrupt"):
         edge_window(broken)
 
 
@@ -175,7 +174,7 @@ def test_a_log_begins_with_its_version_and_the_node(tmp_path: Path) -> None:
 
 
 def test_a_node_without_lines_has_a_log_with_its_name(tmp_path: Path) -> None:
-    with Log(ExportSettings(directory=tmp_path), node=3, name="gateway") as log:
+    with ProbeLog(ExportSettings(directory=tmp_path), node=3, name="gateway") as log:
         log.begin(17)
         log.begin(18)
     (header,) = LogReader(tmp_path / "3.jsonl")
@@ -183,7 +182,7 @@ def test_a_node_without_lines_has_a_log_with_its_name(tmp_path: Path) -> None:
     assert (header.name, header.begin_ns) == ("gateway", 17)
 
 
-def test_a_torn_last_line_is_skipped_with_a_note(tmp_path: Path) -> None:
+def test_a_incomplete_last_line_is_skipped_with_a_note(tmp_path: Path) -> None:
     RUN.write(tmp_path, rounds=False)
     path = tmp_path / "1.jsonl"
     whole = list(LogReader(path))
@@ -191,16 +190,16 @@ def test_a_torn_last_line_is_skipped_with_a_note(tmp_path: Path) -> None:
     reader = LogReader(path)
     assert list(reader) == whole[:-1]
     assert len(reader.notes) == 1
-    assert "is torn" in reader.notes[0]
+    assert "is incomplete" in reader.notes[0]
 
 
-def test_a_torn_line_is_gone_when_the_next_life_goes_on_with_the_file(tmp_path: Path) -> None:
+def test_a_incomplete_line_is_gone_when_the_next_life_goes_on_with_the_file(tmp_path: Path) -> None:
     settings = ExportSettings(directory=tmp_path)
-    with Log(settings, node=1) as log:
+    with ProbeLog(settings, node=1) as log:
         fill(log, 2)
     whole = (tmp_path / "1.jsonl").read_bytes()
     os.truncate(tmp_path / "1.jsonl", len(whole) - 7)
-    with Log(settings, node=1) as log:
+    with ProbeLog(settings, node=1) as log:
         fill(log, 1)
     reader = LogReader(tmp_path / "1.jsonl")
     lines = list(reader)
@@ -209,12 +208,12 @@ def test_a_torn_line_is_gone_when_the_next_life_goes_on_with_the_file(tmp_path: 
     assert len(windows_in(tmp_path / "1.jsonl")) == 2 * 2 - 1 + 2
 
 
-def test_a_writer_that_is_killed_leaves_at_most_one_torn_line(tmp_path: Path) -> None:
+def test_a_writer_that_is_killed_leaves_at_most_one_incomplete_line(tmp_path: Path) -> None:
     program = (
         "import sys; from pathlib import Path; from probe_logs import MadeUpRun\n"
-        "from ringfold.probe.logs.files import ExportSettings, Log\n"
+        "from ringfold.probe.logs.files import ExportSettings, ProbeLog\n"
         "run = MadeUpRun(); held = run.windows_of(1, 0); fits = [run.true_fit(each) for each in held]\n"
-        "log = Log(ExportSettings(directory=Path(sys.argv[1]), points=True), node=1)\n"
+        "log = ProbeLog(ExportSettings(directory=Path(sys.argv[1]), points=True), node=1)\n"
         "while True: log.window(run.stretch(1, 0), held, fits)\n"
     )
     path = tmp_path / "1.jsonl"
@@ -226,7 +225,7 @@ def test_a_writer_that_is_killed_leaves_at_most_one_torn_line(tmp_path: Path) ->
         writer.kill()
     reader = LogReader(path)
     assert sum(isinstance(line, FitLine) for line in reader) > 10
-    assert [note for note in reader.notes if "torn" not in note] == []
+    assert [note for note in reader.notes if "incomplete" not in note] == []
     assert len(reader.notes) <= 1
 
 
@@ -236,19 +235,19 @@ def with_path() -> dict[str, str]:
 
 
 def test_what_was_written_is_in_the_file_at_once(tmp_path: Path) -> None:
-    with Log(ExportSettings(directory=tmp_path), node=1) as log:
+    with ProbeLog(ExportSettings(directory=tmp_path), node=1) as log:
         fill(log, 1)
         assert windows_in(tmp_path / "1.jsonl") == [0, 0]
 
 
-def test_a_damaged_line_in_the_middle_is_skipped_with_its_number(tmp_path: Path) -> None:
+def test_a_corrupt_line_in_the_middle_is_skipped_with_its_number(tmp_path: Path) -> None:
     RUN.write(tmp_path, rounds=False)
     path = tmp_path / "1.jsonl"
     raw = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([*raw[:2], b'{"kind":"fit","round_id":"soon"}\n', *raw[3:]]))
     reader = LogReader(path)
     assert len(list(reader)) == len(raw) - 1
-    assert "line 3 is damaged" in reader.notes[0]
+    assert "line 3 is corrupt" in reader.notes[0]
 
 
 @pytest.mark.parametrize("extra", ["", ',"round_id":[0,0],"label":"","begin_ns":0,"end_ns":0'])
@@ -263,13 +262,13 @@ def test_another_version_is_refused_by_its_number(tmp_path: Path, extra: str) ->
 def test_a_file_that_is_no_log_is_refused(tmp_path: Path, content: str) -> None:
     path = tmp_path / "1.jsonl"
     path.write_text(content)
-    with pytest.raises(UsageError, match="is no log of probing"):
+    with pytest.raises(UsageError, match="is not a log of probing"):
         list(LogReader(path))
 
 
 def test_a_full_disk_ends_the_log_once_and_nothing_else(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "1.jsonl").symlink_to("/dev/full")
-    log = Log(ExportSettings(directory=tmp_path), node=1)
+    log = ProbeLog(ExportSettings(directory=tmp_path), node=1)
     with caplog.at_level(logging.WARNING):
         fill(log, 3)
         log.round(RUN.summary(0))
@@ -278,7 +277,7 @@ def test_a_full_disk_ends_the_log_once_and_nothing_else(tmp_path: Path, caplog: 
 
 
 def test_a_half_written_batch_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Log(ExportSettings(directory=tmp_path), node=1) as log:
+    with ProbeLog(ExportSettings(directory=tmp_path), node=1) as log:
         fill(log, 1)
         before = (tmp_path / "1.jsonl").read_bytes()
         write = os.write
@@ -300,7 +299,7 @@ def test_a_half_written_batch_is_cut_off(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_log_that_cannot_be_opened_is_an_error_of_the_settings(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be written"):
-        Log(ExportSettings(directory=tmp_path / "file"), node=1)
+        ProbeLog(ExportSettings(directory=tmp_path / "file"), node=1)
 
 
 @pytest.mark.parametrize("wrong", [{"file_bytes": 10}, {"files": 0}])
@@ -311,7 +310,7 @@ def test_settings_that_keep_nothing_are_refused(tmp_path: Path, wrong: dict[str,
 
 @pytest.mark.parametrize("files", [1, 3])
 def test_only_the_newest_files_stay_and_none_is_too_large(tmp_path: Path, files: int) -> None:
-    with Log(ExportSettings(directory=tmp_path, file_bytes=5_000, files=files), node=1) as log:
+    with ProbeLog(ExportSettings(directory=tmp_path, file_bytes=5_000, files=files), node=1) as log:
         fill(log, 20)
     sizes = [path.stat().st_size for path in tmp_path.iterdir()]
     assert len(sizes) == files
@@ -323,7 +322,7 @@ def test_only_the_newest_files_stay_and_none_is_too_large(tmp_path: Path, files:
 
 
 def test_rotation_loses_no_line_that_should_stay(tmp_path: Path) -> None:
-    with Log(ExportSettings(directory=tmp_path, file_bytes=5_000, files=50), node=1) as log:
+    with ProbeLog(ExportSettings(directory=tmp_path, file_bytes=5_000, files=50), node=1) as log:
         fill(log, 20)
     assert len(list(tmp_path.iterdir())) > 3
     assert windows_in(tmp_path / "1.jsonl") == [number for number in range(20) for _ in range(2)]
@@ -470,4 +469,4 @@ def test_each_calculation_gets_the_history_of_the_one_before() -> None:
 
 
 def test_a_stretch_without_a_round_has_the_lowest_id() -> None:
-    assert Stretch(node=1, window=1, begin_ns=0, end_ns=1, utc_ns=0).round_id == RoundId(0, 0)
+    assert WindowFields(node=1, window=1, begin_ns=0, end_ns=1, utc_ns=0).round_id == RoundId(0, 0)

@@ -14,10 +14,10 @@ from msgspec.structs import replace
 from probe_world import SECOND, UNIX, World, exact, ring, world
 
 from ringfold.errors import ConfigError
-from ringfold.probe.graph.clocks import GraphResult, GraphSettings, History, calculate
+from ringfold.probe.graph.clocks import GraphHistory, GraphResult, GraphSettings, calculate
 from ringfold.probe.graph.edges import fault, usable
-from ringfold.probe.graph.potentials import inverted, laplacian, least_squares, robust_residuals
-from ringfold.probe.rounds.advice import advise, anomaly
+from ringfold.probe.graph.least_squares import invert, laplacian, least_squares, robust_residuals
+from ringfold.probe.rounds.calculation import advise, anomaly
 from ringfold.probe.rounds.settings import Adaptive
 from ringfold.wire.probing import Cadence, EdgeFit, NodeId
 
@@ -31,7 +31,7 @@ def rounds(
     count: int,
     rng: np.random.Generator,
     noise: float = 30.0,
-    history: History | None = None,
+    history: GraphHistory | None = None,
     first: int = 0,
 ) -> GraphResult:
     """Several rounds with normal errors, one window after the other; the last result."""
@@ -296,7 +296,7 @@ NONSENSE = {
     "a skew of": {"alpha": 2e-3},
     "negative or missing": {"half_ns": 0},
     "standard error": {"sigma_ns": -1.0},
-    "so large that the line says nothing": {"sigma_alpha": 1e30},
+    "so large that the line is useless": {"sigma_alpha": 1e30},
     "a time is out of range": {"beta_ns": 1 << 62},
     "time is out of": {"t0_ns": -(1 << 70)},
     "a bound is out of range": {"high": (1 << 62, 1, 1)},
@@ -590,14 +590,14 @@ NOW = Cadence(pause_us=3_000, window_ms=4_000)
 def test_advice_gets_faster_at_once() -> None:
     advice = advise([10.0, 10.0, 5_000.0], NOW)
     assert (advice.pause_us, advice.window_ms) == (2_000, 2_667)
-    assert advice.why == "faster: unrest 5000 ns > 2000 ns"
+    assert advice.why == "faster: instability 5000 ns > 2000 ns"
 
 
-def test_advice_gets_slower_with_patience() -> None:
+def test_advice_gets_slower_after_several_stable_rounds() -> None:
     assert "not for 3 rounds yet" in advise([10.0, 10.0], NOW).why
     advice = advise([10.0, 10.0, 10.0], NOW)
     assert (advice.pause_us, advice.window_ms) == (4_500, 6_000)
-    assert advice.why.startswith("slower: 3 rounds below 200 ns")
+    assert advice.why.startswith("slower: 3 rounds with an instability below 200 ns")
 
 
 def test_advice_changes_nothing_where_the_cadence_is_fixed() -> None:
@@ -605,18 +605,18 @@ def test_advice_changes_nothing_where_the_cadence_is_fixed() -> None:
     assert (advice.pause_us, advice.window_ms) == (NOW.pause_us, NOW.window_ms)
 
 
-def test_advice_rests_between_calm_and_restless() -> None:
+def test_advice_keeps_the_cadence_between_stable_and_unstable() -> None:
     advice = advise([1_500.0] * 9, NOW)
     assert (advice.pause_us, advice.window_ms) == (NOW.pause_us, NOW.window_ms)
-    assert "between calm and restless" in advice.why
+    assert "between stable and unstable" in advice.why
 
 
 @given(st.lists(st.floats(0, 1e9), max_size=6), st.integers(1, 10**6), st.integers(1, 10**6))
 def test_advice_stays_within_its_limits_and_never_moves_the_wrong_way(
-    unrest: list[float], pause: int, window: int
+    instability_ns: list[float], pause: int, window: int
 ) -> None:
     limits, now = Adaptive(), Cadence(pause_us=pause, window_ms=window)
-    advice = advise(unrest, now, limits)
+    advice = advise(instability_ns, now, limits)
     if advice.why.startswith("faster"):
         assert advice.pause_us <= pause
         assert advice.window_ms <= window
@@ -645,7 +645,7 @@ def test_settings_are_checked() -> None:
 def test_the_inverse_is_the_inverse(size: int) -> None:
     root = np.random.default_rng(size).normal(size=(size, size))
     matrix = root @ root.T + np.eye(size)
-    assert np.allclose(inverted(matrix) @ matrix, np.eye(size), atol=1e-8)
+    assert np.allclose(invert(matrix) @ matrix, np.eye(size), atol=1e-8)
 
 
 def test_potentials_are_exact_where_weights_differ_by_many_orders() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ringfold.errors import ConfigError
-from ringfold.probe.nodes.file import key_of, make_nodes, read_nodes
+from ringfold.probe.nodes.nodes_file import derive_key, make_nodes, read_nodes
 
 
 def test_ids_do_not_depend_on_the_order_of_the_file() -> None:
@@ -22,14 +22,14 @@ def test_a_file_names_nodes_listeners_and_token(tmp_path: Path) -> None:
     file = tmp_path / "nodes.toml"
     file.write_text('token_file = "token"\nlisteners = ["c"]\nseed = 7\n[nodes]\na = "10.0.0.1"\nc = "[fd00::1]:9"\n')
     nodes = read_nodes(file)
-    assert nodes.key == key_of(b"a secret of 16 bytes or more")
+    assert nodes.key == derive_key(b"a secret of 16 bytes or more")
     assert nodes.listeners == {2}
     assert (nodes.named("a").address, nodes.named("a").port) == ("10.0.0.1", 48149)
     assert (nodes.named("c").address, nodes.named("c").port) == ("fd00::1", 9)
 
 
 def test_another_token_makes_another_key() -> None:
-    assert len({key_of(b""), key_of(b"a"), key_of(b"b"), key_of(b"a", b"salt")}) == 4
+    assert len({derive_key(b""), derive_key(b"a"), derive_key(b"b"), derive_key(b"a", b"salt")}) == 4
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_another_token_makes_another_key() -> None:
         ("nodes = 3", "must name each node's address"),
         ("speed = 3", "unknown speed"),
         ("listeners = ['x']\n[nodes]\na = '127.0.0.1'\nb = '127.0.0.1:7'", "x are not among"),
-        ("listeners = ['a', 'b']\n[nodes]\na = '127.0.0.1'\nb = '127.0.0.1:7'", "nobody would probe"),
+        ("listeners = ['a', 'b']\n[nodes]\na = '127.0.0.1'\nb = '127.0.0.1:7'", "none would probe"),
         ("seed = 'x'\n[nodes]\na = '127.0.0.1'\nb = '127.0.0.1:7'", "seed must be a whole number"),
         ("neighbours = 0\n[nodes]\na = '127.0.0.1'\nb = '127.0.0.1:7'", "neighbours must be at least 1"),
         ("token_file = 'nowhere'\n[nodes]\na = '127.0.0.1'\nb = '127.0.0.1:7'", "cannot read the token file"),

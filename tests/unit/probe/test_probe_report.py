@@ -22,7 +22,7 @@ from ringfold.cli.probe.report import time
 from ringfold.errors import UsageError
 from ringfold.probe.logs.files import LogReader
 from ringfold.probe.logs.lines import FitLine, round_line
-from ringfold.probe.logs.report import Collector, Histogram, Report, ahead_ns, collect, delays_of
+from ringfold.probe.logs.report import Histogram, LogReport, ReportCollector, ahead_ns, collect, delays_of
 from ringfold.wire.probing import EdgeFit, EdgeView, LoopResidual, NodeClock, NodeId
 
 RUN = MadeUpRun()
@@ -40,7 +40,7 @@ def probe(*arguments: object) -> Result:
     return CliRunner().invoke(build(["probe"]), ["probe", *map(str, arguments)])
 
 
-def report_of(*paths: Path) -> Report:
+def report_of(*paths: Path) -> LogReport:
     return collect(line for path in paths for line in LogReader(path)).report()
 
 
@@ -121,7 +121,7 @@ def test_offsets_keep_nanoseconds_however_far_clocks_are_apart() -> None:
 
 
 def test_a_clock_that_began_anew_begins_a_new_track() -> None:
-    collector = Collector()
+    collector = ReportCollector()
     for number in range(4):
         summary = RUN.summary(number)
         if number >= 2:
@@ -180,11 +180,11 @@ def test_the_tables_fit_a_narrow_terminal_and_say_what_stands_out(logs: Path) ->
     assert rows[0][3] == str(RUN.windows)
 
 
-def test_a_torn_line_is_told_on_standard_error(logs: Path) -> None:
+def test_a_incomplete_line_is_reported_on_standard_error(logs: Path) -> None:
     with open(logs / "1.jsonl", "ab") as log:
         log.write(b'{"kind":"fi')
     result = probe("--report", logs, "--json")
-    assert "is torn" in result.stderr
+    assert "is incomplete" in result.stderr
     assert len(json.loads(result.stdout)["notes"]) == 1
 
 
@@ -282,7 +282,7 @@ def test_help_of_probe_loads_neither_numpy_nor_matplotlib() -> None:
 # Pictures
 
 
-def pictures(report: Report, directory: Path, kind: str = "png") -> dict[str, bytes]:
+def pictures(report: LogReport, directory: Path, kind: str = "png") -> dict[str, bytes]:
     pytest.importorskip("matplotlib", reason="pictures need matplotlib (ringfold[report])")
     from ringfold.cli.probe.pictures import draw
 
@@ -309,7 +309,7 @@ def test_the_command_writes_pictures_and_says_where(logs: Path, tmp_path: Path) 
 
 def test_many_nodes_are_drawn_as_a_mass_with_the_outstanding_named(tmp_path: Path) -> None:
     run = MadeUpRun(nodes=24, windows=2, degree=3, pairs=12)
-    collector = Collector()
+    collector = ReportCollector()
     for number in range(run.windows):
         collector.add(round_line(run.summary(number)))
     drawn = pictures(collector.report(), tmp_path, "svg")
@@ -323,7 +323,7 @@ def svg_text(content: bytes) -> bytes:
 
 
 def test_logs_without_rounds_or_fits_give_pictures_that_say_so(tmp_path: Path) -> None:
-    drawn = pictures(Collector().report(), tmp_path, "svg")
+    drawn = pictures(ReportCollector().report(), tmp_path, "svg")
     assert b"no rounds in the logs: no offsets" in svg_text(drawn["offsets.svg"])
     assert b"no edges in the logs: no graph" in svg_text(drawn["graph.svg"])
 

@@ -4,7 +4,7 @@ from typing import Any, cast
 
 from ringfold.probe.nodes.prober import ProbeSocket
 from ringfold.probe.nodes.shell import NodeShell
-from ringfold.probe.rounds.events import Connected, FromRoundMaster, Heard
+from ringfold.probe.rounds.events import FromRoundMaster, MasterConnected, MasterMessageReceived
 from ringfold.probe.rounds.node import RoundNode
 from ringfold.wire.probing import Cadence, Neighbour, ProbeGraph, RoundEnd, RoundId, RoundReport, RoundStart
 
@@ -48,10 +48,10 @@ def test_a_neighbour_that_cannot_be_reached_costs_its_own_edge_only() -> None:
     said: list[object] = []
     with ProbeSocket(0, "127.0.0.1") as prober:
         shell = NodeShell(RoundNode(), prober, said.append, lambda clock: None)
-        shell.step(Connected(1))
-        shell.step(Heard(graph(Neighbour(2, "six", "::1", 9), Neighbour(3, "four", "127.0.0.1", 9))))
-        shell.step(Heard(RoundStart(RoundId(1, 1), "", Cadence(), 5_000, 0)))
-        shell.step(Heard(RoundEnd(RoundId(1, 1), 0)))
+        shell.step(MasterConnected(1))
+        shell.step(MasterMessageReceived(graph(Neighbour(2, "six", "::1", 9), Neighbour(3, "four", "127.0.0.1", 9))))
+        shell.step(MasterMessageReceived(RoundStart(RoundId(1, 1), "", Cadence(), 5_000, 0)))
+        shell.step(MasterMessageReceived(RoundEnd(RoundId(1, 1), 0)))
     (report,) = said
     assert isinstance(report, RoundReport)
     assert [fit.dst for fit in report.edges] == [3]
@@ -60,10 +60,10 @@ def test_a_neighbour_that_cannot_be_reached_costs_its_own_edge_only() -> None:
 def test_a_clock_that_goes_back_does_not_make_a_node_wait_for_it() -> None:
     prober = FakeProber()
     shell = NodeShell(RoundNode(), cast(ProbeSocket, cast(Any, prober)), lambda message: None, lambda clock: None)
-    shell.step(Connected(1))
-    shell.step(Heard(graph(Neighbour(2, "other", "127.0.0.1", 9))))
-    shell.step(Heard(RoundStart(RoundId(1, 1), "", Cadence(), 5_000, 0)))
-    shell.step(Heard(RoundEnd(RoundId(1, 1), 0, deadline_ms=2_000)))
+    shell.step(MasterConnected(1))
+    shell.step(MasterMessageReceived(graph(Neighbour(2, "other", "127.0.0.1", 9))))
+    shell.step(MasterMessageReceived(RoundStart(RoundId(1, 1), "", Cadence(), 5_000, 0)))
+    shell.step(MasterMessageReceived(RoundEnd(RoundId(1, 1), 0, deadline_ms=2_000)))
     shell.tick()
     prober.clock_ns -= 3_600 * S
     assert (shell.due_s() or 0) <= 1
@@ -79,16 +79,16 @@ def test_fits_are_there_before_the_window_is_over() -> None:
     fits: list[int] = []
 
     class Counting(NodeShell):
-        def _fit_ahead(self) -> None:
+        def _fit_early(self) -> None:
             fits.append(self.prober.now())
-            super()._fit_ahead()
+            super()._fit_early()
 
     prober = FakeProber()
     shell = Counting(RoundNode(), cast(ProbeSocket, cast(Any, prober)), said.append, lambda clock: None)
-    shell.step(Connected(1))
-    shell.step(Heard(graph(Neighbour(2, "other", "127.0.0.1", 9))))
+    shell.step(MasterConnected(1))
+    shell.step(MasterMessageReceived(graph(Neighbour(2, "other", "127.0.0.1", 9))))
     begun = prober.clock_ns
-    shell.step(Heard(RoundStart(RoundId(1, 1), "", Cadence(window_ms=4_000), 5_000, 0)))
+    shell.step(MasterMessageReceived(RoundStart(RoundId(1, 1), "", Cadence(window_ms=4_000), 5_000, 0)))
     for _ in range(8):
         prober.clock_ns += S // 2 - 1_000_000
         shell.tick()

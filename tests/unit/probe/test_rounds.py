@@ -6,34 +6,36 @@ import pytest
 from msgspec import structs
 
 from ringfold.errors import ConfigError
+from ringfold.probe.rounds.calculation import RoundResult
+from ringfold.probe.rounds.effects import (
+    AdoptClock,
+    ConfigureProber,
+    ExportWindow,
+    LogNote,
+    MasterEffect,
+    NodeEffect,
+    PauseProbing,
+    PublishSummary,
+    ResumeProbing,
+    RotateWindow,
+    SendProbeResponse,
+    SendToMaster,
+    SendToNode,
+)
 from ringfold.probe.rounds.events import (
     MS,
-    Adopt,
-    Alarmed,
-    Answer,
-    Calculated,
-    Commanded,
-    Configure,
-    Connected,
-    Disconnected,
-    Export,
+    AlarmReceived,
+    CommandReceived,
     FromRoundMaster,
-    Heard,
-    MasterEffect,
+    MasterConnected,
+    MasterDisconnected,
     MasterEvent,
-    NodeCame,
-    NodeEffect,
-    NodeGone,
-    Note,
-    PauseProbing,
-    Publish,
-    Reported,
-    Resume,
-    Rotate,
-    Say,
-    SendTo,
+    MasterMessageReceived,
+    NodeConnected,
+    NodeDisconnected,
+    ReportReceived,
+    ResidualObserved,
     Tick,
-    Watched,
     WindowFitted,
 )
 from ringfold.probe.rounds.master import RoundMaster
@@ -69,12 +71,12 @@ def ring(
     return [(src, dst) for src in nodes if src not in listeners for dst in nodes if src != dst]
 
 
-def plain(fits: Sequence[EdgeFit], utc: Mapping[NodeId, int], history: object) -> Calculated:
+def plain(fits: Sequence[EdgeFit], utc: Mapping[NodeId, int], history: object) -> RoundResult:
     """All clocks agree, and are UTC. The history counts the calculations."""
     count = history + 1 if isinstance(history, int) else 1
     nodes = sorted({node for fit in fits for node in (fit.src, fit.dst)})
     clocks = [NodeClock(node, 0, 0, 0.0, 1.0, -1, 1, 0.0) for node in nodes]
-    return Calculated(nodes[0], clocks, [EdgeView(fit) for fit in fits], history=count, took_ns=2 * MS)
+    return RoundResult(nodes[0], clocks, [EdgeView(fit) for fit in fits], history=count, took_ns=2 * MS)
 
 
 def fact(node: NodeId) -> Neighbour:
@@ -104,7 +106,7 @@ class Room:
         return effects + self.master.step(self.now, Tick()) if due is not None and due <= self.now else effects
 
     def come(self, node: NodeId, *, listen_only: bool = False, last: RoundId = RoundId()) -> list[MasterEffect]:  # noqa: B008
-        return self.step(NodeCame(node, fact(node), listen_only, last))
+        return self.step(NodeConnected(node, fact(node), listen_only, last))
 
     def wait(self, ms: float) -> list[MasterEffect]:
         """Let time pass, with a Tick at every deadline on the way."""
@@ -128,7 +130,7 @@ class Room:
         return id
 
     def report(self, node: NodeId, **changes: object) -> list[MasterEffect]:
-        return self.step(Reported(node, self.make(node, **changes), 300))
+        return self.step(ReportReceived(node, self.make(node, **changes), 300))
 
     def make(self, node: NodeId, **changes: object) -> RoundReport:
         window = self.windows[node] = self.windows.get(node, 0) + 1
@@ -140,15 +142,15 @@ class Room:
 
 
 def sent(effects: Sequence[MasterEffect], kind: type[FromRoundMaster]) -> dict[NodeId, FromRoundMaster]:
-    return {e.node: e.message for e in effects if isinstance(e, SendTo) and isinstance(e.message, kind)}
+    return {e.node: e.message for e in effects if isinstance(e, SendToNode) and isinstance(e.message, kind)}
 
 
 def published(effects: Sequence[MasterEffect]) -> list[RoundSummary]:
-    return [effect.summary for effect in effects if isinstance(effect, Publish)]
+    return [effect.summary for effect in effects if isinstance(effect, PublishSummary)]
 
 
 def answers(effects: Sequence[MasterEffect]) -> dict[int, ProbeAnswer]:
-    return {effect.asker: effect.answer for effect in effects if isinstance(effect, Answer)}
+    return {effect.requester: effect.response for effect in effects if isinstance(effect, SendProbeResponse)}
 
 
 # The master: rounds
@@ -189,7 +191,7 @@ def test_a_node_that_came_again_gets_no_clock_of_its_former_life() -> None:
     room = Room()
     room.to_end()
     room.report(1)
-    room.step(NodeGone(2))
+    room.step(NodeDisconnected(2))
     room.come(2)
     assert sorted(sent(room.report(3), RoundClock)) == [1, 3]
 
@@ -198,7 +200,7 @@ def test_the_next_window_starts_before_anybody_else_is_told() -> None:
     room = Room()
     room.to_end()
     effects = [effect for node in (1, 2) for effect in room.report(node)]
-    effects += room.master.step(room.now, Reported(3, room.make(3), 300))
+    effects += room.master.step(room.now, ReportReceived(3, room.make(3), 300))
     assert sorted(sent(effects, RoundStart)) == [1, 2, 3]
     assert not published(effects)
     assert published(room.step(Tick()))
@@ -220,7 +222,7 @@ def test_a_participant_whose_connection_is_lost_is_not_waited_for() -> None:
     room.to_end()
     room.report(1)
     room.report(3)
-    (summary,) = published(room.step(NodeGone(2, "reset")))
+    (summary,) = published(room.step(NodeDisconnected(2, "reset")))
     assert summary.missing == {"2": "its connection was lost: reset"}
 
 
@@ -228,7 +230,7 @@ def test_a_participant_that_comes_back_in_time_still_counts() -> None:
     room = Room()
     id = room.to_end()
     room.report(1)
-    room.step(NodeGone(2, "reset"))
+    room.step(NodeDisconnected(2, "reset"))
     room.come(2, last=id)
     room.report(2)
     (summary,) = published(room.report(3))
@@ -259,7 +261,7 @@ def test_a_late_report_is_not_counted_for_the_next_round() -> None:
     room.wait(1_000)
     room.wait(4_002)
     effects = room.report(2, round=old)
-    assert any(isinstance(effect, Note) and "1 round(s) late" in effect.text for effect in effects)
+    assert any(isinstance(effect, LogNote) and "1 round(s) late" in effect.text for effect in effects)
     assert 2 in room.master.waiting_for()
 
 
@@ -276,8 +278,8 @@ def test_a_repeated_report_counts_once() -> None:
     room = Room()
     room.to_end()
     report = room.make(1)
-    room.step(Reported(1, report, 300))
-    room.step(Reported(1, report, 300))
+    room.step(ReportReceived(1, report, 300))
+    room.step(ReportReceived(1, report, 300))
     room.report(2)
     (summary,) = published(room.report(3))
     assert summary.metrics.report_bytes == 900
@@ -287,7 +289,7 @@ def test_a_report_of_other_nodes_edges_is_refused() -> None:
     room = Room()
     room.to_end()
     effects = room.report(1, edges=[EdgeFit(2, 3)])
-    assert [e.text for e in effects if isinstance(e, Note)] == [
+    assert [e.text for e in effects if isinstance(e, LogNote)] == [
         "a report of node 1 is ignored: it reports edge 2 -> 3, which is not its own"
     ]
     assert 1 in room.master.waiting_for()
@@ -334,9 +336,9 @@ def test_without_any_report_there_is_still_a_summary() -> None:
 def test_when_every_participant_leaves_the_round_is_given_up() -> None:
     room = Room(nodes=2)
     room.begin()
-    room.step(NodeGone(1, "x"))
+    room.step(NodeDisconnected(1, "x"))
     assert room.master.round is not None
-    room.step(NodeGone(2, "x"))
+    room.step(NodeDisconnected(2, "x"))
     assert room.master.round is None
     assert room.wait(60_000) == []
 
@@ -354,7 +356,7 @@ def test_a_new_master_goes_on_above_what_its_nodes_have_seen() -> None:
 def test_a_journal_remembers_the_sequence_when_nobody_else_does() -> None:
     master = RoundMaster(RoundSettings(settle_ms=0), 3, lambda _: bytes(16), ring, plain, sequence=70)
     for node in (1, 2):
-        master.step(0, NodeCame(node, fact(node), False, RoundId()))
+        master.step(0, NodeConnected(node, fact(node), False, RoundId()))
     assert master.round == RoundId(3, 71)
 
 
@@ -375,7 +377,7 @@ def test_a_report_from_the_future_makes_the_next_round_higher() -> None:
 def test_absurd_ids_are_ignored() -> None:
     room = Room(nodes=1)
     effects = room.come(2, last=RoundId(1, 1 << 60))
-    assert any(isinstance(effect, Note) and "ignored" in effect.text for effect in effects)
+    assert any(isinstance(effect, LogNote) and "ignored" in effect.text for effect in effects)
     assert room.begin() == RoundId(1, 1)
 
 
@@ -385,7 +387,7 @@ def test_absurd_ids_are_ignored() -> None:
 def test_stop_halts_everybody_at_once() -> None:
     room = Room()
     id = room.begin()
-    effects = room.step(Commanded(5, "stop"))
+    effects = room.step(CommandReceived(5, "stop"))
     assert sent(effects, ProbeHalt) == {node: ProbeHalt(id, "stopped by command") for node in (1, 2, 3)}
     assert answers(effects)[5].done
     assert not answers(effects)[5].is_on
@@ -395,11 +397,11 @@ def test_stop_halts_everybody_at_once() -> None:
 def test_start_begins_above_the_halt() -> None:
     room = Room(is_on=False)
     assert room.wait(60_000) == []
-    effects = room.step(Commanded(5, "start", "night"))
+    effects = room.step(CommandReceived(5, "start", "night"))
     starts = sent(effects, RoundStart)
     assert {start.label for start in starts.values() if isinstance(start, RoundStart)} == {"night"}
-    halted = room.step(Commanded(5, "stop"))
-    again = room.step(Commanded(5, "start"))
+    halted = room.step(CommandReceived(5, "stop"))
+    again = room.step(CommandReceived(5, "start"))
     (halt, start) = sent(halted, ProbeHalt)[1], sent(again, RoundStart)[1]
     assert isinstance(halt, ProbeHalt)
     assert isinstance(start, RoundStart)
@@ -410,7 +412,7 @@ def test_a_round_by_command_ends_the_window_now_and_answers_with_its_summary() -
     room = Room()
     id = room.begin()
     room.wait(1_000)
-    ended = sent(room.step(Commanded(5, "round", "before")), RoundEnd)
+    ended = sent(room.step(CommandReceived(5, "round", "before")), RoundEnd)
     assert {end.label for end in ended.values() if isinstance(end, RoundEnd)} == {"before"}
     effects = [effect for node in (1, 2, 3) for effect in room.report(node)]
     answer = answers(effects)[5]
@@ -423,14 +425,14 @@ def test_a_round_by_command_ends_the_window_now_and_answers_with_its_summary() -
 def test_a_round_by_command_never_makes_a_window_too_short() -> None:
     room = Room()
     room.begin()
-    assert not sent(room.step(Commanded(5, "round", "now")), RoundEnd)
+    assert not sent(room.step(CommandReceived(5, "round", "now")), RoundEnd)
     assert not sent(room.wait(499), RoundEnd)
     assert sent(room.wait(1), RoundEnd)
 
 
 def test_a_round_by_command_when_probing_is_off_runs_exactly_one() -> None:
     room = Room(is_on=False)
-    begun = room.step(Commanded(5, "round", "one"))
+    begun = room.step(CommandReceived(5, "round", "one"))
     assert sent(begun, RoundStart)
     assert sent(room.wait(4_000), RoundEnd)
     effects = [effect for node in (1, 2, 3) for effect in room.report(node)]
@@ -444,8 +446,8 @@ def test_two_labels_get_two_rounds() -> None:
     room = Room()
     room.begin()
     room.wait(1_000)
-    room.step(Commanded(5, "round", "a"))
-    room.step(Commanded(6, "round", "b"))
+    room.step(CommandReceived(5, "round", "a"))
+    room.step(CommandReceived(6, "round", "b"))
     first = [effect for node in (1, 2, 3) for effect in room.report(node)]
     room.wait(502)
     second = [effect for node in (1, 2, 3) for effect in room.report(node)]
@@ -455,7 +457,7 @@ def test_two_labels_get_two_rounds() -> None:
 
 def test_a_round_by_command_is_refused_when_there_is_nobody_to_probe() -> None:
     room = Room(nodes=1)
-    answer = answers(room.step(Commanded(5, "round", "x")))[5]
+    answer = answers(room.step(CommandReceived(5, "round", "x")))[5]
     assert not answer.done
     assert "nobody to probe" in answer.text
 
@@ -463,15 +465,15 @@ def test_a_round_by_command_is_refused_when_there_is_nobody_to_probe() -> None:
 def test_stop_answers_those_who_wait_for_a_round() -> None:
     room = Room()
     room.begin()
-    room.step(Commanded(5, "round", "x"))
-    effects = room.step(Commanded(6, "stop"))
+    room.step(CommandReceived(5, "round", "x"))
+    effects = room.step(CommandReceived(6, "stop"))
     assert (answers(effects)[5].done, answers(effects)[6].done) == (False, True)
 
 
 def test_an_asker_is_answered_by_its_deadline_even_if_nobody_reports() -> None:
     room = Room()
     room.begin()
-    room.step(Commanded(5, "round", "x"))
+    room.step(CommandReceived(5, "round", "x"))
     assert answers(room.wait(2_000))[5].done
 
 
@@ -479,12 +481,12 @@ def test_an_alarm_ends_the_round_early_once() -> None:
     room = Room()
     id = room.begin()
     alarm = RoundAlarm(id, 1, 2, 500_000, 0)
-    assert not sent(room.step(Alarmed(1, alarm)), RoundEnd)
+    assert not sent(room.step(AlarmReceived(1, alarm)), RoundEnd)
     assert sent(room.wait(500), RoundEnd)
     effects = [effect for node in (1, 2, 3) for effect in room.report(node)]
     assert "edge 1 -> 2 strays by 500000 ns" in published(effects)[0].anomaly
     assert room.master.round is not None
-    room.step(Alarmed(1, structs.replace(alarm, round=room.master.round)))
+    room.step(AlarmReceived(1, structs.replace(alarm, round=room.master.round)))
     assert not sent(room.wait(3_999), RoundEnd)  # it rests: alarms without end would make windows too short for ever
 
 
@@ -493,14 +495,14 @@ def test_an_alarm_about_another_nodes_edge_or_below_the_threshold_ends_nothing(s
     room = Room()
     id = room.begin()
     room.wait(1_000)
-    room.step(Alarmed(1, RoundAlarm(id, src, 3, residual_ns, 0)))
+    room.step(AlarmReceived(1, RoundAlarm(id, src, 3, residual_ns, 0)))
     assert not room.master.is_gathering
 
 
 def test_an_alarm_of_an_older_round_is_ignored() -> None:
     room = Room()
     id = room.begin()
-    room.step(Alarmed(1, RoundAlarm(RoundId(1, id.sequence - 1), 1, 2, 500_000, 0)))
+    room.step(AlarmReceived(1, RoundAlarm(RoundId(1, id.sequence - 1), 1, 2, 500_000, 0)))
     assert not sent(room.wait(3_999), RoundEnd)
 
 
@@ -591,10 +593,10 @@ def test_a_node_that_came_again_brings_nothing_from_before() -> None:
     room = Room("time")
     room.begin()
     room.report(1, window=900)
-    room.step(NodeGone(1, "restarted"))
+    room.step(NodeDisconnected(1, "restarted"))
     room.come(1)
     room.report(1, window=1)
-    assert room.master._newest.reports[1].report.window == 1
+    assert room.master._newest_windows.reports[1].report.window == 1
 
 
 def test_local_rounds_need_no_reports_and_last_until_the_members_change() -> None:
@@ -645,7 +647,7 @@ class Seat:
         self.node = RoundNode()
         self.now = 50_000 * MS
         if connected:
-            self.step(Connected(1))
+            self.step(MasterConnected(1))
         if graph:
             self.hear(ProbeGraph(1, kind, b"k" * 16, [fact(2)], [fact(2)]))
 
@@ -653,7 +655,7 @@ class Seat:
         return self.node.step(self.now, event)  # type: ignore[arg-type]
 
     def hear(self, message: FromRoundMaster) -> list[NodeEffect]:
-        return self.step(Heard(message))
+        return self.step(MasterMessageReceived(message))
 
     def start(self, sequence: int, *, deadline_ms: int = 6_000, pause_us: int = 3_000) -> list[NodeEffect]:
         cadence = Cadence(pause_us=pause_us)
@@ -676,31 +678,31 @@ class Seat:
 
 
 def said(effects: Sequence[NodeEffect]) -> list[object]:
-    return [effect.message for effect in effects if isinstance(effect, Say)]
+    return [effect.message for effect in effects if isinstance(effect, SendToMaster)]
 
 
 def without_notes(effects: Sequence[NodeEffect]) -> list[NodeEffect]:
-    return [effect for effect in effects if not isinstance(effect, Note)]
+    return [effect for effect in effects if not isinstance(effect, LogNote)]
 
 
 def test_a_start_opens_a_window_and_an_end_closes_it() -> None:
     seat = Seat()
-    assert seat.start(1) == [Resume(Cadence(), 1)]
-    assert seat.end(1) == [PauseProbing(), Rotate(1)]
+    assert seat.start(1) == [ResumeProbing(Cadence(), 1)]
+    assert seat.end(1) == [PauseProbing(), RotateWindow(1)]
     seat.now += 3 * MS
     report, export = seat.fitted(1)
-    assert isinstance(report, Say)
+    assert isinstance(report, SendToMaster)
     assert isinstance(report.message, RoundReport)
     assert (report.message.round, report.message.window, report.message.held_ns) == (RoundId(1, 1), 1, 3 * MS)
     assert (report.message.end_sent_ns, report.message.resumed_ns) == (123, 50_000 * MS)
-    assert isinstance(export, Export)
-    assert seat.start(2) == [Resume(Cadence(), 2)]
+    assert isinstance(export, ExportWindow)
+    assert seat.start(2) == [ResumeProbing(Cadence(), 2)]
 
 
 def test_a_clock_is_adopted_once_and_never_an_older_one() -> None:
     seat = Seat()
     clock = NodeClock(1, 0, 0, 0.0, 1.0, -1, 1, 0.0)
-    assert seat.hear(RoundClock(RoundId(1, 4), clock)) == [Adopt(clock)]
+    assert seat.hear(RoundClock(RoundId(1, 4), clock)) == [AdoptClock(clock)]
     assert seat.hear(RoundClock(RoundId(1, 4), clock)) == []
     assert seat.hear(RoundClock(RoundId(1, 3), clock)) == []
 
@@ -724,7 +726,7 @@ def test_a_start_that_comes_after_its_halt_is_ignored() -> None:
     seat = Seat()
     seat.hear(ProbeHalt(RoundId(1, 3), ""))
     assert seat.start(3) == []
-    assert seat.start(4) == [Resume(Cadence(), 1)]
+    assert seat.start(4) == [ResumeProbing(Cadence(), 1)]
 
 
 def test_an_end_without_its_start_is_answered_at_once() -> None:
@@ -737,7 +739,7 @@ def test_an_end_without_its_start_is_answered_at_once() -> None:
 def test_a_halt_closes_the_window_and_nothing_goes_on_alone() -> None:
     seat = Seat()
     seat.start(1)
-    assert without_notes(seat.hear(ProbeHalt(RoundId(1, 1), "stop"))) == [PauseProbing(), Rotate(1)]
+    assert without_notes(seat.hear(ProbeHalt(RoundId(1, 1), "stop"))) == [PauseProbing(), RotateWindow(1)]
     assert seat.wait(1_000_000) == []
 
 
@@ -745,11 +747,11 @@ def test_without_an_end_by_the_deadline_it_goes_on_alone() -> None:
     seat = Seat()
     seat.start(1)
     assert without_notes(seat.wait(5_999)) == []
-    assert without_notes(seat.wait(1)) == [Rotate(1)]
+    assert without_notes(seat.wait(1)) == [RotateWindow(1)]
     assert seat.node.is_alone
-    assert without_notes(seat.wait(4_000)) == [Rotate(2)]
+    assert without_notes(seat.wait(4_000)) == [RotateWindow(2)]
     (export,) = seat.fitted(2)
-    assert isinstance(export, Export)
+    assert isinstance(export, ExportWindow)
     assert export.is_alone
 
 
@@ -757,7 +759,7 @@ def test_without_a_start_after_the_end_it_goes_on_alone() -> None:
     seat = Seat()
     seat.start(1)
     seat.end(1)
-    assert without_notes(seat.wait(2_000)) == [Resume(Cadence(), 2)]
+    assert without_notes(seat.wait(2_000)) == [ResumeProbing(Cadence(), 2)]
     assert seat.node.is_alone
 
 
@@ -766,10 +768,10 @@ def test_a_node_alone_comes_back_with_the_next_higher_start() -> None:
     seat.start(1)
     seat.wait(6_000)
     assert seat.start(1) == []
-    assert seat.start(2) == [Rotate(2), Resume(Cadence(), 3)]
+    assert seat.start(2) == [RotateWindow(2), ResumeProbing(Cadence(), 3)]
     assert not seat.node.is_alone
     (export,) = seat.fitted(2)
-    assert isinstance(export, Export)
+    assert isinstance(export, ExportWindow)
     assert (export.round, export.is_alone) == (RoundId(1, 1), True)
 
 
@@ -777,9 +779,9 @@ def test_a_report_that_the_connection_swallowed_is_said_again() -> None:
     seat = Seat()
     seat.start(1)
     seat.end(1)
-    seat.step(Disconnected("reset"))
+    seat.step(MasterDisconnected("reset"))
     assert said(seat.fitted(1)) == []
-    (report,) = said(seat.step(Connected(1)))
+    (report,) = said(seat.step(MasterConnected(1)))
     assert isinstance(report, RoundReport)
     assert (report.round, report.retries) == (RoundId(1, 1), 1)
 
@@ -792,8 +794,8 @@ def test_a_node_with_a_new_number_says_nothing_of_its_old_edges() -> None:
     seat.fitted(1)
     seat.start(2)
     seat.end(2)
-    seat.step(Disconnected("the master is gone"))
-    assert said(seat.step(Connected(7))) == []
+    seat.step(MasterDisconnected("the master is gone"))
+    assert said(seat.step(MasterConnected(7))) == []
     assert said(seat.fitted(2)) == []
 
 
@@ -811,16 +813,21 @@ def test_a_new_graph_never_shares_a_window_with_the_old_one() -> None:
     seat = Seat()
     seat.start(1)
     effects = seat.hear(ProbeGraph(2, "master", b"n" * 16, [fact(3)], []))
-    assert effects == [PauseProbing(), Rotate(1), Configure(b"n" * 16, [fact(3)], []), Resume(Cadence(), 2)]
+    assert effects == [
+        PauseProbing(),
+        RotateWindow(1),
+        ConfigureProber(b"n" * 16, [fact(3)], []),
+        ResumeProbing(Cadence(), 2),
+    ]
     assert seat.hear(ProbeGraph(1, "master", b"o" * 16, [fact(2)], [])) == []
 
 
 def test_a_new_master_may_use_a_graphs_number_again() -> None:
     """The last one said its graph and died before it said the start: nobody has seen that round."""
     seat = Seat()
-    seat.step(Disconnected("the master died"))
-    seat.step(Connected(1))
-    assert seat.hear(ProbeGraph(1, "master", b"n" * 16, [fact(3)], [])) == [Configure(b"n" * 16, [fact(3)], [])]
+    seat.step(MasterDisconnected("the master died"))
+    seat.step(MasterConnected(1))
+    assert seat.hear(ProbeGraph(1, "master", b"n" * 16, [fact(3)], [])) == [ConfigureProber(b"n" * 16, [fact(3)], [])]
 
 
 def test_a_listener_opens_no_window_and_has_no_deadline() -> None:
@@ -828,7 +835,7 @@ def test_a_listener_opens_no_window_and_has_no_deadline() -> None:
     seat.hear(ProbeGraph(1, "master", b"k" * 16, [], [fact(2)]))
     clock = NodeClock(1, 0, 0, 0.0, 1.0, -1, 1, 0.0)
     assert seat.hear(RoundStart(RoundId(1, 1), "", Cadence(), 6_000, 0)) == []
-    assert seat.hear(RoundClock(RoundId(1, 1), clock)) == [Adopt(clock)]
+    assert seat.hear(RoundClock(RoundId(1, 1), clock)) == [AdoptClock(clock)]
     assert seat.wait(100_000) == []
 
 
@@ -844,25 +851,29 @@ def test_a_clock_that_goes_back_takes_the_deadline_with_it() -> None:
 def test_the_master_says_what_is_worth_an_alarm() -> None:
     seat = Seat()
     seat.hear(RoundStart(RoundId(1, 1), "", Cadence(), 6_000, 0, anomaly_ns=5_000_000))
-    assert said(seat.step(Watched(1, 2, 4_000_000))) == []
-    assert len(said(seat.step(Watched(1, 2, -6_000_000)))) == 1
+    assert said(seat.step(ResidualObserved(1, 2, 4_000_000))) == []
+    assert len(said(seat.step(ResidualObserved(1, 2, -6_000_000)))) == 1
 
 
 def test_an_alarm_is_said_once_a_round() -> None:
     seat = Seat()
     seat.start(1)
-    assert said(seat.step(Watched(1, 2, 99_000))) == []
-    (alarm,) = said(seat.step(Watched(1, 2, -200_000)))
+    assert said(seat.step(ResidualObserved(1, 2, 99_000))) == []
+    (alarm,) = said(seat.step(ResidualObserved(1, 2, -200_000)))
     assert alarm == RoundAlarm(RoundId(1, 1), 1, 2, -200_000, seat.now)
-    assert said(seat.step(Watched(1, 2, 200_000))) == []
+    assert said(seat.step(ResidualObserved(1, 2, 200_000))) == []
 
 
 def test_windows_by_the_clock_follow_each_other_and_are_reported() -> None:
     seat = Seat("time")
     seat.start(1)
     rotated = seat.wait(12_000)
-    assert [effect for effect in rotated if isinstance(effect, Rotate)] == [Rotate(1), Rotate(2), Rotate(3)]
-    assert not [effect for effect in rotated if isinstance(effect, PauseProbing | Resume)]
+    assert [effect for effect in rotated if isinstance(effect, RotateWindow)] == [
+        RotateWindow(1),
+        RotateWindow(2),
+        RotateWindow(3),
+    ]
+    assert not [effect for effect in rotated if isinstance(effect, PauseProbing | ResumeProbing)]
     assert len(said(seat.fitted(1))) == 1
 
 
@@ -871,23 +882,23 @@ def test_a_start_in_the_middle_of_a_window_by_the_clock_leaves_it_open() -> None
     seat.start(1)
     assert seat.start(2) == []
     assert seat.node.last == RoundId(1, 2)
-    assert seat.start(3, pause_us=6_000) == [Rotate(1), Resume(Cadence(pause_us=6_000), 2)]
+    assert seat.start(3, pause_us=6_000) == [RotateWindow(1), ResumeProbing(Cadence(pause_us=6_000), 2)]
 
 
 def test_local_windows_are_exported_and_not_reported() -> None:
     seat = Seat("local")
     seat.start(1, deadline_ms=0)
-    assert [effect for effect in seat.wait(4_000) if isinstance(effect, Rotate)] == [Rotate(1)]
+    assert [effect for effect in seat.wait(4_000) if isinstance(effect, RotateWindow)] == [RotateWindow(1)]
     (export,) = seat.fitted(1)
-    assert isinstance(export, Export)
+    assert isinstance(export, ExportWindow)
 
 
 def test_a_gloo_window_ends_by_the_clock_and_then_waits() -> None:
     seat = Seat("gloo")
     seat.start(1, deadline_ms=35_000)
-    assert seat.wait(4_000) == [PauseProbing(), Rotate(1)]
+    assert seat.wait(4_000) == [PauseProbing(), RotateWindow(1)]
     assert len(said(seat.fitted(1))) == 1
-    assert without_notes(seat.wait(31_000)) == [Resume(Cadence(), 2)]
+    assert without_notes(seat.wait(31_000)) == [ResumeProbing(Cadence(), 2)]
     assert seat.node.is_alone
 
 
@@ -895,7 +906,7 @@ def test_a_broken_group_is_no_reason_to_wait() -> None:
     seat = Seat("gloo")
     seat.start(1, deadline_ms=35_000)
     seat.wait(4_000)
-    assert without_notes(seat.step(Disconnected("broken"))) == [Resume(Cadence(), 2)]
+    assert without_notes(seat.step(MasterDisconnected("broken"))) == [ResumeProbing(Cadence(), 2)]
     assert seat.node.is_alone
 
 
@@ -903,8 +914,8 @@ def test_a_start_that_overtakes_its_graph_counts_when_the_graph_is_there() -> No
     seat = Seat(graph=False)
     assert seat.start(1) == []
     configure, resume = seat.hear(ProbeGraph(1, "master", b"k" * 16, [fact(2)], [fact(2)]))
-    assert isinstance(configure, Configure)
-    assert resume == Resume(Cadence(), 1)
+    assert isinstance(configure, ConfigureProber)
+    assert resume == ResumeProbing(Cadence(), 1)
     seat.wait(6_000)
     assert seat.node.is_alone
 

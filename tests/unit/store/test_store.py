@@ -22,8 +22,8 @@ from ringfold.errors import (
 )
 from ringfold.runtime.clock import monotonic_ns
 from ringfold.store import Entry, Lost, StoreClient, Won, open_store
-from ringfold.store.leases import LeaseWatch
-from ringfold.store.memory import Call, Crashed, Fault, MemoryDriver, MemoryServer
+from ringfold.store.client import LeaseMonitor
+from ringfold.store.in_memory import Crashed, Fault, MemoryDriver, MemoryServer, StoreCall
 from ringfold.store.sqlite import SqliteDriver, file_system
 
 MS = 1_000_000
@@ -40,14 +40,16 @@ class World:
     def sleep(self, seconds: float) -> None:
         self.now_ns += round(seconds * 1_000 * MS)
 
-    def client(self, fault: Callable[[Call], Fault | None] = lambda call: None, timeout_s: float = 1) -> StoreClient:
+    def client(
+        self, fault: Callable[[StoreCall], Fault | None] = lambda call: None, timeout_s: float = 1
+    ) -> StoreClient:
         driver = MemoryDriver(self.server, fault=fault, sleep=self.sleep)
         self.drivers.append(driver)
         nonce = f"nonce {len(self.drivers)}"
         return StoreClient(driver, now_ns=lambda: self.now_ns, pause=self.sleep, timeout_s=timeout_s, nonce=nonce)
 
 
-def fails_at(number: int, fault: Fault) -> Callable[[Call], Fault | None]:
+def fails_at(number: int, fault: Fault) -> Callable[[StoreCall], Fault | None]:
     return lambda call: fault if call.number == number else None
 
 
@@ -256,19 +258,19 @@ def test_a_renewal_that_met_another_holder_is_a_lost_lease() -> None:
 @given(st.lists(st.tuples(st.sampled_from(["renew", "look"]), st.integers(0, 900)), max_size=60))
 def test_nobody_ends_a_lease_that_its_holder_still_counts_on(steps: list[tuple[str, int]]) -> None:
     """Whatever the order and the gaps of renewals and looks, on clocks that run alike."""
-    watch, version, sent_ms, now_ms = LeaseWatch(), 1, 0, 0
+    watch, version, sent_ms, now_ms = LeaseMonitor(), 1, 0, 0
     for what, gap_ms in steps:
         now_ms += gap_ms
         if what == "renew" and now_ms - sent_ms < 1_000:
             version, sent_ms = version + 1, now_ms
-        if what == "look" and watch.look(now_ms * MS, "key", Entry(b"", version, 1_000)):
+        if what == "look" and watch.observe(now_ms * MS, "key", Entry(b"", version, 1_000)):
             assert now_ms - sent_ms >= 1_000
             return
 
 
 def test_a_key_without_a_lease_never_ends() -> None:
-    watch = LeaseWatch()
-    assert not any(watch.look(hour * 3_600_000 * MS, "key", Entry(b"", 1)) for hour in range(50))
+    watch = LeaseMonitor()
+    assert not any(watch.observe(hour * 3_600_000 * MS, "key", Entry(b"", 1)) for hour in range(50))
 
 
 # Opening
@@ -381,12 +383,12 @@ def test_what_does_not_last_is_seen_by_everybody_at_once(tmp_path: Path) -> None
 
 @pytest.mark.skipif(sys.platform != "linux", reason="inotify is Linux")
 def test_who_waits_for_a_key_is_not_woken_for_another(tmp_path: Path) -> None:
-    bells = SqliteDriver(tmp_path / "store.db")._bells
-    hung = bells.take("record")
-    assert hung is not None
-    bells.ring("arrived")
-    assert not hung.bell.wait(0)
-    bells.ring("record")
-    assert hung.bell.wait(0)
-    bells.put_back(hung)
-    bells.close()
+    watches = SqliteDriver(tmp_path / "store.db")._watches
+    taken = watches.take("record")
+    assert taken is not None
+    watches.notify("arrived")
+    assert not taken.watch.wait(0)
+    watches.notify("record")
+    assert taken.watch.wait(0)
+    watches.put_back(taken)
+    watches.close()

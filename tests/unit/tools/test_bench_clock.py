@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from ringfold.probe.base import BACKWARD_KEPT, FORWARD_KEPT, EdgeWindow
+from ringfold.probe.exchanges import BACKWARD_KEPT, FORWARD_KEPT, EdgeWindow
 from ringfold.probe.models import Sample
 from ringfold.runtime.clock import monotonic_ns
 from ringfold.tools.bench import app, clock

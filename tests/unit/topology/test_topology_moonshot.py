@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from ringfold.errors import UsageError
-from ringfold.topology.moonshot import answer_json, moonshot
+from ringfold.topology.moonshot import moonshot, solve_json
 from ringfold.topology.solve import Solution, best_ring, known_or
 
 RATES = [(a, b, 1.0 + (a * 7 + b * 5) % 11) for a in range(18) for b in range(18) if a != b]
@@ -25,7 +25,7 @@ def test_the_program_gives_the_functions_answer() -> None:
     found = moonshot(list(range(18)), RATES, [], [(0, 1)], 3, 300)
     assert isinstance(found, Solution)
     assert json.loads(ran.stdout)["solution"]["ring"] == list(found.ring)
-    assert json.loads(answer_json(json.dumps(QUESTION).encode())) == json.loads(ran.stdout)
+    assert json.loads(solve_json(json.dumps(QUESTION).encode())) == json.loads(ran.stdout)
 
 
 def test_the_function_is_best_ring_with_plain_arguments() -> None:
@@ -41,7 +41,7 @@ def test_the_present_ring_and_the_margin_are_heard() -> None:
 
 
 def test_no_ring_is_an_answer() -> None:
-    said = json.loads(answer_json(b'{"members": [1, 2, 3], "rates": [], "forbidden": [[1, 2], [1, 3]]}'))
+    said = json.loads(solve_json(b'{"members": [1, 2, 3], "rates": [], "forbidden": [[1, 2], [1, 3]]}'))
     assert said["solution"] is None
     assert said["no_ring"]["proven"] is True
 
@@ -55,6 +55,6 @@ def test_a_bad_question_is_named_and_ends_the_program_with_two() -> None:
 
 
 @pytest.mark.parametrize("question", [b"", b"[]", b'{"members": [1]}', b'{"members": [1], "rates": [], "speed": 1}'])
-def test_what_is_no_question_is_refused(question: bytes) -> None:
-    with pytest.raises(UsageError, match="no question"):
-        answer_json(question)
+def test_an_invalid_request_is_refused(question: bytes) -> None:
+    with pytest.raises(UsageError, match="not a request"):
+        solve_json(question)

@@ -85,7 +85,7 @@ class _Member:
 def _etcd(status: int, raw: bytes) -> object:
     driver = EtcdDriver("etcd://127.0.0.1:1", "tests")
     driver._members = [_Member(status, raw)]  # type: ignore[list-item]
-    return driver.found(None, Deadline(lambda: 0, 1.0))
+    return driver.ensure_generation(None, Deadline(lambda: 0, 1.0))
 
 
 WIRES: dict[str, Callable[[bytes], object]] = {
@@ -98,7 +98,7 @@ WIRES: dict[str, Callable[[bytes], object]] = {
     "done": lambda raw: frames.decode_done(raw[:30]),
     "to the agent": partial(agent.decode_to_agent, frames.FrameKind.MESSAGE),
     "from the agent": partial(agent.decode_from_agent, frames.FrameKind.MESSAGE),
-    "of a rank": lambda raw: gloo._decoded(gloo._report, raw, 3),
+    "of a rank": lambda raw: gloo._decode(gloo._report_decoder, raw, 3),
 }
 
 
@@ -134,8 +134,8 @@ def test_links_that_cannot_be_read_are_not_known(raw: bytes) -> None:
 def test_json_from_outside_raises_only_what_is_documented(raw: bytes, tmp_path: Path) -> None:
     cases: list[tuple[type[RingfoldError], Callable[[bytes], object]]] = [
         (UsageError, lines.decode),
-        (UsageError, moonshot.answer_json),
-        (RemoteProtocolError, moonshot.decode_answer),
+        (UsageError, moonshot.solve_json),
+        (RemoteProtocolError, moonshot.decode_response),
         (StoreError, partial(record.decode, "here")),
         (StateError, lambda content: _checkpoint(content, tmp_path)),
         (StoreError, partial(_etcd, 200)),
@@ -158,8 +158,8 @@ def test_telemetry_is_refused_with_a_reason(raw: bytes) -> None:
     assert isinstance(telemetry.decode(raw), Refusal)
 
 
-def test_an_etcd_that_answers_less_than_it_was_asked_is_none() -> None:
-    with pytest.raises(StoreError, match="answers less"):
+def test_an_incomplete_response_of_etcd_is_an_error() -> None:
+    with pytest.raises(StoreError, match="response to a transaction is incomplete"):
         _etcd(200, b'{"succeeded": true}')
 
 

@@ -1,8 +1,7 @@
 """`ringfold probe`: measure links and clocks, and look at what was measured.
 
-One file per thing it does: `node.py` is a node of a run, `alone.py` one without a run, `steer.py` starts, stops and
-shows the rounds of a run. `report.py` (with `pictures.py`) sums logs up, `replay.py` fits one again, `calculation.py`
-makes clocks of nodes' logs where no master did.
+`run_node.py` runs a node, in a run or without one. `control.py` starts, stops and shows the rounds of a run.
+`report.py` summarises logs, `pictures.py` draws them, and `replay.py` fits one again.
 """
 
 from pathlib import Path
@@ -11,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from typer.core import TyperGroup
 
-from ringfold.cli.probe import replay, report, steer
+from ringfold.cli.probe import control, replay, report
 
 if TYPE_CHECKING:
     from typer import Context
 
-    from ringfold.cli.probe.wish import Wish
+    from ringfold.cli.probe.run_node import NodeOptions
 
 
 class WordsAfterReport(TyperGroup):
@@ -49,10 +48,10 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 app.command("replay")(replay.command)
-app.command("start")(steer.start)
-app.command("stop")(steer.stop)
-app.command("round")(steer.round_)
-app.command("show")(steer.show)
+app.command("start")(control.start)
+app.command("stop")(control.stop)
+app.command("round")(control.round_)
+app.command("show")(control.show)
 
 
 Masters = Annotated[
@@ -147,15 +146,15 @@ def probe(
     if logs:
         report.show(logs, pictures, picture_format, as_json=as_json)
         return
-    from ringfold.cli.probe.wish import Wish
+    from ringfold.cli.probe.run_node import NodeOptions
 
-    wish = Wish(
+    options = NodeOptions(
         me=me, rounds=rounds, interface=interface, timeout_s=timeout_s, windows=windows, window_ms=window_ms,
         listen_only=listen_only, estimator=estimator, export=export, points=points, as_json=as_json,
         offset_ns=offset_ns, drift_ppb=drift_ppb,
     )  # fmt: skip
     given: dict[str, object] = {"master": master, "run": run, "token_file": token_file, "name": name}
-    _probe(nodes, given, wish)
+    _probe(nodes, given, options)
 
 
 def _refuse_strays(context: typer.Context, asked: str) -> None:
@@ -169,13 +168,13 @@ def _refuse_strays(context: typer.Context, asked: str) -> None:
             raise UsageError(f"{option} goes with {' or '.join(places)}, not with {asked}")
 
 
-def _probe(nodes: Path | None, given: dict[str, object], wish: "Wish") -> None:
+def _probe(nodes: Path | None, given: dict[str, object], options: "NodeOptions") -> None:
     if nodes is not None:
-        from ringfold.cli.probe.alone import probe_alone
+        from ringfold.cli.probe.run_node import probe_alone
 
-        probe_alone(nodes, wish)
+        probe_alone(nodes, options)
     else:
         from ringfold import config
-        from ringfold.cli.probe.node import run_node
+        from ringfold.cli.probe.run_node import run_node
 
-        run_node(config.load(given), wish)
+        run_node(config.load(given), options)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.colors import Colormap, LogNorm
     from matplotlib.figure import Figure
 
-    from ringfold.probe.logs.report import Delays, EdgeReport, Report, Sample
+    from ringfold.probe.logs.report import Delays, EdgeReport, LogReport, TrackPoint
 
 FEW_NODES = 8
 FEW_EDGES = 40
@@ -40,12 +40,12 @@ def need_matplotlib() -> None:
         raise UsageError("pictures need matplotlib: pip install 'ringfold[report]'") from None
 
 
-def draw(report: "Report", directory: Path, kind: Literal["png", "svg"] = "png") -> list[Path]:
+def draw(report: "LogReport", directory: Path, kind: Literal["png", "svg"] = "png") -> list[Path]:
     """Write the three pictures and return their paths. A picture of what the logs do not have says so."""
     need_matplotlib()
     from matplotlib.figure import Figure
 
-    pictures: dict[str, Callable[[Figure, Report], None]] = {
+    pictures: dict[str, Callable[[Figure, LogReport], None]] = {
         "offsets": draw_offsets,
         "delays": draw_delays,
         "graph": draw_graph,
@@ -66,7 +66,7 @@ def draw(report: "Report", directory: Path, kind: Literal["png", "svg"] = "png")
 # Offsets over time
 
 
-def draw_offsets(figure: "Figure", report: "Report") -> None:
+def draw_offsets(figure: "Figure", report: "LogReport") -> None:
     """Above: how far each clock went since its first round. Below: what is left without its straight line."""
     tracks = {node: pieces for node, pieces in sorted(report.tracks.items()) if any(pieces)}
     if not tracks:
@@ -105,7 +105,7 @@ def draw_offsets(figure: "Figure", report: "Report") -> None:
     figure.legend(loc="outside right upper", frameon=False, fontsize=9)
 
 
-def _wander(piece: "Sequence[Sample]") -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
+def _wander(piece: "Sequence[TrackPoint]") -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
     """What a straight line does not explain, in ns; from integers, as the values are too large for floats."""
     times = np.array([sample.at_ns - piece[0].at_ns for sample in piece], np.float64) / 1e9
     ahead = np.array([sample.ahead_ns - piece[0].ahead_ns for sample in piece], np.float64)
@@ -117,7 +117,7 @@ def _wander(piece: "Sequence[Sample]") -> "np.ndarray[tuple[int], np.dtype[np.fl
 
 
 def _outstanding(
-    tracks: "dict[int, list[list[Sample]]]", wander: "dict[int, list[np.ndarray[tuple[int], np.dtype[np.float64]]]]"
+    tracks: "dict[int, list[list[TrackPoint]]]", wander: "dict[int, list[np.ndarray[tuple[int], np.dtype[np.float64]]]]"
 ) -> dict[int, str]:
     """The nodes to name, with their colours: all, or those that went farthest either way and those that wander most."""
     if len(tracks) <= FEW_NODES:
@@ -131,7 +131,7 @@ def _outstanding(
 # Delays
 
 
-def draw_delays(figure: "Figure", report: "Report") -> None:
+def draw_delays(figure: "Figure", report: "LogReport") -> None:
     """Few edges: a row for each. Many: all in the order of their medians, the slowest named."""
     drawn = sorted(_with_delays(report), key=lambda each: (each[1].p50_ns, each[0].src, each[0].dst))
     if not drawn:
@@ -192,7 +192,7 @@ def _delay_bands(axes: "Axes", drawn: Sequence[_Drawn], unit: str, unit_ns: floa
 # The graph
 
 
-def draw_graph(figure: "Figure", report: "Report") -> None:
+def draw_graph(figure: "Figure", report: "LogReport") -> None:
     """Nodes on a circle, edges coloured by their median delay; thick: in the tree; dotted: not used in the result."""
     from matplotlib.cm import ScalarMappable
 
@@ -258,7 +258,7 @@ def _draw_edge(
         axes.text(middle[0], middle[1], f"{edge.loss:.0%}", fontsize=8, ha="center", va="center", bbox=label, zorder=4)
 
 
-def _draw_nodes(axes: "Axes", report: "Report", angles: dict[int, float]) -> None:
+def _draw_nodes(axes: "Axes", report: "LogReport", angles: dict[int, float]) -> None:
     reference = {node.node for node in report.nodes if node.is_reference}
     crowded = len(angles) > ARROWS_UP_TO
     for node, angle in angles.items():
@@ -277,7 +277,7 @@ def _draw_nodes(axes: "Axes", report: "Report", angles: dict[int, float]) -> Non
             axes.text(1.1 * x, 1.1 * y, name, ha=side, va="center", fontsize=9)
 
 
-def _graph_legend(axes: "Axes", report: "Report", *, crowded: bool) -> None:
+def _graph_legend(axes: "Axes", report: "LogReport", *, crowded: bool) -> None:
     from matplotlib.lines import Line2D
 
     keys: list[Line2D] = []
@@ -313,7 +313,7 @@ def _delay_colours() -> "Colormap":
 # All pictures
 
 
-def _with_delays(report: "Report") -> Iterator[_Drawn]:
+def _with_delays(report: "LogReport") -> Iterator[_Drawn]:
     for edge in report.edges:
         if edge.delays is not None:
             yield edge, edge.delays
@@ -324,7 +324,7 @@ def _unit(largest_ns: float) -> tuple[str, float]:
     return next(((unit, ns) for unit, ns in (("s", 1e9), ("ms", 1e6), ("µs", 1e3)) if largest_ns >= ns), ("ns", 1.0))
 
 
-def _name(report: "Report", node: int) -> str:
+def _name(report: "LogReport", node: int) -> str:
     name = report.names.get(node, "")
     offset = next((each for each in report.nodes if each.node == node), None)
     drift = f", {offset.drift_ppm:+z.2f} ppm" if offset else ""

@@ -1,6 +1,7 @@
 """`ringfold probe --report`: what logs say about edges and nodes, as tables, pictures or JSON."""
 
-from collections.abc import Sequence
+import importlib
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -8,7 +9,7 @@ if TYPE_CHECKING:
     from rich.console import Group, RenderableType
     from rich.text import Text
 
-    from ringfold.probe.logs.report import EdgeReport, NodeReport, Report
+    from ringfold.probe.logs.report import EdgeReport, LogReport, NodeReport
 
 MOST_ROWS = 64
 """More edges or nodes fit no screen: the ones worth a look are shown, and `--json` has all."""
@@ -44,15 +45,15 @@ def show(logs: Sequence[Path], pictures: Path | None, kind: Literal["png", "svg"
             complaints.print(f"wrote {path}", markup=False, soft_wrap=True)
 
 
-def read(paths: Sequence[Path]) -> "tuple[Report, list[str]]":
+def read(paths: Sequence[Path]) -> "tuple[LogReport, list[str]]":
     """The report, and notes about what could not be read. Without any round in the logs, clocks are calculated now."""
-    from ringfold.cli.probe.calculation import rounds_of
+    from ringfold.cli.probe.report import rounds_of
     from ringfold.probe.logs.files import LogReader, logs_in
     from ringfold.probe.logs.lines import FitLine
-    from ringfold.probe.logs.report import Collector
+    from ringfold.probe.logs.report import ReportCollector
 
     readers = [LogReader(path) for path in logs_in(paths)]
-    collector = Collector()
+    collector = ReportCollector()
     for reader in readers:
         for line in reader:
             collector.add(line)
@@ -74,7 +75,7 @@ def show_notes(notes: Sequence[str]) -> None:
         complaints.print(Text("note: ", style="yellow").append(note), soft_wrap=True)
 
 
-def render(report: "Report") -> "Group":
+def render(report: "LogReport") -> "Group":
     """The whole report for a terminal."""
     from rich.console import Group
     from rich.text import Text
@@ -157,3 +158,18 @@ def time(nanoseconds: float, *, signed: bool = False) -> str:
         if size >= length:
             return f"{sign}{nanoseconds / length:.4g} {unit}"
     return f"{sign}{nanoseconds:.3g} ns"
+
+
+if TYPE_CHECKING:
+    from ringfold.probe.logs.lines import FitLine
+    from ringfold.wire.probing import RoundSummary
+
+
+def rounds_of(fits: "Iterable[FitLine]") -> "list[RoundSummary]":
+    """The result of each gathering, oldest first; none without fits."""
+    from ringfold.probe.logs.replay import combine, gather
+
+    gatherings = gather(fits)
+    if not gatherings:
+        return []
+    return combine(gatherings, importlib.import_module("ringfold.probe.graph.clocks").calculate)

@@ -1,12 +1,12 @@
-"""Certified bounds: how far a node's line can be from the truth, if no stamp is wrong.
+"""Certified bounds: how far a node's line can be from the truth, if no timestamp is wrong.
 
-Each edge comes with a corridor that contains the true difference of its two clocks. Around the consensus the corridor
-of an edge is [low, high] at any common time; corridors along a way add up. The narrowest way from the reference to a
-node (by the widths at tau = 0) gives the node's bound. One way, and not the overlap of all: an overlap is narrower,
-but a single wrong stamp anywhere would break it, and here it takes one on that way.
+Each edge has a corridor that contains the true difference of its two clocks. Around the consensus the corridor of an
+edge is [low, high] at any common time; corridors along a path add up. The narrowest path from the reference to a node
+(by the widths at tau = 0) gives the node's bound. One path, and not the intersection of all: an intersection is
+narrower, but a single wrong timestamp anywhere would break it. Here only one on that path can.
 
-Every line inside a corridor is straight, so beyond the corridor's ends it goes on no steeper than from the lowest
-point of one end to the highest of the other.
+Every line inside a corridor is straight, so beyond the corridor's ends it is no steeper than from the lowest point of
+one end to the highest of the other.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ringfold.probe.graph.edges import Edges
-from ringfold.probe.graph.lines import Lines
+from ringfold.probe.graph.least_squares import Lines
 from ringfold.probe.graph.tree import Floats
 
 
@@ -22,7 +22,7 @@ from ringfold.probe.graph.tree import Floats
 class NodeBounds:
     """For each node: low <= (its true clock - its line) <= high at tau = 0, in common nanoseconds, and the growth.
 
-    `growth` is by how much either side grows for each nanosecond away from there.
+    `growth` is how much either side grows for each nanosecond away from there.
     """
 
     low: Floats
@@ -39,13 +39,13 @@ def node_bounds(edges: Edges, lines: Lines, residual: Floats, reference: int) ->
     inside = np.maximum(highs[:, ends] - highs[:, 1:2], lows[:, 1:2] - lows[:, ends]).max(axis=1) / half
     beyond = np.maximum(highs[:, 2] - lows[:, 0], highs[:, 0] - lows[:, 2]) / (2 * half)
     growth = np.maximum(np.maximum(inside, beyond), 0.0)
-    # Each edge's corridor is read where the previous node's clock stands, and that may be off by as much as its bound.
+    # Each edge's corridor is evaluated at the previous node's clock, which may be off by as much as its bound.
     slack = growth * np.maximum(np.abs(lows[:, 1]), np.abs(highs[:, 1]))
     return NodeBounds(lows[:, 1] - slack, highs[:, 1] + slack, growth)
 
 
 def corridors(edges: Edges, lines: Lines, residual: Floats, taus: Floats) -> tuple[Floats, Floats]:
-    """For each edge and each common time, how far the truth may lie from the consensus, in common nanoseconds."""
+    """For each edge and each common time, how far the truth may be from the consensus, in common nanoseconds."""
     rates, offsets = lines.rate.values, lines.offset.values
     speed = np.exp(rates[edges.src])[:, None]
     t0 = (edges.t0 - lines.anchor[edges.src])[:, None] / speed - offsets[edges.src][:, None]
@@ -56,7 +56,7 @@ def corridors(edges: Edges, lines: Lines, residual: Floats, taus: Floats) -> tup
     right, left = np.maximum(inner, 0.0), np.maximum(-inner, 0.0)
 
     def joined(at: Floats) -> Floats:
-        """The three points joined by straight lines."""
+        """Linear interpolation between the three points."""
         curve: Floats = at[:, 1:2] + right * (at[:, 2:] - at[:, 1:2]) + left * (at[:, :1] - at[:, 1:2])
         return curve
 
@@ -74,11 +74,11 @@ def corridors(edges: Edges, lines: Lines, residual: Floats, taus: Floats) -> tup
 
 
 def _along_narrowest(edges: Edges, low: Floats, high: Floats, start: int, size: int) -> tuple[Floats, Floats]:
-    """Sum the corridors along the narrowest way from `start` to each node (Bellman and Ford, all nodes at once)."""
+    """Sum the corridors along the narrowest path from `start` to each node (Bellman-Ford, all nodes at once)."""
     count = len(edges)
     origin = np.concatenate([edges.src, edges.dst])
     target = np.concatenate([edges.dst, edges.src])
-    width = np.tile(np.maximum(high[:, 1] - low[:, 1], 1e-3), 2)  # never zero: no way may go in circles
+    width = np.tile(np.maximum(high[:, 1] - low[:, 1], 1e-3), 2)  # never zero: no path may have a cycle
     order = np.argsort(target, kind="stable")
     begins = np.flatnonzero(np.diff(target[order], prepend=-1))
     distance = np.full(size, np.inf)

@@ -1,13 +1,12 @@
 """The gauge: which of all possible common times is the global one.
 
-Measurements give clocks relative to each other. Any straight line over the common time tau would do as global time;
-this file chooses one, so that global time reads like Unix time and never jumps when nodes come and go (see
-`clocks.py`).
+Measurements give clocks relative to each other. Any straight line over the common time tau could be global time; this
+file chooses one, so that global time reads like Unix time and never jumps when nodes join or leave (see `clocks.py`).
 
-A node's old mapping predicts what global time is at tau = 0. The median of the predictions is taken, and the median
-of the predicted rates. With means instead of medians one could say it exactly: the mean clock of those who stay keeps
-its rate and its reading for ever, so errors of measurement do not add up from round to round. Medians do nearly the
-same, and are not impressed by one clock that went wrong.
+A node's old mapping predicts global time at tau = 0. The median of the predictions is taken, and the median of the
+predicted rates. With means instead of medians this could be stated exactly: the mean clock of the nodes that stay keeps
+its rate and its reading, so errors of measurement do not add up from round to round. Medians do nearly the same, and
+are robust against one wrong clock.
 """
 
 import math
@@ -17,14 +16,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from ringfold.probe.graph.bounds import NodeBounds
-from ringfold.probe.graph.edges import LARGEST_NS
-from ringfold.probe.graph.lines import Lines
-from ringfold.probe.graph.outliers import History
+from ringfold.probe.graph.edges import MAX_TIME_NS
+from ringfold.probe.graph.least_squares import Lines
+from ringfold.probe.graph.outliers import GraphHistory
 from ringfold.probe.graph.tree import Floats
 from ringfold.wire.probing import NodeClock, NodeId
 
-SAME_TIME_NS = 1_000_000_000
-"""A node whose old mapping is off by more than this does not have the clock any more that it had."""
+MAX_PREDICTION_ERROR_NS = 1_000_000_000
+"""A node whose old mapping is off by more than this has another clock now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +34,12 @@ class Gauge:
     part_ns: float
     rate: float
     why: str
-    surprises: Floats
-    """How far each node's prediction was off, in nanoseconds; only nodes that had one."""
+    prediction_errors_ns: Floats
+    """The error of each node's prediction; only nodes that had one."""
 
 
-def choose_gauge(nodes: Sequence[NodeId], lines: Lines, utc: Mapping[NodeId, int], history: History) -> Gauge:
-    """Continue global time if any node has a mapping already, else begin it."""
+def choose_gauge(nodes: Sequence[NodeId], lines: Lines, utc: Mapping[NodeId, int], history: GraphHistory) -> Gauge:
+    """Continue global time if any node has a mapping already, else start it."""
     readings, early = readings_at_zero(lines)
     places = [place for place, node in enumerate(nodes) if history.ages.get(node, -1) == 0]
     if not places:
@@ -50,13 +49,13 @@ def choose_gauge(nodes: Sequence[NodeId], lines: Lines, utc: Mapping[NodeId, int
     rate = float(np.median(lines.rate.values))
     known = sorted(readings[place] + utc[node] for place, node in enumerate(nodes) if node in utc)
     if not known:
-        return Gauge(readings[0], 0.0, rate, f"begins as node {nodes[0]}'s clock: no node knows Unix time", _NONE)
+        return Gauge(readings[0], 0.0, rate, f"starts as node {nodes[0]}'s clock: no node knows Unix time", _NONE)
     middle = (known[(len(known) - 1) // 2] + known[len(known) // 2]) // 2
-    return Gauge(middle, 0.0, rate, f"begins as the median Unix time of {len(known)} nodes", _NONE)
+    return Gauge(middle, 0.0, rate, f"starts as the median Unix time of {len(known)} nodes", _NONE)
 
 
 def readings_at_zero(lines: Lines) -> tuple[list[int], list[float]]:
-    """What each clock reads at tau = 0, in whole nanoseconds, and what tau is when it reads exactly that."""
+    """What each clock reads at tau = 0, in whole nanoseconds, and the tau at which it reads exactly that."""
     speed, offset = np.exp(lines.rate.values), lines.offset.values
     whole = np.rint(offset * speed)
     readings: list[int] = (lines.anchor + whole.astype(np.int64)).tolist()
@@ -67,7 +66,7 @@ def readings_at_zero(lines: Lines) -> tuple[list[int], list[float]]:
 def node_clocks(
     nodes: Sequence[NodeId], lines: Lines, gauge: Gauge, bounds: NodeBounds, reference: int, wander: float
 ) -> list[NodeClock]:
-    """Each node's mapping. Bounds are rounded outwards; those of the reference are zero, by definition."""
+    """Each node's mapping. Bounds are rounded outwards; those of the reference are zero by definition."""
     readings, early = readings_at_zero(lines)
     stretch = math.exp(gauge.rate)
     rates = np.expm1(gauge.rate - lines.rate.values).tolist()
@@ -79,7 +78,7 @@ def node_clocks(
         is_reference = place == reference
         # A clock that is ahead of its line makes global time late: the signs change. One nanosecond is for rounding.
         low, high = math.floor(-stretch * highs[place] - 1), math.ceil(-stretch * lows[place] + 1)
-        low, high = max(low, -LARGEST_NS), min(high, LARGEST_NS)
+        low, high = max(low, -MAX_TIME_NS), min(high, MAX_TIME_NS)
         clocks.append(
             NodeClock(
                 node=node,
@@ -101,7 +100,7 @@ def _continued(
     lines: Lines,
     readings: list[int],
     early: list[float],
-    history: History,
+    history: GraphHistory,
 ) -> Gauge:
     whole, small = [], []
     for node, place in zip(staying, places, strict=True):
@@ -111,7 +110,7 @@ def _continued(
         small.append(clock.rate * since - early[place])
     pivot = whole[_pivot(staying, whole, history.reference)]
     values = np.array([float(a - pivot) for a in whole]) + np.array(small)
-    same = np.abs(values - values[whole.index(pivot)]) < SAME_TIME_NS
+    same = np.abs(values - values[whole.index(pivot)]) < MAX_PREDICTION_ERROR_NS
     values = values[same]
     old_rates = np.log1p([history.clocks[node].rate for node in staying])
     rates = (old_rates + lines.rate.values[places])[same]
@@ -122,7 +121,7 @@ def _continued(
 
 
 def _pivot(nodes: list[NodeId], values: list[int], reference: NodeId) -> int:
-    """Whose prediction is taken for about right: the middle one, or, of two, that of the reference."""
+    """The prediction that is taken as approximately right: the middle one, or, of two, that of the reference."""
     if len(nodes) < 3:
         return nodes.index(reference) if reference in nodes else 0
     return sorted(range(len(values)), key=values.__getitem__)[len(values) // 2]

@@ -1,14 +1,14 @@
-"""Which edges to leave out of a round: those that contradict the graph more than they ever did.
+"""Which edges to leave out of a round: those that contradict the graph more than they did before.
 
-The *residual* of an edge is what it says minus what the graph says, once for its offset and once for its skew. It
-does not change when a node's clock does something new, because the graph follows the clock; it changes when the edge
-itself is wrong. Every edge's residuals of the last windows are kept, those of windows in which it was left out, too.
-An edge is an outlier if its residual is further than 3 MAD from the median of its own, and the MAD counts as no
-smaller than the edge's standard error, and than what the whole graph shows in this round: a noisy hour is no reason
-to drop every edge. An edge with too little history is judged against zero, and by the graph's spread alone.
+The *residual* of an edge is its own value minus that of the graph, once for its offset and once for its skew. It does
+not change when a node's clock changes, because the graph follows the clock; it changes when the edge itself is wrong.
+The residuals of the last windows of every edge are kept, also of windows in which it was left out. An edge is an
+outlier if its residual is further than 3 MAD from the median of its own. The MAD counts as no smaller than the edge's
+standard error, and than the spread of the whole graph in this round: general noise is no reason to drop every edge. An
+edge with too little history is compared with zero, and with the graph's spread alone.
 
-An edge that is wrong for good comes back after some windows, when its own history is as bad as its present. It does no
-harm then: its weight goes by what its residuals have been.
+An edge that is permanently wrong returns after some windows, when its own history is as bad as its present. It does no
+harm then: its weight depends on its past residuals.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,17 +27,17 @@ EdgeName = tuple[NodeId, NodeId]
 
 
 @dataclass(frozen=True, slots=True)
-class Residuals:
-    """The residuals of edges in the last windows: a row each, the newest window in the last column; NaN: not there.
+class ResidualHistory:
+    """The residuals of edges in the last windows: a row each, the newest window in the last column; NaN: absent.
 
-    The last axis holds the offset's and the skew's.
+    The last axis is offset and skew.
     """
 
     names: tuple[EdgeName, ...] = ()
     values: Floats = field(default_factory=lambda: np.empty((0, 0, 2)))
 
     def of(self, names: Sequence[EdgeName]) -> Floats:
-        """The rows of these edges, all NaN for one that is not known."""
+        """The rows of these edges, all NaN for an unknown one."""
         if tuple(names) == self.names:
             return self.values
         row = {name: number for number, name in enumerate(self.names)}
@@ -45,52 +45,54 @@ class Residuals:
         found: Floats = padded[[row.get(name, -1) for name in names]]
         return found
 
-    def followed_by(self, names: Sequence[EdgeName], newest: Floats, windows: int) -> "Residuals":
-        """One more window. An edge that has no residual in any of the last `windows` is forgotten."""
+    def with_window(self, names: Sequence[EdgeName], newest: Floats, windows: int) -> "ResidualHistory":
+        """Add a window. An edge without a residual in any of the last `windows` is removed."""
         present = set(names)
         gone = tuple(name for name in self.names if name not in present)
         every = (*names, *gone)
         column = np.concatenate([newest, np.full((len(gone), 2), np.nan)])[:, None, :]
         values = np.concatenate([self.of(every), column], axis=1)[:, -windows:]
         if not gone:
-            return Residuals(every, values)
+            return ResidualHistory(every, values)
         alive = np.isfinite(values).any(axis=(1, 2))
-        return Residuals(tuple(name for name, is_alive in zip(every, alive, strict=True) if is_alive), values[alive])
+        return ResidualHistory(
+            tuple(name for name, is_alive in zip(every, alive, strict=True) if is_alive), values[alive]
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class History:
-    """What a calculation passes on to the next one. Begin with `History()`."""
+class GraphHistory:
+    """What a calculation passes to the next one. Start with `GraphHistory()`."""
 
     clocks: Mapping[NodeId, NodeClock] = field(default_factory=dict)
     """The newest mapping of each node to global time,"""
     ages: Mapping[NodeId, int] = field(default_factory=dict)
     """and how many rounds ago that was."""
     reference: NodeId = -1
-    residuals: Residuals = field(default_factory=Residuals)
-    unrest_ns: tuple[float, ...] = ()
-    """How much each of the last rounds surprised (see `GraphResult.unrest_ns`), the newest last."""
+    residuals: ResidualHistory = field(default_factory=ResidualHistory)
+    instability_ns: tuple[float, ...] = ()
+    """Of the last rounds (see `GraphResult.instability_ns`), the newest last."""
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """What an edge's past says about it, a row each. The columns are the offset's and the skew's."""
+class EdgeQuality:
+    """How good edges are by their past residuals, a row each. The columns are offset and skew."""
 
     sigma: Floats
     """Its standard error of this window, no less than the floor."""
     trusted: Floats
-    """The standard error to weigh it by: the same, and no less than its residuals have been."""
+    """The standard error for its weight: no less than its past residuals."""
     middle: Floats
     """The median of its residuals; zero with too little history."""
     spread: Floats
     """Their MAD, as a standard deviation; zero with too little history."""
 
-    def only(self, which: npt.NDArray[np.bool_]) -> "Standing":
-        return Standing(self.sigma[which], self.trusted[which], self.middle[which], self.spread[which])
+    def only(self, which: npt.NDArray[np.bool_]) -> "EdgeQuality":
+        return EdgeQuality(self.sigma[which], self.trusted[which], self.middle[which], self.spread[which])
 
 
-def standing(sigma: Floats, past: Floats, min_windows: int) -> Standing:
-    """Judge edges by their past residuals, if there are at least `min_windows`."""
+def edge_quality(sigma: Floats, past: Floats, min_windows: int) -> EdgeQuality:
+    """Rate edges by their past residuals, if there are at least `min_windows`."""
     count = np.isfinite(past[:, :, 0]).sum(axis=1)
     enough = count >= min_windows
     middle, spread, typical = np.zeros_like(sigma), np.zeros_like(sigma), np.zeros_like(sigma)
@@ -100,21 +102,21 @@ def standing(sigma: Floats, past: Floats, min_windows: int) -> Standing:
         middle[enough] = median
         spread[enough] = NORMAL * _median(np.abs(known - median[:, None]), count)
         typical[enough] = NORMAL * _median(np.abs(known), count)
-    return Standing(sigma, np.maximum(sigma, typical), middle, spread)
+    return EdgeQuality(sigma, np.maximum(sigma, typical), middle, spread)
 
 
-def judge(residuals: Floats, standing: Standing, mads: float) -> tuple[npt.NDArray[np.bool_], Floats]:
-    """Which residuals (rows by columns, as in `Standing`) are outliers, and how large each might be."""
-    # The lower median: of two edges that differ, the better one tells what is usual.
+def find_outliers(residuals: Floats, edge_quality: EdgeQuality, mads: float) -> tuple[npt.NDArray[np.bool_], Floats]:
+    """Which residuals (rows by columns, as in `EdgeQuality`) are outliers, and the limit of each."""
+    # The lower median: of two edges that differ, the better one defines what is normal.
     graph = NORMAL * np.sort(np.abs(residuals), axis=0)[(len(residuals) - 1) // 2]
-    limit = mads * np.maximum(np.maximum(standing.sigma, graph), standing.spread)
-    # One that is right again after it was wrong for long is no outlier.
-    off = np.minimum(np.abs(residuals), np.abs(residuals - standing.middle))
+    limit = mads * np.maximum(np.maximum(edge_quality.sigma, graph), edge_quality.spread)
+    # An edge that is right again after it was wrong for long is not an outlier.
+    off = np.minimum(np.abs(residuals), np.abs(residuals - edge_quality.middle))
     return off > limit, limit
 
 
 def _median(values: Floats, count: Ints) -> Floats:
-    """Over the second axis of three, without the NaNs; there are `count` others."""
+    """The median over the second of three axes, without the NaNs; there are `count` other values."""
     ordered = np.sort(values, axis=1)  # NaNs go last
     rows = np.arange(len(values))
     both: Floats = (ordered[rows, (count - 1) // 2] + ordered[rows, count // 2]) / 2

@@ -1,8 +1,8 @@
-"""The spanning tree of the most certain edges, the parts of a graph, and the loops.
+"""The spanning tree of the most certain edges, the connected components of a graph, and its loops.
 
 A graph with m edges between n connected nodes has m - n + 1 independent loops: every edge outside a spanning tree
-closes one, together with the way through the tree between its ends. Around a loop the offsets must add up to zero; by
-how much they do not is the only thing about errors that measurements alone can show.
+closes one, together with the path through the tree between its ends. Around a loop the offsets must add up to zero. The
+residual of a loop is the only measure of errors that the measurements alone give.
 """
 
 from collections.abc import Sequence
@@ -17,15 +17,15 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Forest:
-    """A spanning tree for each connected part: the edges in it, and for each node the number of its part."""
+    """A spanning tree for each connected component: its edges, and for each node the number of its component."""
 
     edges: Ints
-    part: Ints
+    component: Ints
 
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """A spanning tree as seen from its root (node 0): nodes in an order in which every parent comes first.
+    """A spanning tree with node 0 as its root: `order` has every node after its parent.
 
     `edge[i]` is the edge between node i and `parent[i]`, and `down[i]` is True if it leads from the parent to the node.
     """
@@ -37,13 +37,13 @@ class Tree:
     depth: list[int]
 
     def renumbered(self, place: Ints) -> "Tree":
-        """The same tree where edge e is at place[e] now."""
+        """The same tree, where edge e has the index place[e] now."""
         edge = [int(place[edge]) if edge >= 0 else -1 for edge in self.edge]
         return Tree(self.order, self.parent, edge, self.down, self.depth)
 
 
 def spanning_forest(size: int, src: Ints, dst: Ints, cost: Floats) -> Forest:
-    """The forest with the least cost; among edges of equal cost, the first ones. Kruskal: O(m log m)."""
+    """The minimum spanning forest; among edges of equal cost, the first ones. Kruskal: O(m log m)."""
     root = list(range(size))
 
     def find(node: int) -> int:
@@ -65,7 +65,7 @@ def spanning_forest(size: int, src: Ints, dst: Ints, cost: Floats) -> Forest:
 
 
 def rooted(size: int, src: Ints, dst: Ints, edges: Ints) -> Tree:
-    """The tree made of these edges, seen from node 0. It must reach all nodes."""
+    """The tree of these edges, with node 0 as its root. It must reach all nodes."""
     near: list[list[tuple[int, int, bool]]] = [[] for _ in range(size)]
     for edge, a, b in zip(edges.tolist(), src[edges].tolist(), dst[edges].tolist(), strict=True):
         near[a].append((b, edge, True))
@@ -82,9 +82,9 @@ def rooted(size: int, src: Ints, dst: Ints, edges: Ints) -> Tree:
 
 
 def loop_residuals(tree: Tree, src: Ints, dst: Ints, values: Floats) -> tuple[Ints, Floats]:
-    """The edges outside the tree, and what `values` (one for each edge) add up to around the loop of each.
+    """The edges outside the tree, and for each the sum of `values` (one for each edge) around its loop.
 
-    A loop is walked along its closing edge, and back through the tree.
+    A loop follows its closing edge, and returns through the tree.
     """
     along = values.tolist()
     height = [0.0] * len(tree.order)
@@ -99,7 +99,7 @@ def loop_residuals(tree: Tree, src: Ints, dst: Ints, values: Floats) -> tuple[In
 
 
 def loop_nodes(tree: Tree, start: int, end: int) -> Sequence[int]:
-    """The nodes of the loop that the edge from `start` to `end` closes, beginning with these two."""
+    """The nodes of the loop that the edge from `start` to `end` closes, these two first."""
     from_start, from_end = [start], [end]
     a, b = start, end
     while a != b:
@@ -110,7 +110,7 @@ def loop_nodes(tree: Tree, start: int, end: int) -> Sequence[int]:
             b = tree.parent[b]
             from_end.append(b)
     from_start.pop()
-    # The way is start -> end, from there up to where both ways meet, and down to start again.
+    # The path is start -> end, from there up to the common ancestor, and down to start.
     if not from_start:
         return [start, *from_end[:-1]]
     return [start, *from_end, *reversed(from_start[1:])]

@@ -1,5 +1,5 @@
 """Logs of probing: written while nodes probe, read again afterwards.
 
 Read `lines.py` (the typed lines of a log) with `pack.py` (exchanges as few bytes), `files.py` (the files), then the
-readers: `replay.py` fits again, `offline.py` puts several nodes' logs together, `report.py` sums up.
+readers: `replay.py` calculates again, without a master if need be, and `report.py` summarises.
 """

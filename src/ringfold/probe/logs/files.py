@@ -1,12 +1,12 @@
-"""The log of probing as files: `DIR/NODE.jsonl` of a node (NODE is its number), `DIR/run.jsonl` of the whole run.
+"""The log of probing as files: `DIR/NODE.jsonl` of a node (NODE is its id), `DIR/run.jsonl` of the whole run.
 
-Writing. A writer appends whole batches of lines, each with one system call, and keeps nothing back: a process that is
-killed leaves at most one torn line, at the end, and whoever goes on with the file cuts it off. (A power cut may cost
-more: nothing here waits for the disk.) A file that would grow beyond `file_bytes` becomes `NODE.1.jsonl`, the one
-before `NODE.2.jsonl`, and so on; the newest `files` stay. If a write fails, because the disk is full for one, the
-half-written batch is cut off, the log says so once and ends; probing goes on without it.
+Writing. A writer appends whole batches of lines, each with one system call, and buffers nothing: a process that is
+killed leaves at most one incomplete line, at the end, and the next writer of the file cuts it off. (A power cut may
+cost more: nothing here is flushed to the disk.) A file that would grow beyond `file_bytes` becomes `NODE.1.jsonl`, the
+one before `NODE.2.jsonl`, and so on; the newest `files` are kept. If a write fails, for example because the disk is
+full, the incomplete batch is cut off, and the log ends with one warning; probing continues without it.
 
-Reading skips what is torn or damaged and keeps a note of it. Another version of the format is refused.
+Reading skips what is incomplete or corrupt and notes it. Another version of the format is refused.
 """
 
 import logging
@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 
 from ringfold.errors import ConfigError, UsageError
-from ringfold.probe.base import EdgeWindow
+from ringfold.probe.exchanges import EdgeWindow
 from ringfold.probe.logs.lines import (
     VERSION,
     FitLine,
@@ -29,7 +29,7 @@ from ringfold.probe.logs.lines import (
     Line,
     OtherVersion,
     RoundLine,
-    Stretch,
+    WindowFields,
     WindowLine,
     check_version,
     decode,
@@ -40,8 +40,8 @@ from ringfold.probe.logs.lines import (
 from ringfold.wire.probing import Cadence, EdgeFit, NodeId, RoundId, RoundSummary
 
 RUN_LOG = "run.jsonl"
-MOST_LINE_BYTES = 256 << 20
-_MOST_NOTES = 20
+MAX_LINE_BYTES = 256 << 20
+_MAX_NOTES = 20
 
 _log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportSettings:
-    """Where the log goes, how much of it stays, and whether every exchange is in it."""
+    """The directory of the log, how much of it is kept, and whether every exchange is in it."""
 
     directory: Path
     file_bytes: int = 64 << 20
@@ -60,18 +60,18 @@ class ExportSettings:
 
     def __post_init__(self) -> None:
         if self.file_bytes < 1 << 10:
-            raise ConfigError(f"a log file of {self.file_bytes} bytes holds no window: file_bytes is at least 1024")
+            raise ConfigError(f"file_bytes must be at least 1024, not {self.file_bytes}")
         if self.files < 1:
-            raise ConfigError(f"files says how many log files stay, at least 1; {self.files} is not enough")
+            raise ConfigError(f"files must be at least 1, not {self.files}")
 
 
 def log_path(directory: Path, node: NodeId | None) -> Path:
-    """The file that a node writes now, or the whole run's (`node` None)."""
+    """The present file of a node, or of the whole run (`node` None)."""
     return directory / (RUN_LOG if node is None else f"{node}.jsonl")
 
 
-class Log:
-    """Appends lines to a log. After a failure it is `stopped`, a text that says why, and takes lines without effect."""
+class ProbeLog:
+    """Appends lines to a log. After a failure `stopped` is the reason as text, and lines are ignored."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class Log:
             raise ConfigError(f"the log {self.path} cannot be written: {error.strerror or error}") from None
 
     def begin(self, now_ns: int) -> None:
-        """Write the header now: of a node that may never have a line, so that its name is known."""
+        """Write the header now: so the name of a node is known even if it never writes a line."""
         if not self.stopped and self._needs_header:
             try:
                 self._append(encode(msgspec.structs.replace(self._header, begin_ns=now_ns, end_ns=now_ns)))
@@ -120,7 +120,7 @@ class Log:
                 self._stop(error)
 
     def write(self, lines: Sequence[WindowLine | FitLine | RoundLine]) -> None:
-        """Append all lines, or none of them and be `stopped`. Never raises because of the disk."""
+        """Append all lines, or none and set `stopped`. Never raises an error of the disk."""
         if self.stopped or not lines:
             return
         if self._file < 0:
@@ -128,30 +128,30 @@ class Log:
         batch = b"".join(map(encode, lines))
         try:
             if self._size and self._size + len(batch) > self._settings.file_bytes:
-                self._turn()
+                self._rotate()
             if self._needs_header:
-                batch = encode(_before(lines[0], self._header)) + batch
+                batch = encode(_header_for(lines[0], self._header)) + batch
             self._append(batch)
             self._needs_header = False
         except OSError as error:
             self._stop(error)
 
-    def window(self, stretch: Stretch, windows: Sequence[EdgeWindow], fits: Sequence[EdgeFit]) -> None:
+    def window(self, fields: WindowFields, windows: Sequence[EdgeWindow], fits: Sequence[EdgeFit]) -> None:
         """Append a node's window with its fits."""
         if not self.stopped:
-            self.write(window_lines(stretch, windows, fits, points=self.points))
+            self.write(window_lines(fields, windows, fits, points=self.points))
 
     def round(self, summary: RoundSummary, names: Mapping[NodeId, str] | None = None) -> None:
         """Append a round's result."""
         self.write([round_line(summary, names)])
 
     def close(self) -> None:
-        """Close the file. Everything that was written is there already."""
+        """Close the file. Nothing is buffered."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
 
-    def __enter__(self) -> "Log":
+    def __enter__(self) -> "ProbeLog":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -160,10 +160,10 @@ class Log:
     def _open(self) -> None:
         self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         self._needs_header = True
-        self._size = _without_torn_end(self._file)
+        self._size = _truncate_incomplete_line(self._file)
 
-    def _turn(self) -> None:
-        """Begin a new file; the ones before become older by one, and the oldest goes."""
+    def _rotate(self) -> None:
+        """Start a new file; the older ones are renamed, and the oldest is removed."""
         self.close()
         for age, path in sorted(_aged(self.path).items(), reverse=True):
             if age + 1 >= self._settings.files:
@@ -179,7 +179,7 @@ class Log:
         self._size += len(batch)
 
     def _stop(self, error: OSError) -> None:
-        self.stopped = f"the log {self.path} ends here: {error.strerror or error}. Probing goes on"
+        self.stopped = f"the log {self.path} ends here: {error.strerror or error}. Probing continues"
         if self._file >= 0:
             with suppress(OSError):
                 os.ftruncate(self._file, self._size)
@@ -187,13 +187,13 @@ class Log:
         _log.warning("%s", self.stopped)
 
 
-def _before(first: Line, header: HeaderLine) -> HeaderLine:
+def _header_for(first: Line, header: HeaderLine) -> HeaderLine:
     place = {"round_id": first.round_id, "label": first.label, "begin_ns": first.begin_ns, "end_ns": first.end_ns}
     return msgspec.structs.replace(header, **place)
 
 
-def _without_torn_end(file: int) -> int:
-    """Cut off what stands after the last newline; return the size of the rest."""
+def _truncate_incomplete_line(file: int) -> int:
+    """Truncate the file after the last newline; returns its new size."""
     about = os.fstat(file)
     if not stat.S_ISREG(about.st_mode):
         return 0
@@ -215,7 +215,7 @@ def _older(path: Path, age: int) -> Path:
 
 
 def _aged(path: Path) -> dict[int, Path]:
-    """The files of one log that are there, by age; 0 is the one being written."""
+    """The existing files of one log, by age; 0 is the one being written."""
     name = re.compile(re.escape(path.stem) + r"(?:\.(\d{1,9}))?" + re.escape(path.suffix))
     found = ((name.fullmatch(each.name), each) for each in path.parent.iterdir())
     return {int(match[1] or 0): each for match, each in found if match}
@@ -225,7 +225,7 @@ def _aged(path: Path) -> dict[int, Path]:
 
 
 def logs_in(paths: Sequence[Path]) -> list[Path]:
-    """The logs that paths mean: a file is one log (with its older files), a directory all logs in it."""
+    """The logs of paths: a file is one log (with its older files), a directory all logs in it."""
     logs: list[Path] = []
     for path in paths:
         if path.is_dir():
@@ -250,9 +250,9 @@ def _by_number(path: Path) -> tuple[int, str]:
 
 
 class LogReader:
-    """The lines of one log, from its oldest file to its newest; can be walked again and again.
+    """The lines of one log, from its oldest file to its newest; can be iterated repeatedly.
 
-    `notes` says after a walk what was skipped. A file that is no log, or of another version, is a UsageError.
+    `notes` has what the last iteration skipped. A file that is not a log, or of another version, is a UsageError.
     """
 
     def __init__(self, path: Path) -> None:
@@ -271,7 +271,7 @@ class LogReader:
         has_header = False
         for number, raw in enumerate(_raw_lines(path), 1):
             if not raw.endswith(b"\n"):
-                self._note(f"{path}: line {number} is torn ({len(raw)} bytes), as a writer that was killed leaves it")
+                self._note(f"{path}: line {number} is incomplete ({len(raw)} bytes): its writer was killed")
                 continue
             try:
                 line = decode(raw)
@@ -282,24 +282,24 @@ class LogReader:
                 raise UsageError(f"{path} cannot be read: {error}") from None
             except UsageError as error:
                 if not has_header:
-                    raise UsageError(f"{path} is no log of probing: {error}") from None
-                self._note(f"{path}: line {number} is damaged and was skipped: {error}")
+                    raise UsageError(f"{path} is not a log of probing: {error}") from None
+                self._note(f"{path}: line {number} is corrupt and was skipped: {error}")
                 continue
             if not has_header:
-                raise UsageError(f"{path} is no log of probing, or its header was cut off")
+                raise UsageError(f"{path} is not a log of probing, or its header is missing")
             yield line
 
     def _note(self, text: str) -> None:
-        if len(self.notes) < _MOST_NOTES:
+        if len(self.notes) < _MAX_NOTES:
             self.notes.append(text)
-        elif len(self.notes) == _MOST_NOTES:
+        elif len(self.notes) == _MAX_NOTES:
             self.notes.append(f"{self.path}: more lines were skipped")
 
 
 def _raw_lines(path: Path) -> Iterator[bytes]:
     try:
         with open(path, "rb") as file:
-            while raw := file.readline(MOST_LINE_BYTES):
+            while raw := file.readline(MAX_LINE_BYTES):
                 yield raw
     except OSError as error:
         raise UsageError(f"the log {path} cannot be read: {error.strerror or error}") from None

@@ -1,12 +1,12 @@
-"""The lines of a log of probing: JSON, one typed line for one thing. Pure; `log.py` has the files.
+"""The lines of a log of probing: JSON, one typed line for one item. Pure; `files.py` has the files.
 
 Every line has `kind`, `round_id`, `label`, and `begin_ns` and `end_ns` of its window: any tool can sort and join them.
 
-    header   whose log this is, and the version of the format; stands where a file begins, and again where a writer went
-             on with the file of an earlier life. It has the window of the line that follows it.
-    window   what a window holds about one edge: counts, and with `points` every exchange (`pack.py`), exactly
+    header   whose log this is, and the version of the format; at the start of a file, and again where another process
+             continued the file. It has the window of the line that follows it.
+    window   the window of one edge: counts, and with `points` every exchange (`pack.py`), exactly
     fit      the line that was fitted to that window and edge
-    round    the result of a round for the whole run; its times are global, all others are by the node's clock
+    round    the result of a round for the whole run; its times are global, all others are of the node's clock
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from ringfold.errors import RemoteProtocolError, UsageError
-from ringfold.probe.base import EdgeWindow, Stamps
+from ringfold.probe.exchanges import EdgeWindow, Stamps
 from ringfold.probe.logs.pack import pack, unpack
 from ringfold.wire.decoding import decode as decode_bytes
 from ringfold.wire.probing import Cadence, EdgeFit, NodeId, RoundId, RoundSummary
@@ -25,7 +25,7 @@ VERSION = 1
 
 
 class _Line(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind"):
-    """What every line has. Its meaning depends on the kind only in whose clock the times are."""
+    """What every line has. Only the clock of the times depends on the kind."""
 
     round_id: RoundId
     label: str
@@ -34,7 +34,7 @@ class _Line(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="ki
 
 
 class HeaderLine(_Line, frozen=True, kw_only=True, tag="header"):
-    """Whose lines follow, and how they were made. Without a `node` it is the log of the whole run."""
+    """The node whose lines follow, and its cadence. Without a `node` it is the log of the whole run."""
 
     version: int
     node: NodeId | None = None
@@ -44,18 +44,18 @@ class HeaderLine(_Line, frozen=True, kw_only=True, tag="header"):
     cadence: Cadence | None = None
 
 
-class _OfWindow(_Line, frozen=True, kw_only=True):
+class _NodeLine(_Line, frozen=True, kw_only=True):
     """A line about one window of one node."""
 
     node: NodeId
     window: int
-    """Counts the node's windows; begins again only after a header."""
+    """Counts the node's windows; restarts only after a header."""
     utc_ns: int
     """CLOCK_REALTIME minus the node's clock, at the end of the window."""
 
 
-class WindowLine(_OfWindow, frozen=True, kw_only=True, tag="window"):
-    """What one window holds about one edge. `exchanges` is absent where points are not recorded."""
+class WindowLine(_NodeLine, frozen=True, kw_only=True, tag="window"):
+    """The window of one edge. `exchanges` is absent where points are not recorded."""
 
     src: NodeId
     dst: NodeId
@@ -70,8 +70,8 @@ class WindowLine(_OfWindow, frozen=True, kw_only=True, tag="window"):
     exchanges: bytes | None = None
 
 
-class FitLine(_OfWindow, frozen=True, kw_only=True, tag="fit"):
-    """The line that was fitted to one window and edge, or why there is none."""
+class FitLine(_NodeLine, frozen=True, kw_only=True, tag="fit"):
+    """The line that was fitted to one window and edge, or the reason why there is none."""
 
     fit: EdgeFit
 
@@ -86,8 +86,8 @@ class RoundLine(_Line, frozen=True, kw_only=True, tag="round"):
 Line = HeaderLine | WindowLine | FitLine | RoundLine
 
 
-class _Opening(Struct, frozen=True):
-    """Just enough of a header to know whether the rest can be understood."""
+class _VersionedHeader(Struct, frozen=True):
+    """The part of a header that every version has."""
 
     kind: str
     version: int
@@ -95,11 +95,11 @@ class _Opening(Struct, frozen=True):
 
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line)
-_opening = msgspec.json.Decoder(_Opening)
+_header_decoder = msgspec.json.Decoder(_VersionedHeader)
 
 
-class Stretch(Struct, frozen=True, kw_only=True):
-    """A window of a node, as all lines about it have it; see the lines for the words."""
+class WindowFields(Struct, frozen=True, kw_only=True):
+    """The fields of a node's window that all its lines have; see there."""
 
     node: NodeId
     window: int
@@ -111,29 +111,29 @@ class Stretch(Struct, frozen=True, kw_only=True):
 
 
 def window_lines(
-    stretch: Stretch, windows: Sequence[EdgeWindow], fits: Sequence[EdgeFit], *, points: bool
+    fields: WindowFields, windows: Sequence[EdgeWindow], fits: Sequence[EdgeFit], *, points: bool
 ) -> list[WindowLine | FitLine]:
     """All lines about one window of one node: of each edge its window and then its fit, edges in order."""
-    held = {(window.src, window.dst): window for window in windows}
+    recorded = {(window.src, window.dst): window for window in windows}
     fitted = {(fit.src, fit.dst): fit for fit in fits}
     lines: list[WindowLine | FitLine] = []
-    for edge in sorted(held.keys() | fitted.keys()):
-        if edge in held:
-            lines.append(_window_line(stretch, held[edge], points=points))
+    for edge in sorted(recorded.keys() | fitted.keys()):
+        if edge in recorded:
+            lines.append(_window_line(fields, recorded[edge], points=points))
         if edge in fitted:
-            lines.append(_fit_line(stretch, fitted[edge]))
+            lines.append(_fit_line(fields, fitted[edge]))
     return lines
 
 
-def _window_line(stretch: Stretch, window: EdgeWindow, *, points: bool) -> WindowLine:
+def _window_line(fields: WindowFields, window: EdgeWindow, *, points: bool) -> WindowLine:
     return WindowLine(
-        round_id=stretch.round_id,
-        label=stretch.label,
+        round_id=fields.round_id,
+        label=fields.label,
         begin_ns=window.begin_ns,
         end_ns=window.end_ns,
-        node=stretch.node,
-        window=stretch.window,
-        utc_ns=stretch.utc_ns,
+        node=fields.node,
+        window=fields.window,
+        utc_ns=fields.utc_ns,
         src=window.src,
         dst=window.dst,
         sent=window.sent,
@@ -148,21 +148,21 @@ def _window_line(stretch: Stretch, window: EdgeWindow, *, points: bool) -> Windo
     )
 
 
-def _fit_line(stretch: Stretch, fit: EdgeFit) -> FitLine:
+def _fit_line(fields: WindowFields, fit: EdgeFit) -> FitLine:
     return FitLine(
-        round_id=stretch.round_id,
-        label=stretch.label,
-        begin_ns=stretch.begin_ns,
-        end_ns=stretch.end_ns,
-        node=stretch.node,
-        window=stretch.window,
-        utc_ns=stretch.utc_ns,
+        round_id=fields.round_id,
+        label=fields.label,
+        begin_ns=fields.begin_ns,
+        end_ns=fields.end_ns,
+        node=fields.node,
+        window=fields.window,
+        utc_ns=fields.utc_ns,
         fit=fit,
     )
 
 
 def round_line(summary: RoundSummary, names: Mapping[NodeId, str] | None = None) -> RoundLine:
-    """The line of a round. Without `names`, those that the summary brings; they stand once, beside it."""
+    """The line of a round. Without `names`, those of the summary; they are stored once, beside it."""
     named = summary.names if names is None else {str(node): name for node, name in sorted(names.items())}
     return RoundLine(
         round_id=summary.round,
@@ -175,7 +175,7 @@ def round_line(summary: RoundSummary, names: Mapping[NodeId, str] | None = None)
 
 
 def edge_window(line: WindowLine) -> EdgeWindow | None:
-    """The window exactly as it was, or None where its points were not recorded. UsageError if they are damaged."""
+    """The window exactly as it was, or None where its points were not recorded. UsageError if they are corrupt."""
     if line.exchanges is None:
         return None
     try:
@@ -200,25 +200,25 @@ def edge_window(line: WindowLine) -> EdgeWindow | None:
 
 
 def encode(line: Line) -> bytes:
-    """One line with its end."""
+    """One line, with its newline."""
     return _encoder.encode(line) + b"\n"
 
 
 def decode(raw: bytes) -> Line:
-    """The line, checked; UsageError if it is none, or a header of another version."""
+    """The line, checked; UsageError if it is invalid, or a header of another version."""
     try:
         return decode_bytes(_decoder.decode, raw)
     except RemoteProtocolError as error:
         with suppress(RemoteProtocolError):
-            check_version(decode_bytes(_opening.decode, raw))
+            check_version(decode_bytes(_header_decoder.decode, raw))
         raise UsageError(str(error)) from None
 
 
-def check_version(opening: "_Opening | HeaderLine") -> None:
-    """Refuse what was written by another version of the format."""
-    if opening.version != VERSION:
-        raise OtherVersion(f"it has version {opening.version} of the format, and this Ringfold reads version {VERSION}")
+def check_version(header: "_VersionedHeader | HeaderLine") -> None:
+    """Refuse another version of the format."""
+    if header.version != VERSION:
+        raise OtherVersion(f"it has version {header.version} of the format, and this Ringfold reads version {VERSION}")
 
 
 class OtherVersion(UsageError):
-    """A log in a version of the format that is not read here."""
+    """A log in an unsupported version of the format."""

@@ -1,11 +1,11 @@
-"""What a log says in a few figures: edges with delay, loss and line; nodes with offset, drift and uncertainty. Pure.
+"""A log in a few figures: edges with delay, loss and line; nodes with offset, drift and uncertainty. Pure.
 
-Lines go into a `Collector` one by one, so a log of any length needs little memory: delays are counted in a histogram
-whose bins are 2 % wide, and of fits and clocks a handful of numbers stays. Where a node's own log is there, its edges
-come from it; else they come from the rounds.
+Lines are added to a `ReportCollector` one by one, so a log of any length needs little memory: delays are counted in a
+histogram with bins of 2 %, and a few numbers are kept of fits and clocks. Edges come from the node's own log if there
+is one; else from the rounds.
 
-A node's *offset* is how far its clock is ahead of the reference node's at the same instant, its *drift* by how much it
-runs faster than global time. A *track* follows clock minus global time from round to round.
+A node's *offset* is how far its clock is ahead of the reference node's at the same instant, its *drift* how much faster
+it runs than global time. A *track* is clock minus global time from round to round.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,18 +14,18 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct, field
 
-from ringfold.probe.base import COLUMNS, EdgeWindow
+from ringfold.probe.exchanges import COLUMNS, EdgeWindow
 from ringfold.probe.logs.lines import FitLine, HeaderLine, Line, RoundLine, WindowLine, edge_window
 from ringfold.wire.probing import EdgeFit, NodeClock, NodeId, RoundSummary
 
 Edge = tuple[NodeId, NodeId]
 
 RESTART_NS = 100_000_000
-"""No clock wanders as far between two rounds: it is another clock, of a machine that was started again."""
+"""No clock changes so much between two rounds: it is another clock, of a machine that was restarted."""
 
 
 class Delays(Struct, frozen=True):
-    """How long packets took, one way. Without `points` only the typical window is known, and the quartiles are None."""
+    """One-way delays of packets. Without `points` only the median window is known, and the quartiles are None."""
 
     points: int
     min_ns: int
@@ -54,7 +54,7 @@ class EdgeReport(Struct, frozen=True):
     t0_ns: int | None
     sigma_ns: float | None
     dropped: str
-    """Why the newest round made no use of it."""
+    """Why the newest round did not use it."""
     in_tree: bool
 
 
@@ -71,7 +71,7 @@ class NodeReport(Struct, frozen=True):
     high_ns: int
 
 
-class Sample(Struct, frozen=True):
+class TrackPoint(Struct, frozen=True):
     """A point of a track: clock minus global time, at a global time."""
 
     at_ns: int
@@ -79,8 +79,8 @@ class Sample(Struct, frozen=True):
     sigma_ns: float
 
 
-class Report(Struct, frozen=True):
-    """All of it. A node's track is in pieces, a new one wherever its clock began anew."""
+class LogReport(Struct, frozen=True):
+    """The whole report. A node's track has several pieces, a new one for each restart of its clock."""
 
     windows: int
     rounds: int
@@ -89,11 +89,11 @@ class Report(Struct, frozen=True):
     missing: dict[str, str]
     anomaly: str
     names: dict[NodeId, str]
-    tracks: dict[NodeId, list[list[Sample]]]
+    tracks: dict[NodeId, list[list[TrackPoint]]]
 
 
 class Histogram:
-    """Counts of positive times in bins that grow by 2 %; quantiles are exact to that."""
+    """Counts of positive times in bins of 2 %; quantiles are exact to that."""
 
     _BINS_PER_OCTAVE = 32
     _OCTAVES = 48
@@ -115,7 +115,7 @@ class Histogram:
         self.counts += np.bincount(np.minimum(bins, self.counts.size - 1), minlength=self.counts.size)
 
     def quantile(self, share: float) -> int:
-        """The middle of the bin in which that share of the values is reached; never below the least value."""
+        """The middle of the bin in which that share of the values is reached; never below the minimum."""
         reached = int(np.searchsorted(np.cumsum(self.counts), share * self.total, side="left"))
         return max(self.least, round(2 ** ((reached + 0.5) / self._BINS_PER_OCTAVE)))
 
@@ -125,7 +125,7 @@ class Histogram:
 
 
 def delays_of(window: EdgeWindow) -> npt.NDArray[np.int64]:
-    """Half of each round trip, without the time that the other end took; only of exchanges that have all stamps."""
+    """Half of each RTT, without the time at the responder; only of exchanges that have all timestamps."""
     t1_tx, t1_rx, r1_tx, r1_rx = (window.exchanges[:, COLUMNS.index(c)] for c in ("t1_tx", "t1_rx", "r1_tx", "r1_rx"))
     whole = (t1_tx != 0) & (t1_rx != 0) & (r1_tx != 0) & (r1_rx != 0)
     delays: npt.NDArray[np.int64] = (((r1_rx - t1_tx) - (r1_tx - t1_rx)) // 2)[whole]
@@ -133,7 +133,7 @@ def delays_of(window: EdgeWindow) -> npt.NDArray[np.int64]:
 
 
 class _Tally(Struct):
-    """What is known of an edge so far."""
+    """The figures of an edge so far."""
 
     windows: int = 0
     refused: int = 0
@@ -142,7 +142,7 @@ class _Tally(Struct):
     lost: int = 0
     newest: EdgeFit | None = None
     fitted: list[tuple[int, int, int, int]] = field(default_factory=list)
-    """Pairs, least, median and 99th percentile of the delay, of each window that was fitted."""
+    """Pairs, minimum, median and 99th percentile of the delay, of each window that was fitted."""
 
     def add(self, fit: EdgeFit) -> None:
         self.windows += 1
@@ -156,15 +156,15 @@ class _Tally(Struct):
             self.fitted.append((fit.pairs, fit.delay_min_ns, fit.delay_p50_ns, fit.delay_p99_ns))
 
     def delays(self) -> Delays | None:
-        """Of the typical window: the medians over windows."""
+        """Of the median window: the medians over windows."""
         if not self.fitted:
             return None
         _, least, p50, p99 = zip(*self.fitted, strict=True)
         return Delays(0, min(least), int(np.median(p50)), int(np.median(p99)))
 
 
-class Collector:
-    """Takes the lines of logs in any order of logs (each log's in its own order), and says what they show."""
+class ReportCollector:
+    """Takes the lines of logs (logs in any order, each log's lines in their order), and makes a report."""
 
     def __init__(self) -> None:
         self._windows = self._rounds = 0
@@ -172,12 +172,12 @@ class Collector:
         self._of_rounds: dict[Edge, _Tally] = {}
         self._histograms: dict[Edge, Histogram] = {}
         self._names: dict[NodeId, str] = {}
-        self._tracks: dict[NodeId, list[list[Sample]]] = {}
+        self._tracks: dict[NodeId, list[list[TrackPoint]]] = {}
         self._clocks: dict[NodeId, NodeClock] = {}
         self._last: RoundSummary | None = None
 
     def add(self, line: Line) -> None:
-        """Take one line in."""
+        """Add one line."""
         match line:
             case HeaderLine():
                 if line.node is not None and line.name:
@@ -193,7 +193,7 @@ class Collector:
                 self.add_round(line.summary)
 
     def add_round(self, summary: RoundSummary) -> None:
-        """Take a round's result in, from a log or calculated now; rounds come in their order."""
+        """Add a round's result, from a log or calculated now; rounds are added in their order."""
         self._rounds += 1
         self._last = summary
         for view in summary.edges:
@@ -201,7 +201,7 @@ class Collector:
         middle = (summary.begin_ns + summary.end_ns) // 2
         for clock in summary.nodes:
             self._clocks[clock.node] = clock
-            sample = Sample(middle, ahead_ns(clock, middle), clock.sigma_ns)
+            sample = TrackPoint(middle, ahead_ns(clock, middle), clock.sigma_ns)
             pieces = self._tracks.setdefault(clock.node, [[]])
             if pieces[-1] and abs(sample.ahead_ns - pieces[-1][-1].ahead_ns) > RESTART_NS:
                 pieces.append([])
@@ -211,8 +211,8 @@ class Collector:
     def has_rounds(self) -> bool:
         return self._rounds > 0
 
-    def report(self) -> Report:
-        """What all lines so far show."""
+    def report(self) -> LogReport:
+        """The report of all lines so far."""
         tallies = self._of_rounds | self._of_nodes
         views = {(view.fit.src, view.fit.dst): view for view in (self._last.edges if self._last else [])}
         edges = []
@@ -221,7 +221,7 @@ class Collector:
             tally, histogram = tallies.get(edge, _Tally()), self._histograms.get(edge)
             dropped, in_tree = (view.dropped, view.in_tree) if view else ("", False)
             edges.append(_edge_report(edge, tally, histogram, dropped, in_tree=in_tree))
-        return Report(
+        return LogReport(
             windows=self._windows,
             rounds=self._rounds,
             edges=edges,
@@ -233,9 +233,9 @@ class Collector:
         )
 
 
-def collect(lines: Iterable[Line]) -> Collector:
-    """A collector that has taken all lines."""
-    collector = Collector()
+def collect(lines: Iterable[Line]) -> ReportCollector:
+    """A collector with all lines."""
+    collector = ReportCollector()
     for line in lines:
         collector.add(line)
     return collector
@@ -248,7 +248,7 @@ def ahead_ns(clock: NodeClock, at_ns: int) -> int:
 
 
 def drift_ppm(clock: NodeClock) -> float:
-    """By how much the node's clock runs faster than global time."""
+    """How much faster than global time the node's clock runs."""
     return -clock.rate / (1 + clock.rate) * 1e6
 
 

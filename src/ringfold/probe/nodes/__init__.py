@@ -1,6 +1,6 @@
 """The processes that probe.
 
-Read `prober.py` (the handle on the native prober), `shell.py` (the shell of a node's round machine) with `ahead.py` and
-`watch.py` (a look into the open window), then `joined.py` (a process that only probes, with a master), `file.py` (the
-nodes file) and `alone.py` (`rf.Prober`, without a master).
+Read `prober.py` (the handle on the native prober), `open_window.py` (early fits and checks of the open window),
+`shell.py` (the shell of a node's round machine), then `joined.py` (a process that only probes, with a master),
+`nodes_file.py` (the nodes and their graph where there is no master) and `alone.py` (`rf.Prober`, without a master).
 """

@@ -1,4 +1,4 @@
-"""Probing without a run: `rf.Prober`. Every node is made from the same list of nodes, and probes for itself.
+"""Probing without a run: `rf.Prober`. Every node is made from the same list of nodes, and fits its own windows.
 
 with rf.Prober(nodes={"alpha": "10.0.0.1:48149", "beta": "10.0.0.2:48149"}, me="alpha", token="...") as prober:
     for fit in prober.window().fits:
@@ -12,10 +12,10 @@ from types import TracebackType
 from typing import Self
 
 from ringfold.errors import ConfigError, UsageError
-from ringfold.probe.base import EdgeWindow
+from ringfold.probe.exchanges import EdgeWindow
 from ringfold.probe.fit import fit
 from ringfold.probe.graph.draw import draw
-from ringfold.probe.nodes.file import Nodes, make_nodes, read_nodes
+from ringfold.probe.nodes.nodes_file import Nodes, make_nodes, read_nodes
 from ringfold.probe.nodes.prober import ProbeSocket, ProbeStats
 from ringfold.runtime import network, threads
 from ringfold.wire.probing import Cadence, EdgeFit, Neighbour, NodeId
@@ -29,17 +29,17 @@ class ProbeWindow:
     begin_ns: int
     end_ns: int
     utc_ns: int
-    """CLOCK_REALTIME minus the node's clock, which all other times are by."""
+    """CLOCK_REALTIME minus the node's clock. All other times are of the node's clock."""
     fits: list[EdgeFit]
     edges: list[EdgeWindow]
 
 
 class Prober:
-    """A node that probes others and answers them, without a master.
+    """A node that probes others and responds to their probes, without a master.
 
     `nodes` is a mapping from names to addresses, or a TOML file (docs/guides/probing.md shows one), the same for every
-    node; `me` is this node's name, by default the host's. Beyond loopback it wants a `token`, the same for every node,
-    or `insecure`. It answers from the moment it is made, and probes while a window is open.
+    node; `me` is this node's name, by default the host's. Beyond loopback it needs a `token`, the same for every node,
+    or `insecure`. It responds from its construction on, and probes while a window is open.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Prober:
         drift_ppb: int = 0,
     ) -> None:
         if window_ms < 1:
-            raise UsageError(f"a window of {window_ms} ms holds nothing")
+            raise UsageError(f"window_ms must be at least 1, not {window_ms}")
         if isinstance(nodes, Nodes):
             self.nodes = nodes
         elif isinstance(nodes, str | Path):
@@ -71,15 +71,17 @@ class Prober:
                 nodes, secret, listeners=listeners, neighbours=neighbours, seed=seed, insecure=insecure
             )
         self.me = self.nodes.named(me or network.host_name())
-        self._gap_us, self._pause_us, self._window_ms = gap_us, pause_us, window_ms
+        self._gap_us = gap_us
+        self._pause_us = pause_us
+        self._window_ms = window_ms
         self._estimator = estimator
         self._number = 0
-        self.by_id = by_id = {node: _reached(facts) for node, facts in self.nodes.by_id.items()}
-        """All nodes, their addresses as literals."""
+        self.by_id = by_id = {node: _resolve_address(facts) for node, facts in self.nodes.by_id.items()}
+        """All nodes, with literal addresses."""
         mine = by_id[self.me.node]
         edges = draw(sorted(by_id), self.nodes.listeners, self.nodes.neighbours, self.nodes.seed)
         self.out = [by_id[dst] for src, dst in edges if src == mine.node]
-        """Whom this node probes."""
+        """The nodes that this node probes."""
         into = [by_id[src] for src, dst in edges if dst == mine.node]
         self.socket = ProbeSocket(mine.node, mine.address, mine.port, offset_ns=offset_ns, drift_ppb=drift_ppb)
         try:
@@ -90,7 +92,7 @@ class Prober:
 
     @property
     def node(self) -> NodeId:
-        """This node's number."""
+        """This node's id."""
         return self.me.node
 
     @property
@@ -100,17 +102,17 @@ class Prober:
 
     @property
     def is_listener(self) -> bool:
-        """Whether it only answers: then its windows have no edge."""
+        """Whether it only responds: then its windows have no edge."""
         return not self.out
 
     def window(self, seconds: float | None = None) -> ProbeWindow:
-        """Probe for one window, by default of `window_ms`, and fit it. Blocks for as long."""
+        """Probe for one window, by default of `window_ms`, and fit it. Blocks until then."""
         self.begin()
         threads.pause(self._window_ms / 1_000 if seconds is None else seconds)
         return self.end()
 
     def windows(self) -> Iterator[ProbeWindow]:
-        """One window after the other, for as long as the caller goes on."""
+        """Windows without end: one after another, as long as the caller iterates."""
         while True:
             yield self.window()
 
@@ -129,7 +131,7 @@ class Prober:
         return ProbeWindow(self._number, self._begin_ns, end_ns, self.socket.utc(), fits, edges)
 
     def stats(self) -> ProbeStats:
-        """Packets of all kinds since the beginning."""
+        """Counts of packets since construction."""
         return self.socket.stats()
 
     def close(self) -> None:
@@ -144,7 +146,7 @@ class Prober:
         self.close()
 
 
-def _reached(node: Neighbour) -> Neighbour:
+def _resolve_address(node: Neighbour) -> Neighbour:
     """The node with its address as a literal."""
     try:
         literal = network.literals(node.address, node.port)[0]

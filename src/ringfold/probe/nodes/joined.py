@@ -1,7 +1,7 @@
-"""A process that only probes, as a node of a master: the way to the master, and back to it. A shell; asyncio.
+"""A process that only probes, as a node of a master: the connection to the master, and reconnecting. A shell; asyncio.
 
-The master is tried again and again; while it is away the node goes on alone, because its machine says so. What ends the
-node is `stop`, or a master that refuses it: a wrong token does not get better by asking again.
+The master is tried again and again; while it cannot be reached the node goes on alone, as its machine decides. The node
+ends by `stop`, or when a master refuses it: a wrong token does not become right by a retry.
 """
 
 import asyncio
@@ -13,7 +13,13 @@ from collections.abc import Callable, Sequence
 from ringfold.config import DEFAULT_RUN, split_address
 from ringfold.errors import ConfigError, RemoteProtocolError
 from ringfold.probe.nodes.shell import NodeShell
-from ringfold.probe.rounds.events import Connected, Disconnected, FromRoundMaster, Heard, ToRoundMaster
+from ringfold.probe.rounds.events import (
+    FromRoundMaster,
+    MasterConnected,
+    MasterDisconnected,
+    MasterMessageReceived,
+    ToRoundMaster,
+)
 from ringfold.runtime import asyncio_support
 from ringfold.runtime.clock import random_bytes
 from ringfold.runtime.process import close_on_fork, keep_on_fork
@@ -31,17 +37,17 @@ from ringfold.wire.probing import (
 )
 from ringfold.wire.proof import NONCE_BYTES, prove, proven
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
-HANDSHAKE_S = 5.0
-LONGEST_SLEEP_S = 0.5
-SILENCE_S = 6
-"""A node alone says nothing to its master, and would never learn that the master's machine is gone."""
+MIN_PAUSE_S, MAX_PAUSE_S = 0.05, 1.0
+HANDSHAKE_TIMEOUT_S = 5.0
+MAX_SLEEP_S = 0.5
+KEEPALIVE_S = 6
+"""TCP keep-alive: a node that sends nothing would never notice that the master's machine is gone."""
 
 _log = logging.getLogger("ringfold.probe")
 
 
 class JoinedNode:
-    """One node. Give `shell` after making it: its `say` is this node's."""
+    """One node. Set `shell` after construction: its `send` is this node's."""
 
     shell: NodeShell
 
@@ -57,31 +63,36 @@ class JoinedNode:
         listen_only: bool = False,
         run: str = DEFAULT_RUN,
         on_connected: Callable[[str, int], None] | None = None,
-        on_heard: Callable[[FromRoundMaster], None] | None = None,
+        on_message: Callable[[FromRoundMaster], None] | None = None,
     ) -> None:
-        """`token` is the run's. `on_heard` is shown every message before the machine sees it."""
+        """`token` is the run's. `on_message` is called with every message before the machine gets it."""
         self._masters = [split_address(address) for address in masters]
         if not self._masters:
             raise ConfigError("no address of a master was given")
-        self._token, self._run = token, run
-        self._name, self._host, self._addresses, self._port = name, host, list(addresses), port
+        self._token = token
+        self._run = run
+        self._name = name
+        self._host = host
+        self._addresses = list(addresses)
+        self._port = port
         self._listen_only = listen_only
-        self._on_connected, self._on_heard = on_connected, on_heard
+        self._on_connected = on_connected
+        self._on_message = on_message
         self._writer: asyncio.StreamWriter | None = None
-        self._sooner = asyncio.Event()
-        self._wakes_s = 0.0
+        self._earlier_deadline = asyncio.Event()
+        self._wakes_at_s = 0.0
         self._is_master = self._was_welcomed = False
 
-    def say(self, message: ToRoundMaster) -> None:
-        """Send a message, if the master is there."""
+    def send(self, message: ToRoundMaster) -> None:
+        """Send a message, if there is a connection."""
         if self._writer is not None:
             self._writer.write(message_frame(message))
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Be a node until `stop` is set. Raises ConfigError if a master refuses it before one has welcomed it."""
+        """Run the node until `stop` is set. Raises ConfigError if a master refuses it before one has accepted it."""
         parts = [
-            asyncio.create_task(self._keep_connected(), name="ringfold node"),
-            asyncio.create_task(self._keep_time(), name="ringfold node ticks"),
+            asyncio.create_task(self._stay_connected(), name="ringfold node"),
+            asyncio.create_task(self._tick_when_due(), name="ringfold node ticks"),
             asyncio.create_task(stop.wait(), name="ringfold node stop"),
         ]
         try:
@@ -94,90 +105,92 @@ class JoinedNode:
             await asyncio.gather(*parts, return_exceptions=True)
             self.shell.close()
 
-    async def _keep_time(self) -> None:
-        """Tick when it is due, and often enough for the machine to notice a clock that stepped."""
+    async def _tick_when_due(self) -> None:
+        """Tick when it is due, and often enough for the machine to notice a clock step."""
         while True:
-            self._wakes_s = self._due_s()
-            self._sooner.clear()
+            self._wakes_at_s = self._next_tick_s()
+            self._earlier_deadline.clear()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout_at(self._wakes_s):
-                    await self._sooner.wait()
+                async with asyncio.timeout_at(self._wakes_at_s):
+                    await self._earlier_deadline.wait()
             self.shell.tick()
 
-    def _due_s(self) -> float:
+    def _next_tick_s(self) -> float:
         """When the next tick is due, by the loop's clock."""
         due_s = self.shell.due_s()
-        return asyncio.get_running_loop().time() + min(LONGEST_SLEEP_S if due_s is None else due_s, LONGEST_SLEEP_S)
+        return asyncio.get_running_loop().time() + min(MAX_SLEEP_S if due_s is None else due_s, MAX_SLEEP_S)
 
-    def _stepped(self) -> None:
-        """The machine may have a nearer deadline now. Most of the time it has not, and nobody need wake up."""
-        if self._due_s() < self._wakes_s:
-            self._sooner.set()
+    def _wake_if_earlier(self) -> None:
+        """The machine may have an earlier deadline now. Most of the time it has not, and the timer stays."""
+        if self._next_tick_s() < self._wakes_at_s:
+            self._earlier_deadline.set()
 
-    async def _keep_connected(self) -> None:
-        pause_s, said = FIRST_PAUSE_S, ""
+    async def _stay_connected(self) -> None:
+        pause_s = MIN_PAUSE_S
+        last_reason = ""
         while True:
             for host, port in self._masters:
                 try:
-                    await self._converse(host, port)
+                    await self._run_connection(host, port)
                     reason = "it closed the connection"
-                    pause_s = FIRST_PAUSE_S
+                    pause_s = MIN_PAUSE_S
                 except ConfigError as error:
-                    # Its token was right once: somebody else may listen at a dead master's port, and proves nothing.
+                    # The token was right before: another process may listen at the port of a dead master.
                     if not self._was_welcomed:
                         raise
                     reason = str(error)
                 except TimeoutError:
                     reason = explain_connect_error("timed out")
                 except (OSError, UnicodeError, RemoteProtocolError) as error:
-                    # asyncio's own words repeat the address, which stands in the line already.
+                    # asyncio's own text repeats the address, which is in the line already.
                     number = error.errno if isinstance(error, OSError) else None
                     reason = (
                         explain_connect_error(os.strerror(number)) if number else str(error) or type(error).__name__
                     )
-                if reason != said:
+                if reason != last_reason:
                     _log.warning("the master at %s:%d is away (%s); this node goes on", host, port, reason)
-                    said = reason
+                    last_reason = reason
             await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            pause_s = min(2 * pause_s, MAX_PAUSE_S)
 
-    async def _converse(self, host: str, port: int) -> None:
+    async def _run_connection(self, host: str, port: int) -> None:
         """One connection, from its first byte to its last."""
-        async with asyncio.timeout(HANDSHAKE_S):
+        async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
             reader, writer = await asyncio.open_connection(host, port)
         fd = writer.get_extra_info("socket").fileno()
         close_on_fork(fd)
         asyncio_support.no_delay(writer.transport)
-        asyncio_support.keep_alive(writer.transport, SILENCE_S)
+        asyncio_support.keep_alive(writer.transport, KEEPALIVE_S)
         try:
             frames = FrameReader()
-            early = await self._shake_hands(reader, writer, frames, f"{host}:{port}")
+            early = await self._handshake(reader, writer, frames, f"{host}:{port}")
             self._writer = writer
             for message in early:
-                self._hear(message)
+                self._receive(message)
             while chunk := await reader.read(65_536):
                 for kind, body in frames.feed(chunk):
                     if kind is not FrameKind.MESSAGE:
                         raise RemoteProtocolError(f"it sent a {kind.name} frame to a node")
-                    self._hear(decode_from_master(body))
+                    self._receive(decode_from_master(body))
         finally:
             keep_on_fork(fd)
-            was_in, self._writer = self._writer is not None, None
+            was_welcomed = self._writer is not None
+            self._writer = None
             writer.close()
-            if was_in:
-                self.shell.step(Disconnected("the connection is gone"))
-                self._stepped()
+            if was_welcomed:
+                self.shell.step(MasterDisconnected("the connection is gone"))
+                self._wake_if_earlier()
 
-    async def _shake_hands(
+    async def _handshake(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, frames: FrameReader, where: str
     ) -> list[Message]:
-        """As `_join`, in time. What listens there may be no master at all, and is called so."""
+        """`_join` with a timeout. The error says so if the listener is not a master at all."""
         self._is_master = False
         try:
-            async with asyncio.timeout(HANDSHAKE_S):
+            async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
                 return await self._join(reader, writer, frames, where)
         except TimeoutError:
-            raise RemoteProtocolError(explain_no_challenge(int(HANDSHAKE_S * 1_000))) from None
+            raise RemoteProtocolError(explain_no_challenge(int(HANDSHAKE_TIMEOUT_S * 1_000))) from None
         except RemoteProtocolError as error:
             if self._is_master:
                 raise
@@ -186,8 +199,10 @@ class JoinedNode:
     async def _join(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, frames: FrameReader, where: str
     ) -> list[Message]:
-        """Prove the token and be welcomed; what the master has said after that, if it came along."""
-        mine, challenge, welcome = random_bytes(NONCE_BYTES), None, None
+        """Prove the token and get a NodeWelcome. Returns the messages that followed it in the same read."""
+        mine = random_bytes(NONCE_BYTES)
+        challenge: Challenge | None = None
+        welcome: NodeWelcome | None = None
         early: list[Message] = []
         while welcome is None:
             chunk = await reader.read(65_536)
@@ -196,29 +211,31 @@ class JoinedNode:
             for kind, body in frames.feed(chunk):
                 if kind is not FrameKind.MESSAGE:
                     raise RemoteProtocolError(f"it began with a {kind.name} frame")
-                said = decode_from_master(body)
+                message = decode_from_master(body)
                 self._is_master = True
-                match said:
+                match message:
                     case Refused(reason, again=True):
-                        raise RemoteProtocolError(reason)  # it does not lead: another one may
+                        raise RemoteProtocolError(reason)  # it is not the leader: another one may be
                     case Refused(reason):
                         raise ConfigError(f"the master at {where} refused this node: {reason}")
                     case Challenge() if challenge is None:
-                        challenge = said
+                        challenge = message
                         writer.write(message_frame(self._hello(challenge, mine)))
                     case NodeWelcome() if challenge is not None and welcome is None:
-                        if not proven(self._token, said.proof, "welcome", mine, challenge.nonce):
+                        if not proven(self._token, message.proof, "welcome", mine, challenge.nonce):
                             raise ConfigError(f"the master at {where} does not know this run's token")
-                        welcome, frames.limit = said, MAX_FRAME_BYTES
+                        welcome = message
+                        frames.limit = MAX_FRAME_BYTES
                     case _ if welcome is not None:
-                        early.append(said)
+                        early.append(message)
                     case _:
-                        raise RemoteProtocolError(f"it said {type(said).__name__} out of turn")
-        self._writer, self._was_welcomed = writer, True
-        self.shell.step(Connected(welcome.node))
+                        raise RemoteProtocolError(f"it sent {type(message).__name__} out of turn")
+        self._writer = writer
+        self._was_welcomed = True
+        self.shell.step(MasterConnected(welcome.node))
         if self._on_connected is not None:
             self._on_connected(where, welcome.node)
-        self._stepped()
+        self._wake_if_earlier()
         return early
 
     def _hello(self, challenge: Challenge, mine: bytes) -> NodeHello:
@@ -241,16 +258,16 @@ class JoinedNode:
             run=self._run,
         )
 
-    def _hear(self, message: Message) -> None:
+    def _receive(self, message: Message) -> None:
         match message:
             case ProbeGraph() | RoundStart() | RoundEnd() | RoundClock() | ProbeHalt():
-                if self._on_heard is not None:
-                    self._on_heard(message)
-                self.shell.step(Heard(message))
-                self._stepped()
+                if self._on_message is not None:
+                    self._on_message(message)
+                self.shell.step(MasterMessageReceived(message))
+                self._wake_if_earlier()
             case Refused(reason, again=True):
                 raise RemoteProtocolError(reason)
             case Refused(reason):
-                raise ConfigError(f"the master does not want this node any more: {reason}")
+                raise ConfigError(f"the master has removed this node: {reason}")
             case _:
-                raise RemoteProtocolError(f"it said {type(message).__name__} to a node")
+                raise RemoteProtocolError(f"it sent {type(message).__name__} to a node")

@@ -1,21 +1,19 @@
-"""The handle on the native prober: one UDP socket, one thread, kernel stamps, whatever the number of edges.
+"""The handle on the native prober: one UDP socket, one thread and kernel timestamps, for any number of edges.
 
-The packets, the map between clocks and the exchanges are in `native/include/ringfold/probe.hpp`, with the reasons.
+The packets, the mapping between clocks and the exchanges are in `native/include/ringfold/probe.hpp`, with the reasons.
 """
 
-import importlib
 import os
 import weakref
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Protocol, Self, cast
+from typing import Self
 
-import numpy as np
-import numpy.typing as npt
 from msgspec import Struct
 
+from ringfold import _native
 from ringfold.errors import ConfigError, UsageError
-from ringfold.probe.base import EdgeWindow, Stamps
+from ringfold.probe.exchanges import EdgeWindow, Stamps
 from ringfold.runtime import threads
 from ringfold.wire.probing import (
     KEY_BYTES,
@@ -29,85 +27,64 @@ from ringfold.wire.probing import (
 )
 
 _RawNeighbour = tuple[int, str, int]
-_RawWindow = tuple[int, int, int, npt.NDArray[np.int64], npt.NDArray[np.uint8], int, int, int, int, int, bool, str]
 
 
 class ProbeStats(Struct, frozen=True):
-    """What a prober has done and seen since it was made."""
+    """Counters of a prober since its construction."""
 
     sent: int
     received: int
     complete: int
-    """Exchanges of which everything came while their window was open."""
+    """Exchanges that were completed while their window was open."""
     malformed: int
     """Not a probe packet: another size, marker, version or kind."""
     spoofed: int
-    """With a tag that the key does not give."""
+    """With a wrong authentication tag."""
     strangers: int
-    """From or for a node that is no neighbour here."""
+    """From or for a node that is not a neighbour."""
     replayed: int
-    """Heard before, or never asked for."""
+    """Received before, or never requested."""
     duplicates: int
-    """A second copy of what is still in flight, or was a moment ago."""
+    """A second copy of a packet that is in flight, or was recently."""
     refused: int
-    """Probes of a neighbour that has too many unanswered ones."""
+    """Probes of a neighbour that has too many open ones."""
     unstamped: int
-    """Packets that the kernel did not stamp, or of which the stamp is ambiguous because the clock stepped."""
+    """Packets without a kernel timestamp, or with an ambiguous one because the clock stepped."""
     send_errors: int
     would_block: int
-    """Times the socket took no more; the rest of that instant's packets was given up."""
+    """Times the socket buffer was full; the other packets of that tick were dropped."""
     icmp_errors: int
     resyncs: int
-    """Times the count of transmit stamps had to begin anew, after an error."""
+    """Times the count of transmit timestamps was restarted after an error."""
     wakes: int
     ticks: int
     ticks_late: int
-    """Instants that came more than half a gap late."""
+    """Ticks that were more than half a gap late."""
     cpu_ns: int
     """Of the prober's thread."""
     clock_noise_ns: float
-    """How far samples of the map between the clocks lie from it (RMS); the map itself is several times better."""
+    """RMS error of samples of the mapping between the clocks; the mapping itself is several times better."""
     clock_bends: int
-    """Times the host's steering of its clock changed."""
+    """Times the host changed the frequency of its clock."""
     stamps: Stamps
 
 
-class _Native(Protocol):
-    port: int
-
-    def configure(self, key: bytes, out: Sequence[_RawNeighbour], into: Sequence[_RawNeighbour]) -> None: ...
-    def resume(self, gap_ns: int, pause_ns: int) -> None: ...
-    def pause(self) -> None: ...
-    def rotate(self) -> list[_RawWindow]: ...
-    def so_far(self) -> list[_RawWindow]: ...
-    def peek(self, most: int) -> list[_RawWindow]: ...
-    def rename(self, node: int) -> None: ...
-    def stats(self) -> dict[str, Any]: ...
-    def now(self) -> int: ...
-    def utc(self) -> int: ...
-    def pretend_step(self, step_ns: int) -> None: ...
-    def shutdown(self) -> None: ...
-    def before_fork(self) -> None: ...
-    def forked_parent(self) -> None: ...
-    def forked_child(self) -> None: ...
-
-
 def virtual(raw_ns: int, anchor_ns: int, offset_ns: int, drift_ppb: int) -> int:
-    """What a node's clock shows at a raw time, exactly as the native prober calculates it."""
+    """What a node's clock reads at a raw time, exactly as the native prober calculates it."""
     return raw_ns + offset_ns + (raw_ns - anchor_ns) * drift_ppb // 1_000_000_000
 
 
 def raw_now() -> int:
     """CLOCK_MONOTONIC_RAW of this host, in nanoseconds: the clock of a node without offset and drift."""
-    return int(importlib.import_module("ringfold._native").probe_raw_now())
+    return _native.probe_raw_now()
 
 
 class ProbeSocket:
-    """Probes the neighbours it is given, answers those that may probe it, and collects windows.
+    """Probes its out-neighbours, responds to its in-neighbours, and collects windows.
 
-    It begins paused and without neighbours. `bind` is a literal address of this host. With `offset_ns` or `drift_ppb`
-    every stamp is by a virtual clock (see `virtual`; the anchor is the raw time at which only the offset shows, by
-    default now), so that what an estimator finds can be compared with the truth. No call waits for the network. After a
+    It starts paused and without neighbours. `bind` is a literal address of this host. With `offset_ns` or `drift_ppb`
+    every timestamp is of a virtual clock (see `virtual`; at the raw time `anchor_ns`, by default now, the drift is
+    zero), so that the result of an estimator can be compared with the truth. No call waits for the network. After a
     fork, only the parent has the prober.
     """
 
@@ -123,22 +100,29 @@ class ProbeSocket:
         user_stamps: bool = False,
     ) -> None:
         if not 0 <= node < 2**32:
-            raise UsageError(f"a node is a number below 2**32, not {node}")
+            raise UsageError(f"a node id is below 2**32, not {node}")
         if not 0 <= port < 2**16:
-            raise ConfigError(f"a UDP port is a number below 65536, not {port}")
+            raise ConfigError(f"a UDP port is below 65536, not {port}")
         if abs(drift_ppb) > 1_000_000_000 or abs(offset_ns) >= 2**62:
             raise UsageError("a virtual clock's drift is at most 10**9 ppb, its offset below 2**62 ns")
         self.node = node
         self.anchor_ns = raw_now() if anchor_ns is None else anchor_ns
-        self.offset_ns, self.drift_ppb = offset_ns, drift_ppb
-        native = importlib.import_module("ringfold._native")
+        self.offset_ns = offset_ns
+        self.drift_ppb = drift_ppb
         try:
-            made = native.Prober(node, bind, port, self.anchor_ns, offset_ns, drift_ppb, user_stamps)
+            self._native = _native.Prober(
+                node=node,
+                host=bind,
+                port=port,
+                anchor_ns=self.anchor_ns,
+                offset_ns=offset_ns,
+                drift_ppb=drift_ppb,
+                user_stamps=user_stamps,
+            )
         except RuntimeError as error:
             raise ConfigError(str(error)) from None
-        self._native = cast(_Native, made)
-        self._over = ""
-        _probers.add(self)
+        self._closed_reason = ""
+        _open_probers.add(self)
 
     @property
     def port(self) -> int:
@@ -146,10 +130,11 @@ class ProbeSocket:
         return self._native.port
 
     def configure(self, key: bytes, out: Sequence[Neighbour], into: Sequence[Neighbour]) -> None:
-        """Probe `out` and answer `into` from now on, and nobody else; what was collected or in flight is forgotten.
+        """Probe `out` and respond to `into` from now on, and to no other node; open exchanges and windows are dropped.
 
-        Under the same key, what a neighbour sent before is not heard again; a new key lets even a neighbour in whose
-        time of day went back while it restarted. Raises UsageError, and leaves all as it was, if a neighbour cannot be.
+        Under the same key, packets that a neighbour sent before are rejected as replays. A new key accepts even a
+        neighbour whose time of day went back while it restarted. Raises UsageError, without any change, if a neighbour
+        cannot be used.
         """
         self._check()
         if len(key) != KEY_BYTES:
@@ -160,7 +145,7 @@ class ProbeSocket:
             raise UsageError(f"neighbours of node {self.node}: {error}") from None
 
     def resume(self, gap_us: int = Cadence().gap_us, pause_us: int = Cadence().pause_us) -> None:
-        """Begin a window at this cadence, and send probes. What an open window held is dropped."""
+        """Begin a window at this cadence, and send probes. The exchanges of an open window are dropped."""
         self._check()
         if not MIN_GAP_US <= gap_us <= MAX_GAP_US:
             raise UsageError(f"gap_us is from {MIN_GAP_US} to {MAX_GAP_US}, not {gap_us}")
@@ -169,33 +154,33 @@ class ProbeSocket:
         self._native.resume(gap_us * 1_000, pause_us * 1_000)
 
     def pause(self) -> None:
-        """Send no more probes; neighbours are answered on, and what is in flight still comes into the window."""
+        """Send no more probes; responses to neighbours continue, and exchanges in flight still count for the window."""
         self._check()
         self._native.pause()
 
     def rotate(self) -> list[EdgeWindow]:
-        """Close the window now and begin the next; what it holds of each out-edge, in the order of `configure`.
+        """Close the window now and begin the next. Returns the closed window of each out-edge, in configured order.
 
-        Exchanges that are in flight belong to no window: they are neither sent nor lost.
+        Exchanges in flight belong to no window: they are neither sent nor lost.
         """
         self._check()
-        return [self._window(raw) for raw in self._native.rotate()]
+        return [self._window(window) for window in self._native.rotate()]
 
     def so_far(self) -> list[EdgeWindow]:
-        """The window as `rotate` would give it now. It goes on."""
+        """The window as `rotate` would return it now. It stays open."""
         self._check()
-        return [self._window(raw) for raw in self._native.so_far()]
+        return [self._window(window) for window in self._native.so_far()]
 
     def peek(self, most: int = 128) -> list[EdgeWindow]:
-        """The newest exchanges of the open window, at most so many of each edge, unfiltered. The window goes on."""
+        """The newest exchanges of the open window, at most `most` of each edge, unfiltered. The window stays open."""
         self._check()
-        return [self._window(raw) for raw in self._native.peek(most)]
+        return [self._window(window) for window in self._native.peek(most)]
 
     def rename(self, node: NodeId) -> None:
-        """The node has another number: call `configure` next, for packets of the old one are not understood."""
+        """Change the node's id. Call `configure` next: neighbours reject packets with the old id."""
         self._check()
         if not 0 <= node < 2**32:
-            raise UsageError(f"a node is a number below 2**32, not {node}")
+            raise UsageError(f"a node id is below 2**32, not {node}")
         self.node = node
         self._native.rename(node)
 
@@ -213,15 +198,15 @@ class ProbeSocket:
         return self._native.utc()
 
     def pretend_step(self, step_ns: int) -> None:
-        """As if somebody set the host's time of day by so much: for tests of what follows a step."""
+        """Behave as if the host's time of day was set by this much: for tests of clock steps."""
         self._check()
         self._native.pretend_step(step_ns)
 
     def close(self) -> None:
-        """Stop the thread and close the socket. `stats` goes on to say how it was."""
-        if not self._over:
-            self._over = "this prober is closed"
-            _probers.discard(self)
+        """Stop the thread and close the socket. `stats` still works."""
+        if not self._closed_reason:
+            self._closed_reason = "this prober is closed"
+            _open_probers.discard(self)
             self._native.shutdown()
 
     def __enter__(self) -> Self:
@@ -233,30 +218,29 @@ class ProbeSocket:
         self.close()
 
     def forked(self) -> None:
-        """In a forked child: the socket is the parent's."""
-        self._over = "this prober belongs to the process that forked this one; make a new one"
+        """In a forked child: the socket belongs to the parent."""
+        self._closed_reason = "this prober belongs to the process that forked this one; make a new one"
         self._native.forked_child()
 
     def _check(self) -> None:
-        if self._over:
-            raise UsageError(self._over)
+        if self._closed_reason:
+            raise UsageError(self._closed_reason)
 
-    def _window(self, raw: _RawWindow) -> EdgeWindow:
-        dst, begin, end, rows, kept, sent, lost, duplicates, filtered, threshold, by_user, stepped = raw
+    def _window(self, window: _native.ProbeWindow) -> EdgeWindow:
         return EdgeWindow(
             src=self.node,
-            dst=dst,
-            begin_ns=begin,
-            end_ns=end,
-            exchanges=rows,
-            kept=kept,
-            sent=sent,
-            lost=lost,
-            duplicates=duplicates,
-            filtered=filtered,
-            threshold_ns=threshold,
-            stamps="user" if by_user else "kernel",
-            stepped=stepped,
+            dst=window.dst,
+            begin_ns=window.begin_ns,
+            end_ns=window.end_ns,
+            exchanges=window.exchanges,
+            kept=window.kept,
+            sent=window.sent,
+            lost=window.lost,
+            duplicates=window.duplicates,
+            filtered=window.filtered,
+            threshold_ns=window.threshold_ns,
+            stamps="user" if window.user_stamps else "kernel",
+            stepped=window.stepped,
         )
 
 
@@ -264,13 +248,13 @@ def _raw(neighbour: Neighbour) -> _RawNeighbour:
     return neighbour.node, neighbour.address, neighbour.port
 
 
-_probers: "weakref.WeakSet[ProbeSocket]" = weakref.WeakSet()
+_open_probers: "weakref.WeakSet[ProbeSocket]" = weakref.WeakSet()
 _forking: "dict[int, list[ProbeSocket]]" = {}
-"""By thread: several may fork at once, and each lets go of exactly what it holds."""
+"""By thread: several may fork at once, and each releases exactly the locks that it took."""
 
 
 def _before_fork() -> None:
-    probers = sorted(_probers, key=id)
+    probers = sorted(_open_probers, key=id)
     for prober in probers:
         prober._native.before_fork()
     _forking[threads.current()] = probers

@@ -1,23 +1,18 @@
-"""What the two round machines are told (events) and what they want done (effects).
+"""Events of the two round machines: what has happened, for `RoundMaster` and for `RoundNode`.
 
-The master's machine lives by the master's monotonic clock, a node's by the node's own clock (the one that stamps its
-probes). Both are integers of nanoseconds, and nothing in here compares one with the other.
+The master's machine uses the master's monotonic clock, a node's machine the node's own clock (the one that timestamps
+its probes). Both are integers of nanoseconds. The two are never compared.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+
+from msgspec import Struct
 
 from ringfold.wire.probing import (
-    Advice,
-    Cadence,
     EdgeFit,
-    EdgeView,
-    LoopResidual,
     Neighbour,
-    NodeClock,
     NodeId,
     ProbeAction,
-    ProbeAnswer,
     ProbeGraph,
     ProbeHalt,
     RoundAlarm,
@@ -26,7 +21,6 @@ from ringfold.wire.probing import (
     RoundId,
     RoundReport,
     RoundStart,
-    RoundSummary,
 )
 
 FromRoundMaster = ProbeGraph | RoundStart | RoundEnd | RoundClock | ProbeHalt
@@ -35,40 +29,14 @@ ToRoundMaster = RoundReport | RoundAlarm
 MS = 1_000_000
 
 
-# What the machines are given
+class Tick(Struct, frozen=True):
+    """Time has passed: `next_deadline_ns` is reached."""
 
 
-@dataclass(frozen=True, slots=True)
-class Calculated:
-    """The graph calculation's result. `history` is handed back to the next calculation and looked at by nobody else.
-
-    `missing` are nodes that got no clock, with the reason. `took_ns` is for whoever can read a clock: the machine only
-    passes it on.
-    """
-
-    reference: NodeId
-    nodes: Sequence[NodeClock]
-    edges: Sequence[EdgeView]
-    loops: Sequence[LoopResidual] = ()
-    missing: Mapping[NodeId, str] = field(default_factory=dict)
-    anomaly: str = ""
-    advice: Advice | None = None
-    history: object = None
-    took_ns: int = 0
+# Of the master
 
 
-Calculate = Callable[[Sequence[EdgeFit], Mapping[NodeId, int], object], Calculated]
-"""(fits, CLOCK_REALTIME minus the node's clock for each node that said it, history or None) -> the result."""
-
-Draw = Callable[[Sequence[NodeId], Collection[NodeId], int, int], list[tuple[NodeId, NodeId]]]
-"""(all nodes, those of them that only listen, neighbours, seed) -> directed edges."""
-
-
-# Master: events
-
-
-@dataclass(frozen=True, slots=True)
-class NodeCame:
+class NodeConnected(Struct, frozen=True):
     """A node is connected. `facts` is how its neighbours reach it, `last` the newest round that it has seen."""
 
     node: NodeId
@@ -77,111 +45,62 @@ class NodeCame:
     last: RoundId
 
 
-@dataclass(frozen=True, slots=True)
-class NodeGone:
+class NodeDisconnected(Struct, frozen=True):
     """A node's connection is lost, or it left."""
 
     node: NodeId
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Reported:
-    """A node's report came, in so many bytes."""
+class ReportReceived(Struct, frozen=True):
+    """A node's report has arrived. `bytes` is its size."""
 
     node: NodeId
     report: RoundReport
     bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Alarmed:
-    """A node sees an anomaly in the middle of its window."""
+class AlarmReceived(Struct, frozen=True):
+    """A node reports an anomaly in its open window."""
 
     node: NodeId
     alarm: RoundAlarm
 
 
-@dataclass(frozen=True, slots=True)
-class Commanded:
-    """Somebody steers probing; `asker` is where the answer goes."""
+class CommandReceived(Struct, frozen=True):
+    """A client controls probing. `requester` identifies it for the response."""
 
-    asker: int
+    requester: int
     action: ProbeAction
     label: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Time has passed: `next_deadline_ns` has come."""
+MasterEvent = NodeConnected | NodeDisconnected | ReportReceived | AlarmReceived | CommandReceived | Tick
 
 
-MasterEvent = NodeCame | NodeGone | Reported | Alarmed | Commanded | Tick
+# Of a node
 
 
-# Master: effects
-
-
-@dataclass(frozen=True, slots=True)
-class SendTo:
-    """Send a message to a node."""
-
-    node: NodeId
-    message: FromRoundMaster
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """Answer a command."""
-
-    asker: int
-    answer: ProbeAnswer
-
-
-@dataclass(frozen=True, slots=True)
-class Publish:
-    """A round has its result: export it, count it, show it."""
-
-    summary: RoundSummary
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """Worth a line in the log."""
-
-    text: str
-
-
-MasterEffect = SendTo | Answer | Publish | Note
-
-
-# Node: events
-
-
-@dataclass(frozen=True, slots=True)
-class Connected:
-    """There is a connection to a master, and it has let this node in under this id."""
+class MasterConnected(Struct, frozen=True):
+    """A master has accepted this node under this id."""
 
     node: NodeId
 
 
-@dataclass(frozen=True, slots=True)
-class Disconnected:
-    """The connection is lost."""
+class MasterDisconnected(Struct, frozen=True):
+    """The connection to the master is lost."""
 
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Heard:
-    """The master said something."""
+class MasterMessageReceived(Struct, frozen=True):
+    """The master has sent a message."""
 
     message: FromRoundMaster
 
 
-@dataclass(frozen=True, slots=True)
-class WindowFitted:
-    """The answer to Rotate: the window's edges are fitted. Times are the node's clock.
+class WindowFitted(Struct, frozen=True):
+    """The result of RotateWindow: the window's edges are fitted. Times are the node's clock.
 
     `utc_ns` is CLOCK_REALTIME minus the node's clock, `queue_depth` how many windows wait for their fits.
     """
@@ -195,78 +114,12 @@ class WindowFitted:
     queue_depth: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Watched:
-    """A look into the running window: by how much an edge strays from its last line."""
+class ResidualObserved(Struct, frozen=True):
+    """The open window was checked: `residual_ns` is how far an edge is off its last line."""
 
     src: NodeId
     dst: NodeId
     residual_ns: int
 
 
-NodeEvent = Connected | Disconnected | Heard | WindowFitted | Watched | Tick
-
-
-# Node: effects
-
-
-@dataclass(frozen=True, slots=True)
-class Say:
-    """Send a message to the master."""
-
-    message: ToRoundMaster
-
-
-@dataclass(frozen=True, slots=True)
-class Configure:
-    """The prober's edges, from now on."""
-
-    key: bytes
-    out: Sequence[Neighbour]
-    into: Sequence[Neighbour]
-
-
-@dataclass(frozen=True, slots=True)
-class Resume:
-    """Send probes in this cadence. What comes belongs to window number `window`, until Rotate closes it."""
-
-    cadence: Cadence
-    window: int
-
-
-@dataclass(frozen=True, slots=True)
-class PauseProbing:
-    """Send no probes; go on answering them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rotate:
-    """Close window number `window` now, fit its edges, and answer WindowFitted.
-
-    Unless PauseProbing came just before, probing goes on in the cadence it has, in window number `window` + 1.
-    """
-
-    window: int
-
-
-@dataclass(frozen=True, slots=True)
-class Adopt:
-    """This node's clock, by the round before the one that now begins."""
-
-    clock: NodeClock
-
-
-@dataclass(frozen=True, slots=True)
-class Export:
-    """Write a window down. `is_alone`: no master ended it."""
-
-    round: RoundId
-    label: str
-    window: int
-    begin_ns: int
-    end_ns: int
-    edges: Sequence[EdgeFit]
-    is_alone: bool
-
-
-NodeEffect = Say | Configure | Resume | PauseProbing | Rotate | Adopt | Export | Note
+NodeEvent = MasterConnected | MasterDisconnected | MasterMessageReceived | WindowFitted | ResidualObserved | Tick

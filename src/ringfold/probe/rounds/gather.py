@@ -1,13 +1,14 @@
-"""What a round has gathered: whose reports count, who is still waited for, and who is missing.
+"""What a round has gathered: which reports count, are awaited, or are missing; and the requests for rounds.
 
-Two ways. Where one message ends all windows (`master`, and `gloo` by its collective), a report counts for the round
-that it names and for no other (`OpenRound.received`). Where windows end by the nodes' own clocks (`time`), ids say
-nothing about which windows belong together: the newest of each edge are combined, if they are young enough (`Newest`).
+There are two methods. Where one message ends all windows (`master`, and `gloo` by its collective), a report counts for
+the round that it names and for no other (`OpenRound.received`). Where windows end by the nodes' own clocks (`time`),
+ids do not say which windows belong together: the newest of each edge are combined, if they are recent
+(`NewestWindows`).
 
-How old is a window in `time`? Clocks cannot tell, for they may step and messages may be long on their way. But a report
-names the last round that its node had heard of when the window ended. So the window ended after ROUND_START of that
-round was *sent*, and the master knows by its own clock how long ago that was. If it is at most two windows, then the
-report is not older than two windows, for certain.
+*The age of a window in `time`.* Clocks cannot tell, because they may step, and messages may be delayed. But a report
+names the last round that its node had received when the window ended. So the window ended after ROUND_START of that
+round was *sent*, and the master knows by its own clock how long ago that was. If it is at most two windows, the report
+is certainly not older than two windows.
 """
 
 import math
@@ -16,21 +17,83 @@ from dataclasses import dataclass, field
 
 from msgspec import structs
 
-from ringfold.probe.graph.edges import LARGEST_NS
-from ringfold.probe.rounds.asks import Ask
-from ringfold.probe.rounds.events import MS, Calculated
-from ringfold.probe.rounds.metrics import Received, measure, window_ends
+from ringfold.probe.graph.edges import MAX_TIME_NS
+from ringfold.probe.rounds.calculation import RoundResult
+from ringfold.probe.rounds.events import MS
+from ringfold.probe.rounds.metrics import ReceivedReport, measure, window_ends
 from ringfold.wire.probing import Cadence, EdgeFit, NodeId, RoundId, RoundKind, RoundReport, RoundSummary
 
 LATE_MS = 100
-PATIENCE_MS = 100
-"""What a master that was late itself waits longer, once."""
-ROUNDS_KEPT = 8
-OLDEST_WINDOWS = 2
-MOST_COUNTED = 1 << 40
-LONGEST_TEXT = 500
+LATE_GRACE_MS = 100
+"""How much longer a master waits, once, if it was late itself."""
+MAX_ROUNDS_KEPT = 8
+MAX_AGE_WINDOWS = 2
+MAX_COUNT = 1 << 40
+MAX_TEXT = 500
+MAX_ROUND_REQUESTS = 64
 
 Edge = tuple[NodeId, NodeId]
+TakenReports = tuple[dict[NodeId, ReceivedReport], list[EdgeFit], dict[NodeId, str]]
+"""The reports that count by node, their fits, and the missing nodes with the reason."""
+
+
+@dataclass(slots=True)
+class RoundRequest:
+    """A client that waits for the summary of a labelled round. `round` is set when it is known which one that is."""
+
+    requester: int
+    label: str
+    deadline_ns: int
+    timeout_ms: int
+    round: RoundId | None = None
+
+
+@dataclass(slots=True)
+class RoundRequests:
+    """All pending requests, the oldest first. Each leaves by `take` or `expire`, so each gets one response."""
+
+    pending: list[RoundRequest] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.pending)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there may be no more: each label takes a round of its own."""
+        return len(self.pending) >= MAX_ROUND_REQUESTS
+
+    @property
+    def has_unbound(self) -> bool:
+        """Whether a request waits for a round that has not ended yet."""
+        return any(request.round is None for request in self.pending)
+
+    def add(self, now_ns: int, requester: int, label: str, round_ms: int, grace_ms: int) -> None:
+        """Every other pending label takes a round of its own, of at most `round_ms`, and one may be in progress."""
+        ahead = len({request.label for request in self.pending} - {label})
+        timeout_ms = (ahead + 2) * round_ms + grace_ms
+        self.pending.append(RoundRequest(requester, label, now_ns + timeout_ms * MS, timeout_ms))
+
+    def bind(self, round: RoundId) -> str:
+        """Assign this round to the oldest request and all with the same label. Returns the label."""
+        unbound = [request for request in self.pending if request.round is None]
+        if not unbound or any(request.round == round for request in self.pending):
+            return ""
+        for request in unbound:
+            if request.label == unbound[0].label:
+                request.round = round
+        return unbound[0].label
+
+    def take(self, round: RoundId | None = None) -> list[RoundRequest]:
+        """Remove and return the requests for this round, or all."""
+        taken = [request for request in self.pending if round is None or request.round == round]
+        self.pending = [request for request in self.pending if request not in taken]
+        return taken
+
+    def expire(self, now_ns: int) -> list[RoundRequest]:
+        """Remove and return the requests whose deadline has passed."""
+        expired = [request for request in self.pending if now_ns >= request.deadline_ns]
+        self.pending = [request for request in self.pending if now_ns < request.deadline_ns]
+        return expired
 
 
 @dataclass(slots=True)
@@ -44,15 +107,14 @@ class OpenRound:
     begun_ns: int
     end_due_ns: int | None
     """When its window ends; None where it has no end."""
-    is_gathering: bool = False
     end_sent_ns: int = 0
     deadline_ns: int = 0
-    was_patient: bool = False
+    was_extended: bool = False
     anomaly: str = ""
-    received: dict[NodeId, Received] = field(default_factory=dict)
-    gone: dict[NodeId, str] = field(default_factory=dict)
+    received: dict[NodeId, ReceivedReport] = field(default_factory=dict)
+    absent: dict[NodeId, str] = field(default_factory=dict)
     present: set[NodeId] = field(default_factory=set)
-    """Nodes that have been here since it began: whoever comes again may have another clock."""
+    """Nodes that have been connected since it began: one that connects again may have another clock."""
 
     def end_by(self, due_ns: int) -> None:
         """End the window not later than this."""
@@ -60,42 +122,43 @@ class OpenRound:
 
     @property
     def is_complete(self) -> bool:
-        """Whether nobody is waited for. All who are counted are participants, and none is counted twice."""
-        return len(self.received) + len(self.gone) == len(self.participants)
+        """Whether no report is awaited. All that are counted are participants, and none is counted twice."""
+        return len(self.received) + len(self.absent) == len(self.participants)
 
     def is_over(self, now_ns: int) -> bool:
-        """Whether the deadline has passed, and the master was there to see it."""
+        """Whether the deadline has passed, and the master was running at that time."""
         if now_ns < self.deadline_ns:
             return False
-        if now_ns - self.deadline_ns > LATE_MS * MS and not self.was_patient:
-            self.was_patient, self.deadline_ns = True, now_ns + PATIENCE_MS * MS
+        if now_ns - self.deadline_ns > LATE_MS * MS and not self.was_extended:
+            self.was_extended = True
+            self.deadline_ns = now_ns + LATE_GRACE_MS * MS
             return False
         return True
 
     def waiting_for(self) -> list[NodeId]:
-        """Participants that may still report."""
-        return [node for node in self.participants if node not in self.received and node not in self.gone]
+        """Participants whose reports are still awaited."""
+        return [node for node in self.participants if node not in self.received and node not in self.absent]
 
 
 @dataclass(slots=True)
-class Gathered:
-    """A round that is over, and not combined yet."""
+class GatheredRound:
+    """A round that is expired, and not combined yet."""
 
     round: OpenRound
-    received: Mapping[NodeId, Received]
+    received: Mapping[NodeId, ReceivedReport]
     fits: list[EdgeFit]
     missing: Mapping[NodeId, str]
-    asks: list[Ask]
-    """Who wants to know its summary."""
+    requests: list[RoundRequest]
+    """The clients that wait for its summary."""
     sequence_skew: int
     due_ns: int
 
 
 @dataclass(slots=True)
-class Newest:
+class NewestWindows:
     """The newest report of each node and the newest fit of each edge, where windows end by the nodes' clocks."""
 
-    reports: dict[NodeId, Received] = field(default_factory=dict)
+    reports: dict[NodeId, ReceivedReport] = field(default_factory=dict)
     fits: dict[Edge, tuple[EdgeFit, RoundId]] = field(default_factory=dict)
     combined: dict[NodeId, int] = field(default_factory=dict)
     """The newest window of each node that was part of a result."""
@@ -104,11 +167,11 @@ class Newest:
 
     def start(self, round: RoundId, sent_ns: int, window_ms: int) -> None:
         self.started[round] = (sent_ns, window_ms * MS)
-        while len(self.started) > ROUNDS_KEPT:
+        while len(self.started) > MAX_ROUNDS_KEPT:
             del self.started[next(iter(self.started))]
 
-    def add(self, node: NodeId, received: Received, members: Container[NodeId]) -> bool:
-        """Take a report, unless a newer window of this node is known; of its edges, those that lead to a member."""
+    def add(self, node: NodeId, received: ReceivedReport, members: Container[NodeId]) -> bool:
+        """Add a report, unless a newer window of this node is known; of its edges, those that lead to a member."""
         known = self.reports.get(node)
         if known is not None and received.report.window <= known.report.window:
             return False
@@ -120,39 +183,39 @@ class Newest:
         return True
 
     def forget(self, node: NodeId) -> None:
-        """A node that comes again may have another clock: nothing that was measured with the old one counts."""
+        """A node that connects again may have another clock: what was measured with the old one does not count."""
         self.reports.pop(node, None)
         self.combined.pop(node, None)
         self.fits = {edge: kept for edge, kept in self.fits.items() if node not in edge}
 
-    def is_young(self, now_ns: int, round: RoundId) -> bool:
-        """Whether a window that ended when `round` was the newest is at most two windows old, for certain."""
+    def is_recent(self, now_ns: int, round: RoundId) -> bool:
+        """Whether a window that ended when `round` was the newest is certainly at most two windows old."""
         if round not in self.started:
             return False
         sent_ns, window_ns = self.started[round]
         newest_ns = next(reversed(self.started.values()))[1]
-        return now_ns - sent_ns <= OLDEST_WINDOWS * max(window_ns, newest_ns)
+        return now_ns - sent_ns <= MAX_AGE_WINDOWS * max(window_ns, newest_ns)
 
     def is_fresh(self, now_ns: int, node: NodeId) -> bool:
-        """Whether there is a window of this node that was in no result yet, and is young."""
+        """Whether there is a recent window of this node that was in no result yet."""
         known = self.reports.get(node)
         if known is None or known.report.window <= self.combined.get(node, -1):
             return False
-        return self.is_young(now_ns, known.report.round)
+        return self.is_recent(now_ns, known.report.round)
 
-    def take(self, now_ns: int, nodes: Iterable[NodeId]) -> tuple[dict[NodeId, Received], list[EdgeFit]]:
-        """What is young of these nodes: their newest reports, and the newest fit of each of their edges."""
-        young = {node: self.reports[node] for node in sorted(nodes) if node in self.reports}
-        young = {node: one for node, one in young.items() if self.is_young(now_ns, one.report.round)}
-        self.fits = {edge: kept for edge, kept in self.fits.items() if self.is_young(now_ns, kept[1])}
-        self.combined |= {node: one.report.window for node, one in young.items()}
-        return young, [self.fits[edge][0] for edge in sorted(self.fits) if edge[0] in young]
+    def take(self, now_ns: int, nodes: Iterable[NodeId]) -> tuple[dict[NodeId, ReceivedReport], list[EdgeFit]]:
+        """What is recent of these nodes: their newest reports, and the newest fit of each of their edges."""
+        recent = {node: self.reports[node] for node in sorted(nodes) if node in self.reports}
+        recent = {node: one for node, one in recent.items() if self.is_recent(now_ns, one.report.round)}
+        self.fits = {edge: kept for edge, kept in self.fits.items() if self.is_recent(now_ns, kept[1])}
+        self.combined |= {node: one.report.window for node, one in recent.items()}
+        return recent, [self.fits[edge][0] for edge in sorted(self.fits) if edge[0] in recent]
 
 
-def of_graph(
-    edges: Iterable[Edge], received: Mapping[NodeId, Received], fits: Iterable[EdgeFit]
+def select_edges(
+    edges: Iterable[Edge], received: Mapping[NodeId, ReceivedReport], fits: Iterable[EdgeFit]
 ) -> tuple[list[EdgeFit], dict[NodeId, str]]:
-    """The fits that are about nodes of this graph, and who has none of them, and why."""
+    """The fits of edges between nodes of this graph, and the nodes without one, with the reason."""
     members = {node for edge in edges for node in edge}
     about = [fit for fit in fits if fit.dst in members]
     counted = {(fit.src, fit.dst) for fit in about}
@@ -164,8 +227,8 @@ def of_graph(
     return about, empty
 
 
-def fault_of(node: NodeId, report: RoundReport) -> str:
-    """Why a report cannot be true; empty if it can."""
+def report_fault(node: NodeId, report: RoundReport) -> str:
+    """Why a report is invalid; empty if it is valid."""
     foreign = [fit for fit in report.edges if fit.src != node]
     if foreign:
         return f"it reports edge {foreign[0].src} -> {foreign[0].dst}, which is not its own"
@@ -173,18 +236,18 @@ def fault_of(node: NodeId, report: RoundReport) -> str:
     if len(edges) < len(report.edges):
         return "it reports an edge twice"
     if report.window < 0:
-        return f"windows do not count from {report.window}"
+        return f"window number {report.window} is negative"
     clock = (report.begin_ns, report.end_ns, report.sent_ns, report.resumed_ns, report.held_ns, report.fit_ns)
-    if max(map(abs, (*clock, report.end_sent_ns))) >= LARGEST_NS or abs(report.utc_ns) >= 2 * LARGEST_NS:
+    if max(map(abs, (*clock, report.end_sent_ns))) >= MAX_TIME_NS or abs(report.utc_ns) >= 2 * MAX_TIME_NS:
         return "a time in it is out of range"
-    if not (0 <= report.retries < MOST_COUNTED and 0 <= report.queue_depth < MOST_COUNTED):
+    if not (0 <= report.retries < MAX_COUNT and 0 <= report.queue_depth < MAX_COUNT):
         return "a count in it is out of range"
     return ""
 
 
-def sound(report: RoundReport) -> RoundReport:
-    """The report, without the figures of those edges that no node can mean."""
-    faults = [_unsound(fit) for fit in report.edges]
+def without_invalid_edges(report: RoundReport) -> RoundReport:
+    """The report; edges with impossible values are refused, with the reason."""
+    faults = [_edge_fault(fit) for fit in report.edges]
     if not any(faults):
         return report
     pairs = zip(report.edges, faults, strict=True)
@@ -192,25 +255,25 @@ def sound(report: RoundReport) -> RoundReport:
     return structs.replace(report, edges=edges)
 
 
-def _unsound(fit: EdgeFit) -> str:
-    """What would be wrong with this fit in anybody's table; empty if nothing is. Its line is judged elsewhere."""
+def _edge_fault(fit: EdgeFit) -> str:
+    """Why the values of a fit are invalid; empty if they are not. Its line is checked in `graph/edges.py`."""
     if not math.isfinite(fit.alpha + fit.sigma_ns + fit.sigma_alpha + fit.residual_ns):
         return "a value is not finite"
     counts = (fit.sent, fit.pairs, fit.lost, fit.duplicates, fit.filtered)
-    if min(counts) < 0 or max(counts) >= MOST_COUNTED:
+    if min(counts) < 0 or max(counts) >= MAX_COUNT:
         return "a count is out of range"
     delays = (fit.delay_min_ns, fit.delay_p50_ns, fit.delay_p99_ns)
-    if max(map(abs, delays)) >= LARGEST_NS:
+    if max(map(abs, delays)) >= MAX_TIME_NS:
         return "a delay is out of range"
-    if not all(len(text) <= LONGEST_TEXT and text.isprintable() for text in (fit.estimator, fit.why, fit.refused)):
-        return f"its words are not printable, or more than {LONGEST_TEXT} letters"
+    if not all(len(text) <= MAX_TEXT and text.isprintable() for text in (fit.estimator, fit.why, fit.refused)):
+        return f"its text is not printable, or longer than {MAX_TEXT} characters"
     return ""
 
 
-def summarise(kind: RoundKind, gathered: Gathered, result: Calculated | None) -> RoundSummary:
-    """A round's summary. Without a result (nobody had anything to combine) it still names who is missing."""
+def summarise(kind: RoundKind, gathered: GatheredRound, result: RoundResult | None) -> RoundSummary:
+    """A round's summary. Without a result (there was nothing to combine) it still names the missing nodes."""
     round, received = gathered.round, gathered.received
-    result = result or Calculated(reference=-1, nodes=(), edges=())
+    result = result or RoundResult(reference=-1, nodes=(), edges=())
     clocks = {clock.node: clock for clock in result.nodes}
     begin_ns, end_ns = window_ends((clocks[node], one.report) for node, one in received.items() if node in clocks)
     reasons = {**result.missing, **gathered.missing}

@@ -1,53 +1,61 @@
 """Rounds without a master: the ranks of a process group gather their reports and broadcast the result.
 
-The machines are the same as with a master. Every rank runs a `RoundNode`; rank 0 also runs the `RoundMaster`. What
-differs is the way between them: all reports travel in one *gather*, and all that the master says in one *broadcast*.
-A round is then, on every rank:
+The machines are the same as with a master. Every rank runs a `RoundNode`; rank 0 also runs the `RoundMaster`. Only the
+transport differs: one *gather* carries all reports, and one *broadcast* carries all messages of the master. A round is
+then, on every rank:
 
     the window ends by the rank's clock -> fit -> gather -> (rank 0: calculate) -> broadcast -> the next window
 
-A collective is all or nothing. If one rank is dead or late beyond the timeout, it fails on every rank, with an error
-that names who did not come as far as that can be known: before a gather each rank leaves a mark in the store of the
-group. A broken group stays broken; the node goes on alone, and whoever runs the ranks makes a new group, with the same
-`RoundNode` if it still lives: round ids go on above what any rank has seen.
+A collective is all or nothing. If one rank is dead or later than the timeout, the collective fails on every rank. The
+error names the missing ranks as far as they are known: each rank sets a key in the group's store before it gathers. A
+broken group stays broken; the node continues alone. The application makes a new group, with the same `RoundNode` if the
+process still has it: round ids continue above the highest that any rank has seen.
 
 Cost of a round: two small collectives (lengths) and two with the content; about 300 bytes an edge towards rank 0, and a
-summary of about 400 bytes an edge back to everybody.
+summary of about 400 bytes an edge back to every rank.
+
+`TorchCollectives` is the process group: torch.distributed, with bytes instead of tensors. It is a group of its own: the
+program's default group, if there is one, is neither used nor changed. The interface is passed to Gloo directly, so no
+environment variable is set. A message of any length takes two collectives: all lengths first, then the content, padded
+to the longest.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Protocol, TypeVar, assert_never
+from datetime import timedelta
+from types import ModuleType
+from typing import TYPE_CHECKING, Protocol, TypeVar, assert_never
 
 import msgspec
 
-from ringfold.errors import DeadlineExceeded, RemoteProtocolError
-from ringfold.probe.base import EdgeWindow
+from ringfold.errors import ConfigError, DeadlineExceeded, RemoteProtocolError
+from ringfold.probe.exchanges import EdgeWindow
+from ringfold.probe.rounds.calculation import CalculateRound, DrawGraph, RoundResult
+from ringfold.probe.rounds.effects import (
+    AdoptClock,
+    ConfigureProber,
+    ExportWindow,
+    LogNote,
+    MasterEffect,
+    NodeEffect,
+    PauseProbing,
+    PublishSummary,
+    ResumeProbing,
+    RotateWindow,
+    SendProbeResponse,
+    SendToMaster,
+    SendToNode,
+)
 from ringfold.probe.rounds.events import (
     MS,
-    Adopt,
-    Answer,
-    Calculate,
-    Calculated,
-    Commanded,
-    Configure,
-    Connected,
-    Disconnected,
-    Draw,
-    Export,
+    CommandReceived,
     FromRoundMaster,
-    Heard,
-    MasterEffect,
-    NodeCame,
-    NodeEffect,
-    Note,
-    PauseProbing,
-    Publish,
-    Reported,
-    Resume,
-    Rotate,
-    Say,
-    SendTo,
+    MasterConnected,
+    MasterDisconnected,
+    MasterMessageReceived,
+    NodeConnected,
+    ReportReceived,
     Tick,
     WindowFitted,
 )
@@ -59,14 +67,22 @@ from ringfold.runtime.threads import Event
 from ringfold.wire.decoding import decode
 from ringfold.wire.probing import EdgeFit, Neighbour, NodeClock, NodeId, RoundId, RoundReport, RoundSummary
 
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroupGloo, Work
+
 Content = TypeVar("Content")
 
-LONGEST_SLEEP_S = 1.0
-"""A node's machine wants to see its clock at least this often."""
+MAX_SLEEP_S = 1.0
+"""A node's machine must see its clock at least this often."""
+STORE_TIMEOUT_MS = 2_000
+"""The timeout of one call to the store."""
+LATE_RANKS_MS = 1_000
+"""When a collective fails at once, ranks that are only late get so much time before they are reported as missing."""
+MAX_BYTES = 1 << 30
 
 
 class Collectives(Protocol):
-    """A process group, as far as rounds need one. Both calls raise DeadlineExceeded, and then the group is broken."""
+    """What rounds need of a process group. Both calls may raise DeadlineExceeded; then the group is broken."""
 
     @property
     def rank(self) -> int: ...
@@ -75,16 +91,16 @@ class Collectives(Protocol):
     def size(self) -> int: ...
 
     def gather(self, content: bytes, timeout_ms: int) -> list[bytes]:
-        """Everybody's content at rank 0, by rank; elsewhere an empty list."""
+        """The content of all ranks at rank 0, by rank; an empty list at all others."""
         ...
 
     def broadcast(self, content: bytes, timeout_ms: int) -> bytes:
-        """Rank 0's content, everywhere."""
+        """Rank 0's content, at every rank."""
         ...
 
 
-class Probes(Protocol):
-    """The prober, as far as rounds need one."""
+class RoundProber(Protocol):
+    """What rounds need of the prober."""
 
     def now(self) -> int: ...
     def utc(self) -> int: ...
@@ -94,16 +110,16 @@ class Probes(Protocol):
     def rotate(self) -> list[EdgeWindow]: ...
 
 
-class Joining(msgspec.Struct, frozen=True):
-    """What a rank says of itself when the group is made."""
+class RankInfo(msgspec.Struct, frozen=True):
+    """What a rank sends about itself when the group is made."""
 
     facts: Neighbour
     listen_only: bool
     last: RoundId
 
 
-class Outcome(msgspec.Struct, frozen=True):
-    """What rank 0 has to say after a gather: to each node, and to all."""
+class GlooBroadcast(msgspec.Struct, frozen=True):
+    """What rank 0 sends after a gather: messages for each node, and the summary for all."""
 
     messages: dict[str, list[FromRoundMaster]]
     """By node id, as text."""
@@ -111,18 +127,18 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_joining = msgspec.msgpack.Decoder(Joining)
-_report = msgspec.msgpack.Decoder(RoundReport)
-_outcome = msgspec.msgpack.Decoder(Outcome)
+_rank_info_decoder = msgspec.msgpack.Decoder(RankInfo)
+_report_decoder = msgspec.msgpack.Decoder(RoundReport)
+_broadcast_decoder = msgspec.msgpack.Decoder(GlooBroadcast)
 
 
 @dataclass(slots=True)
-class Taken:
-    """What one round brought to this rank. Alone, there is no summary."""
+class GlooRoundResult:
+    """The result of one round at this rank. There is no summary if it continued alone."""
 
     summary: RoundSummary | None = None
     clock: NodeClock | None = None
-    exports: list[Export] = field(default_factory=list)
+    exports: list[ExportWindow] = field(default_factory=list)
     windows: list[EdgeWindow] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -135,10 +151,10 @@ class GlooRounds:
         collectives: Collectives,
         settings: RoundSettings,
         facts: Neighbour,
-        prober: Probes,
+        prober: RoundProber,
         fit: Callable[[EdgeWindow], EdgeFit],
-        draw: Draw,
-        calculate: Calculate,
+        draw: DrawGraph,
+        calculate: CalculateRound,
         key: Callable[[int], bytes],
         *,
         listen_only: bool = False,
@@ -154,161 +170,311 @@ class GlooRounds:
         self._messages: dict[str, list[FromRoundMaster]] = {}
         self._summary: RoundSummary | None = None
         self._is_joined, self._is_broken = False, False
-        self._said: RoundReport | None = None
-        self._taken = Taken()
-        self._stopped = Event()
+        self._own_report: RoundReport | None = None
+        self._result = GlooRoundResult()
+        self._stop_requested = Event()
 
     @property
     def is_broken(self) -> bool:
-        """Whether a collective has failed: from then on `round` is about windows of this node alone."""
+        """Whether a collective has failed: from then on `round` returns windows of this node alone."""
         return self._is_broken
 
     def stop(self) -> None:
-        """Let a `round` in another thread return soon: it does not wait for the end of its window any more."""
-        self._stopped.set()
+        """Let a `round` in another thread return without waiting for the end of its window."""
+        self._stop_requested.set()
 
     def join(self) -> None:
-        """Meet the other ranks, and open the first window together. Raises DeadlineExceeded."""
+        """Exchange addresses with the other ranks, and open the first window together. Raises DeadlineExceeded."""
         timeout_ms = self._settings.gloo_timeout_ms
-        about = Joining(self._facts, self._listen_only, self.node.last)
-        said = self._collect(lambda: self._group.gather(_encode(about), timeout_ms))
+        about = RankInfo(self._facts, self._listen_only, self.node.last)
+        infos = self._call(lambda: self._group.gather(_encode(about), timeout_ms))
         if self._group.rank == 0:
-            self._begin([_decoded(_joining, one, rank) for rank, one in enumerate(said)])
+            self._begin([_decode(_rank_info_decoder, one, rank) for rank, one in enumerate(infos)])
         self._is_joined = True
-        self._apply(self.node.step(self._prober.now(), Connected(self._facts.node)))
-        self._exchange(timeout_ms)
+        self._run_effects(self.node.step(self._prober.now(), MasterConnected(self._facts.node)))
+        self._broadcast_result(timeout_ms)
 
-    def round(self) -> Taken:
+    def round(self) -> GlooRoundResult:
         """Probe to the end of the window, and exchange it for the result.
 
-        Raises DeadlineExceeded, which names the ranks that did not come, within the timeout after the window. The
-        node's own window is exported all the same (`exported`), and the next call goes on alone.
+        Raises DeadlineExceeded, which names the missing ranks, within the timeout after the window. The node's own
+        window is exported anyway (`exported`), and the next call continues alone.
         """
         if not self._is_joined and not self._is_broken:
             self.join()
-        self._taken = taken = Taken()
-        self._said = None
-        waits_ms = self._settings.gloo_timeout_ms
+        self._result = taken = GlooRoundResult()
+        self._own_report = None
+        timeout_ms = self._settings.gloo_timeout_ms
         if self._listen_only:
-            waits_ms += self._settings.adaptive.window_max_ms
+            timeout_ms += self._settings.adaptive.window_max_ms
         else:
             self._probe()
-        if self._stopped.is_set() or self._is_broken:
+        if self._stop_requested.is_set() or self._is_broken:
             return taken
-        content = _encode(self._said) if self._said is not None else b""
+        content = _encode(self._own_report) if self._own_report is not None else b""
         started = monotonic_ns()
-        reports = self._collect(lambda: self._group.gather(content, waits_ms))
+        reports = self._call(lambda: self._group.gather(content, timeout_ms))
         for rank, one in enumerate(reports):
             if one:
-                report = _decoded(_report, one, rank)
-                self._master_step(Reported(self._by_rank[rank], report, len(one)))
-        self._exchange(max(1, waits_ms - (monotonic_ns() - started) // MS))
+                report = _decode(_report_decoder, one, rank)
+                self._master_step(ReportReceived(self._by_rank[rank], report, len(one)))
+        self._broadcast_result(max(1, timeout_ms - (monotonic_ns() - started) // MS))
         return taken
 
     @property
-    def exported(self) -> Taken:
-        """What the round under way, or the last one, has brought so far."""
-        return self._taken
+    def exported(self) -> GlooRoundResult:
+        """The result of the present or last round so far."""
+        return self._result
 
     # Rank 0
 
-    def _begin(self, ranks: Sequence[Joining]) -> None:
-        """A fence above all that any rank has seen; everybody comes before the first window begins."""
+    def _begin(self, ranks: Sequence[RankInfo]) -> None:
+        """Use a fence above all that any rank has seen; add all nodes before the first window begins."""
         fence = max(one.last.fence for one in ranks) + 1
         self._master = RoundMaster(self._settings, fence, self._key, self._draw, self._timed)
         self._by_rank = [one.facts.node for one in ranks]
         if len(set(self._by_rank)) < len(ranks):
             raise RemoteProtocolError(f"two ranks have the same node id: {self._by_rank}")
         for one in ranks:
-            self._master_step(NodeCame(one.facts.node, one.facts, one.listen_only, one.last))
-        self._master_step(Commanded(0, "start"))
+            self._master_step(NodeConnected(one.facts.node, one.facts, one.listen_only, one.last))
+        self._master_step(CommandReceived(0, "start"))
 
-    def _timed(self, fits: Sequence[EdgeFit], utc: Mapping[NodeId, int], history: object) -> Calculated:
+    def _timed(self, fits: Sequence[EdgeFit], utc: Mapping[NodeId, int], history: object) -> RoundResult:
         began = monotonic_ns()
         result = self._calculate(fits, utc, history)
-        return replace(result, took_ns=monotonic_ns() - began)
+        return msgspec.structs.replace(result, took_ns=monotonic_ns() - began)
 
-    def _master_step(self, event: NodeCame | Reported | Commanded) -> None:
+    def _master_step(self, event: NodeConnected | ReportReceived | CommandReceived) -> None:
         assert self._master is not None
         for effect in self._master.step(monotonic_ns(), event):
             self._send(effect)
 
     def _send(self, effect: MasterEffect) -> None:
         match effect:
-            case SendTo(node, message):
+            case SendToNode(node, message):
                 self._messages.setdefault(str(node), []).append(message)
-            case Publish(summary):
+            case PublishSummary(summary):
                 self._summary = summary
-            case Note(text):
-                self._taken.notes.append(text)
-            case Answer():
+            case LogNote(text):
+                self._result.notes.append(text)
+            case SendProbeResponse():
                 pass
             case _:
                 assert_never(effect)
 
     # Every rank
 
-    def _exchange(self, timeout_ms: int) -> None:
-        """The broadcast: rank 0 says what there is to say, and every node hears its part."""
-        content = _encode(Outcome(self._messages, self._summary)) if self._group.rank == 0 else b""
+    def _broadcast_result(self, timeout_ms: int) -> None:
+        """The broadcast: rank 0 sends its messages and the summary, and every node receives its part."""
+        content = _encode(GlooBroadcast(self._messages, self._summary)) if self._group.rank == 0 else b""
         self._messages, self._summary = {}, None
-        outcome = _decoded(_outcome, self._collect(lambda: self._group.broadcast(content, timeout_ms)), 0)
-        self._taken.summary = outcome.summary
+        outcome = _decode(_broadcast_decoder, self._call(lambda: self._group.broadcast(content, timeout_ms)), 0)
+        self._result.summary = outcome.summary
         for message in outcome.messages.get(str(self._facts.node), ()):
-            self._apply(self.node.step(self._prober.now(), Heard(message)))
+            self._run_effects(self.node.step(self._prober.now(), MasterMessageReceived(message)))
 
     def _probe(self) -> None:
         """Until this rank's window is fitted."""
-        while not self._taken.exports and not self._stopped.is_set():
+        while not self._result.exports and not self._stop_requested.is_set():
             due, now = self.node.next_deadline_ns(), self._prober.now()
             if due is None:
                 return
             if now < due:
-                self._stopped.wait(min(LONGEST_SLEEP_S, (due - now) / 1e9))
-            self._apply(self.node.step(self._prober.now(), Tick()))
+                self._stop_requested.wait(min(MAX_SLEEP_S, (due - now) / 1e9))
+            self._run_effects(self.node.step(self._prober.now(), Tick()))
 
-    def _apply(self, effects: Sequence[NodeEffect]) -> None:
+    def _run_effects(self, effects: Sequence[NodeEffect]) -> None:
         for effect in effects:
             match effect:
-                case Configure(key, out, into):
+                case ConfigureProber(key, out, into):
                     self._prober.configure(key, out, into)
-                case Resume(cadence):
+                case ResumeProbing(cadence):
                     self._prober.resume(cadence.gap_us, cadence.pause_us)
                 case PauseProbing():
                     self._prober.pause()
-                case Rotate(window):
+                case RotateWindow(window):
                     self._rotate(window)
-                case Adopt(clock):
-                    self._taken.clock = clock
-                case Export():
-                    self._taken.exports.append(effect)
-                case Note(text):
-                    self._taken.notes.append(text)
-                case Say(message):
+                case AdoptClock(clock):
+                    self._result.clock = clock
+                case ExportWindow():
+                    self._result.exports.append(effect)
+                case LogNote(text):
+                    self._result.notes.append(text)
+                case SendToMaster(message):
                     if isinstance(message, RoundReport):
-                        self._said = message
+                        self._own_report = message
                 case _:
                     assert_never(effect)
 
     def _rotate(self, number: int) -> None:
         windows = self._prober.rotate()
-        self._taken.windows += windows
+        self._result.windows += windows
         end_ns = self._prober.now()
         begin_ns = min((window.begin_ns for window in windows), default=end_ns)
         edges = [self._fit(window) for window in windows]
         now_ns = self._prober.now()
         event = WindowFitted(number, edges, begin_ns, end_ns, self._prober.utc(), now_ns - end_ns)
-        self._apply(self.node.step(now_ns, event))
+        self._run_effects(self.node.step(now_ns, event))
 
-    def _collect(self, collective: Callable[[], Content]) -> Content:
-        """A collective; if it fails, this node goes on alone."""
+    def _call(self, collective: Callable[[], Content]) -> Content:
+        """Run a collective; if it fails, this node continues alone."""
         try:
             return collective()
         except DeadlineExceeded:
             self._is_broken = True
-            self._apply(self.node.step(self._prober.now(), Disconnected("the group is broken")))
+            self._run_effects(self.node.step(self._prober.now(), MasterDisconnected("the group is broken")))
             raise
 
 
-def _decoded(decoder: msgspec.msgpack.Decoder[Content], content: bytes, rank: int) -> Content:
-    return decode(decoder.decode, content, what=f"rank {rank} says what nobody understands: ")
+def _decode(decoder: msgspec.msgpack.Decoder[Content], content: bytes, rank: int) -> Content:
+    return decode(decoder.decode, content, what=f"rank {rank} sent an invalid message: ")
+
+
+class TorchCollectives:
+    """A Gloo group of `size` ranks. `host:port` is its rendezvous, where rank 0 listens.
+
+    The constructor waits for all ranks, at most `timeout_ms`. `interface` is a network interface's name, or empty.
+    """
+
+    def __init__(
+        self, rank: int, size: int, host: str, port: int, *, interface: str = "", timeout_ms: int = 30_000
+    ) -> None:
+        if not 0 <= rank < size:
+            raise ConfigError(f"rank {rank} is not one of {size} ranks")
+        dist = _torch_distributed()
+        self._rank, self._size, self._step = rank, size, 0
+        self._waited = f"the group of {size} ranks at {host}:{port}"
+        began = monotonic_ns()
+        try:
+            self._store = dist.TCPStore(host, port, size, rank == 0, timedelta(milliseconds=timeout_ms))
+            self._pg = self._make(dist, interface, timeout_ms)
+        except (RuntimeError, ValueError) as error:  # torch's own errors are RuntimeErrors
+            waited_ms = (monotonic_ns() - began) // MS
+            text = f"{self._waited} was not made in {waited_ms} ms: {_first_line(error)}"
+            raise DeadlineExceeded("the group of gloo rounds", [], waited_ms, text) from error
+        self._store.set_timeout(timedelta(milliseconds=STORE_TIMEOUT_MS))
+
+    @property
+    def rank(self) -> int:
+        return self._rank
+
+    @property
+    def size(self) -> int:
+        return self._size
+
+    def gather(self, content: bytes, timeout_ms: int) -> list[bytes]:
+        """The content of all ranks at rank 0, by rank; an empty list at all others."""
+        return self._run_collective("gather", timeout_ms, lambda until_ns: self._gather(content, until_ns))
+
+    def broadcast(self, content: bytes, timeout_ms: int) -> bytes:
+        """Rank 0's content, at every rank."""
+        return self._run_collective("broadcast", timeout_ms, lambda until_ns: self._broadcast(content, until_ns))
+
+    def close(self) -> None:
+        """Release the group. Collectives that still run end by their timeouts."""
+        del self._pg, self._store
+
+    def _make(self, dist: ModuleType, interface: str, timeout_ms: int) -> "ProcessGroupGloo":
+        gloo = dist.ProcessGroupGloo
+        options = gloo._Options()
+        options._devices = [gloo.create_device(interface=interface) if interface else gloo.create_default_device()]
+        options._timeout = timedelta(milliseconds=timeout_ms)
+        options._threads = 1
+        return gloo(dist.PrefixStore("ringfold/rounds", self._store), self._rank, self._size, options)
+
+    def _run_collective(self, what: str, timeout_ms: int, run: Callable[[int], Content]) -> Content:
+        began, self._step = monotonic_ns(), self._step + 1
+        try:
+            self._store.set(self._arrival_key(self._rank), b"1")
+            return run(began + timeout_ms * MS)
+        except RuntimeError as error:
+            waited_ms = (monotonic_ns() - began) // MS
+            missing, text = self._missing_ranks(min(LATE_RANKS_MS, timeout_ms - waited_ms))
+            text = f"{what} of a gloo round failed after {waited_ms} ms: {text} ({_first_line(error)})"
+            raise DeadlineExceeded(f"{what} of a gloo round", missing, waited_ms, text) from error
+
+    def _arrival_key(self, rank: int) -> str:
+        return f"ringfold/came/{self._step}/{rank}"
+
+    def _missing_ranks(self, look_ms: int) -> tuple[list[int], str]:
+        """The ranks that did not enter this collective, as far as the store at rank 0 knows."""
+        marks = [self._arrival_key(rank) for rank in range(self._size)]
+        with suppress(RuntimeError):  # some are missing; or the store is gone, which the next call detects
+            self._store.wait(marks, timedelta(milliseconds=max(1, look_ms)))
+        try:
+            missing = [rank for rank in range(self._size) if not self._store.check([self._arrival_key(rank)])]
+        except RuntimeError:
+            return [0], "rank 0, which has the store, is gone"
+        if not missing:
+            return [], "all ranks entered it, and one of them was lost then"
+        return missing, f"rank {', '.join(map(str, missing))} is missing"
+
+    def _gather(self, content: bytes, until_ns: int) -> list[bytes]:
+        torch, dist = _torch(), _torch_distributed()
+        lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self._size)]
+        own = torch.tensor([len(content)], dtype=torch.int64)
+        _wait(self._pg.allgather([lengths], [own]), until_ns)
+        sizes = [int(length) for length in lengths]
+        longest = _checked_length(max(sizes))
+        if not longest:
+            return [b""] * self._size if self._rank == 0 else []
+        padded = torch.zeros(longest, dtype=torch.uint8)
+        if content:
+            padded[: len(content)] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+        options = dist.GatherOptions()
+        options.rootRank = 0
+        if self._rank != 0:
+            _wait(self._pg.gather([], [padded], options), until_ns)
+            return []
+        parts = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self._size)]
+        _wait(self._pg.gather([parts], [padded], options), until_ns)
+        return [bytes(part[:size].numpy()) for part, size in zip(parts, sizes, strict=True)]
+
+    def _broadcast(self, content: bytes, until_ns: int) -> bytes:
+        torch, dist = _torch(), _torch_distributed()
+        options = dist.BroadcastOptions()
+        options.rootRank = options.rootTensor = 0
+        length = torch.tensor([len(content)], dtype=torch.int64)
+        _wait(self._pg.broadcast([length], options), until_ns)
+        size = _checked_length(int(length))
+        if not size:
+            return b""
+        everything = torch.zeros(size, dtype=torch.uint8)
+        if self._rank == 0:
+            everything = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+        _wait(self._pg.broadcast([everything], options), until_ns)
+        return bytes(everything.numpy())
+
+
+def _wait(work: "Work", until_ns: int) -> None:
+    """Wait for a collective until an instant of the monotonic clock; at the timeout torch raises RuntimeError."""
+    left_ms = max(1, (until_ns - monotonic_ns()) // MS)
+    if not work.wait(timedelta(milliseconds=left_ms)):
+        raise RuntimeError(f"the collective was not finished in {left_ms} ms")
+
+
+def _checked_length(length: int) -> int:
+    if not 0 <= length <= MAX_BYTES:
+        raise RuntimeError(f"a message of {length} bytes was announced")
+    return length
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0].strip() or type(error).__name__
+
+
+def _torch() -> ModuleType:
+    try:
+        import torch
+        import torch.distributed
+    except ImportError as error:
+        raise ConfigError("gloo rounds need PyTorch: pip install 'ringfold[torch]'") from error
+    module: ModuleType = torch
+    return module
+
+
+def _torch_distributed() -> ModuleType:
+    dist: ModuleType = _torch().distributed
+    if not dist.is_available() or not dist.is_gloo_available():
+        raise ConfigError("this PyTorch was built without Gloo: install one that has it, or use another kind of round")
+    return dist

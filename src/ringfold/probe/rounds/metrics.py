@@ -1,16 +1,16 @@
-"""What a round cost, from what its reports say.
+"""What a round cost, from the figures in its reports.
 
-The master's clock is not part of the graph. What it knows of a node's clock it knows from the round trip of ROUND_END:
-the message left at `end_sent` (master) and was heard at `sent - held` (node); the report left at `sent` and came at
-`at` (master). Half of what the round trip took beside `held` is the *control latency*, one way, and it says where the
-node's clock stood: good to the asymmetry of the way, which is enough to say how long things took.
+The master's clock is not part of the graph. The master knows a node's clock only by the round trip of ROUND_END: the
+message was sent at `end_sent` (master) and received at `sent - held` (node); the report was sent at `sent` and received
+at `at` (master). Half of the round trip without `held` is the *control latency*, one way. It also gives the offset of
+the node's clock, as exactly as the path is symmetric. That is enough to measure durations.
 
-Spreads are another matter: those are between nodes, and the calculation has just given every node its clock.
+Spreads are different: they are between nodes, and the calculation has just given every node its clock.
 
-What belongs to which round: the stop, the fits, the gathering and the calculation are those at the end of the round's
-window. The restart and its spread are those at the *beginning* of the window, for only the report of a window can tell
-when it began. `total_ns` is how long probing rested: the sum of all of them but the calculation, which is made while
-the next window is open already.
+Which figure belongs to which round: the stop, the fits, the gathering and the calculation are those at the end of the
+round's window. The restart and its spread are those at the *beginning* of the window, because only the report of a
+window says when it began. `total_ns` is how long probing was paused: the sum of all of them except the calculation,
+which is made while the next window is already open.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,12 +18,12 @@ from dataclasses import dataclass
 
 from ringfold.wire.probing import NodeClock, NodeId, RoundMetrics, RoundReport
 
-MOST_NS = (1 << 63) - 1
+MAX_NS = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Received:
-    """A report, and when and in how many bytes it came (the master's clock)."""
+class ReceivedReport:
+    """A report, with its size and when it was received (the master's clock)."""
 
     report: RoundReport
     at_ns: int
@@ -31,7 +31,7 @@ class Received:
 
 
 def measure(
-    received: Mapping[NodeId, Received],
+    received: Mapping[NodeId, ReceivedReport],
     clocks: Mapping[NodeId, NodeClock],
     *,
     start_sent_ns: int,
@@ -41,8 +41,8 @@ def measure(
 ) -> RoundMetrics:
     """The metrics of a round. `end_sent_ns` is 0 where no ROUND_END was sent; then nothing is known of latencies."""
     reports = {node: one.report for node, one in sorted(received.items())}
-    latency = {node: way for node in reports if (way := control_latency_ns(received[node])) is not None}
-    restarts = [_restart_ns(received[node], way, start_sent_ns) for node, way in latency.items()]
+    latency = {node: one_way for node in reports if (one_way := control_latency_ns(received[node])) is not None}
+    restarts = [_restart_ns(received[node], one_way, start_sent_ns) for node, one_way in latency.items()]
     stop_ns = max(latency.values(), default=0)
     fit_ns = max((report.fit_ns for report in reports.values()), default=0)
     last_ns = max((one.at_ns for one in received.values()), default=0)
@@ -69,22 +69,22 @@ def measure(
     )
 
 
-def control_latency_ns(received: Received) -> int | None:
-    """One way of a control message; None if the report does not tell, or a clock stepped in between."""
+def control_latency_ns(received: ReceivedReport) -> int | None:
+    """The one-way latency of a control message; None if it is not known, or a clock stepped in between."""
     report = received.report
     if not report.end_sent_ns:
         return None
-    both_ways = received.at_ns - report.end_sent_ns - report.held_ns
-    return both_ways // 2 if both_ways >= 0 else None
+    rtt_ns = received.at_ns - report.end_sent_ns - report.held_ns
+    return rtt_ns // 2 if rtt_ns >= 0 else None
 
 
 def global_ns(clock: NodeClock, node_ns: int) -> int:
-    """A node's time as global time. The difference from t0 is small, so a float holds its part exactly enough.
+    """A node's time as global time. The difference from t0 is small, so a float is exact enough for its part.
 
-    Whatever a node said, the result is a number that a message can carry.
+    Whatever a node reported, the result fits into a message.
     """
     since = node_ns - clock.t0_ns
-    return min(max(clock.global_ns + since + round(since * clock.rate), -MOST_NS), MOST_NS)
+    return min(max(clock.global_ns + since + round(since * clock.rate), -MAX_NS), MAX_NS)
 
 
 def window_ends(reports: Iterable[tuple[NodeClock, RoundReport]]) -> tuple[int, int]:
@@ -95,7 +95,7 @@ def window_ends(reports: Iterable[tuple[NodeClock, RoundReport]]) -> tuple[int, 
     return min(begin for begin, _ in both), max(end for _, end in both)
 
 
-def _restart_ns(received: Received, latency_ns: int, start_sent_ns: int) -> int:
+def _restart_ns(received: ReceivedReport, latency_ns: int, start_sent_ns: int) -> int:
     """How long after ROUND_START was sent a node resumed; 0 where a clock stepped in the window."""
     report = received.report
     node_minus_master = (report.sent_ns - report.held_ns) - (report.end_sent_ns + latency_ns)

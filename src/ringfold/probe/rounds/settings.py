@@ -9,10 +9,10 @@ from ringfold.wire.probing import MAX_GAP_US, MAX_PAUSE_US, MIN_GAP_US, MIN_PAUS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adaptive:
-    """How the cadence follows what is measured: slower when all is calm, faster when it is not (`advice.py`).
+    """How the cadence adapts: slower when rounds are stable, faster when they are not (`calculation.py`).
 
-    A round's unrest is compared with two thresholds, and the space between them is the hysteresis: `calm_rounds` rounds
-    in a row below `stable_ns` make the next one slower, a single one over `unstable_ns` makes it faster.
+    A round's instability is compared with two thresholds, and the range between them is the hysteresis: `calm_rounds`
+    rounds in a row below `stable_ns` make the next one slower, a single one over `unstable_ns` makes it faster.
     """
 
     is_on: bool = True
@@ -28,7 +28,7 @@ class Adaptive:
 
     def __post_init__(self) -> None:
         if not 0 <= self.stable_ns < self.unstable_ns:
-            raise ConfigError("need 0 <= stable_ns < unstable_ns: without a space between them the cadence swings")
+            raise ConfigError("need 0 <= stable_ns < unstable_ns: without a range between them the cadence oscillates")
         if self.calm_rounds < 1 or not self.step > 1:
             raise ConfigError(f"need calm_rounds >= 1 and step > 1, not {self.calm_rounds} and {self.step}")
         if not MIN_PAUSE_US <= self.pause_min_us <= self.pause_max_us <= MAX_PAUSE_US:
@@ -39,7 +39,7 @@ class Adaptive:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundSettings:
-    """How the rounds of a run go."""
+    """How the rounds of a run work."""
 
     kind: RoundKind = "master"
     gap_us: int = Cadence().gap_us
@@ -53,19 +53,19 @@ class RoundSettings:
     time_margin_ms: int = 1_000
     """`time`: what is left of a window when the master stops waiting for reports."""
     gloo_timeout_ms: int = 30_000
-    """`gloo`: the longest that one collective may take."""
+    """`gloo`: the timeout of one collective."""
     gloo_interface: str = ""
-    """`gloo`: the network interface, as GLOO_SOCKET_IFNAME wants it; empty: Gloo's own choice."""
+    """`gloo`: the network interface, as in GLOO_SOCKET_IFNAME; empty: Gloo's own choice."""
     grace_ms: int = 1_000
-    """What a node adds to the longest way of a round before it goes on alone."""
+    """What a node adds to the longest duration of a round before it goes on alone."""
     settle_ms: int = 100
-    """How long the first window waits for others who come at the same time."""
+    """How long the first window waits for other nodes that connect at the same time."""
     combine_after_ms: int = 5
     """How long after the next start a round is combined: nodes on the master's machine begin their windows first."""
     anomaly_ns: int = 100_000
-    """A residual over this is an anomaly: in the middle of a window it ends the round early."""
+    """A residual over this is an anomaly: in an open window it ends the round early."""
     least_window_ms: int = 500
-    """No round is ended earlier than this after it began, whatever happens."""
+    """No round is ended earlier than this after it began."""
     alarm_rest_ms: int = 10_000
     """After a round that an anomaly ended, the next anomaly may do so only after this time."""
     adaptive: Adaptive = Adaptive()
@@ -95,7 +95,7 @@ class RoundSettings:
         return Cadence(self.gap_us, self.pause_us, self.window_ms)
 
     def gather_ms(self, cadence: Cadence) -> int:
-        """How long reports of a window of this cadence are waited for, at the most."""
+        """How long reports of a window of this cadence are awaited, at most."""
         match self.kind:
             case "time":
                 return max(cadence.window_ms - self.time_margin_ms, cadence.window_ms // 2)
@@ -105,7 +105,7 @@ class RoundSettings:
                 return self.report_timeout_ms
 
     def deadline_ms(self, cadence: Cadence) -> int:
-        """When a node that hears nothing after ROUND_START goes on alone; 0 where it need not hear anything."""
+        """When a node that receives nothing after ROUND_START goes on alone; 0 where nothing has to follow."""
         if self.kind == "local":
             return 0
         return cadence.window_ms + self.gather_ms(cadence) + self.grace_ms

@@ -35,14 +35,13 @@ import numpy as np
 import numpy.typing as npt
 import typer
 
-from ringfold.probe.base import EdgeWindow
+from ringfold.probe.exchanges import EdgeWindow
 from ringfold.probe.fit import BASELINES, ESTIMATORS, fit
 from ringfold.probe.graph.draw import draw
 from ringfold.probe.models import Sample
-from ringfold.probe.nodes.file import key_of
+from ringfold.probe.nodes.nodes_file import derive_key
 from ringfold.probe.nodes.prober import ProbeSocket, ProbeStats, raw_now
-from ringfold.probe.rounds.calculation import Calculation
-from ringfold.probe.rounds.events import Calculated
+from ringfold.probe.rounds.calculation import Calculation, RoundResult
 from ringfold.probe.rounds.settings import RoundSettings
 from ringfold.tools.bench import report as reports
 from ringfold.tools.bench.clock_truth import (
@@ -171,7 +170,7 @@ class RoundSeen:
     samples: list[Sample]
     fits: list[EdgeFit]
     """In the order of the samples."""
-    result: Calculated
+    result: RoundResult
     nodes: NodeErrors
     edges_outside: int
     """How many corridors (of an edge at an instant) do not contain the truth."""
@@ -227,7 +226,7 @@ class ClockNodes:
             node: Neighbour(node, f"node-{node}", network.address(host) if network else "127.0.0.1", prober.port)
             for host, (node, prober) in enumerate(self.probers.items())
         }
-        key = key_of(b"bench clock")
+        key = derive_key(b"bench clock")
         for node, prober in self.probers.items():
             out = [known[dst] for src, dst in self.edges if src == node]
             into = [known[src] for src, dst in self.edges if dst == node]
@@ -260,7 +259,7 @@ class ClockNodes:
         return ColumnSeen(seen, shares, stats, out_edges=ends[0], in_edges=ends[1])
 
     def _judge(
-        self, windows: Sequence[EdgeWindow], fits: list[EdgeFit], result: Calculated, instants: Sequence[int]
+        self, windows: Sequence[EdgeWindow], fits: list[EdgeFit], result: RoundResult, instants: Sequence[int]
     ) -> RoundSeen:
         samples = [with_truth(window, self._clocks) for window in windows]
         outside = sum(edge_outside(sample, found) for sample, found in zip(samples, fits, strict=True))

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ringfold.clock.model import ClockModel
-from ringfold.probe.base import BACKWARD_KEPT, COLUMNS, FORWARD_KEPT, EdgeWindow
+from ringfold.clock.global_clock import ClockModel
+from ringfold.probe.exchanges import BACKWARD_KEPT, COLUMNS, FORWARD_KEPT, EdgeWindow
 from ringfold.probe.fit import BASELINES, ESTIMATORS, fit
 from ringfold.probe.models import MODELS, Sample, window
 from ringfold.probe.nodes.prober import virtual

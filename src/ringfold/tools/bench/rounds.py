@@ -28,8 +28,8 @@ import numpy as np
 import typer
 
 from ringfold.probe.fit import fit
-from ringfold.probe.logs.files import ExportSettings, Log, LogReader, logs_in
-from ringfold.probe.logs.lines import FitLine, RoundLine, Stretch, WindowLine, window_lines
+from ringfold.probe.logs.files import ExportSettings, LogReader, ProbeLog, logs_in
+from ringfold.probe.logs.lines import FitLine, RoundLine, WindowFields, WindowLine, window_lines
 from ringfold.probe.models import MODELS, window
 from ringfold.runtime.clock import thread_cpu_ns
 from ringfold.tools.bench import report as reports
@@ -409,10 +409,12 @@ def log_row(windows: int, *, points: bool) -> Row:
     fits = [fit(each) for each in edges]
     with tempfile.TemporaryDirectory(prefix="ringfold-log-") as directory:
         settings = ExportSettings(directory=Path(directory), points=points, file_bytes=1 << 30)
-        with Log(settings, node=1) as log:
+        with ProbeLog(settings, node=1) as log:
             began = thread_cpu_ns()
             for number in range(windows):
-                stretch = Stretch(node=1, window=number, begin_ns=0, end_ns=1, utc_ns=0, round_id=RoundId(1, number))
+                stretch = WindowFields(
+                    node=1, window=number, begin_ns=0, end_ns=1, utc_ns=0, round_id=RoundId(1, number)
+                )
                 log.write(window_lines(stretch, edges, fits, points=points))
             wrote_ns = thread_cpu_ns() - began
             size = log.path.stat().st_size

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import msgspec
 
-from ringfold.probe.base import EdgeWindow
+from ringfold.probe.exchanges import EdgeWindow
 from ringfold.probe.fit import fit
 from ringfold.probe.graph.draw import draw
-from ringfold.probe.logs.files import ExportSettings, Log
+from ringfold.probe.logs.files import ExportSettings, ProbeLog
 from ringfold.probe.nodes.joined import JoinedNode
 from ringfold.probe.nodes.prober import ProbeSocket, raw_now
 from ringfold.probe.nodes.shell import NodeShell
@@ -164,9 +164,9 @@ class RealShell(NodeShell):
 
     _ahead_ns = 0
 
-    def _fit_ahead(self) -> None:
+    def _fit_early(self) -> None:
         began = monotonic_ns()
-        super()._fit_ahead()
+        super()._fit_early()
         self._ahead_ns = monotonic_ns() - began
 
     def _fit(self, windows: Sequence[EdgeWindow]) -> tuple[list[EdgeFit], int]:
@@ -254,21 +254,21 @@ class Worker:
 
         node = JoinedNode(
             [order.master], b"", name=f"bench-{number}", host="bench", addresses=[HOST], port=prober.port,
-            on_connected=connected, on_heard=received,
+            on_connected=connected, on_message=received,
         )  # fmt: skip
         node.shell = self._shell(node, prober, recorded)
         return node
 
     def _shell(self, node: JoinedNode, prober: ProbeSocket, recorded: Sequence[EdgeFit]) -> NodeShell:
         if self._order.is_recorded:
-            shell = RecordedShell(RoundNode(), prober, node.say, _nothing)
+            shell = RecordedShell(RoundNode(), prober, node.send, _nothing)
             shell.recorded = recorded
             return shell
-        real = RealShell(RoundNode(), prober, node.say, _nothing, open_log=self._log)
+        real = RealShell(RoundNode(), prober, node.send, _nothing, open_log=self._log)
         real.fits_ns = self._marks.fits_ns
         return real
 
-    def _log(self, node: NodeId) -> Log | None:
+    def _log(self, node: NodeId) -> ProbeLog | None:
         return log_of(self._order, node)
 
     def _report_when_done(self) -> None:
@@ -283,10 +283,10 @@ def _nothing(clock: NodeClock) -> None:
     pass
 
 
-def log_of(order: WorkerOrder, node: NodeId) -> Log | None:
+def log_of(order: WorkerOrder, node: NodeId) -> ProbeLog | None:
     if not order.export:
         return None
-    return Log(ExportSettings(directory=Path(order.export), points=order.points), node=node)
+    return ProbeLog(ExportSettings(directory=Path(order.export), points=order.points), node=node)
 
 
 def as_message(marks: Marks) -> Message:
@@ -316,7 +316,7 @@ def record() -> list[EdgeFit]:
 def rank(channel: Channel, order: WorkerOrder) -> None:
     """One rank of a Gloo group, with a real prober. Its window's end and the next one's beginning stand for the marks:
     there is no RoundEnd, and the start comes out of a broadcast."""
-    from ringfold.probe.rounds.gloo_group import TorchCollectives
+    from ringfold.probe.rounds.gloo import TorchCollectives
 
     number, marks = order.first, Marks()
     prober = StampedProber(number, HOST, order.probe_ports[number])
@@ -326,7 +326,7 @@ def rank(channel: Channel, order: WorkerOrder) -> None:
     facts = Neighbour(number, f"bench-{number}", HOST, prober.port)
     rounds = GlooRounds(group, settings, facts, prober, fit, draw, calculation, lambda _: KEY)
     channel.send({"connected": 1})
-    log = Log(ExportSettings(directory=Path(order.export))) if number == 0 and order.export else None
+    log = ProbeLog(ExportSettings(directory=Path(order.export))) if number == 0 and order.export else None
     wanted = channel.receive()
     assert wanted is not None
     for _ in range(int(wanted["rounds"]) + 1):

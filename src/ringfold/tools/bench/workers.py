@@ -270,7 +270,7 @@ def wan_peer(channel: Channel, master: str, mine: str) -> None:
     run = rf.join(master, advertise=[mine])
     while run.group_size < 2:
         run.update_topology(min_world=2)
-    channel.send({"lanes": sum(outgoing for _, outgoing, _, _ in run._session.engine.lanes())})
+    channel.send({"lanes": sum(lane.outgoing for lane in run._session.engine.lanes())})
     while (order := channel.receive()) is not None:
         channel.send((large_op if order["do"] == "large" else small_ops)(run, order))
 
@@ -312,7 +312,7 @@ def multipath_peer(channel: Channel, master: str, addresses: str) -> None:
     while run.group_size < 2:
         run.update_topology(min_world=2)
     engine = run._session.engine
-    neighbour = next(other for _, outgoing, other, _ in engine.lanes() if outgoing)
+    neighbour = next(lane.peer for lane in engine.lanes() if lane.outgoing)
     channel.send({"ready": True})
     buffer = np.zeros(1, np.float32)
     while (order := channel.receive()) is not None:

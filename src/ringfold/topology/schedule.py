@@ -1,16 +1,17 @@
 """Which pairs are measured at the same time.
 
-In a *round* every peer takes part in at most one measurement, so that no two of them share a network card. The fewer
-rounds, the sooner all is known. Giving each pair a round so that no peer has two pairs in one is colouring the edges of
-a graph. The busiest peer has d pairs, so d rounds are the least; Vizing proved that d + 1 always suffice.
+In a *measurement round* every peer takes part in at most one measurement, so that no two of them share a network card.
+The fewer rounds, the sooner all is known. Assigning pairs to rounds so that no peer has two pairs in one is edge
+colouring. The peer with the most pairs has d of them, so at least d rounds are needed; Vizing proved that d + 1 always
+suffice.
 
-Two ways, and the better answer is taken:
+Two algorithms are run, and the better result is taken:
 
-* The *circle*, when everybody must meet everybody: one peer sits still, the others sit around it and move on by one
-  place each round; who faces whom, meets. n peers need n - 1 rounds if n is even. If n is odd an empty chair joins, and
-  n rounds are needed (n/2 rounded down can meet at a time). A few absent pairs leave gaps, no more.
-* *Fans* (Misra and Gries, 1992), when few pairs are left: pairs get a round one by one. If the two peers have no free
-  round in common, a fan of the first one's pairs is turned by one place, after two rounds have been swapped along a
+* The *circle method*, when every pair must be measured: one peer is fixed, the others are placed around it and move on
+  by one place for each round; opposite peers are a pair. n peers need n - 1 rounds if n is even. If n is odd a dummy is
+  added, and n rounds are needed (n/2 rounded down pairs fit into one). A few absent pairs leave gaps, no more.
+* *Fans* (Misra and Gries, 1992), when few pairs are left: pairs are coloured one by one. If the two peers have no free
+  colour in common, a fan of the first one's pairs is rotated by one place, after two colours have been swapped along a
   path of alternating colours. It never needs more than d + 1 rounds.
 """
 
@@ -24,9 +25,9 @@ Pair = tuple[int, int]
 
 
 def disjoint_rounds(pairs: Iterable[Pair]) -> list[list[Pair]]:
-    """Every pair once (lower id first), nobody twice in a round; at most one round more than the fewest possible.
+    """Every pair once (lower id first), no peer twice in a round; at most one round more than the minimum.
 
-    n peers that must all meet take n - 1 rounds, or n if n is odd: the fewest. Equal sets give equal answers.
+    All pairs of n peers take n - 1 rounds, or n if n is odd: the minimum. Equal sets give equal results.
     """
     wanted = sorted({(min(pair), max(pair)) for pair in pairs})
     for a, b in wanted:
@@ -47,18 +48,18 @@ def disjoint_rounds(pairs: Iterable[Pair]) -> list[list[Pair]]:
 
 
 def _circle(peers: list[int], wanted: set[Pair]) -> list[list[Pair]]:
-    chairs: list[int | None] = [*peers, None] if len(peers) % 2 else [*peers]
+    places: list[int | None] = [*peers, None] if len(peers) % 2 else [*peers]
     rounds = []
-    for _ in range(len(chairs) - 1):
-        facing = zip(chairs[: len(chairs) // 2], reversed(chairs), strict=False)
-        met = [(min(a, b), max(a, b)) for a, b in facing if a is not None and b is not None]
+    for _ in range(len(places) - 1):
+        opposite = zip(places[: len(places) // 2], reversed(places), strict=False)
+        met = [(min(a, b), max(a, b)) for a, b in opposite if a is not None and b is not None]
         rounds.append(sorted(pair for pair in met if pair in wanted))
-        chairs = [chairs[0], chairs[-1], *chairs[1:-1]]
+        places = [places[0], places[-1], *places[1:-1]]
     return [met for met in rounds if met]
 
 
 class _Fans:
-    """Colours are rounds. `_at[peer][colour]` is whom the peer meets in that round; it holds for both of them."""
+    """Colours are rounds. `_at[peer][colour]` is the other peer of the pair with that colour; it is symmetric."""
 
     def __init__(self, colours: int) -> None:
         self._colours = colours
@@ -73,16 +74,16 @@ class _Fans:
         return [sorted(pairs) for pairs in met if pairs]
 
     def add(self, centre: int, other: int) -> None:
-        """Give the pair a round; others may change theirs."""
+        """Colour the pair; others may change their colours."""
         self._at.setdefault(centre, {})
         self._at.setdefault(other, {})
         fan = self._fan(centre, other)
         kept, freed = self._free(centre), self._free(fan[-1])
         self._swap_along_path(centre, freed, kept)
-        # Now `freed` is free at the centre. The swap may have spoilt the fan: use it up to the first end that fits.
+        # Now `freed` is free at the centre. The swap may have broken the fan: use it up to the first end that fits.
         for length, end in enumerate(fan):
             if freed not in self._at[end] and self._is_fan(centre, fan[: length + 1]):
-                self._turn(centre, fan[: length + 1], freed)
+                self._rotate(centre, fan[: length + 1], freed)
                 return
         raise AssertionError("a fan has an end that fits")
 
@@ -90,7 +91,7 @@ class _Fans:
         return next(colour for colour in range(self._colours) if colour not in self._at[peer])
 
     def _fan(self, centre: int, first: int) -> list[int]:
-        """Peers of the centre, each pair's colour being free at the peer before it; as long as possible."""
+        """Peers of the centre, such that each pair's colour is free at the peer before it; as long as possible."""
         fan = [first]
         while True:
             meets = self._at[centre].items()
@@ -117,7 +118,7 @@ class _Fans:
             colour = first if number % 2 else second
             self._at[a][colour], self._at[b][colour] = b, a
 
-    def _turn(self, centre: int, fan: list[int], last: int) -> None:
+    def _rotate(self, centre: int, fan: list[int], last: int) -> None:
         """Each pair of the fan takes the colour of the next one; the last pair takes `last`."""
         colour_of = {other: colour for colour, other in self._at[centre].items()}
         colours = [*(colour_of[other] for other in fan[1:]), last]

@@ -1,4 +1,4 @@
-"""Who probes whom when there is no master: the nodes file, which is the same on every node.
+"""The nodes and their probe graph when there is no master: the nodes file, which is the same on every node.
 
     token_file = "probe.token"     # needed beyond loopback
     neighbours = 4
@@ -9,8 +9,8 @@
     beta = "10.0.0.2:48149"
     gateway = "10.0.0.3"
 
-Everybody draws the same graph from it: ids are the places of the names in alphabetical order, and the seed is in the
-file. Pure, but for reading the file.
+Every node draws the same graph from it: ids follow the alphabetical order of the names, and the seed is in the file.
+Pure, except for reading the file.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ _KEYS = {"token_file", "insecure", "neighbours", "seed", "listeners", "nodes"}
 
 @dataclass(frozen=True, slots=True)
 class Nodes:
-    """All nodes, by id. `key` is what packets are tagged with."""
+    """All nodes, by id. `key` authenticates packets."""
 
     by_id: Mapping[NodeId, Neighbour]
     listeners: frozenset[NodeId]
@@ -62,7 +62,7 @@ def make_nodes(
     by_id = {}
     for node, name in enumerate(sorted(addresses), 1):
         if not name or not name.isprintable():
-            raise ConfigError(f"{name!r} is no name for a node")
+            raise ConfigError(f"{name!r} is not a valid name of a node")
         host, port = split_address(addresses[name], DATA_PORT)
         check_exposure(host, token, insecure=insecure)
         by_id[node] = Neighbour(node, name, host, port)
@@ -70,20 +70,20 @@ def make_nodes(
     if unknown:
         raise ConfigError(f"the listeners {', '.join(unknown)} are not among the nodes")
     if len(set(listeners)) == len(addresses):
-        raise ConfigError("all nodes only listen: nobody would probe")
+        raise ConfigError("all nodes only listen: none would probe")
     ids = frozenset(node for node, facts in by_id.items() if facts.name in listeners)
-    return Nodes(by_id, ids, neighbours, seed, key_of(token))
+    return Nodes(by_id, ids, neighbours, seed, derive_key(token))
 
 
-def key_of(token: bytes, salt: bytes = b"") -> bytes:
-    """The key of the packets' tags: whoever knows the token knows it."""
+def derive_key(token: bytes, salt: bytes = b"") -> bytes:
+    """The key that authenticates packets, derived from the token."""
     return hashlib.blake2b(
         salt, digest_size=KEY_BYTES, key=hashlib.blake2b(token).digest(), person=b"rf probe"
     ).digest()
 
 
 def read_nodes(path: Path) -> Nodes:
-    """The nodes that a file names. Every mistake in it is a ConfigError that says where."""
+    """The nodes of a nodes file. Every mistake in it is a ConfigError that says where."""
     try:
         tree = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ringfold.probe.base import EdgeWindow
-from ringfold.probe.nodes.ahead import AHEAD_NS, Ahead
+from ringfold.probe.exchanges import EdgeWindow
+from ringfold.probe.nodes.open_window import LEAD_NS, EarlyFits
 from ringfold.wire.probing import EdgeFit
 
 S = 1_000_000_000
@@ -23,8 +23,8 @@ def fitted(seen: EdgeWindow) -> EdgeFit:
     return EdgeFit(seen.src, seen.dst, pairs=len(seen.exchanges), sent=seen.sent, lost=seen.lost)
 
 
-def ahead_of(seen: EdgeWindow) -> Ahead:
-    ahead = Ahead()
+def ahead_of(seen: EdgeWindow) -> EarlyFits:
+    ahead = EarlyFits()
     ahead.plan(5 * S, 4 * S)
     ahead.fit([seen], fitted)
     return ahead
@@ -50,16 +50,16 @@ def test_it_does_not_stand_for(changed: EdgeWindow) -> None:
 
 
 def test_a_refused_fit_is_made_again() -> None:
-    ahead = Ahead()
+    ahead = EarlyFits()
     ahead.fit([window(5)], lambda seen: EdgeFit(seen.src, seen.dst, refused="too few pairs"))
     assert ahead.line(window(5)) is None
 
 
 def test_it_is_due_once_a_moment_before_the_end_and_not_in_a_short_window() -> None:
-    ahead = Ahead()
+    ahead = EarlyFits()
     ahead.plan(5 * S, 4 * S)
-    assert ahead.due_ns == 9 * S - AHEAD_NS
+    assert ahead.due_ns == 9 * S - LEAD_NS
     ahead.fit([], fitted)
     assert ahead.due_ns is None
-    ahead.plan(5 * S, 5 * AHEAD_NS)
+    ahead.plan(5 * S, 5 * LEAD_NS)
     assert ahead.due_ns is None

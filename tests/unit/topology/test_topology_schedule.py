@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringfold.errors import UsageError
-from ringfold.topology.rounds import Pair, disjoint_rounds
+from ringfold.topology.schedule import Pair, disjoint_rounds
 
 
 def check(pairs: set[Pair]) -> int:

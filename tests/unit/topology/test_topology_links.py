@@ -5,7 +5,7 @@ import math
 import pytest
 
 from ringfold.errors import UsageError
-from ringfold.topology.bandwidth import BandwidthStore, Entry
+from ringfold.topology.links import BandwidthStore, LinkBandwidth
 
 STALE = 1_000
 
@@ -20,27 +20,27 @@ def store_with(*edges: tuple[int, int], at: int = 0) -> BandwidthStore:
 def test_directions_are_apart_and_the_delay_is_half_the_round_trip() -> None:
     store = BandwidthStore()
     store.measured((1, 2), 5e6, 301, now=7)
-    assert store.get(1, 2) == Entry(5e6, 150, 7, "measured")
+    assert store.get(1, 2) == LinkBandwidth(5e6, 150, 7, "measured")
     assert store.get(2, 1) is None
 
 
 def test_a_measurement_replaces_also_downwards() -> None:
     store = store_with((1, 2))
     store.measured((1, 2), 10.0, 4, now=9)
-    assert store.get(1, 2) == Entry(10.0, 2, 9, "measured")
+    assert store.get(1, 2) == LinkBandwidth(10.0, 2, 9, "measured")
 
 
 def test_a_collective_raises_an_entry_and_keeps_its_delay() -> None:
     store = store_with((1, 2))
     store.observed((1, 2), 2e6, now=9)
-    assert store.get(1, 2) == Entry(2e6, 100, 9, "collective")
+    assert store.get(1, 2) == LinkBandwidth(2e6, 100, 9, "collective")
 
 
 @pytest.mark.parametrize(("figure", "at"), [(0.95e6, 9), (0.9e6, 9), (0.89e6, 0), (1.0, 0)])
 def test_a_collective_just_below_confirms_and_one_far_below_says_nothing(figure: float, at: int) -> None:
     store = store_with((1, 2))
     store.observed((1, 2), figure, now=9)
-    assert store.get(1, 2) == Entry(1e6, 100, at, "measured")
+    assert store.get(1, 2) == LinkBandwidth(1e6, 100, at, "measured")
 
 
 def test_a_pair_is_missing_once_if_either_direction_is() -> None:
@@ -117,7 +117,7 @@ def test_what_is_no_rate_is_refused(figure: float) -> None:
 def test_nonsense_is_refused() -> None:
     with pytest.raises(UsageError, match="itself"):
         BandwidthStore().measured((1, 1), 1.0, 0, now=0)
-    with pytest.raises(UsageError, match="round trip"):
+    with pytest.raises(UsageError, match="RTT"):
         BandwidthStore().measured((1, 2), 1.0, -1, now=0)
     with pytest.raises(UsageError, match="at least one"):
         BandwidthStore(most=0)

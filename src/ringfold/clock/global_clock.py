@@ -1,27 +1,29 @@
-"""The mathematics of the global clock at one node. Pure: readings of the node's own clock go in.
+"""The global clock of one node: the time that all nodes share, with a bound on its error.
 
-Every round brings a *mapping* from the node's clock to global time, with a bound (`NodeClock`). Two questions are
-asked:
+`ClockModel` is the mathematics, and pure: readings of the node's own clock are arguments. `GlobalClock` is what users
+have as `run.clock`.
 
-- *What time is it?* (`read`) The newest mapping answers, but not at once: it differs from the one before by what both
-  measured wrong, and a clock that is looked at all the time must not jump. So a reading begins where the old one is,
-  and moves towards the new mapping by no more than `max_slew`: 500 ppm closes 2 us in 4 ms. It never goes back. As
-  readings are whole nanoseconds, two that are one nanosecond apart may be equal.
-- *What time was it?* (`to_global`) Here all mappings are known. Between the instants of two rounds they are blended,
-  from all of the older one to all of the newer one; mappings of all nodes are made for the same instants, so all nodes
-  blend alike, and what holds for the mappings holds for the blend. No slewing: this is the better answer, and the one
-  for traces.
+Every round gives a *mapping* from the node's clock to global time, with a bound (`NodeClock`). There are two queries:
 
-Bounds are about the reference (see docs/concepts/graph-calculation.md): global time is what the reference's mapping
-makes of its clock at the same instant. They grow with the distance from a round's instant, so also when rounds stop.
-The bound of a reading reaches from the new mapping's bound to the reading itself, so it contains the truth while the
-slew lasts.
+- *The time now* (`read`). The newest mapping determines it, but not at once: it differs from the one before by the
+  errors of both, and a clock that is read continuously must not jump. So a reading starts at the old mapping, and
+  approaches the new one by no more than `max_slew`: 500 ppm closes 2 us in 4 ms. It never goes back. As readings are
+  whole nanoseconds, two that are one nanosecond apart may be equal.
+- *The time of a past instant* (`to_global`). Here all mappings are known. Between the instants of two rounds they are
+  interpolated. Mappings of all nodes are made for the same instants, so all nodes interpolate alike, and what holds for
+  the mappings holds for the interpolation. No slewing: this is more exact, and the one to use for traces.
+
+Bounds are relative to the reference (see docs/concepts/graph-calculation.md): global time is what the reference's
+mapping makes of its clock at the same instant. They grow with the distance from a round's instant, so also when rounds
+stop. The bound of a reading extends from the new mapping's bound to the reading itself, so it contains the truth during
+the slew.
 
 The whole state is one immutable value that is replaced at once: any thread may read while one adopts.
 """
 
 import math
 from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ringfold.errors import ClockNotReady, ConfigError
@@ -186,3 +188,49 @@ def _shortened(slew: _Slew, length: int) -> _Slew | None:
         return None
     before = None if slew.before is None else _shortened(slew.before, length - 1)
     return _Slew(slew.begin_ns, slew.clock, slew.ahead, before)
+
+
+class GlobalClock:
+    """The time that all nodes of a run share, with its error: nanoseconds that read like Unix time.
+
+    It is kept by probing, and is ready after the first round. Safe to use from any thread.
+    """
+
+    def __init__(self, model: ClockModel, read_ns: Callable[[], int]) -> None:
+        """`read_ns` reads the node's own clock, the one that probing measures (CLOCK_MONOTONIC_RAW)."""
+        self._model, self._read_ns = model, read_ns
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether there has been a round; `now` and `to_global` raise `ClockNotReady` before."""
+        return self._model.newest is not None
+
+    def now(self) -> Instant:
+        """The time now. It never goes back and never jumps: a correction is spread over some time.
+
+        `earliest` and `latest` bound the truth, including what is left of a correction. They widen when rounds stop.
+        """
+        return self._model.read(self._read_ns())
+
+    def to_global(self, ns: int) -> Instant:
+        """The time at which the node's clock (CLOCK_MONOTONIC_RAW) read `ns`, by the rounds around it.
+
+        More exact than `now` for what lies in the past, because the rounds after it are used too. The same `ns` may
+        give a slightly different answer once another round has come, until two rounds enclose it.
+        """
+        return self._model.to_global(ns)
+
+    @property
+    def uncertainty_ns(self) -> int:
+        """How far `now()` may be off."""
+        return self.now().error_ns
+
+    @property
+    def newest(self) -> NodeClock | None:
+        """The mapping of the newest round, as it came from the calculation; None before the first."""
+        return self._model.newest
+
+    def __repr__(self) -> str:
+        if not self.is_ready:
+            return "<GlobalClock: not ready, no round of probing yet>"
+        return f"<GlobalClock: +-{self.uncertainty_ns} ns>"

@@ -1,6 +1,6 @@
-"""The words of probing, as plain data.
+"""The terms of probing, and a window of exchanges of one edge, as plain data.
 
-An *exchange* is five packets between a prober P and a responder R, every one stamped by the kernel at both ends:
+An *exchange* is five packets between a prober P and a responder R. The kernel timestamps each packet at both ends:
 
     P                                R
     Pt1 --- t1_tx -------- t1_rx --->      then, one gap later:
@@ -9,9 +9,9 @@ An *exchange* is five packets between a prober P and a responder R, every one st
         <-- r2_rx -------- r2_tx --- Pr2   (carries r1_tx and t2_rx)
         <------------------------- Pd1     (carries r2_tx)
 
-t*_tx and r*_rx are in the prober's clock, t*_rx and r*_tx in the responder's. A packet cannot arrive before it was
-sent, so t_rx - t_tx bounds C_dst - C_src from above, and r_tx - r_rx from below. Two packets that were sent one gap
-apart and did not arrive one gap apart met a queue: such a pair is *filtered*.
+t*_tx and r*_rx are times of the prober's clock, t*_rx and r*_tx of the responder's. A packet cannot arrive before it
+was sent. So t_rx - t_tx bounds C_dst - C_src from above, and r_tx - r_rx bounds it from below. If two packets were sent
+one gap apart and did not arrive one gap apart, one of them was queued: such a pair is *filtered*.
 """
 
 from dataclasses import dataclass

@@ -1,0 +1,332 @@
+"""`ringfold probe --nodes FILE` and `--master ADDRESS`: run a node until it is stopped.
+
+`probe_alone` probes without a run: each node fits its own windows and logs them. With `--rounds gloo`, `probe_together`
+gathers the reports of all nodes after each window, over torch.distributed. Rank 0 is the first node by name. It
+calculates, and its address (TCP, at the number of its UDP port) is the rendezvous; every node gets the result.
+`run_node` is a node of a run that only probes.
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import typer
+from msgspec import structs
+
+from ringfold import config
+from ringfold.cli import logs as cli_logs
+from ringfold.cli.output import complaints, console, print_json, table
+from ringfold.cli.probe.control import show_summary
+from ringfold.config import Resolved
+from ringfold.errors import ConfigError, DeadlineExceeded
+from ringfold.probe.fit import fit
+from ringfold.probe.graph.draw import draw
+from ringfold.probe.logs.files import ExportSettings, ProbeLog
+from ringfold.probe.logs.lines import WindowFields, round_line, window_lines
+from ringfold.probe.nodes.alone import Prober, ProbeWindow
+from ringfold.probe.nodes.joined import JoinedNode
+from ringfold.probe.nodes.nodes_file import derive_key
+from ringfold.probe.nodes.prober import ProbeSocket
+from ringfold.probe.nodes.shell import NodeShell
+from ringfold.probe.rounds.calculation import Calculation
+from ringfold.probe.rounds.events import FromRoundMaster
+from ringfold.probe.rounds.gloo import GlooRoundResult, GlooRounds, TorchCollectives
+from ringfold.probe.rounds.node import RoundNode
+from ringfold.probe.rounds.settings import RoundSettings
+from ringfold.runtime import network
+from ringfold.runtime.process import freeze_garbage_collector, signals_end_at_once, stop_signals, term_is_exit
+from ringfold.wire.probing import EdgeFit, NodeClock, NodeId, RoundId, RoundStart
+from ringfold.wire.proof import run_token
+
+PORT_TRIES = 512
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeOptions:
+    """All options of a node, of a run or without one; each kind looks at its own."""
+
+    me: str | None = None
+    rounds: Literal["local", "gloo"] = "local"
+    interface: str = ""
+    timeout_s: float = 30.0
+    windows: int | None = None
+    window_ms: int = 4_000
+    listen_only: bool = False
+    estimator: str = "auto"
+    export: Path | None = None
+    points: bool = False
+    as_json: bool = False
+    offset_ns: int = 0
+    drift_ppb: int = 0
+
+
+def probe_alone(nodes: Path, options: NodeOptions) -> None:
+    """Probe window after window until there were `windows`, or Ctrl-C or SIGTERM."""
+    prober = Prober(
+        nodes,
+        options.me,
+        window_ms=options.window_ms,
+        estimator=options.estimator,
+        offset_ns=options.offset_ns,
+        drift_ppb=options.drift_ppb,
+    )
+    if options.rounds == "gloo":
+        with prober:
+            rounds = RoundSettings(
+                window_ms=options.window_ms,
+                neighbours=prober.nodes.neighbours,
+                seed=prober.nodes.seed,
+                gloo_interface=options.interface,
+                gloo_timeout_ms=round(options.timeout_s * 1_000),
+            )
+            probe_together(prober, rounds, options)
+        return
+    with term_is_exit(), prober:
+        log = None
+        if options.export is not None:
+            settings = ExportSettings(directory=options.export, points=options.points)
+            log = ProbeLog(settings, node=prober.node, name=prober.me.name, host=network.host_name())
+            log.begin(prober.socket.now())
+        try:
+            _announce(prober, as_json=options.as_json)
+            for window in prober.windows():
+                if log is not None:
+                    log.write(window_lines(_stretch(prober, window), window.edges, window.fits, points=options.points))
+                _show(prober, window, as_json=options.as_json)
+                if window.number == options.windows:
+                    return
+        except (KeyboardInterrupt, SystemExit):
+            return  # both are how this is meant to end
+        finally:
+            if log is not None:
+                log.close()
+
+
+def _announce(prober: Prober, *, as_json: bool) -> None:
+    if as_json:
+        return
+    names = ", ".join(f"{each.name} ({each.address}:{each.port})" for each in prober.out)
+    what = f"probes {names}" if prober.out else "only listens"
+    console.print(
+        f"node {prober.node} ({prober.me.name}) at {prober.me.address}:{prober.socket.port} {what}",
+        soft_wrap=True,
+    )
+
+
+def _stretch(prober: Prober, window: ProbeWindow) -> WindowFields:
+    return WindowFields(
+        node=prober.node,
+        window=window.number,
+        begin_ns=window.begin_ns,
+        end_ns=window.end_ns,
+        utc_ns=window.utc_ns,
+        round_id=RoundId(0, window.number),
+    )
+
+
+def _show(prober: Prober, window: ProbeWindow, *, as_json: bool) -> None:
+    if as_json:
+        print_json({"window": window.number, "begin_ns": window.begin_ns, "end_ns": window.end_ns, "fits": window.fits})
+        return
+    if prober.is_listener:
+        return
+    names = {each.node: each.name for each in prober.out}
+    rows = (
+        (
+            names[fit.dst],
+            *(f"{ns / 1e3:.4g}" if ns else "-" for ns in (fit.delay_min_ns, fit.delay_p50_ns, fit.delay_p99_ns)),
+            f"{fit.lost} of {fit.sent}",
+            *_line(fit),
+        )
+        for fit in window.fits
+    )
+    columns = ["to", "min", "p50", "p99", "lost", "alpha (ppm)", "beta (ns)", "+-", "by"]
+    numbers = {*columns} - {"to", "lost"}
+    console.print(table(f"window {window.number} (one-way delay in us)", columns, rows, whole=numbers))
+    for each in window.fits:
+        if each.refused:
+            console.print(f"{names[each.dst]}: refused: {each.refused}", markup=False)
+
+
+def _line(fit: EdgeFit) -> tuple[str, str, str, str]:
+    if fit.refused:
+        return "refused", "-", "-", "-"
+    return f"{fit.alpha * 1e6:+z.4f}", f"{fit.beta_ns:+,}", f"{fit.sigma_ns:.1f}", fit.estimator
+
+
+def probe_together(prober: Prober, settings: RoundSettings, options: NodeOptions) -> None:
+    """Round after round until there were `windows`, or Ctrl-C or SIGTERM."""
+    ranks = sorted(prober.nodes.by_id)
+    first = prober.by_id[ranks[0]]
+    logs = _Logs(prober, options)
+    where = f"{len(ranks)} nodes meet at {first.name} ({first.address}, TCP port {first.port})"
+    complaints.print(
+        f"{where}; waiting up to {options.timeout_s:g} s for all", style="dim", markup=False, soft_wrap=True
+    )
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # errors are printed once, without C++ stacks
+    with signals_end_at_once():
+        group = TorchCollectives(
+            ranks.index(prober.node),
+            len(ranks),
+            first.address,
+            first.port,
+            interface=settings.gloo_interface,
+            timeout_ms=settings.gloo_timeout_ms,
+        )
+    try:
+        rounds = GlooRounds(
+            group,
+            settings,
+            prober.by_id[prober.node],
+            prober.socket,
+            lambda window: fit(window, options.estimator),
+            draw,
+            Calculation(settings),
+            lambda number: derive_key(prober.nodes.key, b"graph %d" % number),
+            listen_only=prober.node in prober.nodes.listeners,
+        )
+        with term_is_exit():
+            _run_rounds(rounds, logs, prober.names, options)
+    except (KeyboardInterrupt, SystemExit):
+        return  # both are how this is meant to end
+    finally:
+        group.close()
+        logs.close()
+
+
+def _run_rounds(rounds: GlooRounds, logs: "_Logs", names: Mapping[NodeId, str], options: NodeOptions) -> None:
+    done = 0
+    while options.windows is None or done < options.windows:
+        try:
+            taken = rounds.round()
+        except DeadlineExceeded:
+            logs.write(rounds.exported)
+            raise
+        done += 1
+        logs.write(taken)
+        for note in taken.notes:
+            console.print(note)
+        if taken.summary is None:
+            continue
+        summary = structs.replace(taken.summary, names={str(node): name for node, name in names.items()})
+        if options.as_json:
+            print_json(summary)
+        else:
+            show_summary(summary)
+
+
+class _Logs:
+    """A node's log, and at rank 0 that of all rounds; none without `--export`."""
+
+    def __init__(self, prober: Prober, options: NodeOptions) -> None:
+        self._prober = prober
+        self._own = self._all = None
+        if options.export is None:
+            return
+        settings = ExportSettings(directory=Path(options.export), points=options.points)
+        self._own = ProbeLog(settings, node=prober.node, name=prober.me.name, host=network.host_name())
+        if prober.node == min(prober.nodes.by_id):
+            self._all = ProbeLog(settings, host=network.host_name())
+
+    def write(self, taken: GlooRoundResult) -> None:
+        if self._own is None:
+            return
+        for export in taken.exports:
+            stretch = WindowFields(
+                node=self._prober.node,
+                window=export.window,
+                begin_ns=export.begin_ns,
+                end_ns=export.end_ns,
+                utc_ns=self._prober.socket.utc(),
+                round_id=export.round,
+                label=export.label,
+            )
+            lines = window_lines(stretch, taken.windows, list(export.edges), points=self._own.points)
+            self._own.write(lines)
+        if self._all is not None and taken.summary is not None:
+            self._all.write([round_line(taken.summary, self._prober.names)])
+
+    def close(self) -> None:
+        for log in (self._own, self._all):
+            if log is not None:
+                log.close()
+
+
+def run_node(resolved: Resolved, options: NodeOptions) -> None:
+    """Probe until SIGTERM or Ctrl-C."""
+    cli_logs.start(resolved.text("log_level"), as_json=resolved.switch("log_json"))
+    asyncio.run(_run_until_stopped(resolved, options))
+
+
+async def _run_until_stopped(resolved: Resolved, options: NodeOptions) -> None:
+    masters = resolved.listed("master")
+    host, port = config.split_address(masters[0])
+    try:
+        local = network.local_address_towards(network.literals(host, port)[0], port)
+    except OSError as error:
+        raise ConfigError(f"no route to the master at {masters[0]}: {error}") from None
+    try:
+        advertised = [network.literals(name, 0)[0] for name in resolved.listed("advertise")]
+    except OSError as error:
+        raise ConfigError(f"advertise: {error}") from None
+    bind = local if not advertised else "::" if ":" in local else "0.0.0.0"
+    prober = bound(bind, resolved.integer("data_port"), options)
+    name = resolved.text("name") or f"{network.host_name()}:{os.getpid()}"
+    stop = asyncio.Event()
+
+    def connected(where: str, node: NodeId) -> None:
+        what = "listening at" if options.listen_only else "probing from"
+        typer.echo(f"node {node} ({name}) of the master at {where}, {what} {bind}:{prober.port}")
+
+    def heard(message: FromRoundMaster) -> None:
+        if isinstance(message, RoundStart):
+            _log.debug("round %s begins", message.round)
+
+    def adopt(clock: NodeClock) -> None:
+        _log.debug("the clock is %.1f ppm off, known within %d ns", clock.rate * 1e6, clock.high_ns)
+
+    run = config.check_run_name(resolved.text("run"))
+    token = run_token(resolved.token(), run)
+    node = JoinedNode(
+        masters,
+        token,
+        name=name,
+        host=network.host_name(),
+        addresses=advertised or (local,),
+        port=prober.port,
+        listen_only=options.listen_only,
+        run=run,
+        on_connected=connected,
+        on_message=heard,
+    )
+
+    def open_log(node_id: NodeId) -> ProbeLog | None:
+        directory = options.export or resolved.value("probe_export")
+        if not isinstance(directory, Path):
+            return None
+        settings = ExportSettings(directory=directory, points=options.points)
+        return ProbeLog(settings, node=node_id, name=name, host=network.host_name())
+
+    node.shell = NodeShell(
+        RoundNode(), prober, node.send, adopt, open_log=open_log, estimator=options.estimator, token=token
+    )
+    freeze_garbage_collector()
+    with stop_signals(lambda _: stop.set()):
+        await node.run(stop)
+
+
+def bound(bind: str, first_port: int, options: NodeOptions) -> ProbeSocket:
+    """A prober at the first free UDP port."""
+    reason: ConfigError | None = None
+    for port in range(first_port, min(first_port + PORT_TRIES, 65_536)):
+        try:
+            return ProbeSocket(0, bind, port, offset_ns=options.offset_ns, drift_ppb=options.drift_ppb)
+        except ConfigError as error:
+            reason = error
+    raise ConfigError(f"no free UDP port from {first_port} on: {reason}")
