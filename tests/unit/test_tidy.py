@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "ringfold"
 
 TIERS = (
-    ("errors", "config", "states"),
+    ("errors", "config", "states", "units", "limits"),
     ("wire",),
     ("runtime", "store", "topology"),
     ("state", "probe", "clock", "iteration", "agent"),

@@ -32,7 +32,7 @@ from ringfold.wire.probing import NodeClock
 
 @dataclass(frozen=True, slots=True)
 class Instant:
-    """A moment in global time, in nanoseconds that read like Unix time; the truth is in earliest..latest."""
+    """An instant in global time, in nanoseconds that read like Unix time; the truth is in earliest..latest."""
 
     ns: int
     earliest: int
@@ -40,31 +40,31 @@ class Instant:
 
     @property
     def error_ns(self) -> int:
-        """How far `ns` may be off."""
+        """The largest possible error of `ns`."""
         return max(self.ns - self.earliest, self.latest - self.ns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockSettings:
-    """How a clock follows its rounds."""
+    """How a clock follows the rounds."""
 
     max_slew: float = 5e-4
-    """By how much it may run faster or slower to close a difference."""
+    """How much faster or slower it may run to close a difference."""
     rounds: int = 1_024
-    """How many it remembers: more than an hour of 4 s windows."""
+    """How many are kept: more than an hour of 4 s windows."""
     lead_ns: int = 1_000_000
-    """A new mapping takes over so much later, so that threads that read at this moment all use the same one."""
+    """A new mapping takes effect this much later, so that threads that read at that time all use the same one."""
 
     def __post_init__(self) -> None:
         if not 0 < self.max_slew < 0.1:
             raise ConfigError("max_slew must lie between 0 and 0.1")
         if self.rounds < 2 or self.lead_ns < 0:
-            raise ConfigError("a clock remembers two rounds or more, and its lead is not negative")
+            raise ConfigError("need rounds >= 2 and lead_ns >= 0")
 
 
 @dataclass(frozen=True, slots=True)
 class _Slew:
-    """From `begin_ns` of the node's clock on, readings approach `clock`; there they were `ahead` of it."""
+    """From `begin_ns` of the node's clock on, readings approach `clock`; at that time they were `ahead` of it."""
 
     begin_ns: int
     clock: NodeClock
@@ -72,10 +72,10 @@ class _Slew:
     before: "_Slew | None"
 
     def at(self, c_ns: int, max_slew: float) -> tuple[int, float]:
-        """The reading: whole nanoseconds, and what is to be added to them before rounding."""
+        """The reading: whole nanoseconds, and a fraction to add before rounding."""
         left = max(abs(self.ahead) - max_slew * max(c_ns - self.begin_ns, 0), 0.0)
-        whole, small = _mapped(self.clock, c_ns)
-        return whole, small + math.copysign(left, self.ahead)
+        whole, fraction = _mapped(self.clock, c_ns)
+        return whole, fraction + math.copysign(left, self.ahead)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +85,8 @@ class _State:
     """By their t0, ascending."""
 
 
-_CHAIN = 4
-"""How many slews are kept for readings that are a little late."""
+_MAX_SLEWS = 4
+"""How many slews are kept for readings of a slightly older time."""
 
 
 class ClockModel:
@@ -104,8 +104,8 @@ class ClockModel:
     def adopt(self, clock: NodeClock, at_ns: int) -> bool:
         """Follow this round's mapping from now on; `at_ns` is what the node's clock reads now.
 
-        False, and nothing changes, if it is no newer than the one that is followed, or no mapping of a window that is
-        over: such a one would keep all that come after it from being followed.
+        False, without any change, if it is not newer than the present one, or in the future: a mapping in the future
+        would block all that follow.
         """
         state = self._state
         if clock.t0_ns > at_ns or not all(map(math.isfinite, (clock.rate, clock.growth))):
@@ -116,9 +116,11 @@ class ClockModel:
         if clock.t0_ns <= state.rounds[-1].t0_ns:
             return False
         begin_ns = max(at_ns + self.settings.lead_ns, state.slew.begin_ns)
-        whole, small = state.slew.at(begin_ns, self.settings.max_slew)
+        whole, fraction = state.slew.at(begin_ns, self.settings.max_slew)
         new_whole, new_small = _mapped(clock, begin_ns)
-        slew = _Slew(begin_ns, clock, (whole - new_whole) + (small - new_small), _shortened(state.slew, _CHAIN - 1))
+        slew = _Slew(
+            begin_ns, clock, (whole - new_whole) + (fraction - new_small), _truncated(state.slew, _MAX_SLEWS - 1)
+        )
         self._state = _State(slew, (*state.rounds, clock)[-self.settings.rounds :])
         return True
 
@@ -130,20 +132,20 @@ class ClockModel:
         slew = self._ready().slew
         while c_ns < slew.begin_ns and slew.before is not None:
             slew = slew.before
-        whole, small = slew.at(c_ns, self.settings.max_slew)
-        ns = whole + round(small)
-        true = _unslewed(slew.clock, c_ns)
+        whole, fraction = slew.at(c_ns, self.settings.max_slew)
+        ns = whole + round(fraction)
+        true = _at(slew.clock, c_ns)
         return Instant(ns, min(true.earliest, ns), max(true.latest, ns))
 
     def to_global(self, c_ns: int) -> Instant:
-        """Global time when the node's clock read `c_ns`, by the rounds before and after it, unslewed."""
+        """Global time when the node's clock read `c_ns`, by the rounds before and after it, without slewing."""
         rounds = self._ready().rounds
         after = bisect_right(rounds, c_ns, key=lambda clock: clock.t0_ns)
         if after == 0:
-            return _unslewed(rounds[0], c_ns)
+            return _at(rounds[0], c_ns)
         if after == len(rounds):
-            return _unslewed(rounds[-1], c_ns)
-        return _blended(rounds[after - 1], rounds[after], c_ns)
+            return _at(rounds[-1], c_ns)
+        return _interpolated(rounds[after - 1], rounds[after], c_ns)
 
     def _ready(self) -> _State:
         if self._state is None:
@@ -152,7 +154,7 @@ class ClockModel:
 
 
 def _mapped(clock: NodeClock, c_ns: int) -> tuple[int, float]:
-    """G(c) in two parts, whole nanoseconds and a small rest: a float alone would lose hundreds of nanoseconds."""
+    """G(c) as whole nanoseconds and a fraction fraction: a float alone would lose hundreds of nanoseconds."""
     since = c_ns - clock.t0_ns
     return clock.global_ns + since, clock.rate * since
 
@@ -162,43 +164,44 @@ def _bound(clock: NodeClock, c_ns: int) -> tuple[float, float]:
     return clock.low_ns - grown, clock.high_ns + grown
 
 
-def _unslewed(clock: NodeClock, c_ns: int) -> Instant:
-    whole, small = _mapped(clock, c_ns)
+def _at(clock: NodeClock, c_ns: int) -> Instant:
+    whole, fraction = _mapped(clock, c_ns)
     low, high = _bound(clock, c_ns)
-    return _instant(whole, small, low, high)
+    return _instant(whole, fraction, low, high)
 
 
-def _blended(old: NodeClock, new: NodeClock, c_ns: int) -> Instant:
+def _interpolated(old: NodeClock, new: NodeClock, c_ns: int) -> Instant:
     share = (c_ns - old.t0_ns) / (new.t0_ns - old.t0_ns)
-    whole, small = _mapped(old, c_ns)
+    whole, fraction = _mapped(old, c_ns)
     new_whole, new_small = _mapped(new, c_ns)
-    small += share * ((new_whole - whole) + (new_small - small))
+    fraction += share * ((new_whole - whole) + (new_small - fraction))
     (low, high), (new_low, new_high) = _bound(old, c_ns), _bound(new, c_ns)
-    return _instant(whole, small, low + share * (new_low - low), high + share * (new_high - high))
+    return _instant(whole, fraction, low + share * (new_low - low), high + share * (new_high - high))
 
 
-def _instant(whole: int, small: float, low: float, high: float) -> Instant:
-    """Rounded, the bounds outwards. They contain the reading, also where a mapping is known to be off."""
-    ns = whole + round(small)
-    return Instant(ns, min(whole + math.floor(small + low), ns), max(whole + math.ceil(small + high), ns))
+def _instant(whole: int, fraction: float, low: float, high: float) -> Instant:
+    """Rounded, the bounds outwards. They contain the reading, even where a mapping is known to be wrong."""
+    ns = whole + round(fraction)
+    return Instant(ns, min(whole + math.floor(fraction + low), ns), max(whole + math.ceil(fraction + high), ns))
 
 
-def _shortened(slew: _Slew, length: int) -> _Slew | None:
+def _truncated(slew: _Slew, length: int) -> _Slew | None:
     if length == 0:
         return None
-    before = None if slew.before is None else _shortened(slew.before, length - 1)
+    before = None if slew.before is None else _truncated(slew.before, length - 1)
     return _Slew(slew.begin_ns, slew.clock, slew.ahead, before)
 
 
 class GlobalClock:
     """The time that all nodes of a run share, with its error: nanoseconds that read like Unix time.
 
-    It is kept by probing, and is ready after the first round. Safe to use from any thread.
+    Probing updates it, and it is ready after the first round. Safe to use from any thread.
     """
 
     def __init__(self, model: ClockModel, read_ns: Callable[[], int]) -> None:
         """`read_ns` reads the node's own clock, the one that probing measures (CLOCK_MONOTONIC_RAW)."""
-        self._model, self._read_ns = model, read_ns
+        self._model = model
+        self._read_ns = read_ns
 
     @property
     def is_ready(self) -> bool:
@@ -208,26 +211,26 @@ class GlobalClock:
     def now(self) -> Instant:
         """The time now. It never goes back and never jumps: a correction is spread over some time.
 
-        `earliest` and `latest` bound the truth, including what is left of a correction. They widen when rounds stop.
+        `earliest` and `latest` bound the truth, including the rest of a correction. They widen when rounds stop.
         """
         return self._model.read(self._read_ns())
 
     def to_global(self, ns: int) -> Instant:
         """The time at which the node's clock (CLOCK_MONOTONIC_RAW) read `ns`, by the rounds around it.
 
-        More exact than `now` for what lies in the past, because the rounds after it are used too. The same `ns` may
-        give a slightly different answer once another round has come, until two rounds enclose it.
+        More exact than `now` for the past, because the rounds after it are used too. The result for the same `ns` may
+        change slightly with the next round, until two rounds enclose it.
         """
         return self._model.to_global(ns)
 
     @property
     def uncertainty_ns(self) -> int:
-        """How far `now()` may be off."""
+        """The largest possible error of `now()`."""
         return self.now().error_ns
 
     @property
     def newest(self) -> NodeClock | None:
-        """The mapping of the newest round, as it came from the calculation; None before the first."""
+        """The mapping of the newest round, as calculated; None before the first."""
         return self._model.newest
 
     def __repr__(self) -> str:

@@ -30,11 +30,11 @@ Stamps = Literal["kernel", "user"]
 
 @dataclass(frozen=True, slots=True)
 class EdgeWindow:
-    """All that one window holds about one edge, at its prober.
+    """One window of one edge, at its prober.
 
-    `exchanges` is an int64 matrix, a row for each exchange of which at least one pair came whole, columns as COLUMNS
-    says, in the order of sending; a stamp that is missing is 0. `kept` has a uint8 for each row: FORWARD_KEPT if its
-    pair Pt1-Pt2 is whole and passed the filter, BACKWARD_KEPT for Pr1-Pr2. Times are nanoseconds of each node's clock.
+    `exchanges` is an int64 matrix with the columns COLUMNS: a row for each exchange with at least one complete pair, in
+    the order of sending; a missing timestamp is 0. `kept` has a uint8 for each row: FORWARD_KEPT if its pair Pt1-Pt2 is
+    complete and passed the filter, BACKWARD_KEPT for Pr1-Pr2. Times are nanoseconds of each node's clock.
     """
 
     src: NodeId
@@ -46,12 +46,12 @@ class EdgeWindow:
     sent: int
     """Exchanges begun."""
     lost: int
-    """Exchanges of which an answer did not come in time."""
+    """Exchanges without a complete response in time."""
     duplicates: int
     filtered: int
-    """Pairs that came whole and did not pass the filter."""
+    """Complete pairs that did not pass the filter."""
     threshold_ns: int
-    """How much a pair's spacing could change at the end of the window and pass."""
+    """The largest change of a pair's spacing that passed the filter at the end of the window."""
     stamps: Stamps
     stepped: str = ""
-    """What the host's clock did, if it stepped during the window; then the stamps prove nothing."""
+    """How the host's clock stepped during the window, if it did; then the timestamps are not usable."""

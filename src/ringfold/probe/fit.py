@@ -15,7 +15,7 @@ from ringfold.wire.probing import EdgeFit
 
 ESTIMATORS = ("auto", "quantile", "hull", "svm")
 BASELINES = ("least-squares", "min-rtt")
-"""What others do; for comparison only."""
+"""Common methods, for comparison only."""
 
 
 def fit(window: EdgeWindow, estimator: str = "auto") -> EdgeFit:
@@ -23,7 +23,7 @@ def fit(window: EdgeWindow, estimator: str = "auto") -> EdgeFit:
 
     Pure and deterministic: the same window gives the same bits. `estimator` is one of ESTIMATORS or BASELINES; "auto"
     chooses for each window, and the result names the one that was chosen and why. `low` and `high` do not depend on
-    that choice except for being relative to the line.
+    that choice, except that they are relative to the line.
     """
     if estimator not in ESTIMATORS + BASELINES:
         raise UsageError(f"there is no estimator {estimator!r}; there are {', '.join(ESTIMATORS + BASELINES)}")

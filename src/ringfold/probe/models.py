@@ -1,7 +1,7 @@
-"""Networks that do not exist: windows of exchanges whose truth is known, for tests and for comparing estimators.
+"""Simulated networks: windows of exchanges whose truth is known, for tests and for comparing estimators.
 
-A *delay model* says how long each packet takes beyond the shortest way, and how its stamps err. Everything is drawn
-from the generator that the caller hands over, so a seed names a window. The shortest way takes the same time in both
+A *delay model* gives the delay of each packet beyond the minimum of the path, and the errors of its timestamps. All
+random numbers come from the caller's generator, so a seed determines a window. The minimum delay is the same in both
 directions: a constant asymmetry is invisible to any estimator and would only shift all of them alike.
 """
 
@@ -17,24 +17,24 @@ Floats = npt.NDArray[np.float64]
 Delay = Callable[[np.random.Generator, int], Floats]
 
 GAP_NS, TURN_NS = 800_000, 20_000
-"""Between the packets of a pair; what the responder takes to answer."""
+"""Between the packets of a pair; the time that the responder takes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """How packets travel: `forward` and `backward` draw delays in nanoseconds beyond `shortest_ns`."""
+    """The delays of packets: `forward` and `backward` draw nanoseconds beyond `shortest_ns`."""
 
     name: str
     forward: Delay
     backward: Delay
     shortest_ns: float = 10_000.0
     noise_ns: float = 0.0
-    """Standard deviation of a stamp's error; every difference of two stamps gets one such error."""
+    """Standard deviation of a timestamp's error; every difference of two timestamps gets one such error."""
     early_share: float = 0.0
     early_ns: float = 0.0
-    """A few points are too early by this much: their stamp was taken late at the sender or early at the receiver."""
+    """Some points are too early by this much: a late timestamp at the sender or an early one at the receiver."""
     pairs: int = 1_000
-    """As many as the model is about; a caller may ask for another number."""
+    """The default number of pairs."""
 
     @property
     def stamps_are_right(self) -> bool:
@@ -47,7 +47,7 @@ def _exponential(mean_ns: float) -> Delay:
 
 
 def _mixed(share: float, spread_ns: float, queue_ns: float) -> Delay:
-    """`share` of the packets at the floor, normally spread; the others wait in a queue."""
+    """`share` of the packets at the minimum, normally distributed; the others wait in a queue."""
 
     def draw(rng: np.random.Generator, count: int) -> Floats:
         at_floor = rng.random(count) < share
@@ -71,7 +71,7 @@ def _busy(share: float, low_ns: float, high_ns: float, jitter_ns: float) -> Dela
 
 
 def _preempted(typical_ns: float, share: float, stall_ns: float) -> Delay:
-    """A loopback: a narrow hump, and now and then another process has the core."""
+    """A loopback: a narrow distribution, and sometimes another process has the core."""
 
     def draw(rng: np.random.Generator, count: int) -> Floats:
         stalled = rng.random(count) < share
@@ -81,7 +81,7 @@ def _preempted(typical_ns: float, share: float, stall_ns: float) -> Delay:
 
 
 def _congested(begin: float, end: float, queue_ns: float, quiet: Delay) -> Delay:
-    """Congestion comes in stretches: in this part of the window (0 to 1) nearly every packet waits."""
+    """Congestion in one interval of the window (0 to 1): nearly every packet in it waits."""
 
     def draw(rng: np.random.Generator, count: int) -> Floats:
         place = np.linspace(0.0, 1.0, count)
@@ -119,12 +119,12 @@ MODELS = {
         Model("loopback", _LOCAL, _LOCAL, shortest_ns=450.0, noise_ns=15.0),
     )
 }
-"""The first four are simple; the others are what real networks and few packets do to them."""
+"""The first four are simple; the others are like real networks, or have few packets."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A window and the truth that it was made from."""
+    """A window, and the truth that it was made from."""
 
     window: EdgeWindow
     alpha: float
@@ -185,7 +185,7 @@ def window(
 def _packet(
     model: Model, rng: np.random.Generator, delay: Delay, begin: Floats, alpha: float, *, back: bool = False
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """When packets were at the source and at the destination, each by its own clock; `begin` by the source's."""
+    """The times of packets at the source and at the destination, each by its own clock; `begin` by the source's."""
     count = len(begin)
     took = model.shortest_ns + delay(rng, count) + rng.normal(0.0, model.noise_ns, count)
     took = took - model.early_ns * (rng.random(count) < model.early_share)

@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from ringfold.cli.probe.run_node import NodeOptions
 
 
-class WordsAfterReport(TyperGroup):
-    """Lets `--report` take all words up to the next option, as a shell gives them for `--report logs/*.jsonl`."""
+class ReportArgumentsGroup(TyperGroup):
+    """Lets `--report` take all arguments up to the next option, as a shell expands `--report logs/*.jsonl`."""
 
-    # Types of arguments are those of click, which typer brings along under a name that moves between its versions.
+    # The types of the arguments are click's, which typer vendors under a name that depends on its version.
     def parse_args(self, ctx: "Context", args: list[str]) -> list[str]:  # type: ignore[override, unused-ignore]
-        """Give each word after `--report` the option that the parser wants to see before it."""
+        """Repeat `--report` before each of its arguments, as the parser expects."""
         return super().parse_args(ctx, spread(args, "--report"))
 
 
 def spread(arguments: list[str], option: str) -> list[str]:
-    """`--x a b --y` becomes `--x a --x b --y`; without any word the option stays, so that the parser complains."""
+    """`--x a b --y` becomes `--x a --x b --y`; without arguments the option stays, and the parser reports an error."""
     spread: list[str] = []
     rest = list(arguments)
     while rest:
@@ -43,7 +43,7 @@ def spread(arguments: list[str], option: str) -> list[str]:
 
 
 app = typer.Typer(
-    cls=WordsAfterReport,
+    cls=ReportArgumentsGroup,
     invoke_without_command=True,
     no_args_is_help=True,
 )
@@ -97,7 +97,7 @@ BELONGS_TO: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("pictures", "picture_format"), ("--report",)),
     "as_json": ("--nodes", "--report"),
 }
-"""Which options say something about which way to call."""
+"""Which options belong to which mode."""
 
 
 @app.callback()
@@ -134,15 +134,15 @@ def probe(
     """
     from ringfold.errors import UsageError
 
-    asked = [word for word, value in (("--master", master), ("--nodes", nodes), ("--report", logs)) if value]
+    modes = [word for word, value in (("--master", master), ("--nodes", nodes), ("--report", logs)) if value]
     if context.invoked_subcommand is not None:
-        if asked or pictures or as_json:
+        if modes or pictures or as_json:
             raise UsageError(f"write the options of {context.invoked_subcommand!r} after it")
         return
-    if len(asked) != 1:
-        what = " or ".join(asked) if asked else "--master ADDRESS, --nodes FILE or --report LOG..."
-        raise UsageError(f"say one of {what}, or a command (see ringfold probe --help)")
-    _refuse_strays(context, asked[0])
+    if len(modes) != 1:
+        what = " or ".join(modes) if modes else "--master ADDRESS, --nodes FILE or --report LOG..."
+        raise UsageError(f"use one of {what}, or a command (see ringfold probe --help)")
+    _refuse_unused_options(context, modes[0])
     if logs:
         report.show(logs, pictures, picture_format, as_json=as_json)
         return
@@ -157,15 +157,15 @@ def probe(
     _probe(nodes, given, options)
 
 
-def _refuse_strays(context: typer.Context, asked: str) -> None:
-    """An option that would be without effect is a misunderstanding: say so."""
+def _refuse_unused_options(context: typer.Context, mode: str) -> None:
+    """An option without effect in this mode is an error."""
     from ringfold.errors import UsageError
 
     for name, places in BELONGS_TO.items():
         source = context.get_parameter_source(name)
-        if asked not in places and source is not None and source.name == "COMMANDLINE":
+        if mode not in places and source is not None and source.name == "COMMANDLINE":
             option = "--json" if name == "as_json" else f"--{name.replace('_', '-')}"
-            raise UsageError(f"{option} goes with {' or '.join(places)}, not with {asked}")
+            raise UsageError(f"{option} goes with {' or '.join(places)}, not with {mode}")
 
 
 def _probe(nodes: Path | None, given: dict[str, object], options: "NodeOptions") -> None:

@@ -16,8 +16,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Label = Annotated[str, typer.Option(help="A name that summary and logs carry; at most 200 letters.")]
 
 ROUND_S = 660.0
-"""A window may be as long as ten minutes, and its round is waited for."""
-WAITING = "waiting for the round: a second or two if a window can be ended, else up to a whole one; Ctrl-C gives up"
+"""A window may take ten minutes, and the command waits for its round."""
+WAITING = "waiting for the round: a second or two if a window can be ended, else up to a whole one; Ctrl-C cancels"
 
 
 def start(
@@ -25,7 +25,7 @@ def start(
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Let all nodes of a run probe, if they do not."""
-    _steer("start", label, address, run, token_file, config, as_json=as_json)
+    _send_command("start", label, address, run, token_file, config, as_json=as_json)
 
 
 def stop(
@@ -33,7 +33,7 @@ def stop(
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Stop all probing at once, in the middle of a window if need be."""
-    _steer("stop", "", address, run, token_file, config, as_json=as_json)
+    _send_command("stop", "", address, run, token_file, config, as_json=as_json)
 
 
 def round_(
@@ -41,7 +41,7 @@ def round_(
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """End the present window now, or run one if probing is stopped; wait for its round, and show it."""
-    _steer("round", label, address, run, token_file, config, as_json=as_json)
+    _send_command("round", label, address, run, token_file, config, as_json=as_json)
 
 
 def show(
@@ -49,15 +49,15 @@ def show(
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Show the newest round of a run."""
-    _steer("show", "", address, run, token_file, config, as_json=as_json)
+    _send_command("show", "", address, run, token_file, config, as_json=as_json)
 
 
-def _steer(
+def _send_command(
     action: "ProbeAction", label: str, address: str | None, run: str | None, token_file: Path | None,
     config: Path | None, *, as_json: bool,
 ) -> None:  # fmt: skip
     from ringfold import config as settings
-    from ringfold.cli.output import complaints, console, print_json
+    from ringfold.cli.output import console, error_console, print_json
     from ringfold.runtime import master_client
 
     resolved = settings.load({"master": address, "run": run, "token_file": token_file, "config": config})
@@ -65,7 +65,7 @@ def _steer(
         if action == "round":
             connection.timeout_s = ROUND_S
             if not as_json:
-                complaints.print(WAITING, style="dim", soft_wrap=True)
+                error_console.print(WAITING, style="dim", soft_wrap=True)
         answer = connection.probe(action, label)
     if as_json:
         print_json(answer)

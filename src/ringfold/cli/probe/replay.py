@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ringfold.probe.logs.replay import Fit, Refit
     from ringfold.wire.probing import EdgeFit
 
-MOST_ROWS = 60
+MAX_ROWS = 60
 """More is for programs: `--json` has everything."""
 
 
@@ -38,7 +38,7 @@ def command(
 
 
 def fit_with(estimator: str) -> "Fit":
-    """The function that fits, once it is sure that it knows the estimator."""
+    """The function that fits, after a check of the estimator's name."""
     from ringfold.errors import UsageError
 
     estimators = importlib.import_module("ringfold.probe.fit")
@@ -56,7 +56,7 @@ def render(refits: "list[Refit]", estimator: str) -> "Group":
 
     from ringfold.cli.output import table
 
-    shown = refits[-MOST_ROWS:]
+    shown = refits[-MAX_ROWS:]
     columns = ["edge", "window", "by", "alpha (ppm)", "beta (ns)", "+-", "moved"]
     rows = (row for refit in shown for row in _rows(refit))
     parts: list[RenderableType] = [

@@ -11,13 +11,13 @@ if TYPE_CHECKING:
 
     from ringfold.probe.logs.report import EdgeReport, LogReport, NodeReport
 
-MOST_ROWS = 64
-"""More edges or nodes fit no screen: the ones worth a look are shown, and `--json` has all."""
+MAX_ROWS = 64
+"""More edges or nodes do not fit on a screen: the worst are shown, and `--json` has all."""
 
 
 def show(logs: Sequence[Path], pictures: Path | None, kind: Literal["png", "svg"], *, as_json: bool) -> None:
     """Read the logs, print the report, and write the pictures if a directory for them is given."""
-    from ringfold.cli.output import complaints, console, print_json
+    from ringfold.cli.output import console, error_console, print_json
 
     if pictures is not None:
         from ringfold.cli.probe.pictures import need_matplotlib
@@ -42,7 +42,7 @@ def show(logs: Sequence[Path], pictures: Path | None, kind: Literal["png", "svg"
         from ringfold.cli.probe.pictures import draw
 
         for path in draw(report, pictures, kind):
-            complaints.print(f"wrote {path}", markup=False, soft_wrap=True)
+            error_console.print(f"wrote {path}", markup=False, soft_wrap=True)
 
 
 def read(paths: Sequence[Path]) -> "tuple[LogReport, list[str]]":
@@ -66,13 +66,13 @@ def read(paths: Sequence[Path]) -> "tuple[LogReport, list[str]]":
 
 
 def show_notes(notes: Sequence[str]) -> None:
-    """Say on standard error what was skipped."""
+    """Print on standard error what was skipped."""
     from rich.text import Text
 
-    from ringfold.cli.output import complaints
+    from ringfold.cli.output import error_console
 
     for note in notes:
-        complaints.print(Text("note: ", style="yellow").append(note), soft_wrap=True)
+        error_console.print(Text("note: ", style="yellow").append(note), soft_wrap=True)
 
 
 def render(report: "LogReport") -> "Group":
@@ -83,7 +83,7 @@ def render(report: "LogReport") -> "Group":
     from ringfold.cli.output import table
 
     parts: list[RenderableType] = [Text(f"{len(report.edges)} edges, {report.windows} windows, {report.rounds} rounds")]
-    edges = _worth_a_look(report.edges)
+    edges = _worst_edges(report.edges)
     columns = ["edge", "windows", "min", "p50", "p99", "loss", "alpha (ppm)", "beta at t0", "+-"]
     unit, unit_ns = _delay_unit(edges)
     rows = (_edge_row(edge, unit_ns) for edge in edges)
@@ -93,7 +93,7 @@ def render(report: "LogReport") -> "Group":
     parts += [Text(remark, "yellow") for edge in edges for remark in _remarks(edge)]
     if report.nodes:
         columns = ["node", "name", "offset", "drift (ppm)", "+-", "certified within"]
-        nodes = sorted(sorted(report.nodes, key=lambda node: -node.sigma_ns)[:MOST_ROWS], key=lambda node: node.node)
+        nodes = sorted(sorted(report.nodes, key=lambda node: -node.sigma_ns)[:MAX_ROWS], key=lambda node: node.node)
         parts += [Text(), table("nodes (offset: to the reference's clock)", columns, map(_node_row, nodes))]
         if len(nodes) < len(report.nodes):
             parts.append(Text(f"the {len(nodes)} least certain of {len(report.nodes)}; --json has all", "dim"))
@@ -104,12 +104,12 @@ def render(report: "LogReport") -> "Group":
     return Group(*parts)
 
 
-def _worth_a_look(edges: "list[EdgeReport]") -> "list[EdgeReport]":
+def _worst_edges(edges: "list[EdgeReport]") -> "list[EdgeReport]":
     """All in their order, or if they are too many: those with most loss, then with most delay."""
-    if len(edges) <= MOST_ROWS:
+    if len(edges) <= MAX_ROWS:
         return edges
     worst = sorted(edges, key=lambda edge: (edge.loss, edge.delays.p50_ns if edge.delays else 0), reverse=True)
-    return sorted(worst[:MOST_ROWS], key=lambda edge: (edge.src, edge.dst))
+    return sorted(worst[:MAX_ROWS], key=lambda edge: (edge.src, edge.dst))
 
 
 def _delay_unit(edges: "list[EdgeReport]") -> tuple[str, float]:
@@ -166,7 +166,7 @@ if TYPE_CHECKING:
 
 
 def rounds_of(fits: "Iterable[FitLine]") -> "list[RoundSummary]":
-    """The result of each gathering, oldest first; none without fits."""
+    """Calculate clocks from nodes' logs where no master did: the result of each gathering, oldest first."""
     from ringfold.probe.logs.replay import combine, gather
 
     gatherings = gather(fits)

@@ -19,7 +19,7 @@ from msgspec import structs
 
 from ringfold import config
 from ringfold.cli import logs as cli_logs
-from ringfold.cli.output import complaints, console, print_json, table
+from ringfold.cli.output import console, error_console, print_json, table
 from ringfold.cli.probe.control import show_summary
 from ringfold.config import Resolved
 from ringfold.errors import ConfigError, DeadlineExceeded
@@ -49,7 +49,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeOptions:
-    """All options of a node, of a run or without one; each kind looks at its own."""
+    """All options of a node, in a run or without one; each mode uses its own."""
 
     me: str | None = None
     rounds: Literal["local", "gloo"] = "local"
@@ -67,7 +67,7 @@ class NodeOptions:
 
 
 def probe_alone(nodes: Path, options: NodeOptions) -> None:
-    """Probe window after window until there were `windows`, or Ctrl-C or SIGTERM."""
+    """Probe one window after another: `windows` of them, or until Ctrl-C or SIGTERM."""
     prober = Prober(
         nodes,
         options.me,
@@ -97,12 +97,14 @@ def probe_alone(nodes: Path, options: NodeOptions) -> None:
             _announce(prober, as_json=options.as_json)
             for window in prober.windows():
                 if log is not None:
-                    log.write(window_lines(_stretch(prober, window), window.edges, window.fits, points=options.points))
+                    log.write(
+                        window_lines(_window_fields(prober, window), window.edges, window.fits, points=options.points)
+                    )
                 _show(prober, window, as_json=options.as_json)
                 if window.number == options.windows:
                     return
         except (KeyboardInterrupt, SystemExit):
-            return  # both are how this is meant to end
+            return  # both are the normal end
         finally:
             if log is not None:
                 log.close()
@@ -119,7 +121,7 @@ def _announce(prober: Prober, *, as_json: bool) -> None:
     )
 
 
-def _stretch(prober: Prober, window: ProbeWindow) -> WindowFields:
+def _window_fields(prober: Prober, window: ProbeWindow) -> WindowFields:
     return WindowFields(
         node=prober.node,
         window=window.number,
@@ -142,7 +144,7 @@ def _show(prober: Prober, window: ProbeWindow, *, as_json: bool) -> None:
             names[fit.dst],
             *(f"{ns / 1e3:.4g}" if ns else "-" for ns in (fit.delay_min_ns, fit.delay_p50_ns, fit.delay_p99_ns)),
             f"{fit.lost} of {fit.sent}",
-            *_line(fit),
+            *_line_cells(fit),
         )
         for fit in window.fits
     )
@@ -154,19 +156,19 @@ def _show(prober: Prober, window: ProbeWindow, *, as_json: bool) -> None:
             console.print(f"{names[each.dst]}: refused: {each.refused}", markup=False)
 
 
-def _line(fit: EdgeFit) -> tuple[str, str, str, str]:
+def _line_cells(fit: EdgeFit) -> tuple[str, str, str, str]:
     if fit.refused:
         return "refused", "-", "-", "-"
     return f"{fit.alpha * 1e6:+z.4f}", f"{fit.beta_ns:+,}", f"{fit.sigma_ns:.1f}", fit.estimator
 
 
 def probe_together(prober: Prober, settings: RoundSettings, options: NodeOptions) -> None:
-    """Round after round until there were `windows`, or Ctrl-C or SIGTERM."""
+    """Run one round after another: `windows` of them, or until Ctrl-C or SIGTERM."""
     ranks = sorted(prober.nodes.by_id)
     first = prober.by_id[ranks[0]]
     logs = _Logs(prober, options)
     where = f"{len(ranks)} nodes meet at {first.name} ({first.address}, TCP port {first.port})"
-    complaints.print(
+    error_console.print(
         f"{where}; waiting up to {options.timeout_s:g} s for all", style="dim", markup=False, soft_wrap=True
     )
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # errors are printed once, without C++ stacks
@@ -194,7 +196,7 @@ def probe_together(prober: Prober, settings: RoundSettings, options: NodeOptions
         with term_is_exit():
             _run_rounds(rounds, logs, prober.names, options)
     except (KeyboardInterrupt, SystemExit):
-        return  # both are how this is meant to end
+        return  # both are the normal end
     finally:
         group.close()
         logs.close()
@@ -204,17 +206,17 @@ def _run_rounds(rounds: GlooRounds, logs: "_Logs", names: Mapping[NodeId, str], 
     done = 0
     while options.windows is None or done < options.windows:
         try:
-            taken = rounds.round()
+            result = rounds.round()
         except DeadlineExceeded:
             logs.write(rounds.exported)
             raise
         done += 1
-        logs.write(taken)
-        for note in taken.notes:
+        logs.write(result)
+        for note in result.notes:
             console.print(note)
-        if taken.summary is None:
+        if result.summary is None:
             continue
-        summary = structs.replace(taken.summary, names={str(node): name for node, name in names.items()})
+        summary = structs.replace(result.summary, names={str(node): name for node, name in names.items()})
         if options.as_json:
             print_json(summary)
         else:
@@ -222,7 +224,7 @@ def _run_rounds(rounds: GlooRounds, logs: "_Logs", names: Mapping[NodeId, str], 
 
 
 class _Logs:
-    """A node's log, and at rank 0 that of all rounds; none without `--export`."""
+    """A node's log, and at rank 0 the log of all rounds; none without `--export`."""
 
     def __init__(self, prober: Prober, options: NodeOptions) -> None:
         self._prober = prober
@@ -234,11 +236,11 @@ class _Logs:
         if prober.node == min(prober.nodes.by_id):
             self._all = ProbeLog(settings, host=network.host_name())
 
-    def write(self, taken: GlooRoundResult) -> None:
+    def write(self, result: GlooRoundResult) -> None:
         if self._own is None:
             return
-        for export in taken.exports:
-            stretch = WindowFields(
+        for export in result.exports:
+            fields = WindowFields(
                 node=self._prober.node,
                 window=export.window,
                 begin_ns=export.begin_ns,
@@ -247,10 +249,10 @@ class _Logs:
                 round_id=export.round,
                 label=export.label,
             )
-            lines = window_lines(stretch, taken.windows, list(export.edges), points=self._own.points)
+            lines = window_lines(fields, result.windows, list(export.edges), points=self._own.points)
             self._own.write(lines)
-        if self._all is not None and taken.summary is not None:
-            self._all.write([round_line(taken.summary, self._prober.names)])
+        if self._all is not None and result.summary is not None:
+            self._all.write([round_line(result.summary, self._prober.names)])
 
     def close(self) -> None:
         for log in (self._own, self._all):
@@ -284,7 +286,7 @@ async def _run_until_stopped(resolved: Resolved, options: NodeOptions) -> None:
         what = "listening at" if options.listen_only else "probing from"
         typer.echo(f"node {node} ({name}) of the master at {where}, {what} {bind}:{prober.port}")
 
-    def heard(message: FromRoundMaster) -> None:
+    def on_message(message: FromRoundMaster) -> None:
         if isinstance(message, RoundStart):
             _log.debug("round %s begins", message.round)
 
@@ -303,7 +305,7 @@ async def _run_until_stopped(resolved: Resolved, options: NodeOptions) -> None:
         listen_only=options.listen_only,
         run=run,
         on_connected=connected,
-        on_message=heard,
+        on_message=on_message,
     )
 
     def open_log(node_id: NodeId) -> ProbeLog | None:
