@@ -2,7 +2,8 @@
 # CMake, Ninja and everything else come from pip into .venv.
 #
 # The package is installed in editable mode: Python sources are used where they are, and a change of a native source (or
-# of what describes the build) makes the next target build again, incrementally, in build/.
+# of what describes the build, or of the list of Python modules) makes the next target build again, incrementally, in
+# build/.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -22,6 +23,7 @@ export PYTHONDONTWRITEBYTECODE :=
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet
 NATIVE := $(shell find native include -type f \( -name '*.cpp' -o -name '*.c' -o -name '*.hpp' -o -name '*.h' -o -name '*.inc' -o -name 'CMakeLists.txt' \) 2>/dev/null)
+MODULES := $(sort $(shell find src/ringfold -name '*.py'))
 STEP = @printf '\033[1m== %s\033[0m\n' "$(1)"
 
 .PHONY: help demo test check lint types tidy sim soak fuzz fuzz-native bench native-test native-tidy native-tidy-changed native-check native-check-address native-check-thread tsan-e2e docs clean
@@ -61,7 +63,15 @@ help:
 	$(PIP) install 'scikit-build-core>=0.11,<2' 'nanobind>=2.9,<4' 'cmake>=3.22' ninja
 	touch $@
 
-.venv/.ready: .venv/.tools pyproject.toml CMakeLists.txt $(NATIVE)
+# The editable install maps modules to files when it is made: after a pull that moves a module, imports would fail. So it
+# is made again when the list of modules has changed, and only then.
+.venv/.modules: list-modules | .venv/.tools
+	@cmp -s $@ <(printf '%s\n' $(MODULES)) || printf '%s\n' $(MODULES) > $@
+
+.PHONY: list-modules
+list-modules:
+
+.venv/.ready: .venv/.tools .venv/.modules pyproject.toml CMakeLists.txt $(NATIVE)
 	$(call STEP,building Ringfold)
 	export PATH="$(CURDIR)/$(BIN):$$PATH"
 	mkdir -p build
@@ -129,9 +139,18 @@ lint: .venv/.ready
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run -Werror $(filter-out %CMakeLists.txt,$(NATIVE))
 
+# Test files import each other by name, from the folders that the conftest files put on sys.path. Some names occur in two
+# folders, so they are checked one after the other; each needs a cache of its own.
+UNIT_FOLDERS := $(subst $() ,:,$(patsubst %/,%,$(filter-out %/__pycache__/,$(sort $(wildcard tests/unit/*/)))))
+TEST_TYPES = $(BIN)/mypy --config-file tests/mypy.ini --cache-dir .mypy_cache/$(1)
+
 types: .venv/.ready
 	$(call STEP,mypy --strict)
 	$(BIN)/mypy
+	MYPYPATH=src:tests:$(UNIT_FOLDERS) $(call TEST_TYPES,unit) tests/unit tests/sim tests/native tests/transcripts \
+	  tests/planted tests/*.py examples
+	MYPYPATH=src:tests:tests/e2e $(call TEST_TYPES,e2e) tests/e2e
+	MYPYPATH=src $(call TEST_TYPES,fuzz) tests/fuzz
 
 tidy: .venv/.ready
 	$(call STEP,tidy test)

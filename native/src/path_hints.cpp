@@ -4,6 +4,8 @@
 
 namespace ringfold {
 
+static_assert(max_paths == RINGFOLD_HINTS_MOST_PATHS, "a hint has a share for every path of a link");
+
 PathShares advice_of(const ringfold_hint& hint) {
   PathShares out;
   const std::uint32_t paths = std::min<std::uint32_t>(hint.paths, max_paths);

@@ -12,6 +12,7 @@ Importing this is cheap: what needs NumPy or the native core is loaded when it i
 # The packages, in the order of imports (each uses those above it, never those below or beside it):
 #
 #   errors, config   every exception, by what the caller does next; every setting and its sources
+#   units, limits    nanoseconds and bytes; the limits that several packages enforce
 #   states           transition tables of state machines
 #   wire             messages and frames, as types and as bytes
 #   runtime          sockets, clocks, randomness, threads, processes: the only Python code that uses them

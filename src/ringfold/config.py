@@ -1,10 +1,10 @@
-"""Frozen settings, and the only reader of environment variables and TOML.
+"""The settings, and the only reader of environment variables and TOML.
 
 A value comes from the first of these that has it: arguments, environment, TOML file, default. The file is the one that
-was named (`--config` or RINGFOLD_CONFIG), else `./ringfold.toml`, else `~/.config/ringfold.toml`. Nothing is merged
-between files: one look at one file explains a value, and `ringfold config` says which.
+was named (`--config` or RINGFOLD_CONFIG), else `./ringfold.toml`, else `~/.config/ringfold.toml`. Files are never
+merged, and `ringfold config` shows the origin of every value.
 
-`SETTINGS` is the registry: a setting that is not in it does not exist, and the reference page is generated from it.
+`SETTINGS` is the list of all settings. The reference page is generated from it.
 """
 
 import difflib
@@ -25,7 +25,7 @@ MASTER_PORT = 48148
 DATA_PORT = 48149
 TELEMETRY_PORT = 48147
 DEFAULT_RUN = "default"
-"""The run of a peer that names none."""
+"""The run of a peer that does not name one."""
 
 Kind = Literal["text", "integer", "number", "switch", "file", "list"]
 Value = str | int | float | bool | Path | tuple[str, ...] | None
@@ -45,7 +45,7 @@ _EXPECTED: Mapping[Kind, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One setting: its name is its argument and TOML key, and names its environment variable."""
+    """One setting. Its name is its argument and its TOML key; the environment variable is derived from it."""
 
     name: str
     kind: Kind
@@ -55,14 +55,14 @@ class Setting:
     low: float | None = None
     high: float | None = None
     words: tuple[str, ...] = ()
-    """What a number may be instead."""
+    """Texts that are valid instead of a number."""
 
     @property
     def env(self) -> str:
         return f"RINGFOLD_{self.name.upper()}"
 
     def check(self, raw: object) -> Value:
-        """The typed value, or a ConfigError that says what is expected. None means: not set."""
+        """The typed value. Raises ConfigError with what is expected. None means: not set."""
         if raw is None and self.default is None:
             return None
         if isinstance(raw, str) and raw in self.words:
@@ -73,7 +73,7 @@ class Setting:
             raise ConfigError(f"{self.name} must be {expected}, not {raw!r}")
         if self.choices and value not in self.choices:
             raise ConfigError(f"{self.name} must be one of {', '.join(self.choices)}, not {raw!r}")
-        # NaN fails every comparison, so the question is "inside?", not "outside?".
+        # NaN fails every comparison, so this checks "inside", not "outside".
         if isinstance(value, int | float) and not isinstance(value, bool) and not self._inside(value):
             raise ConfigError(f"{self.name} must be {self.range}, not {raw!r}")
         return value
@@ -85,7 +85,7 @@ class Setting:
 
     @property
     def range(self) -> str:
-        """What numbers or words are allowed, for people; empty when anything of the kind is."""
+        """The allowed numbers or texts, for documentation and errors; empty if everything of the kind is allowed."""
         if self.choices:
             return ", ".join(self.choices)
         if self.words:
@@ -102,7 +102,7 @@ class Setting:
 
 
 def _typed(kind: Kind, raw: object) -> Value:
-    """`raw` (typed from TOML or an argument, or text from the environment) as its kind; None when it is not one."""
+    """`raw` (typed from TOML or an argument, or text from the environment) as its kind; None if it is not one."""
     match kind, raw:
         case "switch", bool():
             return raw
@@ -142,69 +142,70 @@ def _number(raw: float | str) -> float | None:
 _SETTINGS = (
     Setting(name="listen", kind="list", default=(f"127.0.0.1:{MASTER_PORT}",),
             help="Addresses that the master listens on: host:port, [IPv6]:port, or a host name. Beyond loopback it "
-                 "wants `token_file`, with 16 bytes or more, or `insecure`."),
+                 "needs `token_file`, with 16 bytes or more, or `insecure`."),
     Setting(name="master", kind="list", default=(f"127.0.0.1:{MASTER_PORT}",),
             help="Where peers, `status` and `doctor` find the master; the first address that answers is used."),
     Setting(name="run", kind="text", default=DEFAULT_RUN,
-            help="The run to join or to look at, by its name (letters, digits, `.`, `_` and `-`, at most 64). A master "
+            help="The name of the run to join or to show (letters, digits, `.`, `_` and `-`, at most 64). A master "
                  "serves several runs."),
     Setting(name="max_runs", kind="integer", default=256, low=1, high=65_536,
-            help="How many runs a master serves, those among them that have ended and are not forgotten. "
+            help="How many runs a master serves, including those that have ended and are not forgotten. "
                  "Set at the master."),
     Setting(name="token_file", kind="file", default=None,
-            help="File with the join token of the run. The token is proven, never sent, and never shown."),
+            help="File with the join token of the run. Peers prove that they have it; it is never sent or shown."),
     Setting(name="insecure", kind="switch", default=False,
-            help="Listen beyond loopback without a token. Anybody who reaches the port can then join the run."),
+            help="Listen beyond loopback without a token. Any host that reaches the port can then join the run."),
     Setting(name="heartbeat_ms", kind="integer", default=250, low=10, high=60_000,
-            help="How often master and peers tell each other that they live. Set at the master, told to all peers."),
+            help="Interval of heartbeats between master and peers. Set at the master, which sends it to all peers."),
     Setting(name="suspect_after_ms", kind="integer", default=1_000, low=20, high=600_000,
             help="Silence after which a peer is suspected. Set at the master."),
     Setting(name="evict_after_ms", kind="integer", default=5_000, low=50, high=3_600_000,
-            help="Silence after which a peer is evicted and the run goes on without it. Set at the master."),
+            help="Silence after which a peer is evicted; the run goes on without it. Set at the master."),
     Setting(name="op_timeout_s", kind="number", default=300.0, low=0.001, high=86_400.0,
-            help="How long one attempt of an op, or a run-wide call, may take. Then those who are absent from it are "
-                 "evicted, and it goes on without them; it raises an error if nobody can be blamed, or if the call "
+            help="How long one attempt of an op, or a run-wide call, may take. Then the peers that are absent from it "
+                 "are evicted, and it goes on without them; it raises an error if no peer is absent, or if the call "
                  "has a timeout_s of its own."),
     Setting(name="stall_timeout_s", kind="number", default="auto", low=0.1, high=86_400.0, words=("auto", "off"),
-            help="How long a minority may keep an op, a vote or a sync waiting that all others wait in, before it is "
-                 "evicted. auto: five times what the call usually takes, at least 60 s. Never above op_timeout_s (the "
+            help="How long all other peers wait in an op, a vote or a sync for a minority before it is evicted. "
+                 "auto: five times the usual duration of the call, at least 60 s. Never above op_timeout_s (the "
                  "master's). Set at the master."),
     Setting(name="sigterm_grace_s", kind="number", default=20.0, low=0.0, high=86_400.0,
             help="How long a step of `run.steps` may still take after SIGTERM before it is aborted, and the peer "
                  "leaves."),
     Setting(name="join_timeout_s", kind="number", default=60.0, low=0.001, high=86_400.0,
-            help="How long joining tries to reach the master, and then waits to be admitted while nothing moves. While "
-                 "members' ops go on, and no step takes more than twice as long as the longest before, it waits on."),
+            help="How long joining tries to reach the master, and then waits to be admitted while the run makes no "
+                 "progress. While members' ops go on, and no step takes more than twice as long as the longest "
+                 "before, it waits without limit."),
     Setting(name="master_patience_s", kind="number", default=60.0, low=0.001, high=86_400.0,
-            help="How long a peer looks for the master, or for another one of its list, when its master is gone. "
+            help="How long a peer tries to reach the master, or another one of its list, after it lost its master. "
                  "Ops go on meanwhile as far as they need no master."),
     Setting(name="resume_wait_s", kind="number", default=60.0, low=0.0, high=86_400.0,
-            help="How long a run whose peers were all lost waits, before it goes on from a checkpoint, for those who "
-                 "took part in its last sync, by name: they may have a newer one. Set at the master."),
+            help="How long a run whose peers were all lost waits for the members of its last sync, by name, before it "
+                 "continues from a checkpoint: they may have a newer one. Set at the master."),
     Setting(name="journal", kind="file", default=None,
-            help="File of the master's journal (SQLite), with which a run outlives its master. Without this setting it "
-                 "is in ~/.local/state/ringfold, one file for each machine, address and port; a master on port 0 has "
-                 "none. A master that is stopped (SIGTERM, Ctrl-C) ends its run and closes this journal."),
+            help="File of the master's journal (SQLite), from which a restarted master continues its run. Without this "
+                 "setting it is in ~/.local/state/ringfold, one file for each machine, address and port; a master on "
+                 "port 0 has none. A master that is stopped (SIGTERM, Ctrl-C) ends its run and closes this journal."),
     Setting(name="no_journal", kind="switch", default=False,
-            help="Keep no journal: when the master is gone, so is the run."),
+            help="Write no journal: the run ends when the master ends."),
     Setting(name="store", kind="text", default="",
             help="Address of the store for the journal, instead of a file: several masters on one store stand by for "
                  "each other, and one that is stopped hands the run over. sqlite:///path on one machine, "
                  "etcd://host:port across machines; with ?prefix=NAME, masters of different clusters share a store."),
     Setting(name="lease_s", kind="number", default=3.0, low=0.5, high=60.0,
-            help="How long a leading master may be away before another one on its store leads."),
+            help="How long a leading master may be unreachable before another one on its store takes over."),
     Setting(name="data_port", kind="integer", default=DATA_PORT, low=1, high=65_535,
             help="First data port that a peer tries; it takes the next free one above."),
     Setting(name="lanes", kind="integer", default=1, low=1, high=64,
-            help="Connections per path. Long fat pipes want several. Set at the master."),
+            help="Connections per path. Paths with a large bandwidth-delay product need several. Set at the master."),
     Setting(name="evidence", kind="text", default="auto", choices=("auto", "ring", "master"),
             help="How peers learn that an op is done everywhere: around the ring, through the master, or by the "
                  "size of the group (ring up to 8 members). Set at the master."),
     Setting(name="small_bytes", kind="integer", default=16 * 1024, low=0, high=1024 * 1024,
-            help="Ops up to this size (in groups of 2 to 4 up to 4 times it) travel whole inside Done. "
+            help="Ops up to this size (in groups of 2 to 4 up to 4 times it) are sent whole inside Done. "
                  "Set at the master."),
     Setting(name="segment_bytes", kind="integer", default=1024 * 1024, low=4 * 1024, high=64 * 1024 * 1024,
-            help="The piece of a chunk that travels and is reduced at once. Set at the master."),
+            help="The part of a chunk that is sent and reduced at once. Set at the master."),
     Setting(name="stale_s", kind="integer", default=600, low=0, high=86_400,
             help="How old a link's measured rate may be before `optimize_topology` measures it again. "
                  "Set at the master."),
@@ -212,10 +213,10 @@ _SETTINGS = (
             help="Whether this peer measures links and clocks with UDP probes; auto: on a machine with 8 usable cores "
                  "or more."),
     Setting(name="probe_kind", kind="text", default="master", choices=("master", "time", "local"),
-            help="Who ends a window of probing: the master, each node's clock, or each node for itself (nothing is "
-                 "combined then). Set at the master."),
+            help="What ends a window of probing: the master, the clock of each node, or each node on its own (nothing "
+                 "is combined then). Set at the master."),
     Setting(name="probe_neighbours", kind="integer", default=4, low=1, high=64,
-            help="How many others each node probes. Set at the master."),
+            help="How many neighbours each node probes. Set at the master."),
     Setting(name="probe_gap_us", kind="integer", default=800, low=50, high=10_000,
             help="The spacing of the two packets of a probe pair. Set at the master."),
     Setting(name="probe_pause_us", kind="integer", default=3_000, low=150, high=10_000_000,
@@ -227,7 +228,7 @@ _SETTINGS = (
     Setting(name="probe_stable_ns", kind="integer", default=200, low=0, high=1_000_000_000,
             help="Residuals under this for some rounds: probe slower. Set at the master."),
     Setting(name="probe_unstable_ns", kind="integer", default=2_000, low=1, high=1_000_000_000,
-            help="A residual over this: go faster; from `probe_stable_ns` to here is hysteresis. Set at the master."),
+            help="A residual over this: probe faster; from `probe_stable_ns` to this: no change. Set at the master."),
     Setting(name="probe_anomaly_us", kind="number", default=100.0, low=0.001, high=1e9,
             help="A residual over this ends a round early. Set at the master."),
     Setting(name="probe_export", kind="file", default=None,
@@ -242,18 +243,18 @@ _SETTINGS = (
             help="Addresses at which other peers reach this one. Several are paths that are used at the same time: "
                  "list them in the same order on every host. Empty: the address of its connection to the master."),
     Setting(name="agent", kind="text", default="auto", choices=("auto", "off"),
-            help="Whether peers with several paths go by the advice of the host's agent: auto (if there is one), off."),
+            help="Whether peers with several paths use the advice of the host's agent: auto (if there is one), off."),
     Setting(name="agent_dir", kind="file", default=None,
             help="The runtime directory of this host's transport agent, with its socket and its hints; not set: "
-                 "/run/ringfold for root's agent, and one of the user's own for anybody else's. Peers look at both."),
+                 "/run/ringfold for the agent of root, and a private one for that of another user. Peers check both."),
     Setting(name="agent_policy", kind="text", default="auto",
             help="How the agent splits flows over their paths: auto (it follows congestion and measured rates), or "
                  "static:SHARE (of the second of two paths) or static:SHARE,SHARE,... Set at the agent."),
     Setting(name="agent_telemetry", kind="list", default=(f"127.0.0.1:{TELEMETRY_PORT}",),
-            help="UDP addresses at which the agent takes telemetry. Beyond loopback it wants agent_allow or "
+            help="UDP addresses at which the agent receives telemetry. Beyond loopback it needs agent_allow or "
                  "agent_key_file. Set at the agent."),
     Setting(name="agent_allow", kind="list", default=(),
-            help="Addresses or networks (10.0.0.0/8) whose telemetry the agent takes; empty: with keys all, "
+            help="Addresses or networks (10.0.0.0/8) whose telemetry the agent accepts; empty: with keys all, "
                  "without keys only this host. Set at the agent."),
     Setting(name="agent_key_file", kind="file", default=None,
             help="File with the key that telemetry must be signed with. Set at the agent."),
@@ -261,7 +262,7 @@ _SETTINGS = (
             help="Other feeds of telemetry, each ADAPTER=WHERE, as in json=unix:/run/collector.sock. "
                  "Set at the agent."),
     Setting(name="agent_report_to", kind="list", default=(),
-            help="UDP addresses that the agent reports its flows and queues to. Set at the agent."),
+            help="UDP addresses to which the agent reports its flows and queues. Set at the agent."),
     Setting(name="agent_user_flows", kind="integer", default=16_384, low=1, high=1_000_000,
             help="How many flows one user may register. Set at the agent."),
     Setting(name="log_level", kind="text", default="info", choices=("debug", "info", "warning", "error"),
@@ -273,7 +274,7 @@ SETTINGS: Mapping[str, Setting] = {setting.name: setting for setting in _SETTING
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """Every setting's value and where it came from. The accessors are typed; asking for the wrong kind asserts."""
+    """Every setting's value and its origin. The accessors are typed; the wrong accessor asserts."""
 
     values: Mapping[str, Value]
     origins: Mapping[str, str]
@@ -313,7 +314,7 @@ class Resolved:
         return value
 
     def named_run(self) -> str:
-        """The run that somebody named; empty if nobody did."""
+        """The run, if one was named; empty if not."""
         return "" if self.origins["run"] == "default" else check_run_name(self.text("run"))
 
     def token(self) -> bytes:
@@ -332,7 +333,7 @@ def load(
 ) -> Resolved:
     """Resolve every setting. Arguments that are None count as not given; `config` names the TOML file.
 
-    The last three say where to look; left out, they are this process's environment, working directory and home.
+    The last three default to the environment, the working directory and the home of this process.
     """
     given = {name: raw for name, raw in (arguments or {}).items() if raw is not None}
     environment = os.environ if environment is None else environment
@@ -356,12 +357,12 @@ def load(
             raise ConfigError(f"{origin}: {error}") from None
         origins[name] = origin
     _check_together(values)
-    return Resolved(values, origins, file, _strangers(environment))
+    return Resolved(values, origins, file, _unknown_variables(environment))
 
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """A TOML value, and the line that a message should point at (0 when the key was not found by itself)."""
+    """A TOML value, and its line for messages (0 if the key was not found)."""
 
     raw: object
     line: int
@@ -380,7 +381,7 @@ def _file(named: object, directory: Path | None, home: Path | None) -> Path | No
 
 
 def _read(file: Path) -> dict[str, _Line]:
-    """The settings in a TOML file, each with its line. Any key that is not a setting is refused, with a suggestion."""
+    """The settings in a TOML file, each with its line. An unknown key is refused, with a suggestion."""
     try:
         text = file.read_text(encoding="utf-8")
         tree = tomllib.loads(text)
@@ -400,7 +401,7 @@ def _read(file: Path) -> dict[str, _Line]:
 
 
 def _beside(file: Path, raw: object) -> object:
-    """A relative path in a settings file means: beside that file, wherever the command was started."""
+    """A relative path in a settings file is relative to that file, not to the working directory."""
     return file.absolute().parent / Path(raw).expanduser() if isinstance(raw, str) and raw else raw
 
 
@@ -421,15 +422,15 @@ def _suggestion(name: str) -> str:
 
 
 GIVEN = frozenset(f"RINGFOLD_{name}" for name in ("ITERATION", "RANK", "WORLD", "MEMBERS", "MISSED", "FENCE"))
-"""Not settings: what `ringfold iterate` tells its command."""
+"""Not settings: variables that `ringfold iterate` sets for its command."""
 
 
-def _strangers(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Variables that look like settings and are none. Warned of, not refused: other tools may share the prefix."""
+def _unknown_variables(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Warnings about variables that look like settings and are not. Not refused: other tools may share the prefix."""
     known = {setting.env for setting in SETTINGS.values()} | {"RINGFOLD_CONFIG"} | GIVEN
-    strange = sorted(key for key in environment if key.startswith("RINGFOLD_") and key not in known)
+    unknown = sorted(key for key in environment if key.startswith("RINGFOLD_") and key not in known)
     return tuple(
-        f"environment variable {key} is not a setting{_suggestion(key.removeprefix('RINGFOLD_'))}" for key in strange
+        f"environment variable {key} is not a setting{_suggestion(key.removeprefix('RINGFOLD_'))}" for key in unknown
     )
 
 
@@ -453,7 +454,7 @@ def _check_together(values: Mapping[str, Value]) -> None:
 
 
 def agent_directories(chosen: Path | None, environment: Mapping[str, str] | None = None) -> tuple[Path, ...]:
-    """Where this host's agent may be, in the order to look; an agent that is started takes the first."""
+    """The directories in which this host's agent may be, in this order; a new agent uses the first."""
     if chosen is not None:
         return (chosen,)
     environment = os.environ if environment is None else environment
@@ -465,14 +466,14 @@ def agent_directories(chosen: Path | None, environment: Mapping[str, str] | None
 
 
 def rendezvous_directory(environment: Mapping[str, str] | None = None) -> Path:
-    """Where processes of this user on this host find a master that one of them hosts."""
+    """The directory in which processes of this user on this host find a master that one of them hosts."""
     environment = os.environ if environment is None else environment
     session = environment.get("XDG_RUNTIME_DIR", "")
     return Path(session) / "ringfold-hosts" if session.startswith("/") else Path(f"/tmp/ringfold-hosts-{os.geteuid()}")
 
 
 def read_token(path: Path) -> bytes:
-    """The token in `path`, without surrounding white space. A file that others may read is warned of."""
+    """The token in `path`, without surrounding white space. Warns if other users may read the file."""
     try:
         token = path.read_bytes().strip()
         mode = path.stat().st_mode
@@ -481,21 +482,21 @@ def read_token(path: Path) -> bytes:
     if not token:
         raise ConfigError(f"the token file {path} is empty")
     if mode & stat.S_IROTH:
-        _log.warning("everybody on this machine can read the token file %s: chmod 600 it", path)
+        _log.warning("all users of this machine can read the token file %s: chmod 600 it", path)
     return token
 
 
 def read_keys(path: Path) -> dict[int, bytes]:
     """Keys by their ids: lines of `ID KEY`, or one line with a key, whose id is 0. Empty lines and # are skipped.
 
-    A file that others can read or write is refused: whoever has the key steers.
+    A file that other users can read or write is refused: the key gives control over shares.
     """
     try:
         mode = path.stat().st_mode
     except OSError as error:
         raise ConfigError(f"cannot read the key file {path}: {error.strerror or error}") from None
     if mode & (stat.S_IROTH | stat.S_IWOTH | stat.S_IWGRP):
-        raise ConfigError(f"others can read or write the key file {path}: chmod 600 it")
+        raise ConfigError(f"other users can read or write the key file {path}: chmod 600 it")
     text = read_token(path).decode("utf-8", "surrogateescape")
     lines = [line.split() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
     if len(lines) == 1 and len(lines[0]) == 1:
@@ -509,19 +510,19 @@ def read_keys(path: Path) -> dict[int, bytes]:
 
 
 MIN_TOKEN_BYTES = 16
-"""128 bits. A shorter token can be guessed offline by anybody who reads one handshake."""
+"""128 bits. Whoever records one handshake can guess a shorter token offline."""
 GIVE_TOKEN = "set RINGFOLD_TOKEN_FILE, pass token_file=, or --token-file to a command"
 MAKE_TOKEN = "(umask 077; python3 -c 'import secrets; print(secrets.token_hex(32))' > run.token)"
 
 
 def check_exposure(host: str, token: bytes, *, insecure: bool) -> None:
-    """Refuse to be reached by other machines without a token that nobody can guess, unless that is said aloud."""
+    """Refuse an address that other machines can reach without a long enough token, unless `insecure` is set."""
     if insecure or is_loopback(host) or len(token) >= MIN_TOKEN_BYTES:
         return
     has = f"and the token has {len(token)} bytes, fewer than {MIN_TOKEN_BYTES}" if token else "and there is no token"
     raise ConfigError(
         f"{host} can be reached from other machines, {has}: make one with {MAKE_TOKEN}, copy it to all machines, and "
-        "give it (--token-file run.token, or RINGFOLD_TOKEN_FILE); or say insecure"
+        "pass it (--token-file run.token, or RINGFOLD_TOKEN_FILE); or set insecure"
     )
 
 
@@ -550,14 +551,14 @@ def is_loopback(host: str) -> bool:
 
 
 def check_run_name(name: str) -> str:
-    """The name of a run as it was given; empty means the default one. ConfigError if no run can have this name."""
+    """The checked name of a run; empty means the default one. Raises ConfigError if it is not a valid name."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name or DEFAULT_RUN):
         rule = "up to 64 letters, digits, dots, underscores and hyphens, of which the first is a letter or a digit"
-        raise ConfigError(f"{name!r} is no name of a run: use {rule}")
+        raise ConfigError(f"{name!r} is not a valid name of a run: use {rule}")
     return name or DEFAULT_RUN
 
 
 def state_directory() -> Path:
-    """Where a program of this user keeps what must outlive it: $XDG_STATE_HOME/ringfold, or ~/.local/state/ringfold."""
+    """The directory for persistent state of this user: $XDG_STATE_HOME/ringfold, or ~/.local/state/ringfold."""
     base = os.environ.get("XDG_STATE_HOME", "")
     return (Path(base) if base.startswith("/") else Path.home() / ".local" / "state") / "ringfold"

@@ -1,34 +1,34 @@
-"""Every exception, arranged by what the caller does next.
+"""Every exception, ordered by what the caller does next.
 
     UsageError           fix the program
-      CallMismatch       it called something else than the others, which go on without it
+      CallMismatch       this peer called something else than the others, which go on without it
       ConfigError        fix a setting
         MissingPackage   install the package that it names
     CollectiveAborted    call again: the buffers are as they were passed in
       PeerLost
       EpochChanged
-    DeadlineExceeded     somebody does not take part; it says who
+    DeadlineExceeded     a peer does not take part; it names the peer
     TooFewPeers          wait for peers
     Evicted              join again, sync state first
     Superseded           a newer process of this rank took over: exit
     MasterUnreachable    wait, or exit
     AgentUnreachable     start the host's agent; runs go on without it
-    RemoteProtocolError  the other side was dropped; nothing to do
+    RemoteProtocolError  the remote side was disconnected; nothing to do
     StateError           the shared state needs a decision
       RevisionViolation  count the revision up by one, and sync again
-      HashMismatch       the content was not what it should be; it says whose
-      StateDiverged      find out why this peer computed something else; its state is the run's again
+      HashMismatch       content does not match its hash; it names the peers
+      StateDiverged      find out why this peer computed something else; its state is repaired
       StateLost          start a peer that has a checkpoint, or agree to a rollback
     TopologyFailed       the ring is as it was; call again
     ClockNotReady        turn probing on, or wait for its first round
     StoreError           the store cannot be used for this
-      StoreUnreachable   nothing was done; wait, and call again
-      StoreUnknown       it was done or not; read before you go on
-      StoreWentBack      not the store that it was: do not go on with it
+      StoreUnreachable   nothing was changed; wait, and call again
+      StoreUnknown       it was changed or not; read before you go on
+      StoreWentBack      an older state of the store: do not go on with it
         StoreReset
-      LeaseLost          somebody else may hold it by now; stop what it protected
+      LeaseLost          another process may hold it by now; stop what it protected
 
-All carry their facts as attributes and survive pickling. Broken invariants assert instead.
+All have their facts as attributes and can be pickled. A broken invariant raises AssertionError instead.
 """
 
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ class RingfoldError(Exception):
 
 
 class UsageError(RingfoldError):
-    """The program asks for something that cannot work: fix the program."""
+    """The program calls something that cannot work: fix the program."""
 
     def __init__(self, text: str, peers: Sequence[int] = ()) -> None:
         super().__init__(text, tuple(peers))
@@ -58,7 +58,7 @@ class ConfigError(UsageError):
 
 
 class MissingPackage(ConfigError):
-    """Something optional was asked for whose package is not installed; the text says how to install it."""
+    """An optional package is not installed; the text has the command that installs it."""
 
     def __init__(self, package: str, extra: str, purpose: str) -> None:
         UsageError.__init__(self, f"{purpose} needs the package {package}: pip install 'ringfold[{extra}]'")
@@ -86,7 +86,7 @@ class EpochChanged(CollectiveAborted):
 
 
 class DeadlineExceeded(RingfoldError):
-    """A wait ended at its deadline. Says what was waited for, for whom, and for how long."""
+    """A wait ended at its deadline. It has the operation, the peers that were waited for, and the time."""
 
     def __init__(self, operation: str, peers: Sequence[int], waited_ms: int, text: str = "") -> None:
         super().__init__(operation, tuple(peers), waited_ms, text)
@@ -100,7 +100,7 @@ class DeadlineExceeded(RingfoldError):
 
 
 class TooFewPeers(RingfoldError):
-    """There is nobody to reduce with: wait for peers."""
+    """There is no other peer to reduce with: wait for peers."""
 
     def __init__(self, world: int, needed: int = 2) -> None:
         super().__init__(world, needed)
@@ -113,7 +113,7 @@ class TooFewPeers(RingfoldError):
 class Evicted(RingfoldError):
     """The run goes on without this peer: join again, and sync state before the first op. `who` is this peer.
 
-    With `on_request` somebody asked for it (`ringfold evict`), and `steps` does not join again by itself.
+    `on_request`: it was evicted by a command (`ringfold evict`), and `steps` does not join again by itself.
     """
 
     def __init__(self, reason: str, who: str = "", on_request: bool = False) -> None:
@@ -126,7 +126,7 @@ class Evicted(RingfoldError):
 
 
 class Superseded(RingfoldError):
-    """A newer process speaks for this rank, and this one never will again: exit."""
+    """A newer process has replaced this one as its rank: exit."""
 
     def __init__(self, rank: int, incarnation: str, successor: str) -> None:
         super().__init__(rank, incarnation, successor)
@@ -135,7 +135,7 @@ class Superseded(RingfoldError):
     def __str__(self) -> str:
         return (
             f"another process registered as rank {self.rank} after this one (incarnation {self.successor[:8]}, here "
-            f"{self.incarnation[:8]}): it goes on, and this one has to end"
+            f"{self.incarnation[:8]}): it goes on, and this one has to exit"
         )
 
 
@@ -162,7 +162,7 @@ class AgentUnreachable(RingfoldError):
 
 
 class RemoteProtocolError(RingfoldError):
-    """The other side does not speak this protocol, or lies; it was dropped."""
+    """The remote side violated the protocol, and was disconnected."""
 
 
 class StateError(RingfoldError):
@@ -170,7 +170,7 @@ class StateError(RingfoldError):
 
 
 class RevisionViolation(StateError):
-    """A revision did not go up by exactly one since the last sync: `expected` says which one it had to be."""
+    """A revision did not go up by exactly one since the last sync; it had to be `expected`."""
 
     def __init__(self, expected: int, got: int, text: str = "") -> None:
         super().__init__(expected, got, text)
@@ -181,7 +181,7 @@ class RevisionViolation(StateError):
 
 
 class HashMismatch(StateError):
-    """Content is not what its hash says; `peers` are those it came from. Empty: it was changed here."""
+    """Content does not match its hash. `peers` are those that sent it; empty: it was changed here."""
 
     def __init__(self, text: str, peers: Sequence[int] = ()) -> None:
         super().__init__(text, tuple(peers))
@@ -192,10 +192,10 @@ class HashMismatch(StateError):
 
 
 class StateDiverged(StateError):
-    """This peer's content was not that of the others at `revision`. It agreed with them at `since` last.
+    """This peer's content differed from that of the others at `revision`. They last agreed at `since`.
 
-    `keys` are arrays that differed (the first few names of `key_count`), and `received_bytes` were fetched: by now the
-    state is the run's. What may differ between peers belongs in `MayDiffer`.
+    `keys` are the names of arrays that differed (the first few of `key_count`), and `received_bytes` were fetched to
+    repair them. What may differ between peers belongs in `MayDiffer`.
     """
 
     def __init__(
@@ -224,9 +224,9 @@ class StateDiverged(StateError):
 
 
 class StateLost(StateError):
-    """Nobody who is left has `revision`, or a checkpoint to go on from. The text says what to do.
+    """No remaining peer has `revision`, or a checkpoint to continue from. The text says what to do.
 
-    `checkpoint` is for the step loop: (lineage, revision) of the one that somebody is to load.
+    `checkpoint` is for the step loop: (lineage, revision) of the one that a peer must load.
     """
 
     def __init__(self, revision: int, text: str = "", checkpoint: tuple[str, int] | None = None) -> None:
@@ -266,7 +266,7 @@ class ClockNotReady(RingfoldError):
 
 
 class StoreError(RingfoldError):
-    """A store cannot be used for what was asked; `store` is its address."""
+    """A store cannot be used for this; `store` is its address."""
 
     def __init__(self, store: str, text: str) -> None:
         super().__init__(store, text)
@@ -281,7 +281,7 @@ class StoreUnreachable(StoreError):
 
 
 class StoreUnknown(StoreError):
-    """A change was sent and no answer came: the store has made it, or has not, or still will. Read before you go on."""
+    """A change was sent and got no response: it was made, or not, or will be. Read before you go on."""
 
 
 class StoreWentBack(StoreError):
@@ -289,8 +289,8 @@ class StoreWentBack(StoreError):
 
 
 class StoreReset(StoreWentBack):
-    """The store is another one than before: it was emptied, or somebody founded it anew."""
+    """The store is another one than before: it was emptied, or initialised again."""
 
 
 class LeaseLost(StoreError):
-    """The lease has ended, or its end cannot be ruled out. Somebody else may hold the key: stop what it protected."""
+    """The lease has ended, or may have. Another process may hold the key: stop what it protected."""

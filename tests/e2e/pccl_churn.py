@@ -97,7 +97,7 @@ def check(arrays: list[np.ndarray], step: int, world: int) -> None:
 def digest(arrays: list[np.ndarray]) -> int:
     value = 0
     for array in arrays:
-        value = zlib.crc32(array, value)
+        value = zlib.crc32(array.tobytes(), value)
     return value
 
 

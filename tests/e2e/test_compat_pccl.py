@@ -232,7 +232,8 @@ def test_an_aborted_op_leaves_its_buffer_as_it_was_and_is_called_again(master: M
     """Two of three are in an op when the third goes; they read the world size and call again, as PCCL programs do."""
 
     def body(peer: Communicator, number: int) -> tuple[list[Result], float]:
-        both, seen = np.full(size, number + 1.0), []
+        both = np.full(size, number + 1.0)
+        seen: list[Result] = []
         if number == 2:
             peer.all_reduce(np.ones(1), np.ones(1), op=SUM, tag=1)  # all are here
             return seen, 0.0

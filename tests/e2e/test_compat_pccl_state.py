@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import ml_dtypes
 import numpy as np
@@ -116,7 +116,7 @@ def test_a_newcomer_gets_content_and_revision(master: MasterThread) -> None:
         peer.sync_shared_state(state)
         return peer, float(weights[-1]), state.revision
 
-    newcomer: list = []
+    newcomer: list[Any] = []
     with ThreadPoolExecutor(1) as pool:
         assert together(master, 2, body) == [(3.0, 3)] * 2
         assert newcomer[0].result(DEADLINE_S)[1:] == (3.0, 3)
@@ -127,9 +127,9 @@ def test_a_newcomer_gets_content_and_revision(master: MasterThread) -> None:
 def test_every_dtype_is_synced_also_where_it_is_not_aligned(master: MasterThread, dtype: type) -> None:
     def body(peer: Communicator, number: int) -> list[bool]:
         value = 3 if number else 5
-        plain = np.full(2000, value, dtype)
+        plain: np.ndarray[Any, Any] = np.full(2000, value, dtype)
         bytes_of_one = np.zeros(2000 * plain.itemsize + 1, np.uint8)
-        shifted = bytes_of_one[1:].view(dtype)
+        shifted: np.ndarray[Any, Any] = bytes_of_one[1:].view(dtype)
         shifted[:] = value
         peer.sync_shared_state(state_of(plain=plain, shifted=shifted))
         return [bool((array.astype(float) == 3).all()) for array in (plain, shifted)]

@@ -13,8 +13,9 @@ from pathlib import Path as File
 
 import pytest
 
+from ringfold.config import TELEMETRY_PORT
 from ringfold.tools.lab import SWITCH, Lab, Path, Queues, Sample, Telemetry, TelemetrySender, missing
-from ringfold.wire.telemetry import TELEMETRY_PORT, Congestion, Packet, address_number, decode
+from ringfold.wire.telemetry import Congestion, Packet, address_number, decode
 
 pytestmark = [pytest.mark.netns, pytest.mark.skipif(missing(delay=True) is not None, reason=str(missing(delay=True)))]
 

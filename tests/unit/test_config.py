@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from msgspec import to_builtins
 
 from ringfold import config
 from ringfold.config import SETTINGS, Resolved, is_loopback, read_token, split_address
@@ -147,7 +148,8 @@ def test_switches_in_the_environment(load: Load, word: str, meaning: bool) -> No
 
 
 def test_liveness_defaults_are_those_of_the_protocol() -> None:
-    assert Liveness() == Liveness(*(SETTINGS[name].default for name in Liveness.__struct_fields__))
+    defaults = {name: SETTINGS[name].default for name in Liveness.__struct_fields__}
+    assert to_builtins(Liveness()) == defaults
 
 
 # Tokens

@@ -32,7 +32,7 @@
 
 namespace ringfold {
 
-inline constexpr std::size_t max_paths = 8;
+inline constexpr std::size_t max_paths = 16;
 
 struct Span {
   std::byte* source = nullptr;

@@ -26,9 +26,10 @@ from typing import Annotated, Protocol
 import msgspec
 
 from ringfold.errors import ConfigError, RemoteProtocolError
+from ringfold.limits import MAX_PATHS
 from ringfold.runtime.feeds import chunks
 from ringfold.wire.decoding import decode
-from ringfold.wire.telemetry import FULL_QUEUE, MOST_PATHS, Congestion, Refusal, prefix_number
+from ringfold.wire.telemetry import FULL_QUEUE, Congestion, Refusal, prefix_number
 
 ENTRY_POINTS = "ringfold.telemetry"
 MAX_LINE_BYTES = 1 << 20
@@ -53,7 +54,7 @@ _Bytes = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 
 
 class _JsonLine(msgspec.Struct):
-    path: Annotated[int, msgspec.Meta(ge=0, lt=MOST_PATHS)]
+    path: Annotated[int, msgspec.Meta(ge=0, lt=MAX_PATHS)]
     source: str = "any"
     destination: str = "any"
     congestion: _Level | None = None

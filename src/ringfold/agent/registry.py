@@ -23,7 +23,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from ringfold.wire.agent import MOST_PATHS, Flow, Place, RefusalKind
+from ringfold.limits import MAX_PATHS
+from ringfold.wire.agent import Flow, Place, RefusalKind
 
 Client = int
 PairKey = tuple[str, str, tuple[tuple[str, str], ...]]
@@ -263,8 +264,8 @@ def invalid_flow(flow: Flow) -> str:
     """Why a flow is not valid; empty if it is."""
     if not 0 <= flow.connection < MAX_CONNECTION:
         return f"connection {flow.connection} is not from 0 to 2^63 - 1"
-    if not 2 <= len(flow.paths) <= MOST_PATHS:
-        return f"a flow has 2 to {MOST_PATHS} paths, not {len(flow.paths)}"
+    if not 2 <= len(flow.paths) <= MAX_PATHS:
+        return f"a flow has 2 to {MAX_PATHS} paths, not {len(flow.paths)}"
     for name in (flow.source_host, flow.destination_host):
         if len(name) > MAX_NAME_CHARS or not name.isprintable():
             return f"a host name has {MAX_NAME_CHARS} printable characters at most"

@@ -1,8 +1,12 @@
-"""The command line: one file per command. A command parses, calls a room, and renders; nothing else lives here. The
-commands that are programs of their own (`demo`, `soak`, `bench`) are in `ringfold.tools`.
+"""The command line: one file per command. A command parses its arguments, calls a package, and prints the result.
 
-Read `output.py` for how commands speak, then any command. Only the files of commands that stand in the arguments are
-imported, and those import their rooms when they run: `ringfold --help` has no reason to load NumPy or the native core.
+`output.py` has tables, JSON and error messages, and `logs.py` sets up logging. Commands of a run: `master.py`,
+`status.py`, `runs.py`, `evict.py`, `probe/`. Of this machine: `agent.py`, `doctor.py`, `config.py`, `lab.py`.
+`iterate.py` runs a command per global iteration. `reference.py` writes the reference pages. The programs `demo`, `soak`
+and `bench` are in `ringfold.tools`.
+
+Only the files of commands that occur in the arguments are imported, and a command imports its packages when it runs:
+`ringfold --help` loads neither NumPy nor the native core.
 """
 
 import importlib
@@ -17,7 +21,7 @@ from ringfold.errors import RingfoldError
 
 
 class Command(NamedTuple):
-    """A command: what `--help` says of it, and the file that has it (a function, or an `app` of sub-commands)."""
+    """A command: its summary in `--help`, and its attribute in its module (a function, or an `app` of sub-commands)."""
 
     name: str
     summary: str
@@ -32,25 +36,25 @@ class Command(NamedTuple):
 TOOLS = "ringfold.tools"
 
 COMMANDS = (
-    Command("master", "Run the master: the process that peers join and that keeps their epochs.", "master"),
-    Command("status", "Show a run: members, epochs, rings, and what is waited for since when.", "status"),
+    Command("master", "Run the master: the process that peers join and that manages their epochs.", "master"),
+    Command("status", "Show a run: members, epochs, rings, and which peers wait for which others.", "status"),
     Command("evict", "Evict a peer: the others go on without it, and it may join again.", "evict"),
     Command("iterate", "Run a command per iteration that all ranks agree on through a store, or show it.", "iterate"),
     Command("demo", "Train a small model on several peers while some are killed, frozen and added.", "demo", TOOLS),
-    Command("doctor", "Check whether this machine has what a run needs, and say what to do.", "doctor"),
+    Command("doctor", "Check whether this machine has what a run needs, and print advice.", "doctor"),
     Command("soak", "Kill, freeze and add peers for long, and check that nothing is lost or leaks.", "soak", TOOLS),
-    Command("lab", "Build hosts with several slow or bad paths on this machine, and run commands in them.", "lab"),
+    Command("lab", "Build hosts with several slow or lossy paths on this machine, and run commands in them.", "lab"),
     Command("config", "Show every setting, its value, and where the value comes from.", "config"),
-    # Groups of sub-commands stand last, where typer puts them in any case.
+    # Groups of sub-commands are last, because typer puts them there.
     Command("runs", "List the runs of a master, or forget one that has ended.", "app"),
-    Command("probe", "Measure links and clocks, and look at what was measured.", "app"),
-    Command("agent", "Run the transport agent of this host, look at it, and steer it.", "app"),
+    Command("probe", "Measure links and clocks, and show the measurements.", "app"),
+    Command("agent", "Run the transport agent of this host, show its state, and set shares.", "app"),
     Command("bench", "Measure Ringfold on this machine, beside other libraries and against its targets.", "app", TOOLS),
 )
 
 
 def build(load: Collection[str] | None = None) -> typer.Typer:
-    """The command line with the named commands loaded (None: all); the others are there by their summary only."""
+    """The command line with the named commands loaded (None: all); the others only have their summary."""
     app = typer.Typer(
         name="ringfold",
         help="Keeps a distributed training run going over plain IP while machines come and go.",
@@ -74,9 +78,9 @@ def build(load: Collection[str] | None = None) -> typer.Typer:
     return app
 
 
-def _version(asked: bool) -> None:
-    """As the option is read, because there need be no command behind it."""
-    if asked:
+def _version(is_requested: bool) -> None:
+    """Called when the option is parsed, because no command needs to follow it."""
+    if is_requested:
         from importlib import metadata
 
         typer.echo(f"ringfold {metadata.version('ringfold')}")
@@ -89,11 +93,11 @@ def _root(
         bool, typer.Option("--version", help="Show the version and exit.", is_eager=True, callback=_version)
     ] = False,
 ) -> None:
-    return  # both are options of the whole command line, and are read where they matter
+    return  # `main` and `_version` read these options
 
 
 def _not_loaded() -> None:
-    raise AssertionError("a command ran that does not stand in the arguments")
+    raise AssertionError("a command ran that does not occur in the arguments")
 
 
 def main() -> None:
@@ -104,6 +108,6 @@ def main() -> None:
     except RingfoldError as error:
         if "--debug" in arguments:
             raise
-        from ringfold.cli.output import complain
+        from ringfold.cli.output import print_error
 
-        sys.exit(complain(error))
+        sys.exit(print_error(error))

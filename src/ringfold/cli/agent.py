@@ -1,9 +1,11 @@
-"""`ringfold agent`: run the transport agent of this host, look at it, and steer it."""
+"""`ringfold agent`: run the transport agent of this host, show its state, and set shares."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from ringfold.limits import MAX_PATHS
 
 if TYPE_CHECKING:
     from ringfold.agent.client import AgentConsole
@@ -25,7 +27,7 @@ def agent(
         str | None, typer.Option(help="auto, static:SHARE (of the second of two paths) or static:SHARE,SHARE,...")
     ] = None,
     telemetry: Annotated[
-        list[str] | None, typer.Option(help="UDP address to take telemetry at. May be given several times.")
+        list[str] | None, typer.Option(help="UDP address to receive telemetry at. May be given several times.")
     ] = None,
     allow: Annotated[
         list[str] | None, typer.Option(help="Address or network whose telemetry is taken. May be given several times.")
@@ -44,10 +46,10 @@ def agent(
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
     log_json: Annotated[bool | None, typer.Option("--log-json", help="Log JSON lines.")] = None,
 ) -> None:
-    """Run the transport agent of this host: it watches paths and advises every process how to split its flows.
+    """Run the transport agent of this host: it measures paths and advises every process how to split its flows.
 
     One agent serves a host. SIGTERM and Ctrl-C end it cleanly, with exit code 0; the processes then split their flows
-    by what they measure themselves.
+    by their own measurements.
     """
     if context.invoked_subcommand is not None:
         context.obj = (directory, config)
@@ -80,7 +82,7 @@ def _settings(resolved: "Resolved") -> "AgentSettings":
     from ringfold.wire.telemetry import GateSettings
 
     flows = resolved.integer("agent_user_flows")
-    # Every connection is an open file: one user must not have them all.
+    # Every connection is an open file: one user must not use them all.
     clients = min(Quota().clients, raise_open_file_limit() // 4)
     keys = _keys(resolved)
     allow = resolved.listed("agent_allow") or (("any",) if keys else GateSettings().allow)
@@ -97,7 +99,7 @@ def _settings(resolved: "Resolved") -> "AgentSettings":
 
 
 def _keys(resolved: "Resolved") -> dict[int, bytes]:
-    """The keys of telemetry by their ids, if there are any."""
+    """The telemetry keys by their ids, if there are any."""
     from ringfold.config import read_keys
 
     path = resolved.value("agent_key_file")
@@ -115,7 +117,7 @@ async def _serve(settings: "AgentSettings") -> None:
     server = AgentServer(settings)
 
     def stop(signal: str) -> None:
-        logging.getLogger(__name__).info("%s: the agent ends", signal)
+        logging.getLogger(__name__).info("%s: the agent stops", signal)
         server.stop()
 
     freeze_garbage_collector()
@@ -131,12 +133,12 @@ def _directories(resolved: "Resolved") -> tuple[Path, ...]:
     return agent_directories(chosen)
 
 
-def _where(context: typer.Context, directory: Path | None, config: Path | None) -> tuple[Path, ...]:
-    """Where to look for the agent. --dir and --config mean the same before and behind the name of the command."""
+def _find_directories(context: typer.Context, directory: Path | None, config: Path | None) -> tuple[Path, ...]:
+    """The directories of the agent. --dir and --config mean the same before and after the name of the command."""
     from ringfold import config as settings
 
-    said_before = context.obj or (None, None)
-    directory, config = directory or said_before[0], config or said_before[1]
+    before = context.obj or (None, None)
+    directory, config = directory or before[0], config or before[1]
     return _directories(settings.load({"agent_dir": directory, "config": config}))
 
 
@@ -145,14 +147,14 @@ def status(
     context: typer.Context,
     directory: Directory = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    flows: Annotated[bool, typer.Option("--flows/--no-flows", help="List the flows, too.")] = True,
+    flows: Annotated[bool, typer.Option("--flows/--no-flows", help="List the flows.")] = True,
     config: Config = None,
 ) -> None:
-    """Show the agent of this host: its flows, their shares and why, and what it refused."""
+    """Show the agent of this host: its flows, their shares with the reason, and what it refused."""
     from ringfold.agent.client import AgentConsole
     from ringfold.cli.output import print_json
 
-    with AgentConsole(_where(context, directory, config)) as console:
+    with AgentConsole(_find_directories(context, directory, config)) as console:
         found = console.status()
         listed = console.flows() if flows else []
     if as_json:
@@ -195,18 +197,18 @@ def _flow_row(listed: "ListedFlow") -> list[str]:
         f"{listed.slot}:{listed.generation}",
         f"{listed.client or 'process'} {listed.pid}",
         shares or "local",
-        "; ".join(part for part in (listed.why, _trips(listed)) if part),
+        "; ".join(part for part in (listed.why, _rtts(listed)) if part),
     ]
 
 
-def _trips(listed: "ListedFlow") -> str:
-    """The round trips on each path as its sender sees them; empty if it saw none."""
+def _rtts(listed: "ListedFlow") -> str:
+    """The RTT of each path that the sender measured; empty if it measured none."""
     if not any(listed.srtt_us):
         return ""
-    now, least = (
-        " : ".join(f"{us / 1e3:.1f}" if us else "?" for us in trips) for trips in (listed.srtt_us, listed.min_rtt_us)
+    smoothed, lowest = (
+        " : ".join(f"{us / 1e3:.1f}" if us else "?" for us in rtts) for rtts in (listed.srtt_us, listed.min_rtt_us)
     )
-    return f"round trips {now} ms, {least} at least"
+    return f"RTT {smoothed} ms, minimum {lowest}"
 
 
 @app.command("set")
@@ -219,20 +221,20 @@ def set_shares(
     directory: Directory = None,
     config: Config = None,
 ) -> None:
-    """Fix the shares of the flows between two addresses, or hand them back to the policy (--share auto)."""
+    """Fix the shares of the flows between two addresses, or let the policy decide again (--share auto)."""
     from ringfold.agent.client import AgentConsole
     from ringfold.agent.steering import parse_policy
 
     shares = parse_policy(share if share == "auto" else f"static:{share}") or ()
-    with AgentConsole(_where(context, directory, config)) as console:
+    with AgentConsole(_find_directories(context, directory, config)) as console:
         source, destination = _ends(flow, console)
         slots = console.set_shares(source, destination, shares)
-    how = ", ".join(f"{100 * each:g} %" for each in shares) if shares else "as the policy says"
+    how = ", ".join(f"{100 * each:g} %" for each in shares) if shares else "decided by the policy"
     typer.echo(f"{source} -> {destination}: {how} ({slots} slot{'' if slots == 1 else 's'})")
 
 
 def _ends(flow: str, console: "AgentConsole") -> tuple[str, str]:
-    """Source and destination of what the user named."""
+    """The source and destination of the named flow."""
     from ringfold.errors import UsageError
 
     if flow.isdecimal():
@@ -242,7 +244,7 @@ def _ends(flow: str, console: "AgentConsole") -> tuple[str, str]:
         return found.source, found.destination
     source, comma, destination = flow.partition(",")
     if not comma:
-        raise UsageError(f"{flow!r} is no flow; write SOURCE,DESTINATION or a number of `ringfold agent status`")
+        raise UsageError(f"{flow!r} is not a flow; write SOURCE,DESTINATION or a number of `ringfold agent status`")
     return source.strip(), destination.strip()
 
 
@@ -250,18 +252,18 @@ def _ends(flow: str, console: "AgentConsole") -> tuple[str, str]:
 def inject(
     source: Annotated[str, typer.Argument(help="Source of the path: an address, a network, or any.")],
     destination: Annotated[str, typer.Argument(help="Destination of the path: an address, a network, or any.")],
-    path: Annotated[int, typer.Option(help="The number of the path, from 0.", min=0, max=15)],
+    path: Annotated[int, typer.Option(help="The number of the path, from 0.", min=0, max=MAX_PATHS - 1)],
     congestion: Annotated[int, typer.Option(help="0 is clear, 240 and above is backpressure.", min=0, max=255)],
     depth: Annotated[int, typer.Option(help="Bytes in the queue.", min=0)] = 0,
-    to: Annotated[str | None, typer.Option(help="Where the agent takes telemetry.")] = None,
+    to: Annotated[str | None, typer.Option(help="The address at which the agent receives telemetry.")] = None,
     key_file: Annotated[Path | None, typer.Option(help="File with the key to sign with.")] = None,
     count: Annotated[int, typer.Option(help="How many packets.", min=1)] = 1,
     every_ms: Annotated[int, typer.Option(help="The pause between two packets.", min=1)] = 100,
     config: Config = None,
 ) -> None:
-    """Send telemetry to an agent, as a switch would: for experiments, and to see that it arrives.
+    """Send telemetry to an agent, as a switch would: for experiments, and to check that it arrives.
 
-    What was said is forgotten when it is not said again for a second: --count and --every-ms repeat it.
+    The agent forgets a report that is not repeated within a second: --count and --every-ms repeat it.
     """
     from ringfold import config as settings
     from ringfold.config import TELEMETRY_PORT, split_address
@@ -278,7 +280,7 @@ def inject(
         ends = [prefix_number(source), prefix_number(destination)]
         sender = DatagramSender(*split_address(resolved.listed("agent_telemetry")[0], TELEMETRY_PORT))
     except (ValueError, IndexError, OSError) as error:
-        raise UsageError(f"cannot send that: {error}") from None
+        raise UsageError(f"cannot send this telemetry: {error}") from None
     body = Congestion(ends[0][0], ends[1][0], path, congestion, depth, ends[0][1], ends[1][1])
     with sender:
         for number in range(count):
@@ -288,4 +290,4 @@ def inject(
             packet = Packet(body, now_ns, now_ns, key_id=key_id)
             sender.send(encode(packet, None if key_id is None else keys[key_id]))
         if sender.lost or sender.was_refused:
-            raise UsageError("nobody takes telemetry there")
+            raise UsageError("no agent receives telemetry there")

@@ -20,12 +20,12 @@ def config(
     """
     from rich.text import Text
 
-    from ringfold.cli.output import complaints, console, print_json, table
+    from ringfold.cli.output import console, error_console, print_json, table
     from ringfold.config import SETTINGS, load
 
     resolved = load({"config": file})
     for warning in resolved.warnings:
-        complaints.print(Text("warning: ", style="yellow").append(warning), soft_wrap=True)
+        error_console.print(Text("warning: ", style="yellow").append(warning), soft_wrap=True)
     if as_json:
         settings = {name: {"value": resolved.value(name), "origin": resolved.origin(name)} for name in SETTINGS}
         print_json({"file": resolved.file, "settings": settings})

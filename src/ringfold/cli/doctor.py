@@ -7,26 +7,26 @@ import typer
 
 
 def doctor(
-    master: Annotated[str | None, typer.Option(help="Also ask the master at this address.")] = None,
+    master: Annotated[str | None, typer.Option(help="Also check the master at this address.")] = None,
     token_file: Annotated[Path | None, typer.Option(help="File with the join token of the run.")] = None,
     config: Annotated[Path | None, typer.Option(help="Settings file (TOML).")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Check whether this machine has what a run needs, and say what to do.
+    """Check whether this machine has what a run needs, and print advice.
 
-    The exit code is 1 when a check failed. A warning means: it works, but slower or less precisely than it could.
+    The exit code is 1 if a check failed. A warning means: it works, but slower or less precisely than it could.
     """
     from rich.text import Text
 
     from ringfold import config as settings
     from ringfold.cli.output import COLOURS, console, print_json, table
-    from ringfold.runtime import doctor as room
+    from ringfold.runtime import doctor as checks_of_machine
     from ringfold.runtime.hardware import read_hardware
 
     resolved = settings.load({"master": master, "token_file": token_file, "config": config})
-    # A master that nobody named is not missing: the default address alone asks for nothing.
+    # Only a master that was named is checked, not the default address.
     named = resolved.origin("master") != "default"
-    checks = room.examine(
+    checks = checks_of_machine.examine(
         resolved.listed("master") if named else (),
         resolved.token(),
         master_port=settings.split_address(resolved.listed("listen")[0])[1],

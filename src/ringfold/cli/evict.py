@@ -1,4 +1,4 @@
-"""`ringfold evict`: have a peer evicted; the run goes on without it."""
+"""`ringfold evict`: evict a peer; the run goes on without it."""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +9,7 @@ import typer
 def evict(
     peer: Annotated[str, typer.Argument(help="Its number, or its name, as `ringfold status` shows them.")],
     address: Annotated[str | None, typer.Argument(help="The master's address.", show_default=False)] = None,
-    reason: Annotated[str, typer.Option(help="What the peer's own error says, and the log.")] = "",
+    reason: Annotated[str, typer.Option(help="The reason in the error of the peer and in the log.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     run: Annotated[str | None, typer.Option(help="Its run; without it `default`, or the only one.")] = None,
     token_file: Annotated[Path | None, typer.Option(help="File with the join token of the run.")] = None,
@@ -17,8 +17,9 @@ def evict(
 ) -> None:
     """Evict a peer: the others go on without it, and lose nothing. It may join again.
 
-    For a peer that lives and does not work. Without an address it asks the master of the settings (`master`, by default
-    on this machine). Exit status 1 if nobody was evicted: there is no such peer, or it is the last of its group.
+    For a peer that is alive and makes no progress. Without an address it connects to the master of the settings
+    (`master`, by default on this machine). Exit status 1 if no peer was evicted: there is no such peer, or it is the
+    last one of its group.
     """
     from ringfold import config as settings
     from ringfold.cli.output import console, print_json

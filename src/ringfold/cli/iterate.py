@@ -1,4 +1,4 @@
-"""`ringfold iterate`: a command per agreed iteration, or a look at how the ranks stand."""
+"""`ringfold iterate`: run a command per global iteration, or show the state of the ranks."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from ringfold.store.client import StoreClient
 
 POLL_S = 0.5
-"""How often a running command's rank is asked whether it still may go on."""
+"""How often the rank of a running command is checked for an error."""
 GRACE_S = 5.0
-"""How long a command may take to end by itself after Ctrl-C, and again after SIGTERM."""
+"""How long a command may take to end after Ctrl-C, and again after SIGTERM."""
 
 
 def iterate(
@@ -24,38 +24,38 @@ def iterate(
     command: Annotated[
         list[str] | None, typer.Argument(help="What to run in each iteration, after `--`.", show_default=False)
     ] = None,
-    rank: Annotated[int | None, typer.Option(help="The rank of this process, from 0 on.", show_default=False)] = None,
+    rank: Annotated[int | None, typer.Option(help="The rank of this process, from 0.", show_default=False)] = None,
     world: Annotated[int | None, typer.Option(help="How many ranks there are.", show_default=False)] = None,
     until: Annotated[int | None, typer.Option(help="End before this iteration.", show_default=False)] = None,
-    min_ranks: Annotated[int, typer.Option(help="How many ranks it takes to go on.", min=1)] = 1,
+    min_ranks: Annotated[int, typer.Option(help="How many ranks an iteration needs.", min=1)] = 1,
     majority: Annotated[
-        bool, typer.Option("--majority", help="Go on only with more than half of those who agreed before.")
+        bool, typer.Option("--majority", help="Go on only with more than half of the ranks of the last iteration.")
     ] = False,
-    heartbeat_s: Annotated[float, typer.Option(help="How often a rank shows life.")] = 5.0,
-    inactive_after_s: Annotated[float, typer.Option(help="When a silent rank is given up.")] = 30.0,
+    heartbeat_s: Annotated[float, typer.Option(help="Interval of heartbeats.")] = 5.0,
+    inactive_after_s: Annotated[float, typer.Option(help="Silence after which a rank is inactive.")] = 30.0,
     timeout_s: Annotated[float, typer.Option(help="How long to wait for the other ranks.")] = 600.0,
-    keep_going: Annotated[bool, typer.Option("--keep-going", help="Go on after a command that failed.")] = False,
-    watch: Annotated[bool, typer.Option("--watch", help="Show how the ranks stand, until Ctrl-C.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Show how the ranks stand, as one JSON object.")] = False,
-    every_ms: Annotated[int, typer.Option(help="How often --watch looks.", min=50)] = 500,
-    look_s: Annotated[float, typer.Option(help="For how long --json looks first, to see who is silent.", min=0)] = 0.0,
+    keep_going: Annotated[bool, typer.Option("--keep-going", help="Continue after a failed command.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Show the state of the ranks, until Ctrl-C.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Show the state of the ranks, as one JSON object.")] = False,
+    every_ms: Annotated[int, typer.Option(help="The interval of --watch.", min=50)] = 500,
+    look_s: Annotated[float, typer.Option(help="How long --json observes first, for silent ranks.", min=0)] = 0.0,
     name: Annotated[str, typer.Option(help="Which global iteration of the store.")] = "iteration",
 ) -> None:
-    """Run a command per agreed iteration, or show how the ranks stand.
+    """Run a command per global iteration, or show the state of the ranks.
 
     With a command, this process is one rank: it runs the command once in every iteration, and the next iteration begins
-    when the commands of all active ranks have ended. The command finds RINGFOLD_ITERATION, RINGFOLD_RANK,
-    RINGFOLD_WORLD, RINGFOLD_MEMBERS, RINGFOLD_MISSED and RINGFOLD_FENCE in its environment. One that fails ends this
-    rank with its exit code.
+    when the commands of all active ranks have ended. The command has RINGFOLD_ITERATION, RINGFOLD_RANK,
+    RINGFOLD_WORLD, RINGFOLD_MEMBERS, RINGFOLD_MISSED and RINGFOLD_FENCE in its environment. If it fails, this rank ends
+    with its exit code.
 
-    Without a command it shows a global iteration: once, as JSON (--json), or again and again (--watch).
+    Without a command it shows a global iteration: once, as JSON (--json), or repeatedly (--watch).
     """
     from ringfold.errors import UsageError
     from ringfold.iteration.shell import GlobalIteration, Observer
     from ringfold.store import open_store
 
     if watch + as_json + bool(command) > 1:
-        raise UsageError("one of these: a command, --watch, or --json")
+        raise UsageError("give only one of these: a command, --watch, or --json")
     with open_store(store) as opened:
         if not command:
             observer = Observer(opened, name=name, heartbeat_s=heartbeat_s, inactive_after_s=inactive_after_s)
@@ -80,8 +80,8 @@ def iterate(
 
 
 def _run(iterations: "GlobalIteration", world: int, command: list[str], *, keep_going: bool) -> int:
-    """Run the command in every iteration; returns the exit code."""
-    from ringfold.cli.output import complaints
+    """Run the command in every iteration; return the exit code."""
+    from ringfold.cli.output import error_console
     from ringfold.runtime.process import term_is_exit
 
     try:
@@ -89,19 +89,19 @@ def _run(iterations: "GlobalIteration", world: int, command: list[str], *, keep_
             for number in iterations:
                 ranks = ", ".join(map(str, iterations.members))
                 missed = f", {iterations.missed} missed" if iterations.missed else ""
-                complaints.print(f"iteration {number}, ranks {ranks}{missed}", style="dim", soft_wrap=True)
-                code = _ran(iterations, world, number, command)
+                error_console.print(f"iteration {number}, ranks {ranks}{missed}", style="dim", soft_wrap=True)
+                code = _run_once(iterations, world, number, command)
                 if code and not keep_going:
-                    complaints.print(f"the command ended with {code} in iteration {number}", style="red")
+                    error_console.print(f"the command ended with {code} in iteration {number}", style="red")
                     return code
     except KeyboardInterrupt:
-        complaints.print("interrupted; the rank has left", style="dim")
+        error_console.print("interrupted; the rank has left", style="dim")
         return 130
     return 0
 
 
-def _ran(iterations: "GlobalIteration", world: int, number: int, command: list[str]) -> int:
-    """One run of the command; returns its exit code, 128 + n after signal n."""
+def _run_once(iterations: "GlobalIteration", world: int, number: int, command: list[str]) -> int:
+    """Run the command once; return its exit code, 128 + n after signal n."""
     import os
     import subprocess
 
@@ -128,7 +128,7 @@ def _ran(iterations: "GlobalIteration", world: int, number: int, command: list[s
             return code if code >= 0 else 128 - code
         raise iterations.error
     except BaseException as error:
-        # A Ctrl-C of the terminal has reached the command, too.
+        # The terminal has sent Ctrl-C to the command, too.
         _end(child, GRACE_S if isinstance(error, KeyboardInterrupt) else 0)
         raise
 

@@ -1,4 +1,4 @@
-"""`ringfold lab`: hosts on one machine with several slow, long or bad paths, and a script of what happens to them."""
+"""`ringfold lab`: hosts on one machine with several slow or lossy paths, and a script that changes the paths."""
 
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,17 +18,17 @@ COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "bright_cyan", "bright_
 
 def lab(
     file: Annotated[Path, typer.Argument(help="The lab, as TOML: hosts, paths, commands, changes.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print what happens as one JSON object per line.")] = False,
-    check: Annotated[bool, typer.Option("--check", help="Only read the file and show it: no root, no lab.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print events as JSON lines.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Only read the file and show it; needs no root.")] = False,
 ) -> None:
     """Build hosts with several paths on this machine, run commands in them, and change the paths over time.
 
-    It needs root, and `ip`, `tc` and `bridge` (iproute2). Ctrl-C ends it; nothing stays behind. Exit code: 0 when every
-    command in the foreground ended well, 1 when one failed, 2 for a mistake in the file, 130 after Ctrl-C.
+    It needs root, and `ip`, `tc` and `bridge` (iproute2). Ctrl-C ends it and removes everything. Exit code: 0 if every
+    command in the foreground succeeded, 1 if one failed, 2 for a mistake in the file, 130 after Ctrl-C.
     """
     import sys
 
-    from ringfold.cli.output import complaints
+    from ringfold.cli.output import error_console
     from ringfold.errors import RingfoldError, UsageError
     from ringfold.tools.lab import Lab, ShapingFailed, missing
     from ringfold.tools.lab.file import read
@@ -38,11 +38,11 @@ def lab(
     if check:
         return _show(found)
     if why := missing(delay=found.is_relayed):
-        raise UsageError(f"a lab cannot be made here: {why}")
+        raise UsageError(f"a lab cannot be built here: {why}")
     try:
         with Lab(found.plan.hosts, found.plan.paths, cables=found.cables, seed=found.seed) as made:
             if made.removed:
-                complaints.print(
+                error_console.print(
                     f"removed what an earlier lab left: {', '.join(made.removed)}", style="dim", soft_wrap=True
                 )
             show = _as_json() if as_json else _as_text(found)
@@ -51,7 +51,7 @@ def lab(
     except ShapingFailed as error:
         raise RingfoldError(str(error)) from error
     except KeyboardInterrupt:
-        complaints.print("interrupted; nothing is left of the lab")
+        error_console.print("interrupted; the lab is removed")
         status = 130
     if status:
         raise typer.Exit(status)
@@ -59,7 +59,7 @@ def lab(
 
 @contextmanager
 def _telemetry(made: "Lab", found: "LabFile") -> "Iterator[None]":
-    """The switch speaks to the hosts' agents, if the file says so."""
+    """Let the switch send telemetry to the agents of the hosts, if the file says so."""
     from ringfold.tools.lab import Telemetry, TelemetrySender
 
     if (wanted := found.telemetry) is None:
@@ -125,7 +125,7 @@ def _describe(event: "LabEvent") -> str:
 
 
 def _show(found: "LabFile") -> None:
-    """What the file says, as tables."""
+    """Print the content of the file as tables."""
     from ringfold.cli.output import console, table
     from ringfold.tools.lab import SWITCH
 

@@ -1,4 +1,4 @@
-"""Standard logging for commands: text for people, JSON lines for programs, always on standard error."""
+"""Logging of commands: text for people, JSON lines for programs, always to standard error."""
 
 import json
 import logging
@@ -11,7 +11,7 @@ from ringfold.wire.notices import Notice
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object per record. A logged event (`log.info("%s", notice)`) brings its own fields along."""
+    """One JSON object per record. A logged notice (`log.info("%s", notice)`) adds its own fields."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {
@@ -33,19 +33,19 @@ def _notice(record: logging.LogRecord) -> Notice | None:
 
 
 def start(level: str, *, as_json: bool) -> None:
-    """Send the log of every Ringfold room to standard error. Calling it again replaces what it set before."""
+    """Send the log of Ringfold to standard error. A second call replaces the first."""
     handler: logging.Handler
     if as_json:
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(JsonLines())
     elif sys.stderr.isatty():
-        # Only here: a master that is started again should not load what it does not use.
+        # Imported only here: a master that restarts should not load what it does not use.
         from rich.console import Console
         from rich.logging import RichHandler
 
         handler = RichHandler(console=Console(stderr=True), show_path=False, log_time_format="%H:%M:%S")
     else:
-        # A log file gets whole lines: the rich handler would break them at the width of a terminal it does not have.
+        # A log file gets whole lines: the rich handler would break them at the width of a terminal.
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logger = logging.getLogger("ringfold")

@@ -20,8 +20,8 @@ def master(
         str | None, typer.Option(help="How peers learn that an op is done: auto, ring or master.")
     ] = None,
     lanes: Annotated[int | None, typer.Option(help="Connections per path.")] = None,
-    journal: Annotated[Path | None, typer.Option(help="File of the journal, with which the run outlives it.")] = None,
-    no_journal: Annotated[bool | None, typer.Option("--no-journal", help="Keep no journal.")] = None,
+    journal: Annotated[Path | None, typer.Option(help="File of the journal, for a restart of the master.")] = None,
+    no_journal: Annotated[bool | None, typer.Option("--no-journal", help="Write no journal.")] = None,
     store: Annotated[
         str | None, typer.Option(help="Store for the journal; masters on one store stand by for each other.")
     ] = None,
@@ -29,14 +29,14 @@ def master(
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
     log_json: Annotated[bool | None, typer.Option("--log-json", help="Log JSON lines.")] = None,
 ) -> None:
-    """Run the master: the process that peers join and that keeps their epochs.
+    """Run the master: the process that peers join and that manages their epochs.
 
-    It listens on loopback unless told otherwise; other addresses want --token-file (a token of 16 bytes or more),
-    or --insecure. SIGTERM and Ctrl-C end it cleanly, with exit code 0.
+    It listens on loopback by default; other addresses need --token-file (a token of 16 bytes or more), or --insecure.
+    SIGTERM and Ctrl-C end it cleanly, with exit code 0.
 
-    It keeps a journal, so that a master that was killed can be started again, and peers go on with it; one that is
-    stopped ends its run. With --store several masters share one journal: one leads, and the others take over when it
-    is gone, or is stopped.
+    It writes a journal: a master that was killed can be restarted, and its run goes on. A master that is stopped ends
+    its run. With --store several masters share one journal: one leads, and another takes over when it fails or is
+    stopped.
     """
     import asyncio
     import logging
@@ -60,7 +60,7 @@ def master(
 
 
 async def _serve(resolved: "Resolved") -> None:
-    """Serve until a signal says stop."""
+    """Serve until SIGTERM or Ctrl-C."""
     import logging
 
     from ringfold.master.server import MasterServer
@@ -79,11 +79,11 @@ async def _serve(resolved: "Resolved") -> None:
     )
 
     def stop(signal: str) -> None:
-        log.info("%s: the master ends", signal)
+        log.info("%s: the master stops", signal)
         server.stop()
 
     def ready() -> None:
-        # On standard output, apart from the log: a script that chose port 0 reads here where to join.
+        # On standard output, separate from the log: a script that chose port 0 reads the address here.
         typer.echo(f"listening on {', '.join(server.addresses)}")
 
     freeze_garbage_collector()
@@ -92,7 +92,7 @@ async def _serve(resolved: "Resolved") -> None:
 
 
 def journal_address(resolved: "Resolved") -> str | None:
-    """The store that the journal is in; None for a master that keeps none."""
+    """The address of the store of the journal; None for a master without a journal."""
     from contextlib import suppress
 
     from ringfold.config import split_address, state_directory
@@ -107,30 +107,30 @@ def journal_address(resolved: "Resolved") -> str | None:
         if file:
             raise ConfigError("the journal is in a file or in a store: leave out journal or store")
         if store.startswith("sqlite:"):
-            with suppress(OSError):  # why it cannot be used is told when it is opened
+            with suppress(OSError):  # opening the store raises a better error
                 _make_private(Path(store.partition("?")[0].removeprefix("sqlite:").removeprefix("//")))
         return store
     host, port = split_address(resolved.listed("listen")[0])
     if file is None and port == 0:
         return None
-    path = file if isinstance(file, Path) else state_directory() / _name_of_journal(host, port)
+    path = file if isinstance(file, Path) else state_directory() / _journal_name(host, port)
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         _make_private(path)
     except OSError as error:
-        why = f"no journal can be kept in {path.parent}: {error.strerror}"
-        raise ConfigError(f"{why}; say --journal, or --no-journal") from error
+        why = f"no journal can be written in {path.parent}: {error.strerror}"
+        raise ConfigError(f"{why}; use --journal, or --no-journal") from error
     return f"sqlite://{path.absolute()}"
 
 
 def _make_private(path: Path) -> None:
-    """Make the file, unless it is there, for its owner only: whoever reads it could pose as any member."""
+    """Create the file, unless it exists, for its owner only: a reader could impersonate any member."""
     path.touch(mode=0o600)
 
 
-def _name_of_journal(host: str, port: int) -> str:
-    """One for each machine (home directories are shared), address and port: no two runs meet in it by chance."""
+def _journal_name(host: str, port: int) -> str:
+    """One file per machine (home directories may be shared), address and port: no two masters share it by accident."""
     from ringfold.runtime.network import host_name
 
-    words = "-".join((host_name(), host, str(port)))
-    return f"master-{''.join(letter if letter.isalnum() or letter in '.-' else '_' for letter in words)}.db"
+    parts = "-".join((host_name(), host, str(port)))
+    return f"master-{''.join(letter if letter.isalnum() or letter in '.-' else '_' for letter in parts)}.db"

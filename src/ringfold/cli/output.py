@@ -1,4 +1,4 @@
-"""How commands speak: tables for people, one JSON object for programs, one line for an error."""
+"""The output of commands: tables for people, one JSON object for programs, one line for an error."""
 
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -18,13 +18,13 @@ from ringfold.errors import (
 )
 
 console = Console(highlight=False)
-complaints = Console(stderr=True, highlight=False)
+error_console = Console(stderr=True, highlight=False)
 
 COLOURS: Mapping[str, str] = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
 def print_json(value: object) -> None:
-    """One JSON object on standard output, fields in their own order, paths and structs included."""
+    """Print one JSON object to standard output, with fields in their declared order; paths and structs are allowed."""
     encoded = msgspec.json.encode(value, enc_hook=str)
     sys.stdout.write(msgspec.json.format(encoded, indent=2).decode() + "\n")
     sys.stdout.flush()
@@ -33,20 +33,20 @@ def print_json(value: object) -> None:
 def table(
     title: str, columns: Sequence[str], rows: Iterable[Sequence[str | Text]], *, whole: Collection[str] = ()
 ) -> Table:
-    """A table in the house look. Cells are plain text: what a peer named itself is never read as markup.
+    """A table. Cells are plain text: the name of a peer is never parsed as markup.
 
-    Where it is too wide, cells are folded: those of the columns `whole` last.
+    If it is too wide, cells are folded: those of the columns `whole` last.
     """
-    made = Table(title=title, title_justify="left", title_style="bold", header_style="dim", box=None, pad_edge=False)
+    result = Table(title=title, title_justify="left", title_style="bold", header_style="dim", box=None, pad_edge=False)
     for column in columns:
-        made.add_column(column, overflow="fold", no_wrap=column in whole)
+        result.add_column(column, overflow="fold", no_wrap=column in whole)
     for row in rows:
-        made.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row))
-    return made
+        result.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row))
+    return result
 
 
 def duration(milliseconds: float) -> str:
-    """A duration as people say it: 350 ms, 4.2 s, 3 min 20 s, 2 h 5 min."""
+    """A readable duration: 350 ms, 4.2 s, 3 min 20 s, 2 h 5 min."""
     seconds = milliseconds / 1000
     if seconds < 1:
         return f"{milliseconds:.0f} ms"
@@ -58,12 +58,12 @@ def duration(milliseconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60} min"
 
 
-def complain(error: RingfoldError) -> int:
-    """Say on standard error what went wrong and what to do; return the exit code (2: fix the call, 1: the rest)."""
+def print_error(error: RingfoldError) -> int:
+    """Print an error and a hint to standard error; return the exit code (2: fix the call, 1: any other error)."""
     line = Text("error: ", style="bold red").append(str(error), style="red")
-    complaints.print(line, soft_wrap=True)
+    error_console.print(line, soft_wrap=True)
     if hint := _hint(error):
-        complaints.print(Text("hint: ", style="bold").append(hint), soft_wrap=True)
+        error_console.print(Text("hint: ", style="bold").append(hint), soft_wrap=True)
     return 2 if isinstance(error, UsageError) else 1
 
 
@@ -72,9 +72,9 @@ def _hint(error: RingfoldError) -> str:
         case ConfigError():
             return "`ringfold config` shows every setting and where its value comes from"
         case MasterUnreachable():
-            return "`ringfold master` starts one; `ringfold doctor` checks this machine and the way to its master"
+            return "`ringfold master` starts one; `ringfold doctor` checks this machine and the link to its master"
         case AgentUnreachable():
-            return "is it running? start it with `ringfold agent`; --dir says where it is"
+            return "is it running? start it with `ringfold agent`; --dir sets its directory"
         case RemoteProtocolError():
             return "is that the port of a Ringfold master, of the same version?"
         case _:

@@ -1,7 +1,7 @@
 """Writes the reference pages from the code: `python -m ringfold.cli.reference docs/reference` (or `make docs`).
 
-What a page says of a setting, message, error or option is its own docstring or help, so the pages cannot drift; a test
-compares them with what this file would write.
+The text of a setting, message, error or option is its docstring or help. A test compares the pages with the output of
+this file, so that they cannot drift.
 """
 
 import inspect
@@ -107,7 +107,7 @@ def messages_page() -> str:
 
 
 def api_page() -> str:
-    """What a program calls: `join`, and the public methods and properties of what it gives back."""
+    """The public API: `join`, and the public methods and properties of the classes."""
     parts = [
         "A buffer is a NumPy array, a torch tensor, or anything with the buffer protocol or DLPack. In host memory and "
         "C order it is used where it lies; with other strides, or on a device, it is staged: reduced as a copy, which "
@@ -144,7 +144,7 @@ def _members(kind: type) -> Iterator[str]:
 
 
 def _signature(name: str, function: Callable[..., object]) -> str:
-    """The call as one writes it, a parameter a line when it is long."""
+    """The signature as source code, with one parameter per line if it is long."""
     signature = inspect.signature(function)
     parameters = [each for each in signature.parameters.values() if each.name != "self"]
     shown = re.sub(r"(: |-> )'([^']*)'", r"\1\2", str(signature.replace(parameters=parameters)))
@@ -184,8 +184,8 @@ def cli_page() -> str:
     return _page("Command line", *_command("ringfold", root))
 
 
-def _command(path: str, command: typing.Any) -> Iterator[str]:  # noqa: ANN401  (click's types move between versions)
-    """A command and, below it, its sub-commands. Only what every version of typer offers is read."""
+def _command(path: str, command: typing.Any) -> Iterator[str]:  # noqa: ANN401  (click's types differ between versions)
+    """A command and its sub-commands. Uses only what every version of typer has."""
     doc = inspect.cleandoc(command.help or "")
     yield f"{'#' * min(4, 1 + len(path.split()))} {path}"
     if doc:

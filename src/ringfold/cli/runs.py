@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 
 class RunsGroup(TyperGroup):
-    """A group whose first word may be the master's address, as in `ringfold status ADDRESS`."""
+    """A group whose first argument may be the address of the master, as in `ringfold status ADDRESS`."""
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - a type that typer keeps to itself
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - a private type of typer
         is_address = bool(args) and not args[0].startswith("-") and args[0] not in self.commands
         return super().parse_args(ctx, ["--master", *args] if is_address else args)
 
@@ -39,15 +39,15 @@ def runs(
 
     A run is `running` while it has peers, `finished` after its last member has left with its program done, `abandoned`
     if all were killed or stopped, and `broken` after an error in the master. Without an address (`ringfold runs
-    ADDRESS`, or --master) it asks the master of the settings (`master`, by default on this machine).
+    ADDRESS`, or --master) it connects to the master of the settings (`master`, by default on this machine).
     """
     from ringfold.errors import UsageError
 
     if context.invoked_subcommand is not None:
         if master or as_json or token_file or config:
-            raise UsageError(f"write the options of {context.invoked_subcommand!r} after it")
+            raise UsageError(f"write the options after {context.invoked_subcommand!r}")
         return
-    with _reach(master, token_file, config) as connection:
+    with _connect(master, token_file, config) as connection:
         _show(connection.address, connection.runs(), as_json=as_json)
 
 
@@ -60,18 +60,18 @@ def forget(
     token_file: TokenFile = None,
     config: Config = None,
 ) -> None:
-    """Forget a run that has ended, and what its state was: its name is free for a new run.
+    """Forget a run that has ended, with its state: a new run may use its name.
 
     A run that has peers is not forgotten. Checkpoints are not touched.
     """
-    with _reach([address] if address else master, token_file, config) as connection:
+    with _connect([address] if address else master, token_file, config) as connection:
         left = connection.forget(name)
         if not as_json:
             typer.echo(f"run {name} is forgotten")
         _show(connection.address, left, as_json=as_json)
 
 
-def _reach(master: list[str] | None, token_file: Path | None, config: Path | None) -> "MasterClient":
+def _connect(master: list[str] | None, token_file: Path | None, config: Path | None) -> "MasterClient":
     from ringfold import config as settings
     from ringfold.runtime import master_client
 

@@ -1,4 +1,4 @@
-"""`ringfold status`: ask a master how its run stands, once or again and again."""
+"""`ringfold status`: show a run, once or repeatedly."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 MATRIX_PEERS = 12
 LINK_CHARS = 18
-"""The least that a cell of the matrix of links needs. Where it does not fit, links are listed."""
+"""The minimum width of a cell of the matrix of links. If it does not fit, links are listed."""
 LINKS_LISTED = 24
 """`--json` has everything."""
 
@@ -26,15 +26,15 @@ LINKS_LISTED = 24
 def status(
     address: Annotated[str | None, typer.Argument(help="The master's address.", show_default=False)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    watch: Annotated[bool, typer.Option("--watch", help="Keep showing it until Ctrl-C.")] = False,
-    every_ms: Annotated[int, typer.Option(help="How often --watch asks.", min=50)] = 500,
+    watch: Annotated[bool, typer.Option("--watch", help="Repeat until Ctrl-C.")] = False,
+    every_ms: Annotated[int, typer.Option(help="The interval of --watch.", min=50)] = 500,
     run: Annotated[str | None, typer.Option(help="The run to show; without it `default`, or the only one.")] = None,
     token_file: Annotated[Path | None, typer.Option(help="File with the join token of the run.")] = None,
     config: Annotated[Path | None, typer.Option(help="Settings file (TOML).")] = None,
 ) -> None:
-    """Show a run: members, epochs, rings, and what is waited for since when.
+    """Show a run: members, epochs, rings, and which peers wait for which others.
 
-    Without an address it asks the master of the settings (`master`, by default on this machine).
+    Without an address it connects to the master of the settings (`master`, by default on this machine).
     """
     from ringfold import config as settings
     from ringfold.cli.output import console, print_json
@@ -56,7 +56,7 @@ def status(
 
 
 def _watch(seen: "Iterator[tuple[str, Status] | MasterUnreachable]") -> None:
-    """Redraw until Ctrl-C, which is the usual way out and no error. While nobody leads, it shows just that."""
+    """Redraw until Ctrl-C, which is not an error. Without a leading master it shows that error."""
     from rich.live import Live
 
     from ringfold.cli.output import console
@@ -91,14 +91,14 @@ def _parts(address: str, status: "Status") -> Iterator["Text | Table"]:
     )
     if status.other_runs:
         others = ", ".join(status.other_runs)
-        yield Text(f"it serves other runs, too: {others}; show one with --run NAME", style="dim")
+        yield Text(f"it also serves other runs: {others}; show one with --run NAME", style="dim")
     if status.peers:
-        columns = ["peer", "name", "group", "phase", "heard", "ops"]
+        columns = ["peer", "name", "group", "phase", "last seen", "ops"]
         yield Text()
         yield table("members", columns, (_peer_row(peer) for peer in status.peers), whole=columns[2:])
         yield Text()
-        columns = ["peer", "host", "address", "busy with"]
-        yield table("where they are", columns, (_place_row(peer) for peer in status.peers), whole=["address"])
+        columns = ["peer", "host", "address", "current ops"]
+        yield table("addresses", columns, (_address_row(peer) for peer in status.peers), whole=["address"])
     if status.groups:
         yield Text()
         columns = ["group", "epoch", "phase", "ring", "evidence", "avoided edges"]
@@ -112,10 +112,10 @@ def _parts(address: str, status: "Status") -> Iterator["Text | Table"]:
         yield Text(_about_links(status), style="dim")
     yield Text()
     if status.waiting:
-        columns = ["what", "who waits", "for whom", "since", "eviction"]
-        yield table("waited for", columns, map(_wait_row, status.waiting))
+        columns = ["what", "waiting", "for", "since", "eviction"]
+        yield table("waits", columns, map(_wait_row, status.waiting))
     else:
-        yield Text("nothing is waited for", style="dim")
+        yield Text("nothing waits", style="dim")
 
 
 def _peer_row(peer: "PeerStatus") -> list["str | Text"]:
@@ -123,10 +123,10 @@ def _peer_row(peer: "PeerStatus") -> list["str | Text"]:
 
     from ringfold.cli.output import duration
 
-    heard = Text(f"{duration(peer.silent_ms)} ago", style="yellow" if peer.suspected else "")
+    last_seen = Text(f"{duration(peer.silent_ms)} ago", style="yellow" if peer.suspected else "")
     if peer.suspected:
-        heard.append("\nsuspected")
-    return [str(peer.peer), peer.name, str(peer.group), peer.phase, heard, str(peer.committed_ops)]
+        last_seen.append("\nsuspected")
+    return [str(peer.peer), peer.name, str(peer.group), peer.phase, last_seen, str(peer.committed_ops)]
 
 
 def _wait_row(wait: "Waiting") -> list[str]:
@@ -136,7 +136,7 @@ def _wait_row(wait: "Waiting") -> list[str]:
     return [wait.what, _names(wait.waiting), _names(wait.missing), duration(wait.since_ms), eviction]
 
 
-def _place_row(peer: "PeerStatus") -> list[str]:
+def _address_row(peer: "PeerStatus") -> list[str]:
     addresses = [f"{f'[{host}]' if ':' in host else host}:{peer.port}" for host in peer.addresses]
     return [str(peer.peer), peer.host, "\n".join(addresses), "\n".join(peer.ops)]
 
@@ -150,7 +150,7 @@ def _group_row(group: "GroupStatus") -> list[str]:
 
 
 def _divergences(status: "Status") -> "Table":
-    """Members whose state was not that of the others. All of them were repaired; why they were not is for people."""
+    """Members whose state differed from that of the others, and was repaired."""
     from ringfold.cli.output import table
 
     count = sum(group.divergences for group in status.groups)
@@ -166,7 +166,7 @@ def _divergences(status: "Status") -> "Table":
 
 
 def _links(status: "Status") -> "Table":
-    """A matrix, or a list where that is too wide: the links of rings first, then the slowest."""
+    """A matrix, or a list if that is too wide: the links of rings first, then the slowest."""
     from rich.text import Text
 
     from ringfold.cli.output import console, table
@@ -186,7 +186,7 @@ def _links(status: "Status") -> "Table":
 
 
 def _matrix(peers: list[int], links: "dict[tuple[int, int], LinkStatus]", used: set[tuple[int, int]]) -> "Table":
-    """Rates from the peer of the row to the peer of the column; links of a ring stand out."""
+    """Rates from the peer of the row to the peer of the column; links of a ring are highlighted."""
     from rich.text import Text
 
     from ringfold.cli.output import table
@@ -220,7 +220,7 @@ def _about_links(status: "Status") -> str:
 
 
 def rate(bytes_per_s: float) -> str:
-    """As networks are sold: 94.1 Mbit/s, 2.35 Gbit/s."""
+    """A rate in bits: 94.1 Mbit/s, 2.35 Gbit/s."""
     mbit = bytes_per_s / 125_000
     return f"{mbit / 1_000:.3g} Gbit/s" if mbit >= 1_000 else f"{mbit:.3g} Mbit/s"
 

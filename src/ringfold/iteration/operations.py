@@ -12,9 +12,10 @@ from typing import TypeVar
 
 from ringfold.errors import RingfoldError, StoreUnknown, StoreUnreachable
 from ringfold.store.base import Entry, Lost, Won
+from ringfold.units import S
 
 Ns = int
-NS = 1_000_000_000
+NS = S
 Value = TypeVar("Value")
 
 _FIRST_PAUSE_S = 0.02

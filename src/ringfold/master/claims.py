@@ -5,8 +5,8 @@ The master runs them under `checked` (decision 31): they only look, so that what
 
 from ringfold.config import GIVE_TOKEN
 from ringfold.errors import RemoteProtocolError
+from ringfold.limits import MAX_PATHS
 from ringfold.wire.messages import (
-    MAX_PATHS,
     PROTOCOL_VERSION,
     EvictRequest,
     ForgetRun,

@@ -27,13 +27,14 @@ from ringfold.master.events import Ns
 from ringfold.master.evidence import Mismatch
 from ringfold.master.meeting import Clash
 from ringfold.master.run import Dispute, Group, Peer, Run
+from ringfold.units import S
 from ringfold.wire.descriptor import Descriptor, describe, fingerprint, place, step_of
 from ringfold.wire.diagnostics import list_peers, name_op
 from ringfold.wire.frames import DESCRIPTOR_BYTES
 from ringfold.wire.messages import OpMismatch, OpRef, PeerId
 from ringfold.wire.notices import CallRefused
 
-SECOND = 1_000_000_000
+SECOND = S
 FIRST_PAUSE_S = 5
 LONGEST_PAUSE_S = 320
 FORGOTTEN_AFTER_S = 3_600

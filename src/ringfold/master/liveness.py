@@ -12,9 +12,9 @@ while the master did not run: `PatientClock` takes a gap between two ticks out o
 from dataclasses import dataclass
 
 from ringfold.master.events import Ns
+from ringfold.units import MS as MS
 from ringfold.wire.messages import Liveness
 
-MS = 1_000_000
 LATE_NS = 200 * MS
 """Ticks come every 50 ms; a gap longer than this means that the master itself was late."""
 

@@ -23,6 +23,7 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from ringfold.errors import RemoteProtocolError
+from ringfold.limits import MAX_KEYS
 from ringfold.master import life
 from ringfold.master.events import Ns
 from ringfold.master.resuming import Resuming, asks_for_a_checkpoint, known_as
@@ -49,7 +50,6 @@ from ringfold.wire.messages import (
 from ringfold.wire.notices import CallRefused, PeerDiverged, StateRolledBack, SyncBegun, SyncEnded
 from ringfold.wire.proof import derive
 
-MAX_KEYS = 200_000
 GOES_ON_NS = 2_000_000_000
 NAMED_KEYS = 8
 """Of those in which a peer has diverged."""

@@ -526,7 +526,7 @@ class Communicator:
         identity = machine.identity
         if wanted in (str(machine.peer), identity.name):
             raise UsageError(f"evict: {wanted} is this peer itself: call leave()")
-        with master_client.connect(machine.masters, identity.token, run=identity.run, is_of_run=True) as connection:
+        with master_client.connect(machine.masters, identity.token, run=identity.run, is_run_token=True) as connection:
             response = connection.evict(wanted, reason, f"peer {machine.peer} ({identity.name})")
         if not response.done:
             raise UsageError(f"evict: {response.text}")

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ringfold.errors import ConfigError, Evicted, MasterUnreachable, RemoteProtocolError, RingfoldError
+from ringfold.limits import MAX_PATHS
 from ringfold.peer.effects import CloseConn, Dial, Effect, MakeControl, Notify, ResumeReading, SendMessage
 from ringfold.peer.settings import MS, Identity, PeerTimings
 from ringfold.peer.states import CONTROL_TRANSITIONS, ControlInput, ControlState, next_state
@@ -28,7 +29,6 @@ from ringfold.wire import frames, messages
 from ringfold.wire.decoding import checked
 from ringfold.wire.diagnostics import explain_connect_error, explain_no_challenge, explain_not_a_master
 from ringfold.wire.messages import (
-    MAX_PATHS,
     PROTOCOL_VERSION,
     Challenge,
     Epoch,

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ringfold import config
 from ringfold.errors import ConfigError, MasterUnreachable
+from ringfold.limits import MAX_PATHS
 from ringfold.peer.communicator import Communicator
 from ringfold.peer.control import LOG_EVERY_NS
 from ringfold.peer.engine import Engine, new_engine
@@ -21,7 +22,6 @@ from ringfold.runtime import network, threads
 from ringfold.runtime.clock import monotonic_ns
 from ringfold.runtime.hardware import usable_cores
 from ringfold.runtime.network import congestion_missing
-from ringfold.wire.messages import MAX_PATHS
 from ringfold.wire.proof import run_token
 
 PORT_TRIES = 512

@@ -87,6 +87,7 @@ from ringfold.runtime import threads
 from ringfold.runtime.clock import monotonic_ns, random_bytes, raw_ns
 from ringfold.runtime.log_limit import LogRateLimiter
 from ringfold.state.snapshot import Snapshot
+from ringfold.units import S as S
 from ringfold.wire.decoding import decode
 from ringfold.wire.diagnostics import with_names
 from ringfold.wire.messages import MAX_BUSY_MS, Epoch, GroupId, Offer, PeerId, Reason, Record, VoteKind
@@ -104,7 +105,6 @@ MAX_SLEEP_S = 60.0
 SIGNAL_S = 1.0
 """A call waits in slices of this length: a signal that arrives right before a wait does not end it, and its handler
 runs between two slices."""
-S = 1_000_000_000
 
 T = TypeVar("T")
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from ringfold.config import DEFAULT_RUN
 from ringfold.errors import ConfigError
+from ringfold.units import MS as MS
 
-MS = 1_000_000
 """Nanoseconds in a millisecond."""
 
 

@@ -1,4 +1,4 @@
-"""Datagrams: what a benchmark, a command or a reporter throws at a UDP port, without an answer, and such a port."""
+"""UDP: a sender that expects no responses, and a port that receives."""
 
 import asyncio
 import contextlib
@@ -8,10 +8,10 @@ from types import TracebackType
 
 
 class DatagramSender:
-    """Sends to one address. What cannot be sent now is lost, as a datagram may always be; it is counted."""
+    """Sends to one address. A datagram that cannot be sent at once is lost, and counted."""
 
     def __init__(self, host: str, port: int) -> None:
-        """Raises OSError if there is no such host."""
+        """Raises OSError if the host name cannot be resolved."""
         family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
         self._where: tuple[str | int | bytes, ...] = where
         self._socket = socket.socket(family, kind, protocol)
@@ -22,7 +22,7 @@ class DatagramSender:
             self._connect()
 
     def _connect(self) -> None:
-        """Fails while there is no network: a service may start before it."""
+        """Connect. Fails while there is no network, because a service may start before it; `send` tries again."""
         self._socket.connect(self._where)
         self._is_connected = True
 
@@ -36,7 +36,8 @@ class DatagramSender:
 
     @property
     def was_refused(self) -> bool:
-        """Whether the last one found nobody. On this host that is known at once; of others, perhaps later."""
+        """Whether no socket received the last datagram. On this host that is known at once, of other hosts perhaps
+        later."""
         return self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) != 0
 
     def close(self) -> None:
@@ -52,19 +53,19 @@ class DatagramSender:
 
 
 class DatagramPort:
-    """Takes datagrams at an address, in the running loop: up to MOST_AT_ONCE, then it is others' turn. `heard` is told
-    what each one says and which host sent it. What nobody takes in time the kernel drops."""
+    """Receives datagrams in the running event loop, up to MAX_BATCH at a time. `on_datagram` gets the content of each
+    and the address of its sender. What is not received in time the kernel drops."""
 
-    MOST_AT_ONCE = 32
-    MOST_BYTES = 2_048
-    """What is longer is cut off here: nobody sends such a thing."""
+    MAX_BATCH = 32
+    MAX_BYTES = 2_048
+    """A longer datagram is truncated: no valid one is."""
 
-    def __init__(self, host: str, port: int, heard: Callable[[bytes, str], None]) -> None:
-        """Raises OSError if the address is not to be had."""
+    def __init__(self, host: str, port: int, on_datagram: Callable[[bytes, str], None]) -> None:
+        """Raises OSError if the address cannot be bound."""
         family, kind, protocol, _, where = socket.getaddrinfo(
             host, port, type=socket.SOCK_DGRAM, flags=socket.AI_PASSIVE
         )[0]
-        self._heard, self._loop = heard, asyncio.get_running_loop()
+        self._on_datagram, self._loop = on_datagram, asyncio.get_running_loop()
         self._pause: asyncio.TimerHandle | None = None
         self._socket = socket.socket(family, kind, protocol)
         try:
@@ -77,11 +78,11 @@ class DatagramPort:
 
     @property
     def name(self) -> object:
-        """Where it listens, as the kernel says it."""
+        """The address that it is bound to, as the kernel reports it."""
         return self._socket.getsockname()
 
     def pause(self, rest_s: float) -> None:
-        """Take nothing for a while."""
+        """Receive nothing for this long."""
         if self._pause is None and self._socket.fileno() >= 0:
             self._loop.remove_reader(self._socket)
             self._pause = self._loop.call_later(rest_s, self._listen)
@@ -99,11 +100,11 @@ class DatagramPort:
         self._loop.add_reader(self._socket, self._ready)
 
     def _ready(self) -> None:
-        for _ in range(self.MOST_AT_ONCE):
+        for _ in range(self.MAX_BATCH):
             try:
-                content, address = self._socket.recvfrom(self.MOST_BYTES)
-            except OSError:  # there are no more, or it was closed
+                content, address = self._socket.recvfrom(self.MAX_BYTES)
+            except OSError:  # no more datagrams, or it was closed
                 return
-            self._heard(content, address[0])
+            self._on_datagram(content, address[0])
             if self._pause is not None:
                 return

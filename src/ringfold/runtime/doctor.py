@@ -1,8 +1,8 @@
-"""Does this machine have what a run needs? Each check reads one thing and judges it; `examine` does them all.
+"""Whether this machine has what a run needs. Each check reads one value and judges it; `examine` runs all checks.
 
-A check never raises and never changes the machine. "fail" is kept for what makes a run impossible; what makes it slower
-or its clocks worse is "warn", with a sentence on what to do. The `judge_...` functions are pure, so that the tests can
-show them machines that are not at hand.
+A check never raises and never changes the machine. "fail" means that a run is impossible. What makes a run slower or
+its clocks less precise is "warn", with advice. The `judge_...` functions are pure, so that tests can pass them any
+machine.
 """
 
 import ctypes
@@ -22,20 +22,22 @@ from ringfold.config import DATA_PORT, MASTER_PORT
 from ringfold.errors import RingfoldError
 from ringfold.runtime import master_client
 from ringfold.runtime.hardware import Hardware, read_hardware, read_text, soft_limit
+from ringfold.units import MIB
 
 Outcome = Literal["ok", "warn", "fail"]
 
-_MIB = 1024 * 1024
-# Linux numbers that Python's socket module does not name on every version.
+# Linux constants that Python's socket module lacks in some versions.
 _SO_TIMESTAMPING = 37
-_TX_SOFTWARE, _RX_SOFTWARE, _REPORT_SOFTWARE = 1 << 1, 1 << 3, 1 << 4
+_TX_SOFTWARE = 1 << 1
+_RX_SOFTWARE = 1 << 3
+_REPORT_SOFTWARE = 1 << 4
 _MSG_ERRQUEUE = 0x2000
 _STA_UNSYNC = 0x40
 _TIME_ERROR = 5
 
 
 class Check(Struct, frozen=True):
-    """One finding: what was looked at, how it is, what was found, and what to do about it."""
+    """The result of one check: its name, its outcome, what was found, and what to do."""
 
     name: str
     outcome: Outcome
@@ -88,7 +90,7 @@ def judge_cpu(machine: Hardware) -> Check:
     found = f"{machine.cpu}, {machine.cpu_level} ({' '.join(machine.cpu_features) or 'no vector features'})"
     if machine.architecture == "aarch64" or {"avx2", "f16c"} <= set(machine.cpu_features):
         return Check("cpu", "ok", found)
-    return Check("cpu", "warn", found, "without AVX2 and F16C the generic kernels run: right, but slower")
+    return Check("cpu", "warn", found, "without AVX2 and F16C the generic kernels run: correct, but slower")
 
 
 def judge_cores(machine: Hardware) -> Check:
@@ -100,7 +102,7 @@ def judge_cores(machine: Hardware) -> Check:
 
 def judge_memory(machine: Hardware) -> Check:
     found = f"{_size(machine.memory_free_bytes)} free of {_size(machine.memory_bytes)}"
-    if machine.memory_free_bytes >= 512 * _MIB:
+    if machine.memory_free_bytes >= 512 * MIB:
         return Check("memory", "ok", found)
     return Check("memory", "warn", found, "an all-reduce in place needs its buffer once more for the backup")
 
@@ -113,7 +115,7 @@ def check_shared_memory(path: str = "/dev/shm") -> Check:
     free = status.f_bavail * status.f_frsize
     if not os.access(path, os.W_OK):
         return Check("shared memory", "warn", f"{path} is not writable", f"chmod 1777 {path}")
-    if free < 64 * _MIB:
+    if free < 64 * MIB:
         advice = "delete leftovers, or mount it larger (containers: --shm-size=1g)"
         return Check("shared memory", "warn", f"{path}: {_size(free)} free", advice)
     return Check("shared memory", "ok", f"{path}: {_size(free)} free")
@@ -134,7 +136,7 @@ def judge_locked_memory(limit: int | None) -> Check:
 
 
 def check_port(port: int, name: str) -> Check:
-    """Whether a listener could have the port, on IPv4 and, where the machine has it, on IPv6."""
+    """Whether a listener could bind the port, on IPv4 and, if the machine has it, on IPv6."""
     for family, host in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
         try:
             with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -162,7 +164,7 @@ def judge_clock_source(source: str) -> Check:
 
 
 class _Timex(ctypes.Structure):
-    """The beginning of the kernel's struct timex, with room for the rest of it."""
+    """The beginning of the kernel's struct timex, and space for the rest."""
 
     _fields_ = (
         ("modes", ctypes.c_uint),
@@ -176,7 +178,7 @@ class _Timex(ctypes.Structure):
 
 
 def check_clock_sync() -> Check:
-    """Whether the kernel knows its wall clock to be disciplined. Only reads: modes is 0."""
+    """Whether the wall clock is synchronised, according to the kernel. Only reads: modes is 0."""
     timex = _Timex()
     try:
         state = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(timex))
@@ -196,7 +198,7 @@ def judge_clock_sync(state: int, status: int, max_error_us: int) -> Check:
 
 
 def check_timestamps() -> Check:
-    """Send one datagram over loopback and look for the kernel's own send and receive times of it."""
+    """Send one datagram over loopback, and check that the kernel stamps its send and receive times."""
     missing = []
     try:
         with (
@@ -220,7 +222,7 @@ def check_timestamps() -> Check:
 
 
 def _stamped(endpoint: socket.socket, flags: int, event: int) -> bool:
-    """Whether the next message there carries a software time stamp (the first of three timespecs)."""
+    """Whether the next message carries a software timestamp (the first of three timespecs)."""
     poll = select.poll()
     poll.register(endpoint, event)
     if not poll.poll(500):
@@ -236,10 +238,10 @@ def judge_buffers(tcp_wmem: str, tcp_rmem: str, wmem_max: str, rmem_max: str) ->
     """TCP grows its buffers up to the third numbers; they bound what one lane can have in flight."""
     limits = {"tcp_wmem": tcp_wmem.split()[-1:], "tcp_rmem": tcp_rmem.split()[-1:]}
     limits |= {"wmem_max": [wmem_max] if wmem_max else [], "rmem_max": [rmem_max] if rmem_max else []}
-    # A container sees no net.core limits: judge what there is.
+    # A container has no net.core limits: judge the others.
     known = {name: int(numbers[0]) for name, numbers in limits.items() if numbers and numbers[0].isdigit()}
     found = ", ".join(f"{name} {_size(number)}" for name, number in known.items()) or "not readable"
-    small = [name for name in ("tcp_wmem", "tcp_rmem") if known.get(name, 0) < 4 * _MIB]
+    small = [name for name in ("tcp_wmem", "tcp_rmem") if known.get(name, 0) < 4 * MIB]
     if not small:
         return Check("tcp buffers", "ok", found)
     advice = "for long fat pipes: sysctl -w " + " ".join(f"net.ipv4.{name}='4096 131072 16777216'" for name in small)

@@ -1,9 +1,9 @@
-"""Where a feed of telemetry comes from: standard input, a file or FIFO, a Unix socket, or a page that is polled.
+"""The sources of telemetry feeds: standard input, a file or FIFO, a Unix socket, or an HTTP page that is polled.
 
 -                    standard input
-/path/to/file        a FIFO, or a file that grows (followed like `tail -F`, from its beginning), once it is there
-unix:/path/to/sock   a Unix stream socket; dialled again when it ends
-http://host/page     fetched again and again (https too); each answer is a whole
+/path/to/file        a FIFO, or a file that grows (followed like `tail -F`, from its beginning), once it exists
+unix:/path/to/sock   a Unix stream socket; connected again when it ends
+http://host/page     polled (https, too); each response is complete
 """
 
 import asyncio
@@ -15,17 +15,17 @@ import urllib.request
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-_CHUNK = 1 << 16
-_MOST_PAGE_BYTES = 16 << 20
-_AGAIN_S = 1.0
-_FOLLOW_S = 0.05
+_CHUNK_BYTES = 1 << 16
+_MAX_PAGE_BYTES = 16 << 20
+_RETRY_S = 1.0
+_FOLLOW_INTERVAL_S = 0.05
 
 
 async def chunks(where: str, poll_s: float = 1.0) -> AsyncGenerator[bytes, None]:
-    """What a feed says, in pieces; the end of a whole (a page, a connection) ends with a newline.
+    """The content of a feed, in chunks. A newline follows the end of a page or of a connection.
 
-    Ends with standard input. Other feeds go on until the iterator is closed: what is away is tried again. However much
-    a feed has to say, others get a word in between two pieces. Raises OSError for a file that may not be read.
+    Standard input ends. Other feeds go on until the iterator is closed, and are opened again after an error. The event
+    loop runs between two chunks. Raises OSError for a file that cannot be read.
     """
     if where.startswith(("http://", "https://")):
         source = _pages(where, poll_s)
@@ -37,13 +37,13 @@ async def chunks(where: str, poll_s: float = 1.0) -> AsyncGenerator[bytes, None]
         source = _file(where)
     async with aclosing(source):
         async for chunk in source:
-            for start in range(0, len(chunk), _CHUNK):
-                yield chunk[start : start + _CHUNK]
+            for start in range(0, len(chunk), _CHUNK_BYTES):
+                yield chunk[start : start + _CHUNK_BYTES]
                 await asyncio.sleep(0)
 
 
 def is_missing(where: str) -> bool:
-    """Whether a feed is a file that is not there yet."""
+    """Whether a feed is a file that does not exist yet."""
     return where != "-" and not where.startswith(("http://", "https://", "unix:")) and not os.path.exists(where)
 
 
@@ -59,8 +59,8 @@ async def _pages(url: str, poll_s: float) -> AsyncGenerator[bytes, None]:
 
 
 def _fetch(url: str) -> bytes:
-    with urllib.request.urlopen(url, timeout=5) as answer:
-        page: bytes = answer.read(_MOST_PAGE_BYTES)
+    with urllib.request.urlopen(url, timeout=5) as response:
+        page: bytes = response.read(_MAX_PAGE_BYTES)
         return page
 
 
@@ -69,23 +69,23 @@ async def _connections(path: str) -> AsyncGenerator[bytes, None]:
         try:
             reader, writer = await asyncio.open_unix_connection(path)
         except OSError:
-            await asyncio.sleep(_AGAIN_S)
+            await asyncio.sleep(_RETRY_S)
             continue
         try:
-            while chunk := await reader.read(_CHUNK):
+            while chunk := await reader.read(_CHUNK_BYTES):
                 yield chunk
         except OSError:
             pass
         finally:
             writer.close()
         yield b"\n"
-        await asyncio.sleep(_AGAIN_S)
+        await asyncio.sleep(_RETRY_S)
 
 
 async def _pipe(descriptor: int) -> AsyncGenerator[bytes, None]:
     if stat.S_ISREG(os.fstat(descriptor).st_mode):  # standard input may be a file
         with os.fdopen(descriptor, "rb") as file:
-            while chunk := file.read(_CHUNK):
+            while chunk := file.read(_CHUNK_BYTES):
                 yield chunk
         yield b"\n"
         return
@@ -94,7 +94,7 @@ async def _pipe(descriptor: int) -> AsyncGenerator[bytes, None]:
         lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(descriptor, "rb", buffering=0)
     )
     try:
-        while chunk := await reader.read(_CHUNK):
+        while chunk := await reader.read(_CHUNK_BYTES):
             yield chunk
         yield b"\n"
     finally:
@@ -102,11 +102,11 @@ async def _pipe(descriptor: int) -> AsyncGenerator[bytes, None]:
 
 
 async def _file(path: str) -> AsyncGenerator[bytes, None]:
-    """A FIFO or a file. One that is not there yet is waited for: collectors start in any order."""
-    while is_missing(path):  # noqa: ASYNC110 - files ring no bell
-        await asyncio.sleep(_AGAIN_S)
+    """A FIFO or a file. Waits until it exists: collectors start in any order."""
+    while is_missing(path):  # noqa: ASYNC110 - there is no event for a new file
+        await asyncio.sleep(_RETRY_S)
     if stat.S_ISFIFO(os.stat(path).st_mode):
-        # Opened for writing too: it does not end when the writer goes, and opening does not wait for one.
+        # Opened for writing, too: it has no end when the writer closes it, and opening does not wait for a writer.
         source = _pipe(os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
     else:
         source = _followed(path)
@@ -116,18 +116,19 @@ async def _file(path: str) -> AsyncGenerator[bytes, None]:
 
 
 async def _followed(path: str) -> AsyncGenerator[bytes, None]:
-    """A file from its beginning; when another file takes its name, or it shrinks, from the beginning of that."""
+    """Follow a file from its beginning. If another file takes its name, or it shrinks, start from the beginning
+    again."""
     while True:
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:  # between two of them
-            await asyncio.sleep(_FOLLOW_S)
+        except FileNotFoundError:  # while it is replaced
+            await asyncio.sleep(_FOLLOW_INTERVAL_S)
             continue
         try:
             while not _is_replaced(path, descriptor):
-                while chunk := os.read(descriptor, _CHUNK):
+                while chunk := os.read(descriptor, _CHUNK_BYTES):
                     yield chunk
-                await asyncio.sleep(_FOLLOW_S)
+                await asyncio.sleep(_FOLLOW_INTERVAL_S)
         finally:
             os.close(descriptor)
         yield b"\n"
@@ -137,5 +138,5 @@ def _is_replaced(path: str, descriptor: int) -> bool:
     try:
         there, here = os.stat(path), os.fstat(descriptor)
     except OSError:
-        return False  # it is away for now
+        return False  # it does not exist for now
     return (there.st_dev, there.st_ino) != (here.st_dev, here.st_ino) or there.st_size < os.lseek(descriptor, 0, 1)

@@ -1,4 +1,4 @@
-"""What this machine is: the facts that `doctor` judges and that every benchmark prints beside its figures."""
+"""The hardware and software of this machine, for `doctor` and for the reports of benchmarks."""
 
 import os
 import platform
@@ -18,7 +18,7 @@ _NOTABLE = ("sse4_2", "avx2", "f16c", "fma", "avx512f", "avx512bw", "avx512_fp16
 
 
 class Hardware(Struct, frozen=True):
-    """The machine at one instant. Sizes in bytes; `cores` are those this process may use."""
+    """This machine. Sizes in bytes; `cores` are those that this process may use."""
 
     host: str
     kernel: str
@@ -34,7 +34,7 @@ class Hardware(Struct, frozen=True):
 
 
 def read_hardware() -> Hardware:
-    """Read the facts from /proc and from Python; what cannot be read is empty or zero, never an error."""
+    """Read everything from /proc and from Python; a value that cannot be read is empty or zero, never an error."""
     cpu = cpu_facts()
     memory = memory_facts()
     return Hardware(

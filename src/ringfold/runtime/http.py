@@ -1,6 +1,7 @@
-"""Questions to an HTTP server, over connections that are kept; and streams, of which only the pulse counts.
+"""Requests to an HTTP server over persistent connections, and streams whose content is ignored.
 
-A question that fails says how far it came: `NotSent` if the server cannot have seen it, `NoAnswer` if perhaps it has.
+The error of a failed request says how far it came: `NotSent` if the server cannot have received it, `NoAnswer` if it
+may have.
 """
 
 import http.client
@@ -15,15 +16,15 @@ Headers = Mapping[str, str]
 
 
 class NotSent(OSError):
-    """The server has not seen the question."""
+    """The server has not received the request."""
 
 
 class NoAnswer(OSError):
-    """The question was sent, and its answer did not come."""
+    """The request was sent, and no response arrived."""
 
 
 class HttpClient:
-    """One server, any number of threads. `post` uses a connection that is free, or opens one."""
+    """A client of one server, for any number of threads. `post` uses an idle connection, or opens one."""
 
     def __init__(self, host: str, port: int, *, tls: bool = False) -> None:
         self._host, self._port, self._tls = host, port, tls
@@ -32,33 +33,33 @@ class HttpClient:
         self._pid = os.getpid()
 
     def post(self, path: str, body: bytes, headers: Headers, timeout_s: float) -> tuple[int, bytes]:
-        """The status and the body of the answer; each step of it takes at most `timeout_s`."""
+        """The status and the body of the response; each socket operation has a timeout of `timeout_s`."""
         connection = self._free() or self._connect(timeout_s)
         connection.sock.settimeout(max(0.001, timeout_s))
         try:
             connection.request("POST", path, body, dict(headers))
-            answer = connection.getresponse()
-            said = answer.read()
+            response = connection.getresponse()
+            content = response.read()
         except (OSError, http.client.HTTPException) as error:
             connection.close()
             raise NoAnswer(str(error) or type(error).__name__) from error
         except BaseException:
             connection.close()
             raise
-        if answer.will_close:
+        if response.will_close:
             connection.close()
         else:
             with self._lock:
                 self._idle.append(connection)
-        return answer.status, said
+        return response.status, content
 
     def stream(self, path: str, body: bytes, headers: Headers, timeout_s: float) -> "HttpStream":
-        """Ask a question whose answer goes on; returns when its first line is there."""
+        """Send a request with a streaming response; returns after its first line."""
         connection = self._connect(timeout_s)
         try:
             connection.request("POST", path, body, dict(headers))
-            answer = connection.getresponse()
-            return HttpStream(connection, answer.status, answer.readline(1 << 20))
+            response = connection.getresponse()
+            return HttpStream(connection, response.status, response.readline(1 << 20))
         except (OSError, http.client.HTTPException) as error:
             connection.close()
             raise NoAnswer(str(error) or type(error).__name__) from error
@@ -70,10 +71,10 @@ class HttpClient:
             connection.close()
 
     def _free(self) -> http.client.HTTPConnection | None:
-        """A connection that was left open, unless the server has closed it meanwhile."""
+        """An idle connection that the server has not closed."""
         while True:
             with self._lock:
-                if self._pid != os.getpid():  # after a fork they are the parent's
+                if self._pid != os.getpid():  # after a fork they belong to the parent
                     self._pid, self._idle = os.getpid(), []
                 if not self._idle:
                     return None
@@ -99,14 +100,14 @@ class HttpClient:
 
 
 class HttpStream:
-    """An answer that goes on. Whatever arrives is a pulse; only the first line is ever read."""
+    """A streaming response. Only its first line is read; after that any data only shows that something happened."""
 
     def __init__(self, connection: http.client.HTTPConnection, status: int, first: bytes) -> None:
         self._connection, self.status, self.first = connection, status, first
         self._socket = connection.sock
 
-    def pulse(self, timeout_s: float) -> bool:
-        """Whether something came within the time. Raises NoAnswer when the stream has ended."""
+    def wait(self, timeout_s: float) -> bool:
+        """Whether data arrived before the timeout. Raises NoAnswer when the stream has ended."""
         try:
             if not is_readable(self._socket, timeout_s):
                 return False
@@ -122,10 +123,10 @@ class HttpStream:
         self._connection.close()
 
 
-def is_readable(one: socket.socket, timeout_s: float) -> bool:
-    """Whether a socket has something to read within the time, or was closed by the other side."""
-    if isinstance(one, ssl.SSLSocket) and one.pending():
+def is_readable(sock: socket.socket, timeout_s: float) -> bool:
+    """Whether a socket becomes readable before the timeout, or was closed by the remote side."""
+    if isinstance(sock, ssl.SSLSocket) and sock.pending():
         return True
     poll = select.poll()
-    poll.register(one, select.POLLIN)
+    poll.register(sock, select.POLLIN)
     return bool(poll.poll(max(0.0, timeout_s) * 1_000))

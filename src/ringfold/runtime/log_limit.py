@@ -1,4 +1,4 @@
-"""How much a log says of what strangers do wrong. They decide how often, and must not fill the disk."""
+"""A rate limit for log lines that remote input triggers: it must not fill the disk."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -12,20 +12,20 @@ MAX_LINES = 60
 
 @dataclass(slots=True)
 class LogRateLimiter:
-    """Lets the first lines of each text through, and counts the others, a period at a time."""
+    """Passes the first lines of each text in a period, and counts the others."""
 
-    _begun_ns: int = -PERIOD_NS
+    _period_since_ns: int = -PERIOD_NS
     _logged: Counter[str] = field(default_factory=Counter)
-    _withheld: int = 0
+    _suppressed: int = 0
 
     def take(self, now_ns: int, text: str) -> str | None:
-        """What to add to the line about `text`: how many were withheld before it. None: it is withheld itself."""
-        if now_ns - self._begun_ns >= PERIOD_NS:
-            self._begun_ns = now_ns
+        """A suffix for the line about `text`: how many lines were suppressed before. None: suppress this line, too."""
+        if now_ns - self._period_since_ns >= PERIOD_NS:
+            self._period_since_ns = now_ns
             self._logged.clear()
         if self._logged[text] >= MAX_REPEATS or self._logged.total() >= MAX_LINES:
-            self._withheld += 1
+            self._suppressed += 1
             return None
         self._logged[text] += 1
-        withheld, self._withheld = self._withheld, 0
-        return f" ({withheld} similar lines were not logged)" if withheld else ""
+        suppressed, self._suppressed = self._suppressed, 0
+        return f" ({suppressed} similar lines were not logged)" if suppressed else ""

@@ -1,7 +1,7 @@
-"""Asking a master something, over a plain blocking socket: what `status`, `runs`, `evict`, `doctor` and
-`probe start|stop|round` do.
+"""Requests to a running master, over a plain blocking socket: `status`, `runs`, `evict`, `doctor` and `probe` use it.
 
-The connection begins like a peer's (a Challenge, and a proof of the token), so whoever cannot join cannot look either.
+The connection starts like that of a peer (a Challenge, and a proof of the token): a client that cannot join cannot read
+the status either.
 """
 
 import socket
@@ -32,23 +32,23 @@ from ringfold.wire.probing import ProbeAction, ProbeAnswer, ProbeCommand
 from ringfold.wire.proof import NONCE_BYTES, prove, run_token
 
 
-class _NoAnswer(MasterUnreachable):
-    """The connection is there, and nothing comes."""
+class _NoResponse(MasterUnreachable):
+    """The connection is open, and no message arrives."""
 
 
 class MasterClient:
-    """A connection that can ask for the status any number of times. Each question has `timeout_s` to be answered.
+    """A connection to a master. It may send any number of requests; each has a timeout of `timeout_s`.
 
-    `run` names the run that questions are about; without one it is the default run, or the only one there is. One
-    connection asks about a run, or about all runs, not both. With `is_of_run` the token is that of the run already: a
-    peer has no other.
+    `run` names the run of the requests; empty means the default run, or the only one there is. One connection sends
+    requests about one run, or about all runs, not both. `is_run_token`: the token is that of the run already, the only
+    one that a peer has.
     """
 
     def __init__(
-        self, address: str, token: bytes, timeout_s: float = 5.0, run: str = "", *, is_of_run: bool = False
+        self, address: str, token: bytes, timeout_s: float = 5.0, run: str = "", *, is_run_token: bool = False
     ) -> None:
         self.address, self.timeout_s = address, timeout_s
-        self._token, self._run, self._is_of_run = token, run and check_run_name(run), is_of_run
+        self._token, self._run, self._is_run_token = token, run and check_run_name(run), is_run_token
         self._deadline_ns = monotonic_ns() + int(timeout_s * 1e9)
         self._reader = FrameReader()
         self._frames: Iterator[tuple[FrameKind, bytes]] = iter(())
@@ -58,7 +58,7 @@ class MasterClient:
         except OSError as error:
             raise MasterUnreachable(address, explain_connect_error(error.strerror or str(error))) from None
         try:
-            challenge = self._greeting()
+            challenge = self._receive_challenge()
             if not isinstance(challenge, Challenge):
                 raise RemoteProtocolError(f"{address} did not begin with a challenge: is it a Ringfold master?")
             if not challenge.oldest <= PROTOCOL_VERSION <= challenge.newest:
@@ -70,32 +70,32 @@ class MasterClient:
             self._socket.close()
             raise
         self._challenge = challenge
-        # A status of many peers is larger than what a stranger may send in a handshake.
+        # A status of many peers is larger than the limit for a handshake.
         self._reader.limit = MAX_FRAME_BYTES
 
     def status(self) -> Status:
-        """The run as the master sees it now."""
+        """The status of the run."""
         nonce, proof = self._proof("status")
-        answer = self._question(StatusRequest(PROTOCOL_VERSION, nonce, proof, self._run))
-        if not isinstance(answer, Status):
-            raise RemoteProtocolError(f"the master at {self.address} answered {type(answer).__name__}, not Status")
-        return answer
+        response = self._request(StatusRequest(PROTOCOL_VERSION, nonce, proof, self._run))
+        if not isinstance(response, Status):
+            raise RemoteProtocolError(f"the master at {self.address} answered {type(response).__name__}, not Status")
+        return response
 
     def probe(self, action: ProbeAction, label: str = "") -> ProbeAnswer:
-        """Steer the probing, or look at its newest round. A round takes a window's time: give the connection that."""
+        """Control probing, or read its newest round. A round takes a whole window: set the timeout accordingly."""
         nonce, proof = self._proof("probe")
-        answer = self._question(ProbeCommand(PROTOCOL_VERSION, action, label, nonce, proof, self._run))
-        if not isinstance(answer, ProbeAnswer):
-            raise RemoteProtocolError(f"the master at {self.address} answered {type(answer).__name__} to a command")
-        return answer
+        response = self._request(ProbeCommand(PROTOCOL_VERSION, action, label, nonce, proof, self._run))
+        if not isinstance(response, ProbeAnswer):
+            raise RemoteProtocolError(f"the master at {self.address} answered {type(response).__name__} to a command")
+        return response
 
     def evict(self, peer: str, reason: str, by: str) -> EvictResponse:
-        """Have a peer (its id, or its name) evicted; what came of it."""
+        """Evict a peer, by its id or its name."""
         nonce, proof = self._proof("evict")
-        answer = self._question(EvictRequest(PROTOCOL_VERSION, peer, reason, by, nonce, proof, self._run))
-        if not isinstance(answer, EvictResponse):
-            raise RemoteProtocolError(f"the master at {self.address} answered {type(answer).__name__} to a command")
-        return answer
+        response = self._request(EvictRequest(PROTOCOL_VERSION, peer, reason, by, nonce, proof, self._run))
+        if not isinstance(response, EvictResponse):
+            raise RemoteProtocolError(f"the master at {self.address} answered {type(response).__name__} to a command")
+        return response
 
     def runs(self) -> RunList:
         """All runs of the master."""
@@ -103,70 +103,71 @@ class MasterClient:
         return self._run_list(RunsRequest(PROTOCOL_VERSION, nonce, proof))
 
     def forget(self, name: str) -> RunList:
-        """Have a run forgotten that has ended; the others that there are. ConfigError if it has peers, or is none."""
+        """Forget a run that has ended; returns the other runs. ConfigError if it has peers, or does not exist."""
         nonce, proof = self._master_proof("forget")
         return self._run_list(ForgetRun(PROTOCOL_VERSION, check_run_name(name), nonce, proof))
 
     def _run_list(self, message: Message) -> RunList:
-        answer = self._question(message)
-        if not isinstance(answer, RunList):
-            raise RemoteProtocolError(f"the master at {self.address} answered {type(answer).__name__}, not RunList")
-        return answer
+        response = self._request(message)
+        if not isinstance(response, RunList):
+            raise RemoteProtocolError(f"the master at {self.address} answered {type(response).__name__}, not RunList")
+        return response
 
-    def _greeting(self) -> FromMaster:
-        """A master speaks first. Who does not, or says something else, is none."""
+    def _receive_challenge(self) -> FromMaster:
+        """The first message of a master. A server that sends nothing, or something else, is not a master."""
         try:
-            return self._next()
+            return self._receive_message()
         except RemoteProtocolError as error:
             raise RemoteProtocolError(f"{self.address}: {explain_not_a_master(str(error))}") from None
-        except _NoAnswer:
+        except _NoResponse:
             raise MasterUnreachable(self.address, explain_no_challenge(int(self.timeout_s * 1_000))) from None
 
     def _proof(self, purpose: str) -> tuple[bytes, bytes]:
         nonce = random_bytes(NONCE_BYTES)
-        token = self._token if self._is_of_run else run_token(self._token, self._run or DEFAULT_RUN)
+        token = self._token if self._is_run_token else run_token(self._token, self._run or DEFAULT_RUN)
         return nonce, prove(token, purpose, self._challenge.nonce, nonce)
 
     def _master_proof(self, purpose: str) -> tuple[bytes, bytes]:
         nonce = random_bytes(NONCE_BYTES)
         return nonce, prove(self._token, purpose, self._challenge.nonce, nonce)
 
-    def _question(self, message: Message) -> FromMaster:
+    def _request(self, message: Message) -> FromMaster:
         self._deadline_ns = monotonic_ns() + int(self.timeout_s * 1e9)
         try:
             self._socket.sendall(message_frame(message))
         except OSError as error:
             raise MasterUnreachable(self.address, error.strerror or str(error)) from None
-        return self._next()
+        return self._receive_message()
 
     def watch(self, every_s: float) -> Iterator[Status]:
-        """The status now, and again every so often, for as long as the caller goes on."""
+        """Yield the status again and again, every `every_s`."""
         while True:
             yield self.status()
             time.sleep(every_s)
 
-    def _next(self) -> FromMaster:
-        """The next message before the deadline; a refusal is raised as the ConfigError that it nearly always is."""
+    def _receive_message(self) -> FromMaster:
+        """The next message before the deadline. A refusal raises ConfigError, or MasterUnreachable if it is
+        temporary."""
         while True:
             for kind, body in self._frames:
                 if kind is not FrameKind.MESSAGE:
-                    raise RemoteProtocolError(f"{self.address} sent a {kind.name} frame to somebody who only looks")
+                    raise RemoteProtocolError(f"{self.address} sent a {kind.name} frame, and not a message")
                 message = decode_from_master(body)
                 if isinstance(message, Refused) and message.again:
                     raise MasterUnreachable(self.address, message.reason)
                 if isinstance(message, Refused):
                     raise ConfigError(f"the master at {self.address} refused: {message.reason}")
                 return message
-            self._frames = self._reader.feed(self._receive())
+            self._frames = self._reader.feed(self._receive_bytes())
 
-    def _receive(self) -> bytes:
+    def _receive_bytes(self) -> bytes:
         left_s = (self._deadline_ns - monotonic_ns()) / 1e9
         try:
-            # A timeout of zero would mean "do not block", and fail in another way.
+            # A timeout of zero would mean "do not block", with another exception.
             self._socket.settimeout(max(left_s, 1e-3))
             chunk = self._socket.recv(65_536)
         except TimeoutError:
-            raise _NoAnswer(self.address, f"no answer within {self.timeout_s:g} s") from None
+            raise _NoResponse(self.address, f"no answer within {self.timeout_s:g} s") from None
         except OSError as error:
             raise MasterUnreachable(self.address, error.strerror or str(error)) from None
         if not chunk:
@@ -186,15 +187,15 @@ class MasterClient:
 
 
 def connect(
-    addresses: Sequence[str], token: bytes, timeout_s: float = 5.0, run: str = "", *, is_of_run: bool = False
+    addresses: Sequence[str], token: bytes, timeout_s: float = 5.0, run: str = "", *, is_run_token: bool = False
 ) -> MasterClient:
-    """A connection to the first of a master's addresses that answers. If none does, the error says why of each."""
+    """Connect to the first address that answers. If none does, the error has the reason of each."""
     if not addresses:
         raise ConfigError("no address of a master was given")
     failures: list[MasterUnreachable] = []
     for address in addresses:
         try:
-            return MasterClient(address, token, timeout_s, run, is_of_run=is_of_run)
+            return MasterClient(address, token, timeout_s, run, is_run_token=is_run_token)
         except MasterUnreachable as error:
             failures.append(error)
     if len(failures) == 1:
@@ -206,7 +207,10 @@ def connect(
 def follow_status(
     addresses: Sequence[str], token: bytes, every_s: float, timeout_s: float = 5.0, run: str = ""
 ) -> Iterator[tuple[str, Status] | MasterUnreachable]:
-    """The status now and again, from whoever leads by then. Raises if nobody does at first; later it says so."""
+    """Yield the status every `every_s`, from the master that leads at that time.
+
+    Raises MasterUnreachable if there is none at first; later it yields that error.
+    """
     has_seen = False
     while True:
         try:

@@ -1,8 +1,8 @@
-"""Where processes of one user on one host find out which of them hosts something: a file, and a lock on it.
+"""A lock file by which processes of one user on one host elect a host process and find its address.
 
-The file is in a directory that only its user can read or write. The process that holds its lock is the host, and writes
-into it where it can be reached. The kernel frees the lock when the host's process ends, however it ends, and a forked
-child does not keep it; so what a dead host has left in the file is never believed.
+The file is in a directory that only its user can read or write. The process that holds the lock is the host, and writes
+its address into the file. The kernel releases the lock when the host process ends, however it ends, and a forked child
+does not hold it. So the address of a dead host is never used.
 """
 
 import contextlib
@@ -18,10 +18,10 @@ _MAX_BYTES = 4_096
 
 
 class Rendezvous:
-    """One such file. Call `close` in the end."""
+    """One such file. Call `close` at the end."""
 
     def __init__(self, directory: Path, name: str) -> None:
-        """ConfigError if the directory is not this user's own."""
+        """Raises ConfigError if the directory is not private to this user."""
         _make_private(directory)
         self.path = directory / name
         try:
@@ -31,7 +31,7 @@ class Rendezvous:
         self._is_host = False
 
     def take(self) -> bool:
-        """Be the host, if nobody else is."""
+        """Try to become the host; whether it succeeded."""
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -42,22 +42,22 @@ class Rendezvous:
         return True
 
     def announce(self, address: str) -> None:
-        """Tell where the host can be reached."""
+        """Publish the address of the host."""
         assert self._is_host
         os.pwrite(self._fd, f"{process_mark()}\n{address}\n".encode(), 0)
 
     def withdraw(self) -> None:
-        """Nobody can reach the host any more."""
+        """Remove the address of the host."""
         os.ftruncate(self._fd, 0)
 
     def address(self) -> str:
-        """Where the host can be reached; empty if there is none, or it has not said yet."""
+        """The address of the host; empty if there is no host, or it has not published one."""
         mark, _, rest = os.pread(self._fd, _MAX_BYTES, 0).decode(errors="replace").partition("\n")
         address, end, _ = rest.partition("\n")
         return address if end and not process_of_mark_is_gone(mark) else ""
 
     def close(self) -> None:
-        """A host gives the lock back."""
+        """Release the lock, and close the file."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             if self._is_host:
@@ -73,8 +73,8 @@ def _make_private(directory: Path) -> None:
         except FileExistsError:
             raise
         except OSError as error:
-            raise ConfigError(f"{directory} cannot be made: {error.strerror or error}") from None
+            raise ConfigError(f"{directory} cannot be created: {error.strerror or error}") from None
     found = directory.lstat()
     is_private = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
     if not is_private:
-        raise ConfigError(f"{directory} is not a directory that only its user can use: remove it, or chmod 700 it")
+        raise ConfigError(f"{directory} is not a private directory of this user: remove it, or chmod 700 it")

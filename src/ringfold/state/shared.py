@@ -10,13 +10,12 @@ from collections.abc import Iterator, Mapping
 from typing import SupportsIndex, get_args
 
 from ringfold.errors import UsageError
+from ringfold.limits import MAX_KEYS
 from ringfold.state import hashing
 from ringfold.state.array_memory import memory_of
 from ringfold.state.blocks import BLOCK_BYTES
 from ringfold.state.manifest import LoadedCheckpoint
 from ringfold.wire.messages import HashKind, Lineage
-
-MAX_KEYS = 100_000
 
 
 class MayDiffer:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ringfold.errors import StoreUnreachable
+from ringfold.units import S
 
 ABSENT = 0
 """The version of an absent key."""
@@ -26,7 +27,7 @@ MAX_KEY_BYTES = 512
 MAX_VALUE_BYTES = 1 << 20
 """What every backend accepts in its default configuration. Keys are counted in UTF-8."""
 
-NS = 1_000_000_000
+NS = S
 
 
 @dataclass(frozen=True, slots=True)

@@ -328,7 +328,7 @@ class EtcdKeyWatch:
 
     def wait(self, read: Read, timeout_s: float) -> None:
         try:
-            self._stream.pulse(min(timeout_s, _SLOW_POLL_S))
+            self._stream.wait(min(timeout_s, _SLOW_POLL_S))
         except OSError as error:
             raise StoreUnreachable(self._name, str(error)) from error
 

@@ -11,7 +11,8 @@ from collections import deque
 from collections.abc import Callable
 from random import Random
 
-MS = 1_000_000
+from ringfold.units import MS as MS
+
 """One millisecond in nanoseconds, the unit of every time in here."""
 
 

@@ -36,9 +36,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ringfold.errors import UsageError
+from ringfold.units import MS as MS
 
 Ns = int
-MS = 1_000_000
 
 DEADLINE_NS = 1_400 * MS
 MIN_SEGMENT_NS = 250 * MS

@@ -22,7 +22,6 @@ HINTS_NAME = "hints"
 MAX_REQUEST_BYTES = 16 * 1024
 """The largest frame that an agent takes. Sixteen paths of IPv6 addresses need about 2 KiB."""
 MAX_ANSWER_BYTES = 1024 * 1024
-MOST_PATHS = 16
 PAGE_FLOWS = 100
 """How many flows one answer to ListFlows holds at most: with all that a flow may say, 6 KiB each."""
 

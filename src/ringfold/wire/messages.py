@@ -59,8 +59,6 @@ from ringfold.wire.status import Status as Status
 from ringfold.wire.status import StatusRequest as StatusRequest
 from ringfold.wire.status import World as World
 
-MAX_PATHS = 8
-"""Of one link."""
 MAX_ANCESTORS = 64
 """How many lineages back a history is known. A checkpoint of an older one cannot be resumed from."""
 MAX_CHECKPOINTS = 64

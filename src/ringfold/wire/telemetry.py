@@ -19,14 +19,13 @@ from functools import lru_cache
 from typing import Literal, assert_never
 
 from ringfold.errors import ConfigError
+from ringfold.limits import MAX_PATHS
 
-TELEMETRY_PORT = 48_147
 VERSION = 1
 MAGIC = b"RFTM"
 MAC_BYTES = 16
 EXACT = 128
 """Bits of a prefix that is one address. Prefixes count in the 128-bit form: an IPv4 /24 has 96 + 24 bits."""
-MOST_PATHS = 16
 UNKNOWN_BYTES = (1 << 64) - 1
 """On the wire: this depth is not known."""
 REPLAY_WINDOW = 64
@@ -334,8 +333,8 @@ def _decode_body(kind: int, parts: tuple[bytes, bytes, int, int, int, int, int])
     match kind:
         case 1:
             source_bits, destination_bits, path, congestion, depth = numbers
-            if path >= MOST_PATHS:
-                return Refusal("path", f"path {path}: there are {MOST_PATHS} at most")
+            if path >= MAX_PATHS:
+                return Refusal("path", f"path {path}: there are {MAX_PATHS} at most")
             for number, bits in ((source, source_bits), (destination, destination_bits)):
                 if bits > EXACT or masked(number, bits) != number:
                     return Refusal("prefix", f"{address_text(number)} is no prefix of {bits} bits")

@@ -47,6 +47,7 @@ from ringfold.wire.telemetry import (
 )
 
 PATHS = [("10.0.0.1", "10.0.0.2"), ("10.1.0.1", "10.1.0.2")]
+NOTHING: dict[str, object] = {}
 WAIT_S = 20.0
 
 
@@ -447,7 +448,11 @@ def heard(directory: Path) -> Iterator[tuple[AgentClient, tuple[int, int], Calla
 def _udp(agent: AgentThread) -> Iterator[Callable[[bytes], None]]:
     host, port = split_address(agent.server.telemetry[0])
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        yield lambda content: sock.sendto(content, (host, port)) and None
+
+        def send(content: bytes) -> None:
+            sock.sendto(content, (host, port))
+
+        yield send
 
 
 Heard = tuple[AgentClient, tuple[int, int], Callable[[bytes], None]]
@@ -609,7 +614,7 @@ def test_a_request_that_breaks_the_agent_costs_only_its_client(
         flow = bystander.register("10.0.0.1", "10.0.0.2", PATHS)
         placed(bystander, flow)
         with monkeypatch.context() as patch:
-            patch.setattr(agent.server._machine, "_status", lambda *_: {}["missing"])
+            patch.setattr(agent.server._machine, "_status", lambda *_: NOTHING["missing"])
             [_, refused] = strange(
                 directory, agent_frame(AgentHello(1, "unlucky")) + agent_frame(AskAgent(1)) + agent_frame(AskAgent(2))
             )
@@ -624,8 +629,8 @@ def test_an_agent_whose_tables_are_not_sound_after_a_fault_ends(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     agent = AgentThread(settings(directory))
-    monkeypatch.setattr(agent.server._machine, "_status", lambda *_: {}["missing"])
-    monkeypatch.setattr(agent.server._machine, "check", lambda: {}["unsound"])
+    monkeypatch.setattr(agent.server._machine, "_status", lambda *_: NOTHING["missing"])
+    monkeypatch.setattr(agent.server._machine, "check", lambda: NOTHING["unsound"])
     strange(directory, agent_frame(AgentHello(1, "unlucky")) + agent_frame(AskAgent(1)))
     with pytest.raises(KeyError, match="missing"):
         agent.join()

@@ -23,10 +23,10 @@ from ringfold.agent.registry import Quota, Registry, invalid_flow
 from ringfold.agent.steering import Steering, parse_policy
 from ringfold.cli.agent import _flow_row
 from ringfold.errors import ConfigError
+from ringfold.limits import MAX_PATHS
 from ringfold.wire.agent import (
     AGENT_PROTOCOL,
     MAX_ANSWER_BYTES,
-    MOST_PATHS,
     PAGE_FLOWS,
     AgentHello,
     AgentRefused,
@@ -41,6 +41,7 @@ from ringfold.wire.agent import (
     ListedFlow,
     ListFlows,
     Measured,
+    RefusalKind,
     Register,
     Registered,
     SetShares,
@@ -170,7 +171,7 @@ def test_a_long_list_comes_in_pages() -> None:
 def test_the_longest_page_of_the_longest_flows_fits_an_answer() -> None:
     """Else a user whose names are long could keep root from looking at the agent."""
     name, address = "\U00010348" * 255, "fe80:1111:1111:1111:1111:1111:1111:1111%interface-name0"
-    flow = Flow(2**63 - 1, address, address, ((address, address),) * MOST_PATHS, name, name)
+    flow = Flow(2**63 - 1, address, address, ((address, address),) * MAX_PATHS, name, name)
     assert invalid_flow(flow) == ""
     why = Decision(0, (1.0,) * 16, (True,) * 16, (255.0,) * 16, (1e19,) * 16, 2.0).why
     each = ListedFlow(2**63, 2**31, 2**31, name[:100], flow, 4_095, 2**20, (1 / 3,) * 16, (True,) * 16, why)
@@ -218,7 +219,7 @@ def test_a_listed_flow_shows_what_its_sender_measured_last() -> None:
     measured, silent = host.answer(1, ListFlows(1), FlowList).flows
     assert (measured.bytes_per_s, measured.srtt_us, measured.min_rtt_us) == ((20_000_000, 0), (9_000, 700), (600, 500))
     assert (silent.bytes_per_s, silent.srtt_us) == ((), ())
-    assert _flow_row(measured)[-1] == "round trips 9.0 : 0.7 ms, 0.6 : 0.5 at least"
+    assert _flow_row(measured)[-1] == "RTT 9.0 : 0.7 ms, minimum 0.6 : 0.5"
     assert _flow_row(silent)[-1] == ""
 
 
@@ -313,7 +314,8 @@ def test_a_flow_that_there_was_no_room_for_is_asked_for_again_and_a_bad_one_is_n
     client = FlowRegistrations("job")
     client.connected()
     requests = [*client.add(flow(1)), *client.add(flow(2))]
-    for request, kind in zip(requests, ("full", "invalid"), strict=True):
+    kinds: tuple[RefusalKind, ...] = ("full", "invalid")
+    for request, kind in zip(requests, kinds, strict=True):
         assert isinstance(request, Register)
         client.receive(AgentRefused(request.request, kind, "no"))
     assert client.has_retries

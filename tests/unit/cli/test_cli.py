@@ -196,7 +196,7 @@ def test_a_missing_command_is_a_usage_error(ringfold_command: Run, capsys: pytes
 def test_an_error_is_one_line_and_a_hint(
     error: RingfoldError, code: int, hint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert output.complain(error) == code
+    assert output.print_error(error) == code
     said = capsys.readouterr().err
     assert f"error: {error}" in said
     assert hint in said
@@ -477,7 +477,7 @@ def test_the_master_answers_and_ends_cleanly(
     assert child.returncode == 0, errors
     said = [json.loads(line)["message"] for line in errors.splitlines()]
     assert any(address in message for message in said)
-    assert f"{number.name}: the master ends" in said
+    assert f"{number.name}: the master stops" in said
 
 
 def test_a_taken_address_is_one_line(ringfold_command: Run, capsys: pytest.CaptureFixture[str]) -> None:

@@ -78,11 +78,11 @@ def test_a_directory_that_others_can_use_is_refused(tmp_path: Path) -> None:
     shared = tmp_path / "d"
     shared.mkdir()
     shared.chmod(0o777)
-    with pytest.raises(ConfigError, match="only its user can use: remove it, or chmod 700 it"):
+    with pytest.raises(ConfigError, match="not a private directory of this user: remove it, or chmod 700 it"):
         Rendezvous(shared, "run")
     link = tmp_path / "link"
     link.symlink_to(tmp_path)
-    with pytest.raises(ConfigError, match="only its user can use"):
+    with pytest.raises(ConfigError, match="not a private directory"):
         Rendezvous(link, "run")
 
 

@@ -9,11 +9,12 @@ import pytest
 
 import ringfold as rf
 from ringfold.errors import UsageError
+from ringfold.limits import MAX_KEYS
 from ringfold.state.array_memory import ArrayMemory, memory_of
 from ringfold.state.blocks import BLOCK_BYTES, block_count, block_range, root_hash
 from ringfold.state.hashing import block_hash, block_hashes
 from ringfold.state.manifest import digest_of
-from ringfold.state.shared import MAX_KEYS, SharedState, set_torn
+from ringfold.state.shared import SharedState, set_torn
 from ringfold.state.snapshot import Snapshot
 from ringfold.wire.messages import KeyOffer
 

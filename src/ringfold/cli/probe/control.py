@@ -57,7 +57,7 @@ def _send_command(
     config: Path | None, *, as_json: bool,
 ) -> None:  # fmt: skip
     from ringfold import config as settings
-    from ringfold.cli.output import complaints, console, print_json
+    from ringfold.cli.output import console, error_console, print_json
     from ringfold.runtime import master_client
 
     resolved = settings.load({"master": address, "run": run, "token_file": token_file, "config": config})
@@ -65,7 +65,7 @@ def _send_command(
         if action == "round":
             connection.timeout_s = ROUND_S
             if not as_json:
-                complaints.print(WAITING, style="dim", soft_wrap=True)
+                error_console.print(WAITING, style="dim", soft_wrap=True)
         answer = connection.probe(action, label)
     if as_json:
         print_json(answer)

@@ -17,7 +17,7 @@ MAX_ROWS = 64
 
 def show(logs: Sequence[Path], pictures: Path | None, kind: Literal["png", "svg"], *, as_json: bool) -> None:
     """Read the logs, print the report, and write the pictures if a directory for them is given."""
-    from ringfold.cli.output import complaints, console, print_json
+    from ringfold.cli.output import console, error_console, print_json
 
     if pictures is not None:
         from ringfold.cli.probe.pictures import need_matplotlib
@@ -42,7 +42,7 @@ def show(logs: Sequence[Path], pictures: Path | None, kind: Literal["png", "svg"
         from ringfold.cli.probe.pictures import draw
 
         for path in draw(report, pictures, kind):
-            complaints.print(f"wrote {path}", markup=False, soft_wrap=True)
+            error_console.print(f"wrote {path}", markup=False, soft_wrap=True)
 
 
 def read(paths: Sequence[Path]) -> "tuple[LogReport, list[str]]":
@@ -69,10 +69,10 @@ def show_notes(notes: Sequence[str]) -> None:
     """Print on standard error what was skipped."""
     from rich.text import Text
 
-    from ringfold.cli.output import complaints
+    from ringfold.cli.output import error_console
 
     for note in notes:
-        complaints.print(Text("note: ", style="yellow").append(note), soft_wrap=True)
+        error_console.print(Text("note: ", style="yellow").append(note), soft_wrap=True)
 
 
 def render(report: "LogReport") -> "Group":

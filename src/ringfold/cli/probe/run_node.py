@@ -19,7 +19,7 @@ from msgspec import structs
 
 from ringfold import config
 from ringfold.cli import logs as cli_logs
-from ringfold.cli.output import complaints, console, print_json, table
+from ringfold.cli.output import console, error_console, print_json, table
 from ringfold.cli.probe.control import show_summary
 from ringfold.config import Resolved
 from ringfold.errors import ConfigError, DeadlineExceeded
@@ -168,7 +168,7 @@ def probe_together(prober: Prober, settings: RoundSettings, options: NodeOptions
     first = prober.by_id[ranks[0]]
     logs = _Logs(prober, options)
     where = f"{len(ranks)} nodes meet at {first.name} ({first.address}, TCP port {first.port})"
-    complaints.print(
+    error_console.print(
         f"{where}; waiting up to {options.timeout_s:g} s for all", style="dim", markup=False, soft_wrap=True
     )
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # errors are printed once, without C++ stacks

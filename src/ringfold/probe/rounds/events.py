@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
+from ringfold.units import MS as MS
 from ringfold.wire.probing import (
     EdgeFit,
     Neighbour,
@@ -25,8 +26,6 @@ from ringfold.wire.probing import (
 
 FromRoundMaster = ProbeGraph | RoundStart | RoundEnd | RoundClock | ProbeHalt
 ToRoundMaster = RoundReport | RoundAlarm
-
-MS = 1_000_000
 
 
 class Tick(Struct, frozen=True):

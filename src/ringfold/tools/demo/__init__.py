@@ -26,7 +26,7 @@ def demo(
     until it is evicted and then woken, one joins in the middle. At the end all peers must hold the same bits, and the
     loss must be as good as that of an undisturbed training. Exit code 1 when a check fails.
     """
-    from ringfold.cli.output import complaints, console, print_json
+    from ringfold.cli.output import console, error_console, print_json
     from ringfold.tools.cluster import ProcessFailed
     from ringfold.tools.demo import outcome as results
     from ringfold.tools.demo.director import DemoFailed
@@ -36,10 +36,10 @@ def demo(
     try:
         outcome = _perform(screen, peers, steps or (240 if fast else 1_500), seed)
     except (DemoFailed, ProcessFailed) as error:
-        complaints.print(f"the demo failed: {error}", style="red", markup=False, soft_wrap=True)
+        error_console.print(f"the demo failed: {error}", style="red", markup=False, soft_wrap=True)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
-        complaints.print("interrupted; all processes of the demo are ended")
+        error_console.print("interrupted; all processes of the demo are ended")
         raise typer.Exit(130) from None
     checks = results.checks(outcome)
     if as_json:
@@ -47,7 +47,7 @@ def demo(
     else:
         console.print(results.as_text(outcome, checks))
     if broken := [check.promise for check in checks if not check.kept]:
-        complaints.print(f"failed: {'; '.join(broken)}", style="bold red")
+        error_console.print(f"failed: {'; '.join(broken)}", style="bold red")
         raise typer.Exit(1)
 
 

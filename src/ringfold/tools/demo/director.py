@@ -17,6 +17,7 @@ from ringfold.cli.output import duration
 from ringfold.runtime.clock import monotonic_ns
 from ringfold.tools.cluster import LocalCluster, Message
 from ringfold.tools.demo.outcome import Arrival, DemoOutcome, MasterLoss, PeerLoss
+from ringfold.units import MS as MS
 
 LIVENESS = {"heartbeat_ms": 100, "suspect_after_ms": 400, "evict_after_ms": 1_500}
 """Shorter than a real run's, so that the demo does not wait five seconds for a frozen peer."""
@@ -31,8 +32,6 @@ CHILD_ENVIRONMENT = {
 MAX_KILLS = 3
 REPORT_TIMEOUT_S = 30.0
 """How long all peers may be silent. While they report, they take steps, and the steps come to an end."""
-
-MS = 1_000_000
 
 
 class DemoFailed(Exception):

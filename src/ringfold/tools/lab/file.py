@@ -14,10 +14,10 @@ from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 
+from ringfold.config import TELEMETRY_PORT
 from ringfold.errors import UsageError
 from ringfold.tools.lab.model import SWITCH, Change, LabLayout, Path, plan
 from ringfold.tools.lab.timeline import Action, Kill, LabCommand, Script, ScriptEvent
-from ringfold.wire.telemetry import TELEMETRY_PORT
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")

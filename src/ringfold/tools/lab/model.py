@@ -17,10 +17,11 @@ import math
 import re
 from dataclasses import dataclass, field, replace
 
+from ringfold.limits import MAX_PATHS
+
 SWITCH = "switch"
 """The namespace with the bridges, as a host: not shaped, has an address on every path."""
 MAX_HOSTS = 200
-MAX_PATHS = 16
 MAX_RTT_MS = 10_000.0
 BURST_BYTES = 65_536 + 1_514
 """What a shaper lets go at once: as large as the largest packet that the kernel hands over in one piece."""

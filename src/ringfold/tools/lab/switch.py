@@ -22,13 +22,13 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal, Self
 
+from ringfold.config import TELEMETRY_PORT
 from ringfold.runtime.netlink import QdiscReader, interface_index
 from ringfold.tools.lab.model import SWITCH
 from ringfold.tools.lab.network import Lab
 from ringfold.wire.telemetry import (
     FULL_QUEUE,
     MOST_CONGESTION,
-    TELEMETRY_PORT,
     Congestion,
     Packet,
     address_number,

@@ -65,7 +65,7 @@ def soak(
 
 
 def _kinds(text: str) -> list[str]:
-    from ringfold.cli.output import complaints
+    from ringfold.cli.output import error_console
     from ringfold.tools.stores import KINDS, missing
 
     kinds = [kind.strip() for kind in text.split(",")]
@@ -74,31 +74,31 @@ def _kinds(text: str) -> list[str]:
         raise typer.BadParameter(f"{unknown[0]!r} is no kind of store for a soak; there are {STORES}")
     for kind in kinds:
         if why := missing(kind):
-            complaints.print(f"{kind} is left out: it {why}", markup=False)
+            error_console.print(f"{kind} is left out: it {why}", markup=False)
     return [kind for kind in kinds if not missing(kind)]
 
 
 def _finish(seed: int, minutes: float, perform: Callable[[], tuple[object, "list[SoakCheck]"]], as_json: bool) -> None:
     """Run a part, print its checks, and exit with 1 if one failed."""
-    from ringfold.cli.output import complaints, console, print_json
+    from ringfold.cli.output import console, error_console, print_json
     from ringfold.tools.cluster import ProcessFailed
     from ringfold.tools.soak.checks import Hang
 
     try:
         tally, found = perform()
     except KeyboardInterrupt:
-        complaints.print("interrupted; all processes of the soak are ended")
+        error_console.print("interrupted; all processes of the soak are ended")
         raise typer.Exit(130) from None
     except Hang as error:
         from ringfold.cli.status import render
 
-        complaints.print(f"failed (seed {seed}): {error.name} {error.text}", style="red", markup=False)
-        complaints.print(error.log, style="dim", markup=False)
+        error_console.print(f"failed (seed {seed}): {error.name} {error.text}", style="red", markup=False)
+        error_console.print(error.log, style="dim", markup=False)
         if error.status is not None:
-            complaints.print(render("the master", error.status))
+            error_console.print(render("the master", error.status))
         raise typer.Exit(1) from None
     except ProcessFailed as error:
-        complaints.print(f"failed (seed {seed}): {error}", style="red", markup=False, soft_wrap=True)
+        error_console.print(f"failed (seed {seed}): {error}", style="red", markup=False, soft_wrap=True)
         raise typer.Exit(1) from None
     if as_json:
         print_json({"seed": seed, "minutes": minutes, "tally": tally, "checks": [c._asdict() for c in found]})

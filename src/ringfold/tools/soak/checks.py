@@ -14,9 +14,9 @@ from statistics import median
 from typing import NamedTuple
 
 from ringfold.tools.cluster import LocalCluster
+from ringfold.units import MIB as MIB
 from ringfold.wire.messages import Status
 
-MIB = 1 << 20
 MAX_SHOWN = 3
 _WARM_UP = 0.1
 _MIN_SAMPLES = 9

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-S = 1_000_000_000
+from ringfold.units import S as S
 
 
 class SoakFault(NamedTuple):

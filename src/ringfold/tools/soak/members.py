@@ -22,6 +22,7 @@ from ringfold.runtime.clock import monotonic_ns
 from ringfold.tools.cluster import LocalCluster, Message
 from ringfold.tools.soak.checks import Hang, SoakCheck, shown
 from ringfold.tools.soak.member import COUNT, MISMATCH_STATUS, SAVE_EVERY, Floats, MemberStep, digest, gradient, learn
+from ringfold.units import S as S
 
 FIRST, SECOND = "worst", "beside"
 MEMBERS = {FIRST: ("a", "b", "c", "d"), SECOND: ("x", "y")}
@@ -33,7 +34,6 @@ SCENE_TIMEOUT_S = 120.0
 QUIET_S = 3.0
 """How long all train together between two scenes."""
 SETTINGS: dict[str, Any] = {"heartbeat_ms": 200, "evict_after_ms": 5_000, "stall_timeout_s": STALL_S}
-S = 1_000_000_000
 
 
 @dataclass(slots=True)

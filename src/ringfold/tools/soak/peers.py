@@ -26,6 +26,7 @@ from ringfold.tools.soak.checks import Hang, ResourceSample, SoakCheck, growth, 
 from ringfold.tools.soak.epochs import EpochHistory, Line, judge
 from ringfold.tools.soak.faults import FaultSchedule, SoakFault
 from ringfold.tools.soak.masters import SoakMasters
+from ringfold.units import S as S
 
 LIVENESS: dict[str, object] = {"heartbeat_ms": 100, "suspect_after_ms": 600, "evict_after_ms": 2_000}
 VETERANS = 2
@@ -34,7 +35,6 @@ START_S = 60.0
 SAMPLE_S = 1.0
 AFTER_THAW_S = 5.0
 """An eviction so soon after a freeze is a consequence of it."""
-S = 1_000_000_000
 LEADER = "the leading master"
 
 

@@ -1,0 +1,6 @@
+"""Limits that several packages enforce, each defined once. A test compares `MAX_PATHS` with the native core."""
+
+MAX_PATHS = 16
+"""Paths of a link: of the addresses that a peer advertises, of a flow, and of the slots of the agent's hints."""
+MAX_KEYS = 100_000
+"""Arrays of a shared state."""
