@@ -336,10 +336,6 @@ def test_every_room_and_module_says_what_it_is_for() -> None:
     assert not bare, f"folders without an __init__.py: {bare}"
 
 
-# Packages whose `__init__` does not name all of its files yet.
-INCOMPLETE_MAPS = {"master"}
-
-
 def parts_of(package: Path) -> set[str]:
     """The files (`x.py`) and sub-packages (`x/`) of a package that its map must name."""
     files = {path.name for path in package.glob("*.py") if path.name not in ("__init__.py", "__main__.py")}
@@ -358,7 +354,7 @@ def test_the_map_of_a_package_names_all_of_its_parts(package: Path) -> None:
         head = (package / "__init__.py").read_text(encoding="utf-8").partition("\nfrom ")[0]
         mapped = {name for line in re.findall(r"^#   (\S.*?)   ", head, re.MULTILINE) for name in line.split(", ")}
         assert mapped == {part.removesuffix(".py").removesuffix("/") for part in parts_of(package)}
-    elif package.relative_to(SOURCE).as_posix() not in INCOMPLETE_MAPS:
+    else:
         assert not unmapped(package), f"{name_of(package)}/__init__.py does not name {sorted(unmapped(package))}"
 
 
