@@ -201,7 +201,7 @@ native-test: .venv/.ready
 	mkdir -p $(RESULTS)
 	ctest --test-dir $(MODULE)/native --output-on-failure --no-tests=error --progress --output-junit $(abspath $(RESULTS))/native.xml
 
-# clang-tidy takes seconds for each file: `make check` runs it over those that differ from the last commit, CI over all.
+# clang-tidy takes seconds for each file: `make check` runs it over those that differ from the last commit.
 # It reads the compile commands that the build of the module writes. It is large, so it is installed when it is needed.
 CLANG_TIDY_PACKAGE ?= clang-tidy>=22,<24
 
