@@ -56,7 +56,7 @@ def test_the_death_of_a_trainer_with_living_children_is_seen_at_once(cluster: Pr
 
 
 def train_with_children(me: ProgramContext) -> None:
-    from training import gradients
+    from training_program import gradients
 
     with me.join() as run:
         children = []
@@ -282,7 +282,7 @@ def fork_with_flows(me: ProgramContext) -> None:
             if child == 0:
                 run.leave()  # of the copy: nothing happens to the parent
                 client = run._session.path_shares._client
-                with pytest.raises(UsageError, match="forked"):
+                with pytest.raises(UsageError, match="belongs to the parent process"):
                     client.register("10.0.0.1", "10.0.0.2", [("10.0.0.1", "10.0.0.2"), ("10.1.0.1", "10.1.0.2")])
                 client.deregister(1)
                 client.close()

@@ -296,8 +296,8 @@ def test_an_interrupted_lab_ends_what_it_started_and_leaves_nothing(tmp_path: Fi
                 child.send_signal(signal.SIGINT)
                 interrupted = True
     assert child.returncode == 130
-    assert [each["message"] for each in told if each["event"] == "line"] == ["at 10.79.0.1"]
-    assert [each["message"] for each in told if each["event"] == "changed"] == ["one: rate 10mbit"]
+    assert [each["text"] for each in told if each["event"] == "line"] == ["at 10.79.0.1"]
+    assert [each["text"] for each in told if each["event"] == "changed"] == ["one: rate 10mbit"]
     assert [(each["command"], each["status"]) for each in told if each["event"] == "ended"] == [
         ("stubborn", -signal.SIGKILL),
         ("first", -signal.SIGTERM),
