@@ -171,7 +171,7 @@ def test_a_token_is_proven_for_a_run() -> None:
 
 
 def test_a_name_that_cannot_be_is_an_error_before_anything_is_tried() -> None:
-    with pytest.raises(rf.ConfigError, match="'a b' is no name of a run"):
+    with pytest.raises(rf.ConfigError, match="'a b' is not a valid name of a run"):
         rf.join("127.0.0.1:1", run="a b")
 
 
@@ -189,7 +189,7 @@ def test_the_commands_show_runs(cluster: ProgramCluster) -> None:
     late = cluster.start_one(learn, pause_at=5)
     late.expect("step", number=5)
     both = cluster.start_command("status", "status", master.address)
-    both.expect_output("it serves other runs, too: a")
+    both.expect_output("it also serves other runs: a")
     late.send()
     late.wait_success()
     end_training(peers)

@@ -301,7 +301,7 @@ def test_a_second_signal_acts_at_once(cluster: ProgramCluster) -> None:
     peer = cluster.start_one(train, pause_in=3, loop={"min_world": 1})
     peer.expect("paused")
     peer.send_signal(signal.SIGTERM)
-    peer.expect_log("SIGTERM: what was begun may end within 600 s")
+    peer.expect_log("SIGTERM: the current step may end within 600 s")
 
     def again() -> bool:
         """The interpreter does not notice a signal that comes right before a system call, so there may be a third."""

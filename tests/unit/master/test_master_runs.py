@@ -178,7 +178,7 @@ def test_without_a_token_nothing_is_derived() -> None:
 
 
 def test_a_name_that_no_run_can_have_is_refused() -> None:
-    assert "is no name of a run: use up to 64 letters" in refusal(Stage().join(1, "a/b"))
+    assert "is not a valid name of a run: use up to 64 letters" in refusal(Stage().join(1, "a/b"))
 
 
 def test_there_are_so_many_runs_and_no_more() -> None:
