@@ -156,7 +156,7 @@ def test_a_file_that_is_not_there_yet_is_waited_for(tmp_path: Path, monkeypatch:
 
     feeds_are_missing = feeds.is_missing
     monkeypatch.setattr(feeds, "is_missing", is_missing)
-    monkeypatch.setattr(feeds, "_AGAIN_S", 0.01)
+    monkeypatch.setattr(feeds, "_RETRY_S", 0.01)
 
     async def story() -> list[Observation | Refusal]:
         reading = asyncio.create_task(first(str(tmp_path / "feed"), 1))
@@ -220,7 +220,7 @@ def test_a_fifo_is_read_as_it_is_written(tmp_path: Path) -> None:
 
 
 def test_a_unix_socket_is_dialled_again_when_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ringfold.runtime.feeds._AGAIN_S", 0.01)
+    monkeypatch.setattr("ringfold.runtime.feeds._RETRY_S", 0.01)
 
     async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(LINE.strip())  # the end of a connection ends a line too
