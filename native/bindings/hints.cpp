@@ -22,7 +22,7 @@ nb::tuple to_python(const ringfold_hint& hint) {
 
 void bind_hints(nb::module_& m) {
   m.attr("HINT_SLOTS") = RINGFOLD_HINTS_SLOTS;
-  m.attr("HINT_MOST_PATHS") = RINGFOLD_HINTS_MOST_PATHS;
+  m.attr("HINT_MAX_PATHS") = RINGFOLD_HINTS_MOST_PATHS;
   m.attr("HINT_ABI") = RINGFOLD_HINTS_ABI;
   m.attr("HINT_LAST_GENERATION") = RINGFOLD_WORD_GENERATION_MASK;
 

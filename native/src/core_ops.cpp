@@ -93,10 +93,10 @@ bool Core::stash(TagState& tag, Conn& conn, const FrameHeader& header, const std
   const bool is_segment = header.kind == LaneFrame::data;
   const std::size_t early = is_segment ? header.length : 0;
   const std::size_t of_tag = 2 * frame_limit() + spec_.size * (spec_.small_bytes + sizeof header) + max_control;
-  const bool is_too_much =
-      tag.stash_bytes + header.length + sizeof header > of_tag ||
-      stashed_segments_[conn.outgoing] + early > early_limit() ||
-      (!is_segment && header.length > sizeof(Descriptor) && header.length * spec_.size > max_payload_bytes(header.tag));
+  const bool is_too_much = tag.stash_bytes + header.length + sizeof header > of_tag ||
+                           stashed_segments_[conn.outgoing] + early > early_limit() ||
+                           (!is_segment && header.length > sizeof(Descriptor) &&
+                            std::size_t{header.length} * spec_.size > max_payload_bytes(header.tag));
   if (header.sequence != tag.next || is_too_much) {
     why = "op " + std::to_string(header.sequence) + " of tag " + std::to_string(header.tag) + " is too far ahead";
     return false;

@@ -665,7 +665,7 @@ def fit_edge(exchanges: Annotated[NDArray[numpy.int64], dict(shape=(None, 8), or
 
 HINT_SLOTS: int = 4096
 
-HINT_MOST_PATHS: int = 16
+HINT_MAX_PATHS: int = 16
 
 HINT_ABI: int = 1
 

@@ -6,7 +6,7 @@ from ringfold.limits import MAX_PATHS
 
 
 def test_a_link_and_a_hint_have_as_many_paths_in_native_code_as_in_python() -> None:
-    assert _native.HINT_MOST_PATHS == MAX_PATHS
+    assert _native.HINT_MAX_PATHS == MAX_PATHS
     assert len(_native.Core().path_bytes(True)) == MAX_PATHS
 
 

@@ -28,9 +28,9 @@ class Bug:
     """Whether a seed has what is needed to find it; the others are not tried."""
 
 
-def find(bug: Bug, first: int, most: int) -> SimulationFailure | None:
-    """The first failure that a planted bug leads to; None if none of `most` seeds from `first` on finds it."""
-    for seed in islice(filter(bug.concerns, count(first)), most):
+def find(bug: Bug, first: int, max_seeds: int) -> SimulationFailure | None:
+    """The first failure that a planted bug leads to; None if none of `max_seeds` seeds from `first` on finds it."""
+    for seed in islice(filter(bug.concerns, count(first)), max_seeds):
         try:
             bug.run(seed)
         except SimulationFailure as failure:

@@ -123,7 +123,7 @@ class _Impatient(liveness.LivenessMonitor):
 
 
 class JudgesAtOnce(IterationMachine):
-    """Gives up whoever is late, whether it shows life or not."""
+    """Gives up a rank that is late, even if its heartbeats arrive."""
 
     def __init__(self, me: RankIdentity, rules: Rules, timing: LivenessTiming) -> None:
         super().__init__(me, rules, timing)

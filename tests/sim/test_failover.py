@@ -21,7 +21,7 @@ FOUND_BY = {
     "seals_once": 138,
 }
 """The first seed that finds a planted bug. `PYTHONPATH=tests python -m planted failover --from 1` finds it."""
-MOST_SEEDS = 100
+MAX_SEEDS = 100
 """From that seed on: what else changes in the simulation may make another one the first."""
 
 
@@ -32,8 +32,8 @@ def test_seeds_with_masters_that_are_lost_keep_every_promise() -> None:
 
 @pytest.mark.parametrize("name", BUGS)
 def test_a_planted_bug_of_failover_is_found(name: str) -> None:
-    failure = find(BUGS[name], first=FOUND_BY[name], most=MOST_SEEDS)
-    assert failure is not None, f"{BUGS[name].text}: not found within {MOST_SEEDS} seeds"
+    failure = find(BUGS[name], first=FOUND_BY[name], max_seeds=MAX_SEEDS)
+    assert failure is not None, f"{BUGS[name].text}: not found within {MAX_SEEDS} seeds"
     assert f"--failover --seed {failure.seed}" in str(failure)
     run_failover(failure.seed)  # it is the bug that was found: without it the same seed keeps every promise
 

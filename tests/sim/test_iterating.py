@@ -12,7 +12,7 @@ from ringfold.testing.iterating_stories import draw, every_crash, run_story
 from ringfold.testing.scheduler import SimulationFailure
 
 SEEDS = 300
-MOST_SEEDS = 1_000
+MAX_SEEDS = 1_000
 
 
 def test_drawn_stories_keep_every_promise() -> None:
@@ -37,15 +37,15 @@ def test_a_crash_at_every_store_operation_does_no_harm(can_list: bool, has_lease
 
 @pytest.mark.parametrize("name", BUGS)
 def test_a_planted_bug_is_found(name: str) -> None:
-    failure = find(BUGS[name], first=1, most=MOST_SEEDS)
-    assert failure is not None, f"{BUGS[name].text}: not found within {MOST_SEEDS} seeds"
+    failure = find(BUGS[name], first=1, max_seeds=MAX_SEEDS)
+    assert failure is not None, f"{BUGS[name].text}: not found within {MAX_SEEDS} seeds"
     assert f"--iterations --seed {failure.seed}" in str(failure)
     run_story(failure.seed)  # it is the bug that was found: without it the same seed keeps every promise
 
 
 def test_the_classic_protocol_has_two_winners_of_one_iteration() -> None:
     found = []
-    for seed in range(MOST_SEEDS):
+    for seed in range(MAX_SEEDS):
         try:
             Simulated(draw(seed), naive).run()
         except SimulationFailure as failure:

@@ -7,7 +7,7 @@ from planted.runs import BUGS
 from ringfold.testing.scenario import run_seed
 from ringfold.testing.scheduler import SimulationFailure
 
-MOST_SEEDS = 1_000
+MAX_SEEDS = 1_000
 FOUND_BY = {
     "against_the_most": 49,
     "newcomers_decide": 550,
@@ -31,14 +31,14 @@ simulation may make others the first. `PYTHONPATH=tests python -m planted runs -
 
 @pytest.mark.parametrize("name", BUGS)
 def test_a_planted_bug_is_found(name: str) -> None:
-    failure = find(BUGS[name], first=FOUND_BY.get(name, 1), most=MOST_SEEDS)
-    assert failure is not None, f"{BUGS[name].text}: not found within {MOST_SEEDS} seeds"
+    failure = find(BUGS[name], first=FOUND_BY.get(name, 1), max_seeds=MAX_SEEDS)
+    assert failure is not None, f"{BUGS[name].text}: not found within {MAX_SEEDS} seeds"
     assert f"--seed {failure.seed}" in str(failure)
     run_seed(failure.seed)  # it is the bug that was found: without it the same seed keeps every promise
 
 
 def test_a_planted_bug_is_found_again_by_its_seed() -> None:
-    failure = find(BUGS["no_restore"], first=1, most=MOST_SEEDS)
+    failure = find(BUGS["no_restore"], first=1, max_seeds=MAX_SEEDS)
     assert failure is not None
     with pytest.raises(SimulationFailure) as again:
         BUGS["no_restore"].run(failure.seed)

@@ -8,7 +8,7 @@ from ringfold.testing.probing import draw_rounds, run_rounds
 from ringfold.testing.scheduler import SimulationFailure
 from ringfold.wire.probing import RoundKind
 
-MOST_SEEDS = 1_000
+MAX_SEEDS = 1_000
 SEEDS = 50
 
 
@@ -33,14 +33,14 @@ def test_the_same_seed_gives_the_same_run() -> None:
 
 @pytest.mark.parametrize("name", BUGS)
 def test_a_planted_bug_is_found(name: str) -> None:
-    failure = find(BUGS[name], first=1, most=MOST_SEEDS)
-    assert failure is not None, f"{BUGS[name].text}: not found within {MOST_SEEDS} seeds"
+    failure = find(BUGS[name], first=1, max_seeds=MAX_SEEDS)
+    assert failure is not None, f"{BUGS[name].text}: not found within {MAX_SEEDS} seeds"
     assert f"--probing --seed {failure.seed}" in str(failure)
     run_rounds(failure.seed)  # it is the bug that was found: without it the same seed keeps every promise
 
 
 def test_a_planted_bug_is_found_again_by_its_seed() -> None:
-    failure = find(BUGS["late_report"], first=1, most=MOST_SEEDS)
+    failure = find(BUGS["late_report"], first=1, max_seeds=MAX_SEEDS)
     assert failure is not None
     with pytest.raises(SimulationFailure) as again:
         BUGS["late_report"].run(failure.seed)

@@ -11,7 +11,7 @@ from ringfold.testing.resuming import run_resume
 SEEDS = 30
 FOUND_BY = {"mixes_lineages": 100}
 """The first seeds that find planted bugs. `PYTHONPATH=tests python -m planted resume --from 1` finds them."""
-MOST_SEEDS = 60
+MAX_SEEDS = 60
 """From that seed on: what else changes in the simulation may make another one the first."""
 
 
@@ -26,7 +26,7 @@ def test_stories_of_resumes_keep_every_promise_and_tell_all_kinds() -> None:
 
 @pytest.mark.parametrize("name", BUGS)
 def test_a_planted_bug_of_resumes_is_found(name: str) -> None:
-    failure = find(BUGS[name], first=FOUND_BY.get(name, 1), most=MOST_SEEDS)
-    assert failure is not None, f"{BUGS[name].text}: not found within {MOST_SEEDS} seeds"
+    failure = find(BUGS[name], first=FOUND_BY.get(name, 1), max_seeds=MAX_SEEDS)
+    assert failure is not None, f"{BUGS[name].text}: not found within {MAX_SEEDS} seeds"
     assert f"--resume --seed {failure.seed}" in str(failure)
     run_resume(failure.seed)  # it is the bug that was found: without it the same seed keeps every promise

@@ -14,7 +14,7 @@ from ringfold.testing.workloads import Training, training
 SEEDS = 12
 FOUND_BY = {"one_journal": 1, "forgotten_runs": 2, "unfenced_runs": 3, "confused_runs": 2}
 """The first seed that finds a planted bug. `PYTHONPATH=tests python -m planted several --from 1` finds it."""
-MOST_SEEDS = 60
+MAX_SEEDS = 60
 
 
 def test_seeds_with_several_runs_keep_every_promise() -> None:
@@ -24,8 +24,8 @@ def test_seeds_with_several_runs_keep_every_promise() -> None:
 
 @pytest.mark.parametrize("name", BUGS)
 def test_a_planted_bug_of_several_runs_is_found(name: str) -> None:
-    failure = find(BUGS[name], first=FOUND_BY[name], most=MOST_SEEDS)
-    assert failure is not None, f"{BUGS[name].text}: not found within {MOST_SEEDS} seeds"
+    failure = find(BUGS[name], first=FOUND_BY[name], max_seeds=MAX_SEEDS)
+    assert failure is not None, f"{BUGS[name].text}: not found within {MAX_SEEDS} seeds"
     assert f"--runs --seed {failure.seed}" in str(failure)
     run_several(failure.seed)  # it is the bug that was found: without it the same seed keeps every promise
 

@@ -9,7 +9,7 @@ from ringfold.testing.scenario import run_stalls
 SEEDS = 12
 FOUND_BY = {"impatient_watchdog": 1, "deaf_watchdog": 1}
 """The first seed that finds a planted bug. `PYTHONPATH=tests python -m planted stalls --from 1` finds it."""
-MOST_SEEDS = 200
+MAX_SEEDS = 200
 """From that seed on: what else changes in the simulation may make another one the first."""
 
 
@@ -20,8 +20,8 @@ def test_seeds_with_programs_that_hang_keep_every_promise() -> None:
 
 @pytest.mark.parametrize("name", BUGS)
 def test_a_planted_bug_of_the_watchdog_is_found(name: str) -> None:
-    failure = find(BUGS[name], first=FOUND_BY[name], most=MOST_SEEDS)
-    assert failure is not None, f"{BUGS[name].text}: not found within {MOST_SEEDS} seeds"
+    failure = find(BUGS[name], first=FOUND_BY[name], max_seeds=MAX_SEEDS)
+    assert failure is not None, f"{BUGS[name].text}: not found within {MAX_SEEDS} seeds"
     assert f"--stalls --seed {failure.seed}" in str(failure)
     run_stalls(failure.seed)  # it is the bug that was found: without it the same seed keeps every promise
 

@@ -1,5 +1,5 @@
 // Probing without sockets: packets, the map between clocks, and the exchanges of one node. Words and the picture of an
-// exchange are in src/ringfold/probe/base.py; the shell with the socket and the thread is in probe_socket.hpp.
+// exchange are in src/ringfold/probe/exchanges.py; the shell with the socket and the thread is in probe_socket.hpp.
 //
 // A packet has 40 bytes, little-endian:
 //
@@ -126,7 +126,7 @@ struct Outgoing {
 // t1_tx, t1_rx, t2_tx, t2_rx, r1_tx, r1_rx, r2_tx, r2_rx
 using Row = std::array<Ns, 8>;
 
-// What a window holds about one out-edge; EdgeWindow in base.py says what the fields mean.
+// What a window holds about one out-edge; EdgeWindow in exchanges.py says what the fields mean.
 struct Window {
   Node src = 0, dst = 0;
   Ns begin = 0, end = 0;

@@ -41,7 +41,7 @@ FORMAT = 1
 NO_JOURNAL = "it holds no journal of a master: "
 MASTER_CHANGED = Cause(Reason("edge", "the master changed"))
 NEVER = 1 << 62
-MOST_LINKS = 8_192
+MAX_LINKS = 8_192
 """The newest ones are kept: all of 90 peers, in a third of a megabyte."""
 
 
@@ -233,7 +233,7 @@ def restore(run: Run, journal: Journal, now: Ns) -> None:
 
 def links_of(run: Run, now: Ns) -> bytes:
     """What is known about links by now."""
-    known = list(run.links.entries())[-MOST_LINKS:]
+    known = list(run.links.entries())[-MAX_LINKS:]
     return _encoder.encode(
         Links(
             [

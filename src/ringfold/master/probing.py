@@ -42,7 +42,7 @@ from ringfold.wire.probing import (
 )
 
 FIRST_ALONE, LAST_ALONE = 1_000_001, 2_000_000_000
-MOST_NODES = 4_096
+MAX_NODES = 4_096
 LONGEST_LABEL = 200
 RESERVED_ROUNDS = 255
 """So many sequences ahead are journalled at once: only every 256th round waits for a disk. A later master begins above
@@ -99,7 +99,7 @@ class Probing:
         return node
 
     def _full(self) -> str:
-        return f"there are {MOST_NODES} nodes already" if len(self._conns) >= MOST_NODES else ""
+        return f"there are {MAX_NODES} nodes already" if len(self._conns) >= MAX_NODES else ""
 
     def _came(self, now: Ns, connection: Connection, event: NodeConnected) -> None:
         connection.node = event.node

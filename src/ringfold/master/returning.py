@@ -43,7 +43,7 @@ from ringfold.wire.messages import (
 )
 from ringfold.wire.notices import PeerReturned
 
-MOST_ANSWERS = 16
+MAX_ANSWERS = 16
 NOTHING = digest_of(Offer(0, "enforce-popular", "rf64", []))
 """The digest of a state without arrays."""
 
@@ -106,7 +106,7 @@ class Returning:
         """A member has said what it brings along: it is back."""
         if self._run.away.pop(peer.id, None) is None:
             raise RemoteProtocolError("it says that it is back, and was not away")
-        if len(message.answers) > MOST_ANSWERS:
+        if len(message.answers) > MAX_ANSWERS:
             raise RemoteProtocolError(f"it brings {len(message.answers)} answers along")
         last = message.last_sync
         if last is not None and last.sync > self._run.syncs:  # the number is journalled before anybody hears of it

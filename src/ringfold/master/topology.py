@@ -56,8 +56,8 @@ REPEAT_ROUNDS = 4
 FAR_BELOW = 0.75
 FAILED_SHOWN_NS = 60 * 1_000 * MS
 """For how long `status` shows a peer with a link that could not be measured."""
-MOST_BYTES_PER_S = 2**48
-MOST_ROUND_TRIP_US = 600 * 1_000_000
+MAX_BYTES_PER_S = 2**48
+MAX_ROUND_TRIP_US = 600 * 1_000_000
 _TEXT_MOST = 200
 _PAIRS_NAMED = 3
 
@@ -224,7 +224,7 @@ class Topology:
             return
         target = group.ring[(group.ring.index(peer.id) + 1) % len(group.ring)]
         if target in self._run.peers:
-            self._run.links.observed((peer.id, target), min(beat.out_rate, MOST_BYTES_PER_S), now)
+            self._run.links.observed((peer.id, target), min(beat.out_rate, MAX_BYTES_PER_S), now)
 
     # Choosing
 
@@ -316,7 +316,7 @@ def waits_for(run: Run, epochs: Epochs, going: Optimisation) -> list[PeerId]:
 
 def _check_figures(report: Measured) -> None:
     """Refuse figures that no honest peer reports. NaN fails every comparison."""
-    if not (0 < report.bytes_per_s <= MOST_BYTES_PER_S and 0 <= report.round_trip_us <= MOST_ROUND_TRIP_US):
+    if not (0 < report.bytes_per_s <= MAX_BYTES_PER_S and 0 <= report.round_trip_us <= MAX_ROUND_TRIP_US):
         raise RemoteProtocolError(
             f"it measured {report.bytes_per_s} bytes a second with a round trip of {report.round_trip_us} us"
         )

@@ -7,8 +7,8 @@
     sim.cluster(peers=3, program=blocking(main))
 
 The simulation knows programs as generators. Blocking code runs in a thread of its own instead, and the two threads hand
-a baton to and fro: whoever does not have it waits, so that there is never more than one that runs, and a seed stays the
-whole history. Where a session would wait for its thread, this one yields the request that a generator would yield.
+control to each other: only one of them runs at any time, so that a seed stays the whole history. Where a session would
+wait for its thread, this one yields the request that a generator would yield.
 
 A program whose peer is killed is hung up: its call raises `HungUp`, which no program should catch, and its thread ends.
 """

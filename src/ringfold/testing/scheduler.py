@@ -16,7 +16,7 @@ from ringfold.units import MS as MS
 """One millisecond in nanoseconds, the unit of every time in here."""
 
 
-MOST_ACTIONS = 500_000
+MAX_ACTIONS = 500_000
 """A drawn run has some thousands."""
 
 
@@ -124,8 +124,8 @@ class Scheduler:
         """
         heap = self._heap
         while not condition():
-            if self.ran > MOST_ACTIONS:
-                raise AssertionError(f"{MOST_ACTIONS} actions by {self.now / MS:.0f} ms: it goes round in circles")
+            if self.ran > MAX_ACTIONS:
+                raise AssertionError(f"{MAX_ACTIONS} actions by {self.now / MS:.0f} ms: it goes round in circles")
             while heap and heap[0][3].cancelled:
                 heapq.heappop(heap)
             if not heap or heap[0][0] > limit_ns:

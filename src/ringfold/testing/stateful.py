@@ -39,9 +39,9 @@ from ringfold.testing.workloads import contributes, gradient
 from ringfold.wire.messages import SyncStrategy
 
 Overlap = Literal["none", "first", "all"]
-MOST_RESTARTS = 12
+MAX_RESTARTS = 12
 """Of all processes together: a run that lost its state for good comes to an end."""
-MOST_SYNCS = 25
+MAX_SYNCS = 25
 """How often members sync again before they give up, when one of them has failed."""
 
 
@@ -251,7 +251,7 @@ def _reduce(
 
 def _restart(me: Self, disk: Disk) -> None:
     disk.restarts += 1
-    if disk.restarts <= MOST_RESTARTS:
+    if disk.restarts <= MAX_RESTARTS:
         me.restart()
 
 
@@ -302,7 +302,7 @@ def syncing(work: Syncing) -> ProgramOf:
 def _sync(work: Syncing, me: Self, model: Model, disk: Disk, draw: Random) -> Generator[Request, Any, bool]:
     """Sync until all members have succeeded. False if this one cannot go on."""
     state, attempt = model.state, 0
-    while attempt < MOST_SYNCS:
+    while attempt < MAX_SYNCS:
         failed = np.zeros(1, np.int64)
         timeout_ms = draw.randint(1, 200) if draw.random() < work.hurries else 300_000
         meddle = (draw.uniform(0, 20), lambda: model.flip(draw)) if draw.random() < work.meddles else None

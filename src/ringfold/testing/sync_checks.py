@@ -8,11 +8,10 @@ What is known: every offer with its content (from the peer), who was sent a plan
 (from the master's messages), and what every peer held at its end of the sync.
 
 Checked at once:
-- whose state wins was allowed to: a participant of the group's last finished sync whose revision is valid, or whoever
-  brings exactly that sync's content when no participant is left, or, if all agree to a rollback and nobody else could
-  win, anybody; or, after all members of the run were gone at once and its state with them, anybody among peers that all
-  begin afresh. Never a torn state. The highest revision wins, then the most popular content, then the longest member.
-  Who is to give the state has exactly that content;
+- the winner was eligible: a participant of the group's last finished sync with a valid revision; if no participant is
+  left, a peer with exactly that sync's content; any peer, if all agree to a rollback and no other could win, or if all
+  members of the run were lost with its state and all peers start afresh. A torn state never wins. The highest revision
+  wins, then the most common content, then the lowest peer id. Every holder has exactly that content;
 - where no participant is left, the run goes on from a checkpoint only if that was reached in the group's present
   history (`_chain`, from the contents of finished syncs: lineages are under test), and no newer one was listed;
 - revisions of a group never go back without a rollback (when the last members leave, of their own accord and with the

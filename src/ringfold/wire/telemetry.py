@@ -54,7 +54,7 @@ _PAIR = struct.Struct("!16s16sBBBBQ")
 _FLOW = struct.Struct("!16s16sIIB3x")
 _QUEUES = struct.Struct("!16s16sQQ")
 MAX_BYTES = _HEADER.size + _QUEUES.size + MAC_BYTES
-FULL_QUEUE, MOST_CONGESTION = 200, 255
+FULL_QUEUE, MAX_CONGESTION = 200, 255
 """The congestion of a queue that is full, and the highest there is."""
 _MAPPED = 0xFFFF << 32
 _V6 = (1 << 128) - 1

@@ -305,7 +305,7 @@ def test_random_fixed_frames_raise_nothing_but_the_one_error(body: bytes) -> Non
 
 
 def test_the_layouts_are_what_native_code_was_written_for() -> None:
-    """These sizes stand in C++ too; whoever changes one must change both and raise the protocol version."""
+    """C++ has the same sizes: a change must be made in both, and raises the protocol version."""
     assert {
         name: getattr(frames, name).size for name in ("_HEAD", "_BEAT", "_REPORT", "_ANNOUNCED", "_DONE", "_EVIDENCE")
     } == {"_HEAD": 5, "_BEAT": 16, "_REPORT": 42, "_ANNOUNCED": 21, "_DONE": 77, "_EVIDENCE": 30}

@@ -28,7 +28,7 @@ from ringfold.tools.lab.model import SWITCH
 from ringfold.tools.lab.network import Lab
 from ringfold.wire.telemetry import (
     FULL_QUEUE,
-    MOST_CONGESTION,
+    MAX_CONGESTION,
     Congestion,
     Packet,
     address_number,
@@ -83,7 +83,7 @@ class Sample:
         if not self.backlog_bytes or not self.limit_bytes:
             return 0
         if self.lost >= OVERRUN_FROM:
-            return MOST_CONGESTION
+            return MAX_CONGESTION
         return max(1, min(FULL_QUEUE, FULL_QUEUE * self.backlog_bytes // self.limit_bytes))
 
 
