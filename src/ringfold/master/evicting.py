@@ -23,8 +23,10 @@ def check_request(request: EvictRequest) -> None:
 def choose(run: Run, wanted: str) -> Peer | str:
     """The peer with this id or name; or why nobody is evicted, and what to do."""
     found = _matching(run.peers.values(), wanted)
+    if not run.peers:
+        return f"there is no peer {wanted!r} in this run, which has no peers now; `ringfold runs` lists all runs"
     if not found:
-        known = run.named(list_peers(run.peers)) if run.peers else "nobody"
+        known = run.named(list_peers(run.peers))
         return f"there is no peer {wanted!r} in this run, only {known}; `ringfold status` shows them"
     if len(found) > 1:
         ids = list_peers(peer.id for peer in found)

@@ -526,3 +526,9 @@ def test_a_request_without_the_token_evicts_nobody() -> None:
     stage = Slow(3)
     assert isinstance(asked(stage, "2", token=b"wrong"), m.Refused)
     assert stage.evicted == []
+
+
+def test_a_request_to_a_run_without_peers_says_so() -> None:
+    answer = asked(Stage(), "p1")
+    assert isinstance(answer, m.EvictResponse)
+    assert answer.text == "there is no peer 'p1' in this run, which has no peers now; `ringfold runs` lists all runs"
