@@ -66,7 +66,7 @@ from ringfold.errors import (
 if TYPE_CHECKING:
     from ringfold.config import Resolved
     from ringfold.iteration.shell import GlobalIteration
-    from ringfold.master.thread import MasterThread
+    from ringfold.master.server import MasterThread
     from ringfold.peer.communicator import Communicator
     from ringfold.peer.joining import JoinRequest
     from ringfold.peer.outcome import Handle, Meeting, ReduceInfo
@@ -265,8 +265,8 @@ def _listen(request: "JoinRequest", settings: "Resolved", tries: int) -> "Master
     """A master at the first address; a port that is in use is tried so often, for a second in all at 20 tries."""
     import errno
 
+    from ringfold.master.server import MasterThread
     from ringfold.master.settings import master_settings
-    from ringfold.master.thread import MasterThread
     from ringfold.peer import joining
     from ringfold.runtime import threads
 

@@ -20,8 +20,8 @@ import pytest
 from ports import free_port
 
 import ringfold as rf
+from ringfold.master.server import MasterThread
 from ringfold.master.settings import MasterSettings
-from ringfold.master.thread import MasterThread
 
 T = TypeVar("T")
 DEADLINE_S = 30.0

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import ringfold as rf
-from ringfold.master.thread import MasterThread
+from ringfold.master.server import MasterThread
 from ringfold.wire.notices import Notice, PeerGone
 
 DEADLINE_S = 30.0

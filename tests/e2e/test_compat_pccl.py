@@ -13,7 +13,7 @@ import pytest
 
 from ringfold.compat import pccl
 from ringfold.compat.pccl import Attribute, Communicator, PCCLError, ReduceOp, Result
-from ringfold.master.thread import MasterThread
+from ringfold.master.server import MasterThread
 
 T = TypeVar("T")
 DEADLINE_S = 30.0

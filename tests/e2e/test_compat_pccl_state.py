@@ -21,7 +21,7 @@ from ringfold.compat.pccl import (
     SharedStateSyncStrategy,
     TensorInfo,
 )
-from ringfold.master.thread import MasterThread
+from ringfold.master.server import MasterThread
 
 pytestmark = pytest.mark.waiting
 

@@ -14,8 +14,8 @@ import pytest
 from programs import ProgramCluster, ProgramContext, by_id
 
 import ringfold as rf
+from ringfold.master.server import MasterThread
 from ringfold.master.settings import MasterSettings
-from ringfold.master.thread import MasterThread
 
 pytestmark = pytest.mark.waiting
 

@@ -13,8 +13,8 @@ from store_servers import SOURCE, until
 
 from ringfold.config import load
 from ringfold.iteration.record import decode
+from ringfold.master.server import MasterThread
 from ringfold.master.settings import master_settings
-from ringfold.master.thread import MasterThread
 from ringfold.runtime.master_client import MasterClient
 from ringfold.store import open_store
 

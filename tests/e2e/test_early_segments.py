@@ -9,8 +9,8 @@ import pytest
 from test_api import DEADLINE_S, together
 
 import ringfold as rf
+from ringfold.master.server import MasterThread
 from ringfold.master.settings import MasterSettings
-from ringfold.master.thread import MasterThread
 
 MIB = 1 << 20
 QUIET_S = 0.3

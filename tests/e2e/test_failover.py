@@ -14,9 +14,8 @@ from store_servers import Etcd
 from training_program import end_training, start_training, step_with, train
 
 import ringfold as rf
-from ringfold.master.server import MasterServer
+from ringfold.master.server import MasterServer, MasterThread
 from ringfold.master.settings import MasterSettings
-from ringfold.master.thread import MasterThread
 from ringfold.runtime import master_client
 from ringfold.wire.probing import RoundId
 

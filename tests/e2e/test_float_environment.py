@@ -11,7 +11,7 @@ import pytest
 from test_api import DEADLINE_S, together
 
 import ringfold as rf
-from ringfold.master.thread import MasterThread
+from ringfold.master.server import MasterThread
 
 pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="sets a register of x86-64")
 

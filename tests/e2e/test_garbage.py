@@ -81,11 +81,11 @@ ANYWHERE: dict[str, tuple[Say, str]] = {
 AT_THE_MASTER: dict[str, tuple[Say, str]] = {
     "a wrong token": (_said(lambda nonce: _hello(nonce, token=b"guessed")), "wrong token"),
     "a replayed proof": (_said(lambda nonce: _hello(NONCE)), "wrong token"),
-    "a wrong version": (_said(lambda nonce: _hello(nonce, version=99)), "protocol version 99 is not spoken here"),
+    "a wrong version": (_said(lambda nonce: _hello(nonce, version=99)), "protocol version 99 is not supported"),
     "a short nonce": (_said(lambda nonce: _hello(nonce, own_nonce=b"1")), "a nonce of 1 bytes is too short"),
     "a question without the token": (_said(lambda nonce: StatusRequest(VERSION, NONCE, NONCE)), "wrong token"),
     "a message out of turn": (_said(lambda nonce: Attached(1)), "Attached where Hello, NodeHello"),
-    "a heartbeat of nobody": (_raw(heartbeat_frame(Heartbeat(1, 0))), "a heartbeat from somebody who has not joined"),
+    "a heartbeat of nobody": (_raw(heartbeat_frame(Heartbeat(1, 0))), "a heartbeat from a client that has not joined"),
     "a broken heartbeat": (_raw(frame(FrameKind.HEARTBEAT, b"123")), "a fixed frame of 3 bytes"),
     "evidence": (_raw(frame(FrameKind.EVIDENCE, bytes(40))), "evidence is the master's to send"),
 }
@@ -143,8 +143,8 @@ def test_idle_connections_and_half_frames_exhaust_nothing(cluster: ProgramCluste
         during = step_with(peers[0], WORLD, after=time.monotonic())
         assert during["number"] > before["number"]
         _wait_dropped(clients)
-    master.expect_log("more than 256 connections have proven nothing yet")
-    master.expect_log("it proved nothing within 5000 ms")
+    master.expect_log("more than 256 connections are not authenticated yet")
+    master.expect_log("it was not authenticated within 5000 ms")
     victim.expect_log("too many connections that have proven nothing")
     victim.expect_log("no handshake in time")
     victim.expect_log("its epoch was not recorded here in time")

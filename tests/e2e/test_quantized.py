@@ -15,7 +15,7 @@ from programs import ProgramCluster, ProgramContext, by_id
 from training_program import check_same_bits, end_training, gradients, start_training, step_with
 
 import ringfold as rf
-from ringfold.master.thread import MasterThread
+from ringfold.master.server import MasterThread
 
 T = TypeVar("T")
 DEADLINE_S = 30.0

@@ -184,7 +184,7 @@ def test_without_any_checkpoint_the_error_has_a_remedy_that_works(cluster: Progr
     failed = peer.expect("failed", error="StateLost", revision=3)
     assert "start all peers with rollback=True" in failed["message"]
     assert "start a peer that has them, with steps(state, checkpoint=DIR)" in failed["message"]
-    assert "to begin run nightly again: `ringfold runs forget nightly`" in failed["message"]
+    assert "to start run nightly again: `ringfold runs forget nightly`" in failed["message"]
     peer.wait_success()
     [peer] = stage.start("a", rollback=True, until=5)
     assert first_step([peer]) == 0

@@ -12,9 +12,10 @@ from test_failover import check_no_step_is_lost, start_on
 from training_program import end_training, start_training, step_with
 
 import ringfold as rf
-from ringfold.master.events import Effect, Event
+from ringfold.master.effects import Effect
+from ringfold.master.events import Event
 from ringfold.master.machine import Master as Machine
-from ringfold.master.thread import MasterThread
+from ringfold.master.server import MasterThread
 from ringfold.runtime import master_client, threads
 
 pytestmark = pytest.mark.waiting

@@ -1,4 +1,4 @@
-"""The master's machine behind its real connections (`Door`), in any state, under any message.
+"""The master's machine behind its real connections (`ClientProtocol`), in any state, under any message.
 
 A script is a list of steps, each a list of a word and plain values: what is kept in the corpus means the same whatever
 the generator becomes. Connections have deterministic nonces, so that a script can prove tokens and secrets.
@@ -11,29 +11,26 @@ from typing import Any
 import msgspec
 
 from ringfold.errors import RemoteProtocolError
-from ringfold.master.door import Door
-from ringfold.master.events import (
-    Close,
-    Closed,
+from ringfold.master.effects import (
+    CloseConnection,
     Effect,
-    Event,
-    KeepLinks,
-    Opened,
-    Persist,
-    Send,
-    SendBeat,
+    Notify,
+    RaiseFrameLimit,
     SendEvidence,
+    SendHeartbeat,
+    SendMessage,
     StartMoonshot,
-    Tell,
-    Tick,
-    Trust,
+    WriteJournal,
+    WriteLinks,
 )
+from ringfold.master.events import ConnectionClosed, ConnectionOpened, Event, Tick
 from ringfold.master.journal import Journal
 from ringfold.master.journal import decode as decode_journal
 from ringfold.master.journal import encode as encode_journal
 from ringfold.master.machine import Master
+from ringfold.master.scheduling import QUANTUM
+from ringfold.master.server import ClientProtocol
 from ringfold.master.settings import MasterSettings
-from ringfold.master.turns import QUANTUM
 from ringfold.probe.rounds.settings import RoundSettings
 from ringfold.wire import messages as m
 from ringfold.wire.base import PROTOCOL_VERSION as VERSION
@@ -50,7 +47,7 @@ from ringfold.wire.frames import (
     evidence_frame,
     frame,
     heartbeat_frame,
-    master_beat,
+    master_heartbeat,
     message_frame,
 )
 from ringfold.wire.probing import EdgeFit, NodeHello, ProbeCommand, RoundId, RoundReport
@@ -75,7 +72,7 @@ class MasterRun:
 
     def __init__(self) -> None:
         self.now, self.fence, self.last_conn, self.last_beat = 0, 1, 0, 0
-        self.doors: dict[int, Door] = {}
+        self.clients: dict[int, ClientProtocol] = {}
         self.heard: dict[int, list[m.FromMaster]] = {}
         self.peers: dict[int, int] = {}
         self.beats: dict[int, int] = {}
@@ -94,7 +91,7 @@ class MasterRun:
         )
         return Master(settings, TOKEN, SECRET, self.fence, self.now, journal=journal, leader="here", keeps_journal=True)
 
-    # What a `Door` needs of its server
+    # What a `ClientProtocol` needs of its server
 
     def step(self, event: Event) -> None:
         effects = self.master.step(self.now, event)
@@ -102,50 +99,50 @@ class MasterRun:
         for effect in effects:
             self._check(effect)
             match effect:
-                case Send(conn, message) if conn in self.heard:
+                case SendMessage(conn, message) if conn in self.heard:
                     self.heard[conn].append(message)
                     if isinstance(message, m.Welcome):
                         self.peers[conn] = message.peer
-                case SendBeat(_, number, _):
+                case SendHeartbeat(_, number, _):
                     self.last_beat = number
-                case Trust(conn) if conn in self.doors:
-                    self.doors[conn].frames.limit = MAX_FRAME_BYTES
-                case Close(conn):
+                case RaiseFrameLimit(conn) if conn in self.clients:
+                    self.clients[conn].frames.limit = MAX_FRAME_BYTES
+                case CloseConnection(conn):
                     self._forget(conn)
         self._look()
 
     def is_open(self, conn: int) -> bool:
-        return conn in self.doors
+        return conn in self.clients
 
-    def arrived(self, door: Door) -> None:
-        while door.has_frames:
-            door.handle(QUANTUM)
+    def on_frames(self, client: ClientProtocol) -> None:
+        while client.has_frames:
+            client.handle(QUANTUM)
 
     def _forget(self, conn: int) -> None:
-        for table in (self.doors, self.heard, self.peers, self.beats):
+        for table in (self.clients, self.heard, self.peers, self.beats):
             table.pop(conn, None)
 
     def _check(self, effect: Effect) -> None:
         """What the shell would do with it must be possible."""
         match effect:
-            case Send(_, message):
+            case SendMessage(_, message):
                 raw = message_frame(message)
                 assert len(raw) <= MAX_FRAME_BYTES, f"{type(message).__name__} of {len(raw)} bytes"
                 decode_from_master(raw[5:])
             case SendEvidence(_, evidence):
                 assert len(evidence_frame(evidence)) <= MAX_FRAME_BYTES
-            case SendBeat(_, number, echo):
-                master_beat(number, echo)
-            case Persist(journal):
+            case SendHeartbeat(_, number, echo):
+                master_heartbeat(number, echo)
+            case WriteJournal(journal):
                 decode_journal(encode_journal(journal), "here")
-            case Tell(notice):
+            case Notify(notice):
                 assert str(notice)
                 assert notice.level
                 assert type(notice).__name__ != "ProbingBroke", str(notice)
                 msgspec.json.encode(notice)
             case StartMoonshot(_, question):
                 msgspec.json.encode(question)
-            case KeepLinks(raw):
+            case WriteLinks(raw):
                 assert isinstance(raw, bytes)
 
     def _look(self) -> None:
@@ -159,17 +156,17 @@ class MasterRun:
         match step:
             case ["open"]:
                 self.last_conn += 1
-                door = Door(self)  # type: ignore[arg-type]
-                door.conn = self.last_conn
-                self.doors[door.conn], self.heard[door.conn] = door, []
-                self.step(Opened(door.conn, f"host:{door.conn}", nonce_of(door.conn)))
-            case ["bytes", conn, text] if conn in self.doors:
-                self.doors[conn].data_received(bytes.fromhex(text))
-            case ["claim", conn, text] if conn in self.doors:
-                self.doors[conn].data_received(frame(FrameKind.MESSAGE, self._proven(conn, bytes.fromhex(text))))
-            case ["closed", conn] if conn in self.doors:
+                client = ClientProtocol(self)  # type: ignore[arg-type]
+                client.conn = self.last_conn
+                self.clients[client.conn], self.heard[client.conn] = client, []
+                self.step(ConnectionOpened(client.conn, f"host:{client.conn}", nonce_of(client.conn)))
+            case ["bytes", conn, text] if conn in self.clients:
+                self.clients[conn].data_received(bytes.fromhex(text))
+            case ["claim", conn, text] if conn in self.clients:
+                self.clients[conn].data_received(frame(FrameKind.MESSAGE, self._proven(conn, bytes.fromhex(text))))
+            case ["closed", conn] if conn in self.clients:
                 self._forget(conn)
-                self.step(Closed(conn, "gone"))
+                self.step(ConnectionClosed(conn, "gone"))
             case ["tick", ms]:
                 for _ in range(max(1, ms // 50)):
                     self.now += 50 * MS
@@ -191,7 +188,7 @@ class MasterRun:
                 self._come_back(salt, bytes.fromhex(text))
             case ["takeover"]:
                 journal = decode_journal(encode_journal(self.master.journal()), "here")
-                for conn in list(self.doors):
+                for conn in list(self.clients):
                     self._forget(conn)
                 self.fence += 1
                 self.master = self._new(journal)
@@ -207,9 +204,9 @@ class MasterRun:
             where = away.group, "h", "n", ["10.0.0.1"], 9
             resume = m.Resume(VERSION, peer, self.fence - 1, older, *where, NONCE, b"", b"")
             self.apply(["claim", conn, encode(resume).hex()])
-            if conn in self.doors:
+            if conn in self.clients:
                 self.peers[conn] = peer
-                self.doors[conn].data_received(frame(FrameKind.MESSAGE, brought))
+                self.clients[conn].data_received(frame(FrameKind.MESSAGE, brought))
 
     def _members(self) -> dict[int, Any]:
         """The connections of accepted peers, and their groups."""
@@ -222,8 +219,8 @@ class MasterRun:
         }
 
     def _say(self, conn: int, message: m.Message) -> None:
-        if conn in self.doors:
-            self.doors[conn].data_received(message_frame(message))
+        if conn in self.clients:
+            self.clients[conn].data_received(message_frame(message))
 
     def _beat(self, ms: int, stalled: list[int]) -> None:
         """All beat; with `ms`, members have been in an op for so long, and those named could not send. With -1 among
@@ -239,8 +236,8 @@ class MasterRun:
                 still = ms if not stalled or conn in stalled else 0
                 ops = [Announced(0, self.sequence, ms, 0, False)]
                 beat = Heartbeat(beat.number, beat.echo, members[conn].epoch, still, still, 3, ops, 1, 5_000_000, still)
-            if conn in self.doors:
-                self.doors[conn].data_received(heartbeat_frame(beat))
+            if conn in self.clients:
+                self.clients[conn].data_received(heartbeat_frame(beat))
 
     def _vote(self, kind: m.VoteKind, salt: int, without: list[int]) -> None:
         self.ballot += 1
@@ -262,8 +259,8 @@ class MasterRun:
             rank = group.ring.index(self.peers[conn])
             descriptor = bytes([salt & 1 and conn % 2]) * 32
             done = Done(group.epoch, 0, self.sequence, rank, descriptor, 0, b"payload")
-            if conn in self.doors:
-                self.doors[conn].data_received(done_frame(done))
+            if conn in self.clients:
+                self.clients[conn].data_received(done_frame(done))
         self.sequence += 1
 
     def _edge(self, word: str, number: int) -> None:
@@ -309,8 +306,8 @@ class MasterRun:
                         answer = m.SyncReport(message.sync, "complete")
                     case m.RoundEnd() if hasattr(message, "round"):
                         answer = self._report(conn, message.round)
-                if answer is not None and conn in self.doors:
-                    self.doors[conn].data_received(message_frame(answer))
+                if answer is not None and conn in self.clients:
+                    self.clients[conn].data_received(message_frame(answer))
             if conn in self.heard:
                 self.heard[conn] = [each for each in heard if isinstance(each, m.Welcome | m.ProbeGraph)]
 
@@ -343,7 +340,7 @@ class MasterRun:
 
     def propose(self, rng: Random) -> Step:
         """A step that makes sense, or none at all, in the present state."""
-        conns = list(self.doors)
+        conns = list(self.clients)
         joined = list(self.peers)
         if self.master._run.away and rng.random() < 0.3:
             return [

@@ -15,7 +15,7 @@ from ringfold.agent.adapters import JsonAdapter, _JsonLine
 from ringfold.agent.telemetry import TelemetryIngest
 from ringfold.errors import RemoteProtocolError, RingfoldError, StateError, StoreError, UsageError
 from ringfold.iteration import record
-from ringfold.master import journal, keeper
+from ringfold.master import journal, journal_store
 from ringfold.master.run import Run
 from ringfold.master.settings import MasterSettings
 from ringfold.probe.logs import lines
@@ -67,7 +67,7 @@ class _Store:
 
 
 def _kept(raw: bytes) -> object:
-    return keeper.Keeper(_Store(raw), "here").read()  # type: ignore[arg-type]
+    return journal_store.JournalStore(_Store(raw), "here").read()  # type: ignore[arg-type]
 
 
 def _manifest(raw: bytes) -> None:
@@ -125,7 +125,7 @@ PARSERS: dict[str, Parser] = {
     "visit": (RemoteProtocolError, frames.decode_bulk, _packed(messages.BulkMessage)),
     "frames": (RemoteProtocolError, _frames, _stream),
     "heartbeat": (RemoteProtocolError, frames.decode_heartbeat, lambda values: values.rng.randbytes(58 + 42)),
-    "master-beat": (RemoteProtocolError, frames.decode_master_beat, lambda values: values.rng.randbytes(16)),
+    "master-beat": (RemoteProtocolError, frames.decode_master_heartbeat, lambda values: values.rng.randbytes(16)),
     "done": (RemoteProtocolError, frames.decode_done, lambda values: values.rng.randbytes(70)),
     "descriptor": (RemoteProtocolError, descriptor.describe, lambda values: values.rng.randbytes(32)),
     "to-agent": (
@@ -140,7 +140,7 @@ PARSERS: dict[str, Parser] = {
     ),
     "gloo": (RemoteProtocolError, lambda raw: gloo._decode(gloo._report_decoder, raw, 1), _reports),
     "journal": (StoreError, lambda raw: journal.decode(raw, "here"), _packed(journal.Journal)),
-    "kept-journal": (StoreError, _kept, _packed(keeper._Head)),
+    "kept-journal": (StoreError, _kept, _packed(journal_store._Head)),
     "links": (StoreError, _links, _packed(journal.Links)),
     "iteration": (StoreError, lambda raw: record.decode("here", raw), _json(record.Record)),
     "checkpoint": (StateError, _manifest, _json(checkpoint.CheckpointManifest)),

@@ -3,7 +3,7 @@
 import pytest
 
 from ringfold.testing.core import Core, new_core
-from ringfold.wire.frames import master_beat
+from ringfold.wire.frames import master_heartbeat
 
 MS = 1_000_000
 DEAD_AFTER_MS = 1_000
@@ -23,7 +23,7 @@ class Wire:
 
     def wait(self, ms: int) -> None:
         self.now += ms * MS
-        self.core.receive(self.now, self.conn, master_beat(1, 0))
+        self.core.receive(self.now, self.conn, master_heartbeat(1, 0))
         self.core.tick(self.now)
         while (event := self.core.next_event()) is not None:
             self.silent |= event.kind == "silent"

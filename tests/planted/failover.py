@@ -6,12 +6,10 @@ from functools import partial
 from msgspec import structs
 
 from planted import Bug
-from ringfold.master.events import Effect, Persist
-from ringfold.master.journal import Journal
-from ringfold.master.keeping import Keeping
+from ringfold.master.effects import Effect, WriteJournal
+from ringfold.master.journal import Journal, JournalPolicy, Outbox
 from ringfold.master.machine import Master
-from ringfold.master.outbox import Outbox
-from ringfold.master.returning import Returning
+from ringfold.master.recovery import Recovery
 from ringfold.master.run import Peer
 from ringfold.peer.effects import Effect as PeerEffect
 from ringfold.peer.machine import PeerMachine
@@ -34,49 +32,49 @@ class TakesEveryWrite(SimStore):
 class _Hasty(Outbox):
     def put(self, effects: Iterable[Effect]) -> list[Effect]:
         given = list(effects)
-        super().put([effect for effect in given if isinstance(effect, Persist)])
-        return [effect for effect in given if not isinstance(effect, Persist)]
+        super().put([effect for effect in given if isinstance(effect, WriteJournal)])
+        return [effect for effect in given if not isinstance(effect, WriteJournal)]
 
 
 class SpeaksBeforeItWrites(SimMaster):
     outbox_type = _Hasty
 
 
-class _KeepsRecords(Returning):
-    def greet(self, peer: Peer) -> None:
+class _KeepsRecords(Recovery):
+    def send_newest_epoch(self, peer: Peer) -> None:
         self._run.send(peer, Seal(self._run.groups[peer.group].epoch, "the master changed"))
 
 
-class _KeepsAnswers(Returning):
-    def _known_answer(self, peer: PeerId, ballot: int) -> CallDone | CallFailed | None:
+class _KeepsAnswers(Recovery):
+    def _known_result(self, peer: PeerId, ballot: int) -> CallDone | CallFailed | None:
         return None
 
 
-class _Impatient(Returning):
+class _Impatient(Recovery):
     """Goes on when the first member of the run is back."""
 
     def returned(self, peer: Peer, message: object) -> None:
         super().returned(peer, message)  # type: ignore[arg-type]
         for late in list(self._run.away):
             if late not in self._run.peers:
-                self._epochs.give_up(self._run.return_by, late, self._run.away[late], "is not waited for")
+                self._epochs.give_up(self._run.return_deadline_ns, late, self._run.away[late], "is not waited for")
 
 
-class _ForgetsAdmissions(Returning):
-    def _go_on_admitting(self) -> None:
+class _ForgetsAdmissions(Recovery):
+    def _continue_admission(self) -> None:
         self._run.admission = None
 
 
-def _with_returning(kind: type[Returning]) -> Setup:
+def _with_recovery(kind: type[Recovery]) -> Setup:
     class Wrong(Master):
         def __init__(self, *arguments: object, **named: object) -> None:
             super().__init__(*arguments, **named)  # type: ignore[arg-type]
-            self._returning.__class__ = kind
+            self._recovery.__class__ = kind
 
     return Setup(master=Wrong)
 
 
-class _Forgetful(Keeping):
+class _Forgetful(JournalPolicy):
     def journal(self) -> Journal:
         whole = super().journal()
         return structs.replace(whole, groups=[structs.replace(group, finished=None) for group in whole.groups])
@@ -85,7 +83,7 @@ class _Forgetful(Keeping):
 class _ForgetsRevisions(Master):
     def __init__(self, *arguments: object, **named: object) -> None:
         super().__init__(*arguments, **named)  # type: ignore[arg-type]
-        self._keeping.__class__ = _Forgetful
+        self._journal_policy.__class__ = _Forgetful
 
 
 class _SealsOnce(PeerMachine):
@@ -106,10 +104,10 @@ def _bug(text: str, setup: Setup) -> Bug:
 BUGS: dict[str, Bug] = {
     "no_fence": _bug("a deposed leader's writes are taken", Setup(store=TakesEveryWrite)),
     "speaks_first": _bug("a master sends what it has not written yet", Setup(shell=SpeaksBeforeItWrites)),
-    "record_kept_back": _bug("a record is not sent again to who lacks it", _with_returning(_KeepsRecords)),
-    "answers_kept_back": _bug("an answer is not handed on to who lacks it", _with_returning(_KeepsAnswers)),
-    "not_waited_for": _bug("a new master goes on when the first member is back", _with_returning(_Impatient)),
-    "lost_admission": _bug("an admission that was begun is forgotten", _with_returning(_ForgetsAdmissions)),
+    "record_kept_back": _bug("a record is not sent again to who lacks it", _with_recovery(_KeepsRecords)),
+    "answers_kept_back": _bug("an answer is not handed on to who lacks it", _with_recovery(_KeepsAnswers)),
+    "not_waited_for": _bug("a new master goes on when the first member is back", _with_recovery(_Impatient)),
+    "lost_admission": _bug("an admission that was begun is forgotten", _with_recovery(_ForgetsAdmissions)),
     "lost_revision": _bug("the journal forgets what a sync finished", Setup(master=_ForgetsRevisions)),
     "seals_once": _bug("a peer that sealed before seals nothing the next time", Setup(peer=SealsOnce)),
 }

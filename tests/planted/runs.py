@@ -15,9 +15,10 @@ from ringfold.master.calls import Calls
 from ringfold.master.disputes import Disputes, Ruling, judge
 from ringfold.master.epochs import Epochs
 from ringfold.master.events import Ns
-from ringfold.master.liveness import PatientClock
+from ringfold.master.liveness import StallCompensatedClock
 from ringfold.master.machine import Master
 from ringfold.master.run import Ballot, Dispute, Group, Peer
+from ringfold.master.states import EpochPhase
 from ringfold.master.syncs import Syncs
 from ringfold.master.verdicts import Cause
 from ringfold.peer.effects import CloseConn, Effect, RefuseCalls, Settle
@@ -77,7 +78,7 @@ class _Hasty(Epochs):
     def missing(self, group: Group) -> list[PeerId]:
         waiting = super().missing(group)
         change = group.change
-        hasty = change is not None and change.phase == "sealing" and len(waiting) == 1 and len(change.seals) > 0
+        hasty = change is not None and group.phase is EpochPhase.SEALING and len(waiting) == 1 and len(change.seals) > 0
         return [] if hasty else waiting
 
 
@@ -115,7 +116,7 @@ class AdmitsWithoutAVote(Master):
             self._epochs.admit(now, group, newcomers)
 
 
-class _Impatient(PatientClock):
+class _Impatient(StallCompensatedClock):
     def read(self, now_ns: Ns, *, tick: bool) -> Ns:
         return now_ns
 

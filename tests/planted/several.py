@@ -4,8 +4,8 @@ from functools import partial
 
 from planted import Bug
 from ringfold.config import DEFAULT_RUN
-from ringfold.master.claims import RunClaim
 from ringfold.master.journal import decode
+from ringfold.master.requests import RunRequest
 from ringfold.master.runs import Runs
 from ringfold.testing.masters import SimStore
 from ringfold.testing.several import SeveralMaster, run_several
@@ -44,8 +44,8 @@ class UnfencedRuns(SimStore):
 class _Confused(Runs):
     """Who comes back is taken for a peer of the default run."""
 
-    def _named(self, claim: RunClaim) -> str:
-        return DEFAULT_RUN if isinstance(claim, Resume) else super()._named(claim)
+    def _run_name(self, request: RunRequest) -> str:
+        return DEFAULT_RUN if isinstance(request, Resume) else super()._run_name(request)
 
 
 class Confused(SeveralMaster):

@@ -6,7 +6,7 @@ from planted import Bug
 from ringfold.master.events import Ns
 from ringfold.master.machine import Master
 from ringfold.master.run import Peer
-from ringfold.master.stalls import Judgement, Stall, Watchdog
+from ringfold.master.stalls import Stall, StallDecision, Watchdog
 from ringfold.testing.scenario import run_stalls
 from ringfold.testing.simulation import Setup
 from ringfold.wire.messages import Busy
@@ -15,11 +15,11 @@ from ringfold.wire.messages import Busy
 class _Impatient(Watchdog):
     """Evicts who is late for one of the others, and does not look whether all others wait."""
 
-    def judge(self, now: Ns, stall: Stall) -> Judgement:
+    def judge(self, now: Ns, stall: Stall) -> StallDecision:
         timeout = self._timeout(stall.key)
         if timeout is None or not stall.absent or stall.excuse or not all(each.is_idle for each in stall.absent):
-            return Judgement(None)
-        return Judgement(min(stall.since.values()) + timeout)
+            return StallDecision(None)
+        return StallDecision(min(stall.since_ns.values()) + timeout)
 
 
 class _Deaf(Watchdog):

@@ -56,26 +56,28 @@ from pathlib import Path
 
 import pytest
 
-from ringfold.master.events import (
-    Beat,
-    Close,
-    Closed,
-    DoneSeen,
+from ringfold.master.effects import (
+    CloseConnection,
     Effect,
-    Ended,
-    Event,
-    KeepLinks,
-    Malformed,
-    Opened,
-    Persist,
-    Received,
-    Send,
-    SendBeat,
+    Notify,
+    RaiseFrameLimit,
     SendEvidence,
+    SendHeartbeat,
+    SendMessage,
     StartMoonshot,
-    Tell,
+    WriteJournal,
+    WriteLinks,
+)
+from ringfold.master.events import (
+    ConnectionClosed,
+    ConnectionOpened,
+    DoneReceived,
+    Event,
+    HeartbeatReceived,
+    MalformedReceived,
+    MessageReceived,
+    StopRequested,
     Tick,
-    Trust,
 )
 from ringfold.master.journal import Journal, decode, encode
 from ringfold.master.machine import Master
@@ -93,12 +95,12 @@ SECRET = b"run secret"
 HERE = Path(__file__).parent
 ALL_REDUCE = Descriptor(0, 10, arrays=1, elements=8, nbytes=32).pack()
 CALLED = Descriptor(0, 10, retry=1, arrays=1, elements=1, nbytes=4).pack()
-"""What everybody calls, where nothing else is said."""
+"""What all peers call by default."""
 REWRITE = os.environ.get("RINGFOLD_REWRITE") == "1"
 
 
 class Actor:
-    """A peer in a dialogue: its connection, and what its heartbeats say."""
+    """A peer in a transcript: its connection, and what its heartbeats report."""
 
     def __init__(self, conn: int) -> None:
         self.conn = conn
@@ -166,12 +168,12 @@ class Dialogue:
             actor.joined, actor.echo = False, 0
 
     def do_end(self, words: list[str], _: dict[str, str]) -> None:
-        self.step(Ended(" ".join(words)))
+        self.step(StopRequested(" ".join(words)))
 
     def do_open(self, names: list[str], _: dict[str, str]) -> None:
         for name in names:
             actor = self.actors[name] = Actor(len(self.actors) + 1)
-            self.step(Opened(actor.conn, f"host-{name}:9", actor.nonce))
+            self.step(ConnectionOpened(actor.conn, f"host-{name}:9", actor.nonce))
 
     def do_join(self, names: list[str], named: dict[str, str]) -> None:
         for name in names:
@@ -250,16 +252,16 @@ class Dialogue:
                     out_rate=report.out_rate,
                     back_stalled_ms=report.back_stalled_ms,
                 )
-                self.step(Beat(actor.conn, beat), stamp=True)
+                self.step(HeartbeatReceived(actor.conn, beat), stamp=True)
 
     # The lines of a peer
 
     def say_garbage(self, actor: Actor, words: list[str], _: dict[str, str]) -> None:
-        self.step(Malformed(actor.conn, " ".join(words)))
+        self.step(MalformedReceived(actor.conn, " ".join(words)))
 
     def say_closed(self, actor: Actor, _: list[str], __: dict[str, str]) -> None:
         actor.frozen = True
-        self.step(Closed(actor.conn, ""))
+        self.step(ConnectionClosed(actor.conn, ""))
 
     def say_resumes(self, actor: Actor, _: list[str], named: dict[str, str]) -> None:
         """On a connection of its own, under the id that it was welcomed with."""
@@ -267,7 +269,7 @@ class Dialogue:
         again = Actor(max(other.conn for other in self.actors.values()) + 1)
         again.peer, again.joined = actor.peer, True
         self.actors[name] = again
-        self.step(Opened(again.conn, f"host-{name}:9", again.nonce))
+        self.step(ConnectionOpened(again.conn, f"host-{name}:9", again.nonce))
         nonces = again.nonce, b"n" * NONCE_BYTES
         proofs = prove(TOKEN, "resume", *nonces), prove(derive(SECRET, "member", again.peer), "member", *nonces)
         facts = (0, f"host-{name}", name, ["10.0.0.1"], 9, nonces[1], *proofs)
@@ -375,7 +377,7 @@ class Dialogue:
         descriptor = Descriptor(int(named.get("kind", 0)), 10, arrays=1, elements=1, nbytes=4).pack()
         payload, count = named.get("payload", "").encode(), int(named.get("count", 0))
         done = Done(int(words[0]), op.tag, op.sequence, int(named["rank"]), descriptor, count, payload)
-        self.step(DoneSeen(actor.conn, done))
+        self.step(DoneReceived(actor.conn, done))
 
     def say_works(self, actor: Actor, words: list[str], named: dict[str, str]) -> None:
         op = _op(words[1])
@@ -393,7 +395,7 @@ class Dialogue:
         actor.report = Heartbeat(0, 0, int(words[0]))
 
     def say(self, actor: Actor, message: m.ToMaster) -> None:
-        self.step(Received(actor.conn, message))
+        self.step(MessageReceived(actor.conn, message))
 
     # What the machine answers
 
@@ -401,19 +403,19 @@ class Dialogue:
         before = f"{self.now // MS} ms: " if stamp else ""
         said: m.FromMaster | None = None
         for effect in self.master.step(self.now, event):
-            if isinstance(effect, SendBeat):
+            if isinstance(effect, SendHeartbeat):
                 self.actor(effect.conn)[1].echo = effect.number
-            elif isinstance(effect, Send) and said is not None and _message(effect.message) == _message(said):
+            elif isinstance(effect, SendMessage) and said is not None and _message(effect.message) == _message(said):
                 names, rest = self.lines[-1].split(" <- ", 1)
                 self.lines[-1] = f"{names} {self.actor(effect.conn)[0]} <- {rest}"
             else:
-                said = effect.message if isinstance(effect, Send) else None
-                if isinstance(effect, Send):
+                said = effect.message if isinstance(effect, SendMessage) else None
+                if isinstance(effect, SendMessage):
                     self.learn(effect)
                 self.lines.append(before + self.shown(effect))
 
-    def learn(self, sent: Send) -> None:
-        """What a later line needs to know of what the master said."""
+    def learn(self, sent: SendMessage) -> None:
+        """What a later line needs of the master's messages."""
         actor = self.actor(sent.conn)[1]
         match sent.message:
             case m.Measure(test=test, other=other):
@@ -430,28 +432,28 @@ class Dialogue:
 
     def shown(self, effect: Effect) -> str:
         match effect:
-            case Send(conn, message):
+            case SendMessage(conn, message):
                 return f"{self.actor(conn)[0]} <- {_message(message)}"
             case SendEvidence(conns, evidence):
                 names = " ".join(self.actor(conn)[0] for conn in conns)
                 payloads = " ".join(payload.decode() for payload in evidence.payloads)
                 op = f"{evidence.tag}/{evidence.sequence} registrations {evidence.registrations}"
                 return f"{names} <- evidence {evidence.epoch} op {op} [{payloads.strip()}]"
-            case Close(conn, _):
+            case CloseConnection(conn, _):
                 self.actor(conn)[1].joined = False
                 return f"{self.actor(conn)[0]} is closed"
-            case Trust(conn):
+            case RaiseFrameLimit(conn):
                 return f"{self.actor(conn)[0]} is trusted"
-            case Tell(notice):
+            case Notify(notice):
                 return f"* {notice}"
-            case Persist(journal):
+            case WriteJournal(journal):
                 self.journal = journal
                 return "the journal is closed" if journal.is_closed else "the journal is written"
-            case KeepLinks():
+            case WriteLinks():
                 return "links are written down"
             case StartMoonshot(group, question):
-                return f"a long search for group {group} of {question.members}"
-            case SendBeat():
+                return f"a moonshot search for group {group} of {question.members}"
+            case SendHeartbeat():
                 raise AssertionError("heartbeats are not shown")
 
 
@@ -594,7 +596,7 @@ _TRANSCRIPTS = sorted(HERE.glob("*.txt"))
 
 
 @pytest.mark.parametrize("path", _TRANSCRIPTS, ids=[path.stem for path in _TRANSCRIPTS])
-def test_the_master_answers_as_written(path: Path) -> None:
+def test_the_master_responds_as_written(path: Path) -> None:
     written = path.read_text()
     played = replay(written)
     if REWRITE:

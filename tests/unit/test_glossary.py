@@ -122,6 +122,17 @@ RETIRED = {
     r"\bgpu_kernels\.py\b": "gpu_hash_kernels.py",
     r"\bChildFailed\b": "ProcessFailed",
     r"\bPlotFailed\b": "DemoFailed",
+    r"\bDoors?\b": "ClientProtocol",
+    r"\bKeeper\b": "JournalStore",
+    r"\bKeeping\b": "JournalPolicy",
+    r"\bPatientClock\b": "StallCompensatedClock",
+    r"\bout_of_redo\b": "excluded_from_retry",
+    r"\bLAST_WORDS_S\b": "SHUTDOWN_TIMEOUT_S",
+    r"\bSendBeat\b": "SendHeartbeat",
+    r"\bDoneSeen\b": "DoneReceived",
+    r"\bMoonshotFound\b": "MoonshotFinished",
+    r"\bKeepLinks\b": "WriteLinks",
+    r"\bis_inhabited\b": "RunPhase",
     r"\bKILLS_MOST\b": "MAX_STRIKES, MAX_KILLS, MAX_PROCESSES, MAX_SHOWN",
 }
 

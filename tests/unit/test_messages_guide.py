@@ -8,11 +8,10 @@ from msgspec import structs
 
 from ringfold.config import check_exposure, check_run_name
 from ringfold.errors import ConfigError, Evicted, MasterUnreachable, RemoteProtocolError
-from ringfold.master.claims import check_claim
-from ringfold.master.evicting import reasons
-from ringfold.master.life import Life, finished_text
-from ringfold.master.meeting import Caller, clashing_calls
-from ringfold.master.stalls import Absent, Key, Stall, eviction
+from ringfold.master.disputes import Caller, find_conflicting_calls
+from ringfold.master.lifecycle import Life, finished_text
+from ringfold.master.requests import authenticate, eviction_reasons
+from ringfold.master.stalls import AbsentMember, Stall, WaitKey, eviction_texts
 from ringfold.peer.machine import join_too_late
 from ringfold.peer.outcome import error_of
 from ringfold.state.election import FinishedSync, NoWinner, elect
@@ -69,7 +68,7 @@ def test_the_guide_shows_why_a_master_is_not_reached(reason: str) -> None:
 def test_the_guide_shows_what_is_said_of_tokens(has: bytes, given: bytes) -> None:
     claim = StatusRequest(PROTOCOL_VERSION, NONCE, prove(given, "status", NONCE, NONCE))
     with pytest.raises(RemoteProtocolError) as refusal:
-        check_claim(claim, has, "status", NONCE)
+        authenticate(claim, has, "status", NONCE)
     assert shown(f"refused this peer: {refusal.value}")
 
 
@@ -97,7 +96,7 @@ def test_the_guide_shows_what_an_admission_waits_for() -> None:
 
 
 def test_the_guide_shows_the_errors_of_calls() -> None:
-    clash = clashing_calls(600, [Caller(1, 0, "update", 0, {}), Caller(2, 0, "sync", 0, {})], 500)
+    clash = find_conflicting_calls(600, [Caller(1, 0, "update", 0, {}), Caller(2, 0, "sync", 0, {})], 500)
     assert clash is not None
     assert shown(f"CallMismatch: {with_you(with_names(clash.sides, NAMES), 2)}: these calls can never meet")
     late = Reason("deadline", "op tag 0 sequence 0 waited 300.0 s for peer 1 (gpu-1)", [1], 300_000)
@@ -109,22 +108,23 @@ def test_the_guide_shows_the_errors_of_calls() -> None:
 
 def test_the_guide_shows_what_is_said_of_peers_that_hang() -> None:
     who, names = "peer 3 (gpu-7, you)", {1: "gpu-1", 2: "gpu-2", 3: "gpu-7", 4: "gpu-8"}
-    op, absent = Key("op", 0, OpRef(0, 17)), [Absent(3)]
+    op, absent = WaitKey("op", 0, OpRef(0, 17)), [AbsentMember(3)]
     waiting = Stall(op, "op tag 0 sequence 17", dict.fromkeys((1, 2, 4), 0), absent, {0: 4})
     limit = "stall_timeout_s 60.0 s, by what it usually takes"
-    assert shown(f"Evicted: {Evicted(with_names(eviction(waiting, 60_100, limit)[1], names), who)}")
+    chosen, deadline = "stall_timeout_s 60.0 s", "op_timeout_s 300.0 s"
+    assert shown(f"Evicted: {Evicted(with_names(eviction_texts(waiting, 60_100, limit)[1], names), who)}")
     silent = structs.replace(waiting, is_silent=True)
-    assert shown(f"Evicted: {Evicted(with_names(eviction(silent, 60_100, 'stall_timeout_s 60.0 s')[1], names), who)}")
-    sync = structs.replace(waiting, key=Key("sync", 0), what="sync 9")
-    assert shown(f"Evicted: {Evicted(with_names(eviction(sync, 60_100, 'stall_timeout_s 60.0 s')[1], names), who)}")
-    vote = Stall(Key("call", -1), "update_topology", {1: 0}, absent, {0: 2})
-    assert shown(f"Evicted: {Evicted(with_names(eviction(vote, 300_000, 'op_timeout_s 300.0 s')[1], names), who)}")
+    assert shown(f"Evicted: {Evicted(with_names(eviction_texts(silent, 60_100, chosen)[1], names), who)}")
+    sync = structs.replace(waiting, key=WaitKey("sync", 0), what="sync 9")
+    assert shown(f"Evicted: {Evicted(with_names(eviction_texts(sync, 60_100, chosen)[1], names), who)}")
+    vote = Stall(WaitKey("call", -1), "update_topology", {1: 0}, absent, {0: 2})
+    assert shown(f"Evicted: {Evicted(with_names(eviction_texts(vote, 300_000, deadline)[1], names), who)}")
     assert shown(str(PeersStalled(0, [3], ["gpu-7"], [1, 2, 4], "op tag 0 sequence 17", 60_100, limit)))
 
 
 def test_the_guide_shows_evictions_on_request() -> None:
     request = EvictRequest(PROTOCOL_VERSION, "3", "its disk is broken", "ada on gpu-1", NONCE, b"")
-    assert shown(f"Evicted: {Evicted(reasons(request)[1], 'peer 3 (gpu-7, you)')}")
+    assert shown(f"Evicted: {Evicted(eviction_reasons(request)[1], 'peer 3 (gpu-7, you)')}")
 
 
 def test_a_reason_that_another_machine_wrote_does_no_harm() -> None:

@@ -1,18 +1,23 @@
 """The master: the pure state machine of a run, the runs of a master, and the server around them.
 
-Read `machine.py` first: it says what a master does for a run, and takes every event of it. `events.py` has its events
-and effects, `settings.py` its settings, `run.py` the state that all parts share. Then the parts: `epochs.py` (the one
-mechanism that changes a group) with `verdicts.py` (why a commit is safe), `evidence.py` and `edges.py`; `calls.py`
-(votes and admission), `ops.py` (ops that cannot succeed) with `meeting.py` and `disputes.py` (calls that differ);
-`syncs.py` and `resuming.py` (shared state), `topology.py` (ring order), `stalls.py` (members that others wait for),
-`liveness.py`, `evicting.py`, `probing.py`, `life.py` (how a run ends), `status.py`.
+Start with `machine.py`: it says what a master does for a run, and handles every event of it (`events.py`,
+`effects.py`). `states.py` has the states of all machines in here, and their transitions; `run.py` has the tables of a
+run, and `settings.py` its settings. Then the decisions, all pure:
 
-`runs.py` is all runs of a master: which connection belongs to which (`claims.py`), and what happens when one fails.
+* `epochs.py`: the one mechanism that changes a group, with `edges.py` (which links to avoid) and `verdicts.py` (which
+  ops commit, and why that is safe).
+* `calls.py`: votes and admission, with `syncs.py` (shared state) and `topology.py` (better rings).
+* `ops.py`: ops that fail; `disputes.py`: members that called different things.
+* `liveness.py` and `stalls.py`: which peers are evicted because they are silent, or keep the others waiting.
+* `requests.py`: which first messages of a connection are valid; `probing.py`: rounds of probing; `status.py`: the run
+  as `ringfold status` shows it; `lifecycle.py`: how a run ends.
 
-How a run outlives its master: `journal.py` (what must not be forgotten), `keeping.py` (when it is written), `outbox.py`
-(effects that wait for that) and `returning.py` (how members come back) are pure; `keeper.py` is the journal in a store,
-`directory.py` the list of all runs there, and `leading.py` decides which of several masters leads.
+`runs.py` is all runs of a master: which connection belongs to which run, and what happens when a run's machine breaks.
 
-The shell: `server.py` carries the effects out over real sockets, `door.py` is one connection of it, `turns.py` chooses
-whose frames are handled next, and `thread.py` is a master inside another program.
+How a run outlives its master: `journal.py` (what is journalled, when, and which effects wait for it), `recovery.py`
+(how members return to a new master), `journal_store.py` (the journals in a store) and `leadership.py` (which of several
+masters leads).
+
+The shell: `server.py` executes the effects over real sockets, and `scheduling.py` decides whose frames are handled
+next.
 """

@@ -1,16 +1,15 @@
 """Calls: `update_topology`, `are_peers_pending` and `optimize_topology` of the run, `sync_shared_state` of a group.
 
-A call completes when every accepted peer of the run (for a sync: of the group) waits in it. A vote counts only in the
-epoch in which it was cast (`Run.ballot`), so an epoch change voids the votes of its group without a word, and the peers
-cast them again.
+A call completes when every member of the run (for a sync: of the group) waits in it. A vote counts only in the epoch in
+which it was cast (`Run.ballot`): an epoch change voids the votes of its group, and the peers cast them again.
 
-An update that completes admits everybody who is registered. The votes that it answers are then used up: they live on in
-the `Admission` and are answered when the epochs that it caused are installed, whatever happens on the way. A vote that
-asks for more members than its group has is not answered: it stands, and counts in every later call of the run, so that
-a group that fills up keeps nobody else waiting, also while its newcomers are registered already. These come in
-together, when they are enough.
+An update that completes admits all registered peers. Its votes are then used up: they stay in the `Admission`, and get
+their result when the epochs that it caused are installed, whatever happens in between. A vote that needs more members
+than its group has gets no result: it stands, and counts in every later call of the run, so that a group that fills up
+keeps no other group waiting, also while its newcomers are registered already. These are admitted together, when they
+are enough.
 
-What a sync that completes goes on to do is told in `syncs.py`, and that of an optimize vote in `topology.py`.
+`syncs.py` continues a sync that completes, and `topology.py` an optimize vote.
 """
 
 from collections.abc import Collection, Iterator
@@ -18,14 +17,14 @@ from collections.abc import Collection, Iterator
 from msgspec import Struct
 
 from ringfold.errors import RemoteProtocolError
-from ringfold.master.disputes import Disputes
+from ringfold.master.disputes import Caller, Disputes, Working, find_conflicting_calls, find_conflicting_ops
 from ringfold.master.epochs import Epochs
 from ringfold.master.events import Ns
-from ringfold.master.liveness import MS
-from ringfold.master.meeting import Caller, Working, clashing_calls, clashing_ops
-from ringfold.master.run import Admission, Ballot, Group, Peer, Run, Standing
+from ringfold.master.run import Admission, Ballot, Group, Peer, Run
+from ringfold.master.states import Membership
 from ringfold.master.syncs import Syncs, check_offer
 from ringfold.master.topology import Topology
+from ringfold.units import MS
 from ringfold.wire.decoding import checked
 from ringfold.wire.diagnostics import CALL_NAMES, format_seconds, list_peers, name_op
 from ringfold.wire.messages import (
@@ -40,10 +39,10 @@ from ringfold.wire.messages import (
 )
 from ringfold.wire.notices import CallRefused
 
-TELL_NS = 1_000 * MS
-"""How often newcomers are told what they wait for."""
-PEERS_SHOWN = 4
-"""Of those whom they wait for, in a sentence."""
+NEWCOMER_INTERVAL_NS = 1_000 * MS
+"""How often newcomers are sent what they wait for."""
+MAX_PEERS_SHOWN = 4
+"""Of those that newcomers wait for, in a text."""
 
 
 class Ready(Struct, frozen=True):
@@ -51,17 +50,17 @@ class Ready(Struct, frozen=True):
 
 
 class Wait(Struct, frozen=True):
-    """The call is not complete: why, and whom it waits for."""
+    """The call is not complete: why, and which peers it waits for."""
 
     why: str
     missing: list[PeerId]
 
 
 def completion(run: Run, kind: VoteKind, group: GroupId | None = None) -> Ready | Wait:
-    """Decide whether a call of the run, or the sync of a group, is complete, or say what it waits for."""
+    """Decide whether a call of the run, or the sync of a group, is complete, or return what it waits for."""
     members = [peer for peer in run.accepted() if kind != "sync" or peer.group == group]
     if kind == "sync":
-        members = [peer for peer in members if not run.has_no_part(peer)]
+        members = [peer for peer in members if not run.is_excluded(peer)]
     if kind in ("pending", "optimize"):
         standing = run.short_of_members()
         members = [peer for peer in members if peer.id not in standing]
@@ -90,41 +89,42 @@ class Calls:
         self._epochs = epochs
         self._syncs = syncs
         self._topology = topology
-        self._told: Ns = 0
+        self._last_told_ns: Ns = 0
 
     def vote(self, now: Ns, peer: Peer, vote: Vote) -> None:
-        """A peer waits in a call. A vote that crossed with its answer, or with a newer record, is void."""
+        """A peer waits in a call. A vote that was in flight when its result, or a newer record, was sent is void."""
         current = self._run.is_current(peer, vote.epoch)
         if (vote.kind == "sync") != (vote.offer is not None):
-            raise RemoteProtocolError("its vote has an offer where none belongs, or none where one does")
+            raise RemoteProtocolError("its vote must have an offer if, and only if, it is for a sync")
         if vote.offer is not None:
             checked(check_offer, vote.offer)
-        waits_in = self._used_up(peer)
-        if not current or vote.ballot in waits_in or vote.ballot <= peer.answered:
+        waits_in = self._ballots_in_progress(peer)
+        if not current or vote.ballot in waits_in or vote.ballot <= peer.last_answered:
             return
         if waits_in:
-            # A program waits in one call at a time. What another one completed would be begun twice.
+            # A program waits in one call at a time. What another call completed would be started twice.
             raise RemoteProtocolError(f"it votes in call {vote.ballot}, but waits in call {waits_in[0]}")
         if vote.kind != "sync":
-            self._run.groups[peer.group].redo.discard(peer.id)
+            self._run.groups[peer.group].retrying.discard(peer.id)
         before = peer.ballot
-        asked = before.asked if before is not None and before.number == vote.ballot else now
+        called_ns = before.called_ns if before is not None and before.number == vote.ballot else now
         progress = dict(vote.progress)
-        peer.ballot = Ballot(vote.ballot, vote.kind, vote.epoch, vote.min_world, progress, vote.offer, asked, now)
+        peer.ballot = Ballot(vote.ballot, vote.kind, vote.epoch, vote.min_world, progress, vote.offer, called_ns, now)
 
-    def _used_up(self, peer: Peer) -> list[int]:
-        """The peer's ballot that an admission, a sync or an optimisation in progress will answer, if there is one."""
+    def _ballots_in_progress(self, peer: Peer) -> list[int]:
+        """The peer's ballot whose result an admission, a sync or an optimisation in progress will send, if there is
+        one."""
         sync, running = self._run.groups[peer.group].sync, (self._run.admission, self._run.optimisation)
         return [call.ballots[peer.id] for call in (sync, *running) if call is not None and peer.id in call.ballots]
 
     def withdraw(self, now: Ns, peer: Peer, message: VoteWithdrawn) -> None:
-        """A peer's call ran out of time: tell it who was missing, unless the answer is on its way already."""
+        """A peer's call timed out: send it the missing peers, unless the result was sent already."""
         if self._run.away:
             self._run.withdrawn.append((peer.id, message))
             return
         sync = self._run.groups[peer.group].sync
         late = self._syncs.withdraw(peer, message.ballot)
-        if late is None and message.ballot <= peer.answered:
+        if late is None and message.ballot <= peer.last_answered:
             return
         waited = max(0, message.waited_ms)
         admission = self._run.admission
@@ -136,10 +136,10 @@ class Calls:
         elif late is not None:
             missing, what = late
             text = f"waited {format_seconds(waited)} in sync_shared_state for {list_peers(missing)} to {what} the state"
-        elif peer.id in self._run.groups[peer.group].redo:
-            redo = self._run.groups[peer.group].redo
+        elif peer.id in self._run.groups[peer.group].retrying:
+            redo = self._run.groups[peer.group].retrying
             redo.discard(peer.id)
-            self._run.groups[peer.group].out_of_redo.add(peer.id)
+            self._run.groups[peer.group].excluded_from_retry.add(peer.id)
             missing = sorted(redo)
             text = f"waited {format_seconds(waited)} in sync_shared_state for {list_peers(missing)} to get the state"
         elif self._topology.has_ballot(peer, message.ballot):
@@ -151,18 +151,18 @@ class Calls:
             missing = self._absent(now, peer, kind, state) if isinstance(state, Wait) else []
             why = f"for {list_peers(missing)}" if missing or isinstance(state, Ready) else f"because {state.why}"
             if kind == "sync" and (waiting := self._run.groups[peer.group].resume) is not None:
-                why = f"for {', '.join(map(repr, waiting.missing))} to come back with a checkpoint"
+                why = f"for {', '.join(map(repr, waiting.missing))} to return with a checkpoint"
             text = f"waited {format_seconds(waited)} in {CALL_NAMES[kind]} {why}"
             peer.gave_up[kind] = now
         of_sync = sync.voters if sync is not None and late is not None else None
-        told = self._run.fail_call(peer, message.ballot, Reason("deadline", text, missing, waited), of_sync=of_sync)
+        sent = self._run.fail_call(peer, message.ballot, Reason("deadline", text, missing, waited), of_sync=of_sync)
         if sync is not None and late is not None:
-            sync.failures[peer.id] = told
-        self._run.tell(CallRefused([peer.id], f"peer {peer.id} {text}"))
+            sync.failures[peer.id] = sent
+        self._run.notify(CallRefused([peer.id], f"peer {peer.id} {text}"))
 
     def settle_withdrawn(self, now: Ns) -> None:
-        """When all are back, calls that ran out of time meanwhile are answered: ahead of the next records, because a
-        peer that hears of a new epoch first would call an interrupted sync anew."""
+        """When all members have returned, calls that timed out meanwhile get their result: ahead of the next records,
+        because a peer that receives a new epoch first would retry an interrupted sync."""
         if self._run.away or not self._run.withdrawn:
             return
         late, self._run.withdrawn = self._run.withdrawn, []
@@ -171,21 +171,23 @@ class Calls:
                 self.withdraw(now, self._run.peers[voter], message)
 
     def _absent(self, now: Ns, peer: Peer, kind: VoteKind, state: Wait) -> list[PeerId]:
-        """Whom a call waited for in vain. Those who waited with it and gave up a moment earlier are not to blame."""
-        since = now if peer.ballot is None else peer.ballot.asked
+        """The peers that a call waited for. Those that waited in it, too, and timed out a moment earlier are not at
+        fault."""
+        since = now if peer.ballot is None else peer.ballot.called_ns
         missing = [late for late in state.missing if late != peer.id]
         return [late for late in missing if self._run.peers[late].gave_up.get(kind, -1) < since] or missing
 
     def settle(self, now: Ns) -> bool:
-        """Answer a call that is complete, or admit whom the facts allow to be admitted. False if there is nothing."""
+        """Send the result of a call that is complete, or admit peers that may be admitted. False if there is nothing
+        to do."""
         run = self._run
         if run.away:
             return False
         if run.admission is not None and self._is_installed(run.admission):
             self._finish(run.admission)
             return True
-        if run.peers and all(peer.standing is Standing.REGISTERED for peer in run.peers.values()):
-            # An empty run takes everybody at once; so does one whose members have all gone.
+        if run.peers and all(peer.membership is Membership.REGISTERED for peer in run.peers.values()):
+            # An empty run admits all peers at once; so does a run whose members are all gone.
             self._admit(now, {})
             return True
         if self._syncs.settle(now) or self._topology.settle(now):
@@ -222,9 +224,9 @@ class Calls:
         return True
 
     def _admit_to_resume(self, now: Ns) -> bool:
-        """Let newcomers in while groups wait for them in a sync: nobody who would vote for it is doing anything else.
+        """Admit newcomers while groups wait for them in a sync: all members that would vote wait there.
 
-        The syncs that wait are voted for again in the next epoch, and the programs do not notice.
+        The peers vote for these syncs again in the next epoch, and their programs do not notice.
         """
         run = self._run
         if all(group.resume is None for group in run.groups.values()) or not run.admissible(()):
@@ -240,7 +242,7 @@ class Calls:
         return True
 
     def _fail_small_syncs(self, group: Group) -> bool:
-        """Who syncs must wait for peers first if the group has shrunk below what it needs: others saw it already."""
+        """A sync fails if the group has shrunk below what its voter needs: the voter must first wait for peers."""
         small = [
             peer
             for peer in self._run.live(group)
@@ -256,7 +258,7 @@ class Calls:
         return bool(small)
 
     def _admit(self, now: Ns, voters: dict[PeerId, int], short: Collection[PeerId] = ()) -> None:
-        """Let everybody in who is registered, all groups together, except where a group waits for still more."""
+        """Admit all registered peers, all groups together, except in a group that waits for still more."""
         run = self._run
         newcomers = run.admissible(short)
         groups = {peer.group for peer in newcomers}
@@ -270,10 +272,10 @@ class Calls:
             run.admission = Admission(now, voters, groups, {group: run.groups[group].epoch for group in groups})
 
     def _note_incumbents(self, group: Group) -> None:
-        """Who has done something with the others by now. In a group of strangers all are equal."""
+        """Mark the members that have done something together by now as incumbents."""
         synced = frozenset[PeerId]() if group.finished is None else group.finished.participants
         for peer in self._run.live(group):
-            has_committed = peer.beat.committed > 0 or (peer.ballot is not None and bool(peer.ballot.progress))
+            has_committed = peer.heartbeat.committed > 0 or (peer.ballot is not None and bool(peer.ballot.progress))
             if has_committed or peer.id in synced:
                 group.incumbents.add(peer.id)
         group.incumbents &= set(group.ring)
@@ -285,33 +287,33 @@ class Calls:
         self._run.admission = None
         self._run.answer_calls(admission.ballots)
 
-    # Calls that can never meet
+    # Time
 
     def tick(self, now: Ns) -> None:
-        """Tell newcomers what they wait for, and decide between calls that can never meet."""
-        self._tell_newcomers(now)
+        """Send newcomers what they wait for, and decide between conflicting calls."""
+        self._update_newcomers(now)
         callers = list(self._callers())
         if not callers:
             return
-        patience = self._run.settings.meet_ms * MS
-        for clash in clashing_ops(callers, list(self._working()), patience):
-            self._disputes.clash(now, clash)
-        # An eviction ends epochs, and with them the votes that were cast in them.
-        clash_of_calls = clashing_calls(now, list(self._callers()), patience)
-        if clash_of_calls is not None:
-            self._disputes.clash(now, clash_of_calls)
+        grace_ns = self._run.settings.meet_ms * MS
+        for conflict in find_conflicting_ops(callers, list(self._working()), grace_ns):
+            self._disputes.add_conflict(now, conflict)
+        # An eviction ends epochs, and voids the votes that were cast in them.
+        conflicting_calls = find_conflicting_calls(now, list(self._callers()), grace_ns)
+        if conflicting_calls is not None:
+            self._disputes.add_conflict(now, conflicting_calls)
 
-    def _tell_newcomers(self, now: Ns) -> None:
-        """Who waits to be admitted hears for whom, now and then: a step of the others may be long."""
-        if now - self._told < TELL_NS:
+    def _update_newcomers(self, now: Ns) -> None:
+        """Peers that wait to be admitted get the peers that they wait for, now and then: a step may take long."""
+        if now - self._last_told_ns < NEWCOMER_INTERVAL_NS:
             return
         newcomers = [
             peer
             for peer in self._run.peers.values()
-            if now - peer.registered >= TELL_NS and (peer.standing is not Standing.ACCEPTED or self._is_attaching(peer))
+            if now - peer.registered_ns >= NEWCOMER_INTERVAL_NS and (not peer.is_member or self._is_attaching(peer))
         ]
         if newcomers and (waits := self._admission_waits(now)) is not None:
-            self._told = now
+            self._last_told_ns = now
             for peer in newcomers:
                 self._run.send(peer, waits)
 
@@ -325,22 +327,22 @@ class Calls:
         if changing:
             missing = sorted({peer for group in changing for peer in self._epochs.missing(group)})
             have = "has" if len(missing) == 1 else "have"
-            text = f"the epoch changes, and {list_peers(missing)} {have} not answered yet"
+            text = f"the epoch changes, and {list_peers(missing)} {have} not responded yet"
         else:
             state = completion(run, "update")
             if isinstance(state, Ready):
                 return None
             missing, text = state.missing, f"{state.why}: start more peers"
             if missing:
-                shown = [f"peer {peer} {self._doing(now, run.peers[peer])}" for peer in missing]
-                more = f"; and {len(shown) - PEERS_SHOWN} more" if len(shown) > PEERS_SHOWN else ""
-                text = f"these have not called update_topology: {'; '.join(shown[:PEERS_SHOWN])}{more}"
+                shown = [f"peer {peer} {self._current_activity(now, run.peers[peer])}" for peer in missing]
+                more = f"; and {len(shown) - MAX_PEERS_SHOWN} more" if len(shown) > MAX_PEERS_SHOWN else ""
+                text = f"these have not called update_topology: {'; '.join(shown[:MAX_PEERS_SHOWN])}{more}"
         heartbeat_ms = run.settings.liveness.heartbeat_ms
         moving = any(run.peers[peer].pace.is_moving(now, heartbeat_ms) for peer in missing if peer in run.peers)
-        return AdmissionWaits(run.named(text), missing, moving)
+        return AdmissionWaits(run.add_names(text), missing, moving)
 
-    def _doing(self, now: Ns, peer: Peer) -> str:
-        """What a member does instead of what it is waited for, as far as is known."""
+    def _current_activity(self, now: Ns, peer: Peer) -> str:
+        """What a member does instead of the call that others wait for, as far as is known."""
         ballot, sync, ops = self._run.ballot(peer), self._run.groups[peer.group].sync, self._run.announced(peer)
         if ballot is not None:
             return f"waits in {CALL_NAMES[ballot.kind]}"
@@ -348,7 +350,7 @@ class Calls:
             return "is in sync_shared_state"
         if ops:
             return f"is in {name_op(OpRef(ops[0].tag, ops[0].sequence))}"
-        return f"has been in its own code for {format_seconds((now - peer.pace.moved) // MS)}"
+        return f"has been in its own code for {format_seconds((now - peer.pace.last_progress_ns) // MS)}"
 
     def _callers(self) -> Iterator[Caller]:
         standing = self._run.short_of_members()
@@ -356,14 +358,14 @@ class Calls:
             ballot = self._run.ballot(peer)
             if ballot is not None:
                 is_short = peer.id in standing
-                yield Caller(peer.id, peer.group, ballot.kind, ballot.cast, ballot.progress, is_short)
+                yield Caller(peer.id, peer.group, ballot.kind, ballot.cast_ns, ballot.progress, is_short)
 
     def _working(self) -> Iterator[Working]:
-        """The ops that heartbeats name in installed epochs. An op cannot be older than the epoch it runs in."""
+        """The ops that heartbeats announce in installed epochs. An op cannot be older than its epoch."""
         for peer in self._run.accepted():
             group = self._run.groups[peer.group]
             if group.change is not None:
                 continue
             for op in self._run.announced(peer):
-                since = max(group.installed, peer.beat_at - op.age_ms * MS)
-                yield Working(peer.id, peer.group, OpRef(op.tag, op.sequence), since, peer.beat_at)
+                since = max(group.installed_ns, peer.last_heartbeat_ns - op.age_ms * MS)
+                yield Working(peer.id, peer.group, OpRef(op.tag, op.sequence), since, peer.last_heartbeat_ns)

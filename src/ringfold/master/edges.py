@@ -1,8 +1,8 @@
-"""What a group remembers about its edges: who could not dial whom, which broke, and which to avoid.
+"""What a group knows about its edges: which could not be dialled, which broke, and which to avoid.
 
-An edge that could not be connected is dialled from its other end in the next proposal; when both ends have failed it is
-*bad*. An edge that breaks LOSSES times within LOSS_WINDOW_NS is bad too, and one over which nothing moves although both
-ends live. A bad edge is avoided in both directions, for a while, or until one of its ends is gone.
+If an edge cannot be connected, its other end dials it in the next proposal; after both ends have failed, the edge is
+*bad*. An edge is also bad if it breaks LOSSES times within LOSS_WINDOW_NS, or if no bytes move over it although both
+ends are alive. A bad edge is avoided in both directions, for a while, or until one of its ends is gone.
 """
 
 from collections.abc import Collection, Iterable
@@ -15,8 +15,8 @@ LOSSES = 3
 LOSS_WINDOW_NS = 10 * 1_000_000_000
 
 
-class EdgeMemory:
-    """Keyed by peers, which never come back: a peer that joins anew has a new id."""
+class EdgeHistory:
+    """By peer ids, which are never used again: a peer that joins again has a new one."""
 
     def __init__(self, bad_for_ns: Ns) -> None:
         self._bad_for_ns = bad_for_ns
@@ -25,24 +25,24 @@ class EdgeMemory:
         self._bad: dict[Edge, Ns] = {}
 
     def dialer(self, source: PeerId, target: PeerId) -> PeerId:
-        """Who dials the lanes of this edge: its source, unless only the source has failed at it."""
+        """Which end dials the lanes of this edge: its source, unless only the source has failed to."""
         return target if self._failed_dialers.get((source, target)) == {source} else source
 
     def dial_failed(self, now: Ns, source: PeerId, target: PeerId, dialer: PeerId) -> bool:
-        """The proposal's dialer could not connect the edge. True if that made the edge bad: both ends have tried."""
+        """The proposal's dialer could not connect the edge. True if the edge is bad now: both ends have tried."""
         tried = self._failed_dialers.setdefault((source, target), set())
         tried.add(dialer)
         return len(tried) == 2 and self.mark_bad(now, source, target)
 
     def lost(self, now: Ns, source: PeerId, target: PeerId) -> bool:
-        """The edge broke after it was connected. True if that made it bad: it broke too often."""
+        """The edge broke after it was connected. True if it is bad now: it broke too often."""
         pair = _pair(source, target)
         recent = [at for at in self._losses.get(pair, []) if now - at < LOSS_WINDOW_NS]
         self._losses[pair] = [*recent, now]
         return len(recent) + 1 >= LOSSES and self.mark_bad(now, source, target)
 
     def mark_bad(self, now: Ns, source: PeerId, target: PeerId) -> bool:
-        """Avoid the edge from now on. False if it was avoided already."""
+        """Avoid the edge from now on. False if it is avoided already."""
         pair = _pair(source, target)
         fresh = pair not in self._bad
         self._bad[pair] = now
@@ -56,7 +56,7 @@ class EdgeMemory:
         return sorted(self._bad)
 
     def worst(self, members: Collection[PeerId], blame: dict[PeerId, int] | None = None) -> PeerId:
-        """The member to go on without: most bad edges to the others (then most `blame`), ties to the highest id."""
+        """The member to evict: most bad edges to the others, then most `blame`, then the highest id."""
         count = dict.fromkeys(members, 0)
         for a, b in self._bad:
             if a in count and b in count:

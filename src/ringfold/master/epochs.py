@@ -1,34 +1,30 @@
-"""The one mechanism that changes a group: seal, record, attach.
+"""The one mechanism that changes a group: seal, record, attach. `states.py` has the diagram and the transitions.
 
-Whatever the cause (a join, a leave, a death, a bad edge, a fault of the program), a group goes
+Whatever the cause (a join, a leave, a death, a bad edge, a fault of the program), a group goes through these phases:
 
-    idle --begin--> sealing --every live member sealed--> attaching --every live member attached--> idle
-                       ^                                      |
-                       +----- any cause, or a failed edge ----+
+* *sealing*: the members were sent `Seal` for the newest epoch. Causes accumulate until the record is made. A member
+  that dies meanwhile does not survive the epoch; a member that leaves survives it until the record.
+* *record*: when all live members have sealed, everything is decided at one instant: the members, the ring, which peer
+  dials which edge, and the verdicts (`verdicts.py`). Members that leave are sent `Left`.
+* *attaching*: the record is sent. It is the newest epoch from this instant: if something fails now, *that* epoch is
+  sealed next, and peers that have not installed it seal it without ops.
 
-* *sealing*: the members were told to seal the newest epoch. Causes pile up until the record is made. A member that dies
-  meanwhile is simply no survivor any more; a member that leaves is one until the record.
-* *record*: when all live members have sealed, everything is decided in one instant: the members, the ring, who dials
-  which edge, and the verdicts (`verdicts.py`). Members that left are told so and go.
-* *attaching*: the record is out. It counts as the newest epoch at once: if something goes wrong now, *that* epoch is
-  sealed next, and peers that have not installed it answer with no ops.
+Events do not drive a change; `advance` does. An event only changes a fact (a seal has arrived, a peer is gone), and
+`advance` looks at the facts and moves on while it can. So no event can forget to trigger a transition.
 
-Progress is not driven by events but by `advance`, which looks at what is true and moves on while it can. An event only
-changes a fact (a seal is in, a peer is gone) and cannot forget to trigger something.
-
-Nothing waits for ever: a member that neither seals nor attaches within its deadline is evicted, an edge that fails from
-both ends is avoided, and a member is evicted if no ring without bad edges exists or proposals fail too often.
+Nothing waits for ever: a member that does not seal or attach before its deadline is evicted, an edge that fails from
+both ends is avoided, and a member is evicted if no ring without bad edges exists, or if proposals fail too often.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ringfold.errors import RemoteProtocolError
 from ringfold.master.events import Ns
-from ringfold.master.evidence import Collector
-from ringfold.master.liveness import MS
-from ringfold.master.run import Away, Change, Group, LostLink, Peer, Run, Standing
-from ringfold.master.verdicts import Cause, broken_edge, joining, lost, summary
+from ringfold.master.run import AwayMember, Change, Group, LostLink, Peer, Run
+from ringfold.master.states import EpochPhase, Membership
+from ringfold.master.verdicts import Cause, Collector, broken_edge, joining, lost, summary
 from ringfold.topology.ring import Edge, edges_of, ring_order
+from ringfold.units import MS
 from ringfold.wire.diagnostics import list_peers
 from ringfold.wire.frames import DESCRIPTOR_BYTES
 from ringfold.wire.messages import (
@@ -68,50 +64,49 @@ class Epochs:
     # Causes
 
     def begin(self, now: Ns, group: Group, *causes: Cause) -> Change:
-        """End the group's newest epoch. If it is being sealed already, these are more causes."""
+        """End the group's newest epoch. If it is being sealed already, add these causes."""
         change = group.change
-        sealing = change is not None and change.phase == "sealing"
         if change is None:
-            change = group.change = Change(since=now)
-        change.causes += [Cause(self._run.named_reason(cause.reason), cause.op) for cause in causes]
-        if not sealing:
+            change = group.change = Change(since_ns=now)
+        change.causes += [Cause(self._run.add_names_to_reason(cause.reason), cause.op) for cause in causes]
+        if group.phase is not EpochPhase.SEALING:
             self._seal(now, group, change)
         return change
 
     def admit(self, now: Ns, group: Group, newcomers: Iterable[Peer]) -> None:
-        """Let registered peers in with the next epoch of their group."""
+        """Admit registered peers with the next epoch of their group."""
         ids = {peer.id for peer in newcomers}
         self.begin(now, group, joining(ids)).admitted |= ids
         for peer in ids:
-            self._run.peers[peer].standing = Standing.ADMITTED
+            self._run.peers[peer].enter(Membership.ADMITTED)
 
     def lose(self, now: Ns, peer: Peer, reason: str) -> None:
-        """The peer is gone without a word."""
+        """The peer is gone without a `Leave`."""
         self._run.remove(peer, "lost", reason, None)
         self._without(now, peer, f"was lost: {reason}")
 
-    def evict(self, now: Ns, peer: Peer, reason: str, told: str = "", *, on_request: bool = False) -> None:
-        """The run goes on without the peer, and tells it so; `told` is what its program hears, if that is more."""
-        self._run.remove(peer, "evicted", reason, Evicted(told or reason, on_request=on_request))
+    def evict(self, now: Ns, peer: Peer, reason: str, text: str = "", *, on_request: bool = False) -> None:
+        """Evict the peer. `text` is the reason for its own program, if that is longer."""
+        self._run.remove(peer, "evicted", reason, Evicted(text or reason, on_request=on_request))
         self._without(now, peer, f"was evicted: {reason}")
 
-    def evict_for_call(self, now: Ns, peer: Peer, reason: str, told: str) -> None:
-        """The same, for a peer whose program is at fault; `told` is what its program hears."""
-        self._run.remove(peer, "evicted", reason, Evicted(told, for_call=True))
+    def evict_for_call(self, now: Ns, peer: Peer, reason: str, text: str) -> None:
+        """Evict a peer whose program is at fault; `text` is the reason for its own program."""
+        self._run.remove(peer, "evicted", reason, Evicted(text, for_call=True))
         self._without(now, peer, f"was evicted: {reason}")
 
     def leave(self, now: Ns, peer: Peer, message: Leave) -> None:
-        """The peer asks to go. A member among others seals first: its word counts in the verdicts."""
+        """The peer requests to leave. If there are other members it seals first: its seal counts in the verdicts."""
         peer.stopped = message.stopped
         group = self._run.groups[peer.group]
         is_alone = self._run.live(group) == [peer] and not self._run.away
-        if peer.standing is not Standing.ACCEPTED or is_alone:
-            if peer.standing is Standing.ACCEPTED:
-                _take_along(group, [peer])
+        if not peer.is_member or is_alone:
+            if peer.is_member:
+                _release_state(group, [peer])
             self._run.remove(peer, "left", "it asked to", Left())
             self._without(now, peer, "left")
-        elif not peer.leaving:
-            peer.leaving = True
+        elif peer.membership is not Membership.LEAVING:
+            peer.enter(Membership.LEAVING)
             self.begin(now, group, lost(peer.id, "leaves"))
 
     def _without(self, now: Ns, peer: Peer, how: str) -> None:
@@ -119,22 +114,22 @@ class Epochs:
         if peer.id in group.ring:
             self.begin(now, group, lost(peer.id, how))
 
-    def give_up(self, now: Ns, peer: PeerId, away: Away, how: str) -> None:
-        """A member did not come back to this master."""
+    def give_up(self, now: Ns, peer: PeerId, away: AwayMember, how: str) -> None:
+        """A member did not return to this master."""
         del self._run.away[peer]
         self._run.left_last = False
-        self._run.tell(PeerGone(peer, away.member.name, "evicted", how))
+        self._run.notify(PeerGone(peer, away.member.name, "evicted", how))
         self.begin(now, self._run.groups[away.group], lost(peer, how))
 
-    def all_back(self, now: Ns, group: Group, newcomers: set[PeerId]) -> None:
-        """All members have come back to this master, or are given up: from here on the seal is as any other."""
+    def all_returned(self, now: Ns, group: Group, newcomers: set[PeerId]) -> None:
+        """All members have returned to this master, or are given up: from here on the seal is as any other."""
         change = group.change
         assert change is not None
-        change.deadline = now + self._settings.seal_ms * MS
+        change.deadline_ns = now + self._settings.seal_ms * MS
         change.newcomers = newcomers
 
     def link_lost(self, now: Ns, peer: Peer, message: LinkLost) -> None:
-        """A lane broke. In an installed epoch, wait a moment: a death may explain it better."""
+        """A lane broke. In an installed epoch, wait a moment: the death of a peer may explain it better."""
         if not self._run.is_current(peer, message.epoch):
             return
         group = self._run.groups[peer.group]
@@ -143,20 +138,20 @@ class Epochs:
             raise RemoteProtocolError(f"it lost a link {edge[0]} -> {edge[1]} that it does not have")
         if group.change is None:
             group.lost_links.setdefault(edge, LostLink(now, message.reason))
-        elif group.change.phase == "attaching":
+        elif group.phase is EpochPhase.ATTACHING:
             self._count_loss(now, group, *edge, message.reason)
             self._proposal_failed(now, group, group.change, edge)
             self.begin(now, group, broken_edge(*edge, message.reason))
 
     def _count_loss(self, now: Ns, group: Group, source: PeerId, target: PeerId, reason: str) -> None:
         if group.edges.lost(now, source, target):
-            self._run.tell(EdgeBad(group.id, source, target, f"lost again and again: {reason}"))
+            self._run.notify(EdgeBad(group.id, source, target, f"lost again and again: {reason}"))
 
     # Sealing
 
     def _seal(self, now: Ns, group: Group, change: Change) -> None:
-        change.phase = "sealing"
-        change.deadline = now + self._settings.seal_ms * MS
+        group.enter(EpochPhase.SEALING)
+        change.deadline_ns = now + self._settings.seal_ms * MS
         change.seals.clear()
         group.collector = None
         group.lost_links.clear()
@@ -165,7 +160,7 @@ class Epochs:
         if not members:
             return
         reason = summary(change.causes)
-        self._run.tell(EpochSealing(group.id, group.epoch, reason))
+        self._run.notify(EpochSealing(group.id, group.epoch, reason))
         seal = Seal(group.epoch, reason)
         for member in members:
             self._run.send(member, seal)
@@ -175,8 +170,8 @@ class Epochs:
             return
         group = self._run.groups[peer.group]
         change = group.change
-        if change is None or change.phase != "sealing" or peer.id in change.seals:
-            raise RemoteProtocolError(f"it sealed epoch {message.epoch}, which nobody asked for")
+        if change is None or group.phase is not EpochPhase.SEALING or peer.id in change.seals:
+            raise RemoteProtocolError(f"it sealed epoch {message.epoch}, which was not requested")
         seen = set()
         for sealed in message.ops:
             op = sealed.op
@@ -196,7 +191,7 @@ class Epochs:
     # Advancing
 
     def advance(self, now: Ns) -> bool:
-        """Move every group on by one phase, if the facts allow it. False if nothing moved."""
+        """Move every group to its next phase, if the facts allow it. False if nothing moved."""
         moved = False
         for _, group in sorted(self._run.groups.items()):
             if group.change is not None and not self.missing(group):
@@ -205,7 +200,7 @@ class Epochs:
         return moved
 
     def _next_phase(self, now: Ns, group: Group, change: Change) -> None:
-        if change.phase == "sealing":
+        if group.phase is EpochPhase.SEALING:
             self._record(now, group, change)
         elif any(change.answers.values()):
             self._propose_again(now, group, change)
@@ -213,31 +208,34 @@ class Epochs:
             self._install(now, group, change)
 
     def missing(self, group: Group) -> list[PeerId]:
-        """Whom the group's change waits for."""
+        """The peers that the group's change waits for."""
         change = group.change
         if change is None:
             return []
-        answered: Mapping[PeerId, object] = change.seals if change.phase == "sealing" else change.answers
+        answered: Mapping[PeerId, object] = change.answers
+        if group.phase is EpochPhase.SEALING:
+            answered = change.seals
         waiting = [peer.id for peer in self._run.live(group) if peer.id not in answered]
         return sorted({*waiting, *self._run.away})
 
     # Recording
 
     def _record(self, now: Ns, group: Group, change: Change) -> None:
-        """Decide the next epoch, in one instant, from the seals of all survivors."""
-        ring = self._plan(now, group, change)
+        """Decide the next epoch, at one instant, from the seals of all survivors."""
+        ring = self._plan_ring(now, group, change)
         verdicts = self._decide(change.seals, change.causes)
         reason = summary(change.causes)
-        leavers = [peer for peer in self._run.live(group) if peer.leaving]
+        leavers = [peer for peer in self._run.live(group) if peer.membership is Membership.LEAVING]
         for leaver in leavers:
             self._run.remove(leaver, "left", "it asked to", Left())
-        group.ring, group.wish = ring, []
+        group.ring, group.wanted_ring = ring, []
         if not ring:
-            group.change = group.record = None
-            _take_along(group, leavers)
+            group.enter(EpochPhase.IDLE)
+            group.record = None
+            _release_state(group, leavers)
             return
         for newcomer in change.admitted:
-            self._run.peers[newcomer].standing = Standing.ACCEPTED
+            self._run.peers[newcomer].enter(Membership.MEMBER)
         change.newcomers |= change.admitted
         previous, group.epoch = group.epoch, group.epoch + 1
         self._run.epochs += 1
@@ -271,20 +269,20 @@ class Epochs:
             if member.id in change.admitted and record.pending:
                 self._run.send(member, Registrations(self._run.registrations))
         commits = sum(verdict.commit for verdict in verdicts)
-        self._run.tell(EpochRecorded(group.id, group.epoch, ring, commits, len(verdicts) - commits))
-        change.phase = "attaching"
-        change.deadline = now + self._settings.attach_ms * MS
+        self._run.notify(EpochRecorded(group.id, group.epoch, ring, commits, len(verdicts) - commits))
+        group.enter(EpochPhase.ATTACHING)
+        change.deadline_ns = now + self._settings.attach_ms * MS
         change.causes, change.answers = [], {}
         change.seals.clear()
         change.admitted.clear()
 
-    def _plan(self, now: Ns, group: Group, change: Change) -> list[PeerId]:
+    def _plan_ring(self, now: Ns, group: Group, change: Change) -> list[PeerId]:
         """The ring of the next epoch. Evicts members until there is one that uses no bad edge."""
         while True:
-            staying = [peer.id for peer in self._run.live(group) if not peer.leaving]
+            staying = [peer.id for peer in self._run.live(group) if peer.membership is not Membership.LEAVING]
             candidates = staying + sorted(change.admitted)
-            if sorted(group.wish) == sorted(candidates):
-                candidates = list(group.wish)
+            if sorted(group.wanted_ring) == sorted(candidates):
+                candidates = list(group.wanted_ring)
             bad = group.edges.bad()
             ring = ring_order(candidates, bad)
             if ring is not None:
@@ -296,14 +294,14 @@ class Epochs:
     # Attaching
 
     def attached(self, now: Ns, peer: Peer, message: Attached) -> None:
-        self._answer(peer, AttachFailed(message.epoch, []))
+        self._take_response(peer, AttachFailed(message.epoch, []))
 
     def attach_failed(self, now: Ns, peer: Peer, message: AttachFailed) -> None:
         if not message.edges:
             raise RemoteProtocolError("it could not attach, but names no edge")
-        self._answer(peer, message)
+        self._take_response(peer, message)
 
-    def _answer(self, peer: Peer, message: AttachFailed) -> None:
+    def _take_response(self, peer: Peer, message: AttachFailed) -> None:
         if not self._run.is_current(peer, message.epoch):
             return
         group = self._run.groups[peer.group]
@@ -312,33 +310,33 @@ class Epochs:
             edge = (failure.source, failure.target)
             if edge not in ring_edges or peer.id not in edge:
                 raise RemoteProtocolError(f"it could not connect {edge[0]} -> {edge[1]}, which it does not have")
-        if group.change is not None and group.change.phase == "attaching":
+        if group.change is not None and group.phase is EpochPhase.ATTACHING:
             group.change.answers[peer.id] = message.edges
 
     def _install(self, now: Ns, group: Group, change: Change) -> None:
-        group.change = None
-        group.installed = now
+        group.enter(EpochPhase.IDLE)
+        group.installed_ns = now
         installed = Installed(group.epoch, self._run.world())
         for member in self._run.live(group):
             self._run.send(member, installed)
-        self._run.tell(EpochInstalled(group.id, group.epoch, (now - change.since) // MS))
+        self._run.notify(EpochInstalled(group.id, group.epoch, (now - change.since_ns) // MS))
 
     def _propose_again(self, now: Ns, group: Group, change: Change) -> None:
-        """Some edges could not be connected: dial them from the other end next time, or avoid them."""
+        """Some edges could not be connected: dial them from the other end next, or avoid them."""
         dialers = dict(zip(edges_of(group.ring), group.dialers, strict=True))
         reasons: dict[Edge, str] = {}
         for peer, failures in sorted(change.answers.items()):
             for failure in failures:
                 edge = (failure.source, failure.target)
-                # Both ends report it; the one that dialled knows more than the one that nobody came to.
+                # Both ends report it; the dialer knows more than the end that no connection reached.
                 if edge not in reasons or dialers[edge] == peer:
                     reasons[edge] = failure.reason
         for edge, reason in sorted(reasons.items()):
             if group.edges.dial_failed(now, *edge, dialers[edge]):
-                self._run.tell(EdgeBad(group.id, *edge, f"neither end could connect it: {reason}"))
+                self._run.notify(EdgeBad(group.id, *edge, f"neither end could connect it: {reason}"))
         self._proposal_failed(now, group, change, *sorted(reasons))
-        said = {edge: f"dialled by peer {dialers[edge]}: {reason}" for edge, reason in sorted(reasons.items())}
-        self.begin(now, group, *(broken_edge(*edge, reason) for edge, reason in said.items()))
+        texts = {edge: f"dialled by peer {dialers[edge]}: {reason}" for edge, reason in sorted(reasons.items())}
+        self.begin(now, group, *(broken_edge(*edge, reason) for edge, reason in texts.items()))
 
     def _proposal_failed(self, now: Ns, group: Group, change: Change, *edges: Edge) -> None:
         for edge in edges:
@@ -356,17 +354,17 @@ class Epochs:
     # Time
 
     def tick(self, now: Ns) -> None:
-        """Deadlines of changes, lost links that no death explained, edges over which nothing moves."""
+        """Check deadlines of changes, lost links that no death explained, and edges over which nothing moves."""
         for _, group in sorted(self._run.groups.items()):
             group.edges.expire(now)
             if group.change is None:
                 self._judge_lost_links(now, group)
                 self._judge_stalls(now, group)
-            elif now >= group.change.deadline:
+            elif now >= group.change.deadline_ns:
                 self._evict_missing(now, group, group.change)
 
     def _evict_missing(self, now: Ns, group: Group, change: Change) -> None:
-        sealing = change.phase == "sealing"
+        sealing = group.phase is EpochPhase.SEALING
         limit = f"seal_ms {self._settings.seal_ms}" if sealing else f"attach_ms {self._settings.attach_ms}"
         reason = f"it did not {'seal' if sealing else 'attach'} epoch {group.epoch} in time ({limit})"
         for peer in self.missing(group):
@@ -374,7 +372,7 @@ class Epochs:
 
     def _judge_lost_links(self, now: Ns, group: Group) -> None:
         grace = self._settings.link_grace_ms * MS
-        if not any(now - link.since >= grace for link in group.lost_links.values()):
+        if not any(now - link.since_ns >= grace for link in group.lost_links.values()):
             return
         links = sorted(group.lost_links.items())
         for (source, target), link in links:
@@ -384,34 +382,34 @@ class Epochs:
         self.begin(now, group, *(broken_edge(*edge, link.reason) for edge, link in links))
 
     def _judge_stalls(self, now: Ns, group: Group) -> None:
-        """An edge is bad if its sender cannot write and its receiver gets nothing, while both are alive and well.
+        """An edge is bad if its sender cannot write and its receiver gets nothing, while both are alive.
 
-        A lane is used in both directions: it is as bad if the receiver's words do not reach the sender, who is in an
-        op and may have nothing to say before it has heard them.
+        A lane is used in both directions: the edge is also bad if the receiver's frames do not reach the sender, which
+        is in an op and may have nothing to send before they arrive.
         """
         limit = self._settings.edge_stall_ms
         for source, target in edges_of(group.ring):
             sender, receiver = self._run.peers[source], self._run.peers[target]
             if sender.suspected or receiver.suspected:
                 continue
-            if sender.beat.epoch != group.epoch or receiver.beat.epoch != group.epoch:
+            if sender.heartbeat.epoch != group.epoch or receiver.heartbeat.epoch != group.epoch:
                 continue
-            stalled = min(sender.beat.out_stalled_ms, receiver.beat.in_starved_ms)
-            if sender.beat.ops:
-                stalled = max(stalled, receiver.beat.back_stalled_ms)
+            stalled = min(sender.heartbeat.out_stalled_ms, receiver.heartbeat.in_starved_ms)
+            if sender.heartbeat.ops:
+                stalled = max(stalled, receiver.heartbeat.back_stalled_ms)
             if stalled >= limit:
                 reason = f"nothing moved for {stalled} ms although {list_peers((source, target))} are alive"
                 group.edges.mark_bad(now, source, target)
-                self._run.tell(EdgeBad(group.id, source, target, reason))
+                self._run.notify(EdgeBad(group.id, source, target, reason))
                 self.begin(now, group, broken_edge(source, target, reason))
                 return
 
 
-def _take_along(group: Group, leavers: Iterable[Peer]) -> None:
-    """Whoever leaves last, and says so, takes the state along: the run's history has come to its end.
+def _release_state(group: Group, leavers: Iterable[Peer]) -> None:
+    """If the last members leave by themselves and have the state, the state is not lost: the run's history has ended.
 
-    Unless none of them has it. A survivor that learns that the state is lost leaves, too, and must not thereby make a
-    fresh start out of what needs a checkpoint, or a rollback.
+    If none of them has it, the state stays lost: a survivor that learns this leaves, too, and the next start must still
+    need a checkpoint, or a rollback.
     """
     if group.finished is not None and any(peer.id in group.finished.participants for peer in leavers):
         group.finished = None

@@ -1,70 +1,101 @@
-"""What a master must not forget: the journal, as types and as bytes. Pure.
+"""The journal: what a later master needs, when it is written, and which effects wait for it. Pure.
 
-A *journal* is everything that a later master needs to go on with the run, at one instant: the fence, the secret that
-all other secrets derive from, the counters whose numbers must never come twice, and for each group its newest record
-(whole, with its verdicts: a member that never got it needs them) and what its last sync finished. Ops are not in it,
-nor are votes: the peers remember those themselves, and bring them along (`returning.py`).
+*Content.* A `Journal` is everything that a later master needs to continue the run, at one instant: the fence, the
+secret that all other secrets derive from, the counters whose numbers must never be used twice, and for each group its
+newest record (whole, with its verdicts: a member that never received it needs them) and its last finished sync. Ops and
+votes are not in it: the peers remember those themselves, and send them to the next master (`recovery.py`).
 
-It is written whole, and each write replaces the last one. So a write needs no other writes to make sense, a later one
-makes up for all before it, and one compare-and-set is enough to refuse a leader that is deposed: it no longer knows
-what it would replace.
+It is written whole, and each write replaces the last one. So a write depends on no other write, a later one covers all
+before it, and one compare-and-set is enough to stop a deposed leader: it no longer knows what it would replace.
 
-*When* it is written is not left to each place that changes something. After each step the machine looks at `mark`: if
-it is another one than before, the whole step's effects wait for the journal to be written. An eviction changes the mark
-although the journal says nothing of it: a peer believes it for good, so that a leader that is deposed must not say it,
-and a write is the only way to know.
+A *closed* journal is that of a run that was ended on purpose. It keeps the fence and how the run ended, nothing else.
 
-A *closed* journal is that of a run that was ended on purpose. Nothing but its fence, and how it ended, outlives it.
+*When it is written.* Not every place that changes something has to remember it: after each step `JournalPolicy`
+compares `change_marker` with the last one. If it differs, all effects of the step wait for the write. An eviction
+changes the marker although the journal does not mention it: a peer accepts it for good, so a deposed leader must not
+send it, and a write is the only way to know. A run that is ended on purpose closes its journal first, and then notifies
+its peers.
 
-What is known about links is kept apart from all this, and lazily (`Links`): nobody waits for it, and a run without it
-only measures again.
+*Which effects wait.* Effects leave the `Outbox` in order, over all steps. A `WriteJournal` holds back everything after
+it until its journal is written. During a write more may queue up, and the next write takes the newest journal for all
+of them. Evidence does not wait: it is a fact about an epoch whose record was written and sent long before, and ops must
+not wait for the disk. Heartbeats do not wait either, or a slow disk would look like a dead master to the peers, and
+like silent peers to the master. Only a peer's first message, after which it expects heartbeats, is sent before them.
+
+Link figures (`Links`) are written separately and lazily: nothing waits for them, and a run without them measures again.
 """
 
 import math
+from collections import deque
+from collections.abc import Iterable
 from functools import partial
 
 import msgspec
 from msgspec import Struct, field
 
 from ringfold.errors import RemoteProtocolError, StoreError
-from ringfold.master.events import Ns
-from ringfold.master.life import Life, restored
-from ringfold.master.liveness import MS
-from ringfold.master.run import Admission, Away, Change, Run
+from ringfold.master.effects import (
+    CloseConnection,
+    Effect,
+    SendEvidence,
+    SendHeartbeat,
+    SendMessage,
+    WriteJournal,
+    WriteLinks,
+)
+from ringfold.master.events import Conn, Ns, StopRequested
+from ringfold.master.lifecycle import Life, restored, stopped
+from ringfold.master.run import Admission, AwayMember, Change, Run
+from ringfold.master.states import EpochPhase
 from ringfold.master.verdicts import Cause
 from ringfold.state.election import FinishedSync
 from ringfold.topology.links import LinkBandwidth, Source
+from ringfold.units import MS
 from ringfold.wire.decoding import decode as decode_bytes
-from ringfold.wire.messages import CallFailed, Divergence, Epoch, GroupId, Lineage, PeerId, Reason, Record, Rollback
+from ringfold.wire.messages import (
+    CallFailed,
+    Divergence,
+    Epoch,
+    GroupId,
+    Lineage,
+    PeerId,
+    Reason,
+    Record,
+    Refused,
+    Resumed,
+    Rollback,
+    Welcome,
+)
 
 FORMAT = 1
 NO_JOURNAL = "it holds no journal of a master: "
 MASTER_CHANGED = Cause(Reason("edge", "the master changed"))
 NEVER = 1 << 62
+LINKS_EVERY_NS = 30_000 * MS
 MAX_LINKS = 8_192
-"""The newest ones are kept: all of 90 peers, in a third of a megabyte."""
+"""The newest ones: all links of 90 peers, in a third of a megabyte."""
 
 
 class FinishedEntry(Struct, frozen=True):
-    """The last sync that a group finished."""
+    """The last finished sync of a group."""
 
     sync: int
     revision: int
     ballots: dict[PeerId, int]
-    """Who took part, and in which call."""
+    """The participants, and their ballots."""
     roots: bytes
     failures: dict[PeerId, CallFailed] = field(default_factory=dict)
-    """Who was out of it before its end, and what it was told."""
+    """The peers that were out of it before its end, and what was sent to them."""
     diverged: list[Divergence] = field(default_factory=list)
-    """Who should have had its state before, and had not."""
+    """The peers that should have had its state before."""
     names: list[str] = field(default_factory=list)
-    """By which participants are known again after a restart."""
+    """The names by which participants are recognised after a restart."""
     rollback: Rollback | None = None
-    """From where it went on, if not from the revision before."""
+    """Where it continued from, if not from the revision before."""
 
 
 class GroupEntry(Struct, frozen=True):
-    """A group. One that is empty has no record, and keeps its number of epochs."""
+    """A group. An empty one has no record, and keeps its epoch number."""
 
     group: GroupId
     epoch: Epoch
@@ -72,20 +103,20 @@ class GroupEntry(Struct, frozen=True):
     finished: FinishedEntry | None
     incumbents: list[PeerId] = field(default_factory=list)
     lineage: Lineage | None = None
-    """The history of its state. Journals of older versions name none."""
+    """The lineage of its state. Journals of older versions have none."""
     orphaned_sync: int = 0
     """The finished sync's number, if its state was lost with the last member of the run."""
 
 
 class AdmissionEntry(Struct, frozen=True):
-    """An update whose newcomers are in a record already: its voters have yet to be answered."""
+    """An update whose newcomers are in a record already, and whose voters do not have the result yet."""
 
     ballots: dict[PeerId, int]
     groups: list[GroupId]
 
 
 class Journal(Struct, frozen=True):
-    """All of it. `leader` says who wrote it, for people."""
+    """The whole journal. `leader` is the address of the master that wrote it, for people."""
 
     fence: int
     secret: bytes
@@ -101,7 +132,7 @@ class Journal(Struct, frozen=True):
     is_closed: bool = False
     life: Life = Life()
     is_forgotten: bool = False
-    """Never written: the run is to be forgotten, and its key with it."""
+    """Never written: the run is to be forgotten, and its key is deleted."""
     format: int = FORMAT
 
     @property
@@ -111,7 +142,7 @@ class Journal(Struct, frozen=True):
 
 
 class LinkEntry(Struct, frozen=True, array_like=True):
-    """A directed link. Masters' clocks are not compared: an entry has an age."""
+    """A directed link. An entry has an age, because the clocks of two masters cannot be compared."""
 
     source: PeerId
     target: PeerId
@@ -122,7 +153,7 @@ class LinkEntry(Struct, frozen=True, array_like=True):
 
 
 class Links(Struct, frozen=True):
-    """What is known about links, the oldest news first."""
+    """The known link figures, the oldest first."""
 
     entries: list[LinkEntry]
     format: int = FORMAT
@@ -143,7 +174,7 @@ def encode(journal: Journal) -> bytes:
 
 
 def decode(raw: bytes, where: str) -> Journal:
-    """The journal that these bytes are; StoreError if they are none, or one of another version."""
+    """Decode a journal; StoreError if these bytes are not one, or one of another version."""
     error = partial(StoreError, where)
     kind = decode_bytes(_formats.decode, raw, error, NO_JOURNAL).format
     if kind != FORMAT:
@@ -152,11 +183,12 @@ def decode(raw: bytes, where: str) -> Journal:
     return decode_bytes(_decoder.decode, raw, error, NO_JOURNAL)
 
 
-Mark = tuple[object, ...]
+ChangeMarker = tuple[object, ...]
 
 
-def mark(run: Run) -> Mark:
-    """What must be written before anything is said of it; equal marks mean that nothing is to be written."""
+def change_marker(run: Run) -> ChangeMarker:
+    """The facts that must be written before anything about them is sent. If the marker is unchanged, nothing is
+    written."""
     groups = [
         (group.id, group.epoch, bool(group.ring), group.finished_sync, group.finished is None)
         for group in run.groups.values()
@@ -165,8 +197,8 @@ def mark(run: Run) -> Mark:
     return *counters, run.probing, run.life, *groups
 
 
-def journal_of(run: Run, fence: int, secret: bytes, leader: str) -> Journal:
-    """The journal of a run as it stands."""
+def make_journal(run: Run, fence: int, secret: bytes, leader: str) -> Journal:
+    """The journal of a run as it is now."""
     groups = []
     for _, group in sorted(run.groups.items()):
         last = group.finished
@@ -179,7 +211,7 @@ def journal_of(run: Run, fence: int, secret: bytes, leader: str) -> Journal:
         past = incumbents, group.lineage, group.orphaned_sync
         groups.append(GroupEntry(group.id, group.epoch, record, finished, *past))
     going = run.admission
-    # Before its first record nobody has been admitted: the votes are cast again, and the vote is decided anew.
+    # Before its first record no peer has been admitted: the votes are cast and decided again.
     begun = going is not None and any(run.groups[group].epoch > going.epochs[group] for group in going.groups)
     admission = AdmissionEntry(dict(going.ballots), sorted(going.groups)) if going is not None and begun else None
     counters = run.registrations, run.epochs, run.syncs, run.tests
@@ -187,18 +219,18 @@ def journal_of(run: Run, fence: int, secret: bytes, leader: str) -> Journal:
     return Journal(fence, secret, *counters, groups, admission, leader, *probing, life=run.life)
 
 
-def closed(fence: int, leader: str, life: Life | None = None) -> Journal:
+def closed_journal(fence: int, leader: str, life: Life | None = None) -> Journal:
     """The journal of a run that was ended on purpose."""
     return Journal(fence, b"", leader=leader, is_closed=True, life=life or Life())
 
 
-def forgotten(fence: int) -> Journal:
-    """What is to be written of a run that is forgotten: nothing."""
+def forgotten_journal(fence: int) -> Journal:
+    """The order to forget a run: nothing of it is written."""
     return Journal(fence, b"", is_forgotten=True)
 
 
 def restore(run: Run, journal: Journal, now: Ns) -> None:
-    """Fill an empty run. All members are away, and every group is about to seal its newest epoch."""
+    """Fill an empty run. All members are away, and every group seals its newest epoch."""
     run.registrations, run.epochs = journal.registrations, journal.epochs
     run.syncs, run.tests = journal.syncs, journal.tests
     run.rounds, run.probing = journal.rounds, journal.probing
@@ -219,20 +251,20 @@ def restore(run: Run, journal: Journal, now: Ns) -> None:
             continue
         group.ring, group.dialers = [member.peer for member in record.members], list(record.dialers)
         group.evidence = record.evidence
-        group.change = Change(since=now, deadline=NEVER, causes=[MASTER_CHANGED])
+        group.change = Change(since_ns=now, deadline_ns=NEVER, causes=[MASTER_CHANGED])
+        group.enter(EpochPhase.SEALING)
         for member in record.members:
-            run.away[member.peer] = Away(group.id, member)
+            run.away[member.peer] = AwayMember(group.id, member)
             run.remember_name(member)
     if journal.admission is not None:
         groups = set(journal.admission.groups)
         run.admission = Admission(now, dict(journal.admission.ballots), groups, dict.fromkeys(groups, -1))
-    run.is_inhabited = any(group.ring for group in run.groups.values())
     restored(run)
-    run.return_by = now + run.settings.return_ms * MS
+    run.return_deadline_ns = now + run.settings.return_ms * MS
 
 
-def links_of(run: Run, now: Ns) -> bytes:
-    """What is known about links by now."""
+def encode_links(run: Run, now: Ns) -> bytes:
+    """The link figures that are known now, encoded."""
     known = list(run.links.entries())[-MAX_LINKS:]
     return _encoder.encode(
         Links(
@@ -245,7 +277,7 @@ def links_of(run: Run, now: Ns) -> bytes:
 
 
 def restore_links(run: Run, raw: bytes, now: Ns) -> None:
-    """What was known about links between members. Of anything that makes no sense, nothing was known."""
+    """Restore link figures between members. Invalid ones are ignored."""
     try:
         links = decode_bytes(_links.decode, raw)
     except RemoteProtocolError:
@@ -254,3 +286,111 @@ def restore_links(run: Run, raw: bytes, now: Ns) -> None:
         edge = (link.source, link.target)
         if link.source != link.target and {*edge} <= run.away.keys() and 0 < link.bytes_per_s < math.inf:
             run.links.restore(edge, LinkBandwidth(link.bytes_per_s, link.delay_us, now - link.age_ms * MS, link.how))
+
+
+class JournalPolicy:
+    """When a run's journal is written. If it is not `is_on`, nothing is written, and the run ends with its master."""
+
+    def __init__(self, run: Run, fence: int, secret: bytes, leader: str, *, is_on: bool) -> None:
+        self._run, self._fence, self._secret, self._leader = run, fence, secret, leader
+        self.is_on = is_on
+        self._marker = change_marker(run)
+        self._newest_link: Ns | None = None
+        self._links_due: Ns = 0
+
+    def journal(self) -> Journal:
+        """All that a later master needs to continue from here."""
+        return make_journal(self._run, self._fence, self._secret, self._leader)
+
+    def settle(self, out: list[Effect]) -> None:
+        """Put the write of the journal ahead of a step's effects, if there is something to write."""
+        if self.is_on and (changed := change_marker(self._run)) != self._marker:
+            self._marker = changed
+            out.insert(0, WriteJournal(self.journal()))
+
+    def tick(self, now: Ns) -> None:
+        """Write the link figures, if there are new ones."""
+        if not self.is_on or now < self._links_due or not len(self._run.links):
+            return
+        newest = self._run.links.newest_ns
+        if newest != self._newest_link:
+            self._newest_link, self._links_due = newest, now + LINKS_EVERY_NS
+            self._run.out.append(WriteLinks(encode_links(self._run, now)))
+
+    def stop(self, event: StopRequested) -> list[Effect]:
+        """The last effects of a run that is ended on purpose."""
+        journal = closed_journal(self._fence, self._leader, stopped(self._run))
+        first: list[Effect] = [WriteJournal(journal)] if self.is_on else []
+        last: list[Effect] = []
+        for connection in self._run.connections.values():
+            if connection.peer is not None:
+                last.append(SendMessage(connection.id, Refused(event.reason)))
+            last.append(CloseConnection(connection.id, event.reason))
+        return first + last
+
+
+class Outbox:
+    """The effects that wait. `put` and `written` return those that may be executed now."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Effect] = deque()
+        self._covered = 0
+        """How many of the waiting journals the write in progress covers."""
+
+    def put(self, effects: Iterable[Effect]) -> list[Effect]:
+        """Add the effects of the next step."""
+        urgent: list[Effect] = []
+        for effect in effects:
+            (urgent if self._is_urgent(effect) else self._waiting).append(effect)
+        return urgent + self._release() if not self._covered else urgent
+
+    def _is_urgent(self, effect: Effect) -> bool:
+        if isinstance(effect, SendHeartbeat):
+            return not any(isinstance(each, SendMessage) and _is_greeting(each, effect.conn) for each in self._waiting)
+        return isinstance(effect, SendEvidence)
+
+    def begin(self) -> Journal | None:
+        """The journal to write now; None if there is none, or a write is in progress."""
+        if self._covered or not self._waiting:
+            return None
+        journals = [effect.journal for effect in self._waiting if isinstance(effect, WriteJournal)]
+        self._covered = len(journals)
+        return journals[-1]
+
+    def covered(self) -> list[Effect]:
+        """The effects that the write in progress will release, as far as they wait already."""
+        left = self._covered
+        found: list[Effect] = []
+        for effect in self._waiting:
+            if isinstance(effect, WriteJournal):
+                if not left:
+                    break
+                left -= 1
+            else:
+                found.append(effect)
+        return found
+
+    def waiting(self) -> list[Effect]:
+        """All effects that were not executed yet."""
+        return list(self._waiting)
+
+    def written(self) -> list[Effect]:
+        """The write is complete."""
+        assert self._covered, "nothing was being written"
+        return self._release()
+
+    def _release(self) -> list[Effect]:
+        free: list[Effect] = []
+        while self._waiting:
+            if isinstance(self._waiting[0], WriteJournal):
+                if not self._covered:
+                    break
+                self._covered -= 1
+                self._waiting.popleft()
+            else:
+                free.append(self._waiting.popleft())
+        return free
+
+
+def _is_greeting(send: SendMessage, conn: Conn) -> bool:
+    return send.conn == conn and isinstance(send.message, Welcome | Resumed)

@@ -1,8 +1,8 @@
 """The nodes of the probe graph, between their connections and the round machine (`probe/rounds/master.py`).
 
 A node is a connection with a node id: that of a peer that probes (the peer's own id), or of a process that only probes
-(an id from FIRST_ALONE on, so that the two never meet). Whatever ends the connection ends the node. A node that does
-not keep to the protocol is dropped, and a peer among them with it, like for any other message.
+(an id from FIRST_STANDALONE on, so that the two never collide). The node ends with its connection. A node that does not
+follow the protocol is disconnected, and a peer behind it is evicted, as for any other message.
 """
 
 import ipaddress
@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from msgspec import structs
 
 from ringfold.errors import RemoteProtocolError
-from ringfold.master.claims import check_names
-from ringfold.master.events import Conn, Ns, Send
+from ringfold.master.effects import SendMessage
+from ringfold.master.events import Conn, Ns
+from ringfold.master.requests import check_names
 from ringfold.master.run import Connection, Run
 from ringfold.probe.rounds.effects import LogNote, MasterEffect, PublishSummary, SendProbeResponse, SendToNode
 from ringfold.probe.rounds.events import (
@@ -41,73 +42,77 @@ from ringfold.wire.probing import (
     RoundSummary,
 )
 
-FIRST_ALONE, LAST_ALONE = 1_000_001, 2_000_000_000
+FIRST_STANDALONE, LAST_STANDALONE = 1_000_001, 2_000_000_000
 MAX_NODES = 4_096
-LONGEST_LABEL = 200
+MAX_LABEL_CHARS = 200
 RESERVED_ROUNDS = 255
-"""So many sequences ahead are journalled at once: only every 256th round waits for a disk. A later master begins above
-all that were reserved."""
+"""So many sequences are journalled ahead: only every 256th round waits for the disk. A later master starts above all
+reserved ones."""
 
 
 class Probing:
-    """All nodes of a run and their rounds. It has no state but the tables that lead from a node to its connection."""
+    """All nodes of a run and their rounds. Its only state is the tables from nodes to connections."""
 
     def __init__(self, run: Run, rounds: RoundMaster) -> None:
         self._run = run
         self._rounds = rounds
         self._conns: dict[NodeId, Conn] = {}
         self._names: dict[NodeId, str] = {}
-        self._alone = FIRST_ALONE
+        self._next_standalone = FIRST_STANDALONE
         self.summary: RoundSummary | None = None
-        """The newest round."""
+        """The result of the newest round."""
         self.broken = ""
-        """Why there are no rounds any more: a step of them raised what nobody foresaw."""
+        """Why there are no rounds any more: a step of the round machine raised an unexpected exception."""
 
     # Nodes
 
-    def peer_came(self, now: Ns, connection: Connection, hello: Hello) -> None:
-        """A peer has registered, and probes at the UDP port of its data port's number.
+    def add_peer(self, now: Ns, connection: Connection, hello: Hello) -> None:
+        """A peer has registered, and probes at the UDP port with its data port's number.
 
-        One that nobody can probe takes part in the run all the same.
+        A peer that cannot be probed still takes part in the run.
         """
         assert connection.peer is not None
-        if fault := _unreachable(hello.addresses[0]) or self._full():
-            self._run.tell(ProbeNote(f"peer {connection.peer.id} is no node: {fault}"))
+        if fault := _unreachable_reason(hello.addresses[0]) or self._full_reason():
+            self._run.notify(ProbeNote(f"peer {connection.peer.id} is no node: {fault}"))
             return
         facts = Neighbour(connection.peer.id, hello.name, hello.addresses[0], hello.port)
-        self._came(now, connection, NodeConnected(facts.node, facts, False, RoundId()))
+        self._add(now, connection, NodeConnected(facts.node, facts, False, RoundId()))
 
-    def node_came(self, now: Ns, connection: Connection, hello: NodeHello, proof: bytes) -> None:
-        """A process that only probes is let in; `proof` is what it is welcomed with."""
+    def add_node(self, now: Ns, connection: Connection, hello: NodeHello, proof: bytes) -> None:
+        """Accept a process that only probes; `proof` goes into its `NodeWelcome`."""
         if not 1 <= hello.port <= 65_535 or not hello.addresses:
-            raise RemoteProtocolError(f"nobody can probe it at {hello.addresses} port {hello.port}")
+            raise RemoteProtocolError(f"it cannot be probed at {hello.addresses} port {hello.port}")
         checked(check_names, hello)
         if min(hello.last.fence, hello.last.sequence) < 0:
             raise RemoteProtocolError(f"there is no round {hello.last}")
-        if fault := _unreachable(hello.addresses[0]) or self._full():
+        if fault := _unreachable_reason(hello.addresses[0]) or self._full_reason():
             raise RemoteProtocolError(fault)
-        node = self._number(hello.number)
+        node = self._node_id(hello.number)
         facts = Neighbour(node, hello.name, hello.addresses[0], hello.port)
-        # It is told its id before it hears of its graph.
-        self._run.out.append(Send(connection.id, NodeWelcome(node, proof)))
-        self._came(now, connection, NodeConnected(node, facts, hello.listen_only, hello.last))
+        # It must receive its id before its graph.
+        self._run.out.append(SendMessage(connection.id, NodeWelcome(node, proof)))
+        self._add(now, connection, NodeConnected(node, facts, hello.listen_only, hello.last))
 
-    def _number(self, wish: NodeId) -> NodeId:
-        """The number that the node had before, if it is free: its log goes on, whoever is the master now."""
-        node = wish if FIRST_ALONE <= wish <= LAST_ALONE and wish not in self._conns else self._alone
-        self._alone = max(self._alone, node + 1)
+    def _node_id(self, wanted: NodeId) -> NodeId:
+        """The id that the node had before, if it is free: its log continues, also under another master."""
+        node = (
+            wanted
+            if FIRST_STANDALONE <= wanted <= LAST_STANDALONE and wanted not in self._conns
+            else self._next_standalone
+        )
+        self._next_standalone = max(self._next_standalone, node + 1)
         return node
 
-    def _full(self) -> str:
+    def _full_reason(self) -> str:
         return f"there are {MAX_NODES} nodes already" if len(self._conns) >= MAX_NODES else ""
 
-    def _came(self, now: Ns, connection: Connection, event: NodeConnected) -> None:
+    def _add(self, now: Ns, connection: Connection, event: NodeConnected) -> None:
         connection.node = event.node
         self._conns[event.node], self._names[event.node] = connection.id, event.facts.name
         self._step(now, event)
 
     def settle(self, now: Ns) -> None:
-        """Nodes whose connections are gone are gone."""
+        """Remove nodes whose connections are gone."""
         gone, self._run.gone_nodes = self._run.gone_nodes, []
         for node in gone:
             if self._conns.pop(node, None) is not None:
@@ -115,21 +120,21 @@ class Probing:
         if gone and (not self._rounds.owes_summary or self._rounds.settings.kind == "local"):
             self._forget_names()
 
-    # Words
+    # Messages
 
     def report(self, now: Ns, node: NodeId, report: RoundReport | RoundAlarm, size: int) -> None:
         """A node's window, or its alarm."""
         if node not in self._conns:
-            raise RemoteProtocolError(f"{type(report).__name__} from somebody who does not probe")
+            raise RemoteProtocolError(f"{type(report).__name__} from a client that does not probe")
         if isinstance(report, RoundAlarm):
             self._step(now, AlarmReceived(node, report))
             return
         self._step(now, ReportReceived(node, report, size))
 
     def command(self, now: Ns, conn: Conn, command: ProbeCommand) -> None:
-        """Somebody steers."""
-        if len(command.label) > LONGEST_LABEL or not command.label.isprintable():
-            raise RemoteProtocolError(f"a label must be printable and have at most {LONGEST_LABEL} letters")
+        """Handle a probe command."""
+        if len(command.label) > MAX_LABEL_CHARS or not command.label.isprintable():
+            raise RemoteProtocolError(f"a label must be printable and have at most {MAX_LABEL_CHARS} characters")
         self._run.connections[conn].waits = True
         self._step(now, CommandReceived(conn, command.action, command.label))
 
@@ -141,45 +146,47 @@ class Probing:
             self._step(now, Tick())
 
     def _step(self, now: Ns, event: MasterEvent) -> None:
-        """Step the rounds. The run does not depend on them: if they break, they have ended, and the run goes on."""
+        """Step the round machine. The run does not depend on it: if it raises, the rounds end, and the run
+        continues."""
         if self.broken:
             if isinstance(event, CommandReceived) and event.requester in self._run.connections:
                 self._run.connections[event.requester].waits = False
-                self._run.out.append(Send(event.requester, ProbeAnswer(False, self.broken, False)))
+                self._run.out.append(SendMessage(event.requester, ProbeAnswer(False, self.broken, False)))
             return
         try:
-            self._carry_out(now, self._rounds.step(now, event))
+            self._execute(now, self._rounds.step(now, event))
         except Exception as error:
             self.broken = f"probing has ended, and needs a new master: {reason_of(error)}"
-            self._run.tell(ProbingBroke(f"{self.broken} (at {type(event).__name__})"))
+            self._run.notify(ProbingBroke(f"{self.broken} (at {type(event).__name__})"))
             if isinstance(event, CommandReceived):
                 self._step(now, event)
 
-    def _carry_out(self, now: Ns, effects: Sequence[MasterEffect]) -> None:
+    def _execute(self, now: Ns, effects: Sequence[MasterEffect]) -> None:
         for effect in effects:
             match effect:
                 case SendToNode(node, message):
                     conn = self._conns.get(node)
                     if conn is not None:
-                        self._run.out.append(Send(conn, message))
+                        self._run.out.append(SendMessage(conn, message))
                 case SendProbeResponse(requester, answer):
                     if requester in self._run.connections:
                         self._run.connections[requester].waits = False
                         named = answer.summary and self._named(answer.summary)
-                        self._run.out.append(Send(requester, structs.replace(answer, summary=named)))
+                        self._run.out.append(SendMessage(requester, structs.replace(answer, summary=named)))
                 case PublishSummary(summary):
                     self.summary = self._named(summary)
                     self._learn(now, summary)
-                    self._run.tell(RoundDone(self.summary))
+                    self._run.notify(RoundDone(self.summary))
                     self._forget_names()
                 case LogNote(text):
-                    self._run.tell(ProbeNote(text))
+                    self._run.notify(ProbeNote(text))
         if self._rounds.sequence > self._run.rounds:
             self._run.rounds = self._rounds.sequence + RESERVED_ROUNDS
         self._run.probing = self._rounds.is_on
 
     def _forget_names(self) -> None:
-        """Who left during a round is still to be named in its summary; after it, or where none comes, no more."""
+        """Nodes that left during a round are named in its summary. After it, or without one, their names are
+        dropped."""
         self._names = {node: name for node, name in self._names.items() if node in self._conns}
 
     def _named(self, summary: RoundSummary) -> RoundSummary:
@@ -188,7 +195,7 @@ class Probing:
         return structs.replace(summary, names=names)
 
     def _learn(self, now: Ns, summary: RoundSummary) -> None:
-        """What a round says of links between peers becomes part of the topology's view of them."""
+        """Use a round's figures of links between peers for the topology."""
         for view in summary.edges:
             fit = view.fit
             if fit.sent and fit.delay_p50_ns > 0 and fit.src in self._run.peers and fit.dst in self._run.peers:
@@ -196,10 +203,10 @@ class Probing:
                 self._run.delays.probed((fit.src, fit.dst), fit.delay_p50_ns / 1_000, loss, now)
 
 
-def _unreachable(address: str) -> str:
-    """Why nodes cannot send packets to this address; empty if they can. They look no names up."""
+def _unreachable_reason(address: str) -> str:
+    """Why nodes cannot send packets to this address; empty if they can. They resolve no names."""
     try:
         ipaddress.ip_address(address)
     except ValueError:
-        return f"{address!r} is no IP address that others could probe it at"
+        return f"{address!r} is not an IP address to send probes to"
     return ""

@@ -1,31 +1,40 @@
-"""The state of a run: its connections, its peers, its groups. Tables and small verbs; the decisions are elsewhere.
+"""The state of a run: its connections, its peers, its groups. Tables and small methods; the decisions are elsewhere.
 
-A peer's standing only grows: registered (it waits), admitted (a vote let it in; its first epoch is being made),
-accepted (it is a member of its group's newest epoch). A peer that is gone is in no table; it may join again, under a
-new id. Peer ids are the count of registrations, so the peers are in order of age wherever they are in order of id.
+A peer that is gone is in no table. It may join again, under a new id: a peer's id is the count of registrations, so
+peers in order of id are in order of age.
 
-Time in here is the master's own (see `liveness.py`).
+Times in here are those of the master's own clock (`liveness.py`).
 """
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import TYPE_CHECKING, Literal
 
 from msgspec import structs
 
 from ringfold.config import DEFAULT_RUN
 from ringfold.errors import RemoteProtocolError
-from ringfold.master.edges import EdgeMemory
-from ringfold.master.events import Close, Conn, Effect, Ns, Send, Tell
-from ringfold.master.evidence import Collector
-from ringfold.master.life import Life
-from ringfold.master.liveness import MS, Pace
+from ringfold.master.edges import EdgeHistory
+from ringfold.master.effects import CloseConnection, Effect, Notify, SendMessage
+from ringfold.master.events import Conn, Ns
+from ringfold.master.lifecycle import Life
+from ringfold.master.liveness import Pace
 from ringfold.master.settings import MasterSettings
-from ringfold.master.verdicts import Cause
+from ringfold.master.states import (
+    EPOCH_PHASES,
+    MEMBERSHIPS,
+    OPTIMISATION_STAGES,
+    RUN_PHASES,
+    EpochPhase,
+    Membership,
+    OptimisationStage,
+    RunPhase,
+)
+from ringfold.master.verdicts import Cause, Collector
 from ringfold.state.election import ElectedState, FinishedSync
 from ringfold.topology.links import BandwidthStore, DelayStore
 from ringfold.topology.ring import Edge
+from ringfold.units import MS
 from ringfold.wire.diagnostics import with_names
 from ringfold.wire.frames import Announced, Heartbeat
 from ringfold.wire.messages import (
@@ -60,41 +69,36 @@ from ringfold.wire.notices import CallRefused, Notice, PeerGone
 from ringfold.wire.probing import NodeId
 
 if TYPE_CHECKING:
-    from ringfold.master.resuming import ResumeWait
+    from ringfold.master.syncs import CheckpointWait
 
-WATCHER_IDLE_NS = 120 * 1_000_000_000
-"""Who looked at the status and asks no more keeps no connection for ever: its machine may have lost power."""
+_IN_AN_EPOCH = (Membership.RESUMING, Membership.MEMBER, Membership.LEAVING)
+CLIENT_IDLE_NS = 120 * 1_000_000_000
+"""A client that requested the status and sends nothing more is disconnected: its machine may have lost power."""
 MAX_NAMES = 4_096
-"""Names of peers that are gone are kept for the sentences that are still to come, and not for ever."""
+"""Names of peers that are gone are remembered for later messages, up to this many."""
 
 
 @dataclass(slots=True)
 class Connection:
-    """A control connection. It is nobody's until it has proven the token; then a peer's, a node's, or a watcher's."""
+    """A control connection. After it has proven the token it belongs to a peer, a probing node, or a command."""
 
     id: Conn
     remote: str
     nonce: bytes
-    opened: Ns
-    """When it was opened, or a watcher last asked."""
+    opened_ns: Ns
+    """When it was opened, or last sent a request."""
     token: bytes = b""
-    """What its claims are proven with."""
+    """The token that its requests are proven with."""
     proven: bool = False
     peer: "Peer | None" = None
     node: NodeId = 0
-    """Of the peer, or of the process at the other end, if it probes."""
+    """The node id of the peer, or of the process, if it probes."""
     waits: bool = False
-    """For the answer to a command."""
+    """Whether the response to a command is outstanding."""
 
-    def is_idle_watcher(self, now: Ns) -> bool:
-        is_watcher = self.proven and self.peer is None and not self.node
-        return is_watcher and not self.waits and now - self.opened >= WATCHER_IDLE_NS
-
-
-class Standing(Enum):
-    REGISTERED = 1
-    ADMITTED = 2
-    ACCEPTED = 3
+    def is_idle_client(self, now: Ns) -> bool:
+        is_command = self.proven and self.peer is None and not self.node
+        return is_command and not self.waits and now - self.opened_ns >= CLIENT_IDLE_NS
 
 
 @dataclass(slots=True)
@@ -107,78 +111,84 @@ class Ballot:
     min_world: int
     progress: dict[Tag, int]
     offer: Offer | None
-    """What the peer brings to a sync."""
-    asked: Ns
-    """When the call was first heard of; the peer casts it again after each epoch change."""
-    cast: Ns
+    """The peer's offer in a sync."""
+    called_ns: Ns
+    """When the call was first received; the peer casts it again after each epoch change."""
+    cast_ns: Ns
     """When it was cast in this epoch."""
 
 
 @dataclass(slots=True)
 class Peer:
-    """A process in the run, and what was last heard of it."""
+    """A process in the run, and what it last reported."""
 
     id: PeerId
     conn: Conn
     remote: str
     group: GroupId
     member: Member
-    registered: Ns
-    heard: Ns
-    echoed: Ns
-    standing: Standing = Standing.REGISTERED
-    leaving: bool = False
+    registered_ns: Ns
+    last_received_ns: Ns
+    last_echo_ns: Ns
+    membership: Membership = Membership.REGISTERED
     stopped: bool = False
     """Whether it leaves before its program is done."""
     ballot: Ballot | None = None
-    answered: int = -1
-    """The highest ballot that was answered; an older vote that was still on its way is void."""
+    last_answered: int = -1
+    """The highest ballot that has its result; an older vote that was still in flight is void."""
     gave_up: dict[VoteKind, Ns] = field(default_factory=dict)
-    """When a call of this kind last ended here because its time was over."""
+    """When a call of this kind last timed out at this peer."""
     calls: int = 0
-    """How many of its votes were answered."""
-    busy_until: Ns = 0
-    """By its own word it works on something else until then."""
+    """How many of its votes have their result."""
+    busy_until_ns: Ns = 0
+    """It has announced other work until then."""
     suspected: bool = False
-    beat: Heartbeat = field(default_factory=lambda: Heartbeat(0, 0))
-    beat_at: Ns = 0
+    heartbeat: Heartbeat = field(default_factory=lambda: Heartbeat(0, 0))
+    last_heartbeat_ns: Ns = 0
     pace: Pace = field(init=False)
 
     def __post_init__(self) -> None:
-        self.pace = Pace(self.registered, self.registered)
+        self.pace = Pace(self.registered_ns, self.registered_ns)
 
-    def answers(self, ballot: int) -> None:
-        """This ballot has been answered: it no longer waits, and cannot be cast again."""
-        self.answered = max(self.answered, ballot)
-        if self.ballot is not None and self.ballot.number <= self.answered:
+    def enter(self, membership: Membership) -> None:
+        self.membership = MEMBERSHIPS.move(self.membership, membership)
+
+    @property
+    def is_member(self) -> bool:
+        """Whether it is in its group's newest epoch."""
+        return self.membership in _IN_AN_EPOCH
+
+    def mark_answered(self, ballot: int) -> None:
+        """This ballot has its result: it no longer waits, and cannot be cast again."""
+        self.last_answered = max(self.last_answered, ballot)
+        if self.ballot is not None and self.ballot.number <= self.last_answered:
             self.calls += 1
             self.ballot = None
 
 
 @dataclass(slots=True)
 class Change:
-    """A group on its way from one epoch to the next: sealing the old one, or attaching the new one."""
+    """An epoch change in progress: sealing the old epoch, or attaching the new one."""
 
-    since: Ns
-    deadline: Ns = 0
-    phase: Literal["sealing", "attaching"] = "sealing"
+    since_ns: Ns
+    deadline_ns: Ns = 0
     causes: list[Cause] = field(default_factory=list)
     """Why the epoch ends, until the next one is recorded."""
     seals: dict[PeerId, list[SealedOp]] = field(default_factory=dict)
     admitted: set[PeerId] = field(default_factory=set)
-    """To be members of the next record."""
+    """Peers that will be members of the next record."""
     newcomers: set[PeerId] = field(default_factory=set)
-    """Members of the record that no installed epoch has had."""
+    """Members of the record that were in no installed epoch."""
     answers: dict[PeerId, list[EdgeFailure]] = field(default_factory=dict)
-    """Who has answered the record: no failures means attached."""
+    """The responses to the record: no failures means attached."""
     failed_proposals: int = 0
     blame: dict[PeerId, int] = field(default_factory=dict)
-    """How often each member was an end of an edge that failed during this change."""
+    """How many edges of each member failed during this change."""
 
 
 @dataclass(slots=True)
 class LostLink:
-    since: Ns
+    since_ns: Ns
     reason: str
 
 
@@ -186,110 +196,119 @@ class LostLink:
 class Dispute:
     """Members called different things under one tag and sequence (see `disputes.py`)."""
 
-    since: Ns
+    since_ns: Ns
     calls: dict[PeerId, int] = field(default_factory=dict)
-    """The fingerprint of what each member called, by its own word."""
+    """The fingerprint of what each member called, as reported by that member."""
     descriptors: dict[int, bytes] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class Sync:
-    """A sync that is decided: the blocks are on their way. Epoch changes do not touch it; a death takes a peer out."""
+    """A sync that is decided: blocks are in flight. Epoch changes do not affect it; a peer that dies is out of it."""
 
     number: int
-    since: Ns
+    since_ns: Ns
     plan: ElectedState
     ballots: dict[PeerId, int]
-    """Who takes part, and waits for its end."""
+    """The participants, which wait for its end."""
     holders: set[PeerId]
-    """Who has all of the winning state by now."""
+    """The peers that have all of the winning state by now."""
     unfinished: set[PeerId]
-    """Who does not."""
+    """The peers that do not."""
     voters: SyncVoters
-    """All who made an offer."""
-    moved: Ns = 0
-    """When somebody last got on with it."""
-    told: Ns = 0
-    """When everybody was last told that it goes on."""
+    """All peers that made an offer."""
+    last_progress_ns: Ns = 0
+    """When some peer last made progress."""
+    last_told_ns: Ns = 0
+    """When the participants' timeouts were last extended."""
     failures: dict[PeerId, CallFailed] = field(default_factory=dict)
-    """Who is out of it, and what it was told."""
+    """The peers that are out of it, and what was sent to them."""
     corrupt: set[PeerId] = field(default_factory=set)
-    """From whom somebody got a wrong block."""
+    """The peers that sent a wrong block."""
     diverged: dict[PeerId, Divergence] = field(default_factory=dict)
-    """Who should have had the winning state, and had not."""
+    """The peers that should have had the winning state already."""
     lineage: Lineage | None = None
-    """The history that the state is part of when the sync has ended."""
+    """The lineage of the state after the sync."""
     rollback: Rollback | None = None
     savers: set[PeerId] = field(default_factory=set)
-    """Whose programs keep checkpoints."""
+    """The peers whose programs write checkpoints."""
 
 
 @dataclass(slots=True)
 class Group:
-    """Peers that reduce with each other. A group stays known when it is empty, so that no epoch number comes twice."""
+    """Peers that reduce with each other. An empty group is kept, so that no epoch number is used twice."""
 
     id: GroupId
-    edges: EdgeMemory
+    edges: EdgeHistory
     epoch: Epoch = 0
     """The newest recorded epoch; 0 before the first."""
     ring: list[PeerId] = field(default_factory=list)
     """The members of that epoch, in ring order."""
     dialers: list[PeerId] = field(default_factory=list)
     evidence: EvidenceBy = "ring"
+    phase: EpochPhase = EpochPhase.IDLE
     change: Change | None = None
+    """The epoch change in progress; None in phase IDLE."""
     collector: Collector | None = None
     lost_links: dict[Edge, LostLink] = field(default_factory=dict)
-    """Links of the installed epoch that broke just now; a death may explain them."""
+    """Links of the installed epoch that broke just now; the death of a peer may explain them."""
     disputes: dict[OpRef, Dispute] = field(default_factory=dict)
-    """In the installed epoch."""
+    """Disputes in the installed epoch."""
     incumbents: set[PeerId] = field(default_factory=set)
-    """Who had committed an op, or finished a sync, before the newest admission: they decide disputes."""
-    installed: Ns = 0
+    """Members that had committed an op, or finished a sync, before the newest admission: they decide disputes."""
+    installed_ns: Ns = 0
     sync: Sync | None = None
     """The sync in progress."""
     finished: FinishedSync | None = None
-    """The last sync that finished: what the next one is measured by."""
+    """The last sync that finished: the next one is compared with it."""
     orphaned_sync: int = 0
-    """The number of that sync, if all members of the run went without taking its state along."""
-    redo: set[PeerId] = field(default_factory=set)
-    """Who was in a sync that the last master could not end, and has neither voted anew nor given up."""
-    out_of_redo: set[PeerId] = field(default_factory=set)
-    """Who was out of it already: it is decided anew without these."""
+    """The number of that sync, if its state was lost with the last member of the run."""
+    retrying: set[PeerId] = field(default_factory=set)
+    """Peers of a sync that the last master could not end, and that will vote for it again."""
+    excluded_from_retry: set[PeerId] = field(default_factory=set)
+    """Peers that were out of that sync already: it is decided again without them."""
     lineage: Lineage | None = None
-    """The history of the group's state. It outlives `finished`: what was abandoned stays so."""
-    resume: "ResumeWait | None" = None
-    """Whom the next sync waits for, because nobody is here who has the last state."""
-    resume_since: Ns | None = None
-    """Since when. It stays while peers load what was asked for and sync again: nobody is waited for twice."""
+    """The lineage of the group's state. It outlives `finished`: what was abandoned stays abandoned."""
+    resume: "CheckpointWait | None" = None
+    """The peers that the next sync waits for, because no member has the last state."""
+    resume_since_ns: Ns | None = None
+    """Since when. It is kept while peers load the requested checkpoint and sync again, so that the wait is not
+    repeated."""
     finished_sync: int = 0
-    """Its number."""
+    """The number of the last finished sync."""
     finished_ballots: dict[PeerId, int] = field(default_factory=dict)
-    """Who is told that it is done, and as the answer to which call."""
+    """Its participants, and the ballots that it answers."""
     finished_failures: dict[PeerId, CallFailed] = field(default_factory=dict)
-    """Who was told that it is out of it."""
+    """The peers that were out of it, and what was sent to them."""
     finished_diverged: list[Divergence] = field(default_factory=list)
-    """Who should have had its state before, and had not."""
+    """The peers that should have had its state before."""
     finished_rollback: Rollback | None = None
-    """From where it went on, if not from the revision before."""
+    """Where it continued from, if not from the revision before."""
     diverged: list[Divergence] = field(default_factory=list)
-    """The same of all syncs, the last few."""
+    """The same for all syncs: the last few."""
     divergences: int = 0
-    """How many there were."""
+    """The same for all syncs: their count."""
     record: Record | None = None
-    """The newest one, as it was sent."""
-    wish: list[PeerId] = field(default_factory=list)
-    """The ring that the next epoch is to have, if its members are still these."""
+    """The newest record, as it was sent."""
+    wanted_ring: list[PeerId] = field(default_factory=list)
+    """The ring for the next epoch, if its members are still these."""
     moonshot: list[PeerId] = field(default_factory=list)
-    """A ring that a long search has found since the last `optimize_topology`."""
+    """A ring that the moonshot search has found since the last `optimize_topology`."""
+
+    def enter(self, phase: EpochPhase) -> None:
+        """The next phase of the epoch change; IDLE ends it."""
+        self.phase = EPOCH_PHASES.move(self.phase, phase)
+        if phase is EpochPhase.IDLE:
+            self.change = None
 
 
 @dataclass(slots=True)
 class LinkTest:
-    """A measurement of one pair, both ways at once. `reports` are from those ends that have measured."""
+    """A measurement of one pair, both directions at once. `reports` are from the ends that have measured."""
 
     pair: Edge
     dialer: PeerId
-    deadline: Ns
+    deadline_ns: Ns
     reports: dict[PeerId, Measured] = field(default_factory=dict)
 
 
@@ -297,42 +316,50 @@ class LinkTest:
 class Optimisation:
     """An optimize vote that completed: first links are measured, then rings chosen, then epochs installed."""
 
-    since: Ns
+    since_ns: Ns
     ballots: dict[PeerId, int]
     groups: list[GroupId]
     rounds: list[list[Edge]]
-    """The rounds that have not begun."""
+    """The rounds that have not started."""
     begun: int = 0
-    """How many rounds have."""
+    """How many rounds have started."""
     tests: dict[int, LinkTest] = field(default_factory=dict)
-    """Those of the present round that are not over, by their number."""
+    """The tests of the present round that are not over, by their number."""
     figures: dict[Edge, tuple[bool, float]] = field(default_factory=dict)
-    """The best figure of each direction so far: whether it is settled, and bytes a second."""
+    """The best figure of each direction so far: whether it is settled, and bytes per second."""
     doubtful: dict[Edge, PeerId] = field(default_factory=dict)
-    """Pairs that are to be measured again, and who dials."""
+    """Pairs to measure again, and which peer dials."""
     repeats: int = 0
     """How often doubtful pairs have been measured again."""
     failed_once: dict[Edge, str] = field(default_factory=dict)
-    """Pairs that are to be tried from the other end, and why the first try failed."""
+    """Pairs to try from the other end, and why the first try failed."""
     failed: dict[Edge, str] = field(default_factory=dict)
-    changing: set[GroupId] | None = None
-    """Once the rings are chosen: the groups that get another one."""
+    stage: OptimisationStage = OptimisationStage.MEASURING
+    changing: set[GroupId] = field(default_factory=set)
+    """In stage INSTALLING: the groups that get another ring."""
+
+    def enter(self, stage: OptimisationStage) -> None:
+        self.stage = OPTIMISATION_STAGES.move(self.stage, stage)
+
+    @property
+    def is_installing(self) -> bool:
+        return self.stage is OptimisationStage.INSTALLING
 
 
 @dataclass(slots=True)
 class Admission:
-    """An update vote that completed: its voters are answered when the epochs it caused are installed."""
+    """An update vote that completed: its voters get the result when the epochs that it caused are installed."""
 
-    since: Ns
+    since_ns: Ns
     ballots: dict[PeerId, int]
     groups: set[GroupId]
     epochs: dict[GroupId, Epoch] = field(default_factory=dict)
-    """The epochs of these groups when it began."""
+    """The epochs of these groups at its start."""
 
 
 @dataclass(frozen=True, slots=True)
-class Away:
-    """A member of the journalled epoch that has not come back yet to this master."""
+class AwayMember:
+    """A member of the journalled epoch that has not returned to this master yet."""
 
     group: GroupId
     member: Member
@@ -342,92 +369,96 @@ class Run:
     """All tables, and the effects of the step in progress."""
 
     def __init__(self, settings: MasterSettings, name: str = DEFAULT_RUN, wall_s: Callable[[], int] = int) -> None:
-        """`wall_s` is the wall clock, for people."""
+        """`wall_s` is the wall clock. It is only shown."""
         self.settings, self.name, self.wall_s = settings, name, wall_s
         self.life = Life()
-        self.is_inhabited = False
-        """Whether a group has members, as of the last step."""
+        self.phase = RunPhase.NEW
         self.left_last = False
-        """Whether the last member that went left of its own accord, with its program done."""
+        """Whether the last member that left the run did so by itself, with its program done."""
         self.revision = 0
-        """Of the last finished sync, also when its state binds nobody any more."""
+        """The revision of the last finished sync, also if its state is given up."""
         self.connections: dict[Conn, Connection] = {}
         self.unproven: dict[Conn, Connection] = {}
         self.peers: dict[PeerId, Peer] = {}
         self.names: dict[PeerId, str] = {}
-        """Of the peers, and of those that were there lately."""
+        """The names of the peers, and of those that are gone since a short while."""
         self.groups: dict[GroupId, Group] = {}
         self.admission: Admission | None = None
         self.registrations = 0
         self.epochs = 0
         self.syncs = 0
-        """How many syncs were ever begun, over all groups."""
+        """How many syncs were ever started, over all groups."""
         self.optimisation: Optimisation | None = None
         self.evictions = 0
-        """How many peers were told that the run goes on without them: only who certainly leads may say so."""
+        """How many peers were sent `Evicted`: only a master that certainly leads may send it."""
         self.tests = 0
-        """How many measurements were ever begun."""
+        """How many measurements were ever started."""
         self.rounds = 0
-        """No round of probing has had a higher sequence than this."""
+        """No probing round has had a higher sequence than this."""
         self.probing: bool | None = None
-        """Whether rounds go on, once somebody has come to probe or to steer; until then as the settings say."""
+        """Whether probing rounds run, once a node or a probe command has connected; None before: the settings
+        decide."""
         self.links = BandwidthStore()
         self.delays = DelayStore()
         self.gone_nodes: list[NodeId] = []
-        """Nodes whose connection is gone, until the rounds have heard of it."""
+        """Nodes whose connection is gone, until the round machine has the event."""
         self.unmeasured: dict[PeerId, Ns] = {}
-        """The ends of links that could not be measured, and since when that is known."""
-        self.away: dict[PeerId, Away] = {}
-        """Members that this master knows from the journal only. Until all are back or given up, nothing is decided."""
-        self.return_by: Ns = 0
+        """The ends of links that could not be measured, and since when."""
+        self.away: dict[PeerId, AwayMember] = {}
+        """Members that this master knows from the journal only. It decides nothing until all have returned or are
+        given up."""
+        self.return_deadline_ns: Ns = 0
         self.withdrawn: list[tuple[PeerId, VoteWithdrawn]] = []
-        """Calls that ran out of time meanwhile: the answer may be on its way, with somebody who is still away."""
+        """Calls that timed out meanwhile: a member that is still away may have their result."""
         self.out: list[Effect] = []
 
-    # Looking
+    def enter(self, phase: RunPhase) -> None:
+        self.phase = RUN_PHASES.move(self.phase, phase)
+
+    # Queries
 
     def group(self, group: GroupId) -> Group:
-        """The group with this number, made on first use."""
+        """The group with this number, created on first use."""
         found = self.groups.get(group)
         if found is None:
-            memory = EdgeMemory(self.settings.bad_edge_s * 1000 * MS)
+            memory = EdgeHistory(self.settings.bad_edge_s * 1000 * MS)
             found = self.groups[group] = Group(group, memory)
         return found
 
-    def has_no_part(self, peer: Peer) -> bool:
-        """Whether the next sync of its group is one that this peer was out of, before a change of masters."""
+    def is_excluded(self, peer: Peer) -> bool:
+        """Whether the next sync of its group retries one that this peer was out of, before a change of masters."""
         group = self.groups[peer.group]
-        return bool(group.redo) and peer.id in group.out_of_redo
+        return bool(group.retrying) and peer.id in group.excluded_from_retry
 
     def live(self, group: Group) -> list[Peer]:
-        """The members of the newest epoch that are still there, in ring order."""
+        """The members of the newest epoch that are not gone, in ring order."""
         return [self.peers[peer] for peer in group.ring if peer in self.peers]
 
     def accepted(self) -> list[Peer]:
-        return [peer for peer in self.peers.values() if peer.standing is Standing.ACCEPTED]
+        return [peer for peer in self.peers.values() if peer.is_member]
 
     def registered(self) -> list[Peer]:
-        return [peer for peer in self.peers.values() if peer.standing is Standing.REGISTERED]
+        return [peer for peer in self.peers.values() if peer.membership is Membership.REGISTERED]
 
     def ballot(self, peer: Peer) -> Ballot | None:
-        """The peer's vote, if it counts now: cast in its group's epoch, while that epoch is installed."""
+        """The peer's vote, if it counts now: it was cast in its group's epoch, and that epoch is installed."""
         ballot = peer.ballot
-        if ballot is None or peer.leaving:
+        if ballot is None or peer.membership is Membership.LEAVING:
             return None
         group = self.groups[peer.group]
         return ballot if group.change is None and ballot.epoch == group.epoch else None
 
     def short_of_peers(self) -> set[PeerId]:
-        """Who waits in an update while its group has too few peers for one of those in it who do.
+        """The peers that wait in an update of a group that has too few peers for one of them.
 
-        Other groups do not wait for these peers. Their own group goes on together, so nobody in it is content alone.
+        Other groups do not wait for these peers. Their own group continues together: none of them continues alone.
         """
         return self._short_of(self.size)
 
     def short_of_members(self) -> set[PeerId]:
-        """Who waits in an update for its group to grow, even if enough peers are registered by now.
+        """The peers that wait in an update for their group to grow, even if enough peers are registered by now.
 
-        They can call nothing else before an update has let those in, so no other call waits for them.
+        They can call nothing else before an update admits those, so no other call waits for them.
         """
         return self._short_of(lambda group: len(self.groups[group].ring))
 
@@ -441,56 +472,55 @@ class Run:
         return {peer for wanted in short for peer in wanted}
 
     def admissible(self, short: Collection[PeerId]) -> list[Peer]:
-        """Who may be admitted now: everybody who is registered, except for a group that waits for still more."""
+        """The peers that may be admitted now: all registered ones, except in a group that waits for still more."""
         waiting = {self.peers[peer].group for peer in short}
         return [peer for peer in self.registered() if peer.group not in waiting]
 
     def size(self, group: GroupId) -> int:
-        """How many peers a group has, those that wait to be admitted among them."""
+        """How many peers a group has, including those that wait to be admitted."""
         return sum(peer.group == group for peer in self.peers.values())
 
     def announced(self, peer: Peer) -> list[Announced]:
         """The ops of its group's newest epoch that the peer's last heartbeat named. Only a member has any."""
-        is_member = peer.standing is Standing.ACCEPTED
-        return peer.beat.ops if is_member and peer.beat.epoch == self.groups[peer.group].epoch else []
+        return peer.heartbeat.ops if peer.is_member and peer.heartbeat.epoch == self.groups[peer.group].epoch else []
 
     def world(self) -> World:
-        """The run-wide numbers. Peers that are admitted count, so that all records of one admission agree."""
+        """The run-wide numbers. Admitted peers count, so that all records of one admission agree."""
         sizes: dict[GroupId, int] = {}
         for peer in self.peers.values():
-            if peer.standing is not Standing.REGISTERED:
+            if peer.membership is not Membership.REGISTERED:
                 sizes[peer.group] = sizes.get(peer.group, 0) + 1
         return World(sum(sizes.values()), len(sizes), max(sizes.values(), default=0))
 
     def settled_registrations(self) -> int:
-        """The count up to which everybody was admitted or is gone."""
+        """The count of registrations up to which every peer was admitted or is gone."""
         return min((peer.id - 1 for peer in self.registered()), default=self.registrations)
 
     def is_current(self, peer: Peer, epoch: Epoch) -> bool:
-        """Whether a peer's message is about its group's newest epoch; False if it crossed with a newer record."""
-        if peer.standing is not Standing.ACCEPTED:
-            raise RemoteProtocolError(f"it speaks of epoch {epoch} before it was accepted")
+        """Whether a peer's message is about its group's newest epoch; False if a newer record was in flight."""
+        if not peer.is_member:
+            raise RemoteProtocolError(f"it names epoch {epoch} before it was accepted")
         newest = self.groups[peer.group].epoch
         if epoch > newest:
-            raise RemoteProtocolError(f"it speaks of epoch {epoch}, but the newest is {newest}")
+            raise RemoteProtocolError(f"it names epoch {epoch}, but the newest is {newest}")
         return epoch == newest
 
-    # Doing
+    # Actions
 
     def send(self, peer: Peer, message: FromMaster) -> None:
-        self.out.append(Send(peer.conn, message))
+        self.out.append(SendMessage(peer.conn, message))
 
-    def tell(self, notice: Notice) -> None:
+    def notify(self, notice: Notice) -> None:
         if isinstance(notice, CallRefused):
-            notice = structs.replace(notice, text=self.named(notice.text))
-        self.out.append(Tell(notice))
+            notice = structs.replace(notice, text=self.add_names(notice.text))
+        self.out.append(Notify(notice))
 
-    def named(self, text: str) -> str:
-        """The sentence with the names of the peers in it. Everything that people read goes through here."""
+    def add_names(self, text: str) -> str:
+        """The text with the names of its peers. Every text for people goes through here."""
         return with_names(text, self.names)
 
-    def named_reason(self, reason: Reason) -> Reason:
-        return structs.replace(reason, text=self.named(reason.text))
+    def add_names_to_reason(self, reason: Reason) -> Reason:
+        return structs.replace(reason, text=self.add_names(reason.text))
 
     def remember_name(self, member: Member) -> None:
         self.names[member.peer] = member.name
@@ -499,12 +529,12 @@ class Run:
             self.names.pop(next(gone, 0), None)
 
     def answer_calls(self, ballots: dict[PeerId, int]) -> None:
-        """A run-wide call is complete: all its voters hear the same answer."""
+        """A run-wide call is complete: all its voters get the same result."""
         pending, world, voters = bool(self.registered()), self.world(), dict(sorted(ballots.items()))
         for voter, ballot in voters.items():
             peer = self.peers[voter]
             self.send(peer, CallDone(ballot, pending, world, self.registrations, voters))
-            peer.answers(ballot)
+            peer.mark_answered(ballot)
 
     def fail_call(
         self,
@@ -513,16 +543,16 @@ class Run:
         reason: Reason,
         of_sync: SyncVoters | None = None,
     ) -> CallFailed:
-        """A call failed at one peer alone. What it was told."""
-        answer = CallFailed(ballot, self.named_reason(reason), of_sync=of_sync)
+        """A call failed for one peer alone. Returns what was sent to it."""
+        answer = CallFailed(ballot, self.add_names_to_reason(reason), of_sync=of_sync)
         self.send(peer, answer)
-        peer.answers(ballot)
+        peer.mark_answered(ballot)
         return answer
 
     def fail_calls(self, reasons: Mapping[PeerId, Reason], ballots: dict[PeerId, int]) -> None:
-        """A call failed at all its voters, each with its reason. Who shares a reason shares the answer."""
+        """A call failed for all its voters, each with its reason. Voters with the same reason share the result."""
         failures: list[Failure] = []
-        reasons = {voter: self.named_reason(reason) for voter, reason in reasons.items()}
+        reasons = {voter: self.add_names_to_reason(reason) for voter, reason in reasons.items()}
         for voter, ballot in sorted(ballots.items()):
             known = next((each for each in failures if each.reason == reasons[voter]), None)
             if known is None:
@@ -533,10 +563,10 @@ class Run:
             rest = [each for each in failures if each is not failure]
             for voter, ballot in failure.voters.items():
                 self.send(self.peers[voter], CallFailed(ballot, failure.reason, failure.voters, rest=rest))
-                self.peers[voter].answers(ballot)
+                self.peers[voter].mark_answered(ballot)
 
     def register(self, now: Ns, connection: Connection, hello: Hello) -> Peer:
-        """A new peer under a new id. Accepted peers hear of it by the count of registrations."""
+        """A new peer under a new id. Members learn of it by the count of registrations."""
         self.registrations += 1
         member = Member(self.registrations, hello.name, hello.host, hello.addresses, hello.port, hello.paths)
         peer = Peer(member.peer, connection.id, connection.remote, hello.group, member, now, now, now)
@@ -546,11 +576,11 @@ class Run:
         self.group(peer.group)
         return peer
 
-    def drop_connection(self, connection: Connection, last_words: FromMaster | None, reason: str) -> None:
-        if last_words is not None:
-            self.out.append(Send(connection.id, last_words))
-        self.evictions += isinstance(last_words, Evicted)
-        self.out.append(Close(connection.id, reason))
+    def drop_connection(self, connection: Connection, farewell: FromMaster | None, reason: str) -> None:
+        if farewell is not None:
+            self.out.append(SendMessage(connection.id, farewell))
+        self.evictions += isinstance(farewell, Evicted)
+        self.out.append(CloseConnection(connection.id, reason))
         self.forget_connection(connection)
 
     def forget_connection(self, connection: Connection) -> None:
@@ -560,16 +590,17 @@ class Run:
             self.gone_nodes.append(connection.node)
 
     def remove(
-        self, peer: Peer, how: Literal["left", "lost", "evicted"], reason: str, last_words: FromMaster | None
+        self, peer: Peer, how: Literal["left", "lost", "evicted"], reason: str, farewell: FromMaster | None
     ) -> None:
-        """Take a peer out of all tables. What this means for its epoch is for `epochs.py` to say."""
+        """Take a peer out of all tables. `epochs.py` decides what this means for its epoch."""
         connection = self.connections.get(peer.conn)
         if connection is not None:
-            self.drop_connection(connection, last_words, reason)
+            self.drop_connection(connection, farewell, reason)
         del self.peers[peer.id]
         self.away.pop(peer.id, None)
-        if peer.standing is not Standing.REGISTERED:
+        if peer.membership is not Membership.REGISTERED:
             self.left_last = how == "left" and not peer.stopped
+        peer.enter(Membership.GONE)
         group = self.groups[peer.group]
         group.edges.forget_peer(peer.id)
         if group.change is not None:
@@ -586,9 +617,9 @@ class Run:
         self.links.forget_peer(peer.id)
         self.delays.forget_peer(peer.id)
         self.unmeasured.pop(peer.id, None)
-        group.redo.discard(peer.id)
+        group.retrying.discard(peer.id)
         if group.sync is not None:
             group.sync.ballots.pop(peer.id, None)
             group.sync.holders.discard(peer.id)
             group.sync.unfinished.discard(peer.id)
-        self.tell(PeerGone(peer.id, peer.member.name, how, reason))
+        self.notify(PeerGone(peer.id, peer.member.name, how, reason))

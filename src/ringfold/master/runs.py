@@ -1,13 +1,13 @@
-"""The runs of a master: who talks to which of them, and what happens when one breaks. Pure.
+"""The runs of a master: which connection belongs to which run, and what happens when a run breaks. Pure.
 
-A connection is nobody's until its first message, a claim, has named a run and proven that run's token. From then on it
-belongs to that run's machine (`machine.py`), which knows of no other. A run comes into being with the first claim that
-names it. Runs share the master's clock, lease and fence, and nothing else: each has its own secret, ids, epochs, state,
-journal and rounds of probing.
+A connection belongs to no run until its first message, a request, has named a run and proven that run's token. From
+then on it belongs to that run's machine (`machine.py`), which knows of no other run. A run is created by the first
+request that names it. Runs share the master's clock, lease and fence, and nothing else: each has its own secret, ids,
+epochs, state, journal and probing rounds.
 
-A machine that raises what nobody foresaw is worth nothing any more. Its connections are closed, and no other run
-notices. With a journal the run begins again from what was written last, as after a change of masters: under a fence of
-its own that is higher, and after a pause that doubles. Without a journal it is over.
+A machine that raises an unexpected exception is broken. Its connections are closed, and no other run is affected. With
+a journal the run restarts from what was written last, as after a change of masters: under a higher fence of its own,
+and after a pause that doubles each time. Without a journal it is over.
 """
 
 from collections.abc import Callable, Iterable
@@ -18,34 +18,37 @@ from msgspec import structs
 
 from ringfold.config import DEFAULT_RUN, check_run_name
 from ringfold.errors import ConfigError, RemoteProtocolError
-from ringfold.master.claims import OLDEST_VERSION, Claim, RunClaim, check_claim
-from ringfold.master.events import (
-    Beat,
-    Broken,
-    Close,
-    Closed,
-    Conn,
-    DoneSeen,
+from ringfold.master.effects import (
+    CloseConnection,
     Effect,
-    Ended,
-    Event,
-    Malformed,
-    MoonshotFound,
-    Ns,
-    Opened,
-    Persist,
-    Piece,
-    Received,
-    Send,
-    Tell,
-    Tick,
-    Trust,
+    Notify,
+    RaiseFrameLimit,
+    ReportBrokenRun,
+    SendMessage,
+    WriteJournal,
 )
-from ringfold.master.journal import Journal, forgotten
-from ringfold.master.liveness import MS, PatientClock
+from ringfold.master.events import (
+    Conn,
+    ConnectionClosed,
+    ConnectionOpened,
+    DoneReceived,
+    Event,
+    FramePartReceived,
+    HeartbeatReceived,
+    MalformedReceived,
+    MessageReceived,
+    MoonshotFinished,
+    Ns,
+    StopRequested,
+    Tick,
+)
+from ringfold.master.journal import Journal, forgotten_journal
+from ringfold.master.liveness import StallCompensatedClock
 from ringfold.master.machine import Master
-from ringfold.master.run import WATCHER_IDLE_NS
+from ringfold.master.requests import OLDEST_VERSION, FirstRequest, RunRequest, authenticate
+from ringfold.master.run import CLIENT_IDLE_NS
 from ringfold.master.settings import MasterSettings
+from ringfold.units import MS
 from ringfold.wire.decoding import checked, reason_of
 from ringfold.wire.messages import (
     PROTOCOL_VERSION,
@@ -66,8 +69,8 @@ from ringfold.wire.probing import NodeHello, ProbeCommand
 from ringfold.wire.proof import prove, run_token
 from ringfold.wire.status import RunInfo
 
-FIRST_PAUSE_NS, LONGEST_PAUSE_NS = 1_000 * MS, 60_000 * MS
-"""How long a run that broke waits before it begins again."""
+FIRST_PAUSE_NS, MAX_PAUSE_NS = 1_000 * MS, 60_000 * MS
+"""How long a broken run waits before it restarts."""
 _PURPOSES: dict[type[ToMaster], str] = {
     Hello: "hello",
     Resume: "resume",
@@ -79,16 +82,16 @@ _PURPOSES: dict[type[ToMaster], str] = {
     ForgetRun: "forget",
 }
 Routed = tuple[str, list[Effect]]
-"""Effects of one run, by its name; those of no run have the empty one, and wait for nothing."""
+"""The effects of one run, with its name. Effects that belong to no run have an empty name, and do not wait."""
 
 
 @dataclass(slots=True)
-class _Stranger:
-    """A connection that belongs to no run: it has proven nothing yet, or asks about the runs themselves."""
+class _Unauthenticated:
+    """A connection that belongs to no run: it is not authenticated yet, or requests the list of runs."""
 
     remote: str
     nonce: bytes
-    since: Ns
+    since_ns: Ns
     proven: bool = False
 
 
@@ -100,15 +103,15 @@ class _Served:
     fence: int
     machine: Master | None
     journal: Journal | None = None
-    """What was to be written last."""
+    """The newest journal that was handed out to be written."""
     breaks: int = 0
-    begins_ns: Ns | None = None
-    """When a broken run begins again; None: never."""
+    restart_ns: Ns | None = None
+    """When a broken run restarts; None: never."""
     why: str = ""
 
 
 class Runs:
-    """All runs of one master. `secret` is fresh randomness; `wall_s` and `now_ns` are clocks that decide nothing."""
+    """All runs of one master. `secret` is fresh randomness; `wall_s` and `now_ns` are clocks that no decision uses."""
 
     def __init__(
         self,
@@ -129,36 +132,36 @@ class Runs:
         self._now_ns, self._wall_s, self._machine = now_ns, wall_s, machine
         self._served: dict[str, _Served] = {}
         self._made = 0
-        self._strangers: dict[Conn, _Stranger] = {}
+        self._unauthenticated: dict[Conn, _Unauthenticated] = {}
         self._owner: dict[Conn, str] = {}
         self._out: list[Routed] = []
-        self._clock = PatientClock(started_ns)
+        self._clock = StallCompensatedClock(started_ns)
         self._now = started_ns
-        """By the master's own time, which does not run while the master does not."""
-        self._begin(started_ns, DEFAULT_RUN)
+        """By the master's own clock, which stops while the master does not run."""
+        self._start(started_ns, DEFAULT_RUN)
 
-    # Which runs there are
+    # The table of runs
 
     @property
     def names(self) -> list[str]:
         return sorted(self._served)
 
     def restore(self, now_ns: Ns, name: str, journal: Journal | None, links: bytes = b"") -> list[Routed]:
-        """Go on with a run that another master began, or know of one that has ended. It may have written nothing.
+        """Continue a run of another master, or remember one that has ended. It may have no journal.
 
-        A journal that no machine can be made of breaks that run, and no other.
+        A journal that cannot be restored breaks that run, and no other.
         """
         self._out = []
         try:
-            self._begin(now_ns, name, journal, links)
+            self._start(now_ns, name, journal, links)
         except Exception as error:
             served = self._served.setdefault(name, _Served(name, self._fence, None))
             served.journal = journal
-            self._broke(served, "its journal", error)
+            self._break(served, "its journal", error)
         return self._out
 
     def first_journals(self) -> dict[str, Journal]:
-        """What each run must have written before anything else: its fence, raised."""
+        """What must be written first for each run: its raised fence."""
         return {name: served.machine.journal() for name, served in self._served.items() if served.machine is not None}
 
     def machine_of(self, name: str) -> Master | None:
@@ -166,19 +169,19 @@ class Runs:
         return None if served is None else served.machine
 
     def owner(self, conn: Conn) -> str:
-        """The run that a connection belongs to; empty if none."""
+        """The run that a connection belongs to; empty if it belongs to none."""
         return self._owner.get(conn, "")
 
     def infos(self) -> list[RunInfo]:
-        """All runs that anybody ever came to. If there are none, the default one, which is new."""
+        """All runs that were ever used. If there are none, the default run, which is new."""
         shown = [served for _, served in sorted(self._served.items()) if self._is_used(served)]
         return [_info(served) for served in shown or [self._served[DEFAULT_RUN]]]
 
     def _is_used(self, served: _Served) -> bool:
         return served.machine is None or served.machine.is_used
 
-    def _begin(self, now_ns: Ns, name: str, journal: Journal | None = None, links: bytes = b"") -> _Served:
-        """Make a machine for a run, new or known from a journal. A closed journal tells no more than its end."""
+    def _start(self, now_ns: Ns, name: str, journal: Journal | None = None, links: bytes = b"") -> _Served:
+        """Make a machine for a run, new or from a journal. A closed journal has only the run's end."""
         before = self._served.get(name)
         known, self._made = before or _Served(name, self._fence, None), self._made + 1
         is_closed = journal is not None and journal.is_closed
@@ -197,7 +200,7 @@ class Runs:
             wall_s=self._wall_s,
             life=journal.life if journal is not None and is_closed else None,
         )
-        known.machine, known.journal, known.begins_ns, known.why = machine, machine.journal(), None, ""
+        known.machine, known.journal, known.restart_ns, known.why = machine, machine.journal(), None, ""
         self._served[name] = known
         return known
 
@@ -207,24 +210,31 @@ class Runs:
         """Apply one event; return what the shell must now do, run by run, in order."""
         self._out, self._now = [], self._clock.read(now_ns, tick=isinstance(event, Tick))
         match event:
-            case DoneSeen() | Beat() | Received() | Piece() | Malformed() | Closed():
+            case (
+                DoneReceived()
+                | HeartbeatReceived()
+                | MessageReceived()
+                | FramePartReceived()
+                | MalformedReceived()
+                | ConnectionClosed()
+            ):
                 owner = self._owner.get(event.conn)
                 if owner is not None:
-                    if isinstance(event, Closed):
+                    if isinstance(event, ConnectionClosed):
                         del self._owner[event.conn]
                     self._step(now_ns, owner, event)
-                elif event.conn in self._strangers:
-                    self._from_stranger(now_ns, event.conn, event)
+                elif event.conn in self._unauthenticated:
+                    self._from_unauthenticated(now_ns, event.conn, event)
             case Tick():
                 self._tick(now_ns)
-            case Ended():
+            case StopRequested():
                 for name in self.names:
                     self._step(now_ns, name, event)
-                for conn in list(self._strangers):
+                for conn in list(self._unauthenticated):
                     self._close(conn, event.reason)
-            case Opened():
+            case ConnectionOpened():
                 self._open(event)
-            case MoonshotFound(run=run):
+            case MoonshotFinished(run=run):
                 self._step(now_ns, run, event)
             case _:
                 assert_never(event)
@@ -237,152 +247,162 @@ class Runs:
         try:
             effects = served.machine.step(now_ns, event)
         except Exception as error:
-            self._broke(served, repr(event), error)
+            self._break(served, repr(event), error)
             return
         for index, effect in enumerate(effects):
-            if isinstance(effect, Close):
+            if isinstance(effect, CloseConnection):
                 self._owner.pop(effect.conn, None)
-            elif isinstance(effect, Persist):
+            elif isinstance(effect, WriteJournal):
                 served.journal = effect.journal
-            elif isinstance(effect, Send) and isinstance(effect.message, Status):
+            elif isinstance(effect, SendMessage) and isinstance(effect.message, Status):
                 others = [info.name for info in self.infos() if info.name != name]
-                effects[index] = Send(effect.conn, structs.replace(effect.message, other_runs=others))
+                effects[index] = SendMessage(effect.conn, structs.replace(effect.message, other_runs=others))
         if effects:
             self._out.append((name, effects))
 
     def _tick(self, now_ns: Ns) -> None:
         limit_ms = self._settings.handshake_ms
-        for conn, stranger in list(self._strangers.items()):
-            if not stranger.proven and self._now - stranger.since >= limit_ms * MS:
-                self._drop(conn, f"it proved nothing within {limit_ms} ms", again=True)
-            elif stranger.proven and self._now - stranger.since >= WATCHER_IDLE_NS:
-                self._drop(conn, "it has asked for nothing for a while", again=True)
+        for conn, client in list(self._unauthenticated.items()):
+            if not client.proven and self._now - client.since_ns >= limit_ms * MS:
+                self._drop(conn, f"it was not authenticated within {limit_ms} ms", again=True)
+            elif client.proven and self._now - client.since_ns >= CLIENT_IDLE_NS:
+                self._drop(conn, "it has sent no request for a while", again=True)
         for name in self.names:
             served = self._served[name]
-            if served.machine is None and served.begins_ns is not None and self._now >= served.begins_ns:
-                self._begin_again(now_ns, served)
+            if served.machine is None and served.restart_ns is not None and self._now >= served.restart_ns:
+                self._restart(now_ns, served)
             if name != DEFAULT_RUN and not self._is_used(served):
-                self._forget(now_ns, name, [])  # nobody ever joined it
+                self._forget(now_ns, name, [])  # no peer ever joined it
             elif served.machine is not None and not served.machine.is_idle:
                 self._step(now_ns, name, Tick())
 
-    # A run that breaks
+    # Broken runs
 
-    def _broke(self, served: _Served, where: str, error: Exception) -> None:
-        """End the machine, and nothing else."""
+    def _break(self, served: _Served, where: str, error: Exception) -> None:
+        """End this run's machine, and nothing else."""
         served.why, served.machine = f"run {served.name} broke in the master: {reason_of(error)}", None
         served.breaks += 1
-        may_begin = self._keeps_journal or served.name == DEFAULT_RUN
-        pause_ns = min(FIRST_PAUSE_NS << min(served.breaks - 1, 16), LONGEST_PAUSE_NS)
-        served.begins_ns = self._now + pause_ns if may_begin else None
-        effects: list[Effect] = [Broken(error, where, pause_ns if may_begin else None)]
+        may_restart = self._keeps_journal or served.name == DEFAULT_RUN
+        pause_ns = min(FIRST_PAUSE_NS << min(served.breaks - 1, 16), MAX_PAUSE_NS)
+        served.restart_ns = self._now + pause_ns if may_restart else None
+        effects: list[Effect] = [ReportBrokenRun(error, where, pause_ns if may_restart else None)]
         for conn in [conn for conn, name in self._owner.items() if name == served.name]:
             del self._owner[conn]
             if not self._keeps_journal:
-                effects.append(Send(conn, Refused(self._why_broken(served))))  # else they come back by themselves
-            effects.append(Close(conn, served.why))
+                effects.append(
+                    SendMessage(conn, Refused(self._why_broken(served)))
+                )  # with a journal they reconnect by themselves
+            effects.append(CloseConnection(conn, served.why))
         self._out.append((served.name, effects))
 
     def _why_broken(self, served: _Served) -> str:
-        if served.begins_ns is not None:
-            return f"{served.why}; it begins again soon"
+        if served.restart_ns is not None:
+            return f"{served.why}; it restarts soon"
         return f"{served.why}; its log has more. Join another run, or `ringfold runs forget {served.name}`"
 
-    def _begin_again(self, now_ns: Ns, served: _Served) -> None:
+    def _restart(self, now_ns: Ns, served: _Served) -> None:
         journal = served.journal if self._keeps_journal else None
         served.fence += self._keeps_journal
         try:
-            self._begin(now_ns, served.name, journal)
+            self._start(now_ns, served.name, journal)
         except Exception as error:
-            self._broke(served, "its journal", error)
+            self._break(served, "its journal", error)
             return
         if self._keeps_journal:
-            # The fence is raised in the journal before anything is said.
+            # The fence is raised in the journal before anything is sent.
             assert served.journal is not None
-            self._out.append((served.name, [Persist(served.journal)]))
+            self._out.append((served.name, [WriteJournal(served.journal)]))
 
-    # Strangers
+    # Unauthenticated connections
 
-    def _open(self, event: Opened) -> None:
-        self._strangers[event.conn] = _Stranger(event.remote, event.nonce, self._now)
-        self._emit([Send(event.conn, Challenge(event.nonce, OLDEST_VERSION, PROTOCOL_VERSION))])
-        unproven = [conn for conn, stranger in self._strangers.items() if not stranger.proven]
+    def _open(self, event: ConnectionOpened) -> None:
+        self._unauthenticated[event.conn] = _Unauthenticated(event.remote, event.nonce, self._now)
+        self._emit([SendMessage(event.conn, Challenge(event.nonce, OLDEST_VERSION, PROTOCOL_VERSION))])
+        unproven = [conn for conn, client in self._unauthenticated.items() if not client.proven]
         if len(unproven) > self._settings.max_unproven:
-            reason = f"more than {self._settings.max_unproven} connections have proven nothing yet"
+            reason = f"more than {self._settings.max_unproven} connections are not authenticated yet"
             self._drop(unproven[0], reason, again=True)
 
-    def _from_stranger(
-        self, now_ns: Ns, conn: Conn, event: Received | Beat | Piece | DoneSeen | Malformed | Closed
+    def _from_unauthenticated(
+        self,
+        now_ns: Ns,
+        conn: Conn,
+        event: MessageReceived
+        | HeartbeatReceived
+        | FramePartReceived
+        | DoneReceived
+        | MalformedReceived
+        | ConnectionClosed,
     ) -> None:
         match event:
-            case Received(message=message):
+            case MessageReceived(message=message):
                 try:
-                    self._claim(now_ns, conn, event, message)
+                    self._first_request(now_ns, conn, event, message)
                 except RemoteProtocolError as error:
                     self._drop(conn, str(error))
-            case Beat():
-                self._drop(conn, "a heartbeat from somebody who has not joined")
-            case DoneSeen():
-                self._drop(conn, "a Done from somebody who has not joined")
-            case Malformed(reason=reason):
+            case HeartbeatReceived():
+                self._drop(conn, "a heartbeat from a client that has not joined")
+            case DoneReceived():
+                self._drop(conn, "a Done from a client that has not joined")
+            case MalformedReceived(reason=reason):
                 self._drop(conn, reason)
-            case Closed():
-                del self._strangers[conn]
-            case Piece():
+            case ConnectionClosed():
+                del self._unauthenticated[conn]
+            case FramePartReceived():
                 pass
 
-    def _claim(self, now_ns: Ns, conn: Conn, event: Received, message: ToMaster) -> None:
-        """The first word of a connection, which says what it wants."""
-        stranger = self._strangers[conn]
+    def _first_request(self, now_ns: Ns, conn: Conn, event: MessageReceived, message: ToMaster) -> None:
+        """The first message of a connection, which says what it requests."""
+        client = self._unauthenticated[conn]
         match message:
             case Hello() | Resume() | StatusRequest() | EvictRequest() | NodeHello() | ProbeCommand():
-                if stranger.proven:
-                    raise RemoteProtocolError(f"{type(message).__name__} from somebody who asks about runs")
-                name, token = self._named(message), run_token(self._token, check_name(message.run))
-                self._prove(message, token, stranger)
+                if client.proven:
+                    raise RemoteProtocolError(f"{type(message).__name__} from a client that requested the list of runs")
+                name, token = self._run_name(message), run_token(self._token, check_name(message.run))
+                self._prove(message, token, client)
                 self._hand_over(now_ns, conn, event, name, token)
             case RunsRequest():
-                self._prove(message, self._token, stranger)
-                stranger.proven, stranger.since = True, self._now
-                self._emit([Trust(conn), Send(conn, RunList(self.infos()))])
+                self._prove(message, self._token, client)
+                client.proven, client.since_ns = True, self._now
+                self._emit([RaiseFrameLimit(conn), SendMessage(conn, RunList(self.infos()))])
             case ForgetRun(name=name):
-                self._prove(message, self._token, stranger)
-                stranger.proven, stranger.since = True, self._now
-                self._emit([Trust(conn)])
+                self._prove(message, self._token, client)
+                client.proven, client.since_ns = True, self._now
+                self._emit([RaiseFrameLimit(conn)])
                 self._forget_if_over(now_ns, conn, check_name(name))
             case _:
                 what = type(message).__name__
-                raise RemoteProtocolError(f"{what} where Hello, NodeHello or a question is expected")
+                raise RemoteProtocolError(f"{what} where Hello, NodeHello or a request is expected")
 
-    def _prove(self, claim: Claim, token: bytes, stranger: _Stranger) -> None:
-        checked(check_claim, claim, token, _PURPOSES[type(claim)], stranger.nonce)
+    def _prove(self, request: FirstRequest, token: bytes, client: _Unauthenticated) -> None:
+        checked(authenticate, request, token, _PURPOSES[type(request)], client.nonce)
 
-    def _named(self, claim: RunClaim) -> str:
-        """The run that a claim is about. Who only looks and names none means the one that is there."""
-        looks = isinstance(claim, StatusRequest | EvictRequest | ProbeCommand)
-        name = check_name(claim.run)
-        if looks and not claim.run:
+    def _run_name(self, request: RunRequest) -> str:
+        """The run that a request names. A command without a name means the only run, if there is one."""
+        is_command = isinstance(request, StatusRequest | EvictRequest | ProbeCommand)
+        name = check_name(request.run)
+        if is_command and not request.run:
             [first, *others] = self.infos()
             return name if others else first.name
-        if looks and name not in self._served:
+        if is_command and name not in self._served:
             there = ", ".join(info.name for info in self.infos())
             raise RemoteProtocolError(f"there is no run {name} here; there are: {there}")
         return name
 
-    def _hand_over(self, now_ns: Ns, conn: Conn, event: Received, name: str, token: bytes) -> None:
-        """The connection belongs to that run from now on."""
+    def _hand_over(self, now_ns: Ns, conn: Conn, event: MessageReceived, name: str, token: bytes) -> None:
+        """From now on the connection belongs to that run."""
         served = self._served.get(name)
         if served is None:
             if len(self._served) >= self._settings.max_runs:
                 full = f"this master serves {len(self._served)} runs, and max_runs allows no more"
                 raise RemoteProtocolError(f"{full}: free a name with `ringfold runs forget`, or raise max_runs")
-            served = self._begin(now_ns, name)
+            served = self._start(now_ns, name)
         if served.machine is None:
-            self._drop(conn, self._why_broken(served), again=served.begins_ns is not None, tell=True)
+            self._drop(conn, self._why_broken(served), again=served.restart_ns is not None, is_told=True)
             return
-        stranger = self._strangers.pop(conn)
+        client = self._unauthenticated.pop(conn)
         self._owner[conn] = name
-        self._step(now_ns, name, Opened(conn, stranger.remote, stranger.nonce, token))
+        self._step(now_ns, name, ConnectionOpened(conn, client.remote, client.nonce, token))
         self._step(now_ns, name, event)
 
     def _forget_if_over(self, now_ns: Ns, conn: Conn, name: str) -> None:
@@ -394,37 +414,38 @@ class Runs:
         if peers:
             raise RemoteProtocolError(f"run {name} has {peers} peers: stop them first, then forget it")
         left = [info for info in self.infos() if info.name != name]
-        self._forget(now_ns, name, [Tell(RunForgotten(name)), Send(conn, RunList(left))])
+        self._forget(now_ns, name, [Notify(RunForgotten(name)), SendMessage(conn, RunList(left))])
 
     def _forget(self, now_ns: Ns, name: str, after: list[Effect]) -> None:
-        """Nothing of the run is left, once that is written. The default one is there again at once, and new."""
+        """Forget a run, once that is written. The default run exists again at once, and is new."""
         for conn in [conn for conn, owner in self._owner.items() if owner == name]:
             del self._owner[conn]
-            self._emit([Close(conn, f"run {name} was forgotten")])
-        journal = forgotten(self._served.pop(name).fence)
+            self._emit([CloseConnection(conn, f"run {name} was forgotten")])
+        journal = forgotten_journal(self._served.pop(name).fence)
         if name == DEFAULT_RUN:
-            journal = self._begin(now_ns, name).journal or journal
-        self._out.append((name, [Persist(journal), *after] if self._keeps_journal else after))
+            journal = self._start(now_ns, name).journal or journal
+        self._out.append((name, [WriteJournal(journal), *after] if self._keeps_journal else after))
 
-    def _drop(self, conn: Conn, reason: str, *, again: bool = False, tell: bool = False) -> None:
-        """Turn somebody away. Who may come `again` (it was only slow) is not told that it is refused, unless `tell`."""
-        stranger = self._strangers[conn]
-        self._emit([Tell(ConnectionDropped(stranger.remote, reason))])
-        if not again or tell:
-            self._emit([Send(conn, Refused(reason, again))])
+    def _drop(self, conn: Conn, reason: str, *, again: bool = False, is_told: bool = False) -> None:
+        """Close a connection. A client that may try `again` (it was only slow) is not sent `Refused`, unless
+        `is_told`."""
+        client = self._unauthenticated[conn]
+        self._emit([Notify(ConnectionDropped(client.remote, reason))])
+        if not again or is_told:
+            self._emit([SendMessage(conn, Refused(reason, again))])
         self._close(conn, reason)
 
     def _close(self, conn: Conn, reason: str) -> None:
-        del self._strangers[conn]
-        self._emit([Close(conn, reason)])
+        del self._unauthenticated[conn]
+        self._emit([CloseConnection(conn, reason)])
 
     def _emit(self, effects: Iterable[Effect]) -> None:
-        """What concerns no run."""
+        """Add effects that belong to no run."""
         self._out.append(("", list(effects)))
 
 
 def check_name(name: str) -> str:
-    """The run that a message names; RemoteProtocolError if there can be none."""
+    """The run that a message names; RemoteProtocolError if it is not a valid name."""
     try:
         return check_run_name(name)
     except ConfigError as error:

@@ -1,57 +1,65 @@
 """The shell of the master's machines: asyncio sockets in, effects out. It decides nothing.
 
-One `Door` per connection (`door.py`) cuts bytes into frames and turns them into events; `MasterServer` steps the runs
-(`runs.py`) and does what their effects say, in order. Everything runs in one loop, so a step is never interrupted.
+A `ClientProtocol` per connection cuts bytes into frames and turns them into events; `MasterServer` steps the runs
+(`runs.py`) and executes their effects, in order. Everything runs in one event loop, so a step is never interrupted.
+`MasterThread` is a master inside another program.
 
-Runs take turns (`turns.py`): peers that send without end delay no other run by more than their run's share of frames.
-A connection that does not read is no danger to the others: what is queued for it is bounded, and what must still be
-flushed when it is closed has FLUSH_S to go.
+Runs share the loop fairly (`scheduling.py`): peers that send without end delay no other run by more than their own
+run's share of frames. A connection that does not read does not harm the others: its queue is bounded, and after a close
+it has FLUSH_S to send the rest.
 
-With journals, what a run says waits until what it must not forget is written, off the loop (`outbox.py`, `keeper.py`);
-no other run waits for that. The runs are served only while this master leads (`leading.py`): one write that fails ends
-its lead of all of them. A client that connects while it does not lead is told so, and goes on to the next master.
+With journals, a run's effects wait until its journal is written, off the loop (`journal.py`, `journal_store.py`); no
+other run waits for that. The runs are served only while this master leads (`leadership.py`): one failed write ends its
+lead of all of them. A client that connects while it does not lead is refused, and tries the next master.
 
-The result of a round of probing is written down when the machine tells it, which is after the next window's starts were
-sent. A disk that is full ends the log, and nothing else.
+The result of a probing round is written when the machine notifies it, which is after the next window was started. A
+full disk ends the log, and nothing else.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
 from typing import assert_never
 
 import msgspec
 
 from ringfold.config import DEFAULT_RUN, check_exposure, split_address
 from ringfold.errors import ConfigError, RemoteProtocolError, StoreError
-from ringfold.master.door import Door
-from ringfold.master.events import (
-    Broken,
-    Close,
-    Closed,
-    Conn,
+from ringfold.master.effects import (
+    CloseConnection,
     Effect,
-    Ended,
-    Event,
-    KeepLinks,
-    MoonshotFound,
-    Opened,
-    Persist,
-    Send,
-    SendBeat,
+    Notify,
+    RaiseFrameLimit,
+    ReportBrokenRun,
     SendEvidence,
+    SendHeartbeat,
+    SendMessage,
     StartMoonshot,
-    Tell,
-    Tick,
-    Trust,
+    WriteJournal,
+    WriteLinks,
 )
-from ringfold.master.journal import Journal
-from ringfold.master.keeper import Deposed
-from ringfold.master.leading import TROUBLE_S, Candidate, Leadership
-from ringfold.master.outbox import Outbox
+from ringfold.master.events import (
+    Conn,
+    ConnectionClosed,
+    ConnectionOpened,
+    DoneReceived,
+    Event,
+    FramePartReceived,
+    HeartbeatReceived,
+    MalformedReceived,
+    MessageReceived,
+    MoonshotFinished,
+    StopRequested,
+    Tick,
+)
+from ringfold.master.journal import Journal, Outbox
+from ringfold.master.journal_store import Deposed
+from ringfold.master.leadership import RETRY_S, Candidate, Leadership
 from ringfold.master.runs import Routed, Runs
+from ringfold.master.scheduling import FrameScheduler
 from ringfold.master.settings import MasterSettings
-from ringfold.master.turns import Turns
 from ringfold.probe.logs.files import ExportSettings, ProbeLog
 from ringfold.runtime import asyncio_support
 from ringfold.runtime.clock import monotonic_ns, random_bytes, unix_ns
@@ -61,8 +69,13 @@ from ringfold.store import StoreClient, open_store
 from ringfold.topology.moonshot import MoonshotRequest, decode_response
 from ringfold.wire.frames import (
     MAX_FRAME_BYTES,
+    FrameKind,
+    FrameReader,
+    decode_done,
+    decode_heartbeat,
+    decode_to_master,
     evidence_frame,
-    master_beat,
+    master_heartbeat,
     message_frame,
 )
 from ringfold.wire.messages import FromMaster, GroupId, Refused
@@ -71,24 +84,123 @@ from ringfold.wire.proof import NONCE_BYTES
 
 TICK_S = 0.05
 LEASE_S = 3.0
-"""Shorter than what peers with several masters take for silence, so that a leader that slept knows before they go."""
+"""Shorter than the silence after which peers try another master, so that a suspended leader notices before they
+leave."""
 MOONSHOT_S = 60.0
 FLUSH_S = 1.0
-LAST_WORDS_S = 5.0
-"""How long a clean end waits for the journal to be closed."""
+SHUTDOWN_TIMEOUT_S = 5.0
+"""How long a clean shutdown waits for the journal to be closed."""
 
 _log = logging.getLogger("ringfold.master")
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+KEEP_ALIVE_S = 60
+"""Peers have heartbeats; this is for nodes that only probe, and for commands."""
+MAX_QUEUED_BYTES = 256 * 1024 * 1024
+"""A peer with a longer send queue does not read, and is disconnected."""
+
+
+class ClientProtocol(asyncio.Protocol):
+    """One connection: bytes in, events out."""
+
+    def __init__(self, server: "MasterServer") -> None:
+        self._server = server
+        self.frames = FrameReader()
+        self.transport: asyncio.Transport | None = None
+        self.conn: Conn = 0
+        self._fd = -1
+        self._chunks: deque[bytes] = deque()
+        self._pending_frames: Iterator[tuple[FrameKind, bytes]] = iter(())
+        """The frames of the present chunk that are not handled yet."""
+        self.has_frames = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        self._fd = transport.get_extra_info("socket").fileno()
+        close_on_fork(self._fd)
+        asyncio_support.no_delay(transport)
+        asyncio_support.keep_alive(transport, KEEP_ALIVE_S)
+        transport.set_write_buffer_limits(high=MAX_QUEUED_BYTES)
+        if self._server.is_stopping:
+            transport.abort()  # it connected while the server was closing
+            return
+        self.conn = self._server.on_opened(self, asyncio_support.remote_name(transport))
+
+    def data_received(self, chunk: bytes) -> None:
+        if not self._server.is_open(self.conn):
+            return
+        self._chunks.append(chunk)
+        if not self.has_frames:
+            self.has_frames = True
+            self._server.on_frames(self)
+        elif self.transport is not None:
+            self.transport.pause_reading()  # it waits for its turn, with one or two chunks at most
+
+    def handle(self, limit: int) -> int:
+        """Turn up to `limit` frames into events; returns how many. Nothing is read while some are left."""
+        count = self._handle(limit)
+        if self.transport is not None and self._server.is_open(self.conn):
+            (self.transport.pause_reading if self.has_frames else self.transport.resume_reading)()
+        return count
+
+    def _handle(self, limit: int) -> int:
+        count = 0
+        try:
+            while count < limit:
+                frame = next(self._pending_frames, None)
+                if frame is not None:
+                    count += 1
+                    self._server.step(self._event(*frame))
+                    if not self._server.is_open(self.conn):
+                        break
+                elif self._chunks:
+                    self._pending_frames = self.frames.feed(self._chunks.popleft())
+                else:
+                    if self.frames.is_inside:
+                        self._server.step(FramePartReceived(self.conn))
+                    break
+            else:
+                return count
+        except RemoteProtocolError as error:
+            self._server.step(MalformedReceived(self.conn, str(error)))
+        self._chunks.clear()
+        self.has_frames = False
+        return count
+
+    def _event(self, kind: FrameKind, body: bytes) -> Event:
+        match kind:
+            case FrameKind.DONE:
+                return DoneReceived(self.conn, decode_done(body))
+            case FrameKind.HEARTBEAT:
+                return HeartbeatReceived(self.conn, decode_heartbeat(body))
+            case FrameKind.MESSAGE:
+                return MessageReceived(self.conn, decode_to_master(body), len(body))
+            case FrameKind.EVIDENCE:
+                raise RemoteProtocolError("only the master sends evidence")
+
+    def pause_writing(self) -> None:
+        # The effects of a step in progress filled the queue: report it to the machine after that step.
+        assert self.transport is not None
+        reason = f"it does not read: more than {MAX_QUEUED_BYTES} bytes are queued for it"
+        asyncio.get_running_loop().call_soon(self._server.on_lost, self, reason)
+        self.transport.abort()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        keep_on_fork(self._fd)
+        self._server.on_lost(self, str(exc) if exc is not None else "")
 
 
 class MasterServer:
     """A master of one or more runs, on real sockets. `listen` holds addresses like `127.0.0.1:48148`, `[::1]:0` or
     `localhost:48148`.
 
-    Other addresses than loopback need a token of 16 bytes or more, or `insecure` said aloud. With `journal`, the
-    address of a store, the run outlives this process; of several masters on one store one leads, and the others stand
-    by. A master that is `alone` with its journal shares it with nobody: when it is stopped, the run is ended, and its
-    journal is closed. One that is not hands the run over.
+    Other addresses than loopback need a token of 16 bytes or more, or `insecure`. With `journal`, the address of a
+    store, the run outlives this process; of several masters on one store one leads, and the others stand by. A master
+    that is `alone` with its journal shares it with no other master: when it is stopped, the run is ended, and its
+    journal is closed. Otherwise another master continues the run.
     """
 
     def __init__(
@@ -115,39 +227,39 @@ class MasterServer:
         self._other_rounds: dict[str, ProbeLog] = {}
         self._settings, self._token = settings, token
         alive, self._stepped_ns = settings.liveness, 0
-        # Whom they have not heard since a heartbeat before it fell asleep, peers may leave this soon.
-        self._patience_ns = (alive.evict_after_ms - alive.heartbeat_ms) * 1_000_000
+        # After this long without a heartbeat, counted from the last one before a suspension, peers may leave.
+        self._max_suspension_ns = (alive.evict_after_ms - alive.heartbeat_ms) * 1_000_000
         self._journal, self._lease_s, self._alone = journal, lease_s, alone
         self._runs: Runs | None = None
         self._candidate: Candidate | None = None
         self._leadership: Leadership | None = None
         self._held: Leadership | None = None
-        """Whose lease is to be given back in the end."""
+        """The leadership whose lease is to be released at the end."""
         self._deposed: asyncio.Future[str] | None = None
         self._writing: dict[str, asyncio.Task[None]] = {}
         self._stray: set[asyncio.Task[None] | None] = set()
-        """Writes of an earlier lead that have not ended: nobody waits for them but the end of this server."""
-        self._keeping: dict[str, asyncio.Task[None]] = {}
+        """Writes of an earlier lead that have not ended: only the end of this server waits for them."""
+        self._link_writes: dict[str, asyncio.Task[None]] = {}
         self._outboxes: dict[str, Outbox] = {}
         """By the name of the run."""
-        self._doors: dict[Conn, Door] = {}
-        self._turns = Turns()
-        self._is_turning = False
+        self._clients: dict[Conn, ClientProtocol] = {}
+        self._scheduler = FrameScheduler()
+        self._is_turn_scheduled = False
         self._servers: list[asyncio.Server] = []
-        self._leaving: dict[asyncio.Transport, asyncio.TimerHandle] = {}
+        self._closing: dict[asyncio.Transport, asyncio.TimerHandle] = {}
         self._last_conn = 0
         self._encoded: tuple[FromMaster, bytes] | None = None
         self._moonshot: asyncio.Task[None] | None = None
-        self._one_left = asyncio.Event()
+        self._one_closed = asyncio.Event()
         self._stopping: asyncio.Event | None = None
         self._failure: BaseException | None = None
         self.addresses: list[str] = []
-        """Where it listens, once it does; with the ports that the kernel chose for port 0."""
+        """The addresses that it listens on, with the ports that the kernel chose for port 0."""
 
     async def serve(self, ready: Callable[[], None] | None = None) -> None:
-        """Listen, and serve until `stop`. `ready` is called once peers may come.
+        """Listen, and serve until `stop`. `ready` is called when peers may connect.
 
-        Raises OSError if it cannot listen, ConfigError if it cannot write rounds down where it should, and StoreError
+        Raises OSError if it cannot listen, ConfigError if it cannot write the results of rounds, and StoreError
         if the journal's store cannot be opened.
         """
         self._stopping = asyncio.Event()
@@ -176,7 +288,7 @@ class MasterServer:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await self._shut()
-            await self._let_go(store)
+            await self._release_store(store)
         if self._failure is not None:
             raise self._failure
 
@@ -190,7 +302,9 @@ class MasterServer:
             self._rounds = ProbeLog(ExportSettings(directory=self._export))
         loop = asyncio.get_running_loop()
         for host, port in self._listen:
-            server = await loop.create_server(lambda: Door(self), host, port, reuse_address=True, backlog=1024)
+            server = await loop.create_server(
+                lambda: ClientProtocol(self), host, port, reuse_address=True, backlog=1024
+            )
             self._servers.append(server)
             for sock in server.sockets:
                 close_on_fork(sock.fileno())
@@ -201,13 +315,13 @@ class MasterServer:
             for sock in server.sockets:
                 keep_on_fork(sock.fileno())
             server.close()
-        for door in list(self._doors.values()):
-            self._say_goodbye(door)
-        self._doors.clear()
-        # Each connection that is leaving has its timer, so this wait ends.
-        while self._leaving:
-            self._one_left.clear()
-            await self._one_left.wait()
+        for client in list(self._clients.values()):
+            self._close_client(client)
+        self._clients.clear()
+        # Each closing connection has a timer, so this wait ends.
+        while self._closing:
+            self._one_closed.clear()
+            await self._one_closed.wait()
         for server in self._servers:
             await server.wait_closed()
         if self._rounds is not None:
@@ -224,7 +338,7 @@ class MasterServer:
     # Leading
 
     async def _lead(self, candidate: Candidate) -> None:
-        """Stand by, lead, be deposed, and stand by again. What nobody foresaw ends the server, and is not silent."""
+        """Stand by, lead, be deposed, and stand by again. An unexpected exception ends the server, and is raised."""
         try:
             while True:
                 await self._lead_once(candidate)
@@ -241,17 +355,17 @@ class MasterServer:
         holding = asyncio.create_task(candidate.hold(leadership, self.step_down), name="ringfold lease")
         try:
             runs = self._begin(leadership)
-            # The fence is raised in each journal first: until that is written, everything that is said waits.
+            # The fence is raised in each journal first: until that is written, all effects wait.
             for name, journal in runs.first_journals().items():
-                self._carry_out(name, self._outbox(name).put([Persist(journal)]))
+                self._execute(name, self._outbox(name).put([WriteJournal(journal)]))
             candidate.trouble(await self._deposed)
-            await candidate.give_up(leadership)
+            await candidate.release(leadership)
             self._held = None
         finally:
             holding.cancel()
             self._end_leading()
-        if clock() < began + TROUBLE_S:
-            await asyncio.sleep(TROUBLE_S)  # it could not even begin, and would not at once
+        if clock() < began + RETRY_S:
+            await asyncio.sleep(RETRY_S)  # it failed at the start, and would fail again at once
 
     def _begin(self, leadership: Leadership | None) -> Runs:
         now, fence, name = monotonic_ns(), 1, ", ".join(self.addresses)
@@ -274,7 +388,7 @@ class MasterServer:
         )
         self._outboxes = {}
         if leadership is not None:
-            for run in leadership.keepers:
+            for run in leadership.stores:
                 self._route(self._runs.restore(now, run, leadership.journals.get(run), leadership.links[run]))
         self._stepped_ns = now
         self._leadership = self._held = leadership
@@ -284,44 +398,44 @@ class MasterServer:
         return self._outboxes.setdefault(run, Outbox())
 
     def step_down(self, reason: str) -> None:
-        """Decide nothing any more: another one leads, or nobody can."""
+        """Stop to decide: another master leads, or none can."""
         if self._deposed is not None and not self._deposed.done():
             _log.warning("this master does not lead any more: %s", reason)
             self._deposed.set_result(reason)
             self._end_leading()
 
     async def _end_run(self) -> None:
-        """A clean end of a master that is alone with its journals: peers are told when theirs is closed."""
+        """A clean end of a master that is alone with its journals: peers are notified when theirs is closed."""
         if not self._alone or self._runs is None or self._leadership is None or self._failure is not None:
             return
-        self.step(Ended("the master was stopped, and the run with it"))
+        self.step(StopRequested("the master was stopped, and the run with it"))
         self._runs = None
         try:
-            async with asyncio.timeout(LAST_WORDS_S):
+            async with asyncio.timeout(SHUTDOWN_TIMEOUT_S):
                 while self._writing:
                     await asyncio.wait(self._writing.values())
         except TimeoutError:
-            _log.warning("the journal was not closed within %g s", LAST_WORDS_S)
+            _log.warning("the journal was not closed within %g s", SHUTDOWN_TIMEOUT_S)
 
     def _end_leading(self) -> None:
         self._runs = self._leadership = None
         self._stray.update(self._writing.values())
         self._writing.clear()
-        for door in list(self._doors.values()):
-            self._say_goodbye(door)
-        self._doors.clear()
+        for client in list(self._clients.values()):
+            self._close_client(client)
+        self._clients.clear()
 
     def _write_journal(self, run: str) -> None:
-        """Begin to write what a run must not forget, unless a write of it is under way."""
+        """Start to write a run's journal, unless a write of it is in progress."""
         leadership, outbox = self._leadership, self._outbox(run)
         if leadership is None or run in self._writing:
             return
         journal = outbox.begin()
         if journal is not None:
-            work = self._write_aside(leadership, run, outbox, journal)
+            work = self._write_off_loop(leadership, run, outbox, journal)
             self._writing[run] = asyncio.create_task(work, name=f"ringfold journal of {run}")
 
-    async def _write_aside(self, leadership: Leadership, run: str, outbox: Outbox, journal: Journal) -> None:
+    async def _write_off_loop(self, leadership: Leadership, run: str, outbox: Outbox, journal: Journal) -> None:
         try:
             await asyncio.to_thread(leadership.write, run, journal)
         except Deposed:
@@ -341,35 +455,37 @@ class MasterServer:
         if leadership is not self._leadership or self._failure is not None:
             return
         if outbox is self._outboxes.get(run):
-            self._carry_out(run, outbox.written())
+            self._execute(run, outbox.written())
             if journal.is_forgotten and not outbox.waiting():
                 del self._outboxes[run]
         else:
-            self._write_journal(run)  # the run broke meanwhile, and has begun again
+            self._write_journal(run)  # the run broke meanwhile, and has restarted
 
-    async def _let_go(self, store: "StoreClient | None") -> None:
-        """A clean end: the last write is made, and the lease is given back."""
+    async def _release_store(self, store: "StoreClient | None") -> None:
+        """A clean end: finish the last writes, and release the lease."""
         stray = [task for task in self._stray if task is not None]
-        await asyncio.gather(*self._writing.values(), *stray, *self._keeping.values(), return_exceptions=True)
+        await asyncio.gather(*self._writing.values(), *stray, *self._link_writes.values(), return_exceptions=True)
         if self._candidate is not None and self._held is not None:
-            await self._candidate.give_up(self._held)
+            await self._candidate.release(self._held)
         if store is not None:
             await asyncio.to_thread(store.close)
 
     # Events in, effects out
 
     def step(self, event: Event) -> None:
-        """Step the runs and do what they say. A run that breaks ends alone; what breaks here ends the server."""
+        """Step the runs and execute their effects. A run that raises ends alone; an exception here ends the server."""
         if self._failure is not None or self._runs is None:
             return
         now = monotonic_ns()
-        slept_ns, self._stepped_ns = now - self._stepped_ns, now
+        suspended_ns, self._stepped_ns = now - self._stepped_ns, now
         if self._leadership is not None and not self._leadership.is_certain():
-            self.step_down(self._leadership.trouble or "it was not there to renew its lease")
+            self.step_down(self._leadership.trouble or "it did not renew its lease in time")
             return
-        if self._leadership is not None and slept_ns > self._patience_ns:
-            # With the same fence it would have to evict all who come back. With a higher one they go on.
-            self.step_down(f"it was asleep for {slept_ns / 1e9:.1f} s, and its peers look for another master by now")
+        if self._leadership is not None and suspended_ns > self._max_suspension_ns:
+            # With the same fence it would have to evict all peers that return. With a higher one they continue.
+            self.step_down(
+                f"it was suspended for {suspended_ns / 1e9:.1f} s, and its peers look for another master by now"
+            )
             return
         try:
             self._route(self._runs.step(now, event))
@@ -380,47 +496,47 @@ class MasterServer:
 
     def _route(self, routed: Sequence[Routed]) -> None:
         for run, effects in routed:
-            if run and not isinstance(effects[0], Broken):
-                self._carry_out(run, self._outbox(run).put(effects))
+            if run and not isinstance(effects[0], ReportBrokenRun):
+                self._execute(run, self._outbox(run).put(effects))
                 continue
-            # Of a run that broke, nothing that still waits is said any more; but who was to go goes.
+            # Of a broken run, waiting effects are discarded, except closes.
             void = self._outboxes.pop(run, Outbox()).waiting() if run else []
-            for effect in (*(each for each in void if isinstance(each, Close)), *effects):
-                self._do(run, effect)
+            for effect in (*(each for each in void if isinstance(each, CloseConnection)), *effects):
+                self._execute_one(run, effect)
 
-    def _carry_out(self, run: str, effects: Sequence[Effect]) -> None:
+    def _execute(self, run: str, effects: Sequence[Effect]) -> None:
         for effect in effects:
-            self._do(run, effect)
+            self._execute_one(run, effect)
         self._write_journal(run)
 
-    def _do(self, run: str, effect: Effect) -> None:
+    def _execute_one(self, run: str, effect: Effect) -> None:
         match effect:
             case SendEvidence(conns, evidence):
                 frame = evidence_frame(evidence)
                 for conn in conns:
                     self._write(conn, frame)
-            case Send(conn, message):
+            case SendMessage(conn, message):
                 self._write(conn, self._encode(message))
-            case SendBeat(conn, number, echo):
-                self._write(conn, master_beat(number, echo))
-            case Trust(conn):
-                if conn in self._doors:
-                    self._doors[conn].frames.limit = MAX_FRAME_BYTES
-            case Close(conn, _):
-                door = self._doors.pop(conn, None)
-                if door is not None:
-                    self._say_goodbye(door)
-            case Tell(notice):
-                self._tell(run, notice)
-            case KeepLinks(raw):
-                if self._leadership is not None and (run not in self._keeping or self._keeping[run].done()):
-                    work = _keep_links(self._leadership, run, raw)
-                    self._keeping[run] = asyncio.create_task(work, name="ringfold links")
-            case Persist():
-                raise AssertionError("the outbox keeps these")
-            case Broken(error, event, pause_ns):
-                then = "it is over" if pause_ns is None else f"it begins again in {pause_ns / 1e9:g} s"
-                _log.error("run %s broke at %s; %s, and no other run is touched", run, event, then, exc_info=error)
+            case SendHeartbeat(conn, number, echo):
+                self._write(conn, master_heartbeat(number, echo))
+            case RaiseFrameLimit(conn):
+                if conn in self._clients:
+                    self._clients[conn].frames.limit = MAX_FRAME_BYTES
+            case CloseConnection(conn, _):
+                client = self._clients.pop(conn, None)
+                if client is not None:
+                    self._close_client(client)
+            case Notify(notice):
+                self._notify(run, notice)
+            case WriteLinks(raw):
+                if self._leadership is not None and (run not in self._link_writes or self._link_writes[run].done()):
+                    work = _write_links(self._leadership, run, raw)
+                    self._link_writes[run] = asyncio.create_task(work, name="ringfold links")
+            case WriteJournal():
+                raise AssertionError("the outbox removes these")
+            case ReportBrokenRun(error, event, pause_ns):
+                then = "it is over" if pause_ns is None else f"it restarts in {pause_ns / 1e9:g} s"
+                _log.error("run %s broke at %s; %s, and no other run is affected", run, event, then, exc_info=error)
             case StartMoonshot(group, question):
                 if self._moonshot is None or self._moonshot.done():
                     self._moonshot = asyncio.create_task(self._search(run, group, question), name="ringfold moonshot")
@@ -428,25 +544,25 @@ class MasterServer:
                 assert_never(effect)
 
     async def _search(self, run: str, group: GroupId, question: MoonshotRequest) -> None:
-        """The long search for a better ring. Nobody waits for it, so that its failure is only logged."""
+        """The moonshot search for a better ring. Nothing waits for it, so a failure is only logged."""
         try:
-            said = await run_in_subprocess("ringfold.topology.moonshot", msgspec.json.encode(question), MOONSHOT_S)
+            output = await run_in_subprocess("ringfold.topology.moonshot", msgspec.json.encode(question), MOONSHOT_S)
         except OSError as error:
-            _log.warning("the long search for a better ring cannot be started: %s", error)
+            _log.warning("the moonshot search for a better ring cannot be started: %s", error)
             return
-        if said is None:
-            _log.info("the long search for a better ring of group %d came to nothing", group)
+        if output is None:
+            _log.info("the moonshot search for a better ring of group %d found none", group)
             return
         try:
-            found = decode_response(said)
+            found = decode_response(output)
         except RemoteProtocolError as error:
-            _log.warning("the long search for a better ring of group %d wrote no answer: %s", group, error)
+            _log.warning("the moonshot search for a better ring of group %d wrote no result: %s", group, error)
             return
         if found.solution is not None:
-            self.step(MoonshotFound(group, found.solution, run))
+            self.step(MoonshotFinished(group, found.solution, run))
 
-    def _tell(self, run: str, notice: Notice) -> None:
-        """ProbeLog it, write a round down, pass it to the observer. A run does not end because its observer does."""
+    def _notify(self, run: str, notice: Notice) -> None:
+        """Log it, write the result of a round, call the observer. A failing observer does not end a run."""
         more: str | None = ""
         if isinstance(notice, ConnectionDropped):
             more = self._log_limit.take(monotonic_ns(), notice.reason)
@@ -463,7 +579,7 @@ class MasterServer:
             _log.exception("an observer failed at %r", notice)
 
     def _round_log(self, run: str) -> ProbeLog | None:
-        """Where a run's rounds are written down: in a folder of its own, unless it is the default one."""
+        """The log of a run's rounds: in a folder of its own, unless it is the default run."""
         if self._rounds is None or self._export is None or run == DEFAULT_RUN:
             return self._rounds
         if run not in self._other_rounds:
@@ -471,86 +587,131 @@ class MasterServer:
         return self._other_rounds[run]
 
     def _encode(self, message: FromMaster) -> bytes:
-        """A record goes to every member and may be large: it is encoded once and its bytes are shared."""
+        """A record goes to every member and may be large: it is encoded once."""
         if self._encoded is None or self._encoded[0] is not message:
             self._encoded = (message, message_frame(message))
         return self._encoded[1]
 
     def _write(self, conn: Conn, frame: bytes) -> None:
-        door = self._doors.get(conn)
-        if door is not None and door.transport is not None:
-            door.transport.write(frame)
+        client = self._clients.get(conn)
+        if client is not None and client.transport is not None:
+            client.transport.write(frame)
 
-    def _say_goodbye(self, door: Door) -> None:
-        """Close after what is queued has been sent, or FLUSH_S later."""
-        transport = door.transport
+    def _close_client(self, client: ClientProtocol) -> None:
+        """Close after the queue was sent, or FLUSH_S later."""
+        transport = client.transport
         if transport is None:
             return
         timer = asyncio.get_running_loop().call_later(FLUSH_S, transport.abort)
-        self._leaving[transport] = timer
+        self._closing[transport] = timer
         transport.close()
 
-    # Doors
+    # Clients
 
-    def opened(self, door: Door, remote: str) -> Conn:
+    def on_opened(self, client: ClientProtocol, remote: str) -> Conn:
         self._last_conn += 1
-        self._doors[self._last_conn] = door
+        self._clients[self._last_conn] = client
         if self._runs is None:
-            refusal = Refused(self._candidate.why_not if self._candidate is not None else "it ends", again=True)
+            refusal = Refused(self._candidate.why_not if self._candidate is not None else "it stops", again=True)
             self._write(self._last_conn, message_frame(refusal))
-            self._say_goodbye(self._doors.pop(self._last_conn))
+            self._close_client(self._clients.pop(self._last_conn))
             return self._last_conn
-        self.step(Opened(self._last_conn, remote, random_bytes(NONCE_BYTES)))
+        self.step(ConnectionOpened(self._last_conn, remote, random_bytes(NONCE_BYTES)))
         return self._last_conn
 
-    def arrived(self, door: Door) -> None:
-        """A connection has frames: they are handled now, as far as its run's share goes, and the rest in turn."""
-        run = "" if self._runs is None else self._runs.owner(door.conn)
-        budget = self._turns.budget(run)
+    def on_frames(self, client: ClientProtocol) -> None:
+        """A connection has frames: handle them now, as far as its run's share allows, and the rest in turn."""
+        run = "" if self._runs is None else self._runs.owner(client.conn)
+        budget = self._scheduler.budget(run)
         if budget:
-            self._turns.spend(run, door.handle(budget))
-        if door.has_frames:
-            self._turns.wait(run, door.conn)
-        if not self._is_turning:
-            self._is_turning = True
+            self._scheduler.spend(run, client.handle(budget))
+        if client.has_frames:
+            self._scheduler.wait(run, client.conn)
+        if not self._is_turn_scheduled:
+            self._is_turn_scheduled = True
             asyncio.get_running_loop().call_soon(self._turn)
 
     def _turn(self) -> None:
-        """The loop has come by again: every run has its share."""
-        self._turns.begin()
-        while (chosen := self._turns.next()) is not None:
-            run, conn, most = chosen
-            door = self._doors.get(conn)
-            if door is None:
+        """The next turn: every run has its share."""
+        self._scheduler.begin()
+        while (chosen := self._scheduler.next()) is not None:
+            run, conn, limit = chosen
+            client = self._clients.get(conn)
+            if client is None:
                 continue
-            self._turns.spend(run, door.handle(most))
-            if door.has_frames:
-                self._turns.wait("" if self._runs is None else self._runs.owner(conn), conn)
-        self._is_turning = not self._turns.is_over
-        if self._is_turning:
+            self._scheduler.spend(run, client.handle(limit))
+            if client.has_frames:
+                self._scheduler.wait("" if self._runs is None else self._runs.owner(conn), conn)
+        self._is_turn_scheduled = not self._scheduler.is_over
+        if self._is_turn_scheduled:
             asyncio.get_running_loop().call_soon(self._turn)
 
-    def lost(self, door: Door, reason: str) -> None:
-        """The connection is gone; the machine is told unless it closed it itself."""
-        if door.transport is not None and (timer := self._leaving.pop(door.transport, None)) is not None:
+    def on_lost(self, client: ClientProtocol, reason: str) -> None:
+        """The connection is gone; the machine gets an event unless it requested the close."""
+        if client.transport is not None and (timer := self._closing.pop(client.transport, None)) is not None:
             timer.cancel()
-            self._one_left.set()
-        if self._doors.pop(door.conn, None) is not None:
-            self.step(Closed(door.conn, reason))
+            self._one_closed.set()
+        if self._clients.pop(client.conn, None) is not None:
+            self.step(ConnectionClosed(client.conn, reason))
 
     @property
     def is_stopping(self) -> bool:
         return self._stopping is not None and self._stopping.is_set()
 
     def is_open(self, conn: Conn) -> bool:
-        return conn in self._doors
+        return conn in self._clients
 
 
-async def _keep_links(leadership: Leadership, run: str, raw: bytes) -> None:
-    keeper = leadership.keepers.get(run)
-    if keeper is None:
-        return  # the run is not in the store yet, or not any more
+async def _write_links(leadership: Leadership, run: str, raw: bytes) -> None:
+    store = leadership.stores.get(run)
+    if store is None:
+        return  # the run is not in the store yet, or no longer
     try:
-        await asyncio.to_thread(keeper.write_links, raw)
+        await asyncio.to_thread(store.write_links, raw)
     except StoreError as error:
-        _log.debug("what is known about links was not written down: %s", error)
+        _log.debug("the link figures were not written: %s", error)
+
+
+class MasterThread:
+    """A master in a thread, with an event loop of its own: for `rf.join(host_master=True)`, notebooks and tests. Use it
+    with `with`."""
+
+    def __init__(
+        self,
+        settings: MasterSettings | None = None,
+        listen: Sequence[str] = ("127.0.0.1:0",),
+        token: bytes = b"",
+        insecure: bool = False,
+        on_notice: Callable[[Notice], None] | None = None,
+        journal: str | None = None,
+        lease_s: float = LEASE_S,
+        *,
+        alone: bool = False,
+    ) -> None:
+        """Returns when it listens; raises OSError if it cannot."""
+        used = settings or MasterSettings()
+        self._server = MasterServer(used, listen, token, insecure, on_notice, journal, lease_s, alone=alone)
+        self._thread = asyncio_support.LoopThread("ringfold-master", self._server.serve)
+        self._thread.wait_ready()
+
+    @property
+    def address(self) -> str:
+        """The first address it listens on."""
+        return self._server.addresses[0]
+
+    @property
+    def addresses(self) -> list[str]:
+        return list(self._server.addresses)
+
+    def stop(self) -> None:
+        """End the master and wait until its sockets are closed. May be called again."""
+        self._thread.call(self._server.stop)
+        self._thread.join()
+
+    def __enter__(self) -> "MasterThread":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()

@@ -1,4 +1,4 @@
-"""The settings of a master: frozen, with the unit in the name, checked where they are made."""
+"""The settings of a master: frozen, with the unit in the name, checked in the constructor."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,12 +13,12 @@ from ringfold.wire.probing import RoundKind
 RING_EVIDENCE_MEMBERS = 8
 """With "auto", evidence travels on the ring up to this many members: n-1 hops are then faster than the master."""
 RETURN_MARGIN_MS = 5_000
-"""What a peer may take at least to come back, once it has left a silent master."""
+"""How long a peer may take at least to return, after it has left a silent master."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MasterSettings:
-    """How one master runs its run."""
+    """How a master handles a run."""
 
     evidence: Literal["auto", "ring", "master"] = "auto"
     small_bytes: int = 16_384
@@ -34,20 +34,20 @@ class MasterSettings:
     meet_ms: int = 500
     stale_s: int = 600
     measure_ms: int = 4_000
-    """How long one measurement may take in all, the way to the other peer and its handshake included."""
+    """How long one measurement may take, including the dial and the handshake."""
     rounds: RoundSettings = field(default_factory=RoundSettings)
     export: Path | None = None
-    """The directory that the rounds' results are written into, as `run.jsonl`."""
+    """The directory for the results of probing rounds, `run.jsonl`."""
     return_ms: int = 10_000
-    """How long a new master waits for the members of the epochs that it finds in the journal."""
+    """How long a new master waits for the members in the journal to return."""
     stall_timeout_ms: int | Literal["auto", "off"] = "auto"
     """How long a minority may keep all others waiting, before it is evicted (see `stalls.py`)."""
     min_stall_ms: int = 60_000
-    """With "auto", at least so long."""
+    """The minimum with "auto"."""
     op_timeout_ms: int = 300_000
-    """What peers have by default: a stall timeout is never longer."""
+    """The default of the peers: a stall timeout is never longer."""
     resume_wait_ms: int = 60_000
-    """How long a sync waits for the participants of the last one, when none of them is there."""
+    """How long a sync waits for the participants of the last one, if no member has its state."""
     max_proposals: int = 8
     max_unproven: int = 256
     max_runs: int = 256
@@ -71,13 +71,13 @@ class MasterSettings:
             raise ConfigError(f"stall_timeout_ms must be at least 1, not {self.stall_timeout_ms}")
 
     def evidence_for(self, members: int) -> EvidenceBy:
-        """How evidence travels in an epoch of so many members."""
+        """How evidence travels in an epoch with this many members."""
         if self.evidence != "auto":
             return self.evidence
         return "ring" if members <= RING_EVIDENCE_MEMBERS else "master"
 
     def small_bytes_for(self, members: int) -> int:
-        """Up to which size an op travels inside Done, in an epoch of so many members.
+        """Up to which size an op travels inside Done, in an epoch with this many members.
 
         A payload then goes over every edge but one, instead of twice 1/n of it: in a small ring the saved stages are
         worth more than the bytes.
@@ -86,7 +86,7 @@ class MasterSettings:
 
 
 def master_settings(resolved: Resolved) -> MasterSettings:
-    """The master's own settings out of all settings."""
+    """The master's settings, from the resolved ones."""
     export = resolved.value("probe_export")
     evict_after_ms = resolved.integer("evict_after_ms")
     assert export is None or isinstance(export, Path)
@@ -106,7 +106,7 @@ def master_settings(resolved: Resolved) -> MasterSettings:
         ),
         stall_timeout_ms=_ms_or_word(resolved.value("stall_timeout_s")),
         op_timeout_ms=max(1, int(resolved.number("op_timeout_s") * 1_000)),
-        # Peers leave a silent master after `evict_after_ms`: one that leads meanwhile must not give them up by then.
+        # Peers leave a silent master after `evict_after_ms`: a new leader must not give them up before that.
         return_ms=evict_after_ms + min(evict_after_ms, RETURN_MARGIN_MS),
         rounds=RoundSettings(
             kind=cast(RoundKind, resolved.text("probe_kind")),

@@ -1,12 +1,12 @@
-"""The run as people see it: `ringfold status`, with the classic phase names, and what is waited for.
+"""The run for `ringfold status`, with the classic phase names, and what peers wait for.
 
-The classic names map to few states. A peer is PEER_REGISTERED until a vote lets it in, PEER_ACCEPTED until its first
+The classic names map to few states. A peer is PEER_REGISTERED until a vote admits it, PEER_ACCEPTED until its first
 epoch is recorded, DISTRIBUTE_SHARED_STATE while it takes part in a sync that is decided, CONNECTING_TO_PEERS while its
 group's epoch changes, VOTE_ACCEPT_NEW_PEERS, VOTE_SYNC_SHARED_STATE or VOTE_OPTIMIZE_TOPOLOGY while it waits in
 `update_topology`, `sync_shared_state` or `optimize_topology`, OPTIMIZE_TOPOLOGY while links are measured for it,
-COLLECTIVE_COMMUNICATIONS_RUNNING while its heartbeats name ops, else IDLE; for a minute after one of its links could
-not be measured, OPTIMIZE_TOPOLOGY_FAILED instead of IDLE. An op is VOTE_INITIATE while some members have come to it,
-PERFORM when all have, VOTE_COMPLETE when some are done.
+COLLECTIVE_COMMUNICATIONS_RUNNING while its heartbeats announce ops, else IDLE; for a minute after one of its links
+could not be measured, OPTIMIZE_TOPOLOGY_FAILED instead of IDLE. An op is VOTE_INITIATE while some members have started
+it, PERFORM when all have, VOTE_COMPLETE when some are done.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,18 +17,20 @@ from ringfold.master.calls import Wait, completion
 from ringfold.master.disputes import sides
 from ringfold.master.epochs import Epochs
 from ringfold.master.events import Ns
-from ringfold.master.liveness import MS, silent_ms
-from ringfold.master.resuming import left
-from ringfold.master.run import Group, Peer, Run, Standing
-from ringfold.master.stalls import Judgement, Key, Watchdog
+from ringfold.master.liveness import silent_ms
+from ringfold.master.run import Group, Peer, Run
+from ringfold.master.stalls import StallDecision, WaitKey, Watchdog
+from ringfold.master.states import Membership
+from ringfold.master.syncs import left_ms
 from ringfold.master.topology import waits_for
 from ringfold.master.verdicts import summary
+from ringfold.units import MS
 from ringfold.wire.diagnostics import CALL_NAMES, format_seconds, list_peers, name_op
 from ringfold.wire.frames import Announced
 from ringfold.wire.messages import GroupId, OpRef, PeerId, VoteKind
 from ringfold.wire.status import GroupStatus, LinkStatus, PeerStatus, Status, Waiting
 
-LINKS_SHOWN = 4_096
+MAX_LINKS_SHOWN = 4_096
 """All links of 64 peers."""
 _RUN_WIDE: tuple[VoteKind, ...] = ("update", "pending", "optimize")
 _VOTING: dict[VoteKind, str] = {
@@ -56,21 +58,21 @@ def render_status(run: Run, waiting: list[Waiting], now: Ns, fence: int, uptime_
 
 
 def render_waiting(run: Run, epochs: Epochs, watchdog: Watchdog, now: Ns) -> list[Waiting]:
-    """Changes first, because everything else waits for them; then syncs, calls, newcomers, and ops.
+    """Epoch changes first, because everything else waits for them; then syncs, calls, newcomers, and ops.
 
     After a change of masters, everything waits for the members that are still away.
     """
-    judged = watchdog.judgements(now)
-    calls = [*_calls(run, now, judged), *_newcomers(run, now)]
-    syncs = [*_syncs(run, now, judged), *_resumes(run, now), *_optimisation(run, epochs, now)]
-    return [*_changes(run, epochs, now), *_disputes(run, now), *syncs, *calls, *_ops(run, now, judged)]
+    decisions = watchdog.decisions(now)
+    calls = [*_calls(run, now, decisions), *_newcomers(run, now)]
+    syncs = [*_syncs(run, now, decisions), *_resumes(run, now), *_optimisation(run, epochs, now)]
+    return [*_changes(run, epochs, now), *_disputes(run, now), *syncs, *calls, *_ops(run, now, decisions)]
 
 
-def _with_eviction(waiting: Waiting, now: Ns, judgement: Judgement | None) -> Waiting:
-    if judgement is None or not waiting.missing:
+def _with_eviction(waiting: Waiting, now: Ns, decision: StallDecision | None) -> Waiting:
+    if decision is None or not waiting.missing:
         return waiting
-    left_ms = None if judgement.evict_at is None else max(0, judgement.evict_at - now) // MS
-    text = judgement.why if left_ms is None else f"in {format_seconds(left_ms)}"
+    left_ms = None if decision.evict_at_ns is None else max(0, decision.evict_at_ns - now) // MS
+    text = decision.why if left_ms is None else f"in {format_seconds(left_ms)}"
     return replace(waiting, eviction=text, evict_in_ms=left_ms)
 
 
@@ -84,9 +86,9 @@ def _peer(run: Run, now: Ns, peer: Peer) -> PeerStatus:
         phase=_phase(run, peer),
         addresses=peer.member.addresses,
         port=peer.member.port,
-        silent_ms=silent_ms(now, peer.heard, peer.echoed),
+        silent_ms=silent_ms(now, peer.last_received_ns, peer.last_echo_ns),
         suspected=peer.suspected,
-        committed_ops=peer.beat.committed,
+        committed_ops=peer.heartbeat.committed,
         ops=[
             f"tag {op.tag} seq {op.sequence}: {phases[op.tag, op.sequence]} ({format_seconds(op.age_ms)})"
             for op in run.announced(peer)
@@ -95,16 +97,16 @@ def _peer(run: Run, now: Ns, peer: Peer) -> PeerStatus:
 
 
 def _phase(run: Run, peer: Peer) -> str:
-    if peer.standing is Standing.REGISTERED:
+    if peer.membership is Membership.REGISTERED:
         return "PEER_REGISTERED"
-    if peer.standing is Standing.ADMITTED:
+    if peer.membership is Membership.ADMITTED:
         return "PEER_ACCEPTED"
     group = run.groups[peer.group]
     if group.sync is not None and peer.id in group.sync.ballots:
         return "DISTRIBUTE_SHARED_STATE"
     going = run.optimisation
     is_in = going is not None and peer.id in going.ballots
-    if going is not None and is_in and going.changing is None:
+    if going is not None and is_in and not going.is_installing:
         return "OPTIMIZE_TOPOLOGY"
     if group.change is not None:
         return "CONNECTING_TO_PEERS"
@@ -121,7 +123,7 @@ def _phase(run: Run, peer: Peer) -> str:
 
 
 def _op_phases(run: Run, group: Group) -> dict[tuple[int, int], str]:
-    """Where each op stands, from what all members announce."""
+    """The phase of each op, from what all members announce."""
     seen: dict[tuple[int, int], list[Announced]] = {}
     members = run.live(group)
     for member in members:
@@ -141,7 +143,7 @@ def _group(group: Group) -> GroupStatus:
     return GroupStatus(
         group=group.id,
         epoch=group.epoch,
-        phase=group.change.phase if group.change is not None else "idle",
+        phase=group.phase.value,
         ring=list(group.ring),
         evidence=group.evidence,
         bad_edges=group.edges.bad_pairs(),
@@ -158,38 +160,40 @@ def _changes(run: Run, epochs: Epochs, now: Ns) -> Iterator[Waiting]:
         missing = epochs.missing(group)
         waiting = sorted({peer.id for peer in run.live(group)} - set(missing) | change.admitted)
         why = f" ({summary(change.causes)})" if change.causes else ""
-        what = f"group {group.id}: epoch {group.epoch} is {change.phase}{why}"
-        yield Waiting(what, waiting, missing, (now - change.since) // MS)
+        what = f"group {group.id}: epoch {group.epoch} is {group.phase.value}{why}"
+        yield Waiting(what, waiting, missing, (now - change.since_ns) // MS)
 
 
 def _disputes(run: Run, now: Ns) -> Iterator[Waiting]:
-    """Members called different things; the others' calls will say which of them is wrong."""
+    """Members called different things; the calls of the others will decide which are wrong."""
     for _, group in sorted(run.groups.items()):
         for op, dispute in sorted(group.disputes.items()):
             late = sorted(set(group.ring) - dispute.calls.keys())
             what = f"group {group.id}: different calls: {sides(op, dispute)}"
-            yield Waiting(what, sorted(dispute.calls), late, (now - dispute.since) // MS)
+            yield Waiting(what, sorted(dispute.calls), late, (now - dispute.since_ns) // MS)
 
 
-def _syncs(run: Run, now: Ns, judged: Mapping[Key, Judgement]) -> Iterator[Waiting]:
+def _syncs(run: Run, now: Ns, decisions: Mapping[WaitKey, StallDecision]) -> Iterator[Waiting]:
     for _, group in sorted(run.groups.items()):
         sync = group.sync
         if sync is not None:
             holders = list_peers(sorted(sync.holders))
             what = f"group {group.id}: sync {sync.number} of revision {sync.plan.revision} from {holders}"
-            waiting = Waiting(what, sorted(sync.ballots), sorted(sync.unfinished), (now - sync.since) // MS)
-            yield _with_eviction(waiting, now, judged.get(Key("sync", group.id)))
+            waiting = Waiting(what, sorted(sync.ballots), sorted(sync.unfinished), (now - sync.since_ns) // MS)
+            yield _with_eviction(waiting, now, decisions.get(WaitKey("sync", group.id)))
 
 
 def _resumes(run: Run, now: Ns) -> Iterator[Waiting]:
-    """Groups whose state is lost, and that wait for those who may have the newest checkpoint."""
+    """Groups whose state is lost, and that wait for peers that may have the newest checkpoint."""
     for _, group in sorted(run.groups.items()):
         waiting, last = group.resume, group.finished
         if waiting is not None and last is not None:
-            whom = ", ".join(map(repr, waiting.missing))
-            until = f"for another {format_seconds(left(run, now, waiting))} (resume_wait_s)"
-            what = f"group {group.id}: revision {last.revision} is lost; before a checkpoint is taken, {whom} may come"
-            yield Waiting(f"{what}: {until}", sorted(waiting.ballots), [], (now - waiting.since) // MS)
+            missing = ", ".join(map(repr, waiting.missing))
+            until = f"for another {format_seconds(left_ms(run, now, waiting))} (resume_wait_s)"
+            what = (
+                f"group {group.id}: revision {last.revision} is lost; before a checkpoint is taken, {missing} may come"
+            )
+            yield Waiting(f"{what}: {until}", sorted(waiting.ballots), [], (now - waiting.since_ns) // MS)
 
 
 def _optimisation(run: Run, epochs: Epochs, now: Ns) -> Iterator[Waiting]:
@@ -200,11 +204,11 @@ def _optimisation(run: Run, epochs: Epochs, now: Ns) -> Iterator[Waiting]:
     rounds = going.begun + len(going.rounds)
     stage = f"round {going.begun} of {rounds} measures {pairs}" if pairs else "better rings are installed"
     late = waits_for(run, epochs, going)
-    yield Waiting(f"optimize_topology: {stage}", sorted(going.ballots), late, (now - going.since) // MS)
+    yield Waiting(f"optimize_topology: {stage}", sorted(going.ballots), late, (now - going.since_ns) // MS)
 
 
 def _links(run: Run, now: Ns) -> list[LinkStatus]:
-    newest = sorted(run.links.entries(), key=lambda item: (-item[1].at_ns, item[0]))[:LINKS_SHOWN]
+    newest = sorted(run.links.entries(), key=lambda item: (-item[1].at_ns, item[0]))[:MAX_LINKS_SHOWN]
     links = []
     for edge, entry in newest:
         age_ms, probed = max(0, now - entry.at_ns) // MS, run.delays.get(edge)
@@ -215,10 +219,10 @@ def _links(run: Run, now: Ns) -> list[LinkStatus]:
         age_ms = max(0, now - probed.at_ns) // MS
         unrated = [edge for edge in ((a, b), (b, a)) if run.links.get(*edge) is None]
         links += [LinkStatus(*edge, 0.0, probed.delay_us, age_ms, "probed", probed.loss) for edge in unrated]
-    return links[:LINKS_SHOWN]
+    return links[:MAX_LINKS_SHOWN]
 
 
-def _calls(run: Run, now: Ns, judged: Mapping[Key, Judgement]) -> Iterator[Waiting]:
+def _calls(run: Run, now: Ns, decisions: Mapping[WaitKey, StallDecision]) -> Iterator[Waiting]:
     calls: list[tuple[VoteKind, GroupId | None]] = [(kind, None) for kind in _RUN_WIDE]
     calls += [("sync", group) for group in sorted(run.groups)]
     for kind, group in calls:
@@ -229,34 +233,34 @@ def _calls(run: Run, now: Ns, judged: Mapping[Key, Judgement]) -> Iterator[Waiti
         }
         state = completion(run, kind, group)
         if ballots and isinstance(state, Wait):
-            since = min(ballot.asked for ballot in ballots.values())
+            since = min(ballot.called_ns for ballot in ballots.values())
             where = "" if group is None else f"group {group}: "
             waiting = Waiting(
                 f"{where}{CALL_NAMES[kind]}: {state.why}", list(ballots), state.missing, (now - since) // MS
             )
-            key = Key("call", -1 if group is None else group, vote=kind)
-            yield _with_eviction(waiting, now, judged.get(key))
+            key = WaitKey("call", -1 if group is None else group, vote=kind)
+            yield _with_eviction(waiting, now, decisions.get(key))
 
 
 def _newcomers(run: Run, now: Ns) -> Iterator[Waiting]:
     newcomers = run.registered()
     state = completion(run, "update")
     if newcomers and isinstance(state, Wait):
-        since = min(peer.registered for peer in newcomers)
+        since = min(peer.registered_ns for peer in newcomers)
         what = "to be accepted, by update_topology of all accepted peers"
         yield Waiting(what, [peer.id for peer in newcomers], state.missing, (now - since) // MS)
 
 
-def _ops(run: Run, now: Ns, judged: Mapping[Key, Judgement]) -> Iterator[Waiting]:
-    """Ops that some members have not come to. How long is a matter of the oldest call."""
+def _ops(run: Run, now: Ns, decisions: Mapping[WaitKey, StallDecision]) -> Iterator[Waiting]:
+    """Ops that some members have not started. The oldest call says for how long."""
     for _, group in sorted(run.groups.items()):
         callers: dict[OpRef, dict[PeerId, int]] = {}
         for member in run.live(group):
             for op in run.announced(member):
-                age_ms = op.age_ms + max(0, now - member.beat_at) // MS
+                age_ms = op.age_ms + max(0, now - member.last_heartbeat_ns) // MS
                 callers.setdefault(OpRef(op.tag, op.sequence), {})[member.id] = age_ms
         for called, ages in sorted(callers.items()):
             absent = sorted(set(group.ring) & set(run.peers) - set(ages))
             if absent:
                 waiting = Waiting(f"group {group.id}: {name_op(called)}", sorted(ages), absent, max(ages.values()))
-                yield _with_eviction(waiting, now, judged.get(Key("op", group.id, called)))
+                yield _with_eviction(waiting, now, decisions.get(WaitKey("op", group.id, called)))

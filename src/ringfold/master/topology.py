@@ -3,28 +3,28 @@
     all have voted --begin--> rounds of tests --none left--> rings are chosen --the epochs are installed--> CallDone
                                   ^     |                          |
                                   +-----+ the next round,          +-- no ring over known links --> CallFailed
-                                          once more what failed, from the other end,
-                                          and up to REPEATS times what is doubtful
+                                          then what failed, from the other end,
+                                          then up to REPEATS times what is doubtful
 
-A *test* measures one pair of a group, both ways at once: both ends are told (`Measure`), one of them dials, and both
-report (`Measured`) what they received. A *round* is as many tests as can be made without a common peer, over all groups
-of the run. It ends when its tests have: by both reports, by one that says it failed, by the deadline, or because one of
-the two is no longer in the call. A peer's reports are checked, because a master trusts nobody; what comes too late is
+A *test* measures one pair of a group, both directions at once: both ends get `Measure`, one of them dials, and both
+report what they received (`Measured`). A *round* is as many tests as possible without a common peer, over all groups of
+the run. It ends when its tests have ended: by both reports, by one that reports a failure, by the deadline, or because
+one of the two peers is no longer in the call. Reports are checked, because the master trusts no peer; late ones are
 ignored.
 
-A figure is *doubtful* if it is not settled (the arrivals were never steady for long enough: a busy machine, a TCP that
-stalled), or far below what the link was known to do. Its pair is measured again when all the others are through: what
-disturbed it may be over. A link is slowed down by what happens around it, and never sped up; so of two figures the
-settled one counts, and of two of a kind the larger one. In the end a figure is used as it is: links that are never
-steady exist, and cost REPEATS * REPEAT_ROUNDS rounds more at most, however many they are.
+A figure is *doubtful* if it is not settled (the arrival rate was never steady for long enough: a busy machine, a
+stalled TCP connection), or far below what the link was known to carry. Its pair is measured again after all others. A
+link is slowed down by other traffic, and never sped up; so a settled figure counts more than an unsettled one, and of
+two of a kind the larger one counts. In the end a figure is used as it is: some links are never steady, and cost
+REPEATS * REPEAT_ROUNDS more rounds at most, however many they are.
 
-The figures live in `Run.links`, with those that heartbeats bring for free, until they are stale or their peer is gone.
-So an optimisation that failed is repeated by calling again, and measures only what is still missing.
+The figures are in `Run.links`, with those from heartbeats, until they are stale or their peer is gone. So a failed
+optimisation is repeated by calling again, and measures only what is still missing.
 
 The rings of all groups are chosen at one instant, when no epoch is changing. If the links of some group are not known
-well enough for any ring, nothing is changed and everybody is told which pairs are missing. Otherwise a group whose new
-ring is better gets it with a new epoch, and the voters are answered when all those epochs are installed. Deaths on the
-way take peers out, as everywhere; a ring that was wished for is used only if the members are still the same.
+well enough for any ring, nothing is changed, and all voters get the missing pairs. Otherwise a group whose new ring is
+better gets it with a new epoch, and the voters get the result when all those epochs are installed. Peers that die
+meanwhile are out, as everywhere; a chosen ring is used only if the members are still the same.
 
 Nothing waits for ever: tests and epoch changes have deadlines, and rounds only get fewer.
 """
@@ -32,15 +32,17 @@ Nothing waits for ever: tests and epoch changes have deadlines, and rounds only 
 from dataclasses import dataclass
 
 from ringfold.errors import RemoteProtocolError
+from ringfold.master.effects import StartMoonshot
 from ringfold.master.epochs import Epochs
-from ringfold.master.events import Ns, StartMoonshot
-from ringfold.master.liveness import MS
+from ringfold.master.events import Ns
 from ringfold.master.run import Group, LinkTest, Optimisation, Peer, Run
+from ringfold.master.states import OptimisationStage
 from ringfold.master.verdicts import Cause
 from ringfold.topology.moonshot import MoonshotRequest
 from ringfold.topology.ring import Edge, edges_of
 from ringfold.topology.schedule import disjoint_rounds
 from ringfold.topology.solve import NoRing, Solution, best_ring, known_or, ring_value
+from ringfold.units import MS
 from ringfold.wire.decoding import checked
 from ringfold.wire.diagnostics import list_peers
 from ringfold.wire.frames import Heartbeat
@@ -52,19 +54,19 @@ GRACE_MS = 1_000
 """How much longer than the peers the master waits for their reports."""
 REPEATS = 2
 REPEAT_ROUNDS = 4
-"""Each time."""
+"""Rounds of one repetition."""
 FAR_BELOW = 0.75
 FAILED_SHOWN_NS = 60 * 1_000 * MS
 """For how long `status` shows a peer with a link that could not be measured."""
 MAX_BYTES_PER_S = 2**48
 MAX_ROUND_TRIP_US = 600 * 1_000_000
-_TEXT_MOST = 200
-_PAIRS_NAMED = 3
+MAX_FAILURE_CHARS = 200
+MAX_PAIRS_SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """A ring for a group; `unknown` are its links without a figure, in which case it is no choice."""
+class RingChoice:
+    """A ring for a group; it cannot be used if it has `unknown` links, which have no figure."""
 
     ring: list[PeerId]
     slowest: float
@@ -75,7 +77,7 @@ class Choice:
 
 
 class Topology:
-    """The optimisation in progress, if there is one, and what is known of links."""
+    """The optimisation in progress, if there is one, and what is known about links."""
 
     def __init__(self, run: Run, epochs: Epochs, run_secret: bytes) -> None:
         self._run = run
@@ -85,9 +87,9 @@ class Topology:
     # The call
 
     def begin(self, now: Ns, voters: dict[PeerId, int]) -> None:
-        """Every accepted peer of the run has voted, except those that wait for members."""
+        """Every member of the run has voted, except those that wait for more members."""
         run = self._run
-        assert run.optimisation is None, "who is in an optimisation has no vote"
+        assert run.optimisation is None, "a peer in an optimisation has no vote"
         groups = [group for _, group in sorted(run.groups.items()) if group.ring and set(group.ring) <= set(voters)]
         stale = run.settings.stale_s * 1_000 * MS
         missing = [pair for group in groups for pair in run.links.missing(group.ring, now, stale)]
@@ -102,23 +104,23 @@ class Topology:
         return optimisation is not None and optimisation.ballots.get(peer.id) == ballot
 
     def withdraw(self, peer: Peer) -> tuple[list[PeerId], str]:
-        """The peer's time is over: it is out of the call. Whom it waited for, and what they had to do."""
+        """The peer's call timed out. Returns which peers it waited for, and for what."""
         optimisation = self._run.optimisation
         assert optimisation is not None
         late = waits_for(self._run, self._epochs, optimisation)
         del optimisation.ballots[peer.id]
-        what = "to be measured" if optimisation.changing is None else "to attach"
+        what = "to attach" if optimisation.is_installing else "to be measured"
         return late, f"for {list_peers(late)} {what}"
 
     def settle(self, now: Ns) -> bool:
-        """Move the optimisation on by one stage, if the facts allow it. False if nothing moved."""
+        """Take the next step of the optimisation, if the facts allow it. False if nothing changed."""
         run, going = self._run, self._run.optimisation
         if going is None:
             return False
         if not going.ballots:
             run.optimisation = None
             return True
-        if going.changing is not None:
+        if going.is_installing:
             if any(run.groups[group].change is not None for group in going.changing):
                 return False
             run.optimisation = None
@@ -150,7 +152,7 @@ class Topology:
         going.begun += bool(here)
         for pair in here:
             run.tests += 1
-            # The lower id dials first; what failed then is dialled from the other end. What worked is left as it is.
+            # The lower id dials first; after a failure the other end dials. A dialer that succeeded stays.
             dialer = going.doubtful.pop(pair, max(pair) if pair in going.failed_once else min(pair))
             most_ms = run.settings.measure_ms
             going.tests[run.tests] = LinkTest(pair, dialer, now + (most_ms + GRACE_MS) * MS)
@@ -164,9 +166,10 @@ class Topology:
                 going.doubtful.pop(pair, None)
 
     def measured(self, now: Ns, peer: Peer, report: Measured) -> None:
-        """One end of a test has its figure, or none. What crossed with the test's end is void."""
+        """One end of a test reports its figure, or a failure. A report that was in flight when the test ended is
+        void."""
         if not 0 < report.test <= self._run.tests:
-            raise RemoteProtocolError(f"it reports measurement {report.test}, which nobody asked for")
+            raise RemoteProtocolError(f"it reports measurement {report.test}, which was not requested")
         if not report.failed:
             checked(_check_figures, report)
         going = self._run.optimisation
@@ -174,9 +177,9 @@ class Topology:
         if going is None or test is None:
             return
         if sorted((peer.id, report.other)) != list(test.pair):
-            raise RemoteProtocolError(f"it reports measurement {report.test}, in which it has no part")
+            raise RemoteProtocolError(f"it reports measurement {report.test}, which is not its own")
         if report.failed:
-            self._failed(going, report.test, f"peer {peer.id}: {report.failed[:_TEXT_MOST]}")
+            self._failed(going, report.test, f"peer {peer.id}: {report.failed[:MAX_FAILURE_CHARS]}")
             return
         test.reports[peer.id] = report
         if len(test.reports) == 2:
@@ -186,21 +189,21 @@ class Topology:
 
     def _take_figures(self, now: Ns, going: Optimisation, test: LinkTest) -> None:
         links = self._run.links
-        trips = [each.round_trip_us for each in test.reports.values() if each.round_trip_us]
+        rtts_us = [each.round_trip_us for each in test.reports.values() if each.round_trip_us]
         for target, each in test.reports.items():
             edge = (each.other, target)
             before, known = going.figures.get(edge), links.get(*edge)
-            is_news = before is None and known is not None and each.bytes_per_s < FAR_BELOW * known.bytes_per_s
+            is_drop = before is None and known is not None and each.bytes_per_s < FAR_BELOW * known.bytes_per_s
             going.figures[edge] = settled, bytes_per_s = max(before or (False, 0.0), (each.settled, each.bytes_per_s))
-            links.measured(edge, bytes_per_s, min(trips, default=0), now)
-            if is_news or not settled:
+            links.measured(edge, bytes_per_s, min(rtts_us, default=0), now)
+            if is_drop or not settled:
                 going.doubtful[test.pair] = test.dialer
 
     def tick(self, now: Ns) -> None:
-        """A test that nobody reports fails at its deadline."""
+        """A test without reports fails at its deadline."""
         run, going = self._run, self._run.optimisation
         if going is not None:
-            for number, test in [item for item in going.tests.items() if now >= item[1].deadline]:
+            for number, test in [item for item in going.tests.items() if now >= item[1].deadline_ns]:
                 silent = [peer for peer in test.pair if peer not in test.reports]
                 self._failed(going, number, f"no report from {list_peers(silent)}")
         shown = [peer for peer, since in run.unmeasured.items() if now - since >= FAILED_SHOWN_NS]
@@ -211,14 +214,14 @@ class Topology:
         test = going.tests.pop(number)
         pair = test.pair
         if pair in going.figures:
-            going.doubtful[pair] = test.dialer  # It has a figure, and is as much in doubt as before.
+            going.doubtful[pair] = test.dialer  # It has a figure, and stays doubtful.
         elif pair in going.failed_once:
             going.failed[pair] = why
         else:
             going.failed_once[pair] = why
 
-    def beat(self, now: Ns, peer: Peer, beat: Heartbeat) -> None:
-        """What the collectives of the present ring showed of the link to the next peer."""
+    def on_heartbeat(self, now: Ns, peer: Peer, beat: Heartbeat) -> None:
+        """Take the rate to the next peer that the collectives of the present ring have reached."""
         group = self._run.groups[peer.group]
         if not beat.out_rate or beat.epoch != group.epoch or len(group.ring) < 2 or peer.id not in group.ring:
             return
@@ -233,38 +236,38 @@ class Topology:
         failed = sorted(pair for pair in going.failed if set(pair) <= run.peers.keys())
         run.unmeasured = {peer: now for pair in failed for peer in pair}
         if going.begun:
-            took_ms = (now - going.since) // MS
+            took_ms = (now - going.since_ns) // MS
             unsettled = {(min(edge), max(edge)) for edge, (settled, _) in going.figures.items() if not settled}
-            run.tell(LinksMeasured(len(going.figures) // 2, going.begun, failed, took_ms, sorted(unsettled)))
+            run.notify(LinksMeasured(len(going.figures) // 2, going.begun, failed, took_ms, sorted(unsettled)))
         choices = {group: self._choose(run.groups[group]) for group in going.groups if len(run.groups[group].ring) > 1}
         if any(choice.unknown for choice in choices.values()):
             run.optimisation = None
             self._fail(going, choices)
             return
-        going.changing = set()
+        going.enter(OptimisationStage.INSTALLING)
         for number, choice in choices.items():
-            run.tell(RingChosen(number, choice.ring, choice.slowest, choice.kept, choice.reason))
+            run.notify(RingChosen(number, choice.ring, choice.slowest, choice.kept, choice.reason))
             group = run.groups[number]
             if not choice.exact:
                 run.out.append(StartMoonshot(number, self._question(group, choice.ring)))
             if not choice.kept:
                 going.changing.add(number)
-                group.wish = choice.ring
+                group.wanted_ring = choice.ring
                 self._epochs.begin(now, group, Cause(Reason("edge", f"a better ring ({choice.reason})")))
 
-    def _fail(self, going: Optimisation, choices: dict[GroupId, Choice]) -> None:
-        """Nothing is changed. Said are the pairs that failed; if there is none, the links that nobody measured."""
+    def _fail(self, going: Optimisation, choices: dict[GroupId, RingChoice]) -> None:
+        """Nothing is changed. The error names the pairs that failed; if there are none, the links without a figure."""
         unknown = {(min(edge), max(edge)) for choice in choices.values() for edge in choice.unknown}
         why = {pair: going.failed.get(pair, "it was not measured") for pair in sorted(unknown | set(going.failed))}
-        shown = "; ".join(f"{a} - {b} ({text})" for (a, b), text in list(why.items())[:_PAIRS_NAMED])
-        more = f"; and {len(why) - _PAIRS_NAMED} more" if len(why) > _PAIRS_NAMED else ""
+        shown = "; ".join(f"{a} - {b} ({text})" for (a, b), text in list(why.items())[:MAX_PAIRS_SHOWN])
+        more = f"; and {len(why) - MAX_PAIRS_SHOWN} more" if len(why) > MAX_PAIRS_SHOWN else ""
         text = f"no ring over measured links: {shown}{more}; the ring is as it was, call again"
         peers = sorted({peer for pair in why for peer in pair})
         self._run.fail_calls(dict.fromkeys(going.ballots, Reason("topology", text, peers)), going.ballots)
-        self._run.tell(CallRefused(peers, text))
+        self._run.notify(CallRefused(peers, text))
 
-    def _choose(self, group: Group) -> Choice:
-        """The best ring by what is known now. Among rings of equal value, the present one."""
+    def _choose(self, group: Group) -> RingChoice:
+        """The best ring by the figures known now. Among equally good rings, the present one."""
         known = self._run.links.known(group.ring)
         rate = known_or({edge: entry.bytes_per_s for edge, entry in known.items()}, 0.0)
         delay = known_or({edge: self._delay_us(edge, entry.delay_us) for edge, entry in known.items()}, 0.0)
@@ -272,22 +275,22 @@ class Topology:
         found = best_ring(group.ring, rate, delay, start=group.ring, forbidden=bad)
         if isinstance(found, NoRing):
             slowest = ring_value(group.ring, rate, delay)[0]
-            return Choice(list(group.ring), slowest, True, True, f"kept: {found.reason}", [])
+            return RingChoice(list(group.ring), slowest, True, True, f"kept: {found.reason}", [])
         ring, slowest, kept, reason = list(found.ring), found.slowest, found.kept, found.reason
         shot, group.moonshot = group.moonshot, []
         is_usable = sorted(shot) == sorted(ring) and not bad & set(edges_of(shot))
         if is_usable and ring_value(shot, rate, delay) > ring_value(ring, rate, delay):
             ring, slowest, kept = shot, ring_value(shot, rate, delay)[0], False
-            reason = "found by a long search since the last call"
+            reason = "found by the moonshot search since the last call"
         unknown = [edge for edge in edges_of(ring) if edge not in known]
-        return Choice(ring, slowest, kept, found.exact, reason, unknown)
+        return RingChoice(ring, slowest, kept, found.exact, reason, unknown)
 
     def _delay_us(self, edge: Edge, measured: int | None) -> float:
-        """Probing looks all the time, and stamps in the kernel: where it has a figure, that is the link's."""
+        """Probing measures all the time, with kernel timestamps: its figure is preferred, if there is one."""
         probed = self._run.delays.get(edge)
         return float(measured or 0) if probed is None else probed.delay_us
 
-    # The long search
+    # The moonshot search
 
     def _question(self, group: Group, start: list[PeerId]) -> MoonshotRequest:
         known = self._run.links.known(group.ring)
@@ -299,24 +302,25 @@ class Topology:
             start=start,
         )
 
-    def found(self, group: GroupId, solution: Solution) -> None:
-        """The long search has an answer; the next `optimize_topology` looks at it, if the members are still these."""
+    def moonshot_finished(self, group: GroupId, solution: Solution) -> None:
+        """The moonshot search has a result. The next `optimize_topology` considers it, if the members are still
+        these."""
         known = self._run.groups.get(group)
         if known is not None and not solution.kept and sorted(known.ring) == sorted(solution.ring):
             known.moonshot = list(solution.ring)
 
 
 def waits_for(run: Run, epochs: Epochs, going: Optimisation) -> list[PeerId]:
-    """Whom the optimisation waits for now."""
-    if going.changing is not None or not going.tests:
-        groups = going.groups if going.changing is None else going.changing
+    """The peers that the optimisation waits for now."""
+    if going.is_installing or not going.tests:
+        groups = going.changing if going.is_installing else going.groups
         return sorted({late for group in groups for late in epochs.missing(run.groups[group])})
     return sorted({peer for test in going.tests.values() for peer in test.pair if peer not in test.reports})
 
 
 def _check_figures(report: Measured) -> None:
-    """Refuse figures that no honest peer reports. NaN fails every comparison."""
+    """Refuse figures that no correct peer reports. NaN fails every comparison."""
     if not (0 < report.bytes_per_s <= MAX_BYTES_PER_S and 0 <= report.round_trip_us <= MAX_ROUND_TRIP_US):
         raise RemoteProtocolError(
-            f"it measured {report.bytes_per_s} bytes a second with a round trip of {report.round_trip_us} us"
+            f"it measured {report.bytes_per_s} bytes per second with an RTT of {report.round_trip_us} us"
         )

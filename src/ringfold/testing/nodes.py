@@ -10,32 +10,33 @@ import msgspec
 
 from ringfold.config import DEFAULT_RUN
 from ringfold.errors import RemoteProtocolError
-from ringfold.master.events import (
-    Beat,
-    Broken,
-    Close,
-    Closed,
-    DoneSeen,
+from ringfold.master.effects import (
+    CloseConnection,
     Effect,
-    Event,
-    KeepLinks,
-    Malformed,
-    MoonshotFound,
-    Opened,
-    Persist,
-    Piece,
-    Received,
-    Send,
-    SendBeat,
+    Notify,
+    RaiseFrameLimit,
+    ReportBrokenRun,
     SendEvidence,
+    SendHeartbeat,
+    SendMessage,
     StartMoonshot,
-    Tell,
-    Tick,
-    Trust,
+    WriteJournal,
+    WriteLinks,
 )
-from ringfold.master.journal import encode
+from ringfold.master.events import (
+    ConnectionClosed,
+    ConnectionOpened,
+    DoneReceived,
+    Event,
+    FramePartReceived,
+    HeartbeatReceived,
+    MalformedReceived,
+    MessageReceived,
+    MoonshotFinished,
+    Tick,
+)
+from ringfold.master.journal import Outbox, encode
 from ringfold.master.machine import Master
-from ringfold.master.outbox import Outbox
 from ringfold.master.runs import Runs
 from ringfold.testing.checks import Violation
 from ringfold.testing.masters import LEASE_MS, SimStore, lead_later
@@ -51,7 +52,7 @@ from ringfold.wire.frames import (
     decode_heartbeat,
     decode_to_master,
     evidence_frame,
-    master_beat,
+    master_heartbeat,
     message_frame,
 )
 from ringfold.wire.messages import Message, Record, SyncDone, SyncPlan
@@ -124,7 +125,7 @@ class SimMaster:
     def raise_fences(self) -> None:
         """Begin to write the fence of a new leader into every journal."""
         for run, journal in self.runs.first_journals().items():
-            self._carry_out_all(run, self._outbox(run).put([Persist(journal)]))
+            self._carry_out_all(run, self._outbox(run).put([WriteJournal(journal)]))
             self._write(run)
 
     # What the network calls
@@ -132,7 +133,7 @@ class SimMaster:
     def accepted(self, end: End) -> None:
         self._conns[end.id] = _Control(end)
         self._names[end.id] = end.remote.name
-        self._step(Opened(end.id, end.remote.name, self.sim.rng.randbytes(NONCE_BYTES)))
+        self._step(ConnectionOpened(end.id, end.remote.name, self.sim.rng.randbytes(NONCE_BYTES)))
 
     def opened(self, end: End) -> None:
         raise AssertionError("the master dials nobody")
@@ -147,9 +148,9 @@ class SimMaster:
                 if control.closing:
                     return
             if control.reader.is_inside:
-                self._step(Piece(end.id))
+                self._step(FramePartReceived(end.id))
         except RemoteProtocolError as error:
-            self._step(Malformed(end.id, str(error)))
+            self._step(MalformedReceived(end.id, str(error)))
 
     def writable(self, end: End) -> None:
         control = self._conns.get(end.id)
@@ -159,7 +160,7 @@ class SimMaster:
     def lost(self, end: End, reason: str) -> None:
         control = self._conns.pop(end.id, None)
         if control is not None and not control.closing:
-            self._step(Closed(end.id, reason))
+            self._step(ConnectionClosed(end.id, reason))
 
     def woken(self) -> None:
         if self._slept_too_long():
@@ -194,7 +195,7 @@ class SimMaster:
             return
         for run, effects in self.runs.step(self.sim.scheduler.now, event):
             for effect in effects:
-                if isinstance(effect, Tell) and isinstance(effect.notice, PeersStalled):
+                if isinstance(effect, Notify) and isinstance(effect.notice, PeersStalled):
                     judge_stall(self.sim, run, effect.notice)
             if run:
                 self._carry_out_all(run, self._outbox(run).put(effects))
@@ -288,7 +289,7 @@ class SimMaster:
 
     def _carry_out(self, run: str, effect: Effect) -> None:
         match effect:
-            case Send(conn, message):
+            case SendMessage(conn, message):
                 self._check_apart(run, conn, message)
                 if self.sim.verbose:
                     self.sim.note(self.name, f"to {self._whom(conn)}: {message}")
@@ -298,22 +299,22 @@ class SimMaster:
                     self.sim.admission_begins(new)
                 self._send(conn, message_frame(message))
                 self._meet_doom(message)
-            case SendBeat(conn, number, echo):
-                self._send(conn, master_beat(number, echo))
+            case SendHeartbeat(conn, number, echo):
+                self._send(conn, master_heartbeat(number, echo))
             case SendEvidence(conns, evidence):
                 frame = evidence_frame(evidence)
                 for conn in conns:
                     self._send(conn, frame)
-            case Close(conn, reason):
+            case CloseConnection(conn, reason):
                 self.sim.note(self.name, f"closes {self._whom(conn)}: {reason}")
                 control = self._conns.get(conn)
                 if control is not None:
                     control.closing = True
                     self._flush(control)
-            case Trust(conn):
+            case RaiseFrameLimit(conn):
                 if conn in self._conns:
                     self._conns[conn].reader.limit = MAX_FRAME_BYTES
-            case Tell(notice):
+            case Notify(notice):
                 self.sim.note(self.name, str(notice))
                 if isinstance(notice, EpochRecorded):
                     self.sim.epochs += 1
@@ -325,12 +326,12 @@ class SimMaster:
                     self.sim.rings["with links that could not be measured"] += bool(notice.failed)
                 elif isinstance(notice, SyncBegun) and run == DEFAULT_RUN:
                     self.sim.sync_begins(notice.holders, notice.receivers)
-            case KeepLinks(raw):
+            case WriteLinks(raw):
                 if self._store is not None:
                     self._store.links[run] = raw
-            case Persist():
+            case WriteJournal():
                 raise AssertionError("the outbox keeps these")
-            case Broken(error):
+            case ReportBrokenRun(error):
                 raise error
             case StartMoonshot(group, question):
                 self.sim.scheduler.after(MS, self._search, run, group, question)
@@ -353,15 +354,15 @@ class SimMaster:
         """Pass what the master decides about members and syncs to the checkers at once."""
         syncs = self.sim.book(run or DEFAULT_RUN).syncs
         match effect:
-            case Send(conn, SyncPlan() as plan):
+            case SendMessage(conn, SyncPlan() as plan):
                 syncs.planned(self._peer(conn).peer, plan)
-            case Send(conn, SyncDone() as done):
+            case SendMessage(conn, SyncDone() as done):
                 syncs.done(self._peer(conn).peer, done)
-            case Send(conn, Record(members=members)):
+            case SendMessage(conn, Record(members=members)):
                 syncs.recorded(self._peer(conn).group, [member.peer for member in members])
-            case Tell(PeerGone(peer, _, how)):
+            case Notify(PeerGone(peer, _, how)):
                 syncs.gone(self.sim.scheduler.now, peer, how)
-            case Tell(SyncBegun(sync=sync)):
+            case Notify(SyncBegun(sync=sync)):
                 syncs.all_planned(sync)
 
     def _peer(self, conn: int) -> "SimPeer":
@@ -371,7 +372,7 @@ class SimMaster:
         """The long search, as short as a test can afford."""
         found = solve(msgspec.structs.replace(question, budget=SEARCH_BUDGET))
         if found.solution is not None and not self.host.frozen:
-            self._step(MoonshotFound(group, found.solution, run))
+            self._step(MoonshotFinished(group, found.solution, run))
 
     def _send(self, conn: int, frame: bytes) -> None:
         control = self._conns.get(conn)
@@ -399,10 +400,10 @@ class SimMaster:
 def _event(conn: int, kind: FrameKind, body: bytes) -> Event:
     match kind:
         case FrameKind.MESSAGE:
-            return Received(conn, decode_to_master(body))
+            return MessageReceived(conn, decode_to_master(body))
         case FrameKind.HEARTBEAT:
-            return Beat(conn, decode_heartbeat(body))
+            return HeartbeatReceived(conn, decode_heartbeat(body))
         case FrameKind.DONE:
-            return DoneSeen(conn, decode_done(body))
+            return DoneReceived(conn, decode_done(body))
         case FrameKind.EVIDENCE:
             raise RemoteProtocolError("evidence comes from the master only")

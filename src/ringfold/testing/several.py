@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from random import Random
 
 from ringfold.config import DEFAULT_RUN
-from ringfold.master.events import Effect, Send, Tell
+from ringfold.master.effects import Effect, Notify, SendMessage
 from ringfold.testing import faults
 from ringfold.testing.checks import Violation
 from ringfold.testing.masters import inject_master
@@ -69,13 +69,13 @@ class SeveralMaster(SimMaster):
         super()._watch(run, effect)
         ended = self.sim.injected  # counted with what happened to the run
         match effect:
-            case Tell(RunEnded(how=how)) if run != DEFAULT_RUN:
+            case Notify(RunEnded(how=how)) if run != DEFAULT_RUN:
                 ended[f"run {how}"] += 1
                 if how == "finished":
                     self.sim.finished_runs.add(run)
-            case Tell(RunBegun()) if run in self.sim.finished_runs:
+            case Notify(RunBegun()) if run in self.sim.finished_runs:
                 raise Violation(f"run {run} has finished, and begins again")
-            case Send(_, Welcome()) if run in self.sim.finished_runs:
+            case SendMessage(_, Welcome()) if run in self.sim.finished_runs:
                 raise Violation(f"run {run} has finished, and lets somebody in")
             case _:
                 pass

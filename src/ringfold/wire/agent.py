@@ -1,8 +1,8 @@
-"""What processes and the transport agent of their host say to each other on its Unix socket.
+"""The protocol between processes and the transport agent of their host, on its Unix socket.
 
-A frame is as on a control connection (`frames.py`), always of kind MESSAGE. A client says AgentHello first; after that
-it may send any number of requests without waiting: each has a number of the client's own, and its answer carries that
-number. Answers come in the order of the requests. The end of a connection removes every flow that it registered.
+A frame is as on a control connection (`frames.py`), always of kind MESSAGE. A client sends AgentHello first; after that
+it may send any number of requests without waiting: each has a number chosen by the client, and the response carries
+that number. Responses come in the order of the requests. The end of a connection removes every flow that it registered.
 """
 
 from typing import Literal
@@ -20,22 +20,22 @@ SOCKET_NAME = "agent.sock"
 HINTS_NAME = "hints"
 """The two files in an agent's runtime directory."""
 MAX_REQUEST_BYTES = 16 * 1024
-"""The largest frame that an agent takes. Sixteen paths of IPv6 addresses need about 2 KiB."""
+"""The largest frame that an agent accepts. Sixteen paths of IPv6 addresses need about 2 KiB."""
 MAX_ANSWER_BYTES = 1024 * 1024
 PAGE_FLOWS = 100
-"""How many flows one answer to ListFlows holds at most: with all that a flow may say, 6 KiB each."""
+"""How many flows one FlowList holds at most: 6 KiB each, at the largest."""
 
 Place = tuple[int, int]
-"""Where a flow's hint is: its slot, and the slot's generation."""
+"""The location of a flow's hint: its slot, and the slot's generation."""
 RefusalKind = Literal["version", "invalid", "duplicate", "unknown", "quota", "full", "forbidden"]
 
 
 class Flow(Struct, frozen=True):
     """Bytes that go from a source to a destination over two or more paths.
 
-    `connection` is the client's own number for it. Each path is a local and a remote address, in the order in which
-    hints speak of them; classic pairs have SOUT first and SUP second. Flows with the same addresses and paths share
-    a slot, whoever registers them. Host names are for people.
+    `connection` is the client's own number for it. Each path is a local and a remote address, in the order of the
+    hints; classic pairs have SOUT first and SUP second. Flows with the same addresses and paths share a slot, also if
+    different clients register them. Host names are only shown.
     """
 
     connection: int
@@ -47,28 +47,28 @@ class Flow(Struct, frozen=True):
 
 
 class AgentHello(Message, frozen=True, tag="agent_hello"):
-    """The first message of a client: who it is, for people."""
+    """The first message of a client: its name, which is only shown."""
 
     version: int
     name: str
 
 
 class AgentWelcome(Message, frozen=True, tag="agent_welcome"):
-    """The client may go on. `generation` counts the agent's lives."""
+    """The client is accepted. `generation` counts the agent's restarts."""
 
     version: int
     generation: int
 
 
 class Register(Message, frozen=True, tag="register"):
-    """There is a flow; which slot has its hints?"""
+    """Register a flow."""
 
     request: int
     flow: Flow
 
 
 class Registered(Message, frozen=True, tag="registered"):
-    """Its hints are in this slot, under this generation of it."""
+    """The flow's hints are in this slot, under this generation."""
 
     request: int
     connection: int
@@ -77,14 +77,14 @@ class Registered(Message, frozen=True, tag="registered"):
 
 
 class Deregister(Message, frozen=True, tag="deregister"):
-    """A flow that this client registered has ended."""
+    """Remove a flow of this client, which has ended."""
 
     request: int
     connection: int
 
 
 class Deregistered(Message, frozen=True, tag="deregistered"):
-    """The flow is gone; its slot may be another's at once."""
+    """The flow is removed; its slot may be reused at once."""
 
     request: int
     connection: int
@@ -92,7 +92,7 @@ class Deregistered(Message, frozen=True, tag="deregistered"):
 
 class Measured(Message, frozen=True, tag="measured"):
     """What a flow's sender measured on each path: bytes acknowledged over busy time (0: nothing was sent), and the
-    newest smoothed and shortest round trip (0: not known). There is no answer."""
+    newest smoothed and minimum RTT (0: not known). There is no response."""
 
     connection: int
     bytes_per_s: tuple[int, ...]
@@ -103,7 +103,7 @@ class Measured(Message, frozen=True, tag="measured"):
 class SetShares(Message, frozen=True, tag="set_shares"):
     """Fix the shares of every flow between two addresses, or (no shares) let the policy decide again.
 
-    Only the agent's own user and root may.
+    Only the agent's own user and root are allowed to.
     """
 
     request: int
@@ -113,21 +113,21 @@ class SetShares(Message, frozen=True, tag="set_shares"):
 
 
 class SharesSet(Message, frozen=True, tag="shares_set"):
-    """So many slots follow these shares now."""
+    """This many slots have these shares now."""
 
     request: int
     slots: int
 
 
 class ListFlows(Message, frozen=True, tag="list_flows"):
-    """Which flows are there? `after` is the number of the last one that is known already."""
+    """Request the flows after number `after`, the last one that the client has."""
 
     request: int
     after: int = 0
 
 
 class ListedFlow(Struct, frozen=True):
-    """One flow: who registered it, where its hints are, what they say now, and what its sender measured last."""
+    """One flow: its client, the location and content of its hints, and what its sender measured last."""
 
     number: int
     pid: int
@@ -145,7 +145,8 @@ class ListedFlow(Struct, frozen=True):
 
 
 class FlowList(Message, frozen=True, tag="flow_list"):
-    """Flows that the asking user may see: all for root and the agent's user, else his own. `more`: ask on."""
+    """The flows that the client's user may see: all for root and the agent's user, else its own. `more`: there are
+    more."""
 
     request: int
     flows: list[ListedFlow]
@@ -153,13 +154,13 @@ class FlowList(Message, frozen=True, tag="flow_list"):
 
 
 class AskAgent(Message, frozen=True, tag="ask_agent"):
-    """How does the agent stand?"""
+    """Request the agent's status."""
 
     request: int
 
 
 class UserUse(Struct, frozen=True):
-    """What one user has of the quota."""
+    """One user's share of the quota."""
 
     uid: int
     clients: int
@@ -168,7 +169,7 @@ class UserUse(Struct, frozen=True):
 
 
 class AgentStatus(Message, frozen=True, tag="agent_status"):
-    """The agent at one instant. `refused` counts by kind what it did not accept, on the socket and as telemetry."""
+    """The agent at one instant. `refused` counts by kind what it refused, on the socket and as telemetry."""
 
     request: int
     pid: int
@@ -189,7 +190,7 @@ class AgentStatus(Message, frozen=True, tag="agent_status"):
 
 
 class AgentRefused(Message, frozen=True, tag="agent_refused"):
-    """A request was not carried out, and why. Request 0 speaks of the connection itself, which is closed then."""
+    """A request was refused, and why. Request 0 is the connection itself, which is closed then."""
 
     request: int
     kind: RefusalKind
@@ -216,7 +217,7 @@ def decode_to_agent(kind: FrameKind, body: bytes) -> ToAgent:
 
 def decode_from_agent(kind: FrameKind, body: bytes) -> FromAgent:
     _check(kind)
-    return decode(_from_agent.decode, body, what="not an answer of an agent: ")
+    return decode(_from_agent.decode, body, what="not a response of an agent: ")
 
 
 def _check(kind: FrameKind) -> None:

@@ -170,11 +170,11 @@ class Evidence(msgspec.Struct, frozen=True):
     payloads: list[bytes | None]
 
 
-def master_beat(number: int, echo: int) -> bytes:
+def master_heartbeat(number: int, echo: int) -> bytes:
     return frame(FrameKind.HEARTBEAT, _BEAT.pack(number, echo))
 
 
-def decode_master_beat(body: bytes) -> tuple[int, int]:
+def decode_master_heartbeat(body: bytes) -> tuple[int, int]:
     number, echo = _unpack(_BEAT, body, exact=True)
     return number, echo
 

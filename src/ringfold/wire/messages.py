@@ -530,7 +530,7 @@ class LinkLost(Message, frozen=True, tag="link_lost"):
 
 
 class Rollback(Struct, frozen=True):
-    """A run continues from `revision`, which peer `source` had, because nobody has `lost` any more.
+    """A run continues from `revision`, which peer `source` had, because no peer has `lost` any more.
 
     `is_agreed`: all members had agreed. Otherwise the revision is a checkpoint of the run's own history.
     """
@@ -713,7 +713,7 @@ class Returned(Message, frozen=True, tag="returned"):
     """What a returning peer knows, so that nothing is decided twice.
 
     `answers` are the last results that it shares with others; `ballot` is the call that its program waits in (0: none).
-    `installed`: it was told that every member of its epoch is attached. `last_sync`: the voters of the last sync that
+    `installed`: it received `Installed` for its epoch. `last_sync`: the voters of the last sync that
     it took part in, unless that sync ended. `redoes`: an earlier change of masters interrupted that sync, and the call
     that the program waits in, or is about to make, is the same sync again.
     """

@@ -1,4 +1,4 @@
-"""What the rooms tell observers: typed events, for logs, `status`, metrics and traces."""
+"""Notices: what the rooms report to observers, for logs, `status`, metrics and traces. `str()` is the log line."""
 
 from typing import Literal
 
@@ -12,7 +12,7 @@ Level = Literal["debug", "info", "warning", "error"]
 
 
 class Notice(Struct, frozen=True, tag_field="event"):
-    """The base of all events. `str()` is the log line."""
+    """The base class of all notices."""
 
     @property
     def level(self) -> Level:
@@ -20,7 +20,7 @@ class Notice(Struct, frozen=True, tag_field="event"):
 
 
 class LaneLost(Notice, frozen=True, tag="lane_lost"):
-    """A lane broke whose link goes on with its other lanes. No op is aborted for it; the lane is dialled again."""
+    """A lane broke, and its link continues with its other lanes. No op is aborted; the lane is dialled again."""
 
     peer: PeerId
     outgoing: bool
@@ -32,12 +32,12 @@ class LaneLost(Notice, frozen=True, tag="lane_lost"):
         return "warning"
 
     def __str__(self) -> str:
-        way = "to" if self.outgoing else "from"
-        return f"lost lane {self.lane} {way} peer {self.peer}, the others go on: {self.reason}"
+        direction = "to" if self.outgoing else "from"
+        return f"lost lane {self.lane} {direction} peer {self.peer}, the others continue: {self.reason}"
 
 
 class ConnectionDropped(Notice, frozen=True, tag="connection_dropped"):
-    """Somebody on a port was turned away."""
+    """A connection was closed because its client was refused."""
 
     remote: str
     reason: str
@@ -75,7 +75,7 @@ class PeerSuspected(Notice, frozen=True, tag="peer_suspected"):
 
 
 class PeerGone(Notice, frozen=True, tag="peer_gone"):
-    """A peer is out of the run: left, lost or evicted."""
+    """A peer is no longer in the run: it left, was lost, or was evicted."""
 
     peer: PeerId
     name: str
@@ -91,7 +91,7 @@ class PeerGone(Notice, frozen=True, tag="peer_gone"):
 
 
 class PeersStalled(Notice, frozen=True, tag="peers_stalled"):
-    """Members kept others waiting for too long, and are evicted. `limit` is the setting that says so."""
+    """Members kept others waiting for too long, and are evicted. `limit` is the setting behind it."""
 
     group: GroupId
     peers: list[PeerId]
@@ -112,7 +112,7 @@ class PeersStalled(Notice, frozen=True, tag="peers_stalled"):
 
 
 class MasterLost(Notice, frozen=True, tag="master_lost"):
-    """A peer has lost its master, and looks for it, or for another one."""
+    """A peer has lost its master, and tries to reach it, or another one."""
 
     address: str
     reason: str
@@ -126,14 +126,14 @@ class MasterLost(Notice, frozen=True, tag="master_lost"):
 
 
 class MasterAway(Notice, frozen=True, tag="master_away"):
-    """No master of the list could be reached yet. The peer tries on."""
+    """No master of the list could be reached yet. The peer keeps trying."""
 
     reasons: dict[str, str]
     """By address."""
     left_ms: int
     """For how long it still tries."""
     setting: str
-    """The one that says for how long."""
+    """The setting that limits it."""
 
     @property
     def level(self) -> Level:
@@ -150,7 +150,7 @@ class AdmissionDelayed(Notice, frozen=True, tag="admission_delayed"):
     waited_ms: int
     text: str
     left_ms: int | None
-    """For how long it still waits; None while those whom it waits for get on with their work."""
+    """For how long it still waits; None while the peers that it waits for make progress."""
 
     @property
     def level(self) -> Level:
@@ -164,7 +164,7 @@ class AdmissionDelayed(Notice, frozen=True, tag="admission_delayed"):
 
 
 class PeerReturned(Notice, frozen=True, tag="peer_returned"):
-    """A member has come back, after a change of masters."""
+    """A member has returned after a change of masters."""
 
     peer: PeerId
     name: str
@@ -174,7 +174,7 @@ class PeerReturned(Notice, frozen=True, tag="peer_returned"):
 
 
 class RunEnded(Notice, frozen=True, tag="run_ended"):
-    """The last member of a run is gone: it has left with the program done, or the run was abandoned."""
+    """The last member of a run is gone: it left with its program done, or the run was abandoned."""
 
     run: str
     how: Literal["finished", "abandoned"]
@@ -185,7 +185,7 @@ class RunEnded(Notice, frozen=True, tag="run_ended"):
 
 
 class RunBegun(Notice, frozen=True, tag="run_begun"):
-    """Peers begin a new incarnation of a run that had ended. `lost` is the revision that they go on without."""
+    """Peers start a new incarnation of a run that had ended. `lost` is the revision that they continue without."""
 
     run: str
     incarnation: int
@@ -206,7 +206,7 @@ class RunBegun(Notice, frozen=True, tag="run_begun"):
 
 
 class RunForgotten(Notice, frozen=True, tag="run_forgotten"):
-    """Somebody had a run forgotten that had ended."""
+    """A run that had ended was forgotten on request."""
 
     run: str
 
@@ -279,7 +279,7 @@ class SyncEnded(Notice, frozen=True, tag="sync_ended"):
 
 
 class StateRolledBack(Notice, frozen=True, tag="state_rolled_back"):
-    """The last revision is lost, and the run goes on from an older one. Master and peers log it."""
+    """The last revision is lost, and the run continues from an older one. Master and peers log it."""
 
     group: GroupId
     rollback: Rollback
@@ -301,7 +301,7 @@ class StateRolledBack(Notice, frozen=True, tag="state_rolled_back"):
 
 
 class ResumeDelayed(Notice, frozen=True, tag="resume_delayed"):
-    """Nobody is here who has the last revision; before the run goes on from a checkpoint, these are waited for."""
+    """No member has the last revision; before the run continues from a checkpoint, it waits for these peers."""
 
     group: GroupId
     revision: int
@@ -321,7 +321,7 @@ class ResumeDelayed(Notice, frozen=True, tag="resume_delayed"):
 
 
 class PeerDiverged(Notice, frozen=True, tag="peer_diverged"):
-    """A long-standing member did not hold what the others held, and has received it. Master and peers log it."""
+    """A member did not have the state that the others had, and has received it. Master and peers log it."""
 
     group: GroupId
     divergence: Divergence
@@ -335,14 +335,14 @@ class PeerDiverged(Notice, frozen=True, tag="peer_diverged"):
 
 
 def divergence_error(divergence: Divergence) -> StateDiverged:
-    """The same facts as an error."""
+    """The same as an error."""
     return StateDiverged(*structs.astuple(divergence))
 
 
 class LinksMeasured(Notice, frozen=True, tag="links_measured"):
     """The measurements of an `optimize_topology` are over. `failed` pairs have no figure.
 
-    `unsettled` pairs have one that may be off: what came was never steady, however often it was measured."""
+    `unsettled` pairs have an uncertain one: the arrival rate was never steady, however often it was measured."""
 
     pairs: int
     rounds: int
@@ -361,7 +361,7 @@ class LinksMeasured(Notice, frozen=True, tag="links_measured"):
 
 
 class RingChosen(Notice, frozen=True, tag="ring_chosen"):
-    """The ring that the measurements ask for, and why. `kept`: it is the present one."""
+    """The best ring by the measurements, and why. `kept`: it is the present one."""
 
     group: GroupId
     ring: list[PeerId]
@@ -389,7 +389,7 @@ class EdgeBad(Notice, frozen=True, tag="edge_bad"):
 
 
 class CallRefused(Notice, frozen=True, tag="call_refused"):
-    """Calls that can never meet, mismatched ops, deadlines: the program is at fault."""
+    """Conflicting calls, mismatched ops, deadlines: the program is at fault."""
 
     peers: list[PeerId]
     text: str
@@ -403,7 +403,7 @@ class CallRefused(Notice, frozen=True, tag="call_refused"):
 
 
 class RoundDone(Notice, frozen=True, tag="round_done"):
-    """A round of probing has its result."""
+    """A probing round has its result."""
 
     summary: RoundSummary
 
@@ -422,7 +422,7 @@ class RoundDone(Notice, frozen=True, tag="round_done"):
 
 
 class ProbeNote(Notice, frozen=True, tag="probe_note"):
-    """Something about probing that is worth a line."""
+    """Something about probing that is worth a log line."""
 
     text: str
 
@@ -431,7 +431,7 @@ class ProbeNote(Notice, frozen=True, tag="probe_note"):
 
 
 class ProbingBroke(Notice, frozen=True, tag="probing_broke"):
-    """The rounds of probing ended by a fault of their own. The run goes on without them."""
+    """The probing rounds ended by an internal error. The run continues without them."""
 
     text: str
 

@@ -1,12 +1,12 @@
-"""Telemetry packets: what switches tell the agents of hosts about queues, and what agents tell the switches.
+"""Telemetry packets: what switches report to the agents of hosts about queues, and what agents report to switches.
 
 One packet is one UDP datagram of fixed size, in network byte order, so that a switch can fill in a template. The header
-is the same for all; the body follows from the kind; a signed packet ends with 16 bytes of HMAC-SHA256 over all that is
+is the same for all; the body depends on the kind; a signed packet ends with 16 bytes of HMAC-SHA256 over all bytes
 before. docs/reference/telemetry.md has the layout in a table, with packets in hexadecimal.
 
-A packet that is not accepted becomes a `Refusal`, never an exception: on an open UDP port garbage is normal, and it is
-counted by reason. `decode` refuses what is malformed; `Gate` also asks who sent it, whether it is signed, and whether
-it was seen before.
+A packet that is not accepted becomes a `Refusal`, never an exception: garbage is normal on an open UDP port, and
+it is counted by reason. `decode` rejects malformed packets; `Gate` also checks the sender, the signature and
+replays.
 """
 
 import hmac
@@ -27,7 +27,7 @@ MAC_BYTES = 16
 EXACT = 128
 """Bits of a prefix that is one address. Prefixes count in the 128-bit form: an IPv4 /24 has 96 + 24 bits."""
 UNKNOWN_BYTES = (1 << 64) - 1
-"""On the wire: this depth is not known."""
+"""On the wire: this depth is unknown."""
 REPLAY_WINDOW = 64
 
 Reason = Literal[
@@ -55,20 +55,20 @@ _FLOW = struct.Struct("!16s16sIIB3x")
 _QUEUES = struct.Struct("!16s16sQQ")
 MAX_BYTES = _HEADER.size + _QUEUES.size + MAC_BYTES
 FULL_QUEUE, MAX_CONGESTION = 200, 255
-"""The congestion of a queue that is full, and the highest there is."""
+"""The congestion of a full queue, and the highest value."""
 _MAPPED = 0xFFFF << 32
 _V6 = (1 << 128) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Congestion:
-    """A queue on the way from `source` to `destination` on one path: 0 is clear, 200 is full, 240 is backpressure.
+    """A queue from `source` to `destination` on one path: 0 is empty, 200 is full, 240 is backpressure.
 
-    A full queue is no backpressure: every TCP that has a path for itself fills one. Backpressure is for those who know
-    that the path must not be used now: it is paused, or loses a good part of what comes.
+    A full queue is not backpressure: every TCP connection that has a path for itself fills one. Backpressure means that
+    the path must not be used now: it is paused, or loses a large part of its packets.
 
-    Addresses are 128-bit numbers (`address_number`). With fewer than 128 bits it speaks of a prefix: a queue that many
-    pairs share. 0 bits are everybody.
+    Addresses are 128-bit numbers (`address_number`). With fewer than 128 bits it is a prefix: a queue that many pairs
+    share. 0 bits are all addresses.
     """
 
     source: int
@@ -82,7 +82,7 @@ class Congestion:
 
 @dataclass(frozen=True, slots=True)
 class FlowAdded:
-    """An agent has a new flow: its ends, its slot and the slot's generation, and over how many paths it goes."""
+    """An agent has a new flow: its ends, its slot and the slot's generation, and its number of paths."""
 
     source: int
     destination: int
@@ -93,7 +93,7 @@ class FlowAdded:
 
 @dataclass(frozen=True, slots=True)
 class FlowRemoved:
-    """That flow has ended. Slot and generation together name a flow of this agent once."""
+    """A flow has ended. Slot and generation together identify a flow of this agent."""
 
     source: int
     destination: int
@@ -104,7 +104,7 @@ class FlowRemoved:
 
 @dataclass(frozen=True, slots=True)
 class NicQueues:
-    """What waits in a host's interface: towards the network (tx) and in from it (rx). None: not known."""
+    """The queues of a host's interface: to the network (tx) and from it (rx). None: unknown."""
 
     name: str
     address: int
@@ -117,9 +117,9 @@ Body = Congestion | FlowAdded | FlowRemoved | NicQueues
 
 @dataclass(frozen=True, slots=True)
 class Packet:
-    """One packet. `sender` tells apart the exporters behind one address; a sequence counts up per sender, also over its
-    restarts (begin with the time in nanoseconds). `unix_ns` is when the body was measured, by the sender's clock.
-    `key_id` names the key that it is signed with, None if it is not signed."""
+    """One packet. `sender` distinguishes exporters behind one address; a sequence counts up per sender, also over its
+    restarts (start with the time in nanoseconds). `unix_ns` is when the body was measured, by the sender's clock.
+    `key_id` is the id of the signing key, None if the packet is not signed."""
 
     body: Body
     sequence: int
@@ -130,7 +130,7 @@ class Packet:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A packet was not taken, and why."""
+    """Why a packet was not accepted."""
 
     reason: Reason
     text: str
@@ -147,8 +147,8 @@ def encode(packet: Packet, key: bytes | None = None) -> bytes:
 
 
 def decode(datagram: bytes, keys: Mapping[int, bytes] | None = None) -> Packet | Refusal:
-    """The packet in a datagram. A signed one is checked: without its key it is refused. Costs no more than it must: the
-    cheap checks come first."""
+    """Decode a datagram. A signature is checked: without its key the packet is rejected. The cheap checks come
+    first."""
     if not _HEADER.size <= len(datagram) <= MAX_BYTES:
         return Refusal("length", f"{len(datagram)} bytes")
     magic, version, kind, flags, key_id, sender, sequence, unix_ns = _HEADER.unpack_from(datagram)
@@ -184,7 +184,7 @@ def address_number(text: str) -> int:
 
 
 def address_text(number: int) -> str:
-    """The address as people write it."""
+    """The address as text."""
     address = ipaddress.IPv6Address(number)
     return str(address.ipv4_mapped or address)
 
@@ -207,17 +207,17 @@ def masked(number: int, bits: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateSettings:
-    """Who may send telemetry. With keys every packet must be signed; `allow` are addresses or networks.
+    """Which senders may send telemetry. With keys every packet must be signed; `allow` are addresses or networks.
 
-    Neither keys nor `allow`: only packets from this host itself are taken.
+    With neither keys nor `allow` only packets from this host itself are accepted.
     """
 
     keys: Mapping[int, bytes] = field(default_factory=dict)
     allow: Sequence[str] = ("127.0.0.0/8", "::1")
     max_skew_s: float = 30.0
-    """How far the time of a signed packet may lie from ours: older ones are recordings from before we started."""
+    """How far the time of a signed packet may differ from ours: older ones may be replays."""
     most_senders: int = 4_096
-    """How many senders are remembered; beyond that the one that was silent for longest is forgotten."""
+    """How many senders are remembered; beyond that the one that was silent longest is forgotten."""
 
     def __post_init__(self) -> None:
         for number, key in self.keys.items():
@@ -242,7 +242,7 @@ class _Seen:
 
 
 class Gate:
-    """Lets packets in, or says why not, and counts. Pure: time comes with the packet."""
+    """Accepts or rejects packets, and counts. Pure: the time comes with the packet."""
 
     def __init__(self, settings: GateSettings | None = None) -> None:
         self._settings = settings or GateSettings()
@@ -252,15 +252,15 @@ class Gate:
         self.refused: Counter[str] = Counter()
 
     def accept(self, unix_ns: int, datagram: bytes, address: str) -> Packet | Refusal:
-        """The packet that came from an IP address at `unix_ns` by our wall clock, if it may be used."""
-        result = self._judge(unix_ns, datagram, address)
+        """The packet that arrived from an IP address at `unix_ns` by our wall clock, if it is accepted."""
+        result = self._check(unix_ns, datagram, address)
         if isinstance(result, Refusal):
             self.refused[result.reason] += 1
         else:
             self.accepted += 1
         return result
 
-    def _judge(self, unix_ns: int, datagram: bytes, address: str) -> Packet | Refusal:
+    def _check(self, unix_ns: int, datagram: bytes, address: str) -> Packet | Refusal:
         try:
             number = address_number(address.partition("%")[0])
         except ValueError:
@@ -275,25 +275,26 @@ class Gate:
         skew_s = abs(unix_ns - packet.unix_ns) / 1e9
         if packet.key_id is not None and skew_s > self._settings.max_skew_s:
             return Refusal("clock", f"its time is {skew_s:.0f} s away from ours")
-        # A signature binds the packet to its key, not to the address it came from: a recording may be sent from
-        # anywhere, so signed packets have one window per key and sender.
-        who = (number if packet.key_id is None else -1, packet.key_id, packet.sender)
-        return self._fresh(who, packet, unix_ns) or packet
+        # A signature binds the packet to its key, not to its source address: a replay may be sent from anywhere, so
+        # signed packets have one window per key and sender.
+        source = (number if packet.key_id is None else -1, packet.key_id, packet.sender)
+        return self._check_replay(source, packet, unix_ns) or packet
 
-    def _fresh(self, who: tuple[int, int | None, int], packet: Packet, unix_ns: int) -> Refusal | None:
-        """None if this sequence is new. One below the window is a restart if it was measured after all before it.
+    def _check_replay(self, source: tuple[int, int | None, int], packet: Packet, unix_ns: int) -> Refusal | None:
+        """None if this sequence is new. A sequence below the window is a restart if it was measured after all before
+        it.
 
-        A time in the future counts as now, without a signature: a sender whose clock was ahead, or who was spoofed, is
-        heard again when it says the right time. With one, it counts as it is: recordings of such a sender exist.
+        Without a signature, a time in the future counts as now: a sender whose clock was ahead, or that was spoofed, is
+        accepted again when its time is right. With one, it counts as it is: packets of such a sender can be replayed.
         """
         measured_ns = packet.unix_ns if packet.key_id is not None else min(packet.unix_ns, unix_ns)
-        seen = self._seen.pop(who, None)
+        seen = self._seen.pop(source, None)
         if seen is None:
             if len(self._seen) >= self._settings.most_senders:
                 del self._seen[next(iter(self._seen))]
-            self._seen[who] = _Seen(packet.sequence, 1, measured_ns)
+            self._seen[source] = _Seen(packet.sequence, 1, measured_ns)
             return None
-        self._seen[who] = seen  # at the end again: the first one is the one that was silent for longest
+        self._seen[source] = seen  # at the end again: the first entry is the sender that was silent longest
         ahead = packet.sequence - seen.highest
         if ahead > 0:
             seen.bits = (seen.bits << ahead | 1) & ((1 << REPLAY_WINDOW) - 1) if ahead < REPLAY_WINDOW else 1

@@ -21,8 +21,8 @@ from ringfold.cli import COMMANDS, build, logs, output
 from ringfold.cli.status import render
 from ringfold.config import load
 from ringfold.errors import ConfigError, MasterUnreachable, RingfoldError, UsageError
+from ringfold.master.server import MasterThread
 from ringfold.master.settings import MasterSettings, master_settings
-from ringfold.master.thread import MasterThread
 from ringfold.runtime import doctor, master_client
 from ringfold.runtime.hardware import Hardware, cpu_level, read_hardware
 from ringfold.tools.cluster import free_port

@@ -1,26 +1,28 @@
-"""The master machine, rule by rule, and against peers that lie."""
+"""The master machine, rule by rule, and against peers that send invalid messages."""
 
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringfold.master.events import (
-    Beat,
-    Close,
-    Closed,
-    DoneSeen,
+from ringfold.master.effects import (
+    CloseConnection,
     Effect,
-    Event,
-    Malformed,
-    Opened,
-    Received,
-    Send,
-    SendBeat,
+    Notify,
+    RaiseFrameLimit,
     SendEvidence,
-    Tell,
+    SendHeartbeat,
+    SendMessage,
+)
+from ringfold.master.events import (
+    ConnectionClosed,
+    ConnectionOpened,
+    DoneReceived,
+    Event,
+    HeartbeatReceived,
+    MalformedReceived,
+    MessageReceived,
     Tick,
-    Trust,
 )
 from ringfold.master.machine import Master
 from ringfold.master.settings import MasterSettings
@@ -40,7 +42,7 @@ NONCE = b"n" * 32
 
 
 class Stage:
-    """A master and its peers, named by their ids; connection and peer have the same number unless said otherwise."""
+    """A master and its peers, named by their ids; connection and peer have the same number by default."""
 
     def __init__(self, **changed: object) -> None:
         self.now = 0
@@ -55,20 +57,22 @@ class Stage:
         effects = self.master.step(self.now, event)
         self.effects += effects
         for effect in effects:
-            if isinstance(effect, SendBeat):
+            if isinstance(effect, SendHeartbeat):
                 self.last_beat = effect.number
-            if isinstance(effect, Close) and effect.conn in self.conns:
+            if isinstance(effect, CloseConnection) and effect.conn in self.conns:
                 self.conns.remove(effect.conn)
         return effects
 
     def say(self, conn: int, message: ToMaster) -> list[FromMaster]:
         """What the connection itself is answered."""
         return [
-            each.message for each in self.step(Received(conn, message)) if isinstance(each, Send) and each.conn == conn
+            each.message
+            for each in self.step(MessageReceived(conn, message))
+            if isinstance(each, SendMessage) and each.conn == conn
         ]
 
     def open(self, conn: int) -> None:
-        self.step(Opened(conn, f"host:{conn}", bytes([conn % 256]) * 32))
+        self.step(ConnectionOpened(conn, f"host:{conn}", bytes([conn % 256]) * 32))
 
     def join(self, conn: int, group: int = 0, token: bytes = TOKEN) -> list[FromMaster]:
         self.open(conn)
@@ -97,12 +101,14 @@ class Stage:
             if self.now % (250 * MS) == 0:
                 for conn in [conn for conn in self.conns if conn not in self.frozen]:
                     self.beats[conn] = self.beats.get(conn, 0) + 1
-                    self.step(Beat(conn, Heartbeat(self.beats[conn], self.last_beat, **report)))  # type: ignore[arg-type]
+                    self.step(HeartbeatReceived(conn, Heartbeat(self.beats[conn], self.last_beat, **report)))  # type: ignore[arg-type]
             self.step(Tick())
 
     def sent(self, conn: int, kind: type[FromMaster]) -> list[FromMaster]:
         return [
-            e.message for e in self.effects if isinstance(e, Send) and e.conn == conn and isinstance(e.message, kind)
+            e.message
+            for e in self.effects
+            if isinstance(e, SendMessage) and e.conn == conn and isinstance(e.message, kind)
         ]
 
     def record(self, conn: int) -> m.Record:
@@ -111,10 +117,10 @@ class Stage:
         return record
 
     def told(self, kind: type[Notice]) -> list[Notice]:
-        return [e.notice for e in self.effects if isinstance(e, Tell) and isinstance(e.notice, kind)]
+        return [e.notice for e in self.effects if isinstance(e, Notify) and isinstance(e.notice, kind)]
 
     def closed(self) -> list[int]:
-        return [e.conn for e in self.effects if isinstance(e, Close)]
+        return [e.conn for e in self.effects if isinstance(e, CloseConnection)]
 
 
 def hello(conn: int, group: int = 0, token: bytes = TOKEN, **changed: object) -> m.Hello:
@@ -123,7 +129,7 @@ def hello(conn: int, group: int = 0, token: bytes = TOKEN, **changed: object) ->
     return msgspec.structs.replace(whole, **changed)
 
 
-# The door
+# Connections
 
 
 def test_both_sides_prove_the_token() -> None:
@@ -131,7 +137,7 @@ def test_both_sides_prove_the_token() -> None:
     welcome = stage.join(1)[0]
     assert isinstance(welcome, m.Welcome)
     assert proven(TOKEN, welcome.proof, "welcome", NONCE, bytes([1]) * 32)
-    assert Trust(1) in stage.effects
+    assert RaiseFrameLimit(1) in stage.effects
 
 
 @pytest.mark.parametrize(
@@ -160,8 +166,12 @@ def test_a_wrong_claim_is_refused_with_its_reason(claim: ToMaster, why: str) -> 
     assert [type(each) for each in stage.told(Notice)] == [ConnectionDropped]
 
 
-def test_heartbeats_and_done_of_strangers_are_refused() -> None:
-    for event in (Beat(1, Heartbeat(1, 0)), DoneSeen(1, Done(1, 0, 0, 0, b"d" * 32, 0, b"")), Malformed(1, "garbage")):
+def test_heartbeats_and_done_of_unauthenticated_clients_are_refused() -> None:
+    for event in (
+        HeartbeatReceived(1, Heartbeat(1, 0)),
+        DoneReceived(1, Done(1, 0, 0, 0, b"d" * 32, 0, b"")),
+        MalformedReceived(1, "garbage"),
+    ):
         stage = Stage()
         stage.open(1)
         stage.step(event)
@@ -185,7 +195,7 @@ def test_a_connection_that_proves_nothing_in_time_is_closed() -> None:
     assert stage.closed() == [7]
 
 
-def test_a_watcher_may_ask_again_and_counts_as_proven() -> None:
+def test_a_status_client_may_send_more_requests_and_counts_as_authenticated() -> None:
     stage = Stage()
     stage.ring(2)
     stage.open(9)
@@ -202,7 +212,7 @@ def test_a_watcher_may_ask_again_and_counts_as_proven() -> None:
 # Registration and admission
 
 
-def test_every_registration_is_counted_and_told_to_accepted_peers_only() -> None:
+def test_every_registration_is_counted_and_sent_to_members_only() -> None:
     stage = Stage()
     stage.ring(1)
     stage.join(2)
@@ -211,11 +221,11 @@ def test_every_registration_is_counted_and_told_to_accepted_peers_only() -> None
     assert stage.sent(2, m.Registrations) == []
 
 
-def test_the_record_says_up_to_which_registration_everybody_is_in() -> None:
+def test_the_record_has_the_registration_up_to_which_all_are_admitted() -> None:
     stage = Stage()
     stage.ring(2)
     stage.join(3)
-    stage.step(Closed(2, ""))
+    stage.step(ConnectionClosed(2, ""))
     stage.say(1, m.Sealed(2, []))
     assert (stage.record(1).registrations, stage.record(1).pending) == (2, True)
     stage.say(1, m.Attached(3))
@@ -226,12 +236,12 @@ def test_the_record_says_up_to_which_registration_everybody_is_in() -> None:
     assert stage.sent(3, m.Registrations) == [m.Registrations(4)], "a newcomer must know what the others know"
 
 
-def test_when_all_members_are_gone_those_who_wait_are_accepted() -> None:
+def test_when_all_members_are_gone_the_waiting_peers_are_accepted() -> None:
     stage = Stage()
     stage.ring(1)
     stage.join(2)
     stage.join(3, group=5)
-    stage.step(Closed(1, ""))
+    stage.step(ConnectionClosed(1, ""))
     assert [member.peer for member in stage.record(2).members] == [2]
     assert stage.record(2).epoch == 2, "no epoch number comes twice in a group"
     assert stage.record(3).epoch == 1
@@ -242,7 +252,7 @@ def test_a_newcomer_that_dies_during_its_admission_does_not_hold_it_up() -> None
     stage.ring(1)
     stage.join(2)
     stage.say(1, m.Vote(2, "update", 1))
-    stage.step(Closed(2, ""))
+    stage.step(ConnectionClosed(2, ""))
     stage.seal_and_attach(1, [1], [1])
     assert [type(each) for each in stage.sent(1, m.CallDone)] == [m.CallDone]
     assert [member.peer for member in stage.record(1).members] == [1]
@@ -278,7 +288,7 @@ def test_the_survivors_keep_their_order_and_newcomers_follow_by_id() -> None:
     stage = Stage()
     stage.ring(4)
     stage.join(5)
-    stage.step(Closed(2, ""))
+    stage.step(ConnectionClosed(2, ""))
     stage.seal_and_attach(2, [1, 3, 4], [1, 3, 4])
     for conn in (1, 3, 4):
         stage.say(conn, m.Vote(5, "update", 3))
@@ -288,13 +298,13 @@ def test_the_survivors_keep_their_order_and_newcomers_follow_by_id() -> None:
 
 
 def test_a_dead_peers_seal_does_not_count() -> None:
-    """Peer 2 alone had the small op's result, sealed it, and died: nobody can give it to the others."""
+    """Peer 2 alone had the small op's result, sealed it, and died: no survivor has it for the others."""
     stage = Stage()
     stage.ring(3)
     op = m.OpRef(0, 0)
-    stage.step(Closed(3, ""))
+    stage.step(ConnectionClosed(3, ""))
     stage.say(2, m.Sealed(2, [m.SealedOp(op, "committed", 3, [b"x"] * 3, CALLED)]))
-    stage.step(Closed(2, ""))
+    stage.step(ConnectionClosed(2, ""))
     stage.say(1, m.Sealed(2, [m.SealedOp(op, "unfinished", 3, None, CALLED)]))
     (verdict,) = stage.record(1).verdicts
     assert not verdict.commit
@@ -313,10 +323,10 @@ def test_a_leaver_counts_as_a_survivor_for_the_verdict() -> None:
     assert stage.sent(2, m.Left) == [m.Left()]
 
 
-def test_who_does_not_seal_in_time_is_evicted() -> None:
+def test_a_peer_that_does_not_seal_in_time_is_evicted() -> None:
     stage = Stage(seal_ms=2000)
     stage.ring(3)
-    stage.step(Closed(3, ""))
+    stage.step(ConnectionClosed(3, ""))
     stage.say(1, m.Sealed(2, []))
     stage.wait(2000)
     assert stage.sent(2, m.Evicted) == [m.Evicted("it did not seal epoch 2 in time (seal_ms 2000)")]
@@ -327,7 +337,7 @@ def test_after_too_many_failed_proposals_the_worst_member_goes() -> None:
     """Each time another edge of peer 3 fails, so that none becomes bad."""
     stage = Stage(max_proposals=2)
     stage.ring(4)
-    stage.step(Closed(4, ""))
+    stage.step(ConnectionClosed(4, ""))
     for conn in (1, 2, 3):
         stage.say(conn, m.Sealed(2, []))
     for epoch, (conn, source, target) in ((3, (2, 2, 3)), (4, (1, 3, 1))):
@@ -339,7 +349,7 @@ def test_after_too_many_failed_proposals_the_worst_member_goes() -> None:
     assert stage.told(PeerGone)[-1].peer == 3  # type: ignore[attr-defined]
 
 
-def test_a_paused_master_evicts_nobody_when_it_wakes() -> None:
+def test_a_suspended_master_evicts_no_peer_when_it_resumes() -> None:
     stage = Stage()
     stage.ring(3)
     stage.wait(1000)
@@ -352,7 +362,7 @@ def test_a_paused_master_evicts_nobody_when_it_wakes() -> None:
     assert stage.closed() == [2], "but it judges as usual afterwards"
 
 
-def test_a_peer_that_no_longer_hears_the_master_is_evicted() -> None:
+def test_a_peer_that_no_longer_receives_from_the_master_is_evicted() -> None:
     stage = Stage()
     stage.ring(2)
     stage.wait(1000)
@@ -362,7 +372,9 @@ def test_a_peer_that_no_longer_hears_the_master_is_evicted() -> None:
         for conn in (1, 2):
             stage.beats[conn] += 1
             if conn in stage.conns:
-                stage.step(Beat(conn, Heartbeat(stage.beats[conn], stage.last_beat if conn == 1 else stuck)))
+                stage.step(
+                    HeartbeatReceived(conn, Heartbeat(stage.beats[conn], stage.last_beat if conn == 1 else stuck))
+                )
         stage.step(Tick())
     assert stage.closed() == [2]
 
@@ -372,7 +384,7 @@ def test_the_master_beats_to_registered_peers_too() -> None:
     stage.ring(1)
     stage.join(2)
     stage.wait(500)
-    beats = [effect for effect in stage.effects if isinstance(effect, SendBeat) and effect.conn == 2]
+    beats = [effect for effect in stage.effects if isinstance(effect, SendHeartbeat) and effect.conn == 2]
     assert [beat.number for beat in beats] == [1, 2]
 
 
@@ -384,7 +396,7 @@ def test_an_epoch_change_voids_votes_and_the_next_cast_counts() -> None:
     stage.ring(3)
     stage.say(1, m.Vote(2, "update", 2))
     stage.say(2, m.Vote(2, "update", 2))
-    stage.step(Closed(3, ""))
+    stage.step(ConnectionClosed(3, ""))
     stage.seal_and_attach(2, [1, 2], [1, 2])
     assert stage.sent(2, m.CallDone) == []
     assert stage.say(2, m.Vote(2, "update", 2)) == [], "a vote of the old epoch is void"
@@ -399,7 +411,7 @@ def test_voters_are_answered_after_a_death_during_their_admission() -> None:
     stage.say(1, m.Vote(2, "update", 2))
     stage.say(2, m.Vote(2, "update", 2))
     stage.seal_and_attach(2, [1, 2], [])
-    stage.step(Closed(2, ""))
+    stage.step(ConnectionClosed(2, ""))
     stage.seal_and_attach(3, [1, 3], [1, 3])
     assert len(stage.sent(1, m.CallDone)) == 2
     assert stage.record(1).newcomers == [3], "no installed epoch has had it yet"
@@ -417,7 +429,7 @@ def test_a_call_withdrawn_during_its_admission_fails_and_is_not_answered_again()
     assert stage.sent(1, m.CallDone) == []
 
 
-def test_pending_is_asked_of_the_whole_run() -> None:
+def test_pending_is_a_call_of_the_whole_run() -> None:
     stage = Stage()
     stage.ring(1)
     stage.join(2, group=1)
@@ -443,13 +455,13 @@ def test_status_shows_ops_by_what_all_members_announce() -> None:
     stage = Stage()
     stage.ring(2)
     op = Announced(0, 3, 1200, 7, False)
-    stage.step(Beat(1, Heartbeat(1, 0, 2, committed=3, ops=[op])))
+    stage.step(HeartbeatReceived(1, Heartbeat(1, 0, 2, committed=3, ops=[op])))
     assert [peer.ops for peer in stage.master.status(0).peers] == [["tag 0 seq 3: VOTE_INITIATE (1.2 s)"], []]
     (waiting,) = stage.master.waiting(0)
     assert (waiting.waiting, waiting.missing, waiting.since_ms) == ([1], [2], 1200)
-    stage.step(Beat(2, Heartbeat(1, 0, 2, ops=[op])))
+    stage.step(HeartbeatReceived(2, Heartbeat(1, 0, 2, ops=[op])))
     assert stage.master.status(0).peers[1].ops == ["tag 0 seq 3: PERFORM (1.2 s)"]
-    stage.step(Beat(2, Heartbeat(2, 0, 2, ops=[Announced(0, 3, 1300, 7, True)])))
+    stage.step(HeartbeatReceived(2, Heartbeat(2, 0, 2, ops=[Announced(0, 3, 1300, 7, True)])))
     assert [peer.ops[0][:22] for peer in stage.master.status(0).peers] == ["tag 0 seq 3: VOTE_COMP"] * 2
     assert stage.master.status(0).peers[0].phase == "COLLECTIVE_COMMUNICATIONS_RUNNING"
 
@@ -464,7 +476,7 @@ def test_a_planted_verdict_is_used() -> None:
     stage = Stage()
     stage.master = CommitsAll(MasterSettings(), TOKEN, SECRET, started_ns=0)
     stage.ring(2)
-    stage.step(Closed(2, ""))
+    stage.step(ConnectionClosed(2, ""))
     stage.say(1, m.Sealed(2, []))
     assert stage.record(1).verdicts == [m.Verdict(m.OpRef(0, 9), commit=True)]
 
@@ -489,7 +501,7 @@ LIES: list[ToMaster] = [
 
 
 @pytest.mark.parametrize("lie", LIES, ids=lambda lie: type(lie).__name__)
-def test_a_lie_costs_the_liar_its_place_and_the_others_nothing(lie: ToMaster) -> None:
+def test_an_invalid_message_evicts_its_sender_and_no_other(lie: ToMaster) -> None:
     stage = Stage()
     stage.ring(3)
     stage.say(2, lie)
@@ -509,10 +521,10 @@ def test_a_lie_costs_the_liar_its_place_and_the_others_nothing(lie: ToMaster) ->
         [m.SealedOp(m.OpRef(0, 0), "committed", 0, [b"x"], CALLED)],
     ],
 )
-def test_a_seal_that_makes_no_sense_is_a_lie(seal: list[m.SealedOp]) -> None:
+def test_an_invalid_seal_evicts_its_sender(seal: list[m.SealedOp]) -> None:
     stage = Stage()
     stage.ring(3)
-    stage.step(Closed(3, ""))
+    stage.step(ConnectionClosed(3, ""))
     stage.say(2, m.Sealed(2, seal))
     assert stage.closed() == [2]
 
@@ -553,11 +565,11 @@ dones = st.builds(
 )
 conns = st.integers(1, 6)
 events = st.one_of(
-    st.builds(Received, conns, spoken),
-    st.builds(Beat, conns, beats),
-    st.builds(DoneSeen, conns, dones),
-    st.builds(Malformed, conns, st.just("garbage")),
-    st.builds(Closed, conns, st.just("")),
+    st.builds(MessageReceived, conns, spoken),
+    st.builds(HeartbeatReceived, conns, beats),
+    st.builds(DoneReceived, conns, dones),
+    st.builds(MalformedReceived, conns, st.just("garbage")),
+    st.builds(ConnectionClosed, conns, st.just("")),
     st.just("answer"),
     st.just("join"),
     st.just("tick"),
@@ -569,7 +581,7 @@ events = st.one_of(
 def test_no_input_breaks_the_machine_and_honest_peers_end_up_in_an_epoch(
     evidence: str, script: list[Event | str]
 ) -> None:
-    """Anything in any order. Afterwards the peers that are left answer honestly, and every change comes to its end."""
+    """Anything in any order. Afterwards the remaining peers respond correctly, and every change ends."""
     stage = Stage(evidence=evidence)
     stage.ring(3)
     for number, event in enumerate(script, 100):
@@ -583,7 +595,7 @@ def test_no_input_breaks_the_machine_and_honest_peers_end_up_in_an_epoch(
             case _:
                 assert not isinstance(event, str)
                 stage.step(event)
-                if isinstance(event, Closed) and event.conn in stage.conns:
+                if isinstance(event, ConnectionClosed) and event.conn in stage.conns:
                     stage.conns.remove(event.conn)
     for _ in range(40):
         answer_honestly(stage)
@@ -601,39 +613,39 @@ def answer_honestly(stage: Stage) -> None:
     peers = {peer.peer: peer for peer in status.peers}
     groups = {group.group: group for group in status.groups}
     for conn in list(stage.conns):
-        last = [e.message for e in stage.effects if isinstance(e, Send) and e.conn == conn]
+        last = [e.message for e in stage.effects if isinstance(e, SendMessage) and e.conn == conn]
         welcome = next(message for message in last if isinstance(message, m.Welcome))
         peer = peers.get(welcome.peer)
         if peer is None or peer.peer not in waited_for or peer.group not in groups:
             continue
         group = groups[peer.group]
         if group.phase == "sealing":
-            stage.step(Received(conn, m.Sealed(group.epoch, [])))
+            stage.step(MessageReceived(conn, m.Sealed(group.epoch, [])))
         elif group.phase == "attaching":
-            stage.step(Received(conn, m.Attached(group.epoch)))
+            stage.step(MessageReceived(conn, m.Attached(group.epoch)))
         status = stage.master.status(stage.now)
         groups = {each.group: each for each in status.groups}
         waited_for = {each for waiting in stage.master.waiting(stage.now) for each in waiting.missing}
 
 
-def test_who_was_only_slow_may_try_again_and_an_idle_watcher_goes() -> None:
-    """A refusal ends a join, so a connection that merely said nothing in time is closed without one."""
+def test_a_slow_client_may_try_again_and_an_idle_status_client_is_closed() -> None:
+    """A refusal ends a join, so a connection that was only silent is closed without one."""
     master = Master(MasterSettings(), b"", b"s" * 32)
-    master.step(0, Opened(1, "slow", b"n" * 32))
-    master.step(0, Opened(2, "watcher", b"n" * 32))
+    master.step(0, ConnectionOpened(1, "slow", b"n" * 32))
+    master.step(0, ConnectionOpened(2, "watcher", b"n" * 32))
     proof = prove(b"", "status", b"n" * 32, b"w" * 32)
-    master.step(0, Received(2, m.StatusRequest(VERSION, b"w" * 32, proof)))
+    master.step(0, MessageReceived(2, m.StatusRequest(VERSION, b"w" * 32, proof)))
     gone: dict[int, list[Effect]] = {}
     for ms in range(0, 125_000, 50):
         for effect in master.step(ms * 1_000_000, Tick()):
-            if isinstance(effect, Send | Close):
+            if isinstance(effect, SendMessage | CloseConnection):
                 gone.setdefault(ms, []).append(effect)
-    assert [type(effect) for effect in gone[5_000]] == [Close]
-    assert [type(effect) for effect in gone[120_000]] == [Close]
+    assert [type(effect) for effect in gone[5_000]] == [CloseConnection]
+    assert [type(effect) for effect in gone[120_000]] == [CloseConnection]
     assert len(gone) == 2
 
 
-def test_a_newcomer_hears_every_second_for_whom_it_waits() -> None:
+def test_a_newcomer_is_sent_every_second_which_peers_it_waits_for() -> None:
     stage = Stage()
     stage.ring(2)
     stage.say(1, m.Vote(2, "pending", 2))
@@ -652,7 +664,7 @@ def test_a_newcomer_hears_every_second_for_whom_it_waits() -> None:
     assert not stage.sent(2, m.AdmissionWaits)
 
 
-def test_a_newcomer_hears_that_the_run_moves_as_long_as_its_steps_take() -> None:
+def test_a_newcomer_is_sent_progress_as_long_as_steps_take() -> None:
     stage = Stage()
     stage.ring(2)
     for committed in (1, 2):
@@ -667,7 +679,7 @@ def test_a_newcomer_hears_that_the_run_moves_as_long_as_its_steps_take() -> None
     assert moving == [True, True, False, False, False, False]
 
 
-def test_a_newcomer_hears_how_many_peers_its_group_waits_for() -> None:
+def test_a_newcomer_is_sent_how_many_peers_its_group_waits_for() -> None:
     stage = Stage()
     stage.ring(1)
     stage.say(1, m.Vote(2, "update", 1, min_world=3))
@@ -677,7 +689,7 @@ def test_a_newcomer_hears_how_many_peers_its_group_waits_for() -> None:
     assert waits == m.AdmissionWaits("peer 1 (p1) wants 3 peers in its group, 2 are there: start more peers", [])
 
 
-def test_a_newcomer_hears_who_holds_a_change_of_the_epoch_up() -> None:
+def test_a_newcomer_is_sent_which_peers_delay_an_epoch_change() -> None:
     stage = Stage()
     stage.ring(2)
     stage.join(3)
@@ -686,4 +698,4 @@ def test_a_newcomer_hears_who_holds_a_change_of_the_epoch_up() -> None:
     stage.say(1, m.Sealed(2, []))
     stage.wait(1_000)
     [waits] = stage.sent(3, m.AdmissionWaits)
-    assert waits == m.AdmissionWaits("the epoch changes, and peer 2 (p2) has not answered yet", [2])
+    assert waits == m.AdmissionWaits("the epoch changes, and peer 2 (p2) has not responded yet", [2])

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from msgspec import structs
 from test_master import NONCE, TOKEN, Stage, hello
 
-from ringfold.master.disputes import FIRST_PAUSE_S, FORGOTTEN_AFTER_S, LONGEST_PAUSE_S, SECOND, Bans, judge
+from ringfold.master.disputes import FIRST_PAUSE_S, FORGOTTEN_AFTER_S, MAX_PAUSE_S, Bans, judge
+from ringfold.units import S
 from ringfold.wire import messages as m
 from ringfold.wire.descriptor import Descriptor
 from ringfold.wire.proof import prove
@@ -31,7 +32,7 @@ A, B, C = 1, 2, 3
         ({1: A, 2: B, 3: B}, [1, 2, 3, 4], [1, 2], None),  # two of four are not
         ({1: A, 2: B, 3: B, 4: A}, [1, 2, 3, 4], [1, 2], [2, 3]),  # a tie of all, too: the longest member is right
         ({1: A, 2: B, 3: C}, [1, 2, 3], [], [2, 3]),
-        ({1: A, 2: A, 3: A}, [1, 2, 3], [], None),  # nobody disagrees any more
+        ({1: A, 2: A, 3: A}, [1, 2, 3], [], None),  # no member disagrees any more
         ({3: A, 4: B, 5: B}, [3, 4, 5], [1, 2], [3]),  # the incumbents are gone: everybody decides
     ],
 )
@@ -62,16 +63,16 @@ def test_pauses_grow_and_are_forgotten() -> None:
     bans, now = Bans(), 0
     pauses = []
     for _ in range(9):
-        pauses.append(bans.evicted(now, "gpu-7", "host"))
+        pauses.append(bans.add(now, "gpu-7", "host"))
         assert f"join in {pauses[-1]} s" in str(bans.refusal(now, "gpu-7", "host"))
         assert bans.refusal(now, "gpu-8", "host") is None
-        now += pauses[-1] * SECOND
+        now += pauses[-1] * S
         assert bans.refusal(now - 1, "gpu-7", "host") is not None
         assert bans.refusal(now, "gpu-7", "host") is None
     assert pauses == [5, 10, 20, 40, 80, 160, 320, 320, 320]
-    assert (pauses[0], pauses[-1]) == (FIRST_PAUSE_S, LONGEST_PAUSE_S)
-    now += FORGOTTEN_AFTER_S * SECOND
-    assert bans.evicted(now, "gpu-7", "host") == FIRST_PAUSE_S
+    assert (pauses[0], pauses[-1]) == (FIRST_PAUSE_S, MAX_PAUSE_S)
+    now += FORGOTTEN_AFTER_S * S
+    assert bans.add(now, "gpu-7", "host") == FIRST_PAUSE_S
 
 
 def test_a_peer_that_was_evicted_for_its_call_is_refused_for_a_while_and_then_let_in() -> None:
@@ -79,7 +80,7 @@ def test_a_peer_that_was_evicted_for_its_call_is_refused_for_a_while_and_then_le
     stage.ring(2)
     calls = Descriptor(0, 10, arrays=1).pack(), Descriptor(0, 10, arrays=2).pack()
     stage.say(1, m.OpMismatch(2, op, 2, calls[0], calls[1]))
-    assert not stage.closed()  # its neighbour has not said so itself
+    assert not stage.closed()  # its neighbour has not reported it itself
     [evicted] = stage.say(2, m.OpMismatch(2, op, 1, calls[1], calls[0]))
     assert isinstance(evicted, m.Evicted)
     assert evicted.for_call
@@ -97,7 +98,7 @@ def test_a_peer_that_was_evicted_for_its_call_is_refused_for_a_while_and_then_le
     assert isinstance(welcome, m.Welcome)
 
 
-def test_a_mismatch_that_makes_no_sense_costs_the_one_who_tells_it() -> None:
+def test_an_invalid_mismatch_evicts_its_sender() -> None:
     stage = Stage()
     stage.ring(2)
     same = Descriptor(0).pack()
@@ -106,7 +107,7 @@ def test_a_mismatch_that_makes_no_sense_costs_the_one_who_tells_it() -> None:
     assert not evicted.for_call
 
 
-def test_more_mismatches_than_there_can_be_cost_the_one_who_tells_them() -> None:
+def test_more_mismatches_than_possible_evict_their_sender() -> None:
     stage = Stage()
     stage.ring(3)
     for other in range(9):

@@ -1,26 +1,22 @@
-"""The master's journal: what is written and when, and how a later master goes on from it."""
+"""The master's journal: what is written and when, and how a later master continues from it."""
 
 import pytest
 from msgspec import structs
 
 from ringfold.errors import StoreError, StoreUnknown
-from ringfold.master.events import (
-    Close,
+from ringfold.master.effects import (
+    CloseConnection,
     Effect,
-    Event,
-    Opened,
-    Persist,
-    Received,
-    Send,
-    SendBeat,
+    Notify,
     SendEvidence,
-    Tell,
-    Tick,
+    SendHeartbeat,
+    SendMessage,
+    WriteJournal,
 )
-from ringfold.master.journal import FinishedEntry, Journal, decode, encode
-from ringfold.master.keeper import PART_BYTES, Deposed, Keeper
+from ringfold.master.events import ConnectionOpened, Event, MessageReceived, Tick
+from ringfold.master.journal import FinishedEntry, Journal, Outbox, decode, encode
+from ringfold.master.journal_store import PART_BYTES, Deposed, JournalStore
 from ringfold.master.machine import Master
-from ringfold.master.outbox import Outbox
 from ringfold.master.settings import MasterSettings
 from ringfold.store.client import StoreClient
 from ringfold.store.in_memory import Fault, MemoryDriver, MemoryServer, StoreCall
@@ -35,7 +31,7 @@ TOKEN, SECRET, NONCE = b"a token", b"run secret", b"n" * 32
 
 
 class Stage:
-    """A master with a journal; connections and peers have the same number, unless a peer comes back."""
+    """A master with a journal; connections and peers have the same number, unless a peer returns."""
 
     def __init__(self, journal: Journal | None = None, fence: int = 1, now: int = 0, links: bytes = b"") -> None:
         settings = MasterSettings(return_ms=1_000)
@@ -46,22 +42,22 @@ class Stage:
     def step(self, event: Event) -> list[Effect]:
         effects = self.master.step(self.now, event)
         for effect in effects:
-            if isinstance(effect, Persist):
+            if isinstance(effect, WriteJournal):
                 self.last = effect.journal
         return effects
 
     def say(self, conn: int, message: m.ToMaster) -> list[Effect]:
-        return self.step(Received(conn, message))
+        return self.step(MessageReceived(conn, message))
 
     def join(self, conn: int) -> list[Effect]:
         nonce = bytes([conn]) * 32
-        self.step(Opened(conn, "host", nonce))
+        self.step(ConnectionOpened(conn, "host", nonce))
         proof = prove(TOKEN, "hello", nonce, NONCE)
         return self.say(conn, m.Hello(VERSION, 0, "h", f"n{conn}", ["10.0.0.1"], 9, NONCE, proof))
 
     def resume(self, conn: int, peer: int, fence: int = 1, epoch: int = 2, secret: bytes = SECRET) -> list[Effect]:
         nonce = bytes([conn]) * 32
-        self.step(Opened(conn, "host", nonce))
+        self.step(ConnectionOpened(conn, "host", nonce))
         return self.say(conn, self.resume_of(nonce, peer, fence, epoch, secret))
 
     def resume_of(self, nonce: bytes, peer: int, fence: int = 1, epoch: int = 2, secret: bytes = SECRET) -> m.Resume:
@@ -103,7 +99,7 @@ def taken_over() -> Stage:
 
 
 def sent(effects: list[Effect], conn: int | None = None) -> list[m.FromMaster]:
-    return [each.message for each in effects if isinstance(each, Send) and conn in (None, each.conn)]
+    return [each.message for each in effects if isinstance(each, SendMessage) and conn in (None, each.conn)]
 
 
 # What is written
@@ -111,26 +107,26 @@ def sent(effects: list[Effect], conn: int | None = None) -> list[m.FromMaster]:
 
 def test_a_registration_is_written_before_the_welcome() -> None:
     effects = Stage().join(1)
-    assert isinstance(effects[0], Persist)
+    assert isinstance(effects[0], WriteJournal)
     assert effects[0].journal.registrations == 1
 
 
 def test_a_record_is_written_whole_before_it_is_sent() -> None:
     stage = Stage()
     effects = stage.join(1)
-    [written] = [each.journal for each in effects if isinstance(each, Persist)]
+    [written] = [each.journal for each in effects if isinstance(each, WriteJournal)]
     assert written.groups[0].record in sent(effects, 1)
 
 
-def test_an_eviction_is_said_only_after_a_write() -> None:
+def test_an_eviction_is_sent_only_after_a_write() -> None:
     effects = pair().wait(6_000)
-    said = [isinstance(each, Send) and isinstance(each.message, m.Evicted) for each in effects]
-    assert any(isinstance(each, Persist) for each in effects[: said.index(True)])
+    said = [isinstance(each, SendMessage) and isinstance(each.message, m.Evicted) for each in effects]
+    assert any(isinstance(each, WriteJournal) for each in effects[: said.index(True)])
 
 
 def test_what_changes_nothing_is_not_written() -> None:
     stage = pair()
-    assert not [each for each in stage.say(1, m.Vote(2, "pending", 2)) if isinstance(each, Persist)]
+    assert not [each for each in stage.say(1, m.Vote(2, "pending", 2)) if isinstance(each, WriteJournal)]
 
 
 def test_a_journal_is_the_same_after_a_trip_through_bytes() -> None:
@@ -148,9 +144,9 @@ def test_bytes_that_are_no_journal_are_refused_with_the_place() -> None:
 
 def test_effects_behind_a_write_wait_for_it_and_keep_their_order() -> None:
     journal = Journal(1, b"")
-    notes = [Tell(ProbeNote(str(number))) for number in range(3)]
+    notes = [Notify(ProbeNote(str(number))) for number in range(3)]
     box = Outbox()
-    assert box.put([notes[0], Persist(journal), notes[1]]) == [notes[0]]
+    assert box.put([notes[0], WriteJournal(journal), notes[1]]) == [notes[0]]
     assert box.begin() is journal
     assert box.put([notes[2]]) == []
     assert box.written() == [notes[1], notes[2]]
@@ -158,33 +154,33 @@ def test_effects_behind_a_write_wait_for_it_and_keep_their_order() -> None:
 
 def test_evidence_does_not_wait_for_a_write() -> None:
     box, evidence = Outbox(), SendEvidence((1,), Evidence(1, 0, 0, 0, 0, []))
-    box.put([Persist(Journal(1, b""))])
+    box.put([WriteJournal(Journal(1, b""))])
     box.begin()
-    assert box.put([Tell(ProbeNote("waits")), evidence]) == [evidence]
+    assert box.put([Notify(ProbeNote("waits")), evidence]) == [evidence]
 
 
 def test_heartbeats_do_not_wait_for_a_write() -> None:
     """A slow disk must not look like the death of the master, or of all its peers."""
     box = Outbox()
-    box.put([Persist(Journal(1, b"")), Send(1, m.Seal(2, "a reason"))])
+    box.put([WriteJournal(Journal(1, b"")), SendMessage(1, m.Seal(2, "a reason"))])
     box.begin()
-    assert box.put([SendBeat(1, 7, 0)]) == [SendBeat(1, 7, 0)]
+    assert box.put([SendHeartbeat(1, 7, 0)]) == [SendHeartbeat(1, 7, 0)]
 
 
-def test_a_heartbeat_comes_after_the_welcome() -> None:
+def test_a_heartbeat_is_sent_after_the_welcome() -> None:
     box = Outbox()
-    welcome = Send(1, m.Welcome(1, 1, b"", m.Liveness()))
-    box.put([Persist(Journal(1, b"")), welcome])
+    welcome = SendMessage(1, m.Welcome(1, 1, b"", m.Liveness()))
+    box.put([WriteJournal(Journal(1, b"")), welcome])
     box.begin()
-    assert box.put([SendBeat(1, 7, 0)]) == []
-    assert box.written() == [welcome, SendBeat(1, 7, 0)]
+    assert box.put([SendHeartbeat(1, 7, 0)]) == []
+    assert box.written() == [welcome, SendHeartbeat(1, 7, 0)]
 
 
 def test_one_write_makes_up_for_all_that_queue_up() -> None:
     box, journals = Outbox(), [Journal(number, b"") for number in range(3)]
-    box.put([Persist(journals[0])])
+    box.put([WriteJournal(journals[0])])
     assert box.begin() is journals[0]
-    box.put([Persist(journals[1]), Persist(journals[2])])
+    box.put([WriteJournal(journals[1]), WriteJournal(journals[2])])
     assert box.begin() is None
     assert box.written() == []
     assert box.begin() is journals[2]
@@ -193,7 +189,7 @@ def test_one_write_makes_up_for_all_that_queue_up() -> None:
 # Coming back
 
 
-def test_members_are_sealed_when_they_come_back() -> None:
+def test_members_are_sealed_when_they_return() -> None:
     stage = taken_over()
     effects = stage.back(11, 1)
     assert [type(each).__name__ for each in sent(effects, 11)] == ["Challenge", "Resumed", "Registrations", "Seal"][1:]
@@ -207,7 +203,7 @@ def test_a_member_with_an_older_epoch_gets_the_journalled_record_first() -> None
     assert seal == m.Seal(2, "the master changed")
 
 
-def test_the_next_record_comes_when_all_are_back_and_sealed() -> None:
+def test_the_next_record_is_sent_when_all_have_returned_and_sealed() -> None:
     stage = taken_over()
     stage.back(11, 1, installed=True)
     assert not [each for each in sent(stage.say(11, m.Sealed(2, []))) if isinstance(each, m.Record)]
@@ -217,13 +213,13 @@ def test_the_next_record_comes_when_all_are_back_and_sealed() -> None:
     assert (first.epoch, first.fence, first.reason, first.newcomers) == (3, 2, "the master changed", [])
 
 
-def test_who_does_not_come_back_in_time_is_given_up() -> None:
+def test_a_member_that_does_not_return_in_time_is_given_up() -> None:
     stage = taken_over()
     stage.back(11, 1)
     stage.say(11, m.Sealed(2, []))
     [record] = [each for each in sent(stage.wait(1_100)) if isinstance(each, m.Record)]
     assert [member.peer for member in record.members] == [1]
-    assert "did not come back" in record.reason
+    assert "did not return" in record.reason
 
 
 def test_an_answer_that_one_voter_has_is_handed_on_to_the_other() -> None:
@@ -233,7 +229,7 @@ def test_an_answer_that_one_voter_has_is_handed_on_to_the_other() -> None:
     assert m.CallDone(9, True, m.World(2, 1, 2), 2, {1: 5, 2: 9}) in sent(stage.back(12, 2, ballot=9), 12)
 
 
-def test_an_answer_is_not_handed_on_to_who_waits_in_another_call() -> None:
+def test_a_result_is_not_forwarded_to_a_peer_in_another_call() -> None:
     stage = taken_over()
     stage.back(11, 1, answers=[m.CallDone(5, True, m.World(2, 1, 2), 2, {1: 5, 2: 9})])
     assert not [each for each in sent(stage.back(12, 2, ballot=10), 12) if isinstance(each, m.CallDone)]
@@ -257,34 +253,34 @@ def test_the_voters_of_an_admission_are_answered_by_the_next_master() -> None:
 
 
 def with_finished(finished: FinishedEntry) -> Stage:
-    """A second master whose journal says that this sync has finished in the group of peers 1 and 2."""
+    """A second master in whose journal this sync has finished in the group of peers 1 and 2."""
     journal = pair().last
     assert journal is not None
     groups = [structs.replace(journal.groups[0], finished=finished)]
     return Stage(structs.replace(journal, groups=groups, syncs=finished.sync), fence=2)
 
 
-def test_the_end_of_a_finished_sync_is_told_to_a_participant_that_heard_neither_plan_nor_end() -> None:
+def test_a_participant_without_plan_and_end_gets_the_end_of_a_finished_sync() -> None:
     stage = with_finished(FinishedEntry(4, 7, {1: 5, 2: 9}, b"roots"))
     stage.back(11, 1)
     assert m.SyncDone(9, 4, 7) in sent(stage.back(12, 2, ballot=9), 12)
 
 
-def test_the_end_of_a_finished_sync_still_says_who_had_diverged() -> None:
+def test_the_end_of_a_finished_sync_still_names_the_diverged_peers() -> None:
     found = m.Divergence(1, "p1", 7, 3, ["model"], 1, 4_000)
     stage = with_finished(FinishedEntry(4, 7, {1: 5, 2: 9}, b"roots", diverged=[found]))
     stage.back(11, 1)
     assert m.SyncDone(9, 4, 7, [found]) in sent(stage.back(12, 2, ballot=9), 12)
 
 
-def test_who_is_out_of_a_finished_sync_and_did_not_hear_of_it_is_told_why() -> None:
+def test_a_peer_that_was_out_of_a_finished_sync_gets_the_reason() -> None:
     told = m.CallFailed(9, m.Reason("revision", "it jumped"))
     stage = with_finished(FinishedEntry(4, 7, {1: 5}, b"roots", {2: told}))
     stage.back(11, 1)
     assert told in sent(stage.back(12, 2, ballot=9), 12)
 
 
-def test_a_sync_that_was_under_way_does_not_wait_for_who_was_out_of_it() -> None:
+def test_a_sync_in_progress_does_not_wait_for_peers_that_were_out_of_it() -> None:
     stage = taken_over()
     voters = m.SyncVoters(4, {1: 5, 2: 9})
     stage.back(11, 1, ballot=5, last_sync=voters)
@@ -312,33 +308,33 @@ def test_a_sync_waits_for_all_again_when_the_interrupted_one_was_given_up() -> N
     assert [each for each in sent(stage.say(12, m.Vote(10, "sync", 3, offer=offer))) if isinstance(each, m.SyncPlan)]
 
 
-def test_nobody_who_comes_back_means_a_new_history() -> None:
+def test_without_a_returning_member_a_new_history_starts() -> None:
     stage = with_finished(FinishedEntry(4, 7, {1: 5, 2: 9}, b"roots"))
     stage.wait(1_100)
     assert stage.master.journal().groups[0].finished is None
 
 
-def test_the_same_master_evicts_who_lost_its_connection() -> None:
+def test_the_same_master_evicts_a_peer_that_lost_its_connection() -> None:
     stage = pair()
     [last] = [each for each in sent(stage.resume(11, 1, fence=1), 11) if not isinstance(each, m.Challenge)]
     assert isinstance(last, m.Evicted)
 
 
 @pytest.mark.parametrize("secret", [SECRET, b"guessed"])
-def test_who_claims_a_higher_fence_is_evicted_if_the_master_can_still_write(secret: bytes) -> None:
-    """If the claim is true, the write fails, and the master is deposed. If it is not, nobody is."""
+def test_a_peer_with_a_higher_fence_is_evicted_if_the_master_can_still_write(secret: bytes) -> None:
+    """If the fence exists, the write fails, and the master is deposed. If it does not, the master stays."""
     effects = pair().resume(11, 1, fence=7, secret=secret)
-    said = [isinstance(each, Send) and isinstance(each.message, m.Evicted) for each in effects]
-    assert any(isinstance(each, Persist) for each in effects[: said.index(True)])
+    said = [isinstance(each, SendMessage) and isinstance(each.message, m.Evicted) for each in effects]
+    assert any(isinstance(each, WriteJournal) for each in effects[: said.index(True)])
 
 
-def test_who_does_not_know_the_members_secret_is_evicted_and_the_member_stays_away() -> None:
+def test_a_peer_without_the_members_secret_is_evicted_and_the_member_stays_away() -> None:
     stage = taken_over()
     assert any(isinstance(each, m.Evicted) for each in sent(stage.resume(11, 1, secret=b"guessed"), 11))
     assert any(isinstance(each, m.Resumed) for each in sent(stage.resume(12, 1), 12))
 
 
-def test_who_was_only_registered_is_registered_anew() -> None:
+def test_a_registered_peer_is_registered_again() -> None:
     stage = taken_over()
     [welcome] = [each for each in sent(stage.resume(11, 9, epoch=0), 11) if isinstance(each, m.Welcome)]
     assert welcome.peer == 3
@@ -358,7 +354,7 @@ def test_a_connection_that_breaks_while_it_resumes_may_be_made_again() -> None:
     stage = taken_over()
     stage.resume(11, 1)
     effects = stage.resume(12, 1)
-    assert [each for each in effects if isinstance(each, Close) and each.conn == 11]
+    assert [each for each in effects if isinstance(each, CloseConnection) and each.conn == 11]
     assert any(isinstance(each, m.Resumed) for each in sent(effects, 12))
 
 
@@ -376,30 +372,30 @@ def client(server: MemoryServer, fault: Fault | None = None) -> StoreClient:
 
 def test_a_leader_that_was_deposed_cannot_write() -> None:
     server = MemoryServer()
-    old, new = Keeper(client(server), "here"), Keeper(client(server), "here")
+    old, new = JournalStore(client(server), "here"), JournalStore(client(server), "here")
     assert old.read() is None
     old.write(Journal(1, b"s"))
     assert new.read() == Journal(1, b"s")
     new.write(Journal(2, b"s"))
     with pytest.raises(Deposed):
         old.write(Journal(1, b"s", registrations=9))
-    assert Keeper(client(server), "here").read() == Journal(2, b"s")
+    assert JournalStore(client(server), "here").read() == Journal(2, b"s")
 
 
 def test_a_journal_of_any_size_is_kept_and_old_parts_go() -> None:
     server = MemoryServer()
-    keeper = Keeper(client(server), "here")
+    keeper = JournalStore(client(server), "here")
     keeper.read()
     for size in (3, 2):
         keeper.write(Journal(1, b"x" * size * PART_BYTES))
-    assert Keeper(client(server), "here").read() == Journal(1, b"x" * 2 * PART_BYTES)
+    assert JournalStore(client(server), "here").read() == Journal(1, b"x" * 2 * PART_BYTES)
     assert len(server.entries) == 1 + 3
 
 
 def test_the_same_journal_written_by_another_is_not_ones_own() -> None:
     """Two masters that listen alike, and take over at once, make the same journal of what they find."""
     server = MemoryServer()
-    keepers = [Keeper(client(server), "here"), Keeper(client(server, "late"), "here")]
+    keepers = [JournalStore(client(server), "here"), JournalStore(client(server, "late"), "here")]
     for keeper in keepers:
         assert keeper.read() is None
     keepers[0].write(Journal(2, b"s"))
@@ -407,37 +403,37 @@ def test_the_same_journal_written_by_another_is_not_ones_own() -> None:
         keepers[1].write(Journal(2, b"s"))
 
 
-def test_parts_of_who_did_not_win_are_not_among_the_winners() -> None:
+def test_parts_of_a_failed_write_are_not_among_the_winners() -> None:
     server = MemoryServer()
-    keepers = [Keeper(client(server), "here") for _ in range(2)]
+    keepers = [JournalStore(client(server), "here") for _ in range(2)]
     for keeper in keepers:
         assert keeper.read() is None
     won = Journal(2, b"x" * PART_BYTES)
     keepers[0].write(won)
     with pytest.raises(Deposed):
         keepers[1].write(Journal(2, b"y" * PART_BYTES))
-    assert Keeper(client(server), "here").read() == won
+    assert JournalStore(client(server), "here").read() == won
 
 
 def test_a_write_without_an_answer_that_was_made_counts() -> None:
     server = MemoryServer()
-    keeper = Keeper(client(server, "lost reply"), "here")
+    keeper = JournalStore(client(server, "lost reply"), "here")
     keeper.read()
     keeper.write(Journal(1, b"s"))
-    assert Keeper(client(server), "here").read() == Journal(1, b"s")
+    assert JournalStore(client(server), "here").read() == Journal(1, b"s")
 
 
 def test_a_write_that_did_not_arrive_is_no_write() -> None:
     server = MemoryServer()
-    keeper = Keeper(client(server, "late"), "here")
+    keeper = JournalStore(client(server, "late"), "here")
     keeper.read()
     with pytest.raises(StoreUnknown):
         keeper.write(Journal(1, b"s"))
-    assert Keeper(client(server), "here").read() is None
+    assert JournalStore(client(server), "here").read() is None
 
 
 def test_a_call_that_ran_out_of_time_is_answered_ahead_of_the_next_record() -> None:
-    """Who hears of the epoch first would call an interrupted sync anew, and wait for those who go on without it."""
+    """A peer that receives the epoch first would retry an interrupted sync, and wait for the others."""
     stage, voters = taken_over(), m.SyncVoters(4, {1: 5, 2: 9})
     stage.back(11, 1, ballot=5, last_sync=voters)
     stage.say(11, m.VoteWithdrawn(5, 10))

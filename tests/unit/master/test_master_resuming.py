@@ -1,4 +1,4 @@
-"""A master whose peers were all lost: lineages in its journal, whom it waits for, and how the run goes on."""
+"""A master whose peers were all lost: lineages in its journal, which peers it waits for, and how the run continues."""
 
 from pathlib import Path
 
@@ -6,11 +6,12 @@ import pytest
 from msgspec import structs
 from test_master_journal import SECRET, TOKEN, Stage, sent
 
-from ringfold.master.events import Closed, Effect, Tell
+from ringfold.master.effects import Effect, Notify
+from ringfold.master.events import ConnectionClosed
 from ringfold.master.journal import Journal, decode, encode
 from ringfold.master.machine import Master
-from ringfold.master.resuming import known_as, missing_names
 from ringfold.master.settings import MasterSettings
+from ringfold.master.syncs import lasting_name, missing_names
 from ringfold.wire import messages as m
 from ringfold.wire.notices import ResumeDelayed, StateRolledBack
 
@@ -20,7 +21,7 @@ OTHER = [m.KeyOffer("w", "float32", [4], b"87654321")]
 
 
 class Run(Stage):
-    """A master that never evicts: nobody beats here. Peers vote in epochs, and their names are chosen."""
+    """A master that never evicts: no peer sends heartbeats here. Peers vote in epochs, and their names are chosen."""
 
     def __init__(self, journal: Journal | None = None, fence: int = 1, wait_ms: int = WAIT_MS) -> None:
         super().__init__()
@@ -36,7 +37,7 @@ class Run(Stage):
             self.say(conn, m.Attached(epoch))
 
     def finish(self, effects: list[Effect], conn: int) -> list[Effect]:
-        """Whoever fetches has it all."""
+        """All receivers are complete."""
         plans = [each for each in sent(effects, conn) if isinstance(each, m.SyncPlan)]
         return self.say(conn, m.SyncReport(plans[0].sync, "complete"))
 
@@ -89,7 +90,7 @@ def member(name: str, host: str = "gpu-7") -> m.Member:
 
 @pytest.mark.parametrize(("name", "key"), [("a", "a"), ("gpu-7:4711", "gpu-7"), ("gpu-8:4711", "gpu-8:4711"), ("", "")])
 def test_a_name_of_host_and_process_is_known_by_its_host(name: str, key: str) -> None:
-    assert known_as(member(name)) == key
+    assert lasting_name(member(name)) == key
 
 
 def test_names_are_counted() -> None:
@@ -100,7 +101,7 @@ def test_names_are_counted() -> None:
 # Lineages
 
 
-def test_a_sync_that_finishes_goes_on_in_the_same_lineage() -> None:
+def test_a_sync_that_finishes_continues_the_lineage() -> None:
     run, lineage = synced(12)
     assert lineage.ancestors == []
     run.vote(1, 2, offer(13), ballot=10)
@@ -125,7 +126,7 @@ def test_a_rollback_begins_a_lineage_that_branches_from_what_won() -> None:
 
 
 def test_the_last_revision_from_a_disk_begins_a_lineage_too() -> None:
-    """Somebody may have saved a later one that was never synced: the run does not come by there again."""
+    """A peer may have saved a later one that was never synced: the run does not use it again."""
     run, lineage = all_lost(12)
     run.join(1)
     run.attach(3, 1)
@@ -157,7 +158,7 @@ def test_another_master_of_another_run_gives_other_ids() -> None:
     assert {done.lineage.run, done.lineage.id}.isdisjoint({one.run, one.id})
 
 
-def test_what_was_finished_outlives_a_master_that_nobody_comes_back_to() -> None:
+def test_a_finished_sync_outlives_a_master_that_no_member_returns_to() -> None:
     run, lineage = all_lost()
     [group] = run.master.journal().groups
     assert group.finished is not None
@@ -190,36 +191,36 @@ def test_a_journal_of_the_version_before_is_read_and_names_no_lineage() -> None:
 # Waiting
 
 
-def test_the_first_one_back_waits_for_the_others_by_name_and_is_told() -> None:
+def test_the_first_returning_peer_waits_for_the_others_by_name_and_is_notified() -> None:
     run, lineage = all_lost()
     run.join(1)
     run.attach(3, 1)
     effects = run.vote(1, 3, offer(10, lineage))
     assert waits(effects, 1) == [m.ResumeWaits(9, 12, ["n2"], WAIT_MS)]
-    assert Tell(ResumeDelayed(0, 12, ["n2"], WAIT_MS)) in effects
+    assert Notify(ResumeDelayed(0, 12, ["n2"], WAIT_MS)) in effects
     [waiting] = run.master.waiting(run.now)
     assert "'n2' may come: for another 3.0 s (resume_wait_s)" in waiting.what
     assert not plans(run.wait(WAIT_MS - 100))
 
 
-def test_when_the_time_is_over_it_goes_on_without_them() -> None:
+def test_after_the_wait_the_sync_continues_without_them() -> None:
     run, lineage = all_lost()
     run.join(1)
     run.attach(3, 1)
     run.vote(1, 3, offer(10, lineage))
     effects = run.wait(WAIT_MS)
     assert [plan.revision for plan in plans(effects)] == [10]
-    assert Tell(StateRolledBack(0, m.Rollback(10, 12, 3))) in effects
+    assert Notify(StateRolledBack(0, m.Rollback(10, 12, 3))) in effects
     assert run.master.waiting(run.now) == []
 
 
-def test_when_all_are_there_it_goes_on_at_once() -> None:
-    """They come together, and everybody's checkpoint counts."""
+def test_when_all_are_there_the_sync_continues_at_once() -> None:
+    """They join together, and the checkpoints of all count."""
     run, lineage = all_lost()
     run.join(1)
     run.attach(3, 1)
     run.vote(1, 3, offer(5, lineage))
-    run.join(2)  # whoever waits would have to vote for it, and is let off
+    run.join(2)  # the waiting peers would have to vote, and need not
     run.say(1, m.Sealed(3, []))
     run.attach(4, 1, 2)
     assert not plans(run.vote(1, 4, offer(5, lineage)))
@@ -229,7 +230,7 @@ def test_when_all_are_there_it_goes_on_at_once() -> None:
     assert [each.rollback for each in done] == [m.Rollback(10, 12, 4)] * 2
 
 
-def test_a_stranger_does_not_end_the_wait() -> None:
+def test_a_new_peer_does_not_end_the_wait() -> None:
     run, lineage = all_lost()
     run.join(1)
     run.attach(3, 1)
@@ -248,21 +249,21 @@ def test_a_stranger_does_not_end_the_wait() -> None:
     [{"rollback": True}, {"stepped": False}],
     ids=["all agree to a rollback", "a program that calls for its syncs itself"],
 )
-def test_who_need_not_wait(brought: dict[str, bool]) -> None:
+def test_peers_that_need_not_wait(brought: dict[str, bool]) -> None:
     run, lineage = all_lost()
     run.join(1)
     run.attach(3, 1)
     assert plans(run.vote(1, 3, offer(10, lineage, **brought)))
 
 
-def test_exactly_the_last_revision_waits_for_nobody() -> None:
+def test_exactly_the_last_revision_does_not_wait() -> None:
     run, lineage = all_lost()
     run.join(1)
     run.attach(3, 1)
     assert plans(run.vote(1, 3, offer(12, lineage)))
 
 
-def test_the_last_revision_on_a_disk_is_asked_for_at_once() -> None:
+def test_the_last_revision_on_a_disk_is_requested_at_once() -> None:
     run, lineage = all_lost()
     run.join(1)
     run.attach(3, 1)
@@ -271,8 +272,8 @@ def test_the_last_revision_on_a_disk_is_asked_for_at_once() -> None:
     assert failed.reason.checkpoint == m.Branch(lineage.id, 12)
 
 
-def test_nobody_is_waited_for_twice() -> None:
-    """First for who may come, then a checkpoint is asked for and loaded."""
+def test_a_wait_is_not_repeated() -> None:
+    """First it waits for peers, then a checkpoint is requested and loaded."""
     run, lineage = all_lost()
     run.join(1)
     run.attach(3, 1)
@@ -283,7 +284,7 @@ def test_nobody_is_waited_for_twice() -> None:
     assert plans(run.vote(1, 3, offer(10, lineage, checkpoints=listed), ballot=10))
 
 
-def test_a_participant_that_is_still_there_waits_for_nobody() -> None:
+def test_a_participant_that_is_still_there_does_not_wait() -> None:
     run, _ = synced()
     effects = run.vote(1, 2, offer(13), ballot=10) + run.vote(2, 2, offer(13), ballot=10)
     assert plans(effects)
@@ -300,7 +301,7 @@ def test_a_lost_state_waits_too_before_it_is_an_error() -> None:
     assert [each for each in sent(again, 1) if isinstance(each, m.CallFailed)], "nobody is waited for twice"
 
 
-def test_the_default_run_waits_too_before_it_begins_anew() -> None:
+def test_the_default_run_waits_too_before_it_starts_again() -> None:
     run, _ = all_lost()
     run.join(1)
     run.attach(3, 1)
@@ -309,7 +310,7 @@ def test_the_default_run_waits_too_before_it_begins_anew() -> None:
     assert done.revision == 0
 
 
-def test_whoever_waits_is_told_again_and_again() -> None:
+def test_waiting_peers_are_notified_again_and_again() -> None:
     run, lineage = all_lost(wait_ms=60_000)
     run.join(1)
     run.attach(3, 1)
@@ -317,18 +318,18 @@ def test_whoever_waits_is_told_again_and_again() -> None:
     assert [each.left_ms for each in waits(run.wait(11_000), 1)] == [55_000, 50_000]
 
 
-def test_a_call_that_is_given_up_says_for_whom_it_waited() -> None:
+def test_a_call_that_times_out_names_the_peers_it_waited_for() -> None:
     run, lineage = all_lost()
     run.join(1)
     run.attach(3, 1)
     run.vote(1, 3, offer(10, lineage))
     [failed] = [each for each in sent(run.say(1, m.VoteWithdrawn(9, 700)), 1) if isinstance(each, m.CallFailed)]
-    assert "for 'n2' to come back with a checkpoint" in failed.reason.text
+    assert "for 'n2' to return with a checkpoint" in failed.reason.text
     assert not waits(run.wait(6_000), 1)
     assert run.master.waiting(run.now) == []
 
 
-def test_when_those_who_waited_are_gone_the_next_ones_wait_their_own_time() -> None:
+def test_when_the_waiting_peers_are_gone_the_next_ones_wait_from_the_start() -> None:
     run, lineage = all_lost()
     run.join(1)
     run.attach(3, 1)
@@ -349,17 +350,17 @@ def test_a_run_of_several_groups_does_not_go_back_by_itself() -> None:
     other = run.master._run.group(1)
     other.finished = run.master._run.groups[0].finished
     for conn in (1, 2):
-        run.step(Closed(conn, "it was killed"))
+        run.step(ConnectionClosed(conn, "it was killed"))
     run.join(3)
     run.attach(3, 3)
     run.vote(3, 3, offer(10, lineage))
     [failed] = [each for each in sent(run.wait(WAIT_MS), 3) if isinstance(each, m.CallFailed)]
     assert failed.reason.kind == "state_lost"
-    assert "several groups, which must go on from the same revision" in failed.reason.text
+    assert "several groups, which must continue from the same revision" in failed.reason.text
     assert plans(run.vote(3, 3, offer(12, lineage), ballot=10)), "exactly the last revision will do"
 
 
-def test_several_groups_that_nobody_comes_back_to_begin_anew() -> None:
+def test_several_groups_without_returning_members_start_again() -> None:
     run, _ = synced()
     assert run.last is not None
     [group] = run.last.groups
@@ -368,7 +369,7 @@ def test_several_groups_that_nobody_comes_back_to_begin_anew() -> None:
     assert [each.finished for each in later.master.journal().groups] == [None, None]
 
 
-# Lies
+# Invalid messages
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Several runs on one master: who belongs to which, and that nothing of one reaches another."""
+"""Several runs on one master: which connection belongs to which, and that runs are isolated."""
 
 from collections.abc import Callable
 
@@ -9,25 +9,19 @@ from test_master import NONCE, TOKEN
 
 from ringfold.config import DEFAULT_RUN
 from ringfold.errors import StoreError
-from ringfold.master.directory import Directory
+from ringfold.master.effects import CloseConnection, Effect, ReportBrokenRun, SendHeartbeat, SendMessage, WriteJournal
 from ringfold.master.events import (
-    Beat,
-    Broken,
-    Close,
-    Closed,
-    Effect,
-    Ended,
+    ConnectionClosed,
+    ConnectionOpened,
     Event,
-    Malformed,
-    Opened,
-    Persist,
-    Received,
-    Send,
-    SendBeat,
+    HeartbeatReceived,
+    MalformedReceived,
+    MessageReceived,
+    StopRequested,
     Tick,
 )
 from ringfold.master.journal import Journal, decode, encode
-from ringfold.master.keeper import Deposed
+from ringfold.master.journal_store import Deposed, RunDirectory
 from ringfold.master.machine import Master
 from ringfold.master.run import Connection
 from ringfold.master.runs import Runs
@@ -65,18 +59,18 @@ class Stage:
     def step(self, event: Event) -> list[tuple[str, Effect]]:
         new = [(run, effect) for run, effects in self.runs.step(self.now, event) for effect in effects]
         for run, effect in new:
-            if isinstance(effect, Persist):
+            if isinstance(effect, WriteJournal):
                 self.journals[run] = effect.journal
         self.effects += new
         return new
 
     def say(self, conn: int, message: m.ToMaster) -> list[m.FromMaster]:
         """What the connection itself is answered."""
-        said = self.step(Received(conn, message))
-        return [each.message for _, each in said if isinstance(each, Send) and each.conn == conn]
+        said = self.step(MessageReceived(conn, message))
+        return [each.message for _, each in said if isinstance(each, SendMessage) and each.conn == conn]
 
     def open(self, conn: int) -> None:
-        self.step(Opened(conn, f"host:{conn}", nonce(conn)))
+        self.step(ConnectionOpened(conn, f"host:{conn}", nonce(conn)))
 
     def proof(self, conn: int, purpose: str, run: str = "") -> bytes:
         return prove(run_token(self.token, run or DEFAULT_RUN), purpose, nonce(conn), NONCE)
@@ -188,54 +182,54 @@ def test_there_are_so_many_runs_and_no_more() -> None:
     assert welcome(stage.join(3, "a")).peer == 2
 
 
-def test_a_death_in_one_run_is_told_in_that_run_only() -> None:
+def test_a_death_in_one_run_is_sent_in_that_run_only() -> None:
     stage = Stage()
     for conn, run in ((1, "a"), (2, "b"), (3, "a")):
         stage.join(conn, run)
-    told = stage.step(Closed(1, "reset"))
+    told = stage.step(ConnectionClosed(1, "reset"))
     assert {run for run, _ in told} == {"a"}
-    assert not [each for _, each in told if isinstance(each, Send) and each.conn == 2]
+    assert not [each for _, each in told if isinstance(each, SendMessage) and each.conn == 2]
 
 
 def test_every_run_has_heartbeats() -> None:
     stage = Stage()
     for conn, run in ((1, ""), (2, "a")):
         stage.join(conn, run)
-    beats = [(run, each.conn) for run, each in stage.wait(300) if isinstance(each, SendBeat)]
+    beats = [(run, each.conn) for run, each in stage.wait(300) if isinstance(each, SendHeartbeat)]
     assert beats == [("a", 2), ("default", 1)]
 
 
-# At the door
+# Unauthenticated clients
 
 
-def test_who_proves_nothing_in_time_is_closed() -> None:
+def test_a_client_that_is_not_authenticated_in_time_is_closed() -> None:
     stage = Stage(handshake_ms=200)
     stage.open(1)
-    assert any(effect == Close(1, "it proved nothing within 200 ms") for _, effect in stage.wait(300))
+    assert any(effect == CloseConnection(1, "it was not authenticated within 200 ms") for _, effect in stage.wait(300))
 
 
-def test_the_oldest_of_too_many_strangers_goes() -> None:
+def test_the_oldest_of_too_many_unauthenticated_clients_is_closed() -> None:
     stage = Stage(max_unproven=2)
     for conn in (1, 2, 3):
         stage.open(conn)
-    assert [each.conn for _, each in stage.effects if isinstance(each, Close)] == [1]
+    assert [each.conn for _, each in stage.effects if isinstance(each, CloseConnection)] == [1]
 
 
 @pytest.mark.parametrize(
     ("event", "why"),
     [
-        (Beat(1, Heartbeat(1, 0)), "a heartbeat from somebody who has not joined"),
-        (Received(1, m.Leave()), "Leave where Hello, NodeHello or a question is expected"),
-        (Malformed(1, "nonsense"), "nonsense"),
+        (HeartbeatReceived(1, Heartbeat(1, 0)), "a heartbeat from a client that has not joined"),
+        (MessageReceived(1, m.Leave()), "Leave where Hello, NodeHello or a request is expected"),
+        (MalformedReceived(1, "nonsense"), "nonsense"),
     ],
 )
-def test_a_stranger_that_breaks_the_protocol_is_refused(event: Event, why: str) -> None:
+def test_an_unauthenticated_client_that_breaks_the_protocol_is_refused(event: Event, why: str) -> None:
     stage = Stage()
     stage.open(1)
     said = stage.step(event)
-    assert ("", Send(1, m.Refused(why))) in said
-    assert ("", Close(1, why)) in said
-    assert stage.step(Received(1, stage.hello(1))) == [], "it is forgotten"
+    assert ("", SendMessage(1, m.Refused(why))) in said
+    assert ("", CloseConnection(1, why)) in said
+    assert stage.step(MessageReceived(1, stage.hello(1))) == [], "it is forgotten"
 
 
 # Looking
@@ -263,7 +257,7 @@ def test_the_status_of_no_name_is_that_of_the_only_run() -> None:
     assert (only.run, only.registrations) == ("a", 1)
 
 
-def test_the_status_of_a_run_that_is_not_there_says_which_are() -> None:
+def test_the_status_of_an_unknown_run_names_the_known_ones() -> None:
     stage = Stage()
     stage.join(1, "a")
     stage.join(2, "b")
@@ -277,7 +271,7 @@ def test_runs_are_listed_with_their_states() -> None:
         stage.join(conn, run)
         stage.say(conn, m.Attached(1))
     stage.leave(2)
-    stage.step(Closed(3, "reset"))
+    stage.step(ConnectionClosed(3, "reset"))
     assert [(run.name, run.state, run.peers) for run in stage.listed(91)] == [
         ("a", "running", 1),
         ("b", "finished", 0),
@@ -319,13 +313,13 @@ def test_the_default_run_can_be_forgotten_too() -> None:
     stage = Stage(keeps_journal=True)
     stage.join(1)
     stage.say(1, m.Attached(1))
-    stage.step(Closed(1, "reset"))
+    stage.step(ConnectionClosed(1, "reset"))
     assert isinstance(stage.forget(10, "default"), m.RunList)
     assert welcome(stage.join(2)).peer == 1
     assert not stage.journals["default"].is_forgotten
 
 
-def test_a_run_that_nobody_joined_is_forgotten_by_itself() -> None:
+def test_a_run_that_no_peer_joined_is_forgotten() -> None:
     stage = Stage(keeps_journal=True)
     stage.open(1)
     where, proof = (0, "h", "n", ["10.0.0.1"], 9), stage.proof(1, "resume", "x")
@@ -343,17 +337,17 @@ def test_a_run_that_breaks_takes_no_other_along() -> None:
     for conn, run in ((1, "a"), (2, "b")):
         stage.join(conn, run)
     stage.join(3, "a", "breaker")
-    broken = [(run, effect) for run, effect in stage.effects if isinstance(effect, Broken)]
+    broken = [(run, effect) for run, effect in stage.effects if isinstance(effect, ReportBrokenRun)]
     assert [run for run, _ in broken] == ["a"]
-    assert {each.conn for run, each in stage.effects if isinstance(each, Close)} == {1, 3}
-    assert [run for run, each in stage.wait(300) if isinstance(each, SendBeat)] == ["b"]
+    assert {each.conn for run, each in stage.effects if isinstance(each, CloseConnection)} == {1, 3}
+    assert [run for run, each in stage.wait(300) if isinstance(each, SendHeartbeat)] == ["b"]
     assert "run a broke in the master: ZeroDivisionError: planted" in refusal(stage.join(4, "a"))
     assert [(info.name, info.state) for info in stage.listed()] == [("a", "broken"), ("b", "running")]
     assert isinstance(stage.forget(10, "a"), m.RunList)
     assert welcome(stage.join(5, "a")).peer == 1
 
 
-def test_with_a_journal_it_begins_again_from_it_after_a_pause_that_doubles() -> None:
+def test_with_a_journal_it_restarts_from_it_after_a_pause_that_doubles() -> None:
     stage = Stage(keeps_journal=True)
     stage.join(1, "a")
     stage.say(1, m.Attached(1))
@@ -363,10 +357,10 @@ def test_with_a_journal_it_begins_again_from_it_after_a_pause_that_doubles() -> 
         last = stage.effects[-1][1]
         stage.wait(pause_ms - 50)
         [again] = stage.join(60 + number, "a")
-        assert again == m.Refused("run a broke in the master: ZeroDivisionError: planted; it begins again soon", True)
-        written = [each.journal for run, each in stage.wait(100) if isinstance(each, Persist)]
+        assert again == m.Refused("run a broke in the master: ZeroDivisionError: planted; it restarts soon", True)
+        written = [each.journal for run, each in stage.wait(100) if isinstance(each, WriteJournal)]
         assert written[0].fence == 1 + number, "its members come back under a higher fence"
-        assert isinstance(last, Close)
+        assert isinstance(last, CloseConnection)
     stage.open(7)
     member = prove(derive(secret, "member", 1), "member", nonce(7), NONCE)
     where = (0, "h", "p1", ["10.0.0.1"], 9)
@@ -387,11 +381,13 @@ def test_a_journal_that_no_machine_can_be_made_of_breaks_its_run_only() -> None:
     stage = Stage(fence=2, keeps_journal=True)
     [(run, effects)] = stage.runs.restore(0, "a", Journal(7, b"secret"))
     assert run == "a"
-    assert isinstance(effects[0], Broken)
+    assert isinstance(effects[0], ReportBrokenRun)
     assert welcome(stage.join(1)).peer == 1
     assert [(info.name, info.state) for info in stage.listed()] == [("a", "broken"), ("default", "running")]
     stage.wait(1_100)
-    assert sum(isinstance(effect, Broken) for _, effect in stage.effects) == 1, "it is tried again, later and later"
+    assert sum(isinstance(effect, ReportBrokenRun) for _, effect in stage.effects) == 1, (
+        "it is tried again, later and later"
+    )
 
 
 TEXTS = st.one_of(st.text(max_size=8), st.sampled_from(("", "default", "a", "b", "..", "x" * 65)))
@@ -405,7 +401,9 @@ CLAIMS = st.one_of(
 
 
 @given(st.lists(st.tuples(st.integers(1, 5), st.one_of(CLAIMS, TEXTS, st.none())), max_size=40))
-def test_whatever_strangers_say_nothing_breaks_and_members_stay(script: list[tuple[int, object]]) -> None:
+def test_whatever_unauthenticated_clients_send_members_stay(
+    script: list[tuple[int, object]],
+) -> None:
     """A text joins a run, or looks at it and forgets it, with a right proof; nothing closes the connection."""
     stage = Stage()
     stage.join(10, "a")
@@ -413,21 +411,21 @@ def test_whatever_strangers_say_nothing_breaks_and_members_stay(script: list[tup
         stage.open(conn)
         match word:
             case None:
-                stage.step(Closed(conn, ""))
+                stage.step(ConnectionClosed(conn, ""))
             case str():
                 stage.say(conn, stage.hello(conn, word))
-                stage.step(Received(conn, m.ForgetRun(VERSION, word, NONCE, stage.proof(conn, "forget"))))
+                stage.step(MessageReceived(conn, m.ForgetRun(VERSION, word, NONCE, stage.proof(conn, "forget"))))
             case _:
-                stage.step(Received(conn, word))  # type: ignore[arg-type]
+                stage.step(MessageReceived(conn, word))  # type: ignore[arg-type]
         stage.wait(50)
-    assert not any(isinstance(effect, Broken) for _, effect in stage.effects)
+    assert not any(isinstance(effect, ReportBrokenRun) for _, effect in stage.effects)
     assert stage.runs.owner(10) == "a"
 
 
 # After a change of masters
 
 
-def test_a_later_master_goes_on_with_all_runs() -> None:
+def test_a_later_master_continues_all_runs() -> None:
     stage = Stage(keeps_journal=True)
     for conn, run in ((1, ""), (2, "a"), (3, "b")):
         stage.join(conn, run)
@@ -455,7 +453,7 @@ def test_a_master_that_is_stopped_ends_all_runs_and_their_ends_are_kept() -> Non
         stage.join(conn, run)
         stage.say(conn, m.Attached(1))
     stage.leave(2)
-    stage.step(Ended("it was stopped"))
+    stage.step(StopRequested("it was stopped"))
     assert all(journal.is_closed for journal in stage.journals.values())
     later = Stage(fence=2, keeps_journal=True)
     for run, journal in stage.journals.items():
@@ -474,22 +472,22 @@ def client() -> Callable[[], StoreClient]:
 
 
 def test_a_store_of_an_older_version_has_the_default_run(client: Callable[[], StoreClient]) -> None:
-    assert Directory(client(), "here").read() == (0, ["default"])
+    assert RunDirectory(client(), "here").read() == (0, ["default"])
 
 
 def test_names_are_kept_and_forgotten(client: Callable[[], StoreClient]) -> None:
-    one = Directory(client(), "here")
+    one = RunDirectory(client(), "here")
     one.read()
     one.take_over(1)
     for name in ("b", "a", "b", "default"):
         one.add(name)
-    assert Directory(client(), "here").read() == (1, ["a", "b", "default"])
+    assert RunDirectory(client(), "here").read() == (1, ["a", "b", "default"])
     one.remove("a")
-    assert Directory(client(), "here").read() == (1, ["b", "default"])
+    assert RunDirectory(client(), "here").read() == (1, ["b", "default"])
 
 
 def test_a_deposed_master_adds_and_forgets_nothing(client: Callable[[], StoreClient]) -> None:
-    old, new = Directory(client(), "here"), Directory(client(), "here")
+    old, new = RunDirectory(client(), "here"), RunDirectory(client(), "here")
     old.read()
     old.take_over(1)
     old.add("a")
@@ -498,11 +496,11 @@ def test_a_deposed_master_adds_and_forgets_nothing(client: Callable[[], StoreCli
     for change in (lambda: old.add("b"), lambda: old.remove("a")):
         with pytest.raises(Deposed):
             change()
-    assert Directory(client(), "here").read() == (2, ["a", "default"])
+    assert RunDirectory(client(), "here").read() == (2, ["a", "default"])
 
 
 def test_a_run_that_is_added_during_a_takeover_makes_it_fail(client: Callable[[], StoreClient]) -> None:
-    old, new = Directory(client(), "here"), Directory(client(), "here")
+    old, new = RunDirectory(client(), "here"), RunDirectory(client(), "here")
     old.read()
     old.take_over(1)
     new.read()
@@ -516,4 +514,4 @@ def test_a_list_that_is_none_is_an_error_of_the_store(client: Callable[[], Store
     store = client()
     store.set("master/runs", b"nonsense")
     with pytest.raises(StoreError, match="it holds no list of runs"):
-        Directory(store, "here").read()
+        RunDirectory(store, "here").read()

@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 
 from ringfold.errors import ConfigError
-from ringfold.master.events import Effect, Event, Received, Tell
+from ringfold.master.effects import Effect, Notify
+from ringfold.master.events import Event, MessageReceived
 from ringfold.master.machine import Master
 from ringfold.master.runs import Runs
-from ringfold.master.server import MasterServer
+from ringfold.master.server import MasterServer, MasterThread
 from ringfold.master.settings import MasterSettings
-from ringfold.master.thread import MasterThread
 from ringfold.probe.logs.files import ExportSettings, ProbeLog
 from ringfold.wire.frames import (
     MAX_FRAME_BYTES,
@@ -28,7 +28,7 @@ from ringfold.wire.frames import (
     FrameReader,
     Heartbeat,
     decode_from_master,
-    decode_master_beat,
+    decode_master_heartbeat,
     frame,
     heartbeat_frame,
     message_frame,
@@ -83,13 +83,13 @@ class Client:
         return self.frames.pop(0)
 
     def next(self) -> FromMaster | None:
-        """The next message. Heartbeats on the way are answered, as a living peer does."""
+        """The next message. Heartbeats before it are echoed, as a living peer does."""
         while (got := self.next_frame()) is not None:
             kind, body = got
             if kind is FrameKind.MESSAGE:
                 return decode_from_master(body)
             self.beats += 1
-            self.socket.sendall(heartbeat_frame(Heartbeat(self.beats, decode_master_beat(body)[0])))
+            self.socket.sendall(heartbeat_frame(Heartbeat(self.beats, decode_master_heartbeat(body)[0])))
         return None
 
     def expect(self, kind: type[FromMaster]) -> FromMaster:
@@ -204,7 +204,7 @@ def test_garbage_is_dropped_with_a_reason_and_a_peer_lives_on() -> None:
             client.close()
 
         idle = [Client(master.address) for _ in range(300)]
-        wait_for(lambda: sum("proven nothing" in str(each) for each in notices) >= 300 - 256)
+        wait_for(lambda: sum("not authenticated" in str(each) for each in notices) >= 300 - 256)
         watcher = Client(master.address)
         status = watcher.status()
         assert [each.phase for each in status.peers] == ["IDLE"]
@@ -217,7 +217,7 @@ def test_garbage_is_dropped_with_a_reason_and_a_peer_lives_on() -> None:
     peer.close()
 
 
-def test_a_connection_that_says_nothing_is_closed_in_time() -> None:
+def test_a_silent_connection_is_closed_in_time() -> None:
     with a_master(handshake_ms=200) as (master, _):
         client = Client(master.address)
         client.expect(Challenge)
@@ -225,8 +225,8 @@ def test_a_connection_that_says_nothing_is_closed_in_time() -> None:
         client.close()
 
 
-def test_whoever_asks_and_does_not_read_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ringfold.master.door.MAX_QUEUED_BYTES", 64 * 1024)
+def test_a_client_that_requests_and_does_not_read_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ringfold.master.server.MAX_QUEUED_BYTES", 64 * 1024)
     with a_master() as (master, notices):
         peer, deaf = Client(master.address), Client(master.address)
         peer.join()
@@ -300,7 +300,7 @@ def test_it_listens_on_ipv6() -> None:
         client.close()
 
 
-def test_an_open_door_needs_a_token_or_plain_words() -> None:
+def test_a_public_address_needs_a_token_or_the_insecure_setting() -> None:
     for address in ("0.0.0.0:0", "[::]:0", "some.host:0"):
         with pytest.raises(ConfigError, match=r"reached from other machines, and there is no token: make one with \("):
             MasterServer(MasterSettings(), [address])
@@ -321,11 +321,11 @@ def test_a_port_that_is_taken_is_an_error_at_the_start() -> None:
 def test_a_run_that_breaks_ends_alone_and_is_logged_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its peers are told, those of another run notice nothing, and it begins again."""
+    """Its peers are notified, those of another run notice nothing, and it restarts."""
     step = Master.step
 
     def fragile(self: Master, now_ns: int, event: Event) -> list[Effect]:
-        if isinstance(event, Received) and isinstance(event.message, Hello) and event.message.name == "breaker":
+        if isinstance(event, MessageReceived) and isinstance(event.message, Hello) and event.message.name == "breaker":
             raise ZeroDivisionError("planted")
         return step(self, now_ns, event)
 
@@ -374,7 +374,7 @@ def test_what_breaks_outside_of_a_run_ends_the_server_loudly(monkeypatch: pytest
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_a_forked_child_does_not_keep_connections_open() -> None:
-    """A data loader's child that outlives a master must not keep its peers waiting for an end that never comes."""
+    """A data loader's child that outlives a master must not keep its peers waiting for ever."""
     asleep, wake = os.pipe()
     with a_master() as (master, _):
         client = Client(master.address)
@@ -403,12 +403,12 @@ def test_a_log_of_rounds_that_fails_does_not_end_the_master(
     server = MasterServer(MasterSettings(export=tmp_path), ["127.0.0.1:0"])
     server._rounds = ProbeLog(ExportSettings(directory=tmp_path))
     summary = RoundSummary(RoundId(1, 1), "master", "", 0, 0, -1, [], [])
-    server._do("default", Tell(RoundDone(summary)))
+    server._execute_one("default", Notify(RoundDone(summary)))
     server._rounds.close()
     assert "no line can carry" in caplog.text
 
 
-def test_many_frames_at_once_are_all_handled_in_order_and_keep_nobody_waiting() -> None:
+def test_many_frames_at_once_are_all_handled_in_order_and_delay_no_other_client() -> None:
     with a_master() as (master, notices):
         flood, calm = Client(master.address), Client(master.address)
         flood.join()

@@ -1,24 +1,24 @@
-"""Who keeps others waiting, and when it is evicted: the rule by itself, and in the master."""
+"""Members that keep others waiting, and when they are evicted: the rule by itself, and in the master."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from test_master import NONCE, TOKEN, Stage
 
-from ringfold.master.events import Beat, Tick
-from ringfold.master.liveness import MS
+from ringfold.master.events import HeartbeatReceived, Tick
 from ringfold.master.settings import MasterSettings
 from ringfold.master.stalls import (
-    Absent,
+    AbsentMember,
     CallCounts,
-    Judgement,
-    Key,
+    RecentDurations,
     Stall,
-    Usual,
+    StallDecision,
+    WaitKey,
     judge,
     silent_member,
     stall_timeout,
 )
+from ringfold.units import MS
 from ringfold.wire import messages as m
 from ringfold.wire.base import PROTOCOL_VERSION as VERSION
 from ringfold.wire.descriptor import Descriptor
@@ -27,12 +27,12 @@ from ringfold.wire.messages import OpRef
 from ringfold.wire.notices import PeerGone, PeersStalled
 from ringfold.wire.proof import prove
 
-KEY = Key("op", 0, OpRef(0, 17))
+KEY = WaitKey("op", 0, OpRef(0, 17))
 S = 1_000 * MS
 CALLED = Descriptor(0, retry=1).pack()
 
 
-def stall(absent: list[Absent], since: dict[int, int] | None = None, **changed: object) -> Stall:
+def stall(absent: list[AbsentMember], since: dict[int, int] | None = None, **changed: object) -> Stall:
     waiting = {1: 0, 2: 0, 4: 0} if since is None else since
     return Stall(KEY, "op", waiting, absent, {0: len(waiting) + len(absent)}, **changed)  # type: ignore[arg-type]
 
@@ -40,47 +40,49 @@ def stall(absent: list[Absent], since: dict[int, int] | None = None, **changed: 
 # The rule
 
 
-def test_a_minority_is_evicted_a_timeout_after_the_last_of_the_others_has_come() -> None:
-    assert judge(0, stall([Absent(3)], {1: 0, 2: 7 * S, 4: 3 * S}), 60 * S) == Judgement(67 * S)
+def test_a_minority_is_evicted_a_timeout_after_the_last_of_the_others_has_called() -> None:
+    assert judge(0, stall([AbsentMember(3)], {1: 0, 2: 7 * S, 4: 3 * S}), 60 * S) == StallDecision(67 * S)
 
 
-def test_the_clock_starts_when_the_absent_last_got_on_with_anything() -> None:
-    assert judge(0, stall([Absent(3, moved=9 * S)]), 60 * S) == Judgement(69 * S)
+def test_the_timeout_starts_at_the_last_progress_of_the_absent() -> None:
+    assert judge(0, stall([AbsentMember(3, last_progress_ns=9 * S)]), 60 * S) == StallDecision(69 * S)
 
 
-def test_the_clock_starts_at_the_end_of_busy_and_stands_before_it() -> None:
-    late = stall([Absent(3, busy_until=90 * S)])
-    assert judge(80 * S, late, 60 * S) == Judgement(None, "busy for another 10.0 s")
-    assert judge(91 * S, late, 60 * S) == Judgement(150 * S)
+def test_the_timeout_starts_at_the_end_of_busy() -> None:
+    late = stall([AbsentMember(3, busy_until_ns=90 * S)])
+    assert judge(80 * S, late, 60 * S) == StallDecision(None, "busy for another 10.0 s")
+    assert judge(91 * S, late, 60 * S) == StallDecision(150 * S)
 
 
 @pytest.mark.parametrize(
     ("late", "timeout", "why"),
     [
-        (stall([Absent(3)]), None, "off"),
-        (stall([Absent(3, is_idle=False)]), 60 * S, "peer 3 may be in a call, too"),
-        (stall([Absent(3, calls=2)]), 60 * S, "first calls"),
-        (stall([Absent(2), Absent(3)], {1: 0, 4: 0}), 60 * S, "no minority"),
-        (stall([Absent(2)], {1: 0}), 60 * S, "no minority"),
-        (stall([Absent(3)], excuse="it waits for more peers"), 60 * S, "it waits for more peers"),
+        (stall([AbsentMember(3)]), None, "off"),
+        (stall([AbsentMember(3, is_idle=False)]), 60 * S, "peer 3 may be in a call, too"),
+        (stall([AbsentMember(3, calls=2)]), 60 * S, "first calls"),
+        (stall([AbsentMember(2), AbsentMember(3)], {1: 0, 4: 0}), 60 * S, "no minority"),
+        (stall([AbsentMember(2)], {1: 0}), 60 * S, "no minority"),
+        (stall([AbsentMember(3)], excuse="it waits for more peers"), 60 * S, "it waits for more peers"),
     ],
 )
-def test_nobody_is_evicted_where_somebody_may_be_innocent(late: Stall, timeout: int | None, why: str) -> None:
-    assert judge(1_000 * S, late, timeout) == Judgement(None, why)
+def test_no_member_is_evicted_where_one_may_not_be_at_fault(late: Stall, timeout: int | None, why: str) -> None:
+    assert judge(1_000 * S, late, timeout) == StallDecision(None, why)
 
 
 def test_a_whole_group_that_is_slow_is_no_minority_in_a_call_of_the_run() -> None:
-    late = Stall(Key("call", -1), "update_topology", {1: 0, 2: 0, 3: 0, 4: 0}, [Absent(5, group=1)], {0: 4, 1: 1})
+    late = Stall(
+        WaitKey("call", -1), "update_topology", {1: 0, 2: 0, 3: 0, 4: 0}, [AbsentMember(5, group=1)], {0: 4, 1: 1}
+    )
     assert judge(0, late, 60 * S).why == "no minority"
 
 
 @given(st.integers(0, 5), st.integers(1, 5), st.integers(0, 200), st.integers(0, 200))
 def test_only_strict_minorities_are_ever_evicted(waiting: int, absent: int, now_s: int, busy_s: int) -> None:
-    late = [Absent(10 + each, busy_until=busy_s * S) for each in range(absent)]
+    late = [AbsentMember(10 + each, busy_until_ns=busy_s * S) for each in range(absent)]
     judged = judge(now_s * S, stall(late, {each: each * S for each in range(waiting)}), 60 * S)
-    if judged.evict_at is not None:
+    if judged.evict_at_ns is not None:
         assert absent < waiting
-        assert judged.evict_at >= max(busy_s, waiting - 1) * S + 60 * S
+        assert judged.evict_at_ns >= max(busy_s, waiting - 1) * S + 60 * S
 
 
 def test_the_timeout_is_a_multiple_of_what_is_usual_within_its_bounds() -> None:
@@ -94,23 +96,23 @@ def test_the_timeout_is_a_multiple_of_what_is_usual_within_its_bounds() -> None:
 
 
 def test_one_slow_call_is_not_usual_and_two_are() -> None:
-    usual = Usual()
+    usual = RecentDurations()
     for took in (1, 2, 90, 1):
         usual.add(took * S)
-    assert usual.longest == 2 * S
+    assert usual.usual_ns == 2 * S
     usual.add(80 * S)
-    assert usual.longest == 80 * S
+    assert usual.usual_ns == 80 * S
     for _ in range(16):
         usual.add(S)
-    assert usual.longest == S
+    assert usual.usual_ns == S
 
 
 def test_calls_are_counted_over_epochs_and_from_the_admission_of_a_member_on() -> None:
     counts = CallCounts()
-    counts.look(1, [1, 2])
-    counts.seen(0, 5)
+    counts.begin_epoch(1, [1, 2])
+    counts.observe(0, 5)
     assert counts.made(1, OpRef(0, 6)) == 6
-    counts.look(2, [1, 2, 3])
+    counts.begin_epoch(2, [1, 2, 3])
     assert counts.made(1, OpRef(0, 0)) == 5
     assert counts.made(3, OpRef(0, 0)) == 0
     assert counts.made(3, OpRef(0, 4)) == 4
@@ -164,7 +166,9 @@ class Slow(Stage):
                 age_ms = (self.now - since) // MS
                 ops = [Announced(op.tag, op.sequence, age_ms, 0, False)] if age_ms >= 100 else []
             report = self.reports.get(conn, {})
-            self.step(Beat(conn, Heartbeat(self.beats[conn], self.last_beat, self.epoch, ops=ops, **report)))
+            self.step(
+                HeartbeatReceived(conn, Heartbeat(self.beats[conn], self.last_beat, self.epoch, ops=ops, **report))
+            )
 
     @property
     def evicted(self) -> list[int]:
@@ -178,7 +182,7 @@ class Slow(Stage):
         return waiting.eviction, waiting.evict_in_ms
 
 
-def test_a_member_that_all_others_wait_for_is_evicted_and_told_what_to_do() -> None:
+def test_a_member_that_all_others_wait_for_is_evicted_with_advice() -> None:
     stage = Slow(4)
     stage.go_on(1_000)
     stage.call(1, 2, 4)
@@ -196,7 +200,7 @@ def test_a_member_that_all_others_wait_for_is_evicted_and_told_what_to_do() -> N
     assert (stalled.peers, stalled.waiting, stalled.what) == ([3], [1, 2, 4], "op tag 0 sequence 9")
 
 
-def test_a_step_that_is_slow_for_most_evicts_nobody() -> None:
+def test_a_step_that_is_slow_for_most_evicts_no_member() -> None:
     stage = Slow(4)
     stage.go_on(1_000)
     stage.call(1, 2)
@@ -252,7 +256,7 @@ def test_a_busy_member_is_not_evicted_until_its_time_is_over() -> None:
     assert stage.evicted == [3]
 
 
-def test_busy_ends_when_it_is_said_and_the_clock_starts_then() -> None:
+def test_busy_ends_when_announced_and_the_timeout_starts_then() -> None:
     stage = Slow(4)
     stage.say(3, m.Busy(100_000))
     stage.call(1, 2, 4)
@@ -271,7 +275,7 @@ def test_a_busy_that_makes_no_sense_is_refused(ms: int) -> None:
     assert stage.evicted == [2]
 
 
-def test_status_says_when_who_is_evicted() -> None:
+def test_status_shows_when_which_member_is_evicted() -> None:
     stage = Slow(4)
     stage.go_on(1_000)
     stage.call(1, 2, 4)
@@ -324,8 +328,8 @@ def test_a_member_in_an_op_that_sends_nothing_is_as_good_as_absent() -> None:
     assert "is in it and sends nothing" in told.reason
 
 
-def test_a_member_that_has_just_come_to_others_that_starve_is_not_taken_for_silent() -> None:
-    """Their heartbeats are a little old: they tell of the time before it came."""
+def test_a_member_that_has_just_started_the_op_of_starving_others_is_not_silent() -> None:
+    """Their heartbeats are a little old: they were sent before it called."""
     stage = Slow(4)
     stage.say(3, m.Busy(100_000))
     stage.call(1, 2, 4)
@@ -350,7 +354,7 @@ def test_at_the_op_timeout_the_absent_are_evicted_also_if_they_are_many() -> Non
     assert "op_timeout_s 1.0 s" in str(stage.sent(2, m.Evicted)[0])
 
 
-def test_a_timeout_of_the_callers_own_raises_and_evicts_nobody() -> None:
+def test_a_timeout_of_the_callers_own_raises_and_evicts_no_member() -> None:
     stage = Slow(3)
     stage.go_on(500)
     stage.call(1, 2)
@@ -372,7 +376,7 @@ def test_members_that_called_a_moment_ago_are_not_evicted_at_a_short_op_timeout(
     assert stage.evicted == [3]
 
 
-def test_nobody_is_evicted_at_the_op_timeout_where_all_wait_in_something() -> None:
+def test_no_member_is_evicted_at_the_op_timeout_where_all_wait_in_a_call() -> None:
     stage = Slow(2)
     stage.go_on(500)
     stage.began = {1: (OpRef(1, 0), stage.now), 2: (OpRef(2, 0), stage.now)}
@@ -396,7 +400,7 @@ def test_an_op_whose_time_is_over_waits_for_a_busy_member_and_a_stall_timeout_mo
     assert stage.evicted == [2]
 
 
-def test_an_op_whose_time_is_over_ends_well_when_the_busy_member_comes() -> None:
+def test_an_overdue_op_succeeds_when_the_busy_member_calls() -> None:
     stage = Slow(2, stall_timeout_ms=5_000)
     stage.say(2, m.Busy(20_000))
     stage.call(1)
@@ -412,7 +416,7 @@ def test_an_op_whose_time_is_over_ends_well_when_the_busy_member_comes() -> None
 
 
 def test_an_op_whose_time_is_over_and_that_runs_on_without_end_raises() -> None:
-    """The member that was busy has come, and still the op does not end: nobody can be blamed for that."""
+    """The member that was busy has called, and still the op does not end: no member is at fault."""
     stage = Slow(2, stall_timeout_ms=5_000, op_timeout_ms=30_000)
     stage.say(2, m.Busy(20_000))
     stage.call(1)
@@ -425,7 +429,7 @@ def test_an_op_whose_time_is_over_and_that_runs_on_without_end_raises() -> None:
     assert "op tag 0 sequence 9 waited 10.0 s" in str(stage.sent(1, m.Seal)[-1])
 
 
-def test_a_vote_whose_time_is_over_goes_on_without_the_absent() -> None:
+def test_an_overdue_vote_continues_without_the_absent_members() -> None:
     stage = Slow(3)
     stage.go_on(500)
     for peer in (1, 2):
@@ -467,7 +471,7 @@ def test_a_vote_whose_time_is_over_waits_once_more_for_a_member_that_works() -> 
     assert stage.evicted == []
 
 
-def test_a_vote_whose_time_is_over_waits_for_a_busy_member_as_long_as_it_said() -> None:
+def test_an_overdue_vote_waits_for_a_busy_member_as_long_as_announced() -> None:
     stage = Slow(2)
     stage.say(2, m.Busy(100_000))
     stage.say(1, m.Vote(9, "pending", 2))
@@ -499,7 +503,7 @@ def asked(stage: Stage, peer: str, reason: str = "", token: bytes = TOKEN) -> m.
 
 
 @pytest.mark.parametrize("wanted", ["2", "p2"])
-def test_a_peer_is_evicted_on_request_and_told_by_whom_and_why(wanted: str) -> None:
+def test_a_peer_is_evicted_on_request_with_requester_and_reason(wanted: str) -> None:
     stage = Slow(3)
     answer = asked(stage, wanted, "its disk is broken")
     assert answer == m.EvictResponse(True, "peer 2 (p2) is evicted; it may join again", 2, "p2")
@@ -522,7 +526,7 @@ def test_a_request_that_makes_no_sense_is_refused(size: int, wanted: str, why: s
     assert stage.evicted == []
 
 
-def test_a_request_without_the_token_evicts_nobody() -> None:
+def test_a_request_without_the_token_evicts_no_peer() -> None:
     stage = Slow(3)
     assert isinstance(asked(stage, "2", token=b"wrong"), m.Refused)
     assert stage.evicted == []

@@ -1,4 +1,4 @@
-"""The master's part in optimize_topology beyond what the dialogues show: the long search, lies, and random failures."""
+"""optimize_topology in the master, beyond the transcripts: moonshot searches, invalid reports, random failures."""
 
 import asyncio
 import itertools
@@ -7,23 +7,12 @@ from random import Random
 import pytest
 
 from ringfold.master import topology
-from ringfold.master.events import (
-    Beat,
-    Close,
-    Effect,
-    Event,
-    MoonshotFound,
-    Opened,
-    Received,
-    Send,
-    SendBeat,
-    StartMoonshot,
-    Tell,
-    Tick,
-)
+from ringfold.master.effects import CloseConnection, Effect, Notify, SendHeartbeat, SendMessage, StartMoonshot
+from ringfold.master.events import ConnectionOpened, Event, HeartbeatReceived, MessageReceived, MoonshotFinished, Tick
 from ringfold.master.machine import Master
 from ringfold.master.server import MasterServer
 from ringfold.master.settings import MasterSettings
+from ringfold.master.states import EpochPhase
 from ringfold.topology.moonshot import MoonshotRequest
 from ringfold.topology.solve import Solution
 from ringfold.wire import messages as m
@@ -53,7 +42,7 @@ class Optimising:
         self.conns: list[int] = []
         for conn in everybody:
             self.conns.append(conn)
-            self.step(Opened(conn, f"host:{conn}", NONCE))
+            self.step(ConnectionOpened(conn, f"host:{conn}", NONCE))
             proof = prove(TOKEN, "hello", NONCE, NONCE)
             self.say(conn, m.Hello(m.PROTOCOL_VERSION, 0, "host", f"p{conn}", ["10.0.0.1"], 9, NONCE, proof))
         self.say(1, m.Attached(1))
@@ -65,13 +54,13 @@ class Optimising:
     def step(self, event: Event) -> None:
         for effect in self.master.step(self.now, event):
             self.effects.append(effect)
-            if isinstance(effect, SendBeat):
+            if isinstance(effect, SendHeartbeat):
                 self.last_beat = effect.number
-            elif isinstance(effect, Close):
+            elif isinstance(effect, CloseConnection):
                 self.conns.remove(effect.conn)
 
     def say(self, conn: int, message: m.ToMaster) -> None:
-        self.step(Received(conn, message))
+        self.step(MessageReceived(conn, message))
 
     def seal_and_attach(self, epoch: int, sealing: list[int]) -> None:
         for conn in sealing:
@@ -86,11 +75,11 @@ class Optimising:
             if self.now % (250 * MS) == 0:
                 self.beats += 1
                 for conn in list(self.conns):
-                    self.step(Beat(conn, Heartbeat(self.beats, self.last_beat)))
+                    self.step(HeartbeatReceived(conn, Heartbeat(self.beats, self.last_beat)))
             self.step(Tick())
 
     def sent(self, conn: int, kind: type[m.FromMaster]) -> list[m.FromMaster]:
-        sent = [effect.message for effect in self.effects if isinstance(effect, Send) and effect.conn == conn]
+        sent = [effect.message for effect in self.effects if isinstance(effect, SendMessage) and effect.conn == conn]
         return [message for message in sent if isinstance(message, kind)]
 
     def record(self, conn: int) -> m.Record:
@@ -100,7 +89,7 @@ class Optimising:
 
     def chosen(self) -> RingChosen:
         """The ring that was chosen last."""
-        told = [effect.notice for effect in self.effects if isinstance(effect, Tell)]
+        told = [effect.notice for effect in self.effects if isinstance(effect, Notify)]
         return [notice for notice in told if isinstance(notice, RingChosen)][-1]
 
     def vote(self) -> None:
@@ -109,7 +98,7 @@ class Optimising:
             self.say(conn, m.Vote(self.ballot, "optimize", self.epoch))
 
     def asked(self, since: int) -> list[tuple[int, m.Measure]]:
-        sent = [effect for effect in self.effects[since:] if isinstance(effect, Send)]
+        sent = [effect for effect in self.effects[since:] if isinstance(effect, SendMessage)]
         return [(effect.conn, effect.message) for effect in sent if isinstance(effect.message, m.Measure)]
 
     def measure_all(self, since: int = 0, *, settled: bool = True) -> int:
@@ -132,7 +121,7 @@ class Optimising:
         return min(self.rates[edge] for edge in zip(ring, [*ring[1:], ring[0]], strict=True))
 
 
-def test_the_long_search_is_asked_for_where_no_ring_is_proven_best() -> None:
+def test_the_moonshot_search_is_requested_where_no_ring_is_proven_best() -> None:
     stage = Optimising(ENOUGH)
     stage.vote()
     stage.measure_all()
@@ -159,11 +148,11 @@ def test_the_ring_of_the_long_search_is_taken_at_the_next_call_if_it_is_better(
     stage.change()
     best = [member.peer for member in stage.record(1).members]
     worst = min(([1, *rest] for rest in itertools.permutations(range(2, 7))), key=stage.slowest)
-    # The solver of the next call finds nothing better than one of them; the long search had found the other.
+    # The solver of the next call finds nothing better than one of them; the moonshot search had found the other.
     present, found = (worst, best) if is_better else (best, worst)
     kept = Solution(tuple(present), stage.slowest(present), 0.0, 0.0, 1e9, False, True, "kept")
     monkeypatch.setattr(topology, "best_ring", lambda *_, **__: kept)
-    stage.step(MoonshotFound(0, Solution(tuple(found), 1.0, 1.0, 0.0, 1.0, False, False, "found")))
+    stage.step(MoonshotFinished(0, Solution(tuple(found), 1.0, 1.0, 0.0, 1.0, False, False, "found")))
     stage.vote()
     assert stage.chosen().ring == best
     assert stage.chosen().kept is not is_better
@@ -171,8 +160,8 @@ def test_the_ring_of_the_long_search_is_taken_at_the_next_call_if_it_is_better(
 
 def test_a_ring_of_other_members_is_no_use() -> None:
     stage = Optimising(4)
-    stage.step(MoonshotFound(0, Solution((1, 2, 3), 1.0, 1.0, 0.0, 1.0, False, False, "found")))
-    stage.step(MoonshotFound(5, Solution((1, 2, 3, 4), 1.0, 1.0, 0.0, 1.0, False, False, "found")))
+    stage.step(MoonshotFinished(0, Solution((1, 2, 3), 1.0, 1.0, 0.0, 1.0, False, False, "found")))
+    stage.step(MoonshotFinished(5, Solution((1, 2, 3, 4), 1.0, 1.0, 0.0, 1.0, False, False, "found")))
     assert stage.master._run.groups[0].moonshot == []
 
 
@@ -193,20 +182,20 @@ def test_few_peers_get_the_best_ring_there_is() -> None:
 @pytest.mark.parametrize(
     ("report", "why"),
     [
-        (m.Measured(99, 2, 1.0), "nobody asked for"),
-        (m.Measured(0, 2, 1.0), "nobody asked for"),
-        (m.Measured(1, 2, float("nan")), "bytes a second"),
-        (m.Measured(1, 2, float("inf")), "bytes a second"),
-        (m.Measured(1, 2, 0.0), "bytes a second"),
-        (m.Measured(1, 2, -5.0), "bytes a second"),
-        (m.Measured(1, 2, 1.0, -1), "round trip"),
-        (m.Measured(1, 1, 1.0), "no part"),
+        (m.Measured(99, 2, 1.0), "was not requested"),
+        (m.Measured(0, 2, 1.0), "was not requested"),
+        (m.Measured(1, 2, float("nan")), "bytes per second"),
+        (m.Measured(1, 2, float("inf")), "bytes per second"),
+        (m.Measured(1, 2, 0.0), "bytes per second"),
+        (m.Measured(1, 2, -5.0), "bytes per second"),
+        (m.Measured(1, 2, 1.0, -1), "RTT"),
+        (m.Measured(1, 1, 1.0), "not its own"),
     ],
 )
-def test_a_report_that_makes_no_sense_is_the_end_of_its_peer(report: m.Measured, why: str) -> None:
+def test_an_invalid_report_evicts_its_sender(report: m.Measured, why: str) -> None:
     stage = Optimising(2)
     stage.vote()
-    stage.step(Received(1, report))
+    stage.step(MessageReceived(1, report))
     [evicted] = stage.sent(1, m.Evicted)
     assert isinstance(evicted, m.Evicted)
     assert why in evicted.reason
@@ -214,7 +203,7 @@ def test_a_report_that_makes_no_sense_is_the_end_of_its_peer(report: m.Measured,
 
 @pytest.mark.parametrize("seed", range(30))
 def test_it_ends_whatever_fails(seed: int) -> None:
-    """Reports that fail, come twice or never; peers that die or give up: everybody who still waits is answered."""
+    """Reports that fail, arrive twice or never; peers that die or time out: every waiting peer gets a result."""
     draw = Random(seed)
     stage = Optimising(5, seed, measure_ms=200)
     stage.vote()
@@ -239,10 +228,11 @@ def test_it_ends_whatever_fails(seed: int) -> None:
             seals = stage.sent(conn, m.Seal)
             records = stage.sent(conn, m.Record)
             epoch = stage.master._run.groups[0].epoch
-            change = stage.master._run.groups[0].change
-            if change is not None and change.phase == "sealing" and conn not in change.seals and seals:
+            group = stage.master._run.groups[0]
+            change = group.change
+            if change is not None and group.phase is EpochPhase.SEALING and conn not in change.seals and seals:
                 stage.say(conn, m.Sealed(epoch, []))
-            elif change is not None and change.phase == "attaching" and conn not in change.answers and records:
+            elif change is not None and group.phase is EpochPhase.ATTACHING and conn not in change.answers and records:
                 stage.say(conn, m.Attached(epoch))
         stage.wait(50)
         answered = {conn for conn in waiting for kind in (m.CallDone, m.CallFailed) for each in stage.sent(conn, kind)
@@ -252,7 +242,7 @@ def test_it_ends_whatever_fails(seed: int) -> None:
     raise AssertionError(f"still waits: {stage.master.waiting(stage.now)}")
 
 
-def test_the_server_asks_a_process_of_its_own_and_tells_the_machine() -> None:
+def test_the_server_runs_the_search_in_a_process_and_reports_to_the_machine() -> None:
     members = list(range(1, 5))
     rates = [(a, b, 10.0 + a * b) for a, b in itertools.permutations(members, 2)]
 
@@ -263,7 +253,7 @@ def test_the_server_asks_a_process_of_its_own_and_tells_the_machine() -> None:
         return told
 
     [found] = asyncio.run(ask())
-    assert isinstance(found, MoonshotFound)
+    assert isinstance(found, MoonshotFinished)
     assert (found.group, found.run) == (3, "default")
     assert sorted(found.solution.ring) == members
 
@@ -275,7 +265,7 @@ def test_links_that_are_never_steady_cost_a_few_rounds_more_and_no_ring(peers: i
         stage.vote()
     assert never.measure_all(settled=False) == steady.measure_all() + more
     assert never.chosen() == steady.chosen()
-    [told] = [effect.notice for effect in never.effects if isinstance(effect, Tell) and "never" in str(effect.notice)]
+    [told] = [effect.notice for effect in never.effects if isinstance(effect, Notify) and "never" in str(effect.notice)]
     assert isinstance(told, LinksMeasured)
     assert told.unsettled == list(itertools.combinations(range(1, peers + 1), 2))
 

@@ -1,4 +1,4 @@
-"""The verdict rule: what was returned to anybody alive is committed, and what somebody did not finish is not."""
+"""The verdict rule: what was returned at any survivor is committed, and what a survivor did not finish is not."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -34,7 +34,7 @@ def test_an_op_that_a_survivor_does_not_list_aborts() -> None:
     assert not verdict.commit
 
 
-def test_the_count_of_whoever_committed_is_everybodys() -> None:
+def test_the_count_of_a_peer_that_committed_is_that_of_all() -> None:
     """The one that returned has answered "is anybody pending" already; the others must answer the same."""
     (verdict,) = decide({1: sealed("done", 9), 2: sealed("committed", 5)}, [DEATH])
     assert (verdict.commit, verdict.registrations) == (True, 5)
@@ -45,7 +45,7 @@ def test_a_small_op_commits_with_the_payloads_of_the_survivor_that_has_them() ->
     assert (verdict.commit, verdict.payloads, verdict.registrations) == (True, [b"x", b"y"], 5)
 
 
-def test_payloads_that_nobody_needs_do_not_travel() -> None:
+def test_payloads_that_no_peer_needs_are_not_sent() -> None:
     (verdict,) = decide({1: sealed("committed", 5, [b"x"]), 2: sealed("committed", 5, [b"x"])}, [DEATH])
     assert (verdict.commit, verdict.payloads) == (True, None)
 
@@ -65,7 +65,7 @@ def test_only_the_guilty_op_carries_the_fault() -> None:
     assert innocent.reason.kind == "edge", "somebody else's fault can be retried"
 
 
-def test_the_first_fault_of_an_op_is_told_and_a_commit_outweighs_it() -> None:
+def test_the_first_fault_of_an_op_is_its_reason_unless_it_commits() -> None:
     first, second = Reason("deadline", "waited"), Reason("usage", "mismatch")
     (aborted,) = decide({1: sealed("unfinished")}, [Cause(first, OP), Cause(second, OP)])
     assert aborted.reason == first

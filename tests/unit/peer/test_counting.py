@@ -10,7 +10,7 @@ import pytest
 
 import ringfold as rf
 from ringfold.iteration.record import Record, decode
-from ringfold.master.thread import MasterThread
+from ringfold.master.server import MasterThread
 from ringfold.peer.counting import Counting, Facts, NoSpeaker, NotYet
 from ringfold.runtime.clock import monotonic_ns
 from ringfold.runtime.master_client import MasterClient

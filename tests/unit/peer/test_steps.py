@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pytest
 
 import ringfold as rf
-from ringfold.master.thread import MasterThread
+from ringfold.master.server import MasterThread
 from ringfold.peer.effects import SyncSucceeded
 from ringfold.peer.ops import Ops
 from ringfold.peer.steps import Step, StepSettings, steps

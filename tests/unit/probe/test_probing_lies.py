@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from ringfold.master.events import Close, Closed, Effect, Event, Opened, Received, Send, Tell, Tick
+from ringfold.master.effects import CloseConnection, Effect, Notify, SendMessage
+from ringfold.master.events import ConnectionClosed, ConnectionOpened, Event, MessageReceived, Tick
 from ringfold.master.machine import Master
 from ringfold.master.settings import MasterSettings
 from ringfold.probe.logs.lines import decode, encode, round_line
@@ -47,20 +48,20 @@ class Stage:
     def step(self, event: Event) -> list[Effect]:
         effects = [*self.master.step(self.now, event), *self.master.step(self.now, Tick())]
         for effect in effects:
-            if isinstance(effect, Send):
+            if isinstance(effect, SendMessage):
                 message_frame(effect.message)
-            if isinstance(effect, Tell) and isinstance(effect.notice, RoundDone):
+            if isinstance(effect, Notify) and isinstance(effect.notice, RoundDone):
                 decode(encode(round_line(effect.notice.summary)))
         self.effects += effects
         return effects
 
     def say(self, conn: int, message: ToMaster) -> list[FromMaster]:
         body = encode_message(message)
-        effects = self.step(Received(conn, decode_to_master(body), len(body)))
-        return [effect.message for effect in effects if isinstance(effect, Send) and effect.conn == conn]
+        effects = self.step(MessageReceived(conn, decode_to_master(body), len(body)))
+        return [effect.message for effect in effects if isinstance(effect, SendMessage) and effect.conn == conn]
 
     def come(self, conn: int, **changed: object) -> None:
-        self.step(Opened(conn, "host", bytes([conn]) * 32))
+        self.step(ConnectionOpened(conn, "host", bytes([conn]) * 32))
         proof = prove(b"token", "node", bytes([conn]) * 32, NONCE)
         node = (PROTOCOL_VERSION, "host", f"n{conn}", ["127.0.0.1"], 50_000 + conn, False, RoundId(), NONCE, proof)
         for said in self.say(conn, structs.replace(NodeHello(*node), **changed)):
@@ -68,7 +69,7 @@ class Stage:
                 self.nodes[conn] = said.node
 
     def leave(self, conn: int) -> None:
-        self.step(Closed(conn, "killed"))
+        self.step(ConnectionClosed(conn, "killed"))
         del self.nodes[conn]
 
     def ask(self, conn: int, action: str, label: str = "") -> list[ProbeAnswer]:
@@ -80,7 +81,9 @@ class Stage:
         """Let time pass until the window of a round is over."""
         for _ in range(400):
             self.now += 50 * MS
-            ends = [e.message for e in self.step(Tick()) if isinstance(e, Send) and isinstance(e.message, RoundEnd)]
+            ends = [
+                e.message for e in self.step(Tick()) if isinstance(e, SendMessage) and isinstance(e.message, RoundEnd)
+            ]
             if ends:
                 return ends[0]
         raise AssertionError("no round ended")
@@ -111,7 +114,7 @@ class Stage:
 
     @property
     def summaries(self) -> list[RoundSummary]:
-        told = (effect.notice for effect in self.effects if isinstance(effect, Tell))
+        told = (effect.notice for effect in self.effects if isinstance(effect, Notify))
         return [notice.summary for notice in told if isinstance(notice, RoundDone)]
 
 
@@ -185,7 +188,7 @@ def test_offsets_that_add_up_to_more_than_a_clock_can_show_cost_a_round_and_no_m
 def test_a_report_of_another_nodes_edge_is_ignored_and_drops_nobody() -> None:
     stage = Stage()
     stage.lie(1, {"src": 1_000_002})
-    assert not [effect for effect in stage.effects if isinstance(effect, Close)]
+    assert not [effect for effect in stage.effects if isinstance(effect, CloseConnection)]
 
 
 # Coming and going
@@ -223,24 +226,24 @@ def test_names_of_nodes_that_left_are_forgotten(kind: str) -> None:
 def test_a_node_at_no_ip_address_is_refused_and_nobody_hears_of_it(address: str) -> None:
     stage = Stage(nodes=2)
     stage.come(3, addresses=[address])
-    assert any(isinstance(effect, Close) and effect.conn == 3 for effect in stage.effects)
+    assert any(isinstance(effect, CloseConnection) and effect.conn == 3 for effect in stage.effects)
     stage.end_window()
-    graphs = [e.message for e in stage.effects if isinstance(e, Send) and isinstance(e.message, ProbeGraph)]
+    graphs = [e.message for e in stage.effects if isinstance(e, SendMessage) and isinstance(e.message, ProbeGraph)]
     assert {each.name for graph in graphs for each in graph.out} == {"n1", "n2"}
 
 
 def test_a_peer_at_no_ip_address_is_no_node_and_stays_a_peer() -> None:
     stage = Stage(nodes=1)
-    stage.step(Opened(2, "host", b"2" * 32))
+    stage.step(ConnectionOpened(2, "host", b"2" * 32))
     proof = prove(b"token", "hello", b"2" * 32, NONCE)
     stage.say(2, Hello(PROTOCOL_VERSION, 0, "host", "p", ["a-name"], 9, NONCE, proof, probes=True))
-    assert not [effect for effect in stage.effects if isinstance(effect, Close)]
+    assert not [effect for effect in stage.effects if isinstance(effect, CloseConnection)]
     assert not stage.master._run.connections[2].node
 
 
 def test_a_flood_of_asks_for_rounds_is_bounded() -> None:
     stage = Stage(nodes=2)
-    stage.step(Opened(9, "host", bytes([9]) * 32))
+    stage.step(ConnectionOpened(9, "host", bytes([9]) * 32))
     answers = [answer for number in range(200) for answer in stage.ask(9, "round", f"label {number}")]
     assert len(answers) == 200 - 64
     assert not any(answer.done for answer in answers)
@@ -260,9 +263,9 @@ def test_a_node_keeps_the_number_that_it_had_with_another_master() -> None:
 
 def test_who_waits_for_a_long_round_is_no_idle_watcher() -> None:
     stage = Stage(2, window_ms=300_000)
-    stage.step(Opened(9, "host", bytes([9]) * 32))
+    stage.step(ConnectionOpened(9, "host", bytes([9]) * 32))
     assert stage.ask(9, "stop")
     assert not stage.ask(9, "round")  # a whole window, because none is open
     for _ in range(150 * 20):
         stage.now += 50 * MS
-        assert not [effect for effect in stage.step(Tick()) if isinstance(effect, Close) and effect.conn == 9]
+        assert not [effect for effect in stage.step(Tick()) if isinstance(effect, CloseConnection) and effect.conn == 9]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import ringfold as rf
-from ringfold.master.thread import MasterThread
+from ringfold.master.server import MasterThread
 from ringfold.runtime.sigterm import Sigterm
 
 DEADLINE_S = 30.0

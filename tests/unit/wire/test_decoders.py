@@ -15,7 +15,7 @@ from ringfold.agent.adapters import JsonAdapter
 from ringfold.errors import RemoteProtocolError, RingfoldError, StateError, StoreError, UsageError
 from ringfold.iteration import record
 from ringfold.master import journal
-from ringfold.master.keeper import Keeper
+from ringfold.master.journal_store import JournalStore
 from ringfold.master.run import Run
 from ringfold.master.settings import MasterSettings
 from ringfold.probe.logs import lines
@@ -47,7 +47,7 @@ JSON = [
 
 
 def _checkpoint(raw: bytes, tmp: Path) -> object:
-    """The manifest of a file whose head is right, as whoever writes one can make it."""
+    """The manifest of a file whose head is right, as a writer can make it."""
     digest = blake2b(raw, digest_size=16).digest()
     path = tmp / "file"
     path.write_bytes(struct.pack("<8sIIQ16s", checkpoint.MAGIC, checkpoint.VERSION, 0, len(raw), digest) + raw)
@@ -66,7 +66,7 @@ class _Store:
 
 
 def _keeper(raw: bytes) -> object:
-    return Keeper(cast(Store, _Store(raw)), "a store").read()
+    return JournalStore(cast(Store, _Store(raw)), "a store").read()
 
 
 def _head(raw: bytes) -> object:
@@ -94,7 +94,7 @@ WIRES: dict[str, Callable[[bytes], object]] = {
     "handshake": frames.decode_handshake,
     "on a visit": frames.decode_bulk,
     "heartbeat": frames.decode_heartbeat,
-    "master beat": frames.decode_master_beat,
+    "master beat": frames.decode_master_heartbeat,
     "done": lambda raw: frames.decode_done(raw[:30]),
     "to the agent": partial(agent.decode_to_agent, frames.FrameKind.MESSAGE),
     "from the agent": partial(agent.decode_from_agent, frames.FrameKind.MESSAGE),
@@ -147,7 +147,7 @@ def test_json_from_outside_raises_only_what_is_documented(raw: bytes, tmp_path: 
 
 
 @pytest.mark.parametrize("raw", JSON[1:], ids=lambda raw: repr(raw[:8]))
-def test_an_adapter_refuses_a_line_and_goes_on(raw: bytes) -> None:
+def test_an_adapter_refuses_a_line_and_continues(raw: bytes) -> None:
     adapter = JsonAdapter()
     assert [type(said) for said in adapter.feed(raw + b"\n")] == [Refusal]
     assert not isinstance(adapter.feed(b'{"path": 0, "congestion": 1}\n')[0], Refusal)
@@ -158,7 +158,7 @@ def test_telemetry_is_refused_with_a_reason(raw: bytes) -> None:
     assert isinstance(telemetry.decode(raw), Refusal)
 
 
-def test_an_incomplete_response_of_etcd_is_an_error() -> None:
+def test_an_etcd_with_an_incomplete_response_is_refused() -> None:
     with pytest.raises(StoreError, match="response to a transaction is incomplete"):
         _etcd(200, b'{"succeeded": true}')
 

@@ -25,14 +25,14 @@ from ringfold.wire.frames import (
     decode_from_master,
     decode_handshake,
     decode_heartbeat,
-    decode_master_beat,
+    decode_master_heartbeat,
     decode_to_master,
     done_frame,
     encode,
     evidence_frame,
     frame,
     heartbeat_frame,
-    master_beat,
+    master_heartbeat,
     message_frame,
 )
 from ringfold.wire.proof import derive, prove, proven
@@ -113,7 +113,7 @@ def test_every_message_belongs_to_a_direction() -> None:
 
 @pytest.mark.parametrize("kind", get_args(ToRoundMaster), ids=lambda kind: kind.__name__)
 def test_the_master_understands_what_a_node_sends(kind: type[messages.Message]) -> None:
-    """A node whose clock jumped sends an alarm: the master must not take it for a stranger."""
+    """A node whose clock jumped sends an alarm: the master must accept it from that node."""
     assert kind in get_args(messages.ToMaster)
 
 
@@ -190,7 +190,7 @@ def test_the_limit_is_exact() -> None:
 
 
 def test_a_large_length_is_refused_by_its_head_alone() -> None:
-    """Nobody may make us wait for, or keep memory for, a frame that will be refused anyway."""
+    """A remote cannot make us wait for, or keep memory for, a frame that will be refused anyway."""
     with pytest.raises(RemoteProtocolError, match="limit"):
         cut(FrameReader(), struct.pack("<IB", 2**32 - 1, 0))
     with pytest.raises(RemoteProtocolError, match="limit"):
@@ -219,9 +219,9 @@ def test_an_unknown_kind_is_refused(kind: int) -> None:
 
 @given(u64, u64)
 def test_a_masters_beat_survives_the_trip(number: int, echo: int) -> None:
-    [(kind, body)] = cut(FrameReader(), master_beat(number, echo))
+    [(kind, body)] = cut(FrameReader(), master_heartbeat(number, echo))
     assert kind is FrameKind.HEARTBEAT
-    assert decode_master_beat(body) == (number, echo)
+    assert decode_master_heartbeat(body) == (number, echo)
 
 
 announced = st.builds(Announced, u64, u32, u32, u32, st.booleans())
@@ -297,7 +297,7 @@ def test_evidence_has_the_layout_that_the_engine_reads(evidence: Evidence) -> No
 
 @given(st.binary(max_size=80))
 def test_random_fixed_frames_raise_nothing_but_the_one_error(body: bytes) -> None:
-    for decode in (decode_master_beat, decode_heartbeat, decode_done):
+    for decode in (decode_master_heartbeat, decode_heartbeat, decode_done):
         try:
             decode(body)
         except RemoteProtocolError:
@@ -305,7 +305,7 @@ def test_random_fixed_frames_raise_nothing_but_the_one_error(body: bytes) -> Non
 
 
 def test_the_layouts_are_what_native_code_was_written_for() -> None:
-    """C++ has the same sizes: a change must be made in both, and raises the protocol version."""
+    """These sizes are in C++ too; a change must change both and raise the protocol version."""
     assert {
         name: getattr(frames, name).size for name in ("_HEAD", "_BEAT", "_REPORT", "_ANNOUNCED", "_DONE", "_EVIDENCE")
     } == {"_HEAD": 5, "_BEAT": 16, "_REPORT": 42, "_ANNOUNCED": 21, "_DONE": 77, "_EVIDENCE": 30}

@@ -22,7 +22,7 @@ from ringfold.wire.frames import (
     FrameKind,
     Heartbeat,
     decode_from_master,
-    decode_master_beat,
+    decode_master_heartbeat,
     done_frame,
     heartbeat_frame,
     message_frame,
@@ -101,7 +101,7 @@ class ControlPeer(asyncio.Protocol):
 
     def _answer_beat(self, body: bytes) -> None:
         self._beats += 1
-        number, _ = decode_master_beat(body)
+        number, _ = decode_master_heartbeat(body)
         self.transport.write(heartbeat_frame(Heartbeat(self._beats, number, self.epoch)))
 
     def _answer(self, message: FromMaster) -> None:

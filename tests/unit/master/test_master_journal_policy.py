@@ -3,10 +3,11 @@
 from msgspec import structs
 from test_master_journal import NONCE, TOKEN, Stage, client, pair, sent, taken_over
 
-from ringfold.master.events import Close, Effect, Ended, KeepLinks, Opened, Persist, Received, Send
-from ringfold.master.journal import Journal, closed, decode, encode
-from ringfold.master.keeper import Keeper
-from ringfold.master.life import Life
+from ringfold.master.effects import CloseConnection, Effect, SendMessage, WriteJournal, WriteLinks
+from ringfold.master.events import ConnectionOpened, MessageReceived, StopRequested
+from ringfold.master.journal import Journal, closed_journal, decode, encode
+from ringfold.master.journal_store import JournalStore
+from ringfold.master.lifecycle import Life
 from ringfold.master.probing import RESERVED_ROUNDS
 from ringfold.store.in_memory import MemoryServer
 from ringfold.wire import messages as m
@@ -16,9 +17,9 @@ from ringfold.wire.proof import prove
 
 
 def node(stage: Stage, conn: int, last: RoundId | None = None) -> None:
-    """A process that only probes comes."""
+    """A process that only probes connects."""
     nonce = bytes([conn]) * 32
-    stage.step(Opened(conn, "host", nonce))
+    stage.step(ConnectionOpened(conn, "host", nonce))
     proof = prove(TOKEN, "node", nonce, NONCE)
     stage.say(conn, NodeHello(VERSION, "h", f"n{conn}", ["10.0.0.1"], conn, False, last or RoundId(), NONCE, proof))
 
@@ -28,7 +29,7 @@ def starts(effects: list[Effect]) -> list[RoundStart]:
 
 
 def probed(stage: Stage, conns: tuple[int, ...] = (21, 22)) -> list[Effect]:
-    """Two nodes come, and the first round begins; all that was done until then."""
+    """Two nodes connect, and the first round starts; all effects until then."""
     for conn in conns:
         node(stage, conn)
     effects: list[Effect] = []
@@ -40,11 +41,11 @@ def probed(stage: Stage, conns: tuple[int, ...] = (21, 22)) -> list[Effect]:
 def test_a_round_is_written_before_it_starts() -> None:
     stage = Stage()
     effects = probed(stage)
-    first = next(place for place, each in enumerate(effects) if isinstance(each, Send) and starts([each]))
-    assert [each.journal.rounds for each in effects[:first] if isinstance(each, Persist)] == [1 + RESERVED_ROUNDS]
+    first = next(place for place, each in enumerate(effects) if isinstance(each, SendMessage) and starts([each]))
+    assert [each.journal.rounds for each in effects[:first] if isinstance(each, WriteJournal)] == [1 + RESERVED_ROUNDS]
 
 
-def test_the_next_master_goes_on_above_the_rounds_of_the_last_one() -> None:
+def test_the_next_master_continues_above_the_rounds_of_the_last_one() -> None:
     stage = Stage()
     probed(stage)
     assert stage.last is not None
@@ -54,7 +55,7 @@ def test_the_next_master_goes_on_above_the_rounds_of_the_last_one() -> None:
 
 
 def test_a_graph_has_another_key_with_another_master() -> None:
-    """Nodes drop packets of a graph by its key; one that is drawn anew must not let in those of the old one."""
+    """Nodes drop packets of a graph by its key; a new graph must not accept those of the old one."""
 
     def key(effects: list[Effect]) -> bytes:
         return next(message.key for message in sent(effects) if isinstance(message, ProbeGraph))
@@ -68,7 +69,7 @@ def test_a_graph_has_another_key_with_another_master() -> None:
 def test_probing_that_was_stopped_stays_so_with_the_next_master() -> None:
     stage = Stage()
     probed(stage)
-    stage.step(Opened(9, "host", b"9" * 32))
+    stage.step(ConnectionOpened(9, "host", b"9" * 32))
     stage.say(9, ProbeCommand(VERSION, "stop", "", NONCE, prove(TOKEN, "probe", b"9" * 32, NONCE)))
     assert stage.last is not None
     later = Stage(stage.last, fence=2)
@@ -77,27 +78,27 @@ def test_probing_that_was_stopped_stays_so_with_the_next_master() -> None:
     assert not starts(later.wait(2_000))
 
 
-def test_a_peer_that_probes_is_a_node_again_when_it_comes_back() -> None:
+def test_a_peer_that_probes_is_a_node_again_when_it_returns() -> None:
     stage = taken_over()
     for conn, peer in ((11, 1), (12, 2)):
         nonce = bytes([conn]) * 32
-        stage.step(Opened(conn, "host", nonce))
+        stage.step(ConnectionOpened(conn, "host", nonce))
         resume = stage.resume_of(nonce, peer)
-        stage.step(Received(conn, structs.replace(resume, probes=True)))
+        stage.step(MessageReceived(conn, structs.replace(resume, probes=True)))
         stage.say(conn, m.Returned())
     effects: list[Effect] = []
     while not starts(effects):
         effects += stage.wait(50)
-    assert {effect.conn for effect in effects if isinstance(effect, Send) and starts([effect])} == {11, 12}
+    assert {effect.conn for effect in effects if isinstance(effect, SendMessage) and starts([effect])} == {11, 12}
 
 
 def test_figures_of_links_are_kept_now_and_then_and_known_to_the_next_master() -> None:
     stage = pair()
     run = stage.master._run
     run.links.measured((1, 2), 5e9, 80, stage.now)
-    [kept] = [each for each in stage.wait(100) if isinstance(each, KeepLinks)]
+    [kept] = [each for each in stage.wait(100) if isinstance(each, WriteLinks)]
     run.links.observed((1, 2), 6e9, stage.now)
-    assert not [each for each in stage.wait(1_000) if isinstance(each, KeepLinks)]
+    assert not [each for each in stage.wait(1_000) if isinstance(each, WriteLinks)]
     assert stage.last is not None
     later = Stage(stage.last, fence=2, now=7_000_000_000, links=kept.raw)
     entry = later.master._run.links.get(1, 2)
@@ -112,25 +113,25 @@ def test_figures_that_make_no_sense_are_forgotten() -> None:
     assert not len(Stage(journal, fence=2, links=b"what is this").master._run.links)
 
 
-def test_a_run_that_is_ended_closes_its_journal_and_then_tells_its_peers() -> None:
-    effects = pair().step(Ended("stopped"))
-    assert effects[0] == Persist(closed(1, "", Life("abandoned")))
-    assert [each for each in effects[1:] if isinstance(each, Send)] == [
-        Send(conn, m.Refused("stopped")) for conn in (1, 2)
+def test_a_run_that_is_ended_closes_its_journal_and_then_notifies_its_peers() -> None:
+    effects = pair().step(StopRequested("stopped"))
+    assert effects[0] == WriteJournal(closed_journal(1, "", Life("abandoned")))
+    assert [each for each in effects[1:] if isinstance(each, SendMessage)] == [
+        SendMessage(conn, m.Refused("stopped")) for conn in (1, 2)
     ]
-    assert [each.conn for each in effects if isinstance(each, Close)] == [1, 2]
+    assert [each.conn for each in effects if isinstance(each, CloseConnection)] == [1, 2]
 
 
 def test_a_closed_journal_has_nothing_but_its_fence() -> None:
     server = MemoryServer()
-    keeper = Keeper(client(server), "here")
+    keeper = JournalStore(client(server), "here")
     keeper.read()
-    keeper.write(closed(7, "somebody"))
-    assert Keeper(client(server), "here").read() == Journal(7, b"", leader="somebody", is_closed=True)
+    keeper.write(closed_journal(7, "somebody"))
+    assert JournalStore(client(server), "here").read() == Journal(7, b"", leader="somebody", is_closed=True)
 
 
-def test_figures_of_links_are_kept_by_whoever_has_them() -> None:
+def test_link_figures_are_written_by_any_master() -> None:
     server = MemoryServer()
-    assert Keeper(client(server), "here").read_links() == b""
-    Keeper(client(server), "here").write_links(b"figures")
-    assert Keeper(client(server), "here").read_links() == b"figures"
+    assert JournalStore(client(server), "here").read_links() == b""
+    JournalStore(client(server), "here").write_links(b"figures")
+    assert JournalStore(client(server), "here").read_links() == b"figures"

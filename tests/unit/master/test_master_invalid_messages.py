@@ -1,11 +1,12 @@
-"""Peers that lie, newcomers and those that come back: the master evicts them, goes on, and believes nothing of it."""
+"""Peers that send invalid messages, new and returning ones: the master evicts them, and uses nothing of it."""
 
 import pytest
 from test_master import Stage as NewRun
 from test_master import hello
 from test_master_journal import NONCE, TOKEN, Stage, sent, taken_over
 
-from ringfold.master.events import Beat, Effect, Opened
+from ringfold.master.effects import Effect
+from ringfold.master.events import ConnectionOpened, HeartbeatReceived
 from ringfold.wire import messages as m
 from ringfold.wire.base import PROTOCOL_VERSION as VERSION
 from ringfold.wire.frames import Announced, Heartbeat, encode, message_frame
@@ -22,11 +23,11 @@ def evicted(effects: list[Effect], conn: int) -> list[str]:
 @pytest.mark.parametrize("peer", [0, -1, -(1 << 63)])
 def test_a_number_that_no_peer_has_is_refused(peer: int) -> None:
     stage, nonce = Stage(), b"1" * 32
-    stage.step(Opened(1, "host", nonce))
+    stage.step(ConnectionOpened(1, "host", nonce))
     proof = prove(TOKEN, "resume", nonce, NONCE)
     lie = m.Resume(VERSION, peer, 1, 1, 0, "h", "n", ["10.0.0.1"], 9, NONCE, proof, b"")
     [refused] = [each for each in sent(stage.say(1, lie)) if isinstance(each, m.Refused)]
-    assert "no peer's number" in refused.reason
+    assert "not a peer's number" in refused.reason
 
 
 def test_a_seal_before_its_time_does_not_count() -> None:
@@ -34,7 +35,7 @@ def test_a_seal_before_its_time_does_not_count() -> None:
     stage = taken_over()
     stage.resume(11, 1)
     [why] = evicted(stage.say(11, m.Sealed(2, [m.SealedOp(m.OpRef(0, 0), "unfinished", 0, None, bytes(48))])), 11)
-    assert "brings along" in why
+    assert "before Returned" in why
     stage.back(12, 2)
     [record] = [
         each
@@ -44,14 +45,14 @@ def test_a_seal_before_its_time_does_not_count() -> None:
     assert [verdict.commit for verdict in record.verdicts] == [True]
 
 
-def test_a_sync_that_never_was_excuses_nobody() -> None:
+def test_a_sync_that_never_existed_excuses_no_peer() -> None:
     stage = taken_over()
     [why] = evicted(stage.back(11, 1, ballot=5, last_sync=m.SyncVoters(1 << 40, {1: 5})), 11)
     assert "there were 4" in why
 
 
-def test_an_answer_is_handed_on_with_what_the_other_voters_were_told() -> None:
-    """Who gets it may be the only one who is left to show it to the master after this one."""
+def test_a_result_is_forwarded_with_those_of_the_other_voters() -> None:
+    """The peer that gets it may be the only one left to send it to the next master."""
     stage = taken_over()
     one, two = m.Failure(m.Reason("usage", "one"), {1: 5}), m.Failure(m.Reason("usage", "two"), {2: 9})
     stage.back(11, 1, answers=[m.CallFailed(5, one.reason, one.voters, rest=[two])])
@@ -60,7 +61,7 @@ def test_an_answer_is_handed_on_with_what_the_other_voters_were_told() -> None:
 
 
 def _watched(stage: NewRun) -> m.Status:
-    """What somebody who looks at the status now is told."""
+    """What a status request gets now."""
     stage.open(200)
     [status] = stage.say(200, _look(200))
     assert isinstance(status, m.Status)
@@ -76,26 +77,26 @@ def test_ops_of_a_peer_that_is_only_registered_are_nobodys() -> None:
     stage = NewRun()
     stage.ring(2)
     stage.join(3)
-    stage.step(Beat(3, Heartbeat(1, 0, epoch=2, ops=[Announced(7, 0, 500, 9, False)])))
+    stage.step(HeartbeatReceived(3, Heartbeat(1, 0, epoch=2, ops=[Announced(7, 0, 500, 9, False)])))
     assert 3 in stage.closed()
     assert [peer.peer for peer in _watched(stage).peers] == [1, 2]
 
 
-def test_a_heartbeat_of_an_epoch_that_is_not_yet_is_a_lie() -> None:
+def test_a_heartbeat_of_a_future_epoch_is_refused() -> None:
     stage = NewRun()
     stage.ring(2)
-    stage.step(Beat(1, Heartbeat(1, 0, epoch=3)))
+    stage.step(HeartbeatReceived(1, Heartbeat(1, 0, epoch=3)))
     assert 1 in stage.closed()
-    stage.step(Beat(2, Heartbeat(1, 0, epoch=2)))
+    stage.step(HeartbeatReceived(2, Heartbeat(1, 0, epoch=2)))
     assert 2 not in stage.closed()
 
 
 def test_only_members_have_announced_ops() -> None:
-    """Also where a beat was stored before its sender's standing was known to matter."""
+    """Also if a heartbeat was stored before its sender was a member."""
     stage = NewRun()
     stage.ring(2)
     stage.join(3)
-    stage.master._run.peers[3].beat = Heartbeat(1, 0, epoch=2, ops=[Announced(7, 0, 500, 9, False)])
+    stage.master._run.peers[3].heartbeat = Heartbeat(1, 0, epoch=2, ops=[Announced(7, 0, 500, 9, False)])
     [registered] = [peer for peer in _watched(stage).peers if peer.peer == 3]
     assert registered.ops == []
 
@@ -115,7 +116,7 @@ def test_a_status_that_cannot_be_rendered_costs_only_the_watcher(monkeypatch: py
 
 
 def test_rounds_that_break_end_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The run does not depend on probing: its peers stay, who asks for a round is told, and the log says so."""
+    """The run does not depend on probing: its peers stay, a request for a round gets the reason, and it is logged."""
     stage = NewRun()
     stage.ring(2)
 
@@ -148,9 +149,9 @@ def test_a_member_waits_in_one_call_at_a_time() -> None:
 @pytest.mark.parametrize(
     ("facts", "why"),
     [
-        ({"name": "n" * 1_025}, "more than 1024 letters"),
-        ({"host": "h" * 1_025}, "more than 1024 letters"),
-        ({"addresses": ["1" * 1_025]}, "more than 1024 letters"),
+        ({"name": "n" * 1_025}, "more than 1024 characters"),
+        ({"host": "h" * 1_025}, "more than 1024 characters"),
+        ({"addresses": ["1" * 1_025]}, "more than 1024 characters"),
         ({"addresses": ["10.0.0.1"] * 65}, "65 addresses"),
         ({"addresses": ["10.0.0.1\x1b[2J"]}, "not printable"),
     ],
@@ -164,7 +165,7 @@ def test_what_goes_into_every_record_is_short_and_printable(facts: dict[str, obj
     assert why in refused.reason
 
 
-def test_an_alarm_of_a_node_is_no_lie() -> None:
+def test_an_alarm_of_a_node_is_accepted() -> None:
     """A peer whose edge strays in the middle of a window sends an alarm, in bytes, and stays in the run."""
     run = MasterRun()
     for step in (["open"], ["claim", 1, encode(hello(1, probes=True)).hex()], ["honest"]):

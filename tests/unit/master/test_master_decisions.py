@@ -6,11 +6,13 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from ringfold.errors import ConfigError, RemoteProtocolError
-from ringfold.master.edges import LOSS_WINDOW_NS, EdgeMemory
-from ringfold.master.evidence import Collector, Mismatch
-from ringfold.master.liveness import MS, Pace, PatientClock, evict_reason, silent_ms
-from ringfold.master.meeting import Caller, Working, absent_from, clashing_calls, clashing_ops
+from ringfold.master.disputes import Caller, Working, find_conflicting_calls, find_conflicting_ops
+from ringfold.master.edges import LOSS_WINDOW_NS, EdgeHistory
+from ringfold.master.liveness import Pace, StallCompensatedClock, evict_reason, silent_ms
+from ringfold.master.ops import absent_from
 from ringfold.master.settings import MasterSettings
+from ringfold.master.verdicts import Collector, Mismatch
+from ringfold.units import MS
 from ringfold.wire.descriptor import Descriptor, describe, fingerprint
 from ringfold.wire.frames import Announced, Done
 from ringfold.wire.messages import Liveness, OpRef
@@ -22,7 +24,7 @@ SECOND = 1000 * MS
 
 
 def test_the_clock_does_not_run_while_the_master_did_not() -> None:
-    clock = PatientClock(0)
+    clock = StallCompensatedClock(0)
     assert clock.read(50 * MS, tick=True) == 50 * MS
     assert clock.read(20 * SECOND, tick=True) == 50 * MS
     assert clock.read(20 * SECOND + 50 * MS, tick=True) == 100 * MS
@@ -30,15 +32,15 @@ def test_the_clock_does_not_run_while_the_master_did_not() -> None:
 
 
 def test_the_first_event_after_a_gap_takes_it_out_even_if_it_is_no_tick() -> None:
-    """Otherwise what is read from the sockets first would seem to come from the future."""
-    clock = PatientClock(0)
+    """Otherwise what is read from the sockets first would seem to be from the future."""
+    clock = StallCompensatedClock(0)
     clock.read(50 * MS, tick=True)
     assert clock.read(20 * SECOND, tick=False) == 50 * MS
 
 
 @given(st.lists(st.tuples(st.integers(0, 400), st.booleans())))
 def test_the_clock_never_runs_backwards_nor_faster_than_time(steps: list[tuple[int, bool]]) -> None:
-    clock, now, before = PatientClock(0), 0, 0
+    clock, now, before = StallCompensatedClock(0), 0, 0
     for gap_ms, tick in steps:
         now += gap_ms * MS
         read = clock.read(now, tick=tick)
@@ -47,10 +49,10 @@ def test_the_clock_never_runs_backwards_nor_faster_than_time(steps: list[tuple[i
 
 
 def test_silence_is_counted_in_the_direction_that_is_silent_longer() -> None:
-    assert silent_ms(6 * SECOND, heard=6 * SECOND, echoed=SECOND) == 5000
+    assert silent_ms(6 * SECOND, received_ns=6 * SECOND, echo_ns=SECOND) == 5000
     one_way = evict_reason(6 * SECOND, 6 * SECOND, SECOND, Liveness())
     assert one_way is not None
-    assert "hears no heartbeat" in one_way
+    assert "not received a heartbeat" in one_way
     assert evict_reason(6 * SECOND, SECOND, SECOND, Liveness()) == "silent for 5000 ms (evict_after_ms 5000)"
     assert evict_reason(5 * SECOND, SECOND, SECOND, Liveness()) is None
 
@@ -59,7 +61,7 @@ def test_silence_is_counted_in_the_direction_that_is_silent_longer() -> None:
 
 
 def test_the_other_end_dials_after_a_failure_and_then_the_edge_is_bad() -> None:
-    edges = EdgeMemory(60 * SECOND)
+    edges = EdgeHistory(60 * SECOND)
     assert edges.dialer(1, 2) == 1
     assert not edges.dial_failed(0, 1, 2, 1)
     assert edges.dialer(1, 2) == 2
@@ -69,14 +71,14 @@ def test_the_other_end_dials_after_a_failure_and_then_the_edge_is_bad() -> None:
 
 
 def test_the_same_dialer_failing_twice_does_not_make_an_edge_bad() -> None:
-    edges = EdgeMemory(60 * SECOND)
+    edges = EdgeHistory(60 * SECOND)
     assert not edges.dial_failed(0, 1, 2, 1)
     assert not edges.dial_failed(0, 1, 2, 1)
     assert not edges.bad()
 
 
 def test_an_edge_is_bad_when_lost_three_times_in_ten_seconds() -> None:
-    edges = EdgeMemory(60 * SECOND)
+    edges = EdgeHistory(60 * SECOND)
     assert not edges.lost(0, 1, 2)
     assert not edges.lost(SECOND, 2, 1)
     assert not edges.lost(LOSS_WINDOW_NS, 1, 2), "the first one is forgotten by now"
@@ -84,7 +86,7 @@ def test_an_edge_is_bad_when_lost_three_times_in_ten_seconds() -> None:
 
 
 def test_bad_edges_are_forgotten_with_time_and_with_their_ends() -> None:
-    edges = EdgeMemory(60 * SECOND)
+    edges = EdgeHistory(60 * SECOND)
     edges.dial_failed(0, 1, 2, 1)
     edges.dial_failed(0, 1, 2, 2)
     edges.mark_bad(SECOND, 3, 4)
@@ -96,7 +98,7 @@ def test_bad_edges_are_forgotten_with_time_and_with_their_ends() -> None:
 
 
 def test_the_worst_member_has_most_bad_edges_and_ties_go_to_the_newest() -> None:
-    edges = EdgeMemory(60 * SECOND)
+    edges = EdgeHistory(60 * SECOND)
     edges.mark_bad(0, 1, 2)
     edges.mark_bad(0, 2, 3)
     edges.mark_bad(0, 4, 9)
@@ -112,7 +114,7 @@ def done(rank: int, sequence: int = 0, descriptor: bytes = b"d" * 32, registrati
     return Done(2, 0, sequence, rank, descriptor, registrations, b"%d" % rank)
 
 
-def test_evidence_comes_with_the_last_done_and_payloads_are_by_rank() -> None:
+def test_evidence_is_sent_with_the_last_done_and_payloads_are_by_rank() -> None:
     collector = Collector(2, [5, 3, 4], [50, 30, 40])
     assert collector.add(4, done(2, registrations=7)) is None
     assert collector.add(5, done(0)) is None
@@ -124,7 +126,7 @@ def test_evidence_comes_with_the_last_done_and_payloads_are_by_rank() -> None:
     assert collector.add(4, done(2, sequence=1)) is None
 
 
-def test_who_contributes_nothing_is_done_all_the_same() -> None:
+def test_a_peer_that_contributes_nothing_is_done_too() -> None:
     collector = Collector(2, [5, 3], [50, 30])
     nothing = structs.replace(done(0), payload=None)
     assert collector.add(5, nothing) is None
@@ -136,7 +138,7 @@ def test_who_contributes_nothing_is_done_all_the_same() -> None:
     assert sent.evidence.payloads == [None, b"1"]
 
 
-def test_whoever_speaks_for_another_or_twice_is_lying() -> None:
+def test_a_done_for_another_rank_or_twice_is_refused() -> None:
     collector = Collector(2, [5, 3], [50, 30])
     with pytest.raises(RemoteProtocolError, match="rank 1, but its rank is 0"):
         collector.add(5, done(1))
@@ -144,16 +146,16 @@ def test_whoever_speaks_for_another_or_twice_is_lying() -> None:
     with pytest.raises(RemoteProtocolError, match="twice"):
         collector.add(5, done(0))
     collector.add(3, done(1))
-    with pytest.raises(RemoteProtocolError, match="long finished"):
+    with pytest.raises(RemoteProtocolError, match="finished before"):
         collector.add(5, done(0))
 
 
-def test_sequences_wrap_around_and_nobody_is_called_a_liar_for_it() -> None:
+def test_sequences_wrap_around_and_no_peer_is_refused_for_it() -> None:
     collector, last = Collector(2, [5, 3], [50, 30]), (1 << 32) - 1
     for sequence in (last - 1, last, 0, 1):
         assert collector.add(5, done(0, sequence=sequence)) is None
         assert collector.add(3, done(1, sequence=sequence)) is not None
-    with pytest.raises(RemoteProtocolError, match="long finished"):
+    with pytest.raises(RemoteProtocolError, match="finished before"):
         collector.add(5, done(0, sequence=last))
 
 
@@ -170,45 +172,48 @@ def test_different_descriptors_are_a_mismatch_that_names_the_first() -> None:
 
 def test_different_calls_clash_when_they_have_lasted() -> None:
     callers = [Caller(1, 0, "update", 0, {}), Caller(2, 1, "pending", 100, {}), Caller(3, 0, "update", 590, {})]
-    assert clashing_calls(599, callers, 500) is None
-    clash = clashing_calls(600, callers, 500)
+    assert find_conflicting_calls(599, callers, 500) is None
+    clash = find_conflicting_calls(600, callers, 500)
     assert clash is not None
     assert clash.group is None, "they are of two groups"
     assert clash.calls[1] == clash.calls[3] != clash.calls[2]
     assert clash.sides == "peers 1 and 3 wait in update_topology, but peer 2 waits in are_peers_pending"
-    assert clashing_calls(9000, [callers[0], callers[2]], 500) is None
+    assert find_conflicting_calls(9000, [callers[0], callers[2]], 500) is None
 
 
 def test_a_sync_clashes_with_another_call_of_its_group_only() -> None:
     sync, update = Caller(1, 0, "sync", 0, {}), Caller(2, 0, "update", 0, {})
-    clash = clashing_calls(600, [sync, update], 500)
+    clash = find_conflicting_calls(600, [sync, update], 500)
     assert clash is not None
     assert (clash.group, sorted(clash.calls)) == (0, [1, 2])
-    assert clashing_calls(600, [sync, Caller(2, 1, "update", 0, {})], 500) is None
+    assert find_conflicting_calls(600, [sync, Caller(2, 1, "update", 0, {})], 500) is None
 
 
-def test_a_call_clashes_with_an_op_that_needs_the_caller() -> None:
+def test_a_call_conflicts_with_an_op_that_needs_the_caller() -> None:
     caller = Caller(1, 0, "update", 0, {0: 3})
-    needs, later = Working(2, 0, OpRef(0, 3), since=100, seen=600), Working(3, 0, OpRef(0, 3), since=500, seen=600)
-    (clash,) = clashing_ops([caller], [needs, later], 500)
+    needs, later = (
+        Working(2, 0, OpRef(0, 3), since_ns=100, seen_ns=600),
+        Working(3, 0, OpRef(0, 3), since_ns=500, seen_ns=600),
+    )
+    (clash,) = find_conflicting_ops([caller], [needs, later], 500)
     assert clash.group == 0
     assert clash.sides == "peers 2 and 3 wait in op tag 0 sequence 3, but peer 1 waits in update_topology"
     assert clash.calls[2] == clash.calls[3] != clash.calls[1]
-    finished = Working(2, 0, OpRef(0, 2), since=100, seen=600)
-    elsewhere = Working(2, 1, OpRef(0, 3), since=100, seen=600)
-    fresh = Working(2, 0, OpRef(0, 3), since=101, seen=600)
-    assert not clashing_ops([caller], [finished, elsewhere, fresh], 500)
-    own = Working(1, 0, OpRef(0, 3), since=100, seen=600)
-    assert not clashing_ops([caller], [own], 500)
+    finished = Working(2, 0, OpRef(0, 2), since_ns=100, seen_ns=600)
+    elsewhere = Working(2, 1, OpRef(0, 3), since_ns=100, seen_ns=600)
+    fresh = Working(2, 0, OpRef(0, 3), since_ns=101, seen_ns=600)
+    assert not find_conflicting_ops([caller], [finished, elsewhere, fresh], 500)
+    own = Working(1, 0, OpRef(0, 3), since_ns=100, seen_ns=600)
+    assert not find_conflicting_ops([caller], [own], 500)
 
 
-def test_a_caller_that_has_finished_the_last_sequence_before_they_wrap_has_come_to_it() -> None:
+def test_a_caller_that_has_finished_the_last_sequence_before_the_wrap_has_made_that_call() -> None:
     caller = Caller(1, 0, "update", 0, {0: 0})
-    assert not clashing_ops([caller], [Working(2, 0, OpRef(0, (1 << 32) - 1), since=100, seen=900)], 500)
-    assert clashing_ops([caller], [Working(2, 0, OpRef(0, 0), since=100, seen=900)], 500)
+    assert not find_conflicting_ops([caller], [Working(2, 0, OpRef(0, (1 << 32) - 1), since_ns=100, seen_ns=900)], 500)
+    assert find_conflicting_ops([caller], [Working(2, 0, OpRef(0, 0), since_ns=100, seen_ns=900)], 500)
 
 
-def test_absent_are_those_who_announce_something_else() -> None:
+def test_absent_peers_announce_something_else() -> None:
     op = Announced(0, 3, 10, 0, False)
     assert absent_from(OpRef(0, 3), {2: [op], 3: [], 4: [Announced(1, 3, 10, 0, False)]}) == [3, 4]
     assert absent_from(OpRef(0, 3), {2: [op], 5: [op]}) == [2, 5]
@@ -279,17 +284,17 @@ def test_evidence_travels_on_the_ring_up_to_eight_members() -> None:
 def test_a_member_moves_while_no_step_takes_twice_as_long_as_the_longest() -> None:
     pace = Pace(0, 0)
     assert not pace.is_moving(1_000 * MS, heartbeat_ms=250)
-    pace.beat(3_000 * MS, committed=True, in_op=False, in_call=False)
-    pace.beat(4_000 * MS, committed=True, in_op=False, in_call=False)
+    pace.on_heartbeat(3_000 * MS, committed=True, in_op=False, in_call=False)
+    pace.on_heartbeat(4_000 * MS, committed=True, in_op=False, in_call=False)
     assert pace.is_moving(9_999 * MS, heartbeat_ms=250)
     assert not pace.is_moving(10_000 * MS, heartbeat_ms=250)
 
 
 def test_an_op_in_flight_moves_and_time_in_a_call_belongs_to_no_step() -> None:
     pace = Pace(0, 0)
-    pace.beat(8_000 * MS, committed=False, in_op=False, in_call=True)
-    pace.beat(9_000 * MS, committed=True, in_op=False, in_call=False)
-    assert pace.longest_step == 1_000 * MS
-    pace.beat(20_000 * MS, committed=False, in_op=True, in_call=False)
+    pace.on_heartbeat(8_000 * MS, committed=False, in_op=False, in_call=True)
+    pace.on_heartbeat(9_000 * MS, committed=True, in_op=False, in_call=False)
+    assert pace.longest_step_ns == 1_000 * MS
+    pace.on_heartbeat(20_000 * MS, committed=False, in_op=True, in_call=False)
     assert pace.is_moving(21_999 * MS, heartbeat_ms=250)
     assert not pace.is_moving(22_000 * MS, heartbeat_ms=250)

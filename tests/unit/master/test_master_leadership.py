@@ -1,4 +1,4 @@
-"""Who leads: the lease, and what is left of it when it could not be given back."""
+"""Which master leads: the lease, and what remains of it when it could not be released."""
 
 import asyncio
 import threading
@@ -8,10 +8,10 @@ import pytest
 from msgspec import structs
 
 from ringfold.errors import ConfigError, MasterUnreachable, StoreError
-from ringfold.master import leading
-from ringfold.master.journal import Journal, closed, forgotten
-from ringfold.master.keeper import KEY, PART_BYTES, Deposed, Keeper
-from ringfold.master.leading import LEASE_KEY, Candidate, Leadership
+from ringfold.master import leadership
+from ringfold.master.journal import Journal, closed_journal, forgotten_journal
+from ringfold.master.journal_store import KEY, PART_BYTES, Deposed, JournalStore
+from ringfold.master.leadership import LEASE_KEY, Candidate, Leadership
 from ringfold.master.server import MasterServer
 from ringfold.master.settings import MasterSettings
 from ringfold.runtime import master_client
@@ -34,7 +34,7 @@ def store(tmp_path: Path) -> StoreClient:
     return open_store(f"sqlite://{tmp_path}/journal.db")
 
 
-def test_a_lease_of_ones_own_that_was_not_given_back_is_in_nobodys_way(store: StoreClient) -> None:
+def test_a_lease_of_this_process_that_was_not_released_blocks_no_master(store: StoreClient) -> None:
     with store:
         lead(store)
         assert lead(store).is_certain()
@@ -55,7 +55,7 @@ def test_the_fence_is_higher_than_that_of_any_run(store: StoreClient) -> None:
     """A run that broke and began again has a higher one than the others; a closed journal keeps nothing else."""
     with store:
         first = lead(store)
-        first.write("default", closed(5, "here"))
+        first.write("default", closed_journal(5, "here"))
         first.write("nightly-7", Journal(9, b"secret"))
         assert lead(store).fence == 10
 
@@ -67,7 +67,7 @@ def test_a_deposed_leader_writes_to_no_run(store: StoreClient) -> None:
         for name in ("default", "a", "b"):
             first.write(name, Journal(first.fence, b"secret"))
         second = lead(store)
-        for journal in (Journal(first.fence, b"new"), forgotten(first.fence)):
+        for journal in (Journal(first.fence, b"new"), forgotten_journal(first.fence)):
             with pytest.raises(Deposed):
                 first.write("c", journal) if not journal.is_forgotten else first.directory.remove("b")
         for name, journal in second.journals.items():
@@ -75,7 +75,7 @@ def test_a_deposed_leader_writes_to_no_run(store: StoreClient) -> None:
             with pytest.raises(Deposed):
                 first.write(name, Journal(first.fence, b"late"))
         with pytest.raises(Deposed):
-            first.write("a", forgotten(first.fence))
+            first.write("a", forgotten_journal(first.fence))
         assert {name: journal.fence for name, journal in lead(store).journals.items()} == dict.fromkeys(
             ("default", "a", "b"), second.fence
         )
@@ -86,8 +86,8 @@ def test_a_forgotten_run_leaves_nothing_in_the_store(store: StoreClient) -> None
         first = lead(store)
         before = set(store.list())
         first.write("a", Journal(first.fence, b"s" * 2 * PART_BYTES))
-        first.keepers["a"].write_links(b"figures")
-        first.write("a", forgotten(first.fence))
+        first.stores["a"].write_links(b"figures")
+        first.write("a", forgotten_journal(first.fence))
         assert set(store.list()) == before
         first.write("a", Journal(first.fence, b"again"))
         assert lead(store).journals == {"a": Journal(first.fence, b"again")}
@@ -106,7 +106,7 @@ def test_a_master_that_is_to_be_alone_does_not_stand_by(store: StoreClient) -> N
 def test_a_master_alone_waits_until_a_full_disk_is_not_full_any_more(
     store: StoreClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The lease that it could not give back is its own: nobody else is at its journal."""
+    """The lease that it could not release is its own: no other master uses its journal."""
     write, refused = store._write, iter(range(20))
 
     def often_full(*arguments: object) -> object:
@@ -120,12 +120,12 @@ def test_a_master_alone_waits_until_a_full_disk_is_not_full_any_more(
 
     with store:
         lead(store)
-        monkeypatch.setattr(leading, "TROUBLE_S", 0.01)
+        monkeypatch.setattr(leadership, "RETRY_S", 0.01)
         monkeypatch.setattr(store, "_write", often_full)
         assert asyncio.run(wait()).is_certain()
 
 
-def test_who_cannot_read_the_journal_leaves_the_lease_to_others(store: StoreClient) -> None:
+def test_a_master_that_cannot_read_the_journal_releases_the_lease(store: StoreClient) -> None:
     with store:
         store.set(KEY, b"of another version")
         lease = store.lease(LEASE_KEY, b"here", LONG_S)
@@ -135,11 +135,13 @@ def test_who_cannot_read_the_journal_leaves_the_lease_to_others(store: StoreClie
         assert store.get(LEASE_KEY) is None
 
 
-@pytest.mark.parametrize(("what", "broken"), [(Keeper, "write"), (Keeper, "read"), (Candidate, "_take_lease")])
-def test_what_nobody_foresaw_ends_the_master_loudly(
+@pytest.mark.parametrize(
+    ("what", "broken"), [(JournalStore, "write"), (JournalStore, "read"), (Candidate, "_take_lease")]
+)
+def test_an_unexpected_exception_ends_the_master_loudly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: type, broken: str
 ) -> None:
-    """Otherwise it would stand there, decide nothing, and say nothing."""
+    """Otherwise it would keep running without deciding or logging anything."""
 
     def breaks(*arguments: object) -> object:
         raise RuntimeError("out of luck")
@@ -153,8 +155,10 @@ def test_what_nobody_foresaw_ends_the_master_loudly(
         asyncio.run(serve())
 
 
-def test_strangers_do_not_hear_the_password_of_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever connects to a master that does not lead is told why, before it has proven anything."""
+def test_unauthenticated_clients_do_not_get_the_stores_password(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client of a master that does not lead gets the reason, before it is authenticated."""
     with open_store(f"sqlite://{tmp_path}/journal.db") as store:
         store.set(KEY, b"of another version")
     monkeypatch.setattr("ringfold.master.server.open_store", lambda _: open_store(f"sqlite://{tmp_path}/journal.db"))
@@ -202,16 +206,16 @@ def test_a_master_that_cannot_even_begin_to_lead_pauses_before_it_tries_again(
         async with asyncio.timeout(5):
             await server.serve()
 
-    monkeypatch.setattr(Keeper, "write", refuse)
-    monkeypatch.setattr("ringfold.master.server.TROUBLE_S", 77.0)
+    monkeypatch.setattr(JournalStore, "write", refuse)
+    monkeypatch.setattr("ringfold.master.server.RETRY_S", 77.0)
     asyncio.run(serve())
     assert 77.0 in slept
 
 
-def test_a_leader_that_slept_until_its_peers_left_leads_anew_with_a_higher_fence(
+def test_a_leader_that_was_suspended_until_its_peers_left_leads_again_with_a_higher_fence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However long its lease is: with the same fence it would evict all of them when they come back."""
+    """However long its lease is: with the same fence it would evict all of them when they return."""
     ahead_s, begin = 0, MasterServer._begin
 
     async def serve() -> tuple[int, int]:
@@ -278,5 +282,5 @@ def test_a_write_that_hangs_from_an_earlier_lead_keeps_the_next_one_waiting_for_
             await serving
 
     monkeypatch.setattr(Leadership, "write", hang_once)
-    monkeypatch.setattr("ringfold.master.server.TROUBLE_S", 0.01)
+    monkeypatch.setattr("ringfold.master.server.RETRY_S", 0.01)
     assert asyncio.run(serve()) == 2

@@ -1,9 +1,9 @@
-"""Whose frames are handled next: runs take turns, and so do the connections of a run. Pure.
+"""Fair scheduling: which connection's frames are handled next. Runs share the loop, and so do the connections of a run.
 
-The master's loop comes by again and again; each time is one *turn*. In a turn a run may have so many frames handled,
-over all its connections, and what is left waits for the next one. So a run whose peers send without end takes no more
-than its share, and a frame of another run waits for as many frames as the others' shares are, however many there are in
-their queues. Strangers, who belong to no run yet, share as if they were one.
+One pass of the master's event loop is one *turn*. In a turn a limited number of a run's frames is handled, over all its
+connections, and the rest waits for the next turn. So a run whose peers send without end takes no more than its share,
+and a frame of another run waits for no more frames than the shares of the others, however long their queues are.
+Unauthenticated connections, which belong to no run, share as if they were one run. Pure.
 """
 
 from collections import deque
@@ -13,10 +13,10 @@ from ringfold.master.events import Conn
 SHARE = 256
 """Frames of a run in one turn."""
 QUANTUM = 32
-"""Frames of one connection before the next one of its run has its turn."""
+"""Frames of one connection before the next connection of its run."""
 
 
-class Turns:
+class FrameScheduler:
     """The connections that have frames left, by the name of their run."""
 
     def __init__(self, share: int = SHARE, quantum: int = QUANTUM) -> None:
@@ -25,11 +25,11 @@ class Turns:
         self._waiting: dict[str, deque[Conn]] = {}
 
     def begin(self) -> None:
-        """The next turn: everybody has its share again."""
+        """The next turn: every run has its full share again."""
         self._spent.clear()
 
     def budget(self, run: str) -> int:
-        """How many frames of a connection of this run may be handled now; 0 if its share is spent, or others wait."""
+        """How many frames of a connection of this run may be handled now; 0 if its share is used, or others wait."""
         return 0 if run in self._waiting else self._left(run)
 
     def spend(self, run: str, frames: int) -> None:
@@ -40,7 +40,7 @@ class Turns:
         self._waiting.setdefault(run, deque()).append(conn)
 
     def next(self) -> tuple[str, Conn, int] | None:
-        """A connection whose turn it is, and how many of its frames may be handled; None if the turn is over.
+        """The next connection, and how many of its frames may be handled; None if the turn is over.
 
         A connection that still has frames after that waits again.
         """
@@ -57,7 +57,7 @@ class Turns:
 
     @property
     def is_over(self) -> bool:
-        """Whether nobody waits."""
+        """Whether no connection waits."""
         return not self._waiting
 
     def _left(self, run: str) -> int:

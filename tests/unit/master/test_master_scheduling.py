@@ -6,16 +6,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_master_runs import Stage
 
-from ringfold.master.events import Beat, SendBeat
-from ringfold.master.turns import QUANTUM, SHARE, Turns
+from ringfold.master.effects import SendHeartbeat
+from ringfold.master.events import HeartbeatReceived
+from ringfold.master.scheduling import QUANTUM, SHARE, FrameScheduler
 from ringfold.wire.frames import Heartbeat
 
 
 class Loop:
-    """Frames that wait at connections, and the master's loop, which comes by turn after turn."""
+    """Frames that wait at connections, and the turns of the master's loop."""
 
     def __init__(self, frames: dict[tuple[str, int], int]) -> None:
-        self.turns = Turns()
+        self.turns = FrameScheduler()
         self.left = dict(frames)
         self.runs = {conn: run for run, conn in frames}
         self.handled: list[tuple[str, int]] = []
@@ -43,7 +44,7 @@ def test_a_flood_of_one_run_delays_another_by_no_more_than_its_share() -> None:
     assert loop.handled.count(("calm", 1_000)) == 1
 
 
-def test_a_frame_that_comes_while_others_flood_is_handled_in_the_same_turn() -> None:
+def test_a_frame_that_arrives_while_others_flood_is_handled_in_the_same_turn() -> None:
     loop = Loop({("flood", conn): 100_000 for conn in range(50)})
     loop.turn()
     assert loop.turns.budget("calm") == QUANTUM, "the flood has spent its own share, and nobody else's"
@@ -72,9 +73,9 @@ def test_everything_is_handled_and_no_turn_gives_a_run_more_than_its_share(frame
     assert len(loop.handled) == sum(unique.values())
 
 
-def test_heartbeats_of_a_calm_run_are_answered_in_the_turn_after_they_came() -> None:
+def test_heartbeats_of_a_calm_run_are_handled_in_the_turn_after_their_arrival() -> None:
     """With the machines of real runs: 50 peers of one send heartbeats without end, one peer of another sends one."""
-    stage, turns = Stage(), Turns()
+    stage, turns = Stage(), FrameScheduler()
     for conn in range(1, 52):
         stage.join(conn, "calm" if conn == 51 else "flood")
     queues = {conn: deque(range(1, 2 if conn == 51 else 2_000)) for conn in range(1, 52)}
@@ -85,12 +86,12 @@ def test_heartbeats_of_a_calm_run_are_answered_in_the_turn_after_they_came() -> 
     while (chosen := turns.next()) is not None:
         run, conn, most = chosen
         for _ in range(min(most, len(queues[conn]))):
-            stage.step(Beat(conn, Heartbeat(queues[conn].popleft(), 0)))
+            stage.step(HeartbeatReceived(conn, Heartbeat(queues[conn].popleft(), 0)))
             turns.spend(run, 1)
             handled += run == "flood"
         if run == "calm":
             break
         turns.wait(run, conn)
     assert handled <= SHARE
-    answers = [effect for _, effect in stage.wait(300) if isinstance(effect, SendBeat) and effect.conn == 51]
+    answers = [effect for _, effect in stage.wait(300) if isinstance(effect, SendHeartbeat) and effect.conn == 51]
     assert [answer.echo for answer in answers] == [1]

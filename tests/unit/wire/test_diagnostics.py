@@ -52,13 +52,13 @@ def test_a_reader_finds_itself_in_a_sentence(text: str, read: str) -> None:
     assert with_you(text, 2) == read
 
 
-def test_an_error_says_which_side_is_you() -> None:
+def test_an_error_marks_the_own_peer() -> None:
     text = "peer 1 (a) waits in update_topology, peer 2 (b) waits in sync_shared_state: these calls can never meet"
     error = error_of(Reason("usage", text, [1, 2]), "update_topology", 3, me=1)
     assert str(error) == f"update_topology: {text}".replace("(a)", "(a, you)")
 
 
-def test_a_deadline_says_where_to_look_and_how_to_wait_longer() -> None:
+def test_a_deadline_error_names_the_place_and_the_setting() -> None:
     reason = Reason("deadline", "op tag 0 sequence 0 waited 3.0 s for peer 1 (a)", [1], 3_000)
     assert str(error_of(reason, "all_reduce", 3, me=2)) == (
         "all_reduce: op tag 0 sequence 0 waited 3.0 s for peer 1 (a); `ringfold status` shows what they do, and "
@@ -66,6 +66,6 @@ def test_a_deadline_says_where_to_look_and_how_to_wait_longer() -> None:
     )
 
 
-def test_an_eviction_says_who_was_evicted() -> None:
+def test_an_eviction_names_the_evicted_peer() -> None:
     error = pickle.loads(pickle.dumps(Evicted("silent for 5000 ms", "peer 3 (gpu-7, you)")))
     assert str(error).startswith("peer 3 (gpu-7, you) was evicted from the run: silent for 5000 ms; join again")

@@ -1,4 +1,4 @@
-"""How runs end: finished or abandoned, and who may come after that."""
+"""How runs end: finished or abandoned, and which peers may join after that."""
 
 import pytest
 from msgspec import structs
@@ -6,9 +6,10 @@ from test_master import NONCE, TOKEN, Stage, hello
 
 from ringfold.config import check_run_name
 from ringfold.errors import ConfigError
-from ringfold.master.events import Closed, Persist
+from ringfold.master.effects import WriteJournal
+from ringfold.master.events import ConnectionClosed
 from ringfold.master.journal import Journal, decode, encode
-from ringfold.master.life import Life
+from ringfold.master.lifecycle import Life
 from ringfold.master.machine import Master
 from ringfold.master.settings import MasterSettings
 from ringfold.wire import messages as m
@@ -52,11 +53,11 @@ class Named(Stage):
             assert any(isinstance(said, m.SyncDone) for said in self.sync(conn, offer(revision)))
 
     def last_journal(self) -> Journal:
-        return [effect.journal for effect in self.effects if isinstance(effect, Persist)][-1]
+        return [effect.journal for effect in self.effects if isinstance(effect, WriteJournal)][-1]
 
     def killed(self, conn: int) -> None:
         self.conns.remove(conn)
-        self.step(Closed(conn, "reset"))
+        self.step(ConnectionClosed(conn, "reset"))
 
     def ends(self) -> list[tuple[str, int]]:
         return [(told.how, told.revision) for told in self.told(RunEnded) if isinstance(told, RunEnded)]
@@ -66,7 +67,7 @@ def why(said: list[m.FromMaster]) -> str:
     return " ".join(each.reason.text for each in said if isinstance(each, m.CallFailed))
 
 
-def test_the_last_one_who_leaves_finishes_the_run() -> None:
+def test_the_last_peer_that_leaves_finishes_the_run() -> None:
     stage = Named()
     stage.alone(1, 5)
     stage.say(1, m.Leave())
@@ -75,7 +76,7 @@ def test_the_last_one_who_leaves_finishes_the_run() -> None:
 
 
 @pytest.mark.parametrize("how", ["killed", "stopped"])
-def test_who_is_killed_or_stopped_finishes_nothing(how: str) -> None:
+def test_a_peer_that_is_killed_or_stopped_does_not_finish_the_run(how: str) -> None:
     stage = Named()
     stage.alone(1, 5)
     if how == "killed":
@@ -85,7 +86,7 @@ def test_who_is_killed_or_stopped_finishes_nothing(how: str) -> None:
     assert stage.ends() == [("abandoned", 5)]
 
 
-def test_a_finished_run_with_a_name_refuses_newcomers_at_once_and_says_what_to_do() -> None:
+def test_a_finished_named_run_refuses_newcomers_at_once_with_advice() -> None:
     stage = Named()
     stage.alone(1, 5000)
     stage.say(1, m.Leave())
@@ -98,7 +99,7 @@ def test_a_finished_run_with_a_name_refuses_newcomers_at_once_and_says_what_to_d
     assert proven(TOKEN, refused.proof, "refused", bytes([2]) * 32, NONCE, refused.reason.encode())
 
 
-def test_who_waits_for_admission_when_the_run_finishes_is_told() -> None:
+def test_a_peer_that_waits_for_admission_when_the_run_finishes_is_notified() -> None:
     stage = Named()
     stage.alone(1, 5)
     stage.join(2)
@@ -126,7 +127,7 @@ def test_the_default_run_begins_again_after_it_finished() -> None:
     assert stage.record(2).epoch == 2, "epochs go on"
 
 
-def test_the_default_run_begins_again_when_all_were_killed_and_nobody_brings_a_checkpoint() -> None:
+def test_the_default_run_starts_again_when_all_were_killed_and_no_peer_has_a_checkpoint() -> None:
     stage = Named("default")
     stage.alone(1, 5)
     stage.killed(1)
@@ -137,7 +138,7 @@ def test_the_default_run_begins_again_when_all_were_killed_and_nobody_brings_a_c
     assert "abandoned at revision 5" in str(begun)
 
 
-def test_the_lost_state_of_the_default_run_still_binds_who_brings_an_older_one() -> None:
+def test_the_lost_state_of_the_default_run_still_counts_for_a_peer_with_an_older_one() -> None:
     stage = Named("default")
     stage.alone(1, 5)
     stage.killed(1)
@@ -147,7 +148,7 @@ def test_the_lost_state_of_the_default_run_still_binds_who_brings_an_older_one()
     assert not stage.told(RunBegun)
 
 
-def test_a_state_that_is_lost_while_somebody_is_there_is_no_new_beginning() -> None:
+def test_a_state_that_is_lost_while_a_member_is_there_starts_no_new_incarnation() -> None:
     """A newcomer that has no state yet does not turn the death of all others into a fresh start."""
     stage = Named("default")
     stage.alone(1, 5)
@@ -173,7 +174,7 @@ def test_a_run_with_a_name_stays_lost_until_it_is_forgotten() -> None:
 
 
 def test_a_later_master_knows_that_the_state_is_lost() -> None:
-    """Nobody comes back to it: the default run is free, and one with a name is bound by its state."""
+    """No member returns: the default run is free, and a named run keeps its state."""
     for name, lost in (("default", False), ("nightly-7", True)):
         stage = Named(name)
         stage.alone(1, 5)
@@ -183,7 +184,7 @@ def test_a_later_master_knows_that_the_state_is_lost() -> None:
         assert ("is lost" in why(later.sync(2, offer(0)))) == lost
 
 
-def test_a_run_whose_state_came_back_can_finish() -> None:
+def test_a_run_whose_state_was_recovered_can_finish() -> None:
     stage = Named()
     stage.alone(1, 5)
     stage.killed(1)
@@ -205,7 +206,7 @@ def test_a_journal_of_the_version_before_does_not_bind_the_default_run_for_ever(
 
 
 def test_a_sync_that_fails_anyway_does_not_begin_the_run_again() -> None:
-    """Nobody has a whole state: what was lost is still what the run is bound by."""
+    """No peer has a whole state: the lost state still counts."""
     stage = Named("default")
     stage.alone(1, 5)
     stage.killed(1)
@@ -216,7 +217,7 @@ def test_a_sync_that_fails_anyway_does_not_begin_the_run_again() -> None:
 
 
 @pytest.mark.parametrize("name", ["a" * 65, "a b", "..", "-a", "ü", "a/b", "a\n"])
-def test_a_name_that_no_run_can_have_says_what_one_looks_like(name: str) -> None:
+def test_an_invalid_run_name_is_refused_with_the_rule(name: str) -> None:
     with pytest.raises(ConfigError, match="use up to 64 letters, digits, dots, underscores and hyphens"):
         check_run_name(name)
 
