@@ -64,6 +64,7 @@ from ringfold.errors import (
 )
 
 if TYPE_CHECKING:
+    from ringfold.clock.prober import Prober
     from ringfold.config import Resolved
     from ringfold.iteration.shell import GlobalIteration
     from ringfold.master.server import MasterThread
@@ -74,7 +75,6 @@ if TYPE_CHECKING:
     from ringfold.peer.step_ops import StepHandle
     from ringfold.peer.steps import Step
     from ringfold.peer.sync.sync_call import SyncInfo
-    from ringfold.probe.nodes.alone import Prober
     from ringfold.runtime.rendezvous import Rendezvous
     from ringfold.state.checkpoint import Checkpoints
     from ringfold.state.shared import MayDiffer, SharedState
@@ -132,7 +132,7 @@ _LAZY = {
     "MayDiffer": "ringfold.state.shared",
     "Meeting": "ringfold.peer.outcome",
     "PeerTimings": "ringfold.peer.settings",
-    "Prober": "ringfold.probe.nodes.alone",
+    "Prober": "ringfold.clock.prober",
     "ReduceInfo": "ringfold.peer.outcome",
     "SharedState": "ringfold.state.shared",
     "Step": "ringfold.peer.steps",

@@ -19,6 +19,7 @@ import ringfold
 from ringfold import errors
 from ringfold.cli import build
 from ringfold.clock.global_clock import GlobalClock, Instant
+from ringfold.clock.prober import Prober
 from ringfold.config import SETTINGS, Setting
 from ringfold.peer import buffers
 from ringfold.peer.communicator import Communicator
@@ -26,7 +27,7 @@ from ringfold.peer.outcome import Handle, ReduceInfo
 from ringfold.peer.step_ops import StepHandle
 from ringfold.peer.steps import Step
 from ringfold.peer.sync.sync_call import SyncInfo
-from ringfold.probe.nodes.alone import Prober, ProbeWindow
+from ringfold.probe.nodes.callbacks import ProbeWindow
 from ringfold.state.checkpoint import Checkpoints
 from ringfold.state.shared import MayDiffer, SharedState
 from ringfold.wire import agent, base, frames, messages, notices, probing, status

@@ -1,1 +1,5 @@
-"""The global clock that probing gives, with a bound on its error: all of it is in `global_clock.py`."""
+"""The global clock that probing gives, with a bound on its error.
+
+Read `global_clock.py` (the clock itself), then `prober.py` (`rf.Prober`: a process that probes and does not train, with
+its clock).
+"""

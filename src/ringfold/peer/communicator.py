@@ -46,6 +46,7 @@ from ringfold.peer.sync.sync_call import (
     check_unchanged,
     sync_state,
 )
+from ringfold.probe.nodes.callbacks import OnClock, OnRound, OnWindow, ProbeEvents
 from ringfold.runtime import master_client
 from ringfold.runtime.sigterm import Sigterm
 from ringfold.state.shared import SharedState
@@ -159,6 +160,26 @@ class Communicator:
     def clock(self) -> GlobalClock:
         """Global time, the same on all nodes that probe; available once the first round of probing has ended."""
         return self._session.clock
+
+    def on_window(self, callback: OnWindow) -> None:
+        """Call it with each window of this peer's probing from now on, with its fits. Needs `probe=True`.
+
+        Callbacks run in a thread of their own, one after another. Those that fall behind by 64 events miss the oldest.
+        """
+        self._probe_events().on_window(callback)
+
+    def on_clock(self, callback: OnClock) -> None:
+        """Call it with each new mapping of this peer's clock to global time, one a round. Needs `probe=True`."""
+        self._probe_events().on_clock(callback)
+
+    def on_round(self, callback: OnRound) -> None:
+        """Call it with the summary of each round of probing, which is requested from the master for that."""
+        self._probe_events().on_round(callback)
+
+    def _probe_events(self) -> ProbeEvents:
+        if self._session.probing is None:
+            raise UsageError("this peer does not probe: join with probe=True")
+        return self._session.probe_events
 
     # Collectives
 
@@ -552,6 +573,7 @@ class Communicator:
                 at_end()
             raise
         session.at_end = at_end
+        session.probe_events.inherit(old.probe_events)
         self._hold(session)  # from here on `leave` in another thread ends the join
         join_run()
         self._begin_session()

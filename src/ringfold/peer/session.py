@@ -73,6 +73,7 @@ from ringfold.peer.path_shares import PathShares, flows_of
 from ringfold.peer.settings import Identity, PeerTimings
 from ringfold.peer.sync.transfer import BlockTransfer
 from ringfold.probe.logs.files import ProbeLog
+from ringfold.probe.nodes.callbacks import ProbeEvents
 from ringfold.probe.nodes.prober import ProbeSocket
 from ringfold.probe.nodes.shell import NodeShell
 from ringfold.probe.rounds.events import (
@@ -83,7 +84,7 @@ from ringfold.probe.rounds.events import (
     ToRoundMaster,
 )
 from ringfold.probe.rounds.node import RoundNode
-from ringfold.runtime import threads
+from ringfold.runtime import master_client, threads
 from ringfold.runtime.clock import monotonic_ns, random_bytes, raw_ns
 from ringfold.runtime.log_limit import LogRateLimiter
 from ringfold.state.snapshot import Snapshot
@@ -92,7 +93,7 @@ from ringfold.wire.decoding import decode
 from ringfold.wire.diagnostics import with_names
 from ringfold.wire.messages import MAX_BUSY_MS, Epoch, GroupId, Offer, PeerId, Reason, Record, VoteKind
 from ringfold.wire.notices import ConnectionDropped
-from ringfold.wire.probing import NodeClock, NodeId
+from ringfold.wire.probing import NodeClock, NodeId, RoundSummary
 from ringfold.wire.proof import NONCE_BYTES
 
 _log = logging.getLogger("ringfold.peer")
@@ -145,6 +146,7 @@ class Session:
         """The probing shell, if this peer probes."""
         self.path_shares: PathShares | None = None
         """The hints of the host's agent about paths, if they are to be used."""
+        self.probe_events = ProbeEvents(self.newest_round)
         self._probe_conn: int | None = None
         """The control connection over which the probing shell is connected to the master."""
         self._log_limit = LogRateLimiter()
@@ -276,10 +278,19 @@ class Session:
             self._adopt,
             open_log=open_log,
             token=self.machine.identity.token,
+            on_window=self.probe_events.publish,
         )
 
+    def newest_round(self) -> RoundSummary | None:
+        """The newest round of probing, read from the master."""
+        machine = self.machine
+        identity = machine.identity
+        with master_client.connect(machine.masters, identity.token, run=identity.run, is_run_token=True) as client:
+            return client.probe("show").summary
+
     def _adopt(self, clock: NodeClock) -> None:
-        self._clock_model.adopt(clock, raw_ns())
+        if self._clock_model.adopt(clock, raw_ns()):
+            self.probe_events.publish(clock)
 
     def _send_probe_message(self, message: ToRoundMaster) -> None:
         """Send a message of the probing shell to the master. Without a master it is dropped."""
@@ -318,6 +329,7 @@ class Session:
 
     def _end_probing(self) -> None:
         shell, self.probing = self.probing, None
+        self.probe_events.close(0)
         if shell is not None:
             try:
                 shell.close()

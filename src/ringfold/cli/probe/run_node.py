@@ -17,32 +17,26 @@ from typing import Literal
 import typer
 from msgspec import structs
 
-from ringfold import config
 from ringfold.cli import logs as cli_logs
 from ringfold.cli.output import console, error_console, print_json, table
 from ringfold.cli.probe.control import show_summary
 from ringfold.config import Resolved
-from ringfold.errors import ConfigError, DeadlineExceeded
+from ringfold.errors import DeadlineExceeded
 from ringfold.probe.fit import fit
 from ringfold.probe.graph.draw import draw
 from ringfold.probe.logs.files import ExportSettings, ProbeLog
 from ringfold.probe.logs.lines import WindowFields, round_line, window_lines
-from ringfold.probe.nodes.alone import Prober, ProbeWindow
-from ringfold.probe.nodes.joined import JoinedNode
+from ringfold.probe.nodes.alone import StandaloneNode
+from ringfold.probe.nodes.callbacks import ProbeWindow
+from ringfold.probe.nodes.joined import NodeRequest, make_node
 from ringfold.probe.nodes.nodes_file import derive_key
-from ringfold.probe.nodes.prober import ProbeSocket
-from ringfold.probe.nodes.shell import NodeShell
 from ringfold.probe.rounds.calculation import Calculation
 from ringfold.probe.rounds.events import FromRoundMaster
 from ringfold.probe.rounds.gloo import GlooRoundResult, GlooRounds, TorchCollectives
-from ringfold.probe.rounds.node import RoundNode
 from ringfold.probe.rounds.settings import RoundSettings
 from ringfold.runtime import network
 from ringfold.runtime.process import freeze_garbage_collector, signals_end_at_once, stop_signals, term_is_exit
 from ringfold.wire.probing import EdgeFit, NodeClock, NodeId, RoundId, RoundStart
-from ringfold.wire.proof import run_token
-
-PORT_TRIES = 512
 
 _log = logging.getLogger(__name__)
 
@@ -68,7 +62,7 @@ class NodeOptions:
 
 def probe_alone(nodes: Path, options: NodeOptions) -> None:
     """Probe one window after another: `windows` of them, or until Ctrl-C or SIGTERM."""
-    prober = Prober(
+    prober = StandaloneNode(
         nodes,
         options.me,
         window_ms=options.window_ms,
@@ -110,7 +104,7 @@ def probe_alone(nodes: Path, options: NodeOptions) -> None:
                 log.close()
 
 
-def _announce(prober: Prober, *, as_json: bool) -> None:
+def _announce(prober: StandaloneNode, *, as_json: bool) -> None:
     if as_json:
         return
     names = ", ".join(f"{each.name} ({each.address}:{each.port})" for each in prober.out)
@@ -121,7 +115,7 @@ def _announce(prober: Prober, *, as_json: bool) -> None:
     )
 
 
-def _window_fields(prober: Prober, window: ProbeWindow) -> WindowFields:
+def _window_fields(prober: StandaloneNode, window: ProbeWindow) -> WindowFields:
     return WindowFields(
         node=prober.node,
         window=window.number,
@@ -132,7 +126,7 @@ def _window_fields(prober: Prober, window: ProbeWindow) -> WindowFields:
     )
 
 
-def _show(prober: Prober, window: ProbeWindow, *, as_json: bool) -> None:
+def _show(prober: StandaloneNode, window: ProbeWindow, *, as_json: bool) -> None:
     if as_json:
         print_json({"window": window.number, "begin_ns": window.begin_ns, "end_ns": window.end_ns, "fits": window.fits})
         return
@@ -162,7 +156,7 @@ def _line_cells(fit: EdgeFit) -> tuple[str, str, str, str]:
     return f"{fit.alpha * 1e6:+z.4f}", f"{fit.beta_ns:+,}", f"{fit.sigma_ns:.1f}", fit.estimator
 
 
-def probe_together(prober: Prober, settings: RoundSettings, options: NodeOptions) -> None:
+def probe_together(prober: StandaloneNode, settings: RoundSettings, options: NodeOptions) -> None:
     """Run one round after another: `windows` of them, or until Ctrl-C or SIGTERM."""
     ranks = sorted(prober.nodes.by_id)
     first = prober.by_id[ranks[0]]
@@ -226,7 +220,7 @@ def _run_rounds(rounds: GlooRounds, logs: "_Logs", names: Mapping[NodeId, str], 
 class _Logs:
     """A node's log, and at rank 0 the log of all rounds; none without `--export`."""
 
-    def __init__(self, prober: Prober, options: NodeOptions) -> None:
+    def __init__(self, prober: StandaloneNode, options: NodeOptions) -> None:
         self._prober = prober
         self._own = self._all = None
         if options.export is None:
@@ -267,24 +261,13 @@ def run_node(resolved: Resolved, options: NodeOptions) -> None:
 
 
 async def _run_until_stopped(resolved: Resolved, options: NodeOptions) -> None:
-    masters = resolved.listed("master")
-    host, port = config.split_address(masters[0])
-    try:
-        local = network.local_address_towards(network.literals(host, port)[0], port)
-    except OSError as error:
-        raise ConfigError(f"no route to the master at {masters[0]}: {error}") from None
-    try:
-        advertised = [network.literals(name, 0)[0] for name in resolved.listed("advertise")]
-    except OSError as error:
-        raise ConfigError(f"advertise: {error}") from None
-    bind = local if not advertised else "::" if ":" in local else "0.0.0.0"
-    prober = bound(bind, resolved.integer("data_port"), options)
-    name = resolved.text("name") or f"{network.host_name()}:{os.getpid()}"
     stop = asyncio.Event()
 
-    def connected(where: str, node: NodeId) -> None:
+    def connected(where: str, node_id: NodeId) -> None:
         what = "listening at" if options.listen_only else "probing from"
-        typer.echo(f"node {node} ({name}) of the master at {where}, {what} {bind}:{prober.port}")
+        typer.echo(
+            f"node {node_id} ({node.name}) of the master at {where}, {what} {node.bind}:{node.shell.prober.port}"
+        )
 
     def on_message(message: FromRoundMaster) -> None:
         if isinstance(message, RoundStart):
@@ -293,42 +276,15 @@ async def _run_until_stopped(resolved: Resolved, options: NodeOptions) -> None:
     def adopt(clock: NodeClock) -> None:
         _log.debug("the clock is %.1f ppm off, known within %d ns", clock.rate * 1e6, clock.high_ns)
 
-    run = config.check_run_name(resolved.text("run"))
-    token = run_token(resolved.token(), run)
-    node = JoinedNode(
-        masters,
-        token,
-        name=name,
-        host=network.host_name(),
-        addresses=advertised or (local,),
-        port=prober.port,
+    request = NodeRequest(
         listen_only=options.listen_only,
-        run=run,
-        on_connected=connected,
-        on_message=on_message,
+        estimator=options.estimator,
+        export=options.export,
+        points=options.points,
+        offset_ns=options.offset_ns,
+        drift_ppb=options.drift_ppb,
     )
-
-    def open_log(node_id: NodeId) -> ProbeLog | None:
-        directory = options.export or resolved.value("probe_export")
-        if not isinstance(directory, Path):
-            return None
-        settings = ExportSettings(directory=directory, points=options.points)
-        return ProbeLog(settings, node=node_id, name=name, host=network.host_name())
-
-    node.shell = NodeShell(
-        RoundNode(), prober, node.send, adopt, open_log=open_log, estimator=options.estimator, token=token
-    )
+    node = make_node(resolved, request, adopt, on_connected=connected, on_message=on_message)
     freeze_garbage_collector()
     with stop_signals(lambda _: stop.set()):
         await node.run(stop)
-
-
-def bound(bind: str, first_port: int, options: NodeOptions) -> ProbeSocket:
-    """A prober at the first free UDP port."""
-    reason: ConfigError | None = None
-    for port in range(first_port, min(first_port + PORT_TRIES, 65_536)):
-        try:
-            return ProbeSocket(0, bind, port, offset_ns=options.offset_ns, drift_ppb=options.drift_ppb)
-        except ConfigError as error:
-            reason = error
-    raise ConfigError(f"no free UDP port from {first_port} on: {reason}")

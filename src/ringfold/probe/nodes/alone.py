@@ -1,40 +1,21 @@
-"""Probing without a run: `rf.Prober`. Every node is made from the same list of nodes, and fits its own windows.
-
-with rf.Prober(nodes={"alpha": "10.0.0.1:48149", "beta": "10.0.0.2:48149"}, me="alpha", token="...") as prober:
-    for fit in prober.window().fits:
-        print(fit.dst, fit.delay_p50_ns, fit.alpha, fit.beta_ns)
-"""
+"""Probing without a run: every node is made from the same list of nodes, and fits its own windows."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from ringfold.errors import ConfigError, UsageError
-from ringfold.probe.exchanges import EdgeWindow
 from ringfold.probe.fit import fit
 from ringfold.probe.graph.draw import draw
+from ringfold.probe.nodes.callbacks import ProbeWindow
 from ringfold.probe.nodes.nodes_file import Nodes, make_nodes, read_nodes
 from ringfold.probe.nodes.prober import ProbeSocket, ProbeStats
 from ringfold.runtime import network, threads
-from ringfold.wire.probing import Cadence, EdgeFit, Neighbour, NodeId
+from ringfold.wire.probing import Cadence, Neighbour, NodeId
 
 
-@dataclass(frozen=True, slots=True)
-class ProbeWindow:
-    """A window: its fits, one per node that was probed, and the exchanges behind them."""
-
-    number: int
-    begin_ns: int
-    end_ns: int
-    utc_ns: int
-    """CLOCK_REALTIME minus the node's clock. All other times are of the node's clock."""
-    fits: list[EdgeFit]
-    edges: list[EdgeWindow]
-
-
-class Prober:
+class StandaloneNode:
     """A node that probes others and responds to their probes, without a master.
 
     `nodes` is a mapping from names to addresses, or a TOML file (docs/guides/probing.md shows one), the same for every

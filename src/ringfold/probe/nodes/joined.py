@@ -9,9 +9,14 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
-from ringfold.config import DEFAULT_RUN, split_address
+from ringfold.config import DEFAULT_RUN, Resolved, check_run_name, split_address
 from ringfold.errors import ConfigError, RemoteProtocolError
+from ringfold.probe.logs.files import ExportSettings, ProbeLog
+from ringfold.probe.nodes.callbacks import ProbeWindow
+from ringfold.probe.nodes.prober import ProbeSocket
 from ringfold.probe.nodes.shell import NodeShell
 from ringfold.probe.rounds.events import (
     FromRoundMaster,
@@ -20,14 +25,17 @@ from ringfold.probe.rounds.events import (
     MasterMessageReceived,
     ToRoundMaster,
 )
-from ringfold.runtime import asyncio_support
+from ringfold.probe.rounds.node import RoundNode
+from ringfold.runtime import asyncio_support, network
 from ringfold.runtime.clock import random_bytes
 from ringfold.runtime.process import close_on_fork, keep_on_fork
 from ringfold.wire.diagnostics import explain_connect_error, explain_no_challenge, explain_not_a_master
 from ringfold.wire.frames import MAX_FRAME_BYTES, FrameKind, FrameReader, decode_from_master, message_frame
 from ringfold.wire.messages import PROTOCOL_VERSION, Challenge, Message, Refused
 from ringfold.wire.probing import (
+    NodeClock,
     NodeHello,
+    NodeId,
     NodeWelcome,
     ProbeGraph,
     ProbeHalt,
@@ -35,11 +43,12 @@ from ringfold.wire.probing import (
     RoundEnd,
     RoundStart,
 )
-from ringfold.wire.proof import NONCE_BYTES, prove, proven
+from ringfold.wire.proof import NONCE_BYTES, prove, proven, run_token
 
 MIN_PAUSE_S, MAX_PAUSE_S = 0.05, 1.0
 HANDSHAKE_TIMEOUT_S = 5.0
 MAX_SLEEP_S = 0.5
+PORT_TRIES = 512
 KEEPALIVE_S = 6
 """TCP keep-alive: a node that sends nothing would never notice that the master's machine is gone."""
 
@@ -66,14 +75,15 @@ class JoinedNode:
         on_message: Callable[[FromRoundMaster], None] | None = None,
     ) -> None:
         """`token` is the run's. `on_message` is called with every message before the machine gets it."""
+        self.masters = tuple(masters)
         self._masters = [split_address(address) for address in masters]
         if not self._masters:
             raise ConfigError("no address of a master was given")
         self._token = token
         self._run = run
-        self._name = name
+        self.name = name
         self._host = host
-        self._addresses = list(addresses)
+        self.addresses = list(addresses)
         self._port = port
         self._listen_only = listen_only
         self._on_connected = on_connected
@@ -82,6 +92,10 @@ class JoinedNode:
         self._earlier_deadline = asyncio.Event()
         self._wakes_at_s = 0.0
         self._is_master = self._was_welcomed = False
+        self.bind = ""
+        """The local address of its socket."""
+        self.away_reason = ""
+        """Why the last attempt to connect failed."""
 
     def send(self, message: ToRoundMaster) -> None:
         """Send a message, if there is a connection."""
@@ -147,6 +161,7 @@ class JoinedNode:
                     reason = (
                         explain_connect_error(os.strerror(number)) if number else str(error) or type(error).__name__
                     )
+                self.away_reason = reason
                 if reason != last_reason:
                     _log.warning("the master at %s:%d is away (%s); this node goes on", host, port, reason)
                     last_reason = reason
@@ -247,8 +262,8 @@ class JoinedNode:
         return NodeHello(
             version=PROTOCOL_VERSION,
             host=self._host,
-            name=self._name,
-            addresses=self._addresses,
+            name=self.name,
+            addresses=self.addresses,
             port=self._port,
             listen_only=self._listen_only,
             last=self.shell.machine.last,
@@ -271,3 +286,92 @@ class JoinedNode:
                 raise ConfigError(f"the master has removed this node: {reason}")
             case _:
                 raise RemoteProtocolError(f"it sent {type(message).__name__} to a node")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRequest:
+    """How a process takes part that only probes. An empty `name` is the host's name with the process id."""
+
+    name: str = ""
+    token: bytes | None = None
+    """None: that of the settings."""
+    port: int | None = None
+    """The UDP port; None: the first that is free."""
+    listen_only: bool = False
+    estimator: str = "auto"
+    export: Path | None = None
+    points: bool = False
+    offset_ns: int = 0
+    drift_ppb: int = 0
+
+
+def make_node(
+    settings: Resolved,
+    request: NodeRequest,
+    adopt: Callable[[NodeClock], None],
+    *,
+    on_connected: Callable[[str, NodeId], None] | None = None,
+    on_message: Callable[[FromRoundMaster], None] | None = None,
+    on_window: Callable[[ProbeWindow], None] | None = None,
+) -> JoinedNode:
+    """A node of the settings' run and masters, with a socket and a shell; `run` makes it connect."""
+    masters = settings.listed("master")
+    host, port = split_address(masters[0])
+    try:
+        local = network.local_address_towards(network.literals(host, port)[0], port)
+    except OSError as error:
+        raise ConfigError(f"no route to the master at {masters[0]}: {error}") from None
+    try:
+        advertised = [network.literals(name, 0)[0] for name in settings.listed("advertise")]
+    except OSError as error:
+        raise ConfigError(f"advertise: {error}") from None
+    bind = local if not advertised else "::" if ":" in local else "0.0.0.0"
+    run = check_run_name(settings.text("run"))
+    token = run_token(settings.token() if request.token is None else request.token, run)
+    name = request.name or settings.text("name") or f"{network.host_name()}:{os.getpid()}"
+    prober = _bound(bind, settings.integer("data_port"), request)
+    node = JoinedNode(
+        masters,
+        token,
+        name=name,
+        host=network.host_name(),
+        addresses=advertised or (local,),
+        port=prober.port,
+        listen_only=request.listen_only,
+        run=run,
+        on_connected=on_connected,
+        on_message=on_message,
+    )
+
+    node.bind = bind
+
+    def open_log(node_id: NodeId) -> ProbeLog | None:
+        directory = request.export or settings.value("probe_export")
+        if not isinstance(directory, Path):
+            return None
+        export = ExportSettings(directory=directory, points=request.points)
+        return ProbeLog(export, node=node_id, name=name, host=network.host_name())
+
+    node.shell = NodeShell(
+        RoundNode(),
+        prober,
+        node.send,
+        adopt,
+        open_log=open_log,
+        estimator=request.estimator,
+        token=token,
+        on_window=on_window,
+    )
+    return node
+
+
+def _bound(bind: str, first_port: int, request: NodeRequest) -> ProbeSocket:
+    """A prober at the requested UDP port, or at the first free one."""
+    ports = range(first_port, min(first_port + PORT_TRIES, 65_536)) if request.port is None else [request.port]
+    reason: ConfigError | None = None
+    for port in ports:
+        try:
+            return ProbeSocket(0, bind, port, offset_ns=request.offset_ns, drift_ppb=request.drift_ppb)
+        except ConfigError as error:
+            reason = error
+    raise ConfigError(f"no free UDP port from {ports[0]} on: {reason}")

@@ -14,6 +14,7 @@ from ringfold.probe.exchanges import EdgeWindow
 from ringfold.probe.fit import fit
 from ringfold.probe.logs.files import ProbeLog
 from ringfold.probe.logs.lines import WindowFields, window_lines
+from ringfold.probe.nodes.callbacks import ProbeWindow
 from ringfold.probe.nodes.nodes_file import derive_key
 from ringfold.probe.nodes.open_window import EarlyFits, ResidualMonitor
 from ringfold.probe.nodes.prober import ProbeSocket
@@ -52,8 +53,8 @@ class NodeShell:
     """A node: its machine, and the parts that run its effects.
 
     `adopt` is called with each new clock of this node, `send` with each message for the master. `open_log` makes the
-    log of a node once its id is known; None: windows are not logged. The packets are authenticated with the run's
-    token, too, because the master's key for them is sent in plain text.
+    log of a node once its id is known; None: windows are not logged. `on_window` gets each window that is over. The
+    packets are authenticated with the run's token, too, because the master's key for them is sent in plain text.
     """
 
     def __init__(
@@ -66,10 +67,12 @@ class NodeShell:
         open_log: Callable[[NodeId], ProbeLog | None] = lambda _: None,
         estimator: str = "auto",
         token: bytes = b"",
+        on_window: Callable[[ProbeWindow], None] | None = None,
     ) -> None:
         self.machine, self.prober = machine, prober
         self._send, self._adopt = send, adopt
         self._open_log, self._estimator, self._token = open_log, estimator, token
+        self._on_window = on_window
         self._log: ProbeLog | None = None
         self._closed: dict[int, tuple[list[EdgeWindow], int]] = {}
         """The windows that were rotated and not yet exported, with UTC minus the node's clock."""
@@ -193,6 +196,20 @@ class NodeShell:
         windows, utc_ns = self._closed.pop(export.window, ([], 0))
         # Windows that the machine has dropped are never exported: they are dropped here, too.
         self._closed = {number: kept for number, kept in self._closed.items() if number > export.window}
+        if self._on_window is not None:
+            self._on_window(
+                ProbeWindow(
+                    number=export.window,
+                    begin_ns=export.begin_ns,
+                    end_ns=export.end_ns,
+                    utc_ns=utc_ns,
+                    fits=list(export.edges),
+                    edges=windows,
+                    round=export.round,
+                    label=export.label,
+                    is_alone=export.is_alone,
+                )
+            )
         if self._log is None:
             return
         fields = WindowFields(
