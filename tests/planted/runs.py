@@ -13,13 +13,17 @@ from msgspec import structs
 from planted import Bug
 from ringfold.master.calls import Calls
 from ringfold.master.disputes import Disputes, Ruling, judge
+from ringfold.master.effects import Effect as MasterEffect
+from ringfold.master.effects import SendMessage
 from ringfold.master.epochs import Epochs
+from ringfold.master.events import Event as MasterEvent
 from ringfold.master.events import Ns
 from ringfold.master.liveness import StallCompensatedClock
 from ringfold.master.machine import Master
 from ringfold.master.run import Ballot, Dispute, Group, Peer
 from ringfold.master.states import EpochPhase
 from ringfold.master.syncs import Syncs
+from ringfold.master.topology import FOUND_BY_SEARCH as FOUND
 from ringfold.master.verdicts import Cause
 from ringfold.peer.effects import CloseConn, Effect, RefuseCalls, Settle
 from ringfold.peer.events import BlocksReceived, BlocksWritten, Event
@@ -285,6 +289,24 @@ class _NewcomersDecide(Disputes):
         return judge(dispute.calls, dispute.calls, ())
 
 
+class _RingForSome(Master):
+    def step(self, now: Ns, event: MasterEvent) -> list[MasterEffect]:
+        effects = super().step(now, event)
+        found = [place for place, each in enumerate(effects) if _is_found_ring(each)]
+        for place in found[-1:]:
+            sent = effects[place]
+            assert isinstance(sent, SendMessage)
+            assert isinstance(sent.message, Record)
+            members, dialers = sent.message.members[::-1], sent.message.dialers[::-1]
+            wrong = structs.replace(sent.message, members=members, dialers=[*dialers[1:], *dialers[:1]])
+            effects[place] = structs.replace(sent, message=wrong)
+        return effects
+
+
+def _is_found_ring(effect: MasterEffect) -> bool:
+    return isinstance(effect, SendMessage) and isinstance(effect.message, Record) and FOUND in effect.message.reason
+
+
 def _with_disputes(disputes: type[Disputes]) -> type[Master]:
     class Wrong(Master):
         def __init__(self, *given: Any, **named: Any) -> None:  # noqa: ANN401 - whatever a master is given
@@ -326,6 +348,7 @@ BUGS: dict[str, Bug] = {
     "impatient_clock": _bug("a master judges right after its own pause", Setup(master=JudgesAfterItsOwnPause)),
     "deaf_peer": _bug("a peer that ignores verdicts", Setup(peer=IgnoresVerdicts)),
     "hearsay": _bug("are_peers_pending answers by what this peer has received", Setup(peer=AnswersFromHearsay)),
+    "ring_for_some": _bug("a ring that was found is not the same for all", Setup(master=_RingForSome)),
     "strangers_vote": _of_state("a newcomer's state may win a sync", master=_StrangersVote),
     "torn_votes": _of_state("a torn state may win a sync", master=_TornVotes),
     "any_revision": _of_state("a revision that jumped may win a sync", master=_AnyRevision),

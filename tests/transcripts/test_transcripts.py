@@ -39,11 +39,13 @@ and review the difference. The words of the dialogue:
     journal                         the master keeps one; first line, or after `settings`
     takeover                        this master is gone, and another one has read its journal
     a resumes [epoch=2] [ballot=1] [answer=BALLOT:PEER:BALLOT,...]     comes back, and brings along what it knows
+    found 1 3 2 4 [group=0]         the moonshot search has found this ring
     end REASON                      somebody ends the run
     freeze a / thaw a               stops and resumes its heartbeats
     pause MS                        the master itself does not run
     wait MS                         time passes: ticks, and heartbeats of everybody who is not frozen
-    waiting / status / links        what the master waits for; the phase of each peer and group; what is known of links
+    waiting / status / links        what the master waits for; phase and state of each peer, phase of each group; what
+                                    is known of links
     waiting evictions               the same, with when those who are waited for are evicted
 
 Several peers may speak one after the other: `a,b attached 2`. Heartbeats of the master are not shown.
@@ -76,6 +78,7 @@ from ringfold.master.events import (
     HeartbeatReceived,
     MalformedReceived,
     MessageReceived,
+    MoonshotFinished,
     StopRequested,
     Tick,
 )
@@ -83,6 +86,7 @@ from ringfold.master.journal import Journal, decode, encode
 from ringfold.master.machine import Master
 from ringfold.master.settings import MasterSettings
 from ringfold.probe.rounds.events import FromRoundMaster
+from ringfold.topology.solve import Solution
 from ringfold.wire import messages as m
 from ringfold.wire import probing as p
 from ringfold.wire.descriptor import Descriptor, fingerprint
@@ -167,6 +171,11 @@ class Dialogue:
         for actor in self.actors.values():
             actor.joined, actor.echo = False, 0
 
+    def do_found(self, words: list[str], named: dict[str, str]) -> None:
+        ring = tuple(map(int, words))
+        solution = Solution(ring, 1.0, 1.0, 0.0, 1.0, exact=False, kept=False, reason="found")
+        self.step(MoonshotFinished(int(named.get("group", 0)), solution))
+
     def do_end(self, words: list[str], _: dict[str, str]) -> None:
         self.step(StopRequested(" ".join(words)))
 
@@ -222,9 +231,8 @@ class Dialogue:
     def do_status(self, _: list[str], __: dict[str, str]) -> None:
         status = self.master.status(self.now)
         for peer in status.peers:
-            self.lines.append(
-                f"peer {peer.peer} {peer.phase}{' suspected' * peer.suspected} {'; '.join(peer.ops)}".rstrip()
-            )
+            words = f"{peer.phase} {peer.state}{' suspected' * peer.suspected} {'; '.join(peer.ops)}"
+            self.lines.append(f"peer {peer.peer} {words}".rstrip())
         for group in status.groups:
             bad = f" bad {group.bad_edges}" if group.bad_edges else ""
             self.lines.append(f"group {group.group} epoch {group.epoch} {group.phase} ring {group.ring}{bad}")

@@ -93,11 +93,19 @@ def _parts(address: str, status: "Status") -> Iterator["Text | Table"]:
         others = ", ".join(status.other_runs)
         yield Text(f"it also serves other runs: {others}; show one with --run NAME", style="dim")
     if status.peers:
-        columns = ["peer", "name", "group", "phase", "last seen", "ops"]
+        columns = ["peer", "name", "group", "last seen", "ops"]
         yield Text()
         yield table("members", columns, (_peer_row(peer) for peer in status.peers), whole=columns[2:])
         yield Text()
-        columns = ["peer", "host", "address", "current ops"]
+        columns = ["peer", "phase", "state"]
+        rows = [[str(peer.peer), peer.phase, peer.state] for peer in status.peers]
+        yield table("what they do", columns, rows, whole=columns)
+        if any(peer.op_states for peer in status.peers):
+            columns = ["peer", "op", "state", "since"]
+            yield Text()
+            yield table("current ops", columns, _op_rows(status), whole=columns)
+        yield Text()
+        columns = ["peer", "host", "address"]
         yield table("addresses", columns, (_address_row(peer) for peer in status.peers), whole=["address"])
     if status.groups:
         yield Text()
@@ -126,7 +134,17 @@ def _peer_row(peer: "PeerStatus") -> list["str | Text"]:
     last_seen = Text(f"{duration(peer.silent_ms)} ago", style="yellow" if peer.suspected else "")
     if peer.suspected:
         last_seen.append("\nsuspected")
-    return [str(peer.peer), peer.name, str(peer.group), peer.phase, last_seen, str(peer.committed_ops)]
+    return [str(peer.peer), peer.name, str(peer.group), last_seen, str(peer.committed_ops)]
+
+
+def _op_rows(status: "Status") -> list[list[str]]:
+    from ringfold.cli.output import duration
+
+    return [
+        [str(peer.peer), f"tag {op.tag} seq {op.sequence}", op.state, duration(op.age_ms)]
+        for peer in status.peers
+        for op in peer.op_states
+    ]
 
 
 def _wait_row(wait: "Waiting") -> list[str]:
@@ -138,7 +156,7 @@ def _wait_row(wait: "Waiting") -> list[str]:
 
 def _address_row(peer: "PeerStatus") -> list[str]:
     addresses = [f"{f'[{host}]' if ':' in host else host}:{peer.port}" for host in peer.addresses]
-    return [str(peer.peer), peer.host, "\n".join(addresses), "\n".join(peer.ops)]
+    return [str(peer.peer), peer.host, "\n".join(addresses)]
 
 
 def _group_row(group: "GroupStatus") -> list[str]:

@@ -10,7 +10,8 @@ run, and `settings.py` its settings. Then the decisions, all pure:
 * `ops.py`: ops that fail; `disputes.py`: members that called different things.
 * `liveness.py` and `stalls.py`: which peers are evicted because they are silent, or keep the others waiting.
 * `requests.py`: which first messages of a connection are valid; `probing.py`: rounds of probing; `status.py`: the run
-  as `ringfold status` shows it; `lifecycle.py`: how a run ends.
+  as `ringfold status` shows it, with `connection_states.py` (PCCL's names for what peers and ops do); `lifecycle.py`:
+  how a run ends.
 
 `runs.py` is all runs of a master: which connection belongs to which run, and what happens when a run's machine breaks.
 

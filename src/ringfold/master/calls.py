@@ -3,7 +3,8 @@
 A call completes when every member of the run (for a sync: of the group) waits in it. A vote counts only in the epoch in
 which it was cast (`Run.ballot`): an epoch change voids the votes of its group, and the peers cast them again.
 
-An update that completes admits all registered peers. Its votes are then used up: they stay in the `Admission`, and get
+An update that completes admits all registered peers, and changes to better rings that the moonshot search has found
+meanwhile (`topology.py`). Its votes are then used up: they stay in the `Admission`, and get
 their result when the epochs that it caused are installed, whatever happens in between. A vote that needs more members
 than its group has gets no result: it stands, and counts in every later call of the run, so that a group that fills up
 keeps no other group waiting, also while its newcomers are registered already. These are admitted together, when they
@@ -213,15 +214,23 @@ class Calls:
             for peer in run.accepted()
             if peer.ballot is not None and peer.ballot.kind == kind and peer.id not in short
         }
-        if kind == "update" and run.admissible(short):
-            self._admit(now, voters, short)
-        elif kind == "optimize" and voters:
+        if kind == "update" and self._update(now, voters, short):
+            return True
+        if kind == "optimize" and voters:
             self._topology.begin(now, voters)
         elif voters:
             self._run.answer_calls(voters)
         else:
             return False
         return True
+
+    def _update(self, now: Ns, voters: dict[PeerId, int], short: Collection[PeerId]) -> bool:
+        """Admit newcomers, and change to better rings that were found. False if there is neither."""
+        newcomers = self._run.admissible(short)
+        reordered = self._topology.adopt_found_rings(now, voters, {peer.group for peer in newcomers})
+        if newcomers or reordered:
+            self._admit(now, voters, short, reordered)
+        return bool(newcomers or reordered)
 
     def _admit_to_resume(self, now: Ns) -> bool:
         """Admit newcomers while groups wait for them in a sync: all members that would vote wait there.
@@ -257,8 +266,15 @@ class Calls:
         self._run.fail_calls(reasons, {peer.id: peer.ballot.number for peer in small if peer.ballot is not None})
         return bool(small)
 
-    def _admit(self, now: Ns, voters: dict[PeerId, int], short: Collection[PeerId] = ()) -> None:
-        """Admit all registered peers, all groups together, except in a group that waits for still more."""
+    def _admit(
+        self,
+        now: Ns,
+        voters: dict[PeerId, int],
+        short: Collection[PeerId] = (),
+        reordered: Collection[GroupId] = (),
+    ) -> None:
+        """Admit all registered peers, all groups together, except in a group that waits for still more. The voters get
+        the result when these epochs, and those of the groups that get another ring, are installed."""
         run = self._run
         newcomers = run.admissible(short)
         groups = {peer.group for peer in newcomers}
@@ -269,6 +285,7 @@ class Calls:
         if voters:
             for voter in voters:
                 run.peers[voter].ballot = None
+            groups |= set(reordered)
             run.admission = Admission(now, voters, groups, {group: run.groups[group].epoch for group in groups})
 
     def _note_incumbents(self, group: Group) -> None:

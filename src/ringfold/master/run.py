@@ -293,7 +293,7 @@ class Group:
     wanted_ring: list[PeerId] = field(default_factory=list)
     """The ring for the next epoch, if its members are still these."""
     moonshot: list[PeerId] = field(default_factory=list)
-    """A ring that the moonshot search has found since the last `optimize_topology`."""
+    """A ring that the moonshot search has found since the last call that could have adopted it."""
 
     def enter(self, phase: EpochPhase) -> None:
         """The next phase of the epoch change; IDLE ends it."""

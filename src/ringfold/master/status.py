@@ -1,26 +1,17 @@
-"""The run for `ringfold status`, with the classic phase names, and what peers wait for.
-
-The classic names map to few states. A peer is PEER_REGISTERED until a vote admits it, PEER_ACCEPTED until its first
-epoch is recorded, DISTRIBUTE_SHARED_STATE while it takes part in a sync that is decided, CONNECTING_TO_PEERS while its
-group's epoch changes, VOTE_ACCEPT_NEW_PEERS, VOTE_SYNC_SHARED_STATE or VOTE_OPTIMIZE_TOPOLOGY while it waits in
-`update_topology`, `sync_shared_state` or `optimize_topology`, OPTIMIZE_TOPOLOGY while links are measured for it,
-COLLECTIVE_COMMUNICATIONS_RUNNING while its heartbeats announce ops, else IDLE; for a minute after one of its links
-could not be measured, OPTIMIZE_TOPOLOGY_FAILED instead of IDLE. An op is VOTE_INITIATE while some members have started
-it, PERFORM when all have, VOTE_COMPLETE when some are done.
-"""
+"""The run for `ringfold status`, and what peers wait for. `connection_states.py` has the names of phases and states."""
 
 from collections.abc import Iterator, Mapping
 
 from msgspec.structs import replace
 
 from ringfold.master.calls import Wait, completion
+from ringfold.master.connection_states import CollectiveState, facts_of, op_state_of, phase_of, state_of
 from ringfold.master.disputes import sides
 from ringfold.master.epochs import Epochs
 from ringfold.master.events import Ns
 from ringfold.master.liveness import silent_ms
 from ringfold.master.run import Group, Peer, Run
 from ringfold.master.stalls import StallDecision, WaitKey, Watchdog
-from ringfold.master.states import Membership
 from ringfold.master.syncs import left_ms
 from ringfold.master.topology import waits_for
 from ringfold.master.verdicts import summary
@@ -28,16 +19,11 @@ from ringfold.units import MS
 from ringfold.wire.diagnostics import CALL_NAMES, format_seconds, list_peers, name_op
 from ringfold.wire.frames import Announced
 from ringfold.wire.messages import GroupId, OpRef, PeerId, VoteKind
-from ringfold.wire.status import GroupStatus, LinkStatus, PeerStatus, Status, Waiting
+from ringfold.wire.status import CollectiveStatus, GroupStatus, LinkStatus, PeerStatus, Status, Waiting
 
 MAX_LINKS_SHOWN = 4_096
 """All links of 64 peers."""
 _RUN_WIDE: tuple[VoteKind, ...] = ("update", "pending", "optimize")
-_VOTING: dict[VoteKind, str] = {
-    "update": "VOTE_ACCEPT_NEW_PEERS",
-    "sync": "VOTE_SYNC_SHARED_STATE",
-    "optimize": "VOTE_OPTIMIZE_TOPOLOGY",
-}
 
 
 def render_status(run: Run, waiting: list[Waiting], now: Ns, fence: int, uptime_ms: int, leader: str = "") -> Status:
@@ -77,66 +63,33 @@ def _with_eviction(waiting: Waiting, now: Ns, decision: StallDecision | None) ->
 
 
 def _peer(run: Run, now: Ns, peer: Peer) -> PeerStatus:
-    phases = _op_phases(run, run.groups[peer.group])
+    states, facts = _op_states(run, run.groups[peer.group]), facts_of(run, peer)
+    ops = [CollectiveStatus(op.tag, op.sequence, states[op.tag, op.sequence], op.age_ms) for op in run.announced(peer)]
     return PeerStatus(
         peer=peer.id,
         name=peer.member.name,
         host=peer.member.host,
         group=peer.group,
-        phase=_phase(run, peer),
+        phase=phase_of(facts),
         addresses=peer.member.addresses,
         port=peer.member.port,
         silent_ms=silent_ms(now, peer.last_received_ns, peer.last_echo_ns),
         suspected=peer.suspected,
         committed_ops=peer.heartbeat.committed,
-        ops=[
-            f"tag {op.tag} seq {op.sequence}: {phases[op.tag, op.sequence]} ({format_seconds(op.age_ms)})"
-            for op in run.announced(peer)
-        ],
+        ops=[f"tag {op.tag} seq {op.sequence}: {op.state} ({format_seconds(op.age_ms)})" for op in ops],
+        state=state_of(facts),
+        op_states=ops,
     )
 
 
-def _phase(run: Run, peer: Peer) -> str:
-    if peer.membership is Membership.REGISTERED:
-        return "PEER_REGISTERED"
-    if peer.membership is Membership.ADMITTED:
-        return "PEER_ACCEPTED"
-    group = run.groups[peer.group]
-    if group.sync is not None and peer.id in group.sync.ballots:
-        return "DISTRIBUTE_SHARED_STATE"
-    going = run.optimisation
-    is_in = going is not None and peer.id in going.ballots
-    if going is not None and is_in and not going.is_installing:
-        return "OPTIMIZE_TOPOLOGY"
-    if group.change is not None:
-        return "CONNECTING_TO_PEERS"
-    if is_in:
-        return "OPTIMIZE_TOPOLOGY"
-    ballot = run.ballot(peer)
-    if run.admission and peer.id in run.admission.ballots:
-        return _VOTING["update"]
-    if ballot is not None and ballot.kind in _VOTING:
-        return _VOTING[ballot.kind]
-    if run.announced(peer):
-        return "COLLECTIVE_COMMUNICATIONS_RUNNING"
-    return "OPTIMIZE_TOPOLOGY_FAILED" if peer.id in run.unmeasured else "IDLE"
-
-
-def _op_phases(run: Run, group: Group) -> dict[tuple[int, int], str]:
-    """The phase of each op, from what all members announce."""
+def _op_states(run: Run, group: Group) -> dict[tuple[int, int], CollectiveState]:
+    """The state of each op, from what all members announce."""
     seen: dict[tuple[int, int], list[Announced]] = {}
     members = run.live(group)
     for member in members:
         for op in run.announced(member):
             seen.setdefault((op.tag, op.sequence), []).append(op)
-    return {
-        key: "VOTE_COMPLETE"
-        if any(op.done for op in ops)
-        else "PERFORM"
-        if len(ops) >= len(members)
-        else "VOTE_INITIATE"
-        for key, ops in seen.items()
-    }
+    return {key: op_state_of(ops, len(members)) for key, ops in seen.items()}
 
 
 def _group(group: Group) -> GroupStatus:

@@ -26,9 +26,14 @@ well enough for any ring, nothing is changed, and all voters get the missing pai
 better gets it with a new epoch, and the voters get the result when all those epochs are installed. Peers that die
 meanwhile are out, as everywhere; a chosen ring is used only if the members are still the same.
 
+Where the solver cannot prove that its ring is the best, the *moonshot search* continues in another process. A better
+ring that it finds is adopted at the next call that changes rings, `optimize_topology` or `update_topology`, if the
+group still has the same members, no edge of the ring is bad, and it is still better by the figures known then.
+
 Nothing waits for ever: tests and epoch changes have deadlines, and rounds only get fewer.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from ringfold.errors import RemoteProtocolError
@@ -41,7 +46,7 @@ from ringfold.master.verdicts import Cause
 from ringfold.topology.moonshot import MoonshotRequest
 from ringfold.topology.ring import Edge, edges_of
 from ringfold.topology.schedule import disjoint_rounds
-from ringfold.topology.solve import NoRing, Solution, best_ring, known_or, ring_value
+from ringfold.topology.solve import Figure, NoRing, Solution, best_ring, known_or, ring_value
 from ringfold.units import MS
 from ringfold.wire.decoding import checked
 from ringfold.wire.diagnostics import list_peers
@@ -62,6 +67,8 @@ MAX_BYTES_PER_S = 2**48
 MAX_ROUND_TRIP_US = 600 * 1_000_000
 MAX_FAILURE_CHARS = 200
 MAX_PAIRS_SHOWN = 3
+FOUND_BY_SEARCH = "found by the moonshot search since the last call"
+"""Why a ring is chosen that the solver did not find."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,8 +259,7 @@ class Topology:
                 run.out.append(StartMoonshot(number, self._question(group, choice.ring)))
             if not choice.kept:
                 going.changing.add(number)
-                group.wanted_ring = choice.ring
-                self._epochs.begin(now, group, Cause(Reason("edge", f"a better ring ({choice.reason})")))
+                self._change_ring(now, group, choice.ring, choice.reason)
 
     def _fail(self, going: Optimisation, choices: dict[GroupId, RingChoice]) -> None:
         """Nothing is changed. The error names the pairs that failed; if there are none, the links without a figure."""
@@ -268,22 +274,54 @@ class Topology:
 
     def _choose(self, group: Group) -> RingChoice:
         """The best ring by the figures known now. Among equally good rings, the present one."""
-        known = self._run.links.known(group.ring)
-        rate = known_or({edge: entry.bytes_per_s for edge, entry in known.items()}, 0.0)
-        delay = known_or({edge: self._delay_us(edge, entry.delay_us) for edge, entry in known.items()}, 0.0)
-        bad = group.edges.bad()
-        found = best_ring(group.ring, rate, delay, start=group.ring, forbidden=bad)
+        rate, delay, known = self._figures(group)
+        found = best_ring(group.ring, rate, delay, start=group.ring, forbidden=group.edges.bad())
         if isinstance(found, NoRing):
             slowest = ring_value(group.ring, rate, delay)[0]
             return RingChoice(list(group.ring), slowest, True, True, f"kept: {found.reason}", [])
         ring, slowest, kept, reason = list(found.ring), found.slowest, found.kept, found.reason
-        shot, group.moonshot = group.moonshot, []
-        is_usable = sorted(shot) == sorted(ring) and not bad & set(edges_of(shot))
-        if is_usable and ring_value(shot, rate, delay) > ring_value(ring, rate, delay):
-            ring, slowest, kept = shot, ring_value(shot, rate, delay)[0], False
-            reason = "found by the moonshot search since the last call"
+        shot = self._take_found_ring(group, ring)
+        if shot:
+            ring, slowest, kept, reason = shot, ring_value(shot, rate, delay)[0], False, FOUND_BY_SEARCH
         unknown = [edge for edge in edges_of(ring) if edge not in known]
         return RingChoice(ring, slowest, kept, found.exact, reason, unknown)
+
+    def _take_found_ring(self, group: Group, than: list[PeerId]) -> list[PeerId]:
+        """The ring that the moonshot search has found, if it can be used and is better than `than`; else empty. It is
+        considered once."""
+        shot, group.moonshot = group.moonshot, []
+        rate, delay, known = self._figures(group)
+        is_usable = sorted(shot) == sorted(than) and not group.edges.bad() & set(edges_of(shot))
+        if not is_usable or any(edge not in known for edge in edges_of(shot)):
+            return []
+        return shot if ring_value(shot, rate, delay) > ring_value(than, rate, delay) else []
+
+    def adopt_found_rings(self, now: Ns, voters: Collection[PeerId], growing: Collection[GroupId]) -> set[GroupId]:
+        """An `update_topology` is complete: change to the better rings that the moonshot search has found. Returns the
+        groups that change. A group with newcomers (`growing`) has other members than the ring that was found."""
+        run, changing = self._run, set[GroupId]()
+        for number, group in sorted(run.groups.items()):
+            if not group.moonshot or number in growing or not set(group.ring) <= set(voters):
+                continue
+            ring = self._take_found_ring(group, group.ring)
+            if not ring:
+                continue
+            rate, delay, _ = self._figures(group)
+            run.notify(RingChosen(number, ring, ring_value(ring, rate, delay)[0], False, FOUND_BY_SEARCH))
+            self._change_ring(now, group, ring, FOUND_BY_SEARCH)
+            changing.add(number)
+        return changing
+
+    def _change_ring(self, now: Ns, group: Group, ring: list[PeerId], why: str) -> None:
+        group.wanted_ring = ring
+        self._epochs.begin(now, group, Cause(Reason("edge", f"a better ring ({why})")))
+
+    def _figures(self, group: Group) -> tuple[Figure, Figure, Collection[Edge]]:
+        """The rate and the delay of every link of the group, and which links are known."""
+        known = self._run.links.known(group.ring)
+        rate = known_or({edge: entry.bytes_per_s for edge, entry in known.items()}, 0.0)
+        delay = known_or({edge: self._delay_us(edge, entry.delay_us) for edge, entry in known.items()}, 0.0)
+        return rate, delay, known.keys()
 
     def _delay_us(self, edge: Edge, measured: int | None) -> float:
         """Probing measures all the time, with kernel timestamps: its figure is preferred, if there is one."""
@@ -303,8 +341,8 @@ class Topology:
         )
 
     def moonshot_finished(self, group: GroupId, solution: Solution) -> None:
-        """The moonshot search has a result. The next `optimize_topology` considers it, if the members are still
-        these."""
+        """The moonshot search has a result. The next `update_topology` or `optimize_topology` considers it, if the
+        members are still these."""
         known = self._run.groups.get(group)
         if known is not None and not solution.kept and sorted(known.ring) == sorted(solution.ring):
             known.moonshot = list(solution.ring)

@@ -381,7 +381,8 @@ class Communicator:
         """Admit all peers that have registered. Returns when all accepted peers of the run have called it.
 
         With `min_world` it also waits until the group has that many members. Newcomers have no state yet: sync it
-        before the next op (`steps` does).
+        before the next op (`steps` does). A better ring that the master's background search has found since the last
+        call is adopted, too.
         """
         self._update(min_world, self._seconds(timeout_s), final=timeout_s is not None)
 

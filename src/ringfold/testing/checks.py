@@ -9,7 +9,8 @@ Checked at once, so that the trace ends where it went wrong:
 - these are the reduction over what exactly the members of that epoch passed in that contribute, and all name these;
 - the calls of an op stand at the same place of the program;
 - a buffer of a call that failed is, bit for bit, what was passed in;
-- a peer's epochs only grow, and an epoch of a group has the same ring everywhere.
+- a peer's epochs only grow, and an epoch of a group has the same ring everywhere: in every record of it that the
+  master decides on, whatever the cause (a death, a newcomer, a better ring adopted by a call), and at every peer.
 Checked at the end, when it is known who survived what:
 - an op that succeeded at one survivor succeeded at all;
 - two survivors that asked `are_peers_pending` at the same point of the program got the same answer.
@@ -70,7 +71,11 @@ class History:
         known = self.peers[peer]
         if epoch <= known.installed:
             raise Violation(f"peer {peer} installs epoch {epoch} after epoch {known.installed}")
-        known.installed, group = epoch, known.group
+        known.installed = epoch
+        self.recorded(peer, known.group, epoch, ring)
+
+    def recorded(self, peer: int, group: int, epoch: int, ring: list[int]) -> None:
+        """A peer is sent the record of an epoch, or installs it."""
         agreed = self.rings.setdefault((group, epoch), ring)
         if agreed != ring:
             raise Violation(f"group {group}, epoch {epoch}: peer {peer} received the ring {ring}, others {agreed}")

@@ -4,6 +4,8 @@ The shell does what `ringfold.master`'s server does with sockets: frames in, fra
 process is in `peers.py`.
 """
 
+from itertools import permutations
+from random import Random
 from typing import TYPE_CHECKING, assert_never
 
 import msgspec
@@ -38,12 +40,15 @@ from ringfold.master.events import (
 from ringfold.master.journal import Outbox, encode
 from ringfold.master.machine import Master
 from ringfold.master.runs import Runs
+from ringfold.master.topology import FOUND_BY_SEARCH
 from ringfold.testing.checks import Violation
 from ringfold.testing.masters import LEASE_MS, SimStore, lead_later
 from ringfold.testing.network import End
 from ringfold.testing.scheduler import MS
 from ringfold.testing.stalling import judge_stall
 from ringfold.topology.moonshot import MoonshotRequest, solve
+from ringfold.topology.ring import edges_of
+from ringfold.topology.solve import Solution
 from ringfold.wire.frames import (
     MAX_FRAME_BYTES,
     FrameKind,
@@ -322,6 +327,7 @@ class SimMaster:
                     self.sim.installed += 1
                 elif isinstance(notice, RingChosen):
                     self.sim.rings["kept" if notice.kept else "better"] += 1
+                    self.sim.rings["found by a search"] += notice.reason == FOUND_BY_SEARCH
                 elif isinstance(notice, LinksMeasured):
                     self.sim.rings["with links that could not be measured"] += bool(notice.failed)
                 elif isinstance(notice, SyncBegun) and run == DEFAULT_RUN:
@@ -352,14 +358,17 @@ class SimMaster:
 
     def _watch(self, run: str, effect: Effect) -> None:
         """Pass what the master decides about members and syncs to the checkers at once."""
-        syncs = self.sim.book(run or DEFAULT_RUN).syncs
+        book = self.sim.book(run or DEFAULT_RUN)
+        syncs = book.syncs
         match effect:
             case SendMessage(conn, SyncPlan() as plan):
                 syncs.planned(self._peer(conn).peer, plan)
             case SendMessage(conn, SyncDone() as done):
                 syncs.done(self._peer(conn).peer, done)
-            case SendMessage(conn, Record(members=members)):
-                syncs.recorded(self._peer(conn).group, [member.peer for member in members])
+            case SendMessage(conn, Record(members=members, epoch=epoch)):
+                peer, ring = self._peer(conn), [member.peer for member in members]
+                book.history.recorded(peer.peer, peer.group, epoch, ring)
+                syncs.recorded(peer.group, ring)
             case Notify(PeerGone(peer, _, how)):
                 syncs.gone(self.sim.scheduler.now, peer, how)
             case Notify(SyncBegun(sync=sync)):
@@ -373,6 +382,20 @@ class SimMaster:
         found = solve(msgspec.structs.replace(question, budget=SEARCH_BUDGET))
         if found.solution is not None and not self.host.frozen:
             self._step(MoonshotFinished(group, found.solution, run))
+
+    def find_rings(self, rng: Random) -> None:
+        """A search finds a better ring for each group: the links of that ring turn out to be the fastest ones."""
+        if self.is_over or self.host.frozen or not self.host.alive or self.runs.machine_of(DEFAULT_RUN) is None:
+            return
+        run, now = self.machine._run, self.sim.scheduler.now
+        for group in sorted(run.groups.values(), key=lambda group: group.id):
+            if len(group.ring) < 3:
+                continue
+            ring = rng.sample(group.ring, len(group.ring))
+            for edge in permutations(group.ring, 2):
+                run.links.measured(edge, 2e6 if edge in edges_of(ring) else 1e6, 100, now)
+            found = Solution(tuple(ring), 2e6, 0.0, 0.0, 2e6, exact=False, kept=False, reason="found")
+            self._step(MoonshotFinished(group.id, found, DEFAULT_RUN))
 
     def _send(self, conn: int, frame: bytes) -> None:
         control = self._conns.get(conn)

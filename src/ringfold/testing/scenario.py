@@ -13,7 +13,7 @@ from ringfold.testing.faults import ADVICE, COMMON, KINDS, OF_PATHS, OF_STATE, F
 from ringfold.testing.masters import MasterFault, draw_masters, inject_master
 from ringfold.testing.network import Weather
 from ringfold.testing.program import ProgramOf
-from ringfold.testing.scheduler import SimulationFailure
+from ringfold.testing.scheduler import MS, SimulationFailure
 from ringfold.testing.simulation import Setup, Simulation, quick_settings
 from ringfold.testing.stalling import Stalls
 from ringfold.testing.stateful import Looping, Overlap, Syncing, looping, syncing
@@ -58,6 +58,8 @@ class Scenario:
     rejoin: bool
     masters: tuple[MasterFault, ...] = ()
     limit_ms: float = LIMIT_MS
+    searches_ms: tuple[float, ...] = ()
+    """When the moonshot search finds a better ring for every group."""
 
     @property
     def program(self) -> ProgramOf:
@@ -117,7 +119,19 @@ def draw(seed: int, base: Setup | None = None) -> Scenario:
     first_sequence = Random(f"sequences {seed}").choice((0, 0, 0, (1 << 32) - 3))
     setup = replace(base or Setup(), settings=settings, weather=weather, paths=paths, first_sequence=first_sequence)
     plan = [*plan, *of_paths, *_advice(seed, peers, paths)]
-    return Scenario(setup, peers, groups, work, tuple(plan), rng.random() < 0.6)
+    scenario = Scenario(setup, peers, groups, work, tuple(plan), rng.random() < 0.6)
+    return _with_searches(seed, scenario)
+
+
+def _with_searches(seed: int, scenario: Scenario) -> Scenario:
+    """In some worlds better rings are found again and again, and adopted by updates between steps."""
+    rng, work = Random(f"searches {seed}"), scenario.work
+    is_plain = isinstance(work, Training) and not work.wrong and scenario.groups == 1
+    if not isinstance(work, Training) or not is_plain or scenario.peers < 3 or rng.random() < 0.5:
+        return scenario
+    horizon_ms = rng.choice((60, 200, 800))
+    searches = tuple(rng.uniform(0, horizon_ms) for _ in range(rng.randint(4, 16)))
+    return replace(scenario, work=replace(work, update_every=rng.choice((1, 2, 3))), searches_ms=searches)
 
 
 def _paths(seed: int, peers: int, settings: MasterSettings) -> tuple[int, list[Fault]]:
@@ -170,6 +184,7 @@ def draw_stalls(seed: int, base: Setup | None = None) -> Scenario:
     stalls = Stalls(seed=seed, timeout_ms=timeout_ms, longest_ms=int(longest_ms), hangs=hangs, **shares)
     steps = rng.randint(6, 14)
     work = replace(scenario.work, stalls=stalls, steps=steps, burst=0, timeout_ms=0, wrong=0.0, optimise_every=0)
+    work = replace(work, update_every=0)
     setting: int | Literal["auto", "off"] = rng.choice((timeout_ms, timeout_ms, "auto", "off"))
     settings = replace(
         scenario.setup.settings,
@@ -294,6 +309,8 @@ def run_scenario(seed: int, scenario: Scenario, *, echo: Callable[[str], None] |
         faults.inject(sim, fault)
     for master_fault in scenario.masters:
         inject_master(sim, master_fault)
+    for at_ms in scenario.searches_ms:
+        sim.scheduler.at(int(at_ms * MS), sim.find_rings)
     sim.run_until(cluster.finished, limit_ms=scenario.limit_ms)
     return outcome_of(sim)
 

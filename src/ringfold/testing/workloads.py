@@ -72,6 +72,8 @@ class Training:
     """What steps begin with: somebody hangs, or all are slow."""
     optimise_every: int = 0
     """Before every so many steps the links are measured and the ring is chosen again; 0: never."""
+    update_every: int = 0
+    """Before every so many steps the topology is updated, also if no peer is pending; 0: never."""
     silent: float = 0.0
     """The share of reductions to which a peer contributes nothing; to some nobody does, if it is not 0."""
 
@@ -81,7 +83,7 @@ def training(work: Training) -> ProgramOf:
 
     def program(me: Self) -> Program:
         step = weights = taken = alone = 0
-        fresh, is_wrong = True, False
+        fresh, is_wrong, updated = True, False, -1
         quota = dict(work.leave_after).get(me.peer, work.steps)
         while step < work.steps and taken < quota:
             try:
@@ -98,9 +100,14 @@ def training(work: Training) -> ProgramOf:
                     agreed = np.array([step, weights], np.int64)
                     yield AllReduce(agreed, "max", AGREE_TAG)
                     step, weights, fresh = int(agreed[0]), int(agreed[1]), False
+                    updated = step
                     is_wrong |= taken == 0 and step > 1 and _goes_wrong(work, me)
                 if is_wrong:
                     yield from _insist(AllReduce(np.ones(work.largest + 1), place=(step, -1)))
+                if work.update_every and step != updated and step % work.update_every == 0:
+                    yield UpdateTopology()
+                    fresh = True
+                    continue
                 if work.optimise_every and step % work.optimise_every == 0:
                     yield from _optimise()
                 if work.stalls is not None:

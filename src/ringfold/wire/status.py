@@ -35,8 +35,22 @@ class StatusRequest(Message, frozen=True, tag="status_request"):
     run: str = ""
 
 
+class CollectiveStatus(Struct, frozen=True):
+    """An op that a peer is in: its state is VOTE_INITIATE_COLLECTIVE_COMMS, PERFORM_COLLECTIVE_COMMS or
+    VOTE_COMPLETE_COLLECTIVE_COMMS."""
+
+    tag: int
+    sequence: int
+    state: str
+    age_ms: int
+
+
 class PeerStatus(Struct, frozen=True):
-    """One peer, as `ringfold status` shows it. `phase` is one of the classic names."""
+    """One peer, as `ringfold status` shows it.
+
+    `phase` is PEER_REGISTERED or PEER_ACCEPTED; `state` is what the peer does, in PCCL's names (empty from a master of
+    an earlier version, whose `phase` is both). `ops` is `op_states` as text.
+    """
 
     peer: PeerId
     name: str
@@ -49,6 +63,8 @@ class PeerStatus(Struct, frozen=True):
     suspected: bool
     committed_ops: int
     ops: list[str] = []
+    state: str = ""
+    op_states: list[CollectiveStatus] = []
 
 
 class Divergence(Struct, frozen=True):

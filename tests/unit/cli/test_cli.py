@@ -39,7 +39,7 @@ from ringfold.wire.messages import (
 )
 from ringfold.wire.notices import PeerSuspected
 from ringfold.wire.proof import proven
-from ringfold.wire.status import Divergence, GroupStatus, LinkStatus, PeerStatus, Waiting
+from ringfold.wire.status import CollectiveStatus, Divergence, GroupStatus, LinkStatus, PeerStatus, Waiting
 
 NONCE = bytes(range(32))
 DIVERGED = Divergence(2, "two", 300, 200, ["model", "momentum"], 9, 4_096)
@@ -50,8 +50,22 @@ STATUS = Status(
     epochs=4,
     world=World(3, 1, 3),
     peers=[
-        PeerStatus(1, "one", "host-a", 0, "IDLE", ["10.0.0.1"], 48149, 20, False, 7),
-        PeerStatus(2, "[red]two", "host-b", 0, "PERFORM", ["fe80::2"], 48150, 1_500, True, 6, ["tag 0 sequence 6"]),
+        PeerStatus(1, "one", "host-a", 0, "PEER_ACCEPTED", ["10.0.0.1"], 48149, 20, False, 7, [], "IDLE"),
+        PeerStatus(
+            2,
+            "[red]two",
+            "host-b",
+            0,
+            "PEER_ACCEPTED",
+            ["fe80::2"],
+            48150,
+            1_500,
+            True,
+            6,
+            ["tag 0 seq 6: PERFORM_COLLECTIVE_COMMS (1.2 s)"],
+            "COLLECTIVE_COMMUNICATIONS_RUNNING",
+            [CollectiveStatus(0, 6, "PERFORM_COLLECTIVE_COMMS", 1_200)],
+        ),
     ],
     groups=[GroupStatus(0, 4, "installed", [2, 1, 3], "ring", [(1, 2)], [DIVERGED], 5)],
     waiting=[Waiting("update_topology", [1], [2, 3], 4_200)],
@@ -248,13 +262,13 @@ def test_a_broken_setting_is_a_red_line_and_code_2(
 # status
 
 
-def test_status_fits_a_terminal_of_80_columns_and_breaks_no_phase_or_address(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_status_fits_a_terminal_of_80_columns_and_breaks_no_state_or_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output.console, "_width", 80)
-    host, phase = "rack7-node13.example.org", "COLLECTIVE_COMMUNICATIONS_RUNNING"
-    name = f"{host}:17202"
-    ops = ["tag 0 seq 12: PERFORM (1.2 s)"]
+    host, phase, state = "rack7-node13.example.org", "PEER_REGISTERED", "VOTE_NO_NEW_PEERS_ESTABLISH_P2P_CONNECTIONS"
+    name, addresses = f"{host}:17202", ["10.10.10.7", "2001:db8::17"]
+    ops = [CollectiveStatus(0, 12, "VOTE_INITIATE_COLLECTIVE_COMMS", 1_200)]
     peers = [
-        PeerStatus(peer, name, host, 0, phase, ["10.10.10.7", "2001:db8::17"], 48149, 3_200, True, 1_843_200, ops)
+        PeerStatus(peer, name, host, 0, phase, addresses, 48149, 3_200, True, 1_843_200, [], state, ops)
         for peer in range(100, 112)
     ]
     ring = [peer.peer for peer in peers]
@@ -270,7 +284,8 @@ def test_status_fits_a_terminal_of_80_columns_and_breaks_no_phase_or_address(mon
         output.console.print(render("127.0.0.1:48148", status))
     text = captured.get()
     assert max(map(len, text.splitlines())) <= 80
-    for piece in (phase, "1843200", "suspected", "10.10.10.7:48149", "[2001:db8::17]:48149", "tag 0 seq 12: PERFORM"):
+    op = "tag 0 seq 12  VOTE_INITIATE_COLLECTIVE_COMMS  1.2 s"
+    for piece in (phase, state, op, "1843200", "suspected", "10.10.10.7:48149", "[2001:db8::17]:48149"):
         assert text.count(piece) >= len(peers), piece
     assert "links (the ring, then the slowest; 24 of 132)" in text
     assert text.index("111 -> 100  ") < text.index("100 -> 102  ")
@@ -320,7 +335,8 @@ def test_status_prints_the_run(
         "[red]two",
         "[fe80::2]:48150",
         "suspected",
-        "tag 0 sequence 6",
+        "PEER_ACCEPTED  COLLECTIVE_COMMUNICATIONS_RUNNING",
+        "tag 0 seq 6  PERFORM_COLLECTIVE_COMMS  1.2 s",
         "2 -> 1 -> 3 -> 2",
         "1 -> 2",
         "update_topology",

@@ -456,14 +456,19 @@ def test_status_shows_ops_by_what_all_members_announce() -> None:
     stage.ring(2)
     op = Announced(0, 3, 1200, 7, False)
     stage.step(HeartbeatReceived(1, Heartbeat(1, 0, 2, committed=3, ops=[op])))
-    assert [peer.ops for peer in stage.master.status(0).peers] == [["tag 0 seq 3: VOTE_INITIATE (1.2 s)"], []]
+    assert [peer.ops for peer in stage.master.status(0).peers] == [
+        ["tag 0 seq 3: VOTE_INITIATE_COLLECTIVE_COMMS (1.2 s)"],
+        [],
+    ]
     (waiting,) = stage.master.waiting(0)
     assert (waiting.waiting, waiting.missing, waiting.since_ms) == ([1], [2], 1200)
     stage.step(HeartbeatReceived(2, Heartbeat(1, 0, 2, ops=[op])))
-    assert stage.master.status(0).peers[1].ops == ["tag 0 seq 3: PERFORM (1.2 s)"]
+    assert stage.master.status(0).peers[1].ops == ["tag 0 seq 3: PERFORM_COLLECTIVE_COMMS (1.2 s)"]
     stage.step(HeartbeatReceived(2, Heartbeat(2, 0, 2, ops=[Announced(0, 3, 1300, 7, True)])))
     assert [peer.ops[0][:22] for peer in stage.master.status(0).peers] == ["tag 0 seq 3: VOTE_COMP"] * 2
-    assert stage.master.status(0).peers[0].phase == "COLLECTIVE_COMMUNICATIONS_RUNNING"
+    assert [op.state for op in stage.master.status(0).peers[0].op_states] == ["VOTE_COMPLETE_COLLECTIVE_COMMS"]
+    first = stage.master.status(0).peers[0]
+    assert (first.phase, first.state) == ("PEER_ACCEPTED", "COLLECTIVE_COMMUNICATIONS_RUNNING")
 
 
 def test_a_planted_verdict_is_used() -> None:

@@ -162,7 +162,7 @@ def test_a_peer_joins_and_a_watcher_sees_it() -> None:
     with a_master() as (master, _):
         peer, watcher = Client(master.address), Client(master.address)
         peer.join()
-        assert [each.phase for each in watcher.status().peers] == ["IDLE"]
+        assert [each.state for each in watcher.status().peers] == ["IDLE"]
         peer.close()
         watcher.close()
 
@@ -207,7 +207,7 @@ def test_garbage_is_dropped_with_a_reason_and_a_peer_lives_on() -> None:
         wait_for(lambda: sum("not authenticated" in str(each) for each in notices) >= 300 - 256)
         watcher = Client(master.address)
         status = watcher.status()
-        assert [each.phase for each in status.peers] == ["IDLE"]
+        assert [(each.phase, each.state) for each in status.peers] == [("PEER_ACCEPTED", "IDLE")]
         assert not status.peers[0].suspected
         assert not [each for each in notices if isinstance(each, PeerGone)]
         assert all(each.remote.startswith("127.0.0.1:") for each in notices if isinstance(each, ConnectionDropped))
