@@ -301,7 +301,7 @@ class MasterRun:
                     case m.Resumed():
                         answer = m.Returned()
                     case m.Measure():
-                        answer = m.Measured(message.test, message.other.peer, 1e6, 10)
+                        answer = m.LinkMeasured(message.test, message.other.peer, 1e6, 10)
                     case m.SyncPlan() if message.fetch:
                         answer = m.SyncReport(message.sync, "complete")
                     case m.RoundEnd() if hasattr(message, "round"):

@@ -49,9 +49,9 @@ from ringfold.peer.events import (
     Event,
     LinkLost,
     MessageReceived,
-    Mismatch,
     OpCancelled,
     Opened,
+    OpMismatched,
     OpTimedOut,
     Sampled,
     Silent,
@@ -261,7 +261,7 @@ class PeerRun:
     def _op(self, word: str) -> None:
         match word:
             case "mismatch":
-                self.step(Mismatch(1, self.machine.engine_epoch, 0, 0, bytes(48), b"\1" * 48))
+                self.step(OpMismatched(1, self.machine.engine_epoch, 0, 0, bytes(48), b"\1" * 48))
             case "timeout":
                 self.step(OpTimedOut(self.machine.engine_epoch, 0, 0, 9, bytes(48)))
             case _:

@@ -8,7 +8,7 @@ counter, clears the arrivals and signals. When that takes too long, a rank goes 
 from ringfold.iteration.machine import BegunIteration
 from ringfold.iteration.operations import NS, Delete, Get, Heartbeat, Pause, Steps
 from ringfold.store.base import Entry
-from ringfold.testing.iterating import Agreeing, Life, Simulated
+from ringfold.testing.iterating import Agreeing, RankProcess, Simulated
 
 COUNTER, READY = "global_iteration_counter", "global_iteration_ready"
 ARRIVED, CONSENSUS = "global_iteration_barrier:arrived", "global_iteration_barrier:consensus"
@@ -79,5 +79,5 @@ class Naive:
         self._now_ns = answer.now_ns
 
 
-def naive(sim: Simulated, life: Life) -> Agreeing:
+def naive(sim: Simulated, life: RankProcess) -> Agreeing:
     return Naive(life.rank, sim.story.rules.world)

@@ -12,7 +12,7 @@ from ringfold.iteration.operations import Delete, Get, Heartbeat, Ns, Pause, Pro
 from ringfold.iteration.record import Advance, Hold, RankIdentity, Record, Registration, Rules, decode, encode
 from ringfold.store.base import Entry, Generation
 from ringfold.store.client import StoreClient
-from ringfold.testing.iterating import PREFIX, TIMING, Agreeing, AgreeingOf, Life, Simulated
+from ringfold.testing.iterating import PREFIX, TIMING, Agreeing, AgreeingOf, RankProcess, Simulated
 from ringfold.testing.iterating_stories import draw
 
 
@@ -195,14 +195,14 @@ class _Credulous(StoreClient):
         pass
 
 
-def _trusting(sim: Simulated, life: Life) -> Agreeing:
+def _trusting(sim: Simulated, life: RankProcess) -> Agreeing:
     assert life.driver is not None
     life.client = _Credulous(life.driver, prefix=PREFIX, timeout_s=0.001, now_ns=lambda: 0, nonce="any")
     return TrustsAnyStore(sim.self_of(life), sim.story.rules, TIMING)
 
 
 def _of(machine: type[IterationMachine]) -> AgreeingOf:
-    def make(sim: Simulated, life: Life) -> Agreeing:
+    def make(sim: Simulated, life: RankProcess) -> Agreeing:
         return machine(sim.self_of(life), sim.story.rules, TIMING)
 
     return make

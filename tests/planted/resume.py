@@ -7,7 +7,7 @@ from msgspec import structs
 
 from planted import Bug
 from planted.runs import with_syncs
-from ringfold.master.run import Group, Sync
+from ringfold.master.run import Group, RunningSync
 from ringfold.master.syncs import Syncs
 from ringfold.state.election import ElectionResult, FinishedSync
 from ringfold.testing.resuming import run_resume
@@ -33,7 +33,7 @@ class _MixesLineages(Syncs):
 class _KeepsTheLineage(Syncs):
     """A rollback goes on in the lineage that it leaves."""
 
-    def _lineage(self, group: Group, sync: Sync, brought: Lineage | None) -> Lineage:
+    def _lineage(self, group: Group, sync: RunningSync, brought: Lineage | None) -> Lineage:
         return group.lineage or super()._lineage(group, sync, brought)
 
 
@@ -50,7 +50,7 @@ class _TakesWhatIsLoaded(Syncs):
 class _HasNoAncestors(Syncs):
     """A new lineage forgets what it branched from."""
 
-    def _lineage(self, group: Group, sync: Sync, brought: Lineage | None) -> Lineage:
+    def _lineage(self, group: Group, sync: RunningSync, brought: Lineage | None) -> Lineage:
         return super()._lineage(group, sync, None)
 
 

@@ -7,7 +7,7 @@ from planted.iterations import BUGS
 
 from ringfold.iteration.record import Rules
 from ringfold.testing.__main__ import main
-from ringfold.testing.iterating import Simulated, Story, Trouble
+from ringfold.testing.iterating import IterationSchedule, Simulated, Trouble
 from ringfold.testing.iterating_stories import draw, every_crash, run_story
 from ringfold.testing.scheduler import SimulationFailure
 
@@ -28,7 +28,7 @@ def test_a_story_that_once_failed_keeps_every_promise(seed: int) -> None:
 @pytest.mark.parametrize(("can_list", "has_leases"), [(True, False), (True, True), (False, False)])
 def test_a_crash_at_every_store_operation_does_no_harm(can_list: bool, has_leases: bool) -> None:
     """Of two ranks, in their first iterations: one dies before the operation, or after it and without its answer."""
-    calm = Story(seed=5, rules=Rules(2), can_list=can_list, has_leases=has_leases, quiet_ms=1_200, slow=0.0)
+    calm = IterationSchedule(seed=5, rules=Rules(2), can_list=can_list, has_leases=has_leases, quiet_ms=1_200, slow=0.0)
     stories = list(every_crash(calm))
     assert len(stories) > 60
     for story in stories:
@@ -66,7 +66,7 @@ def test_a_minority_that_reaches_the_store_stands_still_with_a_quorum_and_goes_o
     rules: dict[str, Rules] = {"quorum": Rules(5, 1, "majority"), "none": Rules(5)}
     reached = {}
     for name, rule in rules.items():
-        sim = Simulated(Story(seed=3, rules=rule, troubles=(cut,), quiet_ms=40_000, slow=0.0))
+        sim = Simulated(IterationSchedule(seed=3, rules=rule, troubles=(cut,), quiet_ms=40_000, slow=0.0))
         sim.run()
         reached[name] = max(life.log[-1] for life in sim.lives)
     assert reached["quorum"] < reached["none"] / 2

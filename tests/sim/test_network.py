@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ringfold.testing.network import REFUSED, RESET, TIMED_OUT, End, Host, Network, Weather
+from ringfold.testing.network import REFUSED, RESET, TIMED_OUT, End, Network, SimulatedHost, Weather
 from ringfold.testing.scheduler import MS, Scheduler, SimulationFailure
 
 PORT = 7
@@ -15,7 +15,7 @@ class Recorder:
 
     def __init__(self, network: Network, name: str) -> None:
         self.network = network
-        self.host: Host = network.add_host(name, self)
+        self.host: SimulatedHost = network.add_host(name, self)
         self.host.listening.add(PORT)
         self.ends: list[End] = []
         self.log: list[tuple[int, str, str]] = []

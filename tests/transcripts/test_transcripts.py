@@ -351,11 +351,11 @@ class Dialogue:
     def say_measured(self, actor: Actor, words: list[str], named: dict[str, str]) -> None:
         other, rate = int(words[0]), float(words[1]) * 125_000
         settled, round_trip_us = named.get("settled") != "no", int(named.get("rtt", 0))
-        self.say(actor, m.Measured(self.tests[actor.conn, other], other, rate, round_trip_us, settled))
+        self.say(actor, m.LinkMeasured(self.tests[actor.conn, other], other, rate, round_trip_us, settled))
 
     def say_unmeasured(self, actor: Actor, words: list[str], _: dict[str, str]) -> None:
         other = int(words[0])
-        self.say(actor, m.Measured(self.tests[actor.conn, other], other, failed=" ".join(words[1:])))
+        self.say(actor, m.LinkMeasured(self.tests[actor.conn, other], other, failed=" ".join(words[1:])))
 
     def say_reports(self, actor: Actor, words: list[str], named: dict[str, str]) -> None:
         actor.windows += 1

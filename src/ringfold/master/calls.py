@@ -50,14 +50,14 @@ class Ready(Struct, frozen=True):
     """The call is complete."""
 
 
-class Wait(Struct, frozen=True):
+class IncompleteCall(Struct, frozen=True):
     """The call is not complete: why, and which peers it waits for."""
 
     why: str
     missing: list[PeerId]
 
 
-def completion(run: Run, kind: VoteKind, group: GroupId | None = None) -> Ready | Wait:
+def completion(run: Run, kind: VoteKind, group: GroupId | None = None) -> Ready | IncompleteCall:
     """Decide whether a call of the run, or the sync of a group, is complete, or return what it waits for."""
     members = [peer for peer in run.accepted() if kind != "sync" or peer.group == group]
     if kind == "sync":
@@ -68,17 +68,17 @@ def completion(run: Run, kind: VoteKind, group: GroupId | None = None) -> Ready 
     ballots = {peer.id: ballot for peer in members if (ballot := run.ballot(peer)) and ballot.kind == kind}
     missing = [peer.id for peer in members if peer.id not in ballots]
     if missing or not members:
-        return Wait(f"{len(missing)} of {len(members)} have not called it: {list_peers(missing)}", missing)
+        return IncompleteCall(f"{len(missing)} of {len(members)} have not called it: {list_peers(missing)}", missing)
     if kind in ("pending", "sync"):
         return Ready()
     changing = [each.id for each in run.groups.values() if each.change is not None]
     if changing:
-        return Wait(f"the epoch of group {changing[0]} is changing", [])
+        return IncompleteCall(f"the epoch of group {changing[0]} is changing", [])
     short = run.short_of_peers()
     if kind == "update" and len(short) == len(members) and not run.admissible(short):
         asking = max(members, key=lambda peer: ballots[peer.id].min_world - run.size(peer.group))
         needed, there = ballots[asking.id].min_world, run.size(asking.group)
-        return Wait(f"peer {asking.id} wants {needed} peers in its group, {there} are there", [])
+        return IncompleteCall(f"peer {asking.id} wants {needed} peers in its group, {there} are there", [])
     return Ready()
 
 
@@ -149,7 +149,7 @@ class Calls:
         else:
             kind: VoteKind = peer.ballot.kind if peer.ballot is not None else "update"
             state = completion(self._run, kind, peer.group)
-            missing = self._absent(now, peer, kind, state) if isinstance(state, Wait) else []
+            missing = self._absent(now, peer, kind, state) if isinstance(state, IncompleteCall) else []
             why = f"for {list_peers(missing)}" if missing or isinstance(state, Ready) else f"because {state.why}"
             if kind == "sync" and (waiting := self._run.groups[peer.group].resume) is not None:
                 why = f"for {', '.join(map(repr, waiting.missing))} to return with a checkpoint"
@@ -171,7 +171,7 @@ class Calls:
             if voter in self._run.peers:
                 self.withdraw(now, self._run.peers[voter], message)
 
-    def _absent(self, now: Ns, peer: Peer, kind: VoteKind, state: Wait) -> list[PeerId]:
+    def _absent(self, now: Ns, peer: Peer, kind: VoteKind, state: IncompleteCall) -> list[PeerId]:
         """The peers that a call waited for. Those that waited in it, too, and timed out a moment earlier are not at
         fault."""
         since = now if peer.ballot is None else peer.ballot.called_ns

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ringfold.errors import RemoteProtocolError
 from ringfold.master.events import Ns
-from ringfold.master.run import AwayMember, Change, Group, LostLink, Peer, Run
+from ringfold.master.run import AwayMember, BrokenLink, EpochChange, Group, Peer, Run
 from ringfold.master.states import EpochPhase, Membership
 from ringfold.master.verdicts import Cause, Collector, broken_edge, joining, lost, summary
 from ringfold.topology.ring import Edge, edges_of, ring_order
@@ -63,11 +63,11 @@ class Epochs:
 
     # Causes
 
-    def begin(self, now: Ns, group: Group, *causes: Cause) -> Change:
+    def begin(self, now: Ns, group: Group, *causes: Cause) -> EpochChange:
         """End the group's newest epoch. If it is being sealed already, add these causes."""
         change = group.change
         if change is None:
-            change = group.change = Change(since_ns=now)
+            change = group.change = EpochChange(since_ns=now)
         change.causes += [Cause(self._run.add_names_to_reason(cause.reason), cause.op) for cause in causes]
         if group.phase is not EpochPhase.SEALING:
             self._seal(now, group, change)
@@ -137,7 +137,7 @@ class Epochs:
         if edge not in edges_of(group.ring) or peer.id not in edge:
             raise RemoteProtocolError(f"it lost a link {edge[0]} -> {edge[1]} that it does not have")
         if group.change is None:
-            group.lost_links.setdefault(edge, LostLink(now, message.reason))
+            group.lost_links.setdefault(edge, BrokenLink(now, message.reason))
         elif group.phase is EpochPhase.ATTACHING:
             self._count_loss(now, group, *edge, message.reason)
             self._proposal_failed(now, group, group.change, edge)
@@ -149,7 +149,7 @@ class Epochs:
 
     # Sealing
 
-    def _seal(self, now: Ns, group: Group, change: Change) -> None:
+    def _seal(self, now: Ns, group: Group, change: EpochChange) -> None:
         group.enter(EpochPhase.SEALING)
         change.deadline_ns = now + self._settings.seal_ms * MS
         change.seals.clear()
@@ -199,7 +199,7 @@ class Epochs:
                 moved = True
         return moved
 
-    def _next_phase(self, now: Ns, group: Group, change: Change) -> None:
+    def _next_phase(self, now: Ns, group: Group, change: EpochChange) -> None:
         if group.phase is EpochPhase.SEALING:
             self._record(now, group, change)
         elif any(change.answers.values()):
@@ -220,7 +220,7 @@ class Epochs:
 
     # Recording
 
-    def _record(self, now: Ns, group: Group, change: Change) -> None:
+    def _record(self, now: Ns, group: Group, change: EpochChange) -> None:
         """Decide the next epoch, at one instant, from the seals of all survivors."""
         ring = self._plan_ring(now, group, change)
         verdicts = self._decide(change.seals, change.causes)
@@ -276,7 +276,7 @@ class Epochs:
         change.seals.clear()
         change.admitted.clear()
 
-    def _plan_ring(self, now: Ns, group: Group, change: Change) -> list[PeerId]:
+    def _plan_ring(self, now: Ns, group: Group, change: EpochChange) -> list[PeerId]:
         """The ring of the next epoch. Evicts members until there is one that uses no bad edge."""
         while True:
             staying = [peer.id for peer in self._run.live(group) if peer.membership is not Membership.LEAVING]
@@ -313,7 +313,7 @@ class Epochs:
         if group.change is not None and group.phase is EpochPhase.ATTACHING:
             group.change.answers[peer.id] = message.edges
 
-    def _install(self, now: Ns, group: Group, change: Change) -> None:
+    def _install(self, now: Ns, group: Group, change: EpochChange) -> None:
         group.enter(EpochPhase.IDLE)
         group.installed_ns = now
         installed = Installed(group.epoch, self._run.world())
@@ -321,7 +321,7 @@ class Epochs:
             self._run.send(member, installed)
         self._run.notify(EpochInstalled(group.id, group.epoch, (now - change.since_ns) // MS))
 
-    def _propose_again(self, now: Ns, group: Group, change: Change) -> None:
+    def _propose_again(self, now: Ns, group: Group, change: EpochChange) -> None:
         """Some edges could not be connected: dial them from the other end next, or avoid them."""
         dialers = dict(zip(edges_of(group.ring), group.dialers, strict=True))
         reasons: dict[Edge, str] = {}
@@ -338,7 +338,7 @@ class Epochs:
         texts = {edge: f"dialled by peer {dialers[edge]}: {reason}" for edge, reason in sorted(reasons.items())}
         self.begin(now, group, *(broken_edge(*edge, reason) for edge, reason in texts.items()))
 
-    def _proposal_failed(self, now: Ns, group: Group, change: Change, *edges: Edge) -> None:
+    def _proposal_failed(self, now: Ns, group: Group, change: EpochChange, *edges: Edge) -> None:
         for edge in edges:
             for end in edge:
                 change.blame[end] = change.blame.get(end, 0) + 1
@@ -363,7 +363,7 @@ class Epochs:
             elif now >= group.change.deadline_ns:
                 self._evict_missing(now, group, group.change)
 
-    def _evict_missing(self, now: Ns, group: Group, change: Change) -> None:
+    def _evict_missing(self, now: Ns, group: Group, change: EpochChange) -> None:
         sealing = group.phase is EpochPhase.SEALING
         limit = f"seal_ms {self._settings.seal_ms}" if sealing else f"attach_ms {self._settings.attach_ms}"
         reason = f"it did not {'seal' if sealing else 'attach'} epoch {group.epoch} in time ({limit})"

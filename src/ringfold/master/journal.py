@@ -45,7 +45,7 @@ from ringfold.master.effects import (
 )
 from ringfold.master.events import Conn, Ns, StopRequested
 from ringfold.master.lifecycle import Life, restored, stopped
-from ringfold.master.run import Admission, AwayMember, Change, Run
+from ringfold.master.run import Admission, AwayMember, EpochChange, Run
 from ringfold.master.states import EpochPhase
 from ringfold.master.verdicts import Cause
 from ringfold.state.election import FinishedSync
@@ -251,7 +251,7 @@ def restore(run: Run, journal: Journal, now: Ns) -> None:
             continue
         group.ring, group.dialers = [member.peer for member in record.members], list(record.dialers)
         group.evidence = record.evidence
-        group.change = Change(since_ns=now, deadline_ns=NEVER, causes=[MASTER_CHANGED])
+        group.change = EpochChange(since_ns=now, deadline_ns=NEVER, causes=[MASTER_CHANGED])
         group.enter(EpochPhase.SEALING)
         for member in record.members:
             run.away[member.peer] = AwayMember(group.id, member)

@@ -60,7 +60,7 @@ from ringfold.master.events import (
 from ringfold.master.journal import Journal, JournalPolicy, restore, restore_links
 from ringfold.master.lifecycle import Life
 from ringfold.master.liveness import StallCompensatedClock, evict_reason, is_suspected, silent_ms
-from ringfold.master.ops import Ops
+from ringfold.master.ops import OpReports
 from ringfold.master.probing import Probing
 from ringfold.master.recovery import Recovery
 from ringfold.master.requests import (
@@ -98,7 +98,7 @@ from ringfold.wire.messages import (
     Hello,
     Leave,
     LinkLost,
-    Measured,
+    LinkMeasured,
     OpCancelled,
     OpMismatch,
     OpTimeout,
@@ -169,7 +169,7 @@ class Master:
         self._journal_policy = JournalPolicy(self._run, fence, run_secret, leader, is_on=keeps_journal)
         self._epochs = Epochs(self._run, run_secret, fence, lambda seals, causes: self._verdicts(seals, causes))
         self._disputes = Disputes(self._run, self._epochs)
-        self._ops = Ops(self._run, self._epochs, self._disputes)
+        self._ops = OpReports(self._run, self._epochs, self._disputes)
         self._watchdog = Watchdog(self._run, self._epochs, self._ops.failed)
         self._recovery = Recovery(self._run, self._epochs, fence)
         self._syncs = Syncs(self._run, run_secret)
@@ -479,7 +479,7 @@ class Master:
                 self._epochs.leave(now, peer, message)
             case SyncReport():
                 self._syncs.report(now, peer, message)
-            case Measured():
+            case LinkMeasured():
                 self._topology.measured(now, peer, message)
             case OpTimeout():
                 if not self._watchdog.op_overdue(now, peer, message):

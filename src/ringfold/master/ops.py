@@ -18,7 +18,7 @@ from ringfold.wire.messages import OpCancelled, OpMismatch, OpRef, OpTimeout, Pe
 from ringfold.wire.notices import CallRefused
 
 
-class Ops:
+class OpReports:
     """What peers report about their ops."""
 
     def __init__(self, run: Run, epochs: Epochs, disputes: Disputes) -> None:

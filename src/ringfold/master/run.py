@@ -50,7 +50,7 @@ from ringfold.wire.messages import (
     GroupId,
     Hello,
     Lineage,
-    Measured,
+    LinkMeasured,
     Member,
     Offer,
     OpRef,
@@ -167,7 +167,7 @@ class Peer:
 
 
 @dataclass(slots=True)
-class Change:
+class EpochChange:
     """An epoch change in progress: sealing the old epoch, or attaching the new one."""
 
     since_ns: Ns
@@ -187,7 +187,7 @@ class Change:
 
 
 @dataclass(slots=True)
-class LostLink:
+class BrokenLink:
     since_ns: Ns
     reason: str
 
@@ -203,7 +203,7 @@ class Dispute:
 
 
 @dataclass(slots=True)
-class Sync:
+class RunningSync:
     """A sync that is decided: blocks are in flight. Epoch changes do not affect it; a peer that dies is out of it."""
 
     number: int
@@ -247,17 +247,17 @@ class Group:
     dialers: list[PeerId] = field(default_factory=list)
     evidence: EvidenceBy = "ring"
     phase: EpochPhase = EpochPhase.IDLE
-    change: Change | None = None
+    change: EpochChange | None = None
     """The epoch change in progress; None in phase IDLE."""
     collector: Collector | None = None
-    lost_links: dict[Edge, LostLink] = field(default_factory=dict)
+    lost_links: dict[Edge, BrokenLink] = field(default_factory=dict)
     """Links of the installed epoch that broke just now; the death of a peer may explain them."""
     disputes: dict[OpRef, Dispute] = field(default_factory=dict)
     """Disputes in the installed epoch."""
     incumbents: set[PeerId] = field(default_factory=set)
     """Members that had committed an op, or finished a sync, before the newest admission: they decide disputes."""
     installed_ns: Ns = 0
-    sync: Sync | None = None
+    sync: RunningSync | None = None
     """The sync in progress."""
     finished: FinishedSync | None = None
     """The last sync that finished: the next one is compared with it."""
@@ -309,7 +309,7 @@ class LinkTest:
     pair: Edge
     dialer: PeerId
     deadline_ns: Ns
-    reports: dict[PeerId, Measured] = field(default_factory=dict)
+    reports: dict[PeerId, LinkMeasured] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

@@ -31,7 +31,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ringfold.errors import RemoteProtocolError
-from ringfold.master.calls import Wait, completion
+from ringfold.master.calls import IncompleteCall, completion
 from ringfold.master.epochs import Epochs
 from ringfold.master.events import Ns
 from ringfold.master.run import Group, Peer, Run
@@ -433,7 +433,7 @@ class Watchdog:
         if not since:
             return
         state = completion(run, kind, None if group is None else group.id)
-        missing = [run.peers[peer] for peer in state.missing] if isinstance(state, Wait) else []
+        missing = [run.peers[peer] for peer in state.missing] if isinstance(state, IncompleteCall) else []
         absent = [self._absent(each, run.groups[each.group], each.calls + each.heartbeat.committed) for each in missing]
         waits_for_peers = not absent or (kind == "update" and bool(run.short_of_peers()))
         key = WaitKey("call", -1 if group is None else group.id, vote=kind)

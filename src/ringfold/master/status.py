@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from msgspec.structs import replace
 
-from ringfold.master.calls import Wait, completion
+from ringfold.master.calls import IncompleteCall, completion
 from ringfold.master.connection_states import CollectiveState, facts_of, op_state_of, phase_of, state_of
 from ringfold.master.disputes import sides
 from ringfold.master.epochs import Epochs
@@ -185,7 +185,7 @@ def _calls(run: Run, now: Ns, decisions: Mapping[WaitKey, StallDecision]) -> Ite
             if peer.ballot is not None and peer.ballot.kind == kind and group in (None, peer.group)
         }
         state = completion(run, kind, group)
-        if ballots and isinstance(state, Wait):
+        if ballots and isinstance(state, IncompleteCall):
             since = min(ballot.called_ns for ballot in ballots.values())
             where = "" if group is None else f"group {group}: "
             waiting = Waiting(
@@ -198,7 +198,7 @@ def _calls(run: Run, now: Ns, decisions: Mapping[WaitKey, StallDecision]) -> Ite
 def _newcomers(run: Run, now: Ns) -> Iterator[Waiting]:
     newcomers = run.registered()
     state = completion(run, "update")
-    if newcomers and isinstance(state, Wait):
+    if newcomers and isinstance(state, IncompleteCall):
         since = min(peer.registered_ns for peer in newcomers)
         what = "to be accepted, by update_topology of all accepted peers"
         yield Waiting(what, [peer.id for peer in newcomers], state.missing, (now - since) // MS)

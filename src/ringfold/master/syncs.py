@@ -35,7 +35,7 @@ from ringfold.errors import RemoteProtocolError
 from ringfold.limits import MAX_KEYS
 from ringfold.master import lifecycle
 from ringfold.master.events import Ns
-from ringfold.master.run import Group, Peer, Run, Sync
+from ringfold.master.run import Group, Peer, Run, RunningSync
 from ringfold.state.ancestry import new_lineage
 from ringfold.state.blocks import digest_bytes
 from ringfold.state.election import ElectedState, ElectionResult, FinishedSync, NoWinner, diverged, elect
@@ -230,7 +230,7 @@ class Syncs:
         self._notify_once(list(decision.rejected.values()))
         taking_part = {peer: ballot.number for peer, ballot in ballots.items() if peer not in decision.rejected}
         fetching = {peer for peer, keys in decision.fetch.items() if keys}
-        sync = Sync(run.syncs, now, decision, taking_part, set(decision.holders), fetching, voters)
+        sync = RunningSync(run.syncs, now, decision, taking_part, set(decision.holders), fetching, voters)
         sync.failures, sync.diverged = failures, self._diverged(offers, decision, group.finished)
         sync.savers = {peer for peer, offer in offers.items() if offer.is_saved}
         sync.lineage = self._lineage(group, sync, offers[decision.winner].lineage)
@@ -266,7 +266,7 @@ class Syncs:
     ) -> ElectionResult:
         return elect(offers, last, present)
 
-    def _lineage(self, group: Group, sync: Sync, brought: Lineage | None) -> Lineage:
+    def _lineage(self, group: Group, sync: RunningSync, brought: Lineage | None) -> Lineage:
         """The lineage that continues, or a new one. Sync numbers are never used twice, so neither are ids.
 
         If the last revision comes from a disk, what peers have saved after it counts as abandoned.
@@ -299,7 +299,7 @@ class Syncs:
             for found in diverged(offers, plan, last)
         }
 
-    def _send_plans(self, group: Group, sync: Sync) -> None:
+    def _send_plans(self, group: Group, sync: RunningSync) -> None:
         run, plan = self._run, sync.plan
         secret = derive(self._secret, "sync", sync.number)
         holders = [run.peers[peer].member for peer in sorted(sync.holders)]
@@ -339,7 +339,7 @@ class Syncs:
                 text = f"peer {peer.id} got a wrong block from {list_peers(known)}: {report.text}"
                 self._run.notify(CallRefused(known, text))
 
-    def _extend(self, now: Ns, sync: Sync) -> None:
+    def _extend(self, now: Ns, sync: RunningSync) -> None:
         """A large state takes long: while there is progress, the timeouts of all participants start again."""
         if now - sync.last_told_ns < EXTEND_INTERVAL_NS:
             return
@@ -347,7 +347,7 @@ class Syncs:
         for peer, ballot in sorted(sync.ballots.items()):
             self._run.send(self._run.peers[peer], SyncExtended(ballot))
 
-    def _stuck(self, sync: Sync, peer: Peer, blame: list[PeerId], why: str) -> Reason:
+    def _stuck(self, sync: RunningSync, peer: Peer, blame: list[PeerId], why: str) -> Reason:
         """Why a peer did not get the state: it is lost to all, or its holders sent wrong blocks, or none.
 
         A holder that died may still count as one here: its receivers often notice before its control connection closes.
@@ -365,7 +365,7 @@ class Syncs:
         )
         return Reason("hash" if sync.corrupt & {*blame} else "state", text, blame)
 
-    def _exclude(self, group: Group, sync: Sync, peer: Peer, reason: Reason) -> None:
+    def _exclude(self, group: Group, sync: RunningSync, peer: Peer, reason: Reason) -> None:
         """A peer is out of the sync."""
         sent = self._run.fail_call(peer, sync.ballots.pop(peer.id), reason, of_sync=sync.voters)
         sync.failures[peer.id] = sent
@@ -399,7 +399,7 @@ class Syncs:
                 self._finish(now, group, sync)
         return ended
 
-    def _finish(self, now: Ns, group: Group, sync: Sync) -> None:
+    def _finish(self, now: Ns, group: Group, sync: RunningSync) -> None:
         run, plan = self._run, sync.plan
         names = (lasting_name(run.peers[peer].member) for peer in sync.ballots if peer in sync.savers)
         group.finished, group.finished_sync = plan.finished(sync.ballots, names), sync.number

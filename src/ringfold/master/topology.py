@@ -7,10 +7,10 @@
                                           then up to REPEATS times what is doubtful
 
 A *test* measures one pair of a group, both directions at once: both ends get `Measure`, one of them dials, and both
-report what they received (`Measured`). A *round* is as many tests as possible without a common peer, over all groups of
-the run. It ends when its tests have ended: by both reports, by one that reports a failure, by the deadline, or because
-one of the two peers is no longer in the call. Reports are checked, because the master trusts no peer; late ones are
-ignored.
+report what they received (`LinkMeasured`). A *round* is as many tests as possible without a common peer, over all
+groups of the run. It ends when its tests have ended: by both reports, by one that reports a failure, by the deadline,
+or because one of the two peers is no longer in the call. Reports are checked, because the master trusts no peer; late
+ones are ignored.
 
 A figure is *doubtful* if it is not settled (the arrival rate was never steady for long enough: a busy machine, a
 stalled TCP connection), or far below what the link was known to carry. Its pair is measured again after all others. A
@@ -51,7 +51,7 @@ from ringfold.units import MS
 from ringfold.wire.decoding import checked
 from ringfold.wire.diagnostics import list_peers
 from ringfold.wire.frames import Heartbeat
-from ringfold.wire.messages import GroupId, Measure, Measured, PeerId, Reason
+from ringfold.wire.messages import GroupId, LinkMeasured, Measure, PeerId, Reason
 from ringfold.wire.notices import CallRefused, LinksMeasured, RingChosen
 from ringfold.wire.proof import derive
 
@@ -172,7 +172,7 @@ class Topology:
                 going.failed_once.pop(pair, None)
                 going.doubtful.pop(pair, None)
 
-    def measured(self, now: Ns, peer: Peer, report: Measured) -> None:
+    def measured(self, now: Ns, peer: Peer, report: LinkMeasured) -> None:
         """One end of a test reports its figure, or a failure. A report that was in flight when the test ended is
         void."""
         if not 0 < report.test <= self._run.tests:
@@ -356,7 +356,7 @@ def waits_for(run: Run, epochs: Epochs, going: Optimisation) -> list[PeerId]:
     return sorted({peer for test in going.tests.values() for peer in test.pair if peer not in test.reports})
 
 
-def _check_figures(report: Measured) -> None:
+def _check_figures(report: LinkMeasured) -> None:
     """Refuse figures that no correct peer reports. NaN fails every comparison."""
     if not (0 < report.bytes_per_s <= MAX_BYTES_PER_S and 0 <= report.round_trip_us <= MAX_ROUND_TRIP_US):
         raise RemoteProtocolError(

@@ -464,7 +464,7 @@ class Source:
         self.kind = kind if isinstance(kind, np.dtype) else self.spans.arrays[0].dtype
 
 
-class Result:
+class ResultBuffer:
     """The target of an op whose size depends on the ring: the caller's `out`, or a new array."""
 
     def __init__(self, source: Source, out: ArrayLike | None, dtype: str | None) -> None:
@@ -497,7 +497,7 @@ def result_alone(
 ) -> Array:
     """The result of an all_gather, or a reduce_scatter, in a group of one."""
     source = Source(array, dtype)
-    result = Result(source, out, dtype)
+    result = ResultBuffer(source, out, dtype)
     spans = result.of_shape((1, *source.shape) if gathers else (source.operand.size,))
     target = spans.arrays[0].reshape(-1)
     target[:] = source.spans.arrays[0].reshape(-1) if contribute else 0

@@ -26,7 +26,7 @@ from ringfold.peer.buffers import (
     Array,
     ArrayLike,
     Buffers,
-    Result,
+    ResultBuffer,
     Source,
     Spans,
     in_and_out,
@@ -319,7 +319,7 @@ class Communicator:
         """
         ops = self._ops
         source = Source(array, dtype)
-        result = Result(source, out, dtype)
+        result = ResultBuffer(source, out, dtype)
 
         def submit(record: Record, again: bool) -> int:
             target, kind = result.of_shape((len(record.members), *source.shape)), OpKind.ALL_GATHER
@@ -347,7 +347,7 @@ class Communicator:
         """
         ops, reduce_op = self._ops, reduce_code(op)
         source = Source(array, dtype)
-        result = Result(source, out, dtype)
+        result = ResultBuffer(source, out, dtype)
 
         def submit(record: Record, again: bool) -> int:
             size, kind, elements = len(record.members), OpKind.REDUCE_SCATTER, source.operand.size

@@ -48,9 +48,9 @@ from ringfold.peer.events import (
     Event,
     LinkLost,
     MessageReceived,
-    Mismatch,
     OpCancelled,
     Opened,
+    OpMismatched,
     OpTimedOut,
     Sampled,
     Silent,
@@ -245,7 +245,7 @@ def event_of(engine: Commands, event: EngineEvent, nonce: Callable[[], bytes]) -
             return LinkLost(event.peer, event.outgoing, event.text, left)
         case "mismatch":
             op = (event.epoch, event.tag, event.sequence)
-            return Mismatch(event.peer, *op, event.descriptor, event.other_descriptor)
+            return OpMismatched(event.peer, *op, event.descriptor, event.other_descriptor)
         case "op_timeout":
             return OpTimedOut(event.epoch, event.tag, event.sequence, event.waited_ms, event.descriptor)
         case "op_cancelled":

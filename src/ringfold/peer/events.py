@@ -68,7 +68,7 @@ class LinkLost:
 
 
 @dataclass(frozen=True, slots=True)
-class Mismatch:
+class OpMismatched:
     """A neighbour called something else under the same (tag, sequence) of an epoch."""
 
     peer: PeerId
@@ -218,7 +218,7 @@ Event = (
     | MessageReceived
     | Closed
     | LinkLost
-    | Mismatch
+    | OpMismatched
     | OpTimedOut
     | OpCancelled
     | Silent

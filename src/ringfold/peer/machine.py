@@ -76,9 +76,9 @@ from ringfold.peer.events import (
     Event,
     LinkLost,
     MessageReceived,
-    Mismatch,
     OpCancelled,
     Opened,
+    OpMismatched,
     OpTimedOut,
     Sampled,
     Silent,
@@ -223,7 +223,7 @@ class PeerMachine:
                 effects = self._connection(now_ns, event)
             case LinkLost(peer, outgoing, reason, live_conns):
                 effects = self._report_lost(self._lanes.link_lost(now_ns, (outgoing, peer), live_conns, reason))
-            case Mismatch() | OpTimedOut() | OpCancelled():
+            case OpMismatched() | OpTimedOut() | OpCancelled():
                 effects = self._op_report(event)
             case BlocksReceived():
                 effects = self._syncing.received(now_ns, event)
@@ -590,7 +590,7 @@ class PeerMachine:
 
     # Ops, deadlines and the end
 
-    def _op_report(self, event: Mismatch | OpTimedOut | OpCancelled) -> list[Effect]:
+    def _op_report(self, event: OpMismatched | OpTimedOut | OpCancelled) -> list[Effect]:
         """Forward the engine's report of an op to the master, unless its epoch is sealed or over: verdicts decide then.
 
         In the next epoch the same tag and sequence may be another op, which is not at fault.
@@ -679,12 +679,12 @@ def is_admission(before: Record, record: Record) -> bool:
 
 
 def op_report(
-    event: Mismatch | OpTimedOut | OpCancelled,
+    event: OpMismatched | OpTimedOut | OpCancelled,
 ) -> messages.OpMismatch | messages.OpTimeout | messages.OpCancelled:
     """The report to the master about an op that cannot succeed."""
     epoch, op = event.epoch, OpRef(event.tag, event.sequence)
     match event:
-        case Mismatch():
+        case OpMismatched():
             return messages.OpMismatch(epoch, op, event.peer, event.mine, event.theirs)
         case OpTimedOut():
             return messages.OpTimeout(epoch, op, event.waited_ms, event.descriptor, event.final)

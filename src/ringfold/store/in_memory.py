@@ -62,7 +62,7 @@ def holds(present: Entry | None, condition: Condition) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class StoreSnapshot:
     """A copy of a server's entries and generation."""
 
     entries: dict[str, Entry]
@@ -109,10 +109,10 @@ class MemoryServer:
         found = {key: entry for key, entry in sorted(self.entries.items()) if key.startswith(prefix)}
         return Scanned(found, self.generation)
 
-    def snapshot(self) -> Snapshot:
-        return Snapshot(dict(self.entries), self.generation)
+    def snapshot(self) -> StoreSnapshot:
+        return StoreSnapshot(dict(self.entries), self.generation)
 
-    def restore(self, snapshot: Snapshot) -> None:
+    def restore(self, snapshot: StoreSnapshot) -> None:
         self.entries, self.generation = dict(snapshot.entries), snapshot.generation
 
     def wipe(self) -> None:

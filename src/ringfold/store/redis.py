@@ -102,7 +102,7 @@ return {generation(), found}
 )
 
 
-class Connection(Protocol):
+class RedisConnection(Protocol):
     """What is used of redis-py's connection: encoding, authentication and TLS; the deadlines are not."""
 
     socket_connect_timeout: float
@@ -138,7 +138,7 @@ class RedisDriver:
         except ValueError as error:
             raise ConfigError(f"{self.name} is not an address of a Redis server: {error}") from error
         self._lock = threads.Lock()
-        self._idle: list[Connection] = []
+        self._idle: list[RedisConnection] = []
         self._pid = os.getpid()
 
     def ensure_generation(self, nonce: str | None, deadline: Deadline) -> Generation | None:
@@ -234,7 +234,7 @@ class RedisDriver:
             self._idle.append(connection)
         return response
 
-    def _connected(self, deadline: Deadline) -> Connection:
+    def _connected(self, deadline: Deadline) -> RedisConnection:
         """A connection for exclusive use. One that the server has closed in the meantime is not used."""
         while (connection := self._taken()) is not None:
             try:
@@ -244,7 +244,7 @@ class RedisDriver:
                 pass
             connection.disconnect()
         # The pool itself would also count connections that are closed.
-        made: Connection = self._pool.connection_class(**self._pool.connection_kwargs)
+        made: RedisConnection = self._pool.connection_class(**self._pool.connection_kwargs)
         made.socket_connect_timeout = made.socket_timeout = max(0.05, deadline.left_s())
         try:
             made.connect()
@@ -256,7 +256,7 @@ class RedisDriver:
             raise StoreUnreachable(self.name, str(error)) from error
         return made
 
-    def _taken(self) -> Connection | None:
+    def _taken(self) -> RedisConnection | None:
         with self._lock:
             if self._pid != os.getpid():  # after a fork they belong to the parent
                 self._pid, self._idle = os.getpid(), []
@@ -289,7 +289,7 @@ def _written(response: list[Any]) -> Written:
 class RedisKeyWatch:
     """A connection that is subscribed to the changes of one key."""
 
-    def __init__(self, redis: ModuleType, connection: Connection, name: str) -> None:
+    def __init__(self, redis: ModuleType, connection: RedisConnection, name: str) -> None:
         self._redis = redis
         self._connection = connection
         self._name = name

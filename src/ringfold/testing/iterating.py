@@ -42,7 +42,7 @@ from ringfold.iteration.operations import (
 from ringfold.iteration.record import RankIdentity, Record, Rules, decode
 from ringfold.store.base import version_of
 from ringfold.store.client import StoreClient
-from ringfold.store.in_memory import Crashed, Fault, MemoryDriver, MemoryServer, Snapshot
+from ringfold.store.in_memory import Crashed, Fault, MemoryDriver, MemoryServer, StoreSnapshot
 from ringfold.testing.scheduler import MS, Scheduler, SimulationFailure, Trace
 
 PREFIX = "run"
@@ -73,7 +73,7 @@ class Trouble:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Story:
+class IterationSchedule:
     """One schedule: everything that is not drawn while it runs."""
 
     seed: int
@@ -93,7 +93,7 @@ class Story:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class ScheduleResult:
     """What a schedule came to."""
 
     iterations: int
@@ -131,7 +131,7 @@ class Fiber:
 
 
 @dataclass(eq=False, slots=True)
-class Life:
+class RankProcess:
     """One process of one rank."""
 
     rank: int
@@ -170,10 +170,10 @@ class StoryFailure(SimulationFailure):
         return "\n".join([*lines, f"the last {len(self.tail)} events:", *self.tail])
 
 
-AgreeingOf = Callable[["Simulated", Life], Agreeing]
+AgreeingOf = Callable[["Simulated", RankProcess], Agreeing]
 
 
-def production(sim: "Simulated", life: Life) -> Agreeing:
+def production(sim: "Simulated", life: RankProcess) -> Agreeing:
     return IterationMachine(sim.self_of(life), sim.story.rules, TIMING)
 
 
@@ -181,13 +181,13 @@ class Simulated:
     """A store and its ranks, driven by one story."""
 
     def __init__(
-        self, story: Story, agreeing: AgreeingOf = production, echo: Callable[[str], None] | None = None
+        self, story: IterationSchedule, agreeing: AgreeingOf = production, echo: Callable[[str], None] | None = None
     ) -> None:
         self.story, self._agreeing = story, agreeing
         self.sched = Scheduler(story.seed, Trace(echo=echo))
         self.rng = Random(f"{story.seed}/iterating")
         self.server = MemoryServer()
-        self.lives: list[Life] = []
+        self.lives: list[RankProcess] = []
         self.history = 0
         self._back_ns = -(10**12)
         self.is_down = False
@@ -196,16 +196,16 @@ class Simulated:
         self.checks = Checks(story.rules, self.lives)
         self._leases: dict[str, int] = {}
         self._waiting: list[tuple[str, int, Callable[[], None]]] = []
-        self._snapshot: Snapshot | None = None
+        self._snapshot: StoreSnapshot | None = None
 
     # The course of a story
 
-    def run(self) -> Result:
+    def run(self) -> ScheduleResult:
         try:
             self._run()
         except AssertionError as broken:
             raise self._failure(str(broken)) from broken
-        return Result(
+        return ScheduleResult(
             max((life.log[-1] for life in self.lives if life.log), default=-1),
             len(self.lives),
             sum(self.operations.values()),
@@ -274,7 +274,7 @@ class Simulated:
             for life in self._up(rank)[-1:]:
                 self._strike_one(trouble, life)
 
-    def _strike_one(self, trouble: Trouble, life: Life) -> None:
+    def _strike_one(self, trouble: Trouble, life: RankProcess) -> None:
         match trouble.kind:
             case "crash":
                 self._die(life, "was killed")
@@ -295,10 +295,10 @@ class Simulated:
     def _back(self) -> None:
         self.is_down = False
 
-    def _uncut(self, life: Life) -> None:
+    def _uncut(self, life: RankProcess) -> None:
         life.is_cut = False
 
-    def _resume(self, life: Life) -> None:
+    def _resume(self, life: RankProcess) -> None:
         held, life.held, life.is_paused = life.held, [], False
         for action in held:
             self.sched.after(self.rng.randrange(MS), action)
@@ -323,7 +323,7 @@ class Simulated:
 
     # Lives
 
-    def self_of(self, life: Life) -> RankIdentity:
+    def self_of(self, life: RankProcess) -> RankIdentity:
         return RankIdentity(
             rank=life.rank,
             incarnation=life.incarnation,
@@ -331,26 +331,26 @@ class Simulated:
             has_leases=self.story.has_leases,
         )
 
-    def now_ns(self, life: Life) -> int:
+    def now_ns(self, life: RankProcess) -> int:
         return self.sched.now + life.jump_ns
 
-    def note(self, life: Life, what: str) -> None:
+    def note(self, life: RankProcess, what: str) -> None:
         self.sched.trace.note(self.sched.now, str(life), what)
 
-    def _up(self, rank: int) -> list[Life]:
+    def _up(self, rank: int) -> list[RankProcess]:
         return [life for life in self.lives if life.rank == rank and life.is_up]
 
     def _start(self, rank: int) -> None:
         others = self._up(rank)
         number = sum(life.rank == rank for life in self.lives)
-        life = Life(rank, f"{rank}.{number}", self.sched.now)
+        life = RankProcess(rank, f"{rank}.{number}", self.sched.now)
         for one in (*others, life) if others else ():
             one.is_troubled = True  # which of them registers last is open
         self.lives.append(life)
         self.note(life, "starts")
         self._open(life)
 
-    def _open(self, life: Life) -> None:
+    def _open(self, life: RankProcess) -> None:
         """Connect to the store, which is an operation like any other."""
         if not life.is_up:
             return
@@ -375,7 +375,7 @@ class Simulated:
         for fiber in life.fibers:
             self._send(life, fiber, None)
 
-    def _program(self, life: Life, agreeing: Agreeing) -> Course:
+    def _program(self, life: RankProcess, agreeing: Agreeing) -> Course:
         """What a training process does."""
         draw = Random(f"{self.story.seed}/{life.incarnation}")
         while True:
@@ -400,22 +400,22 @@ class Simulated:
             yield Pause(draw.uniform(6, 9) if is_slow else draw.choice((0.0, draw.uniform(0, 0.2), draw.uniform(0, 1))))
             life.finished = begun.iteration
 
-    def _die(self, life: Life, how: str) -> None:
+    def _die(self, life: RankProcess, how: str) -> None:
         self._end(life, how)
         self._restart_later(life)
 
-    def _restart_later(self, life: Life) -> None:
+    def _restart_later(self, life: RankProcess) -> None:
         is_fast = self.rng.random() < 0.6
         delay_ms = self.rng.randint(1, 100) if is_fast else self.rng.randint(100, 9_000)
         self.sched.after(delay_ms * MS, self._restart, life)
 
-    def _restart(self, life: Life) -> None:
+    def _restart(self, life: RankProcess) -> None:
         """What starts a rank's processes starts one when there is none."""
         stays = self.is_quiet and life.rank in self.story.stay_dead
         if not self._up(life.rank) and not stays:
             self._start(life.rank)
 
-    def _end(self, life: Life, how: str) -> None:
+    def _end(self, life: RankProcess, how: str) -> None:
         self.note(life, how)
         life.is_up, life.is_troubled = False, True
         life.held.clear()
@@ -424,7 +424,7 @@ class Simulated:
 
     # Steps
 
-    def _send(self, life: Life, fiber: Fiber, outcome: StoreOutcome) -> None:
+    def _send(self, life: RankProcess, fiber: Fiber, outcome: StoreOutcome) -> None:
         """Hand an answer to a sequence of steps, and see to what it asks for next."""
         if not life.is_up:
             return
@@ -452,7 +452,7 @@ class Simulated:
         if life.is_up:
             self._ask(life, fiber, operation)
 
-    def _ask(self, life: Life, fiber: Fiber, operation: Operation) -> None:
+    def _ask(self, life: RankProcess, fiber: Fiber, operation: Operation) -> None:
         match operation:
             case Pause(seconds):
                 self.sched.after(round(seconds * NS), self._send, life, fiber, None)
@@ -461,7 +461,7 @@ class Simulated:
             case _:
                 self.sched.after(self._delay_ns(), self._perform, life, fiber, operation)
 
-    def _park(self, life: Life, fiber: Fiber, key: str, seen: int, timeout_s: float) -> None:
+    def _park(self, life: RankProcess, fiber: Fiber, key: str, seen: int, timeout_s: float) -> None:
         """Wait for a change of a key, then read it."""
         is_woken = False
 
@@ -478,7 +478,7 @@ class Simulated:
         self._waiting.append((full, seen, wake))
         self.sched.after(round(timeout_s * NS), wake)
 
-    def _perform(self, life: Life, fiber: Fiber, operation: Operation) -> None:
+    def _perform(self, life: RankProcess, fiber: Fiber, operation: Operation) -> None:
         """The operation reaches the store, unless something happens to it."""
         if not life.is_up and self.rng.random() < 0.5:
             return  # it was still on its way out when the process died
@@ -497,7 +497,7 @@ class Simulated:
         self._noticed()
         self.sched.after(self._delay_ns(), self._send, life, fiber, outcome)
 
-    def _carried_out(self, life: Life, operation: Operation) -> StoreOutcome:
+    def _carried_out(self, life: RankProcess, operation: Operation) -> StoreOutcome:
         client = life.client
         assert client is not None
         match operation:
@@ -536,7 +536,7 @@ class Simulated:
             del self._leases[key]
             self.server.entries.pop(key, None)
 
-    def _draw_fault(self, life: Life) -> Fault | None:
+    def _draw_fault(self, life: RankProcess) -> Fault | None:
         number = self.operations[life.rank] = self.operations.get(life.rank, 0) + 1
         if life.is_cut or self.is_down:
             return "unreachable"
@@ -559,7 +559,7 @@ class Simulated:
 
 
 if TYPE_CHECKING:
-    from ringfold.testing.iterating import Life
+    from ringfold.testing.iterating import RankProcess
 
 
 class Broken(AssertionError):
@@ -569,7 +569,7 @@ class Broken(AssertionError):
 class Checks:
     """The history of one store, as an outsider sees it."""
 
-    def __init__(self, rules: Rules, lives: Sequence["Life"]) -> None:
+    def __init__(self, rules: Rules, lives: Sequence["RankProcess"]) -> None:
         self._rules, self._lives = rules, lives
         self._winners: dict[tuple[int, int], str] = {}
         self._members: dict[tuple[int, int], dict[int, str]] = {}
@@ -579,7 +579,7 @@ class Checks:
 
     # What lives are handed
 
-    def begun(self, life: "Life", begun: BegunIteration, history: int, *, is_on_its_way: bool) -> None:
+    def begun(self, life: "RankProcess", begun: BegunIteration, history: int, *, is_on_its_way: bool) -> None:
         """A life is handed an iteration; perhaps the answer was on its way when the store went back."""
         number, last = begun.iteration, life.log[-1] if life.log else None
         if not self._may_go_on(life, history):
@@ -604,7 +604,7 @@ class Checks:
         if agreed is not None and list(agreed) != list(begun.members):
             raise Broken(f"{life} believes that {begun.members} are in {number}; agreed are {list(agreed)}")
 
-    def _skipped(self, life: "Life", numbers: range, history: int) -> None:
+    def _skipped(self, life: "RankProcess", numbers: range, history: int) -> None:
         if not life.is_troubled:
             raise Broken(f"{life} lost iteration {numbers[0]}, and nothing ever happened to it")
         for number in numbers:
@@ -613,19 +613,19 @@ class Checks:
             if all(members.get(life.rank) == life.incarnation for members in both):
                 raise Broken(f"{life} lost iteration {number}, in which the others waited for it")
 
-    def superseded(self, life: "Life") -> None:
+    def superseded(self, life: "RankProcess") -> None:
         """A life reports that another one has taken its seat."""
         if not any(one.rank == life.rank and one is not life for one in self._lives):
             raise Broken(f"{life} believes that it was superseded, and there is nobody else")
 
-    def refused(self, life: "Life", history: int) -> None:
+    def refused(self, life: "RankProcess", history: int) -> None:
         """A life reports that the store went back."""
         if life.history == history:
             raise Broken(f"{life} believes that the store went back, and it did not")
 
     # The record
 
-    def _may_go_on(self, life: "Life", history: int) -> bool:
+    def _may_go_on(self, life: "RankProcess", history: int) -> bool:
         """Whether a life knows this store, or an earlier one of which it has seen nothing that was taken back."""
         if life.history == history:
             return True

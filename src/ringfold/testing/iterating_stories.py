@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from ringfold.iteration.record import Quorum, Rules
-from ringfold.testing.iterating import Kind, Moment, Result, Simulated, Story, Trouble
+from ringfold.testing.iterating import IterationSchedule, Kind, Moment, ScheduleResult, Simulated, Trouble
 from ringfold.testing.scheduler import SimulationFailure
 
 _WITHIN_MS = 9_000
@@ -24,7 +24,7 @@ _OPERATIONS = 60
 """About what a rank makes of them in its first seconds."""
 
 
-def draw(seed: int) -> Story:
+def draw(seed: int) -> IterationSchedule:
     """The story of a seed."""
     rng = Random(f"{seed}/story")
     world = rng.choice((1, 2, 2, 3, 3, 3, 4, 5))
@@ -35,7 +35,7 @@ def draw(seed: int) -> Story:
     crash_at = (rng.randrange(world), rng.randint(1, _OPERATIONS), rng.choice(moments))
     spare = 0 if quorum else world - rules.min_ranks
     stay_dead = tuple(sorted(rng.sample(range(world), rng.randint(0, spare)))) if rng.random() < 0.3 else ()
-    return Story(
+    return IterationSchedule(
         seed=seed,
         rules=rules,
         can_list=rng.random() < 0.6,
@@ -71,12 +71,12 @@ def _going_back(rng: Random) -> tuple[Trouble, ...]:
     return (Trouble(kind="restore", at_ms=rng.randrange(300, _WITHIN_MS // 2), for_ms=rng.randrange(2_500, 5_000)),)
 
 
-def run_story(seed: int, echo: Callable[[str], None] | None = None) -> Result:
+def run_story(seed: int, echo: Callable[[str], None] | None = None) -> ScheduleResult:
     """Run the story of a seed; raises SimulationFailure when a promise is broken."""
     return Simulated(draw(seed), echo=echo).run()
 
 
-def every_crash(story: Story) -> Iterator[Story]:
+def every_crash(story: IterationSchedule) -> Iterator[IterationSchedule]:
     """The same story again and again, with a crash at every operation of every rank, before and after it."""
     calm = Simulated(story)
     calm.run()
@@ -86,7 +86,7 @@ def every_crash(story: Story) -> Iterator[Story]:
             yield _with_crash(story, rank, number, "crash after")
 
 
-def _with_crash(story: Story, rank: int, number: int, moment: Moment) -> Story:
+def _with_crash(story: IterationSchedule, rank: int, number: int, moment: Moment) -> IterationSchedule:
     return replace(story, crash_at=(rank, number, moment))
 
 
@@ -132,9 +132,9 @@ def replay(seed: int, *, trace: bool, console: Console) -> int:
     return 0
 
 
-def run_batch(seeds: Sequence[int]) -> list[Result | SimulationFailure]:
+def run_batch(seeds: Sequence[int]) -> list[ScheduleResult | SimulationFailure]:
     """Some stories; a broken promise is an outcome too."""
-    outcomes: list[Result | SimulationFailure] = []
+    outcomes: list[ScheduleResult | SimulationFailure] = []
     for seed in seeds:
         try:
             outcomes.append(run_story(seed))
@@ -143,7 +143,7 @@ def run_batch(seeds: Sequence[int]) -> list[Result | SimulationFailure]:
     return outcomes
 
 
-def _batches(seeds: range, jobs: int) -> Iterator[list[Result | SimulationFailure]]:
+def _batches(seeds: range, jobs: int) -> Iterator[list[ScheduleResult | SimulationFailure]]:
     batches = [seeds[start : start + _BATCH] for start in range(0, len(seeds), _BATCH)]
     if jobs == 1:
         yield from map(run_batch, batches)
@@ -152,7 +152,7 @@ def _batches(seeds: range, jobs: int) -> Iterator[list[Result | SimulationFailur
         yield from pool.map(run_batch, batches)
 
 
-def _count(counts: Counter[str], result: Result) -> None:
+def _count(counts: Counter[str], result: ScheduleResult) -> None:
     counts["iterations"] += result.iterations + 1
     counts["lives"] += result.lives
     counts["store operations"] += result.operations

@@ -107,7 +107,7 @@ class _What(Enum):
     END = "end"
 
 
-class Host:
+class SimulatedHost:
     """One machine with one process on it."""
 
     def __init__(self, name: str, process: Process) -> None:
@@ -125,7 +125,7 @@ class End:
 
     __slots__ = ("closed", "established", "host", "id", "inbound", "other", "outbound", "paused", "remote", "starved")
 
-    def __init__(self, number: int, host: Host, remote: Host) -> None:
+    def __init__(self, number: int, host: SimulatedHost, remote: SimulatedHost) -> None:
         self.id, self.host, self.remote = number, host, remote
         self.closed = False
         self.established = False
@@ -167,7 +167,7 @@ class Network:
     def __init__(self, scheduler: Scheduler, weather: Weather | None = None) -> None:
         self.scheduler = scheduler
         self.weather = weather or Weather()
-        self.hosts: dict[str, Host] = {}
+        self.hosts: dict[str, SimulatedHost] = {}
         self.bytes_delivered = 0
         self._links: dict[tuple[str, str], Link] = {}
         self._ends = 0
@@ -175,22 +175,22 @@ class Network:
 
     # What processes call
 
-    def add_host(self, name: str, process: Process) -> Host:
+    def add_host(self, name: str, process: Process) -> SimulatedHost:
         """A machine with a process on it. Where a process has died, another one may be started."""
         host = self.hosts.get(name)
         if host is None:
-            host = self.hosts[name] = Host(name, process)
+            host = self.hosts[name] = SimulatedHost(name, process)
         elif host.alive or host.dark:
             raise ValueError(f"there is a host {name} already")
         host.process, host.alive, host.frozen = process, True, False
         return host
 
-    def dial(self, host: Host, target: str, port: int, timeout_ns: int, source: str = "") -> End:
+    def dial(self, host: SimulatedHost, target: str, port: int, timeout_ns: int, source: str = "") -> End:
         """Connect to a port of `target`. The process gets `opened`, or `lost` if there is no answer in time."""
         remote = self.hosts.get(host_of(target))
         near_address = source or host.name
         there, back = self.link(near_address, target), self.link(target, near_address)
-        near = self._pair(host, remote or Host(host_of(target), host.process), there, back)
+        near = self._pair(host, remote or SimulatedHost(host_of(target), host.process), there, back)
         trip_ns = self._delay(there) + self._delay(back)
         if there.dials_dropped:
             self.scheduler.after(timeout_ns, self._fail, near, TIMED_OUT)
@@ -282,7 +282,7 @@ class Network:
             self._fail(other, TIMED_OUT)
         return len(ends[keep:])
 
-    def kill(self, host: Host) -> None:
+    def kill(self, host: SimulatedHost) -> None:
         """The process ends; its kernel closes every connection. What it had sent arrives, or a part of it."""
         host.alive = False
         host.listening.clear()
@@ -293,17 +293,17 @@ class Network:
                 self._truncate(pipe)
             self._push(pipe, self.scheduler.now + self._delay(pipe.link), _What.END, RESET.encode())
 
-    def power_off(self, host: Host) -> None:
+    def power_off(self, host: SimulatedHost) -> None:
         """The host is gone and closes no connection: nothing arrives from it any more, or gets through to it."""
         host.alive, host.dark = False, True
         for end in list(host.ends.values()):
             self._release(end)
             self._truncate(end.outbound)
 
-    def freeze(self, host: Host) -> None:
+    def freeze(self, host: SimulatedHost) -> None:
         host.frozen = True
 
-    def wake(self, host: Host) -> None:
+    def wake(self, host: SimulatedHost) -> None:
         host.frozen = False
         if host.alive:
             host.process.woken()
@@ -311,7 +311,7 @@ class Network:
 
     # Inside
 
-    def _pair(self, host: Host, remote: Host, there: Link, back: Link) -> End:
+    def _pair(self, host: SimulatedHost, remote: SimulatedHost, there: Link, back: Link) -> End:
         self._ends += 2
         near, far = End(self._ends, host, remote), End(self._ends + 1, remote, host)
         near.other, far.other = far, near

@@ -22,7 +22,7 @@ from ringfold.probe.rounds.master import RoundMaster
 from ringfold.probe.rounds.node import RoundNode
 from ringfold.probe.rounds.settings import Adaptive, RoundSettings
 from ringfold.testing.checks import Violation
-from ringfold.testing.probing_world import Clock, GlooGroup, Messages, SimNode, Trap, World
+from ringfold.testing.probing_world import Clock, GlooGroup, Messages, ProbingWorld, SimNode, Trap
 from ringfold.testing.scheduler import Scheduler, SimulationFailure, Trace
 from ringfold.wire.probing import Cadence, ProbeAction, ProbeGraph, RoundEnd, RoundId, RoundKind, RoundStart
 
@@ -141,7 +141,7 @@ class RoundSimulation:
     ) -> None:
         self.seed, self.scenario = seed, scenario
         self.scheduler = Scheduler(seed, Trace(echo=echo))
-        self.world = World(self.scheduler, scenario.settings, setup.master, setup.node)
+        self.world = ProbingWorld(self.scheduler, scenario.settings, setup.master, setup.node)
         self.rng = self.scheduler.rng
         self.injected: Counter[str] = Counter()
         self._asker = 0

@@ -113,14 +113,14 @@ class Conn:
     """One connection of a node to a master, known to the master by the id that it gave the node."""
 
     node: "SimNode"
-    master: "SimMaster"
+    master: "ProbingMaster"
     id: NodeId
     is_up: bool = True
     to_node_ns: int = 0
     to_master_ns: int = 0
 
 
-class World:
+class ProbingWorld:
     """Everything there is. `draw_graph` and `calculate` stand in for the real ones."""
 
     def __init__(
@@ -136,7 +136,7 @@ class World:
         self.history = RoundHistory(settings)
         self.messages = Messages()
         self.nodes: list[SimNode] = []
-        self.master: SimMaster | None = None
+        self.master: ProbingMaster | None = None
         self.fence = 0
         self.processes = 0
         self.ids = 0
@@ -160,7 +160,7 @@ class World:
 
     def start_master(self) -> None:
         self.fence += 1
-        self.master = SimMaster(self, self.fence)
+        self.master = ProbingMaster(self, self.fence)
         self.note("master", f"starts with fence {self.fence}")
 
     def stop_master(self) -> None:
@@ -224,10 +224,10 @@ class World:
         return RoundResult(nodes[0], clocks, [EdgeView(fit) for fit in fits], advice=advice, took_ns=took_ns)
 
 
-class SimMaster:
+class ProbingMaster:
     """A master's process: the production machine, with its connections and its timer."""
 
-    def __init__(self, world: World, fence: int) -> None:
+    def __init__(self, world: ProbingWorld, fence: int) -> None:
         self.world, self.fence = world, fence
         settings = replace(world.settings, is_on=False) if world.settings.kind == "gloo" else world.settings
         self.machine = world.master_type(
@@ -342,7 +342,7 @@ class SimMaster:
 class SimNode:
     """A node's process: the production machine, a clock, and a prober that knows the truth."""
 
-    def __init__(self, world: World, name: str, clock: Clock, *, listen_only: bool) -> None:
+    def __init__(self, world: ProbingWorld, name: str, clock: Clock, *, listen_only: bool) -> None:
         self.world, self.name, self.clock, self.listen_only = world, name, clock, listen_only
         self.id: NodeId = 0
         self.is_alive, self.is_frozen, self.has_left = False, False, False
@@ -548,7 +548,7 @@ START_ASKER = -1
 class GlooGroup:
     """A process group: gather and broadcast, each with a timeout. Rank 0's machine calculates."""
 
-    def __init__(self, world: World, ranks: Sequence[SimNode]) -> None:
+    def __init__(self, world: ProbingWorld, ranks: Sequence[SimNode]) -> None:
         self.world, self.ranks, self.is_up = world, list(ranks), True
         self._joined: dict[NodeId, RoundReport] = {}
         self._gathers = 0

@@ -116,7 +116,7 @@ class Phase:
 
 
 @dataclass(frozen=True, slots=True)
-class Story:
+class ResumeSchedule:
     """Everything that is decided before it begins."""
 
     setup: Setup
@@ -132,7 +132,7 @@ class _Stage:
     """What all processes of a story share."""
 
     sim: Simulation
-    story: Story
+    story: ResumeSchedule
     disks: dict[str, SimDisk] = field(default_factory=dict)
     is_lost: bool = False
     until: int = 1 << 30
@@ -146,7 +146,7 @@ class _Stage:
         return self.sim.book(self.story.run)
 
 
-def draw_resume(seed: int, base: Setup | None = None) -> Story:
+def draw_resume(seed: int, base: Setup | None = None) -> ResumeSchedule:
     """The story of a seed. `base` may bring other machines."""
     rng = Random(f"resume {seed}")
     names = NAMES[: rng.choice((1, 2, 2, 3, 3, 4))]
@@ -158,7 +158,7 @@ def draw_resume(seed: int, base: Setup | None = None) -> Story:
     starts = tuple((name, rng.uniform(0, 50)) for name in names)
     phases.append(replace(last, starts=starts, kills_master=False))
     size, think_ms = rng.choice((20, 100)), rng.choice((0.0, 2.0, 5.0))
-    return Story(setup, tuple(phases), size, think_ms, rng.choice((DEFAULT_RUN, "story")))
+    return ResumeSchedule(setup, tuple(phases), size, think_ms, rng.choice((DEFAULT_RUN, "story")))
 
 
 def _draw_phase(rng: Random, names: tuple[str, ...]) -> Phase:

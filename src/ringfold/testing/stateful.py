@@ -129,7 +129,7 @@ class Disk:
         return True
 
 
-class Model:
+class SimulatedModel:
     """The arrays of one process, and how they change."""
 
     def __init__(self, size: int, *, misfit: bool = False) -> None:
@@ -170,7 +170,7 @@ def looping(work: Looping) -> ProgramOf:
 
     def main(run: SimRun, me: Self) -> None:
         draw = Random(f"{work.seed}/{me.peer}")
-        model = Model(work.size)
+        model = SimulatedModel(work.size)
         model.begin(me, disk, draw, work.foreign, work.until - 1)
         rollback = work.rollback or disk.is_lost
         run.sigterm_at_ms = _sigterm_at_ms(work, me)
@@ -261,7 +261,7 @@ def syncing(work: Syncing) -> ProgramOf:
 
     def program(me: Self) -> Program:
         draw = Random(f"{work.seed}/{me.peer}")
-        model = Model(work.size, misfit=draw.random() < work.misfits)
+        model = SimulatedModel(work.size, misfit=draw.random() < work.misfits)
         model.begin(me, disk, draw, work.foreign, work.rounds + 1)
         state, alone, fresh = model.state, 0, True
         while True:
@@ -299,7 +299,7 @@ def syncing(work: Syncing) -> ProgramOf:
     return program
 
 
-def _sync(work: Syncing, me: Self, model: Model, disk: Disk, draw: Random) -> Generator[Request, Any, bool]:
+def _sync(work: Syncing, me: Self, model: SimulatedModel, disk: Disk, draw: Random) -> Generator[Request, Any, bool]:
     """Sync until all members have succeeded. False if this one cannot go on."""
     state, attempt = model.state, 0
     while attempt < MAX_SYNCS:

@@ -637,7 +637,8 @@ class Have(Message, frozen=True, tag="have"):
 
 
 class Measure(Message, frozen=True, tag="measure"):
-    """Measure the link to `other`, both directions at once; the peer that `dials` connects. Respond with `Measured`."""
+    """Measure the link to `other`, both directions at once; the peer that `dials` connects. The response is
+    `LinkMeasured`."""
 
     test: int
     other: Member
@@ -652,7 +653,7 @@ class Rate(Message, frozen=True, tag="rate"):
     bytes_per_s: float
 
 
-class Measured(Message, frozen=True, tag="measured"):
+class LinkMeasured(Message, frozen=True, tag="measured"):
     """What arrived from `other` in a measurement: bytes per second, and the RTT. `failed` is why there is no figure.
 
     A figure that is not `settled` is the best available: the arrival rate was never steady.
@@ -745,7 +746,7 @@ ToMaster = (
     | OpTimeout
     | OpCancelled
     | SyncReport
-    | Measured
+    | LinkMeasured
     | Leave
     | NodeHello
     | ProbeCommand

@@ -544,7 +544,7 @@ descriptors = st.sampled_from([bytes(48), Descriptor(4).pack(), b"short"])
 spoken = st.one_of(
     st.builds(m.Vote, small, st.sampled_from(["update", "pending", "optimize"]), small, small, st.just([(0, 1)])),
     st.builds(m.VoteWithdrawn, small, small),
-    st.builds(m.Measured, small, small, st.floats(), small, st.sampled_from(["", "no route"])),
+    st.builds(m.LinkMeasured, small, small, st.floats(), small, st.sampled_from(["", "no route"])),
     st.builds(m.Sealed, small, st.lists(ops, max_size=2)),
     st.builds(m.Attached, small),
     st.builds(m.AttachFailed, small, st.lists(edges, max_size=2)),

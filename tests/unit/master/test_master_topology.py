@@ -109,7 +109,7 @@ class Optimising:
             rounds += 1
             for conn, order in asked:
                 rate = self.rates[order.other.peer, conn]
-                self.say(conn, m.Measured(order.test, order.other.peer, rate, 200, settled))
+                self.say(conn, m.LinkMeasured(order.test, order.other.peer, rate, 200, settled))
         return rounds
 
     def change(self) -> None:
@@ -182,17 +182,17 @@ def test_few_peers_get_the_best_ring_there_is() -> None:
 @pytest.mark.parametrize(
     ("report", "why"),
     [
-        (m.Measured(99, 2, 1.0), "was not requested"),
-        (m.Measured(0, 2, 1.0), "was not requested"),
-        (m.Measured(1, 2, float("nan")), "bytes per second"),
-        (m.Measured(1, 2, float("inf")), "bytes per second"),
-        (m.Measured(1, 2, 0.0), "bytes per second"),
-        (m.Measured(1, 2, -5.0), "bytes per second"),
-        (m.Measured(1, 2, 1.0, -1), "RTT"),
-        (m.Measured(1, 1, 1.0), "not its own"),
+        (m.LinkMeasured(99, 2, 1.0), "was not requested"),
+        (m.LinkMeasured(0, 2, 1.0), "was not requested"),
+        (m.LinkMeasured(1, 2, float("nan")), "bytes per second"),
+        (m.LinkMeasured(1, 2, float("inf")), "bytes per second"),
+        (m.LinkMeasured(1, 2, 0.0), "bytes per second"),
+        (m.LinkMeasured(1, 2, -5.0), "bytes per second"),
+        (m.LinkMeasured(1, 2, 1.0, -1), "RTT"),
+        (m.LinkMeasured(1, 1, 1.0), "not its own"),
     ],
 )
-def test_an_invalid_report_evicts_its_sender(report: m.Measured, why: str) -> None:
+def test_an_invalid_report_evicts_its_sender(report: m.LinkMeasured, why: str) -> None:
     stage = Optimising(2)
     stage.vote()
     stage.step(MessageReceived(1, report))
@@ -217,9 +217,9 @@ def test_it_ends_whatever_fails(seed: int) -> None:
             fate = draw.random()
             if fate < 0.6:
                 rate, settled = stage.rates[order.other.peer, conn], draw.random() < 0.7
-                stage.say(conn, m.Measured(order.test, order.other.peer, rate, 200, settled))
+                stage.say(conn, m.LinkMeasured(order.test, order.other.peer, rate, 200, settled))
             elif fate < 0.75:
-                stage.say(conn, m.Measured(order.test, order.other.peer, failed="no route"))
+                stage.say(conn, m.LinkMeasured(order.test, order.other.peer, failed="no route"))
             elif fate < 0.8 and len(stage.conns) > 2:
                 stage.say(conn, m.Leave())
             elif fate < 0.85:

@@ -8,7 +8,7 @@ from ringfold.peer.measure.link_rate import SAMPLE_NS, LinkMeasurement
 from ringfold.peer.settings import MS, PeerTimings
 from ringfold.peer.side_channels import BulkSessions, SessionFailed, SessionOpened, TaskId
 from ringfold.wire import frames
-from ringfold.wire.messages import Have, Measure, Measured, Member, Message, Rate
+from ringfold.wire.messages import Have, LinkMeasured, Measure, Member, Message, Rate
 
 MASTER, CONN = 1, 7
 TASK: TaskId = ("measure", 3)
@@ -55,9 +55,9 @@ def sent(effects: list[Effect], conn: int = MASTER) -> list[Message]:
     return [effect.message for effect in effects if isinstance(effect, SendMessage) and effect.conn == conn]
 
 
-def report_of(effects: list[Effect]) -> Measured:
+def report_of(effects: list[Effect]) -> LinkMeasured:
     [report] = sent(effects)
-    assert isinstance(report, Measured)
+    assert isinstance(report, LinkMeasured)
     return report
 
 

@@ -42,9 +42,9 @@ from ringfold.peer.events import (
     Event,
     LinkLost,
     MessageReceived,
-    Mismatch,
     OpCancelled,
     Opened,
+    OpMismatched,
     OpTimedOut,
     Sampled,
     Silent,
@@ -818,7 +818,9 @@ def test_what_the_master_sent_is_not_enough_to_bring_a_lane() -> None:
 def test_what_the_engine_reports_of_ops_goes_to_the_master() -> None:
     peer = member()
     mine, theirs = b"a" * 32, b"b" * 32
-    assert sent(peer.step(Mismatch(4, 1, 0, 1, mine, theirs))) == [messages.OpMismatch(1, OpRef(0, 1), 4, mine, theirs)]
+    assert sent(peer.step(OpMismatched(4, 1, 0, 1, mine, theirs))) == [
+        messages.OpMismatch(1, OpRef(0, 1), 4, mine, theirs)
+    ]
     assert sent(peer.step(OpTimedOut(1, 0, 1, 300, CALLED))) == [messages.OpTimeout(1, OpRef(0, 1), 300, CALLED)]
     usual = OpTimedOut(1, 0, 1, 300, CALLED, final=False)
     assert sent(peer.step(usual)) == [messages.OpTimeout(1, OpRef(0, 1), 300, CALLED, final=False)]
@@ -828,7 +830,7 @@ def test_what_the_engine_reports_of_ops_goes_to_the_master() -> None:
 def test_reports_of_a_sealed_epoch_are_outdated() -> None:
     peer = member()
     peer.receives(CONTROL, messages.Seal(1, "x"))
-    assert peer.step(Mismatch(4, 1, 0, 1, b"", b"")) == []
+    assert peer.step(OpMismatched(4, 1, 0, 1, b"", b"")) == []
     assert peer.step(OpTimedOut(1, 0, 1, 300)) == []
     assert sent(peer.step(LinkLost(4, True, "reset"))) == []
 
@@ -837,7 +839,7 @@ def test_reports_of_an_older_epoch_do_not_accuse_an_op_of_the_newest() -> None:
     """They were queued before the epoch changed; there, the same tag and sequence are another op."""
     peer = member()
     installed = peer.machine.engine_epoch
-    for event in (Mismatch(4, 0, 0, 1, b"", b""), OpTimedOut(0, 0, 1, 300), OpCancelled(0, 0, 1)):
+    for event in (OpMismatched(4, 0, 0, 1, b"", b""), OpTimedOut(0, 0, 1, 300), OpCancelled(0, 0, 1)):
         assert event.epoch != installed
         assert peer.step(event) == []
 
@@ -1040,7 +1042,7 @@ def test_a_peer_that_does_not_wait_in_the_call_measures_nothing() -> None:
     peer = member()
     effects = peer.receives(CONTROL, measure())
     [refusal] = sent(effects)
-    assert isinstance(refusal, messages.Measured)
+    assert isinstance(refusal, messages.LinkMeasured)
     assert "does not wait in optimize_topology" in refusal.failed
     assert not only(effects, Dial)
 
@@ -1063,7 +1065,7 @@ def test_a_visit_to_measure_is_filled_and_its_rate_reported_with_the_round_trip(
     reports: list[Message] = []
     for sample in range(1, 16):
         reports += sent(peer.step(Sampled(conn, sample * 25 * MS, sample * 25 * MS, sample * 1_250_000)))
-    assert reports == [messages.Measured(1, 4, pytest.approx(5e7), 2_000)]
+    assert reports == [messages.LinkMeasured(1, 4, pytest.approx(5e7), 2_000)]
 
 
 def test_a_visitor_that_comes_before_the_masters_word_is_let_in_with_it() -> None:
@@ -1079,7 +1081,7 @@ def test_a_visitor_that_comes_before_the_masters_word_is_let_in_with_it() -> Non
     reports: list[Message] = []
     for sample in range(1, 16):
         reports += sent(peer.step(Sampled(50, sample * 25 * MS, sample * 25 * MS, sample * 1_250_000)))
-    assert reports == [messages.Measured(1, 4, pytest.approx(5e7), 7_000)]
+    assert reports == [messages.LinkMeasured(1, 4, pytest.approx(5e7), 7_000)]
 
 
 @pytest.mark.parametrize("end", ["done", "failed", "given up", "deadline"])

@@ -2,7 +2,7 @@
 
 Both ends do the same at the same time, whichever dialled:
 
-    Measure --> bulk session --> fill the link, count what arrives --> Rate to the other end, Measured to the master
+    Measure --> bulk session --> fill the link, count what arrives --> Rate to the other end, LinkMeasured to the master
                                   (keep filling until the other end's Rate has arrived, then close)
 
 When the estimate of the arriving rate has settled, this end has its rate. The other end may not have its own yet, and
@@ -28,7 +28,7 @@ from ringfold.peer.side_channels import BulkSessions, SessionFailed, SessionOpen
 from ringfold.peer.states import MEASURE_TRANSITIONS, MeasureInput, MeasureState, next_state
 from ringfold.topology.estimate import DEADLINE_NS, Estimate, RateEstimate
 from ringfold.wire import frames
-from ringfold.wire.messages import Measure, Measured, Message, Rate
+from ringfold.wire.messages import LinkMeasured, Measure, Message, Rate
 
 SAMPLE_NS = 25 * MS
 ROUND_TRIPS = 20
@@ -93,7 +93,7 @@ class LinkMeasurement:
     def refuse(self, request: Measure) -> list[Effect]:
         """The program does not wait in `optimize_topology` any more: its links must not be filled."""
         reason = "it does not wait in optimize_topology any more"
-        return self._send_to_master(Measured(request.test, request.other.peer, failed=reason))
+        return self._send_to_master(LinkMeasured(request.test, request.other.peer, failed=reason))
 
     def end(self, reason: str) -> list[Effect]:
         """End the measurement without a report."""
@@ -176,7 +176,7 @@ class LinkMeasurement:
             return self._fail(present, f"nothing arrived from peer {request.other.peer}")
         present.enter(MeasureInput.REPORTED)
         round_trip_us = max(1, present.round_trip_ns // 1_000)
-        report = Measured(request.test, request.other.peer, estimate.bytes_per_s, round_trip_us, estimate.settled)
+        report = LinkMeasured(request.test, request.other.peer, estimate.bytes_per_s, round_trip_us, estimate.settled)
         effects: list[Effect] = [SendMessage(present.conn, Rate(estimate.bytes_per_s)), *self._send_to_master(report)]
         return effects + (self.end("measured") if present.state is MeasureState.DONE else [])
 
@@ -186,4 +186,4 @@ class LinkMeasurement:
         if present.has_reported:
             return closing
         request = present.request
-        return [*closing, *self._send_to_master(Measured(request.test, request.other.peer, failed=reason))]
+        return [*closing, *self._send_to_master(LinkMeasured(request.test, request.other.peer, failed=reason))]

@@ -31,7 +31,7 @@ class SyncInfo(NamedTuple):
     diverged: tuple[Divergence, ...] = ()
 
 
-class Session(Protocol):
+class SyncSession(Protocol):
     """As much of a session as a sync needs."""
 
     def sync(
@@ -64,7 +64,7 @@ class Attempt:
 
 
 def sync_state(
-    session: Session,
+    session: SyncSession,
     state: SharedState,
     *,
     strategy: SyncStrategy,
