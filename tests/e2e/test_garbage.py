@@ -87,7 +87,7 @@ AT_THE_MASTER: dict[str, tuple[Say, str]] = {
     "a message out of turn": (_said(lambda nonce: Attached(1)), "Attached where Hello, NodeHello"),
     "a heartbeat of nobody": (_raw(heartbeat_frame(Heartbeat(1, 0))), "a heartbeat from a client that has not joined"),
     "a broken heartbeat": (_raw(frame(FrameKind.HEARTBEAT, b"123")), "a fixed frame of 3 bytes"),
-    "evidence": (_raw(frame(FrameKind.EVIDENCE, bytes(40))), "evidence is the master's to send"),
+    "evidence": (_raw(frame(FrameKind.EVIDENCE, bytes(40))), "only the master sends evidence"),
 }
 
 

@@ -19,7 +19,10 @@ from ringfold.peer.settings import MS, PeerTimings
 from ringfold.peer.side_channels import SideChannels
 from ringfold.wire import frames
 from ringfold.wire.messages import PROTOCOL_VERSION, BulkHello, Challenge, LaneHello, Refused
-from ringfold.wire.notices import ConnectionDropped
+from ringfold.wire.notices import ConnectionAbandoned, ConnectionDropped
+
+CLOSED_BY_CLIENT = ("closed by the other side", "Connection reset by peer", "Broken pipe")
+"""The engine's reasons for a connection that its other end closed: its own, and the kernel's."""
 
 
 @dataclass(slots=True)
@@ -100,8 +103,11 @@ class Acceptor:
         return effects
 
     def closed(self, conn: int, reason: str) -> list[Effect]:
-        """A pending connection is gone."""
-        return [Notify(ConnectionDropped(self._pending.pop(conn).remote, reason))]
+        """A pending connection is gone: its client closed it, or it breached the protocol."""
+        remote = self._pending.pop(conn).remote
+        if reason in CLOSED_BY_CLIENT:
+            return [Notify(ConnectionAbandoned(remote, reason))]
+        return [Notify(ConnectionDropped(remote, reason))]
 
     def tick(self, now_ns: int) -> list[Effect]:
         effects: list[Effect] = []

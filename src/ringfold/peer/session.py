@@ -92,7 +92,7 @@ from ringfold.units import S as S
 from ringfold.wire.decoding import decode
 from ringfold.wire.diagnostics import with_names
 from ringfold.wire.messages import MAX_BUSY_MS, Epoch, GroupId, Offer, PeerId, Reason, Record, VoteKind
-from ringfold.wire.notices import ConnectionDropped
+from ringfold.wire.notices import ConnectionAbandoned, ConnectionDropped
 from ringfold.wire.probing import NodeClock, NodeId, RoundSummary
 from ringfold.wire.proof import NONCE_BYTES
 
@@ -526,7 +526,7 @@ class Session:
                     _log.warning("%s", error)
             case Notify(notice):
                 more: str | None = ""
-                if isinstance(notice, ConnectionDropped):
+                if isinstance(notice, ConnectionAbandoned | ConnectionDropped):
                     more = self._log_limit.take(monotonic_ns(), notice.reason)
                 if more is not None:
                     _log.log(_LEVELS[notice.level], "%s%s", with_names(str(notice), self.machine.names), more)

@@ -50,6 +50,16 @@ class ConnectionDropped(Notice, frozen=True, tag="connection_dropped"):
         return f"dropped {self.remote}: {self.reason}"
 
 
+class ConnectionAbandoned(Notice, frozen=True, tag="connection_abandoned"):
+    """A client closed its connection before it was authenticated. A peer that leaves while it dials does that."""
+
+    remote: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.remote} closed its connection before it was authenticated: {self.reason}"
+
+
 class PeerRegistered(Notice, frozen=True, tag="peer_registered"):
     peer: PeerId
     name: str

@@ -532,6 +532,16 @@ def test_a_wrong_lane_is_refused_and_told(hello: LaneHello, words: str) -> None:
     assert notice.remote == "1.2.3.4:5"
 
 
+@pytest.mark.parametrize(
+    ("reason", "level"), [("closed by the other side", "info"), ("Connection reset by peer", "info"), ("x", "warning")]
+)
+def test_a_client_that_closes_an_unauthenticated_connection_is_no_warning(reason: str, level: str) -> None:
+    peer = registered()
+    peer.step(Accepted(100, "1.2.3.4:5", NONCE))
+    [notice] = [effect.notice for effect in peer.step(Closed(100, reason)) if isinstance(effect, Notify)]
+    assert (notice.level, "1.2.3.4:5" in str(notice)) == (level, True)
+
+
 def test_garbage_on_the_data_port_is_dropped_and_told() -> None:
     peer = registered()
     peer.step(Accepted(100, "1.2.3.4:5", NONCE))
