@@ -231,6 +231,13 @@ _SETTINGS = (
             help="A residual over this: probe faster; from `probe_stable_ns` to this: no change. Set at the master."),
     Setting(name="probe_anomaly_us", kind="number", default=100.0, low=0.001, high=1e9,
             help="A residual over this ends a round early. Set at the master."),
+    Setting(name="probe_report_floor_ms", kind="integer", default=25, low=1, high=600_000,
+            help="How long a round waits for reports at least, however fast they usually are. Set at the master."),
+    Setting(name="probe_report_timeout_ms", kind="integer", default=1_000, low=1, high=600_000,
+            help="How long a round waits for reports at most. Set at the master."),
+    Setting(name="probe_max_missed", kind="integer", default=3, low=1, high=1_000_000,
+            help="A node that misses so many rounds in a row is out of the graph until it reports again. Set at the "
+                 "master."),
     Setting(name="probe_export", kind="file", default=None,
             help="Directory for the JSON lines of probing: a node's windows, and at the master the rounds of the run."),
     Setting(name="spin_us", kind="integer", default=300, low=0, high=1_000_000,
@@ -449,6 +456,11 @@ def _check_together(values: Mapping[str, Value]) -> None:
     assert isinstance(window, int)
     if not stable < unstable:
         raise ConfigError(f"need probe_stable_ns < probe_unstable_ns, but they are {stable} and {unstable}")
+    floor, timeout = (values[name] for name in ("probe_report_floor_ms", "probe_report_timeout_ms"))
+    assert isinstance(floor, int)
+    assert isinstance(timeout, int)
+    if floor > timeout:
+        raise ConfigError(f"need probe_report_floor_ms <= probe_report_timeout_ms, but they are {floor} and {timeout}")
     if values["probe_kind"] == "time" and window <= 1_000:
         raise ConfigError(f"rounds of kind time need a probe_window_ms above 1000, not {window}")
 

@@ -62,17 +62,37 @@ def missing(summary: Message) -> dict[str, str]:
     return {summary["names"][node]: why for node, why in summary.get("missing", {}).items()}
 
 
+def excluded(summary: Message) -> dict[str, str]:
+    """By name, why a node is out of the graph."""
+    return {summary["names"][node]: why for node, why in summary.get("excluded", {}).items()}
+
+
 def start_nodes(
-    cluster: ProgramCluster, names: Sequence[str], *options: str, export: Path | None = None
+    cluster: ProgramCluster,
+    names: Sequence[str],
+    *options: str,
+    export: Path | None = None,
+    inside: Sequence[Sequence[str]] = (),
 ) -> list[ClusterProcess]:
-    """`ringfold probe --master`, once for each name, with a log of its own under `export`. Returns once all are in."""
+    """`ringfold probe --master`, once for each name, with a log of its own under `export`. Returns once all are in.
+
+    `inside` are prefixes of the commands, such as `network.inside(host)`.
+    """
     assert cluster.master is not None
     nodes = []
-    for name in names:
+    for place, name in enumerate(names):
         log = [] if export is None else ["--export", str(export / name)]
         nodes.append(
             cluster.start_command(
-                f"node {name}", "probe", "--master", cluster.master.address, "--name", name, *log, *options
+                f"node {name}",
+                "probe",
+                "--master",
+                cluster.master.address,
+                "--name",
+                name,
+                *log,
+                *options,
+                inside=inside[place] if inside else (),
             )
         )
     for node in nodes:

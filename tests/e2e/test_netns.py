@@ -1,6 +1,7 @@
 """Cut links: every process in a network namespace of its own, joined by a bridge, as on separate machines."""
 
 import pytest
+from probe_nodes import SHORT, Rounds, start_nodes
 from programs import FAST, ClusterProcess, MasterProcess, ProgramCluster, by_id, until
 from training_program import check_same_bits, step_with, train
 
@@ -110,6 +111,23 @@ def test_a_peer_that_is_cut_off_entirely_is_evicted_in_time(cluster: ProgramClus
         assert step_with(peer, 2, after=at)["at"] - at < EVICT_S + SLACK_S
     learns_that_it_is_out(peers[2])
     check_same_bits(peers)
+
+
+def test_a_probing_node_that_loses_power_is_dropped_in_time(cluster: ProgramCluster, network: ShapedNetwork) -> None:
+    """It sends nothing, and its kernel does not acknowledge either. It joins again when it is back."""
+    address = f"{network.address(0)}:{MASTER_PORT}"
+    master = cluster.start_master(listen=address, arguments=["--insecure"], inside=network.inside(0), **SHORT)
+    hosts = [network.add_host() for _ in range(3)]
+    names = [f"n{host}" for host in hosts]
+    start_nodes(cluster, names, inside=[network.inside(host) for host in hosts])
+    rounds = Rounds(master)
+    rounds.whole(*names)
+    network.unplug(hosts[2])
+    dropped = master.expect_log(f"({names[2]})")
+    assert f"silent for {FAST['evict_after_ms']} ms" in dropped or "silent for 2" in dropped
+    rounds.whole(*names[:2])
+    network.plug(hosts[2])
+    rounds.whole(*names)
 
 
 def learns_that_it_is_out(peer: ClusterProcess) -> None:

@@ -1,16 +1,18 @@
 """Bugs on purpose in the round machines: the simulation of rounds must find every one of them."""
 
+from dataclasses import replace
 from functools import partial
 
 from planted import Bug
 from ringfold.probe.rounds.effects import NodeEffect
-from ringfold.probe.rounds.events import MS, CommandReceived, NodeConnected
+from ringfold.probe.rounds.events import MS, CommandReceived, FromRoundMaster, NodeConnected
 from ringfold.probe.rounds.gather import NewestWindows, OpenRound, TakenReports
+from ringfold.probe.rounds.liveness import NodeTable
 from ringfold.probe.rounds.master import RoundMaster
 from ringfold.probe.rounds.metrics import ReceivedReport
 from ringfold.probe.rounds.node import RoundNode
 from ringfold.testing.probing import ProbingSetup, draw_rounds, run_rounds
-from ringfold.wire.probing import NodeId, ProbeGraph, ProbeHalt, RoundId, RoundStart
+from ringfold.wire.probing import NodeId, ProbeGraph, ProbeHalt, RoundEnd, RoundId, RoundStart
 
 
 def _bug(text: str, setup: ProbingSetup) -> Bug:
@@ -82,6 +84,8 @@ class RestartsAtOne(RoundMaster):
 
 
 class CountsLateReports(RoundMaster):
+    """A late report is taken for one of the present round."""
+
     def _is_counted(self, round: OpenRound, node: NodeId, received: ReceivedReport) -> bool:
         is_first = node in round.participants and node not in round.received
         return self.is_gathering and is_first
@@ -89,8 +93,66 @@ class CountsLateReports(RoundMaster):
 
 class ForgetsWhoIsMissing(RoundMaster):
     def _take_reports(self, now_ns: int, round: OpenRound) -> TakenReports:
-        received, fits, _ = super()._take_reports(now_ns, round)
-        return received, fits, {}
+        return replace(super()._take_reports(now_ns, round), missing={})
+
+
+class CountsLateReportsInOnePlace(RoundMaster):
+    """A report that arrives between the end of its round and the calculation is combined; it stays named as missing."""
+
+    def _add_late_report(self, now_ns: int, round: OpenRound, node: NodeId, received: ReceivedReport) -> None:
+        gathered = self._gathered
+        if gathered is not None and received.report.round == gathered.round.id:
+            gathered.taken.fits.extend(received.report.edges)
+        super()._add_late_report(now_ns, round, node, received)
+
+
+class CountsLateReportsTwice(RoundMaster):
+    """A late report counts for the next round, and for the one after it."""
+
+    def _begin_round(self, now_ns: int) -> None:
+        late = self._previous.late if self._previous is not None else {}
+        super()._begin_round(now_ns)
+        if self._round is not None:
+            self._round.late |= {node: one for node, one in late.items() if node in self._round.participants}
+
+
+class WaitsForSilentNodes(RoundMaster):
+    """A node without heartbeats, or out of the graph, holds the deadline."""
+
+    def _stop_awaiting(self, round: OpenRound) -> None:
+        return
+
+
+class _Tolerant(NodeTable):
+    def missed(self, node: NodeId) -> bool:
+        return False
+
+
+class NeverExcludes(RoundMaster):
+    def __init__(self, *arguments: object, **named: object) -> None:
+        super().__init__(*arguments, **named)  # type: ignore[arg-type]
+        self._nodes = _Tolerant(self.settings.max_missed)
+
+
+class _Unforgiving(NodeTable):
+    def reported(self, node: NodeId) -> bool:
+        return not self.is_excluded(node) and super().reported(node)
+
+
+class NeverReadmits(RoundMaster):
+    """A node that is out of the graph stays out, whatever it reports."""
+
+    def __init__(self, *arguments: object, **named: object) -> None:
+        super().__init__(*arguments, **named)  # type: ignore[arg-type]
+        self._nodes = _Unforgiving(self.settings.max_missed)
+
+
+class ExcludesForEver(RoundMaster):
+    """Nodes that are out of the graph are not asked to report."""
+
+    def _send(self, node: NodeId, message: FromRoundMaster) -> None:
+        if not (isinstance(message, RoundEnd) and self._nodes.is_excluded(node)):
+            super()._send(node, message)
 
 
 class KeepsTheGraph(RoundMaster):
@@ -156,7 +218,24 @@ BUGS: dict[str, Bug] = {
     "waits_for_listeners": _bug("the master waits for listeners", ProbingSetup(WaitsForListeners, kinds=("master",))),
     "no_deadline": _bug("the master forgets the deadline", ProbingSetup(ForgetsTheDeadline, kinds=("master", "time"))),
     "restarts_at_one": _bug("a new master counts from 1 again", ProbingSetup(RestartsAtOne)),
-    "late_report": _bug("a late report counts for the next round", ProbingSetup(CountsLateReports, kinds=("master",))),
+    "late_report": _bug(
+        "a late report is taken for the present round's", ProbingSetup(CountsLateReports, kinds=("master",))
+    ),
+    "late_in_one_place": _bug(
+        "a late report counts for its own round in one place, and not in another",
+        ProbingSetup(CountsLateReportsInOnePlace, kinds=("master",)),
+    ),
+    "late_twice": _bug("a late report counts twice", ProbingSetup(CountsLateReportsTwice, kinds=("master",))),
+    "waits_for_silent": _bug("a silent node holds the deadline", ProbingSetup(WaitsForSilentNodes, kinds=("master",))),
+    "never_excluded": _bug(
+        "a node that misses every round stays in the graph", ProbingSetup(NeverExcludes, kinds=("master",))
+    ),
+    "excluded_for_ever": _bug(
+        "a node that is out of the graph is not asked to report", ProbingSetup(ExcludesForEver, kinds=("master",))
+    ),
+    "never_readmitted": _bug(
+        "a node that is out of the graph never comes back", ProbingSetup(NeverReadmits, kinds=("master", "time"))
+    ),
     "unnamed": _bug("nobody is named as missing", ProbingSetup(ForgetsWhoIsMissing, kinds=("master", "time"))),
     "old_graph": _bug("no new graph for a newcomer", ProbingSetup(KeepsTheGraph, kinds=("master", "time"))),
     "former_clock": _bug(

@@ -239,6 +239,11 @@ class Master:
         state: RunState = "running" if is_there else run.life.end or ("new" if not run.registrations else "running")
         return RunInfo(run.name, state, len(run.peers), away, run.revision, run.life.incarnation, run.life.since_s)
 
+    def next_round_ns(self, now_ns: Ns) -> Ns | None:
+        """When a probing round needs a Tick, by the real clock; other deadlines can wait for a periodic one."""
+        due = self._probing.next_deadline_ns()
+        return None if due is None else due + now_ns - self._clock.peek(now_ns)
+
     def status(self, now_ns: Ns) -> Status:
         """The whole run, for `ringfold status`."""
         uptime_ms = (now_ns - self._started_ns) // MS
@@ -270,6 +275,8 @@ class Master:
                     return
                 if connection.peer is not None:
                     connection.peer.last_received_ns = now
+                elif connection.node:
+                    self._probing.received(now, connection.node)
                 if isinstance(message, RoundReport | RoundAlarm):
                     self._probing.report(now, connection.node, message, size)
                 elif connection.peer is None:
@@ -502,10 +509,13 @@ class Master:
         if connection is None:
             return
         peer = connection.peer
-        if peer is None:
+        if peer is None and not connection.node:
             raise RemoteProtocolError("a heartbeat from a client that has not joined")
         if beat.echo > self._heartbeat_number:
             raise RemoteProtocolError(f"it echoes heartbeat {beat.echo}, but the last one was {self._heartbeat_number}")
+        if peer is None:
+            self._probing.heartbeat(now, connection.node, beat)
+            return
         if beat.epoch > (self._run.groups[peer.group].epoch if peer.is_member else 0):
             # A peer that is not a member yet has been in no epoch, and has no ops.
             raise RemoteProtocolError(f"a heartbeat of epoch {beat.epoch}, of which it is no member")
@@ -522,6 +532,8 @@ class Master:
         connection = self._run.connections.get(conn)
         if connection is not None and connection.peer is not None:
             connection.peer.last_received_ns = connection.peer.last_echo_ns = now
+        elif connection is not None and connection.node:
+            self._probing.received(now, connection.node)
 
     def _tick(self, now_ns: Ns, now: Ns) -> None:
         """Check every deadline of the master."""
@@ -550,6 +562,7 @@ class Master:
         self._heartbeat_number += 1
         for peer in self._run.peers.values():
             self._run.out.append(SendHeartbeat(peer.conn, self._heartbeat_number, peer.heartbeat.number))
+        self._probing.send_heartbeats(self._heartbeat_number)
 
     def _check_silence(self, now: Ns, peer: Peer) -> None:
         reason = evict_reason(now, peer.last_received_ns, peer.last_echo_ns, self.settings.liveness)
@@ -560,6 +573,8 @@ class Master:
         was, peer.suspected = peer.suspected, is_suspected(silence, self.settings.liveness)
         if peer.suspected and not was:
             self._run.notify(PeerSuspected(peer.id, silence, peer.member.name))
+        if peer.suspected != was:
+            self._probing.suspect_peer(now, peer.id, silence, is_suspected=peer.suspected)
 
     # Invariants
 

@@ -3,16 +3,22 @@
 A node is a connection with a node id: that of a peer that probes (the peer's own id), or of a process that only probes
 (an id from FIRST_STANDALONE on, so that the two never collide). The node ends with its connection. A node that does not
 follow the protocol is disconnected, and a peer behind it is evicted, as for any other message.
+
+A process that only probes has heartbeats, as peers have: one that is silent for `suspect_after_ms` is suspected, and
+its connection is closed after `evict_after_ms`. It may connect again. A process of an older version sends no
+heartbeats, and is never suspected.
 """
 
 import ipaddress
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from msgspec import structs
 
 from ringfold.errors import RemoteProtocolError
-from ringfold.master.effects import SendMessage
+from ringfold.master.effects import SendHeartbeat, SendMessage
 from ringfold.master.events import Conn, Ns
+from ringfold.master.liveness import evict_reason, is_suspected, silent_ms
 from ringfold.master.requests import check_names
 from ringfold.master.run import Connection, Run
 from ringfold.probe.rounds.effects import LogNote, MasterEffect, PublishSummary, SendProbeResponse, SendToNode
@@ -22,13 +28,16 @@ from ringfold.probe.rounds.events import (
     MasterEvent,
     NodeConnected,
     NodeDisconnected,
+    NodeRecovered,
+    NodeSuspected,
     ReportReceived,
     Tick,
 )
 from ringfold.probe.rounds.master import RoundMaster
 from ringfold.wire.decoding import checked, reason_of
+from ringfold.wire.frames import Heartbeat
 from ringfold.wire.messages import Hello
-from ringfold.wire.notices import ProbeNote, ProbingBroke, RoundDone
+from ringfold.wire.notices import ConnectionDropped, ProbeNote, ProbingBroke, RoundDone
 from ringfold.wire.probing import (
     Neighbour,
     NodeHello,
@@ -50,14 +59,29 @@ RESERVED_ROUNDS = 255
 reserved ones."""
 
 
+@dataclass(slots=True)
+class NodeHeartbeats:
+    """The heartbeats of a process that only probes."""
+
+    last_received_ns: Ns
+    last_echo_ns: Ns
+    number: int = 0
+    echo: int = 0
+    suspected: bool = False
+
+
 class Probing:
-    """All nodes of a run and their rounds. Its only state is the tables from nodes to connections."""
+    """All nodes of a run and their rounds: the tables from nodes to connections and heartbeats."""
 
     def __init__(self, run: Run, rounds: RoundMaster) -> None:
         self._run = run
         self._rounds = rounds
         self._conns: dict[NodeId, Conn] = {}
         self._names: dict[NodeId, str] = {}
+        self._heartbeats: dict[NodeId, NodeHeartbeats] = {}
+        """Of the processes that only probe, and send heartbeats."""
+        self._evicted: dict[NodeId, str] = {}
+        """Nodes whose connections were closed for their silence, with the reason."""
         self._next_standalone = FIRST_STANDALONE
         self.summary: RoundSummary | None = None
         """The result of the newest round."""
@@ -90,7 +114,11 @@ class Probing:
         node = self._node_id(hello.number)
         facts = Neighbour(node, hello.name, hello.addresses[0], hello.port)
         # It must receive its id before its graph.
-        self._run.out.append(SendMessage(connection.id, NodeWelcome(node, proof)))
+        alive = self._run.settings.liveness
+        timings = (alive.heartbeat_ms, alive.evict_after_ms) if hello.heartbeats else (0, 0)
+        self._run.out.append(SendMessage(connection.id, NodeWelcome(node, proof, *timings)))
+        if hello.heartbeats:
+            self._heartbeats[node] = NodeHeartbeats(now, now)
         self._add(now, connection, NodeConnected(node, facts, hello.listen_only, hello.last))
 
     def _node_id(self, wanted: NodeId) -> NodeId:
@@ -115,10 +143,57 @@ class Probing:
         """Remove nodes whose connections are gone."""
         gone, self._run.gone_nodes = self._run.gone_nodes, []
         for node in gone:
+            self._heartbeats.pop(node, None)
+            reason = self._evicted.pop(node, "")
             if self._conns.pop(node, None) is not None:
-                self._step(now, NodeDisconnected(node))
+                self._step(now, NodeDisconnected(node, reason))
         if gone and (not self._rounds.owes_summary or self._rounds.settings.kind == "local"):
             self._forget_names()
+
+    # Liveness
+
+    def received(self, now: Ns, node: NodeId) -> None:
+        """A process that only probes has sent bytes."""
+        if (known := self._heartbeats.get(node)) is not None:
+            known.last_received_ns = now
+
+    def heartbeat(self, now: Ns, node: NodeId, beat: Heartbeat) -> None:
+        """A process that only probes has sent a heartbeat."""
+        known = self._heartbeats.get(node)
+        if known is None:
+            raise RemoteProtocolError("a heartbeat from a node that announced none")
+        if beat.epoch or beat.ops:
+            raise RemoteProtocolError("a heartbeat with ops from a node that only probes")
+        if beat.echo > known.echo:
+            known.last_echo_ns = now
+        known.last_received_ns, known.number, known.echo = now, beat.number, beat.echo
+
+    def send_heartbeats(self, number: int) -> None:
+        for node, known in self._heartbeats.items():
+            self._run.out.append(SendHeartbeat(self._conns[node], number, known.number))
+
+    def suspect_peer(self, now: Ns, node: NodeId, silence_ms: int, *, is_suspected: bool) -> None:
+        """A peer that probes is suspected, or is not any more."""
+        if node in self._conns:
+            self._step(now, NodeSuspected(node, silence_ms) if is_suspected else NodeRecovered(node))
+
+    def _check_silence(self, now: Ns) -> None:
+        liveness = self._run.settings.liveness
+        for node, known in list(self._heartbeats.items()):
+            connection = self._run.connections.get(self._conns[node])
+            if connection is None:
+                continue
+            reason = evict_reason(now, known.last_received_ns, known.last_echo_ns, liveness)
+            if reason is not None:
+                self._evicted[node] = reason
+                name = f"node {node} ({self._names[node]})" if self._names.get(node) else f"node {node}"
+                self._run.notify(ConnectionDropped(f"{name} at {connection.remote}", reason))
+                self._run.drop_connection(connection, None, reason)
+                continue
+            silence = silent_ms(now, known.last_received_ns, known.last_echo_ns)
+            was, known.suspected = known.suspected, is_suspected(silence, liveness)
+            if was != known.suspected:
+                self._step(now, NodeSuspected(node, silence) if known.suspected else NodeRecovered(node))
 
     # Messages
 
@@ -138,7 +213,12 @@ class Probing:
         self._run.connections[conn].waits = True
         self._step(now, CommandReceived(conn, command.action, command.label))
 
+    def next_deadline_ns(self) -> Ns | None:
+        """When the rounds need a tick."""
+        return None if self.broken else self._rounds.next_deadline_ns()
+
     def tick(self, now: Ns) -> None:
+        self._check_silence(now)
         if self.broken:
             return
         due = self._rounds.next_deadline_ns()
@@ -190,7 +270,7 @@ class Probing:
         self._names = {node: name for node, name in self._names.items() if node in self._conns}
 
     def _named(self, summary: RoundSummary) -> RoundSummary:
-        seen = [*(node.node for node in summary.nodes), *map(int, summary.missing)]
+        seen = [*(node.node for node in summary.nodes), *map(int, (*summary.missing, *summary.excluded))]
         names = {str(node): self._names[node] for node in seen if node in self._names}
         return structs.replace(summary, names=names)
 

@@ -240,6 +240,12 @@ class Runs:
                 assert_never(event)
         return self._out
 
+    def next_round_ns(self, now_ns: Ns) -> Ns | None:
+        """When a probing round of any run needs a Tick; None if none does."""
+        machines = [served.machine for served in self._served.values() if served.machine is not None]
+        times = [due for machine in machines if (due := machine.next_round_ns(now_ns)) is not None]
+        return min(times, default=None)
+
     def _step(self, now_ns: Ns, name: str, event: Event) -> None:
         served = self._served.get(name)
         if served is None or served.machine is None:

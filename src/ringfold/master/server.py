@@ -82,7 +82,7 @@ from ringfold.wire.messages import FromMaster, GroupId, Refused
 from ringfold.wire.notices import ConnectionDropped, Notice, RoundDone
 from ringfold.wire.proof import NONCE_BYTES
 
-TICK_S = 0.05
+TICK_S, MIN_TICK_S = 0.05, 0.001
 LEASE_S = 3.0
 """Shorter than the silence after which peers try another master, so that a suspended leader notices before they
 leave."""
@@ -94,7 +94,7 @@ SHUTDOWN_TIMEOUT_S = 5.0
 _log = logging.getLogger("ringfold.master")
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 KEEP_ALIVE_S = 60
-"""Peers have heartbeats; this is for nodes that only probe, and for commands."""
+"""Peers and nodes have heartbeats; this is for commands."""
 MAX_QUEUED_BYTES = 256 * 1024 * 1024
 """A peer with a longer send queue does not read, and is disconnected."""
 
@@ -120,6 +120,7 @@ class ClientProtocol(asyncio.Protocol):
         close_on_fork(self._fd)
         asyncio_support.no_delay(transport)
         asyncio_support.keep_alive(transport, KEEP_ALIVE_S)
+        asyncio_support.user_timeout(transport, self._server.user_timeout_ms)
         transport.set_write_buffer_limits(high=MAX_QUEUED_BYTES)
         if self._server.is_stopping:
             transport.abort()  # it connected while the server was closing
@@ -229,6 +230,8 @@ class MasterServer:
         alive, self._stepped_ns = settings.liveness, 0
         # After this long without a heartbeat, counted from the last one before a suspension, peers may leave.
         self._max_suspension_ns = (alive.evict_after_ms - alive.heartbeat_ms) * 1_000_000
+        self.user_timeout_ms = alive.evict_after_ms
+        """A host that acknowledges nothing for as long as a silent peer is tolerated is gone."""
         self._journal, self._lease_s, self._alone = journal, lease_s, alone
         self._runs: Runs | None = None
         self._candidate: Candidate | None = None
@@ -331,8 +334,11 @@ class MasterServer:
             self._other_rounds.clear()
 
     async def _tick(self) -> None:
+        """Tick periodically, and when a probing round needs it: nodes wait for the end of a round."""
         while True:
-            await asyncio.sleep(TICK_S)
+            due_ns = self._runs.next_round_ns(monotonic_ns()) if self._runs is not None else None
+            due_s = TICK_S if due_ns is None else (due_ns - monotonic_ns()) / 1e9
+            await asyncio.sleep(min(max(MIN_TICK_S, due_s), TICK_S))
             self.step(Tick())
 
     # Leading

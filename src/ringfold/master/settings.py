@@ -114,6 +114,9 @@ def master_settings(resolved: Resolved) -> MasterSettings:
             gap_us=resolved.integer("probe_gap_us"),
             pause_us=resolved.integer("probe_pause_us"),
             window_ms=resolved.integer("probe_window_ms"),
+            report_floor_ms=resolved.integer("probe_report_floor_ms"),
+            report_timeout_ms=resolved.integer("probe_report_timeout_ms"),
+            max_missed=resolved.integer("probe_max_missed"),
             anomaly_ns=int(resolved.number("probe_anomaly_us") * 1_000),
             adaptive=Adaptive(
                 is_on=resolved.switch("probe_adapt"),

@@ -31,6 +31,14 @@ def keep_alive(transport: asyncio.BaseTransport, idle_s: int) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
 
 
+def user_timeout(transport: asyncio.BaseTransport, timeout_ms: int) -> None:
+    """Close the connection if sent bytes are not acknowledged for so long: the remote host has lost power, or the path
+    is broken. (A process that is stopped does not matter here: its kernel acknowledges.)"""
+    sock = transport.get_extra_info("socket")
+    if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6) and hasattr(socket, "TCP_USER_TIMEOUT"):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, timeout_ms)
+
+
 def remote_name(transport: asyncio.BaseTransport) -> str:
     """The remote address, as logs print it."""
     return address_text(transport.get_extra_info("peername"))

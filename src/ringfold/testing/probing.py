@@ -1,7 +1,8 @@
 """Rounds under faults: the production round machines of all kinds, drawn from a seed.
 
 One seed is a kind of round, some nodes and listeners with clocks of their own, and a plan of faults: crashes and
-restarts of nodes and of the master, freezes, lost connections, messages that are late, repeated or overtaken, clocks
+restarts of nodes and of the master, freezes, lost power, nodes that are stuck (they send heartbeats and nothing else),
+lost connections, messages that are late, repeated or overtaken, clocks
 that jump by a millisecond to an hour, slow fits, alarms, commands, joins and leaves. At `faults_ms` all of it is over,
 and everything that is gone for no good reason is started again: from there a whole round must come within a bound.
 
@@ -40,7 +41,11 @@ FaultKind = Literal[
     "command",
     "alarm",
     "memory",
+    "stuck",
+    "power",
 ]
+SILENT: tuple[FaultKind, ...] = ("stuck", "power", "freeze")
+"""Drawn apart from the others: nodes that do nothing, and whose connections stay open."""
 COMMON: tuple[FaultKind, ...] = ("crash", "freeze", "cut", "messy", "master_crash")
 
 
@@ -118,19 +123,37 @@ def draw_rounds(seed: int) -> RoundScenario:
         settle_ms=rng.choice((0, 20, 100)),
         least_window_ms=200,
         alarm_rest_ms=rng.choice((0, 3_000)),
+        report_floor_ms=Random(f"floor {seed}").choice((5, 25, 100)),
         adaptive=Adaptive(window_min_ms=window_ms // 2, window_max_ms=2 * window_ms),
         is_on=rng.random() < 0.9,
     )
     probers, listeners = rng.choice((2, 2, 3, 3, 4, 6)), rng.choice((0, 0, 0, 1, 2))
     horizon_ms = rng.choice((6, 12)) * (window_ms + settings.gather_ms(settings.cadence))
-    kinds: list[FaultKind] = [*rng.sample(get_args(FaultKind), 3), rng.choice(COMMON)]
+    mixed = [kind for kind in get_args(FaultKind) if kind not in ("stuck", "power")]
+    kinds: list[FaultKind] = [*rng.sample(mixed, 3), rng.choice(COMMON)]
     faults = []
     for _ in range(rng.randint(1, 6)):
         for_ms = rng.choice((50, 500, 3_000, 10_000)) * rng.uniform(0.5, 1)
         fault = RoundFault(rng.choice(kinds), rng.uniform(0, horizon_ms), for_ms, rng.randrange(probers + listeners))
         faults.append(fault)
+    faults += _silent_faults(Random(f"silent nodes {seed}"), probers + listeners, horizon_ms, window_ms)
     faults_ms = max((fault.at_ms + fault.for_ms for fault in faults), default=0) + 100
     return RoundScenario(settings, probers, listeners, tuple(faults), faults_ms)
+
+
+def _silent_faults(rng: Random, nodes: int, horizon_ms: float, window_ms: int) -> list[RoundFault]:
+    """In half of all seeds: nodes that fall silent for a part of a window, or for many."""
+    if rng.random() < 0.5:
+        return []
+    return [
+        RoundFault(
+            rng.choice(SILENT),
+            rng.uniform(0, horizon_ms),
+            window_ms * rng.choice((0.3, 1, 3, 6)) * rng.uniform(0.5, 1),
+            rng.randrange(nodes),
+        )
+        for _ in range(rng.randint(1, 3))
+    ]
 
 
 class RoundSimulation:
@@ -203,6 +226,11 @@ class RoundSimulation:
                 node.freeze(for_ns)
                 if fault.for_ms > 5_000 and node.conn is not None and rng.random() < 0.5:
                     world.cut(node.conn)
+            case "stuck":
+                node.freeze(for_ns, has_heartbeats=True)
+            case "power":
+                node.lose_power()
+                self.scheduler.after(for_ns, self._revive, node)
             case "cut":
                 if node.conn is not None:
                     world.cut(node.conn)

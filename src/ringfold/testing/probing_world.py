@@ -5,6 +5,9 @@ fits are exact: they come from the true clocks, unless something makes a real fi
 neighbour that is gone). A connection keeps the order of messages, as TCP does, except where the weather is *messy*:
 then messages are also repeated and overtaken, which no machine may rely on not to happen.
 
+A node that is frozen, or has lost power, keeps its connection: its heartbeats are missing, by which the master suspects
+it, and drops it in the end. A *stuck* node has heartbeats, and does nothing else.
+
 With `gloo` there are no connections but a group of ranks.
 """
 
@@ -36,6 +39,8 @@ from ringfold.probe.rounds.events import (
     NodeConnected,
     NodeDisconnected,
     NodeEvent,
+    NodeRecovered,
+    NodeSuspected,
     ReportReceived,
     Tick,
     ToRoundMaster,
@@ -106,6 +111,8 @@ class Trap:
 UTC_NS = 1_700_000_000 * 10**9
 SLACK_MS = 50
 SECOND_NS = 1_000 * MS
+SUSPECT_MS, EVICT_MS = 250, 1_500
+"""After how much silence the master suspects a node, and drops its connection."""
 
 
 @dataclass(slots=True)
@@ -116,6 +123,9 @@ class Conn:
     master: "ProbingMaster"
     id: NodeId
     is_up: bool = True
+    is_suspected: bool = False
+    silences: int = 0
+    """How often heartbeats stopped, or started again."""
     to_node_ns: int = 0
     to_master_ns: int = 0
 
@@ -181,6 +191,32 @@ class ProbingWorld:
         self.scheduler.after(self.rng.randint(0, 20 * MS), conn.master.lost, conn)
         self.scheduler.after(self.rng.randint(0, 20 * MS), conn.node.lost, conn)
 
+    def fall_silent(self, conn: Conn) -> None:
+        """No heartbeat is sent on a connection any more, until `recover`."""
+        conn.silences += 1
+        silence = conn.silences
+        self.scheduler.after(SUSPECT_MS * MS, self._suspect, conn, silence)
+        self.scheduler.after(EVICT_MS * MS, self._evict, conn, silence)
+
+    def _suspect(self, conn: Conn, silence: int) -> None:
+        if conn.is_up and conn.silences == silence:
+            conn.is_suspected = True
+            conn.master.event(NodeSuspected(conn.id, SUSPECT_MS), conn)
+
+    def _evict(self, conn: Conn, silence: int) -> None:
+        """The master closes the connection. A node without power does not notice; a frozen one does when it wakes."""
+        if conn.is_up and conn.silences == silence:
+            conn.is_up = False
+            conn.master.lost(conn)
+            self.scheduler.after(self.way_ns(), conn.node.lost, conn)
+
+    def recover(self, conn: Conn) -> None:
+        """Heartbeats are sent again."""
+        conn.silences += 1
+        if conn.is_up and conn.is_suspected:
+            conn.is_suspected = False
+            conn.master.event(NodeRecovered(conn.id), conn)
+
     def way_ns(self) -> int:
         way = self.rng.randint(*self.messages.latency_us) * 1_000
         return way + (self.rng.randint(0, self.messages.slow_ms * MS) if self.rng.random() < self.messages.slow else 0)
@@ -244,6 +280,13 @@ class ProbingMaster:
         self._queue: list[tuple[MasterEvent, Conn | None]] = []
         self._timer: Timer | None = None
         self._watched: RoundId | None = None
+        self._last_begun: RoundId | None = None
+        self._reported: set[NodeId] = set()
+        """The nodes that have reported the present round."""
+        self._heard: set[NodeId] = set()
+        """The nodes that have sent any report since the present round began."""
+        self._missed: dict[NodeId, int] = {}
+        """How many rounds in a row each node has sent no report, while another one did."""
 
     def arrive(self, conn: Conn, event: MasterEvent) -> None:
         if conn.is_up:
@@ -260,6 +303,7 @@ class ProbingMaster:
             return
         if isinstance(event, NodeConnected) and conn is not None:
             self.conns[conn.id] = conn
+            self._missed[conn.id] = 0
             self.listeners |= {conn.id} if event.listen_only else set()
         elif isinstance(event, NodeDisconnected):
             if self.conns.get(event.node) is not conn:
@@ -267,7 +311,12 @@ class ProbingMaster:
             del self.conns[event.node]
         world, machine = self.world, self.machine
         starts: dict[RoundId, RoundTruth] = {}
+        if isinstance(event, ReportReceived) and event.node in self.conns:
+            self._note_report(event, self.conns[event.node])
+        was_gathering = machine.round if machine.is_gathering else None
         effects = machine.step(world.now, event)
+        if was_gathering is not None and machine.round != was_gathering:
+            self._note_end(world.history.rounds[was_gathering])
         for effect in effects:
             match effect:
                 case SendToNode(node, message):
@@ -282,8 +331,49 @@ class ProbingMaster:
                 case _:
                     pass
         world.history.waits(machine.waiting_for(), self.listeners)
+        if world.settings.kind == "master":
+            self._check_waiting()
+            for round, truth in starts.items():
+                self._check_graph(round, truth)
         self._watch()
         self._set_timer()
+
+    def _note_report(self, event: ReportReceived, conn: Conn) -> None:
+        conn.is_suspected = False
+        self._missed[event.node] = 0
+        self._heard.add(event.node)
+        if self.machine.is_gathering and event.report.round == self.machine.round:
+            self._reported.add(event.node)
+
+    def _note_end(self, truth: RoundTruth) -> None:
+        """A round is over: who has missed it?"""
+        if self._reported:
+            for node in truth.participants - self._heard:
+                self._missed[node] = self._missed.get(node, 0) + 1
+        self._reported, self._heard = set(), set()
+
+    def _is_silent(self, node: NodeId) -> bool:
+        return self.conns[node].is_suspected or self._missed[node] >= self.world.settings.max_missed
+
+    def _check_waiting(self) -> None:
+        """Once all nodes that are there have reported, the round is over."""
+        round = self.machine.round
+        if round is None or not self.machine.is_gathering or not self._reported:
+            return
+        pending = {node for node in self.world.history.rounds[round].participants if node in self.conns}
+        pending -= self._reported
+        if pending and all(map(self._is_silent, pending)):
+            self.world.history.waits_in_vain(round, pending)
+
+    def _check_graph(self, round: RoundId, truth: RoundTruth) -> None:
+        """A node that has missed too many rounds is not in the graph, if there are enough others."""
+        limit = self.world.settings.max_missed
+        others = [node for node in self.conns if self._missed[node] < limit]
+        if len(others) < 2 or not any(node not in self.listeners for node in others):
+            return
+        for node in sorted(truth.participants):
+            if (missed := self._missed[node]) >= limit:
+                self.world.history.kept_in_graph(round, node, missed)
 
     def _sent(self, node: NodeId, message: FromRoundMaster, starts: dict[RoundId, RoundTruth]) -> None:
         world, conn = self.world, self.conns.get(node)
@@ -293,7 +383,10 @@ class ProbingMaster:
         if isinstance(message, ProbeGraph):
             self.probes[node] = bool(message.out)
         if isinstance(message, RoundStart):
-            truth = starts.setdefault(message.round, RoundTruth(set(), self.listeners, message.cadence))
+            if message.round not in starts:
+                starts[message.round] = RoundTruth(set(), self.listeners, message.cadence, before=self._last_begun)
+                self._last_begun = message.round
+            truth = starts[message.round]
             world.history.begun(message.round, truth)
             truth.told[node] = conn
             if self.probes.get(node):
@@ -365,7 +458,7 @@ class SimNode:
         if self.is_alive or self.has_left:
             return
         world.processes += 1
-        self.process, self.is_alive, self.id = world.processes, True, 0
+        self.process, self.is_alive, self.id, self.conn = world.processes, True, 0, None
         self.machine = world.node_type(first_window=world.rng.randint(1, 50), last=last)
         self._queue, self._out, self._waits_since, self.key = [], [], None, b""
         world.note(self.name, f"starts as process {self.process}")
@@ -384,10 +477,25 @@ class SimNode:
             if self.world.group is not None:
                 self.world.group.lost(self)
 
-    def freeze(self, for_ns: int) -> None:
+    def lose_power(self) -> None:
+        """The machine is off: no connection is closed."""
+        if self.is_alive:
+            self.world.note(self.name, "has no power")
+            self.is_alive = self.is_frozen = False
+            if self._timer is not None:
+                self._timer.cancel()
+            if self.conn is not None:
+                self.world.fall_silent(self.conn)
+                self.conn = None
+            if self.world.group is not None:
+                self.world.group.lost(self)
+
+    def freeze(self, for_ns: int, *, has_heartbeats: bool = False) -> None:
         if self.is_alive and not self.is_frozen:
-            self.world.note(self.name, f"is frozen for {for_ns / MS:.0f} ms")
+            self.world.note(self.name, f"is {'stuck' if has_heartbeats else 'frozen'} for {for_ns / MS:.0f} ms")
             self.is_frozen, self.freezes = True, self.freezes + 1
+            if self.conn is not None and not has_heartbeats:
+                self.world.fall_silent(self.conn)
             self.world.scheduler.after(for_ns, self.wake)
             group = self.world.group
             if group is not None and group.ranks[0] is self:
@@ -396,6 +504,8 @@ class SimNode:
     def wake(self) -> None:
         if self.is_frozen:
             self.is_frozen = False
+            if self.conn is not None:
+                self.world.recover(self.conn)
             queue, self._queue = self._queue, []
             for event in [Tick(), *queue] if self.world.rng.random() < 0.5 else [*queue, Tick()]:
                 self.event(event)

@@ -174,6 +174,11 @@ class RoundSummary(Struct, frozen=True, omit_defaults=True):
     metrics: RoundMetrics = RoundMetrics()
     names: dict[str, str] = field(default_factory=dict)
     """Node id as text -> its name."""
+    late: dict[str, int] = field(default_factory=dict)
+    """Participants without a report of this round whose late report of the round before counts here: node id as text
+    -> the sequence of that round."""
+    excluded: dict[str, str] = field(default_factory=dict)
+    """Connected nodes that are out of the graph, as text -> why."""
 
 
 # Messages
@@ -195,13 +200,21 @@ class NodeHello(Message, frozen=True, tag="node_hello"):
     proof: bytes
     number: NodeId = 0
     run: str = ""
+    heartbeats: bool = False
+    """Whether it sends heartbeats, and expects those of the master."""
 
 
 class NodeWelcome(Message, frozen=True, tag="node_welcome"):
-    """The node is accepted. The master proves the token too."""
+    """The node is accepted. The master proves the token too.
+
+    The node sends a heartbeat every `heartbeat_ms` (0: none), and either side closes a connection on which it has
+    received nothing for `evict_after_ms`.
+    """
 
     node: NodeId
     proof: bytes
+    heartbeat_ms: int = 0
+    evict_after_ms: int = 0
 
 
 class ProbeGraph(Message, frozen=True, tag="probe_graph"):

@@ -2,6 +2,9 @@
 
 The master is tried again and again; while it cannot be reached the node goes on alone, as its machine decides. The node
 ends by `stop`, or when a master refuses it: a wrong token does not become right by a retry.
+
+While it is connected, the node sends heartbeats, and expects those of the master: so each side notices within seconds
+that the other one is frozen, or has lost power.
 """
 
 import asyncio
@@ -30,7 +33,16 @@ from ringfold.runtime import asyncio_support, network
 from ringfold.runtime.clock import random_bytes
 from ringfold.runtime.process import close_on_fork, keep_on_fork
 from ringfold.wire.diagnostics import explain_connect_error, explain_no_challenge, explain_not_a_master
-from ringfold.wire.frames import MAX_FRAME_BYTES, FrameKind, FrameReader, decode_from_master, message_frame
+from ringfold.wire.frames import (
+    MAX_FRAME_BYTES,
+    FrameKind,
+    FrameReader,
+    Heartbeat,
+    decode_from_master,
+    decode_master_heartbeat,
+    heartbeat_frame,
+    message_frame,
+)
 from ringfold.wire.messages import PROTOCOL_VERSION, Challenge, Message, Refused
 from ringfold.wire.probing import (
     NodeClock,
@@ -50,7 +62,8 @@ HANDSHAKE_TIMEOUT_S = 5.0
 MAX_SLEEP_S = 0.5
 PORT_TRIES = 512
 KEEPALIVE_S = 6
-"""TCP keep-alive: a node that sends nothing would never notice that the master's machine is gone."""
+"""TCP keep-alive, for masters without heartbeats: a node that sends nothing would never notice that the master's
+machine is gone."""
 
 _log = logging.getLogger("ringfold.probe")
 
@@ -96,6 +109,10 @@ class JoinedNode:
         """The local address of its socket."""
         self.away_reason = ""
         """Why the last attempt to connect failed."""
+        self._heartbeat_ms = self._evict_after_ms = 0
+        self._last_received_s = 0.0
+        self._last_heartbeat = 0
+        """The number of the master's last heartbeat."""
 
     def send(self, message: ToRoundMaster) -> None:
         """Send a message, if there is a connection."""
@@ -176,18 +193,25 @@ class JoinedNode:
         close_on_fork(fd)
         asyncio_support.no_delay(writer.transport)
         asyncio_support.keep_alive(writer.transport, KEEPALIVE_S)
+        beating: asyncio.Task[None] | None = None
         try:
             frames = FrameReader()
             early = await self._handshake(reader, writer, frames, f"{host}:{port}")
             self._writer = writer
+            if self._heartbeat_ms:
+                asyncio_support.user_timeout(writer.transport, self._evict_after_ms)
+                beating = asyncio.create_task(self._send_heartbeats(writer), name="ringfold node heartbeats")
             for message in early:
                 self._receive(message)
             while chunk := await reader.read(65_536):
+                self._last_received_s = asyncio.get_running_loop().time()
                 for kind, body in frames.feed(chunk):
-                    if kind is not FrameKind.MESSAGE:
-                        raise RemoteProtocolError(f"it sent a {kind.name} frame to a node")
-                    self._receive(decode_from_master(body))
+                    self._receive_frame(kind, body)
+            if beating is not None and beating.done():
+                beating.result()
         finally:
+            if beating is not None:
+                beating.cancel()
             keep_on_fork(fd)
             was_welcomed = self._writer is not None
             self._writer = None
@@ -195,6 +219,34 @@ class JoinedNode:
             if was_welcomed:
                 self.shell.step(MasterDisconnected("the connection is gone"))
                 self._wake_if_earlier()
+
+    async def _send_heartbeats(self, writer: asyncio.StreamWriter) -> None:
+        """Send heartbeats, and end the connection if the master sends none.
+
+        A node that was suspended itself reads first what has arrived meanwhile.
+        """
+        loop, number = asyncio.get_running_loop(), 0
+        interval_s, limit_s = self._heartbeat_ms / 1_000, self._evict_after_ms / 1_000
+        self._last_received_s, self._last_heartbeat = loop.time(), 0
+        while True:
+            number += 1
+            writer.write(heartbeat_frame(Heartbeat(number, self._last_heartbeat)))
+            due_s = loop.time() + interval_s
+            await asyncio.sleep(interval_s)
+            if loop.time() > due_s + interval_s:
+                self._last_received_s = loop.time()
+            if loop.time() - self._last_received_s > limit_s:
+                writer.transport.abort()
+                raise RemoteProtocolError(f"it was silent for {self._evict_after_ms} ms")
+
+    def _receive_frame(self, kind: FrameKind, body: bytes) -> None:
+        match kind:
+            case FrameKind.MESSAGE:
+                self._receive(decode_from_master(body))
+            case FrameKind.HEARTBEAT if self._heartbeat_ms:
+                self._last_heartbeat = max(self._last_heartbeat, decode_master_heartbeat(body)[0])
+            case _:
+                raise RemoteProtocolError(f"it sent a {kind.name} frame to a node")
 
     async def _handshake(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, frames: FrameReader, where: str
@@ -224,6 +276,9 @@ class JoinedNode:
             if not chunk:
                 raise RemoteProtocolError("it closed the connection in the handshake")
             for kind, body in frames.feed(chunk):
+                if kind is FrameKind.HEARTBEAT and welcome is not None:
+                    self._receive_frame(kind, body)
+                    continue
                 if kind is not FrameKind.MESSAGE:
                     raise RemoteProtocolError(f"it began with a {kind.name} frame")
                 message = decode_from_master(body)
@@ -240,6 +295,7 @@ class JoinedNode:
                         if not proven(self._token, message.proof, "welcome", mine, challenge.nonce):
                             raise ConfigError(f"the master at {where} does not know this run's token")
                         welcome = message
+                        self._heartbeat_ms, self._evict_after_ms = message.heartbeat_ms, message.evict_after_ms
                         frames.limit = MAX_FRAME_BYTES
                     case _ if welcome is not None:
                         early.append(message)
@@ -271,6 +327,7 @@ class JoinedNode:
             proof=prove(self._token, "node", challenge.nonce, mine),
             number=self.shell.prober.node,
             run=self._run,
+            heartbeats=True,
         )
 
     def _receive(self, message: Message) -> None:

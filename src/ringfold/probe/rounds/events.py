@@ -51,6 +51,19 @@ class NodeDisconnected(Struct, frozen=True):
     reason: str = ""
 
 
+class NodeSuspected(Struct, frozen=True):
+    """A node's heartbeats are missing for `silent_ms`; its connection is still open."""
+
+    node: NodeId
+    silent_ms: int
+
+
+class NodeRecovered(Struct, frozen=True):
+    """The heartbeats of a suspected node are back."""
+
+    node: NodeId
+
+
 class ReportReceived(Struct, frozen=True):
     """A node's report has arrived. `bytes` is its size."""
 
@@ -74,7 +87,16 @@ class CommandReceived(Struct, frozen=True):
     label: str = ""
 
 
-MasterEvent = NodeConnected | NodeDisconnected | ReportReceived | AlarmReceived | CommandReceived | Tick
+MasterEvent = (
+    NodeConnected
+    | NodeDisconnected
+    | NodeSuspected
+    | NodeRecovered
+    | ReportReceived
+    | AlarmReceived
+    | CommandReceived
+    | Tick
+)
 
 
 # Of a node

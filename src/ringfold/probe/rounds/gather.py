@@ -1,9 +1,10 @@
 """What a round has gathered: which reports count, are awaited, or are missing; and the requests for rounds.
 
 There are two methods. Where one message ends all windows (`master`, and `gloo` by its collective), a report counts for
-the round that it names and for no other (`OpenRound.received`). Where windows end by the nodes' own clocks (`time`),
-ids do not say which windows belong together: the newest of each edge are combined, if they are recent
-(`NewestWindows`).
+the round that it names (`OpenRound.received`). With `master`, a report that is late for its round counts for the next
+one, if its node has no report of that round (`OpenRound.late`), and for no later one. Where windows end by the nodes'
+own clocks (`time`), ids do not say which windows belong together: the newest of each edge are combined, if they are
+recent (`NewestWindows`).
 
 *The age of a window in `time`.* Clocks cannot tell, because they may step, and messages may be delayed. But a report
 names the last round that its node had received when the window ended. So the window ended after ROUND_START of that
@@ -33,8 +34,21 @@ MAX_TEXT = 500
 MAX_ROUND_REQUESTS = 64
 
 Edge = tuple[NodeId, NodeId]
-TakenReports = tuple[dict[NodeId, ReceivedReport], list[EdgeFit], dict[NodeId, str]]
-"""The reports that count by node, their fits, and the missing nodes with the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class TakenReports:
+    """The reports that count for a round, by node, with their fits; and the missing nodes with the reason."""
+
+    received: dict[NodeId, ReceivedReport]
+    fits: list[EdgeFit]
+    missing: dict[NodeId, str]
+    late: dict[NodeId, ReceivedReport] = field(default_factory=dict)
+    """Late reports of the round before, of nodes that are not in `received`."""
+
+    @property
+    def all(self) -> dict[NodeId, ReceivedReport]:
+        return self.received | self.late
 
 
 @dataclass(slots=True)
@@ -109,12 +123,23 @@ class OpenRound:
     """When its window ends; None where it has no end."""
     end_sent_ns: int = 0
     deadline_ns: int = 0
+    wait_ms: int = 0
+    """How long after its window reports are awaited."""
     was_extended: bool = False
     anomaly: str = ""
     received: dict[NodeId, ReceivedReport] = field(default_factory=dict)
     absent: dict[NodeId, str] = field(default_factory=dict)
     present: set[NodeId] = field(default_factory=set)
     """Nodes that have been connected since it began: one that connects again may have another clock."""
+    late: dict[NodeId, ReceivedReport] = field(default_factory=dict)
+    """Reports of the round before that arrived after its end."""
+
+    def forget(self, node: NodeId) -> None:
+        """A node's connection is lost: what was measured with its clock before does not count later."""
+        self.present.discard(node)
+        self.late.pop(node, None)
+        for other, one in self.late.items():
+            self.late[other] = one.without_edges_to(node)
 
     def end_by(self, due_ns: int) -> None:
         """End the window not later than this."""
@@ -145,9 +170,9 @@ class GatheredRound:
     """A round that is expired, and not combined yet."""
 
     round: OpenRound
-    received: Mapping[NodeId, ReceivedReport]
-    fits: list[EdgeFit]
-    missing: Mapping[NodeId, str]
+    taken: TakenReports
+    excluded: Mapping[NodeId, str]
+    """Nodes that are out of the graph, with the reason."""
     requests: list[RoundRequest]
     """The clients that wait for its summary."""
     sequence_skew: int
@@ -272,11 +297,12 @@ def _edge_fault(fit: EdgeFit) -> str:
 
 def summarise(kind: RoundKind, gathered: GatheredRound, result: RoundResult | None) -> RoundSummary:
     """A round's summary. Without a result (there was nothing to combine) it still names the missing nodes."""
-    round, received = gathered.round, gathered.received
+    round, taken = gathered.round, gathered.taken
+    received = taken.received
     result = result or RoundResult(reference=-1, nodes=(), edges=())
     clocks = {clock.node: clock for clock in result.nodes}
     begin_ns, end_ns = window_ends((clocks[node], one.report) for node, one in received.items() if node in clocks)
-    reasons = {**result.missing, **gathered.missing}
+    reasons = {**result.missing, **taken.missing}
     return RoundSummary(
         round=round.id,
         kind=kind,
@@ -290,6 +316,8 @@ def summarise(kind: RoundKind, gathered: GatheredRound, result: RoundResult | No
         missing={str(node): why for node, why in sorted(reasons.items())},
         anomaly="; ".join(text for text in (round.anomaly, result.anomaly) if text),
         advice=result.advice,
+        late={str(node): one.report.round.sequence for node, one in sorted(taken.late.items())},
+        excluded={str(node): why for node, why in sorted(gathered.excluded.items())},
         metrics=measure(
             received,
             clocks,

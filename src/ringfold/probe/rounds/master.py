@@ -15,6 +15,10 @@ graph, fixed when it begins. Only their reports are awaited, not those of listen
 whose connection is lost is not awaited either. A round always gets its summary by its deadline, and the summary names
 each participant that is missing from it.
 
+**Nodes that are on time do not wait for one that is not** (`liveness.py`). The deadline follows what reports usually
+take. A node without heartbeats is not awaited, and one that misses several rounds is out of the graph until it reports
+again: RoundEnd is sent to it, too, as a request to report. A late report counts for the next round.
+
 **Ids never decrease.** A round's id is (fence, sequence). Nodes send the newest round that they have seen when they
 connect, and their reports contain it too; the next id is above all of them. So the sequence continues over masters. A
 graph has the sequence of the first round that uses it, so its numbers never decrease either.
@@ -30,7 +34,7 @@ The kinds differ in few places: what ends a window (`_end_window`), which report
 collectives carry its messages (`gloo.py`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from enum import Enum
 from typing import assert_never
 
@@ -45,6 +49,8 @@ from ringfold.probe.rounds.events import (
     MasterEvent,
     NodeConnected,
     NodeDisconnected,
+    NodeRecovered,
+    NodeSuspected,
     ReportReceived,
     Tick,
 )
@@ -60,6 +66,7 @@ from ringfold.probe.rounds.gather import (
     summarise,
     without_invalid_edges,
 )
+from ringfold.probe.rounds.liveness import NodeTable
 from ringfold.probe.rounds.metrics import ReceivedReport
 from ringfold.probe.rounds.settings import RoundSettings
 from ringfold.states import Transitions
@@ -120,10 +127,13 @@ class RoundMaster:
         self._calculate = calculate
         self._highest = RoundId(fence, sequence)
         self._members: dict[NodeId, NodeConnected] = {}
+        self._nodes = NodeTable(settings.max_missed)
         self._edges: list[tuple[NodeId, NodeId]] = []
         self._is_graph_stale = True
         self._state = MasterState.IDLE
         self._round: OpenRound | None = None
+        self._previous: OpenRound | None = None
+        """The round just before the present one, whose late reports count for the present one."""
         self._begin_due_ns: int | None = None
         self._boundary_ns: int | None = None
         self._is_on = settings.is_on
@@ -190,6 +200,12 @@ class RoundMaster:
                 self._add_node(now_ns, event)
             case NodeDisconnected(node, reason):
                 self._remove_node(now_ns, node, reason)
+            case NodeSuspected(node, silent_ms):
+                self._nodes.suspect(node, silent_ms)
+                if self._round is not None and self.is_gathering:
+                    self._stop_awaiting(self._round)
+            case NodeRecovered(node):
+                self._nodes.recover(node)
             case ReportReceived():
                 self._add_report(now_ns, event)
             case AlarmReceived():
@@ -237,6 +253,7 @@ class RoundMaster:
             self._remove_node(now_ns, event.node, "it connected again")
         self._raise_highest(event.last, event.node)
         self._members[event.node] = event
+        self._nodes.add(event.node)
         self._newest_windows.forget(event.node)
         self._is_graph_stale = True
         if not self._is_on and self._round is None:
@@ -246,12 +263,13 @@ class RoundMaster:
     def _remove_node(self, now_ns: int, node: NodeId, reason: str) -> None:
         if self._members.pop(node, None) is None:
             return
+        self._nodes.remove(node)
         self._newest_windows.forget(node)
         self._is_graph_stale = True
         round, gathered = self._round, self._gathered
-        for begun in (round, gathered.round if gathered else None):
+        for begun in (round, self._previous, gathered.round if gathered else None):
             if begun is not None:
-                begun.present.discard(node)
+                begun.forget(node)
         if round is not None and node in round.participants and node not in round.received:
             round.absent[node] = f"its connection was lost{f': {reason}' if reason else ''}"
         self._members_changed(now_ns)
@@ -273,7 +291,12 @@ class RoundMaster:
             self._begin_due_ns = due_ns
 
     def _has_edges(self) -> bool:
-        return len(self._members) >= 2 and any(not member.listen_only for member in self._members.values())
+        return _has_edges(self._members.values())
+
+    def _graph_members(self) -> list[NodeId]:
+        """The nodes that the next graph has: not those that are excluded, unless too few would be left."""
+        active = [member for node, member in self._members.items() if not self._nodes.is_excluded(node)]
+        return sorted(member.node for member in (active if _has_edges(active) else self._members.values()))
 
     def _raise_highest(self, seen: RoundId, node: NodeId) -> None:
         """A node has seen this round: the next one will be above it."""
@@ -328,11 +351,11 @@ class RoundMaster:
                 return now_ns + window_ns
 
     def _draw_graph(self, number: int) -> None:
-        members = sorted(self._members)
+        members = self._graph_members()
         listeners = [node for node in members if self._members[node].listen_only]
         self._edges = self._draw_edges(members, listeners, self.settings.neighbours, self.settings.seed)
         self._is_graph_stale = False
-        facts = {node: self._members[node].facts for node in members}
+        facts = {node: self._members[node].facts for node in sorted(self._members)}
         key = self._key(number)
         for node, (out, into) in neighbours(facts, self._edges).items():
             self._send(node, ProbeGraph(number, self.settings.kind, key, out, into))
@@ -344,13 +367,29 @@ class RoundMaster:
             return
         round.label = self._requests.bind(round.id) or round.label
         gather_ms = self.settings.gather_ms(round.cadence)
-        round.deadline_ns = now_ns + gather_ms * MS
+        round.wait_ms = gather_ms
         self._move_to(MasterState.GATHERING)
         if self.settings.kind == "master":
+            awaited = filter(self._nodes.is_awaited, round.participants)
+            round.wait_ms = self._nodes.wait_ms(awaited, self.settings.report_floor_ms, gather_ms)
             round.end_sent_ns = now_ns
             end = RoundEnd(round.id, now_ns, round.label, gather_ms + self.settings.grace_ms)
-            for node in sorted(round.participants & self._members.keys()):
+            for node in sorted((round.participants | self._nodes.excluded().keys()) & self._members.keys()):
                 self._send(node, end)
+        round.deadline_ns = now_ns + round.wait_ms * MS
+        self._stop_awaiting(round)
+
+    def _stop_awaiting(self, round: OpenRound) -> None:
+        """Do not wait for silent and excluded nodes. If there are no others, nobody waits in vain: then wait for them.
+
+        Their reports still count if they arrive in time.
+        """
+        if self.settings.kind == "gloo":
+            return
+        pending = round.waiting_for()
+        absent = {node: self._nodes.reason(node) for node in pending if not self._nodes.is_awaited(node)}
+        if len(absent) < len(pending) or round.received:
+            round.absent |= absent
 
     def _pending_nodes(self, round: OpenRound) -> list[NodeId]:
         return round.waiting_for()
@@ -365,13 +404,14 @@ class RoundMaster:
         """Start the next window; then combine the reports of this one."""
         if self._gathered is not None:
             self._combine(self._gathered)
-        received, fits, missing = self._take_reports(now_ns, round)
+        taken = self._take_reports(now_ns, round)
+        self._count_missed(round, taken)
         requests = self._requests.take(round.id)
         due_ns = now_ns + self.settings.combine_after_ms * MS
-        gathered = GatheredRound(round, received, fits, missing, requests, self._sequence_skew, due_ns)
+        gathered = GatheredRound(round, taken, self._nodes.excluded(), requests, self._sequence_skew, due_ns)
         self._gathered = gathered
         self._sequence_skew = 0
-        self._round = None
+        self._previous, self._round = round, None
         if self._is_on or self._requests:
             self._begin_round(now_ns)
         else:
@@ -379,15 +419,29 @@ class RoundMaster:
         if self.settings.kind != "master":
             self._combine(gathered)  # one broadcast carries both (`gloo`), or no node waits meanwhile (`time`)
 
+    def _count_missed(self, round: OpenRound, taken: TakenReports) -> None:
+        """Exclude the nodes that have missed too many rounds. If no node reported, no other node waited for them."""
+        if self.settings.kind not in ("master", "time") or not taken.received:
+            return
+        for node in sorted(round.participants & self._members.keys()):
+            if self._is_missed(round, node, taken) and self._nodes.missed(node):
+                self._is_graph_stale = True
+                self._out.append(LogNote(f"node {node} is out of the graph: {self._nodes.reason(node)}"))
+
+    def _is_missed(self, round: OpenRound, node: NodeId, taken: TakenReports) -> bool:
+        """Whether a round has ended without any report of a node, a late one included."""
+        if self.settings.kind == "time":
+            return node in taken.missing
+        return node not in round.received and node not in round.late
+
     def _combine(self, gathered: GatheredRound) -> None:
         """The result of a round: each node gets its clock, and the summary is published."""
         self._gathered = None
-        round = gathered.round
-        received = gathered.received
+        round, taken = gathered.round, gathered.taken
         result = None
-        if gathered.fits:
-            utc = {node: one.report.utc_ns for node, one in received.items() if one.report.edges}
-            result = self._calculate(gathered.fits, utc, self._history)
+        if taken.fits:
+            utc = {node: one.report.utc_ns for node, one in taken.all.items() if one.report.edges}
+            result = self._calculate(taken.fits, utc, self._history)
             self._history = result.history
             if result.advice is not None:
                 self._cadence = Cadence(self._cadence.gap_us, result.advice.pause_us, result.advice.window_ms)
@@ -396,28 +450,31 @@ class RoundMaster:
                     self._send(clock.node, RoundClock(round.id, clock))
         self._last_summary = summary = summarise(self.settings.kind, gathered, result)
         self._out.append(PublishSummary(summary))
-        text = f"round {round.id.sequence}: {len(received)} of {len(round.participants)} reported"
+        text = f"round {round.id.sequence}: {len(taken.received)} of {len(round.participants)} reported"
         for request in gathered.requests:
             self._respond(request.requester, text, summary=summary)
 
     def _take_reports(self, now_ns: int, round: OpenRound) -> TakenReports:
         """The reports that count, their fits, and why others are missing."""
-        missing = dict(round.absent)
         if self.settings.kind == "time":
-            late = [node for node in sorted(round.participants) if not self._newest_windows.is_fresh(now_ns, node)]
+            stale = [node for node in sorted(round.participants) if not self._newest_windows.is_fresh(now_ns, node)]
             received, fits = self._newest_windows.take(now_ns, round.participants)
-            silent = {node: "no new window" if node in received else "no window of the last two" for node in late}
-        else:
-            received = round.received
-            fits = [fit for _, one in sorted(received.items()) for fit in one.report.edges]
-            gather_ms = self.settings.gather_ms(round.cadence)
-            silent = {node: f"no report within {gather_ms} ms" for node in round.waiting_for()}
-        fits, empty = select_edges(self._edges, received, fits)
-        return received, fits, empty | silent | missing
+            silent = {node: "no new window" if node in received else "no window of the last two" for node in stale}
+            fits, empty = select_edges(self._edges, received, fits)
+            return TakenReports(received, fits, empty | silent | round.absent)
+        received = round.received
+        late = {node: one for node, one in round.late.items() if node not in received}
+        reports = received | late
+        fits = [fit for _, one in sorted(reports.items()) for fit in one.report.edges]
+        fits, empty = select_edges(self._edges, reports, fits)
+        late = {node: one for node, one in late.items() if node not in empty}
+        silent = {node: f"no report within {round.wait_ms} ms" for node in round.waiting_for()}
+        missing = {node: why for node, why in (empty | silent | round.absent).items() if node not in late}
+        return TakenReports(received, fits, missing, late)
 
     def _halt_nodes(self, reason: str) -> None:
         """Close all windows, and stay without a round."""
-        self._round = None
+        self._round = self._previous = None
         self._begin_due_ns = self._boundary_ns = None
         self._move_to(MasterState.IDLE)
         for node in sorted(self._members):
@@ -443,6 +500,9 @@ class RoundMaster:
         if fault := report_fault(node, report):
             self._out.append(LogNote(f"a report of node {node} is ignored: {fault}"))
             return
+        if self._nodes.reported(node):
+            self._is_graph_stale = True
+            self._out.append(LogNote(f"node {node} reports again, and is in the next graph"))
         if report.round > self._highest:
             self._raise_highest(report.round, node)
             return
@@ -455,9 +515,27 @@ class RoundMaster:
         elif self._is_counted(round, node, received):
             round.received[node] = received
             round.absent.pop(node, None)
+            if round.end_sent_ns:
+                self._nodes.took(node, now_ns - round.end_sent_ns)
+            if len(round.received) == 1:
+                self._stop_awaiting(round)
         elif report.round < round.id:
-            behind = round.id.sequence - report.round.sequence
-            self._out.append(LogNote(f"the report of node {node} was {behind} round(s) late"))
+            self._add_late_report(now_ns, round, node, received)
+
+    def _add_late_report(self, now_ns: int, round: OpenRound, node: NodeId, received: ReceivedReport) -> None:
+        """A report of the round before counts for the present one, unless a report of the present one follows."""
+        previous = self._previous
+        behind = round.id.sequence - received.report.round.sequence
+        self._out.append(LogNote(f"the report of node {node} was {behind} round(s) late"))
+        if self.settings.kind != "master" or previous is None or received.report.round != previous.id:
+            return
+        is_first = node in previous.participants and node not in previous.received and node not in round.late
+        if is_first and node in round.participants and node in previous.present:
+            self._nodes.took(node, now_ns - previous.end_sent_ns)
+            for fit in received.report.edges:
+                if fit.dst not in previous.present:
+                    received = received.without_edges_to(fit.dst)
+            round.late[node] = received
 
     def _is_counted(self, round: OpenRound, node: NodeId, received: ReceivedReport) -> bool:
         """Whether a report belongs to this round: of a participant, with this id, the first one, and in time."""
@@ -535,6 +613,8 @@ class RoundMaster:
         round = self._round
         if round is None:
             return f"{nodes}, no window is open"
+        if excluded := self._nodes.excluded():
+            nodes += f" ({', '.join(map(str, excluded))} out of the graph)"
         if pending := self.waiting_for():
             named = f"{', '.join(map(str, pending[:8]))}{' ...' if len(pending) > 8 else ''}"
             return f"{nodes}, round {round.id.sequence} waits for {named}"
@@ -545,3 +625,8 @@ class RoundMaster:
 
     def _send(self, node: NodeId, message: FromRoundMaster) -> None:
         self._out.append(SendToNode(node, message))
+
+
+def _has_edges(members: Collection[NodeConnected]) -> bool:
+    """Whether there is an edge to probe between these nodes."""
+    return len(members) >= 2 and any(not member.listen_only for member in members)

@@ -16,6 +16,8 @@ which is made while the next window is already open.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from msgspec import structs
+
 from ringfold.wire.probing import NodeClock, NodeId, RoundMetrics, RoundReport
 
 MAX_NS = (1 << 63) - 1
@@ -28,6 +30,13 @@ class ReceivedReport:
     report: RoundReport
     at_ns: int
     bytes: int
+
+    def without_edges_to(self, node: NodeId) -> "ReceivedReport":
+        """The same report, without its fits of edges to this node."""
+        edges = [fit for fit in self.report.edges if fit.dst != node]
+        if len(edges) == len(self.report.edges):
+            return self
+        return ReceivedReport(structs.replace(self.report, edges=edges), self.at_ns, self.bytes)
 
 
 def measure(

@@ -341,17 +341,20 @@ class RoundNode:
         self._early_start = None
         self._label = end.label or self._label
         if not self._has_edges:
-            return []
+            # It is out of the graph, and is asked whether it is back.
+            return [SendToMaster(self._empty_report(now_ns, end))] if self._is_connected else []
         was_alone = self.is_alone
         self._deadline_ns = now_ns + end.deadline_ms * MS
         self._boundary_ns = None
         self._move_to(NodeState.WAITING)
         if self._open_window is None:
             # The start was never received. An empty report is sent at once, so that the master does not wait.
-            nothing = RoundReport(end.round, self._next_window - 1, now_ns, now_ns, 0, [], now_ns, end.sent_ns)
-            return [SendToMaster(nothing)] if self._is_connected else []
+            return [SendToMaster(self._empty_report(now_ns, end))] if self._is_connected else []
         closing = self._close_window(now_ns, is_reported=True, is_alone=was_alone, end=end)
         return [PauseProbing(), *closing]
+
+    def _empty_report(self, now_ns: int, end: RoundEnd) -> RoundReport:
+        return RoundReport(end.round, self._next_window - 1, now_ns, now_ns, 0, [], now_ns, end.sent_ns)
 
     def _halt(self, now_ns: int, halt: ProbeHalt) -> list[NodeEffect]:
         effects: list[NodeEffect] = [LogNote(f"probing halts: {halt.reason}")]

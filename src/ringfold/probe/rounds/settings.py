@@ -49,7 +49,11 @@ class RoundSettings:
     """K: how many others a node probes."""
     seed: int = 0
     report_timeout_ms: int = 1_000
-    """`master`: how long after ROUND_END reports count."""
+    """`master`: how long after ROUND_END reports count, at most."""
+    report_floor_ms: int = 25
+    """`master`: how long after ROUND_END reports count at least, however fast they usually are (`liveness.py`)."""
+    max_missed: int = 3
+    """A node that misses so many rounds in a row is out of the graph until it reports again."""
     time_margin_ms: int = 1_000
     """`time`: what is left of a window when the master stops waiting for reports."""
     gloo_timeout_ms: int = 30_000
@@ -75,7 +79,7 @@ class RoundSettings:
     def __post_init__(self) -> None:
         if self.kind not in get_args(RoundKind):
             raise ConfigError(f"rounds must be one of {', '.join(get_args(RoundKind))}, not {self.kind!r}")
-        positive = ("window_ms", "neighbours", "report_timeout_ms", "gloo_timeout_ms")
+        positive = ("window_ms", "neighbours", "report_timeout_ms", "gloo_timeout_ms", "report_floor_ms", "max_missed")
         for name in (*positive, "grace_ms", "anomaly_ns", "least_window_ms"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
@@ -86,6 +90,10 @@ class RoundSettings:
         for name in ("settle_ms", "time_margin_ms", "alarm_rest_ms", "combine_after_ms"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must not be negative, but is {getattr(self, name)}")
+        if self.report_floor_ms > self.report_timeout_ms:
+            raise ConfigError(
+                f"need report_floor_ms <= report_timeout_ms, not {self.report_floor_ms} and {self.report_timeout_ms}"
+            )
         if self.kind == "time" and self.window_ms <= self.time_margin_ms:
             raise ConfigError(f"time rounds need window_ms > time_margin_ms, not {self.window_ms} ms")
 

@@ -1,0 +1,148 @@
+"""Which nodes a round waits for, and for how long. Pure.
+
+*The deadline.* A round ends when all awaited nodes have reported, and not later than its deadline. The deadline follows
+what reports usually take, as the retransmission timer of TCP does (RFC 6298): for each node a smoothed mean plus four
+smoothed deviations of the time from RoundEnd sent to its report received. The deadline is that of the slowest node, but
+not more than MAX_OVER_MEDIAN times that of the median node: one slow node cannot make all others wait. It lies between
+a floor and the report timeout, and is the timeout as long as nothing is known.
+
+*Nodes.* A node that is SUSPECTED (its heartbeats are missing) is not awaited. A node that misses `max_missed` rounds in
+a row is EXCLUDED: it is not awaited, and the next graph is drawn without it. Its next report makes it ACTIVE again.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+from ringfold.states import Transitions
+from ringfold.units import MS
+from ringfold.wire.probing import NodeId
+
+MAX_OVER_MEDIAN = 3
+DEVIATIONS = 4
+
+
+class NodeLiveness(Enum):
+    """See the head of this file."""
+
+    ACTIVE = "active"
+    SUSPECTED = "suspected"
+    EXCLUDED = "excluded"
+
+
+TRANSITIONS = Transitions(
+    {
+        NodeLiveness.ACTIVE: {NodeLiveness.SUSPECTED, NodeLiveness.EXCLUDED},
+        NodeLiveness.SUSPECTED: {NodeLiveness.ACTIVE, NodeLiveness.EXCLUDED},
+        NodeLiveness.EXCLUDED: {NodeLiveness.ACTIVE},
+    }
+)
+"""An excluded node stays excluded when its heartbeats return: only a report shows that it takes part again."""
+
+
+@dataclass(slots=True)
+class _Node:
+    state: NodeLiveness = NodeLiveness.ACTIVE
+    silent_ms: int = 0
+    missed: int = 0
+    """How many rounds in a row it has missed."""
+    mean_ns: float = 0.0
+    """Of the time that its reports take; 0: it has not reported yet."""
+    deviation_ns: float = 0.0
+
+    def move_to(self, state: NodeLiveness) -> None:
+        self.state = TRANSITIONS.move(self.state, state)
+
+    @property
+    def usual_ns(self) -> int:
+        """Within what time its report usually arrives."""
+        return int(self.mean_ns + DEVIATIONS * self.deviation_ns)
+
+
+class NodeTable:
+    """The liveness of all connected nodes."""
+
+    def __init__(self, max_missed: int) -> None:
+        self._max_missed = max_missed
+        self._nodes: dict[NodeId, _Node] = {}
+
+    def add(self, node: NodeId) -> None:
+        self._nodes[node] = _Node()
+
+    def remove(self, node: NodeId) -> None:
+        self._nodes.pop(node, None)
+
+    def is_awaited(self, node: NodeId) -> bool:
+        """Whether a round waits for its report."""
+        known = self._nodes.get(node)
+        return known is not None and known.state is NodeLiveness.ACTIVE
+
+    def is_excluded(self, node: NodeId) -> bool:
+        known = self._nodes.get(node)
+        return known is not None and known.state is NodeLiveness.EXCLUDED
+
+    def excluded(self) -> dict[NodeId, str]:
+        """The nodes that are out of the graph, with the reason."""
+        return {node: self.reason(node) for node in sorted(self._nodes) if self.is_excluded(node)}
+
+    def reason(self, node: NodeId) -> str:
+        """Why a node is not awaited."""
+        known = self._nodes[node]
+        if known.state is NodeLiveness.EXCLUDED:
+            return f"it has missed {known.missed} rounds in a row"
+        return f"it has been silent for {known.silent_ms} ms"
+
+    # What happens to a node
+
+    def suspect(self, node: NodeId, silent_ms: int) -> None:
+        """Its heartbeats are missing."""
+        known = self._nodes.get(node)
+        if known is not None and known.state is NodeLiveness.ACTIVE:
+            known.silent_ms = silent_ms
+            known.move_to(NodeLiveness.SUSPECTED)
+
+    def recover(self, node: NodeId) -> None:
+        """Its heartbeats are back."""
+        known = self._nodes.get(node)
+        if known is not None and known.state is NodeLiveness.SUSPECTED:
+            known.move_to(NodeLiveness.ACTIVE)
+
+    def reported(self, node: NodeId) -> bool:
+        """It has sent a report, of whatever round. Returns whether it was excluded, and may be in the next graph."""
+        known = self._nodes[node]
+        was_excluded = known.state is NodeLiveness.EXCLUDED
+        known.missed = 0
+        if known.state is not NodeLiveness.ACTIVE:
+            known.move_to(NodeLiveness.ACTIVE)
+        return was_excluded
+
+    def missed(self, node: NodeId) -> bool:
+        """A round has ended without any report of it. Returns whether it is excluded by that."""
+        known = self._nodes.get(node)
+        if known is None:
+            return False
+        known.missed += 1
+        if known.missed < self._max_missed or known.state is NodeLiveness.EXCLUDED:
+            return False
+        known.move_to(NodeLiveness.EXCLUDED)
+        return True
+
+    # The deadline
+
+    def took(self, node: NodeId, took_ns: int) -> None:
+        """Its report arrived so long after RoundEnd was sent."""
+        known = self._nodes[node]
+        if not known.mean_ns:
+            known.mean_ns, known.deviation_ns = max(1, took_ns), took_ns / 2
+            return
+        known.deviation_ns += (abs(took_ns - known.mean_ns) - known.deviation_ns) / 4
+        known.mean_ns += (took_ns - known.mean_ns) / 8
+
+    def wait_ms(self, nodes: Iterable[NodeId], floor_ms: int, timeout_ms: int) -> int:
+        """How long after RoundEnd the reports of these nodes are awaited; rounded up to milliseconds."""
+        known = [self._nodes[node] for node in nodes if node in self._nodes]
+        usual = sorted(one.usual_ns for one in known if one.mean_ns)
+        if not usual:
+            return timeout_ms
+        longest_ns = min(usual[-1], MAX_OVER_MEDIAN * usual[len(usual) // 2])
+        return min(max(-(-longest_ns // MS), floor_ms), timeout_ms)
